@@ -15892,45 +15892,6 @@ static dcomm_status dcommi_build_finish(dcomm_builder *b, dcomm_plan **plan_p)
     *plan_p = plan;
     return DCOMM_OK;
 }
-/* ---- evaluation, shared by engine, checker, printer ---- */
-static int64_t dcommi_expr_value(const dcomm_expr *e, const int64_t *index, const int64_t *table,
-                                 const uint64_t *words)
-{
-    if (e->kind == DCOMM_EXPR_CONST) {
-        return e->add;
-    }
-    int64_t x = e->base;
-    int64_t value = e->add;
-    for (int d = 0; d < DCOMM_LOOP_DEPTH; d++) {
-        x += e->coef[d] * index[d];
-        value += e->post[d] * index[d];
-    }
-    if (e->mod != 0) {
-        x %= e->mod;
-        x += x < 0 ? e->mod : 0;
-    }
-    if (e->kind == DCOMM_EXPR_TABLE) {
-        x = table[e->first + x];
-    } else if (e->kind == DCOMM_EXPR_WORD) {
-        x = (int64_t)words[e->first + x];
-    }
-    return value + e->scale * x;
-}
-/* Offset and length of piece r of an operand. */
-static void dcommi_operand_piece(const dcomm_operand *o, uint32_t r, const int64_t *index,
-                                 const int64_t *table, const uint64_t *words, int64_t *offset,
-                                 int64_t *length)
-{
-    int64_t at = dcommi_expr_value(&o->offset, index, table, words) + (int64_t)r * o->stride;
-    const uint64_t *behind = o->length.kind == DCOMM_EXPR_WORD ? words + r : words;
-    int64_t len = dcommi_expr_value(&o->length, index, table, behind);
-    len = dcommi_min64(dcommi_max64(len, 0), o->max_length);
-    if (o->clip > 0) {
-        len = dcommi_min64(len, dcommi_max64(o->clip - at, 0));
-    }
-    *offset = at;
-    *length = len;
-}
 /* ==== include/dcomm/impl/plan/print.h ====================================================== */
 /* print.h - a plan as text that people read: lanes, indented loops, places as formulas. */
 DCOMM_API const char *dcomm_coll_name(dcomm_coll coll)
@@ -16689,9 +16650,360 @@ DCOMM_API dcomm_status dcomm_build_finish(dcomm_builder **b_p, dcomm_plan **plan
  * takes memory for its ranks and for the messages under way. */
 /* ==== include/dcomm/impl/model/step.h ====================================================== */
 /* step.h - what each step of a plan costs, and what it sets going. */
+/* ==== include/dcomm/impl/model/message.h =================================================== */
+/* message.h - messages under way in a priced execution: ports, processors, and what happens when
+ * the two sides of a message meet. */
 /* ==== include/dcomm/impl/model/queue.h ===================================================== */
 /* queue.h - what a priced execution is made of: ranks, frames and lanes; what is going to
  * happen, ordered by time; messages of which one side has come. */
+/* ==== include/dcomm/impl/plan/cursor.h ===================================================== */
+/* cursor.h - walk a lane of a plan step by step, and say what the step means.
+ *
+ * Engine, checker, model, short plans written out (engine/fast/script.h) and the tests' simulator
+ * all walk plans with this cursor. Each adds its own part: the engine moves bytes, the checker
+ * tracks contributions and order, the model prices, the script records.
+ *
+ * State: a dcommi_scope is a plan under way on one rank. Scopes form a stack: `outer` is the plan
+ * that called this one. A scope has what CALL shifts: ranks, tags, counters, slots, element
+ * numbers. A dcommi_cursor is one lane of a scope: the step that is next, and for each open loop
+ * its index and its trips.
+ *
+ * A cursor yields the step, and on request the value of each of its parts, in terms of the
+ * outermost plan: peer, tag, word, pieces of operands, the scope of a called sub-plan. It allocates
+ * nothing, and it evaluates only what is asked for.
+ *
+ * Trust: dcommi_check_plan_valid (check_valid.h) must have accepted the plan. It decides all that
+ * does not depend on loop indices, tables and words. The functions here check the rest on the way:
+ * each returns DCOMM_ERR_PLAN, with the sentence in dcommi_message, rather than a value outside its
+ * range. Only a user knows how large its spaces are: it asks dcommi_interval_within. */
+/* A lane's next step, and its open loops, outermost first. An index that is not open is 0. */
+typedef struct dcommi_position {
+    uint32_t pc; /* number of the step in its lane */
+    int32_t depth;
+    int64_t index[DCOMM_LOOP_DEPTH], trips[DCOMM_LOOP_DEPTH];
+} dcommi_position;
+typedef struct dcommi_cursor dcommi_cursor;
+/* Tell word number `at` of the plan that the cursor walks; `at` is one of its words. */
+typedef dcomm_status (*dcommi_cursor_word_fn)(const dcommi_cursor *c, int64_t at, int64_t *value);
+/* A plan under way on one rank. */
+typedef struct dcommi_scope {
+    const dcomm_plan *plan;
+    const struct dcommi_scope *outer;    /* NULL: this is the outermost plan */
+    const int64_t *group;                /* rank here -> rank in outer's plan; NULL: the same */
+    int64_t tag, counter, slot, element; /* added to the plan's own */
+    const uint64_t *words;               /* the plan's; NULL: ask `word` */
+    dcommi_cursor_word_fn word;          /* NULL: words are not known */
+} dcommi_scope;
+/* One lane of it. */
+struct dcommi_cursor {
+    const dcommi_scope *scope;
+    const dcomm_step *steps;
+    uint32_t count; /* steps */
+    dcommi_position at;
+};
+/* So many bytes of a space. */
+typedef struct dcommi_interval {
+    int64_t offset, length;
+} dcommi_interval;
+/* The ranks of the plan that EXPOSE or SIGNAL addresses: first to last, but for `but` (-1: nobody).
+ */
+typedef struct dcommi_targets {
+    int64_t first, last, but;
+} dcommi_targets;
+/* ---- walking ---- */
+static inline void dcommi_cursor_start(dcommi_cursor *c, const dcommi_scope *scope, uint32_t lane)
+{
+    const dcomm_lane *l = &scope->plan->lanes[lane];
+    *c = (dcommi_cursor){.scope = scope, .steps = scope->plan->steps + l->first, .count = l->count};
+}
+/* The next step; NULL at the end of the lane. */
+static inline const dcomm_step *dcommi_cursor_step(const dcommi_cursor *c)
+{
+    return c->at.pc < c->count ? &c->steps[c->at.pc] : NULL;
+}
+/* Go on to the next step: the current one is neither LOOP nor END. */
+static inline void dcommi_cursor_next(dcommi_cursor *c)
+{
+    c->at.pc++;
+}
+/* Return true for LOOP and END, which dcommi_cursor_turn carries out. */
+static inline bool dcommi_cursor_turns(const dcomm_step *step)
+{
+    return step->kind == DCOMM_STEP_LOOP || step->kind == DCOMM_STEP_END;
+}
+/* ---- expressions ---- */
+static inline dcomm_status dcommi_cursor_word_at(const dcommi_cursor *c, int64_t at, int64_t *value)
+{
+    const dcommi_scope *s = c->scope;
+    if (at < 0 || at >= s->plan->nwords) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "an expression reads words[%" PRId64 "] of %" PRIu32, at,
+                           s->plan->nwords);
+    }
+    if (s->words != NULL) {
+        *value = (int64_t)s->words[at];
+        return DCOMM_OK;
+    }
+    return s->word != NULL ? s->word(c, at, value)
+                           : dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                                         "%s: what comes next depends on a word", s->plan->name);
+}
+/* The value of an expression, by the rules of dcomm_expr_kind. A WORD is the `behind`-th behind its
+ * own. */
+static inline dcomm_status dcommi_cursor_eval(const dcommi_cursor *c, const dcomm_expr *e,
+                                              uint32_t behind, int64_t *value)
+{
+    int64_t x = e->base, sum = e->add, term = 0;
+    bool over = false;
+    *value = e->add;
+    if (e->kind == DCOMM_EXPR_CONST) {
+        return DCOMM_OK;
+    }
+    for (int d = 0; d < c->at.depth; d++) {
+        over |= __builtin_mul_overflow(e->coef[d], c->at.index[d], &term);
+        over |= __builtin_add_overflow(x, term, &x);
+        over |= __builtin_mul_overflow(e->post[d], c->at.index[d], &term);
+        over |= __builtin_add_overflow(sum, term, &sum);
+    }
+    if (e->mod > 0) {
+        x %= e->mod;
+        x += x < 0 ? e->mod : 0;
+    }
+    if (e->kind != DCOMM_EXPR_AFFINE) {
+        over |= __builtin_add_overflow(x, e->first, &x);
+    }
+    if (e->kind == DCOMM_EXPR_TABLE && !over) {
+        const dcomm_plan *plan = c->scope->plan;
+        if (DCOMMI_UNLIKELY(x < 0 || x >= plan->ntable)) {
+            return dcommi_fail(DCOMM_ERR_PLAN, "an expression reads table[%" PRId64 "] of %" PRIu32,
+                               x, plan->ntable);
+        }
+        x = plan->table[x];
+    } else if (e->kind == DCOMM_EXPR_WORD && !over) {
+        over |= __builtin_add_overflow(x, (int64_t)behind, &x);
+        DCOMMI_TRY(dcommi_cursor_word_at(c, over ? -1 : x, &x));
+    }
+    over |= __builtin_mul_overflow(e->scale, x, &term);
+    over |= __builtin_add_overflow(sum, term, &sum);
+    if (DCOMMI_UNLIKELY(over)) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "an expression exceeds 64 bits");
+    }
+    *value = sum;
+    return DCOMM_OK;
+}
+static inline dcomm_status dcommi_cursor_value(const dcommi_cursor *c, const dcomm_expr *e,
+                                               int64_t *value)
+{
+    return dcommi_cursor_eval(c, e, 0, value);
+}
+/* Carry out LOOP or END: go into the body, back to its beginning, or on behind it. */
+static inline dcomm_status dcommi_cursor_turn(dcommi_cursor *c, const dcomm_step *step)
+{
+    dcommi_position *at = &c->at;
+    if (step->kind == DCOMM_STEP_END) {
+        const int d = at->depth - 1;
+        if (++at->index[d] < at->trips[d]) {
+            at->pc -= step->body;
+        } else {
+            at->index[d] = 0;
+            at->depth = d;
+            at->pc++;
+        }
+        return DCOMM_OK;
+    }
+    int64_t trips;
+    DCOMMI_TRY(dcommi_cursor_value(c, &step->value, &trips));
+    if (trips <= 0 || step->body == 0) {
+        at->pc += step->body + 2;
+    } else {
+        at->trips[at->depth] = trips;
+        at->index[at->depth++] = 0;
+        at->pc++;
+    }
+    return DCOMM_OK;
+}
+/* ---- operands ---- */
+static inline uint32_t dcommi_operand_pieces(const dcomm_operand *o)
+{
+    return o->repeat > 1 ? o->repeat : 1;
+}
+/* Offset and length of piece r of an operand. */
+static inline dcomm_status dcommi_cursor_piece(const dcommi_cursor *c, const dcomm_operand *o,
+                                               uint32_t r, dcommi_interval *x)
+{
+    int64_t at, len, room = 0;
+    DCOMMI_TRY(dcommi_cursor_value(c, &o->offset, &at));
+    DCOMMI_TRY(dcommi_cursor_eval(c, &o->length, r, &len));
+    if (r > 0 && (__builtin_mul_overflow((int64_t)r, o->stride, &room) ||
+                  __builtin_add_overflow(at, room, &at))) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "the offset of piece %" PRIu32 " exceeds 64 bits", r);
+    }
+    len = dcommi_min64(dcommi_max64(len, 0), o->max_length);
+    if (o->clip > 0) {
+        if (__builtin_sub_overflow(o->clip, at, &room)) {
+            room = INT64_MAX;
+        }
+        len = dcommi_min64(len, dcommi_max64(room, 0));
+    }
+    x->offset = at;
+    x->length = len;
+    return DCOMM_OK;
+}
+/* Return true if the bytes lie in a space of `room` bytes; none always do. */
+static inline bool dcommi_interval_within(const dcommi_interval *x, int64_t room)
+{
+    return x->length == 0 || (x->offset >= 0 && x->offset <= room - x->length);
+}
+/* Say that they do not. */
+static dcomm_status dcommi_interval_outside(const dcommi_interval *x, unsigned space, int64_t room)
+{
+    return dcommi_fail(
+        DCOMM_ERR_PLAN, "touches bytes %" PRId64 " to %" PRId64 " of %s, which has %" PRId64,
+        x->offset, x->offset > INT64_MAX - x->length ? INT64_MAX : x->offset + x->length,
+        dcommi_print_space(space), room);
+}
+/* ---- ranks ---- */
+/* The rank of the outermost plan that rank r of this plan is; r is in [0, nranks). */
+static inline int dcommi_scope_rank(const dcommi_scope *s, int64_t r)
+{
+    for (; s->group != NULL; s = s->outer) {
+        r = s->group[r];
+    }
+    return (int)r;
+}
+/* The rank, of the outermost plan, that a message goes to or comes from. */
+static inline dcomm_status dcommi_cursor_peer(const dcommi_cursor *c, const dcomm_expr *peer,
+                                              int *rank)
+{
+    const dcomm_plan *plan = c->scope->plan;
+    int64_t r;
+    *rank = -1;
+    DCOMMI_TRY(dcommi_cursor_value(c, peer, &r));
+    if (DCOMMI_UNLIKELY(r < 0 || r >= plan->nranks || r == plan->rank)) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "its peer is rank %" PRId64 " of %d%s", r, plan->nranks,
+                           r == plan->rank ? ", which is itself" : "");
+    }
+    *rank = dcommi_scope_rank(c->scope, r);
+    return DCOMM_OK;
+}
+/* The rank, of the outermost plan, that owns piece r of a PEER operand whose `peer` has the value
+ * first. */
+static inline dcomm_status dcommi_cursor_owner(const dcommi_cursor *c, int64_t first, uint32_t r,
+                                               int *rank)
+{
+    const dcomm_plan *plan = c->scope->plan;
+    *rank = -1;
+    if (DCOMMI_UNLIKELY(first < 0 || first >= plan->nranks)) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "reads from rank %" PRId64 " of %d", first,
+                           plan->nranks);
+    }
+    const int64_t owner = (first + r) % plan->nranks;
+    if (DCOMMI_UNLIKELY(owner == plan->rank)) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "reads its own memory as a peer's");
+    }
+    *rank = dcommi_scope_rank(c->scope, owner);
+    return DCOMM_OK;
+}
+/* The ranks, of this plan, that EXPOSE or SIGNAL addresses. */
+static inline dcomm_status dcommi_cursor_targets(const dcommi_cursor *c, const dcomm_step *step,
+                                                 dcommi_targets *t)
+{
+    const dcomm_plan *plan = c->scope->plan;
+    int64_t peer;
+    DCOMMI_TRY(dcommi_cursor_value(c, &step->peer, &peer));
+    if (peer == DCOMM_ALL_PEERS) {
+        *t = (dcommi_targets){0, plan->nranks - 1, plan->rank};
+        return DCOMM_OK;
+    }
+    if (DCOMMI_UNLIKELY(peer < 0 || peer >= plan->nranks)) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "its peer is rank %" PRId64 " of %d", peer,
+                           plan->nranks);
+    }
+    *t = (dcommi_targets){peer, peer, -1};
+    return DCOMM_OK;
+}
+/* ---- tags, words, element numbers ---- */
+/* The tag of a message, within the outermost plan. */
+static inline dcomm_status dcommi_cursor_tag(const dcommi_cursor *c, const dcomm_step *step,
+                                             int64_t *tag)
+{
+    DCOMMI_TRY(dcommi_cursor_value(c, &step->tag, tag));
+    if (DCOMMI_UNLIKELY(*tag < 0 || *tag >= c->scope->plan->ntags)) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "tag %" PRId64 " is not in [0, %" PRIu32 ")", *tag,
+                           c->scope->plan->ntags);
+    }
+    *tag += c->scope->tag;
+    return DCOMM_OK;
+}
+/* The word of this plan that takes a length; -1: none does. */
+static inline dcomm_status dcommi_cursor_word(const dcommi_cursor *c, const dcomm_step *step,
+                                              int32_t *word)
+{
+    const bool takes = step->kind == DCOMM_STEP_RECV || step->kind == DCOMM_STEP_ENCODE ||
+                       step->kind == DCOMM_STEP_RECODE;
+    int64_t at;
+    *word = -1;
+    if (!takes || step->word < 0) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_cursor_value(c, &step->value, &at));
+    if (at < -(int64_t)step->word || at >= (int64_t)c->scope->plan->nwords - step->word) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "writes to words[%" PRId64 "] of %" PRIu32,
+                           at > INT64_MAX - step->word ? INT64_MAX : at + step->word,
+                           c->scope->plan->nwords);
+    }
+    *word = (int32_t)(at + step->word);
+    return DCOMM_OK;
+}
+/* The number of the first element that a step of the codec's works on. */
+static inline dcomm_status dcommi_cursor_element(const dcommi_cursor *c, const dcomm_step *step,
+                                                 int64_t *first)
+{
+    DCOMMI_TRY(dcommi_cursor_value(c, &step->index, first));
+    if (__builtin_add_overflow(*first, c->scope->element, first) || *first < 0) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "its first element is negative or exceeds 64 bits");
+    }
+    return DCOMM_OK;
+}
+/* ---- sub-plans ---- */
+/* Fill in the scope of the sub-plan that a CALL runs, but for its words. All that it numbers must
+ * lie in the ranges of its caller. */
+static inline dcomm_status dcommi_cursor_call(const dcommi_cursor *c, const dcomm_step *step,
+                                              dcommi_scope *sub)
+{
+    const dcommi_scope *s = c->scope;
+    const dcomm_plan *outer = s->plan, *plan = outer->subs[step->sub];
+    const int64_t first = step->word > 0 ? step->word : 0;
+    int64_t tag, counter, slot, element;
+    DCOMMI_TRY(dcommi_cursor_value(c, &step->tag, &tag));
+    DCOMMI_TRY(dcommi_cursor_value(c, &step->value, &counter));
+    DCOMMI_TRY(dcommi_cursor_value(c, &step->peer, &slot));
+    DCOMMI_TRY(dcommi_cursor_value(c, &step->index, &element));
+    if (tag < 0 || tag > (int64_t)outer->ntags - (int64_t)plan->ntags) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "tags %" PRId64 "+%" PRIu32 " of %" PRIu32, tag,
+                           plan->ntags, outer->ntags);
+    }
+    if (__builtin_add_overflow(counter, (int64_t)step->slot, &counter) ||
+        __builtin_add_overflow(slot, first, &slot) || counter < 0 || slot < 0 ||
+        counter > (int64_t)outer->ncounters - (int64_t)plan->ncounters ||
+        slot > (int64_t)outer->nslots - (int64_t)plan->nslots) {
+        return dcommi_fail(DCOMM_ERR_PLAN,
+                           "counters %" PRId64 "+%" PRIu32 " of %" PRIu32 ", slots %" PRId64
+                           "+%" PRIu32 " of %" PRIu32,
+                           counter, plan->ncounters, outer->ncounters, slot, plan->nslots,
+                           outer->nslots);
+    }
+    if (__builtin_add_overflow(element, s->element, &element)) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "its first element exceeds 64 bits");
+    }
+    *sub = (dcommi_scope){.plan = plan,
+                          .outer = s,
+                          .group = outer->table + step->group,
+                          .tag = s->tag + tag,
+                          .counter = s->counter + counter,
+                          .slot = s->slot + slot,
+                          .element = element};
+    return DCOMM_OK;
+}
 /* ==== include/dcomm/impl/model/model.h ===================================================== */
 /* model.h - the network that the model prices plans on: times as functions of bytes, what is
  * between two ranks, and which ranks are alike. Integer picoseconds throughout, so that every rank
@@ -17019,11 +17331,8 @@ enum dcommi_sim_state {
 typedef struct dcommi_sim_frame dcommi_sim_frame;
 typedef struct dcommi_sim_lane {
     dcommi_sim_frame *frame;
-    const dcomm_step *steps;
-    uint32_t pc, count;
+    dcommi_cursor cursor;
     uint8_t state;
-    int depth;
-    int64_t index[DCOMM_LOOP_DEPTH], trips[DCOMM_LOOP_DEPTH];
     int64_t pending;   /* asynchronous moves whose end is not known yet */
     int64_t async_end; /* the last end that is known */
     int64_t counter, target;
@@ -17051,13 +17360,10 @@ typedef struct dcommi_sim_actor {
 /* A plan under way on one rank. */
 struct dcommi_sim_frame {
     dcommi_sim_frame *next, *prev; /* all of the execution, to be freed */
-    const dcomm_plan *plan;
-    dcommi_sim_frame *parent;
+    dcommi_scope scope;
     dcommi_sim_lane *caller;
-    const int64_t *group;
     int rank;     /* in the whole plan: the number of its actor */
     uint8_t open; /* bit 1 << space: the caller's buffers, which peers can open; scratch is not */
-    int64_t tag_base, counter_base, slot_base;
     uint32_t lanes_left;
     dcommi_sim_lane lanes[];
 };
@@ -17278,68 +17584,10 @@ static dcommi_sim_msg *dcommi_sim_match(dcommi_sim *s, dcommi_sim_msg *m)
     dcommi_sim_insert(bucket, m);
     return NULL;
 }
-/* ---- where and how much ---- */
-/* Rank of the whole plan that rank r of a frame's plan is; -1: there is none. */
-static int dcommi_sim_rank(const dcommi_sim_frame *f, int64_t r)
-{
-    for (; f != NULL; f = f->parent) {
-        if (r < 0 || r >= f->plan->nranks) {
-            return -1;
-        }
-        r = f->group != NULL ? f->group[r] : r;
-    }
-    return (int)r;
-}
-/* A value that no word decides and no table lookup leaves its table for. */
-static int64_t dcommi_sim_value(dcommi_sim *s, const dcommi_sim_lane *lane, const dcomm_expr *e)
-{
-    const dcomm_plan *plan = lane->frame->plan;
-    if (e->kind == DCOMM_EXPR_CONST) {
-        return e->add;
-    }
-    if (e->kind == DCOMM_EXPR_WORD) {
-        dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                                       "%s: what comes next depends on a word", plan->name));
-        return 0;
-    }
-    if (e->kind == DCOMM_EXPR_TABLE) {
-        dcomm_expr at = *e;
-        at.kind = DCOMM_EXPR_AFFINE;
-        at.scale = 1;
-        at.add = e->first;
-        memset(at.post, 0, sizeof at.post);
-        int64_t x = dcommi_expr_value(&at, lane->index, NULL, NULL);
-        if (x < 0 || x >= plan->ntable) {
-            dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN, "%s: looks up %" PRId64 " of %u",
-                                           plan->name, x, plan->ntable));
-            return 0;
-        }
-    }
-    return dcommi_expr_value(e, lane->index, plan->table, NULL);
-}
-/* Bytes of piece r of an operand; its maximum, where words decide. */
-static int64_t dcommi_sim_length(dcommi_sim *s, const dcommi_sim_lane *lane, const dcomm_operand *o,
-                                 int64_t r)
-{
-    if (o->length.kind == DCOMM_EXPR_WORD) {
-        uint32_t share = lane->frame->plan->codec_length;
-        return share > 0 ? (int64_t)((double)o->max_length * share / 1024) : o->max_length;
-    }
-    int64_t len = dcommi_max64(dcommi_sim_value(s, lane, &o->length), 0);
-    len = dcommi_min64(len, o->max_length);
-    if (o->clip > 0 && o->offset.kind != DCOMM_EXPR_WORD) {
-        int64_t at = dcommi_sim_value(s, lane, &o->offset) + r * o->stride;
-        len = dcommi_min64(len, dcommi_max64(o->clip - at, 0));
-    }
-    return len;
-}
+/* ---- ports and processors ---- */
 static inline const dcommi_link *dcommi_sim_link(const dcommi_sim *s, int depth)
 {
     return &s->terrain->link[dcommi_terrain_kind(s->terrain, depth)];
-}
-static inline bool dcommi_sim_open_space(const dcommi_sim_frame *f, uint8_t space)
-{
-    return f->open >> space & 1;
 }
 /* Work of a rank's processor that may begin at `from`; returns its end. */
 static inline int64_t dcommi_sim_work(dcommi_sim *s, int actor, int64_t from, int64_t work)
@@ -17472,20 +17720,63 @@ static void dcommi_sim_happen(dcommi_sim *s, int kind, dcommi_sim_msg *m)
         dcommi_sim_leave(s, m, dcommi_sim_work(s, m->from, s->now, link->overhead));
     }
 }
+/* ---- where and how much ---- */
+/* Pass a status of the cursor's on. */
+static inline bool dcommi_sim_good(dcommi_sim *s, dcomm_status status)
+{
+    if (DCOMMI_UNLIKELY(status < 0)) {
+        dcommi_sim_fail(s, status);
+    }
+    return status >= 0;
+}
+/* A value that no word decides; 0 after an error. */
+static int64_t dcommi_sim_value(dcommi_sim *s, const dcommi_sim_lane *lane, const dcomm_expr *e)
+{
+    int64_t value;
+    return dcommi_sim_good(s, dcommi_cursor_value(&lane->cursor, e, &value)) ? value : 0;
+}
+/* Bytes of piece r of an operand; its maximum, where words decide. */
+static int64_t dcommi_sim_length(dcommi_sim *s, const dcommi_sim_lane *lane, const dcomm_operand *o,
+                                 uint32_t r)
+{
+    if (o->length.kind == DCOMM_EXPR_WORD) {
+        uint32_t share = lane->frame->scope.plan->codec_length;
+        return share > 0 ? (int64_t)((double)o->max_length * share / 1024) : o->max_length;
+    }
+    if (o->offset.kind == DCOMM_EXPR_WORD) { /* no clip cuts what may lie anywhere */
+        return dcommi_min64(dcommi_max64(dcommi_sim_value(s, lane, &o->length), 0), o->max_length);
+    }
+    dcommi_interval x;
+    return dcommi_sim_good(s, dcommi_cursor_piece(&lane->cursor, o, r, &x)) ? x.length : 0;
+}
+static inline bool dcommi_sim_open_space(const dcommi_sim_frame *f, uint8_t space)
+{
+    return f->open >> space & 1;
+}
 /* ---- steps: each returns when the lane goes on, or one of these ---- */
 enum { DCOMMI_SIM_STOP = -1, DCOMMI_SIM_AGAIN = -2 }; /* AGAIN: the same step, once woken */
-/* The rank that a step addresses, and how far it is; -1 after an error. */
-static int dcommi_sim_peer(dcommi_sim *s, const dcommi_sim_lane *lane, int64_t r, int *depth)
+/* Return the link between the lane's rank and another. *depth: the levels at which they are
+ * together. */
+static inline const dcommi_link *
+dcommi_sim_link_to(const dcommi_sim *s, const dcommi_sim_lane *lane, int rank, int *depth)
 {
-    const dcommi_sim_frame *f = lane->frame;
-    int rank = dcommi_sim_rank(f, r);
-    if (rank < 0 || rank == f->rank) {
-        dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN, "%s: rank %d exchanges with rank %" PRId64,
-                                       f->plan->name, f->rank, r));
-        return -1;
+    *depth = dcommi_terrain_depth(s->terrain, lane->frame->rank, rank);
+    return dcommi_sim_link(s, *depth);
+}
+/* One side of a message of the lane's step, to or from another rank; NULL after an error. */
+static dcommi_sim_msg *dcommi_sim_message(dcommi_sim *s, dcommi_sim_lane *lane,
+                                          const dcomm_step *step, int *rank)
+{
+    int64_t tag;
+    if (!dcommi_sim_good(s, dcommi_cursor_peer(&lane->cursor, &step->peer, rank)) ||
+        !dcommi_sim_good(s, dcommi_cursor_tag(&lane->cursor, step, &tag))) {
+        return NULL;
     }
-    *depth = dcommi_terrain_depth(s->terrain, f->rank, rank);
-    return rank;
+    dcommi_sim_msg *m = dcommi_sim_msg_new(s);
+    if (m != NULL) {
+        m->tag = tag;
+    }
+    return m;
 }
 /* A move that was started: the lane waits for it, or counts it. */
 static int64_t dcommi_sim_started(dcommi_sim_lane *lane, bool async, int64_t now)
@@ -17502,11 +17793,11 @@ static int64_t dcommi_sim_started(dcommi_sim_lane *lane, bool async, int64_t now
 static bool dcommi_sim_posted(const dcommi_sim *s, const dcommi_sim_lane *lane,
                               const dcomm_step *step, int64_t len)
 {
-    const dcomm_plan *plan = lane->frame->plan;
-    const dcomm_operand *o = &plan->operands[step->src];
-    int d = lane->depth - 1;
-    return s->terrain->posts && len <= DCOMMI_BCAST_PAYLOAD && d >= 0 && lane->index[d] > 0 &&
-           lane->trips[d] == s->terrain->nranks - 1 && o->offset.kind == DCOMM_EXPR_CONST &&
+    const dcomm_operand *o = &lane->frame->scope.plan->operands[step->src];
+    const dcommi_position *at = &lane->cursor.at;
+    int d = at->depth - 1;
+    return s->terrain->posts && len <= DCOMMI_BCAST_PAYLOAD && d >= 0 && at->index[d] > 0 &&
+           at->trips[d] == s->terrain->nranks - 1 && o->offset.kind == DCOMM_EXPR_CONST &&
            o->length.kind == DCOMM_EXPR_CONST && step->tag.kind == DCOMM_EXPR_CONST;
 }
 #define DCOMMI_SIM_CACHED 262144 /* bytes: what is longer has left the nearest caches */
@@ -17522,26 +17813,25 @@ static struct dcommi_sim_place dcommi_sim_place(dcommi_sim *s, const dcommi_sim_
 }
 static int64_t dcommi_sim_send(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
-    int depth, rank = dcommi_sim_peer(s, lane, dcommi_sim_value(s, lane, &step->peer), &depth);
-    dcommi_sim_msg *m = rank >= 0 ? dcommi_sim_msg_new(s) : NULL;
+    int depth, rank;
+    dcommi_sim_msg *m = dcommi_sim_message(s, lane, step, &rank);
     if (m == NULL) {
         return DCOMMI_SIM_STOP;
     }
-    dcommi_sim_frame *f = lane->frame;
-    const dcommi_link *link = dcommi_sim_link(s, depth);
+    const dcommi_sim_frame *f = lane->frame;
+    const dcomm_operand *src = &f->scope.plan->operands[step->src];
+    const dcommi_link *link = dcommi_sim_link_to(s, lane, rank, &depth);
     m->from = f->rank;
     m->to = rank % s->period;
-    m->tag = f->tag_base + dcommi_sim_value(s, lane, &step->tag);
     m->depth = (uint8_t)depth;
-    m->len = dcommi_sim_length(s, lane, &f->plan->operands[step->src], 0);
+    m->len = dcommi_sim_length(s, lane, src, 0);
     m->waits = m->len > link->eager;
-    m->host = f->plan->scratch_on_host && f->plan->operands[step->src].space == DCOMM_SPACE_SCRATCH;
-    m->open =
-        m->waits && link->open && dcommi_sim_open_space(f, f->plan->operands[step->src].space);
+    m->host = f->scope.plan->scratch_on_host && src->space == DCOMM_SPACE_SCRATCH;
+    m->open = m->waits && link->open && dcommi_sim_open_space(f, src->space);
     bool posted = dcommi_sim_posted(s, lane, step, m->len);
     int64_t t = dcommi_sim_work(s, f->rank, s->now, posted ? 0 : link->overhead);
     if (link->by_core && !m->waits) {
-        lane->read = dcommi_sim_place(s, lane, &f->plan->operands[step->src], m->len);
+        lane->read = dcommi_sim_place(s, lane, src, m->len);
         dcommi_sim_at(s, t + link->alpha + (m->host ? 0 : link->stage), DCOMMI_SIM_TAIL, m);
         return t;
     }
@@ -17559,14 +17849,13 @@ static int64_t dcommi_sim_send(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
 }
 static int64_t dcommi_sim_recv(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
-    int depth, rank = dcommi_sim_peer(s, lane, dcommi_sim_value(s, lane, &step->peer), &depth);
-    dcommi_sim_msg *m = rank >= 0 ? dcommi_sim_msg_new(s) : NULL;
+    int rank;
+    dcommi_sim_msg *m = dcommi_sim_message(s, lane, step, &rank);
     if (m == NULL) {
         return DCOMMI_SIM_STOP;
     }
     m->from = rank % s->period;
     m->to = lane->frame->rank;
-    m->tag = lane->frame->tag_base + dcommi_sim_value(s, lane, &step->tag);
     m->receiver = lane;
     m->async = step->flags & DCOMM_STEP_ASYNC;
     m->folds = step->kind == DCOMM_STEP_RECV_REDUCE;
@@ -17584,14 +17873,17 @@ static int64_t dcommi_sim_recv(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
 static int64_t dcommi_sim_ask_side(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step,
                                    dcommi_sim_join *join, bool after, int64_t t, int64_t *order)
 {
-    const dcomm_plan *plan = lane->frame->plan;
     const int own = lane->frame->rank;
     for (uint32_t i = 0; i < step->nsrc; i++) {
-        const dcomm_operand *o = &plan->operands[step->src + i];
-        int64_t first = o->space == DCOMM_SPACE_PEER ? dcommi_sim_value(s, lane, &o->peer) : 0;
-        for (int64_t r = 0; o->space == DCOMM_SPACE_PEER && r < dcommi_max64(o->repeat, 1); r++) {
-            int depth, rank = dcommi_sim_peer(s, lane, (first + r) % plan->nranks, &depth);
-            const dcommi_link *link = dcommi_sim_link(s, depth);
+        const dcomm_operand *o = &lane->frame->scope.plan->operands[step->src + i];
+        const uint32_t pieces = o->space == DCOMM_SPACE_PEER ? dcommi_operand_pieces(o) : 0;
+        int64_t first = pieces > 0 ? dcommi_sim_value(s, lane, &o->peer) : 0;
+        for (uint32_t r = 0; r < pieces; r++) {
+            int depth, rank;
+            if (!dcommi_sim_good(s, dcommi_cursor_owner(&lane->cursor, first, r, &rank))) {
+                return t;
+            }
+            const dcommi_link *link = dcommi_sim_link_to(s, lane, rank, &depth);
             bool asked = !link->by_core && (rank > own) == after;
             dcommi_sim_msg *m = asked ? dcommi_sim_msg_new(s) : NULL;
             if (m == NULL) {
@@ -17660,14 +17952,14 @@ static int64_t dcommi_sim_staged(const dcommi_link *link, int64_t len, bool fold
 static int64_t dcommi_sim_copy(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step,
                                int64_t len)
 {
-    const dcomm_plan *plan = lane->frame->plan;
+    const dcomm_plan *plan = lane->frame->scope.plan;
     const dcomm_operand *src = &plan->operands[step->src];
     struct dcommi_sim_place was = lane->read;
-    int depth;
+    int depth, rank;
     lane->read = dcommi_sim_place(s, lane, src, len);
     if (dcommi_sim_slot_space(s->terrain, plan, step->dst.space) &&
-        dcommi_sim_peer(s, lane, (plan->rank + 1) % plan->nranks, &depth) >= 0) {
-        const dcommi_link *link = dcommi_sim_link(s, depth);
+        dcommi_sim_good(s, dcommi_cursor_owner(&lane->cursor, plan->rank, 1, &rank))) {
+        const dcommi_link *link = dcommi_sim_link_to(s, lane, rank, &depth);
         if (link->by_core) {
             return len <= link->eager ? dcommi_curve_at(&link->message, len) / 2
                                       : dcommi_curve_at(&s->terrain->copy, len) / 2;
@@ -17687,36 +17979,38 @@ static int64_t dcommi_sim_together(int64_t sum, int64_t n, bool fold)
 /* COPY and REDUCE. */
 static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
-    const dcomm_plan *plan = lane->frame->plan;
+    const dcommi_scope *scope = &lane->frame->scope;
     const dcommi_terrain *t = s->terrain;
     bool fold = step->kind == DCOMM_STEP_REDUCE;
     int64_t len = dcommi_sim_length(s, lane, &step->dst, 0), work = 0, ready = s->now, local = 0;
     int64_t mapped = 0, nmapped = 0, peers = 0, nopen = 0, staged = 0, nstaged = 0;
     int remote = 0;
     for (uint32_t i = 0; i < step->nsrc && len > 0; i++) {
-        const dcomm_operand *o = &plan->operands[step->src + i];
-        int64_t repeat = dcommi_max64(o->repeat, 1);
+        const dcomm_operand *o = &scope->plan->operands[step->src + i];
+        const uint32_t pieces = dcommi_operand_pieces(o);
         if (o->space != DCOMM_SPACE_PEER) {
-            local += repeat;
+            local += pieces;
             continue;
         }
-        int64_t first = dcommi_sim_value(s, lane, &o->peer);
-        for (int64_t r = 0; r < repeat; r++) {
-            int depth, rank = dcommi_sim_peer(s, lane, (first + r) % plan->nranks, &depth);
-            int64_t slot = lane->frame->slot_base + o->slot;
-            if (rank < 0 || slot >= s->actor[rank % s->period].plan->nslots) {
-                dcommi_sim_fail(s,
-                                dcommi_fail(DCOMM_ERR_PLAN, "%s: slot %" PRId64, plan->name, slot));
+        int64_t first = dcommi_sim_value(s, lane, &o->peer), slot = scope->slot + o->slot;
+        for (uint32_t r = 0; r < pieces; r++) {
+            int depth, rank;
+            if (!dcommi_sim_good(s, dcommi_cursor_owner(&lane->cursor, first, r, &rank))) {
                 return DCOMMI_SIM_STOP;
             }
             dcommi_sim_actor *owner = &s->actor[rank % s->period];
+            if (slot >= owner->plan->nslots) {
+                dcommi_sim_fail(
+                    s, dcommi_fail(DCOMM_ERR_PLAN, "%s: slot %" PRId64, scope->plan->name, slot));
+                return DCOMMI_SIM_STOP;
+            }
             if (owner->exposed[slot] < 0) {
                 lane->state = DCOMMI_SIM_READING;
                 lane->next_waiter = owner->readers;
                 owner->readers = lane;
                 return DCOMMI_SIM_AGAIN;
             }
-            const dcommi_link *link = dcommi_sim_link(s, depth);
+            const dcommi_link *link = dcommi_sim_link_to(s, lane, rank, &depth);
             ready = dcommi_max64(ready, owner->exposed[slot] + link->signal);
             remote += !link->by_core;
             peers++;
@@ -17773,11 +18067,11 @@ static int64_t dcommi_sim_signal_all(dcommi_sim *s, dcommi_sim_lane *lane, int64
 {
     const dcommi_sim_frame *f = lane->frame;
     int64_t work = 0;
-    for (int64_t r = 0; r < f->plan->nranks; r++) {
-        int rank = dcommi_sim_rank(f, r);
-        if (rank < 0 || rank == f->rank) {
+    for (int64_t r = 0; r < f->scope.plan->nranks; r++) {
+        if (r == f->scope.plan->rank) {
             continue;
         }
+        int rank = dcommi_scope_rank(&f->scope, r);
         int kind = dcommi_terrain_kind(s->terrain, dcommi_terrain_depth(s->terrain, f->rank, rank));
         s->tally[rank % s->period * DCOMM_LINK_COUNT + kind]++;
         int64_t tell = s->terrain->link[kind].tell;
@@ -17800,23 +18094,17 @@ static int64_t dcommi_sim_signal_all(dcommi_sim *s, dcommi_sim_lane *lane, int64
     return t;
 }
 static int64_t dcommi_sim_expose(dcommi_sim *s, const dcommi_sim_lane *lane, const dcomm_step *step,
-                                 int64_t peer)
+                                 const dcommi_targets *to)
 {
     const dcommi_sim_frame *f = lane->frame;
     dcommi_sim_actor *own = &s->actor[f->rank];
-    int64_t slot = f->slot_base + step->slot, work = 0;
-    if (slot >= own->plan->nslots) {
-        dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN, "%s: slot %" PRId64, f->plan->name, slot));
-        return DCOMMI_SIM_STOP;
-    }
-    const uint8_t space = f->plan->operands[step->src].space;
-    bool staged = dcommi_sim_slot_space(s->terrain, f->plan, space);
-    int64_t last = peer == DCOMM_ALL_PEERS ? f->plan->nranks - 1 : peer;
-    for (int64_t r = peer == DCOMM_ALL_PEERS ? 0 : peer; r <= last; r++) {
-        int rank = dcommi_sim_rank(f, r);
-        if (rank >= 0 && rank != f->rank) {
-            const dcommi_link *link =
-                dcommi_sim_link(s, dcommi_terrain_depth(s->terrain, f->rank, rank));
+    const uint8_t space = f->scope.plan->operands[step->src].space;
+    const bool staged = dcommi_sim_slot_space(s->terrain, f->scope.plan, space);
+    int64_t slot = f->scope.slot + step->slot, work = 0;
+    for (int64_t r = to->first; r <= to->last; r++) {
+        if (r != f->scope.plan->rank) {
+            int depth, rank = dcommi_scope_rank(&f->scope, r);
+            const dcommi_link *link = dcommi_sim_link_to(s, lane, rank, &depth);
             /* Instead of a script of messages the engine runs: measured, about a signal more. */
             work += link->tell + (staged ? link->signal : 0);
         }
@@ -17835,36 +18123,30 @@ static int64_t dcommi_sim_expose(dcommi_sim *s, const dcommi_sim_lane *lane, con
 static int64_t dcommi_sim_tell(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
     const dcommi_sim_frame *f = lane->frame;
-    dcommi_sim_actor *own = &s->actor[f->rank];
-    int64_t peer = dcommi_sim_value(s, lane, &step->peer);
-    if (step->kind == DCOMM_STEP_EXPOSE) {
-        return dcommi_sim_expose(s, lane, step, peer);
-    }
-    int64_t counter = f->counter_base + step->slot, value = dcommi_sim_value(s, lane, &step->value);
-    if (counter >= own->plan->ncounters) {
-        dcommi_sim_fail(
-            s, dcommi_fail(DCOMM_ERR_PLAN, "%s: counter %" PRId64, f->plan->name, counter));
+    dcommi_targets to;
+    if (!dcommi_sim_good(s, dcommi_cursor_targets(&lane->cursor, step, &to))) {
         return DCOMMI_SIM_STOP;
     }
-    if (peer == DCOMM_ALL_PEERS) {
+    if (step->kind == DCOMM_STEP_EXPOSE) {
+        return dcommi_sim_expose(s, lane, step, &to);
+    }
+    int64_t counter = f->scope.counter + step->slot;
+    int64_t value = dcommi_sim_value(s, lane, &step->value);
+    if (to.but >= 0) {
         return dcommi_sim_signal_all(s, lane, counter, value);
     }
-    int rank = dcommi_sim_rank(f, peer);
+    int depth, rank = dcommi_scope_rank(&f->scope, to.first);
     if (rank == f->rank) {
-        dcommi_sim_signal(s, own, counter, value);
+        dcommi_sim_signal(s, &s->actor[rank], counter, value);
         return s->now;
     }
-    int depth;
-    rank = dcommi_sim_peer(s, lane, peer, &depth);
-    const dcommi_link *link = dcommi_sim_link(s, depth);
+    const dcommi_link *link = dcommi_sim_link_to(s, lane, rank, &depth);
     int64_t t = dcommi_sim_work(s, f->rank, s->now, link->tell);
-    if (rank >= 0) {
-        dcommi_sim_event e = {.time = t + link->signal,
-                              .kind = DCOMMI_SIM_SIGNAL,
-                              .at = {.signal = {rank % s->period, (int32_t)counter}},
-                              .value = value};
-        dcommi_sim_push(s, e);
-    }
+    dcommi_sim_event e = {.time = t + link->signal,
+                          .kind = DCOMMI_SIM_SIGNAL,
+                          .at = {.signal = {rank % s->period, (int32_t)counter}},
+                          .value = value};
+    dcommi_sim_push(s, e);
     return t;
 }
 /* Where the plans come from: get makes or finds rank r's, put gives it back. */
@@ -17890,13 +18172,12 @@ static dcommi_sim_frame *dcommi_sim_frame_new(dcommi_sim *s, const dcomm_plan *p
         dcommi_sim_fail(s, DCOMM_ERR_NO_MEMORY);
         return NULL;
     }
-    f->plan = plan;
+    f->scope.plan = plan;
     f->rank = rank;
     f->lanes_left = plan->nlanes;
     for (uint32_t i = 0; i < plan->nlanes; i++) {
         f->lanes[i].frame = f;
-        f->lanes[i].steps = plan->steps + plan->lanes[i].first;
-        f->lanes[i].count = plan->lanes[i].count;
+        dcommi_cursor_start(&f->lanes[i].cursor, &f->scope, i);
     }
     f->next = s->frames;
     if (s->frames != NULL) {
@@ -17926,65 +18207,30 @@ static void dcommi_sim_frame_over(dcommi_sim *s, dcommi_sim_frame *f)
 }
 static int64_t dcommi_sim_call(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
-    dcommi_sim_frame *parent = lane->frame;
-    dcommi_sim_frame *f = dcommi_sim_frame_new(s, parent->plan->subs[step->sub], parent->rank);
-    if (f == NULL) {
+    const dcommi_sim_frame *caller = lane->frame;
+    const dcomm_plan *plan = caller->scope.plan;
+    dcommi_sim_frame *f = dcommi_sim_frame_new(s, plan->subs[step->sub], caller->rank);
+    if (f == NULL || !dcommi_sim_good(s, dcommi_cursor_call(&lane->cursor, step, &f->scope))) {
         return DCOMMI_SIM_STOP;
     }
-    f->parent = parent;
     f->caller = lane;
-    f->open = (uint8_t)(dcommi_sim_open_space(parent, parent->plan->operands[step->src].space)
-                            << DCOMM_SPACE_IN |
-                        dcommi_sim_open_space(parent, step->dst.space) << DCOMM_SPACE_OUT);
-    f->group = parent->plan->table + step->group;
-    f->tag_base = parent->tag_base + dcommi_sim_value(s, lane, &step->tag);
-    f->counter_base = parent->counter_base + step->slot + dcommi_sim_value(s, lane, &step->value);
-    f->slot_base = parent->slot_base + (step->word > 0 ? step->word : 0) +
-                   dcommi_sim_value(s, lane, &step->peer);
-    if (dcommi_sim_rank(f, f->plan->rank) != f->rank) {
-        dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN,
-                                       "%s: rank %d calls %s as its rank %d, which is another",
-                                       parent->plan->name, f->rank, f->plan->name, f->plan->rank));
-    }
+    f->open =
+        (uint8_t)(dcommi_sim_open_space(caller, plan->operands[step->src].space) << DCOMM_SPACE_IN |
+                  dcommi_sim_open_space(caller, step->dst.space) << DCOMM_SPACE_OUT);
     lane->state = DCOMMI_SIM_CALLING;
-    for (uint32_t i = 0; i < f->plan->nlanes; i++) {
+    for (uint32_t i = 0; i < f->scope.plan->nlanes; i++) {
         dcommi_sim_resume(s, &f->lanes[i], s->now);
     }
-    if (f->plan->nlanes == 0) {
+    if (f->scope.plan->nlanes == 0) {
         dcommi_sim_frame_over(s, f);
     }
     return DCOMMI_SIM_STOP;
 }
-static void dcommi_sim_loop(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
-{
-    int64_t trips = dcommi_sim_value(s, lane, &step->value);
-    if (trips <= 0) {
-        lane->pc += step->body + 1;
-        return;
-    }
-    lane->trips[lane->depth] = trips;
-    lane->index[lane->depth++] = 0;
-}
-static void dcommi_sim_end(dcommi_sim_lane *lane, const dcomm_step *step)
-{
-    int d = lane->depth - 1;
-    if (++lane->index[d] < lane->trips[d]) {
-        lane->pc -= step->body + 1;
-        return;
-    }
-    lane->index[d] = 0;
-    lane->depth = d;
-}
 static int64_t dcommi_sim_wait(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
     dcommi_sim_actor *own = &s->actor[lane->frame->rank];
-    lane->counter = lane->frame->counter_base + step->slot;
+    lane->counter = lane->frame->scope.counter + step->slot;
     lane->target = dcommi_sim_value(s, lane, &step->value);
-    if (lane->counter >= own->plan->ncounters) {
-        dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN, "%s: counter %" PRId64,
-                                       lane->frame->plan->name, lane->counter));
-        return DCOMMI_SIM_STOP;
-    }
     if (own->counters[lane->counter] >= lane->target) {
         return s->now;
     }
@@ -17996,7 +18242,7 @@ static int64_t dcommi_sim_wait(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
 /* Encoding, and decoding of each source, by what the plan says of its codec. */
 static int64_t dcommi_sim_codec(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
-    const dcomm_plan *plan = lane->frame->plan;
+    const dcomm_plan *plan = lane->frame->scope.plan;
     const dcomm_operand *o = &plan->operands[step->src];
     int64_t len = step->kind == DCOMM_STEP_ENCODE   ? dcommi_sim_length(s, lane, o, 0)
                   : step->kind == DCOMM_STEP_RECODE ? dcommi_sim_length(s, lane, &step->stage, 0)
@@ -18006,7 +18252,7 @@ static int64_t dcommi_sim_codec(dcommi_sim *s, dcommi_sim_lane *lane, const dcom
         work += copy / 1024 * (plan->codec_encode > 0 ? plan->codec_encode : 1024);
     }
     for (uint32_t i = 0; step->kind != DCOMM_STEP_ENCODE && i < step->nsrc; i++) {
-        int64_t pieces = dcommi_max64(o[i].repeat, 1);
+        int64_t pieces = dcommi_operand_pieces(&o[i]);
         work += pieces * (copy / 1024 * (plan->codec_decode > 0 ? plan->codec_decode : 1024));
     }
     bool later = step->slot > 0 && plan->codec_later > 0 && step->kind != DCOMM_STEP_DECODE;
@@ -18018,7 +18264,7 @@ static int64_t dcommi_sim_compute(dcommi_sim *s, dcommi_sim_lane *lane, const dc
 {
     int64_t len = dcommi_sim_length(s, lane, &step->dst, 0);
     for (uint32_t i = 0; i < step->nsrc; i++) {
-        const dcomm_operand *o = &lane->frame->plan->operands[step->src + i];
+        const dcomm_operand *o = &lane->frame->scope.plan->operands[step->src + i];
         len = dcommi_max64(len, dcommi_sim_length(s, lane, o, 0));
     }
     return dcommi_sim_work(s, lane->frame->rank, s->now, dcommi_curve_at(&s->terrain->copy, len));
@@ -18047,12 +18293,6 @@ static int64_t dcommi_sim_step(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
             return DCOMMI_SIM_STOP;
         }
         return dcommi_max64(s->now, lane->async_end);
-    case DCOMM_STEP_LOOP:
-        dcommi_sim_loop(s, lane, step);
-        return s->now;
-    case DCOMM_STEP_END:
-        dcommi_sim_end(lane, step);
-        return s->now;
     case DCOMM_STEP_ENCODE:
     case DCOMM_STEP_DECODE:
     case DCOMM_STEP_RECODE:
@@ -18065,8 +18305,9 @@ static int64_t dcommi_sim_step(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
 static void dcommi_sim_lane_run(dcommi_sim *s, dcommi_sim_lane *lane)
 {
     while (s->status == DCOMM_OK) {
+        const dcomm_step *step = dcommi_cursor_step(&lane->cursor);
         int64_t next = s->now;
-        if (lane->pc == lane->count) { /* the end of a lane is a fence */
+        if (step == NULL) { /* the end of a lane is a fence */
             if (lane->pending > 0) {
                 lane->state = DCOMMI_SIM_FENCED;
                 return;
@@ -18080,25 +18321,25 @@ static void dcommi_sim_lane_run(dcommi_sim *s, dcommi_sim_lane *lane)
             }
             next = lane->async_end;
         } else {
-            const dcomm_step *step = &lane->steps[lane->pc];
-            bool free_of_charge = step->kind == DCOMM_STEP_LOOP || step->kind == DCOMM_STEP_END;
             if (++s->steps > s->budget) {
                 dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                                                "%s: more than %" PRId64 " steps to price",
-                                               lane->frame->plan->name, s->budget));
+                                               lane->frame->scope.plan->name, s->budget));
                 return;
+            }
+            if (dcommi_cursor_turns(step)) { /* free of charge */
+                dcommi_sim_good(s, dcommi_cursor_turn(&lane->cursor, step));
+                continue;
             }
             next = dcommi_sim_step(s, lane, step);
             if (next == DCOMMI_SIM_AGAIN) {
                 return;
             }
-            lane->pc++;
+            dcommi_cursor_next(&lane->cursor);
             if (next == DCOMMI_SIM_STOP) {
                 return;
             }
-            if (!free_of_charge) {
-                next = dcommi_sim_work(s, lane->frame->rank, next, s->step);
-            }
+            next = dcommi_sim_work(s, lane->frame->rank, next, s->step);
         }
         if (next > s->now && s->nheap > 0 && s->heap[0].time < next) {
             dcommi_sim_resume(s, lane, next);
@@ -20093,11 +20334,7 @@ enum dcommi_lane_state {
 struct dcommi_lane {
     dcommi_frame *frame;
     dcommi_lane *next_ready;
-    const dcomm_step *steps;
-    uint32_t count, pc;
-    int64_t index[DCOMM_LOOP_DEPTH];
-    int64_t trips[DCOMM_LOOP_DEPTH];
-    int depth;
+    dcommi_cursor cursor;
     uint8_t state;
     bool queued;
     bool forwarded;   /* the SEND or COPY that comes next has been done */
@@ -20109,18 +20346,13 @@ struct dcommi_lane {
 /* A plan being executed: the run's own, or a sub-plan's. */
 struct dcommi_frame {
     dcommi_run *run;
-    dcommi_frame *parent;
-    dcommi_lane *caller; /* lane of the parent that waits for this frame */
+    dcommi_lane *caller; /* that waits for this frame; NULL: it is the run's own */
     dcommi_frame *next;  /* in run->children */
-    const dcomm_plan *plan;
-    const int64_t *group; /* rank here -> rank in the parent; NULL: the same */
+    dcommi_scope scope;
     uint8_t *space[DCOMM_SPACE_SCRATCH + 1];
     int64_t space_len[DCOMM_SPACE_SCRATCH + 1];
     uint64_t *words;
-    int64_t tag_base, index_base;
-    uint32_t counter_base, slot_base;
     uint32_t lanes_left;
-    int depth;
     uint8_t on_device;    /* bit 1 << space: it lies on run->device */
     void *device_scratch; /* to be given back; NULL: none */
     uint8_t *shared;      /* likewise, a part of the context's scratch that peers map */
@@ -32040,7 +32272,7 @@ static dcomm_status dcommi_read_part(dcomm_status status, size_t at, int rank)
 static dcomm_status dcommi_fold_both(dcommi_move *move, const void *message, size_t offset,
                                      size_t len, bool past, void *also, bool also_past)
 {
-    const dcomm_plan *plan = move->lane->frame->plan;
+    const dcomm_plan *plan = move->lane->frame->scope.plan;
     const void *src[DCOMMI_FOLD_SOURCES];
     for (int i = 0; i < move->nsrc; i++) {
         src[i] = i == move->msg_at ? message : (const uint8_t *)move->src[i] + offset;
@@ -32150,7 +32382,7 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint32_t region, uint64
     if (staging == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    const dcomm_dtype dtype = (dcomm_dtype)move->lane->frame->plan->dtype;
+    const dcomm_dtype dtype = (dcomm_dtype)move->lane->frame->scope.plan->dtype;
     const size_t block =
         (size_t)dcommi_whole_elements(DCOMMI_PULL_BLOCK, (int64_t)dcomm_dtype_size(dtype));
     for (size_t at = 0; at < len; at += block) {
@@ -32285,7 +32517,7 @@ typedef struct dcommi_piece {
 static dcomm_status dcommi_fold_pieces(dcommi_lane *lane, const dcommi_target *to, size_t at,
                                        const void *const *src, size_t nsrc, size_t len, bool final)
 {
-    const dcomm_plan *plan = lane->frame->plan;
+    const dcomm_plan *plan = lane->frame->scope.plan;
     size_t element = dcomm_dtype_size((dcomm_dtype)plan->dtype);
     lane->frame->run->comm->context->open_stores |= to->past;
     unsigned how = (to->past ? DCOMMI_FOLD_STREAM : 0) |
@@ -32299,7 +32531,7 @@ static dcomm_status dcommi_fold_pieces(dcommi_lane *lane, const dcommi_target *t
 static dcomm_status dcommi_fold_on_device(dcommi_lane *lane, uint8_t *dst, const void *const *src,
                                           size_t nsrc, size_t len, bool final)
 {
-    const dcomm_plan *plan = lane->frame->plan;
+    const dcomm_plan *plan = lane->frame->scope.plan;
     dcommi_device_handle *d = &lane->frame->run->device->handle;
     return d->call->reduce(d, dst, src, nsrc, len / dcomm_dtype_size((dcomm_dtype)plan->dtype),
                            (dcomm_dtype)plan->dtype, (dcomm_op)plan->op,
@@ -32362,7 +32594,7 @@ static dcomm_status dcommi_pull_direct(dcommi_lane *lane, const dcommi_target *t
                                        const dcommi_piece *pieces, size_t n, size_t len, bool final)
 {
     dcomm_comm *comm = lane->frame->run->comm;
-    size_t grain = dcommi_pull_grain(lane->frame->plan, n);
+    size_t grain = dcommi_pull_grain(lane->frame->scope.plan, n);
     uint8_t *staging = dcommi_staging(comm->context, n * grain);
     if (staging == NULL) {
         return DCOMM_ERR_NO_MEMORY;
@@ -32688,7 +32920,7 @@ static void dcommi_pull_begun(dcommi_job *job, dcomm_status status)
 /* A fold by messages: how many blocks at a time, and how long. */
 static unsigned dcommi_pull_window(dcommi_pull *pull)
 {
-    const dcomm_plan *plan = pull->lane->frame->plan;
+    const dcomm_plan *plan = pull->lane->frame->scope.plan;
     size_t n = pull->npieces, all = 4 * DCOMMI_PULL_MESSAGE;
     size_t longest = (size_t)dcommi_whole_elements(
         DCOMMI_PULL_MESSAGE, (int64_t)dcomm_dtype_size((dcomm_dtype)plan->dtype));
@@ -33227,44 +33459,29 @@ static void dcommi_lane_moved(dcommi_lane *lane, bool async)
     }
 }
 /* ---- resolving ---- */
-/* Rank of the communicator that rank r of a frame's plan is; -1 when there is none. */
-static int dcommi_frame_rank(const dcommi_frame *frame, int64_t r)
-{
-    while (frame != NULL) {
-        if (r < 0 || r >= frame->plan->nranks) {
-            return -1;
-        }
-        if (frame->group != NULL) {
-            r = frame->group[r];
-        }
-        frame = frame->parent;
-    }
-    return (int)r;
-}
-static inline int64_t dcommi_lane_value(const dcommi_lane *lane, const dcomm_expr *e)
-{
-    return dcommi_expr_value(e, lane->index, lane->frame->plan->table, lane->frame->words);
-}
-/* Memory of piece r of an operand in a space of our own; NULL when it lies outside. */
+/* Memory of piece r of an operand in a space of our own; NULL, and dcommi_message says why, when it
+ * lies outside. */
 static uint8_t *dcommi_lane_piece(const dcommi_lane *lane, const dcomm_operand *o, uint32_t r,
                                   size_t *len)
 {
     const dcommi_frame *frame = lane->frame;
-    int64_t offset, length;
-    dcommi_operand_piece(o, r, lane->index, frame->plan->table, frame->words, &offset, &length);
-    *len = (size_t)length;
-    if (length == 0) {
-        return (uint8_t *)lane; /* any address: nothing is read or written */
-    }
-    if (o->space == DCOMM_SPACE_WORDS) {
-        int64_t limit = (int64_t)frame->plan->nwords * 8;
-        return offset < 0 || offset > limit - length ? NULL : (uint8_t *)frame->words + offset;
-    }
-    if (o->space > DCOMM_SPACE_SCRATCH || frame->space[o->space] == NULL || offset < 0 ||
-        offset > frame->space_len[o->space] - length) {
+    const bool words = o->space == DCOMM_SPACE_WORDS, own = o->space <= DCOMM_SPACE_SCRATCH;
+    uint8_t *base = words ? (uint8_t *)frame->words : own ? frame->space[o->space] : NULL;
+    int64_t room = words ? (int64_t)frame->scope.plan->nwords * 8 : 0;
+    dcommi_interval x;
+    if (DCOMMI_UNLIKELY(dcommi_cursor_piece(&lane->cursor, o, r, &x) < 0)) {
         return NULL;
     }
-    return frame->space[o->space] + offset;
+    *len = (size_t)x.length;
+    if (x.length == 0) {
+        return (uint8_t *)lane; /* any address: nothing is read or written */
+    }
+    room = own ? frame->space_len[o->space] : room;
+    if (DCOMMI_UNLIKELY(base == NULL || !dcommi_interval_within(&x, room))) {
+        dcommi_interval_outside(&x, o->space, base != NULL ? room : 0);
+        return NULL;
+    }
+    return base + x.offset;
 }
 /* Whether a space of a frame is memory of the run's device. */
 static inline bool dcommi_on_device(const dcommi_frame *frame, uint8_t space)
@@ -33284,7 +33501,7 @@ static inline bool dcommi_plan_of_host(const dcomm_plan *plan)
  * it, or at `on_host`. */
 static dcomm_status dcommi_frame_scratch(dcommi_frame *frame, uint8_t *on_host)
 {
-    const dcomm_plan *plan = frame->plan;
+    const dcomm_plan *plan = frame->scope.plan;
     const unsigned ends = 1u << DCOMM_SPACE_IN | 1u << DCOMM_SPACE_OUT;
     frame->space_len[DCOMM_SPACE_SCRATCH] = plan->scratch_bytes;
     if (DCOMMI_LIKELY((frame->on_device & ends) == 0) || plan->scratch_bytes == 0 ||
@@ -33318,24 +33535,25 @@ static void dcommi_frame_scratch_free(dcommi_frame *frame)
         frame->device_scratch = NULL;
     }
 }
-static void dcommi_frame_bind(dcommi_frame *frame, dcommi_run *run, const dcomm_plan *plan,
-                              dcommi_lane *lanes)
+/* Bind a frame, which knows its plan, to memory for its lanes and words. */
+static void dcommi_frame_bind(dcommi_frame *frame, dcommi_run *run, dcommi_lane *lanes,
+                              uint64_t *words)
 {
+    const uint32_t n = frame->scope.plan->nlanes;
     frame->run = run;
-    frame->plan = plan;
+    frame->scope.words = frame->words = words;
     frame->lanes = lanes;
-    frame->lanes_left = plan->nlanes;
-    for (uint32_t i = 0; i < plan->nlanes; i++) {
+    frame->lanes_left = n;
+    for (uint32_t i = 0; i < n; i++) {
         dcommi_lane *lane = &lanes[i];
         dcommi_zero(lane, sizeof *lane);
         lane->frame = frame;
-        lane->steps = plan->steps + plan->lanes[i].first;
-        lane->count = plan->lanes[i].count;
+        dcommi_cursor_start(&lane->cursor, &frame->scope, i);
     }
 }
 static void dcommi_frame_start(dcommi_frame *frame)
 {
-    for (uint32_t i = 0; i < frame->plan->nlanes; i++) {
+    for (uint32_t i = 0; i < frame->scope.plan->nlanes; i++) {
         dcommi_lane_ready(&frame->lanes[i]);
     }
 }
@@ -33354,8 +33572,9 @@ static void dcommi_frame_done(dcommi_frame *frame)
         }
     }
     const uint8_t *scratch = frame->space[DCOMM_SPACE_SCRATCH];
-    for (uint32_t i = 0; i < frame->plan->nslots; i++) { /* nobody reads memory that is gone */
-        struct dcommi_offer *offer = &run->offers[frame->slot_base + i];
+    /* Nobody reads memory that is gone. */
+    for (uint32_t i = 0; i < frame->scope.plan->nslots; i++) {
+        struct dcommi_offer *offer = &run->offers[frame->scope.slot + i];
         if (offer->base >= scratch &&
             offer->base < scratch + frame->space_len[DCOMM_SPACE_SCRATCH]) {
             offer->base = NULL;
@@ -33384,25 +33603,25 @@ static enum dcommi_outcome DCOMMI_PRINTF(3, 4)
         snprintf(device, sizeof device, ", device %d", run->device->handle.number);
     }
     snprintf(text, sizeof text, "%s #%" PRIu64 " (%s), rank %d%s, lane %d, step %u: %s",
-             dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, lane->frame->plan->name,
-             run->comm->rank, device, (int)(lane - lane->frame->lanes), lane->pc, what);
+             dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq,
+             lane->frame->scope.plan->name, run->comm->rank, device,
+             (int)(lane - lane->frame->lanes), lane->cursor.at.pc, what);
     dcommi_poison(run->comm, status, -1, text);
     return DCOMMI_GONE;
 }
-/* The word that a step writes to; -1: none. *fits: it is one of the plan's. */
-static inline int32_t dcommi_word_of(const dcommi_lane *lane, const dcomm_step *step, bool *fits)
+/* The cursor refuses the step; dcommi_message says why. */
+static enum dcommi_outcome dcommi_step_wrong(dcommi_lane *lane)
 {
-    *fits = true;
-    if (step->word < 0) {
-        return -1;
-    }
-    int64_t word = step->word + dcommi_lane_value(lane, &step->value);
-    *fits = word >= 0 && word < lane->frame->plan->nwords;
-    return (int32_t)word;
+    return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s", dcommi_message);
 }
+/* dcommi_lane_piece has found no memory for one of its operands. */
 static enum dcommi_outcome dcommi_outside(dcommi_lane *lane, const char *what)
 {
-    return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s lies outside its space", what);
+    return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s: %s", what, dcommi_message);
+}
+static enum dcommi_outcome dcommi_step_lengths(dcommi_lane *lane, size_t from, size_t to)
+{
+    return dcommi_step_error(lane, DCOMM_ERR_PLAN, "it takes %zu bytes into %zu", from, to);
 }
 /* What follows a move that was started. */
 static enum dcommi_outcome dcommi_moving(dcommi_lane *lane, dcomm_status status, bool async)
@@ -33724,7 +33943,7 @@ static enum dcommi_outcome dcommi_step_mixed(dcommi_lane *lane)
 static bool dcommi_sources_on(const dcommi_frame *frame, const dcomm_step *step, bool device)
 {
     for (uint32_t i = 0; i < step->nsrc; i++) {
-        uint8_t space = frame->plan->operands[step->src + i].space;
+        uint8_t space = frame->scope.plan->operands[step->src + i].space;
         if (space != DCOMM_SPACE_PEER && space != DCOMM_SPACE_MSG &&
             dcommi_on_device(frame, space) != device) {
             return false;
@@ -33816,7 +34035,7 @@ static enum dcommi_outcome dcommi_device_compute(dcommi_lane *lane, dcomm_plan_k
                                                  const size_t *src_len, size_t nsrc)
 {
     dcommi_device_handle *d = &lane->frame->run->device->handle;
-    const dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)lane->frame->plan->kernel_user;
+    const dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)lane->frame->scope.plan->kernel_user;
     const bool narrows = kernel == dcommi_kernel_narrow, widens = kernel == dcommi_kernel_widen;
     dcommi_factor factor = {1, 0};
     if (!narrows && !widens && kernel != dcommi_kernel_scale) {
@@ -33858,7 +34077,7 @@ static bool dcommi_spread_plan(const dcomm_plan *plan)
 static bool dcommi_spread_by_device(const dcommi_frame *frame, const dcomm_step *step)
 {
     return (step->kind == DCOMM_STEP_ENCODE && step->slot == DCOMMI_SPREAD_SELECT &&
-            dcommi_on_device(frame, frame->plan->operands[step->src].space)) ||
+            dcommi_on_device(frame, frame->scope.plan->operands[step->src].space)) ||
            (step->kind == DCOMM_STEP_DECODE && step->slot == DCOMMI_SPREAD_RESULT &&
             dcommi_on_device(frame, step->dst.space));
 }
@@ -34122,7 +34341,7 @@ static dcomm_status dcommi_code_make(dcommi_lane *lane, const dcomm_codec_place 
     job->code.codec = run->coded->codec;
     job->code.factor = 1.0f / (float)place->divisor;
     job->code.key = dcommi_coded_key(run->coded, place);
-    job->spreads = dcommi_spread_plan(lane->frame->plan);
+    job->spreads = dcommi_spread_plan(lane->frame->scope.plan);
     dcomm_status state = dcommi_linear_powersgd(run->coded)
                              ? dcommi_linear_step(run->coded, place, &job->code, &job->feedback)
                          : run->coded->feedback != NULL
@@ -34697,331 +34916,8 @@ static inline void dcommi_bcast_pass(dcommi_member *m)
 /* lanes.h - running a lane step by step, and the events that wake lanes. */
 /* ==== include/dcomm/impl/engine/steps.h ==================================================== */
 /* steps.h - the meaning of each step of a plan. */
-static enum dcommi_outcome dcommi_step_send(dcommi_lane *lane, const dcomm_step *step)
-{
-    dcommi_frame *frame = lane->frame;
-    int rank = dcommi_frame_rank(frame, dcommi_lane_value(lane, &step->peer));
-    if (rank < 0 || rank == frame->run->comm->rank) {
-        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "sends to rank %d", rank);
-    }
-    if (lane->forwarded) {
-        lane->forwarded = false;
-        return DCOMMI_NEXT;
-    }
-    if (!dcommi_has_credit(lane, rank)) {
-        return DCOMMI_RETRY;
-    }
-    size_t len;
-    const uint8_t *data = dcommi_lane_piece(lane, &frame->plan->operands[step->src], 0, &len);
-    if (data == NULL) {
-        return dcommi_outside(lane, "source");
-    }
-    uint32_t tag = (uint32_t)(frame->tag_base + dcommi_lane_value(lane, &step->tag));
-    bool async = step->flags & DCOMM_STEP_ASYNC;
-    bool device = dcommi_on_device(frame, frame->plan->operands[step->src].space) && len > 0;
-    return dcommi_moving(
-        lane, (device ? dcommi_device_send : dcommi_send_start)(lane, rank, tag, data, len, async),
-        async);
-}
-/* A copy into a slot that peers copy out of; where they fold, it is better in a cache. */
-static inline bool dcommi_step_fills(const dcommi_frame *frame, const dcomm_step *step, size_t len)
-{
-    return frame->shared != NULL && step->dst.space == DCOMM_SPACE_SCRATCH &&
-           (step->flags & DCOMM_STEP_RESULT) && len >= DCOMMI_FILL_LEAST && dcommi_is_bulk(frame);
-}
-/* Whether what a step stores is better kept out of the caches; the result of a sub-plan is read
- * again by who called it. */
-static inline bool dcommi_step_past(const dcommi_frame *frame, const dcomm_step *step)
-{
-    return frame->caller == NULL && dcommi_result_past(step, frame->space_len[DCOMM_SPACE_OUT]);
-}
-static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step *step)
-{
-    dcommi_frame *frame = lane->frame;
-    dcommi_run *run = frame->run;
-    int rank = dcommi_frame_rank(frame, dcommi_lane_value(lane, &step->peer));
-    if (rank < 0 || rank == run->comm->rank) {
-        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "receives from rank %d", rank);
-    }
-    size_t len;
-    bool fits;
-    int32_t word = dcommi_word_of(lane, step, &fits);
-    uint8_t *dst = dcommi_lane_piece(lane, &step->dst, 0, &len);
-    if (dst == NULL || !fits) {
-        return dcommi_outside(lane, dst == NULL ? "destination" : "word");
-    }
-    dcommi_move *move = dcommi_move_new(run, lane);
-    if (move == NULL) {
-        return dcommi_step_error(lane, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
-    }
-    move->async = step->flags & DCOMM_STEP_ASYNC;
-    move->final = step->flags & DCOMM_STEP_FINAL;
-    move->device = dcommi_on_device(frame, step->dst.space);
-    move->past = dcommi_step_past(frame, step);
-    move->kind = DCOMMI_MOVE_RECV;
-    move->buf = dst;
-    move->dst = dst;
-    move->len = len;
-    move->word = word;
-    if (step->kind == DCOMM_STEP_RECV_REDUCE) {
-        move->kind = DCOMMI_MOVE_FOLD;
-        if (!dcommi_sources_on(frame, step, move->device) ||
-            dcommi_on_device(frame, step->stage.space) != move->device) {
-            return dcommi_step_mixed(lane);
-        }
-        for (uint32_t i = 0; i < step->nsrc && i < DCOMMI_FOLD_SOURCES; i++) {
-            const dcomm_operand *o = &frame->plan->operands[step->src + i];
-            size_t n = len;
-            move->src[i] = NULL;
-            if (o->space == DCOMM_SPACE_MSG) {
-                move->msg_at = (uint8_t)i;
-            } else if ((move->src[i] = dcommi_lane_piece(lane, o, 0, &n)) == NULL || n != len) {
-                return dcommi_outside(lane, "source");
-            }
-        }
-        move->nsrc = (uint8_t)step->nsrc;
-        if ((step->flags & (DCOMM_STEP_FORWARD | DCOMM_STEP_ASYNC)) == DCOMM_STEP_FORWARD &&
-            lane->pc + 1 < lane->count && step[1].kind == DCOMM_STEP_SEND) {
-            move->forward_rank = dcommi_frame_rank(frame, dcommi_lane_value(lane, &step[1].peer));
-            move->forward_tag = (uint32_t)(frame->tag_base + dcommi_lane_value(lane, &step[1].tag));
-        }
-        size_t room;
-        move->buf = dcommi_lane_piece(lane, &step->stage, 0, &room);
-        if (step->nsrc > DCOMMI_FOLD_SOURCES || move->buf == NULL || room < len) {
-            return dcommi_outside(lane, "stage");
-        }
-    }
-    /* The move may complete within the post, so the lane must already look as if it waited. */
-    bool async = move->async;
-    uint32_t tag = (uint32_t)(frame->tag_base + dcommi_lane_value(lane, &step->tag));
-    if (async) {
-        lane->pending++;
-    } else {
-        lane->state = DCOMMI_LANE_MOVE;
-    }
-    dcommi_recv_post(move, rank, tag);
-    if (!run->active) {
-        return DCOMMI_GONE;
-    }
-    return async ? DCOMMI_NEXT : DCOMMI_STOP;
-}
-/* The exposed memory that a PEER piece means; NULL: the lane waits for it, or failed. */
-static const dcommi_exposed *dcommi_lane_exposed(dcommi_lane *lane, int rank, uint32_t slot)
-{
-    dcommi_run *run = lane->frame->run;
-    dcommi_match_node key =
-        dcommi_key(DCOMMI_NODE_EXPOSED, run->stream, run->seq, run->stage, rank, slot);
-    const dcommi_exposed *e = (const dcommi_exposed *)dcommi_match_find(run->comm, &key);
-    if (e == NULL) {
-        lane->state = DCOMMI_LANE_EXPOSE;
-        lane->peer = rank;
-    }
-    return e;
-}
-/* Turn the operands of a COPY or REDUCE into pieces. */
-static enum dcommi_outcome dcommi_lane_pieces(dcommi_lane *lane, const dcomm_step *step, size_t len,
-                                              bool device, dcommi_piece *pieces)
-{
-    dcommi_frame *frame = lane->frame;
-    size_t at = 0;
-    for (uint32_t i = 0; i < step->nsrc; i++) {
-        const dcomm_operand *o = &frame->plan->operands[step->src + i];
-        uint32_t repeat = o->repeat > 1 ? o->repeat : 1;
-        int64_t first = o->space == DCOMM_SPACE_PEER ? dcommi_lane_value(lane, &o->peer) : 0;
-        for (uint32_t r = 0; r < repeat; r++, at++) {
-            dcommi_piece *piece = &pieces[at];
-            memset(piece, 0, sizeof *piece);
-            size_t n;
-            if (o->space != DCOMM_SPACE_PEER) {
-                piece->local = dcommi_lane_piece(lane, o, r, &n);
-                if (piece->local == NULL || n != len) {
-                    return dcommi_outside(lane, "source");
-                }
-                continue;
-            }
-            int64_t offset, length;
-            dcommi_operand_piece(o, r, lane->index, frame->plan->table, frame->words, &offset,
-                                 &length);
-            int rank = dcommi_frame_rank(frame, (first + r) % frame->plan->nranks);
-            if (rank < 0 || rank == frame->run->comm->rank) {
-                return dcommi_step_error(lane, DCOMM_ERR_PLAN, "reads memory of rank %d", rank);
-            }
-            uint32_t slot = frame->slot_base + o->slot;
-            const dcommi_exposed *e = dcommi_lane_exposed(lane, rank, slot);
-            if (e == NULL) {
-                return DCOMMI_RETRY;
-            }
-            if ((size_t)length != len || offset < 0 || (uint64_t)offset > e->len ||
-                len > e->len - (uint64_t)offset) {
-                return dcommi_step_error(lane, DCOMM_ERR_MISMATCH,
-                                         "reads %zu bytes at %" PRId64 " of the %" PRIu64
-                                         " that rank %d exposed",
-                                         len, offset, e->len, rank);
-            }
-            piece->rank = rank;
-            piece->region = e->device == 0 ? e->region : 0;
-            piece->slot = (uint16_t)slot;
-            piece->address = e->address + (uint64_t)offset;
-            piece->offset = (uint64_t)offset;
-            piece->device = e->device != 0;
-            if (device && piece->device) {
-                piece->straight = dcommi_comes_straight(frame->run, rank, e->region);
-                dcommi_piece_on_device(frame->run, piece, e, len);
-            }
-        }
-    }
-    return DCOMMI_NEXT;
-}
-/* COPY between the run's device and host memory. */
-static enum dcommi_outcome dcommi_step_across(dcommi_lane *lane, const dcomm_step *step,
-                                              uint8_t *dst, size_t len, bool to_device)
-{
-    size_t n;
-    const uint8_t *src = dcommi_lane_piece(lane, &lane->frame->plan->operands[step->src], 0, &n);
-    return src != NULL && n == len
-               ? dcommi_copy_across(lane, dst, src, len, to_device, step->flags & DCOMM_STEP_ASYNC)
-               : dcommi_outside(lane, "source");
-}
-static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step *step)
-{
-    dcommi_frame *frame = lane->frame;
-    dcomm_context *context = frame->run->comm->context;
-    size_t len, n = 0;
-    uint8_t *dst = dcommi_lane_piece(lane, &step->dst, 0, &len);
-    if (dst == NULL) {
-        return dcommi_outside(lane, "destination");
-    }
-    bool remote = false, device = dcommi_on_device(frame, step->dst.space);
-    for (uint32_t i = 0; i < step->nsrc; i++) {
-        const dcomm_operand *o = &frame->plan->operands[step->src + i];
-        n += o->repeat > 1 ? o->repeat : 1;
-        remote = remote || o->space == DCOMM_SPACE_PEER;
-    }
-    if (len == 0 || lane->forwarded) {
-        lane->forwarded = false;
-        return DCOMMI_NEXT;
-    }
-    if (!dcommi_sources_on(frame, step, device)) {
-        return step->kind == DCOMM_STEP_COPY ? dcommi_step_across(lane, step, dst, len, device)
-                                             : dcommi_step_mixed(lane);
-    }
-    if (dcommi_grow((void **)&context->pieces, &context->pieces_capacity, n, sizeof(dcommi_piece)) <
-            0 ||
-        dcommi_grow((void **)&context->pointers, &context->pointers_capacity, n, sizeof(void *)) <
-            0) {
-        return dcommi_step_error(lane, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
-    }
-    enum dcommi_outcome outcome = dcommi_lane_pieces(lane, step, len, device, context->pieces);
-    if (outcome != DCOMMI_NEXT) {
-        return outcome;
-    }
-    bool fold = step->kind == DCOMM_STEP_REDUCE, final = step->flags & DCOMM_STEP_FINAL;
-    bool async = step->flags & DCOMM_STEP_ASYNC;
-    if (DCOMMI_UNLIKELY(device)) {
-        return dcommi_device_fold(lane, dst, context->pieces, n, len, fold, final, async);
-    }
-    dcommi_target to = {.dst = dst, .past = dcommi_step_past(frame, step)};
-    if ((step->flags & DCOMM_STEP_FORWARD) && !dcommi_on_device(frame, step[1].dst.space)) {
-        size_t room;
-        to.also = dst;
-        to.dst = dcommi_lane_piece(lane, &step[1].dst, 0, &room);
-        to.past = dcommi_step_past(frame, step + 1);
-        if (to.dst == NULL || room != len) {
-            return dcommi_outside(lane, "next step's destination");
-        }
-        lane->forwarded = true;
-    }
-    if (remote) {
-        return dcommi_moving(
-            lane, dcommi_pull_start(lane, &to, context->pieces, n, len, fold, final, async), async);
-    }
-    if (!fold) {
-        const uint8_t *src = context->pieces[0].local;
-        dcommi_filler *filler = &frame->run->comm->filler;
-        if (dcommi_step_fills(frame, step, len)) {
-            dcommi_fill(filler, dst, src, len);
-        } else if (frame->shared != NULL && step->dst.space == DCOMM_SPACE_SCRATCH) {
-            dcommi_fill_near(filler, dst, src, len);
-        } else {
-            dcommi_result_copy(context, dst, src, len, to.past);
-        }
-        return DCOMMI_NEXT;
-    }
-    for (size_t i = 0; i < n; i++) {
-        context->pointers[i] = context->pieces[i].local;
-    }
-    dcomm_status status = dcommi_fold_pieces(lane, &to, 0, context->pointers, n, len, final);
-    return status < 0 ? dcommi_step_error(lane, status, "%s", dcommi_message) : DCOMMI_NEXT;
-}
-/* Run fn for each rank that EXPOSE or SIGNAL addresses. */
-static enum dcommi_outcome dcommi_step_tell(dcommi_lane *lane, const dcomm_step *step)
-{
-    dcommi_frame *frame = lane->frame;
-    dcommi_run *run = frame->run;
-    int64_t peer = dcommi_lane_value(lane, &step->peer);
-    uint64_t value = 0;
-    dcommi_header header = dcommi_header_of(run, DCOMMI_MSG_SIGNAL, 0);
-    if (step->kind == DCOMM_STEP_EXPOSE) {
-        size_t len;
-        uint8_t *base = dcommi_lane_piece(lane, &frame->plan->operands[step->src], 0, &len);
-        if (base == NULL) {
-            return dcommi_outside(lane, "what it exposes");
-        }
-        header.type = DCOMMI_MSG_EXPOSE;
-        header.slot = (uint16_t)(frame->slot_base + step->slot);
-        header.a = (uint64_t)(uintptr_t)base;
-        header.b = len;
-        bool device = dcommi_on_device(frame, frame->plan->operands[step->src].space);
-        if (DCOMMI_UNLIKELY(device)) {
-            header.reserved = (uint16_t)(1 + run->device->handle.number);
-        }
-        header.tag = dcommi_region_number(run->comm->context, base, len);
-        if (run->offers == NULL || header.slot >= run->plan->nslots) {
-            return dcommi_step_error(lane, DCOMM_ERR_PLAN, "slot %d of %u", (int)header.slot,
-                                     run->plan->nslots);
-        }
-        run->offers[header.slot].base = base;
-        run->offers[header.slot].len = (int64_t)len;
-        run->offers[header.slot].device = device;
-    } else {
-        value = (uint64_t)dcommi_lane_value(lane, &step->value);
-        header.slot = (uint16_t)(frame->counter_base + step->slot);
-        header.a = value;
-        if (header.slot >= run->plan->ncounters) {
-            return dcommi_step_error(lane, DCOMM_ERR_PLAN, "counter %d of %u", (int)header.slot,
-                                     run->plan->ncounters);
-        }
-    }
-    int64_t first = peer == DCOMM_ALL_PEERS ? 0 : peer;
-    int64_t last = peer == DCOMM_ALL_PEERS ? frame->plan->nranks - 1 : peer;
-    for (int64_t r = first; r <= last; r++) {
-        int rank = dcommi_frame_rank(frame, r);
-        if (rank < 0) {
-            return dcommi_step_error(lane, DCOMM_ERR_PLAN, "addresses rank %" PRId64, r);
-        }
-        if (rank != run->comm->rank && !dcommi_has_credit(lane, rank)) {
-            return DCOMMI_RETRY;
-        }
-    }
-    for (int64_t r = first; r <= last; r++) {
-        int rank = dcommi_frame_rank(frame, r);
-        if (rank == run->comm->rank) {
-            if (peer != DCOMM_ALL_PEERS && step->kind == DCOMM_STEP_SIGNAL) {
-                dcommi_run_signal(run, header.slot, value);
-            }
-            continue;
-        }
-        if (DCOMMI_UNLIKELY(header.reserved != 0)) {
-            header.tag = dcommi_device_offered(run, rank, run->offers[header.slot].base,
-                                               (size_t)run->offers[header.slot].len);
-        }
-        dcomm_status status = dcommi_send_header(run->comm, rank, &header, NULL, 0);
-        if (status < 0) {
-            return dcommi_step_error(lane, status, "%s", dcommi_message);
-        }
-    }
-    return DCOMMI_NEXT;
-}
+/* ==== include/dcomm/impl/engine/steps_codec.h ============================================== */
+/* steps_codec.h - the steps of a plan's codec: ENCODE, DECODE and RECODE. */
 /* The operands of a step of the codec's, repeats unfolded. */
 typedef struct dcommi_step_operands {
     const void **src; /* the context's */
@@ -35029,50 +34925,49 @@ typedef struct dcommi_step_operands {
     size_t n;
     dcomm_codec_place place;
 } dcommi_step_operands;
-/* NULL, or what lies outside its space. */
-static const char *dcommi_step_operands_of(dcommi_lane *lane, const dcomm_step *step,
-                                           dcommi_step_operands *o)
+static dcomm_status dcommi_step_operands_of(dcommi_lane *lane, const dcomm_step *step,
+                                            dcommi_step_operands *o)
 {
     const dcommi_frame *frame = lane->frame;
     dcomm_context *context = frame->run->comm->context;
+    const dcomm_plan *plan = frame->scope.plan;
     size_t n = 0;
     for (uint32_t i = 0; i < step->nsrc; i++) {
-        n += dcommi_max64(frame->plan->operands[step->src + i].repeat, 1);
+        n += dcommi_operand_pieces(&plan->operands[step->src + i]);
     }
-    if (dcommi_grow((void **)&context->pointers, &context->pointers_capacity, n, sizeof(void *)) <
-            0 ||
-        dcommi_grow((void **)&context->lengths, &context->lengths_capacity, n, sizeof(size_t)) <
-            0) {
-        return dcommi_message;
-    }
+    DCOMMI_TRY(
+        dcommi_grow((void **)&context->pointers, &context->pointers_capacity, n, sizeof(void *)));
+    DCOMMI_TRY(
+        dcommi_grow((void **)&context->lengths, &context->lengths_capacity, n, sizeof(size_t)));
     o->src = context->pointers;
     o->len = context->lengths;
     o->n = 0;
     for (uint32_t i = 0; i < step->nsrc; i++) {
-        const dcomm_operand *operand = &frame->plan->operands[step->src + i];
-        for (uint32_t r = 0; r == 0 || r < operand->repeat; r++, o->n++) {
+        const dcomm_operand *operand = &plan->operands[step->src + i];
+        for (uint32_t r = 0; r < dcommi_operand_pieces(operand); r++, o->n++) {
             o->src[o->n] = dcommi_lane_piece(lane, operand, r, &o->len[o->n]);
             if (o->src[o->n] == NULL) {
-                return "source lies outside its space";
+                return DCOMM_ERR_PLAN;
             }
         }
     }
-    int64_t first = frame->index_base + dcommi_lane_value(lane, &step->index);
-    bool final = (step->flags & DCOMM_STEP_FINAL) && frame->plan->op == DCOMM_AVG;
+    int64_t first;
+    DCOMMI_TRY(dcommi_cursor_element(&lane->cursor, step, &first));
+    bool final = (step->flags & DCOMM_STEP_FINAL) && plan->op == DCOMM_AVG;
     o->place.first = (uint64_t)first;
     o->place.round = step->slot;
     o->place.divisor = final ? (uint32_t)frame->run->plan->nranks : 1;
-    return first < 0 ? "index is negative" : NULL;
+    return DCOMM_OK;
 }
 static dcomm_status dcommi_step_recode(dcommi_lane *lane, const dcomm_step *step, void *user,
                                        const dcommi_step_operands *o, uint8_t *dst, size_t len,
                                        size_t *encoded)
 {
-    const dcomm_plan_codec *codec = lane->frame->plan->codec;
+    const dcomm_plan_codec *codec = lane->frame->scope.plan->codec;
     size_t room;
     uint8_t *stage = dcommi_lane_piece(lane, &step->stage, 0, &room);
     if (stage == NULL) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "stage lies outside its space");
+        return DCOMM_ERR_PLAN;
     }
     if (codec->recode != NULL) {
         return codec->recode(user, &o->place, o->src, o->len, o->n, stage, room, dst, len, encoded);
@@ -35086,7 +34981,7 @@ static enum dcommi_outcome dcommi_step_codec_device(dcommi_lane *lane, const dco
 {
     const dcommi_frame *frame = lane->frame;
     size_t bytes = step->kind == DCOMM_STEP_ENCODE ? o->len[0] : dst_len;
-    const bool spread = dcommi_spread_plan(frame->plan); /* whose wires are the host's */
+    const bool spread = dcommi_spread_plan(frame->scope.plan); /* whose wires are the host's */
     if (frame->run->coded == NULL || (!spread && !dcommi_sources_on(frame, step, true))) {
         return dcommi_step_mixed(lane);
     }
@@ -35108,23 +35003,23 @@ static enum dcommi_outcome dcommi_step_codec_device(dcommi_lane *lane, const dco
 }
 static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step *step)
 {
-    const dcomm_plan *plan = lane->frame->plan;
+    const dcomm_plan *plan = lane->frame->scope.plan;
     const dcomm_plan_codec *codec = plan->codec;
     void *user = lane->frame->run->coded != NULL ? lane->frame->run->coded : plan->codec_user;
     size_t dst_len, encoded = 0;
     uint8_t *dst = dcommi_lane_piece(lane, &step->dst, 0, &dst_len);
-    bool fits, encodes = step->kind == DCOMM_STEP_ENCODE || step->kind == DCOMM_STEP_RECODE;
-    int32_t word = dcommi_word_of(lane, step, &fits);
+    bool encodes = step->kind == DCOMM_STEP_ENCODE || step->kind == DCOMM_STEP_RECODE;
     dcommi_step_operands o;
-    if (codec == NULL) {
-        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "the plan has no codec");
+    int32_t word;
+    if (dst == NULL) {
+        return dcommi_outside(lane, "destination");
     }
-    if (dst == NULL || !fits) {
-        return dcommi_outside(lane, dst == NULL ? "destination" : "word");
+    dcomm_status status = dcommi_cursor_word(&lane->cursor, step, &word);
+    if (status >= 0) {
+        status = dcommi_step_operands_of(lane, step, &o);
     }
-    const char *wrong = dcommi_step_operands_of(lane, step, &o);
-    if (wrong != NULL) {
-        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s", wrong);
+    if (status < 0) {
+        return dcommi_step_error(lane, status, "%s", dcommi_message);
     }
     const bool spread = dcommi_spread_plan(plan);
     if (DCOMMI_UNLIKELY(spread ? dcommi_spread_by_device(lane->frame, step)
@@ -35134,7 +35029,6 @@ static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step
     if (!spread && !dcommi_sources_on(lane->frame, step, false)) {
         return dcommi_step_mixed(lane);
     }
-    dcomm_status status;
     dcommi_message[0] = 0;
     double start = dcommi_now();
     switch (step->kind) {
@@ -35167,15 +35061,356 @@ static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step
     }
     return DCOMMI_NEXT;
 }
+static enum dcommi_outcome dcommi_step_send(dcommi_lane *lane, const dcomm_step *step)
+{
+    dcommi_frame *frame = lane->frame;
+    const dcomm_operand *src = &frame->scope.plan->operands[step->src];
+    int64_t tag;
+    int rank;
+    if (lane->forwarded) {
+        lane->forwarded = false;
+        return DCOMMI_NEXT;
+    }
+    if (dcommi_cursor_peer(&lane->cursor, &step->peer, &rank) < 0 ||
+        dcommi_cursor_tag(&lane->cursor, step, &tag) < 0) {
+        return dcommi_step_wrong(lane);
+    }
+    if (!dcommi_has_credit(lane, rank)) {
+        return DCOMMI_RETRY;
+    }
+    size_t len;
+    const uint8_t *data = dcommi_lane_piece(lane, src, 0, &len);
+    if (data == NULL) {
+        return dcommi_outside(lane, "source");
+    }
+    bool async = step->flags & DCOMM_STEP_ASYNC;
+    bool device = dcommi_on_device(frame, src->space) && len > 0;
+    return dcommi_moving(lane,
+                         (device ? dcommi_device_send
+                                 : dcommi_send_start)(lane, rank, (uint32_t)tag, data, len, async),
+                         async);
+}
+/* A copy into a slot that peers copy out of; where they fold, it is better in a cache. */
+static inline bool dcommi_step_fills(const dcommi_frame *frame, const dcomm_step *step, size_t len)
+{
+    return frame->shared != NULL && step->dst.space == DCOMM_SPACE_SCRATCH &&
+           (step->flags & DCOMM_STEP_RESULT) && len >= DCOMMI_FILL_LEAST && dcommi_is_bulk(frame);
+}
+/* Whether what a step stores is better kept out of the caches; the result of a sub-plan is read
+ * again by who called it. */
+static inline bool dcommi_step_past(const dcommi_frame *frame, const dcomm_step *step)
+{
+    return frame->caller == NULL && dcommi_result_past(step, frame->space_len[DCOMM_SPACE_OUT]);
+}
+static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step *step)
+{
+    dcommi_frame *frame = lane->frame;
+    dcommi_run *run = frame->run;
+    int rank;
+    int32_t word;
+    int64_t tag;
+    if (dcommi_cursor_peer(&lane->cursor, &step->peer, &rank) < 0 ||
+        dcommi_cursor_tag(&lane->cursor, step, &tag) < 0 ||
+        dcommi_cursor_word(&lane->cursor, step, &word) < 0) {
+        return dcommi_step_wrong(lane);
+    }
+    size_t len;
+    uint8_t *dst = dcommi_lane_piece(lane, &step->dst, 0, &len);
+    if (dst == NULL) {
+        return dcommi_outside(lane, "destination");
+    }
+    dcommi_move *move = dcommi_move_new(run, lane);
+    if (move == NULL) {
+        return dcommi_step_error(lane, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+    }
+    move->async = step->flags & DCOMM_STEP_ASYNC;
+    move->final = step->flags & DCOMM_STEP_FINAL;
+    move->device = dcommi_on_device(frame, step->dst.space);
+    move->past = dcommi_step_past(frame, step);
+    move->kind = DCOMMI_MOVE_RECV;
+    move->buf = dst;
+    move->dst = dst;
+    move->len = len;
+    move->word = word;
+    if (step->kind == DCOMM_STEP_RECV_REDUCE) {
+        move->kind = DCOMMI_MOVE_FOLD;
+        if (!dcommi_sources_on(frame, step, move->device) ||
+            dcommi_on_device(frame, step->stage.space) != move->device) {
+            return dcommi_step_mixed(lane);
+        }
+        for (uint32_t i = 0; i < step->nsrc; i++) {
+            const dcomm_operand *o = &frame->scope.plan->operands[step->src + i];
+            size_t n;
+            move->src[i] = NULL;
+            if (o->space == DCOMM_SPACE_MSG) {
+                move->msg_at = (uint8_t)i;
+            } else if ((move->src[i] = dcommi_lane_piece(lane, o, 0, &n)) == NULL) {
+                return dcommi_outside(lane, "source");
+            } else if (n != len) {
+                return dcommi_step_lengths(lane, n, len);
+            }
+        }
+        move->nsrc = (uint8_t)step->nsrc;
+        if (step->flags & DCOMM_STEP_FORWARD) { /* a SEND follows */
+            int64_t forward_tag;
+            if (dcommi_cursor_peer(&lane->cursor, &step[1].peer, &move->forward_rank) < 0 ||
+                dcommi_cursor_tag(&lane->cursor, step + 1, &forward_tag) < 0) {
+                return dcommi_step_wrong(lane);
+            }
+            move->forward_tag = (uint32_t)forward_tag;
+        }
+        size_t room;
+        move->buf = dcommi_lane_piece(lane, &step->stage, 0, &room);
+        if (move->buf == NULL) {
+            return dcommi_outside(lane, "stage");
+        }
+        if (room < len) {
+            return dcommi_step_lengths(lane, room, len);
+        }
+    }
+    /* The move may complete within the post, so the lane must already look as if it waited. */
+    bool async = move->async;
+    if (async) {
+        lane->pending++;
+    } else {
+        lane->state = DCOMMI_LANE_MOVE;
+    }
+    dcommi_recv_post(move, rank, (uint32_t)tag);
+    if (!run->active) {
+        return DCOMMI_GONE;
+    }
+    return async ? DCOMMI_NEXT : DCOMMI_STOP;
+}
+/* The exposed memory that a PEER piece means; NULL: the lane waits for it, or failed. */
+static const dcommi_exposed *dcommi_lane_exposed(dcommi_lane *lane, int rank, uint32_t slot)
+{
+    dcommi_run *run = lane->frame->run;
+    dcommi_match_node key =
+        dcommi_key(DCOMMI_NODE_EXPOSED, run->stream, run->seq, run->stage, rank, slot);
+    const dcommi_exposed *e = (const dcommi_exposed *)dcommi_match_find(run->comm, &key);
+    if (e == NULL) {
+        lane->state = DCOMMI_LANE_EXPOSE;
+        lane->peer = rank;
+    }
+    return e;
+}
+/* Turn the operands of a COPY or REDUCE into pieces. */
+static enum dcommi_outcome dcommi_lane_pieces(dcommi_lane *lane, const dcomm_step *step, size_t len,
+                                              bool device, dcommi_piece *pieces)
+{
+    dcommi_frame *frame = lane->frame;
+    size_t at = 0;
+    for (uint32_t i = 0; i < step->nsrc; i++) {
+        const dcomm_operand *o = &frame->scope.plan->operands[step->src + i];
+        const uint32_t slot = (uint32_t)(frame->scope.slot + o->slot);
+        int64_t first = 0;
+        if (o->space == DCOMM_SPACE_PEER &&
+            dcommi_cursor_value(&lane->cursor, &o->peer, &first) < 0) {
+            return dcommi_step_wrong(lane);
+        }
+        for (uint32_t r = 0; r < dcommi_operand_pieces(o); r++, at++) {
+            dcommi_piece *piece = &pieces[at];
+            memset(piece, 0, sizeof *piece);
+            size_t n;
+            if (o->space != DCOMM_SPACE_PEER) {
+                piece->local = dcommi_lane_piece(lane, o, r, &n);
+                if (piece->local == NULL) {
+                    return dcommi_outside(lane, "source");
+                }
+                if (n != len) {
+                    return dcommi_step_lengths(lane, n, len);
+                }
+                continue;
+            }
+            dcommi_interval x;
+            int rank;
+            if (dcommi_cursor_piece(&lane->cursor, o, r, &x) < 0 ||
+                dcommi_cursor_owner(&lane->cursor, first, r, &rank) < 0) {
+                return dcommi_step_wrong(lane);
+            }
+            const dcommi_exposed *e = dcommi_lane_exposed(lane, rank, slot);
+            if (e == NULL) {
+                return DCOMMI_RETRY;
+            }
+            if ((size_t)x.length != len || x.offset < 0 || (uint64_t)x.offset > e->len ||
+                len > e->len - (uint64_t)x.offset) {
+                return dcommi_step_error(lane, DCOMM_ERR_MISMATCH,
+                                         "reads %zu bytes at %" PRId64 " of the %" PRIu64
+                                         " that rank %d exposed",
+                                         len, x.offset, e->len, rank);
+            }
+            piece->rank = rank;
+            piece->region = e->device == 0 ? e->region : 0;
+            piece->slot = (uint16_t)slot;
+            piece->address = e->address + (uint64_t)x.offset;
+            piece->offset = (uint64_t)x.offset;
+            piece->device = e->device != 0;
+            if (device && piece->device) {
+                piece->straight = dcommi_comes_straight(frame->run, rank, e->region);
+                dcommi_piece_on_device(frame->run, piece, e, len);
+            }
+        }
+    }
+    return DCOMMI_NEXT;
+}
+/* COPY between the run's device and host memory. */
+static enum dcommi_outcome dcommi_step_across(dcommi_lane *lane, const dcomm_step *step,
+                                              uint8_t *dst, size_t len, bool to_device)
+{
+    size_t n;
+    const uint8_t *src =
+        dcommi_lane_piece(lane, &lane->frame->scope.plan->operands[step->src], 0, &n);
+    if (src == NULL) {
+        return dcommi_outside(lane, "source");
+    }
+    return n == len
+               ? dcommi_copy_across(lane, dst, src, len, to_device, step->flags & DCOMM_STEP_ASYNC)
+               : dcommi_step_lengths(lane, n, len);
+}
+static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step *step)
+{
+    dcommi_frame *frame = lane->frame;
+    dcomm_context *context = frame->run->comm->context;
+    size_t len, n = 0;
+    uint8_t *dst = dcommi_lane_piece(lane, &step->dst, 0, &len);
+    if (dst == NULL) {
+        return dcommi_outside(lane, "destination");
+    }
+    bool remote = false, device = dcommi_on_device(frame, step->dst.space);
+    for (uint32_t i = 0; i < step->nsrc; i++) {
+        const dcomm_operand *o = &frame->scope.plan->operands[step->src + i];
+        n += dcommi_operand_pieces(o);
+        remote = remote || o->space == DCOMM_SPACE_PEER;
+    }
+    if (len == 0 || lane->forwarded) {
+        lane->forwarded = false;
+        return DCOMMI_NEXT;
+    }
+    if (!dcommi_sources_on(frame, step, device)) {
+        return step->kind == DCOMM_STEP_COPY ? dcommi_step_across(lane, step, dst, len, device)
+                                             : dcommi_step_mixed(lane);
+    }
+    if (dcommi_grow((void **)&context->pieces, &context->pieces_capacity, n, sizeof(dcommi_piece)) <
+            0 ||
+        dcommi_grow((void **)&context->pointers, &context->pointers_capacity, n, sizeof(void *)) <
+            0) {
+        return dcommi_step_error(lane, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+    }
+    enum dcommi_outcome outcome = dcommi_lane_pieces(lane, step, len, device, context->pieces);
+    if (outcome != DCOMMI_NEXT) {
+        return outcome;
+    }
+    bool fold = step->kind == DCOMM_STEP_REDUCE, final = step->flags & DCOMM_STEP_FINAL;
+    bool async = step->flags & DCOMM_STEP_ASYNC;
+    if (DCOMMI_UNLIKELY(device)) {
+        return dcommi_device_fold(lane, dst, context->pieces, n, len, fold, final, async);
+    }
+    dcommi_target to = {.dst = dst, .past = dcommi_step_past(frame, step)};
+    if ((step->flags & DCOMM_STEP_FORWARD) && !dcommi_on_device(frame, step[1].dst.space)) {
+        size_t room;
+        to.also = dst;
+        to.dst = dcommi_lane_piece(lane, &step[1].dst, 0, &room);
+        to.past = dcommi_step_past(frame, step + 1);
+        if (to.dst == NULL) {
+            return dcommi_outside(lane, "next step's destination");
+        }
+        if (room != len) {
+            return dcommi_step_lengths(lane, len, room);
+        }
+        lane->forwarded = true;
+    }
+    if (remote) {
+        return dcommi_moving(
+            lane, dcommi_pull_start(lane, &to, context->pieces, n, len, fold, final, async), async);
+    }
+    if (!fold) {
+        const uint8_t *src = context->pieces[0].local;
+        dcommi_filler *filler = &frame->run->comm->filler;
+        if (dcommi_step_fills(frame, step, len)) {
+            dcommi_fill(filler, dst, src, len);
+        } else if (frame->shared != NULL && step->dst.space == DCOMM_SPACE_SCRATCH) {
+            dcommi_fill_near(filler, dst, src, len);
+        } else {
+            dcommi_result_copy(context, dst, src, len, to.past);
+        }
+        return DCOMMI_NEXT;
+    }
+    for (size_t i = 0; i < n; i++) {
+        context->pointers[i] = context->pieces[i].local;
+    }
+    dcomm_status status = dcommi_fold_pieces(lane, &to, 0, context->pointers, n, len, final);
+    return status < 0 ? dcommi_step_error(lane, status, "%s", dcommi_message) : DCOMMI_NEXT;
+}
+/* EXPOSE and SIGNAL: tell each rank that the step addresses. */
+static enum dcommi_outcome dcommi_step_tell(dcommi_lane *lane, const dcomm_step *step)
+{
+    const dcommi_frame *frame = lane->frame;
+    const dcommi_scope *scope = &frame->scope;
+    dcommi_run *run = frame->run;
+    dcommi_targets to;
+    int64_t value = 0;
+    dcommi_header header = dcommi_header_of(run, DCOMMI_MSG_SIGNAL, 0);
+    if (dcommi_cursor_targets(&lane->cursor, step, &to) < 0) {
+        return dcommi_step_wrong(lane);
+    }
+    if (step->kind == DCOMM_STEP_EXPOSE) {
+        const dcomm_operand *src = &scope->plan->operands[step->src];
+        size_t len;
+        uint8_t *base = dcommi_lane_piece(lane, src, 0, &len);
+        if (base == NULL) {
+            return dcommi_outside(lane, "source");
+        }
+        header.type = DCOMMI_MSG_EXPOSE;
+        header.slot = (uint16_t)(scope->slot + step->slot);
+        header.a = (uint64_t)(uintptr_t)base;
+        header.b = len;
+        bool device = dcommi_on_device(frame, src->space);
+        if (DCOMMI_UNLIKELY(device)) {
+            header.reserved = (uint16_t)(1 + run->device->handle.number);
+        }
+        header.tag = dcommi_region_number(run->comm->context, base, len);
+        run->offers[header.slot].base = base;
+        run->offers[header.slot].len = (int64_t)len;
+        run->offers[header.slot].device = device;
+    } else {
+        if (dcommi_cursor_value(&lane->cursor, &step->value, &value) < 0) {
+            return dcommi_step_wrong(lane);
+        }
+        header.slot = (uint16_t)(scope->counter + step->slot);
+        header.a = (uint64_t)value;
+    }
+    for (int64_t r = to.first; r <= to.last; r++) {
+        if (r != scope->plan->rank && !dcommi_has_credit(lane, dcommi_scope_rank(scope, r))) {
+            return DCOMMI_RETRY;
+        }
+    }
+    for (int64_t r = to.first; r <= to.last; r++) {
+        if (r == scope->plan->rank) {
+            if (r != to.but && step->kind == DCOMM_STEP_SIGNAL) {
+                dcommi_run_signal(run, header.slot, (uint64_t)value);
+            }
+            continue;
+        }
+        const int rank = dcommi_scope_rank(scope, r);
+        if (DCOMMI_UNLIKELY(header.reserved != 0)) {
+            header.tag = dcommi_device_offered(run, rank, run->offers[header.slot].base,
+                                               (size_t)run->offers[header.slot].len);
+        }
+        dcomm_status status = dcommi_send_header(run->comm, rank, &header, NULL, 0);
+        if (status < 0) {
+            return dcommi_step_error(lane, status, "%s", dcommi_message);
+        }
+    }
+    return DCOMMI_NEXT;
+}
 static enum dcommi_outcome dcommi_step_compute(dcommi_lane *lane, const dcomm_step *step)
 {
-    const dcomm_plan *plan = lane->frame->plan;
+    const dcomm_plan *plan = lane->frame->scope.plan;
     const void *src[DCOMMI_FOLD_SOURCES];
     size_t src_len[DCOMMI_FOLD_SOURCES], dst_len;
     uint8_t *dst = dcommi_lane_piece(lane, &step->dst, 0, &dst_len);
-    if (step->kernel >= plan->nkernels || step->nsrc > DCOMMI_FOLD_SOURCES || dst == NULL) {
-        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "kernel %d of %u, %u sources",
-                                 (int)step->kernel, plan->nkernels, step->nsrc);
+    if (dst == NULL) {
+        return dcommi_outside(lane, "destination");
     }
     for (uint32_t i = 0; i < step->nsrc; i++) {
         src[i] = dcommi_lane_piece(lane, &plan->operands[step->src + i], 0, &src_len[i]);
@@ -35197,25 +35432,16 @@ static enum dcommi_outcome dcommi_step_compute(dcommi_lane *lane, const dcomm_st
 }
 static enum dcommi_outcome dcommi_step_call(dcommi_lane *lane, const dcomm_step *step)
 {
-    dcommi_frame *parent = lane->frame;
-    dcommi_run *run = parent->run;
-    const dcomm_plan *sub = parent->plan->subs[step->sub];
-    if (parent->depth + 1 >= DCOMMI_CALL_DEPTH) {
-        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "sub-plans nest deeper than %d",
-                                 DCOMMI_CALL_DEPTH);
+    dcommi_frame *caller = lane->frame;
+    const dcomm_operand *src = &caller->scope.plan->operands[step->src];
+    dcommi_run *run = caller->run;
+    dcommi_scope scope;
+    if (dcommi_cursor_call(&lane->cursor, step, &scope) < 0) {
+        return dcommi_step_wrong(lane);
     }
-    int64_t counter = step->slot + dcommi_lane_value(lane, &step->value);
-    int64_t slot = (step->word > 0 ? step->word : 0) + dcommi_lane_value(lane, &step->peer);
-    if (counter < 0 || counter > (int64_t)parent->plan->ncounters - sub->ncounters || slot < 0 ||
-        slot > (int64_t)parent->plan->nslots - sub->nslots) {
-        return dcommi_step_error(lane, DCOMM_ERR_PLAN,
-                                 "counters %" PRId64 "+%" PRIu32 " of %" PRIu32 ", slots %" PRId64
-                                 "+%" PRIu32 " of %" PRIu32 ": the sub-plan's do not fit",
-                                 counter, sub->ncounters, parent->plan->ncounters, slot,
-                                 sub->nslots, parent->plan->nslots);
-    }
+    const dcomm_plan *sub = scope.plan;
     size_t in_len = 0, out_len = 0;
-    uint8_t *in = dcommi_lane_piece(lane, &parent->plan->operands[step->src], 0, &in_len);
+    uint8_t *in = dcommi_lane_piece(lane, src, 0, &in_len);
     uint8_t *out = dcommi_lane_piece(lane, &step->dst, 0, &out_len);
     if (in == NULL || out == NULL) {
         return dcommi_outside(lane, in == NULL ? "input" : "output");
@@ -35229,26 +35455,18 @@ static enum dcommi_outcome dcommi_step_call(dcommi_lane *lane, const dcomm_step 
     }
     memset(memory, 0, head + lanes + words);
     dcommi_frame *frame = (dcommi_frame *)memory;
-    dcommi_frame_bind(frame, run, sub, (dcommi_lane *)(memory + head));
-    frame->parent = parent;
+    frame->scope = scope;
+    dcommi_frame_bind(frame, run, (dcommi_lane *)(memory + head),
+                      (uint64_t *)(memory + head + lanes));
     frame->caller = lane;
-    frame->depth = parent->depth + 1;
-    frame->group = parent->plan->table + step->group;
-    frame->words = (uint64_t *)(memory + head + lanes);
-    frame->tag_base = parent->tag_base + dcommi_lane_value(lane, &step->tag);
-    frame->counter_base = parent->counter_base + (uint32_t)counter;
-    frame->slot_base = parent->slot_base + (uint32_t)slot;
     frame->space[DCOMM_SPACE_IN] = in;
     frame->space_len[DCOMM_SPACE_IN] = (int64_t)in_len;
     frame->space[DCOMM_SPACE_OUT] = out;
     frame->space_len[DCOMM_SPACE_OUT] = (int64_t)out_len;
     if (DCOMMI_UNLIKELY(run->device != NULL)) {
-        frame->on_device =
-            (uint8_t)(dcommi_on_device(parent, parent->plan->operands[step->src].space)
-                          << DCOMM_SPACE_IN |
-                      dcommi_on_device(parent, step->dst.space) << DCOMM_SPACE_OUT);
+        frame->on_device = (uint8_t)(dcommi_on_device(caller, src->space) << DCOMM_SPACE_IN |
+                                     dcommi_on_device(caller, step->dst.space) << DCOMM_SPACE_OUT);
     }
-    frame->index_base = parent->index_base + dcommi_lane_value(lane, &step->index);
     frame->next = run->children;
     run->children = frame;
     dcomm_status status = dcommi_frame_scratch(frame, memory + head + lanes + words);
@@ -35262,28 +35480,6 @@ static enum dcommi_outcome dcommi_step_call(dcommi_lane *lane, const dcomm_step 
         dcommi_frame_start(frame);
     }
     return DCOMMI_STOP;
-}
-/* Open a loop, or jump behind it when it has no trips. */
-static void dcommi_step_loop(dcommi_lane *lane, const dcomm_step *step)
-{
-    int64_t trips = dcommi_lane_value(lane, &step->value);
-    if (trips <= 0) {
-        lane->pc += step->body + 1;
-        return;
-    }
-    lane->trips[lane->depth] = trips;
-    lane->index[lane->depth] = 0;
-    lane->depth++;
-}
-static void dcommi_step_end(dcommi_lane *lane, const dcomm_step *step)
-{
-    int d = lane->depth - 1;
-    if (++lane->index[d] < lane->trips[d]) {
-        lane->pc -= step->body + 1; /* to the LOOP step; the increment enters the body */
-        return;
-    }
-    lane->index[d] = 0;
-    lane->depth = d;
 }
 static enum dcommi_outcome dcommi_step_run(dcommi_lane *lane, const dcomm_step *step)
 {
@@ -35314,26 +35510,22 @@ static enum dcommi_outcome dcommi_step_run(dcommi_lane *lane, const dcomm_step *
         }
         return DCOMMI_NEXT;
     case DCOMM_STEP_WAIT: {
-        uint32_t counter = lane->frame->counter_base + step->slot;
-        uint64_t target = (uint64_t)dcommi_lane_value(lane, &step->value);
-        if (counter >= lane->frame->run->plan->ncounters || (int64_t)target < 0) {
-            return dcommi_step_error(lane, DCOMM_ERR_PLAN, "waits for counter %u >= %" PRId64,
-                                     counter, (int64_t)target);
+        const uint32_t counter = (uint32_t)(lane->frame->scope.counter + step->slot);
+        int64_t target;
+        if (dcommi_cursor_value(&lane->cursor, &step->value, &target) < 0) {
+            return dcommi_step_wrong(lane);
         }
-        if (lane->frame->run->counters[counter] >= target) {
+        if (target < 0) {
+            return dcommi_step_error(lane, DCOMM_ERR_PLAN, "waits for a negative value");
+        }
+        if (lane->frame->run->counters[counter] >= (uint64_t)target) {
             return DCOMMI_NEXT;
         }
         lane->state = DCOMMI_LANE_COUNTER;
         lane->counter = counter;
-        lane->target = target;
+        lane->target = (uint64_t)target;
         return DCOMMI_STOP;
     }
-    case DCOMM_STEP_LOOP:
-        dcommi_step_loop(lane, step);
-        return DCOMMI_NEXT;
-    case DCOMM_STEP_END:
-        dcommi_step_end(lane, step);
-        return DCOMMI_NEXT;
     default:
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "step of unknown kind %d", step->kind);
     }
@@ -35342,12 +35534,20 @@ static enum dcommi_outcome dcommi_step_run(dcommi_lane *lane, const dcomm_step *
 static void dcommi_lane_run(dcommi_lane *lane)
 {
     const dcommi_run *run = lane->frame->run;
-    while (lane->pc < lane->count) {
-        enum dcommi_outcome outcome = dcommi_step_run(lane, &lane->steps[lane->pc]);
+    const dcomm_step *step;
+    while ((step = dcommi_cursor_step(&lane->cursor)) != NULL) {
+        if (dcommi_cursor_turns(step)) {
+            if (DCOMMI_UNLIKELY(dcommi_cursor_turn(&lane->cursor, step) < 0)) {
+                dcommi_step_wrong(lane);
+                return;
+            }
+            continue;
+        }
+        enum dcommi_outcome outcome = dcommi_step_run(lane, step);
         if (outcome == DCOMMI_GONE || outcome == DCOMMI_RETRY || DCOMMI_UNLIKELY(!run->active)) {
             return; /* a step may fail the run in what it starts, and then say that it goes on */
         }
-        lane->pc++;
+        dcommi_cursor_next(&lane->cursor);
         if (outcome == DCOMMI_STOP) {
             return;
         }
@@ -35365,7 +35565,7 @@ static void dcommi_lane_run(dcommi_lane *lane)
 /* ---- events for a whole run ---- */
 static void dcommi_frame_wake(dcommi_frame *frame, uint8_t state, int64_t what)
 {
-    for (uint32_t i = 0; i < frame->plan->nlanes; i++) {
+    for (uint32_t i = 0; i < frame->scope.plan->nlanes; i++) {
         dcommi_lane *lane = &frame->lanes[i];
         if (lane->state != state) {
             continue;
@@ -35493,7 +35693,7 @@ static void dcommi_run_where(const dcommi_run *run, char *text, size_t len)
         if (lane->state == DCOMMI_LANE_DONE || lane->state == DCOMMI_LANE_READY) {
             continue;
         }
-        uint32_t pc = lane->pc;
+        uint32_t pc = lane->cursor.at.pc;
         if ((lane->state == DCOMMI_LANE_MOVE || lane->state == DCOMMI_LANE_FENCE ||
              lane->state == DCOMMI_LANE_COUNTER || lane->state == DCOMMI_LANE_CALL) &&
             pc > 0) {
@@ -35504,7 +35704,7 @@ static void dcommi_run_where(const dcommi_run *run, char *text, size_t len)
             DCOMM_STEP_TABLE(DCOMMI_STEP_NAME)
 #undef DCOMMI_STEP_NAME
         };
-        const dcomm_step *step = pc < lane->count ? &lane->steps[pc] : NULL;
+        const dcomm_step *step = pc < lane->cursor.count ? &lane->cursor.steps[pc] : NULL;
         snprintf(text, len, "lane %u step %u (%s)", i, pc,
                  step != NULL ? names[step->kind] : "end");
         return;
@@ -36207,8 +36407,8 @@ static dcomm_status dcommi_run_bind(dcommi_run *run, const dcomm_plan *plan, con
     dcommi_frame *root = &run->root;
     dcommi_frame_scratch_free(root);
     dcommi_zero(root, sizeof *root);
-    dcommi_frame_bind(root, run, plan, (dcommi_lane *)memory);
-    root->words = (uint64_t *)(memory + lanes);
+    root->scope.plan = plan;
+    dcommi_frame_bind(root, run, (dcommi_lane *)memory, (uint64_t *)(memory + lanes));
     run->counters = (uint64_t *)(memory + lanes + word_bytes);
     run->offers = (struct dcommi_offer *)(memory + lanes + word_bytes + counters);
     if (nwords > 0) {
@@ -36347,7 +36547,15 @@ static void dcommi_stage_done(dcommi_run *run)
         run->give_back_user = user;
         run->plan = next; /* also when it cannot be bound: it is the one to be given back */
         run->stage++;
-        status = dcommi_run_bind(run, next, words, nwords);
+        uint32_t budget = DCOMMI_CHECK_SUBPLANS;
+        if (run->signature.coll == DCOMM_COLL_PLAN) { /* like the first, in dcomm_plan_run */
+            status = dcommi_check_plan_valid(next, "the plan", 0, &budget);
+        }
+        if (status >= 0) {
+            status = dcommi_run_bind(run, next, words, nwords);
+        } else {
+            snprintf(why, sizeof why, "%s", dcommi_message);
+        }
     }
     dcommi_free(words);
     if (status < 0) {
@@ -38472,9 +38680,8 @@ typedef struct dcommi_script_op {
     uint64_t value;
     /* Where the engine would take over when this op cannot be done yet: the step, or for what is
      * asynchronous the fence behind it. */
-    uint32_t order, resume_order, pc;
-    int64_t index[DCOMM_LOOP_DEPTH], trips[DCOMM_LOOP_DEPTH];
-    int depth;
+    uint32_t order, resume_order;
+    dcommi_position at;
 } dcommi_script_op;
 struct dcommi_script {
     uint32_t nops, npeers;
@@ -38493,40 +38700,28 @@ typedef struct dcommi_scribe {
     uint32_t longest;                                                  /* message */
     dcommi_script_piece pieces[DCOMMI_SCRIPT_PIECES];
     dcommi_script_op ops[DCOMMI_SCRIPT_OPS];
-    uint32_t pc, order;
-    int64_t index[DCOMM_LOOP_DEPTH], trips[DCOMM_LOOP_DEPTH];
-    int depth;
+    uint32_t order;
+    dcommi_scope scope;
+    dcommi_cursor cursor;
     uint32_t ndeferred; /* asynchronous receives, held until a fence */
     dcommi_script_op held[DCOMMI_SCRIPT_OPS];
 } dcommi_scribe;
-static bool dcommi_scribe_value(const dcommi_scribe *s, const dcomm_expr *e, int64_t *value)
-{
-    *value = 0;
-    if (e->kind == DCOMM_EXPR_WORD) {
-        return false;
-    }
-    *value = dcommi_expr_value(e, s->index, s->plan->table, NULL);
-    return true;
-}
 /* An operand of one piece in memory of this rank. */
-static bool dcommi_scribe_operand(const dcommi_scribe *s, const dcomm_operand *o, uint32_t repeat,
+static bool dcommi_scribe_operand(const dcommi_scribe *s, const dcomm_operand *o, uint32_t r,
                                   dcommi_script_piece *piece, uint32_t *len)
 {
     const int64_t limit[] = {[DCOMM_SPACE_IN] = s->plan->in_bytes,
                              [DCOMM_SPACE_OUT] = s->plan->out_bytes,
                              [DCOMM_SPACE_SCRATCH] = s->plan->scratch_bytes};
-    int64_t offset, length;
-    if (o->offset.kind == DCOMM_EXPR_WORD || o->length.kind == DCOMM_EXPR_WORD ||
-        o->space < DCOMM_SPACE_IN || o->space > DCOMM_SPACE_SCRATCH) {
+    dcommi_interval x;
+    if (o->space < DCOMM_SPACE_IN || o->space > DCOMM_SPACE_SCRATCH ||
+        dcommi_cursor_piece(&s->cursor, o, r, &x) < 0 || x.offset < 0 ||
+        x.offset > limit[o->space] - x.length || /* without bytes, too: it becomes an address */
+        x.offset > INT32_MAX || x.length > DCOMMI_SCRIPT_BYTES) {
         return false;
     }
-    dcommi_operand_piece(o, repeat, s->index, s->plan->table, NULL, &offset, &length);
-    if (offset < 0 || offset > limit[o->space] - length || offset > INT32_MAX ||
-        length > DCOMMI_SCRIPT_BYTES) {
-        return false;
-    }
-    *piece = (dcommi_script_piece){.space = o->space, .offset = (uint32_t)offset};
-    *len = (uint32_t)length;
+    *piece = (dcommi_script_piece){.space = o->space, .offset = (uint32_t)x.offset};
+    *len = (uint32_t)x.length;
     return true;
 }
 /* Where a step stores, and how. */
@@ -38537,9 +38732,9 @@ static bool dcommi_scribe_target(const dcommi_scribe *s, const dcomm_step *step,
     return dcommi_scribe_operand(s, &step->dst, 0, &op->dst, &op->len) &&
            ((step->flags & DCOMM_STEP_FORWARD) == 0 || op->len <= DCOMMI_SCRIPT_FORWARD);
 }
-static bool dcommi_scribe_peer(dcommi_scribe *s, const dcomm_comm *comm, int64_t rank)
+static bool dcommi_scribe_peer(dcommi_scribe *s, const dcomm_comm *comm, int rank)
 {
-    if (rank < 0 || rank >= s->plan->nranks || rank == s->plan->rank ||
+    if (rank == s->plan->rank ||
         (comm != NULL && !comm->context->peers[comm->members[rank].peer].same_host)) {
         return false;
     }
@@ -38551,11 +38746,11 @@ static bool dcommi_scribe_peer(dcommi_scribe *s, const dcomm_comm *comm, int64_t
     if (s->npeers == DCOMMI_SCRIPT_PEERS) {
         return false;
     }
-    s->peers[s->npeers++] = (int32_t)rank;
+    s->peers[s->npeers++] = rank;
     return true;
 }
 /* A message to one of them, or from it. */
-static void dcommi_scribe_message(dcommi_scribe *s, int64_t rank, uint32_t *bytes, uint32_t len)
+static void dcommi_scribe_message(dcommi_scribe *s, int rank, uint32_t *bytes, uint32_t len)
 {
     uint32_t i = 0;
     while (s->peers[i] != rank) {
@@ -38588,10 +38783,7 @@ static dcommi_script_op *dcommi_scribe_op(dcommi_scribe *s, const dcomm_step *st
     op->final = step->flags & DCOMM_STEP_FINAL;
     op->async = defer;
     op->order = op->resume_order = s->order++;
-    op->pc = s->pc;
-    op->depth = s->depth;
-    memcpy(op->index, s->index, sizeof op->index);
-    memcpy(op->trips, s->trips, sizeof op->trips);
+    op->at = s->cursor.at;
     return op;
 }
 /* A fence, or the end of the lane: what was put off comes now. */
@@ -38602,10 +38794,7 @@ static void dcommi_scribe_fence(dcommi_scribe *s)
         dcommi_script_op *op = &s->ops[s->nops++];
         *op = s->held[i];
         op->resume_order = order;
-        op->pc = s->pc;
-        op->depth = s->depth;
-        memcpy(op->index, s->index, sizeof op->index);
-        memcpy(op->trips, s->trips, sizeof op->trips);
+        op->at = s->cursor.at;
     }
     s->ndeferred = 0;
 }
@@ -38614,8 +38803,8 @@ static bool dcommi_scribe_sources(dcommi_scribe *s, const dcomm_step *step, dcom
     op->pieces = (uint16_t)s->npieces;
     for (uint32_t i = 0; i < step->nsrc; i++) {
         const dcomm_operand *o = &s->plan->operands[step->src + i];
-        uint32_t repeat = o->repeat > 1 ? o->repeat : 1, len = op->len;
-        for (uint32_t r = 0; r < repeat; r++) {
+        uint32_t len = op->len;
+        for (uint32_t r = 0; r < dcommi_operand_pieces(o); r++) {
             if (s->npieces == DCOMMI_SCRIPT_PIECES) {
                 return false;
             }
@@ -38632,19 +38821,18 @@ static bool dcommi_scribe_sources(dcommi_scribe *s, const dcomm_step *step, dcom
 }
 static bool dcommi_scribe_tell(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_step *step)
 {
-    int64_t peer, value;
-    if (!dcommi_scribe_value(s, &step->peer, &peer) ||
-        !dcommi_scribe_value(s, &step->value, &value) || step->slot >= s->plan->ncounters) {
+    dcommi_targets to;
+    int64_t value;
+    if (dcommi_cursor_targets(&s->cursor, step, &to) < 0 ||
+        dcommi_cursor_value(&s->cursor, &step->value, &value) < 0) {
         return false;
     }
-    int64_t first = peer == DCOMM_ALL_PEERS ? 0 : peer;
-    int64_t last = peer == DCOMM_ALL_PEERS ? s->plan->nranks - 1 : peer;
-    for (int64_t r = first; r <= last; r++) {
-        if (r == s->plan->rank && peer == DCOMM_ALL_PEERS) {
+    for (int64_t r = to.first; r <= to.last; r++) {
+        if (r == to.but) {
             continue;
         }
         dcommi_script_op *op = dcommi_scribe_op(s, step);
-        if (op == NULL || !dcommi_scribe_peer(s, comm, r)) {
+        if (op == NULL || !dcommi_scribe_peer(s, comm, (int)r)) {
             return false;
         }
         op->rank = (int32_t)r;
@@ -38655,19 +38843,20 @@ static bool dcommi_scribe_tell(dcommi_scribe *s, const dcomm_comm *comm, const d
 }
 static bool dcommi_scribe_step(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_step *step)
 {
-    int64_t peer = 0, tag = 0, value = 0;
+    int64_t tag = 0, value = 0;
+    int peer = 0;
     dcommi_script_op *op;
     dcommi_script_piece piece;
     uint32_t room;
     switch (step->kind) {
     case DCOMM_STEP_SEND:
         op = dcommi_scribe_op(s, step);
-        if (op == NULL || !dcommi_scribe_value(s, &step->peer, &peer) ||
-            !dcommi_scribe_value(s, &step->tag, &tag) || !dcommi_scribe_peer(s, comm, peer) ||
+        if (op == NULL || dcommi_cursor_peer(&s->cursor, &step->peer, &peer) < 0 ||
+            dcommi_cursor_tag(&s->cursor, step, &tag) < 0 || !dcommi_scribe_peer(s, comm, peer) ||
             !dcommi_scribe_operand(s, &s->plan->operands[step->src], 0, &piece, &op->len)) {
             return false;
         }
-        op->rank = (int32_t)peer;
+        op->rank = peer;
         op->tag = (uint32_t)tag;
         op->dst = piece;
         dcommi_scribe_message(s, peer, s->sent, op->len);
@@ -38675,12 +38864,12 @@ static bool dcommi_scribe_step(dcommi_scribe *s, const dcomm_comm *comm, const d
     case DCOMM_STEP_RECV:
     case DCOMM_STEP_RECV_REDUCE:
         op = dcommi_scribe_op(s, step);
-        if (op == NULL || step->word >= 0 || !dcommi_scribe_value(s, &step->peer, &peer) ||
-            !dcommi_scribe_value(s, &step->tag, &tag) || !dcommi_scribe_peer(s, comm, peer) ||
+        if (op == NULL || dcommi_cursor_peer(&s->cursor, &step->peer, &peer) < 0 ||
+            dcommi_cursor_tag(&s->cursor, step, &tag) < 0 || !dcommi_scribe_peer(s, comm, peer) ||
             !dcommi_scribe_target(s, step, op)) {
             return false;
         }
-        op->rank = (int32_t)peer;
+        op->rank = peer;
         op->tag = (uint32_t)tag;
         dcommi_scribe_message(s, peer, s->received, op->len);
         return step->kind == DCOMM_STEP_RECV ||
@@ -38695,8 +38884,7 @@ static bool dcommi_scribe_step(dcommi_scribe *s, const dcomm_comm *comm, const d
         return dcommi_scribe_tell(s, comm, step);
     case DCOMM_STEP_WAIT:
         op = dcommi_scribe_op(s, step);
-        if (op == NULL || !dcommi_scribe_value(s, &step->value, &value) ||
-            step->slot >= s->plan->ncounters) {
+        if (op == NULL || dcommi_cursor_value(&s->cursor, &step->value, &value) < 0) {
             return false;
         }
         for (int r = 0; r < s->plan->nranks; r++) { /* whoever may signal is looked at */
@@ -38711,38 +38899,23 @@ static bool dcommi_scribe_step(dcommi_scribe *s, const dcomm_comm *comm, const d
         return false;
     }
 }
-static bool dcommi_scribe_lane(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_lane *lane)
+static bool dcommi_scribe_lane(dcommi_scribe *s, const dcomm_comm *comm)
 {
-    const dcomm_step *steps = s->plan->steps + lane->first;
-    int64_t trips;
-    for (; s->pc < lane->count; s->pc++) {
-        const dcomm_step *step = &steps[s->pc];
+    const dcomm_step *step;
+    while ((step = dcommi_cursor_step(&s->cursor)) != NULL) {
+        if (dcommi_cursor_turns(step)) {
+            if (dcommi_cursor_turn(&s->cursor, step) < 0 ||
+                (step->kind == DCOMM_STEP_END && s->order++ > 4 * DCOMMI_SCRIPT_OPS)) {
+                return false;
+            }
+            continue;
+        }
         if (step->kind == DCOMM_STEP_FENCE) {
             dcommi_scribe_fence(s);
-        } else if (step->kind == DCOMM_STEP_LOOP) {
-            if (!dcommi_scribe_value(s, &step->value, &trips)) {
-                return false;
-            }
-            if (trips <= 0) {
-                s->pc += step->body + 1;
-                continue;
-            }
-            s->trips[s->depth] = trips;
-            s->index[s->depth++] = 0;
-        } else if (step->kind == DCOMM_STEP_END) {
-            int d = s->depth - 1;
-            if (++s->index[d] < s->trips[d]) {
-                s->pc -= step->body + 1;
-            } else {
-                s->index[d] = 0;
-                s->depth = d;
-            }
-            if (s->order++ > 4 * DCOMMI_SCRIPT_OPS) { /* loops of nothing */
-                return false;
-            }
         } else if (!dcommi_scribe_step(s, comm, step)) {
             return false;
         }
+        dcommi_cursor_next(&s->cursor);
     }
     dcommi_scribe_fence(s);
     return true;
@@ -38797,8 +38970,9 @@ static dcomm_status dcommi_scribe_plan(const dcomm_comm *comm, const dcomm_plan 
     if (s == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    s->plan = plan;
-    if (dcommi_scribe_lane(s, comm, &plan->lanes[0]) && s->nops > 0 && dcommi_scribe_fits(s)) {
+    s->plan = s->scope.plan = plan;
+    dcommi_cursor_start(&s->cursor, &s->scope, 0);
+    if (dcommi_scribe_lane(s, comm) && s->nops > 0 && dcommi_scribe_fits(s)) {
         *scribe_p = s;
     } else {
         dcommi_free(s);
@@ -39139,10 +39313,7 @@ static void dcommi_fast_resume(dcommi_fast *f, dcommi_run *run, uint32_t k)
     const dcommi_script *script = f->cached->script;
     const dcommi_script_op *at = &script->ops[k];
     dcommi_lane *lane = &run->root.lanes[0];
-    lane->pc = at->pc;
-    lane->depth = at->depth;
-    memcpy(lane->index, at->index, sizeof lane->index);
-    memcpy(lane->trips, at->trips, sizeof lane->trips);
+    lane->cursor.at = at->at;
     if (run->root.space_len[DCOMM_SPACE_SCRATCH] > 0) {
         memcpy(run->root.space[DCOMM_SPACE_SCRATCH], f->base[DCOMM_SPACE_SCRATCH],
                (size_t)run->root.space_len[DCOMM_SPACE_SCRATCH]);
@@ -53026,9 +53197,10 @@ DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm)
 /* ==== include/dcomm/impl/check/lane.h ====================================================== */
 /* lane.h - how the plan checker executes lanes: loops, fences, calls of sub-plans, and what
  * to say when nothing can go on. */
+/* ==== include/dcomm/impl/check/message.h =================================================== */
+/* message.h - what messages, expositions and signals do when the plan checker executes them. */
 /* ==== include/dcomm/impl/check/step.h ====================================================== */
-/* step.h - what one step does when the plan checker executes it: local steps, messages,
- * signals. */
+/* step.h - what a step does within its rank when the plan checker executes it, and how it ends. */
 /* ==== include/dcomm/impl/check/value.h ===================================================== */
 /* value.h - the plan checker's arithmetic: expressions, where operands lie, what a fold, an
  * encoding or a message does to the contributions. */
@@ -53375,12 +53547,11 @@ typedef struct dcommi_check_trace {
 } dcommi_check_trace;
 /* A plan in execution: a rank's own, or a called sub-plan. */
 typedef struct dcommi_check_frame {
-    const dcomm_plan *plan;
+    dcommi_scope scope;
+    struct dcommi_check *check;
     struct dcommi_check_lane *caller; /* NULL: the rank's own plan */
-    const int *ranks;                 /* rank of the plan -> rank of the run */
     int rank;
-    int64_t tag, counter, slot; /* added to the plan's own */
-    bool linear;                /* encodings may be folded */
+    bool linear; /* encodings may be folded */
     dcommi_check_mem *mem[DCOMM_SPACE_MSG];
     int64_t base[DCOMM_SPACE_MSG], size[DCOMM_SPACE_MSG];
     uint32_t lanes_left;
@@ -53389,12 +53560,11 @@ typedef struct dcommi_check_frame {
 } dcommi_check_frame;
 /* A step under way. */
 typedef struct dcommi_check_op {
-    struct dcommi_check_op *next;    /* among the free ones */
+    dcommi_cursor cursor;         /* first, for dcommi_check_word: the lane as the step found it */
+    struct dcommi_check_op *next; /* among the free ones */
     struct dcommi_check_op *pending; /* among the lane's asynchronous ones */
     struct dcommi_check_lane *lane;
     const dcomm_step *step;
-    uint32_t at; /* index in its lane */
-    int64_t index[DCOMM_LOOP_DEPTH];
     uint32_t *vc; /* the lane's, or its own when asynchronous */
     uint32_t comp, clock;
     int32_t level;
@@ -53407,10 +53577,7 @@ typedef struct dcommi_check_lane {
     struct dcommi_check_lane *next_waiter; /* on the same counter, or the same rank's EXPOSE */
     struct dcommi_check_lane *all;         /* every lane of the stage, for deadlock reports */
     uint32_t number;                       /* in its plan */
-    uint32_t pc;
-    int depth;
-    uint32_t open[DCOMM_LOOP_DEPTH];
-    int64_t index[DCOMM_LOOP_DEPTH], trips[DCOMM_LOOP_DEPTH];
+    dcommi_cursor cursor;
     uint32_t comp; /* of its steps; comp + 1 is of its fences */
     uint32_t *vc;
     uint32_t *async_vc; /* join of what its completed asynchronous steps have learnt */
@@ -53482,7 +53649,6 @@ typedef struct dcommi_check_block {
 typedef struct dcommi_check {
     const dcomm_plan *const *plans;
     int n;
-    int identity[DCOMMI_CHECK_RANKS];
     uint64_t all; /* every rank */
     const dcomm_check_spec *spec;
     bool spec_holds; /* this scenario and all words known: results are checked */
@@ -53614,14 +53780,15 @@ static dcommi_check_text dcommi_check_op_text(const dcommi_check *c, const dcomm
     const dcomm_step *s = op->step;
     const char *name = dcommi_check_form_of(s->kind)->name;
     if (op->peer >= 0) {
-        snprintf(t.s + n, sizeof t.s - n, " step %" PRIu32 " (%s %s %d, tag %" PRId64 ")", op->at,
-                 name, s->kind == DCOMM_STEP_SEND ? "to" : "from", op->peer, op->tag);
+        snprintf(t.s + n, sizeof t.s - n, " step %" PRIu32 " (%s %s %d, tag %" PRId64 ")",
+                 op->cursor.at.pc, name, s->kind == DCOMM_STEP_SEND ? "to" : "from", op->peer,
+                 op->tag);
     } else if (s->kind == DCOMM_STEP_WAIT) {
         snprintf(t.s + n, sizeof t.s - n,
-                 " step %" PRIu32 " (wait for counter %" PRId64 " >= %" PRId64 ")", op->at,
-                 op->lane->frame->counter + s->slot, op->lane->wants);
+                 " step %" PRIu32 " (wait for counter %" PRId64 " >= %" PRId64 ")",
+                 op->cursor.at.pc, op->lane->frame->scope.counter + s->slot, op->lane->wants);
     } else {
-        snprintf(t.s + n, sizeof t.s - n, " step %" PRIu32 " (%s)", op->at, name);
+        snprintf(t.s + n, sizeof t.s - n, " step %" PRIu32 " (%s)", op->cursor.at.pc, name);
     }
     return t;
 }
@@ -53638,6 +53805,11 @@ static bool DCOMMI_PRINTF(3, 4)
         c->status = dcommi_fail(DCOMM_ERR_PLAN, "%s: %s", dcommi_check_op_text(c, op).s, text);
     }
     return false;
+}
+/* Refuse the plans for what the cursor says of this step; true when it says nothing. */
+static bool dcommi_check_walked(dcommi_check *c, const dcommi_check_op *op, dcomm_status status)
+{
+    return status >= 0 || dcommi_check_refuse(c, op, "%s", dcommi_message);
 }
 /* Pass a status of the parts below on; true when it is good. */
 static bool dcommi_check_good(dcommi_check *c, dcomm_status status)
@@ -53665,7 +53837,7 @@ static void dcommi_check_found(dcommi_check *c, const dcommi_check_op *op,
 /* The step's place in the vector clocks. */
 static dcommi_check_who dcommi_check_who_of(const dcommi_check_op *op)
 {
-    dcommi_check_who who = {op->vc, op->comp, op->clock, op->at};
+    dcommi_check_who who = {op->vc, op->comp, op->clock, op->cursor.at.pc};
     return who;
 }
 static void dcommi_check_event_add(dcommi_check *c, dcommi_check_event event)
@@ -53792,77 +53964,26 @@ static int64_t dcommi_check_number(const dcommi_check *c, const dcommi_check_run
     }
     return dcommi_check_choose(c, dcommi_mix(v->mask, (uint64_t)v->src), (int64_t)1 << 40);
 }
-static bool dcommi_check_word(dcommi_check *c, const dcommi_check_op *op, int64_t index,
-                              int64_t *number)
+/* A word that a step under way reads, for its cursor. */
+static dcomm_status dcommi_check_word(const dcommi_cursor *cursor, int64_t index, int64_t *number)
 {
+    const dcommi_check_op *op = (const dcommi_check_op *)cursor;
     const dcommi_check_frame *f = op->lane->frame;
+    dcommi_check *c = f->check;
     dcommi_check_region r = {f->mem[DCOMM_SPACE_WORDS], f->base[DCOMM_SPACE_WORDS] + 8 * index, 8};
     bool known;
     if (!dcommi_check_read_region(c, op, &r, &c->merged)) {
-        return false;
+        return c->status;
     }
     *number = dcommi_check_number(c, &c->merged, &known);
-    return true;
-}
-static bool dcommi_check_eval(dcommi_check *c, const dcommi_check_op *op, const dcomm_expr *e,
-                              int64_t *value_p)
-{
-    const dcomm_plan *p = op->lane->frame->plan;
-    if (e->kind == DCOMM_EXPR_CONST) {
-        *value_p = e->add;
-        return true;
-    }
-    int64_t x = e->base, value = e->add, term = 0;
-    bool over = false;
-    for (int d = 0; d < DCOMM_LOOP_DEPTH; d++) {
-        over |= __builtin_mul_overflow(e->coef[d], op->index[d], &term);
-        over |= __builtin_add_overflow(x, term, &x);
-        over |= __builtin_mul_overflow(e->post[d], op->index[d], &term);
-        over |= __builtin_add_overflow(value, term, &value);
-    }
-    if (e->mod > 0) {
-        x %= e->mod;
-        x += x < 0 ? e->mod : 0;
-    }
-    if (e->kind != DCOMM_EXPR_AFFINE) {
-        over |= __builtin_add_overflow(x, e->first, &x);
-    }
-    if (!over && e->kind == DCOMM_EXPR_TABLE) {
-        if (x < 0 || x >= p->ntable) {
-            return dcommi_check_refuse(c, op, "an expression reads table[%" PRId64 "] of %" PRIu32,
-                                       x, p->ntable);
-        }
-        x = p->table[x];
-    } else if (!over && e->kind == DCOMM_EXPR_WORD) {
-        if (x < 0 || x >= p->nwords) {
-            return dcommi_check_refuse(c, op, "an expression reads words[%" PRId64 "] of %" PRIu32,
-                                       x, p->nwords);
-        }
-        if (!dcommi_check_word(c, op, x, &x)) {
-            return false;
-        }
-    }
-    over |= __builtin_mul_overflow(e->scale, x, &term);
-    over |= __builtin_add_overflow(value, term, &value);
-    if (over) {
-        return dcommi_check_refuse(c, op, "an expression exceeds 64 bits");
-    }
-    *value_p = value;
-    return true;
+    return DCOMM_OK;
 }
 /* The word that the step writes to takes a length. */
 static bool dcommi_check_set_word(dcommi_check *c, const dcommi_check_op *op, int64_t number)
 {
-    int64_t index = 0;
-    if (!dcommi_check_eval(c, op, &op->step->value, &index)) {
-        return false;
-    }
-    index += op->step->word;
-    if (index < 0 || index >= op->lane->frame->plan->nwords) {
-        return dcommi_check_refuse(c, op, "writes to words[%" PRId64 "] of %" PRIu32, index,
-                                   op->lane->frame->plan->nwords);
-    }
-    return dcommi_check_put_word(c, op, index, number);
+    int32_t index;
+    return dcommi_check_walked(c, op, dcommi_cursor_word(&op->cursor, op->step, &index)) &&
+           dcommi_check_put_word(c, op, index, number);
 }
 /* ---- operands ---- */
 /* Piece r of an operand. In PEER space that nobody has exposed yet, *owner is the rank to wait
@@ -53871,41 +53992,23 @@ static bool dcommi_check_piece(dcommi_check *c, dcommi_check_op *op, const dcomm
                                uint32_t r, dcommi_check_region *region, int *owner)
 {
     const dcommi_check_frame *f = op->lane->frame;
-    int64_t at = 0, len = 0, shift, room, start;
+    int64_t room, start;
+    dcommi_interval bytes;
     if (--c->budget < 0) {
         return dcommi_check_refuse(c, op, "too many steps to check");
     }
-    dcomm_expr length = o->length;
-    length.first += o->length.kind == DCOMM_EXPR_WORD ? r : 0;
-    if (!dcommi_check_eval(c, op, &o->offset, &at) || !dcommi_check_eval(c, op, &length, &len)) {
+    if (!dcommi_check_walked(c, op, dcommi_cursor_piece(&op->cursor, o, r, &bytes))) {
         return false;
     }
-    if (__builtin_mul_overflow((int64_t)r, o->stride, &shift) ||
-        __builtin_add_overflow(at, shift, &at)) {
-        return dcommi_check_refuse(c, op, "the offset of piece %" PRIu32 " exceeds 64 bits", r);
-    }
-    len = dcommi_min64(dcommi_max64(len, 0), o->max_length);
-    if (o->clip > 0) {
-        room = 0;
-        if (at < o->clip && __builtin_sub_overflow(o->clip, at, &room)) {
-            room = INT64_MAX;
-        }
-        len = dcommi_min64(len, room);
-    }
+    const int64_t at = bytes.offset, len = bytes.length;
     if (o->space == DCOMM_SPACE_PEER) {
-        int64_t peer;
-        if (!dcommi_check_eval(c, op, &o->peer, &peer)) {
+        int64_t first;
+        int rank;
+        if (!dcommi_check_walked(c, op, dcommi_cursor_value(&op->cursor, &o->peer, &first)) ||
+            !dcommi_check_walked(c, op, dcommi_cursor_owner(&op->cursor, first, r, &rank))) {
             return false;
         }
-        if (peer < 0 || peer >= f->plan->nranks) {
-            return dcommi_check_refuse(c, op, "reads from rank %" PRId64 " of %d", peer,
-                                       f->plan->nranks);
-        }
-        int rank = f->ranks[(peer + r) % f->plan->nranks];
-        if (rank == f->rank) {
-            return dcommi_check_refuse(c, op, "reads its own memory as a peer's");
-        }
-        int64_t slot = f->slot + o->slot;
+        int64_t slot = f->scope.slot + o->slot;
         if (slot >= c->rank[rank].plan->nslots) {
             return dcommi_check_refuse(c, op, "rank %d has no slot %" PRId64, rank, slot);
         }
@@ -53924,18 +54027,12 @@ static bool dcommi_check_piece(dcommi_check *c, dcommi_check_op *op, const dcomm
         start = f->base[o->space];
         room = f->size[o->space];
     }
-    if (len > 0 && (at < 0 || at > room || len > room - at)) {
-        return dcommi_check_refuse(
-            c, op, "touches bytes %" PRId64 " to %" PRId64 " of %s, which has %" PRId64, at,
-            at > INT64_MAX - len ? INT64_MAX : at + len, dcommi_print_space(o->space), room);
+    if (!dcommi_interval_within(&bytes, room)) {
+        return dcommi_check_walked(c, op, dcommi_interval_outside(&bytes, o->space, room));
     }
     region->at = len > 0 ? start + at : 0;
     region->len = len;
     return true;
-}
-static uint32_t dcommi_check_pieces(const dcomm_operand *o)
-{
-    return o->repeat > 0 ? o->repeat : 1;
 }
 static bool dcommi_check_apart(dcommi_check *c, const dcommi_check_op *op,
                                const dcommi_check_region *a, const dcommi_check_region *b)
@@ -54065,7 +54162,7 @@ static bool dcommi_check_fold_in(dcommi_check *c, const dcommi_check_op *op, boo
 static bool dcommi_check_fold_end(dcommi_check *c, const dcommi_check_op *op)
 {
     if ((op->step->flags & DCOMM_STEP_FINAL) == 0 || !c->averages ||
-        op->lane->frame->plan->op != (unsigned)DCOMM_AVG) {
+        op->lane->frame->scope.plan->op != (unsigned)DCOMM_AVG) {
         return true;
     }
     for (size_t i = 0; i < c->folded.n; i++) {
@@ -54095,7 +54192,7 @@ static bool dcommi_check_complete(dcommi_check *c, dcommi_check_op *op)
     if (!op->async) {
         lane->vc[lane->comp]++;
         lane->level = op->level;
-        lane->pc++;
+        dcommi_cursor_next(&lane->cursor);
         dcommi_check_wake(c, lane);
         return true;
     }
@@ -54201,7 +54298,7 @@ static bool dcommi_check_fold_sources(dcommi_check *c, dcommi_check_op *op,
                                       const dcommi_check_region *dst, int *owner)
 {
     const dcomm_step *s = op->step;
-    const dcomm_operand *operand = op->lane->frame->plan->operands + s->src;
+    const dcomm_operand *operand = op->lane->frame->scope.plan->operands + s->src;
     bool decodes = s->kind == DCOMM_STEP_DECODE || s->kind == DCOMM_STEP_RECODE;
     bool first = true;
     for (uint32_t i = 0; i < s->nsrc; i++) {
@@ -54212,7 +54309,7 @@ static bool dcommi_check_fold_sources(dcommi_check *c, dcommi_check_op *op,
             first = false;
             continue;
         }
-        for (uint32_t r = 0; r < dcommi_check_pieces(&operand[i]); r++) {
+        for (uint32_t r = 0; r < dcommi_operand_pieces(&operand[i]); r++) {
             dcommi_check_region from;
             if (!dcommi_check_piece(c, op, &operand[i], r, &from, owner)) {
                 return false;
@@ -54244,7 +54341,7 @@ static bool dcommi_check_do_encode(dcommi_check *c, dcommi_check_op *op,
                                    const dcommi_check_region *dst, int *owner)
 {
     const dcomm_step *s = op->step;
-    const dcomm_operand *operand = op->lane->frame->plan->operands + s->src;
+    const dcomm_operand *operand = op->lane->frame->scope.plan->operands + s->src;
     const dcommi_check_runs *values = &c->given;
     dcommi_check_region src = {0};
     if (s->kind == DCOMM_STEP_RECODE) {
@@ -54283,9 +54380,9 @@ static bool dcommi_check_do_encode(dcommi_check *c, dcommi_check_op *op,
 static bool dcommi_check_do_compute(dcommi_check *c, dcommi_check_op *op,
                                     const dcommi_check_region *dst, int *owner)
 {
-    const dcomm_operand *operand = op->lane->frame->plan->operands + op->step->src;
+    const dcomm_operand *operand = op->lane->frame->scope.plan->operands + op->step->src;
     for (uint32_t i = 0; i < op->step->nsrc; i++) {
-        for (uint32_t r = 0; r < dcommi_check_pieces(&operand[i]); r++) {
+        for (uint32_t r = 0; r < dcommi_operand_pieces(&operand[i]); r++) {
             dcommi_check_region from;
             if (!dcommi_check_piece(c, op, &operand[i], r, &from, owner) ||
                 !dcommi_check_take(c, op, &from, dst, &c->given)) {
@@ -54302,10 +54399,10 @@ static bool dcommi_check_must_wait(dcommi_check *c, dcommi_check_lane *lane)
 {
     dcommi_check_op *op = &lane->op;
     int waits_for = -1, *owner = &waits_for;
-    const dcomm_operand *operand = op->lane->frame->plan->operands + op->step->src;
+    const dcomm_operand *operand = op->lane->frame->scope.plan->operands + op->step->src;
     for (uint32_t i = 0; i < op->step->nsrc && *owner < 0; i++) {
         for (uint32_t r = 0; operand[i].space == DCOMM_SPACE_PEER && *owner < 0 &&
-                             r < dcommi_check_pieces(&operand[i]);
+                             r < dcommi_operand_pieces(&operand[i]);
              r++) {
             dcommi_check_region from;
             if (!dcommi_check_piece(c, op, &operand[i], r, &from, owner)) {
@@ -54333,7 +54430,7 @@ static bool dcommi_check_do_local(dcommi_check *c, dcommi_check_op *op)
     }
     bool single = s->kind == DCOMM_STEP_COPY;
     if (single) {
-        const dcomm_operand *operand = op->lane->frame->plan->operands + s->src;
+        const dcomm_operand *operand = op->lane->frame->scope.plan->operands + s->src;
         if (!dcommi_check_piece(c, op, operand, 0, &src, &owner) ||
             !dcommi_check_apart(c, op, &src, &dst)) {
             return false;
@@ -54364,7 +54461,7 @@ static bool dcommi_check_match(dcommi_check *c, dcommi_check_op *send, dcommi_ch
     const dcommi_check_frame *from_frame = send->lane->frame;
     dcommi_check_region src, dst, stage;
     int owner = -1;
-    if (!dcommi_check_piece(c, send, from_frame->plan->operands + send->step->src, 0, &src,
+    if (!dcommi_check_piece(c, send, from_frame->scope.plan->operands + send->step->src, 0, &src,
                             &owner) ||
         !dcommi_check_piece(c, recv, &r->dst, 0, &dst, &owner)) {
         return false;
@@ -54444,22 +54541,14 @@ static bool dcommi_check_post(dcommi_check *c, dcommi_check_op *op)
 {
     const dcommi_check_frame *f = op->lane->frame;
     bool sends = op->step->kind == DCOMM_STEP_SEND;
-    int64_t peer, tag;
-    if (!dcommi_check_eval(c, op, &op->step->peer, &peer) ||
-        !dcommi_check_eval(c, op, &op->step->tag, &tag)) {
+    int64_t tag;
+    int peer;
+    if (!dcommi_check_walked(c, op, dcommi_cursor_peer(&op->cursor, &op->step->peer, &peer)) ||
+        !dcommi_check_walked(c, op, dcommi_cursor_tag(&op->cursor, op->step, &tag))) {
         return false;
     }
-    if (peer < 0 || peer >= f->plan->nranks || f->ranks[peer] == f->rank) {
-        return dcommi_check_refuse(c, op, "its peer is rank %" PRId64 " of %d%s", peer,
-                                   f->plan->nranks,
-                                   peer == f->plan->rank ? ", which is itself" : "");
-    }
-    if (tag < 0 || tag >= f->plan->ntags) {
-        return dcommi_check_refuse(c, op, "tag %" PRId64 " is not in [0, %" PRIu32 ")", tag,
-                                   f->plan->ntags);
-    }
-    op->peer = f->ranks[peer];
-    op->tag = f->tag + tag;
+    op->peer = peer;
+    op->tag = tag;
     int from = sends ? f->rank : op->peer, to = sends ? op->peer : f->rank;
     uint64_t key =
         1 + (((uint64_t)from * DCOMMI_CHECK_RANKS + (uint64_t)to) << 40 | (uint64_t)op->tag);
@@ -54489,20 +54578,14 @@ static bool dcommi_check_post(dcommi_check *c, dcommi_check_op *op)
 /* The ranks of the run that EXPOSE or SIGNAL is for: a mask. */
 static bool dcommi_check_targets(dcommi_check *c, dcommi_check_op *op, uint64_t *mask)
 {
-    const dcommi_check_frame *f = op->lane->frame;
-    int64_t peer = 0;
-    if (!dcommi_check_eval(c, op, &op->step->peer, &peer)) {
+    const dcommi_scope *scope = &op->lane->frame->scope;
+    dcommi_targets to;
+    *mask = 0;
+    if (!dcommi_check_walked(c, op, dcommi_cursor_targets(&op->cursor, op->step, &to))) {
         return false;
     }
-    *mask = 0;
-    if (peer != DCOMM_ALL_PEERS && (peer < 0 || peer >= f->plan->nranks)) {
-        return dcommi_check_refuse(c, op, "its peer is rank %" PRId64 " of %d", peer,
-                                   f->plan->nranks);
-    }
-    for (int i = 0; i < f->plan->nranks; i++) {
-        if (i == peer || (peer == DCOMM_ALL_PEERS && f->ranks[i] != f->rank)) {
-            *mask |= (uint64_t)1 << f->ranks[i];
-        }
+    for (int64_t r = to.first; r <= to.last; r++) {
+        *mask |= r != to.but ? (uint64_t)1 << dcommi_scope_rank(scope, r) : 0;
     }
     return true;
 }
@@ -54514,21 +54597,21 @@ static bool dcommi_check_do_expose(dcommi_check *c, dcommi_check_op *op)
     uint64_t targets;
     int nobody = -1;
     if (!dcommi_check_targets(c, op, &targets) ||
-        !dcommi_check_piece(c, op, f->plan->operands + op->step->src, 0, &r, &nobody)) {
+        !dcommi_check_piece(c, op, f->scope.plan->operands + op->step->src, 0, &r, &nobody)) {
         return false;
     }
     const uint32_t *vc = dcommi_check_vc_copy(c, op->vc);
     if (vc == NULL) {
         return false;
     }
-    dcommi_check_exposed *row = owner->exposed + (f->slot + op->step->slot) * c->n;
+    dcommi_check_exposed *row = owner->exposed + (f->scope.slot + op->step->slot) * c->n;
     for (int i = 0; i < c->n; i++) {
         if ((targets >> i & 1) == 0 || i == f->rank) {
             continue;
         }
         if (row[i].mem != NULL) {
             return dcommi_check_refuse(c, op, "slot %" PRId64 " is exposed to rank %d twice",
-                                       f->slot + op->step->slot, i);
+                                       f->scope.slot + op->step->slot, i);
         }
         dcommi_check_exposed x = {r.mem, r.at, r.len, vc, op->level + 1};
         row[i] = x;
@@ -54588,9 +54671,9 @@ static bool dcommi_check_do_signal(dcommi_check *c, dcommi_check_op *op)
 {
     const dcommi_check_frame *f = op->lane->frame;
     uint64_t targets;
-    int64_t value, at = f->counter + op->step->slot;
+    int64_t value, at = f->scope.counter + op->step->slot;
     if (!dcommi_check_targets(c, op, &targets) ||
-        !dcommi_check_eval(c, op, &op->step->value, &value)) {
+        !dcommi_check_walked(c, op, dcommi_cursor_value(&op->cursor, &op->step->value, &value))) {
         return false;
     }
     if (value < 0 || value > INT64_MAX / 4) {
@@ -54653,8 +54736,9 @@ static int64_t dcommi_check_possible(const dcommi_check_source *s, const dcommi_
 static bool dcommi_check_do_wait(dcommi_check *c, dcommi_check_op *op)
 {
     dcommi_check_lane *lane = op->lane;
-    int64_t at = lane->frame->counter + op->step->slot, possible = 0;
-    if (!dcommi_check_eval(c, op, &op->step->value, &lane->wants)) {
+    int64_t at = lane->frame->scope.counter + op->step->slot, possible = 0;
+    if (!dcommi_check_walked(c, op,
+                             dcommi_cursor_value(&op->cursor, &op->step->value, &lane->wants))) {
         return false;
     }
     if (lane->wants < 0) {
@@ -54718,11 +54802,20 @@ static uint32_t dcommi_check_width(dcommi_check *c, const dcomm_plan *p, uint32_
     }
     return most < 1u << 20 ? 1 + (uint32_t)most : 1u << 20;
 }
+static dcommi_check_frame *dcommi_check_frame_new(dcommi_check *c, int rank)
+{
+    dcommi_check_frame *f = dcommi_check_get(c, sizeof *f);
+    if (f != NULL) {
+        f->check = c;
+        f->rank = rank;
+    }
+    return f;
+}
 /* Make a frame's lanes ready; `first` is the component of the first. */
 static bool dcommi_check_start(dcommi_check *c, dcommi_check_frame *f, uint32_t first,
                                const uint32_t *vc, int32_t level)
 {
-    const dcomm_plan *p = f->plan;
+    const dcomm_plan *p = f->scope.plan;
     f->lanes_left = p->nlanes;
     f->level = level;
     f->end_vc = dcommi_check_vc_copy(c, vc);
@@ -54736,6 +54829,7 @@ static bool dcommi_check_start(dcommi_check *c, dcommi_check_frame *f, uint32_t 
         }
         lane->frame = f;
         lane->number = i;
+        dcommi_cursor_start(&lane->cursor, &f->scope, i);
         lane->level = level;
         lane->all = c->lanes;
         c->lanes = lane;
@@ -54789,46 +54883,15 @@ static bool dcommi_check_call(dcommi_check *c, dcommi_check_op *op)
     dcommi_check_lane *lane = op->lane;
     const dcommi_check_frame *outer = lane->frame;
     const dcomm_step *s = op->step;
-    const dcomm_plan *sub = outer->plan->subs[s->sub];
-    int64_t tag = 0, counter = 0, slot = 0;
-    if (!dcommi_check_eval(c, op, &s->tag, &tag)) {
+    dcommi_check_frame *f = dcommi_check_frame_new(c, outer->rank);
+    if (f == NULL || !dcommi_check_walked(c, op, dcommi_cursor_call(&op->cursor, s, &f->scope))) {
         return false;
     }
-    if (tag < 0 || tag > (int64_t)outer->plan->ntags - (int64_t)sub->ntags) {
-        return dcommi_check_refuse(c, op, "tags %" PRId64 "+%" PRIu32 " of %" PRIu32, tag,
-                                   sub->ntags, outer->plan->ntags);
-    }
-    if (!dcommi_check_eval(c, op, &s->value, &counter) ||
-        !dcommi_check_eval(c, op, &s->peer, &slot)) {
-        return false;
-    }
-    counter += s->slot;
-    slot += s->word > 0 ? s->word : 0;
-    if (counter < 0 || counter > (int64_t)outer->plan->ncounters - (int64_t)sub->ncounters ||
-        slot < 0 || slot > (int64_t)outer->plan->nslots - (int64_t)sub->nslots) {
-        return dcommi_check_refuse(c, op,
-                                   "counters %" PRId64 "+%" PRIu32 " of %" PRIu32 ", slots %" PRId64
-                                   "+%" PRIu32 " of %" PRIu32,
-                                   counter, sub->ncounters, outer->plan->ncounters, slot,
-                                   sub->nslots, outer->plan->nslots);
-    }
-    dcommi_check_frame *f = dcommi_check_get(c, sizeof *f);
-    int *ranks = f != NULL ? dcommi_check_get(c, (size_t)sub->nranks * sizeof *ranks) : NULL;
-    if (ranks == NULL) {
-        return false;
-    }
-    for (int i = 0; i < sub->nranks; i++) {
-        ranks[i] = outer->ranks[outer->plan->table[s->group + (uint32_t)i]];
-    }
-    f->plan = sub;
+    const dcomm_plan *sub = f->scope.plan;
+    f->scope.word = dcommi_check_word;
     f->caller = lane;
-    f->ranks = ranks;
-    f->rank = outer->rank;
     f->linear = outer->linear || sub->codec_linear;
-    f->tag = outer->tag + tag;
-    f->counter = outer->counter + counter;
-    f->slot = outer->slot + slot;
-    const dcomm_operand *in = s->nsrc > 0 ? &outer->plan->operands[s->src] : NULL;
+    const dcomm_operand *in = s->nsrc > 0 ? &outer->scope.plan->operands[s->src] : NULL;
     if (!dcommi_check_bind(c, op, f, DCOMM_SPACE_IN, in, sub->in_bytes) ||
         !dcommi_check_bind(c, op, f, DCOMM_SPACE_OUT, &s->dst, sub->out_bytes) ||
         !dcommi_check_own_mem(c, f, DCOMM_SPACE_SCRATCH, sub->scratch_bytes, DCOMMI_CHECK_UNDEF) ||
@@ -54875,32 +54938,14 @@ static bool dcommi_check_fence(dcommi_check *c, dcommi_check_lane *lane)
     lane->vc[lane->comp + 1]++;
     return true;
 }
-static bool dcommi_check_loop(dcommi_check *c, dcommi_check_lane *lane)
-{
-    dcommi_check_op *op = &lane->op;
-    int64_t trips;
-    if (!dcommi_check_eval(c, op, &op->step->value, &trips)) {
-        return false;
-    }
-    if (trips <= 0 || op->step->body == 0) {
-        lane->pc += op->step->body + 1;
-    } else {
-        lane->open[lane->depth] = lane->pc;
-        lane->index[lane->depth] = 0;
-        lane->trips[lane->depth++] = trips;
-    }
-    return dcommi_check_complete(c, op);
-}
 static bool dcommi_check_step(dcommi_check *c, dcommi_check_lane *lane)
 {
-    const dcomm_plan *p = lane->frame->plan;
-    const dcomm_step *s = &p->steps[p->lanes[lane->number].first + lane->pc];
+    const dcomm_step *s = dcommi_cursor_step(&lane->cursor);
     dcommi_check_op *op = &lane->op;
     memset(op, 0, sizeof *op);
     op->lane = lane;
     op->step = s;
-    op->at = lane->pc;
-    memcpy(op->index, lane->index, sizeof op->index);
+    op->cursor = lane->cursor;
     op->vc = lane->vc;
     op->comp = lane->comp;
     op->clock = lane->vc[lane->comp] + 1;
@@ -54908,6 +54953,14 @@ static bool dcommi_check_step(dcommi_check *c, dcommi_check_lane *lane)
     op->peer = -1;
     if (--c->budget < 0) {
         return dcommi_check_refuse(c, op, "too many steps to check");
+    }
+    if (dcommi_cursor_turns(s)) { /* by the op's cursor, whose words dcommi_check_word knows */
+        if (!dcommi_check_walked(c, op, dcommi_cursor_turn(&op->cursor, s))) {
+            return false;
+        }
+        lane->cursor = op->cursor;
+        lane->vc[lane->comp]++;
+        return true;
     }
     if ((s->kind == DCOMM_STEP_COPY || s->kind == DCOMM_STEP_REDUCE) &&
         (!dcommi_check_must_wait(c, lane) || lane->blocked)) {
@@ -54919,7 +54972,7 @@ static bool dcommi_check_step(dcommi_check *c, dcommi_check_lane *lane)
             return false;
         }
         lane->vc[lane->comp]++;
-        lane->pc++;
+        dcommi_cursor_next(&lane->cursor);
     }
     switch (s->kind) {
     case DCOMM_STEP_SEND:
@@ -54934,18 +54987,6 @@ static bool dcommi_check_step(dcommi_check *c, dcommi_check_lane *lane)
         return dcommi_check_do_wait(c, op);
     case DCOMM_STEP_FENCE:
         return !dcommi_check_fence(c, lane) || dcommi_check_complete(c, op);
-    case DCOMM_STEP_LOOP:
-        return dcommi_check_loop(c, lane);
-    case DCOMM_STEP_END: {
-        int d = lane->depth - 1;
-        if (++lane->index[d] < lane->trips[d]) {
-            lane->pc = lane->open[d];
-        } else {
-            lane->index[d] = 0;
-            lane->depth = d;
-        }
-        return dcommi_check_complete(c, op);
-    }
     case DCOMM_STEP_CALL:
         return dcommi_check_call(c, op);
     default:
@@ -54957,8 +54998,7 @@ static bool dcommi_check_advance(dcommi_check *c, dcommi_check_lane *lane)
 {
     c->running = lane;
     while (!lane->blocked && !lane->done && c->status == DCOMM_OK) {
-        uint32_t count = lane->frame->plan->lanes[lane->number].count;
-        if (lane->pc < count) {
+        if (dcommi_cursor_step(&lane->cursor) != NULL) {
             if (!dcommi_check_step(c, lane)) {
                 return false;
             }
@@ -55321,16 +55361,14 @@ static dcomm_status dcommi_check_stage_start(dcommi_check *c)
         k->peer_waiters = NULL;
         k->counters = dcommi_check_get(c, (size_t)p->ncounters * sizeof *k->counters);
         k->exposed = dcommi_check_get(c, (size_t)p->nslots * (size_t)c->n * sizeof *k->exposed);
-        dcommi_check_frame *f = dcommi_check_get(c, sizeof *f);
+        dcommi_check_frame *f = dcommi_check_frame_new(c, i);
         if (k->counters == NULL || k->exposed == NULL || f == NULL) {
             return DCOMM_ERR_NO_MEMORY;
         }
         log->counters[i] = k->counters;
         log->ncounters[i] = p->ncounters;
-        c->identity[i] = i;
-        f->plan = p;
-        f->ranks = c->identity;
-        f->rank = i;
+        f->scope.plan = p;
+        f->scope.word = dcommi_check_word;
         f->linear = p->codec_linear;
         for (unsigned space = DCOMM_SPACE_IN; space <= DCOMM_SPACE_WORDS; space++) {
             f->mem[space] = k->mem[space];

@@ -1,15 +1,13 @@
 /* plan_sim.h - runs the plans of all ranks in one thread on real memory, for tests: lanes in random
- * order, no message buffered, real folds. An oracle that shares no code with the engine. */
+ * order, no message buffered, real folds. An oracle that shares only the cursor with the engine. */
 #ifndef PLAN_SIM_H
 #define PLAN_SIM_H
 
-#include "dcomm/impl/plan/build.h"
+#include "dcomm/impl/plan/cursor.h"
 
 typedef struct sim_lane {
-    uint32_t pc, open[DCOMM_LOOP_DEPTH];
-    int depth;
-    int64_t index[DCOMM_LOOP_DEPTH], trips[DCOMM_LOOP_DEPTH];
-    bool posted; /* the step at pc is under way */
+    dcommi_cursor cursor;
+    bool posted; /* its step is under way */
     int outstanding;
 } sim_lane;
 
@@ -18,13 +16,14 @@ typedef struct sim_post {
     int from, to;
     int64_t tag;
     int rank;
-    uint32_t lane, step;
-    int64_t index[DCOMM_LOOP_DEPTH];
+    uint32_t lane;
+    dcommi_cursor cursor; /* at its step */
     bool used;
 } sim_post;
 
 typedef struct sim_rank {
     const dcomm_plan *plan;
+    dcommi_scope scope;
     unsigned char *space[DCOMM_SPACE_MSG];
     sim_lane lane[DCOMM_PLAN_MAX_LANES];
     int64_t *counter;
@@ -94,47 +93,53 @@ static void sim_fold(const dcomm_plan *p, unsigned char *dst, unsigned char *con
     }
 }
 
-static int64_t sim_value(const sim_rank *r, const dcomm_expr *e, const int64_t *index)
+/* Note the first thing that is wrong; return true if nothing is. */
+static bool sim_good(sim *s, int rank, dcomm_status status)
 {
-    return dcommi_expr_value(e, index, r->plan->table, NULL);
+    if (status < 0 && s->why[0] == 0) {
+        snprintf(s->why, sizeof s->why, "rank %d: %.200s", rank, dcommi_message);
+    }
+    return status >= 0;
 }
 
 /* Piece k of an operand; NULL: not exposed yet. */
-static unsigned char *sim_piece(sim *s, int rank, const dcomm_operand *o, uint32_t k,
-                                const int64_t *index, int64_t *length)
+static unsigned char *sim_piece(sim *s, int rank, const dcommi_cursor *at, const dcomm_operand *o,
+                                uint32_t k, int64_t *length)
 {
     sim_rank *r = &s->rank[rank];
-    int64_t at;
-    dcommi_operand_piece(o, k, index, r->plan->table, NULL, &at, length);
+    dcommi_interval x = {0, 0};
+    sim_good(s, rank, dcommi_cursor_piece(at, o, k, &x));
+    *length = x.length;
     if (o->space == DCOMM_SPACE_PEER) {
-        int64_t peer = (sim_value(r, &o->peer, index) + k) % s->n;
-        unsigned char *base = s->rank[peer].exposed[o->slot * s->n + rank];
-        return base == NULL ? NULL : base + at;
+        int64_t first = 0;
+        int owner = 0;
+        sim_good(s, rank, dcommi_cursor_value(at, &o->peer, &first));
+        sim_good(s, rank, dcommi_cursor_owner(at, first, k, &owner));
+        unsigned char *base = owner >= 0 ? s->rank[owner].exposed[o->slot * s->n + rank] : NULL;
+        return base == NULL ? NULL : base + x.offset;
     }
     int64_t room = o->space == DCOMM_SPACE_IN    ? r->plan->in_bytes
                    : o->space == DCOMM_SPACE_OUT ? r->plan->out_bytes
                                                  : r->plan->scratch_bytes;
-    if (*length > 0 && (at < 0 || at + *length > room)) {
-        snprintf(s->why, sizeof s->why,
-                 "rank %d: [%" PRId64 ", +%" PRId64 ") of %" PRId64 " bytes in space %d", rank, at,
-                 *length, room, o->space);
+    if (!dcommi_interval_within(&x, room)) {
+        sim_good(s, rank, dcommi_interval_outside(&x, o->space, room));
     }
-    return r->space[o->space] + (*length > 0 ? at : 0);
+    return r->space[o->space] + (x.length > 0 ? x.offset : 0);
 }
 
 /* Gather the sources of a step and fold or copy; false: a peer has not exposed yet. */
-static bool sim_transform(sim *s, int rank, const dcomm_step *st, const int64_t *index,
-                          unsigned char *message)
+static bool sim_transform(sim *s, int rank, const dcommi_cursor *at, unsigned char *message)
 {
     sim_rank *r = &s->rank[rank];
+    const dcomm_step *st = dcommi_cursor_step(at);
     unsigned char *src[4096];
     size_t n = 0;
     int64_t len = 0, out_len, read = 0;
-    unsigned char *dst = sim_piece(s, rank, &st->dst, 0, index, &out_len);
+    unsigned char *dst = sim_piece(s, rank, at, &st->dst, 0, &out_len);
     for (uint32_t i = 0; i < st->nsrc; i++) {
         const dcomm_operand *o = &r->plan->operands[st->src + i];
-        for (uint32_t k = 0; k < (o->repeat == 0 ? 1 : o->repeat); k++) {
-            src[n] = o->space == DCOMM_SPACE_MSG ? message : sim_piece(s, rank, o, k, index, &len);
+        for (uint32_t k = 0; k < dcommi_operand_pieces(o); k++) {
+            src[n] = o->space == DCOMM_SPACE_MSG ? message : sim_piece(s, rank, at, o, k, &len);
             if (src[n] == NULL) {
                 return false;
             }
@@ -165,18 +170,19 @@ static void sim_done(sim *s, int rank, uint32_t lane, const dcomm_step *st)
         l->outstanding--;
     } else {
         l->posted = false;
-        l->pc++;
+        dcommi_cursor_next(&l->cursor);
     }
 }
 
 /* Deliver a message whose two sides are there. */
 static void sim_match(sim *s, const sim_post *send, const sim_post *recv)
 {
-    const dcomm_plan *sp = s->rank[send->rank].plan, *rp = s->rank[recv->rank].plan;
-    const dcomm_step *ss = &sp->steps[send->step], *rs = &rp->steps[recv->step];
+    const dcomm_step *ss = dcommi_cursor_step(&send->cursor);
+    const dcomm_step *rs = dcommi_cursor_step(&recv->cursor);
+    const dcomm_operand *from = &s->rank[send->rank].plan->operands[ss->src];
     int64_t slen, rlen;
-    unsigned char *src = sim_piece(s, send->rank, &sp->operands[ss->src], 0, send->index, &slen);
-    unsigned char *dst = sim_piece(s, recv->rank, &rs->dst, 0, recv->index, &rlen);
+    unsigned char *src = sim_piece(s, send->rank, &send->cursor, from, 0, &slen);
+    unsigned char *dst = sim_piece(s, recv->rank, &recv->cursor, &rs->dst, 0, &rlen);
     if (slen != rlen && s->why[0] == 0) {
         snprintf(s->why, sizeof s->why, "%d -> %d tag %" PRId64 ": %" PRId64 " bytes into %" PRId64,
                  send->rank, recv->rank, send->tag, slen, rlen);
@@ -186,7 +192,7 @@ static void sim_match(sim *s, const sim_post *send, const sim_post *recv)
         if (rs->kind == DCOMM_STEP_RECV) {
             memcpy(dst, src, (size_t)slen);
         } else {
-            sim_transform(s, recv->rank, rs, recv->index, src);
+            sim_transform(s, recv->rank, &recv->cursor, src);
         }
     }
     sim_done(s, send->rank, send->lane, ss);
@@ -213,93 +219,83 @@ static void sim_offer(sim *s, sim_post post, bool sends)
     s->post[s->nposts++] = post;
 }
 
+/* SEND, RECV or RECV_REDUCE. */
+static bool sim_message(sim *s, int rank, uint32_t lane)
+{
+    sim_lane *l = &s->rank[rank].lane[lane];
+    const dcomm_step *st = dcommi_cursor_step(&l->cursor);
+    bool sends = st->kind == DCOMM_STEP_SEND;
+    int peer;
+    sim_post post = {.rank = rank, .lane = lane, .cursor = l->cursor};
+    if (!sim_good(s, rank, dcommi_cursor_peer(&l->cursor, &st->peer, &peer)) ||
+        !sim_good(s, rank, dcommi_cursor_tag(&l->cursor, st, &post.tag))) {
+        return false;
+    }
+    post.from = sends ? rank : peer;
+    post.to = sends ? peer : rank;
+    if (st->flags & DCOMM_STEP_ASYNC) {
+        l->outstanding++;
+        dcommi_cursor_next(&l->cursor);
+    } else {
+        l->posted = true;
+    }
+    sim_offer(s, post, sends);
+    return true;
+}
+
 /* One step of a lane, if it can; false: it cannot go on. */
 static bool sim_step(sim *s, int rank, uint32_t lane)
 {
     sim_rank *r = &s->rank[rank];
     const dcomm_plan *p = r->plan;
     sim_lane *l = &r->lane[lane];
-    if (l->posted || l->pc == p->lanes[lane].count) {
+    const dcommi_cursor *at = &l->cursor;
+    const dcomm_step *st = dcommi_cursor_step(at);
+    dcommi_targets to;
+    int64_t value, len;
+    if (l->posted || st == NULL) {
         return false;
     }
-    uint32_t at = p->lanes[lane].first + l->pc;
-    const dcomm_step *st = &p->steps[at];
-    int64_t peer = sim_value(r, &st->peer, l->index), len;
+    if (dcommi_cursor_turns(st)) {
+        return sim_good(s, rank, dcommi_cursor_turn(&l->cursor, st));
+    }
     switch (st->kind) {
-    case DCOMM_STEP_LOOP:
-        l->open[l->depth] = l->pc;
-        l->trips[l->depth] = sim_value(r, &st->value, l->index);
-        if (l->trips[l->depth] == 0) {
-            l->pc += st->body + 2;
-            return true;
-        }
-        l->index[l->depth++] = 0;
-        l->pc++;
-        return true;
-    case DCOMM_STEP_END:
-        if (++l->index[l->depth - 1] < l->trips[l->depth - 1]) {
-            l->pc = l->open[l->depth - 1] + 1;
-        } else {
-            l->index[--l->depth] = 0;
-            l->pc++;
-        }
-        return true;
     case DCOMM_STEP_FENCE:
-        l->pc += l->outstanding == 0;
-        return l->outstanding == 0;
-    case DCOMM_STEP_WAIT:
-        if (r->counter[st->slot] < sim_value(r, &st->value, l->index)) {
+        if (l->outstanding > 0) {
             return false;
         }
-        l->pc++;
-        return true;
+        break;
+    case DCOMM_STEP_WAIT:
+        if (!sim_good(s, rank, dcommi_cursor_value(at, &st->value, &value)) ||
+            r->counter[st->slot] < value) {
+            return false;
+        }
+        break;
     case DCOMM_STEP_SIGNAL:
-        for (int i = 0; i < s->n; i++) {
-            if (i == peer || (peer == DCOMM_ALL_PEERS && i != rank)) {
-                s->rank[i].counter[st->slot] += sim_value(r, &st->value, l->index);
-            }
-        }
-        l->pc++;
-        return true;
     case DCOMM_STEP_EXPOSE:
-        for (int i = 0; i < s->n; i++) {
-            if (i == peer || peer == DCOMM_ALL_PEERS) {
+        if (!sim_good(s, rank, dcommi_cursor_targets(at, st, &to)) ||
+            !sim_good(s, rank, dcommi_cursor_value(at, &st->value, &value))) {
+            return false;
+        }
+        for (int64_t i = to.first; i <= to.last; i++) {
+            if (i != to.but && st->kind == DCOMM_STEP_SIGNAL) {
+                s->rank[i].counter[st->slot] += value;
+            } else if (i != to.but) {
                 r->exposed[st->slot * s->n + i] =
-                    sim_piece(s, rank, &p->operands[st->src], 0, l->index, &len);
+                    sim_piece(s, rank, at, &p->operands[st->src], 0, &len);
             }
         }
-        l->pc++;
-        return true;
+        break;
     case DCOMM_STEP_COPY:
     case DCOMM_STEP_REDUCE:
-        if (!sim_transform(s, rank, st, l->index, NULL)) {
+        if (!sim_transform(s, rank, at, NULL)) {
             return false;
         }
-        l->pc++;
-        return true;
-    default:
         break;
+    default:
+        return sim_message(s, rank, lane);
     }
-    bool sends = st->kind == DCOMM_STEP_SEND;
-    sim_post post = {.from = sends ? rank : (int)peer,
-                     .to = sends ? (int)peer : rank,
-                     .tag = sim_value(r, &st->tag, l->index),
-                     .rank = rank,
-                     .lane = lane,
-                     .step = at};
-    memcpy(post.index, l->index, sizeof post.index);
-    if (peer < 0 || peer >= s->n || peer == rank || post.tag < 0 || post.tag >= p->ntags) {
-        snprintf(s->why, sizeof s->why, "rank %d: peer %" PRId64 " tag %" PRId64, rank, peer,
-                 post.tag);
-        return false;
-    }
-    if (st->flags & DCOMM_STEP_ASYNC) {
-        l->outstanding++;
-        l->pc++;
-    } else {
-        l->posted = true;
-    }
-    sim_offer(s, post, sends);
+    dcommi_cursor_next(&l->cursor);
     return true;
 }
 
@@ -314,7 +310,10 @@ static const char *sim_run(sim *s, dcomm_plan *const *plans, int n, unsigned cha
     s->sent = dcommi_calloc((size_t)n, sizeof *s->sent);
     for (int i = 0; i < n; i++) {
         sim_rank *r = &s->rank[i];
-        r->plan = plans[i];
+        r->plan = r->scope.plan = plans[i];
+        for (uint32_t j = 0; j < plans[i]->nlanes; j++) {
+            dcommi_cursor_start(&r->lane[j].cursor, &r->scope, j);
+        }
         r->space[DCOMM_SPACE_IN] = in[i];
         r->space[DCOMM_SPACE_OUT] = out[i];
         r->space[DCOMM_SPACE_SCRATCH] = dcommi_alloc((size_t)plans[i]->scratch_bytes + 1);
@@ -343,10 +342,10 @@ static const char *sim_run(sim *s, dcomm_plan *const *plans, int n, unsigned cha
     }
     for (int i = 0; i < n && s->why[0] == 0; i++) {
         for (uint32_t j = 0; j < plans[i]->nlanes && s->why[0] == 0; j++) {
-            if (s->rank[i].lane[j].pc != plans[i]->lanes[j].count ||
-                s->rank[i].lane[j].outstanding != 0) {
+            const sim_lane *l = &s->rank[i].lane[j];
+            if (dcommi_cursor_step(&l->cursor) != NULL || l->outstanding != 0) {
                 snprintf(s->why, sizeof s->why, "rank %d lane %u hangs at step %u", i, j,
-                         s->rank[i].lane[j].pc);
+                         l->cursor.at.pc);
             }
         }
     }

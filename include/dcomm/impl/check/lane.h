@@ -3,7 +3,7 @@
 #ifndef DCOMMI_CHECK_LANE_H
 #define DCOMMI_CHECK_LANE_H
 
-#include "step.h"
+#include "message.h"
 
 /* How many lanes run, one after another or at once, below one lane of a plan; itself included. */
 static uint32_t dcommi_check_width(dcommi_check *c, const dcomm_plan *p, uint32_t lane)
@@ -22,11 +22,21 @@ static uint32_t dcommi_check_width(dcommi_check *c, const dcomm_plan *p, uint32_
     return most < 1u << 20 ? 1 + (uint32_t)most : 1u << 20;
 }
 
+static dcommi_check_frame *dcommi_check_frame_new(dcommi_check *c, int rank)
+{
+    dcommi_check_frame *f = dcommi_check_get(c, sizeof *f);
+    if (f != NULL) {
+        f->check = c;
+        f->rank = rank;
+    }
+    return f;
+}
+
 /* Make a frame's lanes ready; `first` is the component of the first. */
 static bool dcommi_check_start(dcommi_check *c, dcommi_check_frame *f, uint32_t first,
                                const uint32_t *vc, int32_t level)
 {
-    const dcomm_plan *p = f->plan;
+    const dcomm_plan *p = f->scope.plan;
     f->lanes_left = p->nlanes;
     f->level = level;
     f->end_vc = dcommi_check_vc_copy(c, vc);
@@ -40,6 +50,7 @@ static bool dcommi_check_start(dcommi_check *c, dcommi_check_frame *f, uint32_t 
         }
         lane->frame = f;
         lane->number = i;
+        dcommi_cursor_start(&lane->cursor, &f->scope, i);
         lane->level = level;
         lane->all = c->lanes;
         c->lanes = lane;
@@ -96,46 +107,15 @@ static bool dcommi_check_call(dcommi_check *c, dcommi_check_op *op)
     dcommi_check_lane *lane = op->lane;
     const dcommi_check_frame *outer = lane->frame;
     const dcomm_step *s = op->step;
-    const dcomm_plan *sub = outer->plan->subs[s->sub];
-    int64_t tag = 0, counter = 0, slot = 0;
-    if (!dcommi_check_eval(c, op, &s->tag, &tag)) {
+    dcommi_check_frame *f = dcommi_check_frame_new(c, outer->rank);
+    if (f == NULL || !dcommi_check_walked(c, op, dcommi_cursor_call(&op->cursor, s, &f->scope))) {
         return false;
     }
-    if (tag < 0 || tag > (int64_t)outer->plan->ntags - (int64_t)sub->ntags) {
-        return dcommi_check_refuse(c, op, "tags %" PRId64 "+%" PRIu32 " of %" PRIu32, tag,
-                                   sub->ntags, outer->plan->ntags);
-    }
-    if (!dcommi_check_eval(c, op, &s->value, &counter) ||
-        !dcommi_check_eval(c, op, &s->peer, &slot)) {
-        return false;
-    }
-    counter += s->slot;
-    slot += s->word > 0 ? s->word : 0;
-    if (counter < 0 || counter > (int64_t)outer->plan->ncounters - (int64_t)sub->ncounters ||
-        slot < 0 || slot > (int64_t)outer->plan->nslots - (int64_t)sub->nslots) {
-        return dcommi_check_refuse(c, op,
-                                   "counters %" PRId64 "+%" PRIu32 " of %" PRIu32 ", slots %" PRId64
-                                   "+%" PRIu32 " of %" PRIu32,
-                                   counter, sub->ncounters, outer->plan->ncounters, slot,
-                                   sub->nslots, outer->plan->nslots);
-    }
-    dcommi_check_frame *f = dcommi_check_get(c, sizeof *f);
-    int *ranks = f != NULL ? dcommi_check_get(c, (size_t)sub->nranks * sizeof *ranks) : NULL;
-    if (ranks == NULL) {
-        return false;
-    }
-    for (int i = 0; i < sub->nranks; i++) {
-        ranks[i] = outer->ranks[outer->plan->table[s->group + (uint32_t)i]];
-    }
-    f->plan = sub;
+    const dcomm_plan *sub = f->scope.plan;
+    f->scope.word = dcommi_check_word;
     f->caller = lane;
-    f->ranks = ranks;
-    f->rank = outer->rank;
     f->linear = outer->linear || sub->codec_linear;
-    f->tag = outer->tag + tag;
-    f->counter = outer->counter + counter;
-    f->slot = outer->slot + slot;
-    const dcomm_operand *in = s->nsrc > 0 ? &outer->plan->operands[s->src] : NULL;
+    const dcomm_operand *in = s->nsrc > 0 ? &outer->scope.plan->operands[s->src] : NULL;
     if (!dcommi_check_bind(c, op, f, DCOMM_SPACE_IN, in, sub->in_bytes) ||
         !dcommi_check_bind(c, op, f, DCOMM_SPACE_OUT, &s->dst, sub->out_bytes) ||
         !dcommi_check_own_mem(c, f, DCOMM_SPACE_SCRATCH, sub->scratch_bytes, DCOMMI_CHECK_UNDEF) ||
@@ -185,33 +165,14 @@ static bool dcommi_check_fence(dcommi_check *c, dcommi_check_lane *lane)
     return true;
 }
 
-static bool dcommi_check_loop(dcommi_check *c, dcommi_check_lane *lane)
-{
-    dcommi_check_op *op = &lane->op;
-    int64_t trips;
-    if (!dcommi_check_eval(c, op, &op->step->value, &trips)) {
-        return false;
-    }
-    if (trips <= 0 || op->step->body == 0) {
-        lane->pc += op->step->body + 1;
-    } else {
-        lane->open[lane->depth] = lane->pc;
-        lane->index[lane->depth] = 0;
-        lane->trips[lane->depth++] = trips;
-    }
-    return dcommi_check_complete(c, op);
-}
-
 static bool dcommi_check_step(dcommi_check *c, dcommi_check_lane *lane)
 {
-    const dcomm_plan *p = lane->frame->plan;
-    const dcomm_step *s = &p->steps[p->lanes[lane->number].first + lane->pc];
+    const dcomm_step *s = dcommi_cursor_step(&lane->cursor);
     dcommi_check_op *op = &lane->op;
     memset(op, 0, sizeof *op);
     op->lane = lane;
     op->step = s;
-    op->at = lane->pc;
-    memcpy(op->index, lane->index, sizeof op->index);
+    op->cursor = lane->cursor;
     op->vc = lane->vc;
     op->comp = lane->comp;
     op->clock = lane->vc[lane->comp] + 1;
@@ -219,6 +180,14 @@ static bool dcommi_check_step(dcommi_check *c, dcommi_check_lane *lane)
     op->peer = -1;
     if (--c->budget < 0) {
         return dcommi_check_refuse(c, op, "too many steps to check");
+    }
+    if (dcommi_cursor_turns(s)) { /* by the op's cursor, whose words dcommi_check_word knows */
+        if (!dcommi_check_walked(c, op, dcommi_cursor_turn(&op->cursor, s))) {
+            return false;
+        }
+        lane->cursor = op->cursor;
+        lane->vc[lane->comp]++;
+        return true;
     }
     if ((s->kind == DCOMM_STEP_COPY || s->kind == DCOMM_STEP_REDUCE) &&
         (!dcommi_check_must_wait(c, lane) || lane->blocked)) {
@@ -230,7 +199,7 @@ static bool dcommi_check_step(dcommi_check *c, dcommi_check_lane *lane)
             return false;
         }
         lane->vc[lane->comp]++;
-        lane->pc++;
+        dcommi_cursor_next(&lane->cursor);
     }
     switch (s->kind) {
     case DCOMM_STEP_SEND:
@@ -245,18 +214,6 @@ static bool dcommi_check_step(dcommi_check *c, dcommi_check_lane *lane)
         return dcommi_check_do_wait(c, op);
     case DCOMM_STEP_FENCE:
         return !dcommi_check_fence(c, lane) || dcommi_check_complete(c, op);
-    case DCOMM_STEP_LOOP:
-        return dcommi_check_loop(c, lane);
-    case DCOMM_STEP_END: {
-        int d = lane->depth - 1;
-        if (++lane->index[d] < lane->trips[d]) {
-            lane->pc = lane->open[d];
-        } else {
-            lane->index[d] = 0;
-            lane->depth = d;
-        }
-        return dcommi_check_complete(c, op);
-    }
     case DCOMM_STEP_CALL:
         return dcommi_check_call(c, op);
     default:
@@ -269,8 +226,7 @@ static bool dcommi_check_advance(dcommi_check *c, dcommi_check_lane *lane)
 {
     c->running = lane;
     while (!lane->blocked && !lane->done && c->status == DCOMM_OK) {
-        uint32_t count = lane->frame->plan->lanes[lane->number].count;
-        if (lane->pc < count) {
+        if (dcommi_cursor_step(&lane->cursor) != NULL) {
             if (!dcommi_check_step(c, lane)) {
                 return false;
             }

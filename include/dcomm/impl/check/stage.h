@@ -113,16 +113,14 @@ static dcomm_status dcommi_check_stage_start(dcommi_check *c)
         k->peer_waiters = NULL;
         k->counters = dcommi_check_get(c, (size_t)p->ncounters * sizeof *k->counters);
         k->exposed = dcommi_check_get(c, (size_t)p->nslots * (size_t)c->n * sizeof *k->exposed);
-        dcommi_check_frame *f = dcommi_check_get(c, sizeof *f);
+        dcommi_check_frame *f = dcommi_check_frame_new(c, i);
         if (k->counters == NULL || k->exposed == NULL || f == NULL) {
             return DCOMM_ERR_NO_MEMORY;
         }
         log->counters[i] = k->counters;
         log->ncounters[i] = p->ncounters;
-        c->identity[i] = i;
-        f->plan = p;
-        f->ranks = c->identity;
-        f->rank = i;
+        f->scope.plan = p;
+        f->scope.word = dcommi_check_word;
         f->linear = p->codec_linear;
         for (unsigned space = DCOMM_SPACE_IN; space <= DCOMM_SPACE_WORDS; space++) {
             f->mem[space] = k->mem[space];

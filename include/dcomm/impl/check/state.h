@@ -6,6 +6,7 @@
 #include "../plan/build.h"
 #include "mem.h"
 #include "../plan/check_valid.h"
+#include "../plan/cursor.h"
 
 #define DCOMMI_CHECK_BUDGET 50000000 /* steps and pieces executed before we give up */
 
@@ -25,12 +26,11 @@ typedef struct dcommi_check_trace {
 
 /* A plan in execution: a rank's own, or a called sub-plan. */
 typedef struct dcommi_check_frame {
-    const dcomm_plan *plan;
+    dcommi_scope scope;
+    struct dcommi_check *check;
     struct dcommi_check_lane *caller; /* NULL: the rank's own plan */
-    const int *ranks;                 /* rank of the plan -> rank of the run */
     int rank;
-    int64_t tag, counter, slot; /* added to the plan's own */
-    bool linear;                /* encodings may be folded */
+    bool linear; /* encodings may be folded */
     dcommi_check_mem *mem[DCOMM_SPACE_MSG];
     int64_t base[DCOMM_SPACE_MSG], size[DCOMM_SPACE_MSG];
     uint32_t lanes_left;
@@ -40,12 +40,11 @@ typedef struct dcommi_check_frame {
 
 /* A step under way. */
 typedef struct dcommi_check_op {
-    struct dcommi_check_op *next;    /* among the free ones */
+    dcommi_cursor cursor;         /* first, for dcommi_check_word: the lane as the step found it */
+    struct dcommi_check_op *next; /* among the free ones */
     struct dcommi_check_op *pending; /* among the lane's asynchronous ones */
     struct dcommi_check_lane *lane;
     const dcomm_step *step;
-    uint32_t at; /* index in its lane */
-    int64_t index[DCOMM_LOOP_DEPTH];
     uint32_t *vc; /* the lane's, or its own when asynchronous */
     uint32_t comp, clock;
     int32_t level;
@@ -59,10 +58,7 @@ typedef struct dcommi_check_lane {
     struct dcommi_check_lane *next_waiter; /* on the same counter, or the same rank's EXPOSE */
     struct dcommi_check_lane *all;         /* every lane of the stage, for deadlock reports */
     uint32_t number;                       /* in its plan */
-    uint32_t pc;
-    int depth;
-    uint32_t open[DCOMM_LOOP_DEPTH];
-    int64_t index[DCOMM_LOOP_DEPTH], trips[DCOMM_LOOP_DEPTH];
+    dcommi_cursor cursor;
     uint32_t comp; /* of its steps; comp + 1 is of its fences */
     uint32_t *vc;
     uint32_t *async_vc; /* join of what its completed asynchronous steps have learnt */
@@ -145,7 +141,6 @@ typedef struct dcommi_check_block {
 typedef struct dcommi_check {
     const dcomm_plan *const *plans;
     int n;
-    int identity[DCOMMI_CHECK_RANKS];
     uint64_t all; /* every rank */
     const dcomm_check_spec *spec;
     bool spec_holds; /* this scenario and all words known: results are checked */
@@ -294,14 +289,15 @@ static dcommi_check_text dcommi_check_op_text(const dcommi_check *c, const dcomm
     const dcomm_step *s = op->step;
     const char *name = dcommi_check_form_of(s->kind)->name;
     if (op->peer >= 0) {
-        snprintf(t.s + n, sizeof t.s - n, " step %" PRIu32 " (%s %s %d, tag %" PRId64 ")", op->at,
-                 name, s->kind == DCOMM_STEP_SEND ? "to" : "from", op->peer, op->tag);
+        snprintf(t.s + n, sizeof t.s - n, " step %" PRIu32 " (%s %s %d, tag %" PRId64 ")",
+                 op->cursor.at.pc, name, s->kind == DCOMM_STEP_SEND ? "to" : "from", op->peer,
+                 op->tag);
     } else if (s->kind == DCOMM_STEP_WAIT) {
         snprintf(t.s + n, sizeof t.s - n,
-                 " step %" PRIu32 " (wait for counter %" PRId64 " >= %" PRId64 ")", op->at,
-                 op->lane->frame->counter + s->slot, op->lane->wants);
+                 " step %" PRIu32 " (wait for counter %" PRId64 " >= %" PRId64 ")",
+                 op->cursor.at.pc, op->lane->frame->scope.counter + s->slot, op->lane->wants);
     } else {
-        snprintf(t.s + n, sizeof t.s - n, " step %" PRIu32 " (%s)", op->at, name);
+        snprintf(t.s + n, sizeof t.s - n, " step %" PRIu32 " (%s)", op->cursor.at.pc, name);
     }
     return t;
 }
@@ -319,6 +315,12 @@ static bool DCOMMI_PRINTF(3, 4)
         c->status = dcommi_fail(DCOMM_ERR_PLAN, "%s: %s", dcommi_check_op_text(c, op).s, text);
     }
     return false;
+}
+
+/* Refuse the plans for what the cursor says of this step; true when it says nothing. */
+static bool dcommi_check_walked(dcommi_check *c, const dcommi_check_op *op, dcomm_status status)
+{
+    return status >= 0 || dcommi_check_refuse(c, op, "%s", dcommi_message);
 }
 
 /* Pass a status of the parts below on; true when it is good. */
@@ -349,7 +351,7 @@ static void dcommi_check_found(dcommi_check *c, const dcommi_check_op *op,
 /* The step's place in the vector clocks. */
 static dcommi_check_who dcommi_check_who_of(const dcommi_check_op *op)
 {
-    dcommi_check_who who = {op->vc, op->comp, op->clock, op->at};
+    dcommi_check_who who = {op->vc, op->comp, op->clock, op->cursor.at.pc};
     return who;
 }
 

@@ -131,79 +131,27 @@ static int64_t dcommi_check_number(const dcommi_check *c, const dcommi_check_run
     return dcommi_check_choose(c, dcommi_mix(v->mask, (uint64_t)v->src), (int64_t)1 << 40);
 }
 
-static bool dcommi_check_word(dcommi_check *c, const dcommi_check_op *op, int64_t index,
-                              int64_t *number)
+/* A word that a step under way reads, for its cursor. */
+static dcomm_status dcommi_check_word(const dcommi_cursor *cursor, int64_t index, int64_t *number)
 {
+    const dcommi_check_op *op = (const dcommi_check_op *)cursor;
     const dcommi_check_frame *f = op->lane->frame;
+    dcommi_check *c = f->check;
     dcommi_check_region r = {f->mem[DCOMM_SPACE_WORDS], f->base[DCOMM_SPACE_WORDS] + 8 * index, 8};
     bool known;
     if (!dcommi_check_read_region(c, op, &r, &c->merged)) {
-        return false;
+        return c->status;
     }
     *number = dcommi_check_number(c, &c->merged, &known);
-    return true;
-}
-
-static bool dcommi_check_eval(dcommi_check *c, const dcommi_check_op *op, const dcomm_expr *e,
-                              int64_t *value_p)
-{
-    const dcomm_plan *p = op->lane->frame->plan;
-    if (e->kind == DCOMM_EXPR_CONST) {
-        *value_p = e->add;
-        return true;
-    }
-    int64_t x = e->base, value = e->add, term = 0;
-    bool over = false;
-    for (int d = 0; d < DCOMM_LOOP_DEPTH; d++) {
-        over |= __builtin_mul_overflow(e->coef[d], op->index[d], &term);
-        over |= __builtin_add_overflow(x, term, &x);
-        over |= __builtin_mul_overflow(e->post[d], op->index[d], &term);
-        over |= __builtin_add_overflow(value, term, &value);
-    }
-    if (e->mod > 0) {
-        x %= e->mod;
-        x += x < 0 ? e->mod : 0;
-    }
-    if (e->kind != DCOMM_EXPR_AFFINE) {
-        over |= __builtin_add_overflow(x, e->first, &x);
-    }
-    if (!over && e->kind == DCOMM_EXPR_TABLE) {
-        if (x < 0 || x >= p->ntable) {
-            return dcommi_check_refuse(c, op, "an expression reads table[%" PRId64 "] of %" PRIu32,
-                                       x, p->ntable);
-        }
-        x = p->table[x];
-    } else if (!over && e->kind == DCOMM_EXPR_WORD) {
-        if (x < 0 || x >= p->nwords) {
-            return dcommi_check_refuse(c, op, "an expression reads words[%" PRId64 "] of %" PRIu32,
-                                       x, p->nwords);
-        }
-        if (!dcommi_check_word(c, op, x, &x)) {
-            return false;
-        }
-    }
-    over |= __builtin_mul_overflow(e->scale, x, &term);
-    over |= __builtin_add_overflow(value, term, &value);
-    if (over) {
-        return dcommi_check_refuse(c, op, "an expression exceeds 64 bits");
-    }
-    *value_p = value;
-    return true;
+    return DCOMM_OK;
 }
 
 /* The word that the step writes to takes a length. */
 static bool dcommi_check_set_word(dcommi_check *c, const dcommi_check_op *op, int64_t number)
 {
-    int64_t index = 0;
-    if (!dcommi_check_eval(c, op, &op->step->value, &index)) {
-        return false;
-    }
-    index += op->step->word;
-    if (index < 0 || index >= op->lane->frame->plan->nwords) {
-        return dcommi_check_refuse(c, op, "writes to words[%" PRId64 "] of %" PRIu32, index,
-                                   op->lane->frame->plan->nwords);
-    }
-    return dcommi_check_put_word(c, op, index, number);
+    int32_t index;
+    return dcommi_check_walked(c, op, dcommi_cursor_word(&op->cursor, op->step, &index)) &&
+           dcommi_check_put_word(c, op, index, number);
 }
 
 /* ---- operands ---- */
@@ -214,41 +162,23 @@ static bool dcommi_check_piece(dcommi_check *c, dcommi_check_op *op, const dcomm
                                uint32_t r, dcommi_check_region *region, int *owner)
 {
     const dcommi_check_frame *f = op->lane->frame;
-    int64_t at = 0, len = 0, shift, room, start;
+    int64_t room, start;
+    dcommi_interval bytes;
     if (--c->budget < 0) {
         return dcommi_check_refuse(c, op, "too many steps to check");
     }
-    dcomm_expr length = o->length;
-    length.first += o->length.kind == DCOMM_EXPR_WORD ? r : 0;
-    if (!dcommi_check_eval(c, op, &o->offset, &at) || !dcommi_check_eval(c, op, &length, &len)) {
+    if (!dcommi_check_walked(c, op, dcommi_cursor_piece(&op->cursor, o, r, &bytes))) {
         return false;
     }
-    if (__builtin_mul_overflow((int64_t)r, o->stride, &shift) ||
-        __builtin_add_overflow(at, shift, &at)) {
-        return dcommi_check_refuse(c, op, "the offset of piece %" PRIu32 " exceeds 64 bits", r);
-    }
-    len = dcommi_min64(dcommi_max64(len, 0), o->max_length);
-    if (o->clip > 0) {
-        room = 0;
-        if (at < o->clip && __builtin_sub_overflow(o->clip, at, &room)) {
-            room = INT64_MAX;
-        }
-        len = dcommi_min64(len, room);
-    }
+    const int64_t at = bytes.offset, len = bytes.length;
     if (o->space == DCOMM_SPACE_PEER) {
-        int64_t peer;
-        if (!dcommi_check_eval(c, op, &o->peer, &peer)) {
+        int64_t first;
+        int rank;
+        if (!dcommi_check_walked(c, op, dcommi_cursor_value(&op->cursor, &o->peer, &first)) ||
+            !dcommi_check_walked(c, op, dcommi_cursor_owner(&op->cursor, first, r, &rank))) {
             return false;
         }
-        if (peer < 0 || peer >= f->plan->nranks) {
-            return dcommi_check_refuse(c, op, "reads from rank %" PRId64 " of %d", peer,
-                                       f->plan->nranks);
-        }
-        int rank = f->ranks[(peer + r) % f->plan->nranks];
-        if (rank == f->rank) {
-            return dcommi_check_refuse(c, op, "reads its own memory as a peer's");
-        }
-        int64_t slot = f->slot + o->slot;
+        int64_t slot = f->scope.slot + o->slot;
         if (slot >= c->rank[rank].plan->nslots) {
             return dcommi_check_refuse(c, op, "rank %d has no slot %" PRId64, rank, slot);
         }
@@ -267,19 +197,12 @@ static bool dcommi_check_piece(dcommi_check *c, dcommi_check_op *op, const dcomm
         start = f->base[o->space];
         room = f->size[o->space];
     }
-    if (len > 0 && (at < 0 || at > room || len > room - at)) {
-        return dcommi_check_refuse(
-            c, op, "touches bytes %" PRId64 " to %" PRId64 " of %s, which has %" PRId64, at,
-            at > INT64_MAX - len ? INT64_MAX : at + len, dcommi_print_space(o->space), room);
+    if (!dcommi_interval_within(&bytes, room)) {
+        return dcommi_check_walked(c, op, dcommi_interval_outside(&bytes, o->space, room));
     }
     region->at = len > 0 ? start + at : 0;
     region->len = len;
     return true;
-}
-
-static uint32_t dcommi_check_pieces(const dcomm_operand *o)
-{
-    return o->repeat > 0 ? o->repeat : 1;
 }
 
 static bool dcommi_check_apart(dcommi_check *c, const dcommi_check_op *op,
@@ -416,7 +339,7 @@ static bool dcommi_check_fold_in(dcommi_check *c, const dcommi_check_op *op, boo
 static bool dcommi_check_fold_end(dcommi_check *c, const dcommi_check_op *op)
 {
     if ((op->step->flags & DCOMM_STEP_FINAL) == 0 || !c->averages ||
-        op->lane->frame->plan->op != (unsigned)DCOMM_AVG) {
+        op->lane->frame->scope.plan->op != (unsigned)DCOMM_AVG) {
         return true;
     }
     for (size_t i = 0; i < c->folded.n; i++) {

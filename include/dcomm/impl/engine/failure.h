@@ -73,7 +73,7 @@ static void dcommi_run_where(const dcommi_run *run, char *text, size_t len)
         if (lane->state == DCOMMI_LANE_DONE || lane->state == DCOMMI_LANE_READY) {
             continue;
         }
-        uint32_t pc = lane->pc;
+        uint32_t pc = lane->cursor.at.pc;
         if ((lane->state == DCOMMI_LANE_MOVE || lane->state == DCOMMI_LANE_FENCE ||
              lane->state == DCOMMI_LANE_COUNTER || lane->state == DCOMMI_LANE_CALL) &&
             pc > 0) {
@@ -84,7 +84,7 @@ static void dcommi_run_where(const dcommi_run *run, char *text, size_t len)
             DCOMM_STEP_TABLE(DCOMMI_STEP_NAME)
 #undef DCOMMI_STEP_NAME
         };
-        const dcomm_step *step = pc < lane->count ? &lane->steps[pc] : NULL;
+        const dcomm_step *step = pc < lane->cursor.count ? &lane->cursor.steps[pc] : NULL;
         snprintf(text, len, "lane %u step %u (%s)", i, pc,
                  step != NULL ? names[step->kind] : "end");
         return;

@@ -36,46 +36,29 @@ static void dcommi_lane_moved(dcommi_lane *lane, bool async)
 
 /* ---- resolving ---- */
 
-/* Rank of the communicator that rank r of a frame's plan is; -1 when there is none. */
-static int dcommi_frame_rank(const dcommi_frame *frame, int64_t r)
-{
-    while (frame != NULL) {
-        if (r < 0 || r >= frame->plan->nranks) {
-            return -1;
-        }
-        if (frame->group != NULL) {
-            r = frame->group[r];
-        }
-        frame = frame->parent;
-    }
-    return (int)r;
-}
-
-static inline int64_t dcommi_lane_value(const dcommi_lane *lane, const dcomm_expr *e)
-{
-    return dcommi_expr_value(e, lane->index, lane->frame->plan->table, lane->frame->words);
-}
-
-/* Memory of piece r of an operand in a space of our own; NULL when it lies outside. */
+/* Memory of piece r of an operand in a space of our own; NULL, and dcommi_message says why, when it
+ * lies outside. */
 static uint8_t *dcommi_lane_piece(const dcommi_lane *lane, const dcomm_operand *o, uint32_t r,
                                   size_t *len)
 {
     const dcommi_frame *frame = lane->frame;
-    int64_t offset, length;
-    dcommi_operand_piece(o, r, lane->index, frame->plan->table, frame->words, &offset, &length);
-    *len = (size_t)length;
-    if (length == 0) {
-        return (uint8_t *)lane; /* any address: nothing is read or written */
-    }
-    if (o->space == DCOMM_SPACE_WORDS) {
-        int64_t limit = (int64_t)frame->plan->nwords * 8;
-        return offset < 0 || offset > limit - length ? NULL : (uint8_t *)frame->words + offset;
-    }
-    if (o->space > DCOMM_SPACE_SCRATCH || frame->space[o->space] == NULL || offset < 0 ||
-        offset > frame->space_len[o->space] - length) {
+    const bool words = o->space == DCOMM_SPACE_WORDS, own = o->space <= DCOMM_SPACE_SCRATCH;
+    uint8_t *base = words ? (uint8_t *)frame->words : own ? frame->space[o->space] : NULL;
+    int64_t room = words ? (int64_t)frame->scope.plan->nwords * 8 : 0;
+    dcommi_interval x;
+    if (DCOMMI_UNLIKELY(dcommi_cursor_piece(&lane->cursor, o, r, &x) < 0)) {
         return NULL;
     }
-    return frame->space[o->space] + offset;
+    *len = (size_t)x.length;
+    if (x.length == 0) {
+        return (uint8_t *)lane; /* any address: nothing is read or written */
+    }
+    room = own ? frame->space_len[o->space] : room;
+    if (DCOMMI_UNLIKELY(base == NULL || !dcommi_interval_within(&x, room))) {
+        dcommi_interval_outside(&x, o->space, base != NULL ? room : 0);
+        return NULL;
+    }
+    return base + x.offset;
 }
 
 /* Whether a space of a frame is memory of the run's device. */
@@ -99,7 +82,7 @@ static inline bool dcommi_plan_of_host(const dcomm_plan *plan)
  * it, or at `on_host`. */
 static dcomm_status dcommi_frame_scratch(dcommi_frame *frame, uint8_t *on_host)
 {
-    const dcomm_plan *plan = frame->plan;
+    const dcomm_plan *plan = frame->scope.plan;
     const unsigned ends = 1u << DCOMM_SPACE_IN | 1u << DCOMM_SPACE_OUT;
     frame->space_len[DCOMM_SPACE_SCRATCH] = plan->scratch_bytes;
     if (DCOMMI_LIKELY((frame->on_device & ends) == 0) || plan->scratch_bytes == 0 ||
@@ -136,25 +119,26 @@ static void dcommi_frame_scratch_free(dcommi_frame *frame)
     }
 }
 
-static void dcommi_frame_bind(dcommi_frame *frame, dcommi_run *run, const dcomm_plan *plan,
-                              dcommi_lane *lanes)
+/* Bind a frame, which knows its plan, to memory for its lanes and words. */
+static void dcommi_frame_bind(dcommi_frame *frame, dcommi_run *run, dcommi_lane *lanes,
+                              uint64_t *words)
 {
+    const uint32_t n = frame->scope.plan->nlanes;
     frame->run = run;
-    frame->plan = plan;
+    frame->scope.words = frame->words = words;
     frame->lanes = lanes;
-    frame->lanes_left = plan->nlanes;
-    for (uint32_t i = 0; i < plan->nlanes; i++) {
+    frame->lanes_left = n;
+    for (uint32_t i = 0; i < n; i++) {
         dcommi_lane *lane = &lanes[i];
         dcommi_zero(lane, sizeof *lane);
         lane->frame = frame;
-        lane->steps = plan->steps + plan->lanes[i].first;
-        lane->count = plan->lanes[i].count;
+        dcommi_cursor_start(&lane->cursor, &frame->scope, i);
     }
 }
 
 static void dcommi_frame_start(dcommi_frame *frame)
 {
-    for (uint32_t i = 0; i < frame->plan->nlanes; i++) {
+    for (uint32_t i = 0; i < frame->scope.plan->nlanes; i++) {
         dcommi_lane_ready(&frame->lanes[i]);
     }
 }
@@ -174,8 +158,9 @@ static void dcommi_frame_done(dcommi_frame *frame)
         }
     }
     const uint8_t *scratch = frame->space[DCOMM_SPACE_SCRATCH];
-    for (uint32_t i = 0; i < frame->plan->nslots; i++) { /* nobody reads memory that is gone */
-        struct dcommi_offer *offer = &run->offers[frame->slot_base + i];
+    /* Nobody reads memory that is gone. */
+    for (uint32_t i = 0; i < frame->scope.plan->nslots; i++) {
+        struct dcommi_offer *offer = &run->offers[frame->scope.slot + i];
         if (offer->base >= scratch &&
             offer->base < scratch + frame->space_len[DCOMM_SPACE_SCRATCH]) {
             offer->base = NULL;

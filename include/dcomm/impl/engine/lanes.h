@@ -8,12 +8,20 @@
 static void dcommi_lane_run(dcommi_lane *lane)
 {
     const dcommi_run *run = lane->frame->run;
-    while (lane->pc < lane->count) {
-        enum dcommi_outcome outcome = dcommi_step_run(lane, &lane->steps[lane->pc]);
+    const dcomm_step *step;
+    while ((step = dcommi_cursor_step(&lane->cursor)) != NULL) {
+        if (dcommi_cursor_turns(step)) {
+            if (DCOMMI_UNLIKELY(dcommi_cursor_turn(&lane->cursor, step) < 0)) {
+                dcommi_step_wrong(lane);
+                return;
+            }
+            continue;
+        }
+        enum dcommi_outcome outcome = dcommi_step_run(lane, step);
         if (outcome == DCOMMI_GONE || outcome == DCOMMI_RETRY || DCOMMI_UNLIKELY(!run->active)) {
             return; /* a step may fail the run in what it starts, and then say that it goes on */
         }
-        lane->pc++;
+        dcommi_cursor_next(&lane->cursor);
         if (outcome == DCOMMI_STOP) {
             return;
         }
@@ -33,7 +41,7 @@ static void dcommi_lane_run(dcommi_lane *lane)
 
 static void dcommi_frame_wake(dcommi_frame *frame, uint8_t state, int64_t what)
 {
-    for (uint32_t i = 0; i < frame->plan->nlanes; i++) {
+    for (uint32_t i = 0; i < frame->scope.plan->nlanes; i++) {
         dcommi_lane *lane = &frame->lanes[i];
         if (lane->state != state) {
             continue;

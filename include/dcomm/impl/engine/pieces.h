@@ -32,7 +32,7 @@ typedef struct dcommi_piece {
 static dcomm_status dcommi_fold_pieces(dcommi_lane *lane, const dcommi_target *to, size_t at,
                                        const void *const *src, size_t nsrc, size_t len, bool final)
 {
-    const dcomm_plan *plan = lane->frame->plan;
+    const dcomm_plan *plan = lane->frame->scope.plan;
     size_t element = dcomm_dtype_size((dcomm_dtype)plan->dtype);
     lane->frame->run->comm->context->open_stores |= to->past;
     unsigned how = (to->past ? DCOMMI_FOLD_STREAM : 0) |
@@ -47,7 +47,7 @@ static dcomm_status dcommi_fold_pieces(dcommi_lane *lane, const dcommi_target *t
 static dcomm_status dcommi_fold_on_device(dcommi_lane *lane, uint8_t *dst, const void *const *src,
                                           size_t nsrc, size_t len, bool final)
 {
-    const dcomm_plan *plan = lane->frame->plan;
+    const dcomm_plan *plan = lane->frame->scope.plan;
     dcommi_device_handle *d = &lane->frame->run->device->handle;
     return d->call->reduce(d, dst, src, nsrc, len / dcomm_dtype_size((dcomm_dtype)plan->dtype),
                            (dcomm_dtype)plan->dtype, (dcomm_op)plan->op,
@@ -115,7 +115,7 @@ static dcomm_status dcommi_pull_direct(dcommi_lane *lane, const dcommi_target *t
                                        const dcommi_piece *pieces, size_t n, size_t len, bool final)
 {
     dcomm_comm *comm = lane->frame->run->comm;
-    size_t grain = dcommi_pull_grain(lane->frame->plan, n);
+    size_t grain = dcommi_pull_grain(lane->frame->scope.plan, n);
     uint8_t *staging = dcommi_staging(comm->context, n * grain);
     if (staging == NULL) {
         return DCOMM_ERR_NO_MEMORY;

@@ -331,7 +331,7 @@ static void dcommi_pull_begun(dcommi_job *job, dcomm_status status)
 /* A fold by messages: how many blocks at a time, and how long. */
 static unsigned dcommi_pull_window(dcommi_pull *pull)
 {
-    const dcomm_plan *plan = pull->lane->frame->plan;
+    const dcomm_plan *plan = pull->lane->frame->scope.plan;
     size_t n = pull->npieces, all = 4 * DCOMMI_PULL_MESSAGE;
     size_t longest = (size_t)dcommi_whole_elements(
         DCOMMI_PULL_MESSAGE, (int64_t)dcomm_dtype_size((dcomm_dtype)plan->dtype));

@@ -83,7 +83,7 @@ static dcomm_status dcommi_read_part(dcomm_status status, size_t at, int rank)
 static dcomm_status dcommi_fold_both(dcommi_move *move, const void *message, size_t offset,
                                      size_t len, bool past, void *also, bool also_past)
 {
-    const dcomm_plan *plan = move->lane->frame->plan;
+    const dcomm_plan *plan = move->lane->frame->scope.plan;
     const void *src[DCOMMI_FOLD_SOURCES];
     for (int i = 0; i < move->nsrc; i++) {
         src[i] = i == move->msg_at ? message : (const uint8_t *)move->src[i] + offset;
@@ -198,7 +198,7 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint32_t region, uint64
     if (staging == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    const dcomm_dtype dtype = (dcomm_dtype)move->lane->frame->plan->dtype;
+    const dcomm_dtype dtype = (dcomm_dtype)move->lane->frame->scope.plan->dtype;
     const size_t block =
         (size_t)dcommi_whole_elements(DCOMMI_PULL_BLOCK, (int64_t)dcomm_dtype_size(dtype));
     for (size_t at = 0; at < len; at += block) {

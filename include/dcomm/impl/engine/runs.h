@@ -8,6 +8,7 @@
 #include "failure.h"
 #include "device/gate.h"
 #include "refusal.h"
+#include "../plan/check_valid.h"
 
 static void dcommi_run_unref(dcommi_run *run)
 {
@@ -90,8 +91,8 @@ static dcomm_status dcommi_run_bind(dcommi_run *run, const dcomm_plan *plan, con
     dcommi_frame *root = &run->root;
     dcommi_frame_scratch_free(root);
     dcommi_zero(root, sizeof *root);
-    dcommi_frame_bind(root, run, plan, (dcommi_lane *)memory);
-    root->words = (uint64_t *)(memory + lanes);
+    root->scope.plan = plan;
+    dcommi_frame_bind(root, run, (dcommi_lane *)memory, (uint64_t *)(memory + lanes));
     run->counters = (uint64_t *)(memory + lanes + word_bytes);
     run->offers = (struct dcommi_offer *)(memory + lanes + word_bytes + counters);
     if (nwords > 0) {
@@ -235,7 +236,15 @@ static void dcommi_stage_done(dcommi_run *run)
         run->give_back_user = user;
         run->plan = next; /* also when it cannot be bound: it is the one to be given back */
         run->stage++;
-        status = dcommi_run_bind(run, next, words, nwords);
+        uint32_t budget = DCOMMI_CHECK_SUBPLANS;
+        if (run->signature.coll == DCOMM_COLL_PLAN) { /* like the first, in dcomm_plan_run */
+            status = dcommi_check_plan_valid(next, "the plan", 0, &budget);
+        }
+        if (status >= 0) {
+            status = dcommi_run_bind(run, next, words, nwords);
+        } else {
+            snprintf(why, sizeof why, "%s", dcommi_message);
+        }
     }
     dcommi_free(words);
     if (status < 0) {

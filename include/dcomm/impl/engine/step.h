@@ -24,27 +24,28 @@ static enum dcommi_outcome DCOMMI_PRINTF(3, 4)
         snprintf(device, sizeof device, ", device %d", run->device->handle.number);
     }
     snprintf(text, sizeof text, "%s #%" PRIu64 " (%s), rank %d%s, lane %d, step %u: %s",
-             dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, lane->frame->plan->name,
-             run->comm->rank, device, (int)(lane - lane->frame->lanes), lane->pc, what);
+             dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq,
+             lane->frame->scope.plan->name, run->comm->rank, device,
+             (int)(lane - lane->frame->lanes), lane->cursor.at.pc, what);
     dcommi_poison(run->comm, status, -1, text);
     return DCOMMI_GONE;
 }
 
-/* The word that a step writes to; -1: none. *fits: it is one of the plan's. */
-static inline int32_t dcommi_word_of(const dcommi_lane *lane, const dcomm_step *step, bool *fits)
+/* The cursor refuses the step; dcommi_message says why. */
+static enum dcommi_outcome dcommi_step_wrong(dcommi_lane *lane)
 {
-    *fits = true;
-    if (step->word < 0) {
-        return -1;
-    }
-    int64_t word = step->word + dcommi_lane_value(lane, &step->value);
-    *fits = word >= 0 && word < lane->frame->plan->nwords;
-    return (int32_t)word;
+    return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s", dcommi_message);
 }
 
+/* dcommi_lane_piece has found no memory for one of its operands. */
 static enum dcommi_outcome dcommi_outside(dcommi_lane *lane, const char *what)
 {
-    return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s lies outside its space", what);
+    return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s: %s", what, dcommi_message);
+}
+
+static enum dcommi_outcome dcommi_step_lengths(dcommi_lane *lane, size_t from, size_t to)
+{
+    return dcommi_step_error(lane, DCOMM_ERR_PLAN, "it takes %zu bytes into %zu", from, to);
 }
 
 /* What follows a move that was started. */

@@ -2,33 +2,36 @@
 #ifndef DCOMMI_STEPS_H
 #define DCOMMI_STEPS_H
 
-#include "device/steps_device.h"
+#include "steps_codec.h"
 
 static enum dcommi_outcome dcommi_step_send(dcommi_lane *lane, const dcomm_step *step)
 {
     dcommi_frame *frame = lane->frame;
-    int rank = dcommi_frame_rank(frame, dcommi_lane_value(lane, &step->peer));
-    if (rank < 0 || rank == frame->run->comm->rank) {
-        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "sends to rank %d", rank);
-    }
+    const dcomm_operand *src = &frame->scope.plan->operands[step->src];
+    int64_t tag;
+    int rank;
     if (lane->forwarded) {
         lane->forwarded = false;
         return DCOMMI_NEXT;
+    }
+    if (dcommi_cursor_peer(&lane->cursor, &step->peer, &rank) < 0 ||
+        dcommi_cursor_tag(&lane->cursor, step, &tag) < 0) {
+        return dcommi_step_wrong(lane);
     }
     if (!dcommi_has_credit(lane, rank)) {
         return DCOMMI_RETRY;
     }
     size_t len;
-    const uint8_t *data = dcommi_lane_piece(lane, &frame->plan->operands[step->src], 0, &len);
+    const uint8_t *data = dcommi_lane_piece(lane, src, 0, &len);
     if (data == NULL) {
         return dcommi_outside(lane, "source");
     }
-    uint32_t tag = (uint32_t)(frame->tag_base + dcommi_lane_value(lane, &step->tag));
     bool async = step->flags & DCOMM_STEP_ASYNC;
-    bool device = dcommi_on_device(frame, frame->plan->operands[step->src].space) && len > 0;
-    return dcommi_moving(
-        lane, (device ? dcommi_device_send : dcommi_send_start)(lane, rank, tag, data, len, async),
-        async);
+    bool device = dcommi_on_device(frame, src->space) && len > 0;
+    return dcommi_moving(lane,
+                         (device ? dcommi_device_send
+                                 : dcommi_send_start)(lane, rank, (uint32_t)tag, data, len, async),
+                         async);
 }
 
 /* A copy into a slot that peers copy out of; where they fold, it is better in a cache. */
@@ -49,16 +52,18 @@ static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step 
 {
     dcommi_frame *frame = lane->frame;
     dcommi_run *run = frame->run;
-    int rank = dcommi_frame_rank(frame, dcommi_lane_value(lane, &step->peer));
-    if (rank < 0 || rank == run->comm->rank) {
-        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "receives from rank %d", rank);
+    int rank;
+    int32_t word;
+    int64_t tag;
+    if (dcommi_cursor_peer(&lane->cursor, &step->peer, &rank) < 0 ||
+        dcommi_cursor_tag(&lane->cursor, step, &tag) < 0 ||
+        dcommi_cursor_word(&lane->cursor, step, &word) < 0) {
+        return dcommi_step_wrong(lane);
     }
     size_t len;
-    bool fits;
-    int32_t word = dcommi_word_of(lane, step, &fits);
     uint8_t *dst = dcommi_lane_piece(lane, &step->dst, 0, &len);
-    if (dst == NULL || !fits) {
-        return dcommi_outside(lane, dst == NULL ? "destination" : "word");
+    if (dst == NULL) {
+        return dcommi_outside(lane, "destination");
     }
     dcommi_move *move = dcommi_move_new(run, lane);
     if (move == NULL) {
@@ -79,37 +84,44 @@ static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step 
             dcommi_on_device(frame, step->stage.space) != move->device) {
             return dcommi_step_mixed(lane);
         }
-        for (uint32_t i = 0; i < step->nsrc && i < DCOMMI_FOLD_SOURCES; i++) {
-            const dcomm_operand *o = &frame->plan->operands[step->src + i];
-            size_t n = len;
+        for (uint32_t i = 0; i < step->nsrc; i++) {
+            const dcomm_operand *o = &frame->scope.plan->operands[step->src + i];
+            size_t n;
             move->src[i] = NULL;
             if (o->space == DCOMM_SPACE_MSG) {
                 move->msg_at = (uint8_t)i;
-            } else if ((move->src[i] = dcommi_lane_piece(lane, o, 0, &n)) == NULL || n != len) {
+            } else if ((move->src[i] = dcommi_lane_piece(lane, o, 0, &n)) == NULL) {
                 return dcommi_outside(lane, "source");
+            } else if (n != len) {
+                return dcommi_step_lengths(lane, n, len);
             }
         }
         move->nsrc = (uint8_t)step->nsrc;
-        if ((step->flags & (DCOMM_STEP_FORWARD | DCOMM_STEP_ASYNC)) == DCOMM_STEP_FORWARD &&
-            lane->pc + 1 < lane->count && step[1].kind == DCOMM_STEP_SEND) {
-            move->forward_rank = dcommi_frame_rank(frame, dcommi_lane_value(lane, &step[1].peer));
-            move->forward_tag = (uint32_t)(frame->tag_base + dcommi_lane_value(lane, &step[1].tag));
+        if (step->flags & DCOMM_STEP_FORWARD) { /* a SEND follows */
+            int64_t forward_tag;
+            if (dcommi_cursor_peer(&lane->cursor, &step[1].peer, &move->forward_rank) < 0 ||
+                dcommi_cursor_tag(&lane->cursor, step + 1, &forward_tag) < 0) {
+                return dcommi_step_wrong(lane);
+            }
+            move->forward_tag = (uint32_t)forward_tag;
         }
         size_t room;
         move->buf = dcommi_lane_piece(lane, &step->stage, 0, &room);
-        if (step->nsrc > DCOMMI_FOLD_SOURCES || move->buf == NULL || room < len) {
+        if (move->buf == NULL) {
             return dcommi_outside(lane, "stage");
+        }
+        if (room < len) {
+            return dcommi_step_lengths(lane, room, len);
         }
     }
     /* The move may complete within the post, so the lane must already look as if it waited. */
     bool async = move->async;
-    uint32_t tag = (uint32_t)(frame->tag_base + dcommi_lane_value(lane, &step->tag));
     if (async) {
         lane->pending++;
     } else {
         lane->state = DCOMMI_LANE_MOVE;
     }
-    dcommi_recv_post(move, rank, tag);
+    dcommi_recv_post(move, rank, (uint32_t)tag);
     if (!run->active) {
         return DCOMMI_GONE;
     }
@@ -137,44 +149,49 @@ static enum dcommi_outcome dcommi_lane_pieces(dcommi_lane *lane, const dcomm_ste
     dcommi_frame *frame = lane->frame;
     size_t at = 0;
     for (uint32_t i = 0; i < step->nsrc; i++) {
-        const dcomm_operand *o = &frame->plan->operands[step->src + i];
-        uint32_t repeat = o->repeat > 1 ? o->repeat : 1;
-        int64_t first = o->space == DCOMM_SPACE_PEER ? dcommi_lane_value(lane, &o->peer) : 0;
-        for (uint32_t r = 0; r < repeat; r++, at++) {
+        const dcomm_operand *o = &frame->scope.plan->operands[step->src + i];
+        const uint32_t slot = (uint32_t)(frame->scope.slot + o->slot);
+        int64_t first = 0;
+        if (o->space == DCOMM_SPACE_PEER &&
+            dcommi_cursor_value(&lane->cursor, &o->peer, &first) < 0) {
+            return dcommi_step_wrong(lane);
+        }
+        for (uint32_t r = 0; r < dcommi_operand_pieces(o); r++, at++) {
             dcommi_piece *piece = &pieces[at];
             memset(piece, 0, sizeof *piece);
             size_t n;
             if (o->space != DCOMM_SPACE_PEER) {
                 piece->local = dcommi_lane_piece(lane, o, r, &n);
-                if (piece->local == NULL || n != len) {
+                if (piece->local == NULL) {
                     return dcommi_outside(lane, "source");
+                }
+                if (n != len) {
+                    return dcommi_step_lengths(lane, n, len);
                 }
                 continue;
             }
-            int64_t offset, length;
-            dcommi_operand_piece(o, r, lane->index, frame->plan->table, frame->words, &offset,
-                                 &length);
-            int rank = dcommi_frame_rank(frame, (first + r) % frame->plan->nranks);
-            if (rank < 0 || rank == frame->run->comm->rank) {
-                return dcommi_step_error(lane, DCOMM_ERR_PLAN, "reads memory of rank %d", rank);
+            dcommi_interval x;
+            int rank;
+            if (dcommi_cursor_piece(&lane->cursor, o, r, &x) < 0 ||
+                dcommi_cursor_owner(&lane->cursor, first, r, &rank) < 0) {
+                return dcommi_step_wrong(lane);
             }
-            uint32_t slot = frame->slot_base + o->slot;
             const dcommi_exposed *e = dcommi_lane_exposed(lane, rank, slot);
             if (e == NULL) {
                 return DCOMMI_RETRY;
             }
-            if ((size_t)length != len || offset < 0 || (uint64_t)offset > e->len ||
-                len > e->len - (uint64_t)offset) {
+            if ((size_t)x.length != len || x.offset < 0 || (uint64_t)x.offset > e->len ||
+                len > e->len - (uint64_t)x.offset) {
                 return dcommi_step_error(lane, DCOMM_ERR_MISMATCH,
                                          "reads %zu bytes at %" PRId64 " of the %" PRIu64
                                          " that rank %d exposed",
-                                         len, offset, e->len, rank);
+                                         len, x.offset, e->len, rank);
             }
             piece->rank = rank;
             piece->region = e->device == 0 ? e->region : 0;
             piece->slot = (uint16_t)slot;
-            piece->address = e->address + (uint64_t)offset;
-            piece->offset = (uint64_t)offset;
+            piece->address = e->address + (uint64_t)x.offset;
+            piece->offset = (uint64_t)x.offset;
             piece->device = e->device != 0;
             if (device && piece->device) {
                 piece->straight = dcommi_comes_straight(frame->run, rank, e->region);
@@ -190,10 +207,14 @@ static enum dcommi_outcome dcommi_step_across(dcommi_lane *lane, const dcomm_ste
                                               uint8_t *dst, size_t len, bool to_device)
 {
     size_t n;
-    const uint8_t *src = dcommi_lane_piece(lane, &lane->frame->plan->operands[step->src], 0, &n);
-    return src != NULL && n == len
+    const uint8_t *src =
+        dcommi_lane_piece(lane, &lane->frame->scope.plan->operands[step->src], 0, &n);
+    if (src == NULL) {
+        return dcommi_outside(lane, "source");
+    }
+    return n == len
                ? dcommi_copy_across(lane, dst, src, len, to_device, step->flags & DCOMM_STEP_ASYNC)
-               : dcommi_outside(lane, "source");
+               : dcommi_step_lengths(lane, n, len);
 }
 
 static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step *step)
@@ -207,8 +228,8 @@ static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step 
     }
     bool remote = false, device = dcommi_on_device(frame, step->dst.space);
     for (uint32_t i = 0; i < step->nsrc; i++) {
-        const dcomm_operand *o = &frame->plan->operands[step->src + i];
-        n += o->repeat > 1 ? o->repeat : 1;
+        const dcomm_operand *o = &frame->scope.plan->operands[step->src + i];
+        n += dcommi_operand_pieces(o);
         remote = remote || o->space == DCOMM_SPACE_PEER;
     }
     if (len == 0 || lane->forwarded) {
@@ -240,8 +261,11 @@ static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step 
         to.also = dst;
         to.dst = dcommi_lane_piece(lane, &step[1].dst, 0, &room);
         to.past = dcommi_step_past(frame, step + 1);
-        if (to.dst == NULL || room != len) {
+        if (to.dst == NULL) {
             return dcommi_outside(lane, "next step's destination");
+        }
+        if (room != len) {
+            return dcommi_step_lengths(lane, len, room);
         }
         lane->forwarded = true;
     }
@@ -268,64 +292,57 @@ static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step 
     return status < 0 ? dcommi_step_error(lane, status, "%s", dcommi_message) : DCOMMI_NEXT;
 }
 
-/* Run fn for each rank that EXPOSE or SIGNAL addresses. */
+/* EXPOSE and SIGNAL: tell each rank that the step addresses. */
 static enum dcommi_outcome dcommi_step_tell(dcommi_lane *lane, const dcomm_step *step)
 {
-    dcommi_frame *frame = lane->frame;
+    const dcommi_frame *frame = lane->frame;
+    const dcommi_scope *scope = &frame->scope;
     dcommi_run *run = frame->run;
-    int64_t peer = dcommi_lane_value(lane, &step->peer);
-    uint64_t value = 0;
+    dcommi_targets to;
+    int64_t value = 0;
     dcommi_header header = dcommi_header_of(run, DCOMMI_MSG_SIGNAL, 0);
+    if (dcommi_cursor_targets(&lane->cursor, step, &to) < 0) {
+        return dcommi_step_wrong(lane);
+    }
     if (step->kind == DCOMM_STEP_EXPOSE) {
+        const dcomm_operand *src = &scope->plan->operands[step->src];
         size_t len;
-        uint8_t *base = dcommi_lane_piece(lane, &frame->plan->operands[step->src], 0, &len);
+        uint8_t *base = dcommi_lane_piece(lane, src, 0, &len);
         if (base == NULL) {
-            return dcommi_outside(lane, "what it exposes");
+            return dcommi_outside(lane, "source");
         }
         header.type = DCOMMI_MSG_EXPOSE;
-        header.slot = (uint16_t)(frame->slot_base + step->slot);
+        header.slot = (uint16_t)(scope->slot + step->slot);
         header.a = (uint64_t)(uintptr_t)base;
         header.b = len;
-        bool device = dcommi_on_device(frame, frame->plan->operands[step->src].space);
+        bool device = dcommi_on_device(frame, src->space);
         if (DCOMMI_UNLIKELY(device)) {
             header.reserved = (uint16_t)(1 + run->device->handle.number);
         }
         header.tag = dcommi_region_number(run->comm->context, base, len);
-        if (run->offers == NULL || header.slot >= run->plan->nslots) {
-            return dcommi_step_error(lane, DCOMM_ERR_PLAN, "slot %d of %u", (int)header.slot,
-                                     run->plan->nslots);
-        }
         run->offers[header.slot].base = base;
         run->offers[header.slot].len = (int64_t)len;
         run->offers[header.slot].device = device;
     } else {
-        value = (uint64_t)dcommi_lane_value(lane, &step->value);
-        header.slot = (uint16_t)(frame->counter_base + step->slot);
-        header.a = value;
-        if (header.slot >= run->plan->ncounters) {
-            return dcommi_step_error(lane, DCOMM_ERR_PLAN, "counter %d of %u", (int)header.slot,
-                                     run->plan->ncounters);
+        if (dcommi_cursor_value(&lane->cursor, &step->value, &value) < 0) {
+            return dcommi_step_wrong(lane);
         }
+        header.slot = (uint16_t)(scope->counter + step->slot);
+        header.a = (uint64_t)value;
     }
-    int64_t first = peer == DCOMM_ALL_PEERS ? 0 : peer;
-    int64_t last = peer == DCOMM_ALL_PEERS ? frame->plan->nranks - 1 : peer;
-    for (int64_t r = first; r <= last; r++) {
-        int rank = dcommi_frame_rank(frame, r);
-        if (rank < 0) {
-            return dcommi_step_error(lane, DCOMM_ERR_PLAN, "addresses rank %" PRId64, r);
-        }
-        if (rank != run->comm->rank && !dcommi_has_credit(lane, rank)) {
+    for (int64_t r = to.first; r <= to.last; r++) {
+        if (r != scope->plan->rank && !dcommi_has_credit(lane, dcommi_scope_rank(scope, r))) {
             return DCOMMI_RETRY;
         }
     }
-    for (int64_t r = first; r <= last; r++) {
-        int rank = dcommi_frame_rank(frame, r);
-        if (rank == run->comm->rank) {
-            if (peer != DCOMM_ALL_PEERS && step->kind == DCOMM_STEP_SIGNAL) {
-                dcommi_run_signal(run, header.slot, value);
+    for (int64_t r = to.first; r <= to.last; r++) {
+        if (r == scope->plan->rank) {
+            if (r != to.but && step->kind == DCOMM_STEP_SIGNAL) {
+                dcommi_run_signal(run, header.slot, (uint64_t)value);
             }
             continue;
         }
+        const int rank = dcommi_scope_rank(scope, r);
         if (DCOMMI_UNLIKELY(header.reserved != 0)) {
             header.tag = dcommi_device_offered(run, rank, run->offers[header.slot].base,
                                                (size_t)run->offers[header.slot].len);
@@ -338,165 +355,14 @@ static enum dcommi_outcome dcommi_step_tell(dcommi_lane *lane, const dcomm_step 
     return DCOMMI_NEXT;
 }
 
-/* The operands of a step of the codec's, repeats unfolded. */
-typedef struct dcommi_step_operands {
-    const void **src; /* the context's */
-    size_t *len;
-    size_t n;
-    dcomm_codec_place place;
-} dcommi_step_operands;
-
-/* NULL, or what lies outside its space. */
-static const char *dcommi_step_operands_of(dcommi_lane *lane, const dcomm_step *step,
-                                           dcommi_step_operands *o)
-{
-    const dcommi_frame *frame = lane->frame;
-    dcomm_context *context = frame->run->comm->context;
-    size_t n = 0;
-    for (uint32_t i = 0; i < step->nsrc; i++) {
-        n += dcommi_max64(frame->plan->operands[step->src + i].repeat, 1);
-    }
-    if (dcommi_grow((void **)&context->pointers, &context->pointers_capacity, n, sizeof(void *)) <
-            0 ||
-        dcommi_grow((void **)&context->lengths, &context->lengths_capacity, n, sizeof(size_t)) <
-            0) {
-        return dcommi_message;
-    }
-    o->src = context->pointers;
-    o->len = context->lengths;
-    o->n = 0;
-    for (uint32_t i = 0; i < step->nsrc; i++) {
-        const dcomm_operand *operand = &frame->plan->operands[step->src + i];
-        for (uint32_t r = 0; r == 0 || r < operand->repeat; r++, o->n++) {
-            o->src[o->n] = dcommi_lane_piece(lane, operand, r, &o->len[o->n]);
-            if (o->src[o->n] == NULL) {
-                return "source lies outside its space";
-            }
-        }
-    }
-    int64_t first = frame->index_base + dcommi_lane_value(lane, &step->index);
-    bool final = (step->flags & DCOMM_STEP_FINAL) && frame->plan->op == DCOMM_AVG;
-    o->place.first = (uint64_t)first;
-    o->place.round = step->slot;
-    o->place.divisor = final ? (uint32_t)frame->run->plan->nranks : 1;
-    return first < 0 ? "index is negative" : NULL;
-}
-
-static dcomm_status dcommi_step_recode(dcommi_lane *lane, const dcomm_step *step, void *user,
-                                       const dcommi_step_operands *o, uint8_t *dst, size_t len,
-                                       size_t *encoded)
-{
-    const dcomm_plan_codec *codec = lane->frame->plan->codec;
-    size_t room;
-    uint8_t *stage = dcommi_lane_piece(lane, &step->stage, 0, &room);
-    if (stage == NULL) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "stage lies outside its space");
-    }
-    if (codec->recode != NULL) {
-        return codec->recode(user, &o->place, o->src, o->len, o->n, stage, room, dst, len, encoded);
-    }
-    DCOMMI_TRY(codec->decode(user, &o->place, o->src, o->len, o->n, stage, room));
-    return codec->encode(user, &o->place, stage, room, dst, len, encoded);
-}
-
-static enum dcommi_outcome dcommi_step_codec_device(dcommi_lane *lane, const dcomm_step *step,
-                                                    const dcommi_step_operands *o, uint8_t *dst,
-                                                    size_t dst_len, int32_t word)
-{
-    const dcommi_frame *frame = lane->frame;
-    size_t bytes = step->kind == DCOMM_STEP_ENCODE ? o->len[0] : dst_len;
-    const bool spread = dcommi_spread_plan(frame->plan); /* whose wires are the host's */
-    if (frame->run->coded == NULL || (!spread && !dcommi_sources_on(frame, step, true))) {
-        return dcommi_step_mixed(lane);
-    }
-    if (step->kind == DCOMM_STEP_RECODE) {
-        dcommi_lane_piece(lane, &step->stage, 0, &bytes);
-    }
-    dcommi_device_code code = {.kind = step->kind,
-                               .count = bytes / sizeof(float),
-                               .src = o->src,
-                               .len = o->len,
-                               .n = o->n,
-                               .dst = dst,
-                               .dst_len = dst_len};
-    return dcommi_moving(lane,
-                         spread && step->kind == DCOMM_STEP_DECODE
-                             ? dcommi_spread_result_on_device(lane, &o->place, &code)
-                             : dcommi_coded_on_device(lane, &o->place, &code, word),
-                         false);
-}
-
-static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step *step)
-{
-    const dcomm_plan *plan = lane->frame->plan;
-    const dcomm_plan_codec *codec = plan->codec;
-    void *user = lane->frame->run->coded != NULL ? lane->frame->run->coded : plan->codec_user;
-    size_t dst_len, encoded = 0;
-    uint8_t *dst = dcommi_lane_piece(lane, &step->dst, 0, &dst_len);
-    bool fits, encodes = step->kind == DCOMM_STEP_ENCODE || step->kind == DCOMM_STEP_RECODE;
-    int32_t word = dcommi_word_of(lane, step, &fits);
-    dcommi_step_operands o;
-    if (codec == NULL) {
-        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "the plan has no codec");
-    }
-    if (dst == NULL || !fits) {
-        return dcommi_outside(lane, dst == NULL ? "destination" : "word");
-    }
-    const char *wrong = dcommi_step_operands_of(lane, step, &o);
-    if (wrong != NULL) {
-        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s", wrong);
-    }
-    const bool spread = dcommi_spread_plan(plan);
-    if (DCOMMI_UNLIKELY(spread ? dcommi_spread_by_device(lane->frame, step)
-                               : dcommi_on_device(lane->frame, step->dst.space))) {
-        return dcommi_step_codec_device(lane, step, &o, dst, dst_len, word);
-    }
-    if (!spread && !dcommi_sources_on(lane->frame, step, false)) {
-        return dcommi_step_mixed(lane);
-    }
-    dcomm_status status;
-    dcommi_message[0] = 0;
-    double start = dcommi_now();
-    switch (step->kind) {
-    case DCOMM_STEP_ENCODE:
-        status = codec->encode(user, &o.place, o.src[0], o.len[0], dst, dst_len, &encoded);
-        break;
-    case DCOMM_STEP_RECODE:
-        status = dcommi_step_recode(lane, step, user, &o, dst, dst_len, &encoded);
-        break;
-    default:
-        status = codec->decode(user, &o.place, o.src, o.len, o.n, dst, dst_len);
-        break;
-    }
-    lane->frame->run->comm->stats.codec_ns += (uint64_t)(1e9 * (dcommi_now() - start));
-    if (status < 0) {
-        return dcommi_step_error(
-            lane, status, "%s cannot %s %zu bytes of elements from %" PRIu64 "%s%s", codec->name,
-            step->kind == DCOMM_STEP_ENCODE ? "encode" : "decode", o.n > 0 ? o.len[0] : 0,
-            o.place.first, dcommi_message[0] != 0 ? ": " : "", dcommi_message);
-    }
-    if (dcommi_coded_verdict(lane) < 0) {
-        return DCOMMI_GONE;
-    }
-    if (encoded > dst_len || (encodes && word < 0 && encoded != dst_len)) {
-        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s encoded %zu bytes into %zu", codec->name,
-                                 encoded, dst_len);
-    }
-    if (encodes && word >= 0) {
-        lane->frame->words[word] = encoded;
-    }
-    return DCOMMI_NEXT;
-}
-
 static enum dcommi_outcome dcommi_step_compute(dcommi_lane *lane, const dcomm_step *step)
 {
-    const dcomm_plan *plan = lane->frame->plan;
+    const dcomm_plan *plan = lane->frame->scope.plan;
     const void *src[DCOMMI_FOLD_SOURCES];
     size_t src_len[DCOMMI_FOLD_SOURCES], dst_len;
     uint8_t *dst = dcommi_lane_piece(lane, &step->dst, 0, &dst_len);
-    if (step->kernel >= plan->nkernels || step->nsrc > DCOMMI_FOLD_SOURCES || dst == NULL) {
-        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "kernel %d of %u, %u sources",
-                                 (int)step->kernel, plan->nkernels, step->nsrc);
+    if (dst == NULL) {
+        return dcommi_outside(lane, "destination");
     }
     for (uint32_t i = 0; i < step->nsrc; i++) {
         src[i] = dcommi_lane_piece(lane, &plan->operands[step->src + i], 0, &src_len[i]);
@@ -519,25 +385,16 @@ static enum dcommi_outcome dcommi_step_compute(dcommi_lane *lane, const dcomm_st
 
 static enum dcommi_outcome dcommi_step_call(dcommi_lane *lane, const dcomm_step *step)
 {
-    dcommi_frame *parent = lane->frame;
-    dcommi_run *run = parent->run;
-    const dcomm_plan *sub = parent->plan->subs[step->sub];
-    if (parent->depth + 1 >= DCOMMI_CALL_DEPTH) {
-        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "sub-plans nest deeper than %d",
-                                 DCOMMI_CALL_DEPTH);
+    dcommi_frame *caller = lane->frame;
+    const dcomm_operand *src = &caller->scope.plan->operands[step->src];
+    dcommi_run *run = caller->run;
+    dcommi_scope scope;
+    if (dcommi_cursor_call(&lane->cursor, step, &scope) < 0) {
+        return dcommi_step_wrong(lane);
     }
-    int64_t counter = step->slot + dcommi_lane_value(lane, &step->value);
-    int64_t slot = (step->word > 0 ? step->word : 0) + dcommi_lane_value(lane, &step->peer);
-    if (counter < 0 || counter > (int64_t)parent->plan->ncounters - sub->ncounters || slot < 0 ||
-        slot > (int64_t)parent->plan->nslots - sub->nslots) {
-        return dcommi_step_error(lane, DCOMM_ERR_PLAN,
-                                 "counters %" PRId64 "+%" PRIu32 " of %" PRIu32 ", slots %" PRId64
-                                 "+%" PRIu32 " of %" PRIu32 ": the sub-plan's do not fit",
-                                 counter, sub->ncounters, parent->plan->ncounters, slot,
-                                 sub->nslots, parent->plan->nslots);
-    }
+    const dcomm_plan *sub = scope.plan;
     size_t in_len = 0, out_len = 0;
-    uint8_t *in = dcommi_lane_piece(lane, &parent->plan->operands[step->src], 0, &in_len);
+    uint8_t *in = dcommi_lane_piece(lane, src, 0, &in_len);
     uint8_t *out = dcommi_lane_piece(lane, &step->dst, 0, &out_len);
     if (in == NULL || out == NULL) {
         return dcommi_outside(lane, in == NULL ? "input" : "output");
@@ -551,26 +408,18 @@ static enum dcommi_outcome dcommi_step_call(dcommi_lane *lane, const dcomm_step 
     }
     memset(memory, 0, head + lanes + words);
     dcommi_frame *frame = (dcommi_frame *)memory;
-    dcommi_frame_bind(frame, run, sub, (dcommi_lane *)(memory + head));
-    frame->parent = parent;
+    frame->scope = scope;
+    dcommi_frame_bind(frame, run, (dcommi_lane *)(memory + head),
+                      (uint64_t *)(memory + head + lanes));
     frame->caller = lane;
-    frame->depth = parent->depth + 1;
-    frame->group = parent->plan->table + step->group;
-    frame->words = (uint64_t *)(memory + head + lanes);
-    frame->tag_base = parent->tag_base + dcommi_lane_value(lane, &step->tag);
-    frame->counter_base = parent->counter_base + (uint32_t)counter;
-    frame->slot_base = parent->slot_base + (uint32_t)slot;
     frame->space[DCOMM_SPACE_IN] = in;
     frame->space_len[DCOMM_SPACE_IN] = (int64_t)in_len;
     frame->space[DCOMM_SPACE_OUT] = out;
     frame->space_len[DCOMM_SPACE_OUT] = (int64_t)out_len;
     if (DCOMMI_UNLIKELY(run->device != NULL)) {
-        frame->on_device =
-            (uint8_t)(dcommi_on_device(parent, parent->plan->operands[step->src].space)
-                          << DCOMM_SPACE_IN |
-                      dcommi_on_device(parent, step->dst.space) << DCOMM_SPACE_OUT);
+        frame->on_device = (uint8_t)(dcommi_on_device(caller, src->space) << DCOMM_SPACE_IN |
+                                     dcommi_on_device(caller, step->dst.space) << DCOMM_SPACE_OUT);
     }
-    frame->index_base = parent->index_base + dcommi_lane_value(lane, &step->index);
     frame->next = run->children;
     run->children = frame;
     dcomm_status status = dcommi_frame_scratch(frame, memory + head + lanes + words);
@@ -584,30 +433,6 @@ static enum dcommi_outcome dcommi_step_call(dcommi_lane *lane, const dcomm_step 
         dcommi_frame_start(frame);
     }
     return DCOMMI_STOP;
-}
-
-/* Open a loop, or jump behind it when it has no trips. */
-static void dcommi_step_loop(dcommi_lane *lane, const dcomm_step *step)
-{
-    int64_t trips = dcommi_lane_value(lane, &step->value);
-    if (trips <= 0) {
-        lane->pc += step->body + 1;
-        return;
-    }
-    lane->trips[lane->depth] = trips;
-    lane->index[lane->depth] = 0;
-    lane->depth++;
-}
-
-static void dcommi_step_end(dcommi_lane *lane, const dcomm_step *step)
-{
-    int d = lane->depth - 1;
-    if (++lane->index[d] < lane->trips[d]) {
-        lane->pc -= step->body + 1; /* to the LOOP step; the increment enters the body */
-        return;
-    }
-    lane->index[d] = 0;
-    lane->depth = d;
 }
 
 static enum dcommi_outcome dcommi_step_run(dcommi_lane *lane, const dcomm_step *step)
@@ -639,26 +464,22 @@ static enum dcommi_outcome dcommi_step_run(dcommi_lane *lane, const dcomm_step *
         }
         return DCOMMI_NEXT;
     case DCOMM_STEP_WAIT: {
-        uint32_t counter = lane->frame->counter_base + step->slot;
-        uint64_t target = (uint64_t)dcommi_lane_value(lane, &step->value);
-        if (counter >= lane->frame->run->plan->ncounters || (int64_t)target < 0) {
-            return dcommi_step_error(lane, DCOMM_ERR_PLAN, "waits for counter %u >= %" PRId64,
-                                     counter, (int64_t)target);
+        const uint32_t counter = (uint32_t)(lane->frame->scope.counter + step->slot);
+        int64_t target;
+        if (dcommi_cursor_value(&lane->cursor, &step->value, &target) < 0) {
+            return dcommi_step_wrong(lane);
         }
-        if (lane->frame->run->counters[counter] >= target) {
+        if (target < 0) {
+            return dcommi_step_error(lane, DCOMM_ERR_PLAN, "waits for a negative value");
+        }
+        if (lane->frame->run->counters[counter] >= (uint64_t)target) {
             return DCOMMI_NEXT;
         }
         lane->state = DCOMMI_LANE_COUNTER;
         lane->counter = counter;
-        lane->target = target;
+        lane->target = (uint64_t)target;
         return DCOMMI_STOP;
     }
-    case DCOMM_STEP_LOOP:
-        dcommi_step_loop(lane, step);
-        return DCOMMI_NEXT;
-    case DCOMM_STEP_END:
-        dcommi_step_end(lane, step);
-        return DCOMMI_NEXT;
     default:
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "step of unknown kind %d", step->kind);
     }

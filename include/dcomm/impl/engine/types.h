@@ -4,6 +4,7 @@
 
 #include "../../tune.h"
 #include "../algo/algo.h"
+#include "../plan/cursor.h"
 #include "../device/device.h"
 #include "../base/factor.h"
 #include "../transport/local/fill.h"
@@ -107,11 +108,7 @@ enum dcommi_lane_state {
 struct dcommi_lane {
     dcommi_frame *frame;
     dcommi_lane *next_ready;
-    const dcomm_step *steps;
-    uint32_t count, pc;
-    int64_t index[DCOMM_LOOP_DEPTH];
-    int64_t trips[DCOMM_LOOP_DEPTH];
-    int depth;
+    dcommi_cursor cursor;
     uint8_t state;
     bool queued;
     bool forwarded;   /* the SEND or COPY that comes next has been done */
@@ -124,18 +121,13 @@ struct dcommi_lane {
 /* A plan being executed: the run's own, or a sub-plan's. */
 struct dcommi_frame {
     dcommi_run *run;
-    dcommi_frame *parent;
-    dcommi_lane *caller; /* lane of the parent that waits for this frame */
+    dcommi_lane *caller; /* that waits for this frame; NULL: it is the run's own */
     dcommi_frame *next;  /* in run->children */
-    const dcomm_plan *plan;
-    const int64_t *group; /* rank here -> rank in the parent; NULL: the same */
+    dcommi_scope scope;
     uint8_t *space[DCOMM_SPACE_SCRATCH + 1];
     int64_t space_len[DCOMM_SPACE_SCRATCH + 1];
     uint64_t *words;
-    int64_t tag_base, index_base;
-    uint32_t counter_base, slot_base;
     uint32_t lanes_left;
-    int depth;
     uint8_t on_device;    /* bit 1 << space: it lies on run->device */
     void *device_scratch; /* to be given back; NULL: none */
     uint8_t *shared;      /* likewise, a part of the context's scratch that peers map */

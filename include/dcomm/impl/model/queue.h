@@ -3,6 +3,7 @@
 #ifndef DCOMMI_MODEL_QUEUE_H
 #define DCOMMI_MODEL_QUEUE_H
 
+#include "../plan/cursor.h"
 #include "model.h"
 
 enum dcommi_sim_state {
@@ -19,11 +20,8 @@ typedef struct dcommi_sim_frame dcommi_sim_frame;
 
 typedef struct dcommi_sim_lane {
     dcommi_sim_frame *frame;
-    const dcomm_step *steps;
-    uint32_t pc, count;
+    dcommi_cursor cursor;
     uint8_t state;
-    int depth;
-    int64_t index[DCOMM_LOOP_DEPTH], trips[DCOMM_LOOP_DEPTH];
     int64_t pending;   /* asynchronous moves whose end is not known yet */
     int64_t async_end; /* the last end that is known */
     int64_t counter, target;
@@ -54,13 +52,10 @@ typedef struct dcommi_sim_actor {
 /* A plan under way on one rank. */
 struct dcommi_sim_frame {
     dcommi_sim_frame *next, *prev; /* all of the execution, to be freed */
-    const dcomm_plan *plan;
-    dcommi_sim_frame *parent;
+    dcommi_scope scope;
     dcommi_sim_lane *caller;
-    const int64_t *group;
     int rank;     /* in the whole plan: the number of its actor */
     uint8_t open; /* bit 1 << space: the caller's buffers, which peers can open; scratch is not */
-    int64_t tag_base, counter_base, slot_base;
     uint32_t lanes_left;
     dcommi_sim_lane lanes[];
 };

@@ -33,13 +33,12 @@ static dcommi_sim_frame *dcommi_sim_frame_new(dcommi_sim *s, const dcomm_plan *p
         dcommi_sim_fail(s, DCOMM_ERR_NO_MEMORY);
         return NULL;
     }
-    f->plan = plan;
+    f->scope.plan = plan;
     f->rank = rank;
     f->lanes_left = plan->nlanes;
     for (uint32_t i = 0; i < plan->nlanes; i++) {
         f->lanes[i].frame = f;
-        f->lanes[i].steps = plan->steps + plan->lanes[i].first;
-        f->lanes[i].count = plan->lanes[i].count;
+        dcommi_cursor_start(&f->lanes[i].cursor, &f->scope, i);
     }
     f->next = s->frames;
     if (s->frames != NULL) {
@@ -72,68 +71,31 @@ static void dcommi_sim_frame_over(dcommi_sim *s, dcommi_sim_frame *f)
 
 static int64_t dcommi_sim_call(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
-    dcommi_sim_frame *parent = lane->frame;
-    dcommi_sim_frame *f = dcommi_sim_frame_new(s, parent->plan->subs[step->sub], parent->rank);
-    if (f == NULL) {
+    const dcommi_sim_frame *caller = lane->frame;
+    const dcomm_plan *plan = caller->scope.plan;
+    dcommi_sim_frame *f = dcommi_sim_frame_new(s, plan->subs[step->sub], caller->rank);
+    if (f == NULL || !dcommi_sim_good(s, dcommi_cursor_call(&lane->cursor, step, &f->scope))) {
         return DCOMMI_SIM_STOP;
     }
-    f->parent = parent;
     f->caller = lane;
-    f->open = (uint8_t)(dcommi_sim_open_space(parent, parent->plan->operands[step->src].space)
-                            << DCOMM_SPACE_IN |
-                        dcommi_sim_open_space(parent, step->dst.space) << DCOMM_SPACE_OUT);
-    f->group = parent->plan->table + step->group;
-    f->tag_base = parent->tag_base + dcommi_sim_value(s, lane, &step->tag);
-    f->counter_base = parent->counter_base + step->slot + dcommi_sim_value(s, lane, &step->value);
-    f->slot_base = parent->slot_base + (step->word > 0 ? step->word : 0) +
-                   dcommi_sim_value(s, lane, &step->peer);
-    if (dcommi_sim_rank(f, f->plan->rank) != f->rank) {
-        dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN,
-                                       "%s: rank %d calls %s as its rank %d, which is another",
-                                       parent->plan->name, f->rank, f->plan->name, f->plan->rank));
-    }
+    f->open =
+        (uint8_t)(dcommi_sim_open_space(caller, plan->operands[step->src].space) << DCOMM_SPACE_IN |
+                  dcommi_sim_open_space(caller, step->dst.space) << DCOMM_SPACE_OUT);
     lane->state = DCOMMI_SIM_CALLING;
-    for (uint32_t i = 0; i < f->plan->nlanes; i++) {
+    for (uint32_t i = 0; i < f->scope.plan->nlanes; i++) {
         dcommi_sim_resume(s, &f->lanes[i], s->now);
     }
-    if (f->plan->nlanes == 0) {
+    if (f->scope.plan->nlanes == 0) {
         dcommi_sim_frame_over(s, f);
     }
     return DCOMMI_SIM_STOP;
 }
 
-static void dcommi_sim_loop(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
-{
-    int64_t trips = dcommi_sim_value(s, lane, &step->value);
-    if (trips <= 0) {
-        lane->pc += step->body + 1;
-        return;
-    }
-    lane->trips[lane->depth] = trips;
-    lane->index[lane->depth++] = 0;
-}
-
-static void dcommi_sim_end(dcommi_sim_lane *lane, const dcomm_step *step)
-{
-    int d = lane->depth - 1;
-    if (++lane->index[d] < lane->trips[d]) {
-        lane->pc -= step->body + 1;
-        return;
-    }
-    lane->index[d] = 0;
-    lane->depth = d;
-}
-
 static int64_t dcommi_sim_wait(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
     dcommi_sim_actor *own = &s->actor[lane->frame->rank];
-    lane->counter = lane->frame->counter_base + step->slot;
+    lane->counter = lane->frame->scope.counter + step->slot;
     lane->target = dcommi_sim_value(s, lane, &step->value);
-    if (lane->counter >= own->plan->ncounters) {
-        dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN, "%s: counter %" PRId64,
-                                       lane->frame->plan->name, lane->counter));
-        return DCOMMI_SIM_STOP;
-    }
     if (own->counters[lane->counter] >= lane->target) {
         return s->now;
     }
@@ -146,7 +108,7 @@ static int64_t dcommi_sim_wait(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
 /* Encoding, and decoding of each source, by what the plan says of its codec. */
 static int64_t dcommi_sim_codec(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
-    const dcomm_plan *plan = lane->frame->plan;
+    const dcomm_plan *plan = lane->frame->scope.plan;
     const dcomm_operand *o = &plan->operands[step->src];
     int64_t len = step->kind == DCOMM_STEP_ENCODE   ? dcommi_sim_length(s, lane, o, 0)
                   : step->kind == DCOMM_STEP_RECODE ? dcommi_sim_length(s, lane, &step->stage, 0)
@@ -156,7 +118,7 @@ static int64_t dcommi_sim_codec(dcommi_sim *s, dcommi_sim_lane *lane, const dcom
         work += copy / 1024 * (plan->codec_encode > 0 ? plan->codec_encode : 1024);
     }
     for (uint32_t i = 0; step->kind != DCOMM_STEP_ENCODE && i < step->nsrc; i++) {
-        int64_t pieces = dcommi_max64(o[i].repeat, 1);
+        int64_t pieces = dcommi_operand_pieces(&o[i]);
         work += pieces * (copy / 1024 * (plan->codec_decode > 0 ? plan->codec_decode : 1024));
     }
     bool later = step->slot > 0 && plan->codec_later > 0 && step->kind != DCOMM_STEP_DECODE;
@@ -169,7 +131,7 @@ static int64_t dcommi_sim_compute(dcommi_sim *s, dcommi_sim_lane *lane, const dc
 {
     int64_t len = dcommi_sim_length(s, lane, &step->dst, 0);
     for (uint32_t i = 0; i < step->nsrc; i++) {
-        const dcomm_operand *o = &lane->frame->plan->operands[step->src + i];
+        const dcomm_operand *o = &lane->frame->scope.plan->operands[step->src + i];
         len = dcommi_max64(len, dcommi_sim_length(s, lane, o, 0));
     }
     return dcommi_sim_work(s, lane->frame->rank, s->now, dcommi_curve_at(&s->terrain->copy, len));
@@ -199,12 +161,6 @@ static int64_t dcommi_sim_step(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
             return DCOMMI_SIM_STOP;
         }
         return dcommi_max64(s->now, lane->async_end);
-    case DCOMM_STEP_LOOP:
-        dcommi_sim_loop(s, lane, step);
-        return s->now;
-    case DCOMM_STEP_END:
-        dcommi_sim_end(lane, step);
-        return s->now;
     case DCOMM_STEP_ENCODE:
     case DCOMM_STEP_DECODE:
     case DCOMM_STEP_RECODE:
@@ -218,8 +174,9 @@ static int64_t dcommi_sim_step(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
 static void dcommi_sim_lane_run(dcommi_sim *s, dcommi_sim_lane *lane)
 {
     while (s->status == DCOMM_OK) {
+        const dcomm_step *step = dcommi_cursor_step(&lane->cursor);
         int64_t next = s->now;
-        if (lane->pc == lane->count) { /* the end of a lane is a fence */
+        if (step == NULL) { /* the end of a lane is a fence */
             if (lane->pending > 0) {
                 lane->state = DCOMMI_SIM_FENCED;
                 return;
@@ -233,25 +190,25 @@ static void dcommi_sim_lane_run(dcommi_sim *s, dcommi_sim_lane *lane)
             }
             next = lane->async_end;
         } else {
-            const dcomm_step *step = &lane->steps[lane->pc];
-            bool free_of_charge = step->kind == DCOMM_STEP_LOOP || step->kind == DCOMM_STEP_END;
             if (++s->steps > s->budget) {
                 dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                                                "%s: more than %" PRId64 " steps to price",
-                                               lane->frame->plan->name, s->budget));
+                                               lane->frame->scope.plan->name, s->budget));
                 return;
+            }
+            if (dcommi_cursor_turns(step)) { /* free of charge */
+                dcommi_sim_good(s, dcommi_cursor_turn(&lane->cursor, step));
+                continue;
             }
             next = dcommi_sim_step(s, lane, step);
             if (next == DCOMMI_SIM_AGAIN) {
                 return;
             }
-            lane->pc++;
+            dcommi_cursor_next(&lane->cursor);
             if (next == DCOMMI_SIM_STOP) {
                 return;
             }
-            if (!free_of_charge) {
-                next = dcommi_sim_work(s, lane->frame->rank, next, s->step);
-            }
+            next = dcommi_sim_work(s, lane->frame->rank, next, s->step);
         }
         if (next > s->now && s->nheap > 0 && s->heap[0].time < next) {
             dcommi_sim_resume(s, lane, next);

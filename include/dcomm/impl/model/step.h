@@ -2,70 +2,39 @@
 #ifndef DCOMMI_MODEL_STEP_H
 #define DCOMMI_MODEL_STEP_H
 
-#include "queue.h"
+#include "message.h"
 
 /* ---- where and how much ---- */
 
-/* Rank of the whole plan that rank r of a frame's plan is; -1: there is none. */
-static int dcommi_sim_rank(const dcommi_sim_frame *f, int64_t r)
+/* Pass a status of the cursor's on. */
+static inline bool dcommi_sim_good(dcommi_sim *s, dcomm_status status)
 {
-    for (; f != NULL; f = f->parent) {
-        if (r < 0 || r >= f->plan->nranks) {
-            return -1;
-        }
-        r = f->group != NULL ? f->group[r] : r;
+    if (DCOMMI_UNLIKELY(status < 0)) {
+        dcommi_sim_fail(s, status);
     }
-    return (int)r;
+    return status >= 0;
 }
 
-/* A value that no word decides and no table lookup leaves its table for. */
+/* A value that no word decides; 0 after an error. */
 static int64_t dcommi_sim_value(dcommi_sim *s, const dcommi_sim_lane *lane, const dcomm_expr *e)
 {
-    const dcomm_plan *plan = lane->frame->plan;
-    if (e->kind == DCOMM_EXPR_CONST) {
-        return e->add;
-    }
-    if (e->kind == DCOMM_EXPR_WORD) {
-        dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                                       "%s: what comes next depends on a word", plan->name));
-        return 0;
-    }
-    if (e->kind == DCOMM_EXPR_TABLE) {
-        dcomm_expr at = *e;
-        at.kind = DCOMM_EXPR_AFFINE;
-        at.scale = 1;
-        at.add = e->first;
-        memset(at.post, 0, sizeof at.post);
-        int64_t x = dcommi_expr_value(&at, lane->index, NULL, NULL);
-        if (x < 0 || x >= plan->ntable) {
-            dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN, "%s: looks up %" PRId64 " of %u",
-                                           plan->name, x, plan->ntable));
-            return 0;
-        }
-    }
-    return dcommi_expr_value(e, lane->index, plan->table, NULL);
+    int64_t value;
+    return dcommi_sim_good(s, dcommi_cursor_value(&lane->cursor, e, &value)) ? value : 0;
 }
 
 /* Bytes of piece r of an operand; its maximum, where words decide. */
 static int64_t dcommi_sim_length(dcommi_sim *s, const dcommi_sim_lane *lane, const dcomm_operand *o,
-                                 int64_t r)
+                                 uint32_t r)
 {
     if (o->length.kind == DCOMM_EXPR_WORD) {
-        uint32_t share = lane->frame->plan->codec_length;
+        uint32_t share = lane->frame->scope.plan->codec_length;
         return share > 0 ? (int64_t)((double)o->max_length * share / 1024) : o->max_length;
     }
-    int64_t len = dcommi_max64(dcommi_sim_value(s, lane, &o->length), 0);
-    len = dcommi_min64(len, o->max_length);
-    if (o->clip > 0 && o->offset.kind != DCOMM_EXPR_WORD) {
-        int64_t at = dcommi_sim_value(s, lane, &o->offset) + r * o->stride;
-        len = dcommi_min64(len, dcommi_max64(o->clip - at, 0));
+    if (o->offset.kind == DCOMM_EXPR_WORD) { /* no clip cuts what may lie anywhere */
+        return dcommi_min64(dcommi_max64(dcommi_sim_value(s, lane, &o->length), 0), o->max_length);
     }
-    return len;
-}
-
-static inline const dcommi_link *dcommi_sim_link(const dcommi_sim *s, int depth)
-{
-    return &s->terrain->link[dcommi_terrain_kind(s->terrain, depth)];
+    dcommi_interval x;
+    return dcommi_sim_good(s, dcommi_cursor_piece(&lane->cursor, o, r, &x)) ? x.length : 0;
 }
 
 static inline bool dcommi_sim_open_space(const dcommi_sim_frame *f, uint8_t space)
@@ -73,163 +42,33 @@ static inline bool dcommi_sim_open_space(const dcommi_sim_frame *f, uint8_t spac
     return f->open >> space & 1;
 }
 
-/* Work of a rank's processor that may begin at `from`; returns its end. */
-static inline int64_t dcommi_sim_work(dcommi_sim *s, int actor, int64_t from, int64_t work)
-{
-    if (work > 0) {
-        const dcommi_sim_actor *a = &s->actor[actor];
-        int64_t *core = &s->actor[a->seat].core;
-        *core = from = dcommi_max64(from, *core) + a->turns * work;
-    }
-    return from;
-}
-
-/* `len` bytes through the ports of an actor on the way over a link, from `from` on: when they
- * begin; *end: when they are through. */
-static int64_t dcommi_sim_port(dcommi_sim *s, int actor, int depth, bool out, int64_t from,
-                               int64_t len, int64_t *end)
-{
-    const dcommi_terrain *t = s->terrain;
-    const dcommi_link *link = dcommi_sim_link(s, depth);
-    int64_t *own = out ? &s->actor[actor].out : &s->actor[actor].in;
-    int64_t start = dcommi_max64(from, *own), busy = dcommi_curve_at(&link->message, len);
-    if (link->shared.n > 0 && t->groups != NULL && depth < t->groups->nlevels) {
-        const dcommi_sim_port_of *port = &s->port[depth * s->period + actor];
-        int64_t at = (2 * depth + out) * t->nranks + port->group, *until = &s->until[at];
-        int64_t all = port->alike * dcommi_curve_at(&link->shared, len);
-        s->carried[at] += port->alike * len;
-        start = dcommi_max64(start, *until);
-        busy = dcommi_max64(busy, all);
-        *until = start + all;
-    }
-    *own = *end = start + busy;
-    return start;
-}
-
-/* ---- ends ---- */
-
-/* A move of a lane is over at `end`, which may be yet to come. */
-static void dcommi_sim_complete(dcommi_sim *s, dcommi_sim_lane *lane, bool async, int64_t end)
-{
-    if (!async) {
-        dcommi_sim_resume(s, lane, end);
-        return;
-    }
-    lane->pending--;
-    lane->async_end = dcommi_max64(lane->async_end, end);
-    if (lane->pending == 0 && lane->state == DCOMMI_SIM_FENCED) {
-        dcommi_sim_resume(s, lane, dcommi_max64(s->now, lane->async_end));
-    }
-}
-
-/* A message is there and its receive is posted: the receiver takes it. */
-static void dcommi_sim_take(dcommi_sim *s, dcommi_sim_msg *m)
-{
-    const dcommi_link *link = dcommi_sim_link(s, m->depth);
-    const dcommi_terrain *t = s->terrain;
-    int64_t work = link->overhead;
-    if (m->open) {
-        work += dcommi_curve_at(m->folds ? &t->open_reduce : &t->open_read, m->len);
-    } else {
-        work += (link->by_core ? dcommi_curve_at(&link->message, m->len) : 0) +
-                (m->folds ? dcommi_curve_at(&link->fold, m->len) : 0);
-    }
-    int64_t end = dcommi_sim_work(s, m->to, s->now, work);
-    dcommi_sim_complete(s, m->receiver, m->async, end);
-    if (m->sender != NULL) {
-        dcommi_sim_complete(s, m->sender, m->sender_async, end + link->signal);
-    }
-    dcommi_sim_msg_free(s, m);
-}
-
-/* The bytes of a message leave by the sender's port, which tells the sender. */
-static void dcommi_sim_leave(dcommi_sim *s, dcommi_sim_msg *m, int64_t from)
-{
-    int64_t end, start = dcommi_sim_port(s, m->from, m->depth, true, from, m->len, &end);
-    const dcommi_link *link = dcommi_sim_link(s, m->depth);
-    int64_t stage = m->host ? 0 : m->waits || m->join != NULL ? link->straight : link->stage;
-    dcommi_sim_at(s, start + link->alpha + stage, DCOMMI_SIM_HEAD, m);
-    if (m->sender != NULL) {
-        dcommi_sim_complete(s, m->sender, m->sender_async, end);
-        m->sender = NULL;
-    }
-}
-
-/* Both sides of a message have come; what the receive was is known. */
-static void dcommi_sim_meet(dcommi_sim *s, dcommi_sim_msg *m, dcommi_sim_msg *receive)
-{
-    m->receiver = receive->receiver;
-    m->async = receive->async;
-    m->folds = receive->folds;
-    dcommi_sim_msg_free(s, receive);
-    if (m->waits && !m->open && !dcommi_sim_link(s, m->depth)->by_core) {
-        dcommi_sim_leave(s, m, s->now);
-    } else {
-        dcommi_sim_take(s, m);
-    }
-}
-
-/* ---- events of messages ---- */
-
-static void dcommi_sim_tail(dcommi_sim *s, dcommi_sim_msg *m)
-{
-    dcommi_sim_join *join = m->join;
-    if (join == NULL) {
-        dcommi_sim_msg *receive = m->receiver == NULL ? dcommi_sim_match(s, m) : NULL;
-        if (receive != NULL) {
-            dcommi_sim_meet(s, m, receive);
-        } else if (m->receiver != NULL) {
-            dcommi_sim_take(s, m);
-        }
-        return;
-    }
-    if (--join->left == 0) {
-        int64_t end = dcommi_sim_work(s, m->to, s->now, join->work);
-        dcommi_sim_complete(s, join->lane, join->async, end);
-        *(join->prev != NULL ? &join->prev->next : &s->joins) = join->next;
-        if (join->next != NULL) {
-            join->next->prev = join->prev;
-        }
-        dcommi_free(join);
-    }
-    dcommi_sim_msg_free(s, m);
-}
-
-static void dcommi_sim_happen(dcommi_sim *s, int kind, dcommi_sim_msg *m)
-{
-    int64_t end;
-    if (kind == DCOMMI_SIM_OFFER) {
-        dcommi_sim_msg *receive = dcommi_sim_match(s, m);
-        if (receive != NULL) {
-            dcommi_sim_meet(s, m, receive);
-        }
-    } else if (kind == DCOMMI_SIM_HEAD) {
-        dcommi_sim_port(s, m->to, m->depth, false, s->now, m->len, &end);
-        dcommi_sim_at(s, end, DCOMMI_SIM_TAIL, m);
-    } else if (kind == DCOMMI_SIM_TAIL) {
-        dcommi_sim_tail(s, m);
-    } else {
-        const dcommi_link *link = dcommi_sim_link(s, m->depth);
-        dcommi_sim_leave(s, m, dcommi_sim_work(s, m->from, s->now, link->overhead));
-    }
-}
-
 /* ---- steps: each returns when the lane goes on, or one of these ---- */
 
 enum { DCOMMI_SIM_STOP = -1, DCOMMI_SIM_AGAIN = -2 }; /* AGAIN: the same step, once woken */
 
-/* The rank that a step addresses, and how far it is; -1 after an error. */
-static int dcommi_sim_peer(dcommi_sim *s, const dcommi_sim_lane *lane, int64_t r, int *depth)
+/* Return the link between the lane's rank and another. *depth: the levels at which they are
+ * together. */
+static inline const dcommi_link *
+dcommi_sim_link_to(const dcommi_sim *s, const dcommi_sim_lane *lane, int rank, int *depth)
 {
-    const dcommi_sim_frame *f = lane->frame;
-    int rank = dcommi_sim_rank(f, r);
-    if (rank < 0 || rank == f->rank) {
-        dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN, "%s: rank %d exchanges with rank %" PRId64,
-                                       f->plan->name, f->rank, r));
-        return -1;
+    *depth = dcommi_terrain_depth(s->terrain, lane->frame->rank, rank);
+    return dcommi_sim_link(s, *depth);
+}
+
+/* One side of a message of the lane's step, to or from another rank; NULL after an error. */
+static dcommi_sim_msg *dcommi_sim_message(dcommi_sim *s, dcommi_sim_lane *lane,
+                                          const dcomm_step *step, int *rank)
+{
+    int64_t tag;
+    if (!dcommi_sim_good(s, dcommi_cursor_peer(&lane->cursor, &step->peer, rank)) ||
+        !dcommi_sim_good(s, dcommi_cursor_tag(&lane->cursor, step, &tag))) {
+        return NULL;
     }
-    *depth = dcommi_terrain_depth(s->terrain, f->rank, rank);
-    return rank;
+    dcommi_sim_msg *m = dcommi_sim_msg_new(s);
+    if (m != NULL) {
+        m->tag = tag;
+    }
+    return m;
 }
 
 /* A move that was started: the lane waits for it, or counts it. */
@@ -248,11 +87,11 @@ static int64_t dcommi_sim_started(dcommi_sim_lane *lane, bool async, int64_t now
 static bool dcommi_sim_posted(const dcommi_sim *s, const dcommi_sim_lane *lane,
                               const dcomm_step *step, int64_t len)
 {
-    const dcomm_plan *plan = lane->frame->plan;
-    const dcomm_operand *o = &plan->operands[step->src];
-    int d = lane->depth - 1;
-    return s->terrain->posts && len <= DCOMMI_BCAST_PAYLOAD && d >= 0 && lane->index[d] > 0 &&
-           lane->trips[d] == s->terrain->nranks - 1 && o->offset.kind == DCOMM_EXPR_CONST &&
+    const dcomm_operand *o = &lane->frame->scope.plan->operands[step->src];
+    const dcommi_position *at = &lane->cursor.at;
+    int d = at->depth - 1;
+    return s->terrain->posts && len <= DCOMMI_BCAST_PAYLOAD && d >= 0 && at->index[d] > 0 &&
+           at->trips[d] == s->terrain->nranks - 1 && o->offset.kind == DCOMM_EXPR_CONST &&
            o->length.kind == DCOMM_EXPR_CONST && step->tag.kind == DCOMM_EXPR_CONST;
 }
 
@@ -271,26 +110,25 @@ static struct dcommi_sim_place dcommi_sim_place(dcommi_sim *s, const dcommi_sim_
 
 static int64_t dcommi_sim_send(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
-    int depth, rank = dcommi_sim_peer(s, lane, dcommi_sim_value(s, lane, &step->peer), &depth);
-    dcommi_sim_msg *m = rank >= 0 ? dcommi_sim_msg_new(s) : NULL;
+    int depth, rank;
+    dcommi_sim_msg *m = dcommi_sim_message(s, lane, step, &rank);
     if (m == NULL) {
         return DCOMMI_SIM_STOP;
     }
-    dcommi_sim_frame *f = lane->frame;
-    const dcommi_link *link = dcommi_sim_link(s, depth);
+    const dcommi_sim_frame *f = lane->frame;
+    const dcomm_operand *src = &f->scope.plan->operands[step->src];
+    const dcommi_link *link = dcommi_sim_link_to(s, lane, rank, &depth);
     m->from = f->rank;
     m->to = rank % s->period;
-    m->tag = f->tag_base + dcommi_sim_value(s, lane, &step->tag);
     m->depth = (uint8_t)depth;
-    m->len = dcommi_sim_length(s, lane, &f->plan->operands[step->src], 0);
+    m->len = dcommi_sim_length(s, lane, src, 0);
     m->waits = m->len > link->eager;
-    m->host = f->plan->scratch_on_host && f->plan->operands[step->src].space == DCOMM_SPACE_SCRATCH;
-    m->open =
-        m->waits && link->open && dcommi_sim_open_space(f, f->plan->operands[step->src].space);
+    m->host = f->scope.plan->scratch_on_host && src->space == DCOMM_SPACE_SCRATCH;
+    m->open = m->waits && link->open && dcommi_sim_open_space(f, src->space);
     bool posted = dcommi_sim_posted(s, lane, step, m->len);
     int64_t t = dcommi_sim_work(s, f->rank, s->now, posted ? 0 : link->overhead);
     if (link->by_core && !m->waits) {
-        lane->read = dcommi_sim_place(s, lane, &f->plan->operands[step->src], m->len);
+        lane->read = dcommi_sim_place(s, lane, src, m->len);
         dcommi_sim_at(s, t + link->alpha + (m->host ? 0 : link->stage), DCOMMI_SIM_TAIL, m);
         return t;
     }
@@ -309,14 +147,13 @@ static int64_t dcommi_sim_send(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
 
 static int64_t dcommi_sim_recv(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
-    int depth, rank = dcommi_sim_peer(s, lane, dcommi_sim_value(s, lane, &step->peer), &depth);
-    dcommi_sim_msg *m = rank >= 0 ? dcommi_sim_msg_new(s) : NULL;
+    int rank;
+    dcommi_sim_msg *m = dcommi_sim_message(s, lane, step, &rank);
     if (m == NULL) {
         return DCOMMI_SIM_STOP;
     }
     m->from = rank % s->period;
     m->to = lane->frame->rank;
-    m->tag = lane->frame->tag_base + dcommi_sim_value(s, lane, &step->tag);
     m->receiver = lane;
     m->async = step->flags & DCOMM_STEP_ASYNC;
     m->folds = step->kind == DCOMM_STEP_RECV_REDUCE;
@@ -335,14 +172,17 @@ static int64_t dcommi_sim_recv(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
 static int64_t dcommi_sim_ask_side(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step,
                                    dcommi_sim_join *join, bool after, int64_t t, int64_t *order)
 {
-    const dcomm_plan *plan = lane->frame->plan;
     const int own = lane->frame->rank;
     for (uint32_t i = 0; i < step->nsrc; i++) {
-        const dcomm_operand *o = &plan->operands[step->src + i];
-        int64_t first = o->space == DCOMM_SPACE_PEER ? dcommi_sim_value(s, lane, &o->peer) : 0;
-        for (int64_t r = 0; o->space == DCOMM_SPACE_PEER && r < dcommi_max64(o->repeat, 1); r++) {
-            int depth, rank = dcommi_sim_peer(s, lane, (first + r) % plan->nranks, &depth);
-            const dcommi_link *link = dcommi_sim_link(s, depth);
+        const dcomm_operand *o = &lane->frame->scope.plan->operands[step->src + i];
+        const uint32_t pieces = o->space == DCOMM_SPACE_PEER ? dcommi_operand_pieces(o) : 0;
+        int64_t first = pieces > 0 ? dcommi_sim_value(s, lane, &o->peer) : 0;
+        for (uint32_t r = 0; r < pieces; r++) {
+            int depth, rank;
+            if (!dcommi_sim_good(s, dcommi_cursor_owner(&lane->cursor, first, r, &rank))) {
+                return t;
+            }
+            const dcommi_link *link = dcommi_sim_link_to(s, lane, rank, &depth);
             bool asked = !link->by_core && (rank > own) == after;
             dcommi_sim_msg *m = asked ? dcommi_sim_msg_new(s) : NULL;
             if (m == NULL) {
@@ -416,14 +256,14 @@ static int64_t dcommi_sim_staged(const dcommi_link *link, int64_t len, bool fold
 static int64_t dcommi_sim_copy(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step,
                                int64_t len)
 {
-    const dcomm_plan *plan = lane->frame->plan;
+    const dcomm_plan *plan = lane->frame->scope.plan;
     const dcomm_operand *src = &plan->operands[step->src];
     struct dcommi_sim_place was = lane->read;
-    int depth;
+    int depth, rank;
     lane->read = dcommi_sim_place(s, lane, src, len);
     if (dcommi_sim_slot_space(s->terrain, plan, step->dst.space) &&
-        dcommi_sim_peer(s, lane, (plan->rank + 1) % plan->nranks, &depth) >= 0) {
-        const dcommi_link *link = dcommi_sim_link(s, depth);
+        dcommi_sim_good(s, dcommi_cursor_owner(&lane->cursor, plan->rank, 1, &rank))) {
+        const dcommi_link *link = dcommi_sim_link_to(s, lane, rank, &depth);
         if (link->by_core) {
             return len <= link->eager ? dcommi_curve_at(&link->message, len) / 2
                                       : dcommi_curve_at(&s->terrain->copy, len) / 2;
@@ -445,36 +285,38 @@ static int64_t dcommi_sim_together(int64_t sum, int64_t n, bool fold)
 /* COPY and REDUCE. */
 static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
-    const dcomm_plan *plan = lane->frame->plan;
+    const dcommi_scope *scope = &lane->frame->scope;
     const dcommi_terrain *t = s->terrain;
     bool fold = step->kind == DCOMM_STEP_REDUCE;
     int64_t len = dcommi_sim_length(s, lane, &step->dst, 0), work = 0, ready = s->now, local = 0;
     int64_t mapped = 0, nmapped = 0, peers = 0, nopen = 0, staged = 0, nstaged = 0;
     int remote = 0;
     for (uint32_t i = 0; i < step->nsrc && len > 0; i++) {
-        const dcomm_operand *o = &plan->operands[step->src + i];
-        int64_t repeat = dcommi_max64(o->repeat, 1);
+        const dcomm_operand *o = &scope->plan->operands[step->src + i];
+        const uint32_t pieces = dcommi_operand_pieces(o);
         if (o->space != DCOMM_SPACE_PEER) {
-            local += repeat;
+            local += pieces;
             continue;
         }
-        int64_t first = dcommi_sim_value(s, lane, &o->peer);
-        for (int64_t r = 0; r < repeat; r++) {
-            int depth, rank = dcommi_sim_peer(s, lane, (first + r) % plan->nranks, &depth);
-            int64_t slot = lane->frame->slot_base + o->slot;
-            if (rank < 0 || slot >= s->actor[rank % s->period].plan->nslots) {
-                dcommi_sim_fail(s,
-                                dcommi_fail(DCOMM_ERR_PLAN, "%s: slot %" PRId64, plan->name, slot));
+        int64_t first = dcommi_sim_value(s, lane, &o->peer), slot = scope->slot + o->slot;
+        for (uint32_t r = 0; r < pieces; r++) {
+            int depth, rank;
+            if (!dcommi_sim_good(s, dcommi_cursor_owner(&lane->cursor, first, r, &rank))) {
                 return DCOMMI_SIM_STOP;
             }
             dcommi_sim_actor *owner = &s->actor[rank % s->period];
+            if (slot >= owner->plan->nslots) {
+                dcommi_sim_fail(
+                    s, dcommi_fail(DCOMM_ERR_PLAN, "%s: slot %" PRId64, scope->plan->name, slot));
+                return DCOMMI_SIM_STOP;
+            }
             if (owner->exposed[slot] < 0) {
                 lane->state = DCOMMI_SIM_READING;
                 lane->next_waiter = owner->readers;
                 owner->readers = lane;
                 return DCOMMI_SIM_AGAIN;
             }
-            const dcommi_link *link = dcommi_sim_link(s, depth);
+            const dcommi_link *link = dcommi_sim_link_to(s, lane, rank, &depth);
             ready = dcommi_max64(ready, owner->exposed[slot] + link->signal);
             remote += !link->by_core;
             peers++;
@@ -534,11 +376,11 @@ static int64_t dcommi_sim_signal_all(dcommi_sim *s, dcommi_sim_lane *lane, int64
 {
     const dcommi_sim_frame *f = lane->frame;
     int64_t work = 0;
-    for (int64_t r = 0; r < f->plan->nranks; r++) {
-        int rank = dcommi_sim_rank(f, r);
-        if (rank < 0 || rank == f->rank) {
+    for (int64_t r = 0; r < f->scope.plan->nranks; r++) {
+        if (r == f->scope.plan->rank) {
             continue;
         }
+        int rank = dcommi_scope_rank(&f->scope, r);
         int kind = dcommi_terrain_kind(s->terrain, dcommi_terrain_depth(s->terrain, f->rank, rank));
         s->tally[rank % s->period * DCOMM_LINK_COUNT + kind]++;
         int64_t tell = s->terrain->link[kind].tell;
@@ -562,23 +404,17 @@ static int64_t dcommi_sim_signal_all(dcommi_sim *s, dcommi_sim_lane *lane, int64
 }
 
 static int64_t dcommi_sim_expose(dcommi_sim *s, const dcommi_sim_lane *lane, const dcomm_step *step,
-                                 int64_t peer)
+                                 const dcommi_targets *to)
 {
     const dcommi_sim_frame *f = lane->frame;
     dcommi_sim_actor *own = &s->actor[f->rank];
-    int64_t slot = f->slot_base + step->slot, work = 0;
-    if (slot >= own->plan->nslots) {
-        dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN, "%s: slot %" PRId64, f->plan->name, slot));
-        return DCOMMI_SIM_STOP;
-    }
-    const uint8_t space = f->plan->operands[step->src].space;
-    bool staged = dcommi_sim_slot_space(s->terrain, f->plan, space);
-    int64_t last = peer == DCOMM_ALL_PEERS ? f->plan->nranks - 1 : peer;
-    for (int64_t r = peer == DCOMM_ALL_PEERS ? 0 : peer; r <= last; r++) {
-        int rank = dcommi_sim_rank(f, r);
-        if (rank >= 0 && rank != f->rank) {
-            const dcommi_link *link =
-                dcommi_sim_link(s, dcommi_terrain_depth(s->terrain, f->rank, rank));
+    const uint8_t space = f->scope.plan->operands[step->src].space;
+    const bool staged = dcommi_sim_slot_space(s->terrain, f->scope.plan, space);
+    int64_t slot = f->scope.slot + step->slot, work = 0;
+    for (int64_t r = to->first; r <= to->last; r++) {
+        if (r != f->scope.plan->rank) {
+            int depth, rank = dcommi_scope_rank(&f->scope, r);
+            const dcommi_link *link = dcommi_sim_link_to(s, lane, rank, &depth);
             /* Instead of a script of messages the engine runs: measured, about a signal more. */
             work += link->tell + (staged ? link->signal : 0);
         }
@@ -598,36 +434,30 @@ static int64_t dcommi_sim_expose(dcommi_sim *s, const dcommi_sim_lane *lane, con
 static int64_t dcommi_sim_tell(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
     const dcommi_sim_frame *f = lane->frame;
-    dcommi_sim_actor *own = &s->actor[f->rank];
-    int64_t peer = dcommi_sim_value(s, lane, &step->peer);
-    if (step->kind == DCOMM_STEP_EXPOSE) {
-        return dcommi_sim_expose(s, lane, step, peer);
-    }
-    int64_t counter = f->counter_base + step->slot, value = dcommi_sim_value(s, lane, &step->value);
-    if (counter >= own->plan->ncounters) {
-        dcommi_sim_fail(
-            s, dcommi_fail(DCOMM_ERR_PLAN, "%s: counter %" PRId64, f->plan->name, counter));
+    dcommi_targets to;
+    if (!dcommi_sim_good(s, dcommi_cursor_targets(&lane->cursor, step, &to))) {
         return DCOMMI_SIM_STOP;
     }
-    if (peer == DCOMM_ALL_PEERS) {
+    if (step->kind == DCOMM_STEP_EXPOSE) {
+        return dcommi_sim_expose(s, lane, step, &to);
+    }
+    int64_t counter = f->scope.counter + step->slot;
+    int64_t value = dcommi_sim_value(s, lane, &step->value);
+    if (to.but >= 0) {
         return dcommi_sim_signal_all(s, lane, counter, value);
     }
-    int rank = dcommi_sim_rank(f, peer);
+    int depth, rank = dcommi_scope_rank(&f->scope, to.first);
     if (rank == f->rank) {
-        dcommi_sim_signal(s, own, counter, value);
+        dcommi_sim_signal(s, &s->actor[rank], counter, value);
         return s->now;
     }
-    int depth;
-    rank = dcommi_sim_peer(s, lane, peer, &depth);
-    const dcommi_link *link = dcommi_sim_link(s, depth);
+    const dcommi_link *link = dcommi_sim_link_to(s, lane, rank, &depth);
     int64_t t = dcommi_sim_work(s, f->rank, s->now, link->tell);
-    if (rank >= 0) {
-        dcommi_sim_event e = {.time = t + link->signal,
-                              .kind = DCOMMI_SIM_SIGNAL,
-                              .at = {.signal = {rank % s->period, (int32_t)counter}},
-                              .value = value};
-        dcommi_sim_push(s, e);
-    }
+    dcommi_sim_event e = {.time = t + link->signal,
+                          .kind = DCOMMI_SIM_SIGNAL,
+                          .at = {.signal = {rank % s->period, (int32_t)counter}},
+                          .value = value};
+    dcommi_sim_push(s, e);
     return t;
 }
 

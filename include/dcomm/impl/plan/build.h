@@ -466,46 +466,4 @@ static dcomm_status dcommi_build_finish(dcomm_builder *b, dcomm_plan **plan_p)
     return DCOMM_OK;
 }
 
-/* ---- evaluation, shared by engine, checker, printer ---- */
-
-static int64_t dcommi_expr_value(const dcomm_expr *e, const int64_t *index, const int64_t *table,
-                                 const uint64_t *words)
-{
-    if (e->kind == DCOMM_EXPR_CONST) {
-        return e->add;
-    }
-    int64_t x = e->base;
-    int64_t value = e->add;
-    for (int d = 0; d < DCOMM_LOOP_DEPTH; d++) {
-        x += e->coef[d] * index[d];
-        value += e->post[d] * index[d];
-    }
-    if (e->mod != 0) {
-        x %= e->mod;
-        x += x < 0 ? e->mod : 0;
-    }
-    if (e->kind == DCOMM_EXPR_TABLE) {
-        x = table[e->first + x];
-    } else if (e->kind == DCOMM_EXPR_WORD) {
-        x = (int64_t)words[e->first + x];
-    }
-    return value + e->scale * x;
-}
-
-/* Offset and length of piece r of an operand. */
-static void dcommi_operand_piece(const dcomm_operand *o, uint32_t r, const int64_t *index,
-                                 const int64_t *table, const uint64_t *words, int64_t *offset,
-                                 int64_t *length)
-{
-    int64_t at = dcommi_expr_value(&o->offset, index, table, words) + (int64_t)r * o->stride;
-    const uint64_t *behind = o->length.kind == DCOMM_EXPR_WORD ? words + r : words;
-    int64_t len = dcommi_expr_value(&o->length, index, table, behind);
-    len = dcommi_min64(dcommi_max64(len, 0), o->max_length);
-    if (o->clip > 0) {
-        len = dcommi_min64(len, dcommi_max64(o->clip - at, 0));
-    }
-    *offset = at;
-    *length = len;
-}
-
 #endif

@@ -28,7 +28,7 @@ static bool dcommi_spread_plan(const dcomm_plan *plan)
 static bool dcommi_spread_by_device(const dcommi_frame *frame, const dcomm_step *step)
 {
     return (step->kind == DCOMM_STEP_ENCODE && step->slot == DCOMMI_SPREAD_SELECT &&
-            dcommi_on_device(frame, frame->plan->operands[step->src].space)) ||
+            dcommi_on_device(frame, frame->scope.plan->operands[step->src].space)) ||
            (step->kind == DCOMM_STEP_DECODE && step->slot == DCOMMI_SPREAD_RESULT &&
             dcommi_on_device(frame, step->dst.space));
 }
@@ -307,7 +307,7 @@ static dcomm_status dcommi_code_make(dcommi_lane *lane, const dcomm_codec_place 
     job->code.codec = run->coded->codec;
     job->code.factor = 1.0f / (float)place->divisor;
     job->code.key = dcommi_coded_key(run->coded, place);
-    job->spreads = dcommi_spread_plan(lane->frame->plan);
+    job->spreads = dcommi_spread_plan(lane->frame->scope.plan);
     dcomm_status state = dcommi_linear_powersgd(run->coded)
                              ? dcommi_linear_step(run->coded, place, &job->code, &job->feedback)
                          : run->coded->feedback != NULL

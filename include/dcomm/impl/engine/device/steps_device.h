@@ -57,7 +57,7 @@ static enum dcommi_outcome dcommi_step_mixed(dcommi_lane *lane)
 static bool dcommi_sources_on(const dcommi_frame *frame, const dcomm_step *step, bool device)
 {
     for (uint32_t i = 0; i < step->nsrc; i++) {
-        uint8_t space = frame->plan->operands[step->src + i].space;
+        uint8_t space = frame->scope.plan->operands[step->src + i].space;
         if (space != DCOMM_SPACE_PEER && space != DCOMM_SPACE_MSG &&
             dcommi_on_device(frame, space) != device) {
             return false;
@@ -154,7 +154,7 @@ static enum dcommi_outcome dcommi_device_compute(dcommi_lane *lane, dcomm_plan_k
                                                  const size_t *src_len, size_t nsrc)
 {
     dcommi_device_handle *d = &lane->frame->run->device->handle;
-    const dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)lane->frame->plan->kernel_user;
+    const dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)lane->frame->scope.plan->kernel_user;
     const bool narrows = kernel == dcommi_kernel_narrow, widens = kernel == dcommi_kernel_widen;
     dcommi_factor factor = {1, 0};
     if (!narrows && !widens && kernel != dcommi_kernel_scale) {

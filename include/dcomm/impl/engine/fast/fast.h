@@ -329,10 +329,7 @@ static void dcommi_fast_resume(dcommi_fast *f, dcommi_run *run, uint32_t k)
     const dcommi_script *script = f->cached->script;
     const dcommi_script_op *at = &script->ops[k];
     dcommi_lane *lane = &run->root.lanes[0];
-    lane->pc = at->pc;
-    lane->depth = at->depth;
-    memcpy(lane->index, at->index, sizeof lane->index);
-    memcpy(lane->trips, at->trips, sizeof lane->trips);
+    lane->cursor.at = at->at;
     if (run->root.space_len[DCOMM_SPACE_SCRATCH] > 0) {
         memcpy(run->root.space[DCOMM_SPACE_SCRATCH], f->base[DCOMM_SPACE_SCRATCH],
                (size_t)run->root.space_len[DCOMM_SPACE_SCRATCH]);

@@ -37,9 +37,8 @@ typedef struct dcommi_script_op {
     uint64_t value;
     /* Where the engine would take over when this op cannot be done yet: the step, or for what is
      * asynchronous the fence behind it. */
-    uint32_t order, resume_order, pc;
-    int64_t index[DCOMM_LOOP_DEPTH], trips[DCOMM_LOOP_DEPTH];
-    int depth;
+    uint32_t order, resume_order;
+    dcommi_position at;
 } dcommi_script_op;
 
 struct dcommi_script {
@@ -61,42 +60,29 @@ typedef struct dcommi_scribe {
     uint32_t longest;                                                  /* message */
     dcommi_script_piece pieces[DCOMMI_SCRIPT_PIECES];
     dcommi_script_op ops[DCOMMI_SCRIPT_OPS];
-    uint32_t pc, order;
-    int64_t index[DCOMM_LOOP_DEPTH], trips[DCOMM_LOOP_DEPTH];
-    int depth;
+    uint32_t order;
+    dcommi_scope scope;
+    dcommi_cursor cursor;
     uint32_t ndeferred; /* asynchronous receives, held until a fence */
     dcommi_script_op held[DCOMMI_SCRIPT_OPS];
 } dcommi_scribe;
 
-static bool dcommi_scribe_value(const dcommi_scribe *s, const dcomm_expr *e, int64_t *value)
-{
-    *value = 0;
-    if (e->kind == DCOMM_EXPR_WORD) {
-        return false;
-    }
-    *value = dcommi_expr_value(e, s->index, s->plan->table, NULL);
-    return true;
-}
-
 /* An operand of one piece in memory of this rank. */
-static bool dcommi_scribe_operand(const dcommi_scribe *s, const dcomm_operand *o, uint32_t repeat,
+static bool dcommi_scribe_operand(const dcommi_scribe *s, const dcomm_operand *o, uint32_t r,
                                   dcommi_script_piece *piece, uint32_t *len)
 {
     const int64_t limit[] = {[DCOMM_SPACE_IN] = s->plan->in_bytes,
                              [DCOMM_SPACE_OUT] = s->plan->out_bytes,
                              [DCOMM_SPACE_SCRATCH] = s->plan->scratch_bytes};
-    int64_t offset, length;
-    if (o->offset.kind == DCOMM_EXPR_WORD || o->length.kind == DCOMM_EXPR_WORD ||
-        o->space < DCOMM_SPACE_IN || o->space > DCOMM_SPACE_SCRATCH) {
+    dcommi_interval x;
+    if (o->space < DCOMM_SPACE_IN || o->space > DCOMM_SPACE_SCRATCH ||
+        dcommi_cursor_piece(&s->cursor, o, r, &x) < 0 || x.offset < 0 ||
+        x.offset > limit[o->space] - x.length || /* without bytes, too: it becomes an address */
+        x.offset > INT32_MAX || x.length > DCOMMI_SCRIPT_BYTES) {
         return false;
     }
-    dcommi_operand_piece(o, repeat, s->index, s->plan->table, NULL, &offset, &length);
-    if (offset < 0 || offset > limit[o->space] - length || offset > INT32_MAX ||
-        length > DCOMMI_SCRIPT_BYTES) {
-        return false;
-    }
-    *piece = (dcommi_script_piece){.space = o->space, .offset = (uint32_t)offset};
-    *len = (uint32_t)length;
+    *piece = (dcommi_script_piece){.space = o->space, .offset = (uint32_t)x.offset};
+    *len = (uint32_t)x.length;
     return true;
 }
 
@@ -109,9 +95,9 @@ static bool dcommi_scribe_target(const dcommi_scribe *s, const dcomm_step *step,
            ((step->flags & DCOMM_STEP_FORWARD) == 0 || op->len <= DCOMMI_SCRIPT_FORWARD);
 }
 
-static bool dcommi_scribe_peer(dcommi_scribe *s, const dcomm_comm *comm, int64_t rank)
+static bool dcommi_scribe_peer(dcommi_scribe *s, const dcomm_comm *comm, int rank)
 {
-    if (rank < 0 || rank >= s->plan->nranks || rank == s->plan->rank ||
+    if (rank == s->plan->rank ||
         (comm != NULL && !comm->context->peers[comm->members[rank].peer].same_host)) {
         return false;
     }
@@ -123,12 +109,12 @@ static bool dcommi_scribe_peer(dcommi_scribe *s, const dcomm_comm *comm, int64_t
     if (s->npeers == DCOMMI_SCRIPT_PEERS) {
         return false;
     }
-    s->peers[s->npeers++] = (int32_t)rank;
+    s->peers[s->npeers++] = rank;
     return true;
 }
 
 /* A message to one of them, or from it. */
-static void dcommi_scribe_message(dcommi_scribe *s, int64_t rank, uint32_t *bytes, uint32_t len)
+static void dcommi_scribe_message(dcommi_scribe *s, int rank, uint32_t *bytes, uint32_t len)
 {
     uint32_t i = 0;
     while (s->peers[i] != rank) {
@@ -163,10 +149,7 @@ static dcommi_script_op *dcommi_scribe_op(dcommi_scribe *s, const dcomm_step *st
     op->final = step->flags & DCOMM_STEP_FINAL;
     op->async = defer;
     op->order = op->resume_order = s->order++;
-    op->pc = s->pc;
-    op->depth = s->depth;
-    memcpy(op->index, s->index, sizeof op->index);
-    memcpy(op->trips, s->trips, sizeof op->trips);
+    op->at = s->cursor.at;
     return op;
 }
 
@@ -178,10 +161,7 @@ static void dcommi_scribe_fence(dcommi_scribe *s)
         dcommi_script_op *op = &s->ops[s->nops++];
         *op = s->held[i];
         op->resume_order = order;
-        op->pc = s->pc;
-        op->depth = s->depth;
-        memcpy(op->index, s->index, sizeof op->index);
-        memcpy(op->trips, s->trips, sizeof op->trips);
+        op->at = s->cursor.at;
     }
     s->ndeferred = 0;
 }
@@ -191,8 +171,8 @@ static bool dcommi_scribe_sources(dcommi_scribe *s, const dcomm_step *step, dcom
     op->pieces = (uint16_t)s->npieces;
     for (uint32_t i = 0; i < step->nsrc; i++) {
         const dcomm_operand *o = &s->plan->operands[step->src + i];
-        uint32_t repeat = o->repeat > 1 ? o->repeat : 1, len = op->len;
-        for (uint32_t r = 0; r < repeat; r++) {
+        uint32_t len = op->len;
+        for (uint32_t r = 0; r < dcommi_operand_pieces(o); r++) {
             if (s->npieces == DCOMMI_SCRIPT_PIECES) {
                 return false;
             }
@@ -210,19 +190,18 @@ static bool dcommi_scribe_sources(dcommi_scribe *s, const dcomm_step *step, dcom
 
 static bool dcommi_scribe_tell(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_step *step)
 {
-    int64_t peer, value;
-    if (!dcommi_scribe_value(s, &step->peer, &peer) ||
-        !dcommi_scribe_value(s, &step->value, &value) || step->slot >= s->plan->ncounters) {
+    dcommi_targets to;
+    int64_t value;
+    if (dcommi_cursor_targets(&s->cursor, step, &to) < 0 ||
+        dcommi_cursor_value(&s->cursor, &step->value, &value) < 0) {
         return false;
     }
-    int64_t first = peer == DCOMM_ALL_PEERS ? 0 : peer;
-    int64_t last = peer == DCOMM_ALL_PEERS ? s->plan->nranks - 1 : peer;
-    for (int64_t r = first; r <= last; r++) {
-        if (r == s->plan->rank && peer == DCOMM_ALL_PEERS) {
+    for (int64_t r = to.first; r <= to.last; r++) {
+        if (r == to.but) {
             continue;
         }
         dcommi_script_op *op = dcommi_scribe_op(s, step);
-        if (op == NULL || !dcommi_scribe_peer(s, comm, r)) {
+        if (op == NULL || !dcommi_scribe_peer(s, comm, (int)r)) {
             return false;
         }
         op->rank = (int32_t)r;
@@ -234,19 +213,20 @@ static bool dcommi_scribe_tell(dcommi_scribe *s, const dcomm_comm *comm, const d
 
 static bool dcommi_scribe_step(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_step *step)
 {
-    int64_t peer = 0, tag = 0, value = 0;
+    int64_t tag = 0, value = 0;
+    int peer = 0;
     dcommi_script_op *op;
     dcommi_script_piece piece;
     uint32_t room;
     switch (step->kind) {
     case DCOMM_STEP_SEND:
         op = dcommi_scribe_op(s, step);
-        if (op == NULL || !dcommi_scribe_value(s, &step->peer, &peer) ||
-            !dcommi_scribe_value(s, &step->tag, &tag) || !dcommi_scribe_peer(s, comm, peer) ||
+        if (op == NULL || dcommi_cursor_peer(&s->cursor, &step->peer, &peer) < 0 ||
+            dcommi_cursor_tag(&s->cursor, step, &tag) < 0 || !dcommi_scribe_peer(s, comm, peer) ||
             !dcommi_scribe_operand(s, &s->plan->operands[step->src], 0, &piece, &op->len)) {
             return false;
         }
-        op->rank = (int32_t)peer;
+        op->rank = peer;
         op->tag = (uint32_t)tag;
         op->dst = piece;
         dcommi_scribe_message(s, peer, s->sent, op->len);
@@ -254,12 +234,12 @@ static bool dcommi_scribe_step(dcommi_scribe *s, const dcomm_comm *comm, const d
     case DCOMM_STEP_RECV:
     case DCOMM_STEP_RECV_REDUCE:
         op = dcommi_scribe_op(s, step);
-        if (op == NULL || step->word >= 0 || !dcommi_scribe_value(s, &step->peer, &peer) ||
-            !dcommi_scribe_value(s, &step->tag, &tag) || !dcommi_scribe_peer(s, comm, peer) ||
+        if (op == NULL || dcommi_cursor_peer(&s->cursor, &step->peer, &peer) < 0 ||
+            dcommi_cursor_tag(&s->cursor, step, &tag) < 0 || !dcommi_scribe_peer(s, comm, peer) ||
             !dcommi_scribe_target(s, step, op)) {
             return false;
         }
-        op->rank = (int32_t)peer;
+        op->rank = peer;
         op->tag = (uint32_t)tag;
         dcommi_scribe_message(s, peer, s->received, op->len);
         return step->kind == DCOMM_STEP_RECV ||
@@ -274,8 +254,7 @@ static bool dcommi_scribe_step(dcommi_scribe *s, const dcomm_comm *comm, const d
         return dcommi_scribe_tell(s, comm, step);
     case DCOMM_STEP_WAIT:
         op = dcommi_scribe_op(s, step);
-        if (op == NULL || !dcommi_scribe_value(s, &step->value, &value) ||
-            step->slot >= s->plan->ncounters) {
+        if (op == NULL || dcommi_cursor_value(&s->cursor, &step->value, &value) < 0) {
             return false;
         }
         for (int r = 0; r < s->plan->nranks; r++) { /* whoever may signal is looked at */
@@ -291,38 +270,23 @@ static bool dcommi_scribe_step(dcommi_scribe *s, const dcomm_comm *comm, const d
     }
 }
 
-static bool dcommi_scribe_lane(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_lane *lane)
+static bool dcommi_scribe_lane(dcommi_scribe *s, const dcomm_comm *comm)
 {
-    const dcomm_step *steps = s->plan->steps + lane->first;
-    int64_t trips;
-    for (; s->pc < lane->count; s->pc++) {
-        const dcomm_step *step = &steps[s->pc];
+    const dcomm_step *step;
+    while ((step = dcommi_cursor_step(&s->cursor)) != NULL) {
+        if (dcommi_cursor_turns(step)) {
+            if (dcommi_cursor_turn(&s->cursor, step) < 0 ||
+                (step->kind == DCOMM_STEP_END && s->order++ > 4 * DCOMMI_SCRIPT_OPS)) {
+                return false;
+            }
+            continue;
+        }
         if (step->kind == DCOMM_STEP_FENCE) {
             dcommi_scribe_fence(s);
-        } else if (step->kind == DCOMM_STEP_LOOP) {
-            if (!dcommi_scribe_value(s, &step->value, &trips)) {
-                return false;
-            }
-            if (trips <= 0) {
-                s->pc += step->body + 1;
-                continue;
-            }
-            s->trips[s->depth] = trips;
-            s->index[s->depth++] = 0;
-        } else if (step->kind == DCOMM_STEP_END) {
-            int d = s->depth - 1;
-            if (++s->index[d] < s->trips[d]) {
-                s->pc -= step->body + 1;
-            } else {
-                s->index[d] = 0;
-                s->depth = d;
-            }
-            if (s->order++ > 4 * DCOMMI_SCRIPT_OPS) { /* loops of nothing */
-                return false;
-            }
         } else if (!dcommi_scribe_step(s, comm, step)) {
             return false;
         }
+        dcommi_cursor_next(&s->cursor);
     }
     dcommi_scribe_fence(s);
     return true;
@@ -381,8 +345,9 @@ static dcomm_status dcommi_scribe_plan(const dcomm_comm *comm, const dcomm_plan 
     if (s == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    s->plan = plan;
-    if (dcommi_scribe_lane(s, comm, &plan->lanes[0]) && s->nops > 0 && dcommi_scribe_fits(s)) {
+    s->plan = s->scope.plan = plan;
+    dcommi_cursor_start(&s->cursor, &s->scope, 0);
+    if (dcommi_scribe_lane(s, comm) && s->nops > 0 && dcommi_scribe_fits(s)) {
         *scribe_p = s;
     } else {
         dcommi_free(s);
