@@ -64,6 +64,7 @@
 extern "C" {
 #endif
 
+/* Version of this header; dcomm_version returns that of the implementation. */
 #define DCOMM_VERSION_MAJOR 0
 #define DCOMM_VERSION_MINOR 1
 #define DCOMM_VERSION_PATCH 0
@@ -105,6 +106,7 @@ extern "C" {
     X(DCOMM_ERR_INTERNAL, -15, "internal error")                   \
     X(DCOMM_ERR_RANGE, -16, "a sum of finite numbers is too large for its type")
 
+/* The statuses of DCOMM_STATUS_TABLE. DCOMM_STATUS_FORCE_INT is none: it makes the type an int. */
 typedef enum dcomm_status {
 #define DCOMMI_STATUS_ENUM(name, number, text) name = number,
     DCOMM_STATUS_TABLE(DCOMMI_STATUS_ENUM)
@@ -115,18 +117,18 @@ typedef enum dcomm_status {
 /* Element types. Sums of 16-bit floats accumulate in f32 and round to nearest even when stored.
  * Values from DCOMM_DTYPE_COUNT on are the caller's opaque types (dcomm_dtype_create). */
 typedef enum dcomm_dtype {
-    DCOMM_F64 = 0,
-    DCOMM_F32 = 1,
-    DCOMM_F16 = 2,
-    DCOMM_BF16 = 3,
-    DCOMM_I8 = 4,
-    DCOMM_U8 = 5,
-    DCOMM_I32 = 6,
-    DCOMM_U32 = 7,
-    DCOMM_I64 = 8,
-    DCOMM_U64 = 9,
-    DCOMM_DTYPE_COUNT = 10,
-    DCOMM_DTYPE_OPAQUE_MAX = 0x7fffffff
+    DCOMM_F64 = 0,                      /* double */
+    DCOMM_F32 = 1,                      /* float */
+    DCOMM_F16 = 2,                      /* IEEE half */
+    DCOMM_BF16 = 3,                     /* bfloat16: the upper half of an f32 */
+    DCOMM_I8 = 4,                       /* int8_t */
+    DCOMM_U8 = 5,                       /* uint8_t */
+    DCOMM_I32 = 6,                      /* int32_t */
+    DCOMM_U32 = 7,                      /* uint32_t */
+    DCOMM_I64 = 8,                      /* int64_t */
+    DCOMM_U64 = 9,                      /* uint64_t */
+    DCOMM_DTYPE_COUNT = 10,             /* number of built-in types */
+    DCOMM_DTYPE_OPAQUE_MAX = 0x7fffffff /* largest value of an opaque type */
 } dcomm_dtype;
 
 #define DCOMM_DTYPE_BYTES_MAX 4096 /* longest element of dcomm_dtype_create */
@@ -141,14 +143,14 @@ typedef enum dcomm_dtype {
  * the n-th operator that the process created, counted from 0. */
 typedef enum dcomm_op {
     DCOMM_SUM = 0,
-    DCOMM_PROD = 1,
+    DCOMM_PROD = 1, /* product */
     DCOMM_MIN = 2,
     DCOMM_MAX = 3,
-    DCOMM_AVG = 4,
+    DCOMM_AVG = 4, /* average */
     DCOMM_PREMUL_SUM = 5,
-    DCOMM_OP_COUNT = 6,
-    DCOMM_OP_USER = 64,
-    DCOMM_OP_USER_MAX = 0x7fffffff
+    DCOMM_OP_COUNT = 6,            /* number of built-in operators */
+    DCOMM_OP_USER = 64,            /* first operator of the caller's */
+    DCOMM_OP_USER_MAX = 0x7fffffff /* last one */
 } dcomm_op;
 
 /* Return the text of a status ("a peer failed or was lost"): constant, never NULL. */
@@ -393,6 +395,7 @@ DCOMM_API size_t dcomm_codec_recode_workspace_bytes(const dcomm_codec *codec, si
 extern "C" {
 #endif
 
+/* Errors and bits, added up over encodings. */
 typedef struct dcomm_ledger {
     uint64_t count; /* elements compared */
     double nmse;    /* sum (y-x)^2 / sum x^2; 0: exact, or all x and y are 0 */
@@ -481,13 +484,15 @@ DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *othe
 extern "C" {
 #endif
 
+/* A state: the residuals of one tensor on one rank. */
 typedef struct dcomm_feedback dcomm_feedback;
 
+/* Variants; their formulas are at the top of this header. */
 typedef enum dcomm_feedback_variant {
-    DCOMM_FEEDBACK_CLASSIC = 0,
-    DCOMM_FEEDBACK_EF21 = 1,
-    DCOMM_FEEDBACK_DGC = 2,
-    DCOMM_FEEDBACK_VARIANT_COUNT = 3
+    DCOMM_FEEDBACK_CLASSIC = 0,      /* send the input plus the residual */
+    DCOMM_FEEDBACK_EF21 = 1,         /* send the difference from an estimate */
+    DCOMM_FEEDBACK_DGC = 2,          /* deep gradient compression: classic with momentum */
+    DCOMM_FEEDBACK_VARIANT_COUNT = 3 /* number of variants */
 } dcomm_feedback_variant;
 
 /* All zero means the defaults. */
@@ -515,8 +520,8 @@ typedef struct dcomm_feedback_step {
     size_t first;     /* this rank encodes [first, first + count) of the tensor ... */
     size_t count;     /* ... (default, with both 0: all of it) */
     size_t own_first; /* it owns [own_first, own_first + own_count) of the sum (default: nothing) */
-    size_t own_count;
-    uint32_t rank, nranks; /* nranks 0 is taken as 1 */
+    size_t own_count; /* elements that it owns */
+    uint32_t rank, nranks; /* this rank, of how many; nranks 0 is taken as 1 */
     bool average;          /* the result is the average over the ranks (default: the sum) */
     bool partly;           /* encode only some of [first, first + count); the residual of the rest
                               stays as it is (default: all of it) */
@@ -524,8 +529,8 @@ typedef struct dcomm_feedback_step {
 
 /* A state. */
 typedef struct dcomm_feedback_info {
-    dcomm_feedback_variant variant;
-    size_t count;
+    dcomm_feedback_variant variant; /* as created */
+    size_t count;                   /* elements of the tensor */
     uint64_t step;                  /* steps committed */
     bool stale;                     /* a step failed: see dcomm_feedback_recover */
     bool begun;                     /* a step is under way */
@@ -610,6 +615,7 @@ DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb);
 /* Fail a step: the state is stale until dcomm_feedback_recover. */
 DCOMM_API dcomm_status dcomm_feedback_fail(dcomm_feedback *fb);
 
+/* How a stale state goes on. */
 typedef enum dcomm_feedback_recovery {
     DCOMM_FEEDBACK_RETRY =
         0, /* as before the step (not in_place): right if no rank used its wires */
@@ -642,6 +648,7 @@ DCOMM_API dcomm_status dcomm_feedback_save(const dcomm_feedback *fb, void *to, s
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void *from,
                                                          size_t bytes, dcomm_feedback **fb_p);
 
+/* Residuals that did not survive a change of the number of ranks. */
 typedef struct dcomm_feedback_loss {
     size_t missing;     /* states that were not given: their residuals are lost */
     double carried;     /* two-norm of the sum of all given residuals, including owners' */
@@ -835,7 +842,7 @@ DCOMM_API dcomm_status dcomm_cuda_encode(const dcomm_codec *codec, const float *
  * the first call. */
 typedef struct dcomm_cuda_ledger {
     uint64_t count; /* elements compared */
-    double sums[8];
+    double sums[8]; /* for dcomm_cuda_ledger_add */
 } dcomm_cuda_ledger;
 
 /* Encode as dcomm_cuda_encode does, and count it in a ledger (dcomm_encode_ledger). The encoding
@@ -907,9 +914,11 @@ DCOMM_API size_t dcomm_cuda_recode_workspace_bytes(const dcomm_codec *codec, siz
  * last row. P is `rank` columns of `rows` elements, one column after the other, and Q `rank`
  * columns of `cols` elements. A wire is P followed by Q. */
 typedef struct dcomm_codec_matrix {
-    size_t count, rows, cols, rank;
-    int turns;     /* times that both products are computed */
-    int nonfinite; /* 0 fail, 1 zero, 2 pass */
+    size_t count;      /* elements of the array */
+    size_t rows, cols; /* of the matrix */
+    size_t rank;       /* columns of P and of Q */
+    int turns;         /* times that both products are computed */
+    int nonfinite;     /* 0 fail, 1 zero, 2 pass */
 } dcomm_codec_matrix;
 
 /* Describe the matrix of `count` elements in *shape.
@@ -954,7 +963,8 @@ DCOMM_API dcomm_status dcomm_cuda_powersgd_product_ledger(const dcomm_codec_matr
 
 /* ---- for other back ends ---- */
 
-/* Format of a dense codec's values (docs/wire-formats.md). */
+/* Format of a dense codec's values (docs/wire-formats.md): Q1, Q2, Q4 and Q8 are levels of so many
+ * bits, SIGN is the sign alone, E4M3 and E5M2 are the formats of fp8, F16, BF16 and F32 floats. */
 typedef enum dcomm_codec_format {
     DCOMM_FORMAT_Q1 = 0,
     DCOMM_FORMAT_Q2 = 1,
@@ -1043,7 +1053,7 @@ extern "C" {
 
 /* Memory that an operand lies in. */
 typedef enum dcomm_space {
-    DCOMM_SPACE_NONE = 0,
+    DCOMM_SPACE_NONE = 0,    /* no operand */
     DCOMM_SPACE_IN = 1,      /* the caller's input, read only */
     DCOMM_SPACE_OUT = 2,     /* the caller's output */
     DCOMM_SPACE_SCRATCH = 3, /* scratch_bytes, undefined at the start of each run */
@@ -1067,15 +1077,16 @@ typedef enum dcomm_expr_kind {
     DCOMM_EXPR_WORD = 3
 } dcomm_expr_kind;
 
+/* A number that may depend on loops: dcomm_expr_kind has the formulas. */
 typedef struct dcomm_expr {
-    uint8_t kind; /* dcomm_expr_kind */
-    int64_t add;
-    int64_t scale;
-    int64_t post[DCOMM_LOOP_DEPTH];
-    int64_t base;
-    int64_t coef[DCOMM_LOOP_DEPTH];
-    int64_t mod;
-    int64_t first; /* TABLE, WORD: where this expression's part begins */
+    uint8_t kind;                   /* dcomm_expr_kind */
+    int64_t add;                    /* added to all else */
+    int64_t scale;                  /* multiplies x, or what the table has there */
+    int64_t post[DCOMM_LOOP_DEPTH]; /* multiplies the loops' indices, outside x */
+    int64_t base;                   /* constant part of x */
+    int64_t coef[DCOMM_LOOP_DEPTH]; /* multiplies the loops' indices in x */
+    int64_t mod;                    /* x is taken modulo this; 0: as it is */
+    int64_t first;                  /* TABLE, WORD: where this expression's part begins */
 } dcomm_expr;
 
 /* `repeat` consecutive pieces of memory (0 means 1). Piece r begins at offset + r*stride and has
@@ -1086,9 +1097,9 @@ typedef struct dcomm_expr {
  * max_length is the static maximum: it sizes scratch, bounds what may be received, prices the
  * step. */
 typedef struct dcomm_operand {
-    uint8_t space; /* dcomm_space */
-    uint16_t slot; /* PEER: which of that rank's exposed slots */
-    uint32_t repeat;
+    uint8_t space;      /* dcomm_space */
+    uint16_t slot;      /* PEER: which of that rank's exposed slots */
+    uint32_t repeat;    /* number of pieces; 0 is taken as 1 */
     int64_t stride;     /* bytes from one piece to the next */
     dcomm_expr peer;    /* PEER: rank in the plan */
     dcomm_expr offset;  /* bytes */
@@ -1159,6 +1170,7 @@ typedef struct dcomm_operand {
     X(END, "end")                 \
     X(CALL, "call")
 
+/* DCOMM_STEP_SEND and so on: the kinds of DCOMM_STEP_TABLE. */
 typedef enum dcomm_step_kind {
 #define DCOMMI_STEP_ENUM(kind, name) DCOMM_STEP_##kind,
     DCOMM_STEP_TABLE(DCOMMI_STEP_ENUM)
@@ -1171,30 +1183,32 @@ typedef enum dcomm_step_kind {
 #define DCOMM_STEP_FORWARD 4u /* the next step sends or copies this one's dst */
 #define DCOMM_STEP_RESULT 8u  /* this rank does not read dst again */
 
+/* A step of a lane. */
 typedef struct dcomm_step {
-    uint8_t kind;    /* dcomm_step_kind */
-    uint8_t flags;   /* DCOMM_STEP_ASYNC | FINAL | FORWARD | RESULT */
-    uint16_t slot;   /* EXPOSE: slot; SIGNAL, WAIT: counter; CALL: first counter; ENCODE, RECODE:
-                        which encoding of these elements it is, from 0 */
-    uint16_t kernel; /* COMPUTE */
-    uint32_t src;    /* first source operand, an index into plan.operands */
-    uint32_t nsrc;   /* number of source operands, repeats not unfolded */
-    uint32_t body;   /* LOOP: steps between LOOP and END; END: the same number */
-    uint32_t sub;    /* CALL: index into plan.subs */
-    uint32_t group;  /* CALL: index into plan.table of the first of subs[sub]->nranks ranks */
-    int32_t word;    /* RECV, ENCODE, RECODE: the word that takes the length, -1 for none */
-    dcomm_operand dst;
-    dcomm_operand stage;
-    dcomm_expr peer;  /* rank in the plan; CALL: added to its first slot */
-    dcomm_expr tag;   /* in [0, plan.ntags); (source, destination, tag) is unique within a run */
+    uint8_t kind;      /* dcomm_step_kind */
+    uint8_t flags;     /* DCOMM_STEP_ASYNC | FINAL | FORWARD | RESULT */
+    uint16_t slot;     /* EXPOSE: slot; SIGNAL, WAIT: counter; CALL: first counter; ENCODE, RECODE:
+                          which encoding of these elements it is, from 0 */
+    uint16_t kernel;   /* COMPUTE: index into plan.kernels */
+    uint32_t src;      /* first source operand, an index into plan.operands */
+    uint32_t nsrc;     /* number of source operands, repeats not unfolded */
+    uint32_t body;     /* LOOP: steps between LOOP and END; END: the same number */
+    uint32_t sub;      /* CALL: index into plan.subs */
+    uint32_t group;    /* CALL: index into plan.table of the first of subs[sub]->nranks ranks */
+    int32_t word;      /* RECV, ENCODE, RECODE: the word that takes the length, -1 for none */
+    dcomm_operand dst; /* destination */
+    dcomm_operand stage; /* scratch of RECV_REDUCE and RECODE */
+    dcomm_expr peer;     /* rank in the plan; CALL: added to its first slot */
+    dcomm_expr tag;      /* in [0, plan.ntags); (source, destination, tag) is unique within a run */
     dcomm_expr value; /* SIGNAL, WAIT, LOOP; CALL: added to its first counter; RECV, ENCODE, RECODE:
                          added to `word` */
     dcomm_expr index; /* the codec's steps: number of the first element; CALL: added to those */
 } dcomm_step;
 
+/* A run of steps. */
 typedef struct dcomm_lane {
     uint32_t first; /* index into plan.steps */
-    uint32_t count;
+    uint32_t count; /* steps */
 } dcomm_lane;
 
 /* What a codec is told besides the bytes. */
@@ -1210,7 +1224,7 @@ typedef struct dcomm_codec_place {
  * `user` is what the run brings along - the key of its random numbers, its workspace, what it keeps
  * of errors - or else plan.codec_user. DCOMM_ERR_CORRUPT when the bytes to decode are malformed. */
 typedef struct dcomm_plan_codec {
-    const char *name;
+    const char *name; /* for people */
     dcomm_status (*encode)(void *user, const dcomm_codec_place *place, const void *src,
                            size_t src_len, void *dst, size_t dst_len, size_t *encoded);
     dcomm_status (*decode)(void *user, const dcomm_codec_place *place, const void *const *src,
@@ -1221,10 +1235,12 @@ typedef struct dcomm_plan_codec {
                            void *dst, size_t dst_len, size_t *encoded);
 } dcomm_plan_codec;
 
+/* Compute dst from nsrc sources, for COMPUTE; lengths in bytes. */
 typedef dcomm_status (*dcomm_plan_kernel)(void *user, void *dst, size_t dst_len,
                                           const void *const *src, const size_t *src_len,
                                           size_t nsrc);
 
+/* One rank's part of one operation. */
 typedef struct dcomm_plan dcomm_plan;
 
 /* The next stage: a pure function of the words of the stage before, of which it may only use such
@@ -1235,23 +1251,23 @@ typedef const dcomm_plan *(*dcomm_plan_next)(void *user, const uint64_t *words, 
                                              dcomm_status *status);
 
 struct dcomm_plan {
-    const char *name; /* algorithm, for people */
-    int32_t rank;
-    int32_t nranks;
-    uint32_t dtype; /* dcomm_dtype of all folds */
-    uint32_t op;    /* dcomm_op of all folds */
-    uint32_t nlanes, nsteps, noperands, ntable, nsubs, nkernels;
-    uint32_t nwords, ncounters, nslots;
-    uint32_t ntags; /* tags are in [0, ntags), those of called sub-plans included */
-    const dcomm_lane *lanes;
-    const dcomm_step *steps;
-    const dcomm_operand *operands;
-    const int64_t *table;
-    const dcomm_plan *const *subs;
-    const dcomm_plan_kernel *kernels;
-    void *kernel_user;
-    const dcomm_plan_codec *codec;
-    void *codec_user;
+    const char *name;                                            /* algorithm, for people */
+    int32_t rank;                                                /* whose part this is */
+    int32_t nranks;                                              /* ranks of the operation */
+    uint32_t dtype;                                              /* dcomm_dtype of all folds */
+    uint32_t op;                                                 /* dcomm_op of all folds */
+    uint32_t nlanes, nsteps, noperands, ntable, nsubs, nkernels; /* lengths of the arrays below */
+    uint32_t nwords, ncounters, nslots; /* words, counters and slots of a run */
+    uint32_t ntags;                /* tags are in [0, ntags), those of called sub-plans included */
+    const dcomm_lane *lanes;       /* [nlanes] */
+    const dcomm_step *steps;       /* [nsteps], lane by lane */
+    const dcomm_operand *operands; /* [noperands] sources of steps */
+    const int64_t *table;          /* [ntable] for expressions and the groups of calls */
+    const dcomm_plan *const *subs; /* [nsubs] plans that CALL runs */
+    const dcomm_plan_kernel *kernels; /* [nkernels] functions that COMPUTE calls */
+    void *kernel_user;                /* passed to kernels */
+    const dcomm_plan_codec *codec;    /* NULL: no step encodes or decodes */
+    void *codec_user;                 /* passed to the codec, unless the run brings its own */
     /* What the model takes the codec for, in 1/1024: a length known at run time of its maximum; the
      * time to encode, and to decode each source, of that to copy as many bytes; of that time, what
      * encodings take whose `slot` is not 0. 0: 1024. */
@@ -1264,33 +1280,34 @@ struct dcomm_plan {
      * ENCODE steps encode (partly), or known at run time only (coded_sparse). */
     int64_t recoded_first, recoded_count;
     int64_t in_bytes, out_bytes; /* how much of IN and OUT the plan may touch */
-    int64_t scratch_bytes;
-    dcomm_plan_next next; /* NULL: this is the last stage */
-    void (*release)(void *user, const dcomm_plan *plan);
-    void *next_user;
+    int64_t scratch_bytes;       /* size of SCRATCH */
+    dcomm_plan_next next;        /* NULL: this is the last stage */
+    void (*release)(void *user, const dcomm_plan *plan); /* takes back what next returned */
+    void *next_user;                                     /* passed to next and release */
 };
 
-/* What the checker holds a set of plans to. */
+/* Operations: of calls, and those that the checker holds a set of plans to. */
 typedef enum dcomm_coll {
-    DCOMM_COLL_ALLREDUCE = 0,
-    DCOMM_COLL_REDUCE_SCATTER = 1,
-    DCOMM_COLL_ALLGATHER = 2,
-    DCOMM_COLL_BROADCAST = 3,
-    DCOMM_COLL_REDUCE = 4,
-    DCOMM_COLL_GATHER = 5,
-    DCOMM_COLL_SCATTER = 6,
-    DCOMM_COLL_ALLTOALL = 7,
-    DCOMM_COLL_REDUCE_SCATTERV = 8,
-    DCOMM_COLL_ALLGATHERV = 9,
-    DCOMM_COLL_GATHERV = 10,
-    DCOMM_COLL_SCATTERV = 11,
-    DCOMM_COLL_ALLTOALLV = 12,
-    DCOMM_COLL_BARRIER = 13,
-    DCOMM_COLL_SEND = 14,
-    DCOMM_COLL_RECV = 15,
-    DCOMM_COLL_PLAN = 16, /* a plan of the caller's own */
-    DCOMM_COLL_COUNT = 17
+    DCOMM_COLL_ALLREDUCE = 0,       /* dcomm_allreduce */
+    DCOMM_COLL_REDUCE_SCATTER = 1,  /* dcomm_reduce_scatter */
+    DCOMM_COLL_ALLGATHER = 2,       /* dcomm_allgather */
+    DCOMM_COLL_BROADCAST = 3,       /* dcomm_broadcast */
+    DCOMM_COLL_REDUCE = 4,          /* dcomm_reduce */
+    DCOMM_COLL_GATHER = 5,          /* dcomm_gather */
+    DCOMM_COLL_SCATTER = 6,         /* dcomm_scatter */
+    DCOMM_COLL_ALLTOALL = 7,        /* dcomm_alltoall */
+    DCOMM_COLL_REDUCE_SCATTERV = 8, /* dcomm_reduce_scatterv */
+    DCOMM_COLL_ALLGATHERV = 9,      /* dcomm_allgatherv */
+    DCOMM_COLL_GATHERV = 10,        /* dcomm_gatherv */
+    DCOMM_COLL_SCATTERV = 11,       /* dcomm_scatterv */
+    DCOMM_COLL_ALLTOALLV = 12,      /* dcomm_alltoallv */
+    DCOMM_COLL_BARRIER = 13,        /* dcomm_barrier */
+    DCOMM_COLL_SEND = 14,           /* dcomm_send */
+    DCOMM_COLL_RECV = 15,           /* dcomm_recv */
+    DCOMM_COLL_PLAN = 16,           /* a plan of the caller's own */
+    DCOMM_COLL_COUNT = 17           /* number of operations */
 } dcomm_coll;
+/* Return the name of an operation ("all-reduce"); "?" for an unknown one. */
 DCOMM_API const char *dcomm_coll_name(dcomm_coll coll);
 
 /* What the set of plans should compute. For the v-collectives, counts and displacements are in
@@ -1298,9 +1315,9 @@ DCOMM_API const char *dcomm_coll_name(dcomm_coll coll);
 typedef struct dcomm_check_spec {
     dcomm_coll coll; /* DCOMM_COLL_PLAN: only safety (order, matching, deadlock), not the result */
     size_t count;    /* elements: the operation's own `count` argument */
-    dcomm_dtype dtype;
-    int root;
-    bool in_place;
+    dcomm_dtype dtype;    /* of the elements */
+    int root;             /* rank that sends or gets all, if the operation has one */
+    bool in_place;        /* input and output are the same buffer */
     bool rank_order;      /* folds must combine contributions in rank order */
     const size_t *counts; /* v: [nranks], all-to-all-v: [nranks][nranks], sent by row to column */
     const size_t *displs; /* v: [nranks] in the concatenated buffer; NULL: packed */
@@ -1350,6 +1367,7 @@ DCOMM_API dcomm_status dcomm_plan_print(const dcomm_plan *plan, char *buf, size_
 extern "C" {
 #endif
 
+/* A plan in the making. */
 typedef struct dcomm_builder dcomm_builder;
 
 /* ---- expressions: numbers that may depend on loops ----
@@ -1498,12 +1516,12 @@ typedef struct dcomm_comm dcomm_comm;
 /* An outstanding non-blocking operation. */
 typedef struct dcomm_request dcomm_request;
 
-#define DCOMM_ID_BYTES 128
+#define DCOMM_ID_BYTES 128 /* length of a dcomm_id */
 /* Names a rendezvous: addresses, port and a 128-bit secret. One rank creates it and hands it to the
  * others by any means (a file, MPI, a socket). It is plain bytes and may be copied. Whoever holds
  * it can join: keep it as secret as the training data. */
 typedef struct dcomm_id {
-    uint8_t bytes[DCOMM_ID_BYTES];
+    uint8_t bytes[DCOMM_ID_BYTES]; /* opaque */
 } dcomm_id;
 
 /* Gather `bytes` bytes from every rank, in rank order, into `all` (size * bytes). Return 0, or an
@@ -1539,6 +1557,7 @@ DCOMM_API dcomm_status dcomm_context_destroy(dcomm_context **context_p);
  * calls in which nothing happened. */
 DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context);
 
+/* How the ranks of a communicator meet. */
 typedef enum dcomm_boot {
     DCOMM_BOOT_AUTO = 0,     /* the launcher's environment: torchrun, Open MPI, MPICH, Slurm; a
                                 program without a launcher is one rank. Half a description (RANK
@@ -1681,14 +1700,16 @@ DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank);
  * topology is read when the context is created; derived communicators keep it (docs/topology.md).
  */
 
+/* Parts of a machine that ranks can share. */
 typedef enum dcomm_level_kind {
-    DCOMM_LEVEL_HOST = 0,
-    DCOMM_LEVEL_PACKAGE = 1,
-    DCOMM_LEVEL_NUMA = 2,
-    DCOMM_LEVEL_CACHE = 3,
-    DCOMM_LEVEL_CORE = 4
+    DCOMM_LEVEL_HOST = 0,    /* a host, or a part of it whose ranks share memory */
+    DCOMM_LEVEL_PACKAGE = 1, /* a socket */
+    DCOMM_LEVEL_NUMA = 2,    /* a NUMA node */
+    DCOMM_LEVEL_CACHE = 3,   /* the last-level cache */
+    DCOMM_LEVEL_CORE = 4     /* a core */
 } dcomm_level_kind;
 
+/* A level of the topology. */
 typedef struct dcomm_level {
     dcomm_level_kind kind; /* the ranks of a group share one of these */
     const char *name;      /* "host", "package", "numa", "cache", "core" */
@@ -1791,6 +1812,7 @@ DCOMM_API dcomm_status dcomm_mem_share(dcomm_context *context, const void *ptr);
  * Errors: DCOMM_ERR_INVALID (no such memory; context is NULL, or has no share of it). */
 DCOMM_API dcomm_status dcomm_mem_unshare(dcomm_context *context, const void *ptr);
 
+/* An allocation of registered memory. */
 typedef struct dcomm_mem_info {
     void *base;        /* pointer from dcomm_mem_alloc or dcomm_mem_alloc_device */
     size_t bytes;      /* size of the allocation; may be more than was asked for */
@@ -1834,6 +1856,7 @@ DCOMM_API dcomm_status dcomm_mem_get_info(const void *ptr, dcomm_mem_info *info)
 extern "C" {
 #endif
 
+/* Pass it as sendbuf: the input lies in recvbuf. */
 #define DCOMM_IN_PLACE ((const void *)(uintptr_t)-1)
 
 /* All zero means the defaults. A field must be the same on every rank of the call unless it says
@@ -2152,7 +2175,7 @@ DCOMM_API dcomm_status dcomm_request_free(dcomm_request **request_p);
 
 /* An operation. */
 typedef struct dcomm_request_info {
-    dcomm_coll coll;
+    dcomm_coll coll;   /* the operation */
     const char *algo;  /* the algorithm that runs; constant text */
     uint64_t sequence; /* number of the collective on its communicator, from 0 */
 } dcomm_request_info;
@@ -2224,10 +2247,10 @@ typedef enum dcomm_link_kind {
     DCOMM_LINK_CACHE = 3,   /* on one NUMA node, with no cache in common */
     DCOMM_LINK_CORE = 4,    /* on different cores that share a cache */
     DCOMM_LINK_NEAR = 5,    /* they share all known levels */
-    DCOMM_LINK_COUNT = 6
+    DCOMM_LINK_COUNT = 6    /* number of kinds */
 } dcomm_link_kind;
 
-#define DCOMM_CURVE_POINTS 12
+#define DCOMM_CURVE_POINTS 12 /* most points of a curve */
 
 /* Picoseconds as a function of bytes: straight lines through n points, bytes ascending. Before the
  * first point it is ps[0]; after the last point the last slope goes on. n = 0: 0 everywhere. */
@@ -2265,8 +2288,8 @@ typedef struct dcomm_link {
 
 /* Measured times of all-reduces by one algorithm, on ranks of one host. */
 typedef struct dcomm_trial {
-    char algo[24]; /* "": none */
-    dcomm_curve took;
+    char algo[24];    /* "": none */
+    dcomm_curve took; /* the times */
 } dcomm_trial;
 
 #define DCOMM_TRIALS 12 /* most algorithms that are tried */
@@ -2274,9 +2297,9 @@ typedef struct dcomm_trial {
 /* All numbers: plain data, the same on all ranks of a communicator. All zero: everything is
  * free. */
 typedef struct dcomm_tuning {
-    dcomm_link link[DCOMM_LINK_COUNT];
-    dcomm_curve copy; /* within a rank's own memory */
-    dcomm_curve fold; /* each operand after the first, in the rank's own memory */
+    dcomm_link link[DCOMM_LINK_COUNT]; /* by dcomm_link_kind */
+    dcomm_curve copy;                  /* within a rank's own memory */
+    dcomm_curve fold;                  /* each operand after the first, in the rank's own memory */
     /* Device memory. 0, or n = 0: the model takes assumed numbers that nobody has measured.
      * device_stage_ps: additional time of a message, or of a read of a peer, through pinned memory.
      */
@@ -2458,8 +2481,8 @@ typedef struct dcomm_stats {
     uint64_t bytes_mapped;   /* payload bytes, received or read, that were used in place in a peer's
                                 registered memory or scratch */
     uint64_t bytes_straight; /* payload bytes that UCX has sent from device memory */
-    uint64_t unexpected_bytes_max; /* most bytes held for messages that came early */
-    uint64_t plans_built, plans_reused;
+    uint64_t unexpected_bytes_max;      /* most bytes held for messages that came early */
+    uint64_t plans_built, plans_reused; /* plans made, and taken from the cache */
     uint64_t codec_ns; /* nanoseconds in codecs: encoding, decoding, error feedback */
 } dcomm_stats;
 /* Copy the counters to *stats.
@@ -2542,6 +2565,7 @@ DCOMM_API dcomm_status dcomm_plan_check(const dcomm_plan *const *plans, int nran
 extern "C" {
 #endif
 
+/* The buckets of a set of parameters. */
 typedef struct dcomm_buckets dcomm_buckets;
 
 /* One parameter. Every rank must give the same name, count, dtype, codec and aside, and agree on
@@ -2557,8 +2581,8 @@ typedef struct dcomm_bucket_param {
      * place (default: NULL, the gradient lives inside its bucket in host memory, see
      * dcomm_param_grad). */
     void *grad;
-    size_t count; /* elements; may be 0 */
-    dcomm_dtype dtype;
+    size_t count;      /* elements; may be 0 */
+    dcomm_dtype dtype; /* of the gradient */
     const char *codec; /* spec of its codec, or "none"; copied (default: by opts.rules, else
                           opts.codec) */
     void *value; /* with opts.sharded: the parameter itself, `count` elements of the same dtype,
@@ -2741,8 +2765,10 @@ DCOMM_API dcomm_status dcomm_buckets_load(dcomm_buckets *b, const void *const *s
 
 /* ---- reports ---- */
 
+/* All buckets. */
 typedef struct dcomm_buckets_info {
-    size_t nparams, nbuckets;
+    size_t nparams;      /* parameters registered */
+    size_t nbuckets;     /* buckets built */
     size_t bytes;        /* of all gradients */
     uint64_t steps;      /* ended, including those that only accumulated */
     uint64_t sent_steps; /* ended, without those that only accumulated */
@@ -2758,12 +2784,15 @@ DCOMM_API dcomm_comm *dcomm_buckets_comm(const dcomm_buckets *b);
 
 /* Seconds: the last step's, and percentiles over opts.history steps. */
 typedef struct dcomm_bucket_time {
-    double last, p50, p95, p99;
+    double last;          /* of the last step */
+    double p50, p95, p99; /* 50, 95 and 99 of 100 steps take no longer */
 } dcomm_bucket_time;
 
+/* One bucket. */
 typedef struct dcomm_bucket_info {
-    size_t nparams, count, bytes;
-    dcomm_dtype dtype;
+    size_t nparams;           /* parameters in it */
+    size_t count, bytes;      /* its length in elements and in bytes */
+    dcomm_dtype dtype;        /* of its elements */
     const char *codec;        /* spec; NULL: exact; lives as long as the buckets */
     dcomm_feedback *feedback; /* NULL: none; do not use it while a step is under way */
     bool in_place;            /* no gradient of it is copied */
@@ -2856,6 +2885,7 @@ DCOMM_API dcomm_status dcomm_buckets_trace(dcomm_buckets *b, const char *path);
 extern "C" {
 #endif
 
+/* The loss scale of a set of buckets. */
 typedef struct dcomm_scaler dcomm_scaler;
 
 /* All zero means the defaults. Must be the same on every rank. Powers of two lose no bits. */
@@ -2917,8 +2947,9 @@ DCOMM_API double dcomm_scaler_scale(const dcomm_scaler *s);
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_scaler_step(dcomm_scaler *s,
                                                        dcomm_scaler_verdict *verdict);
 
+/* A scaler's state. */
 typedef struct dcomm_scaler_info {
-    double scale;
+    double scale;            /* of the next step */
     uint64_t good;           /* steps in a row that were not skipped, towards opts.interval */
     uint64_t steps, skipped; /* since creation, including those of a loaded state */
 } dcomm_scaler_info;
@@ -2984,6 +3015,7 @@ extern "C" {
 
 #define DCOMM_MOE_K_MAX 8 /* most experts of a token */
 
+/* The exchanges of one layer of experts. */
 typedef struct dcomm_moe dcomm_moe;
 
 /* For a token whose expert has no room. */
@@ -3020,7 +3052,7 @@ typedef struct dcomm_moe_opts {
 
     /* ---- the exchanges ---- */
 
-    int chunks;          /* (default: 1) */
+    int chunks;          /* parts of a step's tokens that travel apart (default: 1) */
     dcomm_moe_form form; /* (default: DCOMM_MOE_AUTO) */
     const char *algo;    /* all-to-all-v's algorithm: "linear", "pairwise", "bruck", "hier"; copied
                             (default: NULL, "auto": for each exchange the cheapest, by the bytes

@@ -10,6 +10,7 @@
 extern "C" {
 #endif
 
+/* Version of this header; dcomm_version returns that of the implementation. */
 #define DCOMM_VERSION_MAJOR 0
 #define DCOMM_VERSION_MINOR 1
 #define DCOMM_VERSION_PATCH 0
@@ -51,6 +52,7 @@ extern "C" {
     X(DCOMM_ERR_INTERNAL, -15, "internal error")                   \
     X(DCOMM_ERR_RANGE, -16, "a sum of finite numbers is too large for its type")
 
+/* The statuses of DCOMM_STATUS_TABLE. DCOMM_STATUS_FORCE_INT is none: it makes the type an int. */
 typedef enum dcomm_status {
 #define DCOMMI_STATUS_ENUM(name, number, text) name = number,
     DCOMM_STATUS_TABLE(DCOMMI_STATUS_ENUM)
@@ -61,18 +63,18 @@ typedef enum dcomm_status {
 /* Element types. Sums of 16-bit floats accumulate in f32 and round to nearest even when stored.
  * Values from DCOMM_DTYPE_COUNT on are the caller's opaque types (dcomm_dtype_create). */
 typedef enum dcomm_dtype {
-    DCOMM_F64 = 0,
-    DCOMM_F32 = 1,
-    DCOMM_F16 = 2,
-    DCOMM_BF16 = 3,
-    DCOMM_I8 = 4,
-    DCOMM_U8 = 5,
-    DCOMM_I32 = 6,
-    DCOMM_U32 = 7,
-    DCOMM_I64 = 8,
-    DCOMM_U64 = 9,
-    DCOMM_DTYPE_COUNT = 10,
-    DCOMM_DTYPE_OPAQUE_MAX = 0x7fffffff
+    DCOMM_F64 = 0,                      /* double */
+    DCOMM_F32 = 1,                      /* float */
+    DCOMM_F16 = 2,                      /* IEEE half */
+    DCOMM_BF16 = 3,                     /* bfloat16: the upper half of an f32 */
+    DCOMM_I8 = 4,                       /* int8_t */
+    DCOMM_U8 = 5,                       /* uint8_t */
+    DCOMM_I32 = 6,                      /* int32_t */
+    DCOMM_U32 = 7,                      /* uint32_t */
+    DCOMM_I64 = 8,                      /* int64_t */
+    DCOMM_U64 = 9,                      /* uint64_t */
+    DCOMM_DTYPE_COUNT = 10,             /* number of built-in types */
+    DCOMM_DTYPE_OPAQUE_MAX = 0x7fffffff /* largest value of an opaque type */
 } dcomm_dtype;
 
 #define DCOMM_DTYPE_BYTES_MAX 4096 /* longest element of dcomm_dtype_create */
@@ -87,14 +89,14 @@ typedef enum dcomm_dtype {
  * the n-th operator that the process created, counted from 0. */
 typedef enum dcomm_op {
     DCOMM_SUM = 0,
-    DCOMM_PROD = 1,
+    DCOMM_PROD = 1, /* product */
     DCOMM_MIN = 2,
     DCOMM_MAX = 3,
-    DCOMM_AVG = 4,
+    DCOMM_AVG = 4, /* average */
     DCOMM_PREMUL_SUM = 5,
-    DCOMM_OP_COUNT = 6,
-    DCOMM_OP_USER = 64,
-    DCOMM_OP_USER_MAX = 0x7fffffff
+    DCOMM_OP_COUNT = 6,            /* number of built-in operators */
+    DCOMM_OP_USER = 64,            /* first operator of the caller's */
+    DCOMM_OP_USER_MAX = 0x7fffffff /* last one */
 } dcomm_op;
 
 /* Return the text of a status ("a peer failed or was lost"): constant, never NULL. */

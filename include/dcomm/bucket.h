@@ -33,6 +33,7 @@
 extern "C" {
 #endif
 
+/* The buckets of a set of parameters. */
 typedef struct dcomm_buckets dcomm_buckets;
 
 /* One parameter. Every rank must give the same name, count, dtype, codec and aside, and agree on
@@ -48,8 +49,8 @@ typedef struct dcomm_bucket_param {
      * place (default: NULL, the gradient lives inside its bucket in host memory, see
      * dcomm_param_grad). */
     void *grad;
-    size_t count; /* elements; may be 0 */
-    dcomm_dtype dtype;
+    size_t count;      /* elements; may be 0 */
+    dcomm_dtype dtype; /* of the gradient */
     const char *codec; /* spec of its codec, or "none"; copied (default: by opts.rules, else
                           opts.codec) */
     void *value; /* with opts.sharded: the parameter itself, `count` elements of the same dtype,
@@ -232,8 +233,10 @@ DCOMM_API dcomm_status dcomm_buckets_load(dcomm_buckets *b, const void *const *s
 
 /* ---- reports ---- */
 
+/* All buckets. */
 typedef struct dcomm_buckets_info {
-    size_t nparams, nbuckets;
+    size_t nparams;      /* parameters registered */
+    size_t nbuckets;     /* buckets built */
     size_t bytes;        /* of all gradients */
     uint64_t steps;      /* ended, including those that only accumulated */
     uint64_t sent_steps; /* ended, without those that only accumulated */
@@ -249,12 +252,15 @@ DCOMM_API dcomm_comm *dcomm_buckets_comm(const dcomm_buckets *b);
 
 /* Seconds: the last step's, and percentiles over opts.history steps. */
 typedef struct dcomm_bucket_time {
-    double last, p50, p95, p99;
+    double last;          /* of the last step */
+    double p50, p95, p99; /* 50, 95 and 99 of 100 steps take no longer */
 } dcomm_bucket_time;
 
+/* One bucket. */
 typedef struct dcomm_bucket_info {
-    size_t nparams, count, bytes;
-    dcomm_dtype dtype;
+    size_t nparams;           /* parameters in it */
+    size_t count, bytes;      /* its length in elements and in bytes */
+    dcomm_dtype dtype;        /* of its elements */
     const char *codec;        /* spec; NULL: exact; lives as long as the buckets */
     dcomm_feedback *feedback; /* NULL: none; do not use it while a step is under way */
     bool in_place;            /* no gradient of it is copied */

@@ -31,6 +31,7 @@
 extern "C" {
 #endif
 
+/* A plan in the making. */
 typedef struct dcomm_builder dcomm_builder;
 
 /* ---- expressions: numbers that may depend on loops ----

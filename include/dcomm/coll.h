@@ -28,6 +28,7 @@
 extern "C" {
 #endif
 
+/* Pass it as sendbuf: the input lies in recvbuf. */
 #define DCOMM_IN_PLACE ((const void *)(uintptr_t)-1)
 
 /* All zero means the defaults. A field must be the same on every rank of the call unless it says
@@ -346,7 +347,7 @@ DCOMM_API dcomm_status dcomm_request_free(dcomm_request **request_p);
 
 /* An operation. */
 typedef struct dcomm_request_info {
-    dcomm_coll coll;
+    dcomm_coll coll;   /* the operation */
     const char *algo;  /* the algorithm that runs; constant text */
     uint64_t sequence; /* number of the collective on its communicator, from 0 */
 } dcomm_request_info;

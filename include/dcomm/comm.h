@@ -16,12 +16,12 @@ typedef struct dcomm_comm dcomm_comm;
 /* An outstanding non-blocking operation. */
 typedef struct dcomm_request dcomm_request;
 
-#define DCOMM_ID_BYTES 128
+#define DCOMM_ID_BYTES 128 /* length of a dcomm_id */
 /* Names a rendezvous: addresses, port and a 128-bit secret. One rank creates it and hands it to the
  * others by any means (a file, MPI, a socket). It is plain bytes and may be copied. Whoever holds
  * it can join: keep it as secret as the training data. */
 typedef struct dcomm_id {
-    uint8_t bytes[DCOMM_ID_BYTES];
+    uint8_t bytes[DCOMM_ID_BYTES]; /* opaque */
 } dcomm_id;
 
 /* Gather `bytes` bytes from every rank, in rank order, into `all` (size * bytes). Return 0, or an
@@ -57,6 +57,7 @@ DCOMM_API dcomm_status dcomm_context_destroy(dcomm_context **context_p);
  * calls in which nothing happened. */
 DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context);
 
+/* How the ranks of a communicator meet. */
 typedef enum dcomm_boot {
     DCOMM_BOOT_AUTO = 0,     /* the launcher's environment: torchrun, Open MPI, MPICH, Slurm; a
                                 program without a launcher is one rank. Half a description (RANK
@@ -199,14 +200,16 @@ DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank);
  * topology is read when the context is created; derived communicators keep it (docs/topology.md).
  */
 
+/* Parts of a machine that ranks can share. */
 typedef enum dcomm_level_kind {
-    DCOMM_LEVEL_HOST = 0,
-    DCOMM_LEVEL_PACKAGE = 1,
-    DCOMM_LEVEL_NUMA = 2,
-    DCOMM_LEVEL_CACHE = 3,
-    DCOMM_LEVEL_CORE = 4
+    DCOMM_LEVEL_HOST = 0,    /* a host, or a part of it whose ranks share memory */
+    DCOMM_LEVEL_PACKAGE = 1, /* a socket */
+    DCOMM_LEVEL_NUMA = 2,    /* a NUMA node */
+    DCOMM_LEVEL_CACHE = 3,   /* the last-level cache */
+    DCOMM_LEVEL_CORE = 4     /* a core */
 } dcomm_level_kind;
 
+/* A level of the topology. */
 typedef struct dcomm_level {
     dcomm_level_kind kind; /* the ranks of a group share one of these */
     const char *name;      /* "host", "package", "numa", "cache", "core" */

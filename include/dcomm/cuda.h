@@ -172,7 +172,7 @@ DCOMM_API dcomm_status dcomm_cuda_encode(const dcomm_codec *codec, const float *
  * the first call. */
 typedef struct dcomm_cuda_ledger {
     uint64_t count; /* elements compared */
-    double sums[8];
+    double sums[8]; /* for dcomm_cuda_ledger_add */
 } dcomm_cuda_ledger;
 
 /* Encode as dcomm_cuda_encode does, and count it in a ledger (dcomm_encode_ledger). The encoding
@@ -244,9 +244,11 @@ DCOMM_API size_t dcomm_cuda_recode_workspace_bytes(const dcomm_codec *codec, siz
  * last row. P is `rank` columns of `rows` elements, one column after the other, and Q `rank`
  * columns of `cols` elements. A wire is P followed by Q. */
 typedef struct dcomm_codec_matrix {
-    size_t count, rows, cols, rank;
-    int turns;     /* times that both products are computed */
-    int nonfinite; /* 0 fail, 1 zero, 2 pass */
+    size_t count;      /* elements of the array */
+    size_t rows, cols; /* of the matrix */
+    size_t rank;       /* columns of P and of Q */
+    int turns;         /* times that both products are computed */
+    int nonfinite;     /* 0 fail, 1 zero, 2 pass */
 } dcomm_codec_matrix;
 
 /* Describe the matrix of `count` elements in *shape.
@@ -291,7 +293,8 @@ DCOMM_API dcomm_status dcomm_cuda_powersgd_product_ledger(const dcomm_codec_matr
 
 /* ---- for other back ends ---- */
 
-/* Format of a dense codec's values (docs/wire-formats.md). */
+/* Format of a dense codec's values (docs/wire-formats.md): Q1, Q2, Q4 and Q8 are levels of so many
+ * bits, SIGN is the sign alone, E4M3 and E5M2 are the formats of fp8, F16, BF16 and F32 floats. */
 typedef enum dcomm_codec_format {
     DCOMM_FORMAT_Q1 = 0,
     DCOMM_FORMAT_Q2 = 1,

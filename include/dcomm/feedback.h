@@ -45,13 +45,15 @@
 extern "C" {
 #endif
 
+/* A state: the residuals of one tensor on one rank. */
 typedef struct dcomm_feedback dcomm_feedback;
 
+/* Variants; their formulas are at the top of this header. */
 typedef enum dcomm_feedback_variant {
-    DCOMM_FEEDBACK_CLASSIC = 0,
-    DCOMM_FEEDBACK_EF21 = 1,
-    DCOMM_FEEDBACK_DGC = 2,
-    DCOMM_FEEDBACK_VARIANT_COUNT = 3
+    DCOMM_FEEDBACK_CLASSIC = 0,      /* send the input plus the residual */
+    DCOMM_FEEDBACK_EF21 = 1,         /* send the difference from an estimate */
+    DCOMM_FEEDBACK_DGC = 2,          /* deep gradient compression: classic with momentum */
+    DCOMM_FEEDBACK_VARIANT_COUNT = 3 /* number of variants */
 } dcomm_feedback_variant;
 
 /* All zero means the defaults. */
@@ -79,8 +81,8 @@ typedef struct dcomm_feedback_step {
     size_t first;     /* this rank encodes [first, first + count) of the tensor ... */
     size_t count;     /* ... (default, with both 0: all of it) */
     size_t own_first; /* it owns [own_first, own_first + own_count) of the sum (default: nothing) */
-    size_t own_count;
-    uint32_t rank, nranks; /* nranks 0 is taken as 1 */
+    size_t own_count; /* elements that it owns */
+    uint32_t rank, nranks; /* this rank, of how many; nranks 0 is taken as 1 */
     bool average;          /* the result is the average over the ranks (default: the sum) */
     bool partly;           /* encode only some of [first, first + count); the residual of the rest
                               stays as it is (default: all of it) */
@@ -88,8 +90,8 @@ typedef struct dcomm_feedback_step {
 
 /* A state. */
 typedef struct dcomm_feedback_info {
-    dcomm_feedback_variant variant;
-    size_t count;
+    dcomm_feedback_variant variant; /* as created */
+    size_t count;                   /* elements of the tensor */
     uint64_t step;                  /* steps committed */
     bool stale;                     /* a step failed: see dcomm_feedback_recover */
     bool begun;                     /* a step is under way */
@@ -174,6 +176,7 @@ DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb);
 /* Fail a step: the state is stale until dcomm_feedback_recover. */
 DCOMM_API dcomm_status dcomm_feedback_fail(dcomm_feedback *fb);
 
+/* How a stale state goes on. */
 typedef enum dcomm_feedback_recovery {
     DCOMM_FEEDBACK_RETRY =
         0, /* as before the step (not in_place): right if no rank used its wires */
@@ -206,6 +209,7 @@ DCOMM_API dcomm_status dcomm_feedback_save(const dcomm_feedback *fb, void *to, s
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void *from,
                                                          size_t bytes, dcomm_feedback **fb_p);
 
+/* Residuals that did not survive a change of the number of ranks. */
 typedef struct dcomm_feedback_loss {
     size_t missing;     /* states that were not given: their residuals are lost */
     double carried;     /* two-norm of the sum of all given residuals, including owners' */

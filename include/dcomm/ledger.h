@@ -12,6 +12,7 @@
 extern "C" {
 #endif
 
+/* Errors and bits, added up over encodings. */
 typedef struct dcomm_ledger {
     uint64_t count; /* elements compared */
     double nmse;    /* sum (y-x)^2 / sum x^2; 0: exact, or all x and y are 0 */

@@ -65,6 +65,7 @@ DCOMM_API dcomm_status dcomm_mem_share(dcomm_context *context, const void *ptr);
  * Errors: DCOMM_ERR_INVALID (no such memory; context is NULL, or has no share of it). */
 DCOMM_API dcomm_status dcomm_mem_unshare(dcomm_context *context, const void *ptr);
 
+/* An allocation of registered memory. */
 typedef struct dcomm_mem_info {
     void *base;        /* pointer from dcomm_mem_alloc or dcomm_mem_alloc_device */
     size_t bytes;      /* size of the allocation; may be more than was asked for */

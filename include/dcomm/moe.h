@@ -43,6 +43,7 @@ extern "C" {
 
 #define DCOMM_MOE_K_MAX 8 /* most experts of a token */
 
+/* The exchanges of one layer of experts. */
 typedef struct dcomm_moe dcomm_moe;
 
 /* For a token whose expert has no room. */
@@ -79,7 +80,7 @@ typedef struct dcomm_moe_opts {
 
     /* ---- the exchanges ---- */
 
-    int chunks;          /* (default: 1) */
+    int chunks;          /* parts of a step's tokens that travel apart (default: 1) */
     dcomm_moe_form form; /* (default: DCOMM_MOE_AUTO) */
     const char *algo;    /* all-to-all-v's algorithm: "linear", "pairwise", "bruck", "hier"; copied
                             (default: NULL, "auto": for each exchange the cheapest, by the bytes

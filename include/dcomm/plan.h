@@ -24,7 +24,7 @@ extern "C" {
 
 /* Memory that an operand lies in. */
 typedef enum dcomm_space {
-    DCOMM_SPACE_NONE = 0,
+    DCOMM_SPACE_NONE = 0,    /* no operand */
     DCOMM_SPACE_IN = 1,      /* the caller's input, read only */
     DCOMM_SPACE_OUT = 2,     /* the caller's output */
     DCOMM_SPACE_SCRATCH = 3, /* scratch_bytes, undefined at the start of each run */
@@ -48,15 +48,16 @@ typedef enum dcomm_expr_kind {
     DCOMM_EXPR_WORD = 3
 } dcomm_expr_kind;
 
+/* A number that may depend on loops: dcomm_expr_kind has the formulas. */
 typedef struct dcomm_expr {
-    uint8_t kind; /* dcomm_expr_kind */
-    int64_t add;
-    int64_t scale;
-    int64_t post[DCOMM_LOOP_DEPTH];
-    int64_t base;
-    int64_t coef[DCOMM_LOOP_DEPTH];
-    int64_t mod;
-    int64_t first; /* TABLE, WORD: where this expression's part begins */
+    uint8_t kind;                   /* dcomm_expr_kind */
+    int64_t add;                    /* added to all else */
+    int64_t scale;                  /* multiplies x, or what the table has there */
+    int64_t post[DCOMM_LOOP_DEPTH]; /* multiplies the loops' indices, outside x */
+    int64_t base;                   /* constant part of x */
+    int64_t coef[DCOMM_LOOP_DEPTH]; /* multiplies the loops' indices in x */
+    int64_t mod;                    /* x is taken modulo this; 0: as it is */
+    int64_t first;                  /* TABLE, WORD: where this expression's part begins */
 } dcomm_expr;
 
 /* `repeat` consecutive pieces of memory (0 means 1). Piece r begins at offset + r*stride and has
@@ -67,9 +68,9 @@ typedef struct dcomm_expr {
  * max_length is the static maximum: it sizes scratch, bounds what may be received, prices the
  * step. */
 typedef struct dcomm_operand {
-    uint8_t space; /* dcomm_space */
-    uint16_t slot; /* PEER: which of that rank's exposed slots */
-    uint32_t repeat;
+    uint8_t space;      /* dcomm_space */
+    uint16_t slot;      /* PEER: which of that rank's exposed slots */
+    uint32_t repeat;    /* number of pieces; 0 is taken as 1 */
     int64_t stride;     /* bytes from one piece to the next */
     dcomm_expr peer;    /* PEER: rank in the plan */
     dcomm_expr offset;  /* bytes */
@@ -140,6 +141,7 @@ typedef struct dcomm_operand {
     X(END, "end")                 \
     X(CALL, "call")
 
+/* DCOMM_STEP_SEND and so on: the kinds of DCOMM_STEP_TABLE. */
 typedef enum dcomm_step_kind {
 #define DCOMMI_STEP_ENUM(kind, name) DCOMM_STEP_##kind,
     DCOMM_STEP_TABLE(DCOMMI_STEP_ENUM)
@@ -152,30 +154,32 @@ typedef enum dcomm_step_kind {
 #define DCOMM_STEP_FORWARD 4u /* the next step sends or copies this one's dst */
 #define DCOMM_STEP_RESULT 8u  /* this rank does not read dst again */
 
+/* A step of a lane. */
 typedef struct dcomm_step {
-    uint8_t kind;    /* dcomm_step_kind */
-    uint8_t flags;   /* DCOMM_STEP_ASYNC | FINAL | FORWARD | RESULT */
-    uint16_t slot;   /* EXPOSE: slot; SIGNAL, WAIT: counter; CALL: first counter; ENCODE, RECODE:
-                        which encoding of these elements it is, from 0 */
-    uint16_t kernel; /* COMPUTE */
-    uint32_t src;    /* first source operand, an index into plan.operands */
-    uint32_t nsrc;   /* number of source operands, repeats not unfolded */
-    uint32_t body;   /* LOOP: steps between LOOP and END; END: the same number */
-    uint32_t sub;    /* CALL: index into plan.subs */
-    uint32_t group;  /* CALL: index into plan.table of the first of subs[sub]->nranks ranks */
-    int32_t word;    /* RECV, ENCODE, RECODE: the word that takes the length, -1 for none */
-    dcomm_operand dst;
-    dcomm_operand stage;
-    dcomm_expr peer;  /* rank in the plan; CALL: added to its first slot */
-    dcomm_expr tag;   /* in [0, plan.ntags); (source, destination, tag) is unique within a run */
+    uint8_t kind;      /* dcomm_step_kind */
+    uint8_t flags;     /* DCOMM_STEP_ASYNC | FINAL | FORWARD | RESULT */
+    uint16_t slot;     /* EXPOSE: slot; SIGNAL, WAIT: counter; CALL: first counter; ENCODE, RECODE:
+                          which encoding of these elements it is, from 0 */
+    uint16_t kernel;   /* COMPUTE: index into plan.kernels */
+    uint32_t src;      /* first source operand, an index into plan.operands */
+    uint32_t nsrc;     /* number of source operands, repeats not unfolded */
+    uint32_t body;     /* LOOP: steps between LOOP and END; END: the same number */
+    uint32_t sub;      /* CALL: index into plan.subs */
+    uint32_t group;    /* CALL: index into plan.table of the first of subs[sub]->nranks ranks */
+    int32_t word;      /* RECV, ENCODE, RECODE: the word that takes the length, -1 for none */
+    dcomm_operand dst; /* destination */
+    dcomm_operand stage; /* scratch of RECV_REDUCE and RECODE */
+    dcomm_expr peer;     /* rank in the plan; CALL: added to its first slot */
+    dcomm_expr tag;      /* in [0, plan.ntags); (source, destination, tag) is unique within a run */
     dcomm_expr value; /* SIGNAL, WAIT, LOOP; CALL: added to its first counter; RECV, ENCODE, RECODE:
                          added to `word` */
     dcomm_expr index; /* the codec's steps: number of the first element; CALL: added to those */
 } dcomm_step;
 
+/* A run of steps. */
 typedef struct dcomm_lane {
     uint32_t first; /* index into plan.steps */
-    uint32_t count;
+    uint32_t count; /* steps */
 } dcomm_lane;
 
 /* What a codec is told besides the bytes. */
@@ -191,7 +195,7 @@ typedef struct dcomm_codec_place {
  * `user` is what the run brings along - the key of its random numbers, its workspace, what it keeps
  * of errors - or else plan.codec_user. DCOMM_ERR_CORRUPT when the bytes to decode are malformed. */
 typedef struct dcomm_plan_codec {
-    const char *name;
+    const char *name; /* for people */
     dcomm_status (*encode)(void *user, const dcomm_codec_place *place, const void *src,
                            size_t src_len, void *dst, size_t dst_len, size_t *encoded);
     dcomm_status (*decode)(void *user, const dcomm_codec_place *place, const void *const *src,
@@ -202,10 +206,12 @@ typedef struct dcomm_plan_codec {
                            void *dst, size_t dst_len, size_t *encoded);
 } dcomm_plan_codec;
 
+/* Compute dst from nsrc sources, for COMPUTE; lengths in bytes. */
 typedef dcomm_status (*dcomm_plan_kernel)(void *user, void *dst, size_t dst_len,
                                           const void *const *src, const size_t *src_len,
                                           size_t nsrc);
 
+/* One rank's part of one operation. */
 typedef struct dcomm_plan dcomm_plan;
 
 /* The next stage: a pure function of the words of the stage before, of which it may only use such
@@ -216,23 +222,23 @@ typedef const dcomm_plan *(*dcomm_plan_next)(void *user, const uint64_t *words, 
                                              dcomm_status *status);
 
 struct dcomm_plan {
-    const char *name; /* algorithm, for people */
-    int32_t rank;
-    int32_t nranks;
-    uint32_t dtype; /* dcomm_dtype of all folds */
-    uint32_t op;    /* dcomm_op of all folds */
-    uint32_t nlanes, nsteps, noperands, ntable, nsubs, nkernels;
-    uint32_t nwords, ncounters, nslots;
-    uint32_t ntags; /* tags are in [0, ntags), those of called sub-plans included */
-    const dcomm_lane *lanes;
-    const dcomm_step *steps;
-    const dcomm_operand *operands;
-    const int64_t *table;
-    const dcomm_plan *const *subs;
-    const dcomm_plan_kernel *kernels;
-    void *kernel_user;
-    const dcomm_plan_codec *codec;
-    void *codec_user;
+    const char *name;                                            /* algorithm, for people */
+    int32_t rank;                                                /* whose part this is */
+    int32_t nranks;                                              /* ranks of the operation */
+    uint32_t dtype;                                              /* dcomm_dtype of all folds */
+    uint32_t op;                                                 /* dcomm_op of all folds */
+    uint32_t nlanes, nsteps, noperands, ntable, nsubs, nkernels; /* lengths of the arrays below */
+    uint32_t nwords, ncounters, nslots; /* words, counters and slots of a run */
+    uint32_t ntags;                /* tags are in [0, ntags), those of called sub-plans included */
+    const dcomm_lane *lanes;       /* [nlanes] */
+    const dcomm_step *steps;       /* [nsteps], lane by lane */
+    const dcomm_operand *operands; /* [noperands] sources of steps */
+    const int64_t *table;          /* [ntable] for expressions and the groups of calls */
+    const dcomm_plan *const *subs; /* [nsubs] plans that CALL runs */
+    const dcomm_plan_kernel *kernels; /* [nkernels] functions that COMPUTE calls */
+    void *kernel_user;                /* passed to kernels */
+    const dcomm_plan_codec *codec;    /* NULL: no step encodes or decodes */
+    void *codec_user;                 /* passed to the codec, unless the run brings its own */
     /* What the model takes the codec for, in 1/1024: a length known at run time of its maximum; the
      * time to encode, and to decode each source, of that to copy as many bytes; of that time, what
      * encodings take whose `slot` is not 0. 0: 1024. */
@@ -245,33 +251,34 @@ struct dcomm_plan {
      * ENCODE steps encode (partly), or known at run time only (coded_sparse). */
     int64_t recoded_first, recoded_count;
     int64_t in_bytes, out_bytes; /* how much of IN and OUT the plan may touch */
-    int64_t scratch_bytes;
-    dcomm_plan_next next; /* NULL: this is the last stage */
-    void (*release)(void *user, const dcomm_plan *plan);
-    void *next_user;
+    int64_t scratch_bytes;       /* size of SCRATCH */
+    dcomm_plan_next next;        /* NULL: this is the last stage */
+    void (*release)(void *user, const dcomm_plan *plan); /* takes back what next returned */
+    void *next_user;                                     /* passed to next and release */
 };
 
-/* What the checker holds a set of plans to. */
+/* Operations: of calls, and those that the checker holds a set of plans to. */
 typedef enum dcomm_coll {
-    DCOMM_COLL_ALLREDUCE = 0,
-    DCOMM_COLL_REDUCE_SCATTER = 1,
-    DCOMM_COLL_ALLGATHER = 2,
-    DCOMM_COLL_BROADCAST = 3,
-    DCOMM_COLL_REDUCE = 4,
-    DCOMM_COLL_GATHER = 5,
-    DCOMM_COLL_SCATTER = 6,
-    DCOMM_COLL_ALLTOALL = 7,
-    DCOMM_COLL_REDUCE_SCATTERV = 8,
-    DCOMM_COLL_ALLGATHERV = 9,
-    DCOMM_COLL_GATHERV = 10,
-    DCOMM_COLL_SCATTERV = 11,
-    DCOMM_COLL_ALLTOALLV = 12,
-    DCOMM_COLL_BARRIER = 13,
-    DCOMM_COLL_SEND = 14,
-    DCOMM_COLL_RECV = 15,
-    DCOMM_COLL_PLAN = 16, /* a plan of the caller's own */
-    DCOMM_COLL_COUNT = 17
+    DCOMM_COLL_ALLREDUCE = 0,       /* dcomm_allreduce */
+    DCOMM_COLL_REDUCE_SCATTER = 1,  /* dcomm_reduce_scatter */
+    DCOMM_COLL_ALLGATHER = 2,       /* dcomm_allgather */
+    DCOMM_COLL_BROADCAST = 3,       /* dcomm_broadcast */
+    DCOMM_COLL_REDUCE = 4,          /* dcomm_reduce */
+    DCOMM_COLL_GATHER = 5,          /* dcomm_gather */
+    DCOMM_COLL_SCATTER = 6,         /* dcomm_scatter */
+    DCOMM_COLL_ALLTOALL = 7,        /* dcomm_alltoall */
+    DCOMM_COLL_REDUCE_SCATTERV = 8, /* dcomm_reduce_scatterv */
+    DCOMM_COLL_ALLGATHERV = 9,      /* dcomm_allgatherv */
+    DCOMM_COLL_GATHERV = 10,        /* dcomm_gatherv */
+    DCOMM_COLL_SCATTERV = 11,       /* dcomm_scatterv */
+    DCOMM_COLL_ALLTOALLV = 12,      /* dcomm_alltoallv */
+    DCOMM_COLL_BARRIER = 13,        /* dcomm_barrier */
+    DCOMM_COLL_SEND = 14,           /* dcomm_send */
+    DCOMM_COLL_RECV = 15,           /* dcomm_recv */
+    DCOMM_COLL_PLAN = 16,           /* a plan of the caller's own */
+    DCOMM_COLL_COUNT = 17           /* number of operations */
 } dcomm_coll;
+/* Return the name of an operation ("all-reduce"); "?" for an unknown one. */
 DCOMM_API const char *dcomm_coll_name(dcomm_coll coll);
 
 /* What the set of plans should compute. For the v-collectives, counts and displacements are in
@@ -279,9 +286,9 @@ DCOMM_API const char *dcomm_coll_name(dcomm_coll coll);
 typedef struct dcomm_check_spec {
     dcomm_coll coll; /* DCOMM_COLL_PLAN: only safety (order, matching, deadlock), not the result */
     size_t count;    /* elements: the operation's own `count` argument */
-    dcomm_dtype dtype;
-    int root;
-    bool in_place;
+    dcomm_dtype dtype;    /* of the elements */
+    int root;             /* rank that sends or gets all, if the operation has one */
+    bool in_place;        /* input and output are the same buffer */
     bool rank_order;      /* folds must combine contributions in rank order */
     const size_t *counts; /* v: [nranks], all-to-all-v: [nranks][nranks], sent by row to column */
     const size_t *displs; /* v: [nranks] in the concatenated buffer; NULL: packed */

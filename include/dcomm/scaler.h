@@ -33,6 +33,7 @@
 extern "C" {
 #endif
 
+/* The loss scale of a set of buckets. */
 typedef struct dcomm_scaler dcomm_scaler;
 
 /* All zero means the defaults. Must be the same on every rank. Powers of two lose no bits. */
@@ -94,8 +95,9 @@ DCOMM_API double dcomm_scaler_scale(const dcomm_scaler *s);
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_scaler_step(dcomm_scaler *s,
                                                        dcomm_scaler_verdict *verdict);
 
+/* A scaler's state. */
 typedef struct dcomm_scaler_info {
-    double scale;
+    double scale;            /* of the next step */
     uint64_t good;           /* steps in a row that were not skipped, towards opts.interval */
     uint64_t steps, skipped; /* since creation, including those of a loaded state */
 } dcomm_scaler_info;

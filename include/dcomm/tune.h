@@ -49,10 +49,10 @@ typedef enum dcomm_link_kind {
     DCOMM_LINK_CACHE = 3,   /* on one NUMA node, with no cache in common */
     DCOMM_LINK_CORE = 4,    /* on different cores that share a cache */
     DCOMM_LINK_NEAR = 5,    /* they share all known levels */
-    DCOMM_LINK_COUNT = 6
+    DCOMM_LINK_COUNT = 6    /* number of kinds */
 } dcomm_link_kind;
 
-#define DCOMM_CURVE_POINTS 12
+#define DCOMM_CURVE_POINTS 12 /* most points of a curve */
 
 /* Picoseconds as a function of bytes: straight lines through n points, bytes ascending. Before the
  * first point it is ps[0]; after the last point the last slope goes on. n = 0: 0 everywhere. */
@@ -90,8 +90,8 @@ typedef struct dcomm_link {
 
 /* Measured times of all-reduces by one algorithm, on ranks of one host. */
 typedef struct dcomm_trial {
-    char algo[24]; /* "": none */
-    dcomm_curve took;
+    char algo[24];    /* "": none */
+    dcomm_curve took; /* the times */
 } dcomm_trial;
 
 #define DCOMM_TRIALS 12 /* most algorithms that are tried */
@@ -99,9 +99,9 @@ typedef struct dcomm_trial {
 /* All numbers: plain data, the same on all ranks of a communicator. All zero: everything is
  * free. */
 typedef struct dcomm_tuning {
-    dcomm_link link[DCOMM_LINK_COUNT];
-    dcomm_curve copy; /* within a rank's own memory */
-    dcomm_curve fold; /* each operand after the first, in the rank's own memory */
+    dcomm_link link[DCOMM_LINK_COUNT]; /* by dcomm_link_kind */
+    dcomm_curve copy;                  /* within a rank's own memory */
+    dcomm_curve fold;                  /* each operand after the first, in the rank's own memory */
     /* Device memory. 0, or n = 0: the model takes assumed numbers that nobody has measured.
      * device_stage_ps: additional time of a message, or of a read of a peer, through pinned memory.
      */
@@ -283,8 +283,8 @@ typedef struct dcomm_stats {
     uint64_t bytes_mapped;   /* payload bytes, received or read, that were used in place in a peer's
                                 registered memory or scratch */
     uint64_t bytes_straight; /* payload bytes that UCX has sent from device memory */
-    uint64_t unexpected_bytes_max; /* most bytes held for messages that came early */
-    uint64_t plans_built, plans_reused;
+    uint64_t unexpected_bytes_max;      /* most bytes held for messages that came early */
+    uint64_t plans_built, plans_reused; /* plans made, and taken from the cache */
     uint64_t codec_ns; /* nanoseconds in codecs: encoding, decoding, error feedback */
 } dcomm_stats;
 /* Copy the counters to *stats.
