@@ -492,6 +492,15 @@ static int again_with_an_option(int rank, int n, procs_shared *s, void *arg)
         opts.accumulate = DCOMM_F16;
         ranks_refused(dcomm_allreduce(comm, data, sum, 4, DCOMM_BF16, DCOMM_SUM, &opts),
                       DCOMM_ERR_UNSUPPORTED, "opts.accumulate");
+        dcomm_coll_opts lanes = {.algo = opts.algo, .lanes = -1};
+        ranks_refused(dcomm_allreduce(comm, data, sum, 4, DCOMM_BF16, DCOMM_SUM, &lanes),
+                      DCOMM_ERR_INVALID, "opts.lanes is -1");
+        dcomm_coll_opts late = {.algo = opts.algo, .timeout_s = -1};
+        ranks_refused(dcomm_allreduce(comm, data, sum, 4, DCOMM_BF16, DCOMM_SUM, &late),
+                      DCOMM_ERR_INVALID, "opts.timeout_s is -1");
+        ranks_refused(dcomm_allreduce(comm, data, sum, 4, DCOMM_BF16, (dcomm_op)(DCOMM_SUM - 1),
+                                      &(dcomm_coll_opts){.algo = opts.algo}),
+                      DCOMM_ERR_INVALID, "op is");
     }
     return ranks_leave(&comm);
 }
