@@ -2,8 +2,8 @@
  * every instruction set, and sum over ranks as their papers say. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function" /* tests take a part of the parts */
-#include "../../include/dcomm/impl/base/base_impl.h"
-#include "../../include/dcomm/impl/codec/api_codec.h"
+#include "dcomm/impl/base/base_impl.h"
+#include "dcomm/impl/codec/api_codec.h"
 
 #include "gradients.h"
 #include "make_codec.h"

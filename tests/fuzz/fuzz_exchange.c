@@ -2,9 +2,9 @@
  * elements in range and regions in order. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
-#include "../../include/dcomm/impl/base/base_impl.h"
-#include "../../include/dcomm/impl/codec/api_codec.h"
-#include "../../include/dcomm/impl/codec/exchange.h"
+#include "dcomm/impl/base/base_impl.h"
+#include "dcomm/impl/codec/api_codec.h"
+#include "dcomm/impl/codec/exchange.h"
 
 enum { MOST = 1 << 17, RANKS = 5 };
 

@@ -1,8 +1,8 @@
 /* test_fifo.c - the queue between two processes: nothing is lost, torn, reordered or taken for a
  * record that is none, whatever the lengths and whoever is faster. */
 #define _GNU_SOURCE
-#include "../../include/dcomm/impl/base/base_impl.h"
-#include "../../include/dcomm/impl/transport/local/fifo.h"
+#include "dcomm/impl/base/base_impl.h"
+#include "dcomm/impl/transport/local/fifo.h"
 
 #include <criterion/criterion.h>
 #include <sched.h>

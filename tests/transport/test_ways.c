@@ -1,9 +1,9 @@
 /* test_ways.c - which of two ways is taken follows from what they have lately taken, and a fill
  * copies every byte whichever way it goes. */
 #define _GNU_SOURCE
-#include "../../include/dcomm/impl/base/base_impl.h"
-#include "../../include/dcomm/impl/device/host.h"
-#include "../../include/dcomm/impl/transport/local/fill.h"
+#include "dcomm/impl/base/base_impl.h"
+#include "dcomm/impl/device/host.h"
+#include "dcomm/impl/transport/local/fill.h"
 
 #include <criterion/criterion.h>
 

@@ -3,8 +3,8 @@
 #ifndef TRANSPORT_NODE_H
 #define TRANSPORT_NODE_H
 
-#include "../../include/dcomm/impl/transport/local/local.h"
-#include "../../include/dcomm/impl/transport/ucx/ucx.h"
+#include "dcomm/impl/transport/local/local.h"
+#include "dcomm/impl/transport/ucx/ucx.h"
 #include "procs.h"
 
 #include <criterion/criterion.h>
