@@ -980,8 +980,8 @@ typedef enum dcomm_codec_format {
 
 /* A dense codec's format and options. */
 typedef struct dcomm_codec_layout {
-    dcomm_codec_format format;
-    size_t bucket;   /* elements that share a quantization step; 0: there are no steps */
+    dcomm_codec_format format; /* of the values */
+    size_t bucket;             /* elements that share a quantization step; 0: there are no steps */
     bool two_norm;   /* the step follows from the two-norm, not from the largest element */
     bool stochastic; /* rounding is stochastic, not to nearest */
     int nonfinite;   /* 0 fail, 1 zero, 2 pass */
@@ -1175,7 +1175,7 @@ typedef enum dcomm_step_kind {
 #define DCOMMI_STEP_ENUM(kind, name) DCOMM_STEP_##kind,
     DCOMM_STEP_TABLE(DCOMMI_STEP_ENUM)
 #undef DCOMMI_STEP_ENUM
-        DCOMM_STEP_KIND_COUNT
+        DCOMM_STEP_KIND_COUNT /* number of kinds */
 } dcomm_step_kind;
 
 #define DCOMM_STEP_ASYNC 1u   /* start, and let the lane go on; see FENCE */
@@ -2208,8 +2208,8 @@ extern "C" {
 
 /* An algorithm, as tools and docs show it. Texts are constant. */
 typedef struct dcomm_algo_info {
-    const char *name;
-    dcomm_coll coll;
+    const char *name;   /* as in dcomm_coll_opts.algo */
+    dcomm_coll coll;    /* the operation */
     bool rank_order;    /* can fold in rank order (deterministic) */
     const char *cost;   /* steps and bytes on the wire, for N ranks and S bytes */
     const char *source; /* paper or origin */
@@ -2255,9 +2255,9 @@ typedef enum dcomm_link_kind {
 /* Picoseconds as a function of bytes: straight lines through n points, bytes ascending. Before the
  * first point it is ps[0]; after the last point the last slope goes on. n = 0: 0 everywhere. */
 typedef struct dcomm_curve {
-    int64_t n;
-    int64_t bytes[DCOMM_CURVE_POINTS];
-    int64_t ps[DCOMM_CURVE_POINTS];
+    int64_t n;                         /* number of points */
+    int64_t bytes[DCOMM_CURVE_POINTS]; /* their bytes */
+    int64_t ps[DCOMM_CURVE_POINTS];    /* their picoseconds */
 } dcomm_curve;
 
 /* Costs between two ranks. */
@@ -2360,12 +2360,12 @@ DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nran
 
 /* One algorithm, as the choice sees it. */
 typedef struct dcomm_alternative {
-    const char *algo;
-    double seconds; /* the model's price; below 0: it has none */
-    bool chosen;    /* this one runs */
-    bool assumed;   /* the price uses numbers of devices that nobody has measured */
-    char why[192];  /* why this one does not run; "": it runs */
-    char note[96];  /* which levels of the topology it ignores, and why; "": none */
+    const char *algo; /* its name */
+    double seconds;   /* the model's price; below 0: it has none */
+    bool chosen;      /* this one runs */
+    bool assumed;     /* the price uses numbers of devices that nobody has measured */
+    char why[192];    /* why this one does not run; "": it runs */
+    char note[96];    /* which levels of the topology it ignores, and why; "": none */
 } dcomm_alternative;
 
 /* One path for bytes of device memory. A plan runs on any path: each pair of ranks takes the path
@@ -2376,7 +2376,7 @@ typedef struct dcomm_alternative {
  * between hosts, UCX sends from device memory and receives into it, where UCX has CUDA transports
  * on all ranks; within a host staged. */
 typedef struct dcomm_path {
-    const char *name;
+    const char *name; /* "staged", "direct" or "ucx" */
     const char *algo; /* the options' algorithm, or the choice for this path; NULL: none */
     double seconds;   /* the model's price; below 0: it has none */
     bool taken;       /* the choice relies on this path */
@@ -3101,10 +3101,10 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_route(dcomm_moe *m, size_t tokens
 /* A chunk's rows for the experts of this rank. Rows of expert experts[i] are first[i] to first[i +
  * 1] - 1: those of rank 0 first, in the order of its tokens, then rank 1's. */
 typedef struct dcomm_moe_batch {
-    void *rows; /* [nrows * hidden], the object's; the caller may overwrite them. NULL if nrows
-                   is 0 */
-    size_t nrows;
-    size_t nexperts;     /* of this rank */
+    void *rows;      /* [nrows * hidden], the object's; the caller may overwrite them. NULL if nrows
+                        is 0 */
+    size_t nrows;    /* rows */
+    size_t nexperts; /* of this rank */
     const int *experts;  /* [nexperts] their numbers, ascending */
     const size_t *first; /* [nexperts + 1] */
 } dcomm_moe_batch;

@@ -310,8 +310,8 @@ typedef enum dcomm_codec_format {
 
 /* A dense codec's format and options. */
 typedef struct dcomm_codec_layout {
-    dcomm_codec_format format;
-    size_t bucket;   /* elements that share a quantization step; 0: there are no steps */
+    dcomm_codec_format format; /* of the values */
+    size_t bucket;             /* elements that share a quantization step; 0: there are no steps */
     bool two_norm;   /* the step follows from the two-norm, not from the largest element */
     bool stochastic; /* rounding is stochastic, not to nearest */
     int nonfinite;   /* 0 fail, 1 zero, 2 pass */

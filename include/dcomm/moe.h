@@ -129,10 +129,10 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_route(dcomm_moe *m, size_t tokens
 /* A chunk's rows for the experts of this rank. Rows of expert experts[i] are first[i] to first[i +
  * 1] - 1: those of rank 0 first, in the order of its tokens, then rank 1's. */
 typedef struct dcomm_moe_batch {
-    void *rows; /* [nrows * hidden], the object's; the caller may overwrite them. NULL if nrows
-                   is 0 */
-    size_t nrows;
-    size_t nexperts;     /* of this rank */
+    void *rows;      /* [nrows * hidden], the object's; the caller may overwrite them. NULL if nrows
+                        is 0 */
+    size_t nrows;    /* rows */
+    size_t nexperts; /* of this rank */
     const int *experts;  /* [nexperts] their numbers, ascending */
     const size_t *first; /* [nexperts + 1] */
 } dcomm_moe_batch;

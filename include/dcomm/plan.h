@@ -146,7 +146,7 @@ typedef enum dcomm_step_kind {
 #define DCOMMI_STEP_ENUM(kind, name) DCOMM_STEP_##kind,
     DCOMM_STEP_TABLE(DCOMMI_STEP_ENUM)
 #undef DCOMMI_STEP_ENUM
-        DCOMM_STEP_KIND_COUNT
+        DCOMM_STEP_KIND_COUNT /* number of kinds */
 } dcomm_step_kind;
 
 #define DCOMM_STEP_ASYNC 1u   /* start, and let the lane go on; see FENCE */

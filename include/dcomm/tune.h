@@ -10,8 +10,8 @@ extern "C" {
 
 /* An algorithm, as tools and docs show it. Texts are constant. */
 typedef struct dcomm_algo_info {
-    const char *name;
-    dcomm_coll coll;
+    const char *name;   /* as in dcomm_coll_opts.algo */
+    dcomm_coll coll;    /* the operation */
     bool rank_order;    /* can fold in rank order (deterministic) */
     const char *cost;   /* steps and bytes on the wire, for N ranks and S bytes */
     const char *source; /* paper or origin */
@@ -57,9 +57,9 @@ typedef enum dcomm_link_kind {
 /* Picoseconds as a function of bytes: straight lines through n points, bytes ascending. Before the
  * first point it is ps[0]; after the last point the last slope goes on. n = 0: 0 everywhere. */
 typedef struct dcomm_curve {
-    int64_t n;
-    int64_t bytes[DCOMM_CURVE_POINTS];
-    int64_t ps[DCOMM_CURVE_POINTS];
+    int64_t n;                         /* number of points */
+    int64_t bytes[DCOMM_CURVE_POINTS]; /* their bytes */
+    int64_t ps[DCOMM_CURVE_POINTS];    /* their picoseconds */
 } dcomm_curve;
 
 /* Costs between two ranks. */
@@ -162,12 +162,12 @@ DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nran
 
 /* One algorithm, as the choice sees it. */
 typedef struct dcomm_alternative {
-    const char *algo;
-    double seconds; /* the model's price; below 0: it has none */
-    bool chosen;    /* this one runs */
-    bool assumed;   /* the price uses numbers of devices that nobody has measured */
-    char why[192];  /* why this one does not run; "": it runs */
-    char note[96];  /* which levels of the topology it ignores, and why; "": none */
+    const char *algo; /* its name */
+    double seconds;   /* the model's price; below 0: it has none */
+    bool chosen;      /* this one runs */
+    bool assumed;     /* the price uses numbers of devices that nobody has measured */
+    char why[192];    /* why this one does not run; "": it runs */
+    char note[96];    /* which levels of the topology it ignores, and why; "": none */
 } dcomm_alternative;
 
 /* One path for bytes of device memory. A plan runs on any path: each pair of ranks takes the path
@@ -178,7 +178,7 @@ typedef struct dcomm_alternative {
  * between hosts, UCX sends from device memory and receives into it, where UCX has CUDA transports
  * on all ranks; within a host staged. */
 typedef struct dcomm_path {
-    const char *name;
+    const char *name; /* "staged", "direct" or "ucx" */
     const char *algo; /* the options' algorithm, or the choice for this path; NULL: none */
     double seconds;   /* the model's price; below 0: it has none */
     bool taken;       /* the choice relies on this path */
