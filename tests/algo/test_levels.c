@@ -243,7 +243,7 @@ static int level_of(const dcommi_groups *g, const dcommi_sim_actor *a, const dco
 static int64_t chunk_of(const dcommi_sim_actor *a, uint32_t lane)
 {
     const dcommi_sim_lane *l = &a->root->lanes[lane];
-    return l->depth > 0 ? lane % 2 + 2 * l->index[0] : -1;
+    return l->cursor.at.depth > 0 ? lane % 2 + 2 * l->cursor.at.index[0] : -1;
 }
 
 static dcomm_status plan_get(void *user, int rank, const dcomm_plan **plan_p)
@@ -265,14 +265,14 @@ static bool overlap_of(const dcommi_groups *g, const dcommi_sim_actor *a)
     for (uint32_t i = 0; i < a->plan->nlanes; i++) {
         const dcommi_sim_lane *far = &a->root->lanes[i];
         bool calls = far->state == DCOMMI_SIM_CALLING;
-        if (calls ? level_of(g, a, &far->steps[far->pc - 1]) > 0
+        if (calls ? level_of(g, a, &far->cursor.steps[far->cursor.at.pc - 1]) > 0
                   : far->state != DCOMMI_SIM_FENCED || far->pending == 0) {
             continue;
         }
         for (uint32_t k = 0; k < a->plan->nlanes; k++) {
             const dcommi_sim_lane *near = &a->root->lanes[k];
             if (near->state == DCOMMI_SIM_CALLING &&
-                level_of(g, a, &near->steps[near->pc - 1]) > 0 &&
+                level_of(g, a, &near->cursor.steps[near->cursor.at.pc - 1]) > 0 &&
                 (!calls || chunk_of(a, k) != chunk_of(a, i))) {
                 return true;
             }

@@ -196,6 +196,7 @@ static inline dcomm_status dcommi_cursor_piece(const dcommi_cursor *c, const dco
                                                uint32_t r, dcommi_interval *x)
 {
     int64_t at, len, room = 0;
+    *x = (dcommi_interval){0, 0};
     DCOMMI_TRY(dcommi_cursor_value(c, &o->offset, &at));
     DCOMMI_TRY(dcommi_cursor_eval(c, &o->length, r, &len));
     if (r > 0 && (__builtin_mul_overflow((int64_t)r, o->stride, &room) ||
@@ -281,6 +282,7 @@ static inline dcomm_status dcommi_cursor_targets(const dcommi_cursor *c, const d
 {
     const dcomm_plan *plan = c->scope->plan;
     int64_t peer;
+    *t = (dcommi_targets){0, -1, -1};
     DCOMMI_TRY(dcommi_cursor_value(c, &step->peer, &peer));
     if (peer == DCOMM_ALL_PEERS) {
         *t = (dcommi_targets){0, plan->nranks - 1, plan->rank};
