@@ -17780,7 +17780,7 @@ static int64_t dcommi_sim_length(dcommi_sim *s, const dcommi_sim_lane *lane, con
     if (o->offset.kind == DCOMM_EXPR_WORD) { /* no clip cuts what may lie anywhere */
         return dcommi_min64(dcommi_max64(dcommi_sim_value(s, lane, &o->length), 0), o->max_length);
     }
-    dcommi_interval x = {0, 0};
+    dcommi_interval x;
     return dcommi_sim_good(s, dcommi_cursor_piece(&lane->cursor, o, r, &x)) ? x.length : 0;
 }
 static inline bool dcommi_sim_open_space(const dcommi_sim_frame *f, uint8_t space)
@@ -18157,7 +18157,7 @@ static int64_t dcommi_sim_expose(dcommi_sim *s, const dcommi_sim_lane *lane, con
 static int64_t dcommi_sim_tell(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
     const dcommi_sim_frame *f = lane->frame;
-    dcommi_targets to = {0, -1, -1};
+    dcommi_targets to;
     if (!dcommi_sim_good(s, dcommi_cursor_targets(&lane->cursor, step, &to))) {
         return DCOMMI_SIM_STOP;
     }
@@ -33502,7 +33502,7 @@ static uint8_t *dcommi_lane_piece(const dcommi_lane *lane, const dcomm_operand *
     const bool words = o->space == DCOMM_SPACE_WORDS, own = o->space <= DCOMM_SPACE_SCRATCH;
     uint8_t *base = words ? (uint8_t *)frame->words : own ? frame->space[o->space] : NULL;
     int64_t room = words ? (int64_t)frame->scope.plan->nwords * 8 : 0;
-    dcommi_interval x = {0, 0};
+    dcommi_interval x;
     if (DCOMMI_UNLIKELY(dcommi_cursor_piece(&lane->cursor, o, r, &x) < 0)) {
         return NULL;
     }
@@ -35256,7 +35256,7 @@ static enum dcommi_outcome dcommi_lane_pieces(dcommi_lane *lane, const dcomm_ste
                 }
                 continue;
             }
-            dcommi_interval x = {0, 0};
+            dcommi_interval x;
             int rank;
             if (dcommi_cursor_piece(&lane->cursor, o, r, &x) < 0 ||
                 dcommi_cursor_owner(&lane->cursor, first, r, &rank) < 0) {
@@ -35381,7 +35381,7 @@ static enum dcommi_outcome dcommi_step_tell(dcommi_lane *lane, const dcomm_step 
     const dcommi_frame *frame = lane->frame;
     const dcommi_scope *scope = &frame->scope;
     dcommi_run *run = frame->run;
-    dcommi_targets to = {0, -1, -1};
+    dcommi_targets to;
     int64_t value = 0;
     dcommi_header header = dcommi_header_of(run, DCOMMI_MSG_SIGNAL, 0);
     if (dcommi_cursor_targets(&lane->cursor, step, &to) < 0) {
@@ -38747,7 +38747,7 @@ static bool dcommi_scribe_operand(const dcommi_scribe *s, const dcomm_operand *o
     const int64_t limit[] = {[DCOMM_SPACE_IN] = s->plan->in_bytes,
                              [DCOMM_SPACE_OUT] = s->plan->out_bytes,
                              [DCOMM_SPACE_SCRATCH] = s->plan->scratch_bytes};
-    dcommi_interval x = {0, 0};
+    dcommi_interval x;
     if (o->space < DCOMM_SPACE_IN || o->space > DCOMM_SPACE_SCRATCH ||
         dcommi_cursor_piece(&s->cursor, o, r, &x) < 0 || x.offset < 0 ||
         x.offset > limit[o->space] - x.length || /* without bytes, too: it becomes an address */
@@ -38855,7 +38855,7 @@ static bool dcommi_scribe_sources(dcommi_scribe *s, const dcomm_step *step, dcom
 }
 static bool dcommi_scribe_tell(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_step *step)
 {
-    dcommi_targets to = {0, -1, -1};
+    dcommi_targets to;
     int64_t value;
     if (dcommi_cursor_targets(&s->cursor, step, &to) < 0 ||
         dcommi_cursor_value(&s->cursor, &step->value, &value) < 0) {
@@ -54027,7 +54027,7 @@ static bool dcommi_check_piece(dcommi_check *c, dcommi_check_op *op, const dcomm
 {
     const dcommi_check_frame *f = op->lane->frame;
     int64_t room, start;
-    dcommi_interval bytes = {0, 0};
+    dcommi_interval bytes;
     if (--c->budget < 0) {
         return dcommi_check_refuse(c, op, "too many steps to check");
     }
@@ -54613,7 +54613,7 @@ static bool dcommi_check_post(dcommi_check *c, dcommi_check_op *op)
 static bool dcommi_check_targets(dcommi_check *c, dcommi_check_op *op, uint64_t *mask)
 {
     const dcommi_scope *scope = &op->lane->frame->scope;
-    dcommi_targets to = {0, -1, -1};
+    dcommi_targets to;
     *mask = 0;
     if (!dcommi_check_walked(c, op, dcommi_cursor_targets(&op->cursor, op->step, &to))) {
         return false;

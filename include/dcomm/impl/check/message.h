@@ -134,7 +134,7 @@ static bool dcommi_check_post(dcommi_check *c, dcommi_check_op *op)
 static bool dcommi_check_targets(dcommi_check *c, dcommi_check_op *op, uint64_t *mask)
 {
     const dcommi_scope *scope = &op->lane->frame->scope;
-    dcommi_targets to = {0, -1, -1};
+    dcommi_targets to;
     *mask = 0;
     if (!dcommi_check_walked(c, op, dcommi_cursor_targets(&op->cursor, op->step, &to))) {
         return false;

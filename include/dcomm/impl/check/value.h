@@ -163,7 +163,7 @@ static bool dcommi_check_piece(dcommi_check *c, dcommi_check_op *op, const dcomm
 {
     const dcommi_check_frame *f = op->lane->frame;
     int64_t room, start;
-    dcommi_interval bytes = {0, 0};
+    dcommi_interval bytes;
     if (--c->budget < 0) {
         return dcommi_check_refuse(c, op, "too many steps to check");
     }

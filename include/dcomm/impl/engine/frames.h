@@ -45,7 +45,7 @@ static uint8_t *dcommi_lane_piece(const dcommi_lane *lane, const dcomm_operand *
     const bool words = o->space == DCOMM_SPACE_WORDS, own = o->space <= DCOMM_SPACE_SCRATCH;
     uint8_t *base = words ? (uint8_t *)frame->words : own ? frame->space[o->space] : NULL;
     int64_t room = words ? (int64_t)frame->scope.plan->nwords * 8 : 0;
-    dcommi_interval x = {0, 0};
+    dcommi_interval x;
     if (DCOMMI_UNLIKELY(dcommi_cursor_piece(&lane->cursor, o, r, &x) < 0)) {
         return NULL;
     }

@@ -170,7 +170,7 @@ static enum dcommi_outcome dcommi_lane_pieces(dcommi_lane *lane, const dcomm_ste
                 }
                 continue;
             }
-            dcommi_interval x = {0, 0};
+            dcommi_interval x;
             int rank;
             if (dcommi_cursor_piece(&lane->cursor, o, r, &x) < 0 ||
                 dcommi_cursor_owner(&lane->cursor, first, r, &rank) < 0) {
@@ -298,7 +298,7 @@ static enum dcommi_outcome dcommi_step_tell(dcommi_lane *lane, const dcomm_step 
     const dcommi_frame *frame = lane->frame;
     const dcommi_scope *scope = &frame->scope;
     dcommi_run *run = frame->run;
-    dcommi_targets to = {0, -1, -1};
+    dcommi_targets to;
     int64_t value = 0;
     dcommi_header header = dcommi_header_of(run, DCOMMI_MSG_SIGNAL, 0);
     if (dcommi_cursor_targets(&lane->cursor, step, &to) < 0) {

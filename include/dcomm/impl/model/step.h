@@ -33,7 +33,7 @@ static int64_t dcommi_sim_length(dcommi_sim *s, const dcommi_sim_lane *lane, con
     if (o->offset.kind == DCOMM_EXPR_WORD) { /* no clip cuts what may lie anywhere */
         return dcommi_min64(dcommi_max64(dcommi_sim_value(s, lane, &o->length), 0), o->max_length);
     }
-    dcommi_interval x = {0, 0};
+    dcommi_interval x;
     return dcommi_sim_good(s, dcommi_cursor_piece(&lane->cursor, o, r, &x)) ? x.length : 0;
 }
 
@@ -434,7 +434,7 @@ static int64_t dcommi_sim_expose(dcommi_sim *s, const dcommi_sim_lane *lane, con
 static int64_t dcommi_sim_tell(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
     const dcommi_sim_frame *f = lane->frame;
-    dcommi_targets to = {0, -1, -1};
+    dcommi_targets to;
     if (!dcommi_sim_good(s, dcommi_cursor_targets(&lane->cursor, step, &to))) {
         return DCOMMI_SIM_STOP;
     }

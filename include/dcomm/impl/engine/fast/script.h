@@ -74,7 +74,7 @@ static bool dcommi_scribe_operand(const dcommi_scribe *s, const dcomm_operand *o
     const int64_t limit[] = {[DCOMM_SPACE_IN] = s->plan->in_bytes,
                              [DCOMM_SPACE_OUT] = s->plan->out_bytes,
                              [DCOMM_SPACE_SCRATCH] = s->plan->scratch_bytes};
-    dcommi_interval x = {0, 0};
+    dcommi_interval x;
     if (o->space < DCOMM_SPACE_IN || o->space > DCOMM_SPACE_SCRATCH ||
         dcommi_cursor_piece(&s->cursor, o, r, &x) < 0 || x.offset < 0 ||
         x.offset > limit[o->space] - x.length || /* without bytes, too: it becomes an address */
@@ -190,7 +190,7 @@ static bool dcommi_scribe_sources(dcommi_scribe *s, const dcomm_step *step, dcom
 
 static bool dcommi_scribe_tell(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_step *step)
 {
-    dcommi_targets to = {0, -1, -1};
+    dcommi_targets to;
     int64_t value;
     if (dcommi_cursor_targets(&s->cursor, step, &to) < 0 ||
         dcommi_cursor_value(&s->cursor, &step->value, &value) < 0) {
