@@ -2,18 +2,32 @@
  * functions. tests/tools/test_docs.sh compiles each fragment as the body of a function behind it. */
 #include "dcomm.h"
 #include <stdio.h>
+#include <stdlib.h>
 
 #define LAYERS 4
 
 extern dcomm_comm *comm;
-extern int steps, step, rank, l;
-extern size_t count, n, bytes, tokens;
+extern dcomm_request *requests[2];
+extern int steps, step, rank, size, lost, l;
+extern size_t count, n, bytes, room, tokens, *counts, *recvcounts, *displs, *lengths;
 extern float *gradient, *x, *y, *dx, *dy, *out, *din, *weights, *dweights, *residual;
+extern double *exact;
 extern int32_t *experts;
-extern void *gradient_on_device, *stream, *wire;
+extern int64_t *order;
+extern uint32_t *index_of_kept;
+extern void *gradient_on_device, *stream, *wire, *work;
+extern const void *const *wires;
 extern dcomm_cuda_report *report;
+extern dcomm_cuda_ledger *sums;
+extern dcomm_cuda_clip *clip;
+extern dcomm_cuda_sight *sight;
 extern dcomm_buckets *b;
+extern dcomm_scaler *s;
+extern dcomm_moe *m;
 extern dcomm_codec *codec;
+extern dcomm_feedback *fb;
+extern dcomm_builder *p;
+extern dcomm_plan *sub;
 
 void forward(void);
 void backward(int layer, ...);
@@ -25,6 +39,11 @@ void router(float *x, size_t tokens, int32_t *experts, float *weights);
 void run_experts(const dcomm_moe_batch *in, float *out);
 void run_experts_backward(const dcomm_moe_batch *in, const dcomm_moe_batch *back, float *din);
 void loss(float *y, float *dy);
+void merge(const void *in, void *inout, size_t count, dcomm_dtype dtype, void *user);
+void *take(size_t alignment, size_t bytes, void *user);
+void give(void *p, void *user);
+void say(int level, const char *message, void *user);
+int gather_by_files(const void *mine, size_t bytes, void *all, void *user);
 
 #ifdef MPI_VERSION
 extern MPI_Comm mpi_comm;

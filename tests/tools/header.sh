@@ -281,8 +281,11 @@ four_files() {
 installed() {
     DESTDIR=$scratch/root meson install -C "$build" --no-rebuild --quiet || return 1
     (cd "$scratch/root" && find . -type f | sort) | tee "$scratch/files"
-    [ "$(sed 's|.*/||' "$scratch/files" | grep -v '^dcomm-' | sort | tr '\n' ' ')" = \
+    [ "$(grep -v '/share/\(man\|doc\)/' "$scratch/files" | sed 's|.*/||' | grep -v '^dcomm-' | sort | tr '\n' ' ')" = \
         "LICENSE dcomm.h dcomm.pc dcomm_nccl.h " ] || return 1
+    for page in share/man/man3/dcomm.3 share/man/man1/dcomm-run.1 share/doc/dcomm/index.html; do
+        grep -q "/$page$" "$scratch/files" || { echo "no $page"; return 1; }
+    done
     for tool in codec crossover moe overlap perf plan run topo; do
         [ -x "$(find "$scratch/root" -path "*/bin/dcomm-$tool")" ] || { echo "no dcomm-$tool"; return 1; }
     done
