@@ -88,13 +88,14 @@ def undocumented(reference):
     called = {s.name for p in reference.pages if p.kind == "function" and p.example for s in p.symbols}
     faults += [f"include/dcomm/{p.header.name}: no example calls {p.name}: add one to docs/snippets.md"
                for p in reference.pages if p.kind == "function" and p.name not in called]
+    variables = rest.known_variables()
     names = {name for row in reference.variables for name in row.names if any(row.cells)}
     faults += [f"docs/environment.md: no row for the environment variable {name}"
-               for name in rest.known_variables() if name not in names]
+               for name in variables if name not in names]
     names = {name for row in reference.macros for name in row.names if any(row.cells)}
     faults += [f"docs/cheatsheet.md: no row for the macro {name}"
                for name in rest.known_macros(defined) if name not in names]
-    known = defined | set(rest.known_variables()) | names
+    known = defined.union(variables, names)
     known.update(name for h in reference.headers for s in h.symbols for m in s.members for name in m.names)
     faults += [f"{page}: there is no {name}" for page in ("docs/cheatsheet.md", "docs/snippets.md")
                for name in sorted(set(re.findall(r"\b(?:dcomm|DCOMM)_\w+", reader.read(page))) - known)]

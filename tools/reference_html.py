@@ -25,7 +25,9 @@ nav.side { flex: 0 0 20rem; padding: 1rem 1rem 2rem 1.5rem; font-size: 14px; pos
   max-height: 100vh; overflow: auto; border-right: 1px solid var(--line) }
 nav.side a { display: block; padding: .08rem 0; overflow-wrap: anywhere }
 nav.side b { display: block; margin-top: .9rem; color: var(--soft) }
-main { flex: 1; min-width: 0; padding: .5rem 2rem 6rem } p, li, dd { max-width: 46rem }
+main { flex: 1; min-width: 0; padding: .5rem 2rem 6rem } p, li { max-width: 46rem }
+p.many { max-width: none; column-width: 19rem; font-size: 14px; overflow-wrap: anywhere }
+p.many a { display: block }
 h1 { font-size: 1.7rem }
 h2 { margin: 2.5rem 0 .5rem; padding-bottom: .2rem; border-bottom: 1px solid var(--line) }
 h3 { margin: 2rem 0 .4rem; font: 600 1.1rem ui-monospace, monospace; overflow-wrap: anywhere }
@@ -182,22 +184,36 @@ class Writer:
             out += self.example(page)
         return out
 
+    def constants(self, page):
+        """A row of macros or constants."""
+        lines = "<br>".join(f"<span id={s.name}>{self.link(s.text, [s.name])}</span>" for s in page.symbols)
+        return [f"<tr><td>{lines}</td><td>{self.inline(page.comment[0][1])}</td></tr>"]
+
     def header(self, out, header):
         """A header's page."""
         comments = {s.title: s.comment for s in header.sections}
         said = header.comment[0][1]
         body = [f"<h1>{header.name}</h1>", f"<p>{self.inline(said[:1].upper() + said[1:])}</p>"]
         body += self.prose(header.comment[1:])
-        side, section, called = [], "", False
+        side, section, called, table = [], "", False, False
         for page in header.pages:
+            constant = page.kind in ("macro", "constant") and len(page.comment) == 1
+            if table and (not constant or page.section != section):
+                body.append("</table>")
+                table = False
             if page.section != section:
                 section = page.section
                 body.append(f"<h2>{self.inline(section[:1].upper() + section[1:])}</h2>")
                 body += self.prose(comments[section])
                 side.append(f"<b>{html.escape(section)}</b>")
-            body += self.symbol(page)
+            if constant:
+                body += ["<table>"] * (not table) + self.constants(page)
+                table = True
+            else:
+                body += self.symbol(page)
             side += [f'<a href="#{s.name}">{s.name}</a>' for s in page.symbols]
             called = called or any(s.returns == "dcomm_status" for s in page.symbols)
+        body += ["</table>"] * table
         if called:
             body.insert(2, f"<p>{self.link(STATUS)}</p>")
         self.save(out, header.name[:-2] + ".html", f"{header.name} - dcomm", body, side)
@@ -220,7 +236,12 @@ class Writer:
         entries = [(s.name, p) for p in r.pages for s in p.symbols if p.kind not in ("macro", "constant")]
         for name, page in sorted(entries, key=lambda e: e[0].lower()):
             body.append(f"<tr><td>{self.link(name)}</td><td>{self.inline(page.brief, [name])}</td></tr>")
-        body += ["</table>", "<h2 id=old>Old names</h2>", "<p>Inline functions of this version, unless "
+        constants = [s.name for p in r.pages for s in p.symbols if p.kind in ("macro", "constant")]
+        constants += [name for p in r.pages for s in p.symbols if s.kind == "enum"
+                      for m in s.members for name in m.names]
+        body += ["</table>", "<h2 id=constants>All constants</h2>", "<p class=many>"]
+        body += [f"{self.link(name)}" for name in sorted(constants)]
+        body += ["</p>", "<h2 id=old>Old names</h2>", "<p>Inline functions of this version, unless "
                  "<code>DCOMM_NO_OLD_NAMES</code> is defined.</p>", "<table class=list>"]
         body += [f"<tr><td>{old}</td><td>{self.link(new)}</td></tr>" for old, new in r.old_names]
         self.save(out, "index.html", "dcomm", body + ["</table>"])

@@ -93,8 +93,9 @@ def title(name, number, version):
 
 
 def named(names, brief):
-    brief = re.sub(r"\s+", " ", brief)
-    return [".SH NAME", escape(", ".join(names)) + " \\- " + escape(brief[:1].lower() + brief[1:])]
+    if re.match(r"[A-Z][a-z]", brief):
+        brief = brief[0].lower() + brief[1:]
+    return [".SH NAME", escape(", ".join(names)) + " \\- " + escape(" ".join(brief.split()))]
 
 
 def symbol_page(reference, page):
@@ -130,7 +131,8 @@ def overview(reference, header):
     out = title(header_page(header), 3, reference.version)
     out += named([header_page(header)], sentence(header.comment))
     out += [".SH SYNOPSIS"] + verbatim(['#include "dcomm.h"'])
-    out += [".SH DESCRIPTION"] + prose(header.comment)
+    said = header.comment[0][1]
+    out += [".SH DESCRIPTION", filled(said[:1].upper() + said[1:])] + prose(header.comment[1:])
     comments = {s.title: s.comment for s in header.sections}
     section = None
     for page in header.pages:
@@ -140,8 +142,9 @@ def overview(reference, header):
         if page.kind in ("macro", "constant"):
             for symbol in page.symbols:
                 out += [".TP" if symbol is page.symbols[0] else ".TQ"]
-                out += ["\\fB" + escape(symbol.text[:90]) + "\\fR"]
-            out += [filled(plain(page.comment)) or "\\&"]
+                out += ["\\fB" + escape(symbol.text) + "\\fR"]
+            out += [filled(page.comment[0][1])]
+            out += [".RS"] + prose(page.comment[1:]) + [".RE"] if page.comment[1:] else []
         else:
             names = [s.name for s in page.symbols]
             out += [".TP", "\\fB" + escape(", ".join(names)) + "\\fR", filled(page.brief) or "\\&"]

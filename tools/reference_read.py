@@ -66,7 +66,9 @@ def blocks(lines):
         elif kind == "list" and indent == 2:
             found[-1][1][-1] += " " + line.strip()
         elif indent >= 2:
-            if kind != "code":
+            if kind is None and found and found[-1][0] == "code":
+                found[-1][1].append("")
+            elif kind != "code":
                 found.append(("code", []))
             found[-1][1].append(line)
             kind = "code"
@@ -299,6 +301,7 @@ def read_header(name):
                 macros[m.group(1)] = m.group(3)
                 value = bare(m.group(3).replace("\\\n", "\n"))
                 known = m.group(1) in by_name
+                value = value if len(value) < 60 else "..."  # a table
                 symbol = add("macro", m.group(1), f"#define {m.group(1)}{m.group(2) or ''} {value}".strip())
                 if said and not known:
                     symbol.comment, symbol.lead = blocks(comment_lines(said.group())), symbol

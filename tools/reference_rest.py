@@ -18,7 +18,7 @@ LITERAL = r'"(?:\\.|[^"\\])*"'
 
 def paths(pattern):
     """Files of the project, in order."""
-    return [os.path.relpath(p, ROOT) for p in sorted(glob.glob(os.path.join(ROOT, pattern)))]
+    return [os.path.relpath(p, ROOT) for p in sorted(glob.glob(os.path.join(ROOT, pattern), recursive=True))]
 
 
 # ---- tools ----
@@ -137,7 +137,7 @@ def read_variables():
 def known_variables():
     """The environment variables that the library reads or knows the names of."""
     names = set(re.findall(r'\.name = "(DCOMM_\w+)"', read("include/dcomm/impl/base/environment.h")))
-    for path in paths("include/dcomm/impl/**/*.h") + paths("include/dcomm/impl/*/*.h") + paths("nccl/*.[ch]"):
+    for path in paths("include/dcomm/impl/**/*.h") + paths("nccl/**/*.[ch]"):
         names.update(re.findall(r'\b(?:getenv|dcommi_env\w*)\("(DCOMM_\w+)"', read(path)))
     return sorted(names)
 
@@ -150,7 +150,7 @@ def read_macros():
 def known_macros(defined):
     """The macros that the headers ask for, without those that they define themselves."""
     asked = set()
-    for path in paths("include/dcomm/*.h") + paths("include/dcomm/impl/*/*.h"):
+    for path in paths("include/dcomm/**/*.h"):
         for line in re.findall(r"^#\s*(?:if|ifdef|ifndef|elif)\b(.*)", read(path), re.M):
             asked.update(re.findall(r"\bDCOMM_[A-Z_]+\b", line))
     return sorted(name for name in asked if not name.endswith("_H") and name not in defined)
