@@ -15,6 +15,7 @@ import os
 import re
 import sys
 
+sys.dont_write_bytecode = True  # `meson install` may run this as another user
 import reference_html
 import reference_man
 import reference_read as reader
@@ -22,7 +23,7 @@ import reference_rest as rest
 
 
 class Page:
-    """What one comment describes: a function, functions that are described together, or a type."""
+    """A function, functions that one comment describes, or a type."""
 
     def __init__(self, header, symbols):
         self.header = header

@@ -162,7 +162,7 @@ class Writer:
     # ---- pages ----
 
     def symbol(self, page):
-        """What one comment describes."""
+        """The entry of a function or a type."""
         own = [s.name for s in page.symbols]
         variables = sorted({p.name for s in page.symbols for p in s.parameters
                             if len(p.name) > 1 or "*" in p.type})

@@ -64,7 +64,7 @@ def synopsis(text):
 
 
 def declaration(symbol):
-    """What a program sees of a symbol."""
+    """Return the lines that declare a symbol."""
     if symbol.kind in ("struct", "enum"):
         return [f"typedef {symbol.kind} {symbol.name} {symbol.name};"]
     if symbol.kind in ("macro", "constant"):
@@ -202,7 +202,7 @@ def environment_page(reference):
 
 
 def brief(tool):
-    """What a tool does, as README's table says it or its help begins."""
+    """Return a tool's purpose, as README's table has it or its help begins."""
     row = re.search(r"^\| `[^`|]*\b%s(?![\w-])[^`|]*` \| (.*?) (?:\(\[.*\) )?\|$" % tool.name,
                     read("README.md"), re.M)
     text = row.group(1) if row else " ".join(next(b[1] for b in tool.blocks if b[0] == "p").split())

@@ -145,7 +145,7 @@ DIRECTIVE = re.compile(r"[ \t]*#((?:[^\n\\]|\\.|\\\n)*)\n?")
 
 
 def items(text):
-    """What a header or a struct's body holds, in order: ("blank",), ("comment", text, follows: on the line of
+    """Yield the contents of a header or of a struct's body, in order: ("blank",), ("comment", text, follows: on the line of
     what comes before), ("directive", text), ("declaration", text)."""
     at, line_start, newlines, declared = 0, True, 0, []
     depth = 0

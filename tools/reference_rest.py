@@ -24,7 +24,7 @@ def paths(pattern):
 # ---- tools ----
 
 def unquote(literal):
-    """What a C string literal says."""
+    """Return the text of a C string literal."""
     return re.sub(r"\\(.)", lambda m: {"n": "\n", "t": "\t"}.get(m.group(1), m.group(1)), literal[1:-1])
 
 
