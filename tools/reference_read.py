@@ -145,8 +145,8 @@ DIRECTIVE = re.compile(r"[ \t]*#((?:[^\n\\]|\\.|\\\n)*)\n?")
 
 
 def items(text):
-    """Yield the contents of a header or of a struct's body, in order: ("blank",), ("comment", text, follows: on the line of
-    what comes before), ("directive", text), ("declaration", text)."""
+    """Yield the contents of a header or of a struct's body, in order: ("blank",), ("comment", text, follows: it
+    is on the line of what comes before), ("directive", text), ("declaration", text)."""
     at, line_start, newlines, declared = 0, True, 0, []
     depth = 0
     while at < len(text):
