@@ -16,7 +16,9 @@ def main():
     factor = 20 if os.environ.get("DCOMM_TEST_FULL") else 1
     for t in sorted(tests, key=lambda t: not t["is_parallel"]):
         env = [f"{key}={value}" for key, value in t["env"].items()]
-        command = ["timeout", "-k", "10", str(t["timeout"] * factor), "env", *env, *t["cmd"]]
+        # Meson names what it built from the build directory on.
+        cmd = [os.path.join(build, c) if os.path.isfile(os.path.join(build, c)) else c for c in t["cmd"]]
+        command = ["timeout", "-k", "10", str(t["timeout"] * factor), "env", *env, *cmd]
         print(t["name"], "beside" if t["is_parallel"] else "alone", t["protocol"], shlex.join(command),
               sep="\t")
 
