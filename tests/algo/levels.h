@@ -2,8 +2,9 @@
 #ifndef LEVELS_H
 #define LEVELS_H
 
-#define DCOMMI_HIER_DIVIDE_MIN 2   /* small groups are divided as well, */
-#define DCOMMI_HIER_DIVIDE_BYTES 0 /* and for short parts */
+/* Divide small groups as well, and for short parts. So these suites hold the parts themselves. */
+#define DCOMMI_HIER_DIVIDE_MIN 2
+#define DCOMMI_HIER_DIVIDE_BYTES 0
 #include "dcomm/all.h"
 
 #include <criterion/criterion.h>
