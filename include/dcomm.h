@@ -1211,7 +1211,7 @@ typedef struct dcomm_lane {
     uint32_t count; /* steps */
 } dcomm_lane;
 
-/* What a codec is told besides the bytes. */
+/* Where the elements of a codec step stand, which the bytes do not say. */
 typedef struct dcomm_codec_place {
     uint64_t first;   /* number of the first element */
     uint32_t round;   /* ENCODE, RECODE: which encoding of these elements within the run */
@@ -1310,8 +1310,8 @@ typedef enum dcomm_coll {
 /* Return the name of an operation ("all-reduce"); "?" for an unknown one. */
 DCOMM_API const char *dcomm_coll_name(dcomm_coll coll);
 
-/* What the set of plans should compute. For the v-collectives, counts and displacements are in
- * elements; matrices are row-major [rank][peer]. Unused fields are zero. */
+/* The operation that a set of plans should compute. For the v-collectives, counts and displacements
+ * are in elements; matrices are row-major [rank][peer]. Unused fields are zero. */
 typedef struct dcomm_check_spec {
     dcomm_coll coll; /* DCOMM_COLL_PLAN: only safety (order, matching, deadlock), not the result */
     size_t count;    /* elements: the operation's own `count` argument */
@@ -1380,11 +1380,11 @@ typedef struct dcomm_builder dcomm_builder;
 DCOMM_API dcomm_expr dcomm_const(int64_t value);
 /* add + per * i[depth] */
 DCOMM_API dcomm_expr dcomm_linear(int64_t add, int depth, int64_t per);
-/* scale * ((base + coef * i[depth]) mod m); mod 0: without the modulo. The modulo is never
+/* scale * ((base + coef * i[depth]) modulo mod); mod 0: without the modulo. The modulo is never
  * negative. */
 DCOMM_API dcomm_expr dcomm_modular(int64_t scale, int64_t base, int depth, int64_t coef,
                                    int64_t mod);
-/* table[first + (base + coef * i[depth]) mod m]; see dcomm_build_table. */
+/* table[first + (base + coef * i[depth]) modulo mod]; see dcomm_build_table. */
 DCOMM_API dcomm_expr dcomm_lookup(int64_t first, int64_t base, int depth, int64_t coef,
                                   int64_t mod);
 /* e + add */
@@ -2313,7 +2313,7 @@ typedef struct dcomm_tuning {
      * launch counts once. */
     dcomm_curve device_copy, device_fold, device_read, device_reduce;
     /* Work of each step of any plan, and of each call. The fast path for short calls on ranks of
-     * one host (docs/design.md) is priced without either. */
+     * one host (docs/engine.md) is priced without either. */
     int64_t step_ps, call_ps;
     /* The numbers of link[DCOMM_LINK_HOST] are for this many connections from a rank to a rank of
      * another host, at most DCOMM_CONNECTIONS_MAX. A communicator with these numbers uses as many,
@@ -19015,7 +19015,7 @@ DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nran
  * cuda.h, so that only encodings leave it. What kernels find in the data comes back in a report,
  * and in a ledger where one is kept. */
 /* ==== include/dcomm/impl/engine/coded/linear_device.h ====================================== */
-/* linear_device.h - coded_linear.h's steps of powersgd where the run's operands lie on a
+/* linear_device.h - linear.h's steps of powersgd where the run's operands lie on a
  * device: by kernels on queue IN, so that only P and Q leave it. */
 /* ==== include/dcomm/impl/engine/coded/feedback_kernels.h =================================== */
 /* feedback_kernels.h - a codec's step with error feedback whose residuals lie on the run's device:
@@ -21027,7 +21027,7 @@ static dcomm_status dcommi_linear_remember(dcommi_coded *c, const void *wire)
     return dcommi_feedback_learn(fb, (const float *)wire + dcommi_powersgd_p_count(&m));
 }
 /* ==== include/dcomm/impl/engine/coded/sparse.h ============================================= */
-/* sparse.h - the codec's steps of coded_sparse (algo_coded_sparse.h). With error feedback a
+/* sparse.h - the codec's steps of coded_sparse (algo/coded/sparse.h). With error feedback a
  * residual is cleared where the element is in the result: of what this rank selected and no owner
  * did, all goes back, and what an owner's rounding took away goes to the owner's residual. */
 /* ==== include/dcomm/impl/algo/coded/sparse.h =============================================== */
@@ -24945,10 +24945,9 @@ static dcomm_status dcommi_tree_reduce(const dcommi_shape *s, dcomm_builder *b)
     }
     return b->status;
 }
-/* What is worth dividing within a host, by prices (docs/design.md, Levels). Where ranks share the
- * work, a group whose ranks read so many bytes of each other; shorter parts are messages, of which
- * fewer steps are better. Where one rank does it all, or each has blocks for all, a group of so
- * many ranks. */
+/* Limits from which a group within a host is divided again, by prices (docs/hierarchical.md). Where
+ * ranks share the work: bytes that its ranks read of each other; shorter parts are messages, and
+ * then fewer steps are better. Where one rank does all of it, or each has blocks for all: ranks. */
 #ifndef DCOMMI_HIER_DIVIDE_BYTES
 #define DCOMMI_HIER_DIVIDE_BYTES 8192
 #endif
@@ -29922,7 +29921,7 @@ static dcomm_status dcommi_linear_decode_there(dcommi_device_handle *d, const dc
     return status < 0 ? status : d->call->matrix(d, &m);
 }
 /* ==== include/dcomm/impl/engine/coded/sparse_device.h ====================================== */
-/* sparse_device.h - what coded_sparse.h's steps do where the elements lie on a device: only
+/* sparse_device.h - what sparse.h's steps do where the elements lie on a device: only
  * what was selected leaves it, and what comes back are pairs of index and value, those of the
  * result and those that go back into the residual. */
 static size_t dcommi_spread_pairs_bytes(const struct dcommi_spread *s)

@@ -44,11 +44,11 @@ typedef struct dcomm_builder dcomm_builder;
 DCOMM_API dcomm_expr dcomm_const(int64_t value);
 /* add + per * i[depth] */
 DCOMM_API dcomm_expr dcomm_linear(int64_t add, int depth, int64_t per);
-/* scale * ((base + coef * i[depth]) mod m); mod 0: without the modulo. The modulo is never
+/* scale * ((base + coef * i[depth]) modulo mod); mod 0: without the modulo. The modulo is never
  * negative. */
 DCOMM_API dcomm_expr dcomm_modular(int64_t scale, int64_t base, int depth, int64_t coef,
                                    int64_t mod);
-/* table[first + (base + coef * i[depth]) mod m]; see dcomm_build_table. */
+/* table[first + (base + coef * i[depth]) modulo mod]; see dcomm_build_table. */
 DCOMM_API dcomm_expr dcomm_lookup(int64_t first, int64_t base, int depth, int64_t coef,
                                   int64_t mod);
 /* e + add */

@@ -182,7 +182,7 @@ typedef struct dcomm_lane {
     uint32_t count; /* steps */
 } dcomm_lane;
 
-/* What a codec is told besides the bytes. */
+/* Where the elements of a codec step stand, which the bytes do not say. */
 typedef struct dcomm_codec_place {
     uint64_t first;   /* number of the first element */
     uint32_t round;   /* ENCODE, RECODE: which encoding of these elements within the run */
@@ -281,8 +281,8 @@ typedef enum dcomm_coll {
 /* Return the name of an operation ("all-reduce"); "?" for an unknown one. */
 DCOMM_API const char *dcomm_coll_name(dcomm_coll coll);
 
-/* What the set of plans should compute. For the v-collectives, counts and displacements are in
- * elements; matrices are row-major [rank][peer]. Unused fields are zero. */
+/* The operation that a set of plans should compute. For the v-collectives, counts and displacements
+ * are in elements; matrices are row-major [rank][peer]. Unused fields are zero. */
 typedef struct dcomm_check_spec {
     dcomm_coll coll; /* DCOMM_COLL_PLAN: only safety (order, matching, deadlock), not the result */
     size_t count;    /* elements: the operation's own `count` argument */

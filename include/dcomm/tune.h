@@ -115,7 +115,7 @@ typedef struct dcomm_tuning {
      * launch counts once. */
     dcomm_curve device_copy, device_fold, device_read, device_reduce;
     /* Work of each step of any plan, and of each call. The fast path for short calls on ranks of
-     * one host (docs/design.md) is priced without either. */
+     * one host (docs/engine.md) is priced without either. */
     int64_t step_ps, call_ps;
     /* The numbers of link[DCOMM_LINK_HOST] are for this many connections from a rank to a rank of
      * another host, at most DCOMM_CONNECTIONS_MAX. A communicator with these numbers uses as many,

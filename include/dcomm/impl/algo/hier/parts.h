@@ -13,10 +13,9 @@
 
 #include <limits.h>
 
-/* What is worth dividing within a host, by prices (docs/design.md, Levels). Where ranks share the
- * work, a group whose ranks read so many bytes of each other; shorter parts are messages, of which
- * fewer steps are better. Where one rank does it all, or each has blocks for all, a group of so
- * many ranks. */
+/* Limits from which a group within a host is divided again, by prices (docs/hierarchical.md). Where
+ * ranks share the work: bytes that its ranks read of each other; shorter parts are messages, and
+ * then fewer steps are better. Where one rank does all of it, or each has blocks for all: ranks. */
 #ifndef DCOMMI_HIER_DIVIDE_BYTES
 #define DCOMMI_HIER_DIVIDE_BYTES 8192
 #endif

@@ -1,4 +1,4 @@
-/* linear_device.h - coded_linear.h's steps of powersgd where the run's operands lie on a
+/* linear_device.h - linear.h's steps of powersgd where the run's operands lie on a
  * device: by kernels on queue IN, so that only P and Q leave it. */
 #ifndef DCOMMI_CODED_LINEAR_DEVICE_H
 #define DCOMMI_CODED_LINEAR_DEVICE_H

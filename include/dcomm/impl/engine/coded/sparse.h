@@ -1,4 +1,4 @@
-/* sparse.h - the codec's steps of coded_sparse (algo_coded_sparse.h). With error feedback a
+/* sparse.h - the codec's steps of coded_sparse (algo/coded/sparse.h). With error feedback a
  * residual is cleared where the element is in the result: of what this rank selected and no owner
  * did, all goes back, and what an owner's rounding took away goes to the owner's residual. */
 #ifndef DCOMMI_CODED_SPARSE_H

@@ -1,4 +1,4 @@
-/* sparse_device.h - what coded_sparse.h's steps do where the elements lie on a device: only
+/* sparse_device.h - what sparse.h's steps do where the elements lie on a device: only
  * what was selected leaves it, and what comes back are pairs of index and value, those of the
  * result and those that go back into the residual. */
 #ifndef DCOMMI_CODED_SPARSE_DEVICE_H
