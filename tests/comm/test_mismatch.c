@@ -494,8 +494,14 @@ static int refused_when_over(int rank, int n, procs_shared *s, void *arg)
     (void)arg;
     fault_rank f;
     fault_join(&f, rank, n, s, LOCAL, 20);
+    while (rank == ODD && !procs_all(s, 1, 1, -1)) { /* until it is over on the root, rank 0 */
+        procs_nap();
+    }
     dcomm_status status = dcomm_broadcast(f.comm, in_buffer, rank == ODD ? NULL : out_buffer, COUNT,
                                           DCOMM_F32, 0, NULL);
+    if (rank == 0) {
+        procs_post(s, rank, 1);
+    }
     PROCS_TRUE(rank == ODD ? status == DCOMM_ERR_INVALID
                            : status == DCOMM_OK || status == DCOMM_ERR_MISMATCH);
     if (status != DCOMM_ERR_MISMATCH) {
