@@ -35,19 +35,20 @@ same_sources() {
     nm -u "$scratch/kernels.o" | awk '{print $2}' | grep '^dcomm_' | sort >"$scratch/needed"
     grep -qx dcomm_codec_get_layout "$scratch/needed" && ! grep -q '^dcomm_comm' "$scratch/needed"
 }
-# What launchers call of the runtime and of the C library: nothing that takes memory, or waits. (operator
-# new is dcomm_cuda_load's, which is no launcher.)
+# What launchers call of the runtime and of the C library: nothing that takes memory, and to wait only
+# where there is no stream, in one place. (operator new is dcomm_cuda_load's, which is no launcher.)
 launches_alone() {
     nm -u "$scratch/kernels.o" | awk '{print $2}' | grep -E '^(cuda|cu[A-Z]|[cm]alloc)' |
-        grep -vxE 'cuda(LaunchKernel|MemsetAsync|GetLastError|GetErrorString|GetFuncBySymbol|GetDriverEntryPoint.*)' >"$scratch/calls"
+        grep -vxE 'cuda(LaunchKernel|MemsetAsync|StreamSynchronize|GetLastError|GetErrorString|GetFuncBySymbol|GetDriverEntryPoint.*)' >"$scratch/calls"
     cat "$scratch/calls"
-    [ ! -s "$scratch/calls" ]
+    [ ! -s "$scratch/calls" ] && [ "$(grep -rh 'cudaStreamSynchronize(' kernels/cuda)" = \
+        '        error = cudaStreamSynchronize(NULL);' ]
 }
 check "all kernels compile with nvcc for$(nvcc_architectures | sed 's/^/ sm_/' | tr -d '\n')" compiles
 [ "$bad" = 0 ] || finish
 check "kernels' global symbols begin with dcomm_" own_names
 check "kernels need no communicator" same_sources
-check "launchers take no memory and wait for nothing" launches_alone
+check "launchers take no memory, and wait only where there is no stream" launches_alone
 check "registers, stack and spills are those of tests/kernels/cuda_resources.tsv" \
     tests/kernels/cuda_resources.py "$scratch/log" $update
 
