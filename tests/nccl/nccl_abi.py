@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 
-OURS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "nccl", "include", "nccl.h")
+OURS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "nccl", "include", "nccl.h")
 TEXT = os.path.join(os.path.dirname(OURS), "..", "..", "include", "dcomm_nccl.h")
 RELEASE = ("NCCL_MINOR", "NCCL_PATCH", "NCCL_SUFFIX", "NCCL_VERSION_CODE", "version")
 
