@@ -5,6 +5,7 @@ cd "$(dirname "$0")/../.." || exit 2
 . tests/lib/lib.sh
 . tests/lib/lib_cuda.sh
 build=${1:-build}
+unset LD_LIBRARY_PATH # Meson sets it; programs must find the library without it
 export DCOMM_TUNE=0 # to measure what things cost takes seconds where cores are few
 header=(-I nccl/include)
 stand_in=(-I nccl/host)
