@@ -4062,6 +4062,8 @@ static inline uint64_t dcommi_topk_sample_rank(uint64_t lines, uint64_t count, u
 /* ==== include/dcomm/impl/base/text.h ======================================================= */
 /* text.h - numbers and words in text, read strictly and written alike in every locale. Every
  * environment variable, codec spec, file and command line is read here. */
+#ifndef DCOMMI_TEXT_H
+#define DCOMMI_TEXT_H
 #include <locale.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -4269,6 +4271,7 @@ static inline int dcommi_text_distance(const char *a, const char *b)
     }
     return row[nb];
 }
+#endif
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>

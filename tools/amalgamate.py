@@ -23,6 +23,7 @@ OPTIONAL = {f"ifndef DCOMM_NO_{what}" for what in ("COMM", "CHECK", "TRAIN")}
 EITHER = "if defined(DCOMM_IMPLEMENTATION) || defined(DCOMM_CUDA_IMPLEMENTATION)"
 IMPLIED = {"ifdef DCOMM_IMPLEMENTATION": EITHER, "ifdef DCOMM_CUDA_IMPLEMENTATION": EITHER}
 
+SHARED = ("text.h", "preamble.h")  # parts that dcomm_nccl.h has as well: a program includes both
 SECTIONS = set(IMPLIED)  # in which a part's own guard and blank lines are not needed
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"\s*(/\*.*\*/)?\s*$')
@@ -125,7 +126,8 @@ class Amalgam:
             if found:
                 self.directive(name, found.groups(), guard)
             ends = found and found.group(1) == "endif" and len(self.conditions) == depth
-            of_guard = guard and found and (found.group(2) == guard or ends)
+            shared = os.path.basename(name) in SHARED
+            of_guard = guard and found and not shared and (found.group(2) == guard or ends)
             if not (inside and (of_guard or not line.strip())) and not self.repeated(line):
                 self.out.append(line.rstrip())
         if len(self.conditions) != depth:
