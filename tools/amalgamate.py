@@ -7,7 +7,8 @@ include/dcomm/nccl/all.h into include/dcomm_nccl.h, which includes that.
 
 A part with an include guard is expanded once, where it is first included; one without is a
 template and is expanded at each include. System includes stay where they are first needed. Parts of
-an implementation lose their guards, which all.h's own replace, and their blank lines."""
+an implementation lose their guards, which all.h's own replace, and their blank lines. One that both
+headers have keeps its guard, because a program includes both."""
 import argparse
 import difflib
 import os
@@ -23,7 +24,6 @@ OPTIONAL = {f"ifndef DCOMM_NO_{what}" for what in ("COMM", "CHECK", "TRAIN")}
 EITHER = "if defined(DCOMM_IMPLEMENTATION) || defined(DCOMM_CUDA_IMPLEMENTATION)"
 IMPLIED = {"ifdef DCOMM_IMPLEMENTATION": EITHER, "ifdef DCOMM_CUDA_IMPLEMENTATION": EITHER}
 
-SHARED = ("text.h", "preamble.h")  # parts that dcomm_nccl.h has as well: a program includes both
 SECTIONS = set(IMPLIED)  # in which a part's own guard and blank lines are not needed
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"\s*(/\*.*\*/)?\s*$')
@@ -45,8 +45,9 @@ def guard_of(lines):
 
 
 class Amalgam:
-    def __init__(self, source):
+    def __init__(self, source, shared=()):
         self.source = source
+        self.shared = shared  # paths of parts that another header has as well
         self.out = []
         self.expanded = {}  # path -> conditions under which it was expanded
         self.system = {}  # likewise of system includes
@@ -126,9 +127,9 @@ class Amalgam:
             if found:
                 self.directive(name, found.groups(), guard)
             ends = found and found.group(1) == "endif" and len(self.conditions) == depth
-            shared = os.path.basename(name) in SHARED
-            of_guard = guard and found and not shared and (found.group(2) == guard or ends)
-            if not (inside and (of_guard or not line.strip())) and not self.repeated(line):
+            of_guard = guard and found and (found.group(2) == guard or ends)
+            needless = not line.strip() or (of_guard and path not in self.shared)
+            if not (inside and needless) and not self.repeated(line):
                 self.out.append(line.rstrip())
         if len(self.conditions) != depth:
             raise Refused(f"{name}: #if without #endif")
@@ -213,9 +214,11 @@ def main():
     include = os.path.join(ROOT, "include")
     try:
         now = version()
-        wanted = [(os.path.join(include, target),
-                   Amalgam(os.path.join(include, source)).text(comment.replace("{version}", now)))
-                  for source, target, comment in HEADERS]
+        wanted, shared = [], set()
+        for source, target, comment in reversed(HEADERS):  # what the second header has is shared
+            amalgam = Amalgam(os.path.join(include, source), shared)
+            wanted.append((os.path.join(include, target), amalgam.text(comment.replace("{version}", now))))
+            shared = set(amalgam.expanded)
     except Refused as e:
         print(f"amalgamate: {e}", file=sys.stderr)
         return 1
