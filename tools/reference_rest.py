@@ -6,6 +6,7 @@ import os
 import re
 import textwrap
 
+import docs_blocks
 from reference_read import ROOT, read
 
 # Blocks of a help text: ("p", text) and ("option", tag, text).
@@ -163,10 +164,9 @@ def read_examples():
     found = [Example(path, 1, read(path)) for path in
              paths("examples/*.c") + paths("examples/*.cpp")]
     for path in ["README.md"] + paths("docs/*.md"):
-        text = read(path)
-        for m in re.finditer(r"^```c\n(.*?)^```$", text, re.M | re.S):
-            if not text[:m.start()].endswith("-->\n") or "tested by" in text[:m.start()].rsplit("\n", 2)[-2]:
-                found.append(Example(path, text.count("\n", 0, m.start()) + 1, m.group(1)))
+        for line, language, text, before in docs_blocks.blocks(os.path.join(ROOT, path)):
+            if language == "c" and "not tested" not in before:
+                found.append(Example(path, line, "\n".join(text) + "\n"))
     return found
 
 

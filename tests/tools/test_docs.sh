@@ -158,7 +158,7 @@ while IFS=$'\t' read -r at language file; do
     text) ;; # drawings
     *) ok "$at: nothing tests a block of $language" 1 ;;
     esac
-done < <(tests/tools/docs_blocks.py "$scratch/blocks" README.md docs/*.md)
+done < <(tools/docs_blocks.py "$scratch/blocks" README.md docs/*.md)
 
 # What quickstart.sh builds, and `meson install` brings.
 tools() {

@@ -3,7 +3,8 @@
 
 Prints a line per block: the page and line where it begins, its language ("sh" where none is named and its
 lines are commands, else "text"), and the file. A block behind a line "<!-- not tested: REASON -->" or
-"<!-- tested by FILE -->" has the language "skip" or "by", and the reason or file. README's table of tools gives one more block of "sh"."""
+"<!-- tested by FILE -->" has the language "skip" or "by", and the reason or file. README's table of tools gives
+one more block of "sh". The tests compile and run these files; reference.py takes its examples from here."""
 import os
 import re
 import sys
