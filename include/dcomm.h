@@ -30197,6 +30197,11 @@ static inline dcommi_match_node *dcommi_match_find(dcomm_comm *comm, const dcomm
     }
     return node;
 }
+/* Return the move that a node belongs to. */
+static inline dcommi_move *dcommi_move_of(dcommi_match_node *node)
+{
+    return (dcommi_move *)((char *)node - offsetof(dcommi_move, node));
+}
 /* Take a node out; false when it was not in. */
 static inline bool dcommi_match_remove(dcomm_comm *comm, dcommi_match_node *node)
 {
@@ -32073,7 +32078,7 @@ static void dcommi_on_answer(dcomm_comm *comm, const dcommi_header *h)
     if (node == NULL) {
         return; /* of a run that failed meanwhile */
     }
-    dcommi_move *move = (dcommi_move *)((char *)node - offsetof(dcommi_move, node));
+    dcommi_move *move = dcommi_move_of(node);
     if (h->type == DCOMMI_MSG_FIN) {
         dcommi_move_complete(move);
         return;
@@ -33087,7 +33092,7 @@ static dcommi_verdict dcommi_on_read_reply(dcomm_comm *comm, const dcommi_header
     if (node == NULL) {
         return DCOMMI_CONSUMED; /* of a run that failed meanwhile */
     }
-    dcommi_move *move = (dcommi_move *)((char *)node - offsetof(dcommi_move, node));
+    dcommi_move *move = dcommi_move_of(node);
     if (h->a != move->len) {
         char text[DCOMMI_MESSAGE_MAX];
         snprintf(text, sizeof text, "rank %d answered %" PRIu64 " bytes where %zu were asked for",
@@ -34574,7 +34579,7 @@ static void dcommi_on_read_sent(dcomm_comm *comm, const dcommi_header *h)
     if (node == NULL) {
         return; /* of a run that failed meanwhile */
     }
-    dcommi_move *sent = (dcommi_move *)((char *)node - offsetof(dcommi_move, node));
+    dcommi_move *sent = dcommi_move_of(node);
     if (!sent->device || h->a > sent->len || h->b > sent->len - h->a) {
         char text[DCOMMI_MESSAGE_MAX];
         snprintf(text, sizeof text,
@@ -36826,7 +36831,7 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
             }
             return dcommi_keep_early(comm, h, transport, arrival, DCOMMI_NODE_EARLY);
         }
-        dcommi_move *move = (dcommi_move *)((char *)node - offsetof(dcommi_move, node));
+        dcommi_move *move = dcommi_move_of(node);
         return dcommi_deliver(move, h, transport, arrival->data, arrival->desc);
     }
     case DCOMMI_MSG_PULL:
@@ -36972,7 +36977,7 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
     }
     return verdict;
 }
-/* What is in a rank's broadcast slots. */
+/* Take in the messages in a rank's broadcast slots. */
 static unsigned dcommi_bcast_drain(dcomm_comm *comm, dcommi_member *m)
 {
     dcommi_arrival arrival;
@@ -44948,6 +44953,13 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
     return DCOMM_OK;
 }
 /* ---- the call ---- */
+/* Return true for the calls that are made over and over: their callers try the fast path before
+ * they check anything. An operator of the caller's must be held first, and a factor read. */
+static inline bool dcommi_fast_first(dcomm_coll coll, dcomm_op op)
+{
+    return op <= DCOMM_AVG && (coll <= DCOMM_COLL_BROADCAST || coll == DCOMM_COLL_ALLTOALL ||
+                               coll == DCOMM_COLL_BARRIER);
+}
 /* The fast path of a call, by its key. */
 static inline dcomm_status dcommi_call_fast(dcomm_comm *comm, dcommi_call_key key,
                                             const dcomm_coll_opts *opts, const void *in, void *out)
@@ -44981,7 +44993,8 @@ static dcomm_status dcommi_collective_held(dcomm_comm *comm, const dcommi_shape 
                                           device != NULL ? device->handle.number : -1));
     }
     const dcommi_call_key key = dcommi_shape_key(s, opts);
-    if (device == NULL && p2p < 0 && dcommi_fast_asked(comm, opts, request_p)) {
+    if (device == NULL && p2p < 0 && !dcommi_fast_first(s->coll, s->op) &&
+        dcommi_fast_asked(comm, opts, request_p)) {
         dcomm_status fast = dcommi_call_fast(comm, key, opts, in, out);
         if (fast != DCOMM_IN_PROGRESS) {
             return fast;
@@ -45672,8 +45685,9 @@ static dcomm_status dcommi_call_buffers(dcomm_comm *comm, dcommi_shape *s, const
     return dcommi_call_placed(comm, s, in, out, aliased && in == own, opts, request_p);
 }
 /* ---- what is called over and over ---- */
-/* Where all-reduce, reduce-scatter, all-gather, all-to-all and broadcast, of so many bytes, have
- * their buffers, which were given as the caller gave them; whether they are the same. */
+/* Turn the caller's buffers of all-reduce, reduce-scatter, all-gather, all-to-all and broadcast
+ * into those that the plan reads and writes. `bytes` is the length of one block. Return true if
+ * both are the same memory. */
 static inline bool dcommi_buffers_find(const dcomm_comm *comm, dcomm_coll coll, int root,
                                        size_t bytes, const void **in, void **out)
 {
@@ -45700,9 +45714,9 @@ static inline dcomm_status dcommi_fast_attempt(dcomm_comm *comm, dcomm_coll coll
                                                dcomm_op op, int root, const dcomm_coll_opts *opts,
                                                dcomm_request **request_p)
 {
-    if (!dcommi_fast_asked(comm, opts, request_p) || out == NULL || op > DCOMM_AVG ||
+    if (!dcommi_fast_asked(comm, opts, request_p) || !dcommi_fast_first(coll, op) || out == NULL ||
         (in == NULL && coll != DCOMM_COLL_BROADCAST)) {
-        return DCOMM_IN_PROGRESS; /* an operator of the caller's must be held */
+        return DCOMM_IN_PROGRESS;
     }
     const size_t bytes = count * dcomm_dtype_size(dtype), all = bytes * (size_t)comm->size;
     bool in_place = dcommi_buffers_find(comm, coll, root, bytes, &in, &out);

@@ -224,6 +224,14 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
 
 /* ---- the call ---- */
 
+/* Return true for the calls that are made over and over: their callers try the fast path before
+ * they check anything. An operator of the caller's must be held first, and a factor read. */
+static inline bool dcommi_fast_first(dcomm_coll coll, dcomm_op op)
+{
+    return op <= DCOMM_AVG && (coll <= DCOMM_COLL_BROADCAST || coll == DCOMM_COLL_ALLTOALL ||
+                               coll == DCOMM_COLL_BARRIER);
+}
+
 /* The fast path of a call, by its key. */
 static inline dcomm_status dcommi_call_fast(dcomm_comm *comm, dcommi_call_key key,
                                             const dcomm_coll_opts *opts, const void *in, void *out)
@@ -259,7 +267,8 @@ static dcomm_status dcommi_collective_held(dcomm_comm *comm, const dcommi_shape 
                                           device != NULL ? device->handle.number : -1));
     }
     const dcommi_call_key key = dcommi_shape_key(s, opts);
-    if (device == NULL && p2p < 0 && dcommi_fast_asked(comm, opts, request_p)) {
+    if (device == NULL && p2p < 0 && !dcommi_fast_first(s->coll, s->op) &&
+        dcommi_fast_asked(comm, opts, request_p)) {
         dcomm_status fast = dcommi_call_fast(comm, key, opts, in, out);
         if (fast != DCOMM_IN_PROGRESS) {
             return fast;

@@ -42,8 +42,9 @@ static dcomm_status dcommi_call_buffers(dcomm_comm *comm, dcommi_shape *s, const
 
 /* ---- what is called over and over ---- */
 
-/* Where all-reduce, reduce-scatter, all-gather, all-to-all and broadcast, of so many bytes, have
- * their buffers, which were given as the caller gave them; whether they are the same. */
+/* Turn the caller's buffers of all-reduce, reduce-scatter, all-gather, all-to-all and broadcast
+ * into those that the plan reads and writes. `bytes` is the length of one block. Return true if
+ * both are the same memory. */
 static inline bool dcommi_buffers_find(const dcomm_comm *comm, dcomm_coll coll, int root,
                                        size_t bytes, const void **in, void **out)
 {
@@ -71,9 +72,9 @@ static inline dcomm_status dcommi_fast_attempt(dcomm_comm *comm, dcomm_coll coll
                                                dcomm_op op, int root, const dcomm_coll_opts *opts,
                                                dcomm_request **request_p)
 {
-    if (!dcommi_fast_asked(comm, opts, request_p) || out == NULL || op > DCOMM_AVG ||
+    if (!dcommi_fast_asked(comm, opts, request_p) || !dcommi_fast_first(coll, op) || out == NULL ||
         (in == NULL && coll != DCOMM_COLL_BROADCAST)) {
-        return DCOMM_IN_PROGRESS; /* an operator of the caller's must be held */
+        return DCOMM_IN_PROGRESS;
     }
     const size_t bytes = count * dcomm_dtype_size(dtype), all = bytes * (size_t)comm->size;
     bool in_place = dcommi_buffers_find(comm, coll, root, bytes, &in, &out);

@@ -176,7 +176,7 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
             }
             return dcommi_keep_early(comm, h, transport, arrival, DCOMMI_NODE_EARLY);
         }
-        dcommi_move *move = (dcommi_move *)((char *)node - offsetof(dcommi_move, node));
+        dcommi_move *move = dcommi_move_of(node);
         return dcommi_deliver(move, h, transport, arrival->data, arrival->desc);
     }
     case DCOMMI_MSG_PULL:
@@ -327,7 +327,7 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
     return verdict;
 }
 
-/* What is in a rank's broadcast slots. */
+/* Take in the messages in a rank's broadcast slots. */
 static unsigned dcommi_bcast_drain(dcomm_comm *comm, dcommi_member *m)
 {
     dcommi_arrival arrival;

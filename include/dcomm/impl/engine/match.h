@@ -43,6 +43,12 @@ static inline dcommi_match_node *dcommi_match_find(dcomm_comm *comm, const dcomm
     return node;
 }
 
+/* Return the move that a node belongs to. */
+static inline dcommi_move *dcommi_move_of(dcommi_match_node *node)
+{
+    return (dcommi_move *)((char *)node - offsetof(dcommi_move, node));
+}
+
 /* Take a node out; false when it was not in. */
 static inline bool dcommi_match_remove(dcomm_comm *comm, dcommi_match_node *node)
 {

@@ -197,7 +197,7 @@ static void dcommi_on_answer(dcomm_comm *comm, const dcommi_header *h)
     if (node == NULL) {
         return; /* of a run that failed meanwhile */
     }
-    dcommi_move *move = (dcommi_move *)((char *)node - offsetof(dcommi_move, node));
+    dcommi_move *move = dcommi_move_of(node);
     if (h->type == DCOMMI_MSG_FIN) {
         dcommi_move_complete(move);
         return;

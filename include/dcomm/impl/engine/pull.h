@@ -467,7 +467,7 @@ static dcommi_verdict dcommi_on_read_reply(dcomm_comm *comm, const dcommi_header
     if (node == NULL) {
         return DCOMMI_CONSUMED; /* of a run that failed meanwhile */
     }
-    dcommi_move *move = (dcommi_move *)((char *)node - offsetof(dcommi_move, node));
+    dcommi_move *move = dcommi_move_of(node);
     if (h->a != move->len) {
         char text[DCOMMI_MESSAGE_MAX];
         snprintf(text, sizeof text, "rank %d answered %" PRIu64 " bytes where %zu were asked for",

@@ -47,7 +47,7 @@ static void dcommi_on_read_sent(dcomm_comm *comm, const dcommi_header *h)
     if (node == NULL) {
         return; /* of a run that failed meanwhile */
     }
-    dcommi_move *sent = (dcommi_move *)((char *)node - offsetof(dcommi_move, node));
+    dcommi_move *sent = dcommi_move_of(node);
     if (!sent->device || h->a > sent->len || h->b > sent->len - h->a) {
         char text[DCOMMI_MESSAGE_MAX];
         snprintf(text, sizeof text,
