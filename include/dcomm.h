@@ -615,7 +615,7 @@ DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb);
 /* Fail a step: the state is stale until dcomm_feedback_recover. */
 DCOMM_API dcomm_status dcomm_feedback_fail(dcomm_feedback *fb);
 
-/* How a stale state goes on. */
+/* Ways in which a stale state becomes usable again. */
 typedef enum dcomm_feedback_recovery {
     DCOMM_FEEDBACK_RETRY =
         0, /* as before the step (not in_place): right if no rank used its wires */
@@ -1211,7 +1211,7 @@ typedef struct dcomm_lane {
     uint32_t count; /* steps */
 } dcomm_lane;
 
-/* Where the elements of a codec step stand, which the bytes do not say. */
+/* Facts that a codec needs beside the bytes of a step. */
 typedef struct dcomm_codec_place {
     uint64_t first;   /* number of the first element */
     uint32_t round;   /* ENCODE, RECODE: which encoding of these elements within the run */
@@ -1557,7 +1557,7 @@ DCOMM_API dcomm_status dcomm_context_destroy(dcomm_context **context_p);
  * calls in which nothing happened. */
 DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context);
 
-/* How the ranks of a communicator meet. */
+/* Ways in which the ranks of a communicator meet. */
 typedef enum dcomm_boot {
     DCOMM_BOOT_AUTO = 0,     /* the launcher's environment: torchrun, Open MPI, MPICH, Slurm; a
                                 program without a launcher is one rank. Half a description (RANK
@@ -8224,7 +8224,7 @@ static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *co
         en->quant.half = as->stochastic ? 512 : fraction / 2 + 1;
     }
     call->bytes = dcommi_bucket_wire_bytes(codec, call->count);
-    /* What a ledger reads again stays in the cache. */
+    /* A ledger reads the output again, so it stays in the cache. */
     bool stream = call->bytes >= DCOMMI_BUCKET_STREAM && call->tally == NULL;
     en->quant.stream = stream && (uintptr_t)call->wire % 64 == 0;
     en->quant.stream_next =
@@ -8256,7 +8256,7 @@ static bool dcommi_bucket_clean(dcommi_bucket_encoder *en, const float *x, const
     }
     return poisoned;
 }
-/* What a clipped number loses stays behind; the kernel has seen only the clipped one. */
+/* Add to the residual what clipping cut off: the kernel has seen only the clipped number. */
 static void dcommi_bucket_excess(const float *x, const float *residual, float *next, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -8386,7 +8386,7 @@ static uint32_t dcommi_bucket_measure(const dcommi_bucket_encoder *en, size_t b,
                : en->kernels->add_measure(x, call->residual + b * en->as->bucket,
                                           en->stage[b % DCOMMI_BUCKET_STAGES], n, sign);
 }
-/* What a bucket of this encoding became, for the ledger. */
+/* Enter into the ledger what a bucket of this encoding became. */
 static void dcommi_bucket_tally(dcommi_bucket_encoder *en, size_t b, size_t n)
 {
     dcommi_encoding *call = en->call;
@@ -12744,8 +12744,8 @@ static inline float dcommi_feedback_bounded(float e, dcomm_codec_report *report)
     }
     return e;
 }
-/* What the worker holds back of element `at` after this step. With EF21 that is what its estimate
- * lacks; where the gradient is not known, nothing. */
+/* Return the part of element `at` that the worker holds back after this step. With EF21 that is the
+ * error of its estimate, or nothing if the gradient is not known. */
 static double dcommi_feedback_held(const dcomm_feedback *fb, size_t at)
 {
     float next = dcommi_feedback_get(&fb->worker, fb->worker.next, at);
@@ -12801,8 +12801,8 @@ static void dcommi_feedback_input(const dcommi_feedback_call *c, const float *he
     }
 }
 #define DCOMMI_FEEDBACK_BLOCK 1024 /* elements that stay in the first cache; whole vectors */
-/* What the store holds after `sent` has gone out of e, and the ledger's sums (tally may be NULL).
- */
+/* Store what is left of e after `sent` has gone out, and add to the ledger's sums (tally may be
+ * NULL). */
 static void dcommi_feedback_settle(const dcommi_feedback_call *c, const float *e, const float *held,
                                    const float *sent, dcommi_tally *tally)
 {
@@ -15320,8 +15320,8 @@ static inline int dcommi_groups_depth(const dcommi_groups *g, int a, int b)
     }
     return level;
 }
-/* What is said to all at once goes by broadcast slots (bcast.h) up to so many bytes, where there
- * are so many ranks, all on one host. Of two each has its fifo. */
+/* Limits of messages to all ranks that go by broadcast slots (bcast.h): bytes, and ranks, all on
+ * one host. Two ranks use their fifos. */
 #define DCOMMI_BCAST_PAYLOAD 4096
 #define DCOMMI_BCAST_RANKS 16
 static inline bool dcommi_groups_post(const dcommi_groups *g, int nranks)
@@ -15404,7 +15404,7 @@ static dcommi_groups *dcommi_groups_restrict(const dcommi_groups *parent, const 
     }
     return g;
 }
-/* What an algorithm may know about a codec: sizes, not data. */
+/* The facts about a codec that an algorithm may use: sizes, not data. */
 typedef struct dcommi_coding {
     const dcomm_plan_codec *codec;
     size_t (*max_bytes)(const void *sizes, size_t count); /* for so many f32; grows with count */
@@ -15426,7 +15426,7 @@ typedef struct dcommi_coding {
     size_t (*part_bytes)(const void *sizes, size_t count, size_t kept); /* grows with both */
     size_t (*samples)(const void *sizes, size_t count, size_t nranks);
 } dcommi_coding;
-/* Where the caller promises that all ranks' buffers lie. */
+/* The kind of memory that the caller promises for all ranks' buffers. */
 enum dcommi_memory {
     DCOMMI_MEMORY_ANY,
     DCOMMI_MEMORY_HUGE,
@@ -24212,7 +24212,7 @@ typedef struct dcommi_ring {
     int64_t credit;          /* steps that `sent` counts before they are sent */
     dcomm_operand stage;     /* reductions: scratch for a chunk to arrive in */
 } dcommi_ring;
-/* Where blocks lie that some steps send or receive. */
+/* The place of the blocks that some steps send or receive. */
 typedef struct dcommi_ring_place {
     enum {
         DCOMMI_RING_WHOLE, /* a buffer of all blocks */
@@ -28705,8 +28705,7 @@ static dcomm_status dcommi_cuda_clipped(dcommi_device_handle *d, float *u, const
     return status;
 }
 static dcomm_status dcommi_cuda_code(dcommi_device_handle *d, const dcommi_device_code *c);
-/* What a recoding with feedback has sent is decoded, for its ledger: what it took in, nobody has.
- */
+/* Decode what a recoding with feedback has sent, for its ledger. Its input is gone by then. */
 static dcomm_status dcommi_cuda_recoded(dcommi_device_handle *d, const dcommi_device_code *c)
 {
     const void *wire = c->dst;
@@ -28827,7 +28826,7 @@ static void dcommi_cuda_over(dcommi_device_handle *d, void *event)
 typedef int (*dcommi_cuda_wait_fn)(cudaStream_t stream, unsigned long long address, uint32_t value,
                                    unsigned flags);
 static _Atomic(dcommi_cuda_wait_fn) dcommi_cuda_wait;
-/* Whether an operation can be tied to a stream: looked at before it is numbered. */
+/* Check that an operation can be tied to a stream, before the operation is numbered. */
 static dcomm_status dcommi_cuda_stream_check(const char *name, void *stream)
 {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
@@ -28891,8 +28890,8 @@ static void dcommi_cuda_stream_unmark(void *event)
 {
     (void)cudaEventDestroy((cudaEvent_t)event);
 }
-/* What is put on the stream from now on waits until *word has come to `value` (cyclically). The
- * word is pinned: with unified addresses, devices find it where the host does. */
+/* Make all later work of the stream wait until *word has come to `value` (cyclically). The word
+ * is pinned: with unified addresses, devices find it where the host does. */
 static dcomm_status dcommi_cuda_stream_hold(int device, void *stream, _Atomic uint32_t *word,
                                             uint32_t value)
 {
@@ -32300,8 +32299,8 @@ static void dcommi_result_copy(dcomm_context *context, void *dst, const void *sr
         dcommi_host_copy(dst, src, len);
     }
 }
-/* Whether reading may be left to messages: not once a part has been folded, which would count it
- * twice where the result lies on an operand. */
+/* Refuse to go on by messages once a part has been folded: that part would count twice if the
+ * result lies on an operand. */
 static dcomm_status dcommi_read_part(dcomm_status status, size_t at, int rank)
 {
     return status == DCOMM_ERR_UNSUPPORTED && at > 0
@@ -32350,7 +32349,7 @@ static dcomm_status dcommi_fold_whole(dcommi_move *move, const void *message, si
     dcommi_run *run = move->run;
     bool also_past = false;
     uint8_t *also = dcommi_forward_room(move, len, &also_past);
-    /* What is still to be sent should stay in a cache. */
+    /* Bytes that are still to be sent should stay in a cache. */
     bool past = move->past && (also != NULL || move->forward_rank < 0);
     dcomm_status status = dcommi_fold_both(move, message, 0, len, past, also, also_past);
     if (status == DCOMM_OK && also != NULL) {
@@ -32533,7 +32532,7 @@ static void dcommi_recv_post(dcommi_move *move, int rank, uint32_t tag)
     }
     dcommi_match_insert(comm, &move->node);
 }
-/* Where a step stores. */
+/* The destination of a step. */
 typedef struct dcommi_target {
     uint8_t *dst;
     bool past;     /* it is better kept out of the caches */
@@ -32586,7 +32585,7 @@ static size_t dcommi_pull_grain(const dcomm_plan *plan, size_t npieces)
     return (size_t)dcommi_whole_elements((int64_t)grain,
                                          (int64_t)dcomm_dtype_size((dcomm_dtype)plan->dtype));
 }
-/* Where a piece can be read in place from, at once; NULL: it has to be brought here. */
+/* Return the address at which a piece can be read in place now; NULL: it must be brought here. */
 static inline const uint8_t *dcommi_piece_here(dcomm_comm *comm, const dcommi_piece *piece,
                                                size_t at, size_t len)
 {
@@ -39061,7 +39060,7 @@ static dcommi_script *dcommi_script_make(const dcomm_comm *comm, const dcomm_pla
 #define DCOMMI_FAST_POLLS 64
 /* Longer messages are not there so soon. */
 #define DCOMMI_FAST_PAUSED 2048
-/* Where broadcast slots are expected to be written to, one poll in so many is of the fifo. */
+/* If a message is expected in a broadcast slot, one poll in so many is of the fifo. */
 #define DCOMMI_FAST_FIFO 8
 typedef struct dcommi_fast {
     dcomm_comm *comm;
@@ -39113,7 +39112,7 @@ static inline void dcommi_fast_heard(dcommi_member *m, uint32_t done)
     m->heard = true;
     m->done += more < UINT32_MAX / 2 ? more : 0;
 }
-/* Whether a message is of a later operation: what lies in the fifo may be of this one. */
+/* Return true if a message is of a later operation. The fifo may then hold one of this one. */
 static inline bool dcommi_fast_ahead(const dcommi_fast *f, const dcommi_arrival *arrival)
 {
     uint64_t seq = 0;
@@ -39486,8 +39485,8 @@ static inline bool dcommi_fast_enter(dcomm_comm *comm, bool *locked)
     dcommi_comm_unlock(comm);
     return false;
 }
-/* What every blocking call tries first: run the script of the plan that is cached for it.
- * DCOMM_IN_PROGRESS: there is none, or not now, and nothing has happened. */
+/* Run the script of the plan that is cached for a blocking call. Return DCOMM_IN_PROGRESS if there
+ * is none, or if it cannot run now; then nothing has happened. */
 static inline dcomm_status dcommi_fast_call(dcomm_comm *comm, const dcommi_call_key *key,
                                             const char *asked, const void *in, void *out,
                                             double timeout_s)
@@ -39641,7 +39640,7 @@ static void dcommi_shape_spaces(const dcommi_shape *s, int64_t *in, int64_t *out
         *out = dcommi_max64(*in, *out);
     }
 }
-/* Whether no rank moves a byte. Every rank comes to the same answer. */
+/* Return true if no rank moves a byte. The answer is the same on every rank. */
 static bool dcommi_shape_empty(const dcommi_shape *s)
 {
     if (s->coll == DCOMM_COLL_BARRIER || s->coll == DCOMM_COLL_ALLTOALLV ||
@@ -40295,7 +40294,7 @@ static void dcommi_mix_counts(uint64_t key[2], const size_t *values, int n)
         key[1] = dcommi_mix(key[1], values[i] ^ 0x5bd1e9955bd1e995u);
     }
 }
-/* What the ranks must agree on, as a number. */
+/* Return what the ranks must agree on, as a number. */
 static uint32_t dcommi_shape_signature(const dcommi_shape *s, const dcommi_algo *algo)
 {
     if (s->coll == DCOMM_COLL_SEND || s->coll == DCOMM_COLL_RECV) { /* one's is the other's */
@@ -44571,7 +44570,7 @@ static bool dcommi_comm_in_group(const dcomm_comm *comm)
     }
     return false;
 }
-/* What must be over when the call returns cannot wait for the end of a group. */
+/* Refuse a call within a group: it must be over when it returns, and a group runs at its end. */
 static dcomm_status dcommi_check_no_group(const char *what)
 {
     return dcommi_this_group.depth == 0
@@ -52344,8 +52343,8 @@ static dcomm_status dcommi_boot_allgather(dcommi_boot *boot, const void *mine, s
     *lens_p = lens;
     return DCOMM_OK;
 }
-/* What one rank tells the others of itself when a communicator is created. Fixed layout; checked
- * for version, byte order and header size before anything else is believed. */
+/* The facts that one rank sends to the others when a communicator is created. The layout is fixed.
+ * Version, byte order and header size are checked before anything else is believed. */
 typedef struct dcommi_card {
     uint32_t magic, version;
     uint8_t uuid[16];
@@ -52791,7 +52790,7 @@ static dcomm_status dcommi_reach_net(const dcomm_comm *comm, const dcommi_card *
                                      card[0].hostname, card[0].host_id, far, card[far].hostname,
                                      card[far].host_id, dcommi_message);
 }
-/* Who is where. */
+/* Find out which ranks share a host and its parts. */
 static dcomm_status dcommi_comm_groups(dcomm_comm *comm, const dcommi_cards *cards,
                                        const int64_t *host)
 {
@@ -54766,7 +54765,7 @@ static bool dcommi_check_do_signal(dcommi_check *c, dcommi_check_op *op)
     }
     return dcommi_check_complete(c, op);
 }
-/* How much a lane can have added to a counter before this WAIT, by the last pass. */
+/* Return the most that a lane can have added to a counter before this WAIT, by the last pass. */
 static int64_t dcommi_check_possible(const dcommi_check_source *s, const dcommi_check_op *wait)
 {
     size_t low = 0, high = s->n; /* pulses that do not come after the WAIT: [0, low) */

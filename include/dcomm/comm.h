@@ -57,7 +57,7 @@ DCOMM_API dcomm_status dcomm_context_destroy(dcomm_context **context_p);
  * calls in which nothing happened. */
 DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context);
 
-/* How the ranks of a communicator meet. */
+/* Ways in which the ranks of a communicator meet. */
 typedef enum dcomm_boot {
     DCOMM_BOOT_AUTO = 0,     /* the launcher's environment: torchrun, Open MPI, MPICH, Slurm; a
                                 program without a launcher is one rank. Half a description (RANK

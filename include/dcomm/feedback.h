@@ -176,7 +176,7 @@ DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb);
 /* Fail a step: the state is stale until dcomm_feedback_recover. */
 DCOMM_API dcomm_status dcomm_feedback_fail(dcomm_feedback *fb);
 
-/* How a stale state goes on. */
+/* Ways in which a stale state becomes usable again. */
 typedef enum dcomm_feedback_recovery {
     DCOMM_FEEDBACK_RETRY =
         0, /* as before the step (not in_place): right if no rank used its wires */

@@ -182,7 +182,7 @@ typedef struct dcomm_lane {
     uint32_t count; /* steps */
 } dcomm_lane;
 
-/* Where the elements of a codec step stand, which the bytes do not say. */
+/* Facts that a codec needs beside the bytes of a step. */
 typedef struct dcomm_codec_place {
     uint64_t first;   /* number of the first element */
     uint32_t round;   /* ENCODE, RECODE: which encoding of these elements within the run */

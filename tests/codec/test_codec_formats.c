@@ -35,7 +35,7 @@ Test(codec_formats, philox_is_philox)
 
 /* ---- formats, element by element from their description ---- */
 
-/* What docs/wire-formats.md says of element i of a qsgd wire. */
+/* Return element i of a qsgd wire, by docs/wire-formats.md. */
 static double qsgd_element(const unsigned char *wire, size_t count, size_t i, unsigned bits,
                            size_t bucket)
 {

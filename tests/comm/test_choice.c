@@ -217,7 +217,7 @@ Test(choice, explain, .timeout = 30)
     }
 }
 
-/* What an explanation is not made for; it says how many rows there are without room for any. */
+/* Wrong arguments of an explanation; without room for rows it says how many there are. */
 Test(choice, explanations, .timeout = 20)
 {
     dcomm_comm *const none = NULL, *const some = (dcomm_comm *)&(long[64]){0};

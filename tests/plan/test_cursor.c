@@ -435,7 +435,7 @@ Test(cursor, sub_plans_in_sub_plans)
     cr_assert(rank == 7 && tag == 49);
     cr_assert_eq(dcommi_cursor_owner(&at, 1, 1, &rank), DCOMM_OK);
     cr_assert_eq(rank, 7);
-    /* What does not fit its caller: at the last that fits, then one further. */
+    /* Limits of a caller: the last value that fits, then one further. */
     next.tag = dcomm_const(8);
     cr_assert_eq(dcommi_cursor_call(&in, &next, &third), DCOMM_OK);
     next.tag = dcomm_const(9);

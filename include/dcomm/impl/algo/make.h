@@ -107,7 +107,7 @@ static void dcommi_shape_spaces(const dcommi_shape *s, int64_t *in, int64_t *out
     }
 }
 
-/* Whether no rank moves a byte. Every rank comes to the same answer. */
+/* Return true if no rank moves a byte. The answer is the same on every rank. */
 static bool dcommi_shape_empty(const dcommi_shape *s)
 {
     if (s->coll == DCOMM_COLL_BARRIER || s->coll == DCOMM_COLL_ALLTOALLV ||

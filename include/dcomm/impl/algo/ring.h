@@ -88,7 +88,7 @@ typedef struct dcommi_ring {
     dcomm_operand stage;     /* reductions: scratch for a chunk to arrive in */
 } dcommi_ring;
 
-/* Where blocks lie that some steps send or receive. */
+/* The place of the blocks that some steps send or receive. */
 typedef struct dcommi_ring_place {
     enum {
         DCOMMI_RING_WHOLE, /* a buffer of all blocks */

@@ -275,7 +275,7 @@ static bool dcommi_check_do_signal(dcommi_check *c, dcommi_check_op *op)
     return dcommi_check_complete(c, op);
 }
 
-/* How much a lane can have added to a counter before this WAIT, by the last pass. */
+/* Return the most that a lane can have added to a counter before this WAIT, by the last pass. */
 static int64_t dcommi_check_possible(const dcommi_check_source *s, const dcommi_check_op *wait)
 {
     size_t low = 0, high = s->n; /* pulses that do not come after the WAIT: [0, low) */

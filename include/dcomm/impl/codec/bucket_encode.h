@@ -84,7 +84,7 @@ static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *co
         en->quant.half = as->stochastic ? 512 : fraction / 2 + 1;
     }
     call->bytes = dcommi_bucket_wire_bytes(codec, call->count);
-    /* What a ledger reads again stays in the cache. */
+    /* A ledger reads the output again, so it stays in the cache. */
     bool stream = call->bytes >= DCOMMI_BUCKET_STREAM && call->tally == NULL;
     en->quant.stream = stream && (uintptr_t)call->wire % 64 == 0;
     en->quant.stream_next =
@@ -118,7 +118,7 @@ static bool dcommi_bucket_clean(dcommi_bucket_encoder *en, const float *x, const
     return poisoned;
 }
 
-/* What a clipped number loses stays behind; the kernel has seen only the clipped one. */
+/* Add to the residual what clipping cut off: the kernel has seen only the clipped number. */
 static void dcommi_bucket_excess(const float *x, const float *residual, float *next, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -254,7 +254,7 @@ static uint32_t dcommi_bucket_measure(const dcommi_bucket_encoder *en, size_t b,
                                           en->stage[b % DCOMMI_BUCKET_STAGES], n, sign);
 }
 
-/* What a bucket of this encoding became, for the ledger. */
+/* Enter into the ledger what a bucket of this encoding became. */
 static void dcommi_bucket_tally(dcommi_bucket_encoder *en, size_t b, size_t n)
 {
     dcommi_encoding *call = en->call;

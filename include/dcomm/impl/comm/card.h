@@ -6,8 +6,8 @@
 #include "../boot/boot.h"
 #include "context.h"
 
-/* What one rank tells the others of itself when a communicator is created. Fixed layout; checked
- * for version, byte order and header size before anything else is believed. */
+/* The facts that one rank sends to the others when a communicator is created. The layout is fixed.
+ * Version, byte order and header size are checked before anything else is believed. */
 typedef struct dcommi_card {
     uint32_t magic, version;
     uint8_t uuid[16];

@@ -53,7 +53,7 @@ static bool dcommi_comm_in_group(const dcomm_comm *comm)
     return false;
 }
 
-/* What must be over when the call returns cannot wait for the end of a group. */
+/* Refuse a call within a group: it must be over when it returns, and a group runs at its end. */
 static dcomm_status dcommi_check_no_group(const char *what)
 {
     return dcommi_this_group.depth == 0

@@ -42,7 +42,7 @@ static void dcommi_mix_counts(uint64_t key[2], const size_t *values, int n)
     }
 }
 
-/* What the ranks must agree on, as a number. */
+/* Return what the ranks must agree on, as a number. */
 static uint32_t dcommi_shape_signature(const dcommi_shape *s, const dcommi_algo *algo)
 {
     if (s->coll == DCOMM_COLL_SEND || s->coll == DCOMM_COLL_RECV) { /* one's is the other's */

@@ -6,7 +6,7 @@
 #include "comm.h"
 #include "reach.h"
 
-/* Who is where. */
+/* Find out which ranks share a host and its parts. */
 static dcomm_status dcommi_comm_groups(dcomm_comm *comm, const dcommi_cards *cards,
                                        const int64_t *host)
 {

@@ -295,8 +295,7 @@ static dcomm_status dcommi_cuda_clipped(dcommi_device_handle *d, float *u, const
 
 static dcomm_status dcommi_cuda_code(dcommi_device_handle *d, const dcommi_device_code *c);
 
-/* What a recoding with feedback has sent is decoded, for its ledger: what it took in, nobody has.
- */
+/* Decode what a recoding with feedback has sent, for its ledger. Its input is gone by then. */
 static dcomm_status dcommi_cuda_recoded(dcommi_device_handle *d, const dcommi_device_code *c)
 {
     const void *wire = c->dst;

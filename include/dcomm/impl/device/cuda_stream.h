@@ -13,7 +13,7 @@ typedef int (*dcommi_cuda_wait_fn)(cudaStream_t stream, unsigned long long addre
                                    unsigned flags);
 static _Atomic(dcommi_cuda_wait_fn) dcommi_cuda_wait;
 
-/* Whether an operation can be tied to a stream: looked at before it is numbered. */
+/* Check that an operation can be tied to a stream, before the operation is numbered. */
 static dcomm_status dcommi_cuda_stream_check(const char *name, void *stream)
 {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
@@ -81,8 +81,8 @@ static void dcommi_cuda_stream_unmark(void *event)
     (void)cudaEventDestroy((cudaEvent_t)event);
 }
 
-/* What is put on the stream from now on waits until *word has come to `value` (cyclically). The
- * word is pinned: with unified addresses, devices find it where the host does. */
+/* Make all later work of the stream wait until *word has come to `value` (cyclically). The word
+ * is pinned: with unified addresses, devices find it where the host does. */
 static dcomm_status dcommi_cuda_stream_hold(int device, void *stream, _Atomic uint32_t *word,
                                             uint32_t value)
 {

@@ -5,7 +5,7 @@
 
 #include "receive.h"
 
-/* Where a step stores. */
+/* The destination of a step. */
 typedef struct dcommi_target {
     uint8_t *dst;
     bool past;     /* it is better kept out of the caches */
@@ -63,7 +63,7 @@ static size_t dcommi_pull_grain(const dcomm_plan *plan, size_t npieces)
                                          (int64_t)dcomm_dtype_size((dcomm_dtype)plan->dtype));
 }
 
-/* Where a piece can be read in place from, at once; NULL: it has to be brought here. */
+/* Return the address at which a piece can be read in place now; NULL: it must be brought here. */
 static inline const uint8_t *dcommi_piece_here(dcomm_comm *comm, const dcommi_piece *piece,
                                                size_t at, size_t len)
 {

@@ -68,8 +68,8 @@ static void dcommi_result_copy(dcomm_context *context, void *dst, const void *sr
     }
 }
 
-/* Whether reading may be left to messages: not once a part has been folded, which would count it
- * twice where the result lies on an operand. */
+/* Refuse to go on by messages once a part has been folded: that part would count twice if the
+ * result lies on an operand. */
 static dcomm_status dcommi_read_part(dcomm_status status, size_t at, int rank)
 {
     return status == DCOMM_ERR_UNSUPPORTED && at > 0
@@ -122,7 +122,7 @@ static dcomm_status dcommi_fold_whole(dcommi_move *move, const void *message, si
     dcommi_run *run = move->run;
     bool also_past = false;
     uint8_t *also = dcommi_forward_room(move, len, &also_past);
-    /* What is still to be sent should stay in a cache. */
+    /* Bytes that are still to be sent should stay in a cache. */
     bool past = move->past && (also != NULL || move->forward_rank < 0);
     dcomm_status status = dcommi_fold_both(move, message, 0, len, past, also, also_past);
     if (status == DCOMM_OK && also != NULL) {

@@ -73,8 +73,8 @@ static inline float dcommi_feedback_bounded(float e, dcomm_codec_report *report)
     return e;
 }
 
-/* What the worker holds back of element `at` after this step. With EF21 that is what its estimate
- * lacks; where the gradient is not known, nothing. */
+/* Return the part of element `at` that the worker holds back after this step. With EF21 that is the
+ * error of its estimate, or nothing if the gradient is not known. */
 static double dcommi_feedback_held(const dcomm_feedback *fb, size_t at)
 {
     float next = dcommi_feedback_get(&fb->worker, fb->worker.next, at);
@@ -136,8 +136,8 @@ static void dcommi_feedback_input(const dcommi_feedback_call *c, const float *he
 
 #define DCOMMI_FEEDBACK_BLOCK 1024 /* elements that stay in the first cache; whole vectors */
 
-/* What the store holds after `sent` has gone out of e, and the ledger's sums (tally may be NULL).
- */
+/* Store what is left of e after `sent` has gone out, and add to the ledger's sums (tally may be
+ * NULL). */
 static void dcommi_feedback_settle(const dcommi_feedback_call *c, const float *e, const float *held,
                                    const float *sent, dcommi_tally *tally)
 {

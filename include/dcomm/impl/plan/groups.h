@@ -43,8 +43,8 @@ static inline int dcommi_groups_depth(const dcommi_groups *g, int a, int b)
     return level;
 }
 
-/* What is said to all at once goes by broadcast slots (bcast.h) up to so many bytes, where there
- * are so many ranks, all on one host. Of two each has its fifo. */
+/* Limits of messages to all ranks that go by broadcast slots (bcast.h): bytes, and ranks, all on
+ * one host. Two ranks use their fifos. */
 #define DCOMMI_BCAST_PAYLOAD 4096
 #define DCOMMI_BCAST_RANKS 16
 

@@ -6,7 +6,7 @@
 #include "../../plan.h"
 #include "groups.h"
 
-/* What an algorithm may know about a codec: sizes, not data. */
+/* The facts about a codec that an algorithm may use: sizes, not data. */
 typedef struct dcommi_coding {
     const dcomm_plan_codec *codec;
     size_t (*max_bytes)(const void *sizes, size_t count); /* for so many f32; grows with count */
@@ -29,7 +29,7 @@ typedef struct dcommi_coding {
     size_t (*samples)(const void *sizes, size_t count, size_t nranks);
 } dcommi_coding;
 
-/* Where the caller promises that all ranks' buffers lie. */
+/* The kind of memory that the caller promises for all ranks' buffers. */
 enum dcommi_memory {
     DCOMMI_MEMORY_ANY,
     DCOMMI_MEMORY_HUGE,

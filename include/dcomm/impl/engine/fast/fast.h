@@ -21,7 +21,7 @@
 #define DCOMMI_FAST_POLLS 64
 /* Longer messages are not there so soon. */
 #define DCOMMI_FAST_PAUSED 2048
-/* Where broadcast slots are expected to be written to, one poll in so many is of the fifo. */
+/* If a message is expected in a broadcast slot, one poll in so many is of the fifo. */
 #define DCOMMI_FAST_FIFO 8
 
 typedef struct dcommi_fast {
@@ -80,7 +80,7 @@ static inline void dcommi_fast_heard(dcommi_member *m, uint32_t done)
     m->done += more < UINT32_MAX / 2 ? more : 0;
 }
 
-/* Whether a message is of a later operation: what lies in the fifo may be of this one. */
+/* Return true if a message is of a later operation. The fifo may then hold one of this one. */
 static inline bool dcommi_fast_ahead(const dcommi_fast *f, const dcommi_arrival *arrival)
 {
     uint64_t seq = 0;
@@ -469,8 +469,8 @@ static inline bool dcommi_fast_enter(dcomm_comm *comm, bool *locked)
     return false;
 }
 
-/* What every blocking call tries first: run the script of the plan that is cached for it.
- * DCOMM_IN_PROGRESS: there is none, or not now, and nothing has happened. */
+/* Run the script of the plan that is cached for a blocking call. Return DCOMM_IN_PROGRESS if there
+ * is none, or if it cannot run now; then nothing has happened. */
 static inline dcomm_status dcommi_fast_call(dcomm_comm *comm, const dcommi_call_key *key,
                                             const char *asked, const void *in, void *out,
                                             double timeout_s)
