@@ -44960,11 +44960,11 @@ static inline bool dcommi_fast_first(dcomm_coll coll, dcomm_op op)
                                coll == DCOMM_COLL_BARRIER);
 }
 /* The fast path of a call, by its key. */
-static inline dcomm_status dcommi_call_fast(dcomm_comm *comm, dcommi_call_key key,
+static inline dcomm_status dcommi_call_fast(dcomm_comm *comm, const dcommi_call_key *key,
                                             const dcomm_coll_opts *opts, const void *in, void *out)
 {
     const bool limited = opts != NULL && opts->timeout_s > 0;
-    return dcommi_fast_call(comm, &key, opts != NULL ? opts->algo : NULL, in, out,
+    return dcommi_fast_call(comm, key, opts != NULL ? opts->algo : NULL, in, out,
                             limited ? opts->timeout_s : comm->timeout_s);
 }
 static dcommi_factor dcommi_factor_of(const dcomm_coll_opts *opts, dcomm_op op, dcomm_dtype dtype)
@@ -44994,7 +44994,7 @@ static dcomm_status dcommi_collective_held(dcomm_comm *comm, const dcommi_shape 
     const dcommi_call_key key = dcommi_shape_key(s, opts);
     if (device == NULL && p2p < 0 && !dcommi_fast_first(s->coll, s->op) &&
         dcommi_fast_asked(comm, opts, request_p)) {
-        dcomm_status fast = dcommi_call_fast(comm, key, opts, in, out);
+        dcomm_status fast = dcommi_call_fast(comm, &key, opts, in, out);
         if (fast != DCOMM_IN_PROGRESS) {
             return fast;
         }
@@ -45732,7 +45732,7 @@ static inline dcomm_status dcommi_fast_attempt(dcomm_comm *comm, dcomm_coll coll
         return DCOMM_IN_PROGRESS;
     }
     const dcommi_call_key key = dcommi_call_key_of(coll, count, dtype, op, root, in_place, opts);
-    return dcommi_call_fast(comm, key, opts, in, out);
+    return dcommi_call_fast(comm, &key, opts, in, out);
 }
 static inline dcomm_status dcommi_call_often(dcomm_comm *comm, dcomm_coll coll, const void *in,
                                              void *out, size_t count, dcomm_dtype dtype,
@@ -45811,7 +45811,7 @@ static dcomm_status dcommi_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts
     if (dcommi_fast_asked(comm, opts, request_p)) {
         const dcommi_call_key key =
             dcommi_call_key_of(DCOMM_COLL_BARRIER, 0, DCOMM_U8, DCOMM_SUM, 0, false, opts);
-        dcomm_status fast = dcommi_call_fast(comm, key, opts, NULL, NULL);
+        dcomm_status fast = dcommi_call_fast(comm, &key, opts, NULL, NULL);
         if (DCOMMI_LIKELY(fast != DCOMM_IN_PROGRESS)) {
             return fast;
         }

@@ -26,7 +26,7 @@ def blocks(path):
             start = None
     if start is not None:
         sys.exit(f"{path}:{start + 1}: a block without an end")
-    rows = [(i, m.group(1)) for i, m in enumerate(re.match(r"\| `([^`]+/[^`]+)` \|", line)
+    rows = [(i, m.group(1)) for i, m in enumerate(re.match(r"\| `(build/[^`]+)` \|", line)
                                                   for line in lines) if m]
     if rows:
         yield rows[0][0] + 1, "sh", [command for _, command in rows], ""

@@ -12,7 +12,7 @@ check "all that is public is described" tools/reference.py --check
 # A copy of what the reference reads, with an omission of each kind.
 tree=$scratch/tree
 mkdir -p "$tree/tools"
-cp tools/reference*.py "$tree/tools/"
+cp tools/*.py "$tree/tools/"
 cp -r include bench docs examples nccl README.md "$tree/"
 plant() { # FILE PATTERN TEXT: TEXT above the first line that matches
     sed -i "0,/$2/s//$3\n&/" "$tree/include/dcomm/$1"

@@ -233,11 +233,11 @@ static inline bool dcommi_fast_first(dcomm_coll coll, dcomm_op op)
 }
 
 /* The fast path of a call, by its key. */
-static inline dcomm_status dcommi_call_fast(dcomm_comm *comm, dcommi_call_key key,
+static inline dcomm_status dcommi_call_fast(dcomm_comm *comm, const dcommi_call_key *key,
                                             const dcomm_coll_opts *opts, const void *in, void *out)
 {
     const bool limited = opts != NULL && opts->timeout_s > 0;
-    return dcommi_fast_call(comm, &key, opts != NULL ? opts->algo : NULL, in, out,
+    return dcommi_fast_call(comm, key, opts != NULL ? opts->algo : NULL, in, out,
                             limited ? opts->timeout_s : comm->timeout_s);
 }
 
@@ -269,7 +269,7 @@ static dcomm_status dcommi_collective_held(dcomm_comm *comm, const dcommi_shape 
     const dcommi_call_key key = dcommi_shape_key(s, opts);
     if (device == NULL && p2p < 0 && !dcommi_fast_first(s->coll, s->op) &&
         dcommi_fast_asked(comm, opts, request_p)) {
-        dcomm_status fast = dcommi_call_fast(comm, key, opts, in, out);
+        dcomm_status fast = dcommi_call_fast(comm, &key, opts, in, out);
         if (fast != DCOMM_IN_PROGRESS) {
             return fast;
         }

@@ -91,7 +91,7 @@ static inline dcomm_status dcommi_fast_attempt(dcomm_comm *comm, dcomm_coll coll
         return DCOMM_IN_PROGRESS;
     }
     const dcommi_call_key key = dcommi_call_key_of(coll, count, dtype, op, root, in_place, opts);
-    return dcommi_call_fast(comm, key, opts, in, out);
+    return dcommi_call_fast(comm, &key, opts, in, out);
 }
 
 static inline dcomm_status dcommi_call_often(dcomm_comm *comm, dcomm_coll coll, const void *in,
@@ -177,7 +177,7 @@ static dcomm_status dcommi_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts
     if (dcommi_fast_asked(comm, opts, request_p)) {
         const dcommi_call_key key =
             dcommi_call_key_of(DCOMM_COLL_BARRIER, 0, DCOMM_U8, DCOMM_SUM, 0, false, opts);
-        dcomm_status fast = dcommi_call_fast(comm, key, opts, NULL, NULL);
+        dcomm_status fast = dcommi_call_fast(comm, &key, opts, NULL, NULL);
         if (DCOMMI_LIKELY(fast != DCOMM_IN_PROGRESS)) {
             return fast;
         }
