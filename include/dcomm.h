@@ -3070,7 +3070,7 @@ typedef struct dcomm_moe_opts {
 
     double timeout_s; /* seconds for each exchange (default: the communicator's) */
     bool registered;  /* buffers come from dcomm_mem_alloc: ranks of a host read them faster, and
-                         they  take shared memory; ordinary memory if there is not enough (default:
+                         they take shared memory; ordinary memory if there is not enough (default:
                          ordinary memory) */
 } dcomm_moe_opts;
 
