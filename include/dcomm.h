@@ -64,7 +64,8 @@
 extern "C" {
 #endif
 
-/* Version of this header; dcomm_version returns that of the implementation. */
+/* Version of this header, as DCOMM_VERSION_STRING and as the numbers DCOMM_VERSION_MAJOR,
+ * DCOMM_VERSION_MINOR and DCOMM_VERSION_PATCH; dcomm_version returns that of the implementation. */
 #define DCOMM_VERSION_MAJOR 0
 #define DCOMM_VERSION_MINOR 1
 #define DCOMM_VERSION_PATCH 0
@@ -902,10 +903,12 @@ DCOMM_API dcomm_status dcomm_cuda_recode(const dcomm_codec *codec, const void *c
                                          const float *residual, float *next, size_t count,
                                          const dcomm_codec_key *key, void *wire, size_t capacity,
                                          void *workspace, dcomm_cuda_report *report, void *stream);
-/* Return the bytes of device memory that an encoding, a decoding (of any number of wires) or a
- * recoding needs as workspace, aligned to 64; 0: none, and it may be NULL. */
+/* Return the bytes of device memory that an encoding needs as workspace, aligned to 64; 0: none,
+ * and it may be NULL. */
 DCOMM_API size_t dcomm_cuda_workspace_bytes(const dcomm_codec *codec, size_t count);
+/* Return the same for decoding any number of wires. */
 DCOMM_API size_t dcomm_cuda_decode_workspace_bytes(const dcomm_codec *codec, size_t count);
+/* Return the same for recoding. */
 DCOMM_API size_t dcomm_cuda_recode_workspace_bytes(const dcomm_codec *codec, size_t count);
 
 /* ---- powersgd, step by step ---- */
@@ -1675,10 +1678,11 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const i
  * (NULL: none). May be called from any thread; does not block. */
 DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason);
 
-/* Return the caller's rank, the number of ranks, the context; -1, -1 and NULL if comm is NULL or
- * not created yet. */
+/* Return the caller's rank, from 0; -1 if comm is NULL or not created yet. */
 DCOMM_API int dcomm_comm_rank(const dcomm_comm *comm);
+/* Return the number of ranks; -1 if comm is NULL or not created yet. */
 DCOMM_API int dcomm_comm_size(const dcomm_comm *comm);
+/* Return the context; NULL if comm is NULL or not created yet. */
 DCOMM_API dcomm_context *dcomm_comm_context(const dcomm_comm *comm);
 /* Return the error that poisoned the communicator (DCOMM_OK: none). */
 DCOMM_API dcomm_status dcomm_comm_status(const dcomm_comm *comm);
@@ -2107,9 +2111,10 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ibarrier(dcomm_comm *comm, const dcom
                                                     dcomm_request **request_p);
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts);
 
-/* Point-to-point: on one communicator, the n-th send from a to b meets the n-th receive of b from
- * a, with equal counts. A rank does not send to itself. A send may or may not complete before the
- * receive is posted: do not depend on it. */
+/* Point-to-point: dcomm_send sends count elements to `peer`, dcomm_recv receives them. On one
+ * communicator, the n-th send from a to b meets the n-th receive of b from a, with equal counts. A
+ * rank does not send to itself. A send may or may not complete before the receive is posted: do not
+ * depend on it. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_isend(dcomm_comm *comm, const void *buf, size_t count,
                                                  dcomm_dtype dtype, int peer,
                                                  const dcomm_coll_opts *opts,
@@ -2388,10 +2393,10 @@ typedef struct dcomm_path {
 /* A question and its answer. Zero all of it, then set the call's arguments. */
 typedef struct dcomm_explanation {
     /* The call. */
-    dcomm_coll coll;
-    size_t count; /* elements, as in the call; all blocks of a v-collective have this size */
-    dcomm_dtype dtype;
-    dcomm_op op;
+    dcomm_coll coll;   /* the collective */
+    size_t count;      /* elements, as in the call; all blocks of a v-collective have this size */
+    dcomm_dtype dtype; /* of the elements */
+    dcomm_op op;       /* the operator, if the collective reduces */
     const dcomm_coll_opts *opts; /* NULL: the defaults */
     /* The ranks, if comm is NULL. Else all zero. */
     int nranks;                 /* at least 1 */
@@ -2399,9 +2404,9 @@ typedef struct dcomm_explanation {
     const dcomm_tuning *tuning; /* NULL: the built-in numbers (dcomm_tuning_default) */
     /* The caller's room for rows. NULL and 0: these rows are not wanted. */
     dcomm_alternative *alternatives; /* every algorithm, in the order of dcomm_algo_get_info */
-    int max_alternatives;
-    dcomm_path *paths; /* "staged", "direct", "ucx" */
-    int max_paths;
+    int max_alternatives;            /* rows that `alternatives` has room for */
+    dcomm_path *paths;               /* "staged", "direct", "ucx" */
+    int max_paths;                   /* rows that `paths` has room for */
     /* The answer. */
     const char *algo;  /* the algorithm that runs; constant text */
     int nalternatives; /* algorithms that there are; may be more than max_alternatives */

@@ -4,13 +4,15 @@ its table of environment variables.
 
   tools/reference.py OUT           write OUT/man3, OUT/man1 and OUT/html
   tools/reference.py --check       print a line for each symbol, option or variable that nothing describes,
-                                   and for each function that no example calls; exit status 1 if there is one
+                                   and for each function that no example calls; exit status 1 if there is one.
+                                   A comment above several declarations describes those that it names
   tools/reference.py --list        print the name of each public function
   tools/reference.py --help-of T   print the help text of tool T, as its source has it
   tools/reference.py --install MAN DOC   for meson: the same below its prefix, MAN and DOC
 
 The same sources give the same bytes."""
 import argparse
+import collections
 import os
 import re
 import sys
@@ -72,6 +74,16 @@ class Reference:
         return sorted((p.name for p in near if p.kind not in ("macro", "constant")), key=str.lower)
 
 
+def unnamed(found, comment):
+    """Return those of the declarations below one comment that it does not name, if there are several. A
+    non-blocking function goes with its blocking form, a callback with the function that takes it."""
+    names = {s.name for s in found}
+    taken = " ".join(p.type for s in found if s.kind == "function" for p in s.parameters)
+    alone = [s for s in found if s.name.replace("dcomm_i", "dcomm_", 1) not in names - {s.name}
+             and not (s.kind == "callback" and s.name in taken)]
+    return [s.name for s in alone if len(alone) > 1 and not re.search(r"\b%s\b" % s.name, comment)]
+
+
 def undocumented(reference):
     """A line for each thing that nothing describes."""
     faults, defined = [], set()
@@ -82,10 +94,17 @@ def undocumented(reference):
             comment = reader.plain(symbol.lead.comment)
             if not comment:
                 faults.append(f"{where}: {symbol.kind} {symbol.name} has no comment above it")
+            below = collections.Counter(id(member.comment) for member in symbol.members)
             for member in symbol.members:
                 word = "value" if symbol.kind == "enum" else "field"
-                faults += [f"{where}: {word} {name} of {symbol.name} has no comment" for name in member.names
-                           if not member.comment and not reader.mentions(comment, name)]
+                own = reader.plain(member.comment) if below[id(member.comment)] == 1 else ""
+                shared = comment + " " + reader.plain(member.comment)
+                faults += [f"{where}: {word} {name} of {symbol.name} has no comment of its own, and none names it"
+                           for name in member.names if not own and not reader.mentions(shared, name)]
+        for page in header.pages:
+            comment = reader.plain(page.symbols[0].lead.comment)
+            faults += [f"{where}: the comment above {name} has other declarations below it, too: name all"
+                       for name in unnamed(page.symbols, comment) if comment]
     called = {s.name for p in reference.pages if p.kind == "function" and p.example for s in p.symbols}
     faults += [f"include/dcomm/{p.header.name}: no example calls {p.name}: add one to docs/snippets.md"
                for p in reference.pages if p.kind == "function" and p.name not in called]

@@ -218,8 +218,8 @@ def expand(body, macros):
 
 def members(body, is_enum):
     """The members of a struct or the values of an enum. A comment above is of the member below it, and of the
-    next ones while none has a comment of its own. One of a line heads all members down to a gap."""
-    found, leading, section, first, heads = [], [], "", True, False
+    next ones while none has a comment of its own."""
+    found, leading, section, first = [], [], "", True
     if is_enum:  # a value ends like a field does
         body = re.sub(r",(?=(?:\s*/\*.*?\*/)*\s*(?:\w+\s*(?:=|,|$)|$))", ";", body, flags=re.S)
         body = re.sub(r"(\w)(\s*(?:/\*(?:(?!\*/).)*\*/\s*)*)$", r"\1;\2", body, count=1, flags=re.S)
@@ -233,9 +233,9 @@ def members(body, is_enum):
                 section, leading = m.group(1), []
             elif rest[1] and found:
                 found[-1] = found[-1]._replace(comment=(leading if first else []) + blocks(lines))
-                leading = leading if heads else []
+                leading = []
             else:
-                leading, first, heads = blocks(lines), True, len(lines) == 1
+                leading, first = blocks(lines), True
         elif kind == "declaration":
             text = bare(rest[0]).rstrip(";").strip()
             if text:

@@ -10,7 +10,8 @@
 extern "C" {
 #endif
 
-/* Version of this header; dcomm_version returns that of the implementation. */
+/* Version of this header, as DCOMM_VERSION_STRING and as the numbers DCOMM_VERSION_MAJOR,
+ * DCOMM_VERSION_MINOR and DCOMM_VERSION_PATCH; dcomm_version returns that of the implementation. */
 #define DCOMM_VERSION_MAJOR 0
 #define DCOMM_VERSION_MINOR 1
 #define DCOMM_VERSION_PATCH 0

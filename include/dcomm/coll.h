@@ -279,9 +279,10 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ibarrier(dcomm_comm *comm, const dcom
                                                     dcomm_request **request_p);
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts);
 
-/* Point-to-point: on one communicator, the n-th send from a to b meets the n-th receive of b from
- * a, with equal counts. A rank does not send to itself. A send may or may not complete before the
- * receive is posted: do not depend on it. */
+/* Point-to-point: dcomm_send sends count elements to `peer`, dcomm_recv receives them. On one
+ * communicator, the n-th send from a to b meets the n-th receive of b from a, with equal counts. A
+ * rank does not send to itself. A send may or may not complete before the receive is posted: do not
+ * depend on it. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_isend(dcomm_comm *comm, const void *buf, size_t count,
                                                  dcomm_dtype dtype, int peer,
                                                  const dcomm_coll_opts *opts,

@@ -175,10 +175,11 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const i
  * (NULL: none). May be called from any thread; does not block. */
 DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason);
 
-/* Return the caller's rank, the number of ranks, the context; -1, -1 and NULL if comm is NULL or
- * not created yet. */
+/* Return the caller's rank, from 0; -1 if comm is NULL or not created yet. */
 DCOMM_API int dcomm_comm_rank(const dcomm_comm *comm);
+/* Return the number of ranks; -1 if comm is NULL or not created yet. */
 DCOMM_API int dcomm_comm_size(const dcomm_comm *comm);
+/* Return the context; NULL if comm is NULL or not created yet. */
 DCOMM_API dcomm_context *dcomm_comm_context(const dcomm_comm *comm);
 /* Return the error that poisoned the communicator (DCOMM_OK: none). */
 DCOMM_API dcomm_status dcomm_comm_status(const dcomm_comm *comm);

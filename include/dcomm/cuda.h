@@ -232,10 +232,12 @@ DCOMM_API dcomm_status dcomm_cuda_recode(const dcomm_codec *codec, const void *c
                                          const float *residual, float *next, size_t count,
                                          const dcomm_codec_key *key, void *wire, size_t capacity,
                                          void *workspace, dcomm_cuda_report *report, void *stream);
-/* Return the bytes of device memory that an encoding, a decoding (of any number of wires) or a
- * recoding needs as workspace, aligned to 64; 0: none, and it may be NULL. */
+/* Return the bytes of device memory that an encoding needs as workspace, aligned to 64; 0: none,
+ * and it may be NULL. */
 DCOMM_API size_t dcomm_cuda_workspace_bytes(const dcomm_codec *codec, size_t count);
+/* Return the same for decoding any number of wires. */
 DCOMM_API size_t dcomm_cuda_decode_workspace_bytes(const dcomm_codec *codec, size_t count);
+/* Return the same for recoding. */
 DCOMM_API size_t dcomm_cuda_recode_workspace_bytes(const dcomm_codec *codec, size_t count);
 
 /* ---- powersgd, step by step ---- */

@@ -190,10 +190,10 @@ typedef struct dcomm_path {
 /* A question and its answer. Zero all of it, then set the call's arguments. */
 typedef struct dcomm_explanation {
     /* The call. */
-    dcomm_coll coll;
-    size_t count; /* elements, as in the call; all blocks of a v-collective have this size */
-    dcomm_dtype dtype;
-    dcomm_op op;
+    dcomm_coll coll;   /* the collective */
+    size_t count;      /* elements, as in the call; all blocks of a v-collective have this size */
+    dcomm_dtype dtype; /* of the elements */
+    dcomm_op op;       /* the operator, if the collective reduces */
     const dcomm_coll_opts *opts; /* NULL: the defaults */
     /* The ranks, if comm is NULL. Else all zero. */
     int nranks;                 /* at least 1 */
@@ -201,9 +201,9 @@ typedef struct dcomm_explanation {
     const dcomm_tuning *tuning; /* NULL: the built-in numbers (dcomm_tuning_default) */
     /* The caller's room for rows. NULL and 0: these rows are not wanted. */
     dcomm_alternative *alternatives; /* every algorithm, in the order of dcomm_algo_get_info */
-    int max_alternatives;
-    dcomm_path *paths; /* "staged", "direct", "ucx" */
-    int max_paths;
+    int max_alternatives;            /* rows that `alternatives` has room for */
+    dcomm_path *paths;               /* "staged", "direct", "ucx" */
+    int max_paths;                   /* rows that `paths` has room for */
     /* The answer. */
     const char *algo;  /* the algorithm that runs; constant text */
     int nalternatives; /* algorithms that there are; may be more than max_alternatives */

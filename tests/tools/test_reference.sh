@@ -21,7 +21,9 @@ plant comm.h '^\/\* An ordered group' '\nDCOMM_API int dcomm_planted_function(vo
 plant comm.h '^\/\* An ordered group' '\ntypedef struct dcomm_planted_type dcomm_planted_type;\n'
 plant comm.h '^\/\* An ordered group' '\n#define DCOMM_PLANTED_MACRO 1\n'
 plant comm.h '^\/\* An ordered group' '\n\/* Do. *\/\nDCOMM_API int dcomm_planted_alone(void);\n'
+plant comm.h '^DCOMM_API int dcomm_comm_size' 'DCOMM_API int dcomm_planted_neighbour(void);'
 plant comm.h '^    dcomm_boot boot;' '    int planted_field;'
+plant ledger.h '^    uint64_t clipped, nonfinite' '    double planted_below;'
 plant comm.h '^    DCOMM_BOOT_ID = 1' '    DCOMM_PLANTED_VALUE = 7,'
 plant impl/base/environment.h '^    {.name = "DCOMM_CMA"' '    {.name = "DCOMM_PLANTED_VARIABLE"},'
 plant impl/base/environment.h '^#include' '#ifdef DCOMM_PLANTED_OPTION\n#endif'
@@ -36,13 +38,16 @@ missed "a function without a comment" '^include/dcomm/comm.h: function dcomm_pla
 missed "a type without a comment" '^include/dcomm/comm.h: type dcomm_planted_type has no comment'
 missed "a macro without a comment" '^include/dcomm/comm.h: macro DCOMM_PLANTED_MACRO has no comment'
 missed "a field without a comment" '/comm.h: field planted_field of dcomm_comm_opts has no comment'
+missed "a function that shares a comment with the next one" 'comm.h: .* above dcomm_planted_neighbour has other'
+missed "and the next one" '^include/dcomm/comm.h: the comment above dcomm_comm_size has other declarations'
+missed "a field below another one's comment" '/ledger.h: field planted_below of dcomm_ledger has no comment of its own'
 missed "a value without a comment" '/comm.h: value DCOMM_PLANTED_VALUE of dcomm_boot has no comment'
 missed "a function without an example" 'no example calls dcomm_planted_alone'
 missed "a variable that no table has" '^docs/environment.md: no row for .* DCOMM_PLANTED_VARIABLE'
 missed "a macro that no table has" '^docs/cheatsheet.md: no row for the macro DCOMM_PLANTED_OPTION'
 missed "an option that no help text has" '^bench/dcomm-run: --help does not have the option --planted-option'
 missed "a name that does not exist" '^docs/cheatsheet.md: there is no dcomm_planted_name'
-check "nothing else is missed" grep -q ', 11 not described$' "$scratch/planted"
+check "nothing else is missed" grep -q ', 15 not described$' "$scratch/planted"
 
 # ---- the pages ----
 check "the pages are written" tools/reference.py "$pages"
