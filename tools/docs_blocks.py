@@ -9,20 +9,22 @@ import os
 import re
 import sys
 
-COMMAND = re.compile(r"^(build|tools|bench|dcomm)/|^(cc|make|nvcc|ldd|dcomm-run|\./\w+)\b")
+COMMAND = re.compile(r"^(build|tools|bench|dcomm)/|^(cc|make|meson|ninja|nvcc|ldd|dcomm-run|\./\w+)\b")
 MARK = re.compile(r"^<!-- (not tested:|tested by) (.+) -->$")
 
 
 def blocks(path):
-    """(line, language or "", text, the line before) of each block, and of the tools' table."""
+    """(line, language or "", text, the line before) of each block, and of the tools' table. A block of a list
+    is indented."""
     with open(path, encoding="utf-8") as file:
         lines = file.read().split("\n")
     start = None
     for i, line in enumerate(lines):
-        if line.startswith("```") and start is None:
-            start = i
-        elif line == "```" and start is not None:
-            yield start + 1, lines[start][3:].strip(), lines[start + 1:i], lines[start - 1]
+        if line.lstrip().startswith("```") and start is None:
+            start, indent = i, len(line) - len(line.lstrip())
+        elif start is not None and line == " " * indent + "```":
+            text = [inside[indent:] for inside in lines[start + 1:i]]
+            yield start + 1, lines[start][indent + 3:].strip(), text, lines[start - 1]
             start = None
     if start is not None:
         sys.exit(f"{path}:{start + 1}: a block without an end")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""reference.py - the reference of dcomm, from the comments in its public headers, its tools' help texts and
-its table of environment variables.
+"""reference.py - the reference of dcomm, from the comments in its public headers, its tools' help texts, and
+the tables of environment variables and of NCCL's calls.
 
   tools/reference.py OUT           write OUT/man3, OUT/man1 and OUT/html
   tools/reference.py --check       print a line for each symbol, option or variable that nothing describes,
@@ -48,6 +48,7 @@ class Reference:
         self.headers = reader.read_headers()
         self.tools, self.variables, self.macros = rest.read_tools(), rest.read_variables(), rest.read_macros()
         self.examples, self.old_names = rest.read_examples(), reader.old_names()
+        self.nccl = rest.read_nccl()
         self.version = next(s for h in self.headers for s in h.symbols
                             if s.name == "DCOMM_VERSION_STRING").text.split('"')[1]
         self.pages = []
@@ -99,7 +100,7 @@ def undocumented(reference):
                 word = "value" if symbol.kind == "enum" else "field"
                 own = reader.plain(member.comment) if below[id(member.comment)] == 1 else ""
                 shared = comment + " " + reader.plain(member.comment)
-                faults += [f"{where}: {word} {name} of {symbol.name} has no comment of its own, and none names it"
+                faults += [f"{where}: {word} {name} of {symbol.name} has no comment of its own or by name"
                            for name in member.names if not own and not reader.mentions(shared, name)]
         for page in header.pages:
             comment = reader.plain(page.symbols[0].lead.comment)
@@ -115,8 +116,13 @@ def undocumented(reference):
     names = {name for row in reference.macros for name in row.names if any(row.cells)}
     faults += [f"docs/cheatsheet.md: no row for the macro {name}"
                for name in rest.known_macros(defined) if name not in names]
+    calls, said = {call.name for call in reference.nccl}, rest.read_nccl_rows()
+    faults += [f"docs/from-nccl.md: no row for NCCL's call {name}" for name in sorted(calls - set(said))]
     known = defined.union(variables, names)
     known.update(name for h in reference.headers for s in h.symbols for m in s.members for name in m.names)
+    made = re.findall(r"\b(?:dcomm|DCOMM)_\w+", " ".join(by for by, _ in said.values()))
+    faults += [f"docs/from-nccl.md: there is no {name}"
+               for name in sorted((set(said) - calls) | (set(made) - known))]
     faults += [f"{page}: there is no {name}" for page in ("docs/cheatsheet.md", "docs/snippets.md")
                for name in sorted(set(re.findall(r"\b(?:dcomm|DCOMM)_\w+", reader.read(page))) - known)]
     for tool in reference.tools:

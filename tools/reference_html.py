@@ -1,5 +1,6 @@
-"""reference_html.py - the reference as HTML, for reference.py: index.html, a page for each header, for the
-tools, the environment variables, the examples, and the cheatsheet. No script: the browser searches."""
+"""reference_html.py - the reference as HTML, for reference.py: index.html, a page for each header, for
+NCCL's calls, the tools, the environment variables, the examples and the
+cheatsheet. No script: the browser searches."""
 import html
 import os
 import re
@@ -73,6 +74,7 @@ class Writer:
             for row in found:
                 self.where.update({name: f"{file}#{name}" for name in row.names if name not in self.where})
         self.where.update({tool.name: f"tools.html#{tool.name}" for tool in reference.tools})
+        self.where.update({call.name: f"nccl.html#{call.name}" for call in reference.nccl})
         self.where.update({h.name: h.name[:-2] + ".html" for h in reference.headers})
         self.files = {h.name[:-2] + ".html": h.name[:-2] for h in reference.headers}
 
@@ -83,7 +85,7 @@ class Writer:
         def anchor(m):
             at = self.where.get(m.group())
             return f'<a href="{at}">{m.group()}</a>' if at and m.group() not in own else m.group()
-        return re.sub(r"(?<![\w/-])(?:dcomm-[a-z]+\b|\w+\.h\b|(?:dcomm_|DCOMM_)\w+)(?!\w)", anchor,
+        return re.sub(r"(?<![\w/-])(?:dcomm-[a-z]+\b|\w+\.h\b|(?:dcomm_|DCOMM_|nccl)\w+)(?!\w)", anchor,
                       html.escape(text, quote=False))
 
     def inline(self, text, own=(), variables=()):
@@ -147,7 +149,8 @@ class Writer:
     def save(self, out, name, title, body, side=()):
         """Write a page: the headers on top, what is on this page at the side."""
         files = [("index.html", "dcomm"), ("cheatsheet.html", "cheatsheet")] + list(self.files.items()) + [
-            ("tools.html", "tools"), ("environment.html", "environment"), ("examples.html", "examples")]
+            ("nccl.html", "nccl"), ("tools.html", "tools"), ("environment.html", "environment"),
+            ("examples.html", "examples")]
         here = {name: " class=here"}
         top = "".join(f'<a href="{file}"{here.get(file, "")}>{text}</a>\n' for file, text in files)
         aside = "<nav class=side>\n" + "\n".join(side) + "\n</nav>\n" if side else ""
@@ -225,6 +228,8 @@ class Writer:
         for header in r.headers:
             brief = self.inline(sentence(header.comment))
             body.append(f"<tr><td>{self.link(header.name)}</td><td>{brief}</td></tr>")
+        body += ['<tr><td><a href="nccl.html">dcomm_nccl.h</a></td>',
+                 "<td>NCCL's calls, made by dcomm</td></tr>"]
         body += ["</table>", "<h2>Tools</h2>", "<table class=short>"]
         body += [f"<tr><td>{self.link(t.name)}</td><td>{self.inline(man.brief(t))}</td></tr>"
                  for t in r.tools]
@@ -265,6 +270,20 @@ class Writer:
                     body.append(f"<p>{self.link(block[1], [tool.name])}</p>")
             body += ["</table>"] * table
         self.save(out, "tools.html", "dcomm's tools", body, side)
+
+    def nccl(self, out):
+        body, side, section = ["<h1>dcomm_nccl.h</h1>"] + [f"<p>{self.link(man.NCCL)}</p>"], [], None
+        for call in self.reference.nccl:
+            if call.section != section:
+                body += ["</table>"] * (section is not None)
+                section = call.section
+                body += [f"<h2>{self.inline(section[:1].upper() + section[1:])}</h2>", "<table>"]
+                side.append(f"<b>{html.escape(section)}</b>")
+            side.append(f'<a href="#{call.name}">{call.name}</a>')
+            text = self.link(chr(10).join(man.synopsis(call.text)), [call.name])
+            said = " ".join(self.markdown(t) for t in man.nccl_said(call))
+            body.append(f"<tr id={call.name}><td><pre>{text}</pre></td><td>{said}</td></tr>")
+        self.save(out, "nccl.html", "NCCL's calls", body + ["</table>"], side)
 
     def environment(self, out):
         body, side, section = ["<h1>Environment variables</h1>"], [], None
@@ -353,6 +372,7 @@ def write(reference, out):
     writer.index(out)
     for header in reference.headers:
         writer.header(out, header)
+    writer.nccl(out)
     writer.tools(out)
     writer.environment(out)
     writer.examples(out)

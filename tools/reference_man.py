@@ -1,5 +1,5 @@
 """reference_man.py - the reference as man pages, for reference.py: man3 has a page for each function and
-type, one for each header, dcomm(3) and dcomm-environment(3); man1 has one for each tool."""
+type, one for each header, dcomm(3), dcomm-environment(3) and dcomm-nccl(3); man1 has one for each tool."""
 import os
 import re
 import textwrap
@@ -7,6 +7,8 @@ import textwrap
 import reference_rest as rest
 from reference_read import blocks, plain, read, sentence
 
+NCCL = ("NCCL's calls, made by dcomm. Names, types, values and layouts are NCCL's. If a call has no remark, it "
+        "is as in NCCL's documentation. Each exists as pnccl... too.")
 STATUS = ("DCOMM_OK (0), or a negative status; dcomm_last_error(3) then returns a sentence that names the "
           "argument, the ranks and the values. dcomm_status(3) lists all statuses.")
 
@@ -161,6 +163,7 @@ def library_page(reference):
     out += [".SH HEADERS", "Each part of the interface has a page, and so has each function and type."]
     for header in reference.headers:
         out += [".TP", f".BR {escape(header_page(header))} (3)", filled(sentence(header.comment))]
+    out += [".TP", ".BR dcomm\\-nccl (3)", "NCCL's calls, made by dcomm"]
     out += [".SH TOOLS"]
     for tool in reference.tools:
         out += [".TP", f".BR {escape(tool.name)} (1)", filled(brief(tool))]
@@ -198,6 +201,25 @@ def environment_page(reference):
             section = row.section
             out += [".SH " + escape(section.upper())]
         out += table([row])
+    return out + [".SH SEE ALSO", ".BR dcomm (3)"]
+
+
+def nccl_said(call):
+    """What makes one of NCCL's calls, and what differs."""
+    return [f"By {call.by}."] * bool(call.by) + [call.said] * bool(call.said) or ["As in NCCL."]
+
+
+def nccl_page(reference):
+    out = title("dcomm-nccl", 3, reference.version) + named(["dcomm-nccl"], "NCCL's calls, made by dcomm")
+    out += [".SH SYNOPSIS"] + verbatim(['#include "dcomm_nccl.h" /* or <nccl.h> */'])
+    out += [".SH DESCRIPTION", filled(NCCL)]
+    section = None
+    for call in reference.nccl:
+        if call.section != section:
+            section = call.section
+            out += [".SH " + escape(section.upper())]
+        out += [".TP", "\\fB" + escape(call.text) + "\\fR"]
+        out += [filled(re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", " ".join(nccl_said(call))))]
     return out + [".SH SEE ALSO", ".BR dcomm (3)"]
 
 
@@ -248,5 +270,6 @@ def write(reference, out):
         save(header_page(header) + ".3", overview(reference, header))
     save("dcomm.3", library_page(reference))
     save("dcomm-environment.3", environment_page(reference))
+    save("dcomm-nccl.3", nccl_page(reference))
     for tool in reference.tools:
         save(tool.name + ".1", tool_page(reference, tool))

@@ -256,6 +256,11 @@ def signature(symbol, text):
                 symbol.parameters.append(Parameter(name, part))
 
 
+def in_c(path):
+    """A header without what C++ needs."""
+    return re.sub(r'#ifdef __cplusplus\n(?:extern "C" \{|\})\n#endif\n', "", read(path))
+
+
 def read_header(name):
     """Parse a public header."""
     header = Header(name)
@@ -284,8 +289,7 @@ def read_header(name):
             comment = blocks(lines)
         lead = None
 
-    text = re.sub(r'#ifdef __cplusplus\n(?:extern "C" \{|\})\n#endif\n', "", read("include/dcomm/" + name))
-    for kind, *rest in items(text):
+    for kind, *rest in items(in_c("include/dcomm/" + name)):
         if kind == "blank":
             comment, lead = [], None
         elif kind == "comment":

@@ -1,5 +1,5 @@
 """reference_rest.py - what the reference has beside the headers, as data for reference.py: the tools' help
-texts, the environment variables, the macros of a program, and the examples that CI compiles."""
+texts, the environment variables, the macros of a program, NCCL's calls, and the examples that CI compiles."""
 import collections
 import glob
 import os
@@ -7,12 +7,13 @@ import re
 import textwrap
 
 import docs_blocks
-from reference_read import ROOT, read
+from reference_read import ROOT, bare, blocks, comment_lines, in_c, items, plain, read
 
 # Blocks of a help text: ("p", text) and ("option", tag, text).
 Tool = collections.namedtuple("Tool", "name usage blocks options")
 Row = collections.namedtuple("Row", "names cells section")
 Example = collections.namedtuple("Example", "where line text")
+NcclCall = collections.namedtuple("NcclCall", "name text section by said")
 
 LITERAL = r'"(?:\\.|[^"\\])*"'
 
@@ -123,10 +124,10 @@ def rows(path, word):
     for line in read(path).split("\n"):
         if line.startswith("## "):
             section = line[3:]
-        cells = [cell.strip() for cell in line.strip("| \n").split(" | ")] if line.startswith("| `") else []
+        cells = [cell.strip() for cell in line[1:-1].split("|")] if line.startswith("| `") else []
         names = re.findall(r"`(%s)`" % word, cells[0]) if cells else []
         if names:
-            found.append(Row(names, [cell.strip("| ") for cell in cells[1:]], section))
+            found.append(Row(names, cells[1:], section))
     return found
 
 
@@ -155,6 +156,41 @@ def known_macros(defined):
         for line in re.findall(r"^#\s*(?:if|ifdef|ifndef|elif)\b(.*)", read(path), re.M):
             asked.update(re.findall(r"\bDCOMM_[A-Z_]+\b", line))
     return sorted(name for name in asked if not name.endswith("_H") and name not in defined)
+
+
+# ---- NCCL's calls ----
+
+def read_nccl_rows():
+    """A pair for each of NCCL's calls in docs/from-nccl.md: dcomm's calls that make it, and what differs, with
+    the text of the notes that a cell names."""
+    page = "docs/from-nccl.md"
+    notes = {m.group(1): " ".join(m.group(2).split())
+             for m in re.finditer(r"^(\d+)\. ((?:.+\n)(?:   .+\n)*)", read(page), re.M)}
+
+    def said(cell):
+        text = [re.sub(r" ?\(?\bnotes? [\d, ]+\)?", "", cell)]
+        text += [notes[n] for m in re.findall(r"\bnotes? ([\d, ]+)", cell) for n in re.findall(r"\d+", m)]
+        return " ".join(t[:1].upper() + t[1:] + "." * (t[-1] != ".") for t in text if t)
+    return {name: (row.cells[0], said(row.cells[1])) for row in rows(page, r"nccl\w+")
+            if row.section == "Call by call" for name in row.names}
+
+
+def read_nccl():
+    """NCCL's calls in the order of their header."""
+    found, section, comment, said = [], "", "", read_nccl_rows()
+    for kind, *rest in items(in_c("include/dcomm/nccl/face.h")):
+        if kind == "comment":
+            lines = comment_lines(rest[0])
+            title = re.match(r"-{3,} (.*?) -{2,}$", lines[0])
+            section, comment = (title.group(1), "") if title else (section, plain(blocks(lines)))
+        elif kind == "declaration":
+            m = re.match(r"DCOMM_NCCL_CALL\(([^,]*), (\w+), \((.*)\)\);$", bare(rest[0]))
+            if m:
+                text = re.sub(r"(\w) \* (?=\w)", r"\1 *", f"{m.group(1)} {m.group(2)}({m.group(3)})")
+                by, differs = said.get(m.group(2), ("", ""))
+                found.append(NcclCall(m.group(2), text, section, by.replace("`", ""), differs or comment))
+            comment = ""
+    return found
 
 
 # ---- examples ----

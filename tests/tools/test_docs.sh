@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# test_docs.sh BUILD - every block of README.md and docs/: C is compiled, as a program or as the body of a
+# test_docs.sh BUILD - every block of README.md, CONTRIBUTING.md and docs/: C is compiled, as a program or as the body of a
 # function behind docs_context.h; commands are run, where they take long with less to do; README's three
 # projects are built and started. A comment before a block may say why it cannot be tested, or which other
 # script does it.
@@ -47,18 +47,23 @@ options() {
         [[ $word != --* ]] || grep -q -e "$word" <<<"$help" || { echo "$1 --help has no $word"; return 1; }
     done
 }
-# less COMMAND: the same with less to do, where it would take long.
+# less COMMAND: the same with less to do, where it would take long. What builds only names what there is.
 less() {
     case $1 in
-    *dcomm-perf*) echo "$1 -e 4K -n 2 -w 0" ;;
+    "meson setup build") echo "meson introspect --targets build" ;;
+    "meson test "*) echo "meson test --no-rebuild --list ${1#meson test }" ;;
+    "ninja -C build") echo "$1 -t query all" ;;
+    "ninja -C build "*) echo "ninja -C build -t query ${1#ninja -C build}" ;;
+    build/tests/*) echo "ninja -C build -t query ${1#build/}" | sed 's/ --filter .*//' ;;
+    *dcomm-perf*) echo "${1/ mine / ring } -e 4K -n 2 -w 0" ;;
     *dcomm-crossover*--model*) echo "$1" ;;
     *dcomm-crossover*) echo "$1 -b 1K -e 2K -i 2" ;;
     *dcomm-overlap*) echo "$1 --bytes 1M --steps 2 --backward-ms 1" ;;
     *dcomm-moe*) echo "$1 --tokens 64 --hidden 64 --steps 2 --rotate 0" ;;
     *examples/trainer*) echo "$1 --steps 20 --batch 4 --seq 16 --dim 16 --sample 0" ;;
     *)
-        sed -e 's/laplace:n=1M/laplace:n=10K/' -e 's/-n N -- PROGRAM/-n 2 -- .\/program/' -e 's/ -O2 / -O0 /' \
-            -e 's/ -c dcomm.c/ -fsyntax-only dcomm.c/' <<<"$1"
+        sed -e 's/ mine / ring /' -e 's/laplace:n=1M/laplace:n=10K/' \
+            -e 's/-n N -- PROGRAM/-n 2 -- .\/program/' -e 's/ -O2 / -O0 /' -e 's/ -c dcomm.c/ -fsyntax-only dcomm.c/' <<<"$1"
         ;;
     esac
 }
@@ -158,7 +163,7 @@ while IFS=$'\t' read -r at language file; do
     text) ;; # drawings
     *) ok "$at: nothing tests a block of $language" 1 ;;
     esac
-done < <(tools/docs_blocks.py "$scratch/blocks" README.md docs/*.md)
+done < <(tools/docs_blocks.py "$scratch/blocks" README.md CONTRIBUTING.md docs/*.md)
 
 # What quickstart.sh builds, and `meson install` brings.
 tools() {

@@ -25,6 +25,8 @@ plant comm.h '^DCOMM_API int dcomm_comm_size' 'DCOMM_API int dcomm_planted_neigh
 plant comm.h '^    dcomm_boot boot;' '    int planted_field;'
 plant ledger.h '^    uint64_t clipped, nonfinite' '    double planted_below;'
 plant comm.h '^    DCOMM_BOOT_ID = 1' '    DCOMM_PLANTED_VALUE = 7,'
+plant nccl\/face.h '^DCOMM_NCCL_CALL(ncclResult_t, ncclMemFree' \
+    'DCOMM_NCCL_CALL(ncclResult_t, ncclPlanted, (int one));'
 plant impl/base/environment.h '^    {.name = "DCOMM_CMA"' '    {.name = "DCOMM_PLANTED_VARIABLE"},'
 plant impl/base/environment.h '^#include' '#ifdef DCOMM_PLANTED_OPTION\n#endif'
 plant ../../bench/dcomm-run.c '^ *{"nnodes"' '{"planted-option", no_argument, NULL, TAG},'
@@ -40,14 +42,15 @@ missed "a macro without a comment" '^include/dcomm/comm.h: macro DCOMM_PLANTED_M
 missed "a field without a comment" '/comm.h: field planted_field of dcomm_comm_opts has no comment'
 missed "a function that shares a comment with the next one" 'comm.h: .* above dcomm_planted_neighbour has other'
 missed "and the next one" '^include/dcomm/comm.h: the comment above dcomm_comm_size has other declarations'
-missed "a field below another one's comment" '/ledger.h: field planted_below of dcomm_ledger has no comment of its own'
+missed "a field below another one's comment" '/ledger.h: field planted_below of dcomm_ledger has no comment of its own or'
 missed "a value without a comment" '/comm.h: value DCOMM_PLANTED_VALUE of dcomm_boot has no comment'
 missed "a function without an example" 'no example calls dcomm_planted_alone'
 missed "a variable that no table has" '^docs/environment.md: no row for .* DCOMM_PLANTED_VARIABLE'
 missed "a macro that no table has" '^docs/cheatsheet.md: no row for the macro DCOMM_PLANTED_OPTION'
+missed "a call of NCCL's that no table has" "^docs/from-nccl.md: no row for NCCL's call ncclPlanted"
 missed "an option that no help text has" '^bench/dcomm-run: --help does not have the option --planted-option'
 missed "a name that does not exist" '^docs/cheatsheet.md: there is no dcomm_planted_name'
-check "nothing else is missed" grep -q ', 15 not described$' "$scratch/planted"
+check "nothing else is missed" grep -q ', 16 not described$' "$scratch/planted"
 
 # ---- the pages ----
 check "the pages are written" tools/reference.py "$pages"
@@ -79,6 +82,18 @@ functions() { # every exported function has a man page and a place in the HTML
     return $status
 }
 check "every exported function has its page" functions
+nccl() { # so has each function that the library exports
+    local name status=0
+    gcc -E -I include -I nccl/host include/dcomm_nccl.h | grep -oE '\bnccl[A-Z]\w+ ?\(' | tr -d ' (' | sort -u \
+        >"$scratch/nccl"
+    [ "$(wc -l <"$scratch/nccl")" -gt 35 ] || { echo "too few functions"; return 1; }
+    while read -r name; do
+        grep -q " id=$name>" "$pages/html/nccl.html" &&
+            grep -q "\b$name(" "$pages/man3/dcomm-nccl.3" || { echo "$name is not listed"; status=1; }
+    done <"$scratch/nccl"
+    return $status
+}
+check "so has every call of NCCL's" nccl
 tools() { # what is described is what the tools say; dcomm-plan's help ends with a list that it makes
     local tool text status=0
     for tool in "$build"/dcomm-*; do
