@@ -5,11 +5,14 @@ include/dcomm/nccl/all.h into include/dcomm_nccl.h, which includes that.
   tools/amalgamate.py            write both
   tools/amalgamate.py --check    exit 1, and show where, if one of them is stale
 
-A part with an include guard is expanded once, where it is first included; one without is a
-template and is expanded at each include. System includes stay where they are first needed. Parts of
-an implementation lose their guards, which all.h's own replace, and their blank lines. One that both
+A part with an include guard is expanded once, where it is first included. One without is a
+template. A template that is included several times stands at the header's end, once, and each place
+that needs it includes the header itself, with DCOMMI_TEMPLATE to say which template.
+
+System includes stay where they are first needed. Parts of an implementation lose their guards, which all.h's own replace, and their blank lines. One that both
 headers have keeps its guard, because a program includes both."""
 import argparse
+import collections
 import difflib
 import os
 import re
@@ -45,9 +48,12 @@ def guard_of(lines):
 
 
 class Amalgam:
-    def __init__(self, source, shared=()):
+    def __init__(self, source, name, shared=(), templates=()):
         self.source = source
+        self.name = name  # of the header
         self.shared = shared  # paths of parts that another header has as well
+        self.templates = dict.fromkeys(templates)  # at the end -> conditions of the last include
+        self.included = collections.Counter()  # templates that are in no other one
         self.out = []
         self.expanded = {}  # path -> conditions under which it was expanded
         self.system = {}  # likewise of system includes
@@ -102,6 +108,14 @@ class Amalgam:
                 raise Refused(f"{name} is needed by {os.path.relpath(self.open[-1], ROOT)}, but was "
                               f"expanded under '#{there[-1]}': include it earlier in all.h")
             return
+        if path in self.templates and self.open:
+            self.templates[path] = list(self.conditions)
+            number = list(self.templates).index(path) + 1
+            self.out += [f"#define DCOMMI_TEMPLATE {number} /* {name} */",
+                         f'#include "{self.name}"', "#undef DCOMMI_TEMPLATE"]
+            return
+        if not guard and path != self.source and not any(p in self.included for p in self.open):
+            self.included[path] += 1
         private = [c for c in now if c not in OPTIONAL]
         if private and os.path.dirname(path) == PUBLIC:
             raise Refused(f"{name} is public, but first included under '#{private[-1]}'")
@@ -137,11 +151,23 @@ class Amalgam:
 
     def text(self, comment):
         self.add(self.source)
-        body = "\n".join(self.out)
+        repeated = [path for path, times in self.included.items() if times > 1]
+        if repeated:
+            return Amalgam(self.source, self.name, self.shared, repeated).text(comment)
+        body, self.out = self.out, []
+        for number, (path, self.conditions) in enumerate(self.templates.items(), 1):
+            self.out.append(f"#{'el' if number > 1 else ''}if DCOMMI_TEMPLATE == {number}")
+            self.add(path)
+        templates = "\n".join(self.out)
         left = sorted(m for m, defined in self.macros.items() if defined)
         undefs = "".join(f"#undef {m}\n" for m in left)
-        return (f"{comment}{body.strip()}\n"
-                + (f"\n/* ==== helper macros end here {'=' * 59} */\n{undefs}" if undefs else ""))
+        text = "\n".join(body).strip() + "\n"
+        if undefs:
+            text += f"\n/* ==== helper macros end here {'=' * 59} */\n{undefs}"
+        if templates:
+            text = (f"#ifndef DCOMMI_TEMPLATE\n{text}#else /* a template, for an include above */\n"
+                    f"{templates}\n#endif\n#endif\n")
+        return comment + text
 
 
 DCOMM = """\
@@ -216,7 +242,7 @@ def main():
         now = version()
         wanted, shared = [], set()
         for source, target, comment in reversed(HEADERS):  # what the second header has is shared
-            amalgam = Amalgam(os.path.join(include, source), shared)
+            amalgam = Amalgam(os.path.join(include, source), target, shared)
             wanted.append((os.path.join(include, target), amalgam.text(comment.replace("{version}", now))))
             shared = set(amalgam.expanded)
     except Refused as e:

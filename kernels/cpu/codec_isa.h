@@ -86,57 +86,38 @@ extern const dcommi_codec_kernels dcommi_vport_codec_kernels, dcommi_v256_codec_
     dcommi_v512_codec_kernels;
 #else
 
-#define DCOMMI_UNROLL_8 /* lanes are loops already */
-#define DCOMMI_L(name) dcommi_vport_##name
-#define DCOMMI_MARKS DCOMMI_vport_MARKS
-#define DCOMMI_CHAINS DCOMMI_vport_CHAINS
+/* codec_loops.h is expanded for each set V of lanes; DCOMMI_L(name) is what V calls it. */
+#define DCOMMI_JOIN_(prefix, v, name) prefix##_##v##_##name
+#define DCOMMI_JOIN(prefix, v, name) DCOMMI_JOIN_(prefix, v, name)
+#define DCOMMI_L(name) DCOMMI_JOIN(dcommi, DCOMMI_V, name)
+#define DCOMMI_LANE DCOMMI_JOIN(DCOMMI, DCOMMI_V, LANE)
+#define DCOMMI_LOOP DCOMMI_JOIN(DCOMMI, DCOMMI_V, TARGET) static
 #if defined(__x86_64__) /* hardly ever run: half the time to compile */
-#define DCOMMI_LANE __attribute__((noinline, unused)) static
+#define DCOMMI_vport_LANE __attribute__((noinline, unused)) static
 #else
-#define DCOMMI_LANE DCOMMI_vport_INLINE
+#define DCOMMI_vport_LANE DCOMMI_vport_INLINE
 #endif
-#define DCOMMI_LOOP DCOMMI_vport_TARGET static
-#include "tally_loops.h"
+#define DCOMMI_v256_LANE DCOMMI_v256_INLINE
+#define DCOMMI_v512_LANE DCOMMI_v512_INLINE
+
+#define DCOMMI_UNROLL_8 /* lanes are loops already */
+#define DCOMMI_V vport
 #include "codec_loops.h"
-#undef DCOMMI_L
-#undef DCOMMI_LANE
-#undef DCOMMI_MARKS
-#undef DCOMMI_CHAINS
-#undef DCOMMI_LOOP
+#undef DCOMMI_V
 #undef DCOMMI_UNROLL_8
 
+#if defined(__x86_64__)
 #ifdef __clang__
 #define DCOMMI_UNROLL_8 _Pragma("unroll")
 #else
 #define DCOMMI_UNROLL_8 _Pragma("GCC unroll 8")
 #endif
-
-#if defined(__x86_64__)
-#define DCOMMI_L(name) dcommi_v256_##name
-#define DCOMMI_MARKS DCOMMI_v256_MARKS
-#define DCOMMI_CHAINS DCOMMI_v256_CHAINS
-#define DCOMMI_LANE DCOMMI_v256_INLINE
-#define DCOMMI_LOOP DCOMMI_v256_TARGET static
-#include "tally_loops.h"
+#define DCOMMI_V v256
 #include "codec_loops.h"
-#undef DCOMMI_L
-#undef DCOMMI_LANE
-#undef DCOMMI_MARKS
-#undef DCOMMI_CHAINS
-#undef DCOMMI_LOOP
-
-#define DCOMMI_L(name) dcommi_v512_##name
-#define DCOMMI_MARKS DCOMMI_v512_MARKS
-#define DCOMMI_CHAINS DCOMMI_v512_CHAINS
-#define DCOMMI_LANE DCOMMI_v512_INLINE
-#define DCOMMI_LOOP DCOMMI_v512_TARGET static
-#include "tally_loops.h"
+#undef DCOMMI_V
+#define DCOMMI_V v512
 #include "codec_loops.h"
-#undef DCOMMI_L
-#undef DCOMMI_LANE
-#undef DCOMMI_MARKS
-#undef DCOMMI_CHAINS
-#undef DCOMMI_LOOP
+#undef DCOMMI_V
 #endif
 
 #endif

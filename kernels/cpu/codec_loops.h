@@ -4,6 +4,8 @@
  *
  * Loops work on whole groups of elements; callers pad what is shorter. */
 
+#include "tally_loops.h"
+
 /* ---- what a bucket is scaled by ---- */
 
 /* Of |x|: the largest, as bits, or for signs the sum. Not finite if an input is not. */
@@ -60,7 +62,7 @@ DCOMMI_LANE DCOMMI_L(random) DCOMMI_L(random_of)(const dcommi_rng *rng, uint64_t
  * operations; those of several groups are worked on in turn. */
 DCOMMI_LOOP void DCOMMI_L(random_soon)(dcommi_quant *q, uint64_t group)
 {
-    enum { CHAINS = DCOMMI_CHAINS };
+    enum { CHAINS = DCOMMI_JOIN(DCOMMI, DCOMMI_V, CHAINS) };
     for (unsigned g = 0; g < DCOMMI_CODEC_SOON; g += CHAINS) {
         DCOMMI_L(philox) s[CHAINS];
         DCOMMI_UNROLL_8
@@ -370,7 +372,8 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
     const size_t lead = dcommi_codec_lead();
     const bool stream = !plain && d->stream, scaled = !plain && d->factor != 1;
-    const bool marks = DCOMMI_MARKS && (format == DCOMMI_FORMAT_Q2 || format == DCOMMI_FORMAT_Q4);
+    const bool marks = DCOMMI_JOIN(DCOMMI, DCOMMI_V, MARKS) &&
+                       (format == DCOMMI_FORMAT_Q2 || format == DCOMMI_FORMAT_Q4);
     DCOMMI_L(table) table[DCOMMI_DEQUANT_WIRES];
     DCOMMI_L(i) bad = DCOMMI_L(set_i)(0), most = DCOMMI_L(set_i)(0);
     DCOMMI_L(f) total = DCOMMI_L(set_f)(0);
