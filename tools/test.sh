@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # test.sh - from a fresh machine to tested. The last line is "N passed, N failed", and ", N skipped"
-# where something was skipped; each skip is named above it, with its reason.
+# where something was skipped; each skip is named above it, with its reason, and the seconds of each stage.
 #
 #   tools/test.sh [--full] [--stage NAME]...
 #
-# --full runs the whole run-for-real matrix, tests that need gigabytes, proofs for all numbers of
-# ranks, and more steps where it is tested that nothing is lost. --stage runs only the named stages,
+# The everyday run has a cheap test for each kind of fault. --full runs all: every suite with sanitizers,
+# the kernels' whole comparison and every architecture of theirs, every compiler in every standard, the
+# whole run-for-real matrix, tests that need gigabytes, proofs for all numbers of ranks, and more steps
+# where it is tested that nothing is lost. --stage runs only the named stages,
 # of: setup house gcc header cuda examples matrix clang asan tsan fuzz.
 # DCOMM_FUZZ_SECONDS is each fuzz target's time (default 5, with --full 30). tests/meson.build lists the
 # tests, each with its stages. A suite or a script prints TAP ("ok - name", "not ok - name") and "# skipped:
@@ -16,10 +18,13 @@ cd "$(dirname "$0")/.." || exit 2
 
 stages=(setup house gcc header cuda examples matrix clang asan tsan fuzz)
 chosen=()
+full=
+level=1 sanitized_level=0 # of optimization: -O2 takes twice as long to compile as -O1
 while [ $# -gt 0 ]; do
     case $1 in
     --full)
         export DCOMM_TEST_FULL=1 DCOMM_FUZZ_SECONDS=${DCOMM_FUZZ_SECONDS:-30}
+        full=1 level=2 sanitized_level=1
         ;;
     --stage)
         [[ " ${stages[*]} " == *" ${2:-} "* ]] || { echo "test.sh: no stage '${2:-}'" >&2; exit 2; }
@@ -170,7 +175,7 @@ configure() {
     local dir=$1
     shift
     set -- -Dtests=true -Dbench=true -Dexamples=true -Dfuzz=false -Db_sanitize=none -Dwerror=true \
-        -Dwarning_level=3 -Doptimization=2 -Ddebug=true -Dc_args=-g1 "$@"
+        -Dwarning_level=3 -Doptimization="$level" -Ddebug=true -Dc_args=-g1 "$@"
     if [ -f "$dir/build.ninja" ]; then # --reconfigure finds new options, and leaves c_args as they are
         meson configure "$dir" "$@" || meson setup --reconfigure "$dir" "$@"
     else
@@ -240,42 +245,46 @@ stage_matrix() {
 }
 
 stage_clang() {
-    # With the fuzz targets, so that what does not compile there is known before the last stage.
-    CC=clang CXX=clang++ build "clang" build-clang "clang tests/lib/declarations.h" -Dfuzz=true \
+    CC=clang CXX=clang++ build "clang" build-clang "clang ${full:+clang-full} tests/lib/declarations.h" \
         -Doptimization=1 || return
     check "clang: no source has a warning" tests/tools/warnings.py build-clang
     tests build-clang clang
 }
 
-# gcc's own advice: what sanitizers insert misleads its warnings, and stage gcc had them all.
+# sanitized DIRECTORY TARGETS MESON_OPTIONS...: what sanitizers insert takes long to optimize. It misleads gcc's
+# warnings too; stage gcc had them all.
+sanitized() {
+    build "$stage" "$1" "$2" -Doptimization="$sanitized_level" -Dwerror=false \
+        '-Dc_args=-g1 -fno-sanitize-recover=undefined' -Dbench=false -Dexamples=false "${@:3}"
+}
+
 stage_asan() {
-    CC=gcc build "asan" build-asan asan -Db_sanitize=address,undefined -Doptimization=1 \
-        -Dwerror=false '-Dc_args=-g1 -fno-sanitize-recover=undefined' \
-        -Dbench=false -Dexamples=false || return
+    CC=gcc sanitized build-asan "asan ${full:+asan-full}" -Db_sanitize=address,undefined || return
     tests build-asan asan
 }
 
 stage_tsan() {
-    CC=gcc build "tsan" build-tsan tsan -Db_sanitize=thread -Doptimization=1 -Dwerror=false \
-        -Dbench=false -Dexamples=false || return
+    CC=gcc sanitized build-tsan tsan -Db_sanitize=thread || return
     tests build-tsan tsan
 }
 
 stage_fuzz() {
-    CC=clang build "fuzz" build-fuzz fuzz -Dfuzz=true -Doptimization=1 -Dbench=false \
-        -Dexamples=false || return
+    CC=clang sanitized build-fuzz fuzz -Dfuzz=true -Dwerror=true || return
     say "fuzz: ${DCOMM_FUZZ_SECONDS:-5} s for each target"
     tests build-fuzz fuzz
 }
 
+spent=()
 for stage in "${chosen[@]}"; do
     say "== $stage"
-    before=$((ran + ${#skips[@]} + failed))
+    before=$((ran + ${#skips[@]} + failed)) began=$SECONDS
     "stage_$stage"
     [ $((ran + ${#skips[@]} + failed)) -gt $before ] || fail "$stage: ran no test"
+    spent+=("stage $stage: $((SECONDS - began)) s")
 done
 
 say "done; logs are in build-logs/"
+printf '%s\n' "${spent[@]}"
 for line in "${skips[@]}"; do
     echo "skipped: $line"
 done

@@ -7,7 +7,7 @@
 /* Above a dozen ranks a proof need not try each number: what it looks for does not depend on it. */
 static inline int proof_step(void)
 {
-    return (getenv("DCOMM_TEST_FULL") != NULL ? 1 : 3) * DCOMM_TEST_RANK_STEP;
+    return (getenv("DCOMM_TEST_FULL") != NULL ? 1 : 7) * DCOMM_TEST_RANK_STEP;
 }
 
 #endif

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # cuda.sh [BUILD] [--update] - the CUDA kernels as nvcc sees them: all of them compile for the
 # architectures that matter, without a warning, and none needs more registers or stack than
-# tests/kernels/cuda_resources.tsv says, which --update writes.
+# tests/kernels/cuda_resources.tsv says, which --update writes. The everyday run compiles them for one
+# architecture, and one program of each kind by CUDA's headers.
 cd "$(dirname "$0")/../.." || exit 2
 . tests/lib/lib.sh
 . tests/lib/lib_cuda.sh
@@ -14,10 +15,14 @@ if [ -z "$nvcc" ]; then
     finish
 fi
 printf '#define DCOMM_CUDA_IMPLEMENTATION\n#include "dcomm.h"\n' >"$scratch/kernels.cu"
+architectures=(90)
+if full || [ -n "$update" ]; then
+    mapfile -t architectures < <(nvcc_architectures)
+fi
 codes=()
-while read -r arch; do
+for arch in "${architectures[@]}"; do
     codes+=(-gencode "arch=compute_$arch,code=sm_$arch")
-done < <(nvcc_architectures)
+done
 
 compiles() {
     "$nvcc" "${nvcc_warnings[@]}" -t 0 "${codes[@]}" -Xptxas -v -I include -c \
@@ -44,7 +49,7 @@ launches_alone() {
     [ ! -s "$scratch/calls" ] && [ "$(grep -rh 'cudaStreamSynchronize(' kernels/cuda)" = \
         '        error = cudaStreamSynchronize(NULL);' ]
 }
-check "all kernels compile with nvcc for$(nvcc_architectures | sed 's/^/ sm_/' | tr -d '\n')" compiles
+check "all kernels compile with nvcc for ${architectures[*]/#/sm_}" compiles
 [ "$bad" = 0 ] || finish
 check "kernels' global symbols begin with dcomm_" own_names
 check "kernels need no communicator" same_sources
@@ -102,7 +107,7 @@ int main(void)
 END
 cuda_home=$(dirname "$nvcc")/..
 device_memory() {
-    gcc -std=gnu11 -O1 -Wall -Wextra -Wpedantic -Wshadow -Wstrict-prototypes -Werror -DDCOMM_WITH_CUDA \
+    gcc -std=gnu11 -O0 -Wall -Wextra -Wpedantic -Wshadow -Wstrict-prototypes -Werror -DDCOMM_WITH_CUDA \
         -I include -I "$cuda_home/include" -c -o "$scratch/dcomm.o" dcomm.c &&
         gcc -std=c11 -I include -c -o "$scratch/ranks.o" "$scratch/ranks.c" &&
         gcc -o "$scratch/ranks" "$scratch"/{ranks,dcomm,kernels}.o -L"$cuda_home/lib64" \
@@ -110,13 +115,18 @@ device_memory() {
         "$scratch/ranks"
 }
 check "the implementation with DCOMM_WITH_CUDA" device_memory
-for source in tests/device/test_device{,_order,_coded,_feedback,_bucket,_bucket_errors,_scaler,_shared}.c \
-    bench/dcomm-perf.c; do
+sources=(tests/device/test_device_order.c bench/dcomm-perf.c)
+programs=(tests/kernels/cuda_kernels.cu)
+if full; then
+    sources+=(tests/device/test_device{,_coded,_feedback,_bucket,_bucket_errors,_scaler,_shared}.c)
+    programs+=(bench/dcomm-kernels.cu bench/peers/gpu-cub.cu)
+fi
+for source in "${sources[@]}"; do
     check "$source by CUDA's headers" gcc -std=gnu11 -Wall -Wextra -Wshadow -Werror -DDCOMM_WITH_CUDA \
         -I tests/lib/plain -I include -I "$cuda_home/include" -I tests/lib -fsyntax-only $source
 done
 
-for source in tests/kernels/cuda_kernels.cu bench/dcomm-kernels.cu bench/peers/gpu-cub.cu; do
+for source in "${programs[@]}"; do
     check "$source: nvcc's front end" "$nvcc" "${nvcc_warnings[@]}" -I include -I tests/kernels -cuda \
         -o "$scratch/program.ii" $source
 done

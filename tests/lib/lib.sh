@@ -6,6 +6,11 @@ export DCOMM_TUNE_CACHE=off # tests measure, where they measure, and leave nothi
 bad=0
 skipped=0
 
+# full: in a run with --full. The everyday run leaves out what is dear and differs little from what it has.
+full() {
+    [ -n "${DCOMM_TEST_FULL:-}" ]
+}
+
 # ok NAME STATUS: one line for one check; on failure followed by what the check wrote to $out.
 out=$scratch/out
 ok() {

@@ -16,13 +16,13 @@
 #include <time.h>
 #include <unistd.h>
 
-#ifdef __SANITIZE_ADDRESS__
+#ifdef DCOMM_TEST_ASAN
 #include <sanitizer/lsan_interface.h>
 #endif
 
 /* Of cases that differ in numbers only, sanitizers see each third: what they look for does not
  * depend on all of them. */
-#ifdef __SANITIZE_ADDRESS__
+#ifdef DCOMM_TEST_ASAN
 enum { PROCS_THIN = 3 };
 #else
 enum { PROCS_THIN = 1 };
@@ -87,7 +87,7 @@ static inline const void *procs_take(procs_shared *s, int rank, size_t *len)
  * go meanwhile: what it holds would look lost. */
 static inline int procs_leaks(void)
 {
-#ifdef __SANITIZE_ADDRESS__
+#ifdef DCOMM_TEST_ASAN
     if (__lsan_do_recoverable_leak_check() != 0) {
         return 97;
     }

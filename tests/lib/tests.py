@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""tests.py BUILD LABEL - the tests of a build directory that have this label, as Meson knows them.
+"""tests.py BUILD LABEL - the tests of a build directory that have this label, as Meson knows them; with
+DCOMM_TEST_FULL=1 those of LABEL-full too, each with twenty times as long.
 
 A line each: the name; "beside" others or "alone"; the protocol; the command, limited to its time. Those
-that run beside others come first. With DCOMM_TEST_FULL=1 a test has twenty times as long."""
+that run beside others come first."""
 import json
 import os
 import shlex
@@ -11,9 +12,11 @@ import sys
 
 def main():
     build, label = sys.argv[1:]
+    full = bool(os.environ.get("DCOMM_TEST_FULL"))
+    labels = {label, label + "-full"} if full else {label}
     with open(os.path.join(build, "meson-info", "intro-tests.json"), encoding="utf-8") as file:
-        tests = [t for t in json.load(file) if any(s.split(":")[-1] == label for s in t["suite"])]
-    factor = 20 if os.environ.get("DCOMM_TEST_FULL") else 1
+        tests = [t for t in json.load(file) if labels & {s.split(":")[-1] for s in t["suite"]}]
+    factor = 20 if full else 1
     for t in sorted(tests, key=lambda t: not t["is_parallel"]):
         env = [f"{key}={value}" for key, value in t["env"].items()]
         # Meson names what it built from the build directory on.

@@ -2,9 +2,9 @@
 """Print the cases of the run-for-real matrix, one per line: the arguments of dcomm-run's -n and of
 dcomm-perf. Every case runs each algorithm of its operation.
 
-By default each pair of values of two parameters meets in some case; with --full every operation
-runs with every number of ranks, type and operator at every size up to 300 KB, in place too where it
-can, and in f32 and bf16 up to 16 MB."""
+By default each pair of values of two parameters meets in some case, of a few values of each; with --full
+every operation runs with every number of ranks, type and operator at every size up to 300 KB, in place too
+where it can, and in f32 and bf16 up to 16 MB."""
 import itertools
 import random
 import sys
@@ -16,11 +16,10 @@ MB = 1 << 20
 PARAMETERS = {
     "op": ["allreduce", "reduce_scatter", "allgather", "broadcast", "reduce", "gather", "scatter",
            "alltoall", "alltoallv", "sendrecv", "barrier"],
-    "ranks": list(range(1, 10)),
-    "dtype": ["double", "float", "half", "bf16", "int8", "uint8", "int32", "uint32", "int64",
-              "uint64"],
+    "ranks": [1, 2, 3, 4, 5, 8],
+    "dtype": ["double", "float", "bf16", "int8", "uint32", "int64"],
     "redop": ["sum", "prod", "min", "max", "avg"],
-    "bytes": [0, 8, 27, 1003, 4109, 65531, 262159, MB + 13, 4 * MB - 5],
+    "bytes": [0, 27, 4109, 65531, MB + 13],
     "inplace": [False, True],
     "root": ["first", "last"],
 }
@@ -95,7 +94,7 @@ def line(case):
 
 
 def full():
-    for op, ranks in itertools.product(PARAMETERS["op"], PARAMETERS["ranks"]):
+    for op, ranks in itertools.product(PARAMETERS["op"], range(1, 10)):
         common = f"{ranks} {op} " + ("-o all " if op in REDUCING else "")
         for inplace in ["", " --inplace"][: 1 if op in NEVER_IN_PLACE else 2]:
             if op == "barrier":

@@ -56,6 +56,14 @@ for option in tests=true bench=true examples=true fuzz=false b_sanitize=none wer
         cat "$OPTIONS"
 done
 
+expect "and how long the stage took" 0 "^stage gcc: [0-9]+ s$" env PATH="$PWD/bin:$PATH" tools/test.sh --stage gcc
+
+sed -i '0,/dcomm:gcc"/s//dcomm:gcc-full"/' build/meson-info/intro-tests.json
+last 0 "4 passed, 0 failed"
+ok "a suite that the everyday run leaves out" $?
+expect "is among those of --full" 0 "^6 passed, 0 failed$" env PATH="$PWD/bin:$PATH" tools/test.sh --full --stage gcc
+sed -i 's/gcc-full/gcc/' build/meson-info/intro-tests.json
+
 TAP='ok - a::one\nok - a::two  # SKIP needs 4 GiB\n'
 printf '#!/bin/sh\necho "ok - a script"\necho "# skipped: a part (no GPU)"\n' >tests/tools/one.sh
 last 0 "5 passed, 0 failed, 2 skipped"
