@@ -4309,6 +4309,13 @@ static dcomm_status DCOMMI_PRINTF(2, 3) dcommi_fail(dcomm_status status, const c
     memcpy(dcommi_message, text, sizeof text);
     return status;
 }
+/* Refuse an argument of a public function that is NULL. */
+#define DCOMMI_NEED(argument)                                                             \
+    do {                                                                                  \
+        if (DCOMMI_UNLIKELY((argument) == NULL)) {                                        \
+            return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s is NULL", __func__, #argument); \
+        }                                                                                 \
+    } while (0)
 /* ---- logging ---- */
 enum { DCOMMI_LOG_ERROR = 0, DCOMMI_LOG_WARN = 1, DCOMMI_LOG_INFO = 2 };
 #define DCOMMI_LOG_CHOICES "error|warn|info"
@@ -17408,9 +17415,14 @@ static inline int dcommi_sys_open(const char *path, int flags)
 {
     return openat(AT_FDCWD, path, flags);
 }
-static inline int dcommi_sys_close(int fd)
+/* Close a descriptor; -1 is none. errno stays, which says why it is closed. */
+static inline void dcommi_sys_close(int fd)
 {
-    return (int)DCOMMI_SYSCALL(close, fd);
+    const int saved = errno;
+    if (fd >= 0) {
+        (void)DCOMMI_SYSCALL(close, fd);
+    }
+    errno = saved;
 }
 static inline ssize_t dcommi_sys_read(int fd, void *buf, size_t len)
 {
@@ -17419,6 +17431,20 @@ static inline ssize_t dcommi_sys_read(int fd, void *buf, size_t len)
 static inline ssize_t dcommi_sys_write(int fd, const void *buf, size_t len)
 {
     return (ssize_t)DCOMMI_SYSCALL(write, fd, buf, len);
+}
+/* Read the beginning of a file, up to `max` bytes. Return how many there are; -1 and errno: it
+ * cannot be read. */
+static inline ssize_t dcommi_sys_load(const char *path, void *buf, size_t max)
+{
+    const int fd = dcommi_sys_open(path, O_RDONLY | O_CLOEXEC);
+    size_t have = 0;
+    ssize_t n = fd < 0 ? -1 : 1;
+    while (n > 0 && have < max) {
+        n = dcommi_sys_read(fd, (char *)buf + have, max - have);
+        have += n > 0 ? (size_t)n : 0;
+    }
+    dcommi_sys_close(fd);
+    return n < 0 ? -1 : (ssize_t)have;
 }
 static inline int dcommi_sys_stat(const char *path, struct stat *st)
 {
@@ -18051,13 +18077,7 @@ static void dcommi_env_check(void)
 /* The first line of a small file without its newline; "" where it cannot be read. */
 static void dcommi_host_line(const char *path, char *line, size_t max)
 {
-    line[0] = '\0';
-    int fd = dcommi_sys_open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        return;
-    }
-    ssize_t n = dcommi_sys_read(fd, line, max - 1);
-    dcommi_sys_close(fd);
+    const ssize_t n = dcommi_sys_load(path, line, max - 1);
     line[n > 0 ? n : 0] = '\0';
     line[strcspn(line, "\n")] = '\0';
 }
@@ -18786,8 +18806,9 @@ static void dcommi_run_off_device(dcommi_run *run);
 /* Drop a reference; the last one gives the run back to its communicator. */
 static void dcommi_run_unref(dcommi_run *run);
 /* ---- failures (failure.h, refusal.h) ---- */
-/* Fail a communicator on all its ranks; rank `from` told us, or -1: this rank found out. */
-static void dcommi_poison(dcomm_comm *comm, dcomm_status status, int from, const char *text);
+/* Fail a communicator on all its ranks, for what this rank has found out. */
+static void DCOMMI_PRINTF(3, 4)
+    dcommi_poison(dcomm_comm *comm, dcomm_status status, const char *format, ...);
 /* Fail all communicators with a peer that has ended. */
 static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why);
 /* Ask the sender about a message whose signature is not the run's. */
@@ -28601,9 +28622,7 @@ static bool dcommi_huge_populate(void *at, size_t len)
         }
         done += (size_t)n;
     }
-    if (zero >= 0) {
-        dcommi_sys_close(zero);
-    }
+    dcommi_sys_close(zero);
     return done == len;
 }
 /* Whether every byte of a mapping can be read; its pages are then in place. */
@@ -28664,9 +28683,7 @@ static int dcommi_share_file(size_t len)
     if (ftruncate(fd, (off_t)len) != 0 ||
         fcntl(fd, DCOMMI_F_ADD_SEALS,
               DCOMMI_F_SEAL_SHRINK | DCOMMI_F_SEAL_GROW | DCOMMI_F_SEAL_SEAL) != 0) {
-        int saved = errno;
         dcommi_sys_close(fd);
-        errno = saved;
         return -1;
     }
     return fd;
@@ -28867,10 +28884,8 @@ static void dcommi_own_destroy(dcommi_own *own)
 {
     dcommi_huge_release(own->base, own->len);
     own->base = NULL;
-    if (own->file >= 0) {
-        dcommi_sys_close(own->file);
-        own->file = -1;
-    }
+    dcommi_sys_close(own->file);
+    own->file = -1;
 }
 static dcomm_status dcommi_own_enter(dcommi_own *own)
 {
@@ -29203,11 +29218,9 @@ static dcomm_status dcommi_job_start(dcommi_device *device, enum dcommi_queue qu
 /* What the device could not do fails the run, with the sentence of the last error. */
 static void dcommi_device_failed(dcommi_run *run, dcomm_status status)
 {
-    char text[DCOMMI_MESSAGE_MAX];
-    snprintf(text, sizeof text, "%s #%" PRIu64 ", rank %d, device %d: %.300s",
-             dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, run->comm->rank,
-             run->device->handle.number, dcommi_message);
-    dcommi_poison(run->comm, status, -1, text);
+    dcommi_poison(run->comm, status, "%s #%" PRIu64 ", rank %d, device %d: %.300s",
+                  dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, run->comm->rank,
+                  run->device->handle.number, dcommi_message);
 }
 static unsigned dcommi_side_progress(dcommi_device *device, struct dcommi_device_side *side)
 {
@@ -29524,13 +29537,11 @@ static bool dcommi_gate_shut(dcommi_run *run)
     dcommi_devices->stream_unmark(before);
     run->gate.before = NULL;
     if (status < 0) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text,
-                 "%s #%" PRIu64
-                 ", rank %d, device %d: what opts.stream held before it has failed: %.300s",
-                 dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, run->comm->rank,
-                 run->gate.device, dcommi_message);
-        dcommi_poison(run->comm, status, -1, text);
+        dcommi_poison(run->comm, status,
+                      "%s #%" PRIu64
+                      ", rank %d, device %d: what opts.stream held before it has failed: %.300s",
+                      dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, run->comm->rank,
+                      run->gate.device, dcommi_message);
     }
     return false;
 }
@@ -29562,13 +29573,8 @@ static uint64_t dcommi_process_started(pid_t pid)
 {
     char path[64], text[1024];
     snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-    FILE *file = fopen(path, "re");
-    if (file == NULL) {
-        return 0;
-    }
-    size_t n = fread(text, 1, sizeof text - 1, file);
-    fclose(file);
-    text[n] = 0;
+    const ssize_t n = dcommi_sys_load(path, text, sizeof text - 1);
+    text[n > 0 ? n : 0] = 0;
     const char *at = strrchr(text, ')'); /* the name before it may hold anything */
     char state = 0;
     unsigned long long started = 0;
@@ -30044,27 +30050,27 @@ static void dcommi_move_complete(dcommi_move *move)
     }
 }
 /* ---- sending ---- */
-/* Say that a run cannot complete because a rank has left. */
-static void dcommi_left_text(const dcommi_run *run, int rank, char *text, size_t len)
+/* A run cannot complete because a rank has left. */
+static void dcommi_poison_left(const dcommi_run *run, int rank)
 {
-    snprintf(text, len,
-             "rank %d has left the communicator after %" PRIu64 " collectives; %s #%" PRIu64
-             " cannot complete",
-             rank, run->comm->members[rank].gone_after,
-             dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq);
+    dcommi_poison(run->comm, DCOMM_ERR_PEER,
+                  "rank %d has left the communicator after %" PRIu64 " collectives; %s #%" PRIu64
+                  " cannot complete",
+                  rank, run->comm->members[rank].gone_after,
+                  dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq);
 }
 /* The transport could not do what a move needs of its peer. */
 static void dcommi_move_failed(const dcommi_move *move, dcomm_status status, const char *doing)
 {
-    char text[DCOMMI_MESSAGE_MAX];
-    int rank = move->node.peer;
-    snprintf(text, sizeof text, "%s rank %d (process %d) failed: %s", doing, rank,
-             (int)dcommi_peer_of(move->run->comm, rank)->pid, dcomm_strerror(status));
-    if (status == DCOMM_ERR_PEER && move->run->comm->members[rank].gone) {
-        dcommi_left_text(move->run, rank, text, sizeof text);
+    dcomm_comm *comm = move->run->comm;
+    const int rank = move->node.peer;
+    if (status == DCOMM_ERR_PEER && comm->members[rank].gone) {
+        dcommi_poison_left(move->run, rank);
+    } else {
+        dcommi_poison(comm, status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT,
+                      "%s rank %d (process %d) failed: %s", doing, rank,
+                      (int)dcommi_peer_of(comm, rank)->pid, dcomm_strerror(status));
     }
-    dcommi_poison(move->run->comm, status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT,
-                  -1, text);
 }
 static void dcommi_sent(dcommi_op *op, dcomm_status status)
 {
@@ -30176,7 +30182,7 @@ static void dcommi_on_answer(dcomm_comm *comm, const dcommi_header *h)
     } else if (status == DCOMM_IN_PROGRESS) {
         dcommi_move_in_transport(move);
     } else {
-        dcommi_poison(comm, status, -1, dcommi_message);
+        dcommi_poison(comm, status, "%s", dcommi_message);
     }
 }
 /* What OFFER and EXPOSE say of such memory, in place of a region's number. */
@@ -30252,7 +30258,7 @@ static void dcommi_straight_send(dcommi_move *move)
     comm->stats.bytes_straight += status >= 0 ? move->len : 0;
     if (status != DCOMM_IN_PROGRESS) {
         if (status < 0) {
-            dcommi_poison(comm, status, -1, dcommi_message);
+            dcommi_poison(comm, status, "%s", dcommi_message);
         }
         dcommi_straight_sent(&move->op, status);
     }
@@ -30460,7 +30466,7 @@ static void dcommi_received(dcommi_move *move, const void *message, size_t len)
         move->lane->frame->words[move->word] = len;
     }
     if (status < 0) {
-        dcommi_poison(move->run->comm, status, -1, dcommi_message);
+        dcommi_poison(move->run->comm, status, "%s", dcommi_message);
         return;
     }
     dcommi_move_complete(move);
@@ -30533,12 +30539,10 @@ static dcommi_verdict dcommi_deliver(dcommi_move *move, const dcommi_header *h,
     }
     bool exact = move->word < 0;
     if (len > move->len || (exact && len != move->len)) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text,
-                 "%s #%" PRIu64 ": rank %d sent %zu bytes to rank %d, which expected %s%zu",
-                 dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, (int)h->src, len,
-                 comm->rank, exact ? "" : "at most ", move->len);
-        dcommi_poison(comm, DCOMM_ERR_MISMATCH, -1, text);
+        dcommi_poison(comm, DCOMM_ERR_MISMATCH,
+                      "%s #%" PRIu64 ": rank %d sent %zu bytes to rank %d, which expected %s%zu",
+                      dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, (int)h->src, len,
+                      comm->rank, exact ? "" : "at most ", move->len);
         return DCOMMI_CONSUMED;
     }
     move->arrived = len;
@@ -30562,10 +30566,8 @@ static dcommi_verdict dcommi_deliver(dcommi_move *move, const dcommi_header *h,
             status = dcommi_send_header(comm, (int)h->src, &answer, NULL, 0);
         }
         if (status < 0) {
-            char text[DCOMMI_MESSAGE_MAX + 64];
-            snprintf(text, sizeof text, "reading from rank %d failed: %s", (int)h->src,
-                     dcommi_message);
-            dcommi_poison(comm, status, -1, text);
+            dcommi_poison(comm, status, "reading from rank %d failed: %s", (int)h->src,
+                          dcommi_message);
         } else if (answer.type == DCOMMI_MSG_FIN) {
             if (move->word >= 0) {
                 move->lane->frame->words[move->word] = len;
@@ -30925,7 +30927,7 @@ static void dcommi_pull_arrived(dcommi_move *move)
     }
     dcomm_status status = pull->fold ? dcommi_pull_fold(pull, b) : DCOMM_OK;
     if (status < 0) {
-        dcommi_poison(pull->run->comm, status, -1, dcommi_message);
+        dcommi_poison(pull->run->comm, status, "%s", dcommi_message);
         return;
     }
     dcommi_pull_done(pull, b);
@@ -30951,7 +30953,7 @@ static void dcommi_pull_request(dcommi_move *move)
     run->comm->stats.bytes_read += piece->sent ? 0 : move->len;
     dcomm_status status = dcommi_send_header(run->comm, piece->rank, &header, NULL, 0);
     if (status < 0) {
-        dcommi_poison(run->comm, status, -1, dcommi_message);
+        dcommi_poison(run->comm, status, "%s", dcommi_message);
     }
 }
 /* The slot for a piece is there. */
@@ -30999,7 +31001,7 @@ static void dcommi_pull_ask(dcommi_pull *pull, unsigned b)
         }
         dcommi_move *move = dcommi_move_new(run, pull->lane);
         if (move == NULL) {
-            dcommi_poison(run->comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+            dcommi_poison(run->comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
             return;
         }
         move->pull = pull;
@@ -31015,7 +31017,7 @@ static void dcommi_pull_ask(dcommi_pull *pull, unsigned b)
         } else {
             dcommi_move_in_transport(move); /* it stays whatever becomes of the run meanwhile */
             if (dcommi_slot_ask(pull->device, DCOMMI_QUEUE_IN, dcommi_pull_go, move) < 0) {
-                dcommi_poison(run->comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+                dcommi_poison(run->comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
                 dcommi_move_out_of_transport(move);
                 dcommi_move_free(move);
                 dcommi_run_unref(run);
@@ -31176,15 +31178,14 @@ static dcommi_verdict dcommi_on_read_reply(dcomm_comm *comm, const dcommi_header
     }
     dcommi_move *move = dcommi_move_of(node);
     if (h->a != move->len) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text, "rank %d answered %" PRIu64 " bytes where %zu were asked for",
-                 (int)h->src, h->a, move->len);
-        dcommi_poison(comm, DCOMM_ERR_CORRUPT, -1, text);
+        dcommi_poison(comm, DCOMM_ERR_CORRUPT,
+                      "rank %d answered %" PRIu64 " bytes where %zu were asked for", (int)h->src,
+                      h->a, move->len);
         return DCOMMI_CONSUMED;
     }
     const bool straight = DCOMMI_UNLIKELY(move->device);
     if (straight && (data != NULL || transport->call->fetch_device == NULL)) {
-        dcommi_poison(comm, DCOMM_ERR_CORRUPT, -1,
+        dcommi_poison(comm, DCOMM_ERR_CORRUPT,
                       "a peer answered out of host memory where it had offered a device's");
         return DCOMMI_CONSUMED;
     }
@@ -31220,7 +31221,7 @@ static void dcommi_offer_taken(dcommi_move *move)
     dcommi_header fin = dcommi_header_of(run, DCOMMI_MSG_FIN, move->node.tag);
     dcomm_status status = dcommi_send_header(run->comm, move->node.peer, &fin, NULL, 0);
     if (status < 0) {
-        dcommi_poison(run->comm, status, -1, dcommi_message);
+        dcommi_poison(run->comm, status, "%s", dcommi_message);
         return;
     }
     dcommi_received_all(move, move->arrived);
@@ -31298,7 +31299,7 @@ static void dcommi_take_offer(dcommi_move *move, const dcommi_header *h, size_t 
     dcomm_status status = dcommi_pull_by_message(move->lane, device, move, &to, pieces, n, len,
                                                  fold, move->final, move->async);
     if (status < 0) {
-        dcommi_poison(run->comm, status, -1, dcommi_message);
+        dcommi_poison(run->comm, status, "%s", dcommi_message);
     }
 }
 /* ---- from host memory to a device ---- */
@@ -31411,7 +31412,7 @@ static void dcommi_pour_go(dcommi_slot *slot, void *user)
         dcommi_move_out_of_transport(move);
         dcommi_match_insert(run->comm, &move->node);
         if ((status = dcommi_send_header(run->comm, peer, &pull, NULL, 0)) < 0) {
-            dcommi_poison(run->comm, status, -1, dcommi_message);
+            dcommi_poison(run->comm, status, "%s", dcommi_message);
         }
         dcommi_run_unref(run);
         return;
@@ -31464,7 +31465,7 @@ static dcommi_verdict dcommi_copy_in(dcommi_move *move, const dcommi_header *h,
     }
     if (pour == NULL || (!rts && (fetch || desc == NULL) && pour->own == NULL)) {
         dcommi_free(pour);
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
         return DCOMMI_CONSUMED;
     }
     pour->move = move;
@@ -31717,7 +31718,7 @@ static enum dcommi_outcome DCOMMI_PRINTF(3, 4)
     dcommi_step_error(dcommi_lane *lane, dcomm_status status, const char *format, ...)
 {
     dcommi_run *run = lane->frame->run;
-    char what[256], device[24] = "", text[DCOMMI_MESSAGE_MAX];
+    char what[256], device[24] = "";
     va_list args;
     va_start(args, format);
     dcommi_vsnprintf(what, sizeof what, format, args);
@@ -31725,11 +31726,10 @@ static enum dcommi_outcome DCOMMI_PRINTF(3, 4)
     if (run->device != NULL) {
         snprintf(device, sizeof device, ", device %d", run->device->handle.number);
     }
-    snprintf(text, sizeof text, "%s #%" PRIu64 " (%s), rank %d%s, lane %d, step %u: %s",
-             dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq,
-             lane->frame->scope.plan->name, run->comm->rank, device,
-             (int)(lane - lane->frame->lanes), lane->cursor.at.pc, what);
-    dcommi_poison(run->comm, status, -1, text);
+    dcommi_poison(run->comm, status, "%s #%" PRIu64 " (%s), rank %d%s, lane %d, step %u: %s",
+                  dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq,
+                  lane->frame->scope.plan->name, run->comm->rank, device,
+                  (int)(lane - lane->frame->lanes), lane->cursor.at.pc, what);
     return DCOMMI_GONE;
 }
 /* The cursor refuses the step; dcommi_message says why. */
@@ -31958,7 +31958,7 @@ static void dcommi_out_copied(dcommi_job *job, dcomm_status status)
     status = dcommi_post(run->comm, move->node.peer, &header, slot->memory, move->len, &move->op);
     if (status != DCOMM_IN_PROGRESS) {
         if (status < 0) {
-            dcommi_poison(run->comm, status, -1, dcommi_message);
+            dcommi_poison(run->comm, status, "%s", dcommi_message);
         }
         dcommi_out_left(&move->op, status);
     }
@@ -31994,7 +31994,7 @@ static void dcommi_out_start(dcommi_move *move)
     dcommi_move_in_transport(move);
     dcomm_status status = dcommi_slot_ask(run->device, DCOMMI_QUEUE_OUT, dcommi_out_go, move);
     if (status < 0) {
-        dcommi_poison(run->comm, status, -1, dcommi_message);
+        dcommi_poison(run->comm, status, "%s", dcommi_message);
         dcommi_move_out_of_transport(move);
         dcommi_move_free(move);
         dcommi_run_unref(run);
@@ -32636,10 +32636,9 @@ static void dcommi_device_reply(dcommi_move *move, const dcommi_header *h, uint3
 {
     dcommi_run *run = move->run;
     if (h->b > DCOMMI_SLOT_BYTES) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text, "rank %d asked for %" PRIu64 " bytes of a device at a time",
-                 (int)h->src, h->b);
-        dcommi_poison(run->comm, DCOMM_ERR_CORRUPT, -1, text);
+        dcommi_poison(run->comm, DCOMM_ERR_CORRUPT,
+                      "rank %d asked for %" PRIu64 " bytes of a device at a time", (int)h->src,
+                      h->b);
         return;
     }
     move->buf = base + h->a;
@@ -32663,16 +32662,15 @@ static void dcommi_on_read_sent(dcomm_comm *comm, const dcommi_header *h)
     }
     dcommi_move *sent = dcommi_move_of(node);
     if (!sent->device || h->a > sent->len || h->b > sent->len - h->a) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text,
-                 "rank %d asked for bytes %" PRIu64 "+%" PRIu64 " of a message of %zu of rank %d",
-                 (int)h->src, h->a, h->b, sent->len, comm->rank);
-        dcommi_poison(comm, DCOMM_ERR_CORRUPT, -1, text);
+        dcommi_poison(comm, DCOMM_ERR_CORRUPT,
+                      "rank %d asked for bytes %" PRIu64 "+%" PRIu64
+                      " of a message of %zu of rank %d",
+                      (int)h->src, h->a, h->b, sent->len, comm->rank);
         return;
     }
     dcommi_move *move = dcommi_move_new(sent->run, NULL);
     if (move == NULL) {
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
         return;
     }
     move->kind = DCOMMI_MOVE_REPLY;
@@ -32684,17 +32682,16 @@ static void dcommi_on_read(dcomm_comm *comm, dcommi_run *run, const dcommi_heade
     if (h->slot >= run->plan->nslots || run->offers == NULL || run->offers[h->slot].base == NULL ||
         h->a > (uint64_t)run->offers[h->slot].len ||
         h->b > (uint64_t)run->offers[h->slot].len - h->a) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text,
-                 "rank %d asked for bytes %" PRIu64 "+%" PRIu64 " of slot %d, which rank %d has "
-                 "not exposed",
-                 (int)h->src, h->a, h->b, (int)h->slot, comm->rank);
-        dcommi_poison(comm, DCOMM_ERR_CORRUPT, -1, text);
+        dcommi_poison(comm, DCOMM_ERR_CORRUPT,
+                      "rank %d asked for bytes %" PRIu64 "+%" PRIu64
+                      " of slot %d, which rank %d has "
+                      "not exposed",
+                      (int)h->src, h->a, h->b, (int)h->slot, comm->rank);
         return;
     }
     dcommi_move *move = dcommi_move_new(run, NULL);
     if (move == NULL) {
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
         return;
     }
     move->op.done = dcommi_reply_sent;
@@ -32712,7 +32709,7 @@ static void dcommi_on_read(dcomm_comm *comm, dcommi_run *run, const dcommi_heade
     if (status != DCOMM_IN_PROGRESS) {
         dcommi_reply_sent(&move->op, status);
         if (status < 0) {
-            dcommi_poison(comm, status, -1, dcommi_message);
+            dcommi_poison(comm, status, "%s", dcommi_message);
         }
     }
 }
@@ -33724,7 +33721,7 @@ static void dcommi_run_told(dcommi_run *run, const dcommi_header *h)
         return;
     }
     if (h->slot >= (h->type == DCOMMI_MSG_SIGNAL ? run->plan->ncounters : run->plan->nslots)) {
-        dcommi_poison(comm, DCOMM_ERR_CORRUPT, -1,
+        dcommi_poison(comm, DCOMM_ERR_CORRUPT,
                       "a peer named a counter or slot that the plan does not have");
         return;
     }
@@ -33734,7 +33731,7 @@ static void dcommi_run_told(dcommi_run *run, const dcommi_header *h)
     }
     dcommi_exposed *e = dcommi_alloc(sizeof *e);
     if (e == NULL) {
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
         return;
     }
     e->node = dcommi_key(DCOMMI_NODE_EXPOSED, run->stream, run->seq, run->stage, (int32_t)h->src,
@@ -33886,7 +33883,7 @@ static void dcommi_say_failed(dcomm_on_error on_error, int rank, dcomm_status st
 /* Fail the communicator: all its operations here, and on all other ranks. `from` is the rank that
  * told us, or -1 when we found it: the finder tells all, the others pass it on to ranks at powers
  * of two, so that it arrives even when the finder dies meanwhile. The first error stays. */
-static void dcommi_poison(dcomm_comm *comm, dcomm_status status, int from, const char *text)
+static void dcommi_poison_by(dcomm_comm *comm, dcomm_status status, int from, const char *text)
 {
     if (atomic_load_explicit(&comm->poisoned, memory_order_relaxed) != 0) {
         return;
@@ -33912,6 +33909,24 @@ static void dcommi_poison(dcomm_comm *comm, dcomm_status status, int from, const
     dcommi_match_clear(comm);
     dcommi_say_failed(comm->on_error, comm->rank, status, comm->message);
 }
+static void DCOMMI_PRINTF(3, 4)
+    dcommi_poison(dcomm_comm *comm, dcomm_status status, const char *format, ...)
+{
+    char text[DCOMMI_MESSAGE_MAX];
+    va_list args;
+    va_start(args, format);
+    dcommi_vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    dcommi_poison_by(comm, status, -1, text);
+}
+/* A rank's process has ended. */
+static void dcommi_poison_lost(dcomm_comm *comm, int rank)
+{
+    const dcommi_member *m = &comm->members[rank];
+    const dcommi_remote *p = &comm->context->peers[m->peer];
+    dcommi_poison(comm, DCOMM_ERR_PEER, "rank %d (process %d on %s) was lost: %s", rank,
+                  (int)p->pid, m->hostname, p->why);
+}
 static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why)
 {
     dcommi_remote *p = &context->peers[peer];
@@ -33923,10 +33938,7 @@ static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why)
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
         for (int r = 0; r < comm->size; r++) {
             if (comm->members[r].peer == peer && !comm->members[r].gone) {
-                char text[DCOMMI_MESSAGE_MAX];
-                snprintf(text, sizeof text, "rank %d (process %d on %s) was lost: %s", r,
-                         (int)p->pid, comm->members[r].hostname, p->why);
-                dcommi_poison(comm, DCOMM_ERR_PEER, -1, text);
+                dcommi_poison_lost(comm, r);
             }
         }
     }
@@ -33955,13 +33967,13 @@ static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dco
         dcommi_query(comm, (int)h->src, run->stream, run->seq, &run->signature);
         return;
     }
-    char ours[DCOMMI_TEXT_MAX], text[DCOMMI_MESSAGE_MAX];
+    char ours[DCOMMI_TEXT_MAX];
     dcommi_signature_text(&run->signature, ours, sizeof ours);
-    snprintf(text, sizeof text,
-             "ranks disagree about operation #%" PRIu64 ": rank %d calls send(%zu bytes, signature "
-             "%08x) to rank %d, rank %d calls %s",
-             h->seq, (int)h->src, len, h->signature, comm->rank, comm->rank, ours);
-    dcommi_poison(comm, DCOMM_ERR_MISMATCH, -1, text);
+    dcommi_poison(comm, DCOMM_ERR_MISMATCH,
+                  "ranks disagree about operation #%" PRIu64
+                  ": rank %d calls send(%zu bytes, signature "
+                  "%08x) to rank %d, rank %d calls %s",
+                  h->seq, (int)h->src, len, h->signature, comm->rank, comm->rank, ours);
 }
 static dcommi_run *dcommi_run_find(dcomm_comm *comm, const dcommi_header *h)
 {
@@ -34000,12 +34012,10 @@ static void dcommi_query_before(dcomm_comm *comm, const dcommi_header *h)
     if (entry->known && entry->seq == seq) {
         dcommi_query(comm, (int)h->src, h->stream, seq, &entry->signature);
     } else if (seq < comm->done) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text,
-                 "ranks %d and %d disagree about an operation before #%" PRIu64
-                 ", which is too long ago to be named",
-                 (int)h->src, comm->rank, h->seq);
-        dcommi_poison(comm, DCOMM_ERR_MISMATCH, -1, text);
+        dcommi_poison(comm, DCOMM_ERR_MISMATCH,
+                      "ranks %d and %d disagree about an operation before #%" PRIu64
+                      ", which is too long ago to be named",
+                      (int)h->src, comm->rank, h->seq);
     }
 }
 static void dcommi_on_query(dcomm_comm *comm, const dcommi_header *h, const void *data, size_t len)
@@ -34062,13 +34072,13 @@ static void dcommi_on_query(dcomm_comm *comm, const dcommi_header *h, const void
         return;
     }
     if (mine != NULL && mine->hash != h->signature) {
-        char theirs[DCOMMI_TEXT_MAX + 1], ours[DCOMMI_TEXT_MAX], text[2 * DCOMMI_TEXT_MAX + 128];
+        char theirs[DCOMMI_TEXT_MAX + 1], ours[DCOMMI_TEXT_MAX];
         dcommi_peer_text(theirs, data, len);
         dcommi_signature_text(mine, ours, sizeof ours);
-        snprintf(text, sizeof text,
-                 "ranks disagree about operation #%" PRIu64 ": rank %d calls %s, rank %d calls %s",
-                 h->seq, (int)h->src, theirs, comm->rank, ours);
-        dcommi_poison(comm, DCOMM_ERR_MISMATCH, -1, text);
+        dcommi_poison(comm, DCOMM_ERR_MISMATCH,
+                      "ranks disagree about operation #%" PRIu64
+                      ": rank %d calls %s, rank %d calls %s",
+                      h->seq, (int)h->src, theirs, comm->rank, ours);
         return;
     }
     dcommi_send_header(comm, (int)h->src, &reply, where, strlen(where));
@@ -34114,18 +34124,13 @@ static void dcommi_run_ask(dcommi_run *run, double now)
         if (m->gone) {
             if (run->stream == DCOMMI_STREAM_COLL ? m->gone_after <= run->seq
                                                   : now - run->idle_since > 2.0) {
-                char text[DCOMMI_MESSAGE_MAX];
-                dcommi_left_text(run, r, text, sizeof text);
-                dcommi_poison(comm, DCOMM_ERR_PEER, -1, text);
+                dcommi_poison_left(run, r);
                 return;
             }
             continue;
         }
         if (p->lost) {
-            char text[DCOMMI_MESSAGE_MAX];
-            snprintf(text, sizeof text, "rank %d (process %d on %s) was lost: %s", r, (int)p->pid,
-                     m->hostname, p->why);
-            dcommi_poison(comm, DCOMM_ERR_PEER, -1, text);
+            dcommi_poison_lost(comm, r);
             return;
         }
         if (!run->peers[r].replied && p->same_host && p->pid != getpid() && p->started != 0 &&
@@ -34205,7 +34210,7 @@ static void dcommi_run_timeout(dcommi_run *run)
              ranks[NEVER][0] != 0 || ranks[BEHIND][0] != 0 || ranks[SILENT][0] != 0 ? "it"
                                                                                     : "progress",
              where[0] != 0 ? where : "no step");
-    dcommi_poison(comm, DCOMM_ERR_TIMEOUT, -1, text);
+    dcommi_poison(comm, DCOMM_ERR_TIMEOUT, "%s", text);
 }
 /* Look after every run of a communicator; about 20 times a second while there are any. */
 static void dcommi_comm_check(dcomm_comm *comm, double now)
@@ -34397,7 +34402,7 @@ static void dcommi_run_refused(dcommi_run *run, int rank, const char *text)
     dcommi_comm_unlock(comm);
     run->why = last && run->gate.stream == NULL ? dcommi_strdup(why) : NULL;
     if (run->why == NULL) {
-        dcommi_poison(comm, DCOMM_ERR_MISMATCH, -1, why);
+        dcommi_poison(comm, DCOMM_ERR_MISMATCH, "%s", why);
         return;
     }
     dcommi_log(DCOMMI_LOG_INFO, "rank %d: %s", comm->rank, why);
@@ -34423,7 +34428,7 @@ static bool dcommi_run_refused_before(dcommi_run *run)
 static void dcommi_on_refused(dcomm_comm *comm, const dcommi_header *h, const void *data,
                               size_t len)
 {
-    char text[DCOMMI_TEXT_MAX + 1], why[DCOMMI_MESSAGE_MAX];
+    char text[DCOMMI_TEXT_MAX + 1];
     unsigned ahead = 0;
     if (h->stream != DCOMMI_STREAM_COLL || h->a >= (uint64_t)comm->size ||
         (int)h->a == comm->rank || dcommi_refusal_find(comm, h->seq) != NULL) {
@@ -34435,10 +34440,9 @@ static void dcommi_on_refused(dcomm_comm *comm, const dcommi_header *h, const vo
     if (run != NULL) {
         dcommi_run_refused(run, (int)h->a, text);
     } else if (h->seq < comm->done || (entry->known && entry->seq == h->seq)) {
-        snprintf(why, sizeof why,
-                 "rank %d refused operation #%" PRIu64 ", which rank %d has completed: %.400s",
-                 (int)h->a, h->seq, comm->rank, text);
-        dcommi_poison(comm, DCOMM_ERR_MISMATCH, -1, why);
+        dcommi_poison(comm, DCOMM_ERR_MISMATCH,
+                      "rank %d refused operation #%" PRIu64 ", which rank %d has completed: %.400s",
+                      (int)h->a, h->seq, comm->rank, text);
     } else {
         for (const dcommi_refusal *r = comm->refusals; r != NULL; r = r->next) {
             ahead += !r->over;
@@ -34682,10 +34686,8 @@ static void dcommi_stage_done(dcommi_run *run)
     }
     dcommi_free(words);
     if (status < 0) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text, "rank %d: stage %d of %s failed: %.400s", run->comm->rank,
-                 run->stage, run->plan->name, why);
-        dcommi_poison(run->comm, status, -1, text);
+        dcommi_poison(run->comm, status, "rank %d: stage %d of %s failed: %.400s", run->comm->rank,
+                      run->stage, run->plan->name, why);
     } else if (next == NULL) {
         dcommi_run_finish(run, run->verdict);
     } else {
@@ -34743,7 +34745,7 @@ static void dcommi_run_start(dcommi_run *run)
     }
     dcomm_status status = dcommi_run_bind(run, run->plan, NULL, 0);
     if (status < 0) {
-        dcommi_poison(comm, status, -1, dcommi_message);
+        dcommi_poison(comm, status, "%s", dcommi_message);
         return;
     }
     if (run->factored) {
@@ -34878,7 +34880,7 @@ static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h
     dcommi_verdict verdict;
     dcommi_early *early = dcommi_early_make(transport, h, arrival, &verdict);
     if (early == NULL) {
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
         return DCOMMI_CONSUMED;
     }
     dcommi_early_keep(comm, early, cls);
@@ -34955,10 +34957,10 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         char text[DCOMMI_TEXT_MAX + 1];
         dcommi_peer_text(text, arrival->data, arrival->len);
         int64_t status = (int64_t)h->a;
-        dcommi_poison(comm,
-                      status < 0 && status >= DCOMM_ERR_RANGE ? (dcomm_status)status
-                                                              : DCOMM_ERR_ABORTED,
-                      (int)h->src, text);
+        dcommi_poison_by(comm,
+                         status < 0 && status >= DCOMM_ERR_RANGE ? (dcomm_status)status
+                                                                 : DCOMM_ERR_ABORTED,
+                         (int)h->src, text);
         return DCOMMI_CONSUMED;
     }
     case DCOMMI_MSG_REFUSED:
@@ -35133,7 +35135,7 @@ static void dcommi_deliver_strays(dcomm_context *context, dcomm_comm *comm)
         dcommi_free(stray);
     }
     if (dcommi_strays_lost(context, comm)) {
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1,
+        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY,
                       "there was no memory for messages that came before the communicator was "
                       "created here");
     }
@@ -35143,7 +35145,6 @@ static void dcommi_on_corrupt(void *user, dcommi_transport *transport,
                               const dcommi_arrival *arrival)
 {
     dcommi_header h;
-    char text[DCOMMI_TEXT_MAX];
     if (arrival->header_len < sizeof h) {
         return;
     }
@@ -35152,10 +35153,9 @@ static void dcommi_on_corrupt(void *user, dcommi_transport *transport,
     if (comm != NULL && h.src < (uint32_t)comm->size && (int)h.src != comm->rank &&
         dcommi_peer_of(comm, (int)h.src)->transport == transport &&
         atomic_load_explicit(&comm->poisoned, memory_order_relaxed) == 0) {
-        snprintf(text, sizeof text,
-                 "rank %d got a part of a message from rank %u that does not fit the others",
-                 comm->rank, (unsigned)h.src);
-        dcommi_poison(comm, DCOMM_ERR_CORRUPT, -1, text);
+        dcommi_poison(comm, DCOMM_ERR_CORRUPT,
+                      "rank %d got a part of a message from rank %u that does not fit the others",
+                      comm->rank, (unsigned)h.src);
     }
 }
 static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int peer, const char *why)
@@ -35828,9 +35828,7 @@ static int dcommi_sock_listen(const dcommi_addr *a, bool both_families)
     }
     if (dcommi_sys_bind(fd, &a->any, dcommi_addr_len(a)) != 0 ||
         dcommi_sys_listen(fd, SOMAXCONN) != 0) {
-        int saved = errno;
         dcommi_sys_close(fd);
-        errno = saved;
         return -1;
     }
     return fd;
@@ -36040,10 +36038,8 @@ static void dcommi_ctl_in_child(void)
         c->listener = -1;
         for (int i = 0; i < 2; i++) {
             for (dcommi_ctl_line *l = i == 0 ? c->lines : c->strangers; l != NULL; l = l->next) {
-                if (l->fd >= 0) {
-                    dcommi_sys_close(l->fd);
-                    l->fd = -1;
-                }
+                dcommi_sys_close(l->fd);
+                l->fd = -1;
             }
         }
     }
@@ -36398,25 +36394,19 @@ static void dcommi_ctl_close(dcomm_context *context)
     if (*link != NULL) {
         *link = c->next;
     }
-    if (c->listener >= 0) {
-        dcommi_sys_close(c->listener);
-    }
+    dcommi_sys_close(c->listener);
     for (int i = 0; i < 2; i++) {
         for (dcommi_ctl_line *l = i == 0 ? c->lines : c->strangers, *next; l != NULL; l = next) {
             next = l->next;
             if (l->state == DCOMMI_CTL_OPEN) {
                 dcommi_ctl_say(l, DCOMMI_CTL_GOODBYE, 0, 0);
             }
-            if (l->fd >= 0) {
-                dcommi_sys_close(l->fd);
-            }
+            dcommi_sys_close(l->fd);
             dcommi_free(l);
         }
     }
     pthread_mutex_unlock(&dcommi_ctl_lock);
-    if (c->epoll >= 0) {
-        dcommi_sys_close(c->epoll);
-    }
+    dcommi_sys_close(c->epoll);
     dcommi_free(c);
 }
 static dcommi_ctl_line *dcommi_ctl_line_to(const dcomm_context *context, int peer)
@@ -36572,7 +36562,7 @@ static bool dcommi_progress(dcomm_context *context)
         for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
             int wanted = 1; /* 2: taken up, so that the reason stays as it is */
             if (atomic_compare_exchange_strong(&comm->abort_wanted, &wanted, 2)) {
-                dcommi_poison(comm, DCOMM_ERR_ABORTED, -1, comm->abort_reason);
+                dcommi_poison(comm, DCOMM_ERR_ABORTED, "%s", comm->abort_reason);
             }
         }
     }
@@ -37389,7 +37379,7 @@ static inline uint32_t dcommi_fast_ops(dcommi_fast *f, dcomm_status *status)
             break;
         }
         if (DCOMMI_UNLIKELY(*status < 0)) {
-            dcommi_poison(comm, *status, -1, dcommi_message);
+            dcommi_poison(comm, *status, "%s", dcommi_message);
             return k;
         }
         if (DCOMMI_UNLIKELY(sent == 0)) {
@@ -37405,7 +37395,7 @@ static void dcommi_fast_post(const dcommi_fast *f, dcommi_run *run, dcommi_lane 
 {
     dcommi_move *move = dcommi_move_new(run, lane);
     if (move == NULL) {
-        dcommi_poison(f->comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+        dcommi_poison(f->comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
         return;
     }
     move->async = true;
@@ -37461,7 +37451,7 @@ static dcomm_status dcommi_fast_leave(dcommi_fast *f, uint32_t k, double timeout
         dcommi_run_of(comm, f->cached, f->base[DCOMM_SPACE_IN], f->base[DCOMM_SPACE_OUT]);
     dcommi_comm_unlock(comm);
     if (run == NULL) {
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
         dcommi_token_release(context);
         return DCOMM_ERR_NO_MEMORY;
     }
@@ -38969,9 +38959,7 @@ static bool dcommi_door_is_left(const char *path)
     int s = dcommi_sys_socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     bool left = s >= 0 && dcommi_sys_connect(s, (struct sockaddr *)&address, len) != 0 &&
                 errno == ECONNREFUSED;
-    if (s >= 0) {
-        dcommi_sys_close(s);
-    }
+    dcommi_sys_close(s);
     return left;
 }
 /* Remove what processes have left that were killed while their door was open. */
@@ -39008,18 +38996,14 @@ static int dcommi_door_open(uint64_t id)
     dcommi_door_sweep();
     int s = dcommi_sys_socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (s < 0 || dcommi_sys_bind(s, (struct sockaddr *)&address, len) != 0) {
-        int saved = errno;
-        if (s >= 0) {
-            dcommi_sys_close(s);
-        }
-        errno = saved;
+        dcommi_sys_close(s);
         return -1;
     }
     if (dcommi_sys_listen(s, DCOMMI_DOOR_BACKLOG) != 0) {
-        int saved = errno;
+        const int saved = errno;
         dcommi_door_hide(id);
-        dcommi_sys_close(s);
         errno = saved;
+        dcommi_sys_close(s);
         return -1;
     }
     return s;
@@ -39256,18 +39240,15 @@ static dcomm_status dcommi_hand_over(const dcommi_hands *h, const dcommi_hand_ad
     }
     done = done &&
            dcommi_sys_sendmsg(s, &packet.head, MSG_NOSIGNAL) == (ssize_t)sizeof packet.message;
-    int error = done ? 0 : errno;
-    if (s >= 0) {
-        dcommi_sys_close(s);
-    }
+    dcommi_sys_close(s);
     if (done) {
         return DCOMM_OK;
     }
-    if (error == EAGAIN || error == ETOOMANYREFS || error == ENOBUFS || error == EINTR) {
+    if (errno == EAGAIN || errno == ETOOMANYREFS || errno == ENOBUFS || errno == EINTR) {
         return DCOMM_IN_PROGRESS;
     }
     return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "its Unix socket cannot be reached: %s",
-                       strerror(error));
+                       strerror(errno));
 }
 /* Read the message of an accepted connection. False: it has not come yet. */
 static bool dcommi_handed_read(const dcommi_hands *h, dcommi_handed *d)
@@ -39296,12 +39277,8 @@ static void dcommi_handed_drop(dcommi_handed **at)
 {
     dcommi_handed *d = *at;
     *at = d->next;
-    if (d->socket >= 0) {
-        dcommi_sys_close(d->socket);
-    }
-    if (d->fd >= 0) {
-        dcommi_sys_close(d->fd);
-    }
+    dcommi_sys_close(d->socket);
+    dcommi_sys_close(d->fd);
     dcommi_free(d);
 }
 /* Read what has come by a connection, and drop it if that is nothing of use. */
@@ -39637,10 +39614,8 @@ static void dcommi_local_disconnect(dcommi_local_peer *p)
         munmap(p->directory, dcommi_local_fifo_at(0));
         p->directory = NULL;
     }
-    if (p->file >= 0) {
-        dcommi_sys_close(p->file);
-        p->file = -1;
-    }
+    dcommi_sys_close(p->file);
+    p->file = -1;
     dcommi_hands_forget(&p->local->hands, p->card.hand.id);
     dcommi_hands_part(&p->local->hands, p->card.hand.id);
 }
@@ -39721,9 +39696,7 @@ static void dcommi_local_peer_free(dcommi_local_peer *p)
         epoll_ctl(p->local->epoll, EPOLL_CTL_DEL, p->pidfd, NULL); /* a forked child may hold it */
         dcommi_sys_close(p->pidfd);
     }
-    if (p->lock >= 0) {
-        dcommi_sys_close(p->lock);
-    }
+    dcommi_sys_close(p->lock);
     dcommi_free(p);
 }
 static void dcommi_local_unpoll(dcommi_local *u, const dcommi_local_peer *p)
@@ -40420,15 +40393,9 @@ static void dcommi_local_free(dcommi_local *u)
     if (u->directory != NULL) {
         munmap(u->directory, dcommi_local_fifo_at(0));
     }
-    if (u->file >= 0) {
-        dcommi_sys_close(u->file);
-    }
-    if (u->lock >= 0) {
-        dcommi_sys_close(u->lock);
-    }
-    if (u->epoll >= 0) {
-        dcommi_sys_close(u->epoll);
-    }
+    dcommi_sys_close(u->file);
+    dcommi_sys_close(u->lock);
+    dcommi_sys_close(u->epoll);
     dcommi_free(u->peers);
     dcommi_free(u->polled);
     dcommi_free(u->done);
@@ -41421,9 +41388,7 @@ static bool dcommi_ucx_iface_towards(const char *host, dcommi_iface name)
         found = fd >= 0 && dcommi_sys_connect(fd, a->ai_addr, a->ai_addrlen) == 0 &&
                 getsockname(fd, (struct sockaddr *)&own, &own_len) == 0 &&
                 dcommi_ucx_iface_with((struct sockaddr *)&own, name);
-        if (fd >= 0) {
-            dcommi_sys_close(fd);
-        }
+        dcommi_sys_close(fd);
     }
     freeaddrinfo(list);
     return found;
@@ -42201,12 +42166,8 @@ static dcomm_status dcommi_net_open(const dcommi_transport_handlers *handlers, c
 static int dcommi_topo_format(const char *xml)
 {
     char head[512];
-    FILE *file = fopen(xml, "r");
-    size_t n = file != NULL ? fread(head, 1, sizeof head - 1, file) : 0;
-    head[n] = 0;
-    if (file != NULL) {
-        fclose(file);
-    }
+    const ssize_t n = dcommi_sys_load(xml, head, sizeof head - 1);
+    head[n > 0 ? n : 0] = 0;
     static const char key[] = "<topology version=\"";
     const char *at = strstr(head, key);
     return at != NULL ? atoi(at + sizeof key - 1) : 0;
@@ -42698,9 +42659,8 @@ static void dcommi_comm_enter(dcomm_comm *comm)
     for (int r = 0; r < comm->size; r++) {
         int peer = comm->members[r].peer;
         if (peer >= 0 && context->peers[peer].lost) {
-            char text[DCOMMI_MESSAGE_MAX];
-            snprintf(text, sizeof text, "rank %d was lost before: %s", r, context->peers[peer].why);
-            dcommi_poison(comm, DCOMM_ERR_PEER, -1, text);
+            dcommi_poison(comm, DCOMM_ERR_PEER, "rank %d was lost before: %s", r,
+                          context->peers[peer].why);
         }
     }
     dcommi_deliver_strays(context, comm);
@@ -45910,7 +45870,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
     if (comm->runs != NULL || dcommi_comm_gated(comm)) {
         comm->on_error = DCOMM_ON_ERROR_RETURN; /* the caller's own doing */
         atomic_store(&comm->told, true);
-        dcommi_poison(comm, DCOMM_ERR_ABORTED, -1, "the communicator was destroyed meanwhile");
+        dcommi_poison(comm, DCOMM_ERR_ABORTED, "the communicator was destroyed meanwhile");
         failed = true;
     }
     dcommi_bcast_leave(comm);
@@ -47417,7 +47377,7 @@ static void dcommi_tune_fail(dcommi_tuner *t, dcomm_status status)
     char why[DCOMMI_MESSAGE_MAX];
     memcpy(why, dcommi_message, sizeof why);
     dcommi_token_take(t->comm->context);
-    dcommi_poison(t->comm, status, -1, why);
+    dcommi_poison(t->comm, status, "%s", why);
     dcommi_token_release(t->comm->context);
 }
 /* All ranks of comm take rank 0's numbers: `given` there, else those of its process or its file,
@@ -47494,7 +47454,7 @@ static dcomm_status dcommi_comm_tune(dcomm_comm *comm, const dcomm_tuning *given
         char text[DCOMMI_MESSAGE_MAX];
         snprintf(text, sizeof text, "%s", dcommi_message);
         dcommi_token_take(comm->context);
-        dcommi_poison(comm, status, -1, text);
+        dcommi_poison(comm, status, "%s", text);
         dcommi_token_release(comm->context);
     }
     return status;
@@ -47536,15 +47496,8 @@ static void dcommi_job_command(char *text, size_t max)
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static uint8_t line[LONGEST]; /* not allocated: a job has its name also where memory is out */
     pthread_mutex_lock(&lock);
-    int fd = dcommi_sys_open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
-    size_t n = 0;
-    for (ssize_t got = 1; fd >= 0 && got > 0 && n < LONGEST; n += (size_t)got) {
-        got = dcommi_sys_read(fd, line + n, LONGEST - n);
-        got = got < 0 ? 0 : got;
-    }
-    if (fd >= 0) {
-        dcommi_sys_close(fd);
-    }
+    const ssize_t got = dcommi_sys_load("/proc/self/cmdline", line, LONGEST);
+    size_t n = got > 0 ? (size_t)got : 0;
     while (n > 0 && line[n - 1] == 0) {
         n--;
     }
@@ -47572,10 +47525,6 @@ static bool dcommi_job_rank_follows(const char *text, size_t at)
     }
     return at >= 4 && strncasecmp(text + at - 4, "rank", 4) == 0;
 }
-static bool dcommi_job_digit(char c)
-{
-    return c >= '0' && c <= '9';
-}
 /* Return true if rank 0's job is also that of another rank: the names are equal, or they are
  * command lines that differ in the rank's own number behind "rank" alone. */
 static bool dcommi_job_same(const char *zero, const char *other, uint32_t rank, uint32_t local_rank)
@@ -47587,7 +47536,7 @@ static bool dcommi_job_same(const char *zero, const char *other, uint32_t rank, 
     }
     size_t a = command, b = command;
     while (zero[a] != '\0' && other[b] != '\0') {
-        if (zero[a] == '0' && !dcommi_job_digit(zero[a + 1]) && dcommi_job_digit(other[b]) &&
+        if (zero[a] == '0' && !dcommi_text_digit(zero[a + 1]) && dcommi_text_digit(other[b]) &&
             dcommi_job_rank_follows(zero, a) && dcommi_job_rank_follows(other, b)) {
             char *end = NULL;
             unsigned long n = strtoul(other + b, &end, 10);
@@ -47695,15 +47644,10 @@ static dcomm_status dcommi_launcher_world(dcommi_launcher *l, const char *rank_n
 static dcomm_status dcommi_launcher_secret_file(const char *path, dcommi_launcher *l)
 {
     char text[DCOMMI_SECRET_MAX + 1];
-    int fd = dcommi_sys_open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : dcommi_sys_read(fd, text, sizeof text);
-    int saved = errno;
-    if (fd >= 0) {
-        dcommi_sys_close(fd);
-    }
+    const ssize_t n = dcommi_sys_load(path, text, sizeof text);
     if (n < 0) {
         return dcommi_fail(DCOMM_ERR_INVALID, "cannot read DCOMM_SECRET_FILE=\"%.200s\": %s", path,
-                           strerror(saved));
+                           strerror(errno));
     }
     size_t len = (size_t)n;
     while (len > 0 && (text[len - 1] == '\n' || text[len - 1] == '\r')) {
@@ -48542,10 +48486,8 @@ static dcomm_status dcommi_rdv_next(dcommi_rdv_client *c, uint16_t wanted, doubl
 /* Close without a word: the others learn that this rank was lost. */
 static void dcommi_rdv_drop(dcommi_rdv_client *c)
 {
-    if (c->fd >= 0) {
-        dcommi_sys_close(c->fd);
-        c->fd = -1;
-    }
+    dcommi_sys_close(c->fd);
+    c->fd = -1;
 }
 /* Tell the others that this rank cannot take part; returns when the server has it, with what the
  * rendezvous failed by. */
@@ -49547,10 +49489,8 @@ static pthread_cond_t dcommi_rdv_changed = PTHREAD_COND_INITIALIZER;
 static dcommi_rdv_server *dcommi_rdv_servers; /* whose threads run, or are about to be gone */
 static void dcommi_rdv_close_fd(dcommi_rdv_conn *conn)
 {
-    if (conn->fd >= 0) {
-        dcommi_sys_close(conn->fd);
-        conn->fd = -1;
-    }
+    dcommi_sys_close(conn->fd);
+    conn->fd = -1;
 }
 /* shutdown too: a forked child may hold a copy, which would go on taking connections. */
 static void dcommi_rdv_stop_listening(dcommi_rdv_server *s)
@@ -49952,9 +49892,7 @@ static void dcommi_boot_id_key(const dcommi_id_parts *parts, uint8_t key[DCOMMI_
 /* The server lives on with no owner until a boot of this process adopts it. */
 dcomm_status dcomm_id_create(dcomm_id *id)
 {
-    if (id == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_id_create: id is NULL");
-    }
+    DCOMMI_NEED(id);
     memset(id, 0, sizeof *id);
     dcommi_id_parts parts = {0};
     uint8_t key[DCOMMI_RDV_KEY];
@@ -56421,10 +56359,8 @@ DCOMM_API dcomm_status dcomm_buckets_create(dcomm_comm *comm, const dcomm_bucket
                                             dcomm_buckets **b_p)
 {
     static const dcomm_buckets_opts defaults;
-    if (comm == NULL || b_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_create: %s is NULL",
-                           comm == NULL ? "comm" : "b_p");
-    }
+    DCOMMI_NEED(comm);
+    DCOMMI_NEED(b_p);
     *b_p = NULL;
     dcomm_comm *own = NULL;
     DCOMMI_TRY(dcomm_comm_dup(comm, &own));
@@ -56574,10 +56510,8 @@ DCOMM_API dcomm_status dcomm_buckets_wait(dcomm_buckets *b)
 /* ---- what there is ---- */
 DCOMM_API dcomm_status dcomm_buckets_get_info(const dcomm_buckets *b, dcomm_buckets_info *info)
 {
-    if (b == NULL || info == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_get_info: %s is NULL",
-                           b == NULL ? "b" : "info");
-    }
+    DCOMMI_NEED(b);
+    DCOMMI_NEED(info);
     *info = (dcomm_buckets_info){.nparams = b->nparams,
                                  .nbuckets = b->layout.n,
                                  .bytes = b->bytes,
@@ -56681,9 +56615,7 @@ static dcomm_status dcommi_scaler_agree(dcomm_buckets *b, const dcomm_scaler_opt
 DCOMM_API dcomm_status dcomm_scaler_create(dcomm_buckets *b, const dcomm_scaler_opts *opts,
                                            dcomm_scaler **s_p)
 {
-    if (s_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_scaler_create: s_p is NULL");
-    }
+    DCOMMI_NEED(s_p);
     *s_p = NULL;
     DCOMMI_TRY(dcommi_bkt_check("dcomm_scaler_create", b));
     DCOMMI_TRY(dcommi_bkt_check_idle("dcomm_scaler_create", b, b));
@@ -56919,10 +56851,8 @@ static dcomm_status dcommi_scaler_take_back(dcomm_buckets *b)
 }
 DCOMM_API dcomm_status dcomm_scaler_step(dcomm_scaler *s, dcomm_scaler_verdict *verdict)
 {
-    if (s == NULL || verdict == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_scaler_step: %s is NULL",
-                           s == NULL ? "s" : "verdict");
-    }
+    DCOMMI_NEED(s);
+    DCOMMI_NEED(verdict);
     dcomm_buckets *b = s->b;
     DCOMMI_TRY(dcommi_bkt_check("dcomm_scaler_step", b));
     DCOMMI_TRY(dcommi_bkt_check_idle("dcomm_scaler_step", b, b));
@@ -56951,19 +56881,15 @@ DCOMM_API dcomm_status dcomm_scaler_step(dcomm_scaler *s, dcomm_scaler_verdict *
 /* ---- the state ---- */
 DCOMM_API dcomm_status dcomm_scaler_get_info(const dcomm_scaler *s, dcomm_scaler_info *info)
 {
-    if (s == NULL || info == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_scaler_get_info: %s is NULL",
-                           s == NULL ? "s" : "info");
-    }
+    DCOMMI_NEED(s);
+    DCOMMI_NEED(info);
     *info = (dcomm_scaler_info){s->b->scale, s->b->good, s->steps, s->skipped};
     return DCOMM_OK;
 }
 DCOMM_API dcomm_status dcomm_scaler_save(const dcomm_scaler *s, void *bytes)
 {
-    if (s == NULL || bytes == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_scaler_save: %s is NULL",
-                           s == NULL ? "s" : "bytes");
-    }
+    DCOMMI_NEED(s);
+    DCOMMI_NEED(bytes);
     const uint64_t words[] = {DCOMMI_SCALER_MAGIC, dcommi_f64_bits(s->b->scale), s->b->good,
                               s->steps, s->skipped};
     for (int i = 0; i < DCOMM_SCALER_BYTES; i++) {
@@ -56973,10 +56899,8 @@ DCOMM_API dcomm_status dcomm_scaler_save(const dcomm_scaler *s, void *bytes)
 }
 DCOMM_API dcomm_status dcomm_scaler_load(dcomm_scaler *s, const void *bytes)
 {
-    if (s == NULL || bytes == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_scaler_load: %s is NULL",
-                           s == NULL ? "s" : "bytes");
-    }
+    DCOMMI_NEED(s);
+    DCOMMI_NEED(bytes);
     DCOMMI_TRY(dcommi_bkt_check_idle("dcomm_scaler_load", s->b, s));
     uint64_t words[DCOMM_SCALER_BYTES / 8] = {0};
     for (int i = 0; i < DCOMM_SCALER_BYTES; i++) {
@@ -59104,12 +59028,9 @@ static void dcommi_moe_free(dcomm_moe *m)
 DCOMM_API dcomm_status dcomm_moe_create(dcomm_comm *comm, const dcomm_moe_opts *opts,
                                         dcomm_moe **m_p)
 {
-    if (comm == NULL || opts == NULL || m_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_moe_create: %s is NULL",
-                           comm == NULL   ? "comm"
-                           : opts == NULL ? "opts"
-                                          : "m_p");
-    }
+    DCOMMI_NEED(comm);
+    DCOMMI_NEED(opts);
+    DCOMMI_NEED(m_p);
     *m_p = NULL;
     dcomm_comm *own = NULL;
     DCOMMI_TRY(dcomm_comm_dup(comm, &own));
@@ -59337,11 +59258,10 @@ DCOMM_API dcomm_status dcomm_moe_progress(dcomm_moe *m)
 /* ---- what there is ---- */
 DCOMM_API dcomm_status dcomm_moe_get_stats(const dcomm_moe *m, dcomm_moe_stats *stats)
 {
-    if (m == NULL || stats == NULL || m->steps == 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_moe_get_stats: %s",
-                           m == NULL       ? "m is NULL"
-                           : stats == NULL ? "stats is NULL"
-                                           : "nothing has been routed yet");
+    DCOMMI_NEED(m);
+    DCOMMI_NEED(stats);
+    if (m->steps == 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_moe_get_stats: nothing has been routed yet");
     }
     *stats = m->stats;
     stats->demand = m->demand;
@@ -66087,6 +66007,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_MOE_LANES
 #undef DCOMMI_MOE_MARGIN
 #undef DCOMMI_MOE_OPTIONS
+#undef DCOMMI_NEED
 #undef DCOMMI_NET_SPIN
 #undef DCOMMI_NORMAL_BITS
 #undef DCOMMI_NORM_ADD

@@ -86,9 +86,7 @@ static bool dcommi_huge_populate(void *at, size_t len)
         }
         done += (size_t)n;
     }
-    if (zero >= 0) {
-        dcommi_sys_close(zero);
-    }
+    dcommi_sys_close(zero);
     return done == len;
 }
 

@@ -6,6 +6,7 @@
 #ifndef DCOMMI_SYS_H
 #define DCOMMI_SYS_H
 
+#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
@@ -29,9 +30,14 @@ static inline int dcommi_sys_open(const char *path, int flags)
     return openat(AT_FDCWD, path, flags);
 }
 
-static inline int dcommi_sys_close(int fd)
+/* Close a descriptor; -1 is none. errno stays, which says why it is closed. */
+static inline void dcommi_sys_close(int fd)
 {
-    return (int)DCOMMI_SYSCALL(close, fd);
+    const int saved = errno;
+    if (fd >= 0) {
+        (void)DCOMMI_SYSCALL(close, fd);
+    }
+    errno = saved;
 }
 
 static inline ssize_t dcommi_sys_read(int fd, void *buf, size_t len)
@@ -42,6 +48,21 @@ static inline ssize_t dcommi_sys_read(int fd, void *buf, size_t len)
 static inline ssize_t dcommi_sys_write(int fd, const void *buf, size_t len)
 {
     return (ssize_t)DCOMMI_SYSCALL(write, fd, buf, len);
+}
+
+/* Read the beginning of a file, up to `max` bytes. Return how many there are; -1 and errno: it
+ * cannot be read. */
+static inline ssize_t dcommi_sys_load(const char *path, void *buf, size_t max)
+{
+    const int fd = dcommi_sys_open(path, O_RDONLY | O_CLOEXEC);
+    size_t have = 0;
+    ssize_t n = fd < 0 ? -1 : 1;
+    while (n > 0 && have < max) {
+        n = dcommi_sys_read(fd, (char *)buf + have, max - have);
+        have += n > 0 ? (size_t)n : 0;
+    }
+    dcommi_sys_close(fd);
+    return n < 0 ? -1 : (ssize_t)have;
 }
 
 static inline int dcommi_sys_stat(const char *path, struct stat *st)

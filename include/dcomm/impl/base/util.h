@@ -43,6 +43,14 @@ static dcomm_status DCOMMI_PRINTF(2, 3) dcommi_fail(dcomm_status status, const c
     return status;
 }
 
+/* Refuse an argument of a public function that is NULL. */
+#define DCOMMI_NEED(argument)                                                             \
+    do {                                                                                  \
+        if (DCOMMI_UNLIKELY((argument) == NULL)) {                                        \
+            return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s is NULL", __func__, #argument); \
+        }                                                                                 \
+    } while (0)
+
 /* ---- logging ---- */
 
 enum { DCOMMI_LOG_ERROR = 0, DCOMMI_LOG_WARN = 1, DCOMMI_LOG_INFO = 2 };

@@ -84,9 +84,7 @@ static void dcommi_boot_id_key(const dcommi_id_parts *parts, uint8_t key[DCOMMI_
 /* The server lives on with no owner until a boot of this process adopts it. */
 dcomm_status dcomm_id_create(dcomm_id *id)
 {
-    if (id == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_id_create: id is NULL");
-    }
+    DCOMMI_NEED(id);
     memset(id, 0, sizeof *id);
     dcommi_id_parts parts = {0};
     uint8_t key[DCOMMI_RDV_KEY];

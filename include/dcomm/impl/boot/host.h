@@ -12,13 +12,7 @@
 /* The first line of a small file without its newline; "" where it cannot be read. */
 static void dcommi_host_line(const char *path, char *line, size_t max)
 {
-    line[0] = '\0';
-    int fd = dcommi_sys_open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        return;
-    }
-    ssize_t n = dcommi_sys_read(fd, line, max - 1);
-    dcommi_sys_close(fd);
+    const ssize_t n = dcommi_sys_load(path, line, max - 1);
     line[n > 0 ? n : 0] = '\0';
     line[strcspn(line, "\n")] = '\0';
 }

@@ -20,15 +20,8 @@ static void dcommi_job_command(char *text, size_t max)
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static uint8_t line[LONGEST]; /* not allocated: a job has its name also where memory is out */
     pthread_mutex_lock(&lock);
-    int fd = dcommi_sys_open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
-    size_t n = 0;
-    for (ssize_t got = 1; fd >= 0 && got > 0 && n < LONGEST; n += (size_t)got) {
-        got = dcommi_sys_read(fd, line + n, LONGEST - n);
-        got = got < 0 ? 0 : got;
-    }
-    if (fd >= 0) {
-        dcommi_sys_close(fd);
-    }
+    const ssize_t got = dcommi_sys_load("/proc/self/cmdline", line, LONGEST);
+    size_t n = got > 0 ? (size_t)got : 0;
     while (n > 0 && line[n - 1] == 0) {
         n--;
     }
@@ -58,11 +51,6 @@ static bool dcommi_job_rank_follows(const char *text, size_t at)
     return at >= 4 && strncasecmp(text + at - 4, "rank", 4) == 0;
 }
 
-static bool dcommi_job_digit(char c)
-{
-    return c >= '0' && c <= '9';
-}
-
 /* Return true if rank 0's job is also that of another rank: the names are equal, or they are
  * command lines that differ in the rank's own number behind "rank" alone. */
 static bool dcommi_job_same(const char *zero, const char *other, uint32_t rank, uint32_t local_rank)
@@ -74,7 +62,7 @@ static bool dcommi_job_same(const char *zero, const char *other, uint32_t rank, 
     }
     size_t a = command, b = command;
     while (zero[a] != '\0' && other[b] != '\0') {
-        if (zero[a] == '0' && !dcommi_job_digit(zero[a + 1]) && dcommi_job_digit(other[b]) &&
+        if (zero[a] == '0' && !dcommi_text_digit(zero[a + 1]) && dcommi_text_digit(other[b]) &&
             dcommi_job_rank_follows(zero, a) && dcommi_job_rank_follows(other, b)) {
             char *end = NULL;
             unsigned long n = strtoul(other + b, &end, 10);

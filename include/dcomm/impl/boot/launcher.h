@@ -59,15 +59,10 @@ static dcomm_status dcommi_launcher_world(dcommi_launcher *l, const char *rank_n
 static dcomm_status dcommi_launcher_secret_file(const char *path, dcommi_launcher *l)
 {
     char text[DCOMMI_SECRET_MAX + 1];
-    int fd = dcommi_sys_open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : dcommi_sys_read(fd, text, sizeof text);
-    int saved = errno;
-    if (fd >= 0) {
-        dcommi_sys_close(fd);
-    }
+    const ssize_t n = dcommi_sys_load(path, text, sizeof text);
     if (n < 0) {
         return dcommi_fail(DCOMM_ERR_INVALID, "cannot read DCOMM_SECRET_FILE=\"%.200s\": %s", path,
-                           strerror(saved));
+                           strerror(errno));
     }
     size_t len = (size_t)n;
     while (len > 0 && (text[len - 1] == '\n' || text[len - 1] == '\r')) {

@@ -255,10 +255,8 @@ static dcomm_status dcommi_rdv_next(dcommi_rdv_client *c, uint16_t wanted, doubl
 /* Close without a word: the others learn that this rank was lost. */
 static void dcommi_rdv_drop(dcommi_rdv_client *c)
 {
-    if (c->fd >= 0) {
-        dcommi_sys_close(c->fd);
-        c->fd = -1;
-    }
+    dcommi_sys_close(c->fd);
+    c->fd = -1;
 }
 
 /* Tell the others that this rank cannot take part; returns when the server has it, with what the

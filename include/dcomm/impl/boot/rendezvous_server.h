@@ -41,10 +41,8 @@ static dcommi_rdv_server *dcommi_rdv_servers; /* whose threads run, or are about
 
 static void dcommi_rdv_close_fd(dcommi_rdv_conn *conn)
 {
-    if (conn->fd >= 0) {
-        dcommi_sys_close(conn->fd);
-        conn->fd = -1;
-    }
+    dcommi_sys_close(conn->fd);
+    conn->fd = -1;
 }
 
 /* shutdown too: a forked child may hold a copy, which would go on taking connections. */

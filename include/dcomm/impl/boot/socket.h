@@ -173,9 +173,7 @@ static int dcommi_sock_listen(const dcommi_addr *a, bool both_families)
     }
     if (dcommi_sys_bind(fd, &a->any, dcommi_addr_len(a)) != 0 ||
         dcommi_sys_listen(fd, SOMAXCONN) != 0) {
-        int saved = errno;
         dcommi_sys_close(fd);
-        errno = saved;
         return -1;
     }
     return fd;

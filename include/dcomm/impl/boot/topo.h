@@ -14,12 +14,8 @@
 static int dcommi_topo_format(const char *xml)
 {
     char head[512];
-    FILE *file = fopen(xml, "r");
-    size_t n = file != NULL ? fread(head, 1, sizeof head - 1, file) : 0;
-    head[n] = 0;
-    if (file != NULL) {
-        fclose(file);
-    }
+    const ssize_t n = dcommi_sys_load(xml, head, sizeof head - 1);
+    head[n > 0 ? n : 0] = 0;
     static const char key[] = "<topology version=\"";
     const char *at = strstr(head, key);
     return at != NULL ? atoi(at + sizeof key - 1) : 0;

@@ -102,9 +102,8 @@ static void dcommi_comm_enter(dcomm_comm *comm)
     for (int r = 0; r < comm->size; r++) {
         int peer = comm->members[r].peer;
         if (peer >= 0 && context->peers[peer].lost) {
-            char text[DCOMMI_MESSAGE_MAX];
-            snprintf(text, sizeof text, "rank %d was lost before: %s", r, context->peers[peer].why);
-            dcommi_poison(comm, DCOMM_ERR_PEER, -1, text);
+            dcommi_poison(comm, DCOMM_ERR_PEER, "rank %d was lost before: %s", r,
+                          context->peers[peer].why);
         }
     }
     dcommi_deliver_strays(context, comm);

@@ -140,7 +140,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
     if (comm->runs != NULL || dcommi_comm_gated(comm)) {
         comm->on_error = DCOMM_ON_ERROR_RETURN; /* the caller's own doing */
         atomic_store(&comm->told, true);
-        dcommi_poison(comm, DCOMM_ERR_ABORTED, -1, "the communicator was destroyed meanwhile");
+        dcommi_poison(comm, DCOMM_ERR_ABORTED, "the communicator was destroyed meanwhile");
         failed = true;
     }
     dcommi_bcast_leave(comm);

@@ -136,7 +136,7 @@ static void dcommi_tune_fail(dcommi_tuner *t, dcomm_status status)
     char why[DCOMMI_MESSAGE_MAX];
     memcpy(why, dcommi_message, sizeof why);
     dcommi_token_take(t->comm->context);
-    dcommi_poison(t->comm, status, -1, why);
+    dcommi_poison(t->comm, status, "%s", why);
     dcommi_token_release(t->comm->context);
 }
 
@@ -216,7 +216,7 @@ static dcomm_status dcommi_comm_tune(dcomm_comm *comm, const dcomm_tuning *given
         char text[DCOMMI_MESSAGE_MAX];
         snprintf(text, sizeof text, "%s", dcommi_message);
         dcommi_token_take(comm->context);
-        dcommi_poison(comm, status, -1, text);
+        dcommi_poison(comm, status, "%s", text);
         dcommi_token_release(comm->context);
     }
     return status;

@@ -138,7 +138,7 @@ static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h
     dcommi_verdict verdict;
     dcommi_early *early = dcommi_early_make(transport, h, arrival, &verdict);
     if (early == NULL) {
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
         return DCOMMI_CONSUMED;
     }
     dcommi_early_keep(comm, early, cls);
@@ -218,10 +218,10 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         char text[DCOMMI_TEXT_MAX + 1];
         dcommi_peer_text(text, arrival->data, arrival->len);
         int64_t status = (int64_t)h->a;
-        dcommi_poison(comm,
-                      status < 0 && status >= DCOMM_ERR_RANGE ? (dcomm_status)status
-                                                              : DCOMM_ERR_ABORTED,
-                      (int)h->src, text);
+        dcommi_poison_by(comm,
+                         status < 0 && status >= DCOMM_ERR_RANGE ? (dcomm_status)status
+                                                                 : DCOMM_ERR_ABORTED,
+                         (int)h->src, text);
         return DCOMMI_CONSUMED;
     }
     case DCOMMI_MSG_REFUSED:
@@ -405,7 +405,7 @@ static void dcommi_deliver_strays(dcomm_context *context, dcomm_comm *comm)
         dcommi_free(stray);
     }
     if (dcommi_strays_lost(context, comm)) {
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1,
+        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY,
                       "there was no memory for messages that came before the communicator was "
                       "created here");
     }
@@ -416,7 +416,6 @@ static void dcommi_on_corrupt(void *user, dcommi_transport *transport,
                               const dcommi_arrival *arrival)
 {
     dcommi_header h;
-    char text[DCOMMI_TEXT_MAX];
     if (arrival->header_len < sizeof h) {
         return;
     }
@@ -425,10 +424,9 @@ static void dcommi_on_corrupt(void *user, dcommi_transport *transport,
     if (comm != NULL && h.src < (uint32_t)comm->size && (int)h.src != comm->rank &&
         dcommi_peer_of(comm, (int)h.src)->transport == transport &&
         atomic_load_explicit(&comm->poisoned, memory_order_relaxed) == 0) {
-        snprintf(text, sizeof text,
-                 "rank %d got a part of a message from rank %u that does not fit the others",
-                 comm->rank, (unsigned)h.src);
-        dcommi_poison(comm, DCOMM_ERR_CORRUPT, -1, text);
+        dcommi_poison(comm, DCOMM_ERR_CORRUPT,
+                      "rank %d got a part of a message from rank %u that does not fit the others",
+                      comm->rank, (unsigned)h.src);
     }
 }
 

@@ -94,10 +94,8 @@ static void dcommi_ctl_in_child(void)
         c->listener = -1;
         for (int i = 0; i < 2; i++) {
             for (dcommi_ctl_line *l = i == 0 ? c->lines : c->strangers; l != NULL; l = l->next) {
-                if (l->fd >= 0) {
-                    dcommi_sys_close(l->fd);
-                    l->fd = -1;
-                }
+                dcommi_sys_close(l->fd);
+                l->fd = -1;
             }
         }
     }
@@ -476,25 +474,19 @@ static void dcommi_ctl_close(dcomm_context *context)
     if (*link != NULL) {
         *link = c->next;
     }
-    if (c->listener >= 0) {
-        dcommi_sys_close(c->listener);
-    }
+    dcommi_sys_close(c->listener);
     for (int i = 0; i < 2; i++) {
         for (dcommi_ctl_line *l = i == 0 ? c->lines : c->strangers, *next; l != NULL; l = next) {
             next = l->next;
             if (l->state == DCOMMI_CTL_OPEN) {
                 dcommi_ctl_say(l, DCOMMI_CTL_GOODBYE, 0, 0);
             }
-            if (l->fd >= 0) {
-                dcommi_sys_close(l->fd);
-            }
+            dcommi_sys_close(l->fd);
             dcommi_free(l);
         }
     }
     pthread_mutex_unlock(&dcommi_ctl_lock);
-    if (c->epoll >= 0) {
-        dcommi_sys_close(c->epoll);
-    }
+    dcommi_sys_close(c->epoll);
     dcommi_free(c);
 }
 

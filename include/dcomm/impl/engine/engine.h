@@ -34,8 +34,9 @@ static void dcommi_run_unref(dcommi_run *run);
 
 /* ---- failures (failure.h, refusal.h) ---- */
 
-/* Fail a communicator on all its ranks; rank `from` told us, or -1: this rank found out. */
-static void dcommi_poison(dcomm_comm *comm, dcomm_status status, int from, const char *text);
+/* Fail a communicator on all its ranks, for what this rank has found out. */
+static void DCOMMI_PRINTF(3, 4)
+    dcommi_poison(dcomm_comm *comm, dcomm_status status, const char *format, ...);
 /* Fail all communicators with a peer that has ended. */
 static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why);
 /* Ask the sender about a message whose signature is not the run's. */

@@ -148,7 +148,7 @@ static void dcommi_say_failed(dcomm_on_error on_error, int rank, dcomm_status st
 /* Fail the communicator: all its operations here, and on all other ranks. `from` is the rank that
  * told us, or -1 when we found it: the finder tells all, the others pass it on to ranks at powers
  * of two, so that it arrives even when the finder dies meanwhile. The first error stays. */
-static void dcommi_poison(dcomm_comm *comm, dcomm_status status, int from, const char *text)
+static void dcommi_poison_by(dcomm_comm *comm, dcomm_status status, int from, const char *text)
 {
     if (atomic_load_explicit(&comm->poisoned, memory_order_relaxed) != 0) {
         return;
@@ -175,6 +175,26 @@ static void dcommi_poison(dcomm_comm *comm, dcomm_status status, int from, const
     dcommi_say_failed(comm->on_error, comm->rank, status, comm->message);
 }
 
+static void DCOMMI_PRINTF(3, 4)
+    dcommi_poison(dcomm_comm *comm, dcomm_status status, const char *format, ...)
+{
+    char text[DCOMMI_MESSAGE_MAX];
+    va_list args;
+    va_start(args, format);
+    dcommi_vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    dcommi_poison_by(comm, status, -1, text);
+}
+
+/* A rank's process has ended. */
+static void dcommi_poison_lost(dcomm_comm *comm, int rank)
+{
+    const dcommi_member *m = &comm->members[rank];
+    const dcommi_remote *p = &comm->context->peers[m->peer];
+    dcommi_poison(comm, DCOMM_ERR_PEER, "rank %d (process %d on %s) was lost: %s", rank,
+                  (int)p->pid, m->hostname, p->why);
+}
+
 static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why)
 {
     dcommi_remote *p = &context->peers[peer];
@@ -186,10 +206,7 @@ static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why)
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
         for (int r = 0; r < comm->size; r++) {
             if (comm->members[r].peer == peer && !comm->members[r].gone) {
-                char text[DCOMMI_MESSAGE_MAX];
-                snprintf(text, sizeof text, "rank %d (process %d on %s) was lost: %s", r,
-                         (int)p->pid, comm->members[r].hostname, p->why);
-                dcommi_poison(comm, DCOMM_ERR_PEER, -1, text);
+                dcommi_poison_lost(comm, r);
             }
         }
     }
@@ -221,13 +238,13 @@ static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dco
         dcommi_query(comm, (int)h->src, run->stream, run->seq, &run->signature);
         return;
     }
-    char ours[DCOMMI_TEXT_MAX], text[DCOMMI_MESSAGE_MAX];
+    char ours[DCOMMI_TEXT_MAX];
     dcommi_signature_text(&run->signature, ours, sizeof ours);
-    snprintf(text, sizeof text,
-             "ranks disagree about operation #%" PRIu64 ": rank %d calls send(%zu bytes, signature "
-             "%08x) to rank %d, rank %d calls %s",
-             h->seq, (int)h->src, len, h->signature, comm->rank, comm->rank, ours);
-    dcommi_poison(comm, DCOMM_ERR_MISMATCH, -1, text);
+    dcommi_poison(comm, DCOMM_ERR_MISMATCH,
+                  "ranks disagree about operation #%" PRIu64
+                  ": rank %d calls send(%zu bytes, signature "
+                  "%08x) to rank %d, rank %d calls %s",
+                  h->seq, (int)h->src, len, h->signature, comm->rank, comm->rank, ours);
 }
 
 static dcommi_run *dcommi_run_find(dcomm_comm *comm, const dcommi_header *h)
@@ -269,12 +286,10 @@ static void dcommi_query_before(dcomm_comm *comm, const dcommi_header *h)
     if (entry->known && entry->seq == seq) {
         dcommi_query(comm, (int)h->src, h->stream, seq, &entry->signature);
     } else if (seq < comm->done) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text,
-                 "ranks %d and %d disagree about an operation before #%" PRIu64
-                 ", which is too long ago to be named",
-                 (int)h->src, comm->rank, h->seq);
-        dcommi_poison(comm, DCOMM_ERR_MISMATCH, -1, text);
+        dcommi_poison(comm, DCOMM_ERR_MISMATCH,
+                      "ranks %d and %d disagree about an operation before #%" PRIu64
+                      ", which is too long ago to be named",
+                      (int)h->src, comm->rank, h->seq);
     }
 }
 
@@ -332,13 +347,13 @@ static void dcommi_on_query(dcomm_comm *comm, const dcommi_header *h, const void
         return;
     }
     if (mine != NULL && mine->hash != h->signature) {
-        char theirs[DCOMMI_TEXT_MAX + 1], ours[DCOMMI_TEXT_MAX], text[2 * DCOMMI_TEXT_MAX + 128];
+        char theirs[DCOMMI_TEXT_MAX + 1], ours[DCOMMI_TEXT_MAX];
         dcommi_peer_text(theirs, data, len);
         dcommi_signature_text(mine, ours, sizeof ours);
-        snprintf(text, sizeof text,
-                 "ranks disagree about operation #%" PRIu64 ": rank %d calls %s, rank %d calls %s",
-                 h->seq, (int)h->src, theirs, comm->rank, ours);
-        dcommi_poison(comm, DCOMM_ERR_MISMATCH, -1, text);
+        dcommi_poison(comm, DCOMM_ERR_MISMATCH,
+                      "ranks disagree about operation #%" PRIu64
+                      ": rank %d calls %s, rank %d calls %s",
+                      h->seq, (int)h->src, theirs, comm->rank, ours);
         return;
     }
     dcommi_send_header(comm, (int)h->src, &reply, where, strlen(where));
@@ -387,18 +402,13 @@ static void dcommi_run_ask(dcommi_run *run, double now)
         if (m->gone) {
             if (run->stream == DCOMMI_STREAM_COLL ? m->gone_after <= run->seq
                                                   : now - run->idle_since > 2.0) {
-                char text[DCOMMI_MESSAGE_MAX];
-                dcommi_left_text(run, r, text, sizeof text);
-                dcommi_poison(comm, DCOMM_ERR_PEER, -1, text);
+                dcommi_poison_left(run, r);
                 return;
             }
             continue;
         }
         if (p->lost) {
-            char text[DCOMMI_MESSAGE_MAX];
-            snprintf(text, sizeof text, "rank %d (process %d on %s) was lost: %s", r, (int)p->pid,
-                     m->hostname, p->why);
-            dcommi_poison(comm, DCOMM_ERR_PEER, -1, text);
+            dcommi_poison_lost(comm, r);
             return;
         }
         if (!run->peers[r].replied && p->same_host && p->pid != getpid() && p->started != 0 &&
@@ -480,7 +490,7 @@ static void dcommi_run_timeout(dcommi_run *run)
              ranks[NEVER][0] != 0 || ranks[BEHIND][0] != 0 || ranks[SILENT][0] != 0 ? "it"
                                                                                     : "progress",
              where[0] != 0 ? where : "no step");
-    dcommi_poison(comm, DCOMM_ERR_TIMEOUT, -1, text);
+    dcommi_poison(comm, DCOMM_ERR_TIMEOUT, "%s", text);
 }
 
 /* Look after every run of a communicator; about 20 times a second while there are any. */

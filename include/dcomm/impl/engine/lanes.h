@@ -80,7 +80,7 @@ static void dcommi_run_told(dcommi_run *run, const dcommi_header *h)
         return;
     }
     if (h->slot >= (h->type == DCOMMI_MSG_SIGNAL ? run->plan->ncounters : run->plan->nslots)) {
-        dcommi_poison(comm, DCOMM_ERR_CORRUPT, -1,
+        dcommi_poison(comm, DCOMM_ERR_CORRUPT,
                       "a peer named a counter or slot that the plan does not have");
         return;
     }
@@ -90,7 +90,7 @@ static void dcommi_run_told(dcommi_run *run, const dcommi_header *h)
     }
     dcommi_exposed *e = dcommi_alloc(sizeof *e);
     if (e == NULL) {
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
         return;
     }
     e->node = dcommi_key(DCOMMI_NODE_EXPOSED, run->stream, run->seq, run->stage, (int32_t)h->src,

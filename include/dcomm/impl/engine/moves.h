@@ -74,28 +74,28 @@ static void dcommi_move_complete(dcommi_move *move)
 
 /* ---- sending ---- */
 
-/* Say that a run cannot complete because a rank has left. */
-static void dcommi_left_text(const dcommi_run *run, int rank, char *text, size_t len)
+/* A run cannot complete because a rank has left. */
+static void dcommi_poison_left(const dcommi_run *run, int rank)
 {
-    snprintf(text, len,
-             "rank %d has left the communicator after %" PRIu64 " collectives; %s #%" PRIu64
-             " cannot complete",
-             rank, run->comm->members[rank].gone_after,
-             dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq);
+    dcommi_poison(run->comm, DCOMM_ERR_PEER,
+                  "rank %d has left the communicator after %" PRIu64 " collectives; %s #%" PRIu64
+                  " cannot complete",
+                  rank, run->comm->members[rank].gone_after,
+                  dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq);
 }
 
 /* The transport could not do what a move needs of its peer. */
 static void dcommi_move_failed(const dcommi_move *move, dcomm_status status, const char *doing)
 {
-    char text[DCOMMI_MESSAGE_MAX];
-    int rank = move->node.peer;
-    snprintf(text, sizeof text, "%s rank %d (process %d) failed: %s", doing, rank,
-             (int)dcommi_peer_of(move->run->comm, rank)->pid, dcomm_strerror(status));
-    if (status == DCOMM_ERR_PEER && move->run->comm->members[rank].gone) {
-        dcommi_left_text(move->run, rank, text, sizeof text);
+    dcomm_comm *comm = move->run->comm;
+    const int rank = move->node.peer;
+    if (status == DCOMM_ERR_PEER && comm->members[rank].gone) {
+        dcommi_poison_left(move->run, rank);
+    } else {
+        dcommi_poison(comm, status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT,
+                      "%s rank %d (process %d) failed: %s", doing, rank,
+                      (int)dcommi_peer_of(comm, rank)->pid, dcomm_strerror(status));
     }
-    dcommi_poison(move->run->comm, status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT,
-                  -1, text);
 }
 
 static void dcommi_sent(dcommi_op *op, dcomm_status status)
@@ -213,7 +213,7 @@ static void dcommi_on_answer(dcomm_comm *comm, const dcommi_header *h)
     } else if (status == DCOMM_IN_PROGRESS) {
         dcommi_move_in_transport(move);
     } else {
-        dcommi_poison(comm, status, -1, dcommi_message);
+        dcommi_poison(comm, status, "%s", dcommi_message);
     }
 }
 

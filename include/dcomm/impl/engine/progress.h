@@ -110,7 +110,7 @@ static bool dcommi_progress(dcomm_context *context)
         for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
             int wanted = 1; /* 2: taken up, so that the reason stays as it is */
             if (atomic_compare_exchange_strong(&comm->abort_wanted, &wanted, 2)) {
-                dcommi_poison(comm, DCOMM_ERR_ABORTED, -1, comm->abort_reason);
+                dcommi_poison(comm, DCOMM_ERR_ABORTED, "%s", comm->abort_reason);
             }
         }
     }

@@ -206,7 +206,7 @@ static void dcommi_pull_arrived(dcommi_move *move)
     }
     dcomm_status status = pull->fold ? dcommi_pull_fold(pull, b) : DCOMM_OK;
     if (status < 0) {
-        dcommi_poison(pull->run->comm, status, -1, dcommi_message);
+        dcommi_poison(pull->run->comm, status, "%s", dcommi_message);
         return;
     }
     dcommi_pull_done(pull, b);
@@ -233,7 +233,7 @@ static void dcommi_pull_request(dcommi_move *move)
     run->comm->stats.bytes_read += piece->sent ? 0 : move->len;
     dcomm_status status = dcommi_send_header(run->comm, piece->rank, &header, NULL, 0);
     if (status < 0) {
-        dcommi_poison(run->comm, status, -1, dcommi_message);
+        dcommi_poison(run->comm, status, "%s", dcommi_message);
     }
 }
 
@@ -284,7 +284,7 @@ static void dcommi_pull_ask(dcommi_pull *pull, unsigned b)
         }
         dcommi_move *move = dcommi_move_new(run, pull->lane);
         if (move == NULL) {
-            dcommi_poison(run->comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+            dcommi_poison(run->comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
             return;
         }
         move->pull = pull;
@@ -300,7 +300,7 @@ static void dcommi_pull_ask(dcommi_pull *pull, unsigned b)
         } else {
             dcommi_move_in_transport(move); /* it stays whatever becomes of the run meanwhile */
             if (dcommi_slot_ask(pull->device, DCOMMI_QUEUE_IN, dcommi_pull_go, move) < 0) {
-                dcommi_poison(run->comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+                dcommi_poison(run->comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
                 dcommi_move_out_of_transport(move);
                 dcommi_move_free(move);
                 dcommi_run_unref(run);
@@ -469,15 +469,14 @@ static dcommi_verdict dcommi_on_read_reply(dcomm_comm *comm, const dcommi_header
     }
     dcommi_move *move = dcommi_move_of(node);
     if (h->a != move->len) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text, "rank %d answered %" PRIu64 " bytes where %zu were asked for",
-                 (int)h->src, h->a, move->len);
-        dcommi_poison(comm, DCOMM_ERR_CORRUPT, -1, text);
+        dcommi_poison(comm, DCOMM_ERR_CORRUPT,
+                      "rank %d answered %" PRIu64 " bytes where %zu were asked for", (int)h->src,
+                      h->a, move->len);
         return DCOMMI_CONSUMED;
     }
     const bool straight = DCOMMI_UNLIKELY(move->device);
     if (straight && (data != NULL || transport->call->fetch_device == NULL)) {
-        dcommi_poison(comm, DCOMM_ERR_CORRUPT, -1,
+        dcommi_poison(comm, DCOMM_ERR_CORRUPT,
                       "a peer answered out of host memory where it had offered a device's");
         return DCOMMI_CONSUMED;
     }

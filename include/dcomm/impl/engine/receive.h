@@ -151,7 +151,7 @@ static void dcommi_received(dcommi_move *move, const void *message, size_t len)
         move->lane->frame->words[move->word] = len;
     }
     if (status < 0) {
-        dcommi_poison(move->run->comm, status, -1, dcommi_message);
+        dcommi_poison(move->run->comm, status, "%s", dcommi_message);
         return;
     }
     dcommi_move_complete(move);
@@ -227,12 +227,10 @@ static dcommi_verdict dcommi_deliver(dcommi_move *move, const dcommi_header *h,
     }
     bool exact = move->word < 0;
     if (len > move->len || (exact && len != move->len)) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text,
-                 "%s #%" PRIu64 ": rank %d sent %zu bytes to rank %d, which expected %s%zu",
-                 dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, (int)h->src, len,
-                 comm->rank, exact ? "" : "at most ", move->len);
-        dcommi_poison(comm, DCOMM_ERR_MISMATCH, -1, text);
+        dcommi_poison(comm, DCOMM_ERR_MISMATCH,
+                      "%s #%" PRIu64 ": rank %d sent %zu bytes to rank %d, which expected %s%zu",
+                      dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, (int)h->src, len,
+                      comm->rank, exact ? "" : "at most ", move->len);
         return DCOMMI_CONSUMED;
     }
     move->arrived = len;
@@ -256,10 +254,8 @@ static dcommi_verdict dcommi_deliver(dcommi_move *move, const dcommi_header *h,
             status = dcommi_send_header(comm, (int)h->src, &answer, NULL, 0);
         }
         if (status < 0) {
-            char text[DCOMMI_MESSAGE_MAX + 64];
-            snprintf(text, sizeof text, "reading from rank %d failed: %s", (int)h->src,
-                     dcommi_message);
-            dcommi_poison(comm, status, -1, text);
+            dcommi_poison(comm, status, "reading from rank %d failed: %s", (int)h->src,
+                          dcommi_message);
         } else if (answer.type == DCOMMI_MSG_FIN) {
             if (move->word >= 0) {
                 move->lane->frame->words[move->word] = len;

@@ -174,7 +174,7 @@ static void dcommi_run_refused(dcommi_run *run, int rank, const char *text)
     dcommi_comm_unlock(comm);
     run->why = last && run->gate.stream == NULL ? dcommi_strdup(why) : NULL;
     if (run->why == NULL) {
-        dcommi_poison(comm, DCOMM_ERR_MISMATCH, -1, why);
+        dcommi_poison(comm, DCOMM_ERR_MISMATCH, "%s", why);
         return;
     }
     dcommi_log(DCOMMI_LOG_INFO, "rank %d: %s", comm->rank, why);
@@ -202,7 +202,7 @@ static bool dcommi_run_refused_before(dcommi_run *run)
 static void dcommi_on_refused(dcomm_comm *comm, const dcommi_header *h, const void *data,
                               size_t len)
 {
-    char text[DCOMMI_TEXT_MAX + 1], why[DCOMMI_MESSAGE_MAX];
+    char text[DCOMMI_TEXT_MAX + 1];
     unsigned ahead = 0;
     if (h->stream != DCOMMI_STREAM_COLL || h->a >= (uint64_t)comm->size ||
         (int)h->a == comm->rank || dcommi_refusal_find(comm, h->seq) != NULL) {
@@ -214,10 +214,9 @@ static void dcommi_on_refused(dcomm_comm *comm, const dcommi_header *h, const vo
     if (run != NULL) {
         dcommi_run_refused(run, (int)h->a, text);
     } else if (h->seq < comm->done || (entry->known && entry->seq == h->seq)) {
-        snprintf(why, sizeof why,
-                 "rank %d refused operation #%" PRIu64 ", which rank %d has completed: %.400s",
-                 (int)h->a, h->seq, comm->rank, text);
-        dcommi_poison(comm, DCOMM_ERR_MISMATCH, -1, why);
+        dcommi_poison(comm, DCOMM_ERR_MISMATCH,
+                      "rank %d refused operation #%" PRIu64 ", which rank %d has completed: %.400s",
+                      (int)h->a, h->seq, comm->rank, text);
     } else {
         for (const dcommi_refusal *r = comm->refusals; r != NULL; r = r->next) {
             ahead += !r->over;

@@ -197,10 +197,8 @@ static void dcommi_own_destroy(dcommi_own *own)
 {
     dcommi_huge_release(own->base, own->len);
     own->base = NULL;
-    if (own->file >= 0) {
-        dcommi_sys_close(own->file);
-        own->file = -1;
-    }
+    dcommi_sys_close(own->file);
+    own->file = -1;
 }
 
 static dcomm_status dcommi_own_enter(dcommi_own *own)

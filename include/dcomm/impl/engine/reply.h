@@ -21,10 +21,9 @@ static void dcommi_device_reply(dcommi_move *move, const dcommi_header *h, uint3
 {
     dcommi_run *run = move->run;
     if (h->b > DCOMMI_SLOT_BYTES) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text, "rank %d asked for %" PRIu64 " bytes of a device at a time",
-                 (int)h->src, h->b);
-        dcommi_poison(run->comm, DCOMM_ERR_CORRUPT, -1, text);
+        dcommi_poison(run->comm, DCOMM_ERR_CORRUPT,
+                      "rank %d asked for %" PRIu64 " bytes of a device at a time", (int)h->src,
+                      h->b);
         return;
     }
     move->buf = base + h->a;
@@ -49,16 +48,15 @@ static void dcommi_on_read_sent(dcomm_comm *comm, const dcommi_header *h)
     }
     dcommi_move *sent = dcommi_move_of(node);
     if (!sent->device || h->a > sent->len || h->b > sent->len - h->a) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text,
-                 "rank %d asked for bytes %" PRIu64 "+%" PRIu64 " of a message of %zu of rank %d",
-                 (int)h->src, h->a, h->b, sent->len, comm->rank);
-        dcommi_poison(comm, DCOMM_ERR_CORRUPT, -1, text);
+        dcommi_poison(comm, DCOMM_ERR_CORRUPT,
+                      "rank %d asked for bytes %" PRIu64 "+%" PRIu64
+                      " of a message of %zu of rank %d",
+                      (int)h->src, h->a, h->b, sent->len, comm->rank);
         return;
     }
     dcommi_move *move = dcommi_move_new(sent->run, NULL);
     if (move == NULL) {
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
         return;
     }
     move->kind = DCOMMI_MOVE_REPLY;
@@ -71,17 +69,16 @@ static void dcommi_on_read(dcomm_comm *comm, dcommi_run *run, const dcommi_heade
     if (h->slot >= run->plan->nslots || run->offers == NULL || run->offers[h->slot].base == NULL ||
         h->a > (uint64_t)run->offers[h->slot].len ||
         h->b > (uint64_t)run->offers[h->slot].len - h->a) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text,
-                 "rank %d asked for bytes %" PRIu64 "+%" PRIu64 " of slot %d, which rank %d has "
-                 "not exposed",
-                 (int)h->src, h->a, h->b, (int)h->slot, comm->rank);
-        dcommi_poison(comm, DCOMM_ERR_CORRUPT, -1, text);
+        dcommi_poison(comm, DCOMM_ERR_CORRUPT,
+                      "rank %d asked for bytes %" PRIu64 "+%" PRIu64
+                      " of slot %d, which rank %d has "
+                      "not exposed",
+                      (int)h->src, h->a, h->b, (int)h->slot, comm->rank);
         return;
     }
     dcommi_move *move = dcommi_move_new(run, NULL);
     if (move == NULL) {
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
         return;
     }
     move->op.done = dcommi_reply_sent;
@@ -99,7 +96,7 @@ static void dcommi_on_read(dcomm_comm *comm, dcommi_run *run, const dcommi_heade
     if (status != DCOMM_IN_PROGRESS) {
         dcommi_reply_sent(&move->op, status);
         if (status < 0) {
-            dcommi_poison(comm, status, -1, dcommi_message);
+            dcommi_poison(comm, status, "%s", dcommi_message);
         }
     }
 }

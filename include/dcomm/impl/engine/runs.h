@@ -248,10 +248,8 @@ static void dcommi_stage_done(dcommi_run *run)
     }
     dcommi_free(words);
     if (status < 0) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text, "rank %d: stage %d of %s failed: %.400s", run->comm->rank,
-                 run->stage, run->plan->name, why);
-        dcommi_poison(run->comm, status, -1, text);
+        dcommi_poison(run->comm, status, "rank %d: stage %d of %s failed: %.400s", run->comm->rank,
+                      run->stage, run->plan->name, why);
     } else if (next == NULL) {
         dcommi_run_finish(run, run->verdict);
     } else {
@@ -310,7 +308,7 @@ static void dcommi_run_start(dcommi_run *run)
     }
     dcomm_status status = dcommi_run_bind(run, run->plan, NULL, 0);
     if (status < 0) {
-        dcommi_poison(comm, status, -1, dcommi_message);
+        dcommi_poison(comm, status, "%s", dcommi_message);
         return;
     }
     if (run->factored) {

@@ -15,7 +15,7 @@ static enum dcommi_outcome DCOMMI_PRINTF(3, 4)
     dcommi_step_error(dcommi_lane *lane, dcomm_status status, const char *format, ...)
 {
     dcommi_run *run = lane->frame->run;
-    char what[256], device[24] = "", text[DCOMMI_MESSAGE_MAX];
+    char what[256], device[24] = "";
     va_list args;
     va_start(args, format);
     dcommi_vsnprintf(what, sizeof what, format, args);
@@ -23,11 +23,10 @@ static enum dcommi_outcome DCOMMI_PRINTF(3, 4)
     if (run->device != NULL) {
         snprintf(device, sizeof device, ", device %d", run->device->handle.number);
     }
-    snprintf(text, sizeof text, "%s #%" PRIu64 " (%s), rank %d%s, lane %d, step %u: %s",
-             dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq,
-             lane->frame->scope.plan->name, run->comm->rank, device,
-             (int)(lane - lane->frame->lanes), lane->cursor.at.pc, what);
-    dcommi_poison(run->comm, status, -1, text);
+    dcommi_poison(run->comm, status, "%s #%" PRIu64 " (%s), rank %d%s, lane %d, step %u: %s",
+                  dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq,
+                  lane->frame->scope.plan->name, run->comm->rank, device,
+                  (int)(lane - lane->frame->lanes), lane->cursor.at.pc, what);
     return DCOMMI_GONE;
 }
 

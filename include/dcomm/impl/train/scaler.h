@@ -89,9 +89,7 @@ static dcomm_status dcommi_scaler_agree(dcomm_buckets *b, const dcomm_scaler_opt
 DCOMM_API dcomm_status dcomm_scaler_create(dcomm_buckets *b, const dcomm_scaler_opts *opts,
                                            dcomm_scaler **s_p)
 {
-    if (s_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_scaler_create: s_p is NULL");
-    }
+    DCOMMI_NEED(s_p);
     *s_p = NULL;
     DCOMMI_TRY(dcommi_bkt_check("dcomm_scaler_create", b));
     DCOMMI_TRY(dcommi_bkt_check_idle("dcomm_scaler_create", b, b));
@@ -342,10 +340,8 @@ static dcomm_status dcommi_scaler_take_back(dcomm_buckets *b)
 
 DCOMM_API dcomm_status dcomm_scaler_step(dcomm_scaler *s, dcomm_scaler_verdict *verdict)
 {
-    if (s == NULL || verdict == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_scaler_step: %s is NULL",
-                           s == NULL ? "s" : "verdict");
-    }
+    DCOMMI_NEED(s);
+    DCOMMI_NEED(verdict);
     dcomm_buckets *b = s->b;
     DCOMMI_TRY(dcommi_bkt_check("dcomm_scaler_step", b));
     DCOMMI_TRY(dcommi_bkt_check_idle("dcomm_scaler_step", b, b));
@@ -376,20 +372,16 @@ DCOMM_API dcomm_status dcomm_scaler_step(dcomm_scaler *s, dcomm_scaler_verdict *
 
 DCOMM_API dcomm_status dcomm_scaler_get_info(const dcomm_scaler *s, dcomm_scaler_info *info)
 {
-    if (s == NULL || info == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_scaler_get_info: %s is NULL",
-                           s == NULL ? "s" : "info");
-    }
+    DCOMMI_NEED(s);
+    DCOMMI_NEED(info);
     *info = (dcomm_scaler_info){s->b->scale, s->b->good, s->steps, s->skipped};
     return DCOMM_OK;
 }
 
 DCOMM_API dcomm_status dcomm_scaler_save(const dcomm_scaler *s, void *bytes)
 {
-    if (s == NULL || bytes == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_scaler_save: %s is NULL",
-                           s == NULL ? "s" : "bytes");
-    }
+    DCOMMI_NEED(s);
+    DCOMMI_NEED(bytes);
     const uint64_t words[] = {DCOMMI_SCALER_MAGIC, dcommi_f64_bits(s->b->scale), s->b->good,
                               s->steps, s->skipped};
     for (int i = 0; i < DCOMM_SCALER_BYTES; i++) {
@@ -400,10 +392,8 @@ DCOMM_API dcomm_status dcomm_scaler_save(const dcomm_scaler *s, void *bytes)
 
 DCOMM_API dcomm_status dcomm_scaler_load(dcomm_scaler *s, const void *bytes)
 {
-    if (s == NULL || bytes == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_scaler_load: %s is NULL",
-                           s == NULL ? "s" : "bytes");
-    }
+    DCOMMI_NEED(s);
+    DCOMMI_NEED(bytes);
     DCOMMI_TRY(dcommi_bkt_check_idle("dcomm_scaler_load", s->b, s));
     uint64_t words[DCOMM_SCALER_BYTES / 8] = {0};
     for (int i = 0; i < DCOMM_SCALER_BYTES; i++) {

@@ -24,7 +24,7 @@ static void dcommi_offer_taken(dcommi_move *move)
     dcommi_header fin = dcommi_header_of(run, DCOMMI_MSG_FIN, move->node.tag);
     dcomm_status status = dcommi_send_header(run->comm, move->node.peer, &fin, NULL, 0);
     if (status < 0) {
-        dcommi_poison(run->comm, status, -1, dcommi_message);
+        dcommi_poison(run->comm, status, "%s", dcommi_message);
         return;
     }
     dcommi_received_all(move, move->arrived);
@@ -105,7 +105,7 @@ static void dcommi_take_offer(dcommi_move *move, const dcommi_header *h, size_t 
     dcomm_status status = dcommi_pull_by_message(move->lane, device, move, &to, pieces, n, len,
                                                  fold, move->final, move->async);
     if (status < 0) {
-        dcommi_poison(run->comm, status, -1, dcommi_message);
+        dcommi_poison(run->comm, status, "%s", dcommi_message);
     }
 }
 
@@ -227,7 +227,7 @@ static void dcommi_pour_go(dcommi_slot *slot, void *user)
         dcommi_move_out_of_transport(move);
         dcommi_match_insert(run->comm, &move->node);
         if ((status = dcommi_send_header(run->comm, peer, &pull, NULL, 0)) < 0) {
-            dcommi_poison(run->comm, status, -1, dcommi_message);
+            dcommi_poison(run->comm, status, "%s", dcommi_message);
         }
         dcommi_run_unref(run);
         return;
@@ -283,7 +283,7 @@ static dcommi_verdict dcommi_copy_in(dcommi_move *move, const dcommi_header *h,
     }
     if (pour == NULL || (!rts && (fetch || desc == NULL) && pour->own == NULL)) {
         dcommi_free(pour);
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
         return DCOMMI_CONSUMED;
     }
     pour->move = move;

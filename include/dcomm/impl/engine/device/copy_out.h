@@ -46,7 +46,7 @@ static void dcommi_out_copied(dcommi_job *job, dcomm_status status)
     status = dcommi_post(run->comm, move->node.peer, &header, slot->memory, move->len, &move->op);
     if (status != DCOMM_IN_PROGRESS) {
         if (status < 0) {
-            dcommi_poison(run->comm, status, -1, dcommi_message);
+            dcommi_poison(run->comm, status, "%s", dcommi_message);
         }
         dcommi_out_left(&move->op, status);
     }
@@ -84,7 +84,7 @@ static void dcommi_out_start(dcommi_move *move)
     dcommi_move_in_transport(move);
     dcomm_status status = dcommi_slot_ask(run->device, DCOMMI_QUEUE_OUT, dcommi_out_go, move);
     if (status < 0) {
-        dcommi_poison(run->comm, status, -1, dcommi_message);
+        dcommi_poison(run->comm, status, "%s", dcommi_message);
         dcommi_move_out_of_transport(move);
         dcommi_move_free(move);
         dcommi_run_unref(run);

@@ -184,13 +184,11 @@ static bool dcommi_gate_shut(dcommi_run *run)
     dcommi_devices->stream_unmark(before);
     run->gate.before = NULL;
     if (status < 0) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text,
-                 "%s #%" PRIu64
-                 ", rank %d, device %d: what opts.stream held before it has failed: %.300s",
-                 dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, run->comm->rank,
-                 run->gate.device, dcommi_message);
-        dcommi_poison(run->comm, status, -1, text);
+        dcommi_poison(run->comm, status,
+                      "%s #%" PRIu64
+                      ", rank %d, device %d: what opts.stream held before it has failed: %.300s",
+                      dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, run->comm->rank,
+                      run->gate.device, dcommi_message);
     }
     return false;
 }

@@ -90,11 +90,9 @@ static dcomm_status dcommi_job_start(dcommi_device *device, enum dcommi_queue qu
 /* What the device could not do fails the run, with the sentence of the last error. */
 static void dcommi_device_failed(dcommi_run *run, dcomm_status status)
 {
-    char text[DCOMMI_MESSAGE_MAX];
-    snprintf(text, sizeof text, "%s #%" PRIu64 ", rank %d, device %d: %.300s",
-             dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, run->comm->rank,
-             run->device->handle.number, dcommi_message);
-    dcommi_poison(run->comm, status, -1, text);
+    dcommi_poison(run->comm, status, "%s #%" PRIu64 ", rank %d, device %d: %.300s",
+                  dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, run->comm->rank,
+                  run->device->handle.number, dcommi_message);
 }
 
 static unsigned dcommi_side_progress(dcommi_device *device, struct dcommi_device_side *side)

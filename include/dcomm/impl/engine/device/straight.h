@@ -86,7 +86,7 @@ static void dcommi_straight_send(dcommi_move *move)
     comm->stats.bytes_straight += status >= 0 ? move->len : 0;
     if (status != DCOMM_IN_PROGRESS) {
         if (status < 0) {
-            dcommi_poison(comm, status, -1, dcommi_message);
+            dcommi_poison(comm, status, "%s", dcommi_message);
         }
         dcommi_straight_sent(&move->op, status);
     }

@@ -139,10 +139,8 @@ DCOMM_API dcomm_status dcomm_buckets_create(dcomm_comm *comm, const dcomm_bucket
                                             dcomm_buckets **b_p)
 {
     static const dcomm_buckets_opts defaults;
-    if (comm == NULL || b_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_create: %s is NULL",
-                           comm == NULL ? "comm" : "b_p");
-    }
+    DCOMMI_NEED(comm);
+    DCOMMI_NEED(b_p);
     *b_p = NULL;
     dcomm_comm *own = NULL;
     DCOMMI_TRY(dcomm_comm_dup(comm, &own));
@@ -303,10 +301,8 @@ DCOMM_API dcomm_status dcomm_buckets_wait(dcomm_buckets *b)
 
 DCOMM_API dcomm_status dcomm_buckets_get_info(const dcomm_buckets *b, dcomm_buckets_info *info)
 {
-    if (b == NULL || info == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_get_info: %s is NULL",
-                           b == NULL ? "b" : "info");
-    }
+    DCOMMI_NEED(b);
+    DCOMMI_NEED(info);
     *info = (dcomm_buckets_info){.nparams = b->nparams,
                                  .nbuckets = b->layout.n,
                                  .bytes = b->bytes,

@@ -225,12 +225,9 @@ static void dcommi_moe_free(dcomm_moe *m)
 DCOMM_API dcomm_status dcomm_moe_create(dcomm_comm *comm, const dcomm_moe_opts *opts,
                                         dcomm_moe **m_p)
 {
-    if (comm == NULL || opts == NULL || m_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_moe_create: %s is NULL",
-                           comm == NULL   ? "comm"
-                           : opts == NULL ? "opts"
-                                          : "m_p");
-    }
+    DCOMMI_NEED(comm);
+    DCOMMI_NEED(opts);
+    DCOMMI_NEED(m_p);
     *m_p = NULL;
     dcomm_comm *own = NULL;
     DCOMMI_TRY(dcomm_comm_dup(comm, &own));
@@ -482,11 +479,10 @@ DCOMM_API dcomm_status dcomm_moe_progress(dcomm_moe *m)
 
 DCOMM_API dcomm_status dcomm_moe_get_stats(const dcomm_moe *m, dcomm_moe_stats *stats)
 {
-    if (m == NULL || stats == NULL || m->steps == 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_moe_get_stats: %s",
-                           m == NULL       ? "m is NULL"
-                           : stats == NULL ? "stats is NULL"
-                                           : "nothing has been routed yet");
+    DCOMMI_NEED(m);
+    DCOMMI_NEED(stats);
+    if (m->steps == 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_moe_get_stats: nothing has been routed yet");
     }
     *stats = m->stats;
     stats->demand = m->demand;

@@ -52,9 +52,7 @@ static bool dcommi_door_is_left(const char *path)
     int s = dcommi_sys_socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     bool left = s >= 0 && dcommi_sys_connect(s, (struct sockaddr *)&address, len) != 0 &&
                 errno == ECONNREFUSED;
-    if (s >= 0) {
-        dcommi_sys_close(s);
-    }
+    dcommi_sys_close(s);
     return left;
 }
 
@@ -94,18 +92,14 @@ static int dcommi_door_open(uint64_t id)
     dcommi_door_sweep();
     int s = dcommi_sys_socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (s < 0 || dcommi_sys_bind(s, (struct sockaddr *)&address, len) != 0) {
-        int saved = errno;
-        if (s >= 0) {
-            dcommi_sys_close(s);
-        }
-        errno = saved;
+        dcommi_sys_close(s);
         return -1;
     }
     if (dcommi_sys_listen(s, DCOMMI_DOOR_BACKLOG) != 0) {
-        int saved = errno;
+        const int saved = errno;
         dcommi_door_hide(id);
-        dcommi_sys_close(s);
         errno = saved;
+        dcommi_sys_close(s);
         return -1;
     }
     return s;

@@ -248,18 +248,15 @@ static dcomm_status dcommi_hand_over(const dcommi_hands *h, const dcommi_hand_ad
     }
     done = done &&
            dcommi_sys_sendmsg(s, &packet.head, MSG_NOSIGNAL) == (ssize_t)sizeof packet.message;
-    int error = done ? 0 : errno;
-    if (s >= 0) {
-        dcommi_sys_close(s);
-    }
+    dcommi_sys_close(s);
     if (done) {
         return DCOMM_OK;
     }
-    if (error == EAGAIN || error == ETOOMANYREFS || error == ENOBUFS || error == EINTR) {
+    if (errno == EAGAIN || errno == ETOOMANYREFS || errno == ENOBUFS || errno == EINTR) {
         return DCOMM_IN_PROGRESS;
     }
     return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "its Unix socket cannot be reached: %s",
-                       strerror(error));
+                       strerror(errno));
 }
 
 /* Read the message of an accepted connection. False: it has not come yet. */
@@ -290,12 +287,8 @@ static void dcommi_handed_drop(dcommi_handed **at)
 {
     dcommi_handed *d = *at;
     *at = d->next;
-    if (d->socket >= 0) {
-        dcommi_sys_close(d->socket);
-    }
-    if (d->fd >= 0) {
-        dcommi_sys_close(d->fd);
-    }
+    dcommi_sys_close(d->socket);
+    dcommi_sys_close(d->fd);
     dcommi_free(d);
 }
 

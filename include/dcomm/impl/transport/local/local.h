@@ -347,15 +347,9 @@ static void dcommi_local_free(dcommi_local *u)
     if (u->directory != NULL) {
         munmap(u->directory, dcommi_local_fifo_at(0));
     }
-    if (u->file >= 0) {
-        dcommi_sys_close(u->file);
-    }
-    if (u->lock >= 0) {
-        dcommi_sys_close(u->lock);
-    }
-    if (u->epoll >= 0) {
-        dcommi_sys_close(u->epoll);
-    }
+    dcommi_sys_close(u->file);
+    dcommi_sys_close(u->lock);
+    dcommi_sys_close(u->epoll);
     dcommi_free(u->peers);
     dcommi_free(u->polled);
     dcommi_free(u->done);

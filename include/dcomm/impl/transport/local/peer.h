@@ -277,10 +277,8 @@ static void dcommi_local_disconnect(dcommi_local_peer *p)
         munmap(p->directory, dcommi_local_fifo_at(0));
         p->directory = NULL;
     }
-    if (p->file >= 0) {
-        dcommi_sys_close(p->file);
-        p->file = -1;
-    }
+    dcommi_sys_close(p->file);
+    p->file = -1;
     dcommi_hands_forget(&p->local->hands, p->card.hand.id);
     dcommi_hands_part(&p->local->hands, p->card.hand.id);
 }
@@ -370,9 +368,7 @@ static void dcommi_local_peer_free(dcommi_local_peer *p)
         epoll_ctl(p->local->epoll, EPOLL_CTL_DEL, p->pidfd, NULL); /* a forked child may hold it */
         dcommi_sys_close(p->pidfd);
     }
-    if (p->lock >= 0) {
-        dcommi_sys_close(p->lock);
-    }
+    dcommi_sys_close(p->lock);
     dcommi_free(p);
 }
 

@@ -34,9 +34,7 @@ static int dcommi_share_file(size_t len)
     if (ftruncate(fd, (off_t)len) != 0 ||
         fcntl(fd, DCOMMI_F_ADD_SEALS,
               DCOMMI_F_SEAL_SHRINK | DCOMMI_F_SEAL_GROW | DCOMMI_F_SEAL_SEAL) != 0) {
-        int saved = errno;
         dcommi_sys_close(fd);
-        errno = saved;
         return -1;
     }
     return fd;

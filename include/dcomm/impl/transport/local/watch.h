@@ -34,13 +34,8 @@ static uint64_t dcommi_process_started(pid_t pid)
 {
     char path[64], text[1024];
     snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-    FILE *file = fopen(path, "re");
-    if (file == NULL) {
-        return 0;
-    }
-    size_t n = fread(text, 1, sizeof text - 1, file);
-    fclose(file);
-    text[n] = 0;
+    const ssize_t n = dcommi_sys_load(path, text, sizeof text - 1);
+    text[n > 0 ? n : 0] = 0;
     const char *at = strrchr(text, ')'); /* the name before it may hold anything */
     char state = 0;
     unsigned long long started = 0;

@@ -109,9 +109,7 @@ static bool dcommi_ucx_iface_towards(const char *host, dcommi_iface name)
         found = fd >= 0 && dcommi_sys_connect(fd, a->ai_addr, a->ai_addrlen) == 0 &&
                 getsockname(fd, (struct sockaddr *)&own, &own_len) == 0 &&
                 dcommi_ucx_iface_with((struct sockaddr *)&own, name);
-        if (fd >= 0) {
-            dcommi_sys_close(fd);
-        }
+        dcommi_sys_close(fd);
     }
     freeaddrinfo(list);
     return found;
