@@ -4254,6 +4254,30 @@ static inline bool dcommi_text_flag(const char *text, bool *value)
     }
     return false;
 }
+/* Write "0-3, 8" with `comma` between: the numbers below n that `has` holds for; "..." at the end
+ * where text is full. Return how many numbers there are. */
+static inline size_t dcommi_text_ranges(char *text, size_t room, const char *comma, size_t n,
+                                        bool (*has)(const void *user, size_t i), const void *user)
+{
+    size_t at = 0, found = 0;
+    bool full = false;
+    text[0] = '\0';
+    for (size_t i = 0, end; i < n; i = end + 1) {
+        for (end = i; end < n && has(user, end); end++) {
+        }
+        found += end - i;
+        if (end == i || full) {
+            continue;
+        }
+        char range[48];
+        int len = end == i + 1 ? snprintf(range, sizeof range, "%zu", i)
+                               : snprintf(range, sizeof range, "%zu-%zu", i, end - 1);
+        full = at + (size_t)len + 2 * strlen(comma) + 4 > room;
+        at += (size_t)snprintf(text + at, room - at, "%s%s", at > 0 ? comma : "",
+                               full ? "..." : range);
+    }
+    return found;
+}
 /* Return how many letters must be added, left out or replaced to make b of a; 32 at most each. */
 static inline int dcommi_text_distance(const char *a, const char *b)
 {
@@ -4444,6 +4468,14 @@ static inline int64_t dcommi_max64(int64_t a, int64_t b)
 static inline int64_t dcommi_ceil_div(int64_t a, int64_t b)
 {
     return a / b + (a % b != 0);
+}
+/* Mix a text into a hash. */
+static inline uint64_t dcommi_mix_text(uint64_t hash, const char *text)
+{
+    for (; *text != '\0'; text++) {
+        hash = dcommi_mix(hash, (uint8_t)*text);
+    }
+    return hash;
 }
 /* Copy a text; NULL without memory. */
 static inline char *dcommi_strdup(const char *text)
@@ -17992,10 +18024,7 @@ static bool dcommi_env_first(const char *variable)
     static uint64_t said[64];
     static size_t nsaid;
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    uint64_t key = 0;
-    for (const char *c = variable; *c != '\0'; c++) {
-        key = dcommi_mix(key, (uint64_t)(unsigned char)*c);
-    }
+    const uint64_t key = dcommi_mix_text(0, variable);
     pthread_mutex_lock(&lock);
     bool first = nsaid < sizeof said / sizeof said[0];
     for (size_t i = 0; i < nsaid && first; i++) {
@@ -18085,12 +18114,8 @@ static void dcommi_host_line(const char *path, char *line, size_t max)
 static uint64_t dcommi_host_machine(void)
 {
     char boot[64];
-    uint64_t machine = 0;
     dcommi_host_line("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
-    for (const char *c = boot; *c != 0; c++) {
-        machine = dcommi_mix(machine, (uint64_t)(unsigned char)*c) | 1;
-    }
-    return machine;
+    return boot[0] != '\0' ? dcommi_mix_text(0, boot) | 1 : 0;
 }
 /* The identity: wanted (opts.host_id) if not NULL or empty, else DCOMM_HOSTID, else the kernel's
  * boot id, which containers of a machine share, or without one the host name. It says which ranks
@@ -18314,35 +18339,22 @@ static bool dcommi_place_crowded(const dcommi_groups *g, const dcommi_site *plac
     }
     return cpus > 0 && ranks > cpus;
 }
-/* "0-3, 6" into text, "..." where it is full; returns how many ranks are in it. */
+typedef struct dcommi_place_ranks {
+    const dcommi_groups *groups;
+    const dcommi_site *places;
+} dcommi_place_ranks;
+static bool dcommi_place_rank_unbound(const void *ranks, size_t rank)
+{
+    const dcommi_place_ranks *r = ranks;
+    return dcommi_place_unbound(r->groups, r->places, (int)rank);
+}
+/* Write the unbound ranks, "0-3, 6". Return how many there are. */
 static int dcommi_place_unbound_list(const dcommi_groups *g, const dcommi_site *places, char *text,
                                      size_t len)
 {
-    size_t at = 0;
-    int found = 0, first = -1;
-    text[0] = 0;
-    for (int r = 0; r <= g->nranks; r++) {
-        bool unbound = r < g->nranks && dcommi_place_unbound(g, places, r);
-        found += unbound;
-        if (unbound && first < 0) {
-            first = r;
-        } else if (!unbound && first >= 0) {
-            char range[32];
-            int n = first + 1 < r ? snprintf(range, sizeof range, "%d-%d", first, r - 1)
-                                  : snprintf(range, sizeof range, "%d", first);
-            bool fits = at + (size_t)n + 8 < len;
-            const char *comma = at > 0 ? ", " : "";
-            at += (size_t)snprintf(text + at, len - at, "%s%s", comma, fits ? range : "...");
-            if (!fits) { /* count the rest only */
-                len = at + 1;
-                for (; r + 1 < g->nranks; r++) {
-                    found += dcommi_place_unbound(g, places, r + 1);
-                }
-            }
-            first = -1;
-        }
-    }
-    return found;
+    const dcommi_place_ranks ranks = {g, places};
+    return (int)dcommi_text_ranges(text, len, ", ", (size_t)g->nranks, dcommi_place_rank_unbound,
+                                   &ranks);
 }
 /* Once per process, in rank 0 of a communicator whose ranks are processes. */
 static void dcommi_place_warn(const dcommi_groups *g, const dcommi_site *places)
@@ -18364,30 +18376,14 @@ static void dcommi_place_warn(const dcommi_groups *g, const dcommi_site *places)
     }
 }
 /* ---- as text ---- */
-/* The hardware threads of a place, "0-3,8", "..." at the end where text is full. */
+static bool dcommi_place_has_cpu(const void *place, size_t cpu)
+{
+    return ((const dcommi_site *)place)->mask[cpu / 64] >> cpu % 64 & 1;
+}
+/* Write the hardware threads of a place, "0-3,8". */
 static void dcommi_place_cpu_list(const dcommi_site *p, char *text, size_t len)
 {
-    size_t at = 0;
-    text[0] = 0;
-    for (int cpu = 0; cpu < DCOMMI_PLACE_CPUS; cpu++) {
-        int end = cpu;
-        while (end < DCOMMI_PLACE_CPUS && (p->mask[end / 64] >> (end % 64) & 1) != 0) {
-            end++;
-        }
-        if (end == cpu) {
-            continue;
-        }
-        char range[32];
-        int n = end == cpu + 1 ? snprintf(range, sizeof range, "%d", cpu)
-                               : snprintf(range, sizeof range, "%d-%d", cpu, end - 1);
-        bool fits = at + (size_t)n + 5 < len;
-        at +=
-            (size_t)snprintf(text + at, len - at, "%s%s", at > 0 ? "," : "", fits ? range : "...");
-        if (!fits) {
-            return;
-        }
-        cpu = end;
-    }
+    dcommi_text_ranges(text, len, ",", DCOMMI_PLACE_CPUS, dcommi_place_has_cpu, p);
 }
 #define DCOMMI_WINDOW 64       /* collectives that a rank may be ahead of any peer it sends to */
 #define DCOMMI_CREDIT_EVERY 16 /* completions after which silent peers are told */
@@ -26149,10 +26145,7 @@ static dcomm_status dcommi_coding_of(const dcomm_coll_opts *opts, size_t count,
     coding->whole = info.sparse || info.linear;
     dcommi_linear_parts(codec, count, coding);
     dcommi_spread_offer(codec, count, coding);
-    coding->hash = 0x5851f42d4c957f2du;
-    for (const char *at = dcomm_codec_spec(codec); *at != 0; at++) {
-        coding->hash = dcommi_mix(coding->hash, (uint8_t)*at);
-    }
+    coding->hash = dcommi_mix_text(0x5851f42d4c957f2du, dcomm_codec_spec(codec));
     if (opts->feedback != NULL) { /* EF21 sends differences, which no other variant can add */
         bool differences = opts->feedback->opts.variant == DCOMM_FEEDBACK_EF21;
         coding->feedback = true;
@@ -32726,9 +32719,8 @@ static void dcommi_cached_free(dcommi_cached *cached)
     dcommi_free(cached);
 }
 /* With comm->lock, or by the owner inside (token.h), like all below. */
-static void dcommi_cached_release(dcomm_comm *comm, dcommi_cached *cached)
+static void dcommi_cached_release(dcommi_cached *cached)
 {
-    (void)comm;
     if (--cached->refs == 0 && cached->retired) {
         dcommi_cached_free(cached);
     }
@@ -33830,24 +33822,6 @@ static void dcommi_run_where(const dcommi_run *run, char *text, size_t len)
         return;
     }
 }
-/* "0-2, 5": the ranks r with wanted[r]. */
-static void dcommi_rank_list(const bool *wanted, int size, char *text, size_t len)
-{
-    size_t at = 0;
-    text[0] = 0;
-    for (int r = 0; r < size && at + 32 < len; r++) {
-        if (!wanted[r]) {
-            continue;
-        }
-        int last = r;
-        while (last + 1 < size && wanted[last + 1]) {
-            last++;
-        }
-        at += (size_t)snprintf(text + at, len - at, last > r + 1 ? "%s%d-%d" : "%s%d",
-                               at > 0 ? ", " : "", r, last);
-        r = last > r + 1 ? last : r;
-    }
-}
 /* ---- poison ---- */
 static void dcommi_send_abort(dcomm_comm *comm, int rank)
 {
@@ -34145,15 +34119,16 @@ static void dcommi_run_ask(dcommi_run *run, double now)
         }
     }
 }
-/* "rank 3", "ranks 0-2, 5"; "" for none. */
+static bool dcommi_rank_wanted(const void *wanted, size_t rank)
+{
+    return ((const bool *)wanted)[rank];
+}
+/* Write "rank 3", "ranks 0-2, 5"; "" for none. */
 static void dcommi_ranks_text(const bool *wanted, int size, char *text, size_t len)
 {
     char list[96];
-    int n = 0;
-    for (int r = 0; r < size; r++) {
-        n += wanted[r];
-    }
-    dcommi_rank_list(wanted, size, list, sizeof list);
+    size_t n =
+        dcommi_text_ranges(list, sizeof list, ", ", (size_t)size, dcommi_rank_wanted, wanted);
     snprintf(text, len, "%s%s", n == 0 ? "" : n == 1 ? "rank " : "ranks ", list);
 }
 /* The time of a run is up: say who is to blame, as far as their answers tell. */
@@ -34471,7 +34446,7 @@ static void dcommi_run_unref(dcommi_run *run)
     }
     dcommi_comm_lock(comm);
     if (run->cached != NULL) {
-        dcommi_cached_release(comm, run->cached);
+        dcommi_cached_release(run->cached);
         run->cached = NULL;
     }
     dcommi_coded_drop(comm, run->coded);
@@ -36702,7 +36677,7 @@ static dcommi_run *dcommi_run_of(dcomm_comm *comm, dcommi_cached *cached, const 
 {
     dcommi_run *run = dcommi_run_new(comm);
     if (run == NULL) {
-        dcommi_cached_release(comm, cached);
+        dcommi_cached_release(cached);
         return NULL;
     }
     dcommi_op_hold((dcomm_op)cached->plan->op); /* as its caller does */
@@ -37576,7 +37551,7 @@ static inline dcomm_status dcommi_fast_call(dcomm_comm *comm, const dcommi_call_
                        dcommi_fast_able(comm, cached->script) &&
                        dcommi_fast_begin(&f, comm, cached, in, out);
     if (DCOMMI_UNLIKELY(!begun && cached != NULL)) {
-        dcommi_cached_release(comm, cached);
+        dcommi_cached_release(cached);
     }
     if (locked) {
         dcommi_comm_unlock(comm);
@@ -37593,7 +37568,7 @@ static inline dcomm_status dcommi_fast_call(dcomm_comm *comm, const dcommi_call_
     if (locked) {
         dcommi_comm_lock(comm);
     }
-    dcommi_cached_release(comm, cached);
+    dcommi_cached_release(cached);
     if (locked) {
         dcommi_comm_unlock(comm);
     }
@@ -40757,7 +40732,6 @@ typedef struct dcommi_ucx_joint {
 typedef struct dcommi_ucx_kept {
     struct dcommi_ucx_kept *prev, *next;
     void *data;
-    bool is_long;
     bool arriving, dropped; /* in its callback; released there */
     dcommi_ucx_peer *peer;  /* of a long message; NULL: not known, or removed */
     bool removed;
@@ -41248,7 +41222,6 @@ static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t heade
     dcommi_ucx_kept *k = u->spare_kept;
     u->spare_kept = k->next;
     k->data = data;
-    k->is_long = is_long;
     k->peer = NULL;
     k->more = NULL;
     k->tail.parts = 1;
@@ -43054,7 +43027,7 @@ static dcomm_status dcommi_collective_held(dcomm_comm *comm, const dcommi_shape 
     }
     dcommi_run *run = NULL;
     if (status < 0) {
-        dcommi_cached_release(comm, cached);
+        dcommi_cached_release(cached);
     } else if ((run = dcommi_run_of(comm, cached, in, out)) == NULL) {
         dcommi_coded_drop(comm, coded);
         status = DCOMM_ERR_NO_MEMORY;
@@ -48875,31 +48848,15 @@ static void dcommi_rdv_core_end(dcommi_rdv_core *c)
     memset(c, 0, sizeof *c);
 }
 /* ---- words for people ---- */
-/* "1, 3-5" of the ranks for which `absent` holds (0: not there, 1: no blob in this round). */
-static void dcommi_rdv_list_ranks(const dcommi_rdv_core *c, bool blob, char *text, size_t max)
+static bool dcommi_rdv_absent(const void *core, size_t rank)
 {
-    size_t at = 0;
-    text[0] = '\0';
-    for (uint32_t r = 0; r < c->size;) {
-        uint32_t last = r;
-        while (last < c->size &&
-               (blob ? !c->ranks[last] || !c->ranks[last]->gathered : !c->ranks[last])) {
-            last++;
-        }
-        if (last == r) {
-            r++;
-            continue;
-        }
-        if (max - at < 32) {
-            snprintf(text + at, max - at, ", ...");
-            return;
-        }
-        int n = last - r == 1 ? snprintf(text + at, max - at, "%s%" PRIu32, at > 0 ? ", " : "", r)
-                              : snprintf(text + at, max - at, "%s%" PRIu32 "-%" PRIu32,
-                                         at > 0 ? ", " : "", r, last - 1);
-        at += (size_t)n;
-        r = last;
-    }
+    const dcommi_rdv_core *c = core;
+    return c->ranks[rank] == NULL || (c->ready && !c->ranks[rank]->gathered);
+}
+/* Write the ranks that are not there yet, or, once all were, have no blob in this round. */
+static void dcommi_rdv_list_absent(const dcommi_rdv_core *c, char *text, size_t max)
+{
+    dcommi_text_ranges(text, max, ", ", c->size, dcommi_rdv_absent, c);
 }
 /* ---- output ---- */
 static void dcommi_rdv_say(dcommi_rdv_conn *conn, const uint8_t *bytes, size_t len)
@@ -49365,7 +49322,7 @@ static double dcommi_rdv_tell_waits(dcommi_rdv_core *c, double now, double next)
     }
     if (c->news[0] == '\0') {
         char who[200];
-        dcommi_rdv_list_ranks(c, c->ready, who, sizeof who);
+        dcommi_rdv_list_absent(c, who, sizeof who);
         c->told_waits = true;
         snprintf(c->news, sizeof c->news,
                  "the creation of a communicator has waited %d s for rank(s) %s of %" PRIu32
@@ -49382,7 +49339,7 @@ static void dcommi_rdv_time_is_up(dcommi_rdv_core *c, uint32_t rank, double now)
     for (uint32_t r = 0; r < c->size; r++) {
         met += c->ranks[r] != NULL;
     }
-    dcommi_rdv_list_ranks(c, c->ready, who, sizeof who);
+    dcommi_rdv_list_absent(c, who, sizeof who);
     dcommi_rdv_poison(c, now, DCOMM_ERR_TIMEOUT,
                       "%" PRIu32 " of %" PRIu32
                       " ranks have met; rank(s) %s did not %s in the time "
@@ -53861,12 +53818,12 @@ typedef struct dcommi_bkt {
     unsigned char *values_memory; /* ... to which they are copied; NULL: the caller's own */
     dcomm_feedback *feedback;
     double alone_s;
-    float *durations; /* of the last steps, a ring */
+    double *durations; /* of the last steps, a ring */
     /* of the step under way */
     _Atomic size_t pending; /* gradients that are not ready */
     dcomm_request *request;
     void *event; /* on its stream, behind the last copy */
-    _Atomic bool started, finished;
+    _Atomic bool finished;
     double ready_at, start_at, done_at;
 } dcommi_bkt;
 /* Memory of an exchange of the buckets' own, which begins DCOMMI_BKT_LOAN bytes behind this. */
@@ -53920,7 +53877,6 @@ struct dcomm_buckets {
     int built;
     dcommi_bkt_loan *loans;
     pthread_mutex_t lock; /* starts buckets, ends them, fails */
-    bool has_lock;
     /* of the step under way; with lock */
     _Atomic bool open;
     bool begun;   /* by dcomm_buckets_begin */
@@ -53945,7 +53901,7 @@ struct dcomm_buckets {
     uint64_t steps, sent_steps, built_at;
     _Atomic int failed; /* the status, 0: none */
     char message[DCOMMI_MESSAGE_MAX];
-    float *spans[DCOMMI_BKT_SPANS]; /* [history], rings */
+    double *spans[DCOMMI_BKT_SPANS]; /* [history], rings */
     size_t history;
     dcommi_bkt_kept *kept; /* [trace_steps], a ring */
 };
@@ -53997,21 +53953,34 @@ static dcomm_status dcommi_bkt_open_devices(dcomm_buckets *b)
     }
     return b->ndevices > 0 ? dcommi_context_need_thread(b->comm->context) : DCOMM_OK;
 }
+/* Wait for what stream i of the buckets' own holds, until this time: DCOMM_IN_PROGRESS where that
+ * is not over then. `context` makes progress meanwhile; NULL: it is gone. */
+static dcomm_status dcommi_bkt_await_stream(const dcomm_buckets *b, size_t i, double until,
+                                            dcomm_context *context)
+{
+    const dcommi_bkt_device *d = &b->devices[i / DCOMMI_BKT_STREAMS];
+    dcomm_status status;
+    void *event = NULL;
+    DCOMMI_TRY(dcommi_devices->stream_mark(d->number, d->streams[i % DCOMMI_BKT_STREAMS], &event));
+    while ((status = dcommi_devices->poll(event)) == DCOMM_IN_PROGRESS && dcommi_now() < until) {
+        if (context != NULL) {
+            dcommi_progress_or_yield(context);
+        } else {
+            sched_yield();
+        }
+    }
+    dcommi_devices->stream_unmark(event);
+    return status;
+}
 /* What gradients were marked behind on the caller's streams may still be under way, and then they
  * are still copied: no longer than the communicator's time. It is gone. */
 static void dcommi_bkt_drain_devices(dcomm_buckets *b, double timeout_s)
 {
     double until = dcommi_now() + timeout_s;
     for (size_t i = 0; i < b->ndevices * DCOMMI_BKT_STREAMS; i++) {
-        const dcommi_bkt_device *d = &b->devices[i / DCOMMI_BKT_STREAMS];
-        void *stream = d->streams[i % DCOMMI_BKT_STREAMS], *event = NULL;
-        if (stream == NULL || dcommi_devices->stream_mark(d->number, stream, &event) < 0) {
-            continue;
+        if (b->devices[i / DCOMMI_BKT_STREAMS].streams[i % DCOMMI_BKT_STREAMS] != NULL) {
+            (void)dcommi_bkt_await_stream(b, i, until, NULL);
         }
-        while (dcommi_devices->poll(event) == DCOMM_IN_PROGRESS && dcommi_now() < until) {
-            sched_yield();
-        }
-        dcommi_devices->stream_unmark(event);
     }
 }
 static void dcommi_bkt_close_devices(dcomm_buckets *b)
@@ -54711,18 +54680,10 @@ enum {
 /* What one rank tells the others. */
 typedef struct dcommi_bkt_card {
     int64_t status;
-    uint64_t options[DCOMMI_BKT_NOPTIONS];
-    double reals[DCOMMI_BKT_NREALS];
+    uint64_t options[DCOMMI_BKT_NOPTIONS + DCOMMI_BKT_NREALS]; /* a real number by its bits */
     uint64_t nparams, hash;
     char text[DCOMMI_TEXT_MAX]; /* why status is an error; its parameter that differs */
 } dcommi_bkt_card;
-static uint64_t dcommi_bkt_text_hash(uint64_t h, const char *text)
-{
-    for (; *text != 0; text++) {
-        h = dcommi_mix(h, (uint8_t)*text);
-    }
-    return dcommi_mix(h, 0x100);
-}
 static const char *dcommi_bkt_codec_name(const dcomm_buckets *b, const dcommi_bkt_param *p)
 {
     const dcomm_codec *codec = b->kinds[p->kind].codec;
@@ -54731,14 +54692,14 @@ static const char *dcommi_bkt_codec_name(const dcomm_buckets *b, const dcommi_bk
 static uint64_t dcommi_bkt_param_hash(const dcomm_buckets *b, size_t i)
 {
     const dcommi_bkt_param *p = &b->params[i];
-    uint64_t h = dcommi_bkt_text_hash(p->count, p->name);
+    uint64_t h = dcommi_mix_text(p->count, p->name);
     h = dcommi_mix(h, (uint64_t)p->dtype << 1 | p->aside);
     h = dcommi_mix(h, p->place);
     const dcommi_bkt_feedback_words w = dcommi_bkt_feedback_of(&b->kinds[p->kind]);
     for (size_t k = 0; k < sizeof w.word / sizeof *w.word; k++) {
         h = dcommi_mix(h, w.word[k]);
     }
-    return dcommi_bkt_text_hash(h, dcommi_bkt_codec_name(b, p));
+    return dcommi_mix_text(h, dcommi_bkt_codec_name(b, p));
 }
 /* Error feedback as a difference names it; "" where there is none. */
 static void dcommi_bkt_feedback_text(const dcommi_bkt_kind *kind, char *text, size_t room)
@@ -54807,6 +54768,13 @@ static inline dcomm_coll_opts dcommi_bkt_patience(const dcomm_buckets *b)
     double s = b->opts.coll.timeout_s;
     return (dcomm_coll_opts){.timeout_s = s > 0 ? s : 0};
 }
+/* A card that says what became of this rank's part; an error with its sentence. */
+static dcommi_bkt_card dcommi_bkt_card_of(dcomm_status status)
+{
+    dcommi_bkt_card own = {.status = status};
+    snprintf(own.text, sizeof own.text, "%.399s", status < 0 ? dcommi_message : "");
+    return own;
+}
 /* Every rank's card, and the first error among them, on all ranks. *cards_p is to be given back. */
 static dcomm_status dcommi_bkt_exchange(dcomm_buckets *b, const dcommi_bkt_card *own,
                                         dcommi_bkt_card **cards_p)
@@ -54832,8 +54800,7 @@ static dcomm_status dcommi_bkt_exchange(dcomm_buckets *b, const dcommi_bkt_card 
 /* Whether all ranks have come this far without an error. */
 static dcomm_status dcommi_bkt_all_good(dcomm_buckets *b, dcomm_status status)
 {
-    dcommi_bkt_card own = {.status = status}, *cards;
-    snprintf(own.text, sizeof own.text, "%.399s", status < 0 ? dcomm_last_error() : "");
+    dcommi_bkt_card own = dcommi_bkt_card_of(status), *cards;
     status = dcommi_bkt_exchange(b, &own, &cards);
     dcommi_bkt_give_back(b, cards);
     return status;
@@ -54882,28 +54849,23 @@ static dcomm_status dcommi_bkt_name_difference(dcomm_buckets *b, const dcommi_bk
     dcommi_bkt_give_back(b, theirs);
     return status;
 }
-/* The first option in which rank r differs from rank 0. */
-static dcomm_status dcommi_bkt_compare_options(const dcommi_bkt_card *cards, int r)
+/* Compare rank r's options with rank 0's: the first `whole` of n are whole numbers, the rest real
+ * ones. `what` they are of. */
+static dcomm_status dcommi_bkt_compare_options(const char *what, const char *const *names,
+                                               int whole, int n, const dcommi_bkt_card *cards,
+                                               int r)
 {
-    static const char *const names[] = {
-#define DCOMMI_BKT_NAME(name, value) #name,
-        DCOMMI_BKT_OPTIONS(DCOMMI_BKT_NAME) DCOMMI_BKT_REALS(DCOMMI_BKT_NAME)
-#undef DCOMMI_BKT_NAME
-    };
-    const dcommi_bkt_card *x = &cards[0], *y = &cards[r];
-    for (int i = 0; i < DCOMMI_BKT_NOPTIONS; i++) {
-        if (x->options[i] != y->options[i]) {
+    for (int i = 0; i < n; i++) {
+        const uint64_t x = cards[0].options[i], y = cards[r].options[i];
+        if (x != y && i < whole) {
             return dcommi_fail(DCOMM_ERR_MISMATCH,
-                               "buckets: opts.%s is %" PRIu64 " on rank 0 and %" PRIu64
-                               " on rank %d",
-                               names[i], x->options[i], y->options[i], r);
+                               "%s: opts.%s is %" PRIu64 " on rank 0 and %" PRIu64 " on rank %d",
+                               what, names[i], x, y, r);
         }
-    }
-    for (int i = 0; i < DCOMMI_BKT_NREALS; i++) {
-        if (dcommi_f64_bits(x->reals[i]) != dcommi_f64_bits(y->reals[i])) {
+        if (x != y) {
             return dcommi_fail(DCOMM_ERR_MISMATCH,
-                               "buckets: opts.%s is %.17g on rank 0 and %.17g on rank %d",
-                               names[DCOMMI_BKT_NOPTIONS + i], x->reals[i], y->reals[i], r);
+                               "%s: opts.%s is %.17g on rank 0 and %.17g on rank %d", what,
+                               names[i], dcommi_f64_from_bits(x), dcommi_f64_from_bits(y), r);
         }
     }
     return DCOMM_OK;
@@ -54912,21 +54874,22 @@ static dcomm_status dcommi_bkt_compare_options(const dcommi_bkt_card *cards, int
  * rank's registration. */
 static dcomm_status dcommi_bkt_agree(dcomm_buckets *b, dcomm_status status)
 {
-    dcommi_bkt_card own = {.status = status, .nparams = b->nparams}, *cards;
-    snprintf(own.text, sizeof own.text, "%.399s", status < 0 ? dcomm_last_error() : "");
+    dcommi_bkt_card own = dcommi_bkt_card_of(status), *cards;
+    own.nparams = b->nparams;
+    static const char *const names[] = {
+#define DCOMMI_BKT_NAME(name, value) #name,
+        DCOMMI_BKT_OPTIONS(DCOMMI_BKT_NAME) DCOMMI_BKT_REALS(DCOMMI_BKT_NAME)
+#undef DCOMMI_BKT_NAME
+    };
     if (status >= 0) {
         const uint64_t values[] = {
 #define DCOMMI_BKT_VALUE(name, value) (uint64_t)(value),
-            DCOMMI_BKT_OPTIONS(DCOMMI_BKT_VALUE)
+#define DCOMMI_BKT_REAL(name, value) dcommi_f64_bits(value),
+            DCOMMI_BKT_OPTIONS(DCOMMI_BKT_VALUE) DCOMMI_BKT_REALS(DCOMMI_BKT_REAL)
 #undef DCOMMI_BKT_VALUE
-        };
-        const double reals[] = {
-#define DCOMMI_BKT_REAL(name, value) (value),
-            DCOMMI_BKT_REALS(DCOMMI_BKT_REAL)
 #undef DCOMMI_BKT_REAL
         };
         memcpy(own.options, values, sizeof values);
-        memcpy(own.reals, reals, sizeof reals);
         for (size_t i = 0; i < b->nparams; i++) {
             own.hash = dcommi_mix(own.hash, dcommi_bkt_param_hash(b, i));
         }
@@ -54934,7 +54897,8 @@ static dcomm_status dcommi_bkt_agree(dcomm_buckets *b, dcomm_status status)
     status = dcommi_bkt_exchange(b, &own, &cards);
     bool alike = true;
     for (int r = 1; r < b->size && status >= 0; r++) {
-        status = dcommi_bkt_compare_options(cards, r);
+        status = dcommi_bkt_compare_options("buckets", names, DCOMMI_BKT_NOPTIONS,
+                                            DCOMMI_BKT_NOPTIONS + DCOMMI_BKT_NREALS, cards, r);
         alike = alike && cards[r].nparams == cards[0].nparams && cards[r].hash == cards[0].hash;
     }
     if (status >= 0 && !alike) {
@@ -55054,21 +55018,12 @@ static dcomm_status dcommi_bkt_await_streams(dcomm_buckets *b)
 {
     double until = dcommi_now() + b->comm->timeout_s;
     for (size_t i = 0; i < b->ndevices * DCOMMI_BKT_STREAMS; i++) {
-        const dcommi_bkt_device *d = &b->devices[i / DCOMMI_BKT_STREAMS];
-        dcomm_status status = DCOMM_IN_PROGRESS;
-        void *event = NULL;
-        DCOMMI_TRY(
-            dcommi_devices->stream_mark(d->number, d->streams[i % DCOMMI_BKT_STREAMS], &event));
-        while ((status = dcommi_devices->poll(event)) == DCOMM_IN_PROGRESS &&
-               dcommi_now() < until) {
-            dcommi_progress_or_yield(b->comm->context);
-        }
-        dcommi_devices->stream_unmark(event);
+        dcomm_status status = dcommi_bkt_await_stream(b, i, until, b->comm->context);
         if (status == DCOMM_IN_PROGRESS) {
             status = dcommi_fail(DCOMM_ERR_TIMEOUT, "its work has not ended within %g s",
                                  b->comm->timeout_s);
         }
-        DCOMMI_TRY(dcommi_bkt_of_device(d->number, status));
+        DCOMMI_TRY(dcommi_bkt_of_device(b->devices[i / DCOMMI_BKT_STREAMS].number, status));
     }
     return DCOMM_OK;
 }
@@ -55299,6 +55254,16 @@ static dcomm_status dcommi_bkt_fail(dcomm_buckets *b, dcomm_status status)
     dcomm_comm_abort(b->comm, b->message);
     return dcommi_fail(status, "%s", b->message);
 }
+/* Pass a status on; an error fails the step. Without b->lock. */
+static dcomm_status dcommi_bkt_good(dcomm_buckets *b, dcomm_status status)
+{
+    if (status < 0) {
+        pthread_mutex_lock(&b->lock);
+        status = dcommi_bkt_fail(b, status);
+        pthread_mutex_unlock(&b->lock);
+    }
+    return status;
+}
 static dcomm_status dcommi_bkt_check(const char *what, dcomm_buckets *b)
 {
     if (b == NULL) {
@@ -55317,11 +55282,11 @@ static dcomm_status dcommi_bkt_open(dcomm_buckets *b)
         return DCOMM_OK;
     }
     if (b->opts.weighted && !b->begun) {
-        dcommi_fail(DCOMM_ERR_INVALID,
-                    "buckets: step %" PRIu64
-                    " was not begun by dcomm_buckets_begin, which tells the weight of rank %d",
-                    b->steps, b->rank);
-        return dcommi_bkt_fail(b, DCOMM_ERR_INVALID);
+        return dcommi_bkt_fail(b, dcommi_fail(DCOMM_ERR_INVALID,
+                                              "buckets: step %" PRIu64
+                                              " was not begun by dcomm_buckets_begin, which "
+                                              "tells the weight of rank %d",
+                                              b->steps, b->rank));
     }
     b->begin_at = dcommi_now();
     b->next = 0;
@@ -55348,11 +55313,12 @@ static dcomm_status dcommi_bkt_read_cards(dcomm_buckets *b)
     double sum = 0;
     for (int r = 0; r < b->size; r++) {
         if (b->cards[2 * r] != b->steps) {
-            dcommi_fail(DCOMM_ERR_MISMATCH,
-                        "buckets: rank %d is in step %" PRIu64 ", and rank %d in step %" PRIu64
-                        "; all ranks must send or accumulate in the same steps",
-                        b->rank, b->steps, r, b->cards[2 * r]);
-            return dcommi_bkt_fail(b, DCOMM_ERR_MISMATCH);
+            return dcommi_bkt_fail(
+                b,
+                dcommi_fail(DCOMM_ERR_MISMATCH,
+                            "buckets: rank %d is in step %" PRIu64 ", and rank %d in step %" PRIu64
+                            "; all ranks must send or accumulate in the same steps",
+                            b->rank, b->steps, r, b->cards[2 * r]));
         }
         sum += dcommi_f64_from_bits(b->cards[2 * r + 1]);
     }
@@ -55449,7 +55415,6 @@ static dcomm_status dcommi_bkt_start(dcomm_buckets *b, dcommi_bkt *k)
     if (status < 0) {
         return dcommi_bkt_fail(b, status);
     }
-    atomic_store_explicit(&k->started, true, memory_order_release);
     return DCOMM_OK;
 }
 /* Start what is ready, in order. With b->lock. */
@@ -55537,24 +55502,15 @@ static dcomm_status dcommi_bkt_mark(const char *what, dcomm_buckets *b, size_t i
     }
     int idle = DCOMMI_BKT_IDLE;
     if (!atomic_compare_exchange_strong(&p->mark, &idle, as)) {
-        pthread_mutex_lock(&b->lock);
-        dcommi_fail(DCOMM_ERR_INVALID,
-                    "buckets: parameter %zu, \"%s\", was marked twice in step %" PRIu64
-                    " of rank %d",
-                    i, p->name, b->steps, b->rank);
-        dcomm_status status = dcommi_bkt_fail(b, DCOMM_ERR_INVALID);
-        pthread_mutex_unlock(&b->lock);
-        return status;
+        return dcommi_bkt_good(
+            b, dcommi_fail(DCOMM_ERR_INVALID,
+                           "buckets: parameter %zu, \"%s\", was marked twice in step %" PRIu64
+                           " of rank %d",
+                           i, p->name, b->steps, b->rank));
     }
-    dcomm_status status = DCOMM_OK;
     if (!b->step.accumulate) {
-        status = dcommi_bkt_pack(b, p, as == DCOMMI_BKT_UNUSED && !p->touched);
-    }
-    if (status < 0) {
-        pthread_mutex_lock(&b->lock);
-        status = dcommi_bkt_fail(b, status);
-        pthread_mutex_unlock(&b->lock);
-        return status;
+        DCOMMI_TRY(
+            dcommi_bkt_good(b, dcommi_bkt_pack(b, p, as == DCOMMI_BKT_UNUSED && !p->touched)));
     }
     return dcommi_bkt_arrive(b, p);
 }
@@ -55658,15 +55614,12 @@ static dcomm_status dcommi_bkt_complete(dcomm_buckets *b)
     if (missing > 1) {
         snprintf(more, sizeof more, " and %zu others,", missing - 1);
     }
-    pthread_mutex_lock(&b->lock);
-    dcommi_fail(DCOMM_ERR_INVALID,
-                "buckets: parameter %zu, \"%s\",%s %s never marked ready in step %" PRIu64
-                " of rank %d (see dcomm_param_mark_unused and opts.unused)",
-                first, b->params[first].name, more, missing > 1 ? "were" : "was", b->steps,
-                b->rank);
-    dcomm_status status = dcommi_bkt_fail(b, DCOMM_ERR_INVALID);
-    pthread_mutex_unlock(&b->lock);
-    return status;
+    return dcommi_bkt_good(
+        b, dcommi_fail(DCOMM_ERR_INVALID,
+                       "buckets: parameter %zu, \"%s\",%s %s never marked ready in step %" PRIu64
+                       " of rank %d (see dcomm_param_mark_unused and opts.unused)",
+                       first, b->params[first].name, more, missing > 1 ? "were" : "was", b->steps,
+                       b->rank));
 }
 /* From now on, or no longer, threads that make progress leave the buckets alone. */
 static void dcommi_bkt_closing(dcomm_buckets *b, bool closing)
@@ -55687,7 +55640,6 @@ static void dcommi_bkt_close(dcomm_buckets *b)
     for (size_t i = 0; i < b->layout.n; i++) {
         dcommi_bkt *k = &b->layout.buckets[i];
         atomic_store(&k->pending, k->nparams);
-        atomic_store(&k->started, false);
         atomic_store(&k->finished, false);
     }
     atomic_store(&b->marked, 0);
@@ -55868,27 +55820,27 @@ static void dcommi_bkt_record(dcomm_buckets *b)
 {
     double end_at = dcommi_now();
     size_t at = b->sent_steps % b->history;
-    b->spans[DCOMMI_BKT_STEP][at] = (float)(end_at - b->begin_at);
-    b->spans[DCOMMI_BKT_BACKWARD][at] = (float)(b->wait_at - b->begin_at);
-    b->spans[DCOMMI_BKT_COMM][at] = (float)dcommi_bkt_under_way(b);
-    b->spans[DCOMMI_BKT_EXPOSED][at] = (float)(end_at - b->wait_at);
+    b->spans[DCOMMI_BKT_STEP][at] = end_at - b->begin_at;
+    b->spans[DCOMMI_BKT_BACKWARD][at] = b->wait_at - b->begin_at;
+    b->spans[DCOMMI_BKT_COMM][at] = dcommi_bkt_under_way(b);
+    b->spans[DCOMMI_BKT_EXPOSED][at] = end_at - b->wait_at;
     for (size_t i = 0; i < b->layout.n; i++) {
         dcommi_bkt *k = &b->layout.buckets[i];
-        k->durations[at] = (float)(k->done_at - k->start_at);
+        k->durations[at] = k->done_at - k->start_at;
     }
     if (b->opts.trace_steps > 0) {
         dcommi_bkt_keep(b, end_at);
     }
 }
 /* ---- reports ---- */
-static int dcommi_bkt_by_size(const void *x, const void *y)
+static int dcommi_bkt_by_time(const void *x, const void *y)
 {
-    const float *a = x, *c = y;
+    const double *a = x, *c = y;
     return (*a > *c) - (*a < *c);
 }
 /* Of the last n steps in a ring. `room` is as long as the ring. */
-static dcomm_bucket_time dcommi_bkt_time(const dcomm_buckets *b, const float *ring, size_t n,
-                                         float *room)
+static dcomm_bucket_time dcommi_bkt_time(const dcomm_buckets *b, const double *ring, size_t n,
+                                         double *room)
 {
     dcomm_bucket_time t = {0};
     if (n == 0) {
@@ -55897,11 +55849,11 @@ static dcomm_bucket_time dcommi_bkt_time(const dcomm_buckets *b, const float *ri
     for (size_t i = 0; i < n; i++) {
         room[i] = ring[(b->sent_steps - 1 - i) % b->history];
     }
-    t.last = (double)room[0];
-    qsort(room, n, sizeof *room, dcommi_bkt_by_size);
-    t.p50 = (double)room[(n * 50 + 99) / 100 - 1];
-    t.p95 = (double)room[(n * 95 + 99) / 100 - 1];
-    t.p99 = (double)room[(n * 99 + 99) / 100 - 1];
+    t.last = room[0];
+    qsort(room, n, sizeof *room, dcommi_bkt_by_time);
+    t.p50 = room[(n * 50 + 99) / 100 - 1];
+    t.p95 = room[(n * 95 + 99) / 100 - 1];
+    t.p99 = room[(n * 99 + 99) / 100 - 1];
     return t;
 }
 static dcomm_status dcommi_bkt_check_idle(const char *what, dcomm_buckets *b, const void *out)
@@ -55918,7 +55870,7 @@ DCOMM_API dcomm_status dcomm_buckets_get_report(dcomm_buckets *b, dcomm_buckets_
 {
     DCOMMI_TRY(dcommi_bkt_check_idle("dcomm_buckets_get_report", b, report));
     size_t n = b->sent_steps < b->history ? (size_t)b->sent_steps : b->history;
-    float *room = dcommi_calloc(b->history, sizeof *room);
+    double *room = dcommi_calloc(b->history, sizeof *room);
     if (room == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
@@ -55947,7 +55899,7 @@ DCOMM_API dcomm_status dcomm_bucket_get_info(dcomm_buckets *b, size_t k, dcomm_b
     const dcommi_bkt *bucket = &b->layout.buckets[k];
     const dcomm_codec *codec = b->kinds[bucket->kind].codec;
     uint64_t sent = b->sent_steps - b->built_at;
-    float *room = dcommi_calloc(b->history, sizeof *room);
+    double *room = dcommi_calloc(b->history, sizeof *room);
     if (room == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
@@ -55972,11 +55924,6 @@ DCOMM_API dcomm_status dcomm_bucket_get_info(dcomm_buckets *b, size_t k, dcomm_b
     return DCOMM_OK;
 }
 /* ---- alone ---- */
-static int dcommi_bkt_by_time(const void *x, const void *y)
-{
-    const double *a = x, *c = y;
-    return (*a > *c) - (*a < *c);
-}
 /* One bucket, where it lies. */
 static dcomm_status dcommi_bkt_alone(dcomm_buckets *b, dcommi_bkt *k, double *seconds)
 {
@@ -56019,8 +55966,8 @@ static dcomm_status dcommi_bkt_agree_rounds(dcomm_buckets *b, int rounds, double
     } else if ((*times_p = dcommi_calloc(b->layout.n, (size_t)rounds * sizeof **times_p)) == NULL) {
         status = DCOMM_ERR_NO_MEMORY;
     }
-    dcommi_bkt_card own = {.status = status, .nparams = (uint64_t)rounds}, *cards;
-    snprintf(own.text, sizeof own.text, "%.399s", status < 0 ? dcomm_last_error() : "");
+    dcommi_bkt_card own = dcommi_bkt_card_of(status), *cards;
+    own.nparams = (uint64_t)rounds;
     status = dcommi_bkt_exchange(b, &own, &cards);
     for (int r = 1; r < b->size && status >= 0; r++) {
         if (cards[r].nparams != cards[0].nparams) {
@@ -56039,12 +55986,7 @@ static dcomm_status dcommi_bkt_agree_rounds(dcomm_buckets *b, int rounds, double
 /* An error that the communicator does not survive is one that the buckets do not either. */
 static dcomm_status dcommi_bkt_over(dcomm_buckets *b, dcomm_status status)
 {
-    if (status < 0 && dcomm_comm_status(b->comm) < 0) {
-        pthread_mutex_lock(&b->lock);
-        status = dcommi_bkt_fail(b, status);
-        pthread_mutex_unlock(&b->lock);
-    }
-    return status;
+    return status < 0 && dcomm_comm_status(b->comm) < 0 ? dcommi_bkt_good(b, status) : status;
 }
 DCOMM_API dcomm_status dcomm_buckets_calibrate(dcomm_buckets *b, int rounds)
 {
@@ -56059,13 +56001,8 @@ DCOMM_API dcomm_status dcomm_buckets_calibrate(dcomm_buckets *b, int rounds)
         status = status < 0 ? status : dcommi_bkt_unsettle(k);
         status = status < 0 ? status : dcommi_bkt_settle_all(b, k);
     }
-    if (status < 0) { /* the others must not wait */
-        pthread_mutex_lock(&b->lock);
-        status = dcommi_bkt_fail(b, status);
-        pthread_mutex_unlock(&b->lock);
-    } else {
-        status = dcommi_bkt_over(b, dcommi_bkt_rounds(b, times, rounds));
-    }
+    status = status < 0 ? dcommi_bkt_good(b, status) /* the others must not wait */
+                        : dcommi_bkt_over(b, dcommi_bkt_rounds(b, times, rounds));
     dcommi_free(times);
     return status;
 }
@@ -56225,9 +56162,7 @@ DCOMM_API dcomm_status dcomm_buckets_gather(dcomm_buckets *b)
         }
     }
     if (status < 0) {
-        pthread_mutex_lock(&b->lock);
-        dcommi_bkt_fail(b, status);
-        pthread_mutex_unlock(&b->lock);
+        dcommi_bkt_good(b, status);
         dcommi_bkt_drain(b);
         return dcommi_bkt_broken(b);
     }
@@ -56349,9 +56284,7 @@ static void dcommi_bkt_free(dcomm_buckets *b)
     dcommi_free(b->card);
     dcommi_free(b->cards);
     dcommi_free(b->sights);
-    if (b->has_lock) {
-        pthread_mutex_destroy(&b->lock);
-    }
+    pthread_mutex_destroy(&b->lock);
     dcommi_free(b);
 }
 DCOMM_API dcomm_status dcomm_buckets_create(dcomm_comm *comm, const dcomm_bucket_param *params,
@@ -56371,7 +56304,6 @@ DCOMM_API dcomm_status dcomm_buckets_create(dcomm_comm *comm, const dcomm_bucket
         dcomm_comm_destroy(&own);
         return dcommi_fail(DCOMM_ERR_NO_MEMORY, "dcomm_buckets_create: no memory");
     }
-    b->has_lock = true;
     b->comm = own;
     own->timed = true;
     b->rank = own->rank;
@@ -56497,9 +56429,7 @@ DCOMM_API dcomm_status dcomm_buckets_wait(dcomm_buckets *b)
         }
     }
     if (status < 0) {
-        pthread_mutex_lock(&b->lock);
-        status = dcommi_bkt_fail(b, status);
-        pthread_mutex_unlock(&b->lock);
+        dcommi_bkt_good(b, status);
         dcommi_bkt_drain(b);
         return dcommi_bkt_broken(b);
     }
@@ -56592,22 +56522,14 @@ static dcomm_status dcommi_scaler_agree(dcomm_buckets *b, const dcomm_scaler_opt
         DCOMMI_SCALER_OPTIONS(DCOMMI_SCALER_VALUE)
 #undef DCOMMI_SCALER_VALUE
     };
-    dcommi_bkt_card own = {.status = status}, *cards;
-    snprintf(own.text, sizeof own.text, "%.399s", status < 0 ? dcomm_last_error() : "");
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    enum { COUNT = sizeof names / sizeof *names };
+    dcommi_bkt_card own = dcommi_bkt_card_of(status), *cards;
+    for (int i = 0; i < COUNT; i++) {
         own.options[i] = dcommi_f64_bits(values[i]);
     }
     status = dcommi_bkt_exchange(b, &own, &cards);
     for (int r = 1; r < b->size && status >= 0; r++) {
-        for (size_t i = 0; i < sizeof names / sizeof *names && status >= 0; i++) {
-            if (cards[r].options[i] != cards[0].options[i]) {
-                status = dcommi_fail(DCOMM_ERR_MISMATCH,
-                                     "dcomm_scaler_create: opts.%s is %.17g on rank 0 and %.17g on "
-                                     "rank %d",
-                                     names[i], dcommi_f64_from_bits(cards[0].options[i]),
-                                     dcommi_f64_from_bits(cards[r].options[i]), r);
-            }
-        }
+        status = dcommi_bkt_compare_options("dcomm_scaler_create", names, 0, COUNT, cards, r);
     }
     dcommi_bkt_give_back(b, cards);
     return status;
@@ -56745,16 +56667,6 @@ static dcomm_status dcommi_scaler_sum(dcomm_buckets *b, double factor, double *s
     }
     return DCOMM_OK;
 }
-/* A device has failed: the others learn of it in their next call. */
-static dcomm_status dcommi_scaler_good(dcomm_buckets *b, dcomm_status status)
-{
-    if (status < 0) {
-        pthread_mutex_lock(&b->lock);
-        status = dcommi_bkt_fail(b, status);
-        pthread_mutex_unlock(&b->lock);
-    }
-    return status;
-}
 /* With shards each rank has seen its own part only: *sum is of all, and *bad of the first parameter
  * of any. */
 static dcomm_status dcommi_scaler_combine(dcomm_buckets *b, double *sum, dcommi_bkt_sight *bad)
@@ -56795,7 +56707,7 @@ static dcomm_status dcommi_scaler_measure(dcomm_scaler *s, dcomm_scaler_verdict 
     dcommi_bkt_sight bad = {0};
     bool at_once = s->opts.clip == 0 && !s->opts.leave;
     double sum = 0;
-    DCOMMI_TRY(dcommi_scaler_good(b, dcommi_scaler_sum(b, at_once ? 1 / v->scale : 1, &sum, &bad)));
+    DCOMMI_TRY(dcommi_bkt_good(b, dcommi_scaler_sum(b, at_once ? 1 / v->scale : 1, &sum, &bad)));
     if (b->opts.sharded) {
         DCOMMI_TRY(dcommi_bkt_over(b, dcommi_scaler_combine(b, &sum, &bad)));
     }
@@ -56821,7 +56733,7 @@ static dcomm_status dcommi_scaler_measure(dcomm_scaler *s, dcomm_scaler_verdict 
             dcommi_host_scale(part, part, count, p->dtype, v->factor);
         }
     }
-    return dcommi_scaler_good(b, dcommi_scaler_there(b, false, v->factor));
+    return dcommi_bkt_good(b, dcommi_scaler_there(b, false, v->factor));
 }
 /* The scale moves by what all ranks know. */
 static void dcommi_scaler_move(dcomm_scaler *s, const dcomm_scaler_verdict *v)
@@ -56938,9 +56850,7 @@ static uint64_t dcommi_bkt_shape(const dcomm_buckets *b)
         const dcommi_bkt_param *p = &b->params[i];
         const dcomm_codec *codec = b->kinds[p->kind].codec;
         hash = dcommi_mix(dcommi_mix(hash, p->count), (uint64_t)p->dtype);
-        for (const char *at = codec != NULL ? codec->spec : ""; *at != 0; at++) {
-            hash = dcommi_mix(hash, (uint8_t)*at);
-        }
+        hash = dcommi_mix_text(hash, codec != NULL ? codec->spec : "");
     }
     return hash;
 }
@@ -57524,14 +57434,6 @@ static dcomm_status dcommi_moe_all_good(dcomm_comm *comm, dcomm_status status, d
     return status;
 }
 /* ---- options ---- */
-static uint64_t dcommi_moe_text_hash(const char *text)
-{
-    uint64_t h = 0;
-    for (; text != NULL && *text != 0; text++) {
-        h = dcommi_mix(h, (uint8_t)*text);
-    }
-    return h;
-}
 static uint64_t dcommi_moe_owner_hash(const dcomm_moe *m)
 {
     uint64_t h = 0;
@@ -57550,8 +57452,8 @@ static uint64_t dcommi_moe_owner_hash(const dcomm_moe *m)
     X(policy, m->opts.policy)                                             \
     X(chunks, m->opts.chunks)                                             \
     X(form, m->opts.form)                                                 \
-    X(algo, dcommi_moe_text_hash(m->opts.algo))                           \
-    X(codec, m->codec != NULL ? dcommi_moe_text_hash(m->codec->spec) : 0) \
+    X(algo, dcommi_mix_text(0, m->opts.algo != NULL ? m->opts.algo : "")) \
+    X(codec, dcommi_mix_text(0, m->codec != NULL ? m->codec->spec : ""))  \
     X(codec_seed, m->opts.codec_seed)
 enum {
 #define DCOMMI_MOE_COUNT(name, value) +1

@@ -561,6 +561,31 @@ static inline bool dcommi_text_flag(const char *text, bool *value)
     return false;
 }
 
+/* Write "0-3, 8" with `comma` between: the numbers below n that `has` holds for; "..." at the end
+ * where text is full. Return how many numbers there are. */
+static inline size_t dcommi_text_ranges(char *text, size_t room, const char *comma, size_t n,
+                                        bool (*has)(const void *user, size_t i), const void *user)
+{
+    size_t at = 0, found = 0;
+    bool full = false;
+    text[0] = '\0';
+    for (size_t i = 0, end; i < n; i = end + 1) {
+        for (end = i; end < n && has(user, end); end++) {
+        }
+        found += end - i;
+        if (end == i || full) {
+            continue;
+        }
+        char range[48];
+        int len = end == i + 1 ? snprintf(range, sizeof range, "%zu", i)
+                               : snprintf(range, sizeof range, "%zu-%zu", i, end - 1);
+        full = at + (size_t)len + 2 * strlen(comma) + 4 > room;
+        at += (size_t)snprintf(text + at, room - at, "%s%s", at > 0 ? comma : "",
+                               full ? "..." : range);
+    }
+    return found;
+}
+
 /* Return how many letters must be added, left out or replaced to make b of a; 32 at most each. */
 static inline int dcommi_text_distance(const char *a, const char *b)
 {

@@ -255,7 +255,7 @@ static int stopped(int rank, int n, procs_shared *s, void *arg)
     }
     status = fault_allreduce(f.comm, rank, NULL, COUNT, NULL);
     fault_expect(&f, status, DCOMM_ERR_TIMEOUT,
-                 (const char *[]){"rank 2 does not answer", "ranks 0, 1, 3 wait for it", NULL});
+                 (const char *[]){"rank 2 does not answer", "ranks 0-1, 3 wait for it", NULL});
     if (rank == 0) {
         kill((pid_t)atomic_load(&s->words[62]), SIGCONT);
     }

@@ -217,10 +217,7 @@ static bool dcommi_env_first(const char *variable)
     static uint64_t said[64];
     static size_t nsaid;
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    uint64_t key = 0;
-    for (const char *c = variable; *c != '\0'; c++) {
-        key = dcommi_mix(key, (uint64_t)(unsigned char)*c);
-    }
+    const uint64_t key = dcommi_mix_text(0, variable);
     pthread_mutex_lock(&lock);
     bool first = nsaid < sizeof said / sizeof said[0];
     for (size_t i = 0; i < nsaid && first; i++) {

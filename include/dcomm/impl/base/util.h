@@ -197,6 +197,15 @@ static inline int64_t dcommi_ceil_div(int64_t a, int64_t b)
     return a / b + (a % b != 0);
 }
 
+/* Mix a text into a hash. */
+static inline uint64_t dcommi_mix_text(uint64_t hash, const char *text)
+{
+    for (; *text != '\0'; text++) {
+        hash = dcommi_mix(hash, (uint8_t)*text);
+    }
+    return hash;
+}
+
 /* Copy a text; NULL without memory. */
 static inline char *dcommi_strdup(const char *text)
 {

@@ -21,12 +21,8 @@ static void dcommi_host_line(const char *path, char *line, size_t max)
 static uint64_t dcommi_host_machine(void)
 {
     char boot[64];
-    uint64_t machine = 0;
     dcommi_host_line("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
-    for (const char *c = boot; *c != 0; c++) {
-        machine = dcommi_mix(machine, (uint64_t)(unsigned char)*c) | 1;
-    }
-    return machine;
+    return boot[0] != '\0' ? dcommi_mix_text(0, boot) | 1 : 0;
 }
 
 /* The identity: wanted (opts.host_id) if not NULL or empty, else DCOMM_HOSTID, else the kernel's

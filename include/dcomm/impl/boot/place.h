@@ -225,35 +225,24 @@ static bool dcommi_place_crowded(const dcommi_groups *g, const dcommi_site *plac
     return cpus > 0 && ranks > cpus;
 }
 
-/* "0-3, 6" into text, "..." where it is full; returns how many ranks are in it. */
+typedef struct dcommi_place_ranks {
+    const dcommi_groups *groups;
+    const dcommi_site *places;
+} dcommi_place_ranks;
+
+static bool dcommi_place_rank_unbound(const void *ranks, size_t rank)
+{
+    const dcommi_place_ranks *r = ranks;
+    return dcommi_place_unbound(r->groups, r->places, (int)rank);
+}
+
+/* Write the unbound ranks, "0-3, 6". Return how many there are. */
 static int dcommi_place_unbound_list(const dcommi_groups *g, const dcommi_site *places, char *text,
                                      size_t len)
 {
-    size_t at = 0;
-    int found = 0, first = -1;
-    text[0] = 0;
-    for (int r = 0; r <= g->nranks; r++) {
-        bool unbound = r < g->nranks && dcommi_place_unbound(g, places, r);
-        found += unbound;
-        if (unbound && first < 0) {
-            first = r;
-        } else if (!unbound && first >= 0) {
-            char range[32];
-            int n = first + 1 < r ? snprintf(range, sizeof range, "%d-%d", first, r - 1)
-                                  : snprintf(range, sizeof range, "%d", first);
-            bool fits = at + (size_t)n + 8 < len;
-            const char *comma = at > 0 ? ", " : "";
-            at += (size_t)snprintf(text + at, len - at, "%s%s", comma, fits ? range : "...");
-            if (!fits) { /* count the rest only */
-                len = at + 1;
-                for (; r + 1 < g->nranks; r++) {
-                    found += dcommi_place_unbound(g, places, r + 1);
-                }
-            }
-            first = -1;
-        }
-    }
-    return found;
+    const dcommi_place_ranks ranks = {g, places};
+    return (int)dcommi_text_ranges(text, len, ", ", (size_t)g->nranks, dcommi_place_rank_unbound,
+                                   &ranks);
 }
 
 /* Once per process, in rank 0 of a communicator whose ranks are processes. */
@@ -278,30 +267,15 @@ static void dcommi_place_warn(const dcommi_groups *g, const dcommi_site *places)
 
 /* ---- as text ---- */
 
-/* The hardware threads of a place, "0-3,8", "..." at the end where text is full. */
+static bool dcommi_place_has_cpu(const void *place, size_t cpu)
+{
+    return ((const dcommi_site *)place)->mask[cpu / 64] >> cpu % 64 & 1;
+}
+
+/* Write the hardware threads of a place, "0-3,8". */
 static void dcommi_place_cpu_list(const dcommi_site *p, char *text, size_t len)
 {
-    size_t at = 0;
-    text[0] = 0;
-    for (int cpu = 0; cpu < DCOMMI_PLACE_CPUS; cpu++) {
-        int end = cpu;
-        while (end < DCOMMI_PLACE_CPUS && (p->mask[end / 64] >> (end % 64) & 1) != 0) {
-            end++;
-        }
-        if (end == cpu) {
-            continue;
-        }
-        char range[32];
-        int n = end == cpu + 1 ? snprintf(range, sizeof range, "%d", cpu)
-                               : snprintf(range, sizeof range, "%d-%d", cpu, end - 1);
-        bool fits = at + (size_t)n + 5 < len;
-        at +=
-            (size_t)snprintf(text + at, len - at, "%s%s", at > 0 ? "," : "", fits ? range : "...");
-        if (!fits) {
-            return;
-        }
-        cpu = end;
-    }
+    dcommi_text_ranges(text, len, ",", DCOMMI_PLACE_CPUS, dcommi_place_has_cpu, p);
 }
 
 #endif

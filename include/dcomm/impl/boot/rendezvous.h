@@ -426,7 +426,7 @@ static double dcommi_rdv_tell_waits(dcommi_rdv_core *c, double now, double next)
     }
     if (c->news[0] == '\0') {
         char who[200];
-        dcommi_rdv_list_ranks(c, c->ready, who, sizeof who);
+        dcommi_rdv_list_absent(c, who, sizeof who);
         c->told_waits = true;
         snprintf(c->news, sizeof c->news,
                  "the creation of a communicator has waited %d s for rank(s) %s of %" PRIu32
@@ -444,7 +444,7 @@ static void dcommi_rdv_time_is_up(dcommi_rdv_core *c, uint32_t rank, double now)
     for (uint32_t r = 0; r < c->size; r++) {
         met += c->ranks[r] != NULL;
     }
-    dcommi_rdv_list_ranks(c, c->ready, who, sizeof who);
+    dcommi_rdv_list_absent(c, who, sizeof who);
     dcommi_rdv_poison(c, now, DCOMM_ERR_TIMEOUT,
                       "%" PRIu32 " of %" PRIu32
                       " ranks have met; rank(s) %s did not %s in the time "

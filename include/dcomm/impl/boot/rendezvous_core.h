@@ -115,31 +115,16 @@ static void dcommi_rdv_core_end(dcommi_rdv_core *c)
 
 /* ---- words for people ---- */
 
-/* "1, 3-5" of the ranks for which `absent` holds (0: not there, 1: no blob in this round). */
-static void dcommi_rdv_list_ranks(const dcommi_rdv_core *c, bool blob, char *text, size_t max)
+static bool dcommi_rdv_absent(const void *core, size_t rank)
 {
-    size_t at = 0;
-    text[0] = '\0';
-    for (uint32_t r = 0; r < c->size;) {
-        uint32_t last = r;
-        while (last < c->size &&
-               (blob ? !c->ranks[last] || !c->ranks[last]->gathered : !c->ranks[last])) {
-            last++;
-        }
-        if (last == r) {
-            r++;
-            continue;
-        }
-        if (max - at < 32) {
-            snprintf(text + at, max - at, ", ...");
-            return;
-        }
-        int n = last - r == 1 ? snprintf(text + at, max - at, "%s%" PRIu32, at > 0 ? ", " : "", r)
-                              : snprintf(text + at, max - at, "%s%" PRIu32 "-%" PRIu32,
-                                         at > 0 ? ", " : "", r, last - 1);
-        at += (size_t)n;
-        r = last;
-    }
+    const dcommi_rdv_core *c = core;
+    return c->ranks[rank] == NULL || (c->ready && !c->ranks[rank]->gathered);
+}
+
+/* Write the ranks that are not there yet, or, once all were, have no blob in this round. */
+static void dcommi_rdv_list_absent(const dcommi_rdv_core *c, char *text, size_t max)
+{
+    dcommi_text_ranges(text, max, ", ", c->size, dcommi_rdv_absent, c);
 }
 
 /* ---- output ---- */

@@ -286,7 +286,7 @@ static dcomm_status dcommi_collective_held(dcomm_comm *comm, const dcommi_shape 
     }
     dcommi_run *run = NULL;
     if (status < 0) {
-        dcommi_cached_release(comm, cached);
+        dcommi_cached_release(cached);
     } else if ((run = dcommi_run_of(comm, cached, in, out)) == NULL) {
         dcommi_coded_drop(comm, coded);
         status = DCOMM_ERR_NO_MEMORY;

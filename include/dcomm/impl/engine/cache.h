@@ -14,9 +14,8 @@ static void dcommi_cached_free(dcommi_cached *cached)
 }
 
 /* With comm->lock, or by the owner inside (token.h), like all below. */
-static void dcommi_cached_release(dcomm_comm *comm, dcommi_cached *cached)
+static void dcommi_cached_release(dcommi_cached *cached)
 {
-    (void)comm;
     if (--cached->refs == 0 && cached->retired) {
         dcommi_cached_free(cached);
     }

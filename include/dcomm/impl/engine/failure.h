@@ -91,25 +91,6 @@ static void dcommi_run_where(const dcommi_run *run, char *text, size_t len)
     }
 }
 
-/* "0-2, 5": the ranks r with wanted[r]. */
-static void dcommi_rank_list(const bool *wanted, int size, char *text, size_t len)
-{
-    size_t at = 0;
-    text[0] = 0;
-    for (int r = 0; r < size && at + 32 < len; r++) {
-        if (!wanted[r]) {
-            continue;
-        }
-        int last = r;
-        while (last + 1 < size && wanted[last + 1]) {
-            last++;
-        }
-        at += (size_t)snprintf(text + at, len - at, last > r + 1 ? "%s%d-%d" : "%s%d",
-                               at > 0 ? ", " : "", r, last);
-        r = last > r + 1 ? last : r;
-    }
-}
-
 /* ---- poison ---- */
 
 static void dcommi_send_abort(dcomm_comm *comm, int rank)
@@ -424,15 +405,17 @@ static void dcommi_run_ask(dcommi_run *run, double now)
     }
 }
 
-/* "rank 3", "ranks 0-2, 5"; "" for none. */
+static bool dcommi_rank_wanted(const void *wanted, size_t rank)
+{
+    return ((const bool *)wanted)[rank];
+}
+
+/* Write "rank 3", "ranks 0-2, 5"; "" for none. */
 static void dcommi_ranks_text(const bool *wanted, int size, char *text, size_t len)
 {
     char list[96];
-    int n = 0;
-    for (int r = 0; r < size; r++) {
-        n += wanted[r];
-    }
-    dcommi_rank_list(wanted, size, list, sizeof list);
+    size_t n =
+        dcommi_text_ranges(list, sizeof list, ", ", (size_t)size, dcommi_rank_wanted, wanted);
     snprintf(text, len, "%s%s", n == 0 ? "" : n == 1 ? "rank " : "ranks ", list);
 }
 

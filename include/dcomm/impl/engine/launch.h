@@ -59,7 +59,7 @@ static dcommi_run *dcommi_run_of(dcomm_comm *comm, dcommi_cached *cached, const 
 {
     dcommi_run *run = dcommi_run_new(comm);
     if (run == NULL) {
-        dcommi_cached_release(comm, cached);
+        dcommi_cached_release(cached);
         return NULL;
     }
     dcommi_op_hold((dcomm_op)cached->plan->op); /* as its caller does */

@@ -26,7 +26,7 @@ static void dcommi_run_unref(dcommi_run *run)
     }
     dcommi_comm_lock(comm);
     if (run->cached != NULL) {
-        dcommi_cached_release(comm, run->cached);
+        dcommi_cached_release(run->cached);
         run->cached = NULL;
     }
     dcommi_coded_drop(comm, run->coded);

@@ -65,22 +65,14 @@ static dcomm_status dcommi_scaler_agree(dcomm_buckets *b, const dcomm_scaler_opt
         DCOMMI_SCALER_OPTIONS(DCOMMI_SCALER_VALUE)
 #undef DCOMMI_SCALER_VALUE
     };
-    dcommi_bkt_card own = {.status = status}, *cards;
-    snprintf(own.text, sizeof own.text, "%.399s", status < 0 ? dcomm_last_error() : "");
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    enum { COUNT = sizeof names / sizeof *names };
+    dcommi_bkt_card own = dcommi_bkt_card_of(status), *cards;
+    for (int i = 0; i < COUNT; i++) {
         own.options[i] = dcommi_f64_bits(values[i]);
     }
     status = dcommi_bkt_exchange(b, &own, &cards);
     for (int r = 1; r < b->size && status >= 0; r++) {
-        for (size_t i = 0; i < sizeof names / sizeof *names && status >= 0; i++) {
-            if (cards[r].options[i] != cards[0].options[i]) {
-                status = dcommi_fail(DCOMM_ERR_MISMATCH,
-                                     "dcomm_scaler_create: opts.%s is %.17g on rank 0 and %.17g on "
-                                     "rank %d",
-                                     names[i], dcommi_f64_from_bits(cards[0].options[i]),
-                                     dcommi_f64_from_bits(cards[r].options[i]), r);
-            }
-        }
+        status = dcommi_bkt_compare_options("dcomm_scaler_create", names, 0, COUNT, cards, r);
     }
     dcommi_bkt_give_back(b, cards);
     return status;
@@ -228,17 +220,6 @@ static dcomm_status dcommi_scaler_sum(dcomm_buckets *b, double factor, double *s
     return DCOMM_OK;
 }
 
-/* A device has failed: the others learn of it in their next call. */
-static dcomm_status dcommi_scaler_good(dcomm_buckets *b, dcomm_status status)
-{
-    if (status < 0) {
-        pthread_mutex_lock(&b->lock);
-        status = dcommi_bkt_fail(b, status);
-        pthread_mutex_unlock(&b->lock);
-    }
-    return status;
-}
-
 /* With shards each rank has seen its own part only: *sum is of all, and *bad of the first parameter
  * of any. */
 static dcomm_status dcommi_scaler_combine(dcomm_buckets *b, double *sum, dcommi_bkt_sight *bad)
@@ -281,7 +262,7 @@ static dcomm_status dcommi_scaler_measure(dcomm_scaler *s, dcomm_scaler_verdict 
     dcommi_bkt_sight bad = {0};
     bool at_once = s->opts.clip == 0 && !s->opts.leave;
     double sum = 0;
-    DCOMMI_TRY(dcommi_scaler_good(b, dcommi_scaler_sum(b, at_once ? 1 / v->scale : 1, &sum, &bad)));
+    DCOMMI_TRY(dcommi_bkt_good(b, dcommi_scaler_sum(b, at_once ? 1 / v->scale : 1, &sum, &bad)));
     if (b->opts.sharded) {
         DCOMMI_TRY(dcommi_bkt_over(b, dcommi_scaler_combine(b, &sum, &bad)));
     }
@@ -307,7 +288,7 @@ static dcomm_status dcommi_scaler_measure(dcomm_scaler *s, dcomm_scaler_verdict 
             dcommi_host_scale(part, part, count, p->dtype, v->factor);
         }
     }
-    return dcommi_scaler_good(b, dcommi_scaler_there(b, false, v->factor));
+    return dcommi_bkt_good(b, dcommi_scaler_there(b, false, v->factor));
 }
 
 /* The scale moves by what all ranks know. */

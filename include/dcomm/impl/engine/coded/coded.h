@@ -152,10 +152,7 @@ static dcomm_status dcommi_coding_of(const dcomm_coll_opts *opts, size_t count,
     coding->whole = info.sparse || info.linear;
     dcommi_linear_parts(codec, count, coding);
     dcommi_spread_offer(codec, count, coding);
-    coding->hash = 0x5851f42d4c957f2du;
-    for (const char *at = dcomm_codec_spec(codec); *at != 0; at++) {
-        coding->hash = dcommi_mix(coding->hash, (uint8_t)*at);
-    }
+    coding->hash = dcommi_mix_text(0x5851f42d4c957f2du, dcomm_codec_spec(codec));
     if (opts->feedback != NULL) { /* EF21 sends differences, which no other variant can add */
         bool differences = opts->feedback->opts.variant == DCOMM_FEEDBACK_EF21;
         coding->feedback = true;

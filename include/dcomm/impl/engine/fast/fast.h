@@ -487,7 +487,7 @@ static inline dcomm_status dcommi_fast_call(dcomm_comm *comm, const dcommi_call_
                        dcommi_fast_able(comm, cached->script) &&
                        dcommi_fast_begin(&f, comm, cached, in, out);
     if (DCOMMI_UNLIKELY(!begun && cached != NULL)) {
-        dcommi_cached_release(comm, cached);
+        dcommi_cached_release(cached);
     }
     if (locked) {
         dcommi_comm_unlock(comm);
@@ -504,7 +504,7 @@ static inline dcomm_status dcommi_fast_call(dcomm_comm *comm, const dcommi_call_
     if (locked) {
         dcommi_comm_lock(comm);
     }
-    dcommi_cached_release(comm, cached);
+    dcommi_cached_release(cached);
     if (locked) {
         dcommi_comm_unlock(comm);
     }

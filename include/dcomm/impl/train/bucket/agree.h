@@ -45,19 +45,10 @@ enum {
 /* What one rank tells the others. */
 typedef struct dcommi_bkt_card {
     int64_t status;
-    uint64_t options[DCOMMI_BKT_NOPTIONS];
-    double reals[DCOMMI_BKT_NREALS];
+    uint64_t options[DCOMMI_BKT_NOPTIONS + DCOMMI_BKT_NREALS]; /* a real number by its bits */
     uint64_t nparams, hash;
     char text[DCOMMI_TEXT_MAX]; /* why status is an error; its parameter that differs */
 } dcommi_bkt_card;
-
-static uint64_t dcommi_bkt_text_hash(uint64_t h, const char *text)
-{
-    for (; *text != 0; text++) {
-        h = dcommi_mix(h, (uint8_t)*text);
-    }
-    return dcommi_mix(h, 0x100);
-}
 
 static const char *dcommi_bkt_codec_name(const dcomm_buckets *b, const dcommi_bkt_param *p)
 {
@@ -68,14 +59,14 @@ static const char *dcommi_bkt_codec_name(const dcomm_buckets *b, const dcommi_bk
 static uint64_t dcommi_bkt_param_hash(const dcomm_buckets *b, size_t i)
 {
     const dcommi_bkt_param *p = &b->params[i];
-    uint64_t h = dcommi_bkt_text_hash(p->count, p->name);
+    uint64_t h = dcommi_mix_text(p->count, p->name);
     h = dcommi_mix(h, (uint64_t)p->dtype << 1 | p->aside);
     h = dcommi_mix(h, p->place);
     const dcommi_bkt_feedback_words w = dcommi_bkt_feedback_of(&b->kinds[p->kind]);
     for (size_t k = 0; k < sizeof w.word / sizeof *w.word; k++) {
         h = dcommi_mix(h, w.word[k]);
     }
-    return dcommi_bkt_text_hash(h, dcommi_bkt_codec_name(b, p));
+    return dcommi_mix_text(h, dcommi_bkt_codec_name(b, p));
 }
 
 /* Error feedback as a difference names it; "" where there is none. */
@@ -150,6 +141,14 @@ static inline dcomm_coll_opts dcommi_bkt_patience(const dcomm_buckets *b)
     return (dcomm_coll_opts){.timeout_s = s > 0 ? s : 0};
 }
 
+/* A card that says what became of this rank's part; an error with its sentence. */
+static dcommi_bkt_card dcommi_bkt_card_of(dcomm_status status)
+{
+    dcommi_bkt_card own = {.status = status};
+    snprintf(own.text, sizeof own.text, "%.399s", status < 0 ? dcommi_message : "");
+    return own;
+}
+
 /* Every rank's card, and the first error among them, on all ranks. *cards_p is to be given back. */
 static dcomm_status dcommi_bkt_exchange(dcomm_buckets *b, const dcommi_bkt_card *own,
                                         dcommi_bkt_card **cards_p)
@@ -176,8 +175,7 @@ static dcomm_status dcommi_bkt_exchange(dcomm_buckets *b, const dcommi_bkt_card 
 /* Whether all ranks have come this far without an error. */
 static dcomm_status dcommi_bkt_all_good(dcomm_buckets *b, dcomm_status status)
 {
-    dcommi_bkt_card own = {.status = status}, *cards;
-    snprintf(own.text, sizeof own.text, "%.399s", status < 0 ? dcomm_last_error() : "");
+    dcommi_bkt_card own = dcommi_bkt_card_of(status), *cards;
     status = dcommi_bkt_exchange(b, &own, &cards);
     dcommi_bkt_give_back(b, cards);
     return status;
@@ -228,28 +226,23 @@ static dcomm_status dcommi_bkt_name_difference(dcomm_buckets *b, const dcommi_bk
     return status;
 }
 
-/* The first option in which rank r differs from rank 0. */
-static dcomm_status dcommi_bkt_compare_options(const dcommi_bkt_card *cards, int r)
+/* Compare rank r's options with rank 0's: the first `whole` of n are whole numbers, the rest real
+ * ones. `what` they are of. */
+static dcomm_status dcommi_bkt_compare_options(const char *what, const char *const *names,
+                                               int whole, int n, const dcommi_bkt_card *cards,
+                                               int r)
 {
-    static const char *const names[] = {
-#define DCOMMI_BKT_NAME(name, value) #name,
-        DCOMMI_BKT_OPTIONS(DCOMMI_BKT_NAME) DCOMMI_BKT_REALS(DCOMMI_BKT_NAME)
-#undef DCOMMI_BKT_NAME
-    };
-    const dcommi_bkt_card *x = &cards[0], *y = &cards[r];
-    for (int i = 0; i < DCOMMI_BKT_NOPTIONS; i++) {
-        if (x->options[i] != y->options[i]) {
+    for (int i = 0; i < n; i++) {
+        const uint64_t x = cards[0].options[i], y = cards[r].options[i];
+        if (x != y && i < whole) {
             return dcommi_fail(DCOMM_ERR_MISMATCH,
-                               "buckets: opts.%s is %" PRIu64 " on rank 0 and %" PRIu64
-                               " on rank %d",
-                               names[i], x->options[i], y->options[i], r);
+                               "%s: opts.%s is %" PRIu64 " on rank 0 and %" PRIu64 " on rank %d",
+                               what, names[i], x, y, r);
         }
-    }
-    for (int i = 0; i < DCOMMI_BKT_NREALS; i++) {
-        if (dcommi_f64_bits(x->reals[i]) != dcommi_f64_bits(y->reals[i])) {
+        if (x != y) {
             return dcommi_fail(DCOMM_ERR_MISMATCH,
-                               "buckets: opts.%s is %.17g on rank 0 and %.17g on rank %d",
-                               names[DCOMMI_BKT_NOPTIONS + i], x->reals[i], y->reals[i], r);
+                               "%s: opts.%s is %.17g on rank 0 and %.17g on rank %d", what,
+                               names[i], dcommi_f64_from_bits(x), dcommi_f64_from_bits(y), r);
         }
     }
     return DCOMM_OK;
@@ -259,21 +252,22 @@ static dcomm_status dcommi_bkt_compare_options(const dcommi_bkt_card *cards, int
  * rank's registration. */
 static dcomm_status dcommi_bkt_agree(dcomm_buckets *b, dcomm_status status)
 {
-    dcommi_bkt_card own = {.status = status, .nparams = b->nparams}, *cards;
-    snprintf(own.text, sizeof own.text, "%.399s", status < 0 ? dcomm_last_error() : "");
+    dcommi_bkt_card own = dcommi_bkt_card_of(status), *cards;
+    own.nparams = b->nparams;
+    static const char *const names[] = {
+#define DCOMMI_BKT_NAME(name, value) #name,
+        DCOMMI_BKT_OPTIONS(DCOMMI_BKT_NAME) DCOMMI_BKT_REALS(DCOMMI_BKT_NAME)
+#undef DCOMMI_BKT_NAME
+    };
     if (status >= 0) {
         const uint64_t values[] = {
 #define DCOMMI_BKT_VALUE(name, value) (uint64_t)(value),
-            DCOMMI_BKT_OPTIONS(DCOMMI_BKT_VALUE)
+#define DCOMMI_BKT_REAL(name, value) dcommi_f64_bits(value),
+            DCOMMI_BKT_OPTIONS(DCOMMI_BKT_VALUE) DCOMMI_BKT_REALS(DCOMMI_BKT_REAL)
 #undef DCOMMI_BKT_VALUE
-        };
-        const double reals[] = {
-#define DCOMMI_BKT_REAL(name, value) (value),
-            DCOMMI_BKT_REALS(DCOMMI_BKT_REAL)
 #undef DCOMMI_BKT_REAL
         };
         memcpy(own.options, values, sizeof values);
-        memcpy(own.reals, reals, sizeof reals);
         for (size_t i = 0; i < b->nparams; i++) {
             own.hash = dcommi_mix(own.hash, dcommi_bkt_param_hash(b, i));
         }
@@ -281,7 +275,8 @@ static dcomm_status dcommi_bkt_agree(dcomm_buckets *b, dcomm_status status)
     status = dcommi_bkt_exchange(b, &own, &cards);
     bool alike = true;
     for (int r = 1; r < b->size && status >= 0; r++) {
-        status = dcommi_bkt_compare_options(cards, r);
+        status = dcommi_bkt_compare_options("buckets", names, DCOMMI_BKT_NOPTIONS,
+                                            DCOMMI_BKT_NOPTIONS + DCOMMI_BKT_NREALS, cards, r);
         alike = alike && cards[r].nparams == cards[0].nparams && cards[r].hash == cards[0].hash;
     }
     if (status >= 0 && !alike) {

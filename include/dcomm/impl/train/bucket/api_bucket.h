@@ -128,9 +128,7 @@ static void dcommi_bkt_free(dcomm_buckets *b)
     dcommi_free(b->card);
     dcommi_free(b->cards);
     dcommi_free(b->sights);
-    if (b->has_lock) {
-        pthread_mutex_destroy(&b->lock);
-    }
+    pthread_mutex_destroy(&b->lock);
     dcommi_free(b);
 }
 
@@ -151,7 +149,6 @@ DCOMM_API dcomm_status dcomm_buckets_create(dcomm_comm *comm, const dcomm_bucket
         dcomm_comm_destroy(&own);
         return dcommi_fail(DCOMM_ERR_NO_MEMORY, "dcomm_buckets_create: no memory");
     }
-    b->has_lock = true;
     b->comm = own;
     own->timed = true;
     b->rank = own->rank;
@@ -286,9 +283,7 @@ DCOMM_API dcomm_status dcomm_buckets_wait(dcomm_buckets *b)
         }
     }
     if (status < 0) {
-        pthread_mutex_lock(&b->lock);
-        status = dcommi_bkt_fail(b, status);
-        pthread_mutex_unlock(&b->lock);
+        dcommi_bkt_good(b, status);
         dcommi_bkt_drain(b);
         return dcommi_bkt_broken(b);
     }

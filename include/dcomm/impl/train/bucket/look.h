@@ -121,21 +121,12 @@ static dcomm_status dcommi_bkt_await_streams(dcomm_buckets *b)
 {
     double until = dcommi_now() + b->comm->timeout_s;
     for (size_t i = 0; i < b->ndevices * DCOMMI_BKT_STREAMS; i++) {
-        const dcommi_bkt_device *d = &b->devices[i / DCOMMI_BKT_STREAMS];
-        dcomm_status status = DCOMM_IN_PROGRESS;
-        void *event = NULL;
-        DCOMMI_TRY(
-            dcommi_devices->stream_mark(d->number, d->streams[i % DCOMMI_BKT_STREAMS], &event));
-        while ((status = dcommi_devices->poll(event)) == DCOMM_IN_PROGRESS &&
-               dcommi_now() < until) {
-            dcommi_progress_or_yield(b->comm->context);
-        }
-        dcommi_devices->stream_unmark(event);
+        dcomm_status status = dcommi_bkt_await_stream(b, i, until, b->comm->context);
         if (status == DCOMM_IN_PROGRESS) {
             status = dcommi_fail(DCOMM_ERR_TIMEOUT, "its work has not ended within %g s",
                                  b->comm->timeout_s);
         }
-        DCOMMI_TRY(dcommi_bkt_of_device(d->number, status));
+        DCOMMI_TRY(dcommi_bkt_of_device(b->devices[i / DCOMMI_BKT_STREAMS].number, status));
     }
     return DCOMM_OK;
 }

@@ -42,13 +42,13 @@ static void dcommi_bkt_record(dcomm_buckets *b)
 {
     double end_at = dcommi_now();
     size_t at = b->sent_steps % b->history;
-    b->spans[DCOMMI_BKT_STEP][at] = (float)(end_at - b->begin_at);
-    b->spans[DCOMMI_BKT_BACKWARD][at] = (float)(b->wait_at - b->begin_at);
-    b->spans[DCOMMI_BKT_COMM][at] = (float)dcommi_bkt_under_way(b);
-    b->spans[DCOMMI_BKT_EXPOSED][at] = (float)(end_at - b->wait_at);
+    b->spans[DCOMMI_BKT_STEP][at] = end_at - b->begin_at;
+    b->spans[DCOMMI_BKT_BACKWARD][at] = b->wait_at - b->begin_at;
+    b->spans[DCOMMI_BKT_COMM][at] = dcommi_bkt_under_way(b);
+    b->spans[DCOMMI_BKT_EXPOSED][at] = end_at - b->wait_at;
     for (size_t i = 0; i < b->layout.n; i++) {
         dcommi_bkt *k = &b->layout.buckets[i];
-        k->durations[at] = (float)(k->done_at - k->start_at);
+        k->durations[at] = k->done_at - k->start_at;
     }
     if (b->opts.trace_steps > 0) {
         dcommi_bkt_keep(b, end_at);
@@ -57,15 +57,15 @@ static void dcommi_bkt_record(dcomm_buckets *b)
 
 /* ---- reports ---- */
 
-static int dcommi_bkt_by_size(const void *x, const void *y)
+static int dcommi_bkt_by_time(const void *x, const void *y)
 {
-    const float *a = x, *c = y;
+    const double *a = x, *c = y;
     return (*a > *c) - (*a < *c);
 }
 
 /* Of the last n steps in a ring. `room` is as long as the ring. */
-static dcomm_bucket_time dcommi_bkt_time(const dcomm_buckets *b, const float *ring, size_t n,
-                                         float *room)
+static dcomm_bucket_time dcommi_bkt_time(const dcomm_buckets *b, const double *ring, size_t n,
+                                         double *room)
 {
     dcomm_bucket_time t = {0};
     if (n == 0) {
@@ -74,11 +74,11 @@ static dcomm_bucket_time dcommi_bkt_time(const dcomm_buckets *b, const float *ri
     for (size_t i = 0; i < n; i++) {
         room[i] = ring[(b->sent_steps - 1 - i) % b->history];
     }
-    t.last = (double)room[0];
-    qsort(room, n, sizeof *room, dcommi_bkt_by_size);
-    t.p50 = (double)room[(n * 50 + 99) / 100 - 1];
-    t.p95 = (double)room[(n * 95 + 99) / 100 - 1];
-    t.p99 = (double)room[(n * 99 + 99) / 100 - 1];
+    t.last = room[0];
+    qsort(room, n, sizeof *room, dcommi_bkt_by_time);
+    t.p50 = room[(n * 50 + 99) / 100 - 1];
+    t.p95 = room[(n * 95 + 99) / 100 - 1];
+    t.p99 = room[(n * 99 + 99) / 100 - 1];
     return t;
 }
 
@@ -97,7 +97,7 @@ DCOMM_API dcomm_status dcomm_buckets_get_report(dcomm_buckets *b, dcomm_buckets_
 {
     DCOMMI_TRY(dcommi_bkt_check_idle("dcomm_buckets_get_report", b, report));
     size_t n = b->sent_steps < b->history ? (size_t)b->sent_steps : b->history;
-    float *room = dcommi_calloc(b->history, sizeof *room);
+    double *room = dcommi_calloc(b->history, sizeof *room);
     if (room == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
@@ -127,7 +127,7 @@ DCOMM_API dcomm_status dcomm_bucket_get_info(dcomm_buckets *b, size_t k, dcomm_b
     const dcommi_bkt *bucket = &b->layout.buckets[k];
     const dcomm_codec *codec = b->kinds[bucket->kind].codec;
     uint64_t sent = b->sent_steps - b->built_at;
-    float *room = dcommi_calloc(b->history, sizeof *room);
+    double *room = dcommi_calloc(b->history, sizeof *room);
     if (room == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
@@ -153,12 +153,6 @@ DCOMM_API dcomm_status dcomm_bucket_get_info(dcomm_buckets *b, size_t k, dcomm_b
 }
 
 /* ---- alone ---- */
-
-static int dcommi_bkt_by_time(const void *x, const void *y)
-{
-    const double *a = x, *c = y;
-    return (*a > *c) - (*a < *c);
-}
 
 /* One bucket, where it lies. */
 static dcomm_status dcommi_bkt_alone(dcomm_buckets *b, dcommi_bkt *k, double *seconds)
@@ -204,8 +198,8 @@ static dcomm_status dcommi_bkt_agree_rounds(dcomm_buckets *b, int rounds, double
     } else if ((*times_p = dcommi_calloc(b->layout.n, (size_t)rounds * sizeof **times_p)) == NULL) {
         status = DCOMM_ERR_NO_MEMORY;
     }
-    dcommi_bkt_card own = {.status = status, .nparams = (uint64_t)rounds}, *cards;
-    snprintf(own.text, sizeof own.text, "%.399s", status < 0 ? dcomm_last_error() : "");
+    dcommi_bkt_card own = dcommi_bkt_card_of(status), *cards;
+    own.nparams = (uint64_t)rounds;
     status = dcommi_bkt_exchange(b, &own, &cards);
     for (int r = 1; r < b->size && status >= 0; r++) {
         if (cards[r].nparams != cards[0].nparams) {
@@ -225,12 +219,7 @@ static dcomm_status dcommi_bkt_agree_rounds(dcomm_buckets *b, int rounds, double
 /* An error that the communicator does not survive is one that the buckets do not either. */
 static dcomm_status dcommi_bkt_over(dcomm_buckets *b, dcomm_status status)
 {
-    if (status < 0 && dcomm_comm_status(b->comm) < 0) {
-        pthread_mutex_lock(&b->lock);
-        status = dcommi_bkt_fail(b, status);
-        pthread_mutex_unlock(&b->lock);
-    }
-    return status;
+    return status < 0 && dcomm_comm_status(b->comm) < 0 ? dcommi_bkt_good(b, status) : status;
 }
 
 DCOMM_API dcomm_status dcomm_buckets_calibrate(dcomm_buckets *b, int rounds)
@@ -246,13 +235,8 @@ DCOMM_API dcomm_status dcomm_buckets_calibrate(dcomm_buckets *b, int rounds)
         status = status < 0 ? status : dcommi_bkt_unsettle(k);
         status = status < 0 ? status : dcommi_bkt_settle_all(b, k);
     }
-    if (status < 0) { /* the others must not wait */
-        pthread_mutex_lock(&b->lock);
-        status = dcommi_bkt_fail(b, status);
-        pthread_mutex_unlock(&b->lock);
-    } else {
-        status = dcommi_bkt_over(b, dcommi_bkt_rounds(b, times, rounds));
-    }
+    status = status < 0 ? dcommi_bkt_good(b, status) /* the others must not wait */
+                        : dcommi_bkt_over(b, dcommi_bkt_rounds(b, times, rounds));
     dcommi_free(times);
     return status;
 }

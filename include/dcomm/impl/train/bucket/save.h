@@ -26,9 +26,7 @@ static uint64_t dcommi_bkt_shape(const dcomm_buckets *b)
         const dcommi_bkt_param *p = &b->params[i];
         const dcomm_codec *codec = b->kinds[p->kind].codec;
         hash = dcommi_mix(dcommi_mix(hash, p->count), (uint64_t)p->dtype);
-        for (const char *at = codec != NULL ? codec->spec : ""; *at != 0; at++) {
-            hash = dcommi_mix(hash, (uint8_t)*at);
-        }
+        hash = dcommi_mix_text(hash, codec != NULL ? codec->spec : "");
     }
     return hash;
 }

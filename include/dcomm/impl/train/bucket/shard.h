@@ -81,9 +81,7 @@ DCOMM_API dcomm_status dcomm_buckets_gather(dcomm_buckets *b)
         }
     }
     if (status < 0) {
-        pthread_mutex_lock(&b->lock);
-        dcommi_bkt_fail(b, status);
-        pthread_mutex_unlock(&b->lock);
+        dcommi_bkt_good(b, status);
         dcommi_bkt_drain(b);
         return dcommi_bkt_broken(b);
     }

@@ -24,6 +24,17 @@ static dcomm_status dcommi_bkt_fail(dcomm_buckets *b, dcomm_status status)
     return dcommi_fail(status, "%s", b->message);
 }
 
+/* Pass a status on; an error fails the step. Without b->lock. */
+static dcomm_status dcommi_bkt_good(dcomm_buckets *b, dcomm_status status)
+{
+    if (status < 0) {
+        pthread_mutex_lock(&b->lock);
+        status = dcommi_bkt_fail(b, status);
+        pthread_mutex_unlock(&b->lock);
+    }
+    return status;
+}
+
 static dcomm_status dcommi_bkt_check(const char *what, dcomm_buckets *b)
 {
     if (b == NULL) {
@@ -44,11 +55,11 @@ static dcomm_status dcommi_bkt_open(dcomm_buckets *b)
         return DCOMM_OK;
     }
     if (b->opts.weighted && !b->begun) {
-        dcommi_fail(DCOMM_ERR_INVALID,
-                    "buckets: step %" PRIu64
-                    " was not begun by dcomm_buckets_begin, which tells the weight of rank %d",
-                    b->steps, b->rank);
-        return dcommi_bkt_fail(b, DCOMM_ERR_INVALID);
+        return dcommi_bkt_fail(b, dcommi_fail(DCOMM_ERR_INVALID,
+                                              "buckets: step %" PRIu64
+                                              " was not begun by dcomm_buckets_begin, which "
+                                              "tells the weight of rank %d",
+                                              b->steps, b->rank));
     }
     b->begin_at = dcommi_now();
     b->next = 0;
@@ -76,11 +87,12 @@ static dcomm_status dcommi_bkt_read_cards(dcomm_buckets *b)
     double sum = 0;
     for (int r = 0; r < b->size; r++) {
         if (b->cards[2 * r] != b->steps) {
-            dcommi_fail(DCOMM_ERR_MISMATCH,
-                        "buckets: rank %d is in step %" PRIu64 ", and rank %d in step %" PRIu64
-                        "; all ranks must send or accumulate in the same steps",
-                        b->rank, b->steps, r, b->cards[2 * r]);
-            return dcommi_bkt_fail(b, DCOMM_ERR_MISMATCH);
+            return dcommi_bkt_fail(
+                b,
+                dcommi_fail(DCOMM_ERR_MISMATCH,
+                            "buckets: rank %d is in step %" PRIu64 ", and rank %d in step %" PRIu64
+                            "; all ranks must send or accumulate in the same steps",
+                            b->rank, b->steps, r, b->cards[2 * r]));
         }
         sum += dcommi_f64_from_bits(b->cards[2 * r + 1]);
     }
@@ -184,7 +196,6 @@ static dcomm_status dcommi_bkt_start(dcomm_buckets *b, dcommi_bkt *k)
     if (status < 0) {
         return dcommi_bkt_fail(b, status);
     }
-    atomic_store_explicit(&k->started, true, memory_order_release);
     return DCOMM_OK;
 }
 
@@ -277,24 +288,15 @@ static dcomm_status dcommi_bkt_mark(const char *what, dcomm_buckets *b, size_t i
     }
     int idle = DCOMMI_BKT_IDLE;
     if (!atomic_compare_exchange_strong(&p->mark, &idle, as)) {
-        pthread_mutex_lock(&b->lock);
-        dcommi_fail(DCOMM_ERR_INVALID,
-                    "buckets: parameter %zu, \"%s\", was marked twice in step %" PRIu64
-                    " of rank %d",
-                    i, p->name, b->steps, b->rank);
-        dcomm_status status = dcommi_bkt_fail(b, DCOMM_ERR_INVALID);
-        pthread_mutex_unlock(&b->lock);
-        return status;
+        return dcommi_bkt_good(
+            b, dcommi_fail(DCOMM_ERR_INVALID,
+                           "buckets: parameter %zu, \"%s\", was marked twice in step %" PRIu64
+                           " of rank %d",
+                           i, p->name, b->steps, b->rank));
     }
-    dcomm_status status = DCOMM_OK;
     if (!b->step.accumulate) {
-        status = dcommi_bkt_pack(b, p, as == DCOMMI_BKT_UNUSED && !p->touched);
-    }
-    if (status < 0) {
-        pthread_mutex_lock(&b->lock);
-        status = dcommi_bkt_fail(b, status);
-        pthread_mutex_unlock(&b->lock);
-        return status;
+        DCOMMI_TRY(
+            dcommi_bkt_good(b, dcommi_bkt_pack(b, p, as == DCOMMI_BKT_UNUSED && !p->touched)));
     }
     return dcommi_bkt_arrive(b, p);
 }
@@ -404,15 +406,12 @@ static dcomm_status dcommi_bkt_complete(dcomm_buckets *b)
     if (missing > 1) {
         snprintf(more, sizeof more, " and %zu others,", missing - 1);
     }
-    pthread_mutex_lock(&b->lock);
-    dcommi_fail(DCOMM_ERR_INVALID,
-                "buckets: parameter %zu, \"%s\",%s %s never marked ready in step %" PRIu64
-                " of rank %d (see dcomm_param_mark_unused and opts.unused)",
-                first, b->params[first].name, more, missing > 1 ? "were" : "was", b->steps,
-                b->rank);
-    dcomm_status status = dcommi_bkt_fail(b, DCOMM_ERR_INVALID);
-    pthread_mutex_unlock(&b->lock);
-    return status;
+    return dcommi_bkt_good(
+        b, dcommi_fail(DCOMM_ERR_INVALID,
+                       "buckets: parameter %zu, \"%s\",%s %s never marked ready in step %" PRIu64
+                       " of rank %d (see dcomm_param_mark_unused and opts.unused)",
+                       first, b->params[first].name, more, missing > 1 ? "were" : "was", b->steps,
+                       b->rank));
 }
 
 /* From now on, or no longer, threads that make progress leave the buckets alone. */
@@ -435,7 +434,6 @@ static void dcommi_bkt_close(dcomm_buckets *b)
     for (size_t i = 0; i < b->layout.n; i++) {
         dcommi_bkt *k = &b->layout.buckets[i];
         atomic_store(&k->pending, k->nparams);
-        atomic_store(&k->started, false);
         atomic_store(&k->finished, false);
     }
     atomic_store(&b->marked, 0);

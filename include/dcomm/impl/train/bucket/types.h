@@ -64,12 +64,12 @@ typedef struct dcommi_bkt {
     unsigned char *values_memory; /* ... to which they are copied; NULL: the caller's own */
     dcomm_feedback *feedback;
     double alone_s;
-    float *durations; /* of the last steps, a ring */
+    double *durations; /* of the last steps, a ring */
     /* of the step under way */
     _Atomic size_t pending; /* gradients that are not ready */
     dcomm_request *request;
     void *event; /* on its stream, behind the last copy */
-    _Atomic bool started, finished;
+    _Atomic bool finished;
     double ready_at, start_at, done_at;
 } dcommi_bkt;
 
@@ -130,7 +130,6 @@ struct dcomm_buckets {
     int built;
     dcommi_bkt_loan *loans;
     pthread_mutex_t lock; /* starts buckets, ends them, fails */
-    bool has_lock;
     /* of the step under way; with lock */
     _Atomic bool open;
     bool begun;   /* by dcomm_buckets_begin */
@@ -155,7 +154,7 @@ struct dcomm_buckets {
     uint64_t steps, sent_steps, built_at;
     _Atomic int failed; /* the status, 0: none */
     char message[DCOMMI_MESSAGE_MAX];
-    float *spans[DCOMMI_BKT_SPANS]; /* [history], rings */
+    double *spans[DCOMMI_BKT_SPANS]; /* [history], rings */
     size_t history;
     dcommi_bkt_kept *kept; /* [trace_steps], a ring */
 };

@@ -63,15 +63,6 @@ static dcomm_status dcommi_moe_all_good(dcomm_comm *comm, dcomm_status status, d
 
 /* ---- options ---- */
 
-static uint64_t dcommi_moe_text_hash(const char *text)
-{
-    uint64_t h = 0;
-    for (; text != NULL && *text != 0; text++) {
-        h = dcommi_mix(h, (uint8_t)*text);
-    }
-    return h;
-}
-
 static uint64_t dcommi_moe_owner_hash(const dcomm_moe *m)
 {
     uint64_t h = 0;
@@ -91,8 +82,8 @@ static uint64_t dcommi_moe_owner_hash(const dcomm_moe *m)
     X(policy, m->opts.policy)                                             \
     X(chunks, m->opts.chunks)                                             \
     X(form, m->opts.form)                                                 \
-    X(algo, dcommi_moe_text_hash(m->opts.algo))                           \
-    X(codec, m->codec != NULL ? dcommi_moe_text_hash(m->codec->spec) : 0) \
+    X(algo, dcommi_mix_text(0, m->opts.algo != NULL ? m->opts.algo : "")) \
+    X(codec, dcommi_mix_text(0, m->codec != NULL ? m->codec->spec : ""))  \
     X(codec_seed, m->opts.codec_seed)
 
 enum {

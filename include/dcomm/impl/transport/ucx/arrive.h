@@ -40,7 +40,6 @@ static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t heade
     dcommi_ucx_kept *k = u->spare_kept;
     u->spare_kept = k->next;
     k->data = data;
-    k->is_long = is_long;
     k->peer = NULL;
     k->more = NULL;
     k->tail.parts = 1;

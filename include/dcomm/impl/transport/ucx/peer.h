@@ -68,7 +68,6 @@ typedef struct dcommi_ucx_joint {
 typedef struct dcommi_ucx_kept {
     struct dcommi_ucx_kept *prev, *next;
     void *data;
-    bool is_long;
     bool arriving, dropped; /* in its callback; released there */
     dcommi_ucx_peer *peer;  /* of a long message; NULL: not known, or removed */
     bool removed;
