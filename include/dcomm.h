@@ -12267,20 +12267,29 @@ typedef struct dcommi_device_calls {
     /* Host memory that every device reads and writes by itself, at the host's address. */
     dcomm_status (*pin)(size_t bytes, void **memory_p);
     void (*unpin)(void *memory);
-    /* Device memory, to be stored into before it is read. */
-    dcomm_status (*alloc)(dcommi_device_handle *d, size_t bytes, void **memory_p);
-    void (*release)(dcommi_device_handle *d, void *memory);
-    /* dst <- src, either of which may be pinned. */
-    dcomm_status (*copy)(dcommi_device_handle *d, enum dcommi_queue queue, void *dst,
-                         const void *src, size_t len);
-    /* On queue IN: as dcommi_host_reduce, dcommi_host_scale, dcommi_to_f32 and
-     * dcommi_from_f32, the codec's steps, powersgd's, dcomm_cuda_ledger_compare,
-     * dcomm_cuda_scatter, and DGC's clipping: a gradient's factor, and the momentum of what it is
-     * multiplied by. */
+    /* On a stream, a queue's or one of the library's own. Memory is taken and given back in its
+     * order, and to be stored into before it is read; a handle without a pool has it of the
+     * device's usual one, which outlives contexts. copy: dst <- src, either of which may be pinned.
+     * scale, add, feedback, look: dcomm_cuda_scale, _add_scaled, _feedback, _look. */
+    dcomm_status (*alloc)(dcommi_device_handle *d, void *stream, size_t bytes, void **memory_p);
+    void (*release)(int device, void *stream, void *memory);
+    dcomm_status (*copy)(int device, void *stream, void *dst, const void *src, size_t len);
+    dcomm_status (*zero)(int device, void *stream, void *dst, size_t len);
+    dcomm_status (*scale)(int device, void *stream, void *dst, const void *src, size_t count,
+                          dcomm_dtype dtype, double factor);
+    dcomm_status (*add)(int device, void *stream, float *x, float factor, const float *y,
+                        size_t count);
+    dcomm_status (*feedback)(int device, void *stream, dcomm_cuda_feedback_op op, void *dst,
+                             const void *a, float factor, const float *b, size_t count,
+                             dcomm_cuda_report *report);
+    dcomm_status (*look)(int device, void *stream, void *x, size_t count, dcomm_dtype dtype,
+                         double factor, bool drop, dcomm_cuda_sight *sight, void *workspace);
+    size_t (*look_bytes)(size_t count); /* of its workspace */
+    /* On queue IN: as dcommi_host_reduce, dcommi_to_f32 and dcommi_from_f32, the codec's steps,
+     * powersgd's, dcomm_cuda_ledger_compare, dcomm_cuda_scatter, and DGC's clipping: a gradient's
+     * factor, and the momentum of what it is multiplied by. */
     dcomm_status (*reduce)(dcommi_device_handle *d, void *dst, const void *const *src, size_t nsrc,
                            size_t count, dcomm_dtype dtype, dcomm_op op, int64_t divisor);
-    dcomm_status (*scale)(dcommi_device_handle *d, void *dst, const void *src, size_t count,
-                          dcomm_dtype dtype, double factor);
     dcomm_status (*to_f32)(dcommi_device_handle *d, float *dst, const void *src, size_t count,
                            dcomm_dtype dtype, double factor);
     dcomm_status (*from_f32)(dcommi_device_handle *d, void *dst, const float *src, size_t count,
@@ -12316,18 +12325,13 @@ typedef struct dcommi_device_calls {
     dcommi_device_before (*enter)(int device);
     void (*leave)(dcommi_device_before before);
     /* Streams of the library's own, beside the queues: for what goes in the order of a stream of
-     * the caller's without holding that up. Memory is taken and given back in their order. after:
-     * what is put on it from now on waits for what the other stream holds now. code: the
-     * codec's steps, with a workspace of code_bytes. add, feedback, scale, look:
-     * dcomm_cuda_add_scaled, _feedback, _scale, _look. A handle without a pool has its
-     * memory of the device's usual one, which outlives contexts. */
+     * the caller's without holding that up. after: what is put on it from now on waits for what the
+     * other stream holds now. code: the codec's steps, with a workspace of code_bytes. */
     dcomm_status (*own_open)(int device, void **stream_p);
     void (*own_close)(int device, void *stream);
-    dcomm_status (*own_alloc)(dcommi_device_handle *d, void *stream, size_t bytes, void **memory_p);
-    void (*own_release)(int device, void *stream, void *memory);
-    dcomm_status (*own_copy)(int device, void *stream, void *dst, const void *src, size_t len);
-    dcomm_status (*own_zero)(int device, void *stream, void *dst, size_t len);
     dcomm_status (*own_after)(int device, void *stream, void *other);
+    dcomm_status (*own_code)(int device, void *stream, const dcommi_device_code *code,
+                             void *workspace);
     /* Memory that other processes can open, and theirs. These may wait for all that the device's
      * streams hold, which is why device_region.h and
      * api_mem_device.h alone call them. Nobody may have open what is freed, and
@@ -12337,19 +12341,29 @@ typedef struct dcommi_device_calls {
     dcomm_status (*peer_open)(int device, const dcommi_device_key *key, size_t bytes,
                               void **memory_p);
     void (*peer_close)(int device, void *memory);
-    dcomm_status (*own_code)(int device, void *stream, const dcommi_device_code *code,
-                             void *workspace);
-    dcomm_status (*own_add)(int device, void *stream, float *x, float factor, const float *y,
-                            size_t count);
-    dcomm_status (*own_feedback)(int device, void *stream, dcomm_cuda_feedback_op op, void *dst,
-                                 const void *a, float factor, const float *b, size_t count,
-                                 dcomm_cuda_report *report);
-    dcomm_status (*own_scale)(int device, void *stream, void *x, size_t count, dcomm_dtype dtype,
-                              double factor);
-    dcomm_status (*own_look)(int device, void *stream, void *x, size_t count, dcomm_dtype dtype,
-                             double factor, bool drop, dcomm_cuda_sight *sight, void *workspace);
-    size_t (*look_bytes)(size_t count); /* of its workspace */
 } dcommi_device_calls;
+/* ---- in the order of a queue ---- */
+/* Take scratch, in the order of queue IN, which all stores into device memory are put on: so the
+ * other queue need not wait for it. */
+static inline dcomm_status dcommi_device_alloc(dcommi_device_handle *d, size_t bytes,
+                                               void **memory_p)
+{
+    return d->call->alloc(d, d->stream[DCOMMI_QUEUE_IN], bytes, memory_p);
+}
+static inline void dcommi_device_release(dcommi_device_handle *d, void *memory)
+{
+    d->call->release(d->number, d->stream[DCOMMI_QUEUE_IN], memory);
+}
+static inline dcomm_status dcommi_device_copy(dcommi_device_handle *d, enum dcommi_queue queue,
+                                              void *dst, const void *src, size_t len)
+{
+    return d->call->copy(d->number, d->stream[queue], dst, src, len);
+}
+static inline dcomm_status dcommi_device_scale(dcommi_device_handle *d, void *dst, const void *src,
+                                               size_t count, dcomm_dtype dtype, double factor)
+{
+    return d->call->scale(d->number, d->stream[DCOMMI_QUEUE_IN], dst, src, count, dtype, factor);
+}
 /* ==== kernels/cpu/cpu.h ==================================================================== */
 /* cpu.h - the folds of the instruction set that this machine runs. */
 /* ==== kernels/cpu/portable.h =============================================================== */
@@ -26406,6 +26420,19 @@ static void dcommi_cuda_leave(dcommi_device_before before)
     }
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
 }
+/* Leave the device, and pass on what was done there. */
+static dcomm_status dcommi_cuda_done(dcommi_device_before before, dcomm_status status)
+{
+    dcommi_cuda_leave(before);
+    return status;
+}
+/* Leave the device, and tell what the runtime says of a call. */
+static dcomm_status dcommi_cuda_called(dcommi_device_before before, int device, cudaError_t error,
+                                       const char *what)
+{
+    dcommi_cuda_leave(before);
+    return error == cudaSuccess ? DCOMM_OK : dcommi_cuda_failed(device, error, what);
+}
 /* A function of the driver's, found without linking it. */
 static dcomm_status dcommi_cuda_entry(const char *symbol, void **entry)
 {
@@ -26633,10 +26660,9 @@ static void dcommi_cuda_close(dcommi_device_handle *d)
 static dcomm_status dcommi_cuda_pin(size_t bytes, void **memory_p)
 {
     dcommi_device_before before = dcommi_cuda_enter(-1);
-    cudaError_t error = cudaHostAlloc(memory_p, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
-    dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(-1, error, "cudaHostAlloc");
-    return DCOMM_OK;
+    return dcommi_cuda_called(
+        before, -1, cudaHostAlloc(memory_p, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
+        "cudaHostAlloc");
 }
 static void dcommi_cuda_unpin(void *memory)
 {
@@ -26646,35 +26672,36 @@ static void dcommi_cuda_unpin(void *memory)
         dcommi_cuda_leave(before);
     }
 }
-/* Scratch. It is written first by queue IN, which all stores into device memory are put on, so that
- * the other queue need not wait for it. */
-static dcomm_status dcommi_cuda_alloc(dcommi_device_handle *d, size_t bytes, void **memory_p)
+/* Memory in the order of a stream. */
+static dcomm_status dcommi_cuda_alloc(dcommi_device_handle *d, void *stream, size_t bytes,
+                                      void **memory_p)
 {
     dcommi_device_before before = dcommi_cuda_enter(d->number);
-    cudaError_t error = cudaMallocFromPoolAsync(memory_p, bytes, (cudaMemPool_t)d->pool,
-                                                (cudaStream_t)d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(d->number, error, "cudaMallocFromPoolAsync");
-    return DCOMM_OK;
+    return d->pool == NULL
+               ? dcommi_cuda_called(before, d->number,
+                                    cudaMallocAsync(memory_p, bytes, (cudaStream_t)stream),
+                                    "cudaMallocAsync")
+               : dcommi_cuda_called(before, d->number,
+                                    cudaMallocFromPoolAsync(memory_p, bytes, (cudaMemPool_t)d->pool,
+                                                            (cudaStream_t)stream),
+                                    "cudaMallocFromPoolAsync");
 }
-static void dcommi_cuda_release(dcommi_device_handle *d, void *memory)
+static void dcommi_cuda_release(int device, void *stream, void *memory)
 {
     if (memory != NULL) {
-        dcommi_device_before before = dcommi_cuda_enter(d->number);
-        (void)cudaFreeAsync(memory, (cudaStream_t)d->stream[DCOMMI_QUEUE_IN]);
+        dcommi_device_before before = dcommi_cuda_enter(device);
+        (void)cudaFreeAsync(memory, (cudaStream_t)stream);
         dcommi_cuda_leave(before);
     }
 }
 /* dst <- src, either of which may be pinned memory of the host. */
-static dcomm_status dcommi_cuda_copy(dcommi_device_handle *d, enum dcommi_queue queue, void *dst,
-                                     const void *src, size_t len)
+static dcomm_status dcommi_cuda_copy(int device, void *stream, void *dst, const void *src,
+                                     size_t len)
 {
-    dcommi_device_before before = dcommi_cuda_enter(d->number);
-    cudaError_t error =
-        cudaMemcpyAsync(dst, src, len, cudaMemcpyDefault, (cudaStream_t)d->stream[queue]);
-    dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(-1, error, "cudaMemcpyAsync");
-    return DCOMM_OK;
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    return dcommi_cuda_called(
+        before, device, cudaMemcpyAsync(dst, src, len, cudaMemcpyDefault, (cudaStream_t)stream),
+        "cudaMemcpyAsync");
 }
 /* dst[i] <- fold of src[s][i], as dcommi_host_reduce. More operands than one launch takes are
  * folded onto the first ones' fold, in the same order. */
@@ -26699,31 +26726,25 @@ static dcomm_status dcommi_cuda_reduce(dcommi_device_handle *d, void *dst, const
     dcommi_cuda_leave(before);
     return status;
 }
-static dcomm_status dcommi_cuda_scale(dcommi_device_handle *d, void *dst, const void *src,
+static dcomm_status dcommi_cuda_scale(int device, void *stream, void *dst, const void *src,
                                       size_t count, dcomm_dtype dtype, double factor)
 {
-    dcommi_device_before before = dcommi_cuda_enter(d->number);
-    dcomm_status status =
-        dcomm_cuda_scale(dst, src, count, dtype, factor, d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(before);
-    return status;
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    return dcommi_cuda_done(before, dcomm_cuda_scale(dst, src, count, dtype, factor, stream));
 }
 static dcomm_status dcommi_cuda_to_f32(dcommi_device_handle *d, float *dst, const void *src,
                                        size_t count, dcomm_dtype dtype, double factor)
 {
     dcommi_device_before before = dcommi_cuda_enter(d->number);
-    dcomm_status status =
-        dcomm_cuda_to_f32(dst, src, count, dtype, factor, d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(before);
-    return status;
+    return dcommi_cuda_done(
+        before, dcomm_cuda_to_f32(dst, src, count, dtype, factor, d->stream[DCOMMI_QUEUE_IN]));
 }
 static dcomm_status dcommi_cuda_from_f32(dcommi_device_handle *d, void *dst, const float *src,
                                          size_t count, dcomm_dtype dtype)
 {
     dcommi_device_before before = dcommi_cuda_enter(d->number);
-    dcomm_status status = dcomm_cuda_from_f32(dst, src, count, dtype, d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(before);
-    return status;
+    return dcommi_cuda_done(
+        before, dcomm_cuda_from_f32(dst, src, count, dtype, d->stream[DCOMMI_QUEUE_IN]));
 }
 static dcomm_status dcommi_cuda_code_on(const dcommi_device_code *c, void *workspace, void *stream)
 {
@@ -26761,12 +26782,12 @@ static dcomm_status dcommi_cuda_compare(dcommi_device_handle *d, dcomm_cuda_ledg
     if (count == 0) {
         return DCOMM_OK;
     }
-    DCOMMI_TRY(dcommi_cuda_alloc(d, dcomm_cuda_compare_workspace_bytes(count), &room));
+    DCOMMI_TRY(dcommi_device_alloc(d, dcomm_cuda_compare_workspace_bytes(count), &room));
     dcommi_device_before before = dcommi_cuda_enter(d->number);
     dcomm_status status =
         dcomm_cuda_ledger_compare(ledger, x, y, next, count, room, d->stream[DCOMMI_QUEUE_IN]);
     dcommi_cuda_leave(before);
-    dcommi_cuda_release(d, room);
+    dcommi_device_release(d, room);
     return status;
 }
 static dcomm_status dcommi_cuda_scatter(dcommi_device_handle *d, float *x, size_t count,
@@ -26774,21 +26795,19 @@ static dcomm_status dcommi_cuda_scatter(dcommi_device_handle *d, float *x, size_
                                         bool add)
 {
     dcommi_device_before before = dcommi_cuda_enter(d->number);
-    dcomm_status status =
-        dcomm_cuda_scatter(x, count, index, value, n, add, d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(before);
-    return status;
+    return dcommi_cuda_done(
+        before, dcomm_cuda_scatter(x, count, index, value, n, add, d->stream[DCOMMI_QUEUE_IN]));
 }
 static dcomm_status dcommi_cuda_clip(dcommi_device_handle *d, dcomm_cuda_clip *clip, const float *g,
                                      size_t count, double most)
 {
     void *room = NULL;
-    DCOMMI_TRY(dcommi_cuda_alloc(d, dcomm_cuda_feedback_clip_workspace_bytes(count), &room));
+    DCOMMI_TRY(dcommi_device_alloc(d, dcomm_cuda_feedback_clip_workspace_bytes(count), &room));
     dcommi_device_before before = dcommi_cuda_enter(d->number);
     dcomm_status status =
         dcomm_cuda_feedback_clip(clip, g, count, most, room, d->stream[DCOMMI_QUEUE_IN]);
     dcommi_cuda_leave(before);
-    dcommi_cuda_release(d, room);
+    dcommi_device_release(d, room);
     return status;
 }
 static dcomm_status dcommi_cuda_clipped(dcommi_device_handle *d, float *u, const float *g,
@@ -26796,10 +26815,8 @@ static dcomm_status dcommi_cuda_clipped(dcommi_device_handle *d, float *u, const
                                         const float *before, size_t count)
 {
     dcommi_device_before device = dcommi_cuda_enter(d->number);
-    dcomm_status status = dcomm_cuda_feedback_clipped(u, g, clip, momentum, before, count,
-                                                      d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(device);
-    return status;
+    return dcommi_cuda_done(device, dcomm_cuda_feedback_clipped(u, g, clip, momentum, before, count,
+                                                                d->stream[DCOMMI_QUEUE_IN]));
 }
 static dcomm_status dcommi_cuda_code(dcommi_device_handle *d, const dcommi_device_code *c);
 /* Decode what a recoding with feedback has sent, for its ledger. Its input is gone by then. */
@@ -26808,7 +26825,7 @@ static dcomm_status dcommi_cuda_recoded(dcommi_device_handle *d, const dcommi_de
     const void *wire = c->dst;
     const size_t bytes = dcomm_codec_max_bytes(c->codec, c->count);
     void *sent = NULL;
-    DCOMMI_TRY(dcommi_cuda_alloc(d, c->count * sizeof(float), &sent));
+    DCOMMI_TRY(dcommi_device_alloc(d, c->count * sizeof(float), &sent));
     const dcommi_device_code decode = {.kind = DCOMM_STEP_DECODE,
                                        .codec = c->codec,
                                        .count = c->count,
@@ -26819,7 +26836,7 @@ static dcomm_status dcommi_cuda_recoded(dcommi_device_handle *d, const dcommi_de
                                        .report = c->report};
     dcomm_status status = dcommi_cuda_code(d, &decode);
     status = status < 0 ? status : dcommi_cuda_compare(d, c->ledger, NULL, sent, c->next, c->count);
-    dcommi_cuda_release(d, sent);
+    dcommi_device_release(d, sent);
     return status;
 }
 /* A workspace for now goes back in the order of the queue, behind the kernels. */
@@ -26828,13 +26845,13 @@ static dcomm_status dcommi_cuda_code(dcommi_device_handle *d, const dcommi_devic
     size_t need = c->workspace == NULL ? dcommi_cuda_code_bytes(c) : 0;
     void *workspace = NULL;
     if (need > 0) {
-        DCOMMI_TRY(dcommi_cuda_alloc(d, need, &workspace));
+        DCOMMI_TRY(dcommi_device_alloc(d, need, &workspace));
     }
     dcommi_device_before before = dcommi_cuda_enter(d->number);
     dcomm_status status = dcommi_cuda_code_on(c, c->workspace != NULL ? c->workspace : workspace,
                                               d->stream[DCOMMI_QUEUE_IN]);
     dcommi_cuda_leave(before);
-    dcommi_cuda_release(d, workspace);
+    dcommi_device_release(d, workspace);
     return status >= 0 && c->kind == DCOMM_STEP_RECODE && c->residual != NULL &&
                    c->ledger != NULL && c->count > 0
                ? dcommi_cuda_recoded(d, c)
@@ -26863,12 +26880,13 @@ static dcomm_status dcommi_cuda_matrix(dcommi_device_handle *d, const dcommi_dev
 {
     void *room = NULL;
     if (m->ledger != NULL && m->shape.count > 0) {
-        DCOMMI_TRY(dcommi_cuda_alloc(d, dcomm_cuda_compare_workspace_bytes(m->shape.count), &room));
+        DCOMMI_TRY(
+            dcommi_device_alloc(d, dcomm_cuda_compare_workspace_bytes(m->shape.count), &room));
     }
     dcommi_device_before before = dcommi_cuda_enter(d->number);
     dcomm_status status = dcommi_cuda_matrix_on(m, room, d->stream[DCOMMI_QUEUE_IN]);
     dcommi_cuda_leave(before);
-    dcommi_cuda_release(d, room);
+    dcommi_device_release(d, room);
     return status;
 }
 /* ---- events ---- */
@@ -27022,41 +27040,11 @@ static void dcommi_cuda_own_close(int device, void *stream)
     (void)cudaStreamDestroy((cudaStream_t)stream);
     dcommi_cuda_leave(before);
 }
-static dcomm_status dcommi_cuda_own_alloc(dcommi_device_handle *d, void *stream, size_t bytes,
-                                          void **memory_p)
-{
-    dcommi_device_before before = dcommi_cuda_enter(d->number);
-    cudaError_t error = d->pool == NULL
-                            ? cudaMallocAsync(memory_p, bytes, (cudaStream_t)stream)
-                            : cudaMallocFromPoolAsync(memory_p, bytes, (cudaMemPool_t)d->pool,
-                                                      (cudaStream_t)stream);
-    dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(d->number, error,
-                    d->pool == NULL ? "cudaMallocAsync" : "cudaMallocFromPoolAsync");
-    return DCOMM_OK;
-}
-static void dcommi_cuda_own_release(int device, void *stream, void *memory)
+static dcomm_status dcommi_cuda_zero(int device, void *stream, void *dst, size_t len)
 {
     dcommi_device_before before = dcommi_cuda_enter(device);
-    (void)cudaFreeAsync(memory, (cudaStream_t)stream);
-    dcommi_cuda_leave(before);
-}
-static dcomm_status dcommi_cuda_own_copy(int device, void *stream, void *dst, const void *src,
-                                         size_t len)
-{
-    dcommi_device_before before = dcommi_cuda_enter(device);
-    cudaError_t error = cudaMemcpyAsync(dst, src, len, cudaMemcpyDefault, (cudaStream_t)stream);
-    dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(device, error, "cudaMemcpyAsync");
-    return DCOMM_OK;
-}
-static dcomm_status dcommi_cuda_own_zero(int device, void *stream, void *dst, size_t len)
-{
-    dcommi_device_before before = dcommi_cuda_enter(device);
-    cudaError_t error = cudaMemsetAsync(dst, 0, len, (cudaStream_t)stream);
-    dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(device, error, "cudaMemsetAsync");
-    return DCOMM_OK;
+    return dcommi_cuda_called(before, device, cudaMemsetAsync(dst, 0, len, (cudaStream_t)stream),
+                              "cudaMemsetAsync");
 }
 /* The event may be destroyed at once: the wait has its own share in it. */
 static dcomm_status dcommi_cuda_own_after(int device, void *stream, void *other)
@@ -27070,47 +27058,33 @@ static dcomm_status dcommi_cuda_own_after(int device, void *stream, void *other)
     DCOMMI_CUDA_TRY(device, error, "cudaStreamWaitEvent");
     return DCOMM_OK;
 }
-static dcomm_status dcommi_cuda_own_add(int device, void *stream, float *x, float factor,
-                                        const float *y, size_t count)
+static dcomm_status dcommi_cuda_add(int device, void *stream, float *x, float factor,
+                                    const float *y, size_t count)
 {
     dcommi_device_before before = dcommi_cuda_enter(device);
-    dcomm_status status = dcomm_cuda_add_scaled(x, factor, y, count, stream);
-    dcommi_cuda_leave(before);
-    return status;
+    return dcommi_cuda_done(before, dcomm_cuda_add_scaled(x, factor, y, count, stream));
 }
-static dcomm_status dcommi_cuda_own_feedback(int device, void *stream, dcomm_cuda_feedback_op op,
-                                             void *dst, const void *a, float factor, const float *b,
-                                             size_t count, dcomm_cuda_report *report)
+static dcomm_status dcommi_cuda_feedback(int device, void *stream, dcomm_cuda_feedback_op op,
+                                         void *dst, const void *a, float factor, const float *b,
+                                         size_t count, dcomm_cuda_report *report)
 {
     dcommi_device_before before = dcommi_cuda_enter(device);
-    dcomm_status status = dcomm_cuda_feedback(op, dst, a, factor, b, count, report, stream);
-    dcommi_cuda_leave(before);
-    return status;
+    return dcommi_cuda_done(before,
+                            dcomm_cuda_feedback(op, dst, a, factor, b, count, report, stream));
 }
 static dcomm_status dcommi_cuda_own_code(int device, void *stream, const dcommi_device_code *code,
                                          void *workspace)
 {
     dcommi_device_before before = dcommi_cuda_enter(device);
-    dcomm_status status = dcommi_cuda_code_on(code, workspace, stream);
-    dcommi_cuda_leave(before);
-    return status;
+    return dcommi_cuda_done(before, dcommi_cuda_code_on(code, workspace, stream));
 }
-static dcomm_status dcommi_cuda_own_scale(int device, void *stream, void *x, size_t count,
-                                          dcomm_dtype dtype, double factor)
+static dcomm_status dcommi_cuda_look(int device, void *stream, void *x, size_t count,
+                                     dcomm_dtype dtype, double factor, bool drop,
+                                     dcomm_cuda_sight *sight, void *workspace)
 {
     dcommi_device_before before = dcommi_cuda_enter(device);
-    dcomm_status status = dcomm_cuda_scale(x, x, count, dtype, factor, stream);
-    dcommi_cuda_leave(before);
-    return status;
-}
-static dcomm_status dcommi_cuda_own_look(int device, void *stream, void *x, size_t count,
-                                         dcomm_dtype dtype, double factor, bool drop,
-                                         dcomm_cuda_sight *sight, void *workspace)
-{
-    dcommi_device_before before = dcommi_cuda_enter(device);
-    dcomm_status status = dcomm_cuda_look(x, count, dtype, factor, drop, sight, workspace, stream);
-    dcommi_cuda_leave(before);
-    return status;
+    return dcommi_cuda_done(
+        before, dcomm_cuda_look(x, count, dtype, factor, drop, sight, workspace, stream));
 }
 #endif
 #ifdef DCOMM_WITH_CUDA
@@ -27152,20 +27126,16 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .leave = dcommi_cuda_leave,
     .own_open = dcommi_cuda_own_open,
     .own_close = dcommi_cuda_own_close,
-    .own_alloc = dcommi_cuda_own_alloc,
-    .own_release = dcommi_cuda_own_release,
-    .own_copy = dcommi_cuda_own_copy,
-    .own_zero = dcommi_cuda_own_zero,
+    .zero = dcommi_cuda_zero,
     .own_after = dcommi_cuda_own_after,
     .shared_alloc = dcommi_cuda_shared_alloc,
     .shared_free = dcommi_cuda_shared_free,
     .peer_open = dcommi_cuda_peer_open,
     .peer_close = dcommi_cuda_peer_close,
-    .own_add = dcommi_cuda_own_add,
-    .own_feedback = dcommi_cuda_own_feedback,
+    .add = dcommi_cuda_add,
+    .feedback = dcommi_cuda_feedback,
     .own_code = dcommi_cuda_own_code,
-    .own_scale = dcommi_cuda_own_scale,
-    .own_look = dcommi_cuda_own_look,
+    .look = dcommi_cuda_look,
     .look_bytes = dcomm_cuda_look_workspace_bytes,
 };
 static const dcommi_device_calls *const dcommi_devices = &dcommi_cuda_calls;
@@ -27194,23 +27164,23 @@ static dcomm_status dcommi_feedback_side_make(const dcommi_feedback_place *place
                                               void **memory_p)
 {
     dcommi_feedback_side *side = dcommi_feedback_side_of(place);
-    return dcommi_devices->own_alloc(&side->handle, side->stream, bytes, memory_p);
+    return dcommi_devices->alloc(&side->handle, side->stream, bytes, memory_p);
 }
 static void dcommi_feedback_side_release(const dcommi_feedback_place *place, void *memory)
 {
-    dcommi_devices->own_release(place->device, dcommi_feedback_side_of(place)->stream, memory);
+    dcommi_devices->release(place->device, dcommi_feedback_side_of(place)->stream, memory);
 }
 static dcomm_status dcommi_feedback_side_zero(const dcommi_feedback_place *place, void *memory,
                                               size_t bytes)
 {
-    return dcommi_devices->own_zero(place->device, dcommi_feedback_side_of(place)->stream, memory,
-                                    bytes);
+    return dcommi_devices->zero(place->device, dcommi_feedback_side_of(place)->stream, memory,
+                                bytes);
 }
 static dcomm_status dcommi_feedback_side_copy(const dcommi_feedback_place *place, void *dst,
                                               const void *src, size_t bytes)
 {
-    return dcommi_devices->own_copy(place->device, dcommi_feedback_side_of(place)->stream, dst, src,
-                                    bytes);
+    return dcommi_devices->copy(place->device, dcommi_feedback_side_of(place)->stream, dst, src,
+                                bytes);
 }
 /* bf16 is widened, and rounded again: x by this, and y. */
 static dcomm_status dcommi_feedback_side_add_narrow(const dcommi_feedback_place *place, uint16_t *x,
@@ -27219,13 +27189,13 @@ static dcomm_status dcommi_feedback_side_add_narrow(const dcommi_feedback_place 
 {
     const int device = place->device;
     void *stream = dcommi_feedback_side_of(place)->stream;
-    DCOMMI_TRY(dcommi_devices->own_feedback(device, stream, DCOMM_CUDA_FEEDBACK_WIDEN, wide, x, 0,
-                                            NULL, count, NULL));
-    DCOMMI_TRY(dcommi_devices->own_feedback(device, stream, DCOMM_CUDA_FEEDBACK_WIDEN, more, y, 0,
-                                            NULL, count, NULL));
-    DCOMMI_TRY(dcommi_devices->own_add(device, stream, wide, factor, more, count));
-    return dcommi_devices->own_feedback(device, stream, DCOMM_CUDA_FEEDBACK_NARROW, x, wide, 0,
-                                        NULL, count, NULL);
+    DCOMMI_TRY(dcommi_devices->feedback(device, stream, DCOMM_CUDA_FEEDBACK_WIDEN, wide, x, 0, NULL,
+                                        count, NULL));
+    DCOMMI_TRY(dcommi_devices->feedback(device, stream, DCOMM_CUDA_FEEDBACK_WIDEN, more, y, 0, NULL,
+                                        count, NULL));
+    DCOMMI_TRY(dcommi_devices->add(device, stream, wide, factor, more, count));
+    return dcommi_devices->feedback(device, stream, DCOMM_CUDA_FEEDBACK_NARROW, x, wide, 0, NULL,
+                                    count, NULL);
 }
 static dcomm_status dcommi_feedback_side_add(const dcommi_feedback_place *place,
                                              const dcommi_feedback_store *x, size_t first,
@@ -27236,8 +27206,8 @@ static dcomm_status dcommi_feedback_side_add(const dcommi_feedback_place *place,
         return DCOMM_OK;
     }
     if (!x->bf16) {
-        return dcommi_devices->own_add(place->device, dcommi_feedback_side_of(place)->stream, at,
-                                       factor, y->now, y->count);
+        return dcommi_devices->add(place->device, dcommi_feedback_side_of(place)->stream, at,
+                                   factor, y->now, y->count);
     }
     DCOMMI_TRY(dcommi_feedback_side_make(place, y->count * sizeof(float), &wide));
     dcomm_status status = dcommi_feedback_side_make(place, y->count * sizeof(float), &more);
@@ -27498,7 +27468,7 @@ static float *dcommi_feedback_take(dcommi_feedback_arrays *a)
 {
     void *memory = NULL;
     if (a->status >= 0) {
-        a->status = a->d->call->alloc(a->d, a->code->count * sizeof(float), &memory);
+        a->status = dcommi_device_alloc(a->d, a->code->count * sizeof(float), &memory);
     }
     if (a->status >= 0) {
         a->room[a->nroom++] = memory;
@@ -27508,15 +27478,15 @@ static float *dcommi_feedback_take(dcommi_feedback_arrays *a)
 static void dcommi_feedback_drop(const dcommi_feedback_arrays *a)
 {
     for (int k = 0; k < a->nroom; k++) {
-        a->d->call->release(a->d, a->room[k]);
+        dcommi_device_release(a->d, a->room[k]);
     }
 }
 static void dcommi_feedback_do(dcommi_feedback_arrays *a, dcomm_cuda_feedback_op op, void *dst,
                                const void *x, float factor, const float *y)
 {
     if (a->status >= 0) {
-        a->status = a->d->call->own_feedback(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], op, dst,
-                                             x, factor, y, a->code->count, a->code->report);
+        a->status = a->d->call->feedback(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], op, dst, x,
+                                         factor, y, a->code->count, a->code->report);
     }
 }
 static void dcommi_feedback_compare(dcommi_feedback_arrays *a, dcomm_cuda_ledger *ledger,
@@ -27578,7 +27548,8 @@ static float *dcommi_feedback_sum_there(dcommi_feedback_arrays *a)
     float *sum = dcommi_feedback_take(a);
     dcommi_feedback_decode(a, code->src, code->len, code->n, sum);
     if (a->status >= 0) {
-        a->status = a->d->call->scale(a->d, sum, sum, code->count, DCOMM_F32, (double)code->factor);
+        a->status =
+            dcommi_device_scale(a->d, sum, sum, code->count, DCOMM_F32, (double)code->factor);
     }
     return sum;
 }
@@ -27634,7 +27605,7 @@ static void dcommi_feedback_products_there(dcommi_feedback_arrays *a, const floa
         a->status = dcommi_feedback_basis_there(a, &basis);
     }
     if (a->status >= 0) {
-        a->status = a->d->call->copy(a->d, DCOMMI_QUEUE_IN, m.q, basis->numbers.now, q_bytes);
+        a->status = dcommi_device_copy(a->d, DCOMMI_QUEUE_IN, m.q, basis->numbers.now, q_bytes);
     }
     for (int turn = 0; turn < (int)code->codec->value[DCOMMI_POWERSGD_TURNS]; turn++) {
         dcommi_feedback_matrix(a, &m, DCOMMI_MATRIX_START);
@@ -27645,7 +27616,7 @@ static void dcommi_feedback_products_there(dcommi_feedback_arrays *a, const floa
         dcommi_feedback_matrix(a, &m, DCOMMI_MATRIX_Q);
     }
     if (a->status >= 0) {
-        a->status = a->d->call->copy(a->d, DCOMMI_QUEUE_IN, basis->numbers.next, m.q, q_bytes);
+        a->status = dcommi_device_copy(a->d, DCOMMI_QUEUE_IN, basis->numbers.next, m.q, q_bytes);
     }
     if (residual != NULL) {
         m.to = next;
@@ -27731,8 +27702,8 @@ static void dcommi_feedback_find(dcommi_feedback_arrays *a)
     if (job->raises) {
         float *zeros = dcommi_feedback_take(a);
         if (a->status >= 0) {
-            a->status = a->d->call->own_zero(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], zeros,
-                                             a->code->count * sizeof *zeros);
+            a->status = a->d->call->zero(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], zeros,
+                                         a->code->count * sizeof *zeros);
         }
         a->held = zeros;
         a->next = dcommi_feedback_take(a);
@@ -27790,7 +27761,8 @@ static void dcommi_feedback_apart_there(dcommi_feedback_arrays *a)
     dcommi_feedback_do(a, estimates ? DCOMM_CUDA_FEEDBACK_LACK : DCOMM_CUDA_FEEDBACK_ADD, e, a->x,
                        0, a->held);
     if (a->status >= 0 && factor != 1) {
-        a->status = a->d->call->scale(a->d, scaled, e, code->count, DCOMM_F32, a->job->fb->factor);
+        a->status =
+            dcommi_device_scale(a->d, scaled, e, code->count, DCOMM_F32, a->job->fb->factor);
     }
     dcommi_feedback_encode_there(a, scaled, NULL, NULL, NULL);
     dcommi_feedback_see(a);
@@ -27803,8 +27775,8 @@ static void dcommi_feedback_raise_there(dcommi_feedback_arrays *a, uint32_t divi
     float *raised = dcommi_feedback_wide(a, w, w->next, a->job->first);
     dcommi_feedback_compare(a, a->books.before, raised, raised, NULL);
     if (a->status >= 0) {
-        a->status = a->d->call->own_add(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], raised,
-                                        (float)divisor, a->next, a->code->count);
+        a->status = a->d->call->add(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], raised,
+                                    (float)divisor, a->next, a->code->count);
     }
     dcommi_feedback_round(a, w, a->job->first, raised);
     dcommi_feedback_compare(a, a->books.after, raised, raised, NULL);
@@ -27843,10 +27815,10 @@ static dcomm_status dcommi_feedback_finish_there(dcommi_device_handle *d,
     if (code->count == 0) {
         return DCOMM_OK;
     }
-    DCOMMI_TRY(d->call->own_feedback(d->number, d->stream[DCOMMI_QUEUE_IN],
-                                     DCOMM_CUDA_FEEDBACK_FINISH, code->dst, job->learned, 0,
-                                     code->dst, code->count, NULL));
-    return d->call->copy(d, DCOMMI_QUEUE_IN, job->learns, code->dst, code->count * sizeof(float));
+    DCOMMI_TRY(d->call->feedback(d->number, d->stream[DCOMMI_QUEUE_IN], DCOMM_CUDA_FEEDBACK_FINISH,
+                                 code->dst, job->learned, 0, code->dst, code->count, NULL));
+    return dcommi_device_copy(d, DCOMMI_QUEUE_IN, job->learns, code->dst,
+                              code->count * sizeof(float));
 }
 /* Where gradient and residual are summed: where the next residual will be, or, where that is
  * rounded or still holds what EF21 has sent so far, in memory of its own. */
@@ -27926,8 +27898,8 @@ static dcomm_status dcommi_linear_begin_there(dcommi_device_handle *d, const dco
 {
     const size_t bytes = m->shape.rank * m->shape.cols * sizeof(float);
     return c->feedback != NULL && c->feedback->basis.count > 0
-               ? d->call->copy(d, DCOMMI_QUEUE_IN, m->q, c->feedback->basis.now, bytes)
-               : d->call->own_zero(d->number, d->stream[DCOMMI_QUEUE_IN], m->q, bytes);
+               ? dcommi_device_copy(d, DCOMMI_QUEUE_IN, m->q, c->feedback->basis.now, bytes)
+               : d->call->zero(d->number, d->stream[DCOMMI_QUEUE_IN], m->q, bytes);
 }
 /* Gradient and residual; what is not finite is counted here, else by the first product. */
 static void dcommi_linear_sum_there(dcommi_feedback_arrays *a, const dcommi_coded *c)
@@ -28007,13 +27979,13 @@ static dcomm_status dcommi_linear_decode_there(dcommi_device_handle *d, const dc
     dcommi_device_matrix m = dcommi_linear_matrix(c, (void *)code->src[0]);
     const size_t numbers = code->len[0] / sizeof(float);
     void *room = NULL;
-    DCOMMI_TRY(d->call->alloc(d, d->call->look_bytes(numbers), &room));
-    dcomm_status status = d->call->own_look(d->number, d->stream[DCOMMI_QUEUE_IN], m.p, numbers,
-                                            DCOMM_F32, 1, false, seen, room);
-    d->call->release(d, room);
+    DCOMMI_TRY(dcommi_device_alloc(d, d->call->look_bytes(numbers), &room));
+    dcomm_status status = d->call->look(d->number, d->stream[DCOMMI_QUEUE_IN], m.p, numbers,
+                                        DCOMM_F32, 1, false, seen, room);
+    dcommi_device_release(d, room);
     if (status >= 0 && c->feedback != NULL) {
-        status = d->call->copy(d, DCOMMI_QUEUE_IN, c->feedback->basis.next, m.q,
-                               m.shape.rank * m.shape.cols * sizeof(float));
+        status = dcommi_device_copy(d, DCOMMI_QUEUE_IN, c->feedback->basis.next, m.q,
+                                    m.shape.rank * m.shape.cols * sizeof(float));
     }
     m.kind = DCOMMI_MATRIX_PRODUCT;
     m.to = code->dst;
@@ -28079,8 +28051,8 @@ static dcomm_status dcommi_spread_write_there(dcommi_device_handle *d, const dco
         dcommi_spread_back_there(&a, c->feedback, pairs + 2 * s->agreed.n, s->back.n);
     }
     if (a.status >= 0) {
-        a.status = d->call->own_zero(d->number, d->stream[DCOMMI_QUEUE_IN], code->dst,
-                                     code->count * sizeof(float));
+        a.status = d->call->zero(d->number, d->stream[DCOMMI_QUEUE_IN], code->dst,
+                                 code->count * sizeof(float));
     }
     if (a.status >= 0) {
         a.status = d->call->scatter(d, code->dst, code->count, pairs,
@@ -30771,7 +30743,7 @@ static void dcommi_pull_staging_free(dcommi_pull *pull)
         dcommi_free(pull->staging);
     } else if (pull->staging != NULL) {
         dcommi_device_handle *d = &pull->device->handle;
-        d->call->release(d, pull->staging);
+        dcommi_device_release(d, pull->staging);
     }
     pull->staging = NULL;
 }
@@ -30859,7 +30831,7 @@ static void dcommi_pull_landed(dcommi_pull *pull, unsigned b, size_t piece, dcom
     bool last = pull->blocks[b].outstanding == 0;
     uint8_t *to = pull->fold ? dcommi_pull_staging(pull, b, piece) : pull->to.dst + at;
     dcomm_status status =
-        d->call->copy(d, DCOMMI_QUEUE_IN, to, slot->memory, dcommi_pull_part(pull, at));
+        dcommi_device_copy(d, DCOMMI_QUEUE_IN, to, slot->memory, dcommi_pull_part(pull, at));
     if (status >= 0 && last && pull->fold) {
         status = dcommi_pull_fold(pull, b);
     }
@@ -31083,8 +31055,7 @@ static dcomm_status dcommi_pull_by_message(dcommi_lane *lane, dcommi_device *dev
     pull->pieces = dcommi_calloc(n, sizeof *pieces);
     if (fold && device != NULL) {
         void *staging = NULL;
-        status =
-            device->handle.call->alloc(&device->handle, pull->window * n * pull->block, &staging);
+        status = dcommi_device_alloc(&device->handle, pull->window * n * pull->block, &staging);
         pull->staging = staging;
     } else if (fold) {
         pull->staging = dcommi_alloc_raw(pull->window * n * pull->block);
@@ -31245,7 +31216,7 @@ static dcomm_status dcommi_read_device(dcommi_move *move, const uint8_t *at, siz
         }
         status = dcommi_fold_on_device(move->lane, move->dst, src, move->nsrc, len, move->final);
     } else {
-        status = d->call->copy(d, DCOMMI_QUEUE_IN, move->buf, at, len);
+        status = dcommi_device_copy(d, DCOMMI_QUEUE_IN, move->buf, at, len);
     }
     if (status >= 0) {
         status = dcommi_job_start(move->run->device, DCOMMI_QUEUE_IN, &slot->job, move->run,
@@ -31367,7 +31338,7 @@ static dcomm_status dcommi_pour_part(dcommi_pour *pour, dcommi_slot *slot, size_
                                                         slot->memory, pour->address + at, n),
                                     at, move->node.peer));
     }
-    DCOMMI_TRY(d->call->copy(d, DCOMMI_QUEUE_IN, move->buf + at, slot->memory, n));
+    DCOMMI_TRY(dcommi_device_copy(d, DCOMMI_QUEUE_IN, move->buf + at, slot->memory, n));
     if (move->kind == DCOMMI_MOVE_FOLD) {
         for (int i = 0; i < move->nsrc; i++) {
             src[i] = (i == move->msg_at ? move->buf : (const uint8_t *)move->src[i]) + at;
@@ -31630,7 +31601,7 @@ static dcomm_status dcommi_frame_scratch(dcommi_frame *frame, uint8_t *on_host)
         return DCOMM_OK;
     }
     dcommi_device_handle *d = &frame->run->device->handle;
-    DCOMMI_TRY(d->call->alloc(d, (size_t)plan->scratch_bytes, &frame->device_scratch));
+    DCOMMI_TRY(dcommi_device_alloc(d, (size_t)plan->scratch_bytes, &frame->device_scratch));
     frame->space[DCOMM_SPACE_SCRATCH] = frame->device_scratch;
     frame->on_device |= 1u << DCOMM_SPACE_SCRATCH;
     return DCOMM_OK;
@@ -31648,7 +31619,7 @@ static void dcommi_frame_scratch_free(dcommi_frame *frame)
     dcommi_frame_unshare(frame);
     if (DCOMMI_UNLIKELY(frame->device_scratch != NULL)) {
         dcommi_device_handle *d = &frame->run->device->handle;
-        d->call->release(d, frame->device_scratch);
+        dcommi_device_release(d, frame->device_scratch);
         frame->device_scratch = NULL;
     }
 }
@@ -31833,10 +31804,10 @@ static dcomm_status dcommi_across_put(dcommi_across *a, dcommi_slot *slot, size_
 {
     dcommi_device_handle *d = &slot->device->handle;
     if (a->queue == DCOMMI_QUEUE_OUT) {
-        DCOMMI_TRY(d->call->copy(d, a->queue, slot->memory, a->src + at, n));
+        DCOMMI_TRY(dcommi_device_copy(d, a->queue, slot->memory, a->src + at, n));
     } else {
         memcpy(slot->memory, a->src + at, n);
-        DCOMMI_TRY(d->call->copy(d, a->queue, a->dst + at, slot->memory, n));
+        DCOMMI_TRY(dcommi_device_copy(d, a->queue, a->dst + at, slot->memory, n));
     }
     return dcommi_job_start(slot->device, a->queue, &slot->job, a->run, dcommi_across_copied);
 }
@@ -31965,7 +31936,7 @@ static void dcommi_out_go(dcommi_slot *slot, void *user)
     move->slot = slot;
     slot->user = move;
     if (run->active) {
-        status = d->call->copy(d, DCOMMI_QUEUE_OUT, slot->memory, move->buf, move->len);
+        status = dcommi_device_copy(d, DCOMMI_QUEUE_OUT, slot->memory, move->buf, move->len);
         if (status >= 0) {
             status = dcommi_job_start(slot->device, DCOMMI_QUEUE_OUT, &slot->job, run,
                                       dcommi_out_copied);
@@ -32122,7 +32093,7 @@ static enum dcommi_outcome dcommi_device_fold(dcommi_lane *lane, uint8_t *dst, d
     return dcommi_step_queued(
         lane,
         fold ? dcommi_fold_on_device(lane, dst, context->pointers, n, len, final)
-             : d->call->copy(d, DCOMMI_QUEUE_IN, dst, pieces[0].local, len),
+             : dcommi_device_copy(d, DCOMMI_QUEUE_IN, dst, pieces[0].local, len),
         async);
 }
 /* dst <- factor * src, of 64-bit integers: doublings and additions, from the highest bit on. Slow
@@ -32133,12 +32104,12 @@ static dcomm_status dcommi_device_times(dcommi_device_handle *d, void *dst, cons
     const void *terms[] = {dst, dst, src};
     int bit = 63;
     if (factor == 0) {
-        return d->call->scale(d, dst, src, count, dtype, 0);
+        return dcommi_device_scale(d, dst, src, count, dtype, 0);
     }
     while ((factor >> bit & 1) == 0) {
         bit--;
     }
-    dcomm_status status = d->call->copy(d, DCOMMI_QUEUE_IN, dst, src, count * sizeof factor);
+    dcomm_status status = dcommi_device_copy(d, DCOMMI_QUEUE_IN, dst, src, count * sizeof factor);
     while (status >= 0 && bit-- > 0) {
         const size_t n = 2 + (factor >> bit & 1);
         status = d->call->reduce(d, dst, terms, n, count, dtype, DCOMM_SUM, 1);
@@ -32173,7 +32144,7 @@ static enum dcommi_outcome dcommi_device_compute(dcommi_lane *lane, dcomm_plan_k
         : widens ? d->call->to_f32(d, (float *)(void *)dst, src[0], count, dtype, factor.value)
         : dcommi_factor_whole(&factor, dtype)
             ? dcommi_device_times(d, dst, src[0], count, dtype, factor.whole)
-            : d->call->scale(d, dst, src[0], count, dtype, factor.value);
+            : dcommi_device_scale(d, dst, src[0], count, dtype, factor.value);
     return dcommi_step_queued(lane, status, false);
 }
 /* What a step's kernels find. */
@@ -32250,7 +32221,7 @@ static void dcommi_code_raised(const dcommi_code_job *job, const dcommi_code_fou
 static void dcommi_code_free(dcommi_code_job *job, dcommi_device_handle *d)
 {
     if (job->there != NULL) {
-        d->call->release(d, job->there);
+        dcommi_device_release(d, job->there);
     }
     dcommi_free(job);
 }
@@ -32362,7 +32333,7 @@ static dcomm_status dcommi_code_run(dcommi_code_job *job, dcommi_device_handle *
     dcommi_device_code *code = &job->code;
     code->report = &there->report;
     if (job->home != NULL) {
-        DCOMMI_TRY(d->call->alloc(d, code->dst_len, &job->there));
+        DCOMMI_TRY(dcommi_device_alloc(d, code->dst_len, &job->there));
         code->dst = job->there;
     } else if (job->spreads) {
         DCOMMI_TRY(dcommi_spread_write_there(d, c, code, job->there, counts ? &there->before : NULL,
@@ -32395,17 +32366,17 @@ static dcomm_status dcommi_code_launch(dcommi_code_job *job, dcommi_slot *slot)
     dcommi_device_handle *d = &slot->device->handle;
     void *there = NULL;
     memset(slot->memory, 0, sizeof(dcommi_code_found));
-    DCOMMI_TRY(d->call->alloc(d, sizeof(dcommi_code_found), &there));
+    DCOMMI_TRY(dcommi_device_alloc(d, sizeof(dcommi_code_found), &there));
     dcomm_status status =
-        d->call->copy(d, DCOMMI_QUEUE_IN, there, slot->memory, sizeof(dcommi_code_found));
+        dcommi_device_copy(d, DCOMMI_QUEUE_IN, there, slot->memory, sizeof(dcommi_code_found));
     if (status >= 0) {
         status = dcommi_code_run(job, d, there);
     }
     if (status >= 0) {
-        status = d->call->copy(d, DCOMMI_QUEUE_IN, slot->memory + DCOMMI_FOUND_AT, there,
-                               sizeof(dcommi_code_found));
+        status = dcommi_device_copy(d, DCOMMI_QUEUE_IN, slot->memory + DCOMMI_FOUND_AT, there,
+                                    sizeof(dcommi_code_found));
     }
-    d->call->release(d, there);
+    dcommi_device_release(d, there);
     return status;
 }
 static void dcommi_code_go(dcommi_slot *slot, void *user)
@@ -32525,7 +32496,7 @@ static dcomm_status dcommi_spread_result_on_device(dcommi_lane *lane,
                           .queue = DCOMMI_QUEUE_IN,
                           .src = (const uint8_t *)s->keys,
                           .len = bytes};
-    dcomm_status status = d->call->alloc(d, bytes > 0 ? bytes : 8, &job->there);
+    dcomm_status status = dcommi_device_alloc(d, bytes > 0 ? bytes : 8, &job->there);
     if (status >= 0) {
         copy.dst = job->there;
         status = dcommi_across_start(&copy);
@@ -43111,7 +43082,7 @@ static dcomm_status dcommi_verdict_launch(dcommi_verdict_there *t, const dcommi_
     const size_t need = dcommi_devices->code_bytes(code);
     void *workspace = NULL;
     if (need > 0) {
-        DCOMMI_TRY(dcommi_devices->own_alloc(&t->handle, t->stream, need, &workspace));
+        DCOMMI_TRY(dcommi_devices->alloc(&t->handle, t->stream, need, &workspace));
     }
     dcomm_status status = dcommi_verdict_wait(t);
     const double start = dcommi_now();
@@ -43120,7 +43091,7 @@ static dcomm_status dcommi_verdict_launch(dcommi_verdict_there *t, const dcommi_
     }
     status = status < 0 ? status : dcommi_verdict_wait(t);
     *seconds = dcommi_now() - start;
-    dcommi_devices->own_release(t->handle.number, t->stream, workspace);
+    dcommi_devices->release(t->handle.number, t->stream, workspace);
     return status;
 }
 /* One encoding, and one decoding onto an array. */
@@ -43140,9 +43111,9 @@ static dcomm_status dcommi_verdict_turn(const dcomm_codec *codec, dcommi_verdict
                                .dst = t->wire,
                                .dst_len = w->capacity,
                                .report = t->report};
-    DCOMMI_TRY(dcommi_devices->own_zero(device, t->stream, t->report, sizeof found));
+    DCOMMI_TRY(dcommi_devices->zero(device, t->stream, t->report, sizeof found));
     DCOMMI_TRY(dcommi_verdict_launch(t, &code, encode));
-    DCOMMI_TRY(dcommi_devices->own_copy(device, t->stream, &found, t->report, sizeof found));
+    DCOMMI_TRY(dcommi_devices->copy(device, t->stream, &found, t->report, sizeof found));
     DCOMMI_TRY(dcommi_verdict_wait(t));
     DCOMMI_TRY(dcomm_cuda_report_check(codec, w->count, &found, &report));
     w->bytes = report.bytes;
@@ -43159,13 +43130,13 @@ static dcomm_status dcommi_verdict_turns(const dcomm_codec *codec, dcommi_verdic
 {
     const int device = t->handle.number;
     const size_t bytes = w->count * sizeof(float);
-    DCOMMI_TRY(dcommi_devices->own_alloc(&t->handle, t->stream, bytes, (void **)&t->x));
-    DCOMMI_TRY(dcommi_devices->own_alloc(&t->handle, t->stream, bytes, (void **)&t->y));
-    DCOMMI_TRY(dcommi_devices->own_alloc(&t->handle, t->stream, w->capacity + 1, &t->wire));
+    DCOMMI_TRY(dcommi_devices->alloc(&t->handle, t->stream, bytes, (void **)&t->x));
+    DCOMMI_TRY(dcommi_devices->alloc(&t->handle, t->stream, bytes, (void **)&t->y));
+    DCOMMI_TRY(dcommi_devices->alloc(&t->handle, t->stream, w->capacity + 1, &t->wire));
     DCOMMI_TRY(
-        dcommi_devices->own_alloc(&t->handle, t->stream, sizeof *t->report, (void **)&t->report));
-    DCOMMI_TRY(dcommi_devices->own_copy(device, t->stream, t->x, w->x, bytes));
-    DCOMMI_TRY(dcommi_devices->own_zero(device, t->stream, t->y, bytes));
+        dcommi_devices->alloc(&t->handle, t->stream, sizeof *t->report, (void **)&t->report));
+    DCOMMI_TRY(dcommi_devices->copy(device, t->stream, t->x, w->x, bytes));
+    DCOMMI_TRY(dcommi_devices->zero(device, t->stream, t->y, bytes));
     for (int i = 0; i < DCOMMI_VERDICT_TIMES; i++) {
         double encode = 0, decode = 0;
         DCOMMI_TRY(dcommi_verdict_turn(codec, t, w, &encode, &decode));
@@ -43183,7 +43154,7 @@ static dcomm_status dcommi_verdict_time_there(const dcomm_codec *codec, int devi
     dcomm_status status = dcommi_verdict_turns(codec, &t, w);
     void *const rooms[] = {t.x, t.y, t.wire, t.report};
     for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++) {
-        dcommi_devices->own_release(device, t.stream, rooms[i]);
+        dcommi_devices->release(device, t.stream, rooms[i]);
     }
     dcommi_devices->own_close(device, t.stream);
     return status;
@@ -54055,7 +54026,7 @@ static dcomm_status dcommi_bkt_follow(const char *what, const dcomm_buckets *b,
 static dcomm_status dcommi_bkt_copy(const dcommi_bkt *k, void *dst, const void *src, size_t len)
 {
     if (len > 0 && k->device != NULL) {
-        return dcommi_devices->own_copy(k->device->number, k->stream, dst, src, len);
+        return dcommi_devices->copy(k->device->number, k->stream, dst, src, len);
     }
     if (len > 0) {
         memcpy(dst, src, len);
@@ -54065,7 +54036,7 @@ static dcomm_status dcommi_bkt_copy(const dcommi_bkt *k, void *dst, const void *
 static dcomm_status dcommi_bkt_zero(const dcommi_bkt *k, void *dst, size_t len)
 {
     if (len > 0 && k->device != NULL) {
-        return dcommi_devices->own_zero(k->device->number, k->stream, dst, len);
+        return dcommi_devices->zero(k->device->number, k->stream, dst, len);
     }
     if (len > 0) {
         memset(dst, 0, len);
@@ -54132,7 +54103,7 @@ static dcomm_status dcommi_bkt_memory(const dcommi_bkt *k, unsigned char **memor
 {
     void *memory = NULL;
     if (k->device != NULL) {
-        DCOMMI_TRY(dcommi_devices->own_alloc(k->device->handle, k->stream, k->bytes, &memory));
+        DCOMMI_TRY(dcommi_devices->alloc(k->device->handle, k->stream, k->bytes, &memory));
     } else {
         memory = dcommi_alloc(k->bytes);
     }
@@ -54145,7 +54116,7 @@ static void dcommi_bkt_free_memory(dcommi_bkt *k)
         unsigned char *all[] = {k->memory, k->values_memory};
         for (int i = 0; i < 2; i++) {
             if (all[i] != NULL) {
-                dcommi_devices->own_release(k->device->number, k->stream, all[i]);
+                dcommi_devices->release(k->device->number, k->stream, all[i]);
             }
         }
         if (k->event != NULL) { /* of a step that has failed */
@@ -54937,13 +54908,13 @@ static dcomm_status dcommi_bkt_open_looks_of(dcomm_buckets *b, size_t place)
     if (bytes == 0) {
         return DCOMM_OK;
     }
-    DCOMMI_TRY(dcommi_devices->own_alloc(d->handle, d->streams[0], bytes, &memory));
+    DCOMMI_TRY(dcommi_devices->alloc(d->handle, d->streams[0], bytes, &memory));
     dcomm_status status = DCOMM_OK;
     for (int s = 1; s < DCOMMI_BKT_STREAMS && status >= 0; s++) {
         status = dcommi_devices->own_after(d->number, d->streams[s], d->streams[0]);
     }
     if (status < 0) {
-        dcommi_devices->own_release(d->number, d->streams[0], memory);
+        dcommi_devices->release(d->number, d->streams[0], memory);
         return status;
     }
     d->looks = memory;
@@ -54984,7 +54955,7 @@ static void dcommi_bkt_close_looks(dcomm_buckets *b)
     for (size_t i = 0; i < b->ndevices; i++) {
         const dcommi_bkt_device *d = &b->devices[i];
         if (d->looks != NULL) {
-            dcommi_devices->own_release(d->number, d->streams[0], d->looks);
+            dcommi_devices->release(d->number, d->streams[0], d->looks);
         }
     }
     if (b->seen_there != NULL) {
@@ -54998,9 +54969,9 @@ static dcomm_status dcommi_bkt_look_there(const dcomm_buckets *b, const dcommi_b
 {
     const dcommi_bkt *k = &b->layout.buckets[p->bucket];
     return dcommi_bkt_of_device(k->device->number,
-                                dcommi_devices->own_look(k->device->number, k->stream, x, count,
-                                                         p->dtype, factor, drop,
-                                                         &b->seen_there[p - b->params], p->look));
+                                dcommi_devices->look(k->device->number, k->stream, x, count,
+                                                     p->dtype, factor, drop,
+                                                     &b->seen_there[p - b->params], p->look));
 }
 /* Whether all that was put on the devices for buckets is over; with b->lock. */
 static bool dcommi_bkt_looked(const dcomm_buckets *b)
@@ -56632,8 +56603,8 @@ static dcomm_status dcommi_scaler_there(dcomm_buckets *b, bool look, double fact
             DCOMMI_TRY(dcommi_bkt_look_there(b, p, part, count, factor, false));
         } else if (part != NULL) {
             DCOMMI_TRY(dcommi_bkt_of_device(
-                k->device->number, dcommi_devices->own_scale(k->device->number, k->stream, part,
-                                                             count, p->dtype, factor)));
+                k->device->number, dcommi_devices->scale(k->device->number, k->stream, part, part,
+                                                         count, p->dtype, factor)));
         }
     }
     return b->ndevices > 0 ? dcommi_bkt_await_streams(b) : DCOMM_OK;

@@ -42,7 +42,7 @@ static dcomm_status dcommi_verdict_launch(dcommi_verdict_there *t, const dcommi_
     const size_t need = dcommi_devices->code_bytes(code);
     void *workspace = NULL;
     if (need > 0) {
-        DCOMMI_TRY(dcommi_devices->own_alloc(&t->handle, t->stream, need, &workspace));
+        DCOMMI_TRY(dcommi_devices->alloc(&t->handle, t->stream, need, &workspace));
     }
     dcomm_status status = dcommi_verdict_wait(t);
     const double start = dcommi_now();
@@ -51,7 +51,7 @@ static dcomm_status dcommi_verdict_launch(dcommi_verdict_there *t, const dcommi_
     }
     status = status < 0 ? status : dcommi_verdict_wait(t);
     *seconds = dcommi_now() - start;
-    dcommi_devices->own_release(t->handle.number, t->stream, workspace);
+    dcommi_devices->release(t->handle.number, t->stream, workspace);
     return status;
 }
 
@@ -72,9 +72,9 @@ static dcomm_status dcommi_verdict_turn(const dcomm_codec *codec, dcommi_verdict
                                .dst = t->wire,
                                .dst_len = w->capacity,
                                .report = t->report};
-    DCOMMI_TRY(dcommi_devices->own_zero(device, t->stream, t->report, sizeof found));
+    DCOMMI_TRY(dcommi_devices->zero(device, t->stream, t->report, sizeof found));
     DCOMMI_TRY(dcommi_verdict_launch(t, &code, encode));
-    DCOMMI_TRY(dcommi_devices->own_copy(device, t->stream, &found, t->report, sizeof found));
+    DCOMMI_TRY(dcommi_devices->copy(device, t->stream, &found, t->report, sizeof found));
     DCOMMI_TRY(dcommi_verdict_wait(t));
     DCOMMI_TRY(dcomm_cuda_report_check(codec, w->count, &found, &report));
     w->bytes = report.bytes;
@@ -92,13 +92,13 @@ static dcomm_status dcommi_verdict_turns(const dcomm_codec *codec, dcommi_verdic
 {
     const int device = t->handle.number;
     const size_t bytes = w->count * sizeof(float);
-    DCOMMI_TRY(dcommi_devices->own_alloc(&t->handle, t->stream, bytes, (void **)&t->x));
-    DCOMMI_TRY(dcommi_devices->own_alloc(&t->handle, t->stream, bytes, (void **)&t->y));
-    DCOMMI_TRY(dcommi_devices->own_alloc(&t->handle, t->stream, w->capacity + 1, &t->wire));
+    DCOMMI_TRY(dcommi_devices->alloc(&t->handle, t->stream, bytes, (void **)&t->x));
+    DCOMMI_TRY(dcommi_devices->alloc(&t->handle, t->stream, bytes, (void **)&t->y));
+    DCOMMI_TRY(dcommi_devices->alloc(&t->handle, t->stream, w->capacity + 1, &t->wire));
     DCOMMI_TRY(
-        dcommi_devices->own_alloc(&t->handle, t->stream, sizeof *t->report, (void **)&t->report));
-    DCOMMI_TRY(dcommi_devices->own_copy(device, t->stream, t->x, w->x, bytes));
-    DCOMMI_TRY(dcommi_devices->own_zero(device, t->stream, t->y, bytes));
+        dcommi_devices->alloc(&t->handle, t->stream, sizeof *t->report, (void **)&t->report));
+    DCOMMI_TRY(dcommi_devices->copy(device, t->stream, t->x, w->x, bytes));
+    DCOMMI_TRY(dcommi_devices->zero(device, t->stream, t->y, bytes));
     for (int i = 0; i < DCOMMI_VERDICT_TIMES; i++) {
         double encode = 0, decode = 0;
         DCOMMI_TRY(dcommi_verdict_turn(codec, t, w, &encode, &decode));
@@ -117,7 +117,7 @@ static dcomm_status dcommi_verdict_time_there(const dcomm_codec *codec, int devi
     dcomm_status status = dcommi_verdict_turns(codec, &t, w);
     void *const rooms[] = {t.x, t.y, t.wire, t.report};
     for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++) {
-        dcommi_devices->own_release(device, t.stream, rooms[i]);
+        dcommi_devices->release(device, t.stream, rooms[i]);
     }
     dcommi_devices->own_close(device, t.stream);
     return status;

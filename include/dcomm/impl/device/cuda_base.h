@@ -56,6 +56,21 @@ static void dcommi_cuda_leave(dcommi_device_before before)
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
 }
 
+/* Leave the device, and pass on what was done there. */
+static dcomm_status dcommi_cuda_done(dcommi_device_before before, dcomm_status status)
+{
+    dcommi_cuda_leave(before);
+    return status;
+}
+
+/* Leave the device, and tell what the runtime says of a call. */
+static dcomm_status dcommi_cuda_called(dcommi_device_before before, int device, cudaError_t error,
+                                       const char *what)
+{
+    dcommi_cuda_leave(before);
+    return error == cudaSuccess ? DCOMM_OK : dcommi_cuda_failed(device, error, what);
+}
+
 /* A function of the driver's, found without linking it. */
 static dcomm_status dcommi_cuda_entry(const char *symbol, void **entry)
 {

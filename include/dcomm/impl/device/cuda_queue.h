@@ -110,10 +110,9 @@ static void dcommi_cuda_close(dcommi_device_handle *d)
 static dcomm_status dcommi_cuda_pin(size_t bytes, void **memory_p)
 {
     dcommi_device_before before = dcommi_cuda_enter(-1);
-    cudaError_t error = cudaHostAlloc(memory_p, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
-    dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(-1, error, "cudaHostAlloc");
-    return DCOMM_OK;
+    return dcommi_cuda_called(
+        before, -1, cudaHostAlloc(memory_p, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
+        "cudaHostAlloc");
 }
 
 static void dcommi_cuda_unpin(void *memory)
@@ -125,37 +124,38 @@ static void dcommi_cuda_unpin(void *memory)
     }
 }
 
-/* Scratch. It is written first by queue IN, which all stores into device memory are put on, so that
- * the other queue need not wait for it. */
-static dcomm_status dcommi_cuda_alloc(dcommi_device_handle *d, size_t bytes, void **memory_p)
+/* Memory in the order of a stream. */
+static dcomm_status dcommi_cuda_alloc(dcommi_device_handle *d, void *stream, size_t bytes,
+                                      void **memory_p)
 {
     dcommi_device_before before = dcommi_cuda_enter(d->number);
-    cudaError_t error = cudaMallocFromPoolAsync(memory_p, bytes, (cudaMemPool_t)d->pool,
-                                                (cudaStream_t)d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(d->number, error, "cudaMallocFromPoolAsync");
-    return DCOMM_OK;
+    return d->pool == NULL
+               ? dcommi_cuda_called(before, d->number,
+                                    cudaMallocAsync(memory_p, bytes, (cudaStream_t)stream),
+                                    "cudaMallocAsync")
+               : dcommi_cuda_called(before, d->number,
+                                    cudaMallocFromPoolAsync(memory_p, bytes, (cudaMemPool_t)d->pool,
+                                                            (cudaStream_t)stream),
+                                    "cudaMallocFromPoolAsync");
 }
 
-static void dcommi_cuda_release(dcommi_device_handle *d, void *memory)
+static void dcommi_cuda_release(int device, void *stream, void *memory)
 {
     if (memory != NULL) {
-        dcommi_device_before before = dcommi_cuda_enter(d->number);
-        (void)cudaFreeAsync(memory, (cudaStream_t)d->stream[DCOMMI_QUEUE_IN]);
+        dcommi_device_before before = dcommi_cuda_enter(device);
+        (void)cudaFreeAsync(memory, (cudaStream_t)stream);
         dcommi_cuda_leave(before);
     }
 }
 
 /* dst <- src, either of which may be pinned memory of the host. */
-static dcomm_status dcommi_cuda_copy(dcommi_device_handle *d, enum dcommi_queue queue, void *dst,
-                                     const void *src, size_t len)
+static dcomm_status dcommi_cuda_copy(int device, void *stream, void *dst, const void *src,
+                                     size_t len)
 {
-    dcommi_device_before before = dcommi_cuda_enter(d->number);
-    cudaError_t error =
-        cudaMemcpyAsync(dst, src, len, cudaMemcpyDefault, (cudaStream_t)d->stream[queue]);
-    dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(-1, error, "cudaMemcpyAsync");
-    return DCOMM_OK;
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    return dcommi_cuda_called(
+        before, device, cudaMemcpyAsync(dst, src, len, cudaMemcpyDefault, (cudaStream_t)stream),
+        "cudaMemcpyAsync");
 }
 
 /* dst[i] <- fold of src[s][i], as dcommi_host_reduce. More operands than one launch takes are
@@ -182,33 +182,27 @@ static dcomm_status dcommi_cuda_reduce(dcommi_device_handle *d, void *dst, const
     return status;
 }
 
-static dcomm_status dcommi_cuda_scale(dcommi_device_handle *d, void *dst, const void *src,
+static dcomm_status dcommi_cuda_scale(int device, void *stream, void *dst, const void *src,
                                       size_t count, dcomm_dtype dtype, double factor)
 {
-    dcommi_device_before before = dcommi_cuda_enter(d->number);
-    dcomm_status status =
-        dcomm_cuda_scale(dst, src, count, dtype, factor, d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(before);
-    return status;
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    return dcommi_cuda_done(before, dcomm_cuda_scale(dst, src, count, dtype, factor, stream));
 }
 
 static dcomm_status dcommi_cuda_to_f32(dcommi_device_handle *d, float *dst, const void *src,
                                        size_t count, dcomm_dtype dtype, double factor)
 {
     dcommi_device_before before = dcommi_cuda_enter(d->number);
-    dcomm_status status =
-        dcomm_cuda_to_f32(dst, src, count, dtype, factor, d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(before);
-    return status;
+    return dcommi_cuda_done(
+        before, dcomm_cuda_to_f32(dst, src, count, dtype, factor, d->stream[DCOMMI_QUEUE_IN]));
 }
 
 static dcomm_status dcommi_cuda_from_f32(dcommi_device_handle *d, void *dst, const float *src,
                                          size_t count, dcomm_dtype dtype)
 {
     dcommi_device_before before = dcommi_cuda_enter(d->number);
-    dcomm_status status = dcomm_cuda_from_f32(dst, src, count, dtype, d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(before);
-    return status;
+    return dcommi_cuda_done(
+        before, dcomm_cuda_from_f32(dst, src, count, dtype, d->stream[DCOMMI_QUEUE_IN]));
 }
 
 static dcomm_status dcommi_cuda_code_on(const dcommi_device_code *c, void *workspace, void *stream)
@@ -249,12 +243,12 @@ static dcomm_status dcommi_cuda_compare(dcommi_device_handle *d, dcomm_cuda_ledg
     if (count == 0) {
         return DCOMM_OK;
     }
-    DCOMMI_TRY(dcommi_cuda_alloc(d, dcomm_cuda_compare_workspace_bytes(count), &room));
+    DCOMMI_TRY(dcommi_device_alloc(d, dcomm_cuda_compare_workspace_bytes(count), &room));
     dcommi_device_before before = dcommi_cuda_enter(d->number);
     dcomm_status status =
         dcomm_cuda_ledger_compare(ledger, x, y, next, count, room, d->stream[DCOMMI_QUEUE_IN]);
     dcommi_cuda_leave(before);
-    dcommi_cuda_release(d, room);
+    dcommi_device_release(d, room);
     return status;
 }
 
@@ -263,22 +257,20 @@ static dcomm_status dcommi_cuda_scatter(dcommi_device_handle *d, float *x, size_
                                         bool add)
 {
     dcommi_device_before before = dcommi_cuda_enter(d->number);
-    dcomm_status status =
-        dcomm_cuda_scatter(x, count, index, value, n, add, d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(before);
-    return status;
+    return dcommi_cuda_done(
+        before, dcomm_cuda_scatter(x, count, index, value, n, add, d->stream[DCOMMI_QUEUE_IN]));
 }
 
 static dcomm_status dcommi_cuda_clip(dcommi_device_handle *d, dcomm_cuda_clip *clip, const float *g,
                                      size_t count, double most)
 {
     void *room = NULL;
-    DCOMMI_TRY(dcommi_cuda_alloc(d, dcomm_cuda_feedback_clip_workspace_bytes(count), &room));
+    DCOMMI_TRY(dcommi_device_alloc(d, dcomm_cuda_feedback_clip_workspace_bytes(count), &room));
     dcommi_device_before before = dcommi_cuda_enter(d->number);
     dcomm_status status =
         dcomm_cuda_feedback_clip(clip, g, count, most, room, d->stream[DCOMMI_QUEUE_IN]);
     dcommi_cuda_leave(before);
-    dcommi_cuda_release(d, room);
+    dcommi_device_release(d, room);
     return status;
 }
 
@@ -287,10 +279,8 @@ static dcomm_status dcommi_cuda_clipped(dcommi_device_handle *d, float *u, const
                                         const float *before, size_t count)
 {
     dcommi_device_before device = dcommi_cuda_enter(d->number);
-    dcomm_status status = dcomm_cuda_feedback_clipped(u, g, clip, momentum, before, count,
-                                                      d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(device);
-    return status;
+    return dcommi_cuda_done(device, dcomm_cuda_feedback_clipped(u, g, clip, momentum, before, count,
+                                                                d->stream[DCOMMI_QUEUE_IN]));
 }
 
 static dcomm_status dcommi_cuda_code(dcommi_device_handle *d, const dcommi_device_code *c);
@@ -301,7 +291,7 @@ static dcomm_status dcommi_cuda_recoded(dcommi_device_handle *d, const dcommi_de
     const void *wire = c->dst;
     const size_t bytes = dcomm_codec_max_bytes(c->codec, c->count);
     void *sent = NULL;
-    DCOMMI_TRY(dcommi_cuda_alloc(d, c->count * sizeof(float), &sent));
+    DCOMMI_TRY(dcommi_device_alloc(d, c->count * sizeof(float), &sent));
     const dcommi_device_code decode = {.kind = DCOMM_STEP_DECODE,
                                        .codec = c->codec,
                                        .count = c->count,
@@ -312,7 +302,7 @@ static dcomm_status dcommi_cuda_recoded(dcommi_device_handle *d, const dcommi_de
                                        .report = c->report};
     dcomm_status status = dcommi_cuda_code(d, &decode);
     status = status < 0 ? status : dcommi_cuda_compare(d, c->ledger, NULL, sent, c->next, c->count);
-    dcommi_cuda_release(d, sent);
+    dcommi_device_release(d, sent);
     return status;
 }
 
@@ -322,13 +312,13 @@ static dcomm_status dcommi_cuda_code(dcommi_device_handle *d, const dcommi_devic
     size_t need = c->workspace == NULL ? dcommi_cuda_code_bytes(c) : 0;
     void *workspace = NULL;
     if (need > 0) {
-        DCOMMI_TRY(dcommi_cuda_alloc(d, need, &workspace));
+        DCOMMI_TRY(dcommi_device_alloc(d, need, &workspace));
     }
     dcommi_device_before before = dcommi_cuda_enter(d->number);
     dcomm_status status = dcommi_cuda_code_on(c, c->workspace != NULL ? c->workspace : workspace,
                                               d->stream[DCOMMI_QUEUE_IN]);
     dcommi_cuda_leave(before);
-    dcommi_cuda_release(d, workspace);
+    dcommi_device_release(d, workspace);
     return status >= 0 && c->kind == DCOMM_STEP_RECODE && c->residual != NULL &&
                    c->ledger != NULL && c->count > 0
                ? dcommi_cuda_recoded(d, c)
@@ -359,12 +349,13 @@ static dcomm_status dcommi_cuda_matrix(dcommi_device_handle *d, const dcommi_dev
 {
     void *room = NULL;
     if (m->ledger != NULL && m->shape.count > 0) {
-        DCOMMI_TRY(dcommi_cuda_alloc(d, dcomm_cuda_compare_workspace_bytes(m->shape.count), &room));
+        DCOMMI_TRY(
+            dcommi_device_alloc(d, dcomm_cuda_compare_workspace_bytes(m->shape.count), &room));
     }
     dcommi_device_before before = dcommi_cuda_enter(d->number);
     dcomm_status status = dcommi_cuda_matrix_on(m, room, d->stream[DCOMMI_QUEUE_IN]);
     dcommi_cuda_leave(before);
-    dcommi_cuda_release(d, room);
+    dcommi_device_release(d, room);
     return status;
 }
 

@@ -120,44 +120,11 @@ static void dcommi_cuda_own_close(int device, void *stream)
     dcommi_cuda_leave(before);
 }
 
-static dcomm_status dcommi_cuda_own_alloc(dcommi_device_handle *d, void *stream, size_t bytes,
-                                          void **memory_p)
-{
-    dcommi_device_before before = dcommi_cuda_enter(d->number);
-    cudaError_t error = d->pool == NULL
-                            ? cudaMallocAsync(memory_p, bytes, (cudaStream_t)stream)
-                            : cudaMallocFromPoolAsync(memory_p, bytes, (cudaMemPool_t)d->pool,
-                                                      (cudaStream_t)stream);
-    dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(d->number, error,
-                    d->pool == NULL ? "cudaMallocAsync" : "cudaMallocFromPoolAsync");
-    return DCOMM_OK;
-}
-
-static void dcommi_cuda_own_release(int device, void *stream, void *memory)
+static dcomm_status dcommi_cuda_zero(int device, void *stream, void *dst, size_t len)
 {
     dcommi_device_before before = dcommi_cuda_enter(device);
-    (void)cudaFreeAsync(memory, (cudaStream_t)stream);
-    dcommi_cuda_leave(before);
-}
-
-static dcomm_status dcommi_cuda_own_copy(int device, void *stream, void *dst, const void *src,
-                                         size_t len)
-{
-    dcommi_device_before before = dcommi_cuda_enter(device);
-    cudaError_t error = cudaMemcpyAsync(dst, src, len, cudaMemcpyDefault, (cudaStream_t)stream);
-    dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(device, error, "cudaMemcpyAsync");
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_cuda_own_zero(int device, void *stream, void *dst, size_t len)
-{
-    dcommi_device_before before = dcommi_cuda_enter(device);
-    cudaError_t error = cudaMemsetAsync(dst, 0, len, (cudaStream_t)stream);
-    dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(device, error, "cudaMemsetAsync");
-    return DCOMM_OK;
+    return dcommi_cuda_called(before, device, cudaMemsetAsync(dst, 0, len, (cudaStream_t)stream),
+                              "cudaMemsetAsync");
 }
 
 /* The event may be destroyed at once: the wait has its own share in it. */
@@ -173,51 +140,36 @@ static dcomm_status dcommi_cuda_own_after(int device, void *stream, void *other)
     return DCOMM_OK;
 }
 
-static dcomm_status dcommi_cuda_own_add(int device, void *stream, float *x, float factor,
-                                        const float *y, size_t count)
+static dcomm_status dcommi_cuda_add(int device, void *stream, float *x, float factor,
+                                    const float *y, size_t count)
 {
     dcommi_device_before before = dcommi_cuda_enter(device);
-    dcomm_status status = dcomm_cuda_add_scaled(x, factor, y, count, stream);
-    dcommi_cuda_leave(before);
-    return status;
+    return dcommi_cuda_done(before, dcomm_cuda_add_scaled(x, factor, y, count, stream));
 }
 
-static dcomm_status dcommi_cuda_own_feedback(int device, void *stream, dcomm_cuda_feedback_op op,
-                                             void *dst, const void *a, float factor, const float *b,
-                                             size_t count, dcomm_cuda_report *report)
+static dcomm_status dcommi_cuda_feedback(int device, void *stream, dcomm_cuda_feedback_op op,
+                                         void *dst, const void *a, float factor, const float *b,
+                                         size_t count, dcomm_cuda_report *report)
 {
     dcommi_device_before before = dcommi_cuda_enter(device);
-    dcomm_status status = dcomm_cuda_feedback(op, dst, a, factor, b, count, report, stream);
-    dcommi_cuda_leave(before);
-    return status;
+    return dcommi_cuda_done(before,
+                            dcomm_cuda_feedback(op, dst, a, factor, b, count, report, stream));
 }
 
 static dcomm_status dcommi_cuda_own_code(int device, void *stream, const dcommi_device_code *code,
                                          void *workspace)
 {
     dcommi_device_before before = dcommi_cuda_enter(device);
-    dcomm_status status = dcommi_cuda_code_on(code, workspace, stream);
-    dcommi_cuda_leave(before);
-    return status;
+    return dcommi_cuda_done(before, dcommi_cuda_code_on(code, workspace, stream));
 }
 
-static dcomm_status dcommi_cuda_own_scale(int device, void *stream, void *x, size_t count,
-                                          dcomm_dtype dtype, double factor)
+static dcomm_status dcommi_cuda_look(int device, void *stream, void *x, size_t count,
+                                     dcomm_dtype dtype, double factor, bool drop,
+                                     dcomm_cuda_sight *sight, void *workspace)
 {
     dcommi_device_before before = dcommi_cuda_enter(device);
-    dcomm_status status = dcomm_cuda_scale(x, x, count, dtype, factor, stream);
-    dcommi_cuda_leave(before);
-    return status;
-}
-
-static dcomm_status dcommi_cuda_own_look(int device, void *stream, void *x, size_t count,
-                                         dcomm_dtype dtype, double factor, bool drop,
-                                         dcomm_cuda_sight *sight, void *workspace)
-{
-    dcommi_device_before before = dcommi_cuda_enter(device);
-    dcomm_status status = dcomm_cuda_look(x, count, dtype, factor, drop, sight, workspace, stream);
-    dcommi_cuda_leave(before);
-    return status;
+    return dcommi_cuda_done(
+        before, dcomm_cuda_look(x, count, dtype, factor, drop, sight, workspace, stream));
 }
 
 #endif

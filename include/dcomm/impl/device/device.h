@@ -127,20 +127,29 @@ typedef struct dcommi_device_calls {
     /* Host memory that every device reads and writes by itself, at the host's address. */
     dcomm_status (*pin)(size_t bytes, void **memory_p);
     void (*unpin)(void *memory);
-    /* Device memory, to be stored into before it is read. */
-    dcomm_status (*alloc)(dcommi_device_handle *d, size_t bytes, void **memory_p);
-    void (*release)(dcommi_device_handle *d, void *memory);
-    /* dst <- src, either of which may be pinned. */
-    dcomm_status (*copy)(dcommi_device_handle *d, enum dcommi_queue queue, void *dst,
-                         const void *src, size_t len);
-    /* On queue IN: as dcommi_host_reduce, dcommi_host_scale, dcommi_to_f32 and
-     * dcommi_from_f32, the codec's steps, powersgd's, dcomm_cuda_ledger_compare,
-     * dcomm_cuda_scatter, and DGC's clipping: a gradient's factor, and the momentum of what it is
-     * multiplied by. */
+    /* On a stream, a queue's or one of the library's own. Memory is taken and given back in its
+     * order, and to be stored into before it is read; a handle without a pool has it of the
+     * device's usual one, which outlives contexts. copy: dst <- src, either of which may be pinned.
+     * scale, add, feedback, look: dcomm_cuda_scale, _add_scaled, _feedback, _look. */
+    dcomm_status (*alloc)(dcommi_device_handle *d, void *stream, size_t bytes, void **memory_p);
+    void (*release)(int device, void *stream, void *memory);
+    dcomm_status (*copy)(int device, void *stream, void *dst, const void *src, size_t len);
+    dcomm_status (*zero)(int device, void *stream, void *dst, size_t len);
+    dcomm_status (*scale)(int device, void *stream, void *dst, const void *src, size_t count,
+                          dcomm_dtype dtype, double factor);
+    dcomm_status (*add)(int device, void *stream, float *x, float factor, const float *y,
+                        size_t count);
+    dcomm_status (*feedback)(int device, void *stream, dcomm_cuda_feedback_op op, void *dst,
+                             const void *a, float factor, const float *b, size_t count,
+                             dcomm_cuda_report *report);
+    dcomm_status (*look)(int device, void *stream, void *x, size_t count, dcomm_dtype dtype,
+                         double factor, bool drop, dcomm_cuda_sight *sight, void *workspace);
+    size_t (*look_bytes)(size_t count); /* of its workspace */
+    /* On queue IN: as dcommi_host_reduce, dcommi_to_f32 and dcommi_from_f32, the codec's steps,
+     * powersgd's, dcomm_cuda_ledger_compare, dcomm_cuda_scatter, and DGC's clipping: a gradient's
+     * factor, and the momentum of what it is multiplied by. */
     dcomm_status (*reduce)(dcommi_device_handle *d, void *dst, const void *const *src, size_t nsrc,
                            size_t count, dcomm_dtype dtype, dcomm_op op, int64_t divisor);
-    dcomm_status (*scale)(dcommi_device_handle *d, void *dst, const void *src, size_t count,
-                          dcomm_dtype dtype, double factor);
     dcomm_status (*to_f32)(dcommi_device_handle *d, float *dst, const void *src, size_t count,
                            dcomm_dtype dtype, double factor);
     dcomm_status (*from_f32)(dcommi_device_handle *d, void *dst, const float *src, size_t count,
@@ -176,18 +185,13 @@ typedef struct dcommi_device_calls {
     dcommi_device_before (*enter)(int device);
     void (*leave)(dcommi_device_before before);
     /* Streams of the library's own, beside the queues: for what goes in the order of a stream of
-     * the caller's without holding that up. Memory is taken and given back in their order. after:
-     * what is put on it from now on waits for what the other stream holds now. code: the
-     * codec's steps, with a workspace of code_bytes. add, feedback, scale, look:
-     * dcomm_cuda_add_scaled, _feedback, _scale, _look. A handle without a pool has its
-     * memory of the device's usual one, which outlives contexts. */
+     * the caller's without holding that up. after: what is put on it from now on waits for what the
+     * other stream holds now. code: the codec's steps, with a workspace of code_bytes. */
     dcomm_status (*own_open)(int device, void **stream_p);
     void (*own_close)(int device, void *stream);
-    dcomm_status (*own_alloc)(dcommi_device_handle *d, void *stream, size_t bytes, void **memory_p);
-    void (*own_release)(int device, void *stream, void *memory);
-    dcomm_status (*own_copy)(int device, void *stream, void *dst, const void *src, size_t len);
-    dcomm_status (*own_zero)(int device, void *stream, void *dst, size_t len);
     dcomm_status (*own_after)(int device, void *stream, void *other);
+    dcomm_status (*own_code)(int device, void *stream, const dcommi_device_code *code,
+                             void *workspace);
     /* Memory that other processes can open, and theirs. These may wait for all that the device's
      * streams hold, which is why device_region.h and
      * api_mem_device.h alone call them. Nobody may have open what is freed, and
@@ -197,18 +201,33 @@ typedef struct dcommi_device_calls {
     dcomm_status (*peer_open)(int device, const dcommi_device_key *key, size_t bytes,
                               void **memory_p);
     void (*peer_close)(int device, void *memory);
-    dcomm_status (*own_code)(int device, void *stream, const dcommi_device_code *code,
-                             void *workspace);
-    dcomm_status (*own_add)(int device, void *stream, float *x, float factor, const float *y,
-                            size_t count);
-    dcomm_status (*own_feedback)(int device, void *stream, dcomm_cuda_feedback_op op, void *dst,
-                                 const void *a, float factor, const float *b, size_t count,
-                                 dcomm_cuda_report *report);
-    dcomm_status (*own_scale)(int device, void *stream, void *x, size_t count, dcomm_dtype dtype,
-                              double factor);
-    dcomm_status (*own_look)(int device, void *stream, void *x, size_t count, dcomm_dtype dtype,
-                             double factor, bool drop, dcomm_cuda_sight *sight, void *workspace);
-    size_t (*look_bytes)(size_t count); /* of its workspace */
 } dcommi_device_calls;
+
+/* ---- in the order of a queue ---- */
+
+/* Take scratch, in the order of queue IN, which all stores into device memory are put on: so the
+ * other queue need not wait for it. */
+static inline dcomm_status dcommi_device_alloc(dcommi_device_handle *d, size_t bytes,
+                                               void **memory_p)
+{
+    return d->call->alloc(d, d->stream[DCOMMI_QUEUE_IN], bytes, memory_p);
+}
+
+static inline void dcommi_device_release(dcommi_device_handle *d, void *memory)
+{
+    d->call->release(d->number, d->stream[DCOMMI_QUEUE_IN], memory);
+}
+
+static inline dcomm_status dcommi_device_copy(dcommi_device_handle *d, enum dcommi_queue queue,
+                                              void *dst, const void *src, size_t len)
+{
+    return d->call->copy(d->number, d->stream[queue], dst, src, len);
+}
+
+static inline dcomm_status dcommi_device_scale(dcommi_device_handle *d, void *dst, const void *src,
+                                               size_t count, dcomm_dtype dtype, double factor)
+{
+    return d->call->scale(d->number, d->stream[DCOMMI_QUEUE_IN], dst, src, count, dtype, factor);
+}
 
 #endif

@@ -94,7 +94,7 @@ static dcomm_status dcommi_frame_scratch(dcommi_frame *frame, uint8_t *on_host)
         return DCOMM_OK;
     }
     dcommi_device_handle *d = &frame->run->device->handle;
-    DCOMMI_TRY(d->call->alloc(d, (size_t)plan->scratch_bytes, &frame->device_scratch));
+    DCOMMI_TRY(dcommi_device_alloc(d, (size_t)plan->scratch_bytes, &frame->device_scratch));
     frame->space[DCOMM_SPACE_SCRATCH] = frame->device_scratch;
     frame->on_device |= 1u << DCOMM_SPACE_SCRATCH;
     return DCOMM_OK;
@@ -114,7 +114,7 @@ static void dcommi_frame_scratch_free(dcommi_frame *frame)
     dcommi_frame_unshare(frame);
     if (DCOMMI_UNLIKELY(frame->device_scratch != NULL)) {
         dcommi_device_handle *d = &frame->run->device->handle;
-        d->call->release(d, frame->device_scratch);
+        dcommi_device_release(d, frame->device_scratch);
         frame->device_scratch = NULL;
     }
 }

@@ -47,7 +47,7 @@ static void dcommi_pull_staging_free(dcommi_pull *pull)
         dcommi_free(pull->staging);
     } else if (pull->staging != NULL) {
         dcommi_device_handle *d = &pull->device->handle;
-        d->call->release(d, pull->staging);
+        dcommi_device_release(d, pull->staging);
     }
     pull->staging = NULL;
 }
@@ -142,7 +142,7 @@ static void dcommi_pull_landed(dcommi_pull *pull, unsigned b, size_t piece, dcom
     bool last = pull->blocks[b].outstanding == 0;
     uint8_t *to = pull->fold ? dcommi_pull_staging(pull, b, piece) : pull->to.dst + at;
     dcomm_status status =
-        d->call->copy(d, DCOMMI_QUEUE_IN, to, slot->memory, dcommi_pull_part(pull, at));
+        dcommi_device_copy(d, DCOMMI_QUEUE_IN, to, slot->memory, dcommi_pull_part(pull, at));
     if (status >= 0 && last && pull->fold) {
         status = dcommi_pull_fold(pull, b);
     }
@@ -377,8 +377,7 @@ static dcomm_status dcommi_pull_by_message(dcommi_lane *lane, dcommi_device *dev
     pull->pieces = dcommi_calloc(n, sizeof *pieces);
     if (fold && device != NULL) {
         void *staging = NULL;
-        status =
-            device->handle.call->alloc(&device->handle, pull->window * n * pull->block, &staging);
+        status = dcommi_device_alloc(&device->handle, pull->window * n * pull->block, &staging);
         pull->staging = staging;
     } else if (fold) {
         pull->staging = dcommi_alloc_raw(pull->window * n * pull->block);

@@ -183,8 +183,8 @@ static dcomm_status dcommi_scaler_there(dcomm_buckets *b, bool look, double fact
             DCOMMI_TRY(dcommi_bkt_look_there(b, p, part, count, factor, false));
         } else if (part != NULL) {
             DCOMMI_TRY(dcommi_bkt_of_device(
-                k->device->number, dcommi_devices->own_scale(k->device->number, k->stream, part,
-                                                             count, p->dtype, factor)));
+                k->device->number, dcommi_devices->scale(k->device->number, k->stream, part, part,
+                                                         count, p->dtype, factor)));
         }
     }
     return b->ndevices > 0 ? dcommi_bkt_await_streams(b) : DCOMM_OK;

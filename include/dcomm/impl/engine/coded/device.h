@@ -90,7 +90,7 @@ static void dcommi_code_raised(const dcommi_code_job *job, const dcommi_code_fou
 static void dcommi_code_free(dcommi_code_job *job, dcommi_device_handle *d)
 {
     if (job->there != NULL) {
-        d->call->release(d, job->there);
+        dcommi_device_release(d, job->there);
     }
     dcommi_free(job);
 }
@@ -208,7 +208,7 @@ static dcomm_status dcommi_code_run(dcommi_code_job *job, dcommi_device_handle *
     dcommi_device_code *code = &job->code;
     code->report = &there->report;
     if (job->home != NULL) {
-        DCOMMI_TRY(d->call->alloc(d, code->dst_len, &job->there));
+        DCOMMI_TRY(dcommi_device_alloc(d, code->dst_len, &job->there));
         code->dst = job->there;
     } else if (job->spreads) {
         DCOMMI_TRY(dcommi_spread_write_there(d, c, code, job->there, counts ? &there->before : NULL,
@@ -242,17 +242,17 @@ static dcomm_status dcommi_code_launch(dcommi_code_job *job, dcommi_slot *slot)
     dcommi_device_handle *d = &slot->device->handle;
     void *there = NULL;
     memset(slot->memory, 0, sizeof(dcommi_code_found));
-    DCOMMI_TRY(d->call->alloc(d, sizeof(dcommi_code_found), &there));
+    DCOMMI_TRY(dcommi_device_alloc(d, sizeof(dcommi_code_found), &there));
     dcomm_status status =
-        d->call->copy(d, DCOMMI_QUEUE_IN, there, slot->memory, sizeof(dcommi_code_found));
+        dcommi_device_copy(d, DCOMMI_QUEUE_IN, there, slot->memory, sizeof(dcommi_code_found));
     if (status >= 0) {
         status = dcommi_code_run(job, d, there);
     }
     if (status >= 0) {
-        status = d->call->copy(d, DCOMMI_QUEUE_IN, slot->memory + DCOMMI_FOUND_AT, there,
-                               sizeof(dcommi_code_found));
+        status = dcommi_device_copy(d, DCOMMI_QUEUE_IN, slot->memory + DCOMMI_FOUND_AT, there,
+                                    sizeof(dcommi_code_found));
     }
-    d->call->release(d, there);
+    dcommi_device_release(d, there);
     return status;
 }
 
@@ -378,7 +378,7 @@ static dcomm_status dcommi_spread_result_on_device(dcommi_lane *lane,
                           .queue = DCOMMI_QUEUE_IN,
                           .src = (const uint8_t *)s->keys,
                           .len = bytes};
-    dcomm_status status = d->call->alloc(d, bytes > 0 ? bytes : 8, &job->there);
+    dcomm_status status = dcommi_device_alloc(d, bytes > 0 ? bytes : 8, &job->there);
     if (status >= 0) {
         copy.dst = job->there;
         status = dcommi_across_start(&copy);

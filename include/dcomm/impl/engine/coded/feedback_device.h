@@ -33,26 +33,26 @@ static dcomm_status dcommi_feedback_side_make(const dcommi_feedback_place *place
                                               void **memory_p)
 {
     dcommi_feedback_side *side = dcommi_feedback_side_of(place);
-    return dcommi_devices->own_alloc(&side->handle, side->stream, bytes, memory_p);
+    return dcommi_devices->alloc(&side->handle, side->stream, bytes, memory_p);
 }
 
 static void dcommi_feedback_side_release(const dcommi_feedback_place *place, void *memory)
 {
-    dcommi_devices->own_release(place->device, dcommi_feedback_side_of(place)->stream, memory);
+    dcommi_devices->release(place->device, dcommi_feedback_side_of(place)->stream, memory);
 }
 
 static dcomm_status dcommi_feedback_side_zero(const dcommi_feedback_place *place, void *memory,
                                               size_t bytes)
 {
-    return dcommi_devices->own_zero(place->device, dcommi_feedback_side_of(place)->stream, memory,
-                                    bytes);
+    return dcommi_devices->zero(place->device, dcommi_feedback_side_of(place)->stream, memory,
+                                bytes);
 }
 
 static dcomm_status dcommi_feedback_side_copy(const dcommi_feedback_place *place, void *dst,
                                               const void *src, size_t bytes)
 {
-    return dcommi_devices->own_copy(place->device, dcommi_feedback_side_of(place)->stream, dst, src,
-                                    bytes);
+    return dcommi_devices->copy(place->device, dcommi_feedback_side_of(place)->stream, dst, src,
+                                bytes);
 }
 
 /* bf16 is widened, and rounded again: x by this, and y. */
@@ -62,13 +62,13 @@ static dcomm_status dcommi_feedback_side_add_narrow(const dcommi_feedback_place 
 {
     const int device = place->device;
     void *stream = dcommi_feedback_side_of(place)->stream;
-    DCOMMI_TRY(dcommi_devices->own_feedback(device, stream, DCOMM_CUDA_FEEDBACK_WIDEN, wide, x, 0,
-                                            NULL, count, NULL));
-    DCOMMI_TRY(dcommi_devices->own_feedback(device, stream, DCOMM_CUDA_FEEDBACK_WIDEN, more, y, 0,
-                                            NULL, count, NULL));
-    DCOMMI_TRY(dcommi_devices->own_add(device, stream, wide, factor, more, count));
-    return dcommi_devices->own_feedback(device, stream, DCOMM_CUDA_FEEDBACK_NARROW, x, wide, 0,
-                                        NULL, count, NULL);
+    DCOMMI_TRY(dcommi_devices->feedback(device, stream, DCOMM_CUDA_FEEDBACK_WIDEN, wide, x, 0, NULL,
+                                        count, NULL));
+    DCOMMI_TRY(dcommi_devices->feedback(device, stream, DCOMM_CUDA_FEEDBACK_WIDEN, more, y, 0, NULL,
+                                        count, NULL));
+    DCOMMI_TRY(dcommi_devices->add(device, stream, wide, factor, more, count));
+    return dcommi_devices->feedback(device, stream, DCOMM_CUDA_FEEDBACK_NARROW, x, wide, 0, NULL,
+                                    count, NULL);
 }
 
 static dcomm_status dcommi_feedback_side_add(const dcommi_feedback_place *place,
@@ -80,8 +80,8 @@ static dcomm_status dcommi_feedback_side_add(const dcommi_feedback_place *place,
         return DCOMM_OK;
     }
     if (!x->bf16) {
-        return dcommi_devices->own_add(place->device, dcommi_feedback_side_of(place)->stream, at,
-                                       factor, y->now, y->count);
+        return dcommi_devices->add(place->device, dcommi_feedback_side_of(place)->stream, at,
+                                   factor, y->now, y->count);
     }
     DCOMMI_TRY(dcommi_feedback_side_make(place, y->count * sizeof(float), &wide));
     dcomm_status status = dcommi_feedback_side_make(place, y->count * sizeof(float), &more);

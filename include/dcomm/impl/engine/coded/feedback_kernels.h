@@ -136,7 +136,7 @@ static float *dcommi_feedback_take(dcommi_feedback_arrays *a)
 {
     void *memory = NULL;
     if (a->status >= 0) {
-        a->status = a->d->call->alloc(a->d, a->code->count * sizeof(float), &memory);
+        a->status = dcommi_device_alloc(a->d, a->code->count * sizeof(float), &memory);
     }
     if (a->status >= 0) {
         a->room[a->nroom++] = memory;
@@ -147,7 +147,7 @@ static float *dcommi_feedback_take(dcommi_feedback_arrays *a)
 static void dcommi_feedback_drop(const dcommi_feedback_arrays *a)
 {
     for (int k = 0; k < a->nroom; k++) {
-        a->d->call->release(a->d, a->room[k]);
+        dcommi_device_release(a->d, a->room[k]);
     }
 }
 
@@ -155,8 +155,8 @@ static void dcommi_feedback_do(dcommi_feedback_arrays *a, dcomm_cuda_feedback_op
                                const void *x, float factor, const float *y)
 {
     if (a->status >= 0) {
-        a->status = a->d->call->own_feedback(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], op, dst,
-                                             x, factor, y, a->code->count, a->code->report);
+        a->status = a->d->call->feedback(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], op, dst, x,
+                                         factor, y, a->code->count, a->code->report);
     }
 }
 
@@ -224,7 +224,8 @@ static float *dcommi_feedback_sum_there(dcommi_feedback_arrays *a)
     float *sum = dcommi_feedback_take(a);
     dcommi_feedback_decode(a, code->src, code->len, code->n, sum);
     if (a->status >= 0) {
-        a->status = a->d->call->scale(a->d, sum, sum, code->count, DCOMM_F32, (double)code->factor);
+        a->status =
+            dcommi_device_scale(a->d, sum, sum, code->count, DCOMM_F32, (double)code->factor);
     }
     return sum;
 }
@@ -283,7 +284,7 @@ static void dcommi_feedback_products_there(dcommi_feedback_arrays *a, const floa
         a->status = dcommi_feedback_basis_there(a, &basis);
     }
     if (a->status >= 0) {
-        a->status = a->d->call->copy(a->d, DCOMMI_QUEUE_IN, m.q, basis->numbers.now, q_bytes);
+        a->status = dcommi_device_copy(a->d, DCOMMI_QUEUE_IN, m.q, basis->numbers.now, q_bytes);
     }
     for (int turn = 0; turn < (int)code->codec->value[DCOMMI_POWERSGD_TURNS]; turn++) {
         dcommi_feedback_matrix(a, &m, DCOMMI_MATRIX_START);
@@ -294,7 +295,7 @@ static void dcommi_feedback_products_there(dcommi_feedback_arrays *a, const floa
         dcommi_feedback_matrix(a, &m, DCOMMI_MATRIX_Q);
     }
     if (a->status >= 0) {
-        a->status = a->d->call->copy(a->d, DCOMMI_QUEUE_IN, basis->numbers.next, m.q, q_bytes);
+        a->status = dcommi_device_copy(a->d, DCOMMI_QUEUE_IN, basis->numbers.next, m.q, q_bytes);
     }
     if (residual != NULL) {
         m.to = next;
@@ -385,8 +386,8 @@ static void dcommi_feedback_find(dcommi_feedback_arrays *a)
     if (job->raises) {
         float *zeros = dcommi_feedback_take(a);
         if (a->status >= 0) {
-            a->status = a->d->call->own_zero(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], zeros,
-                                             a->code->count * sizeof *zeros);
+            a->status = a->d->call->zero(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], zeros,
+                                         a->code->count * sizeof *zeros);
         }
         a->held = zeros;
         a->next = dcommi_feedback_take(a);
@@ -447,7 +448,8 @@ static void dcommi_feedback_apart_there(dcommi_feedback_arrays *a)
     dcommi_feedback_do(a, estimates ? DCOMM_CUDA_FEEDBACK_LACK : DCOMM_CUDA_FEEDBACK_ADD, e, a->x,
                        0, a->held);
     if (a->status >= 0 && factor != 1) {
-        a->status = a->d->call->scale(a->d, scaled, e, code->count, DCOMM_F32, a->job->fb->factor);
+        a->status =
+            dcommi_device_scale(a->d, scaled, e, code->count, DCOMM_F32, a->job->fb->factor);
     }
     dcommi_feedback_encode_there(a, scaled, NULL, NULL, NULL);
     dcommi_feedback_see(a);
@@ -461,8 +463,8 @@ static void dcommi_feedback_raise_there(dcommi_feedback_arrays *a, uint32_t divi
     float *raised = dcommi_feedback_wide(a, w, w->next, a->job->first);
     dcommi_feedback_compare(a, a->books.before, raised, raised, NULL);
     if (a->status >= 0) {
-        a->status = a->d->call->own_add(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], raised,
-                                        (float)divisor, a->next, a->code->count);
+        a->status = a->d->call->add(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], raised,
+                                    (float)divisor, a->next, a->code->count);
     }
     dcommi_feedback_round(a, w, a->job->first, raised);
     dcommi_feedback_compare(a, a->books.after, raised, raised, NULL);
@@ -503,10 +505,10 @@ static dcomm_status dcommi_feedback_finish_there(dcommi_device_handle *d,
     if (code->count == 0) {
         return DCOMM_OK;
     }
-    DCOMMI_TRY(d->call->own_feedback(d->number, d->stream[DCOMMI_QUEUE_IN],
-                                     DCOMM_CUDA_FEEDBACK_FINISH, code->dst, job->learned, 0,
-                                     code->dst, code->count, NULL));
-    return d->call->copy(d, DCOMMI_QUEUE_IN, job->learns, code->dst, code->count * sizeof(float));
+    DCOMMI_TRY(d->call->feedback(d->number, d->stream[DCOMMI_QUEUE_IN], DCOMM_CUDA_FEEDBACK_FINISH,
+                                 code->dst, job->learned, 0, code->dst, code->count, NULL));
+    return dcommi_device_copy(d, DCOMMI_QUEUE_IN, job->learns, code->dst,
+                              code->count * sizeof(float));
 }
 
 #endif

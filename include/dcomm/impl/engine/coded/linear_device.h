@@ -89,8 +89,8 @@ static dcomm_status dcommi_linear_begin_there(dcommi_device_handle *d, const dco
 {
     const size_t bytes = m->shape.rank * m->shape.cols * sizeof(float);
     return c->feedback != NULL && c->feedback->basis.count > 0
-               ? d->call->copy(d, DCOMMI_QUEUE_IN, m->q, c->feedback->basis.now, bytes)
-               : d->call->own_zero(d->number, d->stream[DCOMMI_QUEUE_IN], m->q, bytes);
+               ? dcommi_device_copy(d, DCOMMI_QUEUE_IN, m->q, c->feedback->basis.now, bytes)
+               : d->call->zero(d->number, d->stream[DCOMMI_QUEUE_IN], m->q, bytes);
 }
 
 /* Gradient and residual; what is not finite is counted here, else by the first product. */
@@ -174,13 +174,13 @@ static dcomm_status dcommi_linear_decode_there(dcommi_device_handle *d, const dc
     dcommi_device_matrix m = dcommi_linear_matrix(c, (void *)code->src[0]);
     const size_t numbers = code->len[0] / sizeof(float);
     void *room = NULL;
-    DCOMMI_TRY(d->call->alloc(d, d->call->look_bytes(numbers), &room));
-    dcomm_status status = d->call->own_look(d->number, d->stream[DCOMMI_QUEUE_IN], m.p, numbers,
-                                            DCOMM_F32, 1, false, seen, room);
-    d->call->release(d, room);
+    DCOMMI_TRY(dcommi_device_alloc(d, d->call->look_bytes(numbers), &room));
+    dcomm_status status = d->call->look(d->number, d->stream[DCOMMI_QUEUE_IN], m.p, numbers,
+                                        DCOMM_F32, 1, false, seen, room);
+    dcommi_device_release(d, room);
     if (status >= 0 && c->feedback != NULL) {
-        status = d->call->copy(d, DCOMMI_QUEUE_IN, c->feedback->basis.next, m.q,
-                               m.shape.rank * m.shape.cols * sizeof(float));
+        status = dcommi_device_copy(d, DCOMMI_QUEUE_IN, c->feedback->basis.next, m.q,
+                                    m.shape.rank * m.shape.cols * sizeof(float));
     }
     m.kind = DCOMMI_MATRIX_PRODUCT;
     m.to = code->dst;

@@ -67,8 +67,8 @@ static dcomm_status dcommi_spread_write_there(dcommi_device_handle *d, const dco
         dcommi_spread_back_there(&a, c->feedback, pairs + 2 * s->agreed.n, s->back.n);
     }
     if (a.status >= 0) {
-        a.status = d->call->own_zero(d->number, d->stream[DCOMMI_QUEUE_IN], code->dst,
-                                     code->count * sizeof(float));
+        a.status = d->call->zero(d->number, d->stream[DCOMMI_QUEUE_IN], code->dst,
+                                 code->count * sizeof(float));
     }
     if (a.status >= 0) {
         a.status = d->call->scatter(d, code->dst, code->count, pairs,

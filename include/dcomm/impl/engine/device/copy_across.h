@@ -72,10 +72,10 @@ static dcomm_status dcommi_across_put(dcommi_across *a, dcommi_slot *slot, size_
 {
     dcommi_device_handle *d = &slot->device->handle;
     if (a->queue == DCOMMI_QUEUE_OUT) {
-        DCOMMI_TRY(d->call->copy(d, a->queue, slot->memory, a->src + at, n));
+        DCOMMI_TRY(dcommi_device_copy(d, a->queue, slot->memory, a->src + at, n));
     } else {
         memcpy(slot->memory, a->src + at, n);
-        DCOMMI_TRY(d->call->copy(d, a->queue, a->dst + at, slot->memory, n));
+        DCOMMI_TRY(dcommi_device_copy(d, a->queue, a->dst + at, slot->memory, n));
     }
     return dcommi_job_start(slot->device, a->queue, &slot->job, a->run, dcommi_across_copied);
 }

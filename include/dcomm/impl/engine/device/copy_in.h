@@ -57,7 +57,7 @@ static dcomm_status dcommi_read_device(dcommi_move *move, const uint8_t *at, siz
         }
         status = dcommi_fold_on_device(move->lane, move->dst, src, move->nsrc, len, move->final);
     } else {
-        status = d->call->copy(d, DCOMMI_QUEUE_IN, move->buf, at, len);
+        status = dcommi_device_copy(d, DCOMMI_QUEUE_IN, move->buf, at, len);
     }
     if (status >= 0) {
         status = dcommi_job_start(move->run->device, DCOMMI_QUEUE_IN, &slot->job, move->run,
@@ -188,7 +188,7 @@ static dcomm_status dcommi_pour_part(dcommi_pour *pour, dcommi_slot *slot, size_
                                                         slot->memory, pour->address + at, n),
                                     at, move->node.peer));
     }
-    DCOMMI_TRY(d->call->copy(d, DCOMMI_QUEUE_IN, move->buf + at, slot->memory, n));
+    DCOMMI_TRY(dcommi_device_copy(d, DCOMMI_QUEUE_IN, move->buf + at, slot->memory, n));
     if (move->kind == DCOMMI_MOVE_FOLD) {
         for (int i = 0; i < move->nsrc; i++) {
             src[i] = (i == move->msg_at ? move->buf : (const uint8_t *)move->src[i]) + at;

@@ -61,7 +61,7 @@ static void dcommi_out_go(dcommi_slot *slot, void *user)
     move->slot = slot;
     slot->user = move;
     if (run->active) {
-        status = d->call->copy(d, DCOMMI_QUEUE_OUT, slot->memory, move->buf, move->len);
+        status = dcommi_device_copy(d, DCOMMI_QUEUE_OUT, slot->memory, move->buf, move->len);
         if (status >= 0) {
             status = dcommi_job_start(slot->device, DCOMMI_QUEUE_OUT, &slot->job, run,
                                       dcommi_out_copied);

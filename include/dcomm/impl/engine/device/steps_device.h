@@ -123,7 +123,7 @@ static enum dcommi_outcome dcommi_device_fold(dcommi_lane *lane, uint8_t *dst, d
     return dcommi_step_queued(
         lane,
         fold ? dcommi_fold_on_device(lane, dst, context->pointers, n, len, final)
-             : d->call->copy(d, DCOMMI_QUEUE_IN, dst, pieces[0].local, len),
+             : dcommi_device_copy(d, DCOMMI_QUEUE_IN, dst, pieces[0].local, len),
         async);
 }
 
@@ -135,12 +135,12 @@ static dcomm_status dcommi_device_times(dcommi_device_handle *d, void *dst, cons
     const void *terms[] = {dst, dst, src};
     int bit = 63;
     if (factor == 0) {
-        return d->call->scale(d, dst, src, count, dtype, 0);
+        return dcommi_device_scale(d, dst, src, count, dtype, 0);
     }
     while ((factor >> bit & 1) == 0) {
         bit--;
     }
-    dcomm_status status = d->call->copy(d, DCOMMI_QUEUE_IN, dst, src, count * sizeof factor);
+    dcomm_status status = dcommi_device_copy(d, DCOMMI_QUEUE_IN, dst, src, count * sizeof factor);
     while (status >= 0 && bit-- > 0) {
         const size_t n = 2 + (factor >> bit & 1);
         status = d->call->reduce(d, dst, terms, n, count, dtype, DCOMM_SUM, 1);
@@ -176,7 +176,7 @@ static enum dcommi_outcome dcommi_device_compute(dcommi_lane *lane, dcomm_plan_k
         : widens ? d->call->to_f32(d, (float *)(void *)dst, src[0], count, dtype, factor.value)
         : dcommi_factor_whole(&factor, dtype)
             ? dcommi_device_times(d, dst, src[0], count, dtype, factor.whole)
-            : d->call->scale(d, dst, src[0], count, dtype, factor.value);
+            : dcommi_device_scale(d, dst, src[0], count, dtype, factor.value);
     return dcommi_step_queued(lane, status, false);
 }
 

@@ -159,7 +159,7 @@ static dcomm_status dcommi_bkt_follow(const char *what, const dcomm_buckets *b,
 static dcomm_status dcommi_bkt_copy(const dcommi_bkt *k, void *dst, const void *src, size_t len)
 {
     if (len > 0 && k->device != NULL) {
-        return dcommi_devices->own_copy(k->device->number, k->stream, dst, src, len);
+        return dcommi_devices->copy(k->device->number, k->stream, dst, src, len);
     }
     if (len > 0) {
         memcpy(dst, src, len);
@@ -170,7 +170,7 @@ static dcomm_status dcommi_bkt_copy(const dcommi_bkt *k, void *dst, const void *
 static dcomm_status dcommi_bkt_zero(const dcommi_bkt *k, void *dst, size_t len)
 {
     if (len > 0 && k->device != NULL) {
-        return dcommi_devices->own_zero(k->device->number, k->stream, dst, len);
+        return dcommi_devices->zero(k->device->number, k->stream, dst, len);
     }
     if (len > 0) {
         memset(dst, 0, len);

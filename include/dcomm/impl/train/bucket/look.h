@@ -35,13 +35,13 @@ static dcomm_status dcommi_bkt_open_looks_of(dcomm_buckets *b, size_t place)
     if (bytes == 0) {
         return DCOMM_OK;
     }
-    DCOMMI_TRY(dcommi_devices->own_alloc(d->handle, d->streams[0], bytes, &memory));
+    DCOMMI_TRY(dcommi_devices->alloc(d->handle, d->streams[0], bytes, &memory));
     dcomm_status status = DCOMM_OK;
     for (int s = 1; s < DCOMMI_BKT_STREAMS && status >= 0; s++) {
         status = dcommi_devices->own_after(d->number, d->streams[s], d->streams[0]);
     }
     if (status < 0) {
-        dcommi_devices->own_release(d->number, d->streams[0], memory);
+        dcommi_devices->release(d->number, d->streams[0], memory);
         return status;
     }
     d->looks = memory;
@@ -84,7 +84,7 @@ static void dcommi_bkt_close_looks(dcomm_buckets *b)
     for (size_t i = 0; i < b->ndevices; i++) {
         const dcommi_bkt_device *d = &b->devices[i];
         if (d->looks != NULL) {
-            dcommi_devices->own_release(d->number, d->streams[0], d->looks);
+            dcommi_devices->release(d->number, d->streams[0], d->looks);
         }
     }
     if (b->seen_there != NULL) {
@@ -99,9 +99,9 @@ static dcomm_status dcommi_bkt_look_there(const dcomm_buckets *b, const dcommi_b
 {
     const dcommi_bkt *k = &b->layout.buckets[p->bucket];
     return dcommi_bkt_of_device(k->device->number,
-                                dcommi_devices->own_look(k->device->number, k->stream, x, count,
-                                                         p->dtype, factor, drop,
-                                                         &b->seen_there[p - b->params], p->look));
+                                dcommi_devices->look(k->device->number, k->stream, x, count,
+                                                     p->dtype, factor, drop,
+                                                     &b->seen_there[p - b->params], p->look));
 }
 
 /* Whether all that was put on the devices for buckets is over; with b->lock. */

@@ -11,7 +11,7 @@ static dcomm_status dcommi_bkt_memory(const dcommi_bkt *k, unsigned char **memor
 {
     void *memory = NULL;
     if (k->device != NULL) {
-        DCOMMI_TRY(dcommi_devices->own_alloc(k->device->handle, k->stream, k->bytes, &memory));
+        DCOMMI_TRY(dcommi_devices->alloc(k->device->handle, k->stream, k->bytes, &memory));
     } else {
         memory = dcommi_alloc(k->bytes);
     }
@@ -25,7 +25,7 @@ static void dcommi_bkt_free_memory(dcommi_bkt *k)
         unsigned char *all[] = {k->memory, k->values_memory};
         for (int i = 0; i < 2; i++) {
             if (all[i] != NULL) {
-                dcommi_devices->own_release(k->device->number, k->stream, all[i]);
+                dcommi_devices->release(k->device->number, k->stream, all[i]);
             }
         }
         if (k->event != NULL) { /* of a step that has failed */
