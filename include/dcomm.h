@@ -4319,6 +4319,8 @@ static inline int dcommi_text_distance(const char *a, const char *b)
             return dcommi_try_status;                  \
         }                                              \
     } while (0)
+/* Go on with a call unless one before it has failed. */
+#define DCOMMI_THEN(status, expression) ((status) = (status) < 0 ? (status) : (expression))
 /* ---- the last error's sentence, per thread ---- */
 #define DCOMMI_MESSAGE_MAX 512
 static _Thread_local char dcommi_message[DCOMMI_MESSAGE_MAX];
@@ -26634,8 +26636,8 @@ static dcomm_status dcommi_cuda_open(dcommi_device_handle *d)
 {
     dcommi_device_before before = dcommi_cuda_enter(d->number);
     dcomm_status status = dcommi_cuda_load_all(d->number);
-    status = status < 0 ? status : dcommi_cuda_streams(d);
-    status = status < 0 ? status : dcommi_cuda_pool(d);
+    DCOMMI_THEN(status, dcommi_cuda_streams(d));
+    DCOMMI_THEN(status, dcommi_cuda_pool(d));
     dcommi_cuda_leave(before);
     return status;
 }
@@ -26835,7 +26837,7 @@ static dcomm_status dcommi_cuda_recoded(dcommi_device_handle *d, const dcommi_de
                                        .dst = sent,
                                        .report = c->report};
     dcomm_status status = dcommi_cuda_code(d, &decode);
-    status = status < 0 ? status : dcommi_cuda_compare(d, c->ledger, NULL, sent, c->next, c->count);
+    DCOMMI_THEN(status, dcommi_cuda_compare(d, c->ledger, NULL, sent, c->next, c->count));
     dcommi_device_release(d, sent);
     return status;
 }
@@ -27467,9 +27469,7 @@ typedef struct dcommi_feedback_arrays {
 static float *dcommi_feedback_take(dcommi_feedback_arrays *a)
 {
     void *memory = NULL;
-    if (a->status >= 0) {
-        a->status = dcommi_device_alloc(a->d, a->code->count * sizeof(float), &memory);
-    }
+    DCOMMI_THEN(a->status, dcommi_device_alloc(a->d, a->code->count * sizeof(float), &memory));
     if (a->status >= 0) {
         a->room[a->nroom++] = memory;
     }
@@ -27484,10 +27484,9 @@ static void dcommi_feedback_drop(const dcommi_feedback_arrays *a)
 static void dcommi_feedback_do(dcommi_feedback_arrays *a, dcomm_cuda_feedback_op op, void *dst,
                                const void *x, float factor, const float *y)
 {
-    if (a->status >= 0) {
-        a->status = a->d->call->feedback(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], op, dst, x,
-                                         factor, y, a->code->count, a->code->report);
-    }
+    DCOMMI_THEN(a->status,
+                a->d->call->feedback(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], op, dst, x,
+                                     factor, y, a->code->count, a->code->report));
 }
 static void dcommi_feedback_compare(dcommi_feedback_arrays *a, dcomm_cuda_ledger *ledger,
                                     const float *x, const float *y, const float *next)
@@ -27529,9 +27528,7 @@ static void dcommi_feedback_decode(dcommi_feedback_arrays *a, const void *const 
                                        .n = n,
                                        .dst = to,
                                        .report = a->code->report};
-    if (a->status >= 0) {
-        a->status = a->d->call->code(a->d, &decode);
-    }
+    DCOMMI_THEN(a->status, a->d->call->code(a->d, &decode));
 }
 /* Decode the encoding that was sent, as other ranks will. */
 static void dcommi_feedback_see(dcommi_feedback_arrays *a)
@@ -27576,9 +27573,7 @@ static void dcommi_feedback_matrix(dcommi_feedback_arrays *a, dcommi_device_matr
                                    int kind)
 {
     m->kind = kind;
-    if (a->status >= 0) {
-        a->status = a->d->call->matrix(a->d, m);
-    }
+    DCOMMI_THEN(a->status, a->d->call->matrix(a->d, m));
 }
 /* powersgd, step by step, from the Q that it remembers: as its encoding in host memory. */
 static void dcommi_feedback_products_there(dcommi_feedback_arrays *a, const float *x,
@@ -27601,12 +27596,9 @@ static void dcommi_feedback_products_there(dcommi_feedback_arrays *a, const floa
                               .x = residual != NULL ? next : e,
                               .p = code->dst};
     m.q = m.p + dcommi_powersgd_p_count(&shape);
-    if (a->status >= 0) {
-        a->status = dcommi_feedback_basis_there(a, &basis);
-    }
-    if (a->status >= 0) {
-        a->status = dcommi_device_copy(a->d, DCOMMI_QUEUE_IN, m.q, basis->numbers.now, q_bytes);
-    }
+    DCOMMI_THEN(a->status, dcommi_feedback_basis_there(a, &basis));
+    DCOMMI_THEN(a->status,
+                dcommi_device_copy(a->d, DCOMMI_QUEUE_IN, m.q, basis->numbers.now, q_bytes));
     for (int turn = 0; turn < (int)code->codec->value[DCOMMI_POWERSGD_TURNS]; turn++) {
         dcommi_feedback_matrix(a, &m, DCOMMI_MATRIX_START);
         m.report = residual == NULL && turn == 0 ? code->report : NULL;
@@ -27615,9 +27607,8 @@ static void dcommi_feedback_products_there(dcommi_feedback_arrays *a, const floa
         m.report = code->report;
         dcommi_feedback_matrix(a, &m, DCOMMI_MATRIX_Q);
     }
-    if (a->status >= 0) {
-        a->status = dcommi_device_copy(a->d, DCOMMI_QUEUE_IN, basis->numbers.next, m.q, q_bytes);
-    }
+    DCOMMI_THEN(a->status,
+                dcommi_device_copy(a->d, DCOMMI_QUEUE_IN, basis->numbers.next, m.q, q_bytes));
     if (residual != NULL) {
         m.to = next;
         m.how = -1;
@@ -27647,12 +27638,8 @@ static void dcommi_feedback_encode_there(dcommi_feedback_arrays *a, const float 
     code.residual = residual;
     code.next = next;
     code.ledger = ledger;
-    if (a->status >= 0) {
-        a->status = dcommi_feedback_keep_room(a->job, a->d, &code);
-    }
-    if (a->status >= 0) {
-        a->status = a->d->call->code(a->d, &code);
-    }
+    DCOMMI_THEN(a->status, dcommi_feedback_keep_room(a->job, a->d, &code));
+    DCOMMI_THEN(a->status, a->d->call->code(a->d, &code));
 }
 /* ---- one step ---- */
 /* The factor that clips the step's gradient, of whose encodings this is the first. */
@@ -27663,7 +27650,7 @@ static void dcommi_feedback_clip_there(dcommi_feedback_arrays *a)
         void *memory = NULL;
         a->status = dcommi_feedback_side_make(fb->worker.place, sizeof *fb->clip_there, &memory);
         fb->clip_there = memory;
-        a->status = a->status < 0 ? a->status : dcommi_feedback_before(fb, a->d);
+        DCOMMI_THEN(a->status, dcommi_feedback_before(fb, a->d));
     }
     if (a->status >= 0) {
         a->status = a->d->call->clip(a->d, fb->clip_there, fb->now.x, fb->now.count,
@@ -27687,10 +27674,8 @@ static void dcommi_feedback_momentum_there(dcommi_feedback_arrays *a)
     if (!fb->clip_known) {
         dcommi_feedback_clip_there(a);
     }
-    if (a->status >= 0) {
-        a->status = a->d->call->clipped(a->d, a->velocity, a->gradient, fb->clip_there, m, before,
-                                        a->code->count);
-    }
+    DCOMMI_THEN(a->status, a->d->call->clipped(a->d, a->velocity, a->gradient, fb->clip_there, m,
+                                               before, a->code->count));
 }
 /* Where things lie. */
 static void dcommi_feedback_find(dcommi_feedback_arrays *a)
@@ -27701,10 +27686,8 @@ static void dcommi_feedback_find(dcommi_feedback_arrays *a)
     }
     if (job->raises) {
         float *zeros = dcommi_feedback_take(a);
-        if (a->status >= 0) {
-            a->status = a->d->call->zero(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], zeros,
-                                         a->code->count * sizeof *zeros);
-        }
+        DCOMMI_THEN(a->status, a->d->call->zero(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], zeros,
+                                                a->code->count * sizeof *zeros));
         a->held = zeros;
         a->next = dcommi_feedback_take(a);
         return;
@@ -27774,10 +27757,8 @@ static void dcommi_feedback_raise_there(dcommi_feedback_arrays *a, uint32_t divi
     const dcommi_feedback_store *w = &a->job->fb->worker;
     float *raised = dcommi_feedback_wide(a, w, w->next, a->job->first);
     dcommi_feedback_compare(a, a->books.before, raised, raised, NULL);
-    if (a->status >= 0) {
-        a->status = a->d->call->add(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], raised,
-                                    (float)divisor, a->next, a->code->count);
-    }
+    DCOMMI_THEN(a->status, a->d->call->add(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], raised,
+                                           (float)divisor, a->next, a->code->count));
     dcommi_feedback_round(a, w, a->job->first, raised);
     dcommi_feedback_compare(a, a->books.after, raised, raised, NULL);
 }
@@ -27927,9 +27908,7 @@ static void dcommi_linear_keep_there(dcommi_feedback_arrays *a, const dcommi_cod
     m->to = apart ? dcommi_feedback_take(a) : fb != NULL ? (float *)c->whole : NULL;
     m->x = fb != NULL ? fb->now.x : c->whole;
     m->ledger = apart ? NULL : a->books.ledger;
-    if (a->status >= 0) {
-        a->status = a->d->call->matrix(a->d, m);
-    }
+    DCOMMI_THEN(a->status, a->d->call->matrix(a->d, m));
     if (apart) {
         a->sent = m->to;
         a->store = &fb->worker;
@@ -28034,9 +28013,7 @@ static void dcommi_spread_back_there(dcommi_feedback_arrays *a, dcomm_feedback *
     float *next = dcommi_feedback_wide(a, w, w->next, 0);
     const float *value = (const float *)(const void *)(index + n);
     dcommi_spread_squares_there(a, fb, a->books.before, next);
-    if (a->status >= 0) {
-        a->status = a->d->call->scatter(a->d, next, a->code->count, index, value, n, true);
-    }
+    DCOMMI_THEN(a->status, a->d->call->scatter(a->d, next, a->code->count, index, value, n, true));
     dcommi_feedback_round(a, w, 0, next);
     dcommi_spread_squares_there(a, fb, a->books.after, next);
 }
@@ -28050,15 +28027,11 @@ static dcomm_status dcommi_spread_write_there(dcommi_device_handle *d, const dco
     if (c->feedback != NULL) {
         dcommi_spread_back_there(&a, c->feedback, pairs + 2 * s->agreed.n, s->back.n);
     }
-    if (a.status >= 0) {
-        a.status = d->call->zero(d->number, d->stream[DCOMMI_QUEUE_IN], code->dst,
-                                 code->count * sizeof(float));
-    }
-    if (a.status >= 0) {
-        a.status = d->call->scatter(d, code->dst, code->count, pairs,
-                                    (const float *)(const void *)(pairs + s->agreed.n), s->agreed.n,
-                                    false);
-    }
+    DCOMMI_THEN(a.status, d->call->zero(d->number, d->stream[DCOMMI_QUEUE_IN], code->dst,
+                                        code->count * sizeof(float)));
+    DCOMMI_THEN(a.status, d->call->scatter(d, code->dst, code->count, pairs,
+                                           (const float *)(const void *)(pairs + s->agreed.n),
+                                           s->agreed.n, false));
     dcommi_feedback_drop(&a);
     return a.status;
 }
@@ -30527,9 +30500,7 @@ static dcommi_verdict dcommi_deliver(dcommi_move *move, const dcommi_header *h,
             dcommi_match_insert(comm, &move->node); /* the same receive now waits for DATA */
             status = DCOMM_OK;
         }
-        if (status == DCOMM_OK) {
-            status = dcommi_send_header(comm, (int)h->src, &answer, NULL, 0);
-        }
+        DCOMMI_THEN(status, dcommi_send_header(comm, (int)h->src, &answer, NULL, 0));
         if (status < 0) {
             dcommi_poison(comm, status, "reading from rank %d failed: %s", (int)h->src,
                           dcommi_message);
@@ -30782,12 +30753,11 @@ static dcomm_status dcommi_pull_fold(dcommi_pull *pull, unsigned b)
                                  pull->pieces[i].rank);
         }
     }
-    if (status == DCOMM_OK) {
-        status = pull->device != NULL ? dcommi_fold_on_device(pull->lane, pull->to.dst + at, src,
-                                                              pull->npieces, part, pull->final)
-                                      : dcommi_fold_pieces(pull->lane, &pull->to, at, src,
-                                                           pull->npieces, part, pull->final);
-    }
+    DCOMMI_THEN(status, pull->device != NULL
+                            ? dcommi_fold_on_device(pull->lane, pull->to.dst + at, src,
+                                                    pull->npieces, part, pull->final)
+                            : dcommi_fold_pieces(pull->lane, &pull->to, at, src, pull->npieces,
+                                                 part, pull->final));
     dcommi_free((void *)src);
     return status;
 }
@@ -30861,10 +30831,8 @@ static void dcommi_pull_fold_straight(dcommi_pull *pull, unsigned b)
     dcommi_pull_block *block = &pull->blocks[b];
     block->pull = pull;
     dcomm_status status = dcommi_pull_fold(pull, b);
-    if (status >= 0) {
-        status = dcommi_job_start(pull->device, DCOMMI_QUEUE_IN, &block->job, pull->run,
-                                  dcommi_pull_folded);
-    }
+    DCOMMI_THEN(status, dcommi_job_start(pull->device, DCOMMI_QUEUE_IN, &block->job, pull->run,
+                                         dcommi_pull_folded));
     if (status < 0) {
         dcommi_device_failed(pull->run, status);
     }
@@ -31218,10 +31186,8 @@ static dcomm_status dcommi_read_device(dcommi_move *move, const uint8_t *at, siz
     } else {
         status = dcommi_device_copy(d, DCOMMI_QUEUE_IN, move->buf, at, len);
     }
-    if (status >= 0) {
-        status = dcommi_job_start(move->run->device, DCOMMI_QUEUE_IN, &slot->job, move->run,
-                                  dcommi_offer_read);
-    }
+    DCOMMI_THEN(status, dcommi_job_start(move->run->device, DCOMMI_QUEUE_IN, &slot->job, move->run,
+                                         dcommi_offer_read));
     if (status < 0) {
         dcommi_free(slot);
         return status;
@@ -31480,7 +31446,7 @@ static struct dcommi_scratch *dcommi_scratch_of(dcomm_context *context)
     own->context = context;
     own->len = (size_t)DCOMMI_SCRATCH_PARTS * DCOMMI_SHARED_SCRATCH;
     dcomm_status status = dcommi_own_create(own, false);
-    status = status < 0 ? status : dcommi_own_enter(own);
+    DCOMMI_THEN(status, dcommi_own_enter(own));
     if (status < 0) {
         dcommi_log(DCOMMI_LOG_INFO, "no scratch that peers can map: %s", dcommi_message);
         dcommi_own_destroy(own);
@@ -31937,10 +31903,8 @@ static void dcommi_out_go(dcommi_slot *slot, void *user)
     slot->user = move;
     if (run->active) {
         status = dcommi_device_copy(d, DCOMMI_QUEUE_OUT, slot->memory, move->buf, move->len);
-        if (status >= 0) {
-            status = dcommi_job_start(slot->device, DCOMMI_QUEUE_OUT, &slot->job, run,
-                                      dcommi_out_copied);
-        }
+        DCOMMI_THEN(status, dcommi_job_start(slot->device, DCOMMI_QUEUE_OUT, &slot->job, run,
+                                             dcommi_out_copied));
         if (status < 0) {
             dcommi_device_failed(run, status);
         }
@@ -32369,13 +32333,9 @@ static dcomm_status dcommi_code_launch(dcommi_code_job *job, dcommi_slot *slot)
     DCOMMI_TRY(dcommi_device_alloc(d, sizeof(dcommi_code_found), &there));
     dcomm_status status =
         dcommi_device_copy(d, DCOMMI_QUEUE_IN, there, slot->memory, sizeof(dcommi_code_found));
-    if (status >= 0) {
-        status = dcommi_code_run(job, d, there);
-    }
-    if (status >= 0) {
-        status = dcommi_device_copy(d, DCOMMI_QUEUE_IN, slot->memory + DCOMMI_FOUND_AT, there,
-                                    sizeof(dcommi_code_found));
-    }
+    DCOMMI_THEN(status, dcommi_code_run(job, d, there));
+    DCOMMI_THEN(status, dcommi_device_copy(d, DCOMMI_QUEUE_IN, slot->memory + DCOMMI_FOUND_AT,
+                                           there, sizeof(dcommi_code_found)));
     dcommi_device_release(d, there);
     return status;
 }
@@ -33098,9 +33058,7 @@ static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step
         return dcommi_outside(lane, "destination");
     }
     dcomm_status status = dcommi_cursor_word(&lane->cursor, step, &word);
-    if (status >= 0) {
-        status = dcommi_step_operands_of(lane, step, &o);
-    }
+    DCOMMI_THEN(status, dcommi_step_operands_of(lane, step, &o));
     if (status < 0) {
         return dcommi_step_error(lane, status, "%s", dcommi_message);
     }
@@ -48140,9 +48098,7 @@ static dcomm_status dcommi_pmix_world(int *rank_p, int *size_p)
     dcommi_pmix_value *value = NULL;
     pthread_mutex_lock(&dcommi_pmix_lock);
     dcomm_status status = dcommi_pmix_open();
-    if (status == DCOMM_OK) {
-        status = dcommi_pmix_get(DCOMMI_PMIX_ANY_RANK, "pmix.job.size", &value);
-    }
+    DCOMMI_THEN(status, dcommi_pmix_get(DCOMMI_PMIX_ANY_RANK, "pmix.job.size", &value));
     if (status == DCOMM_OK) {
         *rank_p = (int)dcommi_pmix_state.me.rank;
         *size_p = value->type == DCOMMI_PMIX_UINT32 ? (int)value->data.u32 : 0;
@@ -48242,9 +48198,7 @@ static dcomm_status dcommi_rdv_reason(const dcommi_rdv_client *c, const uint8_t 
 {
     char why[DCOMMI_RDV_REASON_MAX + 1];
     dcomm_status status = dcommi_rdv_get_reason(payload, len, why);
-    if (status >= 0) {
-        status = DCOMM_ERR_CORRUPT;
-    }
+    status = status < 0 ? status : DCOMM_ERR_CORRUPT;
     return dcommi_fail(status, "rank %" PRIu32 " of %" PRIu32 ": %s", c->rank, c->size, why);
 }
 /* One handshake on c->fd. */
@@ -48265,10 +48219,8 @@ static dcommi_rdv_outcome dcommi_rdv_handshake(dcommi_rdv_client *c,
         snprintf(note, note_max, "what answers there is no dcomm rendezvous");
         return DCOMMI_RDV_AGAIN;
     }
-    if (status == DCOMM_OK) {
-        status = dcommi_sock_read(c->fd, challenge + DCOMMI_RDV_HEADER, DCOMMI_RDV_CHALLENGE_LEN,
-                                  deadline, c->cancel);
-    }
+    DCOMMI_THEN(status, dcommi_sock_read(c->fd, challenge + DCOMMI_RDV_HEADER,
+                                         DCOMMI_RDV_CHALLENGE_LEN, deadline, c->cancel));
     if (status == DCOMM_OK) {
         c->over = dcommi_random_bytes(nonce, sizeof nonce);
         if (c->over < 0) {
@@ -48277,17 +48229,14 @@ static dcommi_rdv_outcome dcommi_rdv_handshake(dcommi_rdv_client *c,
         size_t len = dcommi_rdv_put_hello(ours, hello, nonce, challenge, key);
         status = dcommi_sock_write(c->fd, ours, len, deadline, c->cancel, &stopped);
     }
-    if (status == DCOMM_OK) {
-        status = dcommi_sock_read(c->fd, answer, DCOMMI_RDV_HEADER, deadline, c->cancel);
-    }
+    DCOMMI_THEN(status, dcommi_sock_read(c->fd, answer, DCOMMI_RDV_HEADER, deadline, c->cancel));
     if (status == DCOMM_OK && (!dcommi_rdv_get_header(answer, &h) ||
                                (h.type != DCOMMI_RDV_WELCOME && h.type != DCOMMI_RDV_REJECT))) {
         snprintf(note, note_max, "it broke off the handshake");
         return DCOMMI_RDV_AGAIN;
     }
-    if (status == DCOMM_OK) {
-        status = dcommi_sock_read(c->fd, answer + DCOMMI_RDV_HEADER, h.length, deadline, c->cancel);
-    }
+    DCOMMI_THEN(status,
+                dcommi_sock_read(c->fd, answer + DCOMMI_RDV_HEADER, h.length, deadline, c->cancel));
     if (status == DCOMM_ERR_ABORTED) {
         c->over = dcommi_rdv_cancelled();
         return DCOMMI_RDV_OVER;
@@ -48589,9 +48538,7 @@ static dcomm_status dcommi_rdv_gather(dcommi_rdv_client *c, const void *mine, si
         dcommi_fail(status, "rank %" PRIu32 " could not send to the rendezvous within %.3g s",
                     c->rank, c->timeout_s);
     }
-    if (status == DCOMM_OK) {
-        status = dcommi_rdv_next(c, DCOMMI_RDV_RESULT, deadline, &h, &frame);
-    }
+    DCOMMI_THEN(status, dcommi_rdv_next(c, DCOMMI_RDV_RESULT, deadline, &h, &frame));
     if (status == DCOMM_OK &&
         !dcommi_rdv_get_result(frame.bytes + DCOMMI_RDV_HEADER, h.length, c->size, lens, &blobs)) {
         status =
@@ -54550,9 +54497,7 @@ static dcomm_status dcommi_bkt_deal(const dcomm_buckets *b, const uint32_t *sequ
         k->closed_at = at;
         status = dcommi_bkt_append(k, &room[k - layout->buckets], sequence[at], p);
     }
-    if (status == DCOMM_OK) {
-        status = dcommi_bkt_merge(b, layout, room, open);
-    }
+    DCOMMI_THEN(status, dcommi_bkt_merge(b, layout, room, open));
     dcommi_free(open);
     dcommi_free(seen);
     dcommi_free(room);
@@ -55381,7 +55326,7 @@ static dcomm_status dcommi_bkt_start(dcomm_buckets *b, dcommi_bkt *k)
     }
     if (status >= 0 && k->device != NULL) { /* its stream waits for the result, and nobody else */
         status = dcommi_bkt_unpack(b, k);
-        status = status < 0 ? status : dcommi_bkt_unsettle(k);
+        DCOMMI_THEN(status, dcommi_bkt_unsettle(k));
     }
     if (status < 0) {
         return dcommi_bkt_fail(b, status);
@@ -55526,7 +55471,7 @@ static dcomm_status dcommi_bkt_await(dcomm_buckets *b, dcommi_bkt *k)
     while (status == DCOMM_IN_PROGRESS) {
         pthread_mutex_lock(&b->lock);
         status = dcommi_bkt_launch(b);
-        status = status < 0 ? status : dcommi_bkt_end(b, k);
+        DCOMMI_THEN(status, dcommi_bkt_end(b, k));
         pthread_mutex_unlock(&b->lock);
         if (status == DCOMM_IN_PROGRESS) {
             dcommi_progress_or_yield(b->comm->context);
@@ -55726,9 +55671,7 @@ static dcomm_status dcommi_bkt_rebuild(dcomm_buckets *b)
     }
     dcomm_status status =
         dcomm_broadcast(b->comm, sequence, sequence, b->nparams, DCOMM_U32, 0, &opts);
-    if (status >= 0) {
-        status = dcommi_bkt_all_good(b, dcommi_bkt_build(b, sequence, &layout));
-    }
+    DCOMMI_THEN(status, dcommi_bkt_all_good(b, dcommi_bkt_build(b, sequence, &layout)));
     if (status >= 0) {
         memcpy(b->sequence, sequence, b->nparams * sizeof *sequence);
     }
@@ -55737,7 +55680,7 @@ static dcomm_status dcommi_bkt_rebuild(dcomm_buckets *b)
         if (b->layout.buckets[i].feedback !=
             NULL) { /* what a shard's owner has goes with its rank */
             status = dcommi_feedback_home("opts.rebuild", b->layout.buckets[i].feedback);
-            status = status < 0 ? status : dcommi_feedback_own(b->layout.buckets[i].feedback, 0, 0);
+            DCOMMI_THEN(status, dcommi_feedback_own(b->layout.buckets[i].feedback, 0, 0));
         }
     }
     if (status < 0) {
@@ -55969,8 +55912,8 @@ DCOMM_API dcomm_status dcomm_buckets_calibrate(dcomm_buckets *b, int rounds)
     for (size_t i = 0; i < b->layout.n && status >= 0; i++) {
         dcommi_bkt *k = &b->layout.buckets[i];
         status = dcommi_bkt_zero(k, k->data, k->bytes);
-        status = status < 0 ? status : dcommi_bkt_unsettle(k);
-        status = status < 0 ? status : dcommi_bkt_settle_all(b, k);
+        DCOMMI_THEN(status, dcommi_bkt_unsettle(k));
+        DCOMMI_THEN(status, dcommi_bkt_settle_all(b, k));
     }
     status = status < 0 ? dcommi_bkt_good(b, status) /* the others must not wait */
                         : dcommi_bkt_over(b, dcommi_bkt_rounds(b, times, rounds));
@@ -56107,7 +56050,7 @@ static dcomm_status dcommi_bkt_gather(dcomm_buckets *b, dcommi_bkt *k)
     dcommi_bkt_leave(k, before);
     if (status >= 0 && k->device != NULL) {
         status = dcommi_bkt_copy_values(b, k, true);
-        status = status < 0 ? status : dcommi_bkt_unsettle(k);
+        DCOMMI_THEN(status, dcommi_bkt_unsettle(k));
     }
     return status;
 }
@@ -56127,10 +56070,8 @@ DCOMM_API dcomm_status dcomm_buckets_gather(dcomm_buckets *b)
     for (size_t i = b->layout.n; i-- > 0 && status >= 0;) {
         dcommi_bkt *k = &b->layout.buckets[i];
         status = dcomm_wait(&k->request);
-        if (status >= 0) {
-            status = k->device != NULL ? dcommi_bkt_settle_all(b, k)
-                                       : dcommi_bkt_copy_values(b, k, true);
-        }
+        DCOMMI_THEN(status, k->device != NULL ? dcommi_bkt_settle_all(b, k)
+                                              : dcommi_bkt_copy_values(b, k, true));
     }
     if (status < 0) {
         dcommi_bkt_good(b, status);
@@ -56395,7 +56336,7 @@ DCOMM_API dcomm_status dcomm_buckets_wait(dcomm_buckets *b)
         dcommi_bkt_record(b);
         if (b->opts.rebuild && b->built == 1) {
             status = dcommi_bkt_rebuild(b);
-            status = status >= 0 ? dcommi_bkt_decide(b) : status;
+            DCOMMI_THEN(status, dcommi_bkt_decide(b));
             b->built_at = status >= 0 ? b->sent_steps + 1 : b->built_at;
         }
     }
@@ -56519,7 +56460,7 @@ DCOMM_API dcomm_status dcomm_scaler_create(dcomm_buckets *b, const dcomm_scaler_
     if (status >= 0 && b->watched) {
         status = dcommi_fail(DCOMM_ERR_INVALID, "dcomm_scaler_create: the buckets have a scaler");
     }
-    status = status >= 0 ? dcommi_bkt_open_looks(b) : status;
+    DCOMMI_THEN(status, dcommi_bkt_open_looks(b));
     if (status >= 0 && b->sights == NULL &&
         (b->sights = dcommi_calloc((size_t)b->size + 1, sizeof *b->sights)) == NULL) {
         status = DCOMM_ERR_NO_MEMORY;
@@ -57110,7 +57051,7 @@ DCOMM_API dcomm_status dcomm_buckets_load(dcomm_buckets *b, const void *const *s
                                            : dcommi_bkt_load_all(b, states, bytes, nstates, &h,
                                                                  sequence, &layout, &scaler);
     status = dcommi_bkt_all_good(b, status);
-    status = status < 0 ? status : dcommi_bkt_load_agrees(b, &h, sequence);
+    DCOMMI_THEN(status, dcommi_bkt_load_agrees(b, &h, sequence));
     if (status >= 0 && h.scaler_bytes > 0) {
         status = dcommi_bkt_all_good(b, dcomm_scaler_load(b->scaler, scaler));
     }
@@ -57447,9 +57388,7 @@ static dcomm_status dcommi_moe_agree(const dcomm_moe *m)
     uint64_t *all = dcommi_calloc((size_t)m->size, sizeof own);
     dcomm_status status = all != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
     status = dcommi_moe_all_good(m->comm, status, m->opts.timeout_s);
-    if (status >= 0) {
-        status = dcomm_allgather(m->comm, own, all, DCOMMI_MOE_NOPTIONS, DCOMM_U64, NULL);
-    }
+    DCOMMI_THEN(status, dcomm_allgather(m->comm, own, all, DCOMMI_MOE_NOPTIONS, DCOMM_U64, NULL));
     for (int r = 1; r < m->size && status >= 0; r++) {
         for (int i = 0; i < DCOMMI_MOE_NOPTIONS && status >= 0; i++) {
             if (all[r * DCOMMI_MOE_NOPTIONS + i] != all[i]) {
@@ -58406,7 +58345,7 @@ static dcomm_status dcommi_moe_route(dcomm_moe *m, size_t tokens, const int32_t 
     dcommi_moe_weigh(m);
     dcommi_moe_choose(m);
     status = dcommi_moe_tables(m);
-    status = status >= 0 ? dcommi_moe_room(m) : status;
+    DCOMMI_THEN(status, dcommi_moe_room(m));
     return status < 0 ? dcommi_moe_fail(m, status) : DCOMM_OK;
 }
 static inline dcommi_moe_op *dcommi_moe_op_of(const dcomm_moe *m, dcommi_moe_pass pass, int c)
@@ -58946,7 +58885,7 @@ DCOMM_API dcomm_status dcomm_moe_destroy(dcomm_moe **m_p)
     dcomm_comm **all[] = {&m->host[0], &m->host[1], &m->back, &m->comm};
     for (int i = 0; i < 4; i++) {
         dcomm_status one = dcomm_comm_destroy(all[i]);
-        status = status >= 0 ? one : status;
+        DCOMMI_THEN(status, one);
     }
     dcommi_moe_free(m);
     return status;
@@ -59107,7 +59046,7 @@ DCOMM_API dcomm_status dcomm_moe_combine_backward_wait(dcomm_moe *m, int c, floa
 {
     DCOMMI_TRY(dcommi_moe_check("dcomm_moe_combine_backward_wait", m));
     dcomm_status status = dcommi_moe_wait_forth(m, DCOMMI_MOE_COMBINE_BACKWARD, c, batch, dweights);
-    status = status >= 0 ? dcommi_moe_give_dots(m, c, dweights) : status;
+    DCOMMI_THEN(status, dcommi_moe_give_dots(m, c, dweights));
     return dcommi_moe_leave(m, status);
 }
 DCOMM_API dcomm_status dcomm_moe_dispatch_backward_start(dcomm_moe *m, int c, const void *rows)
@@ -59125,7 +59064,7 @@ DCOMM_API dcomm_status dcomm_moe_progress(dcomm_moe *m)
     DCOMMI_TRY(dcommi_moe_check("dcomm_moe_progress", m));
     dcommi_moe_enter(m);
     dcomm_status status = dcomm_context_progress(m->comm->context);
-    status = status >= 0 ? dcommi_moe_move_on(m) : status;
+    DCOMMI_THEN(status, dcommi_moe_move_on(m));
     return dcommi_moe_leave(m, status);
 }
 /* ---- what there is ---- */
@@ -66041,6 +65980,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_TALLY_PIECE
 #undef DCOMMI_TALLY_ZEROS
 #undef DCOMMI_TEXT_MAX
+#undef DCOMMI_THEN
 #undef DCOMMI_TOPK_AHEAD
 #undef DCOMMI_TOPK_BINS
 #undef DCOMMI_TOPK_BLOCK

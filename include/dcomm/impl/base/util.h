@@ -26,6 +26,9 @@
         }                                              \
     } while (0)
 
+/* Go on with a call unless one before it has failed. */
+#define DCOMMI_THEN(status, expression) ((status) = (status) < 0 ? (status) : (expression))
+
 /* ---- the last error's sentence, per thread ---- */
 
 #define DCOMMI_MESSAGE_MAX 512

@@ -167,9 +167,7 @@ static dcomm_status dcommi_pmix_world(int *rank_p, int *size_p)
     dcommi_pmix_value *value = NULL;
     pthread_mutex_lock(&dcommi_pmix_lock);
     dcomm_status status = dcommi_pmix_open();
-    if (status == DCOMM_OK) {
-        status = dcommi_pmix_get(DCOMMI_PMIX_ANY_RANK, "pmix.job.size", &value);
-    }
+    DCOMMI_THEN(status, dcommi_pmix_get(DCOMMI_PMIX_ANY_RANK, "pmix.job.size", &value));
     if (status == DCOMM_OK) {
         *rank_p = (int)dcommi_pmix_state.me.rank;
         *size_p = value->type == DCOMMI_PMIX_UINT32 ? (int)value->data.u32 : 0;

@@ -62,9 +62,7 @@ static dcomm_status dcommi_rdv_reason(const dcommi_rdv_client *c, const uint8_t 
 {
     char why[DCOMMI_RDV_REASON_MAX + 1];
     dcomm_status status = dcommi_rdv_get_reason(payload, len, why);
-    if (status >= 0) {
-        status = DCOMM_ERR_CORRUPT;
-    }
+    status = status < 0 ? status : DCOMM_ERR_CORRUPT;
     return dcommi_fail(status, "rank %" PRIu32 " of %" PRIu32 ": %s", c->rank, c->size, why);
 }
 
@@ -86,10 +84,8 @@ static dcommi_rdv_outcome dcommi_rdv_handshake(dcommi_rdv_client *c,
         snprintf(note, note_max, "what answers there is no dcomm rendezvous");
         return DCOMMI_RDV_AGAIN;
     }
-    if (status == DCOMM_OK) {
-        status = dcommi_sock_read(c->fd, challenge + DCOMMI_RDV_HEADER, DCOMMI_RDV_CHALLENGE_LEN,
-                                  deadline, c->cancel);
-    }
+    DCOMMI_THEN(status, dcommi_sock_read(c->fd, challenge + DCOMMI_RDV_HEADER,
+                                         DCOMMI_RDV_CHALLENGE_LEN, deadline, c->cancel));
     if (status == DCOMM_OK) {
         c->over = dcommi_random_bytes(nonce, sizeof nonce);
         if (c->over < 0) {
@@ -98,17 +94,14 @@ static dcommi_rdv_outcome dcommi_rdv_handshake(dcommi_rdv_client *c,
         size_t len = dcommi_rdv_put_hello(ours, hello, nonce, challenge, key);
         status = dcommi_sock_write(c->fd, ours, len, deadline, c->cancel, &stopped);
     }
-    if (status == DCOMM_OK) {
-        status = dcommi_sock_read(c->fd, answer, DCOMMI_RDV_HEADER, deadline, c->cancel);
-    }
+    DCOMMI_THEN(status, dcommi_sock_read(c->fd, answer, DCOMMI_RDV_HEADER, deadline, c->cancel));
     if (status == DCOMM_OK && (!dcommi_rdv_get_header(answer, &h) ||
                                (h.type != DCOMMI_RDV_WELCOME && h.type != DCOMMI_RDV_REJECT))) {
         snprintf(note, note_max, "it broke off the handshake");
         return DCOMMI_RDV_AGAIN;
     }
-    if (status == DCOMM_OK) {
-        status = dcommi_sock_read(c->fd, answer + DCOMMI_RDV_HEADER, h.length, deadline, c->cancel);
-    }
+    DCOMMI_THEN(status,
+                dcommi_sock_read(c->fd, answer + DCOMMI_RDV_HEADER, h.length, deadline, c->cancel));
     if (status == DCOMM_ERR_ABORTED) {
         c->over = dcommi_rdv_cancelled();
         return DCOMMI_RDV_OVER;
@@ -419,9 +412,7 @@ static dcomm_status dcommi_rdv_gather(dcommi_rdv_client *c, const void *mine, si
         dcommi_fail(status, "rank %" PRIu32 " could not send to the rendezvous within %.3g s",
                     c->rank, c->timeout_s);
     }
-    if (status == DCOMM_OK) {
-        status = dcommi_rdv_next(c, DCOMMI_RDV_RESULT, deadline, &h, &frame);
-    }
+    DCOMMI_THEN(status, dcommi_rdv_next(c, DCOMMI_RDV_RESULT, deadline, &h, &frame));
     if (status == DCOMM_OK &&
         !dcommi_rdv_get_result(frame.bytes + DCOMMI_RDV_HEADER, h.length, c->size, lens, &blobs)) {
         status =

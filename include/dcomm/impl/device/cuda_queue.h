@@ -82,8 +82,8 @@ static dcomm_status dcommi_cuda_open(dcommi_device_handle *d)
 {
     dcommi_device_before before = dcommi_cuda_enter(d->number);
     dcomm_status status = dcommi_cuda_load_all(d->number);
-    status = status < 0 ? status : dcommi_cuda_streams(d);
-    status = status < 0 ? status : dcommi_cuda_pool(d);
+    DCOMMI_THEN(status, dcommi_cuda_streams(d));
+    DCOMMI_THEN(status, dcommi_cuda_pool(d));
     dcommi_cuda_leave(before);
     return status;
 }
@@ -301,7 +301,7 @@ static dcomm_status dcommi_cuda_recoded(dcommi_device_handle *d, const dcommi_de
                                        .dst = sent,
                                        .report = c->report};
     dcomm_status status = dcommi_cuda_code(d, &decode);
-    status = status < 0 ? status : dcommi_cuda_compare(d, c->ledger, NULL, sent, c->next, c->count);
+    DCOMMI_THEN(status, dcommi_cuda_compare(d, c->ledger, NULL, sent, c->next, c->count));
     dcommi_device_release(d, sent);
     return status;
 }

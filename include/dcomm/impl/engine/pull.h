@@ -90,12 +90,11 @@ static dcomm_status dcommi_pull_fold(dcommi_pull *pull, unsigned b)
                                  pull->pieces[i].rank);
         }
     }
-    if (status == DCOMM_OK) {
-        status = pull->device != NULL ? dcommi_fold_on_device(pull->lane, pull->to.dst + at, src,
-                                                              pull->npieces, part, pull->final)
-                                      : dcommi_fold_pieces(pull->lane, &pull->to, at, src,
-                                                           pull->npieces, part, pull->final);
-    }
+    DCOMMI_THEN(status, pull->device != NULL
+                            ? dcommi_fold_on_device(pull->lane, pull->to.dst + at, src,
+                                                    pull->npieces, part, pull->final)
+                            : dcommi_fold_pieces(pull->lane, &pull->to, at, src, pull->npieces,
+                                                 part, pull->final));
     dcommi_free((void *)src);
     return status;
 }
@@ -174,10 +173,8 @@ static void dcommi_pull_fold_straight(dcommi_pull *pull, unsigned b)
     dcommi_pull_block *block = &pull->blocks[b];
     block->pull = pull;
     dcomm_status status = dcommi_pull_fold(pull, b);
-    if (status >= 0) {
-        status = dcommi_job_start(pull->device, DCOMMI_QUEUE_IN, &block->job, pull->run,
-                                  dcommi_pull_folded);
-    }
+    DCOMMI_THEN(status, dcommi_job_start(pull->device, DCOMMI_QUEUE_IN, &block->job, pull->run,
+                                         dcommi_pull_folded));
     if (status < 0) {
         dcommi_device_failed(pull->run, status);
     }

@@ -250,9 +250,7 @@ static dcommi_verdict dcommi_deliver(dcommi_move *move, const dcommi_header *h,
             dcommi_match_insert(comm, &move->node); /* the same receive now waits for DATA */
             status = DCOMM_OK;
         }
-        if (status == DCOMM_OK) {
-            status = dcommi_send_header(comm, (int)h->src, &answer, NULL, 0);
-        }
+        DCOMMI_THEN(status, dcommi_send_header(comm, (int)h->src, &answer, NULL, 0));
         if (status < 0) {
             dcommi_poison(comm, status, "reading from rank %d failed: %s", (int)h->src,
                           dcommi_message);

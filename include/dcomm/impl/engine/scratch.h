@@ -29,7 +29,7 @@ static struct dcommi_scratch *dcommi_scratch_of(dcomm_context *context)
     own->context = context;
     own->len = (size_t)DCOMMI_SCRATCH_PARTS * DCOMMI_SHARED_SCRATCH;
     dcomm_status status = dcommi_own_create(own, false);
-    status = status < 0 ? status : dcommi_own_enter(own);
+    DCOMMI_THEN(status, dcommi_own_enter(own));
     if (status < 0) {
         dcommi_log(DCOMMI_LOG_INFO, "no scratch that peers can map: %s", dcommi_message);
         dcommi_own_destroy(own);

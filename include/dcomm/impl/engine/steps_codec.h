@@ -105,9 +105,7 @@ static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step
         return dcommi_outside(lane, "destination");
     }
     dcomm_status status = dcommi_cursor_word(&lane->cursor, step, &word);
-    if (status >= 0) {
-        status = dcommi_step_operands_of(lane, step, &o);
-    }
+    DCOMMI_THEN(status, dcommi_step_operands_of(lane, step, &o));
     if (status < 0) {
         return dcommi_step_error(lane, status, "%s", dcommi_message);
     }

@@ -92,7 +92,7 @@ DCOMM_API dcomm_status dcomm_scaler_create(dcomm_buckets *b, const dcomm_scaler_
     if (status >= 0 && b->watched) {
         status = dcommi_fail(DCOMM_ERR_INVALID, "dcomm_scaler_create: the buckets have a scaler");
     }
-    status = status >= 0 ? dcommi_bkt_open_looks(b) : status;
+    DCOMMI_THEN(status, dcommi_bkt_open_looks(b));
     if (status >= 0 && b->sights == NULL &&
         (b->sights = dcommi_calloc((size_t)b->size + 1, sizeof *b->sights)) == NULL) {
         status = DCOMM_ERR_NO_MEMORY;

@@ -245,13 +245,9 @@ static dcomm_status dcommi_code_launch(dcommi_code_job *job, dcommi_slot *slot)
     DCOMMI_TRY(dcommi_device_alloc(d, sizeof(dcommi_code_found), &there));
     dcomm_status status =
         dcommi_device_copy(d, DCOMMI_QUEUE_IN, there, slot->memory, sizeof(dcommi_code_found));
-    if (status >= 0) {
-        status = dcommi_code_run(job, d, there);
-    }
-    if (status >= 0) {
-        status = dcommi_device_copy(d, DCOMMI_QUEUE_IN, slot->memory + DCOMMI_FOUND_AT, there,
-                                    sizeof(dcommi_code_found));
-    }
+    DCOMMI_THEN(status, dcommi_code_run(job, d, there));
+    DCOMMI_THEN(status, dcommi_device_copy(d, DCOMMI_QUEUE_IN, slot->memory + DCOMMI_FOUND_AT,
+                                           there, sizeof(dcommi_code_found)));
     dcommi_device_release(d, there);
     return status;
 }

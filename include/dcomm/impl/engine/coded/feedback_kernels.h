@@ -135,9 +135,7 @@ typedef struct dcommi_feedback_arrays {
 static float *dcommi_feedback_take(dcommi_feedback_arrays *a)
 {
     void *memory = NULL;
-    if (a->status >= 0) {
-        a->status = dcommi_device_alloc(a->d, a->code->count * sizeof(float), &memory);
-    }
+    DCOMMI_THEN(a->status, dcommi_device_alloc(a->d, a->code->count * sizeof(float), &memory));
     if (a->status >= 0) {
         a->room[a->nroom++] = memory;
     }
@@ -154,10 +152,9 @@ static void dcommi_feedback_drop(const dcommi_feedback_arrays *a)
 static void dcommi_feedback_do(dcommi_feedback_arrays *a, dcomm_cuda_feedback_op op, void *dst,
                                const void *x, float factor, const float *y)
 {
-    if (a->status >= 0) {
-        a->status = a->d->call->feedback(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], op, dst, x,
-                                         factor, y, a->code->count, a->code->report);
-    }
+    DCOMMI_THEN(a->status,
+                a->d->call->feedback(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], op, dst, x,
+                                     factor, y, a->code->count, a->code->report));
 }
 
 static void dcommi_feedback_compare(dcommi_feedback_arrays *a, dcomm_cuda_ledger *ledger,
@@ -203,9 +200,7 @@ static void dcommi_feedback_decode(dcommi_feedback_arrays *a, const void *const 
                                        .n = n,
                                        .dst = to,
                                        .report = a->code->report};
-    if (a->status >= 0) {
-        a->status = a->d->call->code(a->d, &decode);
-    }
+    DCOMMI_THEN(a->status, a->d->call->code(a->d, &decode));
 }
 
 /* Decode the encoding that was sent, as other ranks will. */
@@ -254,9 +249,7 @@ static void dcommi_feedback_matrix(dcommi_feedback_arrays *a, dcommi_device_matr
                                    int kind)
 {
     m->kind = kind;
-    if (a->status >= 0) {
-        a->status = a->d->call->matrix(a->d, m);
-    }
+    DCOMMI_THEN(a->status, a->d->call->matrix(a->d, m));
 }
 
 /* powersgd, step by step, from the Q that it remembers: as its encoding in host memory. */
@@ -280,12 +273,9 @@ static void dcommi_feedback_products_there(dcommi_feedback_arrays *a, const floa
                               .x = residual != NULL ? next : e,
                               .p = code->dst};
     m.q = m.p + dcommi_powersgd_p_count(&shape);
-    if (a->status >= 0) {
-        a->status = dcommi_feedback_basis_there(a, &basis);
-    }
-    if (a->status >= 0) {
-        a->status = dcommi_device_copy(a->d, DCOMMI_QUEUE_IN, m.q, basis->numbers.now, q_bytes);
-    }
+    DCOMMI_THEN(a->status, dcommi_feedback_basis_there(a, &basis));
+    DCOMMI_THEN(a->status,
+                dcommi_device_copy(a->d, DCOMMI_QUEUE_IN, m.q, basis->numbers.now, q_bytes));
     for (int turn = 0; turn < (int)code->codec->value[DCOMMI_POWERSGD_TURNS]; turn++) {
         dcommi_feedback_matrix(a, &m, DCOMMI_MATRIX_START);
         m.report = residual == NULL && turn == 0 ? code->report : NULL;
@@ -294,9 +284,8 @@ static void dcommi_feedback_products_there(dcommi_feedback_arrays *a, const floa
         m.report = code->report;
         dcommi_feedback_matrix(a, &m, DCOMMI_MATRIX_Q);
     }
-    if (a->status >= 0) {
-        a->status = dcommi_device_copy(a->d, DCOMMI_QUEUE_IN, basis->numbers.next, m.q, q_bytes);
-    }
+    DCOMMI_THEN(a->status,
+                dcommi_device_copy(a->d, DCOMMI_QUEUE_IN, basis->numbers.next, m.q, q_bytes));
     if (residual != NULL) {
         m.to = next;
         m.how = -1;
@@ -327,12 +316,8 @@ static void dcommi_feedback_encode_there(dcommi_feedback_arrays *a, const float 
     code.residual = residual;
     code.next = next;
     code.ledger = ledger;
-    if (a->status >= 0) {
-        a->status = dcommi_feedback_keep_room(a->job, a->d, &code);
-    }
-    if (a->status >= 0) {
-        a->status = a->d->call->code(a->d, &code);
-    }
+    DCOMMI_THEN(a->status, dcommi_feedback_keep_room(a->job, a->d, &code));
+    DCOMMI_THEN(a->status, a->d->call->code(a->d, &code));
 }
 
 /* ---- one step ---- */
@@ -345,7 +330,7 @@ static void dcommi_feedback_clip_there(dcommi_feedback_arrays *a)
         void *memory = NULL;
         a->status = dcommi_feedback_side_make(fb->worker.place, sizeof *fb->clip_there, &memory);
         fb->clip_there = memory;
-        a->status = a->status < 0 ? a->status : dcommi_feedback_before(fb, a->d);
+        DCOMMI_THEN(a->status, dcommi_feedback_before(fb, a->d));
     }
     if (a->status >= 0) {
         a->status = a->d->call->clip(a->d, fb->clip_there, fb->now.x, fb->now.count,
@@ -370,10 +355,8 @@ static void dcommi_feedback_momentum_there(dcommi_feedback_arrays *a)
     if (!fb->clip_known) {
         dcommi_feedback_clip_there(a);
     }
-    if (a->status >= 0) {
-        a->status = a->d->call->clipped(a->d, a->velocity, a->gradient, fb->clip_there, m, before,
-                                        a->code->count);
-    }
+    DCOMMI_THEN(a->status, a->d->call->clipped(a->d, a->velocity, a->gradient, fb->clip_there, m,
+                                               before, a->code->count));
 }
 
 /* Where things lie. */
@@ -385,10 +368,8 @@ static void dcommi_feedback_find(dcommi_feedback_arrays *a)
     }
     if (job->raises) {
         float *zeros = dcommi_feedback_take(a);
-        if (a->status >= 0) {
-            a->status = a->d->call->zero(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], zeros,
-                                         a->code->count * sizeof *zeros);
-        }
+        DCOMMI_THEN(a->status, a->d->call->zero(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], zeros,
+                                                a->code->count * sizeof *zeros));
         a->held = zeros;
         a->next = dcommi_feedback_take(a);
         return;
@@ -462,10 +443,8 @@ static void dcommi_feedback_raise_there(dcommi_feedback_arrays *a, uint32_t divi
     const dcommi_feedback_store *w = &a->job->fb->worker;
     float *raised = dcommi_feedback_wide(a, w, w->next, a->job->first);
     dcommi_feedback_compare(a, a->books.before, raised, raised, NULL);
-    if (a->status >= 0) {
-        a->status = a->d->call->add(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], raised,
-                                    (float)divisor, a->next, a->code->count);
-    }
+    DCOMMI_THEN(a->status, a->d->call->add(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], raised,
+                                           (float)divisor, a->next, a->code->count));
     dcommi_feedback_round(a, w, a->job->first, raised);
     dcommi_feedback_compare(a, a->books.after, raised, raised, NULL);
 }

@@ -120,9 +120,7 @@ static void dcommi_linear_keep_there(dcommi_feedback_arrays *a, const dcommi_cod
     m->to = apart ? dcommi_feedback_take(a) : fb != NULL ? (float *)c->whole : NULL;
     m->x = fb != NULL ? fb->now.x : c->whole;
     m->ledger = apart ? NULL : a->books.ledger;
-    if (a->status >= 0) {
-        a->status = a->d->call->matrix(a->d, m);
-    }
+    DCOMMI_THEN(a->status, a->d->call->matrix(a->d, m));
     if (apart) {
         a->sent = m->to;
         a->store = &fb->worker;

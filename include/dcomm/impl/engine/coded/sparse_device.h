@@ -49,9 +49,7 @@ static void dcommi_spread_back_there(dcommi_feedback_arrays *a, dcomm_feedback *
     float *next = dcommi_feedback_wide(a, w, w->next, 0);
     const float *value = (const float *)(const void *)(index + n);
     dcommi_spread_squares_there(a, fb, a->books.before, next);
-    if (a->status >= 0) {
-        a->status = a->d->call->scatter(a->d, next, a->code->count, index, value, n, true);
-    }
+    DCOMMI_THEN(a->status, a->d->call->scatter(a->d, next, a->code->count, index, value, n, true));
     dcommi_feedback_round(a, w, 0, next);
     dcommi_spread_squares_there(a, fb, a->books.after, next);
 }
@@ -66,15 +64,11 @@ static dcomm_status dcommi_spread_write_there(dcommi_device_handle *d, const dco
     if (c->feedback != NULL) {
         dcommi_spread_back_there(&a, c->feedback, pairs + 2 * s->agreed.n, s->back.n);
     }
-    if (a.status >= 0) {
-        a.status = d->call->zero(d->number, d->stream[DCOMMI_QUEUE_IN], code->dst,
-                                 code->count * sizeof(float));
-    }
-    if (a.status >= 0) {
-        a.status = d->call->scatter(d, code->dst, code->count, pairs,
-                                    (const float *)(const void *)(pairs + s->agreed.n), s->agreed.n,
-                                    false);
-    }
+    DCOMMI_THEN(a.status, d->call->zero(d->number, d->stream[DCOMMI_QUEUE_IN], code->dst,
+                                        code->count * sizeof(float)));
+    DCOMMI_THEN(a.status, d->call->scatter(d, code->dst, code->count, pairs,
+                                           (const float *)(const void *)(pairs + s->agreed.n),
+                                           s->agreed.n, false));
     dcommi_feedback_drop(&a);
     return a.status;
 }

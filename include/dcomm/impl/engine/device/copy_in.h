@@ -59,10 +59,8 @@ static dcomm_status dcommi_read_device(dcommi_move *move, const uint8_t *at, siz
     } else {
         status = dcommi_device_copy(d, DCOMMI_QUEUE_IN, move->buf, at, len);
     }
-    if (status >= 0) {
-        status = dcommi_job_start(move->run->device, DCOMMI_QUEUE_IN, &slot->job, move->run,
-                                  dcommi_offer_read);
-    }
+    DCOMMI_THEN(status, dcommi_job_start(move->run->device, DCOMMI_QUEUE_IN, &slot->job, move->run,
+                                         dcommi_offer_read));
     if (status < 0) {
         dcommi_free(slot);
         return status;

@@ -62,10 +62,8 @@ static void dcommi_out_go(dcommi_slot *slot, void *user)
     slot->user = move;
     if (run->active) {
         status = dcommi_device_copy(d, DCOMMI_QUEUE_OUT, slot->memory, move->buf, move->len);
-        if (status >= 0) {
-            status = dcommi_job_start(slot->device, DCOMMI_QUEUE_OUT, &slot->job, run,
-                                      dcommi_out_copied);
-        }
+        DCOMMI_THEN(status, dcommi_job_start(slot->device, DCOMMI_QUEUE_OUT, &slot->job, run,
+                                             dcommi_out_copied));
         if (status < 0) {
             dcommi_device_failed(run, status);
         }

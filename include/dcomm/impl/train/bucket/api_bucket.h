@@ -278,7 +278,7 @@ DCOMM_API dcomm_status dcomm_buckets_wait(dcomm_buckets *b)
         dcommi_bkt_record(b);
         if (b->opts.rebuild && b->built == 1) {
             status = dcommi_bkt_rebuild(b);
-            status = status >= 0 ? dcommi_bkt_decide(b) : status;
+            DCOMMI_THEN(status, dcommi_bkt_decide(b));
             b->built_at = status >= 0 ? b->sent_steps + 1 : b->built_at;
         }
     }

@@ -379,9 +379,7 @@ static dcomm_status dcommi_bkt_deal(const dcomm_buckets *b, const uint32_t *sequ
         k->closed_at = at;
         status = dcommi_bkt_append(k, &room[k - layout->buckets], sequence[at], p);
     }
-    if (status == DCOMM_OK) {
-        status = dcommi_bkt_merge(b, layout, room, open);
-    }
+    DCOMMI_THEN(status, dcommi_bkt_merge(b, layout, room, open));
     dcommi_free(open);
     dcommi_free(seen);
     dcommi_free(room);

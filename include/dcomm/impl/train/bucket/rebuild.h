@@ -95,9 +95,7 @@ static dcomm_status dcommi_bkt_rebuild(dcomm_buckets *b)
     }
     dcomm_status status =
         dcomm_broadcast(b->comm, sequence, sequence, b->nparams, DCOMM_U32, 0, &opts);
-    if (status >= 0) {
-        status = dcommi_bkt_all_good(b, dcommi_bkt_build(b, sequence, &layout));
-    }
+    DCOMMI_THEN(status, dcommi_bkt_all_good(b, dcommi_bkt_build(b, sequence, &layout)));
     if (status >= 0) {
         memcpy(b->sequence, sequence, b->nparams * sizeof *sequence);
     }
@@ -106,7 +104,7 @@ static dcomm_status dcommi_bkt_rebuild(dcomm_buckets *b)
         if (b->layout.buckets[i].feedback !=
             NULL) { /* what a shard's owner has goes with its rank */
             status = dcommi_feedback_home("opts.rebuild", b->layout.buckets[i].feedback);
-            status = status < 0 ? status : dcommi_feedback_own(b->layout.buckets[i].feedback, 0, 0);
+            DCOMMI_THEN(status, dcommi_feedback_own(b->layout.buckets[i].feedback, 0, 0));
         }
     }
     if (status < 0) {

@@ -232,8 +232,8 @@ DCOMM_API dcomm_status dcomm_buckets_calibrate(dcomm_buckets *b, int rounds)
     for (size_t i = 0; i < b->layout.n && status >= 0; i++) {
         dcommi_bkt *k = &b->layout.buckets[i];
         status = dcommi_bkt_zero(k, k->data, k->bytes);
-        status = status < 0 ? status : dcommi_bkt_unsettle(k);
-        status = status < 0 ? status : dcommi_bkt_settle_all(b, k);
+        DCOMMI_THEN(status, dcommi_bkt_unsettle(k));
+        DCOMMI_THEN(status, dcommi_bkt_settle_all(b, k));
     }
     status = status < 0 ? dcommi_bkt_good(b, status) /* the others must not wait */
                         : dcommi_bkt_over(b, dcommi_bkt_rounds(b, times, rounds));

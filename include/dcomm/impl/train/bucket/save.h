@@ -329,7 +329,7 @@ DCOMM_API dcomm_status dcomm_buckets_load(dcomm_buckets *b, const void *const *s
                                            : dcommi_bkt_load_all(b, states, bytes, nstates, &h,
                                                                  sequence, &layout, &scaler);
     status = dcommi_bkt_all_good(b, status);
-    status = status < 0 ? status : dcommi_bkt_load_agrees(b, &h, sequence);
+    DCOMMI_THEN(status, dcommi_bkt_load_agrees(b, &h, sequence));
     if (status >= 0 && h.scaler_bytes > 0) {
         status = dcommi_bkt_all_good(b, dcomm_scaler_load(b->scaler, scaler));
     }

@@ -54,7 +54,7 @@ static dcomm_status dcommi_bkt_gather(dcomm_buckets *b, dcommi_bkt *k)
     dcommi_bkt_leave(k, before);
     if (status >= 0 && k->device != NULL) {
         status = dcommi_bkt_copy_values(b, k, true);
-        status = status < 0 ? status : dcommi_bkt_unsettle(k);
+        DCOMMI_THEN(status, dcommi_bkt_unsettle(k));
     }
     return status;
 }
@@ -75,10 +75,8 @@ DCOMM_API dcomm_status dcomm_buckets_gather(dcomm_buckets *b)
     for (size_t i = b->layout.n; i-- > 0 && status >= 0;) {
         dcommi_bkt *k = &b->layout.buckets[i];
         status = dcomm_wait(&k->request);
-        if (status >= 0) {
-            status = k->device != NULL ? dcommi_bkt_settle_all(b, k)
-                                       : dcommi_bkt_copy_values(b, k, true);
-        }
+        DCOMMI_THEN(status, k->device != NULL ? dcommi_bkt_settle_all(b, k)
+                                              : dcommi_bkt_copy_values(b, k, true));
     }
     if (status < 0) {
         dcommi_bkt_good(b, status);

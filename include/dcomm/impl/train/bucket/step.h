@@ -191,7 +191,7 @@ static dcomm_status dcommi_bkt_start(dcomm_buckets *b, dcommi_bkt *k)
     }
     if (status >= 0 && k->device != NULL) { /* its stream waits for the result, and nobody else */
         status = dcommi_bkt_unpack(b, k);
-        status = status < 0 ? status : dcommi_bkt_unsettle(k);
+        DCOMMI_THEN(status, dcommi_bkt_unsettle(k));
     }
     if (status < 0) {
         return dcommi_bkt_fail(b, status);
@@ -344,7 +344,7 @@ static dcomm_status dcommi_bkt_await(dcomm_buckets *b, dcommi_bkt *k)
     while (status == DCOMM_IN_PROGRESS) {
         pthread_mutex_lock(&b->lock);
         status = dcommi_bkt_launch(b);
-        status = status < 0 ? status : dcommi_bkt_end(b, k);
+        DCOMMI_THEN(status, dcommi_bkt_end(b, k));
         pthread_mutex_unlock(&b->lock);
         if (status == DCOMM_IN_PROGRESS) {
             dcommi_progress_or_yield(b->comm->context);

@@ -108,9 +108,7 @@ static dcomm_status dcommi_moe_agree(const dcomm_moe *m)
     uint64_t *all = dcommi_calloc((size_t)m->size, sizeof own);
     dcomm_status status = all != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
     status = dcommi_moe_all_good(m->comm, status, m->opts.timeout_s);
-    if (status >= 0) {
-        status = dcomm_allgather(m->comm, own, all, DCOMMI_MOE_NOPTIONS, DCOMM_U64, NULL);
-    }
+    DCOMMI_THEN(status, dcomm_allgather(m->comm, own, all, DCOMMI_MOE_NOPTIONS, DCOMM_U64, NULL));
     for (int r = 1; r < m->size && status >= 0; r++) {
         for (int i = 0; i < DCOMMI_MOE_NOPTIONS && status >= 0; i++) {
             if (all[r * DCOMMI_MOE_NOPTIONS + i] != all[i]) {

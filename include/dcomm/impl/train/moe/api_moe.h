@@ -271,7 +271,7 @@ DCOMM_API dcomm_status dcomm_moe_destroy(dcomm_moe **m_p)
     dcomm_comm **all[] = {&m->host[0], &m->host[1], &m->back, &m->comm};
     for (int i = 0; i < 4; i++) {
         dcomm_status one = dcomm_comm_destroy(all[i]);
-        status = status >= 0 ? one : status;
+        DCOMMI_THEN(status, one);
     }
     dcommi_moe_free(m);
     return status;
@@ -450,7 +450,7 @@ DCOMM_API dcomm_status dcomm_moe_combine_backward_wait(dcomm_moe *m, int c, floa
 {
     DCOMMI_TRY(dcommi_moe_check("dcomm_moe_combine_backward_wait", m));
     dcomm_status status = dcommi_moe_wait_forth(m, DCOMMI_MOE_COMBINE_BACKWARD, c, batch, dweights);
-    status = status >= 0 ? dcommi_moe_give_dots(m, c, dweights) : status;
+    DCOMMI_THEN(status, dcommi_moe_give_dots(m, c, dweights));
     return dcommi_moe_leave(m, status);
 }
 
@@ -471,7 +471,7 @@ DCOMM_API dcomm_status dcomm_moe_progress(dcomm_moe *m)
     DCOMMI_TRY(dcommi_moe_check("dcomm_moe_progress", m));
     dcommi_moe_enter(m);
     dcomm_status status = dcomm_context_progress(m->comm->context);
-    status = status >= 0 ? dcommi_moe_move_on(m) : status;
+    DCOMMI_THEN(status, dcommi_moe_move_on(m));
     return dcommi_moe_leave(m, status);
 }
 

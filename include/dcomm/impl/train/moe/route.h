@@ -298,7 +298,7 @@ static dcomm_status dcommi_moe_route(dcomm_moe *m, size_t tokens, const int32_t 
     dcommi_moe_weigh(m);
     dcommi_moe_choose(m);
     status = dcommi_moe_tables(m);
-    status = status >= 0 ? dcommi_moe_room(m) : status;
+    DCOMMI_THEN(status, dcommi_moe_room(m));
     return status < 0 ? dcommi_moe_fail(m, status) : DCOMM_OK;
 }
 
