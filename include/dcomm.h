@@ -28038,9 +28038,6 @@ static dcomm_status dcommi_spread_write_there(dcommi_device_handle *d, const dco
 /* ==== include/dcomm/impl/engine/device/steps_device.h ====================================== */
 /* steps_device.h - steps whose operands are memory of the run's device: put on its queue; the lane
  * goes on when that has been seen to end. */
-/* ==== include/dcomm/impl/engine/device/copy_across.h ======================================= */
-/* copy_across.h - a COPY between host memory and the run's device, through pinned slots: for plans
- * whose scratch is the host's. */
 /* ==== include/dcomm/impl/engine/step.h ===================================================== */
 /* step.h - what all steps of a plan share: how they end, what they find wrong. */
 /* ==== include/dcomm/impl/engine/frames.h =================================================== */
@@ -28055,20 +28052,9 @@ static dcomm_status dcommi_spread_write_there(dcommi_device_handle *d, const dco
 /* copy_in.h - receives whose message or whose place is device memory. What a device offers is asked
  * for (pull.h), wherever it is to go; what comes from the host's memory to a device goes through
  * pinned slots, and behind each part of it the fold of that part. */
-/* ==== include/dcomm/impl/engine/device/device_region.h ===================================== */
-/* device_region.h - regions that are device memory: peers on this host open them once, by CUDA IPC,
- * and kernels read them where they lie.
- *
- * CUDA forbids to free memory that another process has open. So what is freed stays until every
- * peer that was given it has said that it is shut (REGION_SHUT), or has ended. And opening,
- * shutting and freeing may wait for all streams of a device, one of which may wait for this very
- * rank: they are done by threads that call, never with the token; to shut and to free, also only
- * while no stream of the process waits for a rank. */
-/* ==== include/dcomm/impl/engine/device/gate.h ============================================== */
-/* gate.h - operations in the order of a stream of the caller's. An event recorded on the stream is
- * polled before the run enters the engine, and the stream waits for a word of pinned memory that is
- * written when the run has ended, well or badly. Words are used again with a higher value, which is
- * why nobody has to know whether a stream has come to its wait. */
+/* ==== include/dcomm/impl/engine/device/copy_across.h ======================================= */
+/* copy_across.h - bytes between host memory and the run's device, through pinned slots: payloads
+ * that are received, and copies of plans whose scratch is the host's. */
 /* ==== include/dcomm/impl/engine/device/jobs.h ============================================== */
 /* jobs.h - work of a device's under way: what was put on a queue and is looked for at each pass of
  * progress, and the pinned memory through which bytes go between device and network. Nobody waits
@@ -29310,6 +29296,153 @@ static void dcommi_devices_free(dcomm_context *context)
         device = next;
     }
 }
+/* What follows a copy; good: it is there, and the run goes on. */
+typedef void (*dcommi_across_fn)(void *user, bool good);
+/* A copy under way; its run stays until it has ended. */
+typedef struct dcommi_across {
+    dcommi_run *run;
+    dcommi_lane *lane; /* that goes on behind it, where `then` is NULL */
+    dcommi_across_fn then;
+    void *user;
+    /* Bring a part into a slot, in place of src. DCOMM_ERR_UNSUPPORTED: it is to come another way.
+     */
+    dcomm_status (*load)(void *user, uint8_t *to, size_t at, size_t n);
+    dcomm_status (*behind)(void *user, size_t at, size_t n); /* puts something behind each part */
+    enum dcommi_queue queue;                                 /* OUT: of the device */
+    uint8_t *dst;
+    const uint8_t *src;
+    size_t len, at;       /* at: how much has got a slot */
+    unsigned outstanding; /* slots asked for or in use */
+    bool async, asking, failed, declined;
+} dcommi_across;
+/* Where the part with a number begins; *n: its bytes. */
+static size_t dcommi_across_part(const dcommi_across *a, unsigned part, size_t *n)
+{
+    size_t at = part * DCOMMI_SLOT_BYTES;
+    *n = a->len - at < DCOMMI_SLOT_BYTES ? a->len - at : DCOMMI_SLOT_BYTES;
+    return at;
+}
+static void dcommi_across_end(dcommi_across *a)
+{
+    dcommi_run *run = a->run;
+    const bool good = run->active && !a->failed;
+    if (a->then != NULL) {
+        a->then(a->user, good);
+    } else if (good) {
+        dcommi_run_event(run);
+        dcommi_lane_moved(a->lane, a->async);
+    }
+    dcommi_free(a);
+    dcommi_run_let_go(run);
+}
+static void dcommi_across_failed(dcommi_across *a, dcomm_status status)
+{
+    a->failed = true;
+    if (a->run->active && !a->declined) {
+        dcommi_device_failed(a->run, status);
+    }
+}
+static void dcommi_across_next(dcommi_across *a);
+static void dcommi_across_copied(dcommi_job *job, dcomm_status status)
+{
+    dcommi_slot *slot = (dcommi_slot *)job;
+    dcommi_across *a = slot->user;
+    size_t n, at = dcommi_across_part(a, slot->block, &n);
+    a->failed = a->failed || status < 0;
+    if (a->queue == DCOMMI_QUEUE_OUT && !a->failed && a->run->active) {
+        memcpy(a->dst + at, slot->memory, n);
+    }
+    dcommi_slot_give(slot, a->queue); /* which may serve this copy: it is not over yet */
+    a->outstanding--;
+    dcommi_across_next(a);
+}
+static dcomm_status dcommi_across_put(dcommi_across *a, dcommi_slot *slot, size_t at, size_t n)
+{
+    dcommi_device_handle *d = &slot->device->handle;
+    if (a->queue == DCOMMI_QUEUE_OUT) {
+        DCOMMI_TRY(dcommi_device_copy(d, a->queue, slot->memory, a->src + at, n));
+    } else {
+        if (a->load != NULL) {
+            dcomm_status status = a->load(a->user, slot->memory, at, n);
+            a->declined = status == DCOMM_ERR_UNSUPPORTED;
+            DCOMMI_TRY(status);
+        } else {
+            memcpy(slot->memory, a->src + at, n);
+        }
+        DCOMMI_TRY(dcommi_device_copy(d, a->queue, a->dst + at, slot->memory, n));
+    }
+    if (a->behind != NULL) {
+        DCOMMI_TRY(a->behind(a->user, at, n));
+    }
+    return dcommi_job_start(slot->device, a->queue, &slot->job, a->run, dcommi_across_copied);
+}
+static void dcommi_across_go(dcommi_slot *slot, void *user)
+{
+    dcommi_across *a = user;
+    dcomm_status status = DCOMM_ERR_ABORTED;
+    size_t n;
+    a->asking = false;
+    slot->user = a;
+    slot->block = (unsigned)(a->at / DCOMMI_SLOT_BYTES);
+    size_t at = dcommi_across_part(a, slot->block, &n);
+    if (a->run->active && !a->failed) {
+        status = dcommi_across_put(a, slot, at, n);
+    }
+    if (status >= 0) {
+        a->at += n;
+    } else {
+        dcommi_across_failed(a, status);
+        a->outstanding--;
+        dcommi_slot_give(slot, a->queue);
+    }
+    dcommi_across_next(a);
+}
+/* Ask for one more slot, or end. */
+static void dcommi_across_next(dcommi_across *a)
+{
+    bool more = a->at < a->len && !a->failed && a->run->active;
+    if (more && a->asking) {
+        return;
+    }
+    if (more) {
+        a->asking = true;
+        a->outstanding++;
+        if (dcommi_slot_ask(a->run->device, a->queue, dcommi_across_go, a) >= 0) {
+            return;
+        }
+        a->outstanding--;
+        dcommi_across_failed(a, DCOMM_ERR_NO_MEMORY);
+    }
+    if (a->outstanding == 0) {
+        dcommi_across_end(a);
+    }
+}
+/* dst <- src, one of which is the device's: `queue` says which. */
+static dcomm_status dcommi_across_start(const dcommi_across *copy)
+{
+    dcommi_across *a = dcommi_alloc(sizeof *a);
+    if (a == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    *a = *copy;
+    dcommi_run_keep(a->run);
+    dcommi_across_next(a);
+    return DCOMM_OK;
+}
+/* ==== include/dcomm/impl/engine/device/device_region.h ===================================== */
+/* device_region.h - regions that are device memory: peers on this host open them once, by CUDA IPC,
+ * and kernels read them where they lie.
+ *
+ * CUDA forbids to free memory that another process has open. So what is freed stays until every
+ * peer that was given it has said that it is shut (REGION_SHUT), or has ended. And opening,
+ * shutting and freeing may wait for all streams of a device, one of which may wait for this very
+ * rank: they are done by threads that call, never with the token; to shut and to free, also only
+ * while no stream of the process waits for a rank. */
+/* ==== include/dcomm/impl/engine/device/gate.h ============================================== */
+/* gate.h - operations in the order of a stream of the caller's. An event recorded on the stream is
+ * polled before the run enters the engine, and the stream waits for a word of pinned memory that is
+ * written when the run has ended, well or badly. Words are used again with a higher value, which is
+ * why nobody has to know whether a stream has come to its wait. */
 #define DCOMMI_GATE_WORDS 512 /* of one page */
 struct dcommi_gate_word {
     struct dcommi_gate_word *next;
@@ -31238,32 +31371,61 @@ typedef struct dcommi_pour {
     dcommi_op op; /* of the fetch; first */
     dcommi_move *move;
     dcommi_transport *transport;
-    void *desc;           /* to be released; NULL: none */
-    uint8_t *own;         /* to be freed; NULL: none */
-    const uint8_t *data;  /* NULL: it lies in the sender's process */
-    uint64_t address;     /* there */
-    size_t len, at, left; /* at: how much has been put on the device's queue */
-    unsigned outstanding; /* slots asked for or in use */
-    bool asking, failed, offered;
+    void *desc;          /* to be released; NULL: none */
+    uint8_t *own;        /* to be freed; NULL: none */
+    const uint8_t *data; /* NULL: it lies in the sender's process */
+    uint64_t address;    /* there */
+    size_t len;
+    bool offered;
+    bool forbidden; /* the kernel does not let us read there */
 } dcommi_pour;
-static void dcommi_pour_free(dcommi_pour *pour)
+static dcomm_status dcommi_pour_load(void *user, uint8_t *to, size_t at, size_t n)
 {
+    dcommi_pour *pour = user;
+    if (pour->data != NULL) {
+        memcpy(to, pour->data + at, n);
+        return DCOMM_OK;
+    }
+    dcomm_comm *comm = pour->move->run->comm;
+    const int peer = pour->move->node.peer;
+    dcomm_status status =
+        dcommi_read_part(dcommi_read_process(comm, peer, to, pour->address + at, n), at, peer);
+    pour->forbidden = status == DCOMM_ERR_UNSUPPORTED;
+    return status;
+}
+/* Fold a part that is on its way to where it is kept. */
+static dcomm_status dcommi_pour_fold(void *user, size_t at, size_t n)
+{
+    const dcommi_move *move = ((dcommi_pour *)user)->move;
+    const void *src[DCOMMI_FOLD_SOURCES];
+    for (int i = 0; i < move->nsrc; i++) {
+        src[i] = (i == move->msg_at ? move->buf : (const uint8_t *)move->src[i]) + at;
+    }
+    return dcommi_fold_on_device(move->lane, move->dst + at, src, move->nsrc, n, move->final);
+}
+/* All is there, or nothing of it is under way any more after a failure. What the kernel forbids to
+ * read is asked for by message. */
+static void dcommi_pour_end(void *user, bool good)
+{
+    dcommi_pour *pour = user;
+    dcommi_move *move = pour->move;
+    dcommi_run *run = move->run;
+    const bool offered = pour->offered, forbidden = pour->forbidden;
+    const size_t len = pour->len;
     if (pour->desc != NULL) {
         pour->transport->call->release(pour->transport, pour->desc);
     }
     dcommi_free(pour->own);
     dcommi_free(pour);
-}
-/* All is there, or nothing of it is under way any more after a failure. */
-static void dcommi_pour_end(dcommi_pour *pour)
-{
-    dcommi_move *move = pour->move;
-    dcommi_run *run = move->run;
-    bool live = run->active && !pour->failed, offered = pour->offered;
-    size_t len = pour->len;
-    dcommi_pour_free(pour);
     dcommi_move_out_of_transport(move);
-    if (!live) {
+    if (forbidden && run->active) {
+        dcommi_header pull = dcommi_header_of(run, DCOMMI_MSG_PULL, move->node.tag);
+        dcommi_match_insert(run->comm, &move->node);
+        dcomm_status status = dcommi_send_header(run->comm, move->node.peer, &pull, NULL, 0);
+        if (status < 0) {
+            dcommi_poison(run->comm, status, "%s", dcommi_message);
+        }
+    } else if (!good) {
         dcommi_move_free(move);
     } else if (offered) {
         dcommi_offer_taken(move);
@@ -31272,102 +31434,20 @@ static void dcommi_pour_end(dcommi_pour *pour)
     }
     dcommi_run_unref(run);
 }
-static void dcommi_pour_failed(dcommi_pour *pour, dcomm_status status)
-{
-    pour->failed = true;
-    if (pour->move->run->active) {
-        dcommi_device_failed(pour->move->run, status);
-    }
-}
-static void dcommi_pour_next(dcommi_pour *pour);
-static void dcommi_pour_copied(dcommi_job *job, dcomm_status status)
-{
-    dcommi_slot *slot = (dcommi_slot *)job;
-    dcommi_pour *pour = slot->user;
-    pour->left -= slot->block;
-    pour->failed = pour->failed || status < 0;
-    dcommi_slot_give(slot, DCOMMI_QUEUE_IN); /* which may serve this one: it is not over yet */
-    pour->outstanding--;
-    dcommi_pour_next(pour);
-}
-/* Fill a slot, and put it on the device. */
-static dcomm_status dcommi_pour_part(dcommi_pour *pour, dcommi_slot *slot, size_t n)
+static void dcommi_pour_start(dcommi_pour *pour)
 {
     dcommi_move *move = pour->move;
-    dcommi_device_handle *d = &slot->device->handle;
-    const void *src[DCOMMI_FOLD_SOURCES];
-    size_t at = pour->at;
-    if (pour->data != NULL) {
-        memcpy(slot->memory, pour->data + at, n);
-    } else {
-        DCOMMI_TRY(dcommi_read_part(dcommi_read_process(move->run->comm, move->node.peer,
-                                                        slot->memory, pour->address + at, n),
-                                    at, move->node.peer));
-    }
-    DCOMMI_TRY(dcommi_device_copy(d, DCOMMI_QUEUE_IN, move->buf + at, slot->memory, n));
-    if (move->kind == DCOMMI_MOVE_FOLD) {
-        for (int i = 0; i < move->nsrc; i++) {
-            src[i] = (i == move->msg_at ? move->buf : (const uint8_t *)move->src[i]) + at;
-        }
-        DCOMMI_TRY(
-            dcommi_fold_on_device(move->lane, move->dst + at, src, move->nsrc, n, move->final));
-    }
-    slot->user = pour;
-    slot->block = (unsigned)n;
-    return dcommi_job_start(slot->device, DCOMMI_QUEUE_IN, &slot->job, move->run,
-                            dcommi_pour_copied);
-}
-static void dcommi_pour_go(dcommi_slot *slot, void *user)
-{
-    dcommi_pour *pour = user;
-    dcommi_move *move = pour->move;
-    size_t n = pour->len - pour->at < DCOMMI_SLOT_BYTES ? pour->len - pour->at : DCOMMI_SLOT_BYTES;
-    dcomm_status status = DCOMM_ERR_ABORTED;
-    pour->asking = false;
-    if (move->run->active && !pour->failed) {
-        status = dcommi_pour_part(pour, slot, n);
-    }
-    if (status >= 0) {
-        pour->at += n;
-        dcommi_pour_next(pour);
-        return;
-    }
-    pour->outstanding--;
-    dcommi_slot_give(slot, DCOMMI_QUEUE_IN);
-    if (status == DCOMM_ERR_UNSUPPORTED && move->run->active) { /* the kernel forbids: by message */
-        dcommi_run *run = move->run;
-        dcommi_header pull = dcommi_header_of(run, DCOMMI_MSG_PULL, move->node.tag);
-        int peer = move->node.peer;
-        dcommi_pour_free(pour);
-        dcommi_move_out_of_transport(move);
-        dcommi_match_insert(run->comm, &move->node);
-        if ((status = dcommi_send_header(run->comm, peer, &pull, NULL, 0)) < 0) {
-            dcommi_poison(run->comm, status, "%s", dcommi_message);
-        }
-        dcommi_run_unref(run);
-        return;
-    }
-    if (!pour->failed) {
-        dcommi_pour_failed(pour, status);
-    }
-    dcommi_pour_next(pour);
-}
-/* Ask for one more slot, or end. */
-static void dcommi_pour_next(dcommi_pour *pour)
-{
-    bool more = pour->at < pour->len && !pour->failed && pour->move->run->active;
-    if (more && !pour->asking) {
-        pour->asking = true;
-        pour->outstanding++;
-        if (dcommi_slot_ask(pour->move->run->device, DCOMMI_QUEUE_IN, dcommi_pour_go, pour) >= 0) {
-            return;
-        }
-        pour->asking = false;
-        pour->outstanding--;
-        dcommi_pour_failed(pour, DCOMM_ERR_NO_MEMORY);
-    }
-    if (pour->outstanding == 0) {
-        dcommi_pour_end(pour);
+    const dcommi_across copy = {.run = move->run,
+                                .then = dcommi_pour_end,
+                                .load = dcommi_pour_load,
+                                .behind = move->kind == DCOMMI_MOVE_FOLD ? dcommi_pour_fold : NULL,
+                                .user = pour,
+                                .queue = DCOMMI_QUEUE_IN,
+                                .dst = move->buf,
+                                .len = pour->len};
+    if (dcommi_across_start(&copy) < 0) {
+        dcommi_poison(move->run->comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+        dcommi_pour_end(pour, false);
     }
 }
 static void dcommi_pour_fetched(dcommi_op *op, dcomm_status status)
@@ -31376,55 +31456,52 @@ static void dcommi_pour_fetched(dcommi_op *op, dcomm_status status)
     if (status < 0 && pour->move->run->active) {
         dcommi_move_failed(pour->move, status, "receiving from");
     }
-    pour->failed = status < 0;
-    dcommi_pour_next(pour);
+    if (status >= 0 && pour->move->run->active) {
+        dcommi_pour_start(pour);
+    } else {
+        dcommi_pour_end(pour, false);
+    }
 }
 static dcommi_verdict dcommi_copy_in(dcommi_move *move, const dcommi_header *h,
                                      dcommi_transport *transport, const void *data, void *desc,
                                      size_t len)
 {
-    dcomm_comm *comm = move->run->comm;
     if (len == 0) {
         dcommi_received_all(move, 0);
         return DCOMMI_CONSUMED;
     }
-    bool rts = h->type == DCOMMI_MSG_RTS, fetch = !rts && data == NULL;
+    const bool rts = h->type == DCOMMI_MSG_RTS, fetch = !rts && data == NULL;
+    const bool owns = !rts && (fetch || desc == NULL);
     dcommi_pour *pour = dcommi_alloc(sizeof *pour);
-    if (pour != NULL && !rts && (fetch || desc == NULL)) {
-        pour->own = dcommi_alloc_raw(len);
-    }
-    if (pour == NULL || (!rts && (fetch || desc == NULL) && pour->own == NULL)) {
+    uint8_t *own = pour != NULL && owns ? dcommi_alloc_raw(len) : NULL;
+    if (pour == NULL || (owns && own == NULL)) {
         dcommi_free(pour);
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+        dcommi_poison(move->run->comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
         return DCOMMI_CONSUMED;
     }
-    pour->move = move;
-    pour->transport = transport;
-    pour->len = pour->left = len;
-    pour->offered = rts;
+    *pour = (dcommi_pour){.move = move,
+                          .transport = transport,
+                          .own = own,
+                          .len = len,
+                          .offered = rts,
+                          .data = owns ? own : data,
+                          .desc = fetch ? NULL : desc,
+                          .address = h->a};
     dcommi_move_in_transport(move);
-    if (rts) {
-        pour->address = h->a;
-        dcommi_pour_next(pour);
-        return DCOMMI_CONSUMED;
-    }
     if (fetch) {
-        pour->data = pour->own;
         pour->op.done = dcommi_pour_fetched;
-        dcomm_status status = transport->call->fetch(transport, desc, pour->own, len, &pour->op);
+        dcomm_status status = transport->call->fetch(transport, desc, own, len, &pour->op);
         if (status != DCOMM_IN_PROGRESS) {
             dcommi_pour_fetched(&pour->op, status);
         }
         return DCOMMI_KEEP;
     }
-    if (desc == NULL) {
-        memcpy(pour->own, data, len);
-        data = pour->own;
+    if (owns) {
+        memcpy(own, data, len);
     }
-    pour->desc = desc;
-    pour->data = data;
-    dcommi_pour_next(pour);
-    return desc != NULL ? DCOMMI_KEEP : DCOMMI_CONSUMED;
+    const dcommi_verdict verdict = desc != NULL && !rts ? DCOMMI_KEEP : DCOMMI_CONSUMED;
+    dcommi_pour_start(pour);
+    return verdict;
 }
 #define DCOMMI_SCRATCH_PARTS 2
 struct dcommi_scratch {
@@ -31710,141 +31787,6 @@ static bool dcommi_has_credit(dcommi_lane *lane, int rank)
     lane->peer = rank;
     return false;
 }
-/* What follows a copy; good: it is there, and the run goes on. */
-typedef void (*dcommi_across_fn)(void *user, bool good);
-/* A copy under way; its run stays until it has ended. */
-typedef struct dcommi_across {
-    dcommi_lane *lane;
-    dcommi_across_fn then; /* NULL: the lane goes on */
-    void *user;
-    dcommi_run *run;
-    enum dcommi_queue queue; /* OUT: of the device */
-    uint8_t *dst;
-    const uint8_t *src;
-    size_t len, at;       /* at: how much has got a slot */
-    unsigned outstanding; /* slots asked for or in use */
-    bool async, asking, failed;
-} dcommi_across;
-/* Where the part with a number begins; *n: its bytes. */
-static size_t dcommi_across_part(const dcommi_across *a, unsigned part, size_t *n)
-{
-    size_t at = part * DCOMMI_SLOT_BYTES;
-    *n = a->len - at < DCOMMI_SLOT_BYTES ? a->len - at : DCOMMI_SLOT_BYTES;
-    return at;
-}
-static void dcommi_across_end(dcommi_across *a)
-{
-    dcommi_run *run = a->run;
-    const bool good = run->active && !a->failed;
-    if (a->then != NULL) {
-        a->then(a->user, good);
-    } else if (good) {
-        dcommi_run_event(run);
-        dcommi_lane_moved(a->lane, a->async);
-    }
-    dcommi_free(a);
-    dcommi_run_let_go(run);
-}
-static void dcommi_across_failed(dcommi_across *a, dcomm_status status)
-{
-    a->failed = true;
-    if (a->run->active) {
-        dcommi_device_failed(a->run, status);
-    }
-}
-static void dcommi_across_next(dcommi_across *a);
-static void dcommi_across_copied(dcommi_job *job, dcomm_status status)
-{
-    dcommi_slot *slot = (dcommi_slot *)job;
-    dcommi_across *a = slot->user;
-    size_t n, at = dcommi_across_part(a, slot->block, &n);
-    a->failed = a->failed || status < 0;
-    if (a->queue == DCOMMI_QUEUE_OUT && !a->failed && a->run->active) {
-        memcpy(a->dst + at, slot->memory, n);
-    }
-    dcommi_slot_give(slot, a->queue); /* which may serve this copy: it is not over yet */
-    a->outstanding--;
-    dcommi_across_next(a);
-}
-static dcomm_status dcommi_across_put(dcommi_across *a, dcommi_slot *slot, size_t at, size_t n)
-{
-    dcommi_device_handle *d = &slot->device->handle;
-    if (a->queue == DCOMMI_QUEUE_OUT) {
-        DCOMMI_TRY(dcommi_device_copy(d, a->queue, slot->memory, a->src + at, n));
-    } else {
-        memcpy(slot->memory, a->src + at, n);
-        DCOMMI_TRY(dcommi_device_copy(d, a->queue, a->dst + at, slot->memory, n));
-    }
-    return dcommi_job_start(slot->device, a->queue, &slot->job, a->run, dcommi_across_copied);
-}
-static void dcommi_across_go(dcommi_slot *slot, void *user)
-{
-    dcommi_across *a = user;
-    dcomm_status status = DCOMM_ERR_ABORTED;
-    size_t n;
-    a->asking = false;
-    slot->user = a;
-    slot->block = (unsigned)(a->at / DCOMMI_SLOT_BYTES);
-    size_t at = dcommi_across_part(a, slot->block, &n);
-    if (a->run->active && !a->failed) {
-        status = dcommi_across_put(a, slot, at, n);
-    }
-    if (status >= 0) {
-        a->at += n;
-    } else {
-        dcommi_across_failed(a, status);
-        a->outstanding--;
-        dcommi_slot_give(slot, a->queue);
-    }
-    dcommi_across_next(a);
-}
-/* Ask for one more slot, or end. */
-static void dcommi_across_next(dcommi_across *a)
-{
-    bool more = a->at < a->len && !a->failed && a->run->active;
-    if (more && a->asking) {
-        return;
-    }
-    if (more) {
-        a->asking = true;
-        a->outstanding++;
-        if (dcommi_slot_ask(a->run->device, a->queue, dcommi_across_go, a) >= 0) {
-            return;
-        }
-        a->outstanding--;
-        dcommi_across_failed(a, DCOMM_ERR_NO_MEMORY);
-    }
-    if (a->outstanding == 0) {
-        dcommi_across_end(a);
-    }
-}
-/* dst <- src, one of which is the device's: `queue` says which. */
-static dcomm_status dcommi_across_start(const dcommi_across *copy)
-{
-    dcommi_across *a = dcommi_alloc(sizeof *a);
-    if (a == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    *a = *copy;
-    a->run = a->lane->frame->run;
-    dcommi_run_keep(a->run);
-    dcommi_across_next(a);
-    return DCOMM_OK;
-}
-static enum dcommi_outcome dcommi_copy_across(dcommi_lane *lane, uint8_t *dst, const uint8_t *src,
-                                              size_t len, bool to_device, bool async)
-{
-    const dcommi_across copy = {.lane = lane,
-                                .queue = to_device ? DCOMMI_QUEUE_IN : DCOMMI_QUEUE_OUT,
-                                .dst = dst,
-                                .src = src,
-                                .len = len,
-                                .async = async};
-    if (dcommi_across_start(&copy) < 0) {
-        return dcommi_step_error(lane, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
-    }
-    return lane->frame->run->active ? dcommi_moving(lane, DCOMM_IN_PROGRESS, async) : DCOMMI_GONE;
-}
 /* ==== include/dcomm/impl/engine/device/copy_out.h ========================================== */
 /* copy_out.h - what goes from a device to a peer: copied to a pinned slot, sent from there. A short
  * send goes as any other; a long one is offered, and its receiver asks for it part by part, as for
@@ -31982,6 +31924,22 @@ static enum dcommi_outcome dcommi_step_queued(dcommi_lane *lane, dcomm_status st
         return dcommi_step_error(lane, status, "%s", dcommi_message);
     }
     return dcommi_moving(lane, DCOMM_IN_PROGRESS, async);
+}
+/* COPY between host memory and the run's device. */
+static enum dcommi_outcome dcommi_copy_across(dcommi_lane *lane, uint8_t *dst, const uint8_t *src,
+                                              size_t len, bool to_device, bool async)
+{
+    const dcommi_across copy = {.run = lane->frame->run,
+                                .lane = lane,
+                                .queue = to_device ? DCOMMI_QUEUE_IN : DCOMMI_QUEUE_OUT,
+                                .dst = dst,
+                                .src = src,
+                                .len = len,
+                                .async = async};
+    if (dcommi_across_start(&copy) < 0) {
+        return dcommi_step_error(lane, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+    }
+    return lane->frame->run->active ? dcommi_moving(lane, DCOMM_IN_PROGRESS, async) : DCOMMI_GONE;
 }
 /* What lies on the other side than the step's destination. */
 static enum dcommi_outcome dcommi_step_mixed(dcommi_lane *lane)
@@ -32225,7 +32183,7 @@ static void dcommi_code_home(void *user, bool good)
 /* Bring it there. */
 static void dcommi_code_bring(dcommi_code_job *job, size_t bytes)
 {
-    const dcommi_across copy = {.lane = job->lane,
+    const dcommi_across copy = {.run = job->lane->frame->run,
                                 .then = dcommi_code_home,
                                 .user = job,
                                 .queue = DCOMMI_QUEUE_OUT,
@@ -32450,7 +32408,7 @@ static dcomm_status dcommi_spread_result_on_device(dcommi_lane *lane,
     const dcomm_codec_place all = {.round = place->round, .divisor = 1};
     const dcommi_device_code write = {.kind = code->kind, .count = s->count, .dst = s->out};
     DCOMMI_TRY(dcommi_code_make(lane, &all, &write, -1, &job));
-    dcommi_across copy = {.lane = lane,
+    dcommi_across copy = {.run = lane->frame->run,
                           .then = dcommi_code_brought,
                           .user = job,
                           .queue = DCOMMI_QUEUE_IN,

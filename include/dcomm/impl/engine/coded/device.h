@@ -133,7 +133,7 @@ static void dcommi_code_home(void *user, bool good)
 /* Bring it there. */
 static void dcommi_code_bring(dcommi_code_job *job, size_t bytes)
 {
-    const dcommi_across copy = {.lane = job->lane,
+    const dcommi_across copy = {.run = job->lane->frame->run,
                                 .then = dcommi_code_home,
                                 .user = job,
                                 .queue = DCOMMI_QUEUE_OUT,
@@ -368,7 +368,7 @@ static dcomm_status dcommi_spread_result_on_device(dcommi_lane *lane,
     const dcomm_codec_place all = {.round = place->round, .divisor = 1};
     const dcommi_device_code write = {.kind = code->kind, .count = s->count, .dst = s->out};
     DCOMMI_TRY(dcommi_code_make(lane, &all, &write, -1, &job));
-    dcommi_across copy = {.lane = lane,
+    dcommi_across copy = {.run = lane->frame->run,
                           .then = dcommi_code_brought,
                           .user = job,
                           .queue = DCOMMI_QUEUE_IN,

@@ -1,25 +1,29 @@
-/* copy_across.h - a COPY between host memory and the run's device, through pinned slots: for plans
- * whose scratch is the host's. */
+/* copy_across.h - bytes between host memory and the run's device, through pinned slots: payloads
+ * that are received, and copies of plans whose scratch is the host's. */
 #ifndef DCOMMI_COPY_ACROSS_H
 #define DCOMMI_COPY_ACROSS_H
 
-#include "../step.h"
+#include "jobs.h"
 
 /* What follows a copy; good: it is there, and the run goes on. */
 typedef void (*dcommi_across_fn)(void *user, bool good);
 
 /* A copy under way; its run stays until it has ended. */
 typedef struct dcommi_across {
-    dcommi_lane *lane;
-    dcommi_across_fn then; /* NULL: the lane goes on */
-    void *user;
     dcommi_run *run;
-    enum dcommi_queue queue; /* OUT: of the device */
+    dcommi_lane *lane; /* that goes on behind it, where `then` is NULL */
+    dcommi_across_fn then;
+    void *user;
+    /* Bring a part into a slot, in place of src. DCOMM_ERR_UNSUPPORTED: it is to come another way.
+     */
+    dcomm_status (*load)(void *user, uint8_t *to, size_t at, size_t n);
+    dcomm_status (*behind)(void *user, size_t at, size_t n); /* puts something behind each part */
+    enum dcommi_queue queue;                                 /* OUT: of the device */
     uint8_t *dst;
     const uint8_t *src;
     size_t len, at;       /* at: how much has got a slot */
     unsigned outstanding; /* slots asked for or in use */
-    bool async, asking, failed;
+    bool async, asking, failed, declined;
 } dcommi_across;
 
 /* Where the part with a number begins; *n: its bytes. */
@@ -47,7 +51,7 @@ static void dcommi_across_end(dcommi_across *a)
 static void dcommi_across_failed(dcommi_across *a, dcomm_status status)
 {
     a->failed = true;
-    if (a->run->active) {
+    if (a->run->active && !a->declined) {
         dcommi_device_failed(a->run, status);
     }
 }
@@ -74,8 +78,17 @@ static dcomm_status dcommi_across_put(dcommi_across *a, dcommi_slot *slot, size_
     if (a->queue == DCOMMI_QUEUE_OUT) {
         DCOMMI_TRY(dcommi_device_copy(d, a->queue, slot->memory, a->src + at, n));
     } else {
-        memcpy(slot->memory, a->src + at, n);
+        if (a->load != NULL) {
+            dcomm_status status = a->load(a->user, slot->memory, at, n);
+            a->declined = status == DCOMM_ERR_UNSUPPORTED;
+            DCOMMI_TRY(status);
+        } else {
+            memcpy(slot->memory, a->src + at, n);
+        }
         DCOMMI_TRY(dcommi_device_copy(d, a->queue, a->dst + at, slot->memory, n));
+    }
+    if (a->behind != NULL) {
+        DCOMMI_TRY(a->behind(a->user, at, n));
     }
     return dcommi_job_start(slot->device, a->queue, &slot->job, a->run, dcommi_across_copied);
 }
@@ -131,25 +144,9 @@ static dcomm_status dcommi_across_start(const dcommi_across *copy)
         return DCOMM_ERR_NO_MEMORY;
     }
     *a = *copy;
-    a->run = a->lane->frame->run;
     dcommi_run_keep(a->run);
     dcommi_across_next(a);
     return DCOMM_OK;
-}
-
-static enum dcommi_outcome dcommi_copy_across(dcommi_lane *lane, uint8_t *dst, const uint8_t *src,
-                                              size_t len, bool to_device, bool async)
-{
-    const dcommi_across copy = {.lane = lane,
-                                .queue = to_device ? DCOMMI_QUEUE_IN : DCOMMI_QUEUE_OUT,
-                                .dst = dst,
-                                .src = src,
-                                .len = len,
-                                .async = async};
-    if (dcommi_across_start(&copy) < 0) {
-        return dcommi_step_error(lane, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
-    }
-    return lane->frame->run->active ? dcommi_moving(lane, DCOMM_IN_PROGRESS, async) : DCOMMI_GONE;
 }
 
 #endif

@@ -4,6 +4,7 @@
 #ifndef DCOMMI_COPY_IN_H
 #define DCOMMI_COPY_IN_H
 
+#include "copy_across.h"
 #include "device_region.h"
 #include "../pull.h"
 
@@ -114,34 +115,64 @@ typedef struct dcommi_pour {
     dcommi_op op; /* of the fetch; first */
     dcommi_move *move;
     dcommi_transport *transport;
-    void *desc;           /* to be released; NULL: none */
-    uint8_t *own;         /* to be freed; NULL: none */
-    const uint8_t *data;  /* NULL: it lies in the sender's process */
-    uint64_t address;     /* there */
-    size_t len, at, left; /* at: how much has been put on the device's queue */
-    unsigned outstanding; /* slots asked for or in use */
-    bool asking, failed, offered;
+    void *desc;          /* to be released; NULL: none */
+    uint8_t *own;        /* to be freed; NULL: none */
+    const uint8_t *data; /* NULL: it lies in the sender's process */
+    uint64_t address;    /* there */
+    size_t len;
+    bool offered;
+    bool forbidden; /* the kernel does not let us read there */
 } dcommi_pour;
 
-static void dcommi_pour_free(dcommi_pour *pour)
+static dcomm_status dcommi_pour_load(void *user, uint8_t *to, size_t at, size_t n)
 {
+    dcommi_pour *pour = user;
+    if (pour->data != NULL) {
+        memcpy(to, pour->data + at, n);
+        return DCOMM_OK;
+    }
+    dcomm_comm *comm = pour->move->run->comm;
+    const int peer = pour->move->node.peer;
+    dcomm_status status =
+        dcommi_read_part(dcommi_read_process(comm, peer, to, pour->address + at, n), at, peer);
+    pour->forbidden = status == DCOMM_ERR_UNSUPPORTED;
+    return status;
+}
+
+/* Fold a part that is on its way to where it is kept. */
+static dcomm_status dcommi_pour_fold(void *user, size_t at, size_t n)
+{
+    const dcommi_move *move = ((dcommi_pour *)user)->move;
+    const void *src[DCOMMI_FOLD_SOURCES];
+    for (int i = 0; i < move->nsrc; i++) {
+        src[i] = (i == move->msg_at ? move->buf : (const uint8_t *)move->src[i]) + at;
+    }
+    return dcommi_fold_on_device(move->lane, move->dst + at, src, move->nsrc, n, move->final);
+}
+
+/* All is there, or nothing of it is under way any more after a failure. What the kernel forbids to
+ * read is asked for by message. */
+static void dcommi_pour_end(void *user, bool good)
+{
+    dcommi_pour *pour = user;
+    dcommi_move *move = pour->move;
+    dcommi_run *run = move->run;
+    const bool offered = pour->offered, forbidden = pour->forbidden;
+    const size_t len = pour->len;
     if (pour->desc != NULL) {
         pour->transport->call->release(pour->transport, pour->desc);
     }
     dcommi_free(pour->own);
     dcommi_free(pour);
-}
-
-/* All is there, or nothing of it is under way any more after a failure. */
-static void dcommi_pour_end(dcommi_pour *pour)
-{
-    dcommi_move *move = pour->move;
-    dcommi_run *run = move->run;
-    bool live = run->active && !pour->failed, offered = pour->offered;
-    size_t len = pour->len;
-    dcommi_pour_free(pour);
     dcommi_move_out_of_transport(move);
-    if (!live) {
+    if (forbidden && run->active) {
+        dcommi_header pull = dcommi_header_of(run, DCOMMI_MSG_PULL, move->node.tag);
+        dcommi_match_insert(run->comm, &move->node);
+        dcomm_status status = dcommi_send_header(run->comm, move->node.peer, &pull, NULL, 0);
+        if (status < 0) {
+            dcommi_poison(run->comm, status, "%s", dcommi_message);
+        }
+    } else if (!good) {
         dcommi_move_free(move);
     } else if (offered) {
         dcommi_offer_taken(move);
@@ -151,107 +182,20 @@ static void dcommi_pour_end(dcommi_pour *pour)
     dcommi_run_unref(run);
 }
 
-static void dcommi_pour_failed(dcommi_pour *pour, dcomm_status status)
-{
-    pour->failed = true;
-    if (pour->move->run->active) {
-        dcommi_device_failed(pour->move->run, status);
-    }
-}
-
-static void dcommi_pour_next(dcommi_pour *pour);
-
-static void dcommi_pour_copied(dcommi_job *job, dcomm_status status)
-{
-    dcommi_slot *slot = (dcommi_slot *)job;
-    dcommi_pour *pour = slot->user;
-    pour->left -= slot->block;
-    pour->failed = pour->failed || status < 0;
-    dcommi_slot_give(slot, DCOMMI_QUEUE_IN); /* which may serve this one: it is not over yet */
-    pour->outstanding--;
-    dcommi_pour_next(pour);
-}
-
-/* Fill a slot, and put it on the device. */
-static dcomm_status dcommi_pour_part(dcommi_pour *pour, dcommi_slot *slot, size_t n)
+static void dcommi_pour_start(dcommi_pour *pour)
 {
     dcommi_move *move = pour->move;
-    dcommi_device_handle *d = &slot->device->handle;
-    const void *src[DCOMMI_FOLD_SOURCES];
-    size_t at = pour->at;
-    if (pour->data != NULL) {
-        memcpy(slot->memory, pour->data + at, n);
-    } else {
-        DCOMMI_TRY(dcommi_read_part(dcommi_read_process(move->run->comm, move->node.peer,
-                                                        slot->memory, pour->address + at, n),
-                                    at, move->node.peer));
-    }
-    DCOMMI_TRY(dcommi_device_copy(d, DCOMMI_QUEUE_IN, move->buf + at, slot->memory, n));
-    if (move->kind == DCOMMI_MOVE_FOLD) {
-        for (int i = 0; i < move->nsrc; i++) {
-            src[i] = (i == move->msg_at ? move->buf : (const uint8_t *)move->src[i]) + at;
-        }
-        DCOMMI_TRY(
-            dcommi_fold_on_device(move->lane, move->dst + at, src, move->nsrc, n, move->final));
-    }
-    slot->user = pour;
-    slot->block = (unsigned)n;
-    return dcommi_job_start(slot->device, DCOMMI_QUEUE_IN, &slot->job, move->run,
-                            dcommi_pour_copied);
-}
-
-static void dcommi_pour_go(dcommi_slot *slot, void *user)
-{
-    dcommi_pour *pour = user;
-    dcommi_move *move = pour->move;
-    size_t n = pour->len - pour->at < DCOMMI_SLOT_BYTES ? pour->len - pour->at : DCOMMI_SLOT_BYTES;
-    dcomm_status status = DCOMM_ERR_ABORTED;
-    pour->asking = false;
-    if (move->run->active && !pour->failed) {
-        status = dcommi_pour_part(pour, slot, n);
-    }
-    if (status >= 0) {
-        pour->at += n;
-        dcommi_pour_next(pour);
-        return;
-    }
-    pour->outstanding--;
-    dcommi_slot_give(slot, DCOMMI_QUEUE_IN);
-    if (status == DCOMM_ERR_UNSUPPORTED && move->run->active) { /* the kernel forbids: by message */
-        dcommi_run *run = move->run;
-        dcommi_header pull = dcommi_header_of(run, DCOMMI_MSG_PULL, move->node.tag);
-        int peer = move->node.peer;
-        dcommi_pour_free(pour);
-        dcommi_move_out_of_transport(move);
-        dcommi_match_insert(run->comm, &move->node);
-        if ((status = dcommi_send_header(run->comm, peer, &pull, NULL, 0)) < 0) {
-            dcommi_poison(run->comm, status, "%s", dcommi_message);
-        }
-        dcommi_run_unref(run);
-        return;
-    }
-    if (!pour->failed) {
-        dcommi_pour_failed(pour, status);
-    }
-    dcommi_pour_next(pour);
-}
-
-/* Ask for one more slot, or end. */
-static void dcommi_pour_next(dcommi_pour *pour)
-{
-    bool more = pour->at < pour->len && !pour->failed && pour->move->run->active;
-    if (more && !pour->asking) {
-        pour->asking = true;
-        pour->outstanding++;
-        if (dcommi_slot_ask(pour->move->run->device, DCOMMI_QUEUE_IN, dcommi_pour_go, pour) >= 0) {
-            return;
-        }
-        pour->asking = false;
-        pour->outstanding--;
-        dcommi_pour_failed(pour, DCOMM_ERR_NO_MEMORY);
-    }
-    if (pour->outstanding == 0) {
-        dcommi_pour_end(pour);
+    const dcommi_across copy = {.run = move->run,
+                                .then = dcommi_pour_end,
+                                .load = dcommi_pour_load,
+                                .behind = move->kind == DCOMMI_MOVE_FOLD ? dcommi_pour_fold : NULL,
+                                .user = pour,
+                                .queue = DCOMMI_QUEUE_IN,
+                                .dst = move->buf,
+                                .len = pour->len};
+    if (dcommi_across_start(&copy) < 0) {
+        dcommi_poison(move->run->comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+        dcommi_pour_end(pour, false);
     }
 }
 
@@ -261,56 +205,53 @@ static void dcommi_pour_fetched(dcommi_op *op, dcomm_status status)
     if (status < 0 && pour->move->run->active) {
         dcommi_move_failed(pour->move, status, "receiving from");
     }
-    pour->failed = status < 0;
-    dcommi_pour_next(pour);
+    if (status >= 0 && pour->move->run->active) {
+        dcommi_pour_start(pour);
+    } else {
+        dcommi_pour_end(pour, false);
+    }
 }
 
 static dcommi_verdict dcommi_copy_in(dcommi_move *move, const dcommi_header *h,
                                      dcommi_transport *transport, const void *data, void *desc,
                                      size_t len)
 {
-    dcomm_comm *comm = move->run->comm;
     if (len == 0) {
         dcommi_received_all(move, 0);
         return DCOMMI_CONSUMED;
     }
-    bool rts = h->type == DCOMMI_MSG_RTS, fetch = !rts && data == NULL;
+    const bool rts = h->type == DCOMMI_MSG_RTS, fetch = !rts && data == NULL;
+    const bool owns = !rts && (fetch || desc == NULL);
     dcommi_pour *pour = dcommi_alloc(sizeof *pour);
-    if (pour != NULL && !rts && (fetch || desc == NULL)) {
-        pour->own = dcommi_alloc_raw(len);
-    }
-    if (pour == NULL || (!rts && (fetch || desc == NULL) && pour->own == NULL)) {
+    uint8_t *own = pour != NULL && owns ? dcommi_alloc_raw(len) : NULL;
+    if (pour == NULL || (owns && own == NULL)) {
         dcommi_free(pour);
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+        dcommi_poison(move->run->comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
         return DCOMMI_CONSUMED;
     }
-    pour->move = move;
-    pour->transport = transport;
-    pour->len = pour->left = len;
-    pour->offered = rts;
+    *pour = (dcommi_pour){.move = move,
+                          .transport = transport,
+                          .own = own,
+                          .len = len,
+                          .offered = rts,
+                          .data = owns ? own : data,
+                          .desc = fetch ? NULL : desc,
+                          .address = h->a};
     dcommi_move_in_transport(move);
-    if (rts) {
-        pour->address = h->a;
-        dcommi_pour_next(pour);
-        return DCOMMI_CONSUMED;
-    }
     if (fetch) {
-        pour->data = pour->own;
         pour->op.done = dcommi_pour_fetched;
-        dcomm_status status = transport->call->fetch(transport, desc, pour->own, len, &pour->op);
+        dcomm_status status = transport->call->fetch(transport, desc, own, len, &pour->op);
         if (status != DCOMM_IN_PROGRESS) {
             dcommi_pour_fetched(&pour->op, status);
         }
         return DCOMMI_KEEP;
     }
-    if (desc == NULL) {
-        memcpy(pour->own, data, len);
-        data = pour->own;
+    if (owns) {
+        memcpy(own, data, len);
     }
-    pour->desc = desc;
-    pour->data = data;
-    dcommi_pour_next(pour);
-    return desc != NULL ? DCOMMI_KEEP : DCOMMI_CONSUMED;
+    const dcommi_verdict verdict = desc != NULL && !rts ? DCOMMI_KEEP : DCOMMI_CONSUMED;
+    dcommi_pour_start(pour);
+    return verdict;
 }
 
 #endif

@@ -3,7 +3,7 @@
 #ifndef DCOMMI_STEPS_DEVICE_H
 #define DCOMMI_STEPS_DEVICE_H
 
-#include "copy_across.h"
+#include "../step.h"
 #include "copy_out.h"
 
 /* A step on the device's queue. */
@@ -43,6 +43,23 @@ static enum dcommi_outcome dcommi_step_queued(dcommi_lane *lane, dcomm_status st
         return dcommi_step_error(lane, status, "%s", dcommi_message);
     }
     return dcommi_moving(lane, DCOMM_IN_PROGRESS, async);
+}
+
+/* COPY between host memory and the run's device. */
+static enum dcommi_outcome dcommi_copy_across(dcommi_lane *lane, uint8_t *dst, const uint8_t *src,
+                                              size_t len, bool to_device, bool async)
+{
+    const dcommi_across copy = {.run = lane->frame->run,
+                                .lane = lane,
+                                .queue = to_device ? DCOMMI_QUEUE_IN : DCOMMI_QUEUE_OUT,
+                                .dst = dst,
+                                .src = src,
+                                .len = len,
+                                .async = async};
+    if (dcommi_across_start(&copy) < 0) {
+        return dcommi_step_error(lane, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+    }
+    return lane->frame->run->active ? dcommi_moving(lane, DCOMM_IN_PROGRESS, async) : DCOMMI_GONE;
 }
 
 /* What lies on the other side than the step's destination. */
