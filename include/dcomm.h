@@ -4458,6 +4458,17 @@ static inline void dcommi_zero(void *p, size_t bytes)
     __asm__("" : "+r"(bytes));
     memset(p, 0, bytes);
 }
+/* Take an item out of a list that is linked by `next`, if it is there. */
+#define DCOMMI_LIST_REMOVE(first, item, next)                \
+    do {                                                     \
+        __typeof__(first) *dcommi_at = &(first);             \
+        while (*dcommi_at != NULL && *dcommi_at != (item)) { \
+            dcommi_at = &(*dcommi_at)->next;                 \
+        }                                                    \
+        if (*dcommi_at != NULL) {                            \
+            *dcommi_at = (*dcommi_at)->next;                 \
+        }                                                    \
+    } while (0)
 /* ---- numbers ---- */
 static inline int64_t dcommi_min64(int64_t a, int64_t b)
 {
@@ -17261,6 +17272,9 @@ static inline dcommi_partition dcommi_partition_make(int64_t total, int64_t nblo
 static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcomm_builder *b);
 /* ==== include/dcomm/impl/base/factor.h ===================================================== */
 /* factor.h - what a pre-multiplied sum multiplies by. */
+/* ==== include/dcomm/impl/base/convert.h ==================================================== */
+/* convert.h - floats of any width to f32, and back, element by element and wherever they lie. A NaN
+ * becomes the canonical one (kernels/math.h), so that devices do the same. */
 /* ==== include/dcomm/impl/base/load.h ======================================================= */
 /* load.h - elements of arrays that may lie anywhere: a gradient in its bucket follows those of
  * other types, a row others of any length. */
@@ -17304,6 +17318,39 @@ static inline void dcommi_store_bf16(void *x, size_t i, float value)
     uint16_t h = dcommi_f32_to_bf16(value);
     memcpy((char *)x + 2 * i, &h, sizeof h);
 }
+/* Return element i of an array of floats. */
+static inline double dcommi_load_real(const void *x, size_t i, dcomm_dtype dtype)
+{
+    return dtype == DCOMM_F64   ? dcommi_load_double(x, i)
+           : dtype == DCOMM_F16 ? (double)dcommi_load_f16(x, i)
+           : dtype == DCOMM_F32 ? (double)dcommi_load_f32(x, i)
+                                : (double)dcommi_load_bf16(x, i);
+}
+/* f32 <- factor * src, the product an f64; 1 changes nothing. */
+static void dcommi_to_f32(float *dst, const void *src, size_t count, dcomm_dtype dtype,
+                          double factor)
+{
+    for (size_t i = 0; i < count; i++) {
+        dst[i] = dcommi_f64_to_f32(dcommi_load_real(src, i, dtype) * factor);
+    }
+}
+/* dst <- f32, rounded to nearest even. */
+static void dcommi_from_f32(void *dst, const float *src, size_t count, dcomm_dtype dtype)
+{
+    for (size_t i = 0; i < count; i++) {
+        const float x = dcommi_f32_canonical(src[i]);
+        if (dtype == DCOMM_F64) {
+            const double wide = dcommi_f64_canonical((double)x);
+            memcpy((char *)dst + 8 * i, &wide, sizeof wide);
+        } else if (dtype == DCOMM_F32) {
+            dcommi_store_f32(dst, i, x);
+        } else if (dtype == DCOMM_F16) {
+            dcommi_store_f16(dst, i, x);
+        } else {
+            dcommi_store_bf16(dst, i, x);
+        }
+    }
+}
 /* A plan that begins with a multiplication has it in its first words. */
 typedef struct dcommi_factor {
     double value;
@@ -17337,13 +17384,10 @@ static dcommi_factor dcommi_factor_read(const void *p, dcomm_dtype dtype)
     memcpy(&bits, p, size < sizeof bits ? size : sizeof bits); /* low bytes come first */
     switch (dtype) {
     case DCOMM_F64:
-        return (dcommi_factor){dcommi_load_double(p, 0), 0};
     case DCOMM_F32:
-        return (dcommi_factor){(double)dcommi_load_f32(p, 0), 0};
     case DCOMM_F16:
-        return (dcommi_factor){(double)dcommi_load_f16(p, 0), 0};
     case DCOMM_BF16:
-        return (dcommi_factor){(double)dcommi_load_bf16(p, 0), 0};
+        return (dcommi_factor){dcommi_load_real(p, 0, dtype), 0};
     case DCOMM_I8:
         return (dcommi_factor){(int8_t)bits, 0};
     case DCOMM_I32:
@@ -17965,30 +18009,17 @@ static bool dcommi_env_parse(const dcommi_env_entry *entry, const char *text, do
 /* Write the values that a variable may have, for people. */
 static void dcommi_env_allowed(const dcommi_env_entry *entry, char *text, size_t room)
 {
-    switch (entry->kind) {
-    case DCOMMI_ENV_TEXT:
-        text[0] = '\0';
-        break;
-    case DCOMMI_ENV_FLAG:
-        snprintf(text, room, "one of 1, true, yes, on, 0, false, no, off");
-        break;
-    case DCOMMI_ENV_INTEGER:
-        dcommi_snprintf(text, room, "a whole number from %.0f to %.0f", entry->least, entry->most);
-        break;
-    case DCOMMI_ENV_SIZE:
-        dcommi_snprintf(text, room, "a number of bytes from %.0f to %.0f, such as 65536 or 64K",
-                        entry->least, entry->most);
-        break;
-    case DCOMMI_ENV_SECONDS:
-        dcommi_snprintf(text, room, "seconds from %g to %g, such as 30, 30s, 500ms or 5m",
-                        entry->least, entry->most);
-        break;
-    case DCOMMI_ENV_CHOICE:
-        snprintf(text, room, "one of %s", entry->choices);
-        break;
-    case DCOMMI_ENV_DIRECTORY:
-        snprintf(text, room, "off, or the absolute path of a directory");
-        break;
+    static const char *const formats[] = {
+        [DCOMMI_ENV_TEXT] = "",
+        [DCOMMI_ENV_FLAG] = "one of 1, true, yes, on, 0, false, no, off",
+        [DCOMMI_ENV_INTEGER] = "a whole number from %.0f to %.0f",
+        [DCOMMI_ENV_SIZE] = "a number of bytes from %.0f to %.0f, such as 65536 or 64K",
+        [DCOMMI_ENV_SECONDS] = "seconds from %g to %g, such as 30, 30s, 500ms or 5m",
+        [DCOMMI_ENV_CHOICE] = "one of ",
+        [DCOMMI_ENV_DIRECTORY] = "off, or the absolute path of a directory"};
+    const int n = dcommi_snprintf(text, room, formats[entry->kind], entry->least, entry->most);
+    if (entry->kind == DCOMMI_ENV_CHOICE) {
+        snprintf(text + n, room - (size_t)n, "%s", entry->choices);
     }
 }
 /* Set *value to a variable of the table. One that is not set leaves it, and so does a bad value,
@@ -20633,38 +20664,6 @@ static void dcommi_spread_offer(const dcomm_codec *codec, size_t count, dcommi_c
 /* ==== include/dcomm/impl/engine/kernels.h ================================================== */
 /* kernels.h - the kernels of COMPUTE steps in the library's own plans. Devices have them, too
  * (device/steps_device.h): the engine knows them by their addresses. */
-/* ==== include/dcomm/impl/base/convert.h ==================================================== */
-/* convert.h - floats of any width to f32, and back, element by element and wherever they lie. A NaN
- * becomes the canonical one (kernels/math.h), so that devices do the same. */
-/* f32 <- factor * src, the product an f64; 1 changes nothing. */
-static void dcommi_to_f32(float *dst, const void *src, size_t count, dcomm_dtype dtype,
-                          double factor)
-{
-    for (size_t i = 0; i < count; i++) {
-        const double wide = dtype == DCOMM_F64   ? dcommi_load_double(src, i)
-                            : dtype == DCOMM_F16 ? (double)dcommi_load_f16(src, i)
-                            : dtype == DCOMM_F32 ? (double)dcommi_load_f32(src, i)
-                                                 : (double)dcommi_load_bf16(src, i);
-        dst[i] = dcommi_f64_to_f32(wide * factor);
-    }
-}
-/* dst <- f32, rounded to nearest even. */
-static void dcommi_from_f32(void *dst, const float *src, size_t count, dcomm_dtype dtype)
-{
-    for (size_t i = 0; i < count; i++) {
-        const float x = dcommi_f32_canonical(src[i]);
-        if (dtype == DCOMM_F64) {
-            const double wide = dcommi_f64_canonical((double)x);
-            memcpy((char *)dst + 8 * i, &wide, sizeof wide);
-        } else if (dtype == DCOMM_F32) {
-            dcommi_store_f32(dst, i, x);
-        } else if (dtype == DCOMM_F16) {
-            dcommi_store_f16(dst, i, x);
-        } else {
-            dcommi_store_bf16(dst, i, x);
-        }
-    }
-}
 /* dst <- factor * src. */
 static dcomm_status dcommi_kernel_scale(void *user, void *dst, size_t dst_len,
                                         const void *const *src, const size_t *src_len, size_t nsrc)
@@ -28317,42 +28316,23 @@ static void dcommi_early_keep(dcomm_comm *comm, dcommi_early *early, uint8_t cls
         comm->stats.unexpected_bytes_max = comm->early_bytes;
     }
 }
-/* Forget what came early for a collective. */
-static void dcommi_early_purge(dcomm_comm *comm, uint64_t seq)
+/* Forget what came early: for the collective *seq, or, NULL, for any operation. */
+static void dcommi_early_purge(dcomm_comm *comm, const uint64_t *seq)
 {
     for (int i = 0; i < DCOMMI_BUCKETS && comm->early_count > 0; i++) {
-        dcommi_match_node **at = &comm->table[i];
-        while (*at != NULL) {
+        for (dcommi_match_node **at = &comm->table[i]; *at != NULL;) {
             dcommi_match_node *node = *at;
-            if (node->seq == seq && node->stream == DCOMMI_STREAM_COLL &&
-                (node->cls == DCOMMI_NODE_EARLY || node->cls == DCOMMI_NODE_EARLY_RUN)) {
-                *at = node->next;
-                comm->early_count--;
-                comm->early_bytes -= ((dcommi_early *)node)->len;
-                dcommi_early_free((dcommi_early *)node);
-            } else {
+            if ((node->cls != DCOMMI_NODE_EARLY && node->cls != DCOMMI_NODE_EARLY_RUN) ||
+                (seq != NULL && (node->seq != *seq || node->stream != DCOMMI_STREAM_COLL))) {
                 at = &node->next;
+                continue;
             }
+            *at = node->next;
+            comm->early_count--;
+            comm->early_bytes -= ((dcommi_early *)node)->len;
+            dcommi_early_free((dcommi_early *)node);
         }
     }
-}
-/* Forget everything that is still waited for or kept. */
-static void dcommi_match_clear(dcomm_comm *comm)
-{
-    for (int i = 0; i < DCOMMI_BUCKETS; i++) {
-        dcommi_match_node **at = &comm->table[i];
-        while (*at != NULL) {
-            dcommi_match_node *node = *at;
-            if (node->cls == DCOMMI_NODE_EARLY || node->cls == DCOMMI_NODE_EARLY_RUN) {
-                *at = node->next;
-                dcommi_early_free((dcommi_early *)node);
-            } else {
-                at = &node->next;
-            }
-        }
-    }
-    comm->early_bytes = 0;
-    comm->early_count = 0;
 }
 /* ==== include/dcomm/impl/engine/post.h ===================================================== */
 /* post.h - messages handed to the transport: the header that all of them have, and control
@@ -29502,11 +29482,7 @@ static void dcommi_gate_open(dcommi_run *run)
     run->gate.word = NULL;
     atomic_store_explicit(word->word, run->gate.value, memory_order_release);
     pthread_mutex_lock(&dcommi_gate_lock);
-    struct dcommi_gate_word **at = &dcommi_gates_shut;
-    while (*at != word) {
-        at = &(*at)->next;
-    }
-    *at = word->next;
+    DCOMMI_LIST_REMOVE(dcommi_gates_shut, word, next);
     word->next = dcommi_gate_words;
     dcommi_gate_words = word;
     pthread_mutex_unlock(&dcommi_gate_lock);
@@ -29967,11 +29943,7 @@ static void dcommi_maps_shut(dcomm_context *context)
             map->state = DCOMMI_MAP_OPEN;
             return;
         }
-        dcommi_map **at = &regions->shutting;
-        while (*at != map) {
-            at = &(*at)->next;
-        }
-        *at = map->next;
+        DCOMMI_LIST_REMOVE(regions->shutting, map, next);
         dcommi_tell_shut(context, map->peer, map->id);
         dcommi_free(map);
         map = regions->shutting;
@@ -30143,20 +30115,27 @@ static void dcommi_move_failed(const dcommi_move *move, dcomm_status status, con
                       (int)dcommi_peer_of(comm, rank)->pid, dcomm_strerror(status));
     }
 }
+/* The transport gives a move back. Return true if its run goes on with it; else the move is freed.
+ * The caller drops the run's reference. */
+static bool dcommi_move_returned(dcommi_move *move, dcomm_status status, const char *doing)
+{
+    bool live = move->run->active;
+    if (live && status < 0) {
+        dcommi_move_failed(move, status, doing);
+        live = false; /* poisoning has finished the run and orphaned the move */
+    }
+    dcommi_move_out_of_transport(move);
+    if (!live) {
+        dcommi_move_free(move);
+    }
+    return live;
+}
 static void dcommi_sent(dcommi_op *op, dcomm_status status)
 {
     dcommi_move *move = (dcommi_move *)op;
     dcommi_run *run = move->run;
-    bool live = run->active;
-    if (live && status < 0) {
-        dcommi_move_failed(move, status, "sending to");
-        live = false; /* poisoning has finished the run and orphaned the move */
-    }
-    dcommi_move_out_of_transport(move);
-    if (live) {
+    if (dcommi_move_returned(move, status, "sending to")) {
         dcommi_move_complete(move);
-    } else {
-        dcommi_move_free(move);
     }
     dcommi_run_unref(run);
 }
@@ -30546,14 +30525,8 @@ static void dcommi_fetched(dcommi_op *op, dcomm_status status)
 {
     dcommi_move *move = (dcommi_move *)op;
     dcommi_run *run = move->run;
-    bool live = run->active;
-    dcommi_move_out_of_transport(move);
-    if (live && status < 0) {
-        dcommi_move_failed(move, status, "receiving from");
-    } else if (live) {
+    if (dcommi_move_returned(move, status, "receiving from")) {
         dcommi_received(move, move->buf, move->arrived);
-    } else {
-        dcommi_move_free(move);
     }
     dcommi_run_unref(run);
 }
@@ -30652,9 +30625,7 @@ static dcommi_verdict dcommi_deliver(dcommi_move *move, const dcommi_header *h,
     move->op.done = dcommi_fetched;
     dcommi_move_in_transport(move);
     dcomm_status status = transport->call->fetch(transport, desc, move->buf, len, &move->op);
-    if (status == DCOMM_OK) {
-        dcommi_fetched(&move->op, DCOMM_OK);
-    } else if (status < 0) {
+    if (status != DCOMM_IN_PROGRESS) {
         dcommi_fetched(&move->op, status);
     }
     return DCOMMI_KEEP;
@@ -30853,12 +30824,7 @@ static void dcommi_pull_staging_free(dcommi_pull *pull)
 }
 static void dcommi_pull_free(dcommi_pull *pull)
 {
-    for (dcommi_pull **at = &pull->run->pulls; *at != NULL; at = &(*at)->next) {
-        if (*at == pull) {
-            *at = pull->next;
-            break;
-        }
-    }
+    DCOMMI_LIST_REMOVE(pull->run->pulls, pull, next);
     dcommi_pull_staging_free(pull);
     dcommi_free(pull->pieces);
     dcommi_free(pull);
@@ -31484,8 +31450,10 @@ static dcommi_verdict dcommi_copy_in(dcommi_move *move, const dcommi_header *h,
                           .own = own,
                           .len = len,
                           .offered = rts,
-                          .data = owns ? own : data,
-                          .desc = fetch ? NULL : desc,
+                          .data = rts    ? NULL
+                                  : owns ? own
+                                         : data,
+                          .desc = rts || fetch ? NULL : desc,
                           .address = h->a};
     dcommi_move_in_transport(move);
     if (fetch) {
@@ -31696,12 +31664,7 @@ static void dcommi_frame_done(dcommi_frame *frame)
         dcommi_stage_done(run);
         return;
     }
-    for (dcommi_frame **at = &run->children; *at != NULL; at = &(*at)->next) {
-        if (*at == frame) {
-            *at = frame->next;
-            break;
-        }
-    }
+    DCOMMI_LIST_REMOVE(run->children, frame, next);
     const uint8_t *scratch = frame->space[DCOMM_SPACE_SCRATCH];
     /* Nobody reads memory that is gone. */
     for (uint32_t i = 0; i < frame->scope.plan->nslots; i++) {
@@ -33621,12 +33584,7 @@ static void dcommi_run_told(dcommi_run *run, const dcommi_header *h)
     e->device = h->reserved;
     dcommi_match_node *old = dcommi_match_take(comm, &e->node);
     if (old != NULL) { /* exposed anew: the old place is no longer offered */
-        for (dcommi_exposed **at = &run->exposed_list; *at != NULL; at = &(*at)->next_of_run) {
-            if (*at == (dcommi_exposed *)old) {
-                *at = (*at)->next_of_run;
-                break;
-            }
-        }
+        DCOMMI_LIST_REMOVE(run->exposed_list, (dcommi_exposed *)old, next_of_run);
         dcommi_free(old);
     }
     e->next_of_run = run->exposed_list;
@@ -33767,7 +33725,7 @@ static void dcommi_poison_by(dcomm_comm *comm, dcomm_status status, int from, co
     while (comm->runs != NULL) {
         dcommi_run_finish(comm->runs, status);
     }
-    dcommi_match_clear(comm);
+    dcommi_early_purge(comm, NULL);
     dcommi_say_failed(comm->on_error, comm->rank, status, comm->message);
 }
 static void DCOMMI_PRINTF(3, 4)
@@ -34221,7 +34179,7 @@ static void dcommi_refusal_over(dcomm_comm *comm, uint64_t seq, int rank, const 
     dcommi_refusal_begin(comm, seq);
     dcommi_refusal_add(comm, seq, rank, text, true);
     dcommi_refusal_trim(comm);
-    dcommi_early_purge(comm, seq);
+    dcommi_early_purge(comm, &seq);
 }
 /* The run that stands for a refusal of our own. */
 static void dcommi_refusal_start(dcommi_run *run)
@@ -36249,13 +36207,7 @@ static void dcommi_ctl_close(dcomm_context *context)
     }
     context->control = NULL;
     pthread_mutex_lock(&dcommi_ctl_lock);
-    dcommi_ctl **link = &dcommi_ctl_all;
-    while (*link != NULL && *link != c) {
-        link = &(*link)->next;
-    }
-    if (*link != NULL) {
-        *link = c->next;
-    }
+    DCOMMI_LIST_REMOVE(dcommi_ctl_all, c, next);
     dcommi_sys_close(c->listener);
     for (int i = 0; i < 2; i++) {
         for (dcommi_ctl_line *l = i == 0 ? c->lines : c->strangers, *next; l != NULL; l = next) {
@@ -39849,42 +39801,47 @@ static void dcommi_local_on_offer(dcommi_local_peer *p, const dcommi_record *r)
     u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
 }
 /* ---- records ---- */
+/* Find the long payload with this number; NULL: it is no more. */
+static dcommi_local_flight **dcommi_local_flight_at(dcommi_local_flight **at, uint64_t id)
+{
+    while (*at != NULL && (*at)->id != id) {
+        at = &(*at)->next;
+    }
+    return *at != NULL ? at : NULL;
+}
+/* A long payload is over. */
+static void dcommi_local_landed(dcommi_local_peer *p, dcommi_local_flight **at)
+{
+    dcommi_local_flight *f = *at;
+    *at = f->next;
+    dcommi_local_flight_done(p->local, f, DCOMM_OK);
+}
 /* Handle GO and NO: the peer wants a long payload of ours, or not. */
 static void dcommi_local_on_verdict(dcommi_local_peer *p, uint64_t id, bool go)
 {
-    for (dcommi_local_flight **at = &p->sends; *at != NULL; at = &(*at)->next) {
-        dcommi_local_flight *f = *at;
-        if (f->id != id) {
-            continue;
-        }
-        if (go) {
-            f->going = true;
-            dcommi_local_waiting(p, true);
-        } else {
-            *at = f->next;
-            dcommi_local_flight_done(p->local, f, DCOMM_OK);
-        }
-        return;
+    dcommi_local_flight **at = dcommi_local_flight_at(&p->sends, id);
+    if (at != NULL && go) {
+        (*at)->going = true;
+        dcommi_local_waiting(p, true);
+    } else if (at != NULL) {
+        dcommi_local_landed(p, at);
     }
 }
 static void dcommi_local_on_fragment(dcommi_local_peer *p, uint64_t id, const dcommi_record *r)
 {
-    for (dcommi_local_flight **at = &p->fetches; *at != NULL; at = &(*at)->next) {
-        dcommi_local_flight *f = *at;
-        if (f->id != id) {
-            continue;
-        }
-        if (r->len > f->len - f->at) {
-            dcommi_local_end(p, "what it sent cannot be right");
-            return;
-        }
-        memcpy(f->bytes + f->at, r->data, r->len);
-        f->at += r->len;
-        if (f->at == f->len) {
-            *at = f->next;
-            dcommi_local_flight_done(p->local, f, DCOMM_OK);
-        }
+    dcommi_local_flight **at = dcommi_local_flight_at(&p->fetches, id);
+    if (at == NULL) {
         return;
+    }
+    dcommi_local_flight *f = *at;
+    if (r->len > f->len - f->at) {
+        dcommi_local_end(p, "what it sent cannot be right");
+        return;
+    }
+    memcpy(f->bytes + f->at, r->data, r->len);
+    f->at += r->len;
+    if (f->at == f->len) {
+        dcommi_local_landed(p, at);
     }
 }
 /* Handle a record. Return false if it is to stay where it is. */
@@ -41199,8 +41156,9 @@ static bool dcommi_ucx_default_iface(dcommi_iface name)
     }
     return best != ~0ul;
 }
-/* The interface that has an address and is not the loopback; false: none is. */
-static bool dcommi_ucx_iface_with(const struct sockaddr *wanted, dcommi_iface name)
+/* Find an interface that is not the loopback: the one with this address, or, NULL, the first that
+ * is up and has one. False: there is none. */
+static bool dcommi_ucx_find_iface(const struct sockaddr *wanted, dcommi_iface name)
 {
     struct ifaddrs *all = NULL;
     bool found = false;
@@ -41208,19 +41166,20 @@ static bool dcommi_ucx_iface_with(const struct sockaddr *wanted, dcommi_iface na
         return false;
     }
     for (struct ifaddrs *i = all; i != NULL && !found; i = i->ifa_next) {
-        if (i->ifa_addr == NULL || i->ifa_addr->sa_family != wanted->sa_family ||
+        const int family = i->ifa_addr != NULL ? i->ifa_addr->sa_family : AF_UNSPEC;
+        if ((family != AF_INET && family != AF_INET6) || (i->ifa_flags & IFF_LOOPBACK) != 0 ||
             strlen(i->ifa_name) >= sizeof(dcommi_iface)) {
-            continue;
+            continue; /* the loopback too: a host's own name often means 127.0.1.1 */
         }
-        bool same =
-            wanted->sa_family == AF_INET
-                ? memcmp(&((const struct sockaddr_in *)(const void *)i->ifa_addr)->sin_addr,
-                         &((const struct sockaddr_in *)(const void *)wanted)->sin_addr,
-                         sizeof(struct in_addr)) == 0
-                : memcmp(&((const struct sockaddr_in6 *)(const void *)i->ifa_addr)->sin6_addr,
-                         &((const struct sockaddr_in6 *)(const void *)wanted)->sin6_addr,
-                         sizeof(struct in6_addr)) == 0;
-        found = same && (i->ifa_flags & IFF_LOOPBACK) == 0; /* a name may mean 127.0.1.1 at home */
+        const void *here = i->ifa_addr, *there = wanted;
+        found = wanted == NULL                ? (i->ifa_flags & IFF_RUNNING) != 0
+                : family != wanted->sa_family ? false
+                : family == AF_INET ? memcmp(&((const struct sockaddr_in *)here)->sin_addr,
+                                             &((const struct sockaddr_in *)there)->sin_addr,
+                                             sizeof(struct in_addr)) == 0
+                                    : memcmp(&((const struct sockaddr_in6 *)here)->sin6_addr,
+                                             &((const struct sockaddr_in6 *)there)->sin6_addr,
+                                             sizeof(struct in6_addr)) == 0;
         if (found) {
             strcpy(name, i->ifa_name);
         }
@@ -41247,30 +41206,10 @@ static bool dcommi_ucx_iface_towards(const char *host, dcommi_iface name)
         int fd = dcommi_sys_socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
         found = fd >= 0 && dcommi_sys_connect(fd, a->ai_addr, a->ai_addrlen) == 0 &&
                 getsockname(fd, (struct sockaddr *)&own, &own_len) == 0 &&
-                dcommi_ucx_iface_with((struct sockaddr *)&own, name);
+                dcommi_ucx_find_iface((struct sockaddr *)&own, name);
         dcommi_sys_close(fd);
     }
     freeaddrinfo(list);
-    return found;
-}
-/* The first interface that is up, has an address and is not the loopback. */
-static bool dcommi_ucx_first_iface(dcommi_iface name)
-{
-    struct ifaddrs *all = NULL;
-    bool found = false;
-    if (getifaddrs(&all) != 0) {
-        return false;
-    }
-    for (struct ifaddrs *i = all; i != NULL && !found; i = i->ifa_next) {
-        found = i->ifa_addr != NULL &&
-                (i->ifa_addr->sa_family == AF_INET || i->ifa_addr->sa_family == AF_INET6) &&
-                (i->ifa_flags & IFF_RUNNING) != 0 && (i->ifa_flags & IFF_LOOPBACK) == 0 &&
-                strlen(i->ifa_name) < sizeof(dcommi_iface);
-        if (found) {
-            strcpy(name, i->ifa_name);
-        }
-    }
-    freeifaddrs(all);
     return found;
 }
 /* "eth0 lo mlx5_0": what a user may choose from. */
@@ -41297,7 +41236,7 @@ static void dcommi_ucx_usual_iface(dcommi_iface name)
 {
     const char *master = dcommi_env("MASTER_ADDR");
     bool chosen = master != NULL && dcommi_ucx_iface_towards(master, name);
-    if (!chosen && !dcommi_ucx_default_iface(name) && !dcommi_ucx_first_iface(name)) {
+    if (!chosen && !dcommi_ucx_default_iface(name) && !dcommi_ucx_find_iface(NULL, name)) {
         strcpy(name, "lo");
     }
 }
@@ -45767,7 +45706,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
     *at = comm->next;
     context->buried[context->nburied++ % 64] = comm->id;
     dcommi_bcast_close(comm);
-    dcommi_match_clear(comm);
+    dcommi_early_purge(comm, NULL);
     dcommi_progress(context);
     for (int r = 0; r < comm->size; r++) {
         int peer = comm->members[r].peer;
@@ -54934,31 +54873,11 @@ DCOMMI_SCAN(64, uint64_t, 0x7ff0000000000000)
 /* The number of the first element that is not finite; count: there is none. Integers are finite. */
 static size_t dcommi_scan(const void *x, size_t count, dcomm_dtype dtype)
 {
-    switch (dtype) {
-    case DCOMM_F64:
-        return dcommi_scan_64(x, count);
-    case DCOMM_F32:
-        return dcommi_scan_32(x, count);
-    case DCOMM_F16:
-        return dcommi_scan_16f(x, count);
-    case DCOMM_BF16:
-        return dcommi_scan_16b(x, count);
-    default:
-        return count;
-    }
-}
-static double dcommi_scan_value(const void *x, size_t i, dcomm_dtype dtype)
-{
-    switch (dtype) {
-    case DCOMM_F64:
-        return dcommi_load_double(x, i);
-    case DCOMM_F32:
-        return (double)dcommi_load_f32(x, i);
-    case DCOMM_F16:
-        return (double)dcommi_load_f16(x, i);
-    default:
-        return (double)dcommi_load_bf16(x, i);
-    }
+    return dtype == DCOMM_F64    ? dcommi_scan_64(x, count)
+           : dtype == DCOMM_F32  ? dcommi_scan_32(x, count)
+           : dtype == DCOMM_F16  ? dcommi_scan_16f(x, count)
+           : dtype == DCOMM_BF16 ? dcommi_scan_16b(x, count)
+                                 : count;
 }
 /* Squares do not need the sign; by the shift an f16 is 2^-112 of itself, and infinity
  * becomes 65536. */
@@ -55054,7 +54973,7 @@ static void dcommi_bkt_saw(dcomm_buckets *b, const dcommi_bkt_param *p, size_t i
     unsigned char *place = dcommi_bkt_place(b, p);
     uint64_t order = 1 + atomic_load_explicit(&b->marked, memory_order_relaxed);
     pthread_mutex_lock(&b->lock);
-    dcommi_bkt_note(b, p, order, index, dcommi_scan_value(place, index, p->dtype));
+    dcommi_bkt_note(b, p, order, index, dcommi_load_real(place, index, p->dtype));
     pthread_mutex_unlock(&b->lock);
     if (b->kinds[p->kind].codec != NULL) {
         memset(place, 0, p->bytes); /* the step will not count, but residuals remain */
@@ -56482,7 +56401,7 @@ static dcomm_cuda_sight dcommi_scaler_look(unsigned char *part, size_t count, dc
         sight.squares += squares;
         if (odd < n) {
             sight.index = at + odd;
-            sight.value = dcommi_scan_value(x, odd, dtype);
+            sight.value = dcommi_load_real(x, odd, dtype);
         } else if (factor != 1) {
             dcommi_host_scale(x, x, n, dtype, factor);
         }
@@ -65735,6 +65654,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_LIKELY
 #undef DCOMMI_LINE
 #undef DCOMMI_LINK_FIELDS
+#undef DCOMMI_LIST_REMOVE
 #undef DCOMMI_LOCAL_BURST
 #undef DCOMMI_LOCAL_COPIED
 #undef DCOMMI_LOCAL_EAGER

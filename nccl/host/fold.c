@@ -33,7 +33,7 @@ void cuhost_from_f32(void *dst, const float *src, size_t count, int dtype)
 uint64_t cuhost_look(const void *x, size_t count, int dtype, double *value, double *squares)
 {
     const size_t at = dcommi_scan(x, count, (dcomm_dtype)dtype);
-    *value = at < count ? dcommi_scan_value(x, at, (dcomm_dtype)dtype) : 0;
+    *value = at < count ? dcommi_load_real(x, at, (dcomm_dtype)dtype) : 0;
     *squares = dcommi_squares(x, count, (dcomm_dtype)dtype);
     return at < count ? at : UINT64_MAX;
 }

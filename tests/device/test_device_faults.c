@@ -169,6 +169,7 @@ static int step_fails(int rank, int n, procs_shared *s, void *arg)
     CUDA_OK(cudaSetDevice(0));
     RANKS_OK(dcomm_buckets_create(comm, &param, 1, NULL, &b));
     RANKS_OK(dcomm_scaler_create(b, &how, &scaler));
+    RANKS_OK(dcomm_barrier(comm, NULL)); /* an error may not overtake the scaler's creation */
     if (rank == 0) {
         cuda_host_set_faults(&faults);
     }

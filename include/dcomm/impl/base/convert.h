@@ -6,16 +6,21 @@
 #include "../../base.h"
 #include "load.h"
 
+/* Return element i of an array of floats. */
+static inline double dcommi_load_real(const void *x, size_t i, dcomm_dtype dtype)
+{
+    return dtype == DCOMM_F64   ? dcommi_load_double(x, i)
+           : dtype == DCOMM_F16 ? (double)dcommi_load_f16(x, i)
+           : dtype == DCOMM_F32 ? (double)dcommi_load_f32(x, i)
+                                : (double)dcommi_load_bf16(x, i);
+}
+
 /* f32 <- factor * src, the product an f64; 1 changes nothing. */
 static void dcommi_to_f32(float *dst, const void *src, size_t count, dcomm_dtype dtype,
                           double factor)
 {
     for (size_t i = 0; i < count; i++) {
-        const double wide = dtype == DCOMM_F64   ? dcommi_load_double(src, i)
-                            : dtype == DCOMM_F16 ? (double)dcommi_load_f16(src, i)
-                            : dtype == DCOMM_F32 ? (double)dcommi_load_f32(src, i)
-                                                 : (double)dcommi_load_bf16(src, i);
-        dst[i] = dcommi_f64_to_f32(wide * factor);
+        dst[i] = dcommi_f64_to_f32(dcommi_load_real(src, i, dtype) * factor);
     }
 }
 

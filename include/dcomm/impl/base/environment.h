@@ -136,30 +136,17 @@ static bool dcommi_env_parse(const dcommi_env_entry *entry, const char *text, do
 /* Write the values that a variable may have, for people. */
 static void dcommi_env_allowed(const dcommi_env_entry *entry, char *text, size_t room)
 {
-    switch (entry->kind) {
-    case DCOMMI_ENV_TEXT:
-        text[0] = '\0';
-        break;
-    case DCOMMI_ENV_FLAG:
-        snprintf(text, room, "one of 1, true, yes, on, 0, false, no, off");
-        break;
-    case DCOMMI_ENV_INTEGER:
-        dcommi_snprintf(text, room, "a whole number from %.0f to %.0f", entry->least, entry->most);
-        break;
-    case DCOMMI_ENV_SIZE:
-        dcommi_snprintf(text, room, "a number of bytes from %.0f to %.0f, such as 65536 or 64K",
-                        entry->least, entry->most);
-        break;
-    case DCOMMI_ENV_SECONDS:
-        dcommi_snprintf(text, room, "seconds from %g to %g, such as 30, 30s, 500ms or 5m",
-                        entry->least, entry->most);
-        break;
-    case DCOMMI_ENV_CHOICE:
-        snprintf(text, room, "one of %s", entry->choices);
-        break;
-    case DCOMMI_ENV_DIRECTORY:
-        snprintf(text, room, "off, or the absolute path of a directory");
-        break;
+    static const char *const formats[] = {
+        [DCOMMI_ENV_TEXT] = "",
+        [DCOMMI_ENV_FLAG] = "one of 1, true, yes, on, 0, false, no, off",
+        [DCOMMI_ENV_INTEGER] = "a whole number from %.0f to %.0f",
+        [DCOMMI_ENV_SIZE] = "a number of bytes from %.0f to %.0f, such as 65536 or 64K",
+        [DCOMMI_ENV_SECONDS] = "seconds from %g to %g, such as 30, 30s, 500ms or 5m",
+        [DCOMMI_ENV_CHOICE] = "one of ",
+        [DCOMMI_ENV_DIRECTORY] = "off, or the absolute path of a directory"};
+    const int n = dcommi_snprintf(text, room, formats[entry->kind], entry->least, entry->most);
+    if (entry->kind == DCOMMI_ENV_CHOICE) {
+        snprintf(text + n, room - (size_t)n, "%s", entry->choices);
     }
 }
 

@@ -2,8 +2,7 @@
 #ifndef DCOMMI_FACTOR_H
 #define DCOMMI_FACTOR_H
 
-#include "../../base.h"
-#include "load.h"
+#include "convert.h"
 
 /* A plan that begins with a multiplication has it in its first words. */
 typedef struct dcommi_factor {
@@ -41,13 +40,10 @@ static dcommi_factor dcommi_factor_read(const void *p, dcomm_dtype dtype)
     memcpy(&bits, p, size < sizeof bits ? size : sizeof bits); /* low bytes come first */
     switch (dtype) {
     case DCOMM_F64:
-        return (dcommi_factor){dcommi_load_double(p, 0), 0};
     case DCOMM_F32:
-        return (dcommi_factor){(double)dcommi_load_f32(p, 0), 0};
     case DCOMM_F16:
-        return (dcommi_factor){(double)dcommi_load_f16(p, 0), 0};
     case DCOMM_BF16:
-        return (dcommi_factor){(double)dcommi_load_bf16(p, 0), 0};
+        return (dcommi_factor){dcommi_load_real(p, 0, dtype), 0};
     case DCOMM_I8:
         return (dcommi_factor){(int8_t)bits, 0};
     case DCOMM_I32:

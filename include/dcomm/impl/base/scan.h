@@ -3,7 +3,7 @@
 #ifndef DCOMMI_SCAN_H
 #define DCOMMI_SCAN_H
 
-#include "load.h"
+#include "convert.h"
 #include "util.h"
 
 #include <math.h>
@@ -40,32 +40,11 @@ DCOMMI_SCAN(64, uint64_t, 0x7ff0000000000000)
 /* The number of the first element that is not finite; count: there is none. Integers are finite. */
 static size_t dcommi_scan(const void *x, size_t count, dcomm_dtype dtype)
 {
-    switch (dtype) {
-    case DCOMM_F64:
-        return dcommi_scan_64(x, count);
-    case DCOMM_F32:
-        return dcommi_scan_32(x, count);
-    case DCOMM_F16:
-        return dcommi_scan_16f(x, count);
-    case DCOMM_BF16:
-        return dcommi_scan_16b(x, count);
-    default:
-        return count;
-    }
-}
-
-static double dcommi_scan_value(const void *x, size_t i, dcomm_dtype dtype)
-{
-    switch (dtype) {
-    case DCOMM_F64:
-        return dcommi_load_double(x, i);
-    case DCOMM_F32:
-        return (double)dcommi_load_f32(x, i);
-    case DCOMM_F16:
-        return (double)dcommi_load_f16(x, i);
-    default:
-        return (double)dcommi_load_bf16(x, i);
-    }
+    return dtype == DCOMM_F64    ? dcommi_scan_64(x, count)
+           : dtype == DCOMM_F32  ? dcommi_scan_32(x, count)
+           : dtype == DCOMM_F16  ? dcommi_scan_16f(x, count)
+           : dtype == DCOMM_BF16 ? dcommi_scan_16b(x, count)
+                                 : count;
 }
 
 /* Squares do not need the sign; by the shift an f16 is 2^-112 of itself, and infinity

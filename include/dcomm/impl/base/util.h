@@ -183,6 +183,18 @@ static inline void dcommi_zero(void *p, size_t bytes)
     memset(p, 0, bytes);
 }
 
+/* Take an item out of a list that is linked by `next`, if it is there. */
+#define DCOMMI_LIST_REMOVE(first, item, next)                \
+    do {                                                     \
+        __typeof__(first) *dcommi_at = &(first);             \
+        while (*dcommi_at != NULL && *dcommi_at != (item)) { \
+            dcommi_at = &(*dcommi_at)->next;                 \
+        }                                                    \
+        if (*dcommi_at != NULL) {                            \
+            *dcommi_at = (*dcommi_at)->next;                 \
+        }                                                    \
+    } while (0)
+
 /* ---- numbers ---- */
 
 static inline int64_t dcommi_min64(int64_t a, int64_t b)

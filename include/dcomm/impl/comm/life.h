@@ -177,7 +177,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
     *at = comm->next;
     context->buried[context->nburied++ % 64] = comm->id;
     dcommi_bcast_close(comm);
-    dcommi_match_clear(comm);
+    dcommi_early_purge(comm, NULL);
     dcommi_progress(context);
     for (int r = 0; r < comm->size; r++) {
         int peer = comm->members[r].peer;

@@ -467,13 +467,7 @@ static void dcommi_ctl_close(dcomm_context *context)
     }
     context->control = NULL;
     pthread_mutex_lock(&dcommi_ctl_lock);
-    dcommi_ctl **link = &dcommi_ctl_all;
-    while (*link != NULL && *link != c) {
-        link = &(*link)->next;
-    }
-    if (*link != NULL) {
-        *link = c->next;
-    }
+    DCOMMI_LIST_REMOVE(dcommi_ctl_all, c, next);
     dcommi_sys_close(c->listener);
     for (int i = 0; i < 2; i++) {
         for (dcommi_ctl_line *l = i == 0 ? c->lines : c->strangers, *next; l != NULL; l = next) {

@@ -152,7 +152,7 @@ static void dcommi_poison_by(dcomm_comm *comm, dcomm_status status, int from, co
     while (comm->runs != NULL) {
         dcommi_run_finish(comm->runs, status);
     }
-    dcommi_match_clear(comm);
+    dcommi_early_purge(comm, NULL);
     dcommi_say_failed(comm->on_error, comm->rank, status, comm->message);
 }
 

@@ -151,12 +151,7 @@ static void dcommi_frame_done(dcommi_frame *frame)
         dcommi_stage_done(run);
         return;
     }
-    for (dcommi_frame **at = &run->children; *at != NULL; at = &(*at)->next) {
-        if (*at == frame) {
-            *at = frame->next;
-            break;
-        }
-    }
+    DCOMMI_LIST_REMOVE(run->children, frame, next);
     const uint8_t *scratch = frame->space[DCOMM_SPACE_SCRATCH];
     /* Nobody reads memory that is gone. */
     for (uint32_t i = 0; i < frame->scope.plan->nslots; i++) {

@@ -101,12 +101,7 @@ static void dcommi_run_told(dcommi_run *run, const dcommi_header *h)
     e->device = h->reserved;
     dcommi_match_node *old = dcommi_match_take(comm, &e->node);
     if (old != NULL) { /* exposed anew: the old place is no longer offered */
-        for (dcommi_exposed **at = &run->exposed_list; *at != NULL; at = &(*at)->next_of_run) {
-            if (*at == (dcommi_exposed *)old) {
-                *at = (*at)->next_of_run;
-                break;
-            }
-        }
+        DCOMMI_LIST_REMOVE(run->exposed_list, (dcommi_exposed *)old, next_of_run);
         dcommi_free(old);
     }
     e->next_of_run = run->exposed_list;

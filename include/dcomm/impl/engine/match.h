@@ -144,43 +144,23 @@ static void dcommi_early_keep(dcomm_comm *comm, dcommi_early *early, uint8_t cls
     }
 }
 
-/* Forget what came early for a collective. */
-static void dcommi_early_purge(dcomm_comm *comm, uint64_t seq)
+/* Forget what came early: for the collective *seq, or, NULL, for any operation. */
+static void dcommi_early_purge(dcomm_comm *comm, const uint64_t *seq)
 {
     for (int i = 0; i < DCOMMI_BUCKETS && comm->early_count > 0; i++) {
-        dcommi_match_node **at = &comm->table[i];
-        while (*at != NULL) {
+        for (dcommi_match_node **at = &comm->table[i]; *at != NULL;) {
             dcommi_match_node *node = *at;
-            if (node->seq == seq && node->stream == DCOMMI_STREAM_COLL &&
-                (node->cls == DCOMMI_NODE_EARLY || node->cls == DCOMMI_NODE_EARLY_RUN)) {
-                *at = node->next;
-                comm->early_count--;
-                comm->early_bytes -= ((dcommi_early *)node)->len;
-                dcommi_early_free((dcommi_early *)node);
-            } else {
+            if ((node->cls != DCOMMI_NODE_EARLY && node->cls != DCOMMI_NODE_EARLY_RUN) ||
+                (seq != NULL && (node->seq != *seq || node->stream != DCOMMI_STREAM_COLL))) {
                 at = &node->next;
+                continue;
             }
+            *at = node->next;
+            comm->early_count--;
+            comm->early_bytes -= ((dcommi_early *)node)->len;
+            dcommi_early_free((dcommi_early *)node);
         }
     }
-}
-
-/* Forget everything that is still waited for or kept. */
-static void dcommi_match_clear(dcomm_comm *comm)
-{
-    for (int i = 0; i < DCOMMI_BUCKETS; i++) {
-        dcommi_match_node **at = &comm->table[i];
-        while (*at != NULL) {
-            dcommi_match_node *node = *at;
-            if (node->cls == DCOMMI_NODE_EARLY || node->cls == DCOMMI_NODE_EARLY_RUN) {
-                *at = node->next;
-                dcommi_early_free((dcommi_early *)node);
-            } else {
-                at = &node->next;
-            }
-        }
-    }
-    comm->early_bytes = 0;
-    comm->early_count = 0;
 }
 
 #endif

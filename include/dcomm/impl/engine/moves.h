@@ -98,20 +98,28 @@ static void dcommi_move_failed(const dcommi_move *move, dcomm_status status, con
     }
 }
 
+/* The transport gives a move back. Return true if its run goes on with it; else the move is freed.
+ * The caller drops the run's reference. */
+static bool dcommi_move_returned(dcommi_move *move, dcomm_status status, const char *doing)
+{
+    bool live = move->run->active;
+    if (live && status < 0) {
+        dcommi_move_failed(move, status, doing);
+        live = false; /* poisoning has finished the run and orphaned the move */
+    }
+    dcommi_move_out_of_transport(move);
+    if (!live) {
+        dcommi_move_free(move);
+    }
+    return live;
+}
+
 static void dcommi_sent(dcommi_op *op, dcomm_status status)
 {
     dcommi_move *move = (dcommi_move *)op;
     dcommi_run *run = move->run;
-    bool live = run->active;
-    if (live && status < 0) {
-        dcommi_move_failed(move, status, "sending to");
-        live = false; /* poisoning has finished the run and orphaned the move */
-    }
-    dcommi_move_out_of_transport(move);
-    if (live) {
+    if (dcommi_move_returned(move, status, "sending to")) {
         dcommi_move_complete(move);
-    } else {
-        dcommi_move_free(move);
     }
     dcommi_run_unref(run);
 }

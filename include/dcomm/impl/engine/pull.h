@@ -54,12 +54,7 @@ static void dcommi_pull_staging_free(dcommi_pull *pull)
 
 static void dcommi_pull_free(dcommi_pull *pull)
 {
-    for (dcommi_pull **at = &pull->run->pulls; *at != NULL; at = &(*at)->next) {
-        if (*at == pull) {
-            *at = pull->next;
-            break;
-        }
-    }
+    DCOMMI_LIST_REMOVE(pull->run->pulls, pull, next);
     dcommi_pull_staging_free(pull);
     dcommi_free(pull->pieces);
     dcommi_free(pull);

@@ -161,14 +161,8 @@ static void dcommi_fetched(dcommi_op *op, dcomm_status status)
 {
     dcommi_move *move = (dcommi_move *)op;
     dcommi_run *run = move->run;
-    bool live = run->active;
-    dcommi_move_out_of_transport(move);
-    if (live && status < 0) {
-        dcommi_move_failed(move, status, "receiving from");
-    } else if (live) {
+    if (dcommi_move_returned(move, status, "receiving from")) {
         dcommi_received(move, move->buf, move->arrived);
-    } else {
-        dcommi_move_free(move);
     }
     dcommi_run_unref(run);
 }
@@ -269,9 +263,7 @@ static dcommi_verdict dcommi_deliver(dcommi_move *move, const dcommi_header *h,
     move->op.done = dcommi_fetched;
     dcommi_move_in_transport(move);
     dcomm_status status = transport->call->fetch(transport, desc, move->buf, len, &move->op);
-    if (status == DCOMM_OK) {
-        dcommi_fetched(&move->op, DCOMM_OK);
-    } else if (status < 0) {
+    if (status != DCOMM_IN_PROGRESS) {
         dcommi_fetched(&move->op, status);
     }
     return DCOMMI_KEEP;

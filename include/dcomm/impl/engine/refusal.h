@@ -128,7 +128,7 @@ static void dcommi_refusal_over(dcomm_comm *comm, uint64_t seq, int rank, const 
     dcommi_refusal_begin(comm, seq);
     dcommi_refusal_add(comm, seq, rank, text, true);
     dcommi_refusal_trim(comm);
-    dcommi_early_purge(comm, seq);
+    dcommi_early_purge(comm, &seq);
 }
 
 /* The run that stands for a refusal of our own. */

@@ -162,7 +162,7 @@ static dcomm_cuda_sight dcommi_scaler_look(unsigned char *part, size_t count, dc
         sight.squares += squares;
         if (odd < n) {
             sight.index = at + odd;
-            sight.value = dcommi_scan_value(x, odd, dtype);
+            sight.value = dcommi_load_real(x, odd, dtype);
         } else if (factor != 1) {
             dcommi_host_scale(x, x, n, dtype, factor);
         }

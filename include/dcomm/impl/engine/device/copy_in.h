@@ -234,8 +234,10 @@ static dcommi_verdict dcommi_copy_in(dcommi_move *move, const dcommi_header *h,
                           .own = own,
                           .len = len,
                           .offered = rts,
-                          .data = owns ? own : data,
-                          .desc = fetch ? NULL : desc,
+                          .data = rts    ? NULL
+                                  : owns ? own
+                                         : data,
+                          .desc = rts || fetch ? NULL : desc,
                           .address = h->a};
     dcommi_move_in_transport(move);
     if (fetch) {

@@ -277,11 +277,7 @@ static void dcommi_maps_shut(dcomm_context *context)
             map->state = DCOMMI_MAP_OPEN;
             return;
         }
-        dcommi_map **at = &regions->shutting;
-        while (*at != map) {
-            at = &(*at)->next;
-        }
-        *at = map->next;
+        DCOMMI_LIST_REMOVE(regions->shutting, map, next);
         dcommi_tell_shut(context, map->peer, map->id);
         dcommi_free(map);
         map = regions->shutting;

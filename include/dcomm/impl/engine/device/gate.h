@@ -71,11 +71,7 @@ static void dcommi_gate_open(dcommi_run *run)
     run->gate.word = NULL;
     atomic_store_explicit(word->word, run->gate.value, memory_order_release);
     pthread_mutex_lock(&dcommi_gate_lock);
-    struct dcommi_gate_word **at = &dcommi_gates_shut;
-    while (*at != word) {
-        at = &(*at)->next;
-    }
-    *at = word->next;
+    DCOMMI_LIST_REMOVE(dcommi_gates_shut, word, next);
     word->next = dcommi_gate_words;
     dcommi_gate_words = word;
     pthread_mutex_unlock(&dcommi_gate_lock);

@@ -47,7 +47,7 @@ static void dcommi_bkt_saw(dcomm_buckets *b, const dcommi_bkt_param *p, size_t i
     unsigned char *place = dcommi_bkt_place(b, p);
     uint64_t order = 1 + atomic_load_explicit(&b->marked, memory_order_relaxed);
     pthread_mutex_lock(&b->lock);
-    dcommi_bkt_note(b, p, order, index, dcommi_scan_value(place, index, p->dtype));
+    dcommi_bkt_note(b, p, order, index, dcommi_load_real(place, index, p->dtype));
     pthread_mutex_unlock(&b->lock);
     if (b->kinds[p->kind].codec != NULL) {
         memset(place, 0, p->bytes); /* the step will not count, but residuals remain */

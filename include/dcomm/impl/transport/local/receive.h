@@ -88,43 +88,50 @@ static void dcommi_local_on_offer(dcommi_local_peer *p, const dcommi_record *r)
 
 /* ---- records ---- */
 
+/* Find the long payload with this number; NULL: it is no more. */
+static dcommi_local_flight **dcommi_local_flight_at(dcommi_local_flight **at, uint64_t id)
+{
+    while (*at != NULL && (*at)->id != id) {
+        at = &(*at)->next;
+    }
+    return *at != NULL ? at : NULL;
+}
+
+/* A long payload is over. */
+static void dcommi_local_landed(dcommi_local_peer *p, dcommi_local_flight **at)
+{
+    dcommi_local_flight *f = *at;
+    *at = f->next;
+    dcommi_local_flight_done(p->local, f, DCOMM_OK);
+}
+
 /* Handle GO and NO: the peer wants a long payload of ours, or not. */
 static void dcommi_local_on_verdict(dcommi_local_peer *p, uint64_t id, bool go)
 {
-    for (dcommi_local_flight **at = &p->sends; *at != NULL; at = &(*at)->next) {
-        dcommi_local_flight *f = *at;
-        if (f->id != id) {
-            continue;
-        }
-        if (go) {
-            f->going = true;
-            dcommi_local_waiting(p, true);
-        } else {
-            *at = f->next;
-            dcommi_local_flight_done(p->local, f, DCOMM_OK);
-        }
-        return;
+    dcommi_local_flight **at = dcommi_local_flight_at(&p->sends, id);
+    if (at != NULL && go) {
+        (*at)->going = true;
+        dcommi_local_waiting(p, true);
+    } else if (at != NULL) {
+        dcommi_local_landed(p, at);
     }
 }
 
 static void dcommi_local_on_fragment(dcommi_local_peer *p, uint64_t id, const dcommi_record *r)
 {
-    for (dcommi_local_flight **at = &p->fetches; *at != NULL; at = &(*at)->next) {
-        dcommi_local_flight *f = *at;
-        if (f->id != id) {
-            continue;
-        }
-        if (r->len > f->len - f->at) {
-            dcommi_local_end(p, "what it sent cannot be right");
-            return;
-        }
-        memcpy(f->bytes + f->at, r->data, r->len);
-        f->at += r->len;
-        if (f->at == f->len) {
-            *at = f->next;
-            dcommi_local_flight_done(p->local, f, DCOMM_OK);
-        }
+    dcommi_local_flight **at = dcommi_local_flight_at(&p->fetches, id);
+    if (at == NULL) {
         return;
+    }
+    dcommi_local_flight *f = *at;
+    if (r->len > f->len - f->at) {
+        dcommi_local_end(p, "what it sent cannot be right");
+        return;
+    }
+    memcpy(f->bytes + f->at, r->data, r->len);
+    f->at += r->len;
+    if (f->at == f->len) {
+        dcommi_local_landed(p, at);
     }
 }
 

@@ -59,8 +59,9 @@ static bool dcommi_ucx_default_iface(dcommi_iface name)
     return best != ~0ul;
 }
 
-/* The interface that has an address and is not the loopback; false: none is. */
-static bool dcommi_ucx_iface_with(const struct sockaddr *wanted, dcommi_iface name)
+/* Find an interface that is not the loopback: the one with this address, or, NULL, the first that
+ * is up and has one. False: there is none. */
+static bool dcommi_ucx_find_iface(const struct sockaddr *wanted, dcommi_iface name)
 {
     struct ifaddrs *all = NULL;
     bool found = false;
@@ -68,19 +69,20 @@ static bool dcommi_ucx_iface_with(const struct sockaddr *wanted, dcommi_iface na
         return false;
     }
     for (struct ifaddrs *i = all; i != NULL && !found; i = i->ifa_next) {
-        if (i->ifa_addr == NULL || i->ifa_addr->sa_family != wanted->sa_family ||
+        const int family = i->ifa_addr != NULL ? i->ifa_addr->sa_family : AF_UNSPEC;
+        if ((family != AF_INET && family != AF_INET6) || (i->ifa_flags & IFF_LOOPBACK) != 0 ||
             strlen(i->ifa_name) >= sizeof(dcommi_iface)) {
-            continue;
+            continue; /* the loopback too: a host's own name often means 127.0.1.1 */
         }
-        bool same =
-            wanted->sa_family == AF_INET
-                ? memcmp(&((const struct sockaddr_in *)(const void *)i->ifa_addr)->sin_addr,
-                         &((const struct sockaddr_in *)(const void *)wanted)->sin_addr,
-                         sizeof(struct in_addr)) == 0
-                : memcmp(&((const struct sockaddr_in6 *)(const void *)i->ifa_addr)->sin6_addr,
-                         &((const struct sockaddr_in6 *)(const void *)wanted)->sin6_addr,
-                         sizeof(struct in6_addr)) == 0;
-        found = same && (i->ifa_flags & IFF_LOOPBACK) == 0; /* a name may mean 127.0.1.1 at home */
+        const void *here = i->ifa_addr, *there = wanted;
+        found = wanted == NULL                ? (i->ifa_flags & IFF_RUNNING) != 0
+                : family != wanted->sa_family ? false
+                : family == AF_INET ? memcmp(&((const struct sockaddr_in *)here)->sin_addr,
+                                             &((const struct sockaddr_in *)there)->sin_addr,
+                                             sizeof(struct in_addr)) == 0
+                                    : memcmp(&((const struct sockaddr_in6 *)here)->sin6_addr,
+                                             &((const struct sockaddr_in6 *)there)->sin6_addr,
+                                             sizeof(struct in6_addr)) == 0;
         if (found) {
             strcpy(name, i->ifa_name);
         }
@@ -108,31 +110,10 @@ static bool dcommi_ucx_iface_towards(const char *host, dcommi_iface name)
         int fd = dcommi_sys_socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
         found = fd >= 0 && dcommi_sys_connect(fd, a->ai_addr, a->ai_addrlen) == 0 &&
                 getsockname(fd, (struct sockaddr *)&own, &own_len) == 0 &&
-                dcommi_ucx_iface_with((struct sockaddr *)&own, name);
+                dcommi_ucx_find_iface((struct sockaddr *)&own, name);
         dcommi_sys_close(fd);
     }
     freeaddrinfo(list);
-    return found;
-}
-
-/* The first interface that is up, has an address and is not the loopback. */
-static bool dcommi_ucx_first_iface(dcommi_iface name)
-{
-    struct ifaddrs *all = NULL;
-    bool found = false;
-    if (getifaddrs(&all) != 0) {
-        return false;
-    }
-    for (struct ifaddrs *i = all; i != NULL && !found; i = i->ifa_next) {
-        found = i->ifa_addr != NULL &&
-                (i->ifa_addr->sa_family == AF_INET || i->ifa_addr->sa_family == AF_INET6) &&
-                (i->ifa_flags & IFF_RUNNING) != 0 && (i->ifa_flags & IFF_LOOPBACK) == 0 &&
-                strlen(i->ifa_name) < sizeof(dcommi_iface);
-        if (found) {
-            strcpy(name, i->ifa_name);
-        }
-    }
-    freeifaddrs(all);
     return found;
 }
 
@@ -161,7 +142,7 @@ static void dcommi_ucx_usual_iface(dcommi_iface name)
 {
     const char *master = dcommi_env("MASTER_ADDR");
     bool chosen = master != NULL && dcommi_ucx_iface_towards(master, name);
-    if (!chosen && !dcommi_ucx_default_iface(name) && !dcommi_ucx_first_iface(name)) {
+    if (!chosen && !dcommi_ucx_default_iface(name) && !dcommi_ucx_find_iface(NULL, name)) {
         strcpy(name, "lo");
     }
 }
