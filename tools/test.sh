@@ -8,7 +8,8 @@
 # the kernels' whole comparison and every architecture of theirs, every compiler in every standard, the
 # whole run-for-real matrix, tests that need gigabytes, proofs for all numbers of ranks, and more steps
 # where it is tested that nothing is lost. --stage runs only the named stages,
-# of: setup house gcc header cuda examples matrix clang asan tsan fuzz.
+# of: setup house gcc header cuda examples matrix clang asan tsan fuzz mutants. The last one,
+# tools/mutants.py, is run with --full or by name only.
 # DCOMM_FUZZ_SECONDS is each fuzz target's time (default 5, with --full 30). tests/meson.build lists the
 # tests, each with its stages. A suite or a script prints TAP ("ok - name", "not ok - name") and "# skipped:
 # name (reason)"; a script takes the build directory as its argument. A suite, script or stage that ran no
@@ -27,7 +28,7 @@ while [ $# -gt 0 ]; do
         full=1 level=2 sanitized_level=1
         ;;
     --stage)
-        [[ " ${stages[*]} " == *" ${2:-} "* ]] || { echo "test.sh: no stage '${2:-}'" >&2; exit 2; }
+        [[ " ${stages[*]} mutants " == *" ${2:-} "* ]] || { echo "test.sh: no stage '${2:-}'" >&2; exit 2; }
         chosen+=("$2")
         shift
         ;;
@@ -36,7 +37,7 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
-[ ${#chosen[@]} -gt 0 ] || chosen=("${stages[@]}")
+[ ${#chosen[@]} -gt 0 ] || chosen=("${stages[@]}" ${DCOMM_TEST_FULL:+mutants})
 
 # What was compiled before, in this clone or another one, is taken from the compiler's cache.
 if [ -d /usr/lib/ccache ]; then
@@ -219,6 +220,7 @@ stage_house() {
     check "dcomm.h and dcomm_nccl.h are up to date" tools/amalgamate.py --check
     check "every source is in its meson.build" lists_complete
     check "each part is in its room" tools/house.py
+    check "every mistake to be planted fits the code" tools/mutants.py --check
 }
 
 stage_gcc() {
@@ -272,6 +274,10 @@ stage_fuzz() {
     CC=clang sanitized build-fuzz fuzz -Dfuzz=true -Dwerror=true || return
     say "fuzz: ${DCOMM_FUZZ_SECONDS:-5} s for each target"
     tests build-fuzz fuzz
+}
+
+stage_mutants() {
+    check "every planted mistake fails its test" nice -n 19 tools/mutants.py --again
 }
 
 spent=()

@@ -27,6 +27,8 @@ Test(text, node_lists)
     }
     cr_assert_not(dcommi_nodelist_first("abcd", host, 4));
     cr_assert(dcommi_nodelist_first("abcd", host, 5));
+    cr_assert_not(dcommi_nodelist_first("a[123]", host, 4));
+    cr_assert(dcommi_nodelist_first("a[123]", host, 5));
 }
 
 /* ---- numbers and words ---- */

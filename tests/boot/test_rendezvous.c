@@ -44,8 +44,44 @@ Test(id, damage_is_seen)
         cr_assert_eq(dcommi_id_parse(&id, &out), DCOMM_ERR_INVALID, "byte %zu", i);
         id.bytes[i] ^= 4;
     }
+    size_t end = DCOMMI_ID_FIRST + 5 * 17; /* of the addresses */
+    id.bytes[end] = 6;
+    dcommi_id_checksum(id.bytes, id.bytes + DCOMMI_ID_CHECK);
+    cr_assert_eq(dcommi_id_parse(&id, &out), DCOMM_ERR_INVALID, "an address beyond the end");
     memset(&id, 0, sizeof id);
     cr_assert_eq(dcommi_id_parse(&id, &out), DCOMM_ERR_INVALID);
+}
+
+/* ---- frames ---- */
+
+Test(frames, come_once_and_in_order)
+{
+    uint8_t frame[DCOMMI_RDV_HEADER + DCOMMI_RDV_TAG], key[DCOMMI_RDV_KEY] = "secret";
+    dcommi_rdv_header h;
+    size_t len = dcommi_rdv_put_tagged(frame, DCOMMI_RDV_READY, 5, NULL, 0, key);
+    cr_assert(len == sizeof frame && dcommi_rdv_get_header(frame, &h));
+    cr_assert(dcommi_rdv_genuine(frame, &h, 5, key));
+    cr_assert_not(dcommi_rdv_genuine(frame, &h, 6, key), "it has come before");
+    cr_assert_not(dcommi_rdv_genuine(frame, &h, 4, key), "one before it is missing");
+    frame[len - 1] ^= 1;
+    cr_assert_not(dcommi_rdv_genuine(frame, &h, 5, key));
+}
+
+Test(frames, results_and_reasons)
+{
+    uint8_t p[32] = {0};
+    size_t lens[2], blobs;
+    char why[DCOMMI_RDV_REASON_MAX + 1];
+    dcommi_put32(p, 2); /* ranks, and what each of them sent */
+    dcommi_put32(p + 4, 3);
+    dcommi_put32(p + 8, 2);
+    cr_assert(dcommi_rdv_get_result(p, 17, 2, lens, &blobs) && blobs == 12 && lens[1] == 2);
+    cr_assert_not(dcommi_rdv_get_result(p, 16, 2, lens, &blobs));
+    cr_assert_not(dcommi_rdv_get_result(p, 18, 2, lens, &blobs));
+    cr_assert_not(dcommi_rdv_get_result(p, 17, 3, lens, &blobs));
+    uint32_t len = dcommi_rdv_put_reason(p, DCOMM_ERR_PEER, "a\x1b[2Jb");
+    cr_assert_eq(dcommi_rdv_get_reason(p, len, why), DCOMM_ERR_PEER);
+    cr_assert_str_eq(why, "a?[2Jb", "a terminal's commands are left out");
 }
 
 /* ---- ranks as threads ---- */

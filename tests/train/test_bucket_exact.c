@@ -132,6 +132,19 @@ static int rules(int rank, int n, procs_shared *s, void *arg)
     RANKS_OK(dcomm_bucket_get_info(b, k, &info));
     PROCS_TRUE(info.feedback != NULL && info.nparams == 1);
     RANKS_OK(dcomm_buckets_destroy(&b));
+    /* Another momentum is another bucket. */
+    const dcomm_feedback_opts slow = {.variant = DCOMM_FEEDBACK_DGC, .momentum = 0.5};
+    const dcomm_feedback_opts slower = {.variant = DCOMM_FEEDBACK_DGC, .momentum = 0.75};
+    const dcomm_bucket_rule two[] = {
+        {.match = "embed", .codec = "topk:k=0.1", .feedback = &slow},
+        {.match = "1.norm", .codec = "topk:k=0.1", .feedback = &slower}};
+    size_t other;
+    opts = (dcomm_buckets_opts){.rules = two, .nrules = 2};
+    RANKS_OK(dcomm_buckets_create(comm, params, 2, &opts, &b));
+    RANKS_OK(dcomm_param_get_bucket(b, 0, &k, &at));
+    RANKS_OK(dcomm_param_get_bucket(b, 1, &other, &at));
+    PROCS_TRUE(k != other);
+    RANKS_OK(dcomm_buckets_destroy(&b));
     return ranks_leave(&comm);
 }
 

@@ -216,6 +216,9 @@ Test(fifo, nonsense)
     dcommi_record record;
     atomic_store(dcommi_fifo_word(&r, 0), dcommi_fifo_turn(0) | (uint64_t)SIZE << 12 | 1);
     cr_assert_eq(dcommi_fifo_next(&r, &record), -1, "a record longer than the fifo");
+    r.at = SIZE - 256;
+    atomic_store(dcommi_fifo_word(&r, r.at), dcommi_fifo_turn(r.at) | (uint64_t)1000 << 12 | 1);
+    cr_assert_eq(dcommi_fifo_next(&r, &record), -1, "a record beyond the fifo's end");
     atomic_store(&memory->consumed, 1000000); /* more than was ever written */
     while (dcommi_fifo_reserve(&w, 500, 0) != NULL) {
         dcommi_fifo_commit(&w, 1, 0, 500);
