@@ -4985,6 +4985,24 @@ static inline bool dcommi_isa_is_amd(void)
 {
     return dcommi_isa_maker() == 0x68747541; /* Auth */
 }
+/* Unroll the loop that follows, which has at most eight turns. */
+#ifdef __clang__
+#define DCOMMI_UNROLL_8 _Pragma("unroll")
+#else
+#define DCOMMI_UNROLL_8 _Pragma("GCC unroll 8")
+#endif
+/* Ask for the line at p, into the second cache. */
+__attribute__((always_inline)) static inline void dcommi_ahead(const void *p)
+{
+    __builtin_prefetch(p, 0, 2);
+}
+/* Order nontemporal stores before all later stores. */
+static inline void dcommi_settle(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_sfence();
+#endif
+}
 static _Atomic int dcommi_isa_chosen = -1;
 /* Use this one; the best when it is unknown or cannot run here. Returns what is used. */
 static dcommi_isa dcommi_isa_force(int wanted)
@@ -5192,13 +5210,6 @@ DCOMMI_vport_INLINE void dcommi_vport_store_b4(unsigned char *p, dcommi_vport_i 
         p[48 + l] = (unsigned char)d.v[l];
     }
 }
-DCOMMI_vport_INLINE void dcommi_vport_ahead(const void *p)
-{
-    __builtin_prefetch(p, 0, 2);
-}
-DCOMMI_vport_INLINE void dcommi_vport_fence(void)
-{
-}
 /* ---- over all lanes ---- */
 DCOMMI_vport_INLINE uint32_t dcommi_vport_most(dcommi_vport_i a)
 {
@@ -5226,7 +5237,8 @@ DCOMMI_vport_INLINE float dcommi_vport_sum(dcommi_vport_f a)
     }
     return a.v[0];
 }
-/* Squares in f64, which are exact, added to eight sums: first lanes 0 to 7, then 8 to 15. */
+/* Products in f64, which are exact, or numbers, are added to eight sums: first lanes 0 to 7, then 8
+ * to 15. */
 typedef struct dcommi_vport_d {
     double v[8];
 } dcommi_vport_d;
@@ -5235,16 +5247,6 @@ DCOMMI_vport_INLINE dcommi_vport_d dcommi_vport_no_squares(void)
     dcommi_vport_d r = {{0}};
     return r;
 }
-DCOMMI_vport_INLINE dcommi_vport_d dcommi_vport_add_squares(dcommi_vport_d sum, dcommi_vport_f a)
-{
-    for (int half = 0; half < 16; half += 8) {
-        for (int l = 0; l < 8; l++) {
-            sum.v[l] += (double)a.v[half + l] * (double)a.v[half + l];
-        }
-    }
-    return sum;
-}
-/* Likewise products, which are exact too, and numbers. */
 DCOMMI_vport_INLINE dcommi_vport_d dcommi_vport_add_products(dcommi_vport_d sum, dcommi_vport_f a,
                                                              dcommi_vport_f b)
 {
@@ -5496,14 +5498,6 @@ DCOMMI_v256_INLINE void dcommi_v256_store_b4(unsigned char *p, dcommi_v256_i a, 
     dcommi_v256_store_h2(p, _mm256_permute4x64_epi64(ab, 0xd8), _mm256_permute4x64_epi64(cd, 0xd8),
                          stream);
 }
-DCOMMI_v256_INLINE void dcommi_v256_ahead(const void *p)
-{
-    _mm_prefetch((const char *)p, _MM_HINT_T1);
-}
-DCOMMI_v256_INLINE void dcommi_v256_fence(void)
-{
-    _mm_sfence();
-}
 /* ---- over all lanes ---- */
 DCOMMI_v256_INLINE uint32_t dcommi_v256_most(dcommi_v256_i a)
 {
@@ -5528,17 +5522,6 @@ typedef struct dcommi_v256_d {
     __m256d lo, hi;
 } dcommi_v256_d;
 DCOMMI_V256(d, no_squares, (void), _mm256_setzero_pd(), _mm256_setzero_pd())
-DCOMMI_v256_INLINE dcommi_v256_d dcommi_v256_add_squares(dcommi_v256_d sum, dcommi_v256_f a)
-{
-    const __m256 half[2] = {a.lo, a.hi};
-    for (int h = 0; h < 2; h++) {
-        __m256d lo = _mm256_cvtps_pd(_mm256_castps256_ps128(half[h]));
-        __m256d hi = _mm256_cvtps_pd(_mm256_extractf128_ps(half[h], 1));
-        sum.lo = _mm256_fmadd_pd(lo, lo, sum.lo);
-        sum.hi = _mm256_fmadd_pd(hi, hi, sum.hi);
-    }
-    return sum;
-}
 DCOMMI_v256_INLINE dcommi_v256_d dcommi_v256_add_products(dcommi_v256_d sum, dcommi_v256_f a,
                                                           dcommi_v256_f b)
 {
@@ -5618,7 +5601,8 @@ DCOMMI_v256_INLINE dcommi_v256_random dcommi_v256_philox_end(dcommi_v256_philox 
     return r;
 }
 /* ==== kernels/cpu/lanes_avx512.h =========================================================== */
-/* lanes_avx512.h - the lanes of lanes_portable.h in one AVX-512 register (F, BW, VL, DQ). */
+/* lanes_avx512.h - the lanes of lanes_portable.h in one AVX-512 register (F, BW, VL, DQ). Where
+ * half of one is enough, they are those of lanes_avx2.h. */
 #define DCOMMI_v512_TARGET \
     __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")))
 #define DCOMMI_v512_INLINE DCOMMI_v512_TARGET __attribute__((always_inline, unused)) static inline
@@ -5705,16 +5689,9 @@ DCOMMI_v512_INLINE __m512 dcommi_v512_look(const __m512 *table, __m512i line, un
 /* ---- memory ---- */
 DCOMMI_V512(f, load_f, (const float *p), _mm512_loadu_ps(p))
 DCOMMI_V512(i, load_i, (const void *p), _mm512_loadu_si512(p))
-DCOMMI_V512(h, load_h, (const void *p), _mm256_loadu_si256((const __m256i *)p))
-/* Of a byte that is widened with its sign, the seven bits below it and one of its copies. */
-DCOMMI_V512(h, load_e4m3, (const unsigned char *p),
-            _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(
-                                                   (const __m128i *)(const void *)p)),
-                                               7),
-                             _mm256_set1_epi16((short)0xbf80)))
-DCOMMI_V512(
-    h, load_e5m2, (const unsigned char *p),
-    _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p)), 8))
+DCOMMI_V512(h, load_h, (const void *p), dcommi_v256_load_h(p))
+DCOMMI_V512(h, load_e4m3, (const unsigned char *p), dcommi_v256_load_e4m3(p))
+DCOMMI_V512(h, load_e5m2, (const unsigned char *p), dcommi_v256_load_e5m2(p))
 DCOMMI_v512_INLINE void dcommi_v512_store_f(float *p, __m512 a, bool stream)
 {
     if (stream) {
@@ -5743,14 +5720,6 @@ DCOMMI_v512_INLINE void dcommi_v512_store_b4(unsigned char *p, __m512i a, __m512
     __m512i mixed = _mm512_packus_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
     dcommi_v512_store_i(p, _mm512_permutexvar_epi32(order, mixed), stream);
 }
-DCOMMI_v512_INLINE void dcommi_v512_ahead(const void *p)
-{
-    _mm_prefetch((const char *)p, _MM_HINT_T1);
-}
-DCOMMI_v512_INLINE void dcommi_v512_fence(void)
-{
-    _mm_sfence();
-}
 /* ---- over all lanes ---- */
 DCOMMI_v512_INLINE uint32_t dcommi_v512_most(__m512i a)
 {
@@ -5762,21 +5731,13 @@ DCOMMI_v512_INLINE bool dcommi_v512_any(__m512i a)
 }
 DCOMMI_v512_INLINE float dcommi_v512_sum(__m512 a)
 {
-    __m256 h = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
-    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
-    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
-    return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
+    dcommi_v256_f halves = {_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1)};
+    return dcommi_v256_sum(halves);
 }
 typedef __m512d dcommi_v512_d;
 DCOMMI_v512_INLINE __m512d dcommi_v512_no_squares(void)
 {
     return _mm512_setzero_pd();
-}
-DCOMMI_v512_INLINE __m512d dcommi_v512_add_squares(__m512d sum, __m512 a)
-{
-    __m512d lo = _mm512_cvtps_pd(_mm512_castps512_ps256(a));
-    __m512d hi = _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1));
-    return _mm512_fmadd_pd(hi, hi, _mm512_fmadd_pd(lo, lo, sum));
 }
 DCOMMI_v512_INLINE __m512d dcommi_v512_add_products(__m512d sum, __m512 a, __m512 b)
 {
@@ -5797,9 +5758,8 @@ DCOMMI_v512_INLINE void dcommi_v512_store_d(double *p, __m512d a)
 }
 DCOMMI_v512_INLINE double dcommi_v512_sum_squares(__m512d a)
 {
-    __m256d h = _mm256_add_pd(_mm512_castpd512_pd256(a), _mm512_extractf64x4_pd(a, 1));
-    __m128d q = _mm_add_pd(_mm256_castpd256_pd128(h), _mm256_extractf128_pd(h, 1));
-    return _mm_cvtsd_f64(_mm_add_sd(q, _mm_unpackhi_pd(q, q)));
+    dcommi_v256_d halves = {_mm512_castpd512_pd256(a), _mm512_extractf64x4_pd(a, 1)};
+    return dcommi_v256_sum_squares(halves);
 }
 #define DCOMMI_v512_CHAINS 4
 typedef struct dcommi_v512_random {
@@ -5873,8 +5833,8 @@ typedef struct dcommi_dequant {
 } dcommi_dequant;
 /* Elements that inputs are asked for ahead of their use, into the second cache. AMD's Zen 5 wants
  * them far ahead (3 KiB or less is slower). Intel's fetch by themselves a little way ahead within a
- * page; asking far beyond takes the room of those, and what an encoder reads then no longer
- * overlaps what it computes: 0.77 of memcpy's speed instead of 1.05. */
+ * page. Asking far beyond takes the room of those, and an encoder's reading then no longer overlaps
+ * its computing (docs/results/2026-11-23-codecs.md). */
 static size_t dcommi_codec_lead(void)
 {
     static _Atomic size_t known = 0;
@@ -5894,7 +5854,6 @@ typedef struct dcommi_codec_kernels {
     bool (*sum[DCOMMI_FORMAT_COUNT])(const dcommi_dequant *d, uint32_t *measured);
     uint32_t (*cast)(const dcommi_quant *q, bool half);
     uint32_t (*uncast)(const dcommi_dequant *d, bool half);
-    void (*settle)(void); /* after streaming */
     void (*compare)(dcommi_tally *t, const float *x, const float *y, size_t n);
     void (*held)(dcommi_tally *t, const float *sent, const float *next, size_t n);
 } dcommi_codec_kernels;
@@ -5913,27 +5872,24 @@ extern const dcommi_codec_kernels dcommi_vport_codec_kernels, dcommi_v256_codec_
 #define DCOMMI_JOIN(prefix, v, name) DCOMMI_JOIN_(prefix, v, name)
 #define DCOMMI_L(name) DCOMMI_JOIN(dcommi, DCOMMI_V, name)
 #define DCOMMI_LANE DCOMMI_JOIN(DCOMMI, DCOMMI_V, LANE)
+#define DCOMMI_UNROLL DCOMMI_JOIN(DCOMMI, DCOMMI_V, UNROLL)
 #define DCOMMI_LOOP DCOMMI_JOIN(DCOMMI, DCOMMI_V, TARGET) static
 #if defined(__x86_64__) /* hardly ever run: half the time to compile */
 #define DCOMMI_vport_LANE __attribute__((noinline, unused)) static
 #else
 #define DCOMMI_vport_LANE DCOMMI_vport_INLINE
 #endif
+#define DCOMMI_vport_UNROLL /* lanes are loops already */
+#define DCOMMI_v256_UNROLL DCOMMI_UNROLL_8
+#define DCOMMI_v512_UNROLL DCOMMI_UNROLL_8
 #define DCOMMI_v256_LANE DCOMMI_v256_INLINE
 #define DCOMMI_v512_LANE DCOMMI_v512_INLINE
-#define DCOMMI_UNROLL_8 /* lanes are loops already */
 #define DCOMMI_V vport
 #define DCOMMI_TEMPLATE 1 /* kernels/cpu/codec_loops.h */
 #include "dcomm.h"
 #undef DCOMMI_TEMPLATE
 #undef DCOMMI_V
-#undef DCOMMI_UNROLL_8
 #if defined(__x86_64__)
-#ifdef __clang__
-#define DCOMMI_UNROLL_8 _Pragma("unroll")
-#else
-#define DCOMMI_UNROLL_8 _Pragma("GCC unroll 8")
-#endif
 #define DCOMMI_V v256
 #define DCOMMI_TEMPLATE 1 /* kernels/cpu/codec_loops.h */
 #include "dcomm.h"
@@ -6130,7 +6086,7 @@ static dcomm_status dcommi_bucket_decode(const dcomm_codec *codec, const void *w
         size_t n = count - at < bucket ? count - at : bucket;
         status = dcommi_bucket_decode_one(&de, wire, b, n, x + at, add, stream);
     }
-    de.kernels->settle();
+    dcommi_settle();
     return status;
 }
 /* Bucket b of all wires, in order, times the factor; measured, if it is of whole groups. */
@@ -6189,7 +6145,7 @@ static dcomm_status dcommi_bucket_decode_sum(const dcomm_codec *codec, const dco
         size_t n = count - at < bucket ? count - at : bucket;
         status = dcommi_bucket_sum_one(&de, in, b, n, 1, x + at, stream, &measured);
     }
-    de.kernels->settle();
+    dcommi_settle();
     return status;
 }
 /* ==== kernels/cpu/tally_pieces.h =========================================================== */
@@ -6557,7 +6513,7 @@ static dcomm_status dcommi_bucket_encode(const dcomm_codec *codec, dcommi_encodi
         measured[b % 2] = dcommi_bucket_one(&en, b, n, x, ahead, measured[b % 2]);
         dcommi_bucket_tally(&en, b, n);
     }
-    en.kernels->settle();
+    dcommi_settle();
     return DCOMM_OK;
 }
 static dcomm_status dcommi_bucket_recode_sum(const dcommi_bucket_decoder *de,
@@ -6598,7 +6554,7 @@ static dcomm_status dcommi_bucket_recode(const dcomm_codec *codec, const dcommi_
         at = after;
         n = next;
     }
-    en.kernels->settle();
+    dcommi_settle();
     return DCOMM_OK;
 }
 /* The bucketing is computed from the options when the codec is made. */
@@ -6778,7 +6734,7 @@ static dcomm_status dcommi_cast_encode(const dcomm_codec *codec, bool half, dcom
         dcommi_cast_block(&cast, call->x + at, at, n);
         dcommi_cast_tally(&cast, at, n);
     }
-    cast.kernels->settle();
+    dcommi_settle();
     return DCOMM_OK;
 }
 static dcomm_status dcommi_cast_bad_number(const dcomm_codec *codec)
@@ -6864,7 +6820,7 @@ static dcomm_status dcommi_cast_decode(const dcomm_codec *codec, bool half, cons
     bool stream = count >= DCOMMI_BUCKET_STREAM && (uintptr_t)x % 64 == 0 && !add;
     const unsigned char *from = wire;
     dcomm_status status = dcommi_cast_sum(codec, half, &from, 1, 0, count, 1, x, add, stream);
-    dcommi_codec_kernels_get()->settle();
+    dcommi_settle();
     return status;
 }
 /* More wires than fit are added one by one. */
@@ -6906,7 +6862,7 @@ static dcomm_status dcommi_cast_recode(const dcomm_codec *codec, bool half, cons
         dcommi_cast_block(&cast, cast.sum, at, n);
         dcommi_cast_tally(&cast, at, n);
     }
-    cast.kernels->settle();
+    dcommi_settle();
     return DCOMM_OK;
 }
 /* bf16 has the exponents of f32; f16 can lose the whole of a small number. */
@@ -7384,7 +7340,7 @@ static dcomm_status dcommi_read_check(const dcomm_codec *codec, const void *valu
 #define DCOMMI_TOPK_AHEAD 3072
 /* x[0..n) have the indices first, first + 1, ...; `have` elements are kept already. Returns how
  * many there are then; *done is how far the scan came. threshold <= DCOMMI_INF_BITS. stream: `next`
- * may be stored past the caches, which ends with dcommi_topk_settle. */
+ * may be stored past the caches, which ends with dcommi_settle. */
 typedef size_t (*dcommi_topk_scan_fn)(const float *x, const float *residual, float *next, size_t n,
                                       uint32_t first, uint32_t threshold, uint32_t *bits,
                                       uint32_t *index, size_t have, bool stream, size_t *done);
@@ -7421,7 +7377,7 @@ static size_t dcommi_topk_scan_port(const float *x, const float *residual, float
 static inline void dcommi_topk_ahead(const float *x, int n)
 {
     for (int i = 0; i < n; i += 16) {
-        __builtin_prefetch(x + DCOMMI_TOPK_AHEAD + i, 0, 2);
+        dcommi_ahead(x + DCOMMI_TOPK_AHEAD + i);
     }
 }
 /* Those of 32 elements whose bit is set, read from where the vectors were. */
@@ -7566,13 +7522,6 @@ DCOMMI_v512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const f
     return have;
 }
 #endif
-/* What was streamed is there for all later stores to see. */
-static inline void dcommi_topk_settle(void)
-{
-#if defined(__x86_64__)
-    _mm_sfence();
-#endif
-}
 /* Of n kept elements, those above `kth` and the first `equal` that equal it stay, in order; the
  * others go back to `next` where it is not NULL, but no number that is not finite. Returns how many
  * stay. */
@@ -7819,7 +7768,7 @@ static void dcommi_topk_pass(dcommi_topk *t, uint32_t threshold, bool again)
         size_t n = t->count - i < DCOMMI_TOPK_BLOCK ? t->count - i : DCOMMI_TOPK_BLOCK;
         size_t done;
         if (room - t->have < n) {
-            dcommi_topk_settle();
+            dcommi_settle();
             threshold = dcommi_topk_cut(t, t->k, threshold);
         }
         if (t->tally != NULL) {
@@ -7833,7 +7782,7 @@ static void dcommi_topk_pass(dcommi_topk *t, uint32_t threshold, bool again)
         }
         t->seen = adds ? t->have : t->seen;
     }
-    dcommi_topk_settle();
+    dcommi_settle();
     dcommi_topk_tame(t, threshold);
 }
 /* A magnitude that some more than k elements reach, `spare` standard deviations more, as far as a
@@ -8620,23 +8569,17 @@ static inline size_t dcommi_matrix_left(size_t length, size_t c)
     return length <= c ? 0 : length - c < 8 ? length - c : 8;
 }
 #define DCOMMI_MATRIX_SUM(V) (((V[0] + V[4]) + (V[2] + V[6])) + ((V[1] + V[5]) + (V[3] + V[7])))
-#define DCOMMI_MATRIX_TILE_STEP(LOAD)   \
-    do {                                \
-        dcommi_f64x8 a, b, m;           \
-        memcpy(&a, q0 + c, sizeof a);   \
-        memcpy(&b, q1 + c, sizeof b);   \
-        LOAD(m, row[0] + c, length[0]); \
-        s00 += m * a;                   \
-        s01 += m * b;                   \
-        LOAD(m, row[1] + c, length[1]); \
-        s10 += m * a;                   \
-        s11 += m * b;                   \
-        LOAD(m, row[2] + c, length[2]); \
-        s20 += m * a;                   \
-        s21 += m * b;                   \
-        LOAD(m, row[3] + c, length[3]); \
-        s30 += m * a;                   \
-        s31 += m * b;                   \
+#define DCOMMI_MATRIX_TILE_STEP(LOAD)       \
+    do {                                    \
+        dcommi_f64x8 a, b, m;               \
+        memcpy(&a, q0 + c, sizeof a);       \
+        memcpy(&b, q1 + c, sizeof b);       \
+        DCOMMI_UNROLL_8                     \
+        for (size_t r = 0; r < 4; r++) {    \
+            LOAD(m, row[r] + c, length[r]); \
+            s[r][0] += m * a;               \
+            s[r][1] += m * b;               \
+        }                                   \
     } while (0)
 /* Four rows, none shorter than the next, times two columns: out[row][column]. */
 #define DCOMMI_MATRIX_TILE(NAME, TARGET)                                                        \
@@ -8644,8 +8587,7 @@ static inline size_t dcommi_matrix_left(size_t length, size_t c)
                                                  const double *q0, const double *q1,            \
                                                  double(*out)[2])                               \
     {                                                                                           \
-        dcommi_f64x8 s00 = {0}, s01 = {0}, s10 = {0}, s11 = {0};                                \
-        dcommi_f64x8 s20 = {0}, s21 = {0}, s30 = {0}, s31 = {0};                                \
+        dcommi_f64x8 s[4][2] = {{{0}, {0}}};                                                    \
         size_t c = 0;                                                                           \
         for (; c + 8 <= length[3]; c += 8) {                                                    \
             DCOMMI_MATRIX_TILE_STEP(DCOMMI_MATRIX_WHOLE);                                       \
@@ -8653,30 +8595,27 @@ static inline size_t dcommi_matrix_left(size_t length, size_t c)
         for (; c < length[0]; c += 8) {                                                         \
             DCOMMI_MATRIX_TILE_STEP(DCOMMI_MATRIX_PART);                                        \
         }                                                                                       \
-        out[0][0] = DCOMMI_MATRIX_SUM(s00);                                                     \
-        out[0][1] = DCOMMI_MATRIX_SUM(s01);                                                     \
-        out[1][0] = DCOMMI_MATRIX_SUM(s10);                                                     \
-        out[1][1] = DCOMMI_MATRIX_SUM(s11);                                                     \
-        out[2][0] = DCOMMI_MATRIX_SUM(s20);                                                     \
-        out[2][1] = DCOMMI_MATRIX_SUM(s21);                                                     \
-        out[3][0] = DCOMMI_MATRIX_SUM(s30);                                                     \
-        out[3][1] = DCOMMI_MATRIX_SUM(s31);                                                     \
+        DCOMMI_UNROLL_8                                                                         \
+        for (size_t r = 0; r < 4; r++) {                                                        \
+            out[r][0] = DCOMMI_MATRIX_SUM(s[r][0]);                                             \
+            out[r][1] = DCOMMI_MATRIX_SUM(s[r][1]);                                             \
+        }                                                                                       \
     }
 #define DCOMMI_MATRIX_STRIP_STEP(LOAD)                    \
     do {                                                  \
-        dcommi_f64x8 m0, m1, m2, m3;                      \
-        LOAD(m0, row[0] + c, length[0]);                  \
-        LOAD(m1, row[1] + c, length[1]);                  \
-        LOAD(m2, row[2] + c, length[2]);                  \
-        LOAD(m3, row[3] + c, length[3]);                  \
+        dcommi_f64x8 m[4];                                \
+        DCOMMI_UNROLL_8                                   \
+        for (size_t r = 0; r < 4; r++) {                  \
+            LOAD(m[r], row[r] + c, length[r]);            \
+        }                                                 \
         double *at = sum + c;                             \
         for (size_t j = 0; j < rank; j++, at += stride) { \
             dcommi_f64x8 s;                               \
             memcpy(&s, at, sizeof s);                     \
-            s += m0 * weight[0][j];                       \
-            s += m1 * weight[1][j];                       \
-            s += m2 * weight[2][j];                       \
-            s += m3 * weight[3][j];                       \
+            DCOMMI_UNROLL_8                               \
+            for (size_t r = 0; r < 4; r++) {              \
+                s += m[r] * weight[r][j];                 \
+            }                                             \
             memcpy(at, &s, sizeof s);                     \
         }                                                 \
     } while (0)
@@ -8694,7 +8633,6 @@ static inline size_t dcommi_matrix_left(size_t length, size_t c)
             DCOMMI_MATRIX_STRIP_STEP(DCOMMI_MATRIX_PART);                                        \
         }                                                                                        \
     }
-/* x[c] = weight[0] * q[0][c] + ..., a column after the other; added to x, or taken from it. */
 /* In f64 no sum overflows; as f32 it becomes the largest number at most. A NaN becomes the
  * canonical one: which of some a sum would be is not defined. */
 #define DCOMMI_MATRIX_CLAMP(S)                                                              \
@@ -8730,6 +8668,7 @@ static inline size_t dcommi_matrix_left(size_t length, size_t c)
         }                                                              \
         memcpy(x + c, &v, BYTES);                                      \
     } while (0)
+/* x[c] = weight[0] * q[0][c] + ..., a column after the other; added to x, or taken from it. */
 #define DCOMMI_MATRIX_EXPAND(NAME, TARGET)                                                         \
     TARGET static void dcommi_matrix_expand_##NAME(float *x, size_t n, const float *q,             \
                                                    size_t cols, const double *weight, size_t rank, \
@@ -9920,75 +9859,52 @@ DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const 
  * compiler may fuse what it likes. An element that is denormal or not finite counts as 0. */
 #if defined(__x86_64__)
 #endif
-/* W elements at a time: a vector of f64 that is wider than the machine's costs some compilers
- * more than it saves. */
-#define DCOMMI_NORM_VECTORS(W)                                                 \
-    typedef float dcommi_norm_f32_##W __attribute__((vector_size(4 * (W))));   \
-    typedef int32_t dcommi_norm_i32_##W __attribute__((vector_size(4 * (W)))); \
-    typedef double dcommi_norm_f64_##W __attribute__((vector_size(8 * (W))));
-DCOMMI_NORM_VECTORS(4)
-DCOMMI_NORM_VECTORS(8)
-/* The Kth W of the 32 elements from AT on. */
-#define DCOMMI_NORM_ADD(W, AT, K)                                                          \
-    do {                                                                                   \
-        dcommi_norm_i32_##W bits;                                                          \
-        dcommi_norm_f32_##W value;                                                         \
-        memcpy(&bits, (AT) + (W) * (K), sizeof bits);                                      \
-        const dcommi_norm_i32_##W exponent = bits & 0x7f800000;                            \
-        bits &= (exponent != 0) & (exponent != 0x7f800000);                                \
-        memcpy(&value, &bits, sizeof value);                                               \
-        const dcommi_norm_f64_##W v = __builtin_convertvector(value, dcommi_norm_f64_##W); \
-        s[K] += v * v;                                                                     \
-    } while (0)
-#define DCOMMI_NORM_STEP_8(AT)     \
-    do {                           \
-        DCOMMI_NORM_ADD(8, AT, 0); \
-        DCOMMI_NORM_ADD(8, AT, 1); \
-        DCOMMI_NORM_ADD(8, AT, 2); \
-        DCOMMI_NORM_ADD(8, AT, 3); \
-    } while (0)
-#define DCOMMI_NORM_STEP_4(AT)     \
-    do {                           \
-        DCOMMI_NORM_ADD(4, AT, 0); \
-        DCOMMI_NORM_ADD(4, AT, 1); \
-        DCOMMI_NORM_ADD(4, AT, 2); \
-        DCOMMI_NORM_ADD(4, AT, 3); \
-        DCOMMI_NORM_ADD(4, AT, 4); \
-        DCOMMI_NORM_ADD(4, AT, 5); \
-        DCOMMI_NORM_ADD(4, AT, 6); \
-        DCOMMI_NORM_ADD(4, AT, 7); \
-    } while (0)
-#define DCOMMI_NORM_SUM_8(R)               \
-    do {                                   \
-        R = (s[0] + s[2]) + (s[1] + s[3]); \
-        lane[0] = R[0] + R[4];             \
-        lane[1] = R[1] + R[5];             \
-        lane[2] = R[2] + R[6];             \
-        lane[3] = R[3] + R[7];             \
-    } while (0)
-#define DCOMMI_NORM_SUM_4(R)                                                   \
-    do {                                                                       \
-        R = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7])); \
-        memcpy(lane, &R, sizeof R);                                            \
-    } while (0)
-/* A row, or the n elements of it that are there. */
+/* A row, or the n elements of it that are there, W elements at a time: a vector of f64 that is
+ * wider than the machine's costs some compilers more than it saves. */
 #define DCOMMI_NORM_ROW_OF(NAME, TARGET, W)                               \
     TARGET static double dcommi_norm_row_##NAME(const float *x, size_t n) \
     {                                                                     \
-        dcommi_norm_f64_##W s[DCOMMI_NORM_LANES / (W)] = {{0}}, all;      \
-        double lane[4];                                                   \
-        size_t i = 0;                                                     \
-        for (; i + DCOMMI_NORM_LANES <= n; i += DCOMMI_NORM_LANES) {      \
-            DCOMMI_NORM_STEP_##W(x + i);                                  \
+        typedef float f32 __attribute__((vector_size(4 * (W))));          \
+        typedef int32_t i32 __attribute__((vector_size(4 * (W))));        \
+        typedef double f64 __attribute__((vector_size(8 * (W))));         \
+        enum { VECTORS = DCOMMI_NORM_LANES / (W) };                       \
+        float rest[DCOMMI_NORM_LANES] = {0};                              \
+        double lane[DCOMMI_NORM_LANES];                                   \
+        f64 s[VECTORS] = {{0}};                                           \
+        for (size_t i = 0; i < n; i += DCOMMI_NORM_LANES) {               \
+            const float *at = x + i;                                      \
+            if (n - i < DCOMMI_NORM_LANES) {                              \
+                memcpy(rest, at, (n - i) * sizeof *rest);                 \
+                at = rest;                                                \
+            }                                                             \
+            DCOMMI_UNROLL_8                                               \
+            for (size_t k = 0; k < VECTORS; k++) {                        \
+                i32 bits;                                                 \
+                f32 value;                                                \
+                memcpy(&bits, at + (W)*k, sizeof bits);                   \
+                const i32 exponent = bits & 0x7f800000;                   \
+                bits &= (exponent != 0) & (exponent != 0x7f800000);       \
+                memcpy(&value, &bits, sizeof value);                      \
+                const f64 v = __builtin_convertvector(value, f64);        \
+                s[k] += v * v;                                            \
+            }                                                             \
         }                                                                 \
-        if (i < n) {                                                      \
-            float rest[DCOMMI_NORM_LANES] = {0};                          \
-            memcpy(rest, x + i, (n - i) * sizeof *rest);                  \
-            DCOMMI_NORM_STEP_##W(rest);                                   \
+        DCOMMI_UNROLL_8                                                   \
+        for (size_t k = 0; k < VECTORS; k++) {                            \
+            memcpy(lane + (W)*k, &s[k], sizeof s[k]);                     \
         }                                                                 \
-        DCOMMI_NORM_SUM_##W(all);                                         \
-        return (lane[0] + lane[2]) + (lane[1] + lane[3]);                 \
+        return dcommi_norm_lanes(lane);                                   \
     }
+/* Their sum: l and l + 16, then + 8, + 4, + 2, + 1. */
+static double dcommi_norm_lanes(double *lane)
+{
+    for (size_t far = DCOMMI_NORM_LANES / 2; far > 0; far /= 2) {
+        for (size_t l = 0; l < far; l++) {
+            lane[l] += lane[l + far];
+        }
+    }
+    return lane[0];
+}
 DCOMMI_NORM_ROW_OF(port, , 4)
 #if defined(__x86_64__)
 DCOMMI_NORM_ROW_OF(avx2, DCOMMI_v256_TARGET, 4)
@@ -10022,12 +9938,7 @@ static double dcommi_norm_squares(const float *x, size_t n)
         lane[t / DCOMMI_NORM_LANES % DCOMMI_NORM_ROWS][t % DCOMMI_NORM_LANES] += tile;
     }
     for (size_t r = 0; r < DCOMMI_NORM_ROWS; r++) {
-        for (size_t far = DCOMMI_NORM_LANES / 2; far > 0; far /= 2) {
-            for (size_t l = 0; l < far; l++) {
-                lane[r][l] += lane[r][l + far];
-            }
-        }
-        sum += lane[r][0];
+        sum += dcommi_norm_lanes(lane[r]);
     }
     return sum;
 }
@@ -12520,18 +12431,18 @@ static const dcommi_fold_fn dcommi_port_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FO
 /* ==== kernels/cpu/avx2.h =================================================================== */
 /* avx2.h - lanes of the SIMD folds for AVX2 with F16C. */
 /* ==== kernels/cpu/simd.h =================================================================== */
-/* simd.h - the loop that all SIMD folds share; cpu_avx2.h and cpu_avx512.h fill in the lanes.
+/* simd.h - the loop that all SIMD folds share, and the lanes that AVX2 and AVX-512 name alike.
  *
  * An instruction set ISA brings DCOMMI_ISA_TARGET, a raw vector type with load, store, stream,
  * load of a part and store of a part, and for each KIND of element a vector type (for 16-bit
- * floats: a pair of f32 vectors) with unpack, pack, finish and scale. Multiplication and addition
- * never meet in one kernel, so that no compiler can fuse them. */
+ * floats: a pair of f32 vectors) with unpack, pack, finish and scale. avx2.h and avx512.h have the
+ * lanes that differ. Multiplication and addition never meet in one kernel, so that no compiler can
+ * fuse them. */
 /* How far ahead sources are asked for, into the second cache (into the first is slower): long ones,
  * where nearer is slower, and pieces of some tens of KiB. */
 #define DCOMMI_SIMD_AHEAD_FAR 12288
 #define DCOMMI_SIMD_AHEAD_NEAR 4096
-/* Written out where it is used: a variable costs folds of 1 KiB a tenth of a microsecond (gcc 12).
- */
+/* Written out where it is used: a variable makes folds of 1 KiB slower (gcc 12). */
 #define DCOMMI_SIMD_AHEAD(how) \
     ((how)&DCOMMI_FOLD_NEAR ? DCOMMI_SIMD_AHEAD_NEAR : DCOMMI_SIMD_AHEAD_FAR)
 /* Four vectors at a time, written out: compilers unroll no loop at -O2, and an indexed accumulator
@@ -12564,6 +12475,11 @@ static const dcommi_fold_fn dcommi_port_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FO
     if (how & DCOMMI_FOLD_AHEAD) {                            \
         dcommi_##ISA##_ahead(from + DCOMMI_SIMD_AHEAD(how));  \
     }
+#define DCOMMI_SIMD_MORE(ISA, KIND, OP, s) \
+    if (nsrc == (s)) {                     \
+        break;                             \
+    }                                      \
+    DCOMMI_SIMD_NEXT(ISA, KIND, OP, s)
 #define DCOMMI_SIMD_FOLD(ISA, NAME, KIND, OP, FINISH)                                             \
     DCOMMI_##ISA##_TARGET static void dcommi_##ISA##_fold_##NAME##_part(                          \
         unsigned char *dst, unsigned char *also, const unsigned char *const *src, size_t nsrc,    \
@@ -12607,34 +12523,13 @@ static const dcommi_fold_fn dcommi_port_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FO
                 dcommi_##ISA##_ahead(from + DCOMMI_SIMD_AHEAD(how));                              \
             }                                                                                     \
             do {                                                                                  \
-                if (nsrc == 1) {                                                                  \
-                    break;                                                                        \
-                }                                                                                 \
-                DCOMMI_SIMD_NEXT(ISA, KIND, OP, 1);                                               \
-                if (nsrc == 2) {                                                                  \
-                    break;                                                                        \
-                }                                                                                 \
-                DCOMMI_SIMD_NEXT(ISA, KIND, OP, 2);                                               \
-                if (nsrc == 3) {                                                                  \
-                    break;                                                                        \
-                }                                                                                 \
-                DCOMMI_SIMD_NEXT(ISA, KIND, OP, 3);                                               \
-                if (nsrc == 4) {                                                                  \
-                    break;                                                                        \
-                }                                                                                 \
-                DCOMMI_SIMD_NEXT(ISA, KIND, OP, 4);                                               \
-                if (nsrc == 5) {                                                                  \
-                    break;                                                                        \
-                }                                                                                 \
-                DCOMMI_SIMD_NEXT(ISA, KIND, OP, 5);                                               \
-                if (nsrc == 6) {                                                                  \
-                    break;                                                                        \
-                }                                                                                 \
-                DCOMMI_SIMD_NEXT(ISA, KIND, OP, 6);                                               \
-                if (nsrc == 7) {                                                                  \
-                    break;                                                                        \
-                }                                                                                 \
-                DCOMMI_SIMD_NEXT(ISA, KIND, OP, 7);                                               \
+                DCOMMI_SIMD_MORE(ISA, KIND, OP, 1);                                               \
+                DCOMMI_SIMD_MORE(ISA, KIND, OP, 2);                                               \
+                DCOMMI_SIMD_MORE(ISA, KIND, OP, 3);                                               \
+                DCOMMI_SIMD_MORE(ISA, KIND, OP, 4);                                               \
+                DCOMMI_SIMD_MORE(ISA, KIND, OP, 5);                                               \
+                DCOMMI_SIMD_MORE(ISA, KIND, OP, 6);                                               \
+                DCOMMI_SIMD_MORE(ISA, KIND, OP, 7);                                               \
                 for (size_t s = 8; s < nsrc; s++) {                                               \
                     DCOMMI_SIMD_NEXT(ISA, KIND, OP, s);                                           \
                 }                                                                                 \
@@ -12656,6 +12551,125 @@ static const dcommi_fold_fn dcommi_port_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FO
             _mm_sfence();                                                                         \
         }                                                                                         \
     }
+/* ---- lanes of W bits ---- */
+#define DCOMMI_SIMD_RAW(ISA, W)                                                         \
+    typedef __m##W##i dcommi_##ISA##_raw, dcommi_##ISA##_int;                           \
+    DCOMMI_##ISA##_INLINE __m##W##i dcommi_##ISA##_load(const unsigned char *p)         \
+    {                                                                                   \
+        return _mm##W##_loadu_si##W((const __m##W##i *)(const void *)p);                \
+    }                                                                                   \
+    DCOMMI_##ISA##_INLINE void dcommi_##ISA##_store(unsigned char *p, __m##W##i v)      \
+    {                                                                                   \
+        _mm##W##_storeu_si##W((__m##W##i *)(void *)p, v);                               \
+    }                                                                                   \
+    DCOMMI_##ISA##_INLINE void dcommi_##ISA##_stream(unsigned char *p, __m##W##i v)     \
+    {                                                                                   \
+        _mm##W##_stream_si##W((__m##W##i *)(void *)p, v);                               \
+    }                                                                                   \
+    /* The lines of four vectors. */                                                    \
+    DCOMMI_##ISA##_INLINE void dcommi_##ISA##_ahead(const unsigned char *p)             \
+    {                                                                                   \
+        _mm_prefetch((const char *)p, _MM_HINT_T1);                                     \
+        _mm_prefetch((const char *)p + 64, _MM_HINT_T1);                                \
+        if (W == 512) {                                                                 \
+            _mm_prefetch((const char *)p + 128, _MM_HINT_T1);                           \
+            _mm_prefetch((const char *)p + 192, _MM_HINT_T1);                           \
+        }                                                                               \
+    }                                                                                   \
+    DCOMMI_##ISA##_INLINE __m##W##i dcommi_##ISA##_int_unpack(__m##W##i v)              \
+    {                                                                                   \
+        return v;                                                                       \
+    }                                                                                   \
+    DCOMMI_##ISA##_INLINE __m##W##i dcommi_##ISA##_int_pack(__m##W##i v)                \
+    {                                                                                   \
+        return v;                                                                       \
+    }                                                                                   \
+    DCOMMI_##ISA##_INLINE __m##W##i dcommi_##ISA##_int_finish(__m##W##i v, double none) \
+    {                                                                                   \
+        (void)none;                                                                     \
+        return v;                                                                       \
+    }
+#define DCOMMI_SIMD_OP(ISA, W, NAME, RESULT)                                        \
+    DCOMMI_##ISA##_INLINE __m##W##i dcommi_##ISA##_##NAME(__m##W##i a, __m##W##i b) \
+    {                                                                               \
+        return RESULT;                                                              \
+    }
+#define DCOMMI_SIMD_OPS(ISA, W)                               \
+    DCOMMI_SIMD_OP(ISA, W, add8, _mm##W##_add_epi8(a, b))     \
+    DCOMMI_SIMD_OP(ISA, W, add32, _mm##W##_add_epi32(a, b))   \
+    DCOMMI_SIMD_OP(ISA, W, add64, _mm##W##_add_epi64(a, b))   \
+    DCOMMI_SIMD_OP(ISA, W, mul32, _mm##W##_mullo_epi32(a, b)) \
+    DCOMMI_SIMD_OP(ISA, W, min_i8, _mm##W##_min_epi8(a, b))   \
+    DCOMMI_SIMD_OP(ISA, W, min_u8, _mm##W##_min_epu8(a, b))   \
+    DCOMMI_SIMD_OP(ISA, W, min_i32, _mm##W##_min_epi32(a, b)) \
+    DCOMMI_SIMD_OP(ISA, W, min_u32, _mm##W##_min_epu32(a, b)) \
+    DCOMMI_SIMD_OP(ISA, W, max_i8, _mm##W##_max_epi8(a, b))   \
+    DCOMMI_SIMD_OP(ISA, W, max_u8, _mm##W##_max_epu8(a, b))   \
+    DCOMMI_SIMD_OP(ISA, W, max_i32, _mm##W##_max_epi32(a, b)) \
+    DCOMMI_SIMD_OP(ISA, W, max_u32, _mm##W##_max_epu32(a, b))
+/* f32 or f64, of vectors VEC. The instruction set has `unordered`, v but some NaN where a or b is
+ * one, and `canonical`, where NaNs become the canonical one. */
+#define DCOMMI_SIMD_LANES(ISA, W, KIND, VEC, PS, SCALAR)                                      \
+    typedef VEC dcommi_##ISA##_##KIND;                                                        \
+    DCOMMI_##ISA##_INLINE VEC dcommi_##ISA##_##KIND##_unpack(__m##W##i v)                     \
+    {                                                                                         \
+        return _mm##W##_castsi##W##_##PS(v);                                                  \
+    }                                                                                         \
+    DCOMMI_##ISA##_INLINE __m##W##i dcommi_##ISA##_##KIND##_pack(VEC v)                       \
+    {                                                                                         \
+        return _mm##W##_cast##PS##_si##W(v);                                                  \
+    }                                                                                         \
+    DCOMMI_##ISA##_INLINE VEC dcommi_##ISA##_##KIND##_add(VEC a, VEC b)                       \
+    {                                                                                         \
+        return _mm##W##_add_##PS(a, b);                                                       \
+    }                                                                                         \
+    DCOMMI_##ISA##_INLINE VEC dcommi_##ISA##_##KIND##_mul(VEC a, VEC b)                       \
+    {                                                                                         \
+        return _mm##W##_mul_##PS(a, b);                                                       \
+    }                                                                                         \
+    /* min gives its second operand when the two are zeros or one is a NaN: the union of both \
+     * orders has the sign of -0, and is a NaN if one was. */                                 \
+    DCOMMI_##ISA##_INLINE VEC dcommi_##ISA##_##KIND##_least(VEC a, VEC b)                     \
+    {                                                                                         \
+        return _mm##W##_or_##PS(_mm##W##_min_##PS(a, b), _mm##W##_min_##PS(b, a));            \
+    }                                                                                         \
+    DCOMMI_##ISA##_INLINE VEC dcommi_##ISA##_##KIND##_most(VEC a, VEC b)                      \
+    {                                                                                         \
+        return dcommi_##ISA##_##KIND##_unordered(                                             \
+            _mm##W##_and_##PS(_mm##W##_max_##PS(a, b), _mm##W##_max_##PS(b, a)), a, b);       \
+    }                                                                                         \
+    DCOMMI_##ISA##_INLINE VEC dcommi_##ISA##_##KIND##_finish(VEC v, double divisor)           \
+    {                                                                                         \
+        if (divisor > 1) {                                                                    \
+            v = _mm##W##_div_##PS(v, _mm##W##_set1_##PS((SCALAR)divisor));                    \
+        }                                                                                     \
+        return dcommi_##ISA##_##KIND##_canonical(v);                                          \
+    }                                                                                         \
+    DCOMMI_##ISA##_INLINE VEC dcommi_##ISA##_##KIND##_scale(VEC v, double factor)             \
+    {                                                                                         \
+        return dcommi_##ISA##_##KIND##_canonical(                                             \
+            _mm##W##_mul_##PS(v, _mm##W##_set1_##PS((SCALAR)factor)));                        \
+    }
+/* A pair of f32 vectors. bf16: lo has the even elements, hi the odd ones, which stay where they
+ * are; `round` leaves the canonical NaN as it is. */
+#define DCOMMI_SIMD_HALVES(ISA, W)                                                              \
+    typedef struct dcommi_##ISA##_pair {                                                        \
+        __m##W lo, hi;                                                                          \
+    } dcommi_##ISA##_pair, dcommi_##ISA##_f16, dcommi_##ISA##_bf16;                             \
+    DCOMMI_##ISA##_INLINE dcommi_##ISA##_pair dcommi_##ISA##_bf16_unpack(__m##W##i v)           \
+    {                                                                                           \
+        const __m##W##i odd = _mm##W##_set1_epi32((int)0xffff0000u);                            \
+        dcommi_##ISA##_pair r = {_mm##W##_castsi##W##_ps(_mm##W##_slli_epi32(v, 16)),           \
+                                 _mm##W##_castsi##W##_ps(_mm##W##_and_si##W(v, odd))};          \
+        return r;                                                                               \
+    }                                                                                           \
+    DCOMMI_##ISA##_INLINE __m##W##i dcommi_##ISA##_bf16_round(__m##W x)                         \
+    {                                                                                           \
+        __m##W##i v = _mm##W##_castps_si##W(x);                                                 \
+        __m##W##i odd = _mm##W##_and_si##W(_mm##W##_srli_epi32(v, 16), _mm##W##_set1_epi32(1)); \
+        return _mm##W##_add_epi32(v, _mm##W##_add_epi32(odd, _mm##W##_set1_epi32(0x7fff)));     \
+    }
+/* ---- the folds of each type ---- */
 #define DCOMMI_SIMD_FLOAT(ISA, KIND)                                               \
     DCOMMI_SIMD_FOLD(ISA, KIND##_sum, KIND, dcommi_##ISA##_##KIND##_add, finish)   \
     DCOMMI_SIMD_FOLD(ISA, KIND##_prod, KIND, dcommi_##ISA##_##KIND##_mul, finish)  \
@@ -12696,34 +12710,7 @@ static const dcommi_fold_fn dcommi_port_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FO
     DCOMMI_SIMD_FOLD(ISA, A##_max, int, dcommi_##ISA##_max_##A, finish)
 #define DCOMMI_avx2_TARGET __attribute__((target("avx2,f16c")))
 #define DCOMMI_avx2_INLINE DCOMMI_avx2_TARGET __attribute__((always_inline)) static inline
-typedef __m256i dcommi_avx2_raw;
-typedef __m256i dcommi_avx2_int;
-typedef __m256 dcommi_avx2_f32;
-typedef __m256d dcommi_avx2_f64;
-typedef struct dcommi_avx2_pair {
-    __m256 lo, hi;
-} dcommi_avx2_pair;
-typedef dcommi_avx2_pair dcommi_avx2_f16;
-typedef dcommi_avx2_pair dcommi_avx2_bf16;
-DCOMMI_avx2_INLINE __m256i dcommi_avx2_load(const unsigned char *p)
-{
-    return _mm256_loadu_si256((const __m256i *)(const void *)p);
-}
-DCOMMI_avx2_INLINE void dcommi_avx2_store(unsigned char *p, __m256i v)
-{
-    _mm256_storeu_si256((__m256i *)(void *)p, v);
-}
-DCOMMI_avx2_INLINE void dcommi_avx2_stream(unsigned char *p, __m256i v)
-{
-    _mm256_stream_si256((__m256i *)(void *)p, v);
-}
-/* The lines of four vectors. */
-DCOMMI_avx2_INLINE void dcommi_avx2_ahead(const unsigned char *at)
-{
-    const char *p = (const char *)at;
-    _mm_prefetch(p, _MM_HINT_T1);
-    _mm_prefetch(p + 64, _MM_HINT_T1);
-}
+DCOMMI_SIMD_RAW(avx2, 256)
 /* 1 <= n <= 32 bytes; the rest of the vector is zero. */
 DCOMMI_avx2_INLINE __m256i dcommi_avx2_load_part(const unsigned char *p, size_t n)
 {
@@ -12745,55 +12732,24 @@ DCOMMI_avx2_INLINE void dcommi_avx2_store_part(unsigned char *p, size_t n, __m25
     memcpy(p, whole, n);
 }
 /* ---- f32, f64 ---- */
-#define DCOMMI_AVX2_FLOAT(KIND, VEC, PS, NAN_BITS, SET, INT_SET, SCALAR)                \
-    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_unpack(__m256i v)                       \
-    {                                                                                   \
-        return _mm256_castsi256_##PS(v);                                                \
-    }                                                                                   \
-    DCOMMI_avx2_INLINE __m256i dcommi_avx2_##KIND##_pack(VEC v)                         \
-    {                                                                                   \
-        return _mm256_cast##PS##_si256(v);                                              \
-    }                                                                                   \
-    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_add(VEC a, VEC b)                       \
-    {                                                                                   \
-        return _mm256_add_##PS(a, b);                                                   \
-    }                                                                                   \
-    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_mul(VEC a, VEC b)                       \
-    {                                                                                   \
-        return _mm256_mul_##PS(a, b);                                                   \
-    }                                                                                   \
-    /* See cpu/avx512.h. */                                                             \
-    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_least(VEC a, VEC b)                     \
-    {                                                                                   \
-        return _mm256_or_##PS(_mm256_min_##PS(a, b), _mm256_min_##PS(b, a));            \
-    }                                                                                   \
-    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_most(VEC a, VEC b)                      \
-    {                                                                                   \
-        VEC most = _mm256_and_##PS(_mm256_max_##PS(a, b), _mm256_max_##PS(b, a));       \
-        return _mm256_or_##PS(most, _mm256_cmp_##PS(a, b, _CMP_UNORD_Q));               \
-    }                                                                                   \
-    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_canonical(VEC v)                        \
-    {                                                                                   \
-        return _mm256_blendv_##PS(v, _mm256_castsi256_##PS(INT_SET(NAN_BITS)),          \
-                                  _mm256_cmp_##PS(v, v, _CMP_UNORD_Q));                 \
-    }                                                                                   \
-    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_finish(VEC v, double divisor)           \
-    {                                                                                   \
-        if (divisor > 1) {                                                              \
-            v = _mm256_div_##PS(v, SET((SCALAR)divisor));                               \
-        }                                                                               \
-        return dcommi_avx2_##KIND##_canonical(v);                                       \
-    }                                                                                   \
-    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_scale(VEC v, double factor)             \
-    {                                                                                   \
-        return dcommi_avx2_##KIND##_canonical(_mm256_mul_##PS(v, SET((SCALAR)factor))); \
+#define DCOMMI_AVX2_NANS(KIND, VEC, PS, NANS)                                  \
+    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_unordered(VEC v, VEC a, VEC b) \
+    {                                                                          \
+        return _mm256_or_##PS(v, _mm256_cmp_##PS(a, b, _CMP_UNORD_Q));         \
+    }                                                                          \
+    DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_canonical(VEC v)               \
+    {                                                                          \
+        return _mm256_blendv_##PS(v, _mm256_castsi256_##PS(NANS),              \
+                                  _mm256_cmp_##PS(v, v, _CMP_UNORD_Q));        \
     }
-DCOMMI_AVX2_FLOAT(f32, __m256, ps, (int)DCOMMI_F32_NAN, _mm256_set1_ps, _mm256_set1_epi32, float)
-DCOMMI_AVX2_FLOAT(f64, __m256d, pd, (long long)DCOMMI_F64_NAN, _mm256_set1_pd, _mm256_set1_epi64x,
-                  double)
+DCOMMI_AVX2_NANS(f32, __m256, ps, _mm256_set1_epi32((int)DCOMMI_F32_NAN))
+DCOMMI_AVX2_NANS(f64, __m256d, pd, _mm256_set1_epi64x((long long)DCOMMI_F64_NAN))
+DCOMMI_SIMD_LANES(avx2, 256, f32, __m256, ps, float)
+DCOMMI_SIMD_LANES(avx2, 256, f64, __m256d, pd, double)
 DCOMMI_SIMD_FLOAT(avx2, f32)
 DCOMMI_SIMD_FLOAT(avx2, f64)
 /* ---- 16-bit floats; a fold ends in canonical NaNs, which rounding leaves as they are ---- */
+DCOMMI_SIMD_HALVES(avx2, 256)
 DCOMMI_avx2_INLINE dcommi_avx2_pair dcommi_avx2_f16_unpack(__m256i v)
 {
     dcommi_avx2_pair r = {_mm256_cvtph_ps(_mm256_castsi256_si128(v)),
@@ -12806,20 +12762,6 @@ DCOMMI_avx2_INLINE __m256i dcommi_avx2_f16_pack(dcommi_avx2_pair v)
     __m128i hi = _mm256_cvtps_ph(v.hi, _MM_FROUND_TO_NEAREST_INT);
     return _mm256_inserti128_si256(_mm256_castsi128_si256(lo), hi, 1);
 }
-/* lo: the even elements, hi: the odd ones, which stay where they are. */
-DCOMMI_avx2_INLINE dcommi_avx2_pair dcommi_avx2_bf16_unpack(__m256i v)
-{
-    dcommi_avx2_pair r = {
-        _mm256_castsi256_ps(_mm256_slli_epi32(v, 16)),
-        _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32((int)0xffff0000u)))};
-    return r;
-}
-DCOMMI_avx2_INLINE __m256i dcommi_avx2_bf16_round(__m256 x)
-{
-    __m256i v = _mm256_castps_si256(x);
-    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(v, 16), _mm256_set1_epi32(1));
-    return _mm256_add_epi32(v, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-}
 DCOMMI_avx2_INLINE __m256i dcommi_avx2_bf16_pack(dcommi_avx2_pair v)
 {
     __m256i lo = _mm256_srli_epi32(dcommi_avx2_bf16_round(v.lo), 16);
@@ -12830,19 +12772,6 @@ DCOMMI_SIMD_PAIR(avx2, bf16)
 DCOMMI_SIMD_FLOAT(avx2, f16)
 DCOMMI_SIMD_FLOAT(avx2, bf16)
 /* ---- integers ---- */
-DCOMMI_avx2_INLINE __m256i dcommi_avx2_int_unpack(__m256i v)
-{
-    return v;
-}
-DCOMMI_avx2_INLINE __m256i dcommi_avx2_int_pack(__m256i v)
-{
-    return v;
-}
-DCOMMI_avx2_INLINE __m256i dcommi_avx2_int_finish(__m256i v, double scalar)
-{
-    (void)scalar;
-    return v;
-}
 DCOMMI_avx2_INLINE __m256i dcommi_avx2_mul8(__m256i a, __m256i b)
 {
     __m256i even = _mm256_mullo_epi16(a, b);
@@ -12865,27 +12794,11 @@ DCOMMI_avx2_INLINE __m256i dcommi_avx2_more_u64(__m256i a, __m256i b)
     __m256i top = _mm256_set1_epi64x(INT64_MIN);
     return _mm256_cmpgt_epi64(_mm256_xor_si256(a, top), _mm256_xor_si256(b, top));
 }
-#define DCOMMI_AVX2_OP(NAME, RESULT)                                    \
-    DCOMMI_avx2_INLINE __m256i dcommi_avx2_##NAME(__m256i a, __m256i b) \
-    {                                                                   \
-        return RESULT;                                                  \
-    }
-DCOMMI_AVX2_OP(add8, _mm256_add_epi8(a, b))
-DCOMMI_AVX2_OP(add32, _mm256_add_epi32(a, b))
-DCOMMI_AVX2_OP(add64, _mm256_add_epi64(a, b))
-DCOMMI_AVX2_OP(mul32, _mm256_mullo_epi32(a, b))
-DCOMMI_AVX2_OP(min_i8, _mm256_min_epi8(a, b))
-DCOMMI_AVX2_OP(min_u8, _mm256_min_epu8(a, b))
-DCOMMI_AVX2_OP(min_i32, _mm256_min_epi32(a, b))
-DCOMMI_AVX2_OP(min_u32, _mm256_min_epu32(a, b))
-DCOMMI_AVX2_OP(min_i64, _mm256_blendv_epi8(a, b, dcommi_avx2_more_i64(a, b)))
-DCOMMI_AVX2_OP(min_u64, _mm256_blendv_epi8(a, b, dcommi_avx2_more_u64(a, b)))
-DCOMMI_AVX2_OP(max_i8, _mm256_max_epi8(a, b))
-DCOMMI_AVX2_OP(max_u8, _mm256_max_epu8(a, b))
-DCOMMI_AVX2_OP(max_i32, _mm256_max_epi32(a, b))
-DCOMMI_AVX2_OP(max_u32, _mm256_max_epu32(a, b))
-DCOMMI_AVX2_OP(max_i64, _mm256_blendv_epi8(b, a, dcommi_avx2_more_i64(a, b)))
-DCOMMI_AVX2_OP(max_u64, _mm256_blendv_epi8(b, a, dcommi_avx2_more_u64(a, b)))
+DCOMMI_SIMD_OPS(avx2, 256)
+DCOMMI_SIMD_OP(avx2, 256, min_i64, _mm256_blendv_epi8(a, b, dcommi_avx2_more_i64(a, b)))
+DCOMMI_SIMD_OP(avx2, 256, min_u64, _mm256_blendv_epi8(a, b, dcommi_avx2_more_u64(a, b)))
+DCOMMI_SIMD_OP(avx2, 256, max_i64, _mm256_blendv_epi8(b, a, dcommi_avx2_more_i64(a, b)))
+DCOMMI_SIMD_OP(avx2, 256, max_u64, _mm256_blendv_epi8(b, a, dcommi_avx2_more_u64(a, b)))
 DCOMMI_SIMD_INTS(avx2, i8, u8, 8)
 DCOMMI_SIMD_INTS(avx2, i32, u32, 32)
 DCOMMI_SIMD_INTS(avx2, i64, u64, 64)
@@ -12894,36 +12807,7 @@ static const dcommi_fold_fn dcommi_avx2_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FO
 /* avx512.h - lanes of the SIMD folds for AVX-512 (F, BW, VL, DQ). */
 #define DCOMMI_avx512_TARGET __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq")))
 #define DCOMMI_avx512_INLINE DCOMMI_avx512_TARGET __attribute__((always_inline)) static inline
-typedef __m512i dcommi_avx512_raw;
-typedef __m512i dcommi_avx512_int;
-typedef __m512 dcommi_avx512_f32;
-typedef __m512d dcommi_avx512_f64;
-typedef struct dcommi_avx512_pair {
-    __m512 lo, hi;
-} dcommi_avx512_pair;
-typedef dcommi_avx512_pair dcommi_avx512_f16;
-typedef dcommi_avx512_pair dcommi_avx512_bf16;
-DCOMMI_avx512_INLINE __m512i dcommi_avx512_load(const unsigned char *p)
-{
-    return _mm512_loadu_si512(p);
-}
-DCOMMI_avx512_INLINE void dcommi_avx512_store(unsigned char *p, __m512i v)
-{
-    _mm512_storeu_si512(p, v);
-}
-DCOMMI_avx512_INLINE void dcommi_avx512_stream(unsigned char *p, __m512i v)
-{
-    _mm512_stream_si512((__m512i *)(void *)p, v);
-}
-/* The lines of four vectors. */
-DCOMMI_avx512_INLINE void dcommi_avx512_ahead(const unsigned char *at)
-{
-    const char *p = (const char *)at;
-    _mm_prefetch(p, _MM_HINT_T1);
-    _mm_prefetch(p + 64, _MM_HINT_T1);
-    _mm_prefetch(p + 128, _MM_HINT_T1);
-    _mm_prefetch(p + 192, _MM_HINT_T1);
-}
+DCOMMI_SIMD_RAW(avx512, 512)
 /* 1 <= n <= 64 bytes; the rest of the vector is zero. */
 DCOMMI_avx512_INLINE __m512i dcommi_avx512_load_part(const unsigned char *p, size_t n)
 {
@@ -12934,57 +12818,24 @@ DCOMMI_avx512_INLINE void dcommi_avx512_store_part(unsigned char *p, size_t n, _
     _mm512_mask_storeu_epi8(p, ~(__mmask64)0 >> (64 - n), v);
 }
 /* ---- f32, f64 ---- */
-#define DCOMMI_AVX512_FLOAT(KIND, VEC, PS, NAN_BITS, SET, INT_SET, SCALAR)                    \
-    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_unpack(__m512i v)                         \
-    {                                                                                         \
-        return _mm512_castsi512_##PS(v);                                                      \
-    }                                                                                         \
-    DCOMMI_avx512_INLINE __m512i dcommi_avx512_##KIND##_pack(VEC v)                           \
-    {                                                                                         \
-        return _mm512_cast##PS##_si512(v);                                                    \
-    }                                                                                         \
-    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_add(VEC a, VEC b)                         \
-    {                                                                                         \
-        return _mm512_add_##PS(a, b);                                                         \
-    }                                                                                         \
-    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_mul(VEC a, VEC b)                         \
-    {                                                                                         \
-        return _mm512_mul_##PS(a, b);                                                         \
-    }                                                                                         \
-    /* min gives its second operand when the two are zeros or one is a NaN: the union of both \
-     * orders has the sign of -0, and is a NaN if one was. */                                 \
-    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_least(VEC a, VEC b)                       \
-    {                                                                                         \
-        return _mm512_or_##PS(_mm512_min_##PS(a, b), _mm512_min_##PS(b, a));                  \
-    }                                                                                         \
-    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_most(VEC a, VEC b)                        \
-    {                                                                                         \
-        VEC most = _mm512_and_##PS(_mm512_max_##PS(a, b), _mm512_max_##PS(b, a));             \
-        return _mm512_mask_mov_##PS(most, _mm512_cmp_##PS##_mask(a, b, _CMP_UNORD_Q),         \
-                                    _mm512_castsi512_##PS(INT_SET(NAN_BITS)));                \
-    }                                                                                         \
-    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_canonical(VEC v)                          \
-    {                                                                                         \
-        return _mm512_mask_mov_##PS(v, _mm512_cmp_##PS##_mask(v, v, _CMP_UNORD_Q),            \
-                                    _mm512_castsi512_##PS(INT_SET(NAN_BITS)));                \
-    }                                                                                         \
-    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_finish(VEC v, double divisor)             \
-    {                                                                                         \
-        if (divisor > 1) {                                                                    \
-            v = _mm512_div_##PS(v, SET((SCALAR)divisor));                                     \
-        }                                                                                     \
-        return dcommi_avx512_##KIND##_canonical(v);                                           \
-    }                                                                                         \
-    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_scale(VEC v, double factor)               \
-    {                                                                                         \
-        return dcommi_avx512_##KIND##_canonical(_mm512_mul_##PS(v, SET((SCALAR)factor)));     \
+#define DCOMMI_AVX512_NANS(KIND, VEC, PS, NANS)                                    \
+    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_unordered(VEC v, VEC a, VEC b) \
+    {                                                                              \
+        return _mm512_mask_mov_##PS(v, _mm512_cmp_##PS##_mask(a, b, _CMP_UNORD_Q), \
+                                    _mm512_castsi512_##PS(NANS));                  \
+    }                                                                              \
+    DCOMMI_avx512_INLINE VEC dcommi_avx512_##KIND##_canonical(VEC v)               \
+    {                                                                              \
+        return dcommi_avx512_##KIND##_unordered(v, v, v);                          \
     }
-DCOMMI_AVX512_FLOAT(f32, __m512, ps, (int)DCOMMI_F32_NAN, _mm512_set1_ps, _mm512_set1_epi32, float)
-DCOMMI_AVX512_FLOAT(f64, __m512d, pd, (long long)DCOMMI_F64_NAN, _mm512_set1_pd, _mm512_set1_epi64,
-                    double)
+DCOMMI_AVX512_NANS(f32, __m512, ps, _mm512_set1_epi32((int)DCOMMI_F32_NAN))
+DCOMMI_AVX512_NANS(f64, __m512d, pd, _mm512_set1_epi64((long long)DCOMMI_F64_NAN))
+DCOMMI_SIMD_LANES(avx512, 512, f32, __m512, ps, float)
+DCOMMI_SIMD_LANES(avx512, 512, f64, __m512d, pd, double)
 DCOMMI_SIMD_FLOAT(avx512, f32)
 DCOMMI_SIMD_FLOAT(avx512, f64)
 /* ---- 16-bit floats; a fold ends in canonical NaNs, which rounding leaves as they are ---- */
+DCOMMI_SIMD_HALVES(avx512, 512)
 DCOMMI_avx512_INLINE dcommi_avx512_pair dcommi_avx512_f16_unpack(__m512i v)
 {
     dcommi_avx512_pair r = {_mm512_cvtph_ps(_mm512_castsi512_si256(v)),
@@ -12997,20 +12848,6 @@ DCOMMI_avx512_INLINE __m512i dcommi_avx512_f16_pack(dcommi_avx512_pair v)
     __m256i hi = _mm512_cvtps_ph(v.hi, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     return _mm512_inserti64x4(_mm512_castsi256_si512(lo), hi, 1);
 }
-/* lo: the even elements, hi: the odd ones, which stay where they are. */
-DCOMMI_avx512_INLINE dcommi_avx512_pair dcommi_avx512_bf16_unpack(__m512i v)
-{
-    dcommi_avx512_pair r = {
-        _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)),
-        _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32((int)0xffff0000u)))};
-    return r;
-}
-DCOMMI_avx512_INLINE __m512i dcommi_avx512_bf16_round(__m512 x)
-{
-    __m512i v = _mm512_castps_si512(x);
-    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(v, 16), _mm512_set1_epi32(1));
-    return _mm512_add_epi32(v, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-}
 DCOMMI_avx512_INLINE __m512i dcommi_avx512_bf16_pack(dcommi_avx512_pair v)
 {
     __m512i lo = _mm512_srli_epi32(dcommi_avx512_bf16_round(v.lo), 16);
@@ -13021,47 +12858,18 @@ DCOMMI_SIMD_PAIR(avx512, bf16)
 DCOMMI_SIMD_FLOAT(avx512, f16)
 DCOMMI_SIMD_FLOAT(avx512, bf16)
 /* ---- integers ---- */
-DCOMMI_avx512_INLINE __m512i dcommi_avx512_int_unpack(__m512i v)
-{
-    return v;
-}
-DCOMMI_avx512_INLINE __m512i dcommi_avx512_int_pack(__m512i v)
-{
-    return v;
-}
-DCOMMI_avx512_INLINE __m512i dcommi_avx512_int_finish(__m512i v, double scalar)
-{
-    (void)scalar;
-    return v;
-}
 DCOMMI_avx512_INLINE __m512i dcommi_avx512_mul8(__m512i a, __m512i b)
 {
     __m512i even = _mm512_mullo_epi16(a, b);
     __m512i odd = _mm512_mullo_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8));
     return _mm512_mask_mov_epi8(_mm512_slli_epi16(odd, 8), 0x5555555555555555u, even);
 }
-#define DCOMMI_AVX512_OP(NAME, INTRINSIC)                                   \
-    DCOMMI_avx512_INLINE __m512i dcommi_avx512_##NAME(__m512i a, __m512i b) \
-    {                                                                       \
-        return INTRINSIC(a, b);                                             \
-    }
-DCOMMI_AVX512_OP(add8, _mm512_add_epi8)
-DCOMMI_AVX512_OP(add32, _mm512_add_epi32)
-DCOMMI_AVX512_OP(add64, _mm512_add_epi64)
-DCOMMI_AVX512_OP(mul32, _mm512_mullo_epi32)
-DCOMMI_AVX512_OP(mul64, _mm512_mullo_epi64)
-DCOMMI_AVX512_OP(min_i8, _mm512_min_epi8)
-DCOMMI_AVX512_OP(min_u8, _mm512_min_epu8)
-DCOMMI_AVX512_OP(min_i32, _mm512_min_epi32)
-DCOMMI_AVX512_OP(min_u32, _mm512_min_epu32)
-DCOMMI_AVX512_OP(min_i64, _mm512_min_epi64)
-DCOMMI_AVX512_OP(min_u64, _mm512_min_epu64)
-DCOMMI_AVX512_OP(max_i8, _mm512_max_epi8)
-DCOMMI_AVX512_OP(max_u8, _mm512_max_epu8)
-DCOMMI_AVX512_OP(max_i32, _mm512_max_epi32)
-DCOMMI_AVX512_OP(max_u32, _mm512_max_epu32)
-DCOMMI_AVX512_OP(max_i64, _mm512_max_epi64)
-DCOMMI_AVX512_OP(max_u64, _mm512_max_epu64)
+DCOMMI_SIMD_OPS(avx512, 512)
+DCOMMI_SIMD_OP(avx512, 512, mul64, _mm512_mullo_epi64(a, b))
+DCOMMI_SIMD_OP(avx512, 512, min_i64, _mm512_min_epi64(a, b))
+DCOMMI_SIMD_OP(avx512, 512, min_u64, _mm512_min_epu64(a, b))
+DCOMMI_SIMD_OP(avx512, 512, max_i64, _mm512_max_epi64(a, b))
+DCOMMI_SIMD_OP(avx512, 512, max_u64, _mm512_max_epu64(a, b))
 DCOMMI_SIMD_INTS(avx512, i8, u8, 8)
 DCOMMI_SIMD_INTS(avx512, i32, u32, 32)
 DCOMMI_SIMD_INTS(avx512, i64, u64, 64)
@@ -13155,9 +12963,7 @@ static void dcommi_host_copy_open(void *dst, const void *src, size_t len)
 }
 static void dcommi_host_copy_close(void)
 {
-#if defined(__x86_64__)
-    __builtin_ia32_sfence();
-#endif
+    dcommi_settle();
 }
 #define DCOMMI_DIVIDE(NAME, TYPE, WIDE)                                             \
     static void dcommi_divide_##NAME(unsigned char *p, size_t len, int64_t divisor) \
@@ -65408,10 +65214,8 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_AUTO_GAIN
 #undef DCOMMI_AVERAGE_BLOCK
 #undef DCOMMI_AVERAGE_GROUP
-#undef DCOMMI_AVX2_FLOAT
-#undef DCOMMI_AVX2_OP
-#undef DCOMMI_AVX512_FLOAT
-#undef DCOMMI_AVX512_OP
+#undef DCOMMI_AVX2_NANS
+#undef DCOMMI_AVX512_NANS
 #undef DCOMMI_BCAST_LINE
 #undef DCOMMI_BCAST_LOOKED_AT
 #undef DCOMMI_BCAST_PAYLOAD
@@ -65700,16 +65504,10 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_NEED
 #undef DCOMMI_NET_SPIN
 #undef DCOMMI_NORMAL_BITS
-#undef DCOMMI_NORM_ADD
 #undef DCOMMI_NORM_LANES
 #undef DCOMMI_NORM_ROW
 #undef DCOMMI_NORM_ROWS
 #undef DCOMMI_NORM_ROW_OF
-#undef DCOMMI_NORM_STEP_4
-#undef DCOMMI_NORM_STEP_8
-#undef DCOMMI_NORM_SUM_4
-#undef DCOMMI_NORM_SUM_8
-#undef DCOMMI_NORM_VECTORS
 #undef DCOMMI_OPAQUE_BITS
 #undef DCOMMI_OPAQUE_SIZES
 #undef DCOMMI_PAST_RESULT
@@ -65823,14 +65621,20 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_SIMD_FLOAT
 #undef DCOMMI_SIMD_FOLD
 #undef DCOMMI_SIMD_GET
+#undef DCOMMI_SIMD_HALVES
 #undef DCOMMI_SIMD_INTS
+#undef DCOMMI_SIMD_LANES
+#undef DCOMMI_SIMD_MORE
 #undef DCOMMI_SIMD_NEXT
+#undef DCOMMI_SIMD_OP
+#undef DCOMMI_SIMD_OPS
 #undef DCOMMI_SIMD_PACK
 #undef DCOMMI_SIMD_PAIR
 #undef DCOMMI_SIMD_PAIR_END
 #undef DCOMMI_SIMD_PAIR_OP
 #undef DCOMMI_SIMD_PUT
 #undef DCOMMI_SIMD_PUT4
+#undef DCOMMI_SIMD_RAW
 #undef DCOMMI_SIM_CACHED
 #undef DCOMMI_SIM_SLAB
 #undef DCOMMI_SLOPE_MOST
@@ -65910,6 +65714,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_UCX_PART_MIN
 #undef DCOMMI_UCX_SLAB
 #undef DCOMMI_UNLIKELY
+#undef DCOMMI_UNROLL
 #undef DCOMMI_UNROLL_8
 #undef DCOMMI_USER_BLOCK
 #undef DCOMMI_V256
@@ -65943,16 +65748,19 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_v256_LANE
 #undef DCOMMI_v256_MARKS
 #undef DCOMMI_v256_TARGET
+#undef DCOMMI_v256_UNROLL
 #undef DCOMMI_v512_CHAINS
 #undef DCOMMI_v512_INLINE
 #undef DCOMMI_v512_LANE
 #undef DCOMMI_v512_MARKS
 #undef DCOMMI_v512_TARGET
+#undef DCOMMI_v512_UNROLL
 #undef DCOMMI_vport_CHAINS
 #undef DCOMMI_vport_INLINE
 #undef DCOMMI_vport_LANE
 #undef DCOMMI_vport_MARKS
 #undef DCOMMI_vport_TARGET
+#undef DCOMMI_vport_UNROLL
 #else /* a template, for an include above */
 #if DCOMMI_TEMPLATE == 1
 /* ==== kernels/cpu/codec_loops.h ============================================================ */
@@ -66066,7 +65874,8 @@ DCOMMI_LOOP double DCOMMI_L(squares)(const float *x, size_t n)
 {
     DCOMMI_L(d) sum = DCOMMI_L(no_squares)();
     for (size_t at = 0; at < n; at += 16) {
-        sum = DCOMMI_L(add_squares)(sum, DCOMMI_L(load_f)(x + at));
+        const DCOMMI_L(f) v = DCOMMI_L(load_f)(x + at);
+        sum = DCOMMI_L(add_products)(sum, v, v);
     }
     return DCOMMI_L(sum_squares)(sum);
 }
@@ -66086,17 +65895,17 @@ DCOMMI_LOOP void DCOMMI_L(random_soon)(dcommi_quant *q, uint64_t group)
     enum { CHAINS = DCOMMI_JOIN(DCOMMI, DCOMMI_V, CHAINS) };
     for (unsigned g = 0; g < DCOMMI_CODEC_SOON; g += CHAINS) {
         DCOMMI_L(philox) s[CHAINS];
-        DCOMMI_UNROLL_8
+        DCOMMI_UNROLL
         for (unsigned c = 0; c < CHAINS; c++) {
             s[c] = DCOMMI_L(philox_begin)(q->rng, group + g + c);
         }
         for (unsigned i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
-            DCOMMI_UNROLL_8
+            DCOMMI_UNROLL
             for (unsigned c = 0; c < CHAINS; c++) {
                 s[c] = DCOMMI_L(philox_round)(s[c], q->rng, i);
             }
         }
-        DCOMMI_UNROLL_8
+        DCOMMI_UNROLL
         for (unsigned c = 0; c < CHAINS; c++) {
             const DCOMMI_L(random) r = DCOMMI_L(philox_end)(s[c]);
             DCOMMI_L(store_i)(q->soon[g + c], r.word[0], false);
@@ -66187,17 +65996,17 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
             random.word[1] = DCOMMI_L(load_i)(q->soon[group - q->soon_group] + 16);
         }
         DCOMMI_L(i) code[4];
-        DCOMMI_UNROLL_8
+        DCOMMI_UNROLL
         for (unsigned k = 0; k < 8; k++) {
             const size_t i = at + 16 * k;
             DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
             DCOMMI_L(f) w = v;
             if (measures) {
-                DCOMMI_L(ahead)(q->ahead + i + lead);
+                dcommi_ahead(q->ahead + i + lead);
                 w = DCOMMI_L(load_f)(q->ahead + i);
             }
             if (measures && feedback) {
-                DCOMMI_L(ahead)(q->ahead_residual + i + lead);
+                dcommi_ahead(q->ahead_residual + i + lead);
                 w = DCOMMI_L(add_f)(w, DCOMMI_L(load_f)(q->ahead_residual + i));
                 DCOMMI_L(store_f)(q->ahead_sum + i, w, false);
             }
@@ -66335,11 +66144,11 @@ DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format for
     for (size_t at = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
         const DCOMMI_L(i) line = DCOMMI_L(load_i)(from);
         bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(line, format));
-        DCOMMI_UNROLL_8
+        DCOMMI_UNROLL
         for (unsigned k = 0; k < vectors; k++) {
             float *x = d->x + at + 16 * k;
             if (add) {
-                DCOMMI_L(ahead)(x + lead);
+                dcommi_ahead(x + lead);
             }
             DCOMMI_L(f) before = add ? DCOMMI_L(load_f)(x) : DCOMMI_L(set_f)(0);
             DCOMMI_L(store_f)
@@ -66356,13 +66165,13 @@ DCOMMI_LANE void DCOMMI_L(sum_wire)(const dcommi_dequant *d, dcommi_format forma
     const unsigned vectors = 32 / dcommi_format_bits[format], some = vectors < 8 ? vectors : 8;
     const unsigned char *wire = d->wires[w] + from;
     DCOMMI_L(i) line = DCOMMI_L(load_i)(wire);
-    DCOMMI_L(ahead)(wire + lead / 2);
+    dcommi_ahead(wire + lead / 2);
     if (down == 0 && !marks) {
         *bad = DCOMMI_L(or_i)(*bad, DCOMMI_L(forbidden)(line, format));
     } else if (down != 0) {
         line = DCOMMI_L(srl)(line, DCOMMI_L(set_i)((int32_t)down));
     }
-    DCOMMI_UNROLL_8
+    DCOMMI_UNROLL
     for (unsigned k = 0; k < some; k++) {
         sum[k] = DCOMMI_L(decode_one)(line, wire, &table[w], d->steps[w], k, format, sum[k], w > 0);
     }
@@ -66396,7 +66205,7 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
         for (size_t w = 1; w < n; w++) {
             DCOMMI_L(sum_wire)(d, format, w, table, from, down, marks, lead, sum, &bad);
         }
-        DCOMMI_UNROLL_8
+        DCOMMI_UNROLL
         for (unsigned k = 0; k < some; k++) {
             DCOMMI_L(f) v = scaled ? DCOMMI_L(mul_f)(sum[k], factor) : sum[k];
             DCOMMI_L(i) size = DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude);
@@ -66465,10 +66274,10 @@ DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
             random = DCOMMI_L(random_of)(q->rng, group);
         }
         DCOMMI_L(h) first = DCOMMI_L(pack_h)(most);
-        DCOMMI_UNROLL_8
+        DCOMMI_UNROLL
         for (unsigned k = 0; k < 8; k++) {
             const size_t i = at + 16 * k;
-            DCOMMI_L(ahead)(q->x + i + lead);
+            dcommi_ahead(q->x + i + lead);
             DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
             DCOMMI_L(i)
             turned = DCOMMI_L(rol)(random.word[k / 4], 8 * (k % 4));
@@ -66511,7 +66320,7 @@ DCOMMI_LANE void DCOMMI_L(uncast_wire)(const dcommi_dequant *d, size_t at, size_
     const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fff);
     const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
     const unsigned char *wire = d->wires[w] + 2 * at;
-    DCOMMI_UNROLL_8
+    DCOMMI_UNROLL
     for (unsigned k = 0; k < 4; k++) {
         DCOMMI_L(h) packed = DCOMMI_L(load_h)(wire + 32 * k);
         DCOMMI_L(i) wide = DCOMMI_L(unpack_h)(packed);
@@ -66520,7 +66329,7 @@ DCOMMI_LANE void DCOMMI_L(uncast_wire)(const dcommi_dequant *d, size_t at, size_
         v = half ? DCOMMI_L(from_f16)(packed) : DCOMMI_L(as_f)(DCOMMI_L(sll)(wide, sixteen));
         sum[k] = w == 0 ? v : DCOMMI_L(add_f)(sum[k], v);
         if (lead > 0 && k % 2 == 0) {
-            DCOMMI_L(ahead)(wire + 32 * k + 4 * lead);
+            dcommi_ahead(wire + 32 * k + 4 * lead);
         }
     }
 }
@@ -66549,14 +66358,14 @@ DCOMMI_LANE uint32_t DCOMMI_L(uncast_any)(const dcommi_dequant *d, bool half, bo
         for (size_t w = 4; w < n; w++) {
             DCOMMI_L(uncast_wire)(d, at, w, half, 0, sum, &most);
         }
-        DCOMMI_UNROLL_8
+        DCOMMI_UNROLL
         for (unsigned k = 0; k < 4; k++) {
             float *x = d->x + at + 16 * k;
             DCOMMI_L(f) v = sum[k];
             if (!one) {
                 v = DCOMMI_L(mul_f)(v, factor);
             } else if (add) {
-                DCOMMI_L(ahead)(x + lead);
+                dcommi_ahead(x + lead);
                 v = DCOMMI_L(add_f)(DCOMMI_L(load_f)(x), v);
             }
             DCOMMI_L(store_f)(x, v, stream);
@@ -66575,10 +66384,6 @@ DCOMMI_LOOP uint32_t DCOMMI_L(uncast)(const dcommi_dequant *d, bool half)
     }
     return half ? DCOMMI_L(uncast_any)(d, true, false) : DCOMMI_L(uncast_any)(d, false, false);
 }
-DCOMMI_LOOP void DCOMMI_L(settle)(void)
-{
-    DCOMMI_L(fence)();
-}
 DCOMMI_CODEC_KERNELS const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
     DCOMMI_L(measure),
     DCOMMI_L(add_measure),
@@ -66591,7 +66396,6 @@ DCOMMI_CODEC_KERNELS const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
      DCOMMI_L(sum_e4m3), DCOMMI_L(sum_e5m2)},
     DCOMMI_L(cast),
     DCOMMI_L(uncast),
-    DCOMMI_L(settle),
     DCOMMI_L(compare),
     DCOMMI_L(held),
 };

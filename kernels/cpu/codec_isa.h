@@ -47,8 +47,8 @@ typedef struct dcommi_dequant {
 
 /* Elements that inputs are asked for ahead of their use, into the second cache. AMD's Zen 5 wants
  * them far ahead (3 KiB or less is slower). Intel's fetch by themselves a little way ahead within a
- * page; asking far beyond takes the room of those, and what an encoder reads then no longer
- * overlaps what it computes: 0.77 of memcpy's speed instead of 1.05. */
+ * page. Asking far beyond takes the room of those, and an encoder's reading then no longer overlaps
+ * its computing (docs/results/2026-11-23-codecs.md). */
 static size_t dcommi_codec_lead(void)
 {
     static _Atomic size_t known = 0;
@@ -69,7 +69,6 @@ typedef struct dcommi_codec_kernels {
     bool (*sum[DCOMMI_FORMAT_COUNT])(const dcommi_dequant *d, uint32_t *measured);
     uint32_t (*cast)(const dcommi_quant *q, bool half);
     uint32_t (*uncast)(const dcommi_dequant *d, bool half);
-    void (*settle)(void); /* after streaming */
     void (*compare)(dcommi_tally *t, const float *x, const float *y, size_t n);
     void (*held)(dcommi_tally *t, const float *sent, const float *next, size_t n);
 } dcommi_codec_kernels;
@@ -91,27 +90,23 @@ extern const dcommi_codec_kernels dcommi_vport_codec_kernels, dcommi_v256_codec_
 #define DCOMMI_JOIN(prefix, v, name) DCOMMI_JOIN_(prefix, v, name)
 #define DCOMMI_L(name) DCOMMI_JOIN(dcommi, DCOMMI_V, name)
 #define DCOMMI_LANE DCOMMI_JOIN(DCOMMI, DCOMMI_V, LANE)
+#define DCOMMI_UNROLL DCOMMI_JOIN(DCOMMI, DCOMMI_V, UNROLL)
 #define DCOMMI_LOOP DCOMMI_JOIN(DCOMMI, DCOMMI_V, TARGET) static
 #if defined(__x86_64__) /* hardly ever run: half the time to compile */
 #define DCOMMI_vport_LANE __attribute__((noinline, unused)) static
 #else
 #define DCOMMI_vport_LANE DCOMMI_vport_INLINE
 #endif
+#define DCOMMI_vport_UNROLL /* lanes are loops already */
+#define DCOMMI_v256_UNROLL DCOMMI_UNROLL_8
+#define DCOMMI_v512_UNROLL DCOMMI_UNROLL_8
 #define DCOMMI_v256_LANE DCOMMI_v256_INLINE
 #define DCOMMI_v512_LANE DCOMMI_v512_INLINE
 
-#define DCOMMI_UNROLL_8 /* lanes are loops already */
 #define DCOMMI_V vport
 #include "codec_loops.h"
 #undef DCOMMI_V
-#undef DCOMMI_UNROLL_8
-
 #if defined(__x86_64__)
-#ifdef __clang__
-#define DCOMMI_UNROLL_8 _Pragma("unroll")
-#else
-#define DCOMMI_UNROLL_8 _Pragma("GCC unroll 8")
-#endif
 #define DCOMMI_V v256
 #include "codec_loops.h"
 #undef DCOMMI_V

@@ -42,7 +42,8 @@ DCOMMI_LOOP double DCOMMI_L(squares)(const float *x, size_t n)
 {
     DCOMMI_L(d) sum = DCOMMI_L(no_squares)();
     for (size_t at = 0; at < n; at += 16) {
-        sum = DCOMMI_L(add_squares)(sum, DCOMMI_L(load_f)(x + at));
+        const DCOMMI_L(f) v = DCOMMI_L(load_f)(x + at);
+        sum = DCOMMI_L(add_products)(sum, v, v);
     }
     return DCOMMI_L(sum_squares)(sum);
 }
@@ -65,17 +66,17 @@ DCOMMI_LOOP void DCOMMI_L(random_soon)(dcommi_quant *q, uint64_t group)
     enum { CHAINS = DCOMMI_JOIN(DCOMMI, DCOMMI_V, CHAINS) };
     for (unsigned g = 0; g < DCOMMI_CODEC_SOON; g += CHAINS) {
         DCOMMI_L(philox) s[CHAINS];
-        DCOMMI_UNROLL_8
+        DCOMMI_UNROLL
         for (unsigned c = 0; c < CHAINS; c++) {
             s[c] = DCOMMI_L(philox_begin)(q->rng, group + g + c);
         }
         for (unsigned i = 0; i < DCOMMI_RNG_ROUNDS; i++) {
-            DCOMMI_UNROLL_8
+            DCOMMI_UNROLL
             for (unsigned c = 0; c < CHAINS; c++) {
                 s[c] = DCOMMI_L(philox_round)(s[c], q->rng, i);
             }
         }
-        DCOMMI_UNROLL_8
+        DCOMMI_UNROLL
         for (unsigned c = 0; c < CHAINS; c++) {
             const DCOMMI_L(random) r = DCOMMI_L(philox_end)(s[c]);
             DCOMMI_L(store_i)(q->soon[g + c], r.word[0], false);
@@ -171,17 +172,17 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
             random.word[1] = DCOMMI_L(load_i)(q->soon[group - q->soon_group] + 16);
         }
         DCOMMI_L(i) code[4];
-        DCOMMI_UNROLL_8
+        DCOMMI_UNROLL
         for (unsigned k = 0; k < 8; k++) {
             const size_t i = at + 16 * k;
             DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
             DCOMMI_L(f) w = v;
             if (measures) {
-                DCOMMI_L(ahead)(q->ahead + i + lead);
+                dcommi_ahead(q->ahead + i + lead);
                 w = DCOMMI_L(load_f)(q->ahead + i);
             }
             if (measures && feedback) {
-                DCOMMI_L(ahead)(q->ahead_residual + i + lead);
+                dcommi_ahead(q->ahead_residual + i + lead);
                 w = DCOMMI_L(add_f)(w, DCOMMI_L(load_f)(q->ahead_residual + i));
                 DCOMMI_L(store_f)(q->ahead_sum + i, w, false);
             }
@@ -325,11 +326,11 @@ DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format for
     for (size_t at = 0; at < d->count; at += 16 * vectors, from += DCOMMI_WIRE_LINE) {
         const DCOMMI_L(i) line = DCOMMI_L(load_i)(from);
         bad = DCOMMI_L(or_i)(bad, DCOMMI_L(forbidden)(line, format));
-        DCOMMI_UNROLL_8
+        DCOMMI_UNROLL
         for (unsigned k = 0; k < vectors; k++) {
             float *x = d->x + at + 16 * k;
             if (add) {
-                DCOMMI_L(ahead)(x + lead);
+                dcommi_ahead(x + lead);
             }
             DCOMMI_L(f) before = add ? DCOMMI_L(load_f)(x) : DCOMMI_L(set_f)(0);
             DCOMMI_L(store_f)
@@ -347,13 +348,13 @@ DCOMMI_LANE void DCOMMI_L(sum_wire)(const dcommi_dequant *d, dcommi_format forma
     const unsigned vectors = 32 / dcommi_format_bits[format], some = vectors < 8 ? vectors : 8;
     const unsigned char *wire = d->wires[w] + from;
     DCOMMI_L(i) line = DCOMMI_L(load_i)(wire);
-    DCOMMI_L(ahead)(wire + lead / 2);
+    dcommi_ahead(wire + lead / 2);
     if (down == 0 && !marks) {
         *bad = DCOMMI_L(or_i)(*bad, DCOMMI_L(forbidden)(line, format));
     } else if (down != 0) {
         line = DCOMMI_L(srl)(line, DCOMMI_L(set_i)((int32_t)down));
     }
-    DCOMMI_UNROLL_8
+    DCOMMI_UNROLL
     for (unsigned k = 0; k < some; k++) {
         sum[k] = DCOMMI_L(decode_one)(line, wire, &table[w], d->steps[w], k, format, sum[k], w > 0);
     }
@@ -388,7 +389,7 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
         for (size_t w = 1; w < n; w++) {
             DCOMMI_L(sum_wire)(d, format, w, table, from, down, marks, lead, sum, &bad);
         }
-        DCOMMI_UNROLL_8
+        DCOMMI_UNROLL
         for (unsigned k = 0; k < some; k++) {
             DCOMMI_L(f) v = scaled ? DCOMMI_L(mul_f)(sum[k], factor) : sum[k];
             DCOMMI_L(i) size = DCOMMI_L(and_i)(DCOMMI_L(as_i)(v), magnitude);
@@ -461,10 +462,10 @@ DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
             random = DCOMMI_L(random_of)(q->rng, group);
         }
         DCOMMI_L(h) first = DCOMMI_L(pack_h)(most);
-        DCOMMI_UNROLL_8
+        DCOMMI_UNROLL
         for (unsigned k = 0; k < 8; k++) {
             const size_t i = at + 16 * k;
-            DCOMMI_L(ahead)(q->x + i + lead);
+            dcommi_ahead(q->x + i + lead);
             DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
             DCOMMI_L(i)
             turned = DCOMMI_L(rol)(random.word[k / 4], 8 * (k % 4));
@@ -508,7 +509,7 @@ DCOMMI_LANE void DCOMMI_L(uncast_wire)(const dcommi_dequant *d, size_t at, size_
     const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fff);
     const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
     const unsigned char *wire = d->wires[w] + 2 * at;
-    DCOMMI_UNROLL_8
+    DCOMMI_UNROLL
     for (unsigned k = 0; k < 4; k++) {
         DCOMMI_L(h) packed = DCOMMI_L(load_h)(wire + 32 * k);
         DCOMMI_L(i) wide = DCOMMI_L(unpack_h)(packed);
@@ -517,7 +518,7 @@ DCOMMI_LANE void DCOMMI_L(uncast_wire)(const dcommi_dequant *d, size_t at, size_
         v = half ? DCOMMI_L(from_f16)(packed) : DCOMMI_L(as_f)(DCOMMI_L(sll)(wide, sixteen));
         sum[k] = w == 0 ? v : DCOMMI_L(add_f)(sum[k], v);
         if (lead > 0 && k % 2 == 0) {
-            DCOMMI_L(ahead)(wire + 32 * k + 4 * lead);
+            dcommi_ahead(wire + 32 * k + 4 * lead);
         }
     }
 }
@@ -547,14 +548,14 @@ DCOMMI_LANE uint32_t DCOMMI_L(uncast_any)(const dcommi_dequant *d, bool half, bo
         for (size_t w = 4; w < n; w++) {
             DCOMMI_L(uncast_wire)(d, at, w, half, 0, sum, &most);
         }
-        DCOMMI_UNROLL_8
+        DCOMMI_UNROLL
         for (unsigned k = 0; k < 4; k++) {
             float *x = d->x + at + 16 * k;
             DCOMMI_L(f) v = sum[k];
             if (!one) {
                 v = DCOMMI_L(mul_f)(v, factor);
             } else if (add) {
-                DCOMMI_L(ahead)(x + lead);
+                dcommi_ahead(x + lead);
                 v = DCOMMI_L(add_f)(DCOMMI_L(load_f)(x), v);
             }
             DCOMMI_L(store_f)(x, v, stream);
@@ -576,11 +577,6 @@ DCOMMI_LOOP uint32_t DCOMMI_L(uncast)(const dcommi_dequant *d, bool half)
     return half ? DCOMMI_L(uncast_any)(d, true, false) : DCOMMI_L(uncast_any)(d, false, false);
 }
 
-DCOMMI_LOOP void DCOMMI_L(settle)(void)
-{
-    DCOMMI_L(fence)();
-}
-
 DCOMMI_CODEC_KERNELS const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
     DCOMMI_L(measure),
     DCOMMI_L(add_measure),
@@ -593,7 +589,6 @@ DCOMMI_CODEC_KERNELS const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
      DCOMMI_L(sum_e4m3), DCOMMI_L(sum_e5m2)},
     DCOMMI_L(cast),
     DCOMMI_L(uncast),
-    DCOMMI_L(settle),
     DCOMMI_L(compare),
     DCOMMI_L(held),
 };

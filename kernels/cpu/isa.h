@@ -55,6 +55,27 @@ static inline bool dcommi_isa_is_amd(void)
     return dcommi_isa_maker() == 0x68747541; /* Auth */
 }
 
+/* Unroll the loop that follows, which has at most eight turns. */
+#ifdef __clang__
+#define DCOMMI_UNROLL_8 _Pragma("unroll")
+#else
+#define DCOMMI_UNROLL_8 _Pragma("GCC unroll 8")
+#endif
+
+/* Ask for the line at p, into the second cache. */
+__attribute__((always_inline)) static inline void dcommi_ahead(const void *p)
+{
+    __builtin_prefetch(p, 0, 2);
+}
+
+/* Order nontemporal stores before all later stores. */
+static inline void dcommi_settle(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_sfence();
+#endif
+}
+
 static _Atomic int dcommi_isa_chosen = -1;
 
 /* Use this one; the best when it is unknown or cannot run here. Returns what is used. */

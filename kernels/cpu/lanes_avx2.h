@@ -208,16 +208,6 @@ DCOMMI_v256_INLINE void dcommi_v256_store_b4(unsigned char *p, dcommi_v256_i a, 
                          stream);
 }
 
-DCOMMI_v256_INLINE void dcommi_v256_ahead(const void *p)
-{
-    _mm_prefetch((const char *)p, _MM_HINT_T1);
-}
-
-DCOMMI_v256_INLINE void dcommi_v256_fence(void)
-{
-    _mm_sfence();
-}
-
 /* ---- over all lanes ---- */
 
 DCOMMI_v256_INLINE uint32_t dcommi_v256_most(dcommi_v256_i a)
@@ -247,18 +237,6 @@ typedef struct dcommi_v256_d {
 } dcommi_v256_d;
 
 DCOMMI_V256(d, no_squares, (void), _mm256_setzero_pd(), _mm256_setzero_pd())
-
-DCOMMI_v256_INLINE dcommi_v256_d dcommi_v256_add_squares(dcommi_v256_d sum, dcommi_v256_f a)
-{
-    const __m256 half[2] = {a.lo, a.hi};
-    for (int h = 0; h < 2; h++) {
-        __m256d lo = _mm256_cvtps_pd(_mm256_castps256_ps128(half[h]));
-        __m256d hi = _mm256_cvtps_pd(_mm256_extractf128_ps(half[h], 1));
-        sum.lo = _mm256_fmadd_pd(lo, lo, sum.lo);
-        sum.hi = _mm256_fmadd_pd(hi, hi, sum.hi);
-    }
-    return sum;
-}
 
 DCOMMI_v256_INLINE dcommi_v256_d dcommi_v256_add_products(dcommi_v256_d sum, dcommi_v256_f a,
                                                           dcommi_v256_f b)

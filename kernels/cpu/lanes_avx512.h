@@ -1,10 +1,10 @@
-/* lanes_avx512.h - the lanes of lanes_portable.h in one AVX-512 register (F, BW, VL, DQ). */
+/* lanes_avx512.h - the lanes of lanes_portable.h in one AVX-512 register (F, BW, VL, DQ). Where
+ * half of one is enough, they are those of lanes_avx2.h. */
 #ifndef DCOMMI_LANES_AVX512_H
 #define DCOMMI_LANES_AVX512_H
 
-#include "lanes_portable.h"
+#include "lanes_avx2.h"
 
-#include <immintrin.h>
 #include <math.h>
 
 #define DCOMMI_v512_TARGET \
@@ -101,16 +101,9 @@ DCOMMI_v512_INLINE __m512 dcommi_v512_look(const __m512 *table, __m512i line, un
 
 DCOMMI_V512(f, load_f, (const float *p), _mm512_loadu_ps(p))
 DCOMMI_V512(i, load_i, (const void *p), _mm512_loadu_si512(p))
-DCOMMI_V512(h, load_h, (const void *p), _mm256_loadu_si256((const __m256i *)p))
-/* Of a byte that is widened with its sign, the seven bits below it and one of its copies. */
-DCOMMI_V512(h, load_e4m3, (const unsigned char *p),
-            _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(
-                                                   (const __m128i *)(const void *)p)),
-                                               7),
-                             _mm256_set1_epi16((short)0xbf80)))
-DCOMMI_V512(
-    h, load_e5m2, (const unsigned char *p),
-    _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p)), 8))
+DCOMMI_V512(h, load_h, (const void *p), dcommi_v256_load_h(p))
+DCOMMI_V512(h, load_e4m3, (const unsigned char *p), dcommi_v256_load_e4m3(p))
+DCOMMI_V512(h, load_e5m2, (const unsigned char *p), dcommi_v256_load_e5m2(p))
 
 DCOMMI_v512_INLINE void dcommi_v512_store_f(float *p, __m512 a, bool stream)
 {
@@ -144,16 +137,6 @@ DCOMMI_v512_INLINE void dcommi_v512_store_b4(unsigned char *p, __m512i a, __m512
     dcommi_v512_store_i(p, _mm512_permutexvar_epi32(order, mixed), stream);
 }
 
-DCOMMI_v512_INLINE void dcommi_v512_ahead(const void *p)
-{
-    _mm_prefetch((const char *)p, _MM_HINT_T1);
-}
-
-DCOMMI_v512_INLINE void dcommi_v512_fence(void)
-{
-    _mm_sfence();
-}
-
 /* ---- over all lanes ---- */
 
 DCOMMI_v512_INLINE uint32_t dcommi_v512_most(__m512i a)
@@ -168,10 +151,8 @@ DCOMMI_v512_INLINE bool dcommi_v512_any(__m512i a)
 
 DCOMMI_v512_INLINE float dcommi_v512_sum(__m512 a)
 {
-    __m256 h = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
-    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
-    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
-    return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
+    dcommi_v256_f halves = {_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1)};
+    return dcommi_v256_sum(halves);
 }
 
 typedef __m512d dcommi_v512_d;
@@ -179,13 +160,6 @@ typedef __m512d dcommi_v512_d;
 DCOMMI_v512_INLINE __m512d dcommi_v512_no_squares(void)
 {
     return _mm512_setzero_pd();
-}
-
-DCOMMI_v512_INLINE __m512d dcommi_v512_add_squares(__m512d sum, __m512 a)
-{
-    __m512d lo = _mm512_cvtps_pd(_mm512_castps512_ps256(a));
-    __m512d hi = _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1));
-    return _mm512_fmadd_pd(hi, hi, _mm512_fmadd_pd(lo, lo, sum));
 }
 
 DCOMMI_v512_INLINE __m512d dcommi_v512_add_products(__m512d sum, __m512 a, __m512 b)
@@ -211,9 +185,8 @@ DCOMMI_v512_INLINE void dcommi_v512_store_d(double *p, __m512d a)
 
 DCOMMI_v512_INLINE double dcommi_v512_sum_squares(__m512d a)
 {
-    __m256d h = _mm256_add_pd(_mm512_castpd512_pd256(a), _mm512_extractf64x4_pd(a, 1));
-    __m128d q = _mm_add_pd(_mm256_castpd256_pd128(h), _mm256_extractf128_pd(h, 1));
-    return _mm_cvtsd_f64(_mm_add_sd(q, _mm_unpackhi_pd(q, q)));
+    dcommi_v256_d halves = {_mm512_castpd512_pd256(a), _mm512_extractf64x4_pd(a, 1)};
+    return dcommi_v256_sum_squares(halves);
 }
 
 #define DCOMMI_v512_CHAINS 4

@@ -197,15 +197,6 @@ DCOMMI_vport_INLINE void dcommi_vport_store_b4(unsigned char *p, dcommi_vport_i 
     }
 }
 
-DCOMMI_vport_INLINE void dcommi_vport_ahead(const void *p)
-{
-    __builtin_prefetch(p, 0, 2);
-}
-
-DCOMMI_vport_INLINE void dcommi_vport_fence(void)
-{
-}
-
 /* ---- over all lanes ---- */
 
 DCOMMI_vport_INLINE uint32_t dcommi_vport_most(dcommi_vport_i a)
@@ -237,7 +228,8 @@ DCOMMI_vport_INLINE float dcommi_vport_sum(dcommi_vport_f a)
     return a.v[0];
 }
 
-/* Squares in f64, which are exact, added to eight sums: first lanes 0 to 7, then 8 to 15. */
+/* Products in f64, which are exact, or numbers, are added to eight sums: first lanes 0 to 7, then 8
+ * to 15. */
 typedef struct dcommi_vport_d {
     double v[8];
 } dcommi_vport_d;
@@ -248,17 +240,6 @@ DCOMMI_vport_INLINE dcommi_vport_d dcommi_vport_no_squares(void)
     return r;
 }
 
-DCOMMI_vport_INLINE dcommi_vport_d dcommi_vport_add_squares(dcommi_vport_d sum, dcommi_vport_f a)
-{
-    for (int half = 0; half < 16; half += 8) {
-        for (int l = 0; l < 8; l++) {
-            sum.v[l] += (double)a.v[half + l] * (double)a.v[half + l];
-        }
-    }
-    return sum;
-}
-
-/* Likewise products, which are exact too, and numbers. */
 DCOMMI_vport_INLINE dcommi_vport_d dcommi_vport_add_products(dcommi_vport_d sum, dcommi_vport_f a,
                                                              dcommi_vport_f b)
 {

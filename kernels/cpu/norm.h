@@ -16,80 +16,53 @@
 #include "lanes_avx512.h"
 #endif
 
-/* W elements at a time: a vector of f64 that is wider than the machine's costs some compilers
- * more than it saves. */
-#define DCOMMI_NORM_VECTORS(W)                                                 \
-    typedef float dcommi_norm_f32_##W __attribute__((vector_size(4 * (W))));   \
-    typedef int32_t dcommi_norm_i32_##W __attribute__((vector_size(4 * (W)))); \
-    typedef double dcommi_norm_f64_##W __attribute__((vector_size(8 * (W))));
-
-DCOMMI_NORM_VECTORS(4)
-DCOMMI_NORM_VECTORS(8)
-
-/* The Kth W of the 32 elements from AT on. */
-#define DCOMMI_NORM_ADD(W, AT, K)                                                          \
-    do {                                                                                   \
-        dcommi_norm_i32_##W bits;                                                          \
-        dcommi_norm_f32_##W value;                                                         \
-        memcpy(&bits, (AT) + (W) * (K), sizeof bits);                                      \
-        const dcommi_norm_i32_##W exponent = bits & 0x7f800000;                            \
-        bits &= (exponent != 0) & (exponent != 0x7f800000);                                \
-        memcpy(&value, &bits, sizeof value);                                               \
-        const dcommi_norm_f64_##W v = __builtin_convertvector(value, dcommi_norm_f64_##W); \
-        s[K] += v * v;                                                                     \
-    } while (0)
-
-#define DCOMMI_NORM_STEP_8(AT)     \
-    do {                           \
-        DCOMMI_NORM_ADD(8, AT, 0); \
-        DCOMMI_NORM_ADD(8, AT, 1); \
-        DCOMMI_NORM_ADD(8, AT, 2); \
-        DCOMMI_NORM_ADD(8, AT, 3); \
-    } while (0)
-#define DCOMMI_NORM_STEP_4(AT)     \
-    do {                           \
-        DCOMMI_NORM_ADD(4, AT, 0); \
-        DCOMMI_NORM_ADD(4, AT, 1); \
-        DCOMMI_NORM_ADD(4, AT, 2); \
-        DCOMMI_NORM_ADD(4, AT, 3); \
-        DCOMMI_NORM_ADD(4, AT, 4); \
-        DCOMMI_NORM_ADD(4, AT, 5); \
-        DCOMMI_NORM_ADD(4, AT, 6); \
-        DCOMMI_NORM_ADD(4, AT, 7); \
-    } while (0)
-
-#define DCOMMI_NORM_SUM_8(R)               \
-    do {                                   \
-        R = (s[0] + s[2]) + (s[1] + s[3]); \
-        lane[0] = R[0] + R[4];             \
-        lane[1] = R[1] + R[5];             \
-        lane[2] = R[2] + R[6];             \
-        lane[3] = R[3] + R[7];             \
-    } while (0)
-#define DCOMMI_NORM_SUM_4(R)                                                   \
-    do {                                                                       \
-        R = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7])); \
-        memcpy(lane, &R, sizeof R);                                            \
-    } while (0)
-
-/* A row, or the n elements of it that are there. */
+/* A row, or the n elements of it that are there, W elements at a time: a vector of f64 that is
+ * wider than the machine's costs some compilers more than it saves. */
 #define DCOMMI_NORM_ROW_OF(NAME, TARGET, W)                               \
     TARGET static double dcommi_norm_row_##NAME(const float *x, size_t n) \
     {                                                                     \
-        dcommi_norm_f64_##W s[DCOMMI_NORM_LANES / (W)] = {{0}}, all;      \
-        double lane[4];                                                   \
-        size_t i = 0;                                                     \
-        for (; i + DCOMMI_NORM_LANES <= n; i += DCOMMI_NORM_LANES) {      \
-            DCOMMI_NORM_STEP_##W(x + i);                                  \
+        typedef float f32 __attribute__((vector_size(4 * (W))));          \
+        typedef int32_t i32 __attribute__((vector_size(4 * (W))));        \
+        typedef double f64 __attribute__((vector_size(8 * (W))));         \
+        enum { VECTORS = DCOMMI_NORM_LANES / (W) };                       \
+        float rest[DCOMMI_NORM_LANES] = {0};                              \
+        double lane[DCOMMI_NORM_LANES];                                   \
+        f64 s[VECTORS] = {{0}};                                           \
+        for (size_t i = 0; i < n; i += DCOMMI_NORM_LANES) {               \
+            const float *at = x + i;                                      \
+            if (n - i < DCOMMI_NORM_LANES) {                              \
+                memcpy(rest, at, (n - i) * sizeof *rest);                 \
+                at = rest;                                                \
+            }                                                             \
+            DCOMMI_UNROLL_8                                               \
+            for (size_t k = 0; k < VECTORS; k++) {                        \
+                i32 bits;                                                 \
+                f32 value;                                                \
+                memcpy(&bits, at + (W)*k, sizeof bits);                   \
+                const i32 exponent = bits & 0x7f800000;                   \
+                bits &= (exponent != 0) & (exponent != 0x7f800000);       \
+                memcpy(&value, &bits, sizeof value);                      \
+                const f64 v = __builtin_convertvector(value, f64);        \
+                s[k] += v * v;                                            \
+            }                                                             \
         }                                                                 \
-        if (i < n) {                                                      \
-            float rest[DCOMMI_NORM_LANES] = {0};                          \
-            memcpy(rest, x + i, (n - i) * sizeof *rest);                  \
-            DCOMMI_NORM_STEP_##W(rest);                                   \
+        DCOMMI_UNROLL_8                                                   \
+        for (size_t k = 0; k < VECTORS; k++) {                            \
+            memcpy(lane + (W)*k, &s[k], sizeof s[k]);                     \
         }                                                                 \
-        DCOMMI_NORM_SUM_##W(all);                                         \
-        return (lane[0] + lane[2]) + (lane[1] + lane[3]);                 \
+        return dcommi_norm_lanes(lane);                                   \
     }
+
+/* Their sum: l and l + 16, then + 8, + 4, + 2, + 1. */
+static double dcommi_norm_lanes(double *lane)
+{
+    for (size_t far = DCOMMI_NORM_LANES / 2; far > 0; far /= 2) {
+        for (size_t l = 0; l < far; l++) {
+            lane[l] += lane[l + far];
+        }
+    }
+    return lane[0];
+}
 
 DCOMMI_NORM_ROW_OF(port, , 4)
 #if defined(__x86_64__)
@@ -127,12 +100,7 @@ static double dcommi_norm_squares(const float *x, size_t n)
         lane[t / DCOMMI_NORM_LANES % DCOMMI_NORM_ROWS][t % DCOMMI_NORM_LANES] += tile;
     }
     for (size_t r = 0; r < DCOMMI_NORM_ROWS; r++) {
-        for (size_t far = DCOMMI_NORM_LANES / 2; far > 0; far /= 2) {
-            for (size_t l = 0; l < far; l++) {
-                lane[r][l] += lane[r][l + far];
-            }
-        }
-        sum += lane[r][0];
+        sum += dcommi_norm_lanes(lane[r]);
     }
     return sum;
 }

@@ -63,23 +63,17 @@ static inline size_t dcommi_matrix_left(size_t length, size_t c)
 
 #define DCOMMI_MATRIX_SUM(V) (((V[0] + V[4]) + (V[2] + V[6])) + ((V[1] + V[5]) + (V[3] + V[7])))
 
-#define DCOMMI_MATRIX_TILE_STEP(LOAD)   \
-    do {                                \
-        dcommi_f64x8 a, b, m;           \
-        memcpy(&a, q0 + c, sizeof a);   \
-        memcpy(&b, q1 + c, sizeof b);   \
-        LOAD(m, row[0] + c, length[0]); \
-        s00 += m * a;                   \
-        s01 += m * b;                   \
-        LOAD(m, row[1] + c, length[1]); \
-        s10 += m * a;                   \
-        s11 += m * b;                   \
-        LOAD(m, row[2] + c, length[2]); \
-        s20 += m * a;                   \
-        s21 += m * b;                   \
-        LOAD(m, row[3] + c, length[3]); \
-        s30 += m * a;                   \
-        s31 += m * b;                   \
+#define DCOMMI_MATRIX_TILE_STEP(LOAD)       \
+    do {                                    \
+        dcommi_f64x8 a, b, m;               \
+        memcpy(&a, q0 + c, sizeof a);       \
+        memcpy(&b, q1 + c, sizeof b);       \
+        DCOMMI_UNROLL_8                     \
+        for (size_t r = 0; r < 4; r++) {    \
+            LOAD(m, row[r] + c, length[r]); \
+            s[r][0] += m * a;               \
+            s[r][1] += m * b;               \
+        }                                   \
     } while (0)
 
 /* Four rows, none shorter than the next, times two columns: out[row][column]. */
@@ -88,8 +82,7 @@ static inline size_t dcommi_matrix_left(size_t length, size_t c)
                                                  const double *q0, const double *q1,            \
                                                  double(*out)[2])                               \
     {                                                                                           \
-        dcommi_f64x8 s00 = {0}, s01 = {0}, s10 = {0}, s11 = {0};                                \
-        dcommi_f64x8 s20 = {0}, s21 = {0}, s30 = {0}, s31 = {0};                                \
+        dcommi_f64x8 s[4][2] = {{{0}, {0}}};                                                    \
         size_t c = 0;                                                                           \
         for (; c + 8 <= length[3]; c += 8) {                                                    \
             DCOMMI_MATRIX_TILE_STEP(DCOMMI_MATRIX_WHOLE);                                       \
@@ -97,31 +90,28 @@ static inline size_t dcommi_matrix_left(size_t length, size_t c)
         for (; c < length[0]; c += 8) {                                                         \
             DCOMMI_MATRIX_TILE_STEP(DCOMMI_MATRIX_PART);                                        \
         }                                                                                       \
-        out[0][0] = DCOMMI_MATRIX_SUM(s00);                                                     \
-        out[0][1] = DCOMMI_MATRIX_SUM(s01);                                                     \
-        out[1][0] = DCOMMI_MATRIX_SUM(s10);                                                     \
-        out[1][1] = DCOMMI_MATRIX_SUM(s11);                                                     \
-        out[2][0] = DCOMMI_MATRIX_SUM(s20);                                                     \
-        out[2][1] = DCOMMI_MATRIX_SUM(s21);                                                     \
-        out[3][0] = DCOMMI_MATRIX_SUM(s30);                                                     \
-        out[3][1] = DCOMMI_MATRIX_SUM(s31);                                                     \
+        DCOMMI_UNROLL_8                                                                         \
+        for (size_t r = 0; r < 4; r++) {                                                        \
+            out[r][0] = DCOMMI_MATRIX_SUM(s[r][0]);                                             \
+            out[r][1] = DCOMMI_MATRIX_SUM(s[r][1]);                                             \
+        }                                                                                       \
     }
 
 #define DCOMMI_MATRIX_STRIP_STEP(LOAD)                    \
     do {                                                  \
-        dcommi_f64x8 m0, m1, m2, m3;                      \
-        LOAD(m0, row[0] + c, length[0]);                  \
-        LOAD(m1, row[1] + c, length[1]);                  \
-        LOAD(m2, row[2] + c, length[2]);                  \
-        LOAD(m3, row[3] + c, length[3]);                  \
+        dcommi_f64x8 m[4];                                \
+        DCOMMI_UNROLL_8                                   \
+        for (size_t r = 0; r < 4; r++) {                  \
+            LOAD(m[r], row[r] + c, length[r]);            \
+        }                                                 \
         double *at = sum + c;                             \
         for (size_t j = 0; j < rank; j++, at += stride) { \
             dcommi_f64x8 s;                               \
             memcpy(&s, at, sizeof s);                     \
-            s += m0 * weight[0][j];                       \
-            s += m1 * weight[1][j];                       \
-            s += m2 * weight[2][j];                       \
-            s += m3 * weight[3][j];                       \
+            DCOMMI_UNROLL_8                               \
+            for (size_t r = 0; r < 4; r++) {              \
+                s += m[r] * weight[r][j];                 \
+            }                                             \
             memcpy(at, &s, sizeof s);                     \
         }                                                 \
     } while (0)
@@ -141,7 +131,6 @@ static inline size_t dcommi_matrix_left(size_t length, size_t c)
         }                                                                                        \
     }
 
-/* x[c] = weight[0] * q[0][c] + ..., a column after the other; added to x, or taken from it. */
 /* In f64 no sum overflows; as f32 it becomes the largest number at most. A NaN becomes the
  * canonical one: which of some a sum would be is not defined. */
 #define DCOMMI_MATRIX_CLAMP(S)                                                              \
@@ -179,6 +168,7 @@ static inline size_t dcommi_matrix_left(size_t length, size_t c)
         memcpy(x + c, &v, BYTES);                                      \
     } while (0)
 
+/* x[c] = weight[0] * q[0][c] + ..., a column after the other; added to x, or taken from it. */
 #define DCOMMI_MATRIX_EXPAND(NAME, TARGET)                                                         \
     TARGET static void dcommi_matrix_expand_##NAME(float *x, size_t n, const float *q,             \
                                                    size_t cols, const double *weight, size_t rank, \

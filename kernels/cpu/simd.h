@@ -1,9 +1,10 @@
-/* simd.h - the loop that all SIMD folds share; cpu_avx2.h and cpu_avx512.h fill in the lanes.
+/* simd.h - the loop that all SIMD folds share, and the lanes that AVX2 and AVX-512 name alike.
  *
  * An instruction set ISA brings DCOMMI_ISA_TARGET, a raw vector type with load, store, stream,
  * load of a part and store of a part, and for each KIND of element a vector type (for 16-bit
- * floats: a pair of f32 vectors) with unpack, pack, finish and scale. Multiplication and addition
- * never meet in one kernel, so that no compiler can fuse them. */
+ * floats: a pair of f32 vectors) with unpack, pack, finish and scale. avx2.h and avx512.h have the
+ * lanes that differ. Multiplication and addition never meet in one kernel, so that no compiler can
+ * fuse them. */
 #ifndef DCOMMI_CPU_SIMD_H
 #define DCOMMI_CPU_SIMD_H
 
@@ -15,8 +16,7 @@
  * where nearer is slower, and pieces of some tens of KiB. */
 #define DCOMMI_SIMD_AHEAD_FAR 12288
 #define DCOMMI_SIMD_AHEAD_NEAR 4096
-/* Written out where it is used: a variable costs folds of 1 KiB a tenth of a microsecond (gcc 12).
- */
+/* Written out where it is used: a variable makes folds of 1 KiB slower (gcc 12). */
 #define DCOMMI_SIMD_AHEAD(how) \
     ((how)&DCOMMI_FOLD_NEAR ? DCOMMI_SIMD_AHEAD_NEAR : DCOMMI_SIMD_AHEAD_FAR)
 
@@ -54,6 +54,11 @@
     if (how & DCOMMI_FOLD_AHEAD) {                            \
         dcommi_##ISA##_ahead(from + DCOMMI_SIMD_AHEAD(how));  \
     }
+#define DCOMMI_SIMD_MORE(ISA, KIND, OP, s) \
+    if (nsrc == (s)) {                     \
+        break;                             \
+    }                                      \
+    DCOMMI_SIMD_NEXT(ISA, KIND, OP, s)
 
 #define DCOMMI_SIMD_FOLD(ISA, NAME, KIND, OP, FINISH)                                             \
     DCOMMI_##ISA##_TARGET static void dcommi_##ISA##_fold_##NAME##_part(                          \
@@ -98,34 +103,13 @@
                 dcommi_##ISA##_ahead(from + DCOMMI_SIMD_AHEAD(how));                              \
             }                                                                                     \
             do {                                                                                  \
-                if (nsrc == 1) {                                                                  \
-                    break;                                                                        \
-                }                                                                                 \
-                DCOMMI_SIMD_NEXT(ISA, KIND, OP, 1);                                               \
-                if (nsrc == 2) {                                                                  \
-                    break;                                                                        \
-                }                                                                                 \
-                DCOMMI_SIMD_NEXT(ISA, KIND, OP, 2);                                               \
-                if (nsrc == 3) {                                                                  \
-                    break;                                                                        \
-                }                                                                                 \
-                DCOMMI_SIMD_NEXT(ISA, KIND, OP, 3);                                               \
-                if (nsrc == 4) {                                                                  \
-                    break;                                                                        \
-                }                                                                                 \
-                DCOMMI_SIMD_NEXT(ISA, KIND, OP, 4);                                               \
-                if (nsrc == 5) {                                                                  \
-                    break;                                                                        \
-                }                                                                                 \
-                DCOMMI_SIMD_NEXT(ISA, KIND, OP, 5);                                               \
-                if (nsrc == 6) {                                                                  \
-                    break;                                                                        \
-                }                                                                                 \
-                DCOMMI_SIMD_NEXT(ISA, KIND, OP, 6);                                               \
-                if (nsrc == 7) {                                                                  \
-                    break;                                                                        \
-                }                                                                                 \
-                DCOMMI_SIMD_NEXT(ISA, KIND, OP, 7);                                               \
+                DCOMMI_SIMD_MORE(ISA, KIND, OP, 1);                                               \
+                DCOMMI_SIMD_MORE(ISA, KIND, OP, 2);                                               \
+                DCOMMI_SIMD_MORE(ISA, KIND, OP, 3);                                               \
+                DCOMMI_SIMD_MORE(ISA, KIND, OP, 4);                                               \
+                DCOMMI_SIMD_MORE(ISA, KIND, OP, 5);                                               \
+                DCOMMI_SIMD_MORE(ISA, KIND, OP, 6);                                               \
+                DCOMMI_SIMD_MORE(ISA, KIND, OP, 7);                                               \
                 for (size_t s = 8; s < nsrc; s++) {                                               \
                     DCOMMI_SIMD_NEXT(ISA, KIND, OP, s);                                           \
                 }                                                                                 \
@@ -147,6 +131,132 @@
             _mm_sfence();                                                                         \
         }                                                                                         \
     }
+
+/* ---- lanes of W bits ---- */
+
+#define DCOMMI_SIMD_RAW(ISA, W)                                                         \
+    typedef __m##W##i dcommi_##ISA##_raw, dcommi_##ISA##_int;                           \
+    DCOMMI_##ISA##_INLINE __m##W##i dcommi_##ISA##_load(const unsigned char *p)         \
+    {                                                                                   \
+        return _mm##W##_loadu_si##W((const __m##W##i *)(const void *)p);                \
+    }                                                                                   \
+    DCOMMI_##ISA##_INLINE void dcommi_##ISA##_store(unsigned char *p, __m##W##i v)      \
+    {                                                                                   \
+        _mm##W##_storeu_si##W((__m##W##i *)(void *)p, v);                               \
+    }                                                                                   \
+    DCOMMI_##ISA##_INLINE void dcommi_##ISA##_stream(unsigned char *p, __m##W##i v)     \
+    {                                                                                   \
+        _mm##W##_stream_si##W((__m##W##i *)(void *)p, v);                               \
+    }                                                                                   \
+    /* The lines of four vectors. */                                                    \
+    DCOMMI_##ISA##_INLINE void dcommi_##ISA##_ahead(const unsigned char *p)             \
+    {                                                                                   \
+        _mm_prefetch((const char *)p, _MM_HINT_T1);                                     \
+        _mm_prefetch((const char *)p + 64, _MM_HINT_T1);                                \
+        if (W == 512) {                                                                 \
+            _mm_prefetch((const char *)p + 128, _MM_HINT_T1);                           \
+            _mm_prefetch((const char *)p + 192, _MM_HINT_T1);                           \
+        }                                                                               \
+    }                                                                                   \
+    DCOMMI_##ISA##_INLINE __m##W##i dcommi_##ISA##_int_unpack(__m##W##i v)              \
+    {                                                                                   \
+        return v;                                                                       \
+    }                                                                                   \
+    DCOMMI_##ISA##_INLINE __m##W##i dcommi_##ISA##_int_pack(__m##W##i v)                \
+    {                                                                                   \
+        return v;                                                                       \
+    }                                                                                   \
+    DCOMMI_##ISA##_INLINE __m##W##i dcommi_##ISA##_int_finish(__m##W##i v, double none) \
+    {                                                                                   \
+        (void)none;                                                                     \
+        return v;                                                                       \
+    }
+
+#define DCOMMI_SIMD_OP(ISA, W, NAME, RESULT)                                        \
+    DCOMMI_##ISA##_INLINE __m##W##i dcommi_##ISA##_##NAME(__m##W##i a, __m##W##i b) \
+    {                                                                               \
+        return RESULT;                                                              \
+    }
+
+#define DCOMMI_SIMD_OPS(ISA, W)                               \
+    DCOMMI_SIMD_OP(ISA, W, add8, _mm##W##_add_epi8(a, b))     \
+    DCOMMI_SIMD_OP(ISA, W, add32, _mm##W##_add_epi32(a, b))   \
+    DCOMMI_SIMD_OP(ISA, W, add64, _mm##W##_add_epi64(a, b))   \
+    DCOMMI_SIMD_OP(ISA, W, mul32, _mm##W##_mullo_epi32(a, b)) \
+    DCOMMI_SIMD_OP(ISA, W, min_i8, _mm##W##_min_epi8(a, b))   \
+    DCOMMI_SIMD_OP(ISA, W, min_u8, _mm##W##_min_epu8(a, b))   \
+    DCOMMI_SIMD_OP(ISA, W, min_i32, _mm##W##_min_epi32(a, b)) \
+    DCOMMI_SIMD_OP(ISA, W, min_u32, _mm##W##_min_epu32(a, b)) \
+    DCOMMI_SIMD_OP(ISA, W, max_i8, _mm##W##_max_epi8(a, b))   \
+    DCOMMI_SIMD_OP(ISA, W, max_u8, _mm##W##_max_epu8(a, b))   \
+    DCOMMI_SIMD_OP(ISA, W, max_i32, _mm##W##_max_epi32(a, b)) \
+    DCOMMI_SIMD_OP(ISA, W, max_u32, _mm##W##_max_epu32(a, b))
+
+/* f32 or f64, of vectors VEC. The instruction set has `unordered`, v but some NaN where a or b is
+ * one, and `canonical`, where NaNs become the canonical one. */
+#define DCOMMI_SIMD_LANES(ISA, W, KIND, VEC, PS, SCALAR)                                      \
+    typedef VEC dcommi_##ISA##_##KIND;                                                        \
+    DCOMMI_##ISA##_INLINE VEC dcommi_##ISA##_##KIND##_unpack(__m##W##i v)                     \
+    {                                                                                         \
+        return _mm##W##_castsi##W##_##PS(v);                                                  \
+    }                                                                                         \
+    DCOMMI_##ISA##_INLINE __m##W##i dcommi_##ISA##_##KIND##_pack(VEC v)                       \
+    {                                                                                         \
+        return _mm##W##_cast##PS##_si##W(v);                                                  \
+    }                                                                                         \
+    DCOMMI_##ISA##_INLINE VEC dcommi_##ISA##_##KIND##_add(VEC a, VEC b)                       \
+    {                                                                                         \
+        return _mm##W##_add_##PS(a, b);                                                       \
+    }                                                                                         \
+    DCOMMI_##ISA##_INLINE VEC dcommi_##ISA##_##KIND##_mul(VEC a, VEC b)                       \
+    {                                                                                         \
+        return _mm##W##_mul_##PS(a, b);                                                       \
+    }                                                                                         \
+    /* min gives its second operand when the two are zeros or one is a NaN: the union of both \
+     * orders has the sign of -0, and is a NaN if one was. */                                 \
+    DCOMMI_##ISA##_INLINE VEC dcommi_##ISA##_##KIND##_least(VEC a, VEC b)                     \
+    {                                                                                         \
+        return _mm##W##_or_##PS(_mm##W##_min_##PS(a, b), _mm##W##_min_##PS(b, a));            \
+    }                                                                                         \
+    DCOMMI_##ISA##_INLINE VEC dcommi_##ISA##_##KIND##_most(VEC a, VEC b)                      \
+    {                                                                                         \
+        return dcommi_##ISA##_##KIND##_unordered(                                             \
+            _mm##W##_and_##PS(_mm##W##_max_##PS(a, b), _mm##W##_max_##PS(b, a)), a, b);       \
+    }                                                                                         \
+    DCOMMI_##ISA##_INLINE VEC dcommi_##ISA##_##KIND##_finish(VEC v, double divisor)           \
+    {                                                                                         \
+        if (divisor > 1) {                                                                    \
+            v = _mm##W##_div_##PS(v, _mm##W##_set1_##PS((SCALAR)divisor));                    \
+        }                                                                                     \
+        return dcommi_##ISA##_##KIND##_canonical(v);                                          \
+    }                                                                                         \
+    DCOMMI_##ISA##_INLINE VEC dcommi_##ISA##_##KIND##_scale(VEC v, double factor)             \
+    {                                                                                         \
+        return dcommi_##ISA##_##KIND##_canonical(                                             \
+            _mm##W##_mul_##PS(v, _mm##W##_set1_##PS((SCALAR)factor)));                        \
+    }
+
+/* A pair of f32 vectors. bf16: lo has the even elements, hi the odd ones, which stay where they
+ * are; `round` leaves the canonical NaN as it is. */
+#define DCOMMI_SIMD_HALVES(ISA, W)                                                              \
+    typedef struct dcommi_##ISA##_pair {                                                        \
+        __m##W lo, hi;                                                                          \
+    } dcommi_##ISA##_pair, dcommi_##ISA##_f16, dcommi_##ISA##_bf16;                             \
+    DCOMMI_##ISA##_INLINE dcommi_##ISA##_pair dcommi_##ISA##_bf16_unpack(__m##W##i v)           \
+    {                                                                                           \
+        const __m##W##i odd = _mm##W##_set1_epi32((int)0xffff0000u);                            \
+        dcommi_##ISA##_pair r = {_mm##W##_castsi##W##_ps(_mm##W##_slli_epi32(v, 16)),           \
+                                 _mm##W##_castsi##W##_ps(_mm##W##_and_si##W(v, odd))};          \
+        return r;                                                                               \
+    }                                                                                           \
+    DCOMMI_##ISA##_INLINE __m##W##i dcommi_##ISA##_bf16_round(__m##W x)                         \
+    {                                                                                           \
+        __m##W##i v = _mm##W##_castps_si##W(x);                                                 \
+        __m##W##i odd = _mm##W##_and_si##W(_mm##W##_srli_epi32(v, 16), _mm##W##_set1_epi32(1)); \
+        return _mm##W##_add_epi32(v, _mm##W##_add_epi32(odd, _mm##W##_set1_epi32(0x7fff)));     \
+    }
+
+/* ---- the folds of each type ---- */
 
 #define DCOMMI_SIMD_FLOAT(ISA, KIND)                                               \
     DCOMMI_SIMD_FOLD(ISA, KIND##_sum, KIND, dcommi_##ISA##_##KIND##_add, finish)   \

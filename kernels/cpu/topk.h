@@ -186,7 +186,7 @@ static void dcommi_topk_pass(dcommi_topk *t, uint32_t threshold, bool again)
         size_t n = t->count - i < DCOMMI_TOPK_BLOCK ? t->count - i : DCOMMI_TOPK_BLOCK;
         size_t done;
         if (room - t->have < n) {
-            dcommi_topk_settle();
+            dcommi_settle();
             threshold = dcommi_topk_cut(t, t->k, threshold);
         }
         if (t->tally != NULL) {
@@ -200,7 +200,7 @@ static void dcommi_topk_pass(dcommi_topk *t, uint32_t threshold, bool again)
         }
         t->seen = adds ? t->have : t->seen;
     }
-    dcommi_topk_settle();
+    dcommi_settle();
     dcommi_topk_tame(t, threshold);
 }
 

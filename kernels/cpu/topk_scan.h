@@ -27,7 +27,7 @@
 
 /* x[0..n) have the indices first, first + 1, ...; `have` elements are kept already. Returns how
  * many there are then; *done is how far the scan came. threshold <= DCOMMI_INF_BITS. stream: `next`
- * may be stored past the caches, which ends with dcommi_topk_settle. */
+ * may be stored past the caches, which ends with dcommi_settle. */
 typedef size_t (*dcommi_topk_scan_fn)(const float *x, const float *residual, float *next, size_t n,
                                       uint32_t first, uint32_t threshold, uint32_t *bits,
                                       uint32_t *index, size_t have, bool stream, size_t *done);
@@ -67,7 +67,7 @@ static size_t dcommi_topk_scan_port(const float *x, const float *residual, float
 static inline void dcommi_topk_ahead(const float *x, int n)
 {
     for (int i = 0; i < n; i += 16) {
-        __builtin_prefetch(x + DCOMMI_TOPK_AHEAD + i, 0, 2);
+        dcommi_ahead(x + DCOMMI_TOPK_AHEAD + i);
     }
 }
 
@@ -218,14 +218,6 @@ DCOMMI_v512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const f
 }
 
 #endif
-
-/* What was streamed is there for all later stores to see. */
-static inline void dcommi_topk_settle(void)
-{
-#if defined(__x86_64__)
-    _mm_sfence();
-#endif
-}
 
 /* Of n kept elements, those above `kth` and the first `equal` that equal it stay, in order; the
  * others go back to `next` where it is not NULL, but no number that is not finite. Returns how many

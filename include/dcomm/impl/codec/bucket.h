@@ -45,7 +45,7 @@ static dcomm_status dcommi_bucket_recode(const dcomm_codec *codec, const dcommi_
         at = after;
         n = next;
     }
-    en.kernels->settle();
+    dcommi_settle();
     return DCOMM_OK;
 }
 

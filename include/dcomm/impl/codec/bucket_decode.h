@@ -190,7 +190,7 @@ static dcomm_status dcommi_bucket_decode(const dcomm_codec *codec, const void *w
         size_t n = count - at < bucket ? count - at : bucket;
         status = dcommi_bucket_decode_one(&de, wire, b, n, x + at, add, stream);
     }
-    de.kernels->settle();
+    dcommi_settle();
     return status;
 }
 
@@ -251,7 +251,7 @@ static dcomm_status dcommi_bucket_decode_sum(const dcomm_codec *codec, const dco
         size_t n = count - at < bucket ? count - at : bucket;
         status = dcommi_bucket_sum_one(&de, in, b, n, 1, x + at, stream, &measured);
     }
-    de.kernels->settle();
+    dcommi_settle();
     return status;
 }
 

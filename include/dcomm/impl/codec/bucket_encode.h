@@ -291,7 +291,7 @@ static dcomm_status dcommi_bucket_encode(const dcomm_codec *codec, dcommi_encodi
         measured[b % 2] = dcommi_bucket_one(&en, b, n, x, ahead, measured[b % 2]);
         dcommi_bucket_tally(&en, b, n);
     }
-    en.kernels->settle();
+    dcommi_settle();
     return DCOMM_OK;
 }
 

@@ -176,7 +176,7 @@ static dcomm_status dcommi_cast_encode(const dcomm_codec *codec, bool half, dcom
         dcommi_cast_block(&cast, call->x + at, at, n);
         dcommi_cast_tally(&cast, at, n);
     }
-    cast.kernels->settle();
+    dcommi_settle();
     return DCOMM_OK;
 }
 
@@ -267,7 +267,7 @@ static dcomm_status dcommi_cast_decode(const dcomm_codec *codec, bool half, cons
     bool stream = count >= DCOMMI_BUCKET_STREAM && (uintptr_t)x % 64 == 0 && !add;
     const unsigned char *from = wire;
     dcomm_status status = dcommi_cast_sum(codec, half, &from, 1, 0, count, 1, x, add, stream);
-    dcommi_codec_kernels_get()->settle();
+    dcommi_settle();
     return status;
 }
 
@@ -312,7 +312,7 @@ static dcomm_status dcommi_cast_recode(const dcomm_codec *codec, bool half, cons
         dcommi_cast_block(&cast, cast.sum, at, n);
         dcommi_cast_tally(&cast, at, n);
     }
-    cast.kernels->settle();
+    dcommi_settle();
     return DCOMM_OK;
 }
 

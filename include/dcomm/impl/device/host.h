@@ -89,9 +89,7 @@ static void dcommi_host_copy_open(void *dst, const void *src, size_t len)
 
 static void dcommi_host_copy_close(void)
 {
-#if defined(__x86_64__)
-    __builtin_ia32_sfence();
-#endif
+    dcommi_settle();
 }
 
 #define DCOMMI_DIVIDE(NAME, TYPE, WIDE)                                             \
