@@ -10,7 +10,7 @@
 # where it is tested that nothing is lost. --stage runs only the named stages,
 # of: setup house gcc header cuda examples matrix clang asan tsan fuzz mutants. The last one,
 # tools/mutants.py, is run with --full or by name only.
-# DCOMM_FUZZ_SECONDS is each fuzz target's time (default 5, with --full 30). tests/meson.build lists the
+# DCOMM_FUZZ_SECONDS is each fuzz target's time (default 3, with --full 30). tests/meson.build lists the
 # tests, each with its stages. A suite or a script prints TAP ("ok - name", "not ok - name") and "# skipped:
 # name (reason)"; a script takes the build directory as its argument. A suite, script or stage that ran no
 # test has failed, unless it named what it skipped.
@@ -149,8 +149,8 @@ result() {
     fi
 }
 
-# tests DIRECTORY STAGE: run the tests of this stage that the build directory has. Those that start no
-# ranks and measure no time come first, one on each core; the others run alone.
+# tests DIRECTORY STAGE: run the tests of this stage that the build directory has. Those that may run beside
+# others (tests/meson.build) come first, one on each core; the rest run alone.
 tests() {
     local name way protocol command list=$logs/$2.tests
     if ! tests/lib/tests.py "$1" "$2" >"$list" || [ ! -s "$list" ]; then
@@ -224,7 +224,7 @@ stage_house() {
 }
 
 stage_gcc() {
-    CC=gcc build "gcc" build "all checked" || return
+    CC=gcc build "gcc" build "all checked ${full:+gcc-full}" || return
     # Those that are tested with sanitizers alone are not among "all".
     check "gcc: no source that is not built has a warning" tests/tools/warnings.py build --unbuilt
     tests build gcc
@@ -272,7 +272,7 @@ stage_tsan() {
 
 stage_fuzz() {
     CC=clang sanitized build-fuzz fuzz -Dfuzz=true -Dwerror=true || return
-    say "fuzz: ${DCOMM_FUZZ_SECONDS:-5} s for each target"
+    say "fuzz: ${DCOMM_FUZZ_SECONDS:-3} s for each target"
     tests build-fuzz fuzz
 }
 
