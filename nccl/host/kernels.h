@@ -18,6 +18,36 @@ void cuhost_from_f32(void *dst, const float *src, size_t count, int dtype);
 /* The first element that is not finite, UINT64_MAX: none; *value is that, *squares the sum. */
 uint64_t cuhost_look(const void *x, size_t count, int dtype, double *value, double *squares);
 
+/* What a kernel gets. Pointers are those that this library may follow. */
+typedef struct cuhost_job {
+    const dcomm_codec *codec;
+    const float *x, *residual;
+    float *next, *out;
+    void *wire, *workspace;
+    dcomm_cuda_report *report;
+    dcomm_cuda_ledger *ledger;
+    dcomm_cuda_sight *sight;
+    dcomm_cuda_clip *clip;
+    dcomm_codec_key key;
+    size_t count, capacity, n;
+    int dtype, op;
+    int64_t divisor;
+    double factor;
+    bool drop, add;
+    bool bad; /* a pointer is not of memory that the device reaches */
+    const void *at[DCOMM_CUDA_OPERANDS];
+    size_t bytes[DCOMM_CUDA_OPERANDS];
+} cuhost_job;
+
+__attribute__((format(printf, 3, 4))) dcomm_status
+cuhost_fail(dcomm_status status, const char *call, const char *format, ...);
+/* A pointer that the kernel follows: where it leads is a fault of the kernel's, as on a GPU. */
+void *cuhost_reach_of(cuhost_job *j, const void *p, size_t bytes);
+/* `n` operands, of bytes[i] or else `each` bytes. */
+dcomm_status cuhost_operands(cuhost_job *j, const char *call, const void *const *at,
+                             const size_t *bytes, size_t each, size_t n);
+dcomm_status cuhost_run(const char *call, const cuhost_job *j, cuhost_run_fn run, void *stream);
+
 /* On a stream of the current device; *job is copied. */
 dcomm_status cuhost_launch(const char *call, const void *job, size_t bytes, cuhost_run_fn run,
                            void *stream);
