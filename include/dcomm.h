@@ -17056,13 +17056,13 @@ static inline dcommi_input dcommi_input_of(const dcommi_shape *s, int64_t in_bas
 /* `total` bytes cut into blocks of `chunks` chunks each: all equal, whole elements, the
  * tail cut off at `total`. Block b starts at b*block. */
 typedef struct dcommi_partition {
-    int64_t total, block, chunk;
-    int64_t chunks;
+    int64_t block, chunk; /* bytes */
+    int64_t chunks;       /* of a block */
 } dcommi_partition;
 static inline dcommi_partition dcommi_partition_make(int64_t total, int64_t nblocks,
                                                      int64_t chunk_bytes, int64_t element)
 {
-    dcommi_partition p = {.total = total, .chunks = 1};
+    dcommi_partition p = {.chunks = 1};
     int64_t share = dcommi_ceil_div(total, nblocks);
     if (chunk_bytes > 0) {
         p.chunks = dcommi_max64(1, dcommi_ceil_div(share, chunk_bytes));
@@ -22059,78 +22059,85 @@ static dcomm_status dcommi_scatter_binomial(const dcommi_shape *s, dcomm_builder
  * holds block r complete. All-gather, N-1 steps: each rank passes on the complete block that came
  * in the step before. All-reduce does both. In each half a rank sends (N-1)/N of the buffer.
  *
- * Each ring has two lanes, which run side by side: one sends, one receives. Blocks travel in
- * chunks. Two counters of this rank order the lanes. `received` counts the chunks that have come: a
- * chunk is passed on in step u when it has come in step u-1. `sent` counts the chunks that have
- * left: their memory may be overwritten.
+ * With 4 ranks, rank r sends this block to rank r+1, and receives what rank r-1 sends:
  *
- * `dcomm-plan allreduce ring -n 4` prints the plan of rank 0. i and j are the loops over steps and
- * chunks. A place is SPACE[begin, length <= longest]; clip cuts it off at the end of the buffer;
- * mod is never negative; (+) folds. Counter 0 is `received`, counter 1 is `sent`:
+ *     step      0  1  2 |  3  4  5
+ *     rank 0    3  2  1 |  0  3  2        step u: send block r-1-u, receive block r-2-u (mod 4)
+ *     rank 1    0  3  2 |  1  0  3        steps 0-2 reduce; step 2 completes block r
+ *     rank 2    1  0  3 |  2  1  0        steps 3-5 gather
+ *     rank 3    2  1  0 |  3  2  1
  *
- *     plan "ring" rank 0 of 4, sum f32: IN 4194304, OUT 4194304, SCRATCH 32768 bytes; 192 tags, 2
- *         counters, 0 slots, 0 words
+ * A ring has two lanes, which run side by side: one sends, one receives. Blocks travel in chunks.
+ * Two counters of this rank order the lanes. `received` counts the chunks that have come: a chunk
+ * is passed on in step u when it has come in step u-1. `sent` counts the chunks that have left:
+ * when the complete block comes, the partial one may be overwritten.
+ *
+ * `dcomm-plan allreduce ring -n 4 --rank 1 --count 1000 --chunk 500` prints the plan of rank 1, in
+ * blocks of two chunks. i and j are the loops over steps and chunks. A place is SPACE[begin, length
+ * <= longest]; clip cuts it off at the end of the buffer; mod is never negative; (+) folds. Counter
+ * 0 is `received`, counter 1 is `sent`. Read plan.h and build.h first.
+ *
+ *     plan "ring" rank 1 of 4, sum f32: IN 4000, OUT 4000, SCRATCH 512 bytes; 12 tags, 2 counters,
+ *         0 slots, 0 words
  *     lane 0
  *        0  loop i < 1
- *        1    loop j < 32
- *        2      send IN[1048576*((-i-1) mod 4) + 32768*j, 1048576-32768*j <= 32768, clip 4194304]
- *                   to 1, tag 32*i+j
- *        3      signal counter 1 of 0 by 1
+ *        1    loop j < 2
+ *        2      send IN[1000*((-i) mod 4) + 500*j, 1000-500*j <= 500, clip 4000] to 2, tag 2*i+j
+ *        3      signal counter 1 of 1 by 1
  *        4    end
  *        5  end
  *        6  loop i < 5
- *        7    loop j < 32
- *        8      wait counter 0 >= 1+32*i+j
- *        9      send OUT[1048576*((-i-2) mod 4) + 32768*j, 1048576-32768*j <= 32768, clip 4194304]
- *                   to 1, tag 32+32*i+j
- *       10      signal counter 1 of 0 by 1
+ *        7    loop j < 2
+ *        8      wait counter 0 >= 1+2*i+j
+ *        9      send OUT[1000*((-i-1) mod 4) + 500*j, 1000-500*j <= 500, clip 4000] to 2, tag
+ *                   2+2*i+j
+ *       10      signal counter 1 of 1 by 1
  *       11    end
  *       12  end
  *     lane 1
  *        0  loop i < 2
- *        1    loop j < 32
- *        2      recv_reduce OUT[1048576*((-i-2) mod 4) + 32768*j, 1048576-32768*j <= 32768, clip
- *                   4194304] <- message (+) IN[1048576*((-i-2) mod 4) + 32768*j, 1048576-32768*j <=
- *                   32768, clip 4194304] from 3, tag 32*i+j
- *        3      signal counter 0 of 0 by 1
+ *        1    loop j < 2
+ *        2      recv_reduce OUT[1000*((-i-1) mod 4) + 500*j, 1000-500*j <= 500, clip 4000] <-
+ *                   message (+) IN[1000*((-i-1) mod 4) + 500*j, 1000-500*j <= 500, clip 4000] from
+ *                   0, tag 2*i+j
+ *        3      signal counter 0 of 1 by 1
  *        4    end
  *        5  end
  *        6  loop i < 1
- *        7    loop j < 32
- *        8      recv_reduce OUT[1048576*((-i-4) mod 4) + 32768*j, 1048576-32768*j <= 32768, clip
- *                   4194304] <- message (+) IN[1048576*((-i-4) mod 4) + 32768*j, 1048576-32768*j <=
- *                   32768, clip 4194304] from 3, tag 64+32*i+j FINAL
- *        9      signal counter 0 of 0 by 1
+ *        7    loop j < 2
+ *        8      recv_reduce OUT[1000*((-i-3) mod 4) + 500*j, 1000-500*j <= 500, clip 4000] <-
+ *                   message (+) IN[1000*((-i-3) mod 4) + 500*j, 1000-500*j <= 500, clip 4000] from
+ *                   0, tag 4+2*i+j FINAL
+ *        9      signal counter 0 of 1 by 1
  *       10    end
  *       11  end
  *       12  loop i < 3
- *       13    loop j < 32
- *       14      wait counter 1 >= 1+32*i+j
- *       15      recv OUT[1048576*((-i-5) mod 4) + 32768*j, 1048576-32768*j <= 32768, clip 4194304]
- *                   from 3, tag 96+32*i+j
- *       16      signal counter 0 of 0 by 1
+ *       13    loop j < 2
+ *       14      wait counter 1 >= 1+2*i+j
+ *       15      recv OUT[1000*((-i-4) mod 4) + 500*j, 1000-500*j <= 500, clip 4000] from 0, tag
+ *                   6+2*i+j
+ *       16      signal counter 0 of 1 by 1
  *       17    end
  *       18  end
  *
- * Several rings share the buffer (opts.lanes); every other one runs backwards. A ring passes
- * through the ranks in the order of groups.h, so it enters and leaves each host once, however the
- * ranks are numbered. "Rank r" above is position r in that order. The blocks of an all-reduce
- * belong to positions; those of the other two belong to the ranks that stand there. */
+ * opts.lanes is the number of rings that share the buffer; every other one runs backwards. A ring
+ * passes through the ranks in the order of groups.h, so it enters and leaves each host once,
+ * however the ranks are numbered. "Rank r" above is position r in that order. The blocks of an
+ * all-reduce belong to positions; those of the other two belong to the ranks that stand there. */
 /* One ring, as this rank sees it. */
 typedef struct dcommi_ring {
     dcomm_builder *b;
     dcommi_blocks blocks; /* this ring's part of the block of each rank */
-    int64_t n;            /* ranks */
     int64_t position;     /* of this rank in the ring */
     int64_t direction;    /* +1: blocks travel to higher positions; -1: to lower ones */
-    int64_t first;        /* the block that step 0 sends. Step u sends the block u behind it, and
-                             receives the block u+1 behind it */
+    int64_t start_block; /* the block that step 0 sends. Blocks are numbered along the ring, and the
+                            block k behind is number start_block - k*direction (mod N): step u
+                            sends the block u behind, and receives the one u+1 behind */
     dcomm_expr self, next, previous; /* ranks */
     int send_lane, recv_lane;
     int64_t chunk, chunks;   /* bytes of a chunk; chunks of a block */
     int64_t tag;             /* of chunk 0 of step 0; each chunk of each step has its own */
     uint16_t sent, received; /* counters of chunks */
-    int64_t credit;          /* steps that `sent` counts before they are sent */
     dcomm_operand stage;     /* reductions: scratch for a chunk to arrive in */
 } dcommi_ring;
 /* The place of the blocks that some steps send or receive. */
@@ -22146,28 +22153,29 @@ typedef struct dcommi_ring_place {
 } dcommi_ring_place;
 /* Some steps of one lane. A field that is left out is 0: no. */
 typedef struct dcommi_ring_steps {
-    int64_t first, count;    /* steps first .. first+count-1 */
-    dcommi_ring_place block; /* the block that is sent, or where the block that comes is put */
-    dcommi_ring_place own;   /* receive: this rank's contribution, to fold into the block */
-    bool final;              /* receive: this fold completes the block (an average divides) */
-    bool wait_received;      /* send: the block came in the step before; wait for its chunk */
-    int64_t wait_sent;       /* receive: this memory still holds a block that we sent so many steps
-                                ago; wait for that send before overwriting it */
-    bool counted;            /* count the chunks in `sent`, or `received`: the other lane waits */
+    int64_t first_step, count; /* steps first_step .. first_step+count-1 */
+    dcommi_ring_place block;   /* the block that is sent, or where the block that comes is put */
+    dcommi_ring_place own;     /* receive: this rank's contribution, to fold into the block */
+    bool final;                /* receive: this fold completes the block (an average divides) */
+    bool wait_received;        /* send: the block came in the step before; wait for its chunk */
+    int64_t wait_sent; /* receive: this memory still holds a block that we sent so many steps
+                          ago; wait for that send before overwriting it */
+    bool counted;      /* count the chunks in `sent`, or `received`: the other lane waits */
 } dcommi_ring_steps;
 /* The loops that some steps open in a lane, and the indices to use within. */
 typedef struct dcommi_ring_loops {
     const dcommi_ring *ring;
-    int64_t first; /* step u is first + i[step] */
-    int lane, step, chunk;
+    int64_t first_step;    /* step u is first_step + i[step] */
+    int lane, step, chunk; /* the lane; depths of its loops over steps and chunks */
 } dcommi_ring_loops;
+/* Make ring number `index`, all but start_block and stage, for so many steps. Even rings run
+ * forwards, odd ones backwards. p: how its part of a block is cut into chunks. */
 static dcommi_ring dcommi_ring_make(const dcommi_shape *s, dcomm_builder *b, int index,
                                     const dcommi_blocks *blocks, const dcommi_partition *p,
                                     int64_t steps)
 {
     dcommi_ring ring = {.b = b,
                         .blocks = *blocks,
-                        .n = s->nranks,
                         .position = dcommi_order_position(s, s->rank),
                         .direction = index % 2 == 0 ? 1 : -1,
                         .self = dcomm_const(s->rank),
@@ -22175,8 +22183,8 @@ static dcommi_ring dcommi_ring_make(const dcommi_shape *s, dcomm_builder *b, int
                         .recv_lane = 2 * index + 1,
                         .chunk = p->chunk,
                         .chunks = p->chunks};
-    int64_t next = (ring.position + ring.direction + ring.n) % ring.n;
-    int64_t previous = (ring.position - ring.direction + ring.n) % ring.n;
+    int64_t next = (ring.position + ring.direction + s->nranks) % s->nranks;
+    int64_t previous = (ring.position - ring.direction + s->nranks) % s->nranks;
     ring.next = dcomm_const(dcommi_order_rank(s, next));
     ring.previous = dcomm_const(dcommi_order_rank(s, previous));
     ring.tag = dcomm_build_tags(b, steps * p->chunks);
@@ -22184,26 +22192,19 @@ static dcommi_ring dcommi_ring_make(const dcommi_shape *s, dcomm_builder *b, int
     ring.sent = dcomm_build_counter(b);
     return ring;
 }
-/* Prepare a ring that reduces. The last block that a rank receives must be its own, so step 0 sends
+/* Prepare a ring for reducing. The last block that a rank receives must be its own, so step 0 sends
  * the block behind it. */
-static void dcommi_ring_reduces(dcommi_ring *ring)
+static void dcommi_ring_to_reduce(dcommi_ring *ring)
 {
-    ring->first = ring->position - ring->direction;
+    ring->start_block = ring->position - ring->direction;
     ring->stage =
         dcomm_span(DCOMM_SPACE_SCRATCH, dcomm_build_scratch(ring->b, ring->chunk), ring->chunk);
-}
-/* Count one step in `sent` in advance, so that step 0, which has no step before it, need not wait.
- */
-static void dcommi_ring_credit(dcommi_ring *ring)
-{
-    dcomm_build_signal(ring->b, ring->recv_lane, ring->sent, ring->self, dcomm_const(ring->chunks));
-    ring->credit = 1;
 }
 /* ---- steps ---- */
 static dcommi_ring_loops dcommi_ring_open(const dcommi_ring *ring, int lane,
                                           const dcommi_ring_steps *steps)
 {
-    dcommi_ring_loops at = {.ring = ring, .first = steps->first, .lane = lane};
+    dcommi_ring_loops at = {.ring = ring, .first_step = steps->first_step, .lane = lane};
     at.step = dcomm_build_loop(ring->b, lane, dcomm_const(steps->count));
     at.chunk = dcomm_build_loop(ring->b, lane, dcomm_const(ring->chunks));
     return at;
@@ -22217,13 +22218,13 @@ static void dcommi_ring_close(const dcommi_ring_loops *at)
 static dcomm_expr dcommi_ring_number(const dcommi_ring_loops *at, int64_t ago, int64_t add)
 {
     int64_t chunks = at->ring->chunks;
-    dcomm_expr e = dcomm_linear((at->first - ago) * chunks + add, at->step, chunks);
+    dcomm_expr e = dcomm_linear((at->first_step - ago) * chunks + add, at->step, chunks);
     return dcomm_plus_loop(e, at->chunk, 1);
 }
-/* Return the place of chunk c of the block that step u sends (behind = 0) or receives (behind = 1):
- * a rank receives the block behind the one that it sends. */
+/* Return the place of chunk c of the block that step u sends, or of the one that it `receives`,
+ * which is one further behind. */
 static dcomm_operand dcommi_ring_chunk(const dcommi_ring_loops *at, const dcommi_ring_place *place,
-                                       int behind)
+                                       bool receives)
 {
     const dcommi_ring *ring = at->ring;
     if (place->layout == DCOMMI_RING_OWN) {
@@ -22231,13 +22232,14 @@ static dcomm_operand dcommi_ring_chunk(const dcommi_ring_loops *at, const dcommi
         return dcommi_span_chunk(place->space, place->offset + skip, place->length - skip,
                                  ring->chunk, at->chunk);
     }
-    dcommi_turn block = {.index = ring->first - ring->direction * (at->first + behind),
+    dcommi_turn block = {.index = ring->start_block - ring->direction * (at->first_step + receives),
                          .depth = at->step,
                          .coef = -ring->direction};
     dcomm_operand chunk =
         dcommi_block_chunk(&ring->blocks, place->space, block, ring->chunk, at->chunk);
     if (place->layout == DCOMMI_RING_SLOTS) {
-        int64_t came = at->first + behind - 1; /* the step that the block came in */
+        /* Only the offset differs: that of the slot instead of the block. */
+        int64_t came = at->first_step + receives - 1; /* the step that the block came in */
         dcomm_expr slot = dcomm_modular(place->length, came, at->step, 1, 2);
         chunk.offset = dcomm_plus_loop(dcomm_plus(slot, place->offset), at->chunk, ring->chunk);
     }
@@ -22251,7 +22253,7 @@ static void dcommi_ring_send(const dcommi_ring *ring, dcommi_ring_steps steps)
     if (steps.wait_received) {
         dcomm_build_wait(ring->b, lane, ring->received, dcommi_ring_number(&at, 1, 1));
     }
-    dcomm_build_send(ring->b, lane, dcommi_ring_chunk(&at, &steps.block, 0), ring->next,
+    dcomm_build_send(ring->b, lane, dcommi_ring_chunk(&at, &steps.block, false), ring->next,
                      dcommi_ring_number(&at, 0, ring->tag), 0);
     if (steps.counted) {
         dcomm_build_signal(ring->b, lane, ring->sent, ring->self, dcomm_const(1));
@@ -22263,16 +22265,15 @@ static void dcommi_ring_recv(const dcommi_ring *ring, dcommi_ring_steps steps)
 {
     int lane = ring->recv_lane;
     dcommi_ring_loops at = dcommi_ring_open(ring, lane, &steps);
-    dcomm_operand into = dcommi_ring_chunk(&at, &steps.block, 1);
+    dcomm_operand into = dcommi_ring_chunk(&at, &steps.block, true);
     dcomm_expr tag = dcommi_ring_number(&at, 0, ring->tag);
     if (steps.wait_sent > 0) {
-        dcomm_build_wait(ring->b, lane, ring->sent,
-                         dcommi_ring_number(&at, steps.wait_sent - ring->credit, 1));
+        dcomm_build_wait(ring->b, lane, ring->sent, dcommi_ring_number(&at, steps.wait_sent, 1));
     }
     if (steps.own.space == DCOMM_SPACE_NONE) {
         dcomm_build_recv(ring->b, lane, into, ring->previous, tag, 0);
     } else {
-        dcomm_operand own = dcommi_ring_chunk(&at, &steps.own, 1);
+        dcomm_operand own = dcommi_ring_chunk(&at, &steps.own, true);
         dcomm_build_recv_reduce(ring->b, lane, into, dcomm_msg(), own, ring->stage, ring->previous,
                                 tag, steps.final ? DCOMM_STEP_FINAL : 0);
     }
@@ -22282,11 +22283,10 @@ static void dcommi_ring_recv(const dcommi_ring *ring, dcommi_ring_steps steps)
     dcommi_ring_close(&at);
 }
 /* ---- algorithms ---- */
-/* Return the number of rings: each has two lanes. */
+/* Return the number of rings that share the buffer, each with two lanes of its own. */
 static int dcommi_ring_rings(const dcommi_shape *s)
 {
-    int most = DCOMM_PLAN_MAX_LANES / 2;
-    return s->lanes < 1 ? 1 : s->lanes > most ? most : s->lanes;
+    return s->lanes < DCOMM_PLAN_MAX_LANES / 2 ? s->lanes : DCOMM_PLAN_MAX_LANES / 2;
 }
 /* Cut `bytes` into `parts` equal parts of whole chunks. */
 static dcommi_partition dcommi_ring_cut(const dcommi_shape *s, int64_t bytes, int64_t parts)
@@ -22305,31 +22305,32 @@ static dcomm_status dcommi_ring_allreduce(const dcommi_shape *s, dcomm_builder *
         dcommi_blocks blocks = {
             .n = n, .base = i * n * p.block, .stride = p.block, .length = p.block, .clip = total};
         dcommi_ring ring = dcommi_ring_make(s, b, i, &blocks, &p, 2 * (n - 1));
-        dcommi_ring_reduces(&ring);
+        dcommi_ring_to_reduce(&ring);
         /* Steps 0 to n-2 reduce, steps n-1 to 2n-3 gather. Step 0 sends from the input, every later
          * step what came in the step before. */
-        dcommi_ring_send(&ring,
-                         (dcommi_ring_steps){.first = 0, .count = 1, .block = in, .counted = true});
-        dcommi_ring_send(&ring, (dcommi_ring_steps){.first = 1,
+        dcommi_ring_send(
+            &ring, (dcommi_ring_steps){.first_step = 0, .count = 1, .block = in, .counted = true});
+        dcommi_ring_send(&ring, (dcommi_ring_steps){.first_step = 1,
                                                     .count = 2 * n - 3,
                                                     .block = out,
                                                     .wait_received = true,
                                                     .counted = true});
-        dcommi_ring_recv(&ring,
-                         (dcommi_ring_steps){
-                             .first = 0, .count = n - 2, .block = out, .own = in, .counted = true});
+        dcommi_ring_recv(
+            &ring, (dcommi_ring_steps){
+                       .first_step = 0, .count = n - 2, .block = out, .own = in, .counted = true});
         /* The last fold completes this rank's block. */
-        dcommi_ring_recv(&ring, (dcommi_ring_steps){.first = n - 2,
+        dcommi_ring_recv(&ring, (dcommi_ring_steps){.first_step = n - 2,
                                                     .count = 1,
                                                     .block = out,
                                                     .own = in,
                                                     .final = true,
                                                     .counted = true});
         /* Gather: the block still holds the partial sum that we sent n-1 steps ago. */
-        dcommi_ring_recv(
-            &ring,
-            (dcommi_ring_steps){
-                .first = n - 1, .count = n - 1, .block = out, .wait_sent = n - 1, .counted = true});
+        dcommi_ring_recv(&ring, (dcommi_ring_steps){.first_step = n - 1,
+                                                    .count = n - 1,
+                                                    .block = out,
+                                                    .wait_sent = n - 1,
+                                                    .counted = true});
     }
     return b->status;
 }
@@ -22347,18 +22348,18 @@ static dcomm_status dcommi_ring_allgather(const dcommi_shape *s, dcomm_builder *
     for (int i = 0; i < rings; i++) {
         blocks.skip = i * p.block;
         dcommi_ring ring = dcommi_ring_make(s, b, i, &blocks, &p, n - 1);
-        ring.first = ring.position;
-        dcommi_ring_send(&ring, (dcommi_ring_steps){.first = 0, .count = 1, .block = in});
-        dcommi_ring_send(
-            &ring,
-            (dcommi_ring_steps){
-                .first = 1, .count = n - 2, .block = out, .wait_received = true, .counted = true});
+        ring.start_block = ring.position;
+        dcommi_ring_send(&ring, (dcommi_ring_steps){.first_step = 0, .count = 1, .block = in});
+        dcommi_ring_send(&ring,
+                         (dcommi_ring_steps){
+                             .first_step = 1, .count = n - 2, .block = out, .wait_received = true});
         if (i == 0 && !s->in_place) {
             dcomm_build_copy(b, ring.recv_lane, dcomm_span(DCOMM_SPACE_OUT, own, length),
                              dcomm_span(input.space, input.base, length), 0);
         }
         dcommi_ring_recv(
-            &ring, (dcommi_ring_steps){.first = 0, .count = n - 1, .block = out, .counted = true});
+            &ring,
+            (dcommi_ring_steps){.first_step = 0, .count = n - 1, .block = out, .counted = true});
     }
     return b->status;
 }
@@ -22378,31 +22379,34 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcomm_buil
     for (int i = 0; i < rings; i++) {
         blocks.skip = i * p.block;
         dcommi_ring ring = dcommi_ring_make(s, b, i, &blocks, &p, n - 1);
-        dcommi_ring_reduces(&ring);
-        dcommi_ring_send(&ring,
-                         (dcommi_ring_steps){.first = 0, .count = 1, .block = in, .counted = true});
+        dcommi_ring_to_reduce(&ring);
+        dcommi_ring_send(
+            &ring, (dcommi_ring_steps){.first_step = 0, .count = 1, .block = in, .counted = true});
         if (n > 2) {
             const dcommi_ring_place slots = {.layout = DCOMMI_RING_SLOTS,
                                              .space = DCOMM_SPACE_SCRATCH,
                                              .offset = dcomm_build_scratch(b, 2 * p.block),
                                              .length = p.block};
-            dcommi_ring_send(&ring, (dcommi_ring_steps){.first = 1,
+            dcommi_ring_send(&ring, (dcommi_ring_steps){.first_step = 1,
                                                         .count = n - 2,
                                                         .block = slots,
                                                         .wait_received = true,
                                                         .counted = true});
+            dcommi_ring_recv(
+                &ring,
+                (dcommi_ring_steps){
+                    .first_step = 0, .count = 1, .block = slots, .own = in, .counted = true});
             /* Step u reuses the slot of step u-2. What came then is sent in step u-1. */
-            dcommi_ring_credit(&ring);
-            dcommi_ring_recv(&ring, (dcommi_ring_steps){.first = 0,
-                                                        .count = n - 2,
+            dcommi_ring_recv(&ring, (dcommi_ring_steps){.first_step = 1,
+                                                        .count = n - 3,
                                                         .block = slots,
                                                         .own = in,
                                                         .wait_sent = 1,
                                                         .counted = true});
         }
-        dcommi_ring_recv(&ring,
-                         (dcommi_ring_steps){
-                             .first = n - 2, .count = 1, .block = out, .own = in, .final = true});
+        dcommi_ring_recv(
+            &ring, (dcommi_ring_steps){
+                       .first_step = n - 2, .count = 1, .block = out, .own = in, .final = true});
     }
     return b->status;
 }
@@ -22418,30 +22422,46 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcomm_buil
  * up a tree, where each node folds them, and come down again. The root does both in one lane. Every
  * other rank has up to three lanes for each tree, so that the ways do not wait for each other: one
  * folds what the children send, one sends to the parent, one passes down. Two counters order them:
- * `folded` counts the chunks that may go to the parent, `sent` those that have gone, and that the
- * result may overwrite.
+ * `folded` counts the chunks that may go to the parent; `sent` counts those that have gone, so that
+ * the result may overwrite them in OUT.
  *
- * `dcomm-plan allreduce tree -n 4` prints the plan of rank 0, a leaf of the first tree (lanes 0 and
- * 1) and the root of the second (lane 2); i is a chunk, a place is SPACE[begin, length <= maximum]:
+ * `dcomm-plan allreduce tree -n 4 --rank 1 --count 1000 --chunk 500` prints the plan of rank 1, an
+ * inner node of the first tree (lanes 0 to 2) and a leaf of the second (lanes 3 and 4). i is the
+ * loop over chunks; a place is SPACE[begin, length <= longest]; (+) folds. Counter 0 is `folded`,
+ * counter 1 is `sent`. Read plan.h and build.h first.
  *
- *     plan "tree" rank 0 of 4, sum f32: IN 4194304, OUT 4194304, SCRATCH 32768 bytes; 256 tags, 4
- *         counters, 0 slots, 0 words
+ *     plan "tree" rank 1 of 4, sum f32: IN 4000, OUT 4000, SCRATCH 512 bytes; 16 tags, 4 counters,
+ *         0 slots, 0 words
  *     lane 0
- *        0  loop i < 64
- *        1    send IN[32768*i, 2097152-32768*i <= 32768] to 1, tag i
- *        2  end
- *     lane 1
- *        0  loop i < 64
- *        1    recv OUT[32768*i, 2097152-32768*i <= 32768] from 1, tag 64+i
- *        2  end
- *     lane 2
- *        0  loop i < 64
- *        1    recv_reduce OUT[2097152+32768*i, 2097152-32768*i <= 32768] <- IN[2097152+32768*i,
- *                 2097152-32768*i <= 32768] (+) message from 2, tag 128+i FINAL
- *        2    fence
- *        3    send OUT[2097152+32768*i, 2097152-32768*i <= 32768] to 2, tag 192+i ASYNC
+ *        0  loop i < 4
+ *        1    recv_reduce OUT[500*i, 2000-500*i <= 500] <- IN[500*i, 2000-500*i <= 500] (+)
+ *                 message from 0, tag i
+ *        2    recv_reduce OUT[500*i, 2000-500*i <= 500] <- OUT[500*i, 2000-500*i <= 500] (+)
+ *                 message from 2, tag i
+ *        3    signal counter 0 of 1 by 1
  *        4  end
- *        5  fence
+ *     lane 1
+ *        0  loop i < 4
+ *        1    wait counter 0 >= 1+i
+ *        2    send OUT[500*i, 2000-500*i <= 500] to 3, tag i
+ *        3    signal counter 1 of 1 by 1
+ *        4  end
+ *     lane 2
+ *        0  loop i < 4
+ *        1    wait counter 1 >= 1+i
+ *        2    recv OUT[500*i, 2000-500*i <= 500] from 3, tag 4+i
+ *        3    fence
+ *        4    send OUT[500*i, 2000-500*i <= 500] to 2, tag 4+i ASYNC
+ *        5    send OUT[500*i, 2000-500*i <= 500] to 0, tag 4+i ASYNC
+ *        6  end
+ *     lane 3
+ *        0  loop i < 4
+ *        1    send IN[2000+500*i, 2000-500*i <= 500] to 2, tag 8+i
+ *        2  end
+ *     lane 4
+ *        0  loop i < 4
+ *        1    recv OUT[2000+500*i, 2000-500*i <= 500] from 2, tag 12+i
+ *        2  end
  */
 /* ==== include/dcomm/impl/algo/tree_nodes.h ================================================= */
 /* tree_nodes.h - who is whose parent: a binomial tree, and two binary trees that share the work.
@@ -22643,33 +22663,34 @@ typedef struct dcommi_tree {
     int64_t chunk, chunks; /* bytes of a chunk; chunks of the part */
     uint16_t folded, sent; /* all-reduce: counters of chunks */
 } dcommi_tree;
-/* Make tree i of `trees` that share `total` bytes. root: the rank on top; -1: any. */
+/* Make a tree that carries part `part` of the buffer, which is cut into `parts` equal ones. root:
+ * the rank on top; -1: any. */
 static dcommi_tree dcommi_tree_make(const dcommi_shape *s, dcomm_builder *b,
-                                    enum dcommi_tree_kind kind, int root, int trees, int i)
+                                    enum dcommi_tree_kind kind, int root, int part, int parts)
 {
     int64_t total = dcommi_shape_bytes(s, s->count);
     int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
     dcommi_partition p =
-        dcommi_partition_make(total, trees, wanted, (int64_t)dcomm_dtype_size(s->dtype));
+        dcommi_partition_make(total, parts, wanted, (int64_t)dcomm_dtype_size(s->dtype));
     dcommi_tree t = {.b = b,
                      .node = dcommi_tree_node(s, kind, root),
                      .self = dcomm_const(s->rank),
                      .input = dcommi_input_of(s, 0).space,
-                     .base = i * p.block,
+                     .base = part * p.block,
                      .chunk = p.chunk,
                      .chunks = p.chunks};
     t.length = dcommi_max64(0, dcommi_min64(p.block, total - t.base));
     return t;
 }
-static bool dcommi_tree_root(const dcommi_tree *t)
+static bool dcommi_tree_is_root(const dcommi_tree *t)
 {
     return t->node.parent < 0;
 }
-static bool dcommi_tree_leaf(const dcommi_tree *t)
+static bool dcommi_tree_is_leaf(const dcommi_tree *t)
 {
     return t->node.nchildren == 0;
 }
-/* Open the loop over chunks. Return its depth, which is called c below. */
+/* Open the loop over chunks. Return its depth, which names chunk c below. */
 static int dcommi_tree_loop(const dcommi_tree *t, int lane)
 {
     return dcomm_build_loop(t->b, lane, dcomm_const(t->chunks));
@@ -22692,7 +22713,7 @@ static void dcommi_tree_fold(const dcommi_tree *t, int lane, int c, dcomm_operan
 {
     dcomm_operand own = dcommi_tree_chunk(t, t->input, c);
     for (int i = 0; i < t->node.nchildren; i++) {
-        bool final = dcommi_tree_root(t) && i == t->node.nchildren - 1;
+        bool final = dcommi_tree_is_root(t) && i == t->node.nchildren - 1;
         dcomm_build_recv_reduce(t->b, lane, sum, i == 0 ? own : sum, dcomm_msg(), stage,
                                 dcomm_const(t->node.child[i]), tag, final ? DCOMM_STEP_FINAL : 0);
     }
@@ -22706,21 +22727,19 @@ static void dcommi_tree_down(const dcommi_tree *t, int lane, int64_t tags, bool 
 {
     int c = dcommi_tree_loop(t, lane);
     dcomm_expr tag = dcomm_linear(tags, c, 1);
-    dcomm_operand chunk = dcommi_tree_chunk(t, dcommi_tree_root(t) ? t->input : DCOMM_SPACE_OUT, c);
+    dcomm_operand chunk =
+        dcommi_tree_chunk(t, dcommi_tree_is_root(t) ? t->input : DCOMM_SPACE_OUT, c);
     if (wait_sent) {
         dcomm_build_wait(t->b, lane, t->sent, dcomm_linear(1, c, 1));
     }
-    if (!dcommi_tree_root(t)) {
+    if (!dcommi_tree_is_root(t)) {
         dcomm_build_recv(t->b, lane, chunk, dcomm_const(t->node.parent), tag, 0);
     }
-    if (!dcommi_tree_leaf(t)) {
+    if (!dcommi_tree_is_leaf(t)) {
         dcomm_build_fence(t->b, lane);
         dcommi_tree_to_children(t, lane, chunk, tag);
     }
     dcomm_build_end(t->b, lane);
-    if (!dcommi_tree_leaf(t)) {
-        dcomm_build_fence(t->b, lane);
-    }
 }
 /* ---- all-reduce ---- */
 /* Fold in OUT what the children send. The root sends each chunk down as soon as it is complete. up,
@@ -22732,23 +22751,25 @@ static void dcommi_tree_fold_lane(const dcommi_tree *t, int lane, int64_t up, in
     dcomm_operand sum = dcommi_tree_chunk(t, DCOMM_SPACE_OUT, c);
     dcommi_tree_fold(t, lane, c, sum, dcomm_span(DCOMM_SPACE_SCRATCH, stage, t->chunk),
                      dcomm_linear(up, c, 1));
-    if (dcommi_tree_root(t)) {
+    if (dcommi_tree_is_root(t)) {
         dcomm_build_fence(t->b, lane);
         dcommi_tree_to_children(t, lane, sum, dcomm_linear(down, c, 1));
     } else {
         dcomm_build_signal(t->b, lane, t->folded, t->self, dcomm_const(1));
     }
     dcomm_build_end(t->b, lane);
-    if (dcommi_tree_root(t)) {
-        dcomm_build_fence(t->b, lane);
-    }
 }
-/* Send chunks to the parent: a leaf its input, an inner node what it has folded. */
+/* What goes to the parent: a leaf's input, what an inner node has folded. */
+static dcomm_space dcommi_tree_sends_from(const dcommi_tree *t)
+{
+    return dcommi_tree_is_leaf(t) ? t->input : DCOMM_SPACE_OUT;
+}
+/* Send chunks to the parent. */
 static void dcommi_tree_send_lane(const dcommi_tree *t, int lane, int64_t up)
 {
-    dcomm_space from = dcommi_tree_leaf(t) ? t->input : DCOMM_SPACE_OUT;
+    dcomm_space from = dcommi_tree_sends_from(t);
     int c = dcommi_tree_loop(t, lane);
-    if (!dcommi_tree_leaf(t)) {
+    if (!dcommi_tree_is_leaf(t)) {
         dcomm_build_wait(t->b, lane, t->folded, dcomm_linear(1, c, 1));
     }
     dcomm_build_send(t->b, lane, dcommi_tree_chunk(t, from, c), dcomm_const(t->node.parent),
@@ -22764,27 +22785,25 @@ static int dcommi_tree_both_ways(dcommi_tree *t, int lane)
     int64_t up = dcomm_build_tags(t->b, t->chunks), down = dcomm_build_tags(t->b, t->chunks);
     t->folded = dcomm_build_counter(t->b);
     t->sent = dcomm_build_counter(t->b);
-    if (!dcommi_tree_leaf(t)) {
+    if (!dcommi_tree_is_leaf(t)) {
         dcommi_tree_fold_lane(t, lane++, up, down);
     }
-    if (!dcommi_tree_root(t)) {
-        bool from_out = !dcommi_tree_leaf(t) || t->input == DCOMM_SPACE_OUT;
+    if (!dcommi_tree_is_root(t)) {
         dcommi_tree_send_lane(t, lane++, up);
-        dcommi_tree_down(t, lane++, down, from_out);
+        dcommi_tree_down(t, lane++, down, dcommi_tree_sends_from(t) == DCOMM_SPACE_OUT);
     }
     return lane;
 }
 static dcomm_status dcommi_tree_allreduce_binomial(const dcommi_shape *s, dcomm_builder *b)
 {
-    dcommi_tree t = dcommi_tree_make(s, b, DCOMMI_TREE_BINOMIAL, 0, 1, 0);
+    dcommi_tree t = dcommi_tree_make(s, b, DCOMMI_TREE_BINOMIAL, 0, 0, 1);
     dcommi_tree_both_ways(&t, 0);
     return b->status;
 }
-/* Return the number of trees: two for each instance, each of three lanes at most. */
+/* Return the number of trees: two for each of opts.lanes, of three lanes each at most. */
 static int dcommi_tree_trees(const dcommi_shape *s)
 {
-    int most = DCOMM_PLAN_MAX_LANES / 6;
-    return 2 * (s->lanes < 1 ? 1 : s->lanes > most ? most : s->lanes);
+    return 2 * (s->lanes < DCOMM_PLAN_MAX_LANES / 6 ? s->lanes : DCOMM_PLAN_MAX_LANES / 6);
 }
 /* Even trees are the first of the two, odd ones the second. */
 static enum dcommi_tree_kind dcommi_tree_kind_of(int i)
@@ -22795,7 +22814,7 @@ static dcomm_status dcommi_tree_allreduce(const dcommi_shape *s, dcomm_builder *
 {
     int lane = 0, trees = dcommi_tree_trees(s);
     for (int i = 0; i < trees; i++) {
-        dcommi_tree t = dcommi_tree_make(s, b, dcommi_tree_kind_of(i), -1, trees, i);
+        dcommi_tree t = dcommi_tree_make(s, b, dcommi_tree_kind_of(i), -1, i, trees);
         lane = dcommi_tree_both_ways(&t, lane);
     }
     return b->status;
@@ -22812,7 +22831,7 @@ static void dcommi_tree_keep_own(const dcommi_shape *s, dcomm_builder *b)
 }
 static dcomm_status dcommi_tree_broadcast_binomial(const dcommi_shape *s, dcomm_builder *b)
 {
-    dcommi_tree t = dcommi_tree_make(s, b, DCOMMI_TREE_BINOMIAL, s->root, 1, 0);
+    dcommi_tree t = dcommi_tree_make(s, b, DCOMMI_TREE_BINOMIAL, s->root, 0, 1);
     dcommi_tree_down(&t, 0, dcomm_build_tags(b, t.chunks), false);
     dcommi_tree_keep_own(s, b);
     return b->status;
@@ -22821,7 +22840,7 @@ static dcomm_status dcommi_tree_broadcast(const dcommi_shape *s, dcomm_builder *
 {
     int trees = dcommi_tree_trees(s);
     for (int i = 0; i < trees; i++) {
-        dcommi_tree t = dcommi_tree_make(s, b, dcommi_tree_kind_of(i), s->root, trees, i);
+        dcommi_tree t = dcommi_tree_make(s, b, dcommi_tree_kind_of(i), s->root, i, trees);
         dcommi_tree_down(&t, i, dcomm_build_tags(b, t.chunks), false);
     }
     dcommi_tree_keep_own(s, b);
@@ -22833,30 +22852,28 @@ static dcomm_status dcommi_tree_broadcast(const dcommi_shape *s, dcomm_builder *
 static void dcommi_tree_up(const dcommi_tree *t, int lane)
 {
     dcomm_builder *b = t->b;
-    bool relay = !dcommi_tree_leaf(t) && !dcommi_tree_root(t);
+    bool relay = !dcommi_tree_is_leaf(t) && !dcommi_tree_is_root(t);
     int64_t tags = dcomm_build_tags(b, t->chunks);
-    int64_t stage = !dcommi_tree_leaf(t) ? dcomm_build_scratch(b, t->chunk) : 0;
+    int64_t stage = !dcommi_tree_is_leaf(t) ? dcomm_build_scratch(b, t->chunk) : 0;
     int64_t slots = relay ? dcomm_build_scratch(b, 2 * t->chunk) : 0;
     int c = dcommi_tree_loop(t, lane);
     dcomm_expr tag = dcomm_linear(tags, c, 1);
-    dcomm_operand sum = dcommi_tree_chunk(t, dcommi_tree_root(t) ? DCOMM_SPACE_OUT : t->input, c);
+    dcomm_operand sum =
+        dcommi_tree_chunk(t, dcommi_tree_is_root(t) ? DCOMM_SPACE_OUT : t->input, c);
     if (relay) {
         sum.space = DCOMM_SPACE_SCRATCH;
         sum.offset = dcomm_plus(dcomm_modular(t->chunk, 0, c, 1, 2), slots);
     }
     dcommi_tree_fold(t, lane, c, sum, dcomm_span(DCOMM_SPACE_SCRATCH, stage, t->chunk), tag);
-    if (!dcommi_tree_root(t)) {
+    if (!dcommi_tree_is_root(t)) {
         dcomm_build_fence(b, lane);
         dcomm_build_send(b, lane, sum, dcomm_const(t->node.parent), tag, DCOMM_STEP_ASYNC);
     }
     dcomm_build_end(b, lane);
-    if (!dcommi_tree_root(t)) {
-        dcomm_build_fence(b, lane);
-    }
 }
 static dcomm_status dcommi_tree_reduce_binomial(const dcommi_shape *s, dcomm_builder *b)
 {
-    dcommi_tree t = dcommi_tree_make(s, b, DCOMMI_TREE_BINOMIAL, s->root, 1, 0);
+    dcommi_tree t = dcommi_tree_make(s, b, DCOMMI_TREE_BINOMIAL, s->root, 0, 1);
     dcommi_tree_up(&t, 0);
     return b->status;
 }
@@ -22864,7 +22881,7 @@ static dcomm_status dcommi_tree_reduce(const dcommi_shape *s, dcomm_builder *b)
 {
     int trees = dcommi_tree_trees(s);
     for (int i = 0; i < trees; i++) {
-        dcommi_tree t = dcommi_tree_make(s, b, dcommi_tree_kind_of(i), s->root, trees, i);
+        dcommi_tree t = dcommi_tree_make(s, b, dcommi_tree_kind_of(i), s->root, i, trees);
         dcommi_tree_up(&t, i);
     }
     return b->status;

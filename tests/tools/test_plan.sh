@@ -30,7 +30,8 @@ commented() {
 expect "help lists the algorithms" 0 "all-reduce +ring" "$plan" --help
 expect "a plan as text" 0 "recv_reduce OUT\[" "$plan" allreduce ring -n 4 --count 4096
 for algo in ring tree; do
-    check "as the header of $algo.h shows it" commented include/dcomm/impl/algo/$algo.h allreduce $algo -n 4
+    check "as the header of $algo.h shows it" commented include/dcomm/impl/algo/$algo.h \
+        allreduce $algo -n 4 --rank 1 --count 1000 --chunk 500
 done
 expect "another rank's" 0 "rank 3 of 4" "$plan" allreduce ring -n 4 --rank 3
 expect "a proof" 0 "^right: 24 messages, 0 signals, longest chain 6," \

@@ -64,14 +64,14 @@ static inline dcommi_input dcommi_input_of(const dcommi_shape *s, int64_t in_bas
 /* `total` bytes cut into blocks of `chunks` chunks each: all equal, whole elements, the
  * tail cut off at `total`. Block b starts at b*block. */
 typedef struct dcommi_partition {
-    int64_t total, block, chunk;
-    int64_t chunks;
+    int64_t block, chunk; /* bytes */
+    int64_t chunks;       /* of a block */
 } dcommi_partition;
 
 static inline dcommi_partition dcommi_partition_make(int64_t total, int64_t nblocks,
                                                      int64_t chunk_bytes, int64_t element)
 {
-    dcommi_partition p = {.total = total, .chunks = 1};
+    dcommi_partition p = {.chunks = 1};
     int64_t share = dcommi_ceil_div(total, nblocks);
     if (chunk_bytes > 0) {
         p.chunks = dcommi_max64(1, dcommi_ceil_div(share, chunk_bytes));

@@ -9,30 +9,46 @@
  * up a tree, where each node folds them, and come down again. The root does both in one lane. Every
  * other rank has up to three lanes for each tree, so that the ways do not wait for each other: one
  * folds what the children send, one sends to the parent, one passes down. Two counters order them:
- * `folded` counts the chunks that may go to the parent, `sent` those that have gone, and that the
- * result may overwrite.
+ * `folded` counts the chunks that may go to the parent; `sent` counts those that have gone, so that
+ * the result may overwrite them in OUT.
  *
- * `dcomm-plan allreduce tree -n 4` prints the plan of rank 0, a leaf of the first tree (lanes 0 and
- * 1) and the root of the second (lane 2); i is a chunk, a place is SPACE[begin, length <= maximum]:
+ * `dcomm-plan allreduce tree -n 4 --rank 1 --count 1000 --chunk 500` prints the plan of rank 1, an
+ * inner node of the first tree (lanes 0 to 2) and a leaf of the second (lanes 3 and 4). i is the
+ * loop over chunks; a place is SPACE[begin, length <= longest]; (+) folds. Counter 0 is `folded`,
+ * counter 1 is `sent`. Read plan.h and build.h first.
  *
- *     plan "tree" rank 0 of 4, sum f32: IN 4194304, OUT 4194304, SCRATCH 32768 bytes; 256 tags, 4
- *         counters, 0 slots, 0 words
+ *     plan "tree" rank 1 of 4, sum f32: IN 4000, OUT 4000, SCRATCH 512 bytes; 16 tags, 4 counters,
+ *         0 slots, 0 words
  *     lane 0
- *        0  loop i < 64
- *        1    send IN[32768*i, 2097152-32768*i <= 32768] to 1, tag i
- *        2  end
- *     lane 1
- *        0  loop i < 64
- *        1    recv OUT[32768*i, 2097152-32768*i <= 32768] from 1, tag 64+i
- *        2  end
- *     lane 2
- *        0  loop i < 64
- *        1    recv_reduce OUT[2097152+32768*i, 2097152-32768*i <= 32768] <- IN[2097152+32768*i,
- *                 2097152-32768*i <= 32768] (+) message from 2, tag 128+i FINAL
- *        2    fence
- *        3    send OUT[2097152+32768*i, 2097152-32768*i <= 32768] to 2, tag 192+i ASYNC
+ *        0  loop i < 4
+ *        1    recv_reduce OUT[500*i, 2000-500*i <= 500] <- IN[500*i, 2000-500*i <= 500] (+)
+ *                 message from 0, tag i
+ *        2    recv_reduce OUT[500*i, 2000-500*i <= 500] <- OUT[500*i, 2000-500*i <= 500] (+)
+ *                 message from 2, tag i
+ *        3    signal counter 0 of 1 by 1
  *        4  end
- *        5  fence
+ *     lane 1
+ *        0  loop i < 4
+ *        1    wait counter 0 >= 1+i
+ *        2    send OUT[500*i, 2000-500*i <= 500] to 3, tag i
+ *        3    signal counter 1 of 1 by 1
+ *        4  end
+ *     lane 2
+ *        0  loop i < 4
+ *        1    wait counter 1 >= 1+i
+ *        2    recv OUT[500*i, 2000-500*i <= 500] from 3, tag 4+i
+ *        3    fence
+ *        4    send OUT[500*i, 2000-500*i <= 500] to 2, tag 4+i ASYNC
+ *        5    send OUT[500*i, 2000-500*i <= 500] to 0, tag 4+i ASYNC
+ *        6  end
+ *     lane 3
+ *        0  loop i < 4
+ *        1    send IN[2000+500*i, 2000-500*i <= 500] to 2, tag 8+i
+ *        2  end
+ *     lane 4
+ *        0  loop i < 4
+ *        1    recv OUT[2000+500*i, 2000-500*i <= 500] from 2, tag 12+i
+ *        2  end
  */
 #ifndef DCOMMI_ALGO_TREE_H
 #define DCOMMI_ALGO_TREE_H
@@ -51,36 +67,37 @@ typedef struct dcommi_tree {
     uint16_t folded, sent; /* all-reduce: counters of chunks */
 } dcommi_tree;
 
-/* Make tree i of `trees` that share `total` bytes. root: the rank on top; -1: any. */
+/* Make a tree that carries part `part` of the buffer, which is cut into `parts` equal ones. root:
+ * the rank on top; -1: any. */
 static dcommi_tree dcommi_tree_make(const dcommi_shape *s, dcomm_builder *b,
-                                    enum dcommi_tree_kind kind, int root, int trees, int i)
+                                    enum dcommi_tree_kind kind, int root, int part, int parts)
 {
     int64_t total = dcommi_shape_bytes(s, s->count);
     int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
     dcommi_partition p =
-        dcommi_partition_make(total, trees, wanted, (int64_t)dcomm_dtype_size(s->dtype));
+        dcommi_partition_make(total, parts, wanted, (int64_t)dcomm_dtype_size(s->dtype));
     dcommi_tree t = {.b = b,
                      .node = dcommi_tree_node(s, kind, root),
                      .self = dcomm_const(s->rank),
                      .input = dcommi_input_of(s, 0).space,
-                     .base = i * p.block,
+                     .base = part * p.block,
                      .chunk = p.chunk,
                      .chunks = p.chunks};
     t.length = dcommi_max64(0, dcommi_min64(p.block, total - t.base));
     return t;
 }
 
-static bool dcommi_tree_root(const dcommi_tree *t)
+static bool dcommi_tree_is_root(const dcommi_tree *t)
 {
     return t->node.parent < 0;
 }
 
-static bool dcommi_tree_leaf(const dcommi_tree *t)
+static bool dcommi_tree_is_leaf(const dcommi_tree *t)
 {
     return t->node.nchildren == 0;
 }
 
-/* Open the loop over chunks. Return its depth, which is called c below. */
+/* Open the loop over chunks. Return its depth, which names chunk c below. */
 static int dcommi_tree_loop(const dcommi_tree *t, int lane)
 {
     return dcomm_build_loop(t->b, lane, dcomm_const(t->chunks));
@@ -106,7 +123,7 @@ static void dcommi_tree_fold(const dcommi_tree *t, int lane, int c, dcomm_operan
 {
     dcomm_operand own = dcommi_tree_chunk(t, t->input, c);
     for (int i = 0; i < t->node.nchildren; i++) {
-        bool final = dcommi_tree_root(t) && i == t->node.nchildren - 1;
+        bool final = dcommi_tree_is_root(t) && i == t->node.nchildren - 1;
         dcomm_build_recv_reduce(t->b, lane, sum, i == 0 ? own : sum, dcomm_msg(), stage,
                                 dcomm_const(t->node.child[i]), tag, final ? DCOMM_STEP_FINAL : 0);
     }
@@ -121,21 +138,19 @@ static void dcommi_tree_down(const dcommi_tree *t, int lane, int64_t tags, bool 
 {
     int c = dcommi_tree_loop(t, lane);
     dcomm_expr tag = dcomm_linear(tags, c, 1);
-    dcomm_operand chunk = dcommi_tree_chunk(t, dcommi_tree_root(t) ? t->input : DCOMM_SPACE_OUT, c);
+    dcomm_operand chunk =
+        dcommi_tree_chunk(t, dcommi_tree_is_root(t) ? t->input : DCOMM_SPACE_OUT, c);
     if (wait_sent) {
         dcomm_build_wait(t->b, lane, t->sent, dcomm_linear(1, c, 1));
     }
-    if (!dcommi_tree_root(t)) {
+    if (!dcommi_tree_is_root(t)) {
         dcomm_build_recv(t->b, lane, chunk, dcomm_const(t->node.parent), tag, 0);
     }
-    if (!dcommi_tree_leaf(t)) {
+    if (!dcommi_tree_is_leaf(t)) {
         dcomm_build_fence(t->b, lane);
         dcommi_tree_to_children(t, lane, chunk, tag);
     }
     dcomm_build_end(t->b, lane);
-    if (!dcommi_tree_leaf(t)) {
-        dcomm_build_fence(t->b, lane);
-    }
 }
 
 /* ---- all-reduce ---- */
@@ -149,24 +164,27 @@ static void dcommi_tree_fold_lane(const dcommi_tree *t, int lane, int64_t up, in
     dcomm_operand sum = dcommi_tree_chunk(t, DCOMM_SPACE_OUT, c);
     dcommi_tree_fold(t, lane, c, sum, dcomm_span(DCOMM_SPACE_SCRATCH, stage, t->chunk),
                      dcomm_linear(up, c, 1));
-    if (dcommi_tree_root(t)) {
+    if (dcommi_tree_is_root(t)) {
         dcomm_build_fence(t->b, lane);
         dcommi_tree_to_children(t, lane, sum, dcomm_linear(down, c, 1));
     } else {
         dcomm_build_signal(t->b, lane, t->folded, t->self, dcomm_const(1));
     }
     dcomm_build_end(t->b, lane);
-    if (dcommi_tree_root(t)) {
-        dcomm_build_fence(t->b, lane);
-    }
 }
 
-/* Send chunks to the parent: a leaf its input, an inner node what it has folded. */
+/* What goes to the parent: a leaf's input, what an inner node has folded. */
+static dcomm_space dcommi_tree_sends_from(const dcommi_tree *t)
+{
+    return dcommi_tree_is_leaf(t) ? t->input : DCOMM_SPACE_OUT;
+}
+
+/* Send chunks to the parent. */
 static void dcommi_tree_send_lane(const dcommi_tree *t, int lane, int64_t up)
 {
-    dcomm_space from = dcommi_tree_leaf(t) ? t->input : DCOMM_SPACE_OUT;
+    dcomm_space from = dcommi_tree_sends_from(t);
     int c = dcommi_tree_loop(t, lane);
-    if (!dcommi_tree_leaf(t)) {
+    if (!dcommi_tree_is_leaf(t)) {
         dcomm_build_wait(t->b, lane, t->folded, dcomm_linear(1, c, 1));
     }
     dcomm_build_send(t->b, lane, dcommi_tree_chunk(t, from, c), dcomm_const(t->node.parent),
@@ -183,29 +201,27 @@ static int dcommi_tree_both_ways(dcommi_tree *t, int lane)
     int64_t up = dcomm_build_tags(t->b, t->chunks), down = dcomm_build_tags(t->b, t->chunks);
     t->folded = dcomm_build_counter(t->b);
     t->sent = dcomm_build_counter(t->b);
-    if (!dcommi_tree_leaf(t)) {
+    if (!dcommi_tree_is_leaf(t)) {
         dcommi_tree_fold_lane(t, lane++, up, down);
     }
-    if (!dcommi_tree_root(t)) {
-        bool from_out = !dcommi_tree_leaf(t) || t->input == DCOMM_SPACE_OUT;
+    if (!dcommi_tree_is_root(t)) {
         dcommi_tree_send_lane(t, lane++, up);
-        dcommi_tree_down(t, lane++, down, from_out);
+        dcommi_tree_down(t, lane++, down, dcommi_tree_sends_from(t) == DCOMM_SPACE_OUT);
     }
     return lane;
 }
 
 static dcomm_status dcommi_tree_allreduce_binomial(const dcommi_shape *s, dcomm_builder *b)
 {
-    dcommi_tree t = dcommi_tree_make(s, b, DCOMMI_TREE_BINOMIAL, 0, 1, 0);
+    dcommi_tree t = dcommi_tree_make(s, b, DCOMMI_TREE_BINOMIAL, 0, 0, 1);
     dcommi_tree_both_ways(&t, 0);
     return b->status;
 }
 
-/* Return the number of trees: two for each instance, each of three lanes at most. */
+/* Return the number of trees: two for each of opts.lanes, of three lanes each at most. */
 static int dcommi_tree_trees(const dcommi_shape *s)
 {
-    int most = DCOMM_PLAN_MAX_LANES / 6;
-    return 2 * (s->lanes < 1 ? 1 : s->lanes > most ? most : s->lanes);
+    return 2 * (s->lanes < DCOMM_PLAN_MAX_LANES / 6 ? s->lanes : DCOMM_PLAN_MAX_LANES / 6);
 }
 
 /* Even trees are the first of the two, odd ones the second. */
@@ -218,7 +234,7 @@ static dcomm_status dcommi_tree_allreduce(const dcommi_shape *s, dcomm_builder *
 {
     int lane = 0, trees = dcommi_tree_trees(s);
     for (int i = 0; i < trees; i++) {
-        dcommi_tree t = dcommi_tree_make(s, b, dcommi_tree_kind_of(i), -1, trees, i);
+        dcommi_tree t = dcommi_tree_make(s, b, dcommi_tree_kind_of(i), -1, i, trees);
         lane = dcommi_tree_both_ways(&t, lane);
     }
     return b->status;
@@ -238,7 +254,7 @@ static void dcommi_tree_keep_own(const dcommi_shape *s, dcomm_builder *b)
 
 static dcomm_status dcommi_tree_broadcast_binomial(const dcommi_shape *s, dcomm_builder *b)
 {
-    dcommi_tree t = dcommi_tree_make(s, b, DCOMMI_TREE_BINOMIAL, s->root, 1, 0);
+    dcommi_tree t = dcommi_tree_make(s, b, DCOMMI_TREE_BINOMIAL, s->root, 0, 1);
     dcommi_tree_down(&t, 0, dcomm_build_tags(b, t.chunks), false);
     dcommi_tree_keep_own(s, b);
     return b->status;
@@ -248,7 +264,7 @@ static dcomm_status dcommi_tree_broadcast(const dcommi_shape *s, dcomm_builder *
 {
     int trees = dcommi_tree_trees(s);
     for (int i = 0; i < trees; i++) {
-        dcommi_tree t = dcommi_tree_make(s, b, dcommi_tree_kind_of(i), s->root, trees, i);
+        dcommi_tree t = dcommi_tree_make(s, b, dcommi_tree_kind_of(i), s->root, i, trees);
         dcommi_tree_down(&t, i, dcomm_build_tags(b, t.chunks), false);
     }
     dcommi_tree_keep_own(s, b);
@@ -262,31 +278,29 @@ static dcomm_status dcommi_tree_broadcast(const dcommi_shape *s, dcomm_builder *
 static void dcommi_tree_up(const dcommi_tree *t, int lane)
 {
     dcomm_builder *b = t->b;
-    bool relay = !dcommi_tree_leaf(t) && !dcommi_tree_root(t);
+    bool relay = !dcommi_tree_is_leaf(t) && !dcommi_tree_is_root(t);
     int64_t tags = dcomm_build_tags(b, t->chunks);
-    int64_t stage = !dcommi_tree_leaf(t) ? dcomm_build_scratch(b, t->chunk) : 0;
+    int64_t stage = !dcommi_tree_is_leaf(t) ? dcomm_build_scratch(b, t->chunk) : 0;
     int64_t slots = relay ? dcomm_build_scratch(b, 2 * t->chunk) : 0;
     int c = dcommi_tree_loop(t, lane);
     dcomm_expr tag = dcomm_linear(tags, c, 1);
-    dcomm_operand sum = dcommi_tree_chunk(t, dcommi_tree_root(t) ? DCOMM_SPACE_OUT : t->input, c);
+    dcomm_operand sum =
+        dcommi_tree_chunk(t, dcommi_tree_is_root(t) ? DCOMM_SPACE_OUT : t->input, c);
     if (relay) {
         sum.space = DCOMM_SPACE_SCRATCH;
         sum.offset = dcomm_plus(dcomm_modular(t->chunk, 0, c, 1, 2), slots);
     }
     dcommi_tree_fold(t, lane, c, sum, dcomm_span(DCOMM_SPACE_SCRATCH, stage, t->chunk), tag);
-    if (!dcommi_tree_root(t)) {
+    if (!dcommi_tree_is_root(t)) {
         dcomm_build_fence(b, lane);
         dcomm_build_send(b, lane, sum, dcomm_const(t->node.parent), tag, DCOMM_STEP_ASYNC);
     }
     dcomm_build_end(b, lane);
-    if (!dcommi_tree_root(t)) {
-        dcomm_build_fence(b, lane);
-    }
 }
 
 static dcomm_status dcommi_tree_reduce_binomial(const dcommi_shape *s, dcomm_builder *b)
 {
-    dcommi_tree t = dcommi_tree_make(s, b, DCOMMI_TREE_BINOMIAL, s->root, 1, 0);
+    dcommi_tree t = dcommi_tree_make(s, b, DCOMMI_TREE_BINOMIAL, s->root, 0, 1);
     dcommi_tree_up(&t, 0);
     return b->status;
 }
@@ -295,7 +309,7 @@ static dcomm_status dcommi_tree_reduce(const dcommi_shape *s, dcomm_builder *b)
 {
     int trees = dcommi_tree_trees(s);
     for (int i = 0; i < trees; i++) {
-        dcommi_tree t = dcommi_tree_make(s, b, dcommi_tree_kind_of(i), s->root, trees, i);
+        dcommi_tree t = dcommi_tree_make(s, b, dcommi_tree_kind_of(i), s->root, i, trees);
         dcommi_tree_up(&t, i);
     }
     return b->status;
