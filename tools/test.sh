@@ -20,12 +20,12 @@ cd "$(dirname "$0")/.." || exit 2
 stages=(setup house gcc header cuda examples matrix clang asan tsan fuzz)
 chosen=()
 full=
-level=1 sanitized_level=0 # of optimization: -O2 takes twice as long to compile as -O1
+level=1 quick_level=0 # of optimization: each takes half as long to compile as the next
 while [ $# -gt 0 ]; do
     case $1 in
     --full)
         export DCOMM_TEST_FULL=1 DCOMM_FUZZ_SECONDS=${DCOMM_FUZZ_SECONDS:-30}
-        full=1 level=2 sanitized_level=1
+        full=1 level=2 quick_level=1
         ;;
     --stage)
         [[ " ${stages[*]} mutants " == *" ${2:-} "* ]] || { echo "test.sh: no stage '${2:-}'" >&2; exit 2; }
@@ -248,7 +248,7 @@ stage_matrix() {
 
 stage_clang() {
     CC=clang CXX=clang++ build "clang" build-clang "clang ${full:+clang-full} tests/lib/declarations.h" \
-        -Doptimization=1 || return
+        -Doptimization="$quick_level" || return
     check "clang: no source has a warning" tests/tools/warnings.py build-clang
     tests build-clang clang
 }
@@ -256,7 +256,7 @@ stage_clang() {
 # sanitized DIRECTORY TARGETS MESON_OPTIONS...: what sanitizers insert takes long to optimize. It misleads gcc's
 # warnings too; stage gcc had them all.
 sanitized() {
-    build "$stage" "$1" "$2" -Doptimization="$sanitized_level" -Dwerror=false \
+    build "$stage" "$1" "$2" -Doptimization="$quick_level" -Dwerror=false \
         '-Dc_args=-g1 -fno-sanitize-recover=undefined' -Dbench=false -Dexamples=false "${@:3}"
 }
 
