@@ -10262,7 +10262,7 @@ static dcomm_status dcommi_feedback_denser(const dcomm_feedback *fb, double k,
     *codec_p = NULL;
     if (own < 0) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "DGC's warm-up changes option k, which %s does not have",
+                           "opts.warmup_steps changes option k, which codec %s does not have",
                            dcomm_codec_spec(fb->codec));
     }
     return (own >= 1 ? own >= k * (double)fb->count : own >= k)
@@ -10314,18 +10314,17 @@ static dcomm_status dcommi_feedback_check_codec(dcomm_feedback *fb)
     DCOMMI_TRY(dcomm_codec_get_info(fb->codec, fb->count, &info));
     if (fb->opts.variant == DCOMM_FEEDBACK_DGC && !info.sparse) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_feedback_create: DGC forgets the momentum of what is sent, so it "
-                           "needs a codec that does not send everything; %s does",
+                           "dcomm_feedback_create: DGC needs a sparse codec, because it forgets "
+                           "the momentum of what is sent; %s sends all elements",
                            info.name);
     }
     fb->factor = 1;
     if (info.unbiased && info.omega >= 1) {
         if (!fb->opts.scale) {
             return dcommi_fail(DCOMM_ERR_INVALID,
-                               "dcomm_feedback_create: an unbiased codec whose variance factor "
-                               "omega is 1 or more is not contractive, and error feedback would "
-                               "grow without bound: %s has omega %.3g for %zu elements; "
-                               "opts.scale multiplies it by 1/(1+omega)",
+                               "dcomm_feedback_create: residuals would grow without bound, because "
+                               "codec %s has variance factor %.3g for %zu elements, which must be "
+                               "below 1; set opts.scale, which multiplies by 1/(1+omega)",
                                fb->codec->spec, info.omega, fb->count);
         }
         fb->factor = 1 / (1 + info.omega);
@@ -10456,11 +10455,11 @@ DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_f
         .owner_norm = dcommi_sqrt(owner),
         .device = fb->worker.place != NULL ? fb->worker.place->device : -1,
         .factor = fb->factor,
-        .state_bytes =
-            dcommi_feedback_store_bytes(&fb->worker) + dcommi_feedback_store_bytes(&fb->owner) +
-            dcommi_feedback_store_bytes(&fb->velocity) +
-            dcommi_feedback_store_bytes(&fb->estimate) + dcommi_feedback_store_bytes(&fb->basis) +
-            bases,
+        .state_bytes = dcommi_feedback_store_bytes(&fb->worker) +
+                       dcommi_feedback_store_bytes(&fb->owner) +
+                       dcommi_feedback_store_bytes(&fb->velocity) +
+                       dcommi_feedback_store_bytes(&fb->estimate) +
+                       dcommi_feedback_store_bytes(&fb->basis) + bases,
     };
     return DCOMM_OK;
 }
@@ -10489,8 +10488,8 @@ static dcomm_status dcommi_feedback_here(const char *what, const dcomm_feedback 
     DCOMMI_TRY(dcommi_feedback_open(what, fb, true));
     return fb->worker.place == NULL
                ? DCOMM_OK
-               : dcommi_fail(DCOMM_ERR_INVALID, "%s: a collective on device %d has the step", what,
-                             fb->worker.place->device);
+               : dcommi_fail(DCOMM_ERR_INVALID, "%s: a collective on device %d is using the state",
+                             what, fb->worker.place->device);
 }
 /* ---- home from a device ---- */
 static dcomm_status dcommi_feedback_store_read(const dcommi_feedback_store *s, void *to,
@@ -10552,7 +10551,7 @@ static dcomm_status dcommi_feedback_home(const char *what, dcomm_feedback *fb)
         return DCOMM_OK;
     }
     if (fb->begun) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: a collective on device %d has a step under way",
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: a collective on device %d is using the state",
                            what, fb->worker.place->device);
     }
     dcommi_feedback_store *stores[DCOMMI_FEEDBACK_MOVING], moved[DCOMMI_FEEDBACK_MOVING];
@@ -10981,15 +10980,15 @@ static dcomm_status dcommi_feedback_begin(dcomm_feedback *fb, const dcomm_feedba
     if (step.first > fb->count || step.count > fb->count - step.first ||
         step.own_first > fb->count || step.own_count > fb->count - step.own_first) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_feedback_begin: [%zu, +%zu) or [%zu, +%zu) is not within the "
-                           "tensor's %zu elements",
-                           step.first, step.count, step.own_first, step.own_count, fb->count);
+                           "dcomm_feedback_begin: %zu elements from %zu, or %zu owned ones from "
+                           "%zu, do not lie within the tensor of %zu elements",
+                           step.count, step.first, step.own_count, step.own_first, fb->count);
     }
     if (fb->stale) {
         return dcommi_fail(
             DCOMM_ERR_INVALID,
-            "dcomm_feedback_begin: a step failed, and the residuals of the ranks may "
-            "not fit together any more; see dcomm_feedback_recover");
+            "dcomm_feedback_begin: an earlier step failed, so the residuals of the ranks may "
+            "not fit together; call dcomm_feedback_recover first");
     }
     DCOMMI_TRY(dcommi_feedback_own(fb, step.own_first, step.own_count));
     if (fb->worker.place != NULL && step.partly) {
@@ -11028,9 +11027,9 @@ static dcomm_status dcommi_feedback_range(const char *what, size_t first, size_t
     if (first < from || first - from > length || count > length - (first - from) ||
         count > length - done) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "%s: [%zu, +%zu) is not within [%zu, +%zu), of which %zu elements are "
-                           "done",
-                           what, first, count, from, length, done);
+                           "%s: %zu elements from %zu do not lie within %zu from %zu, of which %zu "
+                           "are done",
+                           what, count, first, length, from, done);
     }
     return DCOMM_OK;
 }
@@ -11157,7 +11156,8 @@ static dcomm_status dcommi_feedback_owned(const char *what, dcomm_feedback *fb,
     DCOMMI_TRY(
         dcommi_feedback_range(what, first, c->count, fb->own_first, fb->owner.count, fb->owned));
     if (!(c->factor != 0) || dcommi_f32_nonfinite(c->factor)) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: factor %g", what, (double)c->factor);
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: factor is %g; it must be finite and not 0", what,
+                           (double)c->factor);
     }
     c->store = &fb->owner;
     c->at = first - fb->own_first;
@@ -11303,8 +11303,8 @@ DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback
     double lost = 0;
     if (how == DCOMM_FEEDBACK_RETRY && fb->stale && fb->opts.in_place) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_feedback_recover: in place, the residuals before the step are "
-                           "gone; they can only be reset");
+                           "dcomm_feedback_recover: opts.in_place keeps no residuals of before the "
+                           "step; use DCOMM_FEEDBACK_RESET");
     }
     if (how == DCOMM_FEEDBACK_RETRY) {
         dcommi_feedback_store_level(&fb->worker);
@@ -11333,7 +11333,8 @@ DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor)
     DCOMMI_TRY(dcommi_feedback_home("dcomm_feedback_rescale", fb));
     fb->last = DCOMMI_FEEDBACK_NOTHING;
     if (!(fabs(factor) <= DBL_MAX)) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_rescale: factor %g", factor);
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_rescale: factor is %g; it must be finite", factor);
     }
     if (fb->opts.variant == DCOMM_FEEDBACK_EF21) {
         return DCOMM_OK; /* it holds estimates of gradients, nothing that is late */
@@ -11355,7 +11356,7 @@ DCOMM_API dcomm_status dcomm_feedback_undo(dcomm_feedback *fb)
     DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_undo", fb, false));
     if (fb->last == DCOMMI_FEEDBACK_NOTHING || fb->opts.in_place) {
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_undo: %s",
-                           fb->opts.in_place ? "in place, what there was before the step is gone"
+                           fb->opts.in_place ? "opts.in_place keeps no residuals of before the step"
                                              : "no step was committed since the last one was begun "
                                                "or taken back");
     }
@@ -11439,8 +11440,7 @@ static dcomm_status dcommi_feedback_save_bases(const dcomm_feedback *fb, unsigne
     for (const dcommi_feedback_basis *b = fb->bases; b != NULL; b = b->next) {
         const dcommi_feedback_range_head head = {b->first, b->count, b->owner};
         memcpy(*at, &head, sizeof head);
-        DCOMMI_TRY(
-            dcommi_feedback_store_read(&b->numbers, *at + sizeof head, b->numbers.now));
+        DCOMMI_TRY(dcommi_feedback_store_read(&b->numbers, *at + sizeof head, b->numbers.now));
         *at += sizeof head + dcommi_feedback_store_saved(&b->numbers);
     }
     return DCOMM_OK;
@@ -11638,13 +11638,13 @@ DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void 
     const unsigned char *at = from;
     memcpy(&head, at, sizeof head);
     if (head.magic != DCOMMI_FEEDBACK_MAGIC && head.magic != DCOMMI_FEEDBACK_RANGES) {
-        return dcommi_feedback_corrupt("this is no saved state");
+        return dcommi_feedback_corrupt("these bytes are not a saved state");
     }
     const size_t rest = bytes - sizeof head - sizeof hash;
     const size_t spec_bytes = dcommi_feedback_padded(head.spec_bytes);
     memcpy(&hash, at + bytes - sizeof hash, sizeof hash);
     if (hash != dcommi_feedback_hash(at, bytes - sizeof hash)) {
-        return dcommi_feedback_corrupt("it is not whole: its hash is not that of its bytes");
+        return dcommi_feedback_corrupt("it is damaged: its hash does not match its bytes");
     }
     if (head.spec_bytes >= DCOMMI_CODEC_SPEC_MAX || spec_bytes > rest) {
         return dcommi_feedback_corrupt("a value of its head is out of range");
@@ -11656,15 +11656,14 @@ DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void 
             spec[i] = (char)(at[i] >= ' ' && at[i] < 127 ? at[i] : '?');
         }
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_feedback_load: it was saved with codec %s, and this is %s", spec,
+                           "dcomm_feedback_load: it was saved with codec %s, not %s", spec,
                            codec->spec);
     }
     at += spec_bytes;
     bool basis;
     size_t ranges = 0;
     if (head.magic == DCOMMI_FEEDBACK_RANGES) {
-        DCOMMI_TRY(
-            dcommi_feedback_load_bases(codec, &head, NULL, at, rest - spec_bytes, &ranges));
+        DCOMMI_TRY(dcommi_feedback_load_bases(codec, &head, NULL, at, rest - spec_bytes, &ranges));
     }
     DCOMMI_TRY(dcommi_feedback_check_head(codec, &head, bytes - ranges, &basis));
     dcomm_feedback_opts opts = {.variant = (dcomm_feedback_variant)head.variant,
@@ -11680,8 +11679,7 @@ DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void 
     DCOMMI_TRY(dcomm_feedback_create(codec, head.count, &opts, &fb));
     dcomm_status status = DCOMM_OK;
     if (ranges > 0) {
-        status =
-            dcommi_feedback_load_bases(codec, &head, fb, at, rest - spec_bytes, &ranges);
+        status = dcommi_feedback_load_bases(codec, &head, fb, at, rest - spec_bytes, &ranges);
     }
     if (status == DCOMM_OK) {
         status = dcommi_feedback_fill_all(fb, &head, at + ranges, basis);
@@ -13512,8 +13510,9 @@ static dcomm_step *dcommi_build_step(dcomm_builder *b, int lane, dcomm_step_kind
         return NULL;
     }
     if (lane < 0 || lane >= DCOMM_PLAN_MAX_LANES) {
-        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: lane %d is none of 0 to %d",
-                                          b->head.name, lane, DCOMM_PLAN_MAX_LANES - 1));
+        dcommi_build_error(b,
+                           dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: lane is %d; it may be 0 to %d",
+                                       b->head.name, lane, DCOMM_PLAN_MAX_LANES - 1));
         return NULL;
     }
     dcommi_lane_builder *l = &b->lanes[lane];
@@ -13573,8 +13572,8 @@ DCOMM_API int64_t dcomm_build_scratch(dcomm_builder *b, int64_t bytes)
     int64_t offset = b->head.scratch_bytes;
     if (bytes < 0 || bytes > INT64_MAX / 2 - offset) {
         dcommi_build_error(b, dcommi_fail(DCOMM_ERR_INVALID,
-                                          "%s: %" PRId64 " bytes of scratch behind %" PRId64
-                                          " others: must be 0 or more, and fit 2^62 in all",
+                                          "%s: %" PRId64 " bytes of scratch after %" PRId64
+                                          ": must be 0 or more, and below 2^62 in all",
                                           b->head.name, bytes, offset));
         return 0;
     }
@@ -16876,8 +16875,8 @@ DCOMM_API dcomm_status dcomm_tuning_uniform(double alpha_us, double beta_ns_per_
     if (!(alpha_us >= 0 && alpha_us <= most && beta_ns_per_B >= 0 && beta_ns_per_B <= most / 1e3 &&
           gamma_ns_per_B >= 0 && gamma_ns_per_B <= most / 1e3)) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "alpha %g us, beta %g ns/B, gamma %g ns/B: each from 0, to 1e6 us and "
-                           "1000 ns/B",
+                           "alpha is %g us, beta %g ns/B, gamma %g ns/B: alpha may be 0 to 1e6, "
+                           "the others 0 to 1000",
                            alpha_us, beta_ns_per_B, gamma_ns_per_B);
     }
     dcomm_link link = {.alpha_ps = (int64_t)(alpha_us * 1e6 + 0.5)};
@@ -20836,8 +20835,9 @@ static dcomm_status dcommi_counts_agree(const dcommi_shape *s)
     for (size_t i = 0; i < n * n; i++) {
         if (s->matrix[i] > DCOMMI_COUNTS_MOST) {
             return dcommi_fail(DCOMM_ERR_CORRUPT,
-                               "all-to-all-v: rank %zu sends rank %zu %zu elements", i / n, i % n,
-                               s->matrix[i]);
+                               "all-to-all-v: rank %zu sends rank %zu %zu elements, which is too "
+                               "many",
+                               i / n, i % n, s->matrix[i]);
         }
     }
     for (size_t i = 0; i < n; i++) {
@@ -24898,15 +24898,16 @@ static dcomm_status dcommi_coded_hier(const dcommi_shape *s, dcomm_builder *b)
     dcomm_status status = dcommi_hier_open(s, b, &h, &flat);
     if (status == DCOMM_OK && (flat || !h.between_hosts)) {
         status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                             "coded_hier is for several hosts of which one has several ranks");
+                             "coded_hier needs several hosts, one of them with several ranks");
     } else if (status == DCOMM_OK && s->coding->clips) {
         status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                             "coded_hier encodes sums of a host, which are there piece by piece, "
-                             "and feedback that clips needs the norm of all");
+                             "coded_hier cannot run with feedback that clips: it sees the sum of a "
+                             "host piece by piece, and clipping needs the norm of the whole");
     } else if (status == DCOMM_OK && s->coding->differences) {
-        status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                             "coded_hier leaves a rank the estimate of its shard alone, and EF21 "
-                             "adds differences to that of the whole tensor");
+        status =
+            dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                        "coded_hier cannot run with EF21: a rank has the estimate of its shard "
+                        "alone, and EF21 needs that of the whole tensor");
     } else if (status == DCOMM_OK) {
         b->head.codec_partly = true;
         status = dcommi_hier_allreduce_of(&h, h.smallest);
@@ -24990,7 +24991,8 @@ static dcomm_status dcommi_coded_linear(const dcommi_shape *s, dcomm_builder *b)
     int64_t total = dcommi_shape_bytes(s, s->count);
     size_t most = coding->max_bytes(coding->sizes, s->count);
     if (coding->parts == 0 || most > (size_t)INT64_MAX / 4096) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "coded_linear is for codecs that are linear");
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "coded_linear needs a linear codec: randk or powersgd");
     }
     b->head.codec = coding->codec;
     b->head.codec_linear = true;
@@ -25299,7 +25301,7 @@ static dcommi_staged dcommi_staged_make(const dcommi_shape *s, dcomm_builder *b,
 {
     if (s->nranks > DCOMMI_STAGED_RANKS) {
         dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                                          "%s: %d ranks, at most %d exchange by staging",
+                                          "%s: %d ranks are too many for staging (at most %d)",
                                           b->head.name, s->nranks, DCOMMI_STAGED_RANKS));
     }
     int64_t longest = 0;
@@ -26005,9 +26007,10 @@ static dcomm_status dcommi_coded_check_feedback(const dcommi_shape *s, const dco
     if (fb->count != s->count ||
         (opts->codec != NULL && strcmp(opts->codec->spec, fb->codec->spec) != 0)) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "%s: opts.feedback is for %zu elements by %s, the call for %zu by %s",
+                           "%s: opts.feedback was made for %zu elements and codec %s; the call has "
+                           "%zu elements and %s",
                            dcomm_coll_name(s->coll), fb->count, fb->codec->spec, s->count,
-                           opts->codec != NULL ? opts->codec->spec : "the same");
+                           opts->codec != NULL ? opts->codec->spec : "the same codec");
     }
     /* Behind a call on the same stream, it is looked at when that has ended and this one begins.
      * The step's number decides beforehand what linear codecs draw and what warms up. */
@@ -26015,7 +26018,7 @@ static dcomm_status dcommi_coded_check_feedback(const dcommi_shape *s, const dco
                   !dcommi_codec_has(fb->codec, DCOMMI_CODEC_LINEAR);
     if (!behind && (fb->stale || fb->begun)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: opts.feedback is %s", dcomm_coll_name(s->coll),
-                           fb->stale ? "stale, for a collective with it failed; see "
+                           fb->stale ? "stale, because a collective with it failed; see "
                                        "dcomm_feedback_recover"
                                      : "in use by another call");
     }
@@ -26044,7 +26047,7 @@ static dcomm_status dcommi_coded_begin(dcommi_shape *s, const dcomm_coll_opts *o
     DCOMMI_TRY(dcommi_coded_check_feedback(s, opts));
     if (!dcommi_coded_op(s->op)) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "%s: opts.codec with operator %s; sums and averages can be compressed",
+                           "%s: a codec cannot compress operator %s, only sums and averages",
                            dcomm_coll_name(s->coll), dcomm_op_name(s->op));
     }
     if (dcommi_coded_wanted(s, opts)) {
@@ -26354,8 +26357,8 @@ static dcomm_status dcommi_cuda_holds(void *memory, size_t bytes)
     }
     return base <= at && at - base <= all && bytes <= all - (size_t)(at - base)
                ? DCOMM_OK
-               : dcommi_fail(DCOMM_ERR_CORRUPT, "it has not the %zu bytes that it is said to have",
-                             bytes);
+               : dcommi_fail(DCOMM_ERR_CORRUPT,
+                             "it is shorter than the %zu bytes that were offered", bytes);
 }
 static dcomm_status dcommi_cuda_peer_open(int device, const dcommi_device_key *key, size_t bytes,
                                           void **memory_p)
@@ -26773,8 +26776,8 @@ static dcomm_status dcommi_cuda_stream_check(const char *name, void *stream)
     if (error == cudaErrorStreamCaptureImplicit || capture != cudaStreamCaptureStatusNone) {
         (void)cudaGetLastError();
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "%s: the stream is being captured into a graph, which cannot hold what "
-                           "ranks do together; end the capture before the call",
+                           "%s: the stream is being captured into a graph, and a graph cannot hold "
+                           "a call of several ranks; end the capture before the call",
                            name);
     }
     DCOMMI_CUDA_TRY(-1, error, "opts.stream");
@@ -26782,8 +26785,8 @@ static dcomm_status dcommi_cuda_stream_check(const char *name, void *stream)
         void *entry = NULL;
         if (dcommi_cuda_entry("cuStreamWaitValue32", &entry) < 0) {
             return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                               "%s: opts.stream: the driver has no cuStreamWaitValue32, by which a "
-                               "stream waits",
+                               "%s: opts.stream needs cuStreamWaitValue32, which the driver does "
+                               "not have",
                                name);
         }
         dcommi_cuda_wait_fn wait;
@@ -28594,15 +28597,16 @@ static dcomm_status dcommi_own_create(dcommi_own *own, bool collapse)
     own->file = dcommi_share_file(own->len);
     own->base = own->file >= 0 ? dcommi_share_map_huge(own->file, own->len) : NULL;
     if (own->base == NULL) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "no shared memory of %zu bytes: %s", own->len,
-                           strerror(errno));
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "cannot allocate %zu bytes of shared memory: %s",
+                           own->len, strerror(errno));
     }
     if (!(collapse ? dcommi_huge_fill(own->base, own->len, &own->huge)
                    : dcommi_huge_populate(own->base, own->len))) {
-        return dcommi_fail(DCOMM_ERR_SYSTEM,
-                           "no shared memory of %zu bytes: %s (see the memory limit of the "
-                           "container)",
-                           own->len, strerror(errno));
+        return dcommi_fail(
+            DCOMM_ERR_SYSTEM,
+            "cannot allocate %zu bytes of shared memory: %s (see the memory limit of the "
+            "container)",
+            own->len, strerror(errno));
     }
     return DCOMM_OK;
 }
@@ -31040,7 +31044,7 @@ static dcommi_verdict dcommi_on_read_reply(dcomm_comm *comm, const dcommi_header
     const bool straight = DCOMMI_UNLIKELY(move->device);
     if (straight && (data != NULL || transport->call->fetch_device == NULL)) {
         dcommi_poison(comm, DCOMM_ERR_CORRUPT,
-                      "a peer answered out of host memory where it had offered a device's");
+                      "a peer offered device memory and answered from host memory");
         return DCOMMI_CONSUMED;
     }
     if (data != NULL) {
@@ -31316,7 +31320,7 @@ static struct dcommi_scratch *dcommi_scratch_of(dcomm_context *context)
     dcomm_status status = dcommi_own_create(own, false);
     DCOMMI_THEN(status, dcommi_own_enter(own));
     if (status < 0) {
-        dcommi_log(DCOMMI_LOG_INFO, "no scratch that peers can map: %s", dcommi_message);
+        dcommi_log(DCOMMI_LOG_INFO, "peers cannot map scratch of this rank: %s", dcommi_message);
         dcommi_own_destroy(own);
     }
     return scratch;
@@ -31537,7 +31541,8 @@ static enum dcommi_outcome dcommi_outside(dcommi_lane *lane, const char *what)
 }
 static enum dcommi_outcome dcommi_step_lengths(dcommi_lane *lane, size_t from, size_t to)
 {
-    return dcommi_step_error(lane, DCOMM_ERR_PLAN, "it takes %zu bytes into %zu", from, to);
+    return dcommi_step_error(lane, DCOMM_ERR_PLAN,
+                             "%zu bytes do not fit the %zu bytes of its target", from, to);
 }
 /* What follows a move that was started. */
 static enum dcommi_outcome dcommi_moving(dcommi_lane *lane, dcomm_status status, bool async)
@@ -35869,8 +35874,8 @@ static bool dcommi_ctl_heard(dcomm_context *context, dcommi_ctl_line *l)
     dcommi_ctl_frame_tag(l, !l->connector, l->received++, l->in, tag);
     if (!dcommi_same_secret(tag, l->in + DCOMMI_CTL_FRAME - DCOMMI_CTL_KEY, sizeof tag)) {
         dcommi_log(DCOMMI_LOG_WARN,
-                   "the control connection with process %d brought what is no "
-                   "message of its; it is closed",
+                   "the control connection with process %d brought a forged message; "
+                   "it is closed",
                    (int)context->peers[l->peer].pid);
         return false;
     }
@@ -42208,7 +42213,7 @@ static void dcommi_say_uncreated(void)
 {
     if (dcommi_uncreated.text[0] != 0 && dcommi_uncreated.on_error != DCOMM_ON_ERROR_RETURN) {
         dcommi_log(DCOMMI_LOG_ERROR,
-                   "a call on a communicator that is NULL, for it was not created: %s",
+                   "a call on a communicator that is NULL, because its creation failed: %s",
                    dcommi_uncreated.text);
     }
     dcommi_uncreated.text[0] = 0;
@@ -42422,17 +42427,17 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
     const char *name = dcomm_coll_name(coll);
     size_t element = dcomm_dtype_size(dtype);
     if (element == 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: dtype is %d, which is none", name, (int)dtype);
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: there is no dtype %d", name, (int)dtype);
     }
     if (!dcommi_op_known(op)) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: op is %d, which is none", name, (int)op);
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: there is no op %d", name, (int)op);
     }
     if (DCOMMI_UNLIKELY(dcommi_dtype_is_opaque(dtype)) && dcommi_coll_folds(coll) &&
         !dcommi_op_is_user(op)) {
         return dcommi_fail(
             DCOMM_ERR_UNSUPPORTED,
-            "%s: op is %s and dtype an opaque one of %zu bytes, which only operators "
-            "of the caller's own reduce (dcomm_op_create)",
+            "%s: op %s cannot reduce an opaque dtype of %zu bytes; make an operator of "
+            "your own by dcomm_op_create",
             name, dcomm_op_name(op), element);
     }
     if (root < 0 || root >= comm->size) {
@@ -42455,13 +42460,15 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
                            (int)opts->accumulate);
     }
     if (opts->timeout_s < 0 || opts->chunk_bytes > (size_t)INT64_MAX / 2) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: opts.timeout_s is %g, opts.chunk_bytes %zu",
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s: opts.timeout_s is %g and must be 0 or more, or opts.chunk_bytes is "
+                           "%zu and must be below 2^62",
                            name, opts->timeout_s, opts->chunk_bytes);
     }
     if (DCOMMI_UNLIKELY((opts->codec != NULL || opts->feedback != NULL) &&
                         coll != DCOMM_COLL_ALLREDUCE)) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no compressed form; all-reduce has",
-                           name);
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "%s has no compressed form; only all-reduce has one", name);
     }
     dcommi_zero(s, sizeof *s);
     s->coll = coll;
@@ -42715,7 +42722,7 @@ static dcomm_status dcommi_check_op_hold(const char *name, dcomm_op op)
 {
     return dcommi_op_hold(op)
                ? DCOMM_OK
-               : dcommi_fail(DCOMM_ERR_INVALID, "%s: op is %d, which is none", name, (int)op);
+               : dcommi_fail(DCOMM_ERR_INVALID, "%s: there is no op %d", name, (int)op);
 }
 /* Run a checked shape on its buffers. `p2p` is the other rank of SEND and RECV, else -1. */
 static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, const void *in,
@@ -43507,7 +43514,8 @@ static dcomm_status dcommi_gather(dcomm_comm *comm, const void *sendbuf, void *r
     DCOMMI_TRY(
         dcommi_shape_begin(comm, DCOMM_COLL_GATHER, sendcount, dtype, DCOMM_SUM, root, opts, &s));
     if (sendbuf == DCOMM_IN_PLACE && comm->rank != root) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "gather: in place is for the root, %d, only", root);
+        return dcommi_fail(DCOMM_ERR_INVALID, "gather: only the root, rank %d, works in place",
+                           root);
     }
     return dcommi_call_buffers(comm, &s, sendbuf, recvbuf,
                                dcommi_shape_bytes(&s, sendcount) * comm->rank, comm->rank == root,
@@ -43522,7 +43530,8 @@ static dcomm_status dcommi_scatter(dcomm_comm *comm, const void *sendbuf, void *
     DCOMMI_TRY(
         dcommi_shape_begin(comm, DCOMM_COLL_SCATTER, recvcount, dtype, DCOMM_SUM, root, opts, &s));
     if (sendbuf == DCOMM_IN_PLACE && comm->rank != root) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "scatter: in place is for the root, %d, only", root);
+        return dcommi_fail(DCOMM_ERR_INVALID, "scatter: only the root, rank %d, works in place",
+                           root);
     }
     if (sendbuf == DCOMM_IN_PLACE && recvbuf != NULL) { /* recvbuf is the whole buffer */
         sendbuf = recvbuf;
@@ -43549,7 +43558,8 @@ static dcomm_status dcommi_check_counts(const dcommi_shape *s, const char *name,
         size_t at = given != NULL ? given[r] : sum;
         if (counts[r] > 0 &&
             (counts[r] > limit || at > limit - counts[r] || sum > limit - counts[r])) {
-            return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s[%d] is %zu at %zu, beyond 2^62 bytes",
+            return dcommi_fail(DCOMM_ERR_INVALID,
+                               "%s: %s[%d] is %zu, at displacement %zu: more than 2^62 bytes",
                                dcomm_coll_name(s->coll), name, r, counts[r], at);
         }
         sum += counts[r];
@@ -43591,7 +43601,7 @@ static dcomm_status dcommi_call_v(dcomm_comm *comm, dcomm_coll coll, const void 
     bool gathers = coll == DCOMM_COLL_GATHERV || coll == DCOMM_COLL_ALLGATHERV;
     dcomm_status status = DCOMM_OK;
     if (in == DCOMM_IN_PLACE && rooted && comm->rank != root) {
-        status = dcommi_fail(DCOMM_ERR_INVALID, "%s: in place is for the root, %d, only",
+        status = dcommi_fail(DCOMM_ERR_INVALID, "%s: only the root, rank %d, works in place",
                              dcomm_coll_name(coll), root);
     } else if (in == DCOMM_IN_PLACE && !gathers && out != NULL) {
         in = out;
@@ -43615,9 +43625,9 @@ static dcomm_status dcommi_check_matrix(const dcommi_shape *s, const size_t *mat
     for (size_t r = 0; r < n && matrix != NULL; r++) {
         if (matrix[me * n + r] != send[r] || matrix[r * n + me] != recv[r]) {
             return dcommi_fail(DCOMM_ERR_INVALID,
-                               "all-to-all-v: opts.matrix says that ranks %zu and %zu send each "
-                               "other %zu and %zu elements, the counts of rank %zu %zu and %zu",
-                               me, r, matrix[me * n + r], matrix[r * n + me], me, send[r], recv[r]);
+                               "all-to-all-v: ranks %zu and %zu send each other %zu and %zu "
+                               "elements by opts.matrix, but %zu and %zu by the counts of rank %zu",
+                               me, r, matrix[me * n + r], matrix[r * n + me], send[r], recv[r], me);
         }
     }
     return DCOMM_OK;
@@ -43668,7 +43678,7 @@ static dcomm_status dcommi_p2p(dcomm_comm *comm, dcomm_coll coll, const void *in
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, DCOMM_SUM, peer, opts, &s));
     if (peer == comm->rank) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: rank %d is the caller itself",
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: peer is %d, which is this rank itself",
                            dcomm_coll_name(coll), peer);
     }
     DCOMMI_TRY(dcommi_check_buffer(&s, "buf", coll == DCOMM_COLL_SEND ? in : out,
@@ -43689,8 +43699,8 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
     }
     if (dcomm_dtype_size((dcomm_dtype)plan->dtype) == 0 || !dcommi_op_known((dcomm_op)plan->op)) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "plan %s: dtype %" PRIu32 " or op %" PRIu32 " is none", plan->name,
-                           plan->dtype, plan->op);
+                           "plan %s: dtype %" PRIu32 " or op %" PRIu32 " does not exist",
+                           plan->name, plan->dtype, plan->op);
     }
     uint32_t budget = DCOMMI_CHECK_SUBPLANS;
     DCOMMI_TRY(dcommi_check_plan_valid(plan, "plan", 0, &budget)); /* its indices can be trusted */
@@ -45067,7 +45077,9 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
     fake.rank = rank;
     fake.size = nranks;
     if (nranks < 1 || rank < 0 || rank >= nranks) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "rank %d of %d", rank, nranks);
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "rank is %d and nranks is %d: a rank is from 0 to nranks - 1", rank,
+                           nranks);
     }
     bool listed = spec->coll == DCOMM_COLL_REDUCE_SCATTERV || spec->coll == DCOMM_COLL_ALLGATHERV ||
                   spec->coll == DCOMM_COLL_GATHERV || spec->coll == DCOMM_COLL_SCATTERV ||
@@ -45332,19 +45344,24 @@ DCOMM_API dcomm_status dcomm_comm_explain(dcomm_comm *comm, dcomm_explanation *e
     e->algo = NULL;
     e->nalternatives = e->npaths = 0;
     if (e->max_alternatives < 0 || (e->alternatives == NULL && e->max_alternatives > 0)) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "alternatives is NULL, or max_alternatives is %d",
-                           e->max_alternatives);
+        return dcommi_fail(
+            DCOMM_ERR_INVALID,
+            "max_alternatives is %d; it must be 0 or more, and 0 if alternatives is NULL",
+            e->max_alternatives);
     }
     if (e->max_paths < 0 || (e->paths == NULL && e->max_paths > 0)) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "paths is NULL, or max_paths is %d", e->max_paths);
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "max_paths is %d; it must be 0 or more, and 0 if paths is NULL",
+                           e->max_paths);
     }
     if (comm == NULL && e->nranks < 1) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "comm is NULL, and nranks is %d", e->nranks);
+        return dcommi_fail(DCOMM_ERR_INVALID, "comm is NULL and nranks is %d; it must be 1 or more",
+                           e->nranks);
     }
     if (comm != NULL && (e->nranks != 0 || e->hosts != NULL || e->tuning != NULL)) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "nranks, hosts and tuning are for a comm that is NULL, and one of "
-                           "them is set");
+                           "nranks, hosts or tuning is set, but comm is not NULL: they describe "
+                           "ranks without a communicator");
     }
     return comm != NULL ? dcommi_explain_comm(comm, e) : dcommi_explain_hosts(e);
 }
@@ -45618,9 +45635,10 @@ DCOMM_API dcomm_status dcomm_comm_get_level(const dcomm_comm *comm, int level, d
     static const char *const names[] = {"host", "package", "numa", "cache", "core"};
     DCOMMI_TRY(dcommi_check_comm(comm));
     if (info == NULL || level < 0 || level >= comm->groups->nlevels) {
-        return info == NULL ? dcommi_fail(DCOMM_ERR_INVALID, "info is NULL")
-                            : dcommi_fail(DCOMM_ERR_INVALID, "level is %d; there are %d", level,
-                                          comm->groups->nlevels);
+        return info == NULL
+                   ? dcommi_fail(DCOMM_ERR_INVALID, "info is NULL")
+                   : dcommi_fail(DCOMM_ERR_INVALID, "level is %d; there are %d levels, from 0 on",
+                                 level, comm->groups->nlevels);
     }
     info->kind = (dcomm_level_kind)comm->groups->kind[level];
     info->name = names[info->kind];
@@ -45644,9 +45662,9 @@ DCOMM_API dcomm_status dcomm_comm_get_place(const dcomm_comm *comm, int rank, dc
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
     if (place == NULL || rank < 0 || rank >= comm->size) {
-        return place == NULL
-                   ? dcommi_fail(DCOMM_ERR_INVALID, "place is NULL")
-                   : dcommi_fail(DCOMM_ERR_INVALID, "rank is %d; there are %d", rank, comm->size);
+        return place == NULL ? dcommi_fail(DCOMM_ERR_INVALID, "place is NULL")
+                             : dcommi_fail(DCOMM_ERR_INVALID, "rank is %d; there are %d ranks",
+                                           rank, comm->size);
     }
     const dcommi_site *p = &comm->places[rank];
     place->package = (int)dcommi_max64(p->package, -1);
@@ -49573,7 +49591,8 @@ static dcomm_status dcommi_boot_managed(dcommi_boot *boot, const dcommi_launcher
             ? dcommi_pmi_share(l->pmi_fd, key, mine, got, sizeof got, deadline, cancel)
             : dcommi_pmix_share(key, mine, got, sizeof got, deadline, cancel);
     if (status == DCOMM_OK && !dcommi_boot_unhex(got, &id)) {
-        status = dcommi_fail(DCOMM_ERR_RENDEZVOUS, "the process manager handed round no id");
+        status =
+            dcommi_fail(DCOMM_ERR_RENDEZVOUS, "the process manager did not bring the id of rank 0");
     }
     if (status == DCOMM_OK) {
         boot->client.timeout_s = dcommi_now() < deadline ? deadline - dcommi_now() : 0;
@@ -49755,8 +49774,9 @@ static dcomm_status dcommi_boot_given(dcommi_boot *boot, const dcomm_comm_opts *
 {
     if (opts->size < 1 || opts->size > DCOMMI_RDV_SIZE_MAX || opts->rank < 0 ||
         opts->rank >= opts->size) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "opts.rank=%d of opts.size=%d", opts->rank,
-                           opts->size);
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "opts.rank is %d and opts.size is %d: a rank is from 0 to size - 1",
+                           opts->rank, opts->size);
     }
     boot->rank = opts->rank;
     boot->size = opts->size;
@@ -49881,7 +49901,8 @@ static dcomm_status dcommi_boot_by_caller(dcommi_boot *boot, const void *mine, s
     for (size_t r = 0; r < n && status == DCOMM_OK; r++) {
         if (boot->words[r] > DCOMMI_RDV_BLOB_MAX) {
             status = dcommi_fail(DCOMM_ERR_CORRUPT,
-                                 "opts.allgather returned %" PRIu64 " as the length of rank %zu",
+                                 "opts.allgather returned wrong bytes: %" PRIu64
+                                 " as a length, for rank %zu",
                                  boot->words[r], r);
             break;
         }
@@ -49900,7 +49921,7 @@ static dcomm_status dcommi_boot_by_caller(dcommi_boot *boot, const void *mine, s
         if (word != 0) {
             status = DCOMM_ERR_NO_MEMORY;
         } else if (boot->words[r] != 0) {
-            status = dcommi_fail(DCOMM_ERR_NO_MEMORY, "rank %zu: no memory to take part", r);
+            status = dcommi_fail(DCOMM_ERR_NO_MEMORY, "rank %zu has no memory to take part", r);
         }
     }
     if (status == DCOMM_OK && longest > 0) {
@@ -50012,8 +50033,9 @@ static dcomm_status dcommi_card_parse(const uint8_t *blob, size_t len, int rank,
         DCOMMI_TRY(dcommi_boot_word_read(blob, len, rank));
     }
     if (len < sizeof *card) {
-        return dcommi_fail(DCOMM_ERR_CORRUPT, "rank %d sent %zu bytes about itself, less than %zu",
-                           rank, len, sizeof *card);
+        return dcommi_fail(DCOMM_ERR_CORRUPT,
+                           "rank %d sent a description of %zu bytes; it has at least %zu", rank,
+                           len, sizeof *card);
     }
     memcpy(card, blob, sizeof *card);
     card->algo[sizeof card->algo - 1] = 0;
@@ -50025,7 +50047,8 @@ static dcomm_status dcommi_card_parse(const uint8_t *blob, size_t len, int rank,
                            rank, card->version, DCOMMI_CARD_VERSION);
     }
     if (card->size != size) {
-        return dcommi_fail(DCOMM_ERR_MISMATCH, "rank %d says there are %d ranks, this one %d", rank,
+        return dcommi_fail(DCOMM_ERR_MISMATCH,
+                           "rank %d was started as one of %d ranks, this rank as one of %d", rank,
                            card->size, size);
     }
     if ((uint64_t)card->local_address + card->net_address != len - sizeof *card) {
@@ -50301,7 +50324,8 @@ static dcomm_status dcommi_reach_round(const dcomm_comm *comm, dcommi_boot *boot
     for (int r = 0; r < comm->size; r++) {
         size_t n = reach->said.lens[r];
         if (n < sizeof alone + sizeof(int32_t) || (n - sizeof alone) % sizeof(int32_t) != 0) {
-            return dcommi_fail(DCOMM_ERR_CORRUPT, "rank %d said %zu bytes of whom it reaches", r,
+            return dcommi_fail(DCOMM_ERR_CORRUPT,
+                               "rank %d sent a bad list of the ranks that it reaches: %zu bytes", r,
                                n);
         }
         reach->at[r] = at + sizeof alone;
@@ -50643,7 +50667,7 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
     }
     algo = opts->algo != NULL ? opts->algo : algo != NULL ? algo : "auto";
     if (strlen(algo) >= sizeof comm->algo) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "algorithm \"%s\" is too long a name", algo);
+        return dcommi_fail(DCOMM_ERR_INVALID, "algorithm \"%s\": the name is too long", algo);
     }
     bool known = strcmp(algo, "auto") == 0 || algo[0] == 0;
     for (size_t i = 0; i < DCOMMI_ALGO_COUNT && !known; i++) {
@@ -50672,12 +50696,14 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
     comm->tunes = opts->tune != 0 ? opts->tune > 0 : dcommi_env_flag("DCOMM_TUNE", true);
     comm->connections = opts->connections != 0 ? opts->connections : (int)connections;
     if (comm->connections < 0 || comm->connections > DCOMM_CONNECTIONS_MAX) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "connections is %d; it may be 1 to %d, or 0: chosen",
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "connections is %d; it may be 1 to %d, or 0 for the default",
                            opts->connections, DCOMM_CONNECTIONS_MAX);
     }
     comm->chunk_bytes = opts->chunk_bytes != 0 ? (int64_t)opts->chunk_bytes : (int64_t)chunk;
     if (comm->chunk_bytes < 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "chunk_bytes is %" PRId64, comm->chunk_bytes);
+        return dcommi_fail(DCOMM_ERR_INVALID, "chunk_bytes is %" PRId64 "; it must be 0 or more",
+                           comm->chunk_bytes);
     }
     return DCOMM_OK;
 }
@@ -55106,7 +55132,8 @@ static dcomm_status dcommi_bkt_mark(const char *what, dcomm_buckets *b, size_t i
 {
     DCOMMI_TRY(dcommi_bkt_check(what, b));
     if (i >= b->nparams) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: parameter %zu of %zu", what, i, b->nparams);
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: i is %zu; there are %zu parameters", what, i,
+                           b->nparams);
     }
     dcommi_bkt_param *p = &b->params[i];
     DCOMMI_TRY(dcommi_bkt_follow(what, b, p, stream));
@@ -55507,7 +55534,8 @@ DCOMM_API dcomm_status dcomm_bucket_get_info(dcomm_buckets *b, size_t k, dcomm_b
 {
     DCOMMI_TRY(dcommi_bkt_check_idle("dcomm_bucket_get_info", b, info));
     if (k >= b->layout.n) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_bucket_get_info: bucket %zu of %zu", k,
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_bucket_get_info: k is %zu; there are %zu buckets", k,
                            b->layout.n);
     }
     const dcommi_bkt *bucket = &b->layout.buckets[k];
@@ -55575,8 +55603,8 @@ static dcomm_status dcommi_bkt_agree_rounds(dcomm_buckets *b, int rounds, double
 {
     dcomm_status status = DCOMM_OK;
     if (rounds < 1 || rounds > 10000) {
-        status = dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_calibrate: %d rounds; 1 to 10000",
-                             rounds);
+        status = dcommi_fail(DCOMM_ERR_INVALID,
+                             "dcomm_buckets_calibrate: rounds is %d; it may be 1 to 10000", rounds);
     } else if ((*times_p = dcommi_calloc(b->layout.n, (size_t)rounds * sizeof **times_p)) == NULL) {
         status = DCOMM_ERR_NO_MEMORY;
     }
@@ -55824,7 +55852,8 @@ static dcomm_status dcommi_bkt_prepare(dcomm_buckets *b, const dcomm_bucket_para
                                        size_t nparams, const dcomm_buckets_opts *opts)
 {
     if (nparams > UINT32_MAX / 2) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_create: %zu parameters", nparams);
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_buckets_create: nparams is %zu; it must be below 2^31", nparams);
     }
     dcommi_bkt_take_opts(b, opts);
     b->params = dcommi_calloc(nparams, sizeof *b->params);
@@ -56007,11 +56036,11 @@ DCOMM_API dcomm_status dcomm_param_wait(dcomm_buckets *b, size_t i)
     DCOMMI_TRY(dcommi_bkt_check("dcomm_param_wait", b));
     if (i >= b->nparams || !atomic_load_explicit(&b->open, memory_order_acquire) ||
         b->step.accumulate) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_param_wait: parameter %zu of %zu, %s", i,
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_param_wait: parameter %zu of %zu: %s", i,
                            b->nparams,
-                           !atomic_load(&b->open) ? "and no step is under way"
-                           : b->step.accumulate   ? "in a step that does not send"
-                                                  : "which is none");
+                           !atomic_load(&b->open) ? "no step is under way"
+                           : b->step.accumulate   ? "this step accumulates and sends nothing"
+                                                  : "there is no such parameter");
     }
     for (size_t k = 0; k <= b->params[i].bucket; k++) {
         const dcommi_bkt *bucket = &b->layout.buckets[k];
@@ -57302,9 +57331,10 @@ static dcomm_status dcommi_moe_stage_lay(const dcomm_moe *m, dcommi_moe_stage *s
     }
     size_t entries = s->send_first[m->opts.chunks];
     if (entries > UINT32_MAX || s->recv_first[m->opts.chunks] > UINT32_MAX) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_moe_route: rank %d sends %zu rows and gets %zu", m->rank, entries,
-                           s->recv_first[m->opts.chunks]);
+        return dcommi_fail(
+            DCOMM_ERR_INVALID,
+            "dcomm_moe_route: rank %d sends %zu rows and receives %zu: more than 2^32", m->rank,
+            entries, s->recv_first[m->opts.chunks]);
     }
     if (entries > s->from_room) {
         size_t room = entries + entries / 8;
@@ -57776,8 +57806,8 @@ static dcomm_status dcommi_moe_take(dcomm_moe *m, size_t tokens, const int32_t *
     size_t k = (size_t)m->opts.k, n = tokens * k;
     m->tokens = 0;
     if (tokens > UINT32_MAX / k / 2) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_moe_route: %zu tokens of %zu experts", tokens,
-                           k);
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_moe_route: tokens is %zu, too many for k of %zu", tokens, k);
     }
     if (experts == NULL && tokens > 0) {
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_moe_route: experts is NULL for %zu tokens",
@@ -58346,8 +58376,8 @@ static dcomm_status dcommi_moe_check_opts(const dcomm_moe *m, const dcomm_moe_op
                                                                     : NULL;
     if (wrong != NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_moe_create: opts.%s is none that there is (experts %zu, hidden "
-                           "%zu, k %d, dtype %d, capacity %g, policy %d, chunks %d, form %d)",
+                           "dcomm_moe_create: opts.%s is out of range (experts %zu, hidden %zu, "
+                           "k %d, dtype %d, capacity %g, policy %d, chunks %d, form %d)",
                            wrong, o->experts, o->hidden, o->k, (int)o->dtype, o->capacity,
                            (int)o->policy, o->chunks, (int)o->form);
     }
@@ -58372,8 +58402,8 @@ static dcomm_status dcommi_moe_take_codec(dcomm_moe *m, const char *spec)
     DCOMMI_TRY(dcomm_codec_get_info(m->codec, m->opts.hidden, &info));
     if (m->opts.dtype != DCOMM_F32 || !info.exact_bytes || info.linear || m->codec->automatic) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "dcomm_moe_create: opts.codec \"%.80s\" is not for rows of %s: rows are "
-                           "of f32, and its wires all of one length",
+                           "dcomm_moe_create: opts.codec \"%.80s\" cannot encode rows of %s: rows "
+                           "must be f32, and all wires of the codec must have one length",
                            spec, dcomm_dtype_name(m->opts.dtype));
     }
     m->wire = info.max_bytes;
@@ -58390,7 +58420,8 @@ static dcomm_status dcommi_moe_take_algo(dcomm_moe *m, const char *name)
     const dcommi_algo *algo = dcommi_algo_find(DCOMM_COLL_ALLTOALLV, name);
     if (algo == NULL) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "dcomm_moe_create: opts.algo \"%.80s\" is none of all-to-all-v's", name);
+                           "dcomm_moe_create: all-to-all-v has no algorithm \"%.80s\" (opts.algo)",
+                           name);
     }
     m->opts.algo = algo->name;
     return DCOMM_OK;
@@ -58610,21 +58641,22 @@ static dcomm_status dcommi_moe_may_start(dcomm_moe *m, dcommi_moe_pass pass, int
 {
     const char *name = dcommi_moe_pass_names[pass];
     if (c < 0 || c >= m->opts.chunks) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s_start: rank %d: chunk %d of %d", name, m->rank, c,
-                           m->opts.chunks);
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s_start: rank %d: c is %d; there are %d chunks",
+                           name, m->rank, c, m->opts.chunks);
     }
     bool first = pass == DCOMMI_MOE_DISPATCH;
     if (m->steps == 0 || dcommi_moe_op_of(m, pass, c)->started ||
         (!first && !dcommi_moe_op_of(m, pass - 1, c)->done)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s_start: rank %d: chunk %d %s", name, m->rank, c,
-                           m->steps == 0 ? "comes before any dcomm_moe_route"
+                           m->steps == 0 ? "starts before any dcomm_moe_route"
                            : dcommi_moe_op_of(m, pass, c)->started
                                ? "has been started in this step"
-                               : "has not come through what is before it");
+                               : "must first be waited for in the pass before this one");
     }
     if (rows == NULL && nrows > 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s_start: rank %d: chunk %d has %zu rows at NULL",
-                           name, m->rank, c, nrows);
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s_start: rank %d: rows of chunk %d is NULL, for %zu rows", name,
+                           m->rank, c, nrows);
     }
     return dcommi_moe_on_host(m, name, "rows", rows);
 }
@@ -58634,12 +58666,13 @@ static dcomm_status dcommi_moe_may_wait(dcomm_moe *m, dcommi_moe_pass pass, int 
     if (c < 0 || c >= m->opts.chunks || !dcommi_moe_op_of(m, pass, c)->started ||
         dcommi_moe_op_of(m, pass, c)->done) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "%s_wait: rank %d: chunk %d of %d has not been started, or waited for "
-                           "already",
+                           "%s_wait: rank %d: chunk %d of %d was not started, or has been waited "
+                           "for",
                            dcommi_moe_pass_names[pass], m->rank, c, m->opts.chunks);
     }
     return good ? dcommi_moe_on_host(m, dcommi_moe_pass_names[pass], "results", to)
-                : dcommi_fail(DCOMM_ERR_INVALID, "%s_wait: rank %d: where to write is NULL",
+                : dcommi_fail(DCOMM_ERR_INVALID,
+                              "%s_wait: rank %d: the place for the result is NULL",
                               dcommi_moe_pass_names[pass], m->rank);
 }
 static inline size_t dcommi_moe_chunk_tokens(const dcomm_moe *m, int c)

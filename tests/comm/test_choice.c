@@ -231,8 +231,8 @@ Test(choice, explanations, .timeout = 20)
                {none, {.nranks = 2, .max_alternatives = 1}, "alternatives is NULL"},
                {none, {.nranks = 2, .alternatives = rows, .max_alternatives = -1}, "is -1"},
                {none, {.nranks = 2, .max_paths = 1}, "paths is NULL"},
-               {some, {.nranks = 2}, "one of them is set"},
-               {some, {.hosts = &(int){0}}, "one of them is set"}};
+               {some, {.nranks = 2}, "is set, but comm is not NULL"},
+               {some, {.hosts = &(int){0}}, "is set, but comm is not NULL"}};
     cr_assert_eq(dcomm_comm_explain(NULL, NULL), DCOMM_ERR_INVALID);
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         dcomm_explanation e = bad[i].e;

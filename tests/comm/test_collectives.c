@@ -500,7 +500,7 @@ static int again_with_an_option(int rank, int n, procs_shared *s, void *arg)
                       DCOMM_ERR_INVALID, "opts.timeout_s is -1");
         ranks_refused(dcomm_allreduce(comm, data, sum, 4, DCOMM_BF16, (dcomm_op)(DCOMM_SUM - 1),
                                       &(dcomm_coll_opts){.algo = opts.algo}),
-                      DCOMM_ERR_INVALID, "op is");
+                      DCOMM_ERR_INVALID, "no op");
     }
     return ranks_leave(&comm);
 }

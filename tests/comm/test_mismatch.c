@@ -290,11 +290,11 @@ static int bad_arguments(int rank, int n, procs_shared *s, void *arg)
     REFUSED(dcomm_allreduce(c, NULL, out, 1, DCOMM_F32, DCOMM_SUM, NULL), bad, "sendbuf is NULL");
     REFUSED(dcomm_allreduce(c, in, NULL, 1, DCOMM_F32, DCOMM_SUM, NULL), bad, "recvbuf is NULL");
     REFUSED(dcomm_allreduce(c, DCOMM_IN_PLACE, NULL, 1, DCOMM_F32, DCOMM_SUM, NULL), bad, "NULL");
-    REFUSED(dcomm_allreduce(c, in, out, 1, (dcomm_dtype)10, DCOMM_SUM, NULL), bad, "dtype is 10");
-    REFUSED(dcomm_allreduce(c, in, out, 1, (dcomm_dtype)-1, DCOMM_SUM, NULL), bad, "dtype is -1");
-    REFUSED(dcomm_allreduce(c, in, out, 1, DCOMM_F32, (dcomm_op)6, NULL), bad, "op is 6");
-    REFUSED(dcomm_allreduce(c, in, out, 1, DCOMM_F32, (dcomm_op)128, NULL), bad, "op is 128");
-    REFUSED(dcomm_allreduce(c, in, out, 1, DCOMM_F32, DCOMM_OP_USER, NULL), bad, "op is 64");
+    REFUSED(dcomm_allreduce(c, in, out, 1, (dcomm_dtype)10, DCOMM_SUM, NULL), bad, "no dtype 10");
+    REFUSED(dcomm_allreduce(c, in, out, 1, (dcomm_dtype)-1, DCOMM_SUM, NULL), bad, "no dtype -1");
+    REFUSED(dcomm_allreduce(c, in, out, 1, DCOMM_F32, (dcomm_op)6, NULL), bad, "no op 6");
+    REFUSED(dcomm_allreduce(c, in, out, 1, DCOMM_F32, (dcomm_op)128, NULL), bad, "no op 128");
+    REFUSED(dcomm_allreduce(c, in, out, 1, DCOMM_F32, DCOMM_OP_USER, NULL), bad, "no op 64");
     REFUSED(dcomm_allreduce(c, in, out, SIZE_MAX / 4, DCOMM_F32, DCOMM_SUM, NULL), bad, "count");
     REFUSED(dcomm_broadcast(c, in, out, 1, DCOMM_F32, 3, NULL), bad, "rank 3");
     REFUSED(dcomm_broadcast(c, in, out, 1, DCOMM_F32, -1, NULL), bad, "rank -1");
@@ -408,7 +408,7 @@ static const struct refusal {
     {"overlap, short", refuse_overlap_short, "begins 4 bytes before sendbuf"},
     {"overlap, gather", refuse_overlap_gather, "overlaps"},
     {"null", refuse_null, "sendbuf is NULL"},
-    {"dtype", refuse_dtype, "dtype is 10"},
+    {"dtype", refuse_dtype, "no dtype 10"},
     {"root", refuse_root, "rank 9"},
     {"algorithm", refuse_algorithm, "quick"},
     {"request", refuse_request, "request_p is NULL"},

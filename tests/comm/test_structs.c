@@ -257,7 +257,7 @@ static int refused(int rank, int n, procs_shared *s, void *arg)
     ranks_refused(dcomm_allreduce(comm, x, y, 1, none, op, NULL), DCOMM_ERR_INVALID, "dtype");
     for (int o = DCOMM_SUM; o < DCOMM_OP_COUNT; o++) {
         ranks_refused(dcomm_allreduce(comm, x, y, 1, type[0], (dcomm_op)o, NULL),
-                      DCOMM_ERR_UNSUPPORTED, "opaque one of 24 bytes");
+                      DCOMM_ERR_UNSUPPORTED, "opaque dtype of 24 bytes");
     }
     RANKS_OK(dcomm_codec_create("f16", &codec));
     ranks_refused(dcomm_allreduce(comm, x, y, 1, type[0], op, &(dcomm_coll_opts){.codec = codec}),

@@ -455,7 +455,7 @@ Test(feedback, a_failed_step_can_be_begun_again)
                 GOOD(dcomm_feedback_encode(fb[r], 0, 100, again, sizeof again, &bytes, NULL));
                 BAD(DCOMM_ERR_INVALID, "100 of 500", dcomm_feedback_commit(fb[r]));
                 GOOD(dcomm_feedback_fail(fb[r]));
-                BAD(DCOMM_ERR_INVALID, "a step failed", dcomm_feedback_begin(fb[r], &step));
+                BAD(DCOMM_ERR_INVALID, "an earlier step failed", dcomm_feedback_begin(fb[r], &step));
                 GOOD(dcomm_feedback_recover(fb[r], DCOMM_FEEDBACK_RETRY, NULL));
             }
         }
@@ -477,7 +477,7 @@ Test(feedback, a_failed_step_can_be_begun_again)
     dcomm_feedback *place = NULL;
     GOOD(dcomm_feedback_create(codec, N, &(dcomm_feedback_opts){.in_place = true}, &place));
     GOOD(dcomm_feedback_fail(place));
-    BAD(DCOMM_ERR_INVALID, "in place", dcomm_feedback_recover(place, DCOMM_FEEDBACK_RETRY, NULL));
+    BAD(DCOMM_ERR_INVALID, "in_place", dcomm_feedback_recover(place, DCOMM_FEEDBACK_RETRY, NULL));
     GOOD(dcomm_feedback_recover(place, DCOMM_FEEDBACK_RESET, NULL));
     dcomm_feedback_destroy(&place);
     dcomm_codec_destroy(&codec);
@@ -615,7 +615,7 @@ Test(feedback, an_expanding_codec_is_refused_or_scaled)
     dcomm_feedback *fb = NULL;
     dcomm_feedback_info info;
     GOOD(dcomm_codec_create("randk:k=0.1", &codec));
-    BAD(DCOMM_ERR_INVALID, "not contractive", dcomm_feedback_create(codec, 100, NULL, &fb));
+    BAD(DCOMM_ERR_INVALID, "grow without bound", dcomm_feedback_create(codec, 100, NULL, &fb));
     GOOD(dcomm_feedback_create(codec, 100, &(dcomm_feedback_opts){.scale = true}, &fb));
     GOOD(dcomm_feedback_get_info(fb, &info));
     cr_assert_float_eq(info.factor, 0.1, 1e-3); /* omega = d/k - 1 */
@@ -630,7 +630,7 @@ Test(feedback, arguments)
     size_t bytes;
     GOOD(dcomm_codec_create("bf16", &codec));
     BAD(DCOMM_ERR_INVALID, "codec is NULL", dcomm_feedback_create(NULL, 1, NULL, &fb));
-    BAD(DCOMM_ERR_INVALID, "DGC forgets",
+    BAD(DCOMM_ERR_INVALID, "DGC needs a sparse codec",
         dcomm_feedback_create(codec, 1, &(dcomm_feedback_opts){.variant = DCOMM_FEEDBACK_DGC},
                               &fb));
     BAD(DCOMM_ERR_INVALID, "momentum",
@@ -642,16 +642,16 @@ Test(feedback, arguments)
     BAD(DCOMM_ERR_INVALID, "no step was begun", dcomm_feedback_commit(fb));
     BAD(DCOMM_ERR_INVALID, "step->x is NULL",
         dcomm_feedback_begin(fb, &(dcomm_feedback_step){.rank = 0}));
-    BAD(DCOMM_ERR_INVALID, "not within",
+    BAD(DCOMM_ERR_INVALID, "do not lie within",
         dcomm_feedback_begin(fb,
                              &(dcomm_feedback_step){.x = result, .own_first = 5, .own_count = 6}));
     GOOD(dcomm_feedback_begin(fb, &(dcomm_feedback_step){.x = result}));
     BAD(DCOMM_ERR_INVALID, "under way",
         dcomm_feedback_begin(fb, &(dcomm_feedback_step){.x = result}));
-    BAD(DCOMM_ERR_INVALID, "not within",
+    BAD(DCOMM_ERR_INVALID, "do not lie within",
         dcomm_feedback_encode(fb, 5, 6, again, sizeof again, &bytes, NULL));
     GOOD(dcomm_feedback_encode(fb, 5, 5, again, sizeof again, &bytes, NULL));
-    BAD(DCOMM_ERR_INVALID, "5 elements are done",
+    BAD(DCOMM_ERR_INVALID, "5 are done",
         dcomm_feedback_encode(fb, 0, 6, again, sizeof again, &bytes, NULL));
     BAD(DCOMM_ERR_INVALID, "capacity", dcomm_feedback_encode(fb, 0, 5, again, 4, &bytes, NULL));
     GOOD(dcomm_feedback_destroy(&fb));

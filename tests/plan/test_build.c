@@ -71,7 +71,7 @@ Test(build, mistakes)
     dcomm_builder *b = begin(1, 4);
     dcomm_build_copy(b, DCOMM_PLAN_MAX_LANES, out(), in(), 0);
     dcomm_build_end(b, 0); /* only the first mistake is told */
-    refused(b, DCOMM_ERR_UNSUPPORTED, "mine: lane 64 is none of 0 to 63");
+    refused(b, DCOMM_ERR_UNSUPPORTED, "mine: lane is 64; it may be 0 to 63");
     b = begin(1, 4);
     dcomm_build_end(b, 3);
     refused(b, DCOMM_ERR_PLAN, "lane 3 has no open loop");

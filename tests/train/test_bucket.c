@@ -214,7 +214,7 @@ static int accumulation(int rank, int n, procs_shared *s, void *arg)
                 }
                 if (micro == 1) {
                     PROCS_TRUE(dcomm_param_wait(t.b, 5) == DCOMM_ERR_INVALID);
-                    PROCS_TRUE(strstr(dcomm_last_error(), "does not send") != NULL);
+                    PROCS_TRUE(strstr(dcomm_last_error(), "sends nothing") != NULL);
                 }
                 RANKS_OK(dcomm_buckets_wait(t.b));
             }

@@ -114,8 +114,12 @@ static int turns(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
     enum { CASES = 6 };
-    static const char *const words[CASES] = {"chunk 2 of 2", "has been started", "come through",
-                                             "rows at NULL", "has not waited",   "in the middle"};
+    static const char *const words[CASES] = {"c is 2; there are 2 chunks",
+                                             "has been started",
+                                             "pass before this one",
+                                             "is NULL, for",
+                                             "has not waited",
+                                             "in the middle"};
     dcomm_comm *comm = join(rank, n, s);
     for (int c = 0; c < CASES; c++) {
         static moe_case t;

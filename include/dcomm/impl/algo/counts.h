@@ -47,8 +47,9 @@ static dcomm_status dcommi_counts_agree(const dcommi_shape *s)
     for (size_t i = 0; i < n * n; i++) {
         if (s->matrix[i] > DCOMMI_COUNTS_MOST) {
             return dcommi_fail(DCOMM_ERR_CORRUPT,
-                               "all-to-all-v: rank %zu sends rank %zu %zu elements", i / n, i % n,
-                               s->matrix[i]);
+                               "all-to-all-v: rank %zu sends rank %zu %zu elements, which is too "
+                               "many",
+                               i / n, i % n, s->matrix[i]);
         }
     }
     for (size_t i = 0; i < n; i++) {

@@ -64,7 +64,7 @@ static dcommi_staged dcommi_staged_make(const dcommi_shape *s, dcomm_builder *b,
 {
     if (s->nranks > DCOMMI_STAGED_RANKS) {
         dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                                          "%s: %d ranks, at most %d exchange by staging",
+                                          "%s: %d ranks are too many for staging (at most %d)",
                                           b->head.name, s->nranks, DCOMMI_STAGED_RANKS));
     }
     int64_t longest = 0;

@@ -175,7 +175,8 @@ static dcomm_status dcommi_boot_managed(dcommi_boot *boot, const dcommi_launcher
             ? dcommi_pmi_share(l->pmi_fd, key, mine, got, sizeof got, deadline, cancel)
             : dcommi_pmix_share(key, mine, got, sizeof got, deadline, cancel);
     if (status == DCOMM_OK && !dcommi_boot_unhex(got, &id)) {
-        status = dcommi_fail(DCOMM_ERR_RENDEZVOUS, "the process manager handed round no id");
+        status =
+            dcommi_fail(DCOMM_ERR_RENDEZVOUS, "the process manager did not bring the id of rank 0");
     }
     if (status == DCOMM_OK) {
         boot->client.timeout_s = dcommi_now() < deadline ? deadline - dcommi_now() : 0;
@@ -365,8 +366,9 @@ static dcomm_status dcommi_boot_given(dcommi_boot *boot, const dcomm_comm_opts *
 {
     if (opts->size < 1 || opts->size > DCOMMI_RDV_SIZE_MAX || opts->rank < 0 ||
         opts->rank >= opts->size) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "opts.rank=%d of opts.size=%d", opts->rank,
-                           opts->size);
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "opts.rank is %d and opts.size is %d: a rank is from 0 to size - 1",
+                           opts->rank, opts->size);
     }
     boot->rank = opts->rank;
     boot->size = opts->size;
@@ -499,7 +501,8 @@ static dcomm_status dcommi_boot_by_caller(dcommi_boot *boot, const void *mine, s
     for (size_t r = 0; r < n && status == DCOMM_OK; r++) {
         if (boot->words[r] > DCOMMI_RDV_BLOB_MAX) {
             status = dcommi_fail(DCOMM_ERR_CORRUPT,
-                                 "opts.allgather returned %" PRIu64 " as the length of rank %zu",
+                                 "opts.allgather returned wrong bytes: %" PRIu64
+                                 " as a length, for rank %zu",
                                  boot->words[r], r);
             break;
         }
@@ -518,7 +521,7 @@ static dcomm_status dcommi_boot_by_caller(dcommi_boot *boot, const void *mine, s
         if (word != 0) {
             status = DCOMM_ERR_NO_MEMORY;
         } else if (boot->words[r] != 0) {
-            status = dcommi_fail(DCOMM_ERR_NO_MEMORY, "rank %zu: no memory to take part", r);
+            status = dcommi_fail(DCOMM_ERR_NO_MEMORY, "rank %zu has no memory to take part", r);
         }
     }
     if (status == DCOMM_OK && longest > 0) {

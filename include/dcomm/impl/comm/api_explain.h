@@ -137,19 +137,24 @@ DCOMM_API dcomm_status dcomm_comm_explain(dcomm_comm *comm, dcomm_explanation *e
     e->algo = NULL;
     e->nalternatives = e->npaths = 0;
     if (e->max_alternatives < 0 || (e->alternatives == NULL && e->max_alternatives > 0)) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "alternatives is NULL, or max_alternatives is %d",
-                           e->max_alternatives);
+        return dcommi_fail(
+            DCOMM_ERR_INVALID,
+            "max_alternatives is %d; it must be 0 or more, and 0 if alternatives is NULL",
+            e->max_alternatives);
     }
     if (e->max_paths < 0 || (e->paths == NULL && e->max_paths > 0)) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "paths is NULL, or max_paths is %d", e->max_paths);
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "max_paths is %d; it must be 0 or more, and 0 if paths is NULL",
+                           e->max_paths);
     }
     if (comm == NULL && e->nranks < 1) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "comm is NULL, and nranks is %d", e->nranks);
+        return dcommi_fail(DCOMM_ERR_INVALID, "comm is NULL and nranks is %d; it must be 1 or more",
+                           e->nranks);
     }
     if (comm != NULL && (e->nranks != 0 || e->hosts != NULL || e->tuning != NULL)) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "nranks, hosts and tuning are for a comm that is NULL, and one of "
-                           "them is set");
+                           "nranks, hosts or tuning is set, but comm is not NULL: they describe "
+                           "ranks without a communicator");
     }
     return comm != NULL ? dcommi_explain_comm(comm, e) : dcommi_explain_hosts(e);
 }

@@ -74,7 +74,9 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
     fake.rank = rank;
     fake.size = nranks;
     if (nranks < 1 || rank < 0 || rank >= nranks) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "rank %d of %d", rank, nranks);
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "rank is %d and nranks is %d: a rank is from 0 to nranks - 1", rank,
+                           nranks);
     }
     bool listed = spec->coll == DCOMM_COLL_REDUCE_SCATTERV || spec->coll == DCOMM_COLL_ALLGATHERV ||
                   spec->coll == DCOMM_COLL_GATHERV || spec->coll == DCOMM_COLL_SCATTERV ||

@@ -21,17 +21,17 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
     const char *name = dcomm_coll_name(coll);
     size_t element = dcomm_dtype_size(dtype);
     if (element == 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: dtype is %d, which is none", name, (int)dtype);
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: there is no dtype %d", name, (int)dtype);
     }
     if (!dcommi_op_known(op)) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: op is %d, which is none", name, (int)op);
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: there is no op %d", name, (int)op);
     }
     if (DCOMMI_UNLIKELY(dcommi_dtype_is_opaque(dtype)) && dcommi_coll_folds(coll) &&
         !dcommi_op_is_user(op)) {
         return dcommi_fail(
             DCOMM_ERR_UNSUPPORTED,
-            "%s: op is %s and dtype an opaque one of %zu bytes, which only operators "
-            "of the caller's own reduce (dcomm_op_create)",
+            "%s: op %s cannot reduce an opaque dtype of %zu bytes; make an operator of "
+            "your own by dcomm_op_create",
             name, dcomm_op_name(op), element);
     }
     if (root < 0 || root >= comm->size) {
@@ -54,13 +54,15 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
                            (int)opts->accumulate);
     }
     if (opts->timeout_s < 0 || opts->chunk_bytes > (size_t)INT64_MAX / 2) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: opts.timeout_s is %g, opts.chunk_bytes %zu",
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s: opts.timeout_s is %g and must be 0 or more, or opts.chunk_bytes is "
+                           "%zu and must be below 2^62",
                            name, opts->timeout_s, opts->chunk_bytes);
     }
     if (DCOMMI_UNLIKELY((opts->codec != NULL || opts->feedback != NULL) &&
                         coll != DCOMM_COLL_ALLREDUCE)) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no compressed form; all-reduce has",
-                           name);
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "%s has no compressed form; only all-reduce has one", name);
     }
     dcommi_zero(s, sizeof *s);
     s->coll = coll;
@@ -326,7 +328,7 @@ static dcomm_status dcommi_check_op_hold(const char *name, dcomm_op op)
 {
     return dcommi_op_hold(op)
                ? DCOMM_OK
-               : dcommi_fail(DCOMM_ERR_INVALID, "%s: op is %d, which is none", name, (int)op);
+               : dcommi_fail(DCOMM_ERR_INVALID, "%s: there is no op %d", name, (int)op);
 }
 
 /* Run a checked shape on its buffers. `p2p` is the other rank of SEND and RECV, else -1. */

@@ -62,8 +62,9 @@ static dcomm_status dcommi_card_parse(const uint8_t *blob, size_t len, int rank,
         DCOMMI_TRY(dcommi_boot_word_read(blob, len, rank));
     }
     if (len < sizeof *card) {
-        return dcommi_fail(DCOMM_ERR_CORRUPT, "rank %d sent %zu bytes about itself, less than %zu",
-                           rank, len, sizeof *card);
+        return dcommi_fail(DCOMM_ERR_CORRUPT,
+                           "rank %d sent a description of %zu bytes; it has at least %zu", rank,
+                           len, sizeof *card);
     }
     memcpy(card, blob, sizeof *card);
     card->algo[sizeof card->algo - 1] = 0;
@@ -75,7 +76,8 @@ static dcomm_status dcommi_card_parse(const uint8_t *blob, size_t len, int rank,
                            rank, card->version, DCOMMI_CARD_VERSION);
     }
     if (card->size != size) {
-        return dcommi_fail(DCOMM_ERR_MISMATCH, "rank %d says there are %d ranks, this one %d", rank,
+        return dcommi_fail(DCOMM_ERR_MISMATCH,
+                           "rank %d was started as one of %d ranks, this rank as one of %d", rank,
                            card->size, size);
     }
     if ((uint64_t)card->local_address + card->net_address != len - sizeof *card) {

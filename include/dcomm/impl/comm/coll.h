@@ -211,7 +211,8 @@ static dcomm_status dcommi_gather(dcomm_comm *comm, const void *sendbuf, void *r
     DCOMMI_TRY(
         dcommi_shape_begin(comm, DCOMM_COLL_GATHER, sendcount, dtype, DCOMM_SUM, root, opts, &s));
     if (sendbuf == DCOMM_IN_PLACE && comm->rank != root) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "gather: in place is for the root, %d, only", root);
+        return dcommi_fail(DCOMM_ERR_INVALID, "gather: only the root, rank %d, works in place",
+                           root);
     }
     return dcommi_call_buffers(comm, &s, sendbuf, recvbuf,
                                dcommi_shape_bytes(&s, sendcount) * comm->rank, comm->rank == root,
@@ -227,7 +228,8 @@ static dcomm_status dcommi_scatter(dcomm_comm *comm, const void *sendbuf, void *
     DCOMMI_TRY(
         dcommi_shape_begin(comm, DCOMM_COLL_SCATTER, recvcount, dtype, DCOMM_SUM, root, opts, &s));
     if (sendbuf == DCOMM_IN_PLACE && comm->rank != root) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "scatter: in place is for the root, %d, only", root);
+        return dcommi_fail(DCOMM_ERR_INVALID, "scatter: only the root, rank %d, works in place",
+                           root);
     }
     if (sendbuf == DCOMM_IN_PLACE && recvbuf != NULL) { /* recvbuf is the whole buffer */
         sendbuf = recvbuf;
@@ -256,7 +258,8 @@ static dcomm_status dcommi_check_counts(const dcommi_shape *s, const char *name,
         size_t at = given != NULL ? given[r] : sum;
         if (counts[r] > 0 &&
             (counts[r] > limit || at > limit - counts[r] || sum > limit - counts[r])) {
-            return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s[%d] is %zu at %zu, beyond 2^62 bytes",
+            return dcommi_fail(DCOMM_ERR_INVALID,
+                               "%s: %s[%d] is %zu, at displacement %zu: more than 2^62 bytes",
                                dcomm_coll_name(s->coll), name, r, counts[r], at);
         }
         sum += counts[r];
@@ -299,7 +302,7 @@ static dcomm_status dcommi_call_v(dcomm_comm *comm, dcomm_coll coll, const void 
     bool gathers = coll == DCOMM_COLL_GATHERV || coll == DCOMM_COLL_ALLGATHERV;
     dcomm_status status = DCOMM_OK;
     if (in == DCOMM_IN_PLACE && rooted && comm->rank != root) {
-        status = dcommi_fail(DCOMM_ERR_INVALID, "%s: in place is for the root, %d, only",
+        status = dcommi_fail(DCOMM_ERR_INVALID, "%s: only the root, rank %d, works in place",
                              dcomm_coll_name(coll), root);
     } else if (in == DCOMM_IN_PLACE && !gathers && out != NULL) {
         in = out;
@@ -324,9 +327,9 @@ static dcomm_status dcommi_check_matrix(const dcommi_shape *s, const size_t *mat
     for (size_t r = 0; r < n && matrix != NULL; r++) {
         if (matrix[me * n + r] != send[r] || matrix[r * n + me] != recv[r]) {
             return dcommi_fail(DCOMM_ERR_INVALID,
-                               "all-to-all-v: opts.matrix says that ranks %zu and %zu send each "
-                               "other %zu and %zu elements, the counts of rank %zu %zu and %zu",
-                               me, r, matrix[me * n + r], matrix[r * n + me], me, send[r], recv[r]);
+                               "all-to-all-v: ranks %zu and %zu send each other %zu and %zu "
+                               "elements by opts.matrix, but %zu and %zu by the counts of rank %zu",
+                               me, r, matrix[me * n + r], matrix[r * n + me], send[r], recv[r], me);
         }
     }
     return DCOMM_OK;
@@ -380,7 +383,7 @@ static dcomm_status dcommi_p2p(dcomm_comm *comm, dcomm_coll coll, const void *in
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, DCOMM_SUM, peer, opts, &s));
     if (peer == comm->rank) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: rank %d is the caller itself",
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: peer is %d, which is this rank itself",
                            dcomm_coll_name(coll), peer);
     }
     DCOMMI_TRY(dcommi_check_buffer(&s, "buf", coll == DCOMM_COLL_SEND ? in : out,
@@ -403,8 +406,8 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
     }
     if (dcomm_dtype_size((dcomm_dtype)plan->dtype) == 0 || !dcommi_op_known((dcomm_op)plan->op)) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "plan %s: dtype %" PRIu32 " or op %" PRIu32 " is none", plan->name,
-                           plan->dtype, plan->op);
+                           "plan %s: dtype %" PRIu32 " or op %" PRIu32 " does not exist",
+                           plan->name, plan->dtype, plan->op);
     }
     uint32_t budget = DCOMMI_CHECK_SUBPLANS;
     DCOMMI_TRY(dcommi_check_plan_valid(plan, "plan", 0, &budget)); /* its indices can be trusted */

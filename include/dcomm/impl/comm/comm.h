@@ -21,7 +21,7 @@ static void dcommi_say_uncreated(void)
 {
     if (dcommi_uncreated.text[0] != 0 && dcommi_uncreated.on_error != DCOMM_ON_ERROR_RETURN) {
         dcommi_log(DCOMMI_LOG_ERROR,
-                   "a call on a communicator that is NULL, for it was not created: %s",
+                   "a call on a communicator that is NULL, because its creation failed: %s",
                    dcommi_uncreated.text);
     }
     dcommi_uncreated.text[0] = 0;

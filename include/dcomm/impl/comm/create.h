@@ -45,7 +45,7 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
     }
     algo = opts->algo != NULL ? opts->algo : algo != NULL ? algo : "auto";
     if (strlen(algo) >= sizeof comm->algo) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "algorithm \"%s\" is too long a name", algo);
+        return dcommi_fail(DCOMM_ERR_INVALID, "algorithm \"%s\": the name is too long", algo);
     }
     bool known = strcmp(algo, "auto") == 0 || algo[0] == 0;
     for (size_t i = 0; i < DCOMMI_ALGO_COUNT && !known; i++) {
@@ -74,12 +74,14 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
     comm->tunes = opts->tune != 0 ? opts->tune > 0 : dcommi_env_flag("DCOMM_TUNE", true);
     comm->connections = opts->connections != 0 ? opts->connections : (int)connections;
     if (comm->connections < 0 || comm->connections > DCOMM_CONNECTIONS_MAX) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "connections is %d; it may be 1 to %d, or 0: chosen",
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "connections is %d; it may be 1 to %d, or 0 for the default",
                            opts->connections, DCOMM_CONNECTIONS_MAX);
     }
     comm->chunk_bytes = opts->chunk_bytes != 0 ? (int64_t)opts->chunk_bytes : (int64_t)chunk;
     if (comm->chunk_bytes < 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "chunk_bytes is %" PRId64, comm->chunk_bytes);
+        return dcommi_fail(DCOMM_ERR_INVALID, "chunk_bytes is %" PRId64 "; it must be 0 or more",
+                           comm->chunk_bytes);
     }
     return DCOMM_OK;
 }

@@ -279,9 +279,10 @@ DCOMM_API dcomm_status dcomm_comm_get_level(const dcomm_comm *comm, int level, d
     static const char *const names[] = {"host", "package", "numa", "cache", "core"};
     DCOMMI_TRY(dcommi_check_comm(comm));
     if (info == NULL || level < 0 || level >= comm->groups->nlevels) {
-        return info == NULL ? dcommi_fail(DCOMM_ERR_INVALID, "info is NULL")
-                            : dcommi_fail(DCOMM_ERR_INVALID, "level is %d; there are %d", level,
-                                          comm->groups->nlevels);
+        return info == NULL
+                   ? dcommi_fail(DCOMM_ERR_INVALID, "info is NULL")
+                   : dcommi_fail(DCOMM_ERR_INVALID, "level is %d; there are %d levels, from 0 on",
+                                 level, comm->groups->nlevels);
     }
     info->kind = (dcomm_level_kind)comm->groups->kind[level];
     info->name = names[info->kind];
@@ -308,9 +309,9 @@ DCOMM_API dcomm_status dcomm_comm_get_place(const dcomm_comm *comm, int rank, dc
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
     if (place == NULL || rank < 0 || rank >= comm->size) {
-        return place == NULL
-                   ? dcommi_fail(DCOMM_ERR_INVALID, "place is NULL")
-                   : dcommi_fail(DCOMM_ERR_INVALID, "rank is %d; there are %d", rank, comm->size);
+        return place == NULL ? dcommi_fail(DCOMM_ERR_INVALID, "place is NULL")
+                             : dcommi_fail(DCOMM_ERR_INVALID, "rank is %d; there are %d ranks",
+                                           rank, comm->size);
     }
     const dcommi_site *p = &comm->places[rank];
     place->package = (int)dcommi_max64(p->package, -1);

@@ -137,7 +137,8 @@ static dcomm_status dcommi_reach_round(const dcomm_comm *comm, dcommi_boot *boot
     for (int r = 0; r < comm->size; r++) {
         size_t n = reach->said.lens[r];
         if (n < sizeof alone + sizeof(int32_t) || (n - sizeof alone) % sizeof(int32_t) != 0) {
-            return dcommi_fail(DCOMM_ERR_CORRUPT, "rank %d said %zu bytes of whom it reaches", r,
+            return dcommi_fail(DCOMM_ERR_CORRUPT,
+                               "rank %d sent a bad list of the ranks that it reaches: %zu bytes", r,
                                n);
         }
         reach->at[r] = at + sizeof alone;

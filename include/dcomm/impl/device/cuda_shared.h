@@ -89,8 +89,8 @@ static dcomm_status dcommi_cuda_holds(void *memory, size_t bytes)
     }
     return base <= at && at - base <= all && bytes <= all - (size_t)(at - base)
                ? DCOMM_OK
-               : dcommi_fail(DCOMM_ERR_CORRUPT, "it has not the %zu bytes that it is said to have",
-                             bytes);
+               : dcommi_fail(DCOMM_ERR_CORRUPT,
+                             "it is shorter than the %zu bytes that were offered", bytes);
 }
 
 static dcomm_status dcommi_cuda_peer_open(int device, const dcommi_device_key *key, size_t bytes,

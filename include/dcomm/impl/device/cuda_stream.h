@@ -21,8 +21,8 @@ static dcomm_status dcommi_cuda_stream_check(const char *name, void *stream)
     if (error == cudaErrorStreamCaptureImplicit || capture != cudaStreamCaptureStatusNone) {
         (void)cudaGetLastError();
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "%s: the stream is being captured into a graph, which cannot hold what "
-                           "ranks do together; end the capture before the call",
+                           "%s: the stream is being captured into a graph, and a graph cannot hold "
+                           "a call of several ranks; end the capture before the call",
                            name);
     }
     DCOMMI_CUDA_TRY(-1, error, "opts.stream");
@@ -30,8 +30,8 @@ static dcomm_status dcommi_cuda_stream_check(const char *name, void *stream)
         void *entry = NULL;
         if (dcommi_cuda_entry("cuStreamWaitValue32", &entry) < 0) {
             return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                               "%s: opts.stream: the driver has no cuStreamWaitValue32, by which a "
-                               "stream waits",
+                               "%s: opts.stream needs cuStreamWaitValue32, which the driver does "
+                               "not have",
                                name);
         }
         dcommi_cuda_wait_fn wait;

@@ -299,8 +299,8 @@ static bool dcommi_ctl_heard(dcomm_context *context, dcommi_ctl_line *l)
     dcommi_ctl_frame_tag(l, !l->connector, l->received++, l->in, tag);
     if (!dcommi_same_secret(tag, l->in + DCOMMI_CTL_FRAME - DCOMMI_CTL_KEY, sizeof tag)) {
         dcommi_log(DCOMMI_LOG_WARN,
-                   "the control connection with process %d brought what is no "
-                   "message of its; it is closed",
+                   "the control connection with process %d brought a forged message; "
+                   "it is closed",
                    (int)context->peers[l->peer].pid);
         return false;
     }

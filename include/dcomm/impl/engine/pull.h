@@ -468,7 +468,7 @@ static dcommi_verdict dcommi_on_read_reply(dcomm_comm *comm, const dcommi_header
     const bool straight = DCOMMI_UNLIKELY(move->device);
     if (straight && (data != NULL || transport->call->fetch_device == NULL)) {
         dcommi_poison(comm, DCOMM_ERR_CORRUPT,
-                      "a peer answered out of host memory where it had offered a device's");
+                      "a peer offered device memory and answered from host memory");
         return DCOMMI_CONSUMED;
     }
     if (data != NULL) {

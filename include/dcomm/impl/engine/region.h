@@ -179,15 +179,16 @@ static dcomm_status dcommi_own_create(dcommi_own *own, bool collapse)
     own->file = dcommi_share_file(own->len);
     own->base = own->file >= 0 ? dcommi_share_map_huge(own->file, own->len) : NULL;
     if (own->base == NULL) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "no shared memory of %zu bytes: %s", own->len,
-                           strerror(errno));
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "cannot allocate %zu bytes of shared memory: %s",
+                           own->len, strerror(errno));
     }
     if (!(collapse ? dcommi_huge_fill(own->base, own->len, &own->huge)
                    : dcommi_huge_populate(own->base, own->len))) {
-        return dcommi_fail(DCOMM_ERR_SYSTEM,
-                           "no shared memory of %zu bytes: %s (see the memory limit of the "
-                           "container)",
-                           own->len, strerror(errno));
+        return dcommi_fail(
+            DCOMM_ERR_SYSTEM,
+            "cannot allocate %zu bytes of shared memory: %s (see the memory limit of the "
+            "container)",
+            own->len, strerror(errno));
     }
     return DCOMM_OK;
 }

@@ -31,7 +31,7 @@ static struct dcommi_scratch *dcommi_scratch_of(dcomm_context *context)
     dcomm_status status = dcommi_own_create(own, false);
     DCOMMI_THEN(status, dcommi_own_enter(own));
     if (status < 0) {
-        dcommi_log(DCOMMI_LOG_INFO, "no scratch that peers can map: %s", dcommi_message);
+        dcommi_log(DCOMMI_LOG_INFO, "peers cannot map scratch of this rank: %s", dcommi_message);
         dcommi_own_destroy(own);
     }
     return scratch;

@@ -44,7 +44,8 @@ static enum dcommi_outcome dcommi_outside(dcommi_lane *lane, const char *what)
 
 static enum dcommi_outcome dcommi_step_lengths(dcommi_lane *lane, size_t from, size_t to)
 {
-    return dcommi_step_error(lane, DCOMM_ERR_PLAN, "it takes %zu bytes into %zu", from, to);
+    return dcommi_step_error(lane, DCOMM_ERR_PLAN,
+                             "%zu bytes do not fit the %zu bytes of its target", from, to);
 }
 
 /* What follows a move that was started. */

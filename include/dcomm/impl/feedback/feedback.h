@@ -40,15 +40,15 @@ static dcomm_status dcommi_feedback_begin(dcomm_feedback *fb, const dcomm_feedba
     if (step.first > fb->count || step.count > fb->count - step.first ||
         step.own_first > fb->count || step.own_count > fb->count - step.own_first) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_feedback_begin: [%zu, +%zu) or [%zu, +%zu) is not within the "
-                           "tensor's %zu elements",
-                           step.first, step.count, step.own_first, step.own_count, fb->count);
+                           "dcomm_feedback_begin: %zu elements from %zu, or %zu owned ones from "
+                           "%zu, do not lie within the tensor of %zu elements",
+                           step.count, step.first, step.own_count, step.own_first, fb->count);
     }
     if (fb->stale) {
         return dcommi_fail(
             DCOMM_ERR_INVALID,
-            "dcomm_feedback_begin: a step failed, and the residuals of the ranks may "
-            "not fit together any more; see dcomm_feedback_recover");
+            "dcomm_feedback_begin: an earlier step failed, so the residuals of the ranks may "
+            "not fit together; call dcomm_feedback_recover first");
     }
     DCOMMI_TRY(dcommi_feedback_own(fb, step.own_first, step.own_count));
     if (fb->worker.place != NULL && step.partly) {
@@ -90,9 +90,9 @@ static dcomm_status dcommi_feedback_range(const char *what, size_t first, size_t
     if (first < from || first - from > length || count > length - (first - from) ||
         count > length - done) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "%s: [%zu, +%zu) is not within [%zu, +%zu), of which %zu elements are "
-                           "done",
-                           what, first, count, from, length, done);
+                           "%s: %zu elements from %zu do not lie within %zu from %zu, of which %zu "
+                           "are done",
+                           what, count, first, length, from, done);
     }
     return DCOMM_OK;
 }
@@ -228,7 +228,8 @@ static dcomm_status dcommi_feedback_owned(const char *what, dcomm_feedback *fb,
     DCOMMI_TRY(
         dcommi_feedback_range(what, first, c->count, fb->own_first, fb->owner.count, fb->owned));
     if (!(c->factor != 0) || dcommi_f32_nonfinite(c->factor)) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: factor %g", what, (double)c->factor);
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: factor is %g; it must be finite and not 0", what,
+                           (double)c->factor);
     }
     c->store = &fb->owner;
     c->at = first - fb->own_first;
@@ -383,8 +384,8 @@ DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback
     double lost = 0;
     if (how == DCOMM_FEEDBACK_RETRY && fb->stale && fb->opts.in_place) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_feedback_recover: in place, the residuals before the step are "
-                           "gone; they can only be reset");
+                           "dcomm_feedback_recover: opts.in_place keeps no residuals of before the "
+                           "step; use DCOMM_FEEDBACK_RESET");
     }
     if (how == DCOMM_FEEDBACK_RETRY) {
         dcommi_feedback_store_level(&fb->worker);
@@ -414,7 +415,8 @@ DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor)
     DCOMMI_TRY(dcommi_feedback_home("dcomm_feedback_rescale", fb));
     fb->last = DCOMMI_FEEDBACK_NOTHING;
     if (!(fabs(factor) <= DBL_MAX)) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_rescale: factor %g", factor);
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_rescale: factor is %g; it must be finite", factor);
     }
     if (fb->opts.variant == DCOMM_FEEDBACK_EF21) {
         return DCOMM_OK; /* it holds estimates of gradients, nothing that is late */
@@ -437,7 +439,7 @@ DCOMM_API dcomm_status dcomm_feedback_undo(dcomm_feedback *fb)
     DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_undo", fb, false));
     if (fb->last == DCOMMI_FEEDBACK_NOTHING || fb->opts.in_place) {
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_undo: %s",
-                           fb->opts.in_place ? "in place, what there was before the step is gone"
+                           fb->opts.in_place ? "opts.in_place keeps no residuals of before the step"
                                              : "no step was committed since the last one was begun "
                                                "or taken back");
     }

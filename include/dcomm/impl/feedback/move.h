@@ -24,8 +24,8 @@ static dcomm_status dcommi_feedback_here(const char *what, const dcomm_feedback 
     DCOMMI_TRY(dcommi_feedback_open(what, fb, true));
     return fb->worker.place == NULL
                ? DCOMM_OK
-               : dcommi_fail(DCOMM_ERR_INVALID, "%s: a collective on device %d has the step", what,
-                             fb->worker.place->device);
+               : dcommi_fail(DCOMM_ERR_INVALID, "%s: a collective on device %d is using the state",
+                             what, fb->worker.place->device);
 }
 
 /* ---- home from a device ---- */
@@ -95,7 +95,7 @@ static dcomm_status dcommi_feedback_home(const char *what, dcomm_feedback *fb)
         return DCOMM_OK;
     }
     if (fb->begun) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: a collective on device %d has a step under way",
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: a collective on device %d is using the state",
                            what, fb->worker.place->device);
     }
     dcommi_feedback_store *stores[DCOMMI_FEEDBACK_MOVING], moved[DCOMMI_FEEDBACK_MOVING];

@@ -85,8 +85,7 @@ static dcomm_status dcommi_feedback_save_bases(const dcomm_feedback *fb, unsigne
     for (const dcommi_feedback_basis *b = fb->bases; b != NULL; b = b->next) {
         const dcommi_feedback_range_head head = {b->first, b->count, b->owner};
         memcpy(*at, &head, sizeof head);
-        DCOMMI_TRY(
-            dcommi_feedback_store_read(&b->numbers, *at + sizeof head, b->numbers.now));
+        DCOMMI_TRY(dcommi_feedback_store_read(&b->numbers, *at + sizeof head, b->numbers.now));
         *at += sizeof head + dcommi_feedback_store_saved(&b->numbers);
     }
     return DCOMM_OK;
@@ -293,13 +292,13 @@ DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void 
     const unsigned char *at = from;
     memcpy(&head, at, sizeof head);
     if (head.magic != DCOMMI_FEEDBACK_MAGIC && head.magic != DCOMMI_FEEDBACK_RANGES) {
-        return dcommi_feedback_corrupt("this is no saved state");
+        return dcommi_feedback_corrupt("these bytes are not a saved state");
     }
     const size_t rest = bytes - sizeof head - sizeof hash;
     const size_t spec_bytes = dcommi_feedback_padded(head.spec_bytes);
     memcpy(&hash, at + bytes - sizeof hash, sizeof hash);
     if (hash != dcommi_feedback_hash(at, bytes - sizeof hash)) {
-        return dcommi_feedback_corrupt("it is not whole: its hash is not that of its bytes");
+        return dcommi_feedback_corrupt("it is damaged: its hash does not match its bytes");
     }
     if (head.spec_bytes >= DCOMMI_CODEC_SPEC_MAX || spec_bytes > rest) {
         return dcommi_feedback_corrupt("a value of its head is out of range");
@@ -311,15 +310,14 @@ DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void 
             spec[i] = (char)(at[i] >= ' ' && at[i] < 127 ? at[i] : '?');
         }
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_feedback_load: it was saved with codec %s, and this is %s", spec,
+                           "dcomm_feedback_load: it was saved with codec %s, not %s", spec,
                            codec->spec);
     }
     at += spec_bytes;
     bool basis;
     size_t ranges = 0;
     if (head.magic == DCOMMI_FEEDBACK_RANGES) {
-        DCOMMI_TRY(
-            dcommi_feedback_load_bases(codec, &head, NULL, at, rest - spec_bytes, &ranges));
+        DCOMMI_TRY(dcommi_feedback_load_bases(codec, &head, NULL, at, rest - spec_bytes, &ranges));
     }
     DCOMMI_TRY(dcommi_feedback_check_head(codec, &head, bytes - ranges, &basis));
     dcomm_feedback_opts opts = {.variant = (dcomm_feedback_variant)head.variant,
@@ -335,8 +333,7 @@ DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void 
     DCOMMI_TRY(dcomm_feedback_create(codec, head.count, &opts, &fb));
     dcomm_status status = DCOMM_OK;
     if (ranges > 0) {
-        status =
-            dcommi_feedback_load_bases(codec, &head, fb, at, rest - spec_bytes, &ranges);
+        status = dcommi_feedback_load_bases(codec, &head, fb, at, rest - spec_bytes, &ranges);
     }
     if (status == DCOMM_OK) {
         status = dcommi_feedback_fill_all(fb, &head, at + ranges, basis);

@@ -347,7 +347,7 @@ static dcomm_status dcommi_feedback_denser(const dcomm_feedback *fb, double k,
     *codec_p = NULL;
     if (own < 0) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "DGC's warm-up changes option k, which %s does not have",
+                           "opts.warmup_steps changes option k, which codec %s does not have",
                            dcomm_codec_spec(fb->codec));
     }
     return (own >= 1 ? own >= k * (double)fb->count : own >= k)
@@ -404,18 +404,17 @@ static dcomm_status dcommi_feedback_check_codec(dcomm_feedback *fb)
     DCOMMI_TRY(dcomm_codec_get_info(fb->codec, fb->count, &info));
     if (fb->opts.variant == DCOMM_FEEDBACK_DGC && !info.sparse) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_feedback_create: DGC forgets the momentum of what is sent, so it "
-                           "needs a codec that does not send everything; %s does",
+                           "dcomm_feedback_create: DGC needs a sparse codec, because it forgets "
+                           "the momentum of what is sent; %s sends all elements",
                            info.name);
     }
     fb->factor = 1;
     if (info.unbiased && info.omega >= 1) {
         if (!fb->opts.scale) {
             return dcommi_fail(DCOMM_ERR_INVALID,
-                               "dcomm_feedback_create: an unbiased codec whose variance factor "
-                               "omega is 1 or more is not contractive, and error feedback would "
-                               "grow without bound: %s has omega %.3g for %zu elements; "
-                               "opts.scale multiplies it by 1/(1+omega)",
+                               "dcomm_feedback_create: residuals would grow without bound, because "
+                               "codec %s has variance factor %.3g for %zu elements, which must be "
+                               "below 1; set opts.scale, which multiplies by 1/(1+omega)",
                                fb->codec->spec, info.omega, fb->count);
         }
         fb->factor = 1 / (1 + info.omega);
@@ -554,11 +553,11 @@ DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_f
         .owner_norm = dcommi_sqrt(owner),
         .device = fb->worker.place != NULL ? fb->worker.place->device : -1,
         .factor = fb->factor,
-        .state_bytes =
-            dcommi_feedback_store_bytes(&fb->worker) + dcommi_feedback_store_bytes(&fb->owner) +
-            dcommi_feedback_store_bytes(&fb->velocity) +
-            dcommi_feedback_store_bytes(&fb->estimate) + dcommi_feedback_store_bytes(&fb->basis) +
-            bases,
+        .state_bytes = dcommi_feedback_store_bytes(&fb->worker) +
+                       dcommi_feedback_store_bytes(&fb->owner) +
+                       dcommi_feedback_store_bytes(&fb->velocity) +
+                       dcommi_feedback_store_bytes(&fb->estimate) +
+                       dcommi_feedback_store_bytes(&fb->basis) + bases,
     };
     return DCOMM_OK;
 }

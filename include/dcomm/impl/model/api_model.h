@@ -27,8 +27,8 @@ DCOMM_API dcomm_status dcomm_tuning_uniform(double alpha_us, double beta_ns_per_
     if (!(alpha_us >= 0 && alpha_us <= most && beta_ns_per_B >= 0 && beta_ns_per_B <= most / 1e3 &&
           gamma_ns_per_B >= 0 && gamma_ns_per_B <= most / 1e3)) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "alpha %g us, beta %g ns/B, gamma %g ns/B: each from 0, to 1e6 us and "
-                           "1000 ns/B",
+                           "alpha is %g us, beta %g ns/B, gamma %g ns/B: alpha may be 0 to 1e6, "
+                           "the others 0 to 1000",
                            alpha_us, beta_ns_per_B, gamma_ns_per_B);
     }
     dcomm_link link = {.alpha_ps = (int64_t)(alpha_us * 1e6 + 0.5)};

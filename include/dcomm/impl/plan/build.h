@@ -71,8 +71,9 @@ static dcomm_step *dcommi_build_step(dcomm_builder *b, int lane, dcomm_step_kind
         return NULL;
     }
     if (lane < 0 || lane >= DCOMM_PLAN_MAX_LANES) {
-        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: lane %d is none of 0 to %d",
-                                          b->head.name, lane, DCOMM_PLAN_MAX_LANES - 1));
+        dcommi_build_error(b,
+                           dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: lane is %d; it may be 0 to %d",
+                                       b->head.name, lane, DCOMM_PLAN_MAX_LANES - 1));
         return NULL;
     }
     dcommi_lane_builder *l = &b->lanes[lane];
@@ -135,8 +136,8 @@ DCOMM_API int64_t dcomm_build_scratch(dcomm_builder *b, int64_t bytes)
     int64_t offset = b->head.scratch_bytes;
     if (bytes < 0 || bytes > INT64_MAX / 2 - offset) {
         dcommi_build_error(b, dcommi_fail(DCOMM_ERR_INVALID,
-                                          "%s: %" PRId64 " bytes of scratch behind %" PRId64
-                                          " others: must be 0 or more, and fit 2^62 in all",
+                                          "%s: %" PRId64 " bytes of scratch after %" PRId64
+                                          ": must be 0 or more, and below 2^62 in all",
                                           b->head.name, bytes, offset));
         return 0;
     }

@@ -19,15 +19,16 @@ static dcomm_status dcommi_coded_hier(const dcommi_shape *s, dcomm_builder *b)
     dcomm_status status = dcommi_hier_open(s, b, &h, &flat);
     if (status == DCOMM_OK && (flat || !h.between_hosts)) {
         status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                             "coded_hier is for several hosts of which one has several ranks");
+                             "coded_hier needs several hosts, one of them with several ranks");
     } else if (status == DCOMM_OK && s->coding->clips) {
         status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                             "coded_hier encodes sums of a host, which are there piece by piece, "
-                             "and feedback that clips needs the norm of all");
+                             "coded_hier cannot run with feedback that clips: it sees the sum of a "
+                             "host piece by piece, and clipping needs the norm of the whole");
     } else if (status == DCOMM_OK && s->coding->differences) {
-        status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                             "coded_hier leaves a rank the estimate of its shard alone, and EF21 "
-                             "adds differences to that of the whole tensor");
+        status =
+            dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                        "coded_hier cannot run with EF21: a rank has the estimate of its shard "
+                        "alone, and EF21 needs that of the whole tensor");
     } else if (status == DCOMM_OK) {
         b->head.codec_partly = true;
         status = dcommi_hier_allreduce_of(&h, h.smallest);

@@ -82,7 +82,8 @@ static dcomm_status dcommi_coded_linear(const dcommi_shape *s, dcomm_builder *b)
     int64_t total = dcommi_shape_bytes(s, s->count);
     size_t most = coding->max_bytes(coding->sizes, s->count);
     if (coding->parts == 0 || most > (size_t)INT64_MAX / 4096) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "coded_linear is for codecs that are linear");
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "coded_linear needs a linear codec: randk or powersgd");
     }
     b->head.codec = coding->codec;
     b->head.codec_linear = true;

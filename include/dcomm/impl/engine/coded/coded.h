@@ -175,9 +175,10 @@ static dcomm_status dcommi_coded_check_feedback(const dcommi_shape *s, const dco
     if (fb->count != s->count ||
         (opts->codec != NULL && strcmp(opts->codec->spec, fb->codec->spec) != 0)) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "%s: opts.feedback is for %zu elements by %s, the call for %zu by %s",
+                           "%s: opts.feedback was made for %zu elements and codec %s; the call has "
+                           "%zu elements and %s",
                            dcomm_coll_name(s->coll), fb->count, fb->codec->spec, s->count,
-                           opts->codec != NULL ? opts->codec->spec : "the same");
+                           opts->codec != NULL ? opts->codec->spec : "the same codec");
     }
     /* Behind a call on the same stream, it is looked at when that has ended and this one begins.
      * The step's number decides beforehand what linear codecs draw and what warms up. */
@@ -185,7 +186,7 @@ static dcomm_status dcommi_coded_check_feedback(const dcommi_shape *s, const dco
                   !dcommi_codec_has(fb->codec, DCOMMI_CODEC_LINEAR);
     if (!behind && (fb->stale || fb->begun)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: opts.feedback is %s", dcomm_coll_name(s->coll),
-                           fb->stale ? "stale, for a collective with it failed; see "
+                           fb->stale ? "stale, because a collective with it failed; see "
                                        "dcomm_feedback_recover"
                                      : "in use by another call");
     }
@@ -217,7 +218,7 @@ static dcomm_status dcommi_coded_begin(dcommi_shape *s, const dcomm_coll_opts *o
     DCOMMI_TRY(dcommi_coded_check_feedback(s, opts));
     if (!dcommi_coded_op(s->op)) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "%s: opts.codec with operator %s; sums and averages can be compressed",
+                           "%s: a codec cannot compress operator %s, only sums and averages",
                            dcomm_coll_name(s->coll), dcomm_op_name(s->op));
     }
     if (dcommi_coded_wanted(s, opts)) {

@@ -53,7 +53,8 @@ static dcomm_status dcommi_bkt_prepare(dcomm_buckets *b, const dcomm_bucket_para
                                        size_t nparams, const dcomm_buckets_opts *opts)
 {
     if (nparams > UINT32_MAX / 2) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_create: %zu parameters", nparams);
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_buckets_create: nparams is %zu; it must be below 2^31", nparams);
     }
     dcommi_bkt_take_opts(b, opts);
     b->params = dcommi_calloc(nparams, sizeof *b->params);
@@ -248,11 +249,11 @@ DCOMM_API dcomm_status dcomm_param_wait(dcomm_buckets *b, size_t i)
     DCOMMI_TRY(dcommi_bkt_check("dcomm_param_wait", b));
     if (i >= b->nparams || !atomic_load_explicit(&b->open, memory_order_acquire) ||
         b->step.accumulate) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_param_wait: parameter %zu of %zu, %s", i,
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_param_wait: parameter %zu of %zu: %s", i,
                            b->nparams,
-                           !atomic_load(&b->open) ? "and no step is under way"
-                           : b->step.accumulate   ? "in a step that does not send"
-                                                  : "which is none");
+                           !atomic_load(&b->open) ? "no step is under way"
+                           : b->step.accumulate   ? "this step accumulates and sends nothing"
+                                                  : "there is no such parameter");
     }
     for (size_t k = 0; k <= b->params[i].bucket; k++) {
         const dcommi_bkt *bucket = &b->layout.buckets[k];

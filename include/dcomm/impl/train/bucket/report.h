@@ -121,7 +121,8 @@ DCOMM_API dcomm_status dcomm_bucket_get_info(dcomm_buckets *b, size_t k, dcomm_b
 {
     DCOMMI_TRY(dcommi_bkt_check_idle("dcomm_bucket_get_info", b, info));
     if (k >= b->layout.n) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_bucket_get_info: bucket %zu of %zu", k,
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_bucket_get_info: k is %zu; there are %zu buckets", k,
                            b->layout.n);
     }
     const dcommi_bkt *bucket = &b->layout.buckets[k];
@@ -193,8 +194,8 @@ static dcomm_status dcommi_bkt_agree_rounds(dcomm_buckets *b, int rounds, double
 {
     dcomm_status status = DCOMM_OK;
     if (rounds < 1 || rounds > 10000) {
-        status = dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_calibrate: %d rounds; 1 to 10000",
-                             rounds);
+        status = dcommi_fail(DCOMM_ERR_INVALID,
+                             "dcomm_buckets_calibrate: rounds is %d; it may be 1 to 10000", rounds);
     } else if ((*times_p = dcommi_calloc(b->layout.n, (size_t)rounds * sizeof **times_p)) == NULL) {
         status = DCOMM_ERR_NO_MEMORY;
     }

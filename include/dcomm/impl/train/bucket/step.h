@@ -276,7 +276,8 @@ static dcomm_status dcommi_bkt_mark(const char *what, dcomm_buckets *b, size_t i
 {
     DCOMMI_TRY(dcommi_bkt_check(what, b));
     if (i >= b->nparams) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: parameter %zu of %zu", what, i, b->nparams);
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: i is %zu; there are %zu parameters", what, i,
+                           b->nparams);
     }
     dcommi_bkt_param *p = &b->params[i];
     DCOMMI_TRY(dcommi_bkt_follow(what, b, p, stream));

@@ -22,8 +22,8 @@ static dcomm_status dcommi_moe_check_opts(const dcomm_moe *m, const dcomm_moe_op
                                                                     : NULL;
     if (wrong != NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_moe_create: opts.%s is none that there is (experts %zu, hidden "
-                           "%zu, k %d, dtype %d, capacity %g, policy %d, chunks %d, form %d)",
+                           "dcomm_moe_create: opts.%s is out of range (experts %zu, hidden %zu, "
+                           "k %d, dtype %d, capacity %g, policy %d, chunks %d, form %d)",
                            wrong, o->experts, o->hidden, o->k, (int)o->dtype, o->capacity,
                            (int)o->policy, o->chunks, (int)o->form);
     }
@@ -49,8 +49,8 @@ static dcomm_status dcommi_moe_take_codec(dcomm_moe *m, const char *spec)
     DCOMMI_TRY(dcomm_codec_get_info(m->codec, m->opts.hidden, &info));
     if (m->opts.dtype != DCOMM_F32 || !info.exact_bytes || info.linear || m->codec->automatic) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "dcomm_moe_create: opts.codec \"%.80s\" is not for rows of %s: rows are "
-                           "of f32, and its wires all of one length",
+                           "dcomm_moe_create: opts.codec \"%.80s\" cannot encode rows of %s: rows "
+                           "must be f32, and all wires of the codec must have one length",
                            spec, dcomm_dtype_name(m->opts.dtype));
     }
     m->wire = info.max_bytes;
@@ -68,7 +68,8 @@ static dcomm_status dcommi_moe_take_algo(dcomm_moe *m, const char *name)
     const dcommi_algo *algo = dcommi_algo_find(DCOMM_COLL_ALLTOALLV, name);
     if (algo == NULL) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "dcomm_moe_create: opts.algo \"%.80s\" is none of all-to-all-v's", name);
+                           "dcomm_moe_create: all-to-all-v has no algorithm \"%.80s\" (opts.algo)",
+                           name);
     }
     m->opts.algo = algo->name;
     return DCOMM_OK;
@@ -301,21 +302,22 @@ static dcomm_status dcommi_moe_may_start(dcomm_moe *m, dcommi_moe_pass pass, int
 {
     const char *name = dcommi_moe_pass_names[pass];
     if (c < 0 || c >= m->opts.chunks) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s_start: rank %d: chunk %d of %d", name, m->rank, c,
-                           m->opts.chunks);
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s_start: rank %d: c is %d; there are %d chunks",
+                           name, m->rank, c, m->opts.chunks);
     }
     bool first = pass == DCOMMI_MOE_DISPATCH;
     if (m->steps == 0 || dcommi_moe_op_of(m, pass, c)->started ||
         (!first && !dcommi_moe_op_of(m, pass - 1, c)->done)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s_start: rank %d: chunk %d %s", name, m->rank, c,
-                           m->steps == 0 ? "comes before any dcomm_moe_route"
+                           m->steps == 0 ? "starts before any dcomm_moe_route"
                            : dcommi_moe_op_of(m, pass, c)->started
                                ? "has been started in this step"
-                               : "has not come through what is before it");
+                               : "must first be waited for in the pass before this one");
     }
     if (rows == NULL && nrows > 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s_start: rank %d: chunk %d has %zu rows at NULL",
-                           name, m->rank, c, nrows);
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s_start: rank %d: rows of chunk %d is NULL, for %zu rows", name,
+                           m->rank, c, nrows);
     }
     return dcommi_moe_on_host(m, name, "rows", rows);
 }
@@ -326,12 +328,13 @@ static dcomm_status dcommi_moe_may_wait(dcomm_moe *m, dcommi_moe_pass pass, int 
     if (c < 0 || c >= m->opts.chunks || !dcommi_moe_op_of(m, pass, c)->started ||
         dcommi_moe_op_of(m, pass, c)->done) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "%s_wait: rank %d: chunk %d of %d has not been started, or waited for "
-                           "already",
+                           "%s_wait: rank %d: chunk %d of %d was not started, or has been waited "
+                           "for",
                            dcommi_moe_pass_names[pass], m->rank, c, m->opts.chunks);
     }
     return good ? dcommi_moe_on_host(m, dcommi_moe_pass_names[pass], "results", to)
-                : dcommi_fail(DCOMM_ERR_INVALID, "%s_wait: rank %d: where to write is NULL",
+                : dcommi_fail(DCOMM_ERR_INVALID,
+                              "%s_wait: rank %d: the place for the result is NULL",
                               dcommi_moe_pass_names[pass], m->rank);
 }
 

@@ -13,8 +13,8 @@ static dcomm_status dcommi_moe_take(dcomm_moe *m, size_t tokens, const int32_t *
     size_t k = (size_t)m->opts.k, n = tokens * k;
     m->tokens = 0;
     if (tokens > UINT32_MAX / k / 2) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_moe_route: %zu tokens of %zu experts", tokens,
-                           k);
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_moe_route: tokens is %zu, too many for k of %zu", tokens, k);
     }
     if (experts == NULL && tokens > 0) {
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_moe_route: experts is NULL for %zu tokens",

@@ -76,9 +76,10 @@ static dcomm_status dcommi_moe_stage_lay(const dcomm_moe *m, dcommi_moe_stage *s
     }
     size_t entries = s->send_first[m->opts.chunks];
     if (entries > UINT32_MAX || s->recv_first[m->opts.chunks] > UINT32_MAX) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_moe_route: rank %d sends %zu rows and gets %zu", m->rank, entries,
-                           s->recv_first[m->opts.chunks]);
+        return dcommi_fail(
+            DCOMM_ERR_INVALID,
+            "dcomm_moe_route: rank %d sends %zu rows and receives %zu: more than 2^32", m->rank,
+            entries, s->recv_first[m->opts.chunks]);
     }
     if (entries > s->from_room) {
         size_t room = entries + entries / 8;
