@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# test_docs.sh BUILD - every block of README.md, CONTRIBUTING.md and docs/: C is compiled, as a program or as the body of a
-# function behind docs_context.h; commands are run, where they take long with less to do; README's three
-# projects are built and started. A comment before a block may say why it cannot be tested, or which other
-# script does it.
+# test_docs.sh BUILD - every block of README.md, CONTRIBUTING.md and docs/: C is compiled, as a program or as
+# the body of a function behind docs_context.h; commands are run, with less to do where they take long;
+# README's three projects are built and started. A comment before a block may say why it cannot be tested, or
+# which other script does it.
 cd "$(dirname "$0")/../.." || exit 2
 . tests/lib/lib.sh
 build=$(realpath "${1:-build}")
@@ -62,8 +62,8 @@ less() {
     *dcomm-moe*) echo "$1 --tokens 64 --hidden 64 --steps 2 --rotate 0" ;;
     *examples/trainer*) echo "$1 --steps 20 --batch 4 --seq 16 --dim 16 --sample 0" ;;
     *)
-        sed -e 's/ mine / ring /' -e 's/laplace:n=1M/laplace:n=10K/' \
-            -e 's/-n N -- PROGRAM/-n 2 -- .\/program/' -e 's/ -O2 / -O0 /' -e 's/ -c dcomm.c/ -fsyntax-only dcomm.c/' <<<"$1"
+        sed -e 's/ mine / ring /' -e 's/laplace:n=1M/laplace:n=10K/' -e 's/ -O2 / -O0 /' \
+            -e 's/-n N -- PROGRAM/-n 2 -- .\/program/' -e 's/ -c dcomm.c/ -fsyntax-only dcomm.c/' <<<"$1"
         ;;
     esac
 }
@@ -177,4 +177,18 @@ assert any(t["name"] == sys.argv[2] and t["build_by_default"] for t in json.load
     grep -q 'ninja -C build all' tools/quickstart.sh
 }
 check "every tool of README's table is built by default" tools
+
+# A machine without UCX and hwloc: meson says what to do, and builds without them.
+printf "[binaries]\npkgconfig = 'false'\ncmake = 'false'\n" >"$scratch/none.ini"
+expect "without UCX: meson says what to do" 1 "ucx is not installed: .* set -Ducx=disabled to build without it" \
+    meson setup "$scratch/none" --native-file "$scratch/none.ini"
+bare() {
+    local dir=$scratch/bare
+    meson setup "$dir" --native-file "$scratch/none.ini" -Ducx=disabled -Dhwloc=disabled || return
+    grep '^' "$dir/meson-private/dcomm.pc"
+    grep 'Idcomm-perf.p.* -DDCOMM_NO_UCX -DDCOMM_NO_HWLOC' "$dir/compile_commands.json" &&
+        grep -q '^Cflags:.* -DDCOMM_NO_UCX -DDCOMM_NO_HWLOC' "$dir/meson-private/dcomm.pc" &&
+        ! grep -qE 'lucp|hwloc$' "$dir/meson-private/dcomm.pc"
+}
+check "with -Ducx=disabled and -Dhwloc=disabled it needs neither" bare
 finish
