@@ -16150,10 +16150,9 @@ typedef struct dcommi_plans {
 /* What an execution came to. */
 typedef struct dcommi_price {
     int64_t ps;
-    int64_t
-        unhurried; /* what it would be if links could go on as fast as they let bursts through */
+    int64_t burst; /* the same if links could go on as fast as they let bursts through */
     int64_t steps; /* of plans, executed */
-    bool over;     /* given up at the limit, which ps is: it takes longer */
+    bool over;     /* given up: `burst` is beyond the limit */
 } dcommi_price;
 /* ---- frames and lanes ---- */
 static dcommi_sim_frame *dcommi_sim_frame_new(dcommi_sim *s, const dcomm_plan *plan, int rank)
@@ -16482,18 +16481,18 @@ static dcomm_status dcommi_sim_run(const dcommi_terrain *t, const dcommi_plans *
                     .limit = limit - call,
                     .budget = budget};
     dcomm_status status = dcommi_sim_open(&s, plans);
+    price->ps = limit;
     if (status >= 0) {
         dcommi_sim_execute(&s);
-        price->unhurried = s.end;
-        s.end = dcommi_sim_sustained(&s);
         status = s.status;
+        price->over = status >= 0 && s.now > s.limit;
+        price->burst = s.end + call;
+        price->ps = price->over ? limit : dcommi_sim_sustained(&s) + call;
     }
-    price->over = status >= 0 && (s.now > s.limit || s.end > s.limit);
     if (status >= 0 && !price->over && s.left > 0) {
         status = dcommi_fail(DCOMM_ERR_PLAN, "%s: %d of %d ranks wait for each other for ever",
                              s.actor[0].plan->name, s.left, period);
     }
-    price->ps = price->over ? limit : s.end + call;
     price->steps = s.steps;
     dcommi_sim_close(&s, plans);
     return status;
@@ -16557,7 +16556,7 @@ static dcomm_status dcommi_plans_alike(const dcommi_plans *plans, int nranks, in
     dcommi_free(look);
     return status;
 }
-/* The price of a set of plans, which is given up beyond `limit` picoseconds. */
+/* Price a set of plans. Give up where its `burst` goes beyond `limit` picoseconds. */
 static dcomm_status dcommi_price_plans(const dcommi_terrain *t, const dcommi_plans *plans,
                                        int64_t limit, int64_t budget, dcommi_price *price)
 {
@@ -17001,7 +17000,8 @@ DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nran
 /* ==== include/dcomm/impl/engine/types.h ==================================================== */
 /* types.h - contexts, communicators and runs as the engine sees them. */
 /* ==== include/dcomm/impl/algo/algo.h ======================================================= */
-/* algo.h - the table of algorithms: what every file of algo/ registers and everything else looks up. */
+/* algo.h - the table of algorithms: what every file of algo/ registers and everything else looks
+ * up. */
 /* Appends the steps for `shape` to `b` (begun by the caller, who also finishes it). The caller has
  * already handled nranks == 1 and zero-byte operations, and set head.in_bytes and out_bytes. */
 typedef dcomm_status (*dcommi_algo_fn)(const dcommi_shape *shape, dcomm_builder *b);
@@ -17010,16 +17010,8 @@ typedef struct dcommi_algo {
     dcomm_coll coll;
     dcommi_algo_fn make;
     bool rank_order; /* can fold in rank order */
-    /* Who goes first where prices say nothing: the lowest; `between`: of calls on several hosts, of
-     * which one has several ranks. Few steps with few bytes come first (within a host
-     * recursive_doubling before one_shot: fewer messages, which matters more to ranks that share
-     * cores and do not meet at once than calls in a row show; staged before what has the kernel
-     * read peers' memory, of which more is cold in programs than in trials), then what spreads the
-     * work evenly, then what passes everything through some ranks, whose queues the model takes for
-     * boundless. hier hides what is done within hosts behind their links; on one host it is
-     * two_shot by another name. */
-    uint8_t favour, favour_between;
-    /* What of the groups it leaves aside, as a sentence; NULL: nothing to say. */
+    /* Write what it leaves aside of the groups, as a sentence. Only algorithms that work level by
+     * level have one. */
     void (*note)(const dcommi_shape *shape, char *text, size_t len);
     const char *cost;
     const char *source;
@@ -20519,7 +20511,8 @@ static dcomm_status dcommi_kernel_narrow(void *user, void *dst, size_t dst_len,
     return DCOMM_OK;
 }
 /* ==== include/dcomm/impl/algo/table.h ====================================================== */
-/* table.h - the table of all algorithms. */
+/* table.h - the table of all algorithms. The order within an operation is the tie-break of the
+ * choice (comm/choose.h, docs/choice.md). */
 /* ==== include/dcomm/impl/algo/alltoall.h =================================================== */
 /* alltoall.h - all-to-all: pairwise, linear and Bruck's.
  *
@@ -25640,171 +25633,170 @@ static dcomm_status dcommi_staged_broadcast(const dcommi_shape *s, dcomm_builder
     return b->status;
 }
 static const dcommi_algo dcommi_algo_table[] = {
-    {"ring", DCOMM_COLL_ALLREDUCE, dcommi_ring_allreduce, false, 10, 10, NULL,
-     "2(N-1) steps; 2(N-1)/N S per rank", "Patarasuk and Yuan 2009"},
-    {"tree", DCOMM_COLL_ALLREDUCE, dcommi_tree_allreduce, false, 16, 16, NULL,
-     "about 4 log2 N steps, pipelined; at most 2 S per rank", "Sanders, Speck and Traeff 2009"},
-    {"binomial", DCOMM_COLL_ALLREDUCE, dcommi_tree_allreduce_binomial, false, 16, 16, NULL,
-     "2 ceil(log2 N) steps; at most ceil(log2 N) S per rank",
-     "Thakur, Rabenseifner and Gropp 2005"},
-    {"recursive_doubling", DCOMM_COLL_ALLREDUCE, dcommi_doubling_allreduce, false, 3, 9, NULL,
-     "log2 N steps and times S (other N: floor(log2 N) + 2 steps, + 1 times S)",
-     "Thakur, Rabenseifner and Gropp 2005"},
-    {"halving_doubling", DCOMM_COLL_ALLREDUCE, dcommi_halving_doubling, false, 6, 6, NULL,
-     "2 ceil(log2 N) steps; 2(N-1)/N S per rank", "Rabenseifner 2004; Traeff 2024"},
-    {"one_shot", DCOMM_COLL_ALLREDUCE, dcommi_direct_one_shot, true, 4, 4, NULL,
-     "1 step; (N-1) S per rank", "direct exchange"},
-    {"staged", DCOMM_COLL_ALLREDUCE, dcommi_staged_allreduce, true, 5, 16, NULL,
-     "pipelined by chunk; 2(N-1)/N S written once by each rank, for all",
-     "Graham and Shipman 2008"},
-    {"two_shot", DCOMM_COLL_ALLREDUCE, dcommi_direct_two_shot, true, 12, 12, NULL,
-     "2 steps; 2(N-1)/N S per rank", "Thakur, Rabenseifner and Gropp 2005"},
-    {"star", DCOMM_COLL_ALLREDUCE, dcommi_star_allreduce, true, 16, 16, NULL,
-     "2 steps; (N-1) S in and out of rank 0, S of the others", "Li et al. 2014 (parameter server)"},
-    {"hier", DCOMM_COLL_ALLREDUCE, dcommi_hier_allreduce, false, 13, 5, dcommi_hier_note,
+    {"hier", DCOMM_COLL_ALLREDUCE, dcommi_hier_allreduce, false, dcommi_hier_note,
      "within hosts, across M of them, within; 2(M-1)/M S per host between hosts",
      "Jia et al. 2018; Cho et al. 2019"},
-    {"hier_leader", DCOMM_COLL_ALLREDUCE, dcommi_hier_allreduce_leader, false, 15, 15,
+    {"one_shot", DCOMM_COLL_ALLREDUCE, dcommi_direct_one_shot, true, NULL,
+     "1 step; (N-1) S per rank", "direct exchange"},
+    {"recursive_doubling", DCOMM_COLL_ALLREDUCE, dcommi_doubling_allreduce, false, NULL,
+     "log2 N steps and times S (other N: floor(log2 N) + 2 steps, + 1 times S)",
+     "Thakur, Rabenseifner and Gropp 2005"},
+    {"staged", DCOMM_COLL_ALLREDUCE, dcommi_staged_allreduce, true, NULL,
+     "pipelined by chunk; 2(N-1)/N S written once by each rank, for all",
+     "Graham and Shipman 2008"},
+    {"halving_doubling", DCOMM_COLL_ALLREDUCE, dcommi_halving_doubling, false, NULL,
+     "2 ceil(log2 N) steps; 2(N-1)/N S per rank", "Rabenseifner 2004; Traeff 2024"},
+    {"ring", DCOMM_COLL_ALLREDUCE, dcommi_ring_allreduce, false, NULL,
+     "2(N-1) steps; 2(N-1)/N S per rank", "Patarasuk and Yuan 2009"},
+    {"two_shot", DCOMM_COLL_ALLREDUCE, dcommi_direct_two_shot, true, NULL,
+     "2 steps; 2(N-1)/N S per rank", "Thakur, Rabenseifner and Gropp 2005"},
+    {"hier_leader", DCOMM_COLL_ALLREDUCE, dcommi_hier_allreduce_leader, false,
      dcommi_hier_note_flat, "as hier, by one rank of each host; 2(M-1)/M S per host between hosts",
      "Karonis et al. 2000"},
-    {"ring", DCOMM_COLL_REDUCE_SCATTER, dcommi_ring_reduce_scatter, false, 10, 10, NULL,
-     "N-1 steps; N-1 blocks per rank", "Patarasuk and Yuan 2009"},
-    {"recursive_halving", DCOMM_COLL_REDUCE_SCATTER, dcommi_halving_reduce_scatter, false, 11, 11,
-     NULL, "ceil(log2 N) steps; N-1 blocks per rank", "Rabenseifner 2004; Traeff 2024"},
-    {"staged", DCOMM_COLL_REDUCE_SCATTER, dcommi_staged_reduce_scatter, true, 8, 16, NULL,
-     "pipelined by chunk; N-1 blocks written by each rank", "Graham and Shipman 2008"},
-    {"direct", DCOMM_COLL_REDUCE_SCATTER, dcommi_direct_reduce_scatter, true, 5, 5, NULL,
+    {"star", DCOMM_COLL_ALLREDUCE, dcommi_star_allreduce, true, NULL,
+     "2 steps; (N-1) S in and out of rank 0, S of the others", "Li et al. 2014 (parameter server)"},
+    {"binomial", DCOMM_COLL_ALLREDUCE, dcommi_tree_allreduce_binomial, false, NULL,
+     "2 ceil(log2 N) steps; at most ceil(log2 N) S per rank",
+     "Thakur, Rabenseifner and Gropp 2005"},
+    {"tree", DCOMM_COLL_ALLREDUCE, dcommi_tree_allreduce, false, NULL,
+     "about 4 log2 N steps, pipelined; at most 2 S per rank", "Sanders, Speck and Traeff 2009"},
+    {"direct", DCOMM_COLL_REDUCE_SCATTER, dcommi_direct_reduce_scatter, true, NULL,
      "1 step; N-1 blocks per rank", "direct exchange"},
-    {"hier", DCOMM_COLL_REDUCE_SCATTER, dcommi_hier_reduce_scatter, false, 13, 5, dcommi_hier_note,
+    {"hier", DCOMM_COLL_REDUCE_SCATTER, dcommi_hier_reduce_scatter, false, dcommi_hier_note,
      "within hosts, M-1 rounds across; each block once from each host", "Traeff and Hunold 2020"},
-    {"hier_leader", DCOMM_COLL_REDUCE_SCATTER, dcommi_hier_reduce_scatter_leader, false, 15, 15,
+    {"staged", DCOMM_COLL_REDUCE_SCATTER, dcommi_staged_reduce_scatter, true, NULL,
+     "pipelined by chunk; N-1 blocks written by each rank", "Graham and Shipman 2008"},
+    {"ring", DCOMM_COLL_REDUCE_SCATTER, dcommi_ring_reduce_scatter, false, NULL,
+     "N-1 steps; N-1 blocks per rank", "Patarasuk and Yuan 2009"},
+    {"recursive_halving", DCOMM_COLL_REDUCE_SCATTER, dcommi_halving_reduce_scatter, false, NULL,
+     "ceil(log2 N) steps; N-1 blocks per rank", "Rabenseifner 2004; Traeff 2024"},
+    {"hier_leader", DCOMM_COLL_REDUCE_SCATTER, dcommi_hier_reduce_scatter_leader, false,
      dcommi_hier_note_flat,
      "within hosts to one rank of each, across, within; each block once from each host",
      "Karonis et al. 2000"},
-    {"ring", DCOMM_COLL_ALLGATHER, dcommi_ring_allgather, false, 10, 10, NULL,
-     "N-1 steps; N-1 blocks per rank", "Patarasuk and Yuan 2009"},
-    {"recursive_doubling", DCOMM_COLL_ALLGATHER, dcommi_doubling_allgather, false, 9, 9, NULL,
+    {"direct", DCOMM_COLL_ALLGATHER, dcommi_direct_allgather, false, NULL,
+     "1 step; N-1 blocks per rank", "direct exchange"},
+    {"hier", DCOMM_COLL_ALLGATHER, dcommi_hier_allgather, false, dcommi_hier_note,
+     "M-1 rounds across hosts, within; each block once to each host", "Traeff and Hunold 2020"},
+    {"staged", DCOMM_COLL_ALLGATHER, dcommi_staged_allgather, false, NULL,
+     "pipelined by chunk; its block written once by each rank, for all", "Graham and Shipman 2008"},
+    {"recursive_doubling", DCOMM_COLL_ALLGATHER, dcommi_doubling_allgather, false, NULL,
      "ceil(log2 N) steps; N-1 blocks per rank", "Thakur et al. 2005; Bruck et al. 1997"},
-    {"staged", DCOMM_COLL_ALLGATHER, dcommi_staged_allgather, false, 8, 16, NULL,
-     "pipelined by chunk; its block written once by each rank, for all", "Graham and Shipman 2008"},
-    {"direct", DCOMM_COLL_ALLGATHER, dcommi_direct_allgather, false, 5, 5, NULL,
-     "1 step; N-1 blocks per rank", "direct exchange"},
-    {"hier", DCOMM_COLL_ALLGATHER, dcommi_hier_allgather, false, 13, 5, dcommi_hier_note,
-     "M-1 rounds across hosts, within; each block once to each host", "Traeff and Hunold 2020"},
-    {"hier_leader", DCOMM_COLL_ALLGATHER, dcommi_hier_allgather_leader, false, 15, 15,
+    {"ring", DCOMM_COLL_ALLGATHER, dcommi_ring_allgather, false, NULL,
+     "N-1 steps; N-1 blocks per rank", "Patarasuk and Yuan 2009"},
+    {"hier_leader", DCOMM_COLL_ALLGATHER, dcommi_hier_allgather_leader, false,
      dcommi_hier_note_flat,
      "within hosts to one rank of each, across, within; each block once to each host",
      "Karonis et al. 2000"},
-    {"ring", DCOMM_COLL_REDUCE_SCATTERV, dcommi_ring_reduce_scatter, false, 10, 10, NULL,
-     "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
-    {"recursive_halving", DCOMM_COLL_REDUCE_SCATTERV, dcommi_halving_reduce_scatter, false, 11, 11,
-     NULL, "ceil(log2 N) steps; all blocks but one per rank", "Rabenseifner 2004; Traeff 2024"},
-    {"staged", DCOMM_COLL_REDUCE_SCATTERV, dcommi_staged_reduce_scatter, true, 8, 16, NULL,
-     "pipelined by chunk; N-1 blocks written by each rank", "Graham and Shipman 2008"},
-    {"direct", DCOMM_COLL_REDUCE_SCATTERV, dcommi_direct_reduce_scatter, true, 5, 5, NULL,
+    {"direct", DCOMM_COLL_REDUCE_SCATTERV, dcommi_direct_reduce_scatter, true, NULL,
      "1 step; all blocks but one per rank", "direct exchange"},
-    {"hier", DCOMM_COLL_REDUCE_SCATTERV, dcommi_hier_reduce_scatter, false, 13, 5, dcommi_hier_note,
+    {"hier", DCOMM_COLL_REDUCE_SCATTERV, dcommi_hier_reduce_scatter, false, dcommi_hier_note,
      "within hosts, M-1 rounds across; each block once from each host", "Traeff and Hunold 2020"},
-    {"hier_leader", DCOMM_COLL_REDUCE_SCATTERV, dcommi_hier_reduce_scatter_leader, false, 15, 15,
+    {"staged", DCOMM_COLL_REDUCE_SCATTERV, dcommi_staged_reduce_scatter, true, NULL,
+     "pipelined by chunk; N-1 blocks written by each rank", "Graham and Shipman 2008"},
+    {"ring", DCOMM_COLL_REDUCE_SCATTERV, dcommi_ring_reduce_scatter, false, NULL,
+     "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
+    {"recursive_halving", DCOMM_COLL_REDUCE_SCATTERV, dcommi_halving_reduce_scatter, false, NULL,
+     "ceil(log2 N) steps; all blocks but one per rank", "Rabenseifner 2004; Traeff 2024"},
+    {"hier_leader", DCOMM_COLL_REDUCE_SCATTERV, dcommi_hier_reduce_scatter_leader, false,
      dcommi_hier_note_flat,
      "within hosts to one rank of each, across, within; each block once from each host",
      "Karonis et al. 2000"},
-    {"ring", DCOMM_COLL_ALLGATHERV, dcommi_ring_allgather, false, 10, 10, NULL,
-     "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
-    {"recursive_doubling", DCOMM_COLL_ALLGATHERV, dcommi_doubling_allgather, false, 9, 9, NULL,
-     "ceil(log2 N) steps; all blocks but one per rank", "Thakur et al. 2005; Bruck et al. 1997"},
-    {"staged", DCOMM_COLL_ALLGATHERV, dcommi_staged_allgather, false, 8, 16, NULL,
-     "pipelined by chunk; its block written once by each rank, for all", "Graham and Shipman 2008"},
-    {"direct", DCOMM_COLL_ALLGATHERV, dcommi_direct_allgather, false, 5, 5, NULL,
+    {"direct", DCOMM_COLL_ALLGATHERV, dcommi_direct_allgather, false, NULL,
      "1 step; N-1 times the own block per rank", "direct exchange"},
-    {"hier", DCOMM_COLL_ALLGATHERV, dcommi_hier_allgather, false, 13, 5, dcommi_hier_note,
+    {"hier", DCOMM_COLL_ALLGATHERV, dcommi_hier_allgather, false, dcommi_hier_note,
      "M-1 rounds across hosts, within; each block once to each host", "Traeff and Hunold 2020"},
-    {"hier_leader", DCOMM_COLL_ALLGATHERV, dcommi_hier_allgather_leader, false, 15, 15,
+    {"staged", DCOMM_COLL_ALLGATHERV, dcommi_staged_allgather, false, NULL,
+     "pipelined by chunk; its block written once by each rank, for all", "Graham and Shipman 2008"},
+    {"recursive_doubling", DCOMM_COLL_ALLGATHERV, dcommi_doubling_allgather, false, NULL,
+     "ceil(log2 N) steps; all blocks but one per rank", "Thakur et al. 2005; Bruck et al. 1997"},
+    {"ring", DCOMM_COLL_ALLGATHERV, dcommi_ring_allgather, false, NULL,
+     "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
+    {"hier_leader", DCOMM_COLL_ALLGATHERV, dcommi_hier_allgather_leader, false,
      dcommi_hier_note_flat,
      "within hosts to one rank of each, across, within; each block once to each host",
      "Karonis et al. 2000"},
-    {"binomial", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast_binomial, false, 16, 16, NULL,
-     "ceil(log2 N) steps; at most ceil(log2 N) S per rank", "Thakur, Rabenseifner and Gropp 2005"},
-    {"tree", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast, false, 16, 16, NULL,
-     "about 2 log2 N steps, pipelined; about S per rank", "Sanders, Speck and Traeff 2009"},
-    {"staged", DCOMM_COLL_BROADCAST, dcommi_staged_broadcast, false, 8, 16, NULL,
-     "pipelined by chunk; S written once by the root, for all", "Graham and Shipman 2008"},
-    {"linear", DCOMM_COLL_BROADCAST, dcommi_linear_broadcast, false, 7, 7, NULL,
-     "1 step; (N-1) S at the root, S where long buffers are read", "direct exchange"},
-    {"hier", DCOMM_COLL_BROADCAST, dcommi_hier_broadcast, false, 13, 5, dcommi_hier_note,
+    {"hier", DCOMM_COLL_BROADCAST, dcommi_hier_broadcast, false, dcommi_hier_note,
      "across hosts by shards, within; about S per host between hosts", "Traeff and Hunold 2020"},
-    {"hier_leader", DCOMM_COLL_BROADCAST, dcommi_hier_broadcast_leader, false, 15, 15,
+    {"linear", DCOMM_COLL_BROADCAST, dcommi_linear_broadcast, false, NULL,
+     "1 step; (N-1) S at the root, S where long buffers are read", "direct exchange"},
+    {"staged", DCOMM_COLL_BROADCAST, dcommi_staged_broadcast, false, NULL,
+     "pipelined by chunk; S written once by the root, for all", "Graham and Shipman 2008"},
+    {"hier_leader", DCOMM_COLL_BROADCAST, dcommi_hier_broadcast_leader, false,
      dcommi_hier_note_flat,
      "across hosts by one rank of each, within; about S per host between hosts",
      "Karonis et al. 2000"},
-    {"binomial", DCOMM_COLL_REDUCE, dcommi_tree_reduce_binomial, false, 16, 16, NULL,
+    {"binomial", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast_binomial, false, NULL,
+     "ceil(log2 N) steps; at most ceil(log2 N) S per rank", "Thakur, Rabenseifner and Gropp 2005"},
+    {"tree", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast, false, NULL,
+     "about 2 log2 N steps, pipelined; about S per rank", "Sanders, Speck and Traeff 2009"},
+    {"linear", DCOMM_COLL_REDUCE, dcommi_linear_reduce, true, NULL, "1 step; (N-1) S into the root",
+     "direct exchange"},
+    {"binomial", DCOMM_COLL_REDUCE, dcommi_tree_reduce_binomial, false, NULL,
      "ceil(log2 N) steps; S per rank", "Thakur, Rabenseifner and Gropp 2005"},
-    {"tree", DCOMM_COLL_REDUCE, dcommi_tree_reduce, false, 16, 16, NULL,
+    {"tree", DCOMM_COLL_REDUCE, dcommi_tree_reduce, false, NULL,
      "about 2 log2 N steps, pipelined; S per rank", "Sanders, Speck and Traeff 2009"},
-    {"linear", DCOMM_COLL_REDUCE, dcommi_linear_reduce, true, 7, 7, NULL,
-     "1 step; (N-1) S into the root", "direct exchange"},
-    {"linear", DCOMM_COLL_GATHER, dcommi_gather_linear, false, 7, 7, NULL,
+    {"linear", DCOMM_COLL_GATHER, dcommi_gather_linear, false, NULL,
      "1 step; the own block per rank", "direct exchange"},
-    {"binomial", DCOMM_COLL_GATHER, dcommi_gather_binomial, false, 16, 16, NULL,
+    {"binomial", DCOMM_COLL_GATHER, dcommi_gather_binomial, false, NULL,
      "ceil(log2 N) steps; at most N/2 blocks per rank", "Thakur, Rabenseifner and Gropp 2005"},
-    {"linear", DCOMM_COLL_SCATTER, dcommi_scatter_linear, false, 7, 7, NULL,
+    {"linear", DCOMM_COLL_SCATTER, dcommi_scatter_linear, false, NULL,
      "1 step; all blocks but one at the root", "direct exchange"},
-    {"binomial", DCOMM_COLL_SCATTER, dcommi_scatter_binomial, false, 16, 16, NULL,
+    {"binomial", DCOMM_COLL_SCATTER, dcommi_scatter_binomial, false, NULL,
      "ceil(log2 N) steps; N-1 blocks at the root", "Thakur, Rabenseifner and Gropp 2005"},
-    {"linear", DCOMM_COLL_GATHERV, dcommi_gather_linear, false, 7, 7, NULL,
+    {"linear", DCOMM_COLL_GATHERV, dcommi_gather_linear, false, NULL,
      "1 step; the own block per rank", "direct exchange"},
-    {"linear", DCOMM_COLL_SCATTERV, dcommi_scatter_linear, false, 7, 7, NULL,
+    {"linear", DCOMM_COLL_SCATTERV, dcommi_scatter_linear, false, NULL,
      "1 step; all blocks but one at the root", "direct exchange"},
-    {"pairwise", DCOMM_COLL_ALLTOALL, dcommi_a2a_pairwise, false, 8, 8, NULL,
-     "ceil((N-1)/2) rounds of two exchanges; N-1 blocks per rank",
-     "Thakur, Rabenseifner and Gropp 2005"},
-    {"bruck", DCOMM_COLL_ALLTOALL, dcommi_a2a_bruck, false, 14, 14, NULL,
-     "ceil(log2 N) steps; about N/2 log2 N blocks per rank", "Bruck et al. 1997"},
-    {"staged", DCOMM_COLL_ALLTOALL, dcommi_staged_alltoall, false, 6, 16, NULL,
-     "pipelined by chunk; N-1 blocks written by each rank", "Graham and Shipman 2008"},
-    {"linear", DCOMM_COLL_ALLTOALL, dcommi_a2a_linear, false, 7, 7, NULL,
-     "1 step; N-1 blocks per rank", "direct exchange"},
-    {"hier", DCOMM_COLL_ALLTOALL, dcommi_hier_alltoall, false, 13, 5, dcommi_hier_note,
+    {"hier", DCOMM_COLL_ALLTOALL, dcommi_hier_alltoall, false, dcommi_hier_note,
      "within hosts, M-1 rounds across; one message per rank of the other hosts, N-G blocks",
      "Traeff and Hunold 2020"},
-    {"hier_leader", DCOMM_COLL_ALLTOALL, dcommi_hier_alltoall_leader, false, 15, 15,
-     dcommi_hier_note_flat,
+    {"staged", DCOMM_COLL_ALLTOALL, dcommi_staged_alltoall, false, NULL,
+     "pipelined by chunk; N-1 blocks written by each rank", "Graham and Shipman 2008"},
+    {"linear", DCOMM_COLL_ALLTOALL, dcommi_a2a_linear, false, NULL, "1 step; N-1 blocks per rank",
+     "direct exchange"},
+    {"pairwise", DCOMM_COLL_ALLTOALL, dcommi_a2a_pairwise, false, NULL,
+     "ceil((N-1)/2) rounds of two exchanges; N-1 blocks per rank",
+     "Thakur, Rabenseifner and Gropp 2005"},
+    {"bruck", DCOMM_COLL_ALLTOALL, dcommi_a2a_bruck, false, NULL,
+     "ceil(log2 N) steps; about N/2 log2 N blocks per rank", "Bruck et al. 1997"},
+    {"hier_leader", DCOMM_COLL_ALLTOALL, dcommi_hier_alltoall_leader, false, dcommi_hier_note_flat,
      "within hosts to one rank of each, one message to each other host, within",
      "Karonis et al. 2000"},
-    {"pairwise", DCOMM_COLL_ALLTOALLV, dcommi_a2a_pairwise, false, 8, 8, NULL,
-     "ceil((N-1)/2) rounds of two exchanges; all blocks but the own per rank",
-     "Thakur, Rabenseifner and Gropp 2005"},
-    {"linear", DCOMM_COLL_ALLTOALLV, dcommi_a2a_linear, false, 7, 7, NULL,
-     "1 step; all blocks but the own per rank", "direct exchange"},
-    {"bruck", DCOMM_COLL_ALLTOALLV, dcommi_bruck_v, false, 14, 14, NULL,
-     "counts to all; ceil(log2 N) steps; about half of all blocks in each", "Bruck et al. 1997"},
-    {"hier", DCOMM_COLL_ALLTOALLV, dcommi_hier_alltoallv, false, 13, 5, dcommi_hier_note_flat,
+    {"hier", DCOMM_COLL_ALLTOALLV, dcommi_hier_alltoallv, false, dcommi_hier_note_flat,
      "counts to all; within hosts, M-1 rounds across; one message per rank of the other hosts",
      "Traeff and Hunold 2020"},
-    {"dissemination", DCOMM_COLL_BARRIER, dcommi_barrier_dissemination, false, 16, 16, NULL,
-     "ceil(log2 N) steps; one signal each", "Hensgen, Finkel and Manber 1988"},
-    {"direct", DCOMM_COLL_BARRIER, dcommi_barrier_direct, false, 5, 5, NULL,
+    {"linear", DCOMM_COLL_ALLTOALLV, dcommi_a2a_linear, false, NULL,
+     "1 step; all blocks but the own per rank", "direct exchange"},
+    {"pairwise", DCOMM_COLL_ALLTOALLV, dcommi_a2a_pairwise, false, NULL,
+     "ceil((N-1)/2) rounds of two exchanges; all blocks but the own per rank",
+     "Thakur, Rabenseifner and Gropp 2005"},
+    {"bruck", DCOMM_COLL_ALLTOALLV, dcommi_bruck_v, false, NULL,
+     "counts to all; ceil(log2 N) steps; about half of all blocks in each", "Bruck et al. 1997"},
+    {"direct", DCOMM_COLL_BARRIER, dcommi_barrier_direct, false, NULL,
      "1 step; N-1 signals per rank", "direct exchange"},
-    {"direct", DCOMM_COLL_SEND, dcommi_p2p_direct, false, 5, 5, NULL, "1 step; the message",
+    {"dissemination", DCOMM_COLL_BARRIER, dcommi_barrier_dissemination, false, NULL,
+     "ceil(log2 N) steps; one signal each", "Hensgen, Finkel and Manber 1988"},
+    {"direct", DCOMM_COLL_SEND, dcommi_p2p_direct, false, NULL, "1 step; the message",
      "point to point"},
-    {"direct", DCOMM_COLL_RECV, dcommi_p2p_direct, false, 5, 5, NULL, "1 step; nothing",
+    {"direct", DCOMM_COLL_RECV, dcommi_p2p_direct, false, NULL, "1 step; nothing",
      "point to point"},
 };
 enum { DCOMMI_ALGO_COUNT = sizeof dcommi_algo_table / sizeof dcommi_algo_table[0] };
-/* Those of compressed calls. */
+/* Those of compressed calls, in the same order. */
 static const dcommi_algo dcommi_coded_table[] = {
-    {"coded_allgather", DCOMM_COLL_ALLREDUCE, dcommi_coded_allgather, true, 0, 0, NULL,
+    {"coded_allgather", DCOMM_COLL_ALLREDUCE, dcommi_coded_allgather, true, NULL,
      "1 step; N-1 encodings of S per rank, one rounding", "direct exchange"},
-    {"coded_two_shot", DCOMM_COLL_ALLREDUCE, dcommi_coded_two_shot, true, 1, 1, NULL,
+    {"coded_two_shot", DCOMM_COLL_ALLREDUCE, dcommi_coded_two_shot, true, NULL,
      "2 steps; 2(N-1)/N encodings of S per rank, two roundings",
      "Tang et al. 2019 (DoubleSqueeze)"},
-    {"coded_hier", DCOMM_COLL_ALLREDUCE, dcommi_coded_hier, false, 2, 2, dcommi_hier_note,
+    {"coded_hier", DCOMM_COLL_ALLREDUCE, dcommi_coded_hier, false, dcommi_hier_note,
      "exact within hosts, coded_two_shot or coded_allgather across M of them",
      "Jia et al. 2018; Tang et al. 2021 (1-bit Adam)"},
-    {"coded_sparse", DCOMM_COLL_ALLREDUCE, dcommi_coded_sparse, true, 3, 3, NULL,
+    {"coded_sparse", DCOMM_COLL_ALLREDUCE, dcommi_coded_sparse, true, NULL,
      "3 steps; about 2(N-1)/N encodings of S per rank, selected twice",
      "Li and Hoefler 2022 (Ok-Topk)"},
-    {"coded_linear", DCOMM_COLL_ALLREDUCE, dcommi_coded_linear, false, 16, 16, NULL,
+    {"coded_linear", DCOMM_COLL_ALLREDUCE, dcommi_coded_linear, false, NULL,
      "one or two exact all-reduces of an encoding, for randk and powersgd",
      "Vogels, Karimireddy and Jaggi 2019 (PowerSGD)"},
 };
@@ -37627,7 +37619,7 @@ static dcomm_status dcommi_choice_model(const dcommi_terrain *t, const dcommi_sh
         plans.scripted = false; /* a stage of it */
         DCOMMI_TRY(dcommi_price_plans(t, &plans, limit, budget, &first));
         price->ps += first.ps;
-        price->unhurried += first.unhurried;
+        price->burst += first.burst;
         price->over = price->over || first.over;
     }
     return DCOMM_OK;
@@ -37637,7 +37629,7 @@ static void dcommi_choice_correct(dcommi_price *price, int64_t factor)
 {
     if (factor != DCOMMI_CORRECTION_ONE) {
         price->ps = price->ps / DCOMMI_CORRECTION_ONE * factor;
-        price->unhurried = price->unhurried / DCOMMI_CORRECTION_ONE * factor;
+        price->burst = price->burst / DCOMMI_CORRECTION_ONE * factor;
     }
 }
 /* The same, corrected by trials: what the choice goes by. */
@@ -37741,24 +37733,21 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
     }
     return dcommi_mix(key, (uint64_t)s->chunk_bytes) | 1;
 }
-/* The model is not so exact that a price a little lower meant anything. */
-#define DCOMMI_CHOICE_MARGIN 20 /* one part in so many */
-/* Of short all-reduces within a host still less: trials are of calls in a row, and behind a barrier
- * those of fewer messages are as much faster as they are slower there. */
-#define DCOMMI_CHOICE_MARGIN_SHORT 6
-#define DCOMMI_CHOICE_SHORT DCOMMI_BCAST_PAYLOAD /* bytes */
-/* Where links' rates make prices alike, so much of what the steps themselves take decides: steps do
- * not quite hide behind a link that is busy. */
-#define DCOMMI_CHOICE_STEPS 8 /* one part in so many */
-/* Between hosts what a short message takes is measured badly, where ranks share cores worst, and a
- * ring has many of them one after the other: no price of a short all-reduce is believed without a
- * larger part of that. */
-#define DCOMMI_CHOICE_ROUGH 16384 /* bytes */
-#define DCOMMI_CHOICE_ROUGH_STEPS 2
-/* Return true if the chooser may take an algorithm for a call. Linear codecs are summed. Sparse sums
- * are made sparse again only if feedback keeps the rest. */
-static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
+/* Neither the model nor trials are so exact that a price tells more than this. */
+#define DCOMMI_CHOICE_MARGIN 10 /* one part in so many */
+/* This part of the time without the links' sustained rates counts beside the price, because the
+ * model is least sure of it: steps do not quite hide behind a busy link, and short messages between
+ * hosts are measured badly. */
+#define DCOMMI_CHOICE_BURST 2 /* one part in so many */
+/* Return true if the choice may take an algorithm for a call. Where no level divides the ranks, the
+ * algorithms that work level by level are others by another name. Linear codecs are summed. Sparse
+ * sums are made sparse again only if feedback keeps the rest. */
+static bool dcommi_choice_may(const dcommi_shape *s, const dcommi_algo *algo)
 {
+    if (algo->coll != s->coll || (s->rank_order && !algo->rank_order) ||
+        (algo->note != NULL && dcommi_hier_level(s->groups, s->nranks) < 0)) {
+        return false;
+    }
     if (s->coding == NULL) {
         return true;
     }
@@ -37770,39 +37759,59 @@ static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
              (s->coding->spread == NULL || !s->coding->feedback)) &&
            !(s->coding->whole && algo->make == dcommi_coded_two_shot);
 }
-/* An exact all-reduce of no more than so many bytes. */
-static bool dcommi_choice_up_to(const dcommi_shape *s, int64_t bytes)
+/* Return the highest price or score that is as good as the lowest. */
+static int64_t dcommi_choice_close(int64_t lowest)
 {
-    return s->coll == DCOMM_COLL_ALLREDUCE && s->coding == NULL &&
-           (int64_t)s->count * (int64_t)dcomm_dtype_size(s->dtype) <= bytes;
+    return lowest + lowest / DCOMMI_CHOICE_MARGIN;
 }
-static bool dcommi_choice_brief(const dcommi_shape *s)
+/* Of the algorithms whose score is within the margin of the lowest, the first in the table. NULL:
+ * none could be priced. */
+static dcomm_status dcommi_choose_priced(const dcommi_chooser *c, const dcommi_shape *s,
+                                         const dcommi_algo *table, int n,
+                                         const dcommi_algo **algo_p)
 {
-    return dcommi_within_host(s->groups) && dcommi_choice_up_to(s, DCOMMI_CHOICE_SHORT);
-}
-/* Up to what price one is as good as the cheapest. */
-static int64_t dcommi_choice_close(const dcommi_shape *s, int64_t cheapest)
-{
-    return cheapest +
-           cheapest / (dcommi_choice_brief(s) ? DCOMMI_CHOICE_MARGIN_SHORT : DCOMMI_CHOICE_MARGIN);
-}
-/* Of those that are as good the least is taken. One message for all (bcast.h) is the fewest. */
-static uint8_t dcommi_choice_favour(const dcommi_shape *s, const dcommi_algo *algo, bool hosts)
-{
-    if (algo->make == dcommi_direct_one_shot && dcommi_groups_post(s->groups, s->nranks) &&
-        dcommi_choice_brief(s)) {
-        return 0;
+    int64_t score[DCOMMI_ALGO_COUNT], lowest = INT64_MAX >> 2;
+    for (int i = 0; i < n; i++) {
+        dcommi_price price = {0};
+        score[i] = INT64_MAX;
+        if (!dcommi_choice_may(s, &table[i])) {
+            continue;
+        }
+        /* The price is no lower than `burst`, so beyond this limit the score is too high. */
+        int64_t limit =
+            dcommi_choice_close(lowest) / (DCOMMI_CHOICE_BURST + 1) * DCOMMI_CHOICE_BURST;
+        dcomm_status priced =
+            dcommi_choice_price(c, s, &table[i], limit, DCOMMI_CHOICE_BUDGET, &price);
+        if (priced == DCOMM_ERR_NO_MEMORY) {
+            return priced; /* other ranks may price it, and choose it */
+        }
+        if (priced >= 0 && !price.over) {
+            score[i] = price.ps + price.burst / DCOMMI_CHOICE_BURST;
+            lowest = dcommi_min64(lowest, score[i]);
+        }
     }
-    return hosts ? algo->favour_between : algo->favour;
+    *algo_p = NULL;
+    for (int i = 0; i < n && *algo_p == NULL; i++) {
+        *algo_p = score[i] <= dcommi_choice_close(lowest) ? &table[i] : NULL;
+    }
+    return DCOMM_OK;
 }
-/* The cheapest algorithm; NULL where there is none. */
+/* Return the last algorithm that a call may run, which suits any number of ranks. */
+static const dcommi_algo *dcommi_choice_last(const dcommi_shape *s, const dcommi_algo *table, int n)
+{
+    while (n > 0 && !dcommi_choice_may(s, &table[n - 1])) {
+        n--;
+    }
+    return n > 0 ? &table[n - 1] : NULL;
+}
+/* Choose an algorithm for a call. NULL: there is none. */
 static dcomm_status dcommi_choose(dcommi_chooser *c, const dcommi_shape *s,
                                   const dcommi_algo **algo_p)
 {
     int n;
     const dcommi_algo *table = dcommi_algos(s->coding != NULL, &n);
     if (s->coding == NULL && (s->nranks == 1 || dcommi_algo_at(s->coll, 1) == NULL)) {
-        *algo_p = dcommi_algo_at(s->coll, 0); /* nothing to choose from */
+        *algo_p = dcommi_choice_last(s, table, n); /* nothing to choose from */
         return DCOMM_OK;
     }
     uint64_t key = dcommi_choice_key(s);
@@ -37811,55 +37820,13 @@ static dcomm_status dcommi_choose(dcommi_chooser *c, const dcommi_shape *s,
         *algo_p = known->algo;
         return DCOMM_OK;
     }
-    const bool hosts = !dcommi_within_host(s->groups) && s->groups->count[0] < s->nranks;
-    const bool rough = hosts && dcommi_choice_up_to(s, DCOMMI_CHOICE_ROUGH);
-    const dcommi_algo *best = NULL;
-    int64_t cheapest = INT64_MAX >> 2, limit = cheapest, least = cheapest;
-    int64_t prices[DCOMMI_ALGO_COUNT], ranked[DCOMMI_ALGO_COUNT];
     char kept[DCOMMI_MESSAGE_MAX];
     memcpy(kept, dcommi_message, sizeof kept); /* that one cannot do it is nobody's error */
-    for (int i = n - 1; i >= 0; i--) {         /* rings, of most steps, come last */
-        dcommi_price price = {0};
-        const dcommi_algo *algo = &table[i];
-        prices[i] = INT64_MAX;
-        if (algo->coll != s->coll || !dcommi_choice_fits(s, algo)) {
-            continue;
-        }
-        dcomm_status priced = dcommi_choice_price(c, s, algo, limit, DCOMMI_CHOICE_BUDGET, &price);
-        if (priced == DCOMM_ERR_NO_MEMORY) {
-            return priced; /* other ranks may price it, and choose it */
-        }
-        if (priced >= 0 && !price.over) {
-            prices[i] = price.ps;
-            ranked[i] = price.ps +
-                        price.unhurried / (rough ? DCOMMI_CHOICE_ROUGH_STEPS : DCOMMI_CHOICE_STEPS);
-            cheapest = dcommi_min64(cheapest, price.ps);
-            limit = dcommi_choice_close(s, cheapest);
-        }
-    }
-    for (int i = 0; i < n; i++) {
-        if (prices[i] <= dcommi_choice_close(s, cheapest) || (rough && prices[i] < INT64_MAX)) {
-            least = dcommi_min64(least, ranked[i]);
-        } else {
-            ranked[i] = INT64_MAX;
-        }
-    }
-    for (int i = 0; i < n; i++) {
-        const dcommi_algo *algo = &table[i];
-        if (ranked[i] <= dcommi_choice_close(s, least) &&
-            (best == NULL ||
-             dcommi_choice_favour(s, algo, hosts) < dcommi_choice_favour(s, best, hosts))) {
-            best = algo;
-        }
-    }
+    DCOMMI_TRY(dcommi_choose_priced(c, s, table, n, algo_p));
     memcpy(dcommi_message, kept, sizeof kept);
-    for (int i = 0; best == NULL && i < n; i++) { /* too many ranks to price any */
-        bool good = table[i].coll == s->coll && dcommi_choice_fits(s, &table[i]);
-        best = good && (!s->rank_order || table[i].rank_order) ? &table[i] : NULL;
-    }
+    *algo_p = *algo_p != NULL ? *algo_p : dcommi_choice_last(s, table, n);
     known->key = key;
-    known->algo = best;
-    *algo_p = best;
+    known->algo = *algo_p;
     return DCOMM_OK;
 }
 /* The choice of a plan that is for no communicator: by the built-in numbers. */
@@ -44524,8 +44491,7 @@ static dcomm_status dcommi_shrink_try(dcommi_shrink *s, dcomm_comm **new_p)
 {
     dcomm_request *request = NULL;
     /* By name, since a choice takes memory. */
-    dcomm_coll_opts opts = {.timeout_s = s->until - dcommi_now(),
-                            .algo = dcommi_algo_at(DCOMM_COLL_BARRIER, 0)->name};
+    dcomm_coll_opts opts = {.timeout_s = s->until - dcommi_now(), .algo = "dissemination"};
     if (opts.timeout_s <= 0) {
         return DCOMM_ERR_TIMEOUT;
     }
@@ -45256,7 +45222,7 @@ static int dcommi_explain_rows(const dcommi_chooser *c, const dcommi_shape *s,
         if (forced) {
             snprintf(row->why, sizeof row->why, "%s is asked for", chosen->name);
         } else if (known && best.ps > 0) {
-            bool close = price.ps <= dcommi_choice_close(s, best.ps);
+            bool close = price.ps <= dcommi_choice_close(best.ps);
             dcommi_snprintf(row->why, sizeof row->why, "%.2f times the price of %s%s",
                             (double)price.ps / (double)best.ps, chosen->name,
                             close ? ", too close to tell" : "");
@@ -46140,7 +46106,7 @@ static void dcommi_tune_meet(dcommi_tuner *t)
                       .dtype = DCOMM_U8,
                       .lanes = 1};
     dcomm_plan *plan = NULL;
-    dcomm_status status = dcommi_plan_make(&s, dcommi_algo_at(s.coll, 0), &plan);
+    dcomm_status status = dcommi_plan_make(&s, dcommi_algo_find(s.coll, "dissemination"), &plan);
     dcommi_tune_once(t, status, plan);
 }
 /* The same of the ranks of each host among themselves. */
@@ -46725,11 +46691,10 @@ static void dcommi_trials_choose(dcommi_tuner *t, const dcommi_chooser *c, int64
     s.rank_order = t->comm->deterministic;
     for (int i = 0; (algo = dcommi_algo_at(s.coll, i)) != NULL; i++) {
         dcommi_price price = {0};
+        prices[i] = models[i] = INT64_MAX;
         if (by > 0) {
             prices[i] = dcommi_trial_of(k->into, algo->name, by);
-            models[i] = INT64_MAX;
-        } else {
-            prices[i] = models[i] = INT64_MAX;
+        } else if (dcommi_choice_may(&s, algo)) {
             dcomm_status priced = dcommi_choice_model(&c->terrain[k->memory], &s, algo,
                                                       INT64_MAX >> 4, DCOMMI_CHOICE_BUDGET, &price);
             if (priced == DCOMM_ERR_NO_MEMORY) { /* else this rank would try others than the rest */
@@ -46769,7 +46734,7 @@ static void dcommi_trials_choose(dcommi_tuner *t, const dcommi_chooser *c, int64
  * the engine run those that follow a plan. */
 static void dcommi_trial_meet(dcommi_tuner *t)
 {
-    dcomm_coll_opts opts = {.algo = dcommi_algo_at(DCOMM_COLL_BARRIER, 0)->name};
+    dcomm_coll_opts opts = {.algo = "dissemination"};
     t->status = t->status >= 0 ? dcommi_barrier(t->comm, &opts, NULL) : t->status;
 }
 static void dcommi_trial_calls(dcommi_tuner *t, const dcommi_trials *k, const dcommi_algo *algo)
@@ -65315,13 +65280,9 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_CHECK_SUBPLANS
 #undef DCOMMI_CHOICES
 #undef DCOMMI_CHOICE_BUDGET
+#undef DCOMMI_CHOICE_BURST
 #undef DCOMMI_CHOICE_MARGIN
-#undef DCOMMI_CHOICE_MARGIN_SHORT
 #undef DCOMMI_CHOICE_MOST
-#undef DCOMMI_CHOICE_ROUGH
-#undef DCOMMI_CHOICE_ROUGH_STEPS
-#undef DCOMMI_CHOICE_SHORT
-#undef DCOMMI_CHOICE_STEPS
 #undef DCOMMI_CHOICE_UNKNOWN
 #undef DCOMMI_CHUNK_FAR
 #undef DCOMMI_CHUNK_NEAR

@@ -306,7 +306,7 @@ static int bad_arguments(int rank, int n, procs_shared *s, void *arg)
     REFUSED(dcomm_alltoallv(c, in, NULL, NULL, out, counts, NULL, DCOMM_F32, NULL), bad, "counts");
     REFUSED(
         dcomm_allreduce(c, in, out, 1, DCOMM_F32, DCOMM_SUM, &(dcomm_coll_opts){.algo = "quick"}),
-        DCOMM_ERR_UNSUPPORTED, "no algorithm \"quick\"; it has ring");
+        DCOMM_ERR_UNSUPPORTED, "no algorithm \"quick\"; it has hier");
     REFUSED(dcomm_allreduce(c, in, out, 1, DCOMM_F32, DCOMM_SUM,
                             &(dcomm_coll_opts){.algo = "ring", .deterministic = true}),
             DCOMM_ERR_UNSUPPORTED, "one_shot");

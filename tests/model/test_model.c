@@ -172,6 +172,55 @@ Test(model, alike, .timeout = 120)
     }
 }
 
+/* Up to 64 ranks are priced one by one where those that stand for others share a port with them:
+ * one of them alone does not see how they take turns. */
+Test(model, turns_at_a_port, .timeout = 20)
+{
+    int of[64];
+    dcommi_groups *groups = NULL;
+    dcomm_tuning tuning;
+    dcomm_tuning_default(&tuning);
+    for (int r = 0; r < 64; r++) {
+        of[r] = r % 16;
+    }
+    cr_assert_eq(dcommi_groups_of_hosts(of, 64, &groups), DCOMM_OK);
+    source s = allreduce("ring", 64, 256, 0);
+    s.spec.hosts = of;
+    double all = price(&s, &tuning, groups, ALL);
+    cr_expect(price(&s, &tuning, groups, CHOSEN) == all);
+    cr_expect_lt(price(&s, &tuning, groups, FEW), all / 2);
+    dcommi_groups_free(&groups);
+}
+
+static int made;
+
+static dcomm_status make_counted(void *user, int rank, const dcomm_plan **plan_p)
+{
+    made++;
+    return make(user, rank, plan_p);
+}
+
+/* Fewer than 33 ranks are priced one by one. Of up to 64 every plan is compared, of more 48 and
+ * those that stand for others. */
+Test(model, plans_made, .timeout = 20)
+{
+    static const struct {
+        int nranks, made; /* all; all and the one that stands for them; 48 and twice that one */
+    } tries[] = {{32, 32}, {33, 34}, {64, 65}, {65, 50}};
+    dcomm_tuning tuning;
+    cr_assert_eq(dcomm_tuning_uniform(10, 0.02, 0, &tuning), DCOMM_OK);
+    for (size_t i = 0; i < sizeof tries / sizeof tries[0]; i++) {
+        source s = allreduce("ring", tries[i].nranks, 4096, 0);
+        dcommi_plans plans = {.get = make_counted, .put = drop, .user = &s};
+        dcommi_terrain t;
+        dcommi_price p;
+        made = 0;
+        cr_assert_eq(dcommi_terrain_make(NULL, s.nranks, &tuning, DCOMMI_MEMORY_ANY, &t), DCOMM_OK);
+        cr_assert_eq(dcommi_price_plans(&t, &plans, DCOMMI_PRICE_LIMIT, 1 << 28, &p), DCOMM_OK);
+        cr_expect_eq(made, tries[i].made, "%d ranks: %d plans", s.nranks, made);
+    }
+}
+
 /* Thousands of ranks, in moderate time and memory. */
 Test(model, thousands, .timeout = 60)
 {

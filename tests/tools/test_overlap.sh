@@ -25,6 +25,6 @@ check "through a codec" run --codec qsgd:bits=8 --backward-ms 2 --trace "$scratc
 check "the trace is JSON" python3 -m json.tool "$scratch/trace.json" /dev/null
 check "help" "$tool" --help
 expect "no such size" 2 "--buckets 3Q: it must be a whole number from " "$tool" --buckets 3Q
-expect "no such algorithm" 2 "--algo: .wheel. is none of ring, " run --algo wheel
+expect "no such algorithm" 2 "--algo: .wheel. is none of hier, " run --algo wheel
 expect "unknown option" 2 "unknown option" "$tool" --speed 11
 finish

@@ -70,7 +70,7 @@ expect "bad size" 2 "-b 4x: it must be a whole number from 0 to " "$build/dcomm-
 expect "bad type" 2 "float,flat" "$build/dcomm-perf" allreduce -d float,flat
 expect "bad memory" 2 "floppy" "$build/dcomm-perf" allreduce --mem floppy
 expect "unknown option" 2 "unknown option" "$build/dcomm-perf" allreduce --nosuch
-expect "bad algorithm" 2 "--algo: .no_such. is none of ring," perf 2 allreduce -b 4 -e 4 --algo ring,no_such
+expect "bad algorithm" 2 "--algo: .no_such. is none of hier," perf 2 allreduce -b 4 -e 4 --algo ring,no_such
 expect "a codec that is none" 2 "--codec: " perf 2 allreduce -b 4 -e 4 --codec qsgd:bits=99
 wide() { # the usual table has fewer columns than all, and no line is wider than 100
     perf 2 allreduce -b 4 -e 4 -n 2 --algo halving_doubling >"$scratch/table" 2>/dev/null || return 1

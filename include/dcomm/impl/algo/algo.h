@@ -1,4 +1,5 @@
-/* algo.h - the table of algorithms: what every file of algo/ registers and everything else looks up. */
+/* algo.h - the table of algorithms: what every file of algo/ registers and everything else looks
+ * up. */
 #ifndef DCOMMI_ALGO_H
 #define DCOMMI_ALGO_H
 
@@ -13,16 +14,8 @@ typedef struct dcommi_algo {
     dcomm_coll coll;
     dcommi_algo_fn make;
     bool rank_order; /* can fold in rank order */
-    /* Who goes first where prices say nothing: the lowest; `between`: of calls on several hosts, of
-     * which one has several ranks. Few steps with few bytes come first (within a host
-     * recursive_doubling before one_shot: fewer messages, which matters more to ranks that share
-     * cores and do not meet at once than calls in a row show; staged before what has the kernel
-     * read peers' memory, of which more is cold in programs than in trials), then what spreads the
-     * work evenly, then what passes everything through some ranks, whose queues the model takes for
-     * boundless. hier hides what is done within hosts behind their links; on one host it is
-     * two_shot by another name. */
-    uint8_t favour, favour_between;
-    /* What of the groups it leaves aside, as a sentence; NULL: nothing to say. */
+    /* Write what it leaves aside of the groups, as a sentence. Only algorithms that work level by
+     * level have one. */
     void (*note)(const dcommi_shape *shape, char *text, size_t len);
     const char *cost;
     const char *source;

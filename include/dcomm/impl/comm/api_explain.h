@@ -44,7 +44,7 @@ static int dcommi_explain_rows(const dcommi_chooser *c, const dcommi_shape *s,
         if (forced) {
             snprintf(row->why, sizeof row->why, "%s is asked for", chosen->name);
         } else if (known && best.ps > 0) {
-            bool close = price.ps <= dcommi_choice_close(s, best.ps);
+            bool close = price.ps <= dcommi_choice_close(best.ps);
             dcommi_snprintf(row->why, sizeof row->why, "%.2f times the price of %s%s",
                             (double)price.ps / (double)best.ps, chosen->name,
                             close ? ", too close to tell" : "");

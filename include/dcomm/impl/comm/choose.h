@@ -167,7 +167,7 @@ static dcomm_status dcommi_choice_model(const dcommi_terrain *t, const dcommi_sh
         plans.scripted = false; /* a stage of it */
         DCOMMI_TRY(dcommi_price_plans(t, &plans, limit, budget, &first));
         price->ps += first.ps;
-        price->unhurried += first.unhurried;
+        price->burst += first.burst;
         price->over = price->over || first.over;
     }
     return DCOMM_OK;
@@ -178,7 +178,7 @@ static void dcommi_choice_correct(dcommi_price *price, int64_t factor)
 {
     if (factor != DCOMMI_CORRECTION_ONE) {
         price->ps = price->ps / DCOMMI_CORRECTION_ONE * factor;
-        price->unhurried = price->unhurried / DCOMMI_CORRECTION_ONE * factor;
+        price->burst = price->burst / DCOMMI_CORRECTION_ONE * factor;
     }
 }
 
@@ -290,25 +290,22 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
     return dcommi_mix(key, (uint64_t)s->chunk_bytes) | 1;
 }
 
-/* The model is not so exact that a price a little lower meant anything. */
-#define DCOMMI_CHOICE_MARGIN 20 /* one part in so many */
-/* Of short all-reduces within a host still less: trials are of calls in a row, and behind a barrier
- * those of fewer messages are as much faster as they are slower there. */
-#define DCOMMI_CHOICE_MARGIN_SHORT 6
-#define DCOMMI_CHOICE_SHORT DCOMMI_BCAST_PAYLOAD /* bytes */
-/* Where links' rates make prices alike, so much of what the steps themselves take decides: steps do
- * not quite hide behind a link that is busy. */
-#define DCOMMI_CHOICE_STEPS 8 /* one part in so many */
-/* Between hosts what a short message takes is measured badly, where ranks share cores worst, and a
- * ring has many of them one after the other: no price of a short all-reduce is believed without a
- * larger part of that. */
-#define DCOMMI_CHOICE_ROUGH 16384 /* bytes */
-#define DCOMMI_CHOICE_ROUGH_STEPS 2
+/* Neither the model nor trials are so exact that a price tells more than this. */
+#define DCOMMI_CHOICE_MARGIN 10 /* one part in so many */
+/* This part of the time without the links' sustained rates counts beside the price, because the
+ * model is least sure of it: steps do not quite hide behind a busy link, and short messages between
+ * hosts are measured badly. */
+#define DCOMMI_CHOICE_BURST 2 /* one part in so many */
 
-/* Return true if the chooser may take an algorithm for a call. Linear codecs are summed. Sparse sums
- * are made sparse again only if feedback keeps the rest. */
-static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
+/* Return true if the choice may take an algorithm for a call. Where no level divides the ranks, the
+ * algorithms that work level by level are others by another name. Linear codecs are summed. Sparse
+ * sums are made sparse again only if feedback keeps the rest. */
+static bool dcommi_choice_may(const dcommi_shape *s, const dcommi_algo *algo)
 {
+    if (algo->coll != s->coll || (s->rank_order && !algo->rank_order) ||
+        (algo->note != NULL && dcommi_hier_level(s->groups, s->nranks) < 0)) {
+        return false;
+    }
     if (s->coding == NULL) {
         return true;
     }
@@ -321,43 +318,62 @@ static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
            !(s->coding->whole && algo->make == dcommi_coded_two_shot);
 }
 
-/* An exact all-reduce of no more than so many bytes. */
-static bool dcommi_choice_up_to(const dcommi_shape *s, int64_t bytes)
+/* Return the highest price or score that is as good as the lowest. */
+static int64_t dcommi_choice_close(int64_t lowest)
 {
-    return s->coll == DCOMM_COLL_ALLREDUCE && s->coding == NULL &&
-           (int64_t)s->count * (int64_t)dcomm_dtype_size(s->dtype) <= bytes;
+    return lowest + lowest / DCOMMI_CHOICE_MARGIN;
 }
 
-static bool dcommi_choice_brief(const dcommi_shape *s)
+/* Of the algorithms whose score is within the margin of the lowest, the first in the table. NULL:
+ * none could be priced. */
+static dcomm_status dcommi_choose_priced(const dcommi_chooser *c, const dcommi_shape *s,
+                                         const dcommi_algo *table, int n,
+                                         const dcommi_algo **algo_p)
 {
-    return dcommi_within_host(s->groups) && dcommi_choice_up_to(s, DCOMMI_CHOICE_SHORT);
-}
-
-/* Up to what price one is as good as the cheapest. */
-static int64_t dcommi_choice_close(const dcommi_shape *s, int64_t cheapest)
-{
-    return cheapest +
-           cheapest / (dcommi_choice_brief(s) ? DCOMMI_CHOICE_MARGIN_SHORT : DCOMMI_CHOICE_MARGIN);
-}
-
-/* Of those that are as good the least is taken. One message for all (bcast.h) is the fewest. */
-static uint8_t dcommi_choice_favour(const dcommi_shape *s, const dcommi_algo *algo, bool hosts)
-{
-    if (algo->make == dcommi_direct_one_shot && dcommi_groups_post(s->groups, s->nranks) &&
-        dcommi_choice_brief(s)) {
-        return 0;
+    int64_t score[DCOMMI_ALGO_COUNT], lowest = INT64_MAX >> 2;
+    for (int i = 0; i < n; i++) {
+        dcommi_price price = {0};
+        score[i] = INT64_MAX;
+        if (!dcommi_choice_may(s, &table[i])) {
+            continue;
+        }
+        /* The price is no lower than `burst`, so beyond this limit the score is too high. */
+        int64_t limit =
+            dcommi_choice_close(lowest) / (DCOMMI_CHOICE_BURST + 1) * DCOMMI_CHOICE_BURST;
+        dcomm_status priced =
+            dcommi_choice_price(c, s, &table[i], limit, DCOMMI_CHOICE_BUDGET, &price);
+        if (priced == DCOMM_ERR_NO_MEMORY) {
+            return priced; /* other ranks may price it, and choose it */
+        }
+        if (priced >= 0 && !price.over) {
+            score[i] = price.ps + price.burst / DCOMMI_CHOICE_BURST;
+            lowest = dcommi_min64(lowest, score[i]);
+        }
     }
-    return hosts ? algo->favour_between : algo->favour;
+    *algo_p = NULL;
+    for (int i = 0; i < n && *algo_p == NULL; i++) {
+        *algo_p = score[i] <= dcommi_choice_close(lowest) ? &table[i] : NULL;
+    }
+    return DCOMM_OK;
 }
 
-/* The cheapest algorithm; NULL where there is none. */
+/* Return the last algorithm that a call may run, which suits any number of ranks. */
+static const dcommi_algo *dcommi_choice_last(const dcommi_shape *s, const dcommi_algo *table, int n)
+{
+    while (n > 0 && !dcommi_choice_may(s, &table[n - 1])) {
+        n--;
+    }
+    return n > 0 ? &table[n - 1] : NULL;
+}
+
+/* Choose an algorithm for a call. NULL: there is none. */
 static dcomm_status dcommi_choose(dcommi_chooser *c, const dcommi_shape *s,
                                   const dcommi_algo **algo_p)
 {
     int n;
     const dcommi_algo *table = dcommi_algos(s->coding != NULL, &n);
     if (s->coding == NULL && (s->nranks == 1 || dcommi_algo_at(s->coll, 1) == NULL)) {
-        *algo_p = dcommi_algo_at(s->coll, 0); /* nothing to choose from */
+        *algo_p = dcommi_choice_last(s, table, n); /* nothing to choose from */
         return DCOMM_OK;
     }
     uint64_t key = dcommi_choice_key(s);
@@ -366,55 +382,13 @@ static dcomm_status dcommi_choose(dcommi_chooser *c, const dcommi_shape *s,
         *algo_p = known->algo;
         return DCOMM_OK;
     }
-    const bool hosts = !dcommi_within_host(s->groups) && s->groups->count[0] < s->nranks;
-    const bool rough = hosts && dcommi_choice_up_to(s, DCOMMI_CHOICE_ROUGH);
-    const dcommi_algo *best = NULL;
-    int64_t cheapest = INT64_MAX >> 2, limit = cheapest, least = cheapest;
-    int64_t prices[DCOMMI_ALGO_COUNT], ranked[DCOMMI_ALGO_COUNT];
     char kept[DCOMMI_MESSAGE_MAX];
     memcpy(kept, dcommi_message, sizeof kept); /* that one cannot do it is nobody's error */
-    for (int i = n - 1; i >= 0; i--) {         /* rings, of most steps, come last */
-        dcommi_price price = {0};
-        const dcommi_algo *algo = &table[i];
-        prices[i] = INT64_MAX;
-        if (algo->coll != s->coll || !dcommi_choice_fits(s, algo)) {
-            continue;
-        }
-        dcomm_status priced = dcommi_choice_price(c, s, algo, limit, DCOMMI_CHOICE_BUDGET, &price);
-        if (priced == DCOMM_ERR_NO_MEMORY) {
-            return priced; /* other ranks may price it, and choose it */
-        }
-        if (priced >= 0 && !price.over) {
-            prices[i] = price.ps;
-            ranked[i] = price.ps +
-                        price.unhurried / (rough ? DCOMMI_CHOICE_ROUGH_STEPS : DCOMMI_CHOICE_STEPS);
-            cheapest = dcommi_min64(cheapest, price.ps);
-            limit = dcommi_choice_close(s, cheapest);
-        }
-    }
-    for (int i = 0; i < n; i++) {
-        if (prices[i] <= dcommi_choice_close(s, cheapest) || (rough && prices[i] < INT64_MAX)) {
-            least = dcommi_min64(least, ranked[i]);
-        } else {
-            ranked[i] = INT64_MAX;
-        }
-    }
-    for (int i = 0; i < n; i++) {
-        const dcommi_algo *algo = &table[i];
-        if (ranked[i] <= dcommi_choice_close(s, least) &&
-            (best == NULL ||
-             dcommi_choice_favour(s, algo, hosts) < dcommi_choice_favour(s, best, hosts))) {
-            best = algo;
-        }
-    }
+    DCOMMI_TRY(dcommi_choose_priced(c, s, table, n, algo_p));
     memcpy(dcommi_message, kept, sizeof kept);
-    for (int i = 0; best == NULL && i < n; i++) { /* too many ranks to price any */
-        bool good = table[i].coll == s->coll && dcommi_choice_fits(s, &table[i]);
-        best = good && (!s->rank_order || table[i].rank_order) ? &table[i] : NULL;
-    }
+    *algo_p = *algo_p != NULL ? *algo_p : dcommi_choice_last(s, table, n);
     known->key = key;
-    known->algo = best;
-    *algo_p = best;
+    known->algo = *algo_p;
     return DCOMM_OK;
 }
 

@@ -105,8 +105,7 @@ static dcomm_status dcommi_shrink_try(dcommi_shrink *s, dcomm_comm **new_p)
 {
     dcomm_request *request = NULL;
     /* By name, since a choice takes memory. */
-    dcomm_coll_opts opts = {.timeout_s = s->until - dcommi_now(),
-                            .algo = dcommi_algo_at(DCOMM_COLL_BARRIER, 0)->name};
+    dcomm_coll_opts opts = {.timeout_s = s->until - dcommi_now(), .algo = "dissemination"};
     if (opts.timeout_s <= 0) {
         return DCOMM_ERR_TIMEOUT;
     }

@@ -115,7 +115,7 @@ static void dcommi_tune_meet(dcommi_tuner *t)
                       .dtype = DCOMM_U8,
                       .lanes = 1};
     dcomm_plan *plan = NULL;
-    dcomm_status status = dcommi_plan_make(&s, dcommi_algo_at(s.coll, 0), &plan);
+    dcomm_status status = dcommi_plan_make(&s, dcommi_algo_find(s.coll, "dissemination"), &plan);
     dcommi_tune_once(t, status, plan);
 }
 

@@ -74,11 +74,10 @@ static void dcommi_trials_choose(dcommi_tuner *t, const dcommi_chooser *c, int64
     s.rank_order = t->comm->deterministic;
     for (int i = 0; (algo = dcommi_algo_at(s.coll, i)) != NULL; i++) {
         dcommi_price price = {0};
+        prices[i] = models[i] = INT64_MAX;
         if (by > 0) {
             prices[i] = dcommi_trial_of(k->into, algo->name, by);
-            models[i] = INT64_MAX;
-        } else {
-            prices[i] = models[i] = INT64_MAX;
+        } else if (dcommi_choice_may(&s, algo)) {
             dcomm_status priced = dcommi_choice_model(&c->terrain[k->memory], &s, algo,
                                                       INT64_MAX >> 4, DCOMMI_CHOICE_BUDGET, &price);
             if (priced == DCOMM_ERR_NO_MEMORY) { /* else this rank would try others than the rest */
@@ -119,7 +118,7 @@ static void dcommi_trials_choose(dcommi_tuner *t, const dcommi_chooser *c, int64
  * the engine run those that follow a plan. */
 static void dcommi_trial_meet(dcommi_tuner *t)
 {
-    dcomm_coll_opts opts = {.algo = dcommi_algo_at(DCOMM_COLL_BARRIER, 0)->name};
+    dcomm_coll_opts opts = {.algo = "dissemination"};
     t->status = t->status >= 0 ? dcommi_barrier(t->comm, &opts, NULL) : t->status;
 }
 

@@ -18,10 +18,9 @@ typedef struct dcommi_plans {
 /* What an execution came to. */
 typedef struct dcommi_price {
     int64_t ps;
-    int64_t
-        unhurried; /* what it would be if links could go on as fast as they let bursts through */
+    int64_t burst; /* the same if links could go on as fast as they let bursts through */
     int64_t steps; /* of plans, executed */
-    bool over;     /* given up at the limit, which ps is: it takes longer */
+    bool over;     /* given up: `burst` is beyond the limit */
 } dcommi_price;
 
 /* ---- frames and lanes ---- */
@@ -368,18 +367,18 @@ static dcomm_status dcommi_sim_run(const dcommi_terrain *t, const dcommi_plans *
                     .limit = limit - call,
                     .budget = budget};
     dcomm_status status = dcommi_sim_open(&s, plans);
+    price->ps = limit;
     if (status >= 0) {
         dcommi_sim_execute(&s);
-        price->unhurried = s.end;
-        s.end = dcommi_sim_sustained(&s);
         status = s.status;
+        price->over = status >= 0 && s.now > s.limit;
+        price->burst = s.end + call;
+        price->ps = price->over ? limit : dcommi_sim_sustained(&s) + call;
     }
-    price->over = status >= 0 && (s.now > s.limit || s.end > s.limit);
     if (status >= 0 && !price->over && s.left > 0) {
         status = dcommi_fail(DCOMM_ERR_PLAN, "%s: %d of %d ranks wait for each other for ever",
                              s.actor[0].plan->name, s.left, period);
     }
-    price->ps = price->over ? limit : s.end + call;
     price->steps = s.steps;
     dcommi_sim_close(&s, plans);
     return status;
@@ -448,7 +447,7 @@ static dcomm_status dcommi_plans_alike(const dcommi_plans *plans, int nranks, in
     return status;
 }
 
-/* The price of a set of plans, which is given up beyond `limit` picoseconds. */
+/* Price a set of plans. Give up where its `burst` goes beyond `limit` picoseconds. */
 static dcomm_status dcommi_price_plans(const dcommi_terrain *t, const dcommi_plans *plans,
                                        int64_t limit, int64_t budget, dcommi_price *price)
 {
