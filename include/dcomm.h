@@ -17239,10 +17239,11 @@ static inline void dcommi_ways_end(dcommi_ways *w, const dcommi_way *way, size_t
     *mean = time;
     w->second = way->second ? w->time[0] > worth * time : w->second;
 }
-#define DCOMMI_FILL_LEAST 8192 /* bytes: what is shorter is no trouble */
-/* Times as long by way of the caches: far, that takes three times as long, near a little less. */
+#define DCOMMI_FILL_LEAST 8192 /* bytes: nontemporal stores do not pay for shorter copies */
+/* Ratio of times above which copies go past the caches. Between far cores the caches take about
+ * three times as long, between near ones a little less than nontemporal stores. */
 #define DCOMMI_FILL_FAR 1.75
-#define DCOMMI_AHEAD_LEAST 32768 /* bytes; of shorter ones too much would be asked for in vain */
+#define DCOMMI_AHEAD_LEAST 32768 /* bytes: of shorter copies, most prefetches would be useless */
 typedef struct dcommi_filler {
     dcommi_ways past;  /* by way of the caches, and past them */
     dcommi_ways ahead; /* as it is, and asked for ahead of time */
@@ -21585,10 +21586,9 @@ static void dcommi_direct_fold_peers(const dcommi_shape *s, dcomm_builder *b, dc
     dcomm_build_reduce(b, 0, out, ordered, count, DCOMM_STEP_FINAL | flags);
 }
 /* ---- all-reduce ---- */
-/* Where a rank begins to fold what all have exposed. Of mapped memory each begins with another
- * part: ranks that go through the same lines in step wait for each other's, and what one has read,
- * the others find in a cache later. All-reduce of two ranks, 256 KiB and 1, 4 and 16 MiB: 34 us
- * instead of 37, 128 instead of 147, 527 instead of 597, 2,050 instead of 2,360 (Intel Xeon). */
+/* Return the byte at which a rank begins to fold what all ranks have exposed. In mapped memory each
+ * rank begins with another part: ranks that read the same lines in step wait for each other, and
+ * what one rank has read, the others find in a cache later (docs/results/parts.md). */
 static int64_t dcommi_direct_begin(const dcommi_shape *s, int64_t bytes)
 {
     if (s->memory != DCOMMI_MEMORY_REGISTERED) {
@@ -32247,11 +32247,9 @@ static inline dcomm_status dcommi_check_fork(void)
 }
 /* ==== include/dcomm/impl/base/pause.h ====================================================== */
 /* pause.h - waiting for a moment, without the core being given away. */
-/* Seconds between sending and the first look for what is to come. Who looks too early takes the
- * line from its writer, who has to get it back before he can write it: a message that comes a
- * moment later then takes two transfers, not one. All-reduce of two ranks on an Intel Xeon: 4 bytes
- * 0.23 us instead of 0.30, 640 bytes 0.48 instead of 0.62, 2 KiB 0.73 instead of 0.86; 13 and 100
- * ns gain a third of that. Elsewhere it has not been measured. */
+/* Seconds between sending and the first poll (Intel only). Polling a line before the writer has
+ * filled it steals the line: the writer needs a transfer to get it back, and the message a second
+ * one. docs/results/parts.md has the gain; shorter and longer delays gain less. */
 #define DCOMMI_FIRST_LOOK 40e-9
 static inline void dcommi_relax(void)
 {
@@ -38219,22 +38217,20 @@ static void dcommi_float_env_text(uint32_t env, char *text, size_t room)
 #define DCOMMI_FIFO_AHEAD 512  /* bytes */
 #define DCOMMI_FIFO_FETCH 2048 /* bytes */
 #define DCOMMI_FIFO_UNIT 256   /* bytes, on AMD */
-/* Of records up to so many bytes all lines are asked for at once: writing or reading one after the
- * other takes a transfer for each. Longer ones lose by it. On AMD an all-reduce of 1 KiB took 0.54
- * to 0.77 us then between far cores instead of 0.79, but 0.25 instead of 0.21 between near ones. On
- * Intel 640 bytes took 0.79 us instead of 0.48, 2 KiB 1.08 instead of 0.73. */
+/* bytes: all lines of records up to this length are requested at once, because writing or reading
+ * one after the other takes a transfer for each. Longer records lose by it: on AMD between near
+ * cores, on Intel always (docs/results/parts.md). */
 #define DCOMMI_FIFO_WATCHED 640
-/* Records longer than this, up to that, are followed by a gap. A reader that goes through some
- * lines in order has its processor fetch those that come next, which the writer has got ready for
- * the next record: 1 KiB took 0.74 us instead of 0.58 (Intel Xeon). Longer ones gain nothing. */
+/* bytes: records above the first length and up to the second are followed by a gap. The processor
+ * of a reader that goes through lines in order prefetches the next ones, and so takes them from the
+ * writer, which has got them ready for the next record. Longer records gain nothing. */
 #define DCOMMI_FIFO_GAP_ABOVE 640
 #define DCOMMI_FIFO_GAP_BELOW 16384
 #define DCOMMI_FIFO_GAP 2048
 #define DCOMMI_FIFO_GAP_SIZE 65536 /* in fifos from here on */
-/* Payloads longer than this, up to that, are stored as strings on Intel's processors, which do not
- * fetch lines first that are overwritten whole: all-reduce of two ranks of 768 bytes and 1 KiB
- * takes 0.60 and 0.65 us instead of 0.67 and 0.71. What is copied at the other end, all-gather of
- * so much, gains nothing, and loses beyond. (glibc's memcpy does so from 8 KiB on.) */
+/* bytes: payloads above the first length and up to the second are stored by `rep movsb` on Intel,
+ * which does not read lines that it overwrites whole. All-reduces gain. Payloads that the reader
+ * copies, as in an all-gather, gain nothing, and longer ones lose. */
 #define DCOMMI_FIFO_STRING_ABOVE 640
 #define DCOMMI_FIFO_STRING_MOST 1024
 /* Ask for a line to write. The builtin does so only where the compiler was told that it may; the
@@ -38366,8 +38362,7 @@ static inline void dcommi_fifo_expect(const dcommi_fifo_end *e, size_t lines)
     if (e->last > DCOMMI_LINE) {
         dcommi_fifo_own(e, e->last < DCOMMI_FIFO_FETCH ? e->last : DCOMMI_FIFO_FETCH);
     }
-    /* And the word behind it, unless that has been cleared: 256 bytes then take 0.42 us, not 0.45.
-     */
+    /* And the word behind it, unless that has been cleared. */
     if (e->clear < e->at + lines && e->last <= DCOMMI_FIFO_GAP_ABOVE &&
         e->at + lines < e->limit + e->size) {
         dcommi_prefetch_write(dcommi_fifo_word(e, e->at + lines));
@@ -38447,9 +38442,8 @@ static inline void dcommi_fifo_watch(const dcommi_fifo_end *e)
                        : e->longer <= DCOMMI_FIFO_WATCHED ? e->longer
                                                           : 2 * DCOMMI_LINE);
 }
-/* Before a look for a record whose header and payload have so many bytes. All-reduce of two ranks
- * on an Intel Xeon: 64 bytes 0.24 us instead of 0.31, 256 and 512 0.30 and 0.37 instead of 0.40 and
- * 0.44. */
+/* Request the lines of a record before polling for it (Intel only). bytes: its header and payload.
+ */
 static inline void dcommi_fifo_expecting(const dcommi_fifo_end *e, size_t bytes)
 {
     if (e->intel && sizeof(uint64_t) + bytes <= DCOMMI_FIFO_WATCHED) {
@@ -38489,13 +38483,10 @@ static inline void dcommi_fifo_pass(dcommi_fifo_end *e, const dcommi_record *r)
     dcommi_fifo_forward(e, dcommi_fifo_lines(e, r->header_len + r->len));
 }
 /* ---- coming and leaving ---- */
-/* The reader's memory, zeroed: its end.
- * On AMD a record has whole units, the reader asks for all lines of what it waits for, and the
- * writer has those of the next unit back at once, or those of a longer record before it writes the
- * first. All-reduce of two ranks on far cores of an EPYC: 4 to 64 bytes 0.31 us instead of 0.41 to
- * 0.45, 256 and 512 bytes 0.47 instead of 0.57 and 0.65; on near ones 4 to 64 bytes 0.11
- * instead of 0.12 to 0.14. Units of 128 bytes lose that from 128 bytes on, 512 bytes for shorter
- * ones. Elsewhere it has not been measured. */
+/* Return the reader's end of a fifo in its zeroed memory.
+ * On AMD a record has whole units. The reader requests all lines of the record that it waits for.
+ * The writer takes those of the next unit back at once, or those of a longer record before it
+ * writes the first. docs/results/parts.md has the gain, and that of shorter and longer units. */
 static inline dcommi_fifo_end dcommi_fifo_reader(dcommi_fifo *fifo, uint32_t size)
 {
     dcommi_fifo_end e = {.lines = fifo->lines,

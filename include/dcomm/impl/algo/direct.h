@@ -77,10 +77,9 @@ static void dcommi_direct_fold_peers(const dcommi_shape *s, dcomm_builder *b, dc
 
 /* ---- all-reduce ---- */
 
-/* Where a rank begins to fold what all have exposed. Of mapped memory each begins with another
- * part: ranks that go through the same lines in step wait for each other's, and what one has read,
- * the others find in a cache later. All-reduce of two ranks, 256 KiB and 1, 4 and 16 MiB: 34 us
- * instead of 37, 128 instead of 147, 527 instead of 597, 2,050 instead of 2,360 (Intel Xeon). */
+/* Return the byte at which a rank begins to fold what all ranks have exposed. In mapped memory each
+ * rank begins with another part: ranks that read the same lines in step wait for each other, and
+ * what one rank has read, the others find in a cache later (docs/results/parts.md). */
 static int64_t dcommi_direct_begin(const dcommi_shape *s, int64_t bytes)
 {
     if (s->memory != DCOMMI_MEMORY_REGISTERED) {

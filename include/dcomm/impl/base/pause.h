@@ -4,11 +4,9 @@
 
 #include "util.h"
 
-/* Seconds between sending and the first look for what is to come. Who looks too early takes the
- * line from its writer, who has to get it back before he can write it: a message that comes a
- * moment later then takes two transfers, not one. All-reduce of two ranks on an Intel Xeon: 4 bytes
- * 0.23 us instead of 0.30, 640 bytes 0.48 instead of 0.62, 2 KiB 0.73 instead of 0.86; 13 and 100
- * ns gain a third of that. Elsewhere it has not been measured. */
+/* Seconds between sending and the first poll (Intel only). Polling a line before the writer has
+ * filled it steals the line: the writer needs a transfer to get it back, and the message a second
+ * one. docs/results/parts.md has the gain; shorter and longer delays gain less. */
 #define DCOMMI_FIRST_LOOK 40e-9
 
 static inline void dcommi_relax(void)

@@ -8,10 +8,11 @@
 #include "../../device/host.h"
 #include "ways.h"
 
-#define DCOMMI_FILL_LEAST 8192 /* bytes: what is shorter is no trouble */
-/* Times as long by way of the caches: far, that takes three times as long, near a little less. */
+#define DCOMMI_FILL_LEAST 8192 /* bytes: nontemporal stores do not pay for shorter copies */
+/* Ratio of times above which copies go past the caches. Between far cores the caches take about
+ * three times as long, between near ones a little less than nontemporal stores. */
 #define DCOMMI_FILL_FAR 1.75
-#define DCOMMI_AHEAD_LEAST 32768 /* bytes; of shorter ones too much would be asked for in vain */
+#define DCOMMI_AHEAD_LEAST 32768 /* bytes: of shorter copies, most prefetches would be useless */
 
 typedef struct dcommi_filler {
     dcommi_ways past;  /* by way of the caches, and past them */
