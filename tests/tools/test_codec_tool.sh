@@ -47,7 +47,7 @@ near='abs((%s) / (%s) - 1) < %s'
 # q(row): nmse of the sum over that of one encoding.
 q='r[0]["last"]["nmse"] / r[0]["encode"]["nmse"]'
 all='r[0]["steps"][-1]["nmse_all"] < 0.1 * r[0]["steps"][0]["nmse_all"]'
-for p in 2 8 32 1024; do
+for p in 2 32 $(full && echo 8 1024); do
     holds "two shots: twice omega with $p ranks" "$(printf "$near" "$q" 2 0.05)" \
         --codec qsgd:bits=8 --input gaussian:n=64K --ranks $p
     holds "ring: (P+1)/2 times omega with $p ranks" "$(printf "$near" "$q" "($p+1)/2" 0.06)" \
@@ -60,7 +60,7 @@ done
 # rounded to, which costs nothing.
 normal=1.111e-4
 for kind in laplace:n=16K lognormal:n=64K,block=512 sparse:n=16K,density=0.1 constant:n=16K; do
-    for p in 64 512; do
+    for p in 64 $(full && echo 512); do
         holds "two shots of ${kind%%:*}: its omega and a normal one with $p ranks" \
             "$(printf "$near" 'r[0]["last"]["nmse"]' "(r[0]['encode']['nmse'] + $normal)" 0.1)" \
             --codec qsgd:bits=8 --input $kind --ranks $p
