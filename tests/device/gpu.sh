@@ -144,6 +144,7 @@ if [ -z "$networked" ]; then
 else
     libraries=(${prefix:+-L "$prefix/lib" -Xlinker -rpath -Xlinker "$prefix/lib"}
         -lucp -lucs -luct -lhwloc -lpthread -ldl)
+    export DCOMM_TEST_FULL=1 # all cases
     for name in "${device_tests[@]}"; do
         more=
         [ $name != test_device_order ] || more=slow_kernel
