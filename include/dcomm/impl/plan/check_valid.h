@@ -9,8 +9,7 @@
 #define DCOMMI_CHECK_SUBPLANS 100000u /* validated in all, to bound shared ones */
 
 #define DCOMMI_CHECK_BIT(space) (1u << DCOMM_SPACE_##space)
-#define DCOMMI_CHECK_OWN \
-    (DCOMMI_CHECK_BIT(IN) | DCOMMI_CHECK_BIT(OUT) | DCOMMI_CHECK_BIT(SCRATCH))
+#define DCOMMI_CHECK_OWN (DCOMMI_CHECK_BIT(IN) | DCOMMI_CHECK_BIT(OUT) | DCOMMI_CHECK_BIT(SCRATCH))
 #define DCOMMI_CHECK_LOCAL (DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(WORDS))
 #define DCOMMI_CHECK_ANY (DCOMMI_CHECK_LOCAL | DCOMMI_CHECK_BIT(PEER))
 #define DCOMMI_CHECK_RESULT \
@@ -31,8 +30,8 @@ static const dcommi_check_form *dcommi_check_form_of(unsigned kind)
         [DCOMM_STEP_SEND] = {"send", 0, DCOMMI_CHECK_LOCAL, 1, 1, true, false, true},
         [DCOMM_STEP_RECV] = {"recv", DCOMMI_CHECK_RESULT, 0, 0, 0, true, false, true},
         [DCOMM_STEP_RECV_REDUCE] = {"recv_reduce", DCOMMI_CHECK_BYTES,
-                                    DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(MSG), 2, DCOMMI_FOLD_SOURCES,
-                                    true, false, true},
+                                    DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(MSG), 2,
+                                    DCOMMI_FOLD_SOURCES, true, false, true},
         [DCOMM_STEP_COPY] = {"copy", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_ANY, 1, 1, true, false,
                              false},
         [DCOMM_STEP_EXPOSE] = {"expose", 0, DCOMMI_CHECK_OWN, 1, 1, true, false, false},
@@ -64,7 +63,8 @@ static dcomm_status dcommi_check_expr_valid(const dcomm_plan *p, const dcomm_exp
         return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s has expression kind %d", where, what, e->kind);
     }
     if (e->kind != DCOMM_EXPR_CONST && e->mod < 0) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s is modulo %" PRId64, where, what, e->mod);
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s is modulo %" PRId64 ", below 0", where, what,
+                           e->mod);
     }
     if ((e->kind == DCOMM_EXPR_TABLE && p->ntable == 0) ||
         (e->kind == DCOMM_EXPR_WORD && p->nwords == 0)) {
@@ -87,7 +87,9 @@ static dcomm_status dcommi_check_operand_valid(const dcomm_plan *p, const dcomm_
         return DCOMM_OK;
     }
     if (o->max_length < 0 || o->clip < 0) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s has max_length %" PRId64 ", clip %" PRId64,
+        return dcommi_fail(DCOMM_ERR_PLAN,
+                           "%s: %s has max_length %" PRId64 " and clip %" PRId64
+                           "; neither may be below 0",
                            where, what, o->max_length, o->clip);
     }
     if (o->repeat > (repeats ? DCOMMI_CHECK_REPEAT : 1u)) {
@@ -99,8 +101,8 @@ static dcomm_status dcommi_check_operand_valid(const dcomm_plan *p, const dcomm_
     if (o->space == DCOMM_SPACE_PEER) {
         DCOMMI_TRY(dcommi_check_expr_valid(p, &o->peer, where, what));
         if (o->slot >= p->nslots) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s is in slot %d of %" PRIu32, where, what,
-                               o->slot, p->nslots);
+            return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s is in slot %d; the plan has %" PRIu32, where,
+                               what, o->slot, p->nslots);
         }
     }
     return DCOMM_OK;
@@ -168,11 +170,13 @@ static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_ste
     }
     if (s->src > p->noperands || p->noperands - s->src < s->nsrc) {
         return dcommi_fail(DCOMM_ERR_PLAN,
-                           "%s: sources %" PRIu32 "+%" PRIu32 " of %" PRIu32 " operands", where,
-                           s->src, s->nsrc, p->noperands);
+                           "%s: it has %" PRIu32 " sources from operand %" PRIu32
+                           " on; the plan has %" PRIu32,
+                           where, s->nsrc, s->src, p->noperands);
     }
     if (s->nsrc < form->src_min || s->nsrc > form->src_max) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %" PRIu32 " sources", where, s->nsrc);
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: a %s cannot have %" PRIu32 " sources", where,
+                           form->name, s->nsrc);
     }
     uint32_t arriving = 0;
     for (uint32_t i = 0; i < s->nsrc; i++) {
@@ -190,8 +194,8 @@ static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_ste
     }
     if (s->kind == DCOMM_STEP_RECV_REDUCE) {
         if (arriving != 1) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: %" PRIu32 " sources are the message", where,
-                               arriving);
+            return dcommi_fail(DCOMM_ERR_PLAN, "%s: one source must be the message, not %" PRIu32,
+                               where, arriving);
         }
         DCOMMI_TRY(dcommi_check_operand_valid(p, &s->stage, DCOMMI_CHECK_BIT(SCRATCH), false, where,
                                               "the stage"));
@@ -209,29 +213,29 @@ static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_ste
     case DCOMM_STEP_RECODE:
         DCOMMI_TRY(dcommi_check_expr_valid(p, &s->value, where, "word"));
         if (s->word < -1 || (s->word >= 0 && (uint32_t)s->word >= p->nwords)) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: word %d of %" PRIu32, where, s->word,
-                               p->nwords);
+            return dcommi_fail(DCOMM_ERR_PLAN, "%s: word is %d; the plan has %" PRIu32, where,
+                               s->word, p->nwords);
         }
         break;
     case DCOMM_STEP_EXPOSE:
         if (s->slot >= p->nslots) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: slot %d of %" PRIu32, where, s->slot,
-                               p->nslots);
+            return dcommi_fail(DCOMM_ERR_PLAN, "%s: slot is %d; the plan has %" PRIu32, where,
+                               s->slot, p->nslots);
         }
         break;
     case DCOMM_STEP_SIGNAL:
     case DCOMM_STEP_WAIT:
         if (s->slot >= p->ncounters) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: counter %d of %" PRIu32, where, s->slot,
-                               p->ncounters);
+            return dcommi_fail(DCOMM_ERR_PLAN, "%s: counter is %d; the plan has %" PRIu32, where,
+                               s->slot, p->ncounters);
         }
         return dcommi_check_expr_valid(p, &s->value, where, "value");
     case DCOMM_STEP_LOOP:
         return dcommi_check_expr_valid(p, &s->value, where, "value");
     case DCOMM_STEP_COMPUTE:
         if (s->kernel >= p->nkernels) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: kernel %d of %" PRIu32, where, s->kernel,
-                               p->nkernels);
+            return dcommi_fail(DCOMM_ERR_PLAN, "%s: kernel is %d; the plan has %" PRIu32, where,
+                               s->kernel, p->nkernels);
         }
         break;
     case DCOMM_STEP_CALL:
