@@ -44,7 +44,7 @@ if [ $host = 1 ]; then
     for f in nccl/host/*.c; do
         "$cc" "${flags[@]}" -c -o "$objects/$(basename "$f" .c).o" "$f" || exit 1
     done
-    kernels=("$objects"/{fold,residual,lowrank,kernels}.o)
+    kernels=("$objects"/{codecs,fold,residual,lowrank,kernels}.o)
     runtime=("$objects"/{copy,device,driver,event,faults,graph,ipc,memory,stream}.o)
     "$cc" -shared -Wl,-soname,libcudart_host.so -o "$home/lib/libcudart_host.so" "${runtime[@]}" \
         -lpthread || exit 1

@@ -160,7 +160,7 @@ copied() {
         cp examples/nccl/{check.h,single_process.c} "$scratch/copied" &&
         sed -i 's/<nccl.h>/"dcomm_nccl.h"/' "$scratch"/copied/{check.h,single_process.c} || return
     full || { gcc -std=c11 -I "$scratch/copied" "${stand_in[@]}" -fsyntax-only "$scratch"/copied/*.c; return; }
-    for f in fold residual lowrank kernels; do # in the .cu file's place
+    for f in codecs fold residual lowrank kernels; do # in the .cu file's place
         gcc -std=c11 -I include "${stand_in[@]}" -c -o "$scratch/copied/$f.o" nccl/host/$f.c || return 1
     done
     gcc -std=c11 -I "$scratch/copied" "${stand_in[@]}" -o "$scratch/copied/program" \
