@@ -18654,6 +18654,19 @@ static void dcommi_run_unref(dcommi_run *run);
 /* Fail a communicator on all its ranks, for what this rank has found out. */
 static void DCOMMI_PRINTF(3, 4)
     dcommi_poison(dcomm_comm *comm, dcomm_status status, const char *format, ...);
+/* Return false for an error, which fails the communicator in the words of dcommi_message. */
+static inline bool dcommi_good(dcomm_comm *comm, dcomm_status status)
+{
+    if (DCOMMI_UNLIKELY(status < 0)) {
+        dcommi_poison(comm, status, "%s", dcommi_message);
+    }
+    return status >= 0;
+}
+/* Return true if there is memory; without it the communicator fails. */
+static inline bool dcommi_have(dcomm_comm *comm, const void *memory)
+{
+    return dcommi_good(comm, memory != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY);
+}
 /* Fail all communicators with a peer that has ended. */
 static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why);
 /* Ask the sender about a message whose signature is not the run's. */
@@ -26713,28 +26726,32 @@ static dcomm_status dcommi_cuda_matrix(dcommi_device_handle *d, const dcommi_dev
     return status;
 }
 /* ---- events ---- */
+/* Put an event behind all that a stream holds now. NULL: a new one. */
+static dcomm_status dcommi_cuda_record(int device, void *stream, cudaEvent_t event,
+                                       const char *what, void **event_p)
+{
+    cudaError_t error = cudaSuccess;
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    if (event == NULL) {
+        error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    }
+    if (error == cudaSuccess) {
+        error = cudaEventRecord(event, (cudaStream_t)stream);
+        if (error == cudaSuccess) {
+            *event_p = event;
+        } else {
+            (void)cudaEventDestroy(event);
+        }
+    }
+    return dcommi_cuda_called(before, device, error, what);
+}
 /* An event behind all that a queue holds. */
 static dcomm_status dcommi_cuda_mark(dcommi_device_handle *d, enum dcommi_queue queue,
                                      void **event_p)
 {
-    dcommi_device_before before = dcommi_cuda_enter(d->number);
-    cudaEvent_t event = NULL;
-    cudaError_t error = cudaSuccess;
-    if (d->nevents > 0) {
-        event = (cudaEvent_t)d->events[--d->nevents];
-    } else {
-        error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
-    }
-    if (error == cudaSuccess) {
-        error = cudaEventRecord(event, (cudaStream_t)d->stream[queue]);
-        if (error != cudaSuccess) {
-            (void)cudaEventDestroy(event);
-        }
-    }
-    dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(-1, error, "cudaEventRecord");
-    *event_p = event;
-    return DCOMM_OK;
+    return dcommi_cuda_record(d->number, d->stream[queue],
+                              d->nevents > 0 ? (cudaEvent_t)d->events[--d->nevents] : NULL,
+                              "cudaEventRecord", event_p);
 }
 /* DCOMM_IN_PROGRESS, DCOMM_OK or what went wrong before the event. */
 static dcomm_status dcommi_cuda_poll(void *event)
@@ -26810,19 +26827,8 @@ static dcomm_status dcommi_cuda_stream_kind(int device, void *stream,
 /* An event behind all that the stream holds now. */
 static dcomm_status dcommi_cuda_stream_mark(int device, void *stream, void **event_p)
 {
-    cudaEvent_t event = NULL;
-    dcommi_device_before before = dcommi_cuda_enter(device);
-    cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
-    if (error == cudaSuccess) {
-        error = cudaEventRecord(event, (cudaStream_t)stream);
-        if (error != cudaSuccess) {
-            (void)cudaEventDestroy(event);
-        }
-    }
-    dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(device, error, "the caller's stream: cudaEventRecord");
-    *event_p = event;
-    return DCOMM_OK;
+    return dcommi_cuda_record(device, stream, NULL, "the caller's stream: cudaEventRecord",
+                              event_p);
 }
 static void dcommi_cuda_stream_unmark(void *event)
 {
@@ -26876,10 +26882,8 @@ static dcomm_status dcommi_cuda_own_after(int device, void *stream, void *other)
     DCOMMI_TRY(dcommi_cuda_stream_mark(device, other, &event));
     dcommi_device_before before = dcommi_cuda_enter(device);
     cudaError_t error = cudaStreamWaitEvent((cudaStream_t)stream, (cudaEvent_t)event, 0);
-    dcommi_cuda_leave(before);
     dcommi_cuda_stream_unmark(event);
-    DCOMMI_CUDA_TRY(device, error, "cudaStreamWaitEvent");
-    return DCOMM_OK;
+    return dcommi_cuda_called(before, device, error, "cudaStreamWaitEvent");
 }
 static dcomm_status dcommi_cuda_add(int device, void *stream, float *x, float factor,
                                     const float *y, size_t count)
@@ -26970,6 +26974,25 @@ static inline int dcommi_device_locate(const void *at)
 {
     return dcommi_devices != NULL ? dcommi_devices->locate(at) : -1;
 }
+/* Wait for what a stream holds, until this time: DCOMM_IN_PROGRESS where it is not over then.
+ * `meanwhile` is done again and again; NULL: the thread gives way. */
+static dcomm_status dcommi_device_await(int device, void *stream, double until,
+                                        void (*meanwhile)(dcomm_context *context),
+                                        dcomm_context *context)
+{
+    void *event = NULL;
+    dcomm_status status;
+    DCOMMI_TRY(dcommi_devices->stream_mark(device, stream, &event));
+    while ((status = dcommi_devices->poll(event)) == DCOMM_IN_PROGRESS && dcommi_now() < until) {
+        if (meanwhile != NULL) {
+            meanwhile(context);
+        } else {
+            sched_yield();
+        }
+    }
+    dcommi_devices->stream_unmark(event);
+    return status;
+}
 #include <sched.h>
 /* What states of error feedback have of a device, made at the first use and never given back. */
 typedef struct dcommi_feedback_side {
@@ -27044,16 +27067,9 @@ static dcomm_status dcommi_feedback_side_add(const dcommi_feedback_place *place,
 static dcomm_status dcommi_feedback_side_read(const dcommi_feedback_place *place, void *to,
                                               const void *from, size_t bytes)
 {
-    void *event = NULL;
     DCOMMI_TRY(dcommi_feedback_side_copy(place, to, from, bytes));
-    DCOMMI_TRY(
-        dcommi_devices->stream_mark(place->device, dcommi_feedback_side_of(place)->stream, &event));
-    dcomm_status status;
-    while ((status = dcommi_devices->poll(event)) == DCOMM_IN_PROGRESS) {
-        sched_yield();
-    }
-    dcommi_devices->stream_unmark(event);
-    return status;
+    return dcommi_device_await(place->device, dcommi_feedback_side_of(place)->stream, INFINITY,
+                               NULL, NULL);
 }
 static dcomm_status dcommi_feedback_side_find(int device, const dcommi_feedback_place **place_p)
 {
@@ -28827,10 +28843,10 @@ static void dcommi_on_region(dcomm_comm *comm, const dcommi_header *h, const voi
                    (int)comm->context->peers[peer].pid, dcommi_message);
     }
 }
-/* Memory that a rank has offered, as region number and address, in our own address space: good
- * until the next pass of progress. NULL: it is to be read by other means. */
-static const uint8_t *dcommi_resolve_peer_memory(dcomm_comm *comm, int rank, uint32_t region,
-                                                 uint64_t address, size_t len)
+/* The map that serves `len` bytes at an address of a region that a rank of this host has offered.
+ * NULL: there is none, or not yet. */
+static inline dcommi_map *dcommi_map_for(dcomm_comm *comm, int rank, uint32_t region,
+                                         uint64_t address, size_t len)
 {
     int peer = comm->members[rank].peer;
     if (DCOMMI_LIKELY(region == 0) || !comm->context->peers[peer].same_host) {
@@ -28842,14 +28858,19 @@ static const uint8_t *dcommi_resolve_peer_memory(dcomm_comm *comm, int rank, uin
         dcommi_map_ask(comm, rank, region, map);
         return NULL;
     }
-    if (DCOMMI_UNLIKELY(map->on_device)) {
-        return NULL; /* the peer has named it as the host's */
-    }
     uint64_t offset = address - map->base;
     return map->state == DCOMMI_MAP_OPEN && address >= map->base && offset <= map->len &&
                    len <= map->len - offset
-               ? map->local + offset
+               ? map
                : NULL;
+}
+/* Memory that a rank has offered, as region number and address, in our own address space: good
+ * until the next pass of progress. NULL: it is to be read by other means. */
+static const uint8_t *dcommi_resolve_peer_memory(dcomm_comm *comm, int rank, uint32_t region,
+                                                 uint64_t address, size_t len)
+{
+    const dcommi_map *map = dcommi_map_for(comm, rank, region, address, len);
+    return map != NULL && !map->on_device ? map->local + (address - map->base) : NULL;
 }
 /* REGION_ASK, REGION, REGION_GONE, REGION_SHUT; the header is valid. */
 static void dcommi_on_region_message(dcomm_comm *comm, const dcommi_header *h, const void *data)
@@ -29803,25 +29824,15 @@ static bool dcommi_memory_shutting(dcomm_context *context)
 static const uint8_t *dcommi_resolve_peer_device(const dcommi_run *run, int rank, uint32_t region,
                                                  uint64_t address, size_t len)
 {
-    dcomm_context *context = run->comm->context;
-    int peer = run->comm->members[rank].peer;
-    if (region == 0 || !context->peers[peer].same_host || context->peers[peer].started == 0) {
+    if (dcommi_peer_of(run->comm, rank)->started == 0) {
         return NULL;
     }
-    struct dcommi_regions *regions = context->regions;
-    dcommi_map *map = regions != NULL ? *dcommi_map_at(regions, peer, region) : NULL;
-    if (map == NULL || map->state == DCOMMI_MAP_ASKED) {
-        dcommi_map_ask(run->comm, rank, region, map);
-        return NULL;
-    }
-    uint64_t offset = address - map->base;
-    if (map->state != DCOMMI_MAP_OPEN || !map->on_device || map->gone ||
-        map->device != run->device || address < map->base || offset > map->len ||
-        len > map->len - offset) {
+    dcommi_map *map = dcommi_map_for(run->comm, rank, region, address, len);
+    if (map == NULL || !map->on_device || map->gone || map->device != run->device) {
         return NULL;
     }
     map->used = run->device->side[DCOMMI_QUEUE_IN].started + 1;
-    return map->local + offset;
+    return map->local + (address - map->base);
 }
 static void dcommi_device_regions_free(dcomm_context *context)
 {
@@ -29904,6 +29915,23 @@ static void dcommi_move_out_of_transport(dcommi_move *move)
 {
     move->in_transport = false;
     move->run->comm->in_transport--;
+}
+/* Nothing comes of a move that was in transport. */
+static void dcommi_move_drop(dcommi_move *move)
+{
+    dcommi_run *run = move->run;
+    dcommi_move_out_of_transport(move);
+    dcommi_move_free(move);
+    dcommi_run_unref(run);
+}
+/* Ask for a slot for a move, which stays meanwhile, whatever becomes of its run. */
+static void dcommi_move_ask_slot(dcommi_move *move, enum dcommi_queue queue,
+                                 void (*go)(dcommi_slot *slot, void *user))
+{
+    dcommi_move_in_transport(move);
+    if (!dcommi_good(move->run->comm, dcommi_slot_ask(move->run->device, queue, go, move))) {
+        dcommi_move_drop(move);
+    }
 }
 static void dcommi_move_complete(dcommi_move *move)
 {
@@ -30130,9 +30158,7 @@ static void dcommi_straight_send(dcommi_move *move)
     dcommi_devices->leave(before);
     comm->stats.bytes_straight += status >= 0 ? move->len : 0;
     if (status != DCOMM_IN_PROGRESS) {
-        if (status < 0) {
-            dcommi_poison(comm, status, "%s", dcommi_message);
-        }
+        (void)dcommi_good(comm, status);
         dcommi_straight_sent(&move->op, status);
     }
 }
@@ -30338,8 +30364,7 @@ static void dcommi_received(dcommi_move *move, const void *message, size_t len)
     if (move->word >= 0) {
         move->lane->frame->words[move->word] = len;
     }
-    if (status < 0) {
-        dcommi_poison(move->run->comm, status, "%s", dcommi_message);
+    if (!dcommi_good(move->run->comm, status)) {
         return;
     }
     dcommi_move_complete(move);
@@ -30640,8 +30665,7 @@ static void dcommi_pull_staging_free(dcommi_pull *pull)
     if (pull->device == NULL) {
         dcommi_free(pull->staging);
     } else if (pull->staging != NULL) {
-        dcommi_device_handle *d = &pull->device->handle;
-        dcommi_device_release(d, pull->staging);
+        dcommi_device_release(&pull->device->handle, pull->staging);
     }
     pull->staging = NULL;
 }
@@ -30722,17 +30746,13 @@ static void dcommi_pull_landed(dcommi_pull *pull, unsigned b, size_t piece, dcom
     size_t at = pull->blocks[b].at;
     bool last = pull->blocks[b].outstanding == 0;
     uint8_t *to = pull->fold ? dcommi_pull_staging(pull, b, piece) : pull->to.dst + at;
-    dcomm_status status =
-        dcommi_device_copy(d, DCOMMI_QUEUE_IN, to, slot->memory, dcommi_pull_part(pull, at));
-    if (status >= 0 && last && pull->fold) {
-        status = dcommi_pull_fold(pull, b);
-    }
     slot->user = last ? pull : NULL;
     slot->block = b;
-    if (status >= 0) {
-        status =
-            dcommi_job_start(pull->device, DCOMMI_QUEUE_IN, &slot->job, run, dcommi_pull_on_device);
-    }
+    dcomm_status status =
+        dcommi_device_copy(d, DCOMMI_QUEUE_IN, to, slot->memory, dcommi_pull_part(pull, at));
+    DCOMMI_THEN(status, last && pull->fold ? dcommi_pull_fold(pull, b) : DCOMM_OK);
+    DCOMMI_THEN(status, dcommi_job_start(pull->device, DCOMMI_QUEUE_IN, &slot->job, run,
+                                         dcommi_pull_on_device));
     if (status < 0) {
         dcommi_device_failed(run, status);
         dcommi_slot_give(slot, DCOMMI_QUEUE_IN);
@@ -30780,9 +30800,7 @@ static void dcommi_pull_arrived(dcommi_move *move)
         dcommi_pull_fold_straight(pull, b);
         return;
     }
-    dcomm_status status = pull->fold ? dcommi_pull_fold(pull, b) : DCOMM_OK;
-    if (status < 0) {
-        dcommi_poison(pull->run->comm, status, "%s", dcommi_message);
+    if (!dcommi_good(pull->run->comm, pull->fold ? dcommi_pull_fold(pull, b) : DCOMM_OK)) {
         return;
     }
     dcommi_pull_done(pull, b);
@@ -30806,10 +30824,7 @@ static void dcommi_pull_request(dcommi_move *move)
     header.a = piece->offset + pull->blocks[move->pull_block].at;
     header.b = move->len;
     run->comm->stats.bytes_read += piece->sent ? 0 : move->len;
-    dcomm_status status = dcommi_send_header(run->comm, piece->rank, &header, NULL, 0);
-    if (status < 0) {
-        dcommi_poison(run->comm, status, "%s", dcommi_message);
-    }
+    (void)dcommi_good(run->comm, dcommi_send_header(run->comm, piece->rank, &header, NULL, 0));
 }
 /* The slot for a piece is there. */
 static void dcommi_pull_go(dcommi_slot *slot, void *user)
@@ -30855,8 +30870,7 @@ static void dcommi_pull_ask(dcommi_pull *pull, unsigned b)
             continue;
         }
         dcommi_move *move = dcommi_move_new(run, pull->lane);
-        if (move == NULL) {
-            dcommi_poison(run->comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+        if (!dcommi_have(run->comm, move)) {
             return;
         }
         move->pull = pull;
@@ -30870,13 +30884,7 @@ static void dcommi_pull_ask(dcommi_pull *pull, unsigned b)
                 pull->staging != NULL ? dcommi_pull_staging(pull, b, i) : pull->to.dst + block->at;
             dcommi_pull_request(move);
         } else {
-            dcommi_move_in_transport(move); /* it stays whatever becomes of the run meanwhile */
-            if (dcommi_slot_ask(pull->device, DCOMMI_QUEUE_IN, dcommi_pull_go, move) < 0) {
-                dcommi_poison(run->comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
-                dcommi_move_out_of_transport(move);
-                dcommi_move_free(move);
-                dcommi_run_unref(run);
-            }
+            dcommi_move_ask_slot(move, DCOMMI_QUEUE_IN, dcommi_pull_go);
         }
         if (!run->active) {
             return;
@@ -31073,9 +31081,7 @@ static void dcommi_offer_taken(dcommi_move *move)
 {
     dcommi_run *run = move->run;
     dcommi_header fin = dcommi_header_of(run, DCOMMI_MSG_FIN, move->node.tag);
-    dcomm_status status = dcommi_send_header(run->comm, move->node.peer, &fin, NULL, 0);
-    if (status < 0) {
-        dcommi_poison(run->comm, status, "%s", dcommi_message);
+    if (!dcommi_good(run->comm, dcommi_send_header(run->comm, move->node.peer, &fin, NULL, 0))) {
         return;
     }
     dcommi_received_all(move, move->arrived);
@@ -31148,11 +31154,8 @@ static void dcommi_take_offer(dcommi_move *move, const dcommi_header *h, size_t 
                              dcommi_comes_straight(run, move->node.peer, dcommi_header_wide(h));
     }
     const dcommi_target to = {.dst = fold ? move->dst : move->buf, .past = move->past};
-    dcomm_status status = dcommi_pull_by_message(move->lane, device, move, &to, pieces, n, len,
-                                                 fold, move->final, move->async);
-    if (status < 0) {
-        dcommi_poison(run->comm, status, "%s", dcommi_message);
-    }
+    (void)dcommi_good(run->comm, dcommi_pull_by_message(move->lane, device, move, &to, pieces, n,
+                                                        len, fold, move->final, move->async));
 }
 /* ---- from host memory to a device ---- */
 /* A payload on its way. Its move counts as the transport's, so that it and its run stay. */
@@ -31210,10 +31213,8 @@ static void dcommi_pour_end(void *user, bool good)
     if (forbidden && run->active) {
         dcommi_header pull = dcommi_header_of(run, DCOMMI_MSG_PULL, move->node.tag);
         dcommi_match_insert(run->comm, &move->node);
-        dcomm_status status = dcommi_send_header(run->comm, move->node.peer, &pull, NULL, 0);
-        if (status < 0) {
-            dcommi_poison(run->comm, status, "%s", dcommi_message);
-        }
+        (void)dcommi_good(run->comm,
+                          dcommi_send_header(run->comm, move->node.peer, &pull, NULL, 0));
     } else if (!good) {
         dcommi_move_free(move);
     } else if (offered) {
@@ -31234,8 +31235,7 @@ static void dcommi_pour_start(dcommi_pour *pour)
                                 .queue = DCOMMI_QUEUE_IN,
                                 .dst = move->buf,
                                 .len = pour->len};
-    if (dcommi_across_start(&copy) < 0) {
-        dcommi_poison(move->run->comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+    if (!dcommi_good(move->run->comm, dcommi_across_start(&copy))) {
         dcommi_pour_end(pour, false);
     }
 }
@@ -31263,9 +31263,8 @@ static dcommi_verdict dcommi_copy_in(dcommi_move *move, const dcommi_header *h,
     const bool owns = !rts && (fetch || desc == NULL);
     dcommi_pour *pour = dcommi_alloc(sizeof *pour);
     uint8_t *own = pour != NULL && owns ? dcommi_alloc_raw(len) : NULL;
-    if (pour == NULL || (owns && own == NULL)) {
+    if (!dcommi_have(move->run->comm, owns ? own : (void *)pour)) {
         dcommi_free(pour);
-        dcommi_poison(move->run->comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
         return DCOMMI_CONSUMED;
     }
     *pour = (dcommi_pour){.move = move,
@@ -31616,9 +31615,7 @@ static void dcommi_out_copied(dcommi_job *job, dcomm_status status)
     move->op.done = dcommi_out_left;
     status = dcommi_post(run->comm, move->node.peer, &header, slot->memory, move->len, &move->op);
     if (status != DCOMM_IN_PROGRESS) {
-        if (status < 0) {
-            dcommi_poison(run->comm, status, "%s", dcommi_message);
-        }
+        (void)dcommi_good(run->comm, status);
         dcommi_out_left(&move->op, status);
     }
 }
@@ -31646,16 +31643,8 @@ static void dcommi_out_go(dcommi_slot *slot, void *user)
  * tag. */
 static void dcommi_out_start(dcommi_move *move)
 {
-    dcommi_run *run = move->run;
     move->device = true;
-    dcommi_move_in_transport(move);
-    dcomm_status status = dcommi_slot_ask(run->device, DCOMMI_QUEUE_OUT, dcommi_out_go, move);
-    if (status < 0) {
-        dcommi_poison(run->comm, status, "%s", dcommi_message);
-        dcommi_move_out_of_transport(move);
-        dcommi_move_free(move);
-        dcommi_run_unref(run);
-    }
+    dcommi_move_ask_slot(move, DCOMMI_QUEUE_OUT, dcommi_out_go);
 }
 /* Start a send of device memory. DCOMM_IN_PROGRESS: the lane will hear. */
 static dcomm_status dcommi_device_send(dcommi_lane *lane, int rank, uint32_t tag, const void *data,
@@ -32290,12 +32279,8 @@ static unsigned dcommi_pauses_within(double seconds)
 /* reply.h - answers to peers that ask for memory of ours by message (pull.h). */
 static void dcommi_reply_sent(dcommi_op *op, dcomm_status status)
 {
-    dcommi_move *move = (dcommi_move *)op;
-    dcommi_run *run = move->run;
     (void)status; /* the reader that cannot be reached is reported as lost */
-    dcommi_move_out_of_transport(move);
-    dcommi_move_free(move);
-    dcommi_run_unref(run);
+    dcommi_move_drop((dcommi_move *)op);
 }
 /* Answer with a part of what lies on a device from `base` on. */
 static void dcommi_device_reply(dcommi_move *move, const dcommi_header *h, uint32_t id,
@@ -32336,8 +32321,7 @@ static void dcommi_on_read_sent(dcomm_comm *comm, const dcommi_header *h)
         return;
     }
     dcommi_move *move = dcommi_move_new(sent->run, NULL);
-    if (move == NULL) {
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+    if (!dcommi_have(comm, move)) {
         return;
     }
     move->kind = DCOMMI_MOVE_REPLY;
@@ -32357,8 +32341,7 @@ static void dcommi_on_read(dcomm_comm *comm, dcommi_run *run, const dcommi_heade
         return;
     }
     dcommi_move *move = dcommi_move_new(run, NULL);
-    if (move == NULL) {
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+    if (!dcommi_have(comm, move)) {
         return;
     }
     move->op.done = dcommi_reply_sent;
@@ -32375,9 +32358,7 @@ static void dcommi_on_read(dcomm_comm *comm, dcommi_run *run, const dcommi_heade
         dcommi_post(comm, (int)h->src, &reply, run->offers[h->slot].base + h->a, h->b, &move->op);
     if (status != DCOMM_IN_PROGRESS) {
         dcommi_reply_sent(&move->op, status);
-        if (status < 0) {
-            dcommi_poison(comm, status, "%s", dcommi_message);
-        }
+        (void)dcommi_good(comm, status);
     }
 }
 /* ==== include/dcomm/impl/engine/runs.h ===================================================== */
@@ -33394,8 +33375,7 @@ static void dcommi_run_told(dcommi_run *run, const dcommi_header *h)
         return;
     }
     dcommi_exposed *e = dcommi_alloc(sizeof *e);
-    if (e == NULL) {
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+    if (!dcommi_have(comm, e)) {
         return;
     }
     e->node = dcommi_key(DCOMMI_NODE_EXPOSED, run->stream, run->seq, run->stage, (int32_t)h->src,
@@ -33626,18 +33606,24 @@ static dcommi_run *dcommi_run_find(dcomm_comm *comm, const dcommi_header *h)
     }
     return NULL;
 }
-/* Whether this rank's part of a query's operation waits for its stream. */
+/* Return true if a run is this rank's part of a query's operation: the asker's send meets our
+ * receive, and the other way round. */
+static bool dcommi_run_asked(const dcommi_run *run, const dcommi_header *h)
+{
+    return run->stream == h->stream && run->seq == h->seq &&
+           (run->stream == DCOMMI_STREAM_COLL ||
+            (run->p2p_peer == (int32_t)h->src &&
+             run->signature.coll ==
+                 (h->slot == DCOMM_COLL_SEND ? DCOMM_COLL_RECV : DCOMM_COLL_SEND)));
+}
+/* Return true if this rank's part of a query's operation waits for its stream. */
 static bool dcommi_query_gated(const dcomm_comm *comm, const dcommi_header *h)
 {
-    const uint8_t wanted = h->slot == DCOMM_COLL_SEND ? DCOMM_COLL_RECV : DCOMM_COLL_SEND;
-    for (const dcommi_run *run = comm->context->gated; run != NULL; run = run->next_gated) {
-        if (run->comm == comm && run->stream == h->stream && run->seq == h->seq &&
-            (run->stream == DCOMMI_STREAM_COLL ||
-             (run->p2p_peer == (int32_t)h->src && run->signature.coll == wanted))) {
-            return true;
-        }
+    const dcommi_run *run = comm->context->gated;
+    while (run != NULL && (run->comm != comm || !dcommi_run_asked(run, h))) {
+        run = run->next_gated;
     }
-    return false;
+    return run != NULL;
 }
 /* A query's operation is alike on both ranks, but one before it was not: ask about that one, or
  * tell that it was refused here. */
@@ -33674,36 +33660,25 @@ static void dcommi_on_query(dcomm_comm *comm, const dcommi_header *h, const void
     if (dcommi_refusal_answer(comm, h)) {
         return;
     }
-    const dcommi_signature *mine = NULL;
-    dcommi_run *run = NULL;
+    const dcommi_run *run = comm->runs;
+    while (run != NULL && !dcommi_run_asked(run, h)) {
+        run = run->next;
+    }
+    if (run != NULL) {
+        reply.a = DCOMMI_ENTERED;
+        dcommi_run_where(run, where, sizeof where);
+    }
+    const dcommi_signature *mine = run != NULL ? &run->signature : NULL;
+    const dcommi_member *m = &comm->members[h->src];
+    uint64_t done = h->slot == DCOMM_COLL_SEND ? m->p2p_received : m->p2p_sent;
     if (h->stream == DCOMMI_STREAM_COLL) {
         const dcommi_history *entry = &comm->history[h->seq % DCOMMI_HISTORY];
-        run = dcommi_run_find(comm, h);
-        reply.b = comm->entered;
-        if (run != NULL) {
-            reply.a = DCOMMI_ENTERED;
-            dcommi_run_where(run, where, sizeof where);
-        }
         mine = entry->known && entry->seq == h->seq ? &entry->signature : NULL;
-        if (run == NULL && (mine != NULL || h->seq < comm->done)) {
-            reply.a = DCOMMI_COMPLETED;
-        }
-    } else {
-        /* The asker's send meets our receive and the other way round. */
-        uint8_t wanted = h->slot == DCOMM_COLL_SEND ? DCOMM_COLL_RECV : DCOMM_COLL_SEND;
-        const dcommi_member *m = &comm->members[h->src];
-        reply.a = h->seq < (wanted == DCOMM_COLL_RECV ? m->p2p_received : m->p2p_sent)
-                      ? DCOMMI_COMPLETED
-                      : DCOMMI_NOT_ENTERED;
-        for (run = comm->runs; run != NULL; run = run->next) {
-            if (run->stream == DCOMMI_STREAM_P2P && run->seq == h->seq &&
-                run->p2p_peer == (int32_t)h->src && run->signature.coll == wanted) {
-                reply.a = DCOMMI_ENTERED;
-                mine = &run->signature;
-                dcommi_run_where(run, where, sizeof where);
-                break;
-            }
-        }
+        done = mine != NULL ? UINT64_MAX : comm->done;
+        reply.b = comm->entered;
+    }
+    if (run == NULL && h->seq < done) {
+        reply.a = DCOMMI_COMPLETED;
     }
     if (run == NULL && dcommi_query_gated(comm, h)) {
         reply.a = DCOMMI_BEHIND;
@@ -34385,9 +34360,7 @@ static void dcommi_run_start(dcommi_run *run)
     if (dcommi_run_refused_before(run)) {
         return;
     }
-    dcomm_status status = dcommi_run_bind(run, run->plan, NULL, 0);
-    if (status < 0) {
-        dcommi_poison(comm, status, "%s", dcommi_message);
+    if (!dcommi_good(comm, dcommi_run_bind(run, run->plan, NULL, 0))) {
         return;
     }
     if (run->factored) {
@@ -34521,8 +34494,7 @@ static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h
     }
     dcommi_verdict verdict;
     dcommi_early *early = dcommi_early_make(transport, h, arrival, &verdict);
-    if (early == NULL) {
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+    if (!dcommi_have(comm, early)) {
         return DCOMMI_CONSUMED;
     }
     dcommi_early_keep(comm, early, cls);
@@ -37014,8 +36986,7 @@ static inline uint32_t dcommi_fast_ops(dcommi_fast *f, dcomm_status *status)
             *status = dcommi_fast_fold(f, op, NULL);
             break;
         }
-        if (DCOMMI_UNLIKELY(*status < 0)) {
-            dcommi_poison(comm, *status, "%s", dcommi_message);
+        if (!dcommi_good(comm, *status)) {
             return k;
         }
         if (DCOMMI_UNLIKELY(sent == 0)) {
@@ -37030,8 +37001,7 @@ static void dcommi_fast_post(const dcommi_fast *f, dcommi_run *run, dcommi_lane 
                              const dcommi_script_op *op)
 {
     dcommi_move *move = dcommi_move_new(run, lane);
-    if (move == NULL) {
-        dcommi_poison(f->comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+    if (!dcommi_have(f->comm, move)) {
         return;
     }
     move->async = true;
@@ -37086,8 +37056,7 @@ static dcomm_status dcommi_fast_leave(dcommi_fast *f, uint32_t k, double timeout
     dcommi_run *run =
         dcommi_run_of(comm, f->cached, f->base[DCOMM_SPACE_IN], f->base[DCOMM_SPACE_OUT]);
     dcommi_comm_unlock(comm);
-    if (run == NULL) {
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+    if (!dcommi_have(comm, run)) {
         dcommi_token_release(context);
         return DCOMM_ERR_NO_MEMORY;
     }
@@ -42714,14 +42683,7 @@ typedef struct dcommi_verdict_there {
 /* All that the stream holds has ended. */
 static dcomm_status dcommi_verdict_wait(const dcommi_verdict_there *t)
 {
-    void *event = NULL;
-    dcomm_status status;
-    DCOMMI_TRY(dcommi_devices->stream_mark(t->handle.number, t->stream, &event));
-    while ((status = dcommi_devices->poll(event)) == DCOMM_IN_PROGRESS) {
-        sched_yield();
-    }
-    dcommi_devices->stream_unmark(event);
-    return status;
+    return dcommi_device_await(t->handle.number, t->stream, INFINITY, NULL, NULL);
 }
 static dcomm_status dcommi_verdict_launch(dcommi_verdict_there *t, const dcommi_device_code *code,
                                           double *seconds)
@@ -53577,33 +53539,16 @@ static dcomm_status dcommi_bkt_open_devices(dcomm_buckets *b)
     }
     return b->ndevices > 0 ? dcommi_context_need_thread(b->comm->context) : DCOMM_OK;
 }
-/* Wait for what stream i of the buckets' own holds, until this time: DCOMM_IN_PROGRESS where that
- * is not over then. `context` makes progress meanwhile; NULL: it is gone. */
-static dcomm_status dcommi_bkt_await_stream(const dcomm_buckets *b, size_t i, double until,
-                                            dcomm_context *context)
-{
-    const dcommi_bkt_device *d = &b->devices[i / DCOMMI_BKT_STREAMS];
-    dcomm_status status;
-    void *event = NULL;
-    DCOMMI_TRY(dcommi_devices->stream_mark(d->number, d->streams[i % DCOMMI_BKT_STREAMS], &event));
-    while ((status = dcommi_devices->poll(event)) == DCOMM_IN_PROGRESS && dcommi_now() < until) {
-        if (context != NULL) {
-            dcommi_progress_or_yield(context);
-        } else {
-            sched_yield();
-        }
-    }
-    dcommi_devices->stream_unmark(event);
-    return status;
-}
 /* What gradients were marked behind on the caller's streams may still be under way, and then they
  * are still copied: no longer than the communicator's time. It is gone. */
 static void dcommi_bkt_drain_devices(dcomm_buckets *b, double timeout_s)
 {
     double until = dcommi_now() + timeout_s;
     for (size_t i = 0; i < b->ndevices * DCOMMI_BKT_STREAMS; i++) {
-        if (b->devices[i / DCOMMI_BKT_STREAMS].streams[i % DCOMMI_BKT_STREAMS] != NULL) {
-            (void)dcommi_bkt_await_stream(b, i, until, NULL);
+        const dcommi_bkt_device *d = &b->devices[i / DCOMMI_BKT_STREAMS];
+        void *stream = d->streams[i % DCOMMI_BKT_STREAMS];
+        if (stream != NULL) {
+            (void)dcommi_device_await(d->number, stream, until, NULL, NULL);
         }
     }
 }
@@ -54640,12 +54585,15 @@ static dcomm_status dcommi_bkt_await_streams(dcomm_buckets *b)
 {
     double until = dcommi_now() + b->comm->timeout_s;
     for (size_t i = 0; i < b->ndevices * DCOMMI_BKT_STREAMS; i++) {
-        dcomm_status status = dcommi_bkt_await_stream(b, i, until, b->comm->context);
+        const dcommi_bkt_device *d = &b->devices[i / DCOMMI_BKT_STREAMS];
+        dcomm_status status =
+            dcommi_device_await(d->number, d->streams[i % DCOMMI_BKT_STREAMS], until,
+                                dcommi_progress_or_yield, b->comm->context);
         if (status == DCOMM_IN_PROGRESS) {
             status = dcommi_fail(DCOMM_ERR_TIMEOUT, "its work has not ended within %g s",
                                  b->comm->timeout_s);
         }
-        DCOMMI_TRY(dcommi_bkt_of_device(b->devices[i / DCOMMI_BKT_STREAMS].number, status));
+        DCOMMI_TRY(dcommi_bkt_of_device(d->number, status));
     }
     return DCOMM_OK;
 }
@@ -57632,26 +57580,18 @@ static void dcommi_moe_pass_on(const dcomm_moe *m, dcommi_moe_traffic *t, int fr
     t[from].messages++;
     t[from].host_messages += far;
 }
-static void dcommi_moe_flat_traffic(const dcomm_moe *m, dcommi_moe_traffic *t)
+/* Rows go straight, or, hierarchical, through the gate of their host. */
+static void dcommi_moe_row_traffic(const dcomm_moe *m, bool hier, dcommi_moe_traffic *t)
 {
     memset(t, 0, (size_t)m->size * sizeof *t);
     for (int from = 0; from < m->size; from++) {
         for (int to = 0; to < m->size; to++) {
+            int host = m->host_of[to], gate = hier ? dcommi_moe_gate(m, from, host) : from;
             for (int c = 0; c < m->opts.chunks; c++) {
-                dcommi_moe_pass_on(m, t, from, to, dcommi_moe_between(m, from, to, c));
-            }
-        }
-    }
-}
-static void dcommi_moe_hier_traffic(const dcomm_moe *m, dcommi_moe_traffic *t)
-{
-    memset(t, 0, (size_t)m->size * sizeof *t);
-    for (int from = 0; from < m->size; from++) {
-        for (int to = 0; to < m->size; to++) {
-            int gate = dcommi_moe_gate(m, from, m->host_of[to]);
-            for (int c = 0; c < m->opts.chunks; c++) {
-                const uint32_t *unique = dcommi_moe_unique(m, dcommi_moe_card_of(m, from), c);
-                dcommi_moe_pass_on(m, t, from, to, gate == to ? unique[m->host_of[to]] : 0);
+                if (hier && gate == to) {
+                    uint32_t *card = dcommi_moe_card_of(m, from);
+                    dcommi_moe_pass_on(m, t, from, to, dcommi_moe_unique(m, card, c)[host]);
+                }
                 dcommi_moe_pass_on(m, t, gate, to, dcommi_moe_between(m, from, to, c));
             }
         }
@@ -57744,15 +57684,15 @@ static void dcommi_moe_choose(dcomm_moe *m)
         dcommi_comm_lock(m->comm); /* the numbers may be given anew by another thread */
         dcommi_moe_tell_traffic(m, t);
         s->hier_s = dcommi_moe_price(m, t, 2 * sizeof *m->told); /* whole: nothing hides it */
-        dcommi_moe_hier_traffic(m, t);
+        dcommi_moe_row_traffic(m, true, t);
         s->hier_s += dcommi_moe_price(m, t, (int64_t)m->wire);
-        dcommi_moe_flat_traffic(m, t);
+        dcommi_moe_row_traffic(m, false, t);
         s->flat_s = dcommi_moe_price(m, t, (int64_t)m->wire);
         dcommi_comm_unlock(m->comm);
         m->hier = m->hier ||
                   (m->opts.form == DCOMM_MOE_AUTO && s->hier_s < DCOMMI_MOE_MARGIN * s->flat_s);
     }
-    (m->hier ? dcommi_moe_hier_traffic : dcommi_moe_flat_traffic)(m, t);
+    dcommi_moe_row_traffic(m, m->hier, t);
     s->hier = m->hier;
     s->network_bytes = dcommi_moe_port_rows(m, t) * m->wire;
     for (int r = 0; r < m->size; r++) {

@@ -26,14 +26,7 @@ typedef struct dcommi_verdict_there {
 /* All that the stream holds has ended. */
 static dcomm_status dcommi_verdict_wait(const dcommi_verdict_there *t)
 {
-    void *event = NULL;
-    dcomm_status status;
-    DCOMMI_TRY(dcommi_devices->stream_mark(t->handle.number, t->stream, &event));
-    while ((status = dcommi_devices->poll(event)) == DCOMM_IN_PROGRESS) {
-        sched_yield();
-    }
-    dcommi_devices->stream_unmark(event);
-    return status;
+    return dcommi_device_await(t->handle.number, t->stream, INFINITY, NULL, NULL);
 }
 
 static dcomm_status dcommi_verdict_launch(dcommi_verdict_there *t, const dcommi_device_code *code,

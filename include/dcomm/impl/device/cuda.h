@@ -70,4 +70,24 @@ static inline int dcommi_device_locate(const void *at)
     return dcommi_devices != NULL ? dcommi_devices->locate(at) : -1;
 }
 
+/* Wait for what a stream holds, until this time: DCOMM_IN_PROGRESS where it is not over then.
+ * `meanwhile` is done again and again; NULL: the thread gives way. */
+static dcomm_status dcommi_device_await(int device, void *stream, double until,
+                                        void (*meanwhile)(dcomm_context *context),
+                                        dcomm_context *context)
+{
+    void *event = NULL;
+    dcomm_status status;
+    DCOMMI_TRY(dcommi_devices->stream_mark(device, stream, &event));
+    while ((status = dcommi_devices->poll(event)) == DCOMM_IN_PROGRESS && dcommi_now() < until) {
+        if (meanwhile != NULL) {
+            meanwhile(context);
+        } else {
+            sched_yield();
+        }
+    }
+    dcommi_devices->stream_unmark(event);
+    return status;
+}
+
 #endif

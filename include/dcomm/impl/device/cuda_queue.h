@@ -361,28 +361,33 @@ static dcomm_status dcommi_cuda_matrix(dcommi_device_handle *d, const dcommi_dev
 
 /* ---- events ---- */
 
+/* Put an event behind all that a stream holds now. NULL: a new one. */
+static dcomm_status dcommi_cuda_record(int device, void *stream, cudaEvent_t event,
+                                       const char *what, void **event_p)
+{
+    cudaError_t error = cudaSuccess;
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    if (event == NULL) {
+        error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    }
+    if (error == cudaSuccess) {
+        error = cudaEventRecord(event, (cudaStream_t)stream);
+        if (error == cudaSuccess) {
+            *event_p = event;
+        } else {
+            (void)cudaEventDestroy(event);
+        }
+    }
+    return dcommi_cuda_called(before, device, error, what);
+}
+
 /* An event behind all that a queue holds. */
 static dcomm_status dcommi_cuda_mark(dcommi_device_handle *d, enum dcommi_queue queue,
                                      void **event_p)
 {
-    dcommi_device_before before = dcommi_cuda_enter(d->number);
-    cudaEvent_t event = NULL;
-    cudaError_t error = cudaSuccess;
-    if (d->nevents > 0) {
-        event = (cudaEvent_t)d->events[--d->nevents];
-    } else {
-        error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
-    }
-    if (error == cudaSuccess) {
-        error = cudaEventRecord(event, (cudaStream_t)d->stream[queue]);
-        if (error != cudaSuccess) {
-            (void)cudaEventDestroy(event);
-        }
-    }
-    dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(-1, error, "cudaEventRecord");
-    *event_p = event;
-    return DCOMM_OK;
+    return dcommi_cuda_record(d->number, d->stream[queue],
+                              d->nevents > 0 ? (cudaEvent_t)d->events[--d->nevents] : NULL,
+                              "cudaEventRecord", event_p);
 }
 
 /* DCOMM_IN_PROGRESS, DCOMM_OK or what went wrong before the event. */

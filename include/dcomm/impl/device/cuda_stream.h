@@ -61,19 +61,8 @@ static dcomm_status dcommi_cuda_stream_kind(int device, void *stream,
 /* An event behind all that the stream holds now. */
 static dcomm_status dcommi_cuda_stream_mark(int device, void *stream, void **event_p)
 {
-    cudaEvent_t event = NULL;
-    dcommi_device_before before = dcommi_cuda_enter(device);
-    cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
-    if (error == cudaSuccess) {
-        error = cudaEventRecord(event, (cudaStream_t)stream);
-        if (error != cudaSuccess) {
-            (void)cudaEventDestroy(event);
-        }
-    }
-    dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(device, error, "the caller's stream: cudaEventRecord");
-    *event_p = event;
-    return DCOMM_OK;
+    return dcommi_cuda_record(device, stream, NULL, "the caller's stream: cudaEventRecord",
+                              event_p);
 }
 
 static void dcommi_cuda_stream_unmark(void *event)
@@ -134,10 +123,8 @@ static dcomm_status dcommi_cuda_own_after(int device, void *stream, void *other)
     DCOMMI_TRY(dcommi_cuda_stream_mark(device, other, &event));
     dcommi_device_before before = dcommi_cuda_enter(device);
     cudaError_t error = cudaStreamWaitEvent((cudaStream_t)stream, (cudaEvent_t)event, 0);
-    dcommi_cuda_leave(before);
     dcommi_cuda_stream_unmark(event);
-    DCOMMI_CUDA_TRY(device, error, "cudaStreamWaitEvent");
-    return DCOMM_OK;
+    return dcommi_cuda_called(before, device, error, "cudaStreamWaitEvent");
 }
 
 static dcomm_status dcommi_cuda_add(int device, void *stream, float *x, float factor,

@@ -137,8 +137,7 @@ static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h
     }
     dcommi_verdict verdict;
     dcommi_early *early = dcommi_early_make(transport, h, arrival, &verdict);
-    if (early == NULL) {
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+    if (!dcommi_have(comm, early)) {
         return DCOMMI_CONSUMED;
     }
     dcommi_early_keep(comm, early, cls);

@@ -37,6 +37,21 @@ static void dcommi_run_unref(dcommi_run *run);
 /* Fail a communicator on all its ranks, for what this rank has found out. */
 static void DCOMMI_PRINTF(3, 4)
     dcommi_poison(dcomm_comm *comm, dcomm_status status, const char *format, ...);
+
+/* Return false for an error, which fails the communicator in the words of dcommi_message. */
+static inline bool dcommi_good(dcomm_comm *comm, dcomm_status status)
+{
+    if (DCOMMI_UNLIKELY(status < 0)) {
+        dcommi_poison(comm, status, "%s", dcommi_message);
+    }
+    return status >= 0;
+}
+
+/* Return true if there is memory; without it the communicator fails. */
+static inline bool dcommi_have(dcomm_comm *comm, const void *memory)
+{
+    return dcommi_good(comm, memory != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY);
+}
 /* Fail all communicators with a peer that has ended. */
 static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why);
 /* Ask the sender about a message whose signature is not the run's. */

@@ -239,18 +239,25 @@ static dcommi_run *dcommi_run_find(dcomm_comm *comm, const dcommi_header *h)
     return NULL;
 }
 
-/* Whether this rank's part of a query's operation waits for its stream. */
+/* Return true if a run is this rank's part of a query's operation: the asker's send meets our
+ * receive, and the other way round. */
+static bool dcommi_run_asked(const dcommi_run *run, const dcommi_header *h)
+{
+    return run->stream == h->stream && run->seq == h->seq &&
+           (run->stream == DCOMMI_STREAM_COLL ||
+            (run->p2p_peer == (int32_t)h->src &&
+             run->signature.coll ==
+                 (h->slot == DCOMM_COLL_SEND ? DCOMM_COLL_RECV : DCOMM_COLL_SEND)));
+}
+
+/* Return true if this rank's part of a query's operation waits for its stream. */
 static bool dcommi_query_gated(const dcomm_comm *comm, const dcommi_header *h)
 {
-    const uint8_t wanted = h->slot == DCOMM_COLL_SEND ? DCOMM_COLL_RECV : DCOMM_COLL_SEND;
-    for (const dcommi_run *run = comm->context->gated; run != NULL; run = run->next_gated) {
-        if (run->comm == comm && run->stream == h->stream && run->seq == h->seq &&
-            (run->stream == DCOMMI_STREAM_COLL ||
-             (run->p2p_peer == (int32_t)h->src && run->signature.coll == wanted))) {
-            return true;
-        }
+    const dcommi_run *run = comm->context->gated;
+    while (run != NULL && (run->comm != comm || !dcommi_run_asked(run, h))) {
+        run = run->next_gated;
     }
-    return false;
+    return run != NULL;
 }
 
 /* A query's operation is alike on both ranks, but one before it was not: ask about that one, or
@@ -289,36 +296,25 @@ static void dcommi_on_query(dcomm_comm *comm, const dcommi_header *h, const void
     if (dcommi_refusal_answer(comm, h)) {
         return;
     }
-    const dcommi_signature *mine = NULL;
-    dcommi_run *run = NULL;
+    const dcommi_run *run = comm->runs;
+    while (run != NULL && !dcommi_run_asked(run, h)) {
+        run = run->next;
+    }
+    if (run != NULL) {
+        reply.a = DCOMMI_ENTERED;
+        dcommi_run_where(run, where, sizeof where);
+    }
+    const dcommi_signature *mine = run != NULL ? &run->signature : NULL;
+    const dcommi_member *m = &comm->members[h->src];
+    uint64_t done = h->slot == DCOMM_COLL_SEND ? m->p2p_received : m->p2p_sent;
     if (h->stream == DCOMMI_STREAM_COLL) {
         const dcommi_history *entry = &comm->history[h->seq % DCOMMI_HISTORY];
-        run = dcommi_run_find(comm, h);
-        reply.b = comm->entered;
-        if (run != NULL) {
-            reply.a = DCOMMI_ENTERED;
-            dcommi_run_where(run, where, sizeof where);
-        }
         mine = entry->known && entry->seq == h->seq ? &entry->signature : NULL;
-        if (run == NULL && (mine != NULL || h->seq < comm->done)) {
-            reply.a = DCOMMI_COMPLETED;
-        }
-    } else {
-        /* The asker's send meets our receive and the other way round. */
-        uint8_t wanted = h->slot == DCOMM_COLL_SEND ? DCOMM_COLL_RECV : DCOMM_COLL_SEND;
-        const dcommi_member *m = &comm->members[h->src];
-        reply.a = h->seq < (wanted == DCOMM_COLL_RECV ? m->p2p_received : m->p2p_sent)
-                      ? DCOMMI_COMPLETED
-                      : DCOMMI_NOT_ENTERED;
-        for (run = comm->runs; run != NULL; run = run->next) {
-            if (run->stream == DCOMMI_STREAM_P2P && run->seq == h->seq &&
-                run->p2p_peer == (int32_t)h->src && run->signature.coll == wanted) {
-                reply.a = DCOMMI_ENTERED;
-                mine = &run->signature;
-                dcommi_run_where(run, where, sizeof where);
-                break;
-            }
-        }
+        done = mine != NULL ? UINT64_MAX : comm->done;
+        reply.b = comm->entered;
+    }
+    if (run == NULL && h->seq < done) {
+        reply.a = DCOMMI_COMPLETED;
     }
     if (run == NULL && dcommi_query_gated(comm, h)) {
         reply.a = DCOMMI_BEHIND;

@@ -89,8 +89,7 @@ static void dcommi_run_told(dcommi_run *run, const dcommi_header *h)
         return;
     }
     dcommi_exposed *e = dcommi_alloc(sizeof *e);
-    if (e == NULL) {
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+    if (!dcommi_have(comm, e)) {
         return;
     }
     e->node = dcommi_key(DCOMMI_NODE_EXPOSED, run->stream, run->seq, run->stage, (int32_t)h->src,

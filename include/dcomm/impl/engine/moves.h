@@ -61,6 +61,25 @@ static void dcommi_move_out_of_transport(dcommi_move *move)
     move->run->comm->in_transport--;
 }
 
+/* Nothing comes of a move that was in transport. */
+static void dcommi_move_drop(dcommi_move *move)
+{
+    dcommi_run *run = move->run;
+    dcommi_move_out_of_transport(move);
+    dcommi_move_free(move);
+    dcommi_run_unref(run);
+}
+
+/* Ask for a slot for a move, which stays meanwhile, whatever becomes of its run. */
+static void dcommi_move_ask_slot(dcommi_move *move, enum dcommi_queue queue,
+                                 void (*go)(dcommi_slot *slot, void *user))
+{
+    dcommi_move_in_transport(move);
+    if (!dcommi_good(move->run->comm, dcommi_slot_ask(move->run->device, queue, go, move))) {
+        dcommi_move_drop(move);
+    }
+}
+
 static void dcommi_move_complete(dcommi_move *move)
 {
     dcommi_lane *lane = move->lane;

@@ -46,8 +46,7 @@ static void dcommi_pull_staging_free(dcommi_pull *pull)
     if (pull->device == NULL) {
         dcommi_free(pull->staging);
     } else if (pull->staging != NULL) {
-        dcommi_device_handle *d = &pull->device->handle;
-        dcommi_device_release(d, pull->staging);
+        dcommi_device_release(&pull->device->handle, pull->staging);
     }
     pull->staging = NULL;
 }
@@ -135,17 +134,13 @@ static void dcommi_pull_landed(dcommi_pull *pull, unsigned b, size_t piece, dcom
     size_t at = pull->blocks[b].at;
     bool last = pull->blocks[b].outstanding == 0;
     uint8_t *to = pull->fold ? dcommi_pull_staging(pull, b, piece) : pull->to.dst + at;
-    dcomm_status status =
-        dcommi_device_copy(d, DCOMMI_QUEUE_IN, to, slot->memory, dcommi_pull_part(pull, at));
-    if (status >= 0 && last && pull->fold) {
-        status = dcommi_pull_fold(pull, b);
-    }
     slot->user = last ? pull : NULL;
     slot->block = b;
-    if (status >= 0) {
-        status =
-            dcommi_job_start(pull->device, DCOMMI_QUEUE_IN, &slot->job, run, dcommi_pull_on_device);
-    }
+    dcomm_status status =
+        dcommi_device_copy(d, DCOMMI_QUEUE_IN, to, slot->memory, dcommi_pull_part(pull, at));
+    DCOMMI_THEN(status, last && pull->fold ? dcommi_pull_fold(pull, b) : DCOMM_OK);
+    DCOMMI_THEN(status, dcommi_job_start(pull->device, DCOMMI_QUEUE_IN, &slot->job, run,
+                                         dcommi_pull_on_device));
     if (status < 0) {
         dcommi_device_failed(run, status);
         dcommi_slot_give(slot, DCOMMI_QUEUE_IN);
@@ -196,9 +191,7 @@ static void dcommi_pull_arrived(dcommi_move *move)
         dcommi_pull_fold_straight(pull, b);
         return;
     }
-    dcomm_status status = pull->fold ? dcommi_pull_fold(pull, b) : DCOMM_OK;
-    if (status < 0) {
-        dcommi_poison(pull->run->comm, status, "%s", dcommi_message);
+    if (!dcommi_good(pull->run->comm, pull->fold ? dcommi_pull_fold(pull, b) : DCOMM_OK)) {
         return;
     }
     dcommi_pull_done(pull, b);
@@ -223,10 +216,7 @@ static void dcommi_pull_request(dcommi_move *move)
     header.a = piece->offset + pull->blocks[move->pull_block].at;
     header.b = move->len;
     run->comm->stats.bytes_read += piece->sent ? 0 : move->len;
-    dcomm_status status = dcommi_send_header(run->comm, piece->rank, &header, NULL, 0);
-    if (status < 0) {
-        dcommi_poison(run->comm, status, "%s", dcommi_message);
-    }
+    (void)dcommi_good(run->comm, dcommi_send_header(run->comm, piece->rank, &header, NULL, 0));
 }
 
 /* The slot for a piece is there. */
@@ -275,8 +265,7 @@ static void dcommi_pull_ask(dcommi_pull *pull, unsigned b)
             continue;
         }
         dcommi_move *move = dcommi_move_new(run, pull->lane);
-        if (move == NULL) {
-            dcommi_poison(run->comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+        if (!dcommi_have(run->comm, move)) {
             return;
         }
         move->pull = pull;
@@ -290,13 +279,7 @@ static void dcommi_pull_ask(dcommi_pull *pull, unsigned b)
                 pull->staging != NULL ? dcommi_pull_staging(pull, b, i) : pull->to.dst + block->at;
             dcommi_pull_request(move);
         } else {
-            dcommi_move_in_transport(move); /* it stays whatever becomes of the run meanwhile */
-            if (dcommi_slot_ask(pull->device, DCOMMI_QUEUE_IN, dcommi_pull_go, move) < 0) {
-                dcommi_poison(run->comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
-                dcommi_move_out_of_transport(move);
-                dcommi_move_free(move);
-                dcommi_run_unref(run);
-            }
+            dcommi_move_ask_slot(move, DCOMMI_QUEUE_IN, dcommi_pull_go);
         }
         if (!run->active) {
             return;

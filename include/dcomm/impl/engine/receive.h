@@ -150,8 +150,7 @@ static void dcommi_received(dcommi_move *move, const void *message, size_t len)
     if (move->word >= 0) {
         move->lane->frame->words[move->word] = len;
     }
-    if (status < 0) {
-        dcommi_poison(move->run->comm, status, "%s", dcommi_message);
+    if (!dcommi_good(move->run->comm, status)) {
         return;
     }
     dcommi_move_complete(move);

@@ -428,10 +428,10 @@ static void dcommi_on_region(dcomm_comm *comm, const dcommi_header *h, const voi
     }
 }
 
-/* Memory that a rank has offered, as region number and address, in our own address space: good
- * until the next pass of progress. NULL: it is to be read by other means. */
-static const uint8_t *dcommi_resolve_peer_memory(dcomm_comm *comm, int rank, uint32_t region,
-                                                 uint64_t address, size_t len)
+/* The map that serves `len` bytes at an address of a region that a rank of this host has offered.
+ * NULL: there is none, or not yet. */
+static inline dcommi_map *dcommi_map_for(dcomm_comm *comm, int rank, uint32_t region,
+                                         uint64_t address, size_t len)
 {
     int peer = comm->members[rank].peer;
     if (DCOMMI_LIKELY(region == 0) || !comm->context->peers[peer].same_host) {
@@ -443,14 +443,20 @@ static const uint8_t *dcommi_resolve_peer_memory(dcomm_comm *comm, int rank, uin
         dcommi_map_ask(comm, rank, region, map);
         return NULL;
     }
-    if (DCOMMI_UNLIKELY(map->on_device)) {
-        return NULL; /* the peer has named it as the host's */
-    }
     uint64_t offset = address - map->base;
     return map->state == DCOMMI_MAP_OPEN && address >= map->base && offset <= map->len &&
                    len <= map->len - offset
-               ? map->local + offset
+               ? map
                : NULL;
+}
+
+/* Memory that a rank has offered, as region number and address, in our own address space: good
+ * until the next pass of progress. NULL: it is to be read by other means. */
+static const uint8_t *dcommi_resolve_peer_memory(dcomm_comm *comm, int rank, uint32_t region,
+                                                 uint64_t address, size_t len)
+{
+    const dcommi_map *map = dcommi_map_for(comm, rank, region, address, len);
+    return map != NULL && !map->on_device ? map->local + (address - map->base) : NULL;
 }
 
 /* REGION_ASK, REGION, REGION_GONE, REGION_SHUT; the header is valid. */

@@ -7,12 +7,8 @@
 
 static void dcommi_reply_sent(dcommi_op *op, dcomm_status status)
 {
-    dcommi_move *move = (dcommi_move *)op;
-    dcommi_run *run = move->run;
     (void)status; /* the reader that cannot be reached is reported as lost */
-    dcommi_move_out_of_transport(move);
-    dcommi_move_free(move);
-    dcommi_run_unref(run);
+    dcommi_move_drop((dcommi_move *)op);
 }
 
 /* Answer with a part of what lies on a device from `base` on. */
@@ -55,8 +51,7 @@ static void dcommi_on_read_sent(dcomm_comm *comm, const dcommi_header *h)
         return;
     }
     dcommi_move *move = dcommi_move_new(sent->run, NULL);
-    if (move == NULL) {
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+    if (!dcommi_have(comm, move)) {
         return;
     }
     move->kind = DCOMMI_MOVE_REPLY;
@@ -77,8 +72,7 @@ static void dcommi_on_read(dcomm_comm *comm, dcommi_run *run, const dcommi_heade
         return;
     }
     dcommi_move *move = dcommi_move_new(run, NULL);
-    if (move == NULL) {
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+    if (!dcommi_have(comm, move)) {
         return;
     }
     move->op.done = dcommi_reply_sent;
@@ -95,9 +89,7 @@ static void dcommi_on_read(dcomm_comm *comm, dcommi_run *run, const dcommi_heade
         dcommi_post(comm, (int)h->src, &reply, run->offers[h->slot].base + h->a, h->b, &move->op);
     if (status != DCOMM_IN_PROGRESS) {
         dcommi_reply_sent(&move->op, status);
-        if (status < 0) {
-            dcommi_poison(comm, status, "%s", dcommi_message);
-        }
+        (void)dcommi_good(comm, status);
     }
 }
 

@@ -306,9 +306,7 @@ static void dcommi_run_start(dcommi_run *run)
     if (dcommi_run_refused_before(run)) {
         return;
     }
-    dcomm_status status = dcommi_run_bind(run, run->plan, NULL, 0);
-    if (status < 0) {
-        dcommi_poison(comm, status, "%s", dcommi_message);
+    if (!dcommi_good(comm, dcommi_run_bind(run, run->plan, NULL, 0))) {
         return;
     }
     if (run->factored) {

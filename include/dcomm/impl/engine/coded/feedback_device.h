@@ -96,16 +96,9 @@ static dcomm_status dcommi_feedback_side_add(const dcommi_feedback_place *place,
 static dcomm_status dcommi_feedback_side_read(const dcommi_feedback_place *place, void *to,
                                               const void *from, size_t bytes)
 {
-    void *event = NULL;
     DCOMMI_TRY(dcommi_feedback_side_copy(place, to, from, bytes));
-    DCOMMI_TRY(
-        dcommi_devices->stream_mark(place->device, dcommi_feedback_side_of(place)->stream, &event));
-    dcomm_status status;
-    while ((status = dcommi_devices->poll(event)) == DCOMM_IN_PROGRESS) {
-        sched_yield();
-    }
-    dcommi_devices->stream_unmark(event);
-    return status;
+    return dcommi_device_await(place->device, dcommi_feedback_side_of(place)->stream, INFINITY,
+                               NULL, NULL);
 }
 
 static dcomm_status dcommi_feedback_side_find(int device, const dcommi_feedback_place **place_p)

@@ -23,9 +23,7 @@ static void dcommi_offer_taken(dcommi_move *move)
 {
     dcommi_run *run = move->run;
     dcommi_header fin = dcommi_header_of(run, DCOMMI_MSG_FIN, move->node.tag);
-    dcomm_status status = dcommi_send_header(run->comm, move->node.peer, &fin, NULL, 0);
-    if (status < 0) {
-        dcommi_poison(run->comm, status, "%s", dcommi_message);
+    if (!dcommi_good(run->comm, dcommi_send_header(run->comm, move->node.peer, &fin, NULL, 0))) {
         return;
     }
     dcommi_received_all(move, move->arrived);
@@ -101,11 +99,8 @@ static void dcommi_take_offer(dcommi_move *move, const dcommi_header *h, size_t 
                              dcommi_comes_straight(run, move->node.peer, dcommi_header_wide(h));
     }
     const dcommi_target to = {.dst = fold ? move->dst : move->buf, .past = move->past};
-    dcomm_status status = dcommi_pull_by_message(move->lane, device, move, &to, pieces, n, len,
-                                                 fold, move->final, move->async);
-    if (status < 0) {
-        dcommi_poison(run->comm, status, "%s", dcommi_message);
-    }
+    (void)dcommi_good(run->comm, dcommi_pull_by_message(move->lane, device, move, &to, pieces, n,
+                                                        len, fold, move->final, move->async));
 }
 
 /* ---- from host memory to a device ---- */
@@ -168,10 +163,8 @@ static void dcommi_pour_end(void *user, bool good)
     if (forbidden && run->active) {
         dcommi_header pull = dcommi_header_of(run, DCOMMI_MSG_PULL, move->node.tag);
         dcommi_match_insert(run->comm, &move->node);
-        dcomm_status status = dcommi_send_header(run->comm, move->node.peer, &pull, NULL, 0);
-        if (status < 0) {
-            dcommi_poison(run->comm, status, "%s", dcommi_message);
-        }
+        (void)dcommi_good(run->comm,
+                          dcommi_send_header(run->comm, move->node.peer, &pull, NULL, 0));
     } else if (!good) {
         dcommi_move_free(move);
     } else if (offered) {
@@ -193,8 +186,7 @@ static void dcommi_pour_start(dcommi_pour *pour)
                                 .queue = DCOMMI_QUEUE_IN,
                                 .dst = move->buf,
                                 .len = pour->len};
-    if (dcommi_across_start(&copy) < 0) {
-        dcommi_poison(move->run->comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+    if (!dcommi_good(move->run->comm, dcommi_across_start(&copy))) {
         dcommi_pour_end(pour, false);
     }
 }
@@ -224,9 +216,8 @@ static dcommi_verdict dcommi_copy_in(dcommi_move *move, const dcommi_header *h,
     const bool owns = !rts && (fetch || desc == NULL);
     dcommi_pour *pour = dcommi_alloc(sizeof *pour);
     uint8_t *own = pour != NULL && owns ? dcommi_alloc_raw(len) : NULL;
-    if (pour == NULL || (owns && own == NULL)) {
+    if (!dcommi_have(move->run->comm, owns ? own : (void *)pour)) {
         dcommi_free(pour);
-        dcommi_poison(move->run->comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
         return DCOMMI_CONSUMED;
     }
     *pour = (dcommi_pour){.move = move,

@@ -45,9 +45,7 @@ static void dcommi_out_copied(dcommi_job *job, dcomm_status status)
     move->op.done = dcommi_out_left;
     status = dcommi_post(run->comm, move->node.peer, &header, slot->memory, move->len, &move->op);
     if (status != DCOMM_IN_PROGRESS) {
-        if (status < 0) {
-            dcommi_poison(run->comm, status, "%s", dcommi_message);
-        }
+        (void)dcommi_good(run->comm, status);
         dcommi_out_left(&move->op, status);
     }
 }
@@ -77,16 +75,8 @@ static void dcommi_out_go(dcommi_slot *slot, void *user)
  * tag. */
 static void dcommi_out_start(dcommi_move *move)
 {
-    dcommi_run *run = move->run;
     move->device = true;
-    dcommi_move_in_transport(move);
-    dcomm_status status = dcommi_slot_ask(run->device, DCOMMI_QUEUE_OUT, dcommi_out_go, move);
-    if (status < 0) {
-        dcommi_poison(run->comm, status, "%s", dcommi_message);
-        dcommi_move_out_of_transport(move);
-        dcommi_move_free(move);
-        dcommi_run_unref(run);
-    }
+    dcommi_move_ask_slot(move, DCOMMI_QUEUE_OUT, dcommi_out_go);
 }
 
 /* Start a send of device memory. DCOMM_IN_PROGRESS: the lane will hear. */

@@ -317,25 +317,15 @@ static bool dcommi_memory_shutting(dcomm_context *context)
 static const uint8_t *dcommi_resolve_peer_device(const dcommi_run *run, int rank, uint32_t region,
                                                  uint64_t address, size_t len)
 {
-    dcomm_context *context = run->comm->context;
-    int peer = run->comm->members[rank].peer;
-    if (region == 0 || !context->peers[peer].same_host || context->peers[peer].started == 0) {
+    if (dcommi_peer_of(run->comm, rank)->started == 0) {
         return NULL;
     }
-    struct dcommi_regions *regions = context->regions;
-    dcommi_map *map = regions != NULL ? *dcommi_map_at(regions, peer, region) : NULL;
-    if (map == NULL || map->state == DCOMMI_MAP_ASKED) {
-        dcommi_map_ask(run->comm, rank, region, map);
-        return NULL;
-    }
-    uint64_t offset = address - map->base;
-    if (map->state != DCOMMI_MAP_OPEN || !map->on_device || map->gone ||
-        map->device != run->device || address < map->base || offset > map->len ||
-        len > map->len - offset) {
+    dcommi_map *map = dcommi_map_for(run->comm, rank, region, address, len);
+    if (map == NULL || !map->on_device || map->gone || map->device != run->device) {
         return NULL;
     }
     map->used = run->device->side[DCOMMI_QUEUE_IN].started + 1;
-    return map->local + offset;
+    return map->local + (address - map->base);
 }
 
 static void dcommi_device_regions_free(dcomm_context *context)

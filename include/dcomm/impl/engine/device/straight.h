@@ -85,9 +85,7 @@ static void dcommi_straight_send(dcommi_move *move)
     dcommi_devices->leave(before);
     comm->stats.bytes_straight += status >= 0 ? move->len : 0;
     if (status != DCOMM_IN_PROGRESS) {
-        if (status < 0) {
-            dcommi_poison(comm, status, "%s", dcommi_message);
-        }
+        (void)dcommi_good(comm, status);
         dcommi_straight_sent(&move->op, status);
     }
 }

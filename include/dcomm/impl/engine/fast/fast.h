@@ -278,8 +278,7 @@ static inline uint32_t dcommi_fast_ops(dcommi_fast *f, dcomm_status *status)
             *status = dcommi_fast_fold(f, op, NULL);
             break;
         }
-        if (DCOMMI_UNLIKELY(*status < 0)) {
-            dcommi_poison(comm, *status, "%s", dcommi_message);
+        if (!dcommi_good(comm, *status)) {
             return k;
         }
         if (DCOMMI_UNLIKELY(sent == 0)) {
@@ -296,8 +295,7 @@ static void dcommi_fast_post(const dcommi_fast *f, dcommi_run *run, dcommi_lane 
                              const dcommi_script_op *op)
 {
     dcommi_move *move = dcommi_move_new(run, lane);
-    if (move == NULL) {
-        dcommi_poison(f->comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+    if (!dcommi_have(f->comm, move)) {
         return;
     }
     move->async = true;
@@ -354,8 +352,7 @@ static dcomm_status dcommi_fast_leave(dcommi_fast *f, uint32_t k, double timeout
     dcommi_run *run =
         dcommi_run_of(comm, f->cached, f->base[DCOMM_SPACE_IN], f->base[DCOMM_SPACE_OUT]);
     dcommi_comm_unlock(comm);
-    if (run == NULL) {
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+    if (!dcommi_have(comm, run)) {
         dcommi_token_release(context);
         return DCOMM_ERR_NO_MEMORY;
     }

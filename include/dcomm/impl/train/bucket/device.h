@@ -50,34 +50,16 @@ static dcomm_status dcommi_bkt_open_devices(dcomm_buckets *b)
     return b->ndevices > 0 ? dcommi_context_need_thread(b->comm->context) : DCOMM_OK;
 }
 
-/* Wait for what stream i of the buckets' own holds, until this time: DCOMM_IN_PROGRESS where that
- * is not over then. `context` makes progress meanwhile; NULL: it is gone. */
-static dcomm_status dcommi_bkt_await_stream(const dcomm_buckets *b, size_t i, double until,
-                                            dcomm_context *context)
-{
-    const dcommi_bkt_device *d = &b->devices[i / DCOMMI_BKT_STREAMS];
-    dcomm_status status;
-    void *event = NULL;
-    DCOMMI_TRY(dcommi_devices->stream_mark(d->number, d->streams[i % DCOMMI_BKT_STREAMS], &event));
-    while ((status = dcommi_devices->poll(event)) == DCOMM_IN_PROGRESS && dcommi_now() < until) {
-        if (context != NULL) {
-            dcommi_progress_or_yield(context);
-        } else {
-            sched_yield();
-        }
-    }
-    dcommi_devices->stream_unmark(event);
-    return status;
-}
-
 /* What gradients were marked behind on the caller's streams may still be under way, and then they
  * are still copied: no longer than the communicator's time. It is gone. */
 static void dcommi_bkt_drain_devices(dcomm_buckets *b, double timeout_s)
 {
     double until = dcommi_now() + timeout_s;
     for (size_t i = 0; i < b->ndevices * DCOMMI_BKT_STREAMS; i++) {
-        if (b->devices[i / DCOMMI_BKT_STREAMS].streams[i % DCOMMI_BKT_STREAMS] != NULL) {
-            (void)dcommi_bkt_await_stream(b, i, until, NULL);
+        const dcommi_bkt_device *d = &b->devices[i / DCOMMI_BKT_STREAMS];
+        void *stream = d->streams[i % DCOMMI_BKT_STREAMS];
+        if (stream != NULL) {
+            (void)dcommi_device_await(d->number, stream, until, NULL, NULL);
         }
     }
 }

@@ -121,12 +121,15 @@ static dcomm_status dcommi_bkt_await_streams(dcomm_buckets *b)
 {
     double until = dcommi_now() + b->comm->timeout_s;
     for (size_t i = 0; i < b->ndevices * DCOMMI_BKT_STREAMS; i++) {
-        dcomm_status status = dcommi_bkt_await_stream(b, i, until, b->comm->context);
+        const dcommi_bkt_device *d = &b->devices[i / DCOMMI_BKT_STREAMS];
+        dcomm_status status =
+            dcommi_device_await(d->number, d->streams[i % DCOMMI_BKT_STREAMS], until,
+                                dcommi_progress_or_yield, b->comm->context);
         if (status == DCOMM_IN_PROGRESS) {
             status = dcommi_fail(DCOMM_ERR_TIMEOUT, "its work has not ended within %g s",
                                  b->comm->timeout_s);
         }
-        DCOMMI_TRY(dcommi_bkt_of_device(b->devices[i / DCOMMI_BKT_STREAMS].number, status));
+        DCOMMI_TRY(dcommi_bkt_of_device(d->number, status));
     }
     return DCOMM_OK;
 }

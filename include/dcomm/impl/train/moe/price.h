@@ -73,27 +73,18 @@ static void dcommi_moe_pass_on(const dcomm_moe *m, dcommi_moe_traffic *t, int fr
     t[from].host_messages += far;
 }
 
-static void dcommi_moe_flat_traffic(const dcomm_moe *m, dcommi_moe_traffic *t)
+/* Rows go straight, or, hierarchical, through the gate of their host. */
+static void dcommi_moe_row_traffic(const dcomm_moe *m, bool hier, dcommi_moe_traffic *t)
 {
     memset(t, 0, (size_t)m->size * sizeof *t);
     for (int from = 0; from < m->size; from++) {
         for (int to = 0; to < m->size; to++) {
+            int host = m->host_of[to], gate = hier ? dcommi_moe_gate(m, from, host) : from;
             for (int c = 0; c < m->opts.chunks; c++) {
-                dcommi_moe_pass_on(m, t, from, to, dcommi_moe_between(m, from, to, c));
-            }
-        }
-    }
-}
-
-static void dcommi_moe_hier_traffic(const dcomm_moe *m, dcommi_moe_traffic *t)
-{
-    memset(t, 0, (size_t)m->size * sizeof *t);
-    for (int from = 0; from < m->size; from++) {
-        for (int to = 0; to < m->size; to++) {
-            int gate = dcommi_moe_gate(m, from, m->host_of[to]);
-            for (int c = 0; c < m->opts.chunks; c++) {
-                const uint32_t *unique = dcommi_moe_unique(m, dcommi_moe_card_of(m, from), c);
-                dcommi_moe_pass_on(m, t, from, to, gate == to ? unique[m->host_of[to]] : 0);
+                if (hier && gate == to) {
+                    uint32_t *card = dcommi_moe_card_of(m, from);
+                    dcommi_moe_pass_on(m, t, from, to, dcommi_moe_unique(m, card, c)[host]);
+                }
                 dcommi_moe_pass_on(m, t, gate, to, dcommi_moe_between(m, from, to, c));
             }
         }
@@ -194,15 +185,15 @@ static void dcommi_moe_choose(dcomm_moe *m)
         dcommi_comm_lock(m->comm); /* the numbers may be given anew by another thread */
         dcommi_moe_tell_traffic(m, t);
         s->hier_s = dcommi_moe_price(m, t, 2 * sizeof *m->told); /* whole: nothing hides it */
-        dcommi_moe_hier_traffic(m, t);
+        dcommi_moe_row_traffic(m, true, t);
         s->hier_s += dcommi_moe_price(m, t, (int64_t)m->wire);
-        dcommi_moe_flat_traffic(m, t);
+        dcommi_moe_row_traffic(m, false, t);
         s->flat_s = dcommi_moe_price(m, t, (int64_t)m->wire);
         dcommi_comm_unlock(m->comm);
         m->hier = m->hier ||
                   (m->opts.form == DCOMM_MOE_AUTO && s->hier_s < DCOMMI_MOE_MARGIN * s->flat_s);
     }
-    (m->hier ? dcommi_moe_hier_traffic : dcommi_moe_flat_traffic)(m, t);
+    dcommi_moe_row_traffic(m, m->hier, t);
     s->hier = m->hier;
     s->network_bytes = dcommi_moe_port_rows(m, t) * m->wire;
     for (int r = 0; r < m->size; r++) {
