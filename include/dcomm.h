@@ -4500,14 +4500,14 @@ static inline char *dcommi_strdup(const char *text)
     }
     return copy;
 }
-/* Monotonic seconds. */
-/* To a few milliseconds, for next to nothing. */
+/* Monotonic seconds to a few milliseconds, for next to nothing. */
 static inline double dcommi_coarse_now(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
+/* Monotonic seconds. */
 static inline double dcommi_now(void)
 {
     struct timespec t;
@@ -12107,8 +12107,8 @@ static void dcommi_host_copy_past(void *dst, const void *src, size_t len);
 static void dcommi_host_copy_open(void *dst, const void *src, size_t len);
 static void dcommi_host_copy_close(void);
 /* ---- devices ---- */
-/* What is put on a device is done in order within a queue. All stores into its memory go to IN;
- * what is put on OUT reads only what has been seen to be complete. */
+/* A device does its work in order within a queue. All stores into its memory go to IN; work on OUT
+ * reads only memory that has been seen to be complete. */
 enum dcommi_queue {
     DCOMMI_QUEUE_OUT, /* copies out of the device */
     DCOMMI_QUEUE_IN,  /* copies into it, folds, codecs */
@@ -12161,17 +12161,17 @@ typedef struct dcommi_device_matrix {
     dcomm_cuda_report *report; /* P, Q; NULL: not wanted */
     dcomm_cuda_ledger *ledger; /* PRODUCT; NULL: not wanted */
 } dcommi_device_matrix;
-/* What it takes to open device memory of another process on this host. */
+/* The key that opens device memory of another process on this host. */
 typedef struct dcommi_device_key {
     uint64_t place;     /* of the device, the same for all processes; 0: it cannot be opened */
     uint8_t handle[64]; /* of the whole allocation */
 } dcommi_device_key;
-/* What the calling thread had, for `leave`. */
+/* The calling thread's state before, for `leave`. */
 typedef struct dcommi_device_before {
     int device; /* -1: the same */
     int mode;   /* of captures */
 } dcommi_device_before;
-/* What a stream of the caller's waits for beside its own work. */
+/* Kinds of streams of the caller's, by what they wait for beside their own work. */
 enum dcommi_stream_kind {
     DCOMMI_STREAM_APART,    /* nothing */
     DCOMMI_STREAM_BLOCKING, /* the device's legacy default stream, and that for it */
@@ -12243,7 +12243,7 @@ typedef struct dcommi_device_calls {
     dcomm_status (*stream_mark)(int device, void *stream, void **event_p);
     void (*stream_unmark)(void *event);
     dcomm_status (*stream_hold)(int device, void *stream, _Atomic uint32_t *word, uint32_t value);
-    /* What is called between them belongs to this device; enter gives leave what was before. */
+    /* Calls between the two belong to this device; enter gives leave the state before. */
     dcommi_device_before (*enter)(int device);
     void (*leave)(dcommi_device_before before);
     /* Streams of the library's own, beside the queues: for what goes in the order of a stream of
@@ -12896,7 +12896,7 @@ static dcommi_fold_fn dcommi_fold_get(dcomm_dtype dtype, dcommi_fold_kind kind)
 #define DCOMMI_AHEAD_MIN ((size_t)16 << 20)
 /* From here on a vector loop copies faster than the `rep movsb` of glibc's memcpy. */
 #define DCOMMI_COPY_MIN ((size_t)512 << 10)
-/* What is longer than a message is cold: copied past the caches, it is asked for ahead of time. */
+/* Longer than a message, memory is cold: copied past the caches, it is asked for ahead of time. */
 #define DCOMMI_COPY_AHEAD ((size_t)64 << 10)
 #define DCOMMI_AVERAGE_BLOCK 16384 /* bytes folded before they are divided */
 #define DCOMMI_AVERAGE_GROUP 16    /* operands folded at once */
@@ -17645,8 +17645,8 @@ static inline uint32_t dcommi_header_wide(const dcommi_header *h)
 {
     return (uint32_t)h->reserved << 16 | h->slot;
 }
-/* Whether bytes are a header that may be acted upon, as far as can be said without knowing the
- * communicator: length, type, and a payload that the type can have. `len` is the payload's. */
+/* Return true if bytes are a header that may be acted upon, as far as can be said without knowing
+ * the communicator: length, type, and a payload that the type can have. `len` is the payload's. */
 static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
                                 dcommi_header *header)
 {
@@ -18244,7 +18244,7 @@ static void dcommi_place_cpu_list(const dcommi_site *p, char *text, size_t len)
  * quarter less from 64 KiB to 1 MiB; where both are (one call after another on the same 64 or 256
  * KiB and nothing else) it takes a quarter more. */
 #define DCOMMI_PAST_RESULT ((int64_t)64 << 10)
-/* Whether a step stores a result of `bytes` so. */
+/* Return true if a step stores a result of `bytes` so. */
 static inline bool dcommi_result_past(const dcomm_step *step, int64_t bytes)
 {
     return (step->flags & DCOMM_STEP_RESULT) && step->dst.space == DCOMM_SPACE_OUT &&
@@ -18368,7 +18368,7 @@ struct dcommi_move {
     const void *src[DCOMMI_FOLD_SOURCES];
     size_t arrived;
 };
-/* What all ranks must agree on, kept for the sentence that says they do not. */
+/* All that ranks must agree on, kept for the sentence that says they do not. */
 typedef struct dcommi_signature {
     uint32_t hash;  /* of what is below, combined with chain: headers have it */
     uint32_t chain; /* stands for all collectives before, so that the next one finds what they left
@@ -18407,7 +18407,7 @@ typedef struct dcommi_cached {
     dcomm_plan *inner;     /* called by plan; NULL without */
     dcommi_script *script; /* NULL without */
 } dcommi_cached;
-/* What ties a run to a stream of the caller's (gate.h). */
+/* The tie of a run to a stream of the caller's (gate.h). */
 typedef struct dcommi_gate {
     void *stream;                  /* NULL: no gate */
     enum dcommi_stream_kind kind;  /* of the stream, where it has been asked for */
@@ -18725,7 +18725,7 @@ static void dcommi_coded_left(const dcommi_coded *c);
 /* ---- the end of a communicator (lives.h) ---- */
 /* Free a communicator that nobody holds any more. */
 static void dcommi_comm_free(dcomm_comm *comm);
-/* What one run brings along. The codec and the report are the caller's until the run is over. */
+/* The codec of one run, and its state. Codec and report are the caller's until the run is over. */
 struct dcommi_coded {
     struct dcommi_coded *next; /* among the free ones of a communicator */
     const dcomm_codec *codec;
@@ -18852,8 +18852,8 @@ static bool dcommi_linear_powersgd(const dcommi_coded *c)
 {
     return c->linear && dcommi_codec_is(c->codec, DCOMMI_IS_PRODUCTS);
 }
-/* What is to be sent: gradient and residual, or the gradient. Products leave out what is not
- * finite. */
+/* Make the input of the products: gradient and residual, or the gradient. They leave out elements
+ * that are not finite. */
 static dcomm_status dcommi_linear_input(dcommi_coded *c, const dcomm_codec_place *place,
                                         const float *x, size_t count)
 {
@@ -20108,7 +20108,7 @@ static void dcommi_exchange_select(dcommi_exchange_pairs *p, size_t most)
         p->n = dcommi_topk_filter_get()(p->bits, p->index, p->n, kth, equal, NULL);
     }
 }
-/* What a run knows of its regions. */
+/* The regions of a run. */
 struct dcommi_spread {
     size_t count;
     uint32_t nranks;
@@ -20213,7 +20213,7 @@ static dcomm_status dcommi_spread_region(const dcommi_coded *c, const dcomm_code
                ? DCOMM_OK
                : dcommi_fail(DCOMM_ERR_PLAN, "there is no region %" PRIu64, place->first);
 }
-/* What this rank selected of a region. */
+/* Encode the elements that this rank selected of a region. */
 static dcomm_status dcommi_spread_part(dcommi_coded *c, const dcomm_codec_place *place, void *wire,
                                        size_t room, size_t *bytes)
 {
@@ -20277,7 +20277,7 @@ static dcomm_status dcommi_spread_return(dcommi_coded *c, const dcommi_exchange_
     return DCOMM_OK;
 }
 /* ---- the owner ---- */
-/* What rounding took from the owner's sums, which `sent` has as the others get them. */
+/* Keep the loss by rounding of the owner's sums, which `sent` has as the others get them. */
 static dcomm_status dcommi_spread_keep(dcommi_coded *c, const dcommi_exchange_pairs *sent,
                                        const float *sums, uint32_t base, uint32_t divisor)
 {
@@ -20354,7 +20354,7 @@ static dcomm_status dcommi_spread_owner_step(void *user, const dcomm_codec_place
     return c->feedback != NULL ? dcommi_spread_keep(c, p, sums, base, place->divisor) : DCOMM_OK;
 }
 /* ---- decode ---- */
-/* What this rank selected and no owner did stays here. */
+/* Keep the elements that this rank selected and no owner did. */
 static dcomm_status dcommi_spread_give_back(dcommi_coded *c)
 {
     struct dcommi_spread *s = c->spread;
@@ -25895,7 +25895,7 @@ static dcomm_status dcommi_coded_divide(float *x, size_t len, const dcomm_codec_
                                                    DCOMM_AVG, place->divisor)
                               : DCOMM_OK;
 }
-/* How far the sum of sparse wires has filled in. */
+/* Note how far the sum of sparse wires has filled in. */
 static void dcommi_coded_fill(dcommi_coded *c, const float *x, size_t count, size_t nsrc)
 {
     if (c->report == NULL || !dcommi_codec_has(c->codec, DCOMMI_CODEC_SPARSE)) {
@@ -25979,7 +25979,7 @@ static const dcomm_codec *dcommi_coded_codec_of(const dcomm_coll_opts *opts)
 {
     return opts->feedback != NULL ? dcomm_feedback_codec(opts->feedback) : opts->codec;
 }
-/* What the algorithm of a call may know of its codec, and all that the ranks must agree on. */
+/* Describe a call's codec: for its algorithm, and for the ranks to agree on. */
 static dcomm_status dcommi_coding_of(const dcomm_coll_opts *opts, size_t count,
                                      dcommi_coding *coding)
 {
@@ -26006,7 +26006,7 @@ static dcomm_status dcommi_coding_of(const dcomm_coll_opts *opts, size_t count,
     }
     return DCOMM_OK;
 }
-/* Whether error feedback fits a call. */
+/* Check that error feedback fits a call. */
 static dcomm_status dcommi_coded_check_feedback(const dcommi_shape *s, const dcomm_coll_opts *opts)
 {
     const dcomm_feedback *fb = opts->feedback;
@@ -26038,7 +26038,7 @@ static bool dcommi_coded_op(dcomm_op op)
 {
     return op == DCOMM_SUM || op == DCOMM_AVG || op == DCOMM_PREMUL_SUM;
 }
-/* Whether a call with a codec is compressed. Its ranks decide alike. */
+/* Return true if a call with a codec is compressed. Its ranks decide alike. */
 static bool dcommi_coded_wanted(const dcommi_shape *s, const dcomm_coll_opts *opts)
 {
     bool named = opts->algo != NULL && dcommi_coded_find(s->coll, opts->algo) != NULL;
@@ -26065,7 +26065,7 @@ static dcomm_status dcommi_coded_begin(dcommi_shape *s, const dcomm_coll_opts *o
     }
     return DCOMM_OK;
 }
-/* What a run brings along; with comm->lock. */
+/* Make the coded part of a run; with comm->lock. */
 static dcomm_status dcommi_coded_new(dcomm_comm *comm, const dcomm_coll_opts *opts,
                                      dcommi_coded **coded_p)
 {
@@ -26330,7 +26330,7 @@ static void dcommi_cuda_shared_free(int device, void *memory)
     }
     dcommi_cuda_leave(before);
 }
-/* Whether a device reads memory of the one that sits there. */
+/* Return true if a device reads memory of the one that sits there. */
 static bool dcommi_cuda_reaches(int device, uint64_t place)
 {
     int n = 0, can = 0;
@@ -26994,7 +26994,8 @@ static dcomm_status dcommi_device_await(int device, void *stream, double until,
     return status;
 }
 #include <sched.h>
-/* What states of error feedback have of a device, made at the first use and never given back. */
+/* The side of a device that serves states of error feedback: made at the first use, never given
+ * back. */
 typedef struct dcommi_feedback_side {
     dcommi_feedback_place place; /* first */
     struct dcommi_feedback_side *next;
@@ -27105,8 +27106,8 @@ static dcomm_status dcommi_feedback_side_find(int device, const dcommi_feedback_
     return status;
 }
 /* ---- there ---- */
-/* What there was before the step that was committed last, for an undo. In host memory, that of a
- * step that encoded only some elements is there for those alone. */
+/* Copy the numbers from before the last committed step to a device, for an undo. In host memory, a
+ * step that encoded only some elements has kept those alone. */
 static dcomm_status dcommi_feedback_store_before(const dcomm_feedback *fb,
                                                  const dcommi_feedback_store *s,
                                                  dcommi_feedback_store *there)
@@ -27173,7 +27174,7 @@ static dcomm_status dcommi_feedback_follow(const char *what, dcomm_feedback *fb,
     return DCOMM_OK;
 }
 /* ---- a run's ---- */
-/* What is put on the run's queue from now on is behind what was asked of the state so far. */
+/* Put all later work on the run's queue behind the work that the state has under way. */
 static dcomm_status dcommi_feedback_before(const dcomm_feedback *fb, const dcommi_device_handle *d)
 {
     return dcommi_devices->own_after(d->number, d->stream[DCOMMI_QUEUE_IN],
@@ -27185,7 +27186,7 @@ static dcomm_status dcommi_feedback_behind(const dcomm_feedback *fb, const dcomm
     return dcommi_devices->own_after(d->number, dcommi_feedback_side_of(fb->worker.place)->stream,
                                      d->stream[DCOMMI_QUEUE_IN]);
 }
-/* What a step does to the state, once its ranges have been accepted. */
+/* The work of a step on the state, once its ranges have been accepted. */
 typedef struct dcommi_feedback_job {
     dcomm_feedback *fb;   /* NULL: nothing */
     size_t first;         /* element of the tensor */
@@ -27552,7 +27553,8 @@ static void dcommi_feedback_fused_there(dcommi_feedback_arrays *a)
         dcommi_feedback_round(a, a->store, a->at, a->next);
     }
 }
-/* What the store holds after `sent` has gone out of e, and the ledger's sums. e may be `next`. */
+/* Make the store's contents after `sent` has gone out of e, and the ledger's sums. e may be `next`.
+ */
 static void dcommi_feedback_settle_there(dcommi_feedback_arrays *a, const float *e, bool estimates)
 {
     dcommi_feedback_do(a, estimates ? DCOMM_CUDA_FEEDBACK_LEARN : DCOMM_CUDA_FEEDBACK_LEFT, a->next,
@@ -27588,7 +27590,7 @@ static void dcommi_feedback_apart_there(dcommi_feedback_arrays *a)
     dcommi_feedback_see(a);
     dcommi_feedback_settle_there(a, e, estimates);
 }
-/* What an owner without a residual of its own has lost, into the worker's. */
+/* Add the loss of an owner that has no residual of its own to the worker's. */
 static void dcommi_feedback_raise_there(dcommi_feedback_arrays *a, uint32_t divisor)
 {
     const dcommi_feedback_store *w = &a->job->fb->worker;
@@ -27689,8 +27691,8 @@ static dcomm_status dcommi_linear_step(dcommi_coded *c, const dcomm_codec_place 
     job->fb = fb;
     return DCOMM_OK;
 }
-/* What the report of one product is of all that is told: the first has seen the elements, and the
- * bytes of a turn's products are told with its first. Returns of how many elements it is. */
+/* Complete the report of one product: the first product has seen the elements, and the bytes of a
+ * turn's products are told with its first. Returns the number of elements that it is of. */
 static size_t dcommi_linear_share(const dcommi_coded *c, const dcomm_codec_place *place,
                                   dcomm_codec_report *report)
 {
@@ -27729,8 +27731,8 @@ static void dcommi_linear_sum_there(dcommi_feedback_arrays *a, const dcommi_code
                        (float *)c->whole, c->feedback->now.x, 0,
                        dcommi_feedback_wide(a, w, w->now, 0));
 }
-/* What this rank's own Q stands for has been sent. The pass that makes it leaves the residual, and
- * counts; but not what comes of it later, EF21's estimate or a residual rounded to bf16. */
+/* Keep the state after this rank's own Q has been sent. The pass that makes Q leaves the residual,
+ * and counts; but not its later results: EF21's estimate, or a residual rounded to bf16. */
 static void dcommi_linear_keep_there(dcommi_feedback_arrays *a, const dcommi_coded *c,
                                      dcommi_device_matrix *m)
 {
@@ -27950,7 +27952,7 @@ static void dcommi_token_share(dcomm_context *context)
         atomic_store_explicit(&context->sharing, DCOMMI_SHARED, memory_order_release);
     }
 }
-/* Whether this is the owner, inside by plain stores from now on. */
+/* Return true if this is the owner, inside by plain stores from now on. */
 static inline bool dcommi_token_enter(dcomm_context *context)
 {
     if (context->owner != &dcommi_this_thread ||
@@ -27981,7 +27983,7 @@ static inline bool dcommi_token_try(dcomm_context *context)
     return sharing == DCOMMI_SHARED &&
            atomic_exchange_explicit(&context->token, 1, memory_order_acquire) == 0;
 }
-/* What has been stored past the caches comes before what is stored from now on. Nobody reads the
+/* Order earlier stores past the caches before all stores from now on. Nobody reads the
  * results of an operation before it has ended: so one for all of them, and one where another thread
  * may go on. */
 static inline void dcommi_settle_stores(dcomm_context *context)
@@ -28367,7 +28369,7 @@ static bool dcommi_huge_populate(void *at, size_t len)
     dcommi_sys_close(zero);
     return done == len;
 }
-/* Whether every byte of a mapping can be read; its pages are then in place. */
+/* Return true if every byte of a mapping can be read; its pages are then in place. */
 static bool dcommi_huge_readable(void *at, size_t len)
 {
     if (len == 0 || madvise(at, len, DCOMMI_MADV_POPULATE_READ) == 0) {
@@ -28582,8 +28584,8 @@ static dcommi_reader *dcommi_own_reader(dcommi_own *own, int peer)
     own->readers[own->nreaders] = (dcommi_reader){.peer = peer};
     return &own->readers[own->nreaders++];
 }
-/* Whether to offer this memory to a peer that cannot read our other memory: a peer that does not
- * map the region in the end has to ask for each message, so not for ever. */
+/* Return true if this memory should be offered to a peer that cannot read our other memory: a peer
+ * that does not map the region in the end has to ask for each message, so not for ever. */
 static bool dcommi_region_offerable(dcomm_context *context, int peer, const void *at, size_t len)
 {
     dcommi_own *own = dcommi_own_find(context, at, len);
@@ -28914,7 +28916,7 @@ typedef struct dcommi_slot {
     void *user;
     unsigned block;
 } dcommi_slot;
-/* Who waits for a slot. */
+/* The waiters for a slot. */
 typedef void (*dcommi_slot_fn)(dcommi_slot *slot, void *user);
 typedef struct dcommi_slot_wait {
     struct dcommi_slot_wait *next;
@@ -28963,7 +28965,7 @@ static dcomm_status dcommi_job_start(dcommi_device *device, enum dcommi_queue qu
     dcommi_run_keep(run);
     return DCOMM_OK;
 }
-/* What the device could not do fails the run, with the sentence of the last error. */
+/* Fail a run after an error of its device, with the sentence of the last error. */
 static void dcommi_device_failed(dcommi_run *run, dcomm_status status)
 {
     dcommi_poison(run->comm, status, "%s #%" PRIu64 ", rank %d, device %d: %.300s",
@@ -29088,7 +29090,7 @@ static dcomm_status dcommi_device_make(int number, dcommi_device **device_p)
     *device_p = device;
     return DCOMM_OK;
 }
-/* What a context needs to use a device, made at its first operation there by the thread that calls:
+/* The context's side of a device, made at its first operation there by the thread that calls:
  * pinning memory may wait for the device. */
 static dcomm_status dcommi_device_of(dcomm_context *context, int number, dcommi_device **device_p)
 {
@@ -29120,7 +29122,7 @@ static void dcommi_devices_free(dcomm_context *context)
         device = next;
     }
 }
-/* What follows a copy; good: it is there, and the run goes on. */
+/* Called behind a copy; good: it is there, and the run goes on. */
 typedef void (*dcommi_across_fn)(void *user, bool good);
 /* A copy under way; its run stays until it has ended. */
 typedef struct dcommi_across {
@@ -29413,8 +29415,8 @@ static dcomm_status dcommi_gate_hold(dcommi_run *run)
     }
     return status;
 }
-/* Whether a run must wait for its stream before it enters the engine. Where what the stream held
- * before has failed, so does the run, on all ranks: its data are not what was meant. */
+/* Return true if a run must wait for its stream before it enters the engine. Where what the stream
+ * held before has failed, so does the run, on all ranks: its data are not what was meant. */
 static bool dcommi_gate_shut(dcommi_run *run)
 {
     void *before = run->gate.before;
@@ -29604,7 +29606,7 @@ static void dcommi_device_own_free(dcommi_own *own)
     dcommi_free(own->readers);
     dcommi_free(own);
 }
-/* Whether a peer may have it open. */
+/* Return true if a peer may have it open. */
 static bool dcommi_device_own_open(const dcommi_own *own)
 {
     bool open = false;
@@ -29718,7 +29720,7 @@ static void dcommi_device_map_gone(dcomm_context *context, int peer, uint32_t id
         dcommi_tell_shut(context, peer, id);
     }
 }
-/* Whether nothing under way reads it. */
+/* Return true if nothing under way reads it. */
 static bool dcommi_device_map_idle(const dcommi_map *map)
 {
     const struct dcommi_device_side *in = &map->device->side[DCOMMI_QUEUE_IN];
@@ -29810,7 +29812,7 @@ static void dcommi_memory_serve(dcomm_context *context, dcommi_device *device)
     }
     dcommi_token_release(context);
 }
-/* Whether something is still to be shut. */
+/* Return true if something is still to be shut. */
 static bool dcommi_memory_shutting(dcomm_context *context)
 {
     dcommi_token_take(context);
@@ -30086,10 +30088,10 @@ static void dcommi_on_answer(dcomm_comm *comm, const dcommi_header *h)
         dcommi_poison(comm, status, "%s", dcommi_message);
     }
 }
-/* What OFFER and EXPOSE say of such memory, in place of a region's number. */
+/* OFFER and EXPOSE name such memory by this in place of a region's number. */
 #define DCOMMI_STRAIGHT UINT32_C(1)
-/* Whether UCX moves the run's device memory to and from a rank. It works in the CUDA context that
- * is current, and is given one device of each context of ours: the first that is asked for. */
+/* Return true if UCX moves the run's device memory to and from a rank. It works in the CUDA context
+ * that is current, and is given one device of each context of ours: the first that is asked for. */
 static bool dcommi_straight_with(const dcommi_run *run, int rank)
 {
     dcomm_context *context = run->comm->context;
@@ -30101,21 +30103,21 @@ static bool dcommi_straight_with(const dcommi_run *run, int rank)
     }
     return context->straight_device == run->device;
 }
-/* How a rank gets at device memory: its region, or, from another host, whether it comes straight.
- */
+/* Return how a rank gets at device memory: the number of its region, or, for a rank of another
+ * host, DCOMMI_STRAIGHT if UCX moves it. */
 static uint32_t dcommi_device_offered(const dcommi_run *run, int rank, const void *at, size_t len)
 {
     return dcommi_peer_of(run->comm, rank)->same_host
                ? dcommi_region_number(run->comm->context, at, len)
                : (dcommi_straight_with(run, rank) ? DCOMMI_STRAIGHT : 0);
 }
-/* Whether what a rank has offered so comes straight into memory of the run's device. */
+/* Return true if what a rank has offered so comes straight into memory of the run's device. */
 static bool dcommi_comes_straight(const dcommi_run *run, int rank, uint32_t offered)
 {
     return offered == DCOMMI_STRAIGHT && dcommi_straight_with(run, rank);
 }
 /* ---- under way ---- */
-/* What the run uses on its device stays, as for a job. */
+/* Keep the run's memory on its device, as for a job. */
 static void dcommi_straight_begin(dcommi_move *move)
 {
     dcommi_move_in_transport(move);
@@ -31086,7 +31088,7 @@ static void dcommi_offer_taken(dcommi_move *move)
     }
     dcommi_received_all(move, move->arrived);
 }
-/* What is offered is read where it lies. */
+/* An offered payload has been read where it lies. */
 static void dcommi_offer_read(dcommi_job *job, dcomm_status status)
 {
     dcommi_slot *slot = (dcommi_slot *)job;
@@ -31404,14 +31406,14 @@ static uint8_t *dcommi_lane_piece(const dcommi_lane *lane, const dcomm_operand *
     }
     return base + x.offset;
 }
-/* Whether a space of a frame is memory of the run's device. */
+/* Return true if a space of a frame is memory of the run's device. */
 static inline bool dcommi_on_device(const dcommi_frame *frame, uint8_t space)
 {
     return frame->on_device >> space & 1;
 }
 /* ---- frames ---- */
-/* Whether a plan's scratch is host memory: asked for, or since it computes with functions that work
- * there alone. */
+/* Return true if a plan's scratch is host memory: asked for, or since it computes with functions
+ * that work there alone. */
 static inline bool dcommi_plan_of_host(const dcomm_plan *plan)
 {
     return plan->scratch_on_host ||
@@ -31539,7 +31541,7 @@ static enum dcommi_outcome dcommi_step_lengths(dcommi_lane *lane, size_t from, s
     return dcommi_step_error(lane, DCOMM_ERR_PLAN,
                              "%zu bytes do not fit the %zu bytes of its target", from, to);
 }
-/* What follows a move that was started. */
+/* Return how the lane goes on after it has started a move. */
 static enum dcommi_outcome dcommi_moving(dcommi_lane *lane, dcomm_status status, bool async)
 {
     if (status < 0) {
@@ -31556,7 +31558,7 @@ static enum dcommi_outcome dcommi_moving(dcommi_lane *lane, dcomm_status status,
     lane->state = DCOMMI_LANE_MOVE;
     return DCOMMI_STOP;
 }
-/* Whether this run may still send to a rank, or is too far ahead of it. */
+/* Return true if this run may still send to a rank, or is too far ahead of it. */
 static bool dcommi_has_credit(dcommi_lane *lane, int rank)
 {
     dcommi_run *run = lane->frame->run;
@@ -31681,7 +31683,7 @@ static void dcommi_step_job_done(dcommi_job *job, dcomm_status status)
     }
     dcommi_free(step);
 }
-/* What was put on queue IN just now, with this status, is the lane's step. */
+/* Take the work that was put on queue IN just now, with this status, for the lane's step. */
 static enum dcommi_outcome dcommi_step_queued(dcommi_lane *lane, dcomm_status status, bool async)
 {
     dcommi_run *run = lane->frame->run;
@@ -31717,14 +31719,15 @@ static enum dcommi_outcome dcommi_copy_across(dcommi_lane *lane, uint8_t *dst, c
     }
     return lane->frame->run->active ? dcommi_moving(lane, DCOMM_IN_PROGRESS, async) : DCOMMI_GONE;
 }
-/* What lies on the other side than the step's destination. */
+/* Refuse a step whose operands lie on both sides. */
 static enum dcommi_outcome dcommi_step_mixed(dcommi_lane *lane)
 {
     return dcommi_step_error(lane, DCOMM_ERR_UNSUPPORTED,
                              "its operands lie on device %d and in host memory",
                              lane->frame->run->device->handle.number);
 }
-/* Whether all sources of a step, but of peers and messages, lie on the side that is given. */
+/* Return true if all sources of a step, but of peers and messages, lie on the side that is given.
+ */
 static bool dcommi_sources_on(const dcommi_frame *frame, const dcomm_step *step, bool device)
 {
     for (uint32_t i = 0; i < step->nsrc; i++) {
@@ -31736,8 +31739,8 @@ static bool dcommi_sources_on(const dcommi_frame *frame, const dcomm_step *step,
     }
     return true;
 }
-/* Whether kernels of this process may read what a rank has exposed of a device: of the same process
- * and device, that is one address space. */
+/* Return true if kernels of this process may read what a rank has exposed of a device: of the same
+ * process and device, that is one address space. */
 static bool dcommi_reads_device_of(const dcommi_run *run, int rank, uint16_t device)
 {
     const dcommi_remote *peer = dcommi_peer_of(run->comm, rank);
@@ -31845,7 +31848,7 @@ static enum dcommi_outcome dcommi_device_compute(dcommi_lane *lane, dcomm_plan_k
             : dcommi_device_scale(d, dst, src[0], count, dtype, factor.value);
     return dcommi_step_queued(lane, status, false);
 }
-/* What a step's kernels find. */
+/* The findings of a step's kernels. */
 typedef struct dcommi_code_found {
     dcomm_cuda_report report;
     dcomm_cuda_ledger ledger;
@@ -31905,7 +31908,7 @@ static void dcommi_code_tell(dcommi_code_job *job, const dcommi_code_found *foun
         dcommi_feedback_raised(c->feedback);
     }
 }
-/* What a residual has become that was raised. */
+/* Note in the books that a residual was raised. */
 static void dcommi_code_raised(const dcommi_code_job *job, const dcommi_code_found *found)
 {
     dcommi_coded *c = job->lane->frame->run->coded;
@@ -32058,7 +32061,7 @@ static dcomm_status dcommi_code_run(dcommi_code_job *job, dcommi_device_handle *
     }
     return finishes ? dcommi_feedback_finish_there(d, code, &job->feedback) : DCOMM_OK;
 }
-/* What is found begins as nothing, and is brought back to the slot. */
+/* Launch a step's kernels. Their findings begin as nothing, and are brought back to the slot. */
 static dcomm_status dcommi_code_launch(dcommi_code_job *job, dcommi_slot *slot)
 {
     dcommi_device_handle *d = &slot->device->handle;
@@ -32252,7 +32255,7 @@ static inline void dcommi_relax(void)
     __asm__ volatile("yield");
 #endif
 }
-/* How many pauses last about so long. Between processors they differ by a factor of ten. */
+/* Return how many pauses last about so long. Processors differ by a factor of ten. */
 static unsigned dcommi_pauses_within(double seconds)
 {
     const int n = 64;
@@ -32861,8 +32864,8 @@ static inline bool dcommi_step_fills(const dcommi_frame *frame, const dcomm_step
     return frame->shared != NULL && step->dst.space == DCOMM_SPACE_SCRATCH &&
            (step->flags & DCOMM_STEP_RESULT) && len >= DCOMMI_FILL_LEAST && dcommi_is_bulk(frame);
 }
-/* Whether what a step stores is better kept out of the caches; the result of a sub-plan is read
- * again by who called it. */
+/* Return true if what a step stores is better kept out of the caches; the result of a sub-plan is
+ * read again by who called it. */
 static inline bool dcommi_step_past(const dcommi_frame *frame, const dcomm_step *step)
 {
     return frame->caller == NULL && dcommi_result_past(step, frame->space_len[DCOMM_SPACE_OUT]);
@@ -33443,7 +33446,7 @@ static void dcommi_peer_text(char *text, const void *data, size_t len)
     }
     text[len] = 0;
 }
-/* What the first waiting lane of a run waits for. */
+/* Write down what the first waiting lane of a run waits for. */
 static void dcommi_run_where(const dcommi_run *run, char *text, size_t len)
 {
     text[0] = 0;
@@ -33713,7 +33716,7 @@ static void dcommi_on_reply(dcomm_comm *comm, const dcommi_header *h, const void
         dcommi_peer_text(peer->where, data, n);
     }
 }
-/* Whether a run may wait for a rank. */
+/* Return true if a run may wait for a rank. */
 static bool dcommi_run_involves(const dcommi_run *run, int rank)
 {
     return rank != run->comm->rank && (run->stream == DCOMMI_STREAM_COLL || run->p2p_peer == rank);
@@ -34374,7 +34377,7 @@ static void dcommi_run_start(dcommi_run *run)
     dcommi_run_take_early(run);
 }
 #define DCOMMI_LATER_MIN 1024 /* bytes of a payload that is worth another look */
-/* What is kept for communicators that do not exist here yet. */
+/* Limits of messages that are kept for communicators that do not exist here yet. */
 #define DCOMMI_STRAYS_MAX 65536
 #define DCOMMI_STRAY_BYTES_MAX ((size_t)256 << 20)
 /* ---- credits ---- */
@@ -34414,7 +34417,7 @@ static void dcommi_advance_done(dcomm_comm *comm)
         }
     }
 }
-/* What a header says of its sender's progress. */
+/* Note the progress of a header's sender. */
 static void dcommi_learn_done(dcomm_comm *comm, const dcommi_header *h)
 {
     dcommi_member *m = &comm->members[h->src];
@@ -34456,7 +34459,8 @@ static dcomm_comm *dcommi_comm_find(dcomm_context *context, uint64_t id)
     }
     return comm;
 }
-/* Whether a peer that keeps to the window can be at this operation: what is kept is bounded. */
+/* Return true if a peer that keeps to the window can be at this operation: what is kept is bounded.
+ */
 static bool dcommi_within_window(const dcomm_comm *comm, const dcommi_header *h)
 {
     uint64_t done =
@@ -34754,7 +34758,7 @@ static void dcommi_deliver_strays(dcomm_context *context, dcomm_comm *comm)
                       "created here");
     }
 }
-/* Who waits for it must not wait on. */
+/* Fail the communicator: a rank that waits for the message must not wait on. */
 static void dcommi_on_corrupt(void *user, dcommi_transport *transport,
                               const dcommi_arrival *arrival)
 {
@@ -35115,7 +35119,7 @@ static size_t dcommi_rdv_put_tagged(uint8_t *p, uint16_t type, uint32_t sequence
     dcommi_rdv_tag(key, p, digest, p + DCOMMI_RDV_HEADER + length);
     return DCOMMI_RDV_HEADER + (size_t)length + DCOMMI_RDV_TAG;
 }
-/* Whether a whole tagged frame (header, payload, tag) is genuine and the next in order. */
+/* Return true if a whole tagged frame (header, payload, tag) is genuine and the next in order. */
 static bool dcommi_rdv_genuine(const uint8_t *frame, const dcommi_rdv_header *h, uint32_t sequence,
                                const uint8_t key[DCOMMI_RDV_KEY])
 {
@@ -36480,8 +36484,8 @@ static void dcommi_scribe_message(dcommi_scribe *s, int rank, uint32_t *bytes, u
     bytes[i] += len;
     s->longest = len > s->longest ? len : s->longest;
 }
-/* Whether all messages find room in the fifos, however many such calls come in a row: with long
- * ones no rank may get ahead of another, so they are exchanged. */
+/* Return true if all messages find room in the fifos, however many such calls come in a row: with
+ * long ones no rank may get ahead of another, so they are exchanged. */
 static bool dcommi_scribe_fits(const dcommi_scribe *s)
 {
     for (uint32_t i = 0; i < s->npeers && s->longest > DCOMMI_SCRIPT_ONE_WAY; i++) {
@@ -36641,7 +36645,7 @@ static bool dcommi_scribe_lane(dcommi_scribe *s, const dcomm_comm *comm)
     dcommi_scribe_fence(s);
     return true;
 }
-/* Whether two ops say the same to different ranks. */
+/* Return true if two ops say the same to different ranks. */
 static bool dcommi_scribe_alike(const dcommi_script_op *a, const dcommi_script_op *b)
 {
     return a->kind == b->kind && a->rank != b->rank && a->tag == b->tag && a->len == b->len &&
@@ -38216,7 +38220,7 @@ static inline void dcommi_prefetch_write(const volatile void *at)
     __builtin_prefetch((const void *)(uintptr_t)at, 1);
 #endif
 }
-/* What lies in shared memory. The reader trusts none of it. */
+/* The part in shared memory. The reader trusts none of it. */
 typedef struct dcommi_fifo {
     _Alignas(
         DCOMMI_LINE) _Atomic uint64_t consumed; /* by the reader, which tells it now and then */
@@ -38265,7 +38269,7 @@ static inline size_t dcommi_fifo_lines(const dcommi_fifo_end *e, size_t bytes)
                e->size >= DCOMMI_FIFO_GAP_SIZE;
     return gap ? lines + DCOMMI_FIFO_GAP : lines;
 }
-/* Whether a record is there. */
+/* Return true if a record is there. */
 static inline bool dcommi_fifo_ready(const dcommi_fifo_end *e)
 {
     uint64_t word = atomic_load_explicit(dcommi_fifo_word(e, e->at), memory_order_relaxed);
@@ -38284,8 +38288,8 @@ static inline void dcommi_fifo_note(dcommi_fifo_end *e, size_t bytes)
     e->last = now;
 }
 /* ---- writing ---- */
-/* What lies behind a record must not be taken for one, whatever payload of the lap before it is.
- * Its writer has it in its cache and sees that at once. */
+/* Clear the word behind a record: payload of the lap before must not be taken for a record. Its
+ * writer has it in its cache and sees that at once. */
 static inline void dcommi_fifo_clear(dcommi_fifo_end *e)
 {
     e->clear = e->at;
@@ -47478,7 +47482,7 @@ static bool dcommi_pmi_value(const char *line, size_t len, const char *key, char
     }
     return false;
 }
-/* Whether a line is the answer `cmd`, with rc=0 where it has one. */
+/* Return true if a line is the answer `cmd`, with rc=0 where it has one. */
 static bool dcommi_pmi_answers(const char *line, size_t len, const char *cmd)
 {
     char text[64];
@@ -47690,7 +47694,7 @@ static dcomm_status dcommi_pmix_open(void)
     atexit(dcommi_pmix_at_exit);
     return DCOMM_OK;
 }
-/* What an unfinished fence still uses when its caller has given up. */
+/* The memory of a fence, which an unfinished one still uses when its caller has given up. */
 typedef struct dcommi_pmix_fence {
     _Atomic int refs;
     _Atomic int done;
@@ -47833,7 +47837,7 @@ typedef struct dcommi_rdv_client {
     dcomm_status failed; /* this rank cannot take part, and comes to say why: */
     char why[DCOMMI_MESSAGE_MAX];
 } dcommi_rdv_client;
-/* What became of one attempt. */
+/* The outcome of one attempt. */
 typedef enum dcommi_rdv_outcome {
     DCOMMI_RDV_IN = 0,  /* joined */
     DCOMMI_RDV_AGAIN,   /* worth another try */
@@ -48615,7 +48619,7 @@ static bool dcommi_rdv_set_size(dcommi_rdv_core *c, uint32_t size, uint32_t from
     c->size_from = from;
     return true;
 }
-/* What is wrong with a rank that has proved itself, for all; else DCOMM_OK. */
+/* Fail the rendezvous, for all, if a rank that has proved itself does not fit in. */
 static dcomm_status dcommi_rdv_judge(dcommi_rdv_core *c, const dcommi_rdv_hello *h, double now)
 {
     if (h->wire != DCOMMI_RDV_WIRE_VERSION || h->lib != DCOMMI_RDV_LIB_VERSION) {
@@ -48816,8 +48820,8 @@ static void dcommi_rdv_frame_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn,
         dcommi_rdv_round_done(c, now);
     }
 }
-/* Whether more input may be given: not while a rank has not read what it was sent, nor while its
- * blob waits for the others', so that no rank can make us keep more than one frame. */
+/* Return true if more input may be given: not while a rank has not read what it was sent, nor while
+ * its blob waits for the others', so that no rank can make us keep more than one frame. */
 static bool dcommi_rdv_wants_input(const dcommi_rdv_conn *conn)
 {
     return conn->state == DCOMMI_RDV_FAREWELL || conn->state == DCOMMI_RDV_STRANGER ||
@@ -48957,8 +48961,8 @@ static double dcommi_rdv_tick(dcommi_rdv_core *c, double now)
                ? c->first_leave + DCOMMI_RDV_STRAGGLER_S + 1
                : next;
 }
-/* Whether somebody is here whom the server must not leave: a rank, or a guest whose last words are
- * not sent yet. */
+/* Return true if somebody is here whom the server must not leave: a rank, or a guest whose last
+ * words are not sent yet. */
 static bool dcommi_rdv_attended(const dcommi_rdv_core *c)
 {
     for (size_t i = 0; i < c->nconns; i++) {
@@ -49128,7 +49132,7 @@ static void dcommi_rdv_accept_all(dcommi_rdv_server *s, double now)
 static void dcommi_rdv_receive(dcommi_rdv_server *s, dcommi_rdv_conn *conn, uint8_t *buf,
                                size_t max, double now)
 {
-    /* What is left of a chunk when a rank must wait stays in the socket. */
+    /* The rest of a chunk stays in the socket when the rank must wait. */
     ssize_t n = dcommi_sys_recv(conn->fd, buf, max, MSG_PEEK);
     if (n > 0) {
         size_t used = dcommi_rdv_input(&s->core, conn, buf, (size_t)n, now);
@@ -53381,7 +53385,7 @@ typedef struct dcommi_bkt_device {
     void *streams[DCOMMI_BKT_STREAMS];
     unsigned char *looks; /* of all its parameters */
 } dcommi_bkt_device;
-/* What parameters of one bucket have in common. */
+/* The common properties of one bucket's parameters. */
 typedef struct dcommi_bkt_kind {
     dcomm_dtype dtype;
     size_t place;
@@ -53417,7 +53421,7 @@ typedef struct dcommi_bkt_loan {
     struct dcommi_bkt_loan *next;
 } dcommi_bkt_loan;
 enum { DCOMMI_BKT_LOAN = 64 };
-/* What a rank tells all others at the end of a step that has a scaler. */
+/* A rank's message to all others at the end of a step that has a scaler. */
 typedef struct dcommi_bkt_sight {
     uint64_t scale, good; /* bits of the scaler's: are they alike */
     uint64_t found;       /* 0: all its gradients are finite; else 1 + the place, in the order
@@ -53539,8 +53543,8 @@ static dcomm_status dcommi_bkt_open_devices(dcomm_buckets *b)
     }
     return b->ndevices > 0 ? dcommi_context_need_thread(b->comm->context) : DCOMM_OK;
 }
-/* What gradients were marked behind on the caller's streams may still be under way, and then they
- * are still copied: no longer than the communicator's time. It is gone. */
+/* Wait for copies of gradients that stand behind work on the caller's streams: no longer than the
+ * time of the communicator, which is gone. */
 static void dcommi_bkt_drain_devices(dcomm_buckets *b, double timeout_s)
 {
     double until = dcommi_now() + timeout_s;
@@ -53641,7 +53645,7 @@ static dcomm_status dcommi_bkt_zero(const dcommi_bkt *k, void *dst, size_t len)
     }
     return DCOMM_OK;
 }
-/* What a device or its kernels report is told with its number. */
+/* Tell an error of a device or its kernels with the device's number. */
 static dcomm_status dcommi_bkt_of_device(int number, dcomm_status status)
 {
     if (status < 0) {
@@ -53852,7 +53856,7 @@ static const dcomm_feedback_opts *dcommi_bkt_feedback(const dcomm_buckets_opts *
            : rule != NULL && rule->feedback != NULL ? rule->feedback
                                                     : o->feedback;
 }
-/* What error feedback does to numbers; two kinds may differ in nothing else. */
+/* The options of error feedback that change numbers; two kinds may differ in nothing else. */
 typedef struct dcommi_bkt_feedback_words {
     uint64_t word[8];
 } dcommi_bkt_feedback_words;
@@ -54080,9 +54084,9 @@ static dcomm_status dcommi_bkt_pour(const dcomm_buckets *b, dcommi_bkt *from, dc
     *from = (dcommi_bkt){0};
     return DCOMM_OK;
 }
-/* What is too short for its codec would be summed exactly, and residuals that were moved there
- * would never be sent: the next bucket of its kind goes with it; the last one with that before. In
- * one pass: `last` is the bucket of each kind that was seen last (number + 1). */
+/* Join buckets that are too short for their codec: they would be summed exactly, and residuals that
+ * were moved there would never be sent. The next bucket of the kind goes with it; the last one with
+ * that before. In one pass: `last` is the bucket of each kind that was seen last (number + 1). */
 static dcomm_status dcommi_bkt_merge(const dcomm_buckets *b, dcommi_bkt_layout *layout,
                                      size_t *room, size_t *last)
 {
@@ -54209,7 +54213,7 @@ static void dcommi_bkt_settle(dcomm_buckets *b, const dcommi_bkt_layout *layout)
         atomic_store(&k->pending, k->nparams);
     }
 }
-/* What all ranks must have set alike. */
+/* The options that all ranks must set alike. */
 #define DCOMMI_BKT_OPTIONS(X)                                \
     X(bucket_bytes, b->opts.bucket_bytes)                    \
     X(first_bytes, b->opts.first_bytes)                      \
@@ -54244,7 +54248,7 @@ enum {
     DCOMMI_BKT_NREALS = 0 DCOMMI_BKT_REALS(DCOMMI_BKT_COUNT)
 #undef DCOMMI_BKT_COUNT
 };
-/* What one rank tells the others. */
+/* A rank's message to the others. */
 typedef struct dcommi_bkt_card {
     int64_t status;
     uint64_t options[DCOMMI_BKT_NOPTIONS + DCOMMI_BKT_NREALS]; /* a real number by its bits */
@@ -54364,7 +54368,7 @@ static dcomm_status dcommi_bkt_exchange(dcomm_buckets *b, const dcommi_bkt_card 
     }
     return DCOMM_OK;
 }
-/* Whether all ranks have come this far without an error. */
+/* Check that all ranks have come this far without an error. */
 static dcomm_status dcommi_bkt_all_good(dcomm_buckets *b, dcomm_status status)
 {
     dcommi_bkt_card own = dcommi_bkt_card_of(status), *cards;
@@ -54489,8 +54493,8 @@ static size_t dcommi_bkt_look_bytes(const dcommi_bkt_param *p)
     size_t bytes = dcommi_devices->look_bytes(p->count);
     return (bytes + DCOMMI_BKT_LOOK_ALIGN - 1) / DCOMMI_BKT_LOOK_ALIGN * DCOMMI_BKT_LOOK_ALIGN;
 }
-/* What kernels need that look at the parameters of device number `place - 1`. Its streams, all of
- * which they are put on, come after the one in whose order the memory is taken. */
+/* Make the memory of kernels that look at parameters of device number `place - 1`. Its streams, all
+ * of which they are put on, come after the one in whose order the memory is taken. */
 static dcomm_status dcommi_bkt_open_looks_of(dcomm_buckets *b, size_t place)
 {
     dcommi_bkt_device *d = &b->devices[place - 1];
@@ -54569,7 +54573,7 @@ static dcomm_status dcommi_bkt_look_there(const dcomm_buckets *b, const dcommi_b
                                                      p->dtype, factor, drop,
                                                      &b->seen_there[p - b->params], p->look));
 }
-/* Whether all that was put on the devices for buckets is over; with b->lock. */
+/* Return true if all that was put on the devices for buckets is over; with b->lock. */
 static bool dcommi_bkt_looked(const dcomm_buckets *b)
 {
     for (size_t i = 0; i < b->layout.n && b->ndevices > 0; i++) {
@@ -54580,7 +54584,7 @@ static bool dcommi_bkt_looked(const dcomm_buckets *b)
     }
     return true;
 }
-/* What is put on the devices' streams, behind the results of a step, until it is over. */
+/* Wait until all work on the devices' streams is over, which lies behind the results of a step. */
 static dcomm_status dcommi_bkt_await_streams(dcomm_buckets *b)
 {
     double until = dcommi_now() + b->comm->timeout_s;
@@ -54601,7 +54605,7 @@ static dcomm_status dcommi_bkt_await_streams(dcomm_buckets *b)
 /* scan.h - looking at arrays of floats: the first element that is not finite, the sum of squares.
  */
 enum { DCOMMI_SCAN_BLOCK = 1024, DCOMMI_SCAN_LANES = 16 };
-/* Whether any of a block has all bits of the exponent set: one load, one comparison each, which
+/* Look for elements with all bits of the exponent set: one load, one comparison each, which
  * compilers vectorize. */
 #define DCOMMI_SCAN(NAME, WORD, EXPONENT)                                    \
     static size_t dcommi_scan_##NAME(const void *x, size_t count)            \
@@ -54745,7 +54749,7 @@ static dcomm_status dcommi_bkt_watch_there(const dcomm_buckets *b, const dcommi_
     }
     return dcommi_bkt_look_there(b, p, place, p->count, 1, b->kinds[p->kind].codec != NULL);
 }
-/* What was seen of this step's gradients on devices, which are all in their order. With b->lock. */
+/* Note what was seen of this step's gradients on devices, which are all in order. With b->lock. */
 static void dcommi_bkt_note_there(dcomm_buckets *b)
 {
     for (size_t i = 0; i < b->nparams && b->seen_there != NULL; i++) {
@@ -54857,7 +54861,7 @@ static dcomm_status dcommi_bkt_open(dcomm_buckets *b)
     atomic_store_explicit(&b->open, true, memory_order_release);
     return DCOMM_OK;
 }
-/* What the ranks have said; with b->lock, once it is here. */
+/* Read the ranks' cards; with b->lock, once they are here. */
 static dcomm_status dcommi_bkt_read_cards(dcomm_buckets *b)
 {
     double sum = 0;
@@ -55114,7 +55118,7 @@ static dcomm_status dcommi_bkt_await(dcomm_buckets *b, dcommi_bkt *k)
     }
     return status;
 }
-/* What the others have seen of their gradients. With no other thread in the step. */
+/* Wait for what the others have seen of their gradients. With no other thread in the step. */
 static dcomm_status dcommi_bkt_await_sights(dcomm_buckets *b)
 {
     pthread_mutex_lock(&b->lock);
@@ -55505,8 +55509,8 @@ static dcomm_status dcommi_bkt_rounds(dcomm_buckets *b, double *times, int round
     }
     return DCOMM_OK;
 }
-/* What one rank cannot do, or does otherwise, is an error of all. *times_p is there if it is none.
- */
+/* Agree on the rounds: an error or a difference on one rank is an error of all. *times_p is there
+ * without one. */
 static dcomm_status dcommi_bkt_agree_rounds(dcomm_buckets *b, int rounds, double **times_p)
 {
     dcomm_status status = DCOMM_OK;
@@ -55755,7 +55759,7 @@ static void dcommi_bkt_take_opts(dcomm_buckets *b, const dcomm_buckets_opts *opt
         b->feedback_opts = *opts->feedback;
     }
 }
-/* What one rank can do by itself. */
+/* Do the part of the creation that one rank can do by itself. */
 static dcomm_status dcommi_bkt_prepare(dcomm_buckets *b, const dcomm_bucket_param *params,
                                        size_t nparams, const dcomm_buckets_opts *opts)
 {
@@ -55775,7 +55779,7 @@ static dcomm_status dcommi_bkt_prepare(dcomm_buckets *b, const dcomm_bucket_para
     DCOMMI_TRY(dcommi_bkt_open_devices(b));
     return dcommi_bkt_books(b);
 }
-/* Whether "auto" is to be a codec, for each length. */
+/* Decide for each length if "auto" becomes a codec. */
 static dcomm_status dcommi_bkt_decide(const dcomm_buckets *b)
 {
     for (size_t i = 0; i < b->layout.n; i++) {
@@ -56139,7 +56143,7 @@ static inline bool dcommi_scaler_minds(const dcommi_bkt_param *p)
 {
     return p->dtype <= DCOMM_BF16 && !p->aside;
 }
-/* What this rank owns of gradient i. */
+/* Return the part of a gradient that this rank owns. */
 static unsigned char *dcommi_scaler_part(const dcomm_buckets *b, const dcommi_bkt_param *p,
                                          size_t *first_p, size_t *count_p)
 {
@@ -56168,8 +56172,8 @@ static dcomm_cuda_sight dcommi_scaler_look(unsigned char *part, size_t count, dc
     }
     return sight;
 }
-/* What this rank owns of gradients on devices, looked at or not, multiplied with `factor`: in the
- * order of their buckets' streams, which are waited for. */
+/* Multiply the parts of gradients that this rank owns on devices with `factor`, and look at them or
+ * not: in the order of their buckets' streams, which are waited for. */
 static dcomm_status dcommi_scaler_there(dcomm_buckets *b, bool look, double factor)
 {
     for (size_t i = 0; i < b->nparams && b->ndevices > 0; i++) {
@@ -56299,7 +56303,7 @@ static void dcommi_scaler_move(dcomm_scaler *s, const dcomm_scaler_verdict *v)
         b->good = 0;
     }
 }
-/* What codecs have sent was for nothing: residuals are as before it. */
+/* Bring residuals back to before the step: codecs have sent for nothing. */
 static dcomm_status dcommi_scaler_take_back(dcomm_buckets *b)
 {
     for (size_t i = 0; i < b->layout.n; i++) {
@@ -56770,7 +56774,7 @@ typedef struct dcommi_moe_op {
     int stage;          /* whose exchange is under way */
     dcomm_request *request;
 } dcommi_moe_op;
-/* What has been started one way, in that order. */
+/* The passes that have been started one way, in that order. */
 typedef struct dcommi_moe_queue {
     struct dcommi_moe_turn {
         int pass, chunk;
@@ -57207,12 +57211,12 @@ static void dcommi_moe_stage_free(dcommi_moe_stage *s)
         dcommi_moe_release(&s->received[way]);
     }
 }
-/* What the ranks of a stage send each other of a chunk. */
+/* Return the rows of a chunk that the ranks of a stage send each other. */
 static inline size_t *dcommi_moe_matrix(const dcommi_moe_stage *s, int chunk)
 {
     return s->matrix + (size_t)chunk * (size_t)s->n * (size_t)s->n;
 }
-/* What rank `me` of n sends each and gets from each, of what each sends each. */
+/* Take the rows that rank `me` of n sends to each and gets from each out of the matrix. */
 static void dcommi_moe_own_counts(const size_t *matrix, int n, int me, size_t *send, size_t *recv)
 {
     for (int r = 0; r < n; r++) {
@@ -57403,7 +57407,7 @@ static dcomm_status dcommi_moe_outer_tables(dcomm_moe *m)
     return DCOMM_OK;
 }
 /* ---- hierarchical: inside ---- */
-/* What a rank tells another as its gate of chunks first .. end - 1: rows. */
+/* Return the rows of chunks first .. end - 1 that a rank tells another as its gate. */
 static size_t dcommi_moe_told_between(const dcomm_moe *m, int from, int gate, int first, int end)
 {
     size_t rows = 0;
@@ -57561,7 +57565,7 @@ static void dcommi_moe_weigh(dcomm_moe *m)
     s->cv = mean > 0 ? dcommi_sqrt(squares / (double)m->opts.experts) / mean : 0;
 }
 /* ---- bytes ---- */
-/* What passes between ranks of one dispatch, in rows: all of it, and what passes between hosts. */
+/* Traffic of one rank in one dispatch, in rows: with all ranks, and with those of other hosts. */
 typedef struct dcommi_moe_traffic {
     uint64_t in, out, host_in, host_out; /* of a rank */
     uint64_t messages, host_messages;
@@ -57597,7 +57601,7 @@ static void dcommi_moe_row_traffic(const dcomm_moe *m, bool hier, dcommi_moe_tra
         }
     }
 }
-/* What gates are told before (dcommi_moe_tell), in pairs of words. */
+/* Count the messages to gates before the rows (dcommi_moe_tell), in pairs of words. */
 static void dcommi_moe_tell_traffic(const dcomm_moe *m, dcommi_moe_traffic *t)
 {
     memset(t, 0, (size_t)m->size * sizeof *t);
@@ -57625,7 +57629,7 @@ static uint64_t dcommi_moe_port_rows(const dcomm_moe *m, const dcommi_moe_traffi
     return most;
 }
 /* ---- prices ---- */
-/* What is between the ranks of a host: the same on all ranks. */
+/* Return the kind of link between the ranks of a host: the same on all ranks. */
 static int dcommi_moe_near(const dcomm_moe *m, const dcommi_terrain *terrain)
 {
     for (int h = 0; h < m->nhosts; h++) {
@@ -57637,8 +57641,8 @@ static int dcommi_moe_near(const dcomm_moe *m, const dcommi_terrain *terrain)
     }
     return DCOMM_LINK_NEAR;
 }
-/* What a link lets pass at once in so small a part of the time that its rate would take is not held
- * up by the rate: between two exchanges the experts are at work, and the link is not. */
+/* A burst that a link passes in less than this part of the time that its sustained rate would take
+ * does not wait for the rate: between two exchanges the experts are at work, and the link rests. */
 #define DCOMMI_MOE_BURST 10
 /* Seconds: the network for as long as its busiest port or rank, and memory for as long as the
  * busiest rank; the two one after the other, as the hierarchical form's are. Rows of `wire` bytes;
@@ -57730,7 +57734,7 @@ static dcomm_status dcommi_moe_take(dcomm_moe *m, size_t tokens, const int32_t *
     m->tokens = tokens;
     return DCOMM_OK;
 }
-/* What this rank's slots ask for, on its card. */
+/* Count on this rank's card the rows that its slots ask for. */
 static void dcommi_moe_tally(dcomm_moe *m)
 {
     size_t k = (size_t)m->opts.k;

@@ -90,7 +90,7 @@ static bool dcommi_huge_populate(void *at, size_t len)
     return done == len;
 }
 
-/* Whether every byte of a mapping can be read; its pages are then in place. */
+/* Return true if every byte of a mapping can be read; its pages are then in place. */
 static bool dcommi_huge_readable(void *at, size_t len)
 {
     if (len == 0 || madvise(at, len, DCOMMI_MADV_POPULATE_READ) == 0) {

@@ -18,7 +18,7 @@ static inline void dcommi_relax(void)
 #endif
 }
 
-/* How many pauses last about so long. Between processors they differ by a factor of ten. */
+/* Return how many pauses last about so long. Processors differ by a factor of ten. */
 static unsigned dcommi_pauses_within(double seconds)
 {
     const int n = 64;

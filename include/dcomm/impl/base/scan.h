@@ -10,7 +10,7 @@
 
 enum { DCOMMI_SCAN_BLOCK = 1024, DCOMMI_SCAN_LANES = 16 };
 
-/* Whether any of a block has all bits of the exponent set: one load, one comparison each, which
+/* Look for elements with all bits of the exponent set: one load, one comparison each, which
  * compilers vectorize. */
 #define DCOMMI_SCAN(NAME, WORD, EXPONENT)                                    \
     static size_t dcommi_scan_##NAME(const void *x, size_t count)            \

@@ -232,8 +232,7 @@ static inline char *dcommi_strdup(const char *text)
     return copy;
 }
 
-/* Monotonic seconds. */
-/* To a few milliseconds, for next to nothing. */
+/* Monotonic seconds to a few milliseconds, for next to nothing. */
 static inline double dcommi_coarse_now(void)
 {
     struct timespec t;
@@ -241,6 +240,7 @@ static inline double dcommi_coarse_now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+/* Monotonic seconds. */
 static inline double dcommi_now(void)
 {
     struct timespec t;

@@ -39,7 +39,7 @@ static bool dcommi_pmi_value(const char *line, size_t len, const char *key, char
     return false;
 }
 
-/* Whether a line is the answer `cmd`, with rc=0 where it has one. */
+/* Return true if a line is the answer `cmd`, with rc=0 where it has one. */
 static bool dcommi_pmi_answers(const char *line, size_t len, const char *cmd)
 {
     char text[64];

@@ -94,7 +94,7 @@ static dcomm_status dcommi_pmix_open(void)
     return DCOMM_OK;
 }
 
-/* What an unfinished fence still uses when its caller has given up. */
+/* The memory of a fence, which an unfinished one still uses when its caller has given up. */
 typedef struct dcommi_pmix_fence {
     _Atomic int refs;
     _Atomic int done;

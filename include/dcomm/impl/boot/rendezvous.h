@@ -131,7 +131,7 @@ static bool dcommi_rdv_set_size(dcommi_rdv_core *c, uint32_t size, uint32_t from
     return true;
 }
 
-/* What is wrong with a rank that has proved itself, for all; else DCOMM_OK. */
+/* Fail the rendezvous, for all, if a rank that has proved itself does not fit in. */
 static dcomm_status dcommi_rdv_judge(dcommi_rdv_core *c, const dcommi_rdv_hello *h, double now)
 {
     if (h->wire != DCOMMI_RDV_WIRE_VERSION || h->lib != DCOMMI_RDV_LIB_VERSION) {
@@ -338,8 +338,8 @@ static void dcommi_rdv_frame_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn,
     }
 }
 
-/* Whether more input may be given: not while a rank has not read what it was sent, nor while its
- * blob waits for the others', so that no rank can make us keep more than one frame. */
+/* Return true if more input may be given: not while a rank has not read what it was sent, nor while
+ * its blob waits for the others', so that no rank can make us keep more than one frame. */
 static bool dcommi_rdv_wants_input(const dcommi_rdv_conn *conn)
 {
     return conn->state == DCOMMI_RDV_FAREWELL || conn->state == DCOMMI_RDV_STRANGER ||
@@ -486,8 +486,8 @@ static double dcommi_rdv_tick(dcommi_rdv_core *c, double now)
                : next;
 }
 
-/* Whether somebody is here whom the server must not leave: a rank, or a guest whose last words are
- * not sent yet. */
+/* Return true if somebody is here whom the server must not leave: a rank, or a guest whose last
+ * words are not sent yet. */
 static bool dcommi_rdv_attended(const dcommi_rdv_core *c)
 {
     for (size_t i = 0; i < c->nconns; i++) {

@@ -34,7 +34,7 @@ typedef struct dcommi_rdv_client {
     char why[DCOMMI_MESSAGE_MAX];
 } dcommi_rdv_client;
 
-/* What became of one attempt. */
+/* The outcome of one attempt. */
 typedef enum dcommi_rdv_outcome {
     DCOMMI_RDV_IN = 0,  /* joined */
     DCOMMI_RDV_AGAIN,   /* worth another try */

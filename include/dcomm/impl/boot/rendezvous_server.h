@@ -155,7 +155,7 @@ static void dcommi_rdv_accept_all(dcommi_rdv_server *s, double now)
 static void dcommi_rdv_receive(dcommi_rdv_server *s, dcommi_rdv_conn *conn, uint8_t *buf,
                                size_t max, double now)
 {
-    /* What is left of a chunk when a rank must wait stays in the socket. */
+    /* The rest of a chunk stays in the socket when the rank must wait. */
     ssize_t n = dcommi_sys_recv(conn->fd, buf, max, MSG_PEEK);
     if (n > 0) {
         size_t used = dcommi_rdv_input(&s->core, conn, buf, (size_t)n, now);

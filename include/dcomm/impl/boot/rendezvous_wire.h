@@ -165,7 +165,7 @@ static size_t dcommi_rdv_put_tagged(uint8_t *p, uint16_t type, uint32_t sequence
     return DCOMMI_RDV_HEADER + (size_t)length + DCOMMI_RDV_TAG;
 }
 
-/* Whether a whole tagged frame (header, payload, tag) is genuine and the next in order. */
+/* Return true if a whole tagged frame (header, payload, tag) is genuine and the next in order. */
 static bool dcommi_rdv_genuine(const uint8_t *frame, const dcommi_rdv_header *h, uint32_t sequence,
                                const uint8_t key[DCOMMI_RDV_KEY])
 {

@@ -52,7 +52,7 @@ static void dcommi_cuda_shared_free(int device, void *memory)
     dcommi_cuda_leave(before);
 }
 
-/* Whether a device reads memory of the one that sits there. */
+/* Return true if a device reads memory of the one that sits there. */
 static bool dcommi_cuda_reaches(int device, uint64_t place)
 {
     int n = 0, can = 0;

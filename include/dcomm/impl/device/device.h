@@ -37,8 +37,8 @@ static void dcommi_host_copy_close(void);
 
 /* ---- devices ---- */
 
-/* What is put on a device is done in order within a queue. All stores into its memory go to IN;
- * what is put on OUT reads only what has been seen to be complete. */
+/* A device does its work in order within a queue. All stores into its memory go to IN; work on OUT
+ * reads only memory that has been seen to be complete. */
 enum dcommi_queue {
     DCOMMI_QUEUE_OUT, /* copies out of the device */
     DCOMMI_QUEUE_IN,  /* copies into it, folds, codecs */
@@ -96,19 +96,19 @@ typedef struct dcommi_device_matrix {
     dcomm_cuda_ledger *ledger; /* PRODUCT; NULL: not wanted */
 } dcommi_device_matrix;
 
-/* What it takes to open device memory of another process on this host. */
+/* The key that opens device memory of another process on this host. */
 typedef struct dcommi_device_key {
     uint64_t place;     /* of the device, the same for all processes; 0: it cannot be opened */
     uint8_t handle[64]; /* of the whole allocation */
 } dcommi_device_key;
 
-/* What the calling thread had, for `leave`. */
+/* The calling thread's state before, for `leave`. */
 typedef struct dcommi_device_before {
     int device; /* -1: the same */
     int mode;   /* of captures */
 } dcommi_device_before;
 
-/* What a stream of the caller's waits for beside its own work. */
+/* Kinds of streams of the caller's, by what they wait for beside their own work. */
 enum dcommi_stream_kind {
     DCOMMI_STREAM_APART,    /* nothing */
     DCOMMI_STREAM_BLOCKING, /* the device's legacy default stream, and that for it */
@@ -181,7 +181,7 @@ typedef struct dcommi_device_calls {
     dcomm_status (*stream_mark)(int device, void *stream, void **event_p);
     void (*stream_unmark)(void *event);
     dcomm_status (*stream_hold)(int device, void *stream, _Atomic uint32_t *word, uint32_t value);
-    /* What is called between them belongs to this device; enter gives leave what was before. */
+    /* Calls between the two belong to this device; enter gives leave the state before. */
     dcommi_device_before (*enter)(int device);
     void (*leave)(dcommi_device_before before);
     /* Streams of the library's own, beside the queues: for what goes in the order of a stream of

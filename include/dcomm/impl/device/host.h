@@ -16,7 +16,7 @@
 #define DCOMMI_AHEAD_MIN ((size_t)16 << 20)
 /* From here on a vector loop copies faster than the `rep movsb` of glibc's memcpy. */
 #define DCOMMI_COPY_MIN ((size_t)512 << 10)
-/* What is longer than a message is cold: copied past the caches, it is asked for ahead of time. */
+/* Longer than a message, memory is cold: copied past the caches, it is asked for ahead of time. */
 #define DCOMMI_COPY_AHEAD ((size_t)64 << 10)
 #define DCOMMI_AVERAGE_BLOCK 16384 /* bytes folded before they are divided */
 #define DCOMMI_AVERAGE_GROUP 16    /* operands folded at once */

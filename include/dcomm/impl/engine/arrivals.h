@@ -8,7 +8,7 @@
 
 #define DCOMMI_LATER_MIN 1024 /* bytes of a payload that is worth another look */
 
-/* What is kept for communicators that do not exist here yet. */
+/* Limits of messages that are kept for communicators that do not exist here yet. */
 #define DCOMMI_STRAYS_MAX 65536
 #define DCOMMI_STRAY_BYTES_MAX ((size_t)256 << 20)
 
@@ -52,7 +52,7 @@ static void dcommi_advance_done(dcomm_comm *comm)
     }
 }
 
-/* What a header says of its sender's progress. */
+/* Note the progress of a header's sender. */
 static void dcommi_learn_done(dcomm_comm *comm, const dcommi_header *h)
 {
     dcommi_member *m = &comm->members[h->src];
@@ -98,7 +98,8 @@ static dcomm_comm *dcommi_comm_find(dcomm_context *context, uint64_t id)
     return comm;
 }
 
-/* Whether a peer that keeps to the window can be at this operation: what is kept is bounded. */
+/* Return true if a peer that keeps to the window can be at this operation: what is kept is bounded.
+ */
 static bool dcommi_within_window(const dcomm_comm *comm, const dcommi_header *h)
 {
     uint64_t done =
@@ -410,7 +411,7 @@ static void dcommi_deliver_strays(dcomm_context *context, dcomm_comm *comm)
     }
 }
 
-/* Who waits for it must not wait on. */
+/* Fail the communicator: a rank that waits for the message must not wait on. */
 static void dcommi_on_corrupt(void *user, dcommi_transport *transport,
                               const dcommi_arrival *arrival)
 {

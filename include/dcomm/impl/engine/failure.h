@@ -64,7 +64,7 @@ static void dcommi_peer_text(char *text, const void *data, size_t len)
     text[len] = 0;
 }
 
-/* What the first waiting lane of a run waits for. */
+/* Write down what the first waiting lane of a run waits for. */
 static void dcommi_run_where(const dcommi_run *run, char *text, size_t len)
 {
     text[0] = 0;
@@ -351,7 +351,7 @@ static void dcommi_on_reply(dcomm_comm *comm, const dcommi_header *h, const void
     }
 }
 
-/* Whether a run may wait for a rank. */
+/* Return true if a run may wait for a rank. */
 static bool dcommi_run_involves(const dcommi_run *run, int rank)
 {
     return rank != run->comm->rank && (run->stream == DCOMMI_STREAM_COLL || run->p2p_peer == rank);

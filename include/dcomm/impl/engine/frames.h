@@ -61,7 +61,7 @@ static uint8_t *dcommi_lane_piece(const dcommi_lane *lane, const dcomm_operand *
     return base + x.offset;
 }
 
-/* Whether a space of a frame is memory of the run's device. */
+/* Return true if a space of a frame is memory of the run's device. */
 static inline bool dcommi_on_device(const dcommi_frame *frame, uint8_t space)
 {
     return frame->on_device >> space & 1;
@@ -69,8 +69,8 @@ static inline bool dcommi_on_device(const dcommi_frame *frame, uint8_t space)
 
 /* ---- frames ---- */
 
-/* Whether a plan's scratch is host memory: asked for, or since it computes with functions that work
- * there alone. */
+/* Return true if a plan's scratch is host memory: asked for, or since it computes with functions
+ * that work there alone. */
 static inline bool dcommi_plan_of_host(const dcomm_plan *plan)
 {
     return plan->scratch_on_host ||

@@ -150,8 +150,8 @@ static dcommi_reader *dcommi_own_reader(dcommi_own *own, int peer)
     return &own->readers[own->nreaders++];
 }
 
-/* Whether to offer this memory to a peer that cannot read our other memory: a peer that does not
- * map the region in the end has to ask for each message, so not for ever. */
+/* Return true if this memory should be offered to a peer that cannot read our other memory: a peer
+ * that does not map the region in the end has to ask for each message, so not for ever. */
 static bool dcommi_region_offerable(dcomm_context *context, int peer, const void *at, size_t len)
 {
     dcommi_own *own = dcommi_own_find(context, at, len);

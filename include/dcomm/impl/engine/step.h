@@ -48,7 +48,7 @@ static enum dcommi_outcome dcommi_step_lengths(dcommi_lane *lane, size_t from, s
                              "%zu bytes do not fit the %zu bytes of its target", from, to);
 }
 
-/* What follows a move that was started. */
+/* Return how the lane goes on after it has started a move. */
 static enum dcommi_outcome dcommi_moving(dcommi_lane *lane, dcomm_status status, bool async)
 {
     if (status < 0) {
@@ -66,7 +66,7 @@ static enum dcommi_outcome dcommi_moving(dcommi_lane *lane, dcomm_status status,
     return DCOMMI_STOP;
 }
 
-/* Whether this run may still send to a rank, or is too far ahead of it. */
+/* Return true if this run may still send to a rank, or is too far ahead of it. */
 static bool dcommi_has_credit(dcommi_lane *lane, int rank)
 {
     dcommi_run *run = lane->frame->run;

@@ -41,8 +41,8 @@ static inline bool dcommi_step_fills(const dcommi_frame *frame, const dcomm_step
            (step->flags & DCOMM_STEP_RESULT) && len >= DCOMMI_FILL_LEAST && dcommi_is_bulk(frame);
 }
 
-/* Whether what a step stores is better kept out of the caches; the result of a sub-plan is read
- * again by who called it. */
+/* Return true if what a step stores is better kept out of the caches; the result of a sub-plan is
+ * read again by who called it. */
 static inline bool dcommi_step_past(const dcommi_frame *frame, const dcomm_step *step)
 {
     return frame->caller == NULL && dcommi_result_past(step, frame->space_len[DCOMM_SPACE_OUT]);

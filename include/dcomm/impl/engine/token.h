@@ -52,7 +52,7 @@ static void dcommi_token_share(dcomm_context *context)
     }
 }
 
-/* Whether this is the owner, inside by plain stores from now on. */
+/* Return true if this is the owner, inside by plain stores from now on. */
 static inline bool dcommi_token_enter(dcomm_context *context)
 {
     if (context->owner != &dcommi_this_thread ||
@@ -85,7 +85,7 @@ static inline bool dcommi_token_try(dcomm_context *context)
            atomic_exchange_explicit(&context->token, 1, memory_order_acquire) == 0;
 }
 
-/* What has been stored past the caches comes before what is stored from now on. Nobody reads the
+/* Order earlier stores past the caches before all stores from now on. Nobody reads the
  * results of an operation before it has ended: so one for all of them, and one where another thread
  * may go on. */
 static inline void dcommi_settle_stores(dcomm_context *context)

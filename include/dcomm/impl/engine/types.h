@@ -22,7 +22,7 @@
  * quarter less from 64 KiB to 1 MiB; where both are (one call after another on the same 64 or 256
  * KiB and nothing else) it takes a quarter more. */
 #define DCOMMI_PAST_RESULT ((int64_t)64 << 10)
-/* Whether a step stores a result of `bytes` so. */
+/* Return true if a step stores a result of `bytes` so. */
 static inline bool dcommi_result_past(const dcomm_step *step, int64_t bytes)
 {
     return (step->flags & DCOMM_STEP_RESULT) && step->dst.space == DCOMM_SPACE_OUT &&
@@ -161,7 +161,7 @@ struct dcommi_move {
     size_t arrived;
 };
 
-/* What all ranks must agree on, kept for the sentence that says they do not. */
+/* All that ranks must agree on, kept for the sentence that says they do not. */
 typedef struct dcommi_signature {
     uint32_t hash;  /* of what is below, combined with chain: headers have it */
     uint32_t chain; /* stands for all collectives before, so that the next one finds what they left
@@ -204,7 +204,7 @@ typedef struct dcommi_cached {
     dcommi_script *script; /* NULL without */
 } dcommi_cached;
 
-/* What ties a run to a stream of the caller's (gate.h). */
+/* The tie of a run to a stream of the caller's (gate.h). */
 typedef struct dcommi_gate {
     void *stream;                  /* NULL: no gate */
     enum dcommi_stream_kind kind;  /* of the stream, where it has been asked for */

@@ -139,7 +139,7 @@ static inline bool dcommi_scaler_minds(const dcommi_bkt_param *p)
     return p->dtype <= DCOMM_BF16 && !p->aside;
 }
 
-/* What this rank owns of gradient i. */
+/* Return the part of a gradient that this rank owns. */
 static unsigned char *dcommi_scaler_part(const dcomm_buckets *b, const dcommi_bkt_param *p,
                                          size_t *first_p, size_t *count_p)
 {
@@ -170,8 +170,8 @@ static dcomm_cuda_sight dcommi_scaler_look(unsigned char *part, size_t count, dc
     return sight;
 }
 
-/* What this rank owns of gradients on devices, looked at or not, multiplied with `factor`: in the
- * order of their buckets' streams, which are waited for. */
+/* Multiply the parts of gradients that this rank owns on devices with `factor`, and look at them or
+ * not: in the order of their buckets' streams, which are waited for. */
 static dcomm_status dcommi_scaler_there(dcomm_buckets *b, bool look, double factor)
 {
     for (size_t i = 0; i < b->nparams && b->ndevices > 0; i++) {
@@ -307,7 +307,7 @@ static void dcommi_scaler_move(dcomm_scaler *s, const dcomm_scaler_verdict *v)
     }
 }
 
-/* What codecs have sent was for nothing: residuals are as before it. */
+/* Bring residuals back to before the step: codecs have sent for nothing. */
 static dcomm_status dcommi_scaler_take_back(dcomm_buckets *b)
 {
     for (size_t i = 0; i < b->layout.n; i++) {

@@ -113,8 +113,8 @@ static inline uint32_t dcommi_header_wide(const dcommi_header *h)
     return (uint32_t)h->reserved << 16 | h->slot;
 }
 
-/* Whether bytes are a header that may be acted upon, as far as can be said without knowing the
- * communicator: length, type, and a payload that the type can have. `len` is the payload's. */
+/* Return true if bytes are a header that may be acted upon, as far as can be said without knowing
+ * the communicator: length, type, and a payload that the type can have. `len` is the payload's. */
 static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
                                 dcommi_header *header)
 {

@@ -46,7 +46,7 @@ static dcomm_status dcommi_coded_divide(float *x, size_t len, const dcomm_codec_
                               : DCOMM_OK;
 }
 
-/* How far the sum of sparse wires has filled in. */
+/* Note how far the sum of sparse wires has filled in. */
 static void dcommi_coded_fill(dcommi_coded *c, const float *x, size_t count, size_t nsrc)
 {
     if (c->report == NULL || !dcommi_codec_has(c->codec, DCOMMI_CODEC_SPARSE)) {
@@ -137,7 +137,7 @@ static const dcomm_codec *dcommi_coded_codec_of(const dcomm_coll_opts *opts)
     return opts->feedback != NULL ? dcomm_feedback_codec(opts->feedback) : opts->codec;
 }
 
-/* What the algorithm of a call may know of its codec, and all that the ranks must agree on. */
+/* Describe a call's codec: for its algorithm, and for the ranks to agree on. */
 static dcomm_status dcommi_coding_of(const dcomm_coll_opts *opts, size_t count,
                                      dcommi_coding *coding)
 {
@@ -165,7 +165,7 @@ static dcomm_status dcommi_coding_of(const dcomm_coll_opts *opts, size_t count,
     return DCOMM_OK;
 }
 
-/* Whether error feedback fits a call. */
+/* Check that error feedback fits a call. */
 static dcomm_status dcommi_coded_check_feedback(const dcommi_shape *s, const dcomm_coll_opts *opts)
 {
     const dcomm_feedback *fb = opts->feedback;
@@ -199,7 +199,7 @@ static bool dcommi_coded_op(dcomm_op op)
     return op == DCOMM_SUM || op == DCOMM_AVG || op == DCOMM_PREMUL_SUM;
 }
 
-/* Whether a call with a codec is compressed. Its ranks decide alike. */
+/* Return true if a call with a codec is compressed. Its ranks decide alike. */
 static bool dcommi_coded_wanted(const dcommi_shape *s, const dcomm_coll_opts *opts)
 {
     bool named = opts->algo != NULL && dcommi_coded_find(s->coll, opts->algo) != NULL;
@@ -228,7 +228,7 @@ static dcomm_status dcommi_coded_begin(dcommi_shape *s, const dcomm_coll_opts *o
     return DCOMM_OK;
 }
 
-/* What a run brings along; with comm->lock. */
+/* Make the coded part of a run; with comm->lock. */
 static dcomm_status dcommi_coded_new(dcomm_comm *comm, const dcomm_coll_opts *opts,
                                      dcommi_coded **coded_p)
 {

@@ -8,7 +8,7 @@
 #include "sparse_device.h"
 #include "../device/steps_device.h"
 
-/* What a step's kernels find. */
+/* The findings of a step's kernels. */
 typedef struct dcommi_code_found {
     dcomm_cuda_report report;
     dcomm_cuda_ledger ledger;
@@ -75,7 +75,7 @@ static void dcommi_code_tell(dcommi_code_job *job, const dcommi_code_found *foun
     }
 }
 
-/* What a residual has become that was raised. */
+/* Note in the books that a residual was raised. */
 static void dcommi_code_raised(const dcommi_code_job *job, const dcommi_code_found *found)
 {
     dcommi_coded *c = job->lane->frame->run->coded;
@@ -236,7 +236,7 @@ static dcomm_status dcommi_code_run(dcommi_code_job *job, dcommi_device_handle *
     return finishes ? dcommi_feedback_finish_there(d, code, &job->feedback) : DCOMM_OK;
 }
 
-/* What is found begins as nothing, and is brought back to the slot. */
+/* Launch a step's kernels. Their findings begin as nothing, and are brought back to the slot. */
 static dcomm_status dcommi_code_launch(dcommi_code_job *job, dcommi_slot *slot)
 {
     dcommi_device_handle *d = &slot->device->handle;

@@ -14,7 +14,8 @@
 #include <pthread.h>
 #include <sched.h>
 
-/* What states of error feedback have of a device, made at the first use and never given back. */
+/* The side of a device that serves states of error feedback: made at the first use, never given
+ * back. */
 typedef struct dcommi_feedback_side {
     dcommi_feedback_place place; /* first */
     struct dcommi_feedback_side *next;
@@ -137,8 +138,8 @@ static dcomm_status dcommi_feedback_side_find(int device, const dcommi_feedback_
 
 /* ---- there ---- */
 
-/* What there was before the step that was committed last, for an undo. In host memory, that of a
- * step that encoded only some elements is there for those alone. */
+/* Copy the numbers from before the last committed step to a device, for an undo. In host memory, a
+ * step that encoded only some elements has kept those alone. */
 static dcomm_status dcommi_feedback_store_before(const dcomm_feedback *fb,
                                                  const dcommi_feedback_store *s,
                                                  dcommi_feedback_store *there)
@@ -209,7 +210,7 @@ static dcomm_status dcommi_feedback_follow(const char *what, dcomm_feedback *fb,
 
 /* ---- a run's ---- */
 
-/* What is put on the run's queue from now on is behind what was asked of the state so far. */
+/* Put all later work on the run's queue behind the work that the state has under way. */
 static dcomm_status dcommi_feedback_before(const dcomm_feedback *fb, const dcommi_device_handle *d)
 {
     return dcommi_devices->own_after(d->number, d->stream[DCOMMI_QUEUE_IN],

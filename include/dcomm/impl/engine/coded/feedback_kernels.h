@@ -6,7 +6,7 @@
 
 #include "feedback_device.h"
 
-/* What a step does to the state, once its ranges have been accepted. */
+/* The work of a step on the state, once its ranges have been accepted. */
 typedef struct dcommi_feedback_job {
     dcomm_feedback *fb;   /* NULL: nothing */
     size_t first;         /* element of the tensor */
@@ -399,7 +399,8 @@ static void dcommi_feedback_fused_there(dcommi_feedback_arrays *a)
     }
 }
 
-/* What the store holds after `sent` has gone out of e, and the ledger's sums. e may be `next`. */
+/* Make the store's contents after `sent` has gone out of e, and the ledger's sums. e may be `next`.
+ */
 static void dcommi_feedback_settle_there(dcommi_feedback_arrays *a, const float *e, bool estimates)
 {
     dcommi_feedback_do(a, estimates ? DCOMM_CUDA_FEEDBACK_LEARN : DCOMM_CUDA_FEEDBACK_LEFT, a->next,
@@ -437,7 +438,7 @@ static void dcommi_feedback_apart_there(dcommi_feedback_arrays *a)
     dcommi_feedback_settle_there(a, e, estimates);
 }
 
-/* What an owner without a residual of its own has lost, into the worker's. */
+/* Add the loss of an owner that has no residual of its own to the worker's. */
 static void dcommi_feedback_raise_there(dcommi_feedback_arrays *a, uint32_t divisor)
 {
     const dcommi_feedback_store *w = &a->job->fb->worker;

@@ -26,8 +26,8 @@ static bool dcommi_linear_powersgd(const dcommi_coded *c)
     return c->linear && dcommi_codec_is(c->codec, DCOMMI_IS_PRODUCTS);
 }
 
-/* What is to be sent: gradient and residual, or the gradient. Products leave out what is not
- * finite. */
+/* Make the input of the products: gradient and residual, or the gradient. They leave out elements
+ * that are not finite. */
 static dcomm_status dcommi_linear_input(dcommi_coded *c, const dcomm_codec_place *place,
                                         const float *x, size_t count)
 {

@@ -59,8 +59,8 @@ static dcomm_status dcommi_linear_step(dcommi_coded *c, const dcomm_codec_place 
     return DCOMM_OK;
 }
 
-/* What the report of one product is of all that is told: the first has seen the elements, and the
- * bytes of a turn's products are told with its first. Returns of how many elements it is. */
+/* Complete the report of one product: the first product has seen the elements, and the bytes of a
+ * turn's products are told with its first. Returns the number of elements that it is of. */
 static size_t dcommi_linear_share(const dcommi_coded *c, const dcomm_codec_place *place,
                                   dcomm_codec_report *report)
 {
@@ -104,8 +104,8 @@ static void dcommi_linear_sum_there(dcommi_feedback_arrays *a, const dcommi_code
                        dcommi_feedback_wide(a, w, w->now, 0));
 }
 
-/* What this rank's own Q stands for has been sent. The pass that makes it leaves the residual, and
- * counts; but not what comes of it later, EF21's estimate or a residual rounded to bf16. */
+/* Keep the state after this rank's own Q has been sent. The pass that makes Q leaves the residual,
+ * and counts; but not its later results: EF21's estimate, or a residual rounded to bf16. */
 static void dcommi_linear_keep_there(dcommi_feedback_arrays *a, const dcommi_coded *c,
                                      dcommi_device_matrix *m)
 {

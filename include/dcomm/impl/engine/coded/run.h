@@ -5,7 +5,7 @@
 #include "../../feedback/linear.h"
 #include "../engine.h"
 
-/* What one run brings along. The codec and the report are the caller's until the run is over. */
+/* The codec of one run, and its state. Codec and report are the caller's until the run is over. */
 struct dcommi_coded {
     struct dcommi_coded *next; /* among the free ones of a communicator */
     const dcomm_codec *codec;

@@ -8,7 +8,7 @@
 #include "../../algo/coded/sparse.h"
 #include "../../codec/exchange.h"
 
-/* What a run knows of its regions. */
+/* The regions of a run. */
 struct dcommi_spread {
     size_t count;
     uint32_t nranks;
@@ -122,7 +122,7 @@ static dcomm_status dcommi_spread_region(const dcommi_coded *c, const dcomm_code
                : dcommi_fail(DCOMM_ERR_PLAN, "there is no region %" PRIu64, place->first);
 }
 
-/* What this rank selected of a region. */
+/* Encode the elements that this rank selected of a region. */
 static dcomm_status dcommi_spread_part(dcommi_coded *c, const dcomm_codec_place *place, void *wire,
                                        size_t room, size_t *bytes)
 {
@@ -190,7 +190,7 @@ static dcomm_status dcommi_spread_return(dcommi_coded *c, const dcommi_exchange_
 
 /* ---- the owner ---- */
 
-/* What rounding took from the owner's sums, which `sent` has as the others get them. */
+/* Keep the loss by rounding of the owner's sums, which `sent` has as the others get them. */
 static dcomm_status dcommi_spread_keep(dcommi_coded *c, const dcommi_exchange_pairs *sent,
                                        const float *sums, uint32_t base, uint32_t divisor)
 {
@@ -271,7 +271,7 @@ static dcomm_status dcommi_spread_owner_step(void *user, const dcomm_codec_place
 
 /* ---- decode ---- */
 
-/* What this rank selected and no owner did stays here. */
+/* Keep the elements that this rank selected and no owner did. */
 static dcomm_status dcommi_spread_give_back(dcommi_coded *c)
 {
     struct dcommi_spread *s = c->spread;

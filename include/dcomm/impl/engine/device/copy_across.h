@@ -5,7 +5,7 @@
 
 #include "jobs.h"
 
-/* What follows a copy; good: it is there, and the run goes on. */
+/* Called behind a copy; good: it is there, and the run goes on. */
 typedef void (*dcommi_across_fn)(void *user, bool good);
 
 /* A copy under way; its run stays until it has ended. */

@@ -29,7 +29,7 @@ static void dcommi_offer_taken(dcommi_move *move)
     dcommi_received_all(move, move->arrived);
 }
 
-/* What is offered is read where it lies. */
+/* An offered payload has been read where it lies. */
 static void dcommi_offer_read(dcommi_job *job, dcomm_status status)
 {
     dcommi_slot *slot = (dcommi_slot *)job;

@@ -82,7 +82,7 @@ static void dcommi_device_own_free(dcommi_own *own)
     dcommi_free(own);
 }
 
-/* Whether a peer may have it open. */
+/* Return true if a peer may have it open. */
 static bool dcommi_device_own_open(const dcommi_own *own)
 {
     bool open = false;
@@ -205,7 +205,7 @@ static void dcommi_device_map_gone(dcomm_context *context, int peer, uint32_t id
     }
 }
 
-/* Whether nothing under way reads it. */
+/* Return true if nothing under way reads it. */
 static bool dcommi_device_map_idle(const dcommi_map *map)
 {
     const struct dcommi_device_side *in = &map->device->side[DCOMMI_QUEUE_IN];
@@ -302,7 +302,7 @@ static void dcommi_memory_serve(dcomm_context *context, dcommi_device *device)
     dcommi_token_release(context);
 }
 
-/* Whether something is still to be shut. */
+/* Return true if something is still to be shut. */
 static bool dcommi_memory_shutting(dcomm_context *context)
 {
     dcommi_token_take(context);

@@ -165,8 +165,8 @@ static dcomm_status dcommi_gate_hold(dcommi_run *run)
     return status;
 }
 
-/* Whether a run must wait for its stream before it enters the engine. Where what the stream held
- * before has failed, so does the run, on all ranks: its data are not what was meant. */
+/* Return true if a run must wait for its stream before it enters the engine. Where what the stream
+ * held before has failed, so does the run, on all ranks: its data are not what was meant. */
 static bool dcommi_gate_shut(dcommi_run *run)
 {
     void *before = run->gate.before;

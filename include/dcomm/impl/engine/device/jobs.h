@@ -32,7 +32,7 @@ typedef struct dcommi_slot {
     unsigned block;
 } dcommi_slot;
 
-/* Who waits for a slot. */
+/* The waiters for a slot. */
 typedef void (*dcommi_slot_fn)(dcommi_slot *slot, void *user);
 typedef struct dcommi_slot_wait {
     struct dcommi_slot_wait *next;
@@ -87,7 +87,7 @@ static dcomm_status dcommi_job_start(dcommi_device *device, enum dcommi_queue qu
     return DCOMM_OK;
 }
 
-/* What the device could not do fails the run, with the sentence of the last error. */
+/* Fail a run after an error of its device, with the sentence of the last error. */
 static void dcommi_device_failed(dcommi_run *run, dcomm_status status)
 {
     dcommi_poison(run->comm, status, "%s #%" PRIu64 ", rank %d, device %d: %.300s",
@@ -222,7 +222,7 @@ static dcomm_status dcommi_device_make(int number, dcommi_device **device_p)
     return DCOMM_OK;
 }
 
-/* What a context needs to use a device, made at its first operation there by the thread that calls:
+/* The context's side of a device, made at its first operation there by the thread that calls:
  * pinning memory may wait for the device. */
 static dcomm_status dcommi_device_of(dcomm_context *context, int number, dcommi_device **device_p)
 {

@@ -24,7 +24,7 @@ static void dcommi_step_job_done(dcommi_job *job, dcomm_status status)
     dcommi_free(step);
 }
 
-/* What was put on queue IN just now, with this status, is the lane's step. */
+/* Take the work that was put on queue IN just now, with this status, for the lane's step. */
 static enum dcommi_outcome dcommi_step_queued(dcommi_lane *lane, dcomm_status status, bool async)
 {
     dcommi_run *run = lane->frame->run;
@@ -62,7 +62,7 @@ static enum dcommi_outcome dcommi_copy_across(dcommi_lane *lane, uint8_t *dst, c
     return lane->frame->run->active ? dcommi_moving(lane, DCOMM_IN_PROGRESS, async) : DCOMMI_GONE;
 }
 
-/* What lies on the other side than the step's destination. */
+/* Refuse a step whose operands lie on both sides. */
 static enum dcommi_outcome dcommi_step_mixed(dcommi_lane *lane)
 {
     return dcommi_step_error(lane, DCOMM_ERR_UNSUPPORTED,
@@ -70,7 +70,8 @@ static enum dcommi_outcome dcommi_step_mixed(dcommi_lane *lane)
                              lane->frame->run->device->handle.number);
 }
 
-/* Whether all sources of a step, but of peers and messages, lie on the side that is given. */
+/* Return true if all sources of a step, but of peers and messages, lie on the side that is given.
+ */
 static bool dcommi_sources_on(const dcommi_frame *frame, const dcomm_step *step, bool device)
 {
     for (uint32_t i = 0; i < step->nsrc; i++) {
@@ -83,8 +84,8 @@ static bool dcommi_sources_on(const dcommi_frame *frame, const dcomm_step *step,
     return true;
 }
 
-/* Whether kernels of this process may read what a rank has exposed of a device: of the same process
- * and device, that is one address space. */
+/* Return true if kernels of this process may read what a rank has exposed of a device: of the same
+ * process and device, that is one address space. */
 static bool dcommi_reads_device_of(const dcommi_run *run, int rank, uint16_t device)
 {
     const dcommi_remote *peer = dcommi_peer_of(run->comm, rank);

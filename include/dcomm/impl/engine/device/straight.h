@@ -5,11 +5,11 @@
 
 #include "../moves.h"
 
-/* What OFFER and EXPOSE say of such memory, in place of a region's number. */
+/* OFFER and EXPOSE name such memory by this in place of a region's number. */
 #define DCOMMI_STRAIGHT UINT32_C(1)
 
-/* Whether UCX moves the run's device memory to and from a rank. It works in the CUDA context that
- * is current, and is given one device of each context of ours: the first that is asked for. */
+/* Return true if UCX moves the run's device memory to and from a rank. It works in the CUDA context
+ * that is current, and is given one device of each context of ours: the first that is asked for. */
 static bool dcommi_straight_with(const dcommi_run *run, int rank)
 {
     dcomm_context *context = run->comm->context;
@@ -22,8 +22,8 @@ static bool dcommi_straight_with(const dcommi_run *run, int rank)
     return context->straight_device == run->device;
 }
 
-/* How a rank gets at device memory: its region, or, from another host, whether it comes straight.
- */
+/* Return how a rank gets at device memory: the number of its region, or, for a rank of another
+ * host, DCOMMI_STRAIGHT if UCX moves it. */
 static uint32_t dcommi_device_offered(const dcommi_run *run, int rank, const void *at, size_t len)
 {
     return dcommi_peer_of(run->comm, rank)->same_host
@@ -31,7 +31,7 @@ static uint32_t dcommi_device_offered(const dcommi_run *run, int rank, const voi
                : (dcommi_straight_with(run, rank) ? DCOMMI_STRAIGHT : 0);
 }
 
-/* Whether what a rank has offered so comes straight into memory of the run's device. */
+/* Return true if what a rank has offered so comes straight into memory of the run's device. */
 static bool dcommi_comes_straight(const dcommi_run *run, int rank, uint32_t offered)
 {
     return offered == DCOMMI_STRAIGHT && dcommi_straight_with(run, rank);
@@ -39,7 +39,7 @@ static bool dcommi_comes_straight(const dcommi_run *run, int rank, uint32_t offe
 
 /* ---- under way ---- */
 
-/* What the run uses on its device stays, as for a job. */
+/* Keep the run's memory on its device, as for a job. */
 static void dcommi_straight_begin(dcommi_move *move)
 {
     dcommi_move_in_transport(move);

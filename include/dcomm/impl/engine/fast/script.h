@@ -124,8 +124,8 @@ static void dcommi_scribe_message(dcommi_scribe *s, int rank, uint32_t *bytes, u
     s->longest = len > s->longest ? len : s->longest;
 }
 
-/* Whether all messages find room in the fifos, however many such calls come in a row: with long
- * ones no rank may get ahead of another, so they are exchanged. */
+/* Return true if all messages find room in the fifos, however many such calls come in a row: with
+ * long ones no rank may get ahead of another, so they are exchanged. */
 static bool dcommi_scribe_fits(const dcommi_scribe *s)
 {
     for (uint32_t i = 0; i < s->npeers && s->longest > DCOMMI_SCRIPT_ONE_WAY; i++) {
@@ -292,7 +292,7 @@ static bool dcommi_scribe_lane(dcommi_scribe *s, const dcomm_comm *comm)
     return true;
 }
 
-/* Whether two ops say the same to different ranks. */
+/* Return true if two ops say the same to different ranks. */
 static bool dcommi_scribe_alike(const dcommi_script_op *a, const dcommi_script_op *b)
 {
     return a->kind == b->kind && a->rank != b->rank && a->tag == b->tag && a->len == b->len &&

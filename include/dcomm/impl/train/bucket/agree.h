@@ -5,7 +5,7 @@
 
 #include "layout.h"
 
-/* What all ranks must have set alike. */
+/* The options that all ranks must set alike. */
 #define DCOMMI_BKT_OPTIONS(X)                                \
     X(bucket_bytes, b->opts.bucket_bytes)                    \
     X(first_bytes, b->opts.first_bytes)                      \
@@ -42,7 +42,7 @@ enum {
 #undef DCOMMI_BKT_COUNT
 };
 
-/* What one rank tells the others. */
+/* A rank's message to the others. */
 typedef struct dcommi_bkt_card {
     int64_t status;
     uint64_t options[DCOMMI_BKT_NOPTIONS + DCOMMI_BKT_NREALS]; /* a real number by its bits */
@@ -172,7 +172,7 @@ static dcomm_status dcommi_bkt_exchange(dcomm_buckets *b, const dcommi_bkt_card 
     return DCOMM_OK;
 }
 
-/* Whether all ranks have come this far without an error. */
+/* Check that all ranks have come this far without an error. */
 static dcomm_status dcommi_bkt_all_good(dcomm_buckets *b, dcomm_status status)
 {
     dcommi_bkt_card own = dcommi_bkt_card_of(status), *cards;

@@ -48,7 +48,7 @@ static void dcommi_bkt_take_opts(dcomm_buckets *b, const dcomm_buckets_opts *opt
     }
 }
 
-/* What one rank can do by itself. */
+/* Do the part of the creation that one rank can do by itself. */
 static dcomm_status dcommi_bkt_prepare(dcomm_buckets *b, const dcomm_bucket_param *params,
                                        size_t nparams, const dcomm_buckets_opts *opts)
 {
@@ -69,7 +69,7 @@ static dcomm_status dcommi_bkt_prepare(dcomm_buckets *b, const dcomm_bucket_para
     return dcommi_bkt_books(b);
 }
 
-/* Whether "auto" is to be a codec, for each length. */
+/* Decide for each length if "auto" becomes a codec. */
 static dcomm_status dcommi_bkt_decide(const dcomm_buckets *b)
 {
     for (size_t i = 0; i < b->layout.n; i++) {

@@ -50,8 +50,8 @@ static dcomm_status dcommi_bkt_open_devices(dcomm_buckets *b)
     return b->ndevices > 0 ? dcommi_context_need_thread(b->comm->context) : DCOMM_OK;
 }
 
-/* What gradients were marked behind on the caller's streams may still be under way, and then they
- * are still copied: no longer than the communicator's time. It is gone. */
+/* Wait for copies of gradients that stand behind work on the caller's streams: no longer than the
+ * time of the communicator, which is gone. */
 static void dcommi_bkt_drain_devices(dcomm_buckets *b, double timeout_s)
 {
     double until = dcommi_now() + timeout_s;
@@ -160,7 +160,7 @@ static dcomm_status dcommi_bkt_zero(const dcommi_bkt *k, void *dst, size_t len)
     return DCOMM_OK;
 }
 
-/* What a device or its kernels report is told with its number. */
+/* Tell an error of a device or its kernels with the device's number. */
 static dcomm_status dcommi_bkt_of_device(int number, dcomm_status status)
 {
     if (status < 0) {

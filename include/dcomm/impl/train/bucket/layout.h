@@ -67,7 +67,7 @@ static const dcomm_feedback_opts *dcommi_bkt_feedback(const dcomm_buckets_opts *
                                                     : o->feedback;
 }
 
-/* What error feedback does to numbers; two kinds may differ in nothing else. */
+/* The options of error feedback that change numbers; two kinds may differ in nothing else. */
 typedef struct dcommi_bkt_feedback_words {
     uint64_t word[8];
 } dcommi_bkt_feedback_words;
@@ -310,9 +310,9 @@ static dcomm_status dcommi_bkt_pour(const dcomm_buckets *b, dcommi_bkt *from, dc
     return DCOMM_OK;
 }
 
-/* What is too short for its codec would be summed exactly, and residuals that were moved there
- * would never be sent: the next bucket of its kind goes with it; the last one with that before. In
- * one pass: `last` is the bucket of each kind that was seen last (number + 1). */
+/* Join buckets that are too short for their codec: they would be summed exactly, and residuals that
+ * were moved there would never be sent. The next bucket of the kind goes with it; the last one with
+ * that before. In one pass: `last` is the bucket of each kind that was seen last (number + 1). */
 static dcomm_status dcommi_bkt_merge(const dcomm_buckets *b, dcommi_bkt_layout *layout,
                                      size_t *room, size_t *last)
 {

@@ -20,8 +20,8 @@ static size_t dcommi_bkt_look_bytes(const dcommi_bkt_param *p)
     return (bytes + DCOMMI_BKT_LOOK_ALIGN - 1) / DCOMMI_BKT_LOOK_ALIGN * DCOMMI_BKT_LOOK_ALIGN;
 }
 
-/* What kernels need that look at the parameters of device number `place - 1`. Its streams, all of
- * which they are put on, come after the one in whose order the memory is taken. */
+/* Make the memory of kernels that look at parameters of device number `place - 1`. Its streams, all
+ * of which they are put on, come after the one in whose order the memory is taken. */
 static dcomm_status dcommi_bkt_open_looks_of(dcomm_buckets *b, size_t place)
 {
     dcommi_bkt_device *d = &b->devices[place - 1];
@@ -104,7 +104,7 @@ static dcomm_status dcommi_bkt_look_there(const dcomm_buckets *b, const dcommi_b
                                                      &b->seen_there[p - b->params], p->look));
 }
 
-/* Whether all that was put on the devices for buckets is over; with b->lock. */
+/* Return true if all that was put on the devices for buckets is over; with b->lock. */
 static bool dcommi_bkt_looked(const dcomm_buckets *b)
 {
     for (size_t i = 0; i < b->layout.n && b->ndevices > 0; i++) {
@@ -116,7 +116,7 @@ static bool dcommi_bkt_looked(const dcomm_buckets *b)
     return true;
 }
 
-/* What is put on the devices' streams, behind the results of a step, until it is over. */
+/* Wait until all work on the devices' streams is over, which lies behind the results of a step. */
 static dcomm_status dcommi_bkt_await_streams(dcomm_buckets *b)
 {
     double until = dcommi_now() + b->comm->timeout_s;

@@ -188,8 +188,8 @@ static dcomm_status dcommi_bkt_rounds(dcomm_buckets *b, double *times, int round
     return DCOMM_OK;
 }
 
-/* What one rank cannot do, or does otherwise, is an error of all. *times_p is there if it is none.
- */
+/* Agree on the rounds: an error or a difference on one rank is an error of all. *times_p is there
+ * without one. */
 static dcomm_status dcommi_bkt_agree_rounds(dcomm_buckets *b, int rounds, double **times_p)
 {
     dcomm_status status = DCOMM_OK;

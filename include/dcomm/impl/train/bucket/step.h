@@ -81,7 +81,7 @@ static dcomm_status dcommi_bkt_open(dcomm_buckets *b)
     return DCOMM_OK;
 }
 
-/* What the ranks have said; with b->lock, once it is here. */
+/* Read the ranks' cards; with b->lock, once they are here. */
 static dcomm_status dcommi_bkt_read_cards(dcomm_buckets *b)
 {
     double sum = 0;
@@ -354,7 +354,7 @@ static dcomm_status dcommi_bkt_await(dcomm_buckets *b, dcommi_bkt *k)
     return status;
 }
 
-/* What the others have seen of their gradients. With no other thread in the step. */
+/* Wait for what the others have seen of their gradients. With no other thread in the step. */
 static dcomm_status dcommi_bkt_await_sights(dcomm_buckets *b)
 {
     pthread_mutex_lock(&b->lock);

@@ -40,7 +40,7 @@ typedef struct dcommi_bkt_device {
     unsigned char *looks; /* of all its parameters */
 } dcommi_bkt_device;
 
-/* What parameters of one bucket have in common. */
+/* The common properties of one bucket's parameters. */
 typedef struct dcommi_bkt_kind {
     dcomm_dtype dtype;
     size_t place;
@@ -80,7 +80,7 @@ typedef struct dcommi_bkt_loan {
 
 enum { DCOMMI_BKT_LOAN = 64 };
 
-/* What a rank tells all others at the end of a step that has a scaler. */
+/* A rank's message to all others at the end of a step that has a scaler. */
 typedef struct dcommi_bkt_sight {
     uint64_t scale, good; /* bits of the scaler's: are they alike */
     uint64_t found;       /* 0: all its gradients are finite; else 1 + the place, in the order

@@ -64,7 +64,7 @@ static dcomm_status dcommi_bkt_watch_there(const dcomm_buckets *b, const dcommi_
     return dcommi_bkt_look_there(b, p, place, p->count, 1, b->kinds[p->kind].codec != NULL);
 }
 
-/* What was seen of this step's gradients on devices, which are all in their order. With b->lock. */
+/* Note what was seen of this step's gradients on devices, which are all in order. With b->lock. */
 static void dcommi_bkt_note_there(dcomm_buckets *b)
 {
     for (size_t i = 0; i < b->nparams && b->seen_there != NULL; i++) {

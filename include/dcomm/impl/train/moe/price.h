@@ -52,7 +52,7 @@ static void dcommi_moe_weigh(dcomm_moe *m)
 
 /* ---- bytes ---- */
 
-/* What passes between ranks of one dispatch, in rows: all of it, and what passes between hosts. */
+/* Traffic of one rank in one dispatch, in rows: with all ranks, and with those of other hosts. */
 typedef struct dcommi_moe_traffic {
     uint64_t in, out, host_in, host_out; /* of a rank */
     uint64_t messages, host_messages;
@@ -91,7 +91,7 @@ static void dcommi_moe_row_traffic(const dcomm_moe *m, bool hier, dcommi_moe_tra
     }
 }
 
-/* What gates are told before (dcommi_moe_tell), in pairs of words. */
+/* Count the messages to gates before the rows (dcommi_moe_tell), in pairs of words. */
 static void dcommi_moe_tell_traffic(const dcomm_moe *m, dcommi_moe_traffic *t)
 {
     memset(t, 0, (size_t)m->size * sizeof *t);
@@ -122,7 +122,7 @@ static uint64_t dcommi_moe_port_rows(const dcomm_moe *m, const dcommi_moe_traffi
 
 /* ---- prices ---- */
 
-/* What is between the ranks of a host: the same on all ranks. */
+/* Return the kind of link between the ranks of a host: the same on all ranks. */
 static int dcommi_moe_near(const dcomm_moe *m, const dcommi_terrain *terrain)
 {
     for (int h = 0; h < m->nhosts; h++) {
@@ -135,8 +135,8 @@ static int dcommi_moe_near(const dcomm_moe *m, const dcommi_terrain *terrain)
     return DCOMM_LINK_NEAR;
 }
 
-/* What a link lets pass at once in so small a part of the time that its rate would take is not held
- * up by the rate: between two exchanges the experts are at work, and the link is not. */
+/* A burst that a link passes in less than this part of the time that its sustained rate would take
+ * does not wait for the rate: between two exchanges the experts are at work, and the link rests. */
 #define DCOMMI_MOE_BURST 10
 
 /* Seconds: the network for as long as its busiest port or rank, and memory for as long as the

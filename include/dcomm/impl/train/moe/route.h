@@ -38,7 +38,7 @@ static dcomm_status dcommi_moe_take(dcomm_moe *m, size_t tokens, const int32_t *
     return DCOMM_OK;
 }
 
-/* What this rank's slots ask for, on its card. */
+/* Count on this rank's card the rows that its slots ask for. */
 static void dcommi_moe_tally(dcomm_moe *m)
 {
     size_t k = (size_t)m->opts.k;

@@ -42,13 +42,13 @@ static void dcommi_moe_stage_free(dcommi_moe_stage *s)
     }
 }
 
-/* What the ranks of a stage send each other of a chunk. */
+/* Return the rows of a chunk that the ranks of a stage send each other. */
 static inline size_t *dcommi_moe_matrix(const dcommi_moe_stage *s, int chunk)
 {
     return s->matrix + (size_t)chunk * (size_t)s->n * (size_t)s->n;
 }
 
-/* What rank `me` of n sends each and gets from each, of what each sends each. */
+/* Take the rows that rank `me` of n sends to each and gets from each out of the matrix. */
 static void dcommi_moe_own_counts(const size_t *matrix, int n, int me, size_t *send, size_t *recv)
 {
     for (int r = 0; r < n; r++) {
@@ -249,7 +249,7 @@ static dcomm_status dcommi_moe_outer_tables(dcomm_moe *m)
 
 /* ---- hierarchical: inside ---- */
 
-/* What a rank tells another as its gate of chunks first .. end - 1: rows. */
+/* Return the rows of chunks first .. end - 1 that a rank tells another as its gate. */
 static size_t dcommi_moe_told_between(const dcomm_moe *m, int from, int gate, int first, int end)
 {
     size_t rows = 0;

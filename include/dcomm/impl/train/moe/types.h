@@ -54,7 +54,7 @@ typedef struct dcommi_moe_op {
     dcomm_request *request;
 } dcommi_moe_op;
 
-/* What has been started one way, in that order. */
+/* The passes that have been started one way, in that order. */
 typedef struct dcommi_moe_queue {
     struct dcommi_moe_turn {
         int pass, chunk;

@@ -45,7 +45,7 @@ static inline void dcommi_prefetch_write(const volatile void *at)
 #endif
 }
 
-/* What lies in shared memory. The reader trusts none of it. */
+/* The part in shared memory. The reader trusts none of it. */
 typedef struct dcommi_fifo {
     _Alignas(
         DCOMMI_LINE) _Atomic uint64_t consumed; /* by the reader, which tells it now and then */
@@ -102,7 +102,7 @@ static inline size_t dcommi_fifo_lines(const dcommi_fifo_end *e, size_t bytes)
     return gap ? lines + DCOMMI_FIFO_GAP : lines;
 }
 
-/* Whether a record is there. */
+/* Return true if a record is there. */
 static inline bool dcommi_fifo_ready(const dcommi_fifo_end *e)
 {
     uint64_t word = atomic_load_explicit(dcommi_fifo_word(e, e->at), memory_order_relaxed);
@@ -125,8 +125,8 @@ static inline void dcommi_fifo_note(dcommi_fifo_end *e, size_t bytes)
 
 /* ---- writing ---- */
 
-/* What lies behind a record must not be taken for one, whatever payload of the lap before it is.
- * Its writer has it in its cache and sees that at once. */
+/* Clear the word behind a record: payload of the lap before must not be taken for a record. Its
+ * writer has it in its cache and sees that at once. */
 static inline void dcommi_fifo_clear(dcommi_fifo_end *e)
 {
     e->clear = e->at;
