@@ -17309,6 +17309,11 @@ static inline int dcommi_sys_open(const char *path, int flags)
 {
     return openat(AT_FDCWD, path, flags);
 }
+/* Return true if errno says that a call on a descriptor may succeed later. */
+static inline bool dcommi_sys_later(void)
+{
+    return errno == EAGAIN || errno == EINTR; /* EWOULDBLOCK is EAGAIN on Linux */
+}
 /* Close a descriptor; -1 is none. errno stays, which says why it is closed. */
 static inline void dcommi_sys_close(int fd)
 {
@@ -35397,7 +35402,7 @@ static int dcommi_addr_resolve(const char *host, uint16_t port, dcommi_addr *lis
 }
 /* This machine's addresses that others may reach: of interface `only` if not NULL, else all that
  * are up, loopback last. Link-local IPv6 is left out: its scope means nothing elsewhere. */
-static int dcommi_addr_mine(const char *only, uint16_t port, dcommi_addr *list, int max)
+static int dcommi_addr_mine(const char *only, dcommi_addr *list, int max)
 {
     struct ifaddrs *all = NULL;
     int n = 0;
@@ -35423,7 +35428,6 @@ static int dcommi_addr_mine(const char *only, uint16_t port, dcommi_addr *list, 
                 continue;
             }
             if (dcommi_addr_loopback(&a) == (loopback != 0)) {
-                dcommi_addr_set_port(&a, port);
                 list[n++] = a;
             }
         }
@@ -35558,7 +35562,7 @@ static dcomm_status dcommi_sock_read(int fd, void *buf, size_t len, double deadl
         ssize_t n = dcommi_sys_recv(fd, (uint8_t *)buf + have, len - have, 0);
         if (n > 0) {
             have += (size_t)n;
-        } else if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
+        } else if (n == 0 || (!dcommi_sys_later())) {
             return DCOMM_ERR_PEER;
         } else {
             DCOMMI_TRY(dcommi_sock_wait(fd, POLLIN, deadline, cancel));
@@ -35578,7 +35582,7 @@ static dcomm_status dcommi_sock_write(int fd, const void *buf, size_t len, doubl
             done += (size_t)n;
             continue;
         }
-        if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
+        if (!dcommi_sys_later()) {
             *stopped = true; /* what the peer said before it went may still be readable */
             return DCOMM_OK;
         }
@@ -35707,7 +35711,7 @@ static int dcommi_ctl_read(dcommi_ctl_line *l, size_t need)
             l->have += (size_t)n;
             continue;
         }
-        bool later = n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
+        bool later = n < 0 && dcommi_sys_later();
         l->error = n < 0 && !later ? errno : l->error;
         return later ? 0 : -1;
     }
@@ -35964,9 +35968,9 @@ static void dcommi_ctl_look(dcomm_context *context)
 static dcomm_status dcommi_ctl_open(dcomm_context *context, const char *iface)
 {
     dcommi_addr list[DCOMMI_SOCK_ADDRS];
-    int n = dcommi_addr_mine(iface, 0, list, DCOMMI_SOCK_ADDRS), at = 0;
+    int n = dcommi_addr_mine(iface, list, DCOMMI_SOCK_ADDRS), at = 0;
     if (n == 0) {
-        n = dcommi_addr_mine(NULL, 0, list, DCOMMI_SOCK_ADDRS);
+        n = dcommi_addr_mine(NULL, list, DCOMMI_SOCK_ADDRS);
     }
     while (at < n && list[at].any.sa_family != AF_INET) {
         at++;
@@ -47311,33 +47315,43 @@ static dcomm_status dcommi_launcher_tcp(dcommi_launcher *l, const char *host, in
     DCOMMI_TRY(dcommi_launcher_job(l));
     return dcommi_launcher_secret(l);
 }
+/* Take this rank's place from a launcher's variables; `local` may be NULL. */
+static dcomm_status dcommi_launcher_take(dcommi_launcher *l, const char *name, const char *rank,
+                                         const char *size, const char *local,
+                                         dcommi_meeting meeting)
+{
+    l->name = name;
+    DCOMMI_TRY(dcommi_launcher_world(l, rank, size));
+    if (local != NULL) {
+        DCOMMI_TRY(dcommi_env_int(local, 0, DCOMMI_RDV_SIZE_MAX, &l->local_rank));
+    }
+    if (l->size == 1) {
+        return DCOMM_OK;
+    }
+    l->meeting = meeting;
+    return meeting == DCOMMI_MEET_TCP ? dcommi_launcher_tcp(l, NULL, 0) : DCOMM_OK;
+}
 static dcomm_status dcommi_launcher_slurm(dcommi_launcher *l)
 {
     char host[DCOMMI_HOST_MAX] = "";
     const char *nodes = dcommi_env("SLURM_STEP_NODELIST");
     const char *job = dcommi_env("SLURM_JOB_ID"), *step = dcommi_env("SLURM_STEP_ID");
-    l->name = "Slurm";
-    DCOMMI_TRY(dcommi_launcher_world(
-        l, "SLURM_PROCID",
-        dcommi_env("SLURM_STEP_NUM_TASKS") != NULL ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS"));
-    DCOMMI_TRY(dcommi_env_int("SLURM_LOCALID", 0, DCOMMI_RDV_SIZE_MAX, &l->local_rank));
+    const bool pmix = dcommi_env("PMIX_RANK") != NULL && dcommi_env("PMIX_NAMESPACE") != NULL;
+    DCOMMI_TRY(dcommi_launcher_take(
+        l, "Slurm", "SLURM_PROCID",
+        dcommi_env("SLURM_STEP_NUM_TASKS") != NULL ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS",
+        "SLURM_LOCALID", DCOMMI_MEET_PMIX));
     if (l->size == 1) {
         return DCOMM_OK;
     }
-    if (dcommi_env("PMIX_RANK") != NULL && dcommi_env("PMIX_NAMESPACE") != NULL) {
-        l->meeting = DCOMMI_MEET_PMIX;
-    } else {
-        l->meeting = DCOMMI_MEET_TCP;
-    }
+    l->meeting = pmix ? DCOMMI_MEET_PMIX : DCOMMI_MEET_TCP;
     int node_count = 0;
     DCOMMI_TRY(dcommi_env_int("SLURM_STEP_NUM_NODES", 1, DCOMMI_RDV_SIZE_MAX, &node_count));
     if (node_count == 1) {
         nodes = "127.0.0.1"; /* out of other machines' reach, and needs no name service */
     }
     if (nodes == NULL && dcommi_env("MASTER_ADDR") == NULL) {
-        return l->meeting == DCOMMI_MEET_PMIX
-                   ? DCOMM_OK
-                   : dcommi_env_missing("SLURM_STEP_NODELIST", "SLURM_STEP_ID is");
+        return pmix ? DCOMM_OK : dcommi_env_missing("SLURM_STEP_NODELIST", "SLURM_STEP_ID is");
     }
     if (nodes != NULL && !dcommi_nodelist_first(nodes, host, sizeof host)) {
         return dcommi_fail(
@@ -47405,18 +47419,13 @@ static dcomm_status dcommi_launcher_detect(dcommi_launcher *l)
     /* Batch scripts for PyTorch export all but RANK, which each task takes from Slurm. */
     world = world && (rank || !slurm);
     if ((rank && world) || (master && (rank || world))) {
-        l->name = "torchrun";
-        DCOMMI_TRY(dcommi_launcher_world(l, "RANK", "WORLD_SIZE"));
-        DCOMMI_TRY(dcommi_env_int("LOCAL_RANK", 0, DCOMMI_RDV_SIZE_MAX, &l->local_rank));
-        l->meeting = l->size > 1 ? DCOMMI_MEET_TCP : DCOMMI_MEET_ALONE;
-        return l->size > 1 ? dcommi_launcher_tcp(l, NULL, 0) : DCOMM_OK;
+        return dcommi_launcher_take(l, "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK",
+                                    DCOMMI_MEET_TCP);
     }
     if (dcommi_env("OMPI_COMM_WORLD_SIZE") != NULL || dcommi_env("OMPI_COMM_WORLD_RANK") != NULL) {
-        l->name = "Open MPI";
-        DCOMMI_TRY(dcommi_launcher_world(l, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"));
-        DCOMMI_TRY(
-            dcommi_env_int("OMPI_COMM_WORLD_LOCAL_RANK", 0, DCOMMI_RDV_SIZE_MAX, &l->local_rank));
-        l->meeting = l->size > 1 ? DCOMMI_MEET_PMIX : DCOMMI_MEET_ALONE;
+        DCOMMI_TRY(dcommi_launcher_take(l, "Open MPI", "OMPI_COMM_WORLD_RANK",
+                                        "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+                                        DCOMMI_MEET_PMIX));
         return l->size > 1 && master ? dcommi_launcher_tcp(l, NULL, 0) : DCOMM_OK;
     }
     /* Slurm's own PMI_FD takes "init" only once: we would leave MPI none, or MPI us. Hydra inside
@@ -47424,12 +47433,9 @@ static dcomm_status dcommi_launcher_detect(dcommi_launcher *l)
     bool slurm_pmi =
         slurm && dcommi_env("PMI_JOBID") != NULL && dcommi_env("MPI_LOCALRANKID") == NULL;
     if (dcommi_env("PMI_FD") != NULL && !slurm_pmi) {
-        l->name = "PMI";
-        DCOMMI_TRY(dcommi_launcher_world(l, "PMI_RANK", "PMI_SIZE"));
-        DCOMMI_TRY(dcommi_env_int("PMI_FD", 0, INT32_MAX, &l->pmi_fd));
-        DCOMMI_TRY(dcommi_env_int("MPI_LOCALRANKID", 0, DCOMMI_RDV_SIZE_MAX, &l->local_rank));
-        l->meeting = l->size > 1 ? DCOMMI_MEET_PMI : DCOMMI_MEET_ALONE;
-        return DCOMM_OK;
+        DCOMMI_TRY(dcommi_launcher_take(l, "PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID",
+                                        DCOMMI_MEET_PMI));
+        return dcommi_env_int("PMI_FD", 0, INT32_MAX, &l->pmi_fd);
     }
     if (slurm) {
         return dcommi_launcher_slurm(l);
@@ -47441,10 +47447,7 @@ static dcomm_status dcommi_launcher_detect(dcommi_launcher *l)
         return master ? dcommi_launcher_tcp(l, NULL, 0) : DCOMM_OK;
     }
     if (dcommi_env("PMI_RANK") != NULL && dcommi_env("PMI_SIZE") != NULL) {
-        l->name = "PMI";
-        DCOMMI_TRY(dcommi_launcher_world(l, "PMI_RANK", "PMI_SIZE"));
-        l->meeting = l->size > 1 ? DCOMMI_MEET_TCP : DCOMMI_MEET_ALONE;
-        return l->size > 1 ? dcommi_launcher_tcp(l, NULL, 0) : DCOMM_OK;
+        return dcommi_launcher_take(l, "PMI", "PMI_RANK", "PMI_SIZE", NULL, DCOMMI_MEET_TCP);
     }
     return dcommi_launcher_none(l);
 }
@@ -47524,7 +47527,7 @@ static dcomm_status dcommi_pmi_ask(const char *question, const char *expected,
                                    : "cancelled");
         }
         n = have < DCOMMI_PMI_LINE - 1 ? dcommi_sys_recv(p->fd, answer + have, 1, MSG_DONTWAIT) : 0;
-        if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
+        if (n == 0 || (n < 0 && !dcommi_sys_later())) {
             return dcommi_fail(DCOMM_ERR_RENDEZVOUS, "the process manager (PMI_FD) hung up");
         }
         have += n > 0 ? (size_t)n : 0;
@@ -49002,9 +49005,7 @@ static void dcommi_rdv_sweep(dcommi_rdv_core *c, void (*closing)(dcommi_rdv_conn
 #include <signal.h>
 #include <sys/eventfd.h>
 #define DCOMMI_RDV_CHUNK (1u << 16)
-#define DCOMMI_RDV_TELL_S                                                  \
-    5.0 /* for ranks to come that are to hear why another cannot take part \
-         */
+#define DCOMMI_RDV_TELL_S 5.0 /* for ranks to come and hear why another cannot take part */
 /* Shared by its thread, the list of servers and the boots of this process that use it. */
 typedef struct dcommi_rdv_server {
     struct dcommi_rdv_server *next; /* in the list */
@@ -49040,12 +49041,16 @@ static void dcommi_rdv_stop_listening(dcommi_rdv_server *s)
         s->listen_fd = -1;
     }
 }
-static void dcommi_rdv_server_free(dcommi_rdv_server *s)
+static void dcommi_rdv_shut(dcommi_rdv_server *s)
 {
     dcommi_rdv_stop_listening(s);
     for (size_t i = 0; i < s->core.nconns; i++) {
         dcommi_rdv_close_fd(s->core.conns[i]);
     }
+}
+static void dcommi_rdv_server_free(dcommi_rdv_server *s)
+{
+    dcommi_rdv_shut(s);
     dcommi_rdv_core_end(&s->core);
     dcommi_sys_close(s->wake_fd);
     dcommi_free(s->polls);
@@ -49110,8 +49115,7 @@ static void dcommi_rdv_accept_all(dcommi_rdv_server *s, double now)
                          "the process that serves it)",
                          strerror(errno));
             }
-            if (errno != EAGAIN && errno != EWOULDBLOCK && errno != ECONNABORTED &&
-                errno != EINTR) {
+            if (!dcommi_sys_later() && errno != ECONNABORTED) {
                 s->refuse_until = now + 0.5;
             }
             return;
@@ -49137,7 +49141,7 @@ static void dcommi_rdv_receive(dcommi_rdv_server *s, dcommi_rdv_conn *conn, uint
     if (n > 0) {
         size_t used = dcommi_rdv_input(&s->core, conn, buf, (size_t)n, now);
         n = dcommi_sys_recv(conn->fd, buf, used, MSG_TRUNC);
-    } else if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
+    } else if (n == 0 || (!dcommi_sys_later())) {
         dcommi_rdv_lost(&s->core, conn, now);
     }
 }
@@ -49151,7 +49155,7 @@ static void dcommi_rdv_transmit(dcommi_rdv_server *s, dcommi_rdv_conn *conn, dou
         if (n > 0) {
             dcommi_rdv_sent(conn, (size_t)n);
         } else {
-            if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
+            if (!dcommi_sys_later()) {
                 dcommi_rdv_lost(&s->core, conn, now);
             }
             return;
@@ -49253,10 +49257,7 @@ static void *dcommi_rdv_server_main(void *argument)
     s->thread = (pid_t)syscall(SYS_gettid);
     while (dcommi_rdv_server_turn(s, s->buf, DCOMMI_RDV_CHUNK)) {
     }
-    dcommi_rdv_stop_listening(s);
-    for (size_t i = 0; i < s->core.nconns; i++) {
-        dcommi_rdv_close_fd(s->core.conns[i]);
-    }
+    dcommi_rdv_shut(s);
     s->ended = true;
     pthread_cond_broadcast(&dcommi_rdv_changed);
     pthread_mutex_unlock(&dcommi_rdv_lock);
@@ -49369,7 +49370,6 @@ static dcomm_status dcommi_rdv_server_start(const dcommi_addr *on, uint16_t port
 }
 #define DCOMMI_BOOT_LINGER_S 1.0 /* for the others to have left, when this process serves them */
 #define DCOMMI_BOOT_PORT_S 2.0   /* for a port of an earlier communicator or job to become free */
-#define DCOMMI_BOOT_TELL_S 5.0   /* for the others to hear why this rank cannot take part */
 #define DCOMMI_BOOT_FEW \
     256 /* so many ranks can say in the caller's all-gather that memory is out */
 typedef struct dcommi_boot {
@@ -49377,7 +49377,7 @@ typedef struct dcommi_boot {
     int local_rank; /* rank within the host as the launcher counts, -1 if it does not say */
     /* private: */
     bool open;
-    dcomm_allgather_fn allgather; /* NULL: client, or alone */
+    dcomm_allgather_fn allgather; /* NULL: client */
     void *allgather_user;
     uint64_t few[DCOMMI_BOOT_FEW]; /* of the caller's all-gather: one word of each rank */
     uint64_t *words;               /* `few`, or memory of its own */
@@ -49438,7 +49438,7 @@ dcomm_status dcomm_id_create(dcomm_id *id)
     DCOMMI_TRY(dcommi_random_bytes(parts.secret, sizeof parts.secret));
     dcommi_boot_id_key(&parts, key);
     const char *iface = dcommi_env("DCOMM_IFACE");
-    parts.naddrs = dcommi_addr_mine(iface, 0, parts.addrs, DCOMMI_ID_ADDRS);
+    parts.naddrs = dcommi_addr_mine(iface, parts.addrs, DCOMMI_ID_ADDRS);
     if (parts.naddrs == 0) {
         return dcommi_fail(iface != NULL ? DCOMM_ERR_INVALID : DCOMM_ERR_SYSTEM,
                            "no address that other ranks could reach%s%s",
@@ -49686,7 +49686,7 @@ static void dcommi_boot_close(dcommi_boot *boot, dcomm_status status)
     dcommi_rdv_leave(&boot->client);
     if (boot->server != NULL) {
         dcommi_rdv_server_retire(boot->server,
-                                 status < 0 ? DCOMMI_BOOT_TELL_S : DCOMMI_BOOT_LINGER_S);
+                                 status < 0 ? DCOMMI_RDV_TELL_S : DCOMMI_BOOT_LINGER_S);
     }
     if (boot->counted && status < 0) {
         uint32_t mine = boot->generation + 1; /* unless another creation has begun meanwhile */
@@ -49749,6 +49749,13 @@ static void dcommi_boot_tell(dcommi_boot *boot, dcomm_status status)
     }
     memcpy(dcommi_message, why, sizeof why);
 }
+/* The all-gather of one rank. */
+static int dcommi_boot_alone(const void *mine, size_t bytes, void *all, void *user)
+{
+    (void)user;
+    memcpy(all, mine, bytes);
+    return 0;
+}
 /* Meet as opts and the environment say; where that fails, the boot is closed. */
 static dcomm_status dcommi_boot_begin(dcommi_boot *boot, const dcomm_comm_opts *opts)
 {
@@ -49763,6 +49770,10 @@ static dcomm_status dcommi_boot_begin(dcommi_boot *boot, const dcomm_comm_opts *
         status = dcommi_fail(DCOMM_ERR_INVALID, "opts.boot=%d is no dcomm_boot", (int)kind);
     }
     boot->client.timeout_s = timeout_s;
+    if (boot->size == 1 && boot->allgather == NULL) {
+        boot->allgather = dcommi_boot_alone;
+        boot->words = boot->few;
+    }
     if (status < 0) {
         char why[DCOMMI_MESSAGE_MAX]; /* closing may fail too, of which nobody wants to hear */
         memcpy(why, dcommi_message, sizeof why);
@@ -49788,13 +49799,13 @@ static dcomm_status dcommi_boot_open(const dcomm_comm_opts *opts, double timeout
     return dcommi_boot_begin(boot, opts);
 }
 /* This rank fails with `status`, for the reason in dcommi_message, before it has met the others:
- * meet them only to say so. Blocks at most DCOMMI_BOOT_TELL_S, besides what boot_open says. */
+ * meet them only to say so. Blocks at most DCOMMI_RDV_TELL_S, besides what boot_open says. */
 static void dcommi_boot_announce(const dcomm_comm_opts *opts, double timeout_s,
                                  const _Atomic int *cancel, dcomm_status status)
 {
     char why[DCOMMI_MESSAGE_MAX];
     memcpy(why, dcommi_message, sizeof why);
-    timeout_s = timeout_s > 0 && timeout_s < DCOMMI_BOOT_TELL_S ? timeout_s : DCOMMI_BOOT_TELL_S;
+    timeout_s = timeout_s > 0 && timeout_s < DCOMMI_RDV_TELL_S ? timeout_s : DCOMMI_RDV_TELL_S;
     dcommi_boot boot = dcommi_boot_new(timeout_s, cancel);
     boot.client.failed = status;
     memcpy(boot.client.why, why, sizeof why);
@@ -49885,26 +49896,8 @@ static dcomm_status dcommi_boot_allgather(dcommi_boot *boot, const void *mine, s
                            "rank %d has %zu bytes for the other ranks, more than %u", boot->rank,
                            len, DCOMMI_RDV_BLOB_MAX);
     }
-    if (boot->allgather != NULL) {
-        return dcommi_boot_by_caller(boot, mine, len, all_p, lens_p);
-    }
-    if (boot->size > 1) {
-        return dcommi_rdv_gather(&boot->client, mine, len, all_p, lens_p);
-    }
-    void *all = dcommi_alloc(len);
-    size_t *lens = dcommi_alloc(sizeof *lens);
-    if (all == NULL || lens == NULL) {
-        dcommi_free(all);
-        dcommi_free(lens);
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    if (len > 0) {
-        memcpy(all, mine, len);
-    }
-    lens[0] = len;
-    *all_p = all;
-    *lens_p = lens;
-    return DCOMM_OK;
+    return boot->allgather != NULL ? dcommi_boot_by_caller(boot, mine, len, all_p, lens_p)
+                                   : dcommi_rdv_gather(&boot->client, mine, len, all_p, lens_p);
 }
 /* The facts that one rank sends to the others when a communicator is created. The layout is fixed.
  * Version, byte order and header size are checked before anything else is believed. */
@@ -65186,7 +65179,6 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_BOOT_FEW
 #undef DCOMMI_BOOT_LINGER_S
 #undef DCOMMI_BOOT_PORT_S
-#undef DCOMMI_BOOT_TELL_S
 #undef DCOMMI_BUCKETS
 #undef DCOMMI_BUCKET_ROW
 #undef DCOMMI_BUCKET_STAGES

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -28,6 +29,12 @@
 static inline int dcommi_sys_open(const char *path, int flags)
 {
     return openat(AT_FDCWD, path, flags);
+}
+
+/* Return true if errno says that a call on a descriptor may succeed later. */
+static inline bool dcommi_sys_later(void)
+{
+    return errno == EAGAIN || errno == EINTR; /* EWOULDBLOCK is EAGAIN on Linux */
 }
 
 /* Close a descriptor; -1 is none. errno stays, which says why it is closed. */

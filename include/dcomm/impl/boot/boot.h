@@ -13,7 +13,6 @@
 
 #define DCOMMI_BOOT_LINGER_S 1.0 /* for the others to have left, when this process serves them */
 #define DCOMMI_BOOT_PORT_S 2.0   /* for a port of an earlier communicator or job to become free */
-#define DCOMMI_BOOT_TELL_S 5.0   /* for the others to hear why this rank cannot take part */
 #define DCOMMI_BOOT_FEW \
     256 /* so many ranks can say in the caller's all-gather that memory is out */
 
@@ -22,7 +21,7 @@ typedef struct dcommi_boot {
     int local_rank; /* rank within the host as the launcher counts, -1 if it does not say */
     /* private: */
     bool open;
-    dcomm_allgather_fn allgather; /* NULL: client, or alone */
+    dcomm_allgather_fn allgather; /* NULL: client */
     void *allgather_user;
     uint64_t few[DCOMMI_BOOT_FEW]; /* of the caller's all-gather: one word of each rank */
     uint64_t *words;               /* `few`, or memory of its own */
@@ -91,7 +90,7 @@ dcomm_status dcomm_id_create(dcomm_id *id)
     DCOMMI_TRY(dcommi_random_bytes(parts.secret, sizeof parts.secret));
     dcommi_boot_id_key(&parts, key);
     const char *iface = dcommi_env("DCOMM_IFACE");
-    parts.naddrs = dcommi_addr_mine(iface, 0, parts.addrs, DCOMMI_ID_ADDRS);
+    parts.naddrs = dcommi_addr_mine(iface, parts.addrs, DCOMMI_ID_ADDRS);
     if (parts.naddrs == 0) {
         return dcommi_fail(iface != NULL ? DCOMM_ERR_INVALID : DCOMM_ERR_SYSTEM,
                            "no address that other ranks could reach%s%s",
@@ -351,7 +350,7 @@ static void dcommi_boot_close(dcommi_boot *boot, dcomm_status status)
     dcommi_rdv_leave(&boot->client);
     if (boot->server != NULL) {
         dcommi_rdv_server_retire(boot->server,
-                                 status < 0 ? DCOMMI_BOOT_TELL_S : DCOMMI_BOOT_LINGER_S);
+                                 status < 0 ? DCOMMI_RDV_TELL_S : DCOMMI_BOOT_LINGER_S);
     }
     if (boot->counted && status < 0) {
         uint32_t mine = boot->generation + 1; /* unless another creation has begun meanwhile */
@@ -418,6 +417,14 @@ static void dcommi_boot_tell(dcommi_boot *boot, dcomm_status status)
     memcpy(dcommi_message, why, sizeof why);
 }
 
+/* The all-gather of one rank. */
+static int dcommi_boot_alone(const void *mine, size_t bytes, void *all, void *user)
+{
+    (void)user;
+    memcpy(all, mine, bytes);
+    return 0;
+}
+
 /* Meet as opts and the environment say; where that fails, the boot is closed. */
 static dcomm_status dcommi_boot_begin(dcommi_boot *boot, const dcomm_comm_opts *opts)
 {
@@ -432,6 +439,10 @@ static dcomm_status dcommi_boot_begin(dcommi_boot *boot, const dcomm_comm_opts *
         status = dcommi_fail(DCOMM_ERR_INVALID, "opts.boot=%d is no dcomm_boot", (int)kind);
     }
     boot->client.timeout_s = timeout_s;
+    if (boot->size == 1 && boot->allgather == NULL) {
+        boot->allgather = dcommi_boot_alone;
+        boot->words = boot->few;
+    }
     if (status < 0) {
         char why[DCOMMI_MESSAGE_MAX]; /* closing may fail too, of which nobody wants to hear */
         memcpy(why, dcommi_message, sizeof why);
@@ -460,13 +471,13 @@ static dcomm_status dcommi_boot_open(const dcomm_comm_opts *opts, double timeout
 }
 
 /* This rank fails with `status`, for the reason in dcommi_message, before it has met the others:
- * meet them only to say so. Blocks at most DCOMMI_BOOT_TELL_S, besides what boot_open says. */
+ * meet them only to say so. Blocks at most DCOMMI_RDV_TELL_S, besides what boot_open says. */
 static void dcommi_boot_announce(const dcomm_comm_opts *opts, double timeout_s,
                                  const _Atomic int *cancel, dcomm_status status)
 {
     char why[DCOMMI_MESSAGE_MAX];
     memcpy(why, dcommi_message, sizeof why);
-    timeout_s = timeout_s > 0 && timeout_s < DCOMMI_BOOT_TELL_S ? timeout_s : DCOMMI_BOOT_TELL_S;
+    timeout_s = timeout_s > 0 && timeout_s < DCOMMI_RDV_TELL_S ? timeout_s : DCOMMI_RDV_TELL_S;
     dcommi_boot boot = dcommi_boot_new(timeout_s, cancel);
     boot.client.failed = status;
     memcpy(boot.client.why, why, sizeof why);
@@ -560,26 +571,8 @@ static dcomm_status dcommi_boot_allgather(dcommi_boot *boot, const void *mine, s
                            "rank %d has %zu bytes for the other ranks, more than %u", boot->rank,
                            len, DCOMMI_RDV_BLOB_MAX);
     }
-    if (boot->allgather != NULL) {
-        return dcommi_boot_by_caller(boot, mine, len, all_p, lens_p);
-    }
-    if (boot->size > 1) {
-        return dcommi_rdv_gather(&boot->client, mine, len, all_p, lens_p);
-    }
-    void *all = dcommi_alloc(len);
-    size_t *lens = dcommi_alloc(sizeof *lens);
-    if (all == NULL || lens == NULL) {
-        dcommi_free(all);
-        dcommi_free(lens);
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    if (len > 0) {
-        memcpy(all, mine, len);
-    }
-    lens[0] = len;
-    *all_p = all;
-    *lens_p = lens;
-    return DCOMM_OK;
+    return boot->allgather != NULL ? dcommi_boot_by_caller(boot, mine, len, all_p, lens_p)
+                                   : dcommi_rdv_gather(&boot->client, mine, len, all_p, lens_p);
 }
 
 #endif

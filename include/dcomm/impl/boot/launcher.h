@@ -164,33 +164,44 @@ static dcomm_status dcommi_launcher_tcp(dcommi_launcher *l, const char *host, in
     return dcommi_launcher_secret(l);
 }
 
+/* Take this rank's place from a launcher's variables; `local` may be NULL. */
+static dcomm_status dcommi_launcher_take(dcommi_launcher *l, const char *name, const char *rank,
+                                         const char *size, const char *local,
+                                         dcommi_meeting meeting)
+{
+    l->name = name;
+    DCOMMI_TRY(dcommi_launcher_world(l, rank, size));
+    if (local != NULL) {
+        DCOMMI_TRY(dcommi_env_int(local, 0, DCOMMI_RDV_SIZE_MAX, &l->local_rank));
+    }
+    if (l->size == 1) {
+        return DCOMM_OK;
+    }
+    l->meeting = meeting;
+    return meeting == DCOMMI_MEET_TCP ? dcommi_launcher_tcp(l, NULL, 0) : DCOMM_OK;
+}
+
 static dcomm_status dcommi_launcher_slurm(dcommi_launcher *l)
 {
     char host[DCOMMI_HOST_MAX] = "";
     const char *nodes = dcommi_env("SLURM_STEP_NODELIST");
     const char *job = dcommi_env("SLURM_JOB_ID"), *step = dcommi_env("SLURM_STEP_ID");
-    l->name = "Slurm";
-    DCOMMI_TRY(dcommi_launcher_world(
-        l, "SLURM_PROCID",
-        dcommi_env("SLURM_STEP_NUM_TASKS") != NULL ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS"));
-    DCOMMI_TRY(dcommi_env_int("SLURM_LOCALID", 0, DCOMMI_RDV_SIZE_MAX, &l->local_rank));
+    const bool pmix = dcommi_env("PMIX_RANK") != NULL && dcommi_env("PMIX_NAMESPACE") != NULL;
+    DCOMMI_TRY(dcommi_launcher_take(
+        l, "Slurm", "SLURM_PROCID",
+        dcommi_env("SLURM_STEP_NUM_TASKS") != NULL ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS",
+        "SLURM_LOCALID", DCOMMI_MEET_PMIX));
     if (l->size == 1) {
         return DCOMM_OK;
     }
-    if (dcommi_env("PMIX_RANK") != NULL && dcommi_env("PMIX_NAMESPACE") != NULL) {
-        l->meeting = DCOMMI_MEET_PMIX;
-    } else {
-        l->meeting = DCOMMI_MEET_TCP;
-    }
+    l->meeting = pmix ? DCOMMI_MEET_PMIX : DCOMMI_MEET_TCP;
     int node_count = 0;
     DCOMMI_TRY(dcommi_env_int("SLURM_STEP_NUM_NODES", 1, DCOMMI_RDV_SIZE_MAX, &node_count));
     if (node_count == 1) {
         nodes = "127.0.0.1"; /* out of other machines' reach, and needs no name service */
     }
     if (nodes == NULL && dcommi_env("MASTER_ADDR") == NULL) {
-        return l->meeting == DCOMMI_MEET_PMIX
-                   ? DCOMM_OK
-                   : dcommi_env_missing("SLURM_STEP_NODELIST", "SLURM_STEP_ID is");
+        return pmix ? DCOMM_OK : dcommi_env_missing("SLURM_STEP_NODELIST", "SLURM_STEP_ID is");
     }
     if (nodes != NULL && !dcommi_nodelist_first(nodes, host, sizeof host)) {
         return dcommi_fail(
@@ -260,18 +271,13 @@ static dcomm_status dcommi_launcher_detect(dcommi_launcher *l)
     /* Batch scripts for PyTorch export all but RANK, which each task takes from Slurm. */
     world = world && (rank || !slurm);
     if ((rank && world) || (master && (rank || world))) {
-        l->name = "torchrun";
-        DCOMMI_TRY(dcommi_launcher_world(l, "RANK", "WORLD_SIZE"));
-        DCOMMI_TRY(dcommi_env_int("LOCAL_RANK", 0, DCOMMI_RDV_SIZE_MAX, &l->local_rank));
-        l->meeting = l->size > 1 ? DCOMMI_MEET_TCP : DCOMMI_MEET_ALONE;
-        return l->size > 1 ? dcommi_launcher_tcp(l, NULL, 0) : DCOMM_OK;
+        return dcommi_launcher_take(l, "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK",
+                                    DCOMMI_MEET_TCP);
     }
     if (dcommi_env("OMPI_COMM_WORLD_SIZE") != NULL || dcommi_env("OMPI_COMM_WORLD_RANK") != NULL) {
-        l->name = "Open MPI";
-        DCOMMI_TRY(dcommi_launcher_world(l, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"));
-        DCOMMI_TRY(
-            dcommi_env_int("OMPI_COMM_WORLD_LOCAL_RANK", 0, DCOMMI_RDV_SIZE_MAX, &l->local_rank));
-        l->meeting = l->size > 1 ? DCOMMI_MEET_PMIX : DCOMMI_MEET_ALONE;
+        DCOMMI_TRY(dcommi_launcher_take(l, "Open MPI", "OMPI_COMM_WORLD_RANK",
+                                        "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+                                        DCOMMI_MEET_PMIX));
         return l->size > 1 && master ? dcommi_launcher_tcp(l, NULL, 0) : DCOMM_OK;
     }
     /* Slurm's own PMI_FD takes "init" only once: we would leave MPI none, or MPI us. Hydra inside
@@ -279,12 +285,9 @@ static dcomm_status dcommi_launcher_detect(dcommi_launcher *l)
     bool slurm_pmi =
         slurm && dcommi_env("PMI_JOBID") != NULL && dcommi_env("MPI_LOCALRANKID") == NULL;
     if (dcommi_env("PMI_FD") != NULL && !slurm_pmi) {
-        l->name = "PMI";
-        DCOMMI_TRY(dcommi_launcher_world(l, "PMI_RANK", "PMI_SIZE"));
-        DCOMMI_TRY(dcommi_env_int("PMI_FD", 0, INT32_MAX, &l->pmi_fd));
-        DCOMMI_TRY(dcommi_env_int("MPI_LOCALRANKID", 0, DCOMMI_RDV_SIZE_MAX, &l->local_rank));
-        l->meeting = l->size > 1 ? DCOMMI_MEET_PMI : DCOMMI_MEET_ALONE;
-        return DCOMM_OK;
+        DCOMMI_TRY(dcommi_launcher_take(l, "PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID",
+                                        DCOMMI_MEET_PMI));
+        return dcommi_env_int("PMI_FD", 0, INT32_MAX, &l->pmi_fd);
     }
     if (slurm) {
         return dcommi_launcher_slurm(l);
@@ -296,10 +299,7 @@ static dcomm_status dcommi_launcher_detect(dcommi_launcher *l)
         return master ? dcommi_launcher_tcp(l, NULL, 0) : DCOMM_OK;
     }
     if (dcommi_env("PMI_RANK") != NULL && dcommi_env("PMI_SIZE") != NULL) {
-        l->name = "PMI";
-        DCOMMI_TRY(dcommi_launcher_world(l, "PMI_RANK", "PMI_SIZE"));
-        l->meeting = l->size > 1 ? DCOMMI_MEET_TCP : DCOMMI_MEET_ALONE;
-        return l->size > 1 ? dcommi_launcher_tcp(l, NULL, 0) : DCOMM_OK;
+        return dcommi_launcher_take(l, "PMI", "PMI_RANK", "PMI_SIZE", NULL, DCOMMI_MEET_TCP);
     }
     return dcommi_launcher_none(l);
 }

@@ -84,7 +84,7 @@ static dcomm_status dcommi_pmi_ask(const char *question, const char *expected,
                                    : "cancelled");
         }
         n = have < DCOMMI_PMI_LINE - 1 ? dcommi_sys_recv(p->fd, answer + have, 1, MSG_DONTWAIT) : 0;
-        if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
+        if (n == 0 || (n < 0 && !dcommi_sys_later())) {
             return dcommi_fail(DCOMM_ERR_RENDEZVOUS, "the process manager (PMI_FD) hung up");
         }
         have += n > 0 ? (size_t)n : 0;

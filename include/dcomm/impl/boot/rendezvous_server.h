@@ -12,9 +12,7 @@
 #include <sys/syscall.h>
 
 #define DCOMMI_RDV_CHUNK (1u << 16)
-#define DCOMMI_RDV_TELL_S                                                  \
-    5.0 /* for ranks to come that are to hear why another cannot take part \
-         */
+#define DCOMMI_RDV_TELL_S 5.0 /* for ranks to come and hear why another cannot take part */
 
 /* Shared by its thread, the list of servers and the boots of this process that use it. */
 typedef struct dcommi_rdv_server {
@@ -55,12 +53,17 @@ static void dcommi_rdv_stop_listening(dcommi_rdv_server *s)
     }
 }
 
-static void dcommi_rdv_server_free(dcommi_rdv_server *s)
+static void dcommi_rdv_shut(dcommi_rdv_server *s)
 {
     dcommi_rdv_stop_listening(s);
     for (size_t i = 0; i < s->core.nconns; i++) {
         dcommi_rdv_close_fd(s->core.conns[i]);
     }
+}
+
+static void dcommi_rdv_server_free(dcommi_rdv_server *s)
+{
+    dcommi_rdv_shut(s);
     dcommi_rdv_core_end(&s->core);
     dcommi_sys_close(s->wake_fd);
     dcommi_free(s->polls);
@@ -132,8 +135,7 @@ static void dcommi_rdv_accept_all(dcommi_rdv_server *s, double now)
                          "the process that serves it)",
                          strerror(errno));
             }
-            if (errno != EAGAIN && errno != EWOULDBLOCK && errno != ECONNABORTED &&
-                errno != EINTR) {
+            if (!dcommi_sys_later() && errno != ECONNABORTED) {
                 s->refuse_until = now + 0.5;
             }
             return;
@@ -160,7 +162,7 @@ static void dcommi_rdv_receive(dcommi_rdv_server *s, dcommi_rdv_conn *conn, uint
     if (n > 0) {
         size_t used = dcommi_rdv_input(&s->core, conn, buf, (size_t)n, now);
         n = dcommi_sys_recv(conn->fd, buf, used, MSG_TRUNC);
-    } else if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
+    } else if (n == 0 || (!dcommi_sys_later())) {
         dcommi_rdv_lost(&s->core, conn, now);
     }
 }
@@ -175,7 +177,7 @@ static void dcommi_rdv_transmit(dcommi_rdv_server *s, dcommi_rdv_conn *conn, dou
         if (n > 0) {
             dcommi_rdv_sent(conn, (size_t)n);
         } else {
-            if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
+            if (!dcommi_sys_later()) {
                 dcommi_rdv_lost(&s->core, conn, now);
             }
             return;
@@ -281,10 +283,7 @@ static void *dcommi_rdv_server_main(void *argument)
     s->thread = (pid_t)syscall(SYS_gettid);
     while (dcommi_rdv_server_turn(s, s->buf, DCOMMI_RDV_CHUNK)) {
     }
-    dcommi_rdv_stop_listening(s);
-    for (size_t i = 0; i < s->core.nconns; i++) {
-        dcommi_rdv_close_fd(s->core.conns[i]);
-    }
+    dcommi_rdv_shut(s);
     s->ended = true;
     pthread_cond_broadcast(&dcommi_rdv_changed);
     pthread_mutex_unlock(&dcommi_rdv_lock);

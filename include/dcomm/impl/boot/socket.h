@@ -122,7 +122,7 @@ static int dcommi_addr_resolve(const char *host, uint16_t port, dcommi_addr *lis
 
 /* This machine's addresses that others may reach: of interface `only` if not NULL, else all that
  * are up, loopback last. Link-local IPv6 is left out: its scope means nothing elsewhere. */
-static int dcommi_addr_mine(const char *only, uint16_t port, dcommi_addr *list, int max)
+static int dcommi_addr_mine(const char *only, dcommi_addr *list, int max)
 {
     struct ifaddrs *all = NULL;
     int n = 0;
@@ -148,7 +148,6 @@ static int dcommi_addr_mine(const char *only, uint16_t port, dcommi_addr *list, 
                 continue;
             }
             if (dcommi_addr_loopback(&a) == (loopback != 0)) {
-                dcommi_addr_set_port(&a, port);
                 list[n++] = a;
             }
         }
@@ -291,7 +290,7 @@ static dcomm_status dcommi_sock_read(int fd, void *buf, size_t len, double deadl
         ssize_t n = dcommi_sys_recv(fd, (uint8_t *)buf + have, len - have, 0);
         if (n > 0) {
             have += (size_t)n;
-        } else if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
+        } else if (n == 0 || (!dcommi_sys_later())) {
             return DCOMM_ERR_PEER;
         } else {
             DCOMMI_TRY(dcommi_sock_wait(fd, POLLIN, deadline, cancel));
@@ -312,7 +311,7 @@ static dcomm_status dcommi_sock_write(int fd, const void *buf, size_t len, doubl
             done += (size_t)n;
             continue;
         }
-        if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
+        if (!dcommi_sys_later()) {
             *stopped = true; /* what the peer said before it went may still be readable */
             return DCOMM_OK;
         }

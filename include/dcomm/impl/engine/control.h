@@ -150,7 +150,7 @@ static int dcommi_ctl_read(dcommi_ctl_line *l, size_t need)
             l->have += (size_t)n;
             continue;
         }
-        bool later = n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
+        bool later = n < 0 && dcommi_sys_later();
         l->error = n < 0 && !later ? errno : l->error;
         return later ? 0 : -1;
     }
@@ -425,9 +425,9 @@ static void dcommi_ctl_look(dcomm_context *context)
 static dcomm_status dcommi_ctl_open(dcomm_context *context, const char *iface)
 {
     dcommi_addr list[DCOMMI_SOCK_ADDRS];
-    int n = dcommi_addr_mine(iface, 0, list, DCOMMI_SOCK_ADDRS), at = 0;
+    int n = dcommi_addr_mine(iface, list, DCOMMI_SOCK_ADDRS), at = 0;
     if (n == 0) {
-        n = dcommi_addr_mine(NULL, 0, list, DCOMMI_SOCK_ADDRS);
+        n = dcommi_addr_mine(NULL, list, DCOMMI_SOCK_ADDRS);
     }
     while (at < n && list[at].any.sa_family != AF_INET) {
         at++;
