@@ -58730,8 +58730,8 @@ DCOMM_API dcomm_status dcomm_moe_get_stats(const dcomm_moe *m, dcomm_moe_stats *
 /* ==== kernels/cuda/base.cuh ================================================================ */
 /* base.cuh - what all CUDA kernels share: the launch, errors, memory, single operations.
  *
- * The code is C++17. Tests compile it for the CPU too, after tests/kernels/cuda_shim.h, which stands in for
- * CUDA's runtime and runs a block's threads in lock step.
+ * The code is C++17. Tests compile it for the CPU too, after tests/kernels/cuda_shim.h, which
+ * stands in for CUDA's runtime and runs a block's threads in lock step.
  *
  * Arithmetic is by intrinsics of one rounding each, so that nvcc, which fuses products with sums
  * where it can, leaves results alone. */
@@ -58750,6 +58750,13 @@ static cudaError_t dcommi_cuda_start(void (*kernel)(P), unsigned blocks, unsigne
 }
 #endif
 #define DCOMMI_CUDA_INLINE __device__ static __forceinline__
+#define DCOMMI_CUDA_TRY(expression)          \
+    do {                                     \
+        dcomm_status status_ = (expression); \
+        if (status_ != DCOMM_OK) {           \
+            return status_;                  \
+        }                                    \
+    } while (0)
 /* ---- the host's side ---- */
 __attribute__((format(printf, 2, 3))) static dcomm_status dcommi_cuda_fail(dcomm_status status,
                                                                            const char *format, ...)
@@ -58774,10 +58781,19 @@ static dcomm_status dcommi_cuda_given(const char *call, cudaError_t error, void 
     }
     return DCOMM_OK;
 }
+/* How many blocks of `each` elements `n` elements take. */
+static uint64_t dcommi_cuda_blocks(uint64_t n, uint64_t each)
+{
+    return n / each + (n % each != 0 ? 1 : 0);
+}
+/* Without blocks nothing is launched. */
 template <class P>
 static dcomm_status dcommi_cuda_launch(const char *call, void (*kernel)(P), uint64_t blocks,
                                        unsigned threads, const P &p, void *stream)
 {
+    if (blocks == 0) {
+        return DCOMM_OK;
+    }
     if (blocks > 0x7fffffffu) {
         return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: the arrays are too long for one launch",
                                 call);
@@ -58787,15 +58803,58 @@ static dcomm_status dcommi_cuda_launch(const char *call, void (*kernel)(P), uint
         dcommi_cuda_start(kernel, (unsigned)blocks, threads, p, static_cast<cudaStream_t>(stream)),
         stream);
 }
+static dcomm_codec_key dcommi_cuda_key(const dcomm_codec_key *key)
+{
+    return key != NULL ? *key : dcomm_codec_key();
+}
 static bool dcommi_cuda_aligned(const void *p, size_t to)
 {
     return reinterpret_cast<uintptr_t>(p) % to == 0;
+}
+static dcomm_status dcommi_cuda_array(const char *call, const char *name, const void *p,
+                                      size_t count, size_t to)
+{
+    if ((p == NULL && count > 0) || !dcommi_cuda_aligned(p, to)) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: %s is %s", call, name,
+                                p == NULL ? "NULL" : "not aligned to its elements");
+    }
+    return DCOMM_OK;
+}
+/* ---- one element at a time ---- */
+#define DCOMMI_CUDA_EACH_THREADS 256u
+/* p.one(i) for each i < p.count. A thread has OWN of them, so far apart that a warp's are
+ * neighbours. */
+template <class P, unsigned OWN>
+static __global__ void __launch_bounds__(DCOMMI_CUDA_EACH_THREADS)
+    dcommi_cuda_each_kernel(const __grid_constant__ P p)
+{
+    uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_EACH_THREADS * OWN + threadIdx.x;
+#pragma unroll
+    for (unsigned k = 0; k < OWN; k++, i += DCOMMI_CUDA_EACH_THREADS) {
+        if (i < p.count) {
+            p.one(i);
+        }
+    }
+}
+template <unsigned OWN, class P>
+static dcomm_status dcommi_cuda_each(const char *call, const P &p, void *stream)
+{
+    return dcommi_cuda_launch(call, dcommi_cuda_each_kernel<P, OWN>,
+                              dcommi_cuda_blocks(p.count, DCOMMI_CUDA_EACH_THREADS * OWN),
+                              DCOMMI_CUDA_EACH_THREADS, p, stream);
 }
 /* Operands of a call, by value, as kernels take them. */
 struct dcommi_cuda_operands {
     const void *at[DCOMM_CUDA_OPERANDS];
     uint32_t n;
 };
+static dcommi_cuda_operands dcommi_cuda_operand(const void *at)
+{
+    dcommi_cuda_operands one = dcommi_cuda_operands();
+    one.at[0] = at;
+    one.n = 1;
+    return one;
+}
 /* All of them are there and aligned to `to`. */
 static dcomm_status dcommi_cuda_operands_make(const char *call, const void *const *at, size_t n,
                                               size_t to, bool empty, dcommi_cuda_operands *out)
@@ -59239,14 +59298,15 @@ static dcomm_status dcommi_cuda_fold_launch(const char *call, dcommi_cuda_fold *
         p->head = (uint32_t)(head < p->count ? head : p->count);
         p->pieces = (p->count - p->head) / (16 / element);
         const uint64_t tile = DCOMMI_CUDA_FOLD_THREADS * dcommi_cuda_wide<E, true>::N;
-        const uint64_t blocks = (p->pieces + tile - 1) / tile;
+        const uint64_t blocks = dcommi_cuda_blocks(p->pieces, tile);
         return dcommi_cuda_launch(call, dcommi_cuda_fold_kernel<E, KIND, true>,
                                   blocks > 0 ? blocks : 1, DCOMMI_CUDA_FOLD_THREADS, *p, stream);
     }
     p->pieces = p->count;
     const uint64_t tile = DCOMMI_CUDA_FOLD_THREADS * dcommi_cuda_wide<E, false>::N;
     return dcommi_cuda_launch(call, dcommi_cuda_fold_kernel<E, KIND, false>,
-                              (p->pieces + tile - 1) / tile, DCOMMI_CUDA_FOLD_THREADS, *p, stream);
+                              dcommi_cuda_blocks(p->pieces, tile), DCOMMI_CUDA_FOLD_THREADS, *p,
+                              stream);
 }
 /* Sums and products of signed integers are those of unsigned ones. */
 template <class E, class U>
@@ -59315,10 +59375,7 @@ static dcomm_status dcommi_cuda_fold_args(const char *call, void *dst, const voi
         return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: %zu elements of dtype %d", call, count,
                                 (int)dtype);
     }
-    if ((dst == NULL && count > 0) || !dcommi_cuda_aligned(dst, element)) {
-        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: dst is %s", call,
-                                dst == NULL ? "NULL" : "not aligned to its elements");
-    }
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "dst", dst, count, element));
     *p = dcommi_cuda_fold();
     p->dst = dst;
     p->count = count;
@@ -59344,14 +59401,8 @@ extern "C" dcomm_status dcomm_cuda_reduce(void *dst, const void *const *src, siz
 {
     const char *call = "dcomm_cuda_reduce";
     dcommi_cuda_fold p;
-    dcomm_status status = dcommi_cuda_fold_args(call, dst, src, nsrc, count, dtype, &p);
-    if (status != DCOMM_OK) {
-        return status;
-    }
-    status = dcommi_cuda_fold_op(call, op, divisor);
-    if (status != DCOMM_OK) {
-        return status;
-    }
+    DCOMMI_CUDA_TRY(dcommi_cuda_fold_args(call, dst, src, nsrc, count, dtype, &p));
+    DCOMMI_CUDA_TRY(dcommi_cuda_fold_op(call, op, divisor));
     p.divisor = divisor > 1 ? divisor : 1;
     if (count == 0) {
         return DCOMM_OK;
@@ -59499,12 +59550,9 @@ static dcomm_status dcommi_cuda_ledger_launch(const char *call, dcommi_cuda_tall
 {
     dcommi_cuda_ledger_sum p = {room, room + blocks, NULL, blocks};
     if (blocks > DCOMMI_CUDA_LEDGER_THREADS) {
-        const dcomm_status status =
-            dcommi_cuda_launch(call, dcommi_cuda_ledger_kernel, DCOMMI_CUDA_LEDGER_BLOCKS,
-                               DCOMMI_CUDA_LEDGER_THREADS, p, stream);
-        if (status != DCOMM_OK) {
-            return status;
-        }
+        DCOMMI_CUDA_TRY(dcommi_cuda_launch(call, dcommi_cuda_ledger_kernel,
+                                           DCOMMI_CUDA_LEDGER_BLOCKS, DCOMMI_CUDA_LEDGER_THREADS, p,
+                                           stream));
         p.from = p.to;
         p.n = DCOMMI_CUDA_LEDGER_BLOCKS;
     }
@@ -59552,6 +59600,30 @@ template <int FORMAT> struct dcommi_cuda_format {
     static const unsigned LINE = 8 * DCOMMI_WIRE_LINE / BITS; /* elements */
     static const int WORDS = BITS == 8 ? 4 : 2;               /* of a thread's codes */
 };
+/* A format as a type, for launchers that take any. */
+template <int FORMAT> struct dcommi_cuda_constant {
+    static const int value = FORMAT;
+};
+/* f(c) where c::value is the format. */
+template <class F> static dcomm_status dcommi_cuda_of_format(int format, F f)
+{
+    switch (format) {
+    case DCOMMI_FORMAT_Q1:
+        return f(dcommi_cuda_constant<DCOMMI_FORMAT_Q1>());
+    case DCOMMI_FORMAT_Q2:
+        return f(dcommi_cuda_constant<DCOMMI_FORMAT_Q2>());
+    case DCOMMI_FORMAT_Q4:
+        return f(dcommi_cuda_constant<DCOMMI_FORMAT_Q4>());
+    case DCOMMI_FORMAT_Q8:
+        return f(dcommi_cuda_constant<DCOMMI_FORMAT_Q8>());
+    case DCOMMI_FORMAT_SIGN:
+        return f(dcommi_cuda_constant<DCOMMI_FORMAT_SIGN>());
+    case DCOMMI_FORMAT_E4M3:
+        return f(dcommi_cuda_constant<DCOMMI_FORMAT_E4M3>());
+    default:
+        return f(dcommi_cuda_constant<DCOMMI_FORMAT_E5M2>());
+    }
+}
 /* Codes of a thread: code k of column c at bit k * BITS of w[c]; of eight bits, at bit k%4 * 8 of
  * w[2(k/4)+c]. */
 template <int FORMAT> struct dcommi_cuda_codes {
@@ -59572,6 +59644,14 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_left(uint64_t at, uint64_t end)
 {
     const uint64_t left = end > at ? end - at : 0;
     return left < 0x10000u ? (uint32_t)left : 0x10000u;
+}
+/* What sums begin with: x added to -0 is x, of either zero, too. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_own_nothing(float v[DCOMMI_CUDA_OWN])
+{
+#pragma unroll
+    for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+        v[e] = -0.0f;
+    }
 }
 /* The thread's elements from x on, of which those below `left` exist; 0 for the others. */
 DCOMMI_CUDA_INLINE void dcommi_cuda_own_load(const float *x, uint32_t left, bool pairs,
@@ -60021,8 +60101,6 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_decode_own(const dcommi_cuda_codes<FORMAT> &
         }
     }
 }
-/* What sums begin with: x added to it is x, of either zero, too. */
-#define DCOMMI_CUDA_NOTHING (-0.0f)
 #define DCOMMI_CUDA_WARP 32u
 #define DCOMMI_CUDA_WARPS 32
 #define DCOMMI_CUDA_ALL 0xffffffffu
@@ -60646,6 +60724,12 @@ struct dcommi_cuda_found {
     uint64_t first; /* UINT64_MAX - index */
     bool poisoned;
 };
+/* Element i is not finite. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_found_odd(dcommi_cuda_found *found, uint64_t i)
+{
+    found->nonfinite++;
+    found->first = UINT64_MAX - i > found->first ? UINT64_MAX - i : found->first;
+}
 /* refuses: the inputs are sums of wires, and one that is not finite is refused. */
 DCOMMI_CUDA_INLINE void dcommi_cuda_report_add(dcomm_cuda_report *report,
                                                const dcommi_cuda_found &found, bool refuses)
@@ -60676,10 +60760,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_input(const dcommi_cuda_bucket &p, uint64_t 
         dcommi_cuda_own_load(p.x + at, left, p.pairs, v);
     } else {
         bool nan = false;
-#pragma unroll
-        for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
-            v[e] = DCOMMI_CUDA_NOTHING;
-        }
+        dcommi_cuda_own_nothing(v);
         if (left > 0) {
             dcommi_cuda_wires_add<FORMAT>(p.wires, at, v, &nan, bad);
         }
@@ -60712,9 +60793,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_take(const dcommi_cuda_bucket &p, uint64_t a
 #pragma unroll
         for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
             if (DCOMMI_CUDA_OFF(e) < left && (dcommi_f32_bits(v[e]) & 0x7f800000u) == 0x7f800000u) {
-                const uint64_t i = at + DCOMMI_CUDA_OFF(e);
-                found->nonfinite++;
-                found->first = UINT64_MAX - i > found->first ? UINT64_MAX - i : found->first;
+                dcommi_cuda_found_odd(found, at + DCOMMI_CUDA_OFF(e));
                 found->poisoned = found->poisoned || p.pass;
                 v[e] = 0;
             }
@@ -60790,10 +60869,7 @@ dcommi_cuda_tally_own(const dcommi_cuda_bucket &p, uint64_t at, uint32_t left, f
                       const float next[DCOMMI_CUDA_OWN], dcommi_cuda_tally *tally)
 {
     float y[DCOMMI_CUDA_OWN];
-#pragma unroll
-    for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
-        y[e] = DCOMMI_CUDA_NOTHING;
-    }
+    dcommi_cuda_own_nothing(y);
     dcommi_cuda_decode_own<FORMAT>(codes, step, y);
 #pragma unroll
     for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
@@ -61020,22 +61096,9 @@ template <bool SUMS, bool LEDGER>
 static dcomm_status dcommi_cuda_encode_format(const char *call, int format, dcommi_cuda_bucket *p,
                                               void *stream)
 {
-    switch (format) {
-    case DCOMMI_FORMAT_Q1:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q1, SUMS, LEDGER>(call, p, stream);
-    case DCOMMI_FORMAT_Q2:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q2, SUMS, LEDGER>(call, p, stream);
-    case DCOMMI_FORMAT_Q4:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q4, SUMS, LEDGER>(call, p, stream);
-    case DCOMMI_FORMAT_Q8:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q8, SUMS, LEDGER>(call, p, stream);
-    case DCOMMI_FORMAT_SIGN:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_SIGN, SUMS, LEDGER>(call, p, stream);
-    case DCOMMI_FORMAT_E4M3:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_E4M3, SUMS, LEDGER>(call, p, stream);
-    default:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_E5M2, SUMS, LEDGER>(call, p, stream);
-    }
+    return dcommi_cuda_of_format(format, [&](auto c) {
+        return dcommi_cuda_encode_launch<decltype(c)::value, SUMS, LEDGER>(call, p, stream);
+    });
 }
 #define DCOMMI_CUDA_DECODE_THREADS 256u
 struct dcommi_cuda_dequant {
@@ -61054,10 +61117,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_DECODE_THREADS, 4)
     if (at < p.wires.count) {
         float v[DCOMMI_CUDA_OWN];
         const uint32_t left = dcommi_cuda_left(at, p.wires.count);
-#pragma unroll
-        for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
-            v[e] = DCOMMI_CUDA_NOTHING;
-        }
+        dcommi_cuda_own_nothing(v);
         if (p.add) {
             dcommi_cuda_own_load(p.x + at, left, p.pairs, v);
         }
@@ -61087,36 +61147,18 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_DECODE_THREADS, 4)
         dcommi_cuda_report_corrupt(p.report);
     }
 }
-template <int FORMAT>
-static dcomm_status dcommi_cuda_decode_launch(const char *call, const dcommi_cuda_dequant &p,
-                                              void *stream)
-{
-    const uint64_t tile = DCOMMI_CUDA_DECODE_THREADS * DCOMMI_CUDA_OWN;
-    return dcommi_cuda_launch(call, dcommi_cuda_decode_kernel<FORMAT>,
-                              p.wires.count / tile + (p.wires.count % tile != 0 ? 1 : 0),
-                              DCOMMI_CUDA_DECODE_THREADS, p, stream);
-}
 static dcomm_status dcommi_cuda_decode_format(const char *call, int format,
                                               const dcommi_cuda_dequant &p, void *stream)
 {
-    switch (format) {
-    case DCOMMI_FORMAT_Q1:
-        return dcommi_cuda_decode_launch<DCOMMI_FORMAT_Q1>(call, p, stream);
-    case DCOMMI_FORMAT_Q2:
-        return dcommi_cuda_decode_launch<DCOMMI_FORMAT_Q2>(call, p, stream);
-    case DCOMMI_FORMAT_Q4:
-        return dcommi_cuda_decode_launch<DCOMMI_FORMAT_Q4>(call, p, stream);
-    case DCOMMI_FORMAT_Q8:
-        return dcommi_cuda_decode_launch<DCOMMI_FORMAT_Q8>(call, p, stream);
-    case DCOMMI_FORMAT_SIGN:
-        return dcommi_cuda_decode_launch<DCOMMI_FORMAT_SIGN>(call, p, stream);
-    case DCOMMI_FORMAT_E4M3:
-        return dcommi_cuda_decode_launch<DCOMMI_FORMAT_E4M3>(call, p, stream);
-    default:
-        return dcommi_cuda_decode_launch<DCOMMI_FORMAT_E5M2>(call, p, stream);
-    }
+    const uint64_t tile = DCOMMI_CUDA_DECODE_THREADS * DCOMMI_CUDA_OWN;
+    return dcommi_cuda_of_format(format, [&](auto c) {
+        return dcommi_cuda_launch(call, dcommi_cuda_decode_kernel<decltype(c)::value>,
+                                  dcommi_cuda_blocks(p.wires.count, tile),
+                                  DCOMMI_CUDA_DECODE_THREADS, p, stream);
+    });
 }
 #define DCOMMI_CUDA_CAST_THREADS 256u
+#define DCOMMI_CUDA_CAST_TILE (DCOMMI_CUDA_CAST_THREADS * DCOMMI_CUDA_OWN)
 struct dcommi_cuda_cast {
     dcommi_cuda_operands in; /* wires: what is summed */
     const float *x, *residual;
@@ -61255,9 +61297,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t
         const bool odd = (dcommi_f32_bits(x) & 0x7f800000u) == 0x7f800000u;
         float y = odd ? 0 : x;
         if (odd && DCOMMI_CUDA_OFF(e) < left) {
-            const uint64_t i = at + DCOMMI_CUDA_OFF(e);
-            found->nonfinite++;
-            found->first = UINT64_MAX - i > found->first ? UINT64_MAX - i : found->first;
+            dcommi_cuda_found_odd(found, at + DCOMMI_CUDA_OFF(e));
         }
         y = p.residual != NULL ? __fadd_rn(y, r[e]) : y;
         if ((dcommi_f32_bits(y) & 0x7fffffffu) >= p.limit) {
@@ -61367,11 +61407,6 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_CAST_THREADS)
     }
 }
 /* ---- launchers ---- */
-static uint64_t dcommi_cuda_cast_blocks(uint64_t count)
-{
-    const uint64_t tile = DCOMMI_CUDA_CAST_THREADS * DCOMMI_CUDA_OWN;
-    return count / tile + (count % tile != 0 ? 1 : 0);
-}
 template <bool HALF>
 static dcomm_status dcommi_cuda_cast_launch(const char *call, bool sums, const dcommi_cuda_cast &p,
                                             void *stream)
@@ -61380,7 +61415,7 @@ static dcomm_status dcommi_cuda_cast_launch(const char *call, bool sums, const d
                                        : p.tally != NULL
                                            ? dcommi_cuda_cast_kernel<HALF, false, true>
                                            : dcommi_cuda_cast_kernel<HALF, false, false>;
-    return dcommi_cuda_launch(call, kernel, dcommi_cuda_cast_blocks(p.count),
+    return dcommi_cuda_launch(call, kernel, dcommi_cuda_blocks(p.count, DCOMMI_CUDA_CAST_TILE),
                               DCOMMI_CUDA_CAST_THREADS, p, stream);
 }
 static dcomm_status dcommi_cuda_uncast_launch(const char *call, bool half,
@@ -61388,16 +61423,9 @@ static dcomm_status dcommi_cuda_uncast_launch(const char *call, bool half,
 {
     void (*kernel)(dcommi_cuda_cast) =
         half ? dcommi_cuda_uncast_kernel<true> : dcommi_cuda_uncast_kernel<false>;
-    return dcommi_cuda_launch(call, kernel, dcommi_cuda_cast_blocks(p.count),
+    return dcommi_cuda_launch(call, kernel, dcommi_cuda_blocks(p.count, DCOMMI_CUDA_CAST_TILE),
                               DCOMMI_CUDA_CAST_THREADS, p, stream);
 }
-#define DCOMMI_CUDA_TRY(expression)          \
-    do {                                     \
-        dcomm_status status_ = (expression); \
-        if (status_ != DCOMM_OK) {           \
-            return status_;                  \
-        }                                    \
-    } while (0)
 /* Arguments of an encoding, of an array or of wires. */
 struct dcommi_cuda_job {
     const char *call;
@@ -61423,15 +61451,6 @@ static dcomm_status dcommi_cuda_layout(const char *call, const dcomm_codec *code
     if (dcomm_codec_get_layout(codec, layout) != DCOMM_OK) {
         return dcommi_cuda_fail(DCOMM_ERR_UNSUPPORTED, "%s: codec %s has no kernels", call,
                                 dcomm_codec_spec(codec));
-    }
-    return DCOMM_OK;
-}
-static dcomm_status dcommi_cuda_array(const char *call, const char *name, const void *p,
-                                      size_t count, size_t to)
-{
-    if ((p == NULL && count > 0) || !dcommi_cuda_aligned(p, to)) {
-        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: %s is %s", call, name,
-                                p == NULL ? "NULL" : "not aligned to its elements");
     }
     return DCOMM_OK;
 }
@@ -61524,8 +61543,7 @@ static dcommi_cuda_rounding dcommi_cuda_rounding_of(const dcomm_codec_layout &la
         how.half = layout.stochastic ? 512 : fraction / 2 + 1;
         how.unit = format == DCOMM_FORMAT_Q1 ? 1073741824.0f : (float)(1u << (32 - bits));
     }
-    const dcomm_codec_key none = dcomm_codec_key();
-    const dcomm_codec_key &k = key != NULL ? *key : none;
+    const dcomm_codec_key k = dcommi_cuda_key(key);
     how.rng = dcommi_rng_make(k.seed, k.tensor, k.step, k.rank, k.first);
     return how;
 }
@@ -61681,13 +61699,11 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_LEDGER_THREADS)
         p.tally[blockIdx.x] = t;
     }
 }
-static uint64_t dcommi_cuda_compare_blocks(uint64_t count)
-{
-    return (count + DCOMMI_CUDA_COMPARE_TILE - 1) / DCOMMI_CUDA_COMPARE_TILE;
-}
 extern "C" size_t dcomm_cuda_compare_workspace_bytes(size_t count)
 {
-    return count == 0 ? 0 : dcommi_cuda_ledger_bytes(dcommi_cuda_compare_blocks(count));
+    return count == 0
+               ? 0
+               : dcommi_cuda_ledger_bytes(dcommi_cuda_blocks(count, DCOMMI_CUDA_COMPARE_TILE));
 }
 extern "C" dcomm_status dcomm_cuda_ledger_compare(dcomm_cuda_ledger *ledger, const float *x,
                                                   const float *y, const float *next, size_t count,
@@ -61703,7 +61719,7 @@ extern "C" dcomm_status dcomm_cuda_ledger_compare(dcomm_cuda_ledger *ledger, con
     if (count == 0) {
         return DCOMM_OK;
     }
-    const uint64_t blocks = dcommi_cuda_compare_blocks(count);
+    const uint64_t blocks = dcommi_cuda_blocks(count, DCOMMI_CUDA_COMPARE_TILE);
     const dcommi_cuda_compare p = {x, y, next, count, static_cast<dcommi_cuda_tally *>(workspace)};
     DCOMMI_CUDA_TRY(dcommi_cuda_launch(call, dcommi_cuda_compare_kernel, blocks,
                                        DCOMMI_CUDA_LEDGER_THREADS, p, stream));
@@ -61960,8 +61976,7 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_feedback_one(float a, float b, float factor
     case DCOMM_CUDA_FEEDBACK_ADD:
     case DCOMM_CUDA_FEEDBACK_LACK:
         if (odd) {
-            found->nonfinite++;
-            found->first = UINT64_MAX - i > found->first ? UINT64_MAX - i : found->first;
+            dcommi_cuda_found_odd(found, i);
             return OP == DCOMM_CUDA_FEEDBACK_ADD ? b : 0;
         }
         return dcommi_cuda_feedback_bounded(
@@ -62018,8 +62033,9 @@ static dcomm_status dcommi_cuda_feedback_launch(const char *call, const dcommi_c
                                                 void *stream)
 {
     const uint64_t tile = DCOMMI_CUDA_FEEDBACK_THREADS * DCOMMI_CUDA_FEEDBACK_OWN;
-    return dcommi_cuda_launch(call, dcommi_cuda_feedback_kernel<OP>, (p.count + tile - 1) / tile,
-                              DCOMMI_CUDA_FEEDBACK_THREADS, p, stream);
+    return dcommi_cuda_launch(call, dcommi_cuda_feedback_kernel<OP>,
+                              dcommi_cuda_blocks(p.count, tile), DCOMMI_CUDA_FEEDBACK_THREADS, p,
+                              stream);
 }
 static dcomm_status dcommi_cuda_feedback_run(dcomm_cuda_feedback_op op, void *dst, const void *a,
                                              float factor, const float *b, size_t count,
@@ -62049,7 +62065,7 @@ static dcomm_status dcommi_cuda_feedback_run(dcomm_cuda_feedback_op op, void *ds
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "b", b, casts ? 0 : count, whole));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
     const dcommi_cuda_feedback p = {dst, a, b, factor, count, report, refuses};
-    return count == 0 ? DCOMM_OK : launch[op](call, p, stream);
+    return launch[op](call, p, stream);
 }
 extern "C" dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst, const void *a,
                                             float factor, const float *b, size_t count,
@@ -62119,9 +62135,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
             const float number = row[c];
             const double x = dcommi_cuda_matrix_number(number);
             if (COUNT && j == 0 && dcommi_cuda_odd(dcommi_f32_bits(number))) {
-                const uint64_t first = UINT64_MAX - (i * p.cols + c);
-                found.nonfinite++;
-                found.first = first > found.first ? first : found.first;
+                dcommi_cuda_found_odd(&found, i * p.cols + c);
             }
 #pragma unroll
             for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
@@ -62330,10 +62344,6 @@ static dcomm_status dcommi_cuda_matrix_make(dcommi_cuda_matrix *p, const char *c
     p->to = to;
     return dcommi_cuda_array(call, "the output", to, p->count, sizeof(float));
 }
-static uint64_t dcommi_cuda_matrix_blocks(uint64_t n, uint64_t each)
-{
-    return n / each + (n % each != 0 ? 1 : 0);
-}
 extern "C" dcomm_status dcomm_cuda_powersgd_start(const dcomm_codec_matrix *shape,
                                                   const dcomm_codec_key *key, float *q,
                                                   void *stream)
@@ -62341,8 +62351,7 @@ extern "C" dcomm_status dcomm_cuda_powersgd_start(const dcomm_codec_matrix *shap
     const char *call = "dcomm_cuda_powersgd_start";
     dcommi_cuda_matrix p;
     DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&p, call, shape, q, "q", q, q));
-    const dcomm_codec_key none = dcomm_codec_key();
-    const dcomm_codec_key &k = key != NULL ? *key : none;
+    const dcomm_codec_key k = dcommi_cuda_key(key);
     p.rng = dcommi_rng_make(k.seed, k.tensor, k.step, 0, k.first);
     return p.count == 0 ? DCOMM_OK
                         : dcommi_cuda_launch(call, dcommi_cuda_matrix_start_kernel, p.rank,
@@ -62363,7 +62372,7 @@ static dcomm_status dcommi_cuda_powersgd_p(const dcomm_codec_matrix *shape, cons
                         : dcommi_cuda_launch(call,
                                              report != NULL ? dcommi_cuda_matrix_p_kernel<true>
                                                             : dcommi_cuda_matrix_p_kernel<false>,
-                                             dcommi_cuda_matrix_blocks(m.rows, rows),
+                                             dcommi_cuda_blocks(m.rows, rows),
                                              DCOMMI_CUDA_MATRIX_THREADS, m, stream);
 }
 extern "C" dcomm_status dcomm_cuda_powersgd_p(const dcomm_codec_matrix *shape, const float *x,
@@ -62391,11 +62400,10 @@ extern "C" dcomm_status dcomm_cuda_powersgd_q(const dcomm_codec_matrix *shape, c
     DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&m, call, shape, x, "p", p, q));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
     m.report = report;
-    return m.count == 0
-               ? DCOMM_OK
-               : dcommi_cuda_launch(call, dcommi_cuda_matrix_q_kernel,
-                                    dcommi_cuda_matrix_blocks(m.cols, DCOMMI_CUDA_MATRIX_STRIP),
-                                    DCOMMI_CUDA_MATRIX_STRIP, m, stream);
+    return m.count == 0 ? DCOMM_OK
+                        : dcommi_cuda_launch(call, dcommi_cuda_matrix_q_kernel,
+                                             dcommi_cuda_blocks(m.cols, DCOMMI_CUDA_MATRIX_STRIP),
+                                             DCOMMI_CUDA_MATRIX_STRIP, m, stream);
 }
 extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *shape, const float *p,
                                                     const float *q, float *x, int how, void *stream)
@@ -62409,7 +62417,7 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
     const uint64_t each = DCOMMI_CUDA_MATRIX_THREADS * DCOMMI_CUDA_MATRIX_SOME;
     return m.count == 0 ? DCOMM_OK
                         : dcommi_cuda_launch(call, dcommi_cuda_matrix_product_kernel<false>,
-                                             dcommi_cuda_matrix_blocks(m.count, each),
+                                             dcommi_cuda_blocks(m.count, each),
                                              DCOMMI_CUDA_MATRIX_THREADS, m, stream);
 }
 extern "C" dcomm_status dcomm_cuda_powersgd_product_ledger(const dcomm_codec_matrix *shape,
@@ -62433,12 +62441,11 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product_ledger(const dcomm_codec_mat
     m.to = e;
     m.how = e != NULL ? -1 : 0;
     m.tally = static_cast<dcommi_cuda_tally *>(workspace);
-    const uint64_t blocks = dcommi_cuda_compare_blocks(m.count);
+    const uint64_t blocks = dcommi_cuda_blocks(m.count, DCOMMI_CUDA_COMPARE_TILE);
     DCOMMI_CUDA_TRY(dcommi_cuda_launch(call, dcommi_cuda_matrix_product_kernel<true>, blocks,
                                        DCOMMI_CUDA_MATRIX_THREADS, m, stream));
     return dcommi_cuda_ledger_launch(call, m.tally, blocks, ledger, stream);
 }
-#define DCOMMI_CUDA_LOWRANK_THREADS 256u
 static uint64_t dcommi_cuda_lowrank_numbers(const dcomm_codec_matrix &m)
 {
     return m.rank * (m.rows + m.cols);
@@ -62452,27 +62459,26 @@ struct dcommi_cuda_lowrank_end {
     uint32_t *wire;
     const float *left, *residual;
     float *next; /* NULL: without a residual */
-    uint64_t count, numbers;
+    uint64_t elements, numbers;
+    uint64_t count; /* the larger of these two */
+    __device__ void one(uint64_t i) const
+    {
+        const bool poisoned = found->nonfinite > 0;
+        if (poisoned && i < numbers) {
+            wire[i] = DCOMMI_F32_NAN;
+        }
+        if (next != NULL && i < elements) {
+            next[i] = poisoned ? residual[i] : left[i];
+        }
+        if (i == 0) {
+            dcommi_cuda_found all = {};
+            all.clipped = poisoned ? 0 : (unsigned)found->clipped;
+            all.nonfinite = (unsigned)found->nonfinite;
+            all.first = found->first;
+            dcommi_cuda_report_add(report, all, false);
+        }
+    }
 };
-static __global__ void __launch_bounds__(DCOMMI_CUDA_LOWRANK_THREADS)
-    dcommi_cuda_lowrank_end_kernel(const __grid_constant__ dcommi_cuda_lowrank_end p)
-{
-    const uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_LOWRANK_THREADS + threadIdx.x;
-    const bool poisoned = p.found->nonfinite > 0;
-    if (poisoned && i < p.numbers) {
-        p.wire[i] = DCOMMI_F32_NAN;
-    }
-    if (p.next != NULL && i < p.count) {
-        p.next[i] = poisoned ? p.residual[i] : p.left[i];
-    }
-    if (i == 0) {
-        dcommi_cuda_found found = {};
-        found.clipped = poisoned ? 0 : (unsigned)p.found->clipped;
-        found.nonfinite = (unsigned)p.found->nonfinite;
-        found.first = p.found->first;
-        dcommi_cuda_report_add(p.report, found, false);
-    }
-}
 /* ---- encoding ---- */
 /* With nonfinite=pass a report of its own, and room for what is encoded with a residual. */
 static size_t dcommi_cuda_lowrank_parts(const dcomm_codec_matrix &m, void *workspace,
@@ -62538,29 +62544,26 @@ static dcomm_status dcommi_cuda_lowrank_run(const dcommi_cuda_job &job, const dc
         return DCOMM_OK;
     }
     const uint64_t numbers = dcommi_cuda_lowrank_numbers(m);
-    const dcommi_cuda_lowrank_end end = {
-        found,   job.report, reinterpret_cast<uint32_t *>(job.wire), sum, job.residual, job.next,
-        m.count, numbers};
     const uint64_t all = adds && m.count > numbers ? m.count : numbers;
-    return dcommi_cuda_launch(job.call, dcommi_cuda_lowrank_end_kernel,
-                              dcommi_cuda_matrix_blocks(all, DCOMMI_CUDA_LOWRANK_THREADS),
-                              DCOMMI_CUDA_LOWRANK_THREADS, end, stream);
+    const dcommi_cuda_lowrank_end end = {
+        found,   job.report,   reinterpret_cast<uint32_t *>(job.wire),
+        sum,     job.residual, job.next,
+        m.count, numbers,      all};
+    return dcommi_cuda_each<1>(job.call, end, stream);
 }
 /* ---- decoding ---- */
+/* Without nonfinite=pass a wire has no number that is not finite, unless it is a sum of wires. */
 struct dcommi_cuda_lowrank_check {
     const uint32_t *wire;
-    uint64_t numbers;
+    uint64_t count;
     dcomm_cuda_report *report;
-};
-/* Without nonfinite=pass a wire has no number that is not finite, unless it is a sum of wires. */
-static __global__ void __launch_bounds__(DCOMMI_CUDA_LOWRANK_THREADS)
-    dcommi_cuda_lowrank_check_kernel(const __grid_constant__ dcommi_cuda_lowrank_check p)
-{
-    const uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_LOWRANK_THREADS + threadIdx.x;
-    if (i < p.numbers && dcommi_cuda_odd(p.wire[i])) {
-        dcommi_cuda_report_beyond(p.report);
+    __device__ void one(uint64_t i) const
+    {
+        if (dcommi_cuda_odd(wire[i])) {
+            dcommi_cuda_report_beyond(report);
+        }
     }
-}
+};
 static dcomm_status dcommi_cuda_lowrank_decode(const char *call, const dcomm_codec_matrix &m,
                                                const dcommi_cuda_operands &in, float *x, bool add,
                                                dcomm_cuda_report *report, void *stream)
@@ -62571,10 +62574,7 @@ static dcomm_status dcommi_cuda_lowrank_decode(const char *call, const dcomm_cod
         const dcommi_cuda_lowrank_check check = {static_cast<const uint32_t *>(in.at[k]), numbers,
                                                  report};
         if (report != NULL && m.nonfinite != 2) {
-            DCOMMI_CUDA_TRY(
-                dcommi_cuda_launch(call, dcommi_cuda_lowrank_check_kernel,
-                                   dcommi_cuda_matrix_blocks(numbers, DCOMMI_CUDA_LOWRANK_THREADS),
-                                   DCOMMI_CUDA_LOWRANK_THREADS, check, stream));
+            DCOMMI_CUDA_TRY(dcommi_cuda_each<1>(call, check, stream));
         }
         DCOMMI_CUDA_TRY(dcomm_cuda_powersgd_product(&m, p, p + m.rank * m.rows, x,
                                                     add || k > 0 ? 1 : 0, stream));
@@ -62663,14 +62663,14 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_BEGIN_THREADS)
     }
 }
 /* The sample of the codec threshold. */
-static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
-    dcommi_cuda_topk_gather_kernel(const __grid_constant__ dcommi_cuda_topk p)
-{
-    const uint32_t i = blockIdx.x * DCOMMI_CUDA_TOPK_THREADS + threadIdx.x;
-    if (i < p.lines * DCOMMI_TOPK_LINE) {
-        p.bits[i] = dcommi_cuda_topk_sample(p, i);
+struct dcommi_cuda_topk_gather {
+    dcommi_cuda_topk topk;
+    uint64_t count;
+    __device__ void one(uint64_t i) const
+    {
+        topk.bits[i] = dcommi_cuda_topk_sample(topk, (uint32_t)i);
     }
-}
+};
 /* ---- the scan ---- */
 /* Four neighbours, of which those below `left` exist. */
 DCOMMI_CUDA_INLINE void dcommi_cuda_quad_load(const float *x, uint32_t left, bool vectors,
@@ -62716,8 +62716,7 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_topk_take(const dcommi_cuda_topk &p, flo
     uint32_t b = dcommi_f32_bits(ADDS ? __fadd_rn(x, r) : x);
     if (dcommi_cuda_odd(b)) {
         if (dcommi_cuda_odd(dcommi_f32_bits(x))) {
-            found->nonfinite++;
-            found->first = UINT64_MAX - i > found->first ? UINT64_MAX - i : found->first;
+            dcommi_cuda_found_odd(found, i);
             b = ADDS ? dcommi_f32_bits(p.pass ? dcommi_cuda_add(x, r) : r) : p.pass ? b : 0;
         } else {
             found->clipped++;
@@ -62943,8 +62942,7 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_randk_read(const dcommi_cuda_randk &p, uint
 {
     const uint32_t b = dcommi_f32_bits(ADDS ? __fadd_rn(x, r) : x);
     if (dcommi_cuda_odd(dcommi_f32_bits(x))) {
-        found->nonfinite++;
-        found->first = UINT64_MAX - i > found->first ? UINT64_MAX - i : found->first;
+        dcommi_cuda_found_odd(found, i);
         if (!ADDS && !LEDGER && p.odd != NULL) {
             const uint64_t part = dcommi_randk_part(p.count, p.kept, i);
             atomicOr(p.odd + 1 + part / 32, 1u << part % 32);
@@ -63074,10 +63072,6 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_RANDK_THREADS)
         }
     }
 }
-static uint64_t dcommi_cuda_randk_tiles(uint64_t count)
-{
-    return (count + DCOMMI_CUDA_RANDK_TILE - 1) / DCOMMI_CUDA_RANDK_TILE;
-}
 static uint64_t dcommi_cuda_randk_takers(const dcomm_randk_layout &layout)
 {
     return layout.kept / DCOMMI_CUDA_RANDK_THREADS + 1;
@@ -63091,13 +63085,12 @@ static dcomm_status dcommi_cuda_randk_run(const dcommi_cuda_job &job,
                                           const dcomm_codec_key *key, void *stream)
 {
     dcommi_cuda_randk p = dcommi_cuda_randk();
-    const dcomm_codec_key none = dcomm_codec_key();
-    const dcomm_codec_key &k = key != NULL ? *key : none;
+    const dcomm_codec_key k = dcommi_cuda_key(key);
     const size_t need = dcommi_cuda_randk_bytes(layout);
     const bool adds = job.residual != NULL, counts = job.tally != NULL;
     dcommi_cuda_job_tell(job, &p);
     p.tally = job.tally;
-    p.tiles = dcommi_cuda_randk_tiles(job.count);
+    p.tiles = dcommi_cuda_blocks(job.count, DCOMMI_CUDA_RANDK_TILE);
     p.count = (uint32_t)job.count;
     p.kept = (uint32_t)layout.kept;
     p.seed = dcommi_randk_seed(k.seed, k.tensor, k.step, k.first);
@@ -63781,16 +63774,12 @@ static uint64_t dcommi_cuda_coded_bytes(const dcomm_sparse_layout &layout)
                      4 * ((layout.most + layout.values.bucket - 1) / layout.values.bucket)
                : 0;
 }
-static uint64_t dcommi_cuda_groups(size_t count)
-{
-    return dcommi_sparse_blocks(count);
-}
 /* ---- workspaces ---- */
 static size_t dcommi_cuda_topk_parts(const dcomm_sparse_layout &layout, size_t count,
                                      void *workspace, dcommi_cuda_topk *p)
 {
     dcommi_cuda_parts parts = {static_cast<unsigned char *>(workspace), 0};
-    const uint64_t groups = dcommi_cuda_groups(count);
+    const uint64_t groups = dcommi_sparse_blocks(count);
     const uint64_t room =
         4 * (uint64_t)layout.most + count / DCOMMI_TOPK_SAMPLE + DCOMMI_CUDA_TOPK_TILE;
     p->room = (uint32_t)(room < count ? room : count);
@@ -63814,14 +63803,14 @@ static uint64_t dcommi_cuda_lost_blocks(const dcomm_sparse_layout &layout)
 }
 static uint64_t dcommi_cuda_topk_tallies(const dcomm_sparse_layout &layout, size_t count)
 {
-    return dcommi_cuda_groups(count) +
+    return dcommi_sparse_blocks(count) +
            (dcommi_cuda_coded(layout) ? dcommi_cuda_lost_blocks(layout) : 0);
 }
 /* Room for their sums, for the launch that adds them up, and behind it for those of the scan. */
 static size_t dcommi_cuda_topk_ledger_bytes(const dcomm_sparse_layout &layout, size_t count)
 {
     return dcommi_cuda_ledger_bytes(dcommi_cuda_topk_tallies(layout, count)) +
-           dcommi_cuda_groups(count) * DCOMMI_CUDA_TOPK_WARPS * sizeof(dcommi_cuda_tally);
+           dcommi_sparse_blocks(count) * DCOMMI_CUDA_TOPK_WARPS * sizeof(dcommi_cuda_tally);
 }
 static size_t dcommi_cuda_scatter_parts(const dcomm_sparse_layout &layout, size_t count,
                                         void *workspace, dcommi_cuda_scatter *p)
@@ -63829,7 +63818,7 @@ static size_t dcommi_cuda_scatter_parts(const dcomm_sparse_layout &layout, size_
     dcommi_cuda_parts parts = {static_cast<unsigned char *>(workspace), 0};
     if (dcommi_sparse_form_of(count, layout.most) == DCOMMI_SPARSE_BITMAP) {
         p->ticket = parts.take<uint32_t>(1);
-        p->rank = parts.take<uint32_t>(dcommi_cuda_groups(count));
+        p->rank = parts.take<uint32_t>(dcommi_sparse_blocks(count));
     }
     p->decoded = dcommi_cuda_coded(layout) ? parts.take<float>(layout.most) : NULL;
     return parts.at;
@@ -63864,16 +63853,13 @@ static dcomm_status dcommi_cuda_topk_code(const dcommi_cuda_job &job,
     DCOMMI_CUDA_TRY(dcommi_cuda_job_run(coding, NULL, 1, key, stream));
     dcommi_cuda_topk_lost lost = {p, NULL, NULL};
     if (p.tally != NULL) {
-        lost.tally = p.tally + dcommi_cuda_groups(p.count);
+        lost.tally = p.tally + dcommi_sparse_blocks(p.count);
     }
     if (p.residual != NULL || p.tally != NULL) {
-        dcommi_cuda_operands in = dcommi_cuda_operands();
-        in.at[0] = coding.wire;
-        in.n = 1;
         lost.sent = reinterpret_cast<const float *>(p.bits); /* candidates are done with */
-        DCOMMI_CUDA_TRY(dcommi_cuda_decode_run(job.call, layout.values, in,
-                                               reinterpret_cast<float *>(p.bits), layout.most,
-                                               false, NULL, stream));
+        DCOMMI_CUDA_TRY(dcommi_cuda_decode_run(
+            job.call, layout.values, dcommi_cuda_operand(coding.wire),
+            reinterpret_cast<float *>(p.bits), layout.most, false, NULL, stream));
     }
     return dcommi_cuda_launch(
         job.call,
@@ -63907,7 +63893,7 @@ static dcomm_status dcommi_cuda_topk_run(const dcommi_cuda_job &job,
 {
     dcommi_cuda_topk p = dcommi_cuda_topk();
     const size_t need = dcommi_cuda_topk_parts(layout, job.count, workspace, &p);
-    const uint64_t groups = dcommi_cuda_groups(job.count);
+    const uint64_t groups = dcommi_sparse_blocks(job.count);
     if (job.count == 0) {
         return dcommi_cuda_zero(job.call, job.wire, DCOMMI_SPARSE_HEAD, stream);
     }
@@ -63934,10 +63920,8 @@ static dcomm_status dcommi_cuda_topk_run(const dcommi_cuda_job &job,
     DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call, dcommi_cuda_topk_begin_kernel, 1,
                                        DCOMMI_CUDA_TOPK_BEGIN_THREADS, p, stream));
     if (!p.exact) {
-        const uint64_t drawn = (uint64_t)p.lines * DCOMMI_TOPK_LINE;
-        DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call, dcommi_cuda_topk_gather_kernel,
-                                           drawn / DCOMMI_CUDA_TOPK_THREADS + 1,
-                                           DCOMMI_CUDA_TOPK_THREADS, p, stream));
+        const dcommi_cuda_topk_gather gather = {p, (uint64_t)p.lines * DCOMMI_TOPK_LINE};
+        DCOMMI_CUDA_TRY(dcommi_cuda_each<1>(job.call, gather, stream));
         DCOMMI_CUDA_TRY(dcommi_cuda_topk_digits(job.call, &p, stream));
     }
     DCOMMI_CUDA_TRY(dcommi_cuda_topk_scan(job.call, p, stream));
@@ -63955,16 +63939,13 @@ static dcomm_status dcommi_cuda_topk_run(const dcommi_cuda_job &job,
 static dcomm_status dcommi_cuda_sparse_one(const char *call, const dcomm_sparse_layout &layout,
                                            const dcommi_cuda_scatter &p, void *stream)
 {
-    const uint64_t groups = dcommi_cuda_groups(p.count);
+    const uint64_t groups = dcommi_sparse_blocks(p.count);
     const dcommi_sparse_form form = dcommi_sparse_form_of(p.count, layout.most);
     uint64_t blocks = groups;
     if (dcommi_cuda_coded(layout) && p.count > 0) {
-        dcommi_cuda_operands in = dcommi_cuda_operands();
-        in.at[0] = p.wire + DCOMMI_SPARSE_HEAD;
-        in.n = 1;
-        DCOMMI_CUDA_TRY(dcommi_cuda_decode_run(call, layout.values, in,
-                                               const_cast<float *>(p.decoded), layout.most, false,
-                                               p.report, stream));
+        DCOMMI_CUDA_TRY(dcommi_cuda_decode_run(
+            call, layout.values, dcommi_cuda_operand(p.wire + DCOMMI_SPARSE_HEAD),
+            const_cast<float *>(p.decoded), layout.most, false, p.report, stream));
     }
     if (form == DCOMMI_SPARSE_BITMAP) {
         DCOMMI_CUDA_TRY(dcommi_cuda_zero(call, p.ticket, sizeof *p.ticket, stream));
@@ -64014,78 +63995,61 @@ static dcomm_status dcommi_cuda_sparse_decode(const char *call, const dcomm_code
     }
     return DCOMM_OK;
 }
-#define DCOMMI_CUDA_APART_OWN 4u /* elements of a thread */
-struct dcommi_cuda_apart {
+/* First the sum, of which an input that is not finite stays as it is. */
+struct dcommi_cuda_apart_sum {
     const float *x, *residual;
-    float *e, *next;
+    float *e;
     dcomm_cuda_report *report;
     uint64_t count;
-    const float *sent;  /* values, as decoded, ... */
-    uint32_t *value;    /* ... of these, which become what is left, ... */
-    const uint32_t *at; /* ... and belong here */
-    uint32_t kept;
+    __device__ void one(uint64_t i) const
+    {
+        const float a = dcommi_cuda_load<float>(x + i);
+        const float sum = __fadd_rn(a, dcommi_cuda_load<float>(residual + i));
+        const bool clipped =
+            !dcommi_cuda_odd(dcommi_f32_bits(a)) && dcommi_cuda_odd(dcommi_f32_bits(sum));
+        e[i] = dcommi_cuda_odd(dcommi_f32_bits(a)) ? a : dcommi_cuda_bounded(sum);
+        if (clipped) {
+            dcommi_cuda_found found = {};
+            found.clipped = 1;
+            dcommi_cuda_report_add(report, found, false);
+        }
+    }
 };
-/* The sum; an input that is not finite as it is. */
-static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
-    dcommi_cuda_apart_sum_kernel(const __grid_constant__ dcommi_cuda_apart p)
-{
-    uint64_t i =
-        (uint64_t)blockIdx.x * DCOMMI_CUDA_TOPK_THREADS * DCOMMI_CUDA_APART_OWN + threadIdx.x;
-    dcommi_cuda_found found = {};
-#pragma unroll
-    for (uint32_t k = 0; k < DCOMMI_CUDA_APART_OWN; k++, i += DCOMMI_CUDA_TOPK_THREADS) {
-        if (i < p.count) {
-            const float x = dcommi_cuda_load<float>(p.x + i);
-            const float r = dcommi_cuda_load<float>(p.residual + i);
-            uint32_t b = dcommi_f32_bits(__fadd_rn(x, r));
-            if (dcommi_cuda_odd(dcommi_f32_bits(x))) {
-                b = dcommi_f32_bits(x);
-            } else if (dcommi_cuda_odd(b)) {
-                found.clipped++;
-                b--;
-            }
-            p.e[i] = dcommi_f32_from_bits(b);
-        }
+/* Then what is left of each value that was sent, before any residual changes. */
+struct dcommi_cuda_apart_left {
+    uint32_t *value; /* become what is left, ... */
+    const float *sent;
+    const float *residual;
+    const uint32_t *at; /* ... and belong here */
+    uint64_t count;
+    __device__ void one(uint64_t i) const
+    {
+        const uint32_t bits = value[i];
+        const bool stays = dcommi_cuda_odd(bits) || dcommi_cuda_odd(dcommi_f32_bits(sent[i]));
+        value[i] = dcommi_f32_bits(stays ? residual[at[i]]
+                                         : __fsub_rn(dcommi_f32_from_bits(bits), sent[i]));
     }
-    if (found.clipped > 0) {
-        dcommi_cuda_report_add(p.report, found, false);
-    }
-}
-/* What is left of each value, before any residual changes. */
-static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
-    dcommi_cuda_apart_left_kernel(const __grid_constant__ dcommi_cuda_apart p)
-{
-    const uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_TOPK_THREADS + threadIdx.x;
-    if (i < p.kept) {
-        const uint32_t bits = p.value[i];
-        const float sent = p.sent[i];
-        const bool stays = dcommi_cuda_odd(bits) || dcommi_cuda_odd(dcommi_f32_bits(sent));
-        p.value[i] = dcommi_f32_bits(stays ? p.residual[p.at[i]]
-                                           : __fsub_rn(dcommi_f32_from_bits(bits), sent));
-    }
-}
+};
 /* As if nothing had been sent. */
-static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
-    dcommi_cuda_apart_rest_kernel(const __grid_constant__ dcommi_cuda_apart p)
-{
-    uint64_t i =
-        (uint64_t)blockIdx.x * DCOMMI_CUDA_TOPK_THREADS * DCOMMI_CUDA_APART_OWN + threadIdx.x;
-#pragma unroll
-    for (uint32_t k = 0; k < DCOMMI_CUDA_APART_OWN; k++, i += DCOMMI_CUDA_TOPK_THREADS) {
-        if (i < p.count) {
-            const float e = dcommi_cuda_load<float>(p.e + i);
-            p.next[i] = dcommi_cuda_odd(dcommi_f32_bits(e)) ? p.residual[i] : e;
-        }
+struct dcommi_cuda_apart_rest {
+    const float *e, *residual;
+    float *next;
+    uint64_t count;
+    __device__ void one(uint64_t i) const
+    {
+        const float sum = dcommi_cuda_load<float>(e + i);
+        next[i] = dcommi_cuda_odd(dcommi_f32_bits(sum)) ? residual[i] : sum;
     }
-}
-static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
-    dcommi_cuda_apart_put_kernel(const __grid_constant__ dcommi_cuda_apart p)
-{
-    const uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_TOPK_THREADS + threadIdx.x;
-    if (i < p.kept) {
-        p.next[p.at[i]] = dcommi_f32_from_bits(p.value[i]);
+};
+struct dcommi_cuda_apart_put {
+    float *next;
+    const uint32_t *value, *at;
+    uint64_t count;
+    __device__ void one(uint64_t i) const
+    {
+        next[at[i]] = dcommi_f32_from_bits(value[i]);
     }
-}
+};
 static bool dcommi_cuda_topk_is_apart(const dcomm_sparse_layout &layout)
 {
     return dcommi_cuda_coded(layout) && layout.values.nonfinite == 2;
@@ -64103,40 +64067,27 @@ static dcomm_status dcommi_cuda_apart_run(const dcommi_cuda_job &job,
                                           const dcomm_sparse_layout &layout, void *workspace,
                                           const dcomm_codec_key *key, void *stream)
 {
-    const unsigned threads = DCOMMI_CUDA_TOPK_THREADS;
-    const uint64_t tiles = job.count / (threads * DCOMMI_CUDA_APART_OWN) + 1;
+    float *e = NULL;
     dcommi_cuda_topk topk = dcommi_cuda_topk();
-    dcommi_cuda_apart p = dcommi_cuda_apart();
-    const size_t need = dcommi_cuda_apart_parts(layout, job.count, workspace, &topk, &p.e);
+    const size_t need = dcommi_cuda_apart_parts(layout, job.count, workspace, &topk, &e);
     DCOMMI_CUDA_TRY(dcommi_cuda_workspace_check(job.call, workspace, need));
-    p.x = job.x;
-    p.residual = job.residual;
-    p.next = job.next;
-    p.report = job.report;
-    p.count = job.count;
-    p.sent = reinterpret_cast<const float *>(topk.bits); /* candidates are done with by then */
-    p.value = topk.value;
-    p.at = topk.at;
-    p.kept = (uint32_t)layout.most;
+    float *sent = reinterpret_cast<float *>(topk.bits); /* candidates are done with by then */
+    const dcommi_cuda_apart_sum sum = {job.x, job.residual, e, job.report, job.count};
+    const dcommi_cuda_apart_left left = {topk.value, sent, job.residual, topk.at, layout.most};
+    const dcommi_cuda_apart_rest rest = {e, job.residual, job.next, job.count};
+    const dcommi_cuda_apart_put put = {job.next, topk.value, topk.at, layout.most};
     dcommi_cuda_job plain = job;
-    plain.x = p.e;
+    plain.x = e;
     plain.residual = NULL;
     plain.next = NULL;
-    dcommi_cuda_operands in = dcommi_cuda_operands();
-    in.at[0] = job.wire + DCOMMI_SPARSE_HEAD;
-    in.n = 1;
-    DCOMMI_CUDA_TRY(
-        dcommi_cuda_launch(job.call, dcommi_cuda_apart_sum_kernel, tiles, threads, p, stream));
+    DCOMMI_CUDA_TRY(dcommi_cuda_each<4>(job.call, sum, stream));
     DCOMMI_CUDA_TRY(dcommi_cuda_topk_run(plain, layout, workspace, key, stream));
-    DCOMMI_CUDA_TRY(dcommi_cuda_decode_run(job.call, layout.values, in,
-                                           reinterpret_cast<float *>(topk.bits), layout.most, false,
-                                           NULL, stream));
-    DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call, dcommi_cuda_apart_left_kernel,
-                                       layout.most / threads + 1, threads, p, stream));
-    DCOMMI_CUDA_TRY(
-        dcommi_cuda_launch(job.call, dcommi_cuda_apart_rest_kernel, tiles, threads, p, stream));
-    return dcommi_cuda_launch(job.call, dcommi_cuda_apart_put_kernel, layout.most / threads + 1,
-                              threads, p, stream);
+    DCOMMI_CUDA_TRY(dcommi_cuda_decode_run(job.call, layout.values,
+                                           dcommi_cuda_operand(job.wire + DCOMMI_SPARSE_HEAD), sent,
+                                           layout.most, false, NULL, stream));
+    DCOMMI_CUDA_TRY(dcommi_cuda_each<1>(job.call, left, stream));
+    DCOMMI_CUDA_TRY(dcommi_cuda_each<4>(job.call, rest, stream));
+    return dcommi_cuda_each<1>(job.call, put, stream);
 }
 /* What a codec's wire is made of, whichever it is. */
 struct dcommi_cuda_form {
@@ -64211,7 +64162,7 @@ static size_t dcommi_cuda_rooms_of(const dcommi_cuda_form &form, size_t count, s
 }
 static uint64_t dcommi_cuda_job_blocks(const dcomm_codec_layout &layout, uint64_t count)
 {
-    return dcommi_cuda_casts(layout) ? dcommi_cuda_cast_blocks(count)
+    return dcommi_cuda_casts(layout) ? dcommi_cuda_blocks(count, DCOMMI_CUDA_CAST_TILE)
                                      : dcommi_cuda_encode_blocks(count, layout.bucket);
 }
 /* Whether a ledger takes a decoding, and a comparison: the values of these are known only after
@@ -64227,7 +64178,8 @@ static uint64_t dcommi_cuda_ledger_blocks(const dcommi_cuda_form &form, size_t c
 {
     return form.kind == dcommi_cuda_form::SPARSE ? dcommi_cuda_topk_tallies(form.sparse, count)
            : form.kind == dcommi_cuda_form::RANDK
-               ? dcommi_cuda_randk_tiles(count) + dcommi_cuda_randk_takers(form.randk)
+               ? dcommi_cuda_blocks(count, DCOMMI_CUDA_RANDK_TILE) +
+                     dcommi_cuda_randk_takers(form.randk)
                : dcommi_cuda_job_blocks(form.dense, count);
 }
 /* The workspace of an encoding, and behind it room for these sums. */
@@ -64375,25 +64327,16 @@ extern "C" dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const vo
                               workspace, report, stream);
 }
 /* ---- decoding and encoding again ---- */
+/* A NaN stays what it was, as it does on a CPU. */
 struct dcommi_cuda_factor {
     float *x;
     uint64_t count;
     float factor;
-};
-/* A NaN stays what it was, as it does on a CPU. */
-static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
-    dcommi_cuda_factor_kernel(const __grid_constant__ dcommi_cuda_factor p)
-{
-    uint64_t i =
-        (uint64_t)blockIdx.x * DCOMMI_CUDA_TOPK_THREADS * DCOMMI_CUDA_APART_OWN + threadIdx.x;
-#pragma unroll
-    for (uint32_t k = 0; k < DCOMMI_CUDA_APART_OWN; k++, i += DCOMMI_CUDA_TOPK_THREADS) {
-        if (i < p.count) {
-            const float x = p.x[i];
-            p.x[i] = dcommi_cuda_mul(x, p.factor);
-        }
+    __device__ void one(uint64_t i) const
+    {
+        x[i] = dcommi_cuda_mul(x[i], factor);
     }
-}
+};
 /* Of codecs that do not recode in one pass: the sum is in memory of the workspace. */
 static dcomm_status dcommi_cuda_recode_apart(dcommi_cuda_job *job, const dcomm_codec *codec,
                                              const dcommi_cuda_form &form,
@@ -64407,12 +64350,9 @@ static dcomm_status dcommi_cuda_recode_apart(dcommi_cuda_job *job, const dcomm_c
     DCOMMI_CUDA_TRY(dcommi_cuda_workspace_check(job->call, workspace, need));
     DCOMMI_CUDA_TRY(dcommi_cuda_decode_form(job->call, codec, form, in, bytes, rooms.array, count,
                                             false, rooms.other, job->report, stream));
-    if (factor != 1 && count > 0) {
+    if (factor != 1) {
         const dcommi_cuda_factor p = {rooms.array, count, factor};
-        const unsigned threads = DCOMMI_CUDA_TOPK_THREADS;
-        DCOMMI_CUDA_TRY(dcommi_cuda_launch(job->call, dcommi_cuda_factor_kernel,
-                                           count / (threads * DCOMMI_CUDA_APART_OWN) + 1, threads,
-                                           p, stream));
+        DCOMMI_CUDA_TRY(dcommi_cuda_each<4>(job->call, p, stream));
     }
     job->x = rooms.array;
     return dcommi_cuda_encode_form(job, form, rooms.encode, key, stream);
@@ -64450,16 +64390,14 @@ static dcomm_status dcommi_cuda_ledger_apart(dcommi_cuda_job *job, const dcomm_c
                                              dcomm_cuda_ledger *ledger, void *stream)
 {
     dcommi_cuda_rooms rooms;
-    dcommi_cuda_operands in = dcommi_cuda_operands();
     const size_t count = (size_t)job->count, bytes = dcomm_codec_max_bytes(codec, count);
     const size_t need = dcommi_cuda_rooms_of(form, count, dcomm_cuda_compare_workspace_bytes(count),
                                              workspace, &rooms);
     DCOMMI_CUDA_TRY(dcommi_cuda_workspace_check(job->call, workspace, need));
     DCOMMI_CUDA_TRY(dcommi_cuda_encode_form(job, form, rooms.encode, key, stream));
-    in.at[0] = job->wire;
-    in.n = 1;
-    DCOMMI_CUDA_TRY(dcommi_cuda_decode_form(job->call, codec, form, in, &bytes, rooms.array, count,
-                                            false, rooms.other, NULL, stream));
+    DCOMMI_CUDA_TRY(dcommi_cuda_decode_form(job->call, codec, form, dcommi_cuda_operand(job->wire),
+                                            &bytes, rooms.array, count, false, rooms.other, NULL,
+                                            stream));
     return dcomm_cuda_ledger_compare(ledger, job->x, rooms.array,
                                      job->residual != NULL ? job->next : NULL, count, rooms.other,
                                      stream);
@@ -64498,37 +64436,25 @@ extern "C" dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const
 /* ==== kernels/cuda/add.cuh ================================================================= */
 /* add.cuh - a multiple of one array added to another: what residuals of error feedback need
  * between encodings. */
-#define DCOMMI_CUDA_ADD_THREADS 256u
-#define DCOMMI_CUDA_ADD_OWN 4u /* elements of a thread */
 struct dcommi_cuda_addition {
     float *x;
     const float *y;
     float factor;
     uint64_t count;
-};
-static __global__ void __launch_bounds__(DCOMMI_CUDA_ADD_THREADS)
-    dcommi_cuda_add_kernel(const __grid_constant__ dcommi_cuda_addition p)
-{
-    uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_ADD_THREADS * DCOMMI_CUDA_ADD_OWN + threadIdx.x;
-#pragma unroll
-    for (uint32_t k = 0; k < DCOMMI_CUDA_ADD_OWN; k++, i += DCOMMI_CUDA_ADD_THREADS) {
-        if (i < p.count) {
-            const double more = __dmul_rn((double)p.factor, (double)p.y[i]);
-            p.x[i] = dcommi_cuda_finite((float)__dadd_rn((double)p.x[i], more));
-        }
+    __device__ void one(uint64_t i) const
+    {
+        const double more = __dmul_rn((double)factor, (double)y[i]);
+        x[i] = dcommi_cuda_finite((float)__dadd_rn((double)x[i], more));
     }
-}
+};
 extern "C" dcomm_status dcomm_cuda_add_scaled(float *x, float factor, const float *y, size_t count,
                                               void *stream)
 {
     const char *call = "dcomm_cuda_add_scaled";
-    const uint64_t tile = DCOMMI_CUDA_ADD_THREADS * DCOMMI_CUDA_ADD_OWN;
     const dcommi_cuda_addition p = {x, y, factor, count};
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "x", x, count, sizeof(float)));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "y", y, count, sizeof(float)));
-    return count == 0 ? DCOMM_OK
-                      : dcommi_cuda_launch(call, dcommi_cuda_add_kernel, (count + tile - 1) / tile,
-                                           DCOMMI_CUDA_ADD_THREADS, p, stream);
+    return dcommi_cuda_each<4>(call, p, stream);
 }
 /* ==== kernels/cuda/convert.cuh ============================================================= */
 /* convert.cuh - floats of any width to f32, and back. A thread takes four elements, read and
@@ -64653,6 +64579,7 @@ extern "C" dcomm_status dcomm_cuda_from_f32(void *dst, const float *src, size_t 
  * summed in the order of cpu/norm.h, and the momentum of what is multiplied by it. A block sums a
  * tile, a warp a row of it; one block then sums the tiles. */
 #define DCOMMI_CUDA_CLIP_THREADS (DCOMMI_NORM_ROWS * DCOMMI_NORM_LANES)
+#define DCOMMI_CUDA_CLIP_TILE (DCOMMI_NORM_ROWS * DCOMMI_NORM_ROW)
 #define DCOMMI_CUDA_CLIP_OWN (DCOMMI_NORM_ROW / DCOMMI_NORM_LANES) /* elements of a thread */
 struct dcommi_cuda_clip {
     const float *g;
@@ -64712,14 +64639,9 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_CLIP_THREADS)
         *p.clip = clip;
     }
 }
-static uint64_t dcommi_cuda_clip_tiles(size_t count)
-{
-    const uint64_t tile = DCOMMI_NORM_ROWS * DCOMMI_NORM_ROW;
-    return count / tile + (count % tile != 0 ? 1 : 0);
-}
 extern "C" size_t dcomm_cuda_feedback_clip_workspace_bytes(size_t count)
 {
-    return (size_t)dcommi_cuda_clip_tiles(count) * sizeof(double);
+    return (size_t)dcommi_cuda_blocks(count, DCOMMI_CUDA_CLIP_TILE) * sizeof(double);
 }
 extern "C" dcomm_status dcomm_cuda_feedback_clip(dcomm_cuda_clip *clip, const float *g,
                                                  size_t count, double most, void *workspace,
@@ -64727,15 +64649,17 @@ extern "C" dcomm_status dcomm_cuda_feedback_clip(dcomm_cuda_clip *clip, const fl
 {
     const char *call = "dcomm_cuda_feedback_clip";
     const unsigned threads = DCOMMI_CUDA_CLIP_THREADS;
-    const dcommi_cuda_clip p = {
-        g, count, dcommi_cuda_clip_tiles(count), most, static_cast<double *>(workspace), clip};
+    const dcommi_cuda_clip p = {g,
+                                count,
+                                dcommi_cuda_blocks(count, DCOMMI_CUDA_CLIP_TILE),
+                                most,
+                                static_cast<double *>(workspace),
+                                clip};
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "clip", clip, 1, 8));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "g", g, count, sizeof(float)));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "workspace", workspace, count, 8));
-    if (p.tiles > 0) {
-        DCOMMI_CUDA_TRY(
-            dcommi_cuda_launch(call, dcommi_cuda_clip_tile_kernel, p.tiles, threads, p, stream));
-    }
+    DCOMMI_CUDA_TRY(
+        dcommi_cuda_launch(call, dcommi_cuda_clip_tile_kernel, p.tiles, threads, p, stream));
     return dcommi_cuda_launch(call, dcommi_cuda_clip_kernel, 1, threads, p, stream);
 }
 /* ---- momentum of what is clipped ---- */
@@ -64774,10 +64698,8 @@ extern "C" dcomm_status dcomm_cuda_feedback_clipped(float *u, const float *g,
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "g", g, count, sizeof(float)));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "clip", clip, count, 8));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "before", before, count, sizeof(float)));
-    return count == 0
-               ? DCOMM_OK
-               : dcommi_cuda_launch(call, dcommi_cuda_clipped_kernel, (count + tile - 1) / tile,
-                                    DCOMMI_CUDA_CLIP_THREADS, p, stream);
+    return dcommi_cuda_launch(call, dcommi_cuda_clipped_kernel, dcommi_cuda_blocks(count, tile),
+                              DCOMMI_CUDA_CLIP_THREADS, p, stream);
 }
 /* ==== kernels/cuda/load.cuh ================================================================ */
 /* load.cuh - all kernels loaded at once: one that CUDA loads when it is first launched may
@@ -64818,7 +64740,7 @@ extern "C" dcomm_status dcomm_cuda_load(void)
     unsigned n = 0;
     int mode = 0;
     cudaError_t error =
-        cudaGetFuncBySymbol(&any, reinterpret_cast<const void *>(dcommi_cuda_add_kernel));
+        cudaGetFuncBySymbol(&any, reinterpret_cast<const void *>(dcommi_cuda_ledger_kernel));
     if (error != cudaSuccess) {
         (void)cudaGetLastError();
         return dcommi_cuda_fail(DCOMM_ERR_SYSTEM, "%s: cudaGetFuncBySymbol: %s", call,
@@ -64959,22 +64881,15 @@ static dcomm_status dcommi_cuda_look_launch(const char *call, const dcommi_cuda_
                                             void *stream)
 {
     const unsigned threads = DCOMMI_CUDA_LOOK_THREADS;
-    if (p.blocks > 0) {
-        DCOMMI_CUDA_TRY(
-            dcommi_cuda_launch(call, dcommi_cuda_look_kernel<E>, p.blocks, threads, p, stream));
-    }
+    DCOMMI_CUDA_TRY(
+        dcommi_cuda_launch(call, dcommi_cuda_look_kernel<E>, p.blocks, threads, p, stream));
     DCOMMI_CUDA_TRY(dcommi_cuda_launch(call, dcommi_cuda_sight_kernel<E>, 1, threads, p, stream));
-    return drop && p.blocks > 0
-               ? dcommi_cuda_launch(call, dcommi_cuda_drop_kernel<E>, p.blocks, threads, p, stream)
-               : DCOMM_OK;
-}
-static uint64_t dcommi_cuda_look_blocks(size_t count)
-{
-    return count / DCOMMI_CUDA_LOOK_TILE + (count % DCOMMI_CUDA_LOOK_TILE != 0 ? 1 : 0);
+    return dcommi_cuda_launch(call, dcommi_cuda_drop_kernel<E>, drop ? p.blocks : 0, threads, p,
+                              stream);
 }
 extern "C" size_t dcomm_cuda_look_workspace_bytes(size_t count)
 {
-    return (size_t)dcommi_cuda_look_blocks(count) * sizeof(dcommi_cuda_seen);
+    return (size_t)dcommi_cuda_blocks(count, DCOMMI_CUDA_LOOK_TILE) * sizeof(dcommi_cuda_seen);
 }
 extern "C" dcomm_status dcomm_cuda_look(void *x, size_t count, dcomm_dtype dtype, double factor,
                                         bool drop, dcomm_cuda_sight *sight, void *workspace,
@@ -64983,7 +64898,7 @@ extern "C" dcomm_status dcomm_cuda_look(void *x, size_t count, dcomm_dtype dtype
     const char *call = "dcomm_cuda_look";
     const dcommi_cuda_look p = {x,
                                 count,
-                                dcommi_cuda_look_blocks(count),
+                                dcommi_cuda_blocks(count, DCOMMI_CUDA_LOOK_TILE),
                                 factor,
                                 static_cast<dcommi_cuda_seen *>(workspace),
                                 sight};
@@ -65008,38 +64923,30 @@ extern "C" dcomm_status dcomm_cuda_look(void *x, size_t count, dcomm_dtype dtype
 /* ==== kernels/cuda/scatter.cuh ============================================================= */
 /* scatter.cuh - a few elements of an array, by their indices: what an all-reduce of selections
  * has agreed on, and what goes back into residuals. */
-#define DCOMMI_CUDA_SCATTER_THREADS 256u
 struct dcommi_cuda_scattering {
     float *x;
+    uint64_t length;
     const uint32_t *index;
     const float *value;
-    uint64_t count, n;
-};
-template <bool ADD>
-static __global__ void __launch_bounds__(DCOMMI_CUDA_SCATTER_THREADS)
-    dcommi_cuda_scatter_kernel(const __grid_constant__ dcommi_cuda_scattering p)
-{
-    const uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_SCATTER_THREADS + threadIdx.x;
-    if (i < p.n && p.index[i] < p.count) {
-        float *to = p.x + p.index[i];
-        *to = ADD ? dcommi_cuda_finite(__fadd_rn(*to, p.value[i])) : p.value[i];
+    uint64_t count;
+    bool add;
+    __device__ void one(uint64_t i) const
+    {
+        if (index[i] < length) {
+            float *to = x + index[i];
+            *to = add ? dcommi_cuda_finite(__fadd_rn(*to, value[i])) : value[i];
+        }
     }
-}
+};
 extern "C" dcomm_status dcomm_cuda_scatter(float *x, size_t count, const uint32_t *index,
                                            const float *value, size_t n, bool add, void *stream)
 {
     const char *call = "dcomm_cuda_scatter";
-    const dcommi_cuda_scattering p = {x, index, value, count, n};
+    const dcommi_cuda_scattering p = {x, count, index, value, n, add};
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "x", x, count, sizeof(float)));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "index", index, n, sizeof(uint32_t)));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "value", value, n, sizeof(float)));
-    return n == 0 ? DCOMM_OK
-                  : dcommi_cuda_launch(call,
-                                       add ? dcommi_cuda_scatter_kernel<true>
-                                           : dcommi_cuda_scatter_kernel<false>,
-                                       (n + DCOMMI_CUDA_SCATTER_THREADS - 1) /
-                                           DCOMMI_CUDA_SCATTER_THREADS,
-                                       DCOMMI_CUDA_SCATTER_THREADS, p, stream);
+    return dcommi_cuda_each<1>(call, p, stream);
 }
 /* ==== kernels/cuda/fp8.cuh ================================================================= */
 /* fp8.cuh - folds of operands that are wires of codec fp8, in f32, by any operator and in one
@@ -65059,10 +64966,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_fp8_take(const dcommi_cuda_wires &in, uint32
     bool nan = false;
     dcommi_cuda_loaded<FORMAT> loaded;
     dcommi_cuda_wire_load(in, w, at, bucket, false, &loaded);
-#pragma unroll
-    for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
-        v[e] = DCOMMI_CUDA_NOTHING;
-    }
+    dcommi_cuda_own_nothing(v);
     dcommi_cuda_wire_add(in, at, loaded, v, &nan, bad);
 #pragma unroll
     for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
@@ -65114,8 +65018,8 @@ static dcomm_status dcommi_cuda_fp8_launch(const char *call, dcomm_op op, const 
                               : op == DCOMM_MIN ? dcommi_cuda_fp8_kernel<FORMAT, DCOMMI_CUDA_MIN>
                               : op == DCOMM_MAX ? dcommi_cuda_fp8_kernel<FORMAT, DCOMMI_CUDA_MAX>
                                                 : dcommi_cuda_fp8_kernel<FORMAT, DCOMMI_CUDA_SUM>,
-                              (p.wires.count + tile - 1) / tile, DCOMMI_CUDA_DECODE_THREADS, p,
-                              stream);
+                              dcommi_cuda_blocks(p.wires.count, tile), DCOMMI_CUDA_DECODE_THREADS,
+                              p, stream);
 }
 extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const void *const *wires,
                                               const size_t *bytes, size_t n, float *dst,
@@ -65243,22 +65147,22 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_CTL_STRANGERS
 #undef DCOMMI_CTL_VERSION
 #undef DCOMMI_CUDA_ABS
-#undef DCOMMI_CUDA_ADD_OWN
-#undef DCOMMI_CUDA_ADD_THREADS
 #undef DCOMMI_CUDA_ALL
-#undef DCOMMI_CUDA_APART_OWN
 #undef DCOMMI_CUDA_BIT
 #undef DCOMMI_CUDA_BLOCK_MOST
 #undef DCOMMI_CUDA_CAST_THREADS
+#undef DCOMMI_CUDA_CAST_TILE
 #undef DCOMMI_CUDA_CHAINS
 #undef DCOMMI_CUDA_CLIPPED_OWN
 #undef DCOMMI_CUDA_CLIP_OWN
 #undef DCOMMI_CUDA_CLIP_THREADS
+#undef DCOMMI_CUDA_CLIP_TILE
 #undef DCOMMI_CUDA_COMPARE_OWN
 #undef DCOMMI_CUDA_COMPARE_TILE
 #undef DCOMMI_CUDA_CONVERT_OWN
 #undef DCOMMI_CUDA_CONVERT_THREADS
 #undef DCOMMI_CUDA_DECODE_THREADS
+#undef DCOMMI_CUDA_EACH_THREADS
 #undef DCOMMI_CUDA_ENCODE_THREADS
 #undef DCOMMI_CUDA_FEEDBACK_OWN
 #undef DCOMMI_CUDA_FEEDBACK_THREADS
@@ -65270,7 +65174,6 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_CUDA_LOOK_OWN
 #undef DCOMMI_CUDA_LOOK_THREADS
 #undef DCOMMI_CUDA_LOOK_TILE
-#undef DCOMMI_CUDA_LOWRANK_THREADS
 #undef DCOMMI_CUDA_MAP_WORDS
 #undef DCOMMI_CUDA_MATRIX_LANES
 #undef DCOMMI_CUDA_MATRIX_SIDE
@@ -65279,7 +65182,6 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_CUDA_MATRIX_THREADS
 #undef DCOMMI_CUDA_MATRIX_TURNS
 #undef DCOMMI_CUDA_NORMAL
-#undef DCOMMI_CUDA_NOTHING
 #undef DCOMMI_CUDA_OFF
 #undef DCOMMI_CUDA_OWN
 #undef DCOMMI_CUDA_RANDK_ROWS
@@ -65290,7 +65192,6 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_CUDA_RECODE_BASE
 #undef DCOMMI_CUDA_RECODE_DOWN
 #undef DCOMMI_CUDA_ROW
-#undef DCOMMI_CUDA_SCATTER_THREADS
 #undef DCOMMI_CUDA_TEAM
 #undef DCOMMI_CUDA_TOPK_BEGIN_THREADS
 #undef DCOMMI_CUDA_TOPK_BINS

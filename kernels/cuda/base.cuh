@@ -1,7 +1,7 @@
 /* base.cuh - what all CUDA kernels share: the launch, errors, memory, single operations.
  *
- * The code is C++17. Tests compile it for the CPU too, after tests/kernels/cuda_shim.h, which stands in for
- * CUDA's runtime and runs a block's threads in lock step.
+ * The code is C++17. Tests compile it for the CPU too, after tests/kernels/cuda_shim.h, which
+ * stands in for CUDA's runtime and runs a block's threads in lock step.
  *
  * Arithmetic is by intrinsics of one rounding each, so that nvcc, which fuses products with sums
  * where it can, leaves results alone. */
@@ -29,6 +29,13 @@ static cudaError_t dcommi_cuda_start(void (*kernel)(P), unsigned blocks, unsigne
 #endif
 
 #define DCOMMI_CUDA_INLINE __device__ static __forceinline__
+#define DCOMMI_CUDA_TRY(expression)          \
+    do {                                     \
+        dcomm_status status_ = (expression); \
+        if (status_ != DCOMM_OK) {           \
+            return status_;                  \
+        }                                    \
+    } while (0)
 
 /* ---- the host's side ---- */
 
@@ -57,10 +64,20 @@ static dcomm_status dcommi_cuda_given(const char *call, cudaError_t error, void 
     return DCOMM_OK;
 }
 
+/* How many blocks of `each` elements `n` elements take. */
+static uint64_t dcommi_cuda_blocks(uint64_t n, uint64_t each)
+{
+    return n / each + (n % each != 0 ? 1 : 0);
+}
+
+/* Without blocks nothing is launched. */
 template <class P>
 static dcomm_status dcommi_cuda_launch(const char *call, void (*kernel)(P), uint64_t blocks,
                                        unsigned threads, const P &p, void *stream)
 {
+    if (blocks == 0) {
+        return DCOMM_OK;
+    }
     if (blocks > 0x7fffffffu) {
         return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: the arrays are too long for one launch",
                                 call);
@@ -71,9 +88,51 @@ static dcomm_status dcommi_cuda_launch(const char *call, void (*kernel)(P), uint
         stream);
 }
 
+static dcomm_codec_key dcommi_cuda_key(const dcomm_codec_key *key)
+{
+    return key != NULL ? *key : dcomm_codec_key();
+}
+
 static bool dcommi_cuda_aligned(const void *p, size_t to)
 {
     return reinterpret_cast<uintptr_t>(p) % to == 0;
+}
+
+static dcomm_status dcommi_cuda_array(const char *call, const char *name, const void *p,
+                                      size_t count, size_t to)
+{
+    if ((p == NULL && count > 0) || !dcommi_cuda_aligned(p, to)) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: %s is %s", call, name,
+                                p == NULL ? "NULL" : "not aligned to its elements");
+    }
+    return DCOMM_OK;
+}
+
+/* ---- one element at a time ---- */
+
+#define DCOMMI_CUDA_EACH_THREADS 256u
+
+/* p.one(i) for each i < p.count. A thread has OWN of them, so far apart that a warp's are
+ * neighbours. */
+template <class P, unsigned OWN>
+static __global__ void __launch_bounds__(DCOMMI_CUDA_EACH_THREADS)
+    dcommi_cuda_each_kernel(const __grid_constant__ P p)
+{
+    uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_EACH_THREADS * OWN + threadIdx.x;
+#pragma unroll
+    for (unsigned k = 0; k < OWN; k++, i += DCOMMI_CUDA_EACH_THREADS) {
+        if (i < p.count) {
+            p.one(i);
+        }
+    }
+}
+
+template <unsigned OWN, class P>
+static dcomm_status dcommi_cuda_each(const char *call, const P &p, void *stream)
+{
+    return dcommi_cuda_launch(call, dcommi_cuda_each_kernel<P, OWN>,
+                              dcommi_cuda_blocks(p.count, DCOMMI_CUDA_EACH_THREADS * OWN),
+                              DCOMMI_CUDA_EACH_THREADS, p, stream);
 }
 
 /* Operands of a call, by value, as kernels take them. */
@@ -81,6 +140,14 @@ struct dcommi_cuda_operands {
     const void *at[DCOMM_CUDA_OPERANDS];
     uint32_t n;
 };
+
+static dcommi_cuda_operands dcommi_cuda_operand(const void *at)
+{
+    dcommi_cuda_operands one = dcommi_cuda_operands();
+    one.at[0] = at;
+    one.n = 1;
+    return one;
+}
 
 /* All of them are there and aligned to `to`. */
 static dcomm_status dcommi_cuda_operands_make(const char *call, const void *const *at, size_t n,

@@ -30,6 +30,32 @@ template <int FORMAT> struct dcommi_cuda_format {
     static const int WORDS = BITS == 8 ? 4 : 2;               /* of a thread's codes */
 };
 
+/* A format as a type, for launchers that take any. */
+template <int FORMAT> struct dcommi_cuda_constant {
+    static const int value = FORMAT;
+};
+
+/* f(c) where c::value is the format. */
+template <class F> static dcomm_status dcommi_cuda_of_format(int format, F f)
+{
+    switch (format) {
+    case DCOMMI_FORMAT_Q1:
+        return f(dcommi_cuda_constant<DCOMMI_FORMAT_Q1>());
+    case DCOMMI_FORMAT_Q2:
+        return f(dcommi_cuda_constant<DCOMMI_FORMAT_Q2>());
+    case DCOMMI_FORMAT_Q4:
+        return f(dcommi_cuda_constant<DCOMMI_FORMAT_Q4>());
+    case DCOMMI_FORMAT_Q8:
+        return f(dcommi_cuda_constant<DCOMMI_FORMAT_Q8>());
+    case DCOMMI_FORMAT_SIGN:
+        return f(dcommi_cuda_constant<DCOMMI_FORMAT_SIGN>());
+    case DCOMMI_FORMAT_E4M3:
+        return f(dcommi_cuda_constant<DCOMMI_FORMAT_E4M3>());
+    default:
+        return f(dcommi_cuda_constant<DCOMMI_FORMAT_E5M2>());
+    }
+}
+
 /* Codes of a thread: code k of column c at bit k * BITS of w[c]; of eight bits, at bit k%4 * 8 of
  * w[2(k/4)+c]. */
 template <int FORMAT> struct dcommi_cuda_codes {
@@ -54,6 +80,15 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_left(uint64_t at, uint64_t end)
 {
     const uint64_t left = end > at ? end - at : 0;
     return left < 0x10000u ? (uint32_t)left : 0x10000u;
+}
+
+/* What sums begin with: x added to -0 is x, of either zero, too. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_own_nothing(float v[DCOMMI_CUDA_OWN])
+{
+#pragma unroll
+    for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+        v[e] = -0.0f;
+    }
 }
 
 /* The thread's elements from x on, of which those below `left` exist; 0 for the others. */
@@ -536,8 +571,5 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_decode_own(const dcommi_cuda_codes<FORMAT> &
         }
     }
 }
-
-/* What sums begin with: x added to it is x, of either zero, too. */
-#define DCOMMI_CUDA_NOTHING (-0.0f)
 
 #endif

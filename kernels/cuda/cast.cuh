@@ -7,6 +7,7 @@
 #include "decode.cuh"
 
 #define DCOMMI_CUDA_CAST_THREADS 256u
+#define DCOMMI_CUDA_CAST_TILE (DCOMMI_CUDA_CAST_THREADS * DCOMMI_CUDA_OWN)
 
 struct dcommi_cuda_cast {
     dcommi_cuda_operands in; /* wires: what is summed */
@@ -153,9 +154,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t
         const bool odd = (dcommi_f32_bits(x) & 0x7f800000u) == 0x7f800000u;
         float y = odd ? 0 : x;
         if (odd && DCOMMI_CUDA_OFF(e) < left) {
-            const uint64_t i = at + DCOMMI_CUDA_OFF(e);
-            found->nonfinite++;
-            found->first = UINT64_MAX - i > found->first ? UINT64_MAX - i : found->first;
+            dcommi_cuda_found_odd(found, at + DCOMMI_CUDA_OFF(e));
         }
         y = p.residual != NULL ? __fadd_rn(y, r[e]) : y;
         if ((dcommi_f32_bits(y) & 0x7fffffffu) >= p.limit) {
@@ -269,12 +268,6 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_CAST_THREADS)
 
 /* ---- launchers ---- */
 
-static uint64_t dcommi_cuda_cast_blocks(uint64_t count)
-{
-    const uint64_t tile = DCOMMI_CUDA_CAST_THREADS * DCOMMI_CUDA_OWN;
-    return count / tile + (count % tile != 0 ? 1 : 0);
-}
-
 template <bool HALF>
 static dcomm_status dcommi_cuda_cast_launch(const char *call, bool sums, const dcommi_cuda_cast &p,
                                             void *stream)
@@ -283,7 +276,7 @@ static dcomm_status dcommi_cuda_cast_launch(const char *call, bool sums, const d
                                        : p.tally != NULL
                                            ? dcommi_cuda_cast_kernel<HALF, false, true>
                                            : dcommi_cuda_cast_kernel<HALF, false, false>;
-    return dcommi_cuda_launch(call, kernel, dcommi_cuda_cast_blocks(p.count),
+    return dcommi_cuda_launch(call, kernel, dcommi_cuda_blocks(p.count, DCOMMI_CUDA_CAST_TILE),
                               DCOMMI_CUDA_CAST_THREADS, p, stream);
 }
 
@@ -292,7 +285,7 @@ static dcomm_status dcommi_cuda_uncast_launch(const char *call, bool half,
 {
     void (*kernel)(dcommi_cuda_cast) =
         half ? dcommi_cuda_uncast_kernel<true> : dcommi_cuda_uncast_kernel<false>;
-    return dcommi_cuda_launch(call, kernel, dcommi_cuda_cast_blocks(p.count),
+    return dcommi_cuda_launch(call, kernel, dcommi_cuda_blocks(p.count, DCOMMI_CUDA_CAST_TILE),
                               DCOMMI_CUDA_CAST_THREADS, p, stream);
 }
 

@@ -8,6 +8,7 @@
 #include "../norm.h"
 
 #define DCOMMI_CUDA_CLIP_THREADS (DCOMMI_NORM_ROWS * DCOMMI_NORM_LANES)
+#define DCOMMI_CUDA_CLIP_TILE (DCOMMI_NORM_ROWS * DCOMMI_NORM_ROW)
 #define DCOMMI_CUDA_CLIP_OWN (DCOMMI_NORM_ROW / DCOMMI_NORM_LANES) /* elements of a thread */
 
 struct dcommi_cuda_clip {
@@ -72,15 +73,9 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_CLIP_THREADS)
     }
 }
 
-static uint64_t dcommi_cuda_clip_tiles(size_t count)
-{
-    const uint64_t tile = DCOMMI_NORM_ROWS * DCOMMI_NORM_ROW;
-    return count / tile + (count % tile != 0 ? 1 : 0);
-}
-
 extern "C" size_t dcomm_cuda_feedback_clip_workspace_bytes(size_t count)
 {
-    return (size_t)dcommi_cuda_clip_tiles(count) * sizeof(double);
+    return (size_t)dcommi_cuda_blocks(count, DCOMMI_CUDA_CLIP_TILE) * sizeof(double);
 }
 
 extern "C" dcomm_status dcomm_cuda_feedback_clip(dcomm_cuda_clip *clip, const float *g,
@@ -89,15 +84,17 @@ extern "C" dcomm_status dcomm_cuda_feedback_clip(dcomm_cuda_clip *clip, const fl
 {
     const char *call = "dcomm_cuda_feedback_clip";
     const unsigned threads = DCOMMI_CUDA_CLIP_THREADS;
-    const dcommi_cuda_clip p = {
-        g, count, dcommi_cuda_clip_tiles(count), most, static_cast<double *>(workspace), clip};
+    const dcommi_cuda_clip p = {g,
+                                count,
+                                dcommi_cuda_blocks(count, DCOMMI_CUDA_CLIP_TILE),
+                                most,
+                                static_cast<double *>(workspace),
+                                clip};
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "clip", clip, 1, 8));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "g", g, count, sizeof(float)));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "workspace", workspace, count, 8));
-    if (p.tiles > 0) {
-        DCOMMI_CUDA_TRY(
-            dcommi_cuda_launch(call, dcommi_cuda_clip_tile_kernel, p.tiles, threads, p, stream));
-    }
+    DCOMMI_CUDA_TRY(
+        dcommi_cuda_launch(call, dcommi_cuda_clip_tile_kernel, p.tiles, threads, p, stream));
     return dcommi_cuda_launch(call, dcommi_cuda_clip_kernel, 1, threads, p, stream);
 }
 
@@ -141,10 +138,8 @@ extern "C" dcomm_status dcomm_cuda_feedback_clipped(float *u, const float *g,
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "g", g, count, sizeof(float)));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "clip", clip, count, 8));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "before", before, count, sizeof(float)));
-    return count == 0
-               ? DCOMM_OK
-               : dcommi_cuda_launch(call, dcommi_cuda_clipped_kernel, (count + tile - 1) / tile,
-                                    DCOMMI_CUDA_CLIP_THREADS, p, stream);
+    return dcommi_cuda_launch(call, dcommi_cuda_clipped_kernel, dcommi_cuda_blocks(count, tile),
+                              DCOMMI_CUDA_CLIP_THREADS, p, stream);
 }
 
 #endif

@@ -88,7 +88,7 @@ static size_t dcommi_cuda_rooms_of(const dcommi_cuda_form &form, size_t count, s
 
 static uint64_t dcommi_cuda_job_blocks(const dcomm_codec_layout &layout, uint64_t count)
 {
-    return dcommi_cuda_casts(layout) ? dcommi_cuda_cast_blocks(count)
+    return dcommi_cuda_casts(layout) ? dcommi_cuda_blocks(count, DCOMMI_CUDA_CAST_TILE)
                                      : dcommi_cuda_encode_blocks(count, layout.bucket);
 }
 
@@ -106,7 +106,8 @@ static uint64_t dcommi_cuda_ledger_blocks(const dcommi_cuda_form &form, size_t c
 {
     return form.kind == dcommi_cuda_form::SPARSE ? dcommi_cuda_topk_tallies(form.sparse, count)
            : form.kind == dcommi_cuda_form::RANDK
-               ? dcommi_cuda_randk_tiles(count) + dcommi_cuda_randk_takers(form.randk)
+               ? dcommi_cuda_blocks(count, DCOMMI_CUDA_RANDK_TILE) +
+                     dcommi_cuda_randk_takers(form.randk)
                : dcommi_cuda_job_blocks(form.dense, count);
 }
 
@@ -270,26 +271,16 @@ extern "C" dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const vo
 
 /* ---- decoding and encoding again ---- */
 
+/* A NaN stays what it was, as it does on a CPU. */
 struct dcommi_cuda_factor {
     float *x;
     uint64_t count;
     float factor;
-};
-
-/* A NaN stays what it was, as it does on a CPU. */
-static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
-    dcommi_cuda_factor_kernel(const __grid_constant__ dcommi_cuda_factor p)
-{
-    uint64_t i =
-        (uint64_t)blockIdx.x * DCOMMI_CUDA_TOPK_THREADS * DCOMMI_CUDA_APART_OWN + threadIdx.x;
-#pragma unroll
-    for (uint32_t k = 0; k < DCOMMI_CUDA_APART_OWN; k++, i += DCOMMI_CUDA_TOPK_THREADS) {
-        if (i < p.count) {
-            const float x = p.x[i];
-            p.x[i] = dcommi_cuda_mul(x, p.factor);
-        }
+    __device__ void one(uint64_t i) const
+    {
+        x[i] = dcommi_cuda_mul(x[i], factor);
     }
-}
+};
 
 /* Of codecs that do not recode in one pass: the sum is in memory of the workspace. */
 static dcomm_status dcommi_cuda_recode_apart(dcommi_cuda_job *job, const dcomm_codec *codec,
@@ -304,12 +295,9 @@ static dcomm_status dcommi_cuda_recode_apart(dcommi_cuda_job *job, const dcomm_c
     DCOMMI_CUDA_TRY(dcommi_cuda_workspace_check(job->call, workspace, need));
     DCOMMI_CUDA_TRY(dcommi_cuda_decode_form(job->call, codec, form, in, bytes, rooms.array, count,
                                             false, rooms.other, job->report, stream));
-    if (factor != 1 && count > 0) {
+    if (factor != 1) {
         const dcommi_cuda_factor p = {rooms.array, count, factor};
-        const unsigned threads = DCOMMI_CUDA_TOPK_THREADS;
-        DCOMMI_CUDA_TRY(dcommi_cuda_launch(job->call, dcommi_cuda_factor_kernel,
-                                           count / (threads * DCOMMI_CUDA_APART_OWN) + 1, threads,
-                                           p, stream));
+        DCOMMI_CUDA_TRY(dcommi_cuda_each<4>(job->call, p, stream));
     }
     job->x = rooms.array;
     return dcommi_cuda_encode_form(job, form, rooms.encode, key, stream);
@@ -350,16 +338,14 @@ static dcomm_status dcommi_cuda_ledger_apart(dcommi_cuda_job *job, const dcomm_c
                                              dcomm_cuda_ledger *ledger, void *stream)
 {
     dcommi_cuda_rooms rooms;
-    dcommi_cuda_operands in = dcommi_cuda_operands();
     const size_t count = (size_t)job->count, bytes = dcomm_codec_max_bytes(codec, count);
     const size_t need = dcommi_cuda_rooms_of(form, count, dcomm_cuda_compare_workspace_bytes(count),
                                              workspace, &rooms);
     DCOMMI_CUDA_TRY(dcommi_cuda_workspace_check(job->call, workspace, need));
     DCOMMI_CUDA_TRY(dcommi_cuda_encode_form(job, form, rooms.encode, key, stream));
-    in.at[0] = job->wire;
-    in.n = 1;
-    DCOMMI_CUDA_TRY(dcommi_cuda_decode_form(job->call, codec, form, in, &bytes, rooms.array, count,
-                                            false, rooms.other, NULL, stream));
+    DCOMMI_CUDA_TRY(dcommi_cuda_decode_form(job->call, codec, form, dcommi_cuda_operand(job->wire),
+                                            &bytes, rooms.array, count, false, rooms.other, NULL,
+                                            stream));
     return dcomm_cuda_ledger_compare(ledger, job->x, rooms.array,
                                      job->residual != NULL ? job->next : NULL, count, rooms.other,
                                      stream);

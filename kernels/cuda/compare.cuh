@@ -34,14 +34,11 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_LEDGER_THREADS)
     }
 }
 
-static uint64_t dcommi_cuda_compare_blocks(uint64_t count)
-{
-    return (count + DCOMMI_CUDA_COMPARE_TILE - 1) / DCOMMI_CUDA_COMPARE_TILE;
-}
-
 extern "C" size_t dcomm_cuda_compare_workspace_bytes(size_t count)
 {
-    return count == 0 ? 0 : dcommi_cuda_ledger_bytes(dcommi_cuda_compare_blocks(count));
+    return count == 0
+               ? 0
+               : dcommi_cuda_ledger_bytes(dcommi_cuda_blocks(count, DCOMMI_CUDA_COMPARE_TILE));
 }
 
 extern "C" dcomm_status dcomm_cuda_ledger_compare(dcomm_cuda_ledger *ledger, const float *x,
@@ -58,7 +55,7 @@ extern "C" dcomm_status dcomm_cuda_ledger_compare(dcomm_cuda_ledger *ledger, con
     if (count == 0) {
         return DCOMM_OK;
     }
-    const uint64_t blocks = dcommi_cuda_compare_blocks(count);
+    const uint64_t blocks = dcommi_cuda_blocks(count, DCOMMI_CUDA_COMPARE_TILE);
     const dcommi_cuda_compare p = {x, y, next, count, static_cast<dcommi_cuda_tally *>(workspace)};
     DCOMMI_CUDA_TRY(dcommi_cuda_launch(call, dcommi_cuda_compare_kernel, blocks,
                                        DCOMMI_CUDA_LEDGER_THREADS, p, stream));

@@ -23,10 +23,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_DECODE_THREADS, 4)
     if (at < p.wires.count) {
         float v[DCOMMI_CUDA_OWN];
         const uint32_t left = dcommi_cuda_left(at, p.wires.count);
-#pragma unroll
-        for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
-            v[e] = DCOMMI_CUDA_NOTHING;
-        }
+        dcommi_cuda_own_nothing(v);
         if (p.add) {
             dcommi_cuda_own_load(p.x + at, left, p.pairs, v);
         }
@@ -57,35 +54,15 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_DECODE_THREADS, 4)
     }
 }
 
-template <int FORMAT>
-static dcomm_status dcommi_cuda_decode_launch(const char *call, const dcommi_cuda_dequant &p,
-                                              void *stream)
-{
-    const uint64_t tile = DCOMMI_CUDA_DECODE_THREADS * DCOMMI_CUDA_OWN;
-    return dcommi_cuda_launch(call, dcommi_cuda_decode_kernel<FORMAT>,
-                              p.wires.count / tile + (p.wires.count % tile != 0 ? 1 : 0),
-                              DCOMMI_CUDA_DECODE_THREADS, p, stream);
-}
-
 static dcomm_status dcommi_cuda_decode_format(const char *call, int format,
                                               const dcommi_cuda_dequant &p, void *stream)
 {
-    switch (format) {
-    case DCOMMI_FORMAT_Q1:
-        return dcommi_cuda_decode_launch<DCOMMI_FORMAT_Q1>(call, p, stream);
-    case DCOMMI_FORMAT_Q2:
-        return dcommi_cuda_decode_launch<DCOMMI_FORMAT_Q2>(call, p, stream);
-    case DCOMMI_FORMAT_Q4:
-        return dcommi_cuda_decode_launch<DCOMMI_FORMAT_Q4>(call, p, stream);
-    case DCOMMI_FORMAT_Q8:
-        return dcommi_cuda_decode_launch<DCOMMI_FORMAT_Q8>(call, p, stream);
-    case DCOMMI_FORMAT_SIGN:
-        return dcommi_cuda_decode_launch<DCOMMI_FORMAT_SIGN>(call, p, stream);
-    case DCOMMI_FORMAT_E4M3:
-        return dcommi_cuda_decode_launch<DCOMMI_FORMAT_E4M3>(call, p, stream);
-    default:
-        return dcommi_cuda_decode_launch<DCOMMI_FORMAT_E5M2>(call, p, stream);
-    }
+    const uint64_t tile = DCOMMI_CUDA_DECODE_THREADS * DCOMMI_CUDA_OWN;
+    return dcommi_cuda_of_format(format, [&](auto c) {
+        return dcommi_cuda_launch(call, dcommi_cuda_decode_kernel<decltype(c)::value>,
+                                  dcommi_cuda_blocks(p.wires.count, tile),
+                                  DCOMMI_CUDA_DECODE_THREADS, p, stream);
+    });
 }
 
 #endif

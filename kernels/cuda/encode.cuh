@@ -18,6 +18,13 @@ struct dcommi_cuda_found {
     bool poisoned;
 };
 
+/* Element i is not finite. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_found_odd(dcommi_cuda_found *found, uint64_t i)
+{
+    found->nonfinite++;
+    found->first = UINT64_MAX - i > found->first ? UINT64_MAX - i : found->first;
+}
+
 /* refuses: the inputs are sums of wires, and one that is not finite is refused. */
 DCOMMI_CUDA_INLINE void dcommi_cuda_report_add(dcomm_cuda_report *report,
                                                const dcommi_cuda_found &found, bool refuses)
@@ -49,10 +56,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_input(const dcommi_cuda_bucket &p, uint64_t 
         dcommi_cuda_own_load(p.x + at, left, p.pairs, v);
     } else {
         bool nan = false;
-#pragma unroll
-        for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
-            v[e] = DCOMMI_CUDA_NOTHING;
-        }
+        dcommi_cuda_own_nothing(v);
         if (left > 0) {
             dcommi_cuda_wires_add<FORMAT>(p.wires, at, v, &nan, bad);
         }
@@ -86,9 +90,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_take(const dcommi_cuda_bucket &p, uint64_t a
 #pragma unroll
         for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
             if (DCOMMI_CUDA_OFF(e) < left && (dcommi_f32_bits(v[e]) & 0x7f800000u) == 0x7f800000u) {
-                const uint64_t i = at + DCOMMI_CUDA_OFF(e);
-                found->nonfinite++;
-                found->first = UINT64_MAX - i > found->first ? UINT64_MAX - i : found->first;
+                dcommi_cuda_found_odd(found, at + DCOMMI_CUDA_OFF(e));
                 found->poisoned = found->poisoned || p.pass;
                 v[e] = 0;
             }
@@ -169,10 +171,7 @@ dcommi_cuda_tally_own(const dcommi_cuda_bucket &p, uint64_t at, uint32_t left, f
                       const float next[DCOMMI_CUDA_OWN], dcommi_cuda_tally *tally)
 {
     float y[DCOMMI_CUDA_OWN];
-#pragma unroll
-    for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
-        y[e] = DCOMMI_CUDA_NOTHING;
-    }
+    dcommi_cuda_own_nothing(y);
     dcommi_cuda_decode_own<FORMAT>(codes, step, y);
 #pragma unroll
     for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
@@ -407,22 +406,9 @@ template <bool SUMS, bool LEDGER>
 static dcomm_status dcommi_cuda_encode_format(const char *call, int format, dcommi_cuda_bucket *p,
                                               void *stream)
 {
-    switch (format) {
-    case DCOMMI_FORMAT_Q1:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q1, SUMS, LEDGER>(call, p, stream);
-    case DCOMMI_FORMAT_Q2:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q2, SUMS, LEDGER>(call, p, stream);
-    case DCOMMI_FORMAT_Q4:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q4, SUMS, LEDGER>(call, p, stream);
-    case DCOMMI_FORMAT_Q8:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_Q8, SUMS, LEDGER>(call, p, stream);
-    case DCOMMI_FORMAT_SIGN:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_SIGN, SUMS, LEDGER>(call, p, stream);
-    case DCOMMI_FORMAT_E4M3:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_E4M3, SUMS, LEDGER>(call, p, stream);
-    default:
-        return dcommi_cuda_encode_launch<DCOMMI_FORMAT_E5M2, SUMS, LEDGER>(call, p, stream);
-    }
+    return dcommi_cuda_of_format(format, [&](auto c) {
+        return dcommi_cuda_encode_launch<decltype(c)::value, SUMS, LEDGER>(call, p, stream);
+    });
 }
 
 #endif

@@ -36,8 +36,7 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_feedback_one(float a, float b, float factor
     case DCOMM_CUDA_FEEDBACK_ADD:
     case DCOMM_CUDA_FEEDBACK_LACK:
         if (odd) {
-            found->nonfinite++;
-            found->first = UINT64_MAX - i > found->first ? UINT64_MAX - i : found->first;
+            dcommi_cuda_found_odd(found, i);
             return OP == DCOMM_CUDA_FEEDBACK_ADD ? b : 0;
         }
         return dcommi_cuda_feedback_bounded(
@@ -97,8 +96,9 @@ static dcomm_status dcommi_cuda_feedback_launch(const char *call, const dcommi_c
                                                 void *stream)
 {
     const uint64_t tile = DCOMMI_CUDA_FEEDBACK_THREADS * DCOMMI_CUDA_FEEDBACK_OWN;
-    return dcommi_cuda_launch(call, dcommi_cuda_feedback_kernel<OP>, (p.count + tile - 1) / tile,
-                              DCOMMI_CUDA_FEEDBACK_THREADS, p, stream);
+    return dcommi_cuda_launch(call, dcommi_cuda_feedback_kernel<OP>,
+                              dcommi_cuda_blocks(p.count, tile), DCOMMI_CUDA_FEEDBACK_THREADS, p,
+                              stream);
 }
 
 static dcomm_status dcommi_cuda_feedback_run(dcomm_cuda_feedback_op op, void *dst, const void *a,
@@ -129,7 +129,7 @@ static dcomm_status dcommi_cuda_feedback_run(dcomm_cuda_feedback_op op, void *ds
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "b", b, casts ? 0 : count, whole));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
     const dcommi_cuda_feedback p = {dst, a, b, factor, count, report, refuses};
-    return count == 0 ? DCOMM_OK : launch[op](call, p, stream);
+    return launch[op](call, p, stream);
 }
 
 extern "C" dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst, const void *a,

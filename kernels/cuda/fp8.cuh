@@ -22,10 +22,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_fp8_take(const dcommi_cuda_wires &in, uint32
     bool nan = false;
     dcommi_cuda_loaded<FORMAT> loaded;
     dcommi_cuda_wire_load(in, w, at, bucket, false, &loaded);
-#pragma unroll
-    for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
-        v[e] = DCOMMI_CUDA_NOTHING;
-    }
+    dcommi_cuda_own_nothing(v);
     dcommi_cuda_wire_add(in, at, loaded, v, &nan, bad);
 #pragma unroll
     for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
@@ -79,8 +76,8 @@ static dcomm_status dcommi_cuda_fp8_launch(const char *call, dcomm_op op, const 
                               : op == DCOMM_MIN ? dcommi_cuda_fp8_kernel<FORMAT, DCOMMI_CUDA_MIN>
                               : op == DCOMM_MAX ? dcommi_cuda_fp8_kernel<FORMAT, DCOMMI_CUDA_MAX>
                                                 : dcommi_cuda_fp8_kernel<FORMAT, DCOMMI_CUDA_SUM>,
-                              (p.wires.count + tile - 1) / tile, DCOMMI_CUDA_DECODE_THREADS, p,
-                              stream);
+                              dcommi_cuda_blocks(p.wires.count, tile), DCOMMI_CUDA_DECODE_THREADS,
+                              p, stream);
 }
 
 extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const void *const *wires,

@@ -5,14 +5,6 @@
 
 #include "cast.cuh"
 
-#define DCOMMI_CUDA_TRY(expression)          \
-    do {                                     \
-        dcomm_status status_ = (expression); \
-        if (status_ != DCOMM_OK) {           \
-            return status_;                  \
-        }                                    \
-    } while (0)
-
 /* Arguments of an encoding, of an array or of wires. */
 struct dcommi_cuda_job {
     const char *call;
@@ -40,16 +32,6 @@ static dcomm_status dcommi_cuda_layout(const char *call, const dcomm_codec *code
     if (dcomm_codec_get_layout(codec, layout) != DCOMM_OK) {
         return dcommi_cuda_fail(DCOMM_ERR_UNSUPPORTED, "%s: codec %s has no kernels", call,
                                 dcomm_codec_spec(codec));
-    }
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_cuda_array(const char *call, const char *name, const void *p,
-                                      size_t count, size_t to)
-{
-    if ((p == NULL && count > 0) || !dcommi_cuda_aligned(p, to)) {
-        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: %s is %s", call, name,
-                                p == NULL ? "NULL" : "not aligned to its elements");
     }
     return DCOMM_OK;
 }
@@ -149,8 +131,7 @@ static dcommi_cuda_rounding dcommi_cuda_rounding_of(const dcomm_codec_layout &la
         how.half = layout.stochastic ? 512 : fraction / 2 + 1;
         how.unit = format == DCOMM_FORMAT_Q1 ? 1073741824.0f : (float)(1u << (32 - bits));
     }
-    const dcomm_codec_key none = dcomm_codec_key();
-    const dcomm_codec_key &k = key != NULL ? *key : none;
+    const dcomm_codec_key k = dcommi_cuda_key(key);
     how.rng = dcommi_rng_make(k.seed, k.tensor, k.step, k.rank, k.first);
     return how;
 }

@@ -111,12 +111,9 @@ static dcomm_status dcommi_cuda_ledger_launch(const char *call, dcommi_cuda_tall
 {
     dcommi_cuda_ledger_sum p = {room, room + blocks, NULL, blocks};
     if (blocks > DCOMMI_CUDA_LEDGER_THREADS) {
-        const dcomm_status status =
-            dcommi_cuda_launch(call, dcommi_cuda_ledger_kernel, DCOMMI_CUDA_LEDGER_BLOCKS,
-                               DCOMMI_CUDA_LEDGER_THREADS, p, stream);
-        if (status != DCOMM_OK) {
-            return status;
-        }
+        DCOMMI_CUDA_TRY(dcommi_cuda_launch(call, dcommi_cuda_ledger_kernel,
+                                           DCOMMI_CUDA_LEDGER_BLOCKS, DCOMMI_CUDA_LEDGER_THREADS, p,
+                                           stream));
         p.from = p.to;
         p.n = DCOMMI_CUDA_LEDGER_BLOCKS;
     }

@@ -44,7 +44,7 @@ extern "C" dcomm_status dcomm_cuda_load(void)
     unsigned n = 0;
     int mode = 0;
     cudaError_t error =
-        cudaGetFuncBySymbol(&any, reinterpret_cast<const void *>(dcommi_cuda_add_kernel));
+        cudaGetFuncBySymbol(&any, reinterpret_cast<const void *>(dcommi_cuda_ledger_kernel));
     if (error != cudaSuccess) {
         (void)cudaGetLastError();
         return dcommi_cuda_fail(DCOMM_ERR_SYSTEM, "%s: cudaGetFuncBySymbol: %s", call,

@@ -119,24 +119,16 @@ static dcomm_status dcommi_cuda_look_launch(const char *call, const dcommi_cuda_
                                             void *stream)
 {
     const unsigned threads = DCOMMI_CUDA_LOOK_THREADS;
-    if (p.blocks > 0) {
-        DCOMMI_CUDA_TRY(
-            dcommi_cuda_launch(call, dcommi_cuda_look_kernel<E>, p.blocks, threads, p, stream));
-    }
+    DCOMMI_CUDA_TRY(
+        dcommi_cuda_launch(call, dcommi_cuda_look_kernel<E>, p.blocks, threads, p, stream));
     DCOMMI_CUDA_TRY(dcommi_cuda_launch(call, dcommi_cuda_sight_kernel<E>, 1, threads, p, stream));
-    return drop && p.blocks > 0
-               ? dcommi_cuda_launch(call, dcommi_cuda_drop_kernel<E>, p.blocks, threads, p, stream)
-               : DCOMM_OK;
-}
-
-static uint64_t dcommi_cuda_look_blocks(size_t count)
-{
-    return count / DCOMMI_CUDA_LOOK_TILE + (count % DCOMMI_CUDA_LOOK_TILE != 0 ? 1 : 0);
+    return dcommi_cuda_launch(call, dcommi_cuda_drop_kernel<E>, drop ? p.blocks : 0, threads, p,
+                              stream);
 }
 
 extern "C" size_t dcomm_cuda_look_workspace_bytes(size_t count)
 {
-    return (size_t)dcommi_cuda_look_blocks(count) * sizeof(dcommi_cuda_seen);
+    return (size_t)dcommi_cuda_blocks(count, DCOMMI_CUDA_LOOK_TILE) * sizeof(dcommi_cuda_seen);
 }
 
 extern "C" dcomm_status dcomm_cuda_look(void *x, size_t count, dcomm_dtype dtype, double factor,
@@ -146,7 +138,7 @@ extern "C" dcomm_status dcomm_cuda_look(void *x, size_t count, dcomm_dtype dtype
     const char *call = "dcomm_cuda_look";
     const dcommi_cuda_look p = {x,
                                 count,
-                                dcommi_cuda_look_blocks(count),
+                                dcommi_cuda_blocks(count, DCOMMI_CUDA_LOOK_TILE),
                                 factor,
                                 static_cast<dcommi_cuda_seen *>(workspace),
                                 sight};

@@ -6,8 +6,6 @@
 #include "feedback.cuh"
 #include "powersgd.cuh"
 
-#define DCOMMI_CUDA_LOWRANK_THREADS 256u
-
 static uint64_t dcommi_cuda_lowrank_numbers(const dcomm_codec_matrix &m)
 {
     return m.rank * (m.rows + m.cols);
@@ -23,28 +21,26 @@ struct dcommi_cuda_lowrank_end {
     uint32_t *wire;
     const float *left, *residual;
     float *next; /* NULL: without a residual */
-    uint64_t count, numbers;
+    uint64_t elements, numbers;
+    uint64_t count; /* the larger of these two */
+    __device__ void one(uint64_t i) const
+    {
+        const bool poisoned = found->nonfinite > 0;
+        if (poisoned && i < numbers) {
+            wire[i] = DCOMMI_F32_NAN;
+        }
+        if (next != NULL && i < elements) {
+            next[i] = poisoned ? residual[i] : left[i];
+        }
+        if (i == 0) {
+            dcommi_cuda_found all = {};
+            all.clipped = poisoned ? 0 : (unsigned)found->clipped;
+            all.nonfinite = (unsigned)found->nonfinite;
+            all.first = found->first;
+            dcommi_cuda_report_add(report, all, false);
+        }
+    }
 };
-
-static __global__ void __launch_bounds__(DCOMMI_CUDA_LOWRANK_THREADS)
-    dcommi_cuda_lowrank_end_kernel(const __grid_constant__ dcommi_cuda_lowrank_end p)
-{
-    const uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_LOWRANK_THREADS + threadIdx.x;
-    const bool poisoned = p.found->nonfinite > 0;
-    if (poisoned && i < p.numbers) {
-        p.wire[i] = DCOMMI_F32_NAN;
-    }
-    if (p.next != NULL && i < p.count) {
-        p.next[i] = poisoned ? p.residual[i] : p.left[i];
-    }
-    if (i == 0) {
-        dcommi_cuda_found found = {};
-        found.clipped = poisoned ? 0 : (unsigned)p.found->clipped;
-        found.nonfinite = (unsigned)p.found->nonfinite;
-        found.first = p.found->first;
-        dcommi_cuda_report_add(p.report, found, false);
-    }
-}
 
 /* ---- encoding ---- */
 
@@ -114,32 +110,28 @@ static dcomm_status dcommi_cuda_lowrank_run(const dcommi_cuda_job &job, const dc
         return DCOMM_OK;
     }
     const uint64_t numbers = dcommi_cuda_lowrank_numbers(m);
-    const dcommi_cuda_lowrank_end end = {
-        found,   job.report, reinterpret_cast<uint32_t *>(job.wire), sum, job.residual, job.next,
-        m.count, numbers};
     const uint64_t all = adds && m.count > numbers ? m.count : numbers;
-    return dcommi_cuda_launch(job.call, dcommi_cuda_lowrank_end_kernel,
-                              dcommi_cuda_matrix_blocks(all, DCOMMI_CUDA_LOWRANK_THREADS),
-                              DCOMMI_CUDA_LOWRANK_THREADS, end, stream);
+    const dcommi_cuda_lowrank_end end = {
+        found,   job.report,   reinterpret_cast<uint32_t *>(job.wire),
+        sum,     job.residual, job.next,
+        m.count, numbers,      all};
+    return dcommi_cuda_each<1>(job.call, end, stream);
 }
 
 /* ---- decoding ---- */
 
+/* Without nonfinite=pass a wire has no number that is not finite, unless it is a sum of wires. */
 struct dcommi_cuda_lowrank_check {
     const uint32_t *wire;
-    uint64_t numbers;
+    uint64_t count;
     dcomm_cuda_report *report;
-};
-
-/* Without nonfinite=pass a wire has no number that is not finite, unless it is a sum of wires. */
-static __global__ void __launch_bounds__(DCOMMI_CUDA_LOWRANK_THREADS)
-    dcommi_cuda_lowrank_check_kernel(const __grid_constant__ dcommi_cuda_lowrank_check p)
-{
-    const uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_LOWRANK_THREADS + threadIdx.x;
-    if (i < p.numbers && dcommi_cuda_odd(p.wire[i])) {
-        dcommi_cuda_report_beyond(p.report);
+    __device__ void one(uint64_t i) const
+    {
+        if (dcommi_cuda_odd(wire[i])) {
+            dcommi_cuda_report_beyond(report);
+        }
     }
-}
+};
 
 static dcomm_status dcommi_cuda_lowrank_decode(const char *call, const dcomm_codec_matrix &m,
                                                const dcommi_cuda_operands &in, float *x, bool add,
@@ -151,10 +143,7 @@ static dcomm_status dcommi_cuda_lowrank_decode(const char *call, const dcomm_cod
         const dcommi_cuda_lowrank_check check = {static_cast<const uint32_t *>(in.at[k]), numbers,
                                                  report};
         if (report != NULL && m.nonfinite != 2) {
-            DCOMMI_CUDA_TRY(
-                dcommi_cuda_launch(call, dcommi_cuda_lowrank_check_kernel,
-                                   dcommi_cuda_matrix_blocks(numbers, DCOMMI_CUDA_LOWRANK_THREADS),
-                                   DCOMMI_CUDA_LOWRANK_THREADS, check, stream));
+            DCOMMI_CUDA_TRY(dcommi_cuda_each<1>(call, check, stream));
         }
         DCOMMI_CUDA_TRY(dcomm_cuda_powersgd_product(&m, p, p + m.rank * m.rows, x,
                                                     add || k > 0 ? 1 : 0, stream));

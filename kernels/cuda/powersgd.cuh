@@ -69,9 +69,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
             const float number = row[c];
             const double x = dcommi_cuda_matrix_number(number);
             if (COUNT && j == 0 && dcommi_cuda_odd(dcommi_f32_bits(number))) {
-                const uint64_t first = UINT64_MAX - (i * p.cols + c);
-                found.nonfinite++;
-                found.first = first > found.first ? first : found.first;
+                dcommi_cuda_found_odd(&found, i * p.cols + c);
             }
 #pragma unroll
             for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
@@ -290,11 +288,6 @@ static dcomm_status dcommi_cuda_matrix_make(dcommi_cuda_matrix *p, const char *c
     return dcommi_cuda_array(call, "the output", to, p->count, sizeof(float));
 }
 
-static uint64_t dcommi_cuda_matrix_blocks(uint64_t n, uint64_t each)
-{
-    return n / each + (n % each != 0 ? 1 : 0);
-}
-
 extern "C" dcomm_status dcomm_cuda_powersgd_start(const dcomm_codec_matrix *shape,
                                                   const dcomm_codec_key *key, float *q,
                                                   void *stream)
@@ -302,8 +295,7 @@ extern "C" dcomm_status dcomm_cuda_powersgd_start(const dcomm_codec_matrix *shap
     const char *call = "dcomm_cuda_powersgd_start";
     dcommi_cuda_matrix p;
     DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&p, call, shape, q, "q", q, q));
-    const dcomm_codec_key none = dcomm_codec_key();
-    const dcomm_codec_key &k = key != NULL ? *key : none;
+    const dcomm_codec_key k = dcommi_cuda_key(key);
     p.rng = dcommi_rng_make(k.seed, k.tensor, k.step, 0, k.first);
     return p.count == 0 ? DCOMM_OK
                         : dcommi_cuda_launch(call, dcommi_cuda_matrix_start_kernel, p.rank,
@@ -325,7 +317,7 @@ static dcomm_status dcommi_cuda_powersgd_p(const dcomm_codec_matrix *shape, cons
                         : dcommi_cuda_launch(call,
                                              report != NULL ? dcommi_cuda_matrix_p_kernel<true>
                                                             : dcommi_cuda_matrix_p_kernel<false>,
-                                             dcommi_cuda_matrix_blocks(m.rows, rows),
+                                             dcommi_cuda_blocks(m.rows, rows),
                                              DCOMMI_CUDA_MATRIX_THREADS, m, stream);
 }
 
@@ -356,11 +348,10 @@ extern "C" dcomm_status dcomm_cuda_powersgd_q(const dcomm_codec_matrix *shape, c
     DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&m, call, shape, x, "p", p, q));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
     m.report = report;
-    return m.count == 0
-               ? DCOMM_OK
-               : dcommi_cuda_launch(call, dcommi_cuda_matrix_q_kernel,
-                                    dcommi_cuda_matrix_blocks(m.cols, DCOMMI_CUDA_MATRIX_STRIP),
-                                    DCOMMI_CUDA_MATRIX_STRIP, m, stream);
+    return m.count == 0 ? DCOMM_OK
+                        : dcommi_cuda_launch(call, dcommi_cuda_matrix_q_kernel,
+                                             dcommi_cuda_blocks(m.cols, DCOMMI_CUDA_MATRIX_STRIP),
+                                             DCOMMI_CUDA_MATRIX_STRIP, m, stream);
 }
 
 extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *shape, const float *p,
@@ -375,7 +366,7 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
     const uint64_t each = DCOMMI_CUDA_MATRIX_THREADS * DCOMMI_CUDA_MATRIX_SOME;
     return m.count == 0 ? DCOMM_OK
                         : dcommi_cuda_launch(call, dcommi_cuda_matrix_product_kernel<false>,
-                                             dcommi_cuda_matrix_blocks(m.count, each),
+                                             dcommi_cuda_blocks(m.count, each),
                                              DCOMMI_CUDA_MATRIX_THREADS, m, stream);
 }
 
@@ -400,7 +391,7 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product_ledger(const dcomm_codec_mat
     m.to = e;
     m.how = e != NULL ? -1 : 0;
     m.tally = static_cast<dcommi_cuda_tally *>(workspace);
-    const uint64_t blocks = dcommi_cuda_compare_blocks(m.count);
+    const uint64_t blocks = dcommi_cuda_blocks(m.count, DCOMMI_CUDA_COMPARE_TILE);
     DCOMMI_CUDA_TRY(dcommi_cuda_launch(call, dcommi_cuda_matrix_product_kernel<true>, blocks,
                                        DCOMMI_CUDA_MATRIX_THREADS, m, stream));
     return dcommi_cuda_ledger_launch(call, m.tally, blocks, ledger, stream);

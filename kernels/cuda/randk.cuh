@@ -86,8 +86,7 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_randk_read(const dcommi_cuda_randk &p, uint
 {
     const uint32_t b = dcommi_f32_bits(ADDS ? __fadd_rn(x, r) : x);
     if (dcommi_cuda_odd(dcommi_f32_bits(x))) {
-        found->nonfinite++;
-        found->first = UINT64_MAX - i > found->first ? UINT64_MAX - i : found->first;
+        dcommi_cuda_found_odd(found, i);
         if (!ADDS && !LEDGER && p.odd != NULL) {
             const uint64_t part = dcommi_randk_part(p.count, p.kept, i);
             atomicOr(p.odd + 1 + part / 32, 1u << part % 32);
@@ -221,11 +220,6 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_RANDK_THREADS)
     }
 }
 
-static uint64_t dcommi_cuda_randk_tiles(uint64_t count)
-{
-    return (count + DCOMMI_CUDA_RANDK_TILE - 1) / DCOMMI_CUDA_RANDK_TILE;
-}
-
 static uint64_t dcommi_cuda_randk_takers(const dcomm_randk_layout &layout)
 {
     return layout.kept / DCOMMI_CUDA_RANDK_THREADS + 1;
@@ -241,13 +235,12 @@ static dcomm_status dcommi_cuda_randk_run(const dcommi_cuda_job &job,
                                           const dcomm_codec_key *key, void *stream)
 {
     dcommi_cuda_randk p = dcommi_cuda_randk();
-    const dcomm_codec_key none = dcomm_codec_key();
-    const dcomm_codec_key &k = key != NULL ? *key : none;
+    const dcomm_codec_key k = dcommi_cuda_key(key);
     const size_t need = dcommi_cuda_randk_bytes(layout);
     const bool adds = job.residual != NULL, counts = job.tally != NULL;
     dcommi_cuda_job_tell(job, &p);
     p.tally = job.tally;
-    p.tiles = dcommi_cuda_randk_tiles(job.count);
+    p.tiles = dcommi_cuda_blocks(job.count, DCOMMI_CUDA_RANDK_TILE);
     p.count = (uint32_t)job.count;
     p.kept = (uint32_t)layout.kept;
     p.seed = dcommi_randk_seed(k.seed, k.tensor, k.step, k.first);

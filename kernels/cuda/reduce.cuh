@@ -390,14 +390,15 @@ static dcomm_status dcommi_cuda_fold_launch(const char *call, dcommi_cuda_fold *
         p->head = (uint32_t)(head < p->count ? head : p->count);
         p->pieces = (p->count - p->head) / (16 / element);
         const uint64_t tile = DCOMMI_CUDA_FOLD_THREADS * dcommi_cuda_wide<E, true>::N;
-        const uint64_t blocks = (p->pieces + tile - 1) / tile;
+        const uint64_t blocks = dcommi_cuda_blocks(p->pieces, tile);
         return dcommi_cuda_launch(call, dcommi_cuda_fold_kernel<E, KIND, true>,
                                   blocks > 0 ? blocks : 1, DCOMMI_CUDA_FOLD_THREADS, *p, stream);
     }
     p->pieces = p->count;
     const uint64_t tile = DCOMMI_CUDA_FOLD_THREADS * dcommi_cuda_wide<E, false>::N;
     return dcommi_cuda_launch(call, dcommi_cuda_fold_kernel<E, KIND, false>,
-                              (p->pieces + tile - 1) / tile, DCOMMI_CUDA_FOLD_THREADS, *p, stream);
+                              dcommi_cuda_blocks(p->pieces, tile), DCOMMI_CUDA_FOLD_THREADS, *p,
+                              stream);
 }
 
 /* Sums and products of signed integers are those of unsigned ones. */
@@ -470,10 +471,7 @@ static dcomm_status dcommi_cuda_fold_args(const char *call, void *dst, const voi
         return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: %zu elements of dtype %d", call, count,
                                 (int)dtype);
     }
-    if ((dst == NULL && count > 0) || !dcommi_cuda_aligned(dst, element)) {
-        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: dst is %s", call,
-                                dst == NULL ? "NULL" : "not aligned to its elements");
-    }
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "dst", dst, count, element));
     *p = dcommi_cuda_fold();
     p->dst = dst;
     p->count = count;
@@ -501,14 +499,8 @@ extern "C" dcomm_status dcomm_cuda_reduce(void *dst, const void *const *src, siz
 {
     const char *call = "dcomm_cuda_reduce";
     dcommi_cuda_fold p;
-    dcomm_status status = dcommi_cuda_fold_args(call, dst, src, nsrc, count, dtype, &p);
-    if (status != DCOMM_OK) {
-        return status;
-    }
-    status = dcommi_cuda_fold_op(call, op, divisor);
-    if (status != DCOMM_OK) {
-        return status;
-    }
+    DCOMMI_CUDA_TRY(dcommi_cuda_fold_args(call, dst, src, nsrc, count, dtype, &p));
+    DCOMMI_CUDA_TRY(dcommi_cuda_fold_op(call, op, divisor));
     p.divisor = divisor > 1 ? divisor : 1;
     if (count == 0) {
         return DCOMM_OK;

@@ -23,18 +23,13 @@ static uint64_t dcommi_cuda_coded_bytes(const dcomm_sparse_layout &layout)
                : 0;
 }
 
-static uint64_t dcommi_cuda_groups(size_t count)
-{
-    return dcommi_sparse_blocks(count);
-}
-
 /* ---- workspaces ---- */
 
 static size_t dcommi_cuda_topk_parts(const dcomm_sparse_layout &layout, size_t count,
                                      void *workspace, dcommi_cuda_topk *p)
 {
     dcommi_cuda_parts parts = {static_cast<unsigned char *>(workspace), 0};
-    const uint64_t groups = dcommi_cuda_groups(count);
+    const uint64_t groups = dcommi_sparse_blocks(count);
     const uint64_t room =
         4 * (uint64_t)layout.most + count / DCOMMI_TOPK_SAMPLE + DCOMMI_CUDA_TOPK_TILE;
     p->room = (uint32_t)(room < count ? room : count);
@@ -60,7 +55,7 @@ static uint64_t dcommi_cuda_lost_blocks(const dcomm_sparse_layout &layout)
 
 static uint64_t dcommi_cuda_topk_tallies(const dcomm_sparse_layout &layout, size_t count)
 {
-    return dcommi_cuda_groups(count) +
+    return dcommi_sparse_blocks(count) +
            (dcommi_cuda_coded(layout) ? dcommi_cuda_lost_blocks(layout) : 0);
 }
 
@@ -68,7 +63,7 @@ static uint64_t dcommi_cuda_topk_tallies(const dcomm_sparse_layout &layout, size
 static size_t dcommi_cuda_topk_ledger_bytes(const dcomm_sparse_layout &layout, size_t count)
 {
     return dcommi_cuda_ledger_bytes(dcommi_cuda_topk_tallies(layout, count)) +
-           dcommi_cuda_groups(count) * DCOMMI_CUDA_TOPK_WARPS * sizeof(dcommi_cuda_tally);
+           dcommi_sparse_blocks(count) * DCOMMI_CUDA_TOPK_WARPS * sizeof(dcommi_cuda_tally);
 }
 
 static size_t dcommi_cuda_scatter_parts(const dcomm_sparse_layout &layout, size_t count,
@@ -77,7 +72,7 @@ static size_t dcommi_cuda_scatter_parts(const dcomm_sparse_layout &layout, size_
     dcommi_cuda_parts parts = {static_cast<unsigned char *>(workspace), 0};
     if (dcommi_sparse_form_of(count, layout.most) == DCOMMI_SPARSE_BITMAP) {
         p->ticket = parts.take<uint32_t>(1);
-        p->rank = parts.take<uint32_t>(dcommi_cuda_groups(count));
+        p->rank = parts.take<uint32_t>(dcommi_sparse_blocks(count));
     }
     p->decoded = dcommi_cuda_coded(layout) ? parts.take<float>(layout.most) : NULL;
     return parts.at;
@@ -115,16 +110,13 @@ static dcomm_status dcommi_cuda_topk_code(const dcommi_cuda_job &job,
     DCOMMI_CUDA_TRY(dcommi_cuda_job_run(coding, NULL, 1, key, stream));
     dcommi_cuda_topk_lost lost = {p, NULL, NULL};
     if (p.tally != NULL) {
-        lost.tally = p.tally + dcommi_cuda_groups(p.count);
+        lost.tally = p.tally + dcommi_sparse_blocks(p.count);
     }
     if (p.residual != NULL || p.tally != NULL) {
-        dcommi_cuda_operands in = dcommi_cuda_operands();
-        in.at[0] = coding.wire;
-        in.n = 1;
         lost.sent = reinterpret_cast<const float *>(p.bits); /* candidates are done with */
-        DCOMMI_CUDA_TRY(dcommi_cuda_decode_run(job.call, layout.values, in,
-                                               reinterpret_cast<float *>(p.bits), layout.most,
-                                               false, NULL, stream));
+        DCOMMI_CUDA_TRY(dcommi_cuda_decode_run(
+            job.call, layout.values, dcommi_cuda_operand(coding.wire),
+            reinterpret_cast<float *>(p.bits), layout.most, false, NULL, stream));
     }
     return dcommi_cuda_launch(
         job.call,
@@ -161,7 +153,7 @@ static dcomm_status dcommi_cuda_topk_run(const dcommi_cuda_job &job,
 {
     dcommi_cuda_topk p = dcommi_cuda_topk();
     const size_t need = dcommi_cuda_topk_parts(layout, job.count, workspace, &p);
-    const uint64_t groups = dcommi_cuda_groups(job.count);
+    const uint64_t groups = dcommi_sparse_blocks(job.count);
     if (job.count == 0) {
         return dcommi_cuda_zero(job.call, job.wire, DCOMMI_SPARSE_HEAD, stream);
     }
@@ -188,10 +180,8 @@ static dcomm_status dcommi_cuda_topk_run(const dcommi_cuda_job &job,
     DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call, dcommi_cuda_topk_begin_kernel, 1,
                                        DCOMMI_CUDA_TOPK_BEGIN_THREADS, p, stream));
     if (!p.exact) {
-        const uint64_t drawn = (uint64_t)p.lines * DCOMMI_TOPK_LINE;
-        DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call, dcommi_cuda_topk_gather_kernel,
-                                           drawn / DCOMMI_CUDA_TOPK_THREADS + 1,
-                                           DCOMMI_CUDA_TOPK_THREADS, p, stream));
+        const dcommi_cuda_topk_gather gather = {p, (uint64_t)p.lines * DCOMMI_TOPK_LINE};
+        DCOMMI_CUDA_TRY(dcommi_cuda_each<1>(job.call, gather, stream));
         DCOMMI_CUDA_TRY(dcommi_cuda_topk_digits(job.call, &p, stream));
     }
     DCOMMI_CUDA_TRY(dcommi_cuda_topk_scan(job.call, p, stream));
@@ -211,16 +201,13 @@ static dcomm_status dcommi_cuda_topk_run(const dcommi_cuda_job &job,
 static dcomm_status dcommi_cuda_sparse_one(const char *call, const dcomm_sparse_layout &layout,
                                            const dcommi_cuda_scatter &p, void *stream)
 {
-    const uint64_t groups = dcommi_cuda_groups(p.count);
+    const uint64_t groups = dcommi_sparse_blocks(p.count);
     const dcommi_sparse_form form = dcommi_sparse_form_of(p.count, layout.most);
     uint64_t blocks = groups;
     if (dcommi_cuda_coded(layout) && p.count > 0) {
-        dcommi_cuda_operands in = dcommi_cuda_operands();
-        in.at[0] = p.wire + DCOMMI_SPARSE_HEAD;
-        in.n = 1;
-        DCOMMI_CUDA_TRY(dcommi_cuda_decode_run(call, layout.values, in,
-                                               const_cast<float *>(p.decoded), layout.most, false,
-                                               p.report, stream));
+        DCOMMI_CUDA_TRY(dcommi_cuda_decode_run(
+            call, layout.values, dcommi_cuda_operand(p.wire + DCOMMI_SPARSE_HEAD),
+            const_cast<float *>(p.decoded), layout.most, false, p.report, stream));
     }
     if (form == DCOMMI_SPARSE_BITMAP) {
         DCOMMI_CUDA_TRY(dcommi_cuda_zero(call, p.ticket, sizeof *p.ticket, stream));

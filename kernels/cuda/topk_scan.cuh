@@ -83,14 +83,14 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_BEGIN_THREADS)
 }
 
 /* The sample of the codec threshold. */
-static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
-    dcommi_cuda_topk_gather_kernel(const __grid_constant__ dcommi_cuda_topk p)
-{
-    const uint32_t i = blockIdx.x * DCOMMI_CUDA_TOPK_THREADS + threadIdx.x;
-    if (i < p.lines * DCOMMI_TOPK_LINE) {
-        p.bits[i] = dcommi_cuda_topk_sample(p, i);
+struct dcommi_cuda_topk_gather {
+    dcommi_cuda_topk topk;
+    uint64_t count;
+    __device__ void one(uint64_t i) const
+    {
+        topk.bits[i] = dcommi_cuda_topk_sample(topk, (uint32_t)i);
     }
-}
+};
 
 /* ---- the scan ---- */
 
@@ -140,8 +140,7 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_topk_take(const dcommi_cuda_topk &p, flo
     uint32_t b = dcommi_f32_bits(ADDS ? __fadd_rn(x, r) : x);
     if (dcommi_cuda_odd(b)) {
         if (dcommi_cuda_odd(dcommi_f32_bits(x))) {
-            found->nonfinite++;
-            found->first = UINT64_MAX - i > found->first ? UINT64_MAX - i : found->first;
+            dcommi_cuda_found_odd(found, i);
             b = ADDS ? dcommi_f32_bits(p.pass ? dcommi_cuda_add(x, r) : r) : p.pass ? b : 0;
         } else {
             found->clipped++;
