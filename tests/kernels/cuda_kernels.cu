@@ -4,7 +4,8 @@
  * have seen other inputs before, and on a device behind a kernel that takes its time.
  *
  * usage: cuda_kernels [--small] [--seconds N]
- *   --small      fewer and shorter cases, for slow checkers
+ *   --small      fewer and shorter cases, for slow checkers; on the CPU not in the
+ *                plain order, which hides most mistakes
  *   --seconds N  begin no case after N seconds; what is left out is said
  *
  * Outputs are poisoned first and lie between guard zones; inputs hold what codecs have to take care
@@ -196,7 +197,7 @@ static void test_once(void)
 #ifdef DCOMMI_CUDA_SHIM
 static void test_all(void)
 {
-    for (shim_order = 0; shim_order < 3; shim_order++) {
+    for (shim_order = small ? 1 : 0; shim_order < 3; shim_order++) {
         launch_now = shim_order == 2 ? IN_GRAPH : PLAIN;
         std::printf("# threads take turns in order %d\n", shim_order);
         test_once();
