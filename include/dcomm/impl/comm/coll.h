@@ -138,38 +138,6 @@ static dcomm_status dcommi_allreduce(dcomm_comm *comm, const void *sendbuf, void
     return dcommi_call_placed(comm, &s, sendbuf, recvbuf, in_place, opts, request_p);
 }
 
-static dcomm_status dcommi_reduce_scatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                          size_t recvcount, dcomm_dtype dtype, dcomm_op op,
-                                          const dcomm_coll_opts *opts, dcomm_request **request_p)
-{
-    return dcommi_call_often(comm, DCOMM_COLL_REDUCE_SCATTER, sendbuf, recvbuf, recvcount, dtype,
-                             op, 0, opts, request_p);
-}
-
-static dcomm_status dcommi_allgather(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                     size_t sendcount, dcomm_dtype dtype,
-                                     const dcomm_coll_opts *opts, dcomm_request **request_p)
-{
-    return dcommi_call_often(comm, DCOMM_COLL_ALLGATHER, sendbuf, recvbuf, sendcount, dtype,
-                             DCOMM_SUM, 0, opts, request_p);
-}
-
-static dcomm_status dcommi_alltoall(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                    size_t count, dcomm_dtype dtype, const dcomm_coll_opts *opts,
-                                    dcomm_request **request_p)
-{
-    return dcommi_call_often(comm, DCOMM_COLL_ALLTOALL, sendbuf, recvbuf, count, dtype, DCOMM_SUM,
-                             0, opts, request_p);
-}
-
-static dcomm_status dcommi_broadcast(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                     size_t count, dcomm_dtype dtype, int root,
-                                     const dcomm_coll_opts *opts, dcomm_request **request_p)
-{
-    return dcommi_call_often(comm, DCOMM_COLL_BROADCAST, sendbuf, recvbuf, count, dtype, DCOMM_SUM,
-                             root, opts, request_p);
-}
-
 static dcomm_status dcommi_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts,
                                    dcomm_request **request_p)
 {
