@@ -4930,12 +4930,39 @@ static inline size_t dcommi_size_mul(size_t a, size_t b)
     return a == SIZE_MAX || b == SIZE_MAX || __builtin_mul_overflow(a, b, &product) ? SIZE_MAX
                                                                                     : product;
 }
-/* The sentence for a wire of the wrong length. */
+/* Round up to whole cache lines; what is too much stays so. */
+static inline size_t dcommi_size_lines(size_t bytes)
+{
+    return dcommi_size_add(bytes, DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
+}
+/* Return how many elements option k, which is the first, asks for: below 1 it is a share of them,
+ * but at least one; else their number. */
+static inline size_t dcommi_codec_wanted(const dcomm_codec *codec, size_t count)
+{
+    double k = codec->value[0], wanted = k < 1 ? k * (double)count : k;
+    return wanted >= (double)count ? count : wanted < 1 ? 1 : (size_t)wanted;
+}
 static inline dcomm_status dcommi_codec_bad_length(const dcomm_codec *codec, size_t bytes,
                                                    size_t wanted, size_t count)
 {
     return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: a wire of %zu elements has %zu bytes, not %zu",
                        codec->ops->name, count, wanted, bytes);
+}
+/* Refuse a wire of the wrong length. */
+static inline dcomm_status dcommi_codec_length(const dcomm_codec *codec, size_t bytes,
+                                               size_t wanted, size_t count)
+{
+    return bytes == wanted ? DCOMM_OK : dcommi_codec_bad_length(codec, bytes, wanted, count);
+}
+/* Refuse wires that are not all as long as the row says. */
+static inline dcomm_status dcommi_codec_lengths(const dcomm_codec *codec, const dcommi_wires *in,
+                                                size_t count)
+{
+    for (size_t w = 0; w < in->n; w++) {
+        DCOMMI_TRY(
+            dcommi_codec_length(codec, in->bytes[w], codec->ops->max_bytes(codec, count), count));
+    }
+    return DCOMM_OK;
 }
 /* ==== kernels/cpu/codec_isa.h ============================================================== */
 /* codec_isa.h - the loops of the dense codecs for each instruction set, and which one runs. */
@@ -5936,8 +5963,8 @@ static inline size_t dcommi_bucket_wire_bytes(const dcomm_codec *codec, size_t c
     return dcommi_wire_codes(count, dcommi_format_bits[as->format]) +
            (count / as->bucket + (count % as->bucket != 0)) * sizeof(float);
 }
-/* From a wire into lines, which are zero behind the last element. Return false if bits behind it are
- * not zero. */
+/* From a wire into lines, which are zero behind the last element. Return false if bits behind it
+ * are not zero. */
 static bool dcommi_bucket_lines_in(const dcommi_bucketing *as, unsigned char *lines,
                                    const unsigned char *wire, size_t n)
 {
@@ -5992,12 +6019,7 @@ static dcommi_bucket_decoder dcommi_bucket_decoder_of(const dcomm_codec *codec, 
 static dcomm_status dcommi_bucket_decoder_make(dcommi_bucket_decoder *de, const dcomm_codec *codec,
                                                const dcommi_wires *in, size_t count)
 {
-    size_t wanted = dcommi_bucket_wire_bytes(codec, count);
-    for (size_t w = 0; w < in->n; w++) {
-        if (in->bytes[w] != wanted) {
-            return dcommi_codec_bad_length(codec, in->bytes[w], wanted, count);
-        }
-    }
+    DCOMMI_TRY(dcommi_codec_lengths(codec, in, count));
     *de = dcommi_bucket_decoder_of(codec, count);
     return DCOMM_OK;
 }
@@ -6324,36 +6346,49 @@ static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *co
         call->tally->done = true;
     }
 }
-/* A clean copy of `n` elements: what is not finite is dealt with, what is too large is clipped.
- * Without residual, x is all there is. Return true if the bucket is to decode as NaN. */
-static bool dcommi_bucket_clean(dcommi_bucket_encoder *en, const float *x, const float *residual,
-                                float *to, size_t at, size_t n)
+/* What a codec clips: numbers whose magnitude, as bits, is `limit` or more become `largest`. */
+typedef struct dcommi_clip {
+    uint32_t limit;
+    float largest;
+} dcommi_clip;
+static inline dcommi_clip dcommi_bucket_clip(void)
 {
-    dcommi_encoding *call = en->call;
-    bool poisoned = false;
+    return (dcommi_clip){dcommi_f32_bits(DCOMMI_WIRE_LARGEST) + 1, DCOMMI_WIRE_LARGEST};
+}
+static inline bool dcommi_clip_cuts(dcommi_clip clip, float v)
+{
+    return (dcommi_f32_bits(v) & 0x7fffffffu) >= clip.limit;
+}
+/* Make a clean copy of elements [at, at + n): numbers that are not finite become 0 and are counted,
+ * numbers that are too large are clipped. x, residual (NULL: none) and `to` begin at element `at`.
+ * Return true if one was not finite. */
+static bool dcommi_clip_copy(dcommi_clip clip, dcommi_encoding *call, const float *x,
+                             const float *residual, float *to, size_t at, size_t n)
+{
+    const size_t before = call->report.nonfinite;
     for (size_t i = 0; i < n; i++) {
         float v = x[i];
         if (dcommi_f32_nonfinite(v)) {
             dcommi_codec_nonfinite(call, at + i);
-            poisoned = poisoned || en->codec->nonfinite == DCOMMI_NONFINITE_PASS;
             v = 0;
         }
         v = residual != NULL ? v + residual[i] : v;
-        if (!(fabsf(v) <= DCOMMI_WIRE_LARGEST)) {
-            v = dcommi_f32_signed(DCOMMI_WIRE_LARGEST, v);
+        if (dcommi_clip_cuts(clip, v)) {
+            v = dcommi_f32_signed(clip.largest, v);
             call->report.clipped++;
         }
         to[i] = v;
     }
-    return poisoned;
+    return call->report.nonfinite > before;
 }
 /* Add to the residual what clipping cut off: the kernel has seen only the clipped number. */
-static void dcommi_bucket_excess(const float *x, const float *residual, float *next, size_t n)
+static void dcommi_clip_excess(dcommi_clip clip, const float *x, const float *residual, float *next,
+                               size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         float e = dcommi_codec_e(x[i], residual[i]);
-        if (fabsf(e) > DCOMMI_WIRE_LARGEST) {
-            next[i] += e - dcommi_f32_signed(DCOMMI_WIRE_LARGEST, e);
+        if (dcommi_clip_cuts(clip, e)) {
+            next[i] += e - dcommi_f32_signed(clip.largest, e);
         }
     }
 }
@@ -6414,7 +6449,8 @@ static uint32_t dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n,
     const size_t clipped = call->report.clipped;
     bool staged = padded != n, poisoned = false;
     if (staged || dcommi_bucket_dirty(measure)) {
-        poisoned = dcommi_bucket_clean(en, x, residual, stage, at, n);
+        poisoned = dcommi_clip_copy(dcommi_bucket_clip(), call, x, residual, stage, at, n) &&
+                   en->codec->nonfinite == DCOMMI_NONFINITE_PASS;
         memset(stage + n, 0, (padded - n) * sizeof *stage);
         measure = en->kernels->measure(stage, padded, sign);
         staged = true;
@@ -6447,7 +6483,7 @@ static uint32_t dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n,
     if (through) {
         dcommi_bucket_lines_out(as, en->lines, wire, n);
         if (excess) {
-            dcommi_bucket_excess(x, residual, stage, n);
+            dcommi_clip_excess(dcommi_bucket_clip(), x, residual, stage, n);
         }
         if (q->next != NULL && !poisoned) {
             memcpy(call->next + at, q->next, n * sizeof(float));
@@ -6477,22 +6513,28 @@ static uint32_t dcommi_bucket_measure(const dcommi_bucket_encoder *en, size_t b,
                : en->kernels->add_measure(x, call->residual + b * en->as->bucket,
                                           en->stage[b % DCOMMI_BUCKET_STAGES], n, sign);
 }
-/* Enter into the ledger what a bucket of this encoding became. */
-static void dcommi_bucket_tally(dcommi_bucket_encoder *en, size_t b, size_t n)
+/* Enter into the ledger what elements [at, at + n) of an encoding became: `sent`, if `decoded`. */
+static void dcommi_codec_sent(dcommi_encoding *call, size_t at, const float *sent, size_t n,
+                              bool decoded)
 {
-    dcommi_encoding *call = en->call;
-    const size_t at = b * en->as->bucket;
-    if (call->tally == NULL) {
-        return;
-    }
-    dcommi_bucket_decoder de = dcommi_bucket_decoder_of(en->codec, call->count);
-    float *sent = en->sum[b % 2];
-    if (dcommi_bucket_decode_one(&de, call->wire, b, n, sent, false, false) == DCOMM_OK) {
+    if (decoded) {
         dcommi_tally_compare(call->tally, at, sent, n);
     }
     if (call->residual != NULL) {
         dcommi_tally_held(call->tally, sent, call->next + at, n);
     }
+}
+/* Enter into the ledger what a bucket of this encoding became. */
+static void dcommi_bucket_tally(dcommi_bucket_encoder *en, size_t b, size_t n)
+{
+    dcommi_encoding *call = en->call;
+    if (call->tally == NULL) {
+        return;
+    }
+    dcommi_bucket_decoder de = dcommi_bucket_decoder_of(en->codec, call->count);
+    float *sent = en->sum[b % 2];
+    dcomm_status status = dcommi_bucket_decode_one(&de, call->wire, b, n, sent, false, false);
+    dcommi_codec_sent(call, b * en->as->bucket, sent, n, status == DCOMM_OK);
 }
 static dcomm_status dcommi_bucket_encode(const dcomm_codec *codec, dcommi_encoding *call)
 {
@@ -6605,8 +6647,7 @@ typedef struct dcommi_cast {
     const dcomm_codec *codec;
     const dcommi_codec_kernels *kernels;
     bool half;
-    uint32_t limit; /* |x| from here on, as bits, would become infinite */
-    float largest;
+    dcommi_clip clip; /* numbers that would become infinite */
     dcommi_encoding *call;
     dcommi_rng rng;
     dcommi_quant quant;
@@ -6614,20 +6655,20 @@ typedef struct dcommi_cast {
     unsigned char *numbers; /* of the stage */
     float *sum;             /* of wires; what was decoded */
 } dcommi_cast;
-static void dcommi_cast_begin(dcommi_cast *cast, const dcomm_codec *codec, bool half,
-                              dcommi_encoding *call)
+static void dcommi_cast_begin(dcommi_cast *cast, const dcomm_codec *codec, dcommi_encoding *call)
 {
     const dcomm_codec_key *key = &call->key;
     const bool stochastic = dcommi_cast_stochastic(codec);
+    const bool half = dcommi_codec_is(codec, DCOMMI_IS_F16);
+    const float largest = half ? 65504.0f : dcommi_f32_from_bits(0x7f7f0000);
+    const uint32_t above = stochastic ? 1 : half ? 0x1000 : 0x8000;
     *cast = (dcommi_cast){
         .codec = codec,
         .kernels = dcommi_codec_kernels_get(),
         .half = half,
-        .largest = half ? 65504.0f : dcommi_f32_from_bits(0x7f7f0000),
+        .clip = {dcommi_f32_bits(largest) + above, largest},
         .call = call,
         .rng = dcommi_rng_make(key->seed, key->tensor, key->step, key->rank, key->first)};
-    cast->limit = stochastic ? dcommi_f32_bits(cast->largest) + 1
-                             : dcommi_f32_bits(cast->largest) + (half ? 0x1000u : 0x8000u);
     cast->stage = call->workspace;
     cast->numbers = (unsigned char *)(cast->stage + DCOMMI_CAST_BLOCK);
     cast->sum = cast->stage + 2 * DCOMMI_CAST_BLOCK;
@@ -6641,16 +6682,6 @@ static void dcommi_cast_begin(dcommi_cast *cast, const dcomm_codec *codec, bool 
         call->tally->done = true;
     }
 }
-/* What a clipped number loses stays behind; the kernel has seen only the clipped one. */
-static void dcommi_cast_excess(dcommi_cast *cast, const float *x, const float *residual, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        float e = dcommi_codec_e(x[i], residual[i]);
-        if ((dcommi_f32_bits(e) & 0x7fffffffu) >= cast->limit) {
-            cast->stage[i] = e - dcommi_f32_signed(cast->largest, e);
-        }
-    }
-}
 /* A block that has something to clip or that is not finite, or is to be padded, or has a residual:
  * by a stage. x holds `n` elements, number `at` and on. */
 static void dcommi_cast_staged(dcommi_cast *cast, const float *x, size_t at, size_t n)
@@ -6658,23 +6689,9 @@ static void dcommi_cast_staged(dcommi_cast *cast, const float *x, size_t at, siz
     dcommi_encoding *call = cast->call;
     const float *residual = call->residual != NULL ? call->residual + at : NULL;
     const size_t padded = dcommi_bucket_up(n, DCOMMI_RNG_GROUP);
-    const bool pass = cast->codec->nonfinite == DCOMMI_NONFINITE_PASS;
     const size_t clipped = call->report.clipped;
-    bool passed = false;
-    for (size_t i = 0; i < n; i++) {
-        float v = x[i];
-        if (dcommi_f32_nonfinite(v)) {
-            dcommi_codec_nonfinite(call, at + i);
-            passed = passed || pass;
-            v = 0;
-        }
-        v = residual != NULL ? v + residual[i] : v;
-        if (!((dcommi_f32_bits(v) & 0x7fffffffu) < cast->limit)) {
-            v = dcommi_f32_signed(cast->largest, v);
-            call->report.clipped++;
-        }
-        cast->stage[i] = v;
-    }
+    const bool passed = dcommi_clip_copy(cast->clip, call, x, residual, cast->stage, at, n) &&
+                        cast->codec->nonfinite == DCOMMI_NONFINITE_PASS;
     memset(cast->stage + n, 0, (padded - n) * sizeof(float));
     dcommi_quant q = cast->quant;
     q.x = cast->stage;
@@ -6685,7 +6702,7 @@ static void dcommi_cast_staged(dcommi_cast *cast, const float *x, size_t at, siz
     q.stream = q.stream_next = false;
     cast->kernels->cast(&q, cast->half);
     if (residual != NULL && call->report.clipped > clipped) {
-        dcommi_cast_excess(cast, x, residual, n);
+        dcommi_clip_excess(cast->clip, x, residual, cast->stage, n);
     }
     for (size_t i = 0; passed && i < n; i++) {
         if (dcommi_f32_nonfinite(x[i])) {
@@ -6710,7 +6727,7 @@ static void dcommi_cast_block(dcommi_cast *cast, const float *x, size_t at, size
     q->x = x;
     if (call->residual != NULL) {
         uint32_t most = cast->kernels->add_measure(x, call->residual + at, cast->stage, n, false);
-        if (most >= cast->limit) {
+        if (most >= cast->clip.limit) {
             dcommi_cast_staged(cast, x, at, n);
             return;
         }
@@ -6720,36 +6737,19 @@ static void dcommi_cast_block(dcommi_cast *cast, const float *x, size_t at, size
     q->count = n;
     q->group = cast->rng.group + at / DCOMMI_RNG_GROUP;
     q->wire = call->wire + 2 * at;
-    if (cast->kernels->cast(q, cast->half) >= cast->limit) {
+    if (cast->kernels->cast(q, cast->half) >= cast->clip.limit) {
         dcommi_cast_staged(cast, x, at, n);
     }
 }
-static void dcommi_cast_tally(dcommi_cast *cast, size_t at, size_t n);
-static dcomm_status dcommi_cast_encode(const dcomm_codec *codec, bool half, dcommi_encoding *call)
-{
-    dcommi_cast cast;
-    dcommi_cast_begin(&cast, codec, half, call);
-    for (size_t at = 0, n = 0; at < call->count; at += n) {
-        n = call->count - at < DCOMMI_CAST_BLOCK ? call->count - at : DCOMMI_CAST_BLOCK;
-        dcommi_cast_block(&cast, call->x + at, at, n);
-        dcommi_cast_tally(&cast, at, n);
-    }
-    dcommi_settle();
-    return DCOMM_OK;
-}
-static dcomm_status dcommi_cast_bad_number(const dcomm_codec *codec)
-{
-    return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: a number that is not finite, without nonfinite=pass",
-                       codec->ops->name);
-}
-/* Elements at .. at+n of all wires to x, which holds these alone. */
-static dcomm_status dcommi_cast_sum(const dcomm_codec *codec, bool half,
-                                    const unsigned char *const *wires, size_t n_wires, size_t at,
-                                    size_t n, float factor, float *x, bool add, bool stream)
+/* Decode elements at .. at+n of all wires, added up, to x, which holds these alone. */
+static dcomm_status dcommi_cast_sum(const dcomm_codec *codec, const unsigned char *const *wires,
+                                    size_t n_wires, size_t at, size_t n, float factor, float *x,
+                                    bool add, bool stream)
 {
     const dcommi_codec_kernels *kernels = dcommi_codec_kernels_get();
     const unsigned char *from[DCOMMI_DEQUANT_WIRES];
     const size_t whole = n / 64 * 64;
+    const bool half = dcommi_codec_is(codec, DCOMMI_IS_F16);
     const uint32_t infinity = half ? 0x7c00 : 0x7f80;
     for (size_t w = 0; w < n_wires; w++) {
         from[w] = wires[w] + 2 * at;
@@ -6779,86 +6779,81 @@ static dcomm_status dcommi_cast_sum(const dcomm_codec *codec, bool half,
         memcpy(x + whole, stage, (n - whole) * sizeof *x);
     }
     return most >= infinity && codec->nonfinite != DCOMMI_NONFINITE_PASS
-               ? dcommi_cast_bad_number(codec)
+               ? dcommi_fail(DCOMM_ERR_CORRUPT,
+                             "%s: a number that is not finite, without nonfinite=pass",
+                             codec->ops->name)
                : DCOMM_OK;
 }
-/* What a block of this encoding became, for the ledger. */
+/* Enter into the ledger what a block of this encoding became. */
 static void dcommi_cast_tally(dcommi_cast *cast, size_t at, size_t n)
 {
-    dcommi_encoding *call = cast->call;
-    const unsigned char *wire = call->wire;
-    if (call->tally == NULL) {
-        return;
-    }
-    if (dcommi_cast_sum(cast->codec, cast->half, &wire, 1, at, n, 1, cast->sum, false, false) ==
-        DCOMM_OK) {
-        dcommi_tally_compare(call->tally, at, cast->sum, n);
-    }
-    if (call->residual != NULL) {
-        dcommi_tally_held(call->tally, cast->sum, call->next + at, n);
+    const unsigned char *wire = cast->call->wire;
+    if (cast->call->tally != NULL) {
+        dcomm_status status =
+            dcommi_cast_sum(cast->codec, &wire, 1, at, n, 1, cast->sum, false, false);
+        dcommi_codec_sent(cast->call, at, cast->sum, n, status == DCOMM_OK);
     }
 }
-static dcomm_status dcommi_cast_lengths(const dcomm_codec *codec, const dcommi_wires *in,
-                                        size_t count)
+static dcomm_status dcommi_cast_encode(const dcomm_codec *codec, dcommi_encoding *call)
 {
-    size_t wanted = dcommi_cast_bytes(codec, count);
-    for (size_t w = 0; w < in->n; w++) {
-        if (in->bytes[w] != wanted) {
-            return dcommi_codec_bad_length(codec, in->bytes[w], wanted, count);
-        }
+    dcommi_cast cast;
+    dcommi_cast_begin(&cast, codec, call);
+    for (size_t at = 0, n = 0; at < call->count; at += n) {
+        n = call->count - at < DCOMMI_CAST_BLOCK ? call->count - at : DCOMMI_CAST_BLOCK;
+        dcommi_cast_block(&cast, call->x + at, at, n);
+        dcommi_cast_tally(&cast, at, n);
     }
+    cast.kernels->settle();
     return DCOMM_OK;
 }
-static dcomm_status dcommi_cast_decode(const dcomm_codec *codec, bool half, const void *wire,
-                                       size_t bytes, float *x, size_t count, bool add)
+static dcomm_status dcommi_cast_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                       float *x, size_t count, bool add)
 {
-    dcommi_wires in = {&wire, &bytes, 1};
-    DCOMMI_TRY(dcommi_cast_lengths(codec, &in, count));
+    DCOMMI_TRY(dcommi_codec_length(codec, bytes, dcommi_cast_bytes(codec, count), count));
     if (count == 0) {
         return DCOMM_OK;
     }
     bool stream = count >= DCOMMI_BUCKET_STREAM && (uintptr_t)x % 64 == 0 && !add;
     const unsigned char *from = wire;
-    dcomm_status status = dcommi_cast_sum(codec, half, &from, 1, 0, count, 1, x, add, stream);
+    dcomm_status status = dcommi_cast_sum(codec, &from, 1, 0, count, 1, x, add, stream);
     dcommi_settle();
     return status;
 }
 /* More wires than fit are added one by one. */
-static dcomm_status dcommi_cast_sum_block(const dcomm_codec *codec, bool half,
-                                          const dcommi_wires *in, size_t at, size_t n, float factor,
-                                          float *x)
+static dcomm_status dcommi_cast_sum_block(const dcomm_codec *codec, const dcommi_wires *in,
+                                          size_t at, size_t n, float factor, float *x)
 {
     const unsigned char *const *wires = (const unsigned char *const *)in->wires;
     if (in->n >= 2 && in->n <= DCOMMI_DEQUANT_WIRES) {
-        return dcommi_cast_sum(codec, half, wires, in->n, at, n, factor, x, false, false);
+        return dcommi_cast_sum(codec, wires, in->n, at, n, factor, x, false, false);
     }
     for (size_t w = 0; w < in->n; w++) {
-        DCOMMI_TRY(dcommi_cast_sum(codec, half, wires + w, 1, at, n, 1, x, w > 0, false));
+        DCOMMI_TRY(dcommi_cast_sum(codec, wires + w, 1, at, n, 1, x, w > 0, false));
     }
     for (size_t i = 0; factor != 1 && i < n; i++) {
         x[i] *= factor;
     }
     return DCOMM_OK;
 }
-static dcomm_status dcommi_cast_decode_sum(const dcomm_codec *codec, bool half,
-                                           const dcommi_wires *in, float *x, size_t count)
+static dcomm_status dcommi_cast_decode_sum(const dcomm_codec *codec, const dcommi_wires *in,
+                                           float *x, size_t count)
 {
-    DCOMMI_TRY(dcommi_cast_lengths(codec, in, count));
+    DCOMMI_TRY(dcommi_codec_lengths(codec, in, count));
     for (size_t at = 0, n = 0; at < count; at += n) {
         n = count - at < DCOMMI_CAST_BLOCK ? count - at : DCOMMI_CAST_BLOCK;
-        DCOMMI_TRY(dcommi_cast_sum_block(codec, half, in, at, n, 1, x + at));
+        DCOMMI_TRY(dcommi_cast_sum_block(codec, in, at, n, 1, x + at));
     }
     return DCOMM_OK;
 }
-static dcomm_status dcommi_cast_recode(const dcomm_codec *codec, bool half, const dcommi_wires *in,
+static dcomm_status dcommi_cast_recode(const dcomm_codec *codec, const dcommi_wires *in,
                                        float factor, dcommi_encoding *call)
 {
-    DCOMMI_TRY(dcommi_cast_lengths(codec, in, call->count));
+    DCOMMI_TRY(dcommi_codec_lengths(codec, in, call->count));
     dcommi_cast cast;
-    dcommi_cast_begin(&cast, codec, half, call);
+    dcommi_cast_begin(&cast, codec, call);
     for (size_t at = 0, n = 0; at < call->count; at += n) {
         n = call->count - at < DCOMMI_CAST_BLOCK ? call->count - at : DCOMMI_CAST_BLOCK;
-        DCOMMI_TRY(dcommi_cast_sum_block(codec, half, in, at, n, factor, cast.sum));
+        DCOMMI_TRY(dcommi_cast_sum_block(codec, in, at, n, factor, cast.sum));
         dcommi_cast_block(&cast, cast.sum, at, n);
         dcommi_cast_tally(&cast, at, n);
     }
@@ -6870,46 +6865,27 @@ static void dcommi_cast_info(const dcomm_codec *codec, size_t count, dcomm_codec
 {
     (void)count;
     info->granule = DCOMMI_RNG_GROUP;
-    if (strcmp(codec->ops->name, "bf16") == 0) {
+    if (!dcommi_codec_is(codec, DCOMMI_IS_F16)) {
         *(dcommi_cast_stochastic(codec) ? &info->omega : &info->contraction) = 0x1p-16;
     }
 }
-#define DCOMMI_CAST_ROW(NAME, HALF, SUMMARY)                                                       \
-    static dcomm_status dcommi_##NAME##_encode(const dcomm_codec *codec, dcommi_encoding *call)    \
-    {                                                                                              \
-        return dcommi_cast_encode(codec, HALF, call);                                              \
-    }                                                                                              \
-    static dcomm_status dcommi_##NAME##_decode(const dcomm_codec *codec, const void *wire,         \
-                                               size_t bytes, float *x, size_t count, bool add)     \
-    {                                                                                              \
-        return dcommi_cast_decode(codec, HALF, wire, bytes, x, count, add);                        \
-    }                                                                                              \
-    static dcomm_status dcommi_##NAME##_decode_sum(const dcomm_codec *codec,                       \
-                                                   const dcommi_wires *in, float *x, size_t count) \
-    {                                                                                              \
-        return dcommi_cast_decode_sum(codec, HALF, in, x, count);                                  \
-    }                                                                                              \
-    static dcomm_status dcommi_##NAME##_recode(const dcomm_codec *codec, const dcommi_wires *in,   \
-                                               float factor, dcommi_encoding *call)                \
-    {                                                                                              \
-        return dcommi_cast_recode(codec, HALF, in, factor, call);                                  \
-    }                                                                                              \
-    static const dcommi_codec_ops dcommi_codec_##NAME = {                                          \
-        .name = #NAME,                                                                             \
-        .is = DCOMMI_IS_CAST | ((HALF) ? DCOMMI_IS_F16 : 0),                                       \
-        .summary = SUMMARY,                                                                        \
-        .options = dcommi_cast_options,                                                            \
-        .traits = dcommi_cast_traits,                                                              \
-        .max_bytes = dcommi_cast_bytes,                                                            \
-        .workspace = dcommi_cast_workspace,                                                        \
-        .encode = dcommi_##NAME##_encode,                                                          \
-        .decode = dcommi_##NAME##_decode,                                                          \
-        .decode_sum = dcommi_##NAME##_decode_sum,                                                  \
-        .recode = dcommi_##NAME##_recode,                                                          \
-        .info = dcommi_cast_info,                                                                  \
-    };
-DCOMMI_CAST_ROW(f16, true, "16-bit floats with 10 bits of fraction, up to 65504")
-DCOMMI_CAST_ROW(bf16, false, "the upper half of an f32: 7 bits of fraction, all of its range")
+#define DCOMMI_CAST_ROW                                                                           \
+    .options = dcommi_cast_options, .traits = dcommi_cast_traits, .max_bytes = dcommi_cast_bytes, \
+    .workspace = dcommi_cast_workspace, .encode = dcommi_cast_encode,                             \
+    .decode = dcommi_cast_decode, .decode_sum = dcommi_cast_decode_sum,                           \
+    .recode = dcommi_cast_recode, .info = dcommi_cast_info
+static const dcommi_codec_ops dcommi_codec_f16 = {
+    .name = "f16",
+    .is = DCOMMI_IS_CAST | DCOMMI_IS_F16,
+    .summary = "16-bit floats with 10 bits of fraction, up to 65504",
+    DCOMMI_CAST_ROW,
+};
+static const dcommi_codec_ops dcommi_codec_bf16 = {
+    .name = "bf16",
+    .is = DCOMMI_IS_CAST,
+    .summary = "the upper half of an f32: 7 bits of fraction, all of its range",
+    DCOMMI_CAST_ROW,
+};
 /* ==== include/dcomm/impl/codec/fp8.h ======================================================= */
 /* fp8.h - floats of 8 bits with a scale for each block (Micikevicius et al. 2022: E4M3, which
  * has no infinity and the largest number 448, and E5M2, which is a short f16). */
@@ -7854,17 +7830,10 @@ static bool dcommi_topk_is_chosen(const dcomm_codec *codec, size_t count)
 {
     return dcommi_topk_is_exact(codec) || dcommi_topk_sample_lines(count) == 0;
 }
-/* k < 1 is a fraction of the elements (but at least one), a larger one their number. */
-static size_t dcommi_topk_wanted(const dcomm_codec *codec, size_t count)
-{
-    double k = codec->value[DCOMMI_TOPK_K];
-    double wanted = k < 1 ? k * (double)count : k;
-    return wanted >= (double)count ? count : wanted < 1 ? 1 : (size_t)wanted;
-}
 /* The most that are sent: where a sample sets the threshold, twice what is wanted. */
 static size_t dcommi_topk_most(const dcomm_codec *codec, size_t count)
 {
-    size_t k = dcommi_topk_wanted(codec, count);
+    size_t k = dcommi_codec_wanted(codec, count);
     return dcommi_topk_is_exact(codec) ? k : k > count / 2 ? count : 2 * k;
 }
 static size_t dcommi_topk_value_bytes(const dcomm_codec *codec, size_t kept)
@@ -7883,10 +7852,6 @@ static size_t dcommi_topk_max_bytes(const dcomm_codec *codec, size_t count)
     return count > UINT32_MAX ? SIZE_MAX
                               : dcommi_topk_bytes(codec, count, dcommi_topk_most(codec, count));
 }
-static size_t dcommi_topk_align(size_t bytes)
-{
-    return (bytes + DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
-}
 /* Candidates' bits and indices; with an inner codec, what it decodes and its own workspace. */
 static size_t dcommi_topk_workspace(const dcomm_codec *codec, size_t count)
 {
@@ -7894,16 +7859,16 @@ static size_t dcommi_topk_workspace(const dcomm_codec *codec, size_t count)
         return 0;
     }
     size_t most = dcommi_topk_most(codec, count);
-    size_t bytes = 2 * dcommi_topk_align(4 * dcommi_topk_room(count, most));
+    size_t bytes = 2 * dcommi_size_lines(4 * dcommi_topk_room(count, most));
     if (codec->inner != NULL) {
-        bytes += dcommi_topk_align(4 * most);
+        bytes += dcommi_size_lines(4 * most);
         bytes += codec->inner->ops->workspace == NULL
                      ? 0
                      : codec->inner->ops->workspace(codec->inner, most);
     }
     return bytes;
 }
-/* ---- encode ---- */
+/* ---- values ---- */
 static inline uint32_t dcommi_topk_flush(uint32_t bits)
 {
     return (bits & DCOMMI_INF_BITS) == 0 ? bits & 0x80000000u : bits;
@@ -7960,7 +7925,7 @@ static dcomm_status dcommi_topk_put_inner(const dcomm_codec *codec, const dcommi
                           .count = t->have,
                           .key = call->key,
                           .wire = out,
-                          .workspace = workspace + dcommi_topk_align(4 * t->have),
+                          .workspace = workspace + dcommi_size_lines(4 * t->have),
                           .report = {.kept = t->have, .first_nonfinite = SIZE_MAX}};
     DCOMMI_TRY(inner->ops->encode(inner, &of));
     call->report.clipped += of.report.clipped;
@@ -7972,52 +7937,6 @@ static dcomm_status dcommi_topk_put_inner(const dcomm_codec *codec, const dcommi
         call->next[t->index[i]] = sum[i] - sent[i];
     }
     return DCOMM_OK;
-}
-/* What is selected changes the sums of a selection of nothing. Numbers that are not finite, or were
- * clipped, are left to the library, which decodes the wire and counts again. */
-static dcomm_status dcommi_topk_tally_kept(const dcomm_codec *codec, const dcommi_topk *t,
-                                           dcommi_encoding *call, const unsigned char *values,
-                                           unsigned char *workspace);
-static dcomm_status dcommi_topk_encode(const dcomm_codec *codec, dcommi_encoding *call)
-{
-    unsigned char *workspace = call->workspace;
-    size_t most = dcommi_topk_most(codec, call->count);
-    dcommi_topk t = {.x = call->x,
-                     .residual = call->residual,
-                     .next = call->next,
-                     .count = call->count,
-                     .k = dcommi_topk_wanted(codec, call->count),
-                     .pass = codec->nonfinite == DCOMMI_NONFINITE_PASS,
-                     .room = dcommi_topk_room(call->count, most),
-                     .tally = call->tally};
-    size_t column = dcommi_topk_align(4 * t.room);
-    t.bits = (uint32_t *)(void *)workspace;
-    t.index = (uint32_t *)(void *)(workspace + column);
-    bool exact = dcommi_topk_is_chosen(codec, t.count);
-    uint32_t threshold = dcommi_topk_guess(&t, exact ? 4 : 0);
-    if (!exact) {
-        threshold = threshold < DCOMMI_NORMAL_BITS ? DCOMMI_NORMAL_BITS : threshold;
-        t.k = most;
-    }
-    dcommi_topk_run(&t, threshold, exact);
-    call->report.kept = t.have;
-    call->report.nonfinite = t.nonfinite;
-    call->report.first_nonfinite = t.nonfinite > 0 ? t.first_nonfinite : SIZE_MAX;
-    call->report.clipped = t.clipped;
-    dcommi_sparse_head head = {(uint32_t)t.have};
-    unsigned char *values = call->wire + DCOMMI_SPARSE_HEAD;
-    memcpy(call->wire, &head, sizeof head);
-    if (codec->inner != NULL) {
-        DCOMMI_TRY(dcommi_topk_put_inner(codec, &t, call, values, workspace + 2 * column));
-    } else {
-        dcommi_topk_put_plain(&t, (int)codec->value[DCOMMI_TOPK_VALUES], call, values);
-    }
-    dcommi_sparse_pack(t.index, t.have, call->count,
-                       values + dcommi_topk_value_bytes(codec, t.have));
-    call->bytes = dcommi_topk_bytes(codec, call->count, t.have);
-    return call->tally == NULL
-               ? DCOMM_OK
-               : dcommi_topk_tally_kept(codec, &t, call, values, workspace + 2 * column);
 }
 /* ---- decode ---- */
 /* A wire that was found good, and where its reader stands. */
@@ -8060,10 +7979,7 @@ static dcomm_status dcommi_topk_open_some(const dcomm_codec *codec, const void *
                            "%s: a wire holds %zu elements, where %zu were to come",
                            codec->ops->name, kept, most);
     }
-    size_t wanted = dcommi_topk_bytes(codec, count, kept);
-    if (bytes != wanted) {
-        return dcommi_codec_bad_length(codec, bytes, wanted, count);
-    }
+    DCOMMI_TRY(dcommi_codec_length(codec, bytes, dcommi_topk_bytes(codec, count, kept), count));
     w->values = (const unsigned char *)wire + DCOMMI_SPARSE_HEAD;
     size_t value_bytes = dcommi_topk_value_bytes(codec, kept);
     if (!dcommi_sparse_check(w->values + value_bytes, kept, count)) {
@@ -8108,41 +8024,6 @@ static void dcommi_topk_values(const dcomm_codec *codec, const dcommi_topk_wire 
             value[i] = dcommi_topk_from_half(h, bf16);
         }
     }
-}
-static dcomm_status dcommi_topk_tally_kept(const dcomm_codec *codec, const dcommi_topk *t,
-                                           dcommi_encoding *call, const unsigned char *values,
-                                           unsigned char *workspace)
-{
-    dcommi_topk_wire w = {.values = values};
-    dcommi_tally *tally = call->tally;
-    if (call->report.nonfinite > 0 || call->report.clipped > 0) {
-        return DCOMM_OK;
-    }
-    if (codec->inner != NULL) {
-        w.decoded = (float *)(void *)workspace;
-        DCOMMI_TRY(codec->inner->ops->decode(codec->inner, values,
-                                             dcommi_topk_value_bytes(codec, t->have), w.decoded,
-                                             t->have, false));
-    }
-    double(*sum)[DCOMMI_LEDGER_LANES] = tally->sum;
-    if (call->residual != NULL) { /* where nothing is sent, all is held back */
-        memcpy(sum[DCOMMI_LEDGER_RESIDUAL], sum[DCOMMI_LEDGER_ENCODED], sizeof sum[0]);
-    }
-    for (size_t at = 0, n; at < t->have; at += n) {
-        float value[DCOMMI_TOPK_CHUNK];
-        n = t->have - at < DCOMMI_TOPK_CHUNK ? t->have - at : DCOMMI_TOPK_CHUNK;
-        dcommi_topk_values(codec, &w, at, n, value);
-        for (size_t i = 0; i < n; i++) {
-            const uint32_t index = t->index[at + i];
-            dcommi_tally_sent(tally, index, value[i]);
-            if (call->residual != NULL) {
-                dcommi_tally_left(tally, index, dcommi_f32_from_bits(t->bits[at + i]), value[i],
-                                  call->next[index]);
-            }
-        }
-    }
-    dcommi_tally_whole(tally);
-    return DCOMM_OK;
 }
 /* The elements of a wire below `until`, stored or added. */
 static void dcommi_topk_scatter(const dcomm_codec *codec, dcommi_topk_wire *w, uint64_t until,
@@ -8206,9 +8087,88 @@ static dcomm_status dcommi_topk_decode_sum(const dcomm_codec *codec, const dcomm
     dcommi_free(w);
     return status;
 }
+/* ---- encode, and count ---- */
+/* What is selected changes the sums of a selection of nothing. Numbers that are not finite, or were
+ * clipped, are left to the library, which decodes the wire and counts again. */
+static dcomm_status dcommi_topk_tally_kept(const dcomm_codec *codec, const dcommi_topk *t,
+                                           dcommi_encoding *call, const unsigned char *values,
+                                           unsigned char *workspace)
+{
+    dcommi_topk_wire w = {.values = values};
+    dcommi_tally *tally = call->tally;
+    if (call->report.nonfinite > 0 || call->report.clipped > 0) {
+        return DCOMM_OK;
+    }
+    if (codec->inner != NULL) {
+        w.decoded = (float *)(void *)workspace;
+        DCOMMI_TRY(codec->inner->ops->decode(codec->inner, values,
+                                             dcommi_topk_value_bytes(codec, t->have), w.decoded,
+                                             t->have, false));
+    }
+    double(*sum)[DCOMMI_LEDGER_LANES] = tally->sum;
+    if (call->residual != NULL) { /* where nothing is sent, all is held back */
+        memcpy(sum[DCOMMI_LEDGER_RESIDUAL], sum[DCOMMI_LEDGER_ENCODED], sizeof sum[0]);
+    }
+    for (size_t at = 0, n; at < t->have; at += n) {
+        float value[DCOMMI_TOPK_CHUNK];
+        n = t->have - at < DCOMMI_TOPK_CHUNK ? t->have - at : DCOMMI_TOPK_CHUNK;
+        dcommi_topk_values(codec, &w, at, n, value);
+        for (size_t i = 0; i < n; i++) {
+            const uint32_t index = t->index[at + i];
+            dcommi_tally_sent(tally, index, value[i]);
+            if (call->residual != NULL) {
+                dcommi_tally_left(tally, index, dcommi_f32_from_bits(t->bits[at + i]), value[i],
+                                  call->next[index]);
+            }
+        }
+    }
+    dcommi_tally_whole(tally);
+    return DCOMM_OK;
+}
+static dcomm_status dcommi_topk_encode(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    unsigned char *workspace = call->workspace;
+    size_t most = dcommi_topk_most(codec, call->count);
+    dcommi_topk t = {.x = call->x,
+                     .residual = call->residual,
+                     .next = call->next,
+                     .count = call->count,
+                     .k = dcommi_codec_wanted(codec, call->count),
+                     .pass = codec->nonfinite == DCOMMI_NONFINITE_PASS,
+                     .room = dcommi_topk_room(call->count, most),
+                     .tally = call->tally};
+    size_t column = dcommi_size_lines(4 * t.room);
+    t.bits = (uint32_t *)(void *)workspace;
+    t.index = (uint32_t *)(void *)(workspace + column);
+    bool exact = dcommi_topk_is_chosen(codec, t.count);
+    uint32_t threshold = dcommi_topk_guess(&t, exact ? 4 : 0);
+    if (!exact) {
+        threshold = threshold < DCOMMI_NORMAL_BITS ? DCOMMI_NORMAL_BITS : threshold;
+        t.k = most;
+    }
+    dcommi_topk_run(&t, threshold, exact);
+    call->report.kept = t.have;
+    call->report.nonfinite = t.nonfinite;
+    call->report.first_nonfinite = t.nonfinite > 0 ? t.first_nonfinite : SIZE_MAX;
+    call->report.clipped = t.clipped;
+    dcommi_sparse_head head = {(uint32_t)t.have};
+    unsigned char *values = call->wire + DCOMMI_SPARSE_HEAD;
+    memcpy(call->wire, &head, sizeof head);
+    if (codec->inner != NULL) {
+        DCOMMI_TRY(dcommi_topk_put_inner(codec, &t, call, values, workspace + 2 * column));
+    } else {
+        dcommi_topk_put_plain(&t, (int)codec->value[DCOMMI_TOPK_VALUES], call, values);
+    }
+    dcommi_sparse_pack(t.index, t.have, call->count,
+                       values + dcommi_topk_value_bytes(codec, t.have));
+    call->bytes = dcommi_topk_bytes(codec, call->count, t.have);
+    return call->tally == NULL
+               ? DCOMM_OK
+               : dcommi_topk_tally_kept(codec, &t, call, values, workspace + 2 * column);
+}
 /* ---- the rows ---- */
-/* |C(x)-x|^2 <= (1 - k/d (1-c)) |x|^2, where c is what the values' own format leaves: of f16 there is
- * no bound, for it clips at 65504 and loses the whole of a small number. */
+/* |C(x)-x|^2 <= (1 - k/d (1-c)) |x|^2, where c is what the values' own format leaves: of f16 there
+ * is no bound, for it clips at 65504 and loses the whole of a small number. */
 static void dcommi_topk_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
 {
     static const double format[] = {0, (double)NAN, 0x1p-16};
@@ -8216,14 +8176,14 @@ static void dcommi_topk_info(const dcomm_codec *codec, size_t count, dcomm_codec
     if (codec->inner != NULL) {
         dcomm_codec_info of = {.contraction = (double)NAN};
         if (codec->inner->ops->info != NULL) {
-            codec->inner->ops->info(codec->inner, dcommi_topk_wanted(codec, count), &of);
+            codec->inner->ops->info(codec->inner, dcommi_codec_wanted(codec, count), &of);
         }
         c = of.contraction;
     } else {
         c = format[(int)codec->value[DCOMMI_TOPK_VALUES]];
     }
     if (dcommi_topk_is_exact(codec) && count > 0) {
-        double share = (double)dcommi_topk_wanted(codec, count) / (double)count;
+        double share = (double)dcommi_codec_wanted(codec, count) / (double)count;
         info->contraction = 1 - share * (1 - c);
     }
 }
@@ -8235,6 +8195,10 @@ static unsigned dcommi_topk_traits(const dcomm_codec *codec)
     return DCOMMI_CODEC_SPARSE | (fused ? DCOMMI_CODEC_FEEDBACK : 0u) |
            (dcommi_topk_is_exact(codec) ? DCOMMI_CODEC_EXACT_BYTES : 0u);
 }
+#define DCOMMI_TOPK_ROW                                               \
+    .traits = dcommi_topk_traits, .max_bytes = dcommi_topk_max_bytes, \
+    .workspace = dcommi_topk_workspace, .encode = dcommi_topk_encode, \
+    .decode = dcommi_topk_decode, .decode_sum = dcommi_topk_decode_sum, .info = dcommi_topk_info
 #define DCOMMI_TOPK_OPTION_K(MEANING)                                            \
     {                                                                            \
         "k", DCOMMI_CODEC_NUMBER, NULL, 0.01, 1e-9, (double)UINT32_MAX, MEANING, \
@@ -8252,26 +8216,14 @@ static const dcommi_codec_ops dcommi_codec_topk = {
     .is = DCOMMI_IS_SELECTION | DCOMMI_IS_SPLIT,
     .summary = "exactly the k elements of largest magnitude, ties to the lower index",
     .options = dcommi_topk_options,
-    .traits = dcommi_topk_traits,
-    .max_bytes = dcommi_topk_max_bytes,
-    .workspace = dcommi_topk_workspace,
-    .encode = dcommi_topk_encode,
-    .decode = dcommi_topk_decode,
-    .decode_sum = dcommi_topk_decode_sum,
-    .info = dcommi_topk_info,
+    DCOMMI_TOPK_ROW,
 };
 static const dcommi_codec_ops dcommi_codec_threshold = {
     .name = "threshold",
     .is = DCOMMI_IS_SELECTION | DCOMMI_IS_SPLIT | DCOMMI_IS_SAMPLED,
     .summary = "elements above a threshold that a sample sets, about k of them",
     .options = dcommi_threshold_options,
-    .traits = dcommi_topk_traits,
-    .max_bytes = dcommi_topk_max_bytes,
-    .workspace = dcommi_topk_workspace,
-    .encode = dcommi_topk_encode,
-    .decode = dcommi_topk_decode,
-    .decode_sum = dcommi_topk_decode_sum,
-    .info = dcommi_topk_info,
+    DCOMMI_TOPK_ROW,
 };
 static const dcommi_codec_option dcommi_topk_qsgd_options[] = {
     DCOMMI_TOPK_OPTION_K("below 1: share of the elements that is sent; else their number"),
@@ -8294,13 +8246,7 @@ static const dcommi_codec_ops dcommi_codec_topk_qsgd = {
     .summary = "topk, and the values that are sent through qsgd",
     .options = dcommi_topk_qsgd_options,
     .make = dcommi_topk_qsgd_make,
-    .traits = dcommi_topk_traits,
-    .max_bytes = dcommi_topk_max_bytes,
-    .workspace = dcommi_topk_workspace,
-    .encode = dcommi_topk_encode,
-    .decode = dcommi_topk_decode,
-    .decode_sum = dcommi_topk_decode_sum,
-    .info = dcommi_topk_info,
+    DCOMMI_TOPK_ROW,
 };
 /* ==== include/dcomm/impl/codec/randk.h ===================================================== */
 /* randk.h - randk: one random element of each of k equal parts of the array. Which ones, all
@@ -8312,17 +8258,10 @@ static const dcommi_codec_ops dcommi_codec_topk_qsgd = {
  * by their part's length if scale=unbiased. One that is not finite stands for its whole part. */
 enum { DCOMMI_RANDK_K = 0, DCOMMI_RANDK_SCALE = 1 };        /* options, in order */
 enum { DCOMMI_RANDK_UNBIASED = 0, DCOMMI_RANDK_PLAIN = 1 }; /* of scale */
-/* k < 1 is a fraction of the elements (but at least one), a larger one their number. */
-static size_t dcommi_randk_wanted(const dcomm_codec *codec, size_t count)
-{
-    double k = codec->value[DCOMMI_RANDK_K];
-    double wanted = k < 1 ? k * (double)count : k;
-    return wanted >= (double)count ? count : wanted < 1 ? 1 : (size_t)wanted;
-}
 static size_t dcommi_randk_bytes(const dcomm_codec *codec, size_t count)
 {
     return count > UINT32_MAX ? SIZE_MAX
-                              : DCOMMI_RANDK_HEAD + 4 * dcommi_randk_wanted(codec, count);
+                              : DCOMMI_RANDK_HEAD + 4 * dcommi_codec_wanted(codec, count);
 }
 /* Walks through the parts. */
 typedef struct dcommi_randk_walk {
@@ -8389,7 +8328,7 @@ static void dcommi_randk_gather_passing(const dcomm_codec *codec, dcommi_encodin
 {
     bool unbiased = codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED;
     dcommi_randk_walk w =
-        dcommi_randk_start(seed, call->count, dcommi_randk_wanted(codec, call->count));
+        dcommi_randk_start(seed, call->count, dcommi_codec_wanted(codec, call->count));
     dcommi_tally *tally = call->tally;
     call->tally = NULL; /* whole parts are not compared: the library decodes and counts */
     for (size_t i = 0; dcommi_randk_next(&w); i++) {
@@ -8424,7 +8363,7 @@ static void dcommi_randk_gather(const dcomm_codec *codec, dcommi_encoding *call,
     }
     dcommi_read_all(call);
     dcommi_randk_walk w =
-        dcommi_randk_start(seed, call->count, dcommi_randk_wanted(codec, call->count));
+        dcommi_randk_start(seed, call->count, dcommi_codec_wanted(codec, call->count));
     for (size_t i = 0; dcommi_randk_next(&w); i++) {
         float value = dcommi_randk_take(call, &w, unbiased);
         memcpy((char *)values + 4 * i, &value, 4);
@@ -8460,18 +8399,15 @@ static dcomm_status dcommi_randk_encode(const dcomm_codec *codec, dcommi_encodin
     memcpy(call->wire, &head, sizeof head);
     dcommi_randk_gather(codec, call, head.seed, call->wire + DCOMMI_RANDK_HEAD);
     call->bytes = dcommi_randk_bytes(codec, call->count);
-    call->report.kept = dcommi_randk_wanted(codec, call->count);
+    call->report.kept = dcommi_codec_wanted(codec, call->count);
     return DCOMM_OK;
 }
 static dcomm_status dcommi_randk_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
                                         float *x, size_t count, bool add)
 {
-    size_t wanted = dcommi_randk_bytes(codec, count);
-    if (bytes != wanted) {
-        return dcommi_codec_bad_length(codec, bytes, wanted, count);
-    }
+    DCOMMI_TRY(dcommi_codec_length(codec, bytes, dcommi_randk_bytes(codec, count), count));
     dcommi_randk_head head;
-    size_t k = dcommi_randk_wanted(codec, count);
+    size_t k = dcommi_codec_wanted(codec, count);
     const char *values = (const char *)wire + DCOMMI_RANDK_HEAD;
     DCOMMI_TRY(dcommi_read_check(codec, values, k));
     memcpy(&head, wire, sizeof head);
@@ -8488,7 +8424,7 @@ static unsigned dcommi_randk_traits(const dcomm_codec *codec)
  * (1-1/s)|x|^2 when not. */
 static void dcommi_randk_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
 {
-    size_t k = dcommi_randk_wanted(codec, count);
+    size_t k = dcommi_codec_wanted(codec, count);
     double longest = k > 0 ? (double)(count / k + (count % k != 0)) : 1;
     if (codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED) {
         info->omega = longest - 1;
@@ -8895,22 +8831,6 @@ static void dcommi_powersgd_start(const dcommi_matrix *m, const dcomm_codec_key 
         }
     }
 }
-/* P = M Q. */
-static void dcommi_powersgd_p(const dcommi_matrix *m, const float *x, const float *q, float *p,
-                              void *scratch)
-{
-    dcommi_matrix_times(m, x, q, p, scratch);
-}
-static void dcommi_powersgd_orthonormal(const dcommi_matrix *m, float *p)
-{
-    dcommi_matrix_orthonormal(p, m->rows, m->rank);
-}
-/* Q = M^T P. */
-static void dcommi_powersgd_q(const dcommi_matrix *m, const float *x, const float *p, float *q,
-                              void *scratch)
-{
-    dcommi_matrix_transposed_times(m, x, p, q, scratch);
-}
 /* ---- the codec ---- */
 static size_t dcommi_powersgd_bytes(const dcomm_codec *codec, size_t count)
 {
@@ -9007,9 +8927,9 @@ static dcomm_status dcommi_powersgd_encode(const dcomm_codec *codec, dcommi_enco
     }
     for (int turns = (int)codec->value[DCOMMI_POWERSGD_TURNS]; turns > 0; turns--) {
         dcommi_powersgd_start(&m, &call->key, q);
-        dcommi_powersgd_p(&m, x, q, p, scratch);
-        dcommi_powersgd_orthonormal(&m, p);
-        dcommi_powersgd_q(&m, x, p, q, scratch);
+        dcommi_matrix_times(&m, x, q, p, scratch);
+        dcommi_matrix_orthonormal(p, m.rows, m.rank);
+        dcommi_matrix_transposed_times(&m, x, p, q, scratch);
         dcommi_powersgd_clip(q, q_count, &call->report.clipped);
     }
     memcpy(call->wire, p, call->bytes);
@@ -9026,10 +8946,7 @@ static dcomm_status dcommi_powersgd_encode(const dcomm_codec *codec, dcommi_enco
 static dcomm_status dcommi_powersgd_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
                                            float *x, size_t count, bool add)
 {
-    size_t wanted = dcommi_powersgd_bytes(codec, count);
-    if (bytes != wanted) {
-        return dcommi_codec_bad_length(codec, bytes, wanted, count);
-    }
+    DCOMMI_TRY(dcommi_codec_length(codec, bytes, dcommi_powersgd_bytes(codec, count), count));
     DCOMMI_TRY(dcommi_read_check(codec, wire, bytes / 4));
     const float *p = wire;
     float *copy = NULL;
@@ -9105,11 +9022,14 @@ static void DCOMMI_PRINTF(2, 3) dcommi_codec_print(dcommi_codec_text *text, cons
         text->used = text->used < text->room ? text->used : text->room - 1;
     }
 }
+static bool dcommi_codec_named(const char *name, const char *text, size_t len)
+{
+    return strlen(name) == len && memcmp(name, text, len) == 0;
+}
 static const dcommi_codec_ops *dcommi_codec_find(const char *name, size_t len)
 {
     for (size_t i = 0; dcommi_codec_table[i] != NULL; i++) {
-        const char *known = dcommi_codec_table[i]->name;
-        if (strlen(known) == len && memcmp(known, name, len) == 0) {
+        if (dcommi_codec_named(dcommi_codec_table[i]->name, name, len)) {
             return dcommi_codec_table[i];
         }
     }
@@ -9207,16 +9127,14 @@ static dcomm_status dcommi_codec_read_options(dcomm_codec *codec, const char *te
         size_t value_len = len - name - 1;
         int i = 0;
         while (ops->options[i].kind != DCOMMI_CODEC_END &&
-               (strlen(ops->options[i].name) != name ||
-                memcmp(ops->options[i].name, text, name) != 0)) {
+               !dcommi_codec_named(ops->options[i].name, text, name)) {
             i++;
         }
         bool *given = &codec->given[i];
         if (ops->options[i].kind != DCOMMI_CODEC_END) {
             DCOMMI_TRY(
                 dcommi_codec_read(ops, &ops->options[i], value, value_len, &codec->value[i]));
-        } else if (name == strlen(dcommi_codec_common.name) &&
-                   memcmp(text, dcommi_codec_common.name, name) == 0) {
+        } else if (dcommi_codec_named(dcommi_codec_common.name, text, name)) {
             double policy = 0;
             DCOMMI_TRY(dcommi_codec_read(ops, &dcommi_codec_common, value, value_len, &policy));
             codec->nonfinite = (int)policy;
@@ -9465,14 +9383,13 @@ DCOMM_API size_t dcomm_codec_max_bytes(const dcomm_codec *codec, size_t count)
 }
 static size_t dcommi_codec_own_workspace(const dcomm_codec *codec, size_t count)
 {
-    size_t own = codec->ops->workspace != NULL ? codec->ops->workspace(codec, count) : 0;
-    return dcommi_size_add(own, DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
+    return codec->ops->workspace != NULL ? dcommi_size_lines(codec->ops->workspace(codec, count))
+                                         : 0;
 }
 /* An array of f32 in a workspace. */
 static size_t dcommi_codec_array_bytes(size_t count)
 {
-    size_t bytes = dcommi_size_mul(count, sizeof(float));
-    return dcommi_size_add(bytes, DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
+    return dcommi_size_lines(dcommi_size_mul(count, sizeof(float)));
 }
 /* Arrays that the library keeps beside the codec's own workspace for feedback in two passes. */
 static size_t dcommi_codec_feedback_bytes(const dcomm_codec *codec, size_t count)
@@ -9645,14 +9562,13 @@ static dcomm_status dcommi_codec_beyond(const char *what, const dcomm_codec_repo
                        "%s: %zu of %zu sums of wires are beyond f32; the first is number %zu", what,
                        report->nonfinite, count, report->first_nonfinite);
 }
-/* What is left to do when the codec is through: the outputs, and the policy. */
+/* Do what is left when the codec is through: the sums, the outputs, and the policy. */
 static dcomm_status dcommi_codec_encoded(const dcomm_codec *codec, dcomm_status status,
                                          dcommi_encoding *call, const char *what, size_t *bytes_p,
                                          dcomm_codec_report *report)
 {
-    if (status != DCOMM_OK) {
-        return status;
-    }
+    DCOMMI_TRY(status);
+    DCOMMI_TRY(dcommi_codec_tally(codec, call));
     *bytes_p = call->report.bytes = call->bytes;
     if (report != NULL) {
         *report = call->report;
@@ -9685,9 +9601,6 @@ static dcomm_status dcommi_codec_run(const char *what, const dcomm_codec *codec,
     call->workspace = workspace;
     dcomm_status status = dcommi_codec_encode(codec, call);
     dcommi_free(own);
-    if (status == DCOMM_OK) {
-        status = dcommi_codec_tally(codec, call);
-    }
     return dcommi_codec_encoded(codec, status, call, what, bytes_p, report);
 }
 DCOMM_API dcomm_status dcomm_encode(const dcomm_codec *codec, const float *x, size_t count,
@@ -9828,9 +9741,6 @@ static dcomm_status dcommi_codec_recode_run(const dcomm_codec *codec, const dcom
     call->workspace = workspace;
     dcomm_status status = dcommi_codec_recode(codec, in, factor, call);
     dcommi_free(own);
-    if (status == DCOMM_OK) {
-        status = dcommi_codec_tally(codec, call);
-    }
     return dcommi_codec_encoded(codec, status, call, "dcomm_recode", bytes_p, report);
 }
 DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const *wires,
@@ -11960,7 +11870,7 @@ DCOMM_API dcomm_status dcomm_codec_get_sparse_layout(const dcomm_codec *codec, s
     }
     const size_t most = dcommi_topk_most(codec, count);
     const bool exact = dcommi_topk_is_exact(codec);
-    *layout = (dcomm_sparse_layout){.wanted = dcommi_topk_wanted(codec, count),
+    *layout = (dcomm_sparse_layout){.wanted = dcommi_codec_wanted(codec, count),
                                     .least = exact ? most : 0,
                                     .most = most,
                                     .exact = dcommi_topk_is_chosen(codec, count)};
@@ -11989,7 +11899,7 @@ DCOMM_API dcomm_status dcomm_codec_get_randk_layout(const dcomm_codec *codec, si
                            codec->spec, count);
     }
     *layout =
-        (dcomm_randk_layout){.kept = dcommi_randk_wanted(codec, count),
+        (dcomm_randk_layout){.kept = dcommi_codec_wanted(codec, count),
                              .unbiased = codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED,
                              .nonfinite = codec->nonfinite};
     return DCOMM_OK;
@@ -12029,7 +11939,7 @@ DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t 
     const bool sparse = dcommi_codec_is(codec, DCOMMI_IS_SELECTION) && count <= UINT32_MAX;
     const bool drawn = dcommi_codec_is(codec, DCOMMI_IS_DRAWN);
     const size_t kept = sparse  ? (size_t)report->kept
-                        : drawn ? dcommi_randk_wanted(codec, count)
+                        : drawn ? dcommi_codec_wanted(codec, count)
                                 : count;
     const size_t first = report->nonfinite > 0 ? (size_t)(UINT64_MAX - report->first) : SIZE_MAX;
     const dcomm_codec_report told = {.bytes = sparse ? dcommi_topk_bytes(codec, count, kept)
@@ -18898,7 +18808,7 @@ static void dcommi_linear_p(dcommi_coded *c, float *wire)
     float *q = wire + dcommi_powersgd_p_count(&m);
     const dcomm_codec_key key = dcommi_linear_key(c);
     dcommi_powersgd_start(&m, &key, q);
-    dcommi_powersgd_p(&m, c->whole, q, wire, c->workspace);
+    dcommi_matrix_times(&m, c->whole, q, wire, c->workspace);
 }
 /* The first P: Q begins as the last step's sum, which all ranks remember alike. */
 static dcomm_status dcommi_linear_first(dcommi_coded *c, const dcomm_codec_place *place,
@@ -18924,8 +18834,8 @@ static void dcommi_linear_q(dcommi_coded *c, float *wire)
     dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
     float *q = wire + dcommi_powersgd_p_count(&m);
     size_t clipped = 0;
-    dcommi_powersgd_orthonormal(&m, wire);
-    dcommi_powersgd_q(&m, c->whole, wire, q, c->workspace);
+    dcommi_matrix_orthonormal(wire, m.rows, m.rank);
+    dcommi_matrix_transposed_times(&m, c->whole, wire, q, c->workspace);
     dcommi_powersgd_clip(q, dcommi_powersgd_q_count(&m), &clipped);
     dcomm_ledger *ledger = c->feedback != NULL ? c->feedback->ledger : c->ledger;
     if (c->report != NULL) {
@@ -19933,7 +19843,7 @@ static inline size_t dcommi_exchange_samples(const dcomm_codec *codec, size_t co
 }
 static inline size_t dcommi_exchange_quota(const dcomm_codec *codec, size_t count, size_t n)
 {
-    size_t k = dcommi_topk_wanted(codec, count);
+    size_t k = dcommi_codec_wanted(codec, count);
     return k / n + (k % n != 0);
 }
 /* ---- packed elements ---- */
@@ -65319,6 +65229,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_TOPK_LEAST
 #undef DCOMMI_TOPK_LINE
 #undef DCOMMI_TOPK_OPTION_K
+#undef DCOMMI_TOPK_ROW
 #undef DCOMMI_TOPK_SAMPLE
 #undef DCOMMI_TOPK_SLACK
 #undef DCOMMI_TOPK_STREAM

@@ -139,15 +139,14 @@ DCOMM_API size_t dcomm_codec_max_bytes(const dcomm_codec *codec, size_t count)
 
 static size_t dcommi_codec_own_workspace(const dcomm_codec *codec, size_t count)
 {
-    size_t own = codec->ops->workspace != NULL ? codec->ops->workspace(codec, count) : 0;
-    return dcommi_size_add(own, DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
+    return codec->ops->workspace != NULL ? dcommi_size_lines(codec->ops->workspace(codec, count))
+                                         : 0;
 }
 
 /* An array of f32 in a workspace. */
 static size_t dcommi_codec_array_bytes(size_t count)
 {
-    size_t bytes = dcommi_size_mul(count, sizeof(float));
-    return dcommi_size_add(bytes, DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
+    return dcommi_size_lines(dcommi_size_mul(count, sizeof(float)));
 }
 
 /* Arrays that the library keeps beside the codec's own workspace for feedback in two passes. */
@@ -333,14 +332,13 @@ static dcomm_status dcommi_codec_beyond(const char *what, const dcomm_codec_repo
                        report->nonfinite, count, report->first_nonfinite);
 }
 
-/* What is left to do when the codec is through: the outputs, and the policy. */
+/* Do what is left when the codec is through: the sums, the outputs, and the policy. */
 static dcomm_status dcommi_codec_encoded(const dcomm_codec *codec, dcomm_status status,
                                          dcommi_encoding *call, const char *what, size_t *bytes_p,
                                          dcomm_codec_report *report)
 {
-    if (status != DCOMM_OK) {
-        return status;
-    }
+    DCOMMI_TRY(status);
+    DCOMMI_TRY(dcommi_codec_tally(codec, call));
     *bytes_p = call->report.bytes = call->bytes;
     if (report != NULL) {
         *report = call->report;
@@ -374,9 +372,6 @@ static dcomm_status dcommi_codec_run(const char *what, const dcomm_codec *codec,
     call->workspace = workspace;
     dcomm_status status = dcommi_codec_encode(codec, call);
     dcommi_free(own);
-    if (status == DCOMM_OK) {
-        status = dcommi_codec_tally(codec, call);
-    }
     return dcommi_codec_encoded(codec, status, call, what, bytes_p, report);
 }
 
@@ -530,9 +525,6 @@ static dcomm_status dcommi_codec_recode_run(const dcomm_codec *codec, const dcom
     call->workspace = workspace;
     dcomm_status status = dcommi_codec_recode(codec, in, factor, call);
     dcommi_free(own);
-    if (status == DCOMM_OK) {
-        status = dcommi_codec_tally(codec, call);
-    }
     return dcommi_codec_encoded(codec, status, call, "dcomm_recode", bytes_p, report);
 }
 

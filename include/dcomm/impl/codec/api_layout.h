@@ -53,7 +53,7 @@ DCOMM_API dcomm_status dcomm_codec_get_sparse_layout(const dcomm_codec *codec, s
     }
     const size_t most = dcommi_topk_most(codec, count);
     const bool exact = dcommi_topk_is_exact(codec);
-    *layout = (dcomm_sparse_layout){.wanted = dcommi_topk_wanted(codec, count),
+    *layout = (dcomm_sparse_layout){.wanted = dcommi_codec_wanted(codec, count),
                                     .least = exact ? most : 0,
                                     .most = most,
                                     .exact = dcommi_topk_is_chosen(codec, count)};
@@ -83,7 +83,7 @@ DCOMM_API dcomm_status dcomm_codec_get_randk_layout(const dcomm_codec *codec, si
                            codec->spec, count);
     }
     *layout =
-        (dcomm_randk_layout){.kept = dcommi_randk_wanted(codec, count),
+        (dcomm_randk_layout){.kept = dcommi_codec_wanted(codec, count),
                              .unbiased = codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED,
                              .nonfinite = codec->nonfinite};
     return DCOMM_OK;
@@ -126,7 +126,7 @@ DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t 
     const bool sparse = dcommi_codec_is(codec, DCOMMI_IS_SELECTION) && count <= UINT32_MAX;
     const bool drawn = dcommi_codec_is(codec, DCOMMI_IS_DRAWN);
     const size_t kept = sparse  ? (size_t)report->kept
-                        : drawn ? dcommi_randk_wanted(codec, count)
+                        : drawn ? dcommi_codec_wanted(codec, count)
                                 : count;
     const size_t first = report->nonfinite > 0 ? (size_t)(UINT64_MAX - report->first) : SIZE_MAX;
     const dcomm_codec_report told = {.bytes = sparse ? dcommi_topk_bytes(codec, count, kept)

@@ -31,8 +31,8 @@ static inline size_t dcommi_bucket_wire_bytes(const dcomm_codec *codec, size_t c
            (count / as->bucket + (count % as->bucket != 0)) * sizeof(float);
 }
 
-/* From a wire into lines, which are zero behind the last element. Return false if bits behind it are
- * not zero. */
+/* From a wire into lines, which are zero behind the last element. Return false if bits behind it
+ * are not zero. */
 static bool dcommi_bucket_lines_in(const dcommi_bucketing *as, unsigned char *lines,
                                    const unsigned char *wire, size_t n)
 {
@@ -91,12 +91,7 @@ static dcommi_bucket_decoder dcommi_bucket_decoder_of(const dcomm_codec *codec, 
 static dcomm_status dcommi_bucket_decoder_make(dcommi_bucket_decoder *de, const dcomm_codec *codec,
                                                const dcommi_wires *in, size_t count)
 {
-    size_t wanted = dcommi_bucket_wire_bytes(codec, count);
-    for (size_t w = 0; w < in->n; w++) {
-        if (in->bytes[w] != wanted) {
-            return dcommi_codec_bad_length(codec, in->bytes[w], wanted, count);
-        }
-    }
+    DCOMMI_TRY(dcommi_codec_lengths(codec, in, count));
     *de = dcommi_bucket_decoder_of(codec, count);
     return DCOMM_OK;
 }

@@ -94,37 +94,53 @@ static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *co
     }
 }
 
-/* A clean copy of `n` elements: what is not finite is dealt with, what is too large is clipped.
- * Without residual, x is all there is. Return true if the bucket is to decode as NaN. */
-static bool dcommi_bucket_clean(dcommi_bucket_encoder *en, const float *x, const float *residual,
-                                float *to, size_t at, size_t n)
+/* What a codec clips: numbers whose magnitude, as bits, is `limit` or more become `largest`. */
+typedef struct dcommi_clip {
+    uint32_t limit;
+    float largest;
+} dcommi_clip;
+
+static inline dcommi_clip dcommi_bucket_clip(void)
 {
-    dcommi_encoding *call = en->call;
-    bool poisoned = false;
+    return (dcommi_clip){dcommi_f32_bits(DCOMMI_WIRE_LARGEST) + 1, DCOMMI_WIRE_LARGEST};
+}
+
+static inline bool dcommi_clip_cuts(dcommi_clip clip, float v)
+{
+    return (dcommi_f32_bits(v) & 0x7fffffffu) >= clip.limit;
+}
+
+/* Make a clean copy of elements [at, at + n): numbers that are not finite become 0 and are counted,
+ * numbers that are too large are clipped. x, residual (NULL: none) and `to` begin at element `at`.
+ * Return true if one was not finite. */
+static bool dcommi_clip_copy(dcommi_clip clip, dcommi_encoding *call, const float *x,
+                             const float *residual, float *to, size_t at, size_t n)
+{
+    const size_t before = call->report.nonfinite;
     for (size_t i = 0; i < n; i++) {
         float v = x[i];
         if (dcommi_f32_nonfinite(v)) {
             dcommi_codec_nonfinite(call, at + i);
-            poisoned = poisoned || en->codec->nonfinite == DCOMMI_NONFINITE_PASS;
             v = 0;
         }
         v = residual != NULL ? v + residual[i] : v;
-        if (!(fabsf(v) <= DCOMMI_WIRE_LARGEST)) {
-            v = dcommi_f32_signed(DCOMMI_WIRE_LARGEST, v);
+        if (dcommi_clip_cuts(clip, v)) {
+            v = dcommi_f32_signed(clip.largest, v);
             call->report.clipped++;
         }
         to[i] = v;
     }
-    return poisoned;
+    return call->report.nonfinite > before;
 }
 
 /* Add to the residual what clipping cut off: the kernel has seen only the clipped number. */
-static void dcommi_bucket_excess(const float *x, const float *residual, float *next, size_t n)
+static void dcommi_clip_excess(dcommi_clip clip, const float *x, const float *residual, float *next,
+                               size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         float e = dcommi_codec_e(x[i], residual[i]);
-        if (fabsf(e) > DCOMMI_WIRE_LARGEST) {
-            next[i] += e - dcommi_f32_signed(DCOMMI_WIRE_LARGEST, e);
+        if (dcommi_clip_cuts(clip, e)) {
+            next[i] += e - dcommi_f32_signed(clip.largest, e);
         }
     }
 }
@@ -189,7 +205,8 @@ static uint32_t dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n,
     const size_t clipped = call->report.clipped;
     bool staged = padded != n, poisoned = false;
     if (staged || dcommi_bucket_dirty(measure)) {
-        poisoned = dcommi_bucket_clean(en, x, residual, stage, at, n);
+        poisoned = dcommi_clip_copy(dcommi_bucket_clip(), call, x, residual, stage, at, n) &&
+                   en->codec->nonfinite == DCOMMI_NONFINITE_PASS;
         memset(stage + n, 0, (padded - n) * sizeof *stage);
         measure = en->kernels->measure(stage, padded, sign);
         staged = true;
@@ -222,7 +239,7 @@ static uint32_t dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n,
     if (through) {
         dcommi_bucket_lines_out(as, en->lines, wire, n);
         if (excess) {
-            dcommi_bucket_excess(x, residual, stage, n);
+            dcommi_clip_excess(dcommi_bucket_clip(), x, residual, stage, n);
         }
         if (q->next != NULL && !poisoned) {
             memcpy(call->next + at, q->next, n * sizeof(float));
@@ -254,22 +271,29 @@ static uint32_t dcommi_bucket_measure(const dcommi_bucket_encoder *en, size_t b,
                                           en->stage[b % DCOMMI_BUCKET_STAGES], n, sign);
 }
 
-/* Enter into the ledger what a bucket of this encoding became. */
-static void dcommi_bucket_tally(dcommi_bucket_encoder *en, size_t b, size_t n)
+/* Enter into the ledger what elements [at, at + n) of an encoding became: `sent`, if `decoded`. */
+static void dcommi_codec_sent(dcommi_encoding *call, size_t at, const float *sent, size_t n,
+                              bool decoded)
 {
-    dcommi_encoding *call = en->call;
-    const size_t at = b * en->as->bucket;
-    if (call->tally == NULL) {
-        return;
-    }
-    dcommi_bucket_decoder de = dcommi_bucket_decoder_of(en->codec, call->count);
-    float *sent = en->sum[b % 2];
-    if (dcommi_bucket_decode_one(&de, call->wire, b, n, sent, false, false) == DCOMM_OK) {
+    if (decoded) {
         dcommi_tally_compare(call->tally, at, sent, n);
     }
     if (call->residual != NULL) {
         dcommi_tally_held(call->tally, sent, call->next + at, n);
     }
+}
+
+/* Enter into the ledger what a bucket of this encoding became. */
+static void dcommi_bucket_tally(dcommi_bucket_encoder *en, size_t b, size_t n)
+{
+    dcommi_encoding *call = en->call;
+    if (call->tally == NULL) {
+        return;
+    }
+    dcommi_bucket_decoder de = dcommi_bucket_decoder_of(en->codec, call->count);
+    float *sent = en->sum[b % 2];
+    dcomm_status status = dcommi_bucket_decode_one(&de, call->wire, b, n, sent, false, false);
+    dcommi_codec_sent(call, b * en->as->bucket, sent, n, status == DCOMM_OK);
 }
 
 static dcomm_status dcommi_bucket_encode(const dcomm_codec *codec, dcommi_encoding *call)

@@ -41,8 +41,7 @@ typedef struct dcommi_cast {
     const dcomm_codec *codec;
     const dcommi_codec_kernels *kernels;
     bool half;
-    uint32_t limit; /* |x| from here on, as bits, would become infinite */
-    float largest;
+    dcommi_clip clip; /* numbers that would become infinite */
     dcommi_encoding *call;
     dcommi_rng rng;
     dcommi_quant quant;
@@ -51,20 +50,20 @@ typedef struct dcommi_cast {
     float *sum;             /* of wires; what was decoded */
 } dcommi_cast;
 
-static void dcommi_cast_begin(dcommi_cast *cast, const dcomm_codec *codec, bool half,
-                              dcommi_encoding *call)
+static void dcommi_cast_begin(dcommi_cast *cast, const dcomm_codec *codec, dcommi_encoding *call)
 {
     const dcomm_codec_key *key = &call->key;
     const bool stochastic = dcommi_cast_stochastic(codec);
+    const bool half = dcommi_codec_is(codec, DCOMMI_IS_F16);
+    const float largest = half ? 65504.0f : dcommi_f32_from_bits(0x7f7f0000);
+    const uint32_t above = stochastic ? 1 : half ? 0x1000 : 0x8000;
     *cast = (dcommi_cast){
         .codec = codec,
         .kernels = dcommi_codec_kernels_get(),
         .half = half,
-        .largest = half ? 65504.0f : dcommi_f32_from_bits(0x7f7f0000),
+        .clip = {dcommi_f32_bits(largest) + above, largest},
         .call = call,
         .rng = dcommi_rng_make(key->seed, key->tensor, key->step, key->rank, key->first)};
-    cast->limit = stochastic ? dcommi_f32_bits(cast->largest) + 1
-                             : dcommi_f32_bits(cast->largest) + (half ? 0x1000u : 0x8000u);
     cast->stage = call->workspace;
     cast->numbers = (unsigned char *)(cast->stage + DCOMMI_CAST_BLOCK);
     cast->sum = cast->stage + 2 * DCOMMI_CAST_BLOCK;
@@ -79,17 +78,6 @@ static void dcommi_cast_begin(dcommi_cast *cast, const dcomm_codec *codec, bool 
     }
 }
 
-/* What a clipped number loses stays behind; the kernel has seen only the clipped one. */
-static void dcommi_cast_excess(dcommi_cast *cast, const float *x, const float *residual, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        float e = dcommi_codec_e(x[i], residual[i]);
-        if ((dcommi_f32_bits(e) & 0x7fffffffu) >= cast->limit) {
-            cast->stage[i] = e - dcommi_f32_signed(cast->largest, e);
-        }
-    }
-}
-
 /* A block that has something to clip or that is not finite, or is to be padded, or has a residual:
  * by a stage. x holds `n` elements, number `at` and on. */
 static void dcommi_cast_staged(dcommi_cast *cast, const float *x, size_t at, size_t n)
@@ -97,23 +85,9 @@ static void dcommi_cast_staged(dcommi_cast *cast, const float *x, size_t at, siz
     dcommi_encoding *call = cast->call;
     const float *residual = call->residual != NULL ? call->residual + at : NULL;
     const size_t padded = dcommi_bucket_up(n, DCOMMI_RNG_GROUP);
-    const bool pass = cast->codec->nonfinite == DCOMMI_NONFINITE_PASS;
     const size_t clipped = call->report.clipped;
-    bool passed = false;
-    for (size_t i = 0; i < n; i++) {
-        float v = x[i];
-        if (dcommi_f32_nonfinite(v)) {
-            dcommi_codec_nonfinite(call, at + i);
-            passed = passed || pass;
-            v = 0;
-        }
-        v = residual != NULL ? v + residual[i] : v;
-        if (!((dcommi_f32_bits(v) & 0x7fffffffu) < cast->limit)) {
-            v = dcommi_f32_signed(cast->largest, v);
-            call->report.clipped++;
-        }
-        cast->stage[i] = v;
-    }
+    const bool passed = dcommi_clip_copy(cast->clip, call, x, residual, cast->stage, at, n) &&
+                        cast->codec->nonfinite == DCOMMI_NONFINITE_PASS;
     memset(cast->stage + n, 0, (padded - n) * sizeof(float));
     dcommi_quant q = cast->quant;
     q.x = cast->stage;
@@ -124,7 +98,7 @@ static void dcommi_cast_staged(dcommi_cast *cast, const float *x, size_t at, siz
     q.stream = q.stream_next = false;
     cast->kernels->cast(&q, cast->half);
     if (residual != NULL && call->report.clipped > clipped) {
-        dcommi_cast_excess(cast, x, residual, n);
+        dcommi_clip_excess(cast->clip, x, residual, cast->stage, n);
     }
     for (size_t i = 0; passed && i < n; i++) {
         if (dcommi_f32_nonfinite(x[i])) {
@@ -150,7 +124,7 @@ static void dcommi_cast_block(dcommi_cast *cast, const float *x, size_t at, size
     q->x = x;
     if (call->residual != NULL) {
         uint32_t most = cast->kernels->add_measure(x, call->residual + at, cast->stage, n, false);
-        if (most >= cast->limit) {
+        if (most >= cast->clip.limit) {
             dcommi_cast_staged(cast, x, at, n);
             return;
         }
@@ -160,40 +134,20 @@ static void dcommi_cast_block(dcommi_cast *cast, const float *x, size_t at, size
     q->count = n;
     q->group = cast->rng.group + at / DCOMMI_RNG_GROUP;
     q->wire = call->wire + 2 * at;
-    if (cast->kernels->cast(q, cast->half) >= cast->limit) {
+    if (cast->kernels->cast(q, cast->half) >= cast->clip.limit) {
         dcommi_cast_staged(cast, x, at, n);
     }
 }
 
-static void dcommi_cast_tally(dcommi_cast *cast, size_t at, size_t n);
-
-static dcomm_status dcommi_cast_encode(const dcomm_codec *codec, bool half, dcommi_encoding *call)
-{
-    dcommi_cast cast;
-    dcommi_cast_begin(&cast, codec, half, call);
-    for (size_t at = 0, n = 0; at < call->count; at += n) {
-        n = call->count - at < DCOMMI_CAST_BLOCK ? call->count - at : DCOMMI_CAST_BLOCK;
-        dcommi_cast_block(&cast, call->x + at, at, n);
-        dcommi_cast_tally(&cast, at, n);
-    }
-    dcommi_settle();
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_cast_bad_number(const dcomm_codec *codec)
-{
-    return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: a number that is not finite, without nonfinite=pass",
-                       codec->ops->name);
-}
-
-/* Elements at .. at+n of all wires to x, which holds these alone. */
-static dcomm_status dcommi_cast_sum(const dcomm_codec *codec, bool half,
-                                    const unsigned char *const *wires, size_t n_wires, size_t at,
-                                    size_t n, float factor, float *x, bool add, bool stream)
+/* Decode elements at .. at+n of all wires, added up, to x, which holds these alone. */
+static dcomm_status dcommi_cast_sum(const dcomm_codec *codec, const unsigned char *const *wires,
+                                    size_t n_wires, size_t at, size_t n, float factor, float *x,
+                                    bool add, bool stream)
 {
     const dcommi_codec_kernels *kernels = dcommi_codec_kernels_get();
     const unsigned char *from[DCOMMI_DEQUANT_WIRES];
     const size_t whole = n / 64 * 64;
+    const bool half = dcommi_codec_is(codec, DCOMMI_IS_F16);
     const uint32_t infinity = half ? 0x7c00 : 0x7f80;
     for (size_t w = 0; w < n_wires; w++) {
         from[w] = wires[w] + 2 * at;
@@ -223,65 +177,60 @@ static dcomm_status dcommi_cast_sum(const dcomm_codec *codec, bool half,
         memcpy(x + whole, stage, (n - whole) * sizeof *x);
     }
     return most >= infinity && codec->nonfinite != DCOMMI_NONFINITE_PASS
-               ? dcommi_cast_bad_number(codec)
+               ? dcommi_fail(DCOMM_ERR_CORRUPT,
+                             "%s: a number that is not finite, without nonfinite=pass",
+                             codec->ops->name)
                : DCOMM_OK;
 }
 
-/* What a block of this encoding became, for the ledger. */
+/* Enter into the ledger what a block of this encoding became. */
 static void dcommi_cast_tally(dcommi_cast *cast, size_t at, size_t n)
 {
-    dcommi_encoding *call = cast->call;
-    const unsigned char *wire = call->wire;
-    if (call->tally == NULL) {
-        return;
-    }
-    if (dcommi_cast_sum(cast->codec, cast->half, &wire, 1, at, n, 1, cast->sum, false, false) ==
-        DCOMM_OK) {
-        dcommi_tally_compare(call->tally, at, cast->sum, n);
-    }
-    if (call->residual != NULL) {
-        dcommi_tally_held(call->tally, cast->sum, call->next + at, n);
+    const unsigned char *wire = cast->call->wire;
+    if (cast->call->tally != NULL) {
+        dcomm_status status =
+            dcommi_cast_sum(cast->codec, &wire, 1, at, n, 1, cast->sum, false, false);
+        dcommi_codec_sent(cast->call, at, cast->sum, n, status == DCOMM_OK);
     }
 }
 
-static dcomm_status dcommi_cast_lengths(const dcomm_codec *codec, const dcommi_wires *in,
-                                        size_t count)
+static dcomm_status dcommi_cast_encode(const dcomm_codec *codec, dcommi_encoding *call)
 {
-    size_t wanted = dcommi_cast_bytes(codec, count);
-    for (size_t w = 0; w < in->n; w++) {
-        if (in->bytes[w] != wanted) {
-            return dcommi_codec_bad_length(codec, in->bytes[w], wanted, count);
-        }
+    dcommi_cast cast;
+    dcommi_cast_begin(&cast, codec, call);
+    for (size_t at = 0, n = 0; at < call->count; at += n) {
+        n = call->count - at < DCOMMI_CAST_BLOCK ? call->count - at : DCOMMI_CAST_BLOCK;
+        dcommi_cast_block(&cast, call->x + at, at, n);
+        dcommi_cast_tally(&cast, at, n);
     }
+    cast.kernels->settle();
     return DCOMM_OK;
 }
 
-static dcomm_status dcommi_cast_decode(const dcomm_codec *codec, bool half, const void *wire,
-                                       size_t bytes, float *x, size_t count, bool add)
+static dcomm_status dcommi_cast_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                       float *x, size_t count, bool add)
 {
-    dcommi_wires in = {&wire, &bytes, 1};
-    DCOMMI_TRY(dcommi_cast_lengths(codec, &in, count));
+    DCOMMI_TRY(dcommi_codec_length(codec, bytes, dcommi_cast_bytes(codec, count), count));
     if (count == 0) {
         return DCOMM_OK;
     }
     bool stream = count >= DCOMMI_BUCKET_STREAM && (uintptr_t)x % 64 == 0 && !add;
     const unsigned char *from = wire;
-    dcomm_status status = dcommi_cast_sum(codec, half, &from, 1, 0, count, 1, x, add, stream);
+    dcomm_status status = dcommi_cast_sum(codec, &from, 1, 0, count, 1, x, add, stream);
     dcommi_settle();
     return status;
 }
 
 /* More wires than fit are added one by one. */
-static dcomm_status dcommi_cast_sum_block(const dcomm_codec *codec, bool half,
-                                          const dcommi_wires *in, size_t at, size_t n, float factor,
-                                          float *x)
+static dcomm_status dcommi_cast_sum_block(const dcomm_codec *codec, const dcommi_wires *in,
+                                          size_t at, size_t n, float factor, float *x)
 {
     const unsigned char *const *wires = (const unsigned char *const *)in->wires;
     if (in->n >= 2 && in->n <= DCOMMI_DEQUANT_WIRES) {
-        return dcommi_cast_sum(codec, half, wires, in->n, at, n, factor, x, false, false);
+        return dcommi_cast_sum(codec, wires, in->n, at, n, factor, x, false, false);
     }
     for (size_t w = 0; w < in->n; w++) {
-        DCOMMI_TRY(dcommi_cast_sum(codec, half, wires + w, 1, at, n, 1, x, w > 0, false));
+        DCOMMI_TRY(dcommi_cast_sum(codec, wires + w, 1, at, n, 1, x, w > 0, false));
     }
     for (size_t i = 0; factor != 1 && i < n; i++) {
         x[i] *= factor;
@@ -289,26 +238,26 @@ static dcomm_status dcommi_cast_sum_block(const dcomm_codec *codec, bool half,
     return DCOMM_OK;
 }
 
-static dcomm_status dcommi_cast_decode_sum(const dcomm_codec *codec, bool half,
-                                           const dcommi_wires *in, float *x, size_t count)
+static dcomm_status dcommi_cast_decode_sum(const dcomm_codec *codec, const dcommi_wires *in,
+                                           float *x, size_t count)
 {
-    DCOMMI_TRY(dcommi_cast_lengths(codec, in, count));
+    DCOMMI_TRY(dcommi_codec_lengths(codec, in, count));
     for (size_t at = 0, n = 0; at < count; at += n) {
         n = count - at < DCOMMI_CAST_BLOCK ? count - at : DCOMMI_CAST_BLOCK;
-        DCOMMI_TRY(dcommi_cast_sum_block(codec, half, in, at, n, 1, x + at));
+        DCOMMI_TRY(dcommi_cast_sum_block(codec, in, at, n, 1, x + at));
     }
     return DCOMM_OK;
 }
 
-static dcomm_status dcommi_cast_recode(const dcomm_codec *codec, bool half, const dcommi_wires *in,
+static dcomm_status dcommi_cast_recode(const dcomm_codec *codec, const dcommi_wires *in,
                                        float factor, dcommi_encoding *call)
 {
-    DCOMMI_TRY(dcommi_cast_lengths(codec, in, call->count));
+    DCOMMI_TRY(dcommi_codec_lengths(codec, in, call->count));
     dcommi_cast cast;
-    dcommi_cast_begin(&cast, codec, half, call);
+    dcommi_cast_begin(&cast, codec, call);
     for (size_t at = 0, n = 0; at < call->count; at += n) {
         n = call->count - at < DCOMMI_CAST_BLOCK ? call->count - at : DCOMMI_CAST_BLOCK;
-        DCOMMI_TRY(dcommi_cast_sum_block(codec, half, in, at, n, factor, cast.sum));
+        DCOMMI_TRY(dcommi_cast_sum_block(codec, in, at, n, factor, cast.sum));
         dcommi_cast_block(&cast, cast.sum, at, n);
         dcommi_cast_tally(&cast, at, n);
     }
@@ -321,47 +270,29 @@ static void dcommi_cast_info(const dcomm_codec *codec, size_t count, dcomm_codec
 {
     (void)count;
     info->granule = DCOMMI_RNG_GROUP;
-    if (strcmp(codec->ops->name, "bf16") == 0) {
+    if (!dcommi_codec_is(codec, DCOMMI_IS_F16)) {
         *(dcommi_cast_stochastic(codec) ? &info->omega : &info->contraction) = 0x1p-16;
     }
 }
 
-#define DCOMMI_CAST_ROW(NAME, HALF, SUMMARY)                                                       \
-    static dcomm_status dcommi_##NAME##_encode(const dcomm_codec *codec, dcommi_encoding *call)    \
-    {                                                                                              \
-        return dcommi_cast_encode(codec, HALF, call);                                              \
-    }                                                                                              \
-    static dcomm_status dcommi_##NAME##_decode(const dcomm_codec *codec, const void *wire,         \
-                                               size_t bytes, float *x, size_t count, bool add)     \
-    {                                                                                              \
-        return dcommi_cast_decode(codec, HALF, wire, bytes, x, count, add);                        \
-    }                                                                                              \
-    static dcomm_status dcommi_##NAME##_decode_sum(const dcomm_codec *codec,                       \
-                                                   const dcommi_wires *in, float *x, size_t count) \
-    {                                                                                              \
-        return dcommi_cast_decode_sum(codec, HALF, in, x, count);                                  \
-    }                                                                                              \
-    static dcomm_status dcommi_##NAME##_recode(const dcomm_codec *codec, const dcommi_wires *in,   \
-                                               float factor, dcommi_encoding *call)                \
-    {                                                                                              \
-        return dcommi_cast_recode(codec, HALF, in, factor, call);                                  \
-    }                                                                                              \
-    static const dcommi_codec_ops dcommi_codec_##NAME = {                                          \
-        .name = #NAME,                                                                             \
-        .is = DCOMMI_IS_CAST | ((HALF) ? DCOMMI_IS_F16 : 0),                                       \
-        .summary = SUMMARY,                                                                        \
-        .options = dcommi_cast_options,                                                            \
-        .traits = dcommi_cast_traits,                                                              \
-        .max_bytes = dcommi_cast_bytes,                                                            \
-        .workspace = dcommi_cast_workspace,                                                        \
-        .encode = dcommi_##NAME##_encode,                                                          \
-        .decode = dcommi_##NAME##_decode,                                                          \
-        .decode_sum = dcommi_##NAME##_decode_sum,                                                  \
-        .recode = dcommi_##NAME##_recode,                                                          \
-        .info = dcommi_cast_info,                                                                  \
-    };
+#define DCOMMI_CAST_ROW                                                                           \
+    .options = dcommi_cast_options, .traits = dcommi_cast_traits, .max_bytes = dcommi_cast_bytes, \
+    .workspace = dcommi_cast_workspace, .encode = dcommi_cast_encode,                             \
+    .decode = dcommi_cast_decode, .decode_sum = dcommi_cast_decode_sum,                           \
+    .recode = dcommi_cast_recode, .info = dcommi_cast_info
 
-DCOMMI_CAST_ROW(f16, true, "16-bit floats with 10 bits of fraction, up to 65504")
-DCOMMI_CAST_ROW(bf16, false, "the upper half of an f32: 7 bits of fraction, all of its range")
+static const dcommi_codec_ops dcommi_codec_f16 = {
+    .name = "f16",
+    .is = DCOMMI_IS_CAST | DCOMMI_IS_F16,
+    .summary = "16-bit floats with 10 bits of fraction, up to 65504",
+    DCOMMI_CAST_ROW,
+};
+
+static const dcommi_codec_ops dcommi_codec_bf16 = {
+    .name = "bf16",
+    .is = DCOMMI_IS_CAST,
+    .summary = "the upper half of an f32: 7 bits of fraction, all of its range",
+    DCOMMI_CAST_ROW,
+};
 
 #endif

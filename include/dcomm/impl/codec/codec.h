@@ -181,12 +181,43 @@ static inline size_t dcommi_size_mul(size_t a, size_t b)
                                                                                     : product;
 }
 
-/* The sentence for a wire of the wrong length. */
+/* Round up to whole cache lines; what is too much stays so. */
+static inline size_t dcommi_size_lines(size_t bytes)
+{
+    return dcommi_size_add(bytes, DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
+}
+
+/* Return how many elements option k, which is the first, asks for: below 1 it is a share of them,
+ * but at least one; else their number. */
+static inline size_t dcommi_codec_wanted(const dcomm_codec *codec, size_t count)
+{
+    double k = codec->value[0], wanted = k < 1 ? k * (double)count : k;
+    return wanted >= (double)count ? count : wanted < 1 ? 1 : (size_t)wanted;
+}
+
 static inline dcomm_status dcommi_codec_bad_length(const dcomm_codec *codec, size_t bytes,
                                                    size_t wanted, size_t count)
 {
     return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: a wire of %zu elements has %zu bytes, not %zu",
                        codec->ops->name, count, wanted, bytes);
+}
+
+/* Refuse a wire of the wrong length. */
+static inline dcomm_status dcommi_codec_length(const dcomm_codec *codec, size_t bytes,
+                                               size_t wanted, size_t count)
+{
+    return bytes == wanted ? DCOMM_OK : dcommi_codec_bad_length(codec, bytes, wanted, count);
+}
+
+/* Refuse wires that are not all as long as the row says. */
+static inline dcomm_status dcommi_codec_lengths(const dcomm_codec *codec, const dcommi_wires *in,
+                                                size_t count)
+{
+    for (size_t w = 0; w < in->n; w++) {
+        DCOMMI_TRY(
+            dcommi_codec_length(codec, in->bytes[w], codec->ops->max_bytes(codec, count), count));
+    }
+    return DCOMM_OK;
 }
 
 #endif

@@ -58,7 +58,7 @@ static inline size_t dcommi_exchange_samples(const dcomm_codec *codec, size_t co
 
 static inline size_t dcommi_exchange_quota(const dcomm_codec *codec, size_t count, size_t n)
 {
-    size_t k = dcommi_topk_wanted(codec, count);
+    size_t k = dcommi_codec_wanted(codec, count);
     return k / n + (k % n != 0);
 }
 

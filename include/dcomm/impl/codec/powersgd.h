@@ -85,25 +85,6 @@ static void dcommi_powersgd_start(const dcommi_matrix *m, const dcomm_codec_key 
     }
 }
 
-/* P = M Q. */
-static void dcommi_powersgd_p(const dcommi_matrix *m, const float *x, const float *q, float *p,
-                              void *scratch)
-{
-    dcommi_matrix_times(m, x, q, p, scratch);
-}
-
-static void dcommi_powersgd_orthonormal(const dcommi_matrix *m, float *p)
-{
-    dcommi_matrix_orthonormal(p, m->rows, m->rank);
-}
-
-/* Q = M^T P. */
-static void dcommi_powersgd_q(const dcommi_matrix *m, const float *x, const float *p, float *q,
-                              void *scratch)
-{
-    dcommi_matrix_transposed_times(m, x, p, q, scratch);
-}
-
 /* ---- the codec ---- */
 
 static size_t dcommi_powersgd_bytes(const dcomm_codec *codec, size_t count)
@@ -208,9 +189,9 @@ static dcomm_status dcommi_powersgd_encode(const dcomm_codec *codec, dcommi_enco
     }
     for (int turns = (int)codec->value[DCOMMI_POWERSGD_TURNS]; turns > 0; turns--) {
         dcommi_powersgd_start(&m, &call->key, q);
-        dcommi_powersgd_p(&m, x, q, p, scratch);
-        dcommi_powersgd_orthonormal(&m, p);
-        dcommi_powersgd_q(&m, x, p, q, scratch);
+        dcommi_matrix_times(&m, x, q, p, scratch);
+        dcommi_matrix_orthonormal(p, m.rows, m.rank);
+        dcommi_matrix_transposed_times(&m, x, p, q, scratch);
         dcommi_powersgd_clip(q, q_count, &call->report.clipped);
     }
     memcpy(call->wire, p, call->bytes);
@@ -228,10 +209,7 @@ static dcomm_status dcommi_powersgd_encode(const dcomm_codec *codec, dcommi_enco
 static dcomm_status dcommi_powersgd_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
                                            float *x, size_t count, bool add)
 {
-    size_t wanted = dcommi_powersgd_bytes(codec, count);
-    if (bytes != wanted) {
-        return dcommi_codec_bad_length(codec, bytes, wanted, count);
-    }
+    DCOMMI_TRY(dcommi_codec_length(codec, bytes, dcommi_powersgd_bytes(codec, count), count));
     DCOMMI_TRY(dcommi_read_check(codec, wire, bytes / 4));
     const float *p = wire;
     float *copy = NULL;

@@ -16,18 +16,10 @@
 enum { DCOMMI_RANDK_K = 0, DCOMMI_RANDK_SCALE = 1 };        /* options, in order */
 enum { DCOMMI_RANDK_UNBIASED = 0, DCOMMI_RANDK_PLAIN = 1 }; /* of scale */
 
-/* k < 1 is a fraction of the elements (but at least one), a larger one their number. */
-static size_t dcommi_randk_wanted(const dcomm_codec *codec, size_t count)
-{
-    double k = codec->value[DCOMMI_RANDK_K];
-    double wanted = k < 1 ? k * (double)count : k;
-    return wanted >= (double)count ? count : wanted < 1 ? 1 : (size_t)wanted;
-}
-
 static size_t dcommi_randk_bytes(const dcomm_codec *codec, size_t count)
 {
     return count > UINT32_MAX ? SIZE_MAX
-                              : DCOMMI_RANDK_HEAD + 4 * dcommi_randk_wanted(codec, count);
+                              : DCOMMI_RANDK_HEAD + 4 * dcommi_codec_wanted(codec, count);
 }
 
 /* Walks through the parts. */
@@ -100,7 +92,7 @@ static void dcommi_randk_gather_passing(const dcomm_codec *codec, dcommi_encodin
 {
     bool unbiased = codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED;
     dcommi_randk_walk w =
-        dcommi_randk_start(seed, call->count, dcommi_randk_wanted(codec, call->count));
+        dcommi_randk_start(seed, call->count, dcommi_codec_wanted(codec, call->count));
     dcommi_tally *tally = call->tally;
     call->tally = NULL; /* whole parts are not compared: the library decodes and counts */
     for (size_t i = 0; dcommi_randk_next(&w); i++) {
@@ -136,7 +128,7 @@ static void dcommi_randk_gather(const dcomm_codec *codec, dcommi_encoding *call,
     }
     dcommi_read_all(call);
     dcommi_randk_walk w =
-        dcommi_randk_start(seed, call->count, dcommi_randk_wanted(codec, call->count));
+        dcommi_randk_start(seed, call->count, dcommi_codec_wanted(codec, call->count));
     for (size_t i = 0; dcommi_randk_next(&w); i++) {
         float value = dcommi_randk_take(call, &w, unbiased);
         memcpy((char *)values + 4 * i, &value, 4);
@@ -174,19 +166,16 @@ static dcomm_status dcommi_randk_encode(const dcomm_codec *codec, dcommi_encodin
     memcpy(call->wire, &head, sizeof head);
     dcommi_randk_gather(codec, call, head.seed, call->wire + DCOMMI_RANDK_HEAD);
     call->bytes = dcommi_randk_bytes(codec, call->count);
-    call->report.kept = dcommi_randk_wanted(codec, call->count);
+    call->report.kept = dcommi_codec_wanted(codec, call->count);
     return DCOMM_OK;
 }
 
 static dcomm_status dcommi_randk_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
                                         float *x, size_t count, bool add)
 {
-    size_t wanted = dcommi_randk_bytes(codec, count);
-    if (bytes != wanted) {
-        return dcommi_codec_bad_length(codec, bytes, wanted, count);
-    }
+    DCOMMI_TRY(dcommi_codec_length(codec, bytes, dcommi_randk_bytes(codec, count), count));
     dcommi_randk_head head;
-    size_t k = dcommi_randk_wanted(codec, count);
+    size_t k = dcommi_codec_wanted(codec, count);
     const char *values = (const char *)wire + DCOMMI_RANDK_HEAD;
     DCOMMI_TRY(dcommi_read_check(codec, values, k));
     memcpy(&head, wire, sizeof head);
@@ -205,7 +194,7 @@ static unsigned dcommi_randk_traits(const dcomm_codec *codec)
  * (1-1/s)|x|^2 when not. */
 static void dcommi_randk_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
 {
-    size_t k = dcommi_randk_wanted(codec, count);
+    size_t k = dcommi_codec_wanted(codec, count);
     double longest = k > 0 ? (double)(count / k + (count % k != 0)) : 1;
     if (codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED) {
         info->omega = longest - 1;

@@ -30,11 +30,15 @@ static void DCOMMI_PRINTF(2, 3) dcommi_codec_print(dcommi_codec_text *text, cons
     }
 }
 
+static bool dcommi_codec_named(const char *name, const char *text, size_t len)
+{
+    return strlen(name) == len && memcmp(name, text, len) == 0;
+}
+
 static const dcommi_codec_ops *dcommi_codec_find(const char *name, size_t len)
 {
     for (size_t i = 0; dcommi_codec_table[i] != NULL; i++) {
-        const char *known = dcommi_codec_table[i]->name;
-        if (strlen(known) == len && memcmp(known, name, len) == 0) {
+        if (dcommi_codec_named(dcommi_codec_table[i]->name, name, len)) {
             return dcommi_codec_table[i];
         }
     }
@@ -137,16 +141,14 @@ static dcomm_status dcommi_codec_read_options(dcomm_codec *codec, const char *te
         size_t value_len = len - name - 1;
         int i = 0;
         while (ops->options[i].kind != DCOMMI_CODEC_END &&
-               (strlen(ops->options[i].name) != name ||
-                memcmp(ops->options[i].name, text, name) != 0)) {
+               !dcommi_codec_named(ops->options[i].name, text, name)) {
             i++;
         }
         bool *given = &codec->given[i];
         if (ops->options[i].kind != DCOMMI_CODEC_END) {
             DCOMMI_TRY(
                 dcommi_codec_read(ops, &ops->options[i], value, value_len, &codec->value[i]));
-        } else if (name == strlen(dcommi_codec_common.name) &&
-                   memcmp(text, dcommi_codec_common.name, name) == 0) {
+        } else if (dcommi_codec_named(dcommi_codec_common.name, text, name)) {
             double policy = 0;
             DCOMMI_TRY(dcommi_codec_read(ops, &dcommi_codec_common, value, value_len, &policy));
             codec->nonfinite = (int)policy;

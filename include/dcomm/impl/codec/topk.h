@@ -32,18 +32,10 @@ static bool dcommi_topk_is_chosen(const dcomm_codec *codec, size_t count)
     return dcommi_topk_is_exact(codec) || dcommi_topk_sample_lines(count) == 0;
 }
 
-/* k < 1 is a fraction of the elements (but at least one), a larger one their number. */
-static size_t dcommi_topk_wanted(const dcomm_codec *codec, size_t count)
-{
-    double k = codec->value[DCOMMI_TOPK_K];
-    double wanted = k < 1 ? k * (double)count : k;
-    return wanted >= (double)count ? count : wanted < 1 ? 1 : (size_t)wanted;
-}
-
 /* The most that are sent: where a sample sets the threshold, twice what is wanted. */
 static size_t dcommi_topk_most(const dcomm_codec *codec, size_t count)
 {
-    size_t k = dcommi_topk_wanted(codec, count);
+    size_t k = dcommi_codec_wanted(codec, count);
     return dcommi_topk_is_exact(codec) ? k : k > count / 2 ? count : 2 * k;
 }
 
@@ -66,11 +58,6 @@ static size_t dcommi_topk_max_bytes(const dcomm_codec *codec, size_t count)
                               : dcommi_topk_bytes(codec, count, dcommi_topk_most(codec, count));
 }
 
-static size_t dcommi_topk_align(size_t bytes)
-{
-    return (bytes + DCOMMI_CACHE_LINE - 1) & ~(size_t)(DCOMMI_CACHE_LINE - 1);
-}
-
 /* Candidates' bits and indices; with an inner codec, what it decodes and its own workspace. */
 static size_t dcommi_topk_workspace(const dcomm_codec *codec, size_t count)
 {
@@ -78,9 +65,9 @@ static size_t dcommi_topk_workspace(const dcomm_codec *codec, size_t count)
         return 0;
     }
     size_t most = dcommi_topk_most(codec, count);
-    size_t bytes = 2 * dcommi_topk_align(4 * dcommi_topk_room(count, most));
+    size_t bytes = 2 * dcommi_size_lines(4 * dcommi_topk_room(count, most));
     if (codec->inner != NULL) {
-        bytes += dcommi_topk_align(4 * most);
+        bytes += dcommi_size_lines(4 * most);
         bytes += codec->inner->ops->workspace == NULL
                      ? 0
                      : codec->inner->ops->workspace(codec->inner, most);
@@ -88,7 +75,7 @@ static size_t dcommi_topk_workspace(const dcomm_codec *codec, size_t count)
     return bytes;
 }
 
-/* ---- encode ---- */
+/* ---- values ---- */
 
 static inline uint32_t dcommi_topk_flush(uint32_t bits)
 {
@@ -150,7 +137,7 @@ static dcomm_status dcommi_topk_put_inner(const dcomm_codec *codec, const dcommi
                           .count = t->have,
                           .key = call->key,
                           .wire = out,
-                          .workspace = workspace + dcommi_topk_align(4 * t->have),
+                          .workspace = workspace + dcommi_size_lines(4 * t->have),
                           .report = {.kept = t->have, .first_nonfinite = SIZE_MAX}};
     DCOMMI_TRY(inner->ops->encode(inner, &of));
     call->report.clipped += of.report.clipped;
@@ -162,55 +149,6 @@ static dcomm_status dcommi_topk_put_inner(const dcomm_codec *codec, const dcommi
         call->next[t->index[i]] = sum[i] - sent[i];
     }
     return DCOMM_OK;
-}
-
-/* What is selected changes the sums of a selection of nothing. Numbers that are not finite, or were
- * clipped, are left to the library, which decodes the wire and counts again. */
-static dcomm_status dcommi_topk_tally_kept(const dcomm_codec *codec, const dcommi_topk *t,
-                                           dcommi_encoding *call, const unsigned char *values,
-                                           unsigned char *workspace);
-
-static dcomm_status dcommi_topk_encode(const dcomm_codec *codec, dcommi_encoding *call)
-{
-    unsigned char *workspace = call->workspace;
-    size_t most = dcommi_topk_most(codec, call->count);
-    dcommi_topk t = {.x = call->x,
-                     .residual = call->residual,
-                     .next = call->next,
-                     .count = call->count,
-                     .k = dcommi_topk_wanted(codec, call->count),
-                     .pass = codec->nonfinite == DCOMMI_NONFINITE_PASS,
-                     .room = dcommi_topk_room(call->count, most),
-                     .tally = call->tally};
-    size_t column = dcommi_topk_align(4 * t.room);
-    t.bits = (uint32_t *)(void *)workspace;
-    t.index = (uint32_t *)(void *)(workspace + column);
-    bool exact = dcommi_topk_is_chosen(codec, t.count);
-    uint32_t threshold = dcommi_topk_guess(&t, exact ? 4 : 0);
-    if (!exact) {
-        threshold = threshold < DCOMMI_NORMAL_BITS ? DCOMMI_NORMAL_BITS : threshold;
-        t.k = most;
-    }
-    dcommi_topk_run(&t, threshold, exact);
-
-    call->report.kept = t.have;
-    call->report.nonfinite = t.nonfinite;
-    call->report.first_nonfinite = t.nonfinite > 0 ? t.first_nonfinite : SIZE_MAX;
-    call->report.clipped = t.clipped;
-    dcommi_sparse_head head = {(uint32_t)t.have};
-    unsigned char *values = call->wire + DCOMMI_SPARSE_HEAD;
-    memcpy(call->wire, &head, sizeof head);
-    if (codec->inner != NULL) {
-        DCOMMI_TRY(dcommi_topk_put_inner(codec, &t, call, values, workspace + 2 * column));
-    } else {
-        dcommi_topk_put_plain(&t, (int)codec->value[DCOMMI_TOPK_VALUES], call, values);
-    }
-    dcommi_sparse_pack(t.index, t.have, call->count,
-                       values + dcommi_topk_value_bytes(codec, t.have));
-    call->bytes = dcommi_topk_bytes(codec, call->count, t.have);
-    return call->tally == NULL
-               ? DCOMM_OK
-               : dcommi_topk_tally_kept(codec, &t, call, values, workspace + 2 * column);
 }
 
 /* ---- decode ---- */
@@ -257,10 +195,7 @@ static dcomm_status dcommi_topk_open_some(const dcomm_codec *codec, const void *
                            "%s: a wire holds %zu elements, where %zu were to come",
                            codec->ops->name, kept, most);
     }
-    size_t wanted = dcommi_topk_bytes(codec, count, kept);
-    if (bytes != wanted) {
-        return dcommi_codec_bad_length(codec, bytes, wanted, count);
-    }
+    DCOMMI_TRY(dcommi_codec_length(codec, bytes, dcommi_topk_bytes(codec, count, kept), count));
     w->values = (const unsigned char *)wire + DCOMMI_SPARSE_HEAD;
     size_t value_bytes = dcommi_topk_value_bytes(codec, kept);
     if (!dcommi_sparse_check(w->values + value_bytes, kept, count)) {
@@ -307,42 +242,6 @@ static void dcommi_topk_values(const dcomm_codec *codec, const dcommi_topk_wire 
             value[i] = dcommi_topk_from_half(h, bf16);
         }
     }
-}
-
-static dcomm_status dcommi_topk_tally_kept(const dcomm_codec *codec, const dcommi_topk *t,
-                                           dcommi_encoding *call, const unsigned char *values,
-                                           unsigned char *workspace)
-{
-    dcommi_topk_wire w = {.values = values};
-    dcommi_tally *tally = call->tally;
-    if (call->report.nonfinite > 0 || call->report.clipped > 0) {
-        return DCOMM_OK;
-    }
-    if (codec->inner != NULL) {
-        w.decoded = (float *)(void *)workspace;
-        DCOMMI_TRY(codec->inner->ops->decode(codec->inner, values,
-                                             dcommi_topk_value_bytes(codec, t->have), w.decoded,
-                                             t->have, false));
-    }
-    double(*sum)[DCOMMI_LEDGER_LANES] = tally->sum;
-    if (call->residual != NULL) { /* where nothing is sent, all is held back */
-        memcpy(sum[DCOMMI_LEDGER_RESIDUAL], sum[DCOMMI_LEDGER_ENCODED], sizeof sum[0]);
-    }
-    for (size_t at = 0, n; at < t->have; at += n) {
-        float value[DCOMMI_TOPK_CHUNK];
-        n = t->have - at < DCOMMI_TOPK_CHUNK ? t->have - at : DCOMMI_TOPK_CHUNK;
-        dcommi_topk_values(codec, &w, at, n, value);
-        for (size_t i = 0; i < n; i++) {
-            const uint32_t index = t->index[at + i];
-            dcommi_tally_sent(tally, index, value[i]);
-            if (call->residual != NULL) {
-                dcommi_tally_left(tally, index, dcommi_f32_from_bits(t->bits[at + i]), value[i],
-                                  call->next[index]);
-            }
-        }
-    }
-    dcommi_tally_whole(tally);
-    return DCOMM_OK;
 }
 
 /* The elements of a wire below `until`, stored or added. */
@@ -411,10 +310,93 @@ static dcomm_status dcommi_topk_decode_sum(const dcomm_codec *codec, const dcomm
     return status;
 }
 
+/* ---- encode, and count ---- */
+
+/* What is selected changes the sums of a selection of nothing. Numbers that are not finite, or were
+ * clipped, are left to the library, which decodes the wire and counts again. */
+static dcomm_status dcommi_topk_tally_kept(const dcomm_codec *codec, const dcommi_topk *t,
+                                           dcommi_encoding *call, const unsigned char *values,
+                                           unsigned char *workspace)
+{
+    dcommi_topk_wire w = {.values = values};
+    dcommi_tally *tally = call->tally;
+    if (call->report.nonfinite > 0 || call->report.clipped > 0) {
+        return DCOMM_OK;
+    }
+    if (codec->inner != NULL) {
+        w.decoded = (float *)(void *)workspace;
+        DCOMMI_TRY(codec->inner->ops->decode(codec->inner, values,
+                                             dcommi_topk_value_bytes(codec, t->have), w.decoded,
+                                             t->have, false));
+    }
+    double(*sum)[DCOMMI_LEDGER_LANES] = tally->sum;
+    if (call->residual != NULL) { /* where nothing is sent, all is held back */
+        memcpy(sum[DCOMMI_LEDGER_RESIDUAL], sum[DCOMMI_LEDGER_ENCODED], sizeof sum[0]);
+    }
+    for (size_t at = 0, n; at < t->have; at += n) {
+        float value[DCOMMI_TOPK_CHUNK];
+        n = t->have - at < DCOMMI_TOPK_CHUNK ? t->have - at : DCOMMI_TOPK_CHUNK;
+        dcommi_topk_values(codec, &w, at, n, value);
+        for (size_t i = 0; i < n; i++) {
+            const uint32_t index = t->index[at + i];
+            dcommi_tally_sent(tally, index, value[i]);
+            if (call->residual != NULL) {
+                dcommi_tally_left(tally, index, dcommi_f32_from_bits(t->bits[at + i]), value[i],
+                                  call->next[index]);
+            }
+        }
+    }
+    dcommi_tally_whole(tally);
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_topk_encode(const dcomm_codec *codec, dcommi_encoding *call)
+{
+    unsigned char *workspace = call->workspace;
+    size_t most = dcommi_topk_most(codec, call->count);
+    dcommi_topk t = {.x = call->x,
+                     .residual = call->residual,
+                     .next = call->next,
+                     .count = call->count,
+                     .k = dcommi_codec_wanted(codec, call->count),
+                     .pass = codec->nonfinite == DCOMMI_NONFINITE_PASS,
+                     .room = dcommi_topk_room(call->count, most),
+                     .tally = call->tally};
+    size_t column = dcommi_size_lines(4 * t.room);
+    t.bits = (uint32_t *)(void *)workspace;
+    t.index = (uint32_t *)(void *)(workspace + column);
+    bool exact = dcommi_topk_is_chosen(codec, t.count);
+    uint32_t threshold = dcommi_topk_guess(&t, exact ? 4 : 0);
+    if (!exact) {
+        threshold = threshold < DCOMMI_NORMAL_BITS ? DCOMMI_NORMAL_BITS : threshold;
+        t.k = most;
+    }
+    dcommi_topk_run(&t, threshold, exact);
+
+    call->report.kept = t.have;
+    call->report.nonfinite = t.nonfinite;
+    call->report.first_nonfinite = t.nonfinite > 0 ? t.first_nonfinite : SIZE_MAX;
+    call->report.clipped = t.clipped;
+    dcommi_sparse_head head = {(uint32_t)t.have};
+    unsigned char *values = call->wire + DCOMMI_SPARSE_HEAD;
+    memcpy(call->wire, &head, sizeof head);
+    if (codec->inner != NULL) {
+        DCOMMI_TRY(dcommi_topk_put_inner(codec, &t, call, values, workspace + 2 * column));
+    } else {
+        dcommi_topk_put_plain(&t, (int)codec->value[DCOMMI_TOPK_VALUES], call, values);
+    }
+    dcommi_sparse_pack(t.index, t.have, call->count,
+                       values + dcommi_topk_value_bytes(codec, t.have));
+    call->bytes = dcommi_topk_bytes(codec, call->count, t.have);
+    return call->tally == NULL
+               ? DCOMM_OK
+               : dcommi_topk_tally_kept(codec, &t, call, values, workspace + 2 * column);
+}
+
 /* ---- the rows ---- */
 
-/* |C(x)-x|^2 <= (1 - k/d (1-c)) |x|^2, where c is what the values' own format leaves: of f16 there is
- * no bound, for it clips at 65504 and loses the whole of a small number. */
+/* |C(x)-x|^2 <= (1 - k/d (1-c)) |x|^2, where c is what the values' own format leaves: of f16 there
+ * is no bound, for it clips at 65504 and loses the whole of a small number. */
 static void dcommi_topk_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
 {
     static const double format[] = {0, (double)NAN, 0x1p-16};
@@ -422,14 +404,14 @@ static void dcommi_topk_info(const dcomm_codec *codec, size_t count, dcomm_codec
     if (codec->inner != NULL) {
         dcomm_codec_info of = {.contraction = (double)NAN};
         if (codec->inner->ops->info != NULL) {
-            codec->inner->ops->info(codec->inner, dcommi_topk_wanted(codec, count), &of);
+            codec->inner->ops->info(codec->inner, dcommi_codec_wanted(codec, count), &of);
         }
         c = of.contraction;
     } else {
         c = format[(int)codec->value[DCOMMI_TOPK_VALUES]];
     }
     if (dcommi_topk_is_exact(codec) && count > 0) {
-        double share = (double)dcommi_topk_wanted(codec, count) / (double)count;
+        double share = (double)dcommi_codec_wanted(codec, count) / (double)count;
         info->contraction = 1 - share * (1 - c);
     }
 }
@@ -442,6 +424,11 @@ static unsigned dcommi_topk_traits(const dcomm_codec *codec)
     return DCOMMI_CODEC_SPARSE | (fused ? DCOMMI_CODEC_FEEDBACK : 0u) |
            (dcommi_topk_is_exact(codec) ? DCOMMI_CODEC_EXACT_BYTES : 0u);
 }
+
+#define DCOMMI_TOPK_ROW                                               \
+    .traits = dcommi_topk_traits, .max_bytes = dcommi_topk_max_bytes, \
+    .workspace = dcommi_topk_workspace, .encode = dcommi_topk_encode, \
+    .decode = dcommi_topk_decode, .decode_sum = dcommi_topk_decode_sum, .info = dcommi_topk_info
 
 #define DCOMMI_TOPK_OPTION_K(MEANING)                                            \
     {                                                                            \
@@ -463,13 +450,7 @@ static const dcommi_codec_ops dcommi_codec_topk = {
     .is = DCOMMI_IS_SELECTION | DCOMMI_IS_SPLIT,
     .summary = "exactly the k elements of largest magnitude, ties to the lower index",
     .options = dcommi_topk_options,
-    .traits = dcommi_topk_traits,
-    .max_bytes = dcommi_topk_max_bytes,
-    .workspace = dcommi_topk_workspace,
-    .encode = dcommi_topk_encode,
-    .decode = dcommi_topk_decode,
-    .decode_sum = dcommi_topk_decode_sum,
-    .info = dcommi_topk_info,
+    DCOMMI_TOPK_ROW,
 };
 
 static const dcommi_codec_ops dcommi_codec_threshold = {
@@ -477,13 +458,7 @@ static const dcommi_codec_ops dcommi_codec_threshold = {
     .is = DCOMMI_IS_SELECTION | DCOMMI_IS_SPLIT | DCOMMI_IS_SAMPLED,
     .summary = "elements above a threshold that a sample sets, about k of them",
     .options = dcommi_threshold_options,
-    .traits = dcommi_topk_traits,
-    .max_bytes = dcommi_topk_max_bytes,
-    .workspace = dcommi_topk_workspace,
-    .encode = dcommi_topk_encode,
-    .decode = dcommi_topk_decode,
-    .decode_sum = dcommi_topk_decode_sum,
-    .info = dcommi_topk_info,
+    DCOMMI_TOPK_ROW,
 };
 
 static const dcommi_codec_option dcommi_topk_qsgd_options[] = {
@@ -509,13 +484,7 @@ static const dcommi_codec_ops dcommi_codec_topk_qsgd = {
     .summary = "topk, and the values that are sent through qsgd",
     .options = dcommi_topk_qsgd_options,
     .make = dcommi_topk_qsgd_make,
-    .traits = dcommi_topk_traits,
-    .max_bytes = dcommi_topk_max_bytes,
-    .workspace = dcommi_topk_workspace,
-    .encode = dcommi_topk_encode,
-    .decode = dcommi_topk_decode,
-    .decode_sum = dcommi_topk_decode_sum,
-    .info = dcommi_topk_info,
+    DCOMMI_TOPK_ROW,
 };
 
 #endif

@@ -69,7 +69,7 @@ static void dcommi_linear_p(dcommi_coded *c, float *wire)
     float *q = wire + dcommi_powersgd_p_count(&m);
     const dcomm_codec_key key = dcommi_linear_key(c);
     dcommi_powersgd_start(&m, &key, q);
-    dcommi_powersgd_p(&m, c->whole, q, wire, c->workspace);
+    dcommi_matrix_times(&m, c->whole, q, wire, c->workspace);
 }
 
 /* The first P: Q begins as the last step's sum, which all ranks remember alike. */
@@ -97,8 +97,8 @@ static void dcommi_linear_q(dcommi_coded *c, float *wire)
     dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
     float *q = wire + dcommi_powersgd_p_count(&m);
     size_t clipped = 0;
-    dcommi_powersgd_orthonormal(&m, wire);
-    dcommi_powersgd_q(&m, c->whole, wire, q, c->workspace);
+    dcommi_matrix_orthonormal(wire, m.rows, m.rank);
+    dcommi_matrix_transposed_times(&m, c->whole, wire, q, c->workspace);
     dcommi_powersgd_clip(q, dcommi_powersgd_q_count(&m), &clipped);
     dcomm_ledger *ledger = c->feedback != NULL ? c->feedback->ledger : c->ledger;
     if (c->report != NULL) {
