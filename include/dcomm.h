@@ -9914,6 +9914,7 @@ enum {
     DCOMMI_FEEDBACK_ZEROS,    /* where an owner has no residual of its own */
     DCOMMI_FEEDBACK_LOST,     /* and what its rounding took away */
     DCOMMI_FEEDBACK_GRADIENT, /* a copy of what begin was told */
+    DCOMMI_FEEDBACK_GATHERED, /* e of a linear codec */
     DCOMMI_FEEDBACK_SCRATCH
 };
 enum { DCOMMI_FEEDBACK_STAGES = 4 }; /* of DGC's warm-up */
@@ -9959,8 +9960,6 @@ struct dcomm_feedback {
     size_t last_first, last_count;      /* of the step before: where now and next differ */
     dcommi_feedback_span *span;         /* partly: what was encoded */
     size_t nspans, spans_capacity;
-    float *gathered; /* e of a linear codec */
-    size_t gathered_room;
     double held; /* squares of the residuals of this step */
     float *scratch[DCOMMI_FEEDBACK_SCRATCH];
     size_t scratch_room[DCOMMI_FEEDBACK_SCRATCH];
@@ -9970,6 +9969,17 @@ struct dcomm_feedback {
     dcomm_ledger *ledger;
 };
 /* ---- stores ---- */
+enum { DCOMMI_FEEDBACK_STORES = 5 };
+/* List all arrays of a state, in the order in which they are saved. */
+static inline void dcommi_feedback_stores(const dcomm_feedback *of, dcommi_feedback_store **stores)
+{
+    dcomm_feedback *fb = (dcomm_feedback *)(uintptr_t)of; /* the caller knows what it may change */
+    stores[0] = &fb->worker;
+    stores[1] = &fb->owner;
+    stores[2] = &fb->velocity;
+    stores[3] = &fb->estimate;
+    stores[4] = &fb->basis;
+}
 static inline size_t dcommi_feedback_width(const dcommi_feedback_store *s)
 {
     return s->bf16 ? sizeof(uint16_t) : sizeof(float);
@@ -10076,9 +10086,7 @@ static inline void dcommi_feedback_set(const dcommi_feedback_store *s, void *bas
         ((float *)base)[i] = x;
     }
 }
-#define DCOMMI_FEEDBACK_READ                                            \
-    ((size_t)1 << 18) /* elements that are read from a device at a time \
-                       */
+#define DCOMMI_FEEDBACK_READ ((size_t)1 << 18) /* elements read from a device at a time */
 /* Squares of a residual: *sum_p grows. */
 static dcomm_status dcommi_feedback_norm2(const dcommi_feedback_store *s, double *sum_p)
 {
@@ -10295,11 +10303,11 @@ DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p)
         return DCOMM_OK;
     }
     dcomm_feedback *fb = *fb_p;
-    dcommi_feedback_store *stores[] = {&fb->worker, &fb->owner, &fb->velocity, &fb->estimate,
-                                       &fb->basis};
+    dcommi_feedback_store *stores[DCOMMI_FEEDBACK_STORES];
+    dcommi_feedback_stores(fb, stores);
     dcommi_feedback_kept_free(fb);
     dcommi_feedback_bases_free(fb);
-    for (size_t i = 0; i < sizeof stores / sizeof *stores; i++) {
+    for (int i = 0; i < DCOMMI_FEEDBACK_STORES; i++) {
         dcommi_feedback_store_free(stores[i]);
     }
     for (int i = 0; i < DCOMMI_FEEDBACK_SCRATCH; i++) {
@@ -10309,7 +10317,6 @@ DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p)
         dcomm_codec_destroy(&fb->warm[i]);
     }
     dcommi_free(fb->span);
-    dcommi_free(fb->gathered);
     dcommi_free(fb->workspace);
     dcommi_free(fb);
     *fb_p = NULL;
@@ -10347,12 +10354,8 @@ DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_f
                            fb == NULL ? "fb" : "info");
     }
     double worker = 0, owner = 0;
-    size_t bases = 0;
     DCOMMI_TRY(dcommi_feedback_norm2(&fb->worker, &worker));
     DCOMMI_TRY(dcommi_feedback_norm2(&fb->owner, &owner));
-    for (const dcommi_feedback_basis *b = fb->bases; b != NULL; b = b->next) {
-        bases += dcommi_feedback_store_bytes(&b->numbers);
-    }
     *info = (dcomm_feedback_info){
         .variant = fb->opts.variant,
         .count = fb->count,
@@ -10365,12 +10368,15 @@ DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_f
         .owner_norm = dcommi_sqrt(owner),
         .device = fb->worker.place != NULL ? fb->worker.place->device : -1,
         .factor = fb->factor,
-        .state_bytes = dcommi_feedback_store_bytes(&fb->worker) +
-                       dcommi_feedback_store_bytes(&fb->owner) +
-                       dcommi_feedback_store_bytes(&fb->velocity) +
-                       dcommi_feedback_store_bytes(&fb->estimate) +
-                       dcommi_feedback_store_bytes(&fb->basis) + bases,
     };
+    dcommi_feedback_store *stores[DCOMMI_FEEDBACK_STORES];
+    dcommi_feedback_stores(fb, stores);
+    for (int i = 0; i < DCOMMI_FEEDBACK_STORES; i++) {
+        info->state_bytes += dcommi_feedback_store_bytes(stores[i]);
+    }
+    for (const dcommi_feedback_basis *b = fb->bases; b != NULL; b = b->next) {
+        info->state_bytes += dcommi_feedback_store_bytes(&b->numbers);
+    }
     return DCOMM_OK;
 }
 DCOMM_API dcomm_status dcomm_feedback_set_ledger(dcomm_feedback *fb, dcomm_ledger *ledger)
@@ -10429,16 +10435,6 @@ static dcomm_status dcommi_feedback_store_copy(const dcomm_feedback *fb,
     }
     return status;
 }
-/* What follows the buffers of calls. */
-enum { DCOMMI_FEEDBACK_MOVING = 5 };
-static void dcommi_feedback_moving(dcomm_feedback *fb, dcommi_feedback_store **stores)
-{
-    stores[0] = &fb->worker;
-    stores[1] = &fb->owner;
-    stores[2] = &fb->velocity;
-    stores[3] = &fb->estimate;
-    stores[4] = &fb->basis;
-}
 static void dcommi_feedback_stores_free(dcommi_feedback_store *stores, int n)
 {
     for (int k = 0; k < n; k++) {
@@ -10448,7 +10444,7 @@ static void dcommi_feedback_stores_free(dcommi_feedback_store *stores, int n)
 static void dcommi_feedback_stores_replace(dcommi_feedback_store **stores,
                                            const dcommi_feedback_store *moved)
 {
-    for (int k = 0; k < DCOMMI_FEEDBACK_MOVING; k++) {
+    for (int k = 0; k < DCOMMI_FEEDBACK_STORES; k++) {
         dcommi_feedback_store_free(stores[k]);
         *stores[k] = moved[k];
     }
@@ -10464,9 +10460,9 @@ static dcomm_status dcommi_feedback_home(const char *what, dcomm_feedback *fb)
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: a collective on device %d is using the state",
                            what, fb->worker.place->device);
     }
-    dcommi_feedback_store *stores[DCOMMI_FEEDBACK_MOVING], moved[DCOMMI_FEEDBACK_MOVING];
-    dcommi_feedback_moving(fb, stores);
-    for (int k = 0; k < DCOMMI_FEEDBACK_MOVING; k++) {
+    dcommi_feedback_store *stores[DCOMMI_FEEDBACK_STORES], moved[DCOMMI_FEEDBACK_STORES];
+    dcommi_feedback_stores(fb, stores);
+    for (int k = 0; k < DCOMMI_FEEDBACK_STORES; k++) {
         dcomm_status status = dcommi_feedback_store_copy(fb, stores[k], &moved[k]);
         if (status < 0) {
             dcommi_feedback_stores_free(moved, k);
@@ -10558,6 +10554,13 @@ static inline void dcommi_feedback_store_level(dcommi_feedback_store *s)
     if (s->now != s->next) {
         memcpy(s->next, s->now, s->count * dcommi_feedback_width(s));
     }
+}
+/* What the worker keeps is the same before the step and after it. */
+static void dcommi_feedback_level(dcomm_feedback *fb)
+{
+    dcommi_feedback_store_level(&fb->worker);
+    dcommi_feedback_store_level(&fb->velocity);
+    dcommi_feedback_store_level(&fb->estimate);
 }
 /* At the beginning of a step. Forget ranges that the last step no longer encoded. */
 static void dcommi_feedback_bases_begin(dcomm_feedback *fb)
@@ -10906,9 +10909,7 @@ static dcomm_status dcommi_feedback_begin(dcomm_feedback *fb, const dcomm_feedba
         DCOMMI_TRY(dcommi_feedback_store_ready(&fb->velocity));
     }
     if (step.count != fb->count && (step.first != fb->last_first || step.count != fb->last_count)) {
-        dcommi_feedback_store_level(&fb->worker); /* what lies outside is the same in both */
-        dcommi_feedback_store_level(&fb->velocity);
-        dcommi_feedback_store_level(&fb->estimate);
+        dcommi_feedback_level(fb); /* what lies outside is the same in both */
     }
     fb->last_first = step.partly ? SIZE_MAX : step.first;
     fb->last_count = step.count;
@@ -11217,18 +11218,16 @@ DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback
                            "step; use DCOMM_FEEDBACK_RESET");
     }
     if (how == DCOMM_FEEDBACK_RETRY) {
-        dcommi_feedback_store_level(&fb->worker);
-        dcommi_feedback_store_level(&fb->velocity);
-        dcommi_feedback_store_level(&fb->estimate);
+        dcommi_feedback_level(fb);
     } else {
         DCOMMI_TRY(dcommi_feedback_norm2(&fb->worker, &lost));
         DCOMMI_TRY(dcommi_feedback_norm2(&fb->owner, &lost));
         lost = dcommi_sqrt(lost);
-        dcommi_feedback_store_clear(&fb->worker);
-        dcommi_feedback_store_clear(&fb->owner);
-        dcommi_feedback_store_clear(&fb->velocity);
-        dcommi_feedback_store_clear(&fb->estimate);
-        dcommi_feedback_store_clear(&fb->basis);
+        dcommi_feedback_store *stores[DCOMMI_FEEDBACK_STORES];
+        dcommi_feedback_stores(fb, stores);
+        for (int i = 0; i < DCOMMI_FEEDBACK_STORES; i++) {
+            dcommi_feedback_store_clear(stores[i]);
+        }
         dcommi_feedback_bases_free(fb);
     }
     fb->stale = false;
@@ -11282,7 +11281,6 @@ DCOMM_API dcomm_status dcomm_feedback_undo(dcomm_feedback *fb)
 }
 #define DCOMMI_FEEDBACK_MAGIC 0x3162666d6d6f6364u  /* "dcommfb1" */
 #define DCOMMI_FEEDBACK_RANGES 0x3262666d6d6f6364u /* "dcommfb2": with bases of ranges */
-enum { DCOMMI_FEEDBACK_SAVED = 5 }; /* arrays */
 /* The head of a saved state. Behind it: the codec's spec, padded to 8 bytes; the arrays that the
  * variant has, worker, owner, velocity, estimate, and the codec's basis if one was learned, each
  * padded to 8 bytes; a hash of all that. All in little-endian order. With the second magic number,
@@ -11313,17 +11311,6 @@ static uint64_t dcommi_feedback_hash(const unsigned char *from, size_t bytes)
         hash = dcommi_mix(hash, word);
     }
     return hash;
-}
-/* The arrays in the order of the file. */
-static inline void
-dcommi_feedback_stores(const dcomm_feedback *fb,
-                       const dcommi_feedback_store *stores[DCOMMI_FEEDBACK_SAVED])
-{
-    stores[0] = &fb->worker;
-    stores[1] = &fb->owner;
-    stores[2] = &fb->velocity;
-    stores[3] = &fb->estimate;
-    stores[4] = &fb->basis;
 }
 static inline size_t dcommi_feedback_store_saved(const dcommi_feedback_store *s)
 {
@@ -11360,11 +11347,11 @@ DCOMM_API size_t dcomm_feedback_save_bytes(const dcomm_feedback *fb)
     if (fb == NULL) {
         return 0;
     }
-    const dcommi_feedback_store *stores[DCOMMI_FEEDBACK_SAVED];
+    dcommi_feedback_store *stores[DCOMMI_FEEDBACK_STORES];
     dcommi_feedback_stores(fb, stores);
     size_t bytes = sizeof(dcommi_feedback_head) + dcommi_feedback_padded(strlen(fb->codec->spec)) +
                    dcommi_feedback_bases_saved(fb) + sizeof(uint64_t);
-    for (int i = 0; i < DCOMMI_FEEDBACK_SAVED; i++) {
+    for (int i = 0; i < DCOMMI_FEEDBACK_STORES; i++) {
         bytes += dcommi_feedback_store_saved(stores[i]);
     }
     return bytes;
@@ -11408,9 +11395,9 @@ DCOMM_API dcomm_status dcomm_feedback_save(const dcomm_feedback *fb, void *to, s
     memcpy(at, fb->codec->spec, spec);
     at += dcommi_feedback_padded(spec);
     DCOMMI_TRY(ranges ? dcommi_feedback_save_bases(fb, &at) : DCOMM_OK);
-    const dcommi_feedback_store *stores[DCOMMI_FEEDBACK_SAVED];
+    dcommi_feedback_store *stores[DCOMMI_FEEDBACK_STORES];
     dcommi_feedback_stores(fb, stores);
-    for (int i = 0; i < DCOMMI_FEEDBACK_SAVED; i++) {
+    for (int i = 0; i < DCOMMI_FEEDBACK_STORES; i++) {
         DCOMMI_TRY(dcommi_feedback_store_read(stores[i], at, stores[i]->now));
         at += dcommi_feedback_store_saved(stores[i]);
     }
@@ -11738,9 +11725,7 @@ DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, 
         }
     }
     dcommi_feedback_redistribute(old, nold, like, fb, rank, nranks, &seen);
-    dcommi_feedback_store_level(&fb->worker);
-    dcommi_feedback_store_level(&fb->velocity);
-    dcommi_feedback_store_level(&fb->estimate);
+    dcommi_feedback_level(fb);
     fb->step = like->step;
     fb->average = like->average;
     fb->nranks = nranks;
@@ -11764,20 +11749,16 @@ static dcomm_status dcommi_feedback_gather_of(dcomm_feedback *fb, const float **
                            e_p == NULL ? "e_p is NULL" : "DGC needs to see what one rank sends");
     }
     size_t n = fb->now.count;
-    if (fb->gathered == NULL || n > fb->gathered_room) {
-        dcommi_free(fb->gathered);
-        fb->gathered = dcommi_alloc_raw(dcommi_size_mul(n, sizeof(float)));
-        fb->gathered_room = fb->gathered != NULL ? n : 0;
-    }
+    float *gathered = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_GATHERED, n);
     float *room = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, n);
-    if (fb->gathered == NULL || room == NULL) {
+    if (gathered == NULL || room == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
     dcommi_feedback_call c = {
         .x = fb->now.x, .count = n, .estimates = fb->opts.variant == DCOMM_FEEDBACK_EF21};
     const float *held = dcommi_feedback_read(&fb->worker, fb->worker.now, fb->now.first, n, room);
-    dcommi_feedback_input(&c, held, fb->gathered, seen);
-    *e_p = fb->gathered;
+    dcommi_feedback_input(&c, held, gathered, seen);
+    *e_p = gathered;
     if (fb->ledger != NULL) {
         dcomm_ledger_encoded(fb->ledger, 0, seen);
     }
@@ -11801,8 +11782,9 @@ DCOMM_API dcomm_status dcomm_feedback_keep(dcomm_feedback *fb, size_t first, siz
                                      fb->now.count, fb->encoded));
     dcommi_feedback_store *s = &fb->worker;
     float *room = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, count);
-    if (fb->gathered == NULL || part == NULL || room == NULL) {
-        return fb->gathered != NULL && part != NULL
+    const float *gathered = fb->scratch[DCOMMI_FEEDBACK_GATHERED];
+    if (gathered == NULL || part == NULL || room == NULL) {
+        return gathered != NULL && part != NULL
                    ? DCOMM_ERR_NO_MEMORY
                    : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_keep: %s",
                                  part == NULL ? "part is NULL" : "gather comes first");
@@ -11815,7 +11797,7 @@ DCOMM_API dcomm_status dcomm_feedback_keep(dcomm_feedback *fb, size_t first, siz
                               .estimates = fb->opts.variant == DCOMM_FEEDBACK_EF21,
                               .tally = {.x = fb->now.x + at}};
     const float *held = dcommi_feedback_read(s, s->now, first, count, room);
-    dcommi_feedback_settle(&c, fb->gathered + at, held, part, fb->ledger != NULL ? &c.tally : NULL);
+    dcommi_feedback_settle(&c, gathered + at, held, part, fb->ledger != NULL ? &c.tally : NULL);
     if (fb->ledger != NULL) {
         dcommi_feedback_note(fb, &c.tally);
     }
@@ -27075,10 +27057,10 @@ static dcomm_status dcommi_feedback_follow(const char *what, dcomm_feedback *fb,
         return dcommi_fail(DCOMM_ERR_INVALID,
                            "%s: opts.feedback is in use by a call in host memory", what);
     }
-    dcommi_feedback_store *stores[DCOMMI_FEEDBACK_MOVING], moved[DCOMMI_FEEDBACK_MOVING];
-    dcommi_feedback_moving(fb, stores);
+    dcommi_feedback_store *stores[DCOMMI_FEEDBACK_STORES], moved[DCOMMI_FEEDBACK_STORES];
+    dcommi_feedback_stores(fb, stores);
     DCOMMI_TRY(dcommi_feedback_side_find(device, &place));
-    for (int k = 0; k < DCOMMI_FEEDBACK_MOVING; k++) {
+    for (int k = 0; k < DCOMMI_FEEDBACK_STORES; k++) {
         dcomm_status status = dcommi_feedback_store_send(fb, stores[k], place, &moved[k]);
         if (status < 0) {
             dcommi_feedback_stores_free(moved, k);

@@ -56,9 +56,7 @@ static dcomm_status dcommi_feedback_begin(dcomm_feedback *fb, const dcomm_feedba
         DCOMMI_TRY(dcommi_feedback_store_ready(&fb->velocity));
     }
     if (step.count != fb->count && (step.first != fb->last_first || step.count != fb->last_count)) {
-        dcommi_feedback_store_level(&fb->worker); /* what lies outside is the same in both */
-        dcommi_feedback_store_level(&fb->velocity);
-        dcommi_feedback_store_level(&fb->estimate);
+        dcommi_feedback_level(fb); /* what lies outside is the same in both */
     }
     fb->last_first = step.partly ? SIZE_MAX : step.first;
     fb->last_count = step.count;
@@ -388,18 +386,16 @@ DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback
                            "step; use DCOMM_FEEDBACK_RESET");
     }
     if (how == DCOMM_FEEDBACK_RETRY) {
-        dcommi_feedback_store_level(&fb->worker);
-        dcommi_feedback_store_level(&fb->velocity);
-        dcommi_feedback_store_level(&fb->estimate);
+        dcommi_feedback_level(fb);
     } else {
         DCOMMI_TRY(dcommi_feedback_norm2(&fb->worker, &lost));
         DCOMMI_TRY(dcommi_feedback_norm2(&fb->owner, &lost));
         lost = dcommi_sqrt(lost);
-        dcommi_feedback_store_clear(&fb->worker);
-        dcommi_feedback_store_clear(&fb->owner);
-        dcommi_feedback_store_clear(&fb->velocity);
-        dcommi_feedback_store_clear(&fb->estimate);
-        dcommi_feedback_store_clear(&fb->basis);
+        dcommi_feedback_store *stores[DCOMMI_FEEDBACK_STORES];
+        dcommi_feedback_stores(fb, stores);
+        for (int i = 0; i < DCOMMI_FEEDBACK_STORES; i++) {
+            dcommi_feedback_store_clear(stores[i]);
+        }
         dcommi_feedback_bases_free(fb);
     }
     fb->stale = false;

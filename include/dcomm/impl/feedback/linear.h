@@ -16,20 +16,16 @@ static dcomm_status dcommi_feedback_gather_of(dcomm_feedback *fb, const float **
                            e_p == NULL ? "e_p is NULL" : "DGC needs to see what one rank sends");
     }
     size_t n = fb->now.count;
-    if (fb->gathered == NULL || n > fb->gathered_room) {
-        dcommi_free(fb->gathered);
-        fb->gathered = dcommi_alloc_raw(dcommi_size_mul(n, sizeof(float)));
-        fb->gathered_room = fb->gathered != NULL ? n : 0;
-    }
+    float *gathered = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_GATHERED, n);
     float *room = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, n);
-    if (fb->gathered == NULL || room == NULL) {
+    if (gathered == NULL || room == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
     dcommi_feedback_call c = {
         .x = fb->now.x, .count = n, .estimates = fb->opts.variant == DCOMM_FEEDBACK_EF21};
     const float *held = dcommi_feedback_read(&fb->worker, fb->worker.now, fb->now.first, n, room);
-    dcommi_feedback_input(&c, held, fb->gathered, seen);
-    *e_p = fb->gathered;
+    dcommi_feedback_input(&c, held, gathered, seen);
+    *e_p = gathered;
     if (fb->ledger != NULL) {
         dcomm_ledger_encoded(fb->ledger, 0, seen);
     }
@@ -55,8 +51,9 @@ DCOMM_API dcomm_status dcomm_feedback_keep(dcomm_feedback *fb, size_t first, siz
                                      fb->now.count, fb->encoded));
     dcommi_feedback_store *s = &fb->worker;
     float *room = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, count);
-    if (fb->gathered == NULL || part == NULL || room == NULL) {
-        return fb->gathered != NULL && part != NULL
+    const float *gathered = fb->scratch[DCOMMI_FEEDBACK_GATHERED];
+    if (gathered == NULL || part == NULL || room == NULL) {
+        return gathered != NULL && part != NULL
                    ? DCOMM_ERR_NO_MEMORY
                    : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_keep: %s",
                                  part == NULL ? "part is NULL" : "gather comes first");
@@ -69,7 +66,7 @@ DCOMM_API dcomm_status dcomm_feedback_keep(dcomm_feedback *fb, size_t first, siz
                               .estimates = fb->opts.variant == DCOMM_FEEDBACK_EF21,
                               .tally = {.x = fb->now.x + at}};
     const float *held = dcommi_feedback_read(s, s->now, first, count, room);
-    dcommi_feedback_settle(&c, fb->gathered + at, held, part, fb->ledger != NULL ? &c.tally : NULL);
+    dcommi_feedback_settle(&c, gathered + at, held, part, fb->ledger != NULL ? &c.tally : NULL);
     if (fb->ledger != NULL) {
         dcommi_feedback_note(fb, &c.tally);
     }

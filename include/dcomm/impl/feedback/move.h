@@ -59,18 +59,6 @@ static dcomm_status dcommi_feedback_store_copy(const dcomm_feedback *fb,
     return status;
 }
 
-/* What follows the buffers of calls. */
-enum { DCOMMI_FEEDBACK_MOVING = 5 };
-
-static void dcommi_feedback_moving(dcomm_feedback *fb, dcommi_feedback_store **stores)
-{
-    stores[0] = &fb->worker;
-    stores[1] = &fb->owner;
-    stores[2] = &fb->velocity;
-    stores[3] = &fb->estimate;
-    stores[4] = &fb->basis;
-}
-
 static void dcommi_feedback_stores_free(dcommi_feedback_store *stores, int n)
 {
     for (int k = 0; k < n; k++) {
@@ -81,7 +69,7 @@ static void dcommi_feedback_stores_free(dcommi_feedback_store *stores, int n)
 static void dcommi_feedback_stores_replace(dcommi_feedback_store **stores,
                                            const dcommi_feedback_store *moved)
 {
-    for (int k = 0; k < DCOMMI_FEEDBACK_MOVING; k++) {
+    for (int k = 0; k < DCOMMI_FEEDBACK_STORES; k++) {
         dcommi_feedback_store_free(stores[k]);
         *stores[k] = moved[k];
     }
@@ -98,9 +86,9 @@ static dcomm_status dcommi_feedback_home(const char *what, dcomm_feedback *fb)
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: a collective on device %d is using the state",
                            what, fb->worker.place->device);
     }
-    dcommi_feedback_store *stores[DCOMMI_FEEDBACK_MOVING], moved[DCOMMI_FEEDBACK_MOVING];
-    dcommi_feedback_moving(fb, stores);
-    for (int k = 0; k < DCOMMI_FEEDBACK_MOVING; k++) {
+    dcommi_feedback_store *stores[DCOMMI_FEEDBACK_STORES], moved[DCOMMI_FEEDBACK_STORES];
+    dcommi_feedback_stores(fb, stores);
+    for (int k = 0; k < DCOMMI_FEEDBACK_STORES; k++) {
         dcomm_status status = dcommi_feedback_store_copy(fb, stores[k], &moved[k]);
         if (status < 0) {
             dcommi_feedback_stores_free(moved, k);
@@ -199,6 +187,14 @@ static inline void dcommi_feedback_store_level(dcommi_feedback_store *s)
     if (s->now != s->next) {
         memcpy(s->next, s->now, s->count * dcommi_feedback_width(s));
     }
+}
+
+/* What the worker keeps is the same before the step and after it. */
+static void dcommi_feedback_level(dcomm_feedback *fb)
+{
+    dcommi_feedback_store_level(&fb->worker);
+    dcommi_feedback_store_level(&fb->velocity);
+    dcommi_feedback_store_level(&fb->estimate);
 }
 
 #endif

@@ -8,8 +8,6 @@
 #define DCOMMI_FEEDBACK_MAGIC 0x3162666d6d6f6364u  /* "dcommfb1" */
 #define DCOMMI_FEEDBACK_RANGES 0x3262666d6d6f6364u /* "dcommfb2": with bases of ranges */
 
-enum { DCOMMI_FEEDBACK_SAVED = 5 }; /* arrays */
-
 /* The head of a saved state. Behind it: the codec's spec, padded to 8 bytes; the arrays that the
  * variant has, worker, owner, velocity, estimate, and the codec's basis if one was learned, each
  * padded to 8 bytes; a hash of all that. All in little-endian order. With the second magic number,
@@ -44,18 +42,6 @@ static uint64_t dcommi_feedback_hash(const unsigned char *from, size_t bytes)
         hash = dcommi_mix(hash, word);
     }
     return hash;
-}
-
-/* The arrays in the order of the file. */
-static inline void
-dcommi_feedback_stores(const dcomm_feedback *fb,
-                       const dcommi_feedback_store *stores[DCOMMI_FEEDBACK_SAVED])
-{
-    stores[0] = &fb->worker;
-    stores[1] = &fb->owner;
-    stores[2] = &fb->velocity;
-    stores[3] = &fb->estimate;
-    stores[4] = &fb->basis;
 }
 
 static inline size_t dcommi_feedback_store_saved(const dcommi_feedback_store *s)
@@ -96,11 +82,11 @@ DCOMM_API size_t dcomm_feedback_save_bytes(const dcomm_feedback *fb)
     if (fb == NULL) {
         return 0;
     }
-    const dcommi_feedback_store *stores[DCOMMI_FEEDBACK_SAVED];
+    dcommi_feedback_store *stores[DCOMMI_FEEDBACK_STORES];
     dcommi_feedback_stores(fb, stores);
     size_t bytes = sizeof(dcommi_feedback_head) + dcommi_feedback_padded(strlen(fb->codec->spec)) +
                    dcommi_feedback_bases_saved(fb) + sizeof(uint64_t);
-    for (int i = 0; i < DCOMMI_FEEDBACK_SAVED; i++) {
+    for (int i = 0; i < DCOMMI_FEEDBACK_STORES; i++) {
         bytes += dcommi_feedback_store_saved(stores[i]);
     }
     return bytes;
@@ -145,9 +131,9 @@ DCOMM_API dcomm_status dcomm_feedback_save(const dcomm_feedback *fb, void *to, s
     memcpy(at, fb->codec->spec, spec);
     at += dcommi_feedback_padded(spec);
     DCOMMI_TRY(ranges ? dcommi_feedback_save_bases(fb, &at) : DCOMM_OK);
-    const dcommi_feedback_store *stores[DCOMMI_FEEDBACK_SAVED];
+    dcommi_feedback_store *stores[DCOMMI_FEEDBACK_STORES];
     dcommi_feedback_stores(fb, stores);
-    for (int i = 0; i < DCOMMI_FEEDBACK_SAVED; i++) {
+    for (int i = 0; i < DCOMMI_FEEDBACK_STORES; i++) {
         DCOMMI_TRY(dcommi_feedback_store_read(stores[i], at, stores[i]->now));
         at += dcommi_feedback_store_saved(stores[i]);
     }
@@ -488,9 +474,7 @@ DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, 
         }
     }
     dcommi_feedback_redistribute(old, nold, like, fb, rank, nranks, &seen);
-    dcommi_feedback_store_level(&fb->worker);
-    dcommi_feedback_store_level(&fb->velocity);
-    dcommi_feedback_store_level(&fb->estimate);
+    dcommi_feedback_level(fb);
     fb->step = like->step;
     fb->average = like->average;
     fb->nranks = nranks;

@@ -62,6 +62,7 @@ enum {
     DCOMMI_FEEDBACK_ZEROS,    /* where an owner has no residual of its own */
     DCOMMI_FEEDBACK_LOST,     /* and what its rounding took away */
     DCOMMI_FEEDBACK_GRADIENT, /* a copy of what begin was told */
+    DCOMMI_FEEDBACK_GATHERED, /* e of a linear codec */
     DCOMMI_FEEDBACK_SCRATCH
 };
 
@@ -111,8 +112,6 @@ struct dcomm_feedback {
     size_t last_first, last_count;      /* of the step before: where now and next differ */
     dcommi_feedback_span *span;         /* partly: what was encoded */
     size_t nspans, spans_capacity;
-    float *gathered; /* e of a linear codec */
-    size_t gathered_room;
     double held; /* squares of the residuals of this step */
     float *scratch[DCOMMI_FEEDBACK_SCRATCH];
     size_t scratch_room[DCOMMI_FEEDBACK_SCRATCH];
@@ -123,6 +122,19 @@ struct dcomm_feedback {
 };
 
 /* ---- stores ---- */
+
+enum { DCOMMI_FEEDBACK_STORES = 5 };
+
+/* List all arrays of a state, in the order in which they are saved. */
+static inline void dcommi_feedback_stores(const dcomm_feedback *of, dcommi_feedback_store **stores)
+{
+    dcomm_feedback *fb = (dcomm_feedback *)(uintptr_t)of; /* the caller knows what it may change */
+    stores[0] = &fb->worker;
+    stores[1] = &fb->owner;
+    stores[2] = &fb->velocity;
+    stores[3] = &fb->estimate;
+    stores[4] = &fb->basis;
+}
 
 static inline size_t dcommi_feedback_width(const dcommi_feedback_store *s)
 {
@@ -243,9 +255,7 @@ static inline void dcommi_feedback_set(const dcommi_feedback_store *s, void *bas
     }
 }
 
-#define DCOMMI_FEEDBACK_READ                                            \
-    ((size_t)1 << 18) /* elements that are read from a device at a time \
-                       */
+#define DCOMMI_FEEDBACK_READ ((size_t)1 << 18) /* elements read from a device at a time */
 
 /* Squares of a residual: *sum_p grows. */
 static dcomm_status dcommi_feedback_norm2(const dcommi_feedback_store *s, double *sum_p)
@@ -478,11 +488,11 @@ DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p)
         return DCOMM_OK;
     }
     dcomm_feedback *fb = *fb_p;
-    dcommi_feedback_store *stores[] = {&fb->worker, &fb->owner, &fb->velocity, &fb->estimate,
-                                       &fb->basis};
+    dcommi_feedback_store *stores[DCOMMI_FEEDBACK_STORES];
+    dcommi_feedback_stores(fb, stores);
     dcommi_feedback_kept_free(fb);
     dcommi_feedback_bases_free(fb);
-    for (size_t i = 0; i < sizeof stores / sizeof *stores; i++) {
+    for (int i = 0; i < DCOMMI_FEEDBACK_STORES; i++) {
         dcommi_feedback_store_free(stores[i]);
     }
     for (int i = 0; i < DCOMMI_FEEDBACK_SCRATCH; i++) {
@@ -492,7 +502,6 @@ DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p)
         dcomm_codec_destroy(&fb->warm[i]);
     }
     dcommi_free(fb->span);
-    dcommi_free(fb->gathered);
     dcommi_free(fb->workspace);
     dcommi_free(fb);
     *fb_p = NULL;
@@ -535,12 +544,8 @@ DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_f
                            fb == NULL ? "fb" : "info");
     }
     double worker = 0, owner = 0;
-    size_t bases = 0;
     DCOMMI_TRY(dcommi_feedback_norm2(&fb->worker, &worker));
     DCOMMI_TRY(dcommi_feedback_norm2(&fb->owner, &owner));
-    for (const dcommi_feedback_basis *b = fb->bases; b != NULL; b = b->next) {
-        bases += dcommi_feedback_store_bytes(&b->numbers);
-    }
     *info = (dcomm_feedback_info){
         .variant = fb->opts.variant,
         .count = fb->count,
@@ -553,12 +558,15 @@ DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_f
         .owner_norm = dcommi_sqrt(owner),
         .device = fb->worker.place != NULL ? fb->worker.place->device : -1,
         .factor = fb->factor,
-        .state_bytes = dcommi_feedback_store_bytes(&fb->worker) +
-                       dcommi_feedback_store_bytes(&fb->owner) +
-                       dcommi_feedback_store_bytes(&fb->velocity) +
-                       dcommi_feedback_store_bytes(&fb->estimate) +
-                       dcommi_feedback_store_bytes(&fb->basis) + bases,
     };
+    dcommi_feedback_store *stores[DCOMMI_FEEDBACK_STORES];
+    dcommi_feedback_stores(fb, stores);
+    for (int i = 0; i < DCOMMI_FEEDBACK_STORES; i++) {
+        info->state_bytes += dcommi_feedback_store_bytes(stores[i]);
+    }
+    for (const dcommi_feedback_basis *b = fb->bases; b != NULL; b = b->next) {
+        info->state_bytes += dcommi_feedback_store_bytes(&b->numbers);
+    }
     return DCOMM_OK;
 }
 

@@ -194,10 +194,10 @@ static dcomm_status dcommi_feedback_follow(const char *what, dcomm_feedback *fb,
         return dcommi_fail(DCOMM_ERR_INVALID,
                            "%s: opts.feedback is in use by a call in host memory", what);
     }
-    dcommi_feedback_store *stores[DCOMMI_FEEDBACK_MOVING], moved[DCOMMI_FEEDBACK_MOVING];
-    dcommi_feedback_moving(fb, stores);
+    dcommi_feedback_store *stores[DCOMMI_FEEDBACK_STORES], moved[DCOMMI_FEEDBACK_STORES];
+    dcommi_feedback_stores(fb, stores);
     DCOMMI_TRY(dcommi_feedback_side_find(device, &place));
-    for (int k = 0; k < DCOMMI_FEEDBACK_MOVING; k++) {
+    for (int k = 0; k < DCOMMI_FEEDBACK_STORES; k++) {
         dcomm_status status = dcommi_feedback_store_send(fb, stores[k], place, &moved[k]);
         if (status < 0) {
             dcommi_feedback_stores_free(moved, k);
