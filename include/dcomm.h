@@ -4342,6 +4342,12 @@ static dcomm_status DCOMMI_PRINTF(2, 3) dcommi_fail(dcomm_status status, const c
             return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s is NULL", __func__, #argument); \
         }                                                                                 \
     } while (0)
+/* Refuse an argument that is NULL, by its name. */
+static inline dcomm_status dcommi_need(const void *argument, const char *name)
+{
+    return DCOMMI_LIKELY(argument != NULL) ? DCOMM_OK
+                                           : dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", name);
+}
 /* ---- logging ---- */
 enum { DCOMMI_LOG_ERROR = 0, DCOMMI_LOG_WARN = 1, DCOMMI_LOG_INFO = 2 };
 #define DCOMMI_LOG_CHOICES "error|warn|info"
@@ -9277,10 +9283,8 @@ static const char *dcommi_codec_candidate(const char *spec, bool *automatic)
 }
 DCOMM_API dcomm_status dcomm_codec_create(const char *spec, dcomm_codec **codec_p)
 {
-    if (spec == NULL || codec_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_create: %s is NULL",
-                           spec == NULL ? "spec" : "codec_p");
-    }
+    DCOMMI_TRY(dcommi_need(spec, "dcomm_codec_create: spec"));
+    DCOMMI_TRY(dcommi_need(codec_p, "dcomm_codec_create: codec_p"));
     dcomm_codec *codec = dcommi_alloc(sizeof *codec);
     if (codec == NULL) {
         return DCOMM_ERR_NO_MEMORY;
@@ -9413,10 +9417,8 @@ DCOMM_API size_t dcomm_codec_recode_workspace_bytes(const dcomm_codec *codec, si
 DCOMM_API dcomm_status dcomm_codec_get_info(const dcomm_codec *codec, size_t count,
                                             dcomm_codec_info *info)
 {
-    if (codec == NULL || info == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_info: %s is NULL",
-                           codec == NULL ? "codec" : "info");
-    }
+    DCOMMI_TRY(dcommi_need(codec, "dcomm_codec_get_info: codec"));
+    DCOMMI_TRY(dcommi_need(info, "dcomm_codec_get_info: info"));
     unsigned traits = codec->ops->traits(codec);
     *info = (dcomm_codec_info){.name = codec->ops->name,
                                .unbiased = (traits & DCOMMI_CODEC_UNBIASED) != 0,
@@ -10272,10 +10274,8 @@ DCOMM_API dcomm_status dcomm_feedback_create(const dcomm_codec *codec, size_t co
                                              const dcomm_feedback_opts *opts, dcomm_feedback **fb_p)
 {
     static const dcomm_feedback_opts defaults;
-    if (codec == NULL || fb_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_create: %s is NULL",
-                           codec == NULL ? "codec" : "fb_p");
-    }
+    DCOMMI_TRY(dcommi_need(codec, "dcomm_feedback_create: codec"));
+    DCOMMI_TRY(dcommi_need(fb_p, "dcomm_feedback_create: fb_p"));
     opts = opts != NULL ? opts : &defaults;
     DCOMMI_TRY(dcommi_feedback_check_opts(opts));
     dcomm_feedback *fb = dcommi_alloc(sizeof *fb);
@@ -10349,10 +10349,8 @@ static size_t dcommi_feedback_store_bytes(const dcommi_feedback_store *s)
 }
 DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_feedback_info *info)
 {
-    if (fb == NULL || info == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_get_info: %s is NULL",
-                           fb == NULL ? "fb" : "info");
-    }
+    DCOMMI_TRY(dcommi_need(fb, "dcomm_feedback_get_info: fb"));
+    DCOMMI_TRY(dcommi_need(info, "dcomm_feedback_get_info: info"));
     double worker = 0, owner = 0;
     DCOMMI_TRY(dcommi_feedback_norm2(&fb->worker, &worker));
     DCOMMI_TRY(dcommi_feedback_norm2(&fb->owner, &owner));
@@ -10381,9 +10379,7 @@ DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_f
 }
 DCOMM_API dcomm_status dcomm_feedback_set_ledger(dcomm_feedback *fb, dcomm_ledger *ledger)
 {
-    if (fb == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_set_ledger: fb is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(fb, "dcomm_feedback_set_ledger: fb"));
     fb->ledger = ledger;
     return DCOMM_OK;
 }
@@ -11198,9 +11194,7 @@ DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb)
 }
 DCOMM_API dcomm_status dcomm_feedback_fail(dcomm_feedback *fb)
 {
-    if (fb == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_fail: fb is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(fb, "dcomm_feedback_fail: fb"));
     fb->begun = false;
     fb->stale = true;
     return DCOMM_OK;
@@ -11812,10 +11806,8 @@ _Static_assert((int)DCOMM_FORMAT_SIGN == (int)DCOMMI_FORMAT_SIGN &&
                "the public numbers of the formats are those of kernels/wire.h");
 DCOMM_API dcomm_status dcomm_codec_get_layout(const dcomm_codec *codec, dcomm_codec_layout *layout)
 {
-    if (codec == NULL || layout == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_layout: %s is NULL",
-                           codec == NULL ? "codec" : "layout");
-    }
+    DCOMMI_TRY(dcommi_need(codec, "dcomm_codec_get_layout: codec"));
+    DCOMMI_TRY(dcommi_need(layout, "dcomm_codec_get_layout: layout"));
     *layout = (dcomm_codec_layout){.nonfinite = codec->nonfinite};
     if (dcommi_codec_is(codec, DCOMMI_IS_CAST)) {
         layout->format =
@@ -11840,10 +11832,8 @@ DCOMM_API dcomm_status dcomm_codec_get_sparse_layout(const dcomm_codec *codec, s
 {
     static const dcomm_codec_format formats[] = {DCOMM_FORMAT_F32, DCOMM_FORMAT_F16,
                                                  DCOMM_FORMAT_BF16};
-    if (codec == NULL || layout == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_sparse_layout: %s is NULL",
-                           codec == NULL ? "codec" : "layout");
-    }
+    DCOMMI_TRY(dcommi_need(codec, "dcomm_codec_get_sparse_layout: codec"));
+    DCOMMI_TRY(dcommi_need(layout, "dcomm_codec_get_sparse_layout: layout"));
     if (!dcommi_codec_is(codec, DCOMMI_IS_SELECTION) || count > UINT32_MAX) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                            "codec %s of %zu elements: topk, threshold and topk+qsgd have such a "
@@ -11871,10 +11861,8 @@ DCOMM_API dcomm_status dcomm_codec_get_sparse_layout(const dcomm_codec *codec, s
 DCOMM_API dcomm_status dcomm_codec_get_randk_layout(const dcomm_codec *codec, size_t count,
                                                     dcomm_randk_layout *layout)
 {
-    if (codec == NULL || layout == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_randk_layout: %s is NULL",
-                           codec == NULL ? "codec" : "layout");
-    }
+    DCOMMI_TRY(dcommi_need(codec, "dcomm_codec_get_randk_layout: codec"));
+    DCOMMI_TRY(dcommi_need(layout, "dcomm_codec_get_randk_layout: layout"));
     if (!dcommi_codec_is(codec, DCOMMI_IS_DRAWN) || count > UINT32_MAX) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                            "codec %s of %zu elements: randk has such a layout, of up to 2^32 - 1",
@@ -11889,10 +11877,8 @@ DCOMM_API dcomm_status dcomm_codec_get_randk_layout(const dcomm_codec *codec, si
 DCOMM_API dcomm_status dcomm_codec_get_matrix(const dcomm_codec *codec, size_t count,
                                               dcomm_codec_matrix *shape)
 {
-    if (codec == NULL || shape == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_matrix: %s is NULL",
-                           codec == NULL ? "codec" : "shape");
-    }
+    DCOMMI_TRY(dcommi_need(codec, "dcomm_codec_get_matrix: codec"));
+    DCOMMI_TRY(dcommi_need(shape, "dcomm_codec_get_matrix: shape"));
     if (!dcommi_codec_is(codec, DCOMMI_IS_PRODUCTS)) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "codec %s makes no matrix: powersgd does",
                            codec->spec);
@@ -11914,10 +11900,8 @@ DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t 
                                                const dcomm_cuda_report *report,
                                                dcomm_codec_report *out)
 {
-    if (codec == NULL || report == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_cuda_report_check: %s is NULL",
-                           codec == NULL ? "codec" : "report");
-    }
+    DCOMMI_TRY(dcommi_need(codec, "dcomm_cuda_report_check: codec"));
+    DCOMMI_TRY(dcommi_need(report, "dcomm_cuda_report_check: report"));
     const bool sparse = dcommi_codec_is(codec, DCOMMI_IS_SELECTION) && count <= UINT32_MAX;
     const bool drawn = dcommi_codec_is(codec, DCOMMI_IS_DRAWN);
     const size_t kept = sparse  ? (size_t)report->kept
@@ -14468,9 +14452,7 @@ static dcomm_status dcommi_check_plan_valid(const dcomm_plan *p, const char *whe
 DCOMM_API dcomm_status dcomm_build_create(const char *name, int rank, int nranks, dcomm_dtype dtype,
                                           dcomm_op op, dcomm_builder **b_p)
 {
-    if (b_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_build_create: b_p is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(b_p, "dcomm_build_create: b_p"));
     *b_p = NULL;
     if (name == NULL || nranks < 1 || rank < 0 || rank >= nranks) {
         return dcommi_fail(DCOMM_ERR_INVALID,
@@ -16638,9 +16620,8 @@ static bool dcommi_read_trial(dcomm_trial *trials, const char *algo, const char 
 /* ---- the file ---- */
 DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char *path)
 {
-    if (tuning == NULL || path == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", tuning == NULL ? "tuning" : "path");
-    }
+    DCOMMI_TRY(dcommi_need(tuning, "tuning"));
+    DCOMMI_TRY(dcommi_need(path, "path"));
     FILE *file = fopen(path, "we");
     if (file == NULL) {
         return dcommi_fail(DCOMM_ERR_SYSTEM, "cannot write %s: %s", path, strerror(errno));
@@ -16722,9 +16703,8 @@ static char *dcommi_trim(char *text)
 }
 DCOMM_API dcomm_status dcomm_tuning_load(const char *path, dcomm_tuning *tuning)
 {
-    if (tuning == NULL || path == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", tuning == NULL ? "tuning" : "path");
-    }
+    DCOMMI_TRY(dcommi_need(tuning, "tuning"));
+    DCOMMI_TRY(dcommi_need(path, "path"));
     dcomm_tuning_default(tuning);
     FILE *file = fopen(path, "re");
     if (file == NULL) {
@@ -16762,9 +16742,7 @@ DCOMM_API dcomm_status dcomm_tuning_uniform(double alpha_us, double beta_ns_per_
                                             double gamma_ns_per_B, dcomm_tuning *tuning)
 {
     const double most = 1e6;
-    if (tuning == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "tuning is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(tuning, "tuning"));
     memset(tuning, 0, sizeof *tuning);
     /* Written so that a NaN is refused as well. */
     if (!(alpha_us >= 0 && alpha_us <= most && beta_ns_per_B >= 0 && beta_ns_per_B <= most / 1e3 &&
@@ -41956,9 +41934,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
                                             dcomm_context **context_p)
 {
     dcomm_context_opts defaults = {0};
-    if (context_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "context_p is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(context_p, "context_p"));
     *context_p = NULL;
     pthread_once(&dcommi_fork_once, dcommi_watch_forks);
     DCOMMI_TRY(dcommi_check_fork());
@@ -42026,9 +42002,7 @@ DCOMM_API dcomm_status dcomm_context_destroy(dcomm_context **context_p)
 }
 DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context)
 {
-    if (context == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "context is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(context, "context"));
     DCOMMI_TRY(dcommi_check_fork());
     dcommi_progress_or_yield(context);
     return DCOMM_OK;
@@ -43016,10 +42990,8 @@ DCOMM_API dcomm_status dcomm_codec_decide(dcomm_comm *comm, const dcomm_codec *c
     dcomm_coll_opts opts = {.codec = codec, .device = device}, own;
     const dcomm_coll_opts *taken = &opts;
     dcommi_shape s;
-    if (codec == NULL || taken_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_decide: %s is NULL",
-                           codec == NULL ? "codec" : "taken_p");
-    }
+    DCOMMI_TRY(dcommi_need(codec, "dcomm_codec_decide: codec"));
+    DCOMMI_TRY(dcommi_need(taken_p, "dcomm_codec_decide: taken_p"));
     DCOMMI_TRY(dcommi_check_no_group("dcomm_codec_decide"));
     DCOMMI_TRY(
         dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, dtype, DCOMM_SUM, 0, &opts, &s));
@@ -43301,41 +43273,6 @@ static dcomm_status dcommi_reduce_to(dcomm_comm *comm, const void *sendbuf, void
     }
     return dcommi_call_buffers(comm, &s, sendbuf, recvbuf, 0, comm->rank == root, opts, request_p);
 }
-static dcomm_status dcommi_gather(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                  size_t sendcount, dcomm_dtype dtype, int root,
-                                  const dcomm_coll_opts *opts, dcomm_request **request_p)
-{
-    dcommi_shape s;
-    opts = opts != NULL ? opts : &dcommi_default_opts;
-    DCOMMI_TRY(
-        dcommi_shape_begin(comm, DCOMM_COLL_GATHER, sendcount, dtype, DCOMM_SUM, root, opts, &s));
-    if (sendbuf == DCOMM_IN_PLACE && comm->rank != root) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "gather: only the root, rank %d, works in place",
-                           root);
-    }
-    return dcommi_call_buffers(comm, &s, sendbuf, recvbuf,
-                               dcommi_shape_bytes(&s, sendcount) * comm->rank, comm->rank == root,
-                               opts, request_p);
-}
-static dcomm_status dcommi_scatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                   size_t recvcount, dcomm_dtype dtype, int root,
-                                   const dcomm_coll_opts *opts, dcomm_request **request_p)
-{
-    dcommi_shape s;
-    opts = opts != NULL ? opts : &dcommi_default_opts;
-    DCOMMI_TRY(
-        dcommi_shape_begin(comm, DCOMM_COLL_SCATTER, recvcount, dtype, DCOMM_SUM, root, opts, &s));
-    if (sendbuf == DCOMM_IN_PLACE && comm->rank != root) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "scatter: only the root, rank %d, works in place",
-                           root);
-    }
-    if (sendbuf == DCOMM_IN_PLACE && recvbuf != NULL) { /* recvbuf is the whole buffer */
-        sendbuf = recvbuf;
-        recvbuf = (uint8_t *)recvbuf + dcommi_shape_bytes(&s, recvcount) * root;
-    }
-    return dcommi_call_buffers(comm, &s, comm->rank == root ? sendbuf : NULL, recvbuf, 0, false,
-                               opts, request_p);
-}
 /* ---- counts that differ by rank ---- */
 /* Check counts, and fill in displacements where there are none, or where they lie beyond all that
  * is moved: of a count of 0 they may be anything. *packed must be freed. */
@@ -43379,36 +43316,40 @@ static dcomm_status dcommi_check_counts(const dcommi_shape *s, const char *name,
     *displs = *packed;
     return DCOMM_OK;
 }
-/* reduce-scatter-v, all-gather-v, gather-v, scatter-v. */
-static dcomm_status dcommi_call_v(dcomm_comm *comm, dcomm_coll coll, const void *in, void *out,
-                                  const size_t *counts, const size_t *displs, dcomm_dtype dtype,
-                                  dcomm_op op, int root, const dcomm_coll_opts *opts,
-                                  dcomm_request **request_p)
+/* gather and scatter; or reduce-scatter-v, all-gather-v, gather-v and scatter-v, which list counts.
+ */
+static dcomm_status dcommi_call_blocks(dcomm_comm *comm, dcomm_coll coll, const void *in, void *out,
+                                       size_t count, const size_t *counts, const size_t *displs,
+                                       dcomm_dtype dtype, dcomm_op op, int root,
+                                       const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
     dcommi_shape s;
-    size_t *packed;
+    size_t *packed = NULL;
     opts = opts != NULL ? opts : &dcommi_default_opts;
-    DCOMMI_TRY(dcommi_shape_begin(comm, coll, 0, dtype, op, root, opts, &s));
-    DCOMMI_TRY(dcommi_check_counts(&s, "counts", counts, &displs, &packed));
-    s.counts = counts;
-    s.displs = displs;
-    int64_t own = dcommi_shape_bytes(&s, displs[comm->rank]);
-    bool rooted = coll == DCOMM_COLL_GATHERV || coll == DCOMM_COLL_SCATTERV;
-    bool gathers = coll == DCOMM_COLL_GATHERV || coll == DCOMM_COLL_ALLGATHERV;
+    DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, root, opts, &s));
+    bool gathers =
+        coll == DCOMM_COLL_GATHER || coll == DCOMM_COLL_GATHERV || coll == DCOMM_COLL_ALLGATHERV;
+    bool scatters = coll == DCOMM_COLL_SCATTER || coll == DCOMM_COLL_SCATTERV;
+    bool at_root = comm->rank == root || !dcommi_coll_rooted(coll);
+    int64_t own = dcommi_shape_bytes(&s, count) * comm->rank;
+    if (coll != DCOMM_COLL_GATHER && coll != DCOMM_COLL_SCATTER) {
+        DCOMMI_TRY(dcommi_check_counts(&s, "counts", counts, &displs, &packed));
+        s.counts = counts;
+        s.displs = displs;
+        own = dcommi_shape_bytes(&s, displs[comm->rank]);
+    }
     dcomm_status status = DCOMM_OK;
-    if (in == DCOMM_IN_PLACE && rooted && comm->rank != root) {
+    if (in == DCOMM_IN_PLACE && !at_root) {
         status = dcommi_fail(DCOMM_ERR_INVALID, "%s: only the root, rank %d, works in place",
                              dcomm_coll_name(coll), root);
-    } else if (in == DCOMM_IN_PLACE && !gathers && out != NULL) {
+    } else if (in == DCOMM_IN_PLACE && !gathers && out != NULL) { /* `out` is the whole buffer */
         in = out;
         out = (uint8_t *)out + own;
     }
-    if (coll == DCOMM_COLL_SCATTERV && comm->rank != root) {
-        in = NULL;
-    }
+    in = scatters && !at_root ? NULL : in;
     if (status == DCOMM_OK) {
-        status = dcommi_call_buffers(comm, &s, in, out, gathers ? own : 0,
-                                     gathers && (!rooted || comm->rank == root), opts, request_p);
+        status = dcommi_call_buffers(comm, &s, in, out, gathers ? own : 0, gathers && at_root, opts,
+                                     request_p);
     }
     dcommi_free(packed);
     return status;
@@ -43555,8 +43496,8 @@ DCOMMI_TWO_FORMS(reduce_scatter, comm,
                  dcomm_comm *comm, const void *sendbuf, void *recvbuf, size_t recvcount,
                  dcomm_dtype dtype, dcomm_op op)
 DCOMMI_TWO_FORMS(reduce_scatterv, comm,
-                 dcommi_call_v(comm, DCOMM_COLL_REDUCE_SCATTERV, sendbuf, recvbuf, recvcounts, NULL,
-                               dtype, op, 0, opts, request_p),
+                 dcommi_call_blocks(comm, DCOMM_COLL_REDUCE_SCATTERV, sendbuf, recvbuf, 0,
+                                    recvcounts, NULL, dtype, op, 0, opts, request_p),
                  dcomm_comm *comm, const void *sendbuf, void *recvbuf, const size_t *recvcounts,
                  dcomm_dtype dtype, dcomm_op op)
 DCOMMI_TWO_FORMS(allgather, comm,
@@ -43565,8 +43506,8 @@ DCOMMI_TWO_FORMS(allgather, comm,
                  dcomm_comm *comm, const void *sendbuf, void *recvbuf, size_t sendcount,
                  dcomm_dtype dtype)
 DCOMMI_TWO_FORMS(allgatherv, comm,
-                 dcommi_call_v(comm, DCOMM_COLL_ALLGATHERV, sendbuf, recvbuf, recvcounts, displs,
-                               dtype, DCOMM_SUM, 0, opts, request_p),
+                 dcommi_call_blocks(comm, DCOMM_COLL_ALLGATHERV, sendbuf, recvbuf, 0, recvcounts,
+                                    displs, dtype, DCOMM_SUM, 0, opts, request_p),
                  dcomm_comm *comm, const void *sendbuf, void *recvbuf, const size_t *recvcounts,
                  const size_t *displs, dcomm_dtype dtype)
 DCOMMI_TWO_FORMS(broadcast, comm,
@@ -43579,21 +43520,23 @@ DCOMMI_TWO_FORMS(reduce, comm,
                  dcomm_comm *comm, const void *sendbuf, void *recvbuf, size_t count,
                  dcomm_dtype dtype, dcomm_op op, int root)
 DCOMMI_TWO_FORMS(gather, comm,
-                 dcommi_gather(comm, sendbuf, recvbuf, sendcount, dtype, root, opts, request_p),
+                 dcommi_call_blocks(comm, DCOMM_COLL_GATHER, sendbuf, recvbuf, sendcount, NULL,
+                                    NULL, dtype, DCOMM_SUM, root, opts, request_p),
                  dcomm_comm *comm, const void *sendbuf, void *recvbuf, size_t sendcount,
                  dcomm_dtype dtype, int root)
 DCOMMI_TWO_FORMS(gatherv, comm,
-                 dcommi_call_v(comm, DCOMM_COLL_GATHERV, sendbuf, recvbuf, counts, displs, dtype,
-                               DCOMM_SUM, root, opts, request_p),
+                 dcommi_call_blocks(comm, DCOMM_COLL_GATHERV, sendbuf, recvbuf, 0, counts, displs,
+                                    dtype, DCOMM_SUM, root, opts, request_p),
                  dcomm_comm *comm, const void *sendbuf, void *recvbuf, const size_t *counts,
                  const size_t *displs, dcomm_dtype dtype, int root)
 DCOMMI_TWO_FORMS(scatter, comm,
-                 dcommi_scatter(comm, sendbuf, recvbuf, recvcount, dtype, root, opts, request_p),
+                 dcommi_call_blocks(comm, DCOMM_COLL_SCATTER, sendbuf, recvbuf, recvcount, NULL,
+                                    NULL, dtype, DCOMM_SUM, root, opts, request_p),
                  dcomm_comm *comm, const void *sendbuf, void *recvbuf, size_t recvcount,
                  dcomm_dtype dtype, int root)
 DCOMMI_TWO_FORMS(scatterv, comm,
-                 dcommi_call_v(comm, DCOMM_COLL_SCATTERV, sendbuf, recvbuf, counts, displs, dtype,
-                               DCOMM_SUM, root, opts, request_p),
+                 dcommi_call_blocks(comm, DCOMM_COLL_SCATTERV, sendbuf, recvbuf, 0, counts, displs,
+                                    dtype, DCOMM_SUM, root, opts, request_p),
                  dcomm_comm *comm, const void *sendbuf, void *recvbuf, const size_t *counts,
                  const size_t *displs, dcomm_dtype dtype, int root)
 DCOMMI_TWO_FORMS(alltoall, comm,
@@ -43625,9 +43568,7 @@ DCOMMI_TWO_FORMS(plan_run, comm,
 /* ---- requests ---- */
 DCOMM_API dcomm_status dcomm_wait(dcomm_request **request_p)
 {
-    if (request_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "request_p is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(request_p, "request_p"));
     if (*request_p == NULL) {
         return DCOMM_OK;
     }
@@ -43664,9 +43605,7 @@ DCOMM_API dcomm_status dcomm_wait_all(dcomm_request **requests, size_t n)
 }
 DCOMM_API dcomm_status dcomm_test(dcomm_request **request_p)
 {
-    if (request_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "request_p is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(request_p, "request_p"));
     if (*request_p == NULL) {
         return DCOMM_OK;
     }
@@ -43688,10 +43627,6 @@ static dcomm_status dcommi_check_requests(dcomm_request *const *requests, size_t
     return requests == NULL && n > 0
                ? dcommi_fail(DCOMM_ERR_INVALID, "requests is NULL and n is %zu", n)
                : dcommi_check_fork();
-}
-static dcomm_status dcommi_check_result(const char *name, const size_t *result)
-{
-    return result == NULL ? dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", name) : DCOMM_OK;
 }
 static inline bool dcommi_request_complete(const dcomm_request *request)
 {
@@ -43743,7 +43678,7 @@ static dcomm_status dcommi_requests_await(dcomm_request *const *requests, size_t
 DCOMM_API dcomm_status dcomm_wait_any(dcomm_request **requests, size_t n, size_t *index_p)
 {
     DCOMMI_TRY(dcommi_check_requests(requests, n));
-    DCOMMI_TRY(dcommi_check_result("index_p", index_p));
+    DCOMMI_TRY(dcommi_need(index_p, "index_p"));
     DCOMMI_TRY(dcommi_requests_await(requests, n, index_p));
     return *index_p < n ? dcomm_wait(&requests[*index_p]) : DCOMM_OK;
 }
@@ -43754,7 +43689,7 @@ DCOMM_API dcomm_status dcomm_wait_some(dcomm_request **requests, size_t n, size_
     char message[DCOMMI_MESSAGE_MAX];
     size_t at;
     DCOMMI_TRY(dcommi_check_requests(requests, n));
-    DCOMMI_TRY(dcommi_check_result("count_p", count_p));
+    DCOMMI_TRY(dcommi_need(count_p, "count_p"));
     *count_p = 0;
     DCOMMI_TRY(dcommi_requests_await(requests, n, &at));
     for (; at < n; at++) {
@@ -43777,7 +43712,7 @@ DCOMM_API dcomm_status dcomm_test_any(dcomm_request **requests, size_t n, size_t
 {
     bool pending, queued;
     DCOMMI_TRY(dcommi_check_requests(requests, n));
-    DCOMMI_TRY(dcommi_check_result("index_p", index_p));
+    DCOMMI_TRY(dcommi_need(index_p, "index_p"));
     *index_p = dcommi_requests_find(requests, n, &pending, &queued);
     if (*index_p == n && pending) {
         dcommi_requests_progress(requests, n);
@@ -43819,9 +43754,8 @@ DCOMM_API dcomm_status dcomm_request_free(dcomm_request **request_p)
 DCOMM_API dcomm_status dcomm_request_get_info(const dcomm_request *request,
                                               dcomm_request_info *info)
 {
-    if (request == NULL || info == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", request == NULL ? "request" : "info");
-    }
+    DCOMMI_TRY(dcommi_need(request, "request"));
+    DCOMMI_TRY(dcommi_need(info, "info"));
     info->coll = (dcomm_coll)request->run.signature.coll;
     info->algo = request->run.signature.algo;
     info->sequence = request->run.seq;
@@ -44028,9 +43962,7 @@ static dcomm_status dcommi_split_make(dcomm_comm *comm, dcommi_split *s, dcommi_
 }
 DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dcomm_comm **new_p)
 {
-    if (new_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "new_p is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(new_p, "new_p"));
     *new_p = NULL;
     DCOMMI_TRY(dcommi_check_comm(comm));
     DCOMMI_TRY(dcommi_check_no_group("split"));
@@ -44062,9 +43994,7 @@ DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dc
 DCOMM_API dcomm_status dcomm_comm_dup(dcomm_comm *comm, dcomm_comm **new_p)
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
-    if (new_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "new_p is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(new_p, "new_p"));
     return dcomm_comm_split(comm, 0, comm->rank, new_p);
 }
 typedef struct dcommi_shrink {
@@ -44235,9 +44165,7 @@ static dcomm_status dcommi_shrink_agree(dcommi_shrink *s, dcomm_comm **new_p)
 DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, int n,
                                          dcomm_comm **new_p)
 {
-    if (new_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "new_p is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(new_p, "new_p"));
     *new_p = NULL;
     DCOMMI_TRY(dcommi_check_comm(comm));
     DCOMMI_TRY(dcommi_check_no_group("shrink"));
@@ -44349,9 +44277,7 @@ static dcomm_status dcommi_shared_remove(dcommi_own *own)
 DCOMM_API dcomm_status dcomm_mem_alloc_device(dcomm_context *context, size_t bytes, void **ptr_p)
 {
     void *memory = NULL;
-    if (ptr_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "ptr_p is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(ptr_p, "ptr_p"));
     *ptr_p = NULL;
     DCOMMI_TRY(dcommi_check_fork());
     if (dcommi_devices == NULL) {
@@ -44400,9 +44326,7 @@ DCOMM_API dcomm_status dcomm_mem_alloc_device(dcomm_context *context, size_t byt
 }
 DCOMM_API dcomm_status dcomm_mem_share(dcomm_context *context, const void *ptr)
 {
-    if (context == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "context is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(context, "context"));
     DCOMMI_TRY(dcommi_check_fork());
     pthread_mutex_lock(&dcommi_mem_lock);
     dcommi_shared *shared = dcommi_shared_find(ptr);
@@ -44567,13 +44491,9 @@ static dcomm_status dcommi_mem_alloc(dcomm_context *context, size_t bytes, dcomm
 DCOMM_API dcomm_status dcomm_mem_alloc(dcomm_context *context, size_t bytes, void **ptr_p)
 {
     dcommi_own *own;
-    if (ptr_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "ptr_p is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(ptr_p, "ptr_p"));
     *ptr_p = NULL;
-    if (context == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "context is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(context, "context"));
     DCOMMI_TRY(dcommi_check_fork());
     if (bytes == 0) {
         return DCOMM_OK;
@@ -44622,9 +44542,7 @@ DCOMM_API dcomm_status dcomm_mem_free(void **ptr_p)
 }
 DCOMM_API dcomm_status dcomm_mem_get_info(const void *ptr, dcomm_mem_info *info)
 {
-    if (info == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "info is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(info, "info"));
     *info = (dcomm_mem_info){0};
     pthread_mutex_lock(&dcommi_mem_lock);
     const dcommi_own *own = dcommi_mem_all;
@@ -44643,9 +44561,7 @@ DCOMM_API dcomm_status dcomm_mem_get_info(const void *ptr, dcomm_mem_info *info)
 /* api_tune.h - the public read-out of algorithms and plans. */
 DCOMM_API dcomm_status dcomm_algo_get_info(dcomm_coll coll, int i, dcomm_algo_info *info)
 {
-    if (info == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "info is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(info, "info"));
     const dcommi_algo *algo = i >= 0 ? dcommi_algo_at(coll, i) : NULL;
     if (algo == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s has no algorithm number %d",
@@ -44660,9 +44576,7 @@ DCOMM_API dcomm_status dcomm_algo_get_info(dcomm_coll coll, int i, dcomm_algo_in
 }
 DCOMM_API dcomm_status dcomm_coded_algo_get_info(dcomm_coll coll, int i, dcomm_algo_info *info)
 {
-    if (info == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "info is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(info, "info"));
     const dcommi_algo *algo = i >= 0 ? dcommi_coded_at(coll, i) : NULL;
     if (algo == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID, "compressed %s has no algorithm number %d",
@@ -44696,9 +44610,8 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
                                          int nranks, const dcomm_coll_opts *opts,
                                          dcomm_plan **plan_p)
 {
-    if (spec == NULL || plan_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", spec == NULL ? "spec" : "plan_p");
-    }
+    DCOMMI_TRY(dcommi_need(spec, "spec"));
+    DCOMMI_TRY(dcommi_need(plan_p, "plan_p"));
     *plan_p = NULL;
     opts = opts != NULL ? opts : &dcommi_default_opts;
     /* A communicator in name only: the checks of a call, and nothing to run on. */
@@ -44968,9 +44881,7 @@ static dcomm_status dcommi_explain_hosts(dcomm_explanation *e)
 }
 DCOMM_API dcomm_status dcomm_comm_explain(dcomm_comm *comm, dcomm_explanation *e)
 {
-    if (e == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "explanation is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(e, "explanation"));
     e->algo = NULL;
     e->nalternatives = e->npaths = 0;
     if (e->max_alternatives < 0 || (e->alternatives == NULL && e->max_alternatives > 0)) {
@@ -44998,9 +44909,7 @@ DCOMM_API dcomm_status dcomm_comm_explain(dcomm_comm *comm, dcomm_explanation *e
 DCOMM_API dcomm_status dcomm_comm_get_tuning(dcomm_comm *comm, dcomm_tuning *tuning)
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
-    if (tuning == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "tuning is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(tuning, "tuning"));
     dcommi_comm_lock(comm);
     *tuning = comm->chooser->tuning;
     dcommi_comm_unlock(comm);
@@ -45264,11 +45173,10 @@ DCOMM_API dcomm_status dcomm_comm_get_level(const dcomm_comm *comm, int level, d
 {
     static const char *const names[] = {"host", "package", "numa", "cache", "core"};
     DCOMMI_TRY(dcommi_check_comm(comm));
-    if (info == NULL || level < 0 || level >= comm->groups->nlevels) {
-        return info == NULL
-                   ? dcommi_fail(DCOMM_ERR_INVALID, "info is NULL")
-                   : dcommi_fail(DCOMM_ERR_INVALID, "level is %d; there are %d levels, from 0 on",
-                                 level, comm->groups->nlevels);
+    DCOMMI_TRY(dcommi_need(info, "info"));
+    if (level < 0 || level >= comm->groups->nlevels) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "level is %d; there are %d levels, from 0 on",
+                           level, comm->groups->nlevels);
     }
     info->kind = (dcomm_level_kind)comm->groups->kind[level];
     info->name = names[info->kind];
@@ -45291,10 +45199,10 @@ DCOMM_API int dcomm_comm_order(const dcomm_comm *comm, int position)
 DCOMM_API dcomm_status dcomm_comm_get_place(const dcomm_comm *comm, int rank, dcomm_place *place)
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
-    if (place == NULL || rank < 0 || rank >= comm->size) {
-        return place == NULL ? dcommi_fail(DCOMM_ERR_INVALID, "place is NULL")
-                             : dcommi_fail(DCOMM_ERR_INVALID, "rank is %d; there are %d ranks",
-                                           rank, comm->size);
+    DCOMMI_TRY(dcommi_need(place, "place"));
+    if (rank < 0 || rank >= comm->size) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "rank is %d; there are %d ranks", rank,
+                           comm->size);
     }
     const dcommi_site *p = &comm->places[rank];
     place->package = (int)dcommi_max64(p->package, -1);
@@ -45311,10 +45219,7 @@ DCOMM_API dcomm_status dcomm_comm_get_place(const dcomm_comm *comm, int rank, dc
 DCOMM_API dcomm_status dcomm_comm_get_stats(const dcomm_comm *comm, dcomm_stats *stats)
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
-    if (stats == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "stats is NULL");
-    }
-    DCOMMI_TRY(dcommi_check_comm(comm));
+    DCOMMI_TRY(dcommi_need(stats, "stats"));
     dcommi_token_take(comm->context);
     dcommi_comm_lock((dcomm_comm *)(uintptr_t)comm);
     *stats = comm->stats;
@@ -50422,9 +50327,7 @@ static void *dcommi_comm_create_main(void *user)
 }
 static dcomm_status dcommi_comm_prepare(const dcomm_comm_opts *opts, dcomm_comm **comm_p)
 {
-    if (comm_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "comm_p is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(comm_p, "comm_p"));
     *comm_p = NULL;
     pthread_once(&dcommi_fork_once, dcommi_watch_forks);
     DCOMMI_TRY(dcommi_check_fork());
@@ -50475,9 +50378,7 @@ DCOMM_API dcomm_status dcomm_comm_create_start(const dcomm_comm_opts *opts, dcom
 }
 DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm)
 {
-    if (comm == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "comm is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(comm, "comm"));
     int ready = atomic_load_explicit(&comm->ready, memory_order_acquire);
     if (ready < 0) {
         atomic_store_explicit(&comm->told, true, memory_order_relaxed);

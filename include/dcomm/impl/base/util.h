@@ -54,6 +54,13 @@ static dcomm_status DCOMMI_PRINTF(2, 3) dcommi_fail(dcomm_status status, const c
         }                                                                                 \
     } while (0)
 
+/* Refuse an argument that is NULL, by its name. */
+static inline dcomm_status dcommi_need(const void *argument, const char *name)
+{
+    return DCOMMI_LIKELY(argument != NULL) ? DCOMM_OK
+                                           : dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", name);
+}
+
 /* ---- logging ---- */
 
 enum { DCOMMI_LOG_ERROR = 0, DCOMMI_LOG_WARN = 1, DCOMMI_LOG_INFO = 2 };

@@ -12,10 +12,8 @@ _Static_assert((int)DCOMM_FORMAT_SIGN == (int)DCOMMI_FORMAT_SIGN &&
 
 DCOMM_API dcomm_status dcomm_codec_get_layout(const dcomm_codec *codec, dcomm_codec_layout *layout)
 {
-    if (codec == NULL || layout == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_layout: %s is NULL",
-                           codec == NULL ? "codec" : "layout");
-    }
+    DCOMMI_TRY(dcommi_need(codec, "dcomm_codec_get_layout: codec"));
+    DCOMMI_TRY(dcommi_need(layout, "dcomm_codec_get_layout: layout"));
     *layout = (dcomm_codec_layout){.nonfinite = codec->nonfinite};
     if (dcommi_codec_is(codec, DCOMMI_IS_CAST)) {
         layout->format =
@@ -41,10 +39,8 @@ DCOMM_API dcomm_status dcomm_codec_get_sparse_layout(const dcomm_codec *codec, s
 {
     static const dcomm_codec_format formats[] = {DCOMM_FORMAT_F32, DCOMM_FORMAT_F16,
                                                  DCOMM_FORMAT_BF16};
-    if (codec == NULL || layout == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_sparse_layout: %s is NULL",
-                           codec == NULL ? "codec" : "layout");
-    }
+    DCOMMI_TRY(dcommi_need(codec, "dcomm_codec_get_sparse_layout: codec"));
+    DCOMMI_TRY(dcommi_need(layout, "dcomm_codec_get_sparse_layout: layout"));
     if (!dcommi_codec_is(codec, DCOMMI_IS_SELECTION) || count > UINT32_MAX) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                            "codec %s of %zu elements: topk, threshold and topk+qsgd have such a "
@@ -73,10 +69,8 @@ DCOMM_API dcomm_status dcomm_codec_get_sparse_layout(const dcomm_codec *codec, s
 DCOMM_API dcomm_status dcomm_codec_get_randk_layout(const dcomm_codec *codec, size_t count,
                                                     dcomm_randk_layout *layout)
 {
-    if (codec == NULL || layout == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_randk_layout: %s is NULL",
-                           codec == NULL ? "codec" : "layout");
-    }
+    DCOMMI_TRY(dcommi_need(codec, "dcomm_codec_get_randk_layout: codec"));
+    DCOMMI_TRY(dcommi_need(layout, "dcomm_codec_get_randk_layout: layout"));
     if (!dcommi_codec_is(codec, DCOMMI_IS_DRAWN) || count > UINT32_MAX) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                            "codec %s of %zu elements: randk has such a layout, of up to 2^32 - 1",
@@ -92,10 +86,8 @@ DCOMM_API dcomm_status dcomm_codec_get_randk_layout(const dcomm_codec *codec, si
 DCOMM_API dcomm_status dcomm_codec_get_matrix(const dcomm_codec *codec, size_t count,
                                               dcomm_codec_matrix *shape)
 {
-    if (codec == NULL || shape == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_matrix: %s is NULL",
-                           codec == NULL ? "codec" : "shape");
-    }
+    DCOMMI_TRY(dcommi_need(codec, "dcomm_codec_get_matrix: codec"));
+    DCOMMI_TRY(dcommi_need(shape, "dcomm_codec_get_matrix: shape"));
     if (!dcommi_codec_is(codec, DCOMMI_IS_PRODUCTS)) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "codec %s makes no matrix: powersgd does",
                            codec->spec);
@@ -119,10 +111,8 @@ DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t 
                                                const dcomm_cuda_report *report,
                                                dcomm_codec_report *out)
 {
-    if (codec == NULL || report == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_cuda_report_check: %s is NULL",
-                           codec == NULL ? "codec" : "report");
-    }
+    DCOMMI_TRY(dcommi_need(codec, "dcomm_cuda_report_check: codec"));
+    DCOMMI_TRY(dcommi_need(report, "dcomm_cuda_report_check: report"));
     const bool sparse = dcommi_codec_is(codec, DCOMMI_IS_SELECTION) && count <= UINT32_MAX;
     const bool drawn = dcommi_codec_is(codec, DCOMMI_IS_DRAWN);
     const size_t kept = sparse  ? (size_t)report->kept

@@ -166,10 +166,8 @@ DCOMM_API dcomm_status dcomm_codec_decide(dcomm_comm *comm, const dcomm_codec *c
     dcomm_coll_opts opts = {.codec = codec, .device = device}, own;
     const dcomm_coll_opts *taken = &opts;
     dcommi_shape s;
-    if (codec == NULL || taken_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_decide: %s is NULL",
-                           codec == NULL ? "codec" : "taken_p");
-    }
+    DCOMMI_TRY(dcommi_need(codec, "dcomm_codec_decide: codec"));
+    DCOMMI_TRY(dcommi_need(taken_p, "dcomm_codec_decide: taken_p"));
     DCOMMI_TRY(dcommi_check_no_group("dcomm_codec_decide"));
     DCOMMI_TRY(
         dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, dtype, DCOMM_SUM, 0, &opts, &s));

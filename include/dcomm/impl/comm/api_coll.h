@@ -49,8 +49,8 @@ DCOMMI_TWO_FORMS(reduce_scatter, comm,
                  dcomm_dtype dtype, dcomm_op op)
 
 DCOMMI_TWO_FORMS(reduce_scatterv, comm,
-                 dcommi_call_v(comm, DCOMM_COLL_REDUCE_SCATTERV, sendbuf, recvbuf, recvcounts, NULL,
-                               dtype, op, 0, opts, request_p),
+                 dcommi_call_blocks(comm, DCOMM_COLL_REDUCE_SCATTERV, sendbuf, recvbuf, 0,
+                                    recvcounts, NULL, dtype, op, 0, opts, request_p),
                  dcomm_comm *comm, const void *sendbuf, void *recvbuf, const size_t *recvcounts,
                  dcomm_dtype dtype, dcomm_op op)
 
@@ -61,8 +61,8 @@ DCOMMI_TWO_FORMS(allgather, comm,
                  dcomm_dtype dtype)
 
 DCOMMI_TWO_FORMS(allgatherv, comm,
-                 dcommi_call_v(comm, DCOMM_COLL_ALLGATHERV, sendbuf, recvbuf, recvcounts, displs,
-                               dtype, DCOMM_SUM, 0, opts, request_p),
+                 dcommi_call_blocks(comm, DCOMM_COLL_ALLGATHERV, sendbuf, recvbuf, 0, recvcounts,
+                                    displs, dtype, DCOMM_SUM, 0, opts, request_p),
                  dcomm_comm *comm, const void *sendbuf, void *recvbuf, const size_t *recvcounts,
                  const size_t *displs, dcomm_dtype dtype)
 
@@ -78,24 +78,26 @@ DCOMMI_TWO_FORMS(reduce, comm,
                  dcomm_dtype dtype, dcomm_op op, int root)
 
 DCOMMI_TWO_FORMS(gather, comm,
-                 dcommi_gather(comm, sendbuf, recvbuf, sendcount, dtype, root, opts, request_p),
+                 dcommi_call_blocks(comm, DCOMM_COLL_GATHER, sendbuf, recvbuf, sendcount, NULL,
+                                    NULL, dtype, DCOMM_SUM, root, opts, request_p),
                  dcomm_comm *comm, const void *sendbuf, void *recvbuf, size_t sendcount,
                  dcomm_dtype dtype, int root)
 
 DCOMMI_TWO_FORMS(gatherv, comm,
-                 dcommi_call_v(comm, DCOMM_COLL_GATHERV, sendbuf, recvbuf, counts, displs, dtype,
-                               DCOMM_SUM, root, opts, request_p),
+                 dcommi_call_blocks(comm, DCOMM_COLL_GATHERV, sendbuf, recvbuf, 0, counts, displs,
+                                    dtype, DCOMM_SUM, root, opts, request_p),
                  dcomm_comm *comm, const void *sendbuf, void *recvbuf, const size_t *counts,
                  const size_t *displs, dcomm_dtype dtype, int root)
 
 DCOMMI_TWO_FORMS(scatter, comm,
-                 dcommi_scatter(comm, sendbuf, recvbuf, recvcount, dtype, root, opts, request_p),
+                 dcommi_call_blocks(comm, DCOMM_COLL_SCATTER, sendbuf, recvbuf, recvcount, NULL,
+                                    NULL, dtype, DCOMM_SUM, root, opts, request_p),
                  dcomm_comm *comm, const void *sendbuf, void *recvbuf, size_t recvcount,
                  dcomm_dtype dtype, int root)
 
 DCOMMI_TWO_FORMS(scatterv, comm,
-                 dcommi_call_v(comm, DCOMM_COLL_SCATTERV, sendbuf, recvbuf, counts, displs, dtype,
-                               DCOMM_SUM, root, opts, request_p),
+                 dcommi_call_blocks(comm, DCOMM_COLL_SCATTERV, sendbuf, recvbuf, 0, counts, displs,
+                                    dtype, DCOMM_SUM, root, opts, request_p),
                  dcomm_comm *comm, const void *sendbuf, void *recvbuf, const size_t *counts,
                  const size_t *displs, dcomm_dtype dtype, int root)
 

@@ -105,13 +105,9 @@ static dcomm_status dcommi_mem_alloc(dcomm_context *context, size_t bytes, dcomm
 DCOMM_API dcomm_status dcomm_mem_alloc(dcomm_context *context, size_t bytes, void **ptr_p)
 {
     dcommi_own *own;
-    if (ptr_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "ptr_p is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(ptr_p, "ptr_p"));
     *ptr_p = NULL;
-    if (context == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "context is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(context, "context"));
     DCOMMI_TRY(dcommi_check_fork());
     if (bytes == 0) {
         return DCOMM_OK;
@@ -162,9 +158,7 @@ DCOMM_API dcomm_status dcomm_mem_free(void **ptr_p)
 
 DCOMM_API dcomm_status dcomm_mem_get_info(const void *ptr, dcomm_mem_info *info)
 {
-    if (info == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "info is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(info, "info"));
     *info = (dcomm_mem_info){0};
     pthread_mutex_lock(&dcommi_mem_lock);
     const dcommi_own *own = dcommi_mem_all;

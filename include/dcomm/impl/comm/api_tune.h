@@ -7,9 +7,7 @@
 
 DCOMM_API dcomm_status dcomm_algo_get_info(dcomm_coll coll, int i, dcomm_algo_info *info)
 {
-    if (info == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "info is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(info, "info"));
     const dcommi_algo *algo = i >= 0 ? dcommi_algo_at(coll, i) : NULL;
     if (algo == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s has no algorithm number %d",
@@ -25,9 +23,7 @@ DCOMM_API dcomm_status dcomm_algo_get_info(dcomm_coll coll, int i, dcomm_algo_in
 
 DCOMM_API dcomm_status dcomm_coded_algo_get_info(dcomm_coll coll, int i, dcomm_algo_info *info)
 {
-    if (info == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "info is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(info, "info"));
     const dcommi_algo *algo = i >= 0 ? dcommi_coded_at(coll, i) : NULL;
     if (algo == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID, "compressed %s has no algorithm number %d",
@@ -63,9 +59,8 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
                                          int nranks, const dcomm_coll_opts *opts,
                                          dcomm_plan **plan_p)
 {
-    if (spec == NULL || plan_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", spec == NULL ? "spec" : "plan_p");
-    }
+    DCOMMI_TRY(dcommi_need(spec, "spec"));
+    DCOMMI_TRY(dcommi_need(plan_p, "plan_p"));
     *plan_p = NULL;
     opts = opts != NULL ? opts : &dcommi_default_opts;
     /* A communicator in name only: the checks of a call, and nothing to run on. */

@@ -170,43 +170,6 @@ static dcomm_status dcommi_reduce_to(dcomm_comm *comm, const void *sendbuf, void
     return dcommi_call_buffers(comm, &s, sendbuf, recvbuf, 0, comm->rank == root, opts, request_p);
 }
 
-static dcomm_status dcommi_gather(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                  size_t sendcount, dcomm_dtype dtype, int root,
-                                  const dcomm_coll_opts *opts, dcomm_request **request_p)
-{
-    dcommi_shape s;
-    opts = opts != NULL ? opts : &dcommi_default_opts;
-    DCOMMI_TRY(
-        dcommi_shape_begin(comm, DCOMM_COLL_GATHER, sendcount, dtype, DCOMM_SUM, root, opts, &s));
-    if (sendbuf == DCOMM_IN_PLACE && comm->rank != root) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "gather: only the root, rank %d, works in place",
-                           root);
-    }
-    return dcommi_call_buffers(comm, &s, sendbuf, recvbuf,
-                               dcommi_shape_bytes(&s, sendcount) * comm->rank, comm->rank == root,
-                               opts, request_p);
-}
-
-static dcomm_status dcommi_scatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                   size_t recvcount, dcomm_dtype dtype, int root,
-                                   const dcomm_coll_opts *opts, dcomm_request **request_p)
-{
-    dcommi_shape s;
-    opts = opts != NULL ? opts : &dcommi_default_opts;
-    DCOMMI_TRY(
-        dcommi_shape_begin(comm, DCOMM_COLL_SCATTER, recvcount, dtype, DCOMM_SUM, root, opts, &s));
-    if (sendbuf == DCOMM_IN_PLACE && comm->rank != root) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "scatter: only the root, rank %d, works in place",
-                           root);
-    }
-    if (sendbuf == DCOMM_IN_PLACE && recvbuf != NULL) { /* recvbuf is the whole buffer */
-        sendbuf = recvbuf;
-        recvbuf = (uint8_t *)recvbuf + dcommi_shape_bytes(&s, recvcount) * root;
-    }
-    return dcommi_call_buffers(comm, &s, comm->rank == root ? sendbuf : NULL, recvbuf, 0, false,
-                               opts, request_p);
-}
-
 /* ---- counts that differ by rank ---- */
 
 /* Check counts, and fill in displacements where there are none, or where they lie beyond all that
@@ -252,36 +215,40 @@ static dcomm_status dcommi_check_counts(const dcommi_shape *s, const char *name,
     return DCOMM_OK;
 }
 
-/* reduce-scatter-v, all-gather-v, gather-v, scatter-v. */
-static dcomm_status dcommi_call_v(dcomm_comm *comm, dcomm_coll coll, const void *in, void *out,
-                                  const size_t *counts, const size_t *displs, dcomm_dtype dtype,
-                                  dcomm_op op, int root, const dcomm_coll_opts *opts,
-                                  dcomm_request **request_p)
+/* gather and scatter; or reduce-scatter-v, all-gather-v, gather-v and scatter-v, which list counts.
+ */
+static dcomm_status dcommi_call_blocks(dcomm_comm *comm, dcomm_coll coll, const void *in, void *out,
+                                       size_t count, const size_t *counts, const size_t *displs,
+                                       dcomm_dtype dtype, dcomm_op op, int root,
+                                       const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
     dcommi_shape s;
-    size_t *packed;
+    size_t *packed = NULL;
     opts = opts != NULL ? opts : &dcommi_default_opts;
-    DCOMMI_TRY(dcommi_shape_begin(comm, coll, 0, dtype, op, root, opts, &s));
-    DCOMMI_TRY(dcommi_check_counts(&s, "counts", counts, &displs, &packed));
-    s.counts = counts;
-    s.displs = displs;
-    int64_t own = dcommi_shape_bytes(&s, displs[comm->rank]);
-    bool rooted = coll == DCOMM_COLL_GATHERV || coll == DCOMM_COLL_SCATTERV;
-    bool gathers = coll == DCOMM_COLL_GATHERV || coll == DCOMM_COLL_ALLGATHERV;
+    DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, root, opts, &s));
+    bool gathers =
+        coll == DCOMM_COLL_GATHER || coll == DCOMM_COLL_GATHERV || coll == DCOMM_COLL_ALLGATHERV;
+    bool scatters = coll == DCOMM_COLL_SCATTER || coll == DCOMM_COLL_SCATTERV;
+    bool at_root = comm->rank == root || !dcommi_coll_rooted(coll);
+    int64_t own = dcommi_shape_bytes(&s, count) * comm->rank;
+    if (coll != DCOMM_COLL_GATHER && coll != DCOMM_COLL_SCATTER) {
+        DCOMMI_TRY(dcommi_check_counts(&s, "counts", counts, &displs, &packed));
+        s.counts = counts;
+        s.displs = displs;
+        own = dcommi_shape_bytes(&s, displs[comm->rank]);
+    }
     dcomm_status status = DCOMM_OK;
-    if (in == DCOMM_IN_PLACE && rooted && comm->rank != root) {
+    if (in == DCOMM_IN_PLACE && !at_root) {
         status = dcommi_fail(DCOMM_ERR_INVALID, "%s: only the root, rank %d, works in place",
                              dcomm_coll_name(coll), root);
-    } else if (in == DCOMM_IN_PLACE && !gathers && out != NULL) {
+    } else if (in == DCOMM_IN_PLACE && !gathers && out != NULL) { /* `out` is the whole buffer */
         in = out;
         out = (uint8_t *)out + own;
     }
-    if (coll == DCOMM_COLL_SCATTERV && comm->rank != root) {
-        in = NULL;
-    }
+    in = scatters && !at_root ? NULL : in;
     if (status == DCOMM_OK) {
-        status = dcommi_call_buffers(comm, &s, in, out, gathers ? own : 0,
-                                     gathers && (!rooted || comm->rank == root), opts, request_p);
+        status = dcommi_call_buffers(comm, &s, in, out, gathers ? own : 0, gathers && at_root, opts,
+                                     request_p);
     }
     dcommi_free(packed);
     return status;

@@ -82,9 +82,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
                                             dcomm_context **context_p)
 {
     dcomm_context_opts defaults = {0};
-    if (context_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "context_p is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(context_p, "context_p"));
     *context_p = NULL;
     pthread_once(&dcommi_fork_once, dcommi_watch_forks);
     DCOMMI_TRY(dcommi_check_fork());
@@ -155,9 +153,7 @@ DCOMM_API dcomm_status dcomm_context_destroy(dcomm_context **context_p)
 
 DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context)
 {
-    if (context == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "context is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(context, "context"));
     DCOMMI_TRY(dcommi_check_fork());
     dcommi_progress_or_yield(context);
     return DCOMM_OK;

@@ -278,11 +278,10 @@ DCOMM_API dcomm_status dcomm_comm_get_level(const dcomm_comm *comm, int level, d
 {
     static const char *const names[] = {"host", "package", "numa", "cache", "core"};
     DCOMMI_TRY(dcommi_check_comm(comm));
-    if (info == NULL || level < 0 || level >= comm->groups->nlevels) {
-        return info == NULL
-                   ? dcommi_fail(DCOMM_ERR_INVALID, "info is NULL")
-                   : dcommi_fail(DCOMM_ERR_INVALID, "level is %d; there are %d levels, from 0 on",
-                                 level, comm->groups->nlevels);
+    DCOMMI_TRY(dcommi_need(info, "info"));
+    if (level < 0 || level >= comm->groups->nlevels) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "level is %d; there are %d levels, from 0 on",
+                           level, comm->groups->nlevels);
     }
     info->kind = (dcomm_level_kind)comm->groups->kind[level];
     info->name = names[info->kind];
@@ -308,10 +307,10 @@ DCOMM_API int dcomm_comm_order(const dcomm_comm *comm, int position)
 DCOMM_API dcomm_status dcomm_comm_get_place(const dcomm_comm *comm, int rank, dcomm_place *place)
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
-    if (place == NULL || rank < 0 || rank >= comm->size) {
-        return place == NULL ? dcommi_fail(DCOMM_ERR_INVALID, "place is NULL")
-                             : dcommi_fail(DCOMM_ERR_INVALID, "rank is %d; there are %d ranks",
-                                           rank, comm->size);
+    DCOMMI_TRY(dcommi_need(place, "place"));
+    if (rank < 0 || rank >= comm->size) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "rank is %d; there are %d ranks", rank,
+                           comm->size);
     }
     const dcommi_site *p = &comm->places[rank];
     place->package = (int)dcommi_max64(p->package, -1);
@@ -329,10 +328,7 @@ DCOMM_API dcomm_status dcomm_comm_get_place(const dcomm_comm *comm, int rank, dc
 DCOMM_API dcomm_status dcomm_comm_get_stats(const dcomm_comm *comm, dcomm_stats *stats)
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
-    if (stats == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "stats is NULL");
-    }
-    DCOMMI_TRY(dcommi_check_comm(comm));
+    DCOMMI_TRY(dcommi_need(stats, "stats"));
     dcommi_token_take(comm->context);
     dcommi_comm_lock((dcomm_comm *)(uintptr_t)comm);
     *stats = comm->stats;

@@ -187,9 +187,7 @@ static dcomm_status dcommi_shrink_agree(dcommi_shrink *s, dcomm_comm **new_p)
 DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, int n,
                                          dcomm_comm **new_p)
 {
-    if (new_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "new_p is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(new_p, "new_p"));
     *new_p = NULL;
     DCOMMI_TRY(dcommi_check_comm(comm));
     DCOMMI_TRY(dcommi_check_no_group("shrink"));

@@ -365,9 +365,7 @@ DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb)
 
 DCOMM_API dcomm_status dcomm_feedback_fail(dcomm_feedback *fb)
 {
-    if (fb == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_fail: fb is NULL");
-    }
+    DCOMMI_TRY(dcommi_need(fb, "dcomm_feedback_fail: fb"));
     fb->begun = false;
     fb->stale = true;
     return DCOMM_OK;

@@ -121,9 +121,8 @@ static bool dcommi_read_trial(dcomm_trial *trials, const char *algo, const char 
 
 DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char *path)
 {
-    if (tuning == NULL || path == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", tuning == NULL ? "tuning" : "path");
-    }
+    DCOMMI_TRY(dcommi_need(tuning, "tuning"));
+    DCOMMI_TRY(dcommi_need(path, "path"));
     FILE *file = fopen(path, "we");
     if (file == NULL) {
         return dcommi_fail(DCOMM_ERR_SYSTEM, "cannot write %s: %s", path, strerror(errno));
@@ -208,9 +207,8 @@ static char *dcommi_trim(char *text)
 
 DCOMM_API dcomm_status dcomm_tuning_load(const char *path, dcomm_tuning *tuning)
 {
-    if (tuning == NULL || path == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", tuning == NULL ? "tuning" : "path");
-    }
+    DCOMMI_TRY(dcommi_need(tuning, "tuning"));
+    DCOMMI_TRY(dcommi_need(path, "path"));
     dcomm_tuning_default(tuning);
     FILE *file = fopen(path, "re");
     if (file == NULL) {
