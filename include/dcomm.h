@@ -19123,6 +19123,29 @@ static inline size_t dcommi_in_rank_order(const dcommi_shape *s, dcomm_operand o
     }
     return n;
 }
+/* Put ranks 0 .. n-1 into the table, for calls of all ranks; returns the first index. */
+static inline int64_t dcommi_table_all(dcomm_builder *b, int64_t n)
+{
+    int64_t first = (int64_t)b->ntable;
+    for (int64_t r = 0; r < n; r++) {
+        dcomm_build_table(b, &r, 1);
+    }
+    return first;
+}
+/* Call a sub-plan of the ranks at `group` of the table, with tags, counters and slots of its own.
+ */
+static inline void dcommi_sub_call(dcomm_builder *b, int lane, const dcomm_plan *sub, int64_t group,
+                                   dcomm_operand in, dcomm_operand out)
+{
+    int64_t tag = dcomm_build_tags(b, sub->ntags);
+    dcomm_step *call = dcomm_build_call(b, lane, sub, group, in, out, dcomm_const(tag));
+    if (call != NULL) {
+        call->value = dcomm_const(b->head.ncounters);
+        call->peer = dcomm_const(b->head.nslots);
+        b->head.ncounters += sub->ncounters;
+        b->head.nslots += sub->nslots;
+    }
+}
 /* Make a sub-plan, to be adopted or freed; NULL after an error, which the plan then has. */
 static dcomm_plan *dcommi_sub_plan(dcomm_builder *of, const dcommi_shape *s, const char *name,
                                    dcommi_algo_fn make, int64_t in_bytes, int64_t out_bytes)
@@ -20798,13 +20821,7 @@ static dcomm_status dcommi_counts_ask(const dcommi_shape *s, dcomm_builder *b, c
     }
     plan = dcommi_build_adopt(b, plan);
     int64_t own = dcomm_build_scratch(b, row), all = dcomm_build_scratch(b, row * n);
-    int64_t group = (int64_t)b->ntable, tag = dcomm_build_tags(b, plan->ntags);
-    for (int64_t r = 0; r < n; r++) {
-        dcomm_build_table(b, &r, 1);
-    }
     b->head.nwords = (uint32_t)(n * n);
-    b->head.ncounters += plan->ncounters;
-    b->head.nslots += plan->nslots;
     b->head.kernels = dcommi_counts_kernels;
     b->head.nkernels = 1;
     b->head.next = next;
@@ -20813,8 +20830,11 @@ static dcomm_status dcommi_counts_ask(const dcommi_shape *s, dcomm_builder *b, c
     if (compute != NULL) {
         compute->dst = dcomm_span(DCOMM_SPACE_SCRATCH, own, row);
     }
-    dcomm_build_call(b, 0, plan, group, dcomm_span(DCOMM_SPACE_SCRATCH, own, row),
-                     dcomm_span(DCOMM_SPACE_SCRATCH, all, row * n), dcomm_const(tag));
+    if (plan != NULL) {
+        dcommi_sub_call(b, 0, plan, dcommi_table_all(b, n),
+                        dcomm_span(DCOMM_SPACE_SCRATCH, own, row),
+                        dcomm_span(DCOMM_SPACE_SCRATCH, all, row * n));
+    }
     dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_WORDS, 0, row * n),
                      dcomm_span(DCOMM_SPACE_SCRATCH, all, row * n), 0);
     return b->status;
@@ -22787,6 +22807,7 @@ typedef struct dcommi_hier {
     dcomm_builder *b;
     bool between_hosts;     /* the groups are hosts */
     int ngroups, smallest;  /* smallest: ranks of the smallest group */
+    int shards;             /* of a buffer, within a group; 1: its first rank does all */
     int group, index, size; /* this rank's group, its place there, ranks there */
     int *begin;             /* [ngroups + 1]: where a group's ranks begin in member */
     int *member;            /* [nranks]: the ranks, group by group */
@@ -23207,17 +23228,8 @@ static void dcommi_hier_rounds_call(dcommi_hier_rounds *r, dcommi_shape *sub, in
         memcpy(r->made, r->counts, bytes);
         r->made_extent = extent;
     }
-    if (r->plan == NULL) {
-        return;
-    }
-    int64_t tag = dcomm_build_tags(b, r->plan->ntags);
-    dcomm_step *call =
-        dcomm_build_call(b, DCOMMI_HIER_LANE_CALL, r->plan, r->table, in, out, dcomm_const(tag));
-    if (call != NULL) {
-        call->value = dcomm_const(b->head.ncounters);
-        call->peer = dcomm_const(b->head.nslots);
-        b->head.ncounters += r->plan->ncounters;
-        b->head.nslots += r->plan->nslots;
+    if (r->plan != NULL) {
+        dcommi_sub_call(b, DCOMMI_HIER_LANE_CALL, r->plan, r->table, in, out);
     }
 }
 static void dcommi_hier_rounds_called(dcommi_hier_rounds *r)
@@ -23269,12 +23281,11 @@ static void dcommi_hier_recv(dcommi_hier_rounds *r, int lane, dcomm_operand into
     dcomm_build_fence(b, lane);
 }
 /* ---- reduce-scatter ---- */
-static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h, int shards)
+static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h)
 {
     const dcommi_shape *s = h->s;
     dcomm_builder *b = h->b;
     dcommi_hier_rounds r;
-    (void)shards;
     DCOMMI_TRY(dcommi_hier_rounds_open(h, true, &r));
     dcomm_space input = dcommi_input_of(s, 0).space;
     int64_t length, begin = dcommi_hier_block(h, s->rank, &length);
@@ -23344,12 +23355,11 @@ static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h, int shards)
     return dcommi_hier_rounds_close(&r);
 }
 /* ---- all-gather ---- */
-static dcomm_status dcommi_hier_allgather_of(dcommi_hier *h, int shards)
+static dcomm_status dcommi_hier_allgather_of(dcommi_hier *h)
 {
     const dcommi_shape *s = h->s;
     dcomm_builder *b = h->b;
     dcommi_hier_rounds r;
-    (void)shards;
     DCOMMI_TRY(dcommi_hier_rounds_open(h, true, &r));
     int64_t length, begin = dcommi_hier_block(h, s->rank, &length);
     dcommi_input in = dcommi_input_of(s, begin);
@@ -23457,12 +23467,11 @@ static void dcommi_hier_collect(dcommi_hier_rounds *r, dcomm_space input, int64_
     dcommi_hier_rounds_call(r, &sub, extent, served ? (int64_t)size * one : 0,
                             dcomm_span(input, base + first, extent), out);
 }
-static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h, int shards)
+static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h)
 {
     const dcommi_shape *s = h->s;
     dcomm_builder *b = h->b;
     dcommi_hier_rounds r;
-    (void)shards;
     DCOMMI_TRY(dcommi_hier_rounds_open(h, false, &r));
     int64_t one = dcommi_shape_bytes(s, s->count), all = s->nranks * one, base = 0;
     dcomm_space input = dcommi_input_of(s, 0).space;
@@ -23886,7 +23895,7 @@ typedef struct dcommi_hier_order {
     size_t *counts;     /* [4 * nranks], for the calls */
 } dcommi_hier_order;
 /* Blocks of unequal length are not cut. */
-static dcomm_status dcommi_hier_order_open(dcommi_hier *h, int shards, dcommi_hier_order *o)
+static dcomm_status dcommi_hier_order_open(dcommi_hier *h, dcommi_hier_order *o)
 {
     const dcommi_shape *s = h->s;
     size_t n = (size_t)s->nranks;
@@ -23894,7 +23903,7 @@ static dcomm_status dcommi_hier_order_open(dcommi_hier *h, int shards, dcommi_hi
     int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_HIER_CHUNK;
     memset(o, 0, sizeof *o);
     o->h = h;
-    dcommi_hier_tree_make(s->groups, s->rank, shards, -1, DCOMMI_HIER_DIVIDE_MIN, &o->tree);
+    dcommi_hier_tree_make(s->groups, s->rank, h->shards, -1, DCOMMI_HIER_DIVIDE_MIN, &o->tree);
     o->pipe.h = h;
     o->pipe.chunks = 1;
     o->piece = longest;
@@ -24194,7 +24203,7 @@ static dcomm_status dcommi_hier_alltoall_by_digits(dcommi_hier *h)
     dcommi_hier_digits d;
     memset(&d, 0, sizeof d);
     dcommi_hier_order *o = &d.order;
-    DCOMMI_TRY(dcommi_hier_order_open(h, h->smallest, o));
+    DCOMMI_TRY(dcommi_hier_order_open(h, o));
     if (!dcommi_hier_sorting_open(&d.sort, s->nranks)) {
         dcommi_build_error(h->b, DCOMM_ERR_NO_MEMORY);
         return dcommi_hier_order_close(o);
@@ -24243,11 +24252,11 @@ static void dcommi_hier_leader_reserve(dcommi_hier_order *o, int phase, int back
         dcommi_hier_reserve(&o->pipe, back);
     }
 }
-static dcomm_status dcommi_hier_reduce_scatter_by_leaders(dcommi_hier *h, int shards)
+static dcomm_status dcommi_hier_reduce_scatter_by_leaders(dcommi_hier *h)
 {
     const dcommi_shape *s = h->s;
     dcommi_hier_order o;
-    DCOMMI_TRY(dcommi_hier_order_open(h, shards, &o));
+    DCOMMI_TRY(dcommi_hier_order_open(h, &o));
     int last = o.tree.ntiers - 1;
     dcomm_space input = dcommi_input_of(s, 0).space;
     dcommi_hier_place from[DCOMMI_HIER_TIERS]; /* what a tier reduces */
@@ -24290,11 +24299,11 @@ static dcomm_status dcommi_hier_reduce_scatter_by_leaders(dcommi_hier *h, int sh
     }
     return dcommi_hier_order_close(&o);
 }
-static dcomm_status dcommi_hier_allgather_by_leaders(dcommi_hier *h, int shards)
+static dcomm_status dcommi_hier_allgather_by_leaders(dcommi_hier *h)
 {
     const dcommi_shape *s = h->s;
     dcommi_hier_order o;
-    DCOMMI_TRY(dcommi_hier_order_open(h, shards, &o));
+    DCOMMI_TRY(dcommi_hier_order_open(h, &o));
     int last = o.tree.ntiers - 1;
     dcommi_hier_place held[DCOMMI_HIER_TIERS], all = {DCOMM_SPACE_OUT, 0, 0};
     memset(held, 0, sizeof held);
@@ -24403,10 +24412,10 @@ static void dcommi_hier_leader_exchange(dcommi_hier_order *o, dcommi_hier_place 
         p->out[kind] = dcommi_hier_order_span(out, bytes);
     }
 }
-static dcomm_status dcommi_hier_alltoall_by_leaders(dcommi_hier *h, int shards)
+static dcomm_status dcommi_hier_alltoall_by_leaders(dcommi_hier *h)
 {
     dcommi_hier_order o;
-    dcomm_status status = dcommi_hier_order_open(h, shards, &o);
+    dcomm_status status = dcommi_hier_order_open(h, &o);
     if (status < 0) {
         return status;
     }
@@ -24472,7 +24481,7 @@ typedef struct dcommi_hier_cut {
     int64_t length[2]; /* of a chunk; the last's */
     int shards;
 } dcommi_hier_cut;
-static dcommi_hier_cut dcommi_hier_cut_make(const dcommi_hier *h, int shards)
+static dcommi_hier_cut dcommi_hier_cut_make(const dcommi_hier *h)
 {
     const dcommi_shape *s = h->s;
     int64_t total = dcommi_shape_bytes(s, s->count);
@@ -24486,13 +24495,13 @@ static dcommi_hier_cut dcommi_hier_cut_make(const dcommi_hier *h, int shards)
         most = DCOMMI_HIER_DEFAULT_CHUNKS;
     }
     wanted = dcommi_max64(wanted, dcommi_ceil_div(total, most));
-    dcommi_hier_cut cut = {.shards = shards};
+    dcommi_hier_cut cut = {.shards = h->shards};
     cut.chunk = dcommi_partition_make(total, 1, wanted, (int64_t)dcomm_dtype_size(s->dtype)).chunk;
     cut.chunks = dcommi_ceil_div(total, cut.chunk);
     cut.length[0] = cut.chunk;
     cut.length[1] = total - (cut.chunks - 1) * cut.chunk;
     cut.shards = (int)dcommi_max64(
-        1, dcommi_min64(shards, dcommi_min64(total, cut.chunk) / DCOMMI_HIER_SHARD_MIN));
+        1, dcommi_min64(h->shards, dcommi_min64(total, cut.chunk) / DCOMMI_HIER_SHARD_MIN));
     return cut;
 }
 /* Where shard k of a chunk of `length` bytes begins, and how long it is. */
@@ -24637,9 +24646,9 @@ static void dcommi_hier_pipe_begin(dcommi_hier *h, const dcommi_hier_cut *cut, i
     pipe->odd = cut->length[0] != cut->length[1];
     pipe->nphases = 2 * tree->ntiers - 1;
 }
-static dcomm_status dcommi_hier_allreduce_of(dcommi_hier *h, int shards)
+static dcomm_status dcommi_hier_allreduce_of(dcommi_hier *h)
 {
-    dcommi_hier_cut cut = dcommi_hier_cut_make(h, shards);
+    dcommi_hier_cut cut = dcommi_hier_cut_make(h);
     dcommi_hier_tree tree;
     dcommi_hier_pipe pipe;
     dcomm_space in = dcommi_input_of(h->s, 0).space;
@@ -24666,10 +24675,10 @@ static dcomm_status dcommi_hier_allreduce_of(dcommi_hier *h, int shards)
     }
     return dcommi_hier_pipe_end(&pipe);
 }
-static dcomm_status dcommi_hier_broadcast_of(dcommi_hier *h, int shards)
+static dcomm_status dcommi_hier_broadcast_of(dcommi_hier *h)
 {
     const dcommi_shape *s = h->s;
-    dcommi_hier_cut cut = dcommi_hier_cut_make(h, shards);
+    dcommi_hier_cut cut = dcommi_hier_cut_make(h);
     dcommi_hier_tree tree;
     dcommi_hier_pipe pipe;
     dcommi_hier_pipe_begin(h, &cut, s->root, &tree, &pipe);
@@ -24701,7 +24710,7 @@ static dcomm_status dcommi_hier_broadcast_of(dcommi_hier *h, int shards)
     return dcommi_hier_pipe_end(&pipe);
 }
 /* ---- what is in the table ---- */
-typedef dcomm_status (*dcommi_hier_fn)(dcommi_hier *h, int shards);
+typedef dcomm_status (*dcommi_hier_fn)(dcommi_hier *h);
 static dcomm_status dcommi_hier_run(const dcommi_shape *s, dcomm_builder *b, dcommi_hier_fn make,
                                     bool leader)
 {
@@ -24709,57 +24718,34 @@ static dcomm_status dcommi_hier_run(const dcommi_shape *s, dcomm_builder *b, dco
     bool flat;
     dcomm_status status = dcommi_hier_open(s, b, &h, &flat);
     if (status == DCOMM_OK) {
-        status = flat ? dcommi_hier_flat(&h) : make(&h, leader ? 1 : h.smallest);
+        h.shards = leader ? 1 : h.smallest;
+        status = flat ? dcommi_hier_flat(&h) : make(&h);
     }
     dcommi_hier_close(&h);
     return status;
 }
-static dcomm_status dcommi_hier_allreduce(const dcommi_shape *s, dcomm_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_allreduce_of, false);
-}
-static dcomm_status dcommi_hier_allreduce_leader(const dcommi_shape *s, dcomm_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_allreduce_of, true);
-}
-static dcomm_status dcommi_hier_broadcast(const dcommi_shape *s, dcomm_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_broadcast_of, false);
-}
-static dcomm_status dcommi_hier_broadcast_leader(const dcommi_shape *s, dcomm_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_broadcast_of, true);
-}
-static dcomm_status dcommi_hier_reduce_scatter(const dcommi_shape *s, dcomm_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_reduce_scatter_of, false);
-}
-static dcomm_status dcommi_hier_allgather(const dcommi_shape *s, dcomm_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_allgather_of, false);
-}
 /* In rounds of hosts, unless hosts are divided as well, and alike. */
-static dcomm_status dcommi_hier_alltoall_any(dcommi_hier *h, int shards)
+static dcomm_status dcommi_hier_alltoall_any(dcommi_hier *h)
 {
     return dcommi_hier_digits_fit(h) ? dcommi_hier_alltoall_by_digits(h)
-                                     : dcommi_hier_alltoall_of(h, shards);
+                                     : dcommi_hier_alltoall_of(h);
 }
-static dcomm_status dcommi_hier_alltoall(const dcommi_shape *s, dcomm_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_alltoall_any, false);
-}
-static dcomm_status dcommi_hier_reduce_scatter_leader(const dcommi_shape *s, dcomm_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_reduce_scatter_by_leaders, true);
-}
-static dcomm_status dcommi_hier_allgather_leader(const dcommi_shape *s, dcomm_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_allgather_by_leaders, true);
-}
-static dcomm_status dcommi_hier_alltoall_leader(const dcommi_shape *s, dcomm_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_alltoall_by_leaders, true);
-}
+#define DCOMMI_HIER_ALGORITHM(name, make, leader)                                   \
+    static dcomm_status dcommi_hier_##name(const dcommi_shape *s, dcomm_builder *b) \
+    {                                                                               \
+        return dcommi_hier_run(s, b, make, leader);                                 \
+    }
+DCOMMI_HIER_ALGORITHM(allreduce, dcommi_hier_allreduce_of, false)
+DCOMMI_HIER_ALGORITHM(allreduce_leader, dcommi_hier_allreduce_of, true)
+DCOMMI_HIER_ALGORITHM(broadcast, dcommi_hier_broadcast_of, false)
+DCOMMI_HIER_ALGORITHM(broadcast_leader, dcommi_hier_broadcast_of, true)
+DCOMMI_HIER_ALGORITHM(reduce_scatter, dcommi_hier_reduce_scatter_of, false)
+DCOMMI_HIER_ALGORITHM(reduce_scatter_leader, dcommi_hier_reduce_scatter_by_leaders, true)
+DCOMMI_HIER_ALGORITHM(allgather, dcommi_hier_allgather_of, false)
+DCOMMI_HIER_ALGORITHM(allgather_leader, dcommi_hier_allgather_by_leaders, true)
+DCOMMI_HIER_ALGORITHM(alltoall, dcommi_hier_alltoall_any, false)
+DCOMMI_HIER_ALGORITHM(alltoall_leader, dcommi_hier_alltoall_by_leaders, true)
+#undef DCOMMI_HIER_ALGORITHM
 /* The hierarchical algorithm of any operation that a group may divide again. */
 static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcomm_builder *b)
 {
@@ -24795,7 +24781,8 @@ static dcomm_status dcommi_coded_hier(const dcommi_shape *s, dcomm_builder *b)
                         "alone, and EF21 needs that of the whole tensor");
     } else if (status == DCOMM_OK) {
         b->head.codec_partly = true;
-        status = dcommi_hier_allreduce_of(&h, h.smallest);
+        h.shards = h.smallest;
+        status = dcommi_hier_allreduce_of(&h);
     }
     dcommi_hier_close(&h);
     return status;
@@ -24846,17 +24833,9 @@ static void dcommi_coded_linear_sum(const dcommi_shape *s, dcomm_builder *b, int
         return;
     }
     dcomm_operand values = dcomm_span(DCOMM_SPACE_SCRATCH, at, bytes);
-    int64_t tag = dcomm_build_tags(b, plan->ntags);
-    uint16_t counter = (uint16_t)b->head.ncounters;
-    int32_t slot = (int32_t)b->head.nslots;
-    b->head.ncounters += plan->ncounters;
-    b->head.nslots += plan->nslots;
     plan = dcommi_build_adopt(b, plan);
-    dcomm_step *call =
-        plan != NULL ? dcomm_build_call(b, 0, plan, group, values, values, dcomm_const(tag)) : NULL;
-    if (call != NULL) {
-        call->slot = counter;
-        call->word = slot;
+    if (plan != NULL) {
+        dcommi_sub_call(b, 0, plan, group, values, values);
     }
 }
 static void dcommi_coded_linear_encode(dcomm_builder *b, dcomm_operand dst, dcomm_operand src,
@@ -24883,11 +24862,8 @@ static dcomm_status dcommi_coded_linear(const dcommi_shape *s, dcomm_builder *b)
     b->head.codec_linear = true;
     b->head.codec_encode = coding->cost_encode;
     b->head.codec_decode = coding->cost_decode;
-    int64_t at = dcomm_build_scratch(b, (int64_t)most), group = (int64_t)b->ntable;
+    int64_t at = dcomm_build_scratch(b, (int64_t)most), group = dcommi_table_all(b, s->nranks);
     dcomm_operand wire = dcomm_span(DCOMM_SPACE_SCRATCH, at, (int64_t)most);
-    for (int64_t r = 0; r < s->nranks; r++) {
-        dcomm_build_table(b, &r, 1);
-    }
     dcommi_coded_linear_encode(b, wire, dcomm_span(dcommi_input_of(s, 0).space, 0, total), 0);
     for (int i = 0; i < coding->rounds; i++) {
         const int64_t *part = &coding->part[i % coding->parts];
@@ -25117,9 +25093,8 @@ static const dcomm_plan *dcommi_hier_v_next(void *user, const uint64_t *words, u
     (void)nwords;
     return dcommi_counts_next(user, words, dcommi_hier_alltoallv, status);
 }
-static dcomm_status dcommi_hier_alltoallv_any(dcommi_hier *h, int shards)
+static dcomm_status dcommi_hier_alltoallv_any(dcommi_hier *h)
 {
-    (void)shards;
     return h->s->matrix != NULL
                ? dcommi_hier_v_known(h)
                : dcommi_counts_ask(h->s, h->b, "hier", dcommi_hier_allgather, dcommi_hier_v_next);
@@ -26040,9 +26015,6 @@ static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *i
     dcommi_build_begin(&b, inner->name, s->rank, s->nranks, DCOMM_F32, (dcomm_op)inner->op);
     b.head.in_bytes = b.head.out_bytes = bytes;
     b.head.nwords = 1;
-    b.head.ntags = inner->ntags;
-    b.head.ncounters = inner->ncounters;
-    b.head.nslots = inner->nslots;
     b.head.kernels = dcommi_coded_kernels;
     b.head.nkernels = 2;
     b.head.kernel_user = (void *)(uintptr_t)s->dtype;
@@ -26059,11 +26031,7 @@ static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *i
         step->dst = scratch;
         dcommi_build_sources(&b, step, src, 2);
     }
-    int64_t group = (int64_t)b.ntable;
-    for (int64_t r = 0; r < s->nranks; r++) {
-        dcomm_build_table(&b, &r, 1);
-    }
-    dcomm_build_call(&b, 0, inner, group, scratch, scratch, dcomm_const(0));
+    dcommi_sub_call(&b, 0, inner, dcommi_table_all(&b, s->nranks), scratch, scratch);
     step = dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE);
     if (step != NULL) {
         step->kernel = 1;
@@ -37099,99 +37067,56 @@ static inline dcomm_status dcommi_fast_call(dcomm_comm *comm, const dcommi_call_
  * or the operation is a mismatch anyway; all-to-all-v is the exception and never looks at it. */
 static int64_t dcommi_shape_size(const dcommi_shape *s)
 {
-    size_t count = s->count;
-    if (s->coll == DCOMM_COLL_ALLTOALLV) {
-        return 0;
-    }
-    if (s->counts != NULL) {
-        count = 0;
-        for (int r = 0; r < s->nranks; r++) {
-            count = s->counts[r] > count ? s->counts[r] : count;
-        }
-    }
-    return dcommi_shape_bytes(s, count);
+    return s->coll == DCOMM_COLL_ALLTOALLV ? 0
+           : s->counts != NULL             ? dcommi_longest(s, s->counts)
+                                           : dcommi_shape_bytes(s, s->count);
 }
 /* Sizes of IN and OUT that an operation's rules give this rank, in bytes. */
 static void dcommi_shape_spaces(const dcommi_shape *s, int64_t *in, int64_t *out)
 {
-    int64_t element = (int64_t)dcomm_dtype_size(s->dtype);
-    int64_t one = dcommi_shape_bytes(s, s->count), all = one * s->nranks;
-    int64_t mine = 0, total = 0, end = 0, send_end = 0;
-    bool root = s->rank == s->root;
-    if (s->counts != NULL) {
-        mine = (int64_t)s->counts[s->rank] * element;
-        for (int r = 0; r < s->nranks; r++) {
-            total += (int64_t)s->counts[r] * element;
-            end = dcommi_max64(end, (int64_t)(s->displs[r] + s->counts[r]) * element);
-            if (s->send_counts != NULL) {
-                send_end = dcommi_max64(send_end,
-                                        (int64_t)(s->send_displs[r] + s->send_counts[r]) * element);
-            }
-        }
+    /* Lengths. The last four are of listed blocks; SENT is the end of those that are sent. */
+    enum {
+        DCOMMI_LEN_NONE,
+        DCOMMI_LEN_ONE,
+        DCOMMI_LEN_ALL,
+        DCOMMI_LEN_MINE,
+        DCOMMI_LEN_SUM,
+        DCOMMI_LEN_END,
+        DCOMMI_LEN_SENT,
+        DCOMMI_LENS
+    };
+    enum { DCOMMI_ROOT_READS = 1, DCOMMI_ROOT_WRITES = 2 }; /* and no other rank */
+    static const uint8_t rule[DCOMM_COLL_COUNT][3] = {
+        [DCOMM_COLL_ALLREDUCE] = {DCOMMI_LEN_ONE, DCOMMI_LEN_ONE},
+        [DCOMM_COLL_REDUCE] = {DCOMMI_LEN_ONE, DCOMMI_LEN_ONE, DCOMMI_ROOT_WRITES},
+        [DCOMM_COLL_BROADCAST] = {DCOMMI_LEN_ONE, DCOMMI_LEN_ONE, DCOMMI_ROOT_READS},
+        [DCOMM_COLL_REDUCE_SCATTER] = {DCOMMI_LEN_ALL, DCOMMI_LEN_ONE},
+        [DCOMM_COLL_ALLGATHER] = {DCOMMI_LEN_ONE, DCOMMI_LEN_ALL},
+        [DCOMM_COLL_GATHER] = {DCOMMI_LEN_ONE, DCOMMI_LEN_ALL, DCOMMI_ROOT_WRITES},
+        [DCOMM_COLL_SCATTER] = {DCOMMI_LEN_ALL, DCOMMI_LEN_ONE, DCOMMI_ROOT_READS},
+        [DCOMM_COLL_ALLTOALL] = {DCOMMI_LEN_ALL, DCOMMI_LEN_ALL},
+        [DCOMM_COLL_REDUCE_SCATTERV] = {DCOMMI_LEN_SUM, DCOMMI_LEN_MINE},
+        [DCOMM_COLL_ALLGATHERV] = {DCOMMI_LEN_MINE, DCOMMI_LEN_END},
+        [DCOMM_COLL_GATHERV] = {DCOMMI_LEN_MINE, DCOMMI_LEN_END, DCOMMI_ROOT_WRITES},
+        [DCOMM_COLL_SCATTERV] = {DCOMMI_LEN_END, DCOMMI_LEN_MINE, DCOMMI_ROOT_READS},
+        [DCOMM_COLL_ALLTOALLV] = {DCOMMI_LEN_SENT, DCOMMI_LEN_END},
+        [DCOMM_COLL_SEND] = {DCOMMI_LEN_ONE, DCOMMI_LEN_NONE},
+        [DCOMM_COLL_RECV] = {DCOMMI_LEN_NONE, DCOMMI_LEN_ONE},
+    };
+    const uint8_t *of = rule[s->coll];
+    const bool other = s->rank != s->root;
+    size_t len[DCOMMI_LENS] = {
+        [DCOMMI_LEN_ONE] = s->count, [DCOMMI_LEN_ALL] = s->count * (size_t)s->nranks};
+    for (int r = 0; s->counts != NULL && r < s->nranks; r++) {
+        size_t end = s->displs[r] + s->counts[r];
+        size_t sent = s->send_counts != NULL ? s->send_displs[r] + s->send_counts[r] : 0;
+        len[DCOMMI_LEN_SUM] += s->counts[r];
+        len[DCOMMI_LEN_END] = end > len[DCOMMI_LEN_END] ? end : len[DCOMMI_LEN_END];
+        len[DCOMMI_LEN_SENT] = sent > len[DCOMMI_LEN_SENT] ? sent : len[DCOMMI_LEN_SENT];
+        len[DCOMMI_LEN_MINE] = s->counts[s->rank];
     }
-    switch (s->coll) {
-    case DCOMM_COLL_ALLREDUCE:
-        *in = *out = one;
-        break;
-    case DCOMM_COLL_REDUCE:
-        *in = one;
-        *out = root ? one : 0;
-        break;
-    case DCOMM_COLL_BROADCAST:
-        *in = root ? one : 0;
-        *out = one;
-        break;
-    case DCOMM_COLL_REDUCE_SCATTER:
-        *in = all;
-        *out = one;
-        break;
-    case DCOMM_COLL_ALLGATHER:
-        *in = one;
-        *out = all;
-        break;
-    case DCOMM_COLL_GATHER:
-        *in = one;
-        *out = root ? all : 0;
-        break;
-    case DCOMM_COLL_SCATTER:
-        *in = root ? all : 0;
-        *out = one;
-        break;
-    case DCOMM_COLL_ALLTOALL:
-        *in = *out = all;
-        break;
-    case DCOMM_COLL_REDUCE_SCATTERV:
-        *in = total;
-        *out = mine;
-        break;
-    case DCOMM_COLL_ALLGATHERV:
-        *in = mine;
-        *out = end;
-        break;
-    case DCOMM_COLL_GATHERV:
-        *in = mine;
-        *out = root ? end : 0;
-        break;
-    case DCOMM_COLL_SCATTERV:
-        *in = root ? end : 0;
-        *out = mine;
-        break;
-    case DCOMM_COLL_ALLTOALLV:
-        *in = send_end;
-        *out = end;
-        break;
-    case DCOMM_COLL_SEND:
-        *in = one;
-        *out = 0;
-        break;
-    case DCOMM_COLL_RECV:
-        *in = 0;
-        *out = one;
-        break;
-    default:
-        *in = *out = 0;
-        break;
-    }
+    *in = of[2] == DCOMMI_ROOT_READS && other ? 0 : dcommi_shape_bytes(s, len[of[0]]);
+    *out = of[2] == DCOMMI_ROOT_WRITES && other ? 0 : dcommi_shape_bytes(s, len[of[1]]);
     if (s->in_place) { /* both lie in OUT, which is the longer one */
         *out = dcommi_max64(*in, *out);
     }
@@ -37208,20 +37133,20 @@ static bool dcommi_shape_empty(const dcommi_shape *s)
 /* One rank alone: its output is its input. */
 static void dcommi_make_alone(const dcommi_shape *s, dcomm_builder *b)
 {
-    int64_t element = (int64_t)dcomm_dtype_size(s->dtype);
-    int64_t bytes = dcommi_shape_bytes(s, s->count), from = 0, to = 0;
+    size_t count = s->count, from = 0, to = 0;
     if (s->counts != NULL) {
-        bytes = (int64_t)s->counts[0] * element;
-        from = s->coll == DCOMM_COLL_SCATTERV ? (int64_t)s->displs[0] * element : 0;
-        to = s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_GATHERV ||
-                     s->coll == DCOMM_COLL_ALLTOALLV
-                 ? (int64_t)s->displs[0] * element
-                 : 0;
-        from = s->coll == DCOMM_COLL_ALLTOALLV ? (int64_t)s->send_displs[0] * element : from;
+        bool gathers = s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_GATHERV ||
+                       s->coll == DCOMM_COLL_ALLTOALLV;
+        count = s->counts[0];
+        to = gathers ? s->displs[0] : 0;
+        from = s->coll == DCOMM_COLL_ALLTOALLV  ? s->send_displs[0]
+               : s->coll == DCOMM_COLL_SCATTERV ? s->displs[0]
+                                                : 0;
     }
+    int64_t bytes = dcommi_shape_bytes(s, count);
     if (bytes > 0 && s->coll != DCOMM_COLL_BARRIER && !s->in_place) {
-        dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_OUT, to, bytes),
-                         dcomm_span(DCOMM_SPACE_IN, from, bytes), 0);
+        dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_OUT, dcommi_shape_bytes(s, to), bytes),
+                         dcomm_span(DCOMM_SPACE_IN, dcommi_shape_bytes(s, from), bytes), 0);
     }
 }
 static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *algo,
@@ -37769,9 +37694,6 @@ static dcomm_status dcommi_plan_premul(const dcommi_shape *s, const dcomm_plan *
     dcommi_build_begin(&b, inner->name, s->rank, s->nranks, s->dtype, s->op);
     dcommi_shape_spaces(s, &b.head.in_bytes, &b.head.out_bytes);
     b.head.nwords = sizeof(dcommi_factor) / sizeof(uint64_t);
-    b.head.ntags = inner->ntags;
-    b.head.ncounters = inner->ncounters;
-    b.head.nslots = inner->nslots;
     b.head.kernels = dcommi_scale_kernels;
     b.head.nkernels = 1;
     b.head.kernel_user = (void *)(uintptr_t)s->dtype;
@@ -37785,12 +37707,9 @@ static dcomm_status dcommi_plan_premul(const dcommi_shape *s, const dcomm_plan *
         step->dst = dcomm_span(DCOMM_SPACE_SCRATCH, scratch, bytes);
         dcommi_build_sources(&b, step, src, 2);
     }
-    int64_t group = (int64_t)b.ntable;
-    for (int64_t r = 0; r < s->nranks; r++) {
-        dcomm_build_table(&b, &r, 1);
-    }
-    dcomm_build_call(&b, 0, inner, group, dcomm_span(DCOMM_SPACE_SCRATCH, scratch, bytes),
-                     dcomm_span(DCOMM_SPACE_OUT, 0, b.head.out_bytes), dcomm_const(0));
+    dcommi_sub_call(&b, 0, inner, dcommi_table_all(&b, s->nranks),
+                    dcomm_span(DCOMM_SPACE_SCRATCH, scratch, bytes),
+                    dcomm_span(DCOMM_SPACE_OUT, 0, b.head.out_bytes));
     return dcommi_build_finish(&b, plan_p);
 }
 static inline enum dcommi_memory dcommi_opts_memory(const dcomm_coll_opts *opts)

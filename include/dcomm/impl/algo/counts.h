@@ -126,13 +126,7 @@ static dcomm_status dcommi_counts_ask(const dcommi_shape *s, dcomm_builder *b, c
     }
     plan = dcommi_build_adopt(b, plan);
     int64_t own = dcomm_build_scratch(b, row), all = dcomm_build_scratch(b, row * n);
-    int64_t group = (int64_t)b->ntable, tag = dcomm_build_tags(b, plan->ntags);
-    for (int64_t r = 0; r < n; r++) {
-        dcomm_build_table(b, &r, 1);
-    }
     b->head.nwords = (uint32_t)(n * n);
-    b->head.ncounters += plan->ncounters;
-    b->head.nslots += plan->nslots;
     b->head.kernels = dcommi_counts_kernels;
     b->head.nkernels = 1;
     b->head.next = next;
@@ -141,8 +135,11 @@ static dcomm_status dcommi_counts_ask(const dcommi_shape *s, dcomm_builder *b, c
     if (compute != NULL) {
         compute->dst = dcomm_span(DCOMM_SPACE_SCRATCH, own, row);
     }
-    dcomm_build_call(b, 0, plan, group, dcomm_span(DCOMM_SPACE_SCRATCH, own, row),
-                     dcomm_span(DCOMM_SPACE_SCRATCH, all, row * n), dcomm_const(tag));
+    if (plan != NULL) {
+        dcommi_sub_call(b, 0, plan, dcommi_table_all(b, n),
+                        dcomm_span(DCOMM_SPACE_SCRATCH, own, row),
+                        dcomm_span(DCOMM_SPACE_SCRATCH, all, row * n));
+    }
     dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_WORDS, 0, row * n),
                      dcomm_span(DCOMM_SPACE_SCRATCH, all, row * n), 0);
     return b->status;

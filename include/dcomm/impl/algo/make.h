@@ -8,100 +8,57 @@
  * or the operation is a mismatch anyway; all-to-all-v is the exception and never looks at it. */
 static int64_t dcommi_shape_size(const dcommi_shape *s)
 {
-    size_t count = s->count;
-    if (s->coll == DCOMM_COLL_ALLTOALLV) {
-        return 0;
-    }
-    if (s->counts != NULL) {
-        count = 0;
-        for (int r = 0; r < s->nranks; r++) {
-            count = s->counts[r] > count ? s->counts[r] : count;
-        }
-    }
-    return dcommi_shape_bytes(s, count);
+    return s->coll == DCOMM_COLL_ALLTOALLV ? 0
+           : s->counts != NULL             ? dcommi_longest(s, s->counts)
+                                           : dcommi_shape_bytes(s, s->count);
 }
 
 /* Sizes of IN and OUT that an operation's rules give this rank, in bytes. */
 static void dcommi_shape_spaces(const dcommi_shape *s, int64_t *in, int64_t *out)
 {
-    int64_t element = (int64_t)dcomm_dtype_size(s->dtype);
-    int64_t one = dcommi_shape_bytes(s, s->count), all = one * s->nranks;
-    int64_t mine = 0, total = 0, end = 0, send_end = 0;
-    bool root = s->rank == s->root;
-    if (s->counts != NULL) {
-        mine = (int64_t)s->counts[s->rank] * element;
-        for (int r = 0; r < s->nranks; r++) {
-            total += (int64_t)s->counts[r] * element;
-            end = dcommi_max64(end, (int64_t)(s->displs[r] + s->counts[r]) * element);
-            if (s->send_counts != NULL) {
-                send_end = dcommi_max64(send_end,
-                                        (int64_t)(s->send_displs[r] + s->send_counts[r]) * element);
-            }
-        }
+    /* Lengths. The last four are of listed blocks; SENT is the end of those that are sent. */
+    enum {
+        DCOMMI_LEN_NONE,
+        DCOMMI_LEN_ONE,
+        DCOMMI_LEN_ALL,
+        DCOMMI_LEN_MINE,
+        DCOMMI_LEN_SUM,
+        DCOMMI_LEN_END,
+        DCOMMI_LEN_SENT,
+        DCOMMI_LENS
+    };
+    enum { DCOMMI_ROOT_READS = 1, DCOMMI_ROOT_WRITES = 2 }; /* and no other rank */
+    static const uint8_t rule[DCOMM_COLL_COUNT][3] = {
+        [DCOMM_COLL_ALLREDUCE] = {DCOMMI_LEN_ONE, DCOMMI_LEN_ONE},
+        [DCOMM_COLL_REDUCE] = {DCOMMI_LEN_ONE, DCOMMI_LEN_ONE, DCOMMI_ROOT_WRITES},
+        [DCOMM_COLL_BROADCAST] = {DCOMMI_LEN_ONE, DCOMMI_LEN_ONE, DCOMMI_ROOT_READS},
+        [DCOMM_COLL_REDUCE_SCATTER] = {DCOMMI_LEN_ALL, DCOMMI_LEN_ONE},
+        [DCOMM_COLL_ALLGATHER] = {DCOMMI_LEN_ONE, DCOMMI_LEN_ALL},
+        [DCOMM_COLL_GATHER] = {DCOMMI_LEN_ONE, DCOMMI_LEN_ALL, DCOMMI_ROOT_WRITES},
+        [DCOMM_COLL_SCATTER] = {DCOMMI_LEN_ALL, DCOMMI_LEN_ONE, DCOMMI_ROOT_READS},
+        [DCOMM_COLL_ALLTOALL] = {DCOMMI_LEN_ALL, DCOMMI_LEN_ALL},
+        [DCOMM_COLL_REDUCE_SCATTERV] = {DCOMMI_LEN_SUM, DCOMMI_LEN_MINE},
+        [DCOMM_COLL_ALLGATHERV] = {DCOMMI_LEN_MINE, DCOMMI_LEN_END},
+        [DCOMM_COLL_GATHERV] = {DCOMMI_LEN_MINE, DCOMMI_LEN_END, DCOMMI_ROOT_WRITES},
+        [DCOMM_COLL_SCATTERV] = {DCOMMI_LEN_END, DCOMMI_LEN_MINE, DCOMMI_ROOT_READS},
+        [DCOMM_COLL_ALLTOALLV] = {DCOMMI_LEN_SENT, DCOMMI_LEN_END},
+        [DCOMM_COLL_SEND] = {DCOMMI_LEN_ONE, DCOMMI_LEN_NONE},
+        [DCOMM_COLL_RECV] = {DCOMMI_LEN_NONE, DCOMMI_LEN_ONE},
+    };
+    const uint8_t *of = rule[s->coll];
+    const bool other = s->rank != s->root;
+    size_t len[DCOMMI_LENS] = {
+        [DCOMMI_LEN_ONE] = s->count, [DCOMMI_LEN_ALL] = s->count * (size_t)s->nranks};
+    for (int r = 0; s->counts != NULL && r < s->nranks; r++) {
+        size_t end = s->displs[r] + s->counts[r];
+        size_t sent = s->send_counts != NULL ? s->send_displs[r] + s->send_counts[r] : 0;
+        len[DCOMMI_LEN_SUM] += s->counts[r];
+        len[DCOMMI_LEN_END] = end > len[DCOMMI_LEN_END] ? end : len[DCOMMI_LEN_END];
+        len[DCOMMI_LEN_SENT] = sent > len[DCOMMI_LEN_SENT] ? sent : len[DCOMMI_LEN_SENT];
+        len[DCOMMI_LEN_MINE] = s->counts[s->rank];
     }
-    switch (s->coll) {
-    case DCOMM_COLL_ALLREDUCE:
-        *in = *out = one;
-        break;
-    case DCOMM_COLL_REDUCE:
-        *in = one;
-        *out = root ? one : 0;
-        break;
-    case DCOMM_COLL_BROADCAST:
-        *in = root ? one : 0;
-        *out = one;
-        break;
-    case DCOMM_COLL_REDUCE_SCATTER:
-        *in = all;
-        *out = one;
-        break;
-    case DCOMM_COLL_ALLGATHER:
-        *in = one;
-        *out = all;
-        break;
-    case DCOMM_COLL_GATHER:
-        *in = one;
-        *out = root ? all : 0;
-        break;
-    case DCOMM_COLL_SCATTER:
-        *in = root ? all : 0;
-        *out = one;
-        break;
-    case DCOMM_COLL_ALLTOALL:
-        *in = *out = all;
-        break;
-    case DCOMM_COLL_REDUCE_SCATTERV:
-        *in = total;
-        *out = mine;
-        break;
-    case DCOMM_COLL_ALLGATHERV:
-        *in = mine;
-        *out = end;
-        break;
-    case DCOMM_COLL_GATHERV:
-        *in = mine;
-        *out = root ? end : 0;
-        break;
-    case DCOMM_COLL_SCATTERV:
-        *in = root ? end : 0;
-        *out = mine;
-        break;
-    case DCOMM_COLL_ALLTOALLV:
-        *in = send_end;
-        *out = end;
-        break;
-    case DCOMM_COLL_SEND:
-        *in = one;
-        *out = 0;
-        break;
-    case DCOMM_COLL_RECV:
-        *in = 0;
-        *out = one;
-        break;
-    default:
-        *in = *out = 0;
-        break;
-    }
+    *in = of[2] == DCOMMI_ROOT_READS && other ? 0 : dcommi_shape_bytes(s, len[of[0]]);
+    *out = of[2] == DCOMMI_ROOT_WRITES && other ? 0 : dcommi_shape_bytes(s, len[of[1]]);
     if (s->in_place) { /* both lie in OUT, which is the longer one */
         *out = dcommi_max64(*in, *out);
     }
@@ -120,20 +77,20 @@ static bool dcommi_shape_empty(const dcommi_shape *s)
 /* One rank alone: its output is its input. */
 static void dcommi_make_alone(const dcommi_shape *s, dcomm_builder *b)
 {
-    int64_t element = (int64_t)dcomm_dtype_size(s->dtype);
-    int64_t bytes = dcommi_shape_bytes(s, s->count), from = 0, to = 0;
+    size_t count = s->count, from = 0, to = 0;
     if (s->counts != NULL) {
-        bytes = (int64_t)s->counts[0] * element;
-        from = s->coll == DCOMM_COLL_SCATTERV ? (int64_t)s->displs[0] * element : 0;
-        to = s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_GATHERV ||
-                     s->coll == DCOMM_COLL_ALLTOALLV
-                 ? (int64_t)s->displs[0] * element
-                 : 0;
-        from = s->coll == DCOMM_COLL_ALLTOALLV ? (int64_t)s->send_displs[0] * element : from;
+        bool gathers = s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_GATHERV ||
+                       s->coll == DCOMM_COLL_ALLTOALLV;
+        count = s->counts[0];
+        to = gathers ? s->displs[0] : 0;
+        from = s->coll == DCOMM_COLL_ALLTOALLV  ? s->send_displs[0]
+               : s->coll == DCOMM_COLL_SCATTERV ? s->displs[0]
+                                                : 0;
     }
+    int64_t bytes = dcommi_shape_bytes(s, count);
     if (bytes > 0 && s->coll != DCOMM_COLL_BARRIER && !s->in_place) {
-        dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_OUT, to, bytes),
-                         dcomm_span(DCOMM_SPACE_IN, from, bytes), 0);
+        dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_OUT, dcommi_shape_bytes(s, to), bytes),
+                         dcomm_span(DCOMM_SPACE_IN, dcommi_shape_bytes(s, from), bytes), 0);
     }
 }
 

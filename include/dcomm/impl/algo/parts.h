@@ -251,6 +251,31 @@ static inline size_t dcommi_in_rank_order(const dcommi_shape *s, dcomm_operand o
     return n;
 }
 
+/* Put ranks 0 .. n-1 into the table, for calls of all ranks; returns the first index. */
+static inline int64_t dcommi_table_all(dcomm_builder *b, int64_t n)
+{
+    int64_t first = (int64_t)b->ntable;
+    for (int64_t r = 0; r < n; r++) {
+        dcomm_build_table(b, &r, 1);
+    }
+    return first;
+}
+
+/* Call a sub-plan of the ranks at `group` of the table, with tags, counters and slots of its own.
+ */
+static inline void dcommi_sub_call(dcomm_builder *b, int lane, const dcomm_plan *sub, int64_t group,
+                                   dcomm_operand in, dcomm_operand out)
+{
+    int64_t tag = dcomm_build_tags(b, sub->ntags);
+    dcomm_step *call = dcomm_build_call(b, lane, sub, group, in, out, dcomm_const(tag));
+    if (call != NULL) {
+        call->value = dcomm_const(b->head.ncounters);
+        call->peer = dcomm_const(b->head.nslots);
+        b->head.ncounters += sub->ncounters;
+        b->head.nslots += sub->nslots;
+    }
+}
+
 /* Make a sub-plan, to be adopted or freed; NULL after an error, which the plan then has. */
 static dcomm_plan *dcommi_sub_plan(dcomm_builder *of, const dcommi_shape *s, const char *name,
                                    dcommi_algo_fn make, int64_t in_bytes, int64_t out_bytes)

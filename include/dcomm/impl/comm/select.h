@@ -75,9 +75,6 @@ static dcomm_status dcommi_plan_premul(const dcommi_shape *s, const dcomm_plan *
     dcommi_build_begin(&b, inner->name, s->rank, s->nranks, s->dtype, s->op);
     dcommi_shape_spaces(s, &b.head.in_bytes, &b.head.out_bytes);
     b.head.nwords = sizeof(dcommi_factor) / sizeof(uint64_t);
-    b.head.ntags = inner->ntags;
-    b.head.ncounters = inner->ncounters;
-    b.head.nslots = inner->nslots;
     b.head.kernels = dcommi_scale_kernels;
     b.head.nkernels = 1;
     b.head.kernel_user = (void *)(uintptr_t)s->dtype;
@@ -91,12 +88,9 @@ static dcomm_status dcommi_plan_premul(const dcommi_shape *s, const dcomm_plan *
         step->dst = dcomm_span(DCOMM_SPACE_SCRATCH, scratch, bytes);
         dcommi_build_sources(&b, step, src, 2);
     }
-    int64_t group = (int64_t)b.ntable;
-    for (int64_t r = 0; r < s->nranks; r++) {
-        dcomm_build_table(&b, &r, 1);
-    }
-    dcomm_build_call(&b, 0, inner, group, dcomm_span(DCOMM_SPACE_SCRATCH, scratch, bytes),
-                     dcomm_span(DCOMM_SPACE_OUT, 0, b.head.out_bytes), dcomm_const(0));
+    dcommi_sub_call(&b, 0, inner, dcommi_table_all(&b, s->nranks),
+                    dcomm_span(DCOMM_SPACE_SCRATCH, scratch, bytes),
+                    dcomm_span(DCOMM_SPACE_OUT, 0, b.head.out_bytes));
     return dcommi_build_finish(&b, plan_p);
 }
 

@@ -31,7 +31,8 @@ static dcomm_status dcommi_coded_hier(const dcommi_shape *s, dcomm_builder *b)
                         "alone, and EF21 needs that of the whole tensor");
     } else if (status == DCOMM_OK) {
         b->head.codec_partly = true;
-        status = dcommi_hier_allreduce_of(&h, h.smallest);
+        h.shards = h.smallest;
+        status = dcommi_hier_allreduce_of(&h);
     }
     dcommi_hier_close(&h);
     return status;

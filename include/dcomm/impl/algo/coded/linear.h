@@ -50,17 +50,9 @@ static void dcommi_coded_linear_sum(const dcommi_shape *s, dcomm_builder *b, int
         return;
     }
     dcomm_operand values = dcomm_span(DCOMM_SPACE_SCRATCH, at, bytes);
-    int64_t tag = dcomm_build_tags(b, plan->ntags);
-    uint16_t counter = (uint16_t)b->head.ncounters;
-    int32_t slot = (int32_t)b->head.nslots;
-    b->head.ncounters += plan->ncounters;
-    b->head.nslots += plan->nslots;
     plan = dcommi_build_adopt(b, plan);
-    dcomm_step *call =
-        plan != NULL ? dcomm_build_call(b, 0, plan, group, values, values, dcomm_const(tag)) : NULL;
-    if (call != NULL) {
-        call->slot = counter;
-        call->word = slot;
+    if (plan != NULL) {
+        dcommi_sub_call(b, 0, plan, group, values, values);
     }
 }
 
@@ -89,11 +81,8 @@ static dcomm_status dcommi_coded_linear(const dcommi_shape *s, dcomm_builder *b)
     b->head.codec_linear = true;
     b->head.codec_encode = coding->cost_encode;
     b->head.codec_decode = coding->cost_decode;
-    int64_t at = dcomm_build_scratch(b, (int64_t)most), group = (int64_t)b->ntable;
+    int64_t at = dcomm_build_scratch(b, (int64_t)most), group = dcommi_table_all(b, s->nranks);
     dcomm_operand wire = dcomm_span(DCOMM_SPACE_SCRATCH, at, (int64_t)most);
-    for (int64_t r = 0; r < s->nranks; r++) {
-        dcomm_build_table(b, &r, 1);
-    }
     dcommi_coded_linear_encode(b, wire, dcomm_span(dcommi_input_of(s, 0).space, 0, total), 0);
     for (int i = 0; i < coding->rounds; i++) {
         const int64_t *part = &coding->part[i % coding->parts];

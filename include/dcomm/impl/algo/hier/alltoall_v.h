@@ -170,9 +170,8 @@ static const dcomm_plan *dcommi_hier_v_next(void *user, const uint64_t *words, u
     return dcommi_counts_next(user, words, dcommi_hier_alltoallv, status);
 }
 
-static dcomm_status dcommi_hier_alltoallv_any(dcommi_hier *h, int shards)
+static dcomm_status dcommi_hier_alltoallv_any(dcommi_hier *h)
 {
-    (void)shards;
     return h->s->matrix != NULL
                ? dcommi_hier_v_known(h)
                : dcommi_counts_ask(h->s, h->b, "hier", dcommi_hier_allgather, dcommi_hier_v_next);

@@ -169,17 +169,8 @@ static void dcommi_hier_rounds_call(dcommi_hier_rounds *r, dcommi_shape *sub, in
         memcpy(r->made, r->counts, bytes);
         r->made_extent = extent;
     }
-    if (r->plan == NULL) {
-        return;
-    }
-    int64_t tag = dcomm_build_tags(b, r->plan->ntags);
-    dcomm_step *call =
-        dcomm_build_call(b, DCOMMI_HIER_LANE_CALL, r->plan, r->table, in, out, dcomm_const(tag));
-    if (call != NULL) {
-        call->value = dcomm_const(b->head.ncounters);
-        call->peer = dcomm_const(b->head.nslots);
-        b->head.ncounters += r->plan->ncounters;
-        b->head.nslots += r->plan->nslots;
+    if (r->plan != NULL) {
+        dcommi_sub_call(b, DCOMMI_HIER_LANE_CALL, r->plan, r->table, in, out);
     }
 }
 
@@ -240,12 +231,11 @@ static void dcommi_hier_recv(dcommi_hier_rounds *r, int lane, dcomm_operand into
 
 /* ---- reduce-scatter ---- */
 
-static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h, int shards)
+static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h)
 {
     const dcommi_shape *s = h->s;
     dcomm_builder *b = h->b;
     dcommi_hier_rounds r;
-    (void)shards;
     DCOMMI_TRY(dcommi_hier_rounds_open(h, true, &r));
     dcomm_space input = dcommi_input_of(s, 0).space;
     int64_t length, begin = dcommi_hier_block(h, s->rank, &length);
@@ -317,12 +307,11 @@ static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h, int shards)
 
 /* ---- all-gather ---- */
 
-static dcomm_status dcommi_hier_allgather_of(dcommi_hier *h, int shards)
+static dcomm_status dcommi_hier_allgather_of(dcommi_hier *h)
 {
     const dcommi_shape *s = h->s;
     dcomm_builder *b = h->b;
     dcommi_hier_rounds r;
-    (void)shards;
     DCOMMI_TRY(dcommi_hier_rounds_open(h, true, &r));
     int64_t length, begin = dcommi_hier_block(h, s->rank, &length);
     dcommi_input in = dcommi_input_of(s, begin);
@@ -435,12 +424,11 @@ static void dcommi_hier_collect(dcommi_hier_rounds *r, dcomm_space input, int64_
                             dcomm_span(input, base + first, extent), out);
 }
 
-static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h, int shards)
+static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h)
 {
     const dcommi_shape *s = h->s;
     dcomm_builder *b = h->b;
     dcommi_hier_rounds r;
-    (void)shards;
     DCOMMI_TRY(dcommi_hier_rounds_open(h, false, &r));
     int64_t one = dcommi_shape_bytes(s, s->count), all = s->nranks * one, base = 0;
     dcomm_space input = dcommi_input_of(s, 0).space;

@@ -104,7 +104,7 @@ static dcomm_status dcommi_hier_alltoall_by_digits(dcommi_hier *h)
     dcommi_hier_digits d;
     memset(&d, 0, sizeof d);
     dcommi_hier_order *o = &d.order;
-    DCOMMI_TRY(dcommi_hier_order_open(h, h->smallest, o));
+    DCOMMI_TRY(dcommi_hier_order_open(h, o));
     if (!dcommi_hier_sorting_open(&d.sort, s->nranks)) {
         dcommi_build_error(h->b, DCOMM_ERR_NO_MEMORY);
         return dcommi_hier_order_close(o);

@@ -28,7 +28,7 @@ typedef struct dcommi_hier_cut {
     int shards;
 } dcommi_hier_cut;
 
-static dcommi_hier_cut dcommi_hier_cut_make(const dcommi_hier *h, int shards)
+static dcommi_hier_cut dcommi_hier_cut_make(const dcommi_hier *h)
 {
     const dcommi_shape *s = h->s;
     int64_t total = dcommi_shape_bytes(s, s->count);
@@ -42,13 +42,13 @@ static dcommi_hier_cut dcommi_hier_cut_make(const dcommi_hier *h, int shards)
         most = DCOMMI_HIER_DEFAULT_CHUNKS;
     }
     wanted = dcommi_max64(wanted, dcommi_ceil_div(total, most));
-    dcommi_hier_cut cut = {.shards = shards};
+    dcommi_hier_cut cut = {.shards = h->shards};
     cut.chunk = dcommi_partition_make(total, 1, wanted, (int64_t)dcomm_dtype_size(s->dtype)).chunk;
     cut.chunks = dcommi_ceil_div(total, cut.chunk);
     cut.length[0] = cut.chunk;
     cut.length[1] = total - (cut.chunks - 1) * cut.chunk;
     cut.shards = (int)dcommi_max64(
-        1, dcommi_min64(shards, dcommi_min64(total, cut.chunk) / DCOMMI_HIER_SHARD_MIN));
+        1, dcommi_min64(h->shards, dcommi_min64(total, cut.chunk) / DCOMMI_HIER_SHARD_MIN));
     return cut;
 }
 
@@ -203,9 +203,9 @@ static void dcommi_hier_pipe_begin(dcommi_hier *h, const dcommi_hier_cut *cut, i
     pipe->nphases = 2 * tree->ntiers - 1;
 }
 
-static dcomm_status dcommi_hier_allreduce_of(dcommi_hier *h, int shards)
+static dcomm_status dcommi_hier_allreduce_of(dcommi_hier *h)
 {
-    dcommi_hier_cut cut = dcommi_hier_cut_make(h, shards);
+    dcommi_hier_cut cut = dcommi_hier_cut_make(h);
     dcommi_hier_tree tree;
     dcommi_hier_pipe pipe;
     dcomm_space in = dcommi_input_of(h->s, 0).space;
@@ -233,10 +233,10 @@ static dcomm_status dcommi_hier_allreduce_of(dcommi_hier *h, int shards)
     return dcommi_hier_pipe_end(&pipe);
 }
 
-static dcomm_status dcommi_hier_broadcast_of(dcommi_hier *h, int shards)
+static dcomm_status dcommi_hier_broadcast_of(dcommi_hier *h)
 {
     const dcommi_shape *s = h->s;
-    dcommi_hier_cut cut = dcommi_hier_cut_make(h, shards);
+    dcommi_hier_cut cut = dcommi_hier_cut_make(h);
     dcommi_hier_tree tree;
     dcommi_hier_pipe pipe;
     dcommi_hier_pipe_begin(h, &cut, s->root, &tree, &pipe);
@@ -270,7 +270,7 @@ static dcomm_status dcommi_hier_broadcast_of(dcommi_hier *h, int shards)
 
 /* ---- what is in the table ---- */
 
-typedef dcomm_status (*dcommi_hier_fn)(dcommi_hier *h, int shards);
+typedef dcomm_status (*dcommi_hier_fn)(dcommi_hier *h);
 
 static dcomm_status dcommi_hier_run(const dcommi_shape *s, dcomm_builder *b, dcommi_hier_fn make,
                                     bool leader)
@@ -279,68 +279,36 @@ static dcomm_status dcommi_hier_run(const dcommi_shape *s, dcomm_builder *b, dco
     bool flat;
     dcomm_status status = dcommi_hier_open(s, b, &h, &flat);
     if (status == DCOMM_OK) {
-        status = flat ? dcommi_hier_flat(&h) : make(&h, leader ? 1 : h.smallest);
+        h.shards = leader ? 1 : h.smallest;
+        status = flat ? dcommi_hier_flat(&h) : make(&h);
     }
     dcommi_hier_close(&h);
     return status;
 }
 
-static dcomm_status dcommi_hier_allreduce(const dcommi_shape *s, dcomm_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_allreduce_of, false);
-}
-
-static dcomm_status dcommi_hier_allreduce_leader(const dcommi_shape *s, dcomm_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_allreduce_of, true);
-}
-
-static dcomm_status dcommi_hier_broadcast(const dcommi_shape *s, dcomm_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_broadcast_of, false);
-}
-
-static dcomm_status dcommi_hier_broadcast_leader(const dcommi_shape *s, dcomm_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_broadcast_of, true);
-}
-
-static dcomm_status dcommi_hier_reduce_scatter(const dcommi_shape *s, dcomm_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_reduce_scatter_of, false);
-}
-
-static dcomm_status dcommi_hier_allgather(const dcommi_shape *s, dcomm_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_allgather_of, false);
-}
-
 /* In rounds of hosts, unless hosts are divided as well, and alike. */
-static dcomm_status dcommi_hier_alltoall_any(dcommi_hier *h, int shards)
+static dcomm_status dcommi_hier_alltoall_any(dcommi_hier *h)
 {
     return dcommi_hier_digits_fit(h) ? dcommi_hier_alltoall_by_digits(h)
-                                     : dcommi_hier_alltoall_of(h, shards);
+                                     : dcommi_hier_alltoall_of(h);
 }
 
-static dcomm_status dcommi_hier_alltoall(const dcommi_shape *s, dcomm_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_alltoall_any, false);
-}
-
-static dcomm_status dcommi_hier_reduce_scatter_leader(const dcommi_shape *s, dcomm_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_reduce_scatter_by_leaders, true);
-}
-
-static dcomm_status dcommi_hier_allgather_leader(const dcommi_shape *s, dcomm_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_allgather_by_leaders, true);
-}
-
-static dcomm_status dcommi_hier_alltoall_leader(const dcommi_shape *s, dcomm_builder *b)
-{
-    return dcommi_hier_run(s, b, dcommi_hier_alltoall_by_leaders, true);
-}
+#define DCOMMI_HIER_ALGORITHM(name, make, leader)                                   \
+    static dcomm_status dcommi_hier_##name(const dcommi_shape *s, dcomm_builder *b) \
+    {                                                                               \
+        return dcommi_hier_run(s, b, make, leader);                                 \
+    }
+DCOMMI_HIER_ALGORITHM(allreduce, dcommi_hier_allreduce_of, false)
+DCOMMI_HIER_ALGORITHM(allreduce_leader, dcommi_hier_allreduce_of, true)
+DCOMMI_HIER_ALGORITHM(broadcast, dcommi_hier_broadcast_of, false)
+DCOMMI_HIER_ALGORITHM(broadcast_leader, dcommi_hier_broadcast_of, true)
+DCOMMI_HIER_ALGORITHM(reduce_scatter, dcommi_hier_reduce_scatter_of, false)
+DCOMMI_HIER_ALGORITHM(reduce_scatter_leader, dcommi_hier_reduce_scatter_by_leaders, true)
+DCOMMI_HIER_ALGORITHM(allgather, dcommi_hier_allgather_of, false)
+DCOMMI_HIER_ALGORITHM(allgather_leader, dcommi_hier_allgather_by_leaders, true)
+DCOMMI_HIER_ALGORITHM(alltoall, dcommi_hier_alltoall_any, false)
+DCOMMI_HIER_ALGORITHM(alltoall_leader, dcommi_hier_alltoall_by_leaders, true)
+#undef DCOMMI_HIER_ALGORITHM
 
 /* The hierarchical algorithm of any operation that a group may divide again. */
 static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcomm_builder *b)

@@ -21,11 +21,11 @@ static void dcommi_hier_leader_reserve(dcommi_hier_order *o, int phase, int back
     }
 }
 
-static dcomm_status dcommi_hier_reduce_scatter_by_leaders(dcommi_hier *h, int shards)
+static dcomm_status dcommi_hier_reduce_scatter_by_leaders(dcommi_hier *h)
 {
     const dcommi_shape *s = h->s;
     dcommi_hier_order o;
-    DCOMMI_TRY(dcommi_hier_order_open(h, shards, &o));
+    DCOMMI_TRY(dcommi_hier_order_open(h, &o));
     int last = o.tree.ntiers - 1;
     dcomm_space input = dcommi_input_of(s, 0).space;
     dcommi_hier_place from[DCOMMI_HIER_TIERS]; /* what a tier reduces */
@@ -69,11 +69,11 @@ static dcomm_status dcommi_hier_reduce_scatter_by_leaders(dcommi_hier *h, int sh
     return dcommi_hier_order_close(&o);
 }
 
-static dcomm_status dcommi_hier_allgather_by_leaders(dcommi_hier *h, int shards)
+static dcomm_status dcommi_hier_allgather_by_leaders(dcommi_hier *h)
 {
     const dcommi_shape *s = h->s;
     dcommi_hier_order o;
-    DCOMMI_TRY(dcommi_hier_order_open(h, shards, &o));
+    DCOMMI_TRY(dcommi_hier_order_open(h, &o));
     int last = o.tree.ntiers - 1;
     dcommi_hier_place held[DCOMMI_HIER_TIERS], all = {DCOMM_SPACE_OUT, 0, 0};
     memset(held, 0, sizeof held);
@@ -187,10 +187,10 @@ static void dcommi_hier_leader_exchange(dcommi_hier_order *o, dcommi_hier_place 
     }
 }
 
-static dcomm_status dcommi_hier_alltoall_by_leaders(dcommi_hier *h, int shards)
+static dcomm_status dcommi_hier_alltoall_by_leaders(dcommi_hier *h)
 {
     dcommi_hier_order o;
-    dcomm_status status = dcommi_hier_order_open(h, shards, &o);
+    dcomm_status status = dcommi_hier_order_open(h, &o);
     if (status < 0) {
         return status;
     }

@@ -18,7 +18,7 @@ typedef struct dcommi_hier_order {
 } dcommi_hier_order;
 
 /* Blocks of unequal length are not cut. */
-static dcomm_status dcommi_hier_order_open(dcommi_hier *h, int shards, dcommi_hier_order *o)
+static dcomm_status dcommi_hier_order_open(dcommi_hier *h, dcommi_hier_order *o)
 {
     const dcommi_shape *s = h->s;
     size_t n = (size_t)s->nranks;
@@ -26,7 +26,7 @@ static dcomm_status dcommi_hier_order_open(dcommi_hier *h, int shards, dcommi_hi
     int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_HIER_CHUNK;
     memset(o, 0, sizeof *o);
     o->h = h;
-    dcommi_hier_tree_make(s->groups, s->rank, shards, -1, DCOMMI_HIER_DIVIDE_MIN, &o->tree);
+    dcommi_hier_tree_make(s->groups, s->rank, h->shards, -1, DCOMMI_HIER_DIVIDE_MIN, &o->tree);
     o->pipe.h = h;
     o->pipe.chunks = 1;
     o->piece = longest;

@@ -30,6 +30,7 @@ typedef struct dcommi_hier {
     dcomm_builder *b;
     bool between_hosts;     /* the groups are hosts */
     int ngroups, smallest;  /* smallest: ranks of the smallest group */
+    int shards;             /* of a buffer, within a group; 1: its first rank does all */
     int group, index, size; /* this rank's group, its place there, ranks there */
     int *begin;             /* [ngroups + 1]: where a group's ranks begin in member */
     int *member;            /* [nranks]: the ranks, group by group */

@@ -336,9 +336,6 @@ static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *i
     dcommi_build_begin(&b, inner->name, s->rank, s->nranks, DCOMM_F32, (dcomm_op)inner->op);
     b.head.in_bytes = b.head.out_bytes = bytes;
     b.head.nwords = 1;
-    b.head.ntags = inner->ntags;
-    b.head.ncounters = inner->ncounters;
-    b.head.nslots = inner->nslots;
     b.head.kernels = dcommi_coded_kernels;
     b.head.nkernels = 2;
     b.head.kernel_user = (void *)(uintptr_t)s->dtype;
@@ -355,11 +352,7 @@ static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *i
         step->dst = scratch;
         dcommi_build_sources(&b, step, src, 2);
     }
-    int64_t group = (int64_t)b.ntable;
-    for (int64_t r = 0; r < s->nranks; r++) {
-        dcomm_build_table(&b, &r, 1);
-    }
-    dcomm_build_call(&b, 0, inner, group, scratch, scratch, dcomm_const(0));
+    dcommi_sub_call(&b, 0, inner, dcommi_table_all(&b, s->nranks), scratch, scratch);
     step = dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE);
     if (step != NULL) {
         step->kernel = 1;
