@@ -19090,6 +19090,17 @@ static inline dcommi_blocks dcommi_blocks_of(const dcommi_shape *s, dcomm_builde
 {
     return dcommi_blocks_by(s, b, false, longest);
 }
+/* Send each other rank its block, without waiting. */
+static inline void dcommi_send_blocks(const dcommi_shape *s, dcomm_builder *b,
+                                      const dcommi_blocks *blocks, dcomm_space space,
+                                      int64_t longest, dcomm_expr tag)
+{
+    int d = dcomm_build_loop(b, 0, dcomm_const(s->nranks - 1));
+    dcommi_turn peer = dcommi_others(s, d);
+    dcomm_build_send(b, 0, dcommi_block_whole(blocks, space, peer, longest),
+                     dcommi_rank_at(s->nranks, peer), tag, DCOMM_STEP_ASYNC);
+    dcomm_build_end(b, 0);
+}
 /* Where this rank's own block begins, and how long it is. */
 static inline int64_t dcommi_own_offset(const dcommi_shape *s, const dcommi_blocks *blocks)
 {
@@ -21497,6 +21508,17 @@ static void dcommi_direct_fold_peers(const dcommi_shape *s, dcomm_builder *b, dc
     size_t count = dcommi_in_rank_order(s, others, 0, own, ordered);
     dcomm_build_reduce(b, 0, out, ordered, count, DCOMM_STEP_FINAL | flags);
 }
+/* out <- fold of this rank's block of all inputs, which travel as messages. */
+static void dcommi_direct_fold_blocks(const dcommi_shape *s, dcomm_builder *b,
+                                      const dcommi_blocks *blocks, int64_t longest,
+                                      dcomm_operand own, dcomm_operand out, int64_t tag)
+{
+    int64_t slots = dcomm_build_scratch(b, s->nranks * own.max_length);
+    dcommi_send_blocks(s, b, blocks, (dcomm_space)own.space, longest, dcomm_const(tag));
+    dcommi_direct_into_slots(s, b, slots, own.max_length, tag);
+    dcomm_build_fence(b, 0);
+    dcommi_direct_fold_slots(s, b, out, slots, own.max_length, own);
+}
 /* ---- all-reduce ---- */
 /* Return the byte at which a rank begins to fold what all ranks have exposed. In mapped memory each
  * rank begins with another part: ranks that read the same lines in step wait for each other, and
@@ -21576,19 +21598,11 @@ static dcomm_status dcommi_direct_two_shot(const dcommi_shape *s, dcomm_builder 
         dcommi_direct_read_barrier(s, b);
         return b->status;
     }
-    int64_t slots = dcomm_build_scratch(b, n * length);
     int64_t tag = dcomm_build_tags(b, 2);
+    dcommi_direct_fold_blocks(s, b, &blocks, p.block, own, out, tag);
+    dcommi_send_to_others(s, b, out, tag + 1);
     int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
     dcommi_turn peer = dcommi_others(s, d);
-    dcomm_build_send(b, 0, dcommi_block_whole(&blocks, input, peer, p.block),
-                     dcommi_rank_at(n, peer), dcomm_const(tag), DCOMM_STEP_ASYNC);
-    dcomm_build_end(b, 0);
-    dcommi_direct_into_slots(s, b, slots, length, tag);
-    dcomm_build_fence(b, 0);
-    dcommi_direct_fold_slots(s, b, out, slots, length, own);
-    dcommi_send_to_others(s, b, out, tag + 1);
-    d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
-    peer = dcommi_others(s, d);
     dcomm_build_recv(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, p.block),
                      dcommi_rank_at(n, peer), dcomm_const(tag + 1), DCOMM_STEP_ASYNC);
     dcomm_build_end(b, 0);
@@ -21615,16 +21629,7 @@ static dcomm_status dcommi_direct_reduce_scatter(const dcommi_shape *s, dcomm_bu
         dcommi_direct_read_barrier(s, b);
         return b->status;
     }
-    int64_t slots = dcomm_build_scratch(b, n * length);
-    int64_t tag = dcomm_build_tags(b, 1);
-    int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
-    dcommi_turn peer = dcommi_others(s, d);
-    dcomm_build_send(b, 0, dcommi_block_whole(&blocks, input, peer, longest),
-                     dcommi_rank_at(n, peer), dcomm_const(tag), DCOMM_STEP_ASYNC);
-    dcomm_build_end(b, 0);
-    dcommi_direct_into_slots(s, b, slots, length, tag);
-    dcomm_build_fence(b, 0);
-    dcommi_direct_fold_slots(s, b, out, slots, length, own);
+    dcommi_direct_fold_blocks(s, b, &blocks, longest, own, out, dcomm_build_tags(b, 1));
     return b->status;
 }
 static dcomm_status dcommi_direct_allgather(const dcommi_shape *s, dcomm_builder *b)
@@ -21814,50 +21819,87 @@ static dcomm_status dcommi_p2p_direct(const dcommi_shape *s, dcomm_builder *b)
     return b->status;
 }
 /* ---- linear ---- */
-static dcomm_status dcommi_gather_linear(const dcommi_shape *s, dcomm_builder *b)
+/* All with the root at once: by messages or, if `reads`, the root reads where blocks lie. */
+static dcomm_status dcommi_gather_by(const dcommi_shape *s, dcomm_builder *b, bool reads)
 {
     int64_t n = s->nranks, longest = 0;
     dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
     int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    dcomm_expr tag = dcomm_const(dcomm_build_tags(b, 1));
+    uint16_t slot = reads ? dcomm_build_slot(b) : 0, done = reads ? dcomm_build_counter(b) : 0;
+    dcomm_expr tag = dcomm_const(reads ? 0 : dcomm_build_tags(b, 1)), root = dcomm_const(s->root);
     dcomm_operand own = dcomm_span(DCOMM_SPACE_IN, 0, length);
+    if (s->rank != s->root && reads) {
+        dcomm_build_expose(b, 0, own, slot, root);
+        dcomm_build_wait(b, 0, done, dcomm_const(1));
+        return b->status;
+    }
     if (s->rank != s->root) {
-        dcomm_build_send(b, 0, own, dcomm_const(s->root), tag, 0);
+        dcomm_build_send(b, 0, own, root, tag, 0);
         return b->status;
     }
     int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
     dcommi_turn peer = dcommi_others(s, d);
-    dcomm_build_recv(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest),
-                     dcommi_rank_at(n, peer), tag, DCOMM_STEP_ASYNC);
+    dcomm_operand block = dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest);
+    if (reads) {
+        dcomm_operand theirs =
+            dcomm_exposed(dcommi_rank_at(n, peer), slot, dcomm_const(0), longest);
+        theirs.length = dcommi_block_length(&blocks, peer);
+        dcomm_build_copy(b, 0, block, theirs, DCOMM_STEP_ASYNC);
+    } else {
+        dcomm_build_recv(b, 0, block, dcommi_rank_at(n, peer), tag, DCOMM_STEP_ASYNC);
+    }
     dcomm_build_end(b, 0);
     if (!s->in_place) {
         dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_OUT, begin, length), own, 0);
     }
     dcomm_build_fence(b, 0);
+    if (reads) {
+        dcomm_build_signal(b, 0, done, dcomm_const(DCOMM_ALL_PEERS), dcomm_const(1));
+    }
     return b->status;
 }
-static dcomm_status dcommi_scatter_linear(const dcommi_shape *s, dcomm_builder *b)
+static dcomm_status dcommi_gather_linear(const dcommi_shape *s, dcomm_builder *b)
+{
+    return dcommi_gather_by(s, b, false);
+}
+/* All with the root at once: by messages or, if `reads`, the others read where blocks lie. */
+static dcomm_status dcommi_scatter_by(const dcommi_shape *s, dcomm_builder *b, bool reads)
 {
     int64_t n = s->nranks, longest = 0;
     dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
     int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    dcomm_expr tag = dcomm_const(dcomm_build_tags(b, 1));
+    uint16_t slot = reads ? dcomm_build_slot(b) : 0, done = reads ? dcomm_build_counter(b) : 0;
+    dcomm_expr tag = dcomm_const(reads ? 0 : dcomm_build_tags(b, 1)), root = dcomm_const(s->root);
     dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, 0, length);
+    if (s->rank != s->root && reads) {
+        dcomm_build_copy(b, 0, out, dcomm_exposed(root, slot, dcomm_const(begin), length), 0);
+        dcomm_build_signal(b, 0, done, root, dcomm_const(1));
+        return b->status;
+    }
     if (s->rank != s->root) {
-        dcomm_build_recv(b, 0, out, dcomm_const(s->root), tag, 0);
+        dcomm_build_recv(b, 0, out, root, tag, 0);
         return b->status;
     }
     dcomm_space input = dcommi_input_of(s, 0).space;
-    int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
-    dcommi_turn peer = dcommi_others(s, d);
-    dcomm_build_send(b, 0, dcommi_block_whole(&blocks, input, peer, longest),
-                     dcommi_rank_at(n, peer), tag, DCOMM_STEP_ASYNC);
-    dcomm_build_end(b, 0);
+    if (reads) {
+        int64_t end = s->in_place ? b->head.out_bytes : b->head.in_bytes;
+        dcomm_build_expose(b, 0, dcomm_span(input, 0, end), slot, dcomm_const(DCOMM_ALL_PEERS));
+    } else {
+        dcommi_send_blocks(s, b, &blocks, input, longest, tag);
+    }
     if (!s->in_place) {
         dcomm_build_copy(b, 0, out, dcomm_span(input, begin, length), 0);
     }
-    dcomm_build_fence(b, 0);
+    if (reads) {
+        dcomm_build_wait(b, 0, done, dcomm_const(n - 1));
+    } else {
+        dcomm_build_fence(b, 0);
+    }
     return b->status;
+}
+static dcomm_status dcommi_scatter_linear(const dcommi_shape *s, dcomm_builder *b)
+{
+    return dcommi_scatter_by(s, b, false);
 }
 /* ---- binomial ---- */
 /* A subtree holds the ranks root+from .. root+to-1 modulo N. Its blocks travel as one message, or
@@ -22918,59 +22960,13 @@ static dcomm_status dcommi_hier_open(const dcommi_shape *s, dcomm_builder *b, dc
     return DCOMM_OK;
 }
 /* ---- blocks from and to one rank, within a host ---- */
-/* Others read their blocks of the root's input where they lie. */
 static dcomm_status dcommi_hier_scatter_near(const dcommi_shape *s, dcomm_builder *b)
 {
-    int64_t longest = dcommi_longest(s, s->counts);
-    if (!dcommi_reads_peers(s, longest)) {
-        return dcommi_scatter_linear(s, b);
-    }
-    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
-    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    uint16_t slot = dcomm_build_slot(b), done = dcomm_build_counter(b);
-    dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, 0, length);
-    if (s->rank != s->root) {
-        dcomm_build_copy(b, 0, out,
-                         dcomm_exposed(dcomm_const(s->root), slot, dcomm_const(begin), length), 0);
-        dcomm_build_signal(b, 0, done, dcomm_const(s->root), dcomm_const(1));
-        return b->status;
-    }
-    dcomm_space input = dcommi_input_of(s, 0).space;
-    int64_t end = s->in_place ? b->head.out_bytes : b->head.in_bytes;
-    dcomm_build_expose(b, 0, dcomm_span(input, 0, end), slot, dcomm_const(DCOMM_ALL_PEERS));
-    if (!s->in_place) {
-        dcomm_build_copy(b, 0, out, dcomm_span(input, begin, length), 0);
-    }
-    dcomm_build_wait(b, 0, done, dcomm_const(s->nranks - 1));
-    return b->status;
+    return dcommi_scatter_by(s, b, dcommi_reads_peers(s, dcommi_longest(s, s->counts)));
 }
-/* The root reads the others' blocks where they lie. */
 static dcomm_status dcommi_hier_gather_near(const dcommi_shape *s, dcomm_builder *b)
 {
-    int64_t n = s->nranks, longest = dcommi_longest(s, s->counts);
-    if (!dcommi_reads_peers(s, longest)) {
-        return dcommi_gather_linear(s, b);
-    }
-    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
-    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    uint16_t slot = dcomm_build_slot(b), done = dcomm_build_counter(b);
-    dcomm_operand own = dcomm_span(DCOMM_SPACE_IN, 0, length);
-    if (s->rank != s->root) {
-        dcomm_build_expose(b, 0, own, slot, dcomm_const(s->root));
-        dcomm_build_wait(b, 0, done, dcomm_const(1));
-        return b->status;
-    }
-    int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
-    dcommi_turn peer = dcommi_others(s, d);
-    dcomm_operand theirs = dcomm_exposed(dcommi_rank_at(n, peer), slot, dcomm_const(0), longest);
-    theirs.length = dcommi_block_length(&blocks, peer);
-    dcomm_build_copy(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest), theirs,
-                     DCOMM_STEP_ASYNC);
-    dcomm_build_end(b, 0);
-    dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_OUT, begin, length), own, 0);
-    dcomm_build_fence(b, 0);
-    dcomm_build_signal(b, 0, done, dcomm_const(DCOMM_ALL_PEERS), dcomm_const(1));
-    return b->status;
+    return dcommi_gather_by(s, b, dcommi_reads_peers(s, dcommi_longest(s, s->counts)));
 }
 /* ---- the plans of the levels ---- */
 typedef struct dcommi_hier_choice {
@@ -23114,6 +23110,17 @@ static int dcommi_hier_passes(const dcommi_hier *h, int k, int size)
 {
     return (dcommi_hier_size(h, k) + size - 1) / size;
 }
+/* The rank of group k that this rank stands for in pass q; -1: none. */
+static int dcommi_hier_stands_for(const dcommi_hier *h, int k, int q)
+{
+    int index = q * h->size + h->index;
+    return index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
+}
+/* The rank of group k that stands for this one. */
+static int dcommi_hier_stand_in(const dcommi_hier *h, int k)
+{
+    return dcommi_hier_rank(h, k, h->index % dcommi_hier_size(h, k));
+}
 /* A rank's block of the operation, in bytes. */
 static int64_t dcommi_hier_block(const dcommi_hier *h, int rank, int64_t *length)
 {
@@ -23137,18 +23144,21 @@ static int64_t dcommi_hier_message(const dcommi_shape *s)
 {
     return dcommi_whole_elements(DCOMMI_HIER_MESSAGE, (int64_t)dcomm_dtype_size(s->dtype));
 }
+static dcomm_status dcommi_hier_rounds_make(dcommi_hier *h, dcommi_hier_rounds *r)
+{
+    memset(r, 0, sizeof *r);
+    r->h = h;
+    r->message = dcommi_hier_message(h->s);
+    r->counts = dcommi_calloc(8 * (size_t)h->size, sizeof *r->counts);
+    r->made = r->counts != NULL ? r->counts + 4 * h->size : NULL;
+    r->made_extent = -1;
+    return r->counts != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+}
 static dcomm_status dcommi_hier_rounds_open(dcommi_hier *h, bool cut, dcommi_hier_rounds *r)
 {
     const dcommi_shape *s = h->s;
     int64_t longest = dcommi_hier_bytes(s), rounds = 0;
-    memset(r, 0, sizeof *r);
-    r->h = h;
-    r->counts = dcommi_calloc(8 * (size_t)h->size, sizeof *r->counts);
-    if (r->counts == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    r->made = r->counts + 4 * h->size;
-    r->made_extent = -1;
+    DCOMMI_TRY(dcommi_hier_rounds_make(h, r));
     for (int k = 0; k < h->ngroups; k++) { /* alike for groups of any size */
         rounds += dcommi_hier_passes(h, k, h->smallest);
     }
@@ -23159,7 +23169,6 @@ static dcomm_status dcommi_hier_rounds_open(dcommi_hier *h, bool cut, dcommi_hie
     r->pieces = dcommi_chunks_of(longest, r->piece);
     /* All-to-all sends the blocks of a whole group in one piece. */
     int64_t most_bytes = cut ? r->piece : (int64_t)s->nranks * longest;
-    r->message = dcommi_hier_message(s);
     r->tags = dcommi_chunks_of(most_bytes, r->message);
     r->tag = dcomm_build_tags(h->b, r->pieces * r->tags);
     r->called = dcomm_build_counter(h->b);
@@ -23296,8 +23305,7 @@ static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h)
     for (int t = 1; t <= h->ngroups; t++) {
         int k = (h->group + t) % h->ngroups;
         for (int q = 0; q < dcommi_hier_passes(h, k, h->size); q++) {
-            int index = q * h->size + h->index;
-            int target = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
+            int target = dcommi_hier_stands_for(h, k, q);
             for (int64_t c = 0; c < r.pieces; c++) {
                 int64_t extent, bytes = 0, at = 0, to = own + c * r.piece;
                 int64_t first = dcommi_hier_pattern(&r, k, q, c, &extent);
@@ -23342,8 +23350,7 @@ static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h)
             int k = (h->group - t + h->ngroups) % h->ngroups;
             dcomm_operand stage_of = dcomm_span(t > 1 ? DCOMM_SPACE_SCRATCH : DCOMM_SPACE_NONE,
                                                 stage + c % 2 * r.piece, bytes);
-            dcommi_hier_recv(&r, lane, total, stage_of, c,
-                             dcommi_hier_rank(h, k, h->index % dcommi_hier_size(h, k)));
+            dcommi_hier_recv(&r, lane, total, stage_of, c, dcommi_hier_stand_in(h, k));
         }
         dcomm_operand parts[2] = {
             total, h->size > 1 ? dcomm_span(DCOMM_SPACE_SCRATCH, own + c * r.piece, bytes)
@@ -23367,7 +23374,7 @@ static dcomm_status dcommi_hier_allgather_of(dcommi_hier *h)
     sub.in_place = true;
     for (int t = 1; t < h->ngroups && length > 0; t++) {
         int k = (h->group + t) % h->ngroups;
-        int64_t target = dcommi_hier_rank(h, k, h->index % dcommi_hier_size(h, k));
+        int64_t target = dcommi_hier_stand_in(h, k);
         for (int64_t c = 0; c < r.pieces; c++) {
             int64_t bytes;
             dcommi_hier_piece(&r, s->rank, c, &bytes);
@@ -23383,8 +23390,7 @@ static dcomm_status dcommi_hier_allgather_of(dcommi_hier *h)
     for (int t = 0; t < h->ngroups; t++) {
         int k = (h->group - t + h->ngroups) % h->ngroups;
         for (int q = 0; q < dcommi_hier_passes(h, k, h->size); q++) {
-            int index = q * h->size + h->index;
-            int from = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
+            int from = dcommi_hier_stands_for(h, k, q);
             for (int64_t c = 0; c < r.pieces; c++) {
                 int64_t extent, bytes = 0, at = 0;
                 int64_t first = dcommi_hier_pattern(&r, k, q, c, &extent);
@@ -23485,8 +23491,7 @@ static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h)
     for (int t = 1; t <= h->ngroups; t++) {
         int k = (h->group + t) % h->ngroups;
         for (int q = 0; q < dcommi_hier_passes(h, k, h->size); q++) {
-            int index = q * h->size + h->index;
-            int target = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
+            int target = dcommi_hier_stands_for(h, k, q);
             int64_t bytes = target >= 0 ? h->size * one : 0;
             dcomm_operand part = dcomm_span(input, base + target * one, bytes);
             bool scattered = k == h->group && !dcommi_hier_together(h, k, 0, h->size);
@@ -23525,8 +23530,7 @@ static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h)
         if (s->in_place && t <= 2) { /* the copy of the input is complete */
             dcomm_build_wait(b, lane, r.called, dcomm_const(1));
         }
-        dcommi_hier_recv(&r, lane, into, (dcomm_operand){0}, 0,
-                         dcommi_hier_rank(h, k, h->index % size));
+        dcommi_hier_recv(&r, lane, into, (dcomm_operand){0}, 0, dcommi_hier_stand_in(h, k));
         if (!together) {
             dcommi_hier_scatter(h, lane, k, into.offset.add);
         }
@@ -24252,6 +24256,17 @@ static void dcommi_hier_leader_reserve(dcommi_hier_order *o, int phase, int back
         dcommi_hier_reserve(&o->pipe, back);
     }
 }
+/* Where the blocks of this rank's part of a tier lie: `own` where that is this rank alone, room of
+ * its own where this rank leads it, else nowhere. */
+static dcommi_hier_place dcommi_hier_leader_place(dcommi_hier_order *o, int tier,
+                                                  dcommi_hier_place own)
+{
+    const dcommi_hier_tier *t = &o->tree.tier[tier];
+    dcommi_hier_node part = dcommi_hier_order_part(o, t, t->place);
+    return part.end - part.begin == 1 ? own
+           : t->owner >= 0            ? dcommi_hier_order_room(o, part)
+                                      : (dcommi_hier_place){DCOMM_SPACE_NONE, 0, 0};
+}
 static dcomm_status dcommi_hier_reduce_scatter_by_leaders(dcommi_hier *h)
 {
     const dcommi_shape *s = h->s;
@@ -24261,9 +24276,7 @@ static dcomm_status dcommi_hier_reduce_scatter_by_leaders(dcommi_hier *h)
     dcomm_space input = dcommi_input_of(s, 0).space;
     dcommi_hier_place from[DCOMMI_HIER_TIERS]; /* what a tier reduces */
     dcommi_hier_place sum = {DCOMM_SPACE_OUT, 0, 0}, to[DCOMMI_HIER_TIERS];
-    memset(from, 0, sizeof from);
-    memset(to, 0, sizeof to);
-    from[0].space = input;
+    from[0] = (dcommi_hier_place){input, 0, 0};
     if (!dcommi_hier_order_plain(&o)) {
         from[0] = dcommi_hier_order_room(&o, dcommi_hier_order_all(&o));
         dcommi_hier_order_copies(&o, input, from[0], false, &o.pipe.phase[0]);
@@ -24276,14 +24289,9 @@ static dcomm_status dcommi_hier_reduce_scatter_by_leaders(dcommi_hier *h)
         }
         from[i + 1] = leads ? sum : from[i];
     }
+    dcommi_hier_place own = dcommi_hier_order_own(&o, DCOMM_SPACE_OUT, s->in_place);
     for (int i = 0; i <= last; i++) { /* what a tier's part gets */
-        const dcommi_hier_tier *tier = &o.tree.tier[i];
-        dcommi_hier_node part = dcommi_hier_order_part(&o, tier, tier->place);
-        if (part.end - part.begin == 1) {
-            to[i] = dcommi_hier_order_own(&o, DCOMM_SPACE_OUT, s->in_place);
-        } else if (tier->owner >= 0) {
-            to[i] = dcommi_hier_order_room(&o, part);
-        }
+        to[i] = dcommi_hier_leader_place(&o, i, own);
     }
     o.pipe.nphases = 2 * last + 2;
     for (int i = last; i >= 0; i--) {
@@ -24306,19 +24314,13 @@ static dcomm_status dcommi_hier_allgather_by_leaders(dcommi_hier *h)
     DCOMMI_TRY(dcommi_hier_order_open(h, &o));
     int last = o.tree.ntiers - 1;
     dcommi_hier_place held[DCOMMI_HIER_TIERS], all = {DCOMM_SPACE_OUT, 0, 0};
-    memset(held, 0, sizeof held);
     if (!dcommi_hier_order_plain(&o)) {
         all = dcommi_hier_order_room(&o, dcommi_hier_order_all(&o));
         dcommi_hier_order_copies(&o, DCOMM_SPACE_OUT, all, true, &o.pipe.phase[2 * last + 1]);
     }
+    dcommi_hier_place own = dcommi_hier_order_own(&o, dcommi_input_of(s, 0).space, s->in_place);
     for (int i = 0; i <= last; i++) {
-        const dcommi_hier_tier *tier = &o.tree.tier[i];
-        dcommi_hier_node part = dcommi_hier_order_part(&o, tier, tier->place);
-        if (part.end - part.begin == 1) {
-            held[i] = dcommi_hier_order_own(&o, dcommi_input_of(s, 0).space, s->in_place);
-        } else if (tier->owner >= 0) {
-            held[i] = dcommi_hier_order_room(&o, part);
-        }
+        held[i] = dcommi_hier_leader_place(&o, i, own);
     }
     o.pipe.nphases = 2 * last + 2;
     for (int i = last; i >= 0; i--) {
@@ -24433,21 +24435,13 @@ static dcomm_status dcommi_hier_alltoall_by_leaders(dcommi_hier *h)
     }
     dcommi_hier_leader_square(&o);
     dcommi_hier_place held[DCOMMI_HIER_TIERS], got[DCOMMI_HIER_TIERS];
-    dcommi_hier_node own = {0, 0, 0};
-    memset(held, 0, sizeof held);
-    memset(got, 0, sizeof got);
+    const dcommi_hier_tier *top = &o.tree.tier[last];
+    dcommi_hier_node own = dcommi_hier_order_part(&o, top, top->place);
     for (int i = 0; i <= last; i++) {
-        const dcommi_hier_tier *tier = &o.tree.tier[i];
-        own = dcommi_hier_order_part(&o, tier, tier->place);
-        if (own.end - own.begin == 1) {
-            held[i] = input;
-            got[i] = output;
-        } else if (tier->owner >= 0) {
-            held[i] = dcommi_hier_order_room(&o, own);
-            got[i] = dcommi_hier_order_room(&o, own);
-        }
+        held[i] = dcommi_hier_leader_place(&o, i, input);
+        got[i] = dcommi_hier_leader_place(&o, i, output);
     }
-    if (o.tree.tier[last].owner >= 0) {
+    if (top->owner >= 0) {
         dcommi_hier_place sorted = dcommi_hier_order_room(&o, own);
         dcommi_hier_place came = dcommi_hier_order_room(&o, own);
         status = dcommi_hier_leader_sort(&o, own, false, held[last], sorted, &phase[last]);
@@ -24958,21 +24952,13 @@ static int64_t dcommi_hier_v_bytes(const dcommi_hier *h, int group, int to)
 static dcomm_status dcommi_hier_v_open(dcommi_hier *h, dcommi_hier_rounds *r)
 {
     int64_t most = 0;
-    memset(r, 0, sizeof *r);
-    r->h = h;
+    DCOMMI_TRY(dcommi_hier_rounds_make(h, r));
     for (int k = 0; k < h->ngroups; k++) {
         for (int to = 0; to < h->s->nranks; to++) {
             most = dcommi_max64(most, dcommi_hier_v_bytes(h, k, to));
         }
     }
-    r->counts = dcommi_calloc(8 * (size_t)h->size, sizeof *r->counts);
-    if (r->counts == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    r->made = r->counts + 4 * h->size;
-    r->made_extent = -1;
     r->pieces = 1;
-    r->message = dcommi_hier_message(h->s);
     r->tags = dcommi_chunks_of(most, r->message);
     r->tag = dcomm_build_tags(h->b, r->tags);
     r->called = dcomm_build_counter(h->b);
@@ -25029,8 +25015,7 @@ static void dcommi_hier_v_pass(dcommi_hier_rounds *r, int k, int q)
     dcommi_hier *h = r->h;
     const dcommi_shape *s = h->s;
     dcomm_builder *b = h->b;
-    int index = q * h->size + h->index;
-    int target = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
+    int target = dcommi_hier_stands_for(h, k, q);
     int64_t bytes = target >= 0 ? dcommi_hier_v_bytes(h, h->group, target) : 0, any = 0;
     dcomm_operand part = dcomm_span(DCOMM_SPACE_OUT, 0, b->head.out_bytes);
     for (int i = q * h->size; i < (q + 1) * h->size && i < dcommi_hier_size(h, k); i++) {
@@ -25078,8 +25063,7 @@ static dcomm_status dcommi_hier_v_known(dcommi_hier *h)
             int lane = dcommi_hier_rounds_lane(r.messages++);
             int64_t at = dcomm_build_scratch(h->b, bytes);
             dcommi_hier_recv(&r, lane, dcomm_span(DCOMM_SPACE_SCRATCH, at, bytes),
-                             (dcomm_operand){0}, 0,
-                             dcommi_hier_rank(h, k, h->index % dcommi_hier_size(h, k)));
+                             (dcomm_operand){0}, 0, dcommi_hier_stand_in(h, k));
             dcommi_hier_v_spread(h, lane, k, at);
         }
     }

@@ -75,6 +75,18 @@ static void dcommi_direct_fold_peers(const dcommi_shape *s, dcomm_builder *b, dc
     dcomm_build_reduce(b, 0, out, ordered, count, DCOMM_STEP_FINAL | flags);
 }
 
+/* out <- fold of this rank's block of all inputs, which travel as messages. */
+static void dcommi_direct_fold_blocks(const dcommi_shape *s, dcomm_builder *b,
+                                      const dcommi_blocks *blocks, int64_t longest,
+                                      dcomm_operand own, dcomm_operand out, int64_t tag)
+{
+    int64_t slots = dcomm_build_scratch(b, s->nranks * own.max_length);
+    dcommi_send_blocks(s, b, blocks, (dcomm_space)own.space, longest, dcomm_const(tag));
+    dcommi_direct_into_slots(s, b, slots, own.max_length, tag);
+    dcomm_build_fence(b, 0);
+    dcommi_direct_fold_slots(s, b, out, slots, own.max_length, own);
+}
+
 /* ---- all-reduce ---- */
 
 /* Return the byte at which a rank begins to fold what all ranks have exposed. In mapped memory each
@@ -158,19 +170,11 @@ static dcomm_status dcommi_direct_two_shot(const dcommi_shape *s, dcomm_builder 
         dcommi_direct_read_barrier(s, b);
         return b->status;
     }
-    int64_t slots = dcomm_build_scratch(b, n * length);
     int64_t tag = dcomm_build_tags(b, 2);
+    dcommi_direct_fold_blocks(s, b, &blocks, p.block, own, out, tag);
+    dcommi_send_to_others(s, b, out, tag + 1);
     int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
     dcommi_turn peer = dcommi_others(s, d);
-    dcomm_build_send(b, 0, dcommi_block_whole(&blocks, input, peer, p.block),
-                     dcommi_rank_at(n, peer), dcomm_const(tag), DCOMM_STEP_ASYNC);
-    dcomm_build_end(b, 0);
-    dcommi_direct_into_slots(s, b, slots, length, tag);
-    dcomm_build_fence(b, 0);
-    dcommi_direct_fold_slots(s, b, out, slots, length, own);
-    dcommi_send_to_others(s, b, out, tag + 1);
-    d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
-    peer = dcommi_others(s, d);
     dcomm_build_recv(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, p.block),
                      dcommi_rank_at(n, peer), dcomm_const(tag + 1), DCOMM_STEP_ASYNC);
     dcomm_build_end(b, 0);
@@ -199,16 +203,7 @@ static dcomm_status dcommi_direct_reduce_scatter(const dcommi_shape *s, dcomm_bu
         dcommi_direct_read_barrier(s, b);
         return b->status;
     }
-    int64_t slots = dcomm_build_scratch(b, n * length);
-    int64_t tag = dcomm_build_tags(b, 1);
-    int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
-    dcommi_turn peer = dcommi_others(s, d);
-    dcomm_build_send(b, 0, dcommi_block_whole(&blocks, input, peer, longest),
-                     dcommi_rank_at(n, peer), dcomm_const(tag), DCOMM_STEP_ASYNC);
-    dcomm_build_end(b, 0);
-    dcommi_direct_into_slots(s, b, slots, length, tag);
-    dcomm_build_fence(b, 0);
-    dcommi_direct_fold_slots(s, b, out, slots, length, own);
+    dcommi_direct_fold_blocks(s, b, &blocks, longest, own, out, dcomm_build_tags(b, 1));
     return b->status;
 }
 

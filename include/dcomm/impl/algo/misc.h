@@ -43,51 +43,90 @@ static dcomm_status dcommi_p2p_direct(const dcommi_shape *s, dcomm_builder *b)
 
 /* ---- linear ---- */
 
-static dcomm_status dcommi_gather_linear(const dcommi_shape *s, dcomm_builder *b)
+/* All with the root at once: by messages or, if `reads`, the root reads where blocks lie. */
+static dcomm_status dcommi_gather_by(const dcommi_shape *s, dcomm_builder *b, bool reads)
 {
     int64_t n = s->nranks, longest = 0;
     dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
     int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    dcomm_expr tag = dcomm_const(dcomm_build_tags(b, 1));
+    uint16_t slot = reads ? dcomm_build_slot(b) : 0, done = reads ? dcomm_build_counter(b) : 0;
+    dcomm_expr tag = dcomm_const(reads ? 0 : dcomm_build_tags(b, 1)), root = dcomm_const(s->root);
     dcomm_operand own = dcomm_span(DCOMM_SPACE_IN, 0, length);
+    if (s->rank != s->root && reads) {
+        dcomm_build_expose(b, 0, own, slot, root);
+        dcomm_build_wait(b, 0, done, dcomm_const(1));
+        return b->status;
+    }
     if (s->rank != s->root) {
-        dcomm_build_send(b, 0, own, dcomm_const(s->root), tag, 0);
+        dcomm_build_send(b, 0, own, root, tag, 0);
         return b->status;
     }
     int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
     dcommi_turn peer = dcommi_others(s, d);
-    dcomm_build_recv(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest),
-                     dcommi_rank_at(n, peer), tag, DCOMM_STEP_ASYNC);
+    dcomm_operand block = dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest);
+    if (reads) {
+        dcomm_operand theirs =
+            dcomm_exposed(dcommi_rank_at(n, peer), slot, dcomm_const(0), longest);
+        theirs.length = dcommi_block_length(&blocks, peer);
+        dcomm_build_copy(b, 0, block, theirs, DCOMM_STEP_ASYNC);
+    } else {
+        dcomm_build_recv(b, 0, block, dcommi_rank_at(n, peer), tag, DCOMM_STEP_ASYNC);
+    }
     dcomm_build_end(b, 0);
     if (!s->in_place) {
         dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_OUT, begin, length), own, 0);
     }
     dcomm_build_fence(b, 0);
+    if (reads) {
+        dcomm_build_signal(b, 0, done, dcomm_const(DCOMM_ALL_PEERS), dcomm_const(1));
+    }
+    return b->status;
+}
+
+static dcomm_status dcommi_gather_linear(const dcommi_shape *s, dcomm_builder *b)
+{
+    return dcommi_gather_by(s, b, false);
+}
+
+/* All with the root at once: by messages or, if `reads`, the others read where blocks lie. */
+static dcomm_status dcommi_scatter_by(const dcommi_shape *s, dcomm_builder *b, bool reads)
+{
+    int64_t n = s->nranks, longest = 0;
+    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
+    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
+    uint16_t slot = reads ? dcomm_build_slot(b) : 0, done = reads ? dcomm_build_counter(b) : 0;
+    dcomm_expr tag = dcomm_const(reads ? 0 : dcomm_build_tags(b, 1)), root = dcomm_const(s->root);
+    dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, 0, length);
+    if (s->rank != s->root && reads) {
+        dcomm_build_copy(b, 0, out, dcomm_exposed(root, slot, dcomm_const(begin), length), 0);
+        dcomm_build_signal(b, 0, done, root, dcomm_const(1));
+        return b->status;
+    }
+    if (s->rank != s->root) {
+        dcomm_build_recv(b, 0, out, root, tag, 0);
+        return b->status;
+    }
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    if (reads) {
+        int64_t end = s->in_place ? b->head.out_bytes : b->head.in_bytes;
+        dcomm_build_expose(b, 0, dcomm_span(input, 0, end), slot, dcomm_const(DCOMM_ALL_PEERS));
+    } else {
+        dcommi_send_blocks(s, b, &blocks, input, longest, tag);
+    }
+    if (!s->in_place) {
+        dcomm_build_copy(b, 0, out, dcomm_span(input, begin, length), 0);
+    }
+    if (reads) {
+        dcomm_build_wait(b, 0, done, dcomm_const(n - 1));
+    } else {
+        dcomm_build_fence(b, 0);
+    }
     return b->status;
 }
 
 static dcomm_status dcommi_scatter_linear(const dcommi_shape *s, dcomm_builder *b)
 {
-    int64_t n = s->nranks, longest = 0;
-    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
-    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    dcomm_expr tag = dcomm_const(dcomm_build_tags(b, 1));
-    dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, 0, length);
-    if (s->rank != s->root) {
-        dcomm_build_recv(b, 0, out, dcomm_const(s->root), tag, 0);
-        return b->status;
-    }
-    dcomm_space input = dcommi_input_of(s, 0).space;
-    int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
-    dcommi_turn peer = dcommi_others(s, d);
-    dcomm_build_send(b, 0, dcommi_block_whole(&blocks, input, peer, longest),
-                     dcommi_rank_at(n, peer), tag, DCOMM_STEP_ASYNC);
-    dcomm_build_end(b, 0);
-    if (!s->in_place) {
-        dcomm_build_copy(b, 0, out, dcomm_span(input, begin, length), 0);
-    }
-    dcomm_build_fence(b, 0);
-    return b->status;
+    return dcommi_scatter_by(s, b, false);
 }
 
 /* ---- binomial ---- */

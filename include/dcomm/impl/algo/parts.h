@@ -215,6 +215,18 @@ static inline dcommi_blocks dcommi_blocks_of(const dcommi_shape *s, dcomm_builde
     return dcommi_blocks_by(s, b, false, longest);
 }
 
+/* Send each other rank its block, without waiting. */
+static inline void dcommi_send_blocks(const dcommi_shape *s, dcomm_builder *b,
+                                      const dcommi_blocks *blocks, dcomm_space space,
+                                      int64_t longest, dcomm_expr tag)
+{
+    int d = dcomm_build_loop(b, 0, dcomm_const(s->nranks - 1));
+    dcommi_turn peer = dcommi_others(s, d);
+    dcomm_build_send(b, 0, dcommi_block_whole(blocks, space, peer, longest),
+                     dcommi_rank_at(s->nranks, peer), tag, DCOMM_STEP_ASYNC);
+    dcomm_build_end(b, 0);
+}
+
 /* Where this rank's own block begins, and how long it is. */
 static inline int64_t dcommi_own_offset(const dcommi_shape *s, const dcommi_blocks *blocks)
 {

@@ -27,21 +27,13 @@ static int64_t dcommi_hier_v_bytes(const dcommi_hier *h, int group, int to)
 static dcomm_status dcommi_hier_v_open(dcommi_hier *h, dcommi_hier_rounds *r)
 {
     int64_t most = 0;
-    memset(r, 0, sizeof *r);
-    r->h = h;
+    DCOMMI_TRY(dcommi_hier_rounds_make(h, r));
     for (int k = 0; k < h->ngroups; k++) {
         for (int to = 0; to < h->s->nranks; to++) {
             most = dcommi_max64(most, dcommi_hier_v_bytes(h, k, to));
         }
     }
-    r->counts = dcommi_calloc(8 * (size_t)h->size, sizeof *r->counts);
-    if (r->counts == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    r->made = r->counts + 4 * h->size;
-    r->made_extent = -1;
     r->pieces = 1;
-    r->message = dcommi_hier_message(h->s);
     r->tags = dcommi_chunks_of(most, r->message);
     r->tag = dcomm_build_tags(h->b, r->tags);
     r->called = dcomm_build_counter(h->b);
@@ -101,8 +93,7 @@ static void dcommi_hier_v_pass(dcommi_hier_rounds *r, int k, int q)
     dcommi_hier *h = r->h;
     const dcommi_shape *s = h->s;
     dcomm_builder *b = h->b;
-    int index = q * h->size + h->index;
-    int target = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
+    int target = dcommi_hier_stands_for(h, k, q);
     int64_t bytes = target >= 0 ? dcommi_hier_v_bytes(h, h->group, target) : 0, any = 0;
     dcomm_operand part = dcomm_span(DCOMM_SPACE_OUT, 0, b->head.out_bytes);
     for (int i = q * h->size; i < (q + 1) * h->size && i < dcommi_hier_size(h, k); i++) {
@@ -151,8 +142,7 @@ static dcomm_status dcommi_hier_v_known(dcommi_hier *h)
             int lane = dcommi_hier_rounds_lane(r.messages++);
             int64_t at = dcomm_build_scratch(h->b, bytes);
             dcommi_hier_recv(&r, lane, dcomm_span(DCOMM_SPACE_SCRATCH, at, bytes),
-                             (dcomm_operand){0}, 0,
-                             dcommi_hier_rank(h, k, h->index % dcommi_hier_size(h, k)));
+                             (dcomm_operand){0}, 0, dcommi_hier_stand_in(h, k));
             dcommi_hier_v_spread(h, lane, k, at);
         }
     }

@@ -49,6 +49,19 @@ static int dcommi_hier_passes(const dcommi_hier *h, int k, int size)
     return (dcommi_hier_size(h, k) + size - 1) / size;
 }
 
+/* The rank of group k that this rank stands for in pass q; -1: none. */
+static int dcommi_hier_stands_for(const dcommi_hier *h, int k, int q)
+{
+    int index = q * h->size + h->index;
+    return index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
+}
+
+/* The rank of group k that stands for this one. */
+static int dcommi_hier_stand_in(const dcommi_hier *h, int k)
+{
+    return dcommi_hier_rank(h, k, h->index % dcommi_hier_size(h, k));
+}
+
 /* A rank's block of the operation, in bytes. */
 static int64_t dcommi_hier_block(const dcommi_hier *h, int rank, int64_t *length)
 {
@@ -75,18 +88,22 @@ static int64_t dcommi_hier_message(const dcommi_shape *s)
     return dcommi_whole_elements(DCOMMI_HIER_MESSAGE, (int64_t)dcomm_dtype_size(s->dtype));
 }
 
+static dcomm_status dcommi_hier_rounds_make(dcommi_hier *h, dcommi_hier_rounds *r)
+{
+    memset(r, 0, sizeof *r);
+    r->h = h;
+    r->message = dcommi_hier_message(h->s);
+    r->counts = dcommi_calloc(8 * (size_t)h->size, sizeof *r->counts);
+    r->made = r->counts != NULL ? r->counts + 4 * h->size : NULL;
+    r->made_extent = -1;
+    return r->counts != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+}
+
 static dcomm_status dcommi_hier_rounds_open(dcommi_hier *h, bool cut, dcommi_hier_rounds *r)
 {
     const dcommi_shape *s = h->s;
     int64_t longest = dcommi_hier_bytes(s), rounds = 0;
-    memset(r, 0, sizeof *r);
-    r->h = h;
-    r->counts = dcommi_calloc(8 * (size_t)h->size, sizeof *r->counts);
-    if (r->counts == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    r->made = r->counts + 4 * h->size;
-    r->made_extent = -1;
+    DCOMMI_TRY(dcommi_hier_rounds_make(h, r));
     for (int k = 0; k < h->ngroups; k++) { /* alike for groups of any size */
         rounds += dcommi_hier_passes(h, k, h->smallest);
     }
@@ -97,7 +114,6 @@ static dcomm_status dcommi_hier_rounds_open(dcommi_hier *h, bool cut, dcommi_hie
     r->pieces = dcommi_chunks_of(longest, r->piece);
     /* All-to-all sends the blocks of a whole group in one piece. */
     int64_t most_bytes = cut ? r->piece : (int64_t)s->nranks * longest;
-    r->message = dcommi_hier_message(s);
     r->tags = dcommi_chunks_of(most_bytes, r->message);
     r->tag = dcomm_build_tags(h->b, r->pieces * r->tags);
     r->called = dcomm_build_counter(h->b);
@@ -246,8 +262,7 @@ static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h)
     for (int t = 1; t <= h->ngroups; t++) {
         int k = (h->group + t) % h->ngroups;
         for (int q = 0; q < dcommi_hier_passes(h, k, h->size); q++) {
-            int index = q * h->size + h->index;
-            int target = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
+            int target = dcommi_hier_stands_for(h, k, q);
             for (int64_t c = 0; c < r.pieces; c++) {
                 int64_t extent, bytes = 0, at = 0, to = own + c * r.piece;
                 int64_t first = dcommi_hier_pattern(&r, k, q, c, &extent);
@@ -292,8 +307,7 @@ static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h)
             int k = (h->group - t + h->ngroups) % h->ngroups;
             dcomm_operand stage_of = dcomm_span(t > 1 ? DCOMM_SPACE_SCRATCH : DCOMM_SPACE_NONE,
                                                 stage + c % 2 * r.piece, bytes);
-            dcommi_hier_recv(&r, lane, total, stage_of, c,
-                             dcommi_hier_rank(h, k, h->index % dcommi_hier_size(h, k)));
+            dcommi_hier_recv(&r, lane, total, stage_of, c, dcommi_hier_stand_in(h, k));
         }
         dcomm_operand parts[2] = {
             total, h->size > 1 ? dcomm_span(DCOMM_SPACE_SCRATCH, own + c * r.piece, bytes)
@@ -319,7 +333,7 @@ static dcomm_status dcommi_hier_allgather_of(dcommi_hier *h)
     sub.in_place = true;
     for (int t = 1; t < h->ngroups && length > 0; t++) {
         int k = (h->group + t) % h->ngroups;
-        int64_t target = dcommi_hier_rank(h, k, h->index % dcommi_hier_size(h, k));
+        int64_t target = dcommi_hier_stand_in(h, k);
         for (int64_t c = 0; c < r.pieces; c++) {
             int64_t bytes;
             dcommi_hier_piece(&r, s->rank, c, &bytes);
@@ -335,8 +349,7 @@ static dcomm_status dcommi_hier_allgather_of(dcommi_hier *h)
     for (int t = 0; t < h->ngroups; t++) {
         int k = (h->group - t + h->ngroups) % h->ngroups;
         for (int q = 0; q < dcommi_hier_passes(h, k, h->size); q++) {
-            int index = q * h->size + h->index;
-            int from = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
+            int from = dcommi_hier_stands_for(h, k, q);
             for (int64_t c = 0; c < r.pieces; c++) {
                 int64_t extent, bytes = 0, at = 0;
                 int64_t first = dcommi_hier_pattern(&r, k, q, c, &extent);
@@ -442,8 +455,7 @@ static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h)
     for (int t = 1; t <= h->ngroups; t++) {
         int k = (h->group + t) % h->ngroups;
         for (int q = 0; q < dcommi_hier_passes(h, k, h->size); q++) {
-            int index = q * h->size + h->index;
-            int target = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
+            int target = dcommi_hier_stands_for(h, k, q);
             int64_t bytes = target >= 0 ? h->size * one : 0;
             dcomm_operand part = dcomm_span(input, base + target * one, bytes);
             bool scattered = k == h->group && !dcommi_hier_together(h, k, 0, h->size);
@@ -482,8 +494,7 @@ static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h)
         if (s->in_place && t <= 2) { /* the copy of the input is complete */
             dcomm_build_wait(b, lane, r.called, dcomm_const(1));
         }
-        dcommi_hier_recv(&r, lane, into, (dcomm_operand){0}, 0,
-                         dcommi_hier_rank(h, k, h->index % size));
+        dcommi_hier_recv(&r, lane, into, (dcomm_operand){0}, 0, dcommi_hier_stand_in(h, k));
         if (!together) {
             dcommi_hier_scatter(h, lane, k, into.offset.add);
         }

@@ -21,6 +21,18 @@ static void dcommi_hier_leader_reserve(dcommi_hier_order *o, int phase, int back
     }
 }
 
+/* Where the blocks of this rank's part of a tier lie: `own` where that is this rank alone, room of
+ * its own where this rank leads it, else nowhere. */
+static dcommi_hier_place dcommi_hier_leader_place(dcommi_hier_order *o, int tier,
+                                                  dcommi_hier_place own)
+{
+    const dcommi_hier_tier *t = &o->tree.tier[tier];
+    dcommi_hier_node part = dcommi_hier_order_part(o, t, t->place);
+    return part.end - part.begin == 1 ? own
+           : t->owner >= 0            ? dcommi_hier_order_room(o, part)
+                                      : (dcommi_hier_place){DCOMM_SPACE_NONE, 0, 0};
+}
+
 static dcomm_status dcommi_hier_reduce_scatter_by_leaders(dcommi_hier *h)
 {
     const dcommi_shape *s = h->s;
@@ -30,9 +42,7 @@ static dcomm_status dcommi_hier_reduce_scatter_by_leaders(dcommi_hier *h)
     dcomm_space input = dcommi_input_of(s, 0).space;
     dcommi_hier_place from[DCOMMI_HIER_TIERS]; /* what a tier reduces */
     dcommi_hier_place sum = {DCOMM_SPACE_OUT, 0, 0}, to[DCOMMI_HIER_TIERS];
-    memset(from, 0, sizeof from);
-    memset(to, 0, sizeof to);
-    from[0].space = input;
+    from[0] = (dcommi_hier_place){input, 0, 0};
     if (!dcommi_hier_order_plain(&o)) {
         from[0] = dcommi_hier_order_room(&o, dcommi_hier_order_all(&o));
         dcommi_hier_order_copies(&o, input, from[0], false, &o.pipe.phase[0]);
@@ -45,14 +55,9 @@ static dcomm_status dcommi_hier_reduce_scatter_by_leaders(dcommi_hier *h)
         }
         from[i + 1] = leads ? sum : from[i];
     }
+    dcommi_hier_place own = dcommi_hier_order_own(&o, DCOMM_SPACE_OUT, s->in_place);
     for (int i = 0; i <= last; i++) { /* what a tier's part gets */
-        const dcommi_hier_tier *tier = &o.tree.tier[i];
-        dcommi_hier_node part = dcommi_hier_order_part(&o, tier, tier->place);
-        if (part.end - part.begin == 1) {
-            to[i] = dcommi_hier_order_own(&o, DCOMM_SPACE_OUT, s->in_place);
-        } else if (tier->owner >= 0) {
-            to[i] = dcommi_hier_order_room(&o, part);
-        }
+        to[i] = dcommi_hier_leader_place(&o, i, own);
     }
     o.pipe.nphases = 2 * last + 2;
     for (int i = last; i >= 0; i--) {
@@ -76,19 +81,13 @@ static dcomm_status dcommi_hier_allgather_by_leaders(dcommi_hier *h)
     DCOMMI_TRY(dcommi_hier_order_open(h, &o));
     int last = o.tree.ntiers - 1;
     dcommi_hier_place held[DCOMMI_HIER_TIERS], all = {DCOMM_SPACE_OUT, 0, 0};
-    memset(held, 0, sizeof held);
     if (!dcommi_hier_order_plain(&o)) {
         all = dcommi_hier_order_room(&o, dcommi_hier_order_all(&o));
         dcommi_hier_order_copies(&o, DCOMM_SPACE_OUT, all, true, &o.pipe.phase[2 * last + 1]);
     }
+    dcommi_hier_place own = dcommi_hier_order_own(&o, dcommi_input_of(s, 0).space, s->in_place);
     for (int i = 0; i <= last; i++) {
-        const dcommi_hier_tier *tier = &o.tree.tier[i];
-        dcommi_hier_node part = dcommi_hier_order_part(&o, tier, tier->place);
-        if (part.end - part.begin == 1) {
-            held[i] = dcommi_hier_order_own(&o, dcommi_input_of(s, 0).space, s->in_place);
-        } else if (tier->owner >= 0) {
-            held[i] = dcommi_hier_order_room(&o, part);
-        }
+        held[i] = dcommi_hier_leader_place(&o, i, own);
     }
     o.pipe.nphases = 2 * last + 2;
     for (int i = last; i >= 0; i--) {
@@ -208,21 +207,13 @@ static dcomm_status dcommi_hier_alltoall_by_leaders(dcommi_hier *h)
     }
     dcommi_hier_leader_square(&o);
     dcommi_hier_place held[DCOMMI_HIER_TIERS], got[DCOMMI_HIER_TIERS];
-    dcommi_hier_node own = {0, 0, 0};
-    memset(held, 0, sizeof held);
-    memset(got, 0, sizeof got);
+    const dcommi_hier_tier *top = &o.tree.tier[last];
+    dcommi_hier_node own = dcommi_hier_order_part(&o, top, top->place);
     for (int i = 0; i <= last; i++) {
-        const dcommi_hier_tier *tier = &o.tree.tier[i];
-        own = dcommi_hier_order_part(&o, tier, tier->place);
-        if (own.end - own.begin == 1) {
-            held[i] = input;
-            got[i] = output;
-        } else if (tier->owner >= 0) {
-            held[i] = dcommi_hier_order_room(&o, own);
-            got[i] = dcommi_hier_order_room(&o, own);
-        }
+        held[i] = dcommi_hier_leader_place(&o, i, input);
+        got[i] = dcommi_hier_leader_place(&o, i, output);
     }
-    if (o.tree.tier[last].owner >= 0) {
+    if (top->owner >= 0) {
         dcommi_hier_place sorted = dcommi_hier_order_room(&o, own);
         dcommi_hier_place came = dcommi_hier_order_room(&o, own);
         status = dcommi_hier_leader_sort(&o, own, false, held[last], sorted, &phase[last]);

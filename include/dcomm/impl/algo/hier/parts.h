@@ -151,60 +151,14 @@ static dcomm_status dcommi_hier_open(const dcommi_shape *s, dcomm_builder *b, dc
 
 /* ---- blocks from and to one rank, within a host ---- */
 
-/* Others read their blocks of the root's input where they lie. */
 static dcomm_status dcommi_hier_scatter_near(const dcommi_shape *s, dcomm_builder *b)
 {
-    int64_t longest = dcommi_longest(s, s->counts);
-    if (!dcommi_reads_peers(s, longest)) {
-        return dcommi_scatter_linear(s, b);
-    }
-    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
-    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    uint16_t slot = dcomm_build_slot(b), done = dcomm_build_counter(b);
-    dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, 0, length);
-    if (s->rank != s->root) {
-        dcomm_build_copy(b, 0, out,
-                         dcomm_exposed(dcomm_const(s->root), slot, dcomm_const(begin), length), 0);
-        dcomm_build_signal(b, 0, done, dcomm_const(s->root), dcomm_const(1));
-        return b->status;
-    }
-    dcomm_space input = dcommi_input_of(s, 0).space;
-    int64_t end = s->in_place ? b->head.out_bytes : b->head.in_bytes;
-    dcomm_build_expose(b, 0, dcomm_span(input, 0, end), slot, dcomm_const(DCOMM_ALL_PEERS));
-    if (!s->in_place) {
-        dcomm_build_copy(b, 0, out, dcomm_span(input, begin, length), 0);
-    }
-    dcomm_build_wait(b, 0, done, dcomm_const(s->nranks - 1));
-    return b->status;
+    return dcommi_scatter_by(s, b, dcommi_reads_peers(s, dcommi_longest(s, s->counts)));
 }
 
-/* The root reads the others' blocks where they lie. */
 static dcomm_status dcommi_hier_gather_near(const dcommi_shape *s, dcomm_builder *b)
 {
-    int64_t n = s->nranks, longest = dcommi_longest(s, s->counts);
-    if (!dcommi_reads_peers(s, longest)) {
-        return dcommi_gather_linear(s, b);
-    }
-    dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
-    int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    uint16_t slot = dcomm_build_slot(b), done = dcomm_build_counter(b);
-    dcomm_operand own = dcomm_span(DCOMM_SPACE_IN, 0, length);
-    if (s->rank != s->root) {
-        dcomm_build_expose(b, 0, own, slot, dcomm_const(s->root));
-        dcomm_build_wait(b, 0, done, dcomm_const(1));
-        return b->status;
-    }
-    int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
-    dcommi_turn peer = dcommi_others(s, d);
-    dcomm_operand theirs = dcomm_exposed(dcommi_rank_at(n, peer), slot, dcomm_const(0), longest);
-    theirs.length = dcommi_block_length(&blocks, peer);
-    dcomm_build_copy(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest), theirs,
-                     DCOMM_STEP_ASYNC);
-    dcomm_build_end(b, 0);
-    dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_OUT, begin, length), own, 0);
-    dcomm_build_fence(b, 0);
-    dcomm_build_signal(b, 0, done, dcomm_const(DCOMM_ALL_PEERS), dcomm_const(1));
-    return b->status;
+    return dcommi_gather_by(s, b, dcommi_reads_peers(s, dcommi_longest(s, s->counts)));
 }
 
 /* ---- the plans of the levels ---- */
