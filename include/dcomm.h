@@ -13713,46 +13713,32 @@ static dcomm_status dcommi_build_finish(dcomm_builder *b, dcomm_plan **plan_p)
         dcommi_build_discard(b);
         return DCOMM_ERR_NO_MEMORY;
     }
-    *plan = b->head;
-    dcomm_step *steps = (dcomm_step *)(plan + 1);
-    dcomm_operand *operands = (dcomm_operand *)(steps + nsteps);
-    int64_t *table = (int64_t *)(operands + b->noperands);
-    const dcomm_plan **subs = (const dcomm_plan **)(table + b->ntable);
-    dcomm_lane *lanes = (dcomm_lane *)(subs + b->nsubs);
-    uint8_t *behind = (uint8_t *)plan + own;
+    uint8_t *at = (uint8_t *)plan, *behind = at + own;
     for (size_t i = 0; i < b->nadopted; i++) {
         const dcomm_plan *copy = dcommi_plan_copy(&behind, b->adopted[i]);
         for (size_t k = 0; k < b->nsubs; k++) {
             b->subs[k] = b->subs[k] == b->adopted[i] ? copy : b->subs[k];
         }
     }
+    dcommi_plan_put(&at, &b->head, sizeof b->head);
+    plan->steps = (const void *)at;
+    for (uint32_t i = 0; i < b->head.nlanes; i++) {
+        dcommi_plan_put(&at, b->lanes[i].steps, b->lanes[i].count * sizeof *plan->steps);
+    }
+    plan->operands = dcommi_plan_put(&at, b->operands, b->noperands * sizeof *b->operands);
+    plan->table = dcommi_plan_put(&at, b->table, b->ntable * sizeof *b->table);
+    plan->subs = dcommi_plan_put(&at, (const void *)b->subs, b->nsubs * sizeof *b->subs);
+    plan->lanes = (const void *)at;
     uint32_t first = 0;
     for (uint32_t i = 0; i < b->head.nlanes; i++) {
-        lanes[i].first = first;
-        lanes[i].count = (uint32_t)b->lanes[i].count;
-        if (b->lanes[i].count > 0) {
-            memcpy(steps + first, b->lanes[i].steps, b->lanes[i].count * sizeof *steps);
-        }
-        first += lanes[i].count;
-    }
-    if (b->noperands > 0) {
-        memcpy(operands, b->operands, b->noperands * sizeof *operands);
-    }
-    if (b->ntable > 0) {
-        memcpy(table, b->table, b->ntable * sizeof *table);
-    }
-    if (b->nsubs > 0) {
-        memcpy((void *)subs, (const void *)b->subs, b->nsubs * sizeof *subs);
+        const dcomm_lane lane = {.first = first, .count = (uint32_t)b->lanes[i].count};
+        dcommi_plan_put(&at, &lane, sizeof lane);
+        first += lane.count;
     }
     plan->nsteps = (uint32_t)nsteps;
     plan->noperands = (uint32_t)b->noperands;
     plan->ntable = (uint32_t)b->ntable;
     plan->nsubs = (uint32_t)b->nsubs;
-    plan->steps = steps;
-    plan->operands = operands;
-    plan->table = table;
-    plan->subs = subs;
-    plan->lanes = lanes;
     dcommi_build_discard(b);
     *plan_p = plan;
     return DCOMM_OK;
@@ -13879,8 +13865,7 @@ static void dcommi_print_expr(dcommi_print_text *t, const dcomm_expr *e)
 }
 static const char *dcommi_print_space(unsigned space)
 {
-    static const char *const names[] = {"none",  "IN",   "OUT",    "SCRATCH",
-                                        "WORDS", "PEER", "message"};
+    static const char *const names[] = {"none", "IN", "OUT", "SCRATCH", "WORDS", "PEER", "message"};
     return space < sizeof names / sizeof names[0] ? names[space] : "?";
 }
 static void dcommi_print_operand(dcommi_print_text *t, const dcomm_operand *o)
@@ -13958,19 +13943,24 @@ static void dcommi_print_call(dcommi_print_text *t, const dcomm_plan *p, const d
         dcommi_print_expr(t, &first);
     }
 }
-static void dcommi_print_step(dcommi_print_text *t, const dcomm_plan *p, const dcomm_step *s,
-                              int depth)
+/* Return the name of a step's kind. */
+static const char *dcommi_print_kind(unsigned kind)
 {
     static const char *const names[] = {
 #define DCOMMI_PRINT_STEP(kind, name) name,
         DCOMM_STEP_TABLE(DCOMMI_PRINT_STEP)
 #undef DCOMMI_PRINT_STEP
     };
+    return names[kind];
+}
+static void dcommi_print_step(dcommi_print_text *t, const dcomm_plan *p, const dcomm_step *s,
+                              int depth)
+{
     if (s->kind >= DCOMM_STEP_KIND_COUNT) {
         dcommi_print_add(t, "kind %d?", s->kind);
         return;
     }
-    dcommi_print_add(t, "%s", names[s->kind]);
+    dcommi_print_add(t, "%s", dcommi_print_kind(s->kind));
     bool tagged = false;
     switch (s->kind) {
     case DCOMM_STEP_SEND:
@@ -14101,41 +14091,34 @@ dcomm_status dcomm_plan_print(const dcomm_plan *p, char *buf, size_t len, size_t
     (DCOMMI_CHECK_BIT(OUT) | DCOMMI_CHECK_BIT(SCRATCH) | DCOMMI_CHECK_BIT(WORDS))
 #define DCOMMI_CHECK_BYTES (DCOMMI_CHECK_BIT(OUT) | DCOMMI_CHECK_BIT(SCRATCH))
 /* What a step kind may have. */
+enum { DCOMMI_CHECK_ASYNC = 1, DCOMMI_CHECK_REPEATS = 2, DCOMMI_CHECK_MESSAGE = 4 };
 typedef struct dcommi_check_form {
-    const char *name;
     unsigned dst, src; /* bits of spaces; dst 0: none */
     uint32_t src_min, src_max;
-    bool async, repeats, messages;
+    unsigned may;
 } dcommi_check_form;
 static const dcommi_check_form *dcommi_check_form_of(unsigned kind)
 {
     static const dcommi_check_form forms[DCOMM_STEP_KIND_COUNT] = {
-        [DCOMM_STEP_SEND] = {"send", 0, DCOMMI_CHECK_LOCAL, 1, 1, true, false, true},
-        [DCOMM_STEP_RECV] = {"recv", DCOMMI_CHECK_RESULT, 0, 0, 0, true, false, true},
-        [DCOMM_STEP_RECV_REDUCE] = {"recv_reduce", DCOMMI_CHECK_BYTES,
-                                    DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(MSG), 2,
-                                    DCOMMI_FOLD_SOURCES, true, false, true},
-        [DCOMM_STEP_COPY] = {"copy", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_ANY, 1, 1, true, false,
-                             false},
-        [DCOMM_STEP_EXPOSE] = {"expose", 0, DCOMMI_CHECK_OWN, 1, 1, true, false, false},
-        [DCOMM_STEP_REDUCE] = {"reduce", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_ANY, 1, UINT32_MAX,
-                               false, true, false},
-        [DCOMM_STEP_ENCODE] = {"encode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, 1, false, false,
-                               false},
-        [DCOMM_STEP_DECODE] = {"decode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, UINT32_MAX,
-                               false, true, false},
-        [DCOMM_STEP_RECODE] = {"recode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, UINT32_MAX,
-                               false, true, false},
-        [DCOMM_STEP_COMPUTE] = {"compute", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_LOCAL, 0,
-                                DCOMMI_FOLD_SOURCES, false, false, false},
-        [DCOMM_STEP_SIGNAL] = {"signal", 0, 0, 0, 0, false, false, false},
-        [DCOMM_STEP_WAIT] = {"wait", 0, 0, 0, 0, false, false, false},
-        [DCOMM_STEP_FENCE] = {"fence", 0, 0, 0, 0, false, false, false},
-        [DCOMM_STEP_LOOP] = {"loop", 0, 0, 0, 0, false, false, false},
-        [DCOMM_STEP_END] = {"end", 0, 0, 0, 0, false, false, false},
-        [DCOMM_STEP_CALL] = {"call", DCOMMI_CHECK_BYTES | DCOMMI_CHECK_BIT(NONE),
-                             DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(NONE), 1, 1, false, false, false},
-    };
+        [DCOMM_STEP_SEND] = {0, DCOMMI_CHECK_LOCAL, 1, 1,
+                             DCOMMI_CHECK_ASYNC | DCOMMI_CHECK_MESSAGE},
+        [DCOMM_STEP_RECV] = {DCOMMI_CHECK_RESULT, 0, 0, 0,
+                             DCOMMI_CHECK_ASYNC | DCOMMI_CHECK_MESSAGE},
+        [DCOMM_STEP_RECV_REDUCE] = {DCOMMI_CHECK_BYTES, DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(MSG), 2,
+                                    DCOMMI_FOLD_SOURCES, DCOMMI_CHECK_ASYNC | DCOMMI_CHECK_MESSAGE},
+        [DCOMM_STEP_COPY] = {DCOMMI_CHECK_RESULT, DCOMMI_CHECK_ANY, 1, 1, DCOMMI_CHECK_ASYNC},
+        [DCOMM_STEP_EXPOSE] = {0, DCOMMI_CHECK_OWN, 1, 1, DCOMMI_CHECK_ASYNC},
+        [DCOMM_STEP_REDUCE] = {DCOMMI_CHECK_RESULT, DCOMMI_CHECK_ANY, 1, UINT32_MAX,
+                               DCOMMI_CHECK_REPEATS},
+        [DCOMM_STEP_ENCODE] = {DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, 1, 0},
+        [DCOMM_STEP_DECODE] = {DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, UINT32_MAX,
+                               DCOMMI_CHECK_REPEATS},
+        [DCOMM_STEP_RECODE] = {DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, UINT32_MAX,
+                               DCOMMI_CHECK_REPEATS},
+        [DCOMM_STEP_COMPUTE] = {DCOMMI_CHECK_RESULT, DCOMMI_CHECK_LOCAL, 0, DCOMMI_FOLD_SOURCES, 0},
+        [DCOMM_STEP_CALL] = {DCOMMI_CHECK_BYTES | DCOMMI_CHECK_BIT(NONE),
+                             DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(NONE), 1, 1, 0},
+    }; /* the others have neither */
     return &forms[kind];
 }
 static dcomm_status dcommi_check_expr_valid(const dcomm_plan *p, const dcomm_expr *e,
@@ -14243,9 +14226,9 @@ static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_ste
     const dcommi_check_form *form = dcommi_check_form_of(s->kind);
     if ((s->flags &
          ~(DCOMM_STEP_ASYNC | DCOMM_STEP_FINAL | DCOMM_STEP_FORWARD | DCOMM_STEP_RESULT)) != 0 ||
-        ((s->flags & DCOMM_STEP_ASYNC) != 0 && !form->async)) {
+        ((s->flags & DCOMM_STEP_ASYNC) != 0 && (form->may & DCOMMI_CHECK_ASYNC) == 0)) {
         return dcommi_fail(DCOMM_ERR_PLAN, "%s: flags 0x%x do not fit a %s", where, s->flags,
-                           form->name);
+                           dcommi_print_kind(s->kind));
     }
     if (s->src > p->noperands || p->noperands - s->src < s->nsrc) {
         return dcommi_fail(DCOMM_ERR_PLAN,
@@ -14255,12 +14238,13 @@ static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_ste
     }
     if (s->nsrc < form->src_min || s->nsrc > form->src_max) {
         return dcommi_fail(DCOMM_ERR_PLAN, "%s: a %s cannot have %" PRIu32 " sources", where,
-                           form->name, s->nsrc);
+                           dcommi_print_kind(s->kind), s->nsrc);
     }
     uint32_t arriving = 0;
     for (uint32_t i = 0; i < s->nsrc; i++) {
         const dcomm_operand *o = &p->operands[s->src + i];
-        DCOMMI_TRY(dcommi_check_operand_valid(p, o, form->src, form->repeats, where, "the source"));
+        DCOMMI_TRY(dcommi_check_operand_valid(
+            p, o, form->src, (form->may & DCOMMI_CHECK_REPEATS) != 0, where, "the source"));
         arriving += o->space == DCOMM_SPACE_MSG;
     }
     if (form->dst != 0) {
@@ -14279,11 +14263,12 @@ static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_ste
         DCOMMI_TRY(dcommi_check_operand_valid(p, &s->stage, DCOMMI_CHECK_BIT(SCRATCH), false, where,
                                               "the stage"));
     }
-    bool peers = form->messages || s->kind == DCOMM_STEP_EXPOSE || s->kind == DCOMM_STEP_SIGNAL;
+    bool messages = (form->may & DCOMMI_CHECK_MESSAGE) != 0;
+    bool peers = messages || s->kind == DCOMM_STEP_EXPOSE || s->kind == DCOMM_STEP_SIGNAL;
     if (peers) {
         DCOMMI_TRY(dcommi_check_expr_valid(p, &s->peer, where, "peer"));
     }
-    if (form->messages) {
+    if (messages) {
         DCOMMI_TRY(dcommi_check_expr_valid(p, &s->tag, where, "tag"));
     }
     switch (s->kind) {
@@ -14378,7 +14363,7 @@ static dcomm_status dcommi_check_lane_valid(const dcomm_plan *p, uint32_t lane, 
                                where, lane, i, s->kind);
         }
         snprintf(place, sizeof place, "%s lane %" PRIu32 " step %" PRIu32 " (%s)", where, lane, i,
-                 dcommi_check_form_of(s->kind)->name);
+                 dcommi_print_kind(s->kind));
         DCOMMI_TRY(dcommi_check_step_valid(p, s, place));
         DCOMMI_TRY(dcommi_check_forward_valid(p, s, i + 1 < l->count ? s + 1 : NULL, place));
         if (s->kind == DCOMM_STEP_LOOP) {
@@ -15032,30 +15017,71 @@ static bool dcommi_trials_valid(const dcomm_trial *trials)
     }
     return good;
 }
+/* A field of a link or of a tuning, as files name it: T microseconds, N a number, C a curve. */
+typedef struct dcommi_tuning_field {
+    const char *key;
+    char kind;
+    size_t at;
+} dcommi_tuning_field;
+#define DCOMMI_FIELD(type, key, field, kind) \
+    {                                        \
+        key, kind, offsetof(type, field)     \
+    }
+static const dcommi_tuning_field dcommi_link_fields[] = {
+    DCOMMI_FIELD(dcomm_link, "alpha_us", alpha_ps, 'T'),
+    DCOMMI_FIELD(dcomm_link, "overhead_us", overhead_ps, 'T'),
+    DCOMMI_FIELD(dcomm_link, "signal_us", signal_ps, 'T'),
+    DCOMMI_FIELD(dcomm_link, "tell_us", tell_ps, 'T'),
+    DCOMMI_FIELD(dcomm_link, "eager_bytes", eager_bytes, 'N'),
+    DCOMMI_FIELD(dcomm_link, "by_core", by_core, 'N'),
+    DCOMMI_FIELD(dcomm_link, "message", message, 'C'),
+    DCOMMI_FIELD(dcomm_link, "fold", fold, 'C'),
+    DCOMMI_FIELD(dcomm_link, "read", read, 'C'),
+    DCOMMI_FIELD(dcomm_link, "reduce", reduce, 'C'),
+    DCOMMI_FIELD(dcomm_link, "mapped_read", mapped_read, 'C'),
+    DCOMMI_FIELD(dcomm_link, "mapped_reduce", mapped_reduce, 'C'),
+    DCOMMI_FIELD(dcomm_link, "huge_read", huge_read, 'C'),
+    DCOMMI_FIELD(dcomm_link, "huge_reduce", huge_reduce, 'C'),
+    DCOMMI_FIELD(dcomm_link, "shared", shared, 'C'),
+    DCOMMI_FIELD(dcomm_link, "sustained", sustained, 'C'),
+    {NULL, 0, 0},
+};
+static const dcommi_tuning_field dcommi_tuning_fields[] = {
+    DCOMMI_FIELD(dcomm_tuning, "copy", copy, 'C'),
+    DCOMMI_FIELD(dcomm_tuning, "fold", fold, 'C'),
+    DCOMMI_FIELD(dcomm_tuning, "device_stage_us", device_stage_ps, 'T'),
+    DCOMMI_FIELD(dcomm_tuning, "device_ucx", device_ucx, 'N'),
+    DCOMMI_FIELD(dcomm_tuning, "device_ucx_us", device_ucx_ps, 'T'),
+    DCOMMI_FIELD(dcomm_tuning, "device_copy", device_copy, 'C'),
+    DCOMMI_FIELD(dcomm_tuning, "device_fold", device_fold, 'C'),
+    DCOMMI_FIELD(dcomm_tuning, "device_read", device_read, 'C'),
+    DCOMMI_FIELD(dcomm_tuning, "device_reduce", device_reduce, 'C'),
+    DCOMMI_FIELD(dcomm_tuning, "step_us", step_ps, 'T'),
+    DCOMMI_FIELD(dcomm_tuning, "call_us", call_ps, 'T'),
+    DCOMMI_FIELD(dcomm_tuning, "connections", connections, 'N'),
+    DCOMMI_FIELD(dcomm_tuning, "tried", tried, 'N'),
+    {NULL, 0, 0},
+};
+#undef DCOMMI_FIELD
+static bool dcommi_fields_valid(const dcommi_tuning_field *field, const void *of)
+{
+    bool good = true;
+    for (; good && field->key != NULL; field++) {
+        const void *at = (const char *)of + field->at;
+        int64_t most = field->kind == 'T' ? DCOMMI_MODEL_MOST : INT64_MAX;
+        good = field->kind == 'C' ? dcommi_curve_valid(at)
+                                  : *(const int64_t *)at >= 0 && *(const int64_t *)at <= most;
+    }
+    return good;
+}
 static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
 {
-    bool good = dcommi_curve_valid(&t->copy) && dcommi_curve_valid(&t->fold) &&
-                dcommi_curve_valid(&t->device_copy) && dcommi_curve_valid(&t->device_fold) &&
-                dcommi_curve_valid(&t->device_read) && dcommi_curve_valid(&t->device_reduce) &&
-                t->device_stage_ps >= 0 && t->device_stage_ps <= DCOMMI_MODEL_MOST &&
-                t->device_ucx_ps >= 0 && t->device_ucx_ps <= DCOMMI_MODEL_MOST &&
-                t->device_ucx >= 0 && t->step_ps >= 0 && t->call_ps >= 0 && t->connections >= 0 &&
-                t->connections <= DCOMM_CONNECTIONS_MAX;
+    bool good = dcommi_fields_valid(dcommi_tuning_fields, t) &&
+                t->connections <= DCOMM_CONNECTIONS_MAX && dcommi_trials_valid(t->trial) &&
+                dcommi_trials_valid(t->huge) && dcommi_trials_valid(t->registered);
     for (int k = 0; k < DCOMM_LINK_COUNT && good; k++) {
-        const dcomm_link *l = &t->link[k];
-        const int64_t most = DCOMMI_MODEL_MOST;
-        good = l->alpha_ps >= 0 && l->alpha_ps <= most && l->overhead_ps >= 0 &&
-               l->overhead_ps <= most && l->signal_ps >= 0 && l->signal_ps <= most &&
-               l->tell_ps >= 0 && l->tell_ps <= most && l->eager_bytes >= 0 &&
-               dcommi_curve_valid(&l->message) && dcommi_curve_valid(&l->fold) &&
-               dcommi_curve_valid(&l->read) && dcommi_curve_valid(&l->reduce) &&
-               dcommi_curve_valid(&l->mapped_read) && dcommi_curve_valid(&l->mapped_reduce) &&
-               dcommi_curve_valid(&l->huge_read) && dcommi_curve_valid(&l->huge_reduce) &&
-               dcommi_curve_valid(&l->shared) && dcommi_curve_valid(&l->sustained);
+        good = dcommi_fields_valid(dcommi_link_fields, &t->link[k]);
     }
-    good = good && t->tried >= 0;
-    good = good && dcommi_trials_valid(t->trial) && dcommi_trials_valid(t->huge) &&
-           dcommi_trials_valid(t->registered);
     return good ? DCOMM_OK
                 : dcommi_fail(
                       DCOMM_ERR_INVALID,
@@ -16519,74 +16545,32 @@ DCOMM_API void dcomm_tuning_default(dcomm_tuning *tuning)
     snprintf(tuning->source, sizeof tuning->source, "built in");
 }
 #define DCOMMI_TUNING_LINE 1024
-/* X(key, field, kind): what a link has; then what a tuning has beside its links. T: microseconds,
- * N: a number, C: a curve. */
-#define DCOMMI_LINK_FIELDS(X)            \
-    X("alpha_us", alpha_ps, T)           \
-    X("overhead_us", overhead_ps, T)     \
-    X("signal_us", signal_ps, T)         \
-    X("tell_us", tell_ps, T)             \
-    X("eager_bytes", eager_bytes, N)     \
-    X("by_core", by_core, N)             \
-    X("message", message, C)             \
-    X("fold", fold, C)                   \
-    X("read", read, C)                   \
-    X("reduce", reduce, C)               \
-    X("mapped_read", mapped_read, C)     \
-    X("mapped_reduce", mapped_reduce, C) \
-    X("huge_read", huge_read, C)         \
-    X("huge_reduce", huge_reduce, C)     \
-    X("shared", shared, C)               \
-    X("sustained", sustained, C)
-#define DCOMMI_TUNING_FIELDS(X)              \
-    X("copy", copy, C)                       \
-    X("fold", fold, C)                       \
-    X("device_stage_us", device_stage_ps, T) \
-    X("device_ucx", device_ucx, N)           \
-    X("device_ucx_us", device_ucx_ps, T)     \
-    X("device_copy", device_copy, C)         \
-    X("device_fold", device_fold, C)         \
-    X("device_read", device_read, C)         \
-    X("device_reduce", device_reduce, C)     \
-    X("step_us", step_ps, T)                 \
-    X("call_us", call_ps, T)                 \
-    X("connections", connections, N)         \
-    X("tried", tried, N)
-/* X(prefix, field): trials, an algorithm's under the prefix and its name. */
-#define DCOMMI_TRIAL_FIELDS(X) \
-    X("allreduce.", trial)     \
-    X("allreduce_huge.", huge) \
-    X("allreduce_registered.", registered)
+/* Where trials are: an algorithm's under the prefix and its name. */
+static const struct {
+    const char *prefix;
+    size_t at;
+} dcommi_trial_fields[] = {{"allreduce.", offsetof(dcomm_tuning, trial)},
+                           {"allreduce_huge.", offsetof(dcomm_tuning, huge)},
+                           {"allreduce_registered.", offsetof(dcomm_tuning, registered)}};
+enum { DCOMMI_TRIAL_FIELDS = sizeof dcommi_trial_fields / sizeof dcommi_trial_fields[0] };
 static const char *const dcommi_link_names[DCOMM_LINK_COUNT] = {"host",  "package", "numa",
                                                                 "cache", "core",    "near"};
 /* ---- one value ---- */
-static void dcommi_write_T(FILE *file, const int64_t *ps)
+static void dcommi_tuning_write(FILE *file, char kind, const void *value)
 {
-    fprintf(file, "%.6f", 1e-6 * (double)*ps);
-}
-static void dcommi_write_N(FILE *file, const int64_t *n)
-{
-    fprintf(file, "%" PRId64, *n);
-}
-static void dcommi_write_C(FILE *file, const dcomm_curve *c)
-{
-    for (int64_t i = 0; i < c->n; i++) {
+    const dcomm_curve *c = value;
+    if (kind == 'T') {
+        fprintf(file, "%.6f", 1e-6 * (double)*(const int64_t *)value);
+    } else if (kind == 'N') {
+        fprintf(file, "%" PRId64, *(const int64_t *)value);
+    }
+    for (int64_t i = 0; kind == 'C' && i < c->n; i++) {
         fprintf(file, "%s%" PRId64 ":%.6f", i > 0 ? " " : "", c->bytes[i], 1e-6 * (double)c->ps[i]);
     }
+    fputc('\n', file);
 }
-static bool dcommi_read_T(const char *text, int64_t *ps)
-{
-    double us = 0;
-    bool good = dcommi_text_number(text, 0, 1e-6 * (double)DCOMMI_MODEL_MOST, &us);
-    *ps = good ? (int64_t)(us * 1e6 + 0.5) : 0;
-    return good;
-}
-static bool dcommi_read_N(const char *text, int64_t *n)
-{
-    *n = 0;
-    return dcommi_text_integer(text, 0, INT64_MAX, n);
-}
-static bool dcommi_read_C(const char *text, dcomm_curve *c)
+static bool dcommi_tuning_read(const char *text, char kind, void *value);
+static bool dcommi_tuning_read_curve(const char *text, dcomm_curve *c)
 {
     char copy[DCOMMI_TUNING_LINE], *save = NULL;
     memset(c, 0, sizeof *c);
@@ -16597,25 +16581,45 @@ static bool dcommi_read_C(const char *text, dcomm_curve *c)
             return false;
         }
         *colon = 0;
-        if (!dcommi_read_N(at, &c->bytes[c->n]) || !dcommi_read_T(colon + 1, &c->ps[c->n])) {
+        if (!dcommi_tuning_read(at, 'N', &c->bytes[c->n]) ||
+            !dcommi_tuning_read(colon + 1, 'T', &c->ps[c->n])) {
             return false;
         }
         c->n++;
     }
     return dcommi_curve_valid(c);
 }
-static void dcommi_write_trials(FILE *file, const char *key, const dcomm_trial *trials)
+static bool dcommi_tuning_read(const char *text, char kind, void *value)
 {
-    for (int i = 0; i < DCOMM_TRIALS && trials[i].algo[0] != 0; i++) {
-        fprintf(file, "%s%s = ", key, trials[i].algo);
-        dcommi_write_C(file, &trials[i].took);
-        fputc('\n', file);
+    double us = 0;
+    int64_t *number = value;
+    if (kind == 'C') {
+        return dcommi_tuning_read_curve(text, value);
+    }
+    *number = 0;
+    if (kind == 'N') {
+        return dcommi_text_integer(text, 0, INT64_MAX, number);
+    }
+    bool good = dcommi_text_number(text, 0, 1e-6 * (double)DCOMMI_MODEL_MOST, &us);
+    *number = good ? (int64_t)(us * 1e6 + 0.5) : 0;
+    return good;
+}
+static void dcommi_tuning_write_all(FILE *file, const char *link, const dcommi_tuning_field *field,
+                                    const void *of)
+{
+    for (; field->key != NULL; field++) {
+        fprintf(file, "%s%s%s = ", link, link[0] != 0 ? "." : "", field->key);
+        dcommi_tuning_write(file, field->kind, (const char *)of + field->at);
     }
 }
-static bool dcommi_read_trial(dcomm_trial *trials, const char *algo, const char *value)
+/* Set what `key` names among fields; false: there is no such thing, or the value is none. */
+static bool dcommi_tuning_set(const dcommi_tuning_field *field, void *of, const char *key,
+                              const char *value)
 {
-    dcomm_trial *trial = dcommi_trial_slot(trials, algo);
-    return trial != NULL && dcommi_read_C(value, &trial->took);
+    while (field->key != NULL && strcmp(key, field->key) != 0) {
+        field++;
+    }
+    return field->key != NULL && dcommi_tuning_read(value, field->kind, (char *)of + field->at);
 }
 /* ---- the file ---- */
 DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char *path)
@@ -16629,25 +16633,18 @@ DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char 
     locale_t before = dcommi_locale_enter();
     fprintf(file, "# dcomm tuning, read where DCOMM_TUNE_FILE names it; curves: bytes:us ...\n");
     fprintf(file, "source = %s\n", tuning->source);
-#define DCOMMI_WRITE(key, field, kind)       \
-    fprintf(file, "%s = ", key);             \
-    dcommi_write_##kind(file, &part->field); \
-    fputc('\n', file);
-    const dcomm_tuning *part = tuning;
-    DCOMMI_TUNING_FIELDS(DCOMMI_WRITE)
-#undef DCOMMI_WRITE
+    dcommi_tuning_write_all(file, "", dcommi_tuning_fields, tuning);
     for (int k = 0; k < DCOMM_LINK_COUNT; k++) {
-        const dcomm_link *link = &tuning->link[k];
-#define DCOMMI_WRITE(key, field, kind)                    \
-    fprintf(file, "%s.%s = ", dcommi_link_names[k], key); \
-    dcommi_write_##kind(file, &link->field);              \
-    fputc('\n', file);
-        DCOMMI_LINK_FIELDS(DCOMMI_WRITE)
-#undef DCOMMI_WRITE
+        dcommi_tuning_write_all(file, dcommi_link_names[k], dcommi_link_fields, &tuning->link[k]);
     }
-#define DCOMMI_WRITE(key, field) dcommi_write_trials(file, key, tuning->field);
-    DCOMMI_TRIAL_FIELDS(DCOMMI_WRITE)
-#undef DCOMMI_WRITE
+    for (int k = 0; k < DCOMMI_TRIAL_FIELDS; k++) {
+        const void *at = (const char *)tuning + dcommi_trial_fields[k].at;
+        const dcomm_trial *trial = at;
+        for (int i = 0; i < DCOMM_TRIALS && trial[i].algo[0] != 0; i++) {
+            fprintf(file, "%s%s = ", dcommi_trial_fields[k].prefix, trial[i].algo);
+            dcommi_tuning_write(file, 'C', &trial[i].took);
+        }
+    }
     dcommi_locale_leave(before);
     bool bad = ferror(file) != 0;
     bad = fclose(file) != 0 || bad;
@@ -16662,33 +16659,21 @@ static bool dcommi_tuning_assign(dcomm_tuning *t, const char *key, const char *v
         snprintf(t->source, sizeof t->source, "%s", value);
         return true;
     }
-#define DCOMMI_READ(prefix, field)                                          \
-    if (strncmp(key, prefix, sizeof prefix - 1) == 0) {                     \
-        return dcommi_read_trial(t->field, key + sizeof prefix - 1, value); \
-    }
-    DCOMMI_TRIAL_FIELDS(DCOMMI_READ)
-#undef DCOMMI_READ
-#define DCOMMI_READ(name, field, kind)                  \
-    if (strcmp(key, name) == 0) {                       \
-        return dcommi_read_##kind(value, &part->field); \
-    }
-    dcomm_tuning *part = t;
-    DCOMMI_TUNING_FIELDS(DCOMMI_READ)
-    const char *dot = strchr(key, '.');
-    for (int k = 0; dot != NULL && k < DCOMM_LINK_COUNT; k++) {
-        size_t len = strlen(dcommi_link_names[k]);
-        if ((size_t)(dot - key) == len && strncmp(key, dcommi_link_names[k], len) == 0) {
-            dcomm_link *link = &t->link[k];
-#undef DCOMMI_READ
-#define DCOMMI_READ(name, field, kind)                  \
-    if (strcmp(dot + 1, name) == 0) {                   \
-        return dcommi_read_##kind(value, &link->field); \
-    }
-            DCOMMI_LINK_FIELDS(DCOMMI_READ)
+    for (int k = 0; k < DCOMMI_TRIAL_FIELDS; k++) {
+        const size_t len = strlen(dcommi_trial_fields[k].prefix);
+        if (strncmp(key, dcommi_trial_fields[k].prefix, len) == 0) {
+            void *at = (char *)t + dcommi_trial_fields[k].at;
+            dcomm_trial *trial = dcommi_trial_slot(at, key + len);
+            return trial != NULL && dcommi_tuning_read_curve(value, &trial->took);
         }
     }
-#undef DCOMMI_READ
-    return false;
+    for (int k = 0; k < DCOMM_LINK_COUNT; k++) {
+        const size_t len = strlen(dcommi_link_names[k]);
+        if (strncmp(key, dcommi_link_names[k], len) == 0 && key[len] == '.') {
+            return dcommi_tuning_set(dcommi_link_fields, &t->link[k], key + len + 1, value);
+        }
+    }
+    return dcommi_tuning_set(dcommi_tuning_fields, t, key, value);
 }
 static char *dcommi_trim(char *text)
 {
@@ -25658,27 +25643,27 @@ static inline const dcommi_algo *dcommi_algos(bool coded, int *n)
     *n = coded ? (int)DCOMMI_CODED_COUNT : (int)DCOMMI_ALGO_COUNT;
     return coded ? dcommi_coded_table : dcommi_algo_table;
 }
-/* The i-th algorithm of an operation, NULL past the last one. */
-static inline const dcommi_algo *dcommi_algo_at(dcomm_coll coll, int i)
+/* The i-th algorithm of an operation, or of its compressed form; NULL past the last one. */
+static inline const dcommi_algo *dcommi_algo_number(bool coded, dcomm_coll coll, int i)
 {
-    for (size_t k = 0; k < DCOMMI_ALGO_COUNT; k++) {
-        if (dcommi_algo_table[k].coll == coll && i-- == 0) {
-            return &dcommi_algo_table[k];
+    int n;
+    const dcommi_algo *table = dcommi_algos(coded, &n);
+    for (int k = 0; k < n; k++) {
+        if (table[k].coll == coll && i-- == 0) {
+            return &table[k];
         }
     }
     return NULL;
 }
-/* The i-th algorithm of a compressed operation. */
-static inline const dcommi_algo *dcommi_coded_at(dcomm_coll coll, int i)
+static inline const dcommi_algo *dcommi_algo_at(dcomm_coll coll, int i)
 {
-    return coll == DCOMM_COLL_ALLREDUCE && i < (int)DCOMMI_CODED_COUNT ? &dcommi_coded_table[i]
-                                                                       : NULL;
+    return dcommi_algo_number(false, coll, i);
 }
 /* The algorithm of a compressed operation by its name, with or without "coded_". */
 static inline const dcommi_algo *dcommi_coded_find(dcomm_coll coll, const char *name)
 {
     const dcommi_algo *algo;
-    for (int i = 0; (algo = dcommi_coded_at(coll, i)) != NULL; i++) {
+    for (int i = 0; (algo = dcommi_algo_number(true, coll, i)) != NULL; i++) {
         if (strcmp(algo->name, name) == 0 || strcmp(algo->name + strlen("coded_"), name) == 0) {
             return algo;
         }
@@ -44462,31 +44447,24 @@ DCOMM_API dcomm_status dcomm_mem_get_info(const void *ptr, dcomm_mem_info *info)
 }
 /* ==== include/dcomm/impl/comm/api_tune.h =================================================== */
 /* api_tune.h - the public read-out of algorithms and plans. */
-DCOMM_API dcomm_status dcomm_algo_get_info(dcomm_coll coll, int i, dcomm_algo_info *info)
+static dcomm_status dcommi_algo_info(bool coded, dcomm_coll coll, int i, dcomm_algo_info *info)
 {
     DCOMMI_TRY(dcommi_need(info, "info"));
-    const dcommi_algo *algo = i >= 0 ? dcommi_algo_at(coll, i) : NULL;
+    const dcommi_algo *algo = i >= 0 ? dcommi_algo_number(coded, coll, i) : NULL;
     if (algo == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s has no algorithm number %d",
-                           dcomm_coll_name(coll), i);
-    }
-    info->name = algo->name;
-    info->coll = algo->coll;
-    info->rank_order = algo->rank_order;
-    info->cost = algo->cost;
-    info->source = algo->source;
-    return DCOMM_OK;
-}
-DCOMM_API dcomm_status dcomm_coded_algo_get_info(dcomm_coll coll, int i, dcomm_algo_info *info)
-{
-    DCOMMI_TRY(dcommi_need(info, "info"));
-    const dcommi_algo *algo = i >= 0 ? dcommi_coded_at(coll, i) : NULL;
-    if (algo == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "compressed %s has no algorithm number %d",
-                           dcomm_coll_name(coll), i);
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s%s has no algorithm number %d",
+                           coded ? "compressed " : "", dcomm_coll_name(coll), i);
     }
     *info = (dcomm_algo_info){algo->name, algo->coll, algo->rank_order, algo->cost, algo->source};
     return DCOMM_OK;
+}
+DCOMM_API dcomm_status dcomm_algo_get_info(dcomm_coll coll, int i, dcomm_algo_info *info)
+{
+    return dcommi_algo_info(false, coll, i, info);
+}
+DCOMM_API dcomm_status dcomm_coded_algo_get_info(dcomm_coll coll, int i, dcomm_algo_info *info)
+{
+    return dcommi_algo_info(true, coll, i, info);
 }
 /* Counts of all-to-all-v for one rank out of the matrix, and packed displacements, in one block:
  * recv counts, recv displacements, send counts, send displacements. */
@@ -44674,9 +44652,7 @@ static int dcommi_explain_rows(const dcommi_chooser *c, const dcommi_shape *s,
     int n = 0;
     bool known = max > 0 && dcommi_choice_price(c, s, chosen, DCOMMI_PRICE_LIMIT,
                                                 DCOMMI_CHOICE_BUDGET, &best) >= 0;
-    for (; (algo = s->coding != NULL ? dcommi_coded_at(s->coll, n) : dcommi_algo_at(s->coll, n)) !=
-           NULL;
-         n++) {
+    for (; (algo = dcommi_algo_number(s->coding != NULL, s->coll, n)) != NULL; n++) {
         if (n >= max) {
             continue;
         }
@@ -50891,7 +50867,7 @@ static dcommi_check_text dcommi_check_op_text(const dcommi_check *c, const dcomm
     dcommi_check_text t = dcommi_check_lane_text(c, op->lane->comp);
     size_t n = strlen(t.s);
     const dcomm_step *s = op->step;
-    const char *name = dcommi_check_form_of(s->kind)->name;
+    const char *name = dcommi_print_kind(s->kind);
     if (op->peer >= 0) {
         snprintf(t.s + n, sizeof t.s - n, " step %" PRIu32 " (%s %s %d, tag %" PRId64 ")",
                  op->cursor.at.pc, name, s->kind == DCOMM_STEP_SEND ? "to" : "from", op->peer,
@@ -50952,14 +50928,6 @@ static dcommi_check_who dcommi_check_who_of(const dcommi_check_op *op)
 {
     dcommi_check_who who = {op->vc, op->comp, op->clock, op->cursor.at.pc};
     return who;
-}
-static void dcommi_check_event_add(dcommi_check *c, dcommi_check_event event)
-{
-    dcommi_check_trace *t = c->trace;
-    if (t != NULL && dcommi_check_good(c, dcommi_grow((void **)&t->event, &t->capacity, t->n + 1,
-                                                      sizeof *t->event))) {
-        t->event[t->n++] = event;
-    }
 }
 typedef struct dcommi_check_region {
     dcommi_check_mem *mem;
@@ -51356,6 +51324,7 @@ static dcommi_check_op *dcommi_check_detach(dcommi_check *c, dcommi_check_lane *
 static void dcommi_check_event_of(dcommi_check *c, const dcommi_check_op *op, int peer,
                                   uint32_t peer_lane, int64_t bytes)
 {
+    dcommi_check_trace *t = c->trace;
     dcommi_check_event e = {.kind = op->step->kind,
                             .rank = (int16_t)op->lane->frame->rank,
                             .peer = (int16_t)peer,
@@ -51364,7 +51333,10 @@ static void dcommi_check_event_of(dcommi_check *c, const dcommi_check_op *op, in
                             .level = op->level,
                             .bytes = bytes,
                             .tag = op->tag};
-    dcommi_check_event_add(c, e);
+    if (t != NULL && dcommi_check_good(c, dcommi_grow((void **)&t->event, &t->capacity, t->n + 1,
+                                                      sizeof *t->event))) {
+        t->event[t->n++] = e;
+    }
 }
 /* ---- folds, encodings, kernels ---- */
 /* The values that a source piece gives to a step: decoded where the step decodes. */
@@ -51739,6 +51711,20 @@ static bool dcommi_check_do_expose(dcommi_check *c, dcommi_check_op *op)
     }
     return dcommi_check_complete(c, op);
 }
+/* Return an array of n elements with room for another; NULL without memory. */
+static void *dcommi_check_more(dcommi_check *c, void *array, size_t n, size_t *capacity,
+                               size_t size)
+{
+    if (n < *capacity) {
+        return array;
+    }
+    *capacity = *capacity == 0 ? 4 : 2 * *capacity;
+    void *bigger = dcommi_check_get(c, *capacity * size);
+    if (bigger != NULL && n > 0) {
+        memcpy(bigger, array, n * size);
+    }
+    return bigger;
+}
 static bool dcommi_check_pulse_add(dcommi_check *c, dcommi_check_counter *counter, uint32_t comp,
                                    struct dcommi_check_pulse pulse, int64_t value)
 {
@@ -51747,32 +51733,17 @@ static bool dcommi_check_pulse_add(dcommi_check *c, dcommi_check_counter *counte
         s = counter->source[i].comp == comp ? &counter->source[i] : NULL;
     }
     if (s == NULL) {
-        if (counter->nsources == counter->capacity) {
-            size_t capacity = counter->capacity == 0 ? 4 : 2 * counter->capacity;
-            dcommi_check_source *bigger = dcommi_check_get(c, capacity * sizeof *bigger);
-            if (bigger == NULL) {
-                return false;
-            }
-            if (counter->nsources > 0) {
-                memcpy(bigger, counter->source, counter->nsources * sizeof *bigger);
-            }
-            counter->source = bigger;
-            counter->capacity = capacity;
+        counter->source = dcommi_check_more(c, counter->source, counter->nsources,
+                                            &counter->capacity, sizeof *counter->source);
+        if (counter->source == NULL) {
+            return false;
         }
         s = &counter->source[counter->nsources++];
         s->comp = comp;
     }
-    if (s->n == s->capacity) {
-        size_t capacity = s->capacity == 0 ? 4 : 2 * s->capacity;
-        struct dcommi_check_pulse *bigger = dcommi_check_get(c, capacity * sizeof *bigger);
-        if (bigger == NULL) {
-            return false;
-        }
-        if (s->n > 0) {
-            memcpy(bigger, s->pulse, s->n * sizeof *bigger);
-        }
-        s->pulse = bigger;
-        s->capacity = capacity;
+    s->pulse = dcommi_check_more(c, s->pulse, s->n, &s->capacity, sizeof *s->pulse);
+    if (s->pulse == NULL) {
+        return false;
     }
     pulse.before = s->total;
     s->pulse[s->n++] = pulse;
@@ -64803,7 +64774,6 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_LEVELS_MAX
 #undef DCOMMI_LIKELY
 #undef DCOMMI_LINE
-#undef DCOMMI_LINK_FIELDS
 #undef DCOMMI_LIST_REMOVE
 #undef DCOMMI_LOCAL_BURST
 #undef DCOMMI_LOCAL_COPIED
@@ -65020,7 +64990,6 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_TOPK_SLACK
 #undef DCOMMI_TOPK_STREAM
 #undef DCOMMI_TREE_CHILDREN
-#undef DCOMMI_TRIAL_FIELDS
 #undef DCOMMI_TRIAL_LONG
 #undef DCOMMI_TRIAL_MOST_S
 #undef DCOMMI_TRIAL_S
@@ -65048,7 +65017,6 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_TUNE_SPECIAL
 #undef DCOMMI_TUNE_STREAM
 #undef DCOMMI_TUNE_SWIFT
-#undef DCOMMI_TUNING_FIELDS
 #undef DCOMMI_TUNING_LINE
 #undef DCOMMI_TURN
 #undef DCOMMI_UCX_AM_ID

@@ -198,29 +198,29 @@ static inline const dcommi_algo *dcommi_algos(bool coded, int *n)
     return coded ? dcommi_coded_table : dcommi_algo_table;
 }
 
-/* The i-th algorithm of an operation, NULL past the last one. */
-static inline const dcommi_algo *dcommi_algo_at(dcomm_coll coll, int i)
+/* The i-th algorithm of an operation, or of its compressed form; NULL past the last one. */
+static inline const dcommi_algo *dcommi_algo_number(bool coded, dcomm_coll coll, int i)
 {
-    for (size_t k = 0; k < DCOMMI_ALGO_COUNT; k++) {
-        if (dcommi_algo_table[k].coll == coll && i-- == 0) {
-            return &dcommi_algo_table[k];
+    int n;
+    const dcommi_algo *table = dcommi_algos(coded, &n);
+    for (int k = 0; k < n; k++) {
+        if (table[k].coll == coll && i-- == 0) {
+            return &table[k];
         }
     }
     return NULL;
 }
 
-/* The i-th algorithm of a compressed operation. */
-static inline const dcommi_algo *dcommi_coded_at(dcomm_coll coll, int i)
+static inline const dcommi_algo *dcommi_algo_at(dcomm_coll coll, int i)
 {
-    return coll == DCOMM_COLL_ALLREDUCE && i < (int)DCOMMI_CODED_COUNT ? &dcommi_coded_table[i]
-                                                                       : NULL;
+    return dcommi_algo_number(false, coll, i);
 }
 
 /* The algorithm of a compressed operation by its name, with or without "coded_". */
 static inline const dcommi_algo *dcommi_coded_find(dcomm_coll coll, const char *name)
 {
     const dcommi_algo *algo;
-    for (int i = 0; (algo = dcommi_coded_at(coll, i)) != NULL; i++) {
+    for (int i = 0; (algo = dcommi_algo_number(true, coll, i)) != NULL; i++) {
         if (strcmp(algo->name, name) == 0 || strcmp(algo->name + strlen("coded_"), name) == 0) {
             return algo;
         }

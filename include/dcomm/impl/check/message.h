@@ -183,6 +183,21 @@ static bool dcommi_check_do_expose(dcommi_check *c, dcommi_check_op *op)
     return dcommi_check_complete(c, op);
 }
 
+/* Return an array of n elements with room for another; NULL without memory. */
+static void *dcommi_check_more(dcommi_check *c, void *array, size_t n, size_t *capacity,
+                               size_t size)
+{
+    if (n < *capacity) {
+        return array;
+    }
+    *capacity = *capacity == 0 ? 4 : 2 * *capacity;
+    void *bigger = dcommi_check_get(c, *capacity * size);
+    if (bigger != NULL && n > 0) {
+        memcpy(bigger, array, n * size);
+    }
+    return bigger;
+}
+
 static bool dcommi_check_pulse_add(dcommi_check *c, dcommi_check_counter *counter, uint32_t comp,
                                    struct dcommi_check_pulse pulse, int64_t value)
 {
@@ -191,32 +206,17 @@ static bool dcommi_check_pulse_add(dcommi_check *c, dcommi_check_counter *counte
         s = counter->source[i].comp == comp ? &counter->source[i] : NULL;
     }
     if (s == NULL) {
-        if (counter->nsources == counter->capacity) {
-            size_t capacity = counter->capacity == 0 ? 4 : 2 * counter->capacity;
-            dcommi_check_source *bigger = dcommi_check_get(c, capacity * sizeof *bigger);
-            if (bigger == NULL) {
-                return false;
-            }
-            if (counter->nsources > 0) {
-                memcpy(bigger, counter->source, counter->nsources * sizeof *bigger);
-            }
-            counter->source = bigger;
-            counter->capacity = capacity;
+        counter->source = dcommi_check_more(c, counter->source, counter->nsources,
+                                            &counter->capacity, sizeof *counter->source);
+        if (counter->source == NULL) {
+            return false;
         }
         s = &counter->source[counter->nsources++];
         s->comp = comp;
     }
-    if (s->n == s->capacity) {
-        size_t capacity = s->capacity == 0 ? 4 : 2 * s->capacity;
-        struct dcommi_check_pulse *bigger = dcommi_check_get(c, capacity * sizeof *bigger);
-        if (bigger == NULL) {
-            return false;
-        }
-        if (s->n > 0) {
-            memcpy(bigger, s->pulse, s->n * sizeof *bigger);
-        }
-        s->pulse = bigger;
-        s->capacity = capacity;
+    s->pulse = dcommi_check_more(c, s->pulse, s->n, &s->capacity, sizeof *s->pulse);
+    if (s->pulse == NULL) {
+        return false;
     }
     pulse.before = s->total;
     s->pulse[s->n++] = pulse;

@@ -287,7 +287,7 @@ static dcommi_check_text dcommi_check_op_text(const dcommi_check *c, const dcomm
     dcommi_check_text t = dcommi_check_lane_text(c, op->lane->comp);
     size_t n = strlen(t.s);
     const dcomm_step *s = op->step;
-    const char *name = dcommi_check_form_of(s->kind)->name;
+    const char *name = dcommi_print_kind(s->kind);
     if (op->peer >= 0) {
         snprintf(t.s + n, sizeof t.s - n, " step %" PRIu32 " (%s %s %d, tag %" PRId64 ")",
                  op->cursor.at.pc, name, s->kind == DCOMM_STEP_SEND ? "to" : "from", op->peer,
@@ -353,15 +353,6 @@ static dcommi_check_who dcommi_check_who_of(const dcommi_check_op *op)
 {
     dcommi_check_who who = {op->vc, op->comp, op->clock, op->cursor.at.pc};
     return who;
-}
-
-static void dcommi_check_event_add(dcommi_check *c, dcommi_check_event event)
-{
-    dcommi_check_trace *t = c->trace;
-    if (t != NULL && dcommi_check_good(c, dcommi_grow((void **)&t->event, &t->capacity, t->n + 1,
-                                                      sizeof *t->event))) {
-        t->event[t->n++] = event;
-    }
 }
 
 #endif

@@ -76,6 +76,7 @@ static dcommi_check_op *dcommi_check_detach(dcommi_check *c, dcommi_check_lane *
 static void dcommi_check_event_of(dcommi_check *c, const dcommi_check_op *op, int peer,
                                   uint32_t peer_lane, int64_t bytes)
 {
+    dcommi_check_trace *t = c->trace;
     dcommi_check_event e = {.kind = op->step->kind,
                             .rank = (int16_t)op->lane->frame->rank,
                             .peer = (int16_t)peer,
@@ -84,7 +85,10 @@ static void dcommi_check_event_of(dcommi_check *c, const dcommi_check_op *op, in
                             .level = op->level,
                             .bytes = bytes,
                             .tag = op->tag};
-    dcommi_check_event_add(c, e);
+    if (t != NULL && dcommi_check_good(c, dcommi_grow((void **)&t->event, &t->capacity, t->n + 1,
+                                                      sizeof *t->event))) {
+        t->event[t->n++] = e;
+    }
 }
 
 /* ---- folds, encodings, kernels ---- */

@@ -16,9 +16,7 @@ static int dcommi_explain_rows(const dcommi_chooser *c, const dcommi_shape *s,
     int n = 0;
     bool known = max > 0 && dcommi_choice_price(c, s, chosen, DCOMMI_PRICE_LIMIT,
                                                 DCOMMI_CHOICE_BUDGET, &best) >= 0;
-    for (; (algo = s->coding != NULL ? dcommi_coded_at(s->coll, n) : dcommi_algo_at(s->coll, n)) !=
-           NULL;
-         n++) {
+    for (; (algo = dcommi_algo_number(s->coding != NULL, s->coll, n)) != NULL; n++) {
         if (n >= max) {
             continue;
         }

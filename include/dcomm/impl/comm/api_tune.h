@@ -5,32 +5,26 @@
 #include "../model/api_model.h"
 #include "call.h"
 
-DCOMM_API dcomm_status dcomm_algo_get_info(dcomm_coll coll, int i, dcomm_algo_info *info)
+static dcomm_status dcommi_algo_info(bool coded, dcomm_coll coll, int i, dcomm_algo_info *info)
 {
     DCOMMI_TRY(dcommi_need(info, "info"));
-    const dcommi_algo *algo = i >= 0 ? dcommi_algo_at(coll, i) : NULL;
+    const dcommi_algo *algo = i >= 0 ? dcommi_algo_number(coded, coll, i) : NULL;
     if (algo == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s has no algorithm number %d",
-                           dcomm_coll_name(coll), i);
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s%s has no algorithm number %d",
+                           coded ? "compressed " : "", dcomm_coll_name(coll), i);
     }
-    info->name = algo->name;
-    info->coll = algo->coll;
-    info->rank_order = algo->rank_order;
-    info->cost = algo->cost;
-    info->source = algo->source;
+    *info = (dcomm_algo_info){algo->name, algo->coll, algo->rank_order, algo->cost, algo->source};
     return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_algo_get_info(dcomm_coll coll, int i, dcomm_algo_info *info)
+{
+    return dcommi_algo_info(false, coll, i, info);
 }
 
 DCOMM_API dcomm_status dcomm_coded_algo_get_info(dcomm_coll coll, int i, dcomm_algo_info *info)
 {
-    DCOMMI_TRY(dcommi_need(info, "info"));
-    const dcommi_algo *algo = i >= 0 ? dcommi_coded_at(coll, i) : NULL;
-    if (algo == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "compressed %s has no algorithm number %d",
-                           dcomm_coll_name(coll), i);
-    }
-    *info = (dcomm_algo_info){algo->name, algo->coll, algo->rank_order, algo->cost, algo->source};
-    return DCOMM_OK;
+    return dcommi_algo_info(true, coll, i, info);
 }
 
 /* Counts of all-to-all-v for one rank out of the matrix, and packed displacements, in one block:

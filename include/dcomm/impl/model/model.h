@@ -6,6 +6,8 @@
 
 #include "device.h"
 
+#include <stddef.h>
+
 _Static_assert((int)DCOMMI_LEVEL_HOST == (int)DCOMM_LINK_HOST &&
                    (int)DCOMMI_LEVEL_CORE == (int)DCOMM_LINK_CORE,
                "links are named after the level at which two ranks part");
@@ -103,30 +105,74 @@ static bool dcommi_trials_valid(const dcomm_trial *trials)
     return good;
 }
 
+/* A field of a link or of a tuning, as files name it: T microseconds, N a number, C a curve. */
+typedef struct dcommi_tuning_field {
+    const char *key;
+    char kind;
+    size_t at;
+} dcommi_tuning_field;
+
+#define DCOMMI_FIELD(type, key, field, kind) \
+    {                                        \
+        key, kind, offsetof(type, field)     \
+    }
+static const dcommi_tuning_field dcommi_link_fields[] = {
+    DCOMMI_FIELD(dcomm_link, "alpha_us", alpha_ps, 'T'),
+    DCOMMI_FIELD(dcomm_link, "overhead_us", overhead_ps, 'T'),
+    DCOMMI_FIELD(dcomm_link, "signal_us", signal_ps, 'T'),
+    DCOMMI_FIELD(dcomm_link, "tell_us", tell_ps, 'T'),
+    DCOMMI_FIELD(dcomm_link, "eager_bytes", eager_bytes, 'N'),
+    DCOMMI_FIELD(dcomm_link, "by_core", by_core, 'N'),
+    DCOMMI_FIELD(dcomm_link, "message", message, 'C'),
+    DCOMMI_FIELD(dcomm_link, "fold", fold, 'C'),
+    DCOMMI_FIELD(dcomm_link, "read", read, 'C'),
+    DCOMMI_FIELD(dcomm_link, "reduce", reduce, 'C'),
+    DCOMMI_FIELD(dcomm_link, "mapped_read", mapped_read, 'C'),
+    DCOMMI_FIELD(dcomm_link, "mapped_reduce", mapped_reduce, 'C'),
+    DCOMMI_FIELD(dcomm_link, "huge_read", huge_read, 'C'),
+    DCOMMI_FIELD(dcomm_link, "huge_reduce", huge_reduce, 'C'),
+    DCOMMI_FIELD(dcomm_link, "shared", shared, 'C'),
+    DCOMMI_FIELD(dcomm_link, "sustained", sustained, 'C'),
+    {NULL, 0, 0},
+};
+static const dcommi_tuning_field dcommi_tuning_fields[] = {
+    DCOMMI_FIELD(dcomm_tuning, "copy", copy, 'C'),
+    DCOMMI_FIELD(dcomm_tuning, "fold", fold, 'C'),
+    DCOMMI_FIELD(dcomm_tuning, "device_stage_us", device_stage_ps, 'T'),
+    DCOMMI_FIELD(dcomm_tuning, "device_ucx", device_ucx, 'N'),
+    DCOMMI_FIELD(dcomm_tuning, "device_ucx_us", device_ucx_ps, 'T'),
+    DCOMMI_FIELD(dcomm_tuning, "device_copy", device_copy, 'C'),
+    DCOMMI_FIELD(dcomm_tuning, "device_fold", device_fold, 'C'),
+    DCOMMI_FIELD(dcomm_tuning, "device_read", device_read, 'C'),
+    DCOMMI_FIELD(dcomm_tuning, "device_reduce", device_reduce, 'C'),
+    DCOMMI_FIELD(dcomm_tuning, "step_us", step_ps, 'T'),
+    DCOMMI_FIELD(dcomm_tuning, "call_us", call_ps, 'T'),
+    DCOMMI_FIELD(dcomm_tuning, "connections", connections, 'N'),
+    DCOMMI_FIELD(dcomm_tuning, "tried", tried, 'N'),
+    {NULL, 0, 0},
+};
+#undef DCOMMI_FIELD
+
+static bool dcommi_fields_valid(const dcommi_tuning_field *field, const void *of)
+{
+    bool good = true;
+    for (; good && field->key != NULL; field++) {
+        const void *at = (const char *)of + field->at;
+        int64_t most = field->kind == 'T' ? DCOMMI_MODEL_MOST : INT64_MAX;
+        good = field->kind == 'C' ? dcommi_curve_valid(at)
+                                  : *(const int64_t *)at >= 0 && *(const int64_t *)at <= most;
+    }
+    return good;
+}
+
 static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
 {
-    bool good = dcommi_curve_valid(&t->copy) && dcommi_curve_valid(&t->fold) &&
-                dcommi_curve_valid(&t->device_copy) && dcommi_curve_valid(&t->device_fold) &&
-                dcommi_curve_valid(&t->device_read) && dcommi_curve_valid(&t->device_reduce) &&
-                t->device_stage_ps >= 0 && t->device_stage_ps <= DCOMMI_MODEL_MOST &&
-                t->device_ucx_ps >= 0 && t->device_ucx_ps <= DCOMMI_MODEL_MOST &&
-                t->device_ucx >= 0 && t->step_ps >= 0 && t->call_ps >= 0 && t->connections >= 0 &&
-                t->connections <= DCOMM_CONNECTIONS_MAX;
+    bool good = dcommi_fields_valid(dcommi_tuning_fields, t) &&
+                t->connections <= DCOMM_CONNECTIONS_MAX && dcommi_trials_valid(t->trial) &&
+                dcommi_trials_valid(t->huge) && dcommi_trials_valid(t->registered);
     for (int k = 0; k < DCOMM_LINK_COUNT && good; k++) {
-        const dcomm_link *l = &t->link[k];
-        const int64_t most = DCOMMI_MODEL_MOST;
-        good = l->alpha_ps >= 0 && l->alpha_ps <= most && l->overhead_ps >= 0 &&
-               l->overhead_ps <= most && l->signal_ps >= 0 && l->signal_ps <= most &&
-               l->tell_ps >= 0 && l->tell_ps <= most && l->eager_bytes >= 0 &&
-               dcommi_curve_valid(&l->message) && dcommi_curve_valid(&l->fold) &&
-               dcommi_curve_valid(&l->read) && dcommi_curve_valid(&l->reduce) &&
-               dcommi_curve_valid(&l->mapped_read) && dcommi_curve_valid(&l->mapped_reduce) &&
-               dcommi_curve_valid(&l->huge_read) && dcommi_curve_valid(&l->huge_reduce) &&
-               dcommi_curve_valid(&l->shared) && dcommi_curve_valid(&l->sustained);
+        good = dcommi_fields_valid(dcommi_link_fields, &t->link[k]);
     }
-    good = good && t->tried >= 0;
-    good = good && dcommi_trials_valid(t->trial) && dcommi_trials_valid(t->huge) &&
-           dcommi_trials_valid(t->registered);
     return good ? DCOMM_OK
                 : dcommi_fail(
                       DCOMM_ERR_INVALID,

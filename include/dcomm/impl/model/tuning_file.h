@@ -8,82 +8,37 @@
 
 #define DCOMMI_TUNING_LINE 1024
 
-/* X(key, field, kind): what a link has; then what a tuning has beside its links. T: microseconds,
- * N: a number, C: a curve. */
-#define DCOMMI_LINK_FIELDS(X)            \
-    X("alpha_us", alpha_ps, T)           \
-    X("overhead_us", overhead_ps, T)     \
-    X("signal_us", signal_ps, T)         \
-    X("tell_us", tell_ps, T)             \
-    X("eager_bytes", eager_bytes, N)     \
-    X("by_core", by_core, N)             \
-    X("message", message, C)             \
-    X("fold", fold, C)                   \
-    X("read", read, C)                   \
-    X("reduce", reduce, C)               \
-    X("mapped_read", mapped_read, C)     \
-    X("mapped_reduce", mapped_reduce, C) \
-    X("huge_read", huge_read, C)         \
-    X("huge_reduce", huge_reduce, C)     \
-    X("shared", shared, C)               \
-    X("sustained", sustained, C)
-#define DCOMMI_TUNING_FIELDS(X)              \
-    X("copy", copy, C)                       \
-    X("fold", fold, C)                       \
-    X("device_stage_us", device_stage_ps, T) \
-    X("device_ucx", device_ucx, N)           \
-    X("device_ucx_us", device_ucx_ps, T)     \
-    X("device_copy", device_copy, C)         \
-    X("device_fold", device_fold, C)         \
-    X("device_read", device_read, C)         \
-    X("device_reduce", device_reduce, C)     \
-    X("step_us", step_ps, T)                 \
-    X("call_us", call_ps, T)                 \
-    X("connections", connections, N)         \
-    X("tried", tried, N)
-/* X(prefix, field): trials, an algorithm's under the prefix and its name. */
-#define DCOMMI_TRIAL_FIELDS(X) \
-    X("allreduce.", trial)     \
-    X("allreduce_huge.", huge) \
-    X("allreduce_registered.", registered)
+/* Where trials are: an algorithm's under the prefix and its name. */
+static const struct {
+    const char *prefix;
+    size_t at;
+} dcommi_trial_fields[] = {{"allreduce.", offsetof(dcomm_tuning, trial)},
+                           {"allreduce_huge.", offsetof(dcomm_tuning, huge)},
+                           {"allreduce_registered.", offsetof(dcomm_tuning, registered)}};
+enum { DCOMMI_TRIAL_FIELDS = sizeof dcommi_trial_fields / sizeof dcommi_trial_fields[0] };
 
 static const char *const dcommi_link_names[DCOMM_LINK_COUNT] = {"host",  "package", "numa",
                                                                 "cache", "core",    "near"};
 
 /* ---- one value ---- */
 
-static void dcommi_write_T(FILE *file, const int64_t *ps)
+static void dcommi_tuning_write(FILE *file, char kind, const void *value)
 {
-    fprintf(file, "%.6f", 1e-6 * (double)*ps);
-}
-
-static void dcommi_write_N(FILE *file, const int64_t *n)
-{
-    fprintf(file, "%" PRId64, *n);
-}
-
-static void dcommi_write_C(FILE *file, const dcomm_curve *c)
-{
-    for (int64_t i = 0; i < c->n; i++) {
+    const dcomm_curve *c = value;
+    if (kind == 'T') {
+        fprintf(file, "%.6f", 1e-6 * (double)*(const int64_t *)value);
+    } else if (kind == 'N') {
+        fprintf(file, "%" PRId64, *(const int64_t *)value);
+    }
+    for (int64_t i = 0; kind == 'C' && i < c->n; i++) {
         fprintf(file, "%s%" PRId64 ":%.6f", i > 0 ? " " : "", c->bytes[i], 1e-6 * (double)c->ps[i]);
     }
+    fputc('\n', file);
 }
 
-static bool dcommi_read_T(const char *text, int64_t *ps)
-{
-    double us = 0;
-    bool good = dcommi_text_number(text, 0, 1e-6 * (double)DCOMMI_MODEL_MOST, &us);
-    *ps = good ? (int64_t)(us * 1e6 + 0.5) : 0;
-    return good;
-}
+static bool dcommi_tuning_read(const char *text, char kind, void *value);
 
-static bool dcommi_read_N(const char *text, int64_t *n)
-{
-    *n = 0;
-    return dcommi_text_integer(text, 0, INT64_MAX, n);
-}
-
-static bool dcommi_read_C(const char *text, dcomm_curve *c)
+static bool dcommi_tuning_read_curve(const char *text, dcomm_curve *c)
 {
     char copy[DCOMMI_TUNING_LINE], *save = NULL;
     memset(c, 0, sizeof *c);
@@ -94,7 +49,8 @@ static bool dcommi_read_C(const char *text, dcomm_curve *c)
             return false;
         }
         *colon = 0;
-        if (!dcommi_read_N(at, &c->bytes[c->n]) || !dcommi_read_T(colon + 1, &c->ps[c->n])) {
+        if (!dcommi_tuning_read(at, 'N', &c->bytes[c->n]) ||
+            !dcommi_tuning_read(colon + 1, 'T', &c->ps[c->n])) {
             return false;
         }
         c->n++;
@@ -102,19 +58,39 @@ static bool dcommi_read_C(const char *text, dcomm_curve *c)
     return dcommi_curve_valid(c);
 }
 
-static void dcommi_write_trials(FILE *file, const char *key, const dcomm_trial *trials)
+static bool dcommi_tuning_read(const char *text, char kind, void *value)
 {
-    for (int i = 0; i < DCOMM_TRIALS && trials[i].algo[0] != 0; i++) {
-        fprintf(file, "%s%s = ", key, trials[i].algo);
-        dcommi_write_C(file, &trials[i].took);
-        fputc('\n', file);
+    double us = 0;
+    int64_t *number = value;
+    if (kind == 'C') {
+        return dcommi_tuning_read_curve(text, value);
+    }
+    *number = 0;
+    if (kind == 'N') {
+        return dcommi_text_integer(text, 0, INT64_MAX, number);
+    }
+    bool good = dcommi_text_number(text, 0, 1e-6 * (double)DCOMMI_MODEL_MOST, &us);
+    *number = good ? (int64_t)(us * 1e6 + 0.5) : 0;
+    return good;
+}
+
+static void dcommi_tuning_write_all(FILE *file, const char *link, const dcommi_tuning_field *field,
+                                    const void *of)
+{
+    for (; field->key != NULL; field++) {
+        fprintf(file, "%s%s%s = ", link, link[0] != 0 ? "." : "", field->key);
+        dcommi_tuning_write(file, field->kind, (const char *)of + field->at);
     }
 }
 
-static bool dcommi_read_trial(dcomm_trial *trials, const char *algo, const char *value)
+/* Set what `key` names among fields; false: there is no such thing, or the value is none. */
+static bool dcommi_tuning_set(const dcommi_tuning_field *field, void *of, const char *key,
+                              const char *value)
 {
-    dcomm_trial *trial = dcommi_trial_slot(trials, algo);
-    return trial != NULL && dcommi_read_C(value, &trial->took);
+    while (field->key != NULL && strcmp(key, field->key) != 0) {
+        field++;
+    }
+    return field->key != NULL && dcommi_tuning_read(value, field->kind, (char *)of + field->at);
 }
 
 /* ---- the file ---- */
@@ -130,25 +106,18 @@ DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char 
     locale_t before = dcommi_locale_enter();
     fprintf(file, "# dcomm tuning, read where DCOMM_TUNE_FILE names it; curves: bytes:us ...\n");
     fprintf(file, "source = %s\n", tuning->source);
-#define DCOMMI_WRITE(key, field, kind)       \
-    fprintf(file, "%s = ", key);             \
-    dcommi_write_##kind(file, &part->field); \
-    fputc('\n', file);
-    const dcomm_tuning *part = tuning;
-    DCOMMI_TUNING_FIELDS(DCOMMI_WRITE)
-#undef DCOMMI_WRITE
+    dcommi_tuning_write_all(file, "", dcommi_tuning_fields, tuning);
     for (int k = 0; k < DCOMM_LINK_COUNT; k++) {
-        const dcomm_link *link = &tuning->link[k];
-#define DCOMMI_WRITE(key, field, kind)                    \
-    fprintf(file, "%s.%s = ", dcommi_link_names[k], key); \
-    dcommi_write_##kind(file, &link->field);              \
-    fputc('\n', file);
-        DCOMMI_LINK_FIELDS(DCOMMI_WRITE)
-#undef DCOMMI_WRITE
+        dcommi_tuning_write_all(file, dcommi_link_names[k], dcommi_link_fields, &tuning->link[k]);
     }
-#define DCOMMI_WRITE(key, field) dcommi_write_trials(file, key, tuning->field);
-    DCOMMI_TRIAL_FIELDS(DCOMMI_WRITE)
-#undef DCOMMI_WRITE
+    for (int k = 0; k < DCOMMI_TRIAL_FIELDS; k++) {
+        const void *at = (const char *)tuning + dcommi_trial_fields[k].at;
+        const dcomm_trial *trial = at;
+        for (int i = 0; i < DCOMM_TRIALS && trial[i].algo[0] != 0; i++) {
+            fprintf(file, "%s%s = ", dcommi_trial_fields[k].prefix, trial[i].algo);
+            dcommi_tuning_write(file, 'C', &trial[i].took);
+        }
+    }
     dcommi_locale_leave(before);
     bool bad = ferror(file) != 0;
     bad = fclose(file) != 0 || bad;
@@ -164,33 +133,21 @@ static bool dcommi_tuning_assign(dcomm_tuning *t, const char *key, const char *v
         snprintf(t->source, sizeof t->source, "%s", value);
         return true;
     }
-#define DCOMMI_READ(prefix, field)                                          \
-    if (strncmp(key, prefix, sizeof prefix - 1) == 0) {                     \
-        return dcommi_read_trial(t->field, key + sizeof prefix - 1, value); \
-    }
-    DCOMMI_TRIAL_FIELDS(DCOMMI_READ)
-#undef DCOMMI_READ
-#define DCOMMI_READ(name, field, kind)                  \
-    if (strcmp(key, name) == 0) {                       \
-        return dcommi_read_##kind(value, &part->field); \
-    }
-    dcomm_tuning *part = t;
-    DCOMMI_TUNING_FIELDS(DCOMMI_READ)
-    const char *dot = strchr(key, '.');
-    for (int k = 0; dot != NULL && k < DCOMM_LINK_COUNT; k++) {
-        size_t len = strlen(dcommi_link_names[k]);
-        if ((size_t)(dot - key) == len && strncmp(key, dcommi_link_names[k], len) == 0) {
-            dcomm_link *link = &t->link[k];
-#undef DCOMMI_READ
-#define DCOMMI_READ(name, field, kind)                  \
-    if (strcmp(dot + 1, name) == 0) {                   \
-        return dcommi_read_##kind(value, &link->field); \
-    }
-            DCOMMI_LINK_FIELDS(DCOMMI_READ)
+    for (int k = 0; k < DCOMMI_TRIAL_FIELDS; k++) {
+        const size_t len = strlen(dcommi_trial_fields[k].prefix);
+        if (strncmp(key, dcommi_trial_fields[k].prefix, len) == 0) {
+            void *at = (char *)t + dcommi_trial_fields[k].at;
+            dcomm_trial *trial = dcommi_trial_slot(at, key + len);
+            return trial != NULL && dcommi_tuning_read_curve(value, &trial->took);
         }
     }
-#undef DCOMMI_READ
-    return false;
+    for (int k = 0; k < DCOMM_LINK_COUNT; k++) {
+        const size_t len = strlen(dcommi_link_names[k]);
+        if (strncmp(key, dcommi_link_names[k], len) == 0 && key[len] == '.') {
+            return dcommi_tuning_set(dcommi_link_fields, &t->link[k], key + len + 1, value);
+        }
+    }
+    return dcommi_tuning_set(dcommi_tuning_fields, t, key, value);
 }
 
 static char *dcommi_trim(char *text)

@@ -422,46 +422,32 @@ static dcomm_status dcommi_build_finish(dcomm_builder *b, dcomm_plan **plan_p)
         dcommi_build_discard(b);
         return DCOMM_ERR_NO_MEMORY;
     }
-    *plan = b->head;
-    dcomm_step *steps = (dcomm_step *)(plan + 1);
-    dcomm_operand *operands = (dcomm_operand *)(steps + nsteps);
-    int64_t *table = (int64_t *)(operands + b->noperands);
-    const dcomm_plan **subs = (const dcomm_plan **)(table + b->ntable);
-    dcomm_lane *lanes = (dcomm_lane *)(subs + b->nsubs);
-    uint8_t *behind = (uint8_t *)plan + own;
+    uint8_t *at = (uint8_t *)plan, *behind = at + own;
     for (size_t i = 0; i < b->nadopted; i++) {
         const dcomm_plan *copy = dcommi_plan_copy(&behind, b->adopted[i]);
         for (size_t k = 0; k < b->nsubs; k++) {
             b->subs[k] = b->subs[k] == b->adopted[i] ? copy : b->subs[k];
         }
     }
+    dcommi_plan_put(&at, &b->head, sizeof b->head);
+    plan->steps = (const void *)at;
+    for (uint32_t i = 0; i < b->head.nlanes; i++) {
+        dcommi_plan_put(&at, b->lanes[i].steps, b->lanes[i].count * sizeof *plan->steps);
+    }
+    plan->operands = dcommi_plan_put(&at, b->operands, b->noperands * sizeof *b->operands);
+    plan->table = dcommi_plan_put(&at, b->table, b->ntable * sizeof *b->table);
+    plan->subs = dcommi_plan_put(&at, (const void *)b->subs, b->nsubs * sizeof *b->subs);
+    plan->lanes = (const void *)at;
     uint32_t first = 0;
     for (uint32_t i = 0; i < b->head.nlanes; i++) {
-        lanes[i].first = first;
-        lanes[i].count = (uint32_t)b->lanes[i].count;
-        if (b->lanes[i].count > 0) {
-            memcpy(steps + first, b->lanes[i].steps, b->lanes[i].count * sizeof *steps);
-        }
-        first += lanes[i].count;
-    }
-    if (b->noperands > 0) {
-        memcpy(operands, b->operands, b->noperands * sizeof *operands);
-    }
-    if (b->ntable > 0) {
-        memcpy(table, b->table, b->ntable * sizeof *table);
-    }
-    if (b->nsubs > 0) {
-        memcpy((void *)subs, (const void *)b->subs, b->nsubs * sizeof *subs);
+        const dcomm_lane lane = {.first = first, .count = (uint32_t)b->lanes[i].count};
+        dcommi_plan_put(&at, &lane, sizeof lane);
+        first += lane.count;
     }
     plan->nsteps = (uint32_t)nsteps;
     plan->noperands = (uint32_t)b->noperands;
     plan->ntable = (uint32_t)b->ntable;
     plan->nsubs = (uint32_t)b->nsubs;
-    plan->steps = steps;
-    plan->operands = operands;
-    plan->table = table;
-    plan->subs = subs;
-    plan->lanes = lanes;
     dcommi_build_discard(b);
     *plan_p = plan;
     return DCOMM_OK;

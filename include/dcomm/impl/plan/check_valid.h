@@ -17,42 +17,36 @@
 #define DCOMMI_CHECK_BYTES (DCOMMI_CHECK_BIT(OUT) | DCOMMI_CHECK_BIT(SCRATCH))
 
 /* What a step kind may have. */
+enum { DCOMMI_CHECK_ASYNC = 1, DCOMMI_CHECK_REPEATS = 2, DCOMMI_CHECK_MESSAGE = 4 };
+
 typedef struct dcommi_check_form {
-    const char *name;
     unsigned dst, src; /* bits of spaces; dst 0: none */
     uint32_t src_min, src_max;
-    bool async, repeats, messages;
+    unsigned may;
 } dcommi_check_form;
 
 static const dcommi_check_form *dcommi_check_form_of(unsigned kind)
 {
     static const dcommi_check_form forms[DCOMM_STEP_KIND_COUNT] = {
-        [DCOMM_STEP_SEND] = {"send", 0, DCOMMI_CHECK_LOCAL, 1, 1, true, false, true},
-        [DCOMM_STEP_RECV] = {"recv", DCOMMI_CHECK_RESULT, 0, 0, 0, true, false, true},
-        [DCOMM_STEP_RECV_REDUCE] = {"recv_reduce", DCOMMI_CHECK_BYTES,
-                                    DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(MSG), 2,
-                                    DCOMMI_FOLD_SOURCES, true, false, true},
-        [DCOMM_STEP_COPY] = {"copy", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_ANY, 1, 1, true, false,
-                             false},
-        [DCOMM_STEP_EXPOSE] = {"expose", 0, DCOMMI_CHECK_OWN, 1, 1, true, false, false},
-        [DCOMM_STEP_REDUCE] = {"reduce", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_ANY, 1, UINT32_MAX,
-                               false, true, false},
-        [DCOMM_STEP_ENCODE] = {"encode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, 1, false, false,
-                               false},
-        [DCOMM_STEP_DECODE] = {"decode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, UINT32_MAX,
-                               false, true, false},
-        [DCOMM_STEP_RECODE] = {"recode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, UINT32_MAX,
-                               false, true, false},
-        [DCOMM_STEP_COMPUTE] = {"compute", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_LOCAL, 0,
-                                DCOMMI_FOLD_SOURCES, false, false, false},
-        [DCOMM_STEP_SIGNAL] = {"signal", 0, 0, 0, 0, false, false, false},
-        [DCOMM_STEP_WAIT] = {"wait", 0, 0, 0, 0, false, false, false},
-        [DCOMM_STEP_FENCE] = {"fence", 0, 0, 0, 0, false, false, false},
-        [DCOMM_STEP_LOOP] = {"loop", 0, 0, 0, 0, false, false, false},
-        [DCOMM_STEP_END] = {"end", 0, 0, 0, 0, false, false, false},
-        [DCOMM_STEP_CALL] = {"call", DCOMMI_CHECK_BYTES | DCOMMI_CHECK_BIT(NONE),
-                             DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(NONE), 1, 1, false, false, false},
-    };
+        [DCOMM_STEP_SEND] = {0, DCOMMI_CHECK_LOCAL, 1, 1,
+                             DCOMMI_CHECK_ASYNC | DCOMMI_CHECK_MESSAGE},
+        [DCOMM_STEP_RECV] = {DCOMMI_CHECK_RESULT, 0, 0, 0,
+                             DCOMMI_CHECK_ASYNC | DCOMMI_CHECK_MESSAGE},
+        [DCOMM_STEP_RECV_REDUCE] = {DCOMMI_CHECK_BYTES, DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(MSG), 2,
+                                    DCOMMI_FOLD_SOURCES, DCOMMI_CHECK_ASYNC | DCOMMI_CHECK_MESSAGE},
+        [DCOMM_STEP_COPY] = {DCOMMI_CHECK_RESULT, DCOMMI_CHECK_ANY, 1, 1, DCOMMI_CHECK_ASYNC},
+        [DCOMM_STEP_EXPOSE] = {0, DCOMMI_CHECK_OWN, 1, 1, DCOMMI_CHECK_ASYNC},
+        [DCOMM_STEP_REDUCE] = {DCOMMI_CHECK_RESULT, DCOMMI_CHECK_ANY, 1, UINT32_MAX,
+                               DCOMMI_CHECK_REPEATS},
+        [DCOMM_STEP_ENCODE] = {DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, 1, 0},
+        [DCOMM_STEP_DECODE] = {DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, UINT32_MAX,
+                               DCOMMI_CHECK_REPEATS},
+        [DCOMM_STEP_RECODE] = {DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, UINT32_MAX,
+                               DCOMMI_CHECK_REPEATS},
+        [DCOMM_STEP_COMPUTE] = {DCOMMI_CHECK_RESULT, DCOMMI_CHECK_LOCAL, 0, DCOMMI_FOLD_SOURCES, 0},
+        [DCOMM_STEP_CALL] = {DCOMMI_CHECK_BYTES | DCOMMI_CHECK_BIT(NONE),
+                             DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(NONE), 1, 1, 0},
+    }; /* the others have neither */
     return &forms[kind];
 }
 
@@ -164,9 +158,9 @@ static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_ste
     const dcommi_check_form *form = dcommi_check_form_of(s->kind);
     if ((s->flags &
          ~(DCOMM_STEP_ASYNC | DCOMM_STEP_FINAL | DCOMM_STEP_FORWARD | DCOMM_STEP_RESULT)) != 0 ||
-        ((s->flags & DCOMM_STEP_ASYNC) != 0 && !form->async)) {
+        ((s->flags & DCOMM_STEP_ASYNC) != 0 && (form->may & DCOMMI_CHECK_ASYNC) == 0)) {
         return dcommi_fail(DCOMM_ERR_PLAN, "%s: flags 0x%x do not fit a %s", where, s->flags,
-                           form->name);
+                           dcommi_print_kind(s->kind));
     }
     if (s->src > p->noperands || p->noperands - s->src < s->nsrc) {
         return dcommi_fail(DCOMM_ERR_PLAN,
@@ -176,12 +170,13 @@ static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_ste
     }
     if (s->nsrc < form->src_min || s->nsrc > form->src_max) {
         return dcommi_fail(DCOMM_ERR_PLAN, "%s: a %s cannot have %" PRIu32 " sources", where,
-                           form->name, s->nsrc);
+                           dcommi_print_kind(s->kind), s->nsrc);
     }
     uint32_t arriving = 0;
     for (uint32_t i = 0; i < s->nsrc; i++) {
         const dcomm_operand *o = &p->operands[s->src + i];
-        DCOMMI_TRY(dcommi_check_operand_valid(p, o, form->src, form->repeats, where, "the source"));
+        DCOMMI_TRY(dcommi_check_operand_valid(
+            p, o, form->src, (form->may & DCOMMI_CHECK_REPEATS) != 0, where, "the source"));
         arriving += o->space == DCOMM_SPACE_MSG;
     }
     if (form->dst != 0) {
@@ -200,11 +195,12 @@ static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_ste
         DCOMMI_TRY(dcommi_check_operand_valid(p, &s->stage, DCOMMI_CHECK_BIT(SCRATCH), false, where,
                                               "the stage"));
     }
-    bool peers = form->messages || s->kind == DCOMM_STEP_EXPOSE || s->kind == DCOMM_STEP_SIGNAL;
+    bool messages = (form->may & DCOMMI_CHECK_MESSAGE) != 0;
+    bool peers = messages || s->kind == DCOMM_STEP_EXPOSE || s->kind == DCOMM_STEP_SIGNAL;
     if (peers) {
         DCOMMI_TRY(dcommi_check_expr_valid(p, &s->peer, where, "peer"));
     }
-    if (form->messages) {
+    if (messages) {
         DCOMMI_TRY(dcommi_check_expr_valid(p, &s->tag, where, "tag"));
     }
     switch (s->kind) {
@@ -302,7 +298,7 @@ static dcomm_status dcommi_check_lane_valid(const dcomm_plan *p, uint32_t lane, 
                                where, lane, i, s->kind);
         }
         snprintf(place, sizeof place, "%s lane %" PRIu32 " step %" PRIu32 " (%s)", where, lane, i,
-                 dcommi_check_form_of(s->kind)->name);
+                 dcommi_print_kind(s->kind));
         DCOMMI_TRY(dcommi_check_step_valid(p, s, place));
         DCOMMI_TRY(dcommi_check_forward_valid(p, s, i + 1 < l->count ? s + 1 : NULL, place));
         if (s->kind == DCOMM_STEP_LOOP) {

@@ -132,8 +132,7 @@ static void dcommi_print_expr(dcommi_print_text *t, const dcomm_expr *e)
 
 static const char *dcommi_print_space(unsigned space)
 {
-    static const char *const names[] = {"none",  "IN",   "OUT",    "SCRATCH",
-                                        "WORDS", "PEER", "message"};
+    static const char *const names[] = {"none", "IN", "OUT", "SCRATCH", "WORDS", "PEER", "message"};
     return space < sizeof names / sizeof names[0] ? names[space] : "?";
 }
 
@@ -216,19 +215,25 @@ static void dcommi_print_call(dcommi_print_text *t, const dcomm_plan *p, const d
     }
 }
 
-static void dcommi_print_step(dcommi_print_text *t, const dcomm_plan *p, const dcomm_step *s,
-                              int depth)
+/* Return the name of a step's kind. */
+static const char *dcommi_print_kind(unsigned kind)
 {
     static const char *const names[] = {
 #define DCOMMI_PRINT_STEP(kind, name) name,
         DCOMM_STEP_TABLE(DCOMMI_PRINT_STEP)
 #undef DCOMMI_PRINT_STEP
     };
+    return names[kind];
+}
+
+static void dcommi_print_step(dcommi_print_text *t, const dcomm_plan *p, const dcomm_step *s,
+                              int depth)
+{
     if (s->kind >= DCOMM_STEP_KIND_COUNT) {
         dcommi_print_add(t, "kind %d?", s->kind);
         return;
     }
-    dcommi_print_add(t, "%s", names[s->kind]);
+    dcommi_print_add(t, "%s", dcommi_print_kind(s->kind));
     bool tagged = false;
     switch (s->kind) {
     case DCOMM_STEP_SEND:
