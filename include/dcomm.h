@@ -4348,6 +4348,22 @@ static inline dcomm_status dcommi_need(const void *argument, const char *name)
     return DCOMMI_LIKELY(argument != NULL) ? DCOMM_OK
                                            : dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", name);
 }
+/* ---- texts made of parts ---- */
+/* Text that goes on counting when the buffer is full. */
+typedef struct dcommi_print_text {
+    char *buf;
+    size_t len, used;
+} dcommi_print_text;
+static inline void DCOMMI_PRINTF(2, 3)
+    dcommi_print_add(dcommi_print_text *t, const char *format, ...)
+{
+    size_t room = t->used < t->len ? t->len - t->used : 0;
+    va_list args;
+    va_start(args, format);
+    int n = dcommi_vsnprintf(room > 0 ? t->buf + t->used : NULL, room, format, args);
+    va_end(args);
+    t->used += n > 0 ? (size_t)n : 0;
+}
 /* ---- logging ---- */
 enum { DCOMMI_LOG_ERROR = 0, DCOMMI_LOG_WARN = 1, DCOMMI_LOG_INFO = 2 };
 #define DCOMMI_LOG_CHOICES "error|warn|info"
@@ -9012,22 +9028,6 @@ static const dcommi_codec_option dcommi_codec_common = {"nonfinite",
                                                         0,
                                                         0,
                                                         "what becomes of NaN and infinity"};
-/* Text with room that it does not leave. */
-typedef struct dcommi_codec_text {
-    char *at;
-    size_t room, used;
-} dcommi_codec_text;
-static void DCOMMI_PRINTF(2, 3) dcommi_codec_print(dcommi_codec_text *text, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    int n = dcommi_vsnprintf(text->at + text->used, text->room - text->used, format, args);
-    va_end(args);
-    if (n > 0) {
-        text->used += (size_t)n;
-        text->used = text->used < text->room ? text->used : text->room - 1;
-    }
-}
 static bool dcommi_codec_named(const char *name, const char *text, size_t len)
 {
     return strlen(name) == len && memcmp(name, text, len) == 0;
@@ -9042,18 +9042,18 @@ static const dcommi_codec_ops *dcommi_codec_find(const char *name, size_t len)
     return NULL;
 }
 /* What an option may be, for people. */
-static void dcommi_codec_allowed(dcommi_codec_text *text, const dcommi_codec_option *option)
+static void dcommi_codec_allowed(dcommi_print_text *text, const dcommi_codec_option *option)
 {
     if (option->kind == DCOMMI_CODEC_CHOICE) {
-        dcommi_codec_print(text, "%s", option->choices);
+        dcommi_print_add(text, "%s", option->choices);
     } else {
-        dcommi_codec_print(text, "a%s number from %.12g to %.12g",
-                           option->kind == DCOMMI_CODEC_INTEGER ? " whole" : "", option->least,
-                           option->most);
+        dcommi_print_add(text, "a%s number from %.12g to %.12g",
+                         option->kind == DCOMMI_CODEC_INTEGER ? " whole" : "", option->least,
+                         option->most);
     }
 }
 /* A value as it is written: the shortest decimal that reads back as the same number. */
-static void dcommi_codec_show(dcommi_codec_text *text, const dcommi_codec_option *option,
+static void dcommi_codec_show(dcommi_print_text *text, const dcommi_codec_option *option,
                               double value)
 {
     if (option->kind == DCOMMI_CODEC_CHOICE) {
@@ -9061,7 +9061,7 @@ static void dcommi_codec_show(dcommi_codec_text *text, const dcommi_codec_option
         for (int i = 0; i < (int)value; i++) {
             word += strcspn(word, "|") + 1;
         }
-        dcommi_codec_print(text, "%.*s", (int)strcspn(word, "|"), word);
+        dcommi_print_add(text, "%.*s", (int)strcspn(word, "|"), word);
         return;
     }
     char number[40];
@@ -9072,7 +9072,7 @@ static void dcommi_codec_show(dcommi_codec_text *text, const dcommi_codec_option
             break;
         }
     }
-    dcommi_codec_print(text, "%s", number);
+    dcommi_print_add(text, "%s", number);
 }
 /* One value, `len` characters of it. */
 static dcomm_status dcommi_codec_read(const dcommi_codec_ops *ops,
@@ -9097,7 +9097,7 @@ static dcomm_status dcommi_codec_read(const dcommi_codec_ops *ops,
         return DCOMM_OK;
     }
     char allowed[200];
-    dcommi_codec_text to = {allowed, sizeof allowed, 0};
+    dcommi_print_text to = {allowed, sizeof allowed, 0};
     dcommi_codec_allowed(&to, option);
     return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: %s=%.*s: it must be %s%s", ops->name,
                        option->name, (int)(len < 40 ? len : 40), text,
@@ -9107,10 +9107,10 @@ static dcomm_status dcommi_codec_unknown_option(const dcommi_codec_ops *ops, con
                                                 size_t len)
 {
     char known[200];
-    dcommi_codec_text to = {known, sizeof known, 0};
+    dcommi_print_text to = {known, sizeof known, 0};
     known[0] = '\0';
     for (const dcommi_codec_option *o = ops->options; o->kind != DCOMMI_CODEC_END; o++) {
-        dcommi_codec_print(&to, "%s, ", o->name);
+        dcommi_print_add(&to, "%s, ", o->name);
     }
     return dcommi_fail(DCOMM_ERR_INVALID, "codec %s has no option '%.*s'; its options are %s%s",
                        ops->name, (int)(len < 40 ? len : 40), name, known,
@@ -9163,10 +9163,10 @@ static dcomm_status dcommi_codec_parse(dcomm_codec *codec, const char *spec)
     codec->ops = dcommi_codec_find(spec, len);
     if (codec->ops == NULL) {
         char known[200];
-        dcommi_codec_text to = {known, sizeof known, 0};
+        dcommi_print_text to = {known, sizeof known, 0};
         known[0] = '\0';
         for (size_t i = 0; dcommi_codec_table[i] != NULL; i++) {
-            dcommi_codec_print(&to, "%s%s", i == 0 ? "" : ", ", dcommi_codec_table[i]->name);
+            dcommi_print_add(&to, "%s%s", i == 0 ? "" : ", ", dcommi_codec_table[i]->name);
         }
         return dcommi_fail(DCOMM_ERR_INVALID, "there is no codec '%.*s'; there are %s",
                            (int)(len < 40 ? len : 40), spec, known);
@@ -9183,14 +9183,14 @@ static dcomm_status dcommi_codec_parse(dcomm_codec *codec, const char *spec)
 /* The canonical spec, from the values. */
 static void dcommi_codec_write_spec(dcomm_codec *codec)
 {
-    dcommi_codec_text to = {codec->spec, sizeof codec->spec, 0};
-    dcommi_codec_print(&to, "%s%s:", codec->automatic ? "auto:" : "", codec->ops->name);
+    dcommi_print_text to = {codec->spec, sizeof codec->spec, 0};
+    dcommi_print_add(&to, "%s%s:", codec->automatic ? "auto:" : "", codec->ops->name);
     for (int i = 0; codec->ops->options[i].kind != DCOMMI_CODEC_END; i++) {
-        dcommi_codec_print(&to, "%s=", codec->ops->options[i].name);
+        dcommi_print_add(&to, "%s=", codec->ops->options[i].name);
         dcommi_codec_show(&to, &codec->ops->options[i], codec->value[i]);
-        dcommi_codec_print(&to, ",");
+        dcommi_print_add(&to, ",");
     }
-    dcommi_codec_print(&to, "%s=", dcommi_codec_common.name);
+    dcommi_print_add(&to, "%s=", dcommi_codec_common.name);
     dcommi_codec_show(&to, &dcommi_codec_common, codec->nonfinite);
 }
 /* ==== include/dcomm/impl/codec/ledger.h ==================================================== */
@@ -9357,14 +9357,14 @@ DCOMM_API const char *dcomm_codec_name(size_t i)
     size_t n = sizeof dcommi_codec_table / sizeof *dcommi_codec_table - 1;
     return i < n ? dcommi_codec_table[i]->name : NULL;
 }
-static void dcommi_codec_help_line(dcommi_codec_text *to, const dcommi_codec_option *option,
+static void dcommi_codec_help_line(dcommi_print_text *to, const dcommi_codec_option *option,
                                    double preset)
 {
-    dcommi_codec_print(to, "  %s=", option->name);
+    dcommi_print_add(to, "  %s=", option->name);
     dcommi_codec_show(to, option, preset);
-    dcommi_codec_print(to, "  (");
+    dcommi_print_add(to, "  (");
     dcommi_codec_allowed(to, option);
-    dcommi_codec_print(to, ")  %s\n", option->meaning);
+    dcommi_print_add(to, ")  %s\n", option->meaning);
 }
 DCOMM_API const char *dcomm_codec_help(const char *name)
 {
@@ -9373,8 +9373,8 @@ DCOMM_API const char *dcomm_codec_help(const char *name)
     if (ops == NULL) {
         return NULL;
     }
-    dcommi_codec_text to = {help, sizeof help, 0};
-    dcommi_codec_print(&to, "%s: %s\n", ops->name, ops->summary);
+    dcommi_print_text to = {help, sizeof help, 0};
+    dcommi_print_add(&to, "%s: %s\n", ops->name, ops->summary);
     for (const dcommi_codec_option *o = ops->options; o->kind != DCOMMI_CODEC_END; o++) {
         dcommi_codec_help_line(&to, o, o->preset);
     }
@@ -13765,20 +13765,6 @@ DCOMM_API const char *dcomm_coll_name(dcomm_coll coll)
                                                         "recv",
                                                         "plan"};
     return (unsigned)coll < DCOMM_COLL_COUNT ? names[coll] : "?";
-}
-/* Text that goes on counting when the buffer is full. */
-typedef struct dcommi_print_text {
-    char *buf;
-    size_t len, used;
-} dcommi_print_text;
-static void DCOMMI_PRINTF(2, 3) dcommi_print_add(dcommi_print_text *t, const char *format, ...)
-{
-    size_t room = t->used < t->len ? t->len - t->used : 0;
-    va_list args;
-    va_start(args, format);
-    int n = dcommi_vsnprintf(room > 0 ? t->buf + t->used : NULL, room, format, args);
-    va_end(args);
-    t->used += n > 0 ? (size_t)n : 0;
 }
 static const char *dcommi_print_index(int depth)
 {
@@ -19369,46 +19355,65 @@ static inline void dcommi_coded_room_for(const dcommi_coded_track *t, int lane, 
         dcommi_coded_after(t, lane, counter, u);
     }
 }
-/* A lane that sends each chunk, when it is `ready`, to all others: from slot d, or, where one
- * encoding is for all, from slot `only`. */
-static inline void dcommi_coded_sender(const dcommi_coded_track *t, int lane,
-                                       const dcommi_coded_slots *slots, int64_t only,
-                                       uint16_t ready, uint16_t sent, int64_t tag)
+/* Send a chunk to each other rank, without waiting: slot d to the d-th, or, where one encoding is
+ * for all, slot `only` (else -1). fixed: slots are full, and have no words. */
+static inline void dcommi_coded_to_others(const dcommi_coded_track *t, int lane,
+                                          const dcommi_coded_slots *slots, int u, int64_t only,
+                                          dcomm_expr tag, bool fixed)
 {
     dcomm_builder *b = t->k->b;
     const dcommi_shape *s = t->k->s;
-    int u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
-    dcommi_coded_after(t, lane, ready, u);
     int d = dcomm_build_loop(b, lane, dcomm_const(s->nranks - 1));
+    int64_t index = dcommi_max64(only, 0), per = only < 0;
     dcomm_build_send(b, lane,
-                     dcommi_coded_held(t, slots, u, dcommi_max64(only, 0), d, only < 0 ? 1 : 0),
-                     dcommi_rank_at(s->nranks, dcommi_others(s, d)),
-                     dcommi_coded_chunk(t, u, 1, tag), DCOMM_STEP_ASYNC);
-    dcomm_build_end(b, lane);
-    dcomm_build_fence(b, lane);
-    dcommi_coded_count(t, lane, sent, 1);
+                     fixed ? dcommi_coded_room(t, slots, u, index, d, per)
+                           : dcommi_coded_held(t, slots, u, index, d, per),
+                     dcommi_rank_at(s->nranks, dcommi_others(s, d)), tag, DCOMM_STEP_ASYNC);
     dcomm_build_end(b, lane);
 }
-/* A lane that receives each chunk from all others into their slots, when these are `free`. */
-static inline void dcommi_coded_receiver(const dcommi_coded_track *t, int lane,
-                                         const dcommi_coded_slots *slots, uint16_t vacant,
-                                         uint16_t received, int64_t tag)
+/* Receive a chunk from each other rank into its slot, without waiting. */
+static inline void dcommi_coded_from_others(const dcommi_coded_track *t, int lane,
+                                            const dcommi_coded_slots *slots, int u, dcomm_expr tag,
+                                            bool fixed)
 {
     dcomm_builder *b = t->k->b;
     const dcommi_shape *s = t->k->s;
-    int u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
-    dcommi_coded_room_for(t, lane, vacant, u);
     int d = dcomm_build_loop(b, lane, dcomm_const(s->nranks - 1));
     dcomm_step *step = dcommi_build_step(b, lane, DCOMM_STEP_RECV);
     if (step != NULL) {
         step->flags = DCOMM_STEP_ASYNC;
         step->dst = dcommi_coded_room(t, slots, u, 0, d, 1);
         step->peer = dcommi_rank_at(s->nranks, dcommi_others(s, d));
-        step->tag = dcommi_coded_chunk(t, u, 1, tag);
-        step->word = (int32_t)slots->word;
-        step->value = dcommi_coded_turn(t, slots->n, u, 0, d, 1);
+        step->tag = tag;
+        if (!fixed) {
+            step->word = (int32_t)slots->word;
+            step->value = dcommi_coded_turn(t, slots->n, u, 0, d, 1);
+        }
     }
     dcomm_build_end(b, lane);
+}
+/* A lane that sends each chunk, when it is `ready`, to all others. */
+static inline void dcommi_coded_sender(const dcommi_coded_track *t, int lane,
+                                       const dcommi_coded_slots *slots, int64_t only,
+                                       uint16_t ready, uint16_t sent, int64_t tag)
+{
+    dcomm_builder *b = t->k->b;
+    int u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
+    dcommi_coded_after(t, lane, ready, u);
+    dcommi_coded_to_others(t, lane, slots, u, only, dcommi_coded_chunk(t, u, 1, tag), false);
+    dcomm_build_fence(b, lane);
+    dcommi_coded_count(t, lane, sent, 1);
+    dcomm_build_end(b, lane);
+}
+/* A lane that receives each chunk from all others into their slots, when these are `vacant`. */
+static inline void dcommi_coded_receiver(const dcommi_coded_track *t, int lane,
+                                         const dcommi_coded_slots *slots, uint16_t vacant,
+                                         uint16_t received, int64_t tag)
+{
+    dcomm_builder *b = t->k->b;
+    int u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
+    dcommi_coded_room_for(t, lane, vacant, u);
+    dcommi_coded_from_others(t, lane, slots, u, dcommi_coded_chunk(t, u, 1, tag), false);
     dcomm_build_fence(b, lane);
     dcommi_coded_count(t, lane, received, 1);
     dcomm_build_end(b, lane);
@@ -19617,40 +19622,20 @@ static void dcommi_spread_encode(const dcommi_spread_kind *q, int round, dcomm_o
 }
 /* Slot `index` + i[v] as it is sent. */
 static dcomm_operand dcommi_spread_held(const dcommi_spread_kind *q, int64_t index, int v,
-                                        int64_t per, bool fixed)
+                                        int64_t per)
 {
-    return fixed ? dcommi_coded_room(&q->t, &q->slots, DCOMMI_SPREAD_IDLE, index, v, per)
-                 : dcommi_coded_held(&q->t, &q->slots, DCOMMI_SPREAD_IDLE, index, v, per);
+    return dcommi_coded_held(&q->t, &q->slots, DCOMMI_SPREAD_IDLE, index, v, per);
 }
 /* Receive from each other rank into its slot. */
 static void dcommi_spread_receive(const dcommi_spread_kind *q, bool fixed)
 {
-    const dcommi_shape *s = q->k.s;
-    dcomm_builder *b = q->k.b;
-    int d = dcomm_build_loop(b, 0, dcomm_const(s->nranks - 1));
-    dcomm_step *step = dcommi_build_step(b, 0, DCOMM_STEP_RECV);
-    if (step != NULL) {
-        step->flags = DCOMM_STEP_ASYNC;
-        step->dst = dcommi_coded_room(&q->t, &q->slots, DCOMMI_SPREAD_IDLE, 0, d, 1);
-        step->peer = dcommi_rank_at(s->nranks, dcommi_others(s, d));
-        step->tag = dcomm_const(q->tag);
-        if (!fixed) {
-            step->word = (int32_t)q->slots.word;
-            step->value = dcommi_coded_turn(&q->t, q->slots.n, DCOMMI_SPREAD_IDLE, 0, d, 1);
-        }
-    }
-    dcomm_build_end(b, 0);
+    dcommi_coded_from_others(&q->t, 0, &q->slots, DCOMMI_SPREAD_IDLE, dcomm_const(q->tag), fixed);
 }
 /* Send slot `own` to each other rank. */
 static void dcommi_spread_tell(const dcommi_spread_kind *q, bool fixed)
 {
-    const dcommi_shape *s = q->k.s;
-    dcomm_builder *b = q->k.b;
-    int d = dcomm_build_loop(b, 0, dcomm_const(s->nranks - 1));
-    dcomm_build_send(b, 0, dcommi_spread_held(q, s->nranks - 1, d, 0, fixed),
-                     dcommi_rank_at(s->nranks, dcommi_others(s, d)), dcomm_const(q->tag),
-                     DCOMM_STEP_ASYNC);
-    dcomm_build_end(b, 0);
+    dcommi_coded_to_others(&q->t, 0, &q->slots, DCOMMI_SPREAD_IDLE, q->k.s->nranks - 1,
+                           dcomm_const(q->tag), fixed);
 }
 /* All ranks' samples, in rank order, become regions: of no bytes. */
 static void dcommi_spread_regions(const dcommi_spread_kind *q)
@@ -19699,7 +19684,7 @@ static void dcommi_spread_decode(const dcommi_spread_kind *q)
     int64_t n = s->nranks;
     int d = dcomm_build_loop(b, 0, dcomm_const(n));
     dcommi_turn region = {0, d, 1};
-    dcomm_operand src = dcommi_spread_held(q, n - 1 - s->rank, d, 1, false);
+    dcomm_operand src = dcommi_spread_held(q, n - 1 - s->rank, d, 1);
     dcomm_step *step = dcommi_build_step(b, 0, DCOMM_STEP_DECODE);
     if (step != NULL) {
         step->slot = DCOMMI_SPREAD_RESULT;
@@ -19760,7 +19745,7 @@ static dcomm_status dcommi_coded_sparse(const dcommi_shape *s, dcomm_builder *b)
     dcommi_turn others = dcommi_others(s, d);
     dcommi_spread_encode(&out, DCOMMI_SPREAD_PART, dcommi_coded_piece(&out.t, space, idle, others),
                          0, d, 1, dcommi_rank_at(n, others));
-    dcomm_build_send(b, 0, dcommi_spread_held(&out, 0, d, 1, false), dcommi_rank_at(n, others),
+    dcomm_build_send(b, 0, dcommi_spread_held(&out, 0, d, 1), dcommi_rank_at(n, others),
                      dcomm_const(in.tag), DCOMM_STEP_ASYNC);
     dcomm_build_end(b, 0);
     dcommi_turn mine = dcommi_turn_at(s->rank);
@@ -42260,6 +42245,11 @@ static const char *dcommi_asked_auto(const char *forced)
 {
     return forced[0] == 0 ? "" : "auto";
 }
+/* Return true if a factor, or a conversion, is applied to the input before it is summed. */
+static bool dcommi_call_factored(const dcommi_shape *s)
+{
+    return s->coding != NULL ? s->apart : s->op == DCOMM_PREMUL_SUM && dcommi_coll_folds(s->coll);
+}
 /* The plan of a shape, from the cache or made now; with comm->lock. */
 static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
                                      const dcommi_call_key *key, const char *forced,
@@ -42274,22 +42264,16 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
     DCOMMI_TRY(dcommi_algo_pick(s, forced != NULL ? forced : comm->algo, forced == NULL,
                                 comm->chooser, &algo));
     dcomm_plan *plan = NULL, *inner = NULL;
-    if (s->coding != NULL && s->apart) {
+    if (dcommi_call_factored(s)) { /* a plan around the one of the sum itself */
         dcommi_shape sum = *s;
-        sum.dtype = DCOMM_F32;
-        sum.op = s->op == DCOMM_PREMUL_SUM ? DCOMM_SUM : s->op;
-        sum.in_place = true;
-        DCOMMI_TRY(dcommi_plan_make(&sum, algo, &inner));
-        dcomm_status status = dcommi_plan_coded(s, inner, &plan);
-        if (status < 0) {
-            dcommi_free(inner);
-            return status;
+        sum.in_place = s->coding != NULL;
+        if (s->coding != NULL) {
+            sum.dtype = DCOMM_F32;
+            sum.op = s->op == DCOMM_PREMUL_SUM ? DCOMM_SUM : s->op;
         }
-    } else if (s->op == DCOMM_PREMUL_SUM && dcommi_coll_folds(s->coll)) {
-        dcommi_shape sum = *s;
-        sum.in_place = false;
         DCOMMI_TRY(dcommi_plan_make(&sum, algo, &inner));
-        dcomm_status status = dcommi_plan_premul(s, inner, &plan);
+        dcomm_status status =
+            (s->coding != NULL ? dcommi_plan_coded : dcommi_plan_premul)(s, inner, &plan);
         if (status < 0) {
             dcommi_free(inner);
             return status;
@@ -42387,8 +42371,7 @@ static dcomm_status dcommi_collective_held(dcomm_comm *comm, const dcommi_shape 
     }
     run->device = device;
     dcommi_run_stream(run, opts->stream);
-    run->factored =
-        s->coding != NULL ? s->apart : s->op == DCOMM_PREMUL_SUM && dcommi_coll_folds(s->coll);
+    run->factored = dcommi_call_factored(s);
     if (run->factored) {
         run->factor = dcommi_factor_of(opts, s->op, s->dtype);
     }
@@ -44735,15 +44718,11 @@ static dcomm_status dcommi_explain_groups(const dcommi_groups *groups, dcomm_exp
         dcomm_tuning_default(&usual);
         tuning = &usual;
     }
+    DCOMMI_TRY(dcommi_shape_begin(&fake, e->coll, e->count, e->dtype, e->op, 0, opts, &s));
+    DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
     dcommi_chooser *c = dcommi_alloc(sizeof *c);
     dcomm_status status =
         c == NULL ? DCOMM_ERR_NO_MEMORY : dcommi_chooser_set(c, groups, e->nranks, tuning);
-    if (status >= 0) {
-        status = dcommi_shape_begin(&fake, e->coll, e->count, e->dtype, e->op, 0, opts, &s);
-    }
-    if (status >= 0) {
-        status = dcommi_coded_begin(&s, opts, &coding);
-    }
     if (status >= 0) {
         status = dcommi_explain_shape(c, &s, opts->algo, false, e);
     }
@@ -45457,10 +45436,10 @@ static dcomm_status dcommi_probe_run(dcomm_comm *comm, const dcomm_plan *plan, c
     dcommi_submit(comm->context, run);
     return dcommi_run_wait(run);
 }
-#define DCOMMI_TUNE_COLD 16384       /* within a host, probes from so long on find nothing cached */
-#define DCOMMI_TUNE_ROUNDS 9         /* of short probes; of long ones DCOMMI_TUNE_FEW */
-#define DCOMMI_TUNE_BATCHES 2        /* of rounds: another one, where the first was disturbed */
-#define DCOMMI_TUNE_PROBES 40        /* of a round */
+#define DCOMMI_TUNE_COLD 16384 /* within a host, probes from so long on find nothing cached */
+#define DCOMMI_TUNE_ROUNDS 9   /* of short probes; of long ones DCOMMI_TUNE_FEW */
+#define DCOMMI_TUNE_BATCHES 2  /* of rounds: another one, where the first was disturbed */
+#define DCOMMI_TUNE_PROBES 40  /* of a round */
 /* Probes that run in turn, round by round: what disturbs a core for a while then disturbs one round
  * of all of them, and not all of one. */
 typedef struct dcommi_rounds {
@@ -45503,8 +45482,8 @@ static double dcommi_tune_quartile(double *took, int n)
     qsort(took, (size_t)n, sizeof *took, dcommi_tune_compare);
     return n > 0 ? took[(n - 1) / 4] : 0;
 }
-/* Return true if a rank, alone or with its partner, has a hardware thread to itself, or both share one
- * with nobody else who is measured. */
+/* Return true if a rank, alone or with its partner, has a hardware thread to itself, or both share
+ * one with nobody else who is measured. */
 static bool dcommi_tune_seated(const dcommi_groups *g, int rank, int partner)
 {
     bool first = g->seat[rank] == rank, second = partner < 0 || g->seat[partner] == partner;
@@ -45536,12 +45515,12 @@ static int dcommi_tune_add(dcommi_tuner *t, enum dcommi_probe_kind kind, int64_t
 }
 static bool dcommi_tune_goes_on(dcommi_tuner *t, double until);
 static void dcommi_tune_share(dcommi_tuner *t, void *data, size_t bytes);
-/* Run a plan that `status` says was made, and drop it. */
-static void dcommi_tune_once(dcommi_tuner *t, dcomm_status status, dcomm_plan *plan)
+/* Run a plan that `status` says was made on `data`, and drop it. */
+static void dcommi_tune_once(dcommi_tuner *t, dcomm_status status, dcomm_plan *plan, void *data)
 {
     t->status = t->status >= 0 ? status : t->status;
     if (t->status >= 0) {
-        t->status = dcommi_probe_run(t->comm, plan, NULL, NULL);
+        t->status = dcommi_probe_run(t->comm, plan, data, data);
     }
     dcommi_free(plan);
 }
@@ -45555,7 +45534,7 @@ static void dcommi_tune_meet(dcommi_tuner *t)
                       .lanes = 1};
     dcomm_plan *plan = NULL;
     dcomm_status status = dcommi_plan_make(&s, dcommi_algo_find(s.coll, "dissemination"), &plan);
-    dcommi_tune_once(t, status, plan);
+    dcommi_tune_once(t, status, plan, NULL);
 }
 /* The same of the ranks of each host among themselves. */
 static void dcommi_tune_meet_near(dcommi_tuner *t)
@@ -45574,7 +45553,7 @@ static void dcommi_tune_meet_near(dcommi_tuner *t)
     }
     dcomm_build_wait(&b, 0, come, dcomm_const(others));
     dcomm_status status = dcommi_build_finish(&b, &plan);
-    dcommi_tune_once(t, status, plan);
+    dcommi_tune_once(t, status, plan, NULL);
 }
 /* Long buffers are out of the caches when a program comes with them, most of all its inputs. Who
  * looks on stays idle: it may share a core with a rank of another host, which does not wait for it.
@@ -45679,13 +45658,8 @@ static void dcommi_tune_share(dcommi_tuner *t, void *data, size_t bytes)
                       .count = bytes,
                       .in_place = true,
                       .lanes = 1};
-    if (t->status >= 0) {
-        t->status = dcommi_plan_make(&s, dcommi_algo_find(DCOMM_COLL_BROADCAST, "binomial"), &plan);
-    }
-    if (t->status >= 0) {
-        t->status = dcommi_probe_run(comm, plan, data, data);
-    }
-    dcommi_free(plan);
+    dcomm_status status = dcommi_plan_make(&s, dcommi_algo_find(s.coll, "binomial"), &plan);
+    dcommi_tune_once(t, status, plan, data);
 }
 /* Return true if longer probes are to follow: rank 0 looks at its clock. */
 static bool dcommi_tune_goes_on(dcommi_tuner *t, double until)
@@ -52510,14 +52484,20 @@ static dcomm_status dcommi_check_next_stage(dcommi_check *c, dcommi_check_made *
                                             bool *more)
 {
     int going = 0;
+    uint64_t *numbers[DCOMMI_CHECK_RANKS] = {NULL};
     *more = false;
     for (int i = 0; i < c->n; i++) {
         const dcommi_check_mem *words = c->rank[i].mem[DCOMM_SPACE_WORDS];
-        for (uint32_t w = 0; c->rank[i].plan->next != NULL && w < c->rank[i].plan->nwords; w++) {
+        const uint32_t nwords = c->rank[i].plan->next != NULL ? c->rank[i].plan->nwords : 0;
+        numbers[i] = dcommi_check_get(c, (size_t)nwords * sizeof *numbers[i]);
+        if (numbers[i] == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        for (uint32_t w = 0; w < nwords; w++) {
             bool known;
             c->merged.n = 0;
             DCOMMI_TRY(dcommi_check_peek(words, 8 * (int64_t)w, 8, &c->merged));
-            dcommi_check_number(c, &c->merged, &known);
+            numbers[i][w] = (uint64_t)dcommi_check_number(c, &c->merged, &known);
             if (!known) {
                 c->spec_holds = false;
                 return DCOMM_OK;
@@ -52529,19 +52509,8 @@ static dcomm_status dcommi_check_next_stage(dcommi_check *c, dcommi_check_made *
         if (p->next == NULL) {
             continue;
         }
-        uint64_t *numbers = dcommi_check_get(c, (size_t)p->nwords * sizeof *numbers);
-        if (numbers == NULL) {
-            return DCOMM_ERR_NO_MEMORY;
-        }
-        for (uint32_t w = 0; w < p->nwords; w++) {
-            bool known;
-            c->merged.n = 0;
-            DCOMMI_TRY(dcommi_check_peek(c->rank[i].mem[DCOMM_SPACE_WORDS], 8 * (int64_t)w, 8,
-                                         &c->merged));
-            numbers[w] = (uint64_t)dcommi_check_number(c, &c->merged, &known);
-        }
         dcomm_status status = DCOMM_OK;
-        const dcomm_plan *next = p->next(p->next_user, numbers, p->nwords, &status);
+        const dcomm_plan *next = p->next(p->next_user, numbers[i], p->nwords, &status);
         if (next == NULL && status < 0) {
             return dcommi_fail(DCOMM_ERR_PLAN, "rank %d: its stage %d fails: %s", i, c->stage + 1,
                                dcomm_strerror(status));

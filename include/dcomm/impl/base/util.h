@@ -61,6 +61,25 @@ static inline dcomm_status dcommi_need(const void *argument, const char *name)
                                            : dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", name);
 }
 
+/* ---- texts made of parts ---- */
+
+/* Text that goes on counting when the buffer is full. */
+typedef struct dcommi_print_text {
+    char *buf;
+    size_t len, used;
+} dcommi_print_text;
+
+static inline void DCOMMI_PRINTF(2, 3)
+    dcommi_print_add(dcommi_print_text *t, const char *format, ...)
+{
+    size_t room = t->used < t->len ? t->len - t->used : 0;
+    va_list args;
+    va_start(args, format);
+    int n = dcommi_vsnprintf(room > 0 ? t->buf + t->used : NULL, room, format, args);
+    va_end(args);
+    t->used += n > 0 ? (size_t)n : 0;
+}
+
 /* ---- logging ---- */
 
 enum { DCOMMI_LOG_ERROR = 0, DCOMMI_LOG_WARN = 1, DCOMMI_LOG_INFO = 2 };

@@ -181,14 +181,20 @@ static dcomm_status dcommi_check_next_stage(dcommi_check *c, dcommi_check_made *
                                             bool *more)
 {
     int going = 0;
+    uint64_t *numbers[DCOMMI_CHECK_RANKS] = {NULL};
     *more = false;
     for (int i = 0; i < c->n; i++) {
         const dcommi_check_mem *words = c->rank[i].mem[DCOMM_SPACE_WORDS];
-        for (uint32_t w = 0; c->rank[i].plan->next != NULL && w < c->rank[i].plan->nwords; w++) {
+        const uint32_t nwords = c->rank[i].plan->next != NULL ? c->rank[i].plan->nwords : 0;
+        numbers[i] = dcommi_check_get(c, (size_t)nwords * sizeof *numbers[i]);
+        if (numbers[i] == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        for (uint32_t w = 0; w < nwords; w++) {
             bool known;
             c->merged.n = 0;
             DCOMMI_TRY(dcommi_check_peek(words, 8 * (int64_t)w, 8, &c->merged));
-            dcommi_check_number(c, &c->merged, &known);
+            numbers[i][w] = (uint64_t)dcommi_check_number(c, &c->merged, &known);
             if (!known) {
                 c->spec_holds = false;
                 return DCOMM_OK;
@@ -200,19 +206,8 @@ static dcomm_status dcommi_check_next_stage(dcommi_check *c, dcommi_check_made *
         if (p->next == NULL) {
             continue;
         }
-        uint64_t *numbers = dcommi_check_get(c, (size_t)p->nwords * sizeof *numbers);
-        if (numbers == NULL) {
-            return DCOMM_ERR_NO_MEMORY;
-        }
-        for (uint32_t w = 0; w < p->nwords; w++) {
-            bool known;
-            c->merged.n = 0;
-            DCOMMI_TRY(dcommi_check_peek(c->rank[i].mem[DCOMM_SPACE_WORDS], 8 * (int64_t)w, 8,
-                                         &c->merged));
-            numbers[w] = (uint64_t)dcommi_check_number(c, &c->merged, &known);
-        }
         dcomm_status status = DCOMM_OK;
-        const dcomm_plan *next = p->next(p->next_user, numbers, p->nwords, &status);
+        const dcomm_plan *next = p->next(p->next_user, numbers[i], p->nwords, &status);
         if (next == NULL && status < 0) {
             return dcommi_fail(DCOMM_ERR_PLAN, "rank %d: its stage %d fails: %s", i, c->stage + 1,
                                dcomm_strerror(status));

@@ -104,14 +104,14 @@ DCOMM_API const char *dcomm_codec_name(size_t i)
     return i < n ? dcommi_codec_table[i]->name : NULL;
 }
 
-static void dcommi_codec_help_line(dcommi_codec_text *to, const dcommi_codec_option *option,
+static void dcommi_codec_help_line(dcommi_print_text *to, const dcommi_codec_option *option,
                                    double preset)
 {
-    dcommi_codec_print(to, "  %s=", option->name);
+    dcommi_print_add(to, "  %s=", option->name);
     dcommi_codec_show(to, option, preset);
-    dcommi_codec_print(to, "  (");
+    dcommi_print_add(to, "  (");
     dcommi_codec_allowed(to, option);
-    dcommi_codec_print(to, ")  %s\n", option->meaning);
+    dcommi_print_add(to, ")  %s\n", option->meaning);
 }
 
 DCOMM_API const char *dcomm_codec_help(const char *name)
@@ -121,8 +121,8 @@ DCOMM_API const char *dcomm_codec_help(const char *name)
     if (ops == NULL) {
         return NULL;
     }
-    dcommi_codec_text to = {help, sizeof help, 0};
-    dcommi_codec_print(&to, "%s: %s\n", ops->name, ops->summary);
+    dcommi_print_text to = {help, sizeof help, 0};
+    dcommi_print_add(&to, "%s: %s\n", ops->name, ops->summary);
     for (const dcommi_codec_option *o = ops->options; o->kind != DCOMMI_CODEC_END; o++) {
         dcommi_codec_help_line(&to, o, o->preset);
     }

@@ -12,24 +12,6 @@ static const dcommi_codec_option dcommi_codec_common = {"nonfinite",
                                                         0,
                                                         "what becomes of NaN and infinity"};
 
-/* Text with room that it does not leave. */
-typedef struct dcommi_codec_text {
-    char *at;
-    size_t room, used;
-} dcommi_codec_text;
-
-static void DCOMMI_PRINTF(2, 3) dcommi_codec_print(dcommi_codec_text *text, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    int n = dcommi_vsnprintf(text->at + text->used, text->room - text->used, format, args);
-    va_end(args);
-    if (n > 0) {
-        text->used += (size_t)n;
-        text->used = text->used < text->room ? text->used : text->room - 1;
-    }
-}
-
 static bool dcommi_codec_named(const char *name, const char *text, size_t len)
 {
     return strlen(name) == len && memcmp(name, text, len) == 0;
@@ -46,19 +28,19 @@ static const dcommi_codec_ops *dcommi_codec_find(const char *name, size_t len)
 }
 
 /* What an option may be, for people. */
-static void dcommi_codec_allowed(dcommi_codec_text *text, const dcommi_codec_option *option)
+static void dcommi_codec_allowed(dcommi_print_text *text, const dcommi_codec_option *option)
 {
     if (option->kind == DCOMMI_CODEC_CHOICE) {
-        dcommi_codec_print(text, "%s", option->choices);
+        dcommi_print_add(text, "%s", option->choices);
     } else {
-        dcommi_codec_print(text, "a%s number from %.12g to %.12g",
-                           option->kind == DCOMMI_CODEC_INTEGER ? " whole" : "", option->least,
-                           option->most);
+        dcommi_print_add(text, "a%s number from %.12g to %.12g",
+                         option->kind == DCOMMI_CODEC_INTEGER ? " whole" : "", option->least,
+                         option->most);
     }
 }
 
 /* A value as it is written: the shortest decimal that reads back as the same number. */
-static void dcommi_codec_show(dcommi_codec_text *text, const dcommi_codec_option *option,
+static void dcommi_codec_show(dcommi_print_text *text, const dcommi_codec_option *option,
                               double value)
 {
     if (option->kind == DCOMMI_CODEC_CHOICE) {
@@ -66,7 +48,7 @@ static void dcommi_codec_show(dcommi_codec_text *text, const dcommi_codec_option
         for (int i = 0; i < (int)value; i++) {
             word += strcspn(word, "|") + 1;
         }
-        dcommi_codec_print(text, "%.*s", (int)strcspn(word, "|"), word);
+        dcommi_print_add(text, "%.*s", (int)strcspn(word, "|"), word);
         return;
     }
     char number[40];
@@ -77,7 +59,7 @@ static void dcommi_codec_show(dcommi_codec_text *text, const dcommi_codec_option
             break;
         }
     }
-    dcommi_codec_print(text, "%s", number);
+    dcommi_print_add(text, "%s", number);
 }
 
 /* One value, `len` characters of it. */
@@ -103,7 +85,7 @@ static dcomm_status dcommi_codec_read(const dcommi_codec_ops *ops,
         return DCOMM_OK;
     }
     char allowed[200];
-    dcommi_codec_text to = {allowed, sizeof allowed, 0};
+    dcommi_print_text to = {allowed, sizeof allowed, 0};
     dcommi_codec_allowed(&to, option);
     return dcommi_fail(DCOMM_ERR_INVALID, "codec %s: %s=%.*s: it must be %s%s", ops->name,
                        option->name, (int)(len < 40 ? len : 40), text,
@@ -114,10 +96,10 @@ static dcomm_status dcommi_codec_unknown_option(const dcommi_codec_ops *ops, con
                                                 size_t len)
 {
     char known[200];
-    dcommi_codec_text to = {known, sizeof known, 0};
+    dcommi_print_text to = {known, sizeof known, 0};
     known[0] = '\0';
     for (const dcommi_codec_option *o = ops->options; o->kind != DCOMMI_CODEC_END; o++) {
-        dcommi_codec_print(&to, "%s, ", o->name);
+        dcommi_print_add(&to, "%s, ", o->name);
     }
     return dcommi_fail(DCOMM_ERR_INVALID, "codec %s has no option '%.*s'; its options are %s%s",
                        ops->name, (int)(len < 40 ? len : 40), name, known,
@@ -172,10 +154,10 @@ static dcomm_status dcommi_codec_parse(dcomm_codec *codec, const char *spec)
     codec->ops = dcommi_codec_find(spec, len);
     if (codec->ops == NULL) {
         char known[200];
-        dcommi_codec_text to = {known, sizeof known, 0};
+        dcommi_print_text to = {known, sizeof known, 0};
         known[0] = '\0';
         for (size_t i = 0; dcommi_codec_table[i] != NULL; i++) {
-            dcommi_codec_print(&to, "%s%s", i == 0 ? "" : ", ", dcommi_codec_table[i]->name);
+            dcommi_print_add(&to, "%s%s", i == 0 ? "" : ", ", dcommi_codec_table[i]->name);
         }
         return dcommi_fail(DCOMM_ERR_INVALID, "there is no codec '%.*s'; there are %s",
                            (int)(len < 40 ? len : 40), spec, known);
@@ -193,14 +175,14 @@ static dcomm_status dcommi_codec_parse(dcomm_codec *codec, const char *spec)
 /* The canonical spec, from the values. */
 static void dcommi_codec_write_spec(dcomm_codec *codec)
 {
-    dcommi_codec_text to = {codec->spec, sizeof codec->spec, 0};
-    dcommi_codec_print(&to, "%s%s:", codec->automatic ? "auto:" : "", codec->ops->name);
+    dcommi_print_text to = {codec->spec, sizeof codec->spec, 0};
+    dcommi_print_add(&to, "%s%s:", codec->automatic ? "auto:" : "", codec->ops->name);
     for (int i = 0; codec->ops->options[i].kind != DCOMMI_CODEC_END; i++) {
-        dcommi_codec_print(&to, "%s=", codec->ops->options[i].name);
+        dcommi_print_add(&to, "%s=", codec->ops->options[i].name);
         dcommi_codec_show(&to, &codec->ops->options[i], codec->value[i]);
-        dcommi_codec_print(&to, ",");
+        dcommi_print_add(&to, ",");
     }
-    dcommi_codec_print(&to, "%s=", dcommi_codec_common.name);
+    dcommi_print_add(&to, "%s=", dcommi_codec_common.name);
     dcommi_codec_show(&to, &dcommi_codec_common, codec->nonfinite);
 }
 

@@ -102,15 +102,11 @@ static dcomm_status dcommi_explain_groups(const dcommi_groups *groups, dcomm_exp
         dcomm_tuning_default(&usual);
         tuning = &usual;
     }
+    DCOMMI_TRY(dcommi_shape_begin(&fake, e->coll, e->count, e->dtype, e->op, 0, opts, &s));
+    DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
     dcommi_chooser *c = dcommi_alloc(sizeof *c);
     dcomm_status status =
         c == NULL ? DCOMM_ERR_NO_MEMORY : dcommi_chooser_set(c, groups, e->nranks, tuning);
-    if (status >= 0) {
-        status = dcommi_shape_begin(&fake, e->coll, e->count, e->dtype, e->op, 0, opts, &s);
-    }
-    if (status >= 0) {
-        status = dcommi_coded_begin(&s, opts, &coding);
-    }
     if (status >= 0) {
         status = dcommi_explain_shape(c, &s, opts->algo, false, e);
     }

@@ -167,6 +167,12 @@ static const char *dcommi_asked_auto(const char *forced)
     return forced[0] == 0 ? "" : "auto";
 }
 
+/* Return true if a factor, or a conversion, is applied to the input before it is summed. */
+static bool dcommi_call_factored(const dcommi_shape *s)
+{
+    return s->coding != NULL ? s->apart : s->op == DCOMM_PREMUL_SUM && dcommi_coll_folds(s->coll);
+}
+
 /* The plan of a shape, from the cache or made now; with comm->lock. */
 static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
                                      const dcommi_call_key *key, const char *forced,
@@ -181,22 +187,16 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
     DCOMMI_TRY(dcommi_algo_pick(s, forced != NULL ? forced : comm->algo, forced == NULL,
                                 comm->chooser, &algo));
     dcomm_plan *plan = NULL, *inner = NULL;
-    if (s->coding != NULL && s->apart) {
+    if (dcommi_call_factored(s)) { /* a plan around the one of the sum itself */
         dcommi_shape sum = *s;
-        sum.dtype = DCOMM_F32;
-        sum.op = s->op == DCOMM_PREMUL_SUM ? DCOMM_SUM : s->op;
-        sum.in_place = true;
-        DCOMMI_TRY(dcommi_plan_make(&sum, algo, &inner));
-        dcomm_status status = dcommi_plan_coded(s, inner, &plan);
-        if (status < 0) {
-            dcommi_free(inner);
-            return status;
+        sum.in_place = s->coding != NULL;
+        if (s->coding != NULL) {
+            sum.dtype = DCOMM_F32;
+            sum.op = s->op == DCOMM_PREMUL_SUM ? DCOMM_SUM : s->op;
         }
-    } else if (s->op == DCOMM_PREMUL_SUM && dcommi_coll_folds(s->coll)) {
-        dcommi_shape sum = *s;
-        sum.in_place = false;
         DCOMMI_TRY(dcommi_plan_make(&sum, algo, &inner));
-        dcomm_status status = dcommi_plan_premul(s, inner, &plan);
+        dcomm_status status =
+            (s->coding != NULL ? dcommi_plan_coded : dcommi_plan_premul)(s, inner, &plan);
         if (status < 0) {
             dcommi_free(inner);
             return status;
@@ -299,8 +299,7 @@ static dcomm_status dcommi_collective_held(dcomm_comm *comm, const dcommi_shape 
     }
     run->device = device;
     dcommi_run_stream(run, opts->stream);
-    run->factored =
-        s->coding != NULL ? s->apart : s->op == DCOMM_PREMUL_SUM && dcommi_coll_folds(s->coll);
+    run->factored = dcommi_call_factored(s);
     if (run->factored) {
         run->factor = dcommi_factor_of(opts, s->op, s->dtype);
     }

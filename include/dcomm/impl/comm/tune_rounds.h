@@ -7,10 +7,10 @@
 #include "../base/flush.h"
 #include "tune_probe.h"
 
-#define DCOMMI_TUNE_COLD 16384       /* within a host, probes from so long on find nothing cached */
-#define DCOMMI_TUNE_ROUNDS 9         /* of short probes; of long ones DCOMMI_TUNE_FEW */
-#define DCOMMI_TUNE_BATCHES 2        /* of rounds: another one, where the first was disturbed */
-#define DCOMMI_TUNE_PROBES 40        /* of a round */
+#define DCOMMI_TUNE_COLD 16384 /* within a host, probes from so long on find nothing cached */
+#define DCOMMI_TUNE_ROUNDS 9   /* of short probes; of long ones DCOMMI_TUNE_FEW */
+#define DCOMMI_TUNE_BATCHES 2  /* of rounds: another one, where the first was disturbed */
+#define DCOMMI_TUNE_PROBES 40  /* of a round */
 
 /* Probes that run in turn, round by round: what disturbs a core for a while then disturbs one round
  * of all of them, and not all of one. */
@@ -60,8 +60,8 @@ static double dcommi_tune_quartile(double *took, int n)
     return n > 0 ? took[(n - 1) / 4] : 0;
 }
 
-/* Return true if a rank, alone or with its partner, has a hardware thread to itself, or both share one
- * with nobody else who is measured. */
+/* Return true if a rank, alone or with its partner, has a hardware thread to itself, or both share
+ * one with nobody else who is measured. */
 static bool dcommi_tune_seated(const dcommi_groups *g, int rank, int partner)
 {
     bool first = g->seat[rank] == rank, second = partner < 0 || g->seat[partner] == partner;
@@ -96,12 +96,12 @@ static int dcommi_tune_add(dcommi_tuner *t, enum dcommi_probe_kind kind, int64_t
 static bool dcommi_tune_goes_on(dcommi_tuner *t, double until);
 static void dcommi_tune_share(dcommi_tuner *t, void *data, size_t bytes);
 
-/* Run a plan that `status` says was made, and drop it. */
-static void dcommi_tune_once(dcommi_tuner *t, dcomm_status status, dcomm_plan *plan)
+/* Run a plan that `status` says was made on `data`, and drop it. */
+static void dcommi_tune_once(dcommi_tuner *t, dcomm_status status, dcomm_plan *plan, void *data)
 {
     t->status = t->status >= 0 ? status : t->status;
     if (t->status >= 0) {
-        t->status = dcommi_probe_run(t->comm, plan, NULL, NULL);
+        t->status = dcommi_probe_run(t->comm, plan, data, data);
     }
     dcommi_free(plan);
 }
@@ -116,7 +116,7 @@ static void dcommi_tune_meet(dcommi_tuner *t)
                       .lanes = 1};
     dcomm_plan *plan = NULL;
     dcomm_status status = dcommi_plan_make(&s, dcommi_algo_find(s.coll, "dissemination"), &plan);
-    dcommi_tune_once(t, status, plan);
+    dcommi_tune_once(t, status, plan, NULL);
 }
 
 /* The same of the ranks of each host among themselves. */
@@ -136,7 +136,7 @@ static void dcommi_tune_meet_near(dcommi_tuner *t)
     }
     dcomm_build_wait(&b, 0, come, dcomm_const(others));
     dcomm_status status = dcommi_build_finish(&b, &plan);
-    dcommi_tune_once(t, status, plan);
+    dcommi_tune_once(t, status, plan, NULL);
 }
 
 /* Long buffers are out of the caches when a program comes with them, most of all its inputs. Who
@@ -248,13 +248,8 @@ static void dcommi_tune_share(dcommi_tuner *t, void *data, size_t bytes)
                       .count = bytes,
                       .in_place = true,
                       .lanes = 1};
-    if (t->status >= 0) {
-        t->status = dcommi_plan_make(&s, dcommi_algo_find(DCOMM_COLL_BROADCAST, "binomial"), &plan);
-    }
-    if (t->status >= 0) {
-        t->status = dcommi_probe_run(comm, plan, data, data);
-    }
-    dcommi_free(plan);
+    dcomm_status status = dcommi_plan_make(&s, dcommi_algo_find(s.coll, "binomial"), &plan);
+    dcommi_tune_once(t, status, plan, data);
 }
 
 /* Return true if longer probes are to follow: rank 0 looks at its clock. */

@@ -26,22 +26,6 @@ DCOMM_API const char *dcomm_coll_name(dcomm_coll coll)
     return (unsigned)coll < DCOMM_COLL_COUNT ? names[coll] : "?";
 }
 
-/* Text that goes on counting when the buffer is full. */
-typedef struct dcommi_print_text {
-    char *buf;
-    size_t len, used;
-} dcommi_print_text;
-
-static void DCOMMI_PRINTF(2, 3) dcommi_print_add(dcommi_print_text *t, const char *format, ...)
-{
-    size_t room = t->used < t->len ? t->len - t->used : 0;
-    va_list args;
-    va_start(args, format);
-    int n = dcommi_vsnprintf(room > 0 ? t->buf + t->used : NULL, room, format, args);
-    va_end(args);
-    t->used += n > 0 ? (size_t)n : 0;
-}
-
 static const char *dcommi_print_index(int depth)
 {
     static const char *const names[DCOMM_LOOP_DEPTH] = {"i", "j", "k"};

@@ -245,47 +245,68 @@ static inline void dcommi_coded_room_for(const dcommi_coded_track *t, int lane, 
     }
 }
 
-/* A lane that sends each chunk, when it is `ready`, to all others: from slot d, or, where one
- * encoding is for all, from slot `only`. */
-static inline void dcommi_coded_sender(const dcommi_coded_track *t, int lane,
-                                       const dcommi_coded_slots *slots, int64_t only,
-                                       uint16_t ready, uint16_t sent, int64_t tag)
+/* Send a chunk to each other rank, without waiting: slot d to the d-th, or, where one encoding is
+ * for all, slot `only` (else -1). fixed: slots are full, and have no words. */
+static inline void dcommi_coded_to_others(const dcommi_coded_track *t, int lane,
+                                          const dcommi_coded_slots *slots, int u, int64_t only,
+                                          dcomm_expr tag, bool fixed)
 {
     dcomm_builder *b = t->k->b;
     const dcommi_shape *s = t->k->s;
-    int u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
-    dcommi_coded_after(t, lane, ready, u);
     int d = dcomm_build_loop(b, lane, dcomm_const(s->nranks - 1));
+    int64_t index = dcommi_max64(only, 0), per = only < 0;
     dcomm_build_send(b, lane,
-                     dcommi_coded_held(t, slots, u, dcommi_max64(only, 0), d, only < 0 ? 1 : 0),
-                     dcommi_rank_at(s->nranks, dcommi_others(s, d)),
-                     dcommi_coded_chunk(t, u, 1, tag), DCOMM_STEP_ASYNC);
-    dcomm_build_end(b, lane);
-    dcomm_build_fence(b, lane);
-    dcommi_coded_count(t, lane, sent, 1);
+                     fixed ? dcommi_coded_room(t, slots, u, index, d, per)
+                           : dcommi_coded_held(t, slots, u, index, d, per),
+                     dcommi_rank_at(s->nranks, dcommi_others(s, d)), tag, DCOMM_STEP_ASYNC);
     dcomm_build_end(b, lane);
 }
 
-/* A lane that receives each chunk from all others into their slots, when these are `free`. */
-static inline void dcommi_coded_receiver(const dcommi_coded_track *t, int lane,
-                                         const dcommi_coded_slots *slots, uint16_t vacant,
-                                         uint16_t received, int64_t tag)
+/* Receive a chunk from each other rank into its slot, without waiting. */
+static inline void dcommi_coded_from_others(const dcommi_coded_track *t, int lane,
+                                            const dcommi_coded_slots *slots, int u, dcomm_expr tag,
+                                            bool fixed)
 {
     dcomm_builder *b = t->k->b;
     const dcommi_shape *s = t->k->s;
-    int u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
-    dcommi_coded_room_for(t, lane, vacant, u);
     int d = dcomm_build_loop(b, lane, dcomm_const(s->nranks - 1));
     dcomm_step *step = dcommi_build_step(b, lane, DCOMM_STEP_RECV);
     if (step != NULL) {
         step->flags = DCOMM_STEP_ASYNC;
         step->dst = dcommi_coded_room(t, slots, u, 0, d, 1);
         step->peer = dcommi_rank_at(s->nranks, dcommi_others(s, d));
-        step->tag = dcommi_coded_chunk(t, u, 1, tag);
-        step->word = (int32_t)slots->word;
-        step->value = dcommi_coded_turn(t, slots->n, u, 0, d, 1);
+        step->tag = tag;
+        if (!fixed) {
+            step->word = (int32_t)slots->word;
+            step->value = dcommi_coded_turn(t, slots->n, u, 0, d, 1);
+        }
     }
     dcomm_build_end(b, lane);
+}
+
+/* A lane that sends each chunk, when it is `ready`, to all others. */
+static inline void dcommi_coded_sender(const dcommi_coded_track *t, int lane,
+                                       const dcommi_coded_slots *slots, int64_t only,
+                                       uint16_t ready, uint16_t sent, int64_t tag)
+{
+    dcomm_builder *b = t->k->b;
+    int u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
+    dcommi_coded_after(t, lane, ready, u);
+    dcommi_coded_to_others(t, lane, slots, u, only, dcommi_coded_chunk(t, u, 1, tag), false);
+    dcomm_build_fence(b, lane);
+    dcommi_coded_count(t, lane, sent, 1);
+    dcomm_build_end(b, lane);
+}
+
+/* A lane that receives each chunk from all others into their slots, when these are `vacant`. */
+static inline void dcommi_coded_receiver(const dcommi_coded_track *t, int lane,
+                                         const dcommi_coded_slots *slots, uint16_t vacant,
+                                         uint16_t received, int64_t tag)
+{
+    dcomm_builder *b = t->k->b;
+    int u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
+    dcommi_coded_room_for(t, lane, vacant, u);
+    dcommi_coded_from_others(t, lane, slots, u, dcommi_coded_chunk(t, u, 1, tag), false);
     dcomm_build_fence(b, lane);
     dcommi_coded_count(t, lane, received, 1);
     dcomm_build_end(b, lane);

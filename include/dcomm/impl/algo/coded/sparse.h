@@ -74,42 +74,22 @@ static void dcommi_spread_encode(const dcommi_spread_kind *q, int round, dcomm_o
 
 /* Slot `index` + i[v] as it is sent. */
 static dcomm_operand dcommi_spread_held(const dcommi_spread_kind *q, int64_t index, int v,
-                                        int64_t per, bool fixed)
+                                        int64_t per)
 {
-    return fixed ? dcommi_coded_room(&q->t, &q->slots, DCOMMI_SPREAD_IDLE, index, v, per)
-                 : dcommi_coded_held(&q->t, &q->slots, DCOMMI_SPREAD_IDLE, index, v, per);
+    return dcommi_coded_held(&q->t, &q->slots, DCOMMI_SPREAD_IDLE, index, v, per);
 }
 
 /* Receive from each other rank into its slot. */
 static void dcommi_spread_receive(const dcommi_spread_kind *q, bool fixed)
 {
-    const dcommi_shape *s = q->k.s;
-    dcomm_builder *b = q->k.b;
-    int d = dcomm_build_loop(b, 0, dcomm_const(s->nranks - 1));
-    dcomm_step *step = dcommi_build_step(b, 0, DCOMM_STEP_RECV);
-    if (step != NULL) {
-        step->flags = DCOMM_STEP_ASYNC;
-        step->dst = dcommi_coded_room(&q->t, &q->slots, DCOMMI_SPREAD_IDLE, 0, d, 1);
-        step->peer = dcommi_rank_at(s->nranks, dcommi_others(s, d));
-        step->tag = dcomm_const(q->tag);
-        if (!fixed) {
-            step->word = (int32_t)q->slots.word;
-            step->value = dcommi_coded_turn(&q->t, q->slots.n, DCOMMI_SPREAD_IDLE, 0, d, 1);
-        }
-    }
-    dcomm_build_end(b, 0);
+    dcommi_coded_from_others(&q->t, 0, &q->slots, DCOMMI_SPREAD_IDLE, dcomm_const(q->tag), fixed);
 }
 
 /* Send slot `own` to each other rank. */
 static void dcommi_spread_tell(const dcommi_spread_kind *q, bool fixed)
 {
-    const dcommi_shape *s = q->k.s;
-    dcomm_builder *b = q->k.b;
-    int d = dcomm_build_loop(b, 0, dcomm_const(s->nranks - 1));
-    dcomm_build_send(b, 0, dcommi_spread_held(q, s->nranks - 1, d, 0, fixed),
-                     dcommi_rank_at(s->nranks, dcommi_others(s, d)), dcomm_const(q->tag),
-                     DCOMM_STEP_ASYNC);
-    dcomm_build_end(b, 0);
+    dcommi_coded_to_others(&q->t, 0, &q->slots, DCOMMI_SPREAD_IDLE, q->k.s->nranks - 1,
+                           dcomm_const(q->tag), fixed);
 }
 
 /* All ranks' samples, in rank order, become regions: of no bytes. */
@@ -161,7 +141,7 @@ static void dcommi_spread_decode(const dcommi_spread_kind *q)
     int64_t n = s->nranks;
     int d = dcomm_build_loop(b, 0, dcomm_const(n));
     dcommi_turn region = {0, d, 1};
-    dcomm_operand src = dcommi_spread_held(q, n - 1 - s->rank, d, 1, false);
+    dcomm_operand src = dcommi_spread_held(q, n - 1 - s->rank, d, 1);
     dcomm_step *step = dcommi_build_step(b, 0, DCOMM_STEP_DECODE);
     if (step != NULL) {
         step->slot = DCOMMI_SPREAD_RESULT;
@@ -226,7 +206,7 @@ static dcomm_status dcommi_coded_sparse(const dcommi_shape *s, dcomm_builder *b)
     dcommi_turn others = dcommi_others(s, d);
     dcommi_spread_encode(&out, DCOMMI_SPREAD_PART, dcommi_coded_piece(&out.t, space, idle, others),
                          0, d, 1, dcommi_rank_at(n, others));
-    dcomm_build_send(b, 0, dcommi_spread_held(&out, 0, d, 1, false), dcommi_rank_at(n, others),
+    dcomm_build_send(b, 0, dcommi_spread_held(&out, 0, d, 1), dcommi_rank_at(n, others),
                      dcomm_const(in.tag), DCOMM_STEP_ASYNC);
     dcomm_build_end(b, 0);
     dcommi_turn mine = dcommi_turn_at(s->rank);
