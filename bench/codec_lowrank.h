@@ -50,15 +50,15 @@ static dcomm_status codec_lowrank_turn(codec_run *run, const dcommi_matrix *m, b
     memset(p, 0, 4 * p_count);
     for (uint32_t r = 0; r < run->ranks; r++) {
         DCOMMI_TRY(codec_lowrank_input(run, r, first, bytes, &e));
-        dcommi_powersgd_p(m, e, q, part, run->workspace);
+        dcommi_matrix_times(m, e, q, part, run->workspace);
         codec_lowrank_add(p, part, p_count);
     }
-    dcommi_powersgd_orthonormal(m, p);
+    dcommi_matrix_orthonormal(p, m->rows, m->rank);
     memset(q, 0, 4 * q_count);
     for (uint32_t r = 0; r < run->ranks; r++) {
         size_t clipped = 0;
         DCOMMI_TRY(codec_lowrank_input(run, r, false, bytes, &e));
-        dcommi_powersgd_q(m, e, p, part, run->workspace);
+        dcommi_matrix_transposed_times(m, e, p, part, run->workspace);
         dcommi_powersgd_clip(part, q_count, &clipped);
         run->now.clipped += clipped;
         codec_lowrank_add(q, part, q_count);

@@ -128,7 +128,7 @@ static dcomm_status codec_spread_back(codec_run *run, codec_spread *s, uint32_t 
 static dcomm_status codec_sparse(codec_run *run)
 {
     codec_spread s = {0};
-    if (!dcommi_exchange_able(run->codec)) {
+    if (!dcommi_codec_is(run->codec, DCOMMI_IS_SPLIT)) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "--aggregate sparse is for topk and threshold");
     }
     dcomm_status status = codec_spread_make(run, &s);

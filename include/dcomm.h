@@ -6013,12 +6013,6 @@ static bool dcommi_bucket_lines_in(const dcommi_bucketing *as, unsigned char *li
     unsigned spare = (unsigned)(8 * used - (n - whole) * bits);
     return clean && (spare == 0 || wire[used - 1] >> (8 - spare) == 0);
 }
-static float dcommi_bucket_wire_step(const void *wire, size_t codes, size_t b)
-{
-    float step;
-    memcpy(&step, (const unsigned char *)wire + codes + b * sizeof step, sizeof step);
-    return step;
-}
 /* Bucket b of n elements: the sum of some wires to x, padded as lines are. */
 typedef struct dcommi_bucket_decoder {
     const dcomm_codec *codec;
@@ -6062,7 +6056,7 @@ static inline dcomm_status dcommi_bucket_read_step(const dcommi_bucket_decoder *
                                                    const void *wire, size_t b, float *step,
                                                    bool *nan)
 {
-    *step = dcommi_bucket_wire_step(wire, de->codes, b);
+    memcpy(step, (const unsigned char *)wire + de->codes + b * sizeof *step, sizeof *step);
     return DCOMMI_LIKELY(dcommi_wire_step_within(*step, de->largest_step,
                                                  de->as->format != DCOMMI_FORMAT_SIGN))
                ? DCOMM_OK
@@ -9917,6 +9911,7 @@ enum {
     DCOMMI_FEEDBACK_LOST,     /* and what its rounding took away */
     DCOMMI_FEEDBACK_GRADIENT, /* a copy of what begin was told */
     DCOMMI_FEEDBACK_GATHERED, /* e of a linear codec */
+    DCOMMI_FEEDBACK_WORKSPACE,
     DCOMMI_FEEDBACK_SCRATCH
 };
 enum { DCOMMI_FEEDBACK_STAGES = 4 }; /* of DGC's warm-up */
@@ -9965,8 +9960,6 @@ struct dcomm_feedback {
     double held; /* squares of the residuals of this step */
     float *scratch[DCOMMI_FEEDBACK_SCRATCH];
     size_t scratch_room[DCOMMI_FEEDBACK_SCRATCH];
-    void *workspace;
-    size_t workspace_room;
     dcommi_feedback_kept *kept; /* where the worker's residual lies on a device */
     dcomm_ledger *ledger;
 };
@@ -10041,12 +10034,6 @@ static inline void *dcommi_feedback_at(const dcommi_feedback_store *s, void *bas
 {
     return (unsigned char *)base + at * dcommi_feedback_width(s);
 }
-static void dcommi_feedback_widen(const uint16_t *from, float *to, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        to[i] = dcommi_bf16_to_f32(from[i]);
-    }
-}
 static void dcommi_feedback_narrow(const float *from, uint16_t *to, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -10062,7 +10049,9 @@ static float *dcommi_feedback_read(const dcommi_feedback_store *s, void *base, s
     if (!s->bf16) {
         return from;
     }
-    dcommi_feedback_widen(from, room, count);
+    for (size_t i = 0; i < count; i++) {
+        room[i] = dcommi_bf16_to_f32(((const uint16_t *)from)[i]);
+    }
     return room;
 }
 static void dcommi_feedback_write(const dcommi_feedback_store *s, size_t at, size_t count,
@@ -10317,7 +10306,6 @@ DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p)
         dcomm_codec_destroy(&fb->warm[i]);
     }
     dcommi_free(fb->span);
-    dcommi_free(fb->workspace);
     dcommi_free(fb);
     *fb_p = NULL;
     return DCOMM_OK;
@@ -10652,17 +10640,6 @@ typedef struct dcommi_feedback_call {
     void *state;        /* what the codec remembers of the range; NULL: nothing */
     dcommi_tally tally; /* for the ledger */
 } dcommi_feedback_call;
-static dcomm_status dcommi_feedback_workspace(dcomm_feedback *fb, const dcomm_codec *codec,
-                                              size_t count)
-{
-    size_t need = dcomm_codec_recode_workspace_bytes(codec, count);
-    if (need > fb->workspace_room || fb->workspace == NULL) {
-        dcommi_free(fb->workspace);
-        fb->workspace = dcommi_alloc_raw(need);
-        fb->workspace_room = fb->workspace != NULL ? need : 0;
-    }
-    return fb->workspace != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
-}
 /* The codec does all in one pass. */
 static dcomm_status dcommi_feedback_fused(dcomm_feedback *fb, dcommi_feedback_call *c)
 {
@@ -10681,10 +10658,11 @@ static dcomm_status dcommi_feedback_fused(dcomm_feedback *fb, dcommi_feedback_ca
     call.state = c->state;
     call.tally = fb->ledger != NULL ? &c->tally : NULL;
     dcomm_status status =
-        c->x != NULL ? dcommi_codec_run("dcomm_encode_feedback", codec, &call, c->capacity,
-                                        &c->bytes, fb->workspace, &c->report)
-                     : dcommi_codec_recode_run(codec, &c->in, c->factor, &call, c->capacity,
-                                               &c->bytes, fb->workspace, &c->report);
+        c->x != NULL
+            ? dcommi_codec_run("dcomm_encode_feedback", codec, &call, c->capacity, &c->bytes,
+                               fb->scratch[DCOMMI_FEEDBACK_WORKSPACE], &c->report)
+            : dcommi_codec_recode_run(codec, &c->in, c->factor, &call, c->capacity, &c->bytes,
+                                      fb->scratch[DCOMMI_FEEDBACK_WORKSPACE], &c->report);
     if (status == DCOMM_OK || c->report.nonfinite > 0) {
         dcommi_feedback_write(s, c->at, c->count, next);
     }
@@ -10811,7 +10789,7 @@ static dcomm_status dcommi_feedback_apart(dcomm_feedback *fb, dcommi_feedback_ca
     dcommi_encoding call = dcommi_codec_call(sent, NULL, NULL, c->count, &c->key, c->wire);
     call.state = c->state;
     DCOMMI_TRY(dcommi_codec_run("dcomm_feedback_encode", codec, &call, c->capacity, &c->bytes,
-                                fb->workspace, &c->report));
+                                fb->scratch[DCOMMI_FEEDBACK_WORKSPACE], &c->report));
     DCOMMI_TRY(dcomm_decode(codec, c->wire, c->bytes, sent, c->count));
     dcommi_feedback_settle(c, e, held, sent, fb->ledger != NULL ? &c->tally : NULL);
     c->report.clipped += seen.clipped;
@@ -10839,7 +10817,11 @@ static void dcommi_feedback_note(dcomm_feedback *fb, const dcommi_tally *tally)
 static dcomm_status dcommi_feedback_run(dcomm_feedback *fb, dcommi_feedback_call *c, const float *x,
                                         size_t *bytes_p, dcomm_codec_report *report)
 {
-    DCOMMI_TRY(dcommi_feedback_workspace(fb, dcomm_feedback_codec(fb), c->count));
+    size_t workspace = dcomm_codec_recode_workspace_bytes(dcomm_feedback_codec(fb), c->count);
+    if (dcommi_feedback_room(fb, DCOMMI_FEEDBACK_WORKSPACE, workspace / sizeof(float) + 1) ==
+        NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
     DCOMMI_TRY(dcommi_feedback_recall(fb, c->key.first, c->count,
                                       (c->key.rank & DCOMMI_FEEDBACK_OWNER) != 0, &c->state));
     c->tally.x = x;
@@ -19794,11 +19776,6 @@ static dcomm_status dcommi_exchange_reserve(dcommi_exchange_pairs *p, size_t n)
     p->room = p->index != NULL && p->bits != NULL ? n + 1 : 0;
     return p->room > 0 ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
 }
-/* What a codec can be exchanged by: its values are on their own, so that they can be sent apart. */
-static inline bool dcommi_exchange_able(const dcomm_codec *codec)
-{
-    return dcommi_codec_is(codec, DCOMMI_IS_SPLIT);
-}
 /* How many samples each of n ranks names, and how many elements an owner sends on. */
 static inline size_t dcommi_exchange_samples(const dcomm_codec *codec, size_t count, size_t n)
 {
@@ -20349,7 +20326,7 @@ static void dcommi_spread_offer(const dcomm_codec *codec, size_t count, dcommi_c
     coding->most = (int64_t)dcommi_topk_most(codec, count);
     int64_t cost = 64 + 8 * 1024 * coding->most / (int64_t)count;
     coding->cost_decode = (uint32_t)dcommi_min64(cost, 1024);
-    if (dcommi_exchange_able(codec)) {
+    if (dcommi_codec_is(codec, DCOMMI_IS_SPLIT)) {
         coding->spread = &dcommi_spread_codec;
         coding->part_bytes = dcommi_spread_part_bytes;
         coding->samples = dcommi_spread_samples;
@@ -22991,12 +22968,6 @@ static dcommi_hier_choice dcommi_hier_plain(const dcommi_shape *s, bool near, in
     }
 }
 #undef DCOMMI_HIER_CHOICE
-/* No level divides the ranks: the algorithm of the one level that there is. */
-static dcomm_status dcommi_hier_flat(const dcommi_hier *h)
-{
-    int64_t bytes = dcommi_hier_bytes(h->s);
-    return dcommi_hier_plain(h->s, !h->between_hosts, bytes).make(h->s, h->b);
-}
 /* The shape of a sub-plan for `size` ranks. Only the last fold of all may divide. */
 static dcommi_shape dcommi_hier_shape(const dcommi_hier *h, dcomm_coll coll, int rank, int size,
                                       bool last)
@@ -24683,7 +24654,9 @@ static dcomm_status dcommi_hier_run(const dcommi_shape *s, dcomm_builder *b, dco
     dcomm_status status = dcommi_hier_open(s, b, &h, &flat);
     if (status == DCOMM_OK) {
         h.shards = leader ? 1 : h.smallest;
-        status = flat ? dcommi_hier_flat(&h) : make(&h);
+        /* Where no level divides the ranks: the algorithm of the one level that there is. */
+        status = flat ? dcommi_hier_plain(s, !h.between_hosts, dcommi_hier_bytes(s)).make(s, b)
+                      : make(&h);
     }
     dcommi_hier_close(&h);
     return status;
@@ -42240,11 +42213,6 @@ static dcomm_status dcommi_call_place(dcomm_comm *comm, const dcommi_shape *s, c
     dcommi_shared_reclaim();
     return DCOMM_OK;
 }
-/* The names that leave the choice to the communicator, as literals. */
-static const char *dcommi_asked_auto(const char *forced)
-{
-    return forced[0] == 0 ? "" : "auto";
-}
 /* Return true if a factor, or a conversion, is applied to the input before it is summed. */
 static bool dcommi_call_factored(const dcommi_shape *s)
 {
@@ -42281,9 +42249,11 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
     } else {
         DCOMMI_TRY(dcommi_plan_make(s, algo, &plan));
     }
-    const char *asked = forced == NULL               ? NULL
-                        : strcmp(forced, algo->name) ? dcommi_asked_auto(forced)
-                                                     : algo->name;
+    /* As literals: "" and "auto" leave the choice to the communicator. */
+    const char *asked = forced == NULL                    ? NULL
+                        : strcmp(forced, algo->name) == 0 ? algo->name
+                        : forced[0] == 0                  ? ""
+                                                          : "auto";
     *cached_p = dcommi_cache_add(comm, key, asked, plan, inner);
     if (*cached_p == NULL) {
         return DCOMM_ERR_NO_MEMORY;
@@ -52573,21 +52543,17 @@ static dcomm_status dcommi_check_stages(dcommi_check *c, dcommi_check_made *made
     return dcommi_check_end(c);
 }
 /* Do lengths depend on the data? Then several are tried. */
-static bool dcommi_check_expr_varies(const dcomm_expr *e)
-{
-    return e->kind == DCOMM_EXPR_WORD;
-}
 static bool dcommi_check_plan_varies(const dcomm_plan *p)
 {
     for (uint32_t i = 0; i < p->noperands; i++) {
-        if (dcommi_check_expr_varies(&p->operands[i].length)) {
+        if (p->operands[i].length.kind == DCOMM_EXPR_WORD) {
             return true;
         }
     }
     for (uint32_t i = 0; i < p->nsteps; i++) {
         const dcomm_step *s = &p->steps[i];
         if (s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_RECODE ||
-            dcommi_check_expr_varies(&s->dst.length) || dcommi_check_expr_varies(&s->value)) {
+            s->dst.length.kind == DCOMM_EXPR_WORD || s->value.kind == DCOMM_EXPR_WORD) {
             return true;
         }
     }

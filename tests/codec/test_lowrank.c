@@ -126,7 +126,7 @@ Test(randk, values_of_ranks_add_up)
     static double sum[N];
     static float values[RANKS][N];
     dcomm_codec *codec = make("randk:k=0.03,scale=none");
-    size_t bytes = 0, k = dcommi_randk_wanted(codec, N);
+    size_t bytes = 0, k = dcommi_codec_wanted(codec, N);
     uint64_t seed = 0;
     for (uint32_t rank = 0; rank < RANKS; rank++) {
         dcomm_codec_key key = {.seed = 9, .step = 4, .tensor = 2, .rank = rank};
@@ -303,15 +303,15 @@ Test(powersgd, sums_over_ranks)
     dcomm_codec_key key = {.seed = 3};
     for (int r = 0; r < 2; r++) {
         dcommi_powersgd_start(&m, &key, q[r]);
-        dcommi_powersgd_p(&m, of[r], q[r], p[r], scratch);
+        dcommi_matrix_times(&m, of[r], q[r], p[r], scratch);
     }
     cr_assert_eq(memcmp(q[0], q[1], sizeof q[0]), 0);
     for (size_t i = 0; i < ROWS * RANK; i++) {
         p[0][i] += p[1][i];
     }
-    dcommi_powersgd_orthonormal(&m, p[0]);
+    dcommi_matrix_orthonormal(p[0], m.rows, m.rank);
     for (int r = 0; r < 2; r++) {
-        dcommi_powersgd_q(&m, of[r], p[0], q[r], scratch);
+        dcommi_matrix_transposed_times(&m, of[r], p[0], q[r], scratch);
     }
     for (size_t i = 0; i < COLS * RANK; i++) {
         q[0][i] += q[1][i];

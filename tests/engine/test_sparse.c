@@ -74,7 +74,7 @@ static int clusters(int rank, int n, procs_shared *shared, void *arg)
             in_result += y[i] != 0 ? fabs((double)sum[i]) : 0;
             dropped += y[i] == 0 ? fabs((double)sum[i]) : 0;
         }
-        size_t k = dcommi_topk_wanted(codec, COUNT);
+        size_t k = dcommi_codec_wanted(codec, COUNT);
         PROCS_CHECK(report.nonzero == got && report.summed == all,
                     "%s, %s, %d ranks: %zu of %zu, reported %zu of %zu", spec, shapes[shape], n,
                     got, all, report.nonzero, report.summed);

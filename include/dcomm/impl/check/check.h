@@ -16,22 +16,17 @@
 #include "stage.h"
 
 /* Do lengths depend on the data? Then several are tried. */
-static bool dcommi_check_expr_varies(const dcomm_expr *e)
-{
-    return e->kind == DCOMM_EXPR_WORD;
-}
-
 static bool dcommi_check_plan_varies(const dcomm_plan *p)
 {
     for (uint32_t i = 0; i < p->noperands; i++) {
-        if (dcommi_check_expr_varies(&p->operands[i].length)) {
+        if (p->operands[i].length.kind == DCOMM_EXPR_WORD) {
             return true;
         }
     }
     for (uint32_t i = 0; i < p->nsteps; i++) {
         const dcomm_step *s = &p->steps[i];
         if (s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_RECODE ||
-            dcommi_check_expr_varies(&s->dst.length) || dcommi_check_expr_varies(&s->value)) {
+            s->dst.length.kind == DCOMM_EXPR_WORD || s->value.kind == DCOMM_EXPR_WORD) {
             return true;
         }
     }

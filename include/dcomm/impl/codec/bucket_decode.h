@@ -60,13 +60,6 @@ static bool dcommi_bucket_lines_in(const dcommi_bucketing *as, unsigned char *li
     return clean && (spare == 0 || wire[used - 1] >> (8 - spare) == 0);
 }
 
-static float dcommi_bucket_wire_step(const void *wire, size_t codes, size_t b)
-{
-    float step;
-    memcpy(&step, (const unsigned char *)wire + codes + b * sizeof step, sizeof step);
-    return step;
-}
-
 /* Bucket b of n elements: the sum of some wires to x, padded as lines are. */
 typedef struct dcommi_bucket_decoder {
     const dcomm_codec *codec;
@@ -114,7 +107,7 @@ static inline dcomm_status dcommi_bucket_read_step(const dcommi_bucket_decoder *
                                                    const void *wire, size_t b, float *step,
                                                    bool *nan)
 {
-    *step = dcommi_bucket_wire_step(wire, de->codes, b);
+    memcpy(step, (const unsigned char *)wire + de->codes + b * sizeof *step, sizeof *step);
     return DCOMMI_LIKELY(dcommi_wire_step_within(*step, de->largest_step,
                                                  de->as->format != DCOMMI_FORMAT_SIGN))
                ? DCOMM_OK

@@ -43,12 +43,6 @@ static dcomm_status dcommi_exchange_reserve(dcommi_exchange_pairs *p, size_t n)
     return p->room > 0 ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
 }
 
-/* What a codec can be exchanged by: its values are on their own, so that they can be sent apart. */
-static inline bool dcommi_exchange_able(const dcomm_codec *codec)
-{
-    return dcommi_codec_is(codec, DCOMMI_IS_SPLIT);
-}
-
 /* How many samples each of n ranks names, and how many elements an owner sends on. */
 static inline size_t dcommi_exchange_samples(const dcomm_codec *codec, size_t count, size_t n)
 {

@@ -161,12 +161,6 @@ static dcomm_status dcommi_call_place(dcomm_comm *comm, const dcommi_shape *s, c
     return DCOMM_OK;
 }
 
-/* The names that leave the choice to the communicator, as literals. */
-static const char *dcommi_asked_auto(const char *forced)
-{
-    return forced[0] == 0 ? "" : "auto";
-}
-
 /* Return true if a factor, or a conversion, is applied to the input before it is summed. */
 static bool dcommi_call_factored(const dcommi_shape *s)
 {
@@ -204,9 +198,11 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
     } else {
         DCOMMI_TRY(dcommi_plan_make(s, algo, &plan));
     }
-    const char *asked = forced == NULL               ? NULL
-                        : strcmp(forced, algo->name) ? dcommi_asked_auto(forced)
-                                                     : algo->name;
+    /* As literals: "" and "auto" leave the choice to the communicator. */
+    const char *asked = forced == NULL                    ? NULL
+                        : strcmp(forced, algo->name) == 0 ? algo->name
+                        : forced[0] == 0                  ? ""
+                                                          : "auto";
     *cached_p = dcommi_cache_add(comm, key, asked, plan, inner);
     if (*cached_p == NULL) {
         return DCOMM_ERR_NO_MEMORY;

@@ -24,18 +24,6 @@ typedef struct dcommi_feedback_call {
     dcommi_tally tally; /* for the ledger */
 } dcommi_feedback_call;
 
-static dcomm_status dcommi_feedback_workspace(dcomm_feedback *fb, const dcomm_codec *codec,
-                                              size_t count)
-{
-    size_t need = dcomm_codec_recode_workspace_bytes(codec, count);
-    if (need > fb->workspace_room || fb->workspace == NULL) {
-        dcommi_free(fb->workspace);
-        fb->workspace = dcommi_alloc_raw(need);
-        fb->workspace_room = fb->workspace != NULL ? need : 0;
-    }
-    return fb->workspace != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
-}
-
 /* The codec does all in one pass. */
 static dcomm_status dcommi_feedback_fused(dcomm_feedback *fb, dcommi_feedback_call *c)
 {
@@ -54,10 +42,11 @@ static dcomm_status dcommi_feedback_fused(dcomm_feedback *fb, dcommi_feedback_ca
     call.state = c->state;
     call.tally = fb->ledger != NULL ? &c->tally : NULL;
     dcomm_status status =
-        c->x != NULL ? dcommi_codec_run("dcomm_encode_feedback", codec, &call, c->capacity,
-                                        &c->bytes, fb->workspace, &c->report)
-                     : dcommi_codec_recode_run(codec, &c->in, c->factor, &call, c->capacity,
-                                               &c->bytes, fb->workspace, &c->report);
+        c->x != NULL
+            ? dcommi_codec_run("dcomm_encode_feedback", codec, &call, c->capacity, &c->bytes,
+                               fb->scratch[DCOMMI_FEEDBACK_WORKSPACE], &c->report)
+            : dcommi_codec_recode_run(codec, &c->in, c->factor, &call, c->capacity, &c->bytes,
+                                      fb->scratch[DCOMMI_FEEDBACK_WORKSPACE], &c->report);
     if (status == DCOMM_OK || c->report.nonfinite > 0) {
         dcommi_feedback_write(s, c->at, c->count, next);
     }
@@ -193,7 +182,7 @@ static dcomm_status dcommi_feedback_apart(dcomm_feedback *fb, dcommi_feedback_ca
     dcommi_encoding call = dcommi_codec_call(sent, NULL, NULL, c->count, &c->key, c->wire);
     call.state = c->state;
     DCOMMI_TRY(dcommi_codec_run("dcomm_feedback_encode", codec, &call, c->capacity, &c->bytes,
-                                fb->workspace, &c->report));
+                                fb->scratch[DCOMMI_FEEDBACK_WORKSPACE], &c->report));
     DCOMMI_TRY(dcomm_decode(codec, c->wire, c->bytes, sent, c->count));
     dcommi_feedback_settle(c, e, held, sent, fb->ledger != NULL ? &c->tally : NULL);
     c->report.clipped += seen.clipped;
@@ -223,7 +212,11 @@ static void dcommi_feedback_note(dcomm_feedback *fb, const dcommi_tally *tally)
 static dcomm_status dcommi_feedback_run(dcomm_feedback *fb, dcommi_feedback_call *c, const float *x,
                                         size_t *bytes_p, dcomm_codec_report *report)
 {
-    DCOMMI_TRY(dcommi_feedback_workspace(fb, dcomm_feedback_codec(fb), c->count));
+    size_t workspace = dcomm_codec_recode_workspace_bytes(dcomm_feedback_codec(fb), c->count);
+    if (dcommi_feedback_room(fb, DCOMMI_FEEDBACK_WORKSPACE, workspace / sizeof(float) + 1) ==
+        NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
     DCOMMI_TRY(dcommi_feedback_recall(fb, c->key.first, c->count,
                                       (c->key.rank & DCOMMI_FEEDBACK_OWNER) != 0, &c->state));
     c->tally.x = x;

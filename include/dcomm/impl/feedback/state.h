@@ -63,6 +63,7 @@ enum {
     DCOMMI_FEEDBACK_LOST,     /* and what its rounding took away */
     DCOMMI_FEEDBACK_GRADIENT, /* a copy of what begin was told */
     DCOMMI_FEEDBACK_GATHERED, /* e of a linear codec */
+    DCOMMI_FEEDBACK_WORKSPACE,
     DCOMMI_FEEDBACK_SCRATCH
 };
 
@@ -115,8 +116,6 @@ struct dcomm_feedback {
     double held; /* squares of the residuals of this step */
     float *scratch[DCOMMI_FEEDBACK_SCRATCH];
     size_t scratch_room[DCOMMI_FEEDBACK_SCRATCH];
-    void *workspace;
-    size_t workspace_room;
     dcommi_feedback_kept *kept; /* where the worker's residual lies on a device */
     dcomm_ledger *ledger;
 };
@@ -202,13 +201,6 @@ static inline void *dcommi_feedback_at(const dcommi_feedback_store *s, void *bas
     return (unsigned char *)base + at * dcommi_feedback_width(s);
 }
 
-static void dcommi_feedback_widen(const uint16_t *from, float *to, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        to[i] = dcommi_bf16_to_f32(from[i]);
-    }
-}
-
 static void dcommi_feedback_narrow(const float *from, uint16_t *to, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -225,7 +217,9 @@ static float *dcommi_feedback_read(const dcommi_feedback_store *s, void *base, s
     if (!s->bf16) {
         return from;
     }
-    dcommi_feedback_widen(from, room, count);
+    for (size_t i = 0; i < count; i++) {
+        room[i] = dcommi_bf16_to_f32(((const uint16_t *)from)[i]);
+    }
     return room;
 }
 
@@ -500,7 +494,6 @@ DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p)
         dcomm_codec_destroy(&fb->warm[i]);
     }
     dcommi_free(fb->span);
-    dcommi_free(fb->workspace);
     dcommi_free(fb);
     *fb_p = NULL;
     return DCOMM_OK;

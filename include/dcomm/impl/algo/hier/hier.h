@@ -280,7 +280,9 @@ static dcomm_status dcommi_hier_run(const dcommi_shape *s, dcomm_builder *b, dco
     dcomm_status status = dcommi_hier_open(s, b, &h, &flat);
     if (status == DCOMM_OK) {
         h.shards = leader ? 1 : h.smallest;
-        status = flat ? dcommi_hier_flat(&h) : make(&h);
+        /* Where no level divides the ranks: the algorithm of the one level that there is. */
+        status = flat ? dcommi_hier_plain(s, !h.between_hosts, dcommi_hier_bytes(s)).make(s, b)
+                      : make(&h);
     }
     dcommi_hier_close(&h);
     return status;

@@ -218,13 +218,6 @@ static dcommi_hier_choice dcommi_hier_plain(const dcommi_shape *s, bool near, in
 }
 #undef DCOMMI_HIER_CHOICE
 
-/* No level divides the ranks: the algorithm of the one level that there is. */
-static dcomm_status dcommi_hier_flat(const dcommi_hier *h)
-{
-    int64_t bytes = dcommi_hier_bytes(h->s);
-    return dcommi_hier_plain(h->s, !h->between_hosts, bytes).make(h->s, h->b);
-}
-
 /* The shape of a sub-plan for `size` ranks. Only the last fold of all may divide. */
 static dcommi_shape dcommi_hier_shape(const dcommi_hier *h, dcomm_coll coll, int rank, int size,
                                       bool last)

@@ -395,7 +395,7 @@ static void dcommi_spread_offer(const dcomm_codec *codec, size_t count, dcommi_c
     coding->most = (int64_t)dcommi_topk_most(codec, count);
     int64_t cost = 64 + 8 * 1024 * coding->most / (int64_t)count;
     coding->cost_decode = (uint32_t)dcommi_min64(cost, 1024);
-    if (dcommi_exchange_able(codec)) {
+    if (dcommi_codec_is(codec, DCOMMI_IS_SPLIT)) {
         coding->spread = &dcommi_spread_codec;
         coding->part_bytes = dcommi_spread_part_bytes;
         coding->samples = dcommi_spread_samples;
