@@ -20332,58 +20332,6 @@ static void dcommi_spread_offer(const dcomm_codec *codec, size_t count, dcommi_c
         coding->samples = dcommi_spread_samples;
     }
 }
-/* ==== include/dcomm/impl/engine/kernels.h ================================================== */
-/* kernels.h - the kernels of COMPUTE steps in the library's own plans. Devices have them, too
- * (device/steps_device.h): the engine knows them by their addresses. */
-/* dst <- factor * src. */
-static dcomm_status dcommi_kernel_scale(void *user, void *dst, size_t dst_len,
-                                        const void *const *src, const size_t *src_len, size_t nsrc)
-{
-    dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
-    dcommi_factor factor;
-    (void)nsrc;
-    if (src_len[0] != dst_len || src_len[1] != sizeof factor) {
-        return DCOMM_ERR_PLAN;
-    }
-    memcpy(&factor, src[1], sizeof factor);
-    if (!dcommi_factor_whole(&factor, dtype)) {
-        dcommi_host_scale(dst, src[0], dst_len / dcomm_dtype_size(dtype), dtype, factor.value);
-        return DCOMM_OK;
-    }
-    for (size_t i = 0; i < dst_len; i += sizeof factor.whole) {
-        uint64_t x;
-        memcpy(&x, (const char *)src[0] + i, sizeof x);
-        x *= factor.whole;
-        memcpy((char *)dst + i, &x, sizeof x);
-    }
-    return DCOMM_OK;
-}
-/* f32 <- factor * src. */
-static dcomm_status dcommi_kernel_widen(void *user, void *dst, size_t dst_len,
-                                        const void *const *src, const size_t *src_len, size_t nsrc)
-{
-    const dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
-    const size_t count = dst_len / sizeof(float);
-    double factor;
-    if (nsrc != 2 || src_len[0] != count * dcomm_dtype_size(dtype) || src_len[1] != sizeof factor) {
-        return DCOMM_ERR_PLAN;
-    }
-    memcpy(&factor, src[1], sizeof factor);
-    dcommi_to_f32(dst, src[0], count, dtype, factor);
-    return DCOMM_OK;
-}
-/* dst <- src, which is f32. */
-static dcomm_status dcommi_kernel_narrow(void *user, void *dst, size_t dst_len,
-                                         const void *const *src, const size_t *src_len, size_t nsrc)
-{
-    const dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
-    const size_t count = dst_len / dcomm_dtype_size(dtype);
-    if (nsrc != 1 || src_len[0] != count * sizeof(float)) {
-        return DCOMM_ERR_PLAN;
-    }
-    dcommi_from_f32(dst, src[0], count, dtype);
-    return DCOMM_OK;
-}
 /* ==== include/dcomm/impl/algo/table.h ====================================================== */
 /* table.h - the table of all algorithms. The order within an operation is the tie-break of the
  * choice (comm/choose.h, docs/choice.md). */
@@ -25929,44 +25877,6 @@ static void dcommi_coded_free_all(dcomm_comm *comm)
         dcommi_free(c);
     }
 }
-/* ---- other types than f32, and factors ---- */
-static const dcomm_plan_kernel dcommi_coded_kernels[] = {dcommi_kernel_widen, dcommi_kernel_narrow};
-/* scratch <- input as f32, the compressed all-reduce of that, output <- scratch. Word 0 is the
- * factor of a pre-multiplied sum, 1 without. `inner` is the plan of an f32 sum in place. */
-static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *inner,
-                                      dcomm_plan **plan_p)
-{
-    dcomm_builder b;
-    int64_t bytes = (int64_t)(s->count * dcomm_dtype_size(s->dtype));
-    int64_t wide = (int64_t)(s->count * sizeof(float));
-    dcommi_build_begin(&b, inner->name, s->rank, s->nranks, DCOMM_F32, (dcomm_op)inner->op);
-    b.head.in_bytes = b.head.out_bytes = bytes;
-    b.head.nwords = 1;
-    b.head.kernels = dcommi_coded_kernels;
-    b.head.nkernels = 2;
-    b.head.kernel_user = (void *)(uintptr_t)s->dtype;
-    b.head.codec_linear = inner->codec_linear;
-    b.head.recoded_first = inner->recoded_first;
-    b.head.recoded_count = inner->recoded_count;
-    b.head.codec_partly = inner->codec_partly;
-    dcomm_operand scratch = dcomm_span(DCOMM_SPACE_SCRATCH, dcomm_build_scratch(&b, wide), wide);
-    dcomm_operand in = dcomm_span(dcommi_input_of(s, 0).space, 0, bytes);
-    dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, 0, bytes);
-    dcomm_operand src[2] = {in, dcomm_span(DCOMM_SPACE_WORDS, 0, 8)};
-    dcomm_step *step = dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE);
-    if (step != NULL) {
-        step->dst = scratch;
-        dcommi_build_sources(&b, step, src, 2);
-    }
-    dcommi_sub_call(&b, 0, inner, dcommi_table_all(&b, s->nranks), scratch, scratch);
-    step = dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE);
-    if (step != NULL) {
-        step->kernel = 1;
-        step->dst = out;
-        dcommi_build_sources(&b, step, &scratch, 1);
-    }
-    return dcommi_build_finish(&b, plan_p);
-}
 /* ==== include/dcomm/impl/device/cuda.h ===================================================== */
 /* cuda.h - the table of device.h by CUDA's runtime. Without DCOMM_WITH_CUDA there is no
  * device memory, and not a byte of CUDA. */
@@ -27652,6 +27562,58 @@ static dcomm_status dcommi_spread_write_there(dcommi_device_handle *d, const dco
 /* ==== include/dcomm/impl/engine/frames.h =================================================== */
 /* frames.h - a plan being executed: its lanes, and what its ranks and operands are in this process.
  */
+/* ==== include/dcomm/impl/engine/kernels.h ================================================== */
+/* kernels.h - the kernels of COMPUTE steps in the library's own plans. Devices have them, too
+ * (device/steps_device.h): the engine knows them by their addresses. */
+/* dst <- factor * src. */
+static dcomm_status dcommi_kernel_scale(void *user, void *dst, size_t dst_len,
+                                        const void *const *src, const size_t *src_len, size_t nsrc)
+{
+    dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
+    dcommi_factor factor;
+    (void)nsrc;
+    if (src_len[0] != dst_len || src_len[1] != sizeof factor) {
+        return DCOMM_ERR_PLAN;
+    }
+    memcpy(&factor, src[1], sizeof factor);
+    if (!dcommi_factor_whole(&factor, dtype)) {
+        dcommi_host_scale(dst, src[0], dst_len / dcomm_dtype_size(dtype), dtype, factor.value);
+        return DCOMM_OK;
+    }
+    for (size_t i = 0; i < dst_len; i += sizeof factor.whole) {
+        uint64_t x;
+        memcpy(&x, (const char *)src[0] + i, sizeof x);
+        x *= factor.whole;
+        memcpy((char *)dst + i, &x, sizeof x);
+    }
+    return DCOMM_OK;
+}
+/* f32 <- factor * src. */
+static dcomm_status dcommi_kernel_widen(void *user, void *dst, size_t dst_len,
+                                        const void *const *src, const size_t *src_len, size_t nsrc)
+{
+    const dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
+    const size_t count = dst_len / sizeof(float);
+    double factor;
+    if (nsrc != 2 || src_len[0] != count * dcomm_dtype_size(dtype) || src_len[1] != sizeof factor) {
+        return DCOMM_ERR_PLAN;
+    }
+    memcpy(&factor, src[1], sizeof factor);
+    dcommi_to_f32(dst, src[0], count, dtype, factor);
+    return DCOMM_OK;
+}
+/* dst <- src, which is f32. */
+static dcomm_status dcommi_kernel_narrow(void *user, void *dst, size_t dst_len,
+                                         const void *const *src, const size_t *src_len, size_t nsrc)
+{
+    const dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
+    const size_t count = dst_len / dcomm_dtype_size(dtype);
+    if (nsrc != 1 || src_len[0] != count * sizeof(float)) {
+        return DCOMM_ERR_PLAN;
+    }
+    dcommi_from_f32(dst, src[0], count, dtype);
+    return DCOMM_OK;
+}
 /* ==== include/dcomm/impl/engine/scratch.h ================================================== */
 /* scratch.h - memory for the scratch that plans expose (scratch_shared): a region of the context's
  * own, which peers on the host map as they map registered memory, in parts of DCOMMI_SHARED_SCRATCH
@@ -31973,6 +31935,167 @@ static dcomm_status dcommi_spread_result_on_device(dcommi_lane *lane,
         return status;
     }
     return DCOMM_IN_PROGRESS;
+}
+/* ==== include/dcomm/impl/engine/factored.h ================================================= */
+/* factored.h - plans around the plan of a sum: the input is multiplied by a factor or made f32
+ * first, and the sum is of that. */
+/* ==== include/dcomm/impl/algo/make.h ======================================================= */
+/* make.h - from a shape and an algorithm to a plan. */
+/* Bytes that one rank contributes or receives: what the choice depends on. All ranks agree on it,
+ * or the operation is a mismatch anyway; all-to-all-v is the exception and never looks at it. */
+static int64_t dcommi_shape_size(const dcommi_shape *s)
+{
+    return s->coll == DCOMM_COLL_ALLTOALLV ? 0
+           : s->counts != NULL             ? dcommi_longest(s, s->counts)
+                                           : dcommi_shape_bytes(s, s->count);
+}
+/* Sizes of IN and OUT that an operation's rules give this rank, in bytes. */
+static void dcommi_shape_spaces(const dcommi_shape *s, int64_t *in, int64_t *out)
+{
+    /* Lengths. The last four are of listed blocks; SENT is the end of those that are sent. */
+    enum {
+        DCOMMI_LEN_NONE,
+        DCOMMI_LEN_ONE,
+        DCOMMI_LEN_ALL,
+        DCOMMI_LEN_MINE,
+        DCOMMI_LEN_SUM,
+        DCOMMI_LEN_END,
+        DCOMMI_LEN_SENT,
+        DCOMMI_LENS
+    };
+    enum { DCOMMI_ROOT_READS = 1, DCOMMI_ROOT_WRITES = 2 }; /* and no other rank */
+    static const uint8_t rule[DCOMM_COLL_COUNT][3] = {
+        [DCOMM_COLL_ALLREDUCE] = {DCOMMI_LEN_ONE, DCOMMI_LEN_ONE},
+        [DCOMM_COLL_REDUCE] = {DCOMMI_LEN_ONE, DCOMMI_LEN_ONE, DCOMMI_ROOT_WRITES},
+        [DCOMM_COLL_BROADCAST] = {DCOMMI_LEN_ONE, DCOMMI_LEN_ONE, DCOMMI_ROOT_READS},
+        [DCOMM_COLL_REDUCE_SCATTER] = {DCOMMI_LEN_ALL, DCOMMI_LEN_ONE},
+        [DCOMM_COLL_ALLGATHER] = {DCOMMI_LEN_ONE, DCOMMI_LEN_ALL},
+        [DCOMM_COLL_GATHER] = {DCOMMI_LEN_ONE, DCOMMI_LEN_ALL, DCOMMI_ROOT_WRITES},
+        [DCOMM_COLL_SCATTER] = {DCOMMI_LEN_ALL, DCOMMI_LEN_ONE, DCOMMI_ROOT_READS},
+        [DCOMM_COLL_ALLTOALL] = {DCOMMI_LEN_ALL, DCOMMI_LEN_ALL},
+        [DCOMM_COLL_REDUCE_SCATTERV] = {DCOMMI_LEN_SUM, DCOMMI_LEN_MINE},
+        [DCOMM_COLL_ALLGATHERV] = {DCOMMI_LEN_MINE, DCOMMI_LEN_END},
+        [DCOMM_COLL_GATHERV] = {DCOMMI_LEN_MINE, DCOMMI_LEN_END, DCOMMI_ROOT_WRITES},
+        [DCOMM_COLL_SCATTERV] = {DCOMMI_LEN_END, DCOMMI_LEN_MINE, DCOMMI_ROOT_READS},
+        [DCOMM_COLL_ALLTOALLV] = {DCOMMI_LEN_SENT, DCOMMI_LEN_END},
+        [DCOMM_COLL_SEND] = {DCOMMI_LEN_ONE, DCOMMI_LEN_NONE},
+        [DCOMM_COLL_RECV] = {DCOMMI_LEN_NONE, DCOMMI_LEN_ONE},
+    };
+    const uint8_t *of = rule[s->coll];
+    const bool other = s->rank != s->root;
+    size_t len[DCOMMI_LENS] = {
+        [DCOMMI_LEN_ONE] = s->count, [DCOMMI_LEN_ALL] = s->count * (size_t)s->nranks};
+    for (int r = 0; s->counts != NULL && r < s->nranks; r++) {
+        size_t end = s->displs[r] + s->counts[r];
+        size_t sent = s->send_counts != NULL ? s->send_displs[r] + s->send_counts[r] : 0;
+        len[DCOMMI_LEN_SUM] += s->counts[r];
+        len[DCOMMI_LEN_END] = end > len[DCOMMI_LEN_END] ? end : len[DCOMMI_LEN_END];
+        len[DCOMMI_LEN_SENT] = sent > len[DCOMMI_LEN_SENT] ? sent : len[DCOMMI_LEN_SENT];
+        len[DCOMMI_LEN_MINE] = s->counts[s->rank];
+    }
+    *in = of[2] == DCOMMI_ROOT_READS && other ? 0 : dcommi_shape_bytes(s, len[of[0]]);
+    *out = of[2] == DCOMMI_ROOT_WRITES && other ? 0 : dcommi_shape_bytes(s, len[of[1]]);
+    if (s->in_place) { /* both lie in OUT, which is the longer one */
+        *out = dcommi_max64(*in, *out);
+    }
+}
+/* Return true if no rank moves a byte. The answer is the same on every rank. */
+static bool dcommi_shape_empty(const dcommi_shape *s)
+{
+    if (s->coll == DCOMM_COLL_BARRIER || s->coll == DCOMM_COLL_ALLTOALLV ||
+        s->coll == DCOMM_COLL_SEND || s->coll == DCOMM_COLL_RECV) {
+        return false; /* counts may differ between ranks, which only a message shows */
+    }
+    return dcommi_shape_size(s) == 0;
+}
+/* One rank alone: its output is its input. */
+static void dcommi_make_alone(const dcommi_shape *s, dcomm_builder *b)
+{
+    size_t count = s->count, from = 0, to = 0;
+    if (s->counts != NULL) {
+        bool gathers = s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_GATHERV ||
+                       s->coll == DCOMM_COLL_ALLTOALLV;
+        count = s->counts[0];
+        to = gathers ? s->displs[0] : 0;
+        from = s->coll == DCOMM_COLL_ALLTOALLV  ? s->send_displs[0]
+               : s->coll == DCOMM_COLL_SCATTERV ? s->displs[0]
+                                                : 0;
+    }
+    int64_t bytes = dcommi_shape_bytes(s, count);
+    if (bytes > 0 && s->coll != DCOMM_COLL_BARRIER && !s->in_place) {
+        dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_OUT, dcommi_shape_bytes(s, to), bytes),
+                         dcomm_span(DCOMM_SPACE_IN, dcommi_shape_bytes(s, from), bytes), 0);
+    }
+}
+static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *algo,
+                                     dcomm_plan **plan_p)
+{
+    dcomm_builder b;
+    dcommi_build_begin(&b, algo->name, s->rank, s->nranks, s->dtype, s->op);
+    dcommi_shape_spaces(s, &b.head.in_bytes, &b.head.out_bytes);
+    if (s->nranks == 1) {
+        dcommi_make_alone(s, &b);
+    } else if (!dcommi_shape_empty(s)) {
+        dcomm_status status = algo->make(s, &b);
+        if (status < 0) {
+            dcommi_build_discard(&b);
+            return status;
+        }
+    }
+    DCOMMI_TRY(dcommi_build_finish(&b, plan_p));
+    if ((*plan_p)->next != NULL) { /* the next stage is made of what this one's table holds */
+        (*plan_p)->kernel_user = (*plan_p)->next_user = *plan_p;
+    }
+    return DCOMM_OK;
+}
+static const dcomm_plan_kernel dcommi_scale_kernels[] = {dcommi_kernel_scale};
+static const dcomm_plan_kernel dcommi_coded_kernels[] = {dcommi_kernel_widen, dcommi_kernel_narrow};
+static void dcommi_factored_step(dcomm_builder *b, uint16_t kernel, dcomm_operand dst,
+                                 const dcomm_operand *src, size_t nsrc)
+{
+    dcomm_step *step = dst.max_length > 0 ? dcommi_build_step(b, 0, DCOMM_STEP_COMPUTE) : NULL;
+    if (step != NULL) {
+        step->kernel = kernel;
+        step->dst = dst;
+        dcommi_build_sources(b, step, src, nsrc);
+    }
+}
+/* Without a codec: scratch <- factor * input, output <- the sum of that. The words are the factor,
+ * which may differ by rank. `inner` reads its input from IN.
+ * With one: scratch <- factor * input as f32, the compressed all-reduce of that, output <- scratch.
+ * Word 0 is the factor of a pre-multiplied sum, else 1. `inner` is the plan of an f32 sum in place.
+ */
+static dcomm_status dcommi_plan_factored(const dcommi_shape *s, const dcomm_plan *inner,
+                                         dcomm_plan **plan_p)
+{
+    const bool coded = s->coding != NULL;
+    const int64_t factor = coded ? sizeof(double) : sizeof(dcommi_factor);
+    dcomm_builder b;
+    dcommi_build_begin(&b, inner->name, s->rank, s->nranks, coded ? DCOMM_F32 : s->dtype,
+                       coded ? (dcomm_op)inner->op : s->op);
+    dcommi_shape_spaces(s, &b.head.in_bytes, &b.head.out_bytes);
+    b.head.nwords = (uint32_t)factor / sizeof(uint64_t);
+    b.head.kernels = coded ? dcommi_coded_kernels : dcommi_scale_kernels;
+    b.head.nkernels = coded ? 2 : 1;
+    b.head.kernel_user = (void *)(uintptr_t)s->dtype;
+    b.head.codec_linear = inner->codec_linear;
+    b.head.recoded_first = inner->recoded_first;
+    b.head.recoded_count = inner->recoded_count;
+    b.head.codec_partly = inner->codec_partly;
+    const int64_t bytes = b.head.in_bytes;
+    const int64_t work = coded ? (int64_t)(s->count * sizeof(float)) : bytes;
+    const dcomm_operand scratch =
+        dcomm_span(DCOMM_SPACE_SCRATCH, dcomm_build_scratch(&b, work), work);
+    const dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, 0, b.head.out_bytes);
+    const dcomm_operand src[2] = {
+        dcomm_span(s->in_place ? DCOMM_SPACE_OUT : DCOMM_SPACE_IN, 0, bytes),
+        dcomm_span(DCOMM_SPACE_WORDS, 0, factor)};
+    dcommi_factored_step(&b, 0, scratch, src, 2);
+    dcommi_sub_call(&b, 0, inner, dcommi_table_all(&b, s->nranks), scratch, coded ? scratch : out);
+    if (coded) {
+        dcommi_factored_step(&b, 1, out, &scratch, 1);
+    }
+    return dcommi_build_finish(&b, plan_p);
 }
 /* ==== include/dcomm/impl/engine/fast/fast.h ================================================ */
 /* fast.h - the fast path: the script of a cached plan (script.h) is run in the caller's thread, at
@@ -36988,115 +37111,6 @@ static inline dcomm_status dcommi_fast_call(dcomm_comm *comm, const dcommi_call_
 /* ==== include/dcomm/impl/comm/choose.h ===================================================== */
 /* choose.h - the choice of an algorithm by what the model says it costs. It depends on what all
  * ranks share: the shape without what may differ by rank, the groups, and rank 0's numbers. */
-/* ==== include/dcomm/impl/algo/make.h ======================================================= */
-/* make.h - from a shape and an algorithm to a plan. */
-/* Bytes that one rank contributes or receives: what the choice depends on. All ranks agree on it,
- * or the operation is a mismatch anyway; all-to-all-v is the exception and never looks at it. */
-static int64_t dcommi_shape_size(const dcommi_shape *s)
-{
-    return s->coll == DCOMM_COLL_ALLTOALLV ? 0
-           : s->counts != NULL             ? dcommi_longest(s, s->counts)
-                                           : dcommi_shape_bytes(s, s->count);
-}
-/* Sizes of IN and OUT that an operation's rules give this rank, in bytes. */
-static void dcommi_shape_spaces(const dcommi_shape *s, int64_t *in, int64_t *out)
-{
-    /* Lengths. The last four are of listed blocks; SENT is the end of those that are sent. */
-    enum {
-        DCOMMI_LEN_NONE,
-        DCOMMI_LEN_ONE,
-        DCOMMI_LEN_ALL,
-        DCOMMI_LEN_MINE,
-        DCOMMI_LEN_SUM,
-        DCOMMI_LEN_END,
-        DCOMMI_LEN_SENT,
-        DCOMMI_LENS
-    };
-    enum { DCOMMI_ROOT_READS = 1, DCOMMI_ROOT_WRITES = 2 }; /* and no other rank */
-    static const uint8_t rule[DCOMM_COLL_COUNT][3] = {
-        [DCOMM_COLL_ALLREDUCE] = {DCOMMI_LEN_ONE, DCOMMI_LEN_ONE},
-        [DCOMM_COLL_REDUCE] = {DCOMMI_LEN_ONE, DCOMMI_LEN_ONE, DCOMMI_ROOT_WRITES},
-        [DCOMM_COLL_BROADCAST] = {DCOMMI_LEN_ONE, DCOMMI_LEN_ONE, DCOMMI_ROOT_READS},
-        [DCOMM_COLL_REDUCE_SCATTER] = {DCOMMI_LEN_ALL, DCOMMI_LEN_ONE},
-        [DCOMM_COLL_ALLGATHER] = {DCOMMI_LEN_ONE, DCOMMI_LEN_ALL},
-        [DCOMM_COLL_GATHER] = {DCOMMI_LEN_ONE, DCOMMI_LEN_ALL, DCOMMI_ROOT_WRITES},
-        [DCOMM_COLL_SCATTER] = {DCOMMI_LEN_ALL, DCOMMI_LEN_ONE, DCOMMI_ROOT_READS},
-        [DCOMM_COLL_ALLTOALL] = {DCOMMI_LEN_ALL, DCOMMI_LEN_ALL},
-        [DCOMM_COLL_REDUCE_SCATTERV] = {DCOMMI_LEN_SUM, DCOMMI_LEN_MINE},
-        [DCOMM_COLL_ALLGATHERV] = {DCOMMI_LEN_MINE, DCOMMI_LEN_END},
-        [DCOMM_COLL_GATHERV] = {DCOMMI_LEN_MINE, DCOMMI_LEN_END, DCOMMI_ROOT_WRITES},
-        [DCOMM_COLL_SCATTERV] = {DCOMMI_LEN_END, DCOMMI_LEN_MINE, DCOMMI_ROOT_READS},
-        [DCOMM_COLL_ALLTOALLV] = {DCOMMI_LEN_SENT, DCOMMI_LEN_END},
-        [DCOMM_COLL_SEND] = {DCOMMI_LEN_ONE, DCOMMI_LEN_NONE},
-        [DCOMM_COLL_RECV] = {DCOMMI_LEN_NONE, DCOMMI_LEN_ONE},
-    };
-    const uint8_t *of = rule[s->coll];
-    const bool other = s->rank != s->root;
-    size_t len[DCOMMI_LENS] = {
-        [DCOMMI_LEN_ONE] = s->count, [DCOMMI_LEN_ALL] = s->count * (size_t)s->nranks};
-    for (int r = 0; s->counts != NULL && r < s->nranks; r++) {
-        size_t end = s->displs[r] + s->counts[r];
-        size_t sent = s->send_counts != NULL ? s->send_displs[r] + s->send_counts[r] : 0;
-        len[DCOMMI_LEN_SUM] += s->counts[r];
-        len[DCOMMI_LEN_END] = end > len[DCOMMI_LEN_END] ? end : len[DCOMMI_LEN_END];
-        len[DCOMMI_LEN_SENT] = sent > len[DCOMMI_LEN_SENT] ? sent : len[DCOMMI_LEN_SENT];
-        len[DCOMMI_LEN_MINE] = s->counts[s->rank];
-    }
-    *in = of[2] == DCOMMI_ROOT_READS && other ? 0 : dcommi_shape_bytes(s, len[of[0]]);
-    *out = of[2] == DCOMMI_ROOT_WRITES && other ? 0 : dcommi_shape_bytes(s, len[of[1]]);
-    if (s->in_place) { /* both lie in OUT, which is the longer one */
-        *out = dcommi_max64(*in, *out);
-    }
-}
-/* Return true if no rank moves a byte. The answer is the same on every rank. */
-static bool dcommi_shape_empty(const dcommi_shape *s)
-{
-    if (s->coll == DCOMM_COLL_BARRIER || s->coll == DCOMM_COLL_ALLTOALLV ||
-        s->coll == DCOMM_COLL_SEND || s->coll == DCOMM_COLL_RECV) {
-        return false; /* counts may differ between ranks, which only a message shows */
-    }
-    return dcommi_shape_size(s) == 0;
-}
-/* One rank alone: its output is its input. */
-static void dcommi_make_alone(const dcommi_shape *s, dcomm_builder *b)
-{
-    size_t count = s->count, from = 0, to = 0;
-    if (s->counts != NULL) {
-        bool gathers = s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_GATHERV ||
-                       s->coll == DCOMM_COLL_ALLTOALLV;
-        count = s->counts[0];
-        to = gathers ? s->displs[0] : 0;
-        from = s->coll == DCOMM_COLL_ALLTOALLV  ? s->send_displs[0]
-               : s->coll == DCOMM_COLL_SCATTERV ? s->displs[0]
-                                                : 0;
-    }
-    int64_t bytes = dcommi_shape_bytes(s, count);
-    if (bytes > 0 && s->coll != DCOMM_COLL_BARRIER && !s->in_place) {
-        dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_OUT, dcommi_shape_bytes(s, to), bytes),
-                         dcomm_span(DCOMM_SPACE_IN, dcommi_shape_bytes(s, from), bytes), 0);
-    }
-}
-static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *algo,
-                                     dcomm_plan **plan_p)
-{
-    dcomm_builder b;
-    dcommi_build_begin(&b, algo->name, s->rank, s->nranks, s->dtype, s->op);
-    dcommi_shape_spaces(s, &b.head.in_bytes, &b.head.out_bytes);
-    if (s->nranks == 1) {
-        dcommi_make_alone(s, &b);
-    } else if (!dcommi_shape_empty(s)) {
-        dcomm_status status = algo->make(s, &b);
-        if (status < 0) {
-            dcommi_build_discard(&b);
-            return status;
-        }
-    }
-    DCOMMI_TRY(dcommi_build_finish(&b, plan_p));
-    if ((*plan_p)->next != NULL) { /* the next stage is made of what this one's table holds */
-        (*plan_p)->kernel_user = (*plan_p)->next_user = *plan_p;
-    }
-    return DCOMM_OK;
-}
 /* ==== include/dcomm/impl/model/correction.h ================================================ */
 /* correction.h - factors by which trials correct the model's prices of all-reduces within a host.
  */
@@ -37609,35 +37623,6 @@ static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bo
     }
     *algo_p = algo;
     return DCOMM_OK;
-}
-/* ---- pre-multiplied sum ---- */
-static const dcomm_plan_kernel dcommi_scale_kernels[] = {dcommi_kernel_scale};
-/* scratch <- factor * input, then the sum of that: the words are the factor, which may differ by
- * rank. `inner` reads its input from IN. */
-static dcomm_status dcommi_plan_premul(const dcommi_shape *s, const dcomm_plan *inner,
-                                       dcomm_plan **plan_p)
-{
-    dcomm_builder b;
-    dcommi_build_begin(&b, inner->name, s->rank, s->nranks, s->dtype, s->op);
-    dcommi_shape_spaces(s, &b.head.in_bytes, &b.head.out_bytes);
-    b.head.nwords = sizeof(dcommi_factor) / sizeof(uint64_t);
-    b.head.kernels = dcommi_scale_kernels;
-    b.head.nkernels = 1;
-    b.head.kernel_user = (void *)(uintptr_t)s->dtype;
-    int64_t bytes = b.head.in_bytes;
-    int64_t scratch = dcomm_build_scratch(&b, bytes);
-    dcomm_step *step = bytes > 0 ? dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE) : NULL;
-    if (step != NULL) {
-        dcomm_operand src[2] = {
-            dcomm_span(s->in_place ? DCOMM_SPACE_OUT : DCOMM_SPACE_IN, 0, bytes),
-            dcomm_span(DCOMM_SPACE_WORDS, 0, sizeof(dcommi_factor))};
-        step->dst = dcomm_span(DCOMM_SPACE_SCRATCH, scratch, bytes);
-        dcommi_build_sources(&b, step, src, 2);
-    }
-    dcommi_sub_call(&b, 0, inner, dcommi_table_all(&b, s->nranks),
-                    dcomm_span(DCOMM_SPACE_SCRATCH, scratch, bytes),
-                    dcomm_span(DCOMM_SPACE_OUT, 0, b.head.out_bytes));
-    return dcommi_build_finish(&b, plan_p);
 }
 static inline enum dcommi_memory dcommi_opts_memory(const dcomm_coll_opts *opts)
 {
@@ -42240,8 +42225,7 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
             sum.op = s->op == DCOMM_PREMUL_SUM ? DCOMM_SUM : s->op;
         }
         DCOMMI_TRY(dcommi_plan_make(&sum, algo, &inner));
-        dcomm_status status =
-            (s->coding != NULL ? dcommi_plan_coded : dcommi_plan_premul)(s, inner, &plan);
+        dcomm_status status = dcommi_plan_factored(s, inner, &plan);
         if (status < 0) {
             dcommi_free(inner);
             return status;

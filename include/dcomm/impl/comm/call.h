@@ -4,6 +4,7 @@
 #define DCOMMI_CALL_H
 
 #include "../engine/coded/device.h"
+#include "../engine/factored.h"
 #include "../engine/fast/fast.h"
 #include "key.h"
 #include "submit.h"
@@ -189,8 +190,7 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
             sum.op = s->op == DCOMM_PREMUL_SUM ? DCOMM_SUM : s->op;
         }
         DCOMMI_TRY(dcommi_plan_make(&sum, algo, &inner));
-        dcomm_status status =
-            (s->coding != NULL ? dcommi_plan_coded : dcommi_plan_premul)(s, inner, &plan);
+        dcomm_status status = dcommi_plan_factored(s, inner, &plan);
         if (status < 0) {
             dcommi_free(inner);
             return status;

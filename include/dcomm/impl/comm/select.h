@@ -4,7 +4,6 @@
 #define DCOMMI_SELECT_H
 
 #include "choose.h"
-#include "../engine/kernels.h"
 
 /* Names of the algorithms of an operation, or of those that fold in rank order. */
 static void dcommi_algo_names(const dcommi_shape *s, bool rank_order, char *text, size_t len)
@@ -60,38 +59,6 @@ static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bo
     }
     *algo_p = algo;
     return DCOMM_OK;
-}
-
-/* ---- pre-multiplied sum ---- */
-
-static const dcomm_plan_kernel dcommi_scale_kernels[] = {dcommi_kernel_scale};
-
-/* scratch <- factor * input, then the sum of that: the words are the factor, which may differ by
- * rank. `inner` reads its input from IN. */
-static dcomm_status dcommi_plan_premul(const dcommi_shape *s, const dcomm_plan *inner,
-                                       dcomm_plan **plan_p)
-{
-    dcomm_builder b;
-    dcommi_build_begin(&b, inner->name, s->rank, s->nranks, s->dtype, s->op);
-    dcommi_shape_spaces(s, &b.head.in_bytes, &b.head.out_bytes);
-    b.head.nwords = sizeof(dcommi_factor) / sizeof(uint64_t);
-    b.head.kernels = dcommi_scale_kernels;
-    b.head.nkernels = 1;
-    b.head.kernel_user = (void *)(uintptr_t)s->dtype;
-    int64_t bytes = b.head.in_bytes;
-    int64_t scratch = dcomm_build_scratch(&b, bytes);
-    dcomm_step *step = bytes > 0 ? dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE) : NULL;
-    if (step != NULL) {
-        dcomm_operand src[2] = {
-            dcomm_span(s->in_place ? DCOMM_SPACE_OUT : DCOMM_SPACE_IN, 0, bytes),
-            dcomm_span(DCOMM_SPACE_WORDS, 0, sizeof(dcommi_factor))};
-        step->dst = dcomm_span(DCOMM_SPACE_SCRATCH, scratch, bytes);
-        dcommi_build_sources(&b, step, src, 2);
-    }
-    dcommi_sub_call(&b, 0, inner, dcommi_table_all(&b, s->nranks),
-                    dcomm_span(DCOMM_SPACE_SCRATCH, scratch, bytes),
-                    dcomm_span(DCOMM_SPACE_OUT, 0, b.head.out_bytes));
-    return dcommi_build_finish(&b, plan_p);
 }
 
 #endif

@@ -6,7 +6,6 @@
 #include "../../../coll.h"
 #include "linear.h"
 #include "sparse.h"
-#include "../kernels.h"
 #include "../../algo/table.h"
 
 /* A shorter tensor is not worth two more kernels, nor the error. */
@@ -319,47 +318,6 @@ static void dcommi_coded_free_all(dcomm_comm *comm)
         dcommi_spread_free(c->spread);
         dcommi_free(c);
     }
-}
-
-/* ---- other types than f32, and factors ---- */
-
-static const dcomm_plan_kernel dcommi_coded_kernels[] = {dcommi_kernel_widen, dcommi_kernel_narrow};
-
-/* scratch <- input as f32, the compressed all-reduce of that, output <- scratch. Word 0 is the
- * factor of a pre-multiplied sum, 1 without. `inner` is the plan of an f32 sum in place. */
-static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *inner,
-                                      dcomm_plan **plan_p)
-{
-    dcomm_builder b;
-    int64_t bytes = (int64_t)(s->count * dcomm_dtype_size(s->dtype));
-    int64_t wide = (int64_t)(s->count * sizeof(float));
-    dcommi_build_begin(&b, inner->name, s->rank, s->nranks, DCOMM_F32, (dcomm_op)inner->op);
-    b.head.in_bytes = b.head.out_bytes = bytes;
-    b.head.nwords = 1;
-    b.head.kernels = dcommi_coded_kernels;
-    b.head.nkernels = 2;
-    b.head.kernel_user = (void *)(uintptr_t)s->dtype;
-    b.head.codec_linear = inner->codec_linear;
-    b.head.recoded_first = inner->recoded_first;
-    b.head.recoded_count = inner->recoded_count;
-    b.head.codec_partly = inner->codec_partly;
-    dcomm_operand scratch = dcomm_span(DCOMM_SPACE_SCRATCH, dcomm_build_scratch(&b, wide), wide);
-    dcomm_operand in = dcomm_span(dcommi_input_of(s, 0).space, 0, bytes);
-    dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, 0, bytes);
-    dcomm_operand src[2] = {in, dcomm_span(DCOMM_SPACE_WORDS, 0, 8)};
-    dcomm_step *step = dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE);
-    if (step != NULL) {
-        step->dst = scratch;
-        dcommi_build_sources(&b, step, src, 2);
-    }
-    dcommi_sub_call(&b, 0, inner, dcommi_table_all(&b, s->nranks), scratch, scratch);
-    step = dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE);
-    if (step != NULL) {
-        step->kernel = 1;
-        step->dst = out;
-        dcommi_build_sources(&b, step, &scratch, 1);
-    }
-    return dcommi_build_finish(&b, plan_p);
 }
 
 #endif

@@ -1,0 +1,61 @@
+/* factored.h - plans around the plan of a sum: the input is multiplied by a factor or made f32
+ * first, and the sum is of that. */
+#ifndef DCOMMI_FACTORED_H
+#define DCOMMI_FACTORED_H
+
+#include "../algo/make.h"
+#include "kernels.h"
+
+static const dcomm_plan_kernel dcommi_scale_kernels[] = {dcommi_kernel_scale};
+static const dcomm_plan_kernel dcommi_coded_kernels[] = {dcommi_kernel_widen, dcommi_kernel_narrow};
+
+static void dcommi_factored_step(dcomm_builder *b, uint16_t kernel, dcomm_operand dst,
+                                 const dcomm_operand *src, size_t nsrc)
+{
+    dcomm_step *step = dst.max_length > 0 ? dcommi_build_step(b, 0, DCOMM_STEP_COMPUTE) : NULL;
+    if (step != NULL) {
+        step->kernel = kernel;
+        step->dst = dst;
+        dcommi_build_sources(b, step, src, nsrc);
+    }
+}
+
+/* Without a codec: scratch <- factor * input, output <- the sum of that. The words are the factor,
+ * which may differ by rank. `inner` reads its input from IN.
+ * With one: scratch <- factor * input as f32, the compressed all-reduce of that, output <- scratch.
+ * Word 0 is the factor of a pre-multiplied sum, else 1. `inner` is the plan of an f32 sum in place.
+ */
+static dcomm_status dcommi_plan_factored(const dcommi_shape *s, const dcomm_plan *inner,
+                                         dcomm_plan **plan_p)
+{
+    const bool coded = s->coding != NULL;
+    const int64_t factor = coded ? sizeof(double) : sizeof(dcommi_factor);
+    dcomm_builder b;
+    dcommi_build_begin(&b, inner->name, s->rank, s->nranks, coded ? DCOMM_F32 : s->dtype,
+                       coded ? (dcomm_op)inner->op : s->op);
+    dcommi_shape_spaces(s, &b.head.in_bytes, &b.head.out_bytes);
+    b.head.nwords = (uint32_t)factor / sizeof(uint64_t);
+    b.head.kernels = coded ? dcommi_coded_kernels : dcommi_scale_kernels;
+    b.head.nkernels = coded ? 2 : 1;
+    b.head.kernel_user = (void *)(uintptr_t)s->dtype;
+    b.head.codec_linear = inner->codec_linear;
+    b.head.recoded_first = inner->recoded_first;
+    b.head.recoded_count = inner->recoded_count;
+    b.head.codec_partly = inner->codec_partly;
+    const int64_t bytes = b.head.in_bytes;
+    const int64_t work = coded ? (int64_t)(s->count * sizeof(float)) : bytes;
+    const dcomm_operand scratch =
+        dcomm_span(DCOMM_SPACE_SCRATCH, dcomm_build_scratch(&b, work), work);
+    const dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, 0, b.head.out_bytes);
+    const dcomm_operand src[2] = {
+        dcomm_span(s->in_place ? DCOMM_SPACE_OUT : DCOMM_SPACE_IN, 0, bytes),
+        dcomm_span(DCOMM_SPACE_WORDS, 0, factor)};
+    dcommi_factored_step(&b, 0, scratch, src, 2);
+    dcommi_sub_call(&b, 0, inner, dcommi_table_all(&b, s->nranks), scratch, coded ? scratch : out);
+    if (coded) {
+        dcommi_factored_step(&b, 1, out, &scratch, 1);
+    }
+    return dcommi_build_finish(&b, plan_p);
+}
+
+#endif
