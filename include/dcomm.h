@@ -4342,12 +4342,6 @@ static dcomm_status DCOMMI_PRINTF(2, 3) dcommi_fail(dcomm_status status, const c
             return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s is NULL", __func__, #argument); \
         }                                                                                 \
     } while (0)
-/* Refuse an argument that is NULL, by its name. */
-static inline dcomm_status dcommi_need(const void *argument, const char *name)
-{
-    return DCOMMI_LIKELY(argument != NULL) ? DCOMM_OK
-                                           : dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", name);
-}
 /* ---- texts made of parts ---- */
 /* Text that goes on counting when the buffer is full. */
 typedef struct dcommi_print_text {
@@ -9277,8 +9271,8 @@ static const char *dcommi_codec_candidate(const char *spec, bool *automatic)
 }
 DCOMM_API dcomm_status dcomm_codec_create(const char *spec, dcomm_codec **codec_p)
 {
-    DCOMMI_TRY(dcommi_need(spec, "dcomm_codec_create: spec"));
-    DCOMMI_TRY(dcommi_need(codec_p, "dcomm_codec_create: codec_p"));
+    DCOMMI_NEED(spec);
+    DCOMMI_NEED(codec_p);
     dcomm_codec *codec = dcommi_alloc(sizeof *codec);
     if (codec == NULL) {
         return DCOMM_ERR_NO_MEMORY;
@@ -9411,8 +9405,8 @@ DCOMM_API size_t dcomm_codec_recode_workspace_bytes(const dcomm_codec *codec, si
 DCOMM_API dcomm_status dcomm_codec_get_info(const dcomm_codec *codec, size_t count,
                                             dcomm_codec_info *info)
 {
-    DCOMMI_TRY(dcommi_need(codec, "dcomm_codec_get_info: codec"));
-    DCOMMI_TRY(dcommi_need(info, "dcomm_codec_get_info: info"));
+    DCOMMI_NEED(codec);
+    DCOMMI_NEED(info);
     unsigned traits = codec->ops->traits(codec);
     *info = (dcomm_codec_info){.name = codec->ops->name,
                                .unbiased = (traits & DCOMMI_CODEC_UNBIASED) != 0,
@@ -10263,8 +10257,8 @@ DCOMM_API dcomm_status dcomm_feedback_create(const dcomm_codec *codec, size_t co
                                              const dcomm_feedback_opts *opts, dcomm_feedback **fb_p)
 {
     static const dcomm_feedback_opts defaults;
-    DCOMMI_TRY(dcommi_need(codec, "dcomm_feedback_create: codec"));
-    DCOMMI_TRY(dcommi_need(fb_p, "dcomm_feedback_create: fb_p"));
+    DCOMMI_NEED(codec);
+    DCOMMI_NEED(fb_p);
     opts = opts != NULL ? opts : &defaults;
     DCOMMI_TRY(dcommi_feedback_check_opts(opts));
     dcomm_feedback *fb = dcommi_alloc(sizeof *fb);
@@ -10337,8 +10331,8 @@ static size_t dcommi_feedback_store_bytes(const dcommi_feedback_store *s)
 }
 DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_feedback_info *info)
 {
-    DCOMMI_TRY(dcommi_need(fb, "dcomm_feedback_get_info: fb"));
-    DCOMMI_TRY(dcommi_need(info, "dcomm_feedback_get_info: info"));
+    DCOMMI_NEED(fb);
+    DCOMMI_NEED(info);
     double worker = 0, owner = 0;
     DCOMMI_TRY(dcommi_feedback_norm2(&fb->worker, &worker));
     DCOMMI_TRY(dcommi_feedback_norm2(&fb->owner, &owner));
@@ -10367,7 +10361,7 @@ DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_f
 }
 DCOMM_API dcomm_status dcomm_feedback_set_ledger(dcomm_feedback *fb, dcomm_ledger *ledger)
 {
-    DCOMMI_TRY(dcommi_need(fb, "dcomm_feedback_set_ledger: fb"));
+    DCOMMI_NEED(fb);
     fb->ledger = ledger;
     return DCOMM_OK;
 }
@@ -11176,7 +11170,7 @@ DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb)
 }
 DCOMM_API dcomm_status dcomm_feedback_fail(dcomm_feedback *fb)
 {
-    DCOMMI_TRY(dcommi_need(fb, "dcomm_feedback_fail: fb"));
+    DCOMMI_NEED(fb);
     fb->begun = false;
     fb->stale = true;
     return DCOMM_OK;
@@ -11788,8 +11782,8 @@ _Static_assert((int)DCOMM_FORMAT_SIGN == (int)DCOMMI_FORMAT_SIGN &&
                "the public numbers of the formats are those of kernels/wire.h");
 DCOMM_API dcomm_status dcomm_codec_get_layout(const dcomm_codec *codec, dcomm_codec_layout *layout)
 {
-    DCOMMI_TRY(dcommi_need(codec, "dcomm_codec_get_layout: codec"));
-    DCOMMI_TRY(dcommi_need(layout, "dcomm_codec_get_layout: layout"));
+    DCOMMI_NEED(codec);
+    DCOMMI_NEED(layout);
     *layout = (dcomm_codec_layout){.nonfinite = codec->nonfinite};
     if (dcommi_codec_is(codec, DCOMMI_IS_CAST)) {
         layout->format =
@@ -11814,8 +11808,8 @@ DCOMM_API dcomm_status dcomm_codec_get_sparse_layout(const dcomm_codec *codec, s
 {
     static const dcomm_codec_format formats[] = {DCOMM_FORMAT_F32, DCOMM_FORMAT_F16,
                                                  DCOMM_FORMAT_BF16};
-    DCOMMI_TRY(dcommi_need(codec, "dcomm_codec_get_sparse_layout: codec"));
-    DCOMMI_TRY(dcommi_need(layout, "dcomm_codec_get_sparse_layout: layout"));
+    DCOMMI_NEED(codec);
+    DCOMMI_NEED(layout);
     if (!dcommi_codec_is(codec, DCOMMI_IS_SELECTION) || count > UINT32_MAX) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                            "codec %s of %zu elements: topk, threshold and topk+qsgd have such a "
@@ -11843,8 +11837,8 @@ DCOMM_API dcomm_status dcomm_codec_get_sparse_layout(const dcomm_codec *codec, s
 DCOMM_API dcomm_status dcomm_codec_get_randk_layout(const dcomm_codec *codec, size_t count,
                                                     dcomm_randk_layout *layout)
 {
-    DCOMMI_TRY(dcommi_need(codec, "dcomm_codec_get_randk_layout: codec"));
-    DCOMMI_TRY(dcommi_need(layout, "dcomm_codec_get_randk_layout: layout"));
+    DCOMMI_NEED(codec);
+    DCOMMI_NEED(layout);
     if (!dcommi_codec_is(codec, DCOMMI_IS_DRAWN) || count > UINT32_MAX) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                            "codec %s of %zu elements: randk has such a layout, of up to 2^32 - 1",
@@ -11859,8 +11853,8 @@ DCOMM_API dcomm_status dcomm_codec_get_randk_layout(const dcomm_codec *codec, si
 DCOMM_API dcomm_status dcomm_codec_get_matrix(const dcomm_codec *codec, size_t count,
                                               dcomm_codec_matrix *shape)
 {
-    DCOMMI_TRY(dcommi_need(codec, "dcomm_codec_get_matrix: codec"));
-    DCOMMI_TRY(dcommi_need(shape, "dcomm_codec_get_matrix: shape"));
+    DCOMMI_NEED(codec);
+    DCOMMI_NEED(shape);
     if (!dcommi_codec_is(codec, DCOMMI_IS_PRODUCTS)) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "codec %s makes no matrix: powersgd does",
                            codec->spec);
@@ -11882,8 +11876,8 @@ DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t 
                                                const dcomm_cuda_report *report,
                                                dcomm_codec_report *out)
 {
-    DCOMMI_TRY(dcommi_need(codec, "dcomm_cuda_report_check: codec"));
-    DCOMMI_TRY(dcommi_need(report, "dcomm_cuda_report_check: report"));
+    DCOMMI_NEED(codec);
+    DCOMMI_NEED(report);
     const bool sparse = dcommi_codec_is(codec, DCOMMI_IS_SELECTION) && count <= UINT32_MAX;
     const bool drawn = dcommi_codec_is(codec, DCOMMI_IS_DRAWN);
     const size_t kept = sparse  ? (size_t)report->kept
@@ -14405,7 +14399,7 @@ static dcomm_status dcommi_check_plan_valid(const dcomm_plan *p, const char *whe
 DCOMM_API dcomm_status dcomm_build_create(const char *name, int rank, int nranks, dcomm_dtype dtype,
                                           dcomm_op op, dcomm_builder **b_p)
 {
-    DCOMMI_TRY(dcommi_need(b_p, "dcomm_build_create: b_p"));
+    DCOMMI_NEED(b_p);
     *b_p = NULL;
     if (name == NULL || nranks < 1 || rank < 0 || rank >= nranks) {
         return dcommi_fail(DCOMM_ERR_INVALID,
@@ -16592,8 +16586,8 @@ static bool dcommi_tuning_set(const dcommi_tuning_field *field, void *of, const 
 /* ---- the file ---- */
 DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char *path)
 {
-    DCOMMI_TRY(dcommi_need(tuning, "tuning"));
-    DCOMMI_TRY(dcommi_need(path, "path"));
+    DCOMMI_NEED(tuning);
+    DCOMMI_NEED(path);
     FILE *file = fopen(path, "we");
     if (file == NULL) {
         return dcommi_fail(DCOMM_ERR_SYSTEM, "cannot write %s: %s", path, strerror(errno));
@@ -16656,8 +16650,8 @@ static char *dcommi_trim(char *text)
 }
 DCOMM_API dcomm_status dcomm_tuning_load(const char *path, dcomm_tuning *tuning)
 {
-    DCOMMI_TRY(dcommi_need(tuning, "tuning"));
-    DCOMMI_TRY(dcommi_need(path, "path"));
+    DCOMMI_NEED(tuning);
+    DCOMMI_NEED(path);
     dcomm_tuning_default(tuning);
     FILE *file = fopen(path, "re");
     if (file == NULL) {
@@ -16695,7 +16689,7 @@ DCOMM_API dcomm_status dcomm_tuning_uniform(double alpha_us, double beta_ns_per_
                                             double gamma_ns_per_B, dcomm_tuning *tuning)
 {
     const double most = 1e6;
-    DCOMMI_TRY(dcommi_need(tuning, "tuning"));
+    DCOMMI_NEED(tuning);
     memset(tuning, 0, sizeof *tuning);
     /* Written so that a NaN is refused as well. */
     if (!(alpha_us >= 0 && alpha_us <= most && beta_ns_per_B >= 0 && beta_ns_per_B <= most / 1e3 &&
@@ -41765,7 +41759,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
                                             dcomm_context **context_p)
 {
     dcomm_context_opts defaults = {0};
-    DCOMMI_TRY(dcommi_need(context_p, "context_p"));
+    DCOMMI_NEED(context_p);
     *context_p = NULL;
     pthread_once(&dcommi_fork_once, dcommi_watch_forks);
     DCOMMI_TRY(dcommi_check_fork());
@@ -41833,7 +41827,7 @@ DCOMM_API dcomm_status dcomm_context_destroy(dcomm_context **context_p)
 }
 DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context)
 {
-    DCOMMI_TRY(dcommi_need(context, "context"));
+    DCOMMI_NEED(context);
     DCOMMI_TRY(dcommi_check_fork());
     dcommi_progress_or_yield(context);
     return DCOMM_OK;
@@ -42815,8 +42809,8 @@ DCOMM_API dcomm_status dcomm_codec_decide(dcomm_comm *comm, const dcomm_codec *c
     dcomm_coll_opts opts = {.codec = codec, .device = device}, own;
     const dcomm_coll_opts *taken = &opts;
     dcommi_shape s;
-    DCOMMI_TRY(dcommi_need(codec, "dcomm_codec_decide: codec"));
-    DCOMMI_TRY(dcommi_need(taken_p, "dcomm_codec_decide: taken_p"));
+    DCOMMI_NEED(codec);
+    DCOMMI_NEED(taken_p);
     DCOMMI_TRY(dcommi_check_no_group("dcomm_codec_decide"));
     DCOMMI_TRY(
         dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, dtype, DCOMM_SUM, 0, &opts, &s));
@@ -43393,7 +43387,7 @@ DCOMMI_TWO_FORMS(plan_run, comm,
 /* ---- requests ---- */
 DCOMM_API dcomm_status dcomm_wait(dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_need(request_p, "request_p"));
+    DCOMMI_NEED(request_p);
     if (*request_p == NULL) {
         return DCOMM_OK;
     }
@@ -43430,7 +43424,7 @@ DCOMM_API dcomm_status dcomm_wait_all(dcomm_request **requests, size_t n)
 }
 DCOMM_API dcomm_status dcomm_test(dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_need(request_p, "request_p"));
+    DCOMMI_NEED(request_p);
     if (*request_p == NULL) {
         return DCOMM_OK;
     }
@@ -43503,7 +43497,7 @@ static dcomm_status dcommi_requests_await(dcomm_request *const *requests, size_t
 DCOMM_API dcomm_status dcomm_wait_any(dcomm_request **requests, size_t n, size_t *index_p)
 {
     DCOMMI_TRY(dcommi_check_requests(requests, n));
-    DCOMMI_TRY(dcommi_need(index_p, "index_p"));
+    DCOMMI_NEED(index_p);
     DCOMMI_TRY(dcommi_requests_await(requests, n, index_p));
     return *index_p < n ? dcomm_wait(&requests[*index_p]) : DCOMM_OK;
 }
@@ -43514,7 +43508,7 @@ DCOMM_API dcomm_status dcomm_wait_some(dcomm_request **requests, size_t n, size_
     char message[DCOMMI_MESSAGE_MAX];
     size_t at;
     DCOMMI_TRY(dcommi_check_requests(requests, n));
-    DCOMMI_TRY(dcommi_need(count_p, "count_p"));
+    DCOMMI_NEED(count_p);
     *count_p = 0;
     DCOMMI_TRY(dcommi_requests_await(requests, n, &at));
     for (; at < n; at++) {
@@ -43537,7 +43531,7 @@ DCOMM_API dcomm_status dcomm_test_any(dcomm_request **requests, size_t n, size_t
 {
     bool pending, queued;
     DCOMMI_TRY(dcommi_check_requests(requests, n));
-    DCOMMI_TRY(dcommi_need(index_p, "index_p"));
+    DCOMMI_NEED(index_p);
     *index_p = dcommi_requests_find(requests, n, &pending, &queued);
     if (*index_p == n && pending) {
         dcommi_requests_progress(requests, n);
@@ -43579,8 +43573,8 @@ DCOMM_API dcomm_status dcomm_request_free(dcomm_request **request_p)
 DCOMM_API dcomm_status dcomm_request_get_info(const dcomm_request *request,
                                               dcomm_request_info *info)
 {
-    DCOMMI_TRY(dcommi_need(request, "request"));
-    DCOMMI_TRY(dcommi_need(info, "info"));
+    DCOMMI_NEED(request);
+    DCOMMI_NEED(info);
     info->coll = (dcomm_coll)request->run.signature.coll;
     info->algo = request->run.signature.algo;
     info->sequence = request->run.seq;
@@ -43787,7 +43781,7 @@ static dcomm_status dcommi_split_make(dcomm_comm *comm, dcommi_split *s, dcommi_
 }
 DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dcomm_comm **new_p)
 {
-    DCOMMI_TRY(dcommi_need(new_p, "new_p"));
+    DCOMMI_NEED(new_p);
     *new_p = NULL;
     DCOMMI_TRY(dcommi_check_comm(comm));
     DCOMMI_TRY(dcommi_check_no_group("split"));
@@ -43819,7 +43813,7 @@ DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dc
 DCOMM_API dcomm_status dcomm_comm_dup(dcomm_comm *comm, dcomm_comm **new_p)
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
-    DCOMMI_TRY(dcommi_need(new_p, "new_p"));
+    DCOMMI_NEED(new_p);
     return dcomm_comm_split(comm, 0, comm->rank, new_p);
 }
 typedef struct dcommi_shrink {
@@ -43990,7 +43984,7 @@ static dcomm_status dcommi_shrink_agree(dcommi_shrink *s, dcomm_comm **new_p)
 DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, int n,
                                          dcomm_comm **new_p)
 {
-    DCOMMI_TRY(dcommi_need(new_p, "new_p"));
+    DCOMMI_NEED(new_p);
     *new_p = NULL;
     DCOMMI_TRY(dcommi_check_comm(comm));
     DCOMMI_TRY(dcommi_check_no_group("shrink"));
@@ -44102,7 +44096,7 @@ static dcomm_status dcommi_shared_remove(dcommi_own *own)
 DCOMM_API dcomm_status dcomm_mem_alloc_device(dcomm_context *context, size_t bytes, void **ptr_p)
 {
     void *memory = NULL;
-    DCOMMI_TRY(dcommi_need(ptr_p, "ptr_p"));
+    DCOMMI_NEED(ptr_p);
     *ptr_p = NULL;
     DCOMMI_TRY(dcommi_check_fork());
     if (dcommi_devices == NULL) {
@@ -44151,7 +44145,7 @@ DCOMM_API dcomm_status dcomm_mem_alloc_device(dcomm_context *context, size_t byt
 }
 DCOMM_API dcomm_status dcomm_mem_share(dcomm_context *context, const void *ptr)
 {
-    DCOMMI_TRY(dcommi_need(context, "context"));
+    DCOMMI_NEED(context);
     DCOMMI_TRY(dcommi_check_fork());
     pthread_mutex_lock(&dcommi_mem_lock);
     dcommi_shared *shared = dcommi_shared_find(ptr);
@@ -44316,9 +44310,9 @@ static dcomm_status dcommi_mem_alloc(dcomm_context *context, size_t bytes, dcomm
 DCOMM_API dcomm_status dcomm_mem_alloc(dcomm_context *context, size_t bytes, void **ptr_p)
 {
     dcommi_own *own;
-    DCOMMI_TRY(dcommi_need(ptr_p, "ptr_p"));
+    DCOMMI_NEED(ptr_p);
     *ptr_p = NULL;
-    DCOMMI_TRY(dcommi_need(context, "context"));
+    DCOMMI_NEED(context);
     DCOMMI_TRY(dcommi_check_fork());
     if (bytes == 0) {
         return DCOMM_OK;
@@ -44367,7 +44361,7 @@ DCOMM_API dcomm_status dcomm_mem_free(void **ptr_p)
 }
 DCOMM_API dcomm_status dcomm_mem_get_info(const void *ptr, dcomm_mem_info *info)
 {
-    DCOMMI_TRY(dcommi_need(info, "info"));
+    DCOMMI_NEED(info);
     *info = (dcomm_mem_info){0};
     pthread_mutex_lock(&dcommi_mem_lock);
     const dcommi_own *own = dcommi_mem_all;
@@ -44386,7 +44380,9 @@ DCOMM_API dcomm_status dcomm_mem_get_info(const void *ptr, dcomm_mem_info *info)
 /* api_tune.h - the public read-out of algorithms and plans. */
 static dcomm_status dcommi_algo_info(bool coded, dcomm_coll coll, int i, dcomm_algo_info *info)
 {
-    DCOMMI_TRY(dcommi_need(info, "info"));
+    if (info == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "info is NULL");
+    }
     const dcommi_algo *algo = i >= 0 ? dcommi_algo_number(coded, coll, i) : NULL;
     if (algo == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s%s has no algorithm number %d",
@@ -44428,8 +44424,8 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
                                          int nranks, const dcomm_coll_opts *opts,
                                          dcomm_plan **plan_p)
 {
-    DCOMMI_TRY(dcommi_need(spec, "spec"));
-    DCOMMI_TRY(dcommi_need(plan_p, "plan_p"));
+    DCOMMI_NEED(spec);
+    DCOMMI_NEED(plan_p);
     *plan_p = NULL;
     opts = opts != NULL ? opts : &dcommi_default_opts;
     /* A communicator in name only: the checks of a call, and nothing to run on. */
@@ -44693,7 +44689,9 @@ static dcomm_status dcommi_explain_hosts(dcomm_explanation *e)
 }
 DCOMM_API dcomm_status dcomm_comm_explain(dcomm_comm *comm, dcomm_explanation *e)
 {
-    DCOMMI_TRY(dcommi_need(e, "explanation"));
+    if (e == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "explanation is NULL");
+    }
     e->algo = NULL;
     e->nalternatives = e->npaths = 0;
     if (e->max_alternatives < 0 || (e->alternatives == NULL && e->max_alternatives > 0)) {
@@ -44721,7 +44719,7 @@ DCOMM_API dcomm_status dcomm_comm_explain(dcomm_comm *comm, dcomm_explanation *e
 DCOMM_API dcomm_status dcomm_comm_get_tuning(dcomm_comm *comm, dcomm_tuning *tuning)
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
-    DCOMMI_TRY(dcommi_need(tuning, "tuning"));
+    DCOMMI_NEED(tuning);
     dcommi_comm_lock(comm);
     *tuning = comm->chooser->tuning;
     dcommi_comm_unlock(comm);
@@ -44985,7 +44983,7 @@ DCOMM_API dcomm_status dcomm_comm_get_level(const dcomm_comm *comm, int level, d
 {
     static const char *const names[] = {"host", "package", "numa", "cache", "core"};
     DCOMMI_TRY(dcommi_check_comm(comm));
-    DCOMMI_TRY(dcommi_need(info, "info"));
+    DCOMMI_NEED(info);
     if (level < 0 || level >= comm->groups->nlevels) {
         return dcommi_fail(DCOMM_ERR_INVALID, "level is %d; there are %d levels, from 0 on",
                            level, comm->groups->nlevels);
@@ -45011,7 +45009,7 @@ DCOMM_API int dcomm_comm_order(const dcomm_comm *comm, int position)
 DCOMM_API dcomm_status dcomm_comm_get_place(const dcomm_comm *comm, int rank, dcomm_place *place)
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
-    DCOMMI_TRY(dcommi_need(place, "place"));
+    DCOMMI_NEED(place);
     if (rank < 0 || rank >= comm->size) {
         return dcommi_fail(DCOMM_ERR_INVALID, "rank is %d; there are %d ranks", rank,
                            comm->size);
@@ -45031,7 +45029,7 @@ DCOMM_API dcomm_status dcomm_comm_get_place(const dcomm_comm *comm, int rank, dc
 DCOMM_API dcomm_status dcomm_comm_get_stats(const dcomm_comm *comm, dcomm_stats *stats)
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
-    DCOMMI_TRY(dcommi_need(stats, "stats"));
+    DCOMMI_NEED(stats);
     dcommi_token_take(comm->context);
     dcommi_comm_lock((dcomm_comm *)(uintptr_t)comm);
     *stats = comm->stats;
@@ -50134,7 +50132,9 @@ static void *dcommi_comm_create_main(void *user)
 }
 static dcomm_status dcommi_comm_prepare(const dcomm_comm_opts *opts, dcomm_comm **comm_p)
 {
-    DCOMMI_TRY(dcommi_need(comm_p, "comm_p"));
+    if (comm_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "comm_p is NULL");
+    }
     *comm_p = NULL;
     pthread_once(&dcommi_fork_once, dcommi_watch_forks);
     DCOMMI_TRY(dcommi_check_fork());
@@ -50185,7 +50185,7 @@ DCOMM_API dcomm_status dcomm_comm_create_start(const dcomm_comm_opts *opts, dcom
 }
 DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm)
 {
-    DCOMMI_TRY(dcommi_need(comm, "comm"));
+    DCOMMI_NEED(comm);
     int ready = atomic_load_explicit(&comm->ready, memory_order_acquire);
     if (ready < 0) {
         atomic_store_explicit(&comm->told, true, memory_order_relaxed);

@@ -54,13 +54,6 @@ static dcomm_status DCOMMI_PRINTF(2, 3) dcommi_fail(dcomm_status status, const c
         }                                                                                 \
     } while (0)
 
-/* Refuse an argument that is NULL, by its name. */
-static inline dcomm_status dcommi_need(const void *argument, const char *name)
-{
-    return DCOMMI_LIKELY(argument != NULL) ? DCOMM_OK
-                                           : dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", name);
-}
-
 /* ---- texts made of parts ---- */
 
 /* Text that goes on counting when the buffer is full. */

@@ -22,8 +22,8 @@ static const char *dcommi_codec_candidate(const char *spec, bool *automatic)
 
 DCOMM_API dcomm_status dcomm_codec_create(const char *spec, dcomm_codec **codec_p)
 {
-    DCOMMI_TRY(dcommi_need(spec, "dcomm_codec_create: spec"));
-    DCOMMI_TRY(dcommi_need(codec_p, "dcomm_codec_create: codec_p"));
+    DCOMMI_NEED(spec);
+    DCOMMI_NEED(codec_p);
     dcomm_codec *codec = dcommi_alloc(sizeof *codec);
     if (codec == NULL) {
         return DCOMM_ERR_NO_MEMORY;
@@ -172,8 +172,8 @@ DCOMM_API size_t dcomm_codec_recode_workspace_bytes(const dcomm_codec *codec, si
 DCOMM_API dcomm_status dcomm_codec_get_info(const dcomm_codec *codec, size_t count,
                                             dcomm_codec_info *info)
 {
-    DCOMMI_TRY(dcommi_need(codec, "dcomm_codec_get_info: codec"));
-    DCOMMI_TRY(dcommi_need(info, "dcomm_codec_get_info: info"));
+    DCOMMI_NEED(codec);
+    DCOMMI_NEED(info);
     unsigned traits = codec->ops->traits(codec);
     *info = (dcomm_codec_info){.name = codec->ops->name,
                                .unbiased = (traits & DCOMMI_CODEC_UNBIASED) != 0,

@@ -12,8 +12,8 @@ _Static_assert((int)DCOMM_FORMAT_SIGN == (int)DCOMMI_FORMAT_SIGN &&
 
 DCOMM_API dcomm_status dcomm_codec_get_layout(const dcomm_codec *codec, dcomm_codec_layout *layout)
 {
-    DCOMMI_TRY(dcommi_need(codec, "dcomm_codec_get_layout: codec"));
-    DCOMMI_TRY(dcommi_need(layout, "dcomm_codec_get_layout: layout"));
+    DCOMMI_NEED(codec);
+    DCOMMI_NEED(layout);
     *layout = (dcomm_codec_layout){.nonfinite = codec->nonfinite};
     if (dcommi_codec_is(codec, DCOMMI_IS_CAST)) {
         layout->format =
@@ -39,8 +39,8 @@ DCOMM_API dcomm_status dcomm_codec_get_sparse_layout(const dcomm_codec *codec, s
 {
     static const dcomm_codec_format formats[] = {DCOMM_FORMAT_F32, DCOMM_FORMAT_F16,
                                                  DCOMM_FORMAT_BF16};
-    DCOMMI_TRY(dcommi_need(codec, "dcomm_codec_get_sparse_layout: codec"));
-    DCOMMI_TRY(dcommi_need(layout, "dcomm_codec_get_sparse_layout: layout"));
+    DCOMMI_NEED(codec);
+    DCOMMI_NEED(layout);
     if (!dcommi_codec_is(codec, DCOMMI_IS_SELECTION) || count > UINT32_MAX) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                            "codec %s of %zu elements: topk, threshold and topk+qsgd have such a "
@@ -69,8 +69,8 @@ DCOMM_API dcomm_status dcomm_codec_get_sparse_layout(const dcomm_codec *codec, s
 DCOMM_API dcomm_status dcomm_codec_get_randk_layout(const dcomm_codec *codec, size_t count,
                                                     dcomm_randk_layout *layout)
 {
-    DCOMMI_TRY(dcommi_need(codec, "dcomm_codec_get_randk_layout: codec"));
-    DCOMMI_TRY(dcommi_need(layout, "dcomm_codec_get_randk_layout: layout"));
+    DCOMMI_NEED(codec);
+    DCOMMI_NEED(layout);
     if (!dcommi_codec_is(codec, DCOMMI_IS_DRAWN) || count > UINT32_MAX) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                            "codec %s of %zu elements: randk has such a layout, of up to 2^32 - 1",
@@ -86,8 +86,8 @@ DCOMM_API dcomm_status dcomm_codec_get_randk_layout(const dcomm_codec *codec, si
 DCOMM_API dcomm_status dcomm_codec_get_matrix(const dcomm_codec *codec, size_t count,
                                               dcomm_codec_matrix *shape)
 {
-    DCOMMI_TRY(dcommi_need(codec, "dcomm_codec_get_matrix: codec"));
-    DCOMMI_TRY(dcommi_need(shape, "dcomm_codec_get_matrix: shape"));
+    DCOMMI_NEED(codec);
+    DCOMMI_NEED(shape);
     if (!dcommi_codec_is(codec, DCOMMI_IS_PRODUCTS)) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "codec %s makes no matrix: powersgd does",
                            codec->spec);
@@ -111,8 +111,8 @@ DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t 
                                                const dcomm_cuda_report *report,
                                                dcomm_codec_report *out)
 {
-    DCOMMI_TRY(dcommi_need(codec, "dcomm_cuda_report_check: codec"));
-    DCOMMI_TRY(dcommi_need(report, "dcomm_cuda_report_check: report"));
+    DCOMMI_NEED(codec);
+    DCOMMI_NEED(report);
     const bool sparse = dcommi_codec_is(codec, DCOMMI_IS_SELECTION) && count <= UINT32_MAX;
     const bool drawn = dcommi_codec_is(codec, DCOMMI_IS_DRAWN);
     const size_t kept = sparse  ? (size_t)report->kept

@@ -166,8 +166,8 @@ DCOMM_API dcomm_status dcomm_codec_decide(dcomm_comm *comm, const dcomm_codec *c
     dcomm_coll_opts opts = {.codec = codec, .device = device}, own;
     const dcomm_coll_opts *taken = &opts;
     dcommi_shape s;
-    DCOMMI_TRY(dcommi_need(codec, "dcomm_codec_decide: codec"));
-    DCOMMI_TRY(dcommi_need(taken_p, "dcomm_codec_decide: taken_p"));
+    DCOMMI_NEED(codec);
+    DCOMMI_NEED(taken_p);
     DCOMMI_TRY(dcommi_check_no_group("dcomm_codec_decide"));
     DCOMMI_TRY(
         dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, dtype, DCOMM_SUM, 0, &opts, &s));

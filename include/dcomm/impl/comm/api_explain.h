@@ -125,7 +125,9 @@ static dcomm_status dcommi_explain_hosts(dcomm_explanation *e)
 
 DCOMM_API dcomm_status dcomm_comm_explain(dcomm_comm *comm, dcomm_explanation *e)
 {
-    DCOMMI_TRY(dcommi_need(e, "explanation"));
+    if (e == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "explanation is NULL");
+    }
     e->algo = NULL;
     e->nalternatives = e->npaths = 0;
     if (e->max_alternatives < 0 || (e->alternatives == NULL && e->max_alternatives > 0)) {
@@ -154,7 +156,7 @@ DCOMM_API dcomm_status dcomm_comm_explain(dcomm_comm *comm, dcomm_explanation *e
 DCOMM_API dcomm_status dcomm_comm_get_tuning(dcomm_comm *comm, dcomm_tuning *tuning)
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
-    DCOMMI_TRY(dcommi_need(tuning, "tuning"));
+    DCOMMI_NEED(tuning);
     dcommi_comm_lock(comm);
     *tuning = comm->chooser->tuning;
     dcommi_comm_unlock(comm);

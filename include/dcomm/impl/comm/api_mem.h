@@ -105,9 +105,9 @@ static dcomm_status dcommi_mem_alloc(dcomm_context *context, size_t bytes, dcomm
 DCOMM_API dcomm_status dcomm_mem_alloc(dcomm_context *context, size_t bytes, void **ptr_p)
 {
     dcommi_own *own;
-    DCOMMI_TRY(dcommi_need(ptr_p, "ptr_p"));
+    DCOMMI_NEED(ptr_p);
     *ptr_p = NULL;
-    DCOMMI_TRY(dcommi_need(context, "context"));
+    DCOMMI_NEED(context);
     DCOMMI_TRY(dcommi_check_fork());
     if (bytes == 0) {
         return DCOMM_OK;
@@ -158,7 +158,7 @@ DCOMM_API dcomm_status dcomm_mem_free(void **ptr_p)
 
 DCOMM_API dcomm_status dcomm_mem_get_info(const void *ptr, dcomm_mem_info *info)
 {
-    DCOMMI_TRY(dcommi_need(info, "info"));
+    DCOMMI_NEED(info);
     *info = (dcomm_mem_info){0};
     pthread_mutex_lock(&dcommi_mem_lock);
     const dcommi_own *own = dcommi_mem_all;

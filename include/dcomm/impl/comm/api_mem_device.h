@@ -94,7 +94,7 @@ static dcomm_status dcommi_shared_remove(dcommi_own *own)
 DCOMM_API dcomm_status dcomm_mem_alloc_device(dcomm_context *context, size_t bytes, void **ptr_p)
 {
     void *memory = NULL;
-    DCOMMI_TRY(dcommi_need(ptr_p, "ptr_p"));
+    DCOMMI_NEED(ptr_p);
     *ptr_p = NULL;
     DCOMMI_TRY(dcommi_check_fork());
     if (dcommi_devices == NULL) {
@@ -144,7 +144,7 @@ DCOMM_API dcomm_status dcomm_mem_alloc_device(dcomm_context *context, size_t byt
 
 DCOMM_API dcomm_status dcomm_mem_share(dcomm_context *context, const void *ptr)
 {
-    DCOMMI_TRY(dcommi_need(context, "context"));
+    DCOMMI_NEED(context);
     DCOMMI_TRY(dcommi_check_fork());
     pthread_mutex_lock(&dcommi_mem_lock);
     dcommi_shared *shared = dcommi_shared_find(ptr);

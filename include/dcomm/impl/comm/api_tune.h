@@ -7,7 +7,9 @@
 
 static dcomm_status dcommi_algo_info(bool coded, dcomm_coll coll, int i, dcomm_algo_info *info)
 {
-    DCOMMI_TRY(dcommi_need(info, "info"));
+    if (info == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "info is NULL");
+    }
     const dcommi_algo *algo = i >= 0 ? dcommi_algo_number(coded, coll, i) : NULL;
     if (algo == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s%s has no algorithm number %d",
@@ -53,8 +55,8 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
                                          int nranks, const dcomm_coll_opts *opts,
                                          dcomm_plan **plan_p)
 {
-    DCOMMI_TRY(dcommi_need(spec, "spec"));
-    DCOMMI_TRY(dcommi_need(plan_p, "plan_p"));
+    DCOMMI_NEED(spec);
+    DCOMMI_NEED(plan_p);
     *plan_p = NULL;
     opts = opts != NULL ? opts : &dcommi_default_opts;
     /* A communicator in name only: the checks of a call, and nothing to run on. */

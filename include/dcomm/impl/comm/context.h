@@ -82,7 +82,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
                                             dcomm_context **context_p)
 {
     dcomm_context_opts defaults = {0};
-    DCOMMI_TRY(dcommi_need(context_p, "context_p"));
+    DCOMMI_NEED(context_p);
     *context_p = NULL;
     pthread_once(&dcommi_fork_once, dcommi_watch_forks);
     DCOMMI_TRY(dcommi_check_fork());
@@ -153,7 +153,7 @@ DCOMM_API dcomm_status dcomm_context_destroy(dcomm_context **context_p)
 
 DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context)
 {
-    DCOMMI_TRY(dcommi_need(context, "context"));
+    DCOMMI_NEED(context);
     DCOMMI_TRY(dcommi_check_fork());
     dcommi_progress_or_yield(context);
     return DCOMM_OK;

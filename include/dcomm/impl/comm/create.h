@@ -188,7 +188,9 @@ static void *dcommi_comm_create_main(void *user)
 
 static dcomm_status dcommi_comm_prepare(const dcomm_comm_opts *opts, dcomm_comm **comm_p)
 {
-    DCOMMI_TRY(dcommi_need(comm_p, "comm_p"));
+    if (comm_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "comm_p is NULL");
+    }
     *comm_p = NULL;
     pthread_once(&dcommi_fork_once, dcommi_watch_forks);
     DCOMMI_TRY(dcommi_check_fork());
@@ -242,7 +244,7 @@ DCOMM_API dcomm_status dcomm_comm_create_start(const dcomm_comm_opts *opts, dcom
 
 DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm)
 {
-    DCOMMI_TRY(dcommi_need(comm, "comm"));
+    DCOMMI_NEED(comm);
     int ready = atomic_load_explicit(&comm->ready, memory_order_acquire);
     if (ready < 0) {
         atomic_store_explicit(&comm->told, true, memory_order_relaxed);

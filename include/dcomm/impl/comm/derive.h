@@ -133,7 +133,7 @@ static dcomm_status dcommi_split_make(dcomm_comm *comm, dcommi_split *s, dcommi_
 
 DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dcomm_comm **new_p)
 {
-    DCOMMI_TRY(dcommi_need(new_p, "new_p"));
+    DCOMMI_NEED(new_p);
     *new_p = NULL;
     DCOMMI_TRY(dcommi_check_comm(comm));
     DCOMMI_TRY(dcommi_check_no_group("split"));
@@ -166,7 +166,7 @@ DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dc
 DCOMM_API dcomm_status dcomm_comm_dup(dcomm_comm *comm, dcomm_comm **new_p)
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
-    DCOMMI_TRY(dcommi_need(new_p, "new_p"));
+    DCOMMI_NEED(new_p);
     return dcomm_comm_split(comm, 0, comm->rank, new_p);
 }
 

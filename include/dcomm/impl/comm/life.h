@@ -278,7 +278,7 @@ DCOMM_API dcomm_status dcomm_comm_get_level(const dcomm_comm *comm, int level, d
 {
     static const char *const names[] = {"host", "package", "numa", "cache", "core"};
     DCOMMI_TRY(dcommi_check_comm(comm));
-    DCOMMI_TRY(dcommi_need(info, "info"));
+    DCOMMI_NEED(info);
     if (level < 0 || level >= comm->groups->nlevels) {
         return dcommi_fail(DCOMM_ERR_INVALID, "level is %d; there are %d levels, from 0 on",
                            level, comm->groups->nlevels);
@@ -307,7 +307,7 @@ DCOMM_API int dcomm_comm_order(const dcomm_comm *comm, int position)
 DCOMM_API dcomm_status dcomm_comm_get_place(const dcomm_comm *comm, int rank, dcomm_place *place)
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
-    DCOMMI_TRY(dcommi_need(place, "place"));
+    DCOMMI_NEED(place);
     if (rank < 0 || rank >= comm->size) {
         return dcommi_fail(DCOMM_ERR_INVALID, "rank is %d; there are %d ranks", rank,
                            comm->size);
@@ -328,7 +328,7 @@ DCOMM_API dcomm_status dcomm_comm_get_place(const dcomm_comm *comm, int rank, dc
 DCOMM_API dcomm_status dcomm_comm_get_stats(const dcomm_comm *comm, dcomm_stats *stats)
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
-    DCOMMI_TRY(dcommi_need(stats, "stats"));
+    DCOMMI_NEED(stats);
     dcommi_token_take(comm->context);
     dcommi_comm_lock((dcomm_comm *)(uintptr_t)comm);
     *stats = comm->stats;

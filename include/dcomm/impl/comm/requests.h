@@ -9,7 +9,7 @@
 
 DCOMM_API dcomm_status dcomm_wait(dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_need(request_p, "request_p"));
+    DCOMMI_NEED(request_p);
     if (*request_p == NULL) {
         return DCOMM_OK;
     }
@@ -49,7 +49,7 @@ DCOMM_API dcomm_status dcomm_wait_all(dcomm_request **requests, size_t n)
 
 DCOMM_API dcomm_status dcomm_test(dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_need(request_p, "request_p"));
+    DCOMMI_NEED(request_p);
     if (*request_p == NULL) {
         return DCOMM_OK;
     }
@@ -129,7 +129,7 @@ static dcomm_status dcommi_requests_await(dcomm_request *const *requests, size_t
 DCOMM_API dcomm_status dcomm_wait_any(dcomm_request **requests, size_t n, size_t *index_p)
 {
     DCOMMI_TRY(dcommi_check_requests(requests, n));
-    DCOMMI_TRY(dcommi_need(index_p, "index_p"));
+    DCOMMI_NEED(index_p);
     DCOMMI_TRY(dcommi_requests_await(requests, n, index_p));
     return *index_p < n ? dcomm_wait(&requests[*index_p]) : DCOMM_OK;
 }
@@ -141,7 +141,7 @@ DCOMM_API dcomm_status dcomm_wait_some(dcomm_request **requests, size_t n, size_
     char message[DCOMMI_MESSAGE_MAX];
     size_t at;
     DCOMMI_TRY(dcommi_check_requests(requests, n));
-    DCOMMI_TRY(dcommi_need(count_p, "count_p"));
+    DCOMMI_NEED(count_p);
     *count_p = 0;
     DCOMMI_TRY(dcommi_requests_await(requests, n, &at));
     for (; at < n; at++) {
@@ -165,7 +165,7 @@ DCOMM_API dcomm_status dcomm_test_any(dcomm_request **requests, size_t n, size_t
 {
     bool pending, queued;
     DCOMMI_TRY(dcommi_check_requests(requests, n));
-    DCOMMI_TRY(dcommi_need(index_p, "index_p"));
+    DCOMMI_NEED(index_p);
     *index_p = dcommi_requests_find(requests, n, &pending, &queued);
     if (*index_p == n && pending) {
         dcommi_requests_progress(requests, n);
@@ -210,8 +210,8 @@ DCOMM_API dcomm_status dcomm_request_free(dcomm_request **request_p)
 DCOMM_API dcomm_status dcomm_request_get_info(const dcomm_request *request,
                                               dcomm_request_info *info)
 {
-    DCOMMI_TRY(dcommi_need(request, "request"));
-    DCOMMI_TRY(dcommi_need(info, "info"));
+    DCOMMI_NEED(request);
+    DCOMMI_NEED(info);
     info->coll = (dcomm_coll)request->run.signature.coll;
     info->algo = request->run.signature.algo;
     info->sequence = request->run.seq;

@@ -187,7 +187,7 @@ static dcomm_status dcommi_shrink_agree(dcommi_shrink *s, dcomm_comm **new_p)
 DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, int n,
                                          dcomm_comm **new_p)
 {
-    DCOMMI_TRY(dcommi_need(new_p, "new_p"));
+    DCOMMI_NEED(new_p);
     *new_p = NULL;
     DCOMMI_TRY(dcommi_check_comm(comm));
     DCOMMI_TRY(dcommi_check_no_group("shrink"));

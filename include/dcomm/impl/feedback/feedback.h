@@ -365,7 +365,7 @@ DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb)
 
 DCOMM_API dcomm_status dcomm_feedback_fail(dcomm_feedback *fb)
 {
-    DCOMMI_TRY(dcommi_need(fb, "dcomm_feedback_fail: fb"));
+    DCOMMI_NEED(fb);
     fb->begun = false;
     fb->stale = true;
     return DCOMM_OK;

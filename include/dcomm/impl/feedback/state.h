@@ -450,8 +450,8 @@ DCOMM_API dcomm_status dcomm_feedback_create(const dcomm_codec *codec, size_t co
                                              const dcomm_feedback_opts *opts, dcomm_feedback **fb_p)
 {
     static const dcomm_feedback_opts defaults;
-    DCOMMI_TRY(dcommi_need(codec, "dcomm_feedback_create: codec"));
-    DCOMMI_TRY(dcommi_need(fb_p, "dcomm_feedback_create: fb_p"));
+    DCOMMI_NEED(codec);
+    DCOMMI_NEED(fb_p);
     opts = opts != NULL ? opts : &defaults;
     DCOMMI_TRY(dcommi_feedback_check_opts(opts));
     dcomm_feedback *fb = dcommi_alloc(sizeof *fb);
@@ -530,8 +530,8 @@ static size_t dcommi_feedback_store_bytes(const dcommi_feedback_store *s)
 
 DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_feedback_info *info)
 {
-    DCOMMI_TRY(dcommi_need(fb, "dcomm_feedback_get_info: fb"));
-    DCOMMI_TRY(dcommi_need(info, "dcomm_feedback_get_info: info"));
+    DCOMMI_NEED(fb);
+    DCOMMI_NEED(info);
     double worker = 0, owner = 0;
     DCOMMI_TRY(dcommi_feedback_norm2(&fb->worker, &worker));
     DCOMMI_TRY(dcommi_feedback_norm2(&fb->owner, &owner));
@@ -561,7 +561,7 @@ DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_f
 
 DCOMM_API dcomm_status dcomm_feedback_set_ledger(dcomm_feedback *fb, dcomm_ledger *ledger)
 {
-    DCOMMI_TRY(dcommi_need(fb, "dcomm_feedback_set_ledger: fb"));
+    DCOMMI_NEED(fb);
     fb->ledger = ledger;
     return DCOMM_OK;
 }

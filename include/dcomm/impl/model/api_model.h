@@ -19,7 +19,7 @@ DCOMM_API dcomm_status dcomm_tuning_uniform(double alpha_us, double beta_ns_per_
                                             double gamma_ns_per_B, dcomm_tuning *tuning)
 {
     const double most = 1e6;
-    DCOMMI_TRY(dcommi_need(tuning, "tuning"));
+    DCOMMI_NEED(tuning);
     memset(tuning, 0, sizeof *tuning);
     /* Written so that a NaN is refused as well. */
     if (!(alpha_us >= 0 && alpha_us <= most && beta_ns_per_B >= 0 && beta_ns_per_B <= most / 1e3 &&

@@ -97,8 +97,8 @@ static bool dcommi_tuning_set(const dcommi_tuning_field *field, void *of, const 
 
 DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char *path)
 {
-    DCOMMI_TRY(dcommi_need(tuning, "tuning"));
-    DCOMMI_TRY(dcommi_need(path, "path"));
+    DCOMMI_NEED(tuning);
+    DCOMMI_NEED(path);
     FILE *file = fopen(path, "we");
     if (file == NULL) {
         return dcommi_fail(DCOMM_ERR_SYSTEM, "cannot write %s: %s", path, strerror(errno));
@@ -164,8 +164,8 @@ static char *dcommi_trim(char *text)
 
 DCOMM_API dcomm_status dcomm_tuning_load(const char *path, dcomm_tuning *tuning)
 {
-    DCOMMI_TRY(dcommi_need(tuning, "tuning"));
-    DCOMMI_TRY(dcommi_need(path, "path"));
+    DCOMMI_NEED(tuning);
+    DCOMMI_NEED(path);
     dcomm_tuning_default(tuning);
     FILE *file = fopen(path, "re");
     if (file == NULL) {

@@ -7,7 +7,7 @@
 DCOMM_API dcomm_status dcomm_build_create(const char *name, int rank, int nranks, dcomm_dtype dtype,
                                           dcomm_op op, dcomm_builder **b_p)
 {
-    DCOMMI_TRY(dcommi_need(b_p, "dcomm_build_create: b_p"));
+    DCOMMI_NEED(b_p);
     *b_p = NULL;
     if (name == NULL || nranks < 1 || rank < 0 || rank >= nranks) {
         return dcommi_fail(DCOMM_ERR_INVALID,
