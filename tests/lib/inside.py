@@ -3,8 +3,8 @@
 
 In the copy no function is static, and its body counts only in the half of the implementation that has the
 part's room: where DCOMMI_INSIDE is 1 or 2. Two halves compile side by side. A test that includes parts of the
-copy sees declarations alone and compiles in a second. Inline functions, constants and what macros define stay
-as they are. OUT/declarations.h changes when a declaration does, OUT/parts.h when anything does; what is
+copy sees declarations alone and compiles in a second. Inline functions, constants and what other macros
+than DCOMMI_TWO_FORMS define stay as they are. OUT/declarations.h changes when a declaration does, OUT/parts.h when anything does; what is
 compiled from the copy includes one of them."""
 import hashlib
 import os
@@ -34,6 +34,8 @@ class Copy:
                 at = self.function(at)
             elif self.lines[at].startswith("static ") and not KEPT.search(self.lines[at]):
                 at = self.static(at)
+            elif self.lines[at].startswith("DCOMMI_TWO_FORMS("):  # public functions, which headers declare
+                at = self.private(at, self.lines[at:self.lines.index("", at)])
             else:
                 at = self.keep(at, at + 1)
         self.text = "\n".join(self.out)
