@@ -6813,7 +6813,7 @@ static dcomm_status dcommi_cast_encode(const dcomm_codec *codec, dcommi_encoding
         dcommi_cast_block(&cast, call->x + at, at, n);
         dcommi_cast_tally(&cast, at, n);
     }
-    cast.kernels->settle();
+    dcommi_settle();
     return DCOMM_OK;
 }
 static dcomm_status dcommi_cast_decode(const dcomm_codec *codec, const void *wire, size_t bytes,

@@ -3,9 +3,9 @@
 
 In the copy no function is static, and its body counts only in the half of the implementation that has the
 part's room: where DCOMMI_INSIDE is 1 or 2. Two halves compile side by side. A test that includes parts of the
-copy sees declarations alone and compiles in a second. Inline functions, constants and what other macros
-than DCOMMI_TWO_FORMS define stay as they are. OUT/declarations.h changes when a declaration does, OUT/parts.h when anything does; what is
-compiled from the copy includes one of them."""
+copy sees declarations alone and compiles in a second. Inline functions, constants and what other macros than
+DCOMMI_TWO_FORMS define stay as they are. OUT/declarations.h changes when a declaration does, OUT/parts.h when
+anything does; what is compiled from the copy includes one of them."""
 import hashlib
 import os
 import re

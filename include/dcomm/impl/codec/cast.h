@@ -203,7 +203,7 @@ static dcomm_status dcommi_cast_encode(const dcomm_codec *codec, dcommi_encoding
         dcommi_cast_block(&cast, call->x + at, at, n);
         dcommi_cast_tally(&cast, at, n);
     }
-    cast.kernels->settle();
+    dcommi_settle();
     return DCOMM_OK;
 }
 
