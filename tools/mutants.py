@@ -41,6 +41,11 @@ static inline int dcommi_mutant(void)
     }
     return which;
 }
+/* Before a test clears the environment. */
+__attribute__((constructor)) static inline void dcommi_mutant_read(void)
+{
+    (void)dcommi_mutant();
+}
 #endif
 """
 

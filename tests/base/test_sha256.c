@@ -40,6 +40,25 @@ Test(sha256, vectors_of_fips_180)
     cr_assert_str_eq(text, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
+/* The length fits the last block, or just does not. */
+Test(sha256, padding)
+{
+    static const struct {
+        size_t len;
+        const char *digest;
+    } cases[] = {{55, "9f4390f8d30c2dd92ec9f095b65e2b9ae9b0a925a5258e241c9f1e910f734318"},
+                 {56, "b35439a4ac6f0948b6d6f9e3c6af0f5f590ce20f1bde7090ef7970686ec6738a"},
+                 {64, "ffe054fe7ae0cb6dc65c3af9b61d5209f439851db43d0ba5997337df154668eb"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char a[64], text[65];
+        uint8_t digest[32];
+        memset(a, 'a', sizeof a);
+        dcommi_sha256_digest(a, cases[i].len, digest);
+        hex(digest, 32, text);
+        cr_assert_str_eq(text, cases[i].digest, "%zu bytes", cases[i].len);
+    }
+}
+
 Test(sha256, vectors_of_rfc_4231)
 {
     const struct {

@@ -51,6 +51,14 @@ Test(right, sub_plan)
     step(&s, 2, 1)->group = 0;
     wrong(&s, pair_spec, "rank 2 lane 0 step 1 (call)", "rank 0 of the group is 0, not 2");
     done_subs(subs);
+    s = two_levels(subs, false);
+    ((int64_t *)(uintptr_t)s.plan[2]->table)[0] = 4;
+    wrong(&s, pair_spec, "rank 2 lane 0 step 0 (call)", "rank 4 in the group is none of 4");
+    done_subs(subs);
+    s = two_levels(subs, false);
+    ((int64_t *)(uintptr_t)s.plan[2]->table)[0] = 2;
+    wrong(&s, pair_spec, "rank 2 lane 0 step 0 (call)", "rank 2 is twice in the group");
+    done_subs(subs);
 }
 
 static dcomm_status no_code(void *user, const dcomm_codec_place *place, const void *const *src, const size_t *src_len, size_t nsrc,

@@ -38,6 +38,12 @@ Test(ledger, against_the_definitions)
     dcomm_ledger_compare(&other, x + 400, y + 400, N - 400);
     dcomm_ledger_merge(&parts, &other);
     cr_assert_float_eq(parts.nmse, l.nmse, 1e-12);
+    const dcomm_codec_report told = {.bytes = 5, .kept = 4, .clipped = 3, .nonfinite = 2};
+    dcomm_ledger_encoded(&parts, 10, &told);
+    other = parts;
+    dcomm_ledger_merge(&parts, &other);
+    cr_assert(parts.encoded == 20 && parts.wire_bytes == 10 && parts.kept == 8);
+    cr_assert(parts.clipped == 6 && parts.nonfinite == 4);
     dcomm_ledger_compare_f64(&f64, wide, y, N); /* whose errors are not rounded to f32 */
     cr_assert_float_eq(f64.nmse, l.nmse, 1e-9);
     cr_assert_eq(f64.count, l.count);

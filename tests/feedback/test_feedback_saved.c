@@ -40,6 +40,38 @@ static void step_all(dcomm_feedback **fb, const codec_input *in, uint64_t step, 
     two_shot(fb, n, b, false);
 }
 
+/* The largest f32 is beyond the largest bf16, by which it is held. */
+Test(feedback, halves_stay_finite)
+{
+    const float largest[2] = {FLT_MAX, -FLT_MAX};
+    uint16_t half[2];
+    dcommi_feedback_narrow(largest, half, 2);
+    cr_assert(half[0] == 0x7f7f && half[1] == 0xff7f, "%04x %04x", half[0], half[1]);
+}
+
+/* States whose hash is right and that cannot be. */
+static void lies(const dcomm_codec *codec, const unsigned char *file, size_t bytes)
+{
+    static const unsigned char infinite[4] = {0x80, 0x7f, 0x80, 0x7f};
+    unsigned char *copy = malloc(bytes);
+    dcomm_feedback *fb = NULL;
+    for (int lie = 0; lie < 3; lie++) {
+        dcommi_feedback_head head;
+        memcpy(copy, file, bytes);
+        memcpy(&head, file, sizeof head);
+        if (lie == 0 && head.magic == DCOMMI_FEEDBACK_MAGIC) {
+            memcpy(copy + sizeof head + dcommi_feedback_padded(head.spec_bytes), infinite, 4);
+        } else {
+            head.own_first = lie == 1 ? head.count + 1 : head.count - head.own_count + 1;
+        }
+        memcpy(copy, &head, sizeof head);
+        uint64_t hash = dcommi_feedback_hash(copy, bytes - sizeof hash);
+        memcpy(copy + bytes - sizeof hash, &hash, sizeof hash);
+        cr_assert_eq(dcomm_feedback_load(codec, copy, bytes, &fb), DCOMM_ERR_CORRUPT, "%d", lie);
+    }
+    free(copy);
+}
+
 /* Save a state, and load it in its place. */
 static void save_and_load(dcomm_feedback **fb, const dcomm_codec *codec, const dcomm_codec *other,
                           const char *sentence)
@@ -57,6 +89,7 @@ static void save_and_load(dcomm_feedback **fb, const dcomm_codec *codec, const d
                      cut);
         file[cut] ^= 4;
     }
+    lies(codec, file, bytes);
     GOOD(dcomm_feedback_load(codec, file, bytes, fb));
     free(file);
 }

@@ -563,6 +563,16 @@ Test(model, file, .timeout = 30)
     cr_assert_eq(lseek(fd, 0, SEEK_SET), 0);
     cr_assert_eq(write(fd, "allreduce. = 8:1   \n", 20), 20);
     cr_assert_eq(dcomm_tuning_load(path, &got), DCOMM_ERR_INVALID);
+    for (int points = DCOMM_CURVE_POINTS; points <= DCOMM_CURVE_POINTS + 1; points++) {
+        FILE *file = fopen(path, "w");
+        cr_assert(file != NULL && fputs("allreduce.ring =", file) >= 0);
+        for (int i = 0; i < points; i++) {
+            fprintf(file, " %d:1", 64 << i);
+        }
+        cr_assert_eq(fclose(file), 0);
+        cr_assert_eq(dcomm_tuning_load(path, &got),
+                     points > DCOMM_CURVE_POINTS ? DCOMM_ERR_INVALID : DCOMM_OK, "%d", points);
+    }
     close(fd);
     unlink(path);
     cr_assert_eq(dcomm_tuning_load(path, &got), DCOMM_ERR_SYSTEM);
