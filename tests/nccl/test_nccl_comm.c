@@ -82,6 +82,9 @@ static int refusals(int rank, int n, procs_shared *s, void *arg)
     (void)ncclAllReduce(x, NULL, 4, ncclFloat, ncclSum, comm, NULL);
     NCCL(ncclAllReduce(x, x, 4, ncclFloat, ncclSum, comm, NULL));
     NCCL_REFUSES(ncclGroupEnd(), argument, "recvbuff is NULL");
+    NCCL(ncclGroupStart()); /* the next group is a new one */
+    NCCL(ncclAllReduce(x, x, 4, ncclFloat, ncclSum, comm, NULL));
+    NCCL(ncclGroupEnd());
     NCCL(ncclGroupStart());
     NCCL(ncclAllReduce(x, x, 4, ncclFloat, ncclSum, comm, NULL));
     NCCL_REFUSES(ncclGroupSimulateEnd(&sim), usage, "prices single collectives");
@@ -206,7 +209,9 @@ Test(nccl_comm, all_of_one_process_divided_in_a_group)
     ncclComm_t comms[N], parts[N], twice[N];
     setenv("DCOMM_WARN_UNBOUND", "0", 1);
     setenv("DCOMM_TUNE", "0", 1);
+    int current = -1;
     cr_assert_eq(ncclCommInitAll(comms, N, NULL), ncclSuccess, "%s", ncclGetLastError(NULL));
+    cr_assert(cudaGetDevice(&current) == cudaSuccess && current == 0);
     cr_assert_eq(ncclGroupStart(), ncclSuccess);
     for (int i = 0; i < N; i++) {
         cr_assert_eq(ncclCommSplit(comms[i], i > 0, i, &parts[i], NULL), ncclSuccess);
