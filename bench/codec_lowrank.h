@@ -21,7 +21,7 @@ static dcomm_status codec_lowrank_input(codec_run *run, uint32_t r, bool first, 
         DCOMMI_TRY(codec_begin(run, r, false));
         status = dcommi_feedback_gather_of(run->fb[r], e_p, &report);
     } else if (run->fb != NULL) {
-        *e_p = run->fb[r]->gathered;
+        *e_p = run->fb[r]->scratch[DCOMMI_FEEDBACK_GATHERED];
     }
     for (size_t i = 0; run->fb == NULL && i < run->n; i++) {
         bool odd = !isfinite(run->x[i]);

@@ -3,6 +3,7 @@
 #ifndef DCOMMI_DEVICE_CUDA_H
 #define DCOMMI_DEVICE_CUDA_H
 
+#include "../../comm.h"
 #include "cuda_stream.h"
 
 #ifdef DCOMM_WITH_CUDA
