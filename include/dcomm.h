@@ -8,6 +8,7 @@
  * cuda.h, in exactly one .cu file:
  *     #define DCOMM_CUDA_IMPLEMENTATION
  *     #include "dcomm.h"
+ * The file keeps its name, dcomm.h, because it includes itself.
  *
  * Macros that leave something out, if defined wherever it is included:
  *     DCOMM_NO_UCX    the network: ranks of one host only; link without -lucp -lucs -luct

@@ -9,8 +9,9 @@ A part with an include guard is expanded once, where it is first included. One w
 template. A template that is included several times stands at the header's end, once, and each place
 that needs it includes the header itself, with DCOMMI_TEMPLATE to say which template.
 
-System includes stay where they are first needed. Parts of an implementation lose their guards, which all.h's own replace, and their blank lines. One that both
-headers have keeps its guard, because a program includes both."""
+System includes stay where they are first needed. Parts of an implementation lose their guards, which
+all.h's own replace, and their blank lines. One that both headers have keeps its guard, because a
+program includes both."""
 import argparse
 import collections
 import difflib
@@ -181,6 +182,7 @@ DCOMM = """\
  * cuda.h, in exactly one .cu file:
  *     #define DCOMM_CUDA_IMPLEMENTATION
  *     #include "dcomm.h"
+ * The file keeps its name, dcomm.h, because it includes itself.
  *
  * Macros that leave something out, if defined wherever it is included:
  *     DCOMM_NO_UCX    the network: ranks of one host only; link without -lucp -lucs -luct

@@ -291,7 +291,7 @@ Test(alltoallv, priced_with_the_counts, .timeout = 20)
 /* Where all counts are known, the choice is that of an all-to-all of the busiest rank's mean. */
 Test(alltoallv, chosen_by_the_counts, .timeout = 20)
 {
-    enum { N = 32 };
+    enum { N = 64 };
     static size_t matrix[N * N];
     static const size_t each[2] = {1, 1 << 18};
     static int hosts[N];

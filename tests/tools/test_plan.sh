@@ -27,7 +27,7 @@ commented() {
     [ -s "$words" ] && "$plan" "$@" | tr -s ' \n' '\n' | diff <(sed '/^$/d' "$words") -
 }
 
-expect "help lists the algorithms" 0 "all-reduce +ring" "$plan" --help
+expect "help lists the algorithms" 0 "all-reduce +hier" "$plan" --help
 expect "a plan as text" 0 "recv_reduce OUT\[" "$plan" allreduce ring -n 4 --count 4096
 for algo in ring tree; do
     check "as the header of $algo.h shows it" commented include/dcomm/impl/algo/$algo.h \
