@@ -49,7 +49,7 @@ expect "--help" 0 "^usage: dcomm-crossover" "$tool" --help
 expect "unknown OP" 2 "not an OP: .allreduced. is none of allreduce, " "$tool" allreduced
 expect "--model without -n" 2 "wants -n" "$tool" --model $textbook
 expect "bad model" 2 "not alpha_us" "$tool" --model alpha=1 -n 4
-expect "negative alpha" 2 "alpha -1" "$tool" --model alpha_us=-1 -n 4
+expect "negative alpha" 2 "alpha is -1" "$tool" --model alpha_us=-1 -n 4
 expect "no such file" 2 "cannot read" "$tool" --model /nonexistent -n 4
 expect "unknown algorithm" 2 "--algo: .no_such. is none of hier, " "$tool" --model $textbook -n 4 --algo ring,no_such
 expect "unknown option" 2 "unknown option" "$tool" --nosuch

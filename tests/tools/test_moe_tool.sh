@@ -29,7 +29,7 @@ check "rerouted, in chunks, registered" run --capacity 1 --reroute --chunks 3 --
 check "through a codec" run --codec fp8 --skew uniform
 check "the exchange alone" run --exchange --mem registered --skew zipf:1
 check "by an algorithm of choice" run --algo bruck --skew zipf:1
-expect "no such algorithm" 2 "--algo: .ring. is none of pairwise, " run --algo ring --skew zipf:1
+expect "no such algorithm" 2 "--algo: .ring. is none of hier, " run --algo ring --skew zipf:1
 expect "no hierarchy on one host" 3 "no hierarchy" run --form hier
 expect "no such skew" 2 "no such skew" run --skew steep
 expect "no such value" 2 "--k 9: it must be a whole number from 1 to 8" "$tool" --k 9

@@ -193,7 +193,7 @@ static int calibration(int rank, int n, procs_shared *s, void *arg)
     set_shape(&t, 5, 50, false, 1);
     set_settle(&t, comm, SET_APART);
     set_make(&t, &(dcomm_buckets_opts){.sum = true, .coll.timeout_s = 0.5});
-    expect(dcomm_buckets_calibrate(t.b, rank == 1 ? 0 : 2), DCOMM_ERR_INVALID, "0 rounds");
+    expect(dcomm_buckets_calibrate(t.b, rank == 1 ? 0 : 2), DCOMM_ERR_INVALID, "rounds is 0");
     PROCS_TRUE((rank == 1) == (strstr(dcomm_last_error(), "rank 1: ") == NULL));
     expect(dcomm_buckets_calibrate(t.b, 2 + rank), DCOMM_ERR_MISMATCH,
            "2 rounds on rank 0 and 3 on rank 1");
@@ -347,7 +347,7 @@ static int slips(int rank, int n, procs_shared *s, void *arg)
         set_compute(&t, 0, step, false);
         expect(dcomm_param_mark_ready(t.b, 0, &t), DCOMM_ERR_UNSUPPORTED,
                "without DCOMM_WITH_CUDA");
-        expect(dcomm_param_mark_ready(t.b, 12, NULL), DCOMM_ERR_INVALID, "parameter 12 of 12");
+        expect(dcomm_param_mark_ready(t.b, 12, NULL), DCOMM_ERR_INVALID, "i is 12; there are 12 parameters");
         expect(dcomm_param_mark_ready(NULL, 0, NULL), DCOMM_ERR_INVALID, "b is NULL");
         RANKS_OK(dcomm_group_start());
         expect(dcomm_param_mark_ready(t.b, 0, NULL), DCOMM_ERR_INVALID, "dcomm_group_start");
@@ -366,7 +366,7 @@ static int slips(int rank, int n, procs_shared *s, void *arg)
             set_compare(&t, i, step);
         }
     }
-    expect(dcomm_buckets_calibrate(t.b, 0), DCOMM_ERR_INVALID, "0 rounds");
+    expect(dcomm_buckets_calibrate(t.b, 0), DCOMM_ERR_INVALID, "rounds is 0");
     expect(dcomm_buckets_trace(t.b, "x"), DCOMM_ERR_INVALID, "trace_steps is 0");
     expect(dcomm_param_get_bucket(t.b, 12, &bucket, &first), DCOMM_ERR_INVALID, "no parameter 12");
     PROCS_TRUE(dcomm_param_grad(t.b, 12) == NULL && dcomm_param_grad(NULL, 0) == NULL);
