@@ -6357,7 +6357,7 @@ static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *co
         call->tally->done = true;
     }
 }
-/* What a codec clips: numbers whose magnitude, as bits, is `limit` or more become `largest`. */
+/* A codec's clipping: a number whose magnitude, as bits, is `limit` or more becomes `largest`. */
 typedef struct dcommi_clip {
     uint32_t limit;
     float largest;
@@ -8099,8 +8099,9 @@ static dcomm_status dcommi_topk_decode_sum(const dcomm_codec *codec, const dcomm
     return status;
 }
 /* ---- encode, and count ---- */
-/* What is selected changes the sums of a selection of nothing. Numbers that are not finite, or were
- * clipped, are left to the library, which decodes the wire and counts again. */
+/* Enter the selection into the ledger: start from the sums of an empty selection, and correct them
+ * for each element that is sent. If a number was not finite or was clipped, do nothing: the library
+ * then decodes the wire and counts again. */
 static dcomm_status dcommi_topk_tally_kept(const dcomm_codec *codec, const dcommi_topk *t,
                                            dcommi_encoding *call, const unsigned char *values,
                                            unsigned char *workspace)
@@ -10534,7 +10535,7 @@ static inline void dcommi_feedback_store_level(dcommi_feedback_store *s)
         memcpy(s->next, s->now, s->count * dcommi_feedback_width(s));
     }
 }
-/* What the worker keeps is the same before the step and after it. */
+/* Copy what the worker keeps now to what it keeps after the step. */
 static void dcommi_feedback_level(dcomm_feedback *fb)
 {
     dcommi_feedback_store_level(&fb->worker);
@@ -16508,7 +16509,7 @@ DCOMM_API void dcomm_tuning_default(dcomm_tuning *tuning)
     snprintf(tuning->source, sizeof tuning->source, "built in");
 }
 #define DCOMMI_TUNING_LINE 1024
-/* Where trials are: an algorithm's under the prefix and its name. */
+/* The places of trials in a tuning. A file names a trial by the prefix and the algorithm. */
 static const struct {
     const char *prefix;
     size_t at;
@@ -22596,7 +22597,8 @@ static void dcommi_tree_fold_lane(const dcommi_tree *t, int lane, int64_t up, in
     }
     dcomm_build_end(t->b, lane);
 }
-/* What goes to the parent: a leaf's input, what an inner node has folded. */
+/* Return the space that a rank sends to its parent from: a leaf sends its input, an inner node what
+ * it has folded in OUT. */
 static dcomm_space dcommi_tree_sends_from(const dcommi_tree *t)
 {
     return dcommi_tree_is_leaf(t) ? t->input : DCOMM_SPACE_OUT;
@@ -35445,7 +35447,7 @@ static dcomm_status dcommi_sock_read(int fd, void *buf, size_t len, double deadl
         ssize_t n = dcommi_sys_recv(fd, (uint8_t *)buf + have, len - have, 0);
         if (n > 0) {
             have += (size_t)n;
-        } else if (n == 0 || (!dcommi_sys_later())) {
+        } else if (n == 0 || !dcommi_sys_later()) {
             return DCOMM_ERR_PEER;
         } else {
             DCOMMI_TRY(dcommi_sock_wait(fd, POLLIN, deadline, cancel));
@@ -37474,8 +37476,8 @@ static int64_t dcommi_choice_close(int64_t lowest)
 {
     return lowest + lowest / DCOMMI_CHOICE_MARGIN;
 }
-/* Of the algorithms whose score is within the margin of the lowest, the first in the table. NULL:
- * none could be priced. */
+/* Choose the first in the table of the algorithms whose score is within the margin of the lowest.
+ * NULL: none could be priced. */
 static dcomm_status dcommi_choose_priced(const dcommi_chooser *c, const dcommi_shape *s,
                                          const dcommi_algo *table, int n,
                                          const dcommi_algo **algo_p)
@@ -48551,7 +48553,7 @@ static void dcommi_rdv_receive(dcommi_rdv_server *s, dcommi_rdv_conn *conn, uint
     if (n > 0) {
         size_t used = dcommi_rdv_input(&s->core, conn, buf, (size_t)n, now);
         n = dcommi_sys_recv(conn->fd, buf, used, MSG_TRUNC);
-    } else if (n == 0 || (!dcommi_sys_later())) {
+    } else if (n == 0 || !dcommi_sys_later()) {
         dcommi_rdv_lost(&s->core, conn, now);
     }
 }
@@ -58175,7 +58177,7 @@ static dcomm_status dcommi_cuda_given(const char *call, cudaError_t error, void 
     }
     return DCOMM_OK;
 }
-/* How many blocks of `each` elements `n` elements take. */
+/* Return how many blocks of `each` elements hold `n` elements. */
 static uint64_t dcommi_cuda_blocks(uint64_t n, uint64_t each)
 {
     return n / each + (n % each != 0 ? 1 : 0);
@@ -59039,7 +59041,7 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_left(uint64_t at, uint64_t end)
     const uint64_t left = end > at ? end - at : 0;
     return left < 0x10000u ? (uint32_t)left : 0x10000u;
 }
-/* What sums begin with: x added to -0 is x, of either zero, too. */
+/* Begin sums with -0: x added to it is x, also where x is a zero of either sign. */
 DCOMMI_CUDA_INLINE void dcommi_cuda_own_nothing(float v[DCOMMI_CUDA_OWN])
 {
 #pragma unroll

@@ -64,7 +64,7 @@ static dcomm_status dcommi_cuda_given(const char *call, cudaError_t error, void 
     return DCOMM_OK;
 }
 
-/* How many blocks of `each` elements `n` elements take. */
+/* Return how many blocks of `each` elements hold `n` elements. */
 static uint64_t dcommi_cuda_blocks(uint64_t n, uint64_t each)
 {
     return n / each + (n % each != 0 ? 1 : 0);

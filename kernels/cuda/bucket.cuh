@@ -82,7 +82,7 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_left(uint64_t at, uint64_t end)
     return left < 0x10000u ? (uint32_t)left : 0x10000u;
 }
 
-/* What sums begin with: x added to -0 is x, of either zero, too. */
+/* Begin sums with -0: x added to it is x, also where x is a zero of either sign. */
 DCOMMI_CUDA_INLINE void dcommi_cuda_own_nothing(float v[DCOMMI_CUDA_OWN])
 {
 #pragma unroll

@@ -194,7 +194,7 @@ static cudaError_t run_encode(void *arg)
     return encoded(j, status, &r);
 }
 
-/* What an encoding and a recoding have in common. */
+/* Prepare what an encoding and a recoding share. */
 static dcomm_status encoder(cuhost_job *j, const char *call, const dcomm_codec *codec,
                             const float *residual, float *next, size_t count,
                             const dcomm_codec_key *key, void *wire, size_t capacity,

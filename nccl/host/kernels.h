@@ -18,7 +18,7 @@ void cuhost_from_f32(void *dst, const float *src, size_t count, int dtype);
 /* The first element that is not finite, UINT64_MAX: none; *value is that, *squares the sum. */
 uint64_t cuhost_look(const void *x, size_t count, int dtype, double *value, double *squares);
 
-/* What a kernel gets. Pointers are those that this library may follow. */
+/* The arguments of a kernel. This library may follow the pointers. */
 typedef struct cuhost_job {
     const dcomm_codec *codec;
     const float *x, *residual;

@@ -374,7 +374,7 @@ static const dcommi_shape some_call = {.coll = DCOMM_COLL_ALLREDUCE,
                                        .count = 1,
                                        .lanes = 1};
 
-/* What takes more than 2^20 steps has no price. */
+/* An algorithm that takes more than 2^20 steps has no price. */
 Test(choice, budget, .timeout = 20)
 {
     const dcommi_algo *doubling = dcommi_algo_find(DCOMM_COLL_ALLREDUCE, "recursive_doubling");
@@ -426,7 +426,7 @@ Test(choice, remembered, .timeout = 20)
     dcommi_free(c);
 }
 
-/* Where none can be priced the last runs that the call may run. */
+/* If no algorithm can be priced, the last one that the call may run does. */
 Test(choice, last)
 {
     int n;
@@ -454,8 +454,8 @@ Test(choice, blocks_of_alltoallv, .timeout = 20)
 
 /* ---- hierarchies ---- */
 
-/* Where a shaped link hides what many messages take, a ring costs least. Half of what they would
- * take otherwise still counts. */
+/* A ring costs least if a shaped link hides the time of many messages. Half of that time counts
+ * all the same. */
 Test(choice, few_steps_for_short_calls_between_hosts, .timeout = 20)
 {
     const int hosts[] = {0, 0, 1, 1, 2, 2, 3, 3};

@@ -173,7 +173,8 @@ static void dcommi_tree_fold_lane(const dcommi_tree *t, int lane, int64_t up, in
     dcomm_build_end(t->b, lane);
 }
 
-/* What goes to the parent: a leaf's input, what an inner node has folded. */
+/* Return the space that a rank sends to its parent from: a leaf sends its input, an inner node what
+ * it has folded in OUT. */
 static dcomm_space dcommi_tree_sends_from(const dcommi_tree *t)
 {
     return dcommi_tree_is_leaf(t) ? t->input : DCOMM_SPACE_OUT;

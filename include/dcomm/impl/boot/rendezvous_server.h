@@ -162,7 +162,7 @@ static void dcommi_rdv_receive(dcommi_rdv_server *s, dcommi_rdv_conn *conn, uint
     if (n > 0) {
         size_t used = dcommi_rdv_input(&s->core, conn, buf, (size_t)n, now);
         n = dcommi_sys_recv(conn->fd, buf, used, MSG_TRUNC);
-    } else if (n == 0 || (!dcommi_sys_later())) {
+    } else if (n == 0 || !dcommi_sys_later()) {
         dcommi_rdv_lost(&s->core, conn, now);
     }
 }

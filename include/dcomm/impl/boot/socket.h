@@ -290,7 +290,7 @@ static dcomm_status dcommi_sock_read(int fd, void *buf, size_t len, double deadl
         ssize_t n = dcommi_sys_recv(fd, (uint8_t *)buf + have, len - have, 0);
         if (n > 0) {
             have += (size_t)n;
-        } else if (n == 0 || (!dcommi_sys_later())) {
+        } else if (n == 0 || !dcommi_sys_later()) {
             return DCOMM_ERR_PEER;
         } else {
             DCOMMI_TRY(dcommi_sock_wait(fd, POLLIN, deadline, cancel));

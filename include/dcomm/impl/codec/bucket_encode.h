@@ -94,7 +94,7 @@ static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *co
     }
 }
 
-/* What a codec clips: numbers whose magnitude, as bits, is `limit` or more become `largest`. */
+/* A codec's clipping: a number whose magnitude, as bits, is `limit` or more becomes `largest`. */
 typedef struct dcommi_clip {
     uint32_t limit;
     float largest;

@@ -312,8 +312,9 @@ static dcomm_status dcommi_topk_decode_sum(const dcomm_codec *codec, const dcomm
 
 /* ---- encode, and count ---- */
 
-/* What is selected changes the sums of a selection of nothing. Numbers that are not finite, or were
- * clipped, are left to the library, which decodes the wire and counts again. */
+/* Enter the selection into the ledger: start from the sums of an empty selection, and correct them
+ * for each element that is sent. If a number was not finite or was clipped, do nothing: the library
+ * then decodes the wire and counts again. */
 static dcomm_status dcommi_topk_tally_kept(const dcomm_codec *codec, const dcommi_topk *t,
                                            dcommi_encoding *call, const unsigned char *values,
                                            unsigned char *workspace)

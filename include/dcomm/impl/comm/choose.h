@@ -324,8 +324,8 @@ static int64_t dcommi_choice_close(int64_t lowest)
     return lowest + lowest / DCOMMI_CHOICE_MARGIN;
 }
 
-/* Of the algorithms whose score is within the margin of the lowest, the first in the table. NULL:
- * none could be priced. */
+/* Choose the first in the table of the algorithms whose score is within the margin of the lowest.
+ * NULL: none could be priced. */
 static dcomm_status dcommi_choose_priced(const dcommi_chooser *c, const dcommi_shape *s,
                                          const dcommi_algo *table, int n,
                                          const dcommi_algo **algo_p)

@@ -189,7 +189,7 @@ static inline void dcommi_feedback_store_level(dcommi_feedback_store *s)
     }
 }
 
-/* What the worker keeps is the same before the step and after it. */
+/* Copy what the worker keeps now to what it keeps after the step. */
 static void dcommi_feedback_level(dcomm_feedback *fb)
 {
     dcommi_feedback_store_level(&fb->worker);

@@ -8,7 +8,7 @@
 
 #define DCOMMI_TUNING_LINE 1024
 
-/* Where trials are: an algorithm's under the prefix and its name. */
+/* The places of trials in a tuning. A file names a trial by the prefix and the algorithm. */
 static const struct {
     const char *prefix;
     size_t at;
