@@ -1,9 +1,9 @@
-/* math.h - what one element means: conversions, rounding, the operators. C, C++ and CUDA alike.
+/* math.h - arithmetic on one element: conversions, rounding, operators. C, C++ and CUDA alike.
  *
- * Decisions are taken on the bits, and arithmetic is single IEEE operations, never a product and a
- * sum together, so that the compiler's floating-point flags cannot change a result. Every NaN that
- * an operator makes or passes on is the canonical quiet NaN (0x7fc00000 and its like): back ends
- * disagree about which payload survives, and about its sign. */
+ * Decisions look at the bits, and arithmetic is single IEEE operations, never a product and a sum
+ * together. So the compiler's floating-point flags cannot change a result. Every NaN that an
+ * operator makes or passes on is the canonical quiet NaN (0x7fc00000 and its like). Back ends
+ * disagree about a NaN's payload and sign. */
 #ifndef DCOMMI_MATH_H
 #define DCOMMI_MATH_H
 
@@ -59,7 +59,7 @@ DCOMMI_HD static inline int dcommi_f64_isnan(uint64_t bits)
     return (bits & 0x7fffffffffffffffu) > 0x7ff0000000000000u;
 }
 
-/* `size`, which is not negative, with the sign of x. */
+/* Return `size`, which is not negative, with the sign of x. */
 DCOMMI_HD static inline float dcommi_f32_signed(float size, float x)
 {
     return dcommi_f32_from_bits(dcommi_f32_bits(size) | (dcommi_f32_bits(x) & 0x80000000u));
@@ -77,7 +77,7 @@ DCOMMI_HD static inline double dcommi_f64_canonical(double x)
     return dcommi_f64_from_bits(dcommi_f64_isnan(bits) ? DCOMMI_F64_NAN : bits);
 }
 
-/* ---- 16-bit floats. To f32: exact. From f32: to nearest, ties to even, beyond the largest to
+/* ---- 16-bit floats. To f32: exact. From f32: to nearest, ties to even; beyond the largest:
  * infinity. A NaN keeps its sign and the payload bits that fit, and becomes quiet. ---- */
 
 DCOMMI_HD static inline float dcommi_f16_to_f32(uint16_t h)
@@ -91,14 +91,14 @@ DCOMMI_HD static inline float dcommi_f16_to_f32(uint16_t h)
     return dcommi_f32_from_bits(sign | bits);
 }
 
-/* Every case is computed and one is chosen, so that plain loops vectorize. */
+/* Compute every case and select one, so that plain loops vectorize. */
 DCOMMI_HD static inline uint16_t dcommi_f32_to_f16(float x)
 {
     uint32_t bits = dcommi_f32_bits(x);
     uint32_t sign = (bits >> 16) & 0x8000u;
     uint32_t a = bits & 0x7fffffffu;
     uint32_t h = (a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13;
-    /* Denormals count in 2^-24, the last place of 0.5f, where this addition rounds them. */
+    /* Denormals are multiples of 2^-24, the last place of 0.5f, so this addition rounds them. */
     uint32_t small = dcommi_f32_bits(dcommi_f32_from_bits(a) + 0.5f) - 0x3f000000u;
     h = a < 0x38800000u ? small : h;
     h = a >= 0x477ff000u ? 0x7c00u : h; /* 65520 is halfway to 2^16 */
@@ -120,7 +120,7 @@ DCOMMI_HD static inline uint16_t dcommi_f32_to_bf16(float x)
 
 /* ---- operators. sum, prod: one IEEE operation; min, max: a NaN operand gives NaN, -0 < +0 ---- */
 
-/* Signed order of the keys is the order of the numbers, -0 below +0. */
+/* Return a key whose signed order is the order of the numbers, -0 below +0. */
 DCOMMI_HD static inline int32_t dcommi_f32_key(uint32_t bits)
 {
     return (int32_t)(bits ^ ((0u - (bits >> 31)) & 0x7fffffffu));
@@ -163,7 +163,7 @@ DCOMMI_HD static inline double dcommi_f64_max(double x, double y)
     return dcommi_f64_from_bits(nan ? DCOMMI_F64_NAN : most);
 }
 
-/* The end of a fold: divided when it is an average. */
+/* Finish a fold: divide if it is an average. */
 DCOMMI_HD static inline float dcommi_f32_finish(float x, double divisor)
 {
     return dcommi_f32_canonical(divisor > 1 ? x / (float)divisor : x);
@@ -191,8 +191,8 @@ DCOMMI_HD static inline double dcommi_f64_scale(double x, double factor)
 
 /* ---- integers: wrap around in their width ---- */
 
-/* The product as an f64, truncated into [least, most]; NaN gives 0. `past` is most + 1, a power of
- * two, which f64 can hold where it cannot hold `most` itself. */
+/* Truncate the product into [least, most]; NaN gives 0. `past` is most + 1, a power of two, which
+ * f64 can represent even if it cannot represent `most`. */
 DCOMMI_HD static inline int64_t dcommi_scale_signed(double product, int64_t least, int64_t most,
                                                     double past)
 {

@@ -1,11 +1,11 @@
-/* rng.h - random numbers that are a function of a key and an index: Philox4x32 with ten rounds
- * (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3, SC 2011). C, C++ and
- * CUDA alike.
+/* rng.h - random numbers as a function of a key and an index: Philox4x32 with ten rounds (Salmon,
+ * Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3, SC 2011). C, C++ and CUDA
+ * alike.
  *
- * A block of 16 bytes serves 16 elements, eight bits each. Elements come in groups of 128: element
+ * A block of 16 bytes serves 16 elements, eight bits each. Elements form groups of 128. Element
  * 16k+i of group g has byte 3 - k%4 of word 2(k/4) + i%2 of block 8g + i/2. Its random number is
- * that whole word, rotated so that its own byte is on top: full resolution, at the price of low
- * bits that it shares with three others. */
+ * that whole word, rotated so that its own byte is on top. This gives full resolution, but the low
+ * bits are shared with three other elements. */
 #ifndef DCOMMI_RNG_H
 #define DCOMMI_RNG_H
 
@@ -20,7 +20,7 @@
 
 /* The random numbers of one array. */
 typedef struct dcommi_rng {
-    uint32_t key[2 * DCOMMI_RNG_ROUNDS]; /* of each round: two words */
+    uint32_t key[2 * DCOMMI_RNG_ROUNDS]; /* two words for each round */
     uint32_t high[2];                    /* the upper half of every counter */
     uint64_t group;                      /* of the array's first element */
 } dcommi_rng;
@@ -33,7 +33,8 @@ DCOMMI_HD static inline uint64_t dcommi_rng_mix(uint64_t a, uint64_t b)
     return z ^ (z >> 31);
 }
 
-/* Arrays that begin inside a group draw from counters of their own. */
+/* Prepare the random numbers of one array. An array that begins inside a group draws from counters
+ * of its own. */
 DCOMMI_HD static inline dcommi_rng dcommi_rng_make(uint64_t seed, uint64_t tensor, uint64_t step,
                                                    uint64_t rank, uint64_t first)
 {
@@ -72,7 +73,7 @@ DCOMMI_HD static inline void dcommi_rng_block(const dcommi_rng *rng, uint64_t bl
     word[3] = c3;
 }
 
-/* The random number of element `at` of the array. */
+/* Return the random number of element `at` of the array. */
 DCOMMI_HD static inline uint32_t dcommi_rng_element(const dcommi_rng *rng, uint64_t at)
 {
     uint64_t group = rng->group + at / DCOMMI_RNG_GROUP;

@@ -1,6 +1,6 @@
-/* root.h - the square root of an f64, correctly rounded, by the processor's instruction. For sqrt()
- * compilers also emit a call, to set errno, which the linker binds to a function of that name that
- * the program may define. */
+/* root.h - the correctly rounded square root of an f64, by the processor's instruction. For
+ * sqrt(), compilers also emit a call, to set errno. The linker would bind it to a function of that
+ * name in the program. */
 #ifndef DCOMMI_ROOT_H
 #define DCOMMI_ROOT_H
 

@@ -1,4 +1,4 @@
-/* tally.h - the sums that a ledger is made of, as the loops of tally_loops.h take them. */
+/* tally.h - the sums behind a ledger, which the loops of tally_loops.h take. */
 #ifndef DCOMMI_TALLY_SUMS_H
 #define DCOMMI_TALLY_SUMS_H
 
@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* x: the input, y: what arrives. Places in dcomm_ledger.sums. */
+/* Indices into dcomm_ledger.sums. x: the input; y: its decoded value. */
 enum {
     DCOMMI_LEDGER_XX,       /* x^2 */
     DCOMMI_LEDGER_YY,       /* y^2 */
@@ -15,18 +15,18 @@ enum {
     DCOMMI_LEDGER_SIGNED,   /* sign(x) (y-x) */
     DCOMMI_LEDGER_X,        /* |x| */
     DCOMMI_LEDGER_ENCODED,  /* (gradient + residual)^2 */
-    DCOMMI_LEDGER_RESIDUAL, /* residual^2, of each encoding */
+    DCOMMI_LEDGER_RESIDUAL, /* residual^2 that each encoding leaves */
     DCOMMI_LEDGER_SUMS
 };
 
-/* Element i goes to sum number i % LANES, in f64: an order that no instruction set changes. */
+/* Element i is added to sum number i % LANES, in f64: the same order for every instruction set. */
 enum { DCOMMI_LEDGER_LANES = 8 };
 
 typedef struct dcommi_tally {
     double sum[DCOMMI_LEDGER_SUMS][DCOMMI_LEDGER_LANES];
     uint64_t seen;  /* elements compared */
-    const float *x; /* what to compare with; NULL: nothing */
-    bool done;      /* the codec has taken the sums as it encoded */
+    const float *x; /* input to compare with; NULL: none */
+    bool done;      /* the codec took the sums while encoding */
 } dcommi_tally;
 
 #endif

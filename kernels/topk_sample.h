@@ -1,16 +1,15 @@
-/* topk_sample.h - which elements are the sample that suggests a threshold to top-k. C, C++ and CUDA
- * alike. */
+/* topk_sample.h - the sample from which top-k guesses a threshold. C, C++ and CUDA alike. */
 #ifndef DCOMMI_TOPK_SAMPLE_H
 #define DCOMMI_TOPK_SAMPLE_H
 
 #include "mix.h"
 #include "root.h"
 
-#define DCOMMI_TOPK_SAMPLE 256 /* one element of so many is sampled, ... */
-#define DCOMMI_TOPK_LINE 16    /* ... in runs of this many, ... */
-#define DCOMMI_TOPK_LEAST 4096 /* ... and at least so many */
+#define DCOMMI_TOPK_SAMPLE 256 /* sample one element of this many, */
+#define DCOMMI_TOPK_LINE 16    /* in runs of this many, */
+#define DCOMMI_TOPK_LEAST 4096 /* but at least this many */
 
-/* How many runs a sample of `count` elements has; 0: they are too few for one. */
+/* Return the number of runs in a sample of `count` elements; 0: too few elements to sample. */
 DCOMMI_HD static inline uint64_t dcommi_topk_sample_lines(uint64_t count)
 {
     uint64_t wanted = count / DCOMMI_TOPK_SAMPLE;
@@ -18,8 +17,8 @@ DCOMMI_HD static inline uint64_t dcommi_topk_sample_lines(uint64_t count)
     return count / lines < 2 * DCOMMI_TOPK_LINE ? 0 : lines;
 }
 
-/* Where run number `line` of `lines` begins. They are scattered, so that no period of the input (a
- * row, a channel) is met again and again. */
+/* Return the begin of run number `line` of `lines`. Runs are scattered, so that they do not fall
+ * into step with a period of the input (a row, a channel). */
 DCOMMI_HD static inline uint64_t dcommi_topk_sample_at(uint64_t line, uint64_t lines,
                                                        uint64_t count)
 {
@@ -27,8 +26,8 @@ DCOMMI_HD static inline uint64_t dcommi_topk_sample_at(uint64_t line, uint64_t l
     return line * stride + dcommi_mix(line, count) % (stride - DCOMMI_TOPK_LINE + 1);
 }
 
-/* Which of that sample, by size, some more than k of all elements reach, `spare` standard
- * deviations more; 0 where that cannot be told. */
+/* Return the rank, by magnitude within the sample, of a number that slightly more than k of all
+ * elements reach: `spare` standard deviations more. 0: the sample cannot tell. */
 static inline uint64_t dcommi_topk_sample_rank(uint64_t lines, uint64_t count, uint64_t k,
                                                double spare)
 {

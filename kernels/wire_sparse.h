@@ -1,10 +1,10 @@
-/* wire_sparse.h - how a sparse wire is laid out. C, C++ and CUDA alike.
+/* wire_sparse.h - layout of a sparse wire. C, C++ and CUDA alike.
  *
  *   u32 kept | kept values | their indices, in ascending order
  *
- * Values come first, so that those of 32 bits are aligned; the value format gives their length.
- * Indices have the shortest of three forms, the first of equals, which `count` and `kept` decide,
- * so that nothing has to say which it is. Numbers are little-endian. */
+ * Values come first, so that 32-bit values are aligned; the value format gives their length.
+ * Indices have the shortest of three forms; of equally short ones, the first. `count` and `kept`
+ * decide it, so the wire need not name it. Numbers are little-endian. */
 #ifndef DCOMMI_WIRE_SPARSE_H
 #define DCOMMI_WIRE_SPARSE_H
 
@@ -15,12 +15,12 @@ typedef struct dcommi_sparse_head {
 } dcommi_sparse_head;
 
 #define DCOMMI_SPARSE_HEAD 4
-#define DCOMMI_SPARSE_BLOCK 65536 /* elements that an offset of 16 bits reaches */
+#define DCOMMI_SPARSE_BLOCK 65536 /* elements that a 16-bit offset can address */
 
 typedef enum dcommi_sparse_form {
     DCOMMI_SPARSE_FLAT = 0, /* u32 index each */
-    DCOMMI_SPARSE_BLOCKS,   /* u32 each block: how many are kept up to its end; then u16 offsets */
-    DCOMMI_SPARSE_BITMAP    /* one bit an element, the lowest of a byte first; rest 0 */
+    DCOMMI_SPARSE_BLOCKS,   /* u32 for each block: number kept up to its end; then u16 offsets */
+    DCOMMI_SPARSE_BITMAP    /* one bit an element, lowest bit of a byte first; rest 0 */
 } dcommi_sparse_form;
 
 #ifdef __cplusplus
@@ -59,7 +59,7 @@ DCOMMI_SPARSE_HD static inline dcommi_sparse_form dcommi_sparse_form_of(uint64_t
                                             : DCOMMI_SPARSE_BITMAP;
 }
 
-/* Grows with `kept`. */
+/* Return the bytes of the packed indices, which grow with `kept`. */
 DCOMMI_SPARSE_HD static inline uint64_t dcommi_sparse_index_bytes(uint64_t count, uint64_t kept)
 {
     return dcommi_sparse_form_bytes(dcommi_sparse_form_of(count, kept), count, kept);

@@ -1,3 +1,3 @@
-/* libnccl.c - NCCL's face and dcomm with CUDA under it, as a library of its own. */
+/* libnccl.c - NCCL's interface and dcomm with CUDA, as one library. */
 #define DCOMM_NCCL_IMPLEMENTATION
 #include "dcomm_nccl.h"

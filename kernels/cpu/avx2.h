@@ -9,7 +9,7 @@
 
 DCOMMI_SIMD_RAW(avx2, 256)
 
-/* 1 <= n <= 32 bytes; the rest of the vector is zero. */
+/* Load 1 to 32 bytes; the rest of the vector is zero. */
 DCOMMI_avx2_INLINE __m256i dcommi_avx2_load_part(const unsigned char *p, size_t n)
 {
     if (n == sizeof(__m256i)) {
@@ -51,7 +51,7 @@ DCOMMI_SIMD_LANES(avx2, 256, f64, __m256d, pd, double)
 DCOMMI_SIMD_FLOAT(avx2, f32)
 DCOMMI_SIMD_FLOAT(avx2, f64)
 
-/* ---- 16-bit floats; a fold ends in canonical NaNs, which rounding leaves as they are ---- */
+/* ---- 16-bit floats; a fold ends in canonical NaNs, which rounding does not change ---- */
 
 DCOMMI_SIMD_HALVES(avx2, 256)
 
@@ -96,7 +96,7 @@ DCOMMI_avx2_INLINE __m256i dcommi_avx2_mul64(__m256i a, __m256i b)
     return _mm256_add_epi64(_mm256_mul_epu32(a, b), _mm256_slli_epi64(cross, 32));
 }
 
-/* All ones where a > b. AVX2 compares 64-bit lanes as signed ones only. */
+/* Set a lane to all ones if a > b. AVX2 compares 64-bit lanes only as signed numbers. */
 DCOMMI_avx2_INLINE __m256i dcommi_avx2_more_i64(__m256i a, __m256i b)
 {
     return _mm256_cmpgt_epi64(a, b);

@@ -9,7 +9,7 @@
 
 DCOMMI_SIMD_RAW(avx512, 512)
 
-/* 1 <= n <= 64 bytes; the rest of the vector is zero. */
+/* Load 1 to 64 bytes; the rest of the vector is zero. */
 DCOMMI_avx512_INLINE __m512i dcommi_avx512_load_part(const unsigned char *p, size_t n)
 {
     return _mm512_maskz_loadu_epi8(~(__mmask64)0 >> (64 - n), p);
@@ -40,7 +40,7 @@ DCOMMI_SIMD_LANES(avx512, 512, f64, __m512d, pd, double)
 DCOMMI_SIMD_FLOAT(avx512, f32)
 DCOMMI_SIMD_FLOAT(avx512, f64)
 
-/* ---- 16-bit floats; a fold ends in canonical NaNs, which rounding leaves as they are ---- */
+/* ---- 16-bit floats; a fold ends in canonical NaNs, which rounding does not change ---- */
 
 DCOMMI_SIMD_HALVES(avx512, 512)
 

@@ -1,4 +1,4 @@
-/* codec_isa.h - the loops of the dense codecs for each instruction set, and which one runs. */
+/* codec_isa.h - the loops of the dense codecs for each instruction set, and the choice of one. */
 #ifndef DCOMMI_CODEC_ISA_H
 #define DCOMMI_CODEC_ISA_H
 
@@ -12,43 +12,43 @@
 #include "lanes_avx512.h"
 #endif
 
-#define DCOMMI_CODEC_SOON 4     /* groups whose random numbers are made together */
-#define DCOMMI_DEQUANT_WIRES 64 /* summed at once, at most */
+#define DCOMMI_CODEC_SOON 4     /* groups whose random numbers are computed together */
+#define DCOMMI_DEQUANT_WIRES 64 /* wires that are summed at once, at most */
 
-/* The encoding of a bucket, or for casts of a block. */
+/* The encoding of a bucket, or of a block for casts. */
 typedef struct dcommi_quant {
     const float *x;
     size_t count; /* whole groups and lines */
     unsigned char *wire;
     float inverse, step;
-    uint32_t mask, half;   /* what is taken of a random number, and added to it */
-    const dcommi_rng *rng; /* NULL: to nearest */
-    uint64_t group;        /* of x[0], for rng */
-    const float *ahead;    /* as many elements, measured on the way; NULL: none */
-    /* With feedback (next is not NULL): ahead + ahead_residual goes to ahead_sum and is measured,
-     * and next = x - decoded. */
+    uint32_t mask, half;   /* bits used of a random number, bits added to it */
+    const dcommi_rng *rng; /* NULL: round to nearest */
+    uint64_t group;        /* group of x[0], for rng */
+    const float *ahead;    /* `count` elements to measure as well; NULL: none */
+    /* With feedback (next is not NULL): store ahead + ahead_residual in ahead_sum and measure it,
+     * and store next = x - decoded. */
     const float *ahead_residual;
     float *ahead_sum;
     float *next;
     bool stream, stream_next;
-    uint64_t soon_group; /* the first of those whose random numbers are in soon */
+    uint64_t soon_group; /* first group whose random numbers are in `soon` */
     _Alignas(64) uint32_t soon[DCOMMI_CODEC_SOON][32];
 } dcommi_quant;
 
 typedef struct dcommi_dequant {
     const unsigned char *const *wires;
-    const float *steps; /* of each wire */
+    const float *steps; /* one for each wire */
     size_t n;
     float *x;
     size_t count;
-    float factor; /* of sums */
+    float factor; /* for sums */
     bool add, stream;
 } dcommi_dequant;
 
-/* Elements that inputs are asked for ahead of their use, into the second cache. AMD's Zen 5 wants
- * them far ahead (3 KiB or less is slower). Intel's fetch by themselves a little way ahead within a
- * page. Asking far beyond takes the room of those, and an encoder's reading then no longer overlaps
- * its computing (docs/results/2026-11-23-codecs.md). */
+/* Return how many elements ahead inputs are prefetched into the L2 cache. AMD's Zen 5 needs a long
+ * distance. Intel's hardware prefetchers run a little ahead within a page. Prefetching far beyond
+ * takes their resources, and an encoder's reads then no longer overlap its computing
+ * (docs/results/2026-11-23-codecs.md). */
 static size_t dcommi_codec_lead(void)
 {
     static _Atomic size_t known = 0;
@@ -73,8 +73,8 @@ typedef struct dcommi_codec_kernels {
     void (*held)(dcommi_tally *t, const float *sent, const float *next, size_t n);
 } dcommi_codec_kernels;
 
-/* These loops take compilers half a minute. Tests that need them only to link define
- * DCOMMI_CODEC_KERNELS as extern, and tests/lib/codec_kernels.c as nothing, for all. */
+/* These loops compile slowly. Tests that only link them define DCOMMI_CODEC_KERNELS as extern.
+ * tests/lib/codec_kernels.c defines it as nothing and compiles the loops for all of them. */
 #ifndef DCOMMI_CODEC_KERNELS
 #define DCOMMI_CODEC_KERNELS static
 #define DCOMMI_CODEC_LOOPS
@@ -85,19 +85,19 @@ extern const dcommi_codec_kernels dcommi_vport_codec_kernels, dcommi_v256_codec_
     dcommi_v512_codec_kernels;
 #else
 
-/* codec_loops.h is expanded for each set V of lanes; DCOMMI_L(name) is what V calls it. */
+/* codec_loops.h is expanded for each set V of lanes. DCOMMI_L(name) is V's name for it. */
 #define DCOMMI_JOIN_(prefix, v, name) prefix##_##v##_##name
 #define DCOMMI_JOIN(prefix, v, name) DCOMMI_JOIN_(prefix, v, name)
 #define DCOMMI_L(name) DCOMMI_JOIN(dcommi, DCOMMI_V, name)
 #define DCOMMI_LANE DCOMMI_JOIN(DCOMMI, DCOMMI_V, LANE)
 #define DCOMMI_UNROLL DCOMMI_JOIN(DCOMMI, DCOMMI_V, UNROLL)
 #define DCOMMI_LOOP DCOMMI_JOIN(DCOMMI, DCOMMI_V, TARGET) static
-#if defined(__x86_64__) /* hardly ever run: half the time to compile */
+#if defined(__x86_64__) /* rarely run: not inlining compiles faster */
 #define DCOMMI_vport_LANE __attribute__((noinline, unused)) static
 #else
 #define DCOMMI_vport_LANE DCOMMI_vport_INLINE
 #endif
-#define DCOMMI_vport_UNROLL /* lanes are loops already */
+#define DCOMMI_vport_UNROLL /* lanes are already loops */
 #define DCOMMI_v256_UNROLL DCOMMI_UNROLL_8
 #define DCOMMI_v512_UNROLL DCOMMI_UNROLL_8
 #define DCOMMI_v256_LANE DCOMMI_v256_INLINE

@@ -1,14 +1,14 @@
 /* codec_loops.h - the loops of the dense codecs, in the lanes that DCOMMI_L names. A template:
- * codec_isa.h includes it for each instruction set, and the bytes are the same because the source
- * is.
+ * codec_isa.h includes it for each instruction set. The bytes are the same because the source is.
  *
- * Loops work on whole groups of elements; callers pad what is shorter. */
+ * Loops work on whole groups of elements; callers pad shorter inputs. */
 
 #include "tally_loops.h"
 
-/* ---- what a bucket is scaled by ---- */
+/* ---- measures of a bucket ---- */
 
-/* Of |x|: the largest, as bits, or for signs the sum. Not finite if an input is not. */
+/* Return, as bits, the largest |x| or, for signs, the sum of |x|. It is not finite if an input is
+ * not. */
 DCOMMI_LOOP uint32_t DCOMMI_L(measure)(const float *x, size_t n, bool sign)
 {
     const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
@@ -27,7 +27,7 @@ DCOMMI_LOOP uint32_t DCOMMI_L(measure)(const float *x, size_t n, bool sign)
     return sign ? dcommi_f32_bits(DCOMMI_L(sum)(sum)) : DCOMMI_L(most)(most);
 }
 
-/* e = x + r, and its measure. */
+/* Store e = x + r and return its measure. */
 DCOMMI_LOOP uint32_t DCOMMI_L(add_measure)(const float *x, const float *r, float *e, size_t n,
                                            bool sign)
 {
@@ -59,8 +59,8 @@ DCOMMI_LANE DCOMMI_L(random) DCOMMI_L(random_of)(const dcommi_rng *rng, uint64_t
     return DCOMMI_L(philox_end)(s);
 }
 
-/* Of DCOMMI_CODEC_SOON groups from `group` on. Ten rounds are one long chain of dependent
- * operations; those of several groups are worked on in turn. */
+/* Compute the random numbers of DCOMMI_CODEC_SOON groups from `group` on. Ten rounds are one long
+ * chain of dependent operations, so work on several groups in turn. */
 DCOMMI_LOOP void DCOMMI_L(random_soon)(dcommi_quant *q, uint64_t group)
 {
     enum { CHAINS = DCOMMI_JOIN(DCOMMI, DCOMMI_V, CHAINS) };
@@ -88,7 +88,8 @@ DCOMMI_LOOP void DCOMMI_L(random_soon)(dcommi_quant *q, uint64_t group)
 
 /* ---- floats of few bits ---- */
 
-/* |y| as a code, without clipping: nearest even, or up with the probability of what is cut off. */
+/* Return |y| as a code, without clipping. Round to nearest even, or stochastically up with the
+ * probability that the cut-off part gives. */
 DCOMMI_LANE DCOMMI_L(i)
     DCOMMI_L(mini)(DCOMMI_L(f) y, DCOMMI_L(i) random, bool stochastic, const dcommi_mini *to)
 {
@@ -106,7 +107,7 @@ DCOMMI_LANE DCOMMI_L(i)
         small = DCOMMI_L(srl)(DCOMMI_L(add_i)(small, DCOMMI_L(srl)(random, DCOMMI_L(set_i)(16))),
                               DCOMMI_L(set_i)(16));
     } else {
-        /* Added to a number whose last place is the smallest number, it is rounded there. */
+        /* Adding a number whose last place is the smallest number rounds to it. */
         const float magic = 8388608 / to->units;
         DCOMMI_L(i) odd = DCOMMI_L(and_i)(DCOMMI_L(srl)(a, down), DCOMMI_L(set_i)(1));
         large = DCOMMI_L(add_i)(DCOMMI_L(add_i)(a, odd),
@@ -120,13 +121,13 @@ DCOMMI_LANE DCOMMI_L(i)
                                large);
 }
 
-/* Codes of e4m3 or e5m2 as numbers; e4m3's are divided by 256. */
+/* Convert codes of e4m3 or e5m2 to numbers; those of e4m3 are divided by 256. */
 DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
 {
     if (format == DCOMMI_FORMAT_E5M2) {
         return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(sll)(b, DCOMMI_L(set_i)(8))));
     }
-    /* As f16. The sign goes one bit further than the rest. */
+    /* As f16. The sign moves one bit further than the rest. */
     DCOMMI_L(i) sign = DCOMMI_L(and_i)(b, DCOMMI_L(set_i)(0x80));
     return DCOMMI_L(from_f16)(DCOMMI_L(pack_h)(DCOMMI_L(add_i)(
         DCOMMI_L(sll)(b, DCOMMI_L(set_i)(7)), DCOMMI_L(sll)(sign, DCOMMI_L(set_i)(7)))));
@@ -134,9 +135,9 @@ DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(from_f8)(DCOMMI_L(i) b, dcommi_format format)
 
 /* ---- encoding a bucket ---- */
 
-/* `count` elements of q->x, whole groups; q->ahead is measured on the way: a bucket to come, so
- * that every input comes from memory once. sums: of sums of wires, with a random fraction. Of these
- * none is denormal, and if one were, its code would be 0 too. */
+/* Encode q->count elements of q->x, whole groups. Measure q->ahead, a later bucket, on the way, so
+ * that every input comes from memory once. sums: q->x holds sums of wires and rounding is
+ * stochastic. No such sum is denormal, and a denormal's code would be 0 too. */
 DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format, bool feedback,
                                           bool measures, bool sums)
 {
@@ -187,7 +188,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
                 DCOMMI_L(store_f)(q->ahead_sum + i, w, false);
             }
             if (sign) {
-                w = DCOMMI_L(normal)(w); /* what nobody reads is not computed */
+                w = DCOMMI_L(normal)(w); /* unused results are not computed */
                 sum = DCOMMI_L(add_f)(
                     sum, DCOMMI_L(as_f)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(w), magnitude)));
                 line = DCOMMI_L(and_or)(DCOMMI_L(as_i)(v), top, DCOMMI_L(srl)(line, width));
@@ -220,8 +221,9 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
                 }
                 continue;
             }
-            /* In units of 2^(bits-32): an integer part of `bits` bits on top, to which a random
-             * fraction carries. `half` keeps what rounding may have put beyond the ends inside. */
+            /* In units of 2^(bits-32): the top `bits` bits are the integer part, and a random
+             * fraction carries into it. `half` keeps values within the ends despite rounding
+             * errors. */
             DCOMMI_L(i)
             turned = DCOMMI_L(rol)(random.word[k / 4], (8 * (k % 4) + 32 - bits) % 32);
             DCOMMI_L(i)
@@ -240,7 +242,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
             if (bits >= 4 && (k + 1) * bits % 32 == 0) {
                 DCOMMI_L(store_i)(out, line, stream);
                 out += DCOMMI_WIRE_LINE;
-                line = DCOMMI_L(set_i)(0); /* or each line would wait for the one before */
+                line = DCOMMI_L(set_i)(0); /* else each line would depend on the one before */
             }
         }
         if (bits < 4 && (at / DCOMMI_RNG_GROUP + 1) % (4 / bits) == 0) {
@@ -257,7 +259,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
 
 /* ---- decoding ---- */
 
-/* Not zero where a line holds the lowest code, which no encoder writes. */
+/* Return non-zero in a lane if the line holds the lowest code, which no encoder writes. */
 DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(lowest)(DCOMMI_L(i) line, unsigned bits)
 {
     const uint32_t ones = bits == 8 ? 0x01010101u : bits == 4 ? 0x11111111u : 0x55555555u;
@@ -267,7 +269,7 @@ DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(lowest)(DCOMMI_L(i) line, unsigned bits)
     return DCOMMI_L(and_i)(DCOMMI_L(and_i)(less, high), DCOMMI_L(xor_i)(t, DCOMMI_L(set_i)(-1)));
 }
 
-/* What a step makes of codes. */
+/* Return the table of numbers that codes represent with this step. */
 DCOMMI_LANE DCOMMI_L(table) DCOMMI_L(table_of)(float step, dcommi_format format)
 {
     const bool binary = format == DCOMMI_FORMAT_SIGN || format == DCOMMI_FORMAT_Q1;
@@ -275,7 +277,8 @@ DCOMMI_LANE DCOMMI_L(table) DCOMMI_L(table_of)(float step, dcommi_format format)
                                 dcommi_format_bits[format], binary);
 }
 
-/* Vector k of a line, which floats read where it is, added to `before` where add. */
+/* Decode vector k of a line; added to `before` if `add`. 8-bit floats are read from `from` instead
+ * of `line`. */
 DCOMMI_LANE DCOMMI_L(f)
     DCOMMI_L(decode_one)(DCOMMI_L(i) line, const unsigned char *from, const DCOMMI_L(table) * table,
                          float step, unsigned k, dcommi_format format, DCOMMI_L(f) before, bool add)
@@ -306,14 +309,15 @@ DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(forbidden)(DCOMMI_L(i) w, dcommi_format format)
     if (format < DCOMMI_FORMAT_E4M3) {
         return DCOMMI_L(lowest)(w, dcommi_format_bits[format]);
     }
-    /* Codes above the largest number, byte by byte, without carries between them. */
+    /* Find codes above the largest number, byte by byte; no carry crosses bytes. */
     const uint32_t room = format == DCOMMI_FORMAT_E4M3 ? 0x01010101u : 0x04040404u;
     return DCOMMI_L(and_i)(DCOMMI_L(add_i)(DCOMMI_L(and_i)(w, DCOMMI_L(set_i)(0x7f7f7f7f)),
                                            DCOMMI_L(set_i)((int32_t)room)),
                            DCOMMI_L(set_i)((int32_t)0x80808080u));
 }
 
-/* x = decoded, or x += decoded. False: a code that no encoder writes. */
+/* Set x to the decoded numbers, or add them. Return false if a code is one that no encoder
+ * writes. */
 DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format format, bool add)
 {
     const unsigned vectors = 32 / dcommi_format_bits[format];
@@ -340,7 +344,8 @@ DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format for
     return !DCOMMI_L(any)(bad);
 }
 
-/* Eight vectors of wire w, from bit `down` of each word on, added to the sums of those before. */
+/* Add eight vectors of wire w, from bit `down` of each word on, to the sums of the wires
+ * before. */
 DCOMMI_LANE void DCOMMI_L(sum_wire)(const dcommi_dequant *d, dcommi_format format, size_t w,
                                     const DCOMMI_L(table) * table, size_t from, unsigned down,
                                     bool marks, size_t lead, DCOMMI_L(f) * sum, DCOMMI_L(i) * bad)
@@ -360,7 +365,7 @@ DCOMMI_LANE void DCOMMI_L(sum_wire)(const dcommi_dequant *d, dcommi_format forma
     }
 }
 
-/* x = factor * the sum of d->n wires; *measured is its measure. */
+/* Set x to factor * the sum of d->n wires, and *measured to its measure. */
 DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format, bool plain,
                                    uint32_t *measured)
 {
@@ -402,7 +407,7 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
         }
     }
     *measured = sign ? dcommi_f32_bits(DCOMMI_L(sum)(total)) : DCOMMI_L(most)(most);
-    /* A sum that is not finite is either too large or of a code that does not exist. */
+    /* A sum that is not finite is either too large or has a code that does not exist: find out. */
     for (size_t w = 0; marks && *measured >= dcommi_f32_bits(INFINITY) && w < n; w++) {
         for (size_t from = 0; from < d->count / 8 * bits; from += DCOMMI_WIRE_LINE) {
             bad = DCOMMI_L(or_i)(bad,
@@ -447,7 +452,7 @@ DCOMMI_LOOPS_OF(e5m2, DCOMMI_FORMAT_E5M2)
 
 /* ---- 16-bit numbers ---- */
 
-/* q->count elements, a multiple of 128; returns the largest |x| as bits. */
+/* Cast q->count elements, a multiple of 128. Return the largest |x| as bits. */
 DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
 {
     const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
@@ -502,7 +507,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
     return DCOMMI_L(most)(most);
 }
 
-/* 64 numbers of wire w added to the sum of those before; *most: the largest of them. */
+/* Add 64 numbers of wire w to the sums of the wires before. *most: the largest magnitude. */
 DCOMMI_LANE void DCOMMI_L(uncast_wire)(const dcommi_dequant *d, size_t at, size_t w, bool half,
                                        size_t lead, DCOMMI_L(f) * sum, DCOMMI_L(i) * most)
 {
@@ -523,8 +528,8 @@ DCOMMI_LANE void DCOMMI_L(uncast_wire)(const dcommi_dequant *d, size_t at, size_
     }
 }
 
-/* The sum of d->n casts of d->count elements, a multiple of 128, times the factor; onto x where
- * add. The largest |number| as 16 bits. */
+/* Set x to the sum of d->n casts of d->count elements, a multiple of 64, times the factor. If n =
+ * 1, there is no factor, and d->add adds to x. Return the largest magnitude as 16 bits. */
 DCOMMI_LANE uint32_t DCOMMI_L(uncast_any)(const dcommi_dequant *d, bool half, bool one)
 {
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
@@ -535,7 +540,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(uncast_any)(const dcommi_dequant *d, bool half, bo
     for (size_t at = 0; at < d->count; at += 64) {
         DCOMMI_L(f) zero = DCOMMI_L(set_f)(0), sum[4] = {zero, zero, zero, zero};
         DCOMMI_L(uncast_wire)(d, at, 0, half, one && !add ? lead : 0, sum, &most);
-        /* For each an instruction of its own; see kernels/cpu/simd.h. */
+        /* Each of the first wires has its own load instructions; see kernels/cpu/simd.h. */
         if (n > 1) {
             DCOMMI_L(uncast_wire)(d, at, 1, half, 0, sum, &most);
         }

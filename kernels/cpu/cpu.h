@@ -1,4 +1,4 @@
-/* cpu.h - the folds of the instruction set that this machine runs. */
+/* cpu.h - choose the folds of the instruction set in use. */
 #ifndef DCOMMI_CPU_H
 #define DCOMMI_CPU_H
 

@@ -1,4 +1,4 @@
-/* isa.h - which instruction set this machine runs, chosen once at run time. */
+/* isa.h - the instruction set in use, chosen once at run time. */
 #ifndef DCOMMI_ISA_H
 #define DCOMMI_ISA_H
 
@@ -17,7 +17,7 @@ typedef enum dcommi_isa {
 
 static const char *const dcommi_isa_names[DCOMMI_ISA_COUNT] = {"portable", "avx2", "avx512"};
 
-/* The best that the processor and the operating system carry. */
+/* Return the best set that the processor and the operating system support. */
 static dcommi_isa dcommi_isa_best(void)
 {
 #if defined(__x86_64__)
@@ -34,7 +34,7 @@ static dcommi_isa dcommi_isa_best(void)
     return DCOMMI_ISA_PORTABLE;
 }
 
-/* The first letters of who made the processor, as cpuid has them; 0: unknown. */
+/* Return the first letters of the processor's vendor, as cpuid gives them; 0: unknown. */
 static inline unsigned dcommi_isa_maker(void)
 {
 #if defined(__x86_64__)
@@ -55,14 +55,14 @@ static inline bool dcommi_isa_is_amd(void)
     return dcommi_isa_maker() == 0x68747541; /* Auth */
 }
 
-/* Unroll the loop that follows, which has at most eight turns. */
+/* Unroll the following loop, which has at most eight iterations. */
 #ifdef __clang__
 #define DCOMMI_UNROLL_8 _Pragma("unroll")
 #else
 #define DCOMMI_UNROLL_8 _Pragma("GCC unroll 8")
 #endif
 
-/* Ask for the line at p, into the second cache. */
+/* Prefetch the line at p into the L2 cache. */
 __attribute__((always_inline)) static inline void dcommi_ahead(const void *p)
 {
     __builtin_prefetch(p, 0, 2);
@@ -78,7 +78,7 @@ static inline void dcommi_settle(void)
 
 static _Atomic int dcommi_isa_chosen = -1;
 
-/* Use this one; the best when it is unknown or cannot run here. Returns what is used. */
+/* Use `wanted`, or the best set if it is unknown or cannot run here. Return the set in use. */
 static dcommi_isa dcommi_isa_force(int wanted)
 {
     dcommi_isa best = dcommi_isa_best();
@@ -87,7 +87,7 @@ static dcommi_isa dcommi_isa_force(int wanted)
     return isa;
 }
 
-/* DCOMM_ISA=portable|avx2|avx512 forces one. */
+/* Return the set in use. DCOMM_ISA=portable|avx2|avx512 forces one. */
 static dcommi_isa dcommi_isa_get(void)
 {
     int known = atomic_load_explicit(&dcommi_isa_chosen, memory_order_relaxed);

@@ -17,7 +17,7 @@ typedef struct dcommi_v256_f {
 } dcommi_v256_f;
 typedef __m256i dcommi_v256_h;
 
-/* Functions of one, two and three vectors, half by half. */
+/* Define functions of one, two and three vectors, half by half. */
 #define DCOMMI_V256_1(R, NAME, T, OP)                                        \
     DCOMMI_v256_INLINE dcommi_v256_##R dcommi_v256_##NAME(dcommi_v256_##T a) \
     {                                                                        \
@@ -91,7 +91,7 @@ DCOMMI_V256_3(f, exact_sub, _mm256_fnmadd_ps)
 
 DCOMMI_V256(i, set_i, (int32_t x), _mm256_set1_epi32(x), _mm256_set1_epi32(x))
 DCOMMI_V256(f, set_f, (float x), _mm256_set1_ps(x), _mm256_set1_ps(x))
-/* Shifts by constants where n is one. */
+/* In this form compilers see a shift by a constant if n is one. */
 typedef uint32_t dcommi_v256_words __attribute__((vector_size(32)));
 #define DCOMMI_V256_ROL(a, n) \
     (__m256i)(((dcommi_v256_words)(a) << (n)) | ((dcommi_v256_words)(a) >> ((32 - (n)) & 31)))
@@ -102,7 +102,7 @@ DCOMMI_V256(i, unpack_h, (__m256i a), _mm256_cvtepu16_epi32(_mm256_castsi256_si1
 DCOMMI_V256(f, from_f16, (__m256i a), _mm256_cvtph_ps(_mm256_castsi256_si128(a)),
             _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1)))
 
-/* The lower halves of all lanes. */
+/* Return the lower halves of all lanes. */
 DCOMMI_v256_INLINE __m256i dcommi_v256_pack_h(dcommi_v256_i a)
 {
     const __m256i low = _mm256_set1_epi32(0xffff);
@@ -117,7 +117,7 @@ DCOMMI_v256_INLINE __m256i dcommi_v256_to_f16(dcommi_v256_f a)
     return _mm256_inserti128_si256(_mm256_castsi128_si256(lo), hi, 1);
 }
 
-/* Code k of a line of `bits` bits each, times a step. */
+/* Code k of a line, `bits` bits each, times a step. */
 #define DCOMMI_v256_MARKS 0
 typedef struct dcommi_v256_table {
     float step;
@@ -151,7 +151,7 @@ DCOMMI_V256(f, load_f, (const float *p), _mm256_loadu_ps(p), _mm256_loadu_ps(p +
 DCOMMI_V256(i, load_i, (const void *p), _mm256_loadu_si256((const __m256i *)p),
             _mm256_loadu_si256((const __m256i *)p + 1))
 
-/* Of a byte that is widened with its sign, the seven bits below it and one of its copies. */
+/* Widen each byte with its sign; keep the seven low bits and one copy of the sign. */
 DCOMMI_v256_INLINE __m256i dcommi_v256_load_e4m3(const unsigned char *p)
 {
     __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
@@ -282,7 +282,7 @@ typedef struct dcommi_v256_random {
     dcommi_v256_i word[2];
 } dcommi_v256_random;
 
-/* Two times four blocks in 64-bit lanes: see lanes_avx512.h. */
+/* Two times four blocks in 64-bit lanes; see lanes_avx512.h. */
 typedef struct dcommi_v256_philox {
     __m256i c0[2], c1[2], c2[2], c3[2];
 } dcommi_v256_philox;

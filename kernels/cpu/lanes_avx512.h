@@ -1,5 +1,5 @@
-/* lanes_avx512.h - the lanes of lanes_portable.h in one AVX-512 register (F, BW, VL, DQ). Where
- * half of one is enough, they are those of lanes_avx2.h. */
+/* lanes_avx512.h - the lanes of lanes_portable.h in one AVX-512 register (F, BW, VL, DQ).
+ * Half-width vectors use lanes_avx2.h. */
 #ifndef DCOMMI_LANES_AVX512_H
 #define DCOMMI_LANES_AVX512_H
 
@@ -37,7 +37,7 @@ DCOMMI_V512(i, min_i, (__m512i a, __m512i b), _mm512_min_epi32(a, b))
 DCOMMI_V512(i, sll, (__m512i a, __m512i n), _mm512_sllv_epi32(a, n))
 DCOMMI_V512(i, srl, (__m512i a, __m512i n), _mm512_srlv_epi32(a, n))
 DCOMMI_V512(i, sra, (__m512i a, __m512i n), _mm512_srav_epi32(a, n))
-/* In this form compilers see a rotation by a constant where n is one. */
+/* In this form compilers see a rotation by a constant if n is one. */
 typedef uint32_t dcommi_v512_words __attribute__((vector_size(64)));
 DCOMMI_V512(i, rol, (__m512i a, unsigned n),
             (__m512i)(((dcommi_v512_words)a << n) | ((dcommi_v512_words)a >> ((32 - n) & 31))))
@@ -66,9 +66,9 @@ DCOMMI_V512(h, to_f16, (__m512 a),
             _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))
 DCOMMI_V512(f, from_f16, (__m256i a), _mm512_cvtph_ps(a))
 
-/* Code k of a line of `bits` bits each, 1, 2 or 4 of them, times a step: the lookup takes the four
- * lowest bits of each lane, so the table of shorter codes is repeated. The lowest code, which no
- * encoder writes, is a NaN. */
+/* Code k of a line, `bits` bits each (1, 2 or 4), times a step. The lookup uses the four lowest
+ * bits of each lane, so the table of shorter codes is repeated. The lowest code, which no encoder
+ * writes, becomes NaN. */
 #define DCOMMI_v512_MARKS 1
 typedef __m512 dcommi_v512_table;
 
@@ -77,7 +77,7 @@ DCOMMI_v512_INLINE __m512 dcommi_v512_make_table(float step, unsigned bits, bool
     const __m512i index = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     const __m512i rest = _mm512_set1_epi32((int)(32 - bits));
     __m512i level = _mm512_srav_epi32(_mm512_sllv_epi32(index, rest), rest);
-    if (binary) { /* bit 1 means -step for signs, whose step comes negated otherwise */
+    if (binary) { /* for signs bit 1 means -step; otherwise the step comes negated */
         level = _mm512_or_si512(level, _mm512_set1_epi32(1));
     }
     __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(level), _mm512_set1_ps(step));
@@ -85,7 +85,7 @@ DCOMMI_v512_INLINE __m512 dcommi_v512_make_table(float step, unsigned bits, bool
     return binary ? value : _mm512_mask_mov_ps(value, lowest, _mm512_set1_ps(NAN));
 }
 
-/* Bits of a byte are skipped by multiplying: more shifts would wait for the units that add. */
+/* Multiply to skip bits within a byte: more shifts would compete for the units that add. */
 DCOMMI_v512_INLINE __m512 dcommi_v512_look(const __m512 *table, __m512i line, unsigned k,
                                            unsigned bits)
 {
@@ -131,7 +131,7 @@ DCOMMI_v512_INLINE void dcommi_v512_store_h2(void *p, __m256i a, __m256i b, bool
 DCOMMI_v512_INLINE void dcommi_v512_store_b4(unsigned char *p, __m512i a, __m512i b, __m512i c,
                                              __m512i d, bool stream)
 {
-    /* Packing takes four lanes of each at a time. */
+    /* Packing interleaves four lanes of each vector. */
     const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
     __m512i mixed = _mm512_packus_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
     dcommi_v512_store_i(p, _mm512_permutexvar_epi32(order, mixed), stream);
@@ -195,8 +195,8 @@ typedef struct dcommi_v512_random {
     __m512i word[2];
 } dcommi_v512_random;
 
-/* Eight blocks in 64-bit lanes. Multiplication reads lower halves only, so what is in the upper
- * ones does not matter until the end. */
+/* Eight blocks in 64-bit lanes. Multiplication reads only the lower halves, so the upper halves do
+ * not matter until the end. */
 typedef struct dcommi_v512_philox {
     __m512i c0, c1, c2, c3;
 } dcommi_v512_philox;

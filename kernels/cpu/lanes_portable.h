@@ -1,5 +1,5 @@
-/* lanes_portable.h - sixteen 32-bit lanes in plain C. lanes_avx2.h and lanes_avx512.h have the same
- * functions with the same results; the loops of codec_loops.h are written in them once.
+/* lanes_portable.h - sixteen 32-bit lanes in plain C. lanes_avx2.h and lanes_avx512.h have the
+ * same functions with the same results. codec_loops.h writes its loops in them once.
  *
  * NAME_i are lanes of integers, NAME_f of f32, NAME_h sixteen packed 16-bit numbers. */
 #ifndef DCOMMI_LANES_PORTABLE_H
@@ -49,21 +49,21 @@ DCOMMI_VPORT(i, and_or, (dcommi_vport_i a, dcommi_vport_i b, dcommi_vport_i c),
 /* (a & b) ^ c */
 DCOMMI_VPORT(i, and_xor, (dcommi_vport_i a, dcommi_vport_i b, dcommi_vport_i c),
              (a.v[l] & b.v[l]) ^ c.v[l])
-/* Signed; for f32 without sign, the order of the numbers, NaN on top. */
+/* Signed. For f32 with the sign bit cleared, this is the order of the numbers, NaN on top. */
 DCOMMI_VPORT(i, max_i, (dcommi_vport_i a, dcommi_vport_i b),
              (int32_t)a.v[l] > (int32_t)b.v[l] ? a.v[l] : b.v[l])
 DCOMMI_VPORT(i, min_i, (dcommi_vport_i a, dcommi_vport_i b),
              (int32_t)a.v[l] < (int32_t)b.v[l] ? a.v[l] : b.v[l])
-/* Counts from 0 to 31. */
+/* Shift by 0 to 31 bits. */
 DCOMMI_VPORT(i, sll, (dcommi_vport_i a, dcommi_vport_i n), a.v[l] << n.v[l])
 DCOMMI_VPORT(i, srl, (dcommi_vport_i a, dcommi_vport_i n), a.v[l] >> n.v[l])
 DCOMMI_VPORT(i, sra, (dcommi_vport_i a, dcommi_vport_i n),
              (uint32_t)(((int64_t)(int32_t)a.v[l]) >> n.v[l]))
 DCOMMI_VPORT(i, rol, (dcommi_vport_i a, unsigned n), (a.v[l] << n) | (a.v[l] >> ((32 - n) & 31)))
-/* All ones where a < b, signed. */
+/* All ones if a < b, signed. */
 DCOMMI_VPORT(i, less_i, (dcommi_vport_i a, dcommi_vport_i b),
              (int32_t)a.v[l] < (int32_t)b.v[l] ? ~0u : 0u)
-/* x where a < b, signed; else y. */
+/* x if a < b, signed; else y. */
 DCOMMI_VPORT(i, pick_less, (dcommi_vport_i a, dcommi_vport_i b, dcommi_vport_i x, dcommi_vport_i y),
              (int32_t)a.v[l] < (int32_t)b.v[l] ? x.v[l] : y.v[l])
 /* Denormals become 0. */
@@ -77,13 +77,12 @@ DCOMMI_VPORT(f, mul_normal, (dcommi_vport_f a, dcommi_vport_f b),
 DCOMMI_VPORT(f, add_f, (dcommi_vport_f a, dcommi_vport_f b), a.v[l] + b.v[l])
 DCOMMI_VPORT(f, sub_f, (dcommi_vport_f a, dcommi_vport_f b), a.v[l] - b.v[l])
 DCOMMI_VPORT(f, mul_f, (dcommi_vport_f a, dcommi_vport_f b), a.v[l] * b.v[l])
-/* a * b + c and c - a * b where the product is exact, so that it does not show whether it is fused.
- */
+/* a * b + c and c - a * b, for exact products: fusing does not change the result. */
 DCOMMI_VPORT(f, exact_add, (dcommi_vport_f a, dcommi_vport_f b, dcommi_vport_f c),
              a.v[l] * b.v[l] + c.v[l])
 DCOMMI_VPORT(f, exact_sub, (dcommi_vport_f a, dcommi_vport_f b, dcommi_vport_f c),
              c.v[l] - a.v[l] * b.v[l])
-/* Towards zero; |a| < 2^31. And back. */
+/* Convert towards zero, |a| < 2^31; and back. */
 DCOMMI_VPORT(i, to_int, (dcommi_vport_f a), (uint32_t)(int32_t)a.v[l])
 DCOMMI_VPORT(f, from_int, (dcommi_vport_i a), (float)(int32_t)a.v[l])
 DCOMMI_VPORT(h, pack_h, (dcommi_vport_i a), (uint16_t)a.v[l])
@@ -91,9 +90,9 @@ DCOMMI_VPORT(i, unpack_h, (dcommi_vport_h a), a.v[l])
 DCOMMI_VPORT(h, to_f16, (dcommi_vport_f a), dcommi_f32_to_f16(a.v[l]))
 DCOMMI_VPORT(f, from_f16, (dcommi_vport_h a), dcommi_f16_to_f32(a.v[l]))
 
-/* Code k of a line of `bits` bits each, times a step; where binary, bit 0 is step and 1 is -step.
- */
-#define DCOMMI_vport_MARKS 0 /* whether a code that does not exist becomes NaN */
+/* Code k of a line, `bits` bits each, times a step. If binary, bit 0 is step and bit 1 is
+ * -step. */
+#define DCOMMI_vport_MARKS 0 /* true if a code that does not exist becomes NaN */
 typedef struct dcommi_vport_table {
     float step;
     bool binary;
@@ -122,7 +121,7 @@ DCOMMI_vport_INLINE dcommi_vport_f dcommi_vport_look(const dcommi_vport_table *t
     return r;
 }
 
-/* ---- memory: any alignment, but 64 where streaming ---- */
+/* ---- memory: any alignment; 64 bytes if streaming ---- */
 
 DCOMMI_vport_INLINE dcommi_vport_f dcommi_vport_load_f(const float *p)
 {
@@ -145,11 +144,11 @@ DCOMMI_vport_INLINE dcommi_vport_h dcommi_vport_load_h(const void *p)
     return r;
 }
 
-/* Sixteen bytes of e4m3 or e5m2 as f16, which has e4m3's numbers divided by 256. */
+/* Load sixteen bytes of e4m3 or e5m2 as f16. For e4m3 this gives the numbers divided by 256. */
 DCOMMI_vport_INLINE dcommi_vport_h dcommi_vport_load_e4m3(const unsigned char *p)
 {
     dcommi_vport_h r;
-    for (int l = 0; l < 16; l++) { /* the sign goes one bit further than the rest */
+    for (int l = 0; l < 16; l++) { /* the sign moves one bit further than the rest */
         r.v[l] = (uint16_t)((p[l] & 0x7f) << 7 | (p[l] & 0x80) << 8);
     }
     return r;
@@ -184,7 +183,7 @@ DCOMMI_vport_INLINE void dcommi_vport_store_h2(void *p, dcommi_vport_h a, dcommi
     memcpy((unsigned char *)p + sizeof a, &b, sizeof b);
 }
 
-/* Four vectors of numbers up to 255, as bytes, in order. */
+/* Store four vectors of numbers up to 255 as bytes, in order. */
 DCOMMI_vport_INLINE void dcommi_vport_store_b4(unsigned char *p, dcommi_vport_i a, dcommi_vport_i b,
                                                dcommi_vport_i c, dcommi_vport_i d, bool stream)
 {
@@ -217,7 +216,7 @@ DCOMMI_vport_INLINE bool dcommi_vport_any(dcommi_vport_i a)
     return any != 0;
 }
 
-/* In this order: l and l + 8, then + 4, + 2, + 1. */
+/* Add in this order: l and l + 8, then + 4, + 2, + 1. */
 DCOMMI_vport_INLINE float dcommi_vport_sum(dcommi_vport_f a)
 {
     for (int half = 8; half > 0; half /= 2) {
@@ -228,8 +227,8 @@ DCOMMI_vport_INLINE float dcommi_vport_sum(dcommi_vport_f a)
     return a.v[0];
 }
 
-/* Products in f64, which are exact, or numbers, are added to eight sums: first lanes 0 to 7, then 8
- * to 15. */
+/* Eight f64 sums, to which f64 products, which are exact, or numbers are added: lanes 0 to 7, then
+ * 8 to 15. */
 typedef struct dcommi_vport_d {
     double v[8];
 } dcommi_vport_d;
@@ -279,14 +278,14 @@ DCOMMI_vport_INLINE double dcommi_vport_sum_squares(dcommi_vport_d a)
     return a.v[0];
 }
 
-#define DCOMMI_vport_CHAINS 1 /* groups whose random numbers are worked on in turn */
+#define DCOMMI_vport_CHAINS 1 /* groups whose random numbers are computed in turn */
 
-/* The words of group `group` that elements with k < 4 share, and those with k >= 4. */
+/* The words of a group: those that elements with k < 4 share, and those for k >= 4. */
 typedef struct dcommi_vport_random {
     dcommi_vport_i word[2];
 } dcommi_vport_random;
 
-/* In steps, so that a loop can put other work between the rounds: begin, ten rounds, end. */
+/* Split into begin, ten rounds and end, so that a loop can put other work between the rounds. */
 typedef struct dcommi_vport_philox {
     const dcommi_rng *rng;
     uint64_t group;

@@ -1,10 +1,11 @@
-/* norm.h - the sum of an array's squares in an order that a device takes, too.
+/* norm.h - the sum of an array's squares, in an order that a device can follow too.
  *
- * Tiles of 8192 elements are eight rows, of 32 lanes each: element i of a row is lane i % 32's,
- * which adds its own in order. Of a row lanes l and l + 16 are added, then l + 8, + 4, + 2 and + 1,
- * and of a tile the rows in order. Tile t is lane t % 256's, which adds its own in order; these
- * lanes are then added as those of a tile's eight rows. Squares of f32 are exact in f64, so that a
- * compiler may fuse what it likes. An element that is denormal or not finite counts as 0. */
+ * A tile of 8192 elements is eight rows of 32 lanes. Element i of a row belongs to lane i % 32,
+ * which adds its elements in order. In a row, lanes l and l + 16 are added, then l + 8, + 4, + 2
+ * and + 1. In a tile, the rows are added in order. Tile t belongs to lane t % 256, which adds its
+ * tiles in order. These 256 lanes are then added like the eight rows of a tile. Squares of f32 are
+ * exact in f64, so a compiler may fuse operations. An element that is denormal or not finite
+ * counts as 0. */
 #ifndef DCOMMI_CPU_NORM_H
 #define DCOMMI_CPU_NORM_H
 
@@ -16,8 +17,8 @@
 #include "lanes_avx512.h"
 #endif
 
-/* A row, or the n elements of it that are there, W elements at a time: a vector of f64 that is
- * wider than the machine's costs some compilers more than it saves. */
+/* Sum a row, or the n elements that it has, W elements at a time. A vector of f64 that is wider
+ * than the machine's makes some compilers produce slow code. */
 #define DCOMMI_NORM_ROW_OF(NAME, TARGET, W)                               \
     TARGET static double dcommi_norm_row_##NAME(const float *x, size_t n) \
     {                                                                     \
@@ -53,7 +54,7 @@
         return dcommi_norm_lanes(lane);                                   \
     }
 
-/* Their sum: l and l + 16, then + 8, + 4, + 2, + 1. */
+/* Return the sum of the lanes: l and l + 16, then + 8, + 4, + 2, + 1. */
 static double dcommi_norm_lanes(double *lane)
 {
     for (size_t far = DCOMMI_NORM_LANES / 2; far > 0; far /= 2) {

@@ -1,4 +1,4 @@
-/* portable.h - folds of n operands in plain C: what every SIMD loop must equal bit for bit. */
+/* portable.h - folds of n operands in plain C. Every SIMD loop must equal them bit for bit. */
 #ifndef DCOMMI_CPU_PORTABLE_H
 #define DCOMMI_CPU_PORTABLE_H
 
@@ -7,18 +7,18 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* What a fold kernel may do to the caches. */
+/* Options of a fold kernel for the caches. */
 enum {
-    DCOMMI_FOLD_STREAM = 1, /* store past the caches; dst is aligned to its element */
-    DCOMMI_FOLD_AHEAD = 2,  /* ask for the sources ahead of time */
-    DCOMMI_FOLD_ALSO = 4,   /* store past the caches what goes to `also`, as dst is modulo 64 */
-    DCOMMI_FOLD_OPEN = 8,   /* leave what is stored past the caches in whatever order it comes */
-    DCOMMI_FOLD_NEAR = 16   /* ask for them by less ahead: they are shorter */
+    DCOMMI_FOLD_STREAM = 1, /* nontemporal stores to dst, which is aligned to its element */
+    DCOMMI_FOLD_AHEAD = 2,  /* prefetch the sources */
+    DCOMMI_FOLD_ALSO = 4,   /* nontemporal stores to `also`, which equals dst modulo 64 */
+    DCOMMI_FOLD_OPEN = 8,   /* no fence after nontemporal stores */
+    DCOMMI_FOLD_NEAR = 16   /* prefetch at a shorter distance: the sources are short */
 };
 
-/* dst = fold of src[0..nsrc-1], `len` bytes each, finished with `scalar` (the divisor of a float
- * average; the factor of a scaling). dst may equal any src. The result goes to `also` too, unless
- * that is NULL. */
+/* Set dst to the fold of src[0..nsrc-1], `len` bytes each, finished with `scalar` (the divisor of
+ * a float average; the factor of a scaling). dst may equal any src. Also store the result in
+ * `also`, unless it is NULL. */
 typedef void (*dcommi_fold_fn)(unsigned char *dst, unsigned char *also,
                                const unsigned char *const *src, size_t nsrc, size_t len,
                                double scalar, unsigned how);
@@ -33,9 +33,9 @@ typedef enum dcommi_fold_kind {
     DCOMMI_FOLD_KINDS = 5
 } dcommi_fold_kind;
 
-#define DCOMMI_PORT_BLOCK 128 /* elements: accumulators that stay in the first cache */
+#define DCOMMI_PORT_BLOCK 128 /* elements; accumulators stay in the L1 cache */
 
-/* Two calls of one inlined body: with a constant count, compilers vectorize it even at -O2. */
+/* Call one inlined body twice: with a constant count, compilers vectorize it even at -O2. */
 #define DCOMMI_PORT_FOLD(NAME, STORED, ACC, LOAD, OP, FINISH, STORE)                              \
     __attribute__((always_inline)) static inline void dcommi_port_some_##NAME(                    \
         unsigned char *dst, const unsigned char *const *src, size_t nsrc, size_t at, size_t n,    \
@@ -102,7 +102,7 @@ DCOMMI_PORT_FLOAT(f32, float, float, DCOMMI_PORT_SAME, f32, DCOMMI_PORT_SAME)
 DCOMMI_PORT_FLOAT(f16, uint16_t, float, dcommi_f16_to_f32, f32, dcommi_f32_to_f16)
 DCOMMI_PORT_FLOAT(bf16, uint16_t, float, dcommi_bf16_to_f32, f32, dcommi_f32_to_bf16)
 
-/* Sums and products of signed integers are those of unsigned ones. */
+/* Sums and products of signed integers have the same bits as those of unsigned ones. */
 #define DCOMMI_PORT_UINT(DTYPE, STORED, CAST, FACTOR)                                             \
     DCOMMI_PORT_FOLD(DTYPE##_sum, STORED, STORED, CAST, DCOMMI_PORT_ADD, DCOMMI_PORT_DONE, CAST)  \
     DCOMMI_PORT_FOLD(DTYPE##_prod, STORED, STORED, CAST, DCOMMI_PORT_MUL, DCOMMI_PORT_DONE, CAST) \
@@ -137,7 +137,7 @@ DCOMMI_PORT_INT(i8, int8_t, DCOMMI_PORT_SCALE_I8)
 DCOMMI_PORT_INT(i32, int32_t, DCOMMI_PORT_SCALE_I32)
 DCOMMI_PORT_INT(i64, int64_t, DCOMMI_PORT_SCALE_I64)
 
-/* Kernels of `ISA` in the order of dcommi_fold_kind; A signs as itself, U as its unsigned kin. */
+/* Kernels of ISA in the order of dcommi_fold_kind. A: the type; U: its unsigned counterpart. */
 #define DCOMMI_FOLD_ROW(ISA, A, U, SCALE)                                 \
     {                                                                     \
         dcommi_##ISA##_fold_##U##_sum, dcommi_##ISA##_fold_##U##_prod,    \
@@ -145,7 +145,7 @@ DCOMMI_PORT_INT(i64, int64_t, DCOMMI_PORT_SCALE_I64)
             dcommi_##SCALE##_fold_##A##_scale                             \
     }
 
-/* In the order of dcomm_dtype. SIMD does not pay for scaled integers, which few use. */
+/* In the order of dcomm_dtype. Scaling integers is rare, so SIMD is not worth it. */
 #define DCOMMI_FOLD_TABLE(ISA)                                                          \
     {                                                                                   \
         DCOMMI_FOLD_ROW(ISA, f64, f64, ISA), DCOMMI_FOLD_ROW(ISA, f32, f32, ISA),       \

@@ -1,9 +1,9 @@
-/* powersgd.h - the two products of PowerSGD, and what makes columns orthonormal.
+/* powersgd.h - the two products of PowerSGD, and the orthonormalization of columns.
  *
- * Products of two f32 are exact in f64, and all sums are taken in f64 in one fixed order (eight
- * lanes, or one row after the other), so that a compiler may fuse what it likes and every
- * instruction set gives the same bits. The same source is compiled for each of them. An element of
- * the matrix that is denormal or not finite counts as 0. */
+ * Products of two f32 are exact in f64. All sums are taken in f64 in one fixed order (eight lanes,
+ * or one row after the other). So a compiler may fuse operations, and every instruction set gives
+ * the same bits from the same source. An element of the matrix that is denormal or not finite
+ * counts as 0. */
 #ifndef DCOMMI_CPU_POWERSGD_H
 #define DCOMMI_CPU_POWERSGD_H
 
@@ -22,8 +22,9 @@ typedef int32_t dcommi_i32x8 __attribute__((vector_size(32)));
 typedef double dcommi_f64x8 __attribute__((vector_size(64)));
 typedef int64_t dcommi_i64x8 __attribute__((vector_size(64)));
 
-/* A flat array of `count` elements as a matrix, row by row; what lacks in the last row is 0. P is
- * `rank` columns of `rows` elements, one column after the other, Q `rank` columns of `cols`. */
+/* A flat array of `count` elements as a matrix, row by row; elements missing in the last row are
+ * 0. P is `rank` columns of `rows` elements, one column after the other; Q is `rank` columns of
+ * `cols`. */
 typedef struct dcommi_matrix {
     size_t count, rows, cols, rank;
 } dcommi_matrix;
@@ -33,15 +34,15 @@ static inline size_t dcommi_matrix_padded(size_t n)
     return (n + 7) & ~(size_t)7;
 }
 
-/* Elements of row i that are there. */
+/* Return the number of elements that row i has. */
 static inline size_t dcommi_matrix_row(const dcommi_matrix *m, size_t i)
 {
     size_t from = i * m->cols;
     return from >= m->count ? 0 : m->count - from < m->cols ? m->count - from : m->cols;
 }
 
-/* Eight elements, or the n of them that are there, as f64. They are no functions: how a vector is
- * passed depends on the instruction set. */
+/* Load eight elements, or the N that are there, as f64. These are macros because the instruction
+ * set decides how a vector is passed. */
 #define DCOMMI_MATRIX_WHOLE(OUT, AT, N) DCOMMI_MATRIX_LOAD(OUT, AT, 32)
 #define DCOMMI_MATRIX_PART(OUT, AT, N) DCOMMI_MATRIX_LOAD(OUT, AT, 4 * dcommi_matrix_left(N, c))
 #define DCOMMI_MATRIX_LOAD(OUT, AT, BYTES)                  \
@@ -55,7 +56,7 @@ static inline size_t dcommi_matrix_row(const dcommi_matrix *m, size_t i)
         OUT = __builtin_convertvector(value, dcommi_f64x8); \
     } while (0)
 
-/* How many of the eight elements from c on a row of this length has. */
+/* Return how many of the eight elements from c on a row of `length` has. */
 static inline size_t dcommi_matrix_left(size_t length, size_t c)
 {
     return length <= c ? 0 : length - c < 8 ? length - c : 8;
@@ -76,7 +77,7 @@ static inline size_t dcommi_matrix_left(size_t length, size_t c)
         }                                   \
     } while (0)
 
-/* Four rows, none shorter than the next, times two columns: out[row][column]. */
+/* Multiply four rows, none shorter than the next, by two columns: out[row][column]. */
 #define DCOMMI_MATRIX_TILE(NAME, TARGET)                                                        \
     TARGET static void dcommi_matrix_tile_##NAME(const float *const *row, const size_t *length, \
                                                  const double *q0, const double *q1,            \
@@ -116,7 +117,8 @@ static inline size_t dcommi_matrix_left(size_t length, size_t c)
         }                                                 \
     } while (0)
 
-/* sum[j][c] += row[0][c] * weight[0][j] + ..., row after row; a column of sums is `stride` long. */
+/* Add row[0][c] * weight[0][j] + ... to sum[j][c], row after row. A column of sums is `stride`
+ * long. */
 #define DCOMMI_MATRIX_STRIP(NAME, TARGET)                                                        \
     TARGET static void dcommi_matrix_strip_##NAME(const float *const *row, const size_t *length, \
                                                   const double *const *weight, size_t rank,      \
@@ -131,8 +133,8 @@ static inline size_t dcommi_matrix_left(size_t length, size_t c)
         }                                                                                        \
     }
 
-/* In f64 no sum overflows; as f32 it becomes the largest number at most. A NaN becomes the
- * canonical one: which of some a sum would be is not defined. */
+/* Clamp a sum to finite f32. In f64 no sum overflows. A NaN becomes the canonical one, because a
+ * sum with several NaNs may give any of them. */
 #define DCOMMI_MATRIX_CLAMP(S)                                                              \
     do {                                                                                    \
         const dcommi_f64x8 most = (dcommi_f64x8){0} + (double)FLT_MAX;                      \
@@ -159,7 +161,7 @@ static inline size_t dcommi_matrix_left(size_t length, size_t c)
             memcpy(&old, x + c, BYTES);                                \
             v = how > 0 ? old + v : old - v;                           \
         }                                                              \
-        if (how < 0) { /* what is held back stays finite */            \
+        if (how < 0) { /* the residual stays finite */                 \
             dcommi_i32x8 bits;                                         \
             memcpy(&bits, &v, sizeof bits);                            \
             bits += (bits & 0x7fffffff) == 0x7f800000;                 \
@@ -168,7 +170,8 @@ static inline size_t dcommi_matrix_left(size_t length, size_t c)
         memcpy(x + c, &v, BYTES);                                      \
     } while (0)
 
-/* x[c] = weight[0] * q[0][c] + ..., a column after the other; added to x, or taken from it. */
+/* Set x[c] = weight[0] * q[0][c] + ..., one column after the other; or add it to x, or subtract
+ * it. */
 #define DCOMMI_MATRIX_EXPAND(NAME, TARGET)                                                         \
     TARGET static void dcommi_matrix_expand_##NAME(float *x, size_t n, const float *q,             \
                                                    size_t cols, const double *weight, size_t rank, \
@@ -220,13 +223,13 @@ static dcommi_matrix_kernels dcommi_matrix_get(void)
     }
 }
 
-/* Bytes of workspace for one column of Q, or of P, in f64. */
+/* Return the bytes of workspace for one column of n elements, of Q or P, in f64. */
 static inline size_t dcommi_matrix_column_bytes(size_t n)
 {
     return 8 * dcommi_matrix_padded(n);
 }
 
-/* Four rows from i on; those behind the end are empty. */
+/* Get four rows from i on; rows behind the end are empty. */
 static void dcommi_matrix_rows(const dcommi_matrix *m, const float *x, size_t i, const float **row,
                                size_t *length)
 {
@@ -236,7 +239,7 @@ static void dcommi_matrix_rows(const dcommi_matrix *m, const float *x, size_t i,
     }
 }
 
-/* P = M Q. wide: rank columns of Q in f64. */
+/* Set P = M Q. `wide` has room for rank columns of Q in f64. */
 static void dcommi_matrix_times(const dcommi_matrix *m, const float *x, const float *q, float *p,
                                 double *wide)
 {
@@ -263,7 +266,7 @@ static void dcommi_matrix_times(const dcommi_matrix *m, const float *x, const fl
     }
 }
 
-/* Q = M^T P. wide: rank columns of Q in f64. rank <= DCOMMI_MATRIX_RANK. */
+/* Set Q = M^T P. `wide` has room for rank columns of Q in f64. rank <= DCOMMI_MATRIX_RANK. */
 #define DCOMMI_MATRIX_RANK 64
 static void dcommi_matrix_transposed_times(const dcommi_matrix *m, const float *x, const float *p,
                                            float *q, double *wide)
@@ -291,7 +294,7 @@ static void dcommi_matrix_transposed_times(const dcommi_matrix *m, const float *
     }
 }
 
-/* Rows [from, to) of P Q^T to x (how 0), added to it (1), subtracted from it (-1). */
+/* Store rows [from, to) of P Q^T in x (how = 0), add them (1) or subtract them (-1). */
 static void dcommi_matrix_some(const dcommi_matrix *m, const float *p, const float *q, size_t from,
                                size_t to, float *x, int how)
 {
@@ -320,8 +323,8 @@ static double dcommi_matrix_dot(const float *a, const float *b, size_t n)
     return DCOMMI_MATRIX_SUM(s);
 }
 
-/* Make the columns of P orthonormal, in order, by the modified method of Gram and Schmidt, twice
- * (once leaves what f32 rounded away). A column that others span up to that becomes 0. */
+/* Make the columns of P orthonormal, in order, by the modified Gram-Schmidt method. Do it twice,
+ * because once leaves errors of f32 rounding. A column that the ones before it span becomes 0. */
 static void dcommi_matrix_orthonormal(float *p, size_t rows, size_t rank)
 {
     for (size_t j = 0; j < rank; j++) {

@@ -1,10 +1,10 @@
-/* simd.h - the loop that all SIMD folds share, and the lanes that AVX2 and AVX-512 name alike.
+/* simd.h - the loop that all SIMD folds share, and the lanes that AVX2 and AVX-512 have in common.
  *
- * An instruction set ISA brings DCOMMI_ISA_TARGET, a raw vector type with load, store, stream,
- * load of a part and store of a part, and for each KIND of element a vector type (for 16-bit
- * floats: a pair of f32 vectors) with unpack, pack, finish and scale. avx2.h and avx512.h have the
- * lanes that differ. Multiplication and addition never meet in one kernel, so that no compiler can
- * fuse them. */
+ * An instruction set ISA defines DCOMMI_ISA_TARGET, a raw vector type with load, store, stream,
+ * load of a part and store of a part. For each KIND of element it defines a vector type (for
+ * 16-bit floats a pair of f32 vectors) with unpack, pack, finish and scale. avx2.h and avx512.h
+ * have the lanes that differ. Multiplication and addition never meet in one kernel, so that no
+ * compiler can fuse them. */
 #ifndef DCOMMI_CPU_SIMD_H
 #define DCOMMI_CPU_SIMD_H
 
@@ -12,15 +12,16 @@
 
 #include <immintrin.h>
 
-/* How far ahead sources are asked for, into the second cache (into the first is slower): long ones,
- * where nearer is slower, and pieces of some tens of KiB. */
+/* Distance in bytes at which sources are prefetched into the L2 cache (the L1 cache is slower):
+ * FAR for long sources, where a shorter distance is slower, NEAR for pieces of some tens of
+ * KiB. */
 #define DCOMMI_SIMD_AHEAD_FAR 12288
 #define DCOMMI_SIMD_AHEAD_NEAR 4096
-/* Written out where it is used: a variable makes folds of 1 KiB slower (gcc 12). */
+/* An expression at each use: a variable makes folds of 1 KiB slower (gcc 12). */
 #define DCOMMI_SIMD_AHEAD(how) \
     ((how)&DCOMMI_FOLD_NEAR ? DCOMMI_SIMD_AHEAD_NEAR : DCOMMI_SIMD_AHEAD_FAR)
 
-/* Four vectors at a time, written out: compilers unroll no loop at -O2, and an indexed accumulator
+/* Four vectors at a time, written out. Compilers unroll no loop at -O2, and an indexed accumulator
  * would live in memory. */
 #define DCOMMI_SIMD_GET(ISA, KIND, p) dcommi_##ISA##_##KIND##_unpack(dcommi_##ISA##_load(p))
 
@@ -42,9 +43,9 @@
 #define DCOMMI_SIMD_PACK(ISA, KIND, FINISH, acc) \
     dcommi_##ISA##_##KIND##_pack(dcommi_##ISA##_##KIND##_##FINISH(acc, scalar))
 
-/* Four vectors of source s. For the first eight of them this is code of its own: processors guess
- * what an instruction reads next from what it read before, and one that takes turns between streams
- * has them guess wrong. */
+/* Fold four vectors of source s. Each of the first eight sources has its own code: prefetchers
+ * predict what an instruction reads next from its earlier reads, and alternating between streams
+ * misleads them. */
 #define DCOMMI_SIMD_NEXT(ISA, KIND, OP, s)                    \
     from = src[s] + i;                                        \
     a0 = OP(a0, DCOMMI_SIMD_GET(ISA, KIND, from));            \
@@ -148,7 +149,7 @@
     {                                                                                   \
         _mm##W##_stream_si##W((__m##W##i *)(void *)p, v);                               \
     }                                                                                   \
-    /* The lines of four vectors. */                                                    \
+    /* Prefetch the lines of four vectors. */                                           \
     DCOMMI_##ISA##_INLINE void dcommi_##ISA##_ahead(const unsigned char *p)             \
     {                                                                                   \
         _mm_prefetch((const char *)p, _MM_HINT_T1);                                     \
@@ -192,8 +193,8 @@
     DCOMMI_SIMD_OP(ISA, W, max_i32, _mm##W##_max_epi32(a, b)) \
     DCOMMI_SIMD_OP(ISA, W, max_u32, _mm##W##_max_epu32(a, b))
 
-/* f32 or f64, of vectors VEC. The instruction set has `unordered`, v but some NaN where a or b is
- * one, and `canonical`, where NaNs become the canonical one. */
+/* Lanes of f32 or f64, in vectors VEC. The instruction set defines `unordered`, which is v but a
+ * NaN where a or b is one, and `canonical`, which makes NaNs canonical. */
 #define DCOMMI_SIMD_LANES(ISA, W, KIND, VEC, PS, SCALAR)                                      \
     typedef VEC dcommi_##ISA##_##KIND;                                                        \
     DCOMMI_##ISA##_INLINE VEC dcommi_##ISA##_##KIND##_unpack(__m##W##i v)                     \
@@ -212,7 +213,7 @@
     {                                                                                         \
         return _mm##W##_mul_##PS(a, b);                                                       \
     }                                                                                         \
-    /* min gives its second operand when the two are zeros or one is a NaN: the union of both \
+    /* min gives its second operand when the two are zeros or one is a NaN. The union of both \
      * orders has the sign of -0, and is a NaN if one was. */                                 \
     DCOMMI_##ISA##_INLINE VEC dcommi_##ISA##_##KIND##_least(VEC a, VEC b)                     \
     {                                                                                         \
@@ -236,8 +237,8 @@
             _mm##W##_mul_##PS(v, _mm##W##_set1_##PS((SCALAR)factor)));                        \
     }
 
-/* A pair of f32 vectors. bf16: lo has the even elements, hi the odd ones, which stay where they
- * are; `round` leaves the canonical NaN as it is. */
+/* A pair of f32 vectors. For bf16, lo has the even elements and hi the odd ones, which stay in
+ * place. `round` does not change the canonical NaN. */
 #define DCOMMI_SIMD_HALVES(ISA, W)                                                              \
     typedef struct dcommi_##ISA##_pair {                                                        \
         __m##W lo, hi;                                                                          \
@@ -265,7 +266,7 @@
     DCOMMI_SIMD_FOLD(ISA, KIND##_max, KIND, dcommi_##ISA##_##KIND##_most, finish)  \
     DCOMMI_SIMD_FOLD(ISA, KIND##_scale, KIND, dcommi_##ISA##_##KIND##_add, scale)
 
-/* A pair of f32 vectors takes each operation half by half. */
+/* Apply each operation to both halves of a pair of f32 vectors. */
 #define DCOMMI_SIMD_PAIR_OP(ISA, KIND, OP)                                    \
     DCOMMI_##ISA##_INLINE dcommi_##ISA##_##KIND dcommi_##ISA##_##KIND##_##OP( \
         dcommi_##ISA##_##KIND a, dcommi_##ISA##_##KIND b)                     \
@@ -292,7 +293,7 @@
     DCOMMI_SIMD_PAIR_END(ISA, KIND, finish) \
     DCOMMI_SIMD_PAIR_END(ISA, KIND, scale)
 
-/* Integer lanes in the order that DCOMMI_FOLD_TABLE names them. */
+/* Integer lanes, under the names in DCOMMI_FOLD_TABLE. */
 #define DCOMMI_SIMD_INTS(ISA, A, U, BITS)                                  \
     DCOMMI_SIMD_FOLD(ISA, U##_sum, int, dcommi_##ISA##_add##BITS, finish)  \
     DCOMMI_SIMD_FOLD(ISA, U##_prod, int, dcommi_##ISA##_mul##BITS, finish) \

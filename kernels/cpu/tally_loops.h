@@ -1,9 +1,9 @@
 /* tally_loops.h - the sums of a ledger, in the lanes that DCOMMI_L names; see codec_loops.h.
  *
- * Differences and sums of two f32 are rounded to f32, so that each product in f64 is exact: whether
- * it is fused with the addition that follows does not show. */
+ * Differences and sums of two f32 are rounded to f32, so that each product in f64 is exact. Then
+ * fusing it with the following addition does not change the result. */
 
-/* All ones where a number is finite. */
+/* Return all ones in each lane with a finite number. */
 DCOMMI_LANE DCOMMI_L(i) DCOMMI_L(tally_finite)(DCOMMI_L(f) a)
 {
     return DCOMMI_L(less_i)(DCOMMI_L(and_i)(DCOMMI_L(as_i)(a), DCOMMI_L(set_i)(0x7fffffff)),
@@ -15,7 +15,8 @@ DCOMMI_LANE DCOMMI_L(f) DCOMMI_L(tally_where)(DCOMMI_L(i) mask, DCOMMI_L(f) a)
     return DCOMMI_L(as_f)(DCOMMI_L(and_i)(mask, DCOMMI_L(as_i)(a)));
 }
 
-/* Compare y with x, n elements, a multiple of 16 and below 2^24. What is not finite is left out. */
+/* Compare y with x. n is a multiple of 16 and below 2^24. Leave out numbers that are not
+ * finite. */
 DCOMMI_LOOP void DCOMMI_L(compare)(dcommi_tally *t, const float *x, const float *y, size_t n)
 {
     const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
@@ -30,7 +31,7 @@ DCOMMI_LOOP void DCOMMI_L(compare)(dcommi_tally *t, const float *x, const float 
     for (size_t at = 0; at < n; at += 16) {
         DCOMMI_L(f) a = DCOMMI_L(load_f)(x + at), b = DCOMMI_L(load_f)(y + at);
         DCOMMI_L(f) e = DCOMMI_L(sub_f)(b, a);
-        /* A difference is finite only where both numbers are. */
+        /* A difference is finite only if both numbers are. */
         DCOMMI_L(i) good = DCOMMI_L(tally_finite)(e);
         a = DCOMMI_L(tally_where)(good, a);
         b = DCOMMI_L(tally_where)(good, b);
@@ -56,7 +57,7 @@ DCOMMI_LOOP void DCOMMI_L(compare)(dcommi_tally *t, const float *x, const float 
     t->seen += (uint64_t)DCOMMI_L(sum)(DCOMMI_L(from_int)(seen));
 }
 
-/* What an encoding with feedback took of e = sent + next, and what it left. */
+/* Add the squares of e = sent + next and of next, for an encoding with feedback. */
 DCOMMI_LOOP void DCOMMI_L(held)(dcommi_tally *t, const float *sent, const float *next, size_t n)
 {
     DCOMMI_L(d) encoded = DCOMMI_L(load_d)(t->sum[DCOMMI_LEDGER_ENCODED]);

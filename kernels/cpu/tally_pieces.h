@@ -1,5 +1,4 @@
-/* tally_pieces.h - the sums of a ledger, piece by piece: of what lies in the cache as it is
- * encoded. */
+/* tally_pieces.h - take the sums of a ledger piece by piece, while a piece is in the cache. */
 #ifndef DCOMMI_TALLY_PIECES_H
 #define DCOMMI_TALLY_PIECES_H
 
@@ -10,7 +9,8 @@
 
 #define DCOMMI_TALLY_PIECE ((size_t)1 << 16) /* elements that one loop takes */
 
-/* All pieces of a call but the last are of whole vectors, so that element i is in lane i % 8. */
+/* Run `loop` over n elements, in pieces. Every piece of a call but the last must be whole vectors,
+ * so that element i is in lane i % 8. */
 static void dcommi_tally_by(void (*loop)(dcommi_tally *, const float *, const float *, size_t),
                             dcommi_tally *t, const float *a, const float *b, size_t n)
 {
@@ -27,12 +27,12 @@ static void dcommi_tally_by(void (*loop)(dcommi_tally *, const float *, const fl
     }
 }
 
-/* Elements [at, at + n) of what is compared, of which y arrives. */
+/* Compare elements [at, at + n) of the input with y, their decoded values. */
 static void dcommi_tally_compare(dcommi_tally *t, size_t at, const float *y, size_t n)
 {
     if (t->x != NULL) {
         dcommi_tally_by(dcommi_codec_kernels_get()->compare, t, t->x + at, y, n);
-        t->seen -= (16 - n % 16) % 16; /* the zeros behind the last element */
+        t->seen -= (16 - n % 16) % 16; /* do not count the zeros behind the last element */
     }
 }
 
@@ -41,12 +41,12 @@ static void dcommi_tally_held(dcommi_tally *t, const float *sent, const float *n
     dcommi_tally_by(dcommi_codec_kernels_get()->held, t, sent, next, n);
 }
 
-/* ---- of codecs that send some elements: sums as if nothing were sent, then what was ---- */
+/* ---- for codecs that send some elements: sums as if nothing were sent, then corrections ---- */
 
 #define DCOMMI_TALLY_ZEROS 1024
 
-/* Elements [at, at + n), n <= DCOMMI_TALLY_ZEROS, of which nothing is sent; with feedback, all of e
- * is held back. */
+/* Add elements [at, at + n) as if nothing of them were sent; n <= DCOMMI_TALLY_ZEROS. With
+ * feedback (e is not NULL), all of e is held back. */
 static void dcommi_tally_nothing(dcommi_tally *t, size_t at, const float *e, size_t n)
 {
     static const float zeros[DCOMMI_TALLY_ZEROS];
@@ -56,7 +56,7 @@ static void dcommi_tally_nothing(dcommi_tally *t, size_t at, const float *e, siz
     }
 }
 
-/* Element `index` is sent as y after all. */
+/* Correct the sums: element `index` is sent as y. */
 static void dcommi_tally_sent(dcommi_tally *t, size_t index, float y)
 {
     const size_t lane = index % DCOMMI_LEDGER_LANES;
@@ -71,7 +71,7 @@ static void dcommi_tally_sent(dcommi_tally *t, size_t index, float y)
     }
 }
 
-/* Of e, which is y + next to rounding, not all of it but `next` is held back. */
+/* Correct the sums: not all of e is held back, only `next`. e is y + next up to rounding. */
 static void dcommi_tally_left(dcommi_tally *t, size_t index, float e, float y, float next)
 {
     const size_t lane = index % DCOMMI_LEDGER_LANES;
@@ -82,7 +82,7 @@ static void dcommi_tally_left(dcommi_tally *t, size_t index, float e, float y, f
     t->sum[DCOMMI_LEDGER_ENCODED][lane] += (double)again * (double)again;
 }
 
-/* A sum over the lanes. */
+/* Return a sum over its lanes. */
 static double dcommi_tally_sum(const dcommi_tally *t, int which)
 {
     double sum = 0;
@@ -92,9 +92,9 @@ static double dcommi_tally_sum(const dcommi_tally *t, int which)
     return sum;
 }
 
-/* What was sent has gone out of the sums of squares. They are of no use where y - x or y + next was
- * not finite, for such elements are left out, and where hardly anything remains, which is then the
- * rounding of what has gone: the library decodes and counts again. */
+/* Set `done` if the corrected sums are usable. They are not if a y - x or y + next was not finite,
+ * because such elements should be left out. Nor are they if hardly anything remains, which is then
+ * rounding error of the terms subtracted. In these cases the library decodes and counts again. */
 static void dcommi_tally_whole(dcommi_tally *t)
 {
     const double least = 0x1p-24;

@@ -1,11 +1,11 @@
-/* topk.h - the k elements of largest magnitude, exactly, ties to the lower index.
+/* topk.h - select the k elements of largest magnitude, exactly; ties go to the lower index.
  *
- * One pass keeps what reaches a threshold that a sample of the input suggests: a little below the
- * k-th magnitude, so that few more than k are kept, and the choice among them is exact. The
- * threshold decides the time alone: when too many are kept they are cut to the k largest in between
- * (the first of equals, so that later elements must exceed the least of them), and when fewer than
- * k are, a second pass starts from nothing. A number that is not finite reaches every threshold, so
- * that none is missed. */
+ * One pass keeps the elements that reach a threshold. A sample of the input suggests it, a little
+ * below the k-th magnitude, so that few more than k are kept; the selection among them is exact.
+ * The threshold affects only the time. If too many are kept, they are cut to the k largest in
+ * between. The first of equals stay, so that a later element must exceed the least of them. If
+ * fewer than k are kept, a second pass starts anew. A number that is not finite reaches every
+ * threshold, so none is missed. */
 #ifndef DCOMMI_CPU_TOPK_H
 #define DCOMMI_CPU_TOPK_H
 
@@ -13,27 +13,27 @@
 #include "tally_pieces.h"
 #include "../topk_sample.h"
 
-#define DCOMMI_TOPK_BLOCK 4096 /* elements between two looks at the room that is left */
+#define DCOMMI_TOPK_BLOCK 4096 /* elements between two checks of the room left */
 #define DCOMMI_TOPK_BINS 2048
 #define DCOMMI_TOPK_STREAM ((size_t)1 << 17) /* elements from which `next` is streamed */
 
 typedef struct dcommi_topk {
     const float *x;
-    const float *residual;  /* or NULL; see cpu/topk_scan.h. Finite. */
+    const float *residual;  /* finite, or NULL; see cpu/topk_scan.h */
     float *next;            /* may be the residual */
     size_t count;           /* at most UINT32_MAX */
-    size_t k;               /* wanted; at most count */
+    size_t k;               /* numbers that are not finite are the largest; else they are 0 */
     bool pass;              /* numbers that are not finite are the largest; else they are zeros */
-    uint32_t *bits, *index; /* room for dcommi_topk_room elements each; then what was selected */
+    uint32_t *bits, *index; /* room for dcommi_topk_room elements each; finally the selection */
     size_t room;
-    size_t have; /* kept so far; in the end what was selected */
-    size_t seen; /* of these, how many were looked at for numbers that are not finite */
+    size_t have; /* elements kept so far; finally those selected */
+    size_t seen; /* of these, the number checked for not being finite */
     size_t nonfinite, first_nonfinite;
-    size_t clipped;      /* sums beyond the largest number, which they became */
-    dcommi_tally *tally; /* of a selection of nothing, taken in the first pass; NULL: none */
+    size_t clipped;      /* sums beyond the largest number, which replaced them */
+    dcommi_tally *tally; /* sums as if nothing were selected, from the first pass; NULL: none */
 } dcommi_topk;
 
-/* How many elements `bits` and `index` must have room for. */
+/* Return the number of elements that `bits` and `index` need room for. */
 static size_t dcommi_topk_room(size_t count, size_t k)
 {
     size_t sample = count / DCOMMI_TOPK_SAMPLE + DCOMMI_TOPK_LEAST + DCOMMI_TOPK_LINE;
@@ -42,15 +42,15 @@ static size_t dcommi_topk_room(size_t count, size_t k)
     return (most < count ? most : count) + DCOMMI_TOPK_SLACK;
 }
 
-/* The k-th largest magnitude of n, 1 <= k <= n, none below `low`; *equal_p: how many equal to it
- * are among the k. Digit by digit: how many fall into each of the bins of 2^shift, the last open
- * above, and then only those of the bin that the k-th is in, which soon are few. */
+/* Return the k-th largest magnitude of n numbers, none below `low`; 1 <= k <= n. *equal_p: how
+ * many of the k equal it. Work digit by digit: count the numbers in bins of 2^shift, the last bin
+ * open above. Then continue with the bin of the k-th; once it holds few numbers, copy them. */
 static uint32_t dcommi_topk_kth(const uint32_t *bits, size_t n, size_t k, uint32_t low,
                                 size_t *equal_p)
 {
     uint32_t few[DCOMMI_TOPK_BLOCK + 1];
     uint32_t high = DCOMMI_ABS_BITS;
-    /* Fine bins at once where a threshold says that the k-th is not far above it. */
+    /* The threshold `low` is close below the k-th magnitude: start with fine bins. */
     unsigned shift = low < DCOMMI_NORMAL_BITS ? 20 : 13;
     while (low < high) {
         uint32_t bin[DCOMMI_TOPK_BINS] = {0};
@@ -87,17 +87,18 @@ static uint32_t dcommi_topk_kth(const uint32_t *bits, size_t n, size_t k, uint32
     return low;
 }
 
-/* Count one that is not finite. */
+/* Count a number that is not finite. */
 static inline void dcommi_topk_count(dcommi_topk *t, size_t index)
 {
     t->first_nonfinite = t->nonfinite == 0 ? index : t->first_nonfinite;
     t->nonfinite++;
 }
 
-/* Treat what was newly kept and is not finite, as a scan without a residual finds it. */
+/* Count newly kept numbers that are not finite. Unless they pass, they become 0 and stay only if
+ * the threshold is 0. For scans without a residual. */
 static void dcommi_topk_tame(dcommi_topk *t, uint32_t threshold)
 {
-    uint32_t odd = 0; /* its highest bit: whether there is one */
+    uint32_t odd = 0; /* the highest bit is set if there is one */
     for (size_t i = t->seen; i < t->have; i++) {
         odd |= (t->bits[i] & DCOMMI_ABS_BITS) + DCOMMI_NORMAL_BITS;
     }
@@ -120,7 +121,8 @@ static void dcommi_topk_tame(dcommi_topk *t, uint32_t threshold)
     t->seen = to;
 }
 
-/* Cut what was kept to the k largest. Returns the least magnitude that a later element needs. */
+/* Cut the kept elements to the k largest. Return the least magnitude that a later element
+ * needs. */
 static uint32_t dcommi_topk_cut(dcommi_topk *t, size_t k, uint32_t threshold)
 {
     dcommi_topk_tame(t, threshold);
@@ -129,7 +131,7 @@ static uint32_t dcommi_topk_cut(dcommi_topk *t, size_t k, uint32_t threshold)
     }
     size_t equal = 0;
     uint32_t kth = DCOMMI_ABS_BITS;
-    if (k > 0) { /* what was kept earlier may equal the threshold less one */
+    if (k > 0) { /* elements kept before the last cut may equal threshold - 1 */
         kth = dcommi_topk_kth(t->bits, t->have, k, threshold > 0 ? threshold - 1 : 0, &equal);
     }
     size_t to = dcommi_topk_filter_get()(t->bits, t->index, t->have, kth, equal,
@@ -139,7 +141,7 @@ static uint32_t dcommi_topk_cut(dcommi_topk *t, size_t k, uint32_t threshold)
     return kth < DCOMMI_INF_BITS ? kth + 1 : DCOMMI_INF_BITS;
 }
 
-/* The element at i, whose sum with the residual is not finite. */
+/* Handle element i, whose sum with the residual is not finite. */
 static void dcommi_topk_odd(dcommi_topk *t, size_t i, uint32_t threshold)
 {
     float left = t->residual[i];
@@ -160,8 +162,8 @@ static void dcommi_topk_odd(dcommi_topk *t, size_t i, uint32_t threshold)
     t->next[i] = !finite ? left : keep ? 0 : dcommi_f32_from_bits(b);
 }
 
-/* What n elements are to a ledger if none of them is sent: compared with zeros, and all held back.
- * Before the scan, which may store where the residual is. */
+/* Add n elements to the ledger as if none were sent: compared with zeros, all held back. Call it
+ * before the scan, which may overwrite the residual. */
 static void dcommi_topk_tally(const dcommi_topk *t, size_t at, size_t n)
 {
     static const float none[DCOMMI_TOPK_BLOCK];
@@ -171,13 +173,13 @@ static void dcommi_topk_tally(const dcommi_topk *t, size_t at, size_t n)
     }
 }
 
-/* One pass over x, or with `again` over the sums that an earlier one left in `next`. */
+/* Pass once over x or, with `again`, over the sums that an earlier pass left in `next`. */
 static void dcommi_topk_pass(dcommi_topk *t, uint32_t threshold, bool again)
 {
     dcommi_topk_scan_fn scan = dcommi_topk_scan_get();
     const float *x = again ? t->next : t->x;
     bool adds = t->residual != NULL && !again;
-    /* `next` in memory of its own would first be read from there. */
+    /* With ordinary stores, a `next` of its own would first be read into the cache. */
     bool stream = adds && t->next != t->residual && t->count >= DCOMMI_TOPK_STREAM;
     size_t room = t->room - DCOMMI_TOPK_SLACK;
     t->have = 0;
@@ -204,8 +206,8 @@ static void dcommi_topk_pass(dcommi_topk *t, uint32_t threshold, bool again)
     dcommi_topk_tame(t, threshold);
 }
 
-/* A magnitude that some more than k elements reach, `spare` standard deviations more, as far as a
- * sample tells; 0 where that cannot be told. */
+/* Return a magnitude that, as far as a sample tells, slightly more than k elements reach: `spare`
+ * standard deviations more. 0: the sample cannot tell. */
 static uint32_t dcommi_topk_guess(dcommi_topk *t, double spare)
 {
     size_t lines = (size_t)dcommi_topk_sample_lines(t->count);
@@ -226,16 +228,15 @@ static uint32_t dcommi_topk_guess(dcommi_topk *t, double spare)
     return guess < DCOMMI_INF_BITS ? guess : DCOMMI_INF_BITS;
 }
 
-/* Exactly the k largest; or, where not exact, of those that reach the threshold at most k. The
- * selected elements lie in `bits` and `index`, by index. With a residual, next is zero at these and
- * the sum elsewhere; where a number is passed on that is not finite, it is what the residual was.
- */
+/* Select the k largest; or, if not `exact`, at most k of those that reach the threshold. The
+ * selected elements end up in `bits` and `index`, by index. With a residual, next is 0 for these
+ * and the sum elsewhere; for a number passed on that is not finite, it is the old residual. */
 static void dcommi_topk_run(dcommi_topk *t, uint32_t threshold, bool exact)
 {
     t->nonfinite = 0;
     t->clipped = 0;
     if (exact && t->pass && t->residual != NULL) {
-        threshold = 0; /* what is not finite is not in `next`: there must be no second pass */
+        threshold = 0; /* avoid a second pass: `next` lacks numbers that are not finite */
     }
     dcommi_topk_pass(t, threshold, false);
     t->tally = NULL;

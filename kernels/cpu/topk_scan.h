@@ -1,10 +1,10 @@
-/* topk_scan.h - the one pass over the input that top-k takes: keep what reaches a threshold.
+/* topk_scan.h - top-k's pass over the input: keep the elements that reach a threshold.
  *
- * Magnitudes are compared as the bits of |x|, which order as the numbers do, with infinities and
- * then NaNs above them all. Kept elements (their bits, their index) are appended in index order.
- * With a residual, x + residual is what is looked at, and what is not kept is stored in `next`;
- * where an element is kept, next is zero. Such a scan ends early before a sum that is not finite,
- * so that no such number is stored; the caller decides what it counts as. */
+ * Magnitudes are compared as the bits of |x|, which have the order of the numbers; infinities and
+ * then NaNs are above them all. Kept elements (bits and index) are appended in order of index.
+ * With a residual, the scan looks at x + residual. `next` gets the sums that are not kept, and 0
+ * for kept elements. Such a scan stops before a sum that is not finite, so that it stores no such
+ * number; the caller decides how it counts. */
 #ifndef DCOMMI_CPU_TOPK_SCAN_H
 #define DCOMMI_CPU_TOPK_SCAN_H
 
@@ -18,16 +18,16 @@
 
 #define DCOMMI_ABS_BITS 0x7fffffffu
 #define DCOMMI_INF_BITS 0x7f800000u
-#define DCOMMI_NORMAL_BITS 0x00800000u /* of the least number that is no denormal */
-/* Kept elements are stored in whole vectors: this many may be written behind the last. */
+#define DCOMMI_NORMAL_BITS 0x00800000u /* of the least normal number */
+/* Kept elements are stored in whole vectors: up to this many are written behind the last. */
 #define DCOMMI_TOPK_SLACK 16
-/* How far ahead inputs are asked for, into the second cache (nearer, or into the first, is
- * slower). */
+/* Distance, in elements, at which inputs are prefetched into the L2 cache. A shorter distance, or
+ * the L1 cache, is slower. */
 #define DCOMMI_TOPK_AHEAD 3072
 
-/* x[0..n) have the indices first, first + 1, ...; `have` elements are kept already. Returns how
- * many there are then; *done is how far the scan came. threshold <= DCOMMI_INF_BITS. stream: `next`
- * may be stored past the caches, which ends with dcommi_settle. */
+/* Scan x[0..n), whose indices start at `first`; `have` elements are kept already. Return the
+ * number kept then; *done is how far the scan came. threshold <= DCOMMI_INF_BITS. stream: `next`
+ * may be written with nontemporal stores, which the caller ends with dcommi_settle. */
 typedef size_t (*dcommi_topk_scan_fn)(const float *x, const float *residual, float *next, size_t n,
                                       uint32_t first, uint32_t threshold, uint32_t *bits,
                                       uint32_t *index, size_t have, bool stream, size_t *done);
@@ -63,7 +63,7 @@ static size_t dcommi_topk_scan_port(const float *x, const float *residual, float
 
 #if defined(__x86_64__)
 
-/* Ask for n elements that come later. */
+/* Prefetch n elements that come later. */
 static inline void dcommi_topk_ahead(const float *x, int n)
 {
     for (int i = 0; i < n; i += 16) {
@@ -71,7 +71,7 @@ static inline void dcommi_topk_ahead(const float *x, int n)
     }
 }
 
-/* Those of 32 elements whose bit is set, read from where the vectors were. */
+/* Append those of 32 elements whose bit in `mask` is set, reading them from memory. */
 static inline size_t dcommi_topk_pick(uint32_t mask, const float *x, uint32_t first, uint32_t *bits,
                                       uint32_t *index, size_t have)
 {
@@ -195,7 +195,8 @@ DCOMMI_v512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const f
             at = _mm512_add_epi32(at, step);
         }
         i += wild ? 0 : 64;
-        /* Streamed in runs of their own: other stores in between would break up the lines. */
+        /* Use nontemporal stores in separate runs: other stores in between would break up the
+         * lines. */
         if (stream && (wild || i - stored == 512 || n - i < 64)) {
             for (; stored < i; stored += 16) {
                 __m512i sum = _mm512_castps_si512(
@@ -219,9 +220,8 @@ DCOMMI_v512_TARGET static size_t dcommi_topk_scan_avx512(const float *x, const f
 
 #endif
 
-/* Of n kept elements, those above `kth` and the first `equal` that equal it stay, in order; the
- * others go back to `next` where it is not NULL, but no number that is not finite. Returns how many
- * stay. */
+/* Keep, in order, the elements above `kth` and the first `equal` that equal it. Put the others
+ * back into `next`, unless it is NULL or the number is not finite. Return how many stay. */
 typedef size_t (*dcommi_topk_filter_fn)(uint32_t *bits, uint32_t *index, size_t n, uint32_t kth,
                                         size_t equal, float *next);
 

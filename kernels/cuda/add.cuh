@@ -1,5 +1,5 @@
-/* add.cuh - a multiple of one array added to another: what residuals of error feedback need
- * between encodings. */
+/* add.cuh - add a multiple of one array to another, for residuals of error feedback between
+ * encodings. */
 #ifndef DCOMMI_CUDA_ADD_H
 #define DCOMMI_CUDA_ADD_H
 

@@ -1,10 +1,10 @@
-/* base.cuh - what all CUDA kernels share: the launch, errors, memory, single operations.
+/* base.cuh - shared by all CUDA kernels: launches, errors, memory, single operations.
  *
- * The code is C++17. Tests compile it for the CPU too, after tests/kernels/cuda_shim.h, which
- * stands in for CUDA's runtime and runs a block's threads in lock step.
+ * The code is C++17. Tests also compile it for the CPU, after tests/kernels/cuda_shim.h, which
+ * replaces CUDA's runtime and runs a block's threads in lock step.
  *
- * Arithmetic is by intrinsics of one rounding each, so that nvcc, which fuses products with sums
- * where it can, leaves results alone. */
+ * Arithmetic uses intrinsics of one rounding each. Otherwise nvcc would fuse products with sums
+ * where it can, and change results. */
 #ifndef DCOMMI_CUDA_BASE_H
 #define DCOMMI_CUDA_BASE_H
 
@@ -17,7 +17,7 @@
 #ifndef DCOMMI_CUDA_SHIM
 #include <cuda_runtime.h>
 
-/* Start a kernel of one argument, a structure. */
+/* Start a kernel that has one argument, a structure. */
 template <class P>
 static cudaError_t dcommi_cuda_start(void (*kernel)(P), unsigned blocks, unsigned threads,
                                      const P &p, cudaStream_t stream)
@@ -37,7 +37,7 @@ static cudaError_t dcommi_cuda_start(void (*kernel)(P), unsigned blocks, unsigne
         }                                    \
     } while (0)
 
-/* ---- the host's side ---- */
+/* ---- host side ---- */
 
 __attribute__((format(printf, 2, 3))) static dcomm_status dcommi_cuda_fail(dcomm_status status,
                                                                            const char *format, ...)
@@ -57,7 +57,7 @@ static dcomm_status dcommi_cuda_given(const char *call, cudaError_t error, void 
         error = cudaStreamSynchronize(NULL);
     }
     if (error != cudaSuccess) {
-        (void)cudaGetLastError(); /* the caller has the status: the program's next check need not */
+        (void)cudaGetLastError(); /* the caller has the status: clear it for the next check */
         return dcommi_cuda_fail(DCOMM_ERR_SYSTEM, "%s: the launch failed: %s", call,
                                 cudaGetErrorString(error));
     }
@@ -70,7 +70,7 @@ static uint64_t dcommi_cuda_blocks(uint64_t n, uint64_t each)
     return n / each + (n % each != 0 ? 1 : 0);
 }
 
-/* Without blocks nothing is launched. */
+/* Launch a kernel; do nothing if there are no blocks. */
 template <class P>
 static dcomm_status dcommi_cuda_launch(const char *call, void (*kernel)(P), uint64_t blocks,
                                        unsigned threads, const P &p, void *stream)
@@ -112,7 +112,7 @@ static dcomm_status dcommi_cuda_array(const char *call, const char *name, const 
 
 #define DCOMMI_CUDA_EACH_THREADS 256u
 
-/* p.one(i) for each i < p.count. A thread has OWN of them, so far apart that a warp's are
+/* Call p.one(i) for each i < p.count. A thread has OWN elements, spaced so that a warp accesses
  * neighbours. */
 template <class P, unsigned OWN>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_EACH_THREADS)
@@ -135,7 +135,7 @@ static dcomm_status dcommi_cuda_each(const char *call, const P &p, void *stream)
                               DCOMMI_CUDA_EACH_THREADS, p, stream);
 }
 
-/* Operands of a call, by value, as kernels take them. */
+/* The operands of a call, by value, as kernels take them. */
 struct dcommi_cuda_operands {
     const void *at[DCOMM_CUDA_OPERANDS];
     uint32_t n;
@@ -149,7 +149,7 @@ static dcommi_cuda_operands dcommi_cuda_operand(const void *at)
     return one;
 }
 
-/* All of them are there and aligned to `to`. */
+/* Copy the operands; refuse one that is NULL (unless `empty`) or not aligned to `to` bytes. */
 static dcomm_status dcommi_cuda_operands_make(const char *call, const void *const *at, size_t n,
                                               size_t to, bool empty, dcommi_cuda_operands *out)
 {
@@ -171,7 +171,7 @@ static dcomm_status dcommi_cuda_operands_make(const char *call, const void *cons
     return DCOMM_OK;
 }
 
-/* ---- memory: what is used once passes the caches by ---- */
+/* ---- memory: streaming loads and stores, for data that is used once ---- */
 
 template <class T> DCOMMI_CUDA_INLINE T dcommi_cuda_load(const void *p)
 {
@@ -185,8 +185,8 @@ template <class T> DCOMMI_CUDA_INLINE void dcommi_cuda_store(void *p, T v)
 
 /* ---- single operations ---- */
 
-/* What x86 makes of a sum with a NaN: the first NaN, made quiet, so that sums of what was decoded
- * are the same bytes on both. */
+/* Add as x86 does: a sum with a NaN is the first NaN, made quiet. Then sums of decoded numbers are
+ * the same bytes on both. */
 DCOMMI_CUDA_INLINE float dcommi_cuda_add(float a, float b)
 {
     float sum = __fadd_rn(a, b);
@@ -200,7 +200,7 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_add(float a, float b)
     return sum;
 }
 
-/* Likewise a product with a number that is finite. */
+/* Multiply likewise, by a factor that is finite. */
 DCOMMI_CUDA_INLINE float dcommi_cuda_mul(float a, float b)
 {
     const uint32_t bits = dcommi_f32_bits(a);
@@ -210,7 +210,7 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_mul(float a, float b)
                                                         : product;
 }
 
-/* What is not finite becomes the largest number of its sign. */
+/* Replace a number that is not finite by the largest number of its sign. */
 DCOMMI_CUDA_INLINE float dcommi_cuda_finite(float x)
 {
     const uint32_t bits = dcommi_f32_bits(x);
@@ -219,7 +219,7 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_finite(float x)
                : x;
 }
 
-/* Of a NaN, some NaN. */
+/* Convert to f32; a NaN becomes some NaN. */
 DCOMMI_CUDA_INLINE float dcommi_cuda_from_f16(uint16_t h)
 {
 #ifdef __CUDA_ARCH__
@@ -231,7 +231,7 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_from_f16(uint16_t h)
 #endif
 }
 
-/* Of a NaN, the canonical one. */
+/* Convert to f16; a NaN becomes the canonical one. */
 DCOMMI_CUDA_INLINE uint16_t dcommi_cuda_to_f16(float x)
 {
 #ifdef __CUDA_ARCH__

@@ -1,8 +1,8 @@
-/* bucket.cuh - what one thread does for the formats of kernels/wire.h: 16 elements, their
- * random numbers, their codes, and what codes stand for.
+/* bucket.cuh - the work of one thread for the formats of kernels/wire.h: 16 elements, their random
+ * numbers, their codes, and the numbers that codes represent.
  *
  * A group of 128 elements is eight rows of 16. Eight threads share it: thread j has columns 2j and
- * 2j+1 of all rows, for which one block of random numbers serves and whose codes lie in two words
+ * 2j+1 of all rows. One block of random numbers serves for these, and their codes lie in two words
  * of a line. v[2k+c] is the element of row k, column 2j+c. */
 #ifndef DCOMMI_CUDA_BUCKET_H
 #define DCOMMI_CUDA_BUCKET_H
@@ -12,7 +12,7 @@
 #define DCOMMI_CUDA_OWN 16
 #define DCOMMI_CUDA_TEAM (DCOMMI_RNG_GROUP / DCOMMI_CUDA_OWN)
 
-/* Where v[e] is, from the thread's first element on, and how far behind all of them is. */
+/* OFF: offset of v[e] from the thread's first element. REACH: the offset behind all of them. */
 #define DCOMMI_CUDA_ROW 16
 #define DCOMMI_CUDA_OFF(e) ((unsigned)(e) / 2 * DCOMMI_CUDA_ROW + (unsigned)(e) % 2)
 #define DCOMMI_CUDA_REACH (7 * DCOMMI_CUDA_ROW + 2)
@@ -27,15 +27,15 @@ template <int FORMAT> struct dcommi_cuda_format {
                                  : FORMAT == DCOMMI_FORMAT_Q8 || F8 ? 8
                                                                     : 1;
     static const unsigned LINE = 8 * DCOMMI_WIRE_LINE / BITS; /* elements */
-    static const int WORDS = BITS == 8 ? 4 : 2;               /* of a thread's codes */
+    static const int WORDS = BITS == 8 ? 4 : 2;               /* words of a thread's codes */
 };
 
-/* A format as a type, for launchers that take any. */
+/* A format as a type, for launchers that take any format. */
 template <int FORMAT> struct dcommi_cuda_constant {
     static const int value = FORMAT;
 };
 
-/* f(c) where c::value is the format. */
+/* Call f(c), where c::value is the format. */
 template <class F> static dcomm_status dcommi_cuda_of_format(int format, F f)
 {
     switch (format) {
@@ -56,8 +56,8 @@ template <class F> static dcomm_status dcommi_cuda_of_format(int format, F f)
     }
 }
 
-/* Codes of a thread: code k of column c at bit k * BITS of w[c]; of eight bits, at bit k%4 * 8 of
- * w[2(k/4)+c]. */
+/* Codes of a thread: code k of column c is at bit k * BITS of w[c]; with eight bits, at bit k%4 *
+ * 8 of w[2(k/4)+c]. */
 template <int FORMAT> struct dcommi_cuda_codes {
     uint32_t w[dcommi_cuda_format<FORMAT>::WORDS];
 };
@@ -75,14 +75,15 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_code_get(const dcommi_cuda_codes<FORMAT>
 
 /* ---- elements in memory ---- */
 
-/* Elements from `at` to `end`, in 32 bits: that is as many as it takes to tell which exist. */
+/* Return the number of elements from `at` to `end`, cut to 0x10000, so that 32 bits suffice to
+ * tell which of a thread's elements exist. */
 DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_left(uint64_t at, uint64_t end)
 {
     const uint64_t left = end > at ? end - at : 0;
     return left < 0x10000u ? (uint32_t)left : 0x10000u;
 }
 
-/* Begin sums with -0: x added to it is x, also where x is a zero of either sign. */
+/* Begin sums with -0: x added to it is x, even if x is a zero of either sign. */
 DCOMMI_CUDA_INLINE void dcommi_cuda_own_nothing(float v[DCOMMI_CUDA_OWN])
 {
 #pragma unroll
@@ -91,7 +92,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_own_nothing(float v[DCOMMI_CUDA_OWN])
     }
 }
 
-/* The thread's elements from x on, of which those below `left` exist; 0 for the others. */
+/* Load the thread's elements from x on. Elements from `left` on do not exist and become 0. */
 DCOMMI_CUDA_INLINE void dcommi_cuda_own_load(const float *x, uint32_t left, bool pairs,
                                              float v[DCOMMI_CUDA_OWN])
 {
@@ -137,7 +138,7 @@ struct dcommi_cuda_random {
     uint32_t word[4];
 };
 
-/* The number of their block; `at` is the thread's first element. */
+/* Return the number of the random block; `at` is the thread's first element. */
 DCOMMI_CUDA_INLINE uint64_t dcommi_cuda_random_block(const dcommi_rng &rng, uint64_t at)
 {
     return 8 * (rng.group + at / DCOMMI_RNG_GROUP) + at % DCOMMI_RNG_GROUP / 2;
@@ -150,7 +151,7 @@ DCOMMI_CUDA_INLINE dcommi_cuda_random dcommi_cuda_random_of(const dcommi_rng &rn
     return r;
 }
 
-/* The element's own byte on top, turned left by `more` bits. */
+/* Rotate the word so that the element's own byte is on top, and by `more` bits beyond. */
 DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_turned(const dcommi_cuda_random &r, int k, int c,
                                                unsigned more)
 {
@@ -160,22 +161,22 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_turned(const dcommi_cuda_random &r, int 
 
 /* ---- encoding ---- */
 
-/* What a bucket's step comes to. */
+/* The step of a bucket, and the factor from elements to codes. */
 struct dcommi_cuda_scale {
     float step, inverse;
 };
 
-/* How a format rounds. */
+/* The constants of a format's rounding. */
 struct dcommi_cuda_rounding {
     dcommi_rng rng;
-    dcommi_mini mini;    /* of floats of 8 bits, and of f16 */
-    float magic;         /* a number whose last place is the mini's smallest number, or is 1 */
-    uint32_t mask, half; /* what is taken of a random number, and added to it */
-    float unit;          /* what codes count in, before the division by the step */
+    dcommi_mini mini;    /* of 8-bit floats and f16 */
+    float magic;         /* its last place is the mini's smallest number, or 1 */
+    uint32_t mask, half; /* bits used of a random number, bits added to it */
+    float unit;          /* unit of codes, before the division by the step */
     bool stochastic;
 };
 
-/* |y| as a code of few bits, without clipping; see mini in codec_loops.h. */
+/* Return |y| as a code of few bits, without clipping; see `mini` in cpu/codec_loops.h. */
 template <bool STOCHASTIC>
 DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_mini(float y, uint32_t random,
                                              const dcommi_cuda_rounding &how)
@@ -197,7 +198,7 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_mini(float y, uint32_t random,
     return a < least ? small : large >> cut;
 }
 
-/* A code of 8 bits as a number; of e4m3, divided by 256. */
+/* Return a code of 8 bits as a number; that of e4m3 is divided by 256. */
 template <int FORMAT> DCOMMI_CUDA_INLINE float dcommi_cuda_from_f8(uint32_t b)
 {
     return dcommi_cuda_from_f16(FORMAT == DCOMMI_FORMAT_E5M2
@@ -205,14 +206,14 @@ template <int FORMAT> DCOMMI_CUDA_INLINE float dcommi_cuda_from_f8(uint32_t b)
                                     : (uint16_t)((b & 0x7f) << 7 | (b & 0x80) << 8));
 }
 
-/* An integer of up to 8 bits, signed, as f32: added to 1.5 * 2^23 it is rounded nowhere. */
+/* Convert a signed integer of up to 8 bits to f32. Adding it to 1.5 * 2^23 is exact. */
 template <unsigned BITS> DCOMMI_CUDA_INLINE float dcommi_cuda_level(uint32_t code)
 {
     const int32_t level = (int32_t)(code << (32 - BITS)) >> (32 - BITS);
     return __fsub_rn(dcommi_f32_from_bits(0x4b400000u + (uint32_t)level), 12582912.0f);
 }
 
-/* What a code stands for is `times` its step. */
+/* Return the multiple of the step that a code represents. */
 template <int FORMAT> DCOMMI_CUDA_INLINE float dcommi_cuda_times(uint32_t code)
 {
     typedef dcommi_cuda_format<FORMAT> format;
@@ -222,14 +223,14 @@ template <int FORMAT> DCOMMI_CUDA_INLINE float dcommi_cuda_times(uint32_t code)
     return dcommi_cuda_level<format::BITS>(code);
 }
 
-/* 1 or -1 times the step. */
+/* Return 1 or -1 times the step. */
 template <int FORMAT> DCOMMI_CUDA_INLINE float dcommi_cuda_binary(uint32_t code, float step)
 {
     const uint32_t turn = FORMAT == DCOMMI_FORMAT_Q1 ? code ^ 1 : code;
     return dcommi_f32_from_bits(dcommi_f32_bits(step) ^ turn << 31);
 }
 
-/* v * by, but for its sign 0 where v or the product is denormal. */
+/* Return v * by, or 0 (of either sign) if v or the product is denormal. */
 DCOMMI_CUDA_INLINE float dcommi_cuda_flushed_mul(float v, float by)
 {
 #ifdef __CUDA_ARCH__
@@ -241,7 +242,7 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_flushed_mul(float v, float by)
 #endif
 }
 
-/* The code of v in the top bits of a word. */
+/* Return the code of v, in the top bits of a word. */
 template <int FORMAT, bool STOCHASTIC>
 DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_encode_one(float v, const dcommi_cuda_scale &scale,
                                                    const dcommi_cuda_rounding &how,
@@ -266,7 +267,7 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_encode_one(float v, const dcommi_cuda_sc
     return FORMAT == DCOMMI_FORMAT_Q1 ? t + 0x40000000u : t;
 }
 
-/* Codes of v, by random numbers of a block; v becomes what they leave of it where FEEDBACK. */
+/* Encode v with the random numbers of a block. With FEEDBACK, v becomes the rounding errors. */
 template <int FORMAT, bool STOCHASTIC, bool FEEDBACK>
 DCOMMI_CUDA_INLINE dcommi_cuda_codes<FORMAT>
 dcommi_cuda_encode_own(float v[DCOMMI_CUDA_OWN], const dcommi_cuda_scale &scale,
@@ -327,7 +328,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_words_store(unsigned char *p, uint32_t a, ui
     }
 }
 
-/* The code of element i of `count`, wherever it is. */
+/* Return the code of element i of `count`, wherever it is. */
 template <int FORMAT>
 DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_code_at(const unsigned char *wire, uint64_t i,
                                                 uint64_t count)
@@ -342,14 +343,14 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_code_at(const unsigned char *wire, uint6
     return wire[line * DCOMMI_WIRE_LINE + bit / 8] >> bit % 8 & ((1u << format::BITS) - 1);
 }
 
-/* Codes of a thread near the end, one by one. */
+/* Gather the codes of a thread near the end, one by one. */
 template <int FORMAT>
 DCOMMI_CUDA_INLINE dcommi_cuda_codes<FORMAT> dcommi_cuda_codes_gather(const unsigned char *wire,
                                                                       uint64_t at, uint64_t count)
 {
     typedef dcommi_cuda_format<FORMAT> format;
     dcommi_cuda_codes<FORMAT> codes;
-    const int rows = format::BITS == 8 ? 4 : 8; /* of a word */
+    const int rows = format::BITS == 8 ? 4 : 8; /* rows of a word */
 #pragma unroll
     for (int w = 0; w < format::WORDS; w++) {
         uint64_t i = at + (uint64_t)(w / 2 * rows * DCOMMI_CUDA_ROW + w % 2);
@@ -363,8 +364,8 @@ DCOMMI_CUDA_INLINE dcommi_cuda_codes<FORMAT> dcommi_cuda_codes_gather(const unsi
     return codes;
 }
 
-/* Of a line, and a group, that is whole. Of formats whose groups share a line the words hold the
- * others' codes, too, until dcommi_cuda_codes_own. */
+/* Load a thread's codes from a whole line and a whole group. If groups share a line, the words
+ * also hold the other groups' codes, until dcommi_cuda_codes_own. */
 template <int FORMAT>
 DCOMMI_CUDA_INLINE dcommi_cuda_codes<FORMAT> dcommi_cuda_codes_load(const unsigned char *wire,
                                                                     uint64_t at, bool pairs)
@@ -394,9 +395,8 @@ DCOMMI_CUDA_INLINE dcommi_cuda_codes<FORMAT> dcommi_cuda_codes_load(const unsign
     return codes;
 }
 
-/* The thread's own codes of what was loaded; `whole`: elements in lines, and groups, that are
- * whole.
- */
+/* Extract the thread's own codes from loaded words. whole: the elements that are in whole lines
+ * and groups. */
 template <int FORMAT>
 DCOMMI_CUDA_INLINE void dcommi_cuda_codes_own(uint64_t at, uint64_t whole,
                                               dcommi_cuda_codes<FORMAT> *codes)
@@ -409,8 +409,8 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_codes_own(uint64_t at, uint64_t whole,
     }
 }
 
-/* The line that is not whole: its words are set to zero, and each thread adds its codes. All
- * threads of the block that has it call this, before any of them stores codes. */
+/* Zero the words of the last, partial line; each thread then adds its codes. All threads of the
+ * block that has this line call it, before any of them stores codes. */
 template <int FORMAT>
 DCOMMI_CUDA_INLINE void dcommi_cuda_rest_clear(unsigned char *wire, uint64_t count)
 {
@@ -424,14 +424,15 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_rest_clear(unsigned char *wire, uint64_t cou
     __syncthreads();
 }
 
-/* Of the thread's elements, `left` before the end, those in the last `end % LINE`. */
+/* Add the thread's codes to the partial line: those among the last `end % LINE` elements. `left`
+ * is the number of elements from the thread's first to `end`. */
 template <int FORMAT>
 DCOMMI_CUDA_INLINE void dcommi_cuda_rest_store(unsigned char *wire, uint64_t end, uint32_t left,
                                                const dcommi_cuda_codes<FORMAT> &codes)
 {
     typedef dcommi_cuda_format<FORMAT> format;
     const uint32_t rest = (uint32_t)(end % format::LINE);
-    const int rows = format::BITS == 8 ? 4 : 8; /* of a word */
+    const int rows = format::BITS == 8 ? 4 : 8; /* rows of a word */
     unsigned *words = reinterpret_cast<unsigned *>(wire + end / format::LINE * DCOMMI_WIRE_LINE);
 #pragma unroll
     for (int w = 0; w < format::WORDS; w++) {
@@ -448,8 +449,8 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_rest_store(unsigned char *wire, uint64_t end
     }
 }
 
-/* Codes to their lines, those that end before `left` elements. Every lane of the warp calls this.
- */
+/* Store codes to their lines, if a line ends within `left` elements. Every lane of the warp calls
+ * this. */
 template <int FORMAT>
 DCOMMI_CUDA_INLINE void dcommi_cuda_codes_store(unsigned char *wire, uint64_t at, uint32_t left,
                                                 bool pairs, const dcommi_cuda_codes<FORMAT> &codes)
@@ -471,7 +472,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_codes_store(unsigned char *wire, uint64_t at
     }
     uint32_t a = codes.w[0], b = codes.w[1];
     bool mine = true;
-    if (format::BITS < 4) { /* the codes of two or four groups, which neighbours have */
+    if (format::BITS < 4) { /* collect the codes of two or four groups, which neighbours have */
         const unsigned up = (unsigned)(at % format::LINE) / DCOMMI_RNG_GROUP * 8 * format::BITS;
         a <<= up;
         b <<= up;
@@ -493,7 +494,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_codes_store(unsigned char *wire, uint64_t at
 
 /* ---- decoding ---- */
 
-/* Not zero where codes hold one that no encoder writes. */
+/* Return non-zero if there is a code that no encoder writes. */
 template <int FORMAT>
 DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_forbidden(const dcommi_cuda_codes<FORMAT> &codes)
 {
@@ -516,7 +517,7 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_forbidden(const dcommi_cuda_codes<FORMAT
     return bad & high;
 }
 
-/* x & mask | base in one instruction, which ptxas does not find where both are constants. */
+/* Return x & mask | base in one instruction, which ptxas does not find if both are constants. */
 DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_and_or(uint32_t x, uint32_t mask, uint32_t base)
 {
 #ifdef __CUDA_ARCH__
@@ -528,8 +529,8 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_and_or(uint32_t x, uint32_t mask, uint32
 #endif
 }
 
-/* Code number k of column c, of 2, 4 or 8 bits, as a number, times 2^*up: in the fraction of 2^23
- * and where it lies in its word, but counted from the least. */
+/* Return code k of column c, of 2, 4 or 8 bits, as a number times 2^*up. The code becomes part of
+ * the fraction of 2^23, at its bit position in the word, counted from the lowest code. */
 template <unsigned BITS>
 DCOMMI_CUDA_INLINE float dcommi_cuda_times_up(const uint32_t *w, int k, int c, int *up)
 {
@@ -540,7 +541,7 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_times_up(const uint32_t *w, int k, int c, i
         const uint32_t alone = __byte_perm(code, 0x4b000000u, 0x7440u | (unsigned)(k % 4));
         return __fsub_rn(dcommi_f32_from_bits(alone), 8388608.0f + 128.0f);
     }
-    const int in_half = 16 / (int)BITS; /* further up a code is no part of the fraction */
+    const int in_half = 16 / (int)BITS; /* codes further up do not fit into the fraction */
     *up = (int)BITS * (k % in_half);
     const uint32_t code = w[c] ^ 0xffffffffu / ((1u << BITS) - 1) * sign;
     const uint32_t mask = ((1u << BITS) - 1) << *up;
@@ -548,7 +549,7 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_times_up(const uint32_t *w, int k, int c, i
     return __fsub_rn(dcommi_f32_from_bits(alone), 8388608.0f + (float)(sign << *up));
 }
 
-/* sum += codes * step, the products being exact. */
+/* Add codes * step to `sum`; the products are exact. */
 template <int FORMAT>
 DCOMMI_CUDA_INLINE void dcommi_cuda_decode_own(const dcommi_cuda_codes<FORMAT> &codes, float step,
                                                float sum[DCOMMI_CUDA_OWN])

@@ -1,6 +1,6 @@
-/* cast.cuh - casts to f16 and bf16, of an array or of a sum of casts, with or without
- * feedback, and back. Elements are dealt to threads as in cuda/bucket.cuh, for the random numbers'
- * sake. */
+/* cast.cuh - casts to f16 and bf16, of an array or of a sum of casts, with or without feedback;
+ * and back. Threads have the elements that cuda/bucket.cuh gives them, so that random numbers
+ * agree. */
 #ifndef DCOMMI_CUDA_CAST_H
 #define DCOMMI_CUDA_CAST_H
 
@@ -10,13 +10,13 @@
 #define DCOMMI_CUDA_CAST_TILE (DCOMMI_CUDA_CAST_THREADS * DCOMMI_CUDA_OWN)
 
 struct dcommi_cuda_cast {
-    dcommi_cuda_operands in; /* wires: what is summed */
+    dcommi_cuda_operands in; /* wires to sum */
     const float *x, *residual;
-    float *next; /* what decoding writes, too */
+    float *next; /* also the output of decoding */
     unsigned char *wire;
     dcomm_cuda_report *report;
     bool refuses;             /* see dcommi_cuda_job */
-    dcommi_cuda_tally *tally; /* of each block, where there is a ledger */
+    dcommi_cuda_tally *tally; /* one for each block, if there is a ledger */
     uint64_t count;
     float factor;
     uint32_t limit; /* |x| from here on, as bits, would become infinite */
@@ -34,7 +34,7 @@ template <bool HALF> DCOMMI_CUDA_INLINE float dcommi_cuda_uncast(uint32_t h)
                                   : dcommi_cuda_from_f16((uint16_t)h);
 }
 
-/* The thread's numbers of one wire, two of a row in one word; 0 where there is none. */
+/* Load the thread's numbers of one wire, two of a row in a word; 0 if there is none. */
 DCOMMI_CUDA_INLINE void dcommi_cuda_cast_load(const void *wire, uint64_t at, uint32_t left,
                                               uint32_t row[8])
 {
@@ -55,12 +55,13 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_load(const void *wire, uint64_t at, uin
     }
 }
 
-/* Wires onto `sum`, or their sum. A number that is not finite sets *odd. */
+/* Add wires to `sum` if `onto`, else set it to their sum. *odd is set if a number is not
+ * finite. */
 template <bool HALF>
 DCOMMI_CUDA_INLINE void dcommi_cuda_cast_add(const dcommi_cuda_cast &p, bool onto, uint64_t at,
                                              uint32_t left, float sum[DCOMMI_CUDA_OWN], bool *odd)
 {
-    /* One more in its last place carries an exponent of ones into the sign's. */
+    /* Adding one in its last place carries an exponent of ones into the sign bit. */
     const uint32_t exponents = HALF ? 0x7c007c00u : 0x7f807f80u;
     const uint32_t ones = HALF ? 0x04000400u : 0x00800080u;
 #pragma unroll 2
@@ -77,7 +78,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_add(const dcommi_cuda_cast &p, bool ont
         for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
             const uint32_t h = e % 2 == 0 ? row[e / 2] & 0xffff : row[e / 2] >> 16;
             float x = HALF ? dcommi_cuda_from_f16((uint16_t)h) : dcommi_bf16_to_f32((uint16_t)h);
-            if (HALF && some) { /* a NaN as on the CPU */
+            if (HALF && some) { /* make a NaN as the CPU does */
                 x = dcommi_cuda_uncast<HALF>(h);
             }
             sum[e] = onto || w > 0 ? dcommi_cuda_add(sum[e], x) : x;
@@ -85,14 +86,14 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_add(const dcommi_cuda_cast &p, bool ont
     }
 }
 
-/* x * factor; a NaN stays what it is, made quiet. */
+/* Return x * factor; a NaN is only made quiet. */
 DCOMMI_CUDA_INLINE float dcommi_cuda_times_factor(float x, float factor)
 {
     const uint32_t bits = dcommi_f32_bits(x);
     return dcommi_f32_isnan(bits) ? dcommi_f32_from_bits(bits | 0x400000u) : __fmul_rn(x, factor);
 }
 
-/* The code of v, which is finite and below the limit. */
+/* Return the code of v, which is finite and below the limit. */
 template <bool HALF, bool STOCHASTIC>
 DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_cast_one(float v, const dcommi_cuda_rounding &how,
                                                  const dcommi_cuda_random &random, int k, int c)
@@ -109,7 +110,7 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_cast_one(float v, const dcommi_cuda_roun
     return (a + (STOCHASTIC ? turned >> 16 : (a >> 16 & 1) + 0x7fff)) >> 16;
 }
 
-/* Codes of two neighbours, which are finite and below the limit. */
+/* Return the codes of two neighbours, which are finite and below the limit. */
 template <bool HALF, bool STOCHASTIC>
 DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_cast_two(float x, float y, const dcommi_cuda_rounding &how,
                                                  const dcommi_cuda_random &random, int k)
@@ -164,8 +165,8 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t
         }
         uint32_t h = dcommi_cuda_cast_one<HALF, STOCHASTIC>(y, p.how, random, e / 2, e % 2);
         if (p.residual != NULL) {
-            /* What a clipped number loses stays behind: its sum is taken again, for there is no
-             * register to keep it. */
+            /* The part that clipping cuts off goes to the residual. Compute the sum again: there
+             * is no register to keep it. */
             if ((dcommi_f32_bits(y) & 0x7fffffffu) == dcommi_f32_bits(p.largest)) {
                 y = dcommi_cuda_bounded(__fadd_rn(odd ? 0 : x, r[e]));
             }
@@ -178,7 +179,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t
     }
 }
 
-/* LEDGER: of an array, never of wires. */
+/* Encode. LEDGER only for an array, never for wires. */
 template <bool HALF, bool SUMS, bool LEDGER>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_CAST_THREADS, 3)
     dcommi_cuda_cast_kernel(const __grid_constant__ dcommi_cuda_cast p)

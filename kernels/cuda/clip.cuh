@@ -1,6 +1,6 @@
-/* clip.cuh - DGC's clipping on device memory: the factor that follows from a gradient's norm,
- * summed in the order of cpu/norm.h, and the momentum of what is multiplied by it. A block sums a
- * tile, a warp a row of it; one block then sums the tiles. */
+/* clip.cuh - DGC's clipping on device memory: compute the factor from a gradient's norm, summed in
+ * the order of cpu/norm.h, and the momentum of the clipped gradient. A block sums a tile, each
+ * warp a row of it; one block then sums the tiles. */
 #ifndef DCOMMI_CUDA_CLIP_H
 #define DCOMMI_CUDA_CLIP_H
 
@@ -15,11 +15,12 @@ struct dcommi_cuda_clip {
     const float *g;
     uint64_t count, tiles;
     double most;
-    double *tile; /* their sums */
+    double *tile; /* one sum for each tile */
     dcomm_cuda_clip *clip;
 };
 
-/* Rows of one sum a thread, in order; complete in thread 0. All threads call it. */
+/* Add up the threads' sums: lanes of a row, then rows in order; thread 0 has the result. All
+ * threads call it. */
 DCOMMI_CUDA_INLINE double dcommi_cuda_clip_rows(double s)
 {
     __shared__ double row[DCOMMI_NORM_ROWS];
@@ -44,7 +45,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_CLIP_THREADS)
     double s = 0;
 #pragma unroll 16
     for (uint32_t k = 0; k < DCOMMI_CUDA_CLIP_OWN; k++, i += DCOMMI_NORM_LANES) {
-        const float x = i < p.count ? p.g[i] : 0; /* which is read again soon */
+        const float x = i < p.count ? p.g[i] : 0; /* ordinary load: it is read again soon */
         const uint32_t exponent = dcommi_f32_bits(x) & 0x7f800000u;
         const double v = exponent != 0 && exponent != 0x7f800000u ? (double)x : 0;
         s = __fma_rn(v, v, s);
@@ -98,7 +99,7 @@ extern "C" dcomm_status dcomm_cuda_feedback_clip(dcomm_cuda_clip *clip, const fl
     return dcommi_cuda_launch(call, dcommi_cuda_clip_kernel, 1, threads, p, stream);
 }
 
-/* ---- momentum of what is clipped ---- */
+/* ---- momentum of the clipped gradient ---- */
 
 #define DCOMMI_CUDA_CLIPPED_OWN 4u /* elements of a thread */
 

@@ -7,7 +7,7 @@
 #include "randk.cuh"
 #include "topk_apart.cuh"
 
-/* What a codec's wire is made of, whichever it is. */
+/* The layout of a codec's wire, of any kind. */
 struct dcommi_cuda_form {
     enum { DENSE, SPARSE, RANDK, PRODUCTS } kind;
     dcomm_codec_layout dense;
@@ -21,7 +21,7 @@ static dcomm_status dcommi_cuda_form_of(const char *call, const dcomm_codec *cod
 {
     dcomm_codec_info info = dcomm_codec_info();
     *form = dcommi_cuda_form();
-    if (codec != NULL) { /* of what kind it is, no count decides */
+    if (codec != NULL) { /* the kind does not depend on count */
         DCOMMI_CUDA_TRY(dcomm_codec_get_info(codec, count <= UINT32_MAX ? count : 0, &info));
     }
     if (info.sparse) {
@@ -36,7 +36,7 @@ static dcomm_status dcommi_cuda_form_of(const char *call, const dcomm_codec *cod
     return dcommi_cuda_layout(call, codec, &form->dense);
 }
 
-/* The codec's nonfinite=: 0 fail, 1 zero, 2 pass. */
+/* Return the codec's nonfinite=: 0 fail, 1 zero, 2 pass. */
 static int dcommi_cuda_form_nonfinite(const dcommi_cuda_form &form)
 {
     return form.kind == dcommi_cuda_form::PRODUCTS ? form.matrix.nonfinite
@@ -68,8 +68,9 @@ static size_t dcommi_cuda_decode_room(const dcommi_cuda_form &form, size_t count
                : 0;
 }
 
-/* An encoding's own workspace, an array that is decoded to, and room for what goes with that: of
- * codecs that do not recode, or count, in the passes that encode. */
+/* Parts of a workspace for codecs whose kernels cannot recode, or take a ledger's sums, while
+ * encoding: an encoding's own workspace, an array for decoded elements, and room for decoding or
+ * comparing. */
 struct dcommi_cuda_rooms {
     unsigned char *encode, *other;
     float *array;
@@ -92,8 +93,8 @@ static uint64_t dcommi_cuda_job_blocks(const dcomm_codec_layout &layout, uint64_
                                      : dcommi_cuda_encode_blocks(count, layout.bucket);
 }
 
-/* Whether a ledger takes a decoding, and a comparison: the values of these are known only after
- * passes of their own over all elements, which see neither the input nor what is sent. */
+/* Return true if a ledger needs a decoding and a comparison. These codecs know decoded values only
+ * after separate passes over all elements, which see neither the input nor the wire. */
 static bool dcommi_cuda_counts_apart(const dcommi_cuda_form &form)
 {
     return form.kind == dcommi_cuda_form::PRODUCTS
@@ -101,7 +102,7 @@ static bool dcommi_cuda_counts_apart(const dcommi_cuda_form &form)
                : form.kind == dcommi_cuda_form::SPARSE && dcommi_cuda_topk_is_apart(form.sparse);
 }
 
-/* Blocks that leave sums of a ledger as they encode. */
+/* Return the number of blocks that leave sums of a ledger as they encode. */
 static uint64_t dcommi_cuda_ledger_blocks(const dcommi_cuda_form &form, size_t count)
 {
     return form.kind == dcommi_cuda_form::SPARSE ? dcommi_cuda_topk_tallies(form.sparse, count)
@@ -111,7 +112,7 @@ static uint64_t dcommi_cuda_ledger_blocks(const dcommi_cuda_form &form, size_t c
                : dcommi_cuda_job_blocks(form.dense, count);
 }
 
-/* The workspace of an encoding, and behind it room for these sums. */
+/* Lay out the workspace of an encoding, and behind it room for these sums. */
 static size_t dcommi_cuda_ledger_parts(const dcommi_cuda_form &form, size_t count, void *workspace,
                                        dcommi_cuda_tally **tally)
 {
@@ -224,7 +225,7 @@ static dcomm_status dcommi_cuda_decode_form(const char *call, const dcomm_codec 
                : dcommi_cuda_decode_run(call, form.dense, in, x, count, add, report, stream);
 }
 
-/* The wires of a call, and how long they are. */
+/* Check the wires of a call, and that their lengths are given. */
 static dcomm_status dcommi_cuda_wires_make(const char *call, const dcommi_cuda_form &form,
                                            const void *const *wires, const size_t *bytes, size_t n,
                                            size_t count, dcommi_cuda_operands *in)
@@ -271,7 +272,7 @@ extern "C" dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const vo
 
 /* ---- decoding and encoding again ---- */
 
-/* A NaN stays what it was, as it does on a CPU. */
+/* Multiply by a factor; a NaN stays the same, as on a CPU. */
 struct dcommi_cuda_factor {
     float *x;
     uint64_t count;
@@ -282,7 +283,7 @@ struct dcommi_cuda_factor {
     }
 };
 
-/* Of codecs that do not recode in one pass: the sum is in memory of the workspace. */
+/* Recode by a codec that cannot do so in one pass: the workspace holds the sum. */
 static dcomm_status dcommi_cuda_recode_apart(dcommi_cuda_job *job, const dcomm_codec *codec,
                                              const dcommi_cuda_form &form,
                                              const dcommi_cuda_operands &in, const size_t *bytes,
@@ -331,7 +332,7 @@ extern "C" dcomm_status dcomm_cuda_recode(const dcomm_codec *codec, const void *
 
 /* ---- with a ledger ---- */
 
-/* What has been encoded is decoded, and compared. */
+/* Encode, decode the wire, and compare. */
 static dcomm_status dcommi_cuda_ledger_apart(dcommi_cuda_job *job, const dcomm_codec *codec,
                                              const dcommi_cuda_form &form,
                                              const dcomm_codec_key *key, void *workspace,

@@ -1,4 +1,4 @@
-/* compare.cuh - the sums of a ledger in a pass of their own, of what was decoded. */
+/* compare.cuh - take the sums of a ledger in a separate pass, from decoded elements. */
 #ifndef DCOMMI_CUDA_COMPARE_H
 #define DCOMMI_CUDA_COMPARE_H
 
@@ -8,9 +8,9 @@
 #define DCOMMI_CUDA_COMPARE_TILE (DCOMMI_CUDA_LEDGER_THREADS * DCOMMI_CUDA_COMPARE_OWN)
 
 struct dcommi_cuda_compare {
-    const float *x, *y, *next; /* x: NULL without a comparison; next: NULL without feedback */
+    const float *x, *y, *next; /* x: NULL: no comparison; next: NULL: no feedback */
     uint64_t count;
-    dcommi_cuda_tally *tally; /* of each block */
+    dcommi_cuda_tally *tally; /* one for each block */
 };
 
 static __global__ void __launch_bounds__(DCOMMI_CUDA_LEDGER_THREADS)
@@ -21,7 +21,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_LEDGER_THREADS)
 #pragma unroll 4
     for (uint32_t k = 0; k < DCOMMI_CUDA_COMPARE_OWN; k++, i += DCOMMI_CUDA_LEDGER_THREADS) {
         if (i < p.count) {
-            /* What is compared with a NaN is left out. */
+            /* Comparing with a NaN leaves the element out. */
             const float x = p.x != NULL ? dcommi_cuda_load<float>(p.x + i)
                                         : dcommi_f32_from_bits(DCOMMI_F32_NAN);
             const float next = p.next != NULL ? dcommi_cuda_load<float>(p.next + i) : 0;

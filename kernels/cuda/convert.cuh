@@ -1,5 +1,6 @@
-/* convert.cuh - floats of any width to f32, and back. A thread takes four elements, read and
- * written at once where both arrays lie well; what is left over behind them, one. */
+/* convert.cuh - convert floats of any width to f32, and back. A thread converts four elements,
+ * with one load and one store, if both arrays are aligned. Further threads convert the remaining
+ * elements, one each. */
 #ifndef DCOMMI_CUDA_CONVERT_H
 #define DCOMMI_CUDA_CONVERT_H
 
@@ -13,15 +14,15 @@ struct dcommi_cuda_conversion {
     void *dst;
     const void *src;
     uint64_t count;
-    uint64_t fours; /* of them, in which it is done */
-    double factor;  /* to f32 */
+    uint64_t fours; /* groups of four elements */
+    double factor;  /* for conversion to f32 */
 };
 
 template <class T> struct alignas(sizeof(T) == 2 ? 8 : 16) dcommi_cuda_four {
     T v[DCOMMI_CUDA_CONVERT_OWN];
 };
 
-/* One element of E to f32, or back. */
+/* Convert one element of E to f32; below: back. */
 template <class E>
 DCOMMI_CUDA_INLINE void dcommi_cuda_convert(float *to, typename E::stored from, double factor)
 {

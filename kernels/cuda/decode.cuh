@@ -1,4 +1,4 @@
-/* decode.cuh - decoding any number of wires in one pass: their sum, or onto an array. */
+/* decode.cuh - decode any number of wires in one pass: store their sum, or add it to an array. */
 #ifndef DCOMMI_CUDA_DECODE_H
 #define DCOMMI_CUDA_DECODE_H
 
@@ -28,7 +28,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_DECODE_THREADS, 4)
             dcommi_cuda_own_load(p.x + at, left, p.pairs, v);
         }
         dcommi_cuda_wires_add<FORMAT>(p.wires, at, v, &nan, &bad);
-        float finite = 0; /* what is not becomes NaN, which tells once for all */
+        float finite = 0; /* a number that is not finite makes it NaN, so one test serves all */
 #pragma unroll
         for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
             finite = __fmaf_rn(v[e], 0, finite);
@@ -39,7 +39,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_DECODE_THREADS, 4)
             if (nan) {
                 v[e] = dcommi_f32_from_bits(DCOMMI_F32_NAN);
             } else if (p.add && dcommi_f32_isnan(dcommi_f32_bits(v[e]))) {
-                /* Where x was NaN it stays what it was; else the wire is corrupt. */
+                /* An x that was NaN stays that NaN; else the wire is corrupt. */
                 const uint32_t x = dcommi_f32_bits(p.x[at + DCOMMI_CUDA_OFF(e)]);
                 v[e] = dcommi_f32_from_bits(dcommi_f32_isnan(x) ? x | 0x400000u : DCOMMI_F32_NAN);
             }

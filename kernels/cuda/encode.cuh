@@ -1,16 +1,16 @@
-/* encode.cuh - encoding buckets, of an array or of a sum of wires, with or without feedback.
+/* encode.cuh - encode buckets, of an array or of a sum of wires, with or without feedback.
  *
- * Buckets of 128, 256 and 512 elements are held by 8, 16 or 32 lanes of a warp; others by a block,
- * of up to 512 threads and so 8192 elements. Each input is then read once. Of longer buckets a
- * block reads one piece after the other, and again to encode it, when much of it is in the second
- * cache. */
+ * 8, 16 or 32 lanes of a warp hold a bucket of 128, 256 or 512 elements. A block of up to 512
+ * threads holds any other bucket of up to 8192 elements. Then each input is read once. For longer
+ * buckets, a block reads one piece after the other to measure the bucket, and again to encode it.
+ * By then much of it is in the L2 cache. */
 #ifndef DCOMMI_CUDA_ENCODE_H
 #define DCOMMI_CUDA_ENCODE_H
 
 #include "ledger.cuh"
 #include "recode.cuh"
 
-/* ---- what is encoded ---- */
+/* ---- input ---- */
 
 struct dcommi_cuda_found {
     unsigned clipped, nonfinite;
@@ -18,14 +18,15 @@ struct dcommi_cuda_found {
     bool poisoned;
 };
 
-/* Element i is not finite. */
+/* Count element i, which is not finite. */
 DCOMMI_CUDA_INLINE void dcommi_cuda_found_odd(dcommi_cuda_found *found, uint64_t i)
 {
     found->nonfinite++;
     found->first = UINT64_MAX - i > found->first ? UINT64_MAX - i : found->first;
 }
 
-/* refuses: the inputs are sums of wires, and one that is not finite is refused. */
+/* Add to the report. refuses: the inputs are sums of wires, and one that is not finite is
+ * refused. */
 DCOMMI_CUDA_INLINE void dcommi_cuda_report_add(dcomm_cuda_report *report,
                                                const dcommi_cuda_found &found, bool refuses)
 {
@@ -47,7 +48,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_report_add(dcomm_cuda_report *report,
     }
 }
 
-/* The thread's input: from the array, or from the wires. */
+/* Load the thread's input, from the array or from the wires. */
 template <int FORMAT, bool SUMS>
 DCOMMI_CUDA_INLINE void dcommi_cuda_input(const dcommi_cuda_bucket &p, uint64_t at, uint32_t left,
                                           float v[DCOMMI_CUDA_OWN], bool *bad)
@@ -75,7 +76,8 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_input(const dcommi_cuda_bucket &p, uint64_t 
     }
 }
 
-/* v = input + residual; where CLEAN, what is not finite or too large is dealt with, and counted. */
+/* Set v = input + residual. If `clean`, replace and count numbers that are not finite or too
+ * large. */
 template <int FORMAT, bool SUMS>
 DCOMMI_CUDA_INLINE void dcommi_cuda_take(const dcommi_cuda_bucket &p, uint64_t at, uint32_t left,
                                          bool clean, float v[DCOMMI_CUDA_OWN],
@@ -115,7 +117,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_take(const dcommi_cuda_bucket &p, uint64_t a
     }
 }
 
-/* The measure of a bucket as bits: its largest |x|, or for signs their sum. */
+/* Update the measure of a bucket, as bits: its largest |x|, or for signs the sum of |x|. */
 template <int FORMAT, bool BLOCK>
 DCOMMI_CUDA_INLINE void dcommi_cuda_measure(const float v[DCOMMI_CUDA_OWN], bool squares,
                                             unsigned team, uint32_t *most, dcommi_cuda_columns *sum,
@@ -133,15 +135,16 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_measure(const float v[DCOMMI_CUDA_OWN], bool
 
 /* ---- the kernel ---- */
 
-/* A sum that is infinite becomes the largest number. */
+/* Return the sum; if it is infinite, the largest number. */
 DCOMMI_CUDA_INLINE float dcommi_cuda_bounded(float sum)
 {
     const uint32_t bits = dcommi_f32_bits(sum);
     return (bits & 0x7fffffffu) == 0x7f800000u ? dcommi_f32_from_bits(bits - 1) : sum;
 }
 
-/* What clipped numbers lose stays behind, beside what their codes left in p.next. The inputs are
- * read again, for there are no registers to keep them; r: the residuals, which p.next may be. */
+/* Add the part that clipping cut off to p.next, which has the rounding errors. Read the inputs
+ * again, because there are no registers to keep them. r: the residuals, because p.next may
+ * overwrite them. */
 template <int FORMAT, bool SUMS>
 DCOMMI_CUDA_INLINE void dcommi_cuda_excess(const dcommi_cuda_bucket &p, uint64_t at, uint32_t left,
                                            const float r[DCOMMI_CUDA_OWN])
@@ -162,8 +165,8 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_excess(const dcommi_cuda_bucket &p, uint64_t
     }
 }
 
-/* A ledger's sums of the thread's elements, of which `next` is left. The input is read again, which
- * the first cache still has. */
+/* Add the thread's elements to a ledger; `next` is their residual. Read the input again: the L1
+ * cache still has it. */
 template <int FORMAT>
 DCOMMI_CUDA_INLINE void
 dcommi_cuda_tally_own(const dcommi_cuda_bucket &p, uint64_t at, uint32_t left, float step,
@@ -183,7 +186,8 @@ dcommi_cuda_tally_own(const dcommi_cuda_bucket &p, uint64_t at, uint32_t left, f
     }
 }
 
-/* Codes of the thread's elements, and what they leave. clean: some inputs may have been clipped. */
+/* Encode the thread's elements and store codes and residuals. clean: inputs may have been
+ * clipped. */
 template <int FORMAT, bool SUMS, bool LEDGER>
 DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at, uint64_t end,
                                         uint32_t left, const dcommi_cuda_scale &scale, bool clean,
@@ -226,14 +230,14 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at
     }
 }
 
-/* Blocks that have to fit on a multiprocessor: as many as the registers allow. */
+/* Return the number of blocks that must fit on a multiprocessor, as the registers allow. */
 DCOMMI_HD constexpr unsigned dcommi_cuda_encode_blocks_of(bool block, bool ledger, bool sums,
                                                           unsigned bits)
 {
     return block ? 1 : ledger || (sums && bits == 8) ? 4 : sums ? 5 : 6;
 }
 
-/* LEDGER: of an array, never of wires. */
+/* Encode. LEDGER only for an array, never for wires. */
 template <int FORMAT, bool SUMS, bool BLOCK, bool LEDGER>
 static __global__ void __launch_bounds__(
     BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS,
@@ -244,8 +248,8 @@ static __global__ void __launch_bounds__(
     __shared__ dcommi_cuda_shared room;
     __shared__ dcommi_cuda_chains chains;
     dcommi_cuda_shared *shared = BLOCK ? &room : NULL;
-    /* Of a block, where its bucket begins and ends; else a thread's elements are those of its
-     * number, whatever the bucket, and end where all do. */
+    /* BLOCK: [begin, end) is the block's bucket. Otherwise a thread's elements follow from its
+     * number, whatever the bucket, and `end` is that of the array. */
     const unsigned team = BLOCK ? DCOMMI_CUDA_WARP : 1u << p.team;
     const unsigned lane = BLOCK ? threadIdx.x : threadIdx.x & (team - 1);
     const uint64_t own =
@@ -267,7 +271,7 @@ static __global__ void __launch_bounds__(
         begin + own / DCOMMI_CUDA_TEAM * DCOMMI_RNG_GROUP + own % DCOMMI_CUDA_TEAM * 2;
     const unsigned piece = blockDim.x * DCOMMI_CUDA_OWN;
     const unsigned pieces = BLOCK ? (p.bucket + piece - 1) / piece : 1;
-    /* The block of the last element has the line that is not whole. */
+    /* The last block has the partial line. */
     const bool rest = p.count % format::LINE != 0 && blockIdx.x == gridDim.x - 1;
     if (rest) {
         dcommi_cuda_rest_clear<FORMAT>(p.wire, p.count);
@@ -326,7 +330,7 @@ static __global__ void __launch_bounds__(
     bool poisoned = false;
     if (BLOCK && clean) {
         poisoned = __syncthreads_or(found.poisoned) != 0;
-    } else if (clean) { /* anyone of the team */
+    } else if (clean) { /* any thread of the team */
         poisoned = dcommi_cuda_team_most(found.poisoned ? 1 : 0, team) != 0;
     }
     dcommi_cuda_scale scale;
@@ -369,7 +373,7 @@ static __global__ void __launch_bounds__(
 
 /* ---- launchers ---- */
 
-/* Lanes that hold a bucket; 0: a block does. */
+/* Return the number of lanes that hold a bucket; 0: a block does. */
 static unsigned dcommi_cuda_encode_team(size_t bucket)
 {
     const size_t lanes = bucket / DCOMMI_CUDA_OWN;

@@ -1,5 +1,4 @@
-/* feedback.cuh - what error feedback does to its arrays beside encoding, element by element.
- */
+/* feedback.cuh - operations of error feedback on its arrays besides encoding, by element. */
 #ifndef DCOMMI_CUDA_FEEDBACK_H
 #define DCOMMI_CUDA_FEEDBACK_H
 
@@ -25,7 +24,7 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_feedback_bounded(float e, dcommi_cuda_found
     return dcommi_cuda_finite(e);
 }
 
-/* One element, of f32. */
+/* Compute one element, in f32. */
 template <int OP>
 DCOMMI_CUDA_INLINE float dcommi_cuda_feedback_one(float a, float b, float factor, uint64_t i,
                                                   dcommi_cuda_found *found)
@@ -56,7 +55,7 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_feedback_one(float a, float b, float factor
     }
 }
 
-/* Not up to infinity; see dcommi_feedback_narrow. */
+/* Convert to bf16, never up to infinity; see dcommi_feedback_narrow. */
 DCOMMI_CUDA_INLINE uint16_t dcommi_cuda_feedback_narrow(float x)
 {
     const uint16_t h = dcommi_f32_to_bf16(x);

@@ -1,5 +1,5 @@
-/* fp8.cuh - folds of operands that are wires of codec fp8, in f32, by any operator and in one
- * pass: what dcomm_cuda_reduce would make of the decoded arrays. */
+/* fp8.cuh - folds of wires of codec fp8, in f32, by any operator, in one pass. The result is that
+ * of dcomm_cuda_reduce on the decoded arrays. */
 #ifndef DCOMMI_CUDA_FP8_H
 #define DCOMMI_CUDA_FP8_H
 
@@ -10,11 +10,11 @@ struct dcommi_cuda_fp8 {
     dcommi_cuda_wires wires;
     float *x;
     dcomm_cuda_report *report;
-    int64_t divisor; /* of an average; 1: none */
+    int64_t divisor; /* for averages; 1: none */
     bool pairs;
 };
 
-/* A thread's elements of one wire, those of a NaN bucket as NaN. */
+/* Decode a thread's elements of one wire; those of a NaN bucket become NaN. */
 template <int FORMAT>
 DCOMMI_CUDA_INLINE void dcommi_cuda_fp8_take(const dcommi_cuda_wires &in, uint32_t w, uint64_t at,
                                              uint64_t bucket, float v[DCOMMI_CUDA_OWN], bool *bad)

@@ -1,5 +1,5 @@
-/* job.cuh - what the codec calls of cuda.h are made of: arguments are checked, and kernels of
- * dense codecs chosen by their layout. */
+/* job.cuh - parts of the codec calls of cuda.h: check arguments, and choose the kernels of dense
+ * codecs by their layout. */
 #ifndef DCOMMI_CUDA_JOB_H
 #define DCOMMI_CUDA_JOB_H
 
@@ -14,8 +14,8 @@ struct dcommi_cuda_job {
     float *next;
     unsigned char *wire;
     dcomm_cuda_report *report;
-    bool refuses;             /* sums of wires are encoded, and have to be finite */
-    dcommi_cuda_tally *tally; /* where a ledger is wanted */
+    bool refuses;             /* the input is sums of wires, which must be finite */
+    dcommi_cuda_tally *tally; /* NULL without a ledger */
 };
 
 static bool dcommi_cuda_casts(const dcomm_codec_layout &layout)
@@ -36,7 +36,7 @@ static dcomm_status dcommi_cuda_layout(const char *call, const dcomm_codec *code
     return DCOMM_OK;
 }
 
-/* Parts of a workspace, one behind the other; without one, how long it is. */
+/* Cut a workspace into parts, one behind the other. If base is NULL, only add up their lengths. */
 struct dcommi_cuda_parts {
     unsigned char *base;
     size_t at;
@@ -64,7 +64,7 @@ static dcomm_status dcommi_cuda_zero(const char *call, void *p, size_t bytes, vo
                              stream);
 }
 
-/* What kernels of all codecs are told alike. */
+/* Set the arguments that kernels of all codecs have in common. */
 template <class P> static void dcommi_cuda_job_tell(const dcommi_cuda_job &job, P *p)
 {
     p->x = job.x;
@@ -75,14 +75,14 @@ template <class P> static void dcommi_cuda_job_tell(const dcommi_cuda_job &job, 
     p->refuses = job.refuses;
 }
 
-/* Whether all its arrays are aligned to so many bytes. */
+/* Return true if all arrays of the job are aligned to `to` bytes. */
 static bool dcommi_cuda_job_aligned(const dcommi_cuda_job &job, size_t to)
 {
     return dcommi_cuda_aligned(job.x, to) && dcommi_cuda_aligned(job.residual, to) &&
            dcommi_cuda_aligned(job.next, to);
 }
 
-/* All but the layout, and x. */
+/* Check the arguments and set all of the job but the layout and x. */
 static dcomm_status dcommi_cuda_job_make(dcommi_cuda_job *job, const char *call,
                                          const dcomm_codec *codec, const float *residual,
                                          float *next, size_t count, void *wire, size_t capacity,
@@ -110,7 +110,7 @@ static dcomm_status dcommi_cuda_job_make(dcommi_cuda_job *job, const char *call,
     return dcommi_cuda_array(call, "next", next, residual != NULL ? count : 0, sizeof(float));
 }
 
-/* What rounding needs to know. */
+/* Return the constants of a layout's rounding. */
 static dcommi_cuda_rounding dcommi_cuda_rounding_of(const dcomm_codec_layout &layout,
                                                     const dcomm_codec_key *key)
 {
@@ -126,7 +126,8 @@ static dcommi_cuda_rounding dcommi_cuda_rounding_of(const dcomm_codec_layout &la
         how.magic = 8388608.0f;
         const unsigned bits = dcommi_format_bits[format];
         const uint32_t fraction = 0xffffffffu >> bits;
-        /* A random fraction, but for its last ten bits, or one half. */
+        /* Stochastic: add random bits, with the last ten fixed at their mean. Nearest: add one
+         * half. */
         how.mask = layout.stochastic ? fraction & ~(uint32_t)1023 : 0;
         how.half = layout.stochastic ? 512 : fraction / 2 + 1;
         how.unit = format == DCOMM_FORMAT_Q1 ? 1073741824.0f : (float)(1u << (32 - bits));
@@ -242,7 +243,7 @@ static dcomm_status dcommi_cuda_job_run(const dcommi_cuda_job &job, const dcommi
 
 /* ---- decoding ---- */
 
-/* The sum of dense wires, or onto x. */
+/* Decode dense wires: store their sum in x, or add it. */
 static dcomm_status dcommi_cuda_decode_run(const char *call, const dcomm_codec_layout &layout,
                                            const dcommi_cuda_operands &in, float *x, size_t count,
                                            bool add, dcomm_cuda_report *report, void *stream)

@@ -1,9 +1,9 @@
-/* ledger.cuh - the sums of a ledger, of what a thread encodes while it has it.
+/* ledger.cuh - the sums of a ledger, taken while a thread encodes its elements.
  *
- * The CPU adds elements in eight lanes one after the other, which no device can do in parallel.
- * Here a thread adds its own, warps and blocks add theirs pairwise, and blocks' sums are added in
- * the order of a tree that depends on the lengths alone: the same sums from run to run, which
- * differ from the CPU's by the rounding of f64 sums, and counts that do not differ. */
+ * The CPU adds elements in eight lanes, one after the other, which a device cannot do in parallel.
+ * Here a thread adds its own elements, and warps and blocks add theirs pairwise. The blocks' sums
+ * are added in a tree that depends only on the lengths. So sums are the same in every run. They
+ * differ from the CPU's by the rounding of f64 sums; counts do not differ. */
 #ifndef DCOMMI_CUDA_LEDGER_H
 #define DCOMMI_CUDA_LEDGER_H
 
@@ -11,14 +11,14 @@
 #include "../tally.h"
 
 #define DCOMMI_CUDA_LEDGER_THREADS 256u
-#define DCOMMI_CUDA_LEDGER_BLOCKS 128u /* whose sums one block adds in the end */
+#define DCOMMI_CUDA_LEDGER_BLOCKS 128u /* blocks that reduce many sums, before one does */
 
 struct dcommi_cuda_tally {
     double sum[DCOMMI_LEDGER_SUMS];
     uint64_t seen;
 };
 
-/* Sums of sums: of `n` blocks to those of this launch, or to the caller's ledger. */
+/* Add the sums of `n` blocks, into those of this launch's blocks or into the caller's ledger. */
 struct dcommi_cuda_ledger_sum {
     const dcommi_cuda_tally *from;
     dcommi_cuda_tally *to;
@@ -26,7 +26,8 @@ struct dcommi_cuda_ledger_sum {
     uint64_t n;
 };
 
-/* One element: x, what arrives of it, and with feedback what is held back; see tally_loops.h. */
+/* Add one element: x, its decoded value y, and with feedback its residual `next`; see
+ * cpu/tally_loops.h. */
 DCOMMI_CUDA_INLINE void dcommi_cuda_tally_one(dcommi_cuda_tally *t, float x, float y, bool feedback,
                                               float next)
 {
@@ -51,7 +52,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_tally_one(dcommi_cuda_tally *t, float x, flo
     }
 }
 
-/* The block's sums, complete in thread 0; all threads call it. */
+/* Add up the block's sums; thread 0 has them. All threads call it. */
 DCOMMI_CUDA_INLINE void dcommi_cuda_tally_block(dcommi_cuda_tally *t)
 {
     __shared__ dcommi_cuda_tally room[32];
@@ -98,13 +99,13 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_LEDGER_THREADS)
     }
 }
 
-/* Room for the sums of `blocks`, and for those of the launch that adds them. */
+/* Return the bytes for the sums of `blocks`, and of the launch that adds them. */
 static size_t dcommi_cuda_ledger_bytes(uint64_t blocks)
 {
     return (size_t)(blocks + DCOMMI_CUDA_LEDGER_BLOCKS) * sizeof(dcommi_cuda_tally);
 }
 
-/* What `blocks` blocks have left at `room` to the ledger. */
+/* Add the sums that `blocks` blocks left at `room` to the ledger. */
 static dcomm_status dcommi_cuda_ledger_launch(const char *call, dcommi_cuda_tally *room,
                                               uint64_t blocks, dcomm_cuda_ledger *ledger,
                                               void *stream)

@@ -1,5 +1,5 @@
-/* load.cuh - all kernels loaded at once: one that CUDA loads when it is first launched may
- * wait for what other streams hold. The test's stand-in for CUDA's runtime has nothing to load. */
+/* load.cuh - load all kernels at once. A kernel that CUDA loads at its first launch may wait for
+ * work of other streams. The tests' substitute for CUDA's runtime has nothing to load. */
 #ifndef DCOMMI_CUDA_LOAD_H
 #define DCOMMI_CUDA_LOAD_H
 
@@ -9,7 +9,8 @@
 
 #include <vector>
 
-/* A function of the driver's, found without linking it; version: that of CUDA which has it. */
+/* Find a function of the driver without linking it. `version` is the CUDA version that introduced
+ * it. */
 template <class F> static bool dcommi_cuda_driver(const char *name, unsigned version, F *function)
 {
     enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
@@ -29,7 +30,7 @@ template <class F> static bool dcommi_cuda_driver(const char *name, unsigned ver
     return entry != NULL && found == cudaDriverEntryPointSuccess;
 }
 
-/* This file's kernels are one module: any of them leads to the others. */
+/* Load this file's kernels. They are one module, so any of them leads to the others. */
 extern "C" dcomm_status dcomm_cuda_load(void)
 {
     const char *call = "dcomm_cuda_load";

@@ -1,8 +1,8 @@
-/* look.cuh - looking at an array of floats: the first element that is not finite, the sum of
- * squares; and unscaling it on the way. What a gradient scaler needs.
+/* look.cuh - find the first element of an array that is not finite, and the sum of squares;
+ * unscale the array in the same pass. For gradient scalers.
  *
- * Blocks leave what they have seen of tiles of one length, which one block then adds up in an order
- * that the count alone decides. */
+ * Each block stores its result for one tile. One block then adds them up, in an order that depends
+ * only on the count. */
 #ifndef DCOMMI_CUDA_LOOK_H
 #define DCOMMI_CUDA_LOOK_H
 
@@ -15,14 +15,14 @@
 
 struct dcommi_cuda_seen {
     double squares;
-    uint64_t index; /* of the first that is not finite; UINT64_MAX: none */
+    uint64_t index; /* of the first element that is not finite; UINT64_MAX: none */
 };
 
 struct dcommi_cuda_look {
     void *x;
     uint64_t count, blocks;
     double factor;
-    dcommi_cuda_seen *seen; /* by each block; by all, in the end, the first of them */
+    dcommi_cuda_seen *seen; /* one for each block; in the end the first is that of all */
     dcomm_cuda_sight *sight;
 };
 
@@ -32,7 +32,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_seen_add(dcommi_cuda_seen *s, double squares
     s->index = index < s->index ? index : s->index;
 }
 
-/* What the block has seen, complete in thread 0; all threads call it. */
+/* Combine the threads' results; thread 0 has the block's. All threads call it. */
 DCOMMI_CUDA_INLINE void dcommi_cuda_seen_block(dcommi_cuda_seen *s)
 {
     __shared__ dcommi_cuda_seen room[DCOMMI_CUDA_LOOK_THREADS / 32];
@@ -98,7 +98,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_LOOK_THREADS)
     }
 }
 
-/* All of it becomes 0 if some of it is not finite. */
+/* Zero the array if an element is not finite. */
 template <class E>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_LOOK_THREADS)
     dcommi_cuda_drop_kernel(const __grid_constant__ dcommi_cuda_look p)

@@ -1,5 +1,4 @@
-/* lowrank.cuh - powersgd as a codec: a whole encoding and a decoding, of the steps in
- * cuda/powersgd.cuh. */
+/* lowrank.cuh - powersgd as a codec: encode and decode by the steps of cuda/powersgd.cuh. */
 #ifndef DCOMMI_CUDA_LOWRANK_H
 #define DCOMMI_CUDA_LOWRANK_H
 
@@ -11,16 +10,16 @@ static uint64_t dcommi_cuda_lowrank_numbers(const dcomm_codec_matrix &m)
     return m.rank * (m.rows + m.cols);
 }
 
-/* ---- nonfinite=pass: one such number, and what is sent is NaN ---- */
+/* ---- nonfinite=pass: one number that is not finite makes the whole wire NaN ---- */
 
-/* What an encoding ends with: it is not known before all has been read, and until then the residual
- * may not be overwritten. */
+/* Finish an encoding. All input must be read first to know if a number is not finite; until then
+ * the residual must not be overwritten. */
 struct dcommi_cuda_lowrank_end {
-    const dcomm_cuda_report *found; /* by this call alone */
+    const dcomm_cuda_report *found; /* for this call only */
     dcomm_cuda_report *report;
     uint32_t *wire;
     const float *left, *residual;
-    float *next; /* NULL: without a residual */
+    float *next; /* NULL: no residual */
     uint64_t elements, numbers;
     uint64_t count; /* the larger of these two */
     __device__ void one(uint64_t i) const
@@ -44,7 +43,8 @@ struct dcommi_cuda_lowrank_end {
 
 /* ---- encoding ---- */
 
-/* With nonfinite=pass a report of its own, and room for what is encoded with a residual. */
+/* Lay out the workspace: with nonfinite=pass, a report of its own and room for input +
+ * residual. */
 static size_t dcommi_cuda_lowrank_parts(const dcomm_codec_matrix &m, void *workspace,
                                         dcomm_cuda_report **found, float **e)
 {
@@ -55,7 +55,7 @@ static size_t dcommi_cuda_lowrank_parts(const dcomm_codec_matrix &m, void *works
     return parts.at;
 }
 
-/* All turns, of e. */
+/* Run all turns on e. */
 static dcomm_status dcommi_cuda_lowrank_turns(const dcommi_cuda_job &job,
                                               const dcomm_codec_matrix &m, const float *e,
                                               bool counts, dcomm_cuda_report *report,
@@ -73,7 +73,8 @@ static dcomm_status dcommi_cuda_lowrank_turns(const dcommi_cuda_job &job,
     return DCOMM_OK;
 }
 
-/* ledger (NULL: not wanted): without nonfinite=pass, and with the workspace of a comparison. */
+/* Encode. If `ledger` is not NULL, nonfinite is not pass, and the workspace is that of a
+ * comparison. */
 static dcomm_status dcommi_cuda_lowrank_run(const dcommi_cuda_job &job, const dcomm_codec_matrix &m,
                                             void *workspace, const dcomm_codec_key *key,
                                             dcomm_cuda_ledger *ledger, void *stream)
@@ -120,7 +121,7 @@ static dcomm_status dcommi_cuda_lowrank_run(const dcommi_cuda_job &job, const dc
 
 /* ---- decoding ---- */
 
-/* Without nonfinite=pass a wire has no number that is not finite, unless it is a sum of wires. */
+/* Without nonfinite=pass, a wire has only finite numbers, unless it is a sum of wires. */
 struct dcommi_cuda_lowrank_check {
     const uint32_t *wire;
     uint64_t count;

@@ -1,6 +1,6 @@
-/* measure.cuh - what a bucket is scaled by, measured by the threads that hold it: a part of a
- * warp, or a block. Sums are taken in the order of codec_loops.h, which a CPU's sixteen lanes
- * dictate: each column from the first row to the last, so that groups wait for one another. */
+/* measure.cuh - the measure and the step of a bucket, computed by the threads that hold it: a part
+ * of a warp, or a block. Sums follow the order of cpu/codec_loops.h, which a CPU's sixteen lanes
+ * dictate: each column from the first row to the last. So groups wait for one another. */
 #ifndef DCOMMI_CUDA_MEASURE_H
 #define DCOMMI_CUDA_MEASURE_H
 
@@ -11,7 +11,7 @@
 
 #define DCOMMI_CUDA_ALL 0xffffffffu
 
-/* Of the columns of a thread: sums of |x|, or in f64 of squares. */
+/* Sums over the columns of a thread: of |x|, or in f64 of squares. */
 struct dcommi_cuda_columns {
     float a, b;
     double squares;
@@ -28,7 +28,7 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_own_most(const float v[DCOMMI_CUDA_OWN])
     return most;
 }
 
-/* The largest of a team: 8, 16 or 32 lanes. */
+/* Return the largest of a team of 8, 16 or 32 lanes. */
 DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_team_most(uint32_t most, unsigned team)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
@@ -43,15 +43,15 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_team_most(uint32_t most, unsigned team)
     return most;
 }
 
-/* |x|, denormals as zero. */
+/* Return |x|; a denormal becomes 0. */
 DCOMMI_CUDA_INLINE float dcommi_cuda_size(float x)
 {
     const uint32_t bits = dcommi_f32_bits(x) & 0x7fffffffu;
     return dcommi_f32_from_bits(bits >= 0x00800000u ? bits : 0);
 }
 
-/* Columns' sums, group after group of the team: the first group begins with `sum`, and all end with
- * the sums of the last. */
+/* Add up the columns, group after group of the team. The first group starts from `sum`; all lanes
+ * end with the sums of the last group. */
 DCOMMI_CUDA_INLINE dcommi_cuda_columns dcommi_cuda_team_sizes(const float v[DCOMMI_CUDA_OWN],
                                                               unsigned team,
                                                               dcommi_cuda_columns sum)
@@ -72,8 +72,8 @@ DCOMMI_CUDA_INLINE dcommi_cuda_columns dcommi_cuda_team_sizes(const float v[DCOM
     return sum;
 }
 
-/* Likewise squares. There are eight sums, each of two columns: those of 2j and 2j+8 are thread j's,
- * and those of 2j+1 and 2j+9 thread j+4's. */
+/* Add up squares likewise. There are eight sums, each of two columns. Thread j has the sum of
+ * columns 2j and 2j+8, thread j+4 that of 2j+1 and 2j+9. */
 DCOMMI_CUDA_INLINE dcommi_cuda_columns dcommi_cuda_team_squares(const float v[DCOMMI_CUDA_OWN],
                                                                 unsigned team,
                                                                 dcommi_cuda_columns sum)
@@ -103,7 +103,7 @@ DCOMMI_CUDA_INLINE dcommi_cuda_columns dcommi_cuda_team_squares(const float v[DC
     return sum;
 }
 
-/* Over the columns: l and l + 8, then + 4, + 2, + 1. */
+/* Add up the columns: l and l + 8, then + 4, + 2, + 1. */
 DCOMMI_CUDA_INLINE float dcommi_cuda_sizes_end(dcommi_cuda_columns sum)
 {
     for (unsigned far = DCOMMI_CUDA_TEAM / 2; far > 0; far /= 2) {
@@ -113,7 +113,7 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_sizes_end(dcommi_cuda_columns sum)
     return __fadd_rn(sum.a, sum.b);
 }
 
-/* Over eight sums: l and l + 4, then + 2, + 1. */
+/* Add up the eight sums: l and l + 4, then + 2, + 1. */
 DCOMMI_CUDA_INLINE double dcommi_cuda_squares_end(dcommi_cuda_columns sum)
 {
     const unsigned far[3] = {2, 1, 4};
@@ -124,8 +124,8 @@ DCOMMI_CUDA_INLINE double dcommi_cuda_squares_end(dcommi_cuda_columns sum)
     return sum.squares;
 }
 
-/* The step that follows from the largest; see dcommi_bucket_step. With the remainder, and `inverse`
- * rounded from 1 / most, the quotient is the rounded one for each `most` of wire.h. */
+/* Return the step for the largest |x|; see dcommi_wire_step. The correction by the remainder, with
+ * `inverse` rounded from 1 / most, gives the rounded quotient for each `most` of wire.h. */
 DCOMMI_CUDA_INLINE float dcommi_cuda_wire_step(float largest, float most, float inverse)
 {
     if (!(largest >= DCOMMI_WIRE_LEAST)) {
@@ -136,7 +136,7 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_wire_step(float largest, float most, float 
     return dcommi_f32_from_bits((dcommi_f32_bits(quotient) + 0xffu) & ~0xffu);
 }
 
-/* The step of a bucket whose squares' sum is known. */
+/* Return the step of a bucket from the sum of its squares. */
 DCOMMI_CUDA_INLINE float dcommi_cuda_norm_step(double squares, float most, float inverse)
 {
     const double norm = __dsqrt_rn(squares);
@@ -150,9 +150,9 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_norm_step(double squares, float most, float
 
 /* ---- norms of buckets of teams ---- */
 
-/* Of each bucket eight chains, in which squares are added: chain s has columns s and s + 8, row
- * after row. A chain's columns lie apart, and so far that 16 bytes of eight threads are in banks of
- * their own. */
+/* Each bucket has eight chains, in which squares are added: chain s has columns s and s + 8, row
+ * after row. The two columns of a chain are stored apart, so that the 16-byte loads of eight
+ * threads hit different banks. */
 struct alignas(16) dcommi_cuda_quad {
     float v[4];
 };
@@ -160,12 +160,12 @@ struct alignas(16) dcommi_cuda_quad {
 #define DCOMMI_CUDA_CHAINS 8u
 
 struct dcommi_cuda_chains {
-    dcommi_cuda_quad quads[128 * 7]; /* of the shortest chains, which take most */
+    dcommi_cuda_quad quads[128 * 7]; /* enough for the shortest chains, which need most */
     float step[16];
 };
 
-/* The steps of a block's buckets, of 1 << shift threads each. A warp has few chains, so that all of
- * the block's are followed by as many threads as there are, in as few warps as they fill. */
+/* Return the steps of a block's buckets, of 1 << shift threads each. A warp has few chains. So the
+ * first threads of the block, in few full warps, follow all chains of the block, one each. */
 DCOMMI_CUDA_INLINE float dcommi_cuda_teams_norm(const float v[DCOMMI_CUDA_OWN], unsigned shift,
                                                 float most, float inverse,
                                                 dcommi_cuda_chains *shared)
@@ -210,7 +210,7 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_teams_norm(const float v[DCOMMI_CUDA_OWN], 
     return shared->step[bucket];
 }
 
-/* |x| one by one in f64, from the first element to the last: of numbers whose sum as f32 is
+/* Add |x| one by one in f64, from the first element to the last. Used if the sum in f32 is
  * infinite, which is rare. */
 DCOMMI_CUDA_INLINE double dcommi_cuda_warp_exact(const float v[DCOMMI_CUDA_OWN], double sum)
 {
@@ -230,8 +230,9 @@ DCOMMI_CUDA_INLINE double dcommi_cuda_warp_exact(const float v[DCOMMI_CUDA_OWN],
     return sum;
 }
 
-/* unit / step, rounded: of a step of 16 significant bits, and a power of two, one step of Newton's
- * from a few units in the last place gives it. No number on the way is denormal. */
+/* Return unit / step, rounded. The step has 16 significant bits and unit is a power of two. So one
+ * Newton iteration is enough, from an approximation within a few units in the last place. No
+ * intermediate result is denormal. */
 DCOMMI_CUDA_INLINE float dcommi_cuda_inverse(float step, float unit)
 {
     const float s = __fmul_rn(step, dcommi_f32_from_bits(0x7f000000u - dcommi_f32_bits(unit)));
@@ -246,7 +247,7 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_inverse(float step, float unit)
 
 /* ---- a block: its warps in order ---- */
 
-/* What warps hand on to the next. */
+/* Values that a warp passes on to the next. */
 struct dcommi_cuda_shared {
     uint32_t most[DCOMMI_CUDA_WARPS];
     dcommi_cuda_columns columns[DCOMMI_CUDA_TEAM];
@@ -257,7 +258,7 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_block_most(uint32_t most, dcommi_cuda_sh
 {
     const unsigned warps = blockDim.x / DCOMMI_CUDA_WARP;
     most = dcommi_cuda_team_most(most, DCOMMI_CUDA_WARP);
-    __syncthreads(); /* what was there has been read */
+    __syncthreads(); /* old contents have been read */
     if (threadIdx.x % DCOMMI_CUDA_WARP == 0) {
         shared->most[threadIdx.x / DCOMMI_CUDA_WARP] = most;
     }
@@ -268,7 +269,7 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_block_most(uint32_t most, dcommi_cuda_sh
     return most;
 }
 
-/* Sums of sizes, or of squares, that begin with what `sum` is in all threads. */
+/* Add up |x| or squares, starting from `sum`, which all threads have. */
 DCOMMI_CUDA_INLINE dcommi_cuda_columns dcommi_cuda_block_columns(const float v[DCOMMI_CUDA_OWN],
                                                                  bool squares,
                                                                  dcommi_cuda_columns sum,

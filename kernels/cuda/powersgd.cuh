@@ -1,7 +1,7 @@
-/* powersgd.cuh - the steps of powersgd on device memory, with the bytes of cpu_powersgd.h:
- * products of two f32 are exact in f64, and sums are taken in that file's order. Of M Q and of dots
- * that is eight sums, of every eighth element; of M^T P one, over the rows; of P Q^T one, over the
- * rank. What the order leaves is done side by side: rows, columns, elements. */
+/* powersgd.cuh - the steps of powersgd on device memory, with the bytes of cpu/powersgd.h.
+ * Products of two f32 are exact in f64, and sums follow that file's order. M Q and dot products
+ * use eight sums, each of every eighth element. M^T P uses one sum, over the rows; P Q^T uses one,
+ * over the rank. Rows, columns and elements are computed in parallel. */
 #ifndef DCOMMI_CUDA_POWERSGD_H
 #define DCOMMI_CUDA_POWERSGD_H
 
@@ -9,41 +9,41 @@
 
 #define DCOMMI_CUDA_MATRIX_THREADS 256u
 #define DCOMMI_CUDA_MATRIX_LANES 8u
-#define DCOMMI_CUDA_MATRIX_SIDE 4u /* columns of P or Q in one reading of the matrix */
-#define DCOMMI_CUDA_MATRIX_SOME 8u /* elements of a thread, where they are computed one by one */
+#define DCOMMI_CUDA_MATRIX_SIDE 4u /* columns of P or Q per reading of the matrix */
+#define DCOMMI_CUDA_MATRIX_SOME 8u /* elements of a thread, in kernels by element */
 #define DCOMMI_CUDA_MATRIX_STRIP 64u
-/* Turns of a thread that also counts: its elements are those of a comparison's thread. */
+/* Iterations of a thread that also counts: it has the elements of a comparison's thread. */
 #define DCOMMI_CUDA_MATRIX_TURNS (DCOMMI_CUDA_COMPARE_OWN / DCOMMI_CUDA_MATRIX_SOME)
 static_assert(DCOMMI_CUDA_MATRIX_THREADS == DCOMMI_CUDA_LEDGER_THREADS, "a comparison's blocks");
 
 struct dcommi_cuda_matrix {
     uint64_t count, rows, cols;
     uint32_t rank;
-    const float *m, *from; /* the matrix; P or Q, what is read of them */
-    const float *q;        /* of a product */
+    const float *m, *from; /* the matrix; P or Q, the one that is read */
+    const float *q;        /* for a product */
     float *to;
-    int how; /* of a product: 0 to = it, 1 added, -1 subtracted */
+    int how; /* for a product: 0 store it in `to`, 1 add it, -1 subtract it */
     dcommi_rng rng;
     dcomm_cuda_report *report;
     bool refuses;             /* see dcommi_cuda_job */
-    dcommi_cuda_tally *tally; /* of each block */
+    dcommi_cuda_tally *tally; /* one for each block */
 };
 
-/* An element of the matrix: 0 where it is denormal or not finite. */
+/* Return an element of the matrix, or 0 if it is denormal or not finite. */
 DCOMMI_CUDA_INLINE double dcommi_cuda_matrix_number(float x)
 {
     const uint32_t exponent = dcommi_f32_bits(x) & 0x7f800000u;
     return exponent != 0 && exponent != 0x7f800000u ? (double)x : 0;
 }
 
-/* Elements of row i that are there. */
+/* Return the number of elements that row i has. */
 DCOMMI_CUDA_INLINE uint64_t dcommi_cuda_matrix_row(const dcommi_cuda_matrix &p, uint64_t i)
 {
     const uint64_t from = i * p.cols;
     return i >= p.rows || from >= p.count ? 0 : p.count - from < p.cols ? p.count - from : p.cols;
 }
 
-/* Over eight lanes: l and l + 4, then + 2, + 1. */
+/* Add up eight lanes: l and l + 4, then + 2, + 1. */
 DCOMMI_CUDA_INLINE double dcommi_cuda_matrix_sum(double s)
 {
     for (unsigned far = DCOMMI_CUDA_MATRIX_LANES / 2; far > 0; far /= 2) {
@@ -52,7 +52,7 @@ DCOMMI_CUDA_INLINE double dcommi_cuda_matrix_sum(double s)
     return s;
 }
 
-/* P = M Q: eight threads a row. COUNT: what is not finite is counted on the way. */
+/* Compute P = M Q, with eight threads for each row. COUNT: count numbers that are not finite. */
 template <bool COUNT>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
     dcommi_cuda_matrix_p_kernel(const __grid_constant__ dcommi_cuda_matrix p)
@@ -90,7 +90,8 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
     }
 }
 
-/* Q = M^T P: a thread a column, so that a warp reads whole lines of each row. */
+/* Compute Q = M^T P, with a thread for each column, so that a warp reads whole lines of each
+ * row. */
 static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_STRIP)
     dcommi_cuda_matrix_q_kernel(const __grid_constant__ dcommi_cuda_matrix p)
 {
@@ -98,7 +99,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_STRIP)
     if (c >= p.cols) {
         return;
     }
-    const uint64_t rows = (p.count - c + p.cols - 1) / p.cols; /* that have this column */
+    const uint64_t rows = (p.count - c + p.cols - 1) / p.cols; /* rows that have this column */
     dcommi_cuda_found found = {};
     for (uint32_t j = 0; j < p.rank; j += DCOMMI_CUDA_MATRIX_SIDE) {
         double sum[DCOMMI_CUDA_MATRIX_SIDE] = {};
@@ -126,12 +127,12 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_STRIP)
     dcommi_cuda_report_add(p.report, found, false);
 }
 
-/* The dot of two columns, in all threads of the block, which all call it. */
+/* Return the dot product of two columns. All threads of the block call this. */
 DCOMMI_CUDA_INLINE double dcommi_cuda_matrix_dot(const float *a, const float *b, uint64_t n)
 {
     __shared__ double room;
     double s = 0;
-    __syncthreads(); /* columns are written, and the last dot has been read */
+    __syncthreads(); /* columns are written, and the last result has been read */
     if (threadIdx.x < DCOMMI_CUDA_MATRIX_LANES) {
 #pragma unroll 8
         for (uint64_t i = threadIdx.x; i < n; i += DCOMMI_CUDA_MATRIX_LANES) {
@@ -155,7 +156,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_matrix_times(float *column, uint64_t n, doub
     }
 }
 
-/* Columns become orthonormal in order; see dcommi_matrix_orthonormal. One block. */
+/* Make the columns orthonormal, in order; see dcommi_matrix_orthonormal. One block. */
 static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
     dcommi_cuda_matrix_orthonormal_kernel(const __grid_constant__ dcommi_cuda_matrix p)
 {
@@ -181,8 +182,8 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
     }
 }
 
-/* Columns of Q get their length, and numbers where they have none; see dcommi_powersgd_start. A
- * block a column. */
+/* Scale the columns of Q, and fill those that are 0 with random numbers; see
+ * dcommi_powersgd_start. One block for each column. */
 static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
     dcommi_cuda_matrix_start_kernel(const __grid_constant__ dcommi_cuda_matrix p)
 {
@@ -198,8 +199,8 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
     dcommi_cuda_matrix_times(column, p.cols, __ddiv_rn(0x1p-20, __dsqrt_rn(length)));
 }
 
-/* P Q^T to the matrix, added to it, or taken from it, element by element. LEDGER: what sending it
- * does to m is counted; of this, `to` is what is left, or NULL. */
+/* Store P Q^T in the matrix, add it or subtract it, by element. LEDGER: take a ledger's sums for
+ * sending m as P Q^T; `to` is then the residual, or NULL. */
 template <bool LEDGER>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
     dcommi_cuda_matrix_product_kernel(const __grid_constant__ dcommi_cuda_matrix p)
@@ -257,7 +258,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
 
 /* ---- launchers ---- */
 
-/* What all read. */
+/* Check and set the arguments that all kernels read. */
 static dcomm_status dcommi_cuda_matrix_read(dcommi_cuda_matrix *p, const char *call,
                                             const dcomm_codec_matrix *shape, const float *m,
                                             const char *name, const float *from)

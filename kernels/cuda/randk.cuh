@@ -1,7 +1,7 @@
-/* randk.cuh - randk: one pass over the input, and a thread for each part that takes or brings
- * its element. With nonfinite=pass, a pass before that finds the parts that are sent as NaN and
- * whose residuals stay. A ledger counts what is not sent in the pass over the input, and the rest
- * as it is taken. */
+/* randk.cuh - randk: one pass over the input, and a thread for each part, which encodes or decodes
+ * its element. With nonfinite=pass, an earlier pass finds the parts that are sent as NaN, whose
+ * residuals stay. A ledger's sums come from the pass over the input for elements that are not
+ * sent, and from the part's thread for those that are. */
 #ifndef DCOMMI_CUDA_RANDK_H
 #define DCOMMI_CUDA_RANDK_H
 
@@ -10,22 +10,22 @@
 #include "../randk.h"
 
 #define DCOMMI_CUDA_RANDK_THREADS 256u
-#define DCOMMI_CUDA_RANDK_ROWS 4u /* of four elements, that a thread reads */
+#define DCOMMI_CUDA_RANDK_ROWS 4u /* rows of four elements that a thread reads */
 #define DCOMMI_CUDA_RANDK_TILE (DCOMMI_CUDA_RANDK_THREADS * DCOMMI_CUDA_RANDK_ROWS * 4)
 
 struct dcommi_cuda_randk {
     const float *x, *residual;
-    float *next; /* of a decoding: what is written */
+    float *next; /* for decoding: the output */
     unsigned char *wire;
     dcomm_cuda_report *report;
     bool refuses;             /* see dcommi_cuda_job */
-    dcommi_cuda_tally *tally; /* of each tile, where there is a ledger; then of blocks that take */
+    dcommi_cuda_tally *tally; /* one for each tile, with a ledger; then for blocks that take */
     uint64_t tiles;
     uint32_t count, kept;
     uint64_t seed;
     dcommi_rng rng;
-    uint32_t *odd; /* word 0: whether there are any, then a bit for each part; NULL: do not look */
-    bool counts;   /* report what is not finite */
+    uint32_t *odd; /* word 0: set if there are any; then a bit for each part; NULL: ignore */
+    bool counts;   /* report numbers that are not finite */
     bool unbiased, pass, add, vectors;
 };
 
@@ -34,7 +34,7 @@ DCOMMI_CUDA_INLINE bool dcommi_cuda_randk_odd(const dcommi_cuda_randk &p, uint64
     return (p.odd[1 + part / 32] >> part % 32 & 1) != 0;
 }
 
-/* The element of a part. */
+/* Return the element of a part that is sent. */
 DCOMMI_CUDA_INLINE uint64_t dcommi_cuda_randk_index(const dcommi_rng &rng, uint64_t part,
                                                     uint64_t begin, uint64_t end)
 {
@@ -47,7 +47,7 @@ DCOMMI_CUDA_INLINE uint64_t dcommi_cuda_randk_index(const dcommi_rng &rng, uint6
 
 /* ---- encoding ---- */
 
-/* Which elements of this block's tile are sent: a bit each. All its threads call this. */
+/* Set a bit for each element of this block's tile that is sent. All its threads call this. */
 DCOMMI_CUDA_INLINE void dcommi_cuda_randk_sent(const dcommi_cuda_randk &p, uint32_t *sent)
 {
     const uint64_t first = (uint64_t)blockIdx.x * DCOMMI_CUDA_RANDK_TILE;
@@ -63,14 +63,14 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_randk_sent(const dcommi_cuda_randk &p, uint3
         const uint64_t at =
             dcommi_cuda_randk_index(p.rng, part, dcommi_randk_begin(p.count, p.kept, part),
                                     dcommi_randk_begin(p.count, p.kept, part + 1));
-        if (at >= first && at - first < n) { /* parts at its ends may send one of another tile */
+        if (at >= first && at - first < n) { /* may be another tile's, for parts at its ends */
             atomicOr(&sent[(at - first) / 32], 1u << (at - first) % 32);
         }
     }
     __syncthreads();
 }
 
-/* Whether element i arrives as 0: it is not sent, and its part not as NaN. */
+/* Return true if element i arrives as 0: it is not sent, and its part is not sent as NaN. */
 DCOMMI_CUDA_INLINE bool dcommi_cuda_randk_stays(const dcommi_cuda_randk &p, const uint32_t *sent,
                                                 uint64_t i, bool marked)
 {
@@ -79,7 +79,7 @@ DCOMMI_CUDA_INLINE bool dcommi_cuda_randk_stays(const dcommi_cuda_randk &p, cons
            !(marked && dcommi_cuda_randk_odd(p, dcommi_randk_part(p.count, p.kept, i)));
 }
 
-/* What an element counts as; see dcommi_read_one. */
+/* Return the number that an element counts as; see dcommi_read_one. */
 template <bool ADDS, bool LEDGER>
 DCOMMI_CUDA_INLINE float dcommi_cuda_randk_read(const dcommi_cuda_randk &p, uint64_t i, float x,
                                                 float r, bool marked, dcommi_cuda_found *found)
@@ -104,8 +104,8 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_randk_read(const dcommi_cuda_randk &p, uint
     return dcommi_f32_from_bits(b);
 }
 
-/* ADDS: with a residual, which becomes the sum. With neither that nor a ledger, what is not finite
- * marks its part. */
+/* Read the input. ADDS: there is a residual, which becomes the sum. Without residual and ledger, a
+ * number that is not finite marks its part. */
 template <bool ADDS, bool LEDGER>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_RANDK_THREADS)
     dcommi_cuda_randk_read_kernel(const __grid_constant__ dcommi_cuda_randk p)
@@ -161,7 +161,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_RANDK_THREADS)
     }
 }
 
-/* One value, as it is sent; see dcommi_randk_value. */
+/* Return the value to send; see dcommi_randk_value. */
 DCOMMI_CUDA_INLINE float dcommi_cuda_randk_value(float x, float factor, dcommi_cuda_found *found)
 {
     uint32_t bits = dcommi_f32_bits(x);
@@ -274,8 +274,8 @@ static dcomm_status dcommi_cuda_randk_run(const dcommi_cuda_job &job,
 
 /* ---- decoding ---- */
 
-/* Values to their places; one that is not finite to its whole part, which the warp does together.
- */
+/* Store or add values at their indices. A value that is not finite goes to its whole part, which
+ * the warp fills together. */
 static __global__ void __launch_bounds__(DCOMMI_CUDA_RANDK_THREADS)
     dcommi_cuda_randk_bring_kernel(const __grid_constant__ dcommi_cuda_randk p)
 {

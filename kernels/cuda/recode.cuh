@@ -1,27 +1,27 @@
-/* recode.cuh - two to four wires of 4 or 8 bits that are summed and encoded again, as nearly
- * all warps can do it: all words are loaded before the first is used, and no element is looked at
- * alone.
+/* recode.cuh - the fast path of recoding: sum two to four wires of 4 or 8 bits and encode the sum.
+ * Nearly all warps can take it. It loads all words before it uses the first, and handles no single
+ * element specially.
  *
- * Of 4 bits, where the largest step is less than some eight times the least, sums are exact in f32:
- * a step has 16 significant bits; sums of four codes, even counted from the lowest code, have five
- * more, and three that the steps differ by. So their order does not show, and offsets may be taken
- * off before they are added. A code is then used where it lies in its word, as a denormal number,
- * by a step that makes up for it: two instructions for each code.
+ * With 4 bits, sums are exact in f32 if the largest step is less than about eight times the
+ * smallest. A step has 16 significant bits; sums of four codes, even counted from the lowest code,
+ * need five more; the ratio of the steps needs three. So the order of additions does not matter,
+ * and offsets can be subtracted beforehand. A code is then used in its place in the word, as a
+ * denormal number, with a step that compensates: two instructions for each code.
  *
- * Of 8 bits only products are exact. Sums are rounded in the order of wires, as a CPU does. */
+ * With 8 bits only products are exact. Sums are rounded in the order of wires, as on a CPU. */
 #ifndef DCOMMI_CUDA_RECODE_H
 #define DCOMMI_CUDA_RECODE_H
 
 #include "measure.cuh"
 #include "wires.cuh"
 
-/* Exponents of f32: what the largest step's becomes, and by how much sums are then too small, their
- * codes counting in 2^-149. */
+/* As exponents of f32. BASE: given to the largest step. DOWN: by this much sums are then too
+ * small, because codes count in units of 2^-149. APART: the most that steps may differ by. */
 #define DCOMMI_CUDA_RECODE_BASE (250u << 23)
 #define DCOMMI_CUDA_RECODE_DOWN (26u << 23)
 #define DCOMMI_CUDA_RECODE_APART (3u << 23)
 
-/* Whether a call is of the kind. */
+/* Return true if a call can use this path. */
 static bool dcommi_cuda_recode_suits(const dcommi_cuda_bucket &p, int format)
 {
     return (format == DCOMMI_FORMAT_Q4 || format == DCOMMI_FORMAT_Q8) && p.wires.in.n >= 2 &&
@@ -29,7 +29,8 @@ static bool dcommi_cuda_recode_suits(const dcommi_cuda_bucket &p, int format)
            p.wire_pairs && p.count < (uint64_t)DCOMMI_CUDA_OWN << 32;
 }
 
-/* Where a thread's first two words are; the others of 8 bits are a line behind. */
+/* Return the offset of a thread's first two words; with 8 bits, the other two are one line
+ * behind. */
 template <int FORMAT> DCOMMI_CUDA_INLINE uint64_t dcommi_cuda_recode_at(uint32_t own)
 {
     return FORMAT == DCOMMI_FORMAT_Q8
@@ -53,8 +54,8 @@ DCOMMI_CUDA_INLINE dcommi_cuda_codes<FORMAT> dcommi_cuda_recode_load(const unsig
     return codes;
 }
 
-/* The steps of the thread's bucket. odd: no encoder wrote one, they are extreme, or, of 4 bits, so
- * far apart that sums are not exact. */
+/* The steps of the thread's bucket. odd: no encoder wrote one of them, they are extreme, or (4
+ * bits) they differ so much that sums are not exact. */
 template <int WIRES> struct dcommi_cuda_recode_steps {
     uint32_t step[WIRES], least, most;
     bool odd;
@@ -88,7 +89,8 @@ dcommi_cuda_recode_steps_load(const dcommi_cuda_bucket &p, uint32_t own)
     return s;
 }
 
-/* The thread's sums, by *scale too small. False: a wire is corrupt. */
+/* Compute the thread's sums, which are too small by the factor *scale. Return false if a wire is
+ * corrupt. */
 template <int WIRES>
 DCOMMI_CUDA_INLINE bool
 dcommi_cuda_recode_sum4(const dcommi_cuda_codes<DCOMMI_FORMAT_Q4> codes[WIRES],
@@ -103,7 +105,7 @@ dcommi_cuda_recode_sum4(const dcommi_cuda_codes<DCOMMI_FORMAT_Q4> codes[WIRES],
         by[w] = dcommi_f32_from_bits(s.step[w] - top + DCOMMI_CUDA_RECODE_BASE);
         all = w > 0 ? __fadd_rn(all, by[w]) : by[w];
     }
-    const float lowest = __fmul_rn(all, -0x1p-146f); /* all codes are -8 */
+    const float lowest = __fmul_rn(all, -0x1p-146f); /* if all codes are -8 */
 #pragma unroll
     for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
         v[e] = lowest;
@@ -128,8 +130,8 @@ dcommi_cuda_recode_sum4(const dcommi_cuda_codes<DCOMMI_FORMAT_Q4> codes[WIRES],
     return (bad & 0x88888888u) == 0;
 }
 
-/* A code of 8 bits as a number. `magic` is 2^23, of which nvcc must not know: two constants cost it
- * a move for each code. */
+/* Return a code of 8 bits as a number. `magic` is 2^23, which nvcc must not know: two constants
+ * would cost a move for each code. */
 DCOMMI_CUDA_INLINE float dcommi_cuda_recode_level8(const dcommi_cuda_codes<DCOMMI_FORMAT_Q8> &codes,
                                                    int e, float magic)
 {
@@ -139,8 +141,8 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_recode_level8(const dcommi_cuda_codes<DCOMM
     return __fsub_rn(dcommi_f32_from_bits(alone), 8388608.0f + 128.0f);
 }
 
-/* The thread's sums of 8 bits, as they are. False: a wire is corrupt. Steps are so large that no
- * sum but 0 is below 2^-95, which is why a factor may be left to the end. */
+/* Compute the thread's sums of 8-bit codes. Return false if a wire is corrupt. Steps are so large
+ * that no sum but 0 is below 2^-95, so a factor may be applied at the end. */
 template <int WIRES>
 DCOMMI_CUDA_INLINE bool
 dcommi_cuda_recode_sum8(const dcommi_cuda_codes<DCOMMI_FORMAT_Q8> codes[WIRES],
@@ -161,8 +163,8 @@ dcommi_cuda_recode_sum8(const dcommi_cuda_codes<DCOMMI_FORMAT_Q8> codes[WIRES],
     return bad == 0;
 }
 
-/* What a warp's threads have to do, number `own` of all; false, and nothing is done: it is not as
- * usual. */
+/* Recode the elements of thread number `own` of all. Return false, having done nothing, if the
+ * warp cannot take the fast path. */
 template <int FORMAT, int WIRES>
 DCOMMI_CUDA_INLINE bool dcommi_cuda_recode(const dcommi_cuda_bucket &p, uint32_t own)
 {
@@ -174,7 +176,7 @@ DCOMMI_CUDA_INLINE bool dcommi_cuda_recode(const dcommi_cuda_bucket &p, uint32_t
             static_cast<const unsigned char *>(p.wires.in.at[w]) + at);
     }
     const dcommi_cuda_recode_steps<WIRES> s = dcommi_cuda_recode_steps_load<FORMAT, WIRES>(p, own);
-    if (__any_sync(DCOMMI_CUDA_ALL, s.odd)) { /* before much is done: all may be zero */
+    if (__any_sync(DCOMMI_CUDA_ALL, s.odd)) { /* decide early: steps may all be zero */
         return false;
     }
     float v[DCOMMI_CUDA_OWN], factor = 1;
@@ -186,7 +188,7 @@ DCOMMI_CUDA_INLINE bool dcommi_cuda_recode(const dcommi_cuda_bucket &p, uint32_t
     }
     factor = __fmul_rn(factor, p.factor);
     const uint32_t bits = dcommi_f32_bits(factor) & 0x7fffffffu;
-    float after = factor; /* a power of two may be left to the end */
+    float after = factor; /* a power of two may be applied at the end */
     if ((dcommi_f32_bits(p.factor) & 0x007fffffu) != 0) {
 #pragma unroll
         for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {

@@ -1,9 +1,9 @@
 /* reduce.cuh - folds of n operands in one pass, and scaling, on the device.
  *
- * A block takes 256 * WIDE pieces of 16 bytes, which a thread reads WIDE at a time, the next
- * operand's while it folds those of this one. Where operands lie differently against 16 bytes, the
- * pieces are single elements. What lies before the first piece and behind the last is the last
- * block's. */
+ * A block takes 256 * WIDE pieces of 16 bytes. A thread reads WIDE pieces at a time and loads
+ * those of the next operand while it folds the current ones. If operands are aligned differently
+ * modulo 16 bytes, pieces are single elements. The last block takes the elements before the first
+ * piece and behind the last. */
 #ifndef DCOMMI_CUDA_REDUCE_H
 #define DCOMMI_CUDA_REDUCE_H
 
@@ -23,15 +23,15 @@ struct dcommi_cuda_fold {
     dcommi_cuda_operands src;
     void *dst;
     uint64_t count;  /* elements */
-    uint64_t pieces; /* whole ones */
+    uint64_t pieces; /* whole pieces */
     uint32_t head;   /* elements before the first piece */
-    double factor;   /* of a scaling */
-    int64_t divisor; /* of an average; 1: none */
+    double factor;   /* for scaling */
+    int64_t divisor; /* for averages; 1: none */
 };
 
 /* ---- elements ---- */
 
-/* stored: as in memory; acc: as folded. */
+/* stored: the type in memory; acc: the type that is folded. */
 struct dcommi_cuda_f64 {
     typedef double stored, acc;
     DCOMMI_CUDA_INLINE acc from(stored x)
@@ -82,7 +82,7 @@ struct dcommi_cuda_single {
     {
         return __fmul_rn(a, b);
     }
-    /* One instruction, to which -0 is below +0, too; its NaN is made canonical at the end. */
+    /* One instruction, which also orders -0 below +0; finish makes its NaN canonical. */
     DCOMMI_CUDA_INLINE acc least(acc a, acc b)
     {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
@@ -129,7 +129,7 @@ struct dcommi_cuda_f32 : dcommi_cuda_single {
     }
 };
 
-/* Of 16 bits: any NaN becomes the canonical one when it is stored. */
+/* 16-bit types: storing makes any NaN the canonical one. */
 struct dcommi_cuda_f16 : dcommi_cuda_single {
     typedef uint16_t stored;
     DCOMMI_CUDA_INLINE acc from(stored x)
@@ -168,7 +168,7 @@ struct dcommi_cuda_bf16 : dcommi_cuda_single {
     }
 };
 
-/* Sums and products wrap around, in U; WIDE holds every quotient. */
+/* Sums and products wrap around, in U. W holds every quotient. */
 template <class T, class U, class W> struct dcommi_cuda_int {
     typedef T stored, acc;
     DCOMMI_CUDA_INLINE acc from(stored x)
@@ -275,9 +275,8 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_piece_store(void *to, uint64_t at,
     }
 }
 
-/* Pieces at, at + 256, ... of operand s, counted from element `base`: ALL of them are there, or
- * some.
- */
+/* Load pieces at, at + 256, ... of operand s, counted from element `base`. ALL: every piece
+ * exists. */
 template <class E, bool WHOLE, int WIDE, bool ALL>
 DCOMMI_CUDA_INLINE void dcommi_cuda_fold_load(const dcommi_cuda_fold &p, uint32_t s, uint64_t base,
                                               uint64_t at, dcommi_cuda_piece<E, WHOLE> piece[WIDE])
@@ -346,7 +345,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_fold_pieces(const dcommi_cuda_fold &p, uint6
     }
 }
 
-/* A piece of bytes has sixteen accumulators, which take registers. */
+/* Pieces of a thread. A piece of bytes has sixteen accumulators, which need many registers. */
 template <class E, bool WHOLE> struct dcommi_cuda_wide {
     static const int N = !WHOLE ? 4 : sizeof(typename E::stored) == 1 ? 1 : 2;
 };
@@ -401,7 +400,7 @@ static dcomm_status dcommi_cuda_fold_launch(const char *call, dcommi_cuda_fold *
                               stream);
 }
 
-/* Sums and products of signed integers are those of unsigned ones. */
+/* Sums and products of signed integers have the same bits as those of unsigned ones. */
 template <class E, class U>
 static dcomm_status dcommi_cuda_fold_kinds(const char *call, dcommi_cuda_kind kind, bool divides,
                                            dcommi_cuda_fold *p, void *stream)
@@ -446,7 +445,7 @@ static dcomm_status dcommi_cuda_fold_dtype(const char *call, dcomm_dtype dtype,
     return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: dtype %d does not exist", call, (int)dtype);
 }
 
-/* One operand: its bits, whatever they mean. */
+/* Copy the bits of one operand. */
 static dcomm_status dcommi_cuda_copy(const char *call, size_t element, dcommi_cuda_fold *p,
                                      void *stream)
 {
@@ -479,7 +478,7 @@ static dcomm_status dcommi_cuda_fold_args(const char *call, void *dst, const voi
     return dcommi_cuda_operands_make(call, src, nsrc, element, count == 0, &p->src);
 }
 
-/* Whether there is a kernel for an operator, and for what the result is divided by. */
+/* Refuse an operator that has no kernel, or a divisor for one that cannot divide. */
 static dcomm_status dcommi_cuda_fold_op(const char *call, dcomm_op op, int64_t divisor)
 {
     const bool sums = op == DCOMM_SUM || op == DCOMM_AVG || op == DCOMM_PREMUL_SUM;

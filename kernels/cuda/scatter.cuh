@@ -1,5 +1,5 @@
-/* scatter.cuh - a few elements of an array, by their indices: what an all-reduce of selections
- * has agreed on, and what goes back into residuals. */
+/* scatter.cuh - store or add a few elements of an array by their indices, for the result of a
+ * sparse all-reduce and for residuals. */
 #ifndef DCOMMI_CUDA_SCATTER_H
 #define DCOMMI_CUDA_SCATTER_H
 

@@ -1,8 +1,9 @@
-/* sparse.cuh - decoding sparse wires: their elements are scattered, wire after wire.
+/* sparse.cuh - decode sparse wires: scatter their elements, wire after wire.
  *
- * A block has 65,536 elements, and so an entry of a wire's ends; a warp has 8192 of them, and so as
- * many bits of a bitmap. Which of the values is a bitmap's first of a block, a launch before this
- * one finds out. What no encoder writes is reported, and leads nowhere outside the array. */
+ * A block of threads has 65,536 elements, which is one entry of a wire's ends. Each of its warps
+ * has the bits of 8192 elements of a bitmap. For a bitmap, a launch before this one finds which
+ * value is the first of each block. A wire that no encoder writes is reported, and never causes a
+ * store outside the array. */
 #ifndef DCOMMI_CUDA_SPARSE_H
 #define DCOMMI_CUDA_SPARSE_H
 
@@ -12,19 +13,19 @@
 
 struct dcommi_cuda_scatter {
     const unsigned char *wire;
-    const float *decoded; /* coded values; else NULL */
+    const float *decoded; /* decoded values, if values are coded; else NULL */
     float *x;
     dcomm_cuda_report *report;
-    uint32_t count, least, most; /* elements; of a wire */
+    uint32_t count, least, most; /* least, most: elements of a wire */
     uint64_t bytes, max_bytes;
-    uint64_t value_bytes; /* of coded values */
+    uint64_t value_bytes; /* bytes of coded values */
     int values;           /* dcomm_codec_format */
     bool add, pass;
     uint32_t *ticket;
-    uint32_t *rank; /* of each block: which value its first is */
+    uint32_t *rank; /* for each block: the number of its first value */
 };
 
-/* Where the parts of a wire are, as far as its head can be trusted. */
+/* The parts of a wire, as far as its head can be trusted. */
 struct dcommi_cuda_sparse {
     bool good;
     uint32_t kept;
@@ -48,14 +49,14 @@ DCOMMI_CUDA_INLINE dcommi_cuda_sparse dcommi_cuda_sparse_open(const dcommi_cuda_
     return w;
 }
 
-/* 32 bits at an even address. */
+/* Return 32 bits at an even address. */
 DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_get32(const unsigned char *from)
 {
     const uint16_t *half = reinterpret_cast<const uint16_t *>(from);
     return half[0] | (uint32_t)half[1] << 16;
 }
 
-/* The word of a bitmap that has element 32 * i; those behind its end are 0. */
+/* Return the bitmap's word of elements from 32 * i on; elements behind its end are 0. */
 DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_map_word(const unsigned char *map, uint64_t i,
                                                  uint32_t count)
 {
@@ -123,7 +124,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
 
 /* ---- the elements ---- */
 
-/* Value number `at` to element `index`. */
+/* Store or add value number `at` to element `index`. */
 DCOMMI_CUDA_INLINE void dcommi_cuda_scatter_one(const dcommi_cuda_scatter &p, uint32_t at,
                                                 uint32_t index, bool *bad)
 {
@@ -141,7 +142,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_scatter_one(const dcommi_cuda_scatter &p, ui
     p.x[index] = p.add ? dcommi_f32_canonical(__fadd_rn(p.x[index], value)) : value;
 }
 
-/* The elements of this block, whose offsets are numbers from .. to. */
+/* Scatter the elements of this block of the BLOCKS form. */
 DCOMMI_CUDA_INLINE void dcommi_cuda_scatter_block(const dcommi_cuda_scatter &p,
                                                   const dcommi_cuda_sparse &w, bool *bad)
 {
@@ -166,7 +167,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_scatter_block(const dcommi_cuda_scatter &p,
     }
 }
 
-/* The elements of this warp. */
+/* Scatter the elements of this warp from a bitmap. */
 DCOMMI_CUDA_INLINE void dcommi_cuda_scatter_map(const dcommi_cuda_scatter &p,
                                                 const dcommi_cuda_sparse &w, uint32_t *room,
                                                 bool *bad)
@@ -219,7 +220,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS, 4)
         dcommi_cuda_scatter_block(p, w, &bad);
     } else if (w.form == DCOMMI_SPARSE_BITMAP) {
         dcommi_cuda_scatter_map(p, w, room, &bad);
-    } else { /* fewer than two for each block of elements */
+    } else { /* FLAT: at most two for each block of elements */
         const uint64_t at = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
         const uint32_t index = at < w.kept ? dcommi_cuda_get32(w.index + 4 * at) : 0;
         if (at < w.kept &&

@@ -1,21 +1,22 @@
-/* topk.cuh - what the kernels of top-k share: their arguments, their state in device memory,
- * and how blocks work together.
+/* topk.cuh - shared by the kernels of top-k: their arguments, their state in device memory, and
+ * how blocks work together.
  *
- * The launches are always the same, whatever the data; what they have to do, they find in a state
- * in the workspace:
- * - begin: a threshold that some more than k elements should reach, from the last call's outcome
- *   or from a sample; of the codec threshold, gather takes the sample, whose choice is exact.
- * - scan: the one pass over the input. Elements that reach the threshold are the candidates; those
- *   of a tile lie together and in order, tiles lie as they come. With a residual, the pass also
- *   adds it and stores what stays behind.
- * - digit, three times: the k-th magnitude of the candidates, by digits.
- * - count: how many of each tile are sent, and so where they go.
- * - emit: the wire.
- * A ledger counts what is below the threshold as it is scanned, and candidates as they are emitted.
- * Where the threshold has misled, so that there are too few candidates or more than there is room
- * for, digit, count and emit read all elements instead: that costs time, never exactness.
+ * The launches are always the same, whatever the data. A state in the workspace tells each of them
+ * how to proceed:
+ * - begin: set a threshold that slightly more than k elements should reach, from the last call or
+ *   from a sample. For the codec threshold, gather takes the sample, and the selection from it is
+ *   exact.
+ * - scan: pass over the input once. Elements that reach the threshold are the candidates. Those of
+ *   a tile lie together and in order; tiles lie in the order of their completion. With a residual,
+ *   the pass also adds it and stores the new one.
+ * - digit, three times: find the k-th magnitude of the candidates, by digits.
+ * - count: count the elements that each tile sends, which gives their places on the wire.
+ * - emit: write the wire.
+ * A ledger's sums come from scan for elements below the threshold, and from emit for candidates.
+ * If the threshold was wrong, there are fewer than k candidates or too many for the room. Then
+ * digit, count and emit read all elements instead, which takes longer but is still exact.
  *
- * Magnitudes are compared as the bits of |x|, as in cpu/topk.h, whose bytes these are. */
+ * Magnitudes are compared as the bits of |x|, as in cpu/topk.h, which gives the same bytes. */
 #ifndef DCOMMI_CUDA_TOPK_H
 #define DCOMMI_CUDA_TOPK_H
 
@@ -24,27 +25,28 @@
 #include "../wire_sparse.h"
 
 #define DCOMMI_CUDA_TOPK_TILE 8192u /* elements that a block scans, and a warp sends */
-#define DCOMMI_CUDA_TOPK_WARPS 8u   /* of blocks that count and emit: a group of tiles */
+#define DCOMMI_CUDA_TOPK_WARPS 8u   /* warps of blocks that count and emit: a group of tiles */
 #define DCOMMI_CUDA_TOPK_GROUP (DCOMMI_CUDA_TOPK_TILE * DCOMMI_CUDA_TOPK_WARPS)
 #define DCOMMI_CUDA_TOPK_THREADS (DCOMMI_CUDA_WARP * DCOMMI_CUDA_TOPK_WARPS)
 #define DCOMMI_CUDA_TOPK_BINS 4096u
 #define DCOMMI_CUDA_ABS 0x7fffffffu
 #define DCOMMI_CUDA_INF 0x7f800000u
-#define DCOMMI_CUDA_NORMAL 0x00800000u /* of the least number that is no denormal */
+#define DCOMMI_CUDA_NORMAL 0x00800000u /* of the least normal number */
 
 static_assert(DCOMMI_CUDA_TOPK_GROUP == DCOMMI_SPARSE_BLOCK, "a group is a block of offsets");
 
-/* In the workspace. The first four outlive a call. */
+/* State in the workspace. The first four fields outlive a call. */
 struct dcommi_cuda_topk_state {
-    uint32_t known, count, wanted, guess; /* known: what MAGIC is, if `guess` is good for these */
-    uint32_t threshold;                   /* of the scan */
-    uint32_t have;                        /* candidates */
-    /* The choice: of `items` magnitudes, those within low to high are left, of which the `need`
-     * largest are wanted. In the end low is high, and `need` of those that equal it are sent. */
+    uint32_t known, count, wanted, guess; /* known = MAGIC: `guess` is valid for the others */
+    uint32_t threshold;                   /* for the scan */
+    uint32_t have;                        /* number of candidates */
+    /* The selection: of `items` magnitudes, those in [low, high] remain, and the `need` largest of
+     * these are wanted. At the end low = high, and `need` of the elements that equal it are
+     * sent. */
     uint32_t low, high, need, items;
-    uint32_t full; /* items are all elements, not the candidates */
+    uint32_t full; /* items are all elements, not only the candidates */
     uint32_t kept;
-    uint32_t ticket; /* blocks of this launch that are through */
+    uint32_t ticket; /* blocks of this launch that are done */
     dcomm_cuda_report coded;
 };
 
@@ -56,22 +58,22 @@ struct dcommi_cuda_topk {
     unsigned char *wire;
     dcomm_cuda_report *report;
     bool refuses;                 /* see dcommi_cuda_job */
-    uint32_t count, wanted, most; /* elements; what is aimed at; what is sent at most */
-    uint32_t room;                /* for candidates */
-    uint32_t lines, rank;         /* of the sample; rank 0: there is none */
+    uint32_t count, wanted, most; /* elements; elements wanted; elements sent at most */
+    uint32_t room;                /* candidates that fit */
+    uint32_t lines, rank;         /* of the sample; rank 0: no sample */
     int values;                   /* dcomm_codec_format */
-    uint64_t value_bytes;         /* of coded values */
+    uint64_t value_bytes;         /* bytes of coded values */
     bool exact, pass, vectors;    /* vectors: arrays are aligned to 16 */
-    bool first;                   /* digit: of a choice */
+    bool first;                   /* digit: the first of a selection */
     dcommi_cuda_topk_state *state;
-    uint32_t *hist;             /* BINS, zero between launches */
-    uint2 *tile;                /* x: where its candidates begin, y: how many they are */
-    uint2 *found;               /* of a tile: above the k-th magnitude, and equal to it */
-    uint2 *group;               /* likewise of all groups before this one */
+    uint32_t *hist;             /* BINS counters, zero between launches */
+    uint2 *tile;                /* of each tile: x: begin of its candidates, y: their number */
+    uint2 *found;               /* of each tile: x: above the k-th magnitude, y: equal to it */
+    uint2 *group;               /* likewise, summed over the groups before */
     uint32_t *bits, *index;     /* of candidates */
-    uint32_t *value, *at;       /* of what is sent, where values are coded; else NULL */
-    dcommi_cuda_tally *tally;   /* of each group, where there is a ledger */
-    dcommi_cuda_tally *scanned; /* likewise of each tile: of elements below the threshold */
+    uint32_t *value, *at;       /* elements sent, if values are coded; else NULL */
+    dcommi_cuda_tally *tally;   /* one for each group, if there is a ledger */
+    dcommi_cuda_tally *scanned; /* one for each tile: of elements below the threshold */
 };
 
 /* ---- warps and blocks ---- */
@@ -81,7 +83,7 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_lane(void)
     return threadIdx.x % DCOMMI_CUDA_WARP;
 }
 
-/* The sum over the lanes up to this one. */
+/* Return the sum over the lanes up to and including this one. */
 DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_warp_prefix(uint32_t v)
 {
     for (unsigned far = 1; far < DCOMMI_CUDA_WARP; far *= 2) {
@@ -99,12 +101,13 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_warp_sum(uint32_t v)
     return v;
 }
 
-/* The sum over the threads of the block before this one. Room for a number of each warp. */
+/* Return the sum over the threads of the block before this one. `room` has a number for each
+ * warp. */
 DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_block_before(uint32_t v, uint32_t *room)
 {
     const uint32_t upto = dcommi_cuda_warp_prefix(v), warp = threadIdx.x / DCOMMI_CUDA_WARP;
     uint32_t before = upto - v;
-    __syncthreads(); /* what was there has been read */
+    __syncthreads(); /* old contents have been read */
     if (dcommi_cuda_lane() == DCOMMI_CUDA_WARP - 1) {
         room[warp] = upto;
     }
@@ -115,8 +118,8 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_block_before(uint32_t v, uint32_t *room)
     return before;
 }
 
-/* Whether this is the last block of the launch to get here: it sees what all others have written,
- * when it passes by the first cache. */
+/* Return true in the last block of the launch to get here. It sees all stores of the other blocks
+ * if its loads bypass the L1 cache. */
 DCOMMI_CUDA_INLINE bool dcommi_cuda_last_block(uint32_t *ticket, uint32_t *room)
 {
     __threadfence();
@@ -131,13 +134,14 @@ DCOMMI_CUDA_INLINE bool dcommi_cuda_last_block(uint32_t *ticket, uint32_t *room)
 
 /* ---- digits ---- */
 
-/* A bin of magnitudes: from the choice's `low` on, of 2^width. */
+/* A bin of magnitudes: 2^width of them, from `low` on, relative to the selection's low end. */
 struct dcommi_cuda_bin {
     uint32_t low, width;
 };
 
-/* Whether a choice begins with bins that widen with the distance from its low end: the k-th is near
- * it where it is a threshold. There are 128 bins for each power of two. */
+/* Return the bin of distance d from the selection's low end. A selection starts with widening
+ * bins, 128 for each power of two: if the low end is a threshold, the k-th magnitude is close to
+ * it. */
 DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_bin_of(uint32_t d, bool widening, uint32_t width)
 {
     if (!widening) {
@@ -163,7 +167,7 @@ DCOMMI_CUDA_INLINE dcommi_cuda_bin dcommi_cuda_bin_at(uint32_t bin, bool widenin
     return b;
 }
 
-/* So that no more than BINS of 2^width cover `span`. */
+/* Return the least width with which BINS bins of 2^width cover `span`. */
 DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_bin_width(uint32_t span)
 {
     const uint32_t log2 = 32 - (uint32_t)__clz((int)span);
@@ -175,8 +179,8 @@ struct dcommi_cuda_picked {
     uint32_t bin, need;
 };
 
-/* The bin that the need-th largest is in, and which of that bin it is. All threads of the block
- * call this, and `bins` are in shared memory. */
+/* Find the bin of the need-th largest item, and its rank in that bin. All threads of the block
+ * call this; `bins` is in shared memory. */
 DCOMMI_CUDA_INLINE void dcommi_cuda_pick(const uint32_t *bins, uint32_t need,
                                          dcommi_cuda_picked *picked)
 {
@@ -205,7 +209,7 @@ DCOMMI_CUDA_INLINE bool dcommi_cuda_odd(uint32_t bits)
     return (bits & DCOMMI_CUDA_ABS) >= DCOMMI_CUDA_INF;
 }
 
-/* What element i counts as, after the scan. */
+/* Return the bits that element i counts as, after the scan. */
 DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_topk_again(const dcommi_cuda_topk &p, uint32_t i)
 {
     if (p.residual == NULL) {

@@ -1,12 +1,12 @@
-/* topk_apart.cuh - top-k of coded values with a residual, where what is not finite is passed
- * on: it takes its neighbours among the values with it, whose residuals then stay what they were.
- * So the sum of input and residual is kept apart until all is decoded. */
+/* topk_apart.cuh - top-k of coded values with a residual and nonfinite=pass. A number that is not
+ * finite spoils its neighbours among the values, and their residuals must then stay. So the sum of
+ * input and residual is kept separate until all is decoded. */
 #ifndef DCOMMI_CUDA_TOPK_APART_H
 #define DCOMMI_CUDA_TOPK_APART_H
 
 #include "topk_run.cuh"
 
-/* First the sum, of which an input that is not finite stays as it is. */
+/* First compute the sum. An input that is not finite stays as it is. */
 struct dcommi_cuda_apart_sum {
     const float *x, *residual;
     float *e;
@@ -27,12 +27,12 @@ struct dcommi_cuda_apart_sum {
     }
 };
 
-/* Then what is left of each value that was sent, before any residual changes. */
+/* Then compute the residual of each sent value, before any residual changes. */
 struct dcommi_cuda_apart_left {
-    uint32_t *value; /* become what is left, ... */
+    uint32_t *value; /* each becomes its new residual */
     const float *sent;
     const float *residual;
-    const uint32_t *at; /* ... and belong here */
+    const uint32_t *at; /* index of its element */
     uint64_t count;
     __device__ void one(uint64_t i) const
     {
@@ -43,7 +43,7 @@ struct dcommi_cuda_apart_left {
     }
 };
 
-/* As if nothing had been sent. */
+/* Store residuals as if nothing had been sent. */
 struct dcommi_cuda_apart_rest {
     const float *e, *residual;
     float *next;
@@ -70,7 +70,7 @@ static bool dcommi_cuda_topk_is_apart(const dcomm_sparse_layout &layout)
     return dcommi_cuda_coded(layout) && layout.values.nonfinite == 2;
 }
 
-/* The workspace of top-k, and where the codec needs it room for the sum. */
+/* Lay out the workspace of top-k and, if the codec needs it, of the sum. */
 static size_t dcommi_cuda_apart_parts(const dcomm_sparse_layout &layout, size_t count,
                                       void *workspace, dcommi_cuda_topk *topk, float **e)
 {

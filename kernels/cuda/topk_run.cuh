@@ -7,7 +7,7 @@
 #include "topk_scan.cuh"
 #include "topk_select.cuh"
 
-#define DCOMMI_CUDA_TOPK_DIGITS 3 /* that the k-th magnitude has, at most */
+#define DCOMMI_CUDA_TOPK_DIGITS 3 /* digits of the k-th magnitude, at most */
 #define DCOMMI_CUDA_TOPK_DIGIT_BLOCKS 512u
 
 static bool dcommi_cuda_coded(const dcomm_sparse_layout &layout)
@@ -47,7 +47,8 @@ static size_t dcommi_cuda_topk_parts(const dcomm_sparse_layout &layout, size_t c
     return parts.at;
 }
 
-/* Blocks that leave sums of a ledger: those that emit, and those that see coded values. */
+/* Return the number of blocks that leave sums of a ledger: those that decode coded values; below,
+ * with those that emit. */
 static uint64_t dcommi_cuda_lost_blocks(const dcomm_sparse_layout &layout)
 {
     return (layout.most + DCOMMI_CUDA_TOPK_THREADS - 1) / DCOMMI_CUDA_TOPK_THREADS;
@@ -59,7 +60,8 @@ static uint64_t dcommi_cuda_topk_tallies(const dcomm_sparse_layout &layout, size
            (dcommi_cuda_coded(layout) ? dcommi_cuda_lost_blocks(layout) : 0);
 }
 
-/* Room for their sums, for the launch that adds them up, and behind it for those of the scan. */
+/* Return the bytes for their sums, for the launch that adds them up, and for the sums of the
+ * scan. */
 static size_t dcommi_cuda_topk_ledger_bytes(const dcomm_sparse_layout &layout, size_t count)
 {
     return dcommi_cuda_ledger_bytes(dcommi_cuda_topk_tallies(layout, count)) +
@@ -92,7 +94,7 @@ static dcomm_status dcommi_cuda_topk_digits(const char *call, dcommi_cuda_topk *
     return DCOMM_OK;
 }
 
-/* The values that were chosen through their own codec, and what they lost. */
+/* Encode the selected values by their own codec, and store their errors as residuals. */
 static dcomm_status dcommi_cuda_topk_code(const dcommi_cuda_job &job,
                                           const dcomm_sparse_layout &layout,
                                           const dcommi_cuda_topk &p, const dcomm_codec_key *key,
@@ -113,7 +115,7 @@ static dcomm_status dcommi_cuda_topk_code(const dcommi_cuda_job &job,
         lost.tally = p.tally + dcommi_sparse_blocks(p.count);
     }
     if (p.residual != NULL || p.tally != NULL) {
-        lost.sent = reinterpret_cast<const float *>(p.bits); /* candidates are done with */
+        lost.sent = reinterpret_cast<const float *>(p.bits); /* candidates are no longer needed */
         DCOMMI_CUDA_TRY(dcommi_cuda_decode_run(
             job.call, layout.values, dcommi_cuda_operand(coding.wire),
             reinterpret_cast<float *>(p.bits), layout.most, false, NULL, stream));
@@ -124,7 +126,7 @@ static dcomm_status dcommi_cuda_topk_code(const dcommi_cuda_job &job,
         dcommi_cuda_lost_blocks(layout), DCOMMI_CUDA_TOPK_THREADS, lost, stream);
 }
 
-/* The sample for a threshold that may mislead is one that a single block can take. */
+/* Choose the sample for a threshold that may be wrong. A single block can take it. */
 static void dcommi_cuda_topk_guessing(dcommi_cuda_topk *p)
 {
     p->lines = p->count / (4 * DCOMMI_TOPK_LINE);
@@ -133,7 +135,7 @@ static void dcommi_cuda_topk_guessing(dcommi_cuda_topk *p)
     p->rank = (uint32_t)dcommi_topk_sample_rank(p->lines, p->count, p->wanted, 4);
 }
 
-/* The pass over the input. */
+/* Launch the pass over the input. */
 static dcomm_status dcommi_cuda_topk_scan(const char *call, const dcommi_cuda_topk &p, void *stream)
 {
     const uint64_t tiles = ((uint64_t)p.count + DCOMMI_CUDA_TOPK_TILE - 1) / DCOMMI_CUDA_TOPK_TILE;

@@ -1,11 +1,11 @@
-/* topk_scan.cuh - top-k's threshold, and the one pass over the input. */
+/* topk_scan.cuh - top-k's threshold, and its pass over the input. */
 #ifndef DCOMMI_CUDA_TOPK_SCAN_H
 #define DCOMMI_CUDA_TOPK_SCAN_H
 
 #include "topk.cuh"
 
 #define DCOMMI_CUDA_TOPK_BEGIN_THREADS 1024u
-#define DCOMMI_CUDA_TOPK_LINES 1024u /* of the sample for a threshold that may mislead */
+#define DCOMMI_CUDA_TOPK_LINES 1024u /* runs of the sample for a threshold that may be wrong */
 #define DCOMMI_CUDA_TOPK_DRAWN \
     (DCOMMI_CUDA_TOPK_LINES * DCOMMI_TOPK_LINE / DCOMMI_CUDA_TOPK_BEGIN_THREADS)
 #define DCOMMI_CUDA_TOPK_SCAN_THREADS 512u
@@ -22,9 +22,9 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_topk_sample(const dcommi_cuda_topk &p, u
     return dcommi_f32_bits(sum) & DCOMMI_CUDA_ABS;
 }
 
-/* One block: the state, and a threshold that a sample suggests where the last call left none. A
- * ledger's sums are taken in an order that depends on the threshold: so that they are the same in
- * every run, they take none from another call. */
+/* Set up the state, in one block. Take the threshold from a sample, unless the last call left one.
+ * With a ledger, never use the last call's: the order of the ledger's sums depends on the
+ * threshold, and sums should be the same in every run. */
 static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_BEGIN_THREADS)
     dcommi_cuda_topk_begin_kernel(const __grid_constant__ dcommi_cuda_topk p)
 {
@@ -33,7 +33,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_BEGIN_THREADS)
     dcommi_cuda_topk_state *s = p.state;
     const bool known = s->known == DCOMMI_CUDA_TOPK_MAGIC && s->count == p.count &&
                        s->wanted == p.wanted && p.exact && p.tally == NULL;
-    __syncthreads(); /* all have read what is set below */
+    __syncthreads(); /* all threads have read the state that is set below */
     uint32_t low = 0, need = p.rank;
     if (p.exact && p.rank > 0 && !known) {
         uint32_t key[DCOMMI_CUDA_TOPK_DRAWN];
@@ -42,7 +42,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_BEGIN_THREADS)
             const uint32_t i = j * DCOMMI_CUDA_TOPK_BEGIN_THREADS + threadIdx.x;
             key[j] = i < p.lines * DCOMMI_TOPK_LINE ? dcommi_cuda_topk_sample(p, i) : UINT32_MAX;
         }
-        for (uint32_t width = 19;; width = 7) { /* twice: the lowest bits do not matter */
+        for (uint32_t width = 19;; width = 7) { /* two digits: the lowest bits do not matter */
             for (uint32_t b = threadIdx.x; b < DCOMMI_CUDA_TOPK_BINS; b += blockDim.x) {
                 bins[b] = 0;
             }
@@ -74,7 +74,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_BEGIN_THREADS)
         s->full = 0;
         s->ticket = 0;
         s->coded = dcomm_cuda_report();
-        /* The choice from the sample of the codec threshold. */
+        /* The selection from the sample of the codec threshold. */
         s->low = p.rank == 0 ? DCOMMI_CUDA_NORMAL : 0;
         s->high = p.rank == 0 ? DCOMMI_CUDA_NORMAL : DCOMMI_CUDA_ABS;
         s->need = p.rank;
@@ -82,7 +82,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_BEGIN_THREADS)
     }
 }
 
-/* The sample of the codec threshold. */
+/* Take the sample of the codec threshold. */
 struct dcommi_cuda_topk_gather {
     dcommi_cuda_topk topk;
     uint64_t count;
@@ -94,7 +94,7 @@ struct dcommi_cuda_topk_gather {
 
 /* ---- the scan ---- */
 
-/* Four neighbours, of which those below `left` exist. */
+/* Load four neighbours; those from `left` on do not exist and become 0. */
 DCOMMI_CUDA_INLINE void dcommi_cuda_quad_load(const float *x, uint32_t left, bool vectors,
                                               float v[4])
 {
@@ -132,7 +132,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_quad_store(float *x, uint32_t left, bool vec
     }
 }
 
-/* What an element counts as. */
+/* Return the bits that an element counts as. */
 template <bool ADDS>
 DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_topk_take(const dcommi_cuda_topk &p, float x, float r,
                                                   uint32_t i, dcommi_cuda_found *found)
@@ -150,7 +150,7 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_topk_take(const dcommi_cuda_topk &p, flo
     return b;
 }
 
-/* What comes after the scan. */
+/* Decide how to proceed after the scan. */
 DCOMMI_CUDA_INLINE void dcommi_cuda_topk_decide(const dcommi_cuda_topk &p, uint32_t threshold)
 {
     dcommi_cuda_topk_state *s = p.state;
@@ -166,7 +166,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_topk_decide(const dcommi_cuda_topk &p, uint3
         s->high = all ? threshold : DCOMMI_CUDA_ABS;
         s->need = all ? UINT32_MAX : most;
     }
-    /* The sums have to be in one place. */
+    /* All sums must be in `next`, because later kernels read all elements. */
     for (uint32_t j = threadIdx.x; full && p.residual != NULL && j < have && j < p.room;
          j += blockDim.x) {
         const uint32_t b = __ldcg(p.bits + j);
@@ -194,7 +194,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, LEDGER ?
     float v[DCOMMI_CUDA_TOPK_OWN], r[DCOMMI_CUDA_TOPK_OWN];
     dcommi_cuda_found found = {};
     dcommi_cuda_tally tally = {};
-    uint32_t mask = 0, counts = 0; /* counts: of a row, in eight bits */
+    uint32_t mask = 0, counts = 0; /* counts: number in each row, eight bits each */
 #pragma unroll
     for (uint32_t k = 0; k < DCOMMI_CUDA_TOPK_ROWS; k++) {
         const uint64_t at = first + k * 4 * DCOMMI_CUDA_WARP;
@@ -204,8 +204,8 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, LEDGER ?
             dcommi_cuda_quad_load(p.residual + at, left, p.vectors, r + 4 * k);
         }
     }
-    /* Without a residual what is finite is compared, and no more: four bytes an element leave time
-     * for little else. */
+    /* Without a residual, only compare, if all numbers are finite: at four bytes an element there
+     * is time for little else. */
     const bool plain = !ADDS && !LEDGER && dcommi_cuda_own_most(v) < DCOMMI_CUDA_INF &&
                        first + (DCOMMI_CUDA_TOPK_ROWS - 1) * 4 * DCOMMI_CUDA_WARP + 4 <= p.count;
 #pragma unroll
@@ -255,7 +255,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, LEDGER ?
             p.scanned[blockIdx.x] = tally;
         }
     }
-    /* At most 128 in a row of a warp: the sums of four rows do not meet. */
+    /* A row of a warp has at most 128, so the four sums do not overflow. */
     const uint32_t upto = dcommi_cuda_warp_prefix(counts), before = upto - counts;
     const uint32_t sums = __shfl_sync(DCOMMI_CUDA_ALL, upto, DCOMMI_CUDA_WARP - 1);
     if (dcommi_cuda_lane() == 0) {

@@ -1,4 +1,4 @@
-/* topk_select.cuh - top-k's choice among the candidates, and the wire. */
+/* topk_select.cuh - top-k's selection among the candidates, and the wire. */
 #ifndef DCOMMI_CUDA_TOPK_SELECT_H
 #define DCOMMI_CUDA_TOPK_SELECT_H
 
@@ -6,8 +6,8 @@
 
 /* ---- the k-th magnitude ---- */
 
-/* One digit: how many of the items that are left fall into each bin, and then only those of the bin
- * that the k-th is in are left. */
+/* Find one digit: count the remaining items in each bin. Only those in the bin of the k-th
+ * remain. */
 static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
     dcommi_cuda_topk_digit_kernel(const __grid_constant__ dcommi_cuda_topk p)
 {
@@ -25,7 +25,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
         bins[b] = 0;
     }
     __syncthreads();
-    uint32_t run = 0, of = 0; /* items of one bin in a row are counted together */
+    uint32_t run = 0, of = 0; /* consecutive items of one bin are counted together */
 #pragma unroll 4
     for (uint64_t j = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; j < items;
          j += (uint64_t)gridDim.x * blockDim.x) {
@@ -68,10 +68,10 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
     }
 }
 
-/* ---- where elements go ---- */
+/* ---- places of elements ---- */
 
-/* Like the last threshold, but so that about twice as many as are wanted reach it: magnitudes may
- * shrink a little from call to call. */
+/* Return the threshold for the next call: like the last one, but so that about twice as many
+ * elements as wanted reach it. Magnitudes may shrink a little from call to call. */
 DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_topk_guess(uint32_t threshold, uint32_t kth, uint32_t have,
                                                    uint32_t wanted)
 {
@@ -152,7 +152,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
 
 /* ---- the wire ---- */
 
-/* 32 bits at an even address. */
+/* Store 32 bits at an even address. */
 DCOMMI_CUDA_INLINE void dcommi_cuda_put32(unsigned char *to, uint32_t v)
 {
     if (reinterpret_cast<uintptr_t>(to) % 4 == 0) {
@@ -168,7 +168,7 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_flushed(uint32_t bits)
     return (bits & DCOMMI_CUDA_INF) == 0 ? bits & 0x80000000u : bits;
 }
 
-/* One value in 16 bits: as it is cast, but a finite one stays finite. */
+/* Cast one value to 16 bits; a finite value stays finite. */
 DCOMMI_CUDA_INLINE uint16_t dcommi_cuda_topk_half(uint32_t bits, bool bf16, uint32_t *clipped)
 {
     const float x = dcommi_f32_from_bits(dcommi_cuda_flushed(bits));
@@ -180,12 +180,12 @@ DCOMMI_CUDA_INLINE uint16_t dcommi_cuda_topk_half(uint32_t bits, bool bf16, uint
     return h;
 }
 
-/* What a value has become. */
+/* The result of sending a value. */
 struct dcommi_cuda_topk_sent {
-    float y, left; /* what arrives of it, and what is left */
+    float y, left; /* the decoded value, and the residual */
 };
 
-/* Value number `at`; what is left of it stays behind. */
+/* Write value number `at`, and store its residual. */
 DCOMMI_CUDA_INLINE dcommi_cuda_topk_sent dcommi_cuda_topk_put(const dcommi_cuda_topk &p,
                                                               uint32_t at, uint32_t bits,
                                                               uint32_t index, bool full,
@@ -210,15 +210,15 @@ DCOMMI_CUDA_INLINE dcommi_cuda_topk_sent dcommi_cuda_topk_put(const dcommi_cuda_
         sent.y = bf16 ? dcommi_bf16_to_f32(h) : dcommi_f16_to_f32(h);
         sent.left = __fsub_rn(dcommi_f32_from_bits(bits), sent.y);
     }
-    /* The scan left a zero there if it was a candidate, or what the residual was. */
+    /* For a candidate, the scan stored 0 there, or the old residual. */
     if (p.residual != NULL && !dcommi_cuda_odd(bits) && (full || dcommi_f32_bits(sent.left) != 0)) {
         p.next[index] = sent.left;
     }
     return sent;
 }
 
-/* Element `index`, which counts as `bits`, to a ledger. Where that is not finite, the residual is
- * what it was. */
+/* Add element `index`, which counts as `bits`, to a ledger. If that is not finite, its residual
+ * did not change. */
 DCOMMI_CUDA_INLINE void dcommi_cuda_topk_tally(const dcommi_cuda_topk &p, uint32_t index,
                                                uint32_t bits, const dcommi_cuda_topk_sent &sent,
                                                dcommi_cuda_tally *tally)
@@ -245,7 +245,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
     unsigned char *out = p.wire + DCOMMI_SPARSE_HEAD + values;
     unsigned char *offsets =
         out + (form == DCOMMI_SPARSE_BLOCKS ? 4 * dcommi_sparse_blocks(p.count) : 0);
-    /* What goes before this tile. */
+    /* The counts before this tile. */
     uint2 own = p.group[blockIdx.x];
     for (uint32_t w = 0; w < warp; w++) {
         const uint2 of = p.found[blockIdx.x * DCOMMI_CUDA_TOPK_WARPS + w];
@@ -337,11 +337,11 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
     }
 }
 
-/* Of coded values: what they lost stays behind. */
+/* Store the errors of coded values as residuals. */
 struct dcommi_cuda_topk_lost {
     dcommi_cuda_topk topk;
-    const float *sent;        /* as decoded; NULL: with neither residual nor ledger */
-    dcommi_cuda_tally *tally; /* of each block, where there is a ledger */
+    const float *sent;        /* decoded values; NULL without residual and ledger */
+    dcommi_cuda_tally *tally; /* one for each block, if there is a ledger */
 };
 
 template <bool LEDGER>

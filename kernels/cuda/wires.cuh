@@ -1,4 +1,4 @@
-/* wires.cuh - what encoding kernels are told, and the sum of wires. */
+/* wires.cuh - arguments of encoding kernels, and the sum of wires. */
 #ifndef DCOMMI_CUDA_WIRES_H
 #define DCOMMI_CUDA_WIRES_H
 
@@ -7,13 +7,13 @@
 #define DCOMMI_CUDA_ENCODE_THREADS 128u
 #define DCOMMI_CUDA_BLOCK_MOST 512u
 
-/* What is decoded. */
+/* The wires to decode. */
 struct dcommi_cuda_wires {
     dcommi_cuda_operands in;
-    uint64_t count, whole; /* elements; those in lines and groups that are whole */
-    uint64_t codes;        /* bytes of codes, behind which the steps are */
-    uint64_t groups;       /* of 128 elements, in a bucket */
-    int shift;             /* its logarithm; -1: it is no power of two */
+    uint64_t count, whole; /* elements; `whole`: those in whole lines and groups */
+    uint64_t codes;        /* bytes of codes, before the steps */
+    uint64_t groups;       /* groups of 128 elements in a bucket */
+    int shift;             /* its logarithm; -1: it is not a power of two */
     float largest_step;
     bool exact; /* steps have 16 significant bits */
     bool pass;  /* a bucket may be NaN */
@@ -21,21 +21,21 @@ struct dcommi_cuda_wires {
 };
 
 struct dcommi_cuda_bucket {
-    dcommi_cuda_wires wires; /* of a recoding */
-    float factor;            /* likewise */
+    dcommi_cuda_wires wires; /* for recoding */
+    float factor;            /* for recoding */
     const float *x, *residual;
     float *next;
     unsigned char *wire;
     dcomm_cuda_report *report;
     bool refuses;             /* see dcommi_cuda_job */
-    dcommi_cuda_tally *tally; /* of each block, where there is a ledger */
+    dcommi_cuda_tally *tally; /* one for each block, if there is a ledger */
     uint64_t count, codes;
-    uint32_t bucket, team;    /* elements; the logarithm of the lanes of small ones */
-    float most, inverse_most; /* the largest number, in steps, and 1 divided by it */
+    uint32_t bucket, team;    /* elements; logarithm of the lanes, for small buckets */
+    float most, inverse_most; /* the largest number, in steps, and its reciprocal */
     dcommi_cuda_rounding how;
     bool two_norm, pass;
     bool usual;             /* a recoding that dcommi_cuda_recode may do */
-    bool pairs, wire_pairs; /* arrays, and the wire, are aligned to 8 */
+    bool pairs, wire_pairs; /* arrays / the wire are aligned to 8 */
 };
 
 /* ---- the sum of wires ---- */
@@ -46,13 +46,14 @@ DCOMMI_CUDA_INLINE uint64_t dcommi_cuda_bucket_of(const dcommi_cuda_wires &in, u
     return in.shift >= 0 ? group >> in.shift : group / in.groups;
 }
 
-/* What a thread loads of one wire. */
+/* A thread's words and step of one wire. */
 template <int FORMAT> struct dcommi_cuda_loaded {
     dcommi_cuda_codes<FORMAT> codes;
     float step;
 };
 
-/* plain: the wire lies well, and the line is whole. */
+/* Load a thread's codes and step of one wire. plain: the wires are aligned and the line is
+ * whole. */
 template <int FORMAT>
 DCOMMI_CUDA_INLINE void dcommi_cuda_wire_load(const dcommi_cuda_wires &in, uint32_t w, uint64_t at,
                                               uint64_t bucket, bool plain,
@@ -65,8 +66,8 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_wire_load(const dcommi_cuda_wires &in, uint3
     to->step = dcommi_cuda_load<float>(wire + in.codes + 4 * bucket);
 }
 
-/* A thread's elements of one wire onto `sum`. *nan: the bucket is NaN; *bad: no encoder wrote it.
- */
+/* Add a thread's elements of one wire to `sum`. *nan: the bucket is NaN; *bad: no encoder wrote
+ * it. */
 template <int FORMAT>
 DCOMMI_CUDA_INLINE void dcommi_cuda_wire_add(const dcommi_cuda_wires &in, uint64_t at,
                                              dcommi_cuda_loaded<FORMAT> from,
@@ -83,8 +84,8 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_wire_add(const dcommi_cuda_wires &in, uint64
     dcommi_cuda_decode_own<FORMAT>(from.codes, from.step, sum);
 }
 
-/* All wires, one after the other, onto what is there. A few are loaded before the first is used: a
- * thread has little of each. */
+/* Add all wires to `sum`, in order. Load a few wires before using the first, because a thread has
+ * little of each. */
 template <int FORMAT>
 DCOMMI_CUDA_INLINE void dcommi_cuda_wires_add(const dcommi_cuda_wires &in, uint64_t at,
                                               float sum[DCOMMI_CUDA_OWN], bool *nan, bool *bad)
@@ -119,7 +120,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_wires_add(const dcommi_cuda_wires &in, uint6
     }
 }
 
-/* Bits behind the last code have to be zero. One thread looks. */
+/* Return true if the bits behind the last code are zero. One thread calls it. */
 template <int FORMAT> DCOMMI_CUDA_INLINE bool dcommi_cuda_rest_clean(const dcommi_cuda_wires &in)
 {
     typedef dcommi_cuda_format<FORMAT> format;

@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Codecs are read before a launch returns: the kernel has one of its own, of the same spec. */
+/* Return a codec of the same spec that the kernel owns: the caller may destroy its codec once the
+ * launch returns. */
 static const dcomm_codec *own_codec(const dcomm_codec *codec)
 {
     static struct kept {
@@ -45,7 +46,7 @@ static void add_report(dcomm_cuda_report *to, const dcomm_codec_report *r)
     to->kept = r->kept;
 }
 
-/* Errors in wires go to the report. */
+/* Report errors in wires. */
 static cudaError_t decoded(const cuhost_job *j, dcomm_status status)
 {
     if (status != DCOMM_OK && status != DCOMM_ERR_CORRUPT && status != DCOMM_ERR_RANGE) {
@@ -58,7 +59,7 @@ static cudaError_t decoded(const cuhost_job *j, dcomm_status status)
     return cudaSuccess;
 }
 
-/* So does an input of an encoding that is not finite. */
+/* Report inputs of an encoding that are not finite. */
 static cudaError_t encoded(const cuhost_job *j, dcomm_status status, const dcomm_codec_report *r)
 {
     if (status != DCOMM_OK && r->nonfinite == 0) {
@@ -194,7 +195,7 @@ static cudaError_t run_encode(void *arg)
     return encoded(j, status, &r);
 }
 
-/* Prepare what an encoding and a recoding share. */
+/* Prepare an encoding or a recoding. */
 static dcomm_status encoder(cuhost_job *j, const char *call, const dcomm_codec *codec,
                             const float *residual, float *next, size_t count,
                             const dcomm_codec_key *key, void *wire, size_t capacity,
@@ -256,7 +257,7 @@ dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const float *x,
     return cuhost_run(call, &j, run_encode, stream);
 }
 
-/* y + next, and next, are what a ledger knows of a residual: sums[6] and sums[7]. */
+/* Compare, and add the squares of y + next and next to sums[6] and sums[7]. */
 void cuhost_compare(dcomm_cuda_ledger *to, const float *x, const float *y, const float *next,
                     size_t count)
 {
@@ -339,7 +340,8 @@ dcomm_status dcomm_cuda_recode(const dcomm_codec *codec, const void *const *wire
     return cuhost_run(call, &j, run_recode, stream);
 }
 
-/* As kernels: a wire of `threshold` of whose bytes only the most is known says how long it is. */
+/* Do as the kernels: if a wire of `threshold` comes with the maximum for its bytes, read its
+ * length from its head. */
 static void measure(cuhost_job *j)
 {
     dcomm_sparse_layout sparse;

@@ -9,7 +9,7 @@ typedef struct copy {
     const void *src;
     size_t bytes;
     enum cudaMemoryType to, from;
-    void *staged; /* a copy of pageable memory, which is the caller's again; NULL: none */
+    void *staged; /* a copy of pageable memory, which the caller may reuse; NULL: none */
 } copy;
 
 static cudaError_t run_copy(void *arg)
@@ -30,8 +30,8 @@ static bool fits(enum cudaMemoryType type, bool device)
     return type == cudaMemoryTypeManaged || (type == cudaMemoryTypeDevice) == device;
 }
 
-/* Whether the kind of copy that the caller names is what the pointers are. Pinned memory counts as
- * either, for devices reach it. */
+/* Return true if the pointers match the kind of copy that the caller names. Pinned memory counts
+ * as either, because devices can access it. */
 static bool right_kind(const copy *c, enum cudaMemcpyKind kind)
 {
     switch (kind) {
@@ -49,7 +49,7 @@ static bool right_kind(const copy *c, enum cudaMemcpyKind kind)
     return false;
 }
 
-/* Pageable memory is read before the call returns, and when it is written the call waits. */
+/* Read pageable memory before returning. If pageable memory is written, wait. */
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind,
                             cudaStream_t stream)
 {
@@ -119,7 +119,7 @@ cudaError_t cudaMemset(void *dst, int value, size_t bytes)
 
 /* ---- rows ---- */
 
-/* Whether there are so many rows: looked at before the first is copied. */
+/* Check that all rows exist, before the first is copied. */
 static cudaError_t rows_fit(const void *at, size_t pitch, size_t width, size_t height)
 {
     enum cudaMemoryType type = cudaMemoryTypeUnregistered;
@@ -211,7 +211,7 @@ cudaError_t cudaMemcpyPeerAsync(void *dst, int dst_device, const void *src, int 
                : cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, stream);
 }
 
-/* As CUDA's: the caller need not wait for its end, but what is put on a stream later does. */
+/* Do not wait for the end, as in CUDA; work that is put on a stream later does. */
 cudaError_t cudaMemcpyPeer(void *dst, int dst_device, const void *src, int src_device, size_t bytes)
 {
     cudaError_t status = cuhost_enter_unsafe();

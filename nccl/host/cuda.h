@@ -1,5 +1,5 @@
-/* cuda.h - the functions of CUDA's driver that cudaGetDriverEntryPoint finds in the host stand-in:
- * a stream waits for a word of memory, or writes one. */
+/* cuda.h - the functions of CUDA's driver that cudaGetDriverEntryPoint finds in the host stand-in.
+ * With two of them a stream waits for a word of memory, or writes one. */
 #ifndef CUDA_HOST_CUDA_H
 #define CUDA_HOST_CUDA_H
 
@@ -31,10 +31,11 @@ typedef cudaStream_t CUstream;
 #define CU_STREAM_WAIT_VALUE_NOR 0x3
 #define CU_STREAM_WRITE_VALUE_DEFAULT 0x0
 
-/* The word is memory of the device, or pinned; 4 bytes, aligned. */
+/* Wait for a word of memory on a stream; below: write one. It is device or pinned memory, 4 bytes,
+ * aligned. */
 CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned flags);
 CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned flags);
-/* The allocation that a device pointer lies in. */
+/* Return the allocation that contains a device pointer. */
 CUresult cuMemGetAddressRange(CUdeviceptr *base, size_t *bytes, CUdeviceptr ptr);
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
-/* cuda_runtime.h - cuda_runtime_api.h, and the forms that calls have in C++ alone: typed pointers,
- * flags of an event, memory of a pool. */
+/* cuda_runtime.h - cuda_runtime_api.h, and the forms of calls that exist only in C++: typed
+ * pointers, flags of an event, memory of a pool. */
 #ifndef CUDA_HOST_RUNTIME_H
 #define CUDA_HOST_RUNTIME_H
 

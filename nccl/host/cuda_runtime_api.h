@@ -2,18 +2,18 @@
  * make, on ordinary memory and threads, with no GPU and no CUDA installed. For tests, and to run
  * programs without kernels of their own on a laptop.
  *
- * Names, values and rules are CUDA's (https://docs.nvidia.com/cuda/cuda-runtime-api), and what is
- * declared here does what is said there. What is worth knowing of this one:
- * - DCOMM_HOST_DEVICES says how many devices there are (default 8, at most 64), and
- *   CUDA_VISIBLE_DEVICES which of them a process sees, by number.
- * - Each stream is a queue with a thread of its own: streams really run beside the caller and each
- *   other. The default stream waits for all others that are not cudaStreamNonBlocking, and they for
- *   it, as CUDA's legacy default stream.
- * - Device memory cannot be touched by the caller: a load or store there is a fault, as on a GPU.
- *   Only this library's copies and kernels reach it. A device has 16 GiB, which are taken from the
- *   host's memory as they are written.
- * - An error of work on a stream stays: from then on all calls of the device return it, and what is
- *   left on its streams is dropped, but waits end.
+ * Names, values and rules are CUDA's (https://docs.nvidia.com/cuda/cuda-runtime-api). Each call
+ * that is declared here does what that page says. Specific to the stand-in:
+ * - DCOMM_HOST_DEVICES is the number of devices (default 8, at most 64). CUDA_VISIBLE_DEVICES
+ *   selects those that a process sees, by number.
+ * - Each stream is a queue with a thread of its own: streams run concurrently with the caller and
+ *   with each other. The default stream waits for all others that are not cudaStreamNonBlocking,
+ *   and they for it, like CUDA's legacy default stream.
+ * - The caller cannot access device memory: a load or store there is a fault, as on a GPU. Only
+ *   this library's copies and kernels access it. A device has 16 GiB. The host provides its memory
+ *   as it is written.
+ * - An error of work on a stream is sticky: from then on all calls of the device return it. The
+ *   rest of the work on its streams is dropped, but waits end.
  * - A program that includes these headers and links libcudart_host runs unchanged with CUDA's. */
 #ifndef CUDA_HOST_RUNTIME_API_H
 #define CUDA_HOST_RUNTIME_API_H
@@ -26,7 +26,7 @@ extern "C" {
 #endif
 
 #define CUDART_VERSION 12080
-#define CUDA_HOST_STAND_IN 1 /* these headers, and not CUDA's */
+#define CUDA_HOST_STAND_IN 1 /* these headers, not CUDA's */
 
 typedef enum cudaError {
     cudaSuccess = 0,
@@ -101,7 +101,7 @@ cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer);
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags);
 cudaError_t cudaDeviceDisablePeerAccess(int peer);
 cudaError_t cudaDeviceSynchronize(void);
-/* How a thread waits is its own affair here: the flags are kept, and change nothing. */
+/* The flags are stored but have no effect on how a thread waits. */
 #define cudaDeviceScheduleAuto 0x00
 #define cudaDeviceScheduleSpin 0x01
 #define cudaDeviceScheduleYield 0x02
@@ -109,8 +109,8 @@ cudaError_t cudaDeviceSynchronize(void);
 #define cudaDeviceMapHost 0x08
 cudaError_t cudaSetDeviceFlags(unsigned flags);
 cudaError_t cudaGetDeviceFlags(unsigned *flags);
-/* What the process has of the current device ends: its memory (device, pinned, managed), its
- * streams, and an error that stays. Events are to be destroyed before. */
+/* Release the process's resources on the current device: memory (device, pinned, managed),
+ * streams, and a sticky error. The program destroys events before. */
 cudaError_t cudaDeviceReset(void);
 cudaError_t cudaDriverGetVersion(int *version);
 cudaError_t cudaRuntimeGetVersion(int *version);
@@ -167,7 +167,7 @@ cudaError_t cudaMallocManaged(void **ptr, size_t bytes, unsigned flags);
 cudaError_t cudaMallocAsync(void **ptr, size_t bytes, cudaStream_t stream);
 cudaError_t cudaFreeAsync(void *ptr, cudaStream_t stream);
 
-/* Pools: memory of the device, which is the system's again as soon as it is free. */
+/* Pools: device memory, which returns to the system as soon as it is free. */
 typedef struct cuhost_pool *cudaMemPool_t;
 enum cudaMemAllocationType { cudaMemAllocationTypePinned = 1 };
 enum cudaMemLocationType { cudaMemLocationTypeDevice = 1 };
@@ -191,11 +191,11 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
 
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind);
 cudaError_t cudaMemset(void *dst, int value, size_t bytes);
-/* Rows, each of which is a copy or fill of its own. */
+/* Copy or fill rows, each as an operation of its own. */
 cudaError_t cudaMemcpy2D(void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
                          size_t width, size_t height, enum cudaMemcpyKind kind);
 cudaError_t cudaMemset2D(void *dst, size_t pitch, int value, size_t width, size_t height);
-/* Both pointers are memory of the devices that are named. */
+/* Each pointer is memory of the device that is named. */
 cudaError_t cudaMemcpyPeer(void *dst, int dst_device, const void *src, int src_device,
                            size_t bytes);
 #ifdef __cplusplus
@@ -222,9 +222,9 @@ cudaError_t cudaMemcpyPeerAsync(void *dst, int dst_device, const void *src, int 
                                 size_t bytes, cudaStream_t stream);
 #endif
 
-/* A handle names the whole allocation that ptr lies in, and opening it gives its beginning: who
- * exports a place inside sends how far in it is. A handle is not opened in its own process, and
- * memory not freed while another has it open. */
+/* A handle names the whole allocation that contains ptr, and opening it gives its beginning. To
+ * export an address inside, send its offset as well. A process cannot open its own handle, and
+ * memory must not be freed while another process has it open. */
 typedef struct cudaIpcMemHandle_st {
     char reserved[64];
 } cudaIpcMemHandle_t;
@@ -268,7 +268,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end);
 
-/* ---- capture: of one stream; events cannot lead to another ---- */
+/* ---- capture: of one stream; events cannot extend it to another ---- */
 
 enum cudaStreamCaptureStatus {
     cudaStreamCaptureStatusNone = 0,
@@ -280,8 +280,8 @@ enum cudaStreamCaptureMode {
     cudaStreamCaptureModeThreadLocal = 1,
     cudaStreamCaptureModeRelaxed = 2
 };
-/* What could harm captures (allocations, waits, queries) is refused to threads of other modes, and
- * ends these captures. */
+/* Exchange the calling thread's capture mode. Calls that could harm captures (allocations, waits,
+ * queries) fail unless the mode allows them, and invalidate these captures. */
 cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode);
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status);
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode);
@@ -292,7 +292,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 
-/* ---- the driver's functions (cuda.h) ---- */
+/* ---- driver functions (cuda.h) ---- */
 
 #define cudaEnableDefault 0
 enum cudaDriverEntryPointQueryResult {

@@ -1,4 +1,4 @@
-/* device.c - which devices there are, the current one of a thread, and errors. */
+/* device.c - devices, the current device of a thread, and errors. */
 #define _GNU_SOURCE
 #include "host.h"
 #include "../../include/dcomm/impl/base/text.h"
@@ -28,7 +28,7 @@ static int device_count(void)
     return getenv("CUDA_VISIBLE_DEVICES") != NULL && seen < n ? seen : (int)n;
 }
 
-/* Where a device sits, whatever number this process knows it by. */
+/* Return the bus number of a device, which does not depend on its number in this process. */
 static int bus_of(int device)
 {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
@@ -41,7 +41,7 @@ static int bus_of(int device)
 
 cudaError_t cuhost_result(cudaError_t error)
 {
-    if (error != cudaSuccess) { /* also cudaErrorNotReady: CUDA leaves it behind, too */
+    if (error != cudaSuccess) { /* also for cudaErrorNotReady, as in CUDA */
         last = error;
     }
     return error;
@@ -265,8 +265,8 @@ cudaError_t cudaDeviceGetPCIBusId(char *text, int len, int device)
     return cudaSuccess;
 }
 
-/* Every device reaches every other's memory from the start; to enable it is only noted by CUDA's
- * programs, which know cudaErrorPeerAccessAlreadyEnabled. */
+/* Every device can access every other's memory from the start, so enabling it changes nothing.
+ * CUDA's programs accept that, because they know cudaErrorPeerAccessAlreadyEnabled. */
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
 {
     if (can == NULL || bad_device(device) || bad_device(peer)) {

@@ -1,4 +1,4 @@
-/* driver.c - the driver's functions: streams that wait for a word of memory, and write one. */
+/* driver.c - functions of CUDA's driver: streams that wait for a word of memory, or write one. */
 #define _GNU_SOURCE
 #include "host.h"
 #include <sched.h>
@@ -104,7 +104,7 @@ cudaError_t cudaGetDriverEntryPoint(const char *symbol, void **function, unsigne
     enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
     *function = NULL;
     for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {
-        if (strcmp(functions[i].name, symbol) == 0) { /* ISO C does not cast functions to void * */
+        if (strcmp(functions[i].name, symbol) == 0) { /* ISO C cannot cast functions to void * */
             memcpy(function, &functions[i].function, sizeof *function);
             found = cudaDriverEntryPointSuccess;
         }

@@ -1,4 +1,4 @@
-/* event.c - marks in streams, and events, which are the mark that was put last. */
+/* event.c - marks in streams, and events. An event is the mark that was recorded last. */
 #define _GNU_SOURCE
 #include "stream.h"
 #include <stdlib.h>
@@ -76,7 +76,7 @@ cudaError_t cuhost_mark_await(struct CUstream_st *s, cuhost_mark *mark)
 
 struct CUevent_st {
     cuhost_mark *mark; /* NULL: never recorded */
-    int device;        /* it is recorded in streams of this one alone */
+    int device;        /* only streams of this device can record it */
     bool timed;
 };
 
@@ -125,8 +125,8 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
     return cudaSuccess;
 }
 
-/* A mark of the default stream comes after what blocking streams hold: work that does nothing puts
- * it there. */
+/* Do nothing: as work on the default stream it waits for blocking streams, so that a mark comes
+ * after it. */
 static cudaError_t nothing(void *arg)
 {
     (void)arg;

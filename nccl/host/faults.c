@@ -1,9 +1,9 @@
-/* faults.c - what tests make go wrong, and what they count. */
+/* faults.c - faults that tests request, and counts. */
 #define _GNU_SOURCE
 #include "host.h"
 #include <time.h>
 
-static cuda_host_faults faults; /* these under the lock */
+static cuda_host_faults faults; /* both guarded by the lock */
 static cuda_host_counts counts;
 
 void cuda_host_set_faults(const cuda_host_faults *f)
@@ -48,7 +48,7 @@ cudaError_t cuhost_fault(cuhost_kind kind)
     return error;
 }
 
-/* Whether it is the one that is to fail. */
+/* Return true if this call is the one that should fail. */
 static bool counted_down(unsigned *n)
 {
     pthread_mutex_lock(&cuhost_lock);

@@ -1,5 +1,5 @@
-/* fold.c - the reductions of dcomm's kernels, by the CPU's own folds. A file of its own, because
- * the folds are private to the implementation and so are held here once more. */
+/* fold.c - the reductions of dcomm's kernels, by the CPU's folds. The folds are private to the
+ * implementation, so this file has its own copy. */
 #define _GNU_SOURCE
 #define DCOMM_API static
 #pragma GCC diagnostic ignored "-Wunused-function"

@@ -1,5 +1,5 @@
-/* graph.c - capture: what is put on a stream goes into a list, which can be put on streams later,
- * any number of times. */
+/* graph.c - capture: collect the work that is put on a stream in a list, which can be launched on
+ * streams any number of times. */
 #define _GNU_SOURCE
 #include "stream.h"
 #include <stdlib.h>
@@ -18,7 +18,7 @@ static void empty(struct CUgraph_st *graph)
     graph->last = &graph->first;
 }
 
-static _Thread_local enum cudaStreamCaptureMode own_mode; /* cudaStreamCaptureModeGlobal */
+static _Thread_local enum cudaStreamCaptureMode own_mode; /* initially Global */
 
 cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode)
 {

@@ -1,6 +1,6 @@
-/* ipc.c - device memory of another process: its arena's file is opened through /proc, and the part
- * that the allocation is mapped here. A lock on that part tells the owner, whose cudaFree must not
- * come before it is closed. */
+/* ipc.c - device memory of another process. It opens the file of that process's arena through
+ * /proc and maps the part that holds the allocation. A file lock on that part tells the owner that
+ * it is open; the owner must not free it before it is closed. */
 #define _GNU_SOURCE
 #include "memory.h"
 #include <fcntl.h>
@@ -79,7 +79,7 @@ cudaError_t cudaIpcOpenMemHandle(void **ptr, cudaIpcMemHandle_t in, unsigned fla
     return cudaSuccess;
 }
 
-/* Waits for what is under way on the device, as CUDA's may. */
+/* Wait for all work on the device first, as CUDA may do. */
 cudaError_t cudaIpcCloseMemHandle(void *ptr)
 {
     cudaError_t status = cuhost_enter_unsafe();

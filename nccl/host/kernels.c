@@ -1,5 +1,6 @@
-/* kernels.c - dcomm's kernels (dcomm_cuda_*) in the host stand-in: the CPU's code of the same name,
- * whose bytes are the same by contract, as work on a stream. Those of codecs are in codecs.c. */
+/* kernels.c - dcomm's kernels (dcomm_cuda_*) in the host stand-in. Each runs the CPU's code of the
+ * same name, with the same bytes by contract, as work on a stream. Those of codecs are in
+ * codecs.c. */
 #define _GNU_SOURCE
 #include "kernels.h"
 #include "dcomm.h"
@@ -60,8 +61,8 @@ dcomm_status dcomm_cuda_load(void)
     return DCOMM_OK;
 }
 
-/* A kernel runs on the current device, and so in a stream of it. One that has to be loaded waits
- * for all that streams of the device hold, as CUDA's may. */
+/* Launch a kernel on a stream of the current device. If it is not loaded, wait for all work on the
+ * device's streams, as CUDA may do. */
 dcomm_status cuhost_launch(const char *call, const void *work, size_t bytes, cuhost_run_fn run,
                            void *stream)
 {
@@ -172,7 +173,7 @@ static cudaError_t run_from_f32(void *arg)
     return cudaSuccess;
 }
 
-/* dst of so many bytes an element, src likewise. */
+/* Launch a conversion. dst has `to` bytes an element, src `from` bytes. */
 static dcomm_status convert(const char *call, void *dst, size_t to, const void *src, size_t from,
                             cuhost_job j, cuhost_run_fn run, void *stream)
 {

@@ -1,5 +1,5 @@
-/* kernels.h - what dcomm's kernels in the host stand-in share: the folds and looks of fold.c, what
- * residual.c does, and the launch. */
+/* kernels.h - shared by dcomm's kernels in the host stand-in: the functions of fold.c and
+ * residual.c, and the launch. */
 #ifndef CUDA_HOST_KERNELS_H
 #define CUDA_HOST_KERNELS_H
 
@@ -15,10 +15,11 @@ bool cuhost_fold(void *dst, const void *const *src, size_t nsrc, size_t count, i
 void cuhost_scale(void *dst, const void *src, size_t count, int dtype, double factor);
 void cuhost_to_f32(float *dst, const void *src, size_t count, int dtype, double factor);
 void cuhost_from_f32(void *dst, const float *src, size_t count, int dtype);
-/* The first element that is not finite, UINT64_MAX: none; *value is that, *squares the sum. */
+/* Return the index of the first element that is not finite, or UINT64_MAX. *value: that element;
+ * *squares: the sum of squares. */
 uint64_t cuhost_look(const void *x, size_t count, int dtype, double *value, double *squares);
 
-/* The arguments of a kernel. This library may follow the pointers. */
+/* The arguments of a kernel. This library may dereference the pointers. */
 typedef struct cuhost_job {
     const dcomm_codec *codec;
     const float *x, *residual;
@@ -34,36 +35,37 @@ typedef struct cuhost_job {
     int64_t divisor;
     double factor;
     bool drop, add;
-    bool bad; /* a pointer is not of memory that the device reaches */
+    bool bad; /* the device cannot access one of the pointers */
     const void *at[DCOMM_CUDA_OPERANDS];
     size_t bytes[DCOMM_CUDA_OPERANDS];
 } cuhost_job;
 
 __attribute__((format(printf, 3, 4))) dcomm_status
 cuhost_fail(dcomm_status status, const char *call, const char *format, ...);
-/* A pointer that the kernel follows: where it leads is a fault of the kernel's, as on a GPU. */
+/* Translate a pointer that the kernel dereferences. As on a GPU, a bad pointer makes the kernel
+ * fail, not the launch. */
 void *cuhost_reach_of(cuhost_job *j, const void *p, size_t bytes);
-/* `n` operands, of bytes[i] or else `each` bytes. */
+/* Set n operands, of bytes[i] bytes each; if bytes is NULL, of `each` bytes. */
 dcomm_status cuhost_operands(cuhost_job *j, const char *call, const void *const *at,
                              const size_t *bytes, size_t each, size_t n);
 dcomm_status cuhost_run(const char *call, const cuhost_job *j, cuhost_run_fn run, void *stream);
 
-/* On a stream of the current device; *job is copied. */
+/* Launch on a stream of the current device; *job is copied. */
 dcomm_status cuhost_launch(const char *call, const void *job, size_t bytes, cuhost_run_fn run,
                            void *stream);
 
-/* dcomm_cuda_ledger_compare. */
+/* Do dcomm_cuda_ledger_compare. */
 void cuhost_compare(dcomm_cuda_ledger *to, const float *x, const float *y, const float *next,
                     size_t count);
 
-/* What was clipped, what was not finite, and the first of that. */
+/* Number of elements clipped and not finite, and the first that is not finite. */
 typedef struct cuhost_seen {
     size_t clipped, nonfinite, first;
 } cuhost_seen;
 
 cuhost_seen cuhost_feedback(int op, void *dst, const void *a, float factor, const float *b,
                             size_t count);
-/* *squares becomes their sum; returns the factor. */
+/* Return the factor; *squares becomes the sum of squares. */
 float cuhost_clip(const float *g, size_t count, double most, double *squares);
 void cuhost_clipped(float *u, const float *g, float clip, float momentum, const float *before,
                     size_t count);

@@ -1,5 +1,5 @@
-/* lowrank.c - the steps of powersgd (dcomm_cuda_powersgd_*) in the host stand-in: the CPU's, as
- * work on a stream. */
+/* lowrank.c - the steps of powersgd (dcomm_cuda_powersgd_*) in the host stand-in: the CPU's steps,
+ * as work on a stream. */
 #define _GNU_SOURCE
 #include "kernels.h"
 #include "dcomm.h"
@@ -10,7 +10,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* A launch. Pointers are those that this library may follow. */
+/* The arguments of a launch. This library may dereference the pointers. */
 typedef struct product {
     dcommi_matrix shape;
     dcomm_codec_key key;
@@ -128,7 +128,7 @@ static void *reach(product *j, const void *p, size_t bytes)
     return at;
 }
 
-/* Arrays that a step has none of are NULL. */
+/* Launch a step. Arrays that it does not use are NULL. */
 static dcomm_status launch(const char *call, const dcomm_codec_matrix *m, product *j,
                            const float *x, float *p, float *q, float *to, dcomm_cuda_report *report,
                            cuhost_run_fn run, void *stream)

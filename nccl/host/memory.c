@@ -1,6 +1,5 @@
-/* memory.c - allocations, and whose they are. A device's memory is one file in memory, mapped
- * twice: where the program sees it, and may not touch it, and where this library reads and writes
- * it. */
+/* memory.c - allocations. A device's memory is a file in memory that is mapped twice: where the
+ * program sees it but cannot access it, and where this library reads and writes it. */
 #define _GNU_SOURCE
 #include "memory.h"
 #include <fcntl.h>
@@ -11,13 +10,13 @@
 
 #define PAGE ((size_t)4096)
 
-static cuhost_arena arenas[CUHOST_DEVICES_MAX]; /* these under the lock */
+static cuhost_arena arenas[CUHOST_DEVICES_MAX]; /* all guarded by the lock */
 static cuhost_block *blocks;                    /* sorted by address */
 static size_t n_blocks, room_blocks;
 
 /* ---- the table of blocks ---- */
 
-/* The first block that ends behind p. */
+/* Return the first block that ends behind p. */
 static size_t block_at(const void *p)
 {
     size_t low = 0, high = n_blocks;
@@ -114,7 +113,7 @@ const cuhost_arena *cuhost_arena_of(int device)
     return &arenas[device];
 }
 
-/* The lowest place between the arena's blocks that is long enough; NULL: none is. */
+/* Return the lowest gap between the arena's blocks that holds `bytes`, or NULL. */
 static char *find_room(const cuhost_arena *a, size_t bytes)
 {
     char *at = a->base;
@@ -168,7 +167,7 @@ cudaError_t cudaMalloc(void **ptr, size_t bytes)
     return status != cudaSuccess ? cuhost_result(status) : allocate(ptr, bytes);
 }
 
-/* The device of what cudaFree may free, or -1. */
+/* Return the device of memory that cudaFree can free, or -1. */
 static int device_of(const void *ptr)
 {
     pthread_mutex_lock(&cuhost_lock);
@@ -180,7 +179,7 @@ static int device_of(const void *ptr)
     return device;
 }
 
-/* Under the lock. */
+/* Call under the lock. */
 static void release_block(cuhost_block *b)
 {
     if (b->owner == CUHOST_OF_ARENA) {
@@ -203,7 +202,8 @@ static void release_at(void *ptr)
     pthread_mutex_unlock(&cuhost_lock);
 }
 
-/* Whether another process has it open: then CUDA does not say what becomes of it. */
+/* Return true if another process has the memory open. CUDA does not define the effect of freeing
+ * it then. */
 static bool open_elsewhere(void *ptr)
 {
     struct flock lock = {.l_type = F_WRLCK};
@@ -219,8 +219,8 @@ static bool open_elsewhere(void *ptr)
     return is_open;
 }
 
-/* As CUDA's: what is under way on the device is waited for. What another process has open is not
- * freed, and fails the device. */
+/* Wait for all work on the device first, as CUDA does. Memory that another process has open is not
+ * freed; the device fails. */
 cudaError_t cudaFree(void *ptr)
 {
     cudaError_t status = cuhost_enter_unsafe();
@@ -240,7 +240,7 @@ cudaError_t cudaFree(void *ptr)
     return cuhost_result(status);
 }
 
-/* What is open of other processes is shut by the calls that opened it. */
+/* Free all but memory of other processes, which cudaIpcCloseMemHandle unmaps. */
 void cuhost_free_all(int device)
 {
     pthread_mutex_lock(&cuhost_lock);
@@ -263,7 +263,7 @@ cudaError_t cudaMallocPitch(void **ptr, size_t *pitch, size_t width, size_t heig
                                                     : cudaMalloc(ptr, *pitch * height);
 }
 
-/* At once, rather than when the stream comes to it: who uses it there cannot tell. */
+/* Allocate at once, instead of when the stream gets there: work on the stream cannot tell. */
 cudaError_t cudaMallocAsync(void **ptr, size_t bytes, cudaStream_t stream)
 {
     return cuhost_capturing(stream) ? cuhost_result(cudaErrorStreamCaptureUnsupported)
@@ -446,7 +446,7 @@ cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned flags)
     return cudaSuccess;
 }
 
-/* ---- what a pointer is ---- */
+/* ---- properties of pointers ---- */
 
 void *cuhost_access(const void *ptr, size_t bytes, enum cudaMemoryType *type)
 {
@@ -457,7 +457,7 @@ void *cuhost_access(const void *ptr, size_t bytes, enum cudaMemoryType *type)
     if (b != NULL) {
         size_t offset = (size_t)(at - (char *)b->base);
         at = bytes <= b->bytes - offset ? (char *)b->alias + offset : NULL;
-        if (at == NULL && b->owner == CUHOST_OF_PROGRAM) { /* goes on in memory of the program */
+        if (at == NULL && b->owner == CUHOST_OF_PROGRAM) { /* not all of it is registered */
             at = (char *)(uintptr_t)ptr;
             *type = cudaMemoryTypeUnregistered;
         }

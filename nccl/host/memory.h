@@ -14,19 +14,19 @@ typedef enum cuhost_owner {
 typedef struct cuhost_block {
     void *base;
     size_t bytes;
-    void *alias; /* where this library reads and writes it */
+    void *alias; /* address for this library's accesses */
     enum cudaMemoryType type;
     cuhost_owner owner;
     int device;
-    int fd; /* OF_PEER: by which its owner sees that it is open here */
+    int fd; /* OF_PEER: file whose lock tells the owner that it is open */
 } cuhost_block;
 
 typedef struct cuhost_arena {
     int fd;
-    char *base, *alias; /* NULL: no memory of this device was asked for yet */
+    char *base, *alias; /* NULL: memory of this device was never allocated */
 } cuhost_arena;
 
-/* All but the last under the lock. */
+/* Call all but the last under the lock. */
 cuhost_block *cuhost_block_around(const void *p);
 bool cuhost_block_add(const cuhost_block *block);
 void cuhost_block_remove(cuhost_block *block);

@@ -1,6 +1,6 @@
-/* residual.c - what error feedback does to its arrays beside encoding (dcomm_cuda_feedback, _clip
- * and _clipped), in the host stand-in. The sum of squares is the CPU's own, which is private to the
- * implementation and so is held here once more. */
+/* residual.c - operations of error feedback besides encoding (dcomm_cuda_feedback, _clip and
+ * _clipped), in the host stand-in. It uses the CPU's sum of squares, which is private to the
+ * implementation, so this file has its own copy. */
 #define _GNU_SOURCE
 #define DCOMM_API static
 #pragma GCC diagnostic ignored "-Wunused-function"

@@ -1,11 +1,11 @@
-/* stream.c - streams: each a queue of work with a thread that does it in order. */
+/* stream.c - streams: each is a queue of work with a thread that runs it in order. */
 #define _GNU_SOURCE
 #include "stream.h"
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
-static struct CUstream_st *streams;                      /* these under the lock */
+static struct CUstream_st *streams;                      /* both guarded by the lock */
 static struct CUstream_st *defaults[CUHOST_DEVICES_MAX]; /* the default stream of each device */
 
 struct CUstream_st *cuhost_streams(void)
@@ -74,7 +74,7 @@ static void *work_off(void *arg)
     return NULL;
 }
 
-/* Under the lock. The thread takes no signals: those are the program's. */
+/* Call under the lock. The new thread blocks all signals, because they belong to the program. */
 static struct CUstream_st *start_stream(int device, bool blocking)
 {
     sigset_t all, before;
@@ -105,7 +105,7 @@ static struct CUstream_st *start_stream(int device, bool blocking)
 /* ---- the stream of a thread: cudaStreamPerThread ---- */
 
 static pthread_once_t own_once = PTHREAD_ONCE_INIT;
-static pthread_key_t own_key; /* of one stream for each device */
+static pthread_key_t own_key; /* value: one stream for each device */
 
 static void end_own(void *arg)
 {
@@ -206,7 +206,8 @@ cudaError_t cuhost_push(struct CUstream_st *s, cuhost_kind kind, cuhost_run_fn r
     return cudaSuccess;
 }
 
-/* The default stream comes after what blocking streams of its device hold, and they after it. */
+/* Order s with other streams of its device: the default stream waits for blocking streams, and
+ * they for it. */
 static cudaError_t order(struct CUstream_st *s)
 {
     struct CUstream_st *first = defaults[s->device];
@@ -339,7 +340,7 @@ cudaError_t cudaStreamCreate(cudaStream_t *stream)
     return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
 }
 
-/* Threads take turns as the host lets them, so there is one priority. */
+/* There is one priority, because the host schedules the threads. */
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority)
 {
     (void)priority;

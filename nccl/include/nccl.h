@@ -1,2 +1,2 @@
-/* nccl.h - put this folder first on the include path, and <nccl.h> is dcomm's. */
+/* nccl.h - dcomm's <nccl.h>, if this folder comes first on the include path. */
 #include "../../include/dcomm_nccl.h"

@@ -1,12 +1,11 @@
-/* algo.h - the table of algorithms: what every file of algo/ registers and everything else looks
- * up. */
+/* algo.h - the entry of the table of algorithms (table.h), and helpers that all of them use. */
 #ifndef DCOMMI_ALGO_H
 #define DCOMMI_ALGO_H
 
 #include "../plan/build.h"
 
-/* Appends the steps for `shape` to `b` (begun by the caller, who also finishes it). The caller has
- * already handled nranks == 1 and zero-byte operations, and set head.in_bytes and out_bytes. */
+/* Append the steps for `shape` to `b`. The caller begins and finishes `b`, handles nranks == 1 and
+ * zero-byte operations itself, and sets head.in_bytes and head.out_bytes. */
 typedef dcomm_status (*dcommi_algo_fn)(const dcommi_shape *shape, dcomm_builder *b);
 
 typedef struct dcommi_algo {
@@ -14,14 +13,14 @@ typedef struct dcommi_algo {
     dcomm_coll coll;
     dcommi_algo_fn make;
     bool rank_order; /* can fold in rank order */
-    /* Write what it leaves aside of the groups, as a sentence. Only algorithms that work level by
-     * level have one. */
+    /* Write a sentence about groups that the algorithm cannot use. NULL: it does not work level by
+     * level. */
     void (*note)(const dcommi_shape *shape, char *text, size_t len);
     const char *cost;
     const char *source;
 } dcommi_algo;
 
-/* Return true if the operation folds what ranks contribute. */
+/* Return true if the operation folds the ranks' contributions. */
 static inline bool dcommi_coll_folds(dcomm_coll coll)
 {
     return coll == DCOMM_COLL_ALLREDUCE || coll == DCOMM_COLL_REDUCE_SCATTER ||
@@ -35,27 +34,28 @@ static inline bool dcommi_coll_rooted(dcomm_coll coll)
            coll == DCOMM_COLL_SCATTER || coll == DCOMM_COLL_GATHERV || coll == DCOMM_COLL_SCATTERV;
 }
 
-/* Bytes of one element, and of `count`. */
+/* Return the bytes of `count` elements. */
 static inline int64_t dcommi_shape_bytes(const dcommi_shape *s, size_t count)
 {
     return (int64_t)(count * dcomm_dtype_size(s->dtype));
 }
 
-/* Where this rank's input lies. `in_base` is where it begins in OUT when the call is in place
- * (0, or rank*block for all-gather and gather). */
+/* Where this rank's input lies. */
 typedef struct dcommi_input {
     dcomm_space space;
     int64_t base;
 } dcommi_input;
 
+/* Return the place of this rank's input. in_base: bytes; where it begins in OUT when the call is
+ * in place (0, or rank*block for all-gather and gather). */
 static inline dcommi_input dcommi_input_of(const dcommi_shape *s, int64_t in_base)
 {
     dcommi_input in = {s->in_place ? DCOMM_SPACE_OUT : DCOMM_SPACE_IN, s->in_place ? in_base : 0};
     return in;
 }
 
-/* `total` bytes cut into blocks of `chunks` chunks each: all equal, whole elements, the
- * tail cut off at `total`. Block b starts at b*block. */
+/* A buffer cut into equal blocks of `chunks` chunks each, in whole elements. Block b begins at
+ * b*block; the last ones are cut off at the end of the buffer. */
 typedef struct dcommi_partition {
     int64_t block, chunk; /* bytes */
     int64_t chunks;       /* of a block */
@@ -69,7 +69,8 @@ static inline dcommi_partition dcommi_partition_make(int64_t total, int64_t nblo
     if (chunk_bytes > 0) {
         p.chunks = dcommi_max64(1, dcommi_ceil_div(share, chunk_bytes));
     }
-    /* Cache lines keep chunks from sharing one; tiny blocks would only become uneven by it. */
+    /* Cut at cache lines, so that two chunks do not share one. Short blocks would become uneven:
+     * cut them at elements. */
     int64_t lines = dcommi_element_lines(element);
     int64_t grain = share >= 64 * lines * p.chunks ? lines : element;
     p.chunk = dcommi_ceil_div(dcommi_ceil_div(share, p.chunks), grain) * grain;
@@ -77,7 +78,7 @@ static inline dcommi_partition dcommi_partition_make(int64_t total, int64_t nblo
     return p;
 }
 
-/* Build an operation level by level, each of which may be built the same way (hier/hier.h). */
+/* Build an operation level by level. Each level may be built the same way again (hier/hier.h). */
 static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcomm_builder *b);
 
 #endif

@@ -2,14 +2,14 @@
  *
  * pairwise: in round k = 1 .. N/2 each rank exchanges with the ranks k ahead and k behind, so that
  * few messages are under way at a time; (N-1) blocks per rank, N/2 rounds. In place, only the
- * blocks of the round are set aside.
- * linear: everything at once, (N-1) blocks per rank; long blocks of equal length are read where
- * they lie.
- * Both send blocks that are empty, too, so that ranks that disagree hear of it; but for counts that
- * all ranks know.
+ * blocks of the round are copied aside.
+ * linear: all messages at once, (N-1) blocks per rank. Long blocks of equal length are read in
+ * place.
+ * Both send empty blocks too, so that ranks with different counts get an error. Where all ranks
+ * know all counts, they skip empty blocks.
  * bruck: Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all
- * communications in multiport message-passing systems", IEEE TPDS 8 (1997): ceil(log2 N) steps, in
- * step k all blocks whose distance to go has bit k set; about N/2 blocks in each. */
+ * communications in multiport message-passing systems", IEEE TPDS 8 (1997): ceil(log2 N) steps.
+ * Step k moves all blocks whose distance to go has bit k set, about N/2 blocks. */
 #ifndef DCOMMI_ALGO_ALLTOALL_H
 #define DCOMMI_ALGO_ALLTOALL_H
 
@@ -42,7 +42,7 @@ static dcommi_a2a dcommi_a2a_make(const dcommi_shape *s, dcomm_builder *b)
     return a;
 }
 
-/* This rank's block for itself. */
+/* Copy this rank's block for itself. */
 static void dcommi_a2a_own(const dcommi_shape *s, dcomm_builder *b, const dcommi_a2a *a)
 {
     if (!s->in_place) {
@@ -53,7 +53,7 @@ static void dcommi_a2a_own(const dcommi_shape *s, dcomm_builder *b, const dcommi
     }
 }
 
-/* Start the exchange with rank `to` (send) and rank `from` (receive). */
+/* Start to send `sent` to rank `to`, and to receive the block of rank `from`. */
 static void dcommi_a2a_start(const dcommi_shape *s, dcomm_builder *b, const dcommi_a2a *a,
                              dcomm_operand sent, dcommi_turn to, dcommi_turn from, dcomm_expr tag)
 {
@@ -62,7 +62,7 @@ static void dcommi_a2a_start(const dcommi_shape *s, dcomm_builder *b, const dcom
                      dcommi_rank_at(s->nranks, from), tag, DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
 }
 
-/* The same chunk by chunk. */
+/* Start the same exchange chunk by chunk. */
 static void dcommi_a2a_chunks(const dcommi_shape *s, dcomm_builder *b, const dcommi_a2a *a,
                               dcommi_turn to, dcommi_turn from, int64_t tag, int64_t chunk)
 {
@@ -78,7 +78,7 @@ static void dcommi_a2a_chunks(const dcommi_shape *s, dcomm_builder *b, const dco
     dcomm_build_end(b, 0);
 }
 
-/* What goes to rank `to`: where it lies or, in place, a copy in scratch at `aside`. */
+/* Return the block for rank `to`; in place, a copy of it in scratch at `aside`. */
 static dcomm_operand dcommi_a2a_outgoing(const dcommi_shape *s, dcomm_builder *b,
                                          const dcommi_a2a *a, dcommi_turn to, int64_t aside)
 {
@@ -91,7 +91,8 @@ static dcomm_operand dcommi_a2a_outgoing(const dcommi_shape *s, dcomm_builder *b
     return copy;
 }
 
-/* The same where the counts of all are known: only what there is. Ranks may be off by N. */
+/* Start an exchange where all ranks know all counts: skip empty blocks. Take `to` and `from`
+ * modulo N. */
 static void dcommi_a2a_known(const dcommi_shape *s, dcomm_builder *b, const dcommi_a2a *a, int to,
                              int from, int64_t tag)
 {
@@ -126,7 +127,7 @@ static dcomm_status dcommi_a2a_pairwise_known(const dcommi_shape *s, dcomm_build
     return b->status;
 }
 
-/* Equal blocks that stay on a host go in chunks, which pass through the caches. */
+/* Build the pairwise exchange. Equal blocks within a host travel in chunks that fit the caches. */
 static dcomm_status dcommi_a2a_pairwise(const dcommi_shape *s, dcomm_builder *b)
 {
     dcommi_a2a a = dcommi_a2a_make(s, b);
@@ -191,7 +192,7 @@ static dcomm_status dcommi_a2a_linear(const dcommi_shape *s, dcomm_builder *b)
     int64_t n = s->nranks, block = a.longest_send;
     bool read = !a.send.listed && dcommi_reads_peers(s, block);
     if (s->in_place) {
-        /* All of it has to leave before any of it may be overwritten. */
+        /* All blocks leave before any is overwritten: send from a copy. */
         int64_t aside = dcomm_build_scratch(b, n * block);
         dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_SCRATCH, aside, n * block),
                          dcomm_span(a.space, 0, n * block), 0);
@@ -225,8 +226,9 @@ static dcomm_status dcommi_a2a_linear(const dcommi_shape *s, dcomm_builder *b)
     return b->status;
 }
 
-/* Move the blocks with bit `bit` between `blocks` (n of them) and `packed`, where they lie one
- * after the other: runs of `bit` blocks, of which the last may be shorter. */
+/* Copy the blocks whose number has bit `bit` set from `blocks` (n of them) to `packed`, where they
+ * lie one after the other, or back if `unpack`. They come in runs of `bit` blocks; the last run
+ * may be shorter. length: bytes of all of them. */
 static void dcommi_bruck_pack(dcomm_builder *b, int64_t n, int64_t block, int64_t bit,
                               int64_t blocks, int64_t packed, int64_t length, bool unpack)
 {
@@ -241,7 +243,7 @@ static void dcommi_bruck_pack(dcomm_builder *b, int64_t n, int64_t block, int64_
     dcomm_build_end(b, 0);
 }
 
-/* Blocks with bit `bit` among the distances 0 .. n-1. */
+/* Count the distances 0 .. n-1 that have bit `bit` set. */
 static int64_t dcommi_bruck_count(int64_t n, int64_t bit)
 {
     return n / (2 * bit) * bit + dcommi_max64(0, n % (2 * bit) - bit);
@@ -260,7 +262,7 @@ static dcomm_status dcommi_a2a_bruck(const dcommi_shape *s, dcomm_builder *b)
     int64_t coming = dcomm_build_scratch(b, half * block);
     int64_t tag = 0;
 
-    /* Block i is the one that has distance i to go: rotate the input by rank. */
+    /* Rotate the input by `rank`, so that block i has distance i to go. */
     dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_SCRATCH, blocks, (n - rank) * block),
                      dcomm_span(input, rank * block, (n - rank) * block), 0);
     if (rank > 0) {
@@ -279,7 +281,7 @@ static dcomm_status dcommi_a2a_bruck(const dcommi_shape *s, dcomm_builder *b)
         dcomm_build_fence(b, 0);
         dcommi_bruck_pack(b, n, block, bit, blocks, coming, length, true);
     }
-    /* What travelled distance i came from rank-i. */
+    /* The block that travelled distance i came from rank - i. */
     int d = dcomm_build_loop(b, 0, dcomm_const(n));
     dcomm_build_copy(b, 0, dcomm_at(DCOMM_SPACE_OUT, dcomm_modular(block, rank, d, -1, n), block),
                      dcomm_at(DCOMM_SPACE_SCRATCH, dcomm_linear(blocks, d, block), block), 0);

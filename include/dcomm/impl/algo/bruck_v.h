@@ -1,22 +1,23 @@
 /* bruck_v.h - Bruck's all-to-all with blocks of any length: Bruck, Ho, Kipnis, Upfal and
- * Weathersby, IEEE TPDS 8 (1997). ceil(log2 N) steps; in step k all blocks whose distance to go has
- * bit k set travel 2^k ranks in one message. Each rank knows which rank's block it holds for each
- * distance, and so how long it is (algo/counts.h); blocks wait where they arrived. */
+ * Weathersby, IEEE TPDS 8 (1997). There are ceil(log2 N) steps. In step k all blocks whose
+ * distance to go has bit k set travel 2^k ranks, in one message. A rank knows whose block it holds
+ * for each distance, and so its length (algo/counts.h). Blocks stay where they arrived until they
+ * go on. */
 #ifndef DCOMMI_ALGO_BRUCK_V_H
 #define DCOMMI_ALGO_BRUCK_V_H
 
 #include "counts.h"
 #include "doubling.h"
 
-/* Bytes of the block that rank `holder` holds for distance d when all bits of d below `bit` have
- * been travelled. */
+/* Return the bytes of the block of distance d that rank `holder` holds before step `bit`: the
+ * block has already travelled the bits of d below `bit`. */
 static int64_t dcommi_bruck_v_bytes(const dcommi_shape *s, int holder, int d, int bit)
 {
     int n = s->nranks, from = (holder - (d & (bit - 1)) + n) % n;
     return dcommi_shape_bytes(s, s->matrix[(size_t)from * (size_t)n + (size_t)((from + d) % n)]);
 }
 
-/* Of all that travel `bit` ranks from `holder`. */
+/* Return the bytes of all blocks that rank `holder` sends in step `bit`. */
 static int64_t dcommi_bruck_v_step_bytes(const dcommi_shape *s, int holder, int bit)
 {
     int64_t bytes = 0;
@@ -26,8 +27,8 @@ static int64_t dcommi_bruck_v_step_bytes(const dcommi_shape *s, int holder, int 
     return bytes;
 }
 
-/* Step `bit`: at[d] is where the block of distance d lies, before and after; `leaving` is where
- * what goes is packed. */
+/* Build step `bit`. at[d] is the place of the block of distance d, which the step updates.
+ * `leaving`: scratch in which outgoing blocks are packed. */
 static void dcommi_bruck_v_step(const dcommi_shape *s, dcomm_builder *b, int bit, int64_t leaving,
                                 dcomm_operand *at)
 {
@@ -80,7 +81,7 @@ static dcomm_status dcommi_bruck_v_known(const dcommi_shape *s, dcomm_builder *b
     for (int bit = 1; bit < n; bit *= 2) {
         dcommi_bruck_v_step(s, b, bit, leaving, at);
     }
-    for (int d = 0; d < n; d++) { /* what has travelled distance d came from rank - d */
+    for (int d = 0; d < n; d++) { /* the block that travelled distance d is from rank - d */
         int from = (s->rank - d + n) % n;
         int64_t length = dcommi_shape_bytes(s, s->counts[from]);
         if (length > 0) {

@@ -1,22 +1,24 @@
-/* counts.h - all-to-all-v by algorithms that pass blocks on, who must know how long those of
- * others are, where each rank knows its own lengths only: in two stages. In the first, ranks
- * all-gather their rows of counts; what they agree on makes the plan of the second. Where the
- * counts of all are known beforehand (dcomm_coll_opts.matrix, and in the checker) there is no first
- * stage. */
+/* counts.h - the first stage of all-to-all-v by algorithms that forward blocks of other ranks.
+ *
+ * Such an algorithm needs the lengths of all blocks, but a rank knows only its own counts. So
+ * there are two stages: the first all-gathers the rows of counts; the plan of the second is made
+ * from them. If all counts are known beforehand (dcomm_coll_opts.matrix, and in the checker),
+ * there is no first stage. */
 #ifndef DCOMMI_ALGO_COUNTS_H
 #define DCOMMI_ALGO_COUNTS_H
 
 #include "parts.h"
 
-/* What the first stage's plan leaves for the second, at the beginning of its table; counts and
- * displacements follow: received, sent. */
+/* The table of the first plan, which the second stage reads: a pointer, then counts and
+ * displacements of the received blocks, then those of the sent blocks. */
 enum {
-    DCOMMI_COUNTS_GROUPS, /* a pointer: they are the communicator's, which outlives its plans */
+    DCOMMI_COUNTS_GROUPS, /* pointer to the communicator's groups, which outlive its plans */
     DCOMMI_COUNTS_LISTS
 };
 
-#define DCOMMI_COUNTS_MOST ((size_t)1 << 40) /* elements of a block, from whatever peer */
+#define DCOMMI_COUNTS_MOST ((size_t)1 << 40) /* elements of a block; more: a corrupt count */
 
+/* Write this rank's row of counts, from the table of the plan: the COMPUTE kernel of stage one. */
 static dcomm_status dcommi_counts_row(void *user, void *dst, size_t dst_len, const void *const *src,
                                       const size_t *src_len, size_t nsrc)
 {
@@ -40,7 +42,7 @@ static void dcommi_counts_release(void *user, const dcomm_plan *plan)
     dcommi_free((void *)(uintptr_t)plan);
 }
 
-/* Whether the counts of all ranks fit this rank's and each other. */
+/* Check the counts of all ranks: none is too large, and this rank's column is what it expects. */
 static dcomm_status dcommi_counts_agree(const dcommi_shape *s)
 {
     size_t n = (size_t)s->nranks, me = (size_t)s->rank;
@@ -63,7 +65,7 @@ static dcomm_status dcommi_counts_agree(const dcommi_shape *s)
     return DCOMM_OK;
 }
 
-/* The second stage, by `known`: all ranks' counts are in the words. */
+/* Make the plan of the second stage with `known`. The words hold the counts of all ranks. */
 static const dcomm_plan *dcommi_counts_next(const dcomm_plan *first, const uint64_t *words,
                                             dcommi_algo_fn known, dcomm_status *status)
 {
@@ -96,7 +98,8 @@ static const dcomm_plan *dcommi_counts_next(const dcomm_plan *first, const uint6
     return plan;
 }
 
-/* The first stage: each rank's row of counts becomes words of all, by the all-gather `gather`. */
+/* Build the first stage: all-gather the rows of counts with `gather`, then copy them to the words.
+ */
 static dcomm_status dcommi_counts_ask(const dcommi_shape *s, dcomm_builder *b, const char *name,
                                       dcommi_algo_fn gather, dcomm_plan_next next)
 {

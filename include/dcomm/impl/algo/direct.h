@@ -1,20 +1,21 @@
-/* direct.h - direct exchange: every rank talks to every other, or all to one. Few steps, and
- * folds in rank order.
+/* direct.h - direct exchange: every rank talks to every other, or all to one. It takes few steps,
+ * and folds in rank order.
  *
- * Short blocks travel as messages. Long ones are offered to the peers (EXPOSE), who read them where
- * they lie, so that a reduction of N inputs passes over memory once; then everybody says that it
- * has read, because memory must stay until then.
+ * Short blocks travel as messages. Long blocks are exposed to the peers, which read them in place,
+ * so that a reduction of N inputs passes over memory once. Exposed memory must not change until
+ * all peers have read it: each rank signals when it is done.
  *
  * one_shot: all-reduce in one step, (N-1) S per rank. two_shot: direct reduce-scatter and direct
  * all-gather, 2 steps, 2(N-1)/N S per rank, as in Thakur, Rabenseifner and Gropp, "Optimization of
- * collective communication operations in MPICH", IJHPCA 19 (2005). star: all to rank 0 and back,
- * what a parameter server does (Li et al., OSDI 2014): (N-1) S in and out of rank 0. */
+ * collective communication operations in MPICH", IJHPCA 19 (2005). star: all ranks send to rank 0,
+ * which sends the result back, as a parameter server does (Li et al., OSDI 2014): (N-1) S in and
+ * out of rank 0. */
 #ifndef DCOMMI_ALGO_DIRECT_H
 #define DCOMMI_ALGO_DIRECT_H
 
 #include "parts.h"
 
-/* Nobody leaves before everybody has read what it needs. */
+/* Wait until all ranks have finished reading. */
 static void dcommi_direct_read_barrier(const dcommi_shape *s, dcomm_builder *b)
 {
     uint16_t readers = dcomm_build_counter(b);
@@ -22,7 +23,7 @@ static void dcommi_direct_read_barrier(const dcommi_shape *s, dcomm_builder *b)
     dcomm_build_wait(b, 0, readers, dcomm_const(s->nranks - 1));
 }
 
-/* All-reduce of two ranks: one message, folded as it arrives. */
+/* Build the all-reduce of two ranks: one message each way, folded as it arrives. */
 static void dcommi_direct_pair(const dcommi_shape *s, dcomm_builder *b, int64_t bytes)
 {
     dcommi_input in = dcommi_input_of(s, 0);
@@ -42,7 +43,7 @@ static void dcommi_direct_pair(const dcommi_shape *s, dcomm_builder *b, int64_t 
     dcomm_build_fence(b, 0);
 }
 
-/* Start receiving `max_length` bytes at most from every other rank into its slot of scratch. */
+/* Start to receive at most `length` bytes from every other rank into its slot of scratch. */
 static void dcommi_direct_into_slots(const dcommi_shape *s, dcomm_builder *b, int64_t slots,
                                      int64_t length, int64_t tag)
 {
@@ -54,7 +55,7 @@ static void dcommi_direct_into_slots(const dcommi_shape *s, dcomm_builder *b, in
     dcomm_build_end(b, 0);
 }
 
-/* out <- fold of one piece per rank in rank order: own, and the others' from the slots. */
+/* Build out <- fold of one piece per rank, in rank order: `own`, and those in the slots. */
 static void dcommi_direct_fold_slots(const dcommi_shape *s, dcomm_builder *b, dcomm_operand out,
                                      int64_t slots, int64_t length, dcomm_operand own)
 {
@@ -64,7 +65,7 @@ static void dcommi_direct_fold_slots(const dcommi_shape *s, dcomm_builder *b, dc
     dcomm_build_reduce(b, 0, out, ordered, count, DCOMM_STEP_FINAL);
 }
 
-/* The same where the others' pieces lie at `offset` of what they have exposed. */
+/* Build the same fold, reading the others' pieces at `offset` of their exposed memory. */
 static void dcommi_direct_fold_peers(const dcommi_shape *s, dcomm_builder *b, dcomm_operand out,
                                      uint16_t slot, int64_t offset, int64_t length,
                                      dcomm_operand own, unsigned flags)
@@ -75,7 +76,7 @@ static void dcommi_direct_fold_peers(const dcommi_shape *s, dcomm_builder *b, dc
     dcomm_build_reduce(b, 0, out, ordered, count, DCOMM_STEP_FINAL | flags);
 }
 
-/* out <- fold of this rank's block of all inputs, which travel as messages. */
+/* Build out <- fold of this rank's block of all inputs, which travel as messages. */
 static void dcommi_direct_fold_blocks(const dcommi_shape *s, dcomm_builder *b,
                                       const dcommi_blocks *blocks, int64_t longest,
                                       dcomm_operand own, dcomm_operand out, int64_t tag)
@@ -89,9 +90,10 @@ static void dcommi_direct_fold_blocks(const dcommi_shape *s, dcomm_builder *b,
 
 /* ---- all-reduce ---- */
 
-/* Return the byte at which a rank begins to fold what all ranks have exposed. In mapped memory each
- * rank begins with another part: ranks that read the same lines in step wait for each other, and
- * what one rank has read, the others find in a cache later (docs/results/parts.md). */
+/* Return the byte at which this rank begins to fold the exposed inputs. In mapped memory each rank
+ * begins with another part. Ranks that read the same cache lines at the same time would wait for
+ * each other; lines that one rank has read are in a cache for the others (docs/results/parts.md).
+ */
 static int64_t dcommi_direct_begin(const dcommi_shape *s, int64_t bytes)
 {
     if (s->memory != DCOMMI_MEMORY_REGISTERED) {
@@ -101,7 +103,7 @@ static int64_t dcommi_direct_begin(const dcommi_shape *s, int64_t bytes)
     return s->rank * dcommi_partition_make(bytes, s->nranks, 0, element).block % bytes;
 }
 
-/* A part of the result. */
+/* Build the fold of `length` bytes of the result from byte `at` on. */
 static void dcommi_direct_fold_part(const dcommi_shape *s, dcomm_builder *b, uint16_t slot,
                                     int64_t at, int64_t length, dcomm_operand own)
 {
@@ -118,7 +120,7 @@ static dcomm_status dcommi_direct_one_shot(const dcommi_shape *s, dcomm_builder 
     if (dcommi_reads_peers(s, bytes)) {
         uint16_t slot = dcomm_build_slot(b);
         if (s->in_place) {
-            /* Others still read the input while the result is written. */
+            /* The peers still read the input while this rank writes the result: expose a copy. */
             own = dcomm_span(DCOMM_SPACE_SCRATCH, dcomm_build_scratch(b, bytes), bytes);
             dcomm_build_copy(b, 0, own, out, 0);
         }
@@ -162,7 +164,7 @@ static dcomm_status dcommi_direct_two_shot(const dcommi_shape *s, dcomm_builder 
         dcomm_operand block = dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, p.block);
         dcomm_operand theirs =
             dcomm_exposed(dcommi_rank_at(n, peer), results, dcomm_const(0), p.block);
-        /* The last blocks are shorter: total - block*rank. */
+        /* The last blocks are shorter. A peer has exposed at most total - block*peer bytes. */
         theirs.length = dcomm_plus(dcomm_modular(-p.block, peer.index, d, 1, n), total);
         dcomm_build_copy(b, 0, block, theirs, DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
         dcomm_build_end(b, 0);
@@ -246,14 +248,14 @@ static dcomm_status dcommi_direct_allgather(const dcommi_shape *s, dcomm_builder
 
 /* ---- all to one, one to all ---- */
 
-/* Chunks for which the root of a star has room from everybody. */
+/* Return the bytes of a chunk, so that the root of a star has room for a chunk of every rank. */
 static int64_t dcommi_star_chunk(const dcommi_shape *s, int64_t total)
 {
     int64_t room = dcommi_max64(1 << 12, (64 << 20) / s->nranks);
     return dcommi_chunk_for(s, total, dcommi_min64(dcommi_chunk_default(s), room));
 }
 
-/* Rank 0 folds chunk by chunk in rank order and hands each chunk back. */
+/* Build the star: rank 0 folds chunk by chunk in rank order and sends each result back. */
 static dcomm_status dcommi_star_allreduce(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t n = s->nranks, total = dcommi_shape_bytes(s, s->count);
@@ -298,7 +300,7 @@ static dcomm_status dcommi_star_allreduce(const dcommi_shape *s, dcomm_builder *
     return b->status;
 }
 
-/* Reduction at the root, in rank order: it reads long inputs where they lie. */
+/* Build the reduction at the root, in rank order. The root reads long inputs in place. */
 static dcomm_status dcommi_linear_reduce(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t total = dcommi_shape_bytes(s, s->count);

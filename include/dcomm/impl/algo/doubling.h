@@ -1,15 +1,16 @@
 /* doubling.h - exchanges over doubling or halving distances, in ceil(log2 N) steps.
  *
- * recursive_doubling (all-reduce): in step k each rank exchanges all that it has with the rank
- * whose number differs in bit k; log2 N steps of S. For other rank counts, the first 2(N-2^k) ranks
- * pair up: one of two folds for both and hands the result back, two steps more. Thakur et al. 2005.
+ * recursive_doubling (all-reduce): in step k each rank exchanges its whole partial sum with the
+ * rank whose number differs in bit k; log2 N steps of S bytes. For other rank counts, the first
+ * 2(N-2^k) ranks pair up: one rank of each pair folds for both and sends the result back, which
+ * takes two more steps. Thakur et al. 2005.
  * halving_doubling: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004: a
- * reduce-scatter that halves what it exchanges, then the all-gather that doubles it again;
- * 2 ceil(log2 N) steps, 2(N-1)/N S per rank.
- * For rank counts that are no power of two, reduce-scatter and all-gather go over the circulant
- * graph with distances ceil(N/2), ceil(N/4), ... 1: Traeff, "Optimal, non-pipelined reduce-scatter
- * and allreduce algorithms", 2024; its all-gather is that of Bruck et al., IEEE TPDS 8 (1997). They
- * need the same number of bytes as for powers of two and no step before or after. */
+ * reduce-scatter that halves the exchanged bytes in each step, then an all-gather that doubles
+ * them; 2 ceil(log2 N) steps, 2(N-1)/N S per rank.
+ * If N is no power of two, reduce-scatter and all-gather use the circulant graph with distances
+ * ceil(N/2), ceil(N/4), ... 1: Traeff, "Optimal, non-pipelined reduce-scatter and allreduce
+ * algorithms", 2024; its all-gather is that of Bruck et al., IEEE TPDS 8 (1997). A rank then sends
+ * as many bytes as for powers of two, and no extra step is needed. */
 #ifndef DCOMMI_ALGO_DOUBLING_H
 #define DCOMMI_ALGO_DOUBLING_H
 
@@ -20,7 +21,7 @@ static bool dcommi_is_power_of_two(int64_t n)
     return (n & (n - 1)) == 0;
 }
 
-/* A constant run of bytes. */
+/* A run of bytes that does not depend on loops. */
 typedef struct dcommi_range {
     dcomm_space space;
     int64_t offset, length;
@@ -31,17 +32,17 @@ static dcomm_operand dcommi_range_chunk(dcommi_range r, int64_t chunk, int depth
     return dcommi_span_chunk(r.space, r.offset, r.length, chunk, depth);
 }
 
-/* What the exchanges of one plan have in common. */
+/* The common state of the exchanges of one plan. */
 typedef struct dcommi_exchange {
     const dcommi_shape *s;
     dcomm_builder *b;
-    int64_t chunk, stage;
-    int64_t tags; /* that one message may take */
-    int64_t tag;  /* next free one; counted alike on every rank */
+    int64_t chunk, stage; /* bytes of a chunk; scratch for a chunk that is folded */
+    int64_t tags;         /* tags of one message: one for each chunk */
+    int64_t tag;          /* the next free tag; all ranks count alike */
 } dcommi_exchange;
 
-/* `messages` of at most `longest` bytes to come, in chunks of `grain` where the caller names none.
- */
+/* Prepare `messages` exchanges of at most `longest` bytes each. grain: default bytes of a chunk.
+ * folds: reserve scratch to fold from. */
 static dcommi_exchange dcommi_exchange_make(const dcommi_shape *s, dcomm_builder *b,
                                             int64_t longest, int64_t grain, int64_t messages,
                                             bool folds)
@@ -72,7 +73,7 @@ static void dcommi_exchange_recv(dcommi_exchange *x, dcommi_range into, int64_t 
     dcomm_build_end(x->b, 0);
 }
 
-/* into <- fold(own, message), or fold(message, own) where the message comes first. */
+/* Build into <- fold(own, message), or fold(message, own) if message_first. */
 static void dcommi_exchange_fold(dcommi_exchange *x, dcommi_range into, dcommi_range own,
                                  bool message_first, int64_t peer, int64_t tag, unsigned flags)
 {
@@ -88,9 +89,9 @@ static void dcommi_exchange_fold(dcommi_exchange *x, dcommi_range into, dcommi_r
 
 /* ---- recursive doubling ---- */
 
-/* Each step reads one buffer and writes another, because what is being sent must not change. The
- * two take turns so that the last step writes to OUT. Both partners fold the lower one's part
- * first, which makes their bits equal. */
+/* Build recursive doubling. Each step reads one buffer and writes another, because data under way
+ * must not change. The two buffers alternate so that the last step writes to OUT. Both partners
+ * fold the lower one's part first, so that their results are equal bit by bit. */
 static dcomm_status dcommi_doubling_allreduce(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t n = s->nranks, bytes = dcommi_shape_bytes(s, s->count), power = 1;
@@ -143,14 +144,14 @@ static dcomm_status dcommi_doubling_allreduce(const dcommi_shape *s, dcomm_build
 
 /* ---- recursive halving and its reverse ---- */
 
-/* How a packed buffer is cut into one block per rank. */
+/* A packed buffer, cut into one block per rank. */
 typedef struct dcommi_cut {
     const dcommi_shape *s;
     bool listed;
     int64_t stride, total;
 } dcommi_cut;
 
-/* Where block i (0 .. n) begins. */
+/* Return the byte at which block i begins; i == n: the end of the last block. */
 static int64_t dcommi_cut_at(const dcommi_cut *cut, int64_t i)
 {
     if (!cut->listed) {
@@ -181,15 +182,15 @@ static dcommi_cut dcommi_cut_make(const dcommi_shape *s)
     return cut;
 }
 
-/* Where partial or complete blocks lie: as in the packed buffer, from `offset` on (which may point
- * before a space that has only some of them), or, `rotated`, this rank's own block first. */
+/* Where partial or complete blocks lie: from `offset` on as in the packed buffer or, if `rotated`,
+ * with this rank's own block first. If a space has only some blocks, offset may be negative. */
 typedef struct dcommi_place {
     dcomm_space space;
     int64_t offset;
     bool rotated;
 } dcommi_place;
 
-/* Blocks first .. first+count-1, which must not wrap around. */
+/* Return blocks first .. first+count-1, which must not wrap around. */
 static dcommi_range dcommi_cut_range(const dcommi_cut *cut, dcommi_place place, int64_t first,
                                      int64_t count)
 {
@@ -202,8 +203,8 @@ static dcommi_range dcommi_cut_range(const dcommi_cut *cut, dcommi_place place, 
     return r;
 }
 
-/* Reduce-scatter of a power of two of ranks. What is kept lies in `work` between the steps; the
- * last one writes to `result`. */
+/* Build the reduce-scatter of 2^k ranks. Partial sums lie in `work` between the steps; the last
+ * step writes to `result`. */
 static void dcommi_halving_xor(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place input,
                                dcommi_place work, dcommi_place result)
 {
@@ -220,6 +221,7 @@ static void dcommi_halving_xor(dcommi_exchange *x, const dcommi_cut *cut, dcommi
     }
 }
 
+/* Build the all-gather of 2^k ranks, in place in `work`. */
 static void dcommi_doubling_xor(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place work)
 {
     int64_t rank = x->s->rank;
@@ -232,7 +234,7 @@ static void dcommi_doubling_xor(dcommi_exchange *x, const dcommi_cut *cut, dcomm
     }
 }
 
-/* Blocks rank+from .. rank+to-1 modulo N, as at most two runs that do not wrap. */
+/* Return blocks rank+from .. rank+to-1 modulo N as one or two runs that do not wrap around. */
 static int dcommi_circulant_runs(const dcommi_shape *s, int64_t from, int64_t to, int64_t first[2],
                                  int64_t count[2])
 {
@@ -244,7 +246,9 @@ static int dcommi_circulant_runs(const dcommi_shape *s, int64_t from, int64_t to
     return count[1] > 0 ? 2 : 1;
 }
 
-/* Send blocks rank+from .. rank+to-1; each run is a message, and both ends know the runs. */
+/* Send blocks rank+from .. rank+to-1. Each run is one message; the receiver computes the same
+ * runs.
+ */
 static void dcommi_circulant_send(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place place,
                                   int64_t from, int64_t to, int64_t peer)
 {
@@ -256,8 +260,8 @@ static void dcommi_circulant_send(dcommi_exchange *x, const dcommi_cut *cut, dco
     }
 }
 
-/* The distances of the circulant graph: `reach` blocks are shared out over `reach` ranks in the
- * step with distance (reach+1)/2. */
+/* Return the number of blocks that a rank holds before a step of the reduce-scatter on the
+ * circulant graph. The distance of that step is (reach+1)/2. */
 static int64_t dcommi_circulant_reach(int64_t n, int step)
 {
     while (step-- > 0) {
@@ -281,7 +285,8 @@ static void dcommi_halving_circulant(dcommi_exchange *x, const dcommi_cut *cut, 
     int64_t n = x->s->nranks, rank = x->s->rank, first[2], count[2];
     int steps = dcommi_circulant_steps(n);
     if (n % 2 == 1 && (input.space != work.space || input.offset != work.offset)) {
-        /* The first step folds into n/2 blocks; one more is sent on from `work` as it is. */
+        /* The first step folds into the first n/2 blocks only. The second step sends one more
+         * block from `work`: copy it there. */
         int64_t block = (rank + n / 2) % n;
         dcommi_range to = dcommi_cut_range(cut, work, block, 1);
         dcommi_range from = dcommi_cut_range(cut, input, block, 1);
@@ -321,13 +326,15 @@ static void dcommi_doubling_circulant(dcommi_exchange *x, const dcommi_cut *cut,
     }
 }
 
-/* Messages of one half: a step's range may be two runs on the circulant graph. */
+/* Return the messages of a reduce-scatter or all-gather. On the circulant graph a step may send
+ * two runs. */
 static int64_t dcommi_halving_messages(int64_t n)
 {
     return dcommi_circulant_steps(n) * (dcommi_is_power_of_two(n) ? 1 : 2);
 }
 
-/* Two ranks: each chunk goes back as soon as it is folded, while it is in cache. */
+/* Build the all-reduce of two ranks: send each chunk back as soon as it is folded, while it is in
+ * the cache. */
 static void dcommi_halving_pair(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place input,
                                 dcommi_place out)
 {
@@ -359,8 +366,8 @@ static void dcommi_halving_pair(dcommi_exchange *x, const dcommi_cut *cut, dcomm
     dcomm_build_fence(b, 1);
 }
 
-/* Blocks from here on that two ranks of a host exchange as messages are worth two: the first goes
- * back while the second comes. */
+/* Bytes: from this size on, two ranks of a host send a block as two messages, so that the first
+ * goes back while the second comes. */
 #define DCOMMI_HALVING_TWO_CHUNKS (16 << 10)
 
 static int64_t dcommi_halving_grain(const dcommi_shape *s, int64_t block)
@@ -396,7 +403,8 @@ static dcomm_status dcommi_halving_reduce_scatter(const dcommi_shape *s, dcomm_b
     dcommi_exchange x = dcommi_exchange_make(s, b, cut.total, dcommi_chunk_default(s),
                                              dcommi_halving_messages(n), true);
     dcommi_place input = {dcommi_input_of(s, 0).space, 0, false};
-    /* The one block of the result, placed so that its position in the packed buffer fits. */
+    /* OUT has only this rank's block: begin the packed buffer so far before it that the block lies
+     * at byte 0. */
     dcommi_place result = {DCOMM_SPACE_OUT, s->in_place ? 0 : -dcommi_cut_at(&cut, rank), false};
     dcommi_place work = {DCOMM_SPACE_SCRATCH, 0, false};
     if (dcommi_is_power_of_two(n)) {
@@ -417,7 +425,7 @@ static dcomm_status dcommi_halving_reduce_scatter(const dcommi_shape *s, dcomm_b
     return b->status;
 }
 
-/* Do the blocks of an all-gather lie one after the other? */
+/* Return true if the blocks of an all-gather lie one after the other. */
 static bool dcommi_doubling_packed(const dcommi_shape *s)
 {
     size_t next = 0;
@@ -430,8 +438,8 @@ static bool dcommi_doubling_packed(const dcommi_shape *s)
     return true;
 }
 
-/* Ranges of blocks travel as one message each, so blocks that do not lie one after the other are
- * gathered in scratch first. */
+/* Build the all-gather. A range of blocks travels as one message, so blocks that do not lie one
+ * after the other are gathered in scratch first. */
 static dcomm_status dcommi_doubling_allgather(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t n = s->nranks, rank = s->rank;

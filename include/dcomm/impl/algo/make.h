@@ -1,11 +1,11 @@
-/* make.h - from a shape and an algorithm to a plan. */
+/* make.h - make a plan from a shape and an algorithm. */
 #ifndef DCOMMI_ALGO_MAKE_H
 #define DCOMMI_ALGO_MAKE_H
 
 #include "table.h"
 
-/* Bytes that one rank contributes or receives: what the choice depends on. All ranks agree on it,
- * or the operation is a mismatch anyway; all-to-all-v is the exception and never looks at it. */
+/* Return the bytes that one rank contributes or receives. The choice depends on it, and all ranks
+ * of a correct call have the same value. All-to-all-v has no such value: 0. */
 static int64_t dcommi_shape_size(const dcommi_shape *s)
 {
     return s->coll == DCOMM_COLL_ALLTOALLV ? 0
@@ -13,10 +13,11 @@ static int64_t dcommi_shape_size(const dcommi_shape *s)
                                            : dcommi_shape_bytes(s, s->count);
 }
 
-/* Sizes of IN and OUT that an operation's rules give this rank, in bytes. */
+/* Return the sizes of IN and OUT of this rank, in bytes, by the rules of the operation. */
 static void dcommi_shape_spaces(const dcommi_shape *s, int64_t *in, int64_t *out)
 {
-    /* Lengths. The last four are of listed blocks; SENT is the end of those that are sent. */
+    /* Lengths. The last four are of listed blocks; END and SENT are the ends of the blocks in the
+     * receive and send buffers. */
     enum {
         DCOMMI_LEN_NONE,
         DCOMMI_LEN_ONE,
@@ -27,7 +28,7 @@ static void dcommi_shape_spaces(const dcommi_shape *s, int64_t *in, int64_t *out
         DCOMMI_LEN_SENT,
         DCOMMI_LENS
     };
-    enum { DCOMMI_ROOT_READS = 1, DCOMMI_ROOT_WRITES = 2 }; /* and no other rank */
+    enum { DCOMMI_ROOT_READS = 1, DCOMMI_ROOT_WRITES = 2 }; /* the root only */
     static const uint8_t rule[DCOMM_COLL_COUNT][3] = {
         [DCOMM_COLL_ALLREDUCE] = {DCOMMI_LEN_ONE, DCOMMI_LEN_ONE},
         [DCOMM_COLL_REDUCE] = {DCOMMI_LEN_ONE, DCOMMI_LEN_ONE, DCOMMI_ROOT_WRITES},
@@ -59,7 +60,7 @@ static void dcommi_shape_spaces(const dcommi_shape *s, int64_t *in, int64_t *out
     }
     *in = of[2] == DCOMMI_ROOT_READS && other ? 0 : dcommi_shape_bytes(s, len[of[0]]);
     *out = of[2] == DCOMMI_ROOT_WRITES && other ? 0 : dcommi_shape_bytes(s, len[of[1]]);
-    if (s->in_place) { /* both lie in OUT, which is the longer one */
+    if (s->in_place) { /* input and output share OUT */
         *out = dcommi_max64(*in, *out);
     }
 }
@@ -69,12 +70,12 @@ static bool dcommi_shape_empty(const dcommi_shape *s)
 {
     if (s->coll == DCOMM_COLL_BARRIER || s->coll == DCOMM_COLL_ALLTOALLV ||
         s->coll == DCOMM_COLL_SEND || s->coll == DCOMM_COLL_RECV) {
-        return false; /* counts may differ between ranks, which only a message shows */
+        return false; /* counts may differ between ranks: only a message can tell */
     }
     return dcommi_shape_size(s) == 0;
 }
 
-/* One rank alone: its output is its input. */
+/* Build the plan of a single rank: copy the input to the output. */
 static void dcommi_make_alone(const dcommi_shape *s, dcomm_builder *b)
 {
     size_t count = s->count, from = 0, to = 0;
@@ -110,7 +111,7 @@ static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *a
         }
     }
     DCOMMI_TRY(dcommi_build_finish(&b, plan_p));
-    if ((*plan_p)->next != NULL) { /* the next stage is made of what this one's table holds */
+    if ((*plan_p)->next != NULL) { /* `next` and the kernels read this plan's table (counts.h) */
         (*plan_p)->kernel_user = (*plan_p)->next_user = *plan_p;
     }
     return DCOMM_OK;

@@ -2,9 +2,10 @@
  *
  * barrier, dissemination: Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization",
  * IJPP 17 (1988): in step k each rank signals the one 2^k ahead and waits for the one 2^k behind.
- * barrier, direct: everybody signals everybody, one step.
- * gather and scatter: linear, all with the root at once; binomial, where inner ranks of the tree
- * carry whole subtrees, ceil(log2 N) steps. */
+ * barrier, direct: each rank signals all others in one step.
+ * gather and scatter, linear: all ranks exchange with the root at once.
+ * gather and scatter, binomial: inner ranks of the tree carry whole subtrees, ceil(log2 N) steps.
+ */
 #ifndef DCOMMI_ALGO_MISC_H
 #define DCOMMI_ALGO_MISC_H
 
@@ -28,7 +29,7 @@ static dcomm_status dcommi_barrier_direct(const dcommi_shape *s, dcomm_builder *
     return b->status;
 }
 
-/* The peer of a send or receive is shape->root; one message, whatever its length. */
+/* Send or receive one message of any length. shape->root is the peer. */
 static dcomm_status dcommi_p2p_direct(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t bytes = dcommi_shape_bytes(s, s->count);
@@ -43,7 +44,8 @@ static dcomm_status dcommi_p2p_direct(const dcommi_shape *s, dcomm_builder *b)
 
 /* ---- linear ---- */
 
-/* All with the root at once: by messages or, if `reads`, the root reads where blocks lie. */
+/* Gather from all ranks at once: by messages or, if `reads`, the root reads the blocks in place.
+ */
 static dcomm_status dcommi_gather_by(const dcommi_shape *s, dcomm_builder *b, bool reads)
 {
     int64_t n = s->nranks, longest = 0;
@@ -88,7 +90,7 @@ static dcomm_status dcommi_gather_linear(const dcommi_shape *s, dcomm_builder *b
     return dcommi_gather_by(s, b, false);
 }
 
-/* All with the root at once: by messages or, if `reads`, the others read where blocks lie. */
+/* Scatter to all ranks at once: by messages or, if `reads`, each rank reads its block in place. */
 static dcomm_status dcommi_scatter_by(const dcommi_shape *s, dcomm_builder *b, bool reads)
 {
     int64_t n = s->nranks, longest = 0;
@@ -131,12 +133,14 @@ static dcomm_status dcommi_scatter_linear(const dcommi_shape *s, dcomm_builder *
 
 /* ---- binomial ---- */
 
-/* A subtree holds the ranks root+from .. root+to-1 modulo N. Its blocks travel as one message, or
- * as two where the numbers wrap around, so that the root needs no copy of them. */
+/* A subtree: the ranks root+from .. root+to-1 modulo N. Its blocks travel as one message, or as
+ * two where rank numbers wrap around. So the root sends from and receives into its buffer
+ * directly. */
 typedef struct dcommi_subtree {
     int64_t from, to;
 } dcommi_subtree;
 
+/* Return the subtree below the rank v after the root. */
 static dcommi_subtree dcommi_subtree_of(const dcommi_shape *s, int64_t v)
 {
     int64_t low = v == 0 ? s->nranks : v & -v;
@@ -144,8 +148,9 @@ static dcommi_subtree dcommi_subtree_of(const dcommi_shape *s, int64_t v)
     return t;
 }
 
-/* Move the blocks of a subtree to or from rank `peer`, without waiting. Root's buffer is in rank
- * order from its start, the others' scratch in order of the relative rank `first` on. */
+/* Start to move the blocks of a subtree to or from the rank peer_v after the root. The root's
+ * buffer is in rank order. The scratch of other ranks begins with the block of the rank `first`
+ * after the root. */
 static void dcommi_subtree_move(const dcommi_shape *s, dcomm_builder *b, bool send,
                                 dcommi_subtree t, dcomm_space space, int64_t base, int64_t first,
                                 int64_t peer_v, int64_t tag)

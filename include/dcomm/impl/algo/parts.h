@@ -1,34 +1,37 @@
-/* parts.h - what several families of algorithms share: how a buffer is cut into the blocks of
- * the ranks, chunk loops, folds in rank order. */
+/* parts.h - helpers that several families of algorithms share: cut a buffer into the blocks of the
+ * ranks, loop over chunks, fold in rank order. */
 #ifndef DCOMMI_ALGO_PARTS_H
 #define DCOMMI_ALGO_PARTS_H
 
 #include "algo.h"
 
-#define DCOMMI_CHUNK_FAR (256 << 10)
-#define DCOMMI_CHUNK_NEAR (32 << 10) /* within a host: one record of the transport's */
+#define DCOMMI_CHUNK_FAR (256 << 10) /* bytes; between hosts */
+#define DCOMMI_CHUNK_NEAR (32 << 10) /* bytes; within a host: one record of the transport */
 
-/* The grain of pipelines where the caller names none. */
+/* Return the default bytes of a pipeline chunk. */
 static inline int64_t dcommi_chunk_default(const dcommi_shape *s)
 {
     return s->groups != NULL && s->groups->count[0] == 1 ? DCOMMI_CHUNK_NEAR : DCOMMI_CHUNK_FAR;
 }
-#define DCOMMI_BLOCK_SHORT 4096 /* bytes that are sent wherever they lie */
+#define DCOMMI_BLOCK_SHORT 4096 /* bytes; shorter blocks travel as messages in any memory */
 
-/* Blocks of one record of the transport's, at most, travel as messages; longer ones are read where
- * they lie, for which ordinary memory needs the kernel. What needs it not is read sooner. Every
- * rank decides alike, by what all have promised. */
+/* Return true if peers read a block of so many bytes in place; false: it travels as messages. A
+ * message of one record is cheap, and reading ordinary memory needs the kernel. Memory that needs
+ * no kernel is read from a smaller size on. All ranks decide alike, because `memory` is the
+ * promise of all. */
 static inline bool dcommi_reads_peers(const dcommi_shape *s, int64_t block)
 {
     return block > (s->memory >= DCOMMI_MEMORY_REGISTERED ? DCOMMI_BLOCK_SHORT : DCOMMI_CHUNK_NEAR);
 }
 
-/* The rank at a position of the order that keeps neighbours together, and the reverse. */
+/* Return the rank at a position of the order of groups.h, which keeps the ranks of a group
+ * together. */
 static inline int64_t dcommi_order_rank(const dcommi_shape *s, int64_t position)
 {
     return s->groups != NULL ? s->groups->order[position] : position;
 }
 
+/* Return the position of a rank in that order. */
 static inline int64_t dcommi_order_position(const dcommi_shape *s, int64_t rank)
 {
     int64_t position = 0;
@@ -38,7 +41,7 @@ static inline int64_t dcommi_order_position(const dcommi_shape *s, int64_t rank)
     return position;
 }
 
-/* Whether that is the order of ranks, which needs no table. */
+/* Return true if positions are ranks, so that no table is needed. */
 static inline bool dcommi_order_plain(const dcommi_shape *s)
 {
     int64_t position = 0;
@@ -48,15 +51,15 @@ static inline bool dcommi_order_plain(const dcommi_shape *s)
     return position == s->nranks;
 }
 
-/* One block per rank in a buffer: equal ones, or listed in the plan's table. Blocks are numbered by
- * rank, or by position in an order of ranks that is in the table as well. A lane may own only the
- * part of each block that begins at `skip`. */
+/* One block per rank in a buffer: all equal, or listed in the plan's table. Blocks are numbered by
+ * rank, or by position in an order of ranks that is in the table too. A lane may own only the part
+ * of each block from byte `skip` on. */
 typedef struct dcommi_blocks {
     int64_t n;
     int64_t base;   /* where the blocks begin in their space */
     int64_t stride; /* equal blocks: bytes from one to the next */
     int64_t length; /* equal blocks: bytes of each */
-    int64_t clip;   /* cut all off here, 0: never */
+    int64_t clip;   /* cut all blocks off at this byte of the space; 0: nowhere */
     int64_t skip;
     bool listed, ordered;
     int64_t offsets, lengths; /* listed: first index in the table */
@@ -76,14 +79,14 @@ static inline dcommi_turn dcommi_turn_at(int64_t index)
     return t;
 }
 
-/* Length of all of block `turn`. */
+/* Return the length of the whole block `turn`. */
 static inline dcomm_expr dcommi_block_length(const dcommi_blocks *k, dcommi_turn turn)
 {
     return k->listed ? dcomm_lookup(k->lengths, turn.index, turn.depth, turn.coef, k->n)
                      : dcomm_const(k->length);
 }
 
-/* Chunk i[chunk_depth] of this lane's part of block `turn`. */
+/* Return chunk i[chunk_depth] of this lane's part of block `turn`. */
 static inline dcomm_operand dcommi_block_chunk(const dcommi_blocks *k, dcomm_space space,
                                                dcommi_turn turn, int64_t chunk, int chunk_depth)
 {
@@ -101,7 +104,7 @@ static inline dcomm_operand dcommi_block_chunk(const dcommi_blocks *k, dcomm_spa
     return o;
 }
 
-/* All of block `turn`, at most max_length bytes. */
+/* Return the whole block `turn`, at most max_length bytes. */
 static inline dcomm_operand dcommi_block_whole(const dcommi_blocks *k, dcomm_space space,
                                                dcommi_turn turn, int64_t max_length)
 {
@@ -110,7 +113,7 @@ static inline dcomm_operand dcommi_block_whole(const dcommi_blocks *k, dcomm_spa
     return o;
 }
 
-/* The chunk at offset + chunk*i[depth] of a span of `length` bytes. */
+/* Return the chunk at offset + chunk*i[depth] of a span of `length` bytes from `offset` on. */
 static inline dcomm_operand dcommi_span_chunk(dcomm_space space, int64_t offset, int64_t length,
                                               int64_t chunk, int depth)
 {
@@ -119,28 +122,29 @@ static inline dcomm_operand dcommi_span_chunk(dcomm_space space, int64_t offset,
     return o;
 }
 
-/* Rank number (index + coef * i[depth]) mod n. */
+/* Return rank number (index + coef * i[depth]) mod n. */
 static inline dcomm_expr dcommi_rank_at(int64_t n, dcommi_turn turn)
 {
     return dcomm_modular(1, turn.index, turn.depth, turn.coef, n);
 }
 
-/* The chunk that cuts `length` bytes into pieces of about `wanted` (0: `fallback`), a multiple of
- * the element, at least one element. */
+/* Return the bytes of a chunk that cuts `length` bytes into equal chunks of whole elements, about
+ * as long as the shape's chunk_bytes (0: as `fallback`). */
 static inline int64_t dcommi_chunk_for(const dcommi_shape *s, int64_t length, int64_t fallback)
 {
     int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : fallback;
     return dcommi_partition_make(length, 1, wanted, (int64_t)dcomm_dtype_size(s->dtype)).chunk;
 }
 
-/* Chunks that the longest block has; 1 for empty blocks, which still travel as empty messages. */
+/* Return the chunks of the longest block; 1 for an empty one, which travels as an empty message.
+ */
 static inline int64_t dcommi_chunks_of(int64_t longest, int64_t chunk)
 {
     return chunk > 0 ? dcommi_max64(1, dcommi_ceil_div(longest, chunk)) : 1;
 }
 
-/* Put a list of n element counts into the table as bytes, by rank or by position in the order of
- * ranks; returns the first index. */
+/* Put element counts into the table, in bytes: by rank, or by position in the order if `ordered`.
+ * Return the first index. */
 static inline int64_t dcommi_table_by(const dcommi_shape *s, dcomm_builder *b,
                                       const size_t *elements, bool ordered)
 {
@@ -159,7 +163,7 @@ static inline int64_t dcommi_table_bytes(const dcommi_shape *s, dcomm_builder *b
     return dcommi_table_by(s, b, elements, false);
 }
 
-/* The longest of n counts, in bytes. */
+/* Return the longest of the ranks' counts, in bytes. */
 static inline int64_t dcommi_longest(const dcommi_shape *s, const size_t *elements)
 {
     size_t longest = 0;
@@ -169,7 +173,7 @@ static inline int64_t dcommi_longest(const dcommi_shape *s, const size_t *elemen
     return dcommi_shape_bytes(s, longest);
 }
 
-/* The other ranks, one per trip of a loop at `depth`: rank+1, rank+2, ... */
+/* Return the other ranks, one in each trip of the loop at `depth`: rank+1, rank+2, ... */
 static inline dcommi_turn dcommi_others(const dcommi_shape *s, int depth)
 {
     dcommi_turn t = {s->rank + 1, depth, 1};
@@ -186,8 +190,8 @@ static inline void dcommi_send_to_others(const dcommi_shape *s, dcomm_builder *b
     dcomm_build_end(b, 0);
 }
 
-/* The blocks of an operation, equal or listed in counts and displs, and the longest of them;
- * numbered by rank, or by position in the order of ranks. */
+/* Return the blocks of an operation, equal or listed in counts and displs. They are numbered by
+ * rank, or by position in the order if `ordered`. *longest: bytes of the longest one. */
 static inline dcommi_blocks dcommi_blocks_by(const dcommi_shape *s, dcomm_builder *b, bool ordered,
                                              int64_t *longest)
 {
@@ -227,20 +231,21 @@ static inline void dcommi_send_blocks(const dcommi_shape *s, dcomm_builder *b,
     dcomm_build_end(b, 0);
 }
 
-/* Where this rank's own block begins, and how long it is. */
+/* Return the byte at which this rank's own block begins. */
 static inline int64_t dcommi_own_offset(const dcommi_shape *s, const dcommi_blocks *blocks)
 {
     return blocks->listed ? dcommi_shape_bytes(s, s->displs[s->rank]) : s->rank * blocks->stride;
 }
 
+/* Return the bytes of this rank's own block. */
 static inline int64_t dcommi_own_length(const dcommi_shape *s, const dcommi_blocks *blocks)
 {
     return blocks->listed ? dcommi_shape_bytes(s, s->counts[s->rank]) : blocks->length;
 }
 
-/* The operands 0 .. n-1 in rank order, where all but this rank's come from an array of equal
- * pieces (by rank, in scratch) or from the peers. Returns how many operands it wrote (at most 3).
- */
+/* Write the operands of a fold in rank order: `own`, and those of the other ranks. `others` is
+ * rank 0's piece: in an array of equal pieces by rank, or, with stride 0, in a peer's memory.
+ * Return the number of operands, at most 3. */
 static inline size_t dcommi_in_rank_order(const dcommi_shape *s, dcomm_operand others,
                                           int64_t stride, dcomm_operand own, dcomm_operand out[3])
 {
@@ -263,7 +268,8 @@ static inline size_t dcommi_in_rank_order(const dcommi_shape *s, dcomm_operand o
     return n;
 }
 
-/* Put ranks 0 .. n-1 into the table, for calls of all ranks; returns the first index. */
+/* Put ranks 0 .. n-1 into the table, as the group of a CALL of all ranks. Return the first index.
+ */
 static inline int64_t dcommi_table_all(dcomm_builder *b, int64_t n)
 {
     int64_t first = (int64_t)b->ntable;
@@ -273,8 +279,7 @@ static inline int64_t dcommi_table_all(dcomm_builder *b, int64_t n)
     return first;
 }
 
-/* Call a sub-plan of the ranks at `group` of the table, with tags, counters and slots of its own.
- */
+/* Call a sub-plan with new tags, counters and slots. group: index of its ranks in the table. */
 static inline void dcommi_sub_call(dcomm_builder *b, int lane, const dcomm_plan *sub, int64_t group,
                                    dcomm_operand in, dcomm_operand out)
 {
@@ -288,7 +293,8 @@ static inline void dcommi_sub_call(dcomm_builder *b, int lane, const dcomm_plan 
     }
 }
 
-/* Make a sub-plan, to be adopted or freed; NULL after an error, which the plan then has. */
+/* Make a sub-plan, which the caller adopts or frees. After an error return NULL; `of` keeps the
+ * error. */
 static dcomm_plan *dcommi_sub_plan(dcomm_builder *of, const dcommi_shape *s, const char *name,
                                    dcommi_algo_fn make, int64_t in_bytes, int64_t out_bytes)
 {

@@ -1,27 +1,25 @@
-/* staged.h - collectives of a host by way of memory that its ranks map from each other: a rank
- * copies what others need of it, chunk by chunk, into slots of its own scratch, tells them, and
- * they read it there. Each byte is copied in once, however many read it, while it is in a cache,
- * and without the kernel; messages copy it once for each reader, and reads of ordinary memory go
- * through the kernel. Chunks take turns with the slots: a slot is filled anew when all have read
- * it. Graham and Shipman, "MPI support for multi-core architectures: optimized shared memory
- * collectives", EuroPVM/MPI 2008.
+/* staged.h - collectives of one host through scratch that its ranks map from each other.
  *
- * Who has come how far is told by counters of one rank each: a sum over ranks would let a fast one
- * hide a slow one. */
+ * A rank copies its data chunk by chunk into slots of its own scratch and signals the others,
+ * which read it there. Each byte is copied in once for all readers, while it is in a cache, and
+ * without the kernel. Messages copy it once for each reader, and reads of ordinary memory go
+ * through the kernel. A slot is filled again when all ranks have read it. Graham and Shipman, "MPI
+ * support for multi-core architectures: optimized shared memory collectives", EuroPVM/MPI 2008.
+ *
+ * A rank has one progress counter for each other rank: in a sum over ranks, a fast rank could hide
+ * a slow one. */
 #ifndef DCOMMI_ALGO_STAGED_H
 #define DCOMMI_ALGO_STAGED_H
 
 #include "parts.h"
 
-#define DCOMMI_STAGED_SLOTS 3      /* dcommi_staged_exchange says why */
-#define DCOMMI_STAGED_SLOTS_ROOT 4 /* of a root, which may be ahead of its readers */
-/* What a rank fills at a time: of a block that is copied; of blocks for all ranks together, where
- * they are copied, and where they are folded. */
-#define DCOMMI_STAGED_CHUNK (128 << 10)
-#define DCOMMI_STAGED_ROW (512 << 10)
-#define DCOMMI_STAGED_ROW_FOLDED (160 << 10)
-#define DCOMMI_STAGED_LEAST (2 << 10)
-#define DCOMMI_STAGED_RANKS 256 /* plans grow with them */
+#define DCOMMI_STAGED_SLOTS 3                /* dcommi_staged_exchange says why */
+#define DCOMMI_STAGED_SLOTS_ROOT 4           /* of a root, which may be ahead of its readers */
+#define DCOMMI_STAGED_CHUNK (128 << 10)      /* bytes of a chunk by default, at most */
+#define DCOMMI_STAGED_ROW (512 << 10)        /* bytes of a slot, where peers copy out of it */
+#define DCOMMI_STAGED_ROW_FOLDED (160 << 10) /* bytes of a slot, where peers fold it */
+#define DCOMMI_STAGED_LEAST (2 << 10)        /* bytes of a chunk by default, at least */
+#define DCOMMI_STAGED_RANKS 256              /* the length of a plan grows with the ranks */
 
 /* Where a rank's block of the operation lies, in bytes. */
 typedef struct dcommi_staged_block {
@@ -46,19 +44,18 @@ static dcommi_staged_block dcommi_staged_block_of(const dcommi_shape *s, int64_t
     return k;
 }
 
-/* Where the chunks of an operation lie, and the first of the counters, which are numbered by
- * distance, so that the plans of all ranks look alike. */
+/* The slots and counters of an operation. The counters are numbered by distance between ranks, so
+ * that the plans of all ranks look alike. */
 typedef struct dcommi_staged {
     const dcommi_shape *s;
     dcomm_builder *b;
     int64_t chunk, chunks, slots;
-    int64_t row; /* bytes of a slot */
-    uint16_t slot;
-    uint16_t counters;
+    int64_t row;       /* bytes of a slot */
+    uint16_t slot;     /* the number by which the slots are exposed */
+    uint16_t counters; /* the first one */
 } dcommi_staged;
 
-/* Blocks of at most `longest` bytes in chunks, `width` of which are in each of some slots of about
- * `row`. */
+/* Prepare a staged operation. width: chunks in a slot; row: bytes of a slot, about. */
 static dcommi_staged dcommi_staged_make(const dcommi_shape *s, dcomm_builder *b, int64_t slots,
                                         int64_t width, int64_t row)
 {
@@ -91,7 +88,7 @@ static dcommi_staged dcommi_staged_make(const dcommi_shape *s, dcomm_builder *b,
     return g;
 }
 
-/* Number i[depth] + plus of the chunks. */
+/* Chunk number i[depth] + plus. */
 typedef struct dcommi_staged_turn {
     int depth;
     int64_t plus;
@@ -99,17 +96,17 @@ typedef struct dcommi_staged_turn {
 
 static dcommi_staged_turn dcommi_staged_turn_at(int64_t number)
 {
-    dcommi_staged_turn turn = {DCOMM_LOOP_DEPTH - 1, number}; /* a loop that nobody opens */
+    dcommi_staged_turn turn = {DCOMM_LOOP_DEPTH - 1, number}; /* this loop is never opened */
     return turn;
 }
 
-/* Place `at` of its slot. */
+/* Return the offset of byte `at` of the slot of chunk `turn`. */
 static dcomm_expr dcommi_staged_at(const dcommi_staged *g, int64_t at, dcommi_staged_turn turn)
 {
     return dcomm_plus(dcomm_modular(g->row, turn.plus, turn.depth, 1, g->slots), at);
 }
 
-/* It as this rank's scratch, and as what `peer` has exposed; as long as `like`. */
+/* Return that place in this rank's scratch, as long as `like`. */
 static dcomm_operand dcommi_staged_own(const dcommi_staged *g, int64_t at, dcommi_staged_turn turn,
                                        const dcomm_operand *like)
 {
@@ -118,6 +115,7 @@ static dcomm_operand dcommi_staged_own(const dcommi_staged *g, int64_t at, dcomm
     return o;
 }
 
+/* Return that place in the slots that `peer` has exposed, as long as `like`. */
 static dcomm_operand dcommi_staged_peer(const dcommi_staged *g, int64_t peer, int64_t at,
                                         dcommi_staged_turn turn, const dcomm_operand *like)
 {
@@ -127,13 +125,13 @@ static dcomm_operand dcommi_staged_peer(const dcommi_staged *g, int64_t peer, in
     return o;
 }
 
-/* The counter by which a rank knows how far another has come. */
+/* Return the counter in which rank `knower` keeps the progress of rank `other`. */
 static uint16_t dcommi_staged_of(const dcommi_staged *g, int64_t knower, int64_t other)
 {
     return (uint16_t)(g->counters + (other - knower + g->s->nranks) % g->s->nranks);
 }
 
-/* This rank has come one further, as another is to know. */
+/* Signal rank `to` that this rank has gone one chunk further. */
 static void dcommi_staged_tell(const dcommi_staged *g, int64_t to)
 {
     dcomm_build_signal(g->b, 0, dcommi_staged_of(g, to, g->s->rank), dcomm_const(to),
@@ -147,7 +145,7 @@ static void dcommi_staged_tell_all(const dcommi_staged *g)
     }
 }
 
-/* Until all others have come so far. */
+/* Wait until the progress of all other ranks is at least `so_far`. */
 static void dcommi_staged_until_all(const dcommi_staged *g, dcomm_expr so_far)
 {
     for (int d = 1; d < g->s->nranks; d++) {
@@ -156,14 +154,14 @@ static void dcommi_staged_until_all(const dcommi_staged *g, dcomm_expr so_far)
     }
 }
 
-/* Offer the slots to all: what has been put there is there. */
+/* Expose the slots to all ranks. Data put there before is visible to a rank that reads them. */
 static void dcommi_staged_offer(const dcommi_staged *g)
 {
     dcomm_build_expose(g->b, 0, dcomm_span(DCOMM_SPACE_SCRATCH, 0, g->slots * g->row), g->slot,
                        dcomm_const(DCOMM_ALL_PEERS));
 }
 
-/* That chunk of a block. */
+/* Return chunk `turn` of a block. */
 static dcomm_operand dcommi_staged_chunk(const dcommi_staged *g, dcomm_space space,
                                          dcommi_staged_block k, dcommi_staged_turn turn)
 {
@@ -171,7 +169,7 @@ static dcomm_operand dcommi_staged_chunk(const dcommi_staged *g, dcomm_space spa
     return dcommi_span_chunk(space, k.at + before, k.length - before, g->chunk, turn.depth);
 }
 
-/* Copy it of each other rank's block out of place `at` of its slot. */
+/* Copy chunk `turn` of each other rank's block from byte `at` of its slot to OUT. */
 static void dcommi_staged_collect(const dcommi_staged *g, int64_t at, dcommi_staged_turn turn)
 {
     const dcommi_shape *s = g->s;
@@ -184,24 +182,25 @@ static void dcommi_staged_collect(const dcommi_staged *g, int64_t at, dcommi_sta
     }
 }
 
-/* ---- ranks that all go through the same chunks ---- */
+/* ---- all ranks work on the same chunks ---- */
 
-/* What a rank does with each chunk: put what the others need into its slot; take what they have put
- * into theirs; where there is that, gather what they have made of it. */
+/* The work on each chunk: put this rank's data into its slot; take the other ranks' data from
+ * their slots; all-reduce only: gather the sums from their slots. */
 typedef struct dcommi_staged_work {
     void (*put)(const dcommi_staged *g, dcommi_staged_turn turn);
     void (*take)(const dcommi_staged *g, dcommi_staged_turn turn);
-    void (*gather)(const dcommi_staged *g, dcommi_staged_turn turn); /* NULL: there is not */
+    void (*gather)(const dcommi_staged *g, dcommi_staged_turn turn); /* NULL: nothing to gather */
 } dcommi_staged_work;
 
-/* In one order on all ranks: chunk k is put, k - 1 taken, k - 2 gathered. So one signal to each
- * other rank says it all: that k of the chunks have been taken and k + 1 put, and with it that
- * those before have been gathered. With three slots, a slot whose turn comes is free. */
+/* Build the loop over the chunks. All ranks work in the same order: put chunk k, take chunk k - 1,
+ * gather chunk k - 2. So one counter tells all. A rank whose counter is k has put chunk k, taken
+ * the chunks before k, and gathered those before k - 2. With three slots, the part of a slot that
+ * is written next is then free. */
 static void dcommi_staged_exchange(const dcommi_staged *g, const dcommi_staged_work *work)
 {
     int64_t n = g->chunks;
     work->put(g, dcommi_staged_turn_at(0));
-    dcommi_staged_offer(g); /* who reads them waits for this, not for a signal */
+    dcommi_staged_offer(g); /* a reader of chunk 0 waits for this, not for a signal */
     if (n > 1) {
         work->put(g, dcommi_staged_turn_at(1));
     }
@@ -235,7 +234,7 @@ static void dcommi_staged_exchange(const dcommi_staged *g, const dcommi_staged_w
     }
 }
 
-/* Put this rank's block there, for all, and into its result. */
+/* Put a chunk of this rank's block into its slot, for all ranks, and into its own result. */
 static void dcommi_staged_put_one(const dcommi_staged *g, dcommi_staged_turn turn)
 {
     const dcommi_shape *s = g->s;
@@ -263,7 +262,7 @@ static dcomm_status dcommi_staged_allgather(const dcommi_shape *s, dcomm_builder
     return b->status;
 }
 
-/* Put the other ranks' blocks of this rank's input there. */
+/* Put a chunk of each other rank's block of this rank's input into the slot. */
 static void dcommi_staged_put_all(const dcommi_staged *g, dcommi_staged_turn turn, unsigned flags)
 {
     const dcommi_shape *s = g->s;
@@ -288,7 +287,7 @@ static void dcommi_staged_put_copied(const dcommi_staged *g, dcommi_staged_turn 
     }
 }
 
-/* In place, it takes the place of one that was put before. */
+/* Take a chunk of an all-to-all. In place, it overwrites a chunk that was already put. */
 static void dcommi_staged_take_copied(const dcommi_staged *g, dcommi_staged_turn turn)
 {
     dcommi_staged_collect(g, g->s->rank * g->chunk, turn);
@@ -308,7 +307,7 @@ static void dcommi_staged_put_folded(const dcommi_staged *g, dcommi_staged_turn 
     dcommi_staged_put_all(g, turn, 0);
 }
 
-/* dst <- the fold of this rank's block of all inputs, in the order of ranks. */
+/* Build dst <- fold of this rank's block of all inputs, in rank order. */
 static void dcommi_staged_fold(const dcommi_staged *g, dcommi_staged_turn turn, dcomm_operand dst,
                                unsigned flags)
 {
@@ -340,7 +339,8 @@ static dcomm_status dcommi_staged_reduce_scatter(const dcommi_shape *s, dcomm_bu
     return b->status;
 }
 
-/* Behind the pieces for the others, a slot has the sum of this rank's block, which all copy. */
+/* Fold a chunk of this rank's block into its slot, behind the pieces for the other ranks, which
+ * copy the sum from there. */
 static void dcommi_staged_take_summed(const dcommi_staged *g, dcommi_staged_turn turn)
 {
     const dcommi_shape *s = g->s;
@@ -414,7 +414,7 @@ static void dcommi_staged_root(const dcommi_staged *g)
     if (g->chunks > g->slots) {
         int i = dcomm_build_loop(g->b, 0, dcomm_const(g->chunks - g->slots));
         dcommi_staged_turn turn = {i, g->slots};
-        dcommi_staged_until_all(g, dcomm_linear(1, i, 1)); /* what was in the slot before */
+        dcommi_staged_until_all(g, dcomm_linear(1, i, 1)); /* the slot's last chunk was read */
         dcommi_staged_root_goes_on(g, turn);
         dcomm_build_end(g->b, 0);
     }

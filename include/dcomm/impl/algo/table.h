@@ -171,7 +171,7 @@ static const dcommi_algo dcommi_algo_table[] = {
 
 enum { DCOMMI_ALGO_COUNT = sizeof dcommi_algo_table / sizeof dcommi_algo_table[0] };
 
-/* Those of compressed calls, in the same order. */
+/* The algorithms of compressed calls; the order is the tie-break here too. */
 static const dcommi_algo dcommi_coded_table[] = {
     {"coded_allgather", DCOMM_COLL_ALLREDUCE, dcommi_coded_allgather, true, NULL,
      "1 step; N-1 encodings of S per rank, one rounding", "direct exchange"},
@@ -191,14 +191,14 @@ static const dcommi_algo dcommi_coded_table[] = {
 
 enum { DCOMMI_CODED_COUNT = sizeof dcommi_coded_table / sizeof dcommi_coded_table[0] };
 
-/* Those that a call has to do with. */
+/* Return the table for compressed (`coded`) or exact calls, and its length in *n. */
 static inline const dcommi_algo *dcommi_algos(bool coded, int *n)
 {
     *n = coded ? (int)DCOMMI_CODED_COUNT : (int)DCOMMI_ALGO_COUNT;
     return coded ? dcommi_coded_table : dcommi_algo_table;
 }
 
-/* The i-th algorithm of an operation, or of its compressed form; NULL past the last one. */
+/* Return algorithm i of an operation, or of its compressed form; NULL after the last one. */
 static inline const dcommi_algo *dcommi_algo_number(bool coded, dcomm_coll coll, int i)
 {
     int n;
@@ -216,7 +216,8 @@ static inline const dcommi_algo *dcommi_algo_at(dcomm_coll coll, int i)
     return dcommi_algo_number(false, coll, i);
 }
 
-/* The algorithm of a compressed operation by its name, with or without "coded_". */
+/* Find the algorithm of a compressed operation by its name, with or without "coded_"; NULL: none.
+ */
 static inline const dcommi_algo *dcommi_coded_find(dcomm_coll coll, const char *name)
 {
     const dcommi_algo *algo;
@@ -228,7 +229,7 @@ static inline const dcommi_algo *dcommi_coded_find(dcomm_coll coll, const char *
     return NULL;
 }
 
-/* An algorithm by name, NULL when the operation has none such. */
+/* Find an algorithm of an operation by its name; NULL: none. */
 static inline const dcommi_algo *dcommi_algo_find(dcomm_coll coll, const char *name)
 {
     for (size_t k = 0; k < DCOMMI_ALGO_COUNT; k++) {

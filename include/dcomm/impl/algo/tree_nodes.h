@@ -1,4 +1,4 @@
-/* tree_nodes.h - who is whose parent: a binomial tree, and two binary trees that share the work.
+/* tree_nodes.h - parents and children: a binomial tree, and two binary trees that share the work.
  *
  * Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and
  * scan", Parallel Computing 35 (2009): a rank that is an inner node of one binary tree is a leaf of

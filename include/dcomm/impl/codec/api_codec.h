@@ -1,5 +1,4 @@
-/* api_codec.h - the functions of compress.h: arguments are checked here, the work is the codec's.
- */
+/* api_codec.h - the functions of compress.h: they check arguments and call the codec. */
 #ifndef DCOMMI_API_CODEC_H
 #define DCOMMI_API_CODEC_H
 
@@ -10,8 +9,9 @@
 
 /* ---- life ---- */
 
-/* "auto" and "auto:SPEC" are the codec SPEC to all but all-reduce, which uses it, or a cast to
- * bf16, or nothing (api_auto.h). The spec of the codec; *automatic says whether it was that. */
+/* Return the spec of the codec itself: SPEC of "auto:SPEC", a default for "auto". *automatic: it
+ * was one of these. All-reduce then chooses between SPEC, a cast to bf16 and no codec
+ * (api_auto.h); everything else uses SPEC. */
 static const char *dcommi_codec_candidate(const char *spec, bool *automatic)
 {
     static const char word[] = "auto";
@@ -61,7 +61,7 @@ DCOMM_API dcomm_status dcomm_codec_destroy(dcomm_codec **codec_p)
     return DCOMM_OK;
 }
 
-/* Where option k begins in the spec of a codec; NULL: it has none. */
+/* Return the place of option k in a codec's spec, or NULL if the codec has none. */
 static const char *dcommi_codec_find_k(const dcomm_codec *codec)
 {
     const char *option = strpbrk(codec->spec, ":,");
@@ -71,7 +71,8 @@ static const char *dcommi_codec_find_k(const dcomm_codec *codec)
     return option != NULL ? option + 1 : NULL;
 }
 
-/* Option k: below 1 a share of the elements, else their number; below 0: it has none. */
+/* Return option k: below 1 a share of the elements, else their number; -1 if the codec has
+ * none. */
 static double dcommi_codec_k(const dcomm_codec *codec)
 {
     const char *at = dcommi_codec_find_k(codec);
@@ -79,8 +80,8 @@ static double dcommi_codec_k(const dcomm_codec *codec)
     return at != NULL && dcommi_text_decimal(at + 2, &k) != NULL ? k : -1;
 }
 
-/* The codec with another k. A share is one that options can have, and is written exactly, so that
- * one of nearly all does not become the number 1. */
+/* Create the same codec with another k. A share is at least what the option allows. It is written
+ * exactly, so that a share just below 1 does not become the number 1. */
 static dcomm_status dcommi_codec_with_k(const dcomm_codec *codec, double k, dcomm_codec **codec_p)
 {
     char spec[DCOMMI_CODEC_SPEC_MAX];
@@ -91,7 +92,7 @@ static dcomm_status dcommi_codec_with_k(const dcomm_codec *codec, double k, dcom
     return dcomm_codec_create(spec, codec_p);
 }
 
-/* ---- what is known of it ---- */
+/* ---- properties ---- */
 
 DCOMM_API const char *dcomm_codec_spec(const dcomm_codec *codec)
 {
@@ -141,13 +142,14 @@ static size_t dcommi_codec_own_workspace(const dcomm_codec *codec, size_t count)
                                          : 0;
 }
 
-/* An array of f32 in a workspace. */
+/* Return the bytes of an array of `count` f32 in a workspace. */
 static size_t dcommi_codec_array_bytes(size_t count)
 {
     return dcommi_size_lines(dcommi_size_mul(count, sizeof(float)));
 }
 
-/* Arrays that the library keeps beside the codec's own workspace for feedback in two passes. */
+/* Return the bytes of the arrays that feedback in two passes needs beside the codec's own
+ * workspace. */
 static size_t dcommi_codec_feedback_bytes(const dcomm_codec *codec, size_t count)
 {
     bool fused = dcommi_codec_has(codec, DCOMMI_CODEC_FEEDBACK);
@@ -213,10 +215,10 @@ static dcomm_status dcommi_codec_encode_args(const char *call, const dcomm_codec
     return DCOMM_OK;
 }
 
-/* The caller's workspace, or one for this call; *own is then to be freed. */
+/* Use the caller's workspace, or allocate one of `bytes` for this call; the caller frees *own. */
 static dcomm_status dcommi_codec_workspace(void **workspace, size_t bytes, void **own)
 {
-    static float none; /* a place to count from */
+    static float none; /* an address for a workspace of 0 bytes */
     *own = NULL;
     if (*workspace == NULL) {
         *own = bytes > 0 ? dcommi_alloc_raw(bytes) : NULL;
@@ -225,7 +227,7 @@ static dcomm_status dcommi_codec_workspace(void **workspace, size_t bytes, void 
     return *workspace == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
 }
 
-/* Feedback for a codec that encodes a plain array only. */
+/* Encode with feedback by a codec that takes no residual. */
 static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_encoding *call)
 {
     const float *x = call->x, *residual = call->residual;
@@ -258,7 +260,7 @@ static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_enc
     for (size_t from = 0, n; from < call->count; from += n) {
         n = call->count - from < DCOMMI_TALLY_ZEROS ? call->count - from : DCOMMI_TALLY_ZEROS;
         for (size_t i = from; i < from + n; i++) {
-            /* e: more that is not finite than the codec sends. */
+            /* Test e too: the codec may have left out an element that is not finite. */
             bool odd = dcommi_f32_nonfinite(sent[i]) || dcommi_f32_nonfinite(e[i]);
             float left = odd ? residual[i] : e[i] - sent[i];
             call->next[i] = dcommi_f32_nonfinite(left) ? dcommi_f32_signed(FLT_MAX, left) : left;
@@ -282,7 +284,7 @@ static dcomm_status dcommi_codec_encode(const dcomm_codec *codec, dcommi_encodin
                                             : codec->ops->encode(codec, call);
 }
 
-/* The sums of a ledger, where the codec did not take them. */
+/* Take the sums of a ledger, unless the codec did. */
 static dcomm_status dcommi_codec_tally(const dcomm_codec *codec, dcommi_encoding *call)
 {
     if (call->tally == NULL || call->tally->done || call->count == 0) {
@@ -319,7 +321,7 @@ static dcommi_encoding dcommi_codec_call(const float *x, const float *residual, 
     return call;
 }
 
-/* Numbers of a recoding that are not finite, though every wire's are. */
+/* Fail because sums of a recoding are not finite, though the numbers of each wire are. */
 static dcomm_status dcommi_codec_beyond(const char *what, const dcomm_codec_report *report,
                                         size_t count)
 {
@@ -328,7 +330,7 @@ static dcomm_status dcommi_codec_beyond(const char *what, const dcomm_codec_repo
                        report->nonfinite, count, report->first_nonfinite);
 }
 
-/* Do what is left when the codec is through: the sums, the outputs, and the policy. */
+/* Finish an encoding: take the ledger's sums, set the outputs, apply the nonfinite policy. */
 static dcomm_status dcommi_codec_encoded(const dcomm_codec *codec, dcomm_status status,
                                          dcommi_encoding *call, const char *what, size_t *bytes_p,
                                          dcomm_codec_report *report)
@@ -394,7 +396,7 @@ DCOMM_API dcomm_status dcomm_encode_feedback(const dcomm_codec *codec, const flo
                             report);
 }
 
-/* An encoding that took sums. The residual's norm is that of what this call left. */
+/* Add an encoding and its sums to the ledger. residual_norm is that of this call's residual. */
 static void dcommi_ledger_count(dcomm_ledger *ledger, const dcommi_encoding *call)
 {
     dcommi_ledger_add(ledger, call->tally);

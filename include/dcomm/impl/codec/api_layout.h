@@ -1,5 +1,5 @@
-/* api_layout.h - the functions of cuda.h that need no device: what other back ends ask a codec, and
- * what their reports mean. */
+/* api_layout.h - the functions of cuda.h that need no device: they describe a codec to other back
+ * ends and interpret their reports. */
 #ifndef DCOMMI_API_LAYOUT_H
 #define DCOMMI_API_LAYOUT_H
 
@@ -154,7 +154,7 @@ DCOMM_API void dcomm_cuda_ledger_add(dcomm_ledger *ledger, size_t count,
     for (int s = 0; s < DCOMMI_LEDGER_SUMS; s++) {
         ledger->sums[s] += sums->sums[s];
     }
-    if (sums->sums[DCOMMI_LEDGER_ENCODED] > 0) { /* with feedback */
+    if (sums->sums[DCOMMI_LEDGER_ENCODED] > 0) { /* there was a residual */
         ledger->residual_norm = dcommi_sqrt(sums->sums[DCOMMI_LEDGER_RESIDUAL]);
     }
     dcomm_ledger_encoded(ledger, count, report);

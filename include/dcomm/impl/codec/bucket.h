@@ -1,6 +1,6 @@
-/* bucket.h - what qsgd, tern, sign and fp8 share: buckets with a step each, coded by one of the
- * formats of kernels/wire.h. Their row in the table, and recoding: the sum of several wires encoded
- * again, bucket by bucket. */
+/* bucket.h - shared by qsgd, tern, sign and fp8, which code buckets with a step each in a format
+ * of kernels/wire.h: their row in the table, and recoding, which sums several wires and encodes
+ * the sum, bucket by bucket. */
 #ifndef DCOMMI_CODEC_BUCKET_H
 #define DCOMMI_CODEC_BUCKET_H
 
@@ -32,7 +32,8 @@ static dcomm_status dcommi_bucket_recode(const dcomm_codec *codec, const dcommi_
     if (n > 0) {
         DCOMMI_TRY(dcommi_bucket_recode_sum(&de, &en, in, 0, n, factor, &measured[0]));
     }
-    /* The next bucket is summed before this one is coded, which its measure takes some time for. */
+    /* Sum the next bucket before coding this one, so that this one's measure has time to
+     * complete. */
     for (size_t b = 0, at = 0; at < call->count; b++) {
         size_t after = at + n, left = call->count - after;
         size_t next = left < bucket ? left : bucket;
@@ -49,14 +50,14 @@ static dcomm_status dcommi_bucket_recode(const dcomm_codec *codec, const dcommi_
     return DCOMM_OK;
 }
 
-/* The bucketing is computed from the options when the codec is made. */
+/* dcommi_bucket_make computes the bucketing from the options. */
 #define DCOMMI_BUCKET_ROW                                                     \
     .is = DCOMMI_IS_BUCKETED, .max_bytes = dcommi_bucket_wire_bytes,          \
     .workspace = dcommi_bucket_workspace, .encode = dcommi_bucket_encode,     \
     .decode = dcommi_bucket_decode, .decode_sum = dcommi_bucket_decode_sum,   \
     .recode = dcommi_bucket_recode
 
-/* Checks option `bucket`. */
+/* Check option `bucket`, and set the codec's bucketing. */
 static dcomm_status dcommi_bucket_make(dcomm_codec *codec, dcommi_format format, int64_t bucket)
 {
     size_t group = dcommi_bucket_group(format);

@@ -1,13 +1,13 @@
-/* bucket_decode.h - buckets from wires to floats: one wire, onto an array, or the sum of several in
- * one pass. A line of a wire that is not whole goes through a padded copy. */
+/* bucket_decode.h - decode buckets to floats: one wire, stored or added, or the sum of several in
+ * one pass. A partial line goes through a padded copy. */
 #ifndef DCOMMI_CODEC_BUCKET_DECODE_H
 #define DCOMMI_CODEC_BUCKET_DECODE_H
 
 #include "codec.h"
 #include "../../../../kernels/cpu/codec_isa.h"
 
-/* Arrays of so many elements, wires of so many bytes, and the residuals that belong to them are
- * written past the caches. */
+/* From this many elements of an array, or bytes of a wire, use nontemporal stores. Residuals
+ * follow their wire. */
 #define DCOMMI_BUCKET_STREAM ((size_t)1 << 20)
 
 static inline size_t dcommi_bucket_group(dcommi_format format)
@@ -31,8 +31,8 @@ static inline size_t dcommi_bucket_wire_bytes(const dcomm_codec *codec, size_t c
            (count / as->bucket + (count % as->bucket != 0)) * sizeof(float);
 }
 
-/* From a wire into lines, which are zero behind the last element. Return false if bits behind it
- * are not zero. */
+/* Copy codes from a wire into lines, which are zero behind the last element. Return false if the
+ * wire's bits behind it are not zero. */
 static bool dcommi_bucket_lines_in(const dcommi_bucketing *as, unsigned char *lines,
                                    const unsigned char *wire, size_t n)
 {
@@ -60,7 +60,7 @@ static bool dcommi_bucket_lines_in(const dcommi_bucketing *as, unsigned char *li
     return clean && (spare == 0 || wire[used - 1] >> (8 - spare) == 0);
 }
 
-/* Bucket b of n elements: the sum of some wires to x, padded as lines are. */
+/* Constants of decoding `count` elements. `codes` is the bytes of a wire before its steps. */
 typedef struct dcommi_bucket_decoder {
     const dcomm_codec *codec;
     const dcommi_bucketing *as;
@@ -102,7 +102,8 @@ static dcomm_status dcommi_bucket_odd_step(const dcommi_bucket_decoder *de, size
                        b, (double)*step);
 }
 
-/* The step, if an encoder can have written it; *nan: the bucket decodes as NaN. */
+/* Read the step of bucket b; refuse a step that no encoder writes. *nan: the bucket decodes as
+ * NaN. */
 static inline dcomm_status dcommi_bucket_read_step(const dcommi_bucket_decoder *de,
                                                    const void *wire, size_t b, float *step,
                                                    bool *nan)
@@ -120,7 +121,7 @@ static dcomm_status dcommi_bucket_bad_code(const dcommi_bucket_decoder *de, size
                        de->codec->ops->name, b);
 }
 
-/* One wire's bucket to x, or onto x. */
+/* Decode bucket b of one wire: store it in x, or add it. */
 static dcomm_status dcommi_bucket_decode_one(const dcommi_bucket_decoder *de, const void *wire,
                                              size_t b, size_t n, float *x, bool add, bool stream)
 {
@@ -141,7 +142,7 @@ static dcomm_status dcommi_bucket_decode_one(const dcommi_bucket_decoder *de, co
     if (!de->kernels->decode[as->format](&d)) {
         return dcommi_bucket_bad_code(de, b);
     }
-    if (whole < n) { /* at most a line: through a stage */
+    if (whole < n) { /* at most one line */
         _Alignas(64) float stage[DCOMMI_WIRE_STAGE];
         _Alignas(64) unsigned char lines[DCOMMI_WIRE_STAGE];
         if (!dcommi_bucket_lines_in(as, lines, from + whole / 8 * bits, n - whole)) {
@@ -182,7 +183,8 @@ static dcomm_status dcommi_bucket_decode(const dcomm_codec *codec, const void *w
     return status;
 }
 
-/* Bucket b of all wires, in order, times the factor; measured, if it is of whole groups. */
+/* Sum bucket b of all wires, in order, times the factor. If it is whole groups, measure the
+ * sum. */
 static dcomm_status dcommi_bucket_sum_one(const dcommi_bucket_decoder *de, const dcommi_wires *in,
                                           size_t b, size_t n, float factor, float *x, bool stream,
                                           uint32_t *measured)

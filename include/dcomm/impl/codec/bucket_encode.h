@@ -1,7 +1,7 @@
-/* bucket_encode.h - buckets from floats to a wire, by the loops of kernels/cpu/codec_loops.h. They
- * measure the bucket after the next while they code this one: what a bucket is scaled by takes two
- * divisions, one after the other, for which the loop of the bucket in between leaves time. What is
- * no whole line, or holds something that is not finite, goes through a stage: a padded copy. */
+/* bucket_encode.h - encode floats into buckets, by the loops of kernels/cpu/codec_loops.h. While a
+ * loop codes bucket b, it measures bucket b + 2. A step takes two dependent divisions, and the
+ * loop over the bucket in between hides their latency. A partial line, and a bucket with a number
+ * that is not finite, go through a stage: a padded copy. */
 #ifndef DCOMMI_CODEC_BUCKET_ENCODE_H
 #define DCOMMI_CODEC_BUCKET_ENCODE_H
 
@@ -11,9 +11,9 @@
 
 #include <math.h>
 
-#define DCOMMI_BUCKET_STAGES 3 /* of this bucket, the next, and the one after it */
+#define DCOMMI_BUCKET_STAGES 3 /* for this bucket and the next two */
 
-/* Stages, the lines of one, and two sums of wires. */
+/* Return the bytes for the stages, the lines of one stage, and two sums of wires. */
 static inline size_t dcommi_bucket_workspace(const dcomm_codec *codec, size_t count)
 {
     const dcommi_bucketing *as = &codec->bucketing;
@@ -21,7 +21,7 @@ static inline size_t dcommi_bucket_workspace(const dcomm_codec *codec, size_t co
     return (DCOMMI_BUCKET_STAGES + 3) * dcommi_bucket_up(most, as->group) * sizeof(float);
 }
 
-/* Lines of `n` elements to the wire. */
+/* Copy the lines of `n` elements to the wire; the last line may be partial. */
 static void dcommi_bucket_lines_out(const dcommi_bucketing *as, const unsigned char *lines,
                                     unsigned char *wire, size_t n)
 {
@@ -49,9 +49,9 @@ typedef struct dcommi_bucket_encoder {
     dcommi_encoding *call;
     dcommi_rng rng;
     dcommi_quant quant;
-    float *stage[DCOMMI_BUCKET_STAGES]; /* sums of input and residual, padded or cleaned copies */
-    unsigned char *lines;               /* of a stage */
-    float *sum[2];                      /* of wires; what was decoded */
+    float *stage[DCOMMI_BUCKET_STAGES]; /* input + residual, or a padded or cleaned copy */
+    unsigned char *lines;               /* the codes of a stage */
+    float *sum[2];                      /* sums of wires; for a ledger, decoded elements */
 } dcommi_bucket_encoder;
 
 static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *codec,
@@ -78,13 +78,14 @@ static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *co
     en->quant.soon_group = en->rng.group - DCOMMI_CODEC_SOON;
     en->quant.rng = as->stochastic ? &en->rng : NULL;
     if (bits < 8 || as->format == DCOMMI_FORMAT_Q8) {
-        /* A random fraction, but for its last ten bits, or one half. */
+        /* Stochastic: add random bits, with the last ten fixed at their mean. Nearest: add one
+         * half. */
         uint32_t fraction = 0xffffffffu >> bits;
         en->quant.mask = as->stochastic ? fraction & ~(uint32_t)1023 : 0;
         en->quant.half = as->stochastic ? 512 : fraction / 2 + 1;
     }
     call->bytes = dcommi_bucket_wire_bytes(codec, call->count);
-    /* A ledger reads the output again, so it stays in the cache. */
+    /* A ledger reads the output again, so keep it in the cache. */
     bool stream = call->bytes >= DCOMMI_BUCKET_STREAM && call->tally == NULL;
     en->quant.stream = stream && (uintptr_t)call->wire % 64 == 0;
     en->quant.stream_next =
@@ -94,7 +95,7 @@ static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *co
     }
 }
 
-/* A codec's clipping: a number whose magnitude, as bits, is `limit` or more becomes `largest`. */
+/* A codec's clipping: a number whose magnitude, as bits, is at least `limit` becomes `largest`. */
 typedef struct dcommi_clip {
     uint32_t limit;
     float largest;
@@ -133,7 +134,7 @@ static bool dcommi_clip_copy(dcommi_clip clip, dcommi_encoding *call, const floa
     return call->report.nonfinite > before;
 }
 
-/* Add to the residual what clipping cut off: the kernel has seen only the clipped number. */
+/* Add the part that clipping cut off to the residual: the kernel sees only the clipped number. */
 static void dcommi_clip_excess(dcommi_clip clip, const float *x, const float *residual, float *next,
                                size_t n)
 {
@@ -145,20 +146,20 @@ static void dcommi_clip_excess(dcommi_clip clip, const float *x, const float *re
     }
 }
 
-/* Return true if a measure says that there is something to clean. */
+/* Return true if a measure shows that the bucket needs cleaning. */
 static inline bool dcommi_bucket_dirty(uint32_t measure)
 {
     return measure > dcommi_f32_bits(DCOMMI_WIRE_LARGEST);
 }
 
-/* The step of a bucket of n elements that lies, padded, at x. */
+/* Return the step of a bucket of n elements; x is padded. */
 static float dcommi_bucket_step(dcommi_bucket_encoder *en, const float *x, size_t n, size_t padded,
                                 uint32_t measure)
 {
     const dcommi_bucketing *as = en->as;
     float largest = dcommi_f32_from_bits(measure);
     if (as->format == DCOMMI_FORMAT_SIGN) {
-        double sum = 0; /* of numbers whose sum as f32 is infinite */
+        double sum = 0; /* only if the f32 sum is infinite */
         for (size_t i = 0; dcommi_bucket_dirty(measure) && i < n; i++) {
             sum += fabs((double)x[i]);
         }
@@ -167,7 +168,7 @@ static float dcommi_bucket_step(dcommi_bucket_encoder *en, const float *x, size_
     }
     if (as->two_norm) {
         double norm = dcommi_sqrt(en->kernels->squares(x, padded));
-        if (!(norm < (double)DCOMMI_WIRE_LARGEST)) { /* no |x| is larger */
+        if (!(norm < (double)DCOMMI_WIRE_LARGEST)) { /* no |x| exceeds LARGEST */
             return dcommi_wire_step(DCOMMI_WIRE_LARGEST, dcommi_format_most[as->format]);
         }
         largest = (float)norm;
@@ -187,10 +188,9 @@ static void dcommi_bucket_scale(dcommi_bucket_encoder *en, float step)
     en->quant.inverse = step > 0 ? unit / step : 0;
 }
 
-/* Bucket `b` of `n` elements, input x, to which a residual was already added in its stage.
- * `measure` is its own, if it is of whole groups. Returns that of the bucket `ahead`, two further;
- * NULL: none.
- */
+/* Encode bucket b, the `n` elements x. If the bucket is whole groups, `measure` is its measure,
+ * and x + residual is already in its stage. `ahead` is the input of bucket b + 2, or NULL. Return
+ * the measure of that bucket. */
 static uint32_t dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n, const float *x,
                                   const float *ahead, uint32_t measure)
 {
@@ -254,9 +254,8 @@ static uint32_t dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n,
     return measured;
 }
 
-/* Of bucket b of n elements x, if it is of whole groups; with a residual, the sum goes to its
- * stage.
- */
+/* Return the measure of bucket b, the n elements x, or 0 unless it is whole groups. With a
+ * residual, write x + residual to the bucket's stage. */
 static uint32_t dcommi_bucket_measure(const dcommi_bucket_encoder *en, size_t b, size_t n,
                                       const float *x)
 {
@@ -271,7 +270,8 @@ static uint32_t dcommi_bucket_measure(const dcommi_bucket_encoder *en, size_t b,
                                           en->stage[b % DCOMMI_BUCKET_STAGES], n, sign);
 }
 
-/* Enter into the ledger what elements [at, at + n) of an encoding became: `sent`, if `decoded`. */
+/* Add elements [at, at + n) of an encoding to the ledger. `sent` has their decoded values if
+ * `decoded`. */
 static void dcommi_codec_sent(dcommi_encoding *call, size_t at, const float *sent, size_t n,
                               bool decoded)
 {
@@ -283,7 +283,7 @@ static void dcommi_codec_sent(dcommi_encoding *call, size_t at, const float *sen
     }
 }
 
-/* Enter into the ledger what a bucket of this encoding became. */
+/* Add a bucket of this encoding to the ledger. */
 static void dcommi_bucket_tally(dcommi_bucket_encoder *en, size_t b, size_t n)
 {
     dcommi_encoding *call = en->call;

@@ -1,10 +1,10 @@
-/* cast.h - casts to 16 bits, f16 and bf16: one number an element, in order. */
+/* cast.h - casts to f16 and bf16: one 16-bit number for each element, in order. */
 #ifndef DCOMMI_CODEC_CAST_H
 #define DCOMMI_CODEC_CAST_H
 
 #include "bucket.h"
 
-#define DCOMMI_CAST_BLOCK 2048 /* elements that stay in the first cache */
+#define DCOMMI_CAST_BLOCK 2048 /* elements; three such arrays fit in the L1 cache */
 
 enum { DCOMMI_CAST_ROUNDING };
 
@@ -30,7 +30,7 @@ static size_t dcommi_cast_bytes(const dcomm_codec *codec, size_t count)
     return dcommi_size_mul(count, 2);
 }
 
-/* A stage and what it becomes, and a sum of wires. */
+/* Return the bytes for a stage, its 16-bit numbers, and a sum of wires. */
 static size_t dcommi_cast_workspace(const dcomm_codec *codec, size_t count)
 {
     (void)codec, (void)count;
@@ -41,13 +41,13 @@ typedef struct dcommi_cast {
     const dcomm_codec *codec;
     const dcommi_codec_kernels *kernels;
     bool half;
-    dcommi_clip clip; /* numbers that would become infinite */
+    dcommi_clip clip; /* cuts numbers that would become infinite */
     dcommi_encoding *call;
     dcommi_rng rng;
     dcommi_quant quant;
     float *stage;
-    unsigned char *numbers; /* of the stage */
-    float *sum;             /* of wires; what was decoded */
+    unsigned char *numbers; /* the stage, cast */
+    float *sum;             /* a sum of wires; for a ledger, decoded elements */
 } dcommi_cast;
 
 static void dcommi_cast_begin(dcommi_cast *cast, const dcomm_codec *codec, dcommi_encoding *call)
@@ -70,7 +70,7 @@ static void dcommi_cast_begin(dcommi_cast *cast, const dcomm_codec *codec, dcomm
     cast->quant.rng = stochastic ? &cast->rng : NULL;
     call->bytes = 2 * call->count;
     cast->quant.stream = call->bytes >= DCOMMI_BUCKET_STREAM && (uintptr_t)call->wire % 64 == 0 &&
-                         call->tally == NULL; /* a ledger reads it again */
+                         call->tally == NULL; /* a ledger reads the wire again */
     cast->quant.stream_next =
         cast->quant.stream && (uintptr_t)call->next % 64 == 0 && call->next != call->residual;
     if (call->tally != NULL) {
@@ -78,8 +78,8 @@ static void dcommi_cast_begin(dcommi_cast *cast, const dcomm_codec *codec, dcomm
     }
 }
 
-/* A block that has something to clip or that is not finite, or is to be padded, or has a residual:
- * by a stage. x holds `n` elements, number `at` and on. */
+/* Encode elements [at, at + n) through the stage: the block needs padding, or a number is to be
+ * clipped or is not finite. x begins at element `at`. */
 static void dcommi_cast_staged(dcommi_cast *cast, const float *x, size_t at, size_t n)
 {
     dcommi_encoding *call = cast->call;
@@ -139,7 +139,8 @@ static void dcommi_cast_block(dcommi_cast *cast, const float *x, size_t at, size
     }
 }
 
-/* Decode elements at .. at+n of all wires, added up, to x, which holds these alone. */
+/* Set x to the sum of elements [at, at + n) of all wires, or add it if `add`. x begins at element
+ * `at`. */
 static dcomm_status dcommi_cast_sum(const dcomm_codec *codec, const unsigned char *const *wires,
                                     size_t n_wires, size_t at, size_t n, float factor, float *x,
                                     bool add, bool stream)
@@ -183,7 +184,7 @@ static dcomm_status dcommi_cast_sum(const dcomm_codec *codec, const unsigned cha
                : DCOMM_OK;
 }
 
-/* Enter into the ledger what a block of this encoding became. */
+/* Add a block of this encoding to the ledger. */
 static void dcommi_cast_tally(dcommi_cast *cast, size_t at, size_t n)
 {
     const unsigned char *wire = cast->call->wire;
@@ -221,7 +222,8 @@ static dcomm_status dcommi_cast_decode(const dcomm_codec *codec, const void *wir
     return status;
 }
 
-/* More wires than fit are added one by one. */
+/* Sum elements [at, at + n) of all wires times the factor. Decode one by one if there is one wire,
+ * or more than dcommi_cast_sum takes. */
 static dcomm_status dcommi_cast_sum_block(const dcomm_codec *codec, const dcommi_wires *in,
                                           size_t at, size_t n, float factor, float *x)
 {
@@ -265,7 +267,8 @@ static dcomm_status dcommi_cast_recode(const dcomm_codec *codec, const dcommi_wi
     return DCOMM_OK;
 }
 
-/* bf16 has the exponents of f32; f16 can lose the whole of a small number. */
+/* Give the bounds of bf16, which has the exponents of f32. f16 has none: it can lose a small
+ * number entirely. */
 static void dcommi_cast_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
 {
     (void)count;

@@ -1,12 +1,12 @@
-/* exchange.h - what a sparse all-reduce does with the elements that ranks selected: cut the index
- * space into regions that hold about equally many of them, pack those of a region, add up what
- * arrives, select again.
+/* exchange.h - arithmetic of a sparse all-reduce on the elements that ranks selected: cut the
+ * index space into regions with about equally many elements, pack a region's elements, add up
+ * those that arrive, and select again.
  *
- * Regions are those of Li and Hoefler, PPoPP 2022: where regions are equally long instead,
- * gradients whose large elements lie together send everything to one rank. Their ends follow from
+ * The regions are those of Li and Hoefler, PPoPP 2022. With regions of equal length, gradients
+ * whose large elements lie together would send everything to one rank. The ends follow from
  * regular samples (Shi and Schaeffer 1992): each rank names m of its elements, evenly spaced among
- * them, and the merged samples are cut into N. As ranks' own quantiles are merged, and not
- * averaged, regions are balanced too where ranks select from different places. */
+ * them, and the merged samples are cut into N. Merging the ranks' quantiles, instead of averaging
+ * them, balances regions even if ranks select from different places. */
 #ifndef DCOMMI_EXCHANGE_H
 #define DCOMMI_EXCHANGE_H
 
@@ -14,11 +14,11 @@
 
 #include <float.h>
 
-#define DCOMMI_EXCHANGE_SAMPLES 8 /* of a rank, for each region */
+#define DCOMMI_EXCHANGE_SAMPLES 8 /* samples of a rank for each region */
 
-/* Elements in ascending order, and room for more. */
+/* Elements in ascending order of index. `room` may exceed n. */
 typedef struct dcommi_exchange_pairs {
-    uint32_t *index, *bits; /* bits: of an f32 */
+    uint32_t *index, *bits; /* bits: those of an f32 */
     size_t n, room;
 } dcommi_exchange_pairs;
 
@@ -29,8 +29,8 @@ static inline void dcommi_exchange_free(dcommi_exchange_pairs *p)
     *p = (dcommi_exchange_pairs){0};
 }
 
-/* Room for n elements, where readers and selections may write a little further. What is there is
- * lost when that is more than before. */
+/* Make room for n elements, and 128 more, because readers and selections may write a little past
+ * the end. Growing loses the contents. */
 static dcomm_status dcommi_exchange_reserve(dcommi_exchange_pairs *p, size_t n)
 {
     if (p->room > n) {
@@ -43,7 +43,8 @@ static dcomm_status dcommi_exchange_reserve(dcommi_exchange_pairs *p, size_t n)
     return p->room > 0 ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
 }
 
-/* How many samples each of n ranks names, and how many elements an owner sends on. */
+/* Return the number of samples that each of n ranks names; next function: the number of elements
+ * that an owner sends on. */
 static inline size_t dcommi_exchange_samples(const dcomm_codec *codec, size_t count, size_t n)
 {
     size_t most = dcommi_topk_most(codec, count), wanted = DCOMMI_EXCHANGE_SAMPLES * n;
@@ -58,7 +59,7 @@ static inline size_t dcommi_exchange_quota(const dcomm_codec *codec, size_t coun
 
 /* ---- packed elements ---- */
 
-/* Read a wire of at most `most` of count elements. */
+/* Read a wire of `least` to `most` elements, out of an array of `count`. */
 static dcomm_status dcommi_exchange_read(const dcomm_codec *codec, const void *wire, size_t bytes,
                                          size_t count, size_t least, size_t most,
                                          dcommi_exchange_pairs *p)
@@ -78,8 +79,8 @@ static dcomm_status dcommi_exchange_read(const dcomm_codec *codec, const void *w
     return DCOMM_OK;
 }
 
-/* Leave out zeros, which tell nobody anything: they must not keep out elements whose sum is 0, of
- * which ranks hold residuals of opposite signs. */
+/* Remove zeros. They carry no information, and in the later selection they would compete with
+ * elements whose sum is 0. Those matter: ranks hold residuals of opposite signs for them. */
 static void dcommi_exchange_sift(dcommi_exchange_pairs *p)
 {
     size_t to = 0;
@@ -91,8 +92,8 @@ static void dcommi_exchange_sift(dcommi_exchange_pairs *p)
     p->n = to;
 }
 
-/* Write elements [from, to), which lie in the `count` from `base` on; how many bytes. `bits` become
- * those of what a reader gets. */
+/* Write elements [from, to), whose indices lie in [base, base + count), to `out`, and return the
+ * bytes. Set `bits` to the values that a reader gets. */
 static size_t dcommi_exchange_write(const dcomm_codec *codec, dcommi_exchange_pairs *p, size_t from,
                                     size_t to, uint32_t base, size_t count, unsigned char *out,
                                     size_t *clipped)
@@ -125,8 +126,9 @@ static size_t dcommi_exchange_write(const dcomm_codec *codec, dcommi_exchange_pa
 
 /* ---- regions ---- */
 
-/* Where `runs` ascending runs of a end, one behind the other, is in `end`: merge them, the earlier
- * run first where the upper 32 bits are equal. The result is a or b. */
+/* Merge the ascending runs of `a`, which lie one behind the other; end[r] is the end of run r.
+ * Compare the upper 32 bits; of equal keys the earlier run's comes first. Return the result's
+ * array, a or b. */
 static uint64_t *dcommi_exchange_merge(uint64_t *a, uint64_t *b, size_t *end, size_t runs)
 {
     while (runs > 1) {
@@ -155,7 +157,7 @@ static uint64_t *dcommi_exchange_merge(uint64_t *a, uint64_t *b, size_t *end, si
     return a;
 }
 
-/* How many this rank selected, and m of their indices. */
+/* Write the number of elements that this rank selected, and m of their indices. */
 static void dcommi_exchange_sample(const dcommi_exchange_pairs *p, size_t count, size_t m,
                                    uint32_t *out)
 {
@@ -166,8 +168,8 @@ static void dcommi_exchange_sample(const dcommi_exchange_pairs *p, size_t count,
     }
 }
 
-/* Ends of n regions from n ranks' samples: region d is [begin[d], begin[d + 1]). `keys` has room
- * for all samples twice and `end` for n. */
+/* Compute the regions from n ranks' samples: region d is [begin[d], begin[d + 1]). `keys` needs
+ * room for all samples twice, `end` for n numbers. */
 static dcomm_status dcommi_exchange_regions(const void *const *src, const size_t *len, size_t n,
                                             size_t m, size_t count, size_t most, uint64_t *keys,
                                             size_t *end, uint32_t *begin)
@@ -212,7 +214,7 @@ static dcomm_status dcommi_exchange_regions(const void *const *src, const size_t
 
 /* ---- sums ---- */
 
-/* The sums of equal indices among n elements in ascending order, in their order. */
+/* Add up elements with equal indices among n sorted elements, in their order. */
 static void dcommi_exchange_add(const dcomm_codec *codec, const uint64_t *sorted, size_t n,
                                 dcommi_exchange_pairs *p, size_t *clipped)
 {
@@ -234,7 +236,7 @@ static void dcommi_exchange_add(const dcomm_codec *codec, const uint64_t *sorted
     }
 }
 
-/* Keep the `most` of largest magnitude, ties to the lower index. */
+/* Keep the `most` elements of largest magnitude; ties go to the lower index. */
 static void dcommi_exchange_select(dcommi_exchange_pairs *p, size_t most)
 {
     if (p->n > most && most > 0) {

@@ -1,5 +1,5 @@
-/* fp8.h - floats of 8 bits with a scale for each block (Micikevicius et al. 2022: E4M3, which
- * has no infinity and the largest number 448, and E5M2, which is a short f16). */
+/* fp8.h - 8-bit floats with a scale for each block (Micikevicius et al. 2022): E4M3, which has no
+ * infinity and the largest number 448, and E5M2, a short f16. */
 #ifndef DCOMMI_CODEC_FP8_H
 #define DCOMMI_CODEC_FP8_H
 
@@ -29,9 +29,11 @@ static unsigned dcommi_fp8_traits(const dcomm_codec *codec)
            (codec->bucketing.stochastic ? DCOMMI_CODEC_UNBIASED : 0u);
 }
 
-/* A normal number is off by at most 2^-(fraction+1) of itself to nearest, and has a variance of at
- * most (2^-fraction/2)^2 of its square by chance; what is below the smallest normal one by half of
- * the smallest number, or its square over 4, in units of the largest, which |x|_2 is not below. */
+/* Give the error bound. A normal number rounded to nearest is off by at most 2^-(fraction+1) of
+ * itself; rounded stochastically, its variance is at most the square of that times x^2. A number
+ * below the smallest normal one is off by at most half of the smallest number (variance: a quarter
+ * of its square). `smallest` is in units of the block's largest |x|; |x|_2 is at least that
+ * large. */
 static void dcommi_fp8_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
 {
     const dcommi_bucketing *as = &codec->bucketing;

@@ -1,4 +1,4 @@
-/* ledger.h - what the sums behind a ledger come to. */
+/* ledger.h - add to a ledger's sums and derive its results from them. */
 #ifndef DCOMMI_LEDGER_H
 #define DCOMMI_LEDGER_H
 
@@ -21,7 +21,7 @@ static void dcommi_ledger_derive(dcomm_ledger *l)
         s[DCOMMI_LEDGER_RESIDUAL] > 0 ? s[DCOMMI_LEDGER_RESIDUAL] / s[DCOMMI_LEDGER_ENCODED] : 0;
 }
 
-/* Add what a call's sums are. */
+/* Add the sums of one call. */
 static void dcommi_ledger_add(dcomm_ledger *ledger, const dcommi_tally *t)
 {
     ledger->count += t->seen;
@@ -41,7 +41,7 @@ DCOMM_API void dcomm_ledger_compare(dcomm_ledger *ledger, const float *x, const 
     dcommi_ledger_add(ledger, &t);
 }
 
-/* The error of a wider number is taken in f64. */
+/* Compute the error in f64, because x is wider than f32. */
 DCOMM_API void dcomm_ledger_compare_f64(dcomm_ledger *ledger, const double *x, const float *y,
                                         size_t count)
 {
@@ -49,7 +49,7 @@ DCOMM_API void dcomm_ledger_compare_f64(dcomm_ledger *ledger, const double *x, c
     for (size_t i = 0; i < count; i++) {
         const size_t k = i % DCOMMI_LEDGER_LANES;
         double b = (double)y[i], e = b - x[i];
-        if (!(fabs(e) <= 1.7e308)) { /* finite only where both are */
+        if (!(fabs(e) <= 1.7e308)) { /* e is finite only if both are */
             t.seen--;
             continue;
         }

@@ -1,10 +1,10 @@
-/* powersgd.h - powersgd: the array as a matrix M, sent as two thin ones, P and Q, with
- * M ~ P Q^T (Vogels, Karimireddy, Jaggi: PowerSGD, NeurIPS 2019).
+/* powersgd.h - powersgd treats the array as a matrix M and sends two thin ones, P and Q, with M ~
+ * P Q^T (Vogels, Karimireddy, Jaggi: PowerSGD, NeurIPS 2019).
  *
- * Q begins as what it was in the last step (or random), P = M Q, P is made orthonormal, Q = M^T P.
- * Both products are linear in M, so that ranks which begin with the same Q may sum P before it is
- * made orthonormal, and then Q: what comes out is the approximation of the sum. The steps are
- * functions of their own for that. Wire: P (rank columns of f32), Q (likewise). */
+ * Q starts as the last step's Q (or random). Then P = M Q, P is made orthonormal, and Q = M^T P.
+ * Both products are linear in M. So ranks that start with the same Q may sum P before it is made
+ * orthonormal, and then sum Q: the result approximates the sum. That is why each step is its own
+ * function. Wire: P (rank columns of f32), then Q (likewise). */
 #ifndef DCOMMI_CODEC_POWERSGD_H
 #define DCOMMI_CODEC_POWERSGD_H
 
@@ -16,7 +16,8 @@
 
 enum { DCOMMI_POWERSGD_RANK = 0, DCOMMI_POWERSGD_ROWS = 1, DCOMMI_POWERSGD_TURNS = 2 };
 
-/* Columns that Q begins with have this length, so that P overflows for no M of finite numbers. */
+/* The length of Q's columns at the start of a step. It is small, so that P overflows for no finite
+ * M. */
 #define DCOMMI_POWERSGD_LENGTH 0x1p-20
 
 /* ---- the steps ---- */
@@ -30,7 +31,7 @@ static size_t dcommi_powersgd_side(size_t count)
     return side;
 }
 
-/* rows=0: nearly square. Rank is cut to what the matrix can have. */
+/* Return the shape of M. rows=0: nearly square. The rank is at most the shorter side. */
 static dcommi_matrix dcommi_powersgd_shape(const dcomm_codec *codec, size_t count)
 {
     dcommi_matrix m = {.count = count};
@@ -46,7 +47,7 @@ static dcommi_matrix dcommi_powersgd_shape(const dcomm_codec *codec, size_t coun
     return m;
 }
 
-/* Elements of P, of Q. */
+/* Return the number of elements of P; below, of Q. */
 static size_t dcommi_powersgd_p_count(const dcommi_matrix *m)
 {
     return m->rank * m->rows;
@@ -57,14 +58,14 @@ static size_t dcommi_powersgd_q_count(const dcommi_matrix *m)
     return m->rank * m->cols;
 }
 
-/* Bytes of scratch memory for either product. */
+/* Return the bytes of scratch memory that either product needs. */
 static size_t dcommi_powersgd_scratch(const dcommi_matrix *m)
 {
     return m->rank * dcommi_matrix_column_bytes(m->cols);
 }
 
-/* Make Q ready for a step: the columns that it has to length DCOMMI_POWERSGD_LENGTH, those that are
- * 0 random, by the part of the key that ranks share. Zero it before the first step. */
+/* Prepare Q for a step: scale its columns to DCOMMI_POWERSGD_LENGTH; fill columns that are 0 with
+ * random numbers, from the part of the key that ranks share. Zero Q before the first step. */
 static void dcommi_powersgd_start(const dcommi_matrix *m, const dcomm_codec_key *key, float *q)
 {
     dcommi_rng rng = dcommi_rng_make(key->seed, key->tensor, key->step, 0, key->first);
@@ -96,7 +97,8 @@ static size_t dcommi_powersgd_bytes(const dcomm_codec *codec, size_t count)
     return 4 * (dcommi_powersgd_p_count(&m) + dcommi_powersgd_q_count(&m));
 }
 
-/* Rows that are compared together: they end where a ledger's sums can be cut. */
+/* Return the number of rows that a ledger compares at a time. A strip ends where a ledger's sums
+ * can be cut. */
 static size_t dcommi_powersgd_strip(const dcommi_matrix *m)
 {
     size_t strip = 16;
@@ -114,14 +116,15 @@ static size_t dcommi_powersgd_workspace(const dcomm_codec *codec, size_t count)
                 dcommi_powersgd_strip(&m) * m.cols);
 }
 
-/* What is remembered from step to step: Q. */
+/* Return the bytes of Q, which encode keeps from step to step. */
 static size_t dcommi_powersgd_state(const dcomm_codec *codec, size_t count)
 {
     dcommi_matrix m = dcommi_powersgd_shape(codec, count);
     return 4 * dcommi_powersgd_q_count(&m);
 }
 
-/* nonfinite=pass, and there is one: everything is NaN, and the residual stays. */
+/* Return true if an input is not finite; then write NaN for all `numbers` and keep the residual.
+ * For nonfinite=pass. */
 static bool dcommi_powersgd_poisoned(dcommi_encoding *call, size_t numbers)
 {
     dcommi_read_count(call);
@@ -148,7 +151,8 @@ static void dcommi_powersgd_clip(float *q, size_t n, size_t *clipped)
     }
 }
 
-/* What is held back, and the ledger's sums, strip by strip: what arrives is known last. */
+/* Compute the ledger's sums and the residual, strip by strip. The decoded matrix is known only
+ * when P and Q are complete. */
 static void dcommi_powersgd_tally(const dcommi_matrix *m, dcommi_encoding *call, const float *p,
                                   const float *q, float *sent)
 {
@@ -178,7 +182,7 @@ static dcomm_status dcommi_powersgd_encode(const dcomm_codec *codec, dcommi_enco
         return DCOMM_OK;
     }
     dcommi_tally *tally = call->tally;
-    call->tally = NULL; /* not yet */
+    call->tally = NULL; /* dcommi_powersgd_tally takes the sums, at the end */
     dcommi_read_all(call);
     call->tally = tally;
     const float *x = call->residual != NULL ? call->next : call->x;
@@ -232,7 +236,8 @@ static unsigned dcommi_powersgd_traits(const dcomm_codec *codec)
     return DCOMMI_CODEC_LINEAR | DCOMMI_CODEC_EXACT_BYTES | DCOMMI_CODEC_FEEDBACK;
 }
 
-/* P P^T is a projection: the error is never longer than the input. */
+/* Give the bound: the error is 0 at full rank. P P^T is a projection, so it never exceeds the
+ * input. */
 static void dcommi_powersgd_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
 {
     dcommi_matrix m = dcommi_powersgd_shape(codec, count);

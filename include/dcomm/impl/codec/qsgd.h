@@ -1,6 +1,5 @@
-/* qsgd.h - QSGD: each element is rounded, up or down by chance, to a multiple of the bucket's
- * step (Alistarh et al. 2017); TernGrad is the same with the multiples -1, 0, 1 (Wen et al. 2017).
- */
+/* qsgd.h - QSGD rounds each element stochastically to a multiple of the bucket's step (Alistarh et
+ * al. 2017). TernGrad is the same with the multiples -1, 0 and 1 (Wen et al. 2017). */
 #ifndef DCOMMI_CODEC_QSGD_H
 #define DCOMMI_CODEC_QSGD_H
 
@@ -55,10 +54,11 @@ static unsigned dcommi_qsgd_traits(const dcomm_codec *codec)
            (codec->bucketing.stochastic ? DCOMMI_CODEC_UNBIASED : 0u);
 }
 
-/* An element that is f steps from the level below has the variance f(1-f) steps^2, which is at most
- * f and at most 1/4. Two norm: with |x|_2 = s steps these are the paper's bounds. Max norm: one
- * element is s steps long and exact; the worst that d-1 others can be, all at the same f < 1, gives
- * (sqrt(1 + (d-1)/s^2) - 1) / 2. To nearest it is f = 1/2. One bit: levels at both ends alone. */
+/* Give the error bound. An element that is f steps from the level below has the variance f(1-f)
+ * steps^2, at most f and at most 1/4. Norm `two`: with |x|_2 = s steps this gives the paper's
+ * bounds. Norm `max`: one element is s steps long and exact. In the worst case the d-1 others are
+ * all at the same f < 1. This gives (sqrt(1 + (d-1)/s^2) - 1) / 2. Rounded to nearest, f = 1/2.
+ * With one bit there are only the two end levels. */
 static void dcommi_qsgd_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
 {
     const dcommi_bucketing *as = &codec->bucketing;

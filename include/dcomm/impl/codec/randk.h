@@ -1,10 +1,11 @@
-/* randk.h - randk: one random element of each of k equal parts of the array. Which ones, all
- * ranks know from a seed that they share, so that only values travel and a dense all-reduce of k
+/* randk.h - randk sends one random element of each of k equal parts of the array. All ranks derive
+ * the indices from a seed that they share. So only values travel, and a dense all-reduce of k
  * numbers sums them.
  *
- * The parts are those of kernels/randk.h, so that indices ascend, each element is as likely as any
- * other of its part, and the variance is that of k elements drawn from all. Values are multiplied
- * by their part's length if scale=unbiased. One that is not finite stands for its whole part. */
+ * kernels/randk.h defines the parts. Therefore indices ascend, each element is as likely as any
+ * other of its part, and the variance is that of k elements drawn from all. With scale=unbiased,
+ * values are multiplied by their part's length. A value that is not finite stands for its whole
+ * part. */
 #ifndef DCOMMI_CODEC_RANDK_H
 #define DCOMMI_CODEC_RANDK_H
 
@@ -14,7 +15,7 @@
 #include <math.h>
 
 enum { DCOMMI_RANDK_K = 0, DCOMMI_RANDK_SCALE = 1 };        /* options, in order */
-enum { DCOMMI_RANDK_UNBIASED = 0, DCOMMI_RANDK_PLAIN = 1 }; /* of scale */
+enum { DCOMMI_RANDK_UNBIASED = 0, DCOMMI_RANDK_PLAIN = 1 }; /* values of scale */
 
 static size_t dcommi_randk_bytes(const dcomm_codec *codec, size_t count)
 {
@@ -22,11 +23,11 @@ static size_t dcommi_randk_bytes(const dcomm_codec *codec, size_t count)
                               : DCOMMI_RANDK_HEAD + 4 * dcommi_codec_wanted(codec, count);
 }
 
-/* Walks through the parts. */
+/* A position among the parts. */
 typedef struct dcommi_randk_walk {
     dcommi_rng rng;
     uint64_t count, k, part;
-    uint64_t begin, end, index; /* of this part, and the element that is sent */
+    uint64_t begin, end, index; /* of this part; index: the element that is sent */
     uint32_t word[4];
 } dcommi_randk_walk;
 
@@ -35,7 +36,7 @@ static dcommi_randk_walk dcommi_randk_start(uint64_t seed, size_t count, size_t 
     return (dcommi_randk_walk){.rng = dcommi_randk_rng(seed), .count = count, .k = k, .part = 0};
 }
 
-/* False behind the last part. count * k < 2^64. */
+/* Step to the next part; return false after the last one. count * k must be below 2^64. */
 static bool dcommi_randk_next(dcommi_randk_walk *w)
 {
     if (w->part == w->k) {
@@ -51,8 +52,9 @@ static bool dcommi_randk_next(dcommi_randk_walk *w)
     return true;
 }
 
-/* One value: denormals become 0, what exceeds f32 becomes its largest. Multiplied in f64, where it
- * is exact, so that no compiler fuses it with what is subtracted afterwards. */
+/* Return the value to send: denormals become 0, and a value beyond f32 becomes the largest f32.
+ * Multiply in f64, where the product is exact, so that no compiler fuses it with the later
+ * subtraction. */
 static float dcommi_randk_value(float x, float factor, size_t *clipped)
 {
     uint32_t bits = dcommi_f32_bits(x);
@@ -85,8 +87,8 @@ static float dcommi_randk_take(dcommi_encoding *call, const dcommi_randk_walk *w
     return value;
 }
 
-/* nonfinite=pass: a part with a number that is not finite is sent as NaN, and its residual stays;
- * they are counted already. */
+/* Gather with nonfinite=pass: send a part with a number that is not finite as NaN and keep its
+ * residual. The caller has counted such numbers. */
 static void dcommi_randk_gather_passing(const dcomm_codec *codec, dcommi_encoding *call,
                                         uint64_t seed, void *values)
 {
@@ -94,7 +96,7 @@ static void dcommi_randk_gather_passing(const dcomm_codec *codec, dcommi_encodin
     dcommi_randk_walk w =
         dcommi_randk_start(seed, call->count, dcommi_codec_wanted(codec, call->count));
     dcommi_tally *tally = call->tally;
-    call->tally = NULL; /* whole parts are not compared: the library decodes and counts */
+    call->tally = NULL; /* whole parts are not compared here: the library decodes and counts */
     for (size_t i = 0; dcommi_randk_next(&w); i++) {
         bool odd = false;
         for (uint64_t at = w.begin; at < w.end; at++) {
@@ -114,7 +116,7 @@ static void dcommi_randk_gather_passing(const dcomm_codec *codec, dcommi_encodin
     call->tally = tally;
 }
 
-/* The k values (f32), as a dense all-reduce takes them. */
+/* Write the k values (f32) that are sent; a dense all-reduce can sum them. */
 static void dcommi_randk_gather(const dcomm_codec *codec, dcommi_encoding *call, uint64_t seed,
                                 void *values)
 {
@@ -138,7 +140,7 @@ static void dcommi_randk_gather(const dcomm_codec *codec, dcommi_encoding *call,
     }
 }
 
-/* x = the k values at their places and 0 elsewhere, or x += them. */
+/* Set x to the k values at their indices and 0 elsewhere, or add them if `add`. */
 static void dcommi_randk_scatter(uint64_t seed, const void *values, size_t k, float *x,
                                  size_t count, bool add)
 {
@@ -190,8 +192,8 @@ static unsigned dcommi_randk_traits(const dcomm_codec *codec)
            DCOMMI_CODEC_FEEDBACK | (unbiased ? DCOMMI_CODEC_UNBIASED : 0);
 }
 
-/* In the mean over keys: |C(x)-x|^2 is (s-1)|x|^2 when multiplied by the part's length s, and
- * (1-1/s)|x|^2 when not. */
+/* Give the bounds in the mean over keys. |C(x)-x|^2 is (s-1)|x|^2 if values are multiplied by the
+ * part's length s, else (1-1/s)|x|^2. */
 static void dcommi_randk_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
 {
     size_t k = dcommi_codec_wanted(codec, count);

@@ -1,5 +1,5 @@
-/* read.h - reading the input as codecs of thin matrices and of few values do: what is not
- * finite is counted, and with a residual the sum is stored first. Also the check of f32 wires. */
+/* read.h - read the input of codecs of thin matrices and of few values: count numbers that are not
+ * finite, and with a residual store the sum first. Also check the f32 numbers of wires. */
 #ifndef DCOMMI_CODEC_READ_H
 #define DCOMMI_CODEC_READ_H
 
@@ -24,8 +24,8 @@ static void dcommi_read_one(dcommi_encoding *call, size_t i)
     }
 }
 
-/* Count what is not finite. With a residual, next = x + residual, where such numbers count as 0.
- * With a ledger, its sums as if nothing were sent. */
+/* Count numbers that are not finite. With a residual, store next = x + residual, where such
+ * numbers count as 0. With a ledger, set its sums as if nothing were sent. */
 static void dcommi_read_all(dcommi_encoding *call)
 {
     const dcommi_codec_kernels *kernels = dcommi_codec_kernels_get();
@@ -53,7 +53,7 @@ static void dcommi_read_all(dcommi_encoding *call)
     }
 }
 
-/* Count what is not finite, and nothing else. */
+/* Only count the numbers that are not finite. */
 static void dcommi_read_count(dcommi_encoding *call)
 {
     dcommi_encoding plain = *call;
@@ -71,11 +71,11 @@ static dcomm_status dcommi_read_range(const dcomm_codec *codec)
                        codec->ops->name);
 }
 
-/* n numbers of a wire, aligned or not: without nonfinite=pass they are finite, unless wires were
- * summed, which only linear codecs' are. */
+/* Check n numbers of a wire, aligned or not: without nonfinite=pass they must be finite. Wires of
+ * a linear codec may have been summed, so there the sum is out of range, not the wire corrupt. */
 static dcomm_status dcommi_read_check(const dcomm_codec *codec, const void *values, size_t n)
 {
-    uint32_t odd = 0; /* its highest bit: whether one is not */
+    uint32_t odd = 0; /* the highest bit is set if a number is not finite */
     for (size_t i = 0; i < n; i++) {
         uint32_t bits;
         memcpy(&bits, (const char *)values + 4 * i, 4);

@@ -1,5 +1,5 @@
-/* sign.h - one bit an element: its sign, times the mean of |x| over the bucket, which makes
- * it a contraction (Karimireddy et al. 2019). */
+/* sign.h - one bit an element: its sign, times the mean of |x| over the bucket, which makes the
+ * codec a contraction (Karimireddy et al. 2019). */
 #ifndef DCOMMI_CODEC_SIGN_H
 #define DCOMMI_CODEC_SIGN_H
 
@@ -20,7 +20,7 @@ static unsigned dcommi_sign_traits(const dcomm_codec *codec)
     return DCOMMI_CODEC_EXACT_BYTES | DCOMMI_CODEC_FEEDBACK;
 }
 
-/* |x - C(x)|^2 = |x|_2^2 - |x|_1^2 / d, and |x|_1 >= |x|_2. */
+/* Give the bound: |x - C(x)|^2 = |x|_2^2 - |x|_1^2 / d, and |x|_1 >= |x|_2. */
 static void dcommi_sign_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
 {
     size_t bucket = codec->bucketing.bucket;

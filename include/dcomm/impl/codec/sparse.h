@@ -1,4 +1,4 @@
-/* sparse.h - indices to and from their packed form (kernels/wire_sparse.h). */
+/* sparse.h - pack and unpack indices (kernels/wire_sparse.h). */
 #ifndef DCOMMI_CODEC_SPARSE_H
 #define DCOMMI_CODEC_SPARSE_H
 
@@ -9,7 +9,7 @@
 #error "dcomm: packed indices are little-endian, and so must be the processor"
 #endif
 
-/* The first of the ascending indices that is not below `bound`. */
+/* Return the position of the first ascending index that is at least `bound`. */
 static size_t dcommi_sparse_lower(const uint32_t *index, size_t kept, uint64_t bound)
 {
     size_t low = 0;
@@ -24,7 +24,7 @@ static size_t dcommi_sparse_lower(const uint32_t *index, size_t kept, uint64_t b
     return low;
 }
 
-/* Write the ascending indices, each below count; dcommi_sparse_index_bytes are needed. */
+/* Write the ascending indices, each below count. `out` needs dcommi_sparse_index_bytes. */
 static void dcommi_sparse_pack(const uint32_t *index, size_t kept, size_t count, unsigned char *out)
 {
     switch (dcommi_sparse_form_of(count, kept)) {
@@ -53,14 +53,14 @@ static void dcommi_sparse_pack(const uint32_t *index, size_t kept, size_t count,
     }
 }
 
-/* Where a reader stands in packed indices that dcommi_sparse_check found good. */
+/* A reader's position in packed indices that dcommi_sparse_check accepted. */
 typedef struct dcommi_sparse_reader {
-    const unsigned char *in; /* of BLOCKS: the offsets */
+    const unsigned char *in; /* BLOCKS: the offsets */
     const unsigned char *ends;
     dcommi_sparse_form form;
     size_t kept, count;
-    size_t at;      /* indices that were read */
-    uint64_t place; /* BLOCKS: the block; BITMAP: the first element that was not looked at */
+    size_t at;      /* number of indices read */
+    uint64_t place; /* BLOCKS: the block; BITMAP: the first element not yet read */
 } dcommi_sparse_reader;
 
 static void dcommi_sparse_open(dcommi_sparse_reader *r, const unsigned char *in, size_t kept,
@@ -72,7 +72,7 @@ static void dcommi_sparse_open(dcommi_sparse_reader *r, const unsigned char *in,
         .in = in + ends, .ends = in, .form = form, .kept = kept, .count = count};
 }
 
-/* The 64 elements of a bitmap from `first`, a multiple of 64; those behind its end are 0. */
+/* Return 64 elements of a bitmap from `first`, a multiple of 64; elements behind its end are 0. */
 static inline uint64_t dcommi_sparse_word(const dcommi_sparse_reader *r, uint64_t first)
 {
     uint64_t word = 0;
@@ -81,8 +81,8 @@ static inline uint64_t dcommi_sparse_word(const dcommi_sparse_reader *r, uint64_
     return word;
 }
 
-/* The next indices below `until`, at most `most`; how many. `most` is at least 64, and `until` a
- * multiple of DCOMMI_SPARSE_BLOCK or not below count. */
+/* Read the next indices below `until`, at most `most`, and return their number. `most` is at least
+ * 64. `until` is a multiple of DCOMMI_SPARSE_BLOCK or at least count. */
 static size_t dcommi_sparse_next(dcommi_sparse_reader *r, uint64_t until, uint32_t *index,
                                  size_t most)
 {
@@ -119,7 +119,7 @@ static size_t dcommi_sparse_next(dcommi_sparse_reader *r, uint64_t until, uint32
     return n;
 }
 
-/* Whether these dcommi_sparse_index_bytes hold `kept` ascending indices below count. */
+/* Return true if these dcommi_sparse_index_bytes hold `kept` ascending indices below count. */
 static bool dcommi_sparse_check(const unsigned char *in, size_t kept, size_t count)
 {
     dcommi_sparse_reader r;

@@ -1,4 +1,4 @@
-/* spec.h - from "qsgd:bits=4,bucket=512" to a codec's values, and back. */
+/* spec.h - convert a spec such as "qsgd:bits=4,bucket=512" to a codec's values, and back. */
 #ifndef DCOMMI_CODEC_SPEC_H
 #define DCOMMI_CODEC_SPEC_H
 
@@ -27,7 +27,7 @@ static const dcommi_codec_ops *dcommi_codec_find(const char *name, size_t len)
     return NULL;
 }
 
-/* What an option may be, for people. */
+/* Write the values that an option allows, for people. */
 static void dcommi_codec_allowed(dcommi_print_text *text, const dcommi_codec_option *option)
 {
     if (option->kind == DCOMMI_CODEC_CHOICE) {
@@ -39,7 +39,7 @@ static void dcommi_codec_allowed(dcommi_print_text *text, const dcommi_codec_opt
     }
 }
 
-/* A value as it is written: the shortest decimal that reads back as the same number. */
+/* Write a value. A number becomes the shortest decimal that reads back as the same number. */
 static void dcommi_codec_show(dcommi_print_text *text, const dcommi_codec_option *option,
                               double value)
 {
@@ -62,7 +62,7 @@ static void dcommi_codec_show(dcommi_print_text *text, const dcommi_codec_option
     dcommi_print_add(text, "%s", number);
 }
 
-/* One value, `len` characters of it. */
+/* Read one value from the first `len` characters of text. */
 static dcomm_status dcommi_codec_read(const dcommi_codec_ops *ops,
                                       const dcommi_codec_option *option, const char *text,
                                       size_t len, double *value)
@@ -106,7 +106,7 @@ static dcomm_status dcommi_codec_unknown_option(const dcommi_codec_ops *ops, con
                        dcommi_codec_common.name);
 }
 
-/* The part behind the colon. */
+/* Read the options, the part behind the colon. */
 static dcomm_status dcommi_codec_read_options(dcomm_codec *codec, const char *text)
 {
     const dcommi_codec_ops *ops = codec->ops;
@@ -172,7 +172,7 @@ static dcomm_status dcommi_codec_parse(dcomm_codec *codec, const char *spec)
     return spec[len] == '\0' ? DCOMM_OK : dcommi_codec_read_options(codec, spec + len + 1);
 }
 
-/* The canonical spec, from the values. */
+/* Write the canonical spec from the values. */
 static void dcommi_codec_write_spec(dcomm_codec *codec)
 {
     dcommi_print_text to = {codec->spec, sizeof codec->spec, 0};

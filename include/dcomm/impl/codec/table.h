@@ -1,4 +1,4 @@
-/* table.h - the codecs that there are. */
+/* table.h - the list of all codecs. */
 #ifndef DCOMMI_CODEC_TABLE_H
 #define DCOMMI_CODEC_TABLE_H
 

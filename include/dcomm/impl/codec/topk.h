@@ -1,5 +1,5 @@
 /* topk.h - codecs that send the largest elements: topk (exactly k), threshold (those above a
- * sampled threshold), and topk+qsgd (k values, quantized). Wire: kernels/wire_sparse.h. */
+ * sampled threshold) and topk+qsgd (k values, quantized). Wire: kernels/wire_sparse.h. */
 #ifndef DCOMMI_CODEC_TOPK_H
 #define DCOMMI_CODEC_TOPK_H
 
@@ -26,13 +26,15 @@ static inline bool dcommi_topk_is_exact(const dcomm_codec *codec)
     return !dcommi_codec_is(codec, DCOMMI_IS_SAMPLED);
 }
 
-/* Whether exactly the largest are chosen: also where there are too few elements for a sample. */
+/* Return true if exactly the largest are chosen, as also if there are too few elements to
+ * sample. */
 static bool dcommi_topk_is_chosen(const dcomm_codec *codec, size_t count)
 {
     return dcommi_topk_is_exact(codec) || dcommi_topk_sample_lines(count) == 0;
 }
 
-/* The most that are sent: where a sample sets the threshold, twice what is wanted. */
+/* Return the most elements that are sent: twice the number wanted if a sample sets the
+ * threshold. */
 static size_t dcommi_topk_most(const dcomm_codec *codec, size_t count)
 {
     size_t k = dcommi_codec_wanted(codec, count);
@@ -58,7 +60,8 @@ static size_t dcommi_topk_max_bytes(const dcomm_codec *codec, size_t count)
                               : dcommi_topk_bytes(codec, count, dcommi_topk_most(codec, count));
 }
 
-/* Candidates' bits and indices; with an inner codec, what it decodes and its own workspace. */
+/* Return the bytes for candidates' bits and indices and, with an inner codec, for its decoded
+ * values and its workspace. */
 static size_t dcommi_topk_workspace(const dcomm_codec *codec, size_t count)
 {
     if (count > UINT32_MAX) {
@@ -82,7 +85,7 @@ static inline uint32_t dcommi_topk_flush(uint32_t bits)
     return (bits & DCOMMI_INF_BITS) == 0 ? bits & 0x80000000u : bits;
 }
 
-/* One value in 16 bits: as it is cast, but a finite one stays finite. */
+/* Cast one value to 16 bits; a finite value stays finite. */
 static inline uint16_t dcommi_topk_half(uint32_t bits, bool bf16, size_t *clipped)
 {
     float x = dcommi_f32_from_bits(dcommi_topk_flush(bits));
@@ -100,7 +103,7 @@ static inline float dcommi_topk_from_half(uint16_t h, bool bf16)
     return bf16 ? dcommi_bf16_to_f32(h) : dcommi_f16_to_f32(h);
 }
 
-/* Write the values; where there is a residual, `next` keeps what they lost. */
+/* Write the values; with a residual, store the rounding errors in `next`. */
 static void dcommi_topk_put_plain(const dcommi_topk *t, int values, dcommi_encoding *call,
                                   unsigned char *out)
 {
@@ -110,7 +113,7 @@ static void dcommi_topk_put_plain(const dcommi_topk *t, int values, dcommi_encod
         if (values == DCOMMI_TOPK_F32) {
             uint32_t flushed = dcommi_topk_flush(b);
             memcpy(out + 4 * i, &flushed, 4);
-            if (flushed == b) { /* next is 0 there, or what the residual was */
+            if (flushed == b) { /* nothing lost: next is already 0, or the old residual */
                 continue;
             }
             sent = dcommi_f32_from_bits(flushed);
@@ -153,14 +156,14 @@ static dcomm_status dcommi_topk_put_inner(const dcomm_codec *codec, const dcommi
 
 /* ---- decode ---- */
 
-/* A wire that was found good, and where its reader stands. */
+/* A checked wire, and its reader's position. */
 typedef struct dcommi_topk_wire {
     dcommi_sparse_reader reader;
     const unsigned char *values;
-    float *decoded; /* by the inner codec; to be freed */
+    float *decoded; /* by the inner codec; freed by the owner */
 } dcommi_topk_wire;
 
-/* Without nonfinite=pass they are finite. */
+/* Check that all values are finite, unless nonfinite=pass. */
 static dcomm_status dcommi_topk_check_values(const dcomm_codec *codec, const unsigned char *values,
                                              size_t kept, size_t count)
 {
@@ -178,7 +181,7 @@ static dcomm_status dcommi_topk_check_values(const dcomm_codec *codec, const uns
                : dcommi_topk_bad_wire(codec, "has one that is not finite", kept, count);
 }
 
-/* A wire of `least` to `most` elements. */
+/* Check a wire of `least` to `most` elements and open it. */
 static dcomm_status dcommi_topk_open_some(const dcomm_codec *codec, const void *wire, size_t bytes,
                                           size_t count, size_t least, size_t most,
                                           dcommi_topk_wire *w)
@@ -226,7 +229,7 @@ static dcomm_status dcommi_topk_open(const dcomm_codec *codec, const void *wire,
                                  most, w);
 }
 
-/* Values number at .. at + n. */
+/* Copy values [at, at + n) as f32. */
 static void dcommi_topk_values(const dcomm_codec *codec, const dcommi_topk_wire *w, size_t at,
                                size_t n, float *value)
 {
@@ -244,7 +247,7 @@ static void dcommi_topk_values(const dcomm_codec *codec, const dcommi_topk_wire 
     }
 }
 
-/* The elements of a wire below `until`, stored or added. */
+/* Store or add the elements of a wire below `until`. */
 static void dcommi_topk_scatter(const dcomm_codec *codec, dcommi_topk_wire *w, uint64_t until,
                                 float *x, bool add)
 {
@@ -263,7 +266,8 @@ static void dcommi_topk_scatter(const dcomm_codec *codec, dcommi_topk_wire *w, u
     }
 }
 
-/* Several wires, block by block, so that a block stays in the cache until its sum is there. */
+/* Sum several wires block by block, so that a block stays in the cache until its sum is
+ * complete. */
 static void dcommi_topk_blocks(const dcomm_codec *codec, dcommi_topk_wire *w, size_t n, float *x,
                                size_t count, bool add)
 {
@@ -310,7 +314,7 @@ static dcomm_status dcommi_topk_decode_sum(const dcomm_codec *codec, const dcomm
     return status;
 }
 
-/* ---- encode, and count ---- */
+/* ---- encode ---- */
 
 /* Enter the selection into the ledger: start from the sums of an empty selection, and correct them
  * for each element that is sent. If a number was not finite or was clipped, do nothing: the library
@@ -331,7 +335,7 @@ static dcomm_status dcommi_topk_tally_kept(const dcomm_codec *codec, const dcomm
                                              t->have, false));
     }
     double(*sum)[DCOMMI_LEDGER_LANES] = tally->sum;
-    if (call->residual != NULL) { /* where nothing is sent, all is held back */
+    if (call->residual != NULL) { /* nothing is sent, so all is held back */
         memcpy(sum[DCOMMI_LEDGER_RESIDUAL], sum[DCOMMI_LEDGER_ENCODED], sizeof sum[0]);
     }
     for (size_t at = 0, n; at < t->have; at += n) {
@@ -396,8 +400,8 @@ static dcomm_status dcommi_topk_encode(const dcomm_codec *codec, dcommi_encoding
 
 /* ---- the rows ---- */
 
-/* |C(x)-x|^2 <= (1 - k/d (1-c)) |x|^2, where c is what the values' own format leaves: of f16 there
- * is no bound, for it clips at 65504 and loses the whole of a small number. */
+/* Give the bound: |C(x)-x|^2 <= (1 - k/d (1-c)) |x|^2, where c is the bound of the values' format.
+ * f16 has none: it clips at 65504 and can lose a small number entirely. */
 static void dcommi_topk_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
 {
     static const double format[] = {0, (double)NAN, 0x1p-16};
@@ -419,8 +423,8 @@ static void dcommi_topk_info(const dcomm_codec *codec, size_t count, dcomm_codec
 
 static unsigned dcommi_topk_traits(const dcomm_codec *codec)
 {
-    /* A number that an inner codec passes on takes its neighbours with it, whose residuals must
-     * then be what they were: that is left to the library. */
+    /* If an inner codec passes on a number that is not finite, its neighbours are lost too, and
+     * their residuals must stay. The library's two passes handle that. */
     bool fused = codec->inner == NULL || codec->nonfinite != DCOMMI_NONFINITE_PASS;
     return DCOMMI_CODEC_SPARSE | (fused ? DCOMMI_CODEC_FEEDBACK : 0u) |
            (dcommi_topk_is_exact(codec) ? DCOMMI_CODEC_EXACT_BYTES : 0u);

@@ -1,11 +1,11 @@
-/* api_auto.h - codec "auto": whether an all-reduce is compressed follows rank 0's verdict, which
- * the other ranks are told once for each class of calls. */
+/* api_auto.h - codec "auto": rank 0 decides whether an all-reduce is compressed, and tells the
+ * other ranks once for each class of calls. */
 #ifndef DCOMMI_API_AUTO_H
 #define DCOMMI_API_AUTO_H
 
 #include "api_verdict.h"
 
-/* The codec of a call, if that is "auto"; else NULL. */
+/* Return the codec of a call if that is "auto", else NULL. */
 static inline const dcomm_codec *dcommi_auto_of(const dcomm_coll_opts *opts)
 {
     const dcomm_codec *codec = opts == NULL             ? NULL
@@ -14,7 +14,8 @@ static inline const dcomm_codec *dcommi_auto_of(const dcomm_coll_opts *opts)
     return codec != NULL && codec->automatic ? codec : NULL;
 }
 
-/* Calls of one class: lengths on the grid that algorithms are chosen by, whatever else is asked. */
+/* Return the key of a call's class, never 0. Lengths are rounded to the grid of the choice, and
+ * options that do not change the verdict are left out. */
 static uint64_t dcommi_auto_key(const dcomm_codec *codec, const dcommi_shape *s)
 {
     dcommi_shape plain = *s;
@@ -43,8 +44,7 @@ static int dcommi_auto_known(dcomm_comm *comm, uint64_t key)
     return taken;
 }
 
-/* Rank 0's decision, told to all. One that it cannot come to is to leave the numbers as they are.
- */
+/* Broadcast rank 0's decision and remember it. If rank 0 cannot decide, such calls stay exact. */
 static dcomm_status dcommi_auto_agree(dcomm_comm *comm, const dcomm_codec *codec,
                                       const dcommi_shape *call, double timeout_s, int *taken)
 {
@@ -73,9 +73,8 @@ static dcomm_status dcommi_auto_agree(dcomm_comm *comm, const dcomm_codec *codec
     return DCOMM_OK;
 }
 
-/* The shape of a call that "auto" decides about; *open is false for those that are never
- * compressed, those that the codec cannot encode, and those whose algorithm is named, which is the
- * codec's or is not. */
+/* Fill in the shape of a call. *open: "auto" decides about the call. It does not if the call is
+ * never compressed, if the codec cannot encode it, or if `opts` names the algorithm. */
 static dcomm_status dcommi_auto_shape(dcomm_comm *comm, size_t count, dcomm_dtype dtype,
                                       dcomm_op op, const dcomm_coll_opts *opts, dcommi_shape *s,
                                       bool *open)
@@ -87,7 +86,7 @@ static dcomm_status dcommi_auto_shape(dcomm_comm *comm, size_t count, dcomm_dtyp
     return DCOMM_OK;
 }
 
-/* The options of a call, with what "auto" has come to. */
+/* Copy the options of a call to `own`, with the codec that the decision `taken` stands for. */
 static void dcommi_auto_take(const dcomm_codec *codec, int taken, const dcomm_coll_opts *opts,
                              dcomm_coll_opts *own)
 {
@@ -102,7 +101,8 @@ static void dcommi_auto_take(const dcomm_codec *codec, int taken, const dcomm_co
     }
 }
 
-/* Replace the options of a call whose codec is "auto". `blocking`: the ranks may talk about it. */
+/* Replace the options of a call whose codec is "auto". `blocking`: the ranks may agree on a
+ * decision now. */
 static dcomm_status dcommi_auto_begin(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
                                       dcomm_dtype dtype, dcomm_op op, bool blocking,
                                       const dcomm_coll_opts **opts_p, dcomm_coll_opts *own)
@@ -136,8 +136,7 @@ static dcomm_status dcommi_auto_begin(dcomm_comm *comm, const dcomm_codec *codec
     return DCOMM_OK;
 }
 
-/* For explanations: the options that a call would have; the codec itself where nothing is decided.
- */
+/* Replace the options of a call for an explanation. They keep codec "auto" until it is decided. */
 static dcomm_status dcommi_auto_peek(dcomm_comm *comm, dcomm_coll coll, size_t count,
                                      dcomm_dtype dtype, dcomm_op op, const dcomm_coll_opts **opts_p,
                                      dcomm_coll_opts *own)

@@ -1,17 +1,18 @@
-/* api_coll.h - the public collectives (coll.h) in their two forms: the blocking one is the
- * non-blocking one without a request. */
+/* api_coll.h - the public collectives (coll.h) in two forms: the blocking form is the non-blocking
+ * form without a request. */
 #ifndef DCOMMI_API_COLL_H
 #define DCOMMI_API_COLL_H
 
 #include "coll.h"
 
-/* comm NULL: not a collective, whose refusal concerns nobody else. */
+/* Return the status of a call, and handle a failure. comm NULL: the call is no collective, so
+ * other ranks need not hear of its refusal. */
 static inline dcomm_status dcommi_called(dcomm_comm *comm, dcomm_status status)
 {
     return DCOMMI_LIKELY(status >= 0) ? status : dcommi_call_failed(comm, status);
 }
 
-/* A non-blocking call needs somewhere to put its request. */
+/* Check that a non-blocking call has a place for its request, and clear that place. */
 static inline dcomm_status dcommi_check_request(dcomm_comm *comm, dcomm_request **request_p)
 {
     if (request_p == NULL) {
@@ -21,9 +22,9 @@ static inline dcomm_status dcommi_check_request(dcomm_comm *comm, dcomm_request 
     return DCOMM_OK;
 }
 
-/* Define dcomm_NAME and dcomm_iNAME. The parameters come last; both forms have `opts` behind them.
- * `call` is what both do, with request_p, which is NULL in the blocking form. `others` is the
- * communicator whose ranks hear of a refusal. */
+/* Define dcomm_NAME and dcomm_iNAME. The parameters come last; `opts` follows them in both forms.
+ * Both forms evaluate `call`; in the blocking form request_p is NULL. `others` is the communicator
+ * whose ranks hear of a refusal. */
 #define DCOMMI_TWO_FORMS(NAME, others, call, ...)                                  \
     DCOMM_API dcomm_status dcomm_i##NAME(__VA_ARGS__, const dcomm_coll_opts *opts, \
                                          dcomm_request **request_p)                \

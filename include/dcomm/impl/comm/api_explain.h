@@ -5,8 +5,8 @@
 
 #include "api_paths.h"
 
-/* Fill in at most `max` rows for a shape, and return how many there are. `chosen` runs; `forced`:
- * somebody asked for it. */
+/* Fill in at most `max` rows for a shape, and return how many algorithms there are. `chosen` runs;
+ * `forced`: the call or the communicator names it. */
 static int dcommi_explain_rows(const dcommi_chooser *c, const dcommi_shape *s,
                                const dcommi_algo *chosen, bool forced, dcomm_alternative *rows,
                                int max)
@@ -53,8 +53,8 @@ static int dcommi_explain_rows(const dcommi_chooser *c, const dcommi_shape *s,
     return n;
 }
 
-/* Answer for the shape of a call. `name` is the algorithm that is asked for (NULL: none), by the
- * call or, if `soft`, by the communicator. */
+/* Explain the choice for the shape of a call. `name` is the algorithm that the call or, if `soft`,
+ * the communicator asks for; NULL: none. */
 static dcomm_status dcommi_explain_shape(dcommi_chooser *c, const dcommi_shape *s, const char *name,
                                          bool soft, dcomm_explanation *e)
 {
@@ -85,7 +85,7 @@ static dcomm_status dcommi_explain_comm(dcomm_comm *comm, dcomm_explanation *e)
     return status;
 }
 
-/* The same for e->nranks ranks that are nowhere yet, in these groups. */
+/* Explain the choice for e->nranks ranks in `groups`, without a communicator. */
 static dcomm_status dcommi_explain_groups(const dcommi_groups *groups, dcomm_explanation *e)
 {
     const dcomm_coll_opts *opts = e->opts != NULL ? e->opts : &dcommi_default_opts;
@@ -93,7 +93,7 @@ static dcomm_status dcommi_explain_groups(const dcommi_groups *groups, dcomm_exp
     dcomm_tuning usual;
     dcommi_shape s;
     dcommi_coding coding;
-    dcomm_comm fake; /* in name only: the checks of a call */
+    dcomm_comm fake; /* only for the checks of a call */
     memset(&fake, 0, sizeof fake);
     fake.size = e->nranks;
     fake.device_ucx = tuning != NULL && tuning->device_ucx != 0 && !dcommi_within_host(groups);

@@ -1,16 +1,16 @@
-/* api_mem.h - registered memory for the caller: allocated, looked up, freed. Of devices' there is
+/* api_mem.h - registered host memory for the caller: allocate, look up, free. Device memory is in
  * api_mem_device.h. */
 #ifndef DCOMMI_API_MEM_H
 #define DCOMMI_API_MEM_H
 
 #include "api_mem_device.h"
 
-/* From here on memory is given in whole huge pages. */
+/* Allocations of at least this many bytes take whole huge pages. */
 #define DCOMMI_MEM_HUGE_MIN ((size_t)256 << 10)
 
-static dcommi_own *dcommi_mem_all; /* with dcommi_mem_lock */
+static dcommi_own *dcommi_mem_all; /* guarded by dcommi_mem_lock */
 
-/* "not on huge pages" is worth one line a process. */
+/* Warn, once in a process, that registered memory is not on huge pages. */
 static void dcommi_mem_report(const dcommi_own *own)
 {
     static _Atomic int said;
@@ -25,8 +25,7 @@ static void dcommi_mem_report(const dcommi_own *own)
                own->huge, own->len, setting);
 }
 
-/* What the kernel can still give without taking it from somebody; SIZE_MAX where it does not say.
- */
+/* Return the bytes that the kernel can give without swapping; SIZE_MAX if it does not say. */
 static size_t dcommi_mem_available(void)
 {
     char line[128];
@@ -42,7 +41,7 @@ static size_t dcommi_mem_available(void)
     return found ? (size_t)kib << 10 : SIZE_MAX;
 }
 
-/* Memory that nobody else can map. */
+/* Fill `own` with memory that no other process can map. */
 static dcomm_status dcommi_mem_plain(dcommi_own *own)
 {
     own->base = dcommi_huge_reserve(own->len);

@@ -1,18 +1,19 @@
-/* api_mem_device.h - device memory for the caller that peers may open: allocated, given to
- * contexts, looked up, freed. */
+/* api_mem_device.h - device memory that peers may open: allocate, share with contexts, look up,
+ * free. */
 #ifndef DCOMMI_API_MEM_DEVICE_H
 #define DCOMMI_API_MEM_DEVICE_H
 
 #include "../../mem.h"
 #include "context.h"
 
-/* CUDA IPC shares whole blocks of this length, with whatever else lies in them. */
+/* CUDA IPC shares whole blocks of this many bytes, with all that lies in them. So an allocation
+ * takes whole blocks. */
 #define DCOMMI_SHARED_GRAIN ((size_t)2 << 20)
 
 static pthread_mutex_t dcommi_mem_lock = PTHREAD_MUTEX_INITIALIZER;
-static dcommi_shared *dcommi_shared_all; /* with dcommi_mem_lock, like the regions of each */
+static dcommi_shared *dcommi_shared_all; /* guarded by dcommi_mem_lock, like the regions of each */
 
-/* What is due before memory comes or goes. */
+/* Do the deferred work on device memory, before some is allocated or after some is freed. */
 static void dcommi_device_mem_tidy(dcomm_context *context)
 {
     if (context != NULL) {
@@ -24,7 +25,7 @@ static void dcommi_device_mem_tidy(dcomm_context *context)
     dcommi_shared_reclaim();
 }
 
-/* The memory that `at` points into, by the lock; NULL: none. */
+/* Return the memory that `at` points into, or NULL. The caller holds dcommi_mem_lock. */
 static dcommi_shared *dcommi_shared_find(const void *at)
 {
     dcommi_shared *shared = dcommi_shared_all;
@@ -34,7 +35,8 @@ static dcommi_shared *dcommi_shared_find(const void *at)
     return shared;
 }
 
-/* A context's region of it, by the lock; *end: where one is to be put, if there is none. */
+/* Return the region that `context` has of `shared`, or NULL. *at_p is its place in the list. The
+ * caller holds dcommi_mem_lock. */
 static dcommi_own *dcommi_shared_region(dcommi_shared *shared, const dcomm_context *context,
                                         dcommi_own ***at_p)
 {
@@ -46,7 +48,7 @@ static dcommi_own *dcommi_shared_region(dcommi_shared *shared, const dcomm_conte
     return *at;
 }
 
-/* By the lock: the ranks of this context may open it from now on. */
+/* Let the ranks of `context` open `shared` from now on. The caller holds dcommi_mem_lock. */
 static dcomm_status dcommi_shared_add(dcommi_shared *shared, dcomm_context *context)
 {
     dcommi_own **at, *own = dcommi_shared_region(shared, context, &at);
@@ -77,7 +79,7 @@ static dcomm_status dcommi_shared_add(dcommi_shared *shared, dcomm_context *cont
     return DCOMM_OK;
 }
 
-/* What was taken from its memory: peers shut it, then it is no more. */
+/* Remove a region that is in no list any more. It is freed once peers have shut it. */
 static dcomm_status dcommi_shared_remove(dcommi_own *own)
 {
     dcomm_context *context = own->context;
@@ -176,7 +178,7 @@ DCOMM_API dcomm_status dcomm_mem_unshare(dcomm_context *context, const void *ptr
     return last ? dcommi_shared_remove(own) : DCOMM_OK;
 }
 
-/* Free memory that begins there. Returns whether there was such. */
+/* Free the memory that begins at `base`. Return false if there is none. */
 static bool dcommi_shared_release(const void *base, dcomm_status *status)
 {
     pthread_mutex_lock(&dcommi_mem_lock);

@@ -7,12 +7,12 @@
 
 static const struct dcommi_path {
     const char *name;
-    enum dcommi_memory memory; /* whose promise it is priced by */
+    enum dcommi_memory memory; /* the path is priced as this kind */
 } dcommi_paths[] = {
     {"staged", DCOMMI_MEMORY_DEVICE}, {"direct", DCOMMI_MEMORY_OPEN}, {"ucx", DCOMMI_MEMORY_UCX}};
 enum { DCOMMI_PATHS = sizeof dcommi_paths / sizeof *dcommi_paths };
 
-/* Pairs of ranks that share a host. */
+/* Count the pairs of ranks that share a host. */
 static int64_t dcommi_path_pairs(const dcommi_shape *s)
 {
     int64_t pairs = 0;
@@ -25,7 +25,8 @@ static int64_t dcommi_path_pairs(const dcommi_shape *s)
     return pairs;
 }
 
-/* Why nothing counts on a path. */
+/* Write to row->why why the calls do not take this path, unless they do or an error stands
+ * there. */
 static void dcommi_path_why(const dcommi_shape *s, enum dcommi_memory memory, dcomm_path *row)
 {
     const size_t room = sizeof row->why;
@@ -69,7 +70,7 @@ static void dcommi_path_price(dcommi_chooser *c, const dcommi_shape *s, const ch
     }
 }
 
-/* Fill in at most `max` rows for a shape, and return how many there are. */
+/* Fill in at most `max` rows for a shape, and return how many paths there are. */
 static int dcommi_explain_paths(dcommi_chooser *c, const dcommi_shape *s, const char *name,
                                 bool soft, dcomm_path *rows, int max)
 {

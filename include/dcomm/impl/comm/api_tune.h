@@ -29,8 +29,9 @@ DCOMM_API dcomm_status dcomm_coded_algo_get_info(dcomm_coll coll, int i, dcomm_a
     return dcommi_algo_info(true, coll, i, info);
 }
 
-/* Counts of all-to-all-v for one rank out of the matrix, and packed displacements, in one block:
- * recv counts, recv displacements, send counts, send displacements. */
+/* Return one block with the recv counts, recv displacements, send counts and send displacements of
+ * a rank, or NULL without memory. All-to-all-v takes its counts from the matrix. Displacements are
+ * packed unless the spec gives them. */
 static size_t *dcommi_spec_counts(const dcomm_check_spec *spec, int rank, int nranks)
 {
     size_t n = (size_t)nranks;
@@ -59,7 +60,7 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
     DCOMMI_NEED(plan_p);
     *plan_p = NULL;
     opts = opts != NULL ? opts : &dcommi_default_opts;
-    /* A communicator in name only: the checks of a call, and nothing to run on. */
+    /* This communicator only passes the checks of a call. Nothing runs on it. */
     dcomm_comm fake;
     memset(&fake, 0, sizeof fake);
     fake.rank = rank;

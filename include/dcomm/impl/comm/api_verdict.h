@@ -1,14 +1,14 @@
-/* api_verdict.h - is a codec worth it? Its measured times and the priced network, against an exact
- * all-reduce of bf16. */
+/* api_verdict.h - the verdict on a codec: its measured times and the priced network, compared with
+ * exact all-reduces of the call's dtype and of bf16. */
 #ifndef DCOMMI_API_VERDICT_H
 #define DCOMMI_API_VERDICT_H
 
 #include "../model/api_model.h"
 #include "verdict_device.h"
 
-#define DCOMMI_VERDICT_COUNT ((size_t)1 << 20) /* elements measured: more take as long each */
+#define DCOMMI_VERDICT_COUNT ((size_t)1 << 20) /* most elements measured; more are scaled up */
 
-/* Something like a gradient: no two elements are alike, most are small. */
+/* Fill `x` with values like a gradient's: no two are alike, and most are small. */
 static void dcommi_verdict_fill(float *x, size_t count)
 {
     uint64_t h = 1;
@@ -34,7 +34,8 @@ static dcomm_status dcommi_verdict_time(const dcomm_codec *codec, dcommi_verdict
     return DCOMM_OK;
 }
 
-/* By arrays of random numbers; device < 0: in host memory. */
+/* Time the codec on arrays of random numbers, on `device` or, if that is negative, in host
+ * memory. */
 static dcomm_status dcommi_verdict_arrays(const dcomm_codec *codec, int device,
                                           dcommi_verdict_work *w)
 {
@@ -57,7 +58,8 @@ static dcomm_status dcommi_verdict_arrays(const dcomm_codec *codec, int device,
     return status;
 }
 
-/* A number k of elements is the same share of those that are measured. */
+/* Time the codec on at most DCOMMI_VERDICT_COUNT elements. A codec that keeps k of `count`
+ * elements keeps the same share of those measured. */
 static dcomm_status dcommi_verdict_measure(const dcomm_codec *codec, size_t count, int device,
                                            dcommi_verdict_work *w)
 {
@@ -71,14 +73,14 @@ static dcomm_status dcommi_verdict_measure(const dcomm_codec *codec, size_t coun
         return dcommi_verdict_arrays(codec, device, w);
     }
     dcomm_codec *share;
-    const double all = (double)(count - 1); /* a share of all would be a number again */
+    const double all = (double)(count - 1); /* a share of 1 would mean one element */
     DCOMMI_TRY(dcommi_codec_with_k(codec, dcommi_f64_min(k, all) / (double)count, &share));
     dcomm_status status = dcommi_verdict_arrays(share, device, w);
     dcomm_codec_destroy(&share);
     return status;
 }
 
-/* The price of what would run; with comm->lock. */
+/* Price the algorithm that would run, in seconds. The caller holds comm->lock. */
 static dcomm_status dcommi_verdict_price(dcomm_comm *comm, const dcommi_shape *s, double *seconds,
                                          const char **algo_p)
 {
@@ -94,21 +96,22 @@ static dcomm_status dcommi_verdict_price(dcomm_comm *comm, const dcommi_shape *s
     return DCOMM_OK;
 }
 
-/* Where such calls encode: the device that is current, or -1, host memory. */
+/* Return the device on which such calls encode: the current one, or -1 for host memory. */
 static int dcommi_verdict_device(const dcommi_shape *s)
 {
     return dcommi_devices != NULL && dcommi_memory_of_device(s->memory) ? dcommi_devices->current()
                                                                         : -1;
 }
 
-/* A codec's time beside that of a copy, in 1/1024. A factor of 1024 is no codec's. */
+/* Return a codec's time divided by that of a copy, in 1/1024. No codec reaches the upper bound of
+ * 1024 copies. */
 static uint32_t dcommi_verdict_cost(double seconds, double copy)
 {
     return (uint32_t)dcommi_f64_min(1048576, dcommi_f64_max(1, 1024 * seconds / copy));
 }
 
-/* Everything but the decision: the codec's times, and prices of the call `s` as it is, of bf16, and
- * compressed. Not with comm->lock. */
+/* Fill in all of *v but its text: the codec's times, and the prices of the call as it is, in bf16,
+ * and compressed. The caller does not hold comm->lock. */
 static dcomm_status dcommi_verdict_of(dcomm_comm *comm, const dcomm_codec *codec,
                                       const dcommi_shape *call, dcomm_verdict *v)
 {
@@ -124,7 +127,8 @@ static dcomm_status dcommi_verdict_of(dcomm_comm *comm, const dcomm_codec *codec
     double scale = (double)s.count / (double)w.count;
     v->encode_seconds = w.encode * scale;
     v->decode_seconds = w.decode * scale;
-    /* Not all wires grow as arrays do; how full they are is as measured. */
+    /* Not every wire format grows linearly with the count. Assume that it is as full as
+     * measured. */
     double full = (double)w.bytes / (double)w.capacity;
     v->bits = 8 * full * (double)dcomm_codec_max_bytes(codec, s.count) / (double)s.count;
     dcommi_comm_lock(comm);
@@ -135,7 +139,8 @@ static dcomm_status dcommi_verdict_of(dcomm_comm *comm, const dcomm_codec *codec
         coding.cost_decode = dcommi_verdict_cost(w.decode, copy);
     }
     coding.cost_length = (uint32_t)(1024.0 * full);
-    /* Without it nobody would send so little; but "auto" does not know whether a call has it. */
+    /* Without feedback nobody would send so few elements. "auto" cannot know whether a call has
+     * it. */
     coding.feedback = coding.spread != NULL && !codec->automatic;
     coding.hash = dcommi_mix(coding.hash, (uint64_t)coding.cost_encode << 32 | coding.cost_decode);
     dcomm_status status = dcommi_verdict_price(comm, &s, &v->exact_seconds, &algo);
@@ -153,17 +158,17 @@ static dcomm_status dcommi_verdict_of(dcomm_comm *comm, const dcomm_codec *codec
     return status;
 }
 
-/* What codec "auto" comes to, by what ranks share: a number in a message. */
+/* Decisions of codec "auto". Rank 0 sends these numbers to the other ranks. */
 enum {
     DCOMMI_AUTO_UNKNOWN = 0,
     DCOMMI_AUTO_EXACT = 1,
     DCOMMI_AUTO_CAST = 2,
     DCOMMI_AUTO_CODEC = 3
 };
-/* What loses more must take so much less time than what loses less. */
+/* A lossier choice must take less than this share of the time of a less lossy one. */
 #define DCOMMI_AUTO_GAIN 0.9
 
-/* A codec's verdict, and, where the codec is "auto", what that is for such a call. */
+/* Judge a codec for a call. *taken: what codec "auto" does with such a call. */
 static dcomm_status dcommi_verdict_judge(dcomm_comm *comm, const dcomm_codec *codec,
                                          const dcommi_shape *s, dcomm_verdict *v, int *taken)
 {

@@ -1,5 +1,5 @@
-/* call.h - what every collective call does: check the arguments, pick the algorithm, find or make
- * the plan, number the operation, hand it to the engine. */
+/* call.h - the steps of every collective call: check the arguments, pick the algorithm, find or
+ * make the plan, number the operation, hand it to the engine. */
 #ifndef DCOMMI_CALL_H
 #define DCOMMI_CALL_H
 
@@ -77,7 +77,7 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
     s->lanes = opts->lanes > 0 ? opts->lanes : 1;
     s->chunk_bytes = opts->chunk_bytes > 0 ? (int64_t)opts->chunk_bytes : comm->chunk_bytes;
     if (s->chunk_bytes > 0) {
-        s->chunk_bytes = dcommi_ceil_div(s->chunk_bytes, 64) * 64; /* whole lines */
+        s->chunk_bytes = dcommi_ceil_div(s->chunk_bytes, 64) * 64; /* whole cache lines */
     }
     bool once = opts->accumulate == DCOMM_F32 && (dtype == DCOMM_F16 || dtype == DCOMM_BF16);
     s->rank_order = dcommi_coll_folds(coll) &&
@@ -87,7 +87,7 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
         s->memory = DCOMMI_MEMORY_UCX;
     }
     if (dcommi_memory_of_device(s->memory) && s->chunk_bytes == 0) {
-        s->chunk_bytes = DCOMMI_SLOT_BYTES; /* what goes over the bus at a time, on every rank */
+        s->chunk_bytes = DCOMMI_SLOT_BYTES; /* bytes that cross the bus at a time, on every rank */
     }
     return DCOMM_OK;
 }
@@ -112,7 +112,8 @@ static void dcommi_place_text(int number, char *text, size_t len)
     }
 }
 
-/* Where the buffers of a call lie, all on one side: *device_p NULL is the host's memory. */
+/* Find where the buffers of a call lie, and check that they lie in the same memory. *device_p
+ * NULL: host memory. */
 static dcomm_status dcommi_call_place(dcomm_comm *comm, const dcommi_shape *s, const void *in,
                                       int64_t in_bytes, const void *out, int64_t out_bytes,
                                       const dcomm_coll_opts *opts, dcommi_device **device_p)
@@ -168,7 +169,7 @@ static bool dcommi_call_factored(const dcommi_shape *s)
     return s->coding != NULL ? s->apart : s->op == DCOMM_PREMUL_SUM && dcommi_coll_folds(s->coll);
 }
 
-/* The plan of a shape, from the cache or made now; with comm->lock. */
+/* Find the plan of a shape in the cache, or make it. The caller holds comm->lock. */
 static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
                                      const dcommi_call_key *key, const char *forced,
                                      dcommi_cached **cached_p)
@@ -182,7 +183,7 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
     DCOMMI_TRY(dcommi_algo_pick(s, forced != NULL ? forced : comm->algo, forced == NULL,
                                 comm->chooser, &algo));
     dcomm_plan *plan = NULL, *inner = NULL;
-    if (dcommi_call_factored(s)) { /* a plan around the one of the sum itself */
+    if (dcommi_call_factored(s)) { /* this plan contains the plan of the sum itself */
         dcommi_shape sum = *s;
         sum.in_place = s->coding != NULL;
         if (s->coding != NULL) {
@@ -198,7 +199,8 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
     } else {
         DCOMMI_TRY(dcommi_plan_make(s, algo, &plan));
     }
-    /* As literals: "" and "auto" leave the choice to the communicator. */
+    /* Keep string literals, which outlive the call. "" and "auto" leave the choice to the
+     * communicator. */
     const char *asked = forced == NULL                    ? NULL
                         : strcmp(forced, algo->name) == 0 ? algo->name
                         : forced[0] == 0                  ? ""
@@ -222,15 +224,16 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
 
 /* ---- the call ---- */
 
-/* Return true for the calls that are made over and over: their callers try the fast path before
- * they check anything. An operator of the caller's must be held first, and a factor read. */
+/* Return true for the most frequent calls, whose callers try the fast path before any check.
+ * Exclude an operator of the caller's, which must be held first, and a factor, which must be
+ * read. */
 static inline bool dcommi_fast_first(dcomm_coll coll, dcomm_op op)
 {
     return op <= DCOMM_AVG && (coll <= DCOMM_COLL_BROADCAST || coll == DCOMM_COLL_ALLTOALL ||
                                coll == DCOMM_COLL_BARRIER);
 }
 
-/* The fast path of a call, by its key. */
+/* Try a call on the fast path, by its key. */
 static inline dcomm_status dcommi_call_fast(dcomm_comm *comm, const dcommi_call_key *key,
                                             const dcomm_coll_opts *opts, const void *in, void *out)
 {
@@ -247,7 +250,7 @@ static dcommi_factor dcommi_factor_of(const dcomm_coll_opts *opts, dcomm_op op, 
                : dcommi_factor_plain(opts->premul != 0 ? opts->premul : 1, dtype);
 }
 
-/* The call itself: dcommi_collective with the operator held. */
+/* Run a checked shape; the caller holds its operator (see dcommi_collective). */
 static dcomm_status dcommi_collective_held(dcomm_comm *comm, const dcommi_shape *s, const void *in,
                                            void *out, int p2p, const dcomm_coll_opts *opts,
                                            dcomm_request **request_p)
@@ -318,7 +321,7 @@ static dcomm_status dcommi_collective_held(dcomm_comm *comm, const dcommi_shape 
     return dcommi_run_launch(run, timeout_s, request_p);
 }
 
-/* Hold an operator for a call by name, or say that there is none. */
+/* Hold an operator for the call `name`, or fail if there is no such operator. */
 static dcomm_status dcommi_check_op_hold(const char *name, dcomm_op op)
 {
     return dcommi_op_hold(op)

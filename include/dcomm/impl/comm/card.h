@@ -1,5 +1,5 @@
-/* card.h - cards, by which ranks tell each other of themselves while a communicator is created:
- * made, exchanged and checked. */
+/* card.h - cards: with them ranks describe themselves while a communicator is created. Fill in,
+ * exchange and check them. */
 #ifndef DCOMMI_COMM_CARD_H
 #define DCOMMI_COMM_CARD_H
 
@@ -7,21 +7,22 @@
 #include "context.h"
 
 /* The facts that one rank sends to the others when a communicator is created. The layout is fixed.
- * Version, byte order and header size are checked before anything else is believed. */
+ * Version, byte order and header size are checked before any other field is used. */
 typedef struct dcommi_card {
     uint32_t magic, version;
     uint8_t uuid[16];
-    uint64_t nonce;                        /* rank 0's makes the communicator's id */
-    uint8_t control_nonce[16];             /* rank 0's makes the key of its control connections */
+    uint64_t nonce;                        /* the nonce of rank 0 makes the communicator's id */
+    uint8_t control_nonce[16];             /* that of rank 0 makes the key of control
+                                            * connections */
     uint8_t control_address[16];           /* where this rank listens for them */
-    uint32_t control_family, control_port; /* 4 or 6, 0: it does not */
+    uint32_t control_family, control_port; /* family 4 or 6; 0: it does not listen */
     uint64_t started, pid_space;
     int32_t pid, size;
     double timeout_s;
     uint64_t chunk_bytes;
     uint32_t deterministic, tunes;
-    uint32_t local_address, net_address; /* lengths of what follows the card */
-    uint32_t connections, takes_device;  /* UCX's, of memory of one */
+    uint32_t local_address, net_address; /* bytes of the addresses behind the card */
+    uint32_t connections, takes_device;  /* UCX connections; UCX takes device memory */
     uint32_t float_env, unused;          /* DCOMMI_FLOAT_ bits of the caller's thread */
     char algo[32];
     char hostname[64];
@@ -54,11 +55,11 @@ static void dcommi_card_fill(dcomm_comm *comm, dcommi_card *card)
     card->place = comm->context->place;
 }
 
-/* The card at the start of a rank's blob, if it is one of ours. */
+/* Read the card at the start of a rank's blob, and check it. */
 static dcomm_status dcommi_card_parse(const uint8_t *blob, size_t len, int rank, int size,
                                       dcommi_card *card)
 {
-    if (len == sizeof(dcommi_boot_word)) { /* it cannot take part */
+    if (len == sizeof(dcommi_boot_word)) { /* a refusal instead of a card */
         DCOMMI_TRY(dcommi_boot_word_read(blob, len, rank));
     }
     if (len < sizeof *card) {
@@ -98,7 +99,7 @@ static void dcommi_card_control(const dcomm_context *context, dcommi_card *card)
            v4 ? sizeof a->v4.sin_addr : sizeof a->v6.sin6_addr);
 }
 
-/* False: the rank has none. */
+/* Find the address where a rank listens. Return false if it does not listen. */
 static bool dcommi_card_address(const dcommi_card *card, dcommi_addr *a)
 {
     memset(a, 0, sizeof *a);
@@ -115,7 +116,7 @@ static bool dcommi_card_address(const dcommi_card *card, dcommi_addr *a)
 
 /* ---- the cards of all ranks ---- */
 
-/* Every rank's blob, parsed: cards[size] and where each blob starts. */
+/* The blobs of all ranks, parsed. */
 typedef struct dcommi_cards {
     uint8_t *all;
     size_t *lens;
@@ -145,8 +146,7 @@ static dcomm_status dcommi_cards_exchange(dcommi_boot *boot, const void *mine, s
         return DCOMM_ERR_NO_MEMORY;
     }
     size_t at = 0;
-    for (int r = 0; r < boot->size;
-         r++) { /* a rank that cannot take part comes to no other round */
+    for (int r = 0; r < boot->size; r++) { /* after a refusal there is no other round */
         boot->agreed = boot->agreed || cards->lens[r] == sizeof(dcommi_boot_word);
     }
     for (int r = 0; r < boot->size; r++) {
@@ -170,7 +170,7 @@ static bool dcommi_cards_threads(const dcommi_cards *cards, int size)
     return threads;
 }
 
-/* Send a card with an address behind it, and receive all ranks'. */
+/* Send a card followed by an address, and receive those of all ranks. */
 static dcomm_status dcommi_cards_swap(dcommi_boot *boot, const dcommi_card *card,
                                       const void *address, size_t len, dcommi_cards *cards)
 {
@@ -185,8 +185,8 @@ static dcomm_status dcommi_cards_swap(dcommi_boot *boot, const dcommi_card *card
     return status;
 }
 
-/* Each rank folds results for itself where that is faster, so all must compute alike. All see the
- * same cards, and fail alike. */
+/* Check that all ranks compute floats alike, since each may fold results itself where that is
+ * faster. All ranks see the same cards, so all fail alike. */
 static dcomm_status dcommi_cards_compute_alike(const dcommi_cards *cards, dcommi_boot *boot)
 {
     for (int r = 1; r < boot->size; r++) {
@@ -209,7 +209,8 @@ static dcomm_status dcommi_cards_compute_alike(const dcommi_cards *cards, dcommi
 
 /* ---- a rank as a peer ---- */
 
-/* The context's number for a peer, new or known; `address` is what the transport to it wants. */
+/* Return in *peer_p the context's number for a peer, new or known. `address` is what the transport
+ * to the peer needs. */
 static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *card, bool same_host,
                                     const void *address, size_t address_len, int *peer_p)
 {
@@ -232,8 +233,8 @@ static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *c
     peer->takes_device = peer->transport->takes_device && card->takes_device != 0;
     peer->users = 1;
     peer->unreadable = !dcommi_env_flag("DCOMM_CMA", true);
-    /* In another pid namespace that pid is another process here, to be neither read nor taken for
-     * the peer's life. */
+    /* In another pid namespace this pid names another process here. Do not read that process, and
+     * do not watch it in the peer's place. */
     if (peer->same_host && (dcommi_watch_foreign(dcommi_watch_me().pid_space, card->pid_space) ||
                             dcommi_process_started(peer->pid) != peer->started)) {
         peer->unreadable = true;

@@ -1,5 +1,6 @@
-/* choose.h - the choice of an algorithm by what the model says it costs. It depends on what all
- * ranks share: the shape without what may differ by rank, the groups, and rank 0's numbers. */
+/* choose.h - the choice of an algorithm by its price in the model. It depends only on what all
+ * ranks share: the shape without parts that may differ by rank, the groups, and rank 0's
+ * numbers. */
 #ifndef DCOMMI_CHOOSE_H
 #define DCOMMI_CHOOSE_H
 
@@ -9,11 +10,11 @@
 #include "../engine/fast/script.h"
 #include "../model/tuning_default.h"
 
-#define DCOMMI_CHOICES 256             /* remembered */
-#define DCOMMI_DECISIONS 512           /* likewise: four for each of 28 octaves, and types */
-#define DCOMMI_CHOICE_BUDGET (1 << 20) /* steps of one execution within a call */
-#define DCOMMI_CHOICE_MOST (256 << 20) /* bytes: with more nothing changes but the time */
-#define DCOMMI_CHOICE_UNKNOWN 65536    /* bytes of a block, where each rank knows only its own */
+#define DCOMMI_CHOICES 256             /* choices remembered */
+#define DCOMMI_DECISIONS 512           /* remembered: 4 lengths in each of 28 octaves, dtypes */
+#define DCOMMI_CHOICE_BUDGET (1 << 20) /* most plan steps run to price one algorithm */
+#define DCOMMI_CHOICE_MOST (256 << 20) /* bytes: above, times change but not the choice */
+#define DCOMMI_CHOICE_UNKNOWN 65536    /* bytes of a block that only its own rank knows */
 
 typedef struct dcommi_chooser {
     dcomm_tuning tuning;
@@ -23,23 +24,23 @@ typedef struct dcommi_chooser {
         uint64_t key; /* 0: none */
         const dcommi_algo *algo;
     } choice[DCOMMI_CHOICES];
-    struct dcommi_decision { /* of codec "auto" (api_auto.h), in the order in which they came, */
-        uint64_t key;        /* the same on every rank; the oldest go first */
+    struct dcommi_decision { /* decisions of codec "auto", in the same order on all ranks; */
+        uint64_t key;        /* a new one replaces the oldest */
         int taken;
     } decided[DCOMMI_DECISIONS];
     size_t ndecided;
 } dcommi_chooser;
 
-/* Ranks of which nothing is known share a host, too. */
+/* Return true if all ranks share a host. Without groups, assume that they do. */
 static bool dcommi_within_host(const dcommi_groups *groups)
 {
     return groups == NULL || groups->count[0] <= 1;
 }
 
-/* ---- what is priced ---- */
+/* ---- the shape that is priced ---- */
 
-/* Sizes are priced on a grid of four to the octave, so that a program whose sizes are all different
- * does not price them all. */
+/* Round a size to a grid of four sizes in each octave, at most DCOMMI_CHOICE_MOST. A program whose
+ * sizes all differ then does not price each of them. */
 static int64_t dcommi_choice_grid(int64_t bytes)
 {
     int64_t step = 1;
@@ -49,7 +50,8 @@ static int64_t dcommi_choice_grid(int64_t bytes)
     return dcommi_min64((bytes + step / 2) / step * step, DCOMMI_CHOICE_MOST);
 }
 
-/* Bytes of a block of all-to-all-v: the busiest rank's on average, where all counts are known. */
+/* Return the bytes of a block of all-to-all-v: the busiest rank's average if all counts are
+ * known. */
 static int64_t dcommi_choice_block(const dcommi_shape *s)
 {
     size_t n = (size_t)s->nranks, most = 0;
@@ -68,9 +70,10 @@ static int64_t dcommi_choice_block(const dcommi_shape *s)
     return dcommi_shape_bytes(s, (most + n - 2) / (n - 1));
 }
 
-/* What stands for a call: the operation with equal blocks, at a size of the grid, from rank 0, not
- * in place (which ranks need not agree on) - but in place, where peers can read buffers and not the
- * scratch that it takes to be in place: there the wrong guess costs least that way. */
+/* Return the shape that is priced for a call: equal blocks, a size of the grid, and root 0. It is
+ * not in place, because ranks need not agree on that. Exception: all-reduce in open device memory
+ * counts as in place. Peers read buffers there, but not the scratch that an in-place call needs,
+ * so this is the cheaper wrong guess. */
 static dcommi_shape dcommi_choice_shape(const dcommi_shape *s)
 {
     dcommi_shape q = *s;
@@ -118,7 +121,7 @@ static void dcommi_choice_put(void *user, const dcomm_plan *plan)
     dcommi_free((void *)(uintptr_t)plan);
 }
 
-/* *scripted: calls by these plans run by scripts, if they are blocking, as most short ones are. */
+/* Set *scripted if blocking calls run these plans by scripts. Most short calls are blocking. */
 static dcomm_status dcommi_choice_scripted(dcommi_priced_plans *p, bool *scripted)
 {
     const dcommi_shape *s = &p->shape;
@@ -133,8 +136,8 @@ static dcomm_status dcommi_choice_scripted(dcommi_priced_plans *p, bool *scripte
     return DCOMM_OK;
 }
 
-/* What the model says of one algorithm for the shape of a call; DCOMM_ERR_UNSUPPORTED when it
- * cannot do it. */
+/* Price one algorithm for a call by the model alone. DCOMM_ERR_UNSUPPORTED: it cannot run the
+ * call. */
 static dcomm_status dcommi_choice_model(const dcommi_terrain *t, const dcommi_shape *s,
                                         const dcommi_algo *algo, int64_t limit, int64_t budget,
                                         dcommi_price *price)
@@ -158,13 +161,13 @@ static dcomm_status dcommi_choice_model(const dcommi_terrain *t, const dcommi_sh
     const char *ask = algo->make == dcommi_hier_alltoallv ? "hier"
                       : algo->make == dcommi_bruck_v      ? "recursive_doubling"
                                                           : NULL;
-    if (ask != NULL && s->matrix == NULL) { /* and the stage in which counts are agreed on */
+    if (ask != NULL && s->matrix == NULL) { /* add the stage that exchanges the counts */
         dcommi_price first;
         p.algo = dcommi_algo_find(DCOMM_COLL_ALLGATHER, ask);
         p.shape.coll = p.algo->coll;
         p.shape.dtype = DCOMM_U64;
         p.shape.count = (size_t)s->nranks;
-        plans.scripted = false; /* a stage of it */
+        plans.scripted = false; /* a stage runs without a script */
         DCOMMI_TRY(dcommi_price_plans(t, &plans, limit, budget, &first));
         price->ps += first.ps;
         price->burst += first.burst;
@@ -173,7 +176,7 @@ static dcomm_status dcommi_choice_model(const dcommi_terrain *t, const dcommi_sh
     return DCOMM_OK;
 }
 
-/* What a model's price becomes by a factor of the corrections. */
+/* Multiply a model's price by a factor of the corrections. */
 static void dcommi_choice_correct(dcommi_price *price, int64_t factor)
 {
     if (factor != DCOMMI_CORRECTION_ONE) {
@@ -182,7 +185,7 @@ static void dcommi_choice_correct(dcommi_price *price, int64_t factor)
     }
 }
 
-/* The same, corrected by trials: what the choice goes by. */
+/* Price an algorithm by the model, corrected by trials. The choice compares these prices. */
 static dcomm_status dcommi_choice_price(const dcommi_chooser *c, const dcommi_shape *s,
                                         const dcommi_algo *algo, int64_t limit, int64_t budget,
                                         dcommi_price *price)
@@ -199,7 +202,7 @@ static dcomm_status dcommi_choice_price(const dcommi_chooser *c, const dcommi_sh
 
 /* ---- the numbers ---- */
 
-/* What an all-reduce that trials are of would be asked of the model. */
+/* Return the shape of an all-reduce that a trial measures. */
 static dcommi_shape dcommi_trial_shape(const dcommi_groups *groups, int nranks, int64_t bytes,
                                        enum dcommi_memory memory)
 {
@@ -214,13 +217,14 @@ static dcommi_shape dcommi_trial_shape(const dcommi_groups *groups, int nranks, 
     return s;
 }
 
-/* What follows from trials on so many ranks, of such memory, for prices on `t`. */
+/* Compute corrections for prices on `t` from trials on `tried` ranks with such memory. There are
+ * none unless `t` has as many ranks, on one host. */
 static dcomm_status dcommi_corrections_find(dcommi_corrections *k, const dcommi_terrain *t,
                                             const dcommi_groups *groups, int64_t tried,
                                             const dcomm_trial *trials, enum dcommi_memory memory)
 {
     char kept[DCOMMI_MESSAGE_MAX];
-    memcpy(kept, dcommi_message, sizeof kept); /* what cannot be priced is not corrected */
+    memcpy(kept, dcommi_message, sizeof kept); /* an algorithm without a price is no error */
     k->n = 0;
     if (tried != t->nranks || !dcommi_within_host(groups)) {
         return DCOMM_OK;
@@ -236,7 +240,7 @@ static dcomm_status dcommi_corrections_find(dcommi_corrections *k, const dcommi_
             dcomm_status priced =
                 dcommi_choice_model(t, &s, to->algo, INT64_MAX >> 2, DCOMMI_CHOICE_BUDGET, &price);
             if (priced == DCOMM_ERR_NO_MEMORY) {
-                return priced; /* all ranks correct alike, or none */
+                return priced; /* all ranks must correct alike */
             }
             if (priced >= 0) {
                 dcommi_correction_add(to, took->bytes[p], took->ps[p], price.ps);
@@ -248,7 +252,7 @@ static dcomm_status dcommi_corrections_find(dcommi_corrections *k, const dcommi_
     return DCOMM_OK;
 }
 
-/* The groups must outlive the chooser. */
+/* Fill in a chooser that has chosen nothing yet. `groups` must outlive it. */
 static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *groups, int nranks,
                                        const dcomm_tuning *tuning)
 {
@@ -290,16 +294,16 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
     return dcommi_mix(key, (uint64_t)s->chunk_bytes) | 1;
 }
 
-/* Neither the model nor trials are so exact that a price tells more than this. */
+/* Treat prices this close as equal: neither the model nor trials are more exact. */
 #define DCOMMI_CHOICE_MARGIN 10 /* one part in so many */
-/* This part of the time without the links' sustained rates counts beside the price, because the
- * model is least sure of it: steps do not quite hide behind a busy link, and short messages between
- * hosts are measured badly. */
+/* Add this part of the time without the links' sustained rates to the price, because the model is
+ * least sure of that time. Steps do not quite hide behind a busy link, and measurements of short
+ * messages between hosts are poor. */
 #define DCOMMI_CHOICE_BURST 2 /* one part in so many */
 
-/* Return true if the choice may take an algorithm for a call. Where no level divides the ranks, the
- * algorithms that work level by level are others by another name. Linear codecs are summed. Sparse
- * sums are made sparse again only if feedback keeps the rest. */
+/* Return true if the choice may take an algorithm for a call. If no level divides the ranks,
+ * algorithms that work level by level repeat others, so exclude them. Linear codecs are summed.
+ * Sparse sums are made sparse again only if feedback keeps the rest. */
 static bool dcommi_choice_may(const dcommi_shape *s, const dcommi_algo *algo)
 {
     if (algo->coll != s->coll || (s->rank_order && !algo->rank_order) ||
@@ -318,13 +322,13 @@ static bool dcommi_choice_may(const dcommi_shape *s, const dcommi_algo *algo)
            !(s->coding->whole && algo->make == dcommi_coded_two_shot);
 }
 
-/* Return the highest price or score that is as good as the lowest. */
+/* Return the highest price or score that counts as equal to the lowest. */
 static int64_t dcommi_choice_close(int64_t lowest)
 {
     return lowest + lowest / DCOMMI_CHOICE_MARGIN;
 }
 
-/* Choose the first in the table of the algorithms whose score is within the margin of the lowest.
+/* Choose the first algorithm in the table whose score is within the margin of the lowest. *algo_p
  * NULL: none could be priced. */
 static dcomm_status dcommi_choose_priced(const dcommi_chooser *c, const dcommi_shape *s,
                                          const dcommi_algo *table, int n,
@@ -337,7 +341,8 @@ static dcomm_status dcommi_choose_priced(const dcommi_chooser *c, const dcommi_s
         if (!dcommi_choice_may(s, &table[i])) {
             continue;
         }
-        /* The price is no lower than `burst`, so beyond this limit the score is too high. */
+        /* The price is at least `burst`, so with `burst` beyond this limit the score is too
+         * high. */
         int64_t limit =
             dcommi_choice_close(lowest) / (DCOMMI_CHOICE_BURST + 1) * DCOMMI_CHOICE_BURST;
         dcomm_status priced =
@@ -357,7 +362,7 @@ static dcomm_status dcommi_choose_priced(const dcommi_chooser *c, const dcommi_s
     return DCOMM_OK;
 }
 
-/* Return the last algorithm that a call may run, which suits any number of ranks. */
+/* Return the last algorithm in the table that a call may run. It suits any number of ranks. */
 static const dcommi_algo *dcommi_choice_last(const dcommi_shape *s, const dcommi_algo *table, int n)
 {
     while (n > 0 && !dcommi_choice_may(s, &table[n - 1])) {
@@ -366,7 +371,7 @@ static const dcommi_algo *dcommi_choice_last(const dcommi_shape *s, const dcommi
     return n > 0 ? &table[n - 1] : NULL;
 }
 
-/* Choose an algorithm for a call. NULL: there is none. */
+/* Choose an algorithm for a call. *algo_p NULL: there is none. */
 static dcomm_status dcommi_choose(dcommi_chooser *c, const dcommi_shape *s,
                                   const dcommi_algo **algo_p)
 {
@@ -383,7 +388,7 @@ static dcomm_status dcommi_choose(dcommi_chooser *c, const dcommi_shape *s,
         return DCOMM_OK;
     }
     char kept[DCOMMI_MESSAGE_MAX];
-    memcpy(kept, dcommi_message, sizeof kept); /* that one cannot do it is nobody's error */
+    memcpy(kept, dcommi_message, sizeof kept); /* an algorithm that cannot run it is no error */
     DCOMMI_TRY(dcommi_choose_priced(c, s, table, n, algo_p));
     memcpy(dcommi_message, kept, sizeof kept);
     *algo_p = *algo_p != NULL ? *algo_p : dcommi_choice_last(s, table, n);
@@ -392,10 +397,10 @@ static dcomm_status dcommi_choose(dcommi_chooser *c, const dcommi_shape *s,
     return DCOMM_OK;
 }
 
-/* The choice of a plan that is for no communicator: by the built-in numbers. */
+/* Choose an algorithm for a plan without a communicator, by the built-in numbers. */
 static dcomm_status dcommi_choose_alone(const dcommi_shape *s, const dcommi_algo **algo_p)
 {
-    static _Thread_local struct dcommi_choice last; /* each rank's plan is asked for in turn */
+    static _Thread_local struct dcommi_choice last; /* callers ask for each rank's plan in turn */
     uint64_t key = dcommi_mix(dcommi_choice_key(s), (uint64_t)s->nranks);
     dcomm_tuning tuning;
     for (int r = 0; s->groups != NULL && r < s->nranks; r++) {

@@ -1,12 +1,14 @@
-/* coll.h - the collectives: each names its buffers' rules and leaves the rest to call.h. */
+/* coll.h - the collectives: each applies the rules for its buffers and leaves the rest to
+ * call.h. */
 #ifndef DCOMMI_COMM_COLL_H
 #define DCOMMI_COMM_COLL_H
 
 #include "api_auto.h"
 #include "overlap.h"
 
-/* Return true if the output of a reduce-scatter or scatter is the rank's own part of the input:
- * that is in place, too. Algorithms write it only when they read it last, so it needs no plan. */
+/* Return true if the output of a reduce-scatter or scatter is the rank's own part of the input.
+ * That counts as in place, too. It needs no plan of its own: algorithms write this part only when
+ * they read it last. */
 static bool dcommi_output_inside(const dcommi_shape *s, const void *in, const void *out)
 {
     size_t at = s->displs != NULL ? s->displs[s->rank] : s->count * (size_t)s->rank;
@@ -15,7 +17,7 @@ static bool dcommi_output_inside(const dcommi_shape *s, const void *in, const vo
     return takes && (const char *)in + dcommi_shape_bytes(s, at) == (const char *)out;
 }
 
-/* A call on buffers that are where the algorithm is to find them: their sizes checked. */
+/* Check the buffers of a call, which are where the plan expects them, and run the call. */
 static dcomm_status dcommi_call_placed(dcomm_comm *comm, dcommi_shape *s, const void *in, void *out,
                                        bool in_place, const dcomm_coll_opts *opts,
                                        dcomm_request **request_p)
@@ -30,7 +32,8 @@ static dcomm_status dcommi_call_placed(dcomm_comm *comm, dcommi_shape *s, const 
     return dcommi_collective(comm, s, in, out, -1, opts, request_p);
 }
 
-/* The same; `in` at `alias` bytes behind `out` is the in-place call. */
+/* Run a call on the caller's buffers. If `aliased`, it is in place when `in` lies `alias` bytes
+ * behind `out`. */
 static dcomm_status dcommi_call_buffers(dcomm_comm *comm, dcommi_shape *s, const void *in,
                                         void *out, int64_t alias, bool aliased,
                                         const dcomm_coll_opts *opts, dcomm_request **request_p)
@@ -40,7 +43,7 @@ static dcomm_status dcommi_call_buffers(dcomm_comm *comm, dcommi_shape *s, const
     return dcommi_call_placed(comm, s, in, out, aliased && in == own, opts, request_p);
 }
 
-/* ---- what is called over and over ---- */
+/* ---- frequent calls ---- */
 
 /* Turn the caller's buffers of all-reduce, reduce-scatter, all-gather, all-to-all and broadcast
  * into those that the plan reads and writes. `bytes` is the length of one block. Return true if
@@ -66,7 +69,8 @@ static inline bool dcommi_buffers_find(const dcomm_comm *comm, dcomm_coll coll, 
     return *in == same;
 }
 
-/* One of them whose plan is cached: such a call has been checked. DCOMM_IN_PROGRESS: it is not. */
+/* Try a frequent call on the fast path. If its plan is cached, such a call has been checked
+ * before. DCOMM_IN_PROGRESS: the caller takes the ordinary path. */
 static inline dcomm_status dcommi_fast_attempt(dcomm_comm *comm, dcomm_coll coll, const void *in,
                                                void *out, size_t count, dcomm_dtype dtype,
                                                dcomm_op op, int root, const dcomm_coll_opts *opts,
@@ -172,8 +176,8 @@ static dcomm_status dcommi_reduce_to(dcomm_comm *comm, const void *sendbuf, void
 
 /* ---- counts that differ by rank ---- */
 
-/* Check counts, and fill in displacements where there are none, or where they lie beyond all that
- * is moved: of a count of 0 they may be anything. *packed must be freed. */
+/* Check counts. Without displacements, fill in packed ones. Replace those beyond the last element
+ * by 0: with a count of 0 they may be anything. The caller frees *packed. */
 static dcomm_status dcommi_check_counts(const dcommi_shape *s, const char *name,
                                         const size_t *counts, const size_t **displs,
                                         size_t **packed)
@@ -215,8 +219,8 @@ static dcomm_status dcommi_check_counts(const dcommi_shape *s, const char *name,
     return DCOMM_OK;
 }
 
-/* gather and scatter; or reduce-scatter-v, all-gather-v, gather-v and scatter-v, which list counts.
- */
+/* Run gather, scatter, or a call that lists counts: reduce-scatter-v, all-gather-v, gather-v or
+ * scatter-v. */
 static dcomm_status dcommi_call_blocks(dcomm_comm *comm, dcomm_coll coll, const void *in, void *out,
                                        size_t count, const size_t *counts, const size_t *displs,
                                        dcomm_dtype dtype, dcomm_op op, int root,
@@ -254,7 +258,7 @@ static dcomm_status dcommi_call_blocks(dcomm_comm *comm, dcomm_coll coll, const 
     return status;
 }
 
-/* The caller's matrix has this rank's own counts. */
+/* Check that the caller's matrix agrees with this rank's own counts. */
 static dcomm_status dcommi_check_matrix(const dcommi_shape *s, const size_t *matrix,
                                         const size_t *send, const size_t *recv)
 {

@@ -1,5 +1,5 @@
-/* comm.h - a communicator as all parts of this room see it: checked when a call begins, given its
- * numbers to choose algorithms by, shown to the engine. */
+/* comm.h - the base of this room: check a communicator when a call begins, give it the numbers to
+ * choose algorithms by, show it to the engine. */
 #ifndef DCOMMI_COMM_COMM_H
 #define DCOMMI_COMM_COMM_H
 
@@ -10,13 +10,14 @@
 
 /* ---- checks ---- */
 
-/* Why this thread's last creation failed, for the caller that goes on without its communicator. */
+/* The failure of this thread's last creation, for a caller that goes on without a communicator. */
 static _Thread_local struct {
     dcomm_on_error on_error;
     char text[DCOMMI_MESSAGE_MAX];
 } dcommi_uncreated;
 
-/* The first call on a communicator that is NULL: was its creation's failure overlooked? */
+/* Log, at the first call on a NULL communicator, why its creation failed: the caller may have
+ * overlooked it. */
 static void dcommi_say_uncreated(void)
 {
     if (dcommi_uncreated.text[0] != 0 && dcommi_uncreated.on_error != DCOMM_ON_ERROR_RETURN) {
@@ -53,7 +54,8 @@ static bool dcommi_comm_in_group(const dcomm_comm *comm)
     return false;
 }
 
-/* Refuse a call within a group: it must be over when it returns, and a group runs at its end. */
+/* Refuse the call `what` within a group. It must be over when it returns, but a group runs at its
+ * end. */
 static dcomm_status dcommi_check_no_group(const char *what)
 {
     return dcommi_this_group.depth == 0
@@ -63,9 +65,10 @@ static dcomm_status dcommi_check_no_group(const char *what)
                              what);
 }
 
-/* ---- what creation and derivation share ---- */
+/* ---- shared by creation and derivation ---- */
 
-/* Something to choose algorithms by: the numbers of `from`, or the built-in ones. */
+/* Make the chooser of a communicator from the numbers of `from` or, if that is NULL, the built-in
+ * ones. */
 static dcomm_status dcommi_comm_chooser(dcomm_comm *comm, const dcommi_chooser *from)
 {
     dcomm_tuning tuning;
@@ -78,8 +81,8 @@ static dcomm_status dcommi_comm_chooser(dcomm_comm *comm, const dcommi_chooser *
                                  : DCOMM_ERR_NO_MEMORY;
 }
 
-/* Be ready to send to all ranks; over so many connections to each on another host. With the token.
- */
+/* Prepare to send to all ranks, with so many connections to each rank on another host. The caller
+ * holds the token. */
 static void dcommi_comm_connections(dcomm_comm *comm, int connections)
 {
     for (int r = 0; r < comm->size; r++) {
@@ -91,7 +94,7 @@ static void dcommi_comm_connections(dcomm_comm *comm, int connections)
     }
 }
 
-/* Let the engine see it, and give it what has come for it. */
+/* Show a communicator to the engine, and deliver the messages that came before. */
 static void dcommi_comm_enter(dcomm_comm *comm)
 {
     dcomm_context *context = comm->context;

@@ -42,7 +42,8 @@ static dcomm_status dcommi_context_start_thread(dcomm_context *context)
     return DCOMM_OK;
 }
 
-/* Who ties operations to streams does not wait for them: somebody else must see to them. */
+/* Start the progress thread if there is none. A caller that ties operations to streams does not
+ * wait for them, so nobody else would progress them. */
 static dcomm_status dcommi_context_need_thread(dcomm_context *context)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -58,9 +59,9 @@ static dcomm_status dcommi_context_need_thread(dcomm_context *context)
 
 /* ---- create and destroy ---- */
 
-/* How long to wait at what cost. With a core to itself a rank loses nothing by spinning; where
- * ranks share cores, the one that is waited for must get the core: it is looked for twice, since
- * what comes from another core may be on its way. */
+/* Set how long a rank spins before it yields. With a core to itself it loses nothing by spinning.
+ * Where ranks share cores, the rank that is waited for needs the core. Look twice even then: data
+ * from another core may be on its way. */
 static void dcommi_patience(dcomm_context *context, bool crowded)
 {
     context->spin_limit = crowded ? 2 : 2000;
@@ -69,7 +70,8 @@ static void dcommi_patience(dcomm_context *context, bool crowded)
         crowded || !dcommi_isa_is_intel() ? 0 : dcommi_pauses_within(DCOMMI_FIRST_LOOK);
 }
 
-/* What launchers say, until the ranks of a communicator have told each other where they run. */
+/* Return true if the launcher says that ranks share cores. This counts until the ranks of a
+ * communicator have told each other where they run. */
 static bool dcommi_launched_crowded(void)
 {
     const char *local = dcommi_env("LOCAL_WORLD_SIZE");
@@ -128,7 +130,8 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
     return DCOMM_OK;
 }
 
-/* Other hosts take part: open the network. With the token. */
+/* Open the network and the control socket, because other hosts take part. The caller holds the
+ * token. */
 static dcomm_status dcommi_context_open_net(dcomm_context *context)
 {
     if (context->net == NULL) {

@@ -1,4 +1,5 @@
-/* create.h - communicators created over a rendezvous: settings, the steps in order, the calls. */
+/* create.h - create a communicator over a rendezvous: settings, the steps in order, the public
+ * calls. */
 #ifndef DCOMMI_COMM_CREATE_H
 #define DCOMMI_COMM_CREATE_H
 
@@ -19,7 +20,7 @@ static dcomm_status dcommi_creation_failed(dcomm_on_error on_error, dcomm_status
     return status;
 }
 
-/* Return what an error is to do: the caller's choice, else DCOMM_ERRORS'. */
+/* Return what an error does: the caller's choice, else that of DCOMM_ERRORS. */
 static dcomm_on_error dcommi_on_error(const dcomm_comm_opts *opts)
 {
     double choice = DCOMM_ON_ERROR_PRINT - DCOMM_ON_ERROR_RETURN;
@@ -30,7 +31,7 @@ static dcomm_on_error dcommi_on_error(const dcomm_comm_opts *opts)
     return (dcomm_on_error)(DCOMM_ON_ERROR_RETURN + (int)choice);
 }
 
-/* Defaults: the environment's where the caller has not said. */
+/* Fill in the settings of a communicator: the caller's, else those of the environment. */
 static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
 {
     const dcomm_comm_opts *opts = &comm->opts;
@@ -56,7 +57,7 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
                            algo);
     }
     snprintf(comm->algo, sizeof comm->algo, "%s", algo);
-    /* Creation may go on in a thread when the caller's strings are gone. */
+    /* Copy the strings: creation may go on in a thread after the caller has freed them. */
     dcomm_context_opts *names = &comm->opts.context_opts;
     const char **copied[2] = {&names->iface, &names->host_id};
     for (int i = 0; i < 2; i++) {
@@ -88,8 +89,8 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
 
 /* ---- the steps ---- */
 
-/* Whatever may fail on one rank alone comes before the ranks agree. *tuner_p: what is to be
- * measured with afterwards; NULL: nothing is. */
+/* Meet the other ranks. All steps that can fail on one rank alone come before the ranks agree.
+ * *tuner_p: the tuner to measure with afterwards; NULL: measure nothing. */
 static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi_tuner **tuner_p)
 {
     dcommi_gathering m = {0};
@@ -138,7 +139,7 @@ static dcomm_status dcommi_comm_found(dcomm_comm *comm, dcommi_boot *boot)
     return status;
 }
 
-/* Everything that creation does, in the caller's thread or one of its own. */
+/* Create the communicator, in the caller's thread or in one of its own. */
 static dcomm_status dcommi_comm_build(dcomm_comm *comm)
 {
     dcommi_boot boot = {.open = false};
@@ -176,7 +177,7 @@ static void *dcommi_comm_create_main(void *user)
 {
     dcomm_comm *comm = user;
     dcomm_status status = dcommi_comm_build(comm);
-    if (status < 0) { /* else the message is the engine's: a peer may be lost already */
+    if (status < 0) { /* else the engine owns the message: a peer may be lost already */
         memcpy(comm->message, dcommi_message, sizeof comm->message);
         if (atomic_load(&comm->cancel) == 0) {
             dcommi_creation_failed(comm->on_error, status);
@@ -249,7 +250,7 @@ DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm)
     if (ready < 0) {
         atomic_store_explicit(&comm->told, true, memory_order_relaxed);
     } else if (ready == DCOMM_IN_PROGRESS) {
-        sched_yield(); /* who asks in a loop must leave the core to the thread that creates */
+        sched_yield(); /* a caller that polls must leave the core to the creator */
     }
     return ready < 0 ? dcommi_fail((dcomm_status)ready, "%s", comm->message) : (dcomm_status)ready;
 }

@@ -1,10 +1,10 @@
-/* derive.h - communicators made of the ranks of another one. */
+/* derive.h - communicators made from the ranks of another one. */
 #ifndef DCOMMI_COMM_DERIVE_H
 #define DCOMMI_COMM_DERIVE_H
 
 #include "comm.h"
 
-/* Make a communicator of some ranks of another, in the order given; every one of them derives the
+/* Make a communicator of some ranks of `parent`, in the order given. Every one of them derives the
  * same id from the parent's and `salt`. The engine does not see it yet. */
 static dcomm_status dcommi_comm_make(const dcomm_comm *parent, const int *ranks, int size,
                                      uint64_t salt, dcomm_on_error on_error, dcomm_comm **new_p)
@@ -48,7 +48,7 @@ static dcomm_status dcommi_comm_make(const dcomm_comm *parent, const int *ranks,
     return DCOMM_OK;
 }
 
-/* Begin to use what was made. */
+/* Begin to use a communicator that dcommi_comm_make has made. */
 static void dcommi_comm_begin(dcomm_comm *comm)
 {
     dcomm_context *context = comm->context;
@@ -72,7 +72,7 @@ static dcomm_status dcommi_comm_derive(const dcomm_comm *parent, const int *rank
 
 typedef struct dcommi_color {
     int32_t color, key, rank;
-    int32_t status; /* with which this rank made its part */
+    int32_t status; /* of making this rank's part */
 } dcommi_color;
 
 static int dcommi_color_compare(const void *a, const void *b)
@@ -84,7 +84,8 @@ static int dcommi_color_compare(const void *a, const void *b)
     return x->rank < y->rank ? -1 : 1;
 }
 
-/* The number of a derivation, the same on all ranks, which derive in the same order. */
+/* Return the number of the next derivation. All ranks derive in the same order, so it is the same
+ * on all. */
 static uint64_t dcommi_comm_next_child(dcomm_comm *comm)
 {
     dcommi_comm_lock(comm);
@@ -93,15 +94,15 @@ static uint64_t dcommi_comm_next_child(dcomm_comm *comm)
     return n;
 }
 
-/* A split: the colours of all ranks, and then their statuses. */
+/* The state of a split. */
 typedef struct dcommi_split {
-    dcommi_color *all;   /* every rank's */
-    int *ranks, size;    /* of our colour */
+    dcommi_color *all;   /* every rank's colour */
+    int *ranks, size;    /* those of our colour */
     dcommi_color *fared; /* every rank's, with its status */
 } dcommi_split;
 
-/* Exchange colours, make our part, and exchange how that went. The second exchange is like the
- * first: it finds the plan and the memory of that, so that no rank fails in it alone. */
+/* Exchange colours, make our part, and exchange its status. The second exchange reuses the plan
+ * and the memory of the first, so no rank fails in it alone. */
 static dcomm_status dcommi_split_make(dcomm_comm *comm, dcommi_split *s, dcommi_color mine,
                                       uint64_t child, dcomm_comm **new_p)
 {
@@ -145,7 +146,7 @@ DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dc
     if (s.all != NULL && s.ranks != NULL && s.fared != NULL) {
         status = dcommi_split_make(comm, &s, (dcommi_color){color, key, comm->rank, DCOMM_OK},
                                    child, new_p);
-    } else { /* the others wait for this rank */
+    } else { /* the other ranks wait for this one */
         char why[DCOMMI_MESSAGE_MAX];
         memcpy(why, dcommi_message, sizeof why);
         dcomm_comm_abort(comm, why);

@@ -1,6 +1,6 @@
-/* key.h - what a call is. Its key is all that the caller has said of it but where the buffers lie:
- * by it the plan is found. Its signature is what all ranks must agree on: not how a rank's own
- * buffers lie, but which algorithm was chosen. */
+/* key.h - the identity of a call. Its key finds the plan: all that the caller says of it except
+ * the addresses of the buffers. Its signature is what all ranks must agree on: it includes the
+ * chosen algorithm, but not how a rank's own buffers lie. */
 #ifndef DCOMMI_KEY_H
 #define DCOMMI_KEY_H
 
@@ -16,8 +16,9 @@ static inline enum dcommi_memory dcommi_opts_memory(const dcomm_coll_opts *opts)
                               : DCOMMI_MEMORY_ANY;
 }
 
-/* The key of a call without codec whose counts are the same on all ranks. Its arguments need not
- * have been checked: who finds a plan by them has, for the call that it was made for. */
+/* Return the key of a call without codec whose counts are the same on all ranks. The arguments
+ * need not have been checked: if the key finds a plan, they were checked when that plan was
+ * made. */
 static inline dcommi_call_key dcommi_call_key_of(dcomm_coll coll, size_t count, dcomm_dtype dtype,
                                                  dcomm_op op, int root, bool in_place,
                                                  const dcomm_coll_opts *opts)
@@ -42,10 +43,10 @@ static void dcommi_mix_counts(uint64_t key[2], const size_t *values, int n)
     }
 }
 
-/* Return what the ranks must agree on, as a number. */
+/* Return a hash of what the ranks must agree on. */
 static uint32_t dcommi_shape_signature(const dcommi_shape *s, const dcommi_algo *algo)
 {
-    if (s->coll == DCOMM_COLL_SEND || s->coll == DCOMM_COLL_RECV) { /* one's is the other's */
+    if (s->coll == DCOMM_COLL_SEND || s->coll == DCOMM_COLL_RECV) { /* both sides have the same */
         uint64_t pair = dcommi_mix(s->count, (uint64_t)s->dtype);
         return (uint32_t)(pair ^ (pair >> 32));
     }
@@ -68,7 +69,7 @@ static uint32_t dcommi_shape_signature(const dcommi_shape *s, const dcommi_algo 
     return (uint32_t)(h ^ (h >> 32));
 }
 
-/* The key of any call, which has been checked. */
+/* Return the key of any call that has been checked. */
 static dcommi_call_key dcommi_shape_key(const dcommi_shape *s, const dcomm_coll_opts *opts)
 {
     dcommi_call_key key =

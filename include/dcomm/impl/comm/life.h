@@ -1,11 +1,11 @@
-/* life.h - communicators: aborted, destroyed, read out. */
+/* life.h - abort, destroy and read out communicators. */
 #ifndef DCOMMI_COMM_LIFE_H
 #define DCOMMI_COMM_LIFE_H
 
 #include "comm.h"
 
-#define DCOMMI_GOODBYE_S 5.0 /* how long destroy waits for its peers */
-#define DCOMMI_SHUT_S 0.5    /* and for what still reads their device memory */
+#define DCOMMI_GOODBYE_S 5.0 /* seconds that destroy waits for its peers */
+#define DCOMMI_SHUT_S 0.5    /* and for their device memory to be shut here */
 
 /* ---- abort and destroy ---- */
 
@@ -21,7 +21,8 @@ DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
     }
     dcommi_comm_unlock(comm);
     atomic_store(&comm->context->aborts, 1);
-    /* Whoever progresses at this moment may be about to stop; a callback may also be our caller. */
+    /* Try more than once: the thread that progresses now may be about to stop. Give up in the end:
+     * a callback may be our caller, and its thread holds the token. */
     for (int i = 0; i < 1000 && atomic_load(&comm->context->aborts) != 0; i++) {
         if (dcommi_token_try(comm->context)) {
             dcommi_progress(comm->context);
@@ -33,7 +34,7 @@ DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
     return DCOMM_OK;
 }
 
-/* Whether a run of the communicator's waits for its stream. */
+/* Return true if a run of the communicator waits for its stream. */
 static bool dcommi_comm_gated(const dcomm_comm *comm)
 {
     for (const dcommi_run *run = comm->context->gated; run != NULL; run = run->next_gated) {
@@ -44,8 +45,8 @@ static bool dcommi_comm_gated(const dcomm_comm *comm)
     return false;
 }
 
-/* Wait for the operations that are outstanding. No run takes longer than its time; streams have as
- * long to come to theirs. */
+/* Wait for the outstanding operations. No run takes longer than its timeout. Streams have
+ * comm->timeout_s to reach theirs. */
 static void dcommi_comm_await_runs(dcomm_comm *comm)
 {
     double until = dcommi_now() + comm->timeout_s;
@@ -61,8 +62,8 @@ static void dcommi_comm_await_runs(dcomm_comm *comm)
     }
 }
 
-/* Whether a peer that we have spoken with has not said goodbye yet, or the transport still holds
- * memory of the caller's. */
+/* Return true if a peer that we have exchanged messages with has not said goodbye yet, if the
+ * transport still holds memory of the caller's, or if a run waits for its stream. */
 static bool dcommi_comm_awaits(dcomm_comm *comm)
 {
     dcommi_token_take(comm->context);
@@ -76,8 +77,8 @@ static bool dcommi_comm_awaits(dcomm_comm *comm)
     return awaits;
 }
 
-/* Peers that this is the last communicator with are to hear that their device memory is shut here,
- * before they hear goodbye: they do not free it before. */
+/* Shut the device memory of peers that share no other communicator with us. They must hear that
+ * before our goodbye: they do not free it before. */
 static void dcommi_comm_shut(dcomm_comm *comm)
 {
     dcomm_context *context = comm->context;
@@ -97,7 +98,8 @@ static void dcommi_comm_shut(dcomm_comm *comm)
     }
 }
 
-/* The error that nobody has looked at, with its sentence; DCOMM_OK: there is none. */
+/* Return the error that the caller has not looked at, with its message; DCOMM_OK: there is
+ * none. */
 static dcomm_status dcommi_comm_untold(const dcomm_comm *comm, int status)
 {
     return status < 0 && !atomic_load(&comm->told)
@@ -132,13 +134,13 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
     bool before = atomic_load(&comm->poisoned) != 0;
     dcommi_comm_await_runs(comm);
     dcommi_comm_lock(comm);
-    bool held = comm->refs > 1; /* requests are left, which tell how they ended */
+    bool held = comm->refs > 1; /* requests are left, and tell how they ended */
     dcommi_comm_unlock(comm);
     dcommi_token_take(context);
     dcommi_start_submitted(context);
     bool failed = atomic_load(&comm->poisoned) != 0;
     if (comm->runs != NULL || dcommi_comm_gated(comm)) {
-        comm->on_error = DCOMM_ON_ERROR_RETURN; /* the caller's own doing */
+        comm->on_error = DCOMM_ON_ERROR_RETURN; /* the caller caused it */
         atomic_store(&comm->told, true);
         dcommi_poison(comm, DCOMM_ERR_ABORTED, "the communicator was destroyed meanwhile");
         failed = true;
@@ -152,19 +154,19 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
         if (m->peer < 0 || context->peers[m->peer].lost) {
             continue;
         }
-        /* Processes of this host see this one end, also those that it has never spoken with: they
-         * must not take it for dead. */
+        /* Processes on this host see this one end, even if we never exchanged messages. Say
+         * goodbye to them as well, or they take it for dead. */
         bool spoken = m->heard || m->addressed;
         if (spoken || (context->peers[m->peer].same_host && !m->gone)) {
             dcommi_header h = {.type = DCOMMI_MSG_GOODBYE, .a = comm->entered};
             dcommi_send_header(comm, r, &h, NULL, 0);
-            m->addressed = spoken; /* nobody waits for the answer to a goodbye */
+            m->addressed = spoken; /* do not wait for an answer to a goodbye */
         } else if (!m->gone) {
             dcommi_ctl_leave(context, m->peer, comm->id, comm->entered);
         }
     }
     dcommi_token_release(context);
-    /* A peer may still have to read from us, or to be told of the error. */
+    /* A peer may still have to read from us, or to hear of the error. */
     double until = dcommi_now() + (failed ? 0.5 : DCOMMI_GOODBYE_S);
     while (dcommi_comm_awaits(comm) && dcommi_now() < until) {
         dcommi_progress_or_yield(context);
@@ -184,7 +186,8 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
         if (peer < 0 || --context->peers[peer].users > 0) {
             continue;
         }
-        dcommi_maps_forget(context, peer); /* nobody is left to say when they are freed */
+        dcommi_maps_forget(context, peer); /* no communicator is left to hear when they are
+                                            * freed */
         if (context->peers[peer].lost) {
             dcommi_transport *t = context->peers[peer].transport;
             t->call->remove_peer(t, peer);
@@ -192,7 +195,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
     }
     dcommi_leaving_look(context);
     dcommi_token_release(context);
-    /* A peer that is lost while we part has done what we did with it. */
+    /* Ignore the loss of a peer while we part: our operations with it were over. */
     int error = atomic_load(&comm->poisoned);
     dcomm_status untold =
         !held && (before || error != DCOMM_ERR_PEER) ? dcommi_comm_untold(comm, error) : DCOMM_OK;

@@ -1,5 +1,5 @@
-/* meet.h - the ranks of a new communicator learn who is where, become each other's peers, and
- * connect with those of other hosts. */
+/* meet.h - the ranks of a new communicator learn where each of them runs, become peers, and
+ * connect with those on other hosts. */
 #ifndef DCOMMI_COMM_MEET_H
 #define DCOMMI_COMM_MEET_H
 
@@ -28,7 +28,8 @@ static dcomm_status dcommi_comm_groups(dcomm_comm *comm, const dcommi_cards *car
 
 /* The data that ranks tell each other in creation. */
 typedef struct dcommi_gathering {
-    dcommi_cards local, net; /* with the addresses of that transport; net: where there are hosts */
+    dcommi_cards local, net; /* with the addresses of that transport; net: with several hosts
+                              * only */
     int64_t *host;           /* of each rank */
 } dcommi_gathering;
 
@@ -41,15 +42,16 @@ static void dcommi_gathering_free(dcommi_gathering *m)
 
 /* ---- control connections ---- */
 
-/* Return true if two ranks are to be connected; both see it alike. */
+/* Return true if two ranks are to be connected. Both compute the same answer. With many ranks only
+ * some pairs are. */
 static bool dcommi_comm_pair_connects(const dcomm_comm *comm, int a, int b)
 {
     const uint64_t one_of = (uint64_t)dcommi_ceil_div(comm->size, DCOMMI_CTL_MOST);
     return dcommi_mix((uint64_t)(a < b ? a : b), (uint64_t)(a < b ? b : a)) % one_of == 0;
 }
 
-/* Return how many connections are still to come, or, if `failed_too`, are not there. *rank (may be
- * NULL) becomes the first of those ranks. With the token. */
+/* Return how many connections are not open; failed ones count only if `failed_too`. *rank (may be
+ * NULL) becomes the first rank without one. The caller holds the token. */
 static int dcommi_comm_unconnected(const dcomm_comm *comm, bool failed_too, int *rank)
 {
     int n = 0;
@@ -81,8 +83,8 @@ static void dcommi_comm_warn_unconnected(const dcomm_comm *comm)
     }
 }
 
-/* Connect with the ranks of other hosts. What cannot be connected is named, and is no error: then
- * a death is found as late as UCX and the queries find it. */
+/* Connect to the ranks on other hosts. A connection that fails is logged and is no error: a death
+ * is then noticed as late as UCX and the queries notice it. */
 static dcomm_status dcommi_comm_control(dcomm_comm *comm, const dcommi_card *cards,
                                         const uint8_t secret[DCOMMI_RDV_KEY])
 {
@@ -177,7 +179,7 @@ static void dcommi_comm_adopt(dcomm_comm *comm, const dcommi_gathering *m)
     }
 }
 
-/* One rank as a peer. With the token. */
+/* Make one rank a peer. The caller holds the token. */
 static dcomm_status dcommi_comm_peer(dcomm_comm *comm, const dcommi_gathering *m, int r)
 {
     dcomm_context *context = comm->context;
@@ -210,7 +212,7 @@ static dcomm_status dcommi_comm_peers(dcomm_comm *comm, const dcommi_gathering *
                  : r != comm->rank                 ? dcommi_comm_peer(comm, m, r)
                                                    : DCOMM_OK;
     }
-    for (int r = 0; r < comm->size; r++) { /* those that were known already, or failed */
+    for (int r = 0; r < comm->size; r++) { /* drop what no peer has used */
         context->local->call->forget(context->local, m->local.extra[r],
                                      m->local.card[r].local_address);
     }

@@ -1,5 +1,5 @@
-/* overlap.h - buffers of one call that overlap. A call that reads what it has already written gives
- * wrong numbers, other ones on each rank, so it is refused. */
+/* overlap.h - refuse a call whose buffers overlap. It would read what it has already written, and
+ * give wrong numbers that differ by rank. */
 #ifndef DCOMMI_OVERLAP_H
 #define DCOMMI_OVERLAP_H
 
@@ -34,7 +34,7 @@ static const void *dcommi_extent_part(const dcommi_shape *s, const dcommi_extent
            (b->counts != NULL && *bytes > 0 ? dcommi_shape_bytes(s, b->displs[r]) : 0);
 }
 
-/* "recvbuf (120 bytes)", "the block of rank 3 in recvbuf (120 bytes)" */
+/* Write the name of a block, such as "the block of rank 3 in recvbuf (120 bytes)". */
 static void dcommi_extent_text(const dcommi_shape *s, const dcommi_extent *b, int r, char *text,
                                size_t len)
 {
@@ -62,8 +62,8 @@ static dcomm_status dcommi_overlap_fail(const dcommi_shape *s, const dcommi_exte
                        behind < 0 ? "before" : "behind", first);
 }
 
-/* Check what is read against what is written. Blocks are compared where the buffers as a whole
- * overlap: one may lie in a gap of the other. */
+/* Check that nothing is written that is also read. Compare the blocks only if the buffers as a
+ * whole overlap: one may lie in a gap of the other. */
 static dcomm_status dcommi_check_disjoint(const dcommi_shape *s, const dcommi_extent *in,
                                           const dcommi_extent *out)
 {
@@ -83,7 +83,8 @@ static dcomm_status dcommi_check_disjoint(const dcommi_shape *s, const dcommi_ex
     return DCOMM_OK;
 }
 
-/* Check the blocks of one buffer that is written. They mostly come in ascending order. */
+/* Check that the blocks of a buffer that is written do not overlap. Blocks in ascending order, the
+ * usual case, need one pass only. */
 static dcomm_status dcommi_check_extent(const dcommi_shape *s, const dcommi_extent *b)
 {
     bool ascending = true;
@@ -107,7 +108,7 @@ static dcomm_status dcommi_check_extent(const dcommi_shape *s, const dcommi_exte
     return DCOMM_OK;
 }
 
-/* Check the buffers of a call, of which neither lies in the other as for in place. */
+/* Check the buffers of a call. For a call in place in_bytes is 0. */
 static dcomm_status dcommi_check_overlap(const dcommi_shape *s, const void *in, int64_t in_bytes,
                                          const void *out, int64_t out_bytes)
 {

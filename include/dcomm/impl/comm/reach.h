@@ -1,11 +1,11 @@
-/* reach.h - what the ranks of a new communicator agree about: an error of one is an error of
- * all, and which of them share memory. */
+/* reach.h - agreement of the ranks of a new communicator: an error on one rank is an error on all,
+ * and all learn which of them share memory. */
 #ifndef DCOMMI_COMM_REACH_H
 #define DCOMMI_COMM_REACH_H
 
 #include "card.h"
 
-/* In the last of so many rounds, ranks that cannot be reached yet count as not to be reached. */
+/* In the last of so many rounds, ranks that cannot be reached yet count as unreachable. */
 #define DCOMMI_REACH_ROUNDS 500
 #define DCOMMI_REACH_NAP 2000000 /* nanoseconds between rounds */
 
@@ -22,8 +22,8 @@ static void dcommi_verdicts_free(dcommi_verdicts *v)
     *v = (dcommi_verdicts){0};
 }
 
-/* Say how this rank fares and hear how the others do: returns its error or the first of theirs.
- * `mine` is of `len` bytes and begins with a boot word, which is filled in here. */
+/* Tell this rank's status and hear those of the others. Return this rank's error or the first of
+ * theirs. `mine` has `len` bytes and begins with a boot word, which is filled in here. */
 static dcomm_status dcommi_comm_say(const dcomm_comm *comm, dcommi_boot *boot, dcomm_status status,
                                     void *mine, size_t len, dcommi_verdicts *v)
 {
@@ -43,7 +43,7 @@ static dcomm_status dcommi_comm_say(const dcomm_comm *comm, dcommi_boot *boot, d
     return status;
 }
 
-/* Nobody goes on before everybody can be reached. */
+/* Exchange statuses. No rank goes on before every rank can be reached. */
 static dcomm_status dcommi_comm_agree(const dcomm_comm *comm, dcommi_boot *boot,
                                       dcomm_status status)
 {
@@ -54,18 +54,19 @@ static dcomm_status dcommi_comm_agree(const dcomm_comm *comm, dcommi_boot *boot,
     return status;
 }
 
-/* ---- who shares memory ---- */
+/* ---- which ranks share memory ---- */
 
-/* In a rank's words: how many ranks it has still to greet, and those that it cannot reach. */
+/* The state of the search. A rank's words: how many ranks it has still to greet, then the ranks
+ * that it cannot reach. */
 typedef struct dcommi_reach {
     const dcommi_card *card; /* every rank's */
-    const uint8_t **address; /* of its local transport */
+    const uint8_t **address; /* of every rank's local transport */
     uint8_t *done;           /* ranks that were greeted, or cannot be */
-    uint8_t *mine;           /* a boot word, then words */
+    uint8_t *mine;           /* a boot word, then this rank's words */
     size_t nlost;
-    char why[DCOMMI_MESSAGE_MAX]; /* the first of these cannot be reached */
+    char why[DCOMMI_MESSAGE_MAX]; /* of the first rank that cannot be reached */
     dcommi_verdicts said;
-    size_t *at; /* in what was said: where each rank's words begin */
+    size_t *at; /* where each rank's words begin in `said` */
 } dcommi_reach;
 
 static int32_t dcommi_reach_word(const uint8_t *words, size_t i)
@@ -87,7 +88,7 @@ static void dcommi_reach_greeting(const dcomm_comm *comm, bool begins)
     dcommi_token_release(comm->context);
 }
 
-/* Greet those that are left; returns how many still are. */
+/* Greet the ranks that are left, and return how many still are. */
 static int32_t dcommi_reach_greet(const dcomm_comm *comm, dcommi_reach *reach, int round)
 {
     dcommi_transport *t = comm->context->local;
@@ -115,7 +116,7 @@ static int32_t dcommi_reach_greet(const dcomm_comm *comm, dcommi_reach *reach, i
     return left;
 }
 
-/* One round: greet, say and hear. *more: another is needed. */
+/* Run one round: greet, tell and hear. *more: another round is needed. */
 static dcomm_status dcommi_reach_round(const dcomm_comm *comm, dcommi_boot *boot,
                                        dcommi_reach *reach, dcomm_status status, int round,
                                        bool *more)
@@ -164,8 +165,8 @@ static bool dcommi_reach_cannot(const dcommi_reach *reach, int a, int b)
     return false;
 }
 
-/* host[r]: the first rank on r's host. Ranks of one identity are on one host if each can hand its
- * memory to each other of them; all ranks come to the same result. */
+/* Set host[r] to the first rank on r's host. Ranks with one identity are on one host if each can
+ * hand its memory to each other of them. All ranks come to the same result. */
 static void dcommi_reach_hosts(const dcomm_comm *comm, const dcommi_reach *reach, int64_t *host)
 {
     for (int r = 0; r < comm->size; r++) {
@@ -182,7 +183,7 @@ static void dcommi_reach_hosts(const dcomm_comm *comm, const dcommi_reach *reach
     }
 }
 
-/* One rank warns: the first that cannot reach some other. */
+/* Warn on one rank only: the first that cannot reach some other. */
 static void dcommi_reach_warn(const dcomm_comm *comm, const dcommi_reach *reach)
 {
     int first = 0;
@@ -199,8 +200,8 @@ static void dcommi_reach_warn(const dcomm_comm *comm, const dcommi_reach *reach)
     }
 }
 
-/* Hand our memory to the ranks of our host identity, and find out who is on whose host. `host` may
- * be NULL, without memory. */
+/* Hand our memory to the ranks with our host identity, and find out which ranks share a host.
+ * `host` is NULL if there was no memory for it. */
 static dcomm_status dcommi_comm_reach(const dcomm_comm *comm, dcommi_boot *boot,
                                       const dcommi_card *card, const uint8_t **address,
                                       int64_t *host)
@@ -216,7 +217,7 @@ static dcomm_status dcommi_comm_reach(const dcomm_comm *comm, dcommi_boot *boot,
     for (int round = 1; more; round++) {
         status = dcommi_reach_round(comm, boot, &reach, status, round, &more);
         more = more && status >= 0;
-        if (more) { /* connections or descriptors of this user are used up: let them be taken in */
+        if (more) { /* this user's sockets are used up: let peers take them in */
             nanosleep(&(struct timespec){.tv_nsec = DCOMMI_REACH_NAP}, NULL);
         }
     }
@@ -232,8 +233,8 @@ static dcomm_status dcommi_comm_reach(const dcomm_comm *comm, dcommi_boot *boot,
     return status;
 }
 
-/* Open the network if there are several hosts. A failure names two ranks that need it. With the
- * token. */
+/* Open the network if there are several hosts. An error names two ranks that need it. The caller
+ * holds the token. */
 static dcomm_status dcommi_reach_net(const dcomm_comm *comm, const dcommi_card *card,
                                      const int64_t *host)
 {

@@ -1,5 +1,5 @@
-/* requests.h - what comes after a call that does not block: waiting, asking; and groups, whose
- * calls begin together at their end. */
+/* requests.h - wait for and test the requests of non-blocking calls; and groups, whose calls begin
+ * together at their end. */
 #ifndef DCOMMI_REQUESTS_H
 #define DCOMMI_REQUESTS_H
 
@@ -23,7 +23,7 @@ DCOMM_API dcomm_status dcomm_wait(dcomm_request **request_p)
     return dcommi_run_wait(run);
 }
 
-/* Wait for an operation whose error, if there is one, is told elsewhere. */
+/* Wait for an operation whose error, if there is one, is reported elsewhere. */
 static inline void dcommi_drain(dcomm_request **request_p)
 {
     dcomm_status told = dcomm_wait(request_p);
@@ -81,8 +81,8 @@ static inline bool dcommi_request_complete(const dcomm_request *request)
            atomic_load_explicit(&request->run.status, memory_order_acquire) != DCOMM_IN_PROGRESS;
 }
 
-/* Return the first request that is complete, n where there is none. *pending_p, *queued_p: others
- * are under way, or wait in a group. */
+/* Return the index of the first complete request, or n. *pending_p: a request is under way;
+ * *queued_p: a request waits in a group. */
 static size_t dcommi_requests_find(dcomm_request *const *requests, size_t n, bool *pending_p,
                                    bool *queued_p)
 {
@@ -113,7 +113,7 @@ static void dcommi_requests_progress(dcomm_request *const *requests, size_t n)
     }
 }
 
-/* Wait until a request is complete: *index_p; n where all are NULL. */
+/* Wait until a request is complete. *index_p becomes its index, or n if all are NULL. */
 static dcomm_status dcommi_requests_await(dcomm_request *const *requests, size_t n, size_t *index_p)
 {
     bool pending, queued;
@@ -226,7 +226,7 @@ DCOMM_API dcomm_status dcomm_group_start(void)
     return DCOMM_OK;
 }
 
-/* One half of the gates of a group's runs. */
+/* Tie the runs of a group to their streams by one half of their gates. */
 static dcomm_status dcommi_group_tie(dcommi_run *first, dcomm_status (*half)(dcommi_run *),
                                      dcomm_status status)
 {
@@ -255,16 +255,19 @@ DCOMM_API dcomm_status dcomm_group_end(void)
     dcomm_status status = group->status;
     group->first = group->last = NULL;
     group->status = DCOMM_OK;
-    /* None of them must come after another by way of their streams. */
+    /* Mark all streams before holding any, so that no run waits for another by way of its
+     * stream. */
     status = dcommi_group_tie(first, dcommi_gate_mark, status);
     status = dcommi_group_tie(first, dcommi_gate_hold, status);
-    /* Once started, a non-blocking run may end and be waited for: hold them all until the end. */
+    /* Keep a reference to every run until the end: once started, a non-blocking run may end and be
+     * waited for. */
     for (dcommi_run *run = first; run != NULL; run = run->next_group) {
         run->queued = false;
         atomic_fetch_add_explicit(&run->refs, 1, memory_order_relaxed);
         dcommi_submit(run->comm->context, run);
     }
-    /* The other side of a blocking run may wait for a non-blocking one in another context first. */
+    /* Progress all runs: the other side of a blocking run may first wait for a non-blocking one in
+     * another context. */
     bool all_done = false;
     while (!all_done) {
         all_done = true;

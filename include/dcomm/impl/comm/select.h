@@ -1,11 +1,10 @@
-/* select.h - from a call's arguments to an algorithm and its plan. Reads only what all ranks
- * share. */
+/* select.h - find the algorithm for a call. It reads only what all ranks share. */
 #ifndef DCOMMI_SELECT_H
 #define DCOMMI_SELECT_H
 
 #include "choose.h"
 
-/* Names of the algorithms of an operation, or of those that fold in rank order. */
+/* List the names of an operation's algorithms, or only of those that fold in rank order. */
 static void dcommi_algo_names(const dcommi_shape *s, bool rank_order, char *text, size_t len)
 {
     size_t at = 0;
@@ -20,9 +19,9 @@ static void dcommi_algo_names(const dcommi_shape *s, bool rank_order, char *text
     }
 }
 
-/* The algorithm by name, or by choice. `soft`: the name comes from the communicator, which holds
- * for all operations, and is passed over by those that have no such algorithm. chooser NULL: there
- * is no communicator. */
+/* Pick the algorithm by its name or, without one, by choice. `soft`: the name is the
+ * communicator's, for all operations, so an operation without such an algorithm ignores it.
+ * chooser NULL: there is no communicator. */
 static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bool soft,
                                      dcommi_chooser *chooser, const dcommi_algo **algo_p)
 {

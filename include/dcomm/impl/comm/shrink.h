@@ -1,10 +1,11 @@
-/* shrink.h - a communicator of those ranks that are left.
+/* shrink.h - a communicator of the ranks that are left.
  *
- * The parent may be beyond use, so the id of a shrunk communicator comes from what the survivors
- * know alike: who they are, and the number of the attempt. Ranks may have tried a different number
- * of times. So all go by the highest number that a survivor says (SHRINK): one that hears a higher
- * number while it waits follows, unless the sender has got through the attempt that this rank still
- * waits in. A survivor that has no memory for an attempt says that as well: nobody waits for it. */
+ * The parent may be unusable, so the id of a shrunk communicator comes from what all survivors
+ * know: who they are, and the number of the attempt. Ranks may have tried a different number of
+ * times. So all use the highest number that a survivor announces (SHRINK). A rank that hears a
+ * higher number while it waits follows, unless the sender has completed the attempt that this rank
+ * still waits in. A survivor without memory for an attempt announces that as well, so nobody waits
+ * for it. */
 #ifndef DCOMMI_COMM_SHRINK_H
 #define DCOMMI_COMM_SHRINK_H
 
@@ -13,13 +14,14 @@
 
 typedef struct dcommi_shrink {
     dcomm_comm *comm;
-    int *ranks, size; /* that stay: members without shrink_out */
-    uint64_t set;     /* their hash */
+    int *ranks, size; /* the survivors: members without shrink_out */
+    uint64_t set;     /* a hash of the survivors */
     uint64_t number;  /* of the attempt */
     double until;
 } dcommi_shrink;
 
-/* The highest attempt that a survivor has begun. `waiting`: and for which it has given up ours. */
+/* Return the highest attempt that a survivor has begun. `waiting`: skip survivors that have
+ * completed our attempt. */
 static uint64_t dcommi_shrink_highest(const dcommi_shrink *s, bool waiting)
 {
     uint64_t highest = s->number;
@@ -35,8 +37,8 @@ static uint64_t dcommi_shrink_highest(const dcommi_shrink *s, bool waiting)
     return highest;
 }
 
-/* Say where this rank is: in which attempt, and with which status it has given that up (DCOMM_OK:
- * it has not). */
+/* Announce this rank's attempt, and the status with which it gave that up (DCOMM_OK: it did
+ * not). */
 static dcomm_status dcommi_shrink_say(const dcommi_shrink *s, dcomm_status failed)
 {
     dcomm_comm *comm = s->comm;
@@ -52,14 +54,14 @@ static dcomm_status dcommi_shrink_say(const dcommi_shrink *s, dcomm_status faile
                                .seq = comm->shrunk_set == s->set ? comm->shrunk_try : 0};
             dcomm_status sent = dcommi_send_header(comm, r, &h, NULL, 0);
             status =
-                sent == DCOMM_ERR_NO_MEMORY ? sent : status; /* a lost peer is seen otherwise */
+                sent == DCOMM_ERR_NO_MEMORY ? sent : status; /* a lost peer is noticed elsewhere */
         }
     }
     dcommi_token_release(comm->context);
     return status;
 }
 
-/* Go by this number, and say so: the first is what everybody begins with. */
+/* Begin the attempt with this number, and announce it unless it is 1, with which all begin. */
 static dcomm_status dcommi_shrink_begin(dcommi_shrink *s, uint64_t number)
 {
     dcomm_comm *comm = s->comm;
@@ -68,19 +70,21 @@ static dcomm_status dcommi_shrink_begin(dcommi_shrink *s, uint64_t number)
     return number > 1 ? dcommi_shrink_say(s, DCOMM_OK) : DCOMM_OK;
 }
 
-/* This rank gives up an attempt on its own, for the reason in dcommi_message: the others wait. */
+/* Give up an attempt on this rank alone, for the reason in dcommi_message. Announce it, because
+ * the others wait. */
 static dcomm_status dcommi_shrink_give_up(const dcommi_shrink *s, dcomm_status status)
 {
     char why[DCOMMI_MESSAGE_MAX];
     memcpy(why, dcommi_message, sizeof why);
-    if (dcommi_shrink_say(s, status) < 0) { /* a moment ago the same memory was there */
+    if (dcommi_shrink_say(s, status) < 0) { /* try again: this memory was free a moment ago */
         dcommi_shrink_say(s, status);
     }
     memcpy(dcommi_message, why, sizeof why);
     return status;
 }
 
-/* With which error another survivor has given up this attempt, whose communicator `made` is. */
+/* Return the error with which another survivor has given up this attempt, or DCOMM_IN_PROGRESS.
+ * `made` is the communicator of the attempt. */
 static dcomm_status dcommi_shrink_others(const dcommi_shrink *s, dcomm_comm *made)
 {
     dcomm_status status = DCOMM_IN_PROGRESS;
@@ -89,7 +93,7 @@ static dcomm_status dcommi_shrink_others(const dcommi_shrink *s, dcomm_comm *mad
         const int r = s->ranks[i];
         const dcommi_member *m = &s->comm->members[r];
         if (m->shrink_set == s->set && m->shrink_try == s->number && m->shrink_failed < 0) {
-            made->members[i].gone = true; /* it may have none, and says no goodbye */
+            made->members[i].gone = true; /* it may have no communicator, so no goodbye comes */
             status = dcommi_fail((dcomm_status)m->shrink_failed,
                                  "rank %d could not make its part of the shrunk communicator: %s",
                                  r, dcomm_strerror((dcomm_status)m->shrink_failed));
@@ -99,19 +103,19 @@ static dcomm_status dcommi_shrink_others(const dcommi_shrink *s, dcomm_comm *mad
     return status;
 }
 
-/* One attempt: every survivor enters a barrier of the new communicator. DCOMM_IN_PROGRESS: another
- * attempt has begun, which is s->number now. */
+/* Make one attempt: every survivor enters a barrier of the new communicator. DCOMM_IN_PROGRESS:
+ * another attempt has begun, with the number s->number. */
 static dcomm_status dcommi_shrink_try(dcommi_shrink *s, dcomm_comm **new_p)
 {
     dcomm_request *request = NULL;
-    /* By name, since a choice takes memory. */
+    /* Name the algorithm, since a choice would need memory. */
     dcomm_coll_opts opts = {.timeout_s = s->until - dcommi_now(), .algo = "dissemination"};
     if (opts.timeout_s <= 0) {
         return DCOMM_ERR_TIMEOUT;
     }
     dcomm_status status =
         dcommi_comm_derive(s->comm, s->ranks, s->size, dcommi_mix(s->set, s->number),
-                           DCOMM_ON_ERROR_RETURN, new_p); /* its failure is an attempt's */
+                           DCOMM_ON_ERROR_RETURN, new_p); /* only the attempt fails */
     if (status < 0) {
         return dcommi_shrink_give_up(s, status);
     }
@@ -129,13 +133,13 @@ static dcomm_status dcommi_shrink_try(dcommi_shrink *s, dcomm_comm **new_p)
     if (status == DCOMM_OK) {
         return DCOMM_OK;
     }
-    /* A survivor has given up, for its time is over: the others try again while they have time. */
+    /* A survivor ran out of time and gave up. The others try again while they have time. */
     if (status == DCOMM_ERR_TIMEOUT || status == DCOMM_ERR_ABORTED) {
         highest = dcommi_shrink_highest(s, false);
         highest = highest > s->number ? highest : s->number + 1;
     }
     if (highest > s->number && dcommi_now() < s->until) {
-        /* before the others hear that the old one is over */
+        /* Announce the new attempt before the others hear that the old one is over. */
         status = dcommi_shrink_begin(s, highest);
         status = status < 0 ? dcommi_shrink_give_up(s, status) : DCOMM_IN_PROGRESS;
     }
@@ -191,7 +195,7 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
     *new_p = NULL;
     DCOMMI_TRY(dcommi_check_comm(comm));
     DCOMMI_TRY(dcommi_check_no_group("shrink"));
-    atomic_store(&comm->told, true); /* who shrinks knows why */
+    atomic_store(&comm->told, true); /* a caller that shrinks knows of the error */
     if (n < 0 || (n > 0 && excluded == NULL)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "excluded is %s with n = %d",
                            excluded == NULL ? "NULL" : "given", n);

@@ -1,12 +1,12 @@
-/* submit.h - handing a run to the engine: in the order of a stream, at the end of a group, or at
- * once; and telling the other ranks of a call that this rank refuses. */
+/* submit.h - hand a run to the engine: in the order of a stream, at the end of a group, or at
+ * once; and tell the other ranks of a call that this rank refuses. */
 #ifndef DCOMMI_SUBMIT_H
 #define DCOMMI_SUBMIT_H
 
 #include "comm.h"
 
-/* A numbered run of a plan that is not from the cache, whose operator is held and is the run's from
- * now on; NULL without memory. */
+/* Return a numbered run of a plan that is not in the cache, or NULL without memory. The caller
+ * holds the operator; the run takes it over. */
 static dcommi_run *dcommi_run_of_plan(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
                                       void *out, uint32_t signature)
 {
@@ -29,7 +29,7 @@ static dcommi_run *dcommi_run_of_plan(dcomm_comm *comm, const dcomm_plan *plan, 
     return run;
 }
 
-/* The stream that a run is to be tied to; NULL: none. */
+/* Set the stream that a run is to be tied to; NULL: none. */
 static void dcommi_run_stream(dcommi_run *run, void *stream)
 {
     if (DCOMMI_UNLIKELY(stream != NULL)) {
@@ -38,8 +38,8 @@ static void dcommi_run_stream(dcommi_run *run, void *stream)
     }
 }
 
-/* Tie a run to its stream by one half of the gate. It has its number: if that fails, other ranks
- * must not wait for it. */
+/* Tie a run to its stream by one half of the gate. If that fails, abort the communicator: the run
+ * has its number, so other ranks would wait for it. */
 static dcomm_status dcommi_run_tie(dcommi_run *run, dcomm_status (*half)(dcommi_run *))
 {
     dcomm_status status = half(run);
@@ -52,7 +52,8 @@ static dcomm_status dcommi_run_tie(dcommi_run *run, dcomm_status (*half)(dcommi_
     return status;
 }
 
-/* Start a run in the order of its stream. Nobody waits for a blocking one: its stream does. */
+/* Start a run in the order of its stream. A blocking call does not wait for its run: the stream
+ * does. */
 static dcomm_status dcommi_run_put(dcommi_run *run)
 {
     bool blocking = run->blocking;
@@ -67,7 +68,7 @@ static dcomm_status dcommi_run_put(dcommi_run *run)
     return status;
 }
 
-/* A run is filled in and numbered: start it, or queue it in the thread's group. request_p NULL:
+/* Start a run that is filled in and numbered, or queue it in the thread's group. request_p NULL:
  * the call is blocking. */
 static dcomm_status dcommi_run_launch(dcommi_run *run, double timeout_s, dcomm_request **request_p)
 {
@@ -90,8 +91,8 @@ static dcomm_status dcommi_run_launch(dcommi_run *run, double timeout_s, dcomm_r
     return request_p == NULL ? dcommi_run_wait_here(run) : DCOMM_OK;
 }
 
-/* Take the number of a collective that this rank refuses, and tell the others why: they must not
- * wait for it. */
+/* Refuse a collective: take its number, and tell the others why, so that they do not wait for
+ * it. */
 static void dcommi_refuse(dcomm_comm *comm)
 {
     char why[DCOMMI_MESSAGE_MAX];
@@ -103,7 +104,7 @@ static void dcommi_refuse(dcomm_comm *comm)
         run->why = dcommi_strdup(why);
         run->stream = DCOMMI_STREAM_COLL;
         run->seq = comm->next_seq++;
-        comm->chain = 0; /* the others have no signature of it from here */
+        comm->chain = 0; /* the others get no signature of this call */
     }
     dcommi_comm_unlock(comm);
     if (run == NULL || run->why == NULL) {
@@ -116,8 +117,8 @@ static void dcommi_refuse(dcomm_comm *comm)
     memcpy(dcommi_message, why, sizeof why);
 }
 
-/* A call has failed. Unless its run had been started, or the communicator has failed, this rank
- * refuses it. Within a group the error also becomes the group's. comm NULL: not a collective. */
+/* Handle a failed call. This rank refuses it, unless its run was started or the communicator has
+ * failed. Within a group the error also becomes the group's. comm NULL: not a collective. */
 static dcomm_status dcommi_call_failed(dcomm_comm *comm, dcomm_status status)
 {
     dcommi_group *group = &dcommi_this_group;

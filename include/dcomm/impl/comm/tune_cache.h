@@ -12,9 +12,9 @@
 
 #define DCOMMI_TUNE_CACHE_PATH 512
 
-/* Put the directory into path: DCOMM_TUNE_CACHE, else dcomm in XDG_CACHE_HOME, else in ~/.cache.
- * Of a relative path dcommi_env_check has warned. Return false if there is no directory, or if
- * DCOMM_TUNE_CACHE is a flag that is off. */
+/* Write the cache directory to `path`: DCOMM_TUNE_CACHE, else dcomm in XDG_CACHE_HOME, else in
+ * ~/.cache. Skip relative paths; dcommi_env_check has warned of them. Return false if there is no
+ * directory, or if DCOMM_TUNE_CACHE is a flag that is off. */
 static bool dcommi_tune_cache_directory(char *path, size_t len)
 {
     static const char *const bases[][2] = {
@@ -32,7 +32,7 @@ static bool dcommi_tune_cache_directory(char *path, size_t len)
     return false;
 }
 
-/* Mix what makes a tuning of the same ranks another one: the processor and this version. */
+/* Mix the model and the number of this machine's processors into the key of the ranks. */
 static uint64_t dcommi_tune_cache_key(uint64_t key)
 {
     static const char name[] = "model name";
@@ -59,8 +59,7 @@ static bool dcommi_tune_cache_file(uint64_t key, char *path, size_t len)
                             directory, dcommi_tune_cache_key(key)) < len;
 }
 
-/* Return true if a tuning was kept under this key. A file that cannot be read is as good as none.
- */
+/* Return true if a tuning was kept under this key. A file that cannot be read counts as none. */
 static bool dcommi_tune_cache_load(uint64_t key, dcomm_tuning *tuning)
 {
     char path[DCOMMI_TUNE_CACHE_PATH + 64];
@@ -75,7 +74,7 @@ static bool dcommi_tune_cache_load(uint64_t key, dcomm_tuning *tuning)
     return true;
 }
 
-/* Make the directories that are missing, the last ones for the user alone. */
+/* Make the missing directories of a path, for the user alone. */
 static void dcommi_tune_cache_mkdir(char *path)
 {
     for (char *c = path + 1; *c != 0; c++) {
@@ -87,8 +86,8 @@ static void dcommi_tune_cache_mkdir(char *path)
     }
 }
 
-/* Keep a tuning. Readers see the whole file or none. Where it cannot be written, nothing is kept:
- * the next run measures again. */
+/* Keep a tuning. Readers see the whole file or none. If it cannot be written, the next run
+ * measures again. */
 static void dcommi_tune_cache_save(uint64_t key, const dcomm_tuning *tuning)
 {
     char path[DCOMMI_TUNE_CACHE_PATH + 64], fresh[DCOMMI_TUNE_CACHE_PATH + 96];

@@ -1,5 +1,5 @@
-/* tune_comm.h - the numbers of a communicator: rank 0's, given, from a file, from before, or
- * measured. */
+/* tune_comm.h - the numbers of a communicator, which all ranks take from rank 0: given, read from
+ * a file, known from before, or measured. */
 #ifndef DCOMMI_TUNE_COMM_H
 #define DCOMMI_TUNE_COMM_H
 
@@ -8,7 +8,7 @@
 #include "tune_cache.h"
 #include "tune_trial.h"
 
-/* What rank 0 of this process has measured before, by who was where. */
+/* A tuning that rank 0 of this process has measured, by where the ranks were. */
 typedef struct dcommi_tuned {
     struct dcommi_tuned *next;
     uint64_t hosts;
@@ -35,8 +35,8 @@ static uint64_t dcommi_tuned_key(const dcomm_comm *comm)
     return key;
 }
 
-/* In this process or, for the ranks of one host, in the cache of the user: networks change more
- * than machines do. */
+/* Find a tuning in this process or, for the ranks of one host, in the user's cache. Networks
+ * change more often than machines do, so theirs are not kept in files. */
 static bool dcommi_tuned_find(const dcomm_comm *comm, uint64_t key, dcomm_tuning *tuning)
 {
     bool found = false;
@@ -64,8 +64,8 @@ static void dcommi_tuned_add(uint64_t key, const dcomm_tuning *tuning)
     }
 }
 
-/* Make a tuner: a communicator of its own, so that measuring leaves no trace, and all else that can
- * fail on one rank alone while the others do not listen. */
+/* Make a tuner. Its own communicator keeps the measurements from leaving a trace. All else that
+ * can fail on one rank alone is done here too, before the ranks wait for each other. */
 static dcomm_status dcommi_tuner_new(dcomm_comm *comm, dcommi_tuner **t_p)
 {
     *t_p = NULL;
@@ -79,7 +79,7 @@ static dcomm_status dcommi_tuner_new(dcomm_comm *comm, dcommi_tuner **t_p)
         uint64_t salt = dcommi_mix(dcommi_comm_next_child(comm), 0x74756e696e67u);
         status =
             dcommi_comm_make(comm, ranks, comm->size, salt,
-                             DCOMM_ON_ERROR_RETURN, /* what fails it fails comm, which says so */
+                             DCOMM_ON_ERROR_RETURN, /* its failure fails comm, which reports it */
                              &t->comm);
     }
     dcommi_free(ranks);
@@ -106,9 +106,9 @@ static void dcommi_tuner_free(dcommi_tuner *t)
     dcommi_free(t);
 }
 
-/* Where all take their numbers from: rank 0 looks. */
+/* The source of all ranks' numbers, found by rank 0. */
 typedef struct dcommi_tune_word {
-    uint64_t measure; /* else they are */
+    uint64_t measure; /* 0: `tuning` has the numbers */
     dcomm_tuning tuning;
 } dcommi_tune_word;
 
@@ -140,8 +140,8 @@ static void dcommi_tune_fail(dcommi_tuner *t, dcomm_status status)
     dcommi_token_release(t->comm->context);
 }
 
-/* All ranks of comm take rank 0's numbers: `given` there, else those of its process or its file,
- * else what is measured now. */
+/* Give all ranks of `comm` rank 0's numbers: `given` there, else those of its process or its file,
+ * else those measured now. `again`: measure if none are given. */
 static dcomm_status dcommi_tuner_run(dcommi_tuner *t, dcomm_comm *comm, const dcomm_tuning *given,
                                      bool again)
 {
@@ -194,7 +194,7 @@ static dcomm_status dcommi_tuner_run(dcommi_tuner *t, dcomm_comm *comm, const dc
     return status;
 }
 
-/* Nobody measures before all can. */
+/* Tune again. No rank measures before all have a tuner. */
 static dcomm_status dcommi_comm_tune_again(dcomm_comm *comm, const dcomm_tuning *given)
 {
     dcommi_tuner *t = NULL;
@@ -207,8 +207,8 @@ static dcomm_status dcommi_comm_tune_again(dcomm_comm *comm, const dcomm_tuning 
     return status;
 }
 
-/* What fails here has failed the communicator, since ranks that choose by different numbers must
- * not meet; numbers that make no sense are refused on all of them. */
+/* Tune, and fail the communicator if that fails, since ranks that choose by different numbers must
+ * not meet. Numbers that make no sense are refused on all ranks, and do no harm. */
 static dcomm_status dcommi_comm_tune(dcomm_comm *comm, const dcomm_tuning *given)
 {
     dcomm_status status = comm->size > 1 ? dcommi_comm_tune_again(comm, given) : DCOMM_OK;

@@ -1,31 +1,31 @@
-/* tune_measure.h - what things cost on a communicator, as its ranks measure it: rank 0's times
- * count, and all ranks take part. */
+/* tune_measure.h - measure the costs of a communicator. All ranks take part, and rank 0's times
+ * count. */
 #ifndef DCOMMI_TUNE_MEASURE_H
 #define DCOMMI_TUNE_MEASURE_H
 
 #include "api_mem.h"
 #include "tune_rounds.h"
 
-#define DCOMMI_TUNE_LONGEST (1 << 20)  /* bytes of a probe within a host */
+#define DCOMMI_TUNE_LONGEST (1 << 20)  /* most bytes of a probe within a host */
 #define DCOMMI_TUNE_FARTHEST (4 << 20) /* and between hosts */
-#define DCOMMI_TUNE_STREAM 65536       /* messages from so long on fill a link */
+#define DCOMMI_TUNE_STREAM 65536       /* bytes from which messages fill a link */
 #define DCOMMI_TUNE_FEW 7
 #define DCOMMI_TUNE_CROWD_ROUNDS 2
-#define DCOMMI_TUNE_BUSY 4          /* one probe in so many disturbed twice: the machine is busy */
-#define DCOMMI_TUNE_OVERHEAD_S 2e-7 /* within a host: what is longer was the scheduler */
-#define DCOMMI_TUNE_FAR_S 0.04      /* after so long no longer message is tried between hosts */
-#define DCOMMI_TUNE_NEAR_S 0.015    /* and no other round of probes is run */
-#define DCOMMI_TUNE_PIECE_S 0.01    /* of a probe of connections */
-#define DCOMMI_TUNE_CONNECTIONS 8   /* most that are tried, */
-#define DCOMMI_TUNE_CUT 262144      /* shortest message to try them with */
-#define DCOMMI_TUNE_GAIN 1.4        /* as long as twice as many are so much faster */
-#define DCOMMI_TUNE_SWIFT 7e8       /* bytes/s of one that the processor limits, not the network */
+#define DCOMMI_TUNE_BUSY 4          /* busy: one probe in so many stays disturbed */
+#define DCOMMI_TUNE_OVERHEAD_S 2e-7 /* seconds, within a host: more comes from the scheduler */
+#define DCOMMI_TUNE_FAR_S 0.04      /* seconds; then no longer message is tried between hosts */
+#define DCOMMI_TUNE_NEAR_S 0.015    /* seconds; then no other round of probes is run */
+#define DCOMMI_TUNE_PIECE_S 0.01    /* seconds of a probe of connections */
+#define DCOMMI_TUNE_CONNECTIONS 8   /* most connections that are tried */
+#define DCOMMI_TUNE_CUT 262144      /* bytes of the shortest message to try them with */
+#define DCOMMI_TUNE_GAIN 1.4        /* go on while twice as many are so much faster */
+#define DCOMMI_TUNE_SWIFT 7e8       /* bytes/s: the processor limits a faster connection */
 
 /* ---- curves ---- */
 
-/* Append a point to a curve that does not fall. Noise only adds time: where more bytes took less,
- * the points before were disturbed, and are lowered. A difference of two measured times that comes
- * out as nothing tells nothing: the point repeats the one before. */
+/* Append a point to a curve that does not fall. Noise only adds time: if more bytes took less, the
+ * points before were disturbed, so lower them. A difference of two measured times that comes out
+ * as zero says nothing, so repeat the point before. */
 static void dcommi_tune_point(dcomm_curve *c, int64_t bytes, double seconds)
 {
     if (c->n < DCOMM_CURVE_POINTS) {
@@ -45,7 +45,7 @@ static int64_t dcommi_tune_at(const dcomm_curve *c, int64_t bytes)
     return dcommi_curve_at(&k, bytes);
 }
 
-/* The probes of a short message and of a signal, and what they say. */
+/* Add the probes of a short message and of a signal, which dcommi_tune_short reads. */
 static int dcommi_tune_add_short(dcommi_tuner *t, int depth)
 {
     int first = dcommi_tune_add(t, DCOMMI_PROBE_SIGNALS, 0, 8, depth, false);
@@ -58,7 +58,7 @@ static double dcommi_tune_short(dcommi_tuner *t, dcomm_link *link, int first)
 {
     double signal = dcommi_tune_time(t, first), message = dcommi_tune_time(t, first + 1);
     double burst = dcommi_tune_time(t, first + 2);
-    /* Each message more is two steps more, and work at both ends, which both are. */
+    /* Each further message adds two steps, and overhead at both ends. */
     double overhead = ((burst - message) / (DCOMMI_PROBE_BURST - 1) - 2 * t->step) / 2;
     double most = link->by_core ? DCOMMI_TUNE_OVERHEAD_S : message / 3;
     overhead = overhead < 0 ? 0 : overhead > most ? most : overhead;
@@ -75,7 +75,7 @@ enum { DCOMMI_TUNE_KINDS = 4, DCOMMI_TUNE_SIZES = 8, DCOMMI_TUNE_SHORT_SIZES = 5
 static const int64_t dcommi_tune_sizes[DCOMMI_TUNE_SIZES] = {512,   2048,  8192,   16384,
                                                              32768, 65536, 262144, 1 << 20};
 
-/* Messages as they are and folded, memory read and folded. */
+/* Add the probes of one size: messages as they are and folded, memory read and folded. */
 static int dcommi_tune_add_size(dcommi_tuner *t, int64_t len, int depth)
 {
     int64_t trips = len < DCOMMI_TUNE_COLD ? 8 : 2;
@@ -101,7 +101,7 @@ static void dcommi_tune_size(dcommi_tuner *t, dcomm_link *link, int64_t len, dou
     }
 }
 
-/* Within a host. */
+/* Measure a link within a host. */
 static void dcommi_tune_near(dcommi_tuner *t, dcomm_link *link, int depth)
 {
     int first = dcommi_tune_add_short(t, depth);
@@ -138,7 +138,7 @@ static uint8_t *dcommi_tune_registered(dcommi_tuner *t)
     return t->registered;
 }
 
-/* On huge pages as far as the kernel gives some, as programs get them. */
+/* Return memory on huge pages as far as the kernel gives some, as programs get it. */
 static uint8_t *dcommi_tune_huge(dcommi_tuner *t)
 {
     if (t->huge == NULL) {
@@ -147,12 +147,12 @@ static uint8_t *dcommi_tune_huge(dcommi_tuner *t)
     return t->huge;
 }
 
-/* Reading and folding memory of a kind; the first round makes peers map what can be. */
+/* Measure reading and folding memory of a kind. The first round makes peers map what they can. */
 static void dcommi_tune_special(dcommi_tuner *t, uint8_t *memory, int depth, dcomm_curve *reads,
                                 dcomm_curve *reduces)
 {
     uint8_t *in = t->in, *out = t->out;
-    if (memory != NULL) { /* whoever has none takes part all the same */
+    if (memory != NULL) { /* a rank without memory takes part all the same */
         t->in = memory;
         t->out = t->in + 2 * DCOMMI_TUNE_LONGEST;
     }
@@ -174,7 +174,7 @@ static void dcommi_tune_special(dcommi_tuner *t, uint8_t *memory, int depth, dco
     }
 }
 
-/* How many of rank 0's host have a partner on another one. */
+/* Count the ranks on rank 0's host that have a partner on another one. */
 static int dcommi_tune_crowd(const dcommi_groups *g)
 {
     int n = 0;
@@ -191,8 +191,8 @@ static double dcommi_tune_far_time(dcommi_tuner *t, int64_t len)
     return dcommi_tune_time(t, at);
 }
 
-/* What all pairs at once take for a message: until the last is done, since pairs do not share a
- * link evenly. The first time warms up. */
+/* Return the seconds of a message that all pairs send at once. Time until the last is done, since
+ * pairs do not share a link evenly. The first round warms up. */
 static double dcommi_tune_crowd_time(dcommi_tuner *t, int64_t len)
 {
     double took = 0;
@@ -215,7 +215,7 @@ static void dcommi_tune_connect(dcommi_tuner *t, int connections)
     dcommi_token_release(t->comm->context);
 }
 
-/* Times of messages of 4 KiB and more, until one takes too long; returns the longest. */
+/* Time messages of 4 KiB and more, until one takes too long. Return the longest, in bytes. */
 static int64_t dcommi_tune_lengths(dcommi_tuner *t, dcomm_link *link, double least, double *seconds)
 {
     int64_t len = 4096, last = 0;
@@ -233,9 +233,9 @@ static int64_t dcommi_tune_lengths(dcommi_tuner *t, dcomm_link *link, double lea
     return last;
 }
 
-/* The fewest connections that come within a tenth of the fastest. With one the lengths took
- * `seconds`; rank 0 looks at its clock. One is taken where several gain little: they must not
- * be chosen by chance; connections once opened stay, and idle ones slow a fast link down. */
+/* Return the fewest connections that come within a tenth of the fastest. `seconds` are the times
+ * of all lengths with one; rank 0's clock counts. Take one if several gain little: several must
+ * not be chosen by chance, connections stay open, and idle ones slow a fast link down. */
 static int dcommi_tune_fewest(dcommi_tuner *t, int64_t last, double least, const double *seconds)
 {
     double took[DCOMMI_TUNE_CONNECTIONS + 1], best;
@@ -253,8 +253,8 @@ static int dcommi_tune_fewest(dcommi_tuner *t, int64_t last, double least, const
     while (word[1] != 0 && tried < DCOMMI_TUNE_CONNECTIONS) {
         dcommi_tune_connect(t, tried * 2);
         took[tried * 2] = dcommi_tune_far_time(t, (int64_t)word[0]) - least;
-        /* A gain by two over one must show twice, unless it is so large and took so long that no
-         * scheduler makes it. */
+        /* A gain of two connections over one must show twice, unless it is too large and the probe
+         * too long for the scheduler to cause it. */
         double gain = took[tried] / took[tried * 2];
         bool again = tried == 1 && (gain < 1.5 || took[1] < DCOMMI_TUNE_PIECE_S);
         word[1] = gain < DCOMMI_TUNE_GAIN ? 0 : again ? 2 : 1;
@@ -281,8 +281,8 @@ static int dcommi_tune_fewest(dcommi_tuner *t, int64_t last, double least, const
     return (int)word[1];
 }
 
-/* Between hosts: short messages of all pairs, as in a collective; long ones of one pair alone, then
- * of all at once through the same interfaces. */
+/* Measure a link between hosts: short messages of all pairs, as in a collective; long ones of one
+ * pair alone, then of all pairs at once through the same interfaces. */
 static void dcommi_tune_far(dcommi_tuner *t, dcomm_link *link)
 {
     double seconds[DCOMM_CURVE_POINTS] = {0};
@@ -293,7 +293,7 @@ static void dcommi_tune_far(dcommi_tuner *t, dcomm_link *link)
     dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, DCOMMI_TUNE_NEAR_S);
     double crowded = dcommi_tune_short(t, link, first), least = dcommi_tune_far_time(t, 8);
     link->shared.n = link->sustained.n = 0;
-    link->eager_bytes = 0; /* what long messages wait for is in the times of the probes */
+    link->eager_bytes = 0; /* the probes' times include any wait of long messages */
     int connections = chooses ? 1 : t->comm->connections;
     if (connections > 0) {
         dcommi_tune_connect(t, connections);
@@ -305,13 +305,13 @@ static void dcommi_tune_far(dcommi_tuner *t, dcomm_link *link)
         last = connections > 1 ? dcommi_tune_lengths(t, link, least, seconds) : last;
     }
     t->tuning.connections = connections > 0 ? connections : 1;
-    /* A shaped link lets a burst through faster than it can go on. The longest probe has seen the
-     * rate; in a stream, messages that are not short go no faster. */
+    /* A shaped link lets a burst through faster than it can go on. The longest probe shows the
+     * sustained rate. In a stream, messages that are not short go no faster than that. */
     double slope = (double)link->message.ps[link->message.n - 1] / (double)last;
     for (int64_t i = 1; i < link->message.n; i++) {
         int64_t least_ps = (int64_t)(slope * (double)link->message.bytes[i]);
         if (link->message.bytes[i] >= DCOMMI_TUNE_STREAM) {
-            /* One alone may go over fewer connections than the next ones do. */
+            /* One message alone may use fewer connections than the next ones do. */
             link->message.ps[i] =
                 connections > 1 ? least_ps : dcommi_max64(link->message.ps[i], least_ps);
         }
@@ -333,7 +333,7 @@ static void dcommi_tune_far(dcommi_tuner *t, dcomm_link *link)
     dcommi_tune_point(&link->sustained, last, each);
 }
 
-/* Work in a rank's own memory, on all ranks at once, as in a collective. */
+/* Measure work in a rank's own memory, on all ranks at once, as in a collective. */
 static void dcommi_tune_local(dcommi_tuner *t)
 {
     static const int64_t sizes[] = {512, 8192, 65536, 1 << 20};
@@ -360,7 +360,7 @@ static void dcommi_tune_local(dcommi_tuner *t)
 
 /* ---- all of it ---- */
 
-/* Run the probes; every rank returns, with rank 0's findings on rank 0. */
+/* Run the probes. Every rank returns, and rank 0 has the findings. */
 static void dcommi_tune_probe_all(dcommi_tuner *t)
 {
     const dcommi_groups *g = t->comm->groups;
@@ -377,7 +377,7 @@ static void dcommi_tune_probe_all(dcommi_tuner *t)
     for (int depth = g->nlevels; depth >= 0; depth--) {
         int kind = depth < g->nlevels ? g->kind[depth] : (int)DCOMM_LINK_NEAR;
         if (dcommi_probe_partner(g, 0, depth) < 0) {
-            continue; /* rank 0 has nobody there */
+            continue; /* rank 0 has no partner there */
         }
         t->near = kind != DCOMM_LINK_HOST;
         if (!t->near) {
@@ -390,7 +390,7 @@ static void dcommi_tune_probe_all(dcommi_tuner *t)
                                 &link->mapped_reduce);
             dcommi_tune_special(t, dcommi_tune_huge(t), depth, &link->huge_read,
                                 &link->huge_reduce);
-            /* Until a longer way is measured, it is taken to cost what this one does. */
+            /* Until a longer link is measured, assume that it costs what this one does. */
             int first = known < 0 ? DCOMM_LINK_NEAR : kind;
             for (int k = DCOMM_LINK_HOST + 1; k <= first; k++) {
                 t->tuning.link[k] = t->tuning.link[kind];

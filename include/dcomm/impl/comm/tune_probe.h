@@ -1,5 +1,6 @@
-/* tune_probe.h - small ordinary plans whose times tell what things cost: pairs of ranks, all at
- * once or one alone, exchange messages and signals, and read and fold each other's memory. */
+/* tune_probe.h - probes: small ordinary plans whose times tell what things cost. Pairs of ranks,
+ * all at once or one alone, exchange messages and signals, and read and fold each other's
+ * memory. */
 #ifndef DCOMMI_TUNE_PROBE_H
 #define DCOMMI_TUNE_PROBE_H
 
@@ -19,7 +20,7 @@ enum dcommi_probe_kind {
 };
 
 #define DCOMMI_PROBE_BURST 8
-#define DCOMMI_PROBE_TURNS 3 /* buffers that a probe may use */
+#define DCOMMI_PROBE_TURNS 3 /* buffers that take turns in a probe */
 #define DCOMMI_PROBE_SIGNATURE 0x74756e65u
 
 typedef struct dcommi_probe {
@@ -29,8 +30,8 @@ typedef struct dcommi_probe {
 
 /* ---- pairs ---- */
 
-/* The i-th rank that is with `rank` at all levels above `level`, and in the group `group` of it
- * (-1: any); -1: there are not so many. */
+/* Return the i-th rank that is with `rank` at all levels above `level`, and in group `group` of
+ * that level (-1: any). -1: there are not so many. */
 static int dcommi_probe_member(const dcommi_groups *g, int rank, int level, int32_t group, int i)
 {
     for (int r = 0; r < g->nranks; r++) {
@@ -42,8 +43,8 @@ static int dcommi_probe_member(const dcommi_groups *g, int rank, int level, int3
     return -1;
 }
 
-/* The rank that `rank` works with in probes of pairs that part at level `depth`; -1: it looks on.
- * Siblings pair up, first with second, third with fourth, and their ranks in order. */
+/* Return the partner of `rank` in probes of pairs that part at level `depth`; -1: it has none.
+ * Sibling groups pair up, first with second, third with fourth, and their ranks in order. */
 static int dcommi_probe_partner(const dcommi_groups *g, int rank, int depth)
 {
     int at = 0;
@@ -83,9 +84,9 @@ static void dcommi_probe_messages(dcomm_builder *b, const dcommi_probe *p, dcomm
     int64_t tag = dcomm_build_tags(b, p->trips * each);
     int64_t stage = p->kind == DCOMMI_PROBE_FOLDS ? dcomm_build_scratch(b, p->len) : 0;
     int d = dcomm_build_loop(b, 0, dcomm_const(p->trips));
-    /* As in a collective, each trip but the first sends what the one before has received, receives
-     * where nothing has been, and folds what has lain. Three buffers of `each` messages take turns.
-     */
+    /* As in a collective, each trip but the first sends what the trip before has received. It
+     * receives into a buffer that the trip before did not use, and folds input that was there all
+     * along. Three buffers of `each` messages take turns. */
     dcomm_operand in = dcomm_at(DCOMM_SPACE_OUT,
                                 dcomm_modular(each * p->len, 0, d, 1, DCOMMI_PROBE_TURNS), p->len);
     dcomm_operand own = dcomm_at(DCOMM_SPACE_IN, dcomm_modular(p->len, 0, d, 1, 2), p->len);
@@ -108,8 +109,8 @@ static void dcommi_probe_messages(dcomm_builder *b, const dcommi_probe *p, dcomm
     dcomm_build_end(b, 0);
 }
 
-/* What is folded lies where it has lain, like the inputs of a collective, and as in those each
- * folds another part; what is copied was just written, like its results. */
+/* Fold data that was there before, a different part on each rank, like the inputs of a collective.
+ * Copy data that was just written, like the results of one. */
 static void dcommi_probe_reads(dcomm_builder *b, const dcommi_probe *p, int partner)
 {
     dcomm_expr peer = dcomm_const(partner);
@@ -150,7 +151,7 @@ static void dcommi_probe_local(dcomm_builder *b, const dcommi_probe *p)
     dcomm_build_end(b, 0);
 }
 
-/* One rank's plan of a probe. partner -1: it looks on. */
+/* Make one rank's plan of a probe. partner -1: the rank looks on. */
 static dcomm_status dcommi_probe_plan(const dcommi_probe *p, int rank, int nranks, int partner,
                                       dcomm_plan **plan_p)
 {

@@ -1,5 +1,5 @@
-/* tune_rounds.h - probes that run in turn, round by round, on a communicator of their own. Rank 0's
- * times count; all ranks take part in the same probes. */
+/* tune_rounds.h - probes that run in turn, round by round, on a communicator of their own. All
+ * ranks take part in the same probes, and rank 0's times count. */
 #ifndef DCOMMI_TUNE_ROUNDS_H
 #define DCOMMI_TUNE_ROUNDS_H
 
@@ -7,13 +7,13 @@
 #include "../base/flush.h"
 #include "tune_probe.h"
 
-#define DCOMMI_TUNE_COLD 16384 /* within a host, probes from so long on find nothing cached */
-#define DCOMMI_TUNE_ROUNDS 9   /* of short probes; of long ones DCOMMI_TUNE_FEW */
-#define DCOMMI_TUNE_BATCHES 2  /* of rounds: another one, where the first was disturbed */
-#define DCOMMI_TUNE_PROBES 40  /* of a round */
+#define DCOMMI_TUNE_COLD 16384 /* bytes from which probes within a host start uncached */
+#define DCOMMI_TUNE_ROUNDS 9   /* rounds of short probes; long ones: DCOMMI_TUNE_FEW */
+#define DCOMMI_TUNE_BATCHES 2  /* of rounds: the second if the first was disturbed */
+#define DCOMMI_TUNE_PROBES 40  /* most probes of a round */
 
-/* Probes that run in turn, round by round: what disturbs a core for a while then disturbs one round
- * of all of them, and not all of one. */
+/* Probes that run in turn, round by round. A core that is disturbed for a while then spoils one
+ * round of all probes, and not all rounds of one probe. */
 typedef struct dcommi_rounds {
     int n;
     struct dcommi_timed {
@@ -27,14 +27,15 @@ typedef struct dcommi_tuner {
     dcomm_comm *comm; /* for the probes alone */
     dcomm_tuning tuning;
     uint8_t *in, *out;
-    bool near;        /* what is measured lies within a host */
-    void *registered; /* NULL: there is none, or it has not been asked for */
+    bool near;        /* measuring within a host */
+    void *registered; /* NULL: none, or not asked for yet */
     uint8_t *huge;    /* likewise, on huge pages */
     dcommi_rounds rounds;
-    /* Rank 0's: how many probes have run, and how many were disturbed to the end; who else ran. */
+    /* On rank 0: how many probes have run, how many stayed disturbed, and looks at other
+     * programs. */
     int probes, disturbed;
     dcommi_busy others;
-    bool busy;                  /* too many */
+    bool busy;                  /* the machine was too busy to trust the times */
     dcomm_status status;        /* the first error; nothing is run after it */
     double step, signal, empty; /* seconds, by rank 0's clock */
 } dcommi_tuner;
@@ -53,15 +54,15 @@ static int dcommi_tune_compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The first quartile, since what disturbs only adds; sorts them. */
+/* Return the first quartile, since disturbances only add time. Sort `took`. */
 static double dcommi_tune_quartile(double *took, int n)
 {
     qsort(took, (size_t)n, sizeof *took, dcommi_tune_compare);
     return n > 0 ? took[(n - 1) / 4] : 0;
 }
 
-/* Return true if a rank, alone or with its partner, has a hardware thread to itself, or both share
- * one with nobody else who is measured. */
+/* Return true if a rank, alone or with its partner, has a hardware thread to itself, or if both
+ * share one with no other rank that is measured. */
 static bool dcommi_tune_seated(const dcommi_groups *g, int rank, int partner)
 {
     bool first = g->seat[rank] == rank, second = partner < 0 || g->seat[partner] == partner;
@@ -69,7 +70,7 @@ static bool dcommi_tune_seated(const dcommi_groups *g, int rank, int partner)
            (partner >= 0 && g->seat[rank] == g->seat[partner] && (first || second));
 }
 
-/* Put a probe into the rounds to come; returns where its time will be. */
+/* Add a probe to the rounds to come, and return its index. */
 static int dcommi_tune_add(dcommi_tuner *t, enum dcommi_probe_kind kind, int64_t len, int64_t trips,
                            int depth, bool alone)
 {
@@ -81,7 +82,7 @@ static int dcommi_tune_add(dcommi_tuner *t, enum dcommi_probe_kind kind, int64_t
         partner = -1;
     }
     bool works = !t->near || dcommi_tune_seated(comm->groups, comm->rank, partner);
-    if (!works) { /* what two ranks take in turns would be measured as if it were one's */
+    if (!works) { /* two ranks that take turns would be timed as one */
         partner = -1;
         kind = DCOMMI_PROBE_NOTHING;
     }
@@ -96,7 +97,7 @@ static int dcommi_tune_add(dcommi_tuner *t, enum dcommi_probe_kind kind, int64_t
 static bool dcommi_tune_goes_on(dcommi_tuner *t, double until);
 static void dcommi_tune_share(dcommi_tuner *t, void *data, size_t bytes);
 
-/* Run a plan that `status` says was made on `data`, and drop it. */
+/* Run a plan on `data` if `status` says that it was made, and free it. */
 static void dcommi_tune_once(dcommi_tuner *t, dcomm_status status, dcomm_plan *plan, void *data)
 {
     t->status = t->status >= 0 ? status : t->status;
@@ -106,7 +107,7 @@ static void dcommi_tune_once(dcommi_tuner *t, dcomm_status status, dcomm_plan *p
     dcommi_free(plan);
 }
 
-/* Nobody goes on before everybody has come. */
+/* Meet: no rank goes on before all have come. */
 static void dcommi_tune_meet(dcommi_tuner *t)
 {
     dcommi_shape s = {.coll = DCOMM_COLL_BARRIER,
@@ -119,7 +120,7 @@ static void dcommi_tune_meet(dcommi_tuner *t)
     dcommi_tune_once(t, status, plan, NULL);
 }
 
-/* The same of the ranks of each host among themselves. */
+/* Meet with the ranks of the same host only. */
 static void dcommi_tune_meet_near(dcommi_tuner *t)
 {
     const dcommi_groups *g = t->comm->groups;
@@ -139,9 +140,9 @@ static void dcommi_tune_meet_near(dcommi_tuner *t)
     dcommi_tune_once(t, status, plan, NULL);
 }
 
-/* Long buffers are out of the caches when a program comes with them, most of all its inputs. Who
- * looks on stays idle: it may share a core with a rank of another host, which does not wait for it.
- */
+/* Flush the buffers of a probe. A program's long buffers are not in the caches when it calls,
+ * least of all its inputs. A rank that looks on stays idle: it may share a core with a rank of
+ * another host, which does not wait for it. */
 static void dcommi_tune_chill(const dcommi_tuner *t, enum dcommi_probe_kind kind, int64_t len)
 {
     if (kind == DCOMMI_PROBE_NOTHING) {
@@ -151,7 +152,7 @@ static void dcommi_tune_chill(const dcommi_tuner *t, enum dcommi_probe_kind kind
     dcommi_flush(t->out, DCOMMI_PROBE_TURNS * len);
 }
 
-/* Look whether other programs want our processors: rank 0 alone, within its host. */
+/* Look whether other programs want our processors. Only rank 0 does, within its host. */
 static void dcommi_tune_look(dcommi_tuner *t)
 {
     const dcommi_groups *g = t->comm->groups;
@@ -171,7 +172,7 @@ static void dcommi_tune_round(dcommi_tuner *t, int at)
     dcommi_tune_look(t);
     for (int i = 0; i < t->rounds.n && t->status >= 0; i++) {
         struct dcommi_timed *timed = &t->rounds.timed[i];
-        if (t->near) { /* who shares this core has done its part of the last probe */
+        if (t->near) { /* ranks that share this core have ended the last probe */
             dcommi_tune_meet_near(t);
             if (timed->probe.len >= DCOMMI_TUNE_COLD) {
                 dcommi_tune_chill(t, timed->probe.kind, timed->probe.len);
@@ -186,8 +187,8 @@ static void dcommi_tune_round(dcommi_tuner *t, int at)
     }
 }
 
-/* Sort the times of n rounds, and return how many probes were disturbed by rank 0's clock: tell all
- * ranks. */
+/* Sort the times of n rounds. Return on all ranks how many probes were disturbed by rank 0's
+ * clock. */
 static int dcommi_tune_disturbed(dcommi_tuner *t, int n)
 {
     uint64_t disturbed = 0;
@@ -200,8 +201,8 @@ static int dcommi_tune_disturbed(dcommi_tuner *t, int n)
     return (int)disturbed;
 }
 
-/* Run `rounds` rounds after one that warms up, or fewer: no other one after `seconds`, if that is
- * not 0. Within a host, run as many again if something disturbed the first ones. */
+/* Run one round to warm up and then `rounds` more, or fewer: none begins after `seconds`, unless
+ * that is 0. Within a host, run as many again if something disturbed the first ones. */
 static void dcommi_tune_run(dcommi_tuner *t, int rounds, double seconds)
 {
     dcommi_rounds *all = &t->rounds;
@@ -230,13 +231,13 @@ static void dcommi_tune_run(dcommi_tuner *t, int rounds, double seconds)
     all->n = 0;
 }
 
-/* Seconds of one trip of a probe that has run. */
+/* Return the seconds of one trip of a probe that has run. */
 static double dcommi_tune_time(const dcommi_tuner *t, int i)
 {
     return t->rounds.timed[i].took[0];
 }
 
-/* Everybody gets rank 0's bytes. */
+/* Copy rank 0's bytes to all ranks. */
 static void dcommi_tune_share(dcommi_tuner *t, void *data, size_t bytes)
 {
     dcomm_comm *comm = t->comm;
@@ -252,7 +253,7 @@ static void dcommi_tune_share(dcommi_tuner *t, void *data, size_t bytes)
     dcommi_tune_once(t, status, plan, data);
 }
 
-/* Return true if longer probes are to follow: rank 0 looks at its clock. */
+/* Return true on all ranks until rank 0's clock reaches `until`. */
 static bool dcommi_tune_goes_on(dcommi_tuner *t, double until)
 {
     uint64_t on = dcommi_now() < until;

@@ -1,29 +1,29 @@
 /* tune_trial.h - trials of whole all-reduces on ranks of one host. How caches and cores are shared
- * there shows in calls as they are, not in pairs that exchange or read one piece: the algorithms
- * that the model finds cheap are timed at a few sizes, and correct its prices. */
+ * there shows in real calls, not in pairs that exchange or read one piece. So time the algorithms
+ * that the model finds cheap at a few sizes, and correct its prices. */
 #ifndef DCOMMI_TUNE_TRIAL_H
 #define DCOMMI_TUNE_TRIAL_H
 
 #include "api_coll.h"
 #include "tune_measure.h"
 
-#define DCOMMI_TRIAL_TIMED 4 /* calls of a turn, after one that warms up */
+#define DCOMMI_TRIAL_TIMED 4 /* timed calls of a turn, after one that warms up */
 #define DCOMMI_TRIAL_TURNS 3
-#define DCOMMI_TRIAL_S 0.015        /* after so long, no other turns of a size */
-#define DCOMMI_TRIAL_MOST_S 0.12    /* a turn that the model has longer goes without the dearest */
-#define DCOMMI_TRIAL_SHORT 65536    /* calls up to so long are timed eight in a row */
-#define DCOMMI_TRIAL_LONG (4 << 20) /* from here on two calls of a turn */
+#define DCOMMI_TRIAL_S 0.015        /* seconds after which a size has no other turn */
+#define DCOMMI_TRIAL_MOST_S 0.12    /* seconds: a turn priced higher drops its dearest */
+#define DCOMMI_TRIAL_SHORT 65536    /* bytes up to which calls are timed eight in a row */
+#define DCOMMI_TRIAL_LONG (4 << 20) /* bytes from which a turn has two timed calls */
 
-/* Below the first and beyond the last, prices differ as they do there. The last is for ranks that
- * share cores, among whose algorithms some fall behind only where calls are that long. */
+/* Below the first size and beyond the last, prices differ as they do there. The last is for ranks
+ * that share cores: some algorithms fall behind there only in calls that long. */
 static const int64_t dcommi_trial_sizes[] = {64,    256,    1024,    4096,    16384,
                                              65536, 262144, 1 << 20, 4 << 20, 16 << 20};
 enum { DCOMMI_TRIAL_SIZES = sizeof dcommi_trial_sizes / sizeof dcommi_trial_sizes[0] };
-/* Of huge pages: what the kernel reads of them. */
+/* Sizes on huge pages: those of buffers that the kernel reads. */
 static const int64_t dcommi_trial_huge[] = {262144, 4 << 20};
 enum { DCOMMI_TRIAL_HUGE = sizeof dcommi_trial_huge / sizeof dcommi_trial_huge[0] };
-/* Of registered memory: what is shorter goes as ordinary memory does, what is longer is read where
- * it lies. */
+/* Sizes in registered memory. Shorter calls go as in ordinary memory; longer ones read it where it
+ * lies. */
 static const int64_t dcommi_trial_registered[] = {16384, 65536, 262144, 1 << 20};
 enum {
     DCOMMI_TRIAL_REGISTERED = sizeof dcommi_trial_registered / sizeof dcommi_trial_registered[0]
@@ -31,20 +31,20 @@ enum {
 
 /* The trials of one size. */
 typedef struct dcommi_trials {
-    int64_t bytes, calls; /* in a row: ranks that share a core do not meet without delay */
+    int64_t bytes, calls; /* several in a row, since ranks that share a core meet late */
     uint8_t *in, *out;
-    enum dcommi_memory memory; /* what they are */
-    dcomm_trial *into;         /* the tuner's, of such memory */
-    int n, each, timed;        /* calls timed in a turn, in all */
+    enum dcommi_memory memory; /* of `in` and `out` */
+    dcomm_trial *into;         /* the tuner's trials of such memory */
+    int n, each, timed;        /* algorithms; calls timed in a turn, and in all */
     struct dcommi_tried {
         const dcommi_algo *algo;
         int64_t price;
         double took[DCOMMI_TRIAL_TURNS * DCOMMI_TRIAL_TIMED];
     } tried[DCOMM_TRIALS];
-    double met[DCOMMI_TRIAL_TURNS * DCOMMI_TRIAL_TIMED]; /* what meeting alone takes */
+    double met[DCOMMI_TRIAL_TURNS * DCOMMI_TRIAL_TIMED]; /* seconds that meeting alone takes */
 } dcommi_trials;
 
-/* Picoseconds of the trial of so many bytes; INT64_MAX: there was none. */
+/* Return the picoseconds of the trial of `bytes` bytes; INT64_MAX: there was none. */
 static int64_t dcommi_trial_of(const dcomm_trial *trials, const char *algo, int64_t bytes)
 {
     for (int i = 0; i < DCOMM_TRIALS; i++) {
@@ -58,11 +58,12 @@ static int64_t dcommi_trial_of(const dcomm_trial *trials, const char *algo, int6
     return INT64_MAX;
 }
 
-/* Those that are worth a trial, the same on every rank: by the price, as trials of the sizes before
- * have corrected it, no more than twice the cheapest, or three times where calls are short; or by
- * the model alone no more than half above, for where all its prices are too high none but those
- * that were tried would be cheap. Of long calls those that took at most half more than the fastest
- * did at the size before (bytes `by`, else 0), as many as there is time for. */
+/* Choose the algorithms that are worth a trial, the same on every rank. Take a price, as corrected
+ * by trials of smaller sizes, of at most twice the cheapest, or three times for short calls. Take
+ * also a price by the model alone of at most half above the cheapest: if the model is too high
+ * throughout, only tried algorithms would look cheap. Of long calls take those that took at most
+ * half more than the fastest at the size before (`by` bytes, else 0). Drop the dearest while there
+ * is no time for all. */
 static void dcommi_trials_choose(dcommi_tuner *t, const dcommi_chooser *c, int64_t by,
                                  dcommi_trials *k)
 {
@@ -114,8 +115,8 @@ static void dcommi_trials_choose(dcommi_tuner *t, const dcommi_chooser *c, int64
     k->n = k->n > 1 ? k->n : 0; /* nothing to choose from */
 }
 
-/* Calls as programs make them, not plans: what a rank that is ahead has sent meanwhile would make
- * the engine run those that follow a plan. */
+/* Meet by a call as programs make it, not by a plan. After a plan, early messages of a rank that
+ * is ahead would make the engine run the next calls, instead of the fast path. */
 static void dcommi_trial_meet(dcommi_tuner *t)
 {
     dcomm_coll_opts opts = {.algo = "dissemination"};
@@ -134,15 +135,15 @@ static void dcommi_trial_calls(dcommi_tuner *t, const dcommi_trials *k, const dc
     }
 }
 
-/* Whether the buffers of a call are out of the caches first, as those of one that has many are.
- * Registered ones are every other time: by `one_shot` two ranks take a third less than by
- * `two_shot` where they are in a cache, and a tenth more where they are not. */
+/* Return true if the buffers of a call are flushed from the caches first, as in a program that has
+ * many. Registered ones are flushed every other time, because `one_shot` wins with cached buffers
+ * and `two_shot` with others. */
 static bool dcommi_trial_cold(const dcommi_trials *k, int i)
 {
     return k->memory != DCOMMI_MEMORY_REGISTERED || i % 2 == 0;
 }
 
-/* An algorithm's turn, whatever groups this thread has open. */
+/* Run an algorithm's turn, whatever groups this thread has open. */
 static void dcommi_trial_turn(dcommi_tuner *t, dcommi_trials *k, struct dcommi_tried *tried)
 {
     dcommi_group open = dcommi_this_group;
@@ -179,7 +180,8 @@ static void dcommi_trials_run(dcommi_tuner *t, dcommi_trials *k)
     }
 }
 
-/* What an algorithm took: with buffers in the caches and not, half of each. */
+/* Return the seconds that an algorithm took: the mean of cached and flushed buffers, if there are
+ * both. */
 static double dcommi_trial_took(const dcommi_trials *k, const struct dcommi_tried *tried)
 {
     double took[2][DCOMMI_TRIAL_TURNS * DCOMMI_TRIAL_TIMED];
@@ -192,7 +194,7 @@ static double dcommi_trial_took(const dcommi_trials *k, const struct dcommi_trie
     return n[0] == 0 ? cold : (cold + dcommi_tune_quartile(took[0], n[0])) / 2;
 }
 
-/* One size, with rank 0's trials on all ranks. */
+/* Run the trials of one size, and give all ranks rank 0's times. */
 static void dcommi_trials_of(dcommi_tuner *t, int64_t by, const dcommi_chooser *c, dcommi_trials *k)
 {
     dcommi_trials_choose(t, c, by, k);
@@ -208,8 +210,8 @@ static void dcommi_trials_of(dcommi_tuner *t, int64_t by, const dcommi_chooser *
     dcommi_tune_share(t, &t->tuning, sizeof t->tuning);
 }
 
-/* All sizes, ascending, of memory of a kind, which holds two of the longest; NULL: whoever has none
- * takes part with what it had before. */
+/* Run the trials of all sizes, ascending, in memory of a kind, which holds two of the longest
+ * buffers. NULL: this rank has none, and takes part with the memory of before. */
 static void dcommi_trials_all(dcommi_tuner *t, const int64_t *sizes, int nsizes, uint8_t *memory,
                               dcommi_trials *where)
 {
@@ -234,7 +236,7 @@ static void dcommi_trials_all(dcommi_tuner *t, const int64_t *sizes, int nsizes,
     dcommi_free(k);
 }
 
-/* Every rank has the same numbers already, and has rank 0's trials at the end. */
+/* Run all trials. Every rank has the same numbers before, and rank 0's trials afterwards. */
 static void dcommi_tune_trials(dcommi_tuner *t)
 {
     const int crowded = dcommi_place_crowded(t->comm->groups, t->comm->places, 0);

@@ -1,11 +1,11 @@
-/* verdict_device.h - how long a codec's kernels take on a device: by a stream of their own, with
- * what it takes to launch them and to see that they have ended. */
+/* verdict_device.h - time a codec's kernels on a device, on a stream of their own, including their
+ * launch and the wait for their end. */
 #ifndef DCOMMI_VERDICT_DEVICE_H
 #define DCOMMI_VERDICT_DEVICE_H
 
 #include "call.h"
 
-/* A codec's times, and what they are of. */
+/* A codec's times, and the arrays on which they were taken. */
 typedef struct dcommi_verdict_work {
     size_t count, capacity, bytes;
     float *x, *y;
@@ -23,7 +23,7 @@ typedef struct dcommi_verdict_there {
     dcomm_cuda_report *report;
 } dcommi_verdict_there;
 
-/* All that the stream holds has ended. */
+/* Wait for the end of all work on the stream. */
 static dcomm_status dcommi_verdict_wait(const dcommi_verdict_there *t)
 {
     return dcommi_device_await(t->handle.number, t->stream, INFINITY, NULL, NULL);
@@ -48,7 +48,7 @@ static dcomm_status dcommi_verdict_launch(dcommi_verdict_there *t, const dcommi_
     return status;
 }
 
-/* One encoding, and one decoding onto an array. */
+/* Time one encoding, and one decoding that adds to an array. */
 static dcomm_status dcommi_verdict_turn(const dcomm_codec *codec, dcommi_verdict_there *t,
                                         dcommi_verdict_work *w, double *encode, double *decode)
 {
@@ -101,7 +101,7 @@ static dcomm_status dcommi_verdict_turns(const dcomm_codec *codec, dcommi_verdic
     return DCOMM_OK;
 }
 
-/* The times of w->x on a device. */
+/* Time a codec on w->x, on a device. */
 static dcomm_status dcommi_verdict_time_there(const dcomm_codec *codec, int device,
                                               dcommi_verdict_work *w)
 {

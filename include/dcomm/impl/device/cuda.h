@@ -1,5 +1,5 @@
-/* cuda.h - the table of device.h by CUDA's runtime. Without DCOMM_WITH_CUDA there is no
- * device memory, and not a byte of CUDA. */
+/* cuda.h - the table of device.h, by CUDA's runtime. Without DCOMM_WITH_CUDA there is no device
+ * memory, and not a byte of CUDA. */
 #ifndef DCOMMI_DEVICE_CUDA_H
 #define DCOMMI_DEVICE_CUDA_H
 
@@ -65,14 +65,14 @@ static const dcommi_device_calls *const dcommi_devices = &dcommi_cuda_calls;
 static const dcommi_device_calls *const dcommi_devices = NULL;
 #endif
 
-/* Number of the device whose memory it is; -1: the host's. */
+/* Return the number of the device whose memory it is; -1: host memory. */
 static inline int dcommi_device_locate(const void *at)
 {
     return dcommi_devices != NULL ? dcommi_devices->locate(at) : -1;
 }
 
-/* Wait for what a stream holds, until this time: DCOMM_IN_PROGRESS where it is not over then.
- * `meanwhile` is done again and again; NULL: the thread gives way. */
+/* Wait for what a stream holds, until the time `until` (dcommi_now, s). Return DCOMM_IN_PROGRESS
+ * if it is not over then. Call `meanwhile` again and again; NULL: yield the core. */
 static dcomm_status dcommi_device_await(int device, void *stream, double until,
                                         void (*meanwhile)(dcomm_context *context),
                                         dcomm_context *context)

@@ -1,5 +1,5 @@
-/* cuda_base.h - what all calls of CUDA's runtime share: the current device, errors as sentences,
- * the driver's functions. */
+/* cuda_base.h - what all calls of CUDA's runtime share: the current device, error messages, the
+ * driver's functions. */
 #ifndef DCOMMI_CUDA_BASE_H
 #define DCOMMI_CUDA_BASE_H
 
@@ -9,11 +9,12 @@
 
 #include <cuda_runtime_api.h>
 
-/* device: that was asked; -1: it is said elsewhere, or is none. */
+/* Report a failed call. `device`: the device of the call; -1: none, or the message names it
+ * anyway. */
 static dcomm_status dcommi_cuda_failed(int device, cudaError_t error, const char *what)
 {
     char on[32] = "";
-    (void)cudaGetLastError(); /* it is told here: the program's next look must not find it again */
+    (void)cudaGetLastError(); /* reported here: the program must not find it again */
     if (device >= 0) {
         snprintf(on, sizeof on, " on device %d", device);
     }
@@ -29,9 +30,10 @@ static dcomm_status dcommi_cuda_failed(int device, cudaError_t error, const char
         }                                                               \
     } while (0)
 
-/* Streams and events belong to the current device, which is the calling thread's own (-1: whichever
- * it is). While anybody captures a stream, CUDA refuses other threads what could harm a capture,
- * and ends that: what goes on between these has nothing to do with it. */
+/* Make a device the calling thread's current one (-1: keep it): streams and events belong to that.
+ * While any thread captures a stream, CUDA refuses other threads' calls that could harm a capture,
+ * and ends the capture. Calls from here to leave have nothing to do with it, so relax that
+ * mode. */
 static dcommi_device_before dcommi_cuda_enter(int number)
 {
     dcommi_device_before before = {.device = -1, .mode = cudaStreamCaptureModeRelaxed};
@@ -56,14 +58,14 @@ static void dcommi_cuda_leave(dcommi_device_before before)
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
 }
 
-/* Leave the device, and pass on what was done there. */
+/* Leave the device, and return the status of what was done there. */
 static dcomm_status dcommi_cuda_done(dcommi_device_before before, dcomm_status status)
 {
     dcommi_cuda_leave(before);
     return status;
 }
 
-/* Leave the device, and tell what the runtime says of a call. */
+/* Leave the device, and report the result of a runtime call. */
 static dcomm_status dcommi_cuda_called(dcommi_device_before before, int device, cudaError_t error,
                                        const char *what)
 {
@@ -71,7 +73,7 @@ static dcomm_status dcommi_cuda_called(dcommi_device_before before, int device, 
     return error == cudaSuccess ? DCOMM_OK : dcommi_cuda_failed(device, error, what);
 }
 
-/* A function of the driver's, found without linking it. */
+/* Find a function of the driver, without linking it. */
 static dcomm_status dcommi_cuda_entry(const char *symbol, void **entry)
 {
     enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;

@@ -1,4 +1,4 @@
-/* cuda_queue.h - what a context does on a device by CUDA's runtime: its queues, its memory and the
+/* cuda_queue.h - a context's use of a device by CUDA's runtime: its queues, its memory and the
  * kernels on queue IN. */
 #ifndef DCOMMI_DEVICE_CUDA_QUEUE_H
 #define DCOMMI_DEVICE_CUDA_QUEUE_H
@@ -8,7 +8,8 @@
 
 #ifdef DCOMM_WITH_CUDA
 
-/* Number of the device whose memory `at` is, -1 for the host's. Managed memory is the device's. */
+/* Return the number of the device whose memory `at` is; -1: host memory. Managed memory is the
+ * device's. */
 static int dcommi_cuda_locate(const void *at)
 {
     static _Atomic int absent; /* no driver, or no device: never ask again */
@@ -38,8 +39,8 @@ static dcomm_status dcommi_cuda_streams(dcommi_device_handle *d)
     return DCOMM_OK;
 }
 
-/* A pool of our own keeps what is free: the device's usual one gives it back to the system whenever
- * anybody waits for anything. */
+/* Make a pool of our own, which keeps free memory. The device's default pool returns it to the
+ * system whenever anybody waits for anything. */
 static dcomm_status dcommi_cuda_pool(dcommi_device_handle *d)
 {
     const struct cudaMemPoolProps props = {
@@ -55,11 +56,11 @@ static dcomm_status dcommi_cuda_pool(dcommi_device_handle *d)
     return DCOMM_OK;
 }
 
-/* A kernel that CUDA loads when it is first launched may wait for all that the device's streams
- * hold, and one of them for the rank that launches it. */
+/* Load all kernels beforehand. A kernel that CUDA loads at its first launch may wait for all that
+ * the device's streams hold, and one of them may wait for the rank that launches it. */
 static dcomm_status dcommi_cuda_load_all(int device)
 {
-    static _Atomic uint64_t loaded; /* a bit of each device */
+    static _Atomic uint64_t loaded; /* a bit for each device */
     static _Atomic int told;
     const uint64_t bit = device < 64 ? (uint64_t)1 << device : 0;
     if ((atomic_load(&loaded) & bit) != 0) {
@@ -88,7 +89,7 @@ static dcomm_status dcommi_cuda_open(dcommi_device_handle *d)
     return status;
 }
 
-/* All that was put on its queues has been seen to end. */
+/* Close the queues, whose work has all been seen to end. */
 static void dcommi_cuda_close(dcommi_device_handle *d)
 {
     dcommi_device_before before = dcommi_cuda_enter(d->number);
@@ -106,7 +107,7 @@ static void dcommi_cuda_close(dcommi_device_handle *d)
     dcommi_cuda_leave(before);
 }
 
-/* Host memory that every device reads and writes by itself, at this address. */
+/* Allocate host memory that every device reads and writes itself, at this address. */
 static dcomm_status dcommi_cuda_pin(size_t bytes, void **memory_p)
 {
     dcommi_device_before before = dcommi_cuda_enter(-1);
@@ -124,7 +125,7 @@ static void dcommi_cuda_unpin(void *memory)
     }
 }
 
-/* Memory in the order of a stream. */
+/* Allocate memory in the order of a stream. */
 static dcomm_status dcommi_cuda_alloc(dcommi_device_handle *d, void *stream, size_t bytes,
                                       void **memory_p)
 {
@@ -148,7 +149,7 @@ static void dcommi_cuda_release(int device, void *stream, void *memory)
     }
 }
 
-/* dst <- src, either of which may be pinned memory of the host. */
+/* Copy dst <- src, either of which may be pinned host memory. */
 static dcomm_status dcommi_cuda_copy(int device, void *stream, void *dst, const void *src,
                                      size_t len)
 {
@@ -158,8 +159,8 @@ static dcomm_status dcommi_cuda_copy(int device, void *stream, void *dst, const 
         "cudaMemcpyAsync");
 }
 
-/* dst[i] <- fold of src[s][i], as dcommi_host_reduce. More operands than one launch takes are
- * folded onto the first ones' fold, in the same order. */
+/* Fold dst[i] <- src[s][i], like dcommi_host_reduce. Operands beyond what one launch takes are
+ * folded onto the result, in the same order. */
 static dcomm_status dcommi_cuda_reduce(dcommi_device_handle *d, void *dst, const void *const *src,
                                        size_t nsrc, size_t count, dcomm_dtype dtype, dcomm_op op,
                                        int64_t divisor)
@@ -234,7 +235,7 @@ static size_t dcommi_cuda_code_bytes(const dcommi_device_code *c)
                                           : dcomm_cuda_decode_workspace_bytes(c->codec, c->count);
 }
 
-/* dcomm_cuda_ledger_compare on queue IN. */
+/* Run dcomm_cuda_ledger_compare on queue IN. */
 static dcomm_status dcommi_cuda_compare(dcommi_device_handle *d, dcomm_cuda_ledger *ledger,
                                         const float *x, const float *y, const float *next,
                                         size_t count)
@@ -306,7 +307,8 @@ static dcomm_status dcommi_cuda_recoded(dcommi_device_handle *d, const dcommi_de
     return status;
 }
 
-/* A workspace for now goes back in the order of the queue, behind the kernels. */
+/* Run a codec's step. A temporary workspace is released in the queue's order, behind the
+ * kernels. */
 static dcomm_status dcommi_cuda_code(dcommi_device_handle *d, const dcommi_device_code *c)
 {
     size_t need = c->workspace == NULL ? dcommi_cuda_code_bytes(c) : 0;
@@ -361,7 +363,7 @@ static dcomm_status dcommi_cuda_matrix(dcommi_device_handle *d, const dcommi_dev
 
 /* ---- events ---- */
 
-/* Put an event behind all that a stream holds now. NULL: a new one. */
+/* Record an event behind all that a stream holds now. `event` NULL: make a new one. */
 static dcomm_status dcommi_cuda_record(int device, void *stream, cudaEvent_t event,
                                        const char *what, void **event_p)
 {
@@ -381,7 +383,7 @@ static dcomm_status dcommi_cuda_record(int device, void *stream, cudaEvent_t eve
     return dcommi_cuda_called(before, device, error, what);
 }
 
-/* An event behind all that a queue holds. */
+/* Record an event behind all that a queue holds. */
 static dcomm_status dcommi_cuda_mark(dcommi_device_handle *d, enum dcommi_queue queue,
                                      void **event_p)
 {
@@ -390,21 +392,21 @@ static dcomm_status dcommi_cuda_mark(dcommi_device_handle *d, enum dcommi_queue 
                               "cudaEventRecord", event_p);
 }
 
-/* DCOMM_IN_PROGRESS, DCOMM_OK or what went wrong before the event. */
+/* Return DCOMM_IN_PROGRESS, DCOMM_OK or the error of work before the event. */
 static dcomm_status dcommi_cuda_poll(void *event)
 {
     dcommi_device_before before = dcommi_cuda_enter(-1);
     cudaError_t error = cudaEventQuery((cudaEvent_t)event);
     dcommi_cuda_leave(before);
     if (error == cudaErrorNotReady) {
-        (void)cudaGetLastError(); /* where CUDA leaves this, too */
+        (void)cudaGetLastError(); /* CUDA keeps this as an error, too */
         return DCOMM_IN_PROGRESS;
     }
     DCOMMI_CUDA_TRY(-1, error, "the device reports");
     return DCOMM_OK;
 }
 
-/* The event has happened, or never will. */
+/* Take back an event that has happened, or never will. */
 static void dcommi_cuda_over(dcommi_device_handle *d, void *event)
 {
     if (d->nevents < DCOMMI_EVENTS_KEPT) {

@@ -6,8 +6,8 @@
 
 #ifdef DCOMM_WITH_CUDA
 
-/* Where a device sits, which is the same for all processes of a host, however each numbers its
- * devices; 0: unknown. */
+/* Return where a device sits. This is the same for all processes of a host, however each numbers
+ * its devices; 0: unknown. */
 static uint64_t dcommi_cuda_place(int device)
 {
     int domain = 0, bus = 0, slot = 0;
@@ -21,7 +21,7 @@ static uint64_t dcommi_cuda_place(int device)
            (uint8_t)slot;
 }
 
-/* CUDA IPC knows what cudaMalloc gives, and not what pools do. */
+/* Allocate by cudaMalloc: CUDA IPC does not know the memory of pools. */
 static dcomm_status dcommi_cuda_shared_alloc(int device, size_t bytes, void **memory_p,
                                              dcommi_device_key *key)
 {
@@ -52,7 +52,7 @@ static void dcommi_cuda_shared_free(int device, void *memory)
     dcommi_cuda_leave(before);
 }
 
-/* Return true if a device reads memory of the one that sits there. */
+/* Return true if a device can read memory of the device that sits at `place`. */
 static bool dcommi_cuda_reaches(int device, uint64_t place)
 {
     int n = 0, can = 0;
@@ -72,8 +72,8 @@ static bool dcommi_cuda_reaches(int device, uint64_t place)
     return can != 0;
 }
 
-/* An allocation must begin there, or before, and have these bytes from there on: what a peer says
- * of it may be wrong, and a kernel that reads beyond fails the device for good. */
+/* Check that an allocation contains these bytes from `memory` on. A peer's word may be wrong, and
+ * a kernel that reads beyond the end fails the device for good. */
 static dcomm_status dcommi_cuda_holds(void *memory, size_t bytes)
 {
     typedef int (*range_fn)(unsigned long long *base, size_t *bytes, unsigned long long at);

@@ -1,5 +1,5 @@
-/* cuda_stream.h - streams by CUDA's runtime: the caller's, which operations are tied to, and some
- * of our own beside the queues. */
+/* cuda_stream.h - streams by CUDA's runtime: the caller's, to which operations are tied, and some
+ * of our own besides the queues. */
 #ifndef DCOMMI_DEVICE_CUDA_STREAM_H
 #define DCOMMI_DEVICE_CUDA_STREAM_H
 
@@ -58,7 +58,7 @@ static dcomm_status dcommi_cuda_stream_kind(int device, void *stream,
     return DCOMM_OK;
 }
 
-/* An event behind all that the stream holds now. */
+/* Record an event behind all that the stream holds now. */
 static dcomm_status dcommi_cuda_stream_mark(int device, void *stream, void **event_p)
 {
     return dcommi_cuda_record(device, stream, NULL, "the caller's stream: cudaEventRecord",
@@ -70,8 +70,8 @@ static void dcommi_cuda_stream_unmark(void *event)
     (void)cudaEventDestroy((cudaEvent_t)event);
 }
 
-/* Make all later work of the stream wait until *word has come to `value` (cyclically). The word
- * is pinned: with unified addresses, devices find it where the host does. */
+/* Make all later work of the stream wait until *word has reached `value` (cyclically). The word is
+ * pinned: with unified addresses, devices find it where the host does. */
 static dcomm_status dcommi_cuda_stream_hold(int device, void *stream, _Atomic uint32_t *word,
                                             uint32_t value)
 {
@@ -116,7 +116,8 @@ static dcomm_status dcommi_cuda_zero(int device, void *stream, void *dst, size_t
                               "cudaMemsetAsync");
 }
 
-/* The event may be destroyed at once: the wait has its own share in it. */
+/* Make later work on `stream` wait for what `other` holds now. The event may be destroyed at once:
+ * the wait keeps it alive. */
 static dcomm_status dcommi_cuda_own_after(int device, void *stream, void *other)
 {
     void *event = NULL;

@@ -1,43 +1,44 @@
-/* device.h - transforms of bytes by memory kind: functions for the host's, a table for a device's.
- * The device layer knows no rank. */
+/* device.h - transforms of bytes by memory kind: functions for host memory, a table of functions
+ * for a device's. The device layer knows no ranks. */
 #ifndef DCOMMI_DEVICE_H
 #define DCOMMI_DEVICE_H
 
 #include "../../cuda.h"
 #include "../base/util.h"
 
-/* dst[i] = fold over s of src[s][i], from s = 0 up, for `count` elements; nsrc >= 1. dst may be
- * exactly equal to any src, or disjoint from it. 16-bit floats fold in f32 and round once. With
- * divisor > 1 the fold is then divided by it (DCOMM_AVG). op is DCOMM_SUM, PROD, MIN, MAX, AVG,
+/* Fold: dst[i] = fold over s of src[s][i], from s = 0 up, for `count` elements; nsrc >= 1. dst may
+ * be exactly equal to any src, or disjoint from it. 16-bit floats fold in f32 and round once. If
+ * divisor > 1, the fold is then divided by it (DCOMM_AVG). op is DCOMM_SUM, PROD, MIN, MAX, AVG,
  * PREMUL_SUM (both like SUM) or a caller's own. Any alignment. */
 static dcomm_status dcommi_host_reduce(void *dst, const void *const *src, size_t nsrc, size_t count,
                                        dcomm_dtype dtype, dcomm_op op, int64_t divisor);
-/* The same; the result goes to `also` too (NULL: not). `how`: DCOMMI_FOLD_STREAM for dst and
- * DCOMMI_FOLD_ALSO for `also`, where alignment allows, the first of which may leave dst open, as
- * dcommi_host_copy_open does; DCOMMI_FOLD_AHEAD and DCOMMI_FOLD_NEAR. */
+/* Fold likewise, and store the result in `also`, too (NULL: not). `how`: DCOMMI_FOLD_STREAM and
+ * DCOMMI_FOLD_ALSO use nontemporal stores for dst and `also`, where alignment allows. Those to dst
+ * may need dcommi_host_copy_close, as after dcommi_host_copy_open. DCOMMI_FOLD_AHEAD and
+ * DCOMMI_FOLD_NEAR prefetch. */
 static dcomm_status dcommi_host_reduce_both(void *dst, void *also, const void *const *src,
                                             size_t nsrc, size_t count, dcomm_dtype dtype,
                                             dcomm_op op, int64_t divisor, unsigned how);
-/* dst[i] = factor * src[i], in f64 for f64, in f32 for other floats, and in the integer type after
- * rounding of the f64 product towards zero; dst may equal src. */
+/* Scale: dst[i] = factor * src[i], in f64 for f64 and in f32 for other floats. For integers, the
+ * f64 product is rounded towards zero. dst may equal src. */
 static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
                               double factor);
-/* memcpy for long, cold copies (non-temporal where that is faster). */
+/* Copy long, cold memory, by nontemporal stores where these are faster. */
 static void dcommi_host_copy(void *dst, const void *src, size_t len);
-/* A copy by plain stores, whatever the length. */
+/* Copy by plain stores, whatever the length. */
 static void dcommi_host_copy_plain(void *dst, const void *src, size_t len);
-/* The same, of what is likely in no cache. */
+/* Copy by plain stores, and prefetch: the source is likely in no cache. */
 static void dcommi_host_copy_ahead(void *dst, const void *src, size_t len);
-/* A copy that is not to stay in the caches. */
+/* Copy by nontemporal stores, because the data should not stay in the caches. */
 static void dcommi_host_copy_past(void *dst, const void *src, size_t len);
-/* The same in pieces, which are ordered before what is stored later by one close behind them all:
- * to do that behind each piece of 4 KiB takes two thirds of the time. */
+/* Copy pieces by nontemporal stores, and order them before later stores by one close after all of
+ * them. A close after each piece would be much slower. */
 static void dcommi_host_copy_open(void *dst, const void *src, size_t len);
 static void dcommi_host_copy_close(void);
 
 /* ---- devices ---- */
 
-/* A device does its work in order within a queue. All stores into its memory go to IN; work on OUT
+/* A device does the work of a queue in order. All stores into its memory go to IN. Work on OUT
  * reads only memory that has been seen to be complete. */
 enum dcommi_queue {
     DCOMMI_QUEUE_OUT, /* copies out of the device */
@@ -53,14 +54,14 @@ typedef struct dcommi_device_handle {
     int number;
     void *stream[DCOMMI_QUEUES];
     void *pool;                       /* of scratch */
-    void *events[DCOMMI_EVENTS_KEPT]; /* to be used again */
+    void *events[DCOMMI_EVENTS_KEPT]; /* for reuse */
     unsigned nevents;
 } dcommi_device_handle;
 
-/* A step of a codec's on a device: kind says which of the plan's codec steps. */
+/* A codec's step on a device. `kind` tells which of the plan's codec steps. */
 typedef struct dcommi_device_code {
     uint8_t kind; /* dcomm_step_kind: ENCODE, RECODE, DECODE */
-    bool adds;    /* DECODE: to what dst holds */
+    bool adds;    /* DECODE: add to what dst holds */
     const dcomm_codec *codec;
     dcomm_codec_key key;
     float factor;          /* RECODE */
@@ -72,12 +73,12 @@ typedef struct dcommi_device_code {
     size_t n;
     void *dst;
     size_t dst_len;
-    void *workspace;           /* of ENCODE or RECODE, kept from step to step; NULL: one for now */
+    void *workspace;           /* ENCODE, RECODE: kept from step to step; NULL: a temporary one */
     dcomm_cuda_report *report; /* on the device */
     dcomm_cuda_ledger *ledger; /* likewise; NULL: not wanted */
 } dcommi_device_code;
 
-/* A step of powersgd's: that launcher of cuda.h, by its arguments. */
+/* A step of powersgd: the arguments of that launcher of cuda.h. */
 typedef struct dcommi_device_matrix {
     enum dcommi_matrix_kind {
         DCOMMI_MATRIX_START,
@@ -88,9 +89,9 @@ typedef struct dcommi_device_matrix {
     } kind;
     dcomm_codec_matrix shape;
     dcomm_codec_key key; /* START */
-    const float *x;      /* P, Q; of a PRODUCT with a ledger, what is compared */
+    const float *x;      /* P, Q; PRODUCT with a ledger: what is compared */
     float *p, *q;
-    float *to; /* PRODUCT; with a ledger e or NULL, and `how` is not asked */
+    float *to; /* PRODUCT; with a ledger: e or NULL, and `how` is not used */
     int how;
     dcomm_cuda_report *report; /* P, Q; NULL: not wanted */
     dcomm_cuda_ledger *ledger; /* PRODUCT; NULL: not wanted */
@@ -102,35 +103,36 @@ typedef struct dcommi_device_key {
     uint8_t handle[64]; /* of the whole allocation */
 } dcommi_device_key;
 
-/* The calling thread's state before, for `leave`. */
+/* The calling thread's earlier state, for `leave`. */
 typedef struct dcommi_device_before {
-    int device; /* -1: the same */
-    int mode;   /* of captures */
+    int device; /* -1: unchanged */
+    int mode;   /* of stream captures */
 } dcommi_device_before;
 
-/* Kinds of streams of the caller's, by what they wait for beside their own work. */
+/* Kinds of the caller's streams, by what they wait for besides their own work. */
 enum dcommi_stream_kind {
     DCOMMI_STREAM_APART,    /* nothing */
-    DCOMMI_STREAM_BLOCKING, /* the device's legacy default stream, and that for it */
+    DCOMMI_STREAM_BLOCKING, /* the device's legacy default stream, and vice versa */
     DCOMMI_STREAM_LEGACY,
-    DCOMMI_STREAM_THREAD /* as BLOCKING; its handle means another stream in each thread */
+    DCOMMI_STREAM_THREAD /* like BLOCKING; its handle means another stream in each thread */
 };
 
-/* No call waits for a device but those of shared memory, and none frees in a way that would: a
- * stream of the caller's may wait for the very rank that is in here. Errors have a sentence. */
+/* No call waits for a device, not even to free memory, except those for shared memory: a stream of
+ * the caller may wait for the very rank that is in here. Errors set a message. */
 typedef struct dcommi_device_calls {
-    /* Number of the device whose memory it is; -1: the host's. */
+    /* Return the number of the device whose memory it is; -1: host memory. */
     int (*locate)(const void *at);
     dcomm_status (*open)(dcommi_device_handle *d);
-    /* All that was put on its queues has been seen to end. Only what is freed here may wait. */
+    /* Close the queues, whose work has all been seen to end. Only what is freed here may wait. */
     void (*close)(dcommi_device_handle *d);
-    /* Host memory that every device reads and writes by itself, at the host's address. */
+    /* Allocate host memory that every device reads and writes itself, at the host's address. */
     dcomm_status (*pin)(size_t bytes, void **memory_p);
     void (*unpin)(void *memory);
-    /* On a stream, a queue's or one of the library's own. Memory is taken and given back in its
-     * order, and to be stored into before it is read; a handle without a pool has it of the
-     * device's usual one, which outlives contexts. copy: dst <- src, either of which may be pinned.
-     * scale, add, feedback, look: dcomm_cuda_scale, _add_scaled, _feedback, _look. */
+    /* On a stream: a queue's, or one of the library's own. alloc, release: memory is taken and
+     * returned in the stream's order, and must be written before it is read. A handle without a
+     * pool takes it from the device's default pool, which outlives contexts. copy: dst <- src,
+     * either of which may be pinned. scale, add, feedback, look: dcomm_cuda_scale, _add_scaled,
+     * _feedback, _look. */
     dcomm_status (*alloc)(dcommi_device_handle *d, void *stream, size_t bytes, void **memory_p);
     void (*release)(int device, void *stream, void *memory);
     dcomm_status (*copy)(int device, void *stream, void *dst, const void *src, size_t len);
@@ -144,10 +146,11 @@ typedef struct dcommi_device_calls {
                              dcomm_cuda_report *report);
     dcomm_status (*look)(int device, void *stream, void *x, size_t count, dcomm_dtype dtype,
                          double factor, bool drop, dcomm_cuda_sight *sight, void *workspace);
-    size_t (*look_bytes)(size_t count); /* of its workspace */
-    /* On queue IN: as dcommi_host_reduce, dcommi_to_f32 and dcommi_from_f32, the codec's steps,
-     * powersgd's, dcomm_cuda_ledger_compare, dcomm_cuda_scatter, and DGC's clipping: a gradient's
-     * factor, and the momentum of what it is multiplied by. */
+    size_t (*look_bytes)(size_t count); /* bytes of its workspace */
+    /* On queue IN. reduce, to_f32, from_f32: as dcommi_host_reduce, dcommi_to_f32,
+     * dcommi_from_f32. code: the codec's steps. matrix: powersgd's. compare, scatter:
+     * dcomm_cuda_ledger_compare and dcomm_cuda_scatter. clip, clipped: DGC's clipping, a
+     * gradient's factor and the momentum of the clipped gradient. */
     dcomm_status (*reduce)(dcommi_device_handle *d, void *dst, const void *const *src, size_t nsrc,
                            size_t count, dcomm_dtype dtype, dcomm_op op, int64_t divisor);
     dcomm_status (*to_f32)(dcommi_device_handle *d, float *dst, const void *src, size_t count,
@@ -155,7 +158,7 @@ typedef struct dcommi_device_calls {
     dcomm_status (*from_f32)(dcommi_device_handle *d, void *dst, const float *src, size_t count,
                              dcomm_dtype dtype);
     dcomm_status (*code)(dcommi_device_handle *d, const dcommi_device_code *code);
-    size_t (*code_bytes)(const dcommi_device_code *code); /* of its workspace */
+    size_t (*code_bytes)(const dcommi_device_code *code); /* bytes of its workspace */
     dcomm_status (*matrix)(dcommi_device_handle *d, const dcommi_device_matrix *m);
     dcomm_status (*compare)(dcommi_device_handle *d, dcomm_cuda_ledger *ledger, const float *x,
                             const float *y, const float *next, size_t count);
@@ -166,36 +169,36 @@ typedef struct dcommi_device_calls {
     dcomm_status (*clipped)(dcommi_device_handle *d, float *u, const float *g,
                             const dcomm_cuda_clip *clip, float momentum, const float *before,
                             size_t count);
-    /* An event behind all that a queue holds; poll gives DCOMM_IN_PROGRESS, DCOMM_OK or what went
-     * wrong before it; over, when that is known. */
+    /* mark: record an event behind all that a queue holds. poll: return DCOMM_IN_PROGRESS,
+     * DCOMM_OK or the error of earlier work. over: take back an event that poll has reported. */
     dcomm_status (*mark)(dcommi_device_handle *d, enum dcommi_queue queue, void **event_p);
     dcomm_status (*poll)(void *event);
     void (*over)(dcommi_device_handle *d, void *event);
-    int (*current)(void); /* device of the calling thread */
-    /* Streams of the caller's, and the device that was current when they were given. check: whether
-     * an operation can be tied to one. stream_mark: an event behind all that it holds now.
-     * stream_hold: what is put on it from now on waits until the pinned word has come to `value`,
+    int (*current)(void); /* current device of the calling thread */
+    /* Streams of the caller; `device` was current when they were given. stream_check: check that
+     * an operation can be tied to one. stream_mark: record an event behind all that it holds now.
+     * stream_hold: make its later work wait until the pinned word has reached `value`,
      * cyclically. */
     dcomm_status (*stream_check)(const char *name, void *stream);
     dcomm_status (*stream_kind)(int device, void *stream, enum dcommi_stream_kind *kind_p);
     dcomm_status (*stream_mark)(int device, void *stream, void **event_p);
     void (*stream_unmark)(void *event);
     dcomm_status (*stream_hold)(int device, void *stream, _Atomic uint32_t *word, uint32_t value);
-    /* Calls between the two belong to this device; enter gives leave the state before. */
+    /* Calls between the two use this device. enter returns the earlier state for leave. */
     dcommi_device_before (*enter)(int device);
     void (*leave)(dcommi_device_before before);
-    /* Streams of the library's own, beside the queues: for what goes in the order of a stream of
-     * the caller's without holding that up. after: what is put on it from now on waits for what the
-     * other stream holds now. code: the codec's steps, with a workspace of code_bytes. */
+    /* Streams of the library's own, besides the queues. They carry work in the order of a stream
+     * of the caller without holding that up. own_after: make later work on `stream` wait for what
+     * `other` holds now. own_code: the codec's steps, with a workspace of code_bytes. */
     dcomm_status (*own_open)(int device, void **stream_p);
     void (*own_close)(int device, void *stream);
     dcomm_status (*own_after)(int device, void *stream, void *other);
     dcomm_status (*own_code)(int device, void *stream, const dcommi_device_code *code,
                              void *workspace);
-    /* Memory that other processes can open, and theirs. These may wait for all that the device's
-     * streams hold, which is why device_region.h and
-     * api_mem_device.h alone call them. Nobody may have open what is freed, and
-     * nothing that reads it be under way when it is closed. */
+    /* Memory that other processes can open, and theirs. These calls may wait for all that the
+     * device's streams hold, so only device_region.h and api_mem_device.h use them. Nobody may
+     * have open what is freed. Nothing that reads a peer's memory may be under way when it is
+     * closed. */
     dcomm_status (*shared_alloc)(int device, size_t bytes, void **memory_p, dcommi_device_key *key);
     void (*shared_free)(int device, void *memory);
     dcomm_status (*peer_open)(int device, const dcommi_device_key *key, size_t bytes,
@@ -205,8 +208,8 @@ typedef struct dcommi_device_calls {
 
 /* ---- in the order of a queue ---- */
 
-/* Take scratch, in the order of queue IN, which all stores into device memory are put on: so the
- * other queue need not wait for it. */
+/* Allocate scratch in the order of queue IN. All stores into device memory go to that queue, so
+ * the other queue need not wait for it. */
 static inline dcomm_status dcommi_device_alloc(dcommi_device_handle *d, size_t bytes,
                                                void **memory_p)
 {

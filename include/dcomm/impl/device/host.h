@@ -6,24 +6,25 @@
 #include "device.h"
 #include "../../../../kernels/cpu/cpu.h"
 
-/* Outputs from this length on are stored past the caches: they would only push out what else is
- * there, and each line of them would first be read from memory. Shorter ones are soon read again,
+/* Bytes: store longer outputs by nontemporal stores. In the caches they would only displace other
+ * data, and each of their lines would first be read from memory. Shorter ones are soon read again,
  * by a send or the next step. */
 #define DCOMMI_STREAM_MIN ((size_t)4 << 20)
-/* One or two sources of wide elements from this length on are asked for ahead of time; below it,
- * with more streams and with 16-bit floats, the processor's own prefetching is better left alone
- * (measured on Zen 5). */
+/* Bytes: prefetch one or two longer sources of wide elements. Below this length, with more sources
+ * and with 16-bit floats, the processor's own prefetching is better left alone (measured on Zen
+ * 5). */
 #define DCOMMI_AHEAD_MIN ((size_t)16 << 20)
-/* From here on a vector loop copies faster than the `rep movsb` of glibc's memcpy. */
+/* Bytes: a vector loop copies this and more faster than the `rep movsb` of glibc's memcpy. */
 #define DCOMMI_COPY_MIN ((size_t)512 << 10)
-/* Longer than a message, memory is cold: copied past the caches, it is asked for ahead of time. */
+/* Bytes: memory longer than a message is cold, so prefetch when copying it by nontemporal
+ * stores. */
 #define DCOMMI_COPY_AHEAD ((size_t)64 << 10)
 #define DCOMMI_AVERAGE_BLOCK 16384 /* bytes folded before they are divided */
 #define DCOMMI_AVERAGE_GROUP 16    /* operands folded at once */
 #define DCOMMI_BYTE_VALUES 256
 #define DCOMMI_USER_BLOCK DCOMM_DTYPE_BYTES_MAX /* bytes; one element fits */
 
-/* `wanted`: of DCOMMI_FOLD_STREAM, AHEAD and NEAR. */
+/* Choose how to fold. `wanted`: any of DCOMMI_FOLD_STREAM, AHEAD and NEAR. */
 static unsigned dcommi_fold_how(const unsigned char *dst, unsigned wanted,
                                 const unsigned char *const *src, size_t nsrc, size_t len,
                                 size_t element)
@@ -31,7 +32,7 @@ static unsigned dcommi_fold_how(const unsigned char *dst, unsigned wanted,
     unsigned how = DCOMMI_FOLD_STREAM;
     if ((len < DCOMMI_STREAM_MIN && (wanted & DCOMMI_FOLD_STREAM) == 0) ||
         (uintptr_t)dst % element != 0) {
-        how = 0; /* on the way to a whole line an element would be cut */
+        how = 0; /* aligning to a line would split an element */
     }
     for (size_t s = 0; how != 0 && s < nsrc; s++) {
         if (src[s] == dst) { /* its lines are in the cache anyway */
@@ -45,7 +46,7 @@ static unsigned dcommi_fold_how(const unsigned char *dst, unsigned wanted,
     return how | (wanted & (DCOMMI_FOLD_AHEAD | DCOMMI_FOLD_NEAR));
 }
 
-/* The sum of one operand of bytes. */
+/* Copy, as the sum of one operand of bytes. */
 static void dcommi_copy_how(void *dst, const void *src, size_t len, unsigned how)
 {
     const unsigned char *in = src;
@@ -104,7 +105,8 @@ static void dcommi_host_copy_close(void)
         }                                                                           \
     }
 
-/* Up to 32 bits, the f64 quotient is never rounded up to a whole number, and it vectorizes. */
+/* Use the f64 quotient up to 32 bits: it is never rounded up to a whole number, and it
+ * vectorizes. */
 DCOMMI_DIVIDE(i8, int8_t, double)
 DCOMMI_DIVIDE(u8, uint8_t, double)
 DCOMMI_DIVIDE(i32, int32_t, double)
@@ -119,7 +121,7 @@ static void dcommi_divide(unsigned char *p, size_t len, dcomm_dtype dtype, int64
         [DCOMM_I32] = dcommi_divide_i32, [DCOMM_U32] = dcommi_divide_u32,
         [DCOMM_I64] = dcommi_divide_i64, [DCOMM_U64] = dcommi_divide_u64,
     };
-    /* A byte has few quotients: looking them up is several times faster. */
+    /* A byte has few quotients, so look them up: this is several times faster. */
     if (dcomm_dtype_size(dtype) == 1 && len > DCOMMI_BYTE_VALUES) {
         unsigned char quotient[DCOMMI_BYTE_VALUES];
         for (int i = 0; i < DCOMMI_BYTE_VALUES; i++) {
@@ -134,7 +136,7 @@ static void dcommi_divide(unsigned char *p, size_t len, dcomm_dtype dtype, int64
     divide[dtype](p, len, divisor);
 }
 
-/* An integer average is folded and divided block by block, while the block is in the cache. */
+/* Fold and divide an integer average block by block, while the block is in the cache. */
 static void dcommi_host_average(unsigned char *dst, const unsigned char *const *src, size_t nsrc,
                                 size_t len, dcomm_dtype dtype, dcommi_fold_fn fold, int64_t divisor)
 {
@@ -142,7 +144,7 @@ static void dcommi_host_average(unsigned char *dst, const unsigned char *const *
     for (size_t done = 0, n = 0; done < len; done += n) {
         n = len - done < DCOMMI_AVERAGE_BLOCK ? len - done : DCOMMI_AVERAGE_BLOCK;
         unsigned char sum[DCOMMI_AVERAGE_BLOCK];
-        /* In groups: the sum is exact modulo 2^width, so the grouping does not show. */
+        /* Fold in groups: the sum is exact modulo 2^width, so grouping does not change it. */
         for (size_t s = 0; s < nsrc;) {
             size_t k = 0;
             if (s > 0) {

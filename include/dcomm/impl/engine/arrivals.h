@@ -1,4 +1,4 @@
-/* arrivals.h - what becomes of each message: credits, early messages, messages for communicators
+/* arrivals.h - the dispatch of each message: credits, early messages, messages for communicators
  * that do not exist here yet. */
 #ifndef DCOMMI_ARRIVALS_H
 #define DCOMMI_ARRIVALS_H
@@ -6,9 +6,9 @@
 #include "reply.h"
 #include "runs.h"
 
-#define DCOMMI_LATER_MIN 1024 /* bytes of a payload that is worth another look */
+#define DCOMMI_LATER_MIN 1024 /* bytes: longer payloads may be left for a second look */
 
-/* Limits of messages that are kept for communicators that do not exist here yet. */
+/* Limits of the messages kept for communicators that do not exist here yet. */
 #define DCOMMI_STRAYS_MAX 65536
 #define DCOMMI_STRAY_BYTES_MAX ((size_t)256 << 20)
 
@@ -27,7 +27,7 @@ static void dcommi_send_credit(dcomm_comm *comm, int rank, uint8_t stream)
 static void dcommi_advance_done(dcomm_comm *comm)
 {
     if (comm->started != comm->entered) {
-        return; /* some number below has not come yet: nothing above it counts */
+        return; /* a lower number has not come yet: nothing above it counts */
     }
     uint64_t done = comm->entered;
     for (dcommi_run *run = comm->runs; run != NULL; run = run->next) {
@@ -52,7 +52,7 @@ static void dcommi_advance_done(dcomm_comm *comm)
     }
 }
 
-/* Note the progress of a header's sender. */
+/* Note how much the sender of a header has completed, and wake lanes that wait for it. */
 static void dcommi_learn_done(dcomm_comm *comm, const dcommi_header *h)
 {
     dcommi_member *m = &comm->members[h->src];
@@ -98,8 +98,8 @@ static dcomm_comm *dcommi_comm_find(dcomm_context *context, uint64_t id)
     return comm;
 }
 
-/* Return true if a peer that keeps to the window can be at this operation: what is kept is bounded.
- */
+/* Return true if a peer that keeps to the window can be at this operation. This bounds the
+ * messages that are kept. */
 static bool dcommi_within_window(const dcomm_comm *comm, const dcommi_header *h)
 {
     uint64_t done =
@@ -107,7 +107,7 @@ static bool dcommi_within_window(const dcomm_comm *comm, const dcommi_header *h)
     return h->seq < done + DCOMMI_WINDOW;
 }
 
-/* DATA, RTS, OFFER, EXPOSE or SIGNAL for which there is no receive or no run yet. */
+/* Keep a DATA, RTS, OFFER, EXPOSE or SIGNAL that has no receive or no run yet. */
 static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h,
                                         dcommi_transport *transport, const dcommi_arrival *arrival,
                                         uint8_t cls)
@@ -156,7 +156,7 @@ static void dcommi_on_shrink(dcomm_comm *comm, const dcommi_header *h)
     m->shrink_failed = h->tag <= (uint32_t)-DCOMM_ERR_RANGE ? -(int)h->tag : DCOMM_ERR_CORRUPT;
 }
 
-/* A valid header for a communicator that exists. */
+/* Handle a valid header for a communicator that exists. */
 static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
                                       dcommi_transport *transport, const dcommi_arrival *arrival)
 {
@@ -169,7 +169,7 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
             dcommi_key(DCOMMI_NODE_POSTED, h->stream, h->seq, h->stage, (int32_t)h->src, h->tag);
         dcommi_match_node *node = dcommi_match_take(comm, &key);
         if (node == NULL) {
-            /* A lane that is about to run may be who wants it: that saves a copy. */
+            /* A ready lane may be about to want this message. Waiting for it saves a copy. */
             if (arrival->stays && arrival->len >= DCOMMI_LATER_MIN &&
                 comm->context->ready_first != NULL) {
                 return DCOMMI_LATER;
@@ -214,7 +214,7 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         dcommi_on_reply(comm, h, arrival->data, arrival->len);
         return DCOMMI_CONSUMED;
     case DCOMMI_MSG_ABORT: {
-        dcommi_bcast_drain(comm, &comm->members[h->src]); /* it has said that before */
+        dcommi_bcast_drain(comm, &comm->members[h->src]); /* its slots hold earlier messages */
         char text[DCOMMI_TEXT_MAX + 1];
         dcommi_peer_text(text, arrival->data, arrival->len);
         int64_t status = (int64_t)h->a;
@@ -246,8 +246,8 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
     }
 }
 
-/* A message for a communicator that does not exist here yet is lost: what waits for it there must
- * not wait for ever. */
+/* Note that a message for a communicator that does not exist here yet is lost. An operation that
+ * waits for it there must not wait for ever. */
 static void dcommi_stray_lose(dcomm_context *context, uint64_t comm)
 {
     context->missed[context->nmissed++ % DCOMMI_MISSED] = comm;
@@ -262,7 +262,7 @@ static bool dcommi_strays_lost(const dcomm_context *context, const dcomm_comm *c
     return lost;
 }
 
-/* A message for a communicator that does not exist here yet. */
+/* Keep a message for a communicator that does not exist here yet. */
 static dcommi_verdict dcommi_stray_keep(dcomm_context *context, const dcommi_header *h,
                                         dcommi_transport *transport, const dcommi_arrival *arrival)
 {
@@ -292,7 +292,7 @@ static dcommi_verdict dcommi_stray_keep(dcomm_context *context, const dcommi_hea
     return verdict;
 }
 
-/* Any message. What cannot be right is dropped: it is not from a dcomm of ours. */
+/* Handle any message. Drop what cannot be right: it is not from a dcomm of ours. */
 static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
                                         const dcommi_arrival *arrival)
 {
@@ -327,7 +327,7 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
     return verdict;
 }
 
-/* Take in the messages in a rank's broadcast slots. */
+/* Handle the messages in a rank's broadcast slots. */
 static unsigned dcommi_bcast_drain(dcomm_comm *comm, dcommi_member *m)
 {
     dcommi_arrival arrival;
@@ -363,8 +363,8 @@ static void dcommi_bcast_part(dcomm_comm *comm, dcommi_member *m)
     }
 }
 
-/* The others' broadcast slots are not polled any more. They may become another communicator's when
- * this rank has said goodbye. */
+/* Stop polling the others' broadcast slots. They may become another communicator's when this rank
+ * has said goodbye. */
 static void dcommi_bcast_leave(dcomm_comm *comm)
 {
     for (int r = 0; r < comm->size; r++) {
@@ -373,7 +373,7 @@ static void dcommi_bcast_leave(dcomm_comm *comm)
     comm->attached = true;
 }
 
-/* A communicator is there now: what came for it meanwhile. */
+/* Deliver what came for a communicator before it existed here. */
 static void dcommi_deliver_strays(dcomm_context *context, dcomm_comm *comm)
 {
     dcommi_stray *left = context->strays;
@@ -411,7 +411,8 @@ static void dcommi_deliver_strays(dcomm_context *context, dcomm_comm *comm)
     }
 }
 
-/* Fail the communicator: a rank that waits for the message must not wait on. */
+/* Fail the communicator of a corrupt message: a rank that waits for the message must not wait
+ * on. */
 static void dcommi_on_corrupt(void *user, dcommi_transport *transport,
                               const dcommi_arrival *arrival)
 {
@@ -436,7 +437,7 @@ static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int pee
     (void)transport;
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
         for (int r = 0; r < comm->size; r++) {
-            if (comm->members[r].peer == peer) { /* the last that it has said */
+            if (comm->members[r].peer == peer) { /* its last messages */
                 dcommi_bcast_part(comm, &comm->members[r]);
             }
         }

@@ -1,5 +1,5 @@
-/* cache.h - plans by the calls that they were made for: bounded, least recently used goes first, a
- * plan in use stays until its last run has ended. */
+/* cache.h - plans, found by the calls that they were made for. The cache is bounded, and the least
+ * recently used plan goes first. A plan in use stays until its last run has ended. */
 #ifndef DCOMMI_CACHE_H
 #define DCOMMI_CACHE_H
 
@@ -13,7 +13,7 @@ static void dcommi_cached_free(dcommi_cached *cached)
     dcommi_free(cached);
 }
 
-/* With comm->lock, or by the owner inside (token.h), like all below. */
+/* Drop a reference. This and all below: with comm->lock, or by the owner inside (token.h). */
 static void dcommi_cached_release(dcommi_cached *cached)
 {
     if (--cached->refs == 0 && cached->retired) {
@@ -60,8 +60,8 @@ static inline bool dcommi_cached_is(const dcommi_cached *c, const dcommi_call_ke
             (c->asked != NULL && asked != NULL && strcmp(c->asked, asked) == 0));
 }
 
-/* The plan of a call that named the algorithm `asked` (NULL: none), with a reference taken; NULL:
- * not there. */
+/* Return the plan of a call that named the algorithm `asked` (NULL: none), with a reference taken.
+ * NULL: it is not in the cache. */
 static inline dcommi_cached *dcommi_cache_find(dcomm_comm *comm, const dcommi_call_key *key,
                                                const char *asked)
 {
@@ -75,8 +75,8 @@ static inline dcommi_cached *dcommi_cache_find(dcomm_comm *comm, const dcommi_ca
     return NULL;
 }
 
-/* Take over a plan, and the one that it calls (or NULL), with one reference for the caller. NULL
- * without memory, in which case the plans are freed. `asked` stays where it is. */
+/* Add a plan, and the one that it calls (or NULL), with one reference for the caller. NULL without
+ * memory; the plans are freed then. `asked` is not copied. */
 static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const dcommi_call_key *key,
                                        const char *asked, dcomm_plan *plan, dcomm_plan *inner)
 {

@@ -1,9 +1,9 @@
 /* control.h - the control connections: a TCP connection of ours between two ranks on different
- * hosts. When it ends without a goodbye, the other process has ended.
+ * hosts. If it ends without a goodbye, the other process has ended.
  *
- * UCX cannot tell in every case: children that a rank has forked keep UCX's sockets open. Ours are
- * closed in them. Nothing passes while all goes well, and the connections are looked at about 20
- * times a second. Of two ranks the one with the smaller uuid connects:
+ * UCX cannot always tell, because children that a rank has forked keep UCX's sockets open. Ours
+ * are closed in them. Nothing is sent while all goes well. The connections are polled about 20
+ * times a second. Of two ranks, the one with the smaller uuid connects:
  *   acceptor   CHALLENGE  magic, version, nonce
  *   connector  HELLO      both uuids, nonce, proof = HMAC(key, "hello" | CHALLENGE | HELLO so far)
  *   acceptor   WELCOME    HMAC(key, "welcome" | CHALLENGE | HELLO)
@@ -26,19 +26,19 @@
 #define DCOMMI_CTL_CHALLENGE 32
 #define DCOMMI_CTL_HELLO 96 /* the last DCOMMI_CTL_KEY bytes are the proof */
 #define DCOMMI_CTL_FRAME 56
-#define DCOMMI_CTL_STRANGERS 64 /* connections without a proof at a time */
-#define DCOMMI_CTL_S 5.0        /* for a handshake */
-/* Sockets that a rank spends on this. In jobs of more ranks each pair has a connection with a
- * chance that keeps to it: who sees a death tells the others. */
+#define DCOMMI_CTL_STRANGERS 64 /* connections at a time without a proof */
+#define DCOMMI_CTL_S 5.0        /* seconds for a handshake */
+/* Most control connections of a rank. In larger jobs each pair of ranks has one with a probability
+ * that keeps to this limit. A rank that sees a death tells the others. */
 #define DCOMMI_CTL_MOST 256
 
 enum { DCOMMI_CTL_LEAVE = 1, DCOMMI_CTL_GOODBYE = 2 };
 
 enum dcommi_ctl_state {
-    DCOMMI_CTL_SHUT = 0, /* the peer is to connect, or that failed */
-    DCOMMI_CTL_STRANGER, /* HELLO is to come */
-    DCOMMI_CTL_ASKED,    /* CHALLENGE is */
-    DCOMMI_CTL_PROVED,   /* WELCOME is */
+    DCOMMI_CTL_SHUT = 0, /* the peer has to connect, or connecting failed */
+    DCOMMI_CTL_STRANGER, /* waits for HELLO */
+    DCOMMI_CTL_ASKED,    /* waits for CHALLENGE */
+    DCOMMI_CTL_PROVED,   /* waits for WELCOME */
     DCOMMI_CTL_OPEN,
     DCOMMI_CTL_OVER /* the peer has left or died */
 };
@@ -49,19 +49,19 @@ typedef struct dcommi_ctl_line {
     int peer; /* the context's number */
     int error;
     uint8_t state;
-    bool connector;    /* this rank is */
+    bool connector;    /* this rank connects */
     uint8_t uuid[16];  /* the peer's */
-    dcommi_addr where; /* it listens */
+    dcommi_addr where; /* where the peer listens */
     uint8_t key[DCOMMI_CTL_KEY], session[DCOMMI_CTL_KEY];
     uint8_t challenge[DCOMMI_CTL_CHALLENGE], hello[DCOMMI_CTL_HELLO];
     uint8_t in[DCOMMI_CTL_HELLO];
     size_t have;
     uint64_t sent, received; /* frames */
-    double deadline;         /* of a stranger */
+    double deadline;         /* of a stranger's handshake */
 } dcommi_ctl_line;
 
 typedef struct dcommi_ctl {
-    struct dcommi_ctl *next; /* of the process */
+    struct dcommi_ctl *next; /* in the list of the process */
     int epoll, listener;
     dcommi_addr address; /* where it listens */
     uint8_t uuid[16];
@@ -71,7 +71,7 @@ typedef struct dcommi_ctl {
 
 /* ---- forked children ---- */
 
-/* Held while descriptors come and go, so that a child finds all of them. */
+/* Held while descriptors are opened or closed, so that a forked child finds all of them. */
 static pthread_mutex_t dcommi_ctl_lock = PTHREAD_MUTEX_INITIALIZER;
 static dcommi_ctl *dcommi_ctl_all;
 static pthread_once_t dcommi_ctl_once = PTHREAD_ONCE_INIT;
@@ -86,7 +86,7 @@ static void dcommi_ctl_in_parent(void)
     pthread_mutex_unlock(&dcommi_ctl_lock);
 }
 
-/* The parent's death is to end its connections. */
+/* Close the connections in a child, because they must end with the parent's death. */
 static void dcommi_ctl_in_child(void)
 {
     for (dcommi_ctl *c = dcommi_ctl_all; c != NULL; c = c->next) {
@@ -123,8 +123,8 @@ static void dcommi_ctl_shut(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
     l->have = 0;
 }
 
-/* Look at a new descriptor from now on. A host that vanishes sends nothing: ask it, as often as UCX
- * does. */
+/* Poll a new descriptor from now on. A host that vanishes sends nothing, so use keepalive probes,
+ * as often as UCX does. */
 static void dcommi_ctl_begin(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
 {
     static const int options[][2] = {{TCP_KEEPIDLE, 1}, {TCP_KEEPINTVL, 1}, {TCP_KEEPCNT, 3}};
@@ -141,7 +141,8 @@ static void dcommi_ctl_begin(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
     }
 }
 
-/* Read on until there are `need` bytes: 1. 0: not yet; -1: it has ended. */
+/* Read until there are `need` bytes, and return 1. Return 0 if they are not there yet, -1 if the
+ * connection has ended. */
 static int dcommi_ctl_read(dcommi_ctl_line *l, size_t need)
 {
     while (l->have < need) {
@@ -158,7 +159,7 @@ static int dcommi_ctl_read(dcommi_ctl_line *l, size_t need)
     return 1;
 }
 
-/* A socket that has sent next to nothing takes all of it. */
+/* Send all bytes at once. A socket that has sent next to nothing takes them all. */
 static bool dcommi_ctl_write(const dcommi_ctl_line *l, const void *bytes, size_t len)
 {
     return dcommi_sys_send(l->fd, bytes, len, MSG_NOSIGNAL) == (ssize_t)len;
@@ -206,7 +207,7 @@ static void dcommi_ctl_opened(dcommi_ctl_line *l)
 
 /* ---- what comes ---- */
 
-/* The acceptor has asked: prove who we are. */
+/* Answer the acceptor's challenge: prove who we are. */
 static bool dcommi_ctl_prove(const dcommi_ctl *c, dcommi_ctl_line *l)
 {
     memcpy(l->challenge, l->in, sizeof l->challenge);
@@ -237,7 +238,8 @@ static bool dcommi_ctl_welcomed(dcommi_ctl_line *l)
     return true;
 }
 
-/* A stranger has said who it is. One that this rank has not heard of yet is asked again later. */
+/* Check a stranger's HELLO. If this rank does not know the uuid yet, the stranger is checked again
+ * later. */
 static void dcommi_ctl_judge(dcommi_ctl *c, dcommi_ctl_line *stranger)
 {
     dcommi_ctl_line *l = c->lines;
@@ -270,7 +272,7 @@ static void dcommi_ctl_judge(dcommi_ctl *c, dcommi_ctl_line *stranger)
     dcommi_ctl_opened(l);
 }
 
-/* The peer has left a communicator without a word over UCX, with which they have never spoken. */
+/* Note that a peer has left a communicator in which it has never spoken to us over UCX. */
 static void dcommi_ctl_left(dcomm_context *context, int peer, uint64_t id, uint64_t number)
 {
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
@@ -292,7 +294,7 @@ static void dcommi_ctl_dead(dcomm_context *context, const dcommi_ctl_line *l)
     }
 }
 
-/* A frame is there. False: the connection is over. */
+/* Handle a frame. Return false if the connection is over. */
 static bool dcommi_ctl_heard(dcomm_context *context, dcommi_ctl_line *l)
 {
     uint8_t tag[DCOMMI_CTL_KEY];
@@ -319,7 +321,7 @@ static void dcommi_ctl_event(dcomm_context *context, dcommi_ctl_line *l)
     dcommi_ctl *c = context->control;
     while (l->fd >= 0) {
         const uint8_t state = l->state;
-        if (state == DCOMMI_CTL_SHUT) { /* a stranger that has said all */
+        if (state == DCOMMI_CTL_SHUT) { /* a stranger after its HELLO */
             dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
             return;
         }
@@ -378,7 +380,7 @@ static void dcommi_ctl_accept(dcommi_ctl *c)
     }
 }
 
-/* Ask again those that have said who they are; free those that are through. */
+/* Check again the strangers that have sent HELLO, and free those that are done. */
 static void dcommi_ctl_sweep(dcommi_ctl *c)
 {
     double now = c->strangers != NULL ? dcommi_now() : 0;
@@ -400,7 +402,7 @@ static void dcommi_ctl_sweep(dcommi_ctl *c)
     }
 }
 
-/* Handle what has come. With the token. */
+/* Handle what has come on all connections. With the token. */
 static void dcommi_ctl_look(dcomm_context *context)
 {
     dcommi_ctl *c = context->control;
@@ -421,7 +423,7 @@ static void dcommi_ctl_look(dcomm_context *context)
 
 /* ---- open, connect, close ---- */
 
-/* Listen on an address of the network interface. */
+/* Listen on an address of the network interface `iface`. */
 static dcomm_status dcommi_ctl_open(dcomm_context *context, const char *iface)
 {
     dcommi_addr list[DCOMMI_SOCK_ADDRS];
@@ -458,7 +460,7 @@ static dcomm_status dcommi_ctl_open(dcomm_context *context, const char *iface)
     return DCOMM_OK;
 }
 
-/* Say goodbye, so that nobody takes the end for a death. */
+/* Say goodbye and close all connections, so that no peer takes the end for a death. */
 static void dcommi_ctl_close(dcomm_context *context)
 {
     dcommi_ctl *c = context->control;
@@ -493,7 +495,7 @@ static dcommi_ctl_line *dcommi_ctl_line_to(const dcomm_context *context, int pee
     return l;
 }
 
-/* From now on have a connection with a peer. With the token. */
+/* Have a connection with a peer from now on. With the token. */
 static dcomm_status dcommi_ctl_want(dcomm_context *context, int peer, const dcommi_addr *where,
                                     const uint8_t key[DCOMMI_CTL_KEY])
 {

@@ -1,5 +1,5 @@
-/* factored.h - plans around the plan of a sum: the input is multiplied by a factor or made f32
- * first, and the sum is of that. */
+/* factored.h - plans around the plan of a sum: they multiply the input by a factor, or convert it
+ * to f32, before the sum. */
 #ifndef DCOMMI_FACTORED_H
 #define DCOMMI_FACTORED_H
 
@@ -20,11 +20,14 @@ static void dcommi_factored_step(dcomm_builder *b, uint16_t kernel, dcomm_operan
     }
 }
 
-/* Without a codec: scratch <- factor * input, output <- the sum of that. The words are the factor,
- * which may differ by rank. `inner` reads its input from IN.
- * With one: scratch <- factor * input as f32, the compressed all-reduce of that, output <- scratch.
- * Word 0 is the factor of a pre-multiplied sum, else 1. `inner` is the plan of an f32 sum in place.
- */
+/* Build a plan around `inner`, the plan of a sum.
+ *
+ * Without a codec: scratch <- factor * input, output <- the sum of scratch. The words are the
+ * factor, which may differ by rank. `inner` reads its input from IN.
+ *
+ * With a codec: scratch <- factor * input as f32, scratch <- its compressed all-reduce, output <-
+ * scratch. Word 0 is the factor of a pre-multiplied sum, else 1. `inner` is the plan of an f32 sum
+ * in place. */
 static dcomm_status dcommi_plan_factored(const dcommi_shape *s, const dcomm_plan *inner,
                                          dcomm_plan **plan_p)
 {

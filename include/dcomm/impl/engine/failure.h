@@ -1,9 +1,10 @@
-/* failure.h - errors found by one rank become errors everywhere, and a sentence says why.
+/* failure.h - an error found by one rank becomes an error on all ranks, with a message that says
+ * why.
  *
  * Nothing is asked while all goes well. A run without an event for 200 ms sends QUERY to every
- * rank that it might wait for, with its own description of the operation; who has entered the same
- * number with another description has found the mismatch. Silence makes a suspect whose process is
- * looked at, and when the time is up the answers make the report. */
+ * rank that it might wait for, with its own description of the operation. A rank that has entered
+ * the same number with another description has found the mismatch. If a rank stays silent, its
+ * process is looked at. When the time is up, the answers make the report. */
 #ifndef DCOMMI_FAILURE_H
 #define DCOMMI_FAILURE_H
 
@@ -15,13 +16,13 @@
 
 /* ---- descriptions ---- */
 
-/* The hash of an operation alone. */
+/* Return the hash of an operation alone, without those before it. */
 static inline uint32_t dcommi_signature_plain(const dcommi_signature *s)
 {
     return s->hash ^ s->chain;
 }
 
-/* "f32", "opaque type 0 of 24 bytes" */
+/* Write the name of a dtype: "f32", "opaque type 0 of 24 bytes". */
 static void dcommi_dtype_text(dcomm_dtype dtype, char *text, size_t len)
 {
     if (dcommi_dtype_is_opaque(dtype)) {
@@ -32,8 +33,8 @@ static void dcommi_dtype_text(dcomm_dtype dtype, char *text, size_t len)
     }
 }
 
-/* Describe an operation by what it has: only folds have an operator, a send has no root but a peer.
- */
+/* Describe an operation by the arguments that it has: only folds have an operator, and a send has
+ * a peer in place of a root. */
 static void dcommi_signature_text(const dcommi_signature *s, char *text, size_t len)
 {
     const dcomm_coll coll = (dcomm_coll)s->coll;
@@ -54,7 +55,7 @@ static void dcommi_signature_text(const dcommi_signature *s, char *text, size_t 
              dcomm_coll_name(coll), s->count, dtype, op, rank, s->algo, dcommi_signature_plain(s));
 }
 
-/* Text from a peer, fit to be printed. `text` has room for len + 1 bytes. */
+/* Copy text from a peer, and make it printable. `text` has room for len + 1 bytes. */
 static void dcommi_peer_text(char *text, const void *data, size_t len)
 {
     for (size_t i = 0; i < len; i++) {
@@ -64,7 +65,7 @@ static void dcommi_peer_text(char *text, const void *data, size_t len)
     text[len] = 0;
 }
 
-/* Write down what the first waiting lane of a run waits for. */
+/* Write what the first waiting lane of a run waits for. */
 static void dcommi_run_where(const dcommi_run *run, char *text, size_t len)
 {
     text[0] = 0;
@@ -77,7 +78,7 @@ static void dcommi_run_where(const dcommi_run *run, char *text, size_t len)
         if ((lane->state == DCOMMI_LANE_MOVE || lane->state == DCOMMI_LANE_FENCE ||
              lane->state == DCOMMI_LANE_COUNTER || lane->state == DCOMMI_LANE_CALL) &&
             pc > 0) {
-            pc--; /* these go on behind the step that they wait in */
+            pc--; /* these resume behind the step that they wait in */
         }
         static const char *const names[] = {
 #define DCOMMI_STEP_NAME(kind, name) name,
@@ -105,7 +106,7 @@ static void dcommi_send_abort(dcomm_comm *comm, int rank)
     dcommi_send_header(comm, rank, &h, comm->message, len);
 }
 
-/* Say that a communicator failed, as far as it is to be said. */
+/* Log that a communicator failed; print it and abort as `on_error` says. */
 static void dcommi_say_failed(dcomm_on_error on_error, int rank, dcomm_status status,
                               const char *text)
 {
@@ -113,7 +114,7 @@ static void dcommi_say_failed(dcomm_on_error on_error, int rank, dcomm_status st
     static char said[DCOMMI_MESSAGE_MAX];
     char now[DCOMMI_MESSAGE_MAX];
     snprintf(now, sizeof now, "rank %d: %s: %.400s", rank, dcomm_strerror(status), text);
-    /* One death fails many communicators: it is said for the first. */
+    /* One death fails many communicators: report it for the first only. */
     pthread_mutex_lock(&lock);
     bool says = on_error != DCOMM_ON_ERROR_RETURN && strcmp(said, now) != 0;
     if (says) {
@@ -127,8 +128,9 @@ static void dcommi_say_failed(dcomm_on_error on_error, int rank, dcomm_status st
 }
 
 /* Fail the communicator: all its operations here, and on all other ranks. `from` is the rank that
- * told us, or -1 when we found it: the finder tells all, the others pass it on to ranks at powers
- * of two, so that it arrives even when the finder dies meanwhile. The first error stays. */
+ * told us, or -1 if we found the error. The finder tells all ranks. The others pass the error on
+ * to ranks at powers of two, so that it arrives even if the finder dies meanwhile. The first error
+ * stays. */
 static void dcommi_poison_by(dcomm_comm *comm, dcomm_status status, int from, const char *text)
 {
     if (atomic_load_explicit(&comm->poisoned, memory_order_relaxed) != 0) {
@@ -136,7 +138,7 @@ static void dcommi_poison_by(dcomm_comm *comm, dcomm_status status, int from, co
     }
     if (from < 0 && status == DCOMM_ERR_NO_MEMORY && strncmp(text, "rank ", 5) != 0) {
         snprintf(comm->message, sizeof comm->message, "rank %d: %.480s", comm->rank, text);
-    } else { /* who allocates knows no rank; other sentences name it */
+    } else { /* an allocator knows no rank; other messages name it */
         snprintf(comm->message, sizeof comm->message, "%s", text);
     }
     atomic_store_explicit(&comm->poisoned, status, memory_order_release);
@@ -167,7 +169,7 @@ static void DCOMMI_PRINTF(3, 4)
     dcommi_poison_by(comm, status, -1, text);
 }
 
-/* A rank's process has ended. */
+/* Fail the communicator because a rank's process has ended. */
 static void dcommi_poison_lost(dcomm_comm *comm, int rank)
 {
     const dcommi_member *m = &comm->members[rank];
@@ -195,7 +197,7 @@ static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why)
 
 /* ---- queries ---- */
 
-/* Ask a rank about operation `seq`, which is `mine` here. */
+/* Ask a rank about operation `seq`, which `mine` describes here. */
 static void dcommi_query(dcomm_comm *comm, int rank, uint8_t stream, uint64_t seq,
                          const dcommi_signature *mine)
 {
@@ -210,8 +212,9 @@ static void dcommi_query(dcomm_comm *comm, int rank, uint8_t stream, uint64_t se
     dcommi_send_header(comm, rank, &h, text, strlen(text));
 }
 
-/* A message of a run's sequence number carries another signature. In a collective let the peer,
- * which will then know both descriptions, say so; a peer whose send is over has forgotten it. */
+/* Handle a message with a run's sequence number and another signature. In a collective, query the
+ * peer, which then knows both descriptions and reports the mismatch. A peer whose send is over has
+ * forgotten it, so report that here. */
 static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h,
                                     size_t len)
 {
@@ -239,8 +242,8 @@ static dcommi_run *dcommi_run_find(dcomm_comm *comm, const dcommi_header *h)
     return NULL;
 }
 
-/* Return true if a run is this rank's part of a query's operation: the asker's send meets our
- * receive, and the other way round. */
+/* Return true if a run is this rank's part of a query's operation. The asker's send matches our
+ * receive, and vice versa. */
 static bool dcommi_run_asked(const dcommi_run *run, const dcommi_header *h)
 {
     return run->stream == h->stream && run->seq == h->seq &&
@@ -260,8 +263,8 @@ static bool dcommi_query_gated(const dcomm_comm *comm, const dcommi_header *h)
     return run != NULL;
 }
 
-/* A query's operation is alike on both ranks, but one before it was not: ask about that one, or
- * tell that it was refused here. */
+/* Handle a query whose operation is alike on both ranks, though an earlier one was not: ask about
+ * the one before, or tell that it was refused here. */
 static void dcommi_query_before(dcomm_comm *comm, const dcommi_header *h)
 {
     const uint64_t seq = h->seq - 1;
@@ -357,7 +360,8 @@ static bool dcommi_run_involves(const dcommi_run *run, int rank)
     return rank != run->comm->rank && (run->stream == DCOMMI_STREAM_COLL || run->p2p_peer == rank);
 }
 
-/* A run has been idle: ask around, look at silent processes, notice who has left. */
+/* Query the ranks that an idle run may wait for, look at silent processes, and notice who has
+ * left. */
 static void dcommi_run_ask(dcommi_run *run, double now)
 {
     dcomm_comm *comm = run->comm;
@@ -415,7 +419,7 @@ static void dcommi_ranks_text(const bool *wanted, int size, char *text, size_t l
     snprintf(text, len, "%s%s", n == 0 ? "" : n == 1 ? "rank " : "ranks ", list);
 }
 
-/* The time of a run is up: say who is to blame, as far as their answers tell. */
+/* Fail a run whose time is up, and name the ranks to blame as far as their answers tell. */
 static void dcommi_run_timeout(dcommi_run *run)
 {
     dcomm_comm *comm = run->comm;
@@ -472,7 +476,7 @@ static void dcommi_run_timeout(dcommi_run *run)
     dcommi_poison(comm, DCOMM_ERR_TIMEOUT, "%s", text);
 }
 
-/* Look after every run of a communicator; about 20 times a second while there are any. */
+/* Check every run of a communicator, about 20 times a second while there are any. */
 static void dcommi_comm_check(dcomm_comm *comm, double now)
 {
     for (dcommi_run *run = comm->runs, *next; run != NULL; run = next) {

@@ -1,5 +1,4 @@
-/* frames.h - a plan being executed: its lanes, and what its ranks and operands are in this process.
- */
+/* frames.h - a plan being executed: its lanes, and its ranks and operands in this process. */
 #ifndef DCOMMI_FRAMES_H
 #define DCOMMI_FRAMES_H
 
@@ -36,8 +35,8 @@ static void dcommi_lane_moved(dcommi_lane *lane, bool async)
 
 /* ---- resolving ---- */
 
-/* Memory of piece r of an operand in a space of our own; NULL, and dcommi_message says why, when it
- * lies outside. */
+/* Return the memory of piece `r` of an operand in a space of our own. NULL: it lies outside, and
+ * dcommi_message says why. */
 static uint8_t *dcommi_lane_piece(const dcommi_lane *lane, const dcomm_operand *o, uint32_t r,
                                   size_t *len)
 {
@@ -69,8 +68,8 @@ static inline bool dcommi_on_device(const dcommi_frame *frame, uint8_t space)
 
 /* ---- frames ---- */
 
-/* Return true if a plan's scratch is host memory: asked for, or since it computes with functions
- * that work there alone. */
+/* Return true if a plan's scratch is host memory: the plan asks for it, or computes with functions
+ * that work only there. */
 static inline bool dcommi_plan_of_host(const dcomm_plan *plan)
 {
     return plan->scratch_on_host ||
@@ -78,7 +77,7 @@ static inline bool dcommi_plan_of_host(const dcomm_plan *plan)
             plan->kernels[0] != dcommi_kernel_widen);
 }
 
-/* Where the scratch of a frame lies whose input and output are set: with them, or where peers map
+/* Place the scratch of a frame whose input and output are set: on their device, or where peers map
  * it, or at `on_host`. */
 static dcomm_status dcommi_frame_scratch(dcommi_frame *frame, uint8_t *on_host)
 {
@@ -100,7 +99,7 @@ static dcomm_status dcommi_frame_scratch(dcommi_frame *frame, uint8_t *on_host)
     return DCOMM_OK;
 }
 
-/* Others may have the part of the context's scratch that it has. */
+/* Give back the frame's part of the context's scratch region. */
 static inline void dcommi_frame_unshare(dcommi_frame *frame)
 {
     if (DCOMMI_UNLIKELY(frame->shared != NULL)) {
@@ -153,7 +152,7 @@ static void dcommi_frame_done(dcommi_frame *frame)
     }
     DCOMMI_LIST_REMOVE(run->children, frame, next);
     const uint8_t *scratch = frame->space[DCOMM_SPACE_SCRATCH];
-    /* Nobody reads memory that is gone. */
+    /* Withdraw offers in this scratch, which is freed below. */
     for (uint32_t i = 0; i < frame->scope.plan->nslots; i++) {
         struct dcommi_offer *offer = &run->offers[frame->scope.slot + i];
         if (offer->base >= scratch &&

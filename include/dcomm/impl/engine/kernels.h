@@ -1,5 +1,5 @@
-/* kernels.h - the kernels of COMPUTE steps in the library's own plans. Devices have them, too
- * (device/steps_device.h): the engine knows them by their addresses. */
+/* kernels.h - the kernels of COMPUTE steps in the library's own plans. Devices have their own
+ * versions (device/steps_device.h), which the engine finds by these functions' addresses. */
 #ifndef DCOMMI_KERNELS_H
 #define DCOMMI_KERNELS_H
 
@@ -7,7 +7,7 @@
 #include "../base/factor.h"
 #include "../device/device.h"
 
-/* dst <- factor * src. */
+/* Compute dst <- factor * src. */
 static dcomm_status dcommi_kernel_scale(void *user, void *dst, size_t dst_len,
                                         const void *const *src, const size_t *src_len, size_t nsrc)
 {
@@ -31,7 +31,7 @@ static dcomm_status dcommi_kernel_scale(void *user, void *dst, size_t dst_len,
     return DCOMM_OK;
 }
 
-/* f32 <- factor * src. */
+/* Compute dst <- factor * src, where dst is f32. */
 static dcomm_status dcommi_kernel_widen(void *user, void *dst, size_t dst_len,
                                         const void *const *src, const size_t *src_len, size_t nsrc)
 {
@@ -46,7 +46,7 @@ static dcomm_status dcommi_kernel_widen(void *user, void *dst, size_t dst_len,
     return DCOMM_OK;
 }
 
-/* dst <- src, which is f32. */
+/* Convert dst <- src, where src is f32. */
 static dcomm_status dcommi_kernel_narrow(void *user, void *dst, size_t dst_len,
                                          const void *const *src, const size_t *src_len, size_t nsrc)
 {

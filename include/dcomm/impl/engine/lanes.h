@@ -19,7 +19,7 @@ static void dcommi_lane_run(dcommi_lane *lane)
         }
         enum dcommi_outcome outcome = dcommi_step_run(lane, step);
         if (outcome == DCOMMI_GONE || outcome == DCOMMI_RETRY || DCOMMI_UNLIKELY(!run->active)) {
-            return; /* a step may fail the run in what it starts, and then say that it goes on */
+            return; /* a step may fail the run in what it starts, and still return NEXT */
         }
         dcommi_cursor_next(&lane->cursor);
         if (outcome == DCOMMI_STOP) {
@@ -71,7 +71,7 @@ static void dcommi_run_signal(dcommi_run *run, uint32_t counter, uint64_t value)
     dcommi_run_wake(run, DCOMMI_LANE_COUNTER, counter);
 }
 
-/* A peer's exposition or signal reaches its run. */
+/* Take a peer's EXPOSE or SIGNAL to its run. */
 static void dcommi_run_told(dcommi_run *run, const dcommi_header *h)
 {
     dcomm_comm *comm = run->comm;
@@ -99,7 +99,7 @@ static void dcommi_run_told(dcommi_run *run, const dcommi_header *h)
     e->region = h->tag;
     e->device = h->reserved;
     dcommi_match_node *old = dcommi_match_take(comm, &e->node);
-    if (old != NULL) { /* exposed anew: the old place is no longer offered */
+    if (old != NULL) { /* exposed anew: forget the old place */
         DCOMMI_LIST_REMOVE(run->exposed_list, (dcommi_exposed *)old, next_of_run);
         dcommi_free(old);
     }

@@ -1,4 +1,4 @@
-/* launch.h - a run of a cached plan, from its making to the wait for its end. */
+/* launch.h - a run of a cached plan, from its creation to the wait for its end. */
 #ifndef DCOMMI_LAUNCH_H
 #define DCOMMI_LAUNCH_H
 
@@ -19,8 +19,7 @@ static _Thread_local dcommi_group dcommi_this_group;
 
 /* ---- making a run ---- */
 
-/* Give a collective its number, and its signature what came before. With comm->lock or the token.
- */
+/* Number a collective, and chain its signature to those before. With comm->lock or the token. */
 static inline uint64_t dcommi_number(dcomm_comm *comm, dcommi_signature *s)
 {
     const uint32_t chain = comm->chain;
@@ -30,7 +29,7 @@ static inline uint64_t dcommi_number(dcomm_comm *comm, dcommi_signature *s)
     return comm->next_seq++;
 }
 
-/* With comm->lock. */
+/* Make a run; NULL without memory. With comm->lock. */
 static dcommi_run *dcommi_run_new(dcomm_comm *comm)
 {
     dcommi_run *run = comm->free_runs;
@@ -54,7 +53,7 @@ static dcommi_run *dcommi_run_new(dcomm_comm *comm)
     return run;
 }
 
-/* A run of a cached plan, whose reference it takes over; with comm->lock. */
+/* Make a run of a cached plan, and take over the caller's reference to that. With comm->lock. */
 static dcommi_run *dcommi_run_of(dcomm_comm *comm, dcommi_cached *cached, const void *in, void *out)
 {
     dcommi_run *run = dcommi_run_new(comm);
@@ -76,8 +75,8 @@ static dcommi_run *dcommi_run_of(dcomm_comm *comm, dcommi_cached *cached, const 
 
 /* ---- waiting for its end ---- */
 
-/* The sentence of a run that has failed: its verdict, who has refused it, or why the communicator
- * is poisoned. */
+/* Set the error message of a run that has failed: its verdict, which rank has refused it, or why
+ * the communicator is poisoned. */
 static void dcommi_run_why(const dcommi_run *run, dcomm_status status)
 {
     const char *call = dcomm_coll_name((dcomm_coll)run->signature.coll);
@@ -113,7 +112,8 @@ static dcomm_status dcommi_run_wait(dcommi_run *run)
     return (dcomm_status)status;
 }
 
-/* The same within the call that started the run: if it fails, the call was none that is refused. */
+/* Wait for a run in the call that started it. If the run fails, note that the call was not
+ * refused. */
 static dcomm_status dcommi_run_wait_here(dcommi_run *run)
 {
     dcomm_status status = dcommi_run_wait(run);

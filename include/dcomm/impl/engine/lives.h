@@ -1,5 +1,5 @@
-/* lives.h - communicators and contexts end when the last one that uses them lets go: the creator, a
- * run under way, registered memory. */
+/* lives.h - the end of communicators and contexts. The last one that uses them frees them: the
+ * creator, a run under way, registered memory. */
 #ifndef DCOMMI_LIVES_H
 #define DCOMMI_LIVES_H
 
@@ -8,7 +8,8 @@
 
 /* ---- contexts ---- */
 
-/* A run may outlive what its context had open, and still asks whose the context is. */
+/* Drop a reference to a context's memory. A run may outlive the open context, and still reads its
+ * owner. */
 static void dcommi_context_unhold(dcomm_context *context)
 {
     if (atomic_fetch_sub(&context->holders, 1) == 1) {
@@ -71,7 +72,7 @@ static dcomm_status dcommi_context_release(dcomm_context *context)
 
 /* ---- communicators ---- */
 
-/* Make a communicator of a context (NULL: it is to get one), with one reference. NULL without
+/* Make a communicator of a context (NULL: it gets one later), with one reference. NULL without
  * memory. */
 static dcomm_comm *dcommi_comm_new(dcomm_context *context)
 {
@@ -117,8 +118,8 @@ static void dcommi_comm_free(dcomm_comm *comm)
     atomic_fetch_sub(&dcommi_in_use, 1);
 }
 
-/* The creator lets go of a communicator and of its context. Runs hold only the communicator: the
- * last of them may end while the context closes. */
+/* Drop the creator's references to a communicator and to its context. Runs hold only the
+ * communicator: the last of them may end while the context closes. */
 static void dcommi_comm_drop(dcomm_comm *comm)
 {
     dcomm_context *context = comm->context;

@@ -1,4 +1,4 @@
-/* match.h - the table in which messages and the steps that want them meet. */
+/* match.h - the table in which messages meet the steps that want them. */
 #ifndef DCOMMI_MATCH_H
 #define DCOMMI_MATCH_H
 
@@ -49,7 +49,7 @@ static inline dcommi_move *dcommi_move_of(dcommi_match_node *node)
     return (dcommi_move *)((char *)node - offsetof(dcommi_move, node));
 }
 
-/* Take a node out; false when it was not in. */
+/* Take a node out of the table; return false if it was not there. */
 static inline bool dcommi_match_remove(dcomm_comm *comm, dcommi_match_node *node)
 {
     for (dcommi_match_node **at = dcommi_bucket(comm, node); *at != NULL; at = &(*at)->next) {
@@ -73,7 +73,7 @@ static inline dcommi_match_node *dcommi_match_take(dcomm_comm *comm, const dcomm
     return NULL;
 }
 
-/* Of several equal nodes the one that came first, which lies last in its bucket. */
+/* Take the oldest of several equal nodes, which lies last in its bucket. */
 static inline dcommi_match_node *dcommi_match_take_oldest(dcomm_comm *comm,
                                                           const dcommi_match_node *key)
 {
@@ -144,7 +144,8 @@ static void dcommi_early_keep(dcomm_comm *comm, dcommi_early *early, uint8_t cls
     }
 }
 
-/* Forget what came early: for the collective *seq, or, NULL, for any operation. */
+/* Forget messages that came early: for the collective *seq, or for any operation if `seq` is
+ * NULL. */
 static void dcommi_early_purge(dcomm_comm *comm, const uint64_t *seq)
 {
     for (int i = 0; i < DCOMMI_BUCKETS && comm->early_count > 0; i++) {

@@ -1,6 +1,6 @@
-/* moves.h - moves, which are sends and receives under way, and how a send goes: the payload goes
- * along with the message, or, on one host and when long, waits in the sender's memory until the
- * receiver has read it. receive.h has the other end. */
+/* moves.h - moves, which are sends and receives under way, and how a send goes. The payload goes
+ * with the message. On one host, a long payload waits in the sender's memory until the receiver
+ * has read it. receive.h has the other end. */
 #ifndef DCOMMI_MOVES_H
 #define DCOMMI_MOVES_H
 
@@ -61,7 +61,7 @@ static void dcommi_move_out_of_transport(dcommi_move *move)
     move->run->comm->in_transport--;
 }
 
-/* Nothing comes of a move that was in transport. */
+/* Free a move that comes back from the transport and has no effect any more. */
 static void dcommi_move_drop(dcommi_move *move)
 {
     dcommi_run *run = move->run;
@@ -70,7 +70,7 @@ static void dcommi_move_drop(dcommi_move *move)
     dcommi_run_unref(run);
 }
 
-/* Ask for a slot for a move, which stays meanwhile, whatever becomes of its run. */
+/* Ask for a slot for a move. The move stays until the answer, whatever becomes of its run. */
 static void dcommi_move_ask_slot(dcommi_move *move, enum dcommi_queue queue,
                                  void (*go)(dcommi_slot *slot, void *user))
 {
@@ -93,7 +93,7 @@ static void dcommi_move_complete(dcommi_move *move)
 
 /* ---- sending ---- */
 
-/* A run cannot complete because a rank has left. */
+/* Fail a communicator: a run cannot complete because `rank` has left. */
 static void dcommi_poison_left(const dcommi_run *run, int rank)
 {
     dcommi_poison(run->comm, DCOMM_ERR_PEER,
@@ -103,7 +103,7 @@ static void dcommi_poison_left(const dcommi_run *run, int rank)
                   dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq);
 }
 
-/* The transport could not do what a move needs of its peer. */
+/* Fail a communicator: the transport could not do what a move needs of its peer. */
 static void dcommi_move_failed(const dcommi_move *move, dcomm_status status, const char *doing)
 {
     dcomm_comm *comm = move->run->comm;
@@ -117,8 +117,8 @@ static void dcommi_move_failed(const dcommi_move *move, dcomm_status status, con
     }
 }
 
-/* The transport gives a move back. Return true if its run goes on with it; else the move is freed.
- * The caller drops the run's reference. */
+/* Take a move back from the transport. Return true if its run goes on with it; otherwise the move
+ * is freed. The caller drops the run's reference. */
 static bool dcommi_move_returned(dcommi_move *move, dcomm_status status, const char *doing)
 {
     bool live = move->run->active;
@@ -148,7 +148,7 @@ static inline bool dcommi_is_bulk(const dcommi_frame *frame)
     return frame->space_len[DCOMM_SPACE_OUT] >= DCOMMI_BULK_RESULT;
 }
 
-/* The move of a send, or NULL. */
+/* Make the move of a send; NULL without memory. */
 static inline dcommi_move *dcommi_move_send(dcommi_lane *lane, int rank, uint32_t tag,
                                             const void *data, size_t len, bool async)
 {
@@ -167,7 +167,7 @@ static inline dcommi_move *dcommi_move_send(dcommi_lane *lane, int rank, uint32_
     return move;
 }
 
-/* Tell the receiver what lies here for it: its answer finds the move. */
+/* Tell the receiver which payload waits here for it. Its answer finds the move. */
 static inline dcomm_status dcommi_move_offer(dcommi_move *move, dcommi_header *header)
 {
     dcomm_comm *comm = move->run->comm;
@@ -181,7 +181,7 @@ static inline dcomm_status dcommi_move_offer(dcommi_move *move, dcommi_header *h
     return DCOMM_IN_PROGRESS;
 }
 
-/* Start a send. DCOMM_OK: over at once; DCOMM_IN_PROGRESS: the lane will hear. */
+/* Start a send. DCOMM_OK: it is complete; DCOMM_IN_PROGRESS: the lane is told of its end. */
 static dcomm_status dcommi_send_start(dcommi_lane *lane, int rank, uint32_t tag, const void *data,
                                       size_t len, bool async)
 {
@@ -215,14 +215,14 @@ static dcomm_status dcommi_send_start(dcommi_lane *lane, int rank, uint32_t tag,
     return status;
 }
 
-/* FIN or PULL for one of our RTS. */
+/* Handle FIN or PULL, the answer to an RTS or OFFER of ours. */
 static void dcommi_on_answer(dcomm_comm *comm, const dcommi_header *h)
 {
     dcommi_match_node key =
         dcommi_key(DCOMMI_NODE_SENT, h->stream, h->seq, h->stage, (int32_t)h->src, h->tag);
     dcommi_match_node *node = dcommi_match_take(comm, &key);
     if (node == NULL) {
-        return; /* of a run that failed meanwhile */
+        return; /* its run failed meanwhile */
     }
     dcommi_move *move = dcommi_move_of(node);
     if (h->type == DCOMMI_MSG_FIN) {

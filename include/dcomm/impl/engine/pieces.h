@@ -1,5 +1,5 @@
-/* pieces.h - the sources of a COPY or REDUCE, in our own memory or in peers', copied or folded at
- * once where all of them can be read here. */
+/* pieces.h - the sources of a COPY or REDUCE, in our own memory or in peers'. They are copied or
+ * folded at once where this rank can read all of them. */
 #ifndef DCOMMI_PIECES_H
 #define DCOMMI_PIECES_H
 
@@ -8,27 +8,27 @@
 /* The destination of a step. */
 typedef struct dcommi_target {
     uint8_t *dst;
-    bool past;     /* it is better kept out of the caches */
-    bool ahead;    /* sources are better asked for ahead of time */
-    uint8_t *also; /* the result of a fold goes there, too; NULL: not */
+    bool past;     /* use nontemporal stores */
+    bool ahead;    /* prefetch the sources */
+    uint8_t *also; /* the result of a fold goes there, too; NULL: nowhere else */
 } dcommi_target;
 
-/* One source of the fold: our own memory, or a rank's. */
+/* One source of a fold: our own memory, or a rank's. */
 typedef struct dcommi_piece {
-    const uint8_t *local; /* NULL: the rank's */
+    const uint8_t *local; /* NULL: it is the rank's */
     int rank;
     uint16_t slot;
     bool by_message;
-    bool device;      /* it lies on one */
-    bool opened;      /* local is the rank's device memory, opened: only for now */
-    bool straight;    /* UCX brings it from device to device */
-    bool sent;        /* it is what the rank's OFFER means, not what it exposed */
-    uint32_t region;  /* of that rank's; 0: none */
+    bool device;      /* it lies on a device */
+    bool opened;      /* local is the rank's device memory, opened: valid in this pass only */
+    bool straight;    /* UCX receives it in device memory itself */
+    bool sent;        /* it is the payload of the rank's OFFER, not exposed memory */
+    uint32_t region;  /* the rank's region that contains it; 0: none */
     uint64_t address; /* in that rank's process */
-    uint64_t offset;  /* in what it exposed */
+    uint64_t offset;  /* in the exposed memory */
 } dcommi_piece;
 
-/* Into `to` from byte `at` on. */
+/* Fold `src` into `to` from byte `at` on. */
 static dcomm_status dcommi_fold_pieces(dcommi_lane *lane, const dcommi_target *to, size_t at,
                                        const void *const *src, size_t nsrc, size_t len, bool final)
 {
@@ -43,7 +43,7 @@ static dcomm_status dcommi_fold_pieces(dcommi_lane *lane, const dcommi_target *t
         final && plan->op == DCOMM_AVG ? lane->frame->run->plan->nranks : 1, how);
 }
 
-/* The same, put on queue IN of the run's device. */
+/* Fold on queue IN of the run's device. */
 static dcomm_status dcommi_fold_on_device(dcommi_lane *lane, uint8_t *dst, const void *const *src,
                                           size_t nsrc, size_t len, bool final)
 {
@@ -54,7 +54,8 @@ static dcomm_status dcommi_fold_on_device(dcommi_lane *lane, uint8_t *dst, const
                            final && plan->op == DCOMM_AVG ? lane->frame->run->plan->nranks : 1);
 }
 
-/* Bytes of a block such that the blocks of all pieces stay in cache; whole elements. */
+/* Return the length of a block (bytes, whole elements) so that the blocks of all pieces stay in
+ * cache. */
 static size_t dcommi_pull_grain(const dcomm_plan *plan, size_t npieces)
 {
     size_t grain = (size_t)8 * DCOMMI_PULL_BLOCK / (npieces > 0 ? npieces : 1);
@@ -63,7 +64,7 @@ static size_t dcommi_pull_grain(const dcomm_plan *plan, size_t npieces)
                                          (int64_t)dcomm_dtype_size((dcomm_dtype)plan->dtype));
 }
 
-/* Return the address at which a piece can be read in place now; NULL: it must be brought here. */
+/* Return the address at which a piece can be read in place now; NULL: it must be fetched. */
 static inline const uint8_t *dcommi_piece_here(dcomm_comm *comm, const dcommi_piece *piece,
                                                size_t at, size_t len)
 {
@@ -72,7 +73,8 @@ static inline const uint8_t *dcommi_piece_here(dcomm_comm *comm, const dcommi_pi
                                                              piece->address + at, len);
 }
 
-/* Fold what lies in the callers' memory: it may be in a cache, or come from memory. */
+/* Fold from the callers' memory. Trials tell whether to prefetch: the data may be in a cache or
+ * not. */
 static dcomm_status dcommi_fold_mapped(dcommi_lane *lane, const dcommi_target *to,
                                        const void *const *src, size_t n, size_t len, bool final)
 {
@@ -85,7 +87,7 @@ static dcomm_status dcommi_fold_mapped(dcommi_lane *lane, const dcommi_target *t
     return status;
 }
 
-/* Fold from memory that can all be read in place. DCOMM_ERR_UNSUPPORTED: some of it can not. */
+/* Copy or fold from memory that can all be read in place. DCOMM_ERR_UNSUPPORTED: a part cannot. */
 static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, const dcommi_target *to,
                                        const dcommi_piece *pieces, size_t n, size_t len, bool fold,
                                        bool final)
@@ -110,7 +112,8 @@ static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, const dcommi_target *t
     return DCOMM_OK;
 }
 
-/* Fold from memory that can all be read directly. DCOMM_ERR_UNSUPPORTED: some of it can not. */
+/* Fold from memory that this process can all map or read. DCOMM_ERR_UNSUPPORTED: a part cannot be
+ * read. */
 static dcomm_status dcommi_pull_direct(dcommi_lane *lane, const dcommi_target *to,
                                        const dcommi_piece *pieces, size_t n, size_t len, bool final)
 {

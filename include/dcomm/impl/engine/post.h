@@ -10,7 +10,7 @@ static inline dcommi_remote *dcommi_peer_of(dcomm_comm *comm, int rank)
     return &comm->context->peers[comm->members[rank].peer];
 }
 
-/* The communicator's facts, which every header has. */
+/* Fill in the communicator's facts, which every header has. */
 static inline void dcommi_header_sign(const dcomm_comm *comm, dcommi_member *member,
                                       dcommi_header *header)
 {
@@ -21,7 +21,7 @@ static inline void dcommi_header_sign(const dcomm_comm *comm, dcommi_member *mem
     member->addressed = true;
 }
 
-/* Make a message of what has been written where the transport had room for it. */
+/* Send the message whose payload has been written where the transport had reserved room. */
 static void dcommi_commit(dcomm_comm *comm, int rank, dcommi_header *header, size_t len)
 {
     dcommi_member *member = &comm->members[rank];
@@ -32,8 +32,8 @@ static void dcommi_commit(dcomm_comm *comm, int rank, dcommi_header *header, siz
     peer->transport->call->commit(peer->transport, member->peer, header, sizeof *header, len);
 }
 
-/* Give a header with the communicator's facts filled in, and a payload, to the transport; `device`:
- * the payload lies on one. */
+/* Give a header, with the communicator's facts filled in, and a payload to the transport.
+ * `device`: the payload lies on a device. */
 static inline dcomm_status dcommi_post_from(dcomm_comm *comm, int rank, dcommi_header *header,
                                             const void *data, size_t len, bool device,
                                             dcommi_op *op)
@@ -57,7 +57,7 @@ static dcomm_status dcommi_post(dcomm_comm *comm, int rank, dcommi_header *heade
     return dcommi_post_from(comm, rank, header, data, len, false, op);
 }
 
-/* Header fields of a message of a run. */
+/* Return a header for a message of a run. */
 static inline dcommi_header dcommi_header_of(const dcommi_run *run, uint8_t type, uint32_t tag)
 {
     dcommi_header h = {.type = type,
@@ -88,7 +88,8 @@ static void dcommi_control_free(dcommi_control *control, size_t len)
     }
 }
 
-/* A peer that cannot be told is reported as lost by the transport. */
+/* Free a control message that was sent. The transport itself reports a peer that cannot be
+ * told. */
 static void dcommi_control_done(dcommi_op *op, dcomm_status status)
 {
     (void)status;

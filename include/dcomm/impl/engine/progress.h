@@ -1,5 +1,5 @@
-/* progress.h - the only progress loop. Whoever holds the context's token is in here, one thread at
- * a time. */
+/* progress.h - the only progress loop. The thread that holds the context's token runs it, one at a
+ * time. */
 #ifndef DCOMMI_PROGRESS_H
 #define DCOMMI_PROGRESS_H
 
@@ -8,14 +8,14 @@
 
 #include <sched.h>
 
-#define DCOMMI_CHECK_EVERY 0.05 /* seconds between looks at idle runs */
+#define DCOMMI_CHECK_EVERY 0.05 /* seconds between checks of idle runs */
 #define DCOMMI_TURN 64          /* passes in a row by one waiting thread */
-/* Idle passes over the network before a rank yields. A yield to nobody takes less than such a pass,
- * and what runs on this core may be the rank that is waited for: of another host, where hosts are
- * containers of one machine. */
+/* Idle passes over the network before a rank yields the core. A yield that nobody takes costs less
+ * than such a pass. The rank that we wait for may need this core: a rank of another host, where
+ * hosts are containers of one machine. */
 #define DCOMMI_NET_SPIN 1
 
-/* A run that must wait for its stream enters the engine when that has come to it. */
+/* Enter a run into the engine, at once or when its stream has reached it. */
 static void dcommi_run_enter(dcommi_run *run)
 {
     dcomm_context *context = run->comm->context;
@@ -32,7 +32,7 @@ static void dcommi_run_enter(dcommi_run *run)
     context->active++;
 }
 
-/* Let in whom their streams have come to, and of a communicator that has failed all. */
+/* Start the runs whose streams have reached them. */
 static unsigned dcommi_gates_progress(dcomm_context *context)
 {
     unsigned n = 0;
@@ -50,8 +50,8 @@ static unsigned dcommi_gates_progress(dcomm_context *context)
     return n;
 }
 
-/* The context closes, and with it what waits for streams has failed: these must not wait in turn.
- */
+/* Start, and so fail, the runs that wait for their streams when the context closes. Their streams
+ * must not wait for them. */
 static void dcommi_gates_drop(dcomm_context *context)
 {
     while (context->gated != NULL) {
@@ -64,7 +64,7 @@ static void dcommi_gates_drop(dcomm_context *context)
     }
 }
 
-/* Start what other threads have submitted, oldest first. */
+/* Start the runs that other threads have submitted, oldest first. */
 static void dcommi_start_submitted(dcomm_context *context)
 {
     dcommi_run *run = atomic_exchange_explicit(&context->submitted, NULL, memory_order_acquire);
@@ -99,7 +99,7 @@ static void dcommi_housekeeping(dcomm_context *context)
     }
 }
 
-/* One pass, with the token. Returns whether anything happened. */
+/* Make one pass of progress, with the token. Return true if anything happened. */
 static bool dcommi_progress(dcomm_context *context)
 {
     if (atomic_load_explicit(&context->submitted, memory_order_relaxed) != NULL) {
@@ -108,7 +108,7 @@ static bool dcommi_progress(dcomm_context *context)
     if (atomic_load_explicit(&context->aborts, memory_order_relaxed) != 0) {
         atomic_store(&context->aborts, 0);
         for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
-            int wanted = 1; /* 2: taken up, so that the reason stays as it is */
+            int wanted = 1; /* 2: taken up; the reason must not change any more */
             if (atomic_compare_exchange_strong(&comm->abort_wanted, &wanted, 2)) {
                 dcommi_poison(comm, DCOMM_ERR_ABORTED, "%s", comm->abort_reason);
             }
@@ -156,8 +156,8 @@ static bool dcommi_progress(dcomm_context *context)
     return false;
 }
 
-/* Progress if nobody else does, until `run` (may be NULL: once) is complete or it is another
- * thread's turn; give the core away when there has been nothing to do for long. */
+/* Make progress if no other thread does, until `run` is complete (NULL: one pass) or another
+ * thread's turn comes. Yield the core if there has been nothing to do for long. */
 static void dcommi_progress_for(dcomm_context *context, const dcommi_run *run)
 {
     bool yield = true;
@@ -166,7 +166,7 @@ static void dcommi_progress_for(dcomm_context *context, const dcommi_run *run)
         for (int i = 0; i < DCOMMI_TURN; i++) {
             bool idle = !dcommi_progress(context);
             if (idle && run == NULL) {
-                dcommi_housekeeping(context); /* who calls seldom would come to it late */
+                dcommi_housekeeping(context); /* or a rare caller would be late with it */
             }
             yield = idle && context->idle > limit;
             if (yield || run == NULL ||
@@ -186,7 +186,7 @@ static void dcommi_progress_or_yield(dcomm_context *context)
     dcommi_progress_for(context, NULL);
 }
 
-/* Hand a run to the engine: at once where the token is free, else by the queue. */
+/* Hand a run to the engine: at once if the token is free, else by the queue. */
 static void dcommi_submit(dcomm_context *context, dcommi_run *run)
 {
     if (dcommi_token_try(context)) {

@@ -1,21 +1,20 @@
-/* pull.h - COPY and REDUCE with operands in peers' memory. How a peer is read follows from what it
- * is to us: memory of a process on this host is read directly (pieces.h), any other is asked for by
- * message (reply.h answers), as is what lies on a device, or is to go to one. The plan does not
- * know. */
+/* pull.h - COPY and REDUCE with operands in peers' memory. Memory of a process on this host is
+ * read directly (pieces.h). Any other memory is asked for by message (reply.h answers), and so is
+ * memory that lies on a device or is to go to one. The plan does not know the difference. */
 #ifndef DCOMMI_PULL_H
 #define DCOMMI_PULL_H
 
 #include "device/straight.h"
 #include "pieces.h"
 
-/* Blocks asked for at a time, and the longest of them, which every transport sends without asking
- * back. A request waits behind what its sender sends itself: by one or two long ones, ranks that
- * read each other would take turns with the link. */
+/* Blocks asked for at a time, and the longest block (bytes), which every transport sends without a
+ * handshake. A request queues behind its sender's own data: with one or two long blocks, ranks
+ * that read each other would take turns on the link. */
 #define DCOMMI_PULL_WINDOW 16
 #define DCOMMI_PULL_MESSAGE 32768
 
 typedef struct dcommi_pull_block {
-    dcommi_job job; /* first: its fold, where the last piece has come straight */
+    dcommi_job job; /* first: its fold, if UCX has brought the last piece */
     dcommi_pull *pull;
     size_t at;
     unsigned outstanding;
@@ -23,19 +22,19 @@ typedef struct dcommi_pull_block {
 
 /* A step under way that reads at least one peer by message. */
 struct dcommi_pull {
-    dcommi_job begin;         /* first: what queue IN held when it was made */
+    dcommi_job begin;         /* first: the earlier work of queue IN */
     struct dcommi_pull *next; /* in run->pulls, which owns it */
     dcommi_lane *lane;
     dcommi_run *run;
     bool async, final, fold;
     dcommi_device *device; /* dst, staging and local pieces are its memory; NULL: the host's */
-    dcommi_move *taker;    /* the receive that this is done for; NULL: a step of the lane */
+    dcommi_move *taker;    /* the receive that this serves; NULL: a step of the lane */
     dcommi_target to;
     size_t len, asked, left, block; /* bytes; left: not there yet */
     size_t npieces, first;          /* first: the piece that is asked for first */
     unsigned window;                /* blocks at a time */
     dcommi_pull_block blocks[DCOMMI_PULL_WINDOW];
-    uint8_t *staging; /* for each of them one block per piece; NULL: straight into dst */
+    uint8_t *staging; /* one block per piece for each of them; NULL: data go into dst */
     dcommi_piece *pieces;
 };
 
@@ -69,7 +68,7 @@ static uint8_t *dcommi_pull_staging(const dcommi_pull *pull, unsigned b, size_t 
     return pull->staging + (b * pull->npieces + piece) * pull->block;
 }
 
-/* Fold block b, whose pieces are all here. */
+/* Fold block `b`; all its pieces are here. */
 static dcomm_status dcommi_pull_fold(dcommi_pull *pull, unsigned b)
 {
     size_t at = pull->blocks[b].at, part = dcommi_pull_part(pull, at);
@@ -93,7 +92,7 @@ static dcomm_status dcommi_pull_fold(dcommi_pull *pull, unsigned b)
     return status;
 }
 
-/* Block b is where it belongs: on to the next one. */
+/* Finish block `b`, whose data are in place, and go on to the next one. */
 static void dcommi_pull_done(dcommi_pull *pull, unsigned b)
 {
     pull->left -= dcommi_pull_part(pull, pull->blocks[b].at);
@@ -125,8 +124,8 @@ static void dcommi_pull_on_device(dcommi_job *job, dcomm_status status)
     }
 }
 
-/* A piece of a block has come into a slot: on to the device, and behind the last of them the fold.
- */
+/* Copy a piece that has come into a slot on to the device. Queue the block's fold behind its last
+ * piece. */
 static void dcommi_pull_landed(dcommi_pull *pull, unsigned b, size_t piece, dcommi_slot *slot)
 {
     dcommi_run *run = pull->run;
@@ -157,7 +156,7 @@ static void dcommi_pull_folded(dcommi_job *job, dcomm_status status)
     }
 }
 
-/* All pieces of a block have come straight, or are on queue IN: the fold goes there, too. */
+/* Queue the fold of a block. UCX has brought its pieces, or their copies are on queue IN, too. */
 static void dcommi_pull_fold_straight(dcommi_pull *pull, unsigned b)
 {
     dcommi_pull_block *block = &pull->blocks[b];
@@ -197,7 +196,7 @@ static void dcommi_pull_arrived(dcommi_move *move)
     dcommi_pull_done(pull, b);
 }
 
-/* Ask for one piece of a block: a move of the block's, whose buf is where it is to come. */
+/* Ask for one piece of a block. The move belongs to the block; its buf takes the piece. */
 static void dcommi_pull_request(dcommi_move *move)
 {
     dcommi_run *run = move->run;
@@ -219,7 +218,7 @@ static void dcommi_pull_request(dcommi_move *move)
     (void)dcommi_good(run->comm, dcommi_send_header(run->comm, piece->rank, &header, NULL, 0));
 }
 
-/* The slot for a piece is there. */
+/* Ask for a piece that has got its slot. */
 static void dcommi_pull_go(dcommi_slot *slot, void *user)
 {
     dcommi_move *move = user;
@@ -235,8 +234,8 @@ static void dcommi_pull_go(dcommi_slot *slot, void *user)
     dcommi_run_unref(run);
 }
 
-/* Return the first piece that is asked for: that of the next rank after our own, so that the ranks
- * of a communicator do not all ask rank 0 first, then rank 1, and so on. */
+/* Return the piece to ask for first: that of the next rank after our own, so that the ranks of a
+ * communicator do not all ask rank 0 first, then rank 1, and so on. */
 static size_t dcommi_pull_first(const dcommi_pull *pull)
 {
     size_t i = 0;
@@ -247,7 +246,7 @@ static size_t dcommi_pull_first(const dcommi_pull *pull)
     return i < pull->npieces ? i : 0;
 }
 
-/* Ask for every piece of the next block, if there is one, as block b of the window. */
+/* Ask for every piece of the next block, if there is one, as block `b` of the window. */
 static void dcommi_pull_ask(dcommi_pull *pull, unsigned b)
 {
     dcommi_run *run = pull->run;
@@ -290,7 +289,7 @@ static void dcommi_pull_ask(dcommi_pull *pull, unsigned b)
 static void dcommi_pull_ask_first(dcommi_pull *pull)
 {
     dcommi_run *run = pull->run;
-    for (unsigned b = 0; b < pull->window && run->active; b++) { /* not answered before we look */
+    for (unsigned b = 0; b < pull->window && run->active; b++) { /* no answer comes meanwhile */
         dcommi_pull_ask(pull, b);
     }
 }
@@ -303,7 +302,7 @@ static void dcommi_pull_begun(dcommi_job *job, dcomm_status status)
     }
 }
 
-/* A fold by messages: how many blocks at a time, and how long. */
+/* Set the block length of a fold by messages. Return how many blocks are asked for at a time. */
 static unsigned dcommi_pull_window(dcommi_pull *pull)
 {
     const dcomm_plan *plan = pull->lane->frame->scope.plan;
@@ -321,8 +320,8 @@ static unsigned dcommi_pull_window(dcommi_pull *pull)
     return window < 1 ? 1 : window < DCOMMI_PULL_WINDOW ? (unsigned)window : DCOMMI_PULL_WINDOW;
 }
 
-/* Start to <- fold(pieces), or to <- pieces[0] without `fold`, asking for all that is not here.
- * `taker`: the receive that it is done for, if it is for one. */
+/* Start to <- fold(pieces), or to <- pieces[0] without `fold`, and ask for all pieces that are not
+ * here. `taker`: the receive that this serves; NULL: a step of the lane. */
 static dcomm_status dcommi_pull_by_message(dcommi_lane *lane, dcommi_device *device,
                                            dcommi_move *taker, const dcommi_target *to,
                                            const dcommi_piece *pieces, size_t n, size_t len,
@@ -373,8 +372,8 @@ static dcomm_status dcommi_pull_by_message(dcommi_lane *lane, dcommi_device *dev
         dcommi_pull_ask_first(pull);
         return DCOMM_IN_PROGRESS;
     }
-    /* UCX goes by no queue: it may store into what has been taken in IN's order once that was seen
-     * to be done. */
+    /* UCX does not follow the queue's order. It may store into memory that was taken in the order
+     * of queue IN only after the queue was seen to get there. */
     status = dcommi_job_start(device, DCOMMI_QUEUE_IN, &pull->begin, run, dcommi_pull_begun);
     if (status < 0) {
         dcommi_pull_free(pull);
@@ -439,7 +438,7 @@ static dcommi_verdict dcommi_on_read_reply(dcomm_comm *comm, const dcommi_header
         dcommi_key(DCOMMI_NODE_PULL, h->stream, h->seq, h->stage, (int32_t)h->src, h->tag);
     dcommi_match_node *node = dcommi_match_take(comm, &key);
     if (node == NULL) {
-        return DCOMMI_CONSUMED; /* of a run that failed meanwhile */
+        return DCOMMI_CONSUMED; /* its run failed meanwhile */
     }
     dcommi_move *move = dcommi_move_of(node);
     if (h->a != move->len) {

@@ -1,5 +1,5 @@
-/* receive.h - a message meets its receive: it is put where it belongs, folded, or read where it
- * lies in the sender's memory. */
+/* receive.h - a message meets its receive: the payload is stored, folded, or read where it lies in
+ * the sender's memory. */
 #ifndef DCOMMI_RECEIVE_H
 #define DCOMMI_RECEIVE_H
 
@@ -10,8 +10,9 @@
 
 /* ---- reading a peer's memory ---- */
 
-/* Copy from the memory of a rank on this host. DCOMM_ERR_UNSUPPORTED: the kernel forbids it.
- * DCOMM_ERR_PEER: its process has ended, and the run may have failed with it. */
+/* Copy from the memory of a rank on this host. DCOMM_ERR_UNSUPPORTED: the kernel forbids it, or
+ * the address is bad. DCOMM_ERR_PEER: the rank's process has ended, and the run may have failed
+ * with it. */
 static dcomm_status dcommi_read_process(dcomm_comm *comm, int rank, void *dst, uint64_t address,
                                         size_t len)
 {
@@ -29,7 +30,8 @@ static dcomm_status dcommi_read_process(dcomm_comm *comm, int rank, void *dst, u
                 dcommi_peer_lost(comm->context, comm->members[rank].peer, "its process has ended");
                 return dcommi_fail(DCOMM_ERR_PEER, "the process of rank %d has ended", rank);
             }
-            /* A bad address (the peer's buffer is gone, it has failed) says nothing of the next. */
+            /* A bad address (the peer has failed and freed its buffer) does not mean that the next
+             * is bad. */
             peer->unreadable = peer->unreadable || errno != EFAULT;
             return DCOMM_ERR_UNSUPPORTED;
         }
@@ -45,7 +47,7 @@ static inline bool dcommi_peer_readable(const dcommi_remote *peer)
     return peer->same_host && !peer->unreadable;
 }
 
-/* Staging memory of the context, at least `len` bytes. */
+/* Return staging memory of the context, at least `len` bytes. */
 static uint8_t *dcommi_staging(dcomm_context *context, size_t len)
 {
     if (context->staging_len < len) {
@@ -56,7 +58,7 @@ static uint8_t *dcommi_staging(dcomm_context *context, size_t len)
     return context->staging;
 }
 
-/* A piece of a result; `past`: kept out of the caches. */
+/* Copy a piece of a result. `past`: by nontemporal stores. */
 static void dcommi_result_copy(dcomm_context *context, void *dst, const void *src, size_t len,
                                bool past)
 {
@@ -68,8 +70,8 @@ static void dcommi_result_copy(dcomm_context *context, void *dst, const void *sr
     }
 }
 
-/* Refuse to go on by messages once a part has been folded: that part would count twice if the
- * result lies on an operand. */
+/* Refuse to go on by messages once a part has been folded: if the result lies on an operand, that
+ * part would count twice. */
 static dcomm_status dcommi_read_part(dcomm_status status, size_t at, int rank)
 {
     return status == DCOMM_ERR_UNSUPPORTED && at > 0
@@ -79,7 +81,8 @@ static dcomm_status dcommi_read_part(dcomm_status status, size_t at, int rank)
 
 /* ---- receiving ---- */
 
-/* Fold a part of a message, to `also` too unless that is NULL; `past`: past the caches. */
+/* Fold a part of a message, to `also` too unless that is NULL. `past` and `also_past`: store to
+ * dst and to `also` by nontemporal stores. */
 static dcomm_status dcommi_fold_both(dcommi_move *move, const void *message, size_t offset,
                                      size_t len, bool past, void *also, bool also_past)
 {
@@ -98,7 +101,8 @@ static dcomm_status dcommi_fold_both(dcommi_move *move, const void *message, siz
         how);
 }
 
-/* Room to send what a fold stores while it stores it; NULL: none, or not on this host. */
+/* Reserve room for a message of `len` bytes that the next step sends, so that the fold can store
+ * into it. NULL: none, or not on this host. */
 static uint8_t *dcommi_forward_room(const dcommi_move *move, size_t len, bool *past)
 {
     const dcommi_run *run = move->run;
@@ -116,7 +120,7 @@ static uint8_t *dcommi_forward_room(const dcommi_move *move, size_t len, bool *p
                                           past);
 }
 
-/* Fold a whole message, and send it on at once where the next step would. */
+/* Fold a whole message, and send the result at once if the next step would send it. */
 static dcomm_status dcommi_fold_whole(dcommi_move *move, const void *message, size_t len)
 {
     dcommi_run *run = move->run;
@@ -134,7 +138,7 @@ static dcomm_status dcommi_fold_whole(dcommi_move *move, const void *message, si
     return status;
 }
 
-/* The payload has come: fold it, or it is where it belongs. */
+/* Complete a receive whose payload has come: fold it, or copy it unless it is in place. */
 static void dcommi_received(dcommi_move *move, const void *message, size_t len)
 {
     dcomm_status status = DCOMM_OK;
@@ -166,7 +170,7 @@ static void dcommi_fetched(dcommi_op *op, dcomm_status status)
     dcommi_run_unref(run);
 }
 
-/* Read what an RTS offers, folding it block by block while it is in cache. */
+/* Read the payload that an RTS offers, and fold it block by block while it is in cache. */
 static dcomm_status dcommi_read_offer(dcommi_move *move, uint32_t region, uint64_t address,
                                       size_t len)
 {
@@ -204,7 +208,7 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint32_t region, uint64
     return DCOMM_OK;
 }
 
-/* A message meets its receive. Returns what becomes of the arrival. */
+/* Match a message with its receive. Return what becomes of the arrival. */
 static dcommi_verdict dcommi_deliver(dcommi_move *move, const dcommi_header *h,
                                      dcommi_transport *transport, const void *data, void *desc)
 {
@@ -268,7 +272,7 @@ static dcommi_verdict dcommi_deliver(dcommi_move *move, const dcommi_header *h,
     return DCOMMI_KEEP;
 }
 
-/* Post the receive of a filled-in move: it may have come already. */
+/* Post the receive of a filled-in move. Its message may have come already. */
 static void dcommi_recv_post(dcommi_move *move, int rank, uint32_t tag)
 {
     dcommi_run *run = move->run;

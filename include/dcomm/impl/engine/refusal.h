@@ -1,18 +1,19 @@
-/* refusal.h - collectives that a rank refuses because of its arguments. It takes the operation's
- * number all the same and says so to the others, which then fail with that sentence instead of
- * waiting. Each rank that learns of it passes it on once, to ranks at powers of two, as errors are;
- * where all ranks refuse one call, as they mostly do, that is the least that reaches everybody.
+/* refusal.h - collectives that a rank refuses because of its arguments. The rank takes the
+ * operation's number all the same and tells the others, which then fail with that message instead
+ * of waiting. Each rank that learns of the refusal passes it on once, to ranks at powers of two,
+ * as with errors. Mostly all ranks refuse the same call: then these are the fewest messages that
+ * reach every rank.
  *
  * The communicator stays usable: messages of the operation are dropped by its number. It is
- * poisoned only where a rank cannot take its part back: the operation is over there, or a later one
- * has been called, or it is on a stream. */
+ * poisoned only where a rank cannot take its part back: the operation is over there, or a later
+ * one has been called, or it is on a stream. */
 #ifndef DCOMMI_REFUSAL_H
 #define DCOMMI_REFUSAL_H
 
 #include "failure.h"
 
 #define DCOMMI_REFUSALS_OVER 64   /* records of operations that are over; older ones are merged */
-#define DCOMMI_REFUSALS_AHEAD 256 /* of operations to come; the rest is asked for */
+#define DCOMMI_REFUSALS_AHEAD 256 /* of operations to come; others are asked for */
 
 /* ---- records ---- */
 
@@ -25,7 +26,7 @@ static dcommi_refusal *dcommi_refusal_find(const dcomm_comm *comm, uint64_t seq)
     return r;
 }
 
-/* Remember a refusal. Without memory it is forgotten: the others ask for it then. */
+/* Remember a refusal. Without memory it is forgotten, and the other ranks ask for it later. */
 static void dcommi_refusal_add(dcomm_comm *comm, uint64_t seq, int rank, const char *text,
                                bool over)
 {
@@ -38,7 +39,7 @@ static void dcommi_refusal_add(dcomm_comm *comm, uint64_t seq, int rank, const c
         memcpy(r->text, text, len);
         r->next = comm->refusals;
         comm->refusals = r;
-        comm->early_count += !over; /* the fast path must see it */
+        comm->early_count += !over; /* the fast path checks this count */
     }
 }
 
@@ -61,8 +62,8 @@ static void dcommi_refusal_begin(dcomm_comm *comm, uint64_t seq)
     }
 }
 
-/* Keep the records of what is over few. A late announcement must still find its number, so the
- * oldest become one where they follow each other. */
+/* Keep few records of operations that are over. A late announcement must still find its number, so
+ * merge the oldest two where they are adjacent. */
 static void dcommi_refusal_trim(dcomm_comm *comm)
 {
     dcommi_refusal **oldest = NULL, *before = NULL, *last = NULL;
@@ -122,7 +123,7 @@ static bool dcommi_refusal_answer(dcomm_comm *comm, const dcommi_header *h)
 
 /* ---- taking part ---- */
 
-/* An operation is over here without having run. */
+/* Record that an operation is over here without having run. */
 static void dcommi_refusal_over(dcomm_comm *comm, uint64_t seq, int rank, const char *text)
 {
     dcommi_refusal_begin(comm, seq);
@@ -131,7 +132,7 @@ static void dcommi_refusal_over(dcomm_comm *comm, uint64_t seq, int rank, const 
     dcommi_early_purge(comm, &seq);
 }
 
-/* The run that stands for a refusal of our own. */
+/* Start and end the run that stands for a refusal of our own. */
 static void dcommi_refusal_start(dcommi_run *run)
 {
     dcomm_comm *comm = run->comm;
@@ -160,8 +161,8 @@ static void dcommi_run_give_up(dcommi_run *run)
     }
 }
 
-/* A run that is in the engine belongs to an operation that `rank` has refused: fail it alone, or,
- * where that cannot be, the communicator. */
+/* Fail a run in the engine whose operation `rank` has refused. If it cannot fail alone, fail the
+ * communicator. */
 static void dcommi_run_refused(dcommi_run *run, int rank, const char *text)
 {
     dcomm_comm *comm = run->comm;
@@ -170,7 +171,7 @@ static void dcommi_run_refused(dcommi_run *run, int rank, const char *text)
              dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, text);
     dcommi_comm_lock(comm);
     bool last = comm->next_seq == run->seq + 1;
-    comm->chain = last ? 0 : comm->chain; /* as where it was refused */
+    comm->chain = last ? 0 : comm->chain; /* as on the rank that refused */
     dcommi_comm_unlock(comm);
     run->why = last && run->gate.stream == NULL ? dcommi_strdup(why) : NULL;
     if (run->why == NULL) {
@@ -182,7 +183,7 @@ static void dcommi_run_refused(dcommi_run *run, int rank, const char *text)
     dcommi_run_give_up(run);
 }
 
-/* Fail a run that begins and is known to be refused. Returns true if it has ended. */
+/* Fail a run that begins, if its operation is known to be refused. Return true if it has ended. */
 static bool dcommi_run_refused_before(dcommi_run *run)
 {
     dcomm_comm *comm = run->comm;
@@ -198,7 +199,7 @@ static bool dcommi_run_refused_before(dcommi_run *run)
     return true;
 }
 
-/* A peer says that `a` has refused an operation. */
+/* Handle a peer's message that rank h->a has refused an operation. */
 static void dcommi_on_refused(dcomm_comm *comm, const dcommi_header *h, const void *data,
                               size_t len)
 {

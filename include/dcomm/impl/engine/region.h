@@ -1,12 +1,12 @@
 /* region.h - registered memory as the engine sees it: the regions of this rank, which it names in
- * the messages that point into them, and the cache of peers' regions that it has mapped.
+ * messages that point into them, and the cache of peers' regions that it has mapped.
  *
- * A message that offers memory (EXPOSE, RTS) carries the number of the region that it lies in, or
- * 0. A receiver that does not know the number asks for it (REGION_ASK) and reads by other means
- * meanwhile. The owner hands over the memory's descriptor (hand.h), then says so (REGION); of
- * device memory the answer has its key (device_region.h). Numbers are never used again, so that one
- * of a region that was freed can at worst be unknown; whoever was given a region hears when it is
- * freed (REGION_GONE). */
+ * A message that offers memory (EXPOSE, RTS) carries the number of its region, or 0. A receiver
+ * that does not know the number asks for it (REGION_ASK), and reads by other means meanwhile. The
+ * owner hands over the memory's descriptor (hand.h) and then says so (REGION). For device memory,
+ * REGION carries its key (device_region.h). Numbers are never reused, so the number of a freed
+ * region is at worst unknown. Every peer that was given a region is told when it is freed
+ * (REGION_GONE). */
 #ifndef DCOMMI_REGION_H
 #define DCOMMI_REGION_H
 
@@ -21,30 +21,30 @@
 
 /* Payload of REGION, in front of a device's key. */
 typedef struct dcommi_region_card {
-    uint64_t base; /* where messages say that it lies */
+    uint64_t base; /* its address in the owner's process */
     uint64_t len;
 } dcommi_region_card;
 
 _Static_assert(sizeof(dcommi_region_card) == DCOMMI_REGION_CARD, "the card has no padding");
 
-/* A peer that has to do with a region of ours. */
+/* A peer that uses a region of ours. */
 typedef struct dcommi_reader {
     int peer;
-    bool told;    /* was given it; of device memory: and has not said that it is shut */
-    bool warned;  /* of device memory: was told that it is gone */
+    bool told;    /* it was given the region; device memory: and has not closed it */
+    bool warned;  /* device memory: it was told that the region is gone */
     int refusals; /* how often it could not read an RTS in place */
 } dcommi_reader;
 
 /* A region of this rank. */
 struct dcommi_own {
     struct dcommi_own *next;      /* of all in the process, or of all of `shared` */
-    struct dcommi_shared *shared; /* the device memory that it is; NULL: host memory */
+    struct dcommi_shared *shared; /* its device memory; NULL: host memory */
     dcomm_context *context;       /* kept alive */
     uint8_t *base;
     size_t len, huge;
     uint32_t id;    /* 0: nobody can map it */
-    unsigned users; /* of device memory: who wants this context to have it */
-    int file;       /* of host memory, to be handed to peers; -1: none */
+    unsigned users; /* device memory: users in this context that want it */
+    int file;       /* host memory: descriptor for peers; -1: none */
     dcommi_reader *readers;
     size_t nreaders, readers_capacity;
 };
@@ -63,28 +63,28 @@ struct dcommi_map {
     int peer;
     uint32_t id;
     uint8_t state;
-    uint8_t named; /* how often since we asked */
+    uint8_t named; /* how often it was named since we asked */
     uint64_t base, len;
-    uint8_t *local; /* OPEN */
-    bool on_device; /* it is device memory; the rest is of that */
+    uint8_t *local; /* OPEN: its address here */
+    bool on_device; /* it is device memory, for which the fields below are */
     dcommi_device_key key;
-    bool gone;             /* OPENING: to be shut again */
-    bool borrowed;         /* of this very process: nothing was opened */
-    dcommi_device *device; /* by which it is read */
-    uint64_t used;         /* the last job there that reads it */
+    bool gone;             /* OPENING: close it again */
+    bool borrowed;         /* memory of this very process: nothing was opened */
+    dcommi_device *device; /* the device that reads it */
+    uint64_t used;         /* number of the last job there that reads it */
 };
 
 struct dcommi_regions {
-    dcommi_own **own; /* by address; with the token, like all of this */
+    dcommi_own **own; /* sorted by address; with the token, like all of this */
     size_t nown, own_capacity;
     uint32_t last_id;
     dcommi_map *maps[DCOMMI_REGION_BUCKETS];
     size_t nmaps;
-    dcommi_own *leaving;  /* device memory that is free but for peers that may have it open */
-    dcommi_map *shutting; /* peers' device memory that is to be shut */
+    dcommi_own *leaving;  /* freed device memory that peers may still have open */
+    dcommi_map *shutting; /* peers' device memory that is to be closed */
 };
 
-/* The context's, made when first needed; NULL without memory. */
+/* Return the context's regions, made when first needed; NULL without memory. */
 static struct dcommi_regions *dcommi_regions_of(dcomm_context *context)
 {
     if (context->regions == NULL) {
@@ -95,7 +95,7 @@ static struct dcommi_regions *dcommi_regions_of(dcomm_context *context)
 
 /* ---- our own ---- */
 
-/* Index of the first own region that begins behind `at`. */
+/* Return the index of the first own region that begins behind `at`. */
 static size_t dcommi_own_behind(const struct dcommi_regions *regions, uintptr_t at)
 {
     size_t low = 0, high = regions->nown;
@@ -110,7 +110,7 @@ static size_t dcommi_own_behind(const struct dcommi_regions *regions, uintptr_t 
     return low;
 }
 
-/* The region that all of this memory lies in; NULL: none. */
+/* Return the region that contains all of this memory; NULL: none. */
 static inline dcommi_own *dcommi_own_find(const dcomm_context *context, const void *at, size_t len)
 {
     const struct dcommi_regions *regions = context->regions;
@@ -126,7 +126,7 @@ static inline dcommi_own *dcommi_own_find(const dcomm_context *context, const vo
     return offset < own->len && len <= own->len - offset ? own : NULL;
 }
 
-/* Its number, for messages. */
+/* Return the number of that region, for messages; 0: none. */
 static inline uint32_t dcommi_region_number(const dcomm_context *context, const void *at,
                                             size_t len)
 {
@@ -134,7 +134,7 @@ static inline uint32_t dcommi_region_number(const dcomm_context *context, const 
     return own != NULL ? own->id : 0;
 }
 
-/* A peer's entry at a region, made when needed; NULL without memory. */
+/* Return a peer's entry at a region, made when needed; NULL without memory. */
 static dcommi_reader *dcommi_own_reader(dcommi_own *own, int peer)
 {
     for (size_t i = 0; i < own->nreaders; i++) {
@@ -150,8 +150,8 @@ static dcommi_reader *dcommi_own_reader(dcommi_own *own, int peer)
     return &own->readers[own->nreaders++];
 }
 
-/* Return true if this memory should be offered to a peer that cannot read our other memory: a peer
- * that does not map the region in the end has to ask for each message, so not for ever. */
+/* Return true if this memory should be offered to a peer that cannot read our other memory. A peer
+ * that never maps the region has to ask for each message, so stop after some refusals. */
 static bool dcommi_region_offerable(dcomm_context *context, int peer, const void *at, size_t len)
 {
     dcommi_own *own = dcommi_own_find(context, at, len);
@@ -159,7 +159,7 @@ static bool dcommi_region_offerable(dcomm_context *context, int peer, const void
     return reader != NULL && reader->refusals < DCOMMI_REGION_REFUSALS;
 }
 
-/* A peer wants a message that was offered in place after all. */
+/* Count that a peer wants as a message what was offered in place. */
 static void dcommi_region_refused(dcomm_context *context, int peer, const void *at, size_t len)
 {
     dcommi_own *own = dcommi_own_find(context, at, len);
@@ -169,11 +169,11 @@ static void dcommi_region_refused(dcomm_context *context, int peer, const void *
     }
 }
 
-/* Make own->len bytes of shared memory where huge pages can lie, and bring them in. With `collapse`
- * onto huge pages: the kernel lets the caller wait until work of its own has run on every core,
- * which took up to 40 s where ranks of other programs kept the cores busy, so only where a caller
- * asks for memory. DCOMM_ERR_UNSUPPORTED: nobody could map it. After an error: dcommi_own_destroy.
- */
+/* Make own->len bytes of shared memory that huge pages can back, and fault them in. `collapse`:
+ * put them on huge pages. The kernel then makes the caller wait until work of its own has run on
+ * every core. That can take very long where other programs keep the cores busy, so do it only
+ * where a caller asks for memory. DCOMM_ERR_UNSUPPORTED: nobody could map it. After an error, call
+ * dcommi_own_destroy. */
 static dcomm_status dcommi_own_create(dcommi_own *own, bool collapse)
 {
     own->file = dcommi_share_file(own->len);
@@ -193,7 +193,7 @@ static dcomm_status dcommi_own_create(dcommi_own *own, bool collapse)
     return DCOMM_OK;
 }
 
-/* Give back what there is of it. */
+/* Release the memory and the descriptor, as far as they exist. */
 static void dcommi_own_destroy(dcommi_own *own)
 {
     dcommi_huge_release(own->base, own->len);
@@ -206,7 +206,7 @@ static dcomm_status dcommi_own_enter(dcommi_own *own)
 {
     struct dcommi_regions *regions = dcommi_regions_of(own->context);
     if (regions == NULL || regions->last_id == UINT32_MAX) {
-        return regions == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK; /* it works, unmapped */
+        return regions == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK; /* it works, but unmapped */
     }
     DCOMMI_TRY(dcommi_grow((void **)&regions->own, &regions->own_capacity, regions->nown + 1,
                            sizeof *regions->own));
@@ -218,7 +218,7 @@ static dcomm_status dcommi_own_enter(dcommi_own *own)
     return DCOMM_OK;
 }
 
-/* A peer by the first healthy communicator that has it; NULL: none. */
+/* Return the first healthy communicator that has a peer, and its rank there; NULL: none. */
 static dcomm_comm *dcommi_comm_with(dcomm_context *context, int peer, int *rank)
 {
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
@@ -235,7 +235,7 @@ static dcomm_comm *dcommi_comm_with(dcomm_context *context, int peer, int *rank)
     return NULL;
 }
 
-/* Tell a peer that a region is no more. Returns whether that is under way. */
+/* Tell a peer that a region is gone. Return true if the message is on its way. */
 static bool dcommi_own_warn(const dcommi_own *own, int peer)
 {
     int rank;
@@ -245,7 +245,8 @@ static bool dcommi_own_warn(const dcommi_own *own, int peer)
            dcommi_send_header(comm, rank, &gone, NULL, 0) >= 0;
 }
 
-/* It is about to be freed: take it out and tell who may have mapped it. */
+/* Take a region that is about to be freed out of the table, and tell peers that may have mapped
+ * it. */
 static void dcommi_own_leave(dcommi_own *own)
 {
     struct dcommi_regions *regions = own->context->regions;
@@ -259,7 +260,7 @@ static void dcommi_own_leave(dcommi_own *own)
     }
 }
 
-/* A peer asks for a region that we named. */
+/* Answer a peer that asks for a region that we named. */
 static void dcommi_on_region_ask(dcomm_comm *comm, const dcommi_header *h)
 {
     struct dcommi_regions *regions = comm->context->regions;
@@ -268,9 +269,9 @@ static void dcommi_on_region_ask(dcomm_comm *comm, const dcommi_header *h)
     for (size_t i = 0; regions != NULL && i < regions->nown && own == NULL; i++) {
         own = regions->own[i]->id == h->tag ? regions->own[i] : NULL;
     }
-    /* Of device memory it must be known when the peer's process has ended. */
+    /* Give device memory only to a process whose end we can see. */
     if (own == NULL || !peer->same_host || (own->shared != NULL && peer->started == 0)) {
-        return; /* or freed meanwhile: the peer does without */
+        return; /* the region may be freed: the peer does without */
     }
     dcommi_reader *reader = dcommi_own_reader(own, comm->members[h->src].peer);
     if (reader == NULL) {
@@ -307,7 +308,7 @@ static inline dcommi_map **dcommi_map_at(struct dcommi_regions *regions, int pee
 static void dcommi_map_drop(dcomm_context *context, dcommi_map **at)
 {
     dcommi_map *map = *at;
-    if (map->state == DCOMMI_MAP_OPENING) { /* who opens it drops it */
+    if (map->state == DCOMMI_MAP_OPENING) { /* the thread that opens it drops it */
         map->gone = true;
         return;
     }
@@ -337,7 +338,7 @@ static void dcommi_maps_forget(dcomm_context *context, int peer)
     }
 }
 
-/* The context closes. */
+/* Free the regions of a context that closes. */
 static void dcommi_regions_free(dcomm_context *context)
 {
     if (context->regions != NULL) {
@@ -349,8 +350,8 @@ static void dcommi_regions_free(dcomm_context *context)
     }
 }
 
-/* A region is named that we do not know: remember it, and ask for it; again from time to time, as a
- * communicator that fails takes question or answer with it. map: NULL the first time. */
+/* Ask for an unknown region that a message names, and remember it. Ask again from time to time: a
+ * communicator that fails takes the question or the answer with it. `map`: NULL the first time. */
 static void dcommi_map_ask(dcomm_comm *comm, int rank, uint32_t id, dcommi_map *map)
 {
     if (map != NULL && ++map->named != 0) {
@@ -390,8 +391,8 @@ static dcomm_status dcommi_map_open(dcomm_context *context, dcommi_map *map)
     return DCOMM_OK;
 }
 
-/* Take a peer's answer about its memory. If anything is wrong with it, that memory is read by
- * other means. */
+/* Take a peer's answer about its memory. If anything is wrong with the answer, that memory is read
+ * by other means. */
 static void dcommi_on_region(dcomm_comm *comm, const dcommi_header *h, const void *data)
 {
     struct dcommi_regions *regions = comm->context->regions;
@@ -428,8 +429,8 @@ static void dcommi_on_region(dcomm_comm *comm, const dcommi_header *h, const voi
     }
 }
 
-/* The map that serves `len` bytes at an address of a region that a rank of this host has offered.
- * NULL: there is none, or not yet. */
+/* Return the map that serves `len` bytes at an address of a region that a rank of this host has
+ * offered. NULL: there is none, or not yet. */
 static inline dcommi_map *dcommi_map_for(dcomm_comm *comm, int rank, uint32_t region,
                                          uint64_t address, size_t len)
 {
@@ -450,8 +451,8 @@ static inline dcommi_map *dcommi_map_for(dcomm_comm *comm, int rank, uint32_t re
                : NULL;
 }
 
-/* Memory that a rank has offered, as region number and address, in our own address space: good
- * until the next pass of progress. NULL: it is to be read by other means. */
+/* Return where memory that a rank has offered is mapped here, valid until the next pass of
+ * progress. NULL: read it by other means. */
 static const uint8_t *dcommi_resolve_peer_memory(dcomm_comm *comm, int rank, uint32_t region,
                                                  uint64_t address, size_t len)
 {
@@ -459,7 +460,7 @@ static const uint8_t *dcommi_resolve_peer_memory(dcomm_comm *comm, int rank, uin
     return map != NULL && !map->on_device ? map->local + (address - map->base) : NULL;
 }
 
-/* REGION_ASK, REGION, REGION_GONE, REGION_SHUT; the header is valid. */
+/* Handle REGION_ASK, REGION, REGION_GONE and REGION_SHUT; the header is valid. */
 static void dcommi_on_region_message(dcomm_comm *comm, const dcommi_header *h, const void *data)
 {
     struct dcommi_regions *regions = comm->context->regions;

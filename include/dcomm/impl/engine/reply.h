@@ -7,11 +7,11 @@
 
 static void dcommi_reply_sent(dcommi_op *op, dcomm_status status)
 {
-    (void)status; /* the reader that cannot be reached is reported as lost */
+    (void)status; /* a reader that cannot be reached is reported as lost */
     dcommi_move_drop((dcommi_move *)op);
 }
 
-/* Answer with a part of what lies on a device from `base` on. */
+/* Answer with a part of the device memory at `base`. */
 static void dcommi_device_reply(dcommi_move *move, const dcommi_header *h, uint32_t id,
                                 uint8_t *base)
 {
@@ -33,14 +33,14 @@ static void dcommi_device_reply(dcommi_move *move, const dcommi_header *h, uint3
     }
 }
 
-/* A peer asks for a part of what one of our OFFERs means. */
+/* Answer a peer that asks for a part of the payload of our OFFER. */
 static void dcommi_on_read_sent(dcomm_comm *comm, const dcommi_header *h)
 {
     dcommi_match_node key =
         dcommi_key(DCOMMI_NODE_SENT, h->stream, h->seq, h->stage, (int32_t)h->src, h->tag);
     dcommi_match_node *node = dcommi_match_find(comm, &key);
     if (node == NULL) {
-        return; /* of a run that failed meanwhile */
+        return; /* its run failed meanwhile */
     }
     dcommi_move *sent = dcommi_move_of(node);
     if (!sent->device || h->a > sent->len || h->b > sent->len - h->a) {
@@ -58,7 +58,7 @@ static void dcommi_on_read_sent(dcomm_comm *comm, const dcommi_header *h)
     dcommi_device_reply(move, h, dcommi_header_wide(h), sent->buf);
 }
 
-/* A peer asks for a part of what `run` exposed. */
+/* Answer a peer that asks for a part of memory that `run` exposed. */
 static void dcommi_on_read(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h)
 {
     if (h->slot >= run->plan->nslots || run->offers == NULL || run->offers[h->slot].base == NULL ||

@@ -19,7 +19,7 @@ static void dcommi_run_unref(dcommi_run *run)
     while (run->pulls != NULL) {
         dcommi_pull_free(run->pulls);
     }
-    while (run->children != NULL) { /* of a run that failed: transfers used their scratch */
+    while (run->children != NULL) { /* of a failed run: transfers used their scratch */
         dcommi_frame *frame = run->children;
         run->children = frame->next;
         dcommi_free(frame);
@@ -43,8 +43,8 @@ static void dcommi_run_unref(dcommi_run *run)
     }
 }
 
-/* The run has ended, and nothing of it is under way on its device any more: its context's devices
- * may go before it does, and its stream may go on. */
+/* Release the device memory of an ended run that has no work on its device any more. The context's
+ * devices may be closed before the run is freed. The run's stream may go on. */
 static void dcommi_run_off_device(dcommi_run *run)
 {
     if (DCOMMI_UNLIKELY(run->device != NULL)) {
@@ -61,8 +61,8 @@ static void dcommi_run_off_device(dcommi_run *run)
     }
 }
 
-/* Memory for a plan's lanes, words, counters, offers and scratch, kept from run to run. Words are
- * zero but for those that a stage before left. */
+/* Bind a run to memory for a plan's lanes, words, counters, offers and scratch. The memory is kept
+ * from run to run. Words are zero, except those that a stage before left. */
 static dcomm_status dcommi_run_bind(dcommi_run *run, const dcomm_plan *plan, const uint64_t *words,
                                     uint32_t nwords)
 {
@@ -73,7 +73,7 @@ static dcomm_status dcommi_run_bind(dcommi_run *run, const dcomm_plan *plan, con
     size_t zeroed = lanes + word_bytes + counters + offers;
     bool away = run->device != NULL && !dcommi_plan_of_host(plan);
     size_t need = zeroed + (away ? 0 : (size_t)plan->scratch_bytes);
-    need = need > 0 ? need : 1; /* places are counted from it */
+    need = need > 0 ? need : 1; /* addresses are computed from it */
     if (run->memory_len < need) {
         uint8_t *bigger = dcommi_alloc_raw(need);
         if (bigger == NULL) {
@@ -108,7 +108,7 @@ static dcomm_status dcommi_run_bind(dcommi_run *run, const dcomm_plan *plan, con
     return dcommi_frame_scratch(root, memory + zeroed);
 }
 
-/* Signals and expositions that came before this stage was there. */
+/* Take the SIGNALs and EXPOSEs that came before this stage began. */
 static void dcommi_run_take_early(dcommi_run *run)
 {
     dcomm_comm *comm = run->comm;
@@ -149,7 +149,7 @@ static void dcommi_run_finish(dcommi_run *run, dcomm_status status)
     dcomm_context *context = comm->context;
     run->active = false;
     if (DCOMMI_UNLIKELY(run->why != NULL && status == DCOMM_OK)) {
-        status = DCOMM_ERR_MISMATCH; /* it came to its end while it was to be given up */
+        status = DCOMM_ERR_MISMATCH; /* it ended while it was to be given up */
     }
     *(run->prev != NULL ? &run->prev->next : &comm->runs) = run->next;
     *(run->next != NULL ? &run->next->prev : &comm->last_run) = run->prev;
@@ -195,7 +195,7 @@ static void dcommi_run_finish(dcommi_run *run, dcomm_status status)
     }
     comm->stats.operations += status == DCOMM_OK;
     run->ended_at = comm->timed ? dcommi_now() : 0;
-    run->next_finished = context->finished; /* the engine may still stand in one of its lanes */
+    run->next_finished = context->finished; /* the engine may still be in one of its lanes */
     context->finished = run;
     dcommi_settle_stores(context);
     atomic_store_explicit(&run->status, status, memory_order_release);
@@ -225,7 +225,7 @@ static void dcommi_stage_done(dcommi_run *run)
         next = plan->next(plan->next_user, words, nwords, &status);
         snprintf(why, sizeof why, "%s",
                  dcommi_message[0] != 0 ? dcommi_message : dcomm_strerror(status));
-        memcpy(dcommi_message, kept, sizeof kept); /* whoever progresses has errors of its own */
+        memcpy(dcommi_message, kept, sizeof kept); /* the thread's own message, as it was */
     }
     if (status >= 0 && next != NULL) {
         void (*give_back)(void *, const dcomm_plan *) = plan->release;
@@ -234,7 +234,7 @@ static void dcommi_stage_done(dcommi_run *run)
         dcommi_run_return_plan(run);
         run->give_back = give_back;
         run->give_back_user = user;
-        run->plan = next; /* also when it cannot be bound: it is the one to be given back */
+        run->plan = next; /* even if it cannot be bound: it must be given back */
         run->stage++;
         uint32_t budget = DCOMMI_CHECK_SUBPLANS;
         if (run->signature.coll == DCOMM_COLL_PLAN) { /* like the first, in dcomm_plan_run */
@@ -262,7 +262,7 @@ static void dcommi_stage_done(dcommi_run *run)
     }
 }
 
-/* A submitted run enters the engine. */
+/* Enter a submitted run into the engine. */
 static void dcommi_run_start(dcommi_run *run)
 {
     dcomm_comm *comm = run->comm;
@@ -291,7 +291,7 @@ static void dcommi_run_start(dcommi_run *run)
         entry->known = true;
         entry->signature = run->signature;
         if (run->signature.coll == DCOMM_COLL_PLAN) {
-            entry->signature.algo = "the caller's own"; /* the plan and its name may go */
+            entry->signature.algo = "the caller's own"; /* the plan's name may be freed */
         }
         comm->started++;
         if (run->seq >= comm->entered) {

@@ -1,7 +1,7 @@
-/* scratch.h - memory for the scratch that plans expose (scratch_shared): a region of the context's
- * own, which peers on the host map as they map registered memory, in parts of DCOMMI_SHARED_SCRATCH
- * bytes. A run that finds no part free, or wants more, has ordinary memory instead, which peers
- * read by other means. */
+/* scratch.h - memory for the scratch that plans expose (scratch_shared). The context has one
+ * region for it, which peers on the host map like registered memory, in parts of
+ * DCOMMI_SHARED_SCRATCH bytes. A run that finds no free part, or needs more, gets ordinary memory,
+ * which peers read by other means. */
 #ifndef DCOMMI_SCRATCH_H
 #define DCOMMI_SCRATCH_H
 
@@ -10,11 +10,11 @@
 #define DCOMMI_SCRATCH_PARTS 2
 
 struct dcommi_scratch {
-    dcommi_own own; /* base NULL: there is no such memory to be had */
+    dcommi_own own; /* base NULL: no such memory is available */
     unsigned taken; /* a bit for each part */
 };
 
-/* The context's, made when first needed. With the token. */
+/* Return the context's scratch region, made when first needed. With the token. */
 static struct dcommi_scratch *dcommi_scratch_of(dcomm_context *context)
 {
     struct dcommi_scratch *scratch = context->scratch;
@@ -37,7 +37,7 @@ static struct dcommi_scratch *dcommi_scratch_of(dcomm_context *context)
     return scratch;
 }
 
-/* A part of so many bytes; NULL: there is none. With the token. */
+/* Take a part of at least `bytes` bytes. NULL: there is none. With the token. */
 static uint8_t *dcommi_scratch_take(dcomm_context *context, int64_t bytes)
 {
     struct dcommi_scratch *scratch =
@@ -58,7 +58,7 @@ static void dcommi_scratch_give(const dcomm_context *context, const uint8_t *at)
     scratch->taken &= ~(1u << (size_t)(at - scratch->own.base) / DCOMMI_SHARED_SCRATCH);
 }
 
-/* The context closes. */
+/* Free the region of a context that closes. */
 static void dcommi_scratch_free(dcomm_context *context)
 {
     struct dcommi_scratch *scratch = context->scratch;

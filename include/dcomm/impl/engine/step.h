@@ -1,4 +1,4 @@
-/* step.h - what all steps of a plan share: how they end, what they find wrong. */
+/* step.h - what all steps of a plan share: their outcomes and their errors. */
 #ifndef DCOMMI_STEP_H
 #define DCOMMI_STEP_H
 
@@ -30,13 +30,13 @@ static enum dcommi_outcome DCOMMI_PRINTF(3, 4)
     return DCOMMI_GONE;
 }
 
-/* The cursor refuses the step; dcommi_message says why. */
+/* Report a step that the cursor refuses; dcommi_message says why. */
 static enum dcommi_outcome dcommi_step_wrong(dcommi_lane *lane)
 {
     return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s", dcommi_message);
 }
 
-/* dcommi_lane_piece has found no memory for one of its operands. */
+/* Report an operand for which dcommi_lane_piece found no memory. */
 static enum dcommi_outcome dcommi_outside(dcommi_lane *lane, const char *what)
 {
     return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s: %s", what, dcommi_message);
@@ -66,7 +66,8 @@ static enum dcommi_outcome dcommi_moving(dcommi_lane *lane, dcomm_status status,
     return DCOMMI_STOP;
 }
 
-/* Return true if this run may still send to a rank, or is too far ahead of it. */
+/* Return true if this run may send to a rank. If it is too far ahead, the lane waits for
+ * credit. */
 static bool dcommi_has_credit(dcommi_lane *lane, int rank)
 {
     dcommi_run *run = lane->frame->run;

@@ -1,4 +1,4 @@
-/* steps.h - the meaning of each step of a plan. */
+/* steps.h - the execution of each step of a plan. */
 #ifndef DCOMMI_STEPS_H
 #define DCOMMI_STEPS_H
 
@@ -34,15 +34,16 @@ static enum dcommi_outcome dcommi_step_send(dcommi_lane *lane, const dcomm_step 
                          async);
 }
 
-/* A copy into a slot that peers copy out of; where they fold, it is better in a cache. */
+/* Return true if a copy fills a slot that peers copy out of. Where peers fold from the slot, it is
+ * better in a cache. */
 static inline bool dcommi_step_fills(const dcommi_frame *frame, const dcomm_step *step, size_t len)
 {
     return frame->shared != NULL && step->dst.space == DCOMM_SPACE_SCRATCH &&
            (step->flags & DCOMM_STEP_RESULT) && len >= DCOMMI_FILL_LEAST && dcommi_is_bulk(frame);
 }
 
-/* Return true if what a step stores is better kept out of the caches; the result of a sub-plan is
- * read again by who called it. */
+/* Return true if a step should use nontemporal stores. The caller of a sub-plan reads its result
+ * again, so a sub-plan's steps should not. */
 static inline bool dcommi_step_past(const dcommi_frame *frame, const dcomm_step *step)
 {
     return frame->caller == NULL && dcommi_result_past(step, frame->space_len[DCOMM_SPACE_OUT]);
@@ -128,7 +129,7 @@ static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step 
     return async ? DCOMMI_NEXT : DCOMMI_STOP;
 }
 
-/* The exposed memory that a PEER piece means; NULL: the lane waits for it, or failed. */
+/* Return the exposed memory that a PEER piece means. NULL: the lane waits for it. */
 static const dcommi_exposed *dcommi_lane_exposed(dcommi_lane *lane, int rank, uint32_t slot)
 {
     dcommi_run *run = lane->frame->run;
@@ -202,7 +203,7 @@ static enum dcommi_outcome dcommi_lane_pieces(dcommi_lane *lane, const dcomm_ste
     return DCOMMI_NEXT;
 }
 
-/* COPY between the run's device and host memory. */
+/* Run a COPY between the run's device and host memory. */
 static enum dcommi_outcome dcommi_step_across(dcommi_lane *lane, const dcomm_step *step,
                                               uint8_t *dst, size_t len, bool to_device)
 {
@@ -292,7 +293,7 @@ static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step 
     return status < 0 ? dcommi_step_error(lane, status, "%s", dcommi_message) : DCOMMI_NEXT;
 }
 
-/* EXPOSE and SIGNAL: tell each rank that the step addresses. */
+/* Run an EXPOSE or SIGNAL: tell each rank that the step addresses. */
 static enum dcommi_outcome dcommi_step_tell(dcommi_lane *lane, const dcomm_step *step)
 {
     const dcommi_frame *frame = lane->frame;

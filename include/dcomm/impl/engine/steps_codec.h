@@ -4,9 +4,9 @@
 
 #include "device/steps_device.h"
 
-/* The operands of a step of the codec's, repeats unfolded. */
+/* The operands of a codec's step, with repeats unfolded. */
 typedef struct dcommi_step_operands {
-    const void **src; /* the context's */
+    const void **src; /* in memory of the context */
     size_t *len;
     size_t n;
     dcomm_codec_place place;
@@ -70,7 +70,7 @@ static enum dcommi_outcome dcommi_step_codec_device(dcommi_lane *lane, const dco
 {
     const dcommi_frame *frame = lane->frame;
     size_t bytes = step->kind == DCOMM_STEP_ENCODE ? o->len[0] : dst_len;
-    const bool spread = dcommi_spread_plan(frame->scope.plan); /* whose wires are the host's */
+    const bool spread = dcommi_spread_plan(frame->scope.plan); /* its wires lie on the host */
     if (frame->run->coded == NULL || (!spread && !dcommi_sources_on(frame, step, true))) {
         return dcommi_step_mixed(lane);
     }

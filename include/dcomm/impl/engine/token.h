@@ -1,8 +1,7 @@
-/* token.h - who may be inside a context. As long as only the thread that made it has come, that
- * thread enters by plain stores: an atomic exchange would wait for all its stores before, and those
- * are on their way to other cores. The first other thread ends this for good: it raises a flag, has
- * the kernel put a barrier into every running thread (membarrier), and waits for the owner to
- * leave. */
+/* token.h - which thread may be inside a context. As long as only the creating thread has come, it
+ * enters by plain stores: an atomic exchange would wait for its earlier stores, which are on their
+ * way to other cores. The first other thread ends this for good: it raises a flag, has the kernel
+ * put a barrier into every running thread (membarrier), and waits for the owner to leave. */
 #ifndef DCOMMI_TOKEN_H
 #define DCOMMI_TOKEN_H
 
@@ -15,7 +14,7 @@
 #define DCOMMI_MEMBARRIER 1
 #endif
 
-/* Whose a context is: it alone, soon not any more, everybody's. */
+/* Who may enter a context: the owner alone, the owner until it has left, every thread. */
 enum dcommi_sharing { DCOMMI_OWNED = 0, DCOMMI_SHARING = 1, DCOMMI_SHARED = 2 };
 
 static _Thread_local char dcommi_this_thread; /* its address names the thread */
@@ -32,14 +31,14 @@ static bool dcommi_barrier_all(bool prepare)
 #endif
 }
 
-/* By the thread that makes the context. */
+/* Make the calling thread, which creates the context, its owner. */
 static void dcommi_token_own(dcomm_context *context)
 {
     context->owner = &dcommi_this_thread;
     atomic_store(&context->sharing, dcommi_barrier_all(true) ? DCOMMI_OWNED : DCOMMI_SHARED);
 }
 
-/* Another thread comes. */
+/* Open the context to other threads; called by the first of them. */
 static void dcommi_token_share(dcomm_context *context)
 {
     int owned = DCOMMI_OWNED;
@@ -52,7 +51,7 @@ static void dcommi_token_share(dcomm_context *context)
     }
 }
 
-/* Return true if this is the owner, inside by plain stores from now on. */
+/* Enter by plain stores. Return true if the caller is the owner, and inside from now on. */
 static inline bool dcommi_token_enter(dcomm_context *context)
 {
     if (context->owner != &dcommi_this_thread ||
@@ -61,7 +60,7 @@ static inline bool dcommi_token_enter(dcomm_context *context)
         return false;
     }
     atomic_store_explicit(&context->owner_in, 1, memory_order_relaxed);
-    atomic_signal_fence(memory_order_seq_cst); /* membarrier makes it a real one when it matters */
+    atomic_signal_fence(memory_order_seq_cst); /* membarrier makes it a real fence when needed */
     if (DCOMMI_LIKELY(atomic_load_explicit(&context->sharing, memory_order_relaxed) ==
                       DCOMMI_OWNED)) {
         atomic_signal_fence(memory_order_acquire);
@@ -85,9 +84,9 @@ static inline bool dcommi_token_try(dcomm_context *context)
            atomic_exchange_explicit(&context->token, 1, memory_order_acquire) == 0;
 }
 
-/* Order earlier stores past the caches before all stores from now on. Nobody reads the
- * results of an operation before it has ended: so one for all of them, and one where another thread
- * may go on. */
+/* Order earlier nontemporal stores before all later stores. Nobody reads an operation's results
+ * before it has ended, so one fence serves all of them, and another one where another thread may
+ * go on. */
 static inline void dcommi_settle_stores(dcomm_context *context)
 {
     if (DCOMMI_UNLIKELY(context->open_stores)) {
@@ -96,7 +95,8 @@ static inline void dcommi_settle_stores(dcomm_context *context)
     }
 }
 
-/* Only the owner is inside by `owner_in`, and then nobody by the token. */
+/* Release the token. Only the owner enters by `owner_in`, and while it is inside the token is
+ * free. */
 static inline void dcommi_token_release(dcomm_context *context)
 {
     dcommi_settle_stores(context);
@@ -115,7 +115,8 @@ static void dcommi_token_take(dcomm_context *context)
 
 /* ---- a communicator's lock ---- */
 
-/* An owner that is inside needs no lock: whoever else wants it must come past this first. */
+/* Lock a communicator. An owner that is inside needs no lock, because any other thread must end
+ * its exclusive use here first. */
 static inline void dcommi_comm_lock(dcomm_comm *comm)
 {
     dcomm_context *context = comm->context;

@@ -13,23 +13,23 @@
 #include "../boot/place.h"
 
 #define DCOMMI_WINDOW 64       /* collectives that a rank may be ahead of any peer it sends to */
-#define DCOMMI_CREDIT_EVERY 16 /* completions after which silent peers are told */
-#define DCOMMI_HISTORY 256     /* past operations whose signatures can still be asked for */
+#define DCOMMI_CREDIT_EVERY 16 /* completions after which silent peers are told of them */
+#define DCOMMI_HISTORY 256     /* past operations whose signatures a communicator keeps */
 #define DCOMMI_BUCKETS 1024    /* of a communicator's match table */
-#define DCOMMI_RTS_MAPPED 8192 /* likewise from memory that the receiver can map */
-#define DCOMMI_RTS_BYTES 32768 /* on one host, longer sends wait in the sender's memory */
-/* Outputs from here on are stored past the caches. Where neither buffer is in a cache that takes a
- * quarter less from 64 KiB to 1 MiB; where both are (one call after another on the same 64 or 256
- * KiB and nothing else) it takes a quarter more. */
+#define DCOMMI_RTS_MAPPED 8192 /* bytes: as below, if the receiver can map the memory */
+#define DCOMMI_RTS_BYTES 32768 /* bytes: on one host, longer sends wait in the sender's memory */
+/* Store outputs of at least this many bytes with nontemporal stores. This pays where neither
+ * buffer is in a cache. It costs time where both are, as with repeated calls on the same
+ * buffers. */
 #define DCOMMI_PAST_RESULT ((int64_t)64 << 10)
-/* Return true if a step stores a result of `bytes` so. */
+/* Return true if `step` stores into an output of `bytes` bytes with nontemporal stores. */
 static inline bool dcommi_result_past(const dcomm_step *step, int64_t bytes)
 {
     return (step->flags & DCOMM_STEP_RESULT) && step->dst.space == DCOMM_SPACE_OUT &&
            bytes >= DCOMMI_PAST_RESULT;
 }
 
-#define DCOMMI_BULK_RESULT ((int64_t)256 << 10) /* operations from here on move much */
+#define DCOMMI_BULK_RESULT ((int64_t)256 << 10) /* bytes: such operations move much */
 #define DCOMMI_PULL_BLOCK 65536                 /* bytes read from a peer before they are folded */
 
 typedef struct dcommi_run dcommi_run;
@@ -49,9 +49,9 @@ enum dcommi_node_class {
     DCOMMI_NODE_POSTED,   /* a receive that waits for its message */
     DCOMMI_NODE_SENT,     /* an RTS that waits for FIN or PULL */
     DCOMMI_NODE_PULL,     /* a READ that waits for its reply */
-    DCOMMI_NODE_EXPOSED,  /* what a peer has exposed to a run */
+    DCOMMI_NODE_EXPOSED,  /* memory that a peer has exposed to a run */
     DCOMMI_NODE_EARLY,    /* a message for a receive that is not posted yet */
-    DCOMMI_NODE_EARLY_RUN /* a signal or exposition for a run or stage that is not there yet */
+    DCOMMI_NODE_EARLY_RUN /* a SIGNAL or EXPOSE for a run or stage that has not begun */
 };
 
 typedef struct dcommi_match_node {
@@ -64,13 +64,13 @@ typedef struct dcommi_match_node {
     uint8_t cls;
 } dcommi_match_node;
 
-/* A message that came before anybody asked for it. */
+/* A message that came before its receive or run. */
 typedef struct dcommi_early {
     dcommi_match_node node;
     dcommi_header header;
     dcommi_transport *transport;
-    void *desc; /* the transport's, to be fetched or released; NULL: data is a copy of ours */
-    void *data; /* NULL: still at the sender */
+    void *desc; /* the transport's: fetch or release it; NULL: `data` is our own copy */
+    void *data; /* NULL: the payload is still at the sender */
     size_t len;
 } dcommi_early;
 
@@ -79,16 +79,16 @@ typedef struct dcommi_exposed {
     dcommi_match_node node;
     struct dcommi_exposed *next_of_run;
     uint64_t address, len;
-    uint32_t region; /* that it lies in, of the peer's; 0: none */
-    uint16_t device; /* 1 + number of the device that it lies on; 0: host memory */
+    uint32_t region; /* the peer's region that contains it; 0: none */
+    uint16_t device; /* 1 + number of the device that has it; 0: host memory */
 } dcommi_exposed;
 
-/* An operation that a rank has refused, or several in a row (refusal.h). */
+/* An operation, or several in a row, that a rank has refused (refusal.h). */
 typedef struct dcommi_refusal {
     struct dcommi_refusal *next;
     uint64_t from, to;
-    int rank;  /* that refused it */
-    bool over; /* here, too; false: still to come */
+    int rank;  /* the rank that refused it */
+    bool over; /* true: it is over here, too; false: it is still to come */
     char text[];
 } dcommi_refusal;
 
@@ -97,7 +97,7 @@ typedef struct dcommi_refusal {
 enum dcommi_lane_state {
     DCOMMI_LANE_READY = 0,
     DCOMMI_LANE_MOVE,    /* the step's move is under way */
-    DCOMMI_LANE_FENCE,   /* asynchronous moves are */
+    DCOMMI_LANE_FENCE,   /* asynchronous moves are under way */
     DCOMMI_LANE_COUNTER, /* a counter is too low */
     DCOMMI_LANE_EXPOSE,  /* a peer has not exposed yet */
     DCOMMI_LANE_CREDIT,  /* too far ahead of a peer */
@@ -111,9 +111,9 @@ struct dcommi_lane {
     dcommi_cursor cursor;
     uint8_t state;
     bool queued;
-    bool forwarded;   /* the SEND or COPY that comes next has been done */
+    bool forwarded;   /* the next SEND or COPY has been done already */
     uint32_t pending; /* asynchronous moves under way */
-    uint32_t counter; /* what it waits for, where it waits */
+    uint32_t counter; /* COUNTER: the counter that it waits for */
     uint64_t target;
     int32_t peer;
 };
@@ -121,16 +121,16 @@ struct dcommi_lane {
 /* A plan being executed: the run's own, or a sub-plan's. */
 struct dcommi_frame {
     dcommi_run *run;
-    dcommi_lane *caller; /* that waits for this frame; NULL: it is the run's own */
+    dcommi_lane *caller; /* the lane that waits for this frame; NULL: it is the run's own */
     dcommi_frame *next;  /* in run->children */
     dcommi_scope scope;
     uint8_t *space[DCOMM_SPACE_SCRATCH + 1];
     int64_t space_len[DCOMM_SPACE_SCRATCH + 1];
     uint64_t *words;
     uint32_t lanes_left;
-    uint8_t on_device;    /* bit 1 << space: it lies on run->device */
-    void *device_scratch; /* to be given back; NULL: none */
-    uint8_t *shared;      /* likewise, a part of the context's scratch that peers map */
+    uint8_t on_device;    /* bit 1 << space: that space lies on run->device */
+    void *device_scratch; /* scratch to be released; NULL: none */
+    uint8_t *shared;      /* scratch in the context's region that peers map; NULL: none */
     dcommi_lane *lanes;
 };
 
@@ -138,34 +138,34 @@ enum dcommi_move_kind { DCOMMI_MOVE_SEND, DCOMMI_MOVE_RECV, DCOMMI_MOVE_FOLD, DC
 
 /* A send or receive under way. */
 struct dcommi_move {
-    dcommi_op op; /* first: the transport gives it back */
+    dcommi_op op; /* first: the transport returns a pointer to it */
     dcommi_match_node node;
     dcommi_lane *lane;
     dcommi_run *run;
     dcommi_move *next; /* in run->moves */
     dcommi_move **prev;
-    dcommi_pull *pull; /* of a PULL node */
+    dcommi_pull *pull; /* the pull that a PULL node serves */
     uint8_t pull_block;
     uint8_t kind;
     bool async, final, past, in_transport;
     bool device; /* buf, dst and src are memory of run->device */
     uint8_t nsrc, msg_at;
-    int32_t forward_rank; /* FOLD: whom the step behind sends the result; -1: nobody */
+    int32_t forward_rank; /* FOLD: the rank to which the next step sends the result; -1: none */
     uint32_t forward_tag;
-    int32_t word; /* absolute pointer is lane->frame->words + word */
+    int32_t word; /* RECV: index of the frame's word for the length; -1: none; PULL: the piece */
     uint8_t *buf; /* SEND: payload; RECV: dst; FOLD: stage */
-    size_t len;   /* SEND: payload; RECV, FOLD: most that may arrive */
+    size_t len;   /* SEND: payload; RECV, FOLD: the most that may arrive */
     uint8_t *dst;
-    struct dcommi_slot *slot; /* pinned memory that it has (jobs.h); NULL: none */
+    struct dcommi_slot *slot; /* its pinned memory (jobs.h); NULL: none */
     const void *src[DCOMMI_FOLD_SOURCES];
     size_t arrived;
 };
 
-/* All that ranks must agree on, kept for the sentence that says they do not. */
+/* The arguments on which ranks must agree, kept for the error message if they do not. */
 typedef struct dcommi_signature {
-    uint32_t hash;  /* of what is below, combined with chain: headers have it */
-    uint32_t chain; /* stands for all collectives before, so that the next one finds what they left
-                       undiscovered; 0: none, or point-to-point */
+    uint32_t hash;  /* of the fields below, combined with chain; every header carries it */
+    uint32_t chain; /* stands for all earlier collectives, so that a mismatch which they missed is
+                       found later; 0: none, or point-to-point */
     uint32_t dtype, op;
     uint8_t coll;
     int32_t root;
@@ -174,14 +174,14 @@ typedef struct dcommi_signature {
 } dcommi_signature;
 
 typedef struct dcommi_peer_state {
-    uint8_t entry; /* dcommi_entry as last heard */
-    bool replied;  /* since the last query */
+    uint8_t entry; /* the dcommi_entry that it last reported */
+    bool replied;  /* it has answered since the last query */
     char where[64];
 } dcommi_peer_state;
 
-/* A collective call as the caller gave it, in a few words: plans are found by it (cache.h). Fields
- * do not overlap, so that a call has the key of another only where it has the same arguments.
- * Counts that differ by rank, and codecs, are in it by two independent hashes. */
+/* The arguments of a collective call, packed into a few words: the key of the plan cache
+ * (cache.h). Fields do not overlap, so equal keys mean equal arguments. Counts that differ by
+ * rank, and codecs, enter as two independent hashes. */
 typedef struct dcommi_call_key {
     uint64_t call; /* root, operation, kind of memory, deterministic, in place */
     uint64_t type; /* dtype, operator */
@@ -196,21 +196,21 @@ typedef struct dcommi_cached {
     dcommi_call_key key;
     const char *asked; /* the algorithm that the call named; NULL: none */
     dcommi_signature signature;
-    uint64_t used; /* clock for eviction */
+    uint64_t used; /* clock of its last use, for eviction */
     int refs;
-    bool retired; /* not in the cache any more: free at the last release */
+    bool retired; /* out of the cache: free it at the last release */
     dcomm_plan *plan;
-    dcomm_plan *inner;     /* called by plan; NULL without */
-    dcommi_script *script; /* NULL without */
+    dcomm_plan *inner;     /* the plan that `plan` calls; NULL: none */
+    dcommi_script *script; /* NULL: none */
 } dcommi_cached;
 
-/* The tie of a run to a stream of the caller's (gate.h). */
+/* Ties a run to a stream of the caller (gate.h). */
 typedef struct dcommi_gate {
     void *stream;                  /* NULL: no gate */
-    enum dcommi_stream_kind kind;  /* of the stream, where it has been asked for */
-    int device;                    /* that was current when it was given */
-    void *before;                  /* event behind what the stream held; NULL: that has been done */
-    struct dcommi_gate_word *word; /* for which the stream waits; NULL: it does not */
+    enum dcommi_stream_kind kind;  /* of the stream, once it has been asked for */
+    int device;                    /* the device that was current at the call */
+    void *before;                  /* event behind the stream's earlier work; NULL: that is done */
+    struct dcommi_gate_word *word; /* the word that the stream waits for; NULL: none */
     uint32_t value;
 } dcommi_gate;
 
@@ -219,36 +219,36 @@ struct dcommi_run {
     dcommi_run *next, *prev;    /* comm's active runs, by sequence number */
     dcommi_run *next_submitted; /* in the context's submission queue */
     dcommi_run *next_group;     /* in the thread's group */
-    dcommi_run *next_finished;  /* in the context, until the engine has left it */
-    dcommi_run *next_gated;     /* in the context, until its stream has come to it */
+    dcommi_run *next_finished;  /* in the context, until the engine has left its lanes */
+    dcommi_run *next_gated;     /* in the context, until its stream has reached it */
     dcommi_cached *cached;
-    dcomm_op op;            /* held until the run is given back */
+    dcomm_op op;            /* kept registered until the run is given back */
     const dcomm_plan *plan; /* of the current stage */
     dcommi_signature signature;
     uint64_t seq;
     uint8_t stream;
     int32_t p2p_peer;
     uint16_t stage;
-    void (*give_back)(void *user, const dcomm_plan *plan); /* of the stage before, for plan */
+    void (*give_back)(void *user, const dcomm_plan *plan); /* returns `plan` to the stage before */
     void *give_back_user;
     const void *in;
     void *out;
-    dcommi_device *device; /* in and out are its memory; NULL: the host's */
+    dcommi_device *device; /* in and out are its memory; NULL: host memory */
     dcommi_gate gate;
-    unsigned jobs;        /* of the device's under way */
-    dcommi_coded *coded;  /* what this run brings along for its codec; NULL: nothing */
-    dcomm_status verdict; /* with which a compressed run will end (verdict.h), by... */
-    int32_t verdict_rank; /* ...the numbers of this rank */
-    uint32_t mark;        /* of that, in the signature of what it sends; 0: none */
-    dcommi_factor factor; /* where the plan begins with it as a word */
+    unsigned jobs;        /* jobs under way on the device */
+    dcommi_coded *coded;  /* the run's data for its codec; NULL: none */
+    dcomm_status verdict; /* status with which a compressed run will end (verdict.h) */
+    int32_t verdict_rank; /* the rank whose numbers caused it */
+    uint32_t mark;        /* the verdict's mark in the signatures that it sends; 0: none */
+    dcommi_factor factor; /* the first words of the plan, if `factored` */
     bool factored;
-    bool refused;       /* nothing runs: it stands for a call that this rank has refused */
-    char *why;          /* of a run that fails alone, or is refused; NULL: comm->message says it */
+    bool refused;       /* nothing runs: this rank has refused the call */
+    char *why;          /* error of a run that fails alone, or is refused; NULL: comm->message */
     _Atomic int status; /* DCOMM_IN_PROGRESS until complete */
     bool active, blocking, queued; /* queued: in a group that has not ended */
-    _Atomic int refs;              /* its user, the engine, moves that the transport holds */
+    _Atomic int refs;              /* of its user, the engine, moves in the transport */
     double timeout_s, submitted_at, idle_since, next_query;
-    double ended_at; /* where comm->timed */
+    double ended_at; /* set if comm->timed */
     uint64_t events, events_seen;
     dcommi_frame root;
     dcommi_frame *children;
@@ -260,7 +260,7 @@ struct dcommi_run {
         uint8_t *base;
         int64_t len;
         bool device;
-    } * offers;               /* [nslots] of what we exposed */
+    } * offers;               /* [nslots], memory that we exposed */
     dcommi_peer_state *peers; /* [size], from the first query on */
     uint32_t next_pull;
     uint8_t *memory; /* lanes, words, counters, scratch */
@@ -280,21 +280,21 @@ typedef struct dcommi_history {
 } dcommi_history;
 
 typedef struct dcommi_member {
-    int peer;                                /* the context's number for it; -1: this rank itself */
-    uint64_t done;                           /* collectives that it has told us it completed */
-    uint64_t told;                           /* what we told it of ours */
-    _Atomic uint64_t p2p_sent, p2p_received; /* operations called here, towards and from it */
-    uint64_t p2p_done; /* of our sends, received there as far as we were told */
+    int peer;                                /* the context's number for it; -1: this rank */
+    uint64_t done;                           /* collectives that it has reported complete */
+    uint64_t told;                           /* our own count that it was last told */
+    _Atomic uint64_t p2p_sent, p2p_received; /* sends to it and receives from it, called here */
+    uint64_t p2p_done;                       /* sends to it that it has reported received */
     uint64_t p2p_completed, p2p_told;
-    bool heard;                 /* has sent to us: gets credits and a goodbye */
-    bool addressed;             /* we have sent to it: gets a goodbye */
+    bool heard;                 /* has sent to us, so it gets credits and a goodbye */
+    bool addressed;             /* we have sent to it, so it gets a goodbye */
     bool gone;                  /* has said goodbye */
-    bool asked;                 /* for credit, and has not answered */
-    struct dcommi_bcast *bcast; /* where it writes what all shall read (bcast.h); NULL: none */
-    uint64_t bcast_read;        /* messages that we have had from there */
+    bool asked;                 /* we have asked it for credit, and it has not answered */
+    struct dcommi_bcast *bcast; /* its broadcast slots (bcast.h); NULL: none */
+    uint64_t bcast_read;        /* messages that we have read there */
     uint64_t gone_after;
     uint64_t shrink_set, shrink_try, shrink_done; /* its last SHRINK: a, b and seq */
-    int shrink_failed; /* and with which status it gave that up; 0: not */
+    int shrink_failed; /* status with which it gave that up; 0: it did not */
     bool shrink_out;   /* our call of shrink leaves it out */
     char *hostname;
 } dcommi_member;
@@ -304,8 +304,8 @@ typedef struct dcommi_member {
 
 struct dcomm_comm {
     dcomm_context *context;
-    dcomm_comm *next; /* in the context */
-    int refs;         /* its creator, its runs; with lock */
+    dcomm_comm *next; /* in the context's list */
+    int refs;         /* of its creator and its runs; with lock */
     uint64_t id;
     int rank, size, nhosts;
     dcommi_groups *groups;
@@ -315,20 +315,20 @@ struct dcomm_comm {
     double timeout_s;
     char algo[32];
     bool deterministic;
-    bool tunes;      /* measures what things cost when it is created */
-    bool timed;      /* its runs note when they end */
-    bool device_ucx; /* UCX moves device memory between the hosts, on all ranks */
-    int connections; /* to each rank on another host; 0: as tuning says */
+    bool tunes;      /* is tuned when it is created */
+    bool timed;      /* its runs record when they end */
+    bool device_ucx; /* UCX of all ranks moves device memory between hosts */
+    int connections; /* to each rank on another host; 0: from the tuning */
     int64_t chunk_bytes;
-    _Atomic int lock;                  /* sequence numbers, plan cache, free runs */
-    uint8_t *scratch;                  /* of scripts */
+    _Atomic int lock;                  /* protects sequence numbers, plan cache, free runs */
+    uint8_t *scratch;                  /* for scripts */
     struct dcommi_bcast_writer *bcast; /* our own slots; NULL: none */
     bool attached;                     /* we poll the broadcast slots of all others */
     uint64_t next_seq;
-    uint32_t chain;                  /* of the next collective; with lock */
+    uint32_t chain;                  /* for the next collective; with lock */
     uint64_t children;               /* communicators derived so far, for their ids */
     uint64_t shrink_tries;           /* attempts at shrinking it */
-    uint64_t shrunk_set, shrunk_try; /* the last that succeeded, and which ranks were left then */
+    uint64_t shrunk_set, shrunk_try; /* last success: which ranks were left, and its number */
     dcommi_run *free_runs;
     dcommi_coded *free_coded; /* with lock */
     dcommi_cached *cache[DCOMMI_CACHE_BUCKETS];
@@ -336,25 +336,26 @@ struct dcomm_comm {
     uint64_t cache_clock;
     /* below: only with the context's token */
     dcommi_run *runs, *last_run;
-    uint64_t entered; /* one more than the highest number that has reached the engine */
+    uint64_t entered; /* 1 + the highest number that has reached the engine */
     uint64_t started; /* how many have: fewer while a group of another thread holds some back */
     uint64_t done;    /* collectives completed, without gaps */
     dcommi_match_node *table[DCOMMI_BUCKETS];
     dcommi_history history[DCOMMI_HISTORY];
     size_t early_bytes, early_count;
     dcommi_refusal *refusals; /* newest first */
-    dcommi_filler filler;     /* of slots that peers map */
-    dcommi_ways folds;        /* of memory that ranks map from each other: as a filler's `ahead` */
+    dcommi_filler filler;     /* for slots that peers map */
+    dcommi_ways folds;        /* trials of prefetching, for folds of memory that ranks map from
+                                 each other */
     size_t in_transport;      /* moves whose buffers the transport may still touch */
     dcomm_stats stats;
     _Atomic int abort_wanted;
     char abort_reason[DCOMMI_TEXT_MAX];
-    _Atomic int poisoned; /* the status, 0: none */
-    _Atomic bool told;    /* the caller has been given it, or has asked */
+    _Atomic int poisoned; /* the error status; 0: none */
+    _Atomic bool told;    /* the caller has got the error, or has asked for it */
     dcomm_on_error on_error;
     char message[DCOMMI_MESSAGE_MAX];
     /* non-blocking creation */
-    _Atomic int ready; /* DCOMM_IN_PROGRESS, DCOMM_OK or why not */
+    _Atomic int ready; /* DCOMM_IN_PROGRESS, DCOMM_OK or the error */
     _Atomic int cancel;
     pthread_t creator;
     bool has_creator;
@@ -368,12 +369,12 @@ typedef struct dcommi_remote {
     uint8_t uuid[16];
     dcommi_transport *transport;
     pid_t pid;
-    uint64_t started; /* start time of that process, 0: unknown */
+    uint64_t started; /* start time of that process; 0: unknown */
     bool same_host, lost;
-    bool cannot_read_us; /* it asked us to send by message instead */
+    bool cannot_read_us; /* it has asked for payloads by message instead */
     bool unreadable;     /* we may not read its memory */
     bool takes_device;   /* UCX moves device memory between it and us */
-    int users;           /* communicators */
+    int users;           /* communicators that have it */
     char why[160];
 } dcommi_remote;
 
@@ -386,12 +387,11 @@ typedef struct dcommi_stray {
 } dcommi_stray;
 
 struct dcomm_context {
-    _Atomic int refs;    /* its creator, its communicators, its registered memory */
-    _Atomic int holders; /* of its memory: it itself, communicators that runs keep */
-    _Atomic int token;   /* who holds it progresses (token.h) */
+    _Atomic int refs;    /* of its creator, its communicators, its registered memory */
+    _Atomic int holders; /* of this struct: the open context, communicators */
+    _Atomic int token;   /* its holder makes progress (token.h) */
     _Atomic int sharing, owner_in;
-    bool
-        open_stores; /* results stored past the caches since dcommi_settle_stores; with the token */
+    bool open_stores; /* nontemporal stores since dcommi_settle_stores; with the token */
     const char *owner;
     uint8_t uuid[16];
     char host_id[DCOMMI_HOST_ID_MAX];
@@ -408,13 +408,13 @@ struct dcomm_context {
     struct dcommi_control *free_controls;
     dcommi_stray *strays, *last_stray;
     size_t nstrays, stray_bytes, strays_dropped;
-    uint64_t buried[64]; /* ids of communicators that are no more */
+    uint64_t buried[64]; /* ids of freed communicators */
     unsigned nburied;
     uint64_t missed[DCOMMI_MISSED]; /* ids of communicators whose early messages were lost */
     unsigned nmissed;
     struct dcommi_regions *regions; /* NULL: never needed (region.h) */
     struct dcommi_scratch *scratch; /* NULL: never needed (scratch.h) */
-    _Atomic int memory_due;         /* peers' device memory is to be opened or shut */
+    _Atomic int memory_due;         /* peers' device memory is to be opened or closed */
     uint8_t *staging;               /* blocks read from peers */
     size_t staging_len;
     const void **pointers;
@@ -423,16 +423,16 @@ struct dcomm_context {
     size_t pointers_capacity, pieces_capacity, lengths_capacity;
     size_t active; /* runs under way */
     dcommi_run *finished;
-    dcommi_run *gated;                /* wait for their streams, in order of their coming */
-    _Atomic(dcommi_device *) devices; /* that operations have used */
-    dcommi_device *straight_device;   /* whose memory UCX moves itself; NULL: none yet */
-    size_t straight;                  /* moves of it under way */
+    dcommi_run *gated;                /* runs that wait for their streams, oldest first */
+    _Atomic(dcommi_device *) devices; /* used by operations so far */
+    dcommi_device *straight_device;   /* the one whose memory UCX moves itself; NULL: none yet */
+    size_t straight;                  /* moves by UCX of such memory under way */
     _Atomic int aborts;               /* some communicator has abort_wanted */
     unsigned idle;                    /* polls in a row in which nothing happened */
-    unsigned busy;                    /* polls in which something did */
+    unsigned busy;                    /* polls in which something happened */
     _Atomic unsigned spin_limit;      /* polls before yielding the core */
-    _Atomic unsigned script_yields;   /* how often before a script leaves a wait to the engine */
-    _Atomic unsigned script_pauses;   /* before the first look of a script's wait */
+    _Atomic unsigned script_yields;   /* yields before a script leaves a wait to the engine */
+    _Atomic unsigned script_pauses;   /* pauses before the first poll of a script's wait */
     double next_check;
     _Atomic bool has_thread;
     _Atomic int stop;

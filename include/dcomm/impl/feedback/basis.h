@@ -1,11 +1,12 @@
-/* basis.h - what a codec remembers from step to step (powersgd: Q) of each range that this
- * rank encodes by itself: one basis for a range of its gradient, another for one of a sum. */
+/* basis.h - bases: the numbers that a codec (powersgd: Q) remembers from step to step for each
+ * range that this rank encodes by itself. A range of its gradient and a range of a sum each have a
+ * basis of their own. */
 #ifndef DCOMMI_FEEDBACK_BASIS_H
 #define DCOMMI_FEEDBACK_BASIS_H
 
 #include "move.h"
 
-/* At the beginning of a step. Forget ranges that the last step no longer encoded. */
+/* Begin a step. Forget the ranges that the last step did not encode. */
 static void dcommi_feedback_bases_begin(dcomm_feedback *fb)
 {
     for (dcommi_feedback_basis **at = &fb->bases; *at != NULL;) {
@@ -49,23 +50,24 @@ static dcomm_status dcommi_feedback_basis_of(dcomm_feedback *fb, size_t first, s
     return DCOMM_OK;
 }
 
-/* The range is encoded in this step. */
+/* Note that this step encodes the range. */
 static void dcommi_feedback_basis_used(const dcomm_feedback *fb, dcommi_feedback_basis *basis)
 {
     basis->learned = true;
     basis->step = fb->step;
 }
 
-/* Return true if this rank's encodings of `count` elements begin with what the last step's learned.
- * A device's kernels do nonfinite=pass in one piece, and cold; so it is in host memory. */
+/* Return true if this rank's encodings of `count` elements begin with what the last step learned.
+ * A device's kernels encode nonfinite=pass in one piece and without memory, so host memory does
+ * the same. */
 static inline bool dcommi_feedback_remembers(const dcomm_feedback *fb, size_t count)
 {
     return count > 0 && dcommi_feedback_basis_count(fb->codec, count) > 0 &&
            !(fb->collective && fb->codec->nonfinite == DCOMMI_NONFINITE_PASS);
 }
 
-/* For an encoding in host memory: *state_p is where the codec finds what it remembers of a range,
- * and leaves what it learns. NULL: this codec remembers nothing. */
+/* Set *state_p to where the codec finds what it remembers of a range and leaves what it learns.
+ * NULL: this codec remembers nothing. Use this only for an encoding in host memory. */
 static dcomm_status dcommi_feedback_recall(dcomm_feedback *fb, size_t first, size_t count,
                                            bool owner, void **state_p)
 {

@@ -1,4 +1,4 @@
-/* encode.h - one encoding of a step of error feedback: what is encoded, what is kept of it, and
+/* encode.h - one encoding of a step of error feedback: its input, the residual that it keeps, and
  * what its ledger counts. */
 #ifndef DCOMMI_FEEDBACK_ENCODE_H
 #define DCOMMI_FEEDBACK_ENCODE_H
@@ -10,8 +10,8 @@
 
 /* One encoding of elements [at, at + count) of a store. */
 typedef struct dcommi_feedback_call {
-    const float *x;  /* what is encoded ... */
-    dcommi_wires in; /* ... or, where that is NULL, the wires whose sum is */
+    const float *x;  /* the input ... */
+    dcommi_wires in; /* ... or, if that is NULL, the wires whose sum is the input */
     float factor;    /* on the sum */
     dcommi_feedback_store *store;
     size_t at, count;
@@ -20,11 +20,11 @@ typedef struct dcommi_feedback_call {
     size_t capacity, bytes;
     dcomm_codec_report report;
     bool estimates;     /* EF21: the store is an estimate of x, not a residual */
-    void *state;        /* what the codec remembers of the range; NULL: nothing */
+    void *state;        /* the codec's memory of the range; NULL: none */
     dcommi_tally tally; /* for the ledger */
 } dcommi_feedback_call;
 
-/* The codec does all in one pass. */
+/* Encode in one pass of the codec. */
 static dcomm_status dcommi_feedback_fused(dcomm_feedback *fb, dcommi_feedback_call *c)
 {
     const dcomm_codec *codec = dcomm_feedback_codec(fb);
@@ -74,8 +74,8 @@ static double dcommi_feedback_held(const dcomm_feedback *fb, size_t at)
     return dcommi_f32_nonfinite(x) ? 0 : x - next; /* in f32, as the ledger takes it */
 }
 
-/* The gradient will be overwritten before the last of it is given back, and EF21's ledger asks for
- * it then. */
+/* Copy the gradient if EF21's ledger needs it: it will be overwritten before the last of it is
+ * given back. */
 static inline dcomm_status dcommi_feedback_remember(dcomm_feedback *fb)
 {
     if (fb->ledger == NULL || fb->opts.variant != DCOMM_FEEDBACK_EF21 || fb->now.partly) {
@@ -107,7 +107,7 @@ static inline void dcommi_feedback_raised(dcomm_feedback *fb)
     }
 }
 
-/* x and the store become e, in the scratch array INPUT; counts what is not finite. */
+/* Compute the input `e` (scratch array INPUT) from x and the store. Count non-finite values. */
 static void dcommi_feedback_input(const dcommi_feedback_call *c, const float *held, float *e,
                                   dcomm_codec_report *report)
 {
@@ -123,7 +123,7 @@ static void dcommi_feedback_input(const dcommi_feedback_call *c, const float *he
     }
 }
 
-#define DCOMMI_FEEDBACK_BLOCK 1024 /* elements that stay in the first cache; whole vectors */
+#define DCOMMI_FEEDBACK_BLOCK 1024 /* elements that fit the L1 cache; whole vectors */
 
 /* Store what is left of e after `sent` has gone out, and add to the ledger's sums (tally may be
  * NULL). */
@@ -142,11 +142,12 @@ static void dcommi_feedback_settle(const dcommi_feedback_call *c, const float *e
         if (tally == NULL) {
             continue;
         }
-        if (c->store->bf16) { /* as it was rounded */
+        if (c->store->bf16) { /* as rounded to bf16 */
             dcommi_feedback_read(c->store, c->store->next, c->at + at, n, next);
         }
         dcommi_tally_compare(tally, at, c->estimates ? next : sent + at, n);
-        for (size_t i = 0; c->estimates && i < n; i++) { /* what the estimate lacks is held back */
+        for (size_t i = 0; c->estimates && i < n; i++) { /* hold back the part that the estimate
+                                                          * lacks */
             float x = c->x[at + i];
             next[i] = dcommi_f32_nonfinite(x) ? 0 : x - next[i];
         }
@@ -154,7 +155,7 @@ static void dcommi_feedback_settle(const dcommi_feedback_call *c, const float *e
     }
 }
 
-/* For a scaled codec, and for EF21: what is encoded is not gradient + residual. */
+/* Encode for a scaled codec or for EF21: their input is not gradient + residual. */
 static dcomm_status dcommi_feedback_apart(dcomm_feedback *fb, dcommi_feedback_call *c)
 {
     const dcomm_codec *codec = dcomm_feedback_codec(fb);
@@ -207,8 +208,8 @@ static void dcommi_feedback_note(dcomm_feedback *fb, const dcommi_tally *tally)
     fb->ledger->residual_norm = dcommi_sqrt(fb->held > 0 ? fb->held : 0);
 }
 
-/* x: the gradient, for the ledger. What the codec says of non-finite inputs comes last: everything
- * is then as if they had been 0. */
+/* Run an encoding. `x` is the gradient, for the ledger. Report the codec's error about non-finite
+ * inputs last, when all else is done as if those inputs had been 0. */
 static dcomm_status dcommi_feedback_run(dcomm_feedback *fb, dcommi_feedback_call *c, const float *x,
                                         size_t *bytes_p, dcomm_codec_report *report)
 {

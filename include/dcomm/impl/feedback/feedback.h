@@ -1,4 +1,4 @@
-/* feedback.h - a step of error feedback: begin, encode, recode, commit; and what is done with a
+/* feedback.h - a step of error feedback: begin, encode, recode, commit; and the operations on a
  * state between steps. */
 #ifndef DCOMMI_FEEDBACK_H
 #define DCOMMI_FEEDBACK_H
@@ -8,8 +8,8 @@
 
 /* ---- the beginning ---- */
 
-/* DGC clips each rank's gradient so that the norm of the sum of independent ones is opts.clip: a
- * rank's norm is this at most. 0: it does not clip. */
+/* Return the highest norm of a rank's clipped gradient (DGC): then the sum of independent ones has
+ * the norm opts.clip. 0: it does not clip. */
 static inline double dcommi_feedback_most(const dcomm_feedback *fb)
 {
     return fb->opts.clip / dcommi_sqrt((double)fb->now.nranks);
@@ -25,7 +25,7 @@ static float dcommi_feedback_clip(const dcomm_feedback *fb)
     return squares > most * most ? (float)(most / dcommi_sqrt(squares)) : 1;
 }
 
-/* Wherever the state lies. */
+/* Begin a step, wherever the state lies. */
 static dcomm_status dcommi_feedback_begin(dcomm_feedback *fb, const dcomm_feedback_step *given)
 {
     DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_begin", fb, false));
@@ -56,7 +56,7 @@ static dcomm_status dcommi_feedback_begin(dcomm_feedback *fb, const dcomm_feedba
         DCOMMI_TRY(dcommi_feedback_store_ready(&fb->velocity));
     }
     if (step.count != fb->count && (step.first != fb->last_first || step.count != fb->last_count)) {
-        dcommi_feedback_level(fb); /* what lies outside is the same in both */
+        dcommi_feedback_level(fb); /* both are the same outside the range */
     }
     fb->last_first = step.partly ? SIZE_MAX : step.first;
     fb->last_count = step.count;
@@ -104,7 +104,8 @@ static dcomm_codec_key dcommi_feedback_key(const dcomm_feedback *fb, size_t firs
                              .tensor = fb->opts.tensor};
 }
 
-/* u = m u + clip g, where g is finite. Returns the array that holds it, for the range. */
+/* Compute u = m u + clip g of a range; non-finite elements of g are not clipped. Return the array
+ * that holds u, or NULL without memory. */
 static float *dcommi_feedback_momentum(dcomm_feedback *fb, const float *g, size_t at, size_t count)
 {
     dcommi_feedback_store *s = &fb->velocity;
@@ -122,7 +123,7 @@ static float *dcommi_feedback_momentum(dcomm_feedback *fb, const float *g, size_
     return u;
 }
 
-/* The momentum of what was sent is forgotten, else it would be sent twice. */
+/* Forget the momentum of what was sent, else it would be sent twice. */
 static dcomm_status dcommi_feedback_mask(dcomm_feedback *fb, const dcommi_feedback_call *c,
                                          float *u)
 {
@@ -138,7 +139,7 @@ static dcomm_status dcommi_feedback_mask(dcomm_feedback *fb, const dcommi_feedba
     return DCOMM_OK;
 }
 
-/* The worker encodes these elements. */
+/* Note that the worker encodes these elements. */
 static dcomm_status dcommi_feedback_encode_range(dcomm_feedback *fb, size_t first, size_t count)
 {
     DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_encode", first, count, fb->now.first,
@@ -151,7 +152,8 @@ static dcomm_status dcommi_feedback_encode_range(dcomm_feedback *fb, size_t firs
     return DCOMM_OK;
 }
 
-/* With g in place of what begin was told: a sum in which this rank's gradient is. */
+/* Encode `g` in place of the gradient that begin was given: a sum that contains this rank's
+ * gradient. */
 static dcomm_status dcommi_feedback_encode_of(dcomm_feedback *fb, const float *g, size_t first,
                                               size_t count, void *wire, size_t capacity,
                                               size_t *bytes_p, dcomm_codec_report *report)
@@ -255,9 +257,8 @@ DCOMM_API dcomm_status dcomm_feedback_recode(dcomm_feedback *fb, const void *con
     return dcommi_feedback_owned("dcomm_feedback_recode", fb, &c, first, bytes_p, report);
 }
 
-/* As dcomm_feedback_recode, of elements that this rank has encoded in this step and has no owner
- * residual for: what rounding takes away goes into its worker residual. coded_hier does so, which
- * refuses EF21. */
+/* Recode elements that this rank has encoded in this step and has no owner residual for. Their
+ * rounding error goes into its worker residual. Used by coded_hier, which refuses EF21. */
 static inline dcomm_status dcommi_feedback_recode_here(dcomm_feedback *fb, const void *const *wires,
                                                        const size_t *bytes, size_t n,
                                                        uint32_t divisor, size_t first, size_t count,
@@ -280,7 +281,7 @@ static inline dcomm_status dcommi_feedback_recode_here(dcomm_feedback *fb, const
                               .capacity = capacity};
     const double held = fb->held;
     dcomm_status status = dcommi_feedback_run(fb, &c, NULL, bytes_p, report);
-    fb->held = held; /* it joins what the worker holds */
+    fb->held = held; /* dcommi_feedback_raise counts it as the worker's */
     for (size_t i = 0; (status == DCOMM_OK || c.report.nonfinite > 0) && i < count; i++) {
         dcommi_feedback_raise(fb, first + i, (float)divisor, lost[i]);
     }
@@ -332,7 +333,7 @@ DCOMM_API dcomm_status dcomm_feedback_finish(dcomm_feedback *fb, size_t first, s
     return DCOMM_OK;
 }
 
-/* A step in which this rank has nothing to encode: ranks count alike. */
+/* Count a step in which this rank has nothing to encode, as the other ranks do. */
 static inline void dcommi_feedback_skip(dcomm_feedback *fb)
 {
     fb->step++;
@@ -413,7 +414,7 @@ DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor)
                            "dcomm_feedback_rescale: factor is %g; it must be finite", factor);
     }
     if (fb->opts.variant == DCOMM_FEEDBACK_EF21) {
-        return DCOMM_OK; /* it holds estimates of gradients, nothing that is late */
+        return DCOMM_OK; /* it holds estimates of gradients, nothing that is still to be sent */
     }
     dcommi_feedback_store *stores[] = {&fb->worker, &fb->owner, &fb->velocity};
     for (int k = 0; k < 3; k++) {

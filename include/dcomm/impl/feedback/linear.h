@@ -1,11 +1,12 @@
-/* linear.h - error feedback of linear codecs, whose encodings are summed before they are decoded:
- * the whole of gradient and residual, and what is left of it. */
+/* linear.h - error feedback of linear codecs, whose encodings are summed before they are decoded.
+ * Correct the whole gradient by the residual, and keep what is left of it. */
 #ifndef DCOMMI_FEEDBACK_LINEAR_H
 #define DCOMMI_FEEDBACK_LINEAR_H
 
 #include "feedback.h"
 
-/* *seen: what was clipped, and not finite. */
+/* Set *e_p to gradient and residual together. *seen counts the clipped and the non-finite
+ * values. */
 static dcomm_status dcommi_feedback_gather_of(dcomm_feedback *fb, const float **e_p,
                                               dcomm_codec_report *seen)
 {

@@ -1,4 +1,4 @@
-/* move.h - residuals that move: home from a device, and an owner's into its worker's. */
+/* move.h - move residuals: home from a device, and an owner's into its worker's. */
 #ifndef DCOMMI_FEEDBACK_MOVE_H
 #define DCOMMI_FEEDBACK_MOVE_H
 
@@ -18,7 +18,7 @@ static dcomm_status dcommi_feedback_open(const char *what, const dcomm_feedback 
     return DCOMM_OK;
 }
 
-/* The same for what the host does to the residuals within a step. */
+/* Check also that the host may change the residuals within a step. */
 static dcomm_status dcommi_feedback_here(const char *what, const dcomm_feedback *fb)
 {
     DCOMMI_TRY(dcommi_feedback_open(what, fb, true));
@@ -43,7 +43,7 @@ static dcomm_status dcommi_feedback_store_read(const dcommi_feedback_store *s, v
     return DCOMM_OK;
 }
 
-/* A copy in host memory; of what there was before the step, too, where that can come back. */
+/* Copy a store to host memory, with the state before the last step if that can come back. */
 static dcomm_status dcommi_feedback_store_copy(const dcomm_feedback *fb,
                                                const dcommi_feedback_store *s,
                                                dcommi_feedback_store *copy)
@@ -75,8 +75,8 @@ static void dcommi_feedback_stores_replace(dcommi_feedback_store **stores,
     }
 }
 
-/* For what the host does to residuals. Waits for the device, but for nothing that waits for other
- * ranks. */
+/* Move residuals to host memory, for the host to change them. Wait for the device, but for nothing
+ * that waits for other ranks. */
 static dcomm_status dcommi_feedback_home(const char *what, dcomm_feedback *fb)
 {
     if (fb == NULL || fb->worker.place == NULL) {
@@ -100,7 +100,7 @@ static dcomm_status dcommi_feedback_home(const char *what, dcomm_feedback *fb)
     return DCOMM_OK;
 }
 
-/* Zeros there; `next` is written before it is read. */
+/* Make a store of zeros on a device. `next` is not cleared: it is written before it is read. */
 static dcomm_status dcommi_feedback_store_there(dcommi_feedback_store *s, size_t count, bool bf16,
                                                 bool in_place, const dcommi_feedback_place *place)
 {
@@ -124,7 +124,8 @@ static dcomm_status dcommi_feedback_store_there(dcommi_feedback_store *s, size_t
     return status;
 }
 
-/* On a device: a step that encodes only some elements leaves the others as they are. */
+/* Copy `now` to `next` on a device, for a step that encodes only some elements: the others stay as
+ * they are. */
 static dcomm_status dcommi_feedback_store_ready(const dcommi_feedback_store *s)
 {
     return s->now == s->next
@@ -134,20 +135,20 @@ static dcomm_status dcommi_feedback_store_ready(const dcommi_feedback_store *s)
 
 /* ---- an owner's ---- */
 
-/* a + b c. The product is exact in f64, so that it does not show whether a compiler fuses it. */
+/* Return a + b c. The product is exact in f64, so fusing it changes nothing. */
 static inline float dcommi_feedback_plus(float a, float b, float c)
 {
     return (float)((double)a + (double)b * (double)c);
 }
 
-/* The owner residual is still to be sent: by this rank's worker residual, whoever owns the shard
- * from now on. (EF21: what the sum lacks, the estimate must not claim.) */
+/* Add the owner residual, which is still to be sent, to this rank's worker residual, whoever owns
+ * the shard from now on. (EF21: the estimate must not claim what the sum lacks.) */
 static dcomm_status dcommi_feedback_fold_owner(dcomm_feedback *fb)
 {
     dcommi_feedback_store *w = &fb->worker, *o = &fb->owner;
     double sign = fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -1 : 1;
     float factor = (float)(sign / fb->owner_factor);
-    if (o->place != NULL) { /* `next` is going to be written as a whole */
+    if (o->place != NULL) { /* the step writes the whole of `next` */
         DCOMMI_TRY(o->place->add(o->place, w, fb->own_first, factor, o));
     }
     for (size_t i = 0; o->place == NULL && i < o->count; i++) {

@@ -1,5 +1,5 @@
-/* save.h - error feedback beyond one run: saved, loaded, and moved to another number of
- * ranks. What is loaded comes from outside and is not trusted. */
+/* save.h - error feedback beyond one run: save it, load it, and move it to another number of
+ * ranks. Loaded bytes come from outside and are not trusted. */
 #ifndef DCOMMI_FEEDBACK_SAVE_H
 #define DCOMMI_FEEDBACK_SAVE_H
 
@@ -8,11 +8,11 @@
 #define DCOMMI_FEEDBACK_MAGIC 0x3162666d6d6f6364u  /* "dcommfb1" */
 #define DCOMMI_FEEDBACK_RANGES 0x3262666d6d6f6364u /* "dcommfb2": with bases of ranges */
 
-/* The head of a saved state. Behind it: the codec's spec, padded to 8 bytes; the arrays that the
- * variant has, worker, owner, velocity, estimate, and the codec's basis if one was learned, each
- * padded to 8 bytes; a hash of all that. All in little-endian order. With the second magic number,
- * bases of ranges stand between spec and arrays: their number, then of each its head and
- * its numbers, padded to 8 bytes. */
+/* The head of a saved state, in little-endian order. After it come the codec's spec, padded to 8
+ * bytes; the arrays of the variant, worker, owner, velocity, estimate, and the codec's basis if
+ * one was learned, each padded to 8 bytes; a hash of all that. With the second magic number, bases
+ * of ranges stand between spec and arrays: their number, then the head and the numbers of each,
+ * padded to 8 bytes. */
 typedef struct dcommi_feedback_head {
     uint64_t magic;
     uint32_t variant, bf16, in_place, scale;
@@ -49,7 +49,7 @@ static inline size_t dcommi_feedback_store_saved(const dcommi_feedback_store *s)
     return dcommi_feedback_padded(dcommi_size_mul(s->count, dcommi_feedback_width(s)));
 }
 
-/* Bytes of the bases of ranges; 0 where there are none. */
+/* Return the bytes of the bases of ranges; 0 if there are none. */
 static size_t dcommi_feedback_bases_saved(const dcomm_feedback *fb)
 {
     size_t bytes = fb->bases != NULL ? sizeof(uint64_t) : 0;
@@ -59,7 +59,7 @@ static size_t dcommi_feedback_bases_saved(const dcomm_feedback *fb)
     return bytes;
 }
 
-/* Write them behind *at. */
+/* Write the bases of ranges at *at, and move *at past them. */
 static dcomm_status dcommi_feedback_save_bases(const dcomm_feedback *fb, unsigned char **at)
 {
     uint64_t n = 0;
@@ -149,7 +149,8 @@ static dcomm_status dcommi_feedback_corrupt(const char *what)
     return dcommi_fail(DCOMM_ERR_CORRUPT, "dcomm_feedback_load: %s", what);
 }
 
-/* Everything of the head that memory is allocated by, against the bytes that are there. */
+/* Check the head's fields that decide how much memory is allocated, against the bytes that are
+ * there. *basis: the codec's basis was saved. */
 static dcomm_status dcommi_feedback_check_head(const dcomm_codec *codec,
                                                const dcommi_feedback_head *h, size_t bytes,
                                                bool *basis)
@@ -169,7 +170,7 @@ static dcomm_status dcommi_feedback_check_head(const dcomm_codec *codec,
     need = dcommi_size_add(need, one);
     need = dcommi_size_add(need, dcommi_feedback_padded(h->own_count * width));
     need = dcommi_size_add(need, h->variant == DCOMM_FEEDBACK_CLASSIC ? 0 : one);
-    *basis = need < bytes && /* the count is one that memory can have */
+    *basis = need < bytes && /* need < bytes, so memory can hold the count */
              bytes - need == dcommi_feedback_padded(sizeof(float) *
                                                     dcommi_feedback_basis_count(codec, h->count));
     if (need != bytes && !*basis) {
@@ -196,8 +197,8 @@ static dcomm_status dcommi_feedback_fill(dcommi_feedback_store *s, const unsigne
     return DCOMM_OK;
 }
 
-/* The bases of ranges at *at, of which there are `left` bytes at most; fb NULL: only step over
- * them. *bytes_p is how many it took. */
+/* Load the bases of ranges from at most `left` bytes at `at`. fb NULL: only step over them.
+ * *bytes_p becomes the bytes that they take. */
 static dcomm_status dcommi_feedback_load_bases(const dcomm_codec *codec,
                                                const dcommi_feedback_head *h, dcomm_feedback *fb,
                                                const unsigned char *at, size_t left,
@@ -334,7 +335,7 @@ DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void 
 
 /* ---- another number of ranks ---- */
 
-/* The first of the states that are there; an error unless all of them are of one job and tensor. */
+/* Return the first state that is given. Fail unless all states are of one job and tensor. */
 static dcomm_status dcommi_feedback_alike(const dcomm_feedback *const *old, size_t nold,
                                           const dcomm_feedback **first_p)
 {
@@ -361,7 +362,8 @@ static dcomm_status dcommi_feedback_alike(const dcomm_feedback *const *old, size
                : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_reshard: no state was given");
 }
 
-/* What rank r has still to send of element i; EF21: what its estimate may claim. */
+/* Return what the rank of `fb` has still to send of element i; EF21: what its estimate may
+ * claim. */
 static double dcommi_feedback_owed(const dcomm_feedback *fb, size_t i)
 {
     double owed = (double)dcommi_feedback_get(&fb->worker, fb->worker.now, i);
@@ -373,7 +375,7 @@ static double dcommi_feedback_owed(const dcomm_feedback *fb, size_t i)
     return owed;
 }
 
-/* Element i of every new rank; only the one that is asked for is kept. Returns their sum. */
+/* Compute element i of every new rank, keep only that of `rank`, and return the sum of all. */
 static double dcommi_feedback_deal(const dcomm_feedback *const *old, size_t nold,
                                    dcomm_feedback *fb, uint32_t rank, uint32_t nranks, size_t i)
 {
@@ -442,7 +444,7 @@ DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, 
     }
     const dcomm_feedback *like;
     DCOMMI_TRY(dcommi_feedback_alike(old, nold, &like));
-    for (size_t r = 0; r < nold; r++) { /* which changes where they lie, and nothing else */
+    for (size_t r = 0; r < nold; r++) { /* this changes only where they lie */
         DCOMMI_TRY(dcommi_feedback_home("dcomm_feedback_reshard", (dcomm_feedback *)old[r]));
     }
     dcomm_feedback *fb;

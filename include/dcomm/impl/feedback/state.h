@@ -1,5 +1,5 @@
-/* state.h - the memory of error feedback: residuals in f32 or bf16, of this step and of
- * the one that comes; which codec a step takes. */
+/* state.h - the memory of error feedback: residuals in f32 or bf16, of this step and of the next
+ * one; and the codec of a step. */
 #ifndef DCOMMI_FEEDBACK_STATE_H
 #define DCOMMI_FEEDBACK_STATE_H
 
@@ -7,8 +7,8 @@
 #include "../codec/api_codec.h"
 #include "../codec/ledger.h"
 
-/* A device whose memory arrays lie in, for the life of the process (feedback_device.h). All but
- * `read` is put behind what was asked of it before, and waits for nothing. */
+/* A device whose memory holds arrays, for the life of the process (feedback_device.h). All
+ * functions but `read` are queued behind the calls before, and wait for nothing. */
 typedef struct dcommi_feedback_place dcommi_feedback_place;
 struct dcommi_feedback_store;
 struct dcommi_feedback_place {
@@ -17,16 +17,16 @@ struct dcommi_feedback_place {
     void (*release)(const dcommi_feedback_place *at, void *memory);
     dcomm_status (*zero)(const dcommi_feedback_place *at, void *memory, size_t bytes);
     dcomm_status (*copy)(const dcommi_feedback_place *at, void *to, const void *from, size_t bytes);
-    /* All that y holds now to x from element `first` on: x += factor * y, as dcommi_feedback_plus,
-     * and bounded. */
+    /* Add y->now to x from element `first` on: x += factor * y, computed as by
+     * dcommi_feedback_plus, and bounded. */
     dcomm_status (*add)(const dcommi_feedback_place *at, const struct dcommi_feedback_store *x,
                         size_t first, float factor, const struct dcommi_feedback_store *y);
-    /* To host memory, when all that was asked before has been done. */
+    /* Copy to host memory, after all earlier calls have been done. */
     dcomm_status (*read)(const dcommi_feedback_place *at, void *to, const void *from, size_t bytes);
 };
 
-/* An array that a step changes: `now` stays as it is until the commit, which takes `next`. Not
- * needed: both NULL. In place: both the same. */
+/* An array that a step changes: `now` stays as it is until the commit, which takes `next`. Both
+ * are NULL if there is none, and the same if it is in place. */
 typedef struct dcommi_feedback_store {
     void *now, *next;
     size_t count;
@@ -34,7 +34,7 @@ typedef struct dcommi_feedback_store {
     const dcommi_feedback_place *place; /* NULL: host memory */
 } dcommi_feedback_store;
 
-/* A workspace on a device, which the encoding of one range has from step to step. */
+/* A workspace on a device, which the encoding of one range keeps from step to step. */
 typedef struct dcommi_feedback_kept {
     struct dcommi_feedback_kept *next;
     size_t first, bytes;
@@ -52,17 +52,17 @@ typedef struct dcommi_feedback_basis {
     dcommi_feedback_store numbers;
 } dcommi_feedback_basis;
 
-/* f32 arrays as long as the longest range so far. */
+/* Scratch arrays of f32, as long as the longest range so far. */
 enum {
-    DCOMMI_FEEDBACK_INPUT,    /* what is encoded, where it is not the caller's array */
+    DCOMMI_FEEDBACK_INPUT,    /* the input, unless it is the caller's array */
     DCOMMI_FEEDBACK_SENT,     /* the wire, decoded */
     DCOMMI_FEEDBACK_RESIDUAL, /* a bf16 residual, widened */
-    DCOMMI_FEEDBACK_NEXT,     /* one to be narrowed */
+    DCOMMI_FEEDBACK_NEXT,     /* a residual before it is narrowed to bf16 */
     DCOMMI_FEEDBACK_VELOCITY, /* DGC's u in bf16, widened */
-    DCOMMI_FEEDBACK_ZEROS,    /* where an owner has no residual of its own */
-    DCOMMI_FEEDBACK_LOST,     /* and what its rounding took away */
-    DCOMMI_FEEDBACK_GRADIENT, /* a copy of what begin was told */
-    DCOMMI_FEEDBACK_GATHERED, /* e of a linear codec */
+    DCOMMI_FEEDBACK_ZEROS,    /* for an owner without a residual of its own */
+    DCOMMI_FEEDBACK_LOST,     /* and its rounding error */
+    DCOMMI_FEEDBACK_GRADIENT, /* a copy of the gradient that begin was given */
+    DCOMMI_FEEDBACK_GATHERED, /* gradient and residual for a linear codec */
     DCOMMI_FEEDBACK_WORKSPACE,
     DCOMMI_FEEDBACK_SCRATCH
 };
@@ -92,9 +92,9 @@ struct dcomm_feedback {
     dcommi_feedback_store owner;    /* residual of the owned shard */
     dcommi_feedback_store velocity; /* DGC's u */
     dcommi_feedback_store estimate; /* EF21's sum of all w, as all ranks have it */
-    dcommi_feedback_store basis;    /* what all ranks begin the step with (powersgd: Q), made in the
-                                       first that learns one */
-    dcommi_feedback_basis *bases;   /* what this rank's own encodings begin with, range by range */
+    dcommi_feedback_store basis;    /* the basis (powersgd: Q) that all ranks begin the step with;
+                                     * made by the first step that learns one */
+    dcommi_feedback_basis *bases;   /* the bases of this rank's own encodings, by range */
     size_t own_first;
     /* of the step under way */
     dcomm_feedback_step now;
@@ -102,21 +102,22 @@ struct dcomm_feedback {
         double owner_factor;
         bool average;
         uint32_t nranks;
-    } before;                           /* the step that was committed last, */
-    int last;                           /* which can be taken back unless DCOMMI_FEEDBACK_NOTHING */
-    float clip;                         /* DGC: factor on the gradient; on a device */
-    struct dcomm_cuda_clip *clip_there; /* it lies here, */
-    bool clip_known;                    /* for this step */
+    } before;                           /* of the step that was committed last */
+    int last;                           /* its kind; unless DCOMMI_FEEDBACK_NOTHING it can be
+                                         * undone */
+    float clip;                         /* DGC: factor on the gradient */
+    struct dcomm_cuda_clip *clip_there; /* the factor on a device */
+    bool clip_known;                    /* clip_there is of this step */
     size_t encoded, owned, finished;    /* elements done */
-    bool learned;                       /* basis.next is there */
-    bool collective;                    /* an all-reduce has begun it */
+    bool learned;                       /* basis.next is filled in */
+    bool collective;                    /* an all-reduce has begun the step */
     size_t last_first, last_count;      /* of the step before: where now and next differ */
-    dcommi_feedback_span *span;         /* partly: what was encoded */
+    dcommi_feedback_span *span;         /* partly: the elements that were encoded */
     size_t nspans, spans_capacity;
-    double held; /* squares of the residuals of this step */
+    double held; /* sum of the squares of this step's residuals */
     float *scratch[DCOMMI_FEEDBACK_SCRATCH];
     size_t scratch_room[DCOMMI_FEEDBACK_SCRATCH];
-    dcommi_feedback_kept *kept; /* where the worker's residual lies on a device */
+    dcommi_feedback_kept *kept; /* if the worker's residual lies on a device */
     dcomm_ledger *ledger;
 };
 
@@ -182,7 +183,7 @@ static void dcommi_feedback_bases_free(dcomm_feedback *fb)
     }
 }
 
-/* Zeros. */
+/* Make a store of zeros in host memory. */
 static dcomm_status dcommi_feedback_store_make(dcommi_feedback_store *s, size_t count, bool bf16,
                                                bool in_place)
 {
@@ -205,11 +206,11 @@ static void dcommi_feedback_narrow(const float *from, uint16_t *to, size_t count
 {
     for (size_t i = 0; i < count; i++) {
         uint16_t h = dcommi_f32_to_bf16(from[i]);
-        to[i] = (uint16_t)((h & 0x7fffu) == 0x7f80u ? h - 1 : h); /* not up to infinity */
+        to[i] = (uint16_t)((h & 0x7fffu) == 0x7f80u ? h - 1 : h); /* do not round up to infinity */
     }
 }
 
-/* Elements [at, at + count) of `base` as f32: where they lie, or in `room`. */
+/* Return elements [at, at + count) of `base` as f32: where they lie, or converted in `room`. */
 static float *dcommi_feedback_read(const dcommi_feedback_store *s, void *base, size_t at,
                                    size_t count, float *room)
 {
@@ -251,7 +252,7 @@ static inline void dcommi_feedback_set(const dcommi_feedback_store *s, void *bas
 
 #define DCOMMI_FEEDBACK_READ ((size_t)1 << 18) /* elements read from a device at a time */
 
-/* Squares of a residual: *sum_p grows. */
+/* Add the squares of a residual to *sum_p. */
 static dcomm_status dcommi_feedback_norm2(const dcommi_feedback_store *s, double *sum_p)
 {
     const size_t most = s->count < DCOMMI_FEEDBACK_READ ? s->count : DCOMMI_FEEDBACK_READ;
@@ -288,7 +289,7 @@ static inline void dcommi_feedback_swap(dcommi_feedback_store *s)
     s->next = now;
 }
 
-/* Where only some elements were encoded, the others stay as they are. */
+/* Swap only the elements that were encoded, so the others stay as they are. */
 static void dcommi_feedback_swap_spans(const dcomm_feedback *fb, dcommi_feedback_store *s)
 {
     unsigned char room[4096];
@@ -306,8 +307,8 @@ static void dcommi_feedback_swap_spans(const dcomm_feedback *fb, dcommi_feedback
     }
 }
 
-/* What the step has made becomes the state, and what that was is kept; and back again. On a device
- * `next` began as a copy where only some elements would be encoded. */
+/* Make the result of the step the state, and keep the state of before; or undo that. On a device
+ * `next` began as a copy if only some elements would be encoded, so all of it is swapped. */
 static void dcommi_feedback_exchange(dcomm_feedback *fb)
 {
     dcommi_feedback_store *stores[] = {&fb->worker, &fb->velocity, &fb->estimate};
@@ -329,7 +330,7 @@ static void dcommi_feedback_exchange(dcomm_feedback *fb)
     }
 }
 
-/* A scratch array of at least `count` floats; NULL without memory. */
+/* Return a scratch array of at least `count` floats, or NULL without memory. */
 static float *dcommi_feedback_room(dcomm_feedback *fb, int which, size_t count)
 {
     if (fb->scratch[which] == NULL || count > fb->scratch_room[which]) {
@@ -341,9 +342,9 @@ static float *dcommi_feedback_room(dcomm_feedback *fb, int which, size_t count)
     return fb->scratch[which];
 }
 
-/* ---- which codec ---- */
+/* ---- the codec of a step ---- */
 
-/* The codec with another k; *codec_p is NULL where that would not be denser. */
+/* Create the codec with another k. *codec_p is NULL if that would not be denser. */
 static dcomm_status dcommi_feedback_denser(const dcomm_feedback *fb, double k,
                                            dcomm_codec **codec_p)
 {
@@ -401,7 +402,7 @@ static dcomm_status dcommi_feedback_check_opts(const dcomm_feedback_opts *o)
                          : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_create: %s", wrong);
 }
 
-/* Is the codec one that error feedback converges with, and by what is it scaled. */
+/* Check that error feedback converges with the codec, and set the factor that scales it. */
 static dcomm_status dcommi_feedback_check_codec(dcomm_feedback *fb)
 {
     dcomm_codec_info info;
@@ -463,7 +464,7 @@ DCOMM_API dcomm_status dcomm_feedback_create(const dcomm_codec *codec, size_t co
     fb->opts = *opts;
     fb->owner_factor = fb->next_factor = 1;
     fb->nranks = 1;
-    /* Zero is the default; any negative number is none. */
+    /* Zero means the default, and any negative number no momentum. */
     fb->opts.momentum = opts->momentum < 0 ? -1 : opts->momentum == 0 ? 0.9 : opts->momentum;
     dcomm_status status = dcommi_feedback_make(fb);
     if (status != DCOMM_OK) {
@@ -499,13 +500,13 @@ DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p)
     return DCOMM_OK;
 }
 
-/* Numbers that all ranks remember alike from one step to the next. */
+/* Return how many numbers all ranks remember alike from one step to the next. */
 static inline size_t dcommi_feedback_basis_count(const dcomm_codec *codec, size_t count)
 {
     return codec->ops->state != NULL ? codec->ops->state(codec, count) / sizeof(float) : 0;
 }
 
-/* Room for them; zeros are none. */
+/* Make room for the basis. Zeros mean that there is none yet. */
 static dcomm_status dcommi_feedback_basis_make(dcomm_feedback *fb)
 {
     size_t count = dcommi_feedback_basis_count(fb->codec, fb->count);
@@ -514,7 +515,7 @@ static dcomm_status dcommi_feedback_basis_make(dcomm_feedback *fb)
                : dcommi_feedback_store_make(&fb->basis, count, false, fb->opts.in_place);
 }
 
-/* What the next step begins with, from its commit on. */
+/* Store what steps begin with after the next commit. */
 static inline dcomm_status dcommi_feedback_learn(dcomm_feedback *fb, const float *basis)
 {
     DCOMMI_TRY(dcommi_feedback_basis_make(fb));

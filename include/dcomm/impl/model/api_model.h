@@ -1,12 +1,12 @@
-/* api_model.h - the public side of the model: a textbook's network, the price of a set of plans. */
+/* api_model.h - the public functions of the model: a uniform network, the price of plans. */
 #ifndef DCOMMI_API_MODEL_H
 #define DCOMMI_API_MODEL_H
 
 #include "run.h"
 #include "tuning_file.h"
 
-#define DCOMMI_PRICE_LIMIT (INT64_MAX >> 2)    /* a month */
-#define DCOMMI_PRICE_BUDGET ((int64_t)1 << 32) /* steps that somebody waits for */
+#define DCOMMI_PRICE_LIMIT (INT64_MAX >> 2)    /* ps: about a month */
+#define DCOMMI_PRICE_BUDGET ((int64_t)1 << 32) /* steps; more would take too long to price */
 
 static dcomm_curve dcommi_curve_line(double ns_per_B)
 {
@@ -21,7 +21,7 @@ DCOMM_API dcomm_status dcomm_tuning_uniform(double alpha_us, double beta_ns_per_
     const double most = 1e6;
     DCOMMI_NEED(tuning);
     memset(tuning, 0, sizeof *tuning);
-    /* Written so that a NaN is refused as well. */
+    /* Negated, so that a NaN is refused too. */
     if (!(alpha_us >= 0 && alpha_us <= most && beta_ns_per_B >= 0 && beta_ns_per_B <= most / 1e3 &&
           gamma_ns_per_B >= 0 && gamma_ns_per_B <= most / 1e3)) {
         return dcommi_fail(DCOMM_ERR_INVALID,
@@ -43,7 +43,7 @@ DCOMM_API dcomm_status dcomm_tuning_uniform(double alpha_us, double beta_ns_per_
     return DCOMM_OK;
 }
 
-/* Groups of a table of host numbers (NULL: all are on one). */
+/* Make groups from a table of host numbers. NULL: all ranks are on one host. */
 static dcomm_status dcommi_groups_of_hosts(const int *hosts, int nranks, dcommi_groups **groups_p)
 {
     static const uint8_t kinds[] = {DCOMMI_LEVEL_HOST};

@@ -1,5 +1,4 @@
-/* correction.h - factors by which trials correct the model's prices of all-reduces within a host.
- */
+/* correction.h - trials correct the model's prices of all-reduces within a host by factors. */
 #ifndef DCOMMI_CORRECTION_H
 #define DCOMMI_CORRECTION_H
 
@@ -7,9 +6,10 @@
 #include "../algo/table.h"
 
 #define DCOMMI_CORRECTION_ONE 1024
-#define DCOMMI_CORRECTION_LEAST 128 /* beyond these the trial was not of what was priced */
+#define DCOMMI_CORRECTION_LEAST 128 /* beyond these, the trial ran something else */
 #define DCOMMI_CORRECTION_MOST 8192
 
+/* The corrections of all tried algorithms, for one kind of memory. */
 typedef struct dcommi_corrections {
     int n;
     struct dcommi_correction {
@@ -18,10 +18,11 @@ typedef struct dcommi_corrections {
     } of[DCOMM_TRIALS];
 } dcommi_corrections;
 
-/* There are trials of memory of the first kinds, host memory: ordinary, huge, registered. */
+/* Kinds of memory that have trials: those of host memory, which are the first kinds (ordinary,
+ * huge, registered). */
 enum { DCOMMI_TRIALS_KINDS = DCOMMI_MEMORY_REGISTERED + 1 };
 
-/* At so many bytes a trial took `took`, and the model says `price`. */
+/* Add the factor at `bytes`: a trial took `took` ps, and the model's price is `price` ps. */
 static void dcommi_correction_add(struct dcommi_correction *to, int64_t bytes, int64_t took,
                                   int64_t price)
 {
@@ -31,7 +32,8 @@ static void dcommi_correction_add(struct dcommi_correction *to, int64_t bytes, i
     to->factor[to->n++] = factor;
 }
 
-/* Below the first trial and beyond the last it is what it is there. */
+/* Return the factor at `bytes`, interpolated between trials. Outside of them it is that of the
+ * nearest one. */
 static int64_t dcommi_correction_at(const struct dcommi_correction *k, int64_t bytes)
 {
     int64_t from = k->bytes[0], at = k->factor[0];
@@ -43,7 +45,7 @@ static int64_t dcommi_correction_at(const struct dcommi_correction *k, int64_t b
     return at;
 }
 
-/* Where the first of them begins; INT64_MAX: there are none. */
+/* Return the bytes of the shortest trial; INT64_MAX: there are no trials. */
 static int64_t dcommi_corrections_from(const dcommi_corrections *k)
 {
     int64_t from = INT64_MAX;
@@ -53,8 +55,8 @@ static int64_t dcommi_corrections_from(const dcommi_corrections *k)
     return from;
 }
 
-/* The factor of an algorithm's price for the shape of a call of so many bytes, in 1024ths. Where it
- * was too dear to be tried while others were, it gets no less than they do. */
+/* Return the factor of an algorithm's price for a call of so many bytes, in 1024ths. Where others
+ * were tried and this one was too slow to be tried, it gets at least their largest factor. */
 static int64_t dcommi_correction_of(const dcommi_corrections corrections[DCOMMI_TRIALS_KINDS],
                                     const dcommi_shape *s, const dcommi_algo *algo, int64_t bytes)
 {
@@ -66,7 +68,7 @@ static int64_t dcommi_correction_of(const dcommi_corrections corrections[DCOMMI_
     }
     const dcommi_corrections *k = &corrections[s->memory];
     int64_t from = dcommi_corrections_from(k);
-    if (s->memory == DCOMMI_MEMORY_HUGE && bytes < from) { /* short calls do not see pages */
+    if (s->memory == DCOMMI_MEMORY_HUGE && bytes < from) { /* pages do not matter to short calls */
         k = &corrections[DCOMMI_MEMORY_ANY];
         from = dcommi_corrections_from(k);
     }

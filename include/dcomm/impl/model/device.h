@@ -1,18 +1,19 @@
-/* device.h - what device memory costs: a tuning's numbers of devices, which are assumed where
- * it has none, and what they make of a way through pinned memory. */
+/* device.h - the costs of device memory: the tuning's numbers or, where it has none, assumed ones.
+ * They include the way through pinned host memory. */
 #ifndef DCOMMI_MODEL_DEVICE_H
 #define DCOMMI_MODEL_DEVICE_H
 
 #include "../../tune.h"
 #include "../plan/build.h"
 
-/* Assumed, not measured: ten microseconds from the launch of a copy or kernel until its event has
- * been seen, two of them on the way to a peer's device, one where UCX moves it (before it may
- * store); a terabyte a second within a device, and a fifth of that from another rank's. */
+/* Assumed, not measured. Times in ps.
+ * STEP: from the launch of a copy or kernel until its event is seen. STAGE: two steps on the way
+ * to a peer's device. UCX: one step, before UCX may store. OWN, PEER: a MiB within a device (1
+ * TB/s), and from the device of another rank (a fifth of that). */
 #define DCOMMI_DEVICE_STEP_PS 10000000
 #define DCOMMI_DEVICE_STAGE_PS (2 * DCOMMI_DEVICE_STEP_PS)
 #define DCOMMI_DEVICE_UCX_PS DCOMMI_DEVICE_STEP_PS
-#define DCOMMI_DEVICE_OWN_PS (1 << 20) /* for a MiB */
+#define DCOMMI_DEVICE_OWN_PS (1 << 20)
 #define DCOMMI_DEVICE_PEER_PS (5 << 20)
 
 static bool dcommi_memory_of_device(enum dcommi_memory memory)
@@ -21,13 +22,13 @@ static bool dcommi_memory_of_device(enum dcommi_memory memory)
            memory == DCOMMI_MEMORY_UCX;
 }
 
-/* Whether UCX moves such memory between hosts. */
+/* Return true if UCX moves this kind of memory between hosts. */
 static bool dcommi_memory_by_ucx(const dcomm_tuning *t, enum dcommi_memory memory)
 {
     return memory == DCOMMI_MEMORY_UCX || (memory == DCOMMI_MEMORY_OPEN && t->device_ucx != 0);
 }
 
-/* Whether prices of such memory go by a number that is assumed. */
+/* Return true if prices for this kind of memory depend on an assumed number. */
 static bool dcommi_device_assumed(const dcomm_tuning *t, enum dcommi_memory memory)
 {
     bool own = t->device_stage_ps == 0 || t->device_copy.n == 0 || t->device_fold.n == 0;
@@ -53,8 +54,8 @@ static void dcommi_curve_later(dcomm_curve *curve, int64_t ps)
     }
 }
 
-/* The same network for device memory, with all of a device's numbers. Links keep the time of a
- * message's bytes, for these are copied out and in while the network has others of them. */
+/* Return the tuning with the costs of device memory, all filled in. The `message` curves of links
+ * stay: bytes are copied out of and into devices while the network carries other bytes. */
 static dcomm_tuning dcommi_tuning_on_device(const dcomm_tuning *t)
 {
     dcomm_tuning there = *t;

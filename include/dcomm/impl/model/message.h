@@ -1,5 +1,5 @@
-/* message.h - messages under way in a priced execution: ports, processors, and what happens when
- * the two sides of a message meet. */
+/* message.h - messages under way in a priced execution: they keep ports and processors busy, and
+ * move when both sides have met. */
 #ifndef DCOMMI_MODEL_MESSAGE_H
 #define DCOMMI_MODEL_MESSAGE_H
 
@@ -12,7 +12,7 @@ static inline const dcommi_link *dcommi_sim_link(const dcommi_sim *s, int depth)
     return &s->terrain->link[dcommi_terrain_kind(s->terrain, depth)];
 }
 
-/* Work of a rank's processor that may begin at `from`; returns its end. */
+/* Do `work` ps on a rank's processor, at `from` or when it is free. Return the end. */
 static inline int64_t dcommi_sim_work(dcommi_sim *s, int actor, int64_t from, int64_t work)
 {
     if (work > 0) {
@@ -23,8 +23,8 @@ static inline int64_t dcommi_sim_work(dcommi_sim *s, int actor, int64_t from, in
     return from;
 }
 
-/* `len` bytes through the ports of an actor on the way over a link, from `from` on: when they
- * begin; *end: when they are through. */
+/* Send `len` bytes through the ports of an actor, at `from` or when these are free. Return the
+ * time of the first byte; *end: that of the last. */
 static int64_t dcommi_sim_port(dcommi_sim *s, int actor, int depth, bool out, int64_t from,
                                int64_t len, int64_t *end)
 {
@@ -47,7 +47,7 @@ static int64_t dcommi_sim_port(dcommi_sim *s, int actor, int depth, bool out, in
 
 /* ---- ends ---- */
 
-/* A move of a lane is over at `end`, which may be yet to come. */
+/* End a move of a lane at time `end`, now or later. */
 static void dcommi_sim_complete(dcommi_sim *s, dcommi_sim_lane *lane, bool async, int64_t end)
 {
     if (!async) {
@@ -61,7 +61,7 @@ static void dcommi_sim_complete(dcommi_sim *s, dcommi_sim_lane *lane, bool async
     }
 }
 
-/* A message is there and its receive is posted: the receiver takes it. */
+/* Let the receiver take a message, which has arrived and whose receive is posted. */
 static void dcommi_sim_take(dcommi_sim *s, dcommi_sim_msg *m)
 {
     const dcommi_link *link = dcommi_sim_link(s, m->depth);
@@ -81,7 +81,7 @@ static void dcommi_sim_take(dcommi_sim *s, dcommi_sim_msg *m)
     dcommi_sim_msg_free(s, m);
 }
 
-/* The bytes of a message leave by the sender's port, which tells the sender. */
+/* Send the bytes of a message through the sender's port, and end the send. */
 static void dcommi_sim_leave(dcommi_sim *s, dcommi_sim_msg *m, int64_t from)
 {
     int64_t end, start = dcommi_sim_port(s, m->from, m->depth, true, from, m->len, &end);
@@ -94,7 +94,7 @@ static void dcommi_sim_leave(dcommi_sim *s, dcommi_sim_msg *m, int64_t from)
     }
 }
 
-/* Both sides of a message have come; what the receive was is known. */
+/* Join the two sides of a message, then move it or take it. */
 static void dcommi_sim_meet(dcommi_sim *s, dcommi_sim_msg *m, dcommi_sim_msg *receive)
 {
     m->receiver = receive->receiver;
@@ -110,6 +110,7 @@ static void dcommi_sim_meet(dcommi_sim *s, dcommi_sim_msg *m, dcommi_sim_msg *re
 
 /* ---- events of messages ---- */
 
+/* Handle the last byte of a message. */
 static void dcommi_sim_tail(dcommi_sim *s, dcommi_sim_msg *m)
 {
     dcommi_sim_join *join = m->join;
@@ -134,6 +135,7 @@ static void dcommi_sim_tail(dcommi_sim *s, dcommi_sim_msg *m)
     dcommi_sim_msg_free(s, m);
 }
 
+/* Handle an event of a message. */
 static void dcommi_sim_happen(dcommi_sim *s, int kind, dcommi_sim_msg *m)
 {
     int64_t end;

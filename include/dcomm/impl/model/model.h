@@ -1,6 +1,6 @@
-/* model.h - the network that the model prices plans on: times as functions of bytes, what is
- * between two ranks, and which ranks are alike. Integer picoseconds throughout, so that every rank
- * comes to the same answer. */
+/* model.h - the network on which plans are priced: times as functions of bytes, the link between
+ * two ranks, and the ranks that are alike. All times are integer picoseconds, so that every rank
+ * computes the same prices. */
 #ifndef DCOMMI_MODEL_H
 #define DCOMMI_MODEL_H
 
@@ -14,8 +14,8 @@ _Static_assert((int)DCOMMI_LEVEL_HOST == (int)DCOMM_LINK_HOST &&
 
 /* ---- times as functions of bytes ---- */
 
-#define DCOMMI_MODEL_MOST (INT64_MAX >> 10) /* of one duration: two and a half hours */
-#define DCOMMI_SLOPE_MOST 1000000000000     /* 1 us per byte, in ps per MiB */
+#define DCOMMI_MODEL_MOST (INT64_MAX >> 10) /* ps; the longest duration: two and a half hours */
+#define DCOMMI_SLOPE_MOST 1000000000000     /* ps per MiB: 1 us per byte */
 
 /* A dcomm_curve with its slopes: ps per MiB from each point on. */
 typedef struct dcommi_curve {
@@ -30,7 +30,7 @@ static dcommi_curve dcommi_curve_make(const dcomm_curve *c)
         k.from[i] = c->bytes[i];
         k.ps[i] = c->ps[i];
         if (i + 1 < c->n) {
-            /* Double has room for the product, and the quotient is rounded the same everywhere. */
+            /* The product may exceed 64 bits, so use double. Every machine rounds it alike. */
             double slope = (double)(c->ps[i + 1] - c->ps[i]) * 1048576.0 /
                            (double)(c->bytes[i + 1] - c->bytes[i]);
             slope = slope > DCOMMI_SLOPE_MOST ? DCOMMI_SLOPE_MOST : slope;
@@ -42,6 +42,7 @@ static dcommi_curve dcommi_curve_make(const dcomm_curve *c)
     return k;
 }
 
+/* Return the time for so many bytes, in ps; at most about DCOMMI_MODEL_MOST. */
 static inline int64_t dcommi_curve_at(const dcommi_curve *k, int64_t bytes)
 {
     if (k->n == 0) {
@@ -58,7 +59,8 @@ static inline int64_t dcommi_curve_at(const dcommi_curve *k, int64_t bytes)
     return k->ps[i] + whole + (((more & 1048575) * k->slope[i]) >> 20);
 }
 
-/* A curve that makes sense: points ascending, no time negative or beyond what sums can hold. */
+/* Return true if the points of a curve ascend, and no time is negative or so long that sums could
+ * overflow. */
 static bool dcommi_curve_valid(const dcomm_curve *c)
 {
     bool good = c->n >= 0 && c->n <= DCOMM_CURVE_POINTS;
@@ -73,22 +75,23 @@ static bool dcommi_curve_valid(const dcomm_curve *c)
 
 typedef struct dcommi_link {
     int64_t alpha, overhead, signal, tell, eager;
-    /* What a message's bytes have to go through beside the network, and, where that is another,
-     * those of a long one and of exposed memory. */
+    /* Device memory: time of a message beside the network, to leave one device and to enter the
+     * other. `straight`: the same for long messages and exposed memory, which UCX may move. */
     int64_t stage, straight;
-    bool by_core, mapped; /* mapped: what is exposed is folded where it lies */
-    bool open;            /* device memory that the peer's kernels read where it lies */
+    bool by_core, mapped; /* mapped: exposed memory is folded in place */
+    bool open;            /* device memory that kernels of the peer read in place */
     dcommi_curve message, fold, read, reduce, shared, sustained;
 } dcommi_link;
 
-/* Ranks r and r + period are alike: a plan that looks the same to all ranks is priced by the first
- * `period` of them, which stand for the others. period == nranks: nobody stands for anybody. */
+/* The network of a set of ranks. Ranks r and r + period are alike. If the plans of all ranks look
+ * the same, only the first `period` ranks are priced; they stand for the others. period == nranks:
+ * no rank stands for another. */
 typedef struct dcommi_terrain {
-    const dcommi_groups *groups; /* NULL: everybody is near everybody */
+    const dcommi_groups *groups; /* NULL: all ranks are near each other */
     int nranks, period;
-    bool slots; /* shared scratch is a host's, which its ranks map */
-    bool posts; /* what a rank says to all at once it says by a broadcast slot */
-    bool rough; /* some of those share a port, where they would take turns that one does not see */
+    bool slots; /* shared scratch is host memory, which the ranks of the host map */
+    bool posts; /* a message or signal to all ranks travels by a broadcast slot */
+    bool rough; /* a rank shares a port with one that stands for it: prices are less exact */
     dcommi_link link[DCOMM_LINK_COUNT];
     dcommi_curve copy, fold;
     dcommi_curve open_read, open_reduce; /* of a peer's device memory */
@@ -105,7 +108,8 @@ static bool dcommi_trials_valid(const dcomm_trial *trials)
     return good;
 }
 
-/* A field of a link or of a tuning, as files name it: T microseconds, N a number, C a curve. */
+/* A field of a link or of a tuning, and its name in files. kind: T microseconds, N a number, C a
+ * curve. */
 typedef struct dcommi_tuning_field {
     const char *key;
     char kind;
@@ -181,8 +185,8 @@ static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
                       DCOMM_CONNECTIONS_MAX);
 }
 
-/* The trials of an algorithm; the first free ones become its own. NULL: there are none, or this is
- * no name that they can have. */
+/* Return the trials of an algorithm. If it has none, give it the first free place. NULL: no place
+ * is free, or the name is empty or too long. */
 static dcomm_trial *dcommi_trial_slot(dcomm_trial *trials, const char *algo)
 {
     size_t len = strlen(algo);
@@ -197,7 +201,8 @@ static dcomm_trial *dcommi_trial_slot(dcomm_trial *trials, const char *algo)
     return NULL;
 }
 
-/* Does adding `shift` to every rank lead each group to a group? */
+/* Return true if adding `shift` to every rank, modulo nranks, maps each group into one group. `to`
+ * has room for the groups of a level. */
 static bool dcommi_groups_shift(const dcommi_groups *g, int shift, int32_t *to)
 {
     for (int l = 0; l < g->nlevels; l++) {
@@ -216,6 +221,7 @@ static bool dcommi_groups_shift(const dcommi_groups *g, int shift, int32_t *to)
     return true;
 }
 
+/* Find the smallest shift that maps groups to groups. */
 static dcomm_status dcommi_groups_period(const dcommi_groups *g, int nranks, int *period)
 {
     *period = g == NULL ? 1 : nranks;
@@ -235,7 +241,7 @@ static dcomm_status dcommi_groups_period(const dcommi_groups *g, int nranks, int
     return DCOMM_OK;
 }
 
-/* Whether a rank and others that it stands for share a port. */
+/* Return true if a rank shares a port with one that stands for it. */
 static bool dcommi_terrain_rough(const dcommi_terrain *t)
 {
     const dcommi_groups *g = t->groups;
@@ -249,7 +255,7 @@ static bool dcommi_terrain_rough(const dcommi_terrain *t)
     return false;
 }
 
-/* memory: where what ranks expose lies. */
+/* Make the network for a tuning. memory: the kind of memory of the ranks' buffers. */
 static dcomm_status dcommi_terrain_make(const dcommi_groups *groups, int nranks,
                                         const dcomm_tuning *t, enum dcommi_memory memory,
                                         dcommi_terrain *terrain)
@@ -301,12 +307,14 @@ static dcomm_status dcommi_terrain_make(const dcommi_groups *groups, int nranks,
     return DCOMM_OK;
 }
 
-/* At how many levels two ranks are together, which is the level at which they part. */
+/* Return the number of levels at which two ranks are in the same group: the level at which they
+ * part. */
 static inline int dcommi_terrain_depth(const dcommi_terrain *t, int a, int b)
 {
     return t->groups != NULL ? dcommi_groups_depth(t->groups, a, b) : 0;
 }
 
+/* Return the kind of link between ranks that part at level `depth`. */
 static inline int dcommi_terrain_kind(const dcommi_terrain *t, int depth)
 {
     return t->groups != NULL && depth < t->groups->nlevels ? t->groups->kind[depth]

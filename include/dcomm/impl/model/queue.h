@@ -1,5 +1,5 @@
-/* queue.h - what a priced execution is made of: ranks, frames and lanes; what is going to
- * happen, ordered by time; messages of which one side has come. */
+/* queue.h - the state of a priced execution: actors (ranks), frames and lanes; the events to come,
+ * ordered by time; messages of which one side only has come. */
 #ifndef DCOMMI_MODEL_QUEUE_H
 #define DCOMMI_MODEL_QUEUE_H
 
@@ -8,10 +8,10 @@
 
 enum dcommi_sim_state {
     DCOMMI_SIM_RUNNING,
-    DCOMMI_SIM_MOVING, /* waits for a move of its own */
+    DCOMMI_SIM_MOVING, /* waits for the send, receive or copy of its step */
     DCOMMI_SIM_FENCED,
     DCOMMI_SIM_WAITING, /* for a counter */
-    DCOMMI_SIM_READING, /* for something to be exposed */
+    DCOMMI_SIM_READING, /* waits until a peer has exposed memory */
     DCOMMI_SIM_CALLING,
     DCOMMI_SIM_OVER
 };
@@ -22,40 +22,40 @@ typedef struct dcommi_sim_lane {
     dcommi_sim_frame *frame;
     dcommi_cursor cursor;
     uint8_t state;
-    int64_t pending;   /* asynchronous moves whose end is not known yet */
-    int64_t async_end; /* the last end that is known */
-    int64_t counter, target;
-    struct dcommi_sim_place { /* what was read last: it is in a cache; length 0: nothing */
+    int64_t pending;          /* asynchronous moves whose end is not known yet */
+    int64_t async_end;        /* the latest known end of one */
+    int64_t counter, target;  /* WAITING: until the counter reaches the target */
+    struct dcommi_sim_place { /* the bytes read last, which are in a cache; length 0: none */
         int64_t at, length;
         uint8_t space;
     } read;
     struct dcommi_sim_lane *next_waiter;
 } dcommi_sim_lane;
 
-/* How peers get at what a rank exposes: it lies where they can open it; in scratch that they map.
+/* Ways for peers to read exposed memory: device memory that they can open, scratch that they map.
  */
 enum { DCOMMI_SIM_OPEN = 1, DCOMMI_SIM_STAGED = 2 };
 
 typedef struct dcommi_sim_actor {
     const dcomm_plan *plan;
     dcommi_sim_frame *root;
-    int64_t core, out, in; /* until when the processor of its seat and its ports are busy */
-    int seat;              /* the actor whose processor it takes turns on */
-    int64_t turns;         /* ranks that it stands for and that do the same there */
+    int64_t core, out, in; /* the times until which its processor and its ports are busy */
+    int seat;              /* the actor whose `core` it uses: both share a hardware thread */
+    int64_t turns;         /* ranks on its hardware thread; 1 if each actor is one rank */
     int64_t *counters;
-    int64_t *exposed;         /* [nslots]: when; -1: not yet */
-    uint8_t *offered;         /* [nslots] */
-    dcommi_sim_lane *waiters; /* for counters */
-    dcommi_sim_lane *readers; /* for what this rank is to expose */
+    int64_t *exposed;         /* [nslots]: the time of EXPOSE; -1: not yet */
+    uint8_t *offered;         /* [nslots]: DCOMMI_SIM_OPEN | DCOMMI_SIM_STAGED */
+    dcommi_sim_lane *waiters; /* lanes that wait for counters */
+    dcommi_sim_lane *readers; /* lanes that wait until this rank exposes memory */
 } dcommi_sim_actor;
 
 /* A plan under way on one rank. */
 struct dcommi_sim_frame {
-    dcommi_sim_frame *next, *prev; /* all of the execution, to be freed */
+    dcommi_sim_frame *next, *prev; /* all frames of the execution, to be freed */
     dcommi_scope scope;
-    dcommi_sim_lane *caller;
-    int rank;     /* in the whole plan: the number of its actor */
-    uint8_t open; /* bit 1 << space: the caller's buffers, which peers can open; scratch is not */
+    dcommi_sim_lane *caller; /* NULL: this is the outermost plan */
+    int rank;                /* in the outermost plan: the number of its actor */
+    uint8_t open; /* bit 1 << space: it is a buffer of the caller, which peers can open */
     uint32_t lanes_left;
     dcommi_sim_lane lanes[];
 };
@@ -66,9 +66,9 @@ typedef struct dcommi_sim_msg {
     int from, to;                /* actors */
     int64_t tag;
     uint8_t depth;
-    bool waits; /* for its receive, before it moves */
-    bool open;  /* the receiver reads it where it lies */
-    bool host;  /* the host's, where inputs are a device's */
+    bool waits; /* rendezvous: it moves when its receive is posted */
+    bool open;  /* the receiver reads it in place */
+    bool host;  /* it is in host memory, although the inputs are in device memory */
     bool async, folds, sender_async;
     dcommi_sim_lane *sender, *receiver; /* sender: NULL when it need not be told */
     struct dcommi_sim_join *join;
@@ -77,25 +77,25 @@ typedef struct dcommi_sim_msg {
 
 /* A step that reads the memory of several ranks by message. */
 typedef struct dcommi_sim_join {
-    struct dcommi_sim_join *next, *prev; /* all of the execution, to be freed */
+    struct dcommi_sim_join *next, *prev; /* all joins of the execution, to be freed */
     dcommi_sim_lane *lane;
-    int left;
+    int left; /* pieces to come */
     bool async;
-    int64_t work; /* when all has come */
+    int64_t work; /* of the step, after the last piece has come */
 } dcommi_sim_join;
 
 enum dcommi_sim_kind {
     DCOMMI_SIM_LANE,    /* a lane goes on */
-    DCOMMI_SIM_OFFER,   /* the sender's word of a message that waits for its receive */
+    DCOMMI_SIM_OFFER,   /* the offer of a long message reaches the receiver */
     DCOMMI_SIM_HEAD,    /* the first byte is at the receiver's port */
     DCOMMI_SIM_TAIL,    /* the last byte has come */
-    DCOMMI_SIM_REQUEST, /* for exposed memory, at its owner */
+    DCOMMI_SIM_REQUEST, /* a request for exposed memory reaches its owner */
     DCOMMI_SIM_SIGNAL
 };
 
 typedef struct dcommi_sim_event {
     int64_t time;
-    uint64_t order; /* first come, first served */
+    uint64_t order; /* of creation: decides between events of the same time */
     int kind;
     union {
         dcommi_sim_lane *lane;
@@ -113,8 +113,8 @@ typedef struct dcommi_sim_bucket {
 
 /* The port that an actor shares at a level. */
 typedef struct dcommi_sim_port_of {
-    int group;     /* its number */
-    int64_t alike; /* how many of the ranks behind it the actor stands for */
+    int group;     /* number of the port */
+    int64_t alike; /* ranks behind the port that the actor stands for, itself included */
 } dcommi_sim_port_of;
 
 #define DCOMMI_SIM_SLAB 256
@@ -129,14 +129,14 @@ typedef struct dcommi_sim {
     dcommi_sim_bucket *bucket;
     size_t nbuckets, nmessages;
     dcommi_sim_msg *free_messages;
-    void **slab; /* of messages, to be freed */
+    void **slab; /* blocks of messages, to be freed */
     size_t nslabs, slab_capacity;
     dcommi_sim_frame *frames;
     dcommi_sim_join *joins;
-    int period, left;         /* actors, and those that are not done */
+    int period, left;         /* actors; those that are not done */
     dcommi_sim_port_of *port; /* [levels][period] */
-    int64_t *until;           /* [levels][in, out][ranks]: a group's port is busy */
-    int64_t *carried;         /* [levels][in, out][ranks]: bytes that went through it */
+    int64_t *until;           /* [levels][in, out][ranks]: the time until which a port is busy */
+    int64_t *carried;         /* [levels][in, out][ranks]: bytes that went through a port */
     int64_t *tally;           /* [period][links]: ranks that a signal goes to */
     dcomm_status status;
 } dcommi_sim;
@@ -148,7 +148,7 @@ static void dcommi_sim_fail(dcommi_sim *s, dcomm_status status)
     }
 }
 
-/* ---- what is going to happen ---- */
+/* ---- events to come: a binary heap ---- */
 
 static inline bool dcommi_sim_before(const dcommi_sim_event *a, const dcommi_sim_event *b)
 {
@@ -251,7 +251,7 @@ static void dcommi_sim_insert(dcommi_sim_bucket *bucket, dcommi_sim_msg *m)
     bucket->last = m;
 }
 
-/* Twice as many buckets; messages of one key keep their order. */
+/* Double the buckets. Messages of one key keep their order. */
 static void dcommi_sim_rehash(dcommi_sim *s)
 {
     size_t old = s->nbuckets;
@@ -272,8 +272,9 @@ static void dcommi_sim_rehash(dcommi_sim *s)
     dcommi_free(from);
 }
 
-/* The other side of a message, taken out of the table; NULL: it has not come, and `m` waits there.
- * Where ranks stand for others, several have the same key, and the oldest is taken. */
+/* Take the other side of a message out of the table. NULL: it has not come; then `m` is put into
+ * the table. If actors stand for several ranks, several messages have the same key: take the
+ * oldest. */
 static dcommi_sim_msg *dcommi_sim_match(dcommi_sim *s, dcommi_sim_msg *m)
 {
     dcommi_sim_bucket *bucket = &s->bucket[dcommi_sim_slot(s, m)];

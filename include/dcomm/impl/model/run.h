@@ -1,26 +1,26 @@
-/* run.h - the priced execution of a set of plans: all ranks of them in order of time, or,
- * where ranks are alike, those that stand for the others. Loops are not unrolled: an execution
- * takes memory for its ranks and for the messages under way. */
+/* run.h - the priced execution of a set of plans, in order of time. It runs all ranks or, if ranks
+ * are alike, those that stand for the others. Loops are not unrolled: an execution needs memory
+ * for its ranks and for the messages under way only. */
 #ifndef DCOMMI_MODEL_RUN_H
 #define DCOMMI_MODEL_RUN_H
 
 #include "../plan/check_valid.h"
 #include "step.h"
 
-/* Where the plans come from: get makes or finds rank r's, put gives it back. */
+/* The source of the plans: get makes or finds the plan of a rank, put gives it back. */
 typedef struct dcommi_plans {
     dcomm_status (*get)(void *user, int rank, const dcomm_plan **plan_p);
     void (*put)(void *user, const dcomm_plan *plan);
     void *user;
-    bool scripted; /* they run by scripts: neither the call nor steps take any time of their own */
+    bool scripted; /* the plans run as scripts: the call and the steps take no time of their own */
 } dcommi_plans;
 
-/* What an execution came to. */
+/* The result of an execution. */
 typedef struct dcommi_price {
     int64_t ps;
-    int64_t burst; /* the same if links could go on as fast as they let bursts through */
-    int64_t steps; /* of plans, executed */
-    bool over;     /* given up: `burst` is beyond the limit */
+    int64_t burst; /* ps if links could keep their burst rate, without `sustained` */
+    int64_t steps; /* executed steps of plans */
+    bool over;     /* given up, because `burst` exceeds the limit */
 } dcommi_price;
 
 /* ---- frames and lanes ---- */
@@ -56,7 +56,7 @@ static void dcommi_sim_frame_free(dcommi_sim *s, dcommi_sim_frame *f)
     dcommi_free(f);
 }
 
-/* All lanes of a frame are over. */
+/* End a frame whose lanes are all over: resume its caller, or end the actor. */
 static void dcommi_sim_frame_over(dcommi_sim *s, dcommi_sim_frame *f)
 {
     if (f->caller == NULL) {
@@ -104,7 +104,8 @@ static int64_t dcommi_sim_wait(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     return DCOMMI_SIM_STOP;
 }
 
-/* Encoding, and decoding of each source, by what the plan says of its codec. */
+/* Price the codec's steps: one encoding, and one decoding for each source, at the costs in the
+ * plan. */
 static int64_t dcommi_sim_codec(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
     const dcomm_plan *plan = lane->frame->scope.plan;
@@ -125,7 +126,7 @@ static int64_t dcommi_sim_codec(dcommi_sim *s, dcommi_sim_lane *lane, const dcom
     return dcommi_sim_work(s, lane->frame->rank, s->now, work);
 }
 
-/* The caller's kernels: as much as copying what they write or read. */
+/* Price a kernel of the caller: as a copy of its longest operand. */
 static int64_t dcommi_sim_compute(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
     int64_t len = dcommi_sim_length(s, lane, &step->dst, 0);
@@ -169,7 +170,7 @@ static int64_t dcommi_sim_step(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     }
 }
 
-/* Run a lane until it waits, or until something else happens first. */
+/* Run a lane until it waits, or until another event comes first. */
 static void dcommi_sim_lane_run(dcommi_sim *s, dcommi_sim_lane *lane)
 {
     while (s->status == DCOMM_OK) {
@@ -195,7 +196,7 @@ static void dcommi_sim_lane_run(dcommi_sim *s, dcommi_sim_lane *lane)
                                                lane->frame->scope.plan->name, s->budget));
                 return;
             }
-            if (dcommi_cursor_turns(step)) { /* free of charge */
+            if (dcommi_cursor_turns(step)) { /* loops take no time */
                 dcommi_sim_good(s, dcommi_cursor_turn(&lane->cursor, step));
                 continue;
             }
@@ -219,7 +220,7 @@ static void dcommi_sim_lane_run(dcommi_sim *s, dcommi_sim_lane *lane)
 
 /* ---- the execution ---- */
 
-/* Which ports the actors share, and with how many that they stand for. */
+/* Find the port of each actor at each level, and the ranks behind it that the actor stands for. */
 static dcomm_status dcommi_sim_ports(dcommi_sim *s)
 {
     const dcommi_groups *g = s->terrain->groups;
@@ -244,8 +245,8 @@ static dcomm_status dcommi_sim_ports(dcommi_sim *s)
     return DCOMM_OK;
 }
 
-/* Who takes turns on a processor: actors with each other, or, where they stand for others, each
- * with as many as sit where it does. */
+/* Find the ranks that share a hardware thread. If each actor is one rank, the actors of a thread
+ * take turns. If actors stand for others, each counts the ranks on its own thread. */
 static void dcommi_sim_seats(dcommi_sim *s)
 {
     const dcommi_groups *g = s->terrain->groups;
@@ -342,7 +343,8 @@ static void dcommi_sim_execute(dcommi_sim *s)
     }
 }
 
-/* No earlier than all that went through the shared ports can go on to. */
+/* Return the end of the execution, but no earlier than the shared ports can carry all bytes at
+ * their sustained rate. */
 static int64_t dcommi_sim_sustained(const dcommi_sim *s)
 {
     const dcommi_groups *g = s->terrain->groups;
@@ -356,7 +358,7 @@ static int64_t dcommi_sim_sustained(const dcommi_sim *s)
     return end;
 }
 
-/* One execution by `period` actors. */
+/* Run one execution of `period` actors. */
 static dcomm_status dcommi_sim_run(const dcommi_terrain *t, const dcommi_plans *plans, int period,
                                    int64_t limit, int64_t budget, dcommi_price *price)
 {
@@ -386,7 +388,7 @@ static dcomm_status dcommi_sim_run(const dcommi_terrain *t, const dcommi_plans *
 
 /* ---- ranks that are alike ---- */
 
-/* What a plan looks like to somebody who does not know which rank it is for. */
+/* Return a hash of the parts of a plan that do not depend on its rank. */
 static uint64_t dcommi_plan_look(const dcomm_plan *p, uint64_t h)
 {
     h = dcommi_mix(h, (uint64_t)p->nlanes << 32 | p->nsteps);
@@ -402,7 +404,7 @@ static uint64_t dcommi_plan_look(const dcomm_plan *p, uint64_t h)
         if (s->kind == DCOMM_STEP_LOOP || s->kind == DCOMM_STEP_WAIT) {
             h = dcommi_mix(h, (uint64_t)s->value.add);
         }
-        bool ordered = s->kind != DCOMM_STEP_REDUCE; /* else a fold in rank order differs */
+        bool ordered = s->kind != DCOMM_STEP_REDUCE; /* folds in rank order differ by rank */
         for (uint32_t k = 0; k < s->nsrc && ordered; k++) {
             const dcomm_operand *o = &p->operands[s->src + k];
             h = dcommi_mix(h, (uint64_t)o->space << 32 | o->repeat);
@@ -415,11 +417,12 @@ static uint64_t dcommi_plan_look(const dcomm_plan *p, uint64_t h)
     return h;
 }
 
-#define DCOMMI_ALIKE_MIN 33    /* fewer ranks are priced one by one, which is exact */
-#define DCOMMI_ALIKE_ALL 64    /* so many are looked at one by one, */
-#define DCOMMI_ALIKE_SAMPLE 48 /* and of more so many */
+#define DCOMMI_ALIKE_MIN 33    /* fewer ranks are all executed, which is exact */
+#define DCOMMI_ALIKE_ALL 64    /* ranks whose plans are all compared, at most */
+#define DCOMMI_ALIKE_SAMPLE 48 /* plans that are compared where there are more ranks */
 
-/* *alike: as far as we look, every rank's plan looks like that of the rank that stands for it. */
+/* Compare plans. *alike: each compared plan looks like that of the rank that stands for its rank.
+ */
 static dcomm_status dcommi_plans_alike(const dcommi_plans *plans, int nranks, int period,
                                        bool *alike)
 {
@@ -429,7 +432,7 @@ static dcomm_status dcommi_plans_alike(const dcommi_plans *plans, int nranks, in
     *alike = true;
     for (int i = 0; i < tries && status >= 0 && *alike; i++) {
         int r = i;
-        if (i >= period && nranks > DCOMMI_ALIKE_ALL) { /* spread over all, the last one included */
+        if (i >= period && nranks > DCOMMI_ALIKE_ALL) { /* evenly spread, with the last rank */
             r = nranks - 1 - (int)((int64_t)(i - period) * (nranks - period) / DCOMMI_ALIKE_SAMPLE);
         }
         const dcomm_plan *plan = NULL;
@@ -447,19 +450,20 @@ static dcomm_status dcommi_plans_alike(const dcommi_plans *plans, int nranks, in
     return status;
 }
 
-/* Price a set of plans. Give up where its `burst` goes beyond `limit` picoseconds. */
+/* Price a set of plans. Give up when `burst` exceeds `limit` picoseconds, and fail after `budget`
+ * steps. */
 static dcomm_status dcommi_price_plans(const dcommi_terrain *t, const dcommi_plans *plans,
                                        int64_t limit, int64_t budget, dcommi_price *price)
 {
     memset(price, 0, sizeof *price);
-    bool few = t->nranks >= (t->rough ? DCOMMI_ALIKE_ALL + 1 : DCOMMI_ALIKE_MIN);
-    bool alike = few && t->period < t->nranks;
+    bool many = t->nranks >= (t->rough ? DCOMMI_ALIKE_ALL + 1 : DCOMMI_ALIKE_MIN);
+    bool alike = many && t->period < t->nranks;
     if (alike) {
         DCOMMI_TRY(dcommi_plans_alike(plans, t->nranks, t->period, &alike));
     }
     if (alike) {
         dcomm_status status = dcommi_sim_run(t, plans, t->period, limit, budget, price);
-        if (status != DCOMM_ERR_PLAN) { /* else they only look alike */
+        if (status != DCOMM_ERR_PLAN) { /* an error: they only look alike, so execute all */
             return status;
         }
     }

@@ -1,12 +1,12 @@
-/* step.h - what each step of a plan costs, and what it sets going. */
+/* step.h - price each step of a plan, and start the messages and signals of it. */
 #ifndef DCOMMI_MODEL_STEP_H
 #define DCOMMI_MODEL_STEP_H
 
 #include "message.h"
 
-/* ---- where and how much ---- */
+/* ---- values and lengths ---- */
 
-/* Pass a status of the cursor's on. */
+/* Return true if a status of the cursor is good; else the execution fails with it. */
 static inline bool dcommi_sim_good(dcommi_sim *s, dcomm_status status)
 {
     if (DCOMMI_UNLIKELY(status < 0)) {
@@ -15,14 +15,15 @@ static inline bool dcommi_sim_good(dcommi_sim *s, dcomm_status status)
     return status >= 0;
 }
 
-/* A value that no word decides; 0 after an error. */
+/* Evaluate an expression that reads no word; 0 after an error. */
 static int64_t dcommi_sim_value(dcommi_sim *s, const dcommi_sim_lane *lane, const dcomm_expr *e)
 {
     int64_t value;
     return dcommi_sim_good(s, dcommi_cursor_value(&lane->cursor, e, &value)) ? value : 0;
 }
 
-/* Bytes of piece r of an operand; its maximum, where words decide. */
+/* Return the bytes of piece r of an operand. A length that is in a word is unknown: take the share
+ * of the maximum that the plan expects of its codec. */
 static int64_t dcommi_sim_length(dcommi_sim *s, const dcommi_sim_lane *lane, const dcomm_operand *o,
                                  uint32_t r)
 {
@@ -30,7 +31,7 @@ static int64_t dcommi_sim_length(dcommi_sim *s, const dcommi_sim_lane *lane, con
         uint32_t share = lane->frame->scope.plan->codec_length;
         return share > 0 ? (int64_t)((double)o->max_length * share / 1024) : o->max_length;
     }
-    if (o->offset.kind == DCOMM_EXPR_WORD) { /* no clip cuts what may lie anywhere */
+    if (o->offset.kind == DCOMM_EXPR_WORD) { /* the offset is unknown: ignore clip */
         return dcommi_min64(dcommi_max64(dcommi_sim_value(s, lane, &o->length), 0), o->max_length);
     }
     dcommi_interval x;
@@ -42,12 +43,12 @@ static inline bool dcommi_sim_open_space(const dcommi_sim_frame *f, uint8_t spac
     return f->open >> space & 1;
 }
 
-/* ---- steps: each returns when the lane goes on, or one of these ---- */
+/* ---- steps: each returns the time at which the lane goes on, or one of these ---- */
 
-enum { DCOMMI_SIM_STOP = -1, DCOMMI_SIM_AGAIN = -2 }; /* AGAIN: the same step, once woken */
+/* STOP: an event resumes the lane; AGAIN: at the same step. */
+enum { DCOMMI_SIM_STOP = -1, DCOMMI_SIM_AGAIN = -2 };
 
-/* Return the link between the lane's rank and another. *depth: the levels at which they are
- * together. */
+/* Return the link between the lane's rank and another. *depth: the level at which they part. */
 static inline const dcommi_link *
 dcommi_sim_link_to(const dcommi_sim *s, const dcommi_sim_lane *lane, int rank, int *depth)
 {
@@ -55,7 +56,7 @@ dcommi_sim_link_to(const dcommi_sim *s, const dcommi_sim_lane *lane, int rank, i
     return dcommi_sim_link(s, *depth);
 }
 
-/* One side of a message of the lane's step, to or from another rank; NULL after an error. */
+/* Make one side of the message of the lane's step. *rank: the peer. NULL after an error. */
 static dcommi_sim_msg *dcommi_sim_message(dcommi_sim *s, dcommi_sim_lane *lane,
                                           const dcomm_step *step, int *rank)
 {
@@ -71,7 +72,7 @@ static dcommi_sim_msg *dcommi_sim_message(dcommi_sim *s, dcommi_sim_lane *lane,
     return m;
 }
 
-/* A move that was started: the lane waits for it, or counts it. */
+/* Wait for a move that was started, or, if `async`, count it and go on. */
 static int64_t dcommi_sim_started(dcommi_sim_lane *lane, bool async, int64_t now)
 {
     if (async) {
@@ -82,8 +83,8 @@ static int64_t dcommi_sim_started(dcommi_sim_lane *lane, bool async, int64_t now
     return DCOMMI_SIM_STOP;
 }
 
-/* Whether a send only repeats to another rank what the lane's loop has sent: all that is on a
- * broadcast slot. */
+/* Return true if a send repeats the message that the lane's loop has already sent to another rank.
+ * A broadcast slot carries it to all ranks at once. */
 static bool dcommi_sim_posted(const dcommi_sim *s, const dcommi_sim_lane *lane,
                               const dcomm_step *step, int64_t len)
 {
@@ -95,8 +96,9 @@ static bool dcommi_sim_posted(const dcommi_sim *s, const dcommi_sim_lane *lane,
            o->length.kind == DCOMM_EXPR_CONST && step->tag.kind == DCOMM_EXPR_CONST;
 }
 
-#define DCOMMI_SIM_CACHED 262144 /* bytes: what is longer has left the nearest caches */
+#define DCOMMI_SIM_CACHED 262144 /* bytes; longer data does not stay in the nearest caches */
 
+/* Return the place of an operand, which is then in a cache; length 0: it does not stay there. */
 static struct dcommi_sim_place dcommi_sim_place(dcommi_sim *s, const dcommi_sim_lane *lane,
                                                 const dcomm_operand *o, int64_t len)
 {
@@ -136,7 +138,7 @@ static int64_t dcommi_sim_send(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     m->sender_async = step->flags & DCOMM_STEP_ASYNC;
     int64_t next = dcommi_sim_started(lane, m->sender_async, t);
     if (m->waits) {
-        /* By the reader, once it has come that far. */
+        /* The reader copies the bytes itself, after they have been staged. */
         bool copied = link->by_core && !m->open && !m->host;
         dcommi_sim_at(s, t + link->alpha + (copied ? link->stage : 0), DCOMMI_SIM_OFFER, m);
     } else {
@@ -165,10 +167,9 @@ static int64_t dcommi_sim_recv(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     return next;
 }
 
-/* Ask the ranks after one's own, or those before it, from time t on. Return when all are asked.
- * Requests leave one after the other: `order`, the number of those before, is added in ps, so that
- * a port that several requests reach at the same time serves them in the order of their turns and
- * not of the ranks that ask. */
+/* Request the pieces of the ranks after this one, or of those before it, from time t on. Return
+ * the time of the last request. *order counts the requests and is added to their time, in ps: a
+ * port that several requests reach at the same time then serves them by turns, not by rank. */
 static int64_t dcommi_sim_ask_side(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step,
                                    dcommi_sim_join *join, bool after, int64_t t, int64_t *order)
 {
@@ -200,7 +201,7 @@ static int64_t dcommi_sim_ask_side(dcommi_sim *s, dcommi_sim_lane *lane, const d
     return t;
 }
 
-/* Ask for the pieces of exposed memory that lie on other hosts. */
+/* Request the pieces of exposed memory that lie on other hosts. */
 static int64_t dcommi_sim_ask(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step,
                               int64_t work, int remote)
 {
@@ -225,7 +226,8 @@ static int64_t dcommi_sim_ask(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_
     return dcommi_sim_started(lane, join->async, t);
 }
 
-/* A kernel that reads n peers' device memory. */
+/* Return the time of a kernel that reads the device memory of n peers: one launch, n times the
+ * bytes. */
 static int64_t dcommi_sim_open_work(const dcommi_terrain *t, bool fold, int64_t n, int64_t len)
 {
     const dcommi_curve *curve = fold ? &t->open_reduce : &t->open_read;
@@ -234,14 +236,16 @@ static int64_t dcommi_sim_open_work(const dcommi_terrain *t, bool fold, int64_t 
     return launch + n * dcommi_min64(bytes, DCOMMI_MODEL_MOST / n);
 }
 
+/* Return true if an operand lies in scratch that the peers map. */
 static inline bool dcommi_sim_slot_space(const dcommi_terrain *t, const dcomm_plan *plan,
                                          uint8_t space)
 {
     return t->slots && plan->scratch_shared && space == DCOMM_SPACE_SCRATCH;
 }
 
-/* To read a peer's slot, which is in a cache: half of what messages take that are copied into a
- * fifo and out of it; and to hear that it is filled, and another time that one's own was read. */
+/* Return the work to read a peer's slot, which is in a cache. The copy takes half of a message,
+ * which is copied into a fifo and out again. Add two signals to receive: the slot is filled, and
+ * this rank's own slot was read. */
 static int64_t dcommi_sim_staged(const dcommi_link *link, int64_t len, bool fold)
 {
     int64_t record = dcommi_min64(len, link->eager);
@@ -250,9 +254,9 @@ static int64_t dcommi_sim_staged(const dcommi_link *link, int64_t len, bool fold
     return copy + (fold ? dcommi_curve_at(&link->fold, len) : 0) + 2 * link->overhead;
 }
 
-/* A copy within a rank's memory. One end of it is in a cache where it passes a slot, or is of what
- * was read just before: half of a copy between memories; into a slot as into a fifo, which is half
- * of a message. */
+/* Return the work of a copy within a rank's memory. It takes half the time if the source is in a
+ * cache: it was read just before, or lies in a slot. A short copy into a slot takes as long as one
+ * into a fifo: half of a message. */
 static int64_t dcommi_sim_copy(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step,
                                int64_t len)
 {
@@ -274,15 +278,15 @@ static int64_t dcommi_sim_copy(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     return cached || dcommi_sim_slot_space(s->terrain, plan, src->space) ? copy / 2 : copy;
 }
 
-/* Work of one step that reads n peers, each of which would take its part of `sum` alone. Measured
- * with one rank that is read; a fold's own operand and its result are passed over once, however
- * many there are. */
+/* Return the work of a step that reads n peers. sum: the work for each peer alone, added up. Those
+ * were measured with one peer: three passes over memory for a fold, of its own operand, the peer's
+ * and the result. With n peers there are n + 2 passes. */
 static int64_t dcommi_sim_together(int64_t sum, int64_t n, bool fold)
 {
     return n == 0 || !fold ? sum : dcommi_min64(sum / n / 3, DCOMMI_MODEL_MOST / (n + 2)) * (n + 2);
 }
 
-/* COPY and REDUCE. */
+/* Price COPY and REDUCE. */
 static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
     const dcommi_scope *scope = &lane->frame->scope;
@@ -338,7 +342,7 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
         dcommi_sim_resume(s, lane, ready);
         return DCOMMI_SIM_AGAIN;
     }
-    if (nopen > 0 && nopen == peers) { /* one kernel; else all come by message */
+    if (nopen > 0 && nopen == peers) { /* one kernel reads all; else all come as messages */
         work = dcommi_sim_open_work(t, fold, nopen, len);
         remote = 0;
     }
@@ -356,6 +360,7 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
 
 /* ---- signals ---- */
 
+/* Add to a counter of an actor, and resume the lanes that wait for it. */
 static void dcommi_sim_signal(dcommi_sim *s, dcommi_sim_actor *a, int64_t counter, int64_t value)
 {
     a->counters[counter] += value;
@@ -370,7 +375,8 @@ static void dcommi_sim_signal(dcommi_sim *s, dcommi_sim_actor *a, int64_t counte
     }
 }
 
-/* A signal to every other rank: one event for all that hear of it at the same time. */
+/* Signal every other rank. An actor gets one event for all ranks that it stands for and that the
+ * signal reaches by the same kind of link. */
 static int64_t dcommi_sim_signal_all(dcommi_sim *s, dcommi_sim_lane *lane, int64_t counter,
                                      int64_t value)
 {
@@ -403,6 +409,7 @@ static int64_t dcommi_sim_signal_all(dcommi_sim *s, dcommi_sim_lane *lane, int64
     return t;
 }
 
+/* Expose memory, and resume the lanes that wait to read it. */
 static int64_t dcommi_sim_expose(dcommi_sim *s, const dcommi_sim_lane *lane, const dcomm_step *step,
                                  const dcommi_targets *to)
 {
@@ -415,7 +422,7 @@ static int64_t dcommi_sim_expose(dcommi_sim *s, const dcommi_sim_lane *lane, con
         if (r != f->scope.plan->rank) {
             int depth, rank = dcommi_scope_rank(&f->scope, r);
             const dcommi_link *link = dcommi_sim_link_to(s, lane, rank, &depth);
-            /* Instead of a script of messages the engine runs: measured, about a signal more. */
+            /* The engine runs staged plans, not a script: measured, that takes a signal more. */
             work += link->tell + (staged ? link->signal : 0);
         }
     }
@@ -430,7 +437,7 @@ static int64_t dcommi_sim_expose(dcommi_sim *s, const dcommi_sim_lane *lane, con
     return t;
 }
 
-/* SIGNAL and EXPOSE. */
+/* Price SIGNAL and EXPOSE. */
 static int64_t dcommi_sim_tell(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
     const dcommi_sim_frame *f = lane->frame;

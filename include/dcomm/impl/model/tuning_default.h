@@ -1,13 +1,12 @@
-/* tuning_default.h - the numbers that the model works with where nothing was measured. The one
- * place to change them. */
+/* tuning_default.h - the numbers of the model where nothing was measured. They stand here only. */
 #ifndef DCOMMI_TUNING_DEFAULT_H
 #define DCOMMI_TUNING_DEFAULT_H
 
 #include "../../tune.h"
 #include "../base/util.h"
 
-/* Within a host: two cores of a server of 2023 that share a cache. A longer way costs a little more
- * latency. */
+/* Return a link within a host: two cores of a server of 2023 that share a cache. further_ps: added
+ * to the latency of ranks that are further apart. */
 static dcomm_link dcommi_link_near(int64_t further_ps)
 {
     dcomm_link link = {
@@ -31,7 +30,7 @@ static dcomm_link dcommi_link_near(int64_t further_ps)
     return link;
 }
 
-/* Between hosts: TCP at 10 Gbit/s. */
+/* Return a link between hosts: TCP at 10 Gbit/s. */
 static dcomm_link dcommi_link_far(void)
 {
     dcomm_link link = {

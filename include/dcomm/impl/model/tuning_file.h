@@ -8,7 +8,7 @@
 
 #define DCOMMI_TUNING_LINE 1024
 
-/* The places of trials in a tuning. A file names a trial by the prefix and the algorithm. */
+/* The places of trials in a tuning. In a file the name of a trial is its prefix and algorithm. */
 static const struct {
     const char *prefix;
     size_t at;
@@ -83,7 +83,7 @@ static void dcommi_tuning_write_all(FILE *file, const char *link, const dcommi_t
     }
 }
 
-/* Set what `key` names among fields; false: there is no such thing, or the value is none. */
+/* Set the field named `key`. false: there is no such field, or the value is not valid. */
 static bool dcommi_tuning_set(const dcommi_tuning_field *field, void *of, const char *key,
                               const char *value)
 {
@@ -125,7 +125,8 @@ DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char 
                : DCOMM_OK;
 }
 
-/* Set what `key` names; false: there is no such thing, or the value is none. */
+/* Set the part of a tuning named `key`. false: there is no such part, or the value is not valid.
+ */
 static bool dcommi_tuning_assign(dcomm_tuning *t, const char *key, const char *value)
 {
     if (strcmp(key, "source") == 0) {

@@ -1,9 +1,9 @@
-/* build.h - the builder: the functions of dcomm/build.h, with which the library's own algorithms
- * write their plans too.
+/* build.h - the builder: the functions of dcomm/build.h. The library's own algorithms use them
+ * too.
  *
  * An algorithm is a pure function (shape -> plan). It appends steps to lanes in any order; finish
- * lays them out as one immutable plan. The builder keeps the first error, ignores every later call,
- * and finish returns the error. */
+ * lays them out as one immutable plan. The builder keeps the first error, ignores every later
+ * call, and finish returns the error. */
 #ifndef DCOMMI_BUILD_H
 #define DCOMMI_BUILD_H
 
@@ -11,7 +11,7 @@
 #include "shape.h"
 #include "copy.h"
 
-/* Limits of what the engine runs and the checker accepts. */
+/* Limits of the engine and of the checker. */
 #define DCOMMI_FOLD_SOURCES 8           /* sources of one RECV_REDUCE or COMPUTE */
 #define DCOMMI_SHARED_SCRATCH (3 << 19) /* bytes of scratch that peers can map */
 #define DCOMMI_CALL_DEPTH 8 /* sub-plans within sub-plans, the outermost plan included */
@@ -24,7 +24,7 @@ typedef struct dcommi_lane_builder {
 } dcommi_lane_builder;
 
 struct dcomm_builder {
-    dcomm_plan head; /* scalars filled in as they come to be known */
+    dcomm_plan head; /* its scalars are filled in while the plan is built */
     dcommi_lane_builder lanes[DCOMM_PLAN_MAX_LANES];
     dcomm_operand *operands;
     size_t noperands, operands_capacity;
@@ -32,13 +32,13 @@ struct dcomm_builder {
     size_t ntable, table_capacity;
     const dcomm_plan **subs;
     size_t nsubs, subs_capacity;
-    dcomm_plan **adopted; /* those that become part of this plan's memory */
+    dcomm_plan **adopted; /* sub-plans that finish copies into the plan's own memory */
     size_t nadopted, adopted_capacity;
     dcomm_status status;
     char why[DCOMMI_MESSAGE_MAX];
 };
 
-/* Start a plan. The algorithm sets the other fields of head itself, later. */
+/* Start a plan. The algorithm sets the other fields of head later. */
 static void dcommi_build_begin(dcomm_builder *b, const char *name, int rank, int nranks,
                                dcomm_dtype dtype, dcomm_op op)
 {
@@ -93,7 +93,7 @@ static dcomm_step *dcommi_build_step(dcomm_builder *b, int lane, dcomm_step_kind
     return step;
 }
 
-/* Append source operands to the pool and to the step (which must be the last one made). */
+/* Append source operands to the pool and give them to `step`, which must be the last one made. */
 static void dcommi_build_sources(dcomm_builder *b, dcomm_step *step, const dcomm_operand *src,
                                  size_t n)
 {
@@ -187,7 +187,8 @@ DCOMM_API uint16_t dcomm_build_slot(dcomm_builder *b)
 
 /* ---- steps ---- */
 
-/* Return flags as a step keeps them; larger ones as some that no step may have. */
+/* Return flags as a step stores them. Flags that do not fit become UINT8_MAX, which the check
+ * refuses. */
 static uint8_t dcommi_build_flags(unsigned flags)
 {
     return flags <= UINT8_MAX ? (uint8_t)flags : UINT8_MAX;
@@ -327,8 +328,8 @@ DCOMM_API void dcomm_build_end(dcomm_builder *b, int lane)
     }
 }
 
-/* Make a finished sub-plan part of the plan under way: it is copied into the plan's block of
- * memory, and freed now or then. NULL after an error. */
+/* Take over a finished sub-plan: finish copies it into the plan's block of memory and frees it.
+ * Return `sub`. After an error, free it at once and return NULL. */
 static dcomm_plan *dcommi_build_adopt(dcomm_builder *b, dcomm_plan *sub)
 {
     dcomm_status status = b->status;

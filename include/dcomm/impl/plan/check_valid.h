@@ -1,12 +1,13 @@
-/* check_valid.h - is a plan well formed? Every index is in range, loops match, spaces fit the step,
- * sub-plans fit their caller. What depends on loop indices is checked when it is executed. */
+/* check_valid.h - check that a plan is well formed: every index is in range, loops match, spaces
+ * fit the step, sub-plans fit their caller. The cursor checks values that depend on loop indices.
+ */
 #ifndef DCOMMI_CHECK_VALID_H
 #define DCOMMI_CHECK_VALID_H
 
 #include "print.h"
 
 #define DCOMMI_CHECK_REPEAT 65536     /* pieces of one operand */
-#define DCOMMI_CHECK_SUBPLANS 100000u /* validated in all, to bound shared ones */
+#define DCOMMI_CHECK_SUBPLANS 100000u /* visits to sub-plans in all; shared ones count again */
 
 #define DCOMMI_CHECK_BIT(space) (1u << DCOMM_SPACE_##space)
 #define DCOMMI_CHECK_OWN (DCOMMI_CHECK_BIT(IN) | DCOMMI_CHECK_BIT(OUT) | DCOMMI_CHECK_BIT(SCRATCH))
@@ -16,7 +17,7 @@
     (DCOMMI_CHECK_BIT(OUT) | DCOMMI_CHECK_BIT(SCRATCH) | DCOMMI_CHECK_BIT(WORDS))
 #define DCOMMI_CHECK_BYTES (DCOMMI_CHECK_BIT(OUT) | DCOMMI_CHECK_BIT(SCRATCH))
 
-/* What a step kind may have. */
+/* Features that a kind of step may have. */
 enum { DCOMMI_CHECK_ASYNC = 1, DCOMMI_CHECK_REPEATS = 2, DCOMMI_CHECK_MESSAGE = 4 };
 
 typedef struct dcommi_check_form {
@@ -46,7 +47,7 @@ static const dcommi_check_form *dcommi_check_form_of(unsigned kind)
         [DCOMM_STEP_COMPUTE] = {DCOMMI_CHECK_RESULT, DCOMMI_CHECK_LOCAL, 0, DCOMMI_FOLD_SOURCES, 0},
         [DCOMM_STEP_CALL] = {DCOMMI_CHECK_BYTES | DCOMMI_CHECK_BIT(NONE),
                              DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(NONE), 1, 1, 0},
-    }; /* the others have neither */
+    }; /* the other kinds have no destination and no sources */
     return &forms[kind];
 }
 
@@ -258,7 +259,7 @@ static bool dcommi_check_same_expr(const dcomm_expr *a, const dcomm_expr *b)
            memcmp(a->coef, b->coef, sizeof a->coef) == 0;
 }
 
-/* FORWARD: `next` passes on what `s` stores. */
+/* Check FORWARD: step `next` must send or copy exactly the bytes that step `s` stores. */
 static dcomm_status dcommi_check_forward_valid(const dcomm_plan *p, const dcomm_step *s,
                                                const dcomm_step *next, const char *where)
 {
@@ -327,7 +328,8 @@ static dcomm_status dcommi_check_lane_valid(const dcomm_plan *p, uint32_t lane, 
     return DCOMM_OK;
 }
 
-/* `where` names the plan in messages ("rank 2"); budget bounds how many sub-plans are looked at. */
+/* Check a plan and its sub-plans. `where` names the plan in messages ("rank 2"). *budget: how many
+ * plans may still be visited. */
 static dcomm_status dcommi_check_plan_valid(const dcomm_plan *p, const char *where, int depth,
                                             uint32_t *budget)
 {

@@ -1,11 +1,11 @@
-/* copy.h - copying a plan, with the sub-plans that it calls, into one block of memory. */
+/* copy.h - copy a plan, with the sub-plans that it calls, into one block of memory. */
 #ifndef DCOMMI_PLAN_COPY_H
 #define DCOMMI_PLAN_COPY_H
 
 #include "../../plan.h"
 #include "../base/util.h"
 
-/* Bytes of a plan with all that it calls. */
+/* Return the bytes of a plan and of all plans that it calls. */
 static size_t dcommi_plan_bytes(const dcomm_plan *p)
 {
     size_t bytes = sizeof *p + p->nsteps * sizeof *p->steps + p->noperands * sizeof *p->operands +
@@ -28,7 +28,8 @@ static void *dcommi_plan_put(uint8_t **at, const void *data, size_t bytes)
     return to;
 }
 
-/* Copy to *at, which has room, is aligned and moves behind the copy. */
+/* Copy a plan and its sub-plans to *at, which must be aligned and have room. *at moves behind the
+ * copy. */
 static const dcomm_plan *dcommi_plan_copy(uint8_t **at, const dcomm_plan *p)
 {
     uint8_t *begin = *at;

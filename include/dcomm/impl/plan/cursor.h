@@ -1,28 +1,29 @@
-/* cursor.h - walk a lane of a plan step by step, and say what the step means.
+/* cursor.h - walk a lane of a plan step by step, and evaluate each step.
  *
- * Engine, checker, model, short plans written out (engine/fast/script.h) and the tests' simulator
- * all walk plans with this cursor. Each adds its own part: the engine moves bytes, the checker
- * tracks contributions and order, the model prices, the script records.
+ * The engine, the checker, the model, the scripts of short plans (engine/fast/script.h) and the
+ * tests' simulator walk plans with this cursor. Each adds its own part: the engine moves bytes,
+ * the checker tracks contributions and order, the model prices, the script records.
  *
  * State: a dcommi_scope is a plan under way on one rank. Scopes form a stack: `outer` is the plan
- * that called this one. A scope has what CALL shifts: ranks, tags, counters, slots, element
- * numbers. A dcommi_cursor is one lane of a scope: the step that is next, and for each open loop
- * its index and its trips.
+ * that called this one. A scope keeps the values that CALL shifts: ranks, tags, counters, slots
+ * and element numbers. A dcommi_cursor is one lane of a scope: the next step, and for each open
+ * loop its index and its trips.
  *
- * A cursor yields the step, and on request the value of each of its parts, in terms of the
- * outermost plan: peer, tag, word, pieces of operands, the scope of a called sub-plan. It allocates
- * nothing, and it evaluates only what is asked for.
+ * A cursor returns the step. On request it evaluates one part of the step, in terms of the
+ * outermost plan: peer, tag, word, pieces of operands, the scope of a called sub-plan. It
+ * allocates nothing.
  *
- * Trust: dcommi_check_plan_valid (check_valid.h) must have accepted the plan. It decides all that
- * does not depend on loop indices, tables and words. The functions here check the rest on the way:
- * each returns DCOMM_ERR_PLAN, with the sentence in dcommi_message, rather than a value outside its
- * range. Only a user knows how large its spaces are: it asks dcommi_interval_within. */
+ * Trust: dcommi_check_plan_valid (check_valid.h) must have accepted the plan. It checks everything
+ * that does not depend on loop indices, tables and words. The functions here check the rest during
+ * the walk. For a value out of range they return DCOMM_ERR_PLAN, with the sentence in
+ * dcommi_message. They do not know the sizes of spaces: the caller checks each interval with
+ * dcommi_interval_within. */
 #ifndef DCOMMI_CURSOR_H
 #define DCOMMI_CURSOR_H
 
 #include "print.h"
 
-/* A lane's next step, and its open loops, outermost first. An index that is not open is 0. */
+/* A lane's next step, and its open loops, outermost first. The index of a closed loop is 0. */
 typedef struct dcommi_position {
     uint32_t pc; /* number of the step in its lane */
     int32_t depth;
@@ -31,7 +32,7 @@ typedef struct dcommi_position {
 
 typedef struct dcommi_cursor dcommi_cursor;
 
-/* Tell word number `at` of the plan that the cursor walks; `at` is one of its words. */
+/* Read word number `at` of the plan that the cursor walks; `at` is in [0, nwords). */
 typedef dcomm_status (*dcommi_cursor_word_fn)(const dcommi_cursor *c, int64_t at, int64_t *value);
 
 /* A plan under way on one rank. */
@@ -39,12 +40,12 @@ typedef struct dcommi_scope {
     const dcomm_plan *plan;
     const struct dcommi_scope *outer;    /* NULL: this is the outermost plan */
     const int64_t *group;                /* rank here -> rank in outer's plan; NULL: the same */
-    int64_t tag, counter, slot, element; /* added to the plan's own */
-    const uint64_t *words;               /* the plan's; NULL: ask `word` */
-    dcommi_cursor_word_fn word;          /* NULL: words are not known */
+    int64_t tag, counter, slot, element; /* added to the plan's own numbers */
+    const uint64_t *words;               /* the words of the plan; NULL: call `word` */
+    dcommi_cursor_word_fn word;          /* NULL: the words are unknown */
 } dcommi_scope;
 
-/* One lane of it. */
+/* One lane of a scope. */
 struct dcommi_cursor {
     const dcommi_scope *scope;
     const dcomm_step *steps;
@@ -52,13 +53,13 @@ struct dcommi_cursor {
     dcommi_position at;
 };
 
-/* So many bytes of a space. */
+/* A run of bytes in a space. */
 typedef struct dcommi_interval {
     int64_t offset, length;
 } dcommi_interval;
 
-/* The ranks of the plan that EXPOSE or SIGNAL addresses: first to last, but for `but` (-1: nobody).
- */
+/* The ranks of the plan that EXPOSE or SIGNAL addresses: first .. last without rank `but` (-1: no
+ * exception). */
 typedef struct dcommi_targets {
     int64_t first, last, but;
 } dcommi_targets;
@@ -71,19 +72,19 @@ static inline void dcommi_cursor_start(dcommi_cursor *c, const dcommi_scope *sco
     *c = (dcommi_cursor){.scope = scope, .steps = scope->plan->steps + l->first, .count = l->count};
 }
 
-/* The next step; NULL at the end of the lane. */
+/* Return the next step; NULL at the end of the lane. */
 static inline const dcomm_step *dcommi_cursor_step(const dcommi_cursor *c)
 {
     return c->at.pc < c->count ? &c->steps[c->at.pc] : NULL;
 }
 
-/* Go on to the next step: the current one is neither LOOP nor END. */
+/* Go on to the next step. The current one must be neither LOOP nor END. */
 static inline void dcommi_cursor_next(dcommi_cursor *c)
 {
     c->at.pc++;
 }
 
-/* Return true for LOOP and END, which dcommi_cursor_turn carries out. */
+/* Return true for LOOP and END, which dcommi_cursor_turn executes. */
 static inline bool dcommi_cursor_turns(const dcomm_step *step)
 {
     return step->kind == DCOMM_STEP_LOOP || step->kind == DCOMM_STEP_END;
@@ -107,8 +108,8 @@ static inline dcomm_status dcommi_cursor_word_at(const dcommi_cursor *c, int64_t
                                          "%s: what comes next depends on a word", s->plan->name);
 }
 
-/* The value of an expression, by the rules of dcomm_expr_kind. A WORD is the `behind`-th behind its
- * own. */
+/* Evaluate an expression by the rules of dcomm_expr_kind. A WORD expression reads the word that is
+ * `behind` places after its own. */
 static inline dcomm_status dcommi_cursor_eval(const dcommi_cursor *c, const dcomm_expr *e,
                                               uint32_t behind, int64_t *value)
 {
@@ -157,7 +158,7 @@ static inline dcomm_status dcommi_cursor_value(const dcommi_cursor *c, const dco
     return dcommi_cursor_eval(c, e, 0, value);
 }
 
-/* Carry out LOOP or END: go into the body, back to its beginning, or on behind it. */
+/* Execute LOOP or END: enter the body, go back to its first step, or go on behind the loop. */
 static inline dcomm_status dcommi_cursor_turn(dcommi_cursor *c, const dcomm_step *step)
 {
     dcommi_position *at = &c->at;
@@ -191,7 +192,7 @@ static inline uint32_t dcommi_operand_pieces(const dcomm_operand *o)
     return o->repeat > 1 ? o->repeat : 1;
 }
 
-/* Offset and length of piece r of an operand. */
+/* Return offset and length of piece r of an operand in *x. */
 static inline dcomm_status dcommi_cursor_piece(const dcommi_cursor *c, const dcomm_operand *o,
                                                uint32_t r, dcommi_interval *x)
 {
@@ -215,13 +216,13 @@ static inline dcomm_status dcommi_cursor_piece(const dcommi_cursor *c, const dco
     return DCOMM_OK;
 }
 
-/* Return true if the bytes lie in a space of `room` bytes; none always do. */
+/* Return true if the interval lies in a space of `room` bytes. An empty one always does. */
 static inline bool dcommi_interval_within(const dcommi_interval *x, int64_t room)
 {
     return x->length == 0 || (x->offset >= 0 && x->offset <= room - x->length);
 }
 
-/* Say that they do not. */
+/* Report an interval that does not lie in its space. */
 static dcomm_status dcommi_interval_outside(const dcommi_interval *x, unsigned space, int64_t room)
 {
     return dcommi_fail(
@@ -232,7 +233,7 @@ static dcomm_status dcommi_interval_outside(const dcommi_interval *x, unsigned s
 
 /* ---- ranks ---- */
 
-/* The rank of the outermost plan that rank r of this plan is; r is in [0, nranks). */
+/* Return the rank in the outermost plan of rank r of this plan; r is in [0, nranks). */
 static inline int dcommi_scope_rank(const dcommi_scope *s, int64_t r)
 {
     for (; s->group != NULL; s = s->outer) {
@@ -241,7 +242,7 @@ static inline int dcommi_scope_rank(const dcommi_scope *s, int64_t r)
     return (int)r;
 }
 
-/* The rank, of the outermost plan, that a message goes to or comes from. */
+/* Return in *rank the peer of a message, as a rank of the outermost plan. */
 static inline dcomm_status dcommi_cursor_peer(const dcommi_cursor *c, const dcomm_expr *peer,
                                               int *rank)
 {
@@ -257,8 +258,8 @@ static inline dcomm_status dcommi_cursor_peer(const dcommi_cursor *c, const dcom
     return DCOMM_OK;
 }
 
-/* The rank, of the outermost plan, that owns piece r of a PEER operand whose `peer` has the value
- * first. */
+/* Return in *rank the owner of piece r of a PEER operand, as a rank of the outermost plan. `first`
+ * is the value of the operand's `peer`. */
 static inline dcomm_status dcommi_cursor_owner(const dcommi_cursor *c, int64_t first, uint32_t r,
                                                int *rank)
 {
@@ -276,7 +277,7 @@ static inline dcomm_status dcommi_cursor_owner(const dcommi_cursor *c, int64_t f
     return DCOMM_OK;
 }
 
-/* The ranks, of this plan, that EXPOSE or SIGNAL addresses. */
+/* Return the ranks of this plan that EXPOSE or SIGNAL addresses. */
 static inline dcomm_status dcommi_cursor_targets(const dcommi_cursor *c, const dcomm_step *step,
                                                  dcommi_targets *t)
 {
@@ -298,7 +299,7 @@ static inline dcomm_status dcommi_cursor_targets(const dcommi_cursor *c, const d
 
 /* ---- tags, words, element numbers ---- */
 
-/* The tag of a message, within the outermost plan. */
+/* Return in *tag the tag of a message, in the outermost plan. */
 static inline dcomm_status dcommi_cursor_tag(const dcommi_cursor *c, const dcomm_step *step,
                                              int64_t *tag)
 {
@@ -311,7 +312,7 @@ static inline dcomm_status dcommi_cursor_tag(const dcommi_cursor *c, const dcomm
     return DCOMM_OK;
 }
 
-/* The word of this plan that takes a length; -1: none does. */
+/* Return in *word the word of this plan that takes the step's length; -1: none. */
 static inline dcomm_status dcommi_cursor_word(const dcommi_cursor *c, const dcomm_step *step,
                                               int32_t *word)
 {
@@ -332,7 +333,7 @@ static inline dcomm_status dcommi_cursor_word(const dcommi_cursor *c, const dcom
     return DCOMM_OK;
 }
 
-/* The number of the first element that a step of the codec's works on. */
+/* Return in *first the number of the first element of a codec step. */
 static inline dcomm_status dcommi_cursor_element(const dcommi_cursor *c, const dcomm_step *step,
                                                  int64_t *first)
 {
@@ -345,8 +346,8 @@ static inline dcomm_status dcommi_cursor_element(const dcommi_cursor *c, const d
 
 /* ---- sub-plans ---- */
 
-/* Fill in the scope of the sub-plan that a CALL runs, but for its words. All that it numbers must
- * lie in the ranges of its caller. */
+/* Fill in the scope of the sub-plan that a CALL runs, except its words. The tags, counters and
+ * slots of the sub-plan must lie in the ranges of its caller. */
 static inline dcomm_status dcommi_cursor_call(const dcommi_cursor *c, const dcomm_step *step,
                                               dcommi_scope *sub)
 {

@@ -7,7 +7,8 @@
 
 /* ---- expressions ---- */
 
-/* Return an expression of a kind; one that every use refuses where no loop has this depth. */
+/* Return an expression of a kind. If no loop can have this depth, the kind is invalid, and the
+ * check refuses the plan. */
 static dcomm_expr dcommi_expr_make(dcomm_expr_kind kind, int depth)
 {
     bool good = depth >= 0 && depth < DCOMM_LOOP_DEPTH;
@@ -15,7 +16,7 @@ static dcomm_expr dcommi_expr_make(dcomm_expr_kind kind, int depth)
     return e;
 }
 
-/* Return where an expression keeps the factor of i[depth]; any place if it is refused. */
+/* Return the place of the factor of i[depth]; any place for a depth that is refused. */
 static int dcommi_expr_depth(int depth)
 {
     return depth >= 0 && depth < DCOMM_LOOP_DEPTH ? depth : 0;
@@ -57,7 +58,7 @@ DCOMM_API dcomm_expr dcomm_lookup(int64_t first, int64_t base, int depth, int64_
     return e;
 }
 
-/* words[index] */
+/* Return the expression words[index]. */
 static inline dcomm_expr dcommi_word(int64_t index)
 {
     dcomm_expr e = {.kind = DCOMM_EXPR_WORD, .scale = 1, .base = index};

@@ -1,5 +1,5 @@
-/* groups.h - who is near whom, as algorithms, the model and the choice see it. Every rank of a
- * communicator has the same table. */
+/* groups.h - which ranks share a host, a package, a NUMA node, a cache or a core. Algorithms, the
+ * model and the choice use it. Every rank of a communicator has the same table. */
 #ifndef DCOMMI_GROUPS_H
 #define DCOMMI_GROUPS_H
 
@@ -7,7 +7,7 @@
 
 #define DCOMMI_LEVELS_MAX 6
 
-/* What the ranks of one group share. */
+/* The hardware that the ranks of one group share. */
 enum dcommi_level_kind {
     DCOMMI_LEVEL_HOST,
     DCOMMI_LEVEL_PACKAGE,
@@ -22,10 +22,10 @@ typedef struct dcommi_groups {
     int nranks, nlevels;
     uint8_t kind[DCOMMI_LEVELS_MAX];
     int32_t count[DCOMMI_LEVELS_MAX]; /* groups of each level */
-    int32_t *order;                   /* [nranks]: all ranks, each group's next to each other */
+    int32_t *order;                   /* [nranks]: all ranks; those of a group are neighbours */
     int32_t *group;                   /* [nlevels * nranks]: the group of each rank */
-    int32_t *seat; /* [nranks]: the first of the ranks that take turns on one hardware thread with
-                      this one, as far as is known */
+    int32_t *seat; /* [nranks]: the lowest rank on the same hardware thread as this one; this rank
+                      itself if no other is known there */
 } dcommi_groups;
 
 static inline int32_t dcommi_group_of(const dcommi_groups *g, int level, int rank)
@@ -33,7 +33,7 @@ static inline int32_t dcommi_group_of(const dcommi_groups *g, int level, int ran
     return g->group[level * g->nranks + rank];
 }
 
-/* At how many levels two ranks are in the same group: 0, different hosts. */
+/* Return the number of levels at which two ranks are in the same group; 0: different hosts. */
 static inline int dcommi_groups_depth(const dcommi_groups *g, int a, int b)
 {
     int level = 0;
@@ -43,8 +43,8 @@ static inline int dcommi_groups_depth(const dcommi_groups *g, int a, int b)
     return level;
 }
 
-/* Limits of messages to all ranks that go by broadcast slots (bcast.h): bytes, and ranks, all on
- * one host. Two ranks use their fifos. */
+/* Limits of broadcast slots (bcast.h), which carry messages to all ranks of one host: bytes of a
+ * message, and ranks. Two ranks use their fifos. */
 #define DCOMMI_BCAST_PAYLOAD 4096
 #define DCOMMI_BCAST_RANKS 16
 
@@ -59,9 +59,10 @@ static void dcommi_groups_free(dcommi_groups **g_p)
     *g_p = NULL;
 }
 
-/* From any numbers that say which ranks share something: ids[l * nranks + r], coarsest first. A
- * group is split where the level above is; a level that divides no group of the level above, but
- * for level 0, is left out. One block of memory; NULL without it. */
+/* Make groups from numbers that say which ranks share something: ids[l * nranks + r] is that of
+ * rank r at level l, the coarsest level first. Split a group where the level above is split. Leave
+ * out a level that divides no group of the level above; level 0 always stays. Return one block of
+ * memory; NULL without memory. */
 static dcommi_groups *dcommi_groups_make(int nranks, int nlevels, const uint8_t *kinds,
                                          const int64_t *ids)
 {
@@ -94,7 +95,8 @@ static dcommi_groups *dcommi_groups_make(int nranks, int nlevels, const uint8_t 
             g->count[g->nlevels++] = count;
         }
     }
-    /* Insertion keeps the ranks of a group together at every level, each in the order of ranks. */
+    /* Insert each rank behind the last one of its group, so that groups of every level stay
+     * together and their ranks stay in rank order. */
     for (int r = 0; r < nranks; r++) {
         int at = r, best = -1;
         for (int i = r; i-- > 0 && best < g->nlevels;) {
@@ -110,7 +112,7 @@ static dcommi_groups *dcommi_groups_make(int nranks, int nlevels, const uint8_t 
     return g;
 }
 
-/* The groups of a part of the ranks: members[i] is the parent's rank of rank i. */
+/* Make the groups of some of the ranks: members[i] is the parent's rank of rank i. */
 static dcommi_groups *dcommi_groups_restrict(const dcommi_groups *parent, const int *members, int n)
 {
     int64_t *ids = dcommi_calloc((size_t)n * (size_t)parent->nlevels + 1, sizeof *ids);

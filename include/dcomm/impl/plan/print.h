@@ -1,4 +1,4 @@
-/* print.h - a plan as text that people read: lanes, indented loops, places as formulas. */
+/* print.h - print a plan as text for people: lanes, indented loops, places as formulas. */
 #ifndef DCOMMI_PRINT_H
 #define DCOMMI_PRINT_H
 
@@ -32,7 +32,7 @@ static const char *dcommi_print_index(int depth)
     return names[depth];
 }
 
-/* factor * name, as a term of a sum. */
+/* Print factor * name as a term of a sum. */
 static void dcommi_print_term(dcommi_print_text *t, int64_t factor, const char *name, bool *first)
 {
     if (factor == 0) {
@@ -53,7 +53,7 @@ static void dcommi_print_term(dcommi_print_text *t, int64_t factor, const char *
 static void dcommi_print_linear(dcommi_print_text *t, int64_t add, const int64_t *factor)
 {
     bool first = true;
-    bool leads = add > 0; /* a positive constant before what is subtracted from it */
+    bool leads = add > 0; /* print a positive constant first: 5-i, not -i+5 */
     if (leads) {
         dcommi_print_term(t, add, "", &first);
     }

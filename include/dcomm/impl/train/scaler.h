@@ -51,7 +51,7 @@ static void dcommi_scaler_defaults(dcomm_scaler_opts *o)
     o->most = o->most == 0 ? 0x1p24 : o->most;
 }
 
-/* All ranks ask for the same, or none gets anything. */
+/* Check that all ranks ask for the same options. An error on one rank is an error on all. */
 static dcomm_status dcommi_scaler_agree(dcomm_buckets *b, const dcomm_scaler_opts *o,
                                         dcomm_status status)
 {
@@ -148,7 +148,8 @@ static unsigned char *dcommi_scaler_part(const dcomm_buckets *b, const dcommi_bk
     return *count_p > 0 ? grad + *first_p * dcomm_dtype_size(p->dtype) : NULL;
 }
 
-/* Look at an array in host memory; `factor` is multiplied in until something is not finite. */
+/* Look at an array in host memory, and multiply it by `factor`. Stop at a block with a non-finite
+ * value. */
 static dcomm_cuda_sight dcommi_scaler_look(unsigned char *part, size_t count, dcomm_dtype dtype,
                                            double factor)
 {
@@ -170,8 +171,8 @@ static dcomm_cuda_sight dcommi_scaler_look(unsigned char *part, size_t count, dc
     return sight;
 }
 
-/* Multiply the parts of gradients that this rank owns on devices with `factor`, and look at them or
- * not: in the order of their buckets' streams, which are waited for. */
+/* Multiply the parts of gradients that this rank owns on devices by `factor`, and look at them if
+ * `look`. Do so in the order of the buckets' streams, and wait for those. */
 static dcomm_status dcommi_scaler_there(dcomm_buckets *b, bool look, double factor)
 {
     for (size_t i = 0; i < b->nparams && b->ndevices > 0; i++) {
@@ -190,8 +191,8 @@ static dcomm_status dcommi_scaler_there(dcomm_buckets *b, bool look, double fact
     return b->ndevices > 0 ? dcommi_bkt_await_streams(b) : DCOMM_OK;
 }
 
-/* The sum of squares of what this rank owns; 0 after the first that is not finite, which *bad is
- * then. `factor` is multiplied in. */
+/* Sum the squares of what this rank owns, and multiply it by `factor`. If an element is not
+ * finite, the sum is 0 and *bad names the first one. */
 static dcomm_status dcommi_scaler_sum(dcomm_buckets *b, double factor, double *sum_p,
                                       dcommi_bkt_sight *bad)
 {
@@ -220,8 +221,8 @@ static dcomm_status dcommi_scaler_sum(dcomm_buckets *b, double factor, double *s
     return DCOMM_OK;
 }
 
-/* With shards each rank has seen its own part only: *sum is of all, and *bad of the first parameter
- * of any. */
+/* Combine what the ranks have seen, since with shards each sees its own part only. *sum becomes
+ * the sum of all, and *bad the first parameter of any. */
 static dcomm_status dcommi_scaler_combine(dcomm_buckets *b, double *sum, dcommi_bkt_sight *bad)
 {
     dcomm_coll_opts opts = dcommi_bkt_patience(b);
@@ -255,7 +256,7 @@ static void dcommi_scaler_name(const dcomm_buckets *b, const dcommi_bkt_sight *s
     }
 }
 
-/* Sum, norm and factor of a step whose gradients were finite; their sum may not be. */
+/* Compute sum, norm and factor of a step whose gradients were finite; their sum may not be. */
 static dcomm_status dcommi_scaler_measure(dcomm_scaler *s, dcomm_scaler_verdict *v)
 {
     dcomm_buckets *b = s->b;
@@ -291,7 +292,7 @@ static dcomm_status dcommi_scaler_measure(dcomm_scaler *s, dcomm_scaler_verdict 
     return dcommi_bkt_good(b, dcommi_scaler_there(b, false, v->factor));
 }
 
-/* The scale moves by what all ranks know. */
+/* Move the scale by what all ranks know. */
 static void dcommi_scaler_move(dcomm_scaler *s, const dcomm_scaler_verdict *v)
 {
     dcomm_buckets *b = s->b;
@@ -307,7 +308,7 @@ static void dcommi_scaler_move(dcomm_scaler *s, const dcomm_scaler_verdict *v)
     }
 }
 
-/* Bring residuals back to before the step: codecs have sent for nothing. */
+/* Bring residuals back to before the step: what the codecs have sent is not used. */
 static dcomm_status dcommi_scaler_take_back(dcomm_buckets *b)
 {
     for (size_t i = 0; i < b->layout.n; i++) {

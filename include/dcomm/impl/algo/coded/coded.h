@@ -1,34 +1,33 @@
-/* coded.h - compressed all-reduce of f32: contributions travel encoded, and are decoded, added
- * in f32 in rank order, and encoded once more by one rank only, so that all end with the same bits.
+/* coded.h - compressed all-reduce of f32. Contributions travel encoded. They are decoded and added
+ * in f32, in rank order. Only one rank encodes each sum, so that all ranks get the same bits.
  *
- * coded_allgather: everybody sends its encoding to everybody, who decodes and adds all of them.
- * N-1 encodings per rank, each element encoded once: what sparse codecs and two ranks want.
+ * coded_allgather: each rank sends its encoding to all others, and decodes and adds all of them.
+ * N-1 encodings per rank, one rounding: good for sparse codecs and for two ranks.
  * coded_two_shot: reduce-scatter and all-gather by direct exchange. The owner of a shard decodes
  * and adds all contributions in one pass and encodes the sum; it decodes its own encoding as the
- * others do. 2(N-1)/N encodings per rank and two roundings whatever N: what quantizers want.
+ * others do. 2(N-1)/N encodings per rank and two roundings for any N: good for quantizers.
  *
  * The buffer is cut into chunks. Each kind of work on a chunk - encode, send, receive, add, ... -
- * has a lane that takes chunks in turn and waits for the lane before it, so that one chunk is
- * encoded while another is on the wire; a window of slots bounds the memory and keeps it in cache.
- * Tracks are several such sets of lanes that take turns, so that the network never waits for the
- * end of a chunk. Slots are numbered by distance: slot d holds what is for, or from, rank + 1 + d.
- */
+ * has a lane, which takes chunks in turn and waits for the lane before it. So one chunk is encoded
+ * while another is on the wire. A window of slots bounds the memory and keeps it in the cache.
+ * A track is one such set of lanes. Several tracks take chunks in turn, so that the network does
+ * not wait for the end of a chunk. Slot d holds the data for, or from, rank + 1 + d. */
 #ifndef DCOMMI_ALGO_CODED_H
 #define DCOMMI_ALGO_CODED_H
 
 #include "../parts.h"
 
 #define DCOMMI_CODED_CHUNK (1 << 20) /* bytes of f32 in a chunk, by default */
-#define DCOMMI_CODED_WINDOW 4        /* chunks of a track that have slots */
-#define DCOMMI_CODED_TRACKS 2
-#define DCOMMI_CODED_CHUNKS 16384 /* of all blocks, for which there are words and tags */
+#define DCOMMI_CODED_WINDOW 4        /* chunks of a track that have slots at a time */
+#define DCOMMI_CODED_TRACKS 2        /* by default */
+#define DCOMMI_CODED_CHUNKS 16384    /* chunks of a buffer, at most: each needs words and tags */
 
-/* How a buffer is cut, and what the pieces need. */
+/* A buffer cut into blocks of chunks, and the room for the encoding of a chunk. */
 typedef struct dcommi_coded_cut {
     const dcommi_shape *s;
     dcomm_builder *b;
     int64_t total, block, chunk, chunks; /* bytes of f32; a block has `chunks` of them */
-    int64_t encoded, stride;             /* most that a chunk is encoded to; a slot */
+    int64_t encoded, stride;             /* bytes: longest encoding of a chunk; a slot */
 } dcommi_coded_cut;
 
 static inline dcommi_coded_cut dcommi_coded_cut_make(const dcommi_shape *s, dcomm_builder *b,
@@ -42,7 +41,7 @@ static inline dcommi_coded_cut dcommi_coded_cut_make(const dcommi_shape *s, dcom
     if (!coding->whole) {
         k.chunks = dcommi_max64(1, dcommi_ceil_div(share, wanted));
     }
-    /* Blocks that begin where the codec's own blocks do, unless that made them uneven. */
+    /* Begin chunks where the codec's own blocks begin, unless short chunks become uneven by it. */
     int64_t grain = 4 * dcommi_max64(coding->granule, 16);
     grain = share >= 8 * grain * k.chunks ? grain : 4;
     k.chunk = dcommi_ceil_div(dcommi_ceil_div(share, k.chunks), grain) * grain;
@@ -63,13 +62,13 @@ static inline dcommi_coded_cut dcommi_coded_cut_make(const dcommi_shape *s, dcom
     return k;
 }
 
-/* Every `tracks`-th chunk from `first` on. */
+/* One track: every `step`-th chunk from `first` on. */
 typedef struct dcommi_coded_track {
     const dcommi_coded_cut *k;
-    int lane; /* its first one */
+    int lane; /* the first lane of the track */
     int64_t first, step, trips;
     int64_t window; /* slots of each kind */
-    bool reuses;    /* fewer slots than chunks */
+    bool reuses;    /* there are fewer slots than chunks */
 } dcommi_coded_track;
 
 static inline int dcommi_coded_tracks(const dcommi_coded_cut *k)
@@ -89,14 +88,14 @@ static inline dcommi_coded_track dcommi_coded_track_make(const dcommi_coded_cut 
 
 /* ---- places ---- */
 
-/* scale * chunk number + add, for the chunk of the loop at depth u. */
+/* Return scale * c + add, where c is the number of the chunk in the loop at depth u. */
 static inline dcomm_expr dcommi_coded_chunk(const dcommi_coded_track *t, int u, int64_t scale,
                                             int64_t add)
 {
     return dcomm_linear(add + scale * t->first, u, scale * t->step);
 }
 
-/* The chunk of the block of rank index + coef * i[v]. */
+/* Return the chunk of the loop at depth u, in block `turn`. */
 static inline dcomm_operand dcommi_coded_piece(const dcommi_coded_track *t, dcomm_space space,
                                                int u, dcommi_turn turn)
 {
@@ -108,7 +107,7 @@ static inline dcomm_operand dcommi_coded_piece(const dcommi_coded_track *t, dcom
     return o;
 }
 
-/* The number of the f32 at an offset. */
+/* Return the number of the f32 at a byte offset. */
 static inline dcomm_expr dcommi_coded_number(dcomm_expr offset)
 {
     offset.add /= 4;
@@ -119,7 +118,8 @@ static inline dcomm_expr dcommi_coded_number(dcomm_expr offset)
     return offset;
 }
 
-/* Slot `index` of n for this chunk, and v slots on: (n*u + index + v) of those that take turns. */
+/* Return the number of slot index + per*i[v] of this chunk, which has n slots:
+ * (n*i[u] + index + per*i[v]) mod (n * window). */
 static inline dcomm_expr dcommi_coded_turn(const dcommi_coded_track *t, int64_t n, int u,
                                            int64_t index, int v, int64_t per)
 {
@@ -128,10 +128,10 @@ static inline dcomm_expr dcommi_coded_turn(const dcommi_coded_track *t, int64_t 
     return e;
 }
 
-/* Slots in scratch with the lengths of what they hold in words. */
+/* Slots in scratch; words hold the lengths of the encodings in them. */
 typedef struct dcommi_coded_slots {
     int64_t at, word;
-    int64_t n; /* for each chunk */
+    int64_t n; /* slots of each chunk */
 } dcommi_coded_slots;
 
 static inline dcommi_coded_slots dcommi_coded_slots_make(const dcommi_coded_track *t, int64_t n)
@@ -147,7 +147,7 @@ static inline dcommi_coded_slots dcommi_coded_slots_make(const dcommi_coded_trac
     return slots;
 }
 
-/* The room of a slot. */
+/* Return all the room of a slot. */
 static inline dcomm_operand dcommi_coded_room(const dcommi_coded_track *t,
                                               const dcommi_coded_slots *slots, int u, int64_t index,
                                               int v, int64_t per)
@@ -157,7 +157,7 @@ static inline dcomm_operand dcommi_coded_room(const dcommi_coded_track *t,
     return dcomm_at(DCOMM_SPACE_SCRATCH, dcomm_plus(offset, slots->at), t->k->encoded);
 }
 
-/* What is in a slot. */
+/* Return the encoding in a slot, whose length is in its word. */
 static inline dcomm_operand dcommi_coded_held(const dcommi_coded_track *t,
                                               const dcommi_coded_slots *slots, int u, int64_t index,
                                               int v, int64_t per)
@@ -169,8 +169,8 @@ static inline dcomm_operand dcommi_coded_held(const dcommi_coded_track *t,
     return o;
 }
 
-/* What all ranks sent, in rank order, where slot n-1 is this rank's own. Returns how many operands.
- */
+/* Write the encodings of all ranks in rank order as operands; slot n-1 is this rank's own. Return
+ * the number of operands. */
 static inline size_t dcommi_coded_all(const dcommi_coded_track *t, const dcommi_coded_slots *slots,
                                       int u, dcomm_operand out[2])
 {
@@ -216,20 +216,21 @@ static inline void dcommi_coded_decode(dcomm_builder *b, int lane, dcomm_operand
     }
 }
 
+/* Add `value` to one of this rank's counters. */
 static inline void dcommi_coded_count(const dcommi_coded_track *t, int lane, uint16_t counter,
                                       int64_t value)
 {
     dcomm_build_signal(t->k->b, lane, counter, dcomm_const(t->k->s->rank), dcomm_const(value));
 }
 
-/* Wait for this chunk of another lane. */
+/* Wait until another lane has counted this chunk. */
 static inline void dcommi_coded_after(const dcommi_coded_track *t, int lane, uint16_t counter,
                                       int u)
 {
     dcomm_build_wait(t->k->b, lane, counter, dcomm_linear(1, u, 1));
 }
 
-/* Before the loop: as many chunks as there are slots need not wait for one that is free. */
+/* Start a counter of free slots, before the loop: the first chunks find all slots free. */
 static inline void dcommi_coded_credit(const dcommi_coded_track *t, int lane, uint16_t counter)
 {
     if (t->reuses) {
@@ -237,6 +238,7 @@ static inline void dcommi_coded_credit(const dcommi_coded_track *t, int lane, ui
     }
 }
 
+/* Wait until a slot for this chunk is free. */
 static inline void dcommi_coded_room_for(const dcommi_coded_track *t, int lane, uint16_t counter,
                                          int u)
 {
@@ -245,8 +247,8 @@ static inline void dcommi_coded_room_for(const dcommi_coded_track *t, int lane, 
     }
 }
 
-/* Send a chunk to each other rank, without waiting: slot d to the d-th, or, where one encoding is
- * for all, slot `only` (else -1). fixed: slots are full, and have no words. */
+/* Start to send a chunk to each other rank: slot d to the d-th, or slot `only` to all (-1: not).
+ * fixed: all slots are full, so that they need no words. */
 static inline void dcommi_coded_to_others(const dcommi_coded_track *t, int lane,
                                           const dcommi_coded_slots *slots, int u, int64_t only,
                                           dcomm_expr tag, bool fixed)
@@ -262,7 +264,7 @@ static inline void dcommi_coded_to_others(const dcommi_coded_track *t, int lane,
     dcomm_build_end(b, lane);
 }
 
-/* Receive a chunk from each other rank into its slot, without waiting. */
+/* Start to receive a chunk from each other rank into its slot. */
 static inline void dcommi_coded_from_others(const dcommi_coded_track *t, int lane,
                                             const dcommi_coded_slots *slots, int u, dcomm_expr tag,
                                             bool fixed)
@@ -284,7 +286,7 @@ static inline void dcommi_coded_from_others(const dcommi_coded_track *t, int lan
     dcomm_build_end(b, lane);
 }
 
-/* A lane that sends each chunk, when it is `ready`, to all others. */
+/* Build a lane that sends each chunk to all others when it is `ready`, and counts it in `sent`. */
 static inline void dcommi_coded_sender(const dcommi_coded_track *t, int lane,
                                        const dcommi_coded_slots *slots, int64_t only,
                                        uint16_t ready, uint16_t sent, int64_t tag)
@@ -298,7 +300,8 @@ static inline void dcommi_coded_sender(const dcommi_coded_track *t, int lane,
     dcomm_build_end(b, lane);
 }
 
-/* A lane that receives each chunk from all others into their slots, when these are `vacant`. */
+/* Build a lane that receives each chunk from all others when the slots are `vacant`, and counts it
+ * in `received`. */
 static inline void dcommi_coded_receiver(const dcommi_coded_track *t, int lane,
                                          const dcommi_coded_slots *slots, uint16_t vacant,
                                          uint16_t received, int64_t tag)
@@ -375,7 +378,7 @@ static dcomm_status dcommi_coded_allgather(const dcommi_shape *s, dcomm_builder 
 
 /* ---- two shots ---- */
 
-/* The owner of a shard: add all, encode the sum, decode it as the others do. */
+/* Build the owner's step: add all contributions to a chunk and encode the sum. */
 static void dcommi_coded_owner(const dcommi_coded_track *t, int lane, int u,
                                const dcommi_coded_slots *in, const dcommi_coded_slots *out,
                                int64_t sum)

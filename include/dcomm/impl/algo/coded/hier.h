@@ -1,10 +1,10 @@
-/* hier.h - compressed all-reduce over several hosts, compressed between them only:
- * within a host ranks reduce-scatter exactly, owners of a shard exchange it encoded, then each host
- * all-gathers. The levels overlap as in hier/hier.h, whose pipeline this is.
+/* hier.h - all-reduce over several hosts, compressed only between them. The ranks of a host
+ * reduce-scatter exactly, the owners of a shard exchange it encoded, then each host all-gathers.
+ * The levels overlap as in hier/hier.h, whose pipeline this uses.
  *
- * Feedback keeps what the encoder of a shard loses of its host's sum: the owner of a shard has a
- * residual for that shard only. With two shots, what the second one loses goes there too, for the
- * rank that encodes a sum has encoded its host's part of it. */
+ * The owner of a shard keeps the residual of that shard only: the rounding error of its host's
+ * sum. With coded_two_shot, the error of the second encoding goes to the same residual, because
+ * the rank that encodes a sum has also encoded its host's part of it. */
 #ifndef DCOMMI_ALGO_CODED_HIER_H
 #define DCOMMI_ALGO_CODED_HIER_H
 

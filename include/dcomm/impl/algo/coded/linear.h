@@ -1,16 +1,17 @@
-/* linear.h - compressed all-reduce by a linear codec: what ranks send can be summed
- * before it is decoded, by an exact all-reduce of so few numbers. randk: of k values. powersgd: of
- * P, from which, made orthonormal, each rank makes its Q, and of Q, once or in several turns
- * (Vogels, Karimireddy and Jaggi, NeurIPS 2019). */
+/* linear.h - compressed all-reduce with a linear codec: encodings can be summed before they are
+ * decoded. An exact all-reduce sums their few numbers.
+ *
+ * randk: the sum is of k values. powersgd: ranks sum P, make it orthonormal, compute their Q from
+ * it, and sum Q, once or in several turns (Vogels, Karimireddy and Jaggi, NeurIPS 2019). */
 #ifndef DCOMMI_ALGO_CODED_LINEAR_H
 #define DCOMMI_ALGO_CODED_LINEAR_H
 
 #include "coded.h"
 #include "../hier/hier.h"
 
-/* Whether there are several hosts of several ranks each, and of equally many, divided alike: only
- * then do the ranks' plans need equally many tags, counters and slots, so that a second call has
- * them apart on all. */
+/* Return true if there are several hosts with equally many ranks, several each, divided alike.
+ * Only then do the plans of all ranks need equally many tags, counters and slots, so that the next
+ * call gets the same numbers on all ranks. */
 static bool dcommi_coded_linear_even(const dcommi_shape *s)
 {
     const dcommi_groups *g = s->groups;
@@ -29,7 +30,7 @@ static bool dcommi_coded_linear_even(const dcommi_shape *s)
     return even;
 }
 
-/* The exact sum of `bytes` of f32 at `at` of scratch, in place. */
+/* Build the exact sum of `bytes` bytes of f32 in scratch at `at`, in place. */
 static void dcommi_coded_linear_sum(const dcommi_shape *s, dcomm_builder *b, int64_t group,
                                     int64_t at, int64_t bytes)
 {
@@ -86,7 +87,7 @@ static dcomm_status dcommi_coded_linear(const dcommi_shape *s, dcomm_builder *b)
     dcommi_coded_linear_encode(b, wire, dcomm_span(dcommi_input_of(s, 0).space, 0, total), 0);
     for (int i = 0; i < coding->rounds; i++) {
         const int64_t *part = &coding->part[i % coding->parts];
-        if (i > 0) { /* from what was summed, in place */
+        if (i > 0) { /* encode the next part from the last sum, in place */
             dcommi_coded_linear_encode(b, wire, wire, i);
         }
         dcommi_coded_linear_sum(s, b, group, at + part[0], part[1] - part[0]);

@@ -1,31 +1,34 @@
-/* sparse.h - compressed all-reduce for codecs that send some elements only, after
- * Ok-Topk (Li and Hoefler, PPoPP 2022): each rank selects, all agree on regions of the index space
- * that hold about equally many of the selected elements, the owner of a region adds up what was
- * selected of it and selects again, and everybody gets its result. 2(N-1)/N encodings per rank,
- * whatever N, and the result has as many elements as one rank selects: an all-gather sends N-1
- * encodings, and its sums fill in.
+/* sparse.h - compressed all-reduce for codecs that select elements, after Ok-Topk (Li and Hoefler,
+ * PPoPP 2022).
  *
- *   select; send samples of it -> regions; send parts -> owner: sum, select; send results
+ * 1. Each rank selects elements, and sends samples of their numbers to all.
+ * 2. From the samples all ranks compute the same regions of the index space, which hold about
+ *    equally many of the selected elements.
+ * 3. Each rank sends the elements of a region to its owner, which adds them and selects again.
+ * 4. The owner sends the result to all.
  *
- * Which elements a region holds is known at run time only. In the plan, block d of an equal
- * partition stands for region d, whose number is `index`: the checker proves that each region is
- * added up once, in rank order, and reaches everybody. Steps before the first DECODE of a result
- * read the input, those after write the output, so that it does not matter where regions lie. */
+ * A rank sends 2(N-1)/N encodings for any N, and the result has as many elements as one rank
+ * selects. An all-gather would send N-1 encodings, and its result would have more elements.
+ *
+ * The elements of a region are known at run time only. In the plan, block d of an equal partition
+ * stands for region d, whose number is `index`: the checker proves that each region is added up
+ * once, in rank order, and reaches all ranks. Steps before the first DECODE of a result read the
+ * input, and those after it write the output, so it does not matter where the regions lie. */
 #ifndef DCOMMI_ALGO_CODED_SPARSE_H
 #define DCOMMI_ALGO_CODED_SPARSE_H
 
 #include "coded.h"
 
-/* Which encoding it is: `slot` of the codec's steps. */
+/* The kind of an encoding: `slot` of the codec's steps. */
 enum {
-    DCOMMI_SPREAD_SELECT = 0,  /* of all elements */
-    DCOMMI_SPREAD_OWNER = 1,   /* of a region's sum */
-    DCOMMI_SPREAD_SAMPLES = 2, /* of no element: where those that were selected lie */
-    DCOMMI_SPREAD_PART = 3,    /* of a region of what was selected */
-    DCOMMI_SPREAD_RESULT = 4   /* decoded */
+    DCOMMI_SPREAD_SELECT = 0,  /* all elements: select some */
+    DCOMMI_SPREAD_OWNER = 1,   /* the sum of a region */
+    DCOMMI_SPREAD_SAMPLES = 2, /* numbers of selected elements, without values */
+    DCOMMI_SPREAD_PART = 3,    /* the selected elements of a region */
+    DCOMMI_SPREAD_RESULT = 4   /* the result of a region, decoded */
 };
 
-/* One chunk, and slots of another length. */
+/* Return the cut with one chunk in a block, and slots for `encoded` bytes. */
 static inline dcommi_coded_cut dcommi_spread_cut(const dcommi_coded_cut *k, int64_t encoded)
 {
     dcommi_coded_cut c = *k;
@@ -36,6 +39,7 @@ static inline dcommi_coded_cut dcommi_spread_cut(const dcommi_coded_cut *k, int6
     return c;
 }
 
+/* Slots for one kind of encoding. */
 typedef struct dcommi_spread_kind {
     dcommi_coded_cut k;
     dcommi_coded_track t;
@@ -52,10 +56,10 @@ static inline void dcommi_spread_kind_make(dcommi_spread_kind *q, const dcommi_c
     q->tag = dcomm_build_tags(k->b, 1);
 }
 
-/* The loop that nobody opens. */
+/* A loop that is never opened. */
 enum { DCOMMI_SPREAD_IDLE = DCOMM_LOOP_DEPTH - 1 };
 
-/* ENCODE into slot `index`, or index + i[v] by number of region. */
+/* Encode into slot index + per*i[v]. round: the kind of the encoding; region: its region. */
 static void dcommi_spread_encode(const dcommi_spread_kind *q, int round, dcomm_operand src,
                                  int64_t index, int v, int64_t per, dcomm_expr region)
 {
@@ -63,7 +67,7 @@ static void dcommi_spread_encode(const dcommi_spread_kind *q, int round, dcomm_o
     if (step != NULL) {
         step->slot = (uint16_t)round;
         step->dst = dcommi_coded_room(&q->t, &q->slots, DCOMMI_SPREAD_IDLE, index, v, per);
-        if (round != DCOMMI_SPREAD_SAMPLES) { /* which are always as long */
+        if (round != DCOMMI_SPREAD_SAMPLES) { /* their length is constant */
             step->word = (int32_t)q->slots.word;
             step->value = dcommi_coded_turn(&q->t, q->slots.n, DCOMMI_SPREAD_IDLE, index, v, per);
         }
@@ -72,27 +76,27 @@ static void dcommi_spread_encode(const dcommi_spread_kind *q, int round, dcomm_o
     }
 }
 
-/* Slot `index` + i[v] as it is sent. */
+/* Return the encoding in slot index + per*i[v]. */
 static dcomm_operand dcommi_spread_held(const dcommi_spread_kind *q, int64_t index, int v,
                                         int64_t per)
 {
     return dcommi_coded_held(&q->t, &q->slots, DCOMMI_SPREAD_IDLE, index, v, per);
 }
 
-/* Receive from each other rank into its slot. */
+/* Start to receive from each other rank into its slot. */
 static void dcommi_spread_receive(const dcommi_spread_kind *q, bool fixed)
 {
     dcommi_coded_from_others(&q->t, 0, &q->slots, DCOMMI_SPREAD_IDLE, dcomm_const(q->tag), fixed);
 }
 
-/* Send slot `own` to each other rank. */
+/* Start to send this rank's own slot to each other rank. */
 static void dcommi_spread_tell(const dcommi_spread_kind *q, bool fixed)
 {
     dcommi_coded_to_others(&q->t, 0, &q->slots, DCOMMI_SPREAD_IDLE, q->k.s->nranks - 1,
                            dcomm_const(q->tag), fixed);
 }
 
-/* All ranks' samples, in rank order, become regions: of no bytes. */
+/* Compute the regions from the samples of all ranks, in rank order. The step writes no bytes. */
 static void dcommi_spread_regions(const dcommi_spread_kind *q)
 {
     dcomm_builder *b = q->k.b;
@@ -132,8 +136,8 @@ static void dcommi_spread_owner(const dcommi_spread_kind *in, const dcommi_sprea
     dcommi_build_sources(k->b, step, src, sources);
 }
 
-/* Decode all results in the order of regions. The first step finds the output's beginning, where
- * block 0 lies. */
+/* Decode all results in the order of regions. The codec learns the beginning of the output from
+ * the first step, whose dst is block 0. */
 static void dcommi_spread_decode(const dcommi_spread_kind *q)
 {
     const dcommi_shape *s = q->k.s;
@@ -152,9 +156,9 @@ static void dcommi_spread_decode(const dcommi_spread_kind *q)
     dcomm_build_end(b, 0);
 }
 
-/* What the model is told. Only the selection sees all elements; what comes after sees k of them, at
- * some 64 times the cost of copying one. Both kinds of slots have room for k elements, and N-1
- * of N are elsewhere. */
+/* Set the costs for the model. Only the selection reads all elements. Later steps read the k
+ * selected ones; each is priced as 64 copies of an element. Slots have room for k elements, of
+ * which a part for one rank has about 1/N. */
 static void dcommi_spread_costs(const dcommi_coded_cut *k)
 {
     const dcommi_coding *coding = k->s->coding;
@@ -162,7 +166,7 @@ static void dcommi_spread_costs(const dcommi_coded_cut *k)
     int64_t length = coding->cost_length > 0 ? coding->cost_length : 1024;
     int64_t work = 64 * 1024 * coding->most / dcommi_max64(k->total / 4, 1);
     head->codec = coding->spread;
-    head->scratch_on_host = true; /* only the selection and the result are a device's */
+    head->scratch_on_host = true; /* only the input and the result are in device memory */
     head->codec_length = (uint32_t)dcommi_max64(1, length / k->s->nranks);
     head->codec_later = (uint32_t)dcommi_max64(1, dcommi_min64(work, 1024));
 }
@@ -186,7 +190,7 @@ static dcomm_status dcommi_coded_sparse(const dcommi_shape *s, dcomm_builder *b)
     dcommi_spread_kind_make(&sample, &k, 4 * (samples + 1), n);
     dcommi_spread_kind_make(&out, &k, part, n - 1);
     dcommi_spread_kind_make(&in, &k, part, n);
-    size_t quota = (size_t)dcommi_ceil_div(coding->most, n); /* that an owner keeps at most */
+    size_t quota = (size_t)dcommi_ceil_div(coding->most, n); /* elements that an owner keeps */
     dcommi_spread_kind_make(&result, &k,
                             (int64_t)coding->part_bytes(coding->sizes, s->count, quota) + 4, n);
     dcomm_space space = dcommi_input_of(s, 0).space;

@@ -1,20 +1,20 @@
-/* alltoall_v.h - hierarchical all-to-all-v: a block is handed to who stands for its target on its
- * own host (hier/blocks.h), who sends what the whole host has for that target as one message.
- * Who passes blocks on must know how long they are: algo/counts.h. */
+/* alltoall_v.h - hierarchical all-to-all-v. A block goes first to the rank of the sender's host
+ * that stands for the target (hier/blocks.h). That rank sends all blocks of its host for the
+ * target as one message. It must know how long they are: algo/counts.h. */
 #ifndef DCOMMI_ALGO_HIER_V_H
 #define DCOMMI_ALGO_HIER_V_H
 
 #include "../counts.h"
 #include "hier.h"
 
-/* ---- counts that are known ---- */
+/* ---- all counts are known ---- */
 
 static size_t dcommi_hier_v_count(const dcommi_hier *h, int from, int to)
 {
     return h->s->matrix[(size_t)from * (size_t)h->s->nranks + (size_t)to];
 }
 
-/* Bytes that all ranks of a group have for a rank. */
+/* Return the bytes that all ranks of a group have for rank `to`. */
 static int64_t dcommi_hier_v_bytes(const dcommi_hier *h, int group, int to)
 {
     size_t sum = 0;
@@ -41,9 +41,9 @@ static dcomm_status dcommi_hier_v_open(dcommi_hier *h, dcommi_hier_rounds *r)
     return DCOMM_OK;
 }
 
-/* The ranks of this group hand each other what they have for the targets that each stands for in
- * pass q of group k; this rank gets what is for `target` at `out`, whose blocks are packed, or the
- * caller's own. */
+/* Exchange blocks within this group for pass q of group k: each rank gets the blocks for its own
+ * target. This rank gets those for `target` at `out`: packed or, if k is its own group, at their
+ * places in the caller's output. */
 static void dcommi_hier_v_collect(dcommi_hier_rounds *r, int k, int q, int target,
                                   dcomm_operand out)
 {
@@ -70,7 +70,8 @@ static void dcommi_hier_v_collect(dcommi_hier_rounds *r, int k, int q, int targe
                             dcomm_span(DCOMM_SPACE_IN, 0, h->b->head.in_bytes), out);
 }
 
-/* Put what came from the ranks of group k, one block behind the other at `from`, in its places. */
+/* Copy the blocks from the ranks of group k, which lie one after the other at `from`, to their
+ * places in OUT. */
 static void dcommi_hier_v_spread(const dcommi_hier *h, int lane, int k, int64_t from)
 {
     const dcommi_shape *s = h->s;
@@ -87,7 +88,7 @@ static void dcommi_hier_v_spread(const dcommi_hier *h, int lane, int k, int64_t 
     }
 }
 
-/* Pass q of group k: what this host has for its ranks is collected and sent. */
+/* Build pass q of group k: collect the blocks of this host for its ranks, and send them. */
 static void dcommi_hier_v_pass(dcommi_hier_rounds *r, int k, int q)
 {
     dcommi_hier *h = r->h;
@@ -149,7 +150,7 @@ static dcomm_status dcommi_hier_v_known(dcommi_hier *h)
     return dcommi_hier_rounds_close(&r);
 }
 
-/* ---- either ---- */
+/* ---- with or without known counts ---- */
 
 static dcomm_status dcommi_hier_alltoallv(const dcommi_shape *s, dcomm_builder *b);
 

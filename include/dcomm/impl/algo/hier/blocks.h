@@ -1,68 +1,70 @@
-/* blocks.h - hierarchical reduce-scatter, all-gather and all-to-all: blocks of ranks that
- * cross between groups once.
+/* blocks.h - hierarchical reduce-scatter, all-gather and all-to-all, in which each block crosses
+ * between groups once.
  *
- * The groups exchange pairwise, in rounds; in round t a group sends to the one t further on. Rank i
- * of a group of g stands for the ranks i, g+i, 2g+i, ... of each other group. For reduce-scatter
- * the group first reduce-scatters the blocks of the round's target, and each rank sends what it
- * holds to the rank it stands for, which folds. For all-gather a block goes to the rank of the
- * target that stands for its owner, and is all-gathered there. For all-to-all the ranks of a group
- * hand their blocks for a rank of the target to the one who stands for it, who sends them as one
- * message (hier/digits.h: where groups are divided alike). What a round does within the group
- * overlaps with other rounds' messages. */
+ * The groups exchange pairwise, in rounds: in round t a group sends to the group t further on.
+ * Rank i of a group of g ranks stands for the ranks i, g+i, 2g+i, ... of each other group.
+ * Reduce-scatter: the group reduce-scatters the blocks of the target group. Each rank sends its
+ * result to the rank that it stands for, which folds it.
+ * All-gather: a block goes to the rank of the target group that stands for its owner, and is
+ * all-gathered there.
+ * All-to-all: the ranks of a group give their blocks for a target rank to the rank that stands for
+ * it, which sends them as one message. (For equal groups that are divided alike see
+ * hier/digits.h.)
+ * The calls of a round within the group overlap with the messages of other rounds. */
 #ifndef DCOMMI_ALGO_HIER_BLOCKS_H
 #define DCOMMI_ALGO_HIER_BLOCKS_H
 
 #include "parts.h"
 
-#define DCOMMI_HIER_PIECE (512 << 10)  /* blocks are cut into pieces of about this, */
-#define DCOMMI_HIER_CALLS 64           /* as long as a rank makes no more calls than this */
-#define DCOMMI_HIER_MESSAGE (32 << 10) /* sent at once, without asking the receiver */
+#define DCOMMI_HIER_PIECE (512 << 10)  /* bytes of a piece of a block, at least, by default */
+#define DCOMMI_HIER_CALLS 64           /* calls of a rank that limit the pieces of a block */
+#define DCOMMI_HIER_MESSAGE (32 << 10) /* bytes of a message: short enough to be sent eagerly */
 
 enum {
     DCOMMI_HIER_LANE_CALL, /* calls within the group */
     DCOMMI_HIER_LANE_SEND,
-    DCOMMI_HIER_LANE_RECV /* and the next: messages in turn */
+    DCOMMI_HIER_LANE_RECV /* and the next lane: they take messages in turn */
 };
 
-/* What the rounds of one operation have in common. */
+/* The common state of the rounds of one operation. */
 typedef struct dcommi_hier_rounds {
-    int64_t message; /* bytes of one, at most */
+    int64_t message; /* bytes of a message, at most */
     dcommi_hier *h;
-    int64_t table;         /* this rank's group */
-    int64_t pieces, piece; /* of a block; how long */
-    int64_t tag, tags;     /* of the first piece's message; how many a piece may take */
-    uint16_t called;       /* counter of calls that are complete */
-    int64_t calls;
-    uint16_t came[2]; /* counters of messages that have come, by lane */
-    int64_t messages;
-    /* [4 * size of the group]: counts and displacements of a call, then those that it sends. */
+    int64_t table;         /* index of this rank's group in the plan's table */
+    int64_t pieces, piece; /* pieces of a block; bytes of a piece */
+    int64_t tag, tags;     /* tag of the first piece; tags of each piece */
+    uint16_t called;       /* counter of complete calls */
+    int64_t calls;         /* that were built */
+    uint16_t came[2];      /* counters of received messages, by lane */
+    int64_t messages;      /* to receive, that were built */
+    /* [4 * size of the group]: counts and displacements of a call, then those of its send side. */
     size_t *counts;
-    /* The sub-plan made last and what it was made of: it mostly serves again. */
+    /* The last sub-plan and its arguments: the next call can mostly use it again. */
     dcomm_plan *plan;
     size_t *made; /* as counts */
     int64_t made_extent;
 } dcommi_hier_rounds;
 
-/* Times that the ranks of a group of `size` must stand in for those of group k. */
+/* Return the passes in which a group of `size` ranks stands for all ranks of group k. */
 static int dcommi_hier_passes(const dcommi_hier *h, int k, int size)
 {
     return (dcommi_hier_size(h, k) + size - 1) / size;
 }
 
-/* The rank of group k that this rank stands for in pass q; -1: none. */
+/* Return the rank of group k that this rank stands for in pass q; -1: none. */
 static int dcommi_hier_stands_for(const dcommi_hier *h, int k, int q)
 {
     int index = q * h->size + h->index;
     return index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
 }
 
-/* The rank of group k that stands for this one. */
+/* Return the rank of group k that stands for this rank. */
 static int dcommi_hier_stand_in(const dcommi_hier *h, int k)
 {
     return dcommi_hier_rank(h, k, h->index % dcommi_hier_size(h, k));
 }
 
-/* A rank's block of the operation, in bytes. */
+/* Return the first byte of a rank's block; *length: its bytes. */
 static int64_t dcommi_hier_block(const dcommi_hier *h, int rank, int64_t *length)
 {
     const dcommi_shape *s = h->s;
@@ -74,7 +76,7 @@ static int64_t dcommi_hier_block(const dcommi_hier *h, int rank, int64_t *length
     return dcommi_shape_bytes(s, s->displs[rank]);
 }
 
-/* Piece c of a rank's block. */
+/* Return the first byte of piece c of a rank's block; *length: its bytes. */
 static int64_t dcommi_hier_piece(const dcommi_hier_rounds *r, int rank, int64_t c, int64_t *length)
 {
     int64_t whole, at = dcommi_hier_block(r->h, rank, &whole);
@@ -82,7 +84,7 @@ static int64_t dcommi_hier_piece(const dcommi_hier_rounds *r, int rank, int64_t 
     return at + c * r->piece;
 }
 
-/* Bytes of a message across groups: whole elements, because it may be folded. */
+/* Return the bytes of a message across groups: whole elements, because it may be folded. */
 static int64_t dcommi_hier_message(const dcommi_shape *s)
 {
     return dcommi_whole_elements(DCOMMI_HIER_MESSAGE, (int64_t)dcomm_dtype_size(s->dtype));
@@ -104,7 +106,7 @@ static dcomm_status dcommi_hier_rounds_open(dcommi_hier *h, bool cut, dcommi_hie
     const dcommi_shape *s = h->s;
     int64_t longest = dcommi_hier_bytes(s), rounds = 0;
     DCOMMI_TRY(dcommi_hier_rounds_make(h, r));
-    for (int k = 0; k < h->ngroups; k++) { /* alike for groups of any size */
+    for (int k = 0; k < h->ngroups; k++) { /* by the smallest group, so that all ranks agree */
         rounds += dcommi_hier_passes(h, k, h->smallest);
     }
     int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_HIER_PIECE;
@@ -137,9 +139,9 @@ static dcomm_status dcommi_hier_rounds_close(dcommi_hier_rounds *r)
                              b->head.name, r->h->ngroups, b->head.nslots, DCOMM_PLAN_MAX_SLOTS);
 }
 
-/* Fill in the pieces c of the ranks that this group's ranks stand for in pass q of group k: counts
- * and displacements from the first byte of them, which is returned. *extent: bytes from there on.
- * 0: none has a byte. */
+/* Fill in counts and displacements of piece c of the blocks of those ranks of group k that this
+ * group stands for in pass q. Displacements count from the first byte of these pieces, which is
+ * returned. *extent: bytes from there to the end of the last one; 0: all are empty. */
 static int64_t dcommi_hier_pattern(dcommi_hier_rounds *r, int k, int q, int64_t c, int64_t *extent)
 {
     const dcommi_hier *h = r->h;
@@ -167,8 +169,8 @@ static int64_t dcommi_hier_pattern(dcommi_hier_rounds *r, int k, int q, int64_t 
     return first;
 }
 
-/* Call an operation within the group, and count it. The shape's counts and displacements are
- * those of the pattern. */
+/* Call an operation within the group. The shape's counts and displacements are those in r->counts.
+ */
 static void dcommi_hier_rounds_call(dcommi_hier_rounds *r, dcommi_shape *sub, int64_t extent,
                                     int64_t out_bytes, dcomm_operand in, dcomm_operand out)
 {
@@ -190,6 +192,7 @@ static void dcommi_hier_rounds_call(dcommi_hier_rounds *r, dcommi_shape *sub, in
     }
 }
 
+/* Count the work of the call lane so far as one complete call. */
 static void dcommi_hier_rounds_called(dcommi_hier_rounds *r)
 {
     dcomm_build_signal(r->h->b, DCOMMI_HIER_LANE_CALL, r->called, dcomm_const(r->h->s->rank),
@@ -197,7 +200,7 @@ static void dcommi_hier_rounds_called(dcommi_hier_rounds *r)
     r->calls++;
 }
 
-/* The lane that takes a message. */
+/* Return the lane that receives a message. */
 static int dcommi_hier_rounds_lane(int64_t message)
 {
     return DCOMMI_HIER_LANE_RECV + (int)(message % 2);
@@ -215,7 +218,7 @@ static int64_t dcommi_hier_parts(const dcommi_hier_rounds *r, dcomm_operand o)
     return dcommi_chunks_of(o.max_length, r->message);
 }
 
-/* Send piece c to a rank, without waiting. */
+/* Start to send piece c to a rank. */
 static void dcommi_hier_send(dcommi_hier_rounds *r, dcomm_operand what, int64_t c, int64_t to)
 {
     dcomm_builder *b = r->h->b;
@@ -226,7 +229,8 @@ static void dcommi_hier_send(dcommi_hier_rounds *r, dcomm_operand what, int64_t 
     dcomm_build_end(b, DCOMMI_HIER_LANE_SEND);
 }
 
-/* Receive piece c from a rank, all of it; stage.space NONE: as it is, else add it up in `into`. */
+/* Receive the whole piece c from a rank. stage.space NONE: store it in `into`; else fold it into
+ * `into`. */
 static void dcommi_hier_recv(dcommi_hier_rounds *r, int lane, dcomm_operand into,
                              dcomm_operand stage, int64_t c, int64_t from)
 {
@@ -258,7 +262,8 @@ static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h)
     int64_t out = s->in_place ? begin : 0;
     dcommi_shape sub = dcommi_hier_shape(h, DCOMM_COLL_REDUCE_SCATTERV, h->index, h->size, false);
     int64_t own = length > 0 && h->size > 1 ? dcomm_build_scratch(b, length) : 0;
-    /* Within the group: the other groups' blocks in order of rounds, then the own ones. */
+    /* Reduce-scatter within the group: the other groups' blocks in the order of rounds, then this
+     * group's own. */
     for (int t = 1; t <= h->ngroups; t++) {
         int k = (h->group + t) % h->ngroups;
         for (int q = 0; q < dcommi_hier_passes(h, k, h->size); q++) {
@@ -292,8 +297,8 @@ static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h)
     if (length == 0) {
         return dcommi_hier_rounds_close(&r);
     }
-    /* What comes is folded as it comes; what this group has, last. Pieces take turns in two lanes;
-     * each has one sum and one stage. */
+    /* Fold messages as they arrive, and this group's own sum last. Pieces alternate between two
+     * lanes; each lane has one stage. */
     int64_t sum = dcomm_build_scratch(b, length);
     int64_t stage = dcomm_build_scratch(b, 2 * r.piece);
     for (int64_t c = 0; c < r.pieces; c++) {
@@ -380,7 +385,8 @@ static dcomm_status dcommi_hier_allgather_of(dcommi_hier *h)
 
 /* ---- all-to-all ---- */
 
-/* Where the blocks of ranks `index` and on of group k lie in a buffer, if they lie together. */
+/* Return true if the blocks of n ranks of group k, from `index` on, lie one after the other in a
+ * buffer. */
 static bool dcommi_hier_together(const dcommi_hier *h, int k, int index, int n)
 {
     for (int i = 1; i < n; i++) {
@@ -392,7 +398,8 @@ static bool dcommi_hier_together(const dcommi_hier *h, int k, int index, int n)
     return true;
 }
 
-/* Put what came from the ranks of group k, one block behind the other at `from`, in its places. */
+/* Copy the blocks from the ranks of group k, which lie one after the other at `from`, to their
+ * places in OUT. */
 static void dcommi_hier_scatter(dcommi_hier *h, int lane, int k, int64_t from)
 {
     dcomm_builder *b = h->b;
@@ -410,8 +417,9 @@ static void dcommi_hier_scatter(dcommi_hier *h, int lane, int k, int64_t from)
     dcomm_build_end(b, lane);
 }
 
-/* This rank hands the others of its group their targets' blocks of pass q of group k, and gets
- * those for its own target, one behind the other, at `out`. */
+/* Exchange blocks within the group for pass q of group k: each rank gets the blocks of all ranks
+ * of its group for its own target, one after the other, at `out`. served: this rank has a target.
+ */
 static void dcommi_hier_collect(dcommi_hier_rounds *r, dcomm_space input, int64_t base, int k,
                                 int q, bool served, dcomm_operand out)
 {
@@ -445,7 +453,7 @@ static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h)
     DCOMMI_TRY(dcommi_hier_rounds_open(h, false, &r));
     int64_t one = dcommi_shape_bytes(s, s->count), all = s->nranks * one, base = 0;
     dcomm_space input = dcommi_input_of(s, 0).space;
-    if (s->in_place) { /* all of it leaves before any of it is overwritten */
+    if (s->in_place) { /* all blocks leave before any is overwritten: send from a copy */
         base = dcomm_build_scratch(b, all);
         dcomm_build_copy(b, DCOMMI_HIER_LANE_CALL, dcomm_span(DCOMM_SPACE_SCRATCH, base, all),
                          dcomm_span(input, 0, all), 0);
@@ -491,7 +499,7 @@ static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h)
         if (!together) {
             into = dcomm_span(DCOMM_SPACE_SCRATCH, dcomm_build_scratch(b, size * one), size * one);
         }
-        if (s->in_place && t <= 2) { /* the copy of the input is complete */
+        if (s->in_place && t <= 2) { /* each lane waits once, until the input is copied */
             dcomm_build_wait(b, lane, r.called, dcomm_const(1));
         }
         dcommi_hier_recv(&r, lane, into, (dcomm_operand){0}, 0, dcommi_hier_stand_in(h, k));

@@ -1,19 +1,20 @@
-/* digits.h - all-to-all over any number of levels, where the coarsest groups (hosts) are
- * of equal size: ranks only talk to those of the same place.
+/* digits.h - all-to-all over any number of levels, where the hosts (coarsest groups) are of equal
+ * size: a rank talks only to ranks at the same place in other parts.
  *
- * A block goes to owner number x of a host. x has a digit for each tier but the last, which says
- * which part of that tier owns it. In each of these tiers ranks exchange all blocks by that digit,
- * of whatever host they are for, so that they are where x is after the last of them; in the last
- * tier rank x of each host exchanges with ranks x of the others. So N blocks of each rank go
- * through every tier, all that go to one rank as one message, and across hosts no more than must.
- * Between exchanges blocks are sorted so that those for one part lie together. Pieces of blocks
- * make chunks, and the tiers overlap (hier/pipe.h). */
+ * A block goes to rank x of a host. x has one digit for each tier but the last: the number of the
+ * part of that tier in which rank x is. In each of these tiers the ranks exchange all blocks by
+ * that digit, for any target host. Then all blocks for rank x of any host are on rank x of this
+ * host. In the last tier ranks x of all hosts exchange.
+ *
+ * So N blocks of each rank go through every tier, and those for one rank travel as one message.
+ * Each block crosses between hosts once. Between exchanges blocks are sorted so that those for one
+ * part lie together. Chunks are made of pieces of blocks, and the tiers overlap (hier/pipe.h). */
 #ifndef DCOMMI_ALGO_HIER_DIGITS_H
 #define DCOMMI_ALGO_HIER_DIGITS_H
 
 #include "order.h"
 
-/* Whether all hosts are of equal size and one of them is divided. */
+/* Return true if all hosts are of equal size and one of them is divided. */
 static bool dcommi_hier_digits_fit(const dcommi_hier *h)
 {
     dcommi_hier_tree t = {.g = h->s->groups, .first = -1, .least = DCOMMI_HIER_DIVIDE_MIN};
@@ -33,12 +34,13 @@ static bool dcommi_hier_digits_fit(const dcommi_hier *h)
 
 typedef struct dcommi_hier_digits {
     dcommi_hier_order order;
-    int64_t hosts, each; /* ranks of each */
+    int64_t hosts, each; /* each: ranks of a host */
     dcommi_hier_place buffer[2];
     dcommi_hier_sorting sort;
 } dcommi_hier_digits;
 
-/* Sort into the first buffer what goes to owner x of host k, as number x * hosts + k. */
+/* Fill in the phase that sorts the input into the first buffer: the block for rank x of host k
+ * becomes number x * hosts + k. */
 static void dcommi_hier_digits_begin(dcommi_hier_digits *d, dcommi_hier_phase *p)
 {
     dcommi_hier_order *o = &d->order;
@@ -60,8 +62,8 @@ static void dcommi_hier_digits_begin(dcommi_hier_digits *d, dcommi_hier_phase *p
     }
 }
 
-/* Between two exchanges: [came][next][before] -> [next][came][before], where `before` are the ranks
- * of a part and [came][before] those of the group, in order. */
+/* Fill in a sort between two exchanges: [came][next][before] -> [next][came][before]. `before`
+ * counts the ranks of a part; [came][before] are the ranks of the group, in order. */
 static void dcommi_hier_digits_turn(dcommi_hier_digits *d, int tier, int64_t before,
                                     dcommi_hier_phase *p)
 {

@@ -1,15 +1,15 @@
-/* hier.h - hierarchical all-reduce and broadcast over any number of levels: the plans of the
- * tiers (hier/tree.h), called chunk by chunk.
+/* hier.h - hierarchical all-reduce and broadcast over any number of levels: call the plans of the
+ * tiers (hier/tree.h), chunk by chunk.
  *
- * hier: in each tier but the last the ranks reduce-scatter what they hold, first the ranks of the
- * lowest groups, then those who hold the same part, and so on, so that within each of the coarsest
- * groups (hosts) every rank owns a shard; the owners of a shard on all hosts all-reduce it, all of
- * them at once; then the tiers all-gather in reverse order. With M hosts, each host sends
- * 2(M-1)/M S, however many ranks it has. There are as many shards as the smallest host has ranks;
- * more ranks than that only give and take. Broadcast: the root's groups scatter, tier by tier, each
- * shard is broadcast across hosts, and all tiers all-gather.
- * hier_leader: one shard. Each tier reduces to its first rank, those of all hosts all-reduce, and
- * each tier broadcasts.
+ * hier, all-reduce: in each tier but the last the ranks reduce-scatter their data: first the ranks
+ * of the lowest groups, then the ranks that hold the same part, and so on. Then each rank of a
+ * host (a coarsest group) owns a shard. In the last tier the owners of a shard on all hosts
+ * all-reduce it, for all shards at once. Then the tiers all-gather in reverse order. With M hosts,
+ * each host sends 2(M-1)/M S, for any number of its ranks. There are as many shards as the
+ * smallest host has ranks; further ranks own none: they only contribute and get the result. hier,
+ * broadcast: the groups of the root scatter, tier by tier. Each shard is broadcast across hosts,
+ * and all tiers all-gather. hier_leader: one shard. Each tier reduces to its first rank, the first
+ * ranks of all hosts all-reduce, and each tier broadcasts.
  *
  * The tiers overlap, as phases of a pipeline (hier/pipe.h). */
 #ifndef DCOMMI_ALGO_HIER_H
@@ -18,13 +18,13 @@
 #include "digits.h"
 #include "leader.h"
 
-#define DCOMMI_HIER_GRAIN (64 << 10) /* of a chunk's exchange across groups */
-#define DCOMMI_HIER_SHARD_MIN 4096   /* bytes; shorter shards are not worth their messages */
+#define DCOMMI_HIER_GRAIN (64 << 10) /* chunk_bytes of the last tier's sub-plan */
+#define DCOMMI_HIER_SHARD_MIN 4096   /* bytes; for shorter shards messages cost too much */
 
-/* How the buffer is cut. */
+/* A buffer cut into chunks, and each chunk into shards. */
 typedef struct dcommi_hier_cut {
     int64_t chunk, chunks;
-    int64_t length[2]; /* of a chunk; the last's */
+    int64_t length[2]; /* bytes of a chunk; bytes of the last one */
     int shards;
 } dcommi_hier_cut;
 
@@ -52,7 +52,7 @@ static dcommi_hier_cut dcommi_hier_cut_make(const dcommi_hier *h)
     return cut;
 }
 
-/* Where shard k of a chunk of `length` bytes begins, and how long it is. */
+/* Return the first byte of shard k of a chunk of `length` bytes; *bytes: its length. */
 static int64_t dcommi_hier_shard(const dcommi_hier *h, const dcommi_hier_cut *cut, int64_t length,
                                  int k, int64_t *bytes)
 {
@@ -63,9 +63,10 @@ static int64_t dcommi_hier_shard(const dcommi_hier *h, const dcommi_hier_cut *cu
     return begin;
 }
 
-/* ---- what a tier does to a chunk ---- */
+/* ---- the work of a tier on a chunk ---- */
 
-/* Bytes of the chunk that owner `owner` of `owners` holds: some shards one after the other. */
+/* Return the first byte that owner `owner` of `owners` holds of a chunk; *bytes: the length. An
+ * owner holds shards that lie one after the other. */
 static int64_t dcommi_hier_held(const dcommi_hier *h, const dcommi_hier_cut *cut, int64_t length,
                                 int owner, int owners, int64_t *bytes)
 {
@@ -76,18 +77,19 @@ static int64_t dcommi_hier_held(const dcommi_hier *h, const dcommi_hier_cut *cut
     return begin;
 }
 
-/* One operation of a tier on the chunks of a kind: all that makes its plan. */
+/* The plan of one operation of a tier, for chunks of one kind. */
 typedef struct dcommi_hier_work {
     dcommi_hier *h;
     const dcommi_hier_cut *cut;
     const dcommi_hier_tier *tier;
     dcomm_coll coll;
     dcomm_space in; /* where the input lies; OUT: in place */
-    int kind;
-    size_t *counts; /* [2 * tier->n] */
+    int kind;       /* 0: all chunks but the last; 1: the last */
+    size_t *counts; /* [2 * tier->n]: counts and displacements */
 } dcommi_hier_work;
 
-/* The plan for the part that owner `owner` holds, and where that lies; NULL where it is nothing. */
+/* Make the plan for the part of owner `owner`. *in, *out: where the part lies. Return NULL for an
+ * empty part. */
 static dcomm_plan *dcommi_hier_work_plan(const dcommi_hier_work *w, int owner, dcomm_operand *in,
                                          dcomm_operand *out)
 {
@@ -136,7 +138,7 @@ static dcomm_plan *dcommi_hier_work_plan(const dcommi_hier_work *w, int owner, d
                : NULL;
 }
 
-/* A phase in which this rank's part of a tier does `coll`. */
+/* Fill in a phase in which this rank's part of a tier runs `coll`. */
 static void dcommi_hier_tier_phase(dcommi_hier_pipe *pipe, const dcommi_hier_cut *cut,
                                    const dcommi_hier_tree *tree, int number, dcomm_coll coll,
                                    dcomm_space in, dcommi_hier_phase *p)
@@ -152,7 +154,8 @@ static void dcommi_hier_tier_phase(dcommi_hier_pipe *pipe, const dcommi_hier_cut
     p->group = tier->owner >= 0 ? dcommi_hier_tier_table(tree, tier, h->b) : 0;
     p->in_step = p->out_step = cut->chunk;
     for (w.kind = 0; w.kind < 2; w.kind++) {
-        /* All ranks of the group above make room for the longest part and for the shortest. */
+        /* All ranks of the group above must reserve equally much: measure the plans of the longest
+         * and of the shortest part too. */
         int others[2] = {0, tier->below - 1};
         int64_t longest, shortest;
         dcommi_hier_held(h, cut, cut->length[w.kind], 0, tier->below, &longest);
@@ -173,7 +176,7 @@ static void dcommi_hier_tier_phase(dcommi_hier_pipe *pipe, const dcommi_hier_cut
     dcommi_free(w.counts);
 }
 
-/* A chunk that is copied as it is. */
+/* Fill in a phase that copies each chunk unchanged to OUT. */
 static void dcommi_hier_copy_phase(const dcommi_hier_pipe *pipe, const dcommi_hier_cut *cut,
                                    dcomm_space in, dcommi_hier_phase *p)
 {
@@ -243,7 +246,7 @@ static dcomm_status dcommi_hier_broadcast_of(dcommi_hier *h)
     for (int i = tree.ntiers - 1; i >= 0; i--) {
         const dcommi_hier_tier *tier = &tree.tier[i];
         int back = pipe.nphases - 1 - i;
-        bool scattered = false; /* before this tier: then the root goes on in its output */
+        bool scattered = false; /* in an earlier tier: then the root's data is in OUT */
         for (int k = 0; k < i; k++) {
             scattered = scattered || (tree.tier[k].n > 1 && tree.tier[k].shares > 1);
         }
@@ -268,7 +271,7 @@ static dcomm_status dcommi_hier_broadcast_of(dcommi_hier *h)
     return dcommi_hier_pipe_end(&pipe);
 }
 
-/* ---- what is in the table ---- */
+/* ---- the entries of the table ---- */
 
 typedef dcomm_status (*dcommi_hier_fn)(dcommi_hier *h);
 
@@ -280,7 +283,7 @@ static dcomm_status dcommi_hier_run(const dcommi_shape *s, dcomm_builder *b, dco
     dcomm_status status = dcommi_hier_open(s, b, &h, &flat);
     if (status == DCOMM_OK) {
         h.shards = leader ? 1 : h.smallest;
-        /* Where no level divides the ranks: the algorithm of the one level that there is. */
+        /* If no level divides the ranks, use the algorithm for a single level. */
         status = flat ? dcommi_hier_plain(s, !h.between_hosts, dcommi_hier_bytes(s)).make(s, b)
                       : make(&h);
     }
@@ -288,7 +291,8 @@ static dcomm_status dcommi_hier_run(const dcommi_shape *s, dcomm_builder *b, dco
     return status;
 }
 
-/* In rounds of hosts, unless hosts are divided as well, and alike. */
+/* Build the all-to-all: by digits if hosts are equal and divided again, else in rounds of hosts.
+ */
 static dcomm_status dcommi_hier_alltoall_any(dcommi_hier *h)
 {
     return dcommi_hier_digits_fit(h) ? dcommi_hier_alltoall_by_digits(h)
@@ -312,7 +316,7 @@ DCOMMI_HIER_ALGORITHM(alltoall, dcommi_hier_alltoall_any, false)
 DCOMMI_HIER_ALGORITHM(alltoall_leader, dcommi_hier_alltoall_by_leaders, true)
 #undef DCOMMI_HIER_ALGORITHM
 
-/* The hierarchical algorithm of any operation that a group may divide again. */
+/* Build the hierarchical form of an operation that dcommi_hier_sub may divide again. */
 static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcomm_builder *b)
 {
     switch (s->coll) {

@@ -1,18 +1,19 @@
-/* leader.h - reduce-scatter, all-gather and all-to-all through leaders, over any number
- * of levels: only the first rank of each group talks to other groups.
+/* leader.h - reduce-scatter, all-gather and all-to-all through leaders, over any number of levels.
+ * The leader of a group is its first rank; only leaders talk to other groups.
  *
- * Reduce-scatter: in each tier but the last, first ranks reduce all blocks; those of all hosts
- * reduce-scatter them by hosts, and each tier scatters what is its group's. All-gather: each tier
- * gathers to its first rank, those of all hosts all-gather, and each tier broadcasts all.
- * All-to-all: each tier gathers all blocks of its ranks; those who hold a host's sort them by the
- * host where they go, exchange, sort what came by the rank that it is for, and each tier scatters.
- * All in chunks, the tiers overlapping (hier/pipe.h). */
+ * Reduce-scatter: each tier but the last reduces all blocks to its leader. The leaders of all
+ * hosts reduce-scatter them by host, and each tier scatters the blocks of its group. All-gather:
+ * each tier gathers to its leader, the leaders of all hosts all-gather, and each tier broadcasts
+ * all blocks. All-to-all: each tier gathers all blocks of its ranks. The leaders of hosts sort
+ * them by the target host, exchange them, and sort them by the target rank. Then each tier
+ * scatters. All of it works in chunks, and the tiers overlap (hier/pipe.h). */
 #ifndef DCOMMI_ALGO_HIER_LEADER_H
 #define DCOMMI_ALGO_HIER_LEADER_H
 
 #include "order.h"
 
-/* Reserve for the calls of a tier, coarsest first; back: the tier's second phase. */
+/* Reserve numbers for the calls of a tier. Call it for the coarsest tier first. back: the second
+ * phase of the tier. */
 static void dcommi_hier_leader_reserve(dcommi_hier_order *o, int phase, int back)
 {
     dcommi_hier_reserve(&o->pipe, phase);
@@ -21,8 +22,8 @@ static void dcommi_hier_leader_reserve(dcommi_hier_order *o, int phase, int back
     }
 }
 
-/* Where the blocks of this rank's part of a tier lie: `own` where that is this rank alone, room of
- * its own where this rank leads it, else nowhere. */
+/* Return the place of the blocks of this rank's part of a tier: `own` if the part is this rank
+ * alone, new scratch if this rank leads it, else none. */
 static dcommi_hier_place dcommi_hier_leader_place(dcommi_hier_order *o, int tier,
                                                   dcommi_hier_place own)
 {
@@ -40,7 +41,7 @@ static dcomm_status dcommi_hier_reduce_scatter_by_leaders(dcommi_hier *h)
     DCOMMI_TRY(dcommi_hier_order_open(h, &o));
     int last = o.tree.ntiers - 1;
     dcomm_space input = dcommi_input_of(s, 0).space;
-    dcommi_hier_place from[DCOMMI_HIER_TIERS]; /* what a tier reduces */
+    dcommi_hier_place from[DCOMMI_HIER_TIERS]; /* the input of each tier's reduction */
     dcommi_hier_place sum = {DCOMM_SPACE_OUT, 0, 0}, to[DCOMMI_HIER_TIERS];
     from[0] = (dcommi_hier_place){input, 0, 0};
     if (!dcommi_hier_order_plain(&o)) {
@@ -56,7 +57,7 @@ static dcomm_status dcommi_hier_reduce_scatter_by_leaders(dcommi_hier *h)
         from[i + 1] = leads ? sum : from[i];
     }
     dcommi_hier_place own = dcommi_hier_order_own(&o, DCOMM_SPACE_OUT, s->in_place);
-    for (int i = 0; i <= last; i++) { /* what a tier's part gets */
+    for (int i = 0; i <= last; i++) { /* the result of a tier's part */
         to[i] = dcommi_hier_leader_place(&o, i, own);
     }
     o.pipe.nphases = 2 * last + 2;
@@ -106,7 +107,7 @@ static dcomm_status dcommi_hier_allgather_by_leaders(dcommi_hier *h)
 
 /* ---- all-to-all ---- */
 
-/* From here on a rank has the blocks of all, in the order, where it had one. */
+/* Change the offsets to those of an all-to-all: a rank has one block for each rank. */
 static void dcommi_hier_leader_square(dcommi_hier_order *o)
 {
     int n = o->h->s->nranks;
@@ -118,7 +119,9 @@ static void dcommi_hier_leader_square(dcommi_hier_order *o)
     }
 }
 
-/* What a host's ranks have, rank by rank, to the exchange, host by host where it goes; and back. */
+/* Fill in a phase that sorts the blocks of a host: from its ranks one after the other to the
+ * target hosts one after the other, for the exchange. back: sort the received blocks by target
+ * rank. */
 static dcomm_status dcommi_hier_leader_sort(dcommi_hier_order *o, dcommi_hier_node own, bool back,
                                             dcommi_hier_place in, dcommi_hier_place out,
                                             dcommi_hier_phase *p)
@@ -152,7 +155,7 @@ static dcomm_status dcommi_hier_leader_sort(dcommi_hier_order *o, dcommi_hier_no
     return DCOMM_OK;
 }
 
-/* The exchange between hosts. */
+/* Fill in the phase of the exchange between hosts. */
 static void dcommi_hier_leader_exchange(dcommi_hier_order *o, dcommi_hier_place in,
                                         dcommi_hier_place out, dcommi_hier_phase *p)
 {
@@ -169,7 +172,7 @@ static void dcommi_hier_leader_exchange(dcommi_hier_order *o, dcommi_hier_place 
         dcommi_shape sub = dcommi_hier_shape(h, DCOMM_COLL_ALLTOALLV, top->place, top->n, false);
         sub.counts = sub.send_counts = o->counts;
         sub.displs = sub.send_displs = o->counts + n;
-        for (size_t i = 0; i < n; i++) { /* as much goes to a host as comes from it */
+        for (size_t i = 0; i < n; i++) { /* a host sends and receives equally many blocks */
             k = dcommi_hier_part_at(&o->tree, top->node, top->level, i == 0 ? 0 : k.end);
             o->counts[i] = (size_t)(k.end - k.begin) * column;
             o->counts[n + i] = (size_t)k.begin * column;
@@ -194,7 +197,7 @@ static dcomm_status dcommi_hier_alltoall_by_leaders(dcommi_hier *h)
         return status;
     }
     int last = o.tree.ntiers - 1;
-    dcommi_hier_phase *phase = o.pipe.phase + 1; /* the first one sorts, as does the last */
+    dcommi_hier_phase *phase = o.pipe.phase + 1; /* phase 0 copies into the order, the last back */
     dcommi_hier_place input = {dcommi_input_of(h->s, 0).space, 0, 0};
     dcommi_hier_place output = {DCOMM_SPACE_OUT, 0, 0};
     o.pipe.nphases = 2 * last + 5;

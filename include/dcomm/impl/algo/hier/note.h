@@ -1,11 +1,10 @@
-/* note.h - what of the groups the hierarchical algorithms leave aside, and why: for
- * people who wonder what hier does on their machines. */
+/* note.h - tell the user which groups the hierarchical algorithms cannot use, and why. */
 #ifndef DCOMMI_ALGO_HIER_NOTE_H
 #define DCOMMI_ALGO_HIER_NOTE_H
 
 #include "hier.h"
 
-/* Where no level divides the ranks. */
+/* Write the note for ranks that no level divides; else the empty text. */
 static void dcommi_hier_note_flat(const dcommi_shape *s, char *text, size_t len)
 {
     bool between_hosts = s->groups == NULL || s->groups->count[0] > 1;
@@ -16,9 +15,8 @@ static void dcommi_hier_note_flat(const dcommi_shape *s, char *text, size_t len)
     }
 }
 
-/* The level that a group is not divided at because its parts are uneven; -1: it is, or has no
- * parts.
- */
+/* Return the level at which a group has parts but is not divided, because they are uneven; -1: the
+ * group is divided or has no parts. */
 static int dcommi_hier_uneven(const dcommi_hier *h, int group)
 {
     const dcommi_groups *g = h->s->groups;

@@ -1,7 +1,7 @@
-/* order.h - blocks of all ranks in the order that keeps groups together, so that what
- * belongs to a group is one stretch of memory: where it lies, how it gets there, and calls of the
- * tiers on such stretches. Long blocks are cut into pieces, and a chunk is a piece of every block.
- */
+/* order.h - blocks of all ranks in the order of groups.h, so that the blocks of a group are one
+ * range of memory. Here are the places of such ranges, the copies into the order and back, and the
+ * calls of the tiers on ranges. Long blocks are cut into pieces; a chunk has one piece of each
+ * block. */
 #ifndef DCOMMI_ALGO_HIER_ORDER_H
 #define DCOMMI_ALGO_HIER_ORDER_H
 
@@ -12,12 +12,12 @@ typedef struct dcommi_hier_order {
     dcommi_hier *h;
     dcommi_hier_tree tree;
     dcommi_hier_pipe pipe;
-    int64_t piece;      /* bytes of a block in a chunk, where blocks are equal */
-    int64_t *offset[2]; /* [nranks + 1] of each kind of chunk: where a rank's piece begins */
-    size_t *counts;     /* [4 * nranks], for the calls */
+    int64_t piece;      /* equal blocks: bytes of a block in a chunk */
+    int64_t *offset[2]; /* [nranks + 1] by kind of chunk: where the piece at a position begins */
+    size_t *counts;     /* [4 * nranks]: counts and displacements of a call */
 } dcommi_hier_order;
 
-/* Blocks of unequal length are not cut. */
+/* Prepare the order. Cut equal blocks into pieces; blocks of unequal length are not cut. */
 static dcomm_status dcommi_hier_order_open(dcommi_hier *h, dcommi_hier_order *o)
 {
     const dcommi_shape *s = h->s;
@@ -61,7 +61,7 @@ static dcomm_status dcommi_hier_order_close(dcommi_hier_order *o)
     return status;
 }
 
-/* Bytes of a group in a chunk of a kind. */
+/* Return the bytes of a group's blocks in a chunk of `kind`. */
 static int64_t dcommi_hier_order_bytes(const dcommi_hier_order *o, dcommi_hier_node v, int kind)
 {
     return o->offset[kind][v.end] - o->offset[kind][v.begin];
@@ -72,7 +72,7 @@ static dcommi_hier_node dcommi_hier_order_all(const dcommi_hier_order *o)
     return (dcommi_hier_node){0, o->h->s->nranks, -1};
 }
 
-/* A part of a tier: a group or a rank. */
+/* Return part `place` of a tier: a group or a rank. */
 static dcommi_hier_node dcommi_hier_order_part(const dcommi_hier_order *o,
                                                const dcommi_hier_tier *tier, int place)
 {
@@ -83,7 +83,7 @@ static dcommi_hier_node dcommi_hier_order_part(const dcommi_hier_order *o,
     return (dcommi_hier_node){at, at + 1, tier->node.level};
 }
 
-/* Scratch for a group's blocks, chunk by chunk. */
+/* Reserve scratch for the blocks of a group, chunk by chunk. */
 static dcommi_hier_place dcommi_hier_order_room(dcommi_hier_order *o, dcommi_hier_node v)
 {
     int64_t step = dcommi_hier_order_bytes(o, v, 0);
@@ -91,7 +91,9 @@ static dcommi_hier_place dcommi_hier_order_room(dcommi_hier_order *o, dcommi_hie
     return (dcommi_hier_place){DCOMM_SPACE_SCRATCH, dcomm_build_scratch(o->h->b, bytes), step};
 }
 
-/* This rank's own block in a caller's buffer. */
+/* Return the place of this rank's own block in a caller's buffer, which has the blocks of all
+ * ranks
+ * (`all`) or only this one. */
 static dcommi_hier_place dcommi_hier_order_own(const dcommi_hier_order *o, dcomm_space space,
                                                bool all)
 {
@@ -100,7 +102,7 @@ static dcommi_hier_place dcommi_hier_order_own(const dcommi_hier_order *o, dcomm
     return (dcommi_hier_place){space, all ? at : 0, o->piece};
 }
 
-/* Whether the caller's blocks lie in the order as they are. */
+/* Return true if the blocks in the caller's buffer lie in the order already. */
 static bool dcommi_hier_order_plain(const dcommi_hier_order *o)
 {
     int64_t length;
@@ -119,7 +121,7 @@ static dcomm_operand dcommi_hier_order_span(dcommi_hier_place p, int64_t bytes)
 
 /* ---- sorting ---- */
 
-/* Pieces to copy; what follows the piece before in both places is one with it. */
+/* Pieces to copy. A piece that follows the last one in both places is merged with it. */
 typedef struct dcommi_hier_sorting {
     int64_t *from, *to, *length;
     int64_t n, longest;
@@ -151,7 +153,7 @@ static void dcommi_hier_sorting_add(dcommi_hier_sorting *t, int64_t from, int64_
     t->longest = dcommi_max64(t->longest, t->length[i]);
 }
 
-/* The copies as a phase of chunks of `kind`. */
+/* Fill in a phase with the copies for chunks of `kind`, and empty the list. */
 static void dcommi_hier_sorting_phase(dcommi_hier_sorting *t, dcomm_builder *b,
                                       dcommi_hier_place in, dcommi_hier_place out, int kind,
                                       dcommi_hier_phase *p)
@@ -168,7 +170,8 @@ static void dcommi_hier_sorting_phase(dcommi_hier_sorting *t, dcomm_builder *b,
     t->n = t->longest = 0;
 }
 
-/* Copy all blocks from a caller's buffer into the order, or back. */
+/* Fill in a phase that copies all blocks from a caller's buffer into the order, or back. `in`: the
+ * place of the blocks in the order. */
 static void dcommi_hier_order_copies(dcommi_hier_order *o, dcomm_space space, dcommi_hier_place in,
                                      bool back, dcommi_hier_phase *p)
 {
@@ -193,8 +196,9 @@ static void dcommi_hier_order_copies(dcommi_hier_order *o, dcomm_space space, dc
 
 /* ---- calls ---- */
 
-/* An operation of a tier on the blocks of its group; reduce and broadcast: of all ranks. Parts are
- * as long as their ranks' blocks. Who does not take part makes room all the same. */
+/* Fill in a phase in which a tier runs `coll` on the blocks of its group (reduce and broadcast: on
+ * the blocks of all ranks). A part is as long as the blocks of its ranks. A rank that takes no
+ * part makes the plan too, to reserve as many tags, counters and slots as the others. */
 static void dcommi_hier_order_call(dcommi_hier_order *o, const dcommi_hier_tier *tier,
                                    dcomm_coll coll, dcommi_hier_place in, dcommi_hier_place out,
                                    dcommi_hier_phase *p)

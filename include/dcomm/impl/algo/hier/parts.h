@@ -1,5 +1,5 @@
-/* parts.h - what the hierarchical algorithms share: who is in which group, and the
- * sub-plans of the levels. */
+/* parts.h - helpers of the hierarchical algorithms: the ranks of each group, and the sub-plans of
+ * the levels. */
 #ifndef DCOMMI_ALGO_HIER_PARTS_H
 #define DCOMMI_ALGO_HIER_PARTS_H
 
@@ -13,9 +13,12 @@
 
 #include <limits.h>
 
-/* Limits from which a group within a host is divided again, by prices (docs/hierarchical.md). Where
- * ranks share the work: bytes that its ranks read of each other; shorter parts are messages, and
- * then fewer steps are better. Where one rank does all of it, or each has blocks for all: ranks. */
+/* Limits from which a group within a host is divided again, found by prices
+ * (docs/hierarchical.md).
+ *
+ * DIVIDE_BYTES: bytes of a part, where the ranks share the work. Shorter parts travel as messages,
+ * and then fewer steps are better. DIVIDE_MIN: ranks of the group, where one rank does all the
+ * work, or each rank has blocks for all. */
 #ifndef DCOMMI_HIER_DIVIDE_BYTES
 #define DCOMMI_HIER_DIVIDE_BYTES 8192
 #endif
@@ -30,11 +33,11 @@ typedef struct dcommi_hier {
     dcomm_builder *b;
     bool between_hosts;     /* the groups are hosts */
     int ngroups, smallest;  /* smallest: ranks of the smallest group */
-    int shards;             /* of a buffer, within a group; 1: its first rank does all */
+    int shards;             /* of a buffer, within a group; 1: its first rank does all the work */
     int group, index, size; /* this rank's group, its place there, ranks there */
     int *begin;             /* [ngroups + 1]: where a group's ranks begin in member */
     int *member;            /* [nranks]: the ranks, group by group */
-    dcommi_groups *inner;   /* who is near whom within this rank's group; NULL: not divided */
+    dcommi_groups *inner;   /* the groups within this rank's group; NULL: it is not divided */
 } dcommi_hier;
 
 static void dcommi_hier_close(dcommi_hier *h)
@@ -53,7 +56,7 @@ static int dcommi_hier_rank(const dcommi_hier *h, int group, int index)
     return h->member[h->begin[group] + index];
 }
 
-/* The first level, if any, that divides the ranks into groups of which one has several. */
+/* Return the first level that divides the ranks; -1: none does, or each group is one rank. */
 static int dcommi_hier_level(const dcommi_groups *g, int nranks)
 {
     for (int l = 0; g != NULL && g->nranks == nranks && l < g->nlevels; l++) {
@@ -64,21 +67,22 @@ static int dcommi_hier_level(const dcommi_groups *g, int nranks)
     return -1;
 }
 
-/* How much one rank brings or gets, alike on all ranks. */
+/* Return the bytes of the longest block, or of the call's count: equal on all ranks. */
 static int64_t dcommi_hier_bytes(const dcommi_shape *s)
 {
     return s->counts != NULL ? dcommi_longest(s, s->counts) : dcommi_shape_bytes(s, s->count);
 }
 
-/* The ranks that a group must have to be divided, where each owns one of `shards` parts of so many
- * bytes. */
+/* Return the ranks that a group must have to be divided. shards: parts that its ranks own; part:
+ * bytes of each. */
 static int dcommi_hier_least(int shards, int64_t part)
 {
     return shards == 1 ? DCOMMI_HIER_DIVIDE_MIN : part >= DCOMMI_HIER_DIVIDE_BYTES ? 2 : INT_MAX;
 }
 
-/* Whether a group of `least` ranks or more can be divided again. Uneven parts are not: the
- * sub-plans of all ranks of a call must need as many tags, counters and slots. */
+/* Return true if a group can be divided again: it has `least` ranks or more, and its parts are
+ * even. With uneven parts, the ranks of a call would need different numbers of tags, counters and
+ * slots. */
 static bool dcommi_hier_divides(const dcommi_groups *g, int least)
 {
     int first = dcommi_hier_level(g, g->nranks);
@@ -99,7 +103,8 @@ static bool dcommi_hier_divides(const dcommi_groups *g, int least)
     return true;
 }
 
-/* *flat: no level divides the ranks. Close it in any case. */
+/* Find the groups of a shape. *flat: no level divides the ranks. The caller must call
+ * dcommi_hier_close, after an error too. */
 static dcomm_status dcommi_hier_open(const dcommi_shape *s, dcomm_builder *b, dcommi_hier *h,
                                      bool *flat)
 {
@@ -120,7 +125,8 @@ static dcomm_status dcommi_hier_open(const dcommi_shape *s, dcomm_builder *b, dc
         return DCOMM_ERR_NO_MEMORY;
     }
     h->member = h->begin + h->ngroups + 1;
-    /* In the order, where ranks of groups of equal shape have the same places. */
+    /* Number a group's ranks in the order of groups.h: in groups of equal shape, ranks in the same
+     * part have the same place. */
     for (int i = 0; i < s->nranks; i++) {
         int r = g->order[i], k = dcommi_group_of(g, level, r);
         if (i == 0 || k != dcommi_group_of(g, level, g->order[i - 1])) {
@@ -173,14 +179,14 @@ typedef struct dcommi_hier_choice {
         return (dcommi_hier_choice){name, make};  \
     }
 
-/* The algorithm within one level: `near` where the ranks can read each other's memory. `bytes` is
- * what decides: the same on all ranks. */
+/* Choose the algorithm for one level. near: the ranks can read each other's memory. bytes: the
+ * same on all ranks, so that they choose alike. */
 static dcommi_hier_choice dcommi_hier_plain(const dcommi_shape *s, bool near, int64_t bytes)
 {
     bool small = bytes <= DCOMMI_BLOCK_SHORT, few = s->nranks <= 8;
     switch (s->coll) {
     case DCOMM_COLL_ALLREDUCE:
-        /* What counts between hosts is how much is sent in all. */
+        /* Between hosts, the bytes that all ranks send together decide. */
         DCOMMI_HIER_CHOICE(near && small && s->nranks <= 16, "one_shot", dcommi_direct_one_shot)
         DCOMMI_HIER_CHOICE(near, "two_shot", dcommi_direct_two_shot)
         DCOMMI_HIER_CHOICE((s->nranks - 1) * bytes <= DCOMMI_BLOCK_SHORT, "one_shot",
@@ -218,7 +224,8 @@ static dcommi_hier_choice dcommi_hier_plain(const dcommi_shape *s, bool near, in
 }
 #undef DCOMMI_HIER_CHOICE
 
-/* The shape of a sub-plan for `size` ranks. Only the last fold of all may divide. */
+/* Return the shape of a sub-plan of `size` ranks. An average divides in the last fold of all only:
+ * elsewhere it becomes a sum. */
 static dcommi_shape dcommi_hier_shape(const dcommi_hier *h, dcomm_coll coll, int rank, int size,
                                       bool last)
 {
@@ -236,12 +243,12 @@ static dcommi_shape dcommi_hier_shape(const dcommi_hier *h, dcomm_coll coll, int
     return s;
 }
 
-/* The sub-plan of one tier. `bytes` chooses the algorithm. */
+/* Make the sub-plan of one tier. `bytes` decides the algorithm. */
 static dcomm_plan *dcommi_hier_sub_near(dcommi_hier *h, const dcommi_shape *s, bool near,
                                         int64_t bytes, int64_t in_bytes, int64_t out_bytes)
 {
     dcommi_hier_choice choice = dcommi_hier_plain(s, near, bytes);
-    if (s->coding != NULL) { /* two ranks exchange as much, and round once, by an all-gather */
+    if (s->coding != NULL) { /* an all-gather of two ranks sends as many bytes and rounds once */
         choice = s->nranks == 2 || s->coding->whole
                      ? (dcommi_hier_choice){"coded_allgather", dcommi_coded_allgather}
                      : (dcommi_hier_choice){"coded_two_shot", dcommi_coded_two_shot};
@@ -249,7 +256,7 @@ static dcomm_plan *dcommi_hier_sub_near(dcommi_hier *h, const dcommi_shape *s, b
     return dcommi_sub_plan(h->b, s, choice.name, choice.make, in_bytes, out_bytes);
 }
 
-/* The sub-plan of this rank's group, which may be divided again. */
+/* Make a sub-plan of this rank's group, which may be divided again. */
 static dcomm_plan *dcommi_hier_sub(dcommi_hier *h, const dcommi_shape *sub, int64_t bytes,
                                    int64_t in_bytes, int64_t out_bytes)
 {
@@ -263,7 +270,7 @@ static dcomm_plan *dcommi_hier_sub(dcommi_hier *h, const dcommi_shape *sub, int6
     return dcommi_sub_plan(h->b, &s, choice.name, choice.make, in_bytes, out_bytes);
 }
 
-/* This rank's group as a table for CALL. */
+/* Put the ranks of this rank's group into the table, for CALL. Return the first index. */
 static int64_t dcommi_hier_local_table(dcommi_hier *h)
 {
     int64_t first = (int64_t)h->b->ntable;

@@ -1,23 +1,25 @@
-/* pipe.h - phases of many chunks, a lane for each phase: a chunk's phase waits for the
- * one before of the same chunk, so that phases of different levels run at once. Two such pipelines
- * take chunks in turn, so that the network never waits for the end of a chunk. */
+/* pipe.h - a pipeline of phases over many chunks, with a lane for each phase. A phase of a chunk
+ * waits for the phase before of the same chunk, so phases of different levels run at the same
+ * time. Two such pipelines take chunks in turn, so that the network does not wait for the end of a
+ * chunk.
+ */
 #ifndef DCOMMI_ALGO_HIER_PIPE_H
 #define DCOMMI_ALGO_HIER_PIPE_H
 
 #include "tree.h"
 
 #define DCOMMI_HIER_PHASES (2 * DCOMMI_HIER_TIERS + 3)
-#define DCOMMI_HIER_CHUNK (512 << 10) /* default; at most DCOMMI_HIER_DEFAULT_CHUNKS of them */
-#define DCOMMI_HIER_DEFAULT_CHUNKS 16
-#define DCOMMI_HIER_MAX_CHUNKS 64 /* also when the caller asks for smaller chunks */
+#define DCOMMI_HIER_CHUNK (512 << 10) /* bytes by default; more for long buffers */
+#define DCOMMI_HIER_DEFAULT_CHUNKS 16 /* chunks by default, at most */
+#define DCOMMI_HIER_MAX_CHUNKS 64     /* chunks of the caller's chunk_bytes, at most */
 
-/* The chunks that a phase's steps are for: `first`, `first` + `step` * i[depth]. */
+/* The chunk that a phase works on: first + step * i[depth]; step 0: `first` only. */
 typedef struct dcommi_hier_turn {
     int64_t first, step;
     int depth;
 } dcommi_hier_turn;
 
-/* Memory of chunk 0, and bytes from one chunk to the next. */
+/* The place of chunk 0, and bytes from one chunk to the next. */
 typedef struct dcommi_hier_place {
     dcomm_space space;
     int64_t at, step;
@@ -28,12 +30,12 @@ typedef struct dcommi_hier_place {
 typedef struct dcommi_hier_phase {
     const dcomm_plan *plan[2];
     int64_t group;
-    dcomm_operand in[2], out[2];   /* of chunk 0; copies: space and base */
-    int64_t in_step, out_step;     /* bytes from one chunk to the next */
-    int64_t tags, counters, slots; /* that a call may need */
-    int64_t tag, counter, slot;    /* of the call for chunk 0 */
-    int64_t pieces;                /* copies, of what the plan's table lists: */
-    int64_t from[2], to[2], length[2];
+    dcomm_operand in[2], out[2];       /* of chunk 0; copies: space and base */
+    int64_t in_step, out_step;         /* bytes from one chunk to the next */
+    int64_t tags, counters, slots;     /* that a call may need */
+    int64_t tag, counter, slot;        /* of the call for chunk 0 */
+    int64_t pieces;                    /* to copy; 0: the phase is a call or nothing */
+    int64_t from[2], to[2], length[2]; /* of the pieces: first indices into the plan's table */
 } dcommi_hier_phase;
 
 typedef struct dcommi_hier_pipe {
@@ -41,7 +43,7 @@ typedef struct dcommi_hier_pipe {
     dcommi_hier_phase phase[DCOMMI_HIER_PHASES];
     int nphases;
     int64_t chunks;
-    bool odd; /* the last chunk is another than the others */
+    bool odd; /* the last chunk differs from the others */
 } dcommi_hier_pipe;
 
 static bool dcommi_hier_active(const dcommi_hier_phase *p, int kind)
@@ -62,7 +64,7 @@ static dcomm_expr dcommi_hier_number(int64_t base, int64_t per, dcommi_hier_turn
                          : dcomm_const(base + per * turn.first);
 }
 
-/* Copy the pieces that the table lists. */
+/* Build the copies of the pieces that the table lists. */
 static void dcommi_hier_copies(dcomm_builder *b, const dcommi_hier_phase *p, int kind, int lane,
                                dcommi_hier_turn turn)
 {
@@ -76,7 +78,7 @@ static void dcommi_hier_copies(dcomm_builder *b, const dcommi_hier_phase *p, int
     dcomm_build_end(b, lane);
 }
 
-/* One phase of some chunks. */
+/* Build one phase of some chunks. */
 static void dcommi_hier_phase_step(dcommi_hier *h, const dcommi_hier_phase *p, int kind, int lane,
                                    dcommi_hier_turn turn)
 {
@@ -91,13 +93,13 @@ static void dcommi_hier_phase_step(dcommi_hier *h, const dcommi_hier_phase *p, i
     if (call != NULL) {
         call->value = dcommi_hier_number(p->counter, p->counters, turn);
         call->peer = dcommi_hier_number(p->slot, p->slots, turn);
-        if (p->plan[kind]->codec != NULL) { /* the shard's place in the whole, in f32 */
+        if (p->plan[kind]->codec != NULL) { /* the first element of the shard in the buffer */
             call->index = dcommi_coded_number(in.offset);
         }
     }
 }
 
-/* All phases of every flows-th chunk from `flow` on. */
+/* Build one of `flows` pipelines: all phases of every flows-th chunk, from `flow` on. */
 static void dcommi_hier_flow(const dcommi_hier_pipe *pipe, const uint16_t *done, int flow,
                              int flows)
 {
@@ -138,7 +140,7 @@ static void dcommi_hier_flow(const dcommi_hier_pipe *pipe, const uint16_t *done,
     }
 }
 
-/* Make room for what a call of a phase may need. */
+/* Raise the tags, counters and slots of a phase's calls to those that `plan` needs. */
 static void dcommi_hier_needs(dcommi_hier_phase *p, const dcomm_plan *plan)
 {
     if (plan != NULL) {
@@ -148,8 +150,9 @@ static void dcommi_hier_needs(dcommi_hier_phase *p, const dcomm_plan *plan)
     }
 }
 
-/* Give a phase's calls their tags, counters and slots. All ranks of a call must come to the same
- * numbers: from the coarsest tier down, since what is above a group is alike for all its ranks. */
+/* Reserve the tags, counters and slots of a phase's calls. All ranks of a call must get the same
+ * numbers. So reserve for the coarsest tier first: the ranks of a group have the same tiers above
+ * it. */
 static void dcommi_hier_reserve(dcommi_hier_pipe *pipe, int phase)
 {
     dcommi_hier_phase *p = &pipe->phase[phase];
@@ -161,7 +164,7 @@ static void dcommi_hier_reserve(dcommi_hier_pipe *pipe, int phase)
     b->head.nslots += (uint32_t)(pipe->chunks * p->slots);
 }
 
-/* Write the lanes. */
+/* Build the lanes of all phases. */
 static dcomm_status dcommi_hier_pipe_end(dcommi_hier_pipe *pipe)
 {
     dcomm_builder *b = pipe->h->b;

@@ -1,9 +1,10 @@
-/* tree.h - the groups of all levels as a tree of stretches of the order of ranks: who
- * owns which shard in a group, and with whom a rank works at each level.
+/* tree.h - the groups of all levels as a tree: the rank that owns each shard in a group, and the
+ * ranks that a rank works with at each level. A group is a range of the order of groups.h.
  *
- * The tiers of a rank: in tier 0 the ranks of its lowest group, in tier 1 those of them who own the
- * same shard in the parts of the group above, and so on; in the last tier across the coarsest
- * groups. A group whose parts cannot own equally many of its shards is not divided. */
+ * The tiers of a rank: in tier 0 it works with the ranks of its lowest group. In tier 1 it works
+ * with the owners of the same shard in the other parts of the group above, and so on. In the last
+ * tier it works across the coarsest groups. A group whose parts cannot own equally many of its
+ * shards is not divided. */
 #ifndef DCOMMI_ALGO_HIER_TREE_H
 #define DCOMMI_ALGO_HIER_TREE_H
 
@@ -17,19 +18,19 @@ typedef struct dcommi_hier_node {
 } dcommi_hier_node;
 
 typedef struct dcommi_hier_tier {
-    dcommi_hier_node node; /* that the tier makes one of */
-    int level;             /* of its parts; -1: these are ranks */
-    int n, place;          /* parts, and this rank's one */
-    int shares;            /* the first parts get a share each; 1: the first one gets all */
+    dcommi_hier_node node; /* the group whose parts work together in this tier */
+    int level;             /* of the parts; -1: the parts are ranks */
+    int n, place;          /* number of parts; this rank's part */
+    int shares;            /* parts that get a share, the first ones; 1: the first part gets all */
     int below;             /* owners in each part */
-    int owner;             /* this rank's number among those of its part; -1: it is none */
+    int owner;             /* this rank's number among the owners of its part; -1: it is none */
     bool near;             /* the parts can read each other's memory */
-    bool home;             /* one of them has the rank that comes first */
+    bool home;             /* the group has the rank that comes first */
 } dcommi_hier_tier;
 
 typedef struct dcommi_hier_tree {
     const dcommi_groups *g;
-    int first;  /* where in the order the rank is that comes first in all its groups; -1: none */
+    int first;  /* position of the rank that comes first in all its groups; -1: none */
     int least;  /* a group of fewer ranks is not divided */
     int ntiers; /* at least 2 */
     dcommi_hier_tier tier[DCOMMI_HIER_TIERS];
@@ -40,7 +41,7 @@ static bool dcommi_hier_holds(dcommi_hier_node v, int position)
     return v.begin <= position && position < v.end;
 }
 
-/* The part of a group that begins at a position. */
+/* Return the part of a group that begins at a position. */
 static dcommi_hier_node dcommi_hier_part_at(const dcommi_hier_tree *t, dcommi_hier_node v,
                                             int level, int begin)
 {
@@ -52,7 +53,7 @@ static dcommi_hier_node dcommi_hier_part_at(const dcommi_hier_tree *t, dcommi_hi
     return part;
 }
 
-/* How many parts a group has at a level, and the number of the one with `position`. */
+/* Return the number of parts of a group at a level; *which: the part with `position`. */
 static int dcommi_hier_parts_of(const dcommi_hier_tree *t, dcommi_hier_node v, int level,
                                 int position, int *which)
 {
@@ -66,7 +67,7 @@ static int dcommi_hier_parts_of(const dcommi_hier_tree *t, dcommi_hier_node v, i
     return n;
 }
 
-/* Part number `place` of n, counted from the one that comes first. */
+/* Return part `place` of a group, counted from the part that comes first. */
 static dcommi_hier_node dcommi_hier_part_of(const dcommi_hier_tree *t, dcommi_hier_node v,
                                             int level, int place)
 {
@@ -78,14 +79,14 @@ static dcommi_hier_node dcommi_hier_part_of(const dcommi_hier_tree *t, dcommi_hi
     return part;
 }
 
-/* Likewise of a group's ranks: where in the order. */
+/* Return the position of rank `place` of a group, counted from the rank that comes first. */
 static int dcommi_hier_member(const dcommi_hier_tree *t, dcommi_hier_node v, int place)
 {
     int first = dcommi_hier_holds(v, t->first) ? t->first - v.begin : 0;
     return v.begin + (place + first) % (v.end - v.begin);
 }
 
-/* The level at which a group with so many shards is divided; -1: it is not. */
+/* Return the level at which a group with so many shards is divided; -1: it is not divided. */
 static int dcommi_hier_split(const dcommi_hier_tree *t, dcommi_hier_node v, int shards)
 {
     const dcommi_groups *g = t->g;
@@ -112,7 +113,7 @@ static int dcommi_hier_split(const dcommi_hier_tree *t, dcommi_hier_node v, int 
     return -1;
 }
 
-/* Owner number `owner` of a group's shards. */
+/* Return the rank of owner number `owner` of a group's shards. */
 static int dcommi_hier_owner(const dcommi_hier_tree *t, dcommi_hier_node v, int shards, int owner)
 {
     for (int level; (level = dcommi_hier_split(t, v, shards)) >= 0;) {
@@ -125,8 +126,9 @@ static int dcommi_hier_owner(const dcommi_hier_tree *t, dcommi_hier_node v, int 
     return t->g->order[dcommi_hier_member(t, v, owner)];
 }
 
-/* The tiers of a rank. shards: as many as the smallest of the coarsest groups has ranks, or fewer.
- * first: a rank, or -1. least: of the ranks of a group that is divided. */
+/* Make the tiers of a rank. shards: at most the ranks of the smallest of the coarsest groups.
+ * first: the rank that comes first in all its groups, or -1. least: a group of fewer ranks is not
+ * divided. */
 static void dcommi_hier_tree_make(const dcommi_groups *g, int rank, int shards, int first,
                                   int least, dcommi_hier_tree *t)
 {
@@ -159,7 +161,7 @@ static void dcommi_hier_tree_make(const dcommi_groups *g, int rank, int shards, 
         } else {
             tier->n = dcommi_hier_parts_of(t, v, level, at, &tier->place);
             dcommi_hier_parts_of(t, v, level, t->first, &home);
-            tier->shares = n > 0 && shards > 1 ? tier->n : 1; /* the last tier gives nothing away */
+            tier->shares = n > 0 && shards > 1 ? tier->n : 1; /* the last tier divides no shards */
             tier->below = shards / tier->shares;
             tier->near = g->kind[level] != DCOMMI_LEVEL_HOST;
         }
@@ -178,7 +180,8 @@ static void dcommi_hier_tree_make(const dcommi_groups *g, int rank, int shards, 
     }
 }
 
-/* Who works with this rank in a tier, in order of places; owner: of the parts' shards. */
+/* Put the ranks that work with this one in a tier into the table, in the order of places. Return
+ * the first index. */
 static int64_t dcommi_hier_tier_table(const dcommi_hier_tree *t, const dcommi_hier_tier *tier,
                                       dcomm_builder *b)
 {

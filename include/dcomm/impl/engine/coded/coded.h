@@ -1,5 +1,5 @@
-/* coded.h - compressed calls: the codec's steps, when a call is compressed, what its algorithm may
- * know of the codec. */
+/* coded.h - compressed calls: the codec's steps, which calls are compressed, and what the
+ * algorithm may know of the codec. */
 #ifndef DCOMMI_CODED_H
 #define DCOMMI_CODED_H
 
@@ -8,7 +8,7 @@
 #include "sparse.h"
 #include "../../algo/table.h"
 
-/* A shorter tensor is not worth two more kernels, nor the error. */
+/* A shorter tensor is not worth two more kernels and the codec's error. */
 #define DCOMMI_CODED_MIN 2048 /* elements; coll.h and docs/compressed-allreduce.md name it */
 
 static dcomm_status dcommi_coded_step_encode(void *user, const dcomm_codec_place *place,
@@ -45,7 +45,7 @@ static dcomm_status dcommi_coded_divide(float *x, size_t len, const dcomm_codec_
                               : DCOMM_OK;
 }
 
-/* Note how far the sum of sparse wires has filled in. */
+/* Count the nonzero elements in the sum of sparse wires. */
 static void dcommi_coded_fill(dcommi_coded *c, const float *x, size_t count, size_t nsrc)
 {
     if (c->report == NULL || !dcommi_codec_has(c->codec, DCOMMI_CODEC_SPARSE)) {
@@ -69,7 +69,7 @@ static dcomm_status dcommi_coded_step_decode(void *user, const dcomm_codec_place
         return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
     }
     dcomm_status status = dcomm_decode_sum(c->codec, src, src_len, nsrc, dst, count);
-    if (status < 0) { /* of what cannot be decoded, nothing is made */
+    if (status < 0) { /* wires that cannot be decoded give no result */
         return dcommi_coded_judge(c, status, NULL);
     }
     DCOMMI_TRY(dcommi_coded_divide(dst, dst_len, place));
@@ -106,7 +106,7 @@ static dcomm_status dcommi_coded_step_recode(void *user, const dcomm_codec_place
         DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_recode_workspace_bytes(c->codec, count)));
         status = dcomm_recode(c->codec, src, src_len, nsrc, factor, NULL, NULL, count, &key, dst,
                               dst_len, encoded, c->workspace, &report);
-        if (status >= 0 && c->ledger != NULL) { /* what is to be compared, nobody has */
+        if (status >= 0 && c->ledger != NULL) { /* the input to compare is not available */
             dcomm_ledger_encoded(c->ledger, count, &report);
         }
     }
@@ -130,7 +130,8 @@ static size_t dcommi_coding_max_bytes(const void *sizes, size_t count)
     return dcomm_codec_max_bytes(sizes, count);
 }
 
-/* The codec of a call; NULL: none. While DGC warms up, it is not that of the call's options. */
+/* Return the codec of a call; NULL: none. While DGC warms up, it is not the one in the call's
+ * options. */
 static const dcomm_codec *dcommi_coded_codec_of(const dcomm_coll_opts *opts)
 {
     return opts->feedback != NULL ? dcomm_feedback_codec(opts->feedback) : opts->codec;
@@ -179,8 +180,9 @@ static dcomm_status dcommi_coded_check_feedback(const dcommi_shape *s, const dco
                            dcomm_coll_name(s->coll), fb->count, fb->codec->spec, s->count,
                            opts->codec != NULL ? opts->codec->spec : "the same codec");
     }
-    /* Behind a call on the same stream, it is looked at when that has ended and this one begins.
-     * The step's number decides beforehand what linear codecs draw and what warms up. */
+    /* A call behind another one on the same stream is checked when that has ended and this one
+     * begins. But the step's number decides beforehand what linear codecs draw and what warms
+     * up. */
     bool behind = opts->stream != NULL && fb->opts.warmup_steps == 0 &&
                   !dcommi_codec_has(fb->codec, DCOMMI_CODEC_LINEAR);
     if (!behind && (fb->stale || fb->begun)) {
@@ -192,13 +194,13 @@ static dcomm_status dcommi_coded_check_feedback(const dcommi_shape *s, const dco
     return DCOMM_OK;
 }
 
-/* Operators that compressed calls can have. */
+/* Return true if compressed calls can have an operator. */
 static bool dcommi_coded_op(dcomm_op op)
 {
     return op == DCOMM_SUM || op == DCOMM_AVG || op == DCOMM_PREMUL_SUM;
 }
 
-/* Return true if a call with a codec is compressed. Its ranks decide alike. */
+/* Return true if a call with a codec is compressed. All its ranks decide alike. */
 static bool dcommi_coded_wanted(const dcommi_shape *s, const dcomm_coll_opts *opts)
 {
     bool named = opts->algo != NULL && dcommi_coded_find(s->coll, opts->algo) != NULL;
@@ -206,7 +208,7 @@ static bool dcommi_coded_wanted(const dcommi_shape *s, const dcomm_coll_opts *op
            (named || s->count >= DCOMMI_CODED_MIN);
 }
 
-/* Give a shape its codec, where there is one to be used. */
+/* Give a shape its codec, if one is to be used. */
 static dcomm_status dcommi_coded_begin(dcommi_shape *s, const dcomm_coll_opts *opts,
                                        dcommi_coding *coding)
 {
@@ -252,7 +254,7 @@ static dcomm_status dcommi_coded_new(dcomm_comm *comm, const dcomm_coll_opts *op
     return DCOMM_OK;
 }
 
-/* The call has its plan and its number. */
+/* Complete the coded part of a call that has its plan and its number. */
 static void dcommi_coded_numbered(dcommi_coded *c, const dcomm_coll_opts *opts,
                                   const dcomm_plan *plan, uint64_t seq)
 {
@@ -267,8 +269,8 @@ static void dcommi_coded_numbered(dcommi_coded *c, const dcomm_coll_opts *opts,
                                .step = opts->codec_step != 0 ? opts->codec_step : seq + 1};
 }
 
-/* Where encodings are summed, ranks must have drawn the same random numbers: what these depend on,
- * for the call's signature. It is none of the plan's business, which serves all steps. */
+/* Hash what the random numbers depend on, for the call's signature: where encodings are summed,
+ * all ranks must draw the same. The plan cannot tell, because it serves all steps. */
 static uint32_t dcommi_coded_agreed(const dcommi_coded *c)
 {
     if (!c->linear) {
@@ -281,7 +283,8 @@ static uint32_t dcommi_coded_agreed(const dcommi_coded *c)
     return (uint32_t)(h ^ (h >> 32));
 }
 
-/* The run is over: residuals are those of the next step now, or nobody knows what they are. */
+/* End the codec's part of a run. Residuals become those of the next step or, after a failure,
+ * stale. */
 static void dcommi_coded_end(dcommi_coded *c, dcomm_status status)
 {
     if (c->feedback == NULL) {
@@ -300,7 +303,7 @@ static void dcommi_coded_end(dcommi_coded *c, dcomm_status status)
     }
 }
 
-/* With comm->lock. */
+/* Return a coded part to the free list. With comm->lock. */
 static void dcommi_coded_drop(dcomm_comm *comm, dcommi_coded *c)
 {
     if (c != NULL) {

@@ -1,6 +1,6 @@
-/* device.h - the codec's steps of a run whose operands lie on a device: the kernels of
- * cuda.h, so that only encodings leave it. What kernels find in the data comes back in a report,
- * and in a ledger where one is kept. */
+/* device.h - the codec's steps of a run whose operands lie on a device, by the kernels of cuda.h.
+ * Only encodings leave the device. The kernels' findings come back in a report, and in a ledger if
+ * one is kept. */
 #ifndef DCOMMI_CODED_DEVICE_H
 #define DCOMMI_CODED_DEVICE_H
 
@@ -12,11 +12,11 @@
 typedef struct dcommi_code_found {
     dcomm_cuda_report report;
     dcomm_cuda_ledger ledger;
-    dcomm_cuda_ledger before, after; /* of a residual that is raised: its squares */
-    dcomm_cuda_sight factors;        /* powersgd's, when they are decoded */
+    dcomm_cuda_ledger before, after; /* squares of a residual before and after it is raised */
+    dcomm_cuda_sight factors;        /* powersgd's P and Q, when they are decoded */
 } dcommi_code_found;
 
-/* Where in a slot it comes back; before it lies the empty one. */
+/* Offset in a slot (bytes) where the findings come back. The empty findings lie before it. */
 #define DCOMMI_FOUND_AT 512
 _Static_assert(sizeof(dcommi_code_found) <= DCOMMI_FOUND_AT, "there is room");
 
@@ -40,21 +40,21 @@ static void dcommi_coded_left(const dcommi_coded *c)
     }
 }
 
-/* A step of the codec's: it waits for a slot, and then is on the device's queue. */
+/* A codec's step. It waits for a slot, and then is on the device's queue. */
 typedef struct dcommi_code_job {
     dcommi_lane *lane;
     int32_t word;
     dcomm_codec_place place;
     dcommi_device_code code;
     dcommi_feedback_job feedback;
-    uint8_t *home; /* coded_sparse: where the wire goes that was encoded on the device */
-    void *there;   /* coded_sparse: the wire, or all pairs */
+    uint8_t *home; /* coded_sparse: host memory for the wire that the device encodes */
+    void *there;   /* coded_sparse: device memory of that wire, or of all pairs */
     bool spreads;
     size_t n;
-    const void *src[]; /* n of them, and as many lengths */
+    const void *src[]; /* n of them, then as many lengths */
 } dcommi_code_job;
 
-/* An encoding as the host's would tell of it. */
+/* Report an encoding as the host's codec would. */
 static void dcommi_code_tell(dcommi_code_job *job, const dcommi_code_found *found,
                              const dcomm_codec_report *report)
 {
@@ -75,7 +75,7 @@ static void dcommi_code_tell(dcommi_code_job *job, const dcommi_code_found *foun
     }
 }
 
-/* Note in the books that a residual was raised. */
+/* Update the norm of what is held back, after a residual was raised. */
 static void dcommi_code_raised(const dcommi_code_job *job, const dcommi_code_found *found)
 {
     dcommi_coded *c = job->lane->frame->run->coded;
@@ -86,7 +86,7 @@ static void dcommi_code_raised(const dcommi_code_job *job, const dcommi_code_fou
     }
 }
 
-/* The memory of a step of coded_sparse goes back in the order of queue IN. */
+/* Free a step. Device memory of coded_sparse is released in the order of queue IN. */
 static void dcommi_code_free(dcommi_code_job *job, dcommi_device_handle *d)
 {
     if (job->there != NULL) {
@@ -95,8 +95,8 @@ static void dcommi_code_free(dcommi_code_job *job, dcommi_device_handle *d)
     dcommi_free(job);
 }
 
-/* After a codec's step: take the verdict that it has found. A call in the order of a stream has
- * nobody who waits for its status, so that there it poisons the communicator. */
+/* Take the verdict of a codec's step. Nobody waits for the status of a call in the order of a
+ * stream, so its verdict poisons the communicator. */
 static dcomm_status dcommi_coded_verdict(dcommi_lane *lane)
 {
     dcommi_run *run = lane->frame->run;
@@ -111,7 +111,7 @@ static dcomm_status dcommi_coded_verdict(dcommi_lane *lane)
     return DCOMM_OK;
 }
 
-/* The wire that was selected is in host memory. */
+/* Read the selected wire, which is in host memory now, and let the lane go on. */
 static void dcommi_code_home(void *user, bool good)
 {
     dcommi_code_job *job = user;
@@ -130,7 +130,7 @@ static void dcommi_code_home(void *user, bool good)
     dcommi_code_free(job, d);
 }
 
-/* Bring it there. */
+/* Copy the selected wire to host memory. */
 static void dcommi_code_bring(dcommi_code_job *job, size_t bytes)
 {
     const dcommi_across copy = {.run = job->lane->frame->run,
@@ -198,7 +198,7 @@ static void dcommi_code_done(dcommi_job *job, dcomm_status status)
     dcommi_code_end(slot->user, slot, status);
 }
 
-/* On queue IN: the kernels. */
+/* Put a step's kernels on queue IN. */
 static dcomm_status dcommi_code_run(dcommi_code_job *job, dcommi_device_handle *d,
                                     dcommi_code_found *there)
 {
@@ -236,7 +236,7 @@ static dcomm_status dcommi_code_run(dcommi_code_job *job, dcommi_device_handle *
     return finishes ? dcommi_feedback_finish_there(d, code, &job->feedback) : DCOMM_OK;
 }
 
-/* Launch a step's kernels. Their findings begin as nothing, and are brought back to the slot. */
+/* Launch a step's kernels. Their findings begin empty, and are copied back to the slot. */
 static dcomm_status dcommi_code_launch(dcommi_code_job *job, dcommi_slot *slot)
 {
     dcommi_device_handle *d = &slot->device->handle;
@@ -274,7 +274,7 @@ static void dcommi_code_go(dcommi_slot *slot, void *user)
     dcommi_run_let_go(run);
 }
 
-/* Ask for the slot that it waits for. */
+/* Ask for the slot that a step waits for. */
 static dcomm_status dcommi_code_ask(dcommi_code_job *job)
 {
     dcommi_run *run = job->lane->frame->run;
@@ -339,7 +339,7 @@ static dcomm_status dcommi_coded_on_device(dcommi_lane *lane, const dcomm_codec_
     return DCOMM_IN_PROGRESS;
 }
 
-/* The pairs are on the device. */
+/* Go on with a step whose pairs are on the device. */
 static void dcommi_code_brought(void *user, bool good)
 {
     dcommi_code_job *job = user;

@@ -1,10 +1,11 @@
-/* feedback_device.h - error feedback whose residuals lie on a device: they move there with the
+/* feedback_device.h - error feedback whose residuals lie on a device. They move there with the
  * first all-reduce of device memory, and the codec's kernels read and write them.
  *
- * States outlive communicators, and contexts with their queues and pools. So the memory is the
- * device's usual pool's, and is taken, filled and given back in the order of one stream of the
- * process for each device. A run's queue begins behind that stream, and the stream goes on behind a
- * run that failed, of which kernels may still be under way. Neither ever waits for a rank. */
+ * States outlive communicators, and contexts with their queues and pools. So their memory comes
+ * from the device's default pool. It is allocated, filled and released in the order of one stream,
+ * which the process has for each device. A run's queue begins behind that stream. If a run fails,
+ * kernels of it may still be under way, so the stream goes on behind the run's queue. Neither ever
+ * waits for a rank. */
 #ifndef DCOMMI_FEEDBACK_DEVICE_H
 #define DCOMMI_FEEDBACK_DEVICE_H
 
@@ -14,8 +15,7 @@
 #include <pthread.h>
 #include <sched.h>
 
-/* The side of a device that serves states of error feedback: made at the first use, never given
- * back. */
+/* A device's part for states of error feedback, made at the first use and never released. */
 typedef struct dcommi_feedback_side {
     dcommi_feedback_place place; /* first */
     struct dcommi_feedback_side *next;
@@ -56,7 +56,7 @@ static dcomm_status dcommi_feedback_side_copy(const dcommi_feedback_place *place
                                 bytes);
 }
 
-/* bf16 is widened, and rounded again: x by this, and y. */
+/* Add factor * y to x, both bf16: widen to `wide` and `more`, add, and round again. */
 static dcomm_status dcommi_feedback_side_add_narrow(const dcommi_feedback_place *place, uint16_t *x,
                                                     float factor, const uint16_t *y, size_t count,
                                                     float *wide, float *more)
@@ -159,7 +159,7 @@ static dcomm_status dcommi_feedback_store_before(const dcomm_feedback *fb,
     return DCOMM_OK;
 }
 
-/* A store's contents, there. */
+/* Copy a store's contents to `place`. */
 static dcomm_status dcommi_feedback_store_send(const dcomm_feedback *fb,
                                                const dcommi_feedback_store *s,
                                                const dcommi_feedback_place *place,
@@ -178,8 +178,8 @@ static dcomm_status dcommi_feedback_store_send(const dcomm_feedback *fb,
     return status;
 }
 
-/* Before a call, by the thread that calls: residuals lie where its buffers do. On a device that is
- * not left, this waits for nothing. device < 0: host memory. */
+/* Move residuals to where a call's buffers lie, before the call and in its thread. `device` < 0:
+ * host memory. If the residuals lie there already, this waits for nothing. */
 static dcomm_status dcommi_feedback_follow(const char *what, dcomm_feedback *fb, int device)
 {
     const dcommi_feedback_place *place = fb->worker.place;
@@ -217,7 +217,7 @@ static dcomm_status dcommi_feedback_before(const dcomm_feedback *fb, const dcomm
                                      dcommi_feedback_side_of(fb->worker.place)->stream);
 }
 
-/* And the other way round. */
+/* Put all later work on the state behind the work that the run's queue has under way. */
 static dcomm_status dcommi_feedback_behind(const dcomm_feedback *fb, const dcommi_device_handle *d)
 {
     return dcommi_devices->own_after(d->number, dcommi_feedback_side_of(fb->worker.place)->stream,

@@ -1,28 +1,28 @@
-/* feedback_kernels.h - a codec's step with error feedback whose residuals lie on the run's device:
- * what feedback.h does to arrays, by kernels on queue IN. The codec takes f32, so bf16 is widened
- * before it and rounded behind. */
+/* feedback_kernels.h - a codec's step with error feedback whose residuals lie on the run's device.
+ * Kernels on queue IN do to arrays what feedback.h does. The codec takes f32, so bf16 is widened
+ * before it and rounded after it. */
 #ifndef DCOMMI_FEEDBACK_KERNELS_H
 #define DCOMMI_FEEDBACK_KERNELS_H
 
 #include "feedback_device.h"
 
-/* The work of a step on the state, once its ranges have been accepted. */
+/* The work of a step on the feedback state, once its ranges have been accepted. */
 typedef struct dcommi_feedback_job {
-    dcomm_feedback *fb;   /* NULL: nothing */
-    size_t first;         /* element of the tensor */
-    bool owner;           /* a recoding */
-    bool raises;          /* whose loss goes into the worker's residual */
-    const float *learned; /* EF21, a decoding: the estimate that its result is added to, */
-    float *learns;        /* and what that becomes */
+    dcomm_feedback *fb;   /* NULL: none */
+    size_t first;         /* its first element in the tensor */
+    bool owner;           /* it is a recoding */
+    bool raises;          /* it is one whose loss goes into the worker's residual */
+    const float *learned; /* EF21, a decoding: the estimate to which the result is added */
+    float *learns;        /* EF21: the new estimate */
 } dcommi_feedback_job;
 
-/* Where its ledgers are, on the device; NULL: not wanted. before, after: of squares of a residual
- * that is raised. */
+/* The ledgers of a step, on the device; NULL: not wanted. before, after: for the squares of a
+ * residual that is raised. */
 typedef struct dcommi_feedback_books {
     dcomm_cuda_ledger *ledger, *before, *after;
 } dcommi_feedback_books;
 
-/* Before a step, by the thread that takes it. */
+/* Prepare a step, in the thread that starts it. */
 static dcomm_status dcommi_feedback_step(dcommi_coded *c, const dcomm_codec_place *place,
                                          dcommi_device_code *code, dcommi_feedback_job *job)
 {
@@ -65,7 +65,8 @@ static dcomm_status dcommi_feedback_step(dcommi_coded *c, const dcomm_codec_plac
     return DCOMM_OK;
 }
 
-/* A state's memory on the run's device that the encoding of a range has from step to step. */
+/* Find the state's memory on the run's device that the encoding of a range keeps from step to
+ * step. */
 static dcomm_status dcommi_feedback_kept_room(dcomm_feedback *fb, const dcommi_device_handle *d,
                                               size_t first, bool owner, size_t need,
                                               void **memory_p)
@@ -98,7 +99,7 @@ static dcomm_status dcommi_feedback_kept_room(dcomm_feedback *fb, const dcommi_d
     return DCOMM_OK;
 }
 
-/* The workspace of a selection for a range, whose contents make its next call faster. */
+/* Find the workspace of a selection for a range. Its contents make the next call faster. */
 static dcomm_status dcommi_feedback_keep_room(const dcommi_feedback_job *job,
                                               const dcommi_device_handle *d,
                                               dcommi_device_code *code)
@@ -113,7 +114,7 @@ static dcomm_status dcommi_feedback_keep_room(const dcommi_feedback_job *job,
 
 enum { DCOMMI_FEEDBACK_ROOMS = 8 };
 
-/* On queue IN. Once something has failed, nothing more is done. */
+/* The arrays of a step on queue IN. Once something has failed, nothing more is done. */
 typedef struct dcommi_feedback_arrays {
     dcommi_device_handle *d;
     const dcommi_device_code *code;
@@ -122,12 +123,12 @@ typedef struct dcommi_feedback_arrays {
     dcomm_status status;
     void *room[DCOMMI_FEEDBACK_ROOMS]; /* f32 arrays, for this step alone */
     int nroom;
-    const dcommi_feedback_store *store; /* NULL: what is lost goes into the worker's residual */
-    size_t at;                          /* its element */
-    const float *gradient;              /* for the ledger; NULL: nobody has it */
-    const float *x; /* what is encoded with what is held; a recoding's: NULL, or its sum */
+    const dcommi_feedback_store *store; /* NULL: the loss goes into the worker's residual */
+    size_t at;                          /* the step's first element in it */
+    const float *gradient;              /* for the ledger; NULL: not available */
+    const float *x; /* the numbers to encode with `held`; recoding: NULL, or its sum */
     const float *held;
-    float *next;     /* as the store has it, or to be rounded */
+    float *next;     /* in the store, or still to be rounded into it */
     float *velocity; /* DGC: likewise; else NULL */
     float *sent;     /* the encoding, decoded; NULL: not yet */
 } dcommi_feedback_arrays;
@@ -165,7 +166,7 @@ static void dcommi_feedback_compare(dcommi_feedback_arrays *a, dcomm_cuda_ledger
     }
 }
 
-/* Elements of `base` as f32: where they lie, or widened. */
+/* Return elements of `base` as f32: where they lie, or widened. */
 static float *dcommi_feedback_wide(dcommi_feedback_arrays *a, const dcommi_feedback_store *s,
                                    void *base, size_t at)
 {
@@ -178,7 +179,7 @@ static float *dcommi_feedback_wide(dcommi_feedback_arrays *a, const dcommi_feedb
     return wide;
 }
 
-/* To what the store will hold; and what that is, rounded. */
+/* Round `wide` into the store, and set it to the rounded values. */
 static void dcommi_feedback_round(dcommi_feedback_arrays *a, const dcommi_feedback_store *s,
                                   size_t at, float *wide)
 {
@@ -212,7 +213,7 @@ static void dcommi_feedback_see(dcommi_feedback_arrays *a)
     dcommi_feedback_decode(a, &wire, &bytes, 1, a->sent);
 }
 
-/* The sum of a recoding's wires, times its factor. */
+/* Return the sum of a recoding's wires, times its factor. */
 static float *dcommi_feedback_sum_there(dcommi_feedback_arrays *a)
 {
     const dcommi_device_code *code = a->code;
@@ -225,7 +226,7 @@ static float *dcommi_feedback_sum_there(dcommi_feedback_arrays *a)
     return sum;
 }
 
-/* The basis of the step's range, in memory of its device. */
+/* Find the basis of the step's range, and bring it to the device. */
 static dcomm_status dcommi_feedback_basis_there(const dcommi_feedback_arrays *a,
                                                 dcommi_feedback_basis **basis_p)
 {
@@ -252,7 +253,7 @@ static void dcommi_feedback_matrix(dcommi_feedback_arrays *a, dcommi_device_matr
     DCOMMI_THEN(a->status, a->d->call->matrix(a->d, m));
 }
 
-/* powersgd, step by step, from the Q that it remembers: as its encoding in host memory. */
+/* Encode by powersgd's products from the remembered Q, as an encoding in host memory does. */
 static void dcommi_feedback_products_there(dcommi_feedback_arrays *a, const float *x,
                                            const float *residual, float *next,
                                            dcomm_cuda_ledger *ledger)
@@ -293,13 +294,13 @@ static void dcommi_feedback_products_there(dcommi_feedback_arrays *a, const floa
         m.ledger = x != NULL ? ledger : NULL;
         dcommi_feedback_matrix(a, &m, DCOMMI_MATRIX_PRODUCT);
     }
-    if (x == NULL && ledger != NULL) { /* what it took in, nobody has */
+    if (x == NULL && ledger != NULL) { /* its input is not available */
         dcommi_feedback_see(a);
         dcommi_feedback_compare(a, ledger, NULL, a->sent, next);
     }
 }
 
-/* x, or the wires of a recoding where that is NULL. */
+/* Encode `x`, or recode the wires if `x` is NULL. */
 static void dcommi_feedback_encode_there(dcommi_feedback_arrays *a, const float *x,
                                          const float *residual, float *next,
                                          dcomm_cuda_ledger *ledger)
@@ -322,7 +323,7 @@ static void dcommi_feedback_encode_there(dcommi_feedback_arrays *a, const float 
 
 /* ---- one step ---- */
 
-/* The factor that clips the step's gradient, of whose encodings this is the first. */
+/* Compute the factor that clips the step's gradient. This encoding is the step's first. */
 static void dcommi_feedback_clip_there(dcommi_feedback_arrays *a)
 {
     dcomm_feedback *fb = a->job->fb;
@@ -339,7 +340,7 @@ static void dcommi_feedback_clip_there(dcommi_feedback_arrays *a)
     }
 }
 
-/* DGC: u = m u + clip g is what is encoded. */
+/* Compute what DGC encodes: u = m u + clip g. */
 static void dcommi_feedback_momentum_there(dcommi_feedback_arrays *a)
 {
     const dcomm_feedback *fb = a->job->fb;
@@ -359,7 +360,7 @@ static void dcommi_feedback_momentum_there(dcommi_feedback_arrays *a)
                                                before, a->code->count));
 }
 
-/* Where things lie. */
+/* Find the arrays of a step. */
 static void dcommi_feedback_find(dcommi_feedback_arrays *a)
 {
     const dcommi_feedback_job *job = a->job;
@@ -384,8 +385,8 @@ static void dcommi_feedback_find(dcommi_feedback_arrays *a)
     }
 }
 
-/* The codec does all in one pass; but its ledger is of what it takes in, which with DGC is not the
- * gradient. As dcommi_feedback_fused. */
+/* Encode in one pass of the codec, as dcommi_feedback_fused does. The codec's ledger is of its
+ * input. With DGC that is not the gradient, so compare afterwards. */
 static void dcommi_feedback_fused_there(dcommi_feedback_arrays *a)
 {
     const bool dgc = a->velocity != NULL;
@@ -399,8 +400,7 @@ static void dcommi_feedback_fused_there(dcommi_feedback_arrays *a)
     }
 }
 
-/* Make the store's contents after `sent` has gone out of e, and the ledger's sums. e may be `next`.
- */
+/* Update the store after `sent` has gone out of `e`, and the ledger's sums. `e` may be `next`. */
 static void dcommi_feedback_settle_there(dcommi_feedback_arrays *a, const float *e, bool estimates)
 {
     dcommi_feedback_do(a, estimates ? DCOMM_CUDA_FEEDBACK_LEARN : DCOMM_CUDA_FEEDBACK_LEFT, a->next,
@@ -417,7 +417,7 @@ static void dcommi_feedback_settle_there(dcommi_feedback_arrays *a, const float 
     }
 }
 
-/* For a scaled codec, and for EF21: as dcommi_feedback_apart. */
+/* Encode in separate passes, as dcommi_feedback_apart does: for a scaled codec, and for EF21. */
 static void dcommi_feedback_apart_there(dcommi_feedback_arrays *a)
 {
     const dcommi_device_code *code = a->code;
@@ -438,7 +438,7 @@ static void dcommi_feedback_apart_there(dcommi_feedback_arrays *a)
     dcommi_feedback_settle_there(a, e, estimates);
 }
 
-/* Add the loss of an owner that has no residual of its own to the worker's. */
+/* Add the loss of an owner that has no residual of its own to the worker's residual. */
 static void dcommi_feedback_raise_there(dcommi_feedback_arrays *a, uint32_t divisor)
 {
     const dcommi_feedback_store *w = &a->job->fb->worker;
@@ -450,7 +450,7 @@ static void dcommi_feedback_raise_there(dcommi_feedback_arrays *a, uint32_t divi
     dcommi_feedback_compare(a, a->books.after, raised, raised, NULL);
 }
 
-/* An encoding or a recoding. */
+/* Put an encoding or a recoding on the queue. */
 static dcomm_status dcommi_feedback_code(dcommi_device_handle *d, const dcommi_device_code *code,
                                          const dcommi_feedback_job *job, uint32_t divisor,
                                          const dcommi_feedback_books *books)
@@ -466,7 +466,7 @@ static dcomm_status dcommi_feedback_code(dcommi_device_handle *d, const dcommi_d
     } else {
         dcommi_feedback_fused_there(&a);
     }
-    if (a.velocity != NULL) { /* the momentum of what was sent is forgotten */
+    if (a.velocity != NULL) { /* forget the momentum of what was sent */
         dcommi_feedback_do(&a, DCOMM_CUDA_FEEDBACK_FORGET, a.velocity, a.velocity, 0, a.sent);
         dcommi_feedback_round(&a, &fb->velocity, a.at, a.velocity);
     }
@@ -477,7 +477,7 @@ static dcomm_status dcommi_feedback_code(dcommi_device_handle *d, const dcommi_d
     return a.status;
 }
 
-/* EF21: the differences that were decoded become gradients. */
+/* Turn EF21's decoded differences into gradients. */
 static dcomm_status dcommi_feedback_finish_there(dcommi_device_handle *d,
                                                  const dcommi_device_code *code,
                                                  const dcommi_feedback_job *job)

@@ -1,11 +1,11 @@
-/* linear.h - the codec's steps where its encodings are summed before they are decoded: which
- * parts of them, and PowerSGD's two products with a sum between them. */
+/* linear.h - the codec's steps where its encodings are summed before they are decoded: the parts
+ * to sum, and PowerSGD's two products with a sum between them. */
 #ifndef DCOMMI_CODED_LINEAR_H
 #define DCOMMI_CODED_LINEAR_H
 
 #include "run.h"
 
-/* The parts of a wire that ranks sum one after the other, as f32. */
+/* Describe the parts of a wire that ranks sum one after the other, as f32. */
 static void dcommi_linear_parts(const dcomm_codec *codec, size_t count, dcommi_coding *coding)
 {
     if (dcommi_codec_is(codec, DCOMMI_IS_PRODUCTS)) {
@@ -26,8 +26,8 @@ static bool dcommi_linear_powersgd(const dcommi_coded *c)
     return c->linear && dcommi_codec_is(c->codec, DCOMMI_IS_PRODUCTS);
 }
 
-/* Make the input of the products: gradient and residual, or the gradient. They leave out elements
- * that are not finite. */
+/* Make the input of the products: gradient and residual, or the gradient. The products leave out
+ * elements that are not finite. */
 static dcomm_status dcommi_linear_input(dcommi_coded *c, const dcomm_codec_place *place,
                                         const float *x, size_t count)
 {
@@ -53,7 +53,7 @@ static dcomm_status dcommi_linear_input(dcommi_coded *c, const dcomm_codec_place
     return DCOMM_OK;
 }
 
-/* By which all ranks draw a Q. */
+/* Return the key by which all ranks draw the same Q. */
 static dcomm_codec_key dcommi_linear_key(const dcommi_coded *c)
 {
     const dcomm_feedback *fb = c->feedback;
@@ -62,7 +62,7 @@ static dcomm_codec_key dcommi_linear_key(const dcommi_coded *c)
                             .seed = fb->opts.seed, .step = fb->step, .tensor = fb->opts.tensor};
 }
 
-/* P of this rank, from a Q that all ranks have alike. */
+/* Compute this rank's P from a Q that is the same on all ranks. */
 static void dcommi_linear_p(dcommi_coded *c, float *wire)
 {
     dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
@@ -72,7 +72,7 @@ static void dcommi_linear_p(dcommi_coded *c, float *wire)
     dcommi_matrix_times(&m, c->whole, q, wire, c->workspace);
 }
 
-/* The first P: Q begins as the last step's sum, which all ranks remember alike. */
+/* Compute the first P. Q begins as the last step's sum, which all ranks remember alike. */
 static dcomm_status dcommi_linear_first(dcommi_coded *c, const dcomm_codec_place *place,
                                         const float *x, size_t count, float *wire)
 {
@@ -91,7 +91,7 @@ static dcomm_status dcommi_linear_first(dcommi_coded *c, const dcomm_codec_place
     return DCOMM_OK;
 }
 
-/* Q of this rank, from the sum of all P. */
+/* Compute this rank's Q from the sum of all P. */
 static void dcommi_linear_q(dcommi_coded *c, float *wire)
 {
     dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
@@ -109,7 +109,7 @@ static void dcommi_linear_q(dcommi_coded *c, float *wire)
     }
 }
 
-/* After the last turn: what this rank's own Q stands for has been sent. */
+/* After the last turn, count the product of P and this rank's own Q as sent. */
 static dcomm_status dcommi_linear_keep(dcommi_coded *c, const float *wire)
 {
     dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
@@ -162,7 +162,7 @@ static dcomm_status dcommi_linear_encode(dcommi_coded *c, const dcomm_codec_plac
     return (int)place->round == 2 * turns - 1 ? dcommi_linear_keep(c, dst) : DCOMM_OK;
 }
 
-/* The sum of all Q is where the next step begins. */
+/* Remember the sum of all Q, with which the next step begins. */
 static dcomm_status dcommi_linear_remember(dcommi_coded *c, const void *wire)
 {
     dcomm_feedback *fb = c->feedback;

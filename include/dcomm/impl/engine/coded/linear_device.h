@@ -1,12 +1,12 @@
-/* linear_device.h - linear.h's steps of powersgd where the run's operands lie on a
- * device: by kernels on queue IN, so that only P and Q leave it. */
+/* linear_device.h - the steps of linear.h for powersgd where the run's operands lie on a device.
+ * They are kernels on queue IN, so only P and Q leave the device. */
 #ifndef DCOMMI_CODED_LINEAR_DEVICE_H
 #define DCOMMI_CODED_LINEAR_DEVICE_H
 
 #include "feedback_kernels.h"
 
-/* Where gradient and residual are summed: where the next residual will be, or, where that is
- * rounded or still holds what EF21 has sent so far, in memory of its own. */
+/* Find memory for the sum of gradient and residual: that of the next residual. If this is rounded,
+ * or still holds what EF21 has sent so far, the sum needs memory of its own. */
 static dcomm_status dcommi_linear_room(const dcommi_coded *c, const float **whole_p)
 {
     dcomm_feedback *fb = c->feedback;
@@ -20,7 +20,7 @@ static dcomm_status dcommi_linear_room(const dcommi_coded *c, const float **whol
     return DCOMM_OK;
 }
 
-/* Room for what the next step begins with. */
+/* Provide memory for the Q with which the next step begins. */
 static dcomm_status dcommi_linear_learns(const dcommi_coded *c)
 {
     dcomm_feedback *fb = c->feedback;
@@ -34,7 +34,7 @@ static dcomm_status dcommi_linear_learns(const dcommi_coded *c)
     return DCOMM_OK;
 }
 
-/* Before a step, by the thread that takes it. */
+/* Prepare a step, in the thread that starts it. */
 static dcomm_status dcommi_linear_step(dcommi_coded *c, const dcomm_codec_place *place,
                                        dcommi_device_code *code, dcommi_feedback_job *job)
 {
@@ -47,7 +47,7 @@ static dcomm_status dcommi_linear_step(dcommi_coded *c, const dcomm_codec_place 
         c->count = code->count;
         c->whole = code->src[0];
     }
-    code->count = c->count; /* later ones take in the wire */
+    code->count = c->count; /* later rounds get the wire as their input */
     if (fb != NULL && place->round == 0) {
         DCOMMI_TRY(dcommi_coded_begin_feedback(c, code->src[0], 0));
         DCOMMI_TRY(dcommi_feedback_before(fb, c->device));
@@ -59,8 +59,9 @@ static dcomm_status dcommi_linear_step(dcommi_coded *c, const dcomm_codec_place 
     return DCOMM_OK;
 }
 
-/* Complete the report of one product: the first product has seen the elements, and the bytes of a
- * turn's products are told with its first. Returns the number of elements that it is of. */
+/* Complete the report of one product. Only the first product has seen the elements. The bytes of
+ * both products of a turn are told with its first. Return the number of elements that the report
+ * is of. */
 static size_t dcommi_linear_share(const dcommi_coded *c, const dcomm_codec_place *place,
                                   dcomm_codec_report *report)
 {
@@ -83,7 +84,7 @@ static dcommi_device_matrix dcommi_linear_matrix(const dcommi_coded *c, void *wi
         .q = p + dcommi_powersgd_p_count(&m)};
 }
 
-/* Q as the last step's sum has it, or nothing. */
+/* Begin Q as the last step's sum, or as zeros. */
 static dcomm_status dcommi_linear_begin_there(dcommi_device_handle *d, const dcommi_coded *c,
                                               const dcommi_device_matrix *m)
 {
@@ -93,7 +94,8 @@ static dcomm_status dcommi_linear_begin_there(dcommi_device_handle *d, const dco
                : d->call->zero(d->number, d->stream[DCOMMI_QUEUE_IN], m->q, bytes);
 }
 
-/* Gradient and residual; what is not finite is counted here, else by the first product. */
+/* Sum gradient and residual. Elements that are not finite are counted here; without feedback, the
+ * first product counts them. */
 static void dcommi_linear_sum_there(dcommi_feedback_arrays *a, const dcommi_coded *c)
 {
     const dcommi_feedback_store *w = &c->feedback->worker;
@@ -104,8 +106,9 @@ static void dcommi_linear_sum_there(dcommi_feedback_arrays *a, const dcommi_code
                        dcommi_feedback_wide(a, w, w->now, 0));
 }
 
-/* Keep the state after this rank's own Q has been sent. The pass that makes Q leaves the residual,
- * and counts; but not its later results: EF21's estimate, or a residual rounded to bf16. */
+/* Keep the state after this rank's own Q has been sent. The pass that multiplies P and Q leaves
+ * the residual, and counts. It cannot make what comes later: EF21's estimate, or a residual in
+ * bf16. */
 static void dcommi_linear_keep_there(dcommi_feedback_arrays *a, const dcommi_coded *c,
                                      dcommi_device_matrix *m)
 {
@@ -125,13 +128,13 @@ static void dcommi_linear_keep_there(dcommi_feedback_arrays *a, const dcommi_cod
         a->sent = m->to;
         a->store = &fb->worker;
         a->gradient = fb->now.x;
-        a->held = fb->worker.now; /* of EF21, which is no bf16 */
+        a->held = fb->worker.now; /* EF21's estimate, which is never bf16 */
         a->next = fb->worker.bf16 ? dcommi_feedback_take(a) : fb->worker.next;
         dcommi_feedback_settle_there(a, c->whole, estimates);
     }
 }
 
-/* One of the products. */
+/* Put one of the products on the queue. */
 static dcomm_status dcommi_linear_encode_there(dcommi_device_handle *d, const dcommi_coded *c,
                                                const dcommi_device_code *code,
                                                const dcommi_feedback_job *job, uint64_t round,
@@ -163,8 +166,8 @@ static dcomm_status dcommi_linear_encode_there(dcommi_device_handle *d, const dc
     return a.status;
 }
 
-/* The sums of P and Q; *seen tells whether they are finite. That of Q is where the next step
- * begins. */
+/* Decode the sums of P and Q; *seen tells whether they are finite. Keep the sum of Q for the next
+ * step. */
 static dcomm_status dcommi_linear_decode_there(dcommi_device_handle *d, const dcommi_coded *c,
                                                const dcommi_device_code *code,
                                                dcomm_cuda_sight *seen)

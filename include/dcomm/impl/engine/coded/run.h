@@ -1,31 +1,32 @@
-/* run.h - what the run of a compressed plan brings along for its codec. */
+/* run.h - the data of a compressed plan's run for its codec. */
 #ifndef DCOMMI_CODED_RUN_H
 #define DCOMMI_CODED_RUN_H
 
 #include "../../feedback/linear.h"
 #include "../engine.h"
 
-/* The codec of one run, and its state. Codec and report are the caller's until the run is over. */
+/* The codec of one run, and its state. Codec and report belong to the caller, and stay until the
+ * run is over. */
 struct dcommi_coded {
-    struct dcommi_coded *next; /* among the free ones of a communicator */
+    struct dcommi_coded *next; /* in a communicator's free list */
     const dcomm_codec *codec;
     dcomm_codec_key key;
     dcomm_feedback *feedback;   /* NULL: none */
-    dcomm_feedback_step begins; /* what it is told before the first encoding */
+    dcomm_feedback_step begins; /* how its step begins */
     bool begun;
     uint32_t rank;
-    const dcommi_device_handle *device; /* that the run is on; NULL: none */
+    const dcommi_device_handle *device; /* the device of the run; NULL: none */
     dcomm_codec_report *report;         /* NULL: not wanted */
     dcomm_ledger *ledger;               /* likewise */
-    dcomm_ledger *replaced;             /* what the feedback state had instead */
+    dcomm_ledger *replaced;             /* the feedback state's own ledger meanwhile */
     void *workspace;
     size_t workspace_len;
-    bool linear;        /* encodings are summed before they are decoded (coded/linear.h), */
-    const float *whole; /* of these numbers, which may be a device's, */
-    size_t count;       /* so many */
-    struct dcommi_spread *spread; /* of a sparse exchange (coded/sparse.h); NULL: not needed yet */
-    dcomm_status found;           /* this rank's verdict (verdict.h), */
-    char said[DCOMMI_MESSAGE_MAX]; /* and its sentence */
+    bool linear;                   /* encodings are summed before they are decoded (linear.h) */
+    const float *whole;            /* linear: the numbers to encode, which may lie on a device */
+    size_t count;                  /* linear: how many */
+    struct dcommi_spread *spread;  /* of coded_sparse (sparse.h); NULL: not needed yet */
+    dcomm_status found;            /* this rank's verdict (verdict.h) */
+    char said[DCOMMI_MESSAGE_MAX]; /* and its message */
 };
 
 static dcomm_status dcommi_coded_workspace(dcommi_coded *c, size_t need)
@@ -38,8 +39,9 @@ static dcomm_status dcommi_coded_workspace(dcommi_coded *c, size_t need)
     return need == 0 || c->workspace != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
 }
 
-/* Numbers that are not finite, or a sum beyond f32, are no failure of the run, whose wires are
- * complete: return DCOMM_OK, and remember the status for its end. */
+/* Return DCOMM_OK for numbers that are not finite, or a sum beyond f32, and remember the status
+ * for the run's end: its wires are complete, so it has not failed. Return any other status as it
+ * is. */
 static dcomm_status dcommi_coded_judge(dcommi_coded *c, dcomm_status status,
                                        const dcomm_codec_report *report)
 {
@@ -54,7 +56,7 @@ static dcomm_status dcommi_coded_judge(dcommi_coded *c, dcomm_status status,
     return DCOMM_OK;
 }
 
-/* Before the first encoding, of src = element `first`. */
+/* Begin a step of error feedback before the first encoding. `src` is element `first`. */
 static dcomm_status dcommi_coded_begin_feedback(dcommi_coded *c, const float *src, uint64_t first)
 {
     const dcommi_feedback_place *place = c->feedback->worker.place;
@@ -77,7 +79,7 @@ static dcomm_status dcommi_coded_begin_feedback(dcommi_coded *c, const float *sr
     return DCOMM_OK;
 }
 
-/* An encoding without feedback. */
+/* Encode without feedback. */
 static dcomm_status dcommi_coded_plain(dcommi_coded *c, const float *x, size_t count,
                                        const dcomm_codec_key *key, void *wire, size_t room,
                                        size_t *bytes, dcomm_codec_report *report)
@@ -89,8 +91,8 @@ static dcomm_status dcommi_coded_plain(dcommi_coded *c, const float *x, size_t c
                                      c->workspace, report, c->ledger);
 }
 
-/* Encodings of the same elements, a rank's own and the owner's of the sum, must not share random
- * numbers. */
+/* Return the key of an encoding. A rank's own encoding and the owner's encoding of the sum have
+ * the same elements, but must not share random numbers. */
 static dcomm_codec_key dcommi_coded_key(const dcommi_coded *c, const dcomm_codec_place *place)
 {
     dcomm_codec_key key = c->key;
@@ -99,7 +101,7 @@ static dcomm_codec_key dcommi_coded_key(const dcommi_coded *c, const dcomm_codec
     return key;
 }
 
-/* The ledger of a run's encodings; NULL: none. */
+/* Return the ledger of a run's encodings; NULL: none. */
 static dcomm_ledger *dcommi_coded_ledger(const dcommi_coded *c)
 {
     return c->feedback != NULL ? c->feedback->ledger : c->ledger;

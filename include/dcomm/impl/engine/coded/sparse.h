@@ -1,6 +1,7 @@
-/* sparse.h - the codec's steps of coded_sparse (algo/coded/sparse.h). With error feedback a
- * residual is cleared where the element is in the result: of what this rank selected and no owner
- * did, all goes back, and what an owner's rounding took away goes to the owner's residual. */
+/* sparse.h - the codec's steps of coded_sparse (algo/coded/sparse.h). With error feedback, a
+ * residual is cleared where the element is in the result. An element that this rank selected and
+ * no owner did goes back whole. What an owner's rounding took away goes to the owner's
+ * residual. */
 #ifndef DCOMMI_CODED_SPARSE_H
 #define DCOMMI_CODED_SPARSE_H
 
@@ -12,13 +13,13 @@
 struct dcommi_spread {
     size_t count;
     uint32_t nranks;
-    dcommi_exchange_pairs chosen; /* what this rank selected, */
-    dcommi_exchange_pairs agreed; /* and what all owners did */
-    dcommi_exchange_pairs back;   /* on a device: what goes into the residual there */
+    dcommi_exchange_pairs chosen; /* what this rank selected */
+    dcommi_exchange_pairs agreed; /* what the owners selected */
+    dcommi_exchange_pairs back;   /* for the residual, if that lies on a device */
     dcommi_exchange_pairs read;
     uint32_t *begin; /* [nranks + 1] */
     size_t *end;     /* [nranks] */
-    size_t regions;  /* begin and end have room for */
+    size_t regions;  /* room of begin and end */
     uint64_t *keys;
     size_t keys_room; /* bytes, as lost_room is */
     float *lost;      /* values for the residual */
@@ -41,7 +42,7 @@ static void dcommi_spread_free(struct dcommi_spread *s)
     }
 }
 
-/* An array of at least `need` bytes; what was in a shorter one is lost. */
+/* Provide an array of at least `need` bytes. The contents of a shorter one are lost. */
 static dcomm_status dcommi_spread_room(void *array_p, size_t *room, size_t need)
 {
     void *array;
@@ -105,7 +106,7 @@ static dcomm_status dcommi_spread_select(dcommi_coded *c, const float *x, size_t
         status = dcommi_coded_plain(c, x, count, &key, wire, room, bytes, &report);
     }
     dcomm_ledger *ledger = dcommi_coded_ledger(c);
-    if (ledger != NULL) { /* it stays here: what is sent of it is told apart */
+    if (ledger != NULL) { /* this wire stays here; what is sent is told apart */
         ledger->wire_bytes -= report.bytes;
     }
     report.bytes = 0;
@@ -122,7 +123,7 @@ static dcomm_status dcommi_spread_region(const dcommi_coded *c, const dcomm_code
                : dcommi_fail(DCOMM_ERR_PLAN, "there is no region %" PRIu64, place->first);
 }
 
-/* Encode the elements that this rank selected of a region. */
+/* Encode the elements of a region that this rank selected. */
 static dcomm_status dcommi_spread_part(dcommi_coded *c, const dcomm_codec_place *place, void *wire,
                                        size_t room, size_t *bytes)
 {
@@ -161,8 +162,8 @@ static dcomm_status dcommi_spread_encode_step(void *user, const dcomm_codec_plac
     return DCOMM_OK;
 }
 
-/* Into the worker's residual: s->lost of p, but of what is `agreed`. Where that lies on a device it
- * is put by, until the result goes there. */
+/* Return s->lost, the values of `p`, to the worker's residual, except elements that are `agreed`.
+ * If the residual lies on a device, keep them in `back` until the result goes there. */
 static dcomm_status dcommi_spread_return(dcommi_coded *c, const dcommi_exchange_pairs *p,
                                          uint32_t base, const dcommi_exchange_pairs *agreed)
 {
@@ -190,7 +191,7 @@ static dcomm_status dcommi_spread_return(dcommi_coded *c, const dcommi_exchange_
 
 /* ---- the owner ---- */
 
-/* Keep the loss by rounding of the owner's sums, which `sent` has as the others get them. */
+/* Keep what rounding took from the owner's sums. `sent` has the sums as the others get them. */
 static dcomm_status dcommi_spread_keep(dcommi_coded *c, const dcommi_exchange_pairs *sent,
                                        const float *sums, uint32_t base, uint32_t divisor)
 {
@@ -227,7 +228,8 @@ static dcomm_status dcommi_spread_gather(dcommi_coded *c, const void *const *src
     return DCOMM_OK;
 }
 
-/* u32: of how many elements the region's sum is; then those that go on. */
+/* Select and encode a region's sum at its owner: a u32, the number of elements in the sum, then
+ * the elements that go on. */
 static dcomm_status dcommi_spread_owner_step(void *user, const dcomm_codec_place *place,
                                              const void *const *src, const size_t *src_len,
                                              size_t nsrc, void *stage, size_t stage_len, void *dst,
@@ -271,7 +273,7 @@ static dcomm_status dcommi_spread_owner_step(void *user, const dcomm_codec_place
 
 /* ---- decode ---- */
 
-/* Keep the elements that this rank selected and no owner did. */
+/* Return the elements that this rank selected and no owner did to the residual. */
 static dcomm_status dcommi_spread_give_back(dcommi_coded *c)
 {
     struct dcommi_spread *s = c->spread;
@@ -283,7 +285,7 @@ static dcomm_status dcommi_spread_give_back(dcommi_coded *c)
     return dcommi_spread_return(c, &s->chosen, 0, &s->agreed);
 }
 
-/* A region's result joins what is agreed. */
+/* Add a region's result to what is agreed. */
 static dcomm_status dcommi_spread_agree(dcommi_coded *c, const dcomm_codec_place *place,
                                         const void *src, size_t src_len, void *dst)
 {
@@ -385,8 +387,8 @@ static size_t dcommi_spread_samples(const void *codec, size_t count, size_t nran
     return dcommi_exchange_samples(codec, count, nranks);
 }
 
-/* Of a codec that selects elements. Decoding costs what fills with zeros and, until it is measured,
- * some eight times copying for each element. */
+/* Describe a codec that selects elements. Decoding costs the filling with zeros and, until it is
+ * measured, about eight times copying for each element. */
 static void dcommi_spread_offer(const dcomm_codec *codec, size_t count, dcommi_coding *coding)
 {
     if (!dcommi_codec_is(codec, DCOMMI_IS_SELECTION) || count == 0 || count > UINT32_MAX) {

@@ -1,6 +1,6 @@
-/* sparse_device.h - what sparse.h's steps do where the elements lie on a device: only
- * what was selected leaves it, and what comes back are pairs of index and value, those of the
- * result and those that go back into the residual. */
+/* sparse_device.h - the steps of sparse.h where the elements lie on a device. Only the selected
+ * elements leave it. Pairs of index and value come back: those of the result, and those that
+ * return to the residual. */
 #ifndef DCOMMI_CODED_SPARSE_DEVICE_H
 #define DCOMMI_CODED_SPARSE_DEVICE_H
 
@@ -11,7 +11,7 @@ static size_t dcommi_spread_pairs_bytes(const struct dcommi_spread *s)
     return 2 * sizeof(uint32_t) * (s->agreed.n + s->back.n);
 }
 
-/* Both, one behind the other, indices first: for one copy. */
+/* Pack both lists one behind the other, indices first, for a single copy. */
 static dcomm_status dcommi_spread_pack(struct dcommi_spread *s)
 {
     const dcommi_exchange_pairs *all[] = {&s->agreed, &s->back};
@@ -30,7 +30,7 @@ static dcomm_status dcommi_spread_pack(struct dcommi_spread *s)
 
 /* ---- on queue IN ---- */
 
-/* Squares of what the worker holds back: as dcommi_feedback_held. */
+/* Sum the squares of what the worker holds back, as dcommi_feedback_held does. */
 static void dcommi_spread_squares_there(dcommi_feedback_arrays *a, const dcomm_feedback *fb,
                                         dcomm_cuda_ledger *ledger, const float *next)
 {
@@ -54,7 +54,8 @@ static void dcommi_spread_back_there(dcommi_feedback_arrays *a, dcomm_feedback *
     dcommi_spread_squares_there(a, fb, a->books.after, next);
 }
 
-/* The residual comes first: the result may lie where the gradient does. */
+/* Write residual and result. The residual comes first, because the result may overwrite the
+ * gradient. */
 static dcomm_status dcommi_spread_write_there(dcommi_device_handle *d, const dcommi_coded *c,
                                               const dcommi_device_code *code, const uint32_t *pairs,
                                               dcomm_cuda_ledger *before, dcomm_cuda_ledger *after)

@@ -1,11 +1,11 @@
-/* verdict.h - how a compressed all-reduce ends where the numbers of some rank cannot be encoded, or a
- * sum is beyond f32: on every rank with the same status, and the communicator goes on.
+/* verdict.h - the end of a compressed all-reduce if the numbers of some rank cannot be encoded, or
+ * a sum is beyond f32: every rank ends it with the same status, and the communicator goes on.
  *
- * The rank that finds them sends what its codec makes of the rest, so that nobody waits. From then
- * on its messages of this run bear a mark in their signature, which says why and whose numbers they
- * are. A rank that receives one bears the mark, too. All ranks' numbers are in the result of each,
- * so the mark reaches every rank with the data. Of several marks the first stays: not finite before
- * too large, then the lowest rank. */
+ * The rank that finds them sends what its codec makes of the rest, so that no rank waits for it.
+ * From then on, its messages of this run carry a mark in their signature, which says why and whose
+ * numbers they are. A rank that receives the mark carries it, too. Each rank's result has the
+ * numbers of all ranks, so the mark reaches every rank with the data. Of several marks, "not
+ * finite" comes before "too large", and then the lowest rank's. */
 #ifndef DCOMMI_VERDICT_H
 #define DCOMMI_VERDICT_H
 
@@ -26,7 +26,7 @@ static void dcommi_verdict_take(dcommi_run *run, dcomm_status status, int32_t ra
     }
 }
 
-/* A message's signature is not the run's: return true if it is, but for a mark. */
+/* Return true if a message's signature is the run's with a mark, and take that verdict. */
 static bool dcommi_verdict_heard(dcommi_run *run, uint32_t signature)
 {
     static const dcomm_status known[] = {DCOMM_ERR_INVALID, DCOMM_ERR_RANGE};

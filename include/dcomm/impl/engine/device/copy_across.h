@@ -1,32 +1,32 @@
-/* copy_across.h - bytes between host memory and the run's device, through pinned slots: payloads
- * that are received, and copies of plans whose scratch is the host's. */
+/* copy_across.h - copies between host memory and the run's device, through pinned slots: received
+ * payloads, and copies of plans whose scratch is host memory. */
 #ifndef DCOMMI_COPY_ACROSS_H
 #define DCOMMI_COPY_ACROSS_H
 
 #include "jobs.h"
 
-/* Called behind a copy; good: it is there, and the run goes on. */
+/* Called after a copy. `good`: the data are there, and the run goes on. */
 typedef void (*dcommi_across_fn)(void *user, bool good);
 
-/* A copy under way; its run stays until it has ended. */
+/* A copy under way. Its run stays until the copy has ended. */
 typedef struct dcommi_across {
     dcommi_run *run;
-    dcommi_lane *lane; /* that goes on behind it, where `then` is NULL */
+    dcommi_lane *lane; /* the lane that goes on after it, if `then` is NULL */
     dcommi_across_fn then;
     void *user;
-    /* Bring a part into a slot, in place of src. DCOMM_ERR_UNSUPPORTED: it is to come another way.
-     */
+    /* Bring a part into a slot, in place of src. DCOMM_ERR_UNSUPPORTED: it must come another
+     * way. */
     dcomm_status (*load)(void *user, uint8_t *to, size_t at, size_t n);
-    dcomm_status (*behind)(void *user, size_t at, size_t n); /* puts something behind each part */
-    enum dcommi_queue queue;                                 /* OUT: of the device */
+    dcomm_status (*behind)(void *user, size_t at, size_t n); /* queues work behind each part */
+    enum dcommi_queue queue;                                 /* OUT: from the device */
     uint8_t *dst;
     const uint8_t *src;
-    size_t len, at;       /* at: how much has got a slot */
+    size_t len, at;       /* at: bytes that have got a slot */
     unsigned outstanding; /* slots asked for or in use */
     bool async, asking, failed, declined;
 } dcommi_across;
 
-/* Where the part with a number begins; *n: its bytes. */
+/* Return where a part begins; *n: its bytes. */
 static size_t dcommi_across_part(const dcommi_across *a, unsigned part, size_t *n)
 {
     size_t at = part * DCOMMI_SLOT_BYTES;
@@ -67,7 +67,7 @@ static void dcommi_across_copied(dcommi_job *job, dcomm_status status)
     if (a->queue == DCOMMI_QUEUE_OUT && !a->failed && a->run->active) {
         memcpy(a->dst + at, slot->memory, n);
     }
-    dcommi_slot_give(slot, a->queue); /* which may serve this copy: it is not over yet */
+    dcommi_slot_give(slot, a->queue); /* may serve this copy, which is not over yet */
     a->outstanding--;
     dcommi_across_next(a);
 }
@@ -136,7 +136,7 @@ static void dcommi_across_next(dcommi_across *a)
     }
 }
 
-/* dst <- src, one of which is the device's: `queue` says which. */
+/* Start dst <- src, one of which is device memory, as `queue` says. */
 static dcomm_status dcommi_across_start(const dcommi_across *copy)
 {
     dcommi_across *a = dcommi_alloc(sizeof *a);

@@ -1,6 +1,6 @@
-/* copy_in.h - receives whose message or whose place is device memory. What a device offers is asked
- * for (pull.h), wherever it is to go; what comes from the host's memory to a device goes through
- * pinned slots, and behind each part of it the fold of that part. */
+/* copy_in.h - receives whose message or destination is device memory. A payload that a device
+ * offers is asked for (pull.h), wherever it is to go. A payload goes from host memory to a device
+ * through pinned slots. The fold of each part is queued behind its copy. */
 #ifndef DCOMMI_COPY_IN_H
 #define DCOMMI_COPY_IN_H
 
@@ -8,7 +8,7 @@
 #include "device_region.h"
 #include "../pull.h"
 
-/* The payload is where it belongs: the receive is over. */
+/* End a receive whose payload is in place. */
 static void dcommi_received_all(dcommi_move *move, size_t len)
 {
     if (move->word >= 0) {
@@ -29,7 +29,7 @@ static void dcommi_offer_taken(dcommi_move *move)
     dcommi_received_all(move, move->arrived);
 }
 
-/* An offered payload has been read where it lies. */
+/* End a receive whose offered payload was read where it lies. */
 static void dcommi_offer_read(dcommi_job *job, dcomm_status status)
 {
     dcommi_slot *slot = (dcommi_slot *)job;
@@ -44,7 +44,7 @@ static dcomm_status dcommi_read_device(dcommi_move *move, const uint8_t *at, siz
 {
     dcommi_device_handle *d = &move->run->device->handle;
     const void *src[DCOMMI_FOLD_SOURCES];
-    dcommi_slot *slot = dcommi_alloc(sizeof *slot); /* without memory: a job and its move */
+    dcommi_slot *slot = dcommi_alloc(sizeof *slot); /* a job and its move, without memory */
     if (slot == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
@@ -105,9 +105,9 @@ static void dcommi_take_offer(dcommi_move *move, const dcommi_header *h, size_t 
 
 /* ---- from host memory to a device ---- */
 
-/* A payload on its way. Its move counts as the transport's, so that it and its run stay. */
+/* A payload on its way. Its move counts as in transport, so that it and its run stay. */
 typedef struct dcommi_pour {
-    dcommi_op op; /* of the fetch; first */
+    dcommi_op op; /* first: of the fetch */
     dcommi_move *move;
     dcommi_transport *transport;
     void *desc;          /* to be released; NULL: none */
@@ -116,7 +116,7 @@ typedef struct dcommi_pour {
     uint64_t address;    /* there */
     size_t len;
     bool offered;
-    bool forbidden; /* the kernel does not let us read there */
+    bool forbidden; /* the kernel forbids us to read it */
 } dcommi_pour;
 
 static dcomm_status dcommi_pour_load(void *user, uint8_t *to, size_t at, size_t n)
@@ -134,7 +134,7 @@ static dcomm_status dcommi_pour_load(void *user, uint8_t *to, size_t at, size_t 
     return status;
 }
 
-/* Fold a part that is on its way to where it is kept. */
+/* Queue the fold of a part behind its copy to the device. */
 static dcomm_status dcommi_pour_fold(void *user, size_t at, size_t n)
 {
     const dcommi_move *move = ((dcommi_pour *)user)->move;
@@ -145,8 +145,8 @@ static dcomm_status dcommi_pour_fold(void *user, size_t at, size_t n)
     return dcommi_fold_on_device(move->lane, move->dst + at, src, move->nsrc, n, move->final);
 }
 
-/* All is there, or nothing of it is under way any more after a failure. What the kernel forbids to
- * read is asked for by message. */
+/* End a copy: all is there or, after a failure, nothing of it is under way any more. Ask by
+ * message for what the kernel forbids us to read. */
 static void dcommi_pour_end(void *user, bool good)
 {
     dcommi_pour *pour = user;

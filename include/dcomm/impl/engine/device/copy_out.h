@@ -1,12 +1,13 @@
-/* copy_out.h - what goes from a device to a peer: copied to a pinned slot, sent from there. A short
- * send goes as any other; a long one is offered, and its receiver asks for it part by part, as for
- * exposed memory, so that copying out, the network and copying in go on at once. */
+/* copy_out.h - payloads from a device to a peer: copied to a pinned slot, and sent from there. A
+ * short send goes like any other. A long one is offered, and its receiver asks for it part by
+ * part, as for exposed memory. So copying out, the network and copying in work at the same
+ * time. */
 #ifndef DCOMMI_COPY_OUT_H
 #define DCOMMI_COPY_OUT_H
 
 #include "straight.h"
 
-/* It has left the slot, or never will. */
+/* End a send or reply that has left its slot, or never will. */
 static void dcommi_out_left(dcommi_op *op, dcomm_status status)
 {
     dcommi_move *move = (dcommi_move *)op;
@@ -28,7 +29,7 @@ static void dcommi_out_left(dcommi_op *op, dcomm_status status)
     dcommi_run_unref(run);
 }
 
-/* It lies in the slot. */
+/* Send what has been copied into a slot. */
 static void dcommi_out_copied(dcommi_job *job, dcomm_status status)
 {
     dcommi_slot *slot = (dcommi_slot *)job;
@@ -71,7 +72,7 @@ static void dcommi_out_go(dcommi_slot *slot, void *user)
     }
 }
 
-/* Send what a move has in device memory, at most a slot long: its node says to whom, and by which
+/* Send device memory of a move, at most DCOMMI_SLOT_BYTES. The move's node has the rank and the
  * tag. */
 static void dcommi_out_start(dcommi_move *move)
 {
@@ -79,7 +80,7 @@ static void dcommi_out_start(dcommi_move *move)
     dcommi_move_ask_slot(move, DCOMMI_QUEUE_OUT, dcommi_out_go);
 }
 
-/* Start a send of device memory. DCOMM_IN_PROGRESS: the lane will hear. */
+/* Start a send of device memory. Return DCOMM_IN_PROGRESS: the lane is told of its end. */
 static dcomm_status dcommi_device_send(dcommi_lane *lane, int rank, uint32_t tag, const void *data,
                                        size_t len, bool async)
 {

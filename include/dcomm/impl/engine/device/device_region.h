@@ -1,11 +1,11 @@
-/* device_region.h - regions that are device memory: peers on this host open them once, by CUDA IPC,
- * and kernels read them where they lie.
+/* device_region.h - regions that are device memory. Peers on this host open them once, by CUDA
+ * IPC, and kernels read them where they lie.
  *
- * CUDA forbids to free memory that another process has open. So what is freed stays until every
- * peer that was given it has said that it is shut (REGION_SHUT), or has ended. And opening,
- * shutting and freeing may wait for all streams of a device, one of which may wait for this very
- * rank: they are done by threads that call, never with the token; to shut and to free, also only
- * while no stream of the process waits for a rank. */
+ * CUDA forbids freeing memory that another process has open. So freed memory stays until every
+ * peer that was given it has closed it (REGION_SHUT), or has ended. Opening, closing and freeing
+ * may wait for all streams of a device, and one of these may wait for this very rank. So only
+ * calling threads do this, never with the token. They close and free only while no stream of the
+ * process waits for a rank. */
 #ifndef DCOMMI_DEVICE_REGION_H
 #define DCOMMI_DEVICE_REGION_H
 
@@ -14,14 +14,14 @@
 
 /* Device memory that contexts may let their peers open. */
 typedef struct dcommi_shared {
-    struct dcommi_shared *next; /* of all, or of those to be freed */
+    struct dcommi_shared *next; /* in the list of all, or of those to be freed */
     uint8_t *base;
     size_t len;
     int device;
-    bool stuck; /* a peer that cannot be heard of may have it open: it goes with the process */
+    bool stuck; /* a peer out of reach may have it open: it goes with the process */
     dcommi_device_key key;
     dcommi_own *regions;
-    _Atomic int holds; /* its owner's and its regions' */
+    _Atomic int holds; /* of its owner and its regions */
 } dcommi_shared;
 
 /* ---- freeing ---- */
@@ -51,7 +51,7 @@ static void dcommi_shared_drop(dcommi_shared *shared)
     }
 }
 
-/* Give back what nobody holds any more, if no stream waits for a rank now. Not with a token. */
+/* Free what nobody holds any more, if no stream waits for a rank now. Not with a token. */
 static void dcommi_shared_reclaim(void)
 {
     bool done = true;
@@ -82,7 +82,7 @@ static void dcommi_device_own_free(dcommi_own *own)
     dcommi_free(own);
 }
 
-/* Return true if a peer may have it open. */
+/* Return true if a peer may have a region open. */
 static bool dcommi_device_own_open(const dcommi_own *own)
 {
     bool open = false;
@@ -127,8 +127,8 @@ static void dcommi_on_region_shut(dcomm_context *context, int peer, uint32_t id)
     }
 }
 
-/* Look after what was freed while peers had it open: processes that have ended have shut it, and
- * who could not be told is told now. */
+/* Check freed regions that peers had open. A process that has ended has closed them. Warn peers
+ * that could not be told before. */
 static void dcommi_leaving_look(dcomm_context *context)
 {
     struct dcommi_regions *regions = context->regions;
@@ -160,8 +160,8 @@ static void dcommi_device_own_key(const dcommi_own *own, uint8_t *key)
 
 /* ---- peers' ---- */
 
-/* Tell a peer that its region is not open here any more: also by a communicator that has failed, or
- * that it has said goodbye in, and now waits for ours. */
+/* Tell a peer that its region is not open here any more. This may use a communicator that has
+ * failed, or one in which the peer has said goodbye and waits for our goodbye. */
 static void dcommi_tell_shut(dcomm_context *context, int peer, uint32_t id)
 {
     dcommi_header shut = {.type = DCOMMI_MSG_REGION_SHUT, .tag = id};
@@ -205,14 +205,14 @@ static void dcommi_device_map_gone(dcomm_context *context, int peer, uint32_t id
     }
 }
 
-/* Return true if nothing under way reads it. */
+/* Return true if nothing under way reads a map. */
 static bool dcommi_device_map_idle(const dcommi_map *map)
 {
     const struct dcommi_device_side *in = &map->device->side[DCOMMI_QUEUE_IN];
     return in->ended >= map->used || in->ended == in->started;
 }
 
-/* Open one that is known, by a device; lets go of the token meanwhile. */
+/* Open a known map on `device`. The token is released meanwhile. */
 static void dcommi_device_map_open(dcomm_context *context, dcommi_map *map, dcommi_device *device)
 {
     const dcommi_remote peer = context->peers[map->peer];
@@ -253,12 +253,12 @@ static void dcommi_maps_open(dcomm_context *context, dcommi_device *device)
         }
         if (map != NULL) {
             dcommi_device_map_open(context, map, device);
-            i--; /* whatever has become of the bucket meanwhile */
+            i--; /* the bucket may have changed meanwhile */
         }
     }
 }
 
-/* Shut what can be shut now; lets go of the token meanwhile. */
+/* Close the maps that can be closed now. The token is released meanwhile. */
 static void dcommi_maps_shut(dcomm_context *context)
 {
     struct dcommi_regions *regions = context->regions;
@@ -284,7 +284,7 @@ static void dcommi_maps_shut(dcomm_context *context)
     }
 }
 
-/* Open by `device` (NULL: nothing) and shut what is due, in a thread that calls. */
+/* Open on `device` (NULL: open nothing) and close what is due, in a calling thread. */
 static void dcommi_memory_serve(dcomm_context *context, dcommi_device *device)
 {
     if (DCOMMI_LIKELY(atomic_load_explicit(&context->memory_due, memory_order_relaxed) == 0)) {
@@ -302,7 +302,7 @@ static void dcommi_memory_serve(dcomm_context *context, dcommi_device *device)
     dcommi_token_release(context);
 }
 
-/* Return true if something is still to be shut. */
+/* Return true if some map is still to be closed. */
 static bool dcommi_memory_shutting(dcomm_context *context)
 {
     dcommi_token_take(context);
@@ -311,9 +311,8 @@ static bool dcommi_memory_shutting(dcomm_context *context)
     return shutting;
 }
 
-/* Device memory that a rank has offered, as region number and address, where kernels of the run's
- * device read it: good for what is put on queue IN in this pass of progress. NULL: it is to be read
- * by messages. */
+/* Return where kernels of the run's device read device memory that a rank has offered. The pointer
+ * is valid for work put on queue IN in this pass of progress. NULL: read it by messages. */
 static const uint8_t *dcommi_resolve_peer_device(const dcommi_run *run, int rank, uint32_t region,
                                                  uint64_t address, size_t len)
 {
@@ -334,7 +333,7 @@ static void dcommi_device_regions_free(dcomm_context *context)
     while (regions->shutting != NULL) {
         dcommi_map *map = regions->shutting;
         regions->shutting = map->next;
-        if (!map->borrowed) { /* what cannot be shut now is, when the process ends */
+        if (!map->borrowed) { /* else it is closed when the process ends */
             (void)dcommi_gates_open_for(dcommi_devices->peer_close, map->device->handle.number,
                                         map->local);
         }

@@ -1,28 +1,29 @@
-/* gate.h - operations in the order of a stream of the caller's. An event recorded on the stream is
- * polled before the run enters the engine, and the stream waits for a word of pinned memory that is
- * written when the run has ended, well or badly. Words are used again with a higher value, which is
- * why nobody has to know whether a stream has come to its wait. */
+/* gate.h - operations in the order of a stream of the caller. An event recorded on the stream is
+ * polled before the run enters the engine. The stream then waits for a word of pinned memory,
+ * which is written when the run has ended, well or badly. Words are reused with a higher value, so
+ * nobody has to know whether a stream has reached its wait. */
 #ifndef DCOMMI_GATE_H
 #define DCOMMI_GATE_H
 
 #include "jobs.h"
 
-#define DCOMMI_GATE_WORDS 512 /* of one page */
+#define DCOMMI_GATE_WORDS 512 /* pinned at a time */
 
 struct dcommi_gate_word {
     struct dcommi_gate_word *next;
     _Atomic uint32_t *word; /* pinned */
-    uint32_t value;         /* last used */
-    const dcommi_run *run;  /* whose stream waits for it */
+    uint32_t value;         /* value last used */
+    const dcommi_run *run;  /* the run whose stream waits for it */
 };
 
-/* Of the process, and never given back: a stream may still be on its way to a word when the context
- * that wrote it is closed. */
+/* Free words of the process. They are never released, because a stream may still be on its way to
+ * a word when the context that wrote it is closed. */
 static struct dcommi_gate_word *dcommi_gate_words;
-static struct dcommi_gate_word *dcommi_gates_shut; /* those that streams of this process wait for */
+static struct dcommi_gate_word *dcommi_gates_shut; /* those that streams of this process wait
+                                                      for */
 static pthread_mutex_t dcommi_gate_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* With the lock. */
+/* Pin more words. With the lock. */
 static dcomm_status dcommi_gate_more(void)
 {
     void *page = NULL;
@@ -64,7 +65,7 @@ static dcomm_status dcommi_gate_word_take(dcommi_run *run)
     return status;
 }
 
-/* The run has ended, and nothing of it is under way on a device. */
+/* Let the stream go on: the run has ended, and nothing of it is under way on a device. */
 static void dcommi_gate_open(dcommi_run *run)
 {
     struct dcommi_gate_word *word = run->gate.word;
@@ -77,8 +78,8 @@ static void dcommi_gate_open(dcommi_run *run)
     pthread_mutex_unlock(&dcommi_gate_lock);
 }
 
-/* Do what waits for all streams of a device, if no stream of this process waits for a rank of it,
- * and let none begin to meanwhile. Returns whether it was done. */
+/* Call `act`, which waits for all streams of a device, unless a stream of this process waits for a
+ * rank. No stream can begin to wait meanwhile. Return true if it was called. */
 static bool dcommi_gates_open_for(void (*act)(int device, void *memory), int device, void *memory)
 {
     pthread_mutex_lock(&dcommi_gate_lock);
@@ -90,7 +91,7 @@ static bool dcommi_gates_open_for(void (*act)(int device, void *memory), int dev
     return open;
 }
 
-/* Operations in which no rank ends before all have begun. */
+/* Return true for operations in which no rank ends before all have begun. */
 static bool dcommi_gate_joint(const dcommi_run *run)
 {
     const dcommi_signature *s = &run->signature;
@@ -100,7 +101,7 @@ static bool dcommi_gate_joint(const dcommi_run *run)
              s->coll == DCOMM_COLL_REDUCE_SCATTER || s->coll == DCOMM_COLL_ALLTOALL));
 }
 
-/* Work that is put on one stream waits for what the other holds. */
+/* Return true if work that is put on one stream waits for what the other holds. */
 static bool dcommi_gate_follows(const dcommi_gate *a, const dcommi_gate *b)
 {
     bool default_one = a->kind == DCOMMI_STREAM_LEGACY || b->kind == DCOMMI_STREAM_LEGACY;
@@ -112,8 +113,8 @@ static bool dcommi_gate_follows(const dcommi_gate *a, const dcommi_gate *b)
                : default_one && a->kind != DCOMMI_STREAM_APART && b->kind != DCOMMI_STREAM_APART;
 }
 
-/* Two ranks of a process on one stream, or on the legacy default stream and one that waits for it:
- * the second would begin when the first has ended, which waits for the second. */
+/* Refuse two ranks of a process on one stream, or on the legacy default stream and one that waits
+ * for it. The second would begin after the first has ended, which waits for the second. */
 static dcomm_status dcommi_gate_check(dcommi_run *run)
 {
     dcommi_gate *gate = &run->gate;
@@ -145,14 +146,15 @@ static dcomm_status dcommi_gate_check(dcommi_run *run)
                              same ? "" : " with cudaStreamNonBlocking");
 }
 
-/* The first half of tying a run to its stream: what it must come after. */
+/* Tie a run to its stream, first half: record what the run must come after. */
 static dcomm_status dcommi_gate_mark(dcommi_run *run)
 {
     DCOMMI_TRY(dcommi_devices->stream_mark(run->gate.device, run->gate.stream, &run->gate.before));
     return dcommi_gate_check(run);
 }
 
-/* The second: what must come after it. Several runs of a group all have the first before. */
+/* Tie a run to its stream, second half: make later work of the stream wait for the run. The runs
+ * of a group all do the first half before. */
 static dcomm_status dcommi_gate_hold(dcommi_run *run)
 {
     dcommi_gate *gate = &run->gate;
@@ -165,8 +167,8 @@ static dcomm_status dcommi_gate_hold(dcommi_run *run)
     return status;
 }
 
-/* Return true if a run must wait for its stream before it enters the engine. Where what the stream
- * held before has failed, so does the run, on all ranks: its data are not what was meant. */
+/* Return true if a run must wait for its stream before it enters the engine. If earlier work of
+ * the stream has failed, fail the run on all ranks, because its data are not what was meant. */
 static bool dcommi_gate_shut(dcommi_run *run)
 {
     void *before = run->gate.before;

@@ -1,14 +1,16 @@
-/* jobs.h - work of a device's under way: what was put on a queue and is looked for at each pass of
- * progress, and the pinned memory through which bytes go between device and network. Nobody waits
- * for a device with the token; a job keeps its run, and the communicator from being closed. */
+/* jobs.h - work under way on a device. A job is work that was put on a queue; each pass of
+ * progress polls for its end. Pinned memory carries bytes between device and network. No thread
+ * waits for a device with the token. A job keeps its run alive, and the communicator from being
+ * closed. */
 #ifndef DCOMMI_JOBS_H
 #define DCOMMI_JOBS_H
 
 #include "../../device/cuda.h"
 #include "../region.h"
 
-/* Pinned memory of a context on a device: so many slots for each direction. One is what goes over
- * the bus at a time: long enough for its rate, and several, so that bus and network both work. */
+/* Pinned memory of a context on a device: so many slots for each direction. A slot is the most
+ * that goes over the bus at a time: long enough for the bus's rate. There are several, so that bus
+ * and network both work. */
 #ifndef DCOMMI_SLOT_BYTES
 #define DCOMMI_SLOT_BYTES ((size_t)512 << 10)
 #endif
@@ -17,10 +19,10 @@
 #endif
 
 typedef struct dcommi_job {
-    struct dcommi_job *next; /* of its queue */
+    struct dcommi_job *next; /* in its queue */
     dcommi_run *run;
     void *event;
-    void (*done)(struct dcommi_job *job, dcomm_status status); /* from within progress, once */
+    void (*done)(struct dcommi_job *job, dcomm_status status); /* called from progress, once */
 } dcommi_job;
 
 typedef struct dcommi_slot {
@@ -32,7 +34,7 @@ typedef struct dcommi_slot {
     unsigned block;
 } dcommi_slot;
 
-/* The waiters for a slot. */
+/* A request that waits for a slot. */
 typedef void (*dcommi_slot_fn)(dcommi_slot *slot, void *user);
 typedef struct dcommi_slot_wait {
     struct dcommi_slot_wait *next;
@@ -50,13 +52,13 @@ struct dcommi_device {
         dcommi_slot_wait *waits, *last_wait;
         bool giving;
         void *pinned;
-        uint64_t started, ended; /* jobs */
+        uint64_t started, ended; /* number of jobs */
     } side[DCOMMI_QUEUES];
 };
 
 /* ---- jobs ---- */
 
-/* Something will come back to a run: until then it stays, and its communicator is not closed. */
+/* Keep a run until something comes back to it. Its communicator is not closed meanwhile. */
 static void dcommi_run_keep(dcommi_run *run)
 {
     run->comm->in_transport++;
@@ -69,7 +71,7 @@ static void dcommi_run_let_go(dcommi_run *run)
     dcommi_run_unref(run);
 }
 
-/* Look for the end of what was put on a queue just now. On an error nothing has been started. */
+/* Make a job of what was just put on a queue: poll for its end. After an error there is no job. */
 static dcomm_status dcommi_job_start(dcommi_device *device, enum dcommi_queue queue,
                                      dcommi_job *job, dcommi_run *run,
                                      void (*done)(dcommi_job *, dcomm_status))
@@ -87,7 +89,7 @@ static dcomm_status dcommi_job_start(dcommi_device *device, enum dcommi_queue qu
     return DCOMM_OK;
 }
 
-/* Fail a run after an error of its device, with the sentence of the last error. */
+/* Fail a run after an error of its device, with the last error's message. */
 static void dcommi_device_failed(dcommi_run *run, dcomm_status status)
 {
     dcommi_poison(run->comm, status, "%s #%" PRIu64 ", rank %d, device %d: %.300s",
@@ -141,7 +143,7 @@ static unsigned dcommi_devices_progress(dcomm_context *context)
 static void dcommi_slot_serve(struct dcommi_device_side *side)
 {
     if (side->giving) {
-        return; /* who gives one back is served by whom it was called from */
+        return; /* called by `go` below: that loop serves the rest */
     }
     side->giving = true;
     while (side->free != NULL && side->waits != NULL) {
@@ -158,7 +160,7 @@ static void dcommi_slot_serve(struct dcommi_device_side *side)
     side->giving = false;
 }
 
-/* Call `go` with a slot: at once, or when one has been given back. */
+/* Call `go` with a slot: at once, or when one is free. */
 static dcomm_status dcommi_slot_ask(dcommi_device *device, enum dcommi_queue queue,
                                     dcommi_slot_fn go, void *user)
 {
@@ -222,8 +224,8 @@ static dcomm_status dcommi_device_make(int number, dcommi_device **device_p)
     return DCOMM_OK;
 }
 
-/* The context's side of a device, made at its first operation there by the thread that calls:
- * pinning memory may wait for the device. */
+/* Return the context's data for a device, made at its first operation there. The calling thread
+ * does this, because pinning memory may wait for the device. */
 static dcomm_status dcommi_device_of(dcomm_context *context, int number, dcommi_device **device_p)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

@@ -1,5 +1,5 @@
-/* steps_device.h - steps whose operands are memory of the run's device: put on its queue; the lane
- * goes on when that has been seen to end. */
+/* steps_device.h - steps whose operands are memory of the run's device. They are put on its queue,
+ * and the lane goes on once they were seen to end. */
 #ifndef DCOMMI_STEPS_DEVICE_H
 #define DCOMMI_STEPS_DEVICE_H
 
@@ -24,7 +24,7 @@ static void dcommi_step_job_done(dcommi_job *job, dcomm_status status)
     dcommi_free(step);
 }
 
-/* Take the work that was put on queue IN just now, with this status, for the lane's step. */
+/* Let the lane's step wait for work that was just put on queue IN, with `status`. */
 static enum dcommi_outcome dcommi_step_queued(dcommi_lane *lane, dcomm_status status, bool async)
 {
     dcommi_run *run = lane->frame->run;
@@ -45,7 +45,7 @@ static enum dcommi_outcome dcommi_step_queued(dcommi_lane *lane, dcomm_status st
     return dcommi_moving(lane, DCOMM_IN_PROGRESS, async);
 }
 
-/* COPY between host memory and the run's device. */
+/* Run a COPY between host memory and the run's device. */
 static enum dcommi_outcome dcommi_copy_across(dcommi_lane *lane, uint8_t *dst, const uint8_t *src,
                                               size_t len, bool to_device, bool async)
 {
@@ -62,7 +62,7 @@ static enum dcommi_outcome dcommi_copy_across(dcommi_lane *lane, uint8_t *dst, c
     return lane->frame->run->active ? dcommi_moving(lane, DCOMM_IN_PROGRESS, async) : DCOMMI_GONE;
 }
 
-/* Refuse a step whose operands lie on both sides. */
+/* Refuse a step with operands both on the device and in host memory. */
 static enum dcommi_outcome dcommi_step_mixed(dcommi_lane *lane)
 {
     return dcommi_step_error(lane, DCOMM_ERR_UNSUPPORTED,
@@ -70,8 +70,8 @@ static enum dcommi_outcome dcommi_step_mixed(dcommi_lane *lane)
                              lane->frame->run->device->handle.number);
 }
 
-/* Return true if all sources of a step, but of peers and messages, lie on the side that is given.
- */
+/* Return true if all sources of a step, except peers and messages, lie on the device or, without
+ * `device`, in host memory. */
 static bool dcommi_sources_on(const dcommi_frame *frame, const dcomm_step *step, bool device)
 {
     for (uint32_t i = 0; i < step->nsrc; i++) {
@@ -84,8 +84,8 @@ static bool dcommi_sources_on(const dcommi_frame *frame, const dcomm_step *step,
     return true;
 }
 
-/* Return true if kernels of this process may read what a rank has exposed of a device: of the same
- * process and device, that is one address space. */
+/* Return true if kernels of this process may read device memory that a rank has exposed: a rank of
+ * the same process and device shares our address space. */
 static bool dcommi_reads_device_of(const dcommi_run *run, int rank, uint16_t device)
 {
     const dcommi_remote *peer = dcommi_peer_of(run->comm, rank);
@@ -93,7 +93,7 @@ static bool dcommi_reads_device_of(const dcommi_run *run, int rank, uint16_t dev
            peer->started != 0;
 }
 
-/* Where the run's device reads what a rank has exposed of one, if it can. */
+/* Find where the run's device reads device memory that a rank has exposed, if it can. */
 static void dcommi_piece_on_device(const dcommi_run *run, dcommi_piece *piece,
                                    const dcommi_exposed *e, size_t len)
 {
@@ -105,7 +105,7 @@ static void dcommi_piece_on_device(const dcommi_run *run, dcommi_piece *piece,
     }
 }
 
-/* COPY and REDUCE: of what the device can read at once, or else by messages. */
+/* Run a COPY or REDUCE: on the device if it can read all sources now, else by messages. */
 static enum dcommi_outcome dcommi_device_fold(dcommi_lane *lane, uint8_t *dst, dcommi_piece *pieces,
                                               size_t n, size_t len, bool fold, bool final,
                                               bool async)
@@ -120,7 +120,7 @@ static enum dcommi_outcome dcommi_device_fold(dcommi_lane *lane, uint8_t *dst, d
     for (size_t i = 0; i < n; i++) {
         here = here && pieces[i].local != NULL;
     }
-    for (size_t i = 0; i < n && !here; i++) { /* a pointer into it would not be good for so long */
+    for (size_t i = 0; i < n && !here; i++) { /* opened: valid in this pass only */
         pieces[i].local = pieces[i].opened ? NULL : pieces[i].local;
     }
     if (!here) {
@@ -145,8 +145,9 @@ static enum dcommi_outcome dcommi_device_fold(dcommi_lane *lane, uint8_t *dst, d
         async);
 }
 
-/* dst <- factor * src, of 64-bit integers: doublings and additions, from the highest bit on. Slow
- * where a factor has many bits, but exact, and such factors are rare. dst is not src. */
+/* Compute dst <- factor * src for 64-bit integers by doublings and additions, from the highest bit
+ * on. This is slow if `factor` has many bits, but exact, and such factors are rare. dst is not
+ * src. */
 static dcomm_status dcommi_device_times(dcommi_device_handle *d, void *dst, const void *src,
                                         size_t count, dcomm_dtype dtype, uint64_t factor)
 {
@@ -166,7 +167,7 @@ static dcomm_status dcommi_device_times(dcommi_device_handle *d, void *dst, cons
     return status;
 }
 
-/* COMPUTE by the kernels that devices have; factors are words. */
+/* Run a COMPUTE by the kernels that devices have; factors are words. */
 static enum dcommi_outcome dcommi_device_compute(dcommi_lane *lane, dcomm_plan_kernel kernel,
                                                  uint8_t *dst, size_t len, const void *const *src,
                                                  const size_t *src_len, size_t nsrc)

@@ -1,15 +1,15 @@
-/* straight.h - device memory that UCX sends and receives itself, between hosts, without a pinned
- * slot: who can, and what is under way. */
+/* straight.h - device memory that UCX sends and receives itself between hosts, without a pinned
+ * slot: which ranks can do so, and the transfers under way. */
 #ifndef DCOMMI_STRAIGHT_H
 #define DCOMMI_STRAIGHT_H
 
 #include "../moves.h"
 
-/* OFFER and EXPOSE name such memory by this in place of a region's number. */
+/* OFFER and EXPOSE carry this for such memory, in place of a region's number. */
 #define DCOMMI_STRAIGHT UINT32_C(1)
 
-/* Return true if UCX moves the run's device memory to and from a rank. It works in the CUDA context
- * that is current, and is given one device of each context of ours: the first that is asked for. */
+/* Return true if UCX moves the run's device memory to and from a rank. UCX works in the current
+ * CUDA context, so it serves one device of each context of ours: the first that is asked for. */
 static bool dcommi_straight_with(const dcommi_run *run, int rank)
 {
     dcomm_context *context = run->comm->context;
@@ -22,8 +22,8 @@ static bool dcommi_straight_with(const dcommi_run *run, int rank)
     return context->straight_device == run->device;
 }
 
-/* Return how a rank gets at device memory: the number of its region, or, for a rank of another
- * host, DCOMMI_STRAIGHT if UCX moves it. */
+/* Return how a rank can read device memory: the number of its region or, for a rank of another
+ * host, DCOMMI_STRAIGHT if UCX moves it. 0: by messages only. */
 static uint32_t dcommi_device_offered(const dcommi_run *run, int rank, const void *at, size_t len)
 {
     return dcommi_peer_of(run->comm, rank)->same_host
@@ -31,7 +31,8 @@ static uint32_t dcommi_device_offered(const dcommi_run *run, int rank, const voi
                : (dcommi_straight_with(run, rank) ? DCOMMI_STRAIGHT : 0);
 }
 
-/* Return true if what a rank has offered so comes straight into memory of the run's device. */
+/* Return true if UCX brings memory that a rank has offered as `offered` to the run's device
+ * itself. */
 static bool dcommi_comes_straight(const dcommi_run *run, int rank, uint32_t offered)
 {
     return offered == DCOMMI_STRAIGHT && dcommi_straight_with(run, rank);
@@ -39,7 +40,7 @@ static bool dcommi_comes_straight(const dcommi_run *run, int rank, uint32_t offe
 
 /* ---- under way ---- */
 
-/* Keep the run's memory on its device, as for a job. */
+/* Begin a transfer. It keeps the run's memory on its device, as a job does. */
 static void dcommi_straight_begin(dcommi_move *move)
 {
     dcommi_move_in_transport(move);
@@ -47,7 +48,7 @@ static void dcommi_straight_begin(dcommi_move *move)
     move->run->comm->context->straight++;
 }
 
-/* Not under way any more: the move is to be freed, and its run let go of. */
+/* End a transfer. The caller frees the move and drops its reference to the run. */
 static void dcommi_straight_end(dcommi_move *move)
 {
     dcommi_run *run = move->run;
@@ -70,7 +71,7 @@ static void dcommi_straight_sent(dcommi_op *op, dcomm_status status)
     dcommi_run_unref(run);
 }
 
-/* Answer a READ: the move's node says whose, and by which number. */
+/* Answer a READ. The move's node has the reader's rank and the number of its request. */
 static void dcommi_straight_send(dcommi_move *move)
 {
     dcommi_run *run = move->run;
@@ -90,7 +91,7 @@ static void dcommi_straight_send(dcommi_move *move)
     }
 }
 
-/* Into the move's memory; its op's done ends it. */
+/* Fetch into the move's memory. The move's op is told of the end. */
 static dcomm_status dcommi_straight_fetch(dcommi_move *move, dcommi_transport *transport,
                                           void *desc)
 {

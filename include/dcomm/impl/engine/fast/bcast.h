@@ -1,11 +1,11 @@
-/* bcast.h - broadcast slots: what a rank has to say to all others at once. On one host it writes
- * that to memory of its own which they read, once for all instead of into the fifo of each: with
- * many ranks on few cores most of the time of a short collective goes into such messages.
+/* bcast.h - broadcast slots. On one host, a rank writes a message for all other ranks once, to its
+ * own memory, and they read it there. The other way is to write it into the fifo of each. With
+ * many ranks on few cores, such messages take most of the time of a short collective.
  *
- * A communicator has a set of slots in each process, which take turns; one is written anew when all
- * ranks have completed the operation of its message before, as their headers say. Where they have
- * not yet, or are not known to poll the set, the message goes through the fifos: readers poll both,
- * and find it by its operation. */
+ * A communicator has a set of slots in each process and uses them in turn. A slot is reused once
+ * all ranks have completed the operation of its last message, as their headers say. If they have
+ * not yet, or are not known to poll the set, the message goes through the fifos. Readers poll
+ * both, and find the message by its operation. */
 #ifndef DCOMMI_BCAST_H
 #define DCOMMI_BCAST_H
 
@@ -16,15 +16,14 @@
 #define DCOMMI_BCAST_LINE 64
 
 typedef struct dcommi_bcast_slot {
-    /* Turn (32 bits, one more than the number of the message), payload length (16), header length.
-     */
+    /* Turn (32 bits, 1 + the number of the message), payload length (16), header length (16). */
     _Alignas(DCOMMI_BCAST_LINE) _Atomic uint64_t word;
     unsigned char bytes[sizeof(dcommi_header) + DCOMMI_BCAST_PAYLOAD]; /* header, payload */
 } dcommi_bcast_slot;
 
-/* In shared memory. The readers trust none of it. */
+/* A set of slots, in shared memory. The readers trust none of it. */
 typedef struct dcommi_bcast {
-    _Alignas(DCOMMI_BCAST_LINE) _Atomic uint64_t comm; /* whose it is; 0: free */
+    _Alignas(DCOMMI_BCAST_LINE) _Atomic uint64_t comm; /* id of its communicator; 0: free */
     _Atomic uint64_t readers;                          /* bit r: rank r polls it */
     dcommi_bcast_slot slot[DCOMMI_BCAST_SLOTS];
 } dcommi_bcast;
@@ -32,14 +31,13 @@ typedef struct dcommi_bcast {
 _Static_assert(DCOMMI_BCAST_SETS * sizeof(dcommi_bcast) <= DCOMMI_COMMON_BYTES,
                "the sets find room");
 
-/* A rank's own. */
+/* The set that a rank writes. */
 struct dcommi_bcast_writer {
     dcommi_bcast *set;
-    uint64_t count; /* messages so far */
-    uint64_t
-        until[DCOMMI_BCAST_SLOTS]; /* a slot is free when all have completed so many operations */
-    uint64_t others;               /* bits of the other ranks */
-    bool open;                     /* all of them poll it */
+    uint64_t count;                     /* messages so far */
+    uint64_t until[DCOMMI_BCAST_SLOTS]; /* operations that all must complete to free a slot */
+    uint64_t others;                    /* bits of the other ranks */
+    bool open;                          /* all of them poll it */
 };
 
 /* ---- coming and leaving ---- */
@@ -53,9 +51,9 @@ static dcommi_bcast *dcommi_bcast_sets_of(const dcomm_context *context, int peer
                : NULL;
 }
 
-#define DCOMMI_BCAST_LOOKED_AT UINT64_MAX /* in place of a communicator's id */
+#define DCOMMI_BCAST_LOOKED_AT UINT64_MAX /* in place of an id: given up, but maybe polled */
 
-/* Nobody's, and nobody looks at it any more. */
+/* Return true if a set belongs to no communicator and nobody polls it any more. */
 static bool dcommi_bcast_free(dcommi_bcast *set)
 {
     uint64_t whose = atomic_load_explicit(&set->comm, memory_order_relaxed);
@@ -96,7 +94,8 @@ static void dcommi_bcast_let_go(const dcomm_comm *comm, dcommi_bcast *set)
     atomic_fetch_and(&set->readers, ~((uint64_t)1 << comm->rank));
 }
 
-/* Tell the owner of a set that it is polled, unless it ends meanwhile. */
+/* Tell the owner of a set that this rank polls it. Return false if the set's communicator has
+ * ended. */
 static bool dcommi_bcast_look(const dcomm_comm *comm, dcommi_bcast *set)
 {
     if (atomic_load_explicit(&set->comm, memory_order_acquire) != comm->id) {
@@ -131,7 +130,7 @@ static void dcommi_bcast_find(dcomm_comm *comm)
     comm->attached = all;
 }
 
-/* The same until all are found. With the token. */
+/* Find the other ranks' sets, unless all are found already. With the token. */
 static inline void dcommi_bcast_attach(dcomm_comm *comm)
 {
     if (DCOMMI_UNLIKELY(comm->bcast != NULL && !comm->attached)) {
@@ -139,8 +138,8 @@ static inline void dcommi_bcast_attach(dcomm_comm *comm)
     }
 }
 
-/* The communicator ends: its set may be another's, unless some rank may still look at it, which
- * has neither said goodbye nor let go of it. */
+/* Give up the set of a communicator that ends. It may be reused, unless some rank may still poll
+ * it: one that has neither said goodbye nor let go of the set. */
 static void dcommi_bcast_close(dcomm_comm *comm)
 {
     if (comm->bcast == NULL) {
@@ -162,7 +161,8 @@ static void dcommi_bcast_close(dcomm_comm *comm)
 
 /* ---- writing ---- */
 
-/* A message to all other ranks. False: it has to be sent to each. With the token. */
+/* Write a message for all other ranks. Return false if it has to be sent to each. With the
+ * token. */
 static inline bool dcommi_bcast_post(dcomm_comm *comm, const dcommi_header *header,
                                      size_t header_len, const void *data, size_t len)
 {
@@ -202,8 +202,8 @@ static inline bool dcommi_bcast_post(dcomm_comm *comm, const dcommi_header *head
 
 /* ---- reading ---- */
 
-/* The next message in a rank's slots. It stays until it is passed, and its bytes until this rank
- * completes its operation. */
+/* Return true if a rank's slots hold a next message. It stays until it is passed, and its bytes
+ * stay until this rank completes its operation. */
 static inline bool dcommi_bcast_peek(const dcommi_member *m, dcommi_arrival *arrival)
 {
     if (m->bcast == NULL) {

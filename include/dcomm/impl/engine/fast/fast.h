@@ -1,10 +1,9 @@
-/* fast.h - the fast path: the script of a cached plan (script.h) is run in the caller's thread, at
- * the transport: no run, no moves, no table. It is the same plan with the same messages; only the
- * way through the engine is shorter. Whatever is out of the ordinary - a message that is not the
- * one waited for, a peer that is late, a poisoned communicator - is left to the engine, which takes
- * the plan over where it stands.
+/* fast.h - the fast path: the caller's thread runs the script of a cached plan (script.h) on the
+ * transport, without a run, moves or the match table. Plan and messages are the same; only the way
+ * through the engine is shorter. Anything out of the ordinary is left to the engine, which takes
+ * over where the plan stands: an unexpected message, a late peer, a poisoned communicator.
  *
- * The entry is dcommi_fast_call, its condition dcommi_fast_asked and dcommi_fast_able. */
+ * The entry is dcommi_fast_call; its conditions are dcommi_fast_asked and dcommi_fast_able. */
 #ifndef DCOMMI_FAST_H
 #define DCOMMI_FAST_H
 
@@ -14,14 +13,14 @@
 #include "../launch.h"
 #include "script.h"
 
-/* Every so many operations go through the engine, which also looks after everything else. */
+/* One operation in so many goes through the engine, which also looks after everything else. */
 #define DCOMMI_FAST_TURN 64
-/* Polls of a wait before the first pause: a pause is half as long as a message between two threads
- * of one core takes. */
+/* Polls of a wait before the first pause. A pause takes half as long as a message between two
+ * threads of one core. */
 #define DCOMMI_FAST_POLLS 64
-/* Longer messages are not there so soon. */
+/* Bytes: a longer message takes longer than the pauses before the first poll, so skip these. */
 #define DCOMMI_FAST_PAUSED 2048
-/* If a message is expected in a broadcast slot, one poll in so many is of the fifo. */
+/* One poll in so many is of the fifo if the message is expected in a broadcast slot. */
 #define DCOMMI_FAST_FIFO 8
 
 typedef struct dcommi_fast {
@@ -31,7 +30,7 @@ typedef struct dcommi_fast {
     dcommi_signature signature;
     uint8_t *base[DCOMM_SPACE_SCRATCH + 1];
     dcommi_header header;
-    bool in_slot; /* what was polled last is in a broadcast slot */
+    bool in_slot; /* the last polled message is in a broadcast slot */
     uint64_t counters[DCOMMI_SCRIPT_COUNTERS];
 } dcommi_fast;
 
@@ -45,7 +44,7 @@ static inline size_t dcommi_fast_header_len(bool data, size_t len)
     return data && len <= DCOMMI_SHORT_MAX ? DCOMMI_HEADER_SHORT : sizeof(dcommi_header);
 }
 
-/* Ops that are done by it; 0: none can be now. */
+/* Send the message of an op. Return how many ops this does; 0: it cannot be sent now. */
 static inline uint32_t dcommi_fast_send(dcommi_fast *f, const dcommi_script_op *op,
                                         const void *data, size_t len)
 {
@@ -61,7 +60,7 @@ static inline uint32_t dcommi_fast_send(dcommi_fast *f, const dcommi_script_op *
     return t->call->send(t, m->peer, &f->header, header_len, data, len, NULL) >= 0;
 }
 
-/* The message of a rank that was looked at last is done with. */
+/* Release the message of a rank that was polled last. */
 static inline void dcommi_fast_pass(const dcommi_fast *f, dcommi_member *m)
 {
     dcommi_transport *t = f->comm->context->peers[m->peer].transport;
@@ -72,7 +71,8 @@ static inline void dcommi_fast_pass(const dcommi_fast *f, dcommi_member *m)
     }
 }
 
-/* A rank has completed so many collectives; what it has sent earlier may be read later. */
+/* Note that a rank has completed `done` collectives. Older messages may be read later, so never go
+ * back. */
 static inline void dcommi_fast_heard(dcommi_member *m, uint32_t done)
 {
     uint32_t more = done - (uint32_t)m->done;
@@ -80,7 +80,8 @@ static inline void dcommi_fast_heard(dcommi_member *m, uint32_t done)
     m->done += more < UINT32_MAX / 2 ? more : 0;
 }
 
-/* Return true if a message is of a later operation. The fifo may then hold one of this one. */
+/* Return true if a message is of a later operation. The fifo may then hold one of this
+ * operation. */
 static inline bool dcommi_fast_ahead(const dcommi_fast *f, const dcommi_arrival *arrival)
 {
     uint64_t seq = 0;
@@ -88,8 +89,9 @@ static inline bool dcommi_fast_ahead(const dcommi_fast *f, const dcommi_arrival 
     return seq > f->seq;
 }
 
-/* Poll for the next message of a rank. 1: as expected (and left where it is), 0 none yet or dealt
- * with, -1 something for the engine. `all`: also in the fifo of a rank with broadcast slots. */
+/* Poll for the next message of a rank. Return 1 if it is the expected one, which stays where it
+ * is; 0 if there is none or it was dealt with; -1 if the engine must handle it. `all`: poll also
+ * the fifo of a rank with broadcast slots. */
 static inline int dcommi_fast_poll(dcommi_fast *f, int rank, const dcommi_script_op *op, bool all,
                                    dcommi_arrival *arrival)
 {
@@ -121,7 +123,7 @@ static inline int dcommi_fast_poll(dcommi_fast *f, int rank, const dcommi_script
     }
     if (op == NULL && h.seq > f->seq &&
         (h.type == DCOMMI_MSG_DATA || h.type == DCOMMI_MSG_SIGNAL)) {
-        return 0; /* it is ahead: all that it signals us now has come */
+        return 0; /* it is ahead: all its signals for us have come */
     }
     bool ours = h.seq == f->seq && h.signature == f->header.signature && h.stage == 0;
     if (ours && h.type == DCOMMI_MSG_DATA && op != NULL && h.tag == op->tag && h.a == op->len &&
@@ -154,7 +156,7 @@ static inline void dcommi_fast_copy(const dcommi_fast *f, const dcommi_script_op
     }
 }
 
-/* Sources of a fold or copy; `message` stands for what is being received. */
+/* Run a fold or copy. `message` stands for the payload that is being received. */
 static inline dcomm_status dcommi_fast_fold(const dcommi_fast *f, const dcommi_script_op *op,
                                             const void *message)
 {
@@ -183,7 +185,7 @@ static inline dcomm_status dcommi_fast_fold(const dcommi_fast *f, const dcommi_s
                               op->final && plan->op == DCOMM_AVG ? plan->nranks : 1);
 }
 
-/* Wait for the message of a receive, or for signals. False: the engine must go on. */
+/* Wait for the message of a receive, or for signals. Return false if the engine must go on. */
 static inline bool dcommi_fast_await(dcommi_fast *f, const dcommi_script_op *op,
                                      dcommi_arrival *arrival)
 {
@@ -229,7 +231,7 @@ static inline bool dcommi_fast_await(dcommi_fast *f, const dcommi_script_op *op,
     }
 }
 
-/* Run ops until the end, or the first that cannot be done now: its index. */
+/* Run ops until the end, or until one cannot be done now. Return its index. */
 static inline uint32_t dcommi_fast_ops(dcommi_fast *f, dcomm_status *status)
 {
     const dcommi_script *script = f->cached->script;
@@ -290,7 +292,7 @@ static inline uint32_t dcommi_fast_ops(dcommi_fast *f, dcomm_status *status)
 
 /* ---- leaving it to the engine ---- */
 
-/* The receive of an op that the plan has already posted. */
+/* Post the receive of an asynchronous op whose step comes before the takeover. */
 static void dcommi_fast_post(const dcommi_fast *f, dcommi_run *run, dcommi_lane *lane,
                              const dcommi_script_op *op)
 {
@@ -321,7 +323,7 @@ static void dcommi_fast_post(const dcommi_fast *f, dcommi_run *run, dcommi_lane 
     dcommi_recv_post(move, op->rank, op->tag);
 }
 
-/* Put a run that has just been started to where op k would come next. With the token. */
+/* Move a run that has just been started to where op `k` would come next. With the token. */
 static void dcommi_fast_resume(dcommi_fast *f, dcommi_run *run, uint32_t k)
 {
     const dcommi_script *script = f->cached->script;
@@ -343,7 +345,7 @@ static void dcommi_fast_resume(dcommi_fast *f, dcommi_run *run, uint32_t k)
     }
 }
 
-/* The engine takes over at op k. With the token, which it gives back. */
+/* Let the engine take over at op `k`. With the token, which is released. */
 static dcomm_status dcommi_fast_leave(dcommi_fast *f, uint32_t k, double timeout_s)
 {
     dcomm_comm *comm = f->comm;
@@ -371,8 +373,8 @@ static dcomm_status dcommi_fast_leave(dcommi_fast *f, uint32_t k, double timeout
 
 /* ---- the entry ---- */
 
-/* The condition of the fast path, as far as it is the caller's: a blocking call outside of groups,
- * on a communicator that is there, with options that a plan or the wait for it is made of. */
+/* Return true if the caller's arguments allow the fast path: a blocking call outside of groups, on
+ * a communicator that is ready, with no options but those of a plan or of the wait for it. */
 static inline bool dcommi_fast_asked(const dcomm_comm *comm, const dcomm_coll_opts *opts,
                                      dcomm_request *const *request_p)
 {
@@ -383,7 +385,8 @@ static inline bool dcommi_fast_asked(const dcomm_comm *comm, const dcomm_coll_op
            atomic_load_explicit(&dcommi_forked, memory_order_relaxed) == 0;
 }
 
-/* And as far as it is the engine's: nothing else is under way, or due. With the token. */
+/* Return true if the engine allows the fast path: nothing else is under way, or due. With the
+ * token. */
 static inline bool dcommi_fast_able(const dcomm_comm *comm, const dcommi_script *script)
 {
     const dcomm_context *context = comm->context;
@@ -404,8 +407,8 @@ static inline bool dcommi_fast_able(const dcomm_comm *comm, const dcommi_script 
     return true;
 }
 
-/* Number a call whose plan's reference it keeps. False: no memory. With the token and comm->lock.
- */
+/* Number a call, which keeps the reference to its plan. Return false without memory. With the
+ * token and comm->lock. */
 static inline bool dcommi_fast_begin(dcommi_fast *f, dcomm_comm *comm, dcommi_cached *cached,
                                      const void *in, void *out)
 {
@@ -436,7 +439,7 @@ static inline bool dcommi_fast_begin(dcommi_fast *f, dcomm_comm *comm, dcommi_ca
     return true;
 }
 
-/* The script is through: the operation counts as run. With the token. */
+/* Count an operation whose script is complete as run. With the token. */
 static inline void dcommi_fast_end(const dcommi_fast *f)
 {
     dcomm_comm *comm = f->comm;
@@ -450,8 +453,8 @@ static inline void dcommi_fast_end(const dcommi_fast *f)
     dcommi_advance_done(comm);
 }
 
-/* Take the token, and comm->lock unless this thread is the context's only one. False: another has
- * the token. */
+/* Take the token, and comm->lock unless this thread is the context's only one. Return false if
+ * another thread has the token. */
 static inline bool dcommi_fast_enter(dcomm_comm *comm, bool *locked)
 {
     *locked = !dcommi_token_enter(comm->context);

@@ -1,6 +1,6 @@
-/* script.h - a short plan written out: every expression of its one lane evaluated and every loop
- * unrolled, once, when the plan is cached. What fast.h runs without the engine's machinery. Only
- * plans whose steps are all known beforehand and complete by themselves have one. */
+/* script.h - a short plan written out: the expressions of its one lane are evaluated and its loops
+ * unrolled, once, when the plan is cached. fast.h runs the script without the engine's machinery.
+ * Only plans whose steps are all known beforehand and complete by themselves have a script. */
 #ifndef DCOMMI_SCRIPT_H
 #define DCOMMI_SCRIPT_H
 
@@ -12,11 +12,13 @@
 #define DCOMMI_SCRIPT_PEERS 15
 #define DCOMMI_SCRIPT_COUNTERS 16
 #define DCOMMI_SCRIPT_SCRATCH 131072
-#define DCOMMI_SCRIPT_BYTES 32768  /* longest message */
-#define DCOMMI_SCRIPT_ONE_WAY 8192 /* of those that nothing comes back for */
-/* To one peer, in all, where some are longer: what finds no room in its fifo has to wait. */
+#define DCOMMI_SCRIPT_BYTES 32768  /* bytes: longest message */
+#define DCOMMI_SCRIPT_ONE_WAY 8192 /* bytes: longest where a peer sends nothing back */
+/* Bytes to one peer in all, if some message is longer than DCOMMI_SCRIPT_ONE_WAY: data without
+ * room in the peer's fifo would have to wait. */
 #define DCOMMI_SCRIPT_SENT 65536
-/* Of a fold that the next step sends or copies: the engine stores what is longer in both places. */
+/* Bytes of a fold that the next step sends or copies. For a longer one, the engine stores the
+ * result in both places at once. */
 #define DCOMMI_SCRIPT_FORWARD 8192
 
 typedef struct dcommi_script_piece {
@@ -27,16 +29,16 @@ typedef struct dcommi_script_piece {
 typedef struct dcommi_script_op {
     uint8_t kind; /* dcomm_step_kind: SEND, RECV, RECV_REDUCE, COPY, REDUCE, SIGNAL, WAIT */
     bool final, async;
-    bool past;     /* what is copied or received goes past the caches */
-    uint8_t alike; /* SEND, SIGNAL: how many ops from here on say the same to all other ranks; 0 */
+    bool past;     /* copy or receive by nontemporal stores */
+    uint8_t alike; /* SEND, SIGNAL: ops from here on that tell all other ranks the same; else 0 */
     uint16_t pieces, npieces; /* sources */
     int32_t rank;
     uint32_t tag, len;
     dcommi_script_piece dst, stage;
     uint16_t slot; /* SIGNAL, WAIT */
     uint64_t value;
-    /* Where the engine would take over when this op cannot be done yet: the step, or for what is
-     * asynchronous the fence behind it. */
+    /* The step at which the engine takes over if this op cannot be done yet. For an asynchronous
+     * op, it is the fence behind that. */
     uint32_t order, resume_order;
     dcommi_position at;
 } dcommi_script_op;
@@ -44,8 +46,8 @@ typedef struct dcommi_script_op {
 struct dcommi_script {
     uint32_t nops, npeers;
     int32_t peers[DCOMMI_SCRIPT_PEERS]; /* ranks */
-    bool broadcasts;                    /* some ops say the same to all */
-    dcommi_fold_fn fold;                /* NULL: by dcommi_host_reduce */
+    bool broadcasts;                    /* some ops tell all other ranks the same */
+    dcommi_fold_fn fold;                /* NULL: use dcommi_host_reduce */
     const dcommi_script_piece *pieces;
     dcommi_script_op ops[];
 };
@@ -57,7 +59,7 @@ typedef struct dcommi_scribe {
     uint32_t nops, npieces, npeers;
     int32_t peers[DCOMMI_SCRIPT_PEERS];
     uint32_t sent[DCOMMI_SCRIPT_PEERS], received[DCOMMI_SCRIPT_PEERS]; /* bytes to and from each */
-    uint32_t longest;                                                  /* message */
+    uint32_t longest;                                                  /* longest message */
     dcommi_script_piece pieces[DCOMMI_SCRIPT_PIECES];
     dcommi_script_op ops[DCOMMI_SCRIPT_OPS];
     uint32_t order;
@@ -67,7 +69,7 @@ typedef struct dcommi_scribe {
     dcommi_script_op held[DCOMMI_SCRIPT_OPS];
 } dcommi_scribe;
 
-/* An operand of one piece in memory of this rank. */
+/* Evaluate piece `r` of an operand. Return false unless it lies in memory of this rank. */
 static bool dcommi_scribe_operand(const dcommi_scribe *s, const dcomm_operand *o, uint32_t r,
                                   dcommi_script_piece *piece, uint32_t *len)
 {
@@ -77,7 +79,7 @@ static bool dcommi_scribe_operand(const dcommi_scribe *s, const dcomm_operand *o
     dcommi_interval x;
     if (o->space < DCOMM_SPACE_IN || o->space > DCOMM_SPACE_SCRATCH ||
         dcommi_cursor_piece(&s->cursor, o, r, &x) < 0 || x.offset < 0 ||
-        x.offset > limit[o->space] - x.length || /* without bytes, too: it becomes an address */
+        x.offset > limit[o->space] - x.length || /* empty ones, too: they become addresses */
         x.offset > INT32_MAX || x.length > DCOMMI_SCRIPT_BYTES) {
         return false;
     }
@@ -86,7 +88,7 @@ static bool dcommi_scribe_operand(const dcommi_scribe *s, const dcomm_operand *o
     return true;
 }
 
-/* Where a step stores, and how. */
+/* Evaluate where a step stores, and how. */
 static bool dcommi_scribe_target(const dcommi_scribe *s, const dcomm_step *step,
                                  dcommi_script_op *op)
 {
@@ -113,7 +115,7 @@ static bool dcommi_scribe_peer(dcommi_scribe *s, const dcomm_comm *comm, int ran
     return true;
 }
 
-/* A message to one of them, or from it. */
+/* Count a message to or from a rank that is in `peers`; `bytes`: `sent` or `received`. */
 static void dcommi_scribe_message(dcommi_scribe *s, int rank, uint32_t *bytes, uint32_t len)
 {
     uint32_t i = 0;
@@ -124,8 +126,8 @@ static void dcommi_scribe_message(dcommi_scribe *s, int rank, uint32_t *bytes, u
     s->longest = len > s->longest ? len : s->longest;
 }
 
-/* Return true if all messages find room in the fifos, however many such calls come in a row: with
- * long ones no rank may get ahead of another, so they are exchanged. */
+/* Return true if all messages find room in the fifos, however many such calls come in a row. With
+ * long messages, each pair of ranks must exchange them, so that no rank gets ahead of another. */
 static bool dcommi_scribe_fits(const dcommi_scribe *s)
 {
     for (uint32_t i = 0; i < s->npeers && s->longest > DCOMMI_SCRIPT_ONE_WAY; i++) {
@@ -136,7 +138,7 @@ static bool dcommi_scribe_fits(const dcommi_scribe *s)
     return true;
 }
 
-/* An op of the current step. NULL: too many. */
+/* Add an op for the current step. NULL: there are too many. */
 static dcommi_script_op *dcommi_scribe_op(dcommi_scribe *s, const dcomm_step *step)
 {
     if (s->nops + s->ndeferred >= DCOMMI_SCRIPT_OPS) {
@@ -153,7 +155,7 @@ static dcommi_script_op *dcommi_scribe_op(dcommi_scribe *s, const dcomm_step *st
     return op;
 }
 
-/* A fence, or the end of the lane: what was put off comes now. */
+/* Add the ops that were put off until a fence or the end of the lane. */
 static void dcommi_scribe_fence(dcommi_scribe *s)
 {
     uint32_t order = s->order++;
@@ -257,7 +259,7 @@ static bool dcommi_scribe_step(dcommi_scribe *s, const dcomm_comm *comm, const d
         if (op == NULL || dcommi_cursor_value(&s->cursor, &step->value, &value) < 0) {
             return false;
         }
-        for (int r = 0; r < s->plan->nranks; r++) { /* whoever may signal is looked at */
+        for (int r = 0; r < s->plan->nranks; r++) { /* poll each rank that may signal */
             if (r != s->plan->rank && !dcommi_scribe_peer(s, comm, r)) {
                 return false;
             }
@@ -292,7 +294,7 @@ static bool dcommi_scribe_lane(dcommi_scribe *s, const dcomm_comm *comm)
     return true;
 }
 
-/* Return true if two ops say the same to different ranks. */
+/* Return true if two ops tell different ranks the same. */
 static bool dcommi_scribe_alike(const dcommi_script_op *a, const dcommi_script_op *b)
 {
     return a->kind == b->kind && a->rank != b->rank && a->tag == b->tag && a->len == b->len &&
@@ -300,7 +302,7 @@ static bool dcommi_scribe_alike(const dcommi_script_op *a, const dcommi_script_o
            a->value == b->value;
 }
 
-/* Note what is said to all other ranks in a row; whether anything is. */
+/* Note where ops in a row tell all other ranks the same. Return true if any do. */
 static bool dcommi_scribe_note_alike(dcommi_scribe *s)
 {
     uint32_t others = (uint32_t)s->plan->nranks - 1;
@@ -319,7 +321,7 @@ static bool dcommi_scribe_note_alike(dcommi_scribe *s)
     return broadcasts;
 }
 
-/* Count the steps of a plan that do something: loops are written out. */
+/* Count the steps of a plan that become ops. */
 static uint32_t dcommi_scribe_steps(const dcomm_plan *plan)
 {
     uint32_t n = 0;
@@ -330,8 +332,8 @@ static uint32_t dcommi_scribe_steps(const dcomm_plan *plan)
     return n;
 }
 
-/* A plan written out for the ranks of `comm`, or, NULL, for ranks of one host. *scribe_p NULL: it
- * cannot be, or memory is out. */
+/* Write out a plan for the ranks of `comm` (NULL: for ranks of one host). *scribe_p NULL: the plan
+ * cannot be written out, or there is no memory. */
 static dcomm_status dcommi_scribe_plan(const dcomm_comm *comm, const dcomm_plan *plan,
                                        dcommi_scribe **scribe_p)
 {
@@ -355,7 +357,7 @@ static dcomm_status dcommi_scribe_plan(const dcomm_comm *comm, const dcomm_plan 
     return DCOMM_OK;
 }
 
-/* *possible: blocking calls of a plan run by a script where all ranks share a host. */
+/* Set *possible if blocking calls of a plan run by a script where all ranks share a host. */
 static dcomm_status dcommi_script_possible(const dcomm_plan *plan, bool *possible)
 {
     dcommi_scribe *s = NULL;
@@ -365,8 +367,8 @@ static dcomm_status dcommi_script_possible(const dcomm_plan *plan, bool *possibl
     return status;
 }
 
-/* The script of a plan for the ranks of `comm`; NULL: it has none, or there is no memory for one,
- * and the engine runs the plan. */
+/* Make the script of a plan for the ranks of `comm`. NULL: the plan has none, or there is no
+ * memory. The engine runs the plan then. */
 static dcommi_script *dcommi_script_make(const dcomm_comm *comm, const dcomm_plan *plan)
 {
     dcommi_scribe *s = NULL;

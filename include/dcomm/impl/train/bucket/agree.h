@@ -1,5 +1,5 @@
-/* agree.h - ranks compare what they have registered, so that a difference is a sentence on
- * all of them and not a wrong sum. */
+/* agree.h - compare the registrations of all ranks, so that a difference becomes an error on all
+ * of them and not a wrong sum. */
 #ifndef DCOMMI_BUCKET_AGREE_H
 #define DCOMMI_BUCKET_AGREE_H
 
@@ -47,7 +47,7 @@ typedef struct dcommi_bkt_card {
     int64_t status;
     uint64_t options[DCOMMI_BKT_NOPTIONS + DCOMMI_BKT_NREALS]; /* a real number by its bits */
     uint64_t nparams, hash;
-    char text[DCOMMI_TEXT_MAX]; /* why status is an error; its parameter that differs */
+    char text[DCOMMI_TEXT_MAX]; /* message of the error, or the parameter that differs */
 } dcommi_bkt_card;
 
 static const char *dcommi_bkt_codec_name(const dcomm_buckets *b, const dcommi_bkt_param *p)
@@ -69,7 +69,7 @@ static uint64_t dcommi_bkt_param_hash(const dcomm_buckets *b, size_t i)
     return dcommi_mix_text(h, dcommi_bkt_codec_name(b, p));
 }
 
-/* Error feedback as a difference names it; "" where there is none. */
+/* Write the options of error feedback for a message about a difference; "" if there is none. */
 static void dcommi_bkt_feedback_text(const dcommi_bkt_kind *kind, char *text, size_t room)
 {
     static const char *const variants[] = {"classic", "EF21", "DGC"};
@@ -93,7 +93,7 @@ static void dcommi_bkt_describe(const dcomm_buckets *b, size_t i, char *text, si
     const dcommi_bkt_param *p = &b->params[i];
     char more[256];
     int n = 0;
-    if (p->place > 0) { /* its own number may differ */
+    if (p->place > 0) { /* ranks may number their devices differently */
         n = snprintf(more, sizeof more, " on the rank's device no. %zu", p->place);
     }
     dcommi_bkt_feedback_text(&b->kinds[p->kind], more + n, sizeof more - (size_t)n);
@@ -102,8 +102,8 @@ static void dcommi_bkt_describe(const dcomm_buckets *b, size_t i, char *text, si
              more);
 }
 
-/* Zeroed memory for an exchange. After an error other ranks may still read it: then it goes with
- * the communicator. */
+/* Return zeroed memory for an exchange. After an error other ranks may still read it, so then it
+ * is freed after the communicator. */
 static void *dcommi_bkt_borrow(dcomm_buckets *b, size_t n, size_t size)
 {
     size_t bytes = dcommi_size_mul(n, size);
@@ -134,14 +134,14 @@ static void dcommi_bkt_give_back(dcomm_buckets *b, void *memory)
     dcommi_free(loan);
 }
 
-/* Of the exchanges of the buckets' own. */
+/* Return the options for the buckets' own exchanges. */
 static inline dcomm_coll_opts dcommi_bkt_patience(const dcomm_buckets *b)
 {
     double s = b->opts.coll.timeout_s;
     return (dcomm_coll_opts){.timeout_s = s > 0 ? s : 0};
 }
 
-/* A card that says what became of this rank's part; an error with its sentence. */
+/* Make a card with the status of this rank's part, and the message of an error. */
 static dcommi_bkt_card dcommi_bkt_card_of(dcomm_status status)
 {
     dcommi_bkt_card own = {.status = status};
@@ -149,7 +149,8 @@ static dcommi_bkt_card dcommi_bkt_card_of(dcomm_status status)
     return own;
 }
 
-/* Every rank's card, and the first error among them, on all ranks. *cards_p is to be given back. */
+/* Exchange the cards of all ranks, and return the first error among them on all ranks. The caller
+ * gives *cards_p back. */
 static dcomm_status dcommi_bkt_exchange(dcomm_buckets *b, const dcommi_bkt_card *own,
                                         dcommi_bkt_card **cards_p)
 {
@@ -181,7 +182,8 @@ static dcomm_status dcommi_bkt_all_good(dcomm_buckets *b, dcomm_status status)
     return status;
 }
 
-/* The first parameter in which a rank differs from rank 0: all ranks are here. */
+/* Return an error that names the first parameter in which a rank differs from rank 0. All ranks
+ * call this. */
 static dcomm_status dcommi_bkt_name_difference(dcomm_buckets *b, const dcommi_bkt_card *cards)
 {
     uint64_t least = cards[0].nparams;
@@ -226,8 +228,8 @@ static dcomm_status dcommi_bkt_name_difference(dcomm_buckets *b, const dcommi_bk
     return status;
 }
 
-/* Compare rank r's options with rank 0's: the first `whole` of n are whole numbers, the rest real
- * ones. `what` they are of. */
+/* Compare rank r's options with rank 0's. The first `whole` of n are whole numbers, the rest real
+ * ones. `what` names their owner. */
 static dcomm_status dcommi_bkt_compare_options(const char *what, const char *const *names,
                                                int whole, int n, const dcommi_bkt_card *cards,
                                                int r)
@@ -248,8 +250,8 @@ static dcomm_status dcommi_bkt_compare_options(const char *what, const char *con
     return DCOMM_OK;
 }
 
-/* All ranks have registered the same, with the same options. `status` is what became of this
- * rank's registration. */
+/* Check that all ranks have registered the same, with the same options. `status` is the result of
+ * this rank's registration. */
 static dcomm_status dcommi_bkt_agree(dcomm_buckets *b, dcomm_status status)
 {
     dcommi_bkt_card own = dcommi_bkt_card_of(status), *cards;

@@ -69,7 +69,7 @@ static dcomm_status dcommi_bkt_prepare(dcomm_buckets *b, const dcomm_bucket_para
     return dcommi_bkt_books(b);
 }
 
-/* Decide for each length if "auto" becomes a codec. */
+/* Decide about codec "auto" for the length of each bucket. */
 static dcomm_status dcommi_bkt_decide(const dcomm_buckets *b)
 {
     for (size_t i = 0; i < b->layout.n; i++) {
@@ -83,7 +83,7 @@ static dcomm_status dcommi_bkt_decide(const dcomm_buckets *b)
     return DCOMM_OK;
 }
 
-/* Collective, on the buckets' own communicator. */
+/* Create the buckets. All ranks call this, on the buckets' own communicator. */
 static dcomm_status dcommi_bkt_make(dcomm_buckets *b, const dcomm_bucket_param *params,
                                     size_t nparams, const dcomm_buckets_opts *opts)
 {
@@ -293,7 +293,7 @@ DCOMM_API dcomm_status dcomm_buckets_wait(dcomm_buckets *b)
     return DCOMM_OK;
 }
 
-/* ---- what there is ---- */
+/* ---- information ---- */
 
 DCOMM_API dcomm_status dcomm_buckets_get_info(const dcomm_buckets *b, dcomm_buckets_info *info)
 {

@@ -1,8 +1,8 @@
-/* device.h - buckets in a device's memory: on which device a parameter lies, and what is
- * done there instead of memcpy. The host touches none of it. A bucket has a stream of the buckets'
- * own: on it gradients are brought to their places behind what the caller's streams held when they
- * were marked, the bucket is summed, and results are brought back. The caller's streams wait for
- * nothing. */
+/* device.h - buckets in a device's memory: the places of parameters, and the operations there in
+ * place of memcpy. The host touches none of that memory. Each bucket uses a stream of the buckets'
+ * own. On it gradients are copied to their places after the work that the caller's streams held
+ * when they were marked; then the bucket is summed, and results are copied back. The caller's
+ * streams wait for nothing. */
 #ifndef DCOMMI_BUCKET_DEVICE_H
 #define DCOMMI_BUCKET_DEVICE_H
 
@@ -13,7 +13,8 @@
 
 /* ---- devices ---- */
 
-/* Where `at` lies, which is not touched: 0 or 1 + a number in b->devices, new or known. */
+/* Find where `at` lies, without touching it. *place_p: 0 for the host, else 1 + a number in
+ * b->devices, new or known. */
 static dcomm_status dcommi_bkt_locate(dcomm_buckets *b, const void *at, size_t *place_p)
 {
     int number = dcommi_device_locate(at);
@@ -31,7 +32,7 @@ static dcomm_status dcommi_bkt_locate(dcomm_buckets *b, const void *at, size_t *
     return DCOMM_OK;
 }
 
-/* Once all parameters are known: what may wait for a device does so here. */
+/* Open the devices, once all parameters are known. All that may wait for a device happens here. */
 static dcomm_status dcommi_bkt_open_devices(dcomm_buckets *b)
 {
     for (size_t i = 0; i < b->ndevices; i++) {
@@ -50,8 +51,8 @@ static dcomm_status dcommi_bkt_open_devices(dcomm_buckets *b)
     return b->ndevices > 0 ? dcommi_context_need_thread(b->comm->context) : DCOMM_OK;
 }
 
-/* Wait for copies of gradients that stand behind work on the caller's streams: no longer than the
- * time of the communicator, which is gone. */
+/* Wait for copies of gradients that stand behind work on the caller's streams. timeout_s is that
+ * of the communicator, which is gone. */
 static void dcommi_bkt_drain_devices(dcomm_buckets *b, double timeout_s)
 {
     double until = dcommi_now() + timeout_s;
@@ -75,9 +76,9 @@ static void dcommi_bkt_close_devices(dcomm_buckets *b)
     dcommi_free(b->devices);
 }
 
-/* ---- what cannot be ---- */
+/* ---- checks ---- */
 
-/* A parameter whose kind is known, and its value. */
+/* Check where a parameter, whose kind is known, and its value lie. */
 static dcomm_status dcommi_bkt_check_place(dcomm_buckets *b, const dcomm_buckets_opts *o,
                                            const dcommi_bkt_param *p)
 {
@@ -105,9 +106,8 @@ static dcomm_status dcommi_bkt_check_place(dcomm_buckets *b, const dcomm_buckets
     return DCOMM_OK;
 }
 
-/* Parameter p is marked behind what a stream holds: all that its bucket does from now on comes
- * after that, also in a later step, where this one does not send. An error leaves the step as it
- * is. */
+/* Order parameter p's bucket behind what `stream` holds now, as p is marked. If this step does not
+ * send, that also holds for a later one. An error leaves the step as it is. */
 static dcomm_status dcommi_bkt_follow(const char *what, const dcomm_buckets *b,
                                       const dcommi_bkt_param *p, void *stream)
 {
@@ -135,9 +135,9 @@ static dcomm_status dcommi_bkt_follow(const char *what, const dcomm_buckets *b,
     return dcommi_devices->own_after(number, b->layout.buckets[p->bucket].stream, stream);
 }
 
-/* ---- what a bucket does in its memory ---- */
+/* ---- operations in a bucket's memory ---- */
 
-/* On a device: in the order of the bucket's stream. */
+/* Copy memory; on a device in the order of the bucket's stream. */
 static dcomm_status dcommi_bkt_copy(const dcommi_bkt *k, void *dst, const void *src, size_t len)
 {
     if (len > 0 && k->device != NULL) {
@@ -160,7 +160,7 @@ static dcomm_status dcommi_bkt_zero(const dcommi_bkt *k, void *dst, size_t len)
     return DCOMM_OK;
 }
 
-/* Tell an error of a device or its kernels with the device's number. */
+/* Add the device's number to an error of a device or its kernels. */
 static dcomm_status dcommi_bkt_of_device(int number, dcomm_status status)
 {
     if (status < 0) {
@@ -171,14 +171,14 @@ static dcomm_status dcommi_bkt_of_device(int number, dcomm_status status)
     return status;
 }
 
-/* All that was put on its stream so far is to be waited for by dcommi_bkt_settled. */
+/* Mark the end of the work on the bucket's stream, for dcommi_bkt_settled. */
 static dcomm_status dcommi_bkt_unsettle(dcommi_bkt *k)
 {
     return k->device == NULL ? DCOMM_OK
                              : dcommi_devices->stream_mark(k->device->number, k->stream, &k->event);
 }
 
-/* DCOMM_IN_PROGRESS: it is not over. */
+/* Return the status of the marked work; DCOMM_IN_PROGRESS: it is not over. */
 static dcomm_status dcommi_bkt_settled(dcommi_bkt *k)
 {
     dcomm_status status = k->event != NULL ? dcommi_devices->poll(k->event) : DCOMM_OK;
@@ -199,7 +199,7 @@ static dcomm_status dcommi_bkt_settle_all(dcomm_buckets *b, dcommi_bkt *k)
     return status;
 }
 
-/* Options of a bucket's operation. All ranks know that it lies on devices. */
+/* Set the options of a bucket's operation. All ranks know that it lies on devices. */
 static void dcommi_bkt_on_stream(const dcommi_bkt *k, dcomm_coll_opts *opts)
 {
     if (k->device != NULL) {
@@ -208,7 +208,8 @@ static void dcommi_bkt_on_stream(const dcommi_bkt *k, dcomm_coll_opts *opts)
     }
 }
 
-/* Its stream belongs to its device, and not to the caller's current one. */
+/* Enter the bucket's device: its stream belongs to that device, not to the caller's current
+ * one. */
 static dcommi_device_before dcommi_bkt_enter(const dcommi_bkt *k)
 {
     return k->device != NULL ? dcommi_devices->enter(k->device->number)

@@ -1,4 +1,4 @@
-/* layout.h - what is registered, and which parameter is in which bucket. */
+/* layout.h - check and copy the registered parameters, and deal them into buckets. */
 #ifndef DCOMMI_BUCKET_LAYOUT_H
 #define DCOMMI_BUCKET_LAYOUT_H
 
@@ -38,7 +38,7 @@ static dcomm_status dcommi_bkt_check_opts(const dcomm_buckets_opts *o)
                          : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_create: %s", wrong);
 }
 
-/* The rule of a parameter; NULL: none, or it names a codec itself. */
+/* Return the rule of a parameter; NULL: it has none, or names a codec itself. */
 static const dcomm_bucket_rule *dcommi_bkt_rule(const dcomm_buckets_opts *o,
                                                 const dcomm_bucket_param *given, const char *name)
 {
@@ -50,7 +50,7 @@ static const dcomm_bucket_rule *dcommi_bkt_rule(const dcomm_buckets_opts *o,
     return NULL;
 }
 
-/* The codec's spec of a parameter; NULL: exact. */
+/* Return the spec of a parameter's codec; NULL: exact. */
 static const char *dcommi_bkt_spec(const dcomm_buckets_opts *o, const dcomm_bucket_param *given,
                                    const dcomm_bucket_rule *rule)
 {
@@ -67,7 +67,7 @@ static const dcomm_feedback_opts *dcommi_bkt_feedback(const dcomm_buckets_opts *
                                                     : o->feedback;
 }
 
-/* The options of error feedback that change numbers; two kinds may differ in nothing else. */
+/* The options of error feedback that change numbers. Kinds are told apart by these alone. */
 typedef struct dcommi_bkt_feedback_words {
     uint64_t word[8];
 } dcommi_bkt_feedback_words;
@@ -96,7 +96,7 @@ static bool dcommi_bkt_alike(const dcommi_bkt_kind *x, const dcommi_bkt_kind *y)
            memcmp(&a, &b, sizeof a) == 0;
 }
 
-/* The kind of a parameter with a codec and its feedback (NULL: none), new or known. */
+/* Find or add the kind of a parameter with a codec and its feedback (NULL: none). */
 static dcomm_status dcommi_bkt_kind_of(dcomm_buckets *b, const dcommi_bkt_param *p,
                                        const char *spec, const dcomm_feedback_opts *feedback,
                                        size_t *kind_p)
@@ -235,7 +235,7 @@ static dcomm_status dcommi_bkt_take_param(dcomm_buckets *b, const dcomm_buckets_
     return dcommi_bkt_check_place(b, o, p);
 }
 
-/* Everything that the caller registers, checked and copied. */
+/* Check and copy all that the caller registers. */
 static dcomm_status dcommi_bkt_take(dcomm_buckets *b, const dcomm_bucket_param *params,
                                     const dcomm_buckets_opts *o)
 {
@@ -297,7 +297,7 @@ static int dcommi_bkt_by_number(const void *x, const void *y)
     return (*a > *c) - (*a < *c);
 }
 
-/* All of bucket `from`, which is empty then, into bucket `to`. */
+/* Move all of bucket `from`, which is empty then, into bucket `to`. */
 static dcomm_status dcommi_bkt_pour(const dcomm_buckets *b, dcommi_bkt *from, dcommi_bkt *to,
                                     size_t *room)
 {
@@ -310,9 +310,10 @@ static dcomm_status dcommi_bkt_pour(const dcomm_buckets *b, dcommi_bkt *from, dc
     return DCOMM_OK;
 }
 
-/* Join buckets that are too short for their codec: they would be summed exactly, and residuals that
- * were moved there would never be sent. The next bucket of the kind goes with it; the last one with
- * that before. In one pass: `last` is the bucket of each kind that was seen last (number + 1). */
+/* Join buckets that are too short for their codec: they would be summed exactly, and never send
+ * the residuals that were moved there. A short bucket takes in the next one of its kind; the last
+ * one joins the one before it. One pass is enough: `last` is the latest bucket of each kind
+ * (number + 1). */
 static dcomm_status dcommi_bkt_merge(const dcomm_buckets *b, dcommi_bkt_layout *layout,
                                      size_t *room, size_t *last)
 {
@@ -351,8 +352,9 @@ static dcomm_status dcommi_bkt_merge(const dcomm_buckets *b, dcommi_bkt_layout *
     return status;
 }
 
-/* Deal the parameters, in this order, into buckets: a function of what all ranks know. Within a
- * bucket they lie in the order of registration, in which the caller's arrays often lie too. */
+/* Deal the parameters, in this order, into buckets. The result depends only on what all ranks
+ * know. Within a bucket they lie in the order of registration, in which the caller's arrays often
+ * lie too. */
 static dcomm_status dcommi_bkt_deal(const dcomm_buckets *b, const uint32_t *sequence,
                                     dcommi_bkt_layout *layout)
 {
@@ -412,7 +414,7 @@ static dcomm_status dcommi_bkt_furnish(const dcomm_buckets *b, size_t number, dc
     return DCOMM_OK;
 }
 
-/* Buckets by an order of the parameters, with all that they need. */
+/* Build buckets from an order of the parameters, with all that they need. */
 static dcomm_status dcommi_bkt_build(const dcomm_buckets *b, const uint32_t *sequence,
                                      dcommi_bkt_layout *layout)
 {
@@ -426,7 +428,7 @@ static dcomm_status dcommi_bkt_build(const dcomm_buckets *b, const uint32_t *seq
     return status;
 }
 
-/* These are the buckets from now on. */
+/* Use these buckets from now on. */
 static void dcommi_bkt_settle(dcomm_buckets *b, const dcommi_bkt_layout *layout)
 {
     b->layout = *layout;

@@ -1,6 +1,6 @@
-/* look.h - gradients on a device are looked at there, for a scaler (scaler.h): by kernels on
- * the stream of their bucket. What they have seen lies in pinned memory, and is read when the
- * stream has come that far. */
+/* look.h - look for non-finite gradients on a device, for a scaler (scaler.h). Kernels do so on
+ * the stream of the bucket. Their results lie in pinned memory, and are read when the stream has
+ * come that far. */
 #ifndef DCOMMI_BUCKET_LOOK_H
 #define DCOMMI_BUCKET_LOOK_H
 
@@ -8,7 +8,8 @@
 
 enum { DCOMMI_BKT_LOOK_ALIGN = 64 };
 
-/* Integers are finite, and a parameter without elements has nothing to look at. */
+/* Return true if kernels look at a parameter. Integers are finite, and a parameter without
+ * elements has nothing to look at. */
 static inline bool dcommi_bkt_sees(const dcommi_bkt_param *p)
 {
     return p->place > 0 && p->count > 0 && p->dtype <= DCOMM_BF16 && !p->aside;
@@ -20,8 +21,9 @@ static size_t dcommi_bkt_look_bytes(const dcommi_bkt_param *p)
     return (bytes + DCOMMI_BKT_LOOK_ALIGN - 1) / DCOMMI_BKT_LOOK_ALIGN * DCOMMI_BKT_LOOK_ALIGN;
 }
 
-/* Make the memory of kernels that look at parameters of device number `place - 1`. Its streams, all
- * of which they are put on, come after the one in whose order the memory is taken. */
+/* Allocate the memory of the kernels that look at parameters of device number `place - 1`. The
+ * kernels run on all its streams, so all streams wait for stream 0, in whose order the memory is
+ * allocated. */
 static dcomm_status dcommi_bkt_open_looks_of(dcomm_buckets *b, size_t place)
 {
     dcommi_bkt_device *d = &b->devices[place - 1];
@@ -55,7 +57,7 @@ static dcomm_status dcommi_bkt_open_looks_of(dcomm_buckets *b, size_t place)
     return DCOMM_OK;
 }
 
-/* For as long as the buckets live. */
+/* Allocate what the kernels need, for as long as the buckets live. */
 static dcomm_status dcommi_bkt_open_looks(dcomm_buckets *b)
 {
     void *memory = NULL;
@@ -78,7 +80,7 @@ static dcomm_status dcommi_bkt_open_looks(dcomm_buckets *b)
     return status;
 }
 
-/* Nothing looks any more: the streams were waited for. */
+/* Free the kernels' memory. The streams were waited for, so no kernel runs any more. */
 static void dcommi_bkt_close_looks(dcomm_buckets *b)
 {
     for (size_t i = 0; i < b->ndevices; i++) {
@@ -92,8 +94,8 @@ static void dcommi_bkt_close_looks(dcomm_buckets *b)
     }
 }
 
-/* Look at `count` elements at x, of parameter p, and multiply them. drop: they become 0 where one
- * is not finite. */
+/* Look at `count` elements at x, of parameter p, and multiply them by `factor`. drop: set them to
+ * 0 if one is not finite. */
 static dcomm_status dcommi_bkt_look_there(const dcomm_buckets *b, const dcommi_bkt_param *p,
                                           void *x, size_t count, double factor, bool drop)
 {
@@ -104,7 +106,7 @@ static dcomm_status dcommi_bkt_look_there(const dcomm_buckets *b, const dcommi_b
                                                      &b->seen_there[p - b->params], p->look));
 }
 
-/* Return true if all that was put on the devices for buckets is over; with b->lock. */
+/* Return true if all work on devices for the buckets is over. The caller holds b->lock. */
 static bool dcommi_bkt_looked(const dcomm_buckets *b)
 {
     for (size_t i = 0; i < b->layout.n && b->ndevices > 0; i++) {
@@ -116,7 +118,7 @@ static bool dcommi_bkt_looked(const dcomm_buckets *b)
     return true;
 }
 
-/* Wait until all work on the devices' streams is over, which lies behind the results of a step. */
+/* Wait for all work on the devices' streams, which comes after the results of a step. */
 static dcomm_status dcommi_bkt_await_streams(dcomm_buckets *b)
 {
     double until = dcommi_now() + b->comm->timeout_s;

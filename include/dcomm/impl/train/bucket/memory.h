@@ -1,12 +1,11 @@
-/* memory.h - where buckets lie: where the caller's gradients do, or in memory of their own.
- */
+/* memory.h - the memory of buckets: the caller's gradients, or memory of their own. */
 #ifndef DCOMMI_BUCKET_MEMORY_H
 #define DCOMMI_BUCKET_MEMORY_H
 
 #include "../../comm/api_mem.h"
 #include "device.h"
 
-/* As long as bucket k, where it lies. */
+/* Allocate memory as long as bucket k, where k lies. */
 static dcomm_status dcommi_bkt_memory(const dcommi_bkt *k, unsigned char **memory_p)
 {
     void *memory = NULL;
@@ -42,9 +41,9 @@ static void dcommi_bkt_free_memory(dcommi_bkt *k)
     }
 }
 
-/* The caller's gradients (or parameters) where they lie one behind another; else NULL. This rank's
- * alone to know: what is sent does not depend on it. On a device several are never so: what lies
- * side by side there may be of two allocations, which no copy may cross. */
+/* Return the caller's gradients (or parameters) if they lie one behind another, else NULL. Ranks
+ * may differ in this, since it does not change what is sent. Several gradients on a device never
+ * count: neighbours there may be two allocations, which no copy may cross. */
 static unsigned char *dcommi_bkt_flat(const dcomm_buckets *b, const dcommi_bkt *k, bool values)
 {
     unsigned char *first = NULL, *next = NULL;
@@ -63,7 +62,7 @@ static unsigned char *dcommi_bkt_flat(const dcomm_buckets *b, const dcommi_bkt *
     return first;
 }
 
-/* The memory of bucket `number`. */
+/* Find or allocate the memory of bucket `number`. */
 static dcomm_status dcommi_bkt_house(const dcomm_buckets *b, size_t number, dcommi_bkt *k)
 {
     size_t place = b->kinds[k->kind].place;
@@ -89,7 +88,7 @@ static dcomm_status dcommi_bkt_house(const dcomm_buckets *b, size_t number, dcom
     return DCOMM_OK;
 }
 
-/* Equal shards, but for the last ones: whole cache lines of 4-byte elements. */
+/* Cut a bucket into equal shards, except the last ones: whole cache lines of 4-byte elements. */
 static dcomm_status dcommi_bkt_share(const dcomm_buckets *b, dcommi_bkt *k)
 {
     size_t part = (k->count / (size_t)b->size + (k->count % (size_t)b->size > 0) + 15) / 16 * 16;

@@ -1,17 +1,17 @@
-/* rebuild.h - buckets by the order in which gradients really become ready. Gradients inside
- * buckets, and the residuals of error feedback, move along. */
+/* rebuild.h - rebuild the buckets in the order in which gradients really become ready. Gradients
+ * inside buckets and the residuals of error feedback move along. */
 #ifndef DCOMMI_BUCKET_REBUILD_H
 #define DCOMMI_BUCKET_REBUILD_H
 
 #include "step.h"
 #include "../../feedback/feedback.h"
 
-/* Rank 0's order, of the step that is just over: those that had no gradient come last. */
+/* Write rank 0's order of the step that is just over. Parameters without a gradient come last. */
 static void dcommi_bkt_seen(const dcomm_buckets *b, uint32_t *sequence)
 {
     uint32_t *place = sequence + b->nparams, last = 0;
     memset(place, 0, b->nparams * sizeof *place);
-    for (size_t i = 0; i < b->nparams; i++) { /* a mark has each number once */
+    for (size_t i = 0; i < b->nparams; i++) { /* each mark took another number */
         place[b->params[i].order] = (uint32_t)i;
     }
     for (int unused = 0; unused < 2; unused++) {
@@ -24,7 +24,7 @@ static void dcommi_bkt_seen(const dcomm_buckets *b, uint32_t *sequence)
     }
 }
 
-/* Elements [first, first + count) of one array to where they are in another. */
+/* Copy elements [first, first + count) of one array to `at` in another. */
 static void dcommi_bkt_move_store(const dcommi_feedback_store *from, size_t first,
                                   dcommi_feedback_store *to, size_t at, size_t count)
 {
@@ -41,7 +41,7 @@ static bool dcommi_bkt_same_members(const dcommi_bkt *x, const dcommi_bkt *y)
            memcmp(x->params, y->params, x->nparams * sizeof *x->params) == 0;
 }
 
-/* The residuals of bucket k from those of the old buckets; b->params say where these are. */
+/* Fill in the residuals of bucket k from the old buckets. b->params say where these are. */
 static void dcommi_bkt_move_feedback(dcomm_buckets *b, dcommi_bkt *k)
 {
     dcomm_feedback *to = k->feedback;
@@ -68,7 +68,7 @@ static void dcommi_bkt_move_feedback(dcomm_buckets *b, dcommi_bkt *k)
     dcommi_feedback_store_level(&to->estimate);
 }
 
-/* Gradients that live inside the buckets. */
+/* Move the gradients that live inside the buckets. */
 static void dcommi_bkt_move_grads(const dcomm_buckets *b, const dcommi_bkt *k)
 {
     unsigned char *at = k->data;
@@ -81,7 +81,7 @@ static void dcommi_bkt_move_grads(const dcomm_buckets *b, const dcommi_bkt *k)
     }
 }
 
-/* After the step, with no other thread in it. */
+/* Rebuild the buckets after the step, with no other thread in it. */
 static dcomm_status dcommi_bkt_rebuild(dcomm_buckets *b)
 {
     dcommi_bkt_layout layout = {0};
@@ -101,8 +101,7 @@ static dcomm_status dcommi_bkt_rebuild(dcomm_buckets *b)
     }
     dcommi_bkt_give_back(b, sequence);
     for (size_t i = 0; i < b->layout.n && status >= 0; i++) {
-        if (b->layout.buckets[i].feedback !=
-            NULL) { /* what a shard's owner has goes with its rank */
+        if (b->layout.buckets[i].feedback != NULL) { /* an owner's residual stays on its rank */
             status = dcommi_feedback_home("opts.rebuild", b->layout.buckets[i].feedback);
             DCOMMI_THEN(status, dcommi_feedback_own(b->layout.buckets[i].feedback, 0, 0));
         }

@@ -1,4 +1,4 @@
-/* report.h - what steps took: spans and percentiles over the last steps, and a trace. */
+/* report.h - the times of steps: spans and percentiles over the last steps, and a trace. */
 #ifndef DCOMMI_BUCKET_REPORT_H
 #define DCOMMI_BUCKET_REPORT_H
 
@@ -6,7 +6,7 @@
 
 /* ---- the books ---- */
 
-/* Time in which at least one bucket was under way; they have started in order. */
+/* Return the seconds in which at least one bucket was under way. Buckets started in order. */
 static double dcommi_bkt_under_way(const dcomm_buckets *b)
 {
     double sum = 0, until = 0;
@@ -37,7 +37,7 @@ static void dcommi_bkt_keep(dcomm_buckets *b, double end_at)
     }
 }
 
-/* A step that sent has ended. */
+/* Record the times of a step that has sent. */
 static void dcommi_bkt_record(dcomm_buckets *b)
 {
     double end_at = dcommi_now();
@@ -63,7 +63,7 @@ static int dcommi_bkt_by_time(const void *x, const void *y)
     return (*a > *c) - (*a < *c);
 }
 
-/* Of the last n steps in a ring. `room` is as long as the ring. */
+/* Return the times of the last n steps in a ring. `room` is as long as the ring. */
 static dcomm_bucket_time dcommi_bkt_time(const dcomm_buckets *b, const double *ring, size_t n,
                                          double *room)
 {
@@ -153,9 +153,9 @@ DCOMM_API dcomm_status dcomm_bucket_get_info(dcomm_buckets *b, size_t k, dcomm_b
     return DCOMM_OK;
 }
 
-/* ---- alone ---- */
+/* ---- buckets alone ---- */
 
-/* One bucket, where it lies. */
+/* Time the sum of one bucket, where it lies. */
 static dcomm_status dcommi_bkt_alone(dcomm_buckets *b, dcommi_bkt *k, double *seconds)
 {
     dcomm_coll_opts opts = b->opts.coll, patience = dcommi_bkt_patience(b);
@@ -171,7 +171,7 @@ static dcomm_status dcommi_bkt_alone(dcomm_buckets *b, dcommi_bkt *k, double *se
     return DCOMM_OK;
 }
 
-/* All buckets in each round, so that none is in a cache because it was sent just before. */
+/* Time all buckets in each round, so that none is in a cache because it was just sent. */
 static dcomm_status dcommi_bkt_rounds(dcomm_buckets *b, double *times, int rounds)
 {
     for (int round = -1; round < rounds; round++) { /* once to warm up */
@@ -188,8 +188,8 @@ static dcomm_status dcommi_bkt_rounds(dcomm_buckets *b, double *times, int round
     return DCOMM_OK;
 }
 
-/* Agree on the rounds: an error or a difference on one rank is an error of all. *times_p is there
- * without one. */
+/* Agree on the rounds: an error or a difference on one rank is an error on all. Without one
+ * *times_p is allocated. */
 static dcomm_status dcommi_bkt_agree_rounds(dcomm_buckets *b, int rounds, double **times_p)
 {
     dcomm_status status = DCOMM_OK;
@@ -217,7 +217,7 @@ static dcomm_status dcommi_bkt_agree_rounds(dcomm_buckets *b, int rounds, double
     return status;
 }
 
-/* An error that the communicator does not survive is one that the buckets do not either. */
+/* Return the status. If the communicator has not survived the error, fail the buckets. */
 static dcomm_status dcommi_bkt_over(dcomm_buckets *b, dcomm_status status)
 {
     return status < 0 && dcomm_comm_status(b->comm) < 0 ? dcommi_bkt_good(b, status) : status;
@@ -257,7 +257,7 @@ static void dcommi_bkt_print_name(FILE *file, const char *name)
     }
 }
 
-/* Microseconds. */
+/* Print a span, whose times are in seconds. The trace has microseconds. */
 static void dcommi_bkt_print_span(const dcomm_buckets *b, FILE *file, const char *what,
                                   size_t number, size_t line, uint64_t step, double from, double to)
 {

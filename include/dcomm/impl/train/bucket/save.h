@@ -1,5 +1,5 @@
-/* save.h - buckets between runs: their order, step, scaler and error feedback as bytes, loaded
- * by as many ranks or by another number. What is loaded comes from outside and is not trusted. */
+/* save.h - buckets between runs: their order, step, scaler and error feedback as bytes, loaded by
+ * the same or another number of ranks. Loaded bytes come from outside and are not trusted. */
 #ifndef DCOMMI_BUCKET_SAVE_H
 #define DCOMMI_BUCKET_SAVE_H
 
@@ -9,16 +9,16 @@
 
 #define DCOMMI_BKT_MAGIC 0x316b626d6d6f6364u /* "dcommbk1" */
 
-/* The head of a saved state, in little-endian order. Behind it: the order from which the buckets were
- * dealt (u32, padded to 8 bytes), the scaler's state if there is one, of each bucket the bytes of its
- * error feedback and these, padded to 8; a hash of all that. */
+/* The head of a saved state, in little-endian order. After it come the order from which the
+ * buckets were dealt (u32, padded to 8 bytes), the scaler's state if there is one, for each bucket
+ * the length of its error feedback and its bytes, padded to 8; and a hash of all that. */
 typedef struct dcommi_bkt_head {
     uint64_t magic, shape; /* shape: a hash of what is registered */
     uint64_t nparams, nbuckets, ranks, rank;
     uint64_t steps, sent_steps, built, scaler_bytes;
 } dcommi_bkt_head;
 
-/* Of what all ranks have registered alike: counts, types and codecs. */
+/* Return a hash of what all ranks have registered alike: counts, types and codecs. */
 static uint64_t dcommi_bkt_shape(const dcomm_buckets *b)
 {
     uint64_t hash = b->nparams;
@@ -31,7 +31,7 @@ static uint64_t dcommi_bkt_shape(const dcomm_buckets *b)
     return hash;
 }
 
-/* Up to and with the scaler's state. */
+/* Return the bytes from the head to the end of the scaler's state. */
 static size_t dcommi_bkt_front_bytes(const dcommi_bkt_head *h)
 {
     return sizeof *h + dcommi_feedback_padded(h->nparams * sizeof(uint32_t)) + h->scaler_bytes;
@@ -105,7 +105,7 @@ static dcomm_status dcommi_bkt_corrupt(size_t rank, const char *what)
                        what);
 }
 
-/* One state, against what is registered. */
+/* Check one state against what is registered, and read its head. */
 static dcomm_status dcommi_bkt_load_head(const dcomm_buckets *b, const unsigned char *state,
                                          size_t bytes, size_t rank, size_t nstates,
                                          dcommi_bkt_head *h)
@@ -144,7 +144,7 @@ static dcomm_status dcommi_bkt_load_head(const dcomm_buckets *b, const unsigned 
     return DCOMM_OK;
 }
 
-/* The order of a state, which must have each parameter once. */
+/* Read the order of a state, which must have each parameter once. */
 static dcomm_status dcommi_bkt_load_sequence(const dcomm_buckets *b, const unsigned char *state,
                                              size_t rank, uint32_t *sequence)
 {
@@ -167,7 +167,7 @@ typedef struct dcommi_bkt_walk {
     size_t left;
 } dcommi_bkt_walk;
 
-/* The next bucket's, from one state; *fb_p is NULL where there is none. */
+/* Load the next bucket's error feedback from one state; *fb_p is NULL if there is none. */
 static dcomm_status dcommi_bkt_load_one(const dcomm_buckets *b, const dcommi_bkt *k,
                                         dcommi_bkt_walk *w, size_t rank, dcomm_feedback **fb_p)
 {
@@ -204,7 +204,8 @@ static dcomm_status dcommi_bkt_load_one(const dcomm_buckets *b, const dcommi_bkt
     return DCOMM_OK;
 }
 
-/* Error feedback of all buckets of a layout, from the states at `walks` (left 0: not given). */
+/* Load the error feedback of all buckets of a layout from the states at `walks` (left 0: not
+ * given). */
 static dcomm_status dcommi_bkt_load_feedback(const dcomm_buckets *b, dcommi_bkt_layout *layout,
                                              dcommi_bkt_walk *walks, size_t nstates)
 {
@@ -238,8 +239,8 @@ static dcomm_status dcommi_bkt_load_feedback(const dcomm_buckets *b, dcommi_bkt_
     return status;
 }
 
-/* Read the states for this rank: *h becomes the head of one of them, sequence[nparams] the order, and
- * *layout has the error feedback. */
+/* Read the states for this rank. *h becomes the head of one of them, sequence[nparams] its order,
+ * *scaler_p its scaler's state. *layout gets the error feedback. */
 static dcomm_status dcommi_bkt_load_all(const dcomm_buckets *b, const void *const *states,
                                         const size_t *bytes, size_t nstates, dcommi_bkt_head *h,
                                         uint32_t *sequence, dcommi_bkt_layout *layout,
@@ -291,7 +292,7 @@ static dcomm_status dcommi_bkt_load_all(const dcomm_buckets *b, const void *cons
     return status;
 }
 
-/* The same on all ranks: the order, and where in the run they are. */
+/* Check that all ranks have the same order and are at the same place in the run. */
 static dcomm_status dcommi_bkt_load_agrees(dcomm_buckets *b, const dcommi_bkt_head *h,
                                            const uint32_t *sequence)
 {
@@ -349,7 +350,7 @@ DCOMM_API dcomm_status dcomm_buckets_load(dcomm_buckets *b, const void *const *s
     b->steps = h.steps;
     b->sent_steps = b->built_at = h.sent_steps;
     if (b->scaler != NULL) {
-        b->scaler->judged = b->sent_steps; /* there is no step that it has not seen */
+        b->scaler->judged = b->sent_steps; /* the scaler has seen every step */
     }
     return dcommi_bkt_decide(b);
 }

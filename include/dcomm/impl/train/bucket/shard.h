@@ -1,5 +1,5 @@
-/* shard.h - each rank owns a shard of each bucket: what is its own, and how all ranks get
- * the parameters that their owners have brought up to date. */
+/* shard.h - each rank owns a shard of each bucket. Find what a rank owns, and give all ranks the
+ * parameters that their owners have updated. */
 #ifndef DCOMMI_BUCKET_SHARD_H
 #define DCOMMI_BUCKET_SHARD_H
 
@@ -17,8 +17,8 @@ DCOMM_API dcomm_status dcomm_param_get_owned(const dcomm_buckets *b, size_t i, s
     return DCOMM_OK;
 }
 
-/* Between the caller's parameters and where they lie one behind another: this rank's shard there,
- * or all of them back. */
+/* Copy this rank's shard from the caller's parameters to where they lie one behind another or, if
+ * `back`, all parameters back. */
 static dcomm_status dcommi_bkt_copy_values(const dcomm_buckets *b, const dcommi_bkt *k, bool back)
 {
     for (size_t i = 0; i < k->nparams && k->values_memory != NULL; i++) {

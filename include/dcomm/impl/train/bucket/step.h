@@ -1,4 +1,4 @@
-/* step.h - a step: gradients are marked, buckets started in order, results waited for. */
+/* step.h - a step: mark gradients, start buckets in order, wait for results. */
 #ifndef DCOMMI_BUCKET_STEP_H
 #define DCOMMI_BUCKET_STEP_H
 
@@ -12,7 +12,7 @@ static dcomm_status dcommi_bkt_broken(dcomm_buckets *b)
     return failed < 0 ? dcommi_fail((dcomm_status)failed, "%s", b->message) : DCOMM_OK;
 }
 
-/* The step cannot go on; the other ranks are told why. With b->lock. */
+/* Fail the step, and tell the other ranks why. The caller holds b->lock. */
 static dcomm_status dcommi_bkt_fail(dcomm_buckets *b, dcomm_status status)
 {
     if (atomic_load(&b->failed) < 0) {
@@ -24,7 +24,7 @@ static dcomm_status dcommi_bkt_fail(dcomm_buckets *b, dcomm_status status)
     return dcommi_fail(status, "%s", b->message);
 }
 
-/* Pass a status on; an error fails the step. Without b->lock. */
+/* Pass on a status; an error fails the step. The caller does not hold b->lock. */
 static dcomm_status dcommi_bkt_good(dcomm_buckets *b, dcomm_status status)
 {
     if (status < 0) {
@@ -47,8 +47,8 @@ static dcomm_status dcommi_bkt_check(const char *what, dcomm_buckets *b)
 
 /* ---- beginning ---- */
 
-/* With b->lock. All ranks say which step they are in, and what it weighs: a rank that has skipped a
- * step is found by this and not by a wrong sum. */
+/* Open the step. All ranks exchange its number and weight, so that a rank that has skipped a step
+ * is found and does not give a wrong sum. The caller holds b->lock. */
 static dcomm_status dcommi_bkt_open(dcomm_buckets *b)
 {
     if (atomic_load_explicit(&b->open, memory_order_acquire)) {
@@ -81,7 +81,7 @@ static dcomm_status dcommi_bkt_open(dcomm_buckets *b)
     return DCOMM_OK;
 }
 
-/* Read the ranks' cards; with b->lock, once they are here. */
+/* Read the ranks' cards, once they are here. The caller holds b->lock. */
 static dcomm_status dcommi_bkt_read_cards(dcomm_buckets *b)
 {
     double sum = 0;
@@ -97,7 +97,7 @@ static dcomm_status dcommi_bkt_read_cards(dcomm_buckets *b)
         sum += dcommi_f64_from_bits(b->cards[2 * r + 1]);
     }
     double own = b->step.weight;
-    if (sum > DBL_MAX) { /* finite weights all the same */
+    if (sum > DBL_MAX) { /* each weight is finite all the same */
         const double small = 0x1p-64;
         own *= small;
         sum = 0;
@@ -110,7 +110,7 @@ static dcomm_status dcommi_bkt_read_cards(dcomm_buckets *b)
     return DCOMM_OK;
 }
 
-/* DCOMM_IN_PROGRESS: not yet. With b->lock. */
+/* Read the cards if they are here, else return DCOMM_IN_PROGRESS. The caller holds b->lock. */
 static dcomm_status dcommi_bkt_try_cards(dcomm_buckets *b)
 {
     if (b->cards_here) {
@@ -124,7 +124,7 @@ static dcomm_status dcommi_bkt_try_cards(dcomm_buckets *b)
 
 /* ---- results ---- */
 
-/* Which elements of a parameter are of this rank's shard. */
+/* Find the elements of a parameter that belong to this rank's shard. */
 static void dcommi_bkt_owned(const dcomm_buckets *b, const dcommi_bkt_param *p, size_t *first_p,
                              size_t *count_p)
 {
@@ -141,7 +141,8 @@ static void dcommi_bkt_owned(const dcomm_buckets *b, const dcommi_bkt_param *p, 
     *count_p = begin < end ? end - begin : 0;
 }
 
-/* A result is there, or on a device will be: bring gradients back to their places. With b->lock. */
+/* Bring gradients back to their places. On a device this waits for the result on the bucket's
+ * stream. The caller holds b->lock. */
 static dcomm_status dcommi_bkt_unpack(const dcomm_buckets *b, const dcommi_bkt *k)
 {
     for (size_t i = 0; i < k->nparams && k->copies; i++) {
@@ -158,7 +159,7 @@ static dcomm_status dcommi_bkt_unpack(const dcomm_buckets *b, const dcommi_bkt *
 
 /* ---- starting buckets ---- */
 
-/* The sum of a bucket, or of what has its length, in place. */
+/* Start the sum of a bucket, or of `data` of its length, in place. */
 static dcomm_status dcommi_bkt_send(const dcomm_buckets *b, const dcommi_bkt *k, void *data,
                                     const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
@@ -189,7 +190,7 @@ static dcomm_status dcommi_bkt_start(dcomm_buckets *b, dcommi_bkt *k)
         status = dcommi_bkt_send(b, k, k->data, &opts, &k->request);
         dcommi_bkt_leave(k, before);
     }
-    if (status >= 0 && k->device != NULL) { /* its stream waits for the result, and nobody else */
+    if (status >= 0 && k->device != NULL) { /* only its stream waits for the result */
         status = dcommi_bkt_unpack(b, k);
         DCOMMI_THEN(status, dcommi_bkt_unsettle(k));
     }
@@ -199,7 +200,7 @@ static dcomm_status dcommi_bkt_start(dcomm_buckets *b, dcommi_bkt *k)
     return DCOMM_OK;
 }
 
-/* Start what is ready, in order. With b->lock. */
+/* Start the buckets that are ready, in order. The caller holds b->lock. */
 static dcomm_status dcommi_bkt_launch(dcomm_buckets *b)
 {
     DCOMMI_TRY(dcommi_bkt_broken(b));
@@ -229,7 +230,7 @@ static dcomm_status dcommi_bkt_launch(dcomm_buckets *b)
 
 /* ---- marks ---- */
 
-/* Bring a gradient to its place in the bucket. */
+/* Bring a gradient, or zeros, to its place in the bucket. Look at it if there is a scaler. */
 static dcomm_status dcommi_bkt_pack(dcomm_buckets *b, const dcommi_bkt_param *p, bool zero)
 {
     const dcommi_bkt *k = &b->layout.buckets[p->bucket];
@@ -255,7 +256,7 @@ static dcomm_status dcommi_bkt_pack(dcomm_buckets *b, const dcommi_bkt_param *p,
     return DCOMM_OK;
 }
 
-/* The last gradient of its bucket starts what it can. */
+/* Count a gradient as ready. The last one of its bucket starts what can start. */
 static dcomm_status dcommi_bkt_arrive(dcomm_buckets *b, dcommi_bkt_param *p)
 {
     dcommi_bkt *k = &b->layout.buckets[p->bucket];
@@ -304,7 +305,7 @@ static dcomm_status dcommi_bkt_mark(const char *what, dcomm_buckets *b, size_t i
 
 /* ---- waiting ---- */
 
-/* End bucket k if its result is there; else DCOMM_IN_PROGRESS. With b->lock. */
+/* End bucket k if its result is there, else return DCOMM_IN_PROGRESS. The caller holds b->lock. */
 static dcomm_status dcommi_bkt_end(dcomm_buckets *b, dcommi_bkt *k)
 {
     if (atomic_load_explicit(&k->finished, memory_order_acquire)) {
@@ -325,7 +326,7 @@ static dcomm_status dcommi_bkt_end(dcomm_buckets *b, dcommi_bkt *k)
         return DCOMM_IN_PROGRESS;
     }
     k->done_at = run->ended_at;
-    if (status >= 0) { /* else it is for dcommi_bkt_drain */
+    if (status >= 0) { /* else dcommi_bkt_drain waits for it */
         status = dcomm_wait(&k->request);
     }
     if (status >= 0 && k->device == NULL) {
@@ -338,7 +339,7 @@ static dcomm_status dcommi_bkt_end(dcomm_buckets *b, dcommi_bkt *k)
     return DCOMM_OK;
 }
 
-/* Until bucket k has its result; all before it are started. */
+/* Wait until bucket k has its result. All buckets before it are started. */
 static dcomm_status dcommi_bkt_await(dcomm_buckets *b, dcommi_bkt *k)
 {
     dcomm_status status = DCOMM_IN_PROGRESS;
@@ -354,7 +355,7 @@ static dcomm_status dcommi_bkt_await(dcomm_buckets *b, dcommi_bkt *k)
     return status;
 }
 
-/* Wait for what the others have seen of their gradients. With no other thread in the step. */
+/* Wait for what the other ranks have seen of their gradients. No other thread is in the step. */
 static dcomm_status dcommi_bkt_await_sights(dcomm_buckets *b)
 {
     pthread_mutex_lock(&b->lock);
@@ -375,7 +376,7 @@ static dcomm_status dcommi_bkt_await_sights(dcomm_buckets *b)
     return DCOMM_OK;
 }
 
-/* After a failure: the memory of buckets is the library's until the engine has let go of it. */
+/* Wait for the requests of a failed step: until then the engine may use the buckets' memory. */
 static void dcommi_bkt_drain(dcomm_buckets *b)
 {
     for (size_t i = 0; i < b->layout.n; i++) {
@@ -385,7 +386,7 @@ static void dcommi_bkt_drain(dcomm_buckets *b)
     dcommi_drain(&b->cards_request);
 }
 
-/* Parameters that nobody marked. With no other thread in the step. */
+/* Mark the parameters that nobody marked, or fail. No other thread is in the step. */
 static dcomm_status dcommi_bkt_complete(dcomm_buckets *b)
 {
     size_t missing = 0, first = 0;
@@ -415,7 +416,7 @@ static dcomm_status dcommi_bkt_complete(dcomm_buckets *b)
                        b->rank));
 }
 
-/* From now on, or no longer, threads that make progress leave the buckets alone. */
+/* Keep threads that make progress from starting buckets, or stop doing so. */
 static void dcommi_bkt_closing(dcomm_buckets *b, bool closing)
 {
     pthread_mutex_lock(&b->lock);
@@ -423,7 +424,7 @@ static void dcommi_bkt_closing(dcomm_buckets *b, bool closing)
     pthread_mutex_unlock(&b->lock);
 }
 
-/* Ready for the next step. */
+/* Prepare for the next step. */
 static void dcommi_bkt_close(dcomm_buckets *b)
 {
     bool sent = !b->step.accumulate;
@@ -445,7 +446,7 @@ static void dcommi_bkt_close(dcomm_buckets *b)
     atomic_store(&b->open, false);
 }
 
-/* All of a step but its books. */
+/* End a step, except for its records. */
 static dcomm_status dcommi_bkt_wait_all(dcomm_buckets *b)
 {
     pthread_mutex_lock(&b->lock);

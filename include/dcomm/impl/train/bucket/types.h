@@ -1,4 +1,4 @@
-/* types.h - gradient buckets as their parts see them. */
+/* types.h - the types of gradient buckets. */
 #ifndef DCOMMI_BUCKET_TYPES_H
 #define DCOMMI_BUCKET_TYPES_H
 
@@ -21,17 +21,17 @@ typedef struct dcommi_bkt_param {
     bool aside;
     size_t place;  /* 0: in host memory; else 1 + its device in dcomm_buckets.devices */
     size_t kind;   /* in dcomm_buckets.kinds */
-    size_t bucket; /* that it is in ... */
-    size_t first;  /* ... behind so many elements */
+    size_t bucket; /* its bucket ... */
+    size_t first;  /* ... and how many elements come before it there */
     _Atomic int mark;
     bool touched; /* has a gradient of a step that only accumulated */
-    void *look;   /* on its device, for a scaler: what kernels need that look at it */
+    void *look;   /* on its device, for a scaler: workspace of kernels that look at it */
     uint32_t order;
     double ready_at;
 } dcommi_bkt_param;
 
-/* A device that gradients lie on. Its buckets take turns on a few streams: one that waits for other
- * ranks may hold up what shares a hardware queue with it, the caller's streams too. */
+/* A device that gradients lie on. Its buckets take turns on a few streams. A stream that waits for
+ * other ranks may hold up others on its hardware queue, even the caller's. */
 enum { DCOMMI_BKT_STREAMS = 4 };
 typedef struct dcommi_bkt_device {
     int number;
@@ -52,16 +52,16 @@ typedef struct dcommi_bkt_kind {
 typedef struct dcommi_bkt {
     size_t kind, count, bytes, nparams;
     size_t *params;        /* in the order of registration, as they lie in it */
-    size_t closed_at;      /* place of its last parameter in the order that is expected */
-    unsigned char *data;   /* what is summed */
+    size_t closed_at;      /* place of its last parameter in the expected order */
+    unsigned char *data;   /* the data that is summed */
     unsigned char *memory; /* its own; NULL: the gradients lie one behind another in the caller's */
     bool registered;
-    const dcommi_bkt_device *device; /* whose memory it is; NULL: the host's ... */
-    void *stream;                    /* ... on which all of its own is done, in this order */
-    bool copies;                     /* some gradients are gathered and scattered */
+    const dcommi_bkt_device *device; /* whose memory it uses; NULL: the host's */
+    void *stream;                    /* runs all of its own work on the device, in order */
+    bool copies;                     /* some gradients are copied in and out */
     size_t *shards;        /* [size] elements of each rank, in rank order; NULL: not sharded */
-    unsigned char *values; /* where the parameters lie one behind another ... */
-    unsigned char *values_memory; /* ... to which they are copied; NULL: the caller's own */
+    unsigned char *values; /* the parameters one behind another ... */
+    unsigned char *values_memory; /* ... in this copy; NULL: in the caller's memory */
     dcomm_feedback *feedback;
     double alone_s;
     double *durations; /* of the last steps, a ring */
@@ -73,7 +73,8 @@ typedef struct dcommi_bkt {
     double ready_at, start_at, done_at;
 } dcommi_bkt;
 
-/* Memory of an exchange of the buckets' own, which begins DCOMMI_BKT_LOAN bytes behind this. */
+/* The head of memory for an exchange of the buckets' own. The memory begins DCOMMI_BKT_LOAN bytes
+ * after it. */
 typedef struct dcommi_bkt_loan {
     struct dcommi_bkt_loan *next;
 } dcommi_bkt_loan;
@@ -82,10 +83,10 @@ enum { DCOMMI_BKT_LOAN = 64 };
 
 /* A rank's message to all others at the end of a step that has a scaler. */
 typedef struct dcommi_bkt_sight {
-    uint64_t scale, good; /* bits of the scaler's: are they alike */
-    uint64_t found;       /* 0: all its gradients are finite; else 1 + the place, in the order
-                             of readiness, of the first that is not, */
-    uint64_t param, index, value; /* which one it is, where, and the bits of what is there as f64 */
+    uint64_t scale, good; /* the scaler's, to be compared; scale as bits */
+    uint64_t found;       /* 0: all its gradients are finite; else 1 + the place, in the order of
+                           * readiness, of the first that is not */
+    uint64_t param, index, value; /* that parameter, the element's index, and its bits as f64 */
 } dcommi_bkt_sight;
 
 /* Buckets as they were built from one order of the parameters. */
@@ -125,15 +126,15 @@ struct dcomm_buckets {
     dcommi_bkt_device *devices; /* in the order in which parameters name them */
     size_t ndevices, devices_capacity;
     dcommi_bkt_layout layout;
-    uint32_t *sequence; /* [nparams] the order from which it was dealt */
+    uint32_t *sequence;          /* [nparams] the order from which the layout was dealt */
     struct dcomm_scaler *scaler; /* NULL: none */
     int built;
     dcommi_bkt_loan *loans;
-    pthread_mutex_t lock; /* starts buckets, ends them, fails */
-    /* of the step under way; with lock */
+    pthread_mutex_t lock; /* held to start or end buckets, and to fail */
+    /* of the step under way; guarded by lock */
     _Atomic bool open;
     bool begun;   /* by dcomm_buckets_begin */
-    bool closing; /* all is sent, and the books are done: nothing is started */
+    bool closing; /* all is sent; nothing starts while records are made */
     dcomm_buckets_step step;
     size_t next; /* bucket to be started */
     _Atomic uint32_t marked;
@@ -145,10 +146,12 @@ struct dcomm_buckets {
     /* with a scaler (bucket/watch.h) */
     bool watched, told;
     double scale;
-    uint64_t good;         /* steps in a row */
-    dcommi_bkt_sight seen; /* by this rank in this step, in host memory; in the end everywhere */
-    dcomm_cuda_sight *seen_there; /* [nparams], pinned: of each on a device; NULL: there is none */
-    dcommi_bkt_sight *sights;     /* [size] of all in the last step, and what this rank sends */
+    uint64_t good;                /* steps in a row */
+    dcommi_bkt_sight seen;        /* by this rank in this step, in host memory; at its end also on
+                                   * devices */
+    dcomm_cuda_sight *seen_there; /* [nparams], pinned, of those on devices; NULL: none */
+    dcommi_bkt_sight *sights;     /* [size + 1] of all in the last step, then what this rank
+                                   * sends */
     dcomm_request *sights_request;
     /* over steps */
     uint64_t steps, sent_steps, built_at;
@@ -166,7 +169,7 @@ static inline dcomm_op dcommi_bkt_op(const dcomm_buckets *b)
                                                  : DCOMM_AVG;
 }
 
-/* Where parameter i's gradient lies in its bucket. */
+/* Return where a parameter's gradient lies in its bucket. */
 static inline unsigned char *dcommi_bkt_place(const dcomm_buckets *b, const dcommi_bkt_param *p)
 {
     const dcommi_bkt *k = &b->layout.buckets[p->bucket];

@@ -1,6 +1,6 @@
-/* watch.h - gradients are looked at as they become ready, for a scaler (scaler.h): what is
- * not finite goes to all ranks behind the last bucket (on a device: when that has its result), and
- * nothing of it through a codec. */
+/* watch.h - look for non-finite gradients as they become ready, for a scaler (scaler.h). All ranks
+ * hear of them after the last bucket (on a device: when that has its result). None goes through a
+ * codec. */
 #ifndef DCOMMI_BUCKET_WATCH_H
 #define DCOMMI_BUCKET_WATCH_H
 
@@ -8,10 +8,10 @@
 #include "look.h"
 #include "../../base/scan.h"
 
-enum { DCOMMI_BKT_LOOK = 32768 }; /* bytes looked at and copied while they are in the first cache */
+enum { DCOMMI_BKT_LOOK = 32768 }; /* bytes looked at and copied while they are in the L1 cache */
 
-/* Copy a gradient to its place, if that is elsewhere, and look at it; the number of its first
- * element that is not finite, or its count. */
+/* Copy a gradient to its place, if that is elsewhere, and look at it. Return the index of its
+ * first element that is not finite, or its count. */
 static size_t dcommi_bkt_look(const dcommi_bkt_param *p, unsigned char *place)
 {
     const unsigned char *from = p->grad != NULL ? p->grad : place;
@@ -29,8 +29,8 @@ static size_t dcommi_bkt_look(const dcommi_bkt_param *p, unsigned char *place)
     return bad;
 }
 
-/* Element `index` of parameter p is not finite. Its rank says so of the first that is ready. With
- * b->lock. */
+/* Note that element `index` of parameter p is not finite. A rank reports the one that was ready
+ * first. The caller holds b->lock. */
 static void dcommi_bkt_note(dcomm_buckets *b, const dcommi_bkt_param *p, uint64_t order,
                             uint64_t index, double value)
 {
@@ -54,7 +54,7 @@ static void dcommi_bkt_saw(dcomm_buckets *b, const dcommi_bkt_param *p, size_t i
     }
 }
 
-/* Bring a gradient on a device to its place, and have it looked at. */
+/* Copy a gradient on a device to its place, and let a kernel look at it. */
 static dcomm_status dcommi_bkt_watch_there(const dcomm_buckets *b, const dcommi_bkt_param *p,
                                            unsigned char *place)
 {
@@ -64,7 +64,8 @@ static dcomm_status dcommi_bkt_watch_there(const dcomm_buckets *b, const dcommi_
     return dcommi_bkt_look_there(b, p, place, p->count, 1, b->kinds[p->kind].codec != NULL);
 }
 
-/* Note what was seen of this step's gradients on devices, which are all in order. With b->lock. */
+/* Note what kernels have seen of this step's gradients on devices. All have been marked, so their
+ * order is known. The caller holds b->lock. */
 static void dcommi_bkt_note_there(dcomm_buckets *b)
 {
     for (size_t i = 0; i < b->nparams && b->seen_there != NULL; i++) {
@@ -76,7 +77,8 @@ static void dcommi_bkt_note_there(dcomm_buckets *b)
     }
 }
 
-/* All buckets are started, so all gradients in host memory were looked at. With b->lock. */
+/* Tell all ranks what this one has seen. All buckets are started, so all gradients in host memory
+ * were looked at. The caller holds b->lock. */
 static dcomm_status dcommi_bkt_tell(dcomm_buckets *b)
 {
     if (!b->watched || b->told || !dcommi_bkt_looked(b)) {
@@ -85,7 +87,7 @@ static dcomm_status dcommi_bkt_tell(dcomm_buckets *b)
     dcomm_coll_opts opts = dcommi_bkt_patience(b);
     dcommi_bkt_note_there(b);
     if (b->opts.weighted && b->factor == 0) {
-        b->seen.found = 0; /* it was not sent */
+        b->seen.found = 0; /* this rank's gradients were not sent */
     }
     b->seen.scale = dcommi_f64_bits(b->scale);
     b->seen.good = b->good;
@@ -96,7 +98,7 @@ static dcomm_status dcommi_bkt_tell(dcomm_buckets *b)
                             &opts, &b->sights_request);
 }
 
-/* The rank that had something earliest; -1: none. */
+/* Return the rank whose non-finite gradient was ready first; -1: there is none. */
 static int dcommi_bkt_first_sight(const dcomm_buckets *b)
 {
     int first = -1;

@@ -1,4 +1,4 @@
-/* agree.h - what one rank finds wrong, all ranks say. */
+/* agree.h - make an error that one rank finds an error on all ranks. */
 #ifndef DCOMMI_MOE_AGREE_H
 #define DCOMMI_MOE_AGREE_H
 
@@ -9,7 +9,7 @@ static dcomm_status dcommi_moe_broken(const dcomm_moe *m)
     return m->failed < 0 ? dcommi_fail(m->failed, "%s", m->message) : DCOMM_OK;
 }
 
-/* The step cannot go on: the others are told why, on every communicator that they may wait on. */
+/* Fail the step, and tell the other ranks why, on every communicator that they may wait on. */
 static dcomm_status dcommi_moe_fail(dcomm_moe *m, dcomm_status status)
 {
     if (m->failed < 0) {
@@ -36,7 +36,7 @@ static dcomm_status dcommi_moe_check(const char *what, dcomm_moe *m)
     return dcommi_moe_broken(m);
 }
 
-/* Every rank comes with what it has found; every rank leaves with the first error by rank. */
+/* Exchange the ranks' statuses. Every rank returns the first error by rank. */
 static dcomm_status dcommi_moe_all_good(dcomm_comm *comm, dcomm_status status, double timeout_s)
 {
     typedef struct card {
@@ -92,7 +92,7 @@ enum {
 #undef DCOMMI_MOE_COUNT
 };
 
-/* All ranks have the same options; all have come this far without an error. */
+/* Check that all ranks have the same options and have come this far without an error. */
 static dcomm_status dcommi_moe_agree(const dcomm_moe *m)
 {
     static const char *const names[] = {

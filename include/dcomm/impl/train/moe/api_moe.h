@@ -186,7 +186,7 @@ static dcomm_status dcommi_moe_prepare(dcomm_moe *m, const dcomm_moe_opts *opts)
     return DCOMM_OK;
 }
 
-/* Collective, on its own communicator. */
+/* Create the experts. All ranks call this, on the experts' own communicator. */
 static dcomm_status dcommi_moe_make(dcomm_moe *m, const dcomm_moe_opts *opts)
 {
     DCOMMI_TRY(dcommi_moe_all_good(m->comm, dcommi_moe_prepare(m, opts), 0));
@@ -289,14 +289,14 @@ static void dcommi_moe_enter(dcomm_moe *m)
     m->expert_s += m->left_at > 0 ? dcommi_now() - m->left_at : 0;
 }
 
-/* Returns the status; what is under way cannot go on after an error. */
+/* Return the status of a call. After an error the step cannot go on. */
 static dcomm_status dcommi_moe_leave(dcomm_moe *m, dcomm_status status)
 {
     m->left_at = m->at_work > 0 ? dcommi_now() : 0;
     return status < 0 ? dcommi_moe_fail(m, status) : DCOMM_OK;
 }
 
-/* A pass may start after the one before it is over, once in a step. */
+/* Check that a pass may start: once in a step, after the pass before it is over. */
 static dcomm_status dcommi_moe_may_start(dcomm_moe *m, dcommi_moe_pass pass, int c,
                                          const void *rows, size_t nrows)
 {
@@ -478,7 +478,7 @@ DCOMM_API dcomm_status dcomm_moe_progress(dcomm_moe *m)
     return dcommi_moe_leave(m, status);
 }
 
-/* ---- what there is ---- */
+/* ---- information ---- */
 
 DCOMM_API dcomm_status dcomm_moe_get_stats(const dcomm_moe *m, dcomm_moe_stats *stats)
 {

@@ -1,9 +1,9 @@
-/* move.h - rows on their way: packed, exchanged stage by stage, put where experts or tokens
+/* move.h - move rows: pack them, exchange them stage by stage, put them where experts or tokens
  * want them.
  *
- * Each way has communicators of its own. On those of the stage that a way begins with, exchanges
- * start in the order of the caller's calls; on those of the other stage in the order in which the
- * chunks were started, as they arrive: so every rank comes to the same order. */
+ * Each way has communicators of its own. On those of a way's first stage, exchanges start in the
+ * order of the caller's calls. On those of the other stage they start in the order in which the
+ * chunks were started, as they arrive. So all ranks have the same order. */
 #ifndef DCOMMI_MOE_MOVE_H
 #define DCOMMI_MOE_MOVE_H
 
@@ -26,7 +26,7 @@ static inline unsigned char *dcommi_moe_at(const dcomm_moe *m, const dcommi_moe_
     return memory->at + first[c] * m->stride;
 }
 
-/* The memory of a batch is laid out by rows. */
+/* Return where a chunk begins in the memory of a batch, which is laid out by rows. */
 static inline unsigned char *dcommi_moe_batch_at(const dcomm_moe *m, dcommi_moe_pass pass, int c)
 {
     int which = pass == DCOMMI_MOE_DISPATCH ? 0 : 1;
@@ -76,7 +76,7 @@ static inline void dcommi_moe_permuted(dcomm_moe *m, dcommi_moe_pass pass, doubl
     }
 }
 
-/* The scalar products of a chunk's gradients and what its experts gave, for each entry. */
+/* Compute the scalar product of each entry's gradient and the row that its expert gave. */
 static void dcommi_moe_take_dots(dcomm_moe *m, int c, const unsigned char *source)
 {
     const dcommi_moe_stage *s = &m->inner;
@@ -114,7 +114,7 @@ static dcomm_status dcommi_moe_forth(dcomm_moe *m, dcommi_moe_stage *s, dcommi_m
     return dcommi_moe_send(m, s, DCOMMI_MOE_FORTH, c, to, out, width, &op->request);
 }
 
-/* Encode the rows of a chunk's tokens that go anywhere. */
+/* Encode the rows of a chunk's tokens that go to any expert. */
 static dcomm_status dcommi_moe_encode(dcomm_moe *m, int c, const float *x)
 {
     const dcommi_moe_stage *s = dcommi_moe_first(m);
@@ -152,6 +152,9 @@ static void dcommi_moe_put_piece(void *user, size_t arrived, size_t place, size_
     dcommi_moe_put *p = user;
     const dcomm_moe *m = p->m;
     size_t row = m->row;
+    if (p->arrived == p->batch) {
+        return; /* the rows are in place */
+    }
     if (p->back) {
         dcommi_moe_copy(p->arrived + arrived * row, p->batch + place * row, rows * row, p->past);
     } else if (!p->coded) {
@@ -176,7 +179,7 @@ static dcomm_status dcommi_moe_place(dcomm_moe *m, dcommi_moe_pass pass, int c,
                           .past = dcommi_moe_past(dcommi_moe_chunk_rows(m, c) * m->row),
                           .coded = pass == DCOMMI_MOE_DISPATCH && m->codec != NULL};
     bool direct = dcommi_moe_direct(m) && !put.coded;
-    if (direct) { /* for what it says of the batch alone */
+    if (direct) { /* the rows are in place; only batch_first is missing */
         put.arrived = batch;
     }
     double start = dcommi_now();
@@ -200,7 +203,7 @@ static dcomm_status dcommi_moe_back(dcomm_moe *m, dcommi_moe_stage *s, dcommi_mo
 
 /* ---- from stage to stage ---- */
 
-/* The first exchange of a chunk is over: the second. */
+/* Start the second exchange of a chunk, after the first. */
 static dcomm_status dcommi_moe_second(dcomm_moe *m, dcommi_moe_pass pass, int c)
 {
     dcommi_moe_stage *o = &m->outer, *i = &m->inner;
@@ -215,8 +218,7 @@ static dcomm_status dcommi_moe_second(dcomm_moe *m, dcommi_moe_pass pass, int c)
     return dcommi_moe_back(m, o, pass, c, sums);
 }
 
-/* Begin second exchanges as first ones are over; where `upto` is not NULL, wait for those up to its
- * own. */
+/* Start second exchanges as first ones end. If `upto` is not NULL, wait for all up to its own. */
 static dcomm_status dcommi_moe_advance(dcomm_moe *m, int way, const dcommi_moe_op *upto)
 {
     dcommi_moe_queue *q = &m->queue[way];
@@ -267,7 +269,7 @@ static dcomm_status dcommi_moe_finish(dcomm_moe *m, dcommi_moe_pass pass, int c)
 
 /* ---- gradients of weights ---- */
 
-/* Gates send the scalar products of chunk c back to the ranks whose tokens they are of. */
+/* Send the scalar products of chunk c from the gates back to the ranks that have the tokens. */
 static dcomm_status dcommi_moe_return_dots(dcomm_moe *m, int c)
 {
     size_t n = (size_t)m->size, heard = 0;

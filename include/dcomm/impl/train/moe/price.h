@@ -1,5 +1,5 @@
-/* price.h - loads and bytes of a routing, and which form it takes. Everything is computed from
- * what all ranks have, so that all come to the same answer. */
+/* price.h - compute the loads and bytes of a routing, and choose its form. All ranks do so from
+ * what all have, so all come to the same answer. */
 #ifndef DCOMMI_MOE_PRICE_H
 #define DCOMMI_MOE_PRICE_H
 
@@ -8,7 +8,7 @@
 
 /* ---- loads ---- */
 
-/* Rows by expert, of all ranks; by_place as a side effect. Returns how many there are. */
+/* Count the rows of all ranks by expert, and in m->by_place by place. Return their total. */
 static size_t dcommi_moe_totals(dcomm_moe *m, uint64_t *by_expert)
 {
     size_t total = 0;
@@ -54,7 +54,7 @@ static void dcommi_moe_weigh(dcomm_moe *m)
 
 /* Traffic of one rank in one dispatch, in rows: with all ranks, and with those of other hosts. */
 typedef struct dcommi_moe_traffic {
-    uint64_t in, out, host_in, host_out; /* of a rank */
+    uint64_t in, out, host_in, host_out;
     uint64_t messages, host_messages;
 } dcommi_moe_traffic;
 
@@ -73,7 +73,7 @@ static void dcommi_moe_pass_on(const dcomm_moe *m, dcommi_moe_traffic *t, int fr
     t[from].host_messages += far;
 }
 
-/* Rows go straight, or, hierarchical, through the gate of their host. */
+/* Count the traffic of rows, which go directly or, if `hier`, through the gate of their host. */
 static void dcommi_moe_row_traffic(const dcomm_moe *m, bool hier, dcommi_moe_traffic *t)
 {
     memset(t, 0, (size_t)m->size * sizeof *t);
@@ -104,7 +104,7 @@ static void dcommi_moe_tell_traffic(const dcomm_moe *m, dcommi_moe_traffic *t)
     }
 }
 
-/* The busiest host's port: rows that it sends or gets. */
+/* Return the rows that the port of the busiest host sends or gets, whichever is more. */
 static uint64_t dcommi_moe_port_rows(const dcomm_moe *m, const dcommi_moe_traffic *t)
 {
     uint64_t most = 0;
@@ -135,13 +135,13 @@ static int dcommi_moe_near(const dcomm_moe *m, const dcommi_terrain *terrain)
     return DCOMM_LINK_NEAR;
 }
 
-/* A burst that a link passes in less than this part of the time that its sustained rate would take
- * does not wait for the rate: between two exchanges the experts are at work, and the link rests. */
+/* Ignore a link's sustained rate if a burst takes less than one part in so many of the time at
+ * that rate. Between two exchanges the experts are at work, and the link rests. */
 #define DCOMMI_MOE_BURST 10
 
-/* Seconds: the network for as long as its busiest port or rank, and memory for as long as the
- * busiest rank; the two one after the other, as the hierarchical form's are. Rows of `wire` bytes;
- * messages of a stage are under way at once. */
+/* Return the seconds of one exchange with rows of `wire` bytes: of the network for its busiest
+ * port or rank, and of memory for the busiest rank. They are added, since the stages of the
+ * hierarchical form follow one another. Messages of a stage are under way at once. */
 static double dcommi_moe_price(const dcomm_moe *m, const dcommi_moe_traffic *t, int64_t wire)
 {
     const dcommi_terrain *terrain = &m->comm->chooser->terrain[DCOMMI_MEMORY_ANY];
@@ -172,7 +172,7 @@ static double dcommi_moe_price(const dcomm_moe *m, const dcommi_moe_traffic *t, 
     return (double)(network + memory) * 1e-12;
 }
 
-/* Prices are not so exact that a little less meant anything. */
+/* Prices are no more exact than this, so a smaller gain does not count. */
 #define DCOMMI_MOE_MARGIN 0.9
 
 static void dcommi_moe_choose(dcomm_moe *m)
@@ -182,9 +182,10 @@ static void dcommi_moe_choose(dcomm_moe *m)
     s->flat_s = s->hier_s = 0;
     m->hier = m->opts.form == DCOMM_MOE_HIER;
     if (m->host[0] != NULL) {
-        dcommi_comm_lock(m->comm); /* the numbers may be given anew by another thread */
+        dcommi_comm_lock(m->comm); /* another thread may tune the communicator */
         dcommi_moe_tell_traffic(m, t);
-        s->hier_s = dcommi_moe_price(m, t, 2 * sizeof *m->told); /* whole: nothing hides it */
+        s->hier_s = dcommi_moe_price(m, t, 2 * sizeof *m->told); /* all of it counts: nothing hides
+                                                                  * it */
         dcommi_moe_row_traffic(m, true, t);
         s->hier_s += dcommi_moe_price(m, t, (int64_t)m->wire);
         dcommi_moe_row_traffic(m, false, t);

@@ -1,4 +1,4 @@
-/* route.h - a step's routing: experts checked, capacity applied, counts exchanged. */
+/* route.h - a step's routing: check experts, apply the capacity, exchange counts. */
 #ifndef DCOMMI_MOE_ROUTE_H
 #define DCOMMI_MOE_ROUTE_H
 
@@ -84,7 +84,8 @@ static dcomm_status dcommi_moe_exchange(dcomm_moe *m, dcomm_status status)
 
 /* ---- capacity ---- */
 
-/* Which of this rank's slots find room. An expert takes the first that come, by rank and token. */
+/* Mark this rank's slots that find no room. An expert takes the first that come, by rank and
+ * token. */
 static void dcommi_moe_admit(dcomm_moe *m, size_t capacity)
 {
     size_t *left = m->cursor; /* room that the ranks before leave */
@@ -107,8 +108,8 @@ static void dcommi_moe_admit(dcomm_moe *m, size_t capacity)
     }
 }
 
-/* The seats that are free, expert by expert, are shared out to the slots that found no room, rank
- * by rank: this rank's are left[place]. */
+/* Share out the free seats, expert by expert, to the slots that found no room, rank by rank.
+ * left[place] becomes this rank's share. */
 static void dcommi_moe_seats(const dcomm_moe *m, size_t capacity, size_t *left)
 {
     size_t over_before = 0, over_own = 0, free_before = 0;
@@ -147,7 +148,7 @@ static bool dcommi_moe_has(const dcomm_moe *m, size_t token, int32_t place)
     return false;
 }
 
-/* Slots without room take the seats of this rank's share, fullest expert first. */
+/* Give slots without room a seat of this rank's share, where most of these are left. */
 static void dcommi_moe_reseat(dcomm_moe *m, size_t capacity)
 {
     size_t *left = m->cursor, k = (size_t)m->opts.k;
@@ -184,7 +185,7 @@ static dcomm_status dcommi_moe_limit(dcomm_moe *m)
 
 /* ---- all of it ---- */
 
-/* Gates hear which of the rows that they get are for which experts, and with what weights. */
+/* Tell gates which of the rows that they get are for which experts, and with what weights. */
 static dcomm_status dcommi_moe_tell(dcomm_moe *m)
 {
     size_t n = (size_t)m->size, sent = 0, received = 0;
@@ -222,7 +223,7 @@ static dcomm_status dcommi_moe_tables(dcomm_moe *m)
     return dcommi_moe_inner_tables(m);
 }
 
-/* Buffers of the step, before any of them is in use. */
+/* Make room for the step's buffers, before any of them is in use. */
 static dcomm_status dcommi_moe_room(dcomm_moe *m)
 {
     dcommi_moe_stage *stages[] = {&m->inner, &m->outer};
@@ -241,7 +242,7 @@ static dcomm_status dcommi_moe_room(dcomm_moe *m)
     return dcommi_moe_reserve(m, &m->batch[0], m->inner.recv_first[m->opts.chunks] * m->row);
 }
 
-/* Those of gradients. */
+/* Make room for the buffers of gradients. */
 static dcomm_status dcommi_moe_gradient_room(dcomm_moe *m)
 {
     size_t entries = m->inner.send_first[m->opts.chunks];

@@ -1,5 +1,5 @@
-/* rows.h - what is done to rows: gathered, weighted and summed, multiplied with each other.
- * Sums are in f32, in the order of the list. */
+/* rows.h - operations on rows: gather, weight and sum, multiply with each other. Sums are in f32,
+ * in the order of the list. */
 #ifndef DCOMMI_MOE_ROWS_H
 #define DCOMMI_MOE_ROWS_H
 
@@ -8,13 +8,14 @@
 
 /* ---- copying ---- */
 
-/* So many bytes are written past the caches: they would not stay there until they are read. */
+/* Return true if so many bytes are written by nontemporal stores: the caches would not keep them
+ * until they are read. */
 static inline bool dcommi_moe_past(size_t bytes)
 {
     return bytes >= DCOMMI_STREAM_MIN && dcommi_isa_get() != DCOMMI_ISA_PORTABLE;
 }
 
-/* One of several; where `past`, dcommi_host_copy_close follows the last. */
+/* Copy one of several pieces. If `past`, call dcommi_host_copy_close after the last. */
 static inline void dcommi_moe_copy(unsigned char *dst, const unsigned char *src, size_t bytes,
                                    bool past)
 {
@@ -25,7 +26,7 @@ static inline void dcommi_moe_copy(unsigned char *dst, const unsigned char *src,
     }
 }
 
-/* dst[i] = src[from[i] - first]. */
+/* Set dst[i] = src[from[i] - first] for n rows of `bytes` bytes. */
 static void dcommi_moe_gather(unsigned char *dst, const unsigned char *src, const uint32_t *from,
                               size_t first, size_t n, size_t bytes)
 {
@@ -41,8 +42,9 @@ static void dcommi_moe_gather(unsigned char *dst, const unsigned char *src, cons
 #define DCOMMI_MOE_BLOCK 256 /* elements summed before they are stored */
 #define DCOMMI_MOE_LANES 8   /* partial sums of a scalar product, whatever the instruction set */
 
-/* sum: dst = sum over i of weight[list[i]] * src[list[i] - base] (weight NULL: 1); an empty sum is
- * 0. scale: dst = weight * src. dot: the scalar product. */
+/* Define arithmetic on rows of one type. sum: dst = sum over i of weight[list[i]] * src[list[i] -
+ * base] (weight NULL: 1); an empty sum is 0. scale: dst = weight * src. dot: the scalar
+ * product. */
 #define DCOMMI_MOE_ARITHMETIC(T, SIZE)                                                             \
     static void dcommi_moe_sum_##T(unsigned char *dst, const unsigned char *src, size_t hidden,    \
                                    size_t base, const uint32_t *list, size_t n,                    \
@@ -92,7 +94,7 @@ DCOMMI_MOE_ARITHMETIC(f16, 2)
 DCOMMI_MOE_ARITHMETIC(bf16, 2)
 #undef DCOMMI_MOE_ARITHMETIC
 
-/* The source rows of chunk c from its entries; dst and src are the chunk's. */
+/* Sum the entries of chunk c into its source rows. dst and src are the chunk's. */
 static void dcommi_moe_sum(const dcomm_moe *m, const dcommi_moe_stage *s, int c, unsigned char *dst,
                            const unsigned char *src, bool weighted)
 {

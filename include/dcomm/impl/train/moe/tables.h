@@ -1,5 +1,5 @@
-/* tables.h - from the counts that all ranks know to what each stage sends where, and which of
- * its entries belong to which source row. */
+/* tables.h - compute, from the counts that all ranks know, what each stage sends where, and which
+ * of its entries belong to which source row. */
 #ifndef DCOMMI_MOE_TABLES_H
 #define DCOMMI_MOE_TABLES_H
 
@@ -57,7 +57,8 @@ static void dcommi_moe_own_counts(const size_t *matrix, int n, int me, size_t *s
     }
 }
 
-/* From the matrix: counts, displacements and firsts, and room for entries and lists. */
+/* Compute counts, displacements and firsts from the matrix, and make room for entries and
+ * lists. */
 static dcomm_status dcommi_moe_stage_lay(const dcomm_moe *m, dcommi_moe_stage *s, size_t sources)
 {
     size_t n = (size_t)s->n;
@@ -97,7 +98,7 @@ static dcomm_status dcommi_moe_stage_lay(const dcomm_moe *m, dcommi_moe_stage *s
     return dcommi_grow((void **)&s->start, &s->start_room, sources + 1, sizeof *s->start);
 }
 
-/* The lists of entries by source row, each in the order of entries, from `from`. */
+/* List the entries of each source row, in the order of entries, from `from`. */
 static void dcommi_moe_stage_list(const dcomm_moe *m, dcommi_moe_stage *s, size_t sources)
 {
     size_t entries = s->send_first[m->opts.chunks], at = 0;
@@ -178,8 +179,8 @@ static void dcommi_moe_outer_counts(dcomm_moe *m)
     }
 }
 
-/* Where what is told of chunk c begins: words for each place, in the order of the gates, chunks,
- * places. What a gate is told of one chunk lies in one piece. */
+/* Return how many rows are told before those of `chunk` to the gate of `host`. They lie in the
+ * order of gates, chunks and places, so what a gate is told of one chunk lies in one piece. */
 static size_t dcommi_moe_told_before(const dcomm_moe *m, int host, int chunk)
 {
     size_t rows = 0;
@@ -249,7 +250,8 @@ static dcomm_status dcommi_moe_outer_tables(dcomm_moe *m)
 
 /* ---- hierarchical: inside ---- */
 
-/* Return the rows of chunks first .. end - 1 that a rank tells another as its gate. */
+/* Return the rows of chunks first .. end - 1 of which `from` tells `gate`; 0 if that is not its
+ * gate. */
 static size_t dcommi_moe_told_between(const dcomm_moe *m, int from, int gate, int first, int end)
 {
     size_t rows = 0;
@@ -282,8 +284,9 @@ static void dcommi_moe_inner_counts(dcomm_moe *m)
     }
 }
 
-/* Entries are sent by rank, expert, and the rank that their tokens are of; what has been told lies
- * by that rank, chunk, rank, expert. heard_at[from] is where what `from` told of this chunk is. */
+/* Fill in the entries of chunk c. They are sent by rank, expert, and the rank of their tokens.
+ * What has been told lies by that rank, chunk, rank, expert. heard_at[from] is where what `from`
+ * told of this chunk begins. */
 static dcomm_status dcommi_moe_inner_chunk(dcomm_moe *m, int c, size_t *heard_at)
 {
     dcommi_moe_stage *s = &m->inner;
@@ -316,7 +319,7 @@ static dcomm_status dcommi_moe_inner_chunk(dcomm_moe *m, int c, size_t *heard_at
     return DCOMM_OK;
 }
 
-/* Once the rows' experts have been heard of. */
+/* Make the tables of the inner stage, once the gates have told the rows' experts. */
 static dcomm_status dcommi_moe_inner_tables(dcomm_moe *m)
 {
     dcommi_moe_stage *s = &m->inner;
@@ -341,8 +344,8 @@ static dcomm_status dcommi_moe_inner_tables(dcomm_moe *m)
 
 typedef void (*dcommi_moe_piece_fn)(void *user, size_t arrived, size_t place, size_t rows);
 
-/* A chunk's rows as they arrive at this rank, piece by piece, and where in the batch each belongs:
- * rows from the chunk's first in both. */
+/* Call `fn` for a chunk's rows as they arrive at this rank, piece by piece, with their place in
+ * the batch. Both count rows from the chunk's first. */
 static void dcommi_moe_pieces(dcomm_moe *m, int c, dcommi_moe_piece_fn fn, void *user)
 {
     size_t first = m->place_first[m->rank], n = m->place_first[m->rank + 1] - first, arrived = 0;

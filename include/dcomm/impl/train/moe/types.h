@@ -1,10 +1,10 @@
-/* types.h - dispatch and combine as their parts see them.
+/* types.h - the types of dispatch and combine.
  *
- * Rows move through one stage (flat) or two (hierarchical: to one rank of each host, and from there
- * to the ranks inside). A stage has entries: copies of its source rows in the order in which they
- * are sent. Forth, entries are gathered and exchanged; back, they are exchanged and summed into
- * their source rows. The source rows of the first stage are the tokens, those of the second what
- * the first has brought. */
+ * Rows move through one stage (flat) or two (hierarchical: to one rank of each host, and from
+ * there to the ranks inside). A stage has entries: copies of its source rows in the order in which
+ * they are sent. Forth, entries are gathered and exchanged. Back, they are exchanged and summed
+ * into their source rows. The source rows of the first stage are the tokens, those of the second
+ * are what the first has brought. */
 #ifndef DCOMMI_MOE_TYPES_H
 #define DCOMMI_MOE_TYPES_H
 
@@ -14,7 +14,7 @@
 
 enum { DCOMMI_MOE_FORTH, DCOMMI_MOE_BACK, DCOMMI_MOE_WAYS };
 
-/* Grows, and forgets what was in it. */
+/* A buffer. When it grows, its content is lost. */
 typedef struct dcommi_moe_memory {
     unsigned char *at;
     size_t bytes;
@@ -23,16 +23,16 @@ typedef struct dcommi_moe_memory {
 
 /* Tables of chunks and ranks are [chunks * n], in rows; `_at` counts from the chunk's first. */
 typedef struct dcommi_moe_stage {
-    dcomm_comm *comm[DCOMMI_MOE_WAYS]; /* one for each way, so that either goes in its own order */
+    dcomm_comm *comm[DCOMMI_MOE_WAYS]; /* one for each way, which has its own order */
     int n;
     bool weighted;  /* its entries have weights, and are those that experts get */
-    size_t *matrix; /* [chunks * n * n] what each of its ranks sends each, forth */
+    size_t *matrix; /* [chunks * n * n] rows that each rank sends each, forth */
     size_t *send, *send_at, *recv, *recv_at;
     size_t *send_first, *recv_first; /* [chunks + 1] rows before a chunk */
     size_t *source_first;            /* [chunks + 1] source rows before a chunk */
     uint32_t *from;                  /* [entries] source row */
     float *weight;                   /* [entries] */
-    uint32_t *name; /* [entries] flat: token * k + j; hierarchical: its place in what was told */
+    uint32_t *name; /* [entries] flat: token * k + j; hierarchical: its place in `heard` */
     size_t *start; /* [sources + 1] its entries in `entry`, in the order in which they are summed */
     uint32_t *entry;
     size_t from_room, start_room;
@@ -74,13 +74,13 @@ struct dcomm_moe {
     dcomm_status failed;
     char message[DCOMMI_MESSAGE_MAX];
 
-    /* Experts stand in the order of their ranks: `place` is where expert e stands. */
+    /* Experts stand in the order of their ranks, expert e at place[e]. */
     int *owner;          /* [experts] */
     int *expert_at;      /* [experts] */
     uint32_t *place;     /* [experts] */
     size_t *place_first; /* [size + 1] places of a rank */
     /* Ranks of hosts. */
-    int *host_of, *seat; /* [size] seat: which of its host's */
+    int *host_of, *seat; /* [size] seat: number among its host's ranks */
     int *host_ranks;     /* [size] in the order of hosts */
     int *host_first;     /* [nhosts + 1] */
     int *gate;           /* [nhosts] the rank of each host that this rank's rows go to */
@@ -88,20 +88,20 @@ struct dcomm_moe {
     /* The step. */
     size_t tokens, steps;
     bool hier;
-    size_t *chunk_first; /* [chunks + 1] tokens */
+    size_t *chunk_first; /* [chunks + 1] tokens before a chunk */
     int32_t *slots;      /* [tokens * k] places; -1: none */
     float *weights;
     size_t slots_room, weights_room;
-    uint32_t *card, *cards; /* what ranks tell each other: head, counts [chunks * experts], and rows
-                               for each host [chunks * nhosts] */
+    uint32_t *card, *cards; /* the ranks' messages: head, counts [chunks * experts], and rows for
+                             * each host [chunks * nhosts] */
     size_t card_len;
     uint32_t *seen;   /* [nhosts] */
     size_t *cursor;   /* [experts + size] */
     size_t *scaled;   /* [4 * size + size * size] counts, displacements, and all ranks' counts */
     size_t *seg_at;   /* [local experts * size] */
     float *dots;      /* of the weighted stage's entries */
-    float *dots_back; /* of this rank's own, where those of others are there */
-    uint32_t *told, *heard; /* hierarchical: for each entry the row it is of, and its weight */
+    float *dots_back; /* hierarchical: of this rank's own tokens */
+    uint32_t *told, *heard; /* hierarchical: the row and the weight of each entry */
     size_t told_room, heard_room, dots_room, dots_back_room;
     uint32_t *told_slot; /* [told] token * k + j */
     size_t told_slot_room;
@@ -120,7 +120,7 @@ struct dcomm_moe {
     double expert_s, left_at;           /* left_at 0: the experts are not at work */
 };
 
-#define DCOMMI_MOE_HEAD 4 /* words of a card: status, expert time (2), asked */
+#define DCOMMI_MOE_HEAD 4 /* words of a card: status, expert time (2), rerouted rows */
 
 /* ---- reading the cards ---- */
 
@@ -134,13 +134,13 @@ static inline uint32_t *dcommi_moe_card_of(const dcomm_moe *m, int rank)
     return m->cards + (size_t)rank * m->card_len;
 }
 
-/* Rows of a rank's tokens for an expert. */
+/* Return the rows of a rank's tokens for an expert. */
 static inline size_t dcommi_moe_count(const dcomm_moe *m, int rank, int chunk, size_t place)
 {
     return dcommi_moe_counts(m, dcommi_moe_card_of(m, rank), chunk)[place];
 }
 
-/* Rows of a rank's tokens for any expert of another. */
+/* Return the rows of a rank's tokens for all experts of another rank. */
 static inline size_t dcommi_moe_between(const dcomm_moe *m, int from, int to, int chunk)
 {
     size_t rows = 0;
@@ -150,13 +150,13 @@ static inline size_t dcommi_moe_between(const dcomm_moe *m, int from, int to, in
     return rows;
 }
 
-/* Tokens of a rank for any expert of a host. */
+/* Return, for each host, how many of a rank's tokens go to any expert there. */
 static inline uint32_t *dcommi_moe_unique(const dcomm_moe *m, uint32_t *card, int chunk)
 {
     return dcommi_moe_counts(m, card, m->opts.chunks) + (size_t)chunk * (size_t)m->nhosts;
 }
 
-/* The rank of a host through which a rank's rows go. */
+/* Return the rank of a host through which a rank's rows go. */
 static inline int dcommi_moe_gate(const dcomm_moe *m, int from, int host)
 {
     int ranks = m->host_first[host + 1] - m->host_first[host];
@@ -168,13 +168,14 @@ static inline dcommi_moe_stage *dcommi_moe_first(dcomm_moe *m)
     return m->hier ? &m->outer : &m->inner;
 }
 
-/* Rows arrive in the order of the batch: a rank with one expert needs no second place for them. */
+/* Return true if rows arrive in the order of the batch: a rank with one expert needs no second
+ * place for them. */
 static inline bool dcommi_moe_direct(const dcomm_moe *m)
 {
     return !m->hier && m->place_first[m->rank + 1] - m->place_first[m->rank] <= 1;
 }
 
-/* Rows that a chunk brings to the experts of this rank; 0: no such chunk. */
+/* Return the rows that a chunk brings to the experts of this rank; 0: no such chunk. */
 static inline size_t dcommi_moe_chunk_rows(const dcomm_moe *m, int c)
 {
     const size_t *first = m->inner.recv_first;
@@ -183,7 +184,7 @@ static inline size_t dcommi_moe_chunk_rows(const dcomm_moe *m, int c)
 
 /* ---- memory ---- */
 
-/* The host moves rows and reads tables: it touches no device's memory. */
+/* Refuse memory of a device, since the host moves rows and reads tables. */
 static dcomm_status dcommi_moe_on_host(const dcomm_moe *m, const char *call, const char *what,
                                        const void *at)
 {
@@ -206,7 +207,8 @@ static void dcommi_moe_release(dcommi_moe_memory *memory)
     *memory = (dcommi_moe_memory){.at = NULL};
 }
 
-/* Room for so many bytes, an eighth more than asked for when it must grow: loads go up and down. */
+/* Make room for so many bytes, and for an eighth more if it must grow, since loads go up and
+ * down. */
 static dcomm_status dcommi_moe_reserve(const dcomm_moe *m, dcommi_moe_memory *memory, size_t bytes)
 {
     if (bytes <= memory->bytes) {
