@@ -18,10 +18,10 @@
  *     DCOMM_NO_COMM   all but the codecs; link with -lm alone */
 #ifndef DCOMMI_TEMPLATE
 /* ==== include/dcomm/impl/base/preamble.h =================================================== */
-/* preamble.h - what the implementation asks of the file that holds it. Without an include guard: the file
- * may have included dcomm.h before, for the declarations.
+/* preamble.h - checks of the file that holds the implementation. It has no include guard, because
+ * the file may have included dcomm.h before, for the declarations.
  *
- * A file that is refused gets one error, and the declarations alone, so that no other error follows. */
+ * A refused file gets one error and then only the declarations, so that no other error follows. */
 
 #if defined(DCOMM_IMPLEMENTATION) || defined(DCOMM_NCCL_IMPLEMENTATION)
 #ifdef __cplusplus
@@ -39,11 +39,11 @@
 #endif
 #endif
 
-/* Not a number, infinities and the order of sums are what many results rest on. */
+/* Results depend on NaNs, infinities and the order of sums, which -ffast-math does not keep. */
 #if defined(DCOMM_IMPLEMENTATION) && \
     (defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || (__FINITE_MATH_ONLY__ + 0))
 #error \
-    "dcomm: compile this file with -fno-fast-math (behind -Ofast or -ffast-math): the same bits on every rank need the C standard's arithmetic"
+    "dcomm: compile this file with -fno-fast-math (after -Ofast or -ffast-math): the same bits on every rank need the C standard's arithmetic"
 #undef DCOMM_IMPLEMENTATION
 #endif
 
@@ -4070,8 +4070,8 @@ static inline uint64_t dcommi_topk_sample_rank(uint64_t lines, uint64_t count, u
 /* ==== include/dcomm/impl/base/util.h ======================================================= */
 /* util.h - errors with a sentence, logging, memory, checked sizes, time. */
 /* ==== include/dcomm/impl/base/text.h ======================================================= */
-/* text.h - numbers and words in text, read strictly and written alike in every locale. Every
- * environment variable, codec spec, file and command line is read here. */
+/* text.h - reads numbers and words strictly, and writes them alike in every locale. Every
+ * environment variable, codec spec, file and command line is read with it. */
 #ifndef DCOMMI_TEXT_H
 #define DCOMMI_TEXT_H
 #include <locale.h>
@@ -4079,8 +4079,8 @@ static inline uint64_t dcommi_topk_sample_rank(uint64_t lines, uint64_t count, u
 #include <stdio.h>
 #include <stdlib.h>
 /* ---- locale ---- */
-/* Give this thread the C locale, where a number has a point. Return what dcommi_locale_leave needs.
- */
+/* Give this thread the C locale, whose numbers have a decimal point. Return the locale before, for
+ * dcommi_locale_leave. */
 static inline locale_t dcommi_locale_enter(void)
 {
     static locale_t c; /* glibc and musl hand out one constant object */
@@ -4123,7 +4123,7 @@ static inline char dcommi_text_lower(char c)
 {
     return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
 }
-/* Return true if both words are the same but for case. */
+/* Return true if both words are equal, ignoring case. */
 static inline bool dcommi_text_same(const char *a, const char *b)
 {
     while (*a != '\0' && dcommi_text_lower(*a) == dcommi_text_lower(*b)) {
@@ -4132,7 +4132,8 @@ static inline bool dcommi_text_same(const char *a, const char *b)
     }
     return dcommi_text_lower(*a) == dcommi_text_lower(*b);
 }
-/* Read a decimal number, "-1.5e3", at the start of text. Return the rest, NULL if there is none. */
+/* Read a decimal number, such as "-1.5e3", at the start of `text`. Return the text after it, or
+ * NULL if there is no number. */
 static inline const char *dcommi_text_decimal(const char *text, double *value)
 {
     const char *at = text + (*text == '-' || *text == '+');
@@ -4150,13 +4151,14 @@ static inline const char *dcommi_text_decimal(const char *text, double *value)
             at = ++exponent;
         }
     }
-    /* Not strtod_l, which not every C library has. */
+    /* Some C libraries lack strtod_l. */
     locale_t before = dcommi_locale_enter();
     *value = strtod(text, NULL);
     dcommi_locale_leave(before);
     return at;
 }
-/* Read a number from least to most; that is all of the text. */
+/* Read a number from `least` to `most`. Return false, and leave *value, unless that is all of the
+ * text. */
 static inline bool dcommi_text_number(const char *text, double least, double most, double *value)
 {
     double number = 0;
@@ -4165,7 +4167,8 @@ static inline bool dcommi_text_number(const char *text, double least, double mos
     *value = good ? number : *value;
     return good;
 }
-/* Read digits at the start of text. Return the rest, NULL if there are none or too many. */
+/* Read digits at the start of `text`. Return the text after them, or NULL if there are none or too
+ * many. */
 static inline const char *dcommi_text_digits(const char *text, uint64_t *value)
 {
     uint64_t n = 0;
@@ -4178,7 +4181,8 @@ static inline const char *dcommi_text_digits(const char *text, uint64_t *value)
     *value = n;
     return at != text ? at : NULL;
 }
-/* Read a whole number from least to most; that is all of the text. */
+/* Read an integer from `least` to `most`. Return false, and leave *value, unless that is all of
+ * the text. */
 static inline bool dcommi_text_integer(const char *text, int64_t least, int64_t most,
                                        int64_t *value)
 {
@@ -4193,7 +4197,7 @@ static inline bool dcommi_text_integer(const char *text, int64_t least, int64_t 
     *value = good ? number : *value;
     return good;
 }
-/* Read a size from least to most: K, M, G and T, in either case, are powers of 1024. */
+/* Read a size from `least` to `most` bytes. K, M, G and T, in either case, are powers of 1024. */
 static inline bool dcommi_text_size(const char *text, uint64_t least, uint64_t most,
                                     uint64_t *value)
 {
@@ -4211,7 +4215,7 @@ static inline bool dcommi_text_size(const char *text, uint64_t least, uint64_t m
     *value = good ? n << shift : *value;
     return good;
 }
-/* Read seconds from least to most: "30", "30s", "500ms", "5m", "2h". */
+/* Read a time from `least` to `most` seconds: "30", "30s", "500ms", "5m", "2h". */
 static inline bool dcommi_text_seconds(const char *text, double least, double most, double *value)
 {
     static const struct {
@@ -4232,7 +4236,7 @@ static inline bool dcommi_text_seconds(const char *text, double least, double mo
     return false;
 }
 /* ---- words ---- */
-/* Return the position in "a|b|c" of the word of len bytes, -1 if it is not there. */
+/* Return the position of `word`, `len` bytes long, in `choices` ("a|b|c"), or -1. */
 static inline int dcommi_text_choice(const char *choices, const char *word, size_t len)
 {
     for (int i = 0;; i++) {
@@ -4258,8 +4262,8 @@ static inline bool dcommi_text_flag(const char *text, bool *value)
     }
     return false;
 }
-/* Write "0-3, 8" with `comma` between: the numbers below n that `has` holds for; "..." at the end
- * where text is full. Return how many numbers there are. */
+/* Write the numbers below `n` for which `has` returns true, as ranges with `comma` between them:
+ * "0-3, 8". End with "..." where `text` is full. Return how many such numbers there are. */
 static inline size_t dcommi_text_ranges(char *text, size_t room, const char *comma, size_t n,
                                         bool (*has)(const void *user, size_t i), const void *user)
 {
@@ -4282,7 +4286,8 @@ static inline size_t dcommi_text_ranges(char *text, size_t room, const char *com
     }
     return found;
 }
-/* Return how many letters must be added, left out or replaced to make b of a; 32 at most each. */
+/* Return how many letters must be added, removed or replaced to turn `a` into `b`, ignoring case.
+ * Return 33 if either is longer than 32 bytes. */
 static inline int dcommi_text_distance(const char *a, const char *b)
 {
     int row[33];
@@ -4323,7 +4328,7 @@ static inline int dcommi_text_distance(const char *a, const char *b)
             return dcommi_try_status;                  \
         }                                              \
     } while (0)
-/* Go on with a call unless one before it has failed. */
+/* Evaluate `expression` unless `status` is an error already. */
 #define DCOMMI_THEN(status, expression) ((status) = (status) < 0 ? (status) : (expression))
 /* ---- the last error's sentence, per thread ---- */
 #define DCOMMI_MESSAGE_MAX 512
@@ -4347,7 +4352,7 @@ static dcomm_status DCOMMI_PRINTF(2, 3) dcommi_fail(dcomm_status status, const c
         }                                                                                 \
     } while (0)
 /* ---- texts made of parts ---- */
-/* Text that goes on counting when the buffer is full. */
+/* A text buffer. `used` goes on counting when the buffer is full, as snprintf does. */
 typedef struct dcommi_print_text {
     char *buf;
     size_t len, used;
@@ -4400,8 +4405,8 @@ static inline void DCOMMI_PRINTF(2, 3) dcommi_log(int level, const char *format,
 static dcomm_alloc_fn dcommi_alloc_fn;
 static dcomm_free_fn dcommi_free_fn;
 static void *dcommi_alloc_user;
-/* Undefined contents, cache-line aligned; NULL (and a sentence) when there is none. Never of 0
- * bytes. */
+/* Allocate cache-line-aligned memory with undefined contents. Return NULL, with an error sentence,
+ * if there is none. The allocator is never asked for 0 bytes. */
 static void *dcommi_alloc_raw(size_t bytes)
 {
     size_t padded = 0;
@@ -4416,7 +4421,7 @@ static void *dcommi_alloc_raw(size_t bytes)
     }
     return p;
 }
-/* The same, zeroed. */
+/* Do as dcommi_alloc_raw, and zero the memory. */
 static void *dcommi_alloc(size_t bytes)
 {
     void *p = dcommi_alloc_raw(bytes);
@@ -4436,7 +4441,7 @@ static void dcommi_free(void *p)
         free(p);
     }
 }
-/* Zeroed array; NULL on overflow or without memory. */
+/* Allocate a zeroed array. Return NULL on overflow or without memory. */
 static inline void *dcommi_calloc(size_t n, size_t size)
 {
     size_t bytes = 0;
@@ -4447,7 +4452,7 @@ static inline void *dcommi_calloc(size_t n, size_t size)
     }
     return dcommi_alloc(bytes);
 }
-/* Grow an array to hold at least `need` elements, doubling; contents kept, the rest zeroed. */
+/* Grow an array to at least `need` elements by doubling. Keep its contents and zero the rest. */
 static inline dcomm_status dcommi_grow(void **array, size_t *capacity, size_t need, size_t size)
 {
     if (need <= *capacity) {
@@ -4471,8 +4476,8 @@ static inline dcomm_status dcommi_grow(void **array, size_t *capacity, size_t ne
     *capacity = wanted;
     return DCOMM_OK;
 }
-/* memset to 0 by the C library: for a size known at compile time gcc -O2 writes "rep stos", which
- * takes longer to start than the whole rest of a small message takes. */
+/* Zero memory by the C library's memset. For a size known at compile time, gcc -O2 emits
+ * "rep stos", which takes longer to start than all other work on a small message. */
 static inline void dcommi_zero(void *p, size_t bytes)
 {
     __asm__("" : "+r"(bytes));
@@ -4510,7 +4515,7 @@ static inline uint64_t dcommi_mix_text(uint64_t hash, const char *text)
     }
     return hash;
 }
-/* Copy a text; NULL without memory. */
+/* Copy a text. Return NULL without memory. */
 static inline char *dcommi_strdup(const char *text)
 {
     size_t len = strlen(text) + 1;
@@ -4520,14 +4525,14 @@ static inline char *dcommi_strdup(const char *text)
     }
     return copy;
 }
-/* Monotonic seconds to a few milliseconds, for next to nothing. */
+/* Return monotonic seconds, accurate to a few milliseconds, at almost no cost. */
 static inline double dcommi_coarse_now(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
-/* Monotonic seconds. */
+/* Return monotonic seconds. */
 static inline double dcommi_now(void)
 {
     struct timespec t;
@@ -4539,13 +4544,13 @@ static inline bool dcommi_dtype_is_opaque(dcomm_dtype dtype)
 {
     return (unsigned)dtype >= DCOMM_DTYPE_COUNT;
 }
-/* Bytes of the fewest elements that fill cache lines. */
+/* Return the bytes of the smallest number of elements that fills whole cache lines. */
 static inline int64_t dcommi_element_lines(int64_t element)
 {
     return element * (64 / dcommi_min64(element & -element, 64));
 }
-/* Round `bytes` down to elements: so many that they fill cache lines where that is possible; at
- * least one. */
+/* Round `bytes` down to whole elements, at least one. Let them fill whole cache lines where that
+ * is possible. */
 static inline int64_t dcommi_whole_elements(int64_t bytes, int64_t element)
 {
     int64_t lines = dcommi_element_lines(element), grain = lines <= bytes ? lines : element;
@@ -4588,7 +4593,7 @@ DCOMM_API const char *dcomm_version(void)
 {
     return DCOMM_VERSION_STRING;
 }
-/* The value of an opaque type holds all that is known of it: 1 + its number above its size. */
+/* The value of an opaque type encodes 1 + its number, above its size in bytes. */
 #define DCOMMI_OPAQUE_BITS 13
 #define DCOMMI_OPAQUE_SIZES ((1 << DCOMMI_OPAQUE_BITS) - 1)
 _Static_assert(DCOMM_DTYPE_BYTES_MAX <= DCOMMI_OPAQUE_SIZES, "a size has its bits");
@@ -4664,8 +4669,8 @@ DCOMM_API void dcomm_set_logger(dcomm_log_fn fn, void *user)
 }
 /* ---- the caller's operators ---- */
 enum { DCOMMI_USER_OPS = 64 };
-/* An operator is counted by its creator and by each operation that uses it, and its entry is free
- * when nobody is left. So folds find it after it has been destroyed, and take no lock. */
+/* The creator of an operator holds a reference, and so does each operation that uses it. The entry
+ * is free at 0. So folds find an operator after it has been destroyed, and take no lock. */
 typedef struct dcommi_user_op {
     _Atomic unsigned refs; /* 0: free */
     _Atomic int op;
@@ -4675,10 +4680,10 @@ typedef struct dcommi_user_op {
     void *user;
 } dcommi_user_op;
 static dcommi_user_op dcommi_user_ops[DCOMMI_USER_OPS];
-static int dcommi_user_ops_created; /* with the lock */
+static int dcommi_user_ops_created; /* guarded by dcommi_user_ops_lock */
 static pthread_mutex_t dcommi_user_ops_lock = PTHREAD_MUTEX_INITIALIZER;
-/* Return the entry of an operator, alive or still held; NULL: there is none. Operators are put
- * where their number points first, so that the first look finds nearly all. */
+/* Return the entry of `op`, alive or still referenced, or NULL if there is none. An operator lies
+ * at its number modulo the table's size if that is free, so the first probe usually finds it. */
 static dcommi_user_op *dcommi_user_op_find(dcomm_op op)
 {
     for (int i = 0; i < DCOMMI_USER_OPS && dcommi_op_is_user(op); i++) {
@@ -4699,13 +4704,13 @@ static inline bool dcommi_op_known(dcomm_op op)
     dcommi_user_op *entry = dcommi_user_op_find(op);
     return entry != NULL && atomic_load_explicit(&entry->alive, memory_order_relaxed);
 }
-/* Return true if contributions must be folded in rank order. */
+/* Return true if `op` needs contributions folded in rank order. */
 static inline bool dcommi_op_ordered(dcomm_op op)
 {
     const dcommi_user_op *entry = dcommi_op_is_user(op) ? dcommi_user_op_find(op) : NULL;
     return entry != NULL && atomic_load_explicit(&entry->ordered, memory_order_relaxed);
 }
-/* Let go of an operator. Nothing is to be done for those that are not the caller's own. */
+/* Drop a reference to `op`. Built-in operators have no references. */
 static void dcommi_op_drop(dcomm_op op)
 {
     dcommi_user_op *entry = dcommi_op_is_user(op) ? dcommi_user_op_find(op) : NULL;
@@ -4713,7 +4718,8 @@ static void dcommi_op_drop(dcomm_op op)
         atomic_fetch_sub_explicit(&entry->refs, 1, memory_order_acq_rel);
     }
 }
-/* Hold an operator, so that folds find it until dcommi_op_drop. False: there is none. */
+/* Take a reference to `op`, so that folds find it until dcommi_op_drop. Return false if there is
+ * no such operator. */
 static inline bool dcommi_op_hold(dcomm_op op)
 {
     if (DCOMMI_LIKELY(!dcommi_op_is_user(op))) {
@@ -4723,7 +4729,7 @@ static inline bool dcommi_op_hold(dcomm_op op)
     unsigned refs = entry != NULL ? atomic_load(&entry->refs) : 0;
     while (refs > 0 && !atomic_compare_exchange_weak(&entry->refs, &refs, refs + 1)) {
     }
-    if (refs > 0 && atomic_load(&entry->op) != (int)op) { /* another's by now */
+    if (refs > 0 && atomic_load(&entry->op) != (int)op) { /* the entry was reused */
         atomic_fetch_sub_explicit(&entry->refs, 1, memory_order_acq_rel);
         refs = 0;
     }
@@ -4759,7 +4765,8 @@ DCOMM_API dcomm_status dcomm_op_create_with(dcomm_op_fn fn, void *user, const dc
     pthread_mutex_unlock(&dcommi_user_ops_lock);
     if (entry == NULL) {
         return dcommi_fail(DCOMM_ERR_NO_MEMORY,
-                           "dcomm_op_create: %d operators are alive, which is the limit",
+                           "dcomm_op_create: %d operators are alive, which is the limit; destroy "
+                           "one first",
                            DCOMMI_USER_OPS);
     }
     *op_p = (dcomm_op)op;
@@ -4770,7 +4777,8 @@ DCOMM_API dcomm_status dcomm_op_destroy(dcomm_op op)
     dcommi_user_op *entry = dcommi_user_op_find(op);
     if (entry == NULL || !atomic_exchange(&entry->alive, false)) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_op_destroy: %d is no operator that dcomm_op_create made",
+                           "dcomm_op_destroy: op is %d, which dcomm_op_create did not return, or "
+                           "which was destroyed",
                            (int)op);
     }
     dcommi_op_drop(op);
@@ -16972,13 +16980,13 @@ static inline dcommi_partition dcommi_partition_make(int64_t total, int64_t nblo
 /* Build an operation level by level. Each level may be built the same way again (hier/hier.h). */
 static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcomm_builder *b);
 /* ==== include/dcomm/impl/base/factor.h ===================================================== */
-/* factor.h - what a pre-multiplied sum multiplies by. */
+/* factor.h - the factor of a pre-multiplied sum. */
 /* ==== include/dcomm/impl/base/convert.h ==================================================== */
-/* convert.h - floats of any width to f32, and back, element by element and wherever they lie. A NaN
- * becomes the canonical one (kernels/math.h), so that devices do the same. */
+/* convert.h - converts floats of any width to f32 and back, one element at a time, at any
+ * alignment. A NaN becomes the canonical NaN (kernels/math.h), as it does on devices. */
 /* ==== include/dcomm/impl/base/load.h ======================================================= */
-/* load.h - elements of arrays that may lie anywhere: a gradient in its bucket follows those of
- * other types, a row others of any length. */
+/* load.h - loads and stores elements at any alignment. A gradient in a bucket may follow gradients
+ * of other types, and rows have any length. */
 #define DCOMMI_LOAD(TYPE)                                                 \
     static inline TYPE dcommi_load_##TYPE(const void *x, size_t i)        \
     {                                                                     \
@@ -16992,7 +17000,7 @@ DCOMMI_LOAD(uint64_t)
 DCOMMI_LOAD(float)
 DCOMMI_LOAD(double)
 #undef DCOMMI_LOAD
-/* ---- as f32, and back to nearest even ---- */
+/* ---- as f32; stores round to nearest even ---- */
 static inline float dcommi_load_f32(const void *x, size_t i)
 {
     return dcommi_load_float(x, i);
@@ -17019,7 +17027,7 @@ static inline void dcommi_store_bf16(void *x, size_t i, float value)
     uint16_t h = dcommi_f32_to_bf16(value);
     memcpy((char *)x + 2 * i, &h, sizeof h);
 }
-/* Return element i of an array of floats. */
+/* Return element `i` of an array of floats as f64. */
 static inline double dcommi_load_real(const void *x, size_t i, dcomm_dtype dtype)
 {
     return dtype == DCOMM_F64   ? dcommi_load_double(x, i)
@@ -17027,7 +17035,7 @@ static inline double dcommi_load_real(const void *x, size_t i, dcomm_dtype dtype
            : dtype == DCOMM_F32 ? (double)dcommi_load_f32(x, i)
                                 : (double)dcommi_load_bf16(x, i);
 }
-/* f32 <- factor * src, the product an f64; 1 changes nothing. */
+/* Set `dst` to factor * src, multiplied in f64, rounded to f32. A factor of 1 changes nothing. */
 static void dcommi_to_f32(float *dst, const void *src, size_t count, dcomm_dtype dtype,
                           double factor)
 {
@@ -17035,7 +17043,7 @@ static void dcommi_to_f32(float *dst, const void *src, size_t count, dcomm_dtype
         dst[i] = dcommi_f64_to_f32(dcommi_load_real(src, i, dtype) * factor);
     }
 }
-/* dst <- f32, rounded to nearest even. */
+/* Convert f32 to `dtype`, rounded to nearest even. */
 static void dcommi_from_f32(void *dst, const float *src, size_t count, dcomm_dtype dtype)
 {
     for (size_t i = 0; i < count; i++) {
@@ -17055,17 +17063,17 @@ static void dcommi_from_f32(void *dst, const float *src, size_t count, dcomm_dty
 /* A plan that begins with a multiplication has it in its first words. */
 typedef struct dcommi_factor {
     double value;
-    uint64_t whole; /* 64-bit dtypes: the factor as one of their integers; 0 if it is none */
+    uint64_t whole; /* 64-bit integer dtypes: the factor as an integer, 0 if it is not one */
 } dcommi_factor;
-/* Return true if 64-bit integers are to be multiplied by `whole`, which wraps around and is exact.
- */
+/* Return true if elements are multiplied by the integer `whole`. Such a product is exact and wraps
+ * around. */
 static inline bool dcommi_factor_whole(const dcommi_factor *f, dcomm_dtype dtype)
 {
     return dtype == DCOMM_I64   ? (double)(int64_t)f->whole == f->value
            : dtype == DCOMM_U64 ? (double)f->whole == f->value
                                 : false;
 }
-/* Make a factor of an f64. */
+/* Make a factor from an f64. */
 static dcommi_factor dcommi_factor_plain(double value, dcomm_dtype dtype)
 {
     const double most = 9223372036854775808.0; /* 2^63 */
@@ -17077,7 +17085,7 @@ static dcommi_factor dcommi_factor_plain(double value, dcomm_dtype dtype)
     }
     return f;
 }
-/* Make a factor of one value of `dtype`. */
+/* Make a factor from one value of `dtype`. */
 static dcommi_factor dcommi_factor_read(const void *p, dcomm_dtype dtype)
 {
     const size_t size = dcomm_dtype_size(dtype);
@@ -17100,23 +17108,23 @@ static dcommi_factor dcommi_factor_read(const void *p, dcomm_dtype dtype)
     }
 }
 /* ==== include/dcomm/impl/transport/local/fill.h ============================================ */
-/* fill.h - copies into memory that a peer reads next. Where the reader's core is far, each line
- * that it has read is slow to take back, and storing past the caches is faster; where it is near,
- * it reads what is in a cache sooner, the more so with little traffic. What is copied may come from
- * memory, where it is better asked for ahead of time, or be in a cache, where that costs some. */
+/* fill.h - copies into memory that a peer reads next. If the reader's core is far, lines that it
+ * has read are slow to take back, and nontemporal stores are faster. If it is near, it reads
+ * sooner from a cache, above all with little traffic. The source may be in memory, where
+ * prefetching helps, or in a cache, where prefetching costs some. So ways.h times both choices. */
 /* ==== include/dcomm/impl/transport/local/ways.h ============================================ */
-/* ways.h - two ways of moving the same bytes, of which now and then both are timed. Which is faster
- * depends on where the bytes are and who has read them last, and nobody says either. */
-/* Both are tried at every so manieth use, and sooner at first. A prime, so that the same piece of
- * an operation does not always come to be tried. */
+/* ways.h - chooses between two ways to move the same bytes, by timing both now and then. The
+ * faster way depends on where the bytes are and who read them last, which nothing tells us. */
+/* Number of uses after which both ways are tried again; fewer at first. It is a prime, so that
+ * trials do not always meet the same piece of an operation. */
 #define DCOMMI_WAYS_TRIALS 61
 #define DCOMMI_WAYS_TRIALS_FIRST 8
 typedef struct dcommi_ways {
     unsigned uses;
-    bool second;    /* it is faster */
-    double time[2]; /* s/byte of the last trials */
+    bool second;    /* the second way is faster */
+    double time[2]; /* mean of the last trials of each way, in s/byte */
 } dcommi_ways;
-/* One use. */
+/* One use of a dcommi_ways. */
 typedef struct dcommi_way {
     bool second, timed;
     double start;
@@ -17129,7 +17137,7 @@ static inline dcommi_way dcommi_ways_begin(dcommi_ways *w)
     way.start = way.timed ? dcommi_now() : 0;
     return way;
 }
-/* `len` bytes have been moved. The second way is taken where the first takes more than `worth`
+/* End a use that has moved `len` bytes. Prefer the second way if the first takes more than `worth`
  * times as long. */
 static inline void dcommi_ways_end(dcommi_ways *w, const dcommi_way *way, size_t len, double worth)
 {
@@ -17137,22 +17145,22 @@ static inline void dcommi_ways_end(dcommi_ways *w, const dcommi_way *way, size_t
         return;
     }
     double time = (dcommi_now() - way->start) / (double)len, *mean = &w->time[way->second];
-    if (w->uses > 2) { /* what takes very long was interrupted */
+    if (w->uses > 2) { /* bound the time: a very long trial was interrupted */
         time = *mean + ((time < 2 * *mean ? time : 2 * *mean) - *mean) / 4;
     }
     *mean = time;
     w->second = way->second ? w->time[0] > worth * time : w->second;
 }
 #define DCOMMI_FILL_LEAST 8192 /* bytes: nontemporal stores do not pay for shorter copies */
-/* Ratio of times above which copies go past the caches. Between far cores the caches take about
- * three times as long, between near ones a little less than nontemporal stores. */
+/* Ratio of times above which copies use nontemporal stores. Stores through the caches take several
+ * times as long between far cores, and a little less between near ones. */
 #define DCOMMI_FILL_FAR 1.75
-#define DCOMMI_AHEAD_LEAST 32768 /* bytes: of shorter copies, most prefetches would be useless */
+#define DCOMMI_AHEAD_LEAST 32768 /* bytes: in shorter copies most prefetches are useless */
 typedef struct dcommi_filler {
-    dcommi_ways past;  /* by way of the caches, and past them */
-    dcommi_ways ahead; /* as it is, and asked for ahead of time */
+    dcommi_ways past;  /* through the caches, or by nontemporal stores */
+    dcommi_ways ahead; /* without prefetching, or with it */
 } dcommi_filler;
-/* By way of the caches. */
+/* Copy through the caches, with or without prefetching. */
 static inline void dcommi_fill_near(dcommi_filler *f, void *to, const void *data, size_t len)
 {
     if (len < DCOMMI_AHEAD_LEAST || dcommi_isa_get() == DCOMMI_ISA_PORTABLE) {
@@ -17167,13 +17175,13 @@ static inline void dcommi_fill_near(dcommi_filler *f, void *to, const void *data
     }
     dcommi_ways_end(&f->ahead, &way, len, 1);
 }
-/* All of it is there before what is stored later. */
+/* Copy, by the faster way. The copy becomes visible before later stores. */
 static inline void dcommi_fill(dcommi_filler *f, void *to, const void *data, size_t len)
 {
     dcommi_way way = dcommi_ways_begin(&f->past);
     if (way.second) {
         dcommi_host_copy_past(to, data, len);
-    } else if (way.timed) { /* as a fold stores: `rep movsb` would not show the distance */
+    } else if (way.timed) { /* store as a fold does: `rep movsb` would not show the distance */
         dcommi_host_copy_plain(to, data, len);
     } else {
         dcommi_fill_near(f, to, data, len);
@@ -17182,11 +17190,11 @@ static inline void dcommi_fill(dcommi_filler *f, void *to, const void *data, siz
 }
 /* ==== include/dcomm/impl/transport/message.h =============================================== */
 /* message.h - the header of every message between engines, and its validation. All ranks of a
- * communicator run on machines of one byte order (checked when it is created). */
+ * communicator have the same byte order, which its creation checks. */
 /* ==== include/dcomm/impl/transport/transport.h ============================================= */
-/* transport.h - what the engine needs of any transport: active messages, mapped memory, news of a
- * peer's death. A transport moves bytes and knows neither ranks nor dtypes; peers are small
- * integers of the context's own. One thread at a time calls into a transport. */
+/* transport.h - the interface of a transport: active messages, mapped memory, reports of lost
+ * peers. A transport moves bytes and knows neither ranks nor dtypes. Peers are small integers that
+ * the context assigns. One thread at a time calls into a transport. */
 /* ==== include/dcomm/impl/base/sys.h ======================================================== */
 /* sys.h - system calls whose names are plain words. A program may define a function named send,
  * open or connect. The linker then binds our calls to it. So we call the kernel by syscall(), or a
@@ -17198,7 +17206,7 @@ static inline void dcommi_fill(dcommi_filler *f, void *to, const void *data, siz
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-/* ThreadSanitizer sees descriptors, and what is in order because of them, by the plain names. */
+/* ThreadSanitizer intercepts the plain names, to learn which accesses a descriptor orders. */
 #ifdef __SANITIZE_THREAD__
 #define DCOMMI_SYSCALL(name, ...) name(__VA_ARGS__)
 #else
@@ -17214,7 +17222,7 @@ static inline bool dcommi_sys_later(void)
 {
     return errno == EAGAIN || errno == EINTR; /* EWOULDBLOCK is EAGAIN on Linux */
 }
-/* Close a descriptor; -1 is none. errno stays, which says why it is closed. */
+/* Close a descriptor; ignore -1. Keep errno, which says why the caller closes it. */
 static inline void dcommi_sys_close(int fd)
 {
     const int saved = errno;
@@ -17231,8 +17239,8 @@ static inline ssize_t dcommi_sys_write(int fd, const void *buf, size_t len)
 {
     return (ssize_t)DCOMMI_SYSCALL(write, fd, buf, len);
 }
-/* Read the beginning of a file, up to `max` bytes. Return how many there are; -1 and errno: it
- * cannot be read. */
+/* Read up to `max` bytes from the beginning of a file. Return how many, or -1 with errno set if
+ * the file cannot be read. */
 static inline ssize_t dcommi_sys_load(const char *path, void *buf, size_t max)
 {
     const int fd = dcommi_sys_open(path, O_RDONLY | O_CLOEXEC);
@@ -17302,7 +17310,8 @@ static inline ssize_t dcommi_sys_recv(int fd, void *buf, size_t len, int flags)
 {
     return (ssize_t)DCOMMI_SYSCALL(recvfrom, fd, buf, len, flags, (void *)0, (void *)0);
 }
-/* The padding that a C library may have in a msghdr and in its control data must be zero. */
+/* Send `packet`. A C library may have padding in a msghdr and in its control data: the caller must
+ * zero it. */
 static inline ssize_t dcommi_sys_sendmsg(int fd, const struct msghdr *packet, int flags)
 {
     return (ssize_t)DCOMMI_SYSCALL(sendmsg, fd, packet, flags);
@@ -17311,7 +17320,7 @@ static inline ssize_t dcommi_sys_recvmsg(int fd, struct msghdr *packet, int flag
 {
     return (ssize_t)DCOMMI_SYSCALL(recvmsg, fd, packet, flags);
 }
-/* Wait for up to `ms` milliseconds, not negative. */
+/* Poll for up to `ms` milliseconds, which must not be negative. */
 static inline int dcommi_sys_poll(struct pollfd *fds, nfds_t n, int ms)
 {
     struct timespec most = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
@@ -17330,40 +17339,41 @@ static inline ssize_t dcommi_sys_getrandom(void *buf, size_t len, unsigned flags
 }
 #include <sys/random.h>
 typedef struct dcommi_transport dcommi_transport;
-/* A send or a fetch that was not complete at once. The caller owns it, sets `done` and keeps it
- * until done has been called, exactly once, from within progress or close. */
+/* A send or a fetch that did not complete at once. The caller owns it, sets `done`, and keeps it
+ * until the transport has called `done`: exactly once, from within progress or close. */
 typedef struct dcommi_op {
     void (*done)(struct dcommi_op *op, dcomm_status status);
-    void *handle; /* the transport's own */
+    void *handle; /* for the transport */
 } dcommi_op;
-/* A message that arrived. data is NULL if the payload is still at the sender (a long message): then
- * on_message must return DCOMMI_KEEP and later either fetch or release it. */
+/* A message that has arrived. `data` is NULL if the payload is still at the sender (a long
+ * message). on_message must then return DCOMMI_KEEP, and the engine later fetches or releases the
+ * payload. */
 typedef struct dcommi_arrival {
-    int peer; /* who sent it, if the transport knows, else -1: the header tells */
+    int peer; /* the sender, if the transport knows it; else -1, and the header tells */
     const void *header;
     size_t header_len;
     const void *data;
     size_t len;
     void *desc; /* names the payload for fetch and release; NULL: it cannot be kept, copy it */
-    bool stays; /* it may be left for later */
+    bool stays; /* on_message may return DCOMMI_LATER */
 } dcommi_arrival;
 typedef enum dcommi_verdict {
-    DCOMMI_CONSUMED = 0, /* done with it */
+    DCOMMI_CONSUMED = 0, /* the message is done */
     DCOMMI_LATER =
-        2, /* `stays`: show it again at the next progress, and nothing of this peer before */
+        2, /* if `stays`: show it again at the next progress, and nothing of this peer before */
     DCOMMI_KEEP = 1 /* desc (and data, if not NULL) stay valid until fetch or release */
 } dcommi_verdict;
 typedef struct dcommi_transport_handlers {
     void *user;
-    /* Called from within progress. */
+    /* Handle a message; called from within progress. */
     dcommi_verdict (*on_message)(void *user, dcommi_transport *t, const dcommi_arrival *arrival);
-    /* A peer is lost; called once per peer from within progress. */
+    /* Handle the loss of a peer; called once per peer from within progress. */
     void (*on_peer_lost)(void *user, dcommi_transport *t, int peer, const char *why);
-    /* Bytes came that are no message, nor a part that fits the others. The header may be cut short,
-     * and nothing else may be looked at. */
+    /* Handle bytes that are no message, nor a part that fits the others. The header may be cut
+     * short, and no other field is valid. */
     void (*on_corrupt)(void *user, dcommi_transport *t, const dcommi_arrival *arrival);
 } dcommi_transport_handlers;
-/* Names a transport among all: random. */
+/* Return a random number that identifies a transport among all. */
 static uint64_t dcommi_transport_id(void)
 {
     static _Atomic uint64_t counter;
@@ -17373,115 +17383,121 @@ static uint64_t dcommi_transport_id(void)
     }
     return dcommi_mix(id, atomic_fetch_add(&counter, 1)) | 1;
 }
-#define DCOMMI_COMMON_BYTES 135168 /* of memory that a process shows all others of its host */
+#define DCOMMI_COMMON_BYTES 135168 /* of memory that all other processes of a host can map */
 #define DCOMMI_HEADER_MAX 64       /* bytes of header that send takes */
 typedef char dcommi_iface[64]; /* the name of a network interface; "": none */
 struct dcommi_transport {
     const char *name; /* "local", "net" */
     const struct dcommi_transport_vtable *call;
     dcommi_transport_handlers handlers;
-    const void *address; /* how peers reach us; owned by the transport */
+    const void *address; /* by which peers reach us; owned by the transport */
     size_t address_len;
-    bool bulk;          /* set by who sends: what comes now is a part of much */
-    size_t eager_max;   /* a payload up to this long comes with its message */
-    size_t ordered_max; /* and messages with so long a one arrive in order */
-    bool by_flow;       /* what connects it may limit each connection by itself: several can be
+    bool bulk;          /* set by the sender: the next messages are parts of a large transfer */
+    size_t eager_max;   /* bytes: a payload up to this long comes with its message */
+    size_t ordered_max; /* bytes: messages with payloads up to this long arrive in order */
+    bool by_flow;       /* the network may limit each connection by itself, so several can be
                            faster than one */
     bool takes_device;  /* send_device and fetch_device move bytes of a CUDA device */
     dcommi_iface iface; /* of the host's address */
 };
 typedef struct dcommi_transport_vtable {
-    /* Remember a peer's address (copied). No traffic: endpoints open at the first send. */
+    /* Add a peer and copy its address. Send nothing: endpoints open at the first send. */
     dcomm_status (*add_peer)(dcommi_transport *t, int peer, const void *address, size_t len);
-    /* The peer has added us: be ready to send to it, from now on over up to so many connections, at
-     * most DCOMM_CONNECTIONS_MAX. Any number of the peer's is understood. */
+    /* Get ready to send to a peer that has added us, over up to `connections` connections, at most
+     * DCOMM_CONNECTIONS_MAX. The peer may use another number. */
     void (*connect)(dcommi_transport *t, int peer, int connections);
-    /* Forget a peer: what is under way to it is dropped, its pending ops are completed. */
+    /* Forget a peer: drop the messages under way to it and complete its pending ops. */
     void (*remove_peer)(dcommi_transport *t, int peer);
-    /* May be NULL. A peer has died, as is known from elsewhere: report its loss once its last words
-     * have been read. `why` is static text. */
+    /* May be NULL. Report the loss of a peer whose death we know from elsewhere, once its last
+     * messages have been read. `why` is static text. */
     void (*lose)(dcommi_transport *t, int peer, const char *why);
-    /* Send header and payload as one message. The header is copied; the payload must stay until
-     * the op is done. DCOMM_OK: done already, op untouched; DCOMM_IN_PROGRESS: op->done will be
-     * called; an error: not sent. Messages to one peer that are at most ordered_max long arrive in
-     * order; longer ones may be overtaken. */
+    /* Send header and payload as one message. The header is copied; the payload must stay valid
+     * until the op is done. Return DCOMM_OK if the send is done already (op is untouched),
+     * DCOMM_IN_PROGRESS if op->done will be called, or an error if nothing was sent. Messages to
+     * one peer whose payloads are at most ordered_max long arrive in order; longer ones may be
+     * overtaken. */
     dcomm_status (*send)(dcommi_transport *t, int peer, const void *header, size_t header_len,
                          const void *data, size_t len, dcommi_op *op);
-    /* May be NULL. Room for a message to a peer, before those that wait, where its payload of `len`
-     * bytes is to be written, past the caches if *past says so; NULL: none at once, send it. The
-     * very next call must be commit, with the message's header. */
+    /* May be NULL. Reserve room for a message to a peer, which may overtake queued ones. Return
+     * where to write its payload of `len` bytes, by nontemporal stores if *past; the very next
+     * call must then be commit, with the message's header. Return NULL if there is no room now:
+     * use send. */
     void *(*reserve)(dcommi_transport *t, int peer, size_t header_len, size_t len, bool *past);
     void (*commit)(dcommi_transport *t, int peer, const void *header, size_t header_len,
                    size_t len);
-    /* Bring a kept payload whose data is NULL into buf (len bytes, the arrival's); releases desc.
-     */
+    /* Bring a kept payload whose data is NULL into `buf`; `len` is the arrival's. Release desc. */
     dcomm_status (*fetch)(dcommi_transport *t, void *desc, void *buf, size_t len, dcommi_op *op);
-    /* NULL but where takes_device: the same out of memory of a device, which always comes with
-     * data NULL, and into it. What they are part of is progressed where that device is current. */
+    /* NULL unless takes_device. Send from, and fetch into, memory of a device. Such a message
+     * always arrives with data NULL. The caller progresses where that device is current. */
     dcomm_status (*send_device)(dcommi_transport *t, int peer, const void *header,
                                 size_t header_len, const void *data, size_t len, dcommi_op *op);
     dcomm_status (*fetch_device)(dcommi_transport *t, void *desc, void *buf, size_t len,
                                  dcommi_op *op);
     /* Drop a kept payload. */
     void (*release)(dcommi_transport *t, void *desc);
-    /* Never blocks; returns how much happened. */
+    /* Progress without blocking. Return how much happened. */
     unsigned (*progress)(dcommi_transport *t);
-    /* Look for a peer's next message without handling it; not within progress. False: none has
-     * come, or it is one that progress must handle. What is shown stays valid until pass, which
-     * takes it away, or any other call. `expected`: bytes of the header and payload of what is
-     * waited for. */
+    /* Look for a peer's next message without handling it; not within progress. Return false if
+     * none has come or if progress must handle it. *arrival stays valid until pass, which removes
+     * the message, or any other call. `expected` is the bytes of header and payload of the message
+     * that the caller waits for. */
     bool (*peek)(dcommi_transport *t, int peer, size_t expected, dcommi_arrival *arrival);
     void (*pass)(dcommi_transport *t, int peer);
-    /* May be NULL. *common_p: DCOMMI_COMMON_BYTES of zeroed memory of this process's own (peer -1),
-     * which all its peers can map, or of a peer's; NULL: not to be had, or not yet. */
+    /* May be NULL. Set *common_p to the DCOMMI_COMMON_BYTES of a peer, or of this process (peer
+     * -1). They begin as zeros, and all peers can map them. Set it to NULL if there are none, or
+     * not yet. */
     dcomm_status (*common)(dcommi_transport *t, int peer, void **common_p);
-    /* NULL but where processes of a host share memory. Hand our own to the process with this
-     * address, which may be no peer yet and can become one then. DCOMM_IN_PROGRESS: it has too much
-     * to take in, or must be asked again when it has greeted us for the `first` time, which comes
-     * once in each creation; DCOMM_ERR_UNSUPPORTED: it cannot be reached. `greeting`: a
-     * creation begins to greet, or is done with it. */
+    /* NULL unless processes of a host share memory. Hand our memory to the process with this
+     * address, which can become a peer then. `first` is true once in each creation. Return
+     * DCOMM_IN_PROGRESS if the process has too much to take in, or if we must greet it again after
+     * its first greeting. Return DCOMM_ERR_UNSUPPORTED if it cannot be reached. Call `greeting`
+     * when a creation begins or ends to greet. */
     dcomm_status (*greet)(dcommi_transport *t, const void *address, size_t len, bool first);
     void (*greeting)(dcommi_transport *t, bool begins);
-    /* Take in what others have handed to us, and drop what nobody has used of a process. */
+    /* listen: take in descriptors that others have handed to us. forget: drop the unused
+     * descriptors of a process. */
     dcomm_status (*listen)(dcommi_transport *t);
     void (*forget)(dcommi_transport *t, const void *address, size_t len);
-    /* Hand a descriptor of memory to a peer, as number > 0; its return is greet's. The peer can
-     * take it at once; the descriptor, of a file of at least `len` bytes, is the caller's then. */
+    /* region_give: hand a descriptor of memory to a peer as `number` > 0; return as greet does.
+     * The peer can take it at once. region_take: get a peer's descriptor, of a file of at least
+     * `len` bytes, which the caller then owns. */
     dcomm_status (*region_give)(dcommi_transport *t, int peer, uint32_t number, int file);
     dcomm_status (*region_take)(dcommi_transport *t, int peer, uint32_t number, size_t len,
                                 int *file);
-    /* Wait at most timeout_s for sends to leave, then close everything; force = at once. */
+    /* Wait at most `timeout_s` seconds for sends to leave, then close everything. With `force` do
+     * not wait. */
     void (*close)(dcommi_transport *t, double timeout_s, bool force);
 } dcommi_transport_vtable;
-/* Of device memory offered to a rank of another host, 1 in place of a region: it comes straight
- * (straight.h). a, b and the payload by type:
+/* The types of messages, with their a, b and payload. To a rank of another host, region number 1
+ * means device memory that UCX moves itself (engine/device/straight.h).
  *   DATA        payload of a send                         a = length
  *   RTS         a send that waits in the sender's memory  a = address, b = length; slot and
- *               reserved = its region's number, low and high bits (0: in no region)
+ *               reserved = low and high bits of its region's number (0: no region)
  *   PULL        the receiver of an RTS cannot read that memory: answer with DATA
  *   OFFER       a send that waits in a device's memory    the same
- *   FIN         the receiver has read what RTS or OFFER offered
+ *   FIN         the receiver has read the memory of an RTS or OFFER
  *   EXPOSE      `slot` of the sender can be read          a = address, b = length; tag = region;
- *               reserved = 1 + number of the device whose memory it is (0: the host's)
+ *               reserved = 1 + number of the memory's device (0: host memory)
  *   READ        asks for a part of an exposed slot        a = offset, b = length; tag = reader's id
- *   READ_SENT   the same of what OFFER offered as `tag`   slot and reserved = reader's id
+ *   READ_SENT   the same of the memory of OFFER `tag`     slot and reserved = reader's id
  *   READ_REPLY  the part                                  a = length, tag = reader's id
  *   SIGNAL      counter `slot` grows                      a = by how much
- *   CREDIT      only carries `done`                       b = 1: and asks for the receiver's
- *   QUERY       have you entered `seq`?                   a = its signature without those before;
+ *   CREDIT      only carries `done`                       b = 1: asks for the receiver's `done`
+ *   QUERY       asks if the receiver has entered `seq`    a = signature of that operation alone;
  *               payload = the asker's description of it
- *   REPLY       a = dcommi_entry, b = how often it has entered; payload = where it waits
+ *   REPLY       answers a QUERY                           a = dcommi_entry, b = how often entered;
+ *               payload = where the answering rank waits
  *   ABORT       a = status (two's complement)             payload = sentence
- *   GOODBYE     a = number of collectives it took part in
- *   SHRINK      begins attempt b at leaving out ranks     a = hash of those that stay,
- *               seq = the highest attempt at that which has succeeded, tag = with which error
- *               (negated) b has failed here before the others could know; also of a communicator
- *               that has failed
- *   REGION_ASK  how is region `tag` mapped?
- *   REGION      so                                        a = 1: it is device memory;
+ *   GOODBYE     a = number of collectives that the sender took part in
+ *   SHRINK      begins attempt b to leave out ranks       a = hash of the remaining ranks;
+ *               seq = highest attempt with these that has succeeded; tag = negated error with
+ *               which b has failed here before the others could know. A failed communicator sends
+ *               it too
+ *   REGION_ASK  asks how to map region `tag`
+ *   REGION      answers REGION_ASK                        a = 1: it is device memory;
  *               payload = card and key (region.h)
- *   REGION_GONE region `tag` is no more                   a = 1: it is device memory
- *   REGION_SHUT region `tag`, device memory, is not open at its reader any more
+ *   REGION_GONE region `tag` has ended                    a = 1: it is device memory
+ *   REGION_SHUT the reader has closed region `tag`, which is device memory
  *   REFUSED     rank `a` has refused operation `seq`      payload = sentence */
 enum dcommi_message_type {
     DCOMMI_MSG_DATA = 1,
@@ -17507,9 +17523,9 @@ enum dcommi_message_type {
     DCOMMI_MSG_REFUSED,
     DCOMMI_MSG_TYPE_END
 };
-/* Collectives and point-to-point count their sequence numbers apart. */
+/* Collectives and point-to-point have separate sequence numbers. */
 enum dcommi_stream { DCOMMI_STREAM_COLL = 0, DCOMMI_STREAM_P2P = 1 };
-/* BEHIND: it has been called on a stream that has not come to it. */
+/* BEHIND: the operation was called on a CUDA stream that has not reached it yet. */
 enum dcommi_entry {
     DCOMMI_NOT_ENTERED = 0,
     DCOMMI_ENTERED = 1,
@@ -17521,7 +17537,7 @@ typedef struct dcommi_header {
     uint8_t stream;
     uint16_t stage;
     uint16_t slot;
-    uint16_t reserved; /* 0, but where it is named above */
+    uint16_t reserved; /* 0 for types that do not name it above */
     uint32_t signature;
     uint32_t src; /* rank in the communicator */
     uint64_t comm;
@@ -17532,15 +17548,15 @@ typedef struct dcommi_header {
 } dcommi_header;
 _Static_assert(sizeof(dcommi_header) == 56, "the header has no padding");
 _Static_assert(sizeof(dcommi_header) <= DCOMMI_HEADER_MAX, "the header fits the transport");
-/* A short payload's header may end before a, which is its length, and b, which is 0: header and
- * payload are one cache line of a fifo then. */
+/* The header of a short DATA message may end before a (the length) and b (0). Header and payload
+ * then fit one cache line of a fifo. */
 #define DCOMMI_HEADER_SHORT 40
 #define DCOMMI_SHORT_MAX 16
 _Static_assert(offsetof(dcommi_header, a) == DCOMMI_HEADER_SHORT, "a and b come last");
-#define DCOMMI_REGION_CARD 16 /* bytes in front of the key in REGION */
+#define DCOMMI_REGION_CARD 16 /* bytes before the key in REGION */
 #define DCOMMI_REGION_KEY_DEVICE sizeof(dcommi_device_key)
 #define DCOMMI_TEXT_MAX 400 /* bytes of text in QUERY, REPLY, ABORT and REFUSED */
-/* A number of 32 bits in slot and reserved, where these are free. */
+/* Store a 32-bit number in slot and reserved, for types that do not need these otherwise. */
 static inline void dcommi_header_set_wide(dcommi_header *h, uint32_t number)
 {
     h->slot = (uint16_t)number;
@@ -17550,8 +17566,8 @@ static inline uint32_t dcommi_header_wide(const dcommi_header *h)
 {
     return (uint32_t)h->reserved << 16 | h->slot;
 }
-/* Return true if bytes are a header that may be acted upon, as far as can be said without knowing
- * the communicator: length, type, and a payload that the type can have. `len` is the payload's. */
+/* Read a header. Return true if it is valid as far as we can tell without the communicator: its
+ * length, its type, and a payload of `len` bytes that the type allows. */
 static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
                                 dcommi_header *header)
 {
@@ -17591,25 +17607,25 @@ static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
     }
 }
 /* ==== include/dcomm/impl/boot/host.h ======================================================= */
-/* host.h - a string that is equal on two ranks of one host. */
+/* host.h - the identity of a host: a string that is equal on all its ranks. */
 /* ==== include/dcomm/impl/base/environment.h ================================================ */
-/* environment.h - every DCOMM_* variable: its kind and range, and a warning for what is not one.
- * docs/environment.md says what they do. */
+/* environment.h - every DCOMM_* variable with its kind and range, and warnings about unknown names
+ * and bad values. docs/environment.md describes each variable. */
 #include <limits.h>
 typedef enum dcommi_env_kind {
-    DCOMMI_ENV_TEXT, /* anything; whoever reads it judges it */
+    DCOMMI_ENV_TEXT, /* any text; its user checks it */
     DCOMMI_ENV_FLAG,
     DCOMMI_ENV_INTEGER,
     DCOMMI_ENV_SIZE,
     DCOMMI_ENV_SECONDS,
     DCOMMI_ENV_CHOICE,
-    DCOMMI_ENV_DIRECTORY /* or a flag: not at all, or where it is by default */
+    DCOMMI_ENV_DIRECTORY /* an absolute path, or a flag: none, or the default directory */
 } dcommi_env_kind;
 typedef struct dcommi_env_entry {
     const char *name;
     dcommi_env_kind kind;
-    double least, most;  /* of a number */
-    bool refused;        /* creation fails of a bad value: no warning beside the error */
+    double least, most;  /* range of a number */
+    bool refused;        /* a bad value makes creation fail, without a warning besides */
     const char *choices; /* "a|b|c" */
 } dcommi_env_entry;
 static const dcommi_env_entry dcommi_env_table[] = {
@@ -17645,7 +17661,7 @@ static const dcommi_env_entry dcommi_env_table[] = {
     {.name = "DCOMM_TUNE_FILE"},
     {.name = "DCOMM_UCX_CUDA", .kind = DCOMMI_ENV_FLAG},
     {.name = "DCOMM_WARN_UNBOUND", .kind = DCOMMI_ENV_FLAG},
-    /* of the project's scripts, tests and stand-in for CUDA */
+    /* variables of the project's scripts, tests and stand-in for CUDA */
     {.name = "DCOMM_CLUSTER"},
     {.name = "DCOMM_CLUSTER_CORES"},
     {.name = "DCOMM_CLUSTER_MASTER"},
@@ -17657,14 +17673,14 @@ static const dcommi_env_entry dcommi_env_table[] = {
     {.name = "DCOMM_HOST_DEVICES", .kind = DCOMMI_ENV_INTEGER, .most = 64},
     {.name = "DCOMM_NCCL_TESTS"},
     {.name = "DCOMM_TEST_FULL"},
-    /* of build systems: where dcomm is */
+    /* variables of build systems that tell where dcomm is */
     {.name = "DCOMM_DIR"},
     {.name = "DCOMM_HOME"},
     {.name = "DCOMM_ROOT"},
 };
 enum { DCOMMI_ENV_COUNT = sizeof dcommi_env_table / sizeof dcommi_env_table[0] };
 /* ---- reading ---- */
-/* Return the value of a variable, NULL if it is not set or empty. */
+/* Return the value of a variable, or NULL if it is not set or empty. */
 static const char *dcommi_env(const char *name)
 {
     const char *value = getenv(name);
@@ -17680,7 +17696,8 @@ static const dcommi_env_entry *dcommi_env_find(const char *name, size_t len)
     }
     return NULL;
 }
-/* Read text as the variable's kind; the position of a choice, 1 of a flag that is on. */
+/* Parse `text` as the variable's kind. Set *value to the number, the position of the choice, or 1
+ * for a flag that is on. Return false, and leave *value, if the text is bad. */
 static bool dcommi_env_parse(const dcommi_env_entry *entry, const char *text, double *value)
 {
     int64_t integer = 0;
@@ -17713,7 +17730,7 @@ static bool dcommi_env_parse(const dcommi_env_entry *entry, const char *text, do
     *value = good ? (double)integer : *value;
     return good;
 }
-/* Write the values that a variable may have, for people. */
+/* Describe in words the values that a variable may have. */
 static void dcommi_env_allowed(const dcommi_env_entry *entry, char *text, size_t room)
 {
     static const char *const formats[] = {
@@ -17729,8 +17746,8 @@ static void dcommi_env_allowed(const dcommi_env_entry *entry, char *text, size_t
         snprintf(text + n, room - (size_t)n, "%s", entry->choices);
     }
 }
-/* Set *value to a variable of the table. One that is not set leaves it, and so does a bad value,
- * of which dcommi_env_check has warned, unless it is refused. */
+/* Set *value from a variable of the table. A variable that is not set leaves *value. So does a bad
+ * value, about which dcommi_env_check warns, unless the variable is `refused`: then fail. */
 static dcomm_status dcommi_env_read(const char *name, double *value)
 {
     const char *text = dcommi_env(name);
@@ -17749,8 +17766,8 @@ static bool dcommi_env_flag(const char *name, bool preset)
     dcommi_env_read(name, &value);
     return value != 0;
 }
-/* A whole variable of others (RANK) within [min, max]; one that is not set leaves *value as it
- * is. */
+/* Set *value from an integer variable that is not in the table (RANK), within [min, max]. A
+ * variable that is not set leaves *value. */
 static dcomm_status dcommi_env_int(const char *name, long min, long max, int *value)
 {
     const char *text = dcommi_env(name);
@@ -17760,8 +17777,9 @@ static dcomm_status dcommi_env_int(const char *name, long min, long max, int *va
     }
     if (!dcommi_text_integer(text, min, max, &n)) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "environment variable %s=\"%.64s\" is no number from %ld to %ld", name,
-                           text, min, max);
+                           "environment variable %s=\"%.64s\": it must be a whole number from %ld "
+                           "to %ld",
+                           name, text, min, max);
     }
     *value = (int)n;
     return DCOMM_OK;
@@ -17772,7 +17790,7 @@ static dcomm_status dcommi_env_missing(const char *name, const char *because)
                        because);
 }
 /* ---- warnings ---- */
-/* Return true the first time that this process asks about a variable with this value. */
+/* Return true the first time that this process asks about `variable`, a "NAME=value" text. */
 static bool dcommi_env_first(const char *variable)
 {
     static uint64_t said[64];
@@ -17806,17 +17824,17 @@ static void dcommi_env_unknown(const char *name, int len)
     const size_t prefix = sizeof "DCOMM_" - 1;
     if ((size_t)best <= (strlen(own) - prefix) / 2) {
         dcommi_log(DCOMMI_LOG_WARN,
-                   "environment variable %s has no effect: dcomm knows none of that name; did you "
-                   "mean %s?",
+                   "environment variable %s has no effect: dcomm does not know it; did you mean "
+                   "%s?",
                    own, nearest);
     } else {
         dcommi_log(DCOMMI_LOG_WARN,
-                   "environment variable %s has no effect: dcomm knows none of that name "
-                   "(docs/environment.md lists all)",
+                   "environment variable %s has no effect: dcomm does not know it; "
+                   "docs/environment.md lists all variables",
                    own);
     }
 }
-/* Return true unless a launcher says that this is another rank than the first. */
+/* Return true unless a launcher's variable says that this rank is not 0. */
 static bool dcommi_env_first_rank(void)
 {
     static const char *const names[] = {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK",
@@ -17829,8 +17847,8 @@ static bool dcommi_env_first_rank(void)
     }
     return true;
 }
-/* Warn of every DCOMM_* variable that is unknown (on the first rank, for all have the same as a
- * rule) or has a value that it may not have (on each). Once in a process for each value. */
+/* Warn about each unknown DCOMM_* variable on the first rank only, for ranks usually have the same
+ * ones. Warn about each bad value on every rank. Each value is warned about once in a process. */
 static void dcommi_env_check(void)
 {
     bool first_rank = dcommi_env_first_rank();
@@ -17857,24 +17875,24 @@ static void dcommi_env_check(void)
     }
 }
 #define DCOMMI_HOST_ID_MAX 256
-/* The first line of a small file without its newline; "" where it cannot be read. */
+/* Read the first line of a small file, without its newline, or "" if it cannot be read. */
 static void dcommi_host_line(const char *path, char *line, size_t max)
 {
     const ssize_t n = dcommi_sys_load(path, line, max - 1);
     line[n > 0 ? n : 0] = '\0';
     line[strcspn(line, "\n")] = '\0';
 }
-/* A number for the kernel that runs here, the same in all its containers; 0: it has none. */
+/* Return a number for the running kernel, the same in all its containers, or 0 without one. */
 static uint64_t dcommi_host_machine(void)
 {
     char boot[64];
     dcommi_host_line("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
     return boot[0] != '\0' ? dcommi_mix_text(0, boot) | 1 : 0;
 }
-/* The identity: wanted (opts.host_id) if not NULL or empty, else DCOMM_HOSTID, else the kernel's
- * boot id, which containers of a machine share, or without one the host name. It says which ranks
- * try to share memory, and no more: ranks that cannot hand each other memory are on different hosts
- * (comm/reach.h), so that equal names or copied boot ids do no harm. */
+/* Write the identity: `wanted` (opts.host_id) if not NULL or empty, else DCOMM_HOSTID, else the
+ * kernel's boot id, which containers of a machine share, else the host name. The identity only
+ * says which ranks try to share memory. Ranks that fail to share memory count as different hosts
+ * (comm/reach.h), so equal names or copied boot ids do no harm. */
 static void dcommi_host_identity(const char *wanted, char id[DCOMMI_HOST_ID_MAX])
 {
     if (wanted == NULL || wanted[0] == '\0') {
@@ -17890,23 +17908,23 @@ static void dcommi_host_identity(const char *wanted, char id[DCOMMI_HOST_ID_MAX]
     }
 }
 /* ==== include/dcomm/impl/boot/place.h ====================================================== */
-/* place.h - where on its machine a rank runs, as ranks tell each other, and the groups that follow
- * from all ranks' places. Knows nothing of how a place is found. */
-#define DCOMMI_PLACE_CPUS 1024 /* hardware threads of a machine that a place can tell apart */
+/* place.h - a rank's place on its machine, which ranks exchange, and the groups that follow from
+ * all ranks' places. Other files find the place. */
+#define DCOMMI_PLACE_CPUS 1024 /* hardware threads of a machine that a place distinguishes */
 #define DCOMMI_PLACE_NONE (-1) /* the machine has no such thing */
 #define DCOMMI_PLACE_MANY (-2) /* the rank may run on several of them */
-/* Fixed layout: a part of what ranks exchange. Numbers are hwloc's logical indices of the whole
- * machine, so that ranks of one machine mean the same by them. */
+/* A place. Its layout is fixed, because ranks exchange it. Numbers are hwloc's logical indices of
+ * the whole machine, so they mean the same on all ranks of a machine. */
 typedef struct dcommi_site {
     int32_t package, numa, cache, core;
     int32_t cpus;     /* hardware threads that the rank may run on */
-    int32_t unknown;  /* not 0: some of them have numbers beyond the mask */
-    uint64_t machine; /* a kernel that runs, which containers share; 0: unknown */
-    uint64_t mask[DCOMMI_PLACE_CPUS / 64]; /* which, by the system's numbers */
+    int32_t unknown;  /* not 0: some of these have numbers beyond the mask */
+    uint64_t machine; /* identifies the running kernel, which containers share; 0: unknown */
+    uint64_t mask[DCOMMI_PLACE_CPUS / 64]; /* these hardware threads, by the system's numbers */
     char nic[16], gpu[16];                 /* "": none */
 } dcommi_site;
 _Static_assert(sizeof(dcommi_site) == 32 + DCOMMI_PLACE_CPUS / 8 + 32, "no padding");
-/* A place that comes from another rank; strings are ended in any case. */
+/* Check a place that another rank has sent. Terminate its strings even if it is bad. */
 static dcomm_status dcommi_place_check(dcommi_site *place, int rank)
 {
     const int32_t index[] = {place->package, place->numa, place->cache, place->core};
@@ -17932,8 +17950,8 @@ static bool dcommi_place_same(const dcommi_site *a, const dcommi_site *b)
 {
     return memcmp(a->mask, b->mask, sizeof a->mask) == 0 && a->unknown == b->unknown;
 }
-/* Return true if two ranks mean the same machine by the same numbers: ranks of a host, and of
- * several containers on one machine, which are hosts to each other. */
+/* Return true if two ranks run on one machine, so that equal numbers mean the same. They may be on
+ * one host, or in containers of a machine, which count as different hosts. */
 static bool dcommi_place_beside(const dcommi_groups *g, const dcommi_site *places, int a, int b)
 {
     return dcommi_group_of(g, 0, a) == dcommi_group_of(g, 0, b) ||
@@ -17958,8 +17976,8 @@ static int32_t dcommi_place_index(const dcommi_site *p, int level)
     const int32_t index[DCOMMI_PLACE_LEVELS] = {0, p->package, p->numa, p->cache, p->core};
     return index[level];
 }
-/* The i-th rank below `rank` that may run where this one may, on the same hardware threads; -1:
- * there are not so many, and *count is how many there are. */
+/* Return the i-th rank below `rank` that may run on the same hardware threads. Return -1, and set
+ * *count to their number, if there are not so many. */
 static int dcommi_place_twin(const dcommi_groups *g, const dcommi_site *places, int rank, int i,
                              int *count)
 {
@@ -17972,8 +17990,8 @@ static int dcommi_place_twin(const dcommi_groups *g, const dcommi_site *places, 
     }
     return -1;
 }
-/* Ranks that may run on the same hardware threads have one each, and when all are taken, take turns
- * on them one after the other. */
+/* Seat ranks that may run on the same hardware threads: one thread each. Further ranks share the
+ * seats in turn. */
 static void dcommi_place_seats(dcommi_groups *g, const dcommi_site *places)
 {
     for (int r = 0; r < g->nranks; r++) {
@@ -17984,8 +18002,8 @@ static void dcommi_place_seats(dcommi_groups *g, const dcommi_site *places)
         }
     }
 }
-/* Return true if, on each host, every group of the level `inner` lies within one group of `outer`,
- * and some group of `outer` holds several. ids[r] is the group of rank r. */
+/* Return true if on each host every group of the level `inner` lies within one group of `outer`,
+ * and some group of `outer` holds several. inner[r] and outer[r] are the groups of rank r. */
 static bool dcommi_place_nests(int n, const int64_t *host, const int64_t *inner,
                                const int64_t *outer)
 {
@@ -18005,8 +18023,8 @@ static bool dcommi_place_nests(int n, const int64_t *host, const int64_t *inner,
     }
     return several;
 }
-/* Put the levels below the host into the order in which this machine nests them: some machines have
- * several packages in a NUMA node, most have several NUMA nodes in a package. */
+/* Sort the levels below the host by how this machine nests them. Some machines have several
+ * packages in a NUMA node; most have several NUMA nodes in a package. */
 static void dcommi_place_sort(int n, const int64_t *host, uint8_t *kinds, int64_t *ids)
 {
     for (int l = 2; l < DCOMMI_PLACE_LEVELS; l++) {
@@ -18026,8 +18044,8 @@ static void dcommi_place_sort(int n, const int64_t *host, uint8_t *kinds, int64_
         }
     }
 }
-/* The groups of n ranks, host[r] being the host of rank r. Ranks that may run on several packages,
- * say, share with those alone that may run on exactly the same hardware threads. */
+/* Make the groups of `n` ranks; host[r] is the host of rank r. A rank that may run on several
+ * packages, for example, shares its group only with ranks of exactly the same hardware threads. */
 static dcommi_groups *dcommi_place_groups(int n, const int64_t *host, const dcommi_site *places)
 {
     int64_t *ids = dcommi_calloc((size_t)n * DCOMMI_PLACE_LEVELS, sizeof *ids);
@@ -18057,8 +18075,8 @@ static dcommi_groups *dcommi_place_groups(int n, const int64_t *host, const dcom
     return groups;
 }
 /* ---- ranks that may be moved ---- */
-/* Return true if the scheduler may put this rank where another rank of its machine runs. One that
- * has a core, or hardware threads that nobody else of us uses, stays out of the others' way. */
+/* Return true if the scheduler may move this rank to where another rank of its machine runs. It
+ * cannot if the rank has a core, or hardware threads that no other rank uses. */
 static bool dcommi_place_unbound(const dcommi_groups *g, const dcommi_site *places, int rank)
 {
     const dcommi_site *mine = &places[rank];
@@ -18073,8 +18091,7 @@ static bool dcommi_place_unbound(const dcommi_groups *g, const dcommi_site *plac
     }
     return false;
 }
-/* Return true if the ranks of this rank's machine outnumber the hardware threads that they may run
- * on. */
+/* Return true if the ranks of this rank's machine outnumber their hardware threads. */
 static bool dcommi_place_crowded(const dcommi_groups *g, const dcommi_site *places, int rank)
 {
     int ranks = 0, cpus = 0;
@@ -18102,7 +18119,7 @@ static bool dcommi_place_rank_unbound(const void *ranks, size_t rank)
     const dcommi_place_ranks *r = ranks;
     return dcommi_place_unbound(r->groups, r->places, (int)rank);
 }
-/* Write the unbound ranks, "0-3, 6". Return how many there are. */
+/* Write the unbound ranks as "0-3, 6". Return how many there are. */
 static int dcommi_place_unbound_list(const dcommi_groups *g, const dcommi_site *places, char *text,
                                      size_t len)
 {
@@ -18110,7 +18127,8 @@ static int dcommi_place_unbound_list(const dcommi_groups *g, const dcommi_site *
     return (int)dcommi_text_ranges(text, len, ", ", (size_t)g->nranks, dcommi_place_rank_unbound,
                                    &ranks);
 }
-/* Once per process, in rank 0 of a communicator whose ranks are processes. */
+/* Warn about unbound ranks, once per process. Call this on rank 0 of a communicator whose ranks
+ * are processes. */
 static void dcommi_place_warn(const dcommi_groups *g, const dcommi_site *places)
 {
     static _Atomic int said;
@@ -18122,10 +18140,9 @@ static void dcommi_place_warn(const dcommi_groups *g, const dcommi_site *places)
     if (n > 0 && atomic_exchange(&said, 1) == 0) {
         dcommi_log(
             DCOMMI_LOG_WARN,
-            "rank%s %s of %d %s not bound to cores and may be moved onto each other's, which "
-            "can make short messages a hundred times slower; bind the ranks (dcomm-run "
-            "--bind slice, mpirun --bind-to core, srun --cpu-bind=cores), or set "
-            "DCOMM_WARN_UNBOUND=0",
+            "rank%s %s of %d %s not bound to cores; the scheduler may put several ranks on one "
+            "core, which makes short messages much slower; bind the ranks (dcomm-run --bind "
+            "slice, mpirun --bind-to core, srun --cpu-bind=cores), or set DCOMM_WARN_UNBOUND=0",
             n > 1 ? "s" : "", list, g->nranks, n > 1 ? "are" : "is");
     }
 }
@@ -18134,7 +18151,7 @@ static bool dcommi_place_has_cpu(const void *place, size_t cpu)
 {
     return ((const dcommi_site *)place)->mask[cpu / 64] >> cpu % 64 & 1;
 }
-/* Write the hardware threads of a place, "0-3,8". */
+/* Write the hardware threads of a place as "0-3,8". */
 static void dcommi_place_cpu_list(const dcommi_site *p, char *text, size_t len)
 {
     dcommi_text_ranges(text, len, ",", DCOMMI_PLACE_CPUS, dcommi_place_has_cpu, p);
@@ -28192,16 +28209,16 @@ static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header
     return status < 0 ? status : DCOMM_OK;
 }
 /* ==== include/dcomm/impl/transport/local/share.h =========================================== */
-/* share.h - memory that processes of one host share: an anonymous file, mapped by each of them. It
- * needs no room in /dev/shm, has no name, and is gone with the last process that has it open or
- * mapped, however that process ends. */
+/* share.h - memory that processes of one host share. It is an anonymous file that each of them
+ * maps. It needs no room in /dev/shm and has no name. It ends with the last process that has it
+ * open or mapped, however that process ends. */
 /* ==== include/dcomm/impl/base/huge.h ======================================================= */
-/* huge.h - address ranges placed so that huge pages fit, brought into memory without the risk of
- * SIGBUS, and collapsed onto huge pages. */
+/* huge.h - reserves address ranges aligned to huge pages, populates them without the risk of
+ * SIGBUS, and collapses them onto huge pages. */
 #include <sys/mman.h>
 #include <sys/uio.h>
 #define DCOMMI_HUGE_PAGE ((size_t)2 << 20)
-/* Newer than the C library's headers may be. */
+/* The C library's headers may be too old to define these. */
 #define DCOMMI_MADV_POPULATE_READ 22
 #define DCOMMI_MADV_POPULATE_WRITE 23
 #define DCOMMI_MADV_COLLAPSE 25
@@ -28209,8 +28226,8 @@ static inline size_t dcommi_huge_round(size_t len)
 {
     return (len + DCOMMI_HUGE_PAGE - 1) & ~(DCOMMI_HUGE_PAGE - 1);
 }
-/* Address space for `len` bytes from a multiple of the huge page on, and to the end of the last
- * huge page; nothing is in it. NULL: there is none. */
+/* Reserve address space for `len` bytes, aligned to huge pages at both ends, without memory behind
+ * it. Return NULL if there is none. */
 static uint8_t *dcommi_huge_reserve(size_t len)
 {
     if (len > SIZE_MAX / 2) {
@@ -28235,7 +28252,7 @@ static void dcommi_huge_release(void *at, size_t len)
         munmap(at, dcommi_huge_round(len));
     }
 }
-/* Zeroed memory of this process, advised to be on huge pages. NULL: there is none. */
+/* Allocate zeroed private memory, advised to be on huge pages. Return NULL if there is none. */
 static uint8_t *dcommi_huge_advised(size_t len)
 {
     uint8_t *at = dcommi_huge_reserve(len);
@@ -28247,7 +28264,7 @@ static uint8_t *dcommi_huge_advised(size_t len)
     memset(at, 0, len);
     return at;
 }
-/* Bring every page in, zeroed where it is new. False: there is no memory for it. */
+/* Populate every page; new pages are zero. Return false if there is no memory for them. */
 static bool dcommi_huge_populate(void *at, size_t len)
 {
     if (madvise(at, len, DCOMMI_MADV_POPULATE_WRITE) == 0) {
@@ -28256,7 +28273,8 @@ static bool dcommi_huge_populate(void *at, size_t len)
     if (errno != EINVAL) {
         return false;
     }
-    /* Before Linux 5.14: where a store would be a SIGBUS, a system call's is an EFAULT. */
+    /* Before Linux 5.14, let a system call write: it returns EFAULT where our store would raise
+     * SIGBUS. */
     int zero = dcommi_sys_open("/dev/zero", O_RDONLY | O_CLOEXEC);
     size_t done = 0;
     while (zero >= 0 && done < len) {
@@ -28272,7 +28290,8 @@ static bool dcommi_huge_populate(void *at, size_t len)
     dcommi_sys_close(zero);
     return done == len;
 }
-/* Return true if every byte of a mapping can be read; its pages are then in place. */
+/* Return true if every byte of a mapping can be read. Its pages are then populated. Before Linux
+ * 5.14, try the last byte only: a file that is too short lacks it. */
 static bool dcommi_huge_readable(void *at, size_t len)
 {
     if (len == 0 || madvise(at, len, DCOMMI_MADV_POPULATE_READ) == 0) {
@@ -28285,8 +28304,8 @@ static bool dcommi_huge_readable(void *at, size_t len)
     struct iovec to = {&byte, 1}, from = {(char *)at + len - 1, 1};
     return process_vm_readv(getpid(), &to, 1, &from, 1, 0) == 1;
 }
-/* Bring new memory in, on huge pages as far as the kernel can be persuaded, whatever its settings
- * for shared memory say: *huge of its bytes. False: there is no memory for it. */
+/* Populate new memory, on huge pages where the kernel agrees, whatever its settings for shared
+ * memory. Set *huge to the bytes that are on huge pages. Return false if there is no memory. */
 static bool dcommi_huge_fill(uint8_t *at, size_t len, size_t *huge)
 {
     *huge = 0;
@@ -28294,18 +28313,18 @@ static bool dcommi_huge_fill(uint8_t *at, size_t len, size_t *huge)
         madvise(at, len, MADV_HUGEPAGE);
     }
     for (size_t done = 0; done + DCOMMI_HUGE_PAGE <= len; done += DCOMMI_HUGE_PAGE) {
-        if (!dcommi_huge_populate(at + done, 1)) { /* what is all a hole is not collapsed */
+        if (!dcommi_huge_populate(at + done, 1)) { /* a range without any page does not collapse */
             return false;
         }
         if (madvise(at + done, DCOMMI_HUGE_PAGE, DCOMMI_MADV_COLLAPSE) == 0) {
             *huge += DCOMMI_HUGE_PAGE;
         } else if (errno == EINVAL) {
-            break; /* not this kernel, or not such memory */
+            break; /* this kernel cannot, or not for this memory */
         }
     }
     return dcommi_huge_populate(at, len);
 }
-/* Newer than the C library's headers may be. */
+/* The C library's headers may be too old to define these. */
 #define DCOMMI_MFD_CLOEXEC 1u
 #define DCOMMI_MFD_ALLOW_SEALING 2u
 #define DCOMMI_MFD_NOEXEC_SEAL 8u
@@ -28314,11 +28333,11 @@ static bool dcommi_huge_fill(uint8_t *at, size_t len, size_t *huge)
 #define DCOMMI_F_SEAL_SEAL 1
 #define DCOMMI_F_SEAL_SHRINK 2
 #define DCOMMI_F_SEAL_GROW 4
-/* Create a zeroed file of `len` bytes whose length is fixed, so that no process can make another's
- * loads fail by cutting it. Return its descriptor; -1 and errno: there is none to be had. */
+/* Create a zeroed file of `len` bytes. Seal its length, so that no process can cut it and make
+ * another's loads fail. Return its descriptor, or -1 with errno set. */
 static int dcommi_share_file(size_t len)
 {
-    /* Linux 6.3 may be told to refuse files that could be executed; older ones do not know that. */
+    /* Linux 6.3 can be set to refuse files without NOEXEC_SEAL. Older kernels do not know it. */
     unsigned flags = DCOMMI_MFD_CLOEXEC | DCOMMI_MFD_ALLOW_SEALING;
     int fd = (int)syscall(SYS_memfd_create, "dcomm", flags | DCOMMI_MFD_NOEXEC_SEAL);
     if (fd < 0 && errno == EINVAL) {
@@ -28335,8 +28354,7 @@ static int dcommi_share_file(size_t len)
     }
     return fd;
 }
-/* Return true if a descriptor that a peer has handed over is a file of at least `len` bytes that
- * nobody can shorten. */
+/* Return true if a peer's descriptor is a file of at least `len` bytes that nobody can shorten. */
 static bool dcommi_share_holds(int fd, size_t len)
 {
     struct stat st;
@@ -28344,13 +28362,13 @@ static bool dcommi_share_holds(int fd, size_t len)
     return seals >= 0 && (seals & DCOMMI_F_SEAL_SHRINK) != 0 && dcommi_sys_fstat(fd, &st) == 0 &&
            st.st_size >= 0 && (uint64_t)st.st_size >= len;
 }
-/* Map part of a file, at any page; NULL and errno: no address space. */
+/* Map part of a file, at any page. Return NULL, with errno set, without address space. */
 static void *dcommi_share_map(int fd, size_t offset, size_t len)
 {
     void *at = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)offset);
     return at != MAP_FAILED ? at : NULL;
 }
-/* Map a whole file where huge pages can lie; give it back with dcommi_huge_release. */
+/* Map a whole file, aligned to huge pages. Unmap it by dcommi_huge_release. */
 static uint8_t *dcommi_share_map_huge(int fd, size_t len)
 {
     uint8_t *place = dcommi_huge_reserve(len);
@@ -29346,10 +29364,10 @@ static bool dcommi_gate_shut(dcommi_run *run)
     return false;
 }
 /* ==== include/dcomm/impl/transport/local/watch.h =========================================== */
-/* watch.h - sees the processes of this host end, zombies among them: by a pidfd where they have a
- * number here, else by a lock. */
+/* watch.h - detects that a process of this host has ended; a zombie has. It uses a pidfd if the
+ * process has a number in our pid namespace, else a lock. */
 #include <sys/epoll.h>
-/* A process, as others find it. */
+/* A process, as other processes identify it. */
 typedef struct dcommi_watch_card {
     uint64_t pid_space;
     int64_t pid;
@@ -29363,19 +29381,19 @@ static dcommi_watch_card dcommi_watch_me(void)
     }
     return card;
 }
-/* Return true if the pid of the one means no process, or another, to the other. */
+/* Return true if a pid of one namespace may mean no process, or another one, in the other. */
 static bool dcommi_watch_foreign(uint64_t mine, uint64_t theirs)
 {
     return mine != theirs || mine == 0;
 }
-/* Return the start time of a process in clock ticks since boot; 0: it is gone, or a zombie. */
+/* Return the start time of a process in clock ticks since boot, 0 if it is gone or a zombie. */
 static uint64_t dcommi_process_started(pid_t pid)
 {
     char path[64], text[1024];
     snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
     const ssize_t n = dcommi_sys_load(path, text, sizeof text - 1);
     text[n > 0 ? n : 0] = 0;
-    const char *at = strrchr(text, ')'); /* the name before it may hold anything */
+    const char *at = strrchr(text, ')'); /* the name before it may hold any character */
     char state = 0;
     unsigned long long started = 0;
     if (at == NULL ||
@@ -29387,8 +29405,8 @@ static uint64_t dcommi_process_started(pid_t pid)
     }
     return state == 'Z' || state == 'X' ? 0 : started;
 }
-/* A descriptor that becomes readable when the process ends, registered in the epoll set with
- * `user`; -1 where there is none to be had: another pid namespace, an old kernel, ourselves. */
+/* Register a descriptor with `user` in the epoll set, which becomes readable when the process
+ * ends. Return it, or -1 if there is none: another pid namespace, an old kernel, or ourselves. */
 static int dcommi_watch_add(int *epoll, const dcommi_watch_card *mine,
                             const dcommi_watch_card *theirs, void *user)
 {
@@ -29416,15 +29434,15 @@ static int dcommi_watch_add(int *epoll, const dcommi_watch_card *mine,
 #endif
 }
 /* ---- processes of another pid namespace ---- */
-/* Return true if a process has to be watched by its lock. One whose namespace is not known may be
- * this one, and is not watched. */
+/* Return true if a process must be watched by its lock. If its namespace is unknown, it may be
+ * ours, and the process is not watched by a lock. */
 static bool dcommi_watch_by_lock(const dcommi_watch_card *mine, const dcommi_watch_card *theirs)
 {
     return mine->pid_space != theirs->pid_space && mine->pid_space != 0 && theirs->pid_space != 0;
 }
-/* A file that is locked as long as this process lives. Forked children do not inherit a lock of
- * this kind, whatever they inherit else. It ends also when this process closes any descriptor of
- * the file, so that only others may be given one. -1: none is to be had. */
+/* Create a file that is locked while this process lives. Forked children do not inherit such a
+ * lock. It also ends when this process closes any descriptor of the file, so give descriptors to
+ * other processes only. Return -1 if there is none. */
 static int dcommi_watch_lock(void)
 {
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
@@ -29441,7 +29459,7 @@ static bool dcommi_watch_unlocked(int fd)
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     return fcntl(fd, F_GETLK, &whole) == 0 && whole.l_type == F_UNLCK;
 }
-/* The users of some processes that have ended, each once. */
+/* Get the users of processes that have ended, each once. Return how many. */
 static int dcommi_watch_poll(int epoll, void **users, int max)
 {
     struct epoll_event events[16];
@@ -32295,11 +32313,11 @@ static dcomm_status dcommi_plan_factored(const dcommi_shape *s, const dcomm_plan
 /* ==== include/dcomm/impl/base/forked.h ===================================================== */
 /* forked.h - refuses calls in a forked child whose parent used the library: both would share the
  * parent's connections. */
-static _Atomic int dcommi_in_use; /* contexts and communicators, those under way included */
+static _Atomic int dcommi_in_use; /* contexts and communicators, also those being created */
 static _Atomic int dcommi_forked;
 static pthread_once_t dcommi_fork_once = PTHREAD_ONCE_INIT;
-/* A child of a process that uses nothing of dcomm may begin anew; the rendezvous looks after
- * itself. */
+/* Mark this child as forked if its parent has a context or communicator. Without one, the child
+ * may use dcomm as a new process does. The rendezvous handles forks itself. */
 static void dcommi_in_child(void)
 {
     if (atomic_load(&dcommi_in_use) != 0) {
@@ -32322,7 +32340,7 @@ static inline dcomm_status dcommi_check_fork(void)
     return DCOMM_OK;
 }
 /* ==== include/dcomm/impl/base/pause.h ====================================================== */
-/* pause.h - waiting for a moment, without the core being given away. */
+/* pause.h - short waits that keep the core. */
 /* Seconds between sending and the first poll (Intel only). Polling a line before the writer has
  * filled it steals the line: the writer needs a transfer to get it back, and the message a second
  * one. docs/results/parts.md has the gain; shorter and longer delays gain less. */
@@ -32335,7 +32353,7 @@ static inline void dcommi_relax(void)
     __asm__ volatile("yield");
 #endif
 }
-/* Return how many pauses last about so long. Processors differ by a factor of ten. */
+/* Return how many pauses last about `seconds`. Measure it: processors differ greatly. */
 static unsigned dcommi_pauses_within(double seconds)
 {
     const int n = 64;
@@ -34891,10 +34909,10 @@ static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int pee
  *              GOODBYE  closes
  * The key is the HMAC, under the rendezvous' secret, of what rank 0 drew for the communicator. */
 /* ==== include/dcomm/impl/boot/rendezvous_wire.h ============================================ */
-/* rendezvous_wire.h - the rendezvous on the wire: ids, frames, the handshake, keys. Pure functions
- * on bytes; all numbers are big-endian.
+/* rendezvous_wire.h - the rendezvous on the wire: frames, the handshake, keys. These are pure
+ * functions on bytes. All numbers are big-endian.
  *
- * The server speaks first, the client proves itself first:
+ * The server speaks first, the client authenticates itself first:
  *   server  CHALLENGE  version, nonce
  *   client  HELLO      version, local rank, rank, size, generation, timeout, instance, nonce, job,
  *                      proof = HMAC(key, "client" | CHALLENGE | HELLO up to here)
@@ -34907,11 +34925,11 @@ static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int pee
  *   client  BYE
  *   client  FAIL       why this rank cannot take part; the rendezvous fails for every rank
  *   server  FAIL       why the rendezvous failed, for every rank, at any time
- * Without a secret the key is all zero and the rest the same. CHALLENGE and what surrounds the job
- * in HELLO keep their layout in all versions, so that different ones can tell each other. */
+ * Without a secret the key is all zero; all else is the same. CHALLENGE, and HELLO around the job,
+ * keep their layout in all versions, so that different versions recognize each other. */
 /* ==== include/dcomm/impl/base/sha256.h ===================================================== */
-/* sha256.h - SHA-256 (FIPS 180-4), HMAC-SHA-256 (RFC 2104) and the kernel's random bytes: what the
- * rendezvous needs to know its friends. */
+/* sha256.h - SHA-256 (FIPS 180-4), HMAC-SHA-256 (RFC 2104) and the kernel's random bytes. The
+ * rendezvous authenticates its ranks with them. */
 #define DCOMMI_SHA256_BYTES 32
 #define DCOMMI_SHA256_BLOCK 64
 typedef struct dcommi_sha256 {
@@ -35058,7 +35076,7 @@ static void dcommi_hmac_end(dcommi_hmac *h, uint8_t tag[DCOMMI_SHA256_BYTES])
     dcommi_sha256_add(&outer, inner, sizeof inner);
     dcommi_sha256_end(&outer, tag);
 }
-/* Equal, in a time that does not tell where they differ. */
+/* Return true if two secrets are equal, in a time that does not tell where they differ. */
 static bool dcommi_same_secret(const uint8_t *a, const uint8_t *b, size_t len)
 {
     volatile uint8_t differ = 0;
@@ -35073,7 +35091,7 @@ static dcomm_status dcommi_random_bytes(void *p, size_t len)
     while (have < len) {
         ssize_t n = dcommi_sys_getrandom((uint8_t *)p + have, len - have, 0);
         if (n < 0 && errno != EINTR) {
-            return dcommi_fail(DCOMM_ERR_SYSTEM, "getrandom: %s", strerror(errno));
+            return dcommi_fail(DCOMM_ERR_SYSTEM, "getrandom failed: %s", strerror(errno));
         }
         have += n > 0 ? (size_t)n : 0;
     }
@@ -35090,14 +35108,14 @@ static dcomm_status dcommi_random_bytes(void *p, size_t len)
 #define DCOMMI_RDV_KEY DCOMMI_SHA256_BYTES
 #define DCOMMI_RDV_CHALLENGE_LEN 24
 #define DCOMMI_RDV_HELLO_LEN 80 /* without the job */
-#define DCOMMI_RDV_JOB_MAX 480  /* bytes of the job that a rank says it belongs to */
+#define DCOMMI_RDV_JOB_MAX 480  /* bytes of the name of a job */
 #define DCOMMI_RDV_WELCOME_LEN DCOMMI_RDV_TAG
 #define DCOMMI_RDV_REASON_MAX 440
 #define DCOMMI_RDV_SIZE_MAX 65536          /* ranks */
-#define DCOMMI_RDV_QUIET_S 5               /* of waiting for a rank before it is said */
-#define DCOMMI_RDV_NO_RANK UINT32_MAX      /* asks who serves, and does not come in */
+#define DCOMMI_RDV_QUIET_S 5               /* seconds of waiting for a rank before a warning */
+#define DCOMMI_RDV_NO_RANK UINT32_MAX      /* only asks who serves, and does not join */
 #define DCOMMI_RDV_BLOB_MAX (1u << 20)     /* bytes of one rank in one round */
-#define DCOMMI_RDV_RESULT_MAX (512u << 20) /* bytes of all of them */
+#define DCOMMI_RDV_RESULT_MAX (512u << 20) /* bytes of all ranks in one round */
 typedef enum dcommi_rdv_type {
     DCOMMI_RDV_CHALLENGE = 1,
     DCOMMI_RDV_HELLO,
@@ -35151,7 +35169,7 @@ static void dcommi_rdv_put_header(uint8_t *p, uint16_t type, uint32_t sequence, 
     dcommi_put32(p + 8, sequence);
     dcommi_put32(p + 12, length);
 }
-/* The longest payload that a frame of this type may have; 0 also for unknown types. */
+/* Return the longest payload of a frame of this type, in bytes; 0 also for unknown types. */
 static uint32_t dcommi_rdv_length_max(uint16_t type)
 {
     switch (type) {
@@ -35172,7 +35190,7 @@ static uint32_t dcommi_rdv_length_max(uint16_t type)
         return 0;
     }
 }
-/* False where these 16 bytes begin no frame of the rendezvous. */
+/* Read a header of 16 bytes. Return false if they begin no frame of the rendezvous. */
 static bool dcommi_rdv_get_header(const uint8_t *p, dcommi_rdv_header *h)
 {
     h->type = dcommi_get16(p + 4);
@@ -35182,7 +35200,8 @@ static bool dcommi_rdv_get_header(const uint8_t *p, dcommi_rdv_header *h)
            h->type <= DCOMMI_RDV_FAIL && dcommi_get16(p + 6) == 0 &&
            h->length <= dcommi_rdv_length_max(h->type);
 }
-/* The digest is of the payload: one pass over it serves every receiver of a RESULT. */
+/* Compute a frame's tag. `digest` is of the payload, so that one pass over the payload serves
+ * every receiver of a RESULT. */
 static void dcommi_rdv_tag(const uint8_t key[DCOMMI_RDV_KEY], const uint8_t *header,
                            const uint8_t digest[DCOMMI_SHA256_BYTES], uint8_t tag[DCOMMI_RDV_TAG])
 {
@@ -35192,7 +35211,7 @@ static void dcommi_rdv_tag(const uint8_t key[DCOMMI_RDV_KEY], const uint8_t *hea
     dcommi_hmac_add(&h, digest, DCOMMI_SHA256_BYTES);
     dcommi_hmac_end(&h, tag);
 }
-/* Write a whole small tagged frame; returns its length. */
+/* Write a whole small tagged frame. Return its length in bytes. */
 static size_t dcommi_rdv_put_tagged(uint8_t *p, uint16_t type, uint32_t sequence,
                                     const void *payload, uint32_t length,
                                     const uint8_t key[DCOMMI_RDV_KEY])
@@ -35206,7 +35225,7 @@ static size_t dcommi_rdv_put_tagged(uint8_t *p, uint16_t type, uint32_t sequence
     dcommi_rdv_tag(key, p, digest, p + DCOMMI_RDV_HEADER + length);
     return DCOMMI_RDV_HEADER + (size_t)length + DCOMMI_RDV_TAG;
 }
-/* Return true if a whole tagged frame (header, payload, tag) is genuine and the next in order. */
+/* Return true if a whole tagged frame (header, payload, tag) is genuine and number `sequence`. */
 static bool dcommi_rdv_genuine(const uint8_t *frame, const dcommi_rdv_header *h, uint32_t sequence,
                                const uint8_t key[DCOMMI_RDV_KEY])
 {
@@ -35220,14 +35239,14 @@ static bool dcommi_rdv_genuine(const uint8_t *frame, const dcommi_rdv_header *h,
 typedef struct dcommi_rdv_hello {
     uint16_t wire;
     uint32_t lib;
-    uint16_t local_rank; /* 0 also where the launcher does not say */
+    uint16_t local_rank; /* 0 also if the launcher does not say */
     uint32_t rank, size;
-    uint32_t generation; /* which of a launcher's communicators this is; 0 with an id */
-    uint32_t timeout_ms; /* how long this rank waits for the others */
-    uint64_t instance;   /* tells a rank that tries again from a second process of the same rank */
+    uint32_t generation; /* number of the launcher's communicator; 0 with an id */
+    uint32_t timeout_ms; /* milliseconds that this rank waits for the others */
+    uint64_t instance;   /* tells a rank that retries from a second process of the same rank */
     char job[DCOMMI_RDV_JOB_MAX + 1]; /* "" with an id */
 } dcommi_rdv_hello;
-/* Both write header and payload and return the length. */
+/* Write a CHALLENGE frame. Return its length in bytes. */
 static size_t dcommi_rdv_put_challenge(uint8_t *p, const uint8_t nonce[DCOMMI_RDV_NONCE])
 {
     dcommi_rdv_put_header(p, DCOMMI_RDV_CHALLENGE, 0, DCOMMI_RDV_CHALLENGE_LEN);
@@ -35252,12 +35271,13 @@ static void dcommi_rdv_proof(const uint8_t key[DCOMMI_RDV_KEY], const char *role
 #define DCOMMI_RDV_HELLO_FRAME (DCOMMI_RDV_HEADER + DCOMMI_RDV_HELLO_LEN + DCOMMI_RDV_JOB_MAX)
 #define DCOMMI_RDV_CHALLENGE_FRAME (DCOMMI_RDV_HEADER + DCOMMI_RDV_CHALLENGE_LEN)
 #define DCOMMI_RDV_WELCOME_FRAME (DCOMMI_RDV_HEADER + DCOMMI_RDV_WELCOME_LEN)
-/* Bytes of a whole HELLO frame, from its header. */
+/* Return the bytes of a whole HELLO frame, from its header. */
 static size_t dcommi_rdv_hello_frame(const uint8_t *hello)
 {
     return DCOMMI_RDV_HEADER + dcommi_get32(hello + 12);
 }
-/* The answer to a whole CHALLENGE frame; p has room for DCOMMI_RDV_HELLO_FRAME bytes. */
+/* Write a HELLO frame that answers a whole CHALLENGE frame. `p` has room for
+ * DCOMMI_RDV_HELLO_FRAME bytes. Return its length in bytes. */
 static size_t dcommi_rdv_put_hello(uint8_t *p, const dcommi_rdv_hello *hello,
                                    const uint8_t nonce[DCOMMI_RDV_NONCE], const uint8_t *challenge,
                                    const uint8_t key[DCOMMI_RDV_KEY])
@@ -35278,7 +35298,7 @@ static size_t dcommi_rdv_put_hello(uint8_t *p, const dcommi_rdv_hello *hello,
     dcommi_rdv_proof(key, "client", challenge, p, len - DCOMMI_RDV_TAG, p + len - DCOMMI_RDV_TAG);
     return len;
 }
-/* Copy n bytes as text that is safe to print: it came over a network and goes to a terminal. */
+/* Copy `n` bytes as text that is safe to print on a terminal, for they came over a network. */
 static void dcommi_rdv_printable(const uint8_t *bytes, size_t n, char *text)
 {
     for (size_t i = 0; i < n; i++) {
@@ -35286,7 +35306,7 @@ static void dcommi_rdv_printable(const uint8_t *bytes, size_t n, char *text)
     }
     text[n] = '\0';
 }
-/* Read a whole HELLO frame; false where its proof is wrong. */
+/* Read a whole HELLO frame. Return false if its proof is wrong. */
 static bool dcommi_rdv_get_hello(const uint8_t *frame, const uint8_t *challenge,
                                  const uint8_t key[DCOMMI_RDV_KEY], dcommi_rdv_hello *hello)
 {
@@ -35316,7 +35336,7 @@ static size_t dcommi_rdv_put_welcome(uint8_t *p, const uint8_t *challenge, const
 }
 /* The keys of the frames after the handshake. */
 typedef struct dcommi_rdv_keys {
-    uint8_t client[DCOMMI_RDV_KEY]; /* of what the client sends */
+    uint8_t client[DCOMMI_RDV_KEY]; /* of the client's frames */
     uint8_t server[DCOMMI_RDV_KEY];
 } dcommi_rdv_keys;
 static void dcommi_rdv_derive(const uint8_t key[DCOMMI_RDV_KEY], const uint8_t *challenge,
@@ -35326,7 +35346,7 @@ static void dcommi_rdv_derive(const uint8_t key[DCOMMI_RDV_KEY], const uint8_t *
     dcommi_rdv_proof(key, "client key", challenge, hello, len, keys->client);
     dcommi_rdv_proof(key, "server key", challenge, hello, len, keys->server);
 }
-/* The key that a secret of any length stands for. */
+/* Derive a key from a secret of any length. */
 static void dcommi_rdv_key_of(const void *secret, size_t len, uint8_t key[DCOMMI_RDV_KEY])
 {
     dcommi_hmac h;
@@ -35335,7 +35355,7 @@ static void dcommi_rdv_key_of(const void *secret, size_t len, uint8_t key[DCOMMI
     dcommi_hmac_end(&h, key);
 }
 /* ---- REJECT and FAIL ---- */
-/* Payload of a reason; returns its length. */
+/* Write the payload of a reason. Return its length in bytes. */
 static uint32_t dcommi_rdv_put_reason(uint8_t *p, dcomm_status status, const char *why)
 {
     size_t len = strlen(why);
@@ -35358,7 +35378,8 @@ static dcomm_status dcommi_rdv_get_reason(const uint8_t *p, size_t len,
                : DCOMM_ERR_CORRUPT;
 }
 /* ---- RESULT ---- */
-/* Checks a RESULT's payload for `size` ranks; fills lens[size] and where the blobs begin. */
+/* Check a RESULT's payload for `size` ranks. Set lens[size], and *blobs to the offset of the
+ * blobs. */
 static bool dcommi_rdv_get_result(const uint8_t *p, size_t len, uint32_t size, size_t *lens,
                                   size_t *blobs)
 {
@@ -35378,9 +35399,8 @@ static bool dcommi_rdv_get_result(const uint8_t *p, size_t len, uint32_t size, s
     return total == len - head;
 }
 /* ==== include/dcomm/impl/boot/socket.h ===================================================== */
-/* socket.h - addresses, listening, connecting and bounded reading for the rendezvous. Every
- * descriptor is non-blocking and closed on exec; no call raises SIGPIPE or waits past its
- * deadline. */
+/* socket.h - addresses and sockets for the rendezvous. Every descriptor is non-blocking and closed
+ * on exec. No call raises SIGPIPE. Calls keep their deadlines, except for name look-ups. */
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -35389,7 +35409,7 @@ static bool dcommi_rdv_get_result(const uint8_t *p, size_t len, uint32_t size, s
 #include <netinet/tcp.h>
 #define DCOMMI_SOCK_TEXT 64 /* "[address]:port" */
 #define DCOMMI_SOCK_ADDRS 8
-#define DCOMMI_SOCK_SLICE_MS 50 /* how soon a cancelled wait notices */
+#define DCOMMI_SOCK_SLICE_MS 50 /* milliseconds after which a wait notices that it is cancelled */
 typedef union dcommi_addr {
     struct sockaddr any;
     struct sockaddr_in v4;
@@ -35425,7 +35445,7 @@ static bool dcommi_addr_loopback(const dcommi_addr *a)
     }
     return IN6_IS_ADDR_LOOPBACK(&a->v6.sin6_addr);
 }
-/* An address written in digits, with or without brackets. False: it is a name. */
+/* Parse an address in digits, with or without brackets. Return false if `text` is none. */
 static bool dcommi_addr_literal(const char *text, uint16_t port, dcommi_addr *a)
 {
     char bare[DCOMMI_SOCK_TEXT];
@@ -35450,7 +35470,7 @@ static bool dcommi_addr_literal(const char *text, uint16_t port, dcommi_addr *a)
     dcommi_addr_set_port(a, port);
     return true;
 }
-/* Addresses of a host; returns how many (0: unknown, *why says it). */
+/* Look up the addresses of a host. Return how many there are; if 0, *why tells the reason. */
 static int dcommi_addr_resolve(const char *host, uint16_t port, dcommi_addr *list, int max,
                                const char **why)
 {
@@ -35482,8 +35502,9 @@ static int dcommi_addr_resolve(const char *host, uint16_t port, dcommi_addr *lis
     *why = n == 0 ? "it has no IPv4 or IPv6 address" : "";
     return n;
 }
-/* This machine's addresses that others may reach: of interface `only` if not NULL, else all that
- * are up, loopback last. Link-local IPv6 is left out: its scope means nothing elsewhere. */
+/* List this machine's addresses that others may reach: those of interface `only`, or, if it is
+ * NULL, of all interfaces. Interfaces must be up; the loopback comes last. Leave out link-local
+ * IPv6, whose scope means nothing elsewhere. */
 static int dcommi_addr_mine(const char *only, dcommi_addr *list, int max)
 {
     struct ifaddrs *all = NULL;
@@ -35518,7 +35539,7 @@ static int dcommi_addr_mine(const char *only, dcommi_addr *list, int max)
     return n;
 }
 /* ---- sockets ---- */
-/* Listen on one address (port 0: any free one); -1 and errno where that fails. */
+/* Listen at one address (port 0: any free port). Return -1, with errno set, on failure. */
 static int dcommi_sock_listen(const dcommi_addr *a, bool both_families)
 {
     int fd = dcommi_sys_socket(a->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -35537,7 +35558,7 @@ static int dcommi_sock_listen(const dcommi_addr *a, bool both_families)
     }
     return fd;
 }
-/* On every address of this machine: both families, or IPv4 where there is no IPv6. */
+/* Listen at every address of this machine: in both families, or in IPv4 if there is no IPv6. */
 static int dcommi_sock_listen_any(uint16_t port)
 {
     dcommi_addr a;
@@ -35561,7 +35582,7 @@ static void dcommi_sock_tune(int fd)
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
 }
-/* Wait for events until the deadline. DCOMM_OK, DCOMM_ERR_TIMEOUT or DCOMM_ERR_ABORTED. */
+/* Wait for events until the deadline. Return DCOMM_OK, DCOMM_ERR_TIMEOUT or DCOMM_ERR_ABORTED. */
 static dcomm_status dcommi_sock_wait(int fd, short events, double deadline,
                                      const _Atomic int *cancel)
 {
@@ -35581,13 +35602,13 @@ static dcomm_status dcommi_sock_wait(int fd, short events, double deadline,
         }
     }
 }
-/* Sleep; DCOMM_ERR_ABORTED when cancelled. */
+/* Sleep for `seconds`. Return DCOMM_ERR_ABORTED if cancelled. */
 static dcomm_status dcommi_sock_pause(double seconds, const _Atomic int *cancel)
 {
     dcomm_status status = dcommi_sock_wait(-1, 0, dcommi_now() + seconds, cancel);
     return status == DCOMM_ERR_TIMEOUT ? DCOMM_OK : status;
 }
-/* Connect; *fd_p is -1 and *error_p an errno where that fails (DCOMM_ERR_SYSTEM). */
+/* Connect. On failure set *fd_p to -1; with DCOMM_ERR_SYSTEM, *error_p is an errno. */
 static dcomm_status dcommi_sock_connect(const dcommi_addr *a, double deadline,
                                         const _Atomic int *cancel, int *fd_p, int *error_p)
 {
@@ -35614,7 +35635,7 @@ static dcomm_status dcommi_sock_connect(const dcommi_addr *a, double deadline,
             }
         }
     }
-    /* A connection to a free port of the own machine may meet itself. */
+    /* A connection to a free port of this machine may connect to itself. */
     dcommi_addr self;
     socklen_t self_len = sizeof self;
     if (status == DCOMM_OK && getsockname(fd, &self.any, &self_len) == 0 &&
@@ -35635,7 +35656,7 @@ static dcomm_status dcommi_sock_connect(const dcommi_addr *a, double deadline,
     *fd_p = fd;
     return DCOMM_OK;
 }
-/* Read exactly len bytes. DCOMM_ERR_PEER: the other side closed. */
+/* Read exactly `len` bytes. Return DCOMM_ERR_PEER if the other side has closed. */
 static dcomm_status dcommi_sock_read(int fd, void *buf, size_t len, double deadline,
                                      const _Atomic int *cancel)
 {
@@ -35652,7 +35673,7 @@ static dcomm_status dcommi_sock_read(int fd, void *buf, size_t len, double deadl
     }
     return DCOMM_OK;
 }
-/* Write len bytes, or stop when something has arrived (*stopped): the peer may have given up. */
+/* Write `len` bytes. Stop, with *stopped, when something arrives: the peer may have given up. */
 static dcomm_status dcommi_sock_write(int fd, const void *buf, size_t len, double deadline,
                                       const _Atomic int *cancel, bool *stopped)
 {
@@ -35665,7 +35686,7 @@ static dcomm_status dcommi_sock_write(int fd, const void *buf, size_t len, doubl
             continue;
         }
         if (!dcommi_sys_later()) {
-            *stopped = true; /* what the peer said before it went may still be readable */
+            *stopped = true; /* the peer's last frame may still be readable */
             return DCOMM_OK;
         }
         DCOMMI_TRY(dcommi_sock_wait(fd, POLLIN | POLLOUT, deadline, cancel));
@@ -38044,8 +38065,8 @@ static void dcommi_comm_drop(dcomm_comm *comm)
     }
 }
 /* ==== include/dcomm/impl/base/float_env.h ================================================== */
-/* float_env.h - how this thread computes with floats: flushing of denormals, rounding. Ranks that
- * differ in it fold the same contributions to different bits. */
+/* float_env.h - reads the float settings of this thread: flushing of denormals, and rounding.
+ * Ranks with different settings fold the same contributions to different bits. */
 enum {
     DCOMMI_FLOAT_FLUSHES = 1,   /* results that are denormal become 0 (FTZ) */
     DCOMMI_FLOAT_IGNORES = 2,   /* operands that are denormal count as 0 (DAZ) */
@@ -38053,7 +38074,8 @@ enum {
     DCOMMI_FLOAT_DOWN = 8,      /* rounds downward */
     DCOMMI_FLOAT_TRUNCATES = 16 /* rounds towards zero */
 };
-/* Find out by computing, which works on every processor and needs no library. */
+/* Return the settings of this thread. Find them by computing, which works on every processor and
+ * needs no library. */
 static uint32_t dcommi_float_env(void)
 {
     volatile float least = 0x1p-126f, half = 0.5f, large = 0x1p100f, tiny = 0x1p-30f, one = 1;
@@ -38068,7 +38090,7 @@ static uint32_t dcommi_float_env(void)
            (up ? DCOMMI_FLOAT_UP : 0u) | (down ? DCOMMI_FLOAT_DOWN : 0u) |
            (!up && !down && below < 1 ? DCOMMI_FLOAT_TRUNCATES : 0u);
 }
-/* "flushes denormals to zero and rounds upward" */
+/* Describe the settings `env`, for example "keeps denormals and rounds upward". */
 static void dcommi_float_env_text(uint32_t env, char *text, size_t room)
 {
     const char *rounds = env & DCOMMI_FLOAT_UP          ? "upward"
@@ -38084,49 +38106,49 @@ static void dcommi_float_env_text(uint32_t env, char *text, size_t room)
              rounds);
 }
 /* ==== include/dcomm/impl/transport/local/local.h =========================================== */
-/* local.h - the transport between the processes of one host: messages through fifos in memory that
- * they map from each other (fifo.h, hand.h), and memory of the user's that they map likewise. */
+/* local.h - the transport between the processes of one host. Messages go through fifos in memory
+ * that processes map from each other (fifo.h, hand.h). User memory is mapped in the same way. */
 /* ==== include/dcomm/impl/transport/local/receive.h ========================================= */
-/* receive.h - messages from a peer of this host: the records of its fifo, and long payloads, which
- * are fetched or declined. */
+/* receive.h - takes messages from a peer of this host: the records of its fifo, and long payloads,
+ * which the engine fetches or declines. */
 /* ==== include/dcomm/impl/transport/local/send.h ============================================ */
-/* send.h - messages to a peer of this host: into its fifo, or, as long as that has no room, into a
- * queue. Long ones are offered, and follow in fragments when the peer says go. */
+/* send.h - sends messages to a peer of this host: into its fifo, or into a queue while the fifo is
+ * full. Long messages are offered, and follow in fragments when the peer answers GO. */
 /* ==== include/dcomm/impl/transport/local/peer.h ============================================ */
-/* peer.h - what the transport between the processes of a host knows of each: the fifo in
- * which it writes to us, ours at it, and what has found no room yet. */
+/* peer.h - the local transport's state of a peer: the fifo that it writes to us, the fifo that we
+ * write to it, and the queue for messages that found no room. */
 /* ==== include/dcomm/impl/transport/local/fifo.h ============================================ */
-/* fifo.h - a queue of records in memory that one process writes and one reads: how messages go
- * between two processes of a host. A record is a word, which is written last and says that the rest
- * is there, a header and a payload, in whole cache lines: a short message is one line, and its way
- * one transfer of that line. A process that dies leaves at most a record without its word, so that
- * only its own queue is touched by its death.
+/* fifo.h - a queue of records in shared memory, with one writer and one reader, which carries
+ * messages between two processes of a host. A record is a word, a header and a payload, in whole
+ * cache lines. The writer stores the word last, to say that the rest is there. So a short message
+ * is one line and costs one transfer of that line. A process that dies leaves at most a record
+ * without its word, so its death touches only its own queue.
  *
- * Lines of short records are asked for all at once, by who is about to write them and by who is
- * about to read them. On AMD's processors such a record has more lines to itself than it needs: see
- * dcommi_fifo_reader. */
+ * The writer and the reader request all lines of a short record at once. On AMD such a record gets
+ * more lines than it needs: see dcommi_fifo_reader. */
 #define DCOMMI_LINE 64
-#define DCOMMI_FIFO_AHEAD 512  /* bytes */
-#define DCOMMI_FIFO_FETCH 2048 /* bytes */
-#define DCOMMI_FIFO_UNIT 256   /* bytes, on AMD */
-/* bytes: all lines of records up to this length are requested at once, because writing or reading
- * one after the other takes a transfer for each. Longer records lose by it: on AMD between near
- * cores, on Intel always (docs/results/parts.md). */
+#define DCOMMI_FIFO_AHEAD 512  /* bytes that the writer clears ahead of its records */
+#define DCOMMI_FIFO_FETCH 2048 /* most bytes that the writer requests for the next record */
+#define DCOMMI_FIFO_UNIT 256   /* bytes of a unit on AMD */
+/* Longest record, in bytes, whose lines are all requested at once, because touching them one after
+ * the other takes a transfer for each. Longer records lose by it: on AMD between near cores, on
+ * Intel always (docs/results/parts.md). */
 #define DCOMMI_FIFO_WATCHED 640
-/* bytes: records above the first length and up to the second are followed by a gap. The processor
- * of a reader that goes through lines in order prefetches the next ones, and so takes them from the
- * writer, which has got them ready for the next record. Longer records gain nothing. */
+/* A gap follows records of more than the first length and less than the second, in bytes. A reader
+ * goes through lines in order, so its processor prefetches the next ones. Without the gap it would
+ * take them from the writer, which has prepared them for the next record. Longer records gain
+ * nothing. */
 #define DCOMMI_FIFO_GAP_ABOVE 640
 #define DCOMMI_FIFO_GAP_BELOW 16384
 #define DCOMMI_FIFO_GAP 2048
-#define DCOMMI_FIFO_GAP_SIZE 65536 /* in fifos from here on */
-/* bytes: payloads above the first length and up to the second are stored by `rep movsb` on Intel,
- * which does not read lines that it overwrites whole. All-reduces gain. Payloads that the reader
- * copies, as in an all-gather, gain nothing, and longer ones lose. */
+#define DCOMMI_FIFO_GAP_SIZE 65536 /* smallest fifo with gaps, in bytes */
+/* On Intel, `rep movsb` stores payloads above the first length and up to the second, in bytes. It
+ * does not read lines that it overwrites whole. All-reduces gain. Payloads that the reader copies,
+ * as in an all-gather, gain nothing, and longer ones lose. */
 #define DCOMMI_FIFO_STRING_ABOVE 640
 #define DCOMMI_FIFO_STRING_MOST 1024
-/* Ask for a line to write. The builtin does so only where the compiler was told that it may; the
- * instruction is skipped by processors that do not know it. */
+/* Prefetch a line for writing. The builtin does so only if the compiler may use the instruction.
+ * Processors that do not know the instruction skip it. */
 static inline void dcommi_prefetch_write(const volatile void *at)
 {
 #if defined(__x86_64__)
@@ -38138,30 +38160,31 @@ static inline void dcommi_prefetch_write(const volatile void *at)
 /* The part in shared memory. The reader trusts none of it. */
 typedef struct dcommi_fifo {
     _Alignas(
-        DCOMMI_LINE) _Atomic uint64_t consumed; /* by the reader, which tells it now and then */
-    _Alignas(DCOMMI_LINE) _Atomic uint64_t produced; /* by the writer, when it leaves */
+        DCOMMI_LINE) _Atomic uint64_t consumed; /* bytes read; the reader stores it now and then */
+    _Alignas(DCOMMI_LINE) _Atomic uint64_t produced; /* bytes; the writer stores it on leaving */
     _Alignas(DCOMMI_LINE) unsigned char lines[];
 } dcommi_fifo;
-/* A record's word: turn (32 bits, never that of the lap before), payload length (20), header
- * length (8), kind (4, not 0). The word behind the last record is 0. */
+/* A record. Its word holds the turn (32 bits, never that of the lap before), the payload length
+ * (20), the header length (8) and the kind (4, not 0). The word behind the last record never reads
+ * as a record. */
 typedef struct dcommi_record {
     unsigned kind;
     size_t header_len, len;
     const unsigned char *header, *data;
 } dcommi_record;
-#define DCOMMI_FIFO_SKIP 15u /* a record of nothing, to the end of the fifo */
+#define DCOMMI_FIFO_SKIP 15u /* kind of an empty record that fills the rest of the fifo */
 /* One side's view. */
 typedef struct dcommi_fifo_end {
     unsigned char *lines;
     uint64_t at;    /* bytes written or read so far */
-    uint64_t limit; /* writer: consumed as last seen; reader: consumed as last told */
-    uint64_t clear; /* writer: no unit from `at` to here, this one included, begins with a word */
-    uint32_t size;  /* of the lines, a power of two */
-    uint32_t unit;  /* bytes; records begin at its multiples. more than a line: wide */
+    uint64_t limit; /* writer: `consumed` as last loaded; reader: `consumed` as last stored */
+    uint64_t clear; /* writer: no unit from `at` to here, inclusive, begins with a valid word */
+    uint32_t size;  /* bytes of `lines`, a power of two */
+    uint32_t unit;  /* bytes; records begin at its multiples. Wide if more than a line */
     uint32_t last, longer; /* bytes of the last record, and of the longer of the last two */
     uint32_t scripted; /* writer: records that its process took out of the other fifo by scripts,
                         * since the engine took one */
-    bool intel;        /* both ends keep to what was measured there */
+    bool intel;        /* both ends use the choices measured on Intel */
     dcommi_fifo *fifo;
 } dcommi_fifo_end;
 static inline size_t dcommi_fifo_bytes(size_t size)
@@ -38176,7 +38199,7 @@ static inline _Atomic uint64_t *dcommi_fifo_word(const dcommi_fifo_end *e, uint6
 {
     return (_Atomic uint64_t *)(void *)(e->lines + (at & (e->size - 1)));
 }
-/* Bytes of the units that a record of so many takes, its word and its gap included. */
+/* Return the bytes that a record occupies, with word and gap. `bytes` is header and payload. */
 static inline size_t dcommi_fifo_lines(const dcommi_fifo_end *e, size_t bytes)
 {
     size_t lines = (sizeof(uint64_t) + bytes + e->unit - 1) & ~((size_t)e->unit - 1);
@@ -38194,8 +38217,8 @@ static inline bool dcommi_fifo_wide(const dcommi_fifo_end *e)
 {
     return e->unit > DCOMMI_LINE;
 }
-/* Both ends guess from the last two records what comes next: a barrier has shorter ones than the
- * operation behind it. */
+/* Note the length of a record. Both ends guess the next length from the last two records, because
+ * the records of a barrier are shorter than those of the operation after it. */
 static inline void dcommi_fifo_note(dcommi_fifo_end *e, size_t bytes)
 {
     uint32_t now = (uint32_t)(sizeof(uint64_t) + bytes);
@@ -38203,8 +38226,8 @@ static inline void dcommi_fifo_note(dcommi_fifo_end *e, size_t bytes)
     e->last = now;
 }
 /* ---- writing ---- */
-/* Clear the word behind a record: payload of the lap before must not be taken for a record. Its
- * writer has it in its cache and sees that at once. */
+/* Clear the word behind a record if it would read as a record, for it may hold payload of the lap
+ * before. The writer has that line in its cache, so the look is cheap. */
 static inline void dcommi_fifo_clear(dcommi_fifo_end *e)
 {
     e->clear = e->at;
@@ -38212,9 +38235,10 @@ static inline void dcommi_fifo_clear(dcommi_fifo_end *e)
         atomic_store_explicit(dcommi_fifo_word(e, e->at), 0, memory_order_relaxed);
     }
 }
-/* Where that means to write, it takes as long as a message if the reader has the line in its cache,
- * and the record's own word can only follow: so ends without wide units clear some lines ahead when
- * that holds up nobody, which also brings these lines back. */
+/* Publish a record. First clear the word behind it, then store its own word. If clearing must
+ * write and the reader has that line in its cache, it takes as long as a message and delays the
+ * record. So ends without wide units afterwards clear some lines ahead, when nobody waits for
+ * them. This also brings these lines back. */
 static inline void dcommi_fifo_publish(dcommi_fifo_end *e, unsigned kind, size_t header_len,
                                        size_t len, size_t lines)
 {
@@ -38233,7 +38257,7 @@ static inline void dcommi_fifo_publish(dcommi_fifo_end *e, unsigned kind, size_t
         atomic_store_explicit(dcommi_fifo_word(e, e->clear), 0, memory_order_relaxed);
     }
 }
-/* Have so many bytes from `at` on back from the reader, before they are written. */
+/* Take the lines of the next `bytes` bytes back from the reader, before they are written. */
 static inline void dcommi_fifo_own(const dcommi_fifo_end *e, uint64_t bytes)
 {
     uint64_t end = e->at + bytes;
@@ -38241,7 +38265,7 @@ static inline void dcommi_fifo_own(const dcommi_fifo_end *e, uint64_t bytes)
         dcommi_prefetch_write(dcommi_fifo_word(e, at));
     }
 }
-/* After a record: the next is likely as long. */
+/* Request the lines of the next record, which is likely as long as those before. */
 static inline void dcommi_fifo_expect(const dcommi_fifo_end *e, size_t lines)
 {
     if (dcommi_fifo_wide(e) && e->longer <= DCOMMI_FIFO_WATCHED) {
@@ -38250,28 +38274,28 @@ static inline void dcommi_fifo_expect(const dcommi_fifo_end *e, size_t lines)
         }
         return;
     }
-    /* One line comes as fast by itself, and the reader is looking at it. */
+    /* Do not request a single line: it comes as fast by itself, and the reader is polling it. */
     if (e->last > DCOMMI_LINE) {
         dcommi_fifo_own(e, e->last < DCOMMI_FIFO_FETCH ? e->last : DCOMMI_FIFO_FETCH);
     }
-    /* And the word behind it, unless that has been cleared. */
+    /* Request the word behind the next record too, unless it has been cleared. */
     if (e->clear < e->at + lines && e->last <= DCOMMI_FIFO_GAP_ABOVE &&
         e->at + lines < e->limit + e->size) {
         dcommi_prefetch_write(dcommi_fifo_word(e, e->at + lines));
     }
 }
-/* Room for a header and payload of `bytes` together, at most a quarter of the fifo, such that
- * `spare` bytes are left; NULL: full. */
+/* Reserve room for `bytes` bytes of header and payload, at most a quarter of the fifo, such that
+ * `spare` bytes remain free. Return NULL if the fifo is too full. */
 static inline unsigned char *dcommi_fifo_reserve(dcommi_fifo_end *e, size_t bytes, size_t spare)
 {
     size_t lines = dcommi_fifo_lines(e, bytes), left = e->size - (e->at & (e->size - 1));
     size_t skip = lines > left ? left : 0;
-    /* One line more: the word behind the record. */
+    /* Add a line for the word behind the record. */
     uint64_t end = e->at + skip + lines + DCOMMI_LINE + spare;
     if (DCOMMI_UNLIKELY(end > e->limit + e->size)) {
         uint64_t consumed = atomic_load_explicit(&e->fifo->consumed, memory_order_acquire);
         if (consumed < e->limit || consumed > e->at) {
-            return NULL; /* nonsense */
+            return NULL; /* the reader has stored nonsense */
         }
         e->limit = consumed;
         if (end > e->limit + e->size) {
@@ -38287,7 +38311,7 @@ static inline unsigned char *dcommi_fifo_reserve(dcommi_fifo_end *e, size_t byte
     }
     return (unsigned char *)dcommi_fifo_word(e, e->at) + sizeof(uint64_t);
 }
-/* A payload, into what was reserved. */
+/* Copy a payload into reserved room. */
 static inline void dcommi_fifo_copy(const dcommi_fifo_end *e, void *to, const void *data,
                                     size_t len)
 {
@@ -38301,7 +38325,7 @@ static inline void dcommi_fifo_copy(const dcommi_fifo_end *e, void *to, const vo
         memcpy(to, data, len);
     }
 }
-/* Make what was reserved visible. */
+/* Make a reserved record visible. */
 static inline void dcommi_fifo_commit(dcommi_fifo_end *e, unsigned kind, size_t header_len,
                                       size_t len)
 {
@@ -38319,30 +38343,31 @@ static inline void dcommi_fifo_forward(dcommi_fifo_end *e, size_t lines)
         atomic_store_explicit(&e->fifo->consumed, e->at, memory_order_release);
     }
 }
-/* Ask for the lines of so many bytes but the first. */
+/* Prefetch the lines of the next `bytes` bytes, except the first line. */
 static inline void dcommi_fifo_ask(const dcommi_fifo_end *e, size_t bytes)
 {
     for (size_t i = DCOMMI_LINE; i < bytes; i += DCOMMI_LINE) {
         __builtin_prefetch((const void *)dcommi_fifo_word(e, e->at + i));
     }
 }
-/* Ask for the other lines of what is waited for. Of long records that is one: the writer is at work
- * on the rest. */
+/* Prefetch the lines of the expected record after the first. For a long record prefetch only one,
+ * because the writer is still writing the rest. */
 static inline void dcommi_fifo_watch(const dcommi_fifo_end *e)
 {
     dcommi_fifo_ask(e, e->longer <= e->unit               ? e->unit
                        : e->longer <= DCOMMI_FIFO_WATCHED ? e->longer
                                                           : 2 * DCOMMI_LINE);
 }
-/* Request the lines of a record before polling for it (Intel only). bytes: its header and payload.
- */
+/* Prefetch the lines of a record before polling for it (Intel only). `bytes` is header and
+ * payload. */
 static inline void dcommi_fifo_expecting(const dcommi_fifo_end *e, size_t bytes)
 {
     if (e->intel && sizeof(uint64_t) + bytes <= DCOMMI_FIFO_WATCHED) {
         dcommi_fifo_ask(e, sizeof(uint64_t) + bytes);
     }
 }
-/* The next record, which stays until it is passed. 0: none; -1: nonsense lies there. */
+/* Look for the next record, which stays until dcommi_fifo_pass. Return 1 if there is one, 0 if
+ * there is none, -1 if the writer has stored nonsense. */
 static inline int dcommi_fifo_next(dcommi_fifo_end *e, dcommi_record *r)
 {
     for (;;) {
@@ -38375,10 +38400,10 @@ static inline void dcommi_fifo_pass(dcommi_fifo_end *e, const dcommi_record *r)
     dcommi_fifo_forward(e, dcommi_fifo_lines(e, r->header_len + r->len));
 }
 /* ---- coming and leaving ---- */
-/* Return the reader's end of a fifo in its zeroed memory.
- * On AMD a record has whole units. The reader requests all lines of the record that it waits for.
- * The writer takes those of the next unit back at once, or those of a longer record before it
- * writes the first. docs/results/parts.md has the gain, and that of shorter and longer units. */
+/* Return the reader's end of a fifo in zeroed memory. On AMD a record fills whole units. The
+ * reader requests all lines of the record that it waits for. The writer takes back the lines of
+ * the next unit at once, or those of a longer record before it writes the first.
+ * docs/results/parts.md has the gain, and that of shorter and longer units. */
 static inline dcommi_fifo_end dcommi_fifo_reader(dcommi_fifo *fifo, uint32_t size)
 {
     dcommi_fifo_end e = {.lines = fifo->lines,
@@ -38401,29 +38426,28 @@ static inline void dcommi_fifo_leave(dcommi_fifo_end *writer)
     atomic_store_explicit(&writer->fifo->produced, writer->at, memory_order_release);
 }
 /* ==== include/dcomm/impl/transport/local/hand.h ============================================ */
-/* hand.h - descriptors handed from one process of a host to another. Each context listens on a Unix
- * socket whose name is random and stands in no file system (the abstract namespace). Processes of
- * another network namespace do not see that name: for them it opens a door (door.h) as well. To
- * hand over a descriptor, the owner connects, sends one message with it, and closes. The kernel
- * keeps all that until the receiver looks: neither side waits for the other, and no thread serves
- * anybody.
+/* hand.h - hands descriptors from one process of a host to another. Each context listens on a Unix
+ * socket with a random name in the abstract namespace. Processes of another network namespace do
+ * not see that name, so the context also opens a door (door.h) for them. To hand over a
+ * descriptor, the owner connects, sends one message with it, and closes. The kernel keeps the
+ * message until the receiver looks, so neither side waits and no thread serves.
  *
- * Both sides check that the other is a process of the same user. The message also proves that its
- * sender knows the receiver's address, which travels over the rendezvous. */
+ * Each side checks that the other is a process of the same user. The message also proves that its
+ * sender knows the receiver's address, which comes over the rendezvous. */
 /* ==== include/dcomm/impl/transport/local/door.h ============================================ */
-/* door.h - Unix sockets that stand in /dev/shm, for processes that share it but not the network
- * namespace, to which abstract names belong.
+/* door.h - Unix sockets with names in /dev/shm, for processes that share /dev/shm but not the
+ * network namespace. Abstract names belong to a network namespace.
  *
- * The name is there only while a communicator is created. Whoever finds it keeps a descriptor of
- * the socket's file and connects by that, also when the name is gone. A process that is killed
- * meanwhile leaves an empty file behind; the next that opens a door removes it. */
+ * A name exists only while a communicator is created. A process that finds it keeps a descriptor
+ * of the socket's file and connects by that descriptor, even after the name is gone. A process
+ * that is killed meanwhile leaves an empty file. The next process that opens a door removes it. */
 #include <dirent.h>
 #include <sys/un.h>
 #define DCOMMI_DOOR_FOLDER "/dev/shm"
 #define DCOMMI_DOOR_NAME "dcomm-door-"
-#define DCOMMI_DOOR_OLD 10 /* seconds; a door that nobody answers for so long is left over */
+#define DCOMMI_DOOR_OLD 10 /* seconds after which a door without a listener may be removed */
 #define DCOMMI_DOOR_BACKLOG 4096
-/* Fill in the address of a path; 0: it is too long. */
+/* Fill in the address of a path. Return its length in bytes, 0 if the path is too long. */
 static socklen_t dcommi_door_address(const char *path, struct sockaddr_un *address)
 {
     memset(address, 0, sizeof *address);
@@ -38454,7 +38478,7 @@ static bool dcommi_door_is_left(const char *path)
     dcommi_sys_close(s);
     return left;
 }
-/* Remove what processes have left that were killed while their door was open. */
+/* Remove doors of processes that were killed while their door was open. */
 static void dcommi_door_sweep(void)
 {
     DIR *folder = opendir(DCOMMI_DOOR_FOLDER);
@@ -38477,8 +38501,8 @@ static void dcommi_door_hide(uint64_t id)
     dcommi_door_path(id, path, sizeof path);
     dcommi_sys_unlink(path);
 }
-/* Listen where others find us by `id`, until the door is hidden. Return the socket; -1 and errno:
- * there is no such place. */
+/* Listen where others find us by `id`, until dcommi_door_hide. Return the socket, or -1 with errno
+ * set. */
 static int dcommi_door_open(uint64_t id)
 {
     char path[64];
@@ -38500,9 +38524,9 @@ static int dcommi_door_open(uint64_t id)
     }
     return s;
 }
-/* The file of another's door, which the caller closes; -1 and errno: it is not to be found. `pid`
- * is that process here, or 0: its /dev/shm is looked into as well, which the kernel allows to
- * processes with the same user and rights. */
+/* Open the file of another process's door; the caller closes it. Return -1, with errno set, if it
+ * is not found. `pid` is that process's number here, or 0. With a pid, look into its /dev/shm too,
+ * which the kernel allows to processes with the same user and rights. */
 static int dcommi_door_find(uint64_t id, int64_t pid)
 {
     char path[64], there[96];
@@ -38514,7 +38538,7 @@ static int dcommi_door_find(uint64_t id, int64_t pid)
     }
     return fd;
 }
-/* The address by which a door is reached whose file is open. */
+/* Fill in the address of a door whose file is open. Return its length in bytes. */
 static socklen_t dcommi_door_behind(int fd, struct sockaddr_un *address)
 {
     char path[64];
@@ -38528,24 +38552,24 @@ typedef struct dcommi_hand_address {
     uint8_t secret[16];
 } dcommi_hand_address;
 typedef struct dcommi_hand_message {
-    uint64_t from, number; /* the sender's id; which of its files this is */
+    uint64_t from, number; /* the sender's id, and the number of its file */
     uint8_t secret[16];    /* the receiver's */
 } dcommi_hand_message;
-/* A message with room for one descriptor, as sendmsg and recvmsg take it. */
+/* A message with room for one descriptor, for sendmsg and recvmsg. */
 typedef struct dcommi_hand_packet {
     dcommi_hand_message message;
     _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))];
     struct iovec part;
     struct msghdr head;
 } dcommi_hand_packet;
-/* A connection that has been accepted, then the descriptor that came by it. */
+/* An accepted connection, and then the descriptor that came over it. */
 typedef struct dcommi_handed {
     struct dcommi_handed *next;
     int socket; /* -1: the message has been read */
     int fd;
     uint64_t from, number;
 } dcommi_handed;
-/* The file of another's door. */
+/* The file of another process's door. */
 typedef struct dcommi_hand_way {
     struct dcommi_hand_way *next;
     uint64_t id;
@@ -38553,10 +38577,10 @@ typedef struct dcommi_hand_way {
 } dcommi_hand_way;
 typedef struct dcommi_hands {
     dcommi_hand_address me;
-    int *sockets; /* the abstract one, then one for each time that a door was open */
+    int *sockets; /* the abstract one, then one for each time that our door was open */
     size_t nsockets, sockets_capacity;
-    bool door;        /* ours is open */
-    unsigned seekers; /* creations that may need it */
+    bool door;        /* our door is open */
+    unsigned seekers; /* creations that may need the door */
     dcommi_hand_way *ways;
     dcommi_handed *handed;
 } dcommi_hands;
@@ -38588,7 +38612,7 @@ static bool dcommi_hands_grow(dcommi_hands *h)
     return dcommi_grow((void **)&h->sockets, &h->sockets_capacity, h->nsockets + 1,
                        sizeof *h->sockets) >= 0;
 }
-/* Listen. On an error (errno) nothing can be handed to this context, and `me.id` stays 0. */
+/* Listen. On an error errno is set and `me.id` stays 0: nothing can be handed to this context. */
 static bool dcommi_hands_open(dcommi_hands *h, uint64_t id)
 {
     struct sockaddr_un name;
@@ -38615,12 +38639,12 @@ static bool dcommi_hands_open(dcommi_hands *h, uint64_t id)
     return true;
 }
 /* ---- processes of another network namespace ---- */
-/* Return true if descriptors go to that process through its door. */
+/* Return true if descriptors go to process `to` through its door. */
 static bool dcommi_hand_is_outside(const dcommi_hands *h, const dcommi_hand_address *to)
 {
     return h->me.id != 0 && to->id != 0 && to->net != h->me.net && to->net != 0 && h->me.net != 0;
 }
-/* Open our door, so that those outside can find it, if that is possible. */
+/* Open our door, if possible, so that processes of other network namespaces can find it. */
 static void dcommi_hands_show(dcommi_hands *h)
 {
     if (h->door || !dcommi_hands_grow(h)) {
@@ -38628,7 +38652,8 @@ static void dcommi_hands_show(dcommi_hands *h)
     }
     int s = dcommi_door_open(h->me.id);
     if (s < 0) {
-        dcommi_log(DCOMMI_LOG_INFO, "no Unix socket in " DCOMMI_DOOR_FOLDER ": %s",
+        dcommi_log(DCOMMI_LOG_INFO,
+                   "this process cannot open a Unix socket in " DCOMMI_DOOR_FOLDER ": %s",
                    strerror(errno));
         return;
     }
@@ -38643,7 +38668,7 @@ static void dcommi_hands_hide(dcommi_hands *h)
     }
     h->door = false;
 }
-/* The way to a process outside; NULL: it is not known. */
+/* Return the file of the door of process `id`, or NULL if we have not found it. */
 static dcommi_hand_way *dcommi_hand_way_to(const dcommi_hands *h, uint64_t id)
 {
     dcommi_hand_way *way = h->ways;
@@ -38652,7 +38677,8 @@ static dcommi_hand_way *dcommi_hand_way_to(const dcommi_hands *h, uint64_t id)
     }
     return way;
 }
-/* Find a process outside, whose door is open. `pid`: its number here, 0: it has none. */
+/* Find the open door of process `id` of another network namespace. `pid` is its number here, 0 if
+ * it has none. */
 static dcomm_status dcommi_hands_find(dcommi_hands *h, uint64_t id, int64_t pid)
 {
     if (dcommi_hand_way_to(h, id) != NULL) {
@@ -38668,7 +38694,7 @@ static dcomm_status dcommi_hands_find(dcommi_hands *h, uint64_t id, int64_t pid)
         int error = errno;
         dcommi_free(way);
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "its network namespace is another, and its Unix socket is not in "
+                           "it has another network namespace, and its Unix socket is not in "
                            "our " DCOMMI_DOOR_FOLDER ": %s",
                            strerror(error));
     }
@@ -38676,7 +38702,7 @@ static dcomm_status dcommi_hands_find(dcommi_hands *h, uint64_t id, int64_t pid)
     h->ways = way;
     return DCOMM_OK;
 }
-/* Nothing more will go to a process, which may be one outside. */
+/* Forget the door of process `id`, if we have found one. */
 static void dcommi_hands_part(dcommi_hands *h, uint64_t id)
 {
     for (dcommi_hand_way **at = &h->ways; *at != NULL; at = &(*at)->next) {
@@ -38690,7 +38716,7 @@ static void dcommi_hands_part(dcommi_hands *h, uint64_t id)
     }
 }
 /* ---- handing over ---- */
-/* The address of a process's socket; 0: it is outside, and was not found. */
+/* Fill in the address of a process's socket. Return 0 if we have not found its door. */
 static socklen_t dcommi_hand_where(const dcommi_hands *h, const dcommi_hand_address *to,
                                    struct sockaddr_un *name)
 {
@@ -38700,8 +38726,8 @@ static socklen_t dcommi_hand_where(const dcommi_hands *h, const dcommi_hand_addr
     const dcommi_hand_way *way = dcommi_hand_way_to(h, to->id);
     return way != NULL ? dcommi_door_behind(way->file, name) : 0;
 }
-/* Hand over a descriptor. DCOMM_IN_PROGRESS: too many are on their way already, try again when
- * their receivers have looked. DCOMM_ERR_UNSUPPORTED: that process cannot be reached. */
+/* Hand over a descriptor. Return DCOMM_IN_PROGRESS if too many are on their way: try again after
+ * their receivers have looked. Return DCOMM_ERR_UNSUPPORTED if the process cannot be reached. */
 static dcomm_status dcommi_hand_over(const dcommi_hands *h, const dcommi_hand_address *to,
                                      uint64_t number, int fd)
 {
@@ -38742,7 +38768,7 @@ static dcomm_status dcommi_hand_over(const dcommi_hands *h, const dcommi_hand_ad
     return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "its Unix socket cannot be reached: %s",
                        strerror(errno));
 }
-/* Read the message of an accepted connection. False: it has not come yet. */
+/* Read the message of an accepted connection. Return false if it has not come yet. */
 static bool dcommi_handed_read(const dcommi_hands *h, dcommi_handed *d)
 {
     dcommi_hand_packet packet;
@@ -38773,7 +38799,7 @@ static void dcommi_handed_drop(dcommi_handed **at)
     dcommi_sys_close(d->fd);
     dcommi_free(d);
 }
-/* Read what has come by a connection, and drop it if that is nothing of use. */
+/* Read the message of a connection. Drop the connection if the message is no use. */
 static dcommi_handed **dcommi_handed_look(const dcommi_hands *h, dcommi_handed **at)
 {
     dcommi_handed *d = *at;
@@ -38783,7 +38809,7 @@ static dcommi_handed **dcommi_handed_look(const dcommi_hands *h, dcommi_handed *
     }
     return &d->next;
 }
-/* Take in what has come to one of our sockets. */
+/* Take in all that has come to one of our sockets. */
 static dcomm_status dcommi_hands_accept(dcommi_hands *h, int listener)
 {
     while (true) {
@@ -38801,7 +38827,8 @@ static dcomm_status dcommi_hands_accept(dcommi_hands *h, int listener)
             }
             return error == EAGAIN || error == EWOULDBLOCK
                        ? DCOMM_OK
-                       : dcommi_fail(DCOMM_ERR_SYSTEM, "nothing can be taken from peers: %s",
+                       : dcommi_fail(DCOMM_ERR_SYSTEM,
+                                     "connections of peers cannot be accepted: %s",
                                      strerror(error));
         }
         d->next = h->handed;
@@ -38824,7 +38851,7 @@ static dcomm_status dcommi_hands_look(dcommi_hands *h)
     }
     return DCOMM_OK;
 }
-/* The descriptor of a peer's file, which is the caller's now; -1: it has not come (yet). */
+/* Return the descriptor of a peer's file, which the caller then owns, or -1 if it has not come. */
 static int dcommi_hands_take(dcommi_hands *h, uint64_t from, uint64_t number)
 {
     for (dcommi_handed **at = &h->handed; *at != NULL; at = &(*at)->next) {
@@ -38837,7 +38864,7 @@ static int dcommi_hands_take(dcommi_hands *h, uint64_t from, uint64_t number)
     }
     return -1;
 }
-/* Close what a peer has handed over and nobody has taken. */
+/* Close the descriptors that a peer has handed over and nobody has taken. */
 static void dcommi_hands_forget(dcommi_hands *h, uint64_t from)
 {
     for (dcommi_handed **at = &h->handed; *at != NULL;) {
@@ -38864,25 +38891,26 @@ static void dcommi_hands_close(dcommi_hands *h)
     h->sockets = NULL;
     h->sockets_capacity = 0;
 }
-#define DCOMMI_LOCAL_EAGER 32768 /* longest payload of one record */
-#define DCOMMI_LOCAL_FIFO 262144
+#define DCOMMI_LOCAL_EAGER 32768     /* longest payload of one record, in bytes */
+#define DCOMMI_LOCAL_FIFO 262144     /* bytes of a fifo */
 #define DCOMMI_LOCAL_PEERS 1024      /* of one transport, over its life */
 #define DCOMMI_LOCAL_LOCK UINT64_MAX /* the number of a process's locked file (watch.h) */
-/* Kinds of records. OFFER, GO, NO and FRAG carry a long message: the sender offers it, the receiver
- * says go when it has a place (or no), then it comes in fragments between other records. */
+/* Kinds of records. OFFER, GO, NO and FRAG carry a long message. The sender offers it, the
+ * receiver answers GO when it has a buffer, or NO. The message then comes in fragments, between
+ * other records. */
 enum dcommi_local_kind {
     DCOMMI_LOCAL_MSG = 1,
     DCOMMI_LOCAL_OFFER, /* behind the header: dcommi_local_offer_tail */
     DCOMMI_LOCAL_GO,    /* header: the offer's id */
-    DCOMMI_LOCAL_NO,    /* likewise */
-    DCOMMI_LOCAL_FRAG   /* likewise */
+    DCOMMI_LOCAL_NO,    /* header: the offer's id */
+    DCOMMI_LOCAL_FRAG   /* header: the offer's id */
 };
 typedef struct dcommi_local_offer_tail {
     uint64_t id, len;
 } dcommi_local_offer_tail;
-/* ---- what lies in shared memory ---- */
-/* Each process has one file: this directory, then the fifos that others write to it. The directory
- * says which fifo is whose. Fifos are mapped as peers are added; until then they take no memory. */
+/* ---- shared memory ---- */
+/* Each process has one file: this directory, then the fifos that others write. The directory names
+ * the writer of each fifo. Fifos are mapped as peers are added, and take no memory before. */
 typedef struct dcommi_local_directory {
     _Atomic uint32_t count, closed;
     uint64_t writer[DCOMMI_LOCAL_PEERS]; /* id of the transport that writes to fifo i */
@@ -38894,45 +38922,45 @@ typedef struct dcommi_local_card {
     dcommi_watch_card process;
 } dcommi_local_card;
 /* ---- peers ---- */
-/* A long message under way, out or in; in a list of its peer, then of those that are done. */
+/* A long message that is being sent or fetched, in a list of its peer. */
 typedef struct dcommi_local_flight {
     struct dcommi_local_flight *next;
     dcommi_op *op;
     uint64_t id;
-    unsigned char *bytes; /* read from, or written to */
+    unsigned char *bytes; /* the payload to send, or the buffer to fill */
     size_t len, at;
     bool going;
 } dcommi_local_flight;
-/* A record for which the fifo had no room. A payload of some length stays where it is. */
+/* A record for which the fifo had no room. A long payload stays in the sender's buffer. */
 typedef struct dcommi_local_queued {
     struct dcommi_local_queued *next;
     dcommi_op *op; /* NULL: the payload was copied */
     const void *data;
     unsigned kind;
     size_t header_len, len;
-    unsigned char bytes[]; /* header, payload that was copied */
+    unsigned char bytes[]; /* header, and the payload if it was copied */
 } dcommi_local_queued;
 typedef struct dcommi_local dcommi_local;
 typedef struct dcommi_local_peer {
     dcommi_fifo_end in, out; /* out.lines NULL: not connected yet */
     dcommi_local *local;
-    struct dcommi_local_peer *next; /* among the removed */
+    struct dcommi_local_peer *next; /* in the list of removed peers */
     int index, pidfd;
-    int lock;      /* its locked file, where it has no pid here; -1: none */
-    uint32_t fifo; /* number of the one that it writes to */
+    int lock;      /* its locked file, if it has no pid here; -1: none */
+    uint32_t fifo; /* number of our fifo that it writes */
     dcommi_local_card card;
-    int file;                          /* until our fifo in it is mapped; -1: not open */
+    int file;                          /* its file, until our fifo in it is mapped; -1: not open */
     dcommi_local_directory *directory; /* mapped */
     dcommi_local_queued *queue, *queue_last;
     dcommi_local_flight *sends, *fetches;
-    dcommi_filler filler; /* of its fifo */
+    dcommi_filler filler; /* for its fifo */
     unsigned in_place;    /* > 0: a long payload was written in place lately */
-    bool waiting;         /* something is queued or going: to be looked at in progress */
-    bool ended;           /* its process, or its transport; what it wrote is still read */
+    bool waiting;         /* progress must write queued records or fragments */
+    bool ended;           /* its process or transport has ended; we still read its records */
     bool lost, removed;
     const char *why;
 } dcommi_local_peer;
-/* A long message that was offered to us and not taken yet: the engine knows it as desc. */
+/* A long message that was offered to us and not taken yet. The engine knows it as desc. */
 typedef struct dcommi_local_offer {
     struct dcommi_local_offer *next, **prev;
     dcommi_local_peer *peer; /* NULL: lost or removed */
@@ -38943,29 +38971,29 @@ struct dcommi_local {
     dcommi_hands hands;
     dcommi_local_card card;
     int file;                          /* -1: none */
-    int lock;                          /* likewise: for those to whom our pid says nothing */
-    dcommi_local_directory *directory; /* its beginning */
-    dcommi_local_peer **polled;        /* all that are not removed or lost */
+    int lock;                          /* for processes of other pid namespaces; -1: none */
+    dcommi_local_directory *directory; /* the beginning of `file` */
+    dcommi_local_peer **polled;        /* all peers that are not removed or lost */
     size_t npolled, polled_capacity;
-    unsigned turns; /* of progress */
+    unsigned turns; /* calls of progress */
     size_t nwaiting, nended;
     struct dcommi_local_done {
         dcommi_op *op;
         dcomm_status status;
-    } * done; /* to be told at the end of progress */
+    } * done; /* ops whose `done` is called at the end of progress */
     size_t ndone, npromised, done_capacity;
-    dcommi_local_peer *removed; /* in the course of progress */
+    dcommi_local_peer *removed; /* peers removed in the course of progress */
     bool inside;                /* progress is on the stack */
     bool closing;
     dcommi_record peeked;
     uint64_t next_flight;
     double last_watch;
-    int epoll; /* of the peers' pidfds; -1: none */
+    int epoll; /* watches the peers' pidfds; -1: none */
     dcommi_local_peer **peers;
     size_t peers_capacity;
     dcommi_local_offer *offers;
     dcommi_fifo_end
-        fifos[DCOMMI_LOCAL_PEERS]; /* the reader's ends, while nobody is added for them */
+        fifos[DCOMMI_LOCAL_PEERS]; /* the reader's ends of fifos whose writer is not added */
 };
 static inline dcommi_local_peer *dcommi_local_peer_at(const dcommi_local *u, int peer)
 {
@@ -38981,12 +39009,12 @@ static size_t dcommi_local_fifo_len(void)
 {
     return dcommi_local_pages(dcommi_fifo_bytes(DCOMMI_LOCAL_FIFO));
 }
-/* Return the place of a fifo in its owner's file, in bytes. */
+/* Return the offset of a fifo in its owner's file, in bytes. */
 static size_t dcommi_local_fifo_at(size_t fifo)
 {
     return dcommi_local_pages(sizeof(dcommi_local_directory)) + fifo * dcommi_local_fifo_len();
 }
-/* Map a fifo of some process's file; NULL: no address space. */
+/* Map a fifo of a process's file. Return NULL without address space. */
 static dcommi_fifo *dcommi_local_fifo_map(int file, size_t fifo)
 {
     return dcommi_share_map(file, dcommi_local_fifo_at(fifo), dcommi_local_fifo_len());
@@ -38999,7 +39027,7 @@ static void dcommi_local_fifo_unmap(dcommi_fifo_end *end)
     end->fifo = NULL;
     end->lines = NULL;
 }
-/* The fifo of a writer: its own from an earlier time, or a new one. */
+/* Find the fifo of a writer: the one that it had before, or a new one. */
 static dcomm_status dcommi_local_fifo_find(dcommi_local *u, uint64_t writer, uint32_t *fifo_p)
 {
     dcommi_local_directory *d = u->directory;
@@ -39012,8 +39040,8 @@ static dcomm_status dcommi_local_fifo_find(dcommi_local *u, uint64_t writer, uin
     }
     if (count == DCOMMI_LOCAL_PEERS) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "local: more than %d processes of this host, counting those that have "
-                           "left; make a new context",
+                           "local: this context has met %d processes of this host, counting those "
+                           "that have left, which is the limit; create a new context",
                            DCOMMI_LOCAL_PEERS);
     }
     dcommi_fifo *fifo = dcommi_local_fifo_map(u->file, count);
@@ -39028,8 +39056,8 @@ static dcomm_status dcommi_local_fifo_find(dcommi_local *u, uint64_t writer, uin
     return DCOMM_OK;
 }
 /* ---- reaching a peer ---- */
-/* A peer's file `number`, of at least `len` bytes, which is the caller's now. DCOMM_IN_PROGRESS:
- * it has not come yet. */
+/* Take a peer's file `number`, of at least `len` bytes; the caller then owns it. Return
+ * DCOMM_IN_PROGRESS if it has not come yet. */
 static dcomm_status dcommi_local_take(dcommi_local_peer *p, uint64_t number, size_t len, int *file)
 {
     dcommi_hands *hands = &p->local->hands;
@@ -39045,12 +39073,12 @@ static dcomm_status dcommi_local_take(dcommi_local_peer *p, uint64_t number, siz
         dcommi_sys_close(*file);
         *file = -1;
         return dcommi_fail(DCOMM_ERR_CORRUPT,
-                           "local: process %d handed over no memory of %zu bytes",
+                           "local: process %d handed over a file that does not hold %zu bytes",
                            (int)p->card.process.pid, len);
     }
     return DCOMM_OK;
 }
-/* Map the peer's directory. DCOMM_IN_PROGRESS: it has not handed it over yet. */
+/* Map the peer's directory. Return DCOMM_IN_PROGRESS if the peer has not handed it over yet. */
 static dcomm_status dcommi_local_look_up(dcommi_local_peer *p)
 {
     if (p->directory != NULL) {
@@ -39072,7 +39100,7 @@ static dcomm_status dcommi_local_look_up(dcommi_local_peer *p)
                : dcommi_fail(DCOMM_ERR_SYSTEM, "local: a peer's memory cannot be mapped: %s",
                              strerror(errno));
 }
-/* Find our fifo at the peer. DCOMM_IN_PROGRESS: it has not added us yet. */
+/* Map our fifo at the peer. Return DCOMM_IN_PROGRESS if the peer has not added us yet. */
 static dcomm_status dcommi_local_connect(dcommi_local_peer *p)
 {
     dcomm_status status = dcommi_local_look_up(p);
@@ -39112,7 +39140,7 @@ static void dcommi_local_disconnect(dcommi_local_peer *p)
     dcommi_hands_part(&p->local->hands, p->card.hand.id);
 }
 /* ---- the end of a peer ---- */
-/* Room for one more op: kept free ahead of time, so that being done needs no memory. */
+/* Keep room for one more op that will be done, so that completing it needs no memory. */
 static dcomm_status dcommi_local_promise(dcommi_local *u)
 {
     DCOMMI_TRY(dcommi_grow((void **)&u->done, &u->done_capacity, u->ndone + u->npromised + 1,
@@ -39128,10 +39156,15 @@ static void dcommi_local_done(dcommi_local *u, dcommi_op *op, dcomm_status statu
 }
 static dcommi_local_flight *dcommi_local_flight_new(dcommi_local *u, dcommi_op *op)
 {
-    dcommi_local_flight *f = dcommi_local_promise(u) < 0 ? NULL : dcommi_alloc(sizeof *f);
-    if (f != NULL) {
-        f->op = op;
+    if (dcommi_local_promise(u) < 0) {
+        return NULL;
     }
+    dcommi_local_flight *f = dcommi_alloc(sizeof *f);
+    if (f == NULL) {
+        u->npromised--;
+        return NULL;
+    }
+    f->op = op;
     return f;
 }
 static void dcommi_local_flight_done(dcommi_local *u, dcommi_local_flight *f, dcomm_status status)
@@ -39146,7 +39179,7 @@ static inline void dcommi_local_waiting(dcommi_local_peer *p, bool waiting)
         p->local->nwaiting += waiting ? 1 : (size_t)-1;
     }
 }
-/* A peer that cannot be written to, or writes nonsense, is as good as dead. */
+/* Mark a peer as ended. One that we cannot write to, or that writes nonsense, counts as dead. */
 static void dcommi_local_end(dcommi_local_peer *p, const char *why)
 {
     if (!p->ended && !p->lost) {
@@ -39155,7 +39188,7 @@ static void dcommi_local_end(dcommi_local_peer *p, const char *why)
         p->local->nended++;
     }
 }
-/* Nothing more will go to or come from the peer. */
+/* Complete all ops of a peer with `status` and drop its offers. */
 static void dcommi_local_drop_all(dcommi_local_peer *p, dcomm_status status)
 {
     dcommi_local *u = p->local;
@@ -39200,14 +39233,14 @@ static void dcommi_local_unpoll(dcommi_local *u, const dcommi_local_peer *p)
         }
     }
 }
-/* Payloads that may go past the caches (fill.h) do not fill a fifo: what was written long before it
- * is read has left the cache. Still more is left to payloads that are written in place (reserve),
- * where there were any lately: these would otherwise have to wait behind the others, to be copied
- * when they have left the cache too. */
+/* Bytes of a fifo that long payloads (fill.h) leave free. A payload that is written long before it
+ * is read would have left the cache by then. They leave more free if payloads were written in
+ * place (reserve) lately. Those would otherwise wait in the queue, and leave the cache before they
+ * are copied. */
 #define DCOMMI_LOCAL_SPARE ((size_t)3 * DCOMMI_LOCAL_EAGER)
 #define DCOMMI_LOCAL_SPARE_IN_PLACE ((size_t)4 * DCOMMI_LOCAL_EAGER)
-#define DCOMMI_LOCAL_LATELY 64 /* payloads */
-/* Payloads up to this long are copied when the fifo is full. */
+#define DCOMMI_LOCAL_LATELY 64 /* payloads for which "lately" lasts */
+/* Longest payload, in bytes, that is copied to the queue when the fifo is full. */
 #define DCOMMI_LOCAL_COPIED 256
 /* Queue a record until there is room. */
 static dcomm_status dcommi_local_enqueue(dcommi_local_peer *p, unsigned kind, const void *header,
@@ -39253,7 +39286,7 @@ static inline void dcommi_local_fill(dcommi_local_peer *p, unsigned char *to, co
         dcommi_fifo_copy(&p->out, to, data, len);
     }
 }
-/* Put a record into the peer's fifo, or behind those that wait for room. */
+/* Write a record to the peer's fifo, or queue it if others are queued or there is no room. */
 static inline dcomm_status dcommi_local_put(dcommi_local_peer *p, unsigned kind, const void *header,
                                             size_t header_len, const void *data, size_t len,
                                             dcommi_op *op)
@@ -39262,7 +39295,7 @@ static inline dcomm_status dcommi_local_put(dcommi_local_peer *p, unsigned kind,
         unsigned char *body =
             dcommi_fifo_reserve(&p->out, header_len + len, dcommi_local_spare(p, len));
         if (DCOMMI_LIKELY(body != NULL)) {
-            /* The header last: its line is the one that the reader looks at. */
+            /* Write the header last: the reader polls its line. */
             dcommi_local_fill(p, body + header_len, data, len);
             memcpy(body, header, header_len);
             dcommi_fifo_commit(&p->out, kind, header_len, len);
@@ -39345,7 +39378,7 @@ static dcomm_status dcommi_local_send(dcommi_transport *t, int peer, const void 
     p->sends = f;
     return DCOMM_IN_PROGRESS;
 }
-/* Write what waits for room in the fifo, as far as there is some. Return the number of records. */
+/* Write queued records and fragments while the fifo has room. Return the number of records. */
 static unsigned dcommi_local_pump(dcommi_local_peer *p)
 {
     unsigned n = 0;
@@ -39403,7 +39436,7 @@ static unsigned dcommi_local_pump(dcommi_local_peer *p)
     dcommi_local_waiting(p, going);
     return n;
 }
-/* Records taken from one peer before the next gets its turn. */
+/* Most records taken from one peer before the next gets its turn. */
 #define DCOMMI_LOCAL_BURST 32
 /* ---- long payloads ---- */
 static void dcommi_local_offer_free(dcommi_local_offer *o)
@@ -39466,7 +39499,7 @@ static void dcommi_local_on_offer(dcommi_local_peer *p, const dcommi_record *r)
     dcommi_local_offer *o = dcommi_alloc(sizeof *o);
     if (o == NULL || tail.len == 0) {
         dcommi_free(o);
-        dcommi_local_end(p, "there is no memory for what it sends");
+        dcommi_local_end(p, "there is no memory for its message");
         return;
     }
     *o = (dcommi_local_offer){.next = u->offers, .prev = &u->offers, .peer = p, .id = tail.id};
@@ -39479,7 +39512,7 @@ static void dcommi_local_on_offer(dcommi_local_peer *p, const dcommi_record *r)
     u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
 }
 /* ---- records ---- */
-/* Find the long payload with this number; NULL: it is no more. */
+/* Find the long payload with this number. Return NULL if it has ended. */
 static dcommi_local_flight **dcommi_local_flight_at(dcommi_local_flight **at, uint64_t id)
 {
     while (*at != NULL && (*at)->id != id) {
@@ -39487,14 +39520,14 @@ static dcommi_local_flight **dcommi_local_flight_at(dcommi_local_flight **at, ui
     }
     return *at != NULL ? at : NULL;
 }
-/* A long payload is over. */
+/* Complete a long payload. */
 static void dcommi_local_landed(dcommi_local_peer *p, dcommi_local_flight **at)
 {
     dcommi_local_flight *f = *at;
     *at = f->next;
     dcommi_local_flight_done(p->local, f, DCOMM_OK);
 }
-/* Handle GO and NO: the peer wants a long payload of ours, or not. */
+/* Handle GO or NO: the peer fetches or declines a long payload of ours. */
 static void dcommi_local_on_verdict(dcommi_local_peer *p, uint64_t id, bool go)
 {
     dcommi_local_flight **at = dcommi_local_flight_at(&p->sends, id);
@@ -39522,7 +39555,7 @@ static void dcommi_local_on_fragment(dcommi_local_peer *p, uint64_t id, const dc
         dcommi_local_landed(p, at);
     }
 }
-/* Handle a record. Return false if it is to stay where it is. */
+/* Handle a record. Return false if it must stay in the fifo. */
 static bool dcommi_local_handle(dcommi_local_peer *p, const dcommi_record *r)
 {
     dcommi_local *u = p->local;
@@ -39575,7 +39608,7 @@ static unsigned dcommi_local_poll(dcommi_local_peer *p)
     }
     return n;
 }
-#define DCOMMI_LOCAL_WATCH 0.05 /* seconds between looks for peers that have ended */
+#define DCOMMI_LOCAL_WATCH 0.05 /* seconds between two checks for peers that have ended */
 /* ---- peers ---- */
 static dcomm_status dcommi_local_add_peer(dcommi_transport *t, int peer, const void *address,
                                           size_t len)
@@ -39609,13 +39642,13 @@ static dcomm_status dcommi_local_add_peer(dcommi_transport *t, int peer, const v
     u->polled[u->npolled++] = p;
     return DCOMM_OK;
 }
-/* Map the fifo at the peer ahead of the first message, so that its descriptor can be closed. */
+/* Map our fifo at the peer before the first message, so that the descriptor can be closed. */
 static void dcommi_local_open_way(dcommi_transport *t, int peer, int connections)
 {
     dcommi_local_peer *p = dcommi_local_peer_at((dcommi_local *)t, peer);
     (void)connections;
     if (p != NULL && p->out.lines == NULL && !p->ended && !p->lost) {
-        (void)dcommi_local_connect(p); /* what is wrong is said when something is to be sent */
+        (void)dcommi_local_connect(p); /* the first send reports an error */
     }
 }
 static void dcommi_local_sweep(dcommi_local *u)
@@ -39646,7 +39679,7 @@ static void dcommi_local_remove_peer(dcommi_transport *t, int peer)
     }
 }
 /* ---- progress ---- */
-/* Look for peers that have ended, every DCOMMI_LOCAL_WATCH seconds. */
+/* Check for peers that have ended, every DCOMMI_LOCAL_WATCH seconds. */
 static void dcommi_local_watch(dcommi_local *u)
 {
     double now = dcommi_coarse_now();
@@ -39670,7 +39703,7 @@ static void dcommi_local_watch(dcommi_local *u)
         }
     }
 }
-/* Report peers as lost if they have ended and all that they sent is read. */
+/* Report a peer as lost if it has ended and we have read all its records. */
 static unsigned dcommi_local_bury(dcommi_local *u)
 {
     unsigned n = 0;
@@ -39695,7 +39728,7 @@ static unsigned dcommi_local_bury(dcommi_local *u)
 static unsigned dcommi_local_deliver(dcommi_local *u)
 {
     unsigned n = 0;
-    while (u->ndone > 0) { /* an op that is done may start others */
+    while (u->ndone > 0) { /* the `done` of an op may start others */
         struct dcommi_local_done d = u->done[--u->ndone];
         d.op->done(d.op, d.status);
         n++;
@@ -39778,8 +39811,7 @@ static dcomm_status dcommi_local_listen(dcommi_transport *t)
 {
     return dcommi_hands_look(&((dcommi_local *)t)->hands);
 }
-/* Find a process outside of our network namespace. Both sides must have opened their doors first.
- */
+/* Find a process of another network namespace. Both sides must open their doors first. */
 static dcomm_status dcommi_local_find(dcommi_local *u, const dcommi_local_card *card, bool first)
 {
     if (!dcommi_hand_is_outside(&u->hands, &card->hand)) {
@@ -39799,7 +39831,8 @@ static dcomm_status dcommi_local_greet(dcommi_transport *t, const void *address,
     dcommi_local *u = (dcommi_local *)t;
     dcommi_local_card card;
     if (len != sizeof card) {
-        return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: an address of %zu bytes", t->name, len);
+        return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: an address has %zu bytes, which is wrong",
+                           t->name, len);
     }
     memcpy(&card, address, sizeof card);
     dcomm_status status = dcommi_local_find(u, &card, first);
@@ -39908,7 +39941,7 @@ static void dcommi_local_close(dcommi_transport *t, double timeout_s, bool force
         }
     }
     u->closing = true;
-    /* Peers keep what they have mapped for as long as they want. */
+    /* Peers may keep our memory mapped for as long as they want. */
     if (u->directory != NULL) {
         atomic_store_explicit(&u->directory->closed, 1, memory_order_release);
     }
@@ -39935,8 +39968,8 @@ static const dcommi_transport_vtable dcommi_local_vtable = {
     .region_take = dcommi_local_region_take,
     .close = dcommi_local_close,
 };
-/* Open the shared memory and the socket. Without them there are no peers; our address tells others
- * so. */
+/* Open the shared memory and the socket. Without them there can be no peers, and our address says
+ * so to others. */
 static void dcommi_local_start(dcommi_local *u)
 {
     u->file = dcommi_share_file(dcommi_local_fifo_at(DCOMMI_LOCAL_PEERS));
@@ -39969,14 +40002,14 @@ static dcomm_status dcommi_local_open(const dcommi_transport_handlers *handlers,
     return DCOMM_OK;
 }
 /* ==== include/dcomm/impl/transport/net.h =================================================== */
-/* net.h - the transport between hosts: UCX, or, with DCOMM_NO_UCX, none. Then all ranks must be on
- * one host. */
+/* net.h - the transport between hosts, by UCX. With DCOMM_NO_UCX there is none, and all ranks must
+ * be on one host. */
 /* ==== include/dcomm/impl/base/captured.h =================================================== */
 /* captured.h - functions of the program that UCX and hwloc call instead of the C library's. The
  * dynamic linker binds their calls to what the program exports by the same name. We cannot prevent
- * that, so we warn before they fail. Empty for a program that leaves both libraries out. */
+ * that, so we warn before they fail. A program without both libraries needs none of this. */
 #if !defined(DCOMM_NO_UCX) || !defined(DCOMM_NO_HWLOC)
-#ifdef __GLIBC__ /* dladdr1 tells what a program defines from what it only calls */
+#ifdef __GLIBC__ /* its dladdr1 tells a definition in the program from a mere call */
 #include <dlfcn.h>
 #include <link.h>
 #include <sys/auxv.h>
@@ -39990,8 +40023,8 @@ static bool dcommi_captured(const char *name)
            dladdr((const void *)getauxval(AT_PHDR), &program) != 0 &&
            here.dli_fbase == program.dli_fbase;
 }
-/* Warn of those of `names`, "a b c", that the program exports; *warned: it has been done.
- * Functions that a sanitizer has put into the program call the C library's. */
+/* Warn about each of `names` ("a b c") that the program exports. Do so once: *warned remembers it.
+ * A sanitizer exports such functions too; they call the C library's, so do not warn then. */
 static void dcommi_captured_warn(const char *names, _Atomic bool *warned)
 {
     if (atomic_exchange(warned, true) || !dcommi_env_first_rank() ||
@@ -40021,7 +40054,7 @@ static void dcommi_captured_warn(const char *names, _Atomic bool *warned)
     (void)names, (void)warned;
 }
 #endif
-/* Warn of names that either library calls on every rank. */
+/* Warn about functions that UCX or hwloc calls on every rank. */
 static void dcommi_captured_warn_host(void)
 {
     static _Atomic bool warned;
@@ -40030,20 +40063,19 @@ static void dcommi_captured_warn_host(void)
 #endif
 #ifndef DCOMM_NO_UCX
 /* ==== include/dcomm/impl/transport/ucx/ucx.h =============================================== */
-/* ucx.h - the transport table over UCX, for peers on other hosts: active messages over one
- * interface. */
+/* ucx.h - the transport to peers on other hosts: UCX active messages over one interface. */
 /* ==== include/dcomm/impl/transport/ucx/arrive.h ============================================ */
-/* arrive.h - messages that UCX delivers: short ones go to the engine at once, parts of long ones
- * are brought together first. */
+/* arrive.h - takes messages that UCX delivers. Short ones go to the engine at once; parts of long
+ * ones are gathered first. */
 /* ==== include/dcomm/impl/transport/ucx/parts.h ============================================= */
-/* parts.h - a long message in parts, each of them over a connection of its own: cut by the
- * sender, brought together where it is received. */
+/* parts.h - sends a long message in parts, each over a connection of its own. The sender cuts it,
+ * and the receiver gathers the parts. */
 /* ==== include/dcomm/impl/transport/ucx/peer.h ============================================== */
-/* peer.h - one UCX worker's state: its peers and their endpoints, each of which is a connection
- * of its own, the sends and fetches under way, the messages that the engine keeps. */
+/* peer.h - the state of a UCX worker: its peers with their endpoints, the sends and fetches under
+ * way, and the messages that the engine keeps. Each endpoint is a connection of its own. */
 /* ==== include/dcomm/impl/transport/ucx/config.h ============================================ */
-/* config.h - how dcomm sets UCX up: its log, its signal handlers, its options, and its status
- * codes as ours. */
+/* config.h - sets UCX up: its log, its signal handlers and its options. Translates its status
+ * codes. */
 #include <signal.h>
 #include <ucp/api/ucp.h>
 static dcomm_status dcommi_ucx_status(ucs_status_t status)
@@ -40070,8 +40102,8 @@ static dcomm_status dcommi_ucx_status(ucs_status_t status)
         return DCOMM_ERR_TRANSPORT;
     }
 }
-/* ---- what UCX does to the whole process ---- */
-/* Calls in which UCX may complain of what we know and report ourselves. */
+/* ---- UCX's effects on the whole process ---- */
+/* > 0 in calls in which UCX may log errors that we report ourselves. */
 static _Thread_local int dcommi_ucx_hush;
 /* UCX exports these, but newer versions' headers for them do not compile as C11. */
 typedef int (*dcommi_ucx_log_fn)(const char *file, unsigned line, const char *function,
@@ -40099,8 +40131,9 @@ dcommi_ucx_log(const char *file, unsigned line, const char *function, ucs_log_le
     dcommi_log(ours, "UCX %s:%u %s: %s", slash != NULL ? slash + 1 : file, line, function, text);
     return 0; /* no other handler */
 }
-/* UCX writes its log to stdout and catches SIGSEGV and friends for the whole process, and keeps
- * the program from installing its own. A user who sets UCX_HANDLE_ERRORS has asked for that. */
+/* Take over UCX's log and undo its signal handlers. UCX writes its log to stdout. It catches
+ * SIGSEGV and the like for the whole process, and keeps the program from installing handlers. A
+ * user who sets UCX_HANDLE_ERRORS has asked for UCX's handlers. */
 static void dcommi_ucx_tame(void)
 {
     dcommi_captured_warn_host();
@@ -40121,9 +40154,9 @@ static void dcommi_ucx_tame_once(void)
 }
 /* ---- options ---- */
 typedef struct dcommi_ucx_option {
-    const char *name; /* of a transport's own option: without the transport's name */
+    const char *name; /* without the transport's name if it is a transport's own option */
     const char *value;
-    const char *user; /* the environment variable that overrides it; NULL: none may */
+    const char *user; /* the environment variable that overrides it; NULL: none */
 } dcommi_ucx_option;
 static dcomm_status dcommi_ucx_set_options(ucp_config_t *config, const dcommi_ucx_option *options,
                                            size_t n)
@@ -40141,7 +40174,8 @@ static dcomm_status dcommi_ucx_set_options(ucp_config_t *config, const dcommi_uc
     }
     return DCOMM_OK;
 }
-/* A UCX context and its worker. What was made is left in *context and *worker on an error too. */
+/* Create a UCX context and its worker. On an error the caller frees *context and *worker, if not
+ * NULL. */
 static dcomm_status dcommi_ucx_start(const char *name, uint64_t features,
                                      const dcommi_ucx_option *options, size_t n_options,
                                      ucp_context_h *context, ucp_worker_h *worker)
@@ -40171,13 +40205,13 @@ static dcomm_status dcommi_ucx_start(const char *name, uint64_t features,
     status = ucp_worker_create(*context, &params, worker);
     if (status != UCS_OK) {
         *worker = NULL;
-        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX makes no worker: %s", name,
+        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX cannot create a worker: %s", name,
                            ucs_status_string(status));
     }
     return DCOMM_OK;
 }
 /* ---- device memory ---- */
-/* Return true if UCX is to be asked for its CUDA transports; DCOMM_UCX_CUDA=0 forbids it. */
+/* Return true if we ask UCX for its CUDA transports. DCOMM_UCX_CUDA=0 forbids it. */
 static bool dcommi_ucx_asks_device(void)
 {
 #ifdef DCOMM_WITH_CUDA
@@ -40186,7 +40220,8 @@ static bool dcommi_ucx_asks_device(void)
     return false;
 #endif
 }
-/* Memory from a pool, as scratch is, UCX knows since 1.14; then as managed. */
+/* Return true if UCX moves our device memory. Scratch comes from a pool, which UCX recognizes
+ * since 1.14, as managed memory. */
 static bool dcommi_ucx_takes_device(ucp_context_h context)
 {
     unsigned major, minor, release;
@@ -40199,73 +40234,73 @@ static bool dcommi_ucx_takes_device(ucp_context_h context)
 }
 typedef struct dcommi_ucx dcommi_ucx;
 typedef struct dcommi_ucx_peer {
-    struct dcommi_ucx_peer *next; /* among the removed */
+    struct dcommi_ucx_peer *next; /* in the list of removed peers */
     dcommi_ucx *ucx;
     int index;
     uint64_t id;
     void *address;
     ucp_ep_h ep[DCOMM_CONNECTIONS_MAX]; /* NULL: not opened yet, or closed */
-    size_t load[DCOMM_CONNECTIONS_MAX]; /* bytes of the sends under way on each */
-    int connections;                    /* to send over */
-    int used_by_peer;                   /* so many of ours are opened as well */
+    size_t load[DCOMM_CONNECTIONS_MAX]; /* bytes of the sends under way on each endpoint */
+    int connections;                    /* endpoints that we send over */
+    int used_by_peer;                   /* endpoints that the peer sends over: we open as many */
     int opened, turn;
-    double opened_at;     /* the last of them; coarse clock */
+    double opened_at;     /* when the last endpoint was opened; coarse clock */
     ucs_status_t failure; /* of the first endpoint that failed */
-    const char *why;      /* NULL: as UCX says */
-    uint32_t failed;      /* a bit for each */
+    const char *why;      /* NULL: UCX tells the reason */
+    uint32_t failed;      /* a bit for each endpoint */
     double failed_at;     /* coarse clock */
-    bool reported;        /* its loss */
-    int flushing;         /* endpoints */
+    bool reported;        /* its loss was reported */
+    int flushing;         /* number of endpoints that are being flushed */
     double closed_at;     /* coarse clock; 0: not closed */
-    size_t flights;       /* under way, to or from it */
+    size_t flights;       /* sends and fetches under way */
 } dcommi_ucx_peer;
 /* The end of a message's header, if the receiver fetches the payload. The payload comes whole, or
- * in `parts` messages with tails that differ in `part` alone. */
+ * in `parts` messages whose tails differ only in `part` and `connection`. */
 typedef struct dcommi_ucx_tail {
-    uint64_t id;    /* the sender's */
+    uint64_t id;    /* of the sender */
     uint64_t total; /* bytes of all parts */
     uint32_t number;
     uint8_t part, parts;
-    uint8_t connection; /* of the sender's, from 0 */
+    uint8_t connection; /* of the sender, from 0 */
     uint8_t zero;
 } dcommi_ucx_tail;
-/* One send or fetch that UCX has not finished. UCX reads the header from here until then. */
+/* One send or fetch that UCX has not finished. Until then UCX reads the header from here. */
 typedef struct dcommi_ucx_flight {
     struct dcommi_ucx_flight *prev, *next;
     dcommi_ucx *ucx;
     dcommi_ucx_peer *peer; /* NULL: not known */
-    dcommi_op *op;         /* NULL: given up; only UCX still knows it */
+    dcommi_op *op;         /* NULL: we have given it up, but UCX still knows it */
     bool is_fetch;
     int connection;
-    size_t load; /* what it adds there */
+    size_t load; /* bytes that it adds to the connection's load */
     dcomm_status status;
     unsigned char header[DCOMMI_HEADER_MAX + sizeof(dcommi_ucx_tail)];
 } dcommi_ucx_flight;
-/* The op of a payload that travels in parts: done when all of them are. */
+/* The op of a payload that travels in parts. It is done when all parts are. */
 typedef struct dcommi_ucx_joint {
-    dcommi_op part; /* each flight's; first, so that it leads here */
+    dcommi_op part; /* op of each part's flight; first, so that it points here */
     dcommi_ucx *ucx;
     struct dcommi_ucx_joint *next;
     dcommi_op *op;
     int left;
     dcomm_status status;
 } dcommi_ucx_joint;
-/* A message that may be, or is, kept: what the engine knows as desc. */
+/* A message that is kept, or may be. The engine knows it as desc. */
 typedef struct dcommi_ucx_kept {
     struct dcommi_ucx_kept *prev, *next;
     void *data;
-    bool arriving, dropped; /* in its callback; released there */
-    dcommi_ucx_peer *peer;  /* of a long message; NULL: not known, or removed */
+    bool arriving, dropped; /* its callback is running; the engine released it there */
+    dcommi_ucx_peer *peer;  /* sender of a long message; NULL: not known, or removed */
     bool removed;
-    /* Of a message in parts, the one that came first leads the others. */
+    /* The part that came first leads the other parts of its message. */
     dcommi_ucx_tail tail;
     struct dcommi_ucx_kept *more;
     struct dcommi_ucx_kept *incomplete; /* the next leader that waits for parts */
-    uint32_t there;                     /* of a leader: a bit for each part */
+    uint32_t there;                     /* of a leader: a bit for each part that has come */
 } dcommi_ucx_kept;
 #define DCOMMI_UCX_SLAB 32
-#define DCOMMI_UCX_LAST_WORDS_S 0.3 /* how long a peer's other connections outlive the first */
-#define DCOMMI_UCX_FRESH_S 0.1      /* so long it may take until a connection is there */
+#define DCOMMI_UCX_LAST_WORDS_S 0.3 /* seconds to read other connections after the first broke */
+#define DCOMMI_UCX_FRESH_S 0.1      /* seconds that a new connection may take to be established */
 typedef struct dcommi_ucx_slab {
     struct dcommi_ucx_slab *next;
     dcommi_ucx_flight flights[DCOMMI_UCX_SLAB];
@@ -40278,20 +40313,20 @@ struct dcommi_ucx {
     ucp_worker_h worker;
     uint64_t id;
     bool inside; /* UCX's progress is on the stack */
-    bool direct; /* an op's done may be called from UCX's callback: only straight in progress */
-    bool chores; /* something waits for the end of progress */
+    bool direct; /* UCX's callback may call an op's done: only directly within progress */
+    bool chores; /* there is work for the end of progress */
     bool closing;
-    unsigned turns;    /* of progress */
+    unsigned turns;    /* calls of progress */
     double last_watch; /* coarse clock */
     dcommi_ucx_peer **peers;
     size_t peers_capacity;
-    dcommi_ucx_peer *removed;        /* not yet closed, or UCX still works for them */
+    dcommi_ucx_peer *removed;        /* peers that are not closed yet, or that UCX still uses */
     dcommi_ucx_flight pending, done; /* heads of rings */
     dcommi_ucx_flight *spare;
     dcommi_ucx_kept kept; /* head of a ring */
     dcommi_ucx_kept *spare_kept, *incomplete;
     dcommi_ucx_joint *spare_joint;
-    uint32_t cut; /* messages sent in parts */
+    uint32_t cut; /* number of messages sent in parts */
     dcommi_ucx_slab *slabs;
 };
 /* ---- flights ---- */
@@ -40327,7 +40362,7 @@ static void dcommi_ucx_flight_unlink(dcommi_ucx_flight *f)
     f->prev->next = f->next;
     f->next->prev = f->prev;
 }
-/* Start a flight. load: bytes that it adds to a connection of p. */
+/* Start a flight. `load` is the bytes that it adds to a connection of `p`. */
 static dcommi_ucx_flight *dcommi_ucx_flight_start(dcommi_ucx *u, dcommi_ucx_peer *p, bool is_fetch,
                                                   int connection, size_t load, dcommi_op *op)
 {
@@ -40349,7 +40384,7 @@ static dcommi_ucx_flight *dcommi_ucx_flight_start(dcommi_ucx *u, dcommi_ucx_peer
     dcommi_ucx_flight_link(&u->pending, f);
     return f;
 }
-/* Take a flight out of its ring and its peer's account. */
+/* Remove a flight from its ring and from its peer's counts. */
 static void dcommi_ucx_flight_leave(dcommi_ucx_flight *f)
 {
     dcommi_ucx_flight_unlink(f);
@@ -40447,7 +40482,7 @@ static dcommi_ucx_peer *dcommi_ucx_peer_by_id(dcommi_ucx *u, uint64_t id)
     }
     return NULL;
 }
-/* Open the first `n` endpoints of a peer, in order, so that both sides share connections. */
+/* Open the first `n` endpoints of a peer, in order, so that both directions share connections. */
 static dcomm_status dcommi_ucx_endpoints(dcommi_ucx *u, dcommi_ucx_peer *p, int n)
 {
     while (p->opened < n) {
@@ -40490,18 +40525,17 @@ static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_pee
     *p_p = p;
     return DCOMM_OK;
 }
-/* Open as many endpoints as are to be used. Fewer do as well. */
+/* Open the endpoints that we send over. Go on with fewer if some cannot be opened. */
 static void dcommi_ucx_spread(dcommi_ucx *u, dcommi_ucx_peer *p)
 {
     if (DCOMMI_UNLIKELY(p->opened < p->connections) &&
         dcommi_ucx_endpoints(u, p, p->connections) < 0) {
-        dcommi_log(DCOMMI_LOG_WARN, "%d connections instead of %d: %s", p->opened, p->connections,
-                   dcommi_message);
+        dcommi_log(DCOMMI_LOG_WARN, "net: only %d of %d connections could be opened: %s", p->opened,
+                   p->connections, dcommi_message);
         p->connections = p->opened;
     }
 }
-/* Choose the connection with the least to do among those that are not in `taken`; take equal ones
- * in turn. */
+/* Choose the connection with the least load of those not in `taken`. Take equal ones in turn. */
 static int dcommi_ucx_choose(dcommi_ucx_peer *p, uint32_t taken)
 {
     int best = -1;
@@ -40514,7 +40548,7 @@ static int dcommi_ucx_choose(dcommi_ucx_peer *p, uint32_t taken)
     p->turn = best + 1;
     return best;
 }
-/* Not inside UCX's progress: closing calls back. */
+/* Close a peer's endpoints by force. Do not call this in UCX's progress: closing calls back. */
 static void dcommi_ucx_peer_close(dcommi_ucx_peer *p)
 {
     if (p->closed_at <= 0) {
@@ -40539,7 +40573,8 @@ static void dcommi_ucx_on_flushed(void *request, ucs_status_t status, void *user
     p->flushing--;
     p->ucx->chores = true;
 }
-/* Everything is closed by force in the end, so that closing never waits; before that, flush. */
+/* Flush a peer's endpoints before they are closed. They are closed by force, so that closing never
+ * waits. */
 static void dcommi_ucx_peer_flush(dcommi_ucx_peer *p)
 {
     if (p->failure != UCS_OK || p->flushing > 0) {
@@ -40563,7 +40598,7 @@ static void dcommi_ucx_peer_free(dcommi_ucx_peer *p)
     dcommi_free(p->address);
     dcommi_free(p);
 }
-#define DCOMMI_UCX_PART_MIN 32768 /* bytes of a part */
+#define DCOMMI_UCX_PART_MIN 32768 /* least bytes of a part */
 #define DCOMMI_UCX_PART_GRAIN 4096
 /* ---- where to cut ---- */
 static int dcommi_ucx_parts_of(const dcommi_ucx_peer *p, size_t len)
@@ -40572,7 +40607,7 @@ static int dcommi_ucx_parts_of(const dcommi_ucx_peer *p, size_t len)
     int n = p->connections;
     return most < 2 ? 1 : most < (size_t)n ? (int)most : n;
 }
-/* Return where part i begins; part i = parts begins at the end. Both ends compute it. */
+/* Return the offset of part `i` in bytes: the end if i = parts. Both ends compute it. */
 static size_t dcommi_ucx_part_at(size_t total, int parts, int i)
 {
     size_t grain = DCOMMI_UCX_PART_GRAIN, n = (size_t)parts;
@@ -40597,7 +40632,8 @@ static void dcommi_ucx_joint_done(dcommi_op *part, dcomm_status status)
         op->done(op, status);
     }
 }
-/* Holds one part back until `launched`, so that op is not done before. */
+/* Make one op for all parts. Count one part more until dcommi_ucx_joint_launched, so that `op` is
+ * not done before. */
 static dcommi_ucx_joint *dcommi_ucx_joint_make(dcommi_ucx *u, dcommi_op *op, int parts)
 {
     if (u->spare_joint == NULL && !dcommi_ucx_refill(u)) {
@@ -40611,7 +40647,7 @@ static dcommi_ucx_joint *dcommi_ucx_joint_make(dcommi_ucx *u, dcommi_op *op, int
     j->status = DCOMM_OK;
     return j;
 }
-/* Note the status of a part that was started. Return false if the others need not be tried. */
+/* Note the status of a started part. Return false if the other parts need not be tried. */
 static bool dcommi_ucx_joint_part(dcommi_ucx_joint *j, dcomm_status status)
 {
     if (status != DCOMM_IN_PROGRESS) {
@@ -40620,7 +40656,7 @@ static bool dcommi_ucx_joint_part(dcommi_ucx_joint *j, dcomm_status status)
     }
     return status >= 0;
 }
-/* All parts but `rest` are started: return the status of the whole message. */
+/* End the start of all parts but `rest`. Return the status of the whole message. */
 static dcomm_status dcommi_ucx_joint_launched(dcommi_ucx_joint *j, int rest)
 {
     j->left -= rest + 1;
@@ -40632,10 +40668,10 @@ static dcomm_status dcommi_ucx_joint_launched(dcommi_ucx_joint *j, int rest)
     return status;
 }
 /* ---- receiving ---- */
-/* Drop a single message, not those that it leads. */
+/* Drop a single message, but not the parts that it leads. */
 static void dcommi_ucx_drop(dcommi_ucx *u, dcommi_ucx_kept *k)
 {
-    if (k->arriving) { /* UCX still holds it, and drops it when it is told so by the callback */
+    if (k->arriving) { /* UCX still holds it, and drops it when its callback says so */
         k->dropped = true;
         return;
     }
@@ -40653,7 +40689,7 @@ static void dcommi_ucx_drop_all(dcommi_ucx *u, dcommi_ucx_kept *k)
     }
     u->direct = direct;
 }
-/* Drop the messages that a lost peer has sent in part. */
+/* Drop the incomplete messages of a lost peer. */
 static void dcommi_ucx_forget_parts(dcommi_ucx *u, const dcommi_ucx_peer *p)
 {
     for (dcommi_ucx_kept **at = &u->incomplete; *at != NULL;) {
@@ -40710,7 +40746,7 @@ static dcommi_ucx_kept *dcommi_ucx_gather(dcommi_ucx *u, dcommi_ucx_kept *k, boo
     *at = leader->incomplete;
     return leader;
 }
-/* Find the sender of a long message, and want as many endpoints to it as it uses to us: then both
+/* Find the sender of a long message. Note how many endpoints it uses, to open as many: then both
  * sides notice one that breaks. */
 static void dcommi_ucx_know_sender(dcommi_ucx *u, dcommi_ucx_kept *k)
 {
@@ -40734,12 +40770,13 @@ static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t heade
     if (DCOMMI_UNLIKELY(u->closing)) {
         return UCS_OK;
     }
-    if (!stays) {
+    bool kept = stays && (u->spare_kept != NULL || dcommi_ucx_refill(u));
+    if (!kept && !is_long) { /* the engine copies what it cannot take at once */
         u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
         return UCS_OK;
     }
-    if (u->spare_kept == NULL && !dcommi_ucx_refill(u)) {
-        return is_long ? UCS_ERR_NO_MEMORY : UCS_OK;
+    if (!kept) {
+        return UCS_ERR_NO_MEMORY;
     }
     dcommi_ucx_kept *k = u->spare_kept;
     u->spare_kept = k->next;
@@ -40759,7 +40796,7 @@ static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t heade
         if (good) {
             dcommi_ucx_know_sender(u, k);
         }
-        /* Parts need a living peer: else nobody would complete or drop them. */
+        /* Accept parts only from a living peer: otherwise nothing would complete or drop them. */
         bool dead = good && k->peer != NULL && k->peer->failure != UCS_OK;
         good = good && (k->peer != NULL || k->tail.parts == 1);
         if (good && !dead && k->tail.parts > 1) {
@@ -40789,12 +40826,12 @@ static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t heade
     return UCS_OK;
 }
 /* ==== include/dcomm/impl/transport/ucx/iface.h ============================================= */
-/* iface.h - which network interface connects this host with the others. */
+/* iface.h - finds the network interface that connects this host with the others. */
 static bool dcommi_ucx_is_netdev(const char *name)
 {
     return strlen(name) < IF_NAMESIZE && if_nametoindex(name) != 0;
 }
-/* The interface of the IPv4, else the IPv6 default route with the lowest metric. */
+/* Find the interface of the default route with the lowest metric: of IPv4, else of IPv6. */
 static bool dcommi_ucx_default_iface(dcommi_iface name)
 {
     char line[512], device[64];
@@ -40834,8 +40871,8 @@ static bool dcommi_ucx_default_iface(dcommi_iface name)
     }
     return best != ~0ul;
 }
-/* Find an interface that is not the loopback: the one with this address, or, NULL, the first that
- * is up and has one. False: there is none. */
+/* Find an interface that is not the loopback: the one with the address `wanted`, or, if it is
+ * NULL, the first that is up and has an address. Return false if there is none. */
 static bool dcommi_ucx_find_iface(const struct sockaddr *wanted, dcommi_iface name)
 {
     struct ifaddrs *all = NULL;
@@ -40847,7 +40884,7 @@ static bool dcommi_ucx_find_iface(const struct sockaddr *wanted, dcommi_iface na
         const int family = i->ifa_addr != NULL ? i->ifa_addr->sa_family : AF_UNSPEC;
         if ((family != AF_INET && family != AF_INET6) || (i->ifa_flags & IFF_LOOPBACK) != 0 ||
             strlen(i->ifa_name) >= sizeof(dcommi_iface)) {
-            continue; /* the loopback too: a host's own name often means 127.0.1.1 */
+            continue; /* skip the loopback: a host's own name often means 127.0.1.1 */
         }
         const void *here = i->ifa_addr, *there = wanted;
         found = wanted == NULL                ? (i->ifa_flags & IFF_RUNNING) != 0
@@ -40865,7 +40902,8 @@ static bool dcommi_ucx_find_iface(const struct sockaddr *wanted, dcommi_iface na
     freeifaddrs(all);
     return found;
 }
-/* The interface by which a host is reached: its ranks will be, too. Sends nothing. */
+/* Find the interface that leads to a host, because it likely leads to the other ranks too. Send
+ * nothing. */
 static bool dcommi_ucx_iface_towards(const char *host, dcommi_iface name)
 {
     char plain[256];
@@ -40890,7 +40928,7 @@ static bool dcommi_ucx_iface_towards(const char *host, dcommi_iface name)
     freeaddrinfo(list);
     return found;
 }
-/* "eth0 lo mlx5_0": what a user may choose from. */
+/* List the devices that a user may choose: "eth0 lo mlx5_0". */
 static void dcommi_ucx_list_devices(char *text, size_t size)
 {
     static const char *const folders[] = {"/sys/class/net", "/sys/class/infiniband"};
@@ -40909,7 +40947,7 @@ static void dcommi_ucx_list_devices(char *text, size_t size)
         }
     }
 }
-/* Choose an interface where nobody has named one. */
+/* Choose an interface if the user has named none. */
 static void dcommi_ucx_usual_iface(dcommi_iface name)
 {
     const char *master = dcommi_env("MASTER_ADDR");
@@ -40918,8 +40956,8 @@ static void dcommi_ucx_usual_iface(dcommi_iface name)
         strcpy(name, "lo");
     }
 }
-/* Choose the interface that UCX is to use. *tcp: it is a network interface, not an RDMA device,
- * which may carry a port: "mlx5_0:1". */
+/* Choose the interface for UCX. *tcp is true for a network interface, false for an RDMA device,
+ * which may have a port: "mlx5_0:1". */
 static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_iface name, bool *tcp)
 {
     const char *source = "iface";
@@ -40954,8 +40992,8 @@ static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_iface nam
                        source, wanted, devices);
 }
 /* ==== include/dcomm/impl/transport/ucx/loss.h ============================================== */
-/* loss.h - the end of a peer: its connections broke, or it was removed. What it had not completed
- * is forgotten, what is under way to it is given up. */
+/* loss.h - handles the end of a peer: its connections broke, or it was removed. Forgets its
+ * incomplete messages and gives up the ops under way to it. */
 /* ---- lost ---- */
 static void dcommi_ucx_lose(dcommi_transport *t, int peer, const char *why)
 {
@@ -40968,8 +41006,9 @@ static void dcommi_ucx_lose(dcommi_transport *t, int peer, const char *why)
         u->chores = true;
     }
 }
-/* Return true if a peer counts as lost: all its connections have broken, or the first broke a while
- * ago. Until then the last messages of a peer that has closed may still arrive on another one. */
+/* Return true if a peer counts as lost: all its connections have broken, or the first broke more
+ * than DCOMMI_UCX_LAST_WORDS_S ago. Before that the last messages of a peer that has closed may
+ * still arrive on another connection. */
 static bool dcommi_ucx_is_lost(dcommi_ucx_peer *p)
 {
     bool all = p->opened > 0 && p->failed == (UINT32_C(1) << p->opened) - 1;
@@ -41008,8 +41047,9 @@ static void dcommi_ucx_kept_forget_peer(dcommi_ucx *u, const dcommi_ucx_peer *p)
         }
     }
 }
-/* UCX 1.13 aborts a process whose answer to a new connection is still queued when that one breaks:
- * let connections that others follow become old before they are closed. */
+/* Return true if a peer's connections are too new to be closed. UCX 1.13 aborts a process whose
+ * answer to a new connection is still queued when that connection breaks. This concerns peers with
+ * several connections. */
 static bool dcommi_ucx_is_fresh(const dcommi_ucx_peer *p)
 {
     return p->opened > 1 && p->failure == UCS_OK &&
@@ -41023,7 +41063,7 @@ static void dcommi_ucx_sweep_removed(dcommi_ucx *u)
         if ((p->flushing == 0 || p->failure != UCS_OK) && !fresh) {
             dcommi_ucx_peer_close(p);
         }
-        if (p->flushing > 0 || p->flights > 0 || fresh) { /* they name p */
+        if (p->flushing > 0 || p->flights > 0 || fresh) { /* these still use p */
             link = &p->next;
             continue;
         }
@@ -41052,9 +41092,9 @@ static void dcommi_ucx_remove_peer(dcommi_transport *t, int peer)
     u->direct = direct;
 }
 /* ---- given up ---- */
-/* UCX cannot cancel what is under way to a dead process whose queue is full: give such ops back
- * a moment after the endpoint was closed. A fetch from a peer that may be alive has to wait: its
- * data might still arrive in the buffer. */
+/* Give ops back a moment after their endpoint was closed, because UCX cannot cancel sends to a
+ * dead process whose queue is full. A fetch from a peer that may be alive must wait: its data
+ * might still arrive in the buffer. Return how many ops were given back. */
 static unsigned dcommi_ucx_give_up(dcommi_ucx *u, double now)
 {
     unsigned n = 0;
@@ -41073,12 +41113,12 @@ static unsigned dcommi_ucx_give_up(dcommi_ucx *u, double now)
             op->handle = NULL;
             op->done(op, DCOMM_ERR_PEER);
             n++;
-            next = u->pending.next; /* done may have started others */
+            next = u->pending.next; /* `done` may have started others */
         }
     }
     return n;
 }
-/* Give up ops and close removed peers, at most every 50 ms. Return how many ops were given up. */
+/* Give ops back and close removed peers, at most every 50 ms. Return how many were given back. */
 static unsigned dcommi_ucx_watch(dcommi_ucx *u)
 {
     double now = dcommi_coarse_now();
@@ -41093,18 +41133,17 @@ static unsigned dcommi_ucx_watch(dcommi_ucx *u)
     return given_up;
 }
 /* ==== include/dcomm/impl/transport/ucx/move.h ============================================== */
-/* move.h - payloads to and from a UCX peer: messages are sent at once or in parts, and long ones
- * that came are fetched. */
+/* move.h - moves payloads to and from a UCX peer: sends messages whole or in parts, and fetches
+ * long ones. */
 #define DCOMMI_UCX_AM_ID 1
-/* Longest payload that is sent without asking the receiver for a place first. */
+/* Longest payload, in bytes, that is sent without first asking the receiver for a buffer. */
 #define DCOMMI_UCX_EAGER 65536
-/* Longest payload that stays behind those before it. Longer ones that need not ask are what
- * algorithms cut long blocks into: they too go over all connections. */
+/* Longest payload, in bytes, that arrives in order. Longer ones up to DCOMMI_UCX_EAGER are what
+ * algorithms cut long blocks into, so they go over all connections. */
 #define DCOMMI_UCX_ORDERED 8192
-/* Which kind of device memory it is, UCX finds out itself: it tells pools from plain memory. */
+/* Let UCX find the kind of device memory itself: it distinguishes pools from plain memory. */
 #define DCOMMI_UCX_DEVICE UCS_MEMORY_TYPE_UNKNOWN
-/* Return the status of what was given to UCX: done, under way (the flight stays pending), or
- * refused. */
+/* Return the status of a request to UCX: done, under way (flight stays pending), or refused. */
 static dcomm_status dcommi_ucx_launched(dcommi_ucx_flight *f, ucs_status_ptr_t answer)
 {
     if (UCS_PTR_IS_PTR(answer)) {
@@ -41215,7 +41254,7 @@ static void dcommi_ucx_release(dcommi_transport *t, void *desc)
 {
     dcommi_ucx_drop_all((dcommi_ucx *)t, desc);
 }
-/* Fetch one message into buf. */
+/* Fetch one message into `buf`. */
 static dcomm_status dcommi_ucx_fetch_one(dcommi_ucx *u, dcommi_ucx_kept *k, void *buf, size_t len,
                                          ucs_memory_type_t memory, dcommi_op *op)
 {
@@ -41385,7 +41424,7 @@ static void dcommi_ucx_settle(dcommi_ucx *u, double deadline)
         }
     }
 }
-/* No connection is fresh any more. */
+/* Progress until no connection is too new to be closed (dcommi_ucx_is_fresh). */
 static void dcommi_ucx_ripen(dcommi_ucx *u)
 {
     for (bool fresh = true; fresh;) {
@@ -41410,7 +41449,7 @@ static void dcommi_ucx_free(dcommi_ucx *u)
         ucp_cleanup(u->context);
     }
     dcommi_ucx_deliver(u);
-    while (u->pending.next != &u->pending) { /* UCX has forgotten them with the worker */
+    while (u->pending.next != &u->pending) { /* UCX has forgotten these with the worker */
         u->pending.next->status = DCOMM_ERR_ABORTED;
         dcommi_ucx_flight_finish(u->pending.next);
     }
@@ -41431,9 +41470,9 @@ static void dcommi_ucx_free(dcommi_ucx *u)
     dcommi_free((void *)(uintptr_t)u->base.address);
     dcommi_free(u);
 }
-/* UCX 1.13 aborts when a worker is destroyed while its answer to somebody's connecting is still
- * queued, on an endpoint that only UCX knows. One that does not come to rest is left to the end of
- * the process. */
+/* Flush the worker before it is destroyed. UCX 1.13 aborts if an answer to a connecting peer is
+ * still queued then, on an endpoint that only UCX knows. A worker that does not come to rest by
+ * `deadline` is left to the end of the process. */
 static void dcommi_ucx_quiet(dcommi_ucx *u, double deadline)
 {
     ucp_request_param_t param = {0};
@@ -41472,7 +41511,7 @@ static void dcommi_ucx_close(dcommi_transport *t, double timeout_s, bool force)
     while (u->kept.next != &u->kept) {
         dcommi_ucx_drop(u, u->kept.next);
     }
-    u->incomplete = NULL; /* they were among those */
+    u->incomplete = NULL; /* these were in the ring of kept messages */
     for (size_t i = 0; i < u->peers_capacity; i++) {
         if (u->peers[i] != NULL) {
             dcommi_ucx_peer_close(u->peers[i]);
@@ -41481,7 +41520,7 @@ static void dcommi_ucx_close(dcommi_transport *t, double timeout_s, bool force)
     for (dcommi_ucx_peer *p = u->removed; p != NULL; p = p->next) {
         dcommi_ucx_peer_close(p);
     }
-    /* Cancelled requests come back in a few rounds; what UCX keeps longer goes with the worker. */
+    /* Cancelled requests come back in a few rounds. Others end with the worker. */
     dcommi_ucx_settle(u, dcommi_now() + 0.1);
     dcommi_ucx_hush++;
     dcommi_ucx_quiet(u, dcommi_now() + 0.5);
@@ -41508,7 +41547,7 @@ static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, const dcommi_ucx_optio
                                            size_t n_options)
 {
     const bool asks = dcommi_ucx_asks_device();
-    dcommi_ucx_hush += asks; /* most UCX know no transport "cuda" */
+    dcommi_ucx_hush += asks; /* most builds of UCX have no transport "cuda" */
     dcomm_status started =
         dcommi_ucx_start(u->base.name, UCP_FEATURE_AM, options, n_options, &u->context, &u->worker);
     dcommi_ucx_hush -= asks;
@@ -41527,8 +41566,8 @@ static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, const dcommi_ucx_optio
         status = ucp_worker_query(u->worker, &attr);
     }
     if (status != UCS_OK) {
-        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX gives no address: %s", u->base.name,
-                           ucs_status_string(status));
+        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX cannot tell its address: %s",
+                           u->base.name, ucs_status_string(status));
     }
     u->id = dcommi_transport_id();
     char *copy = dcommi_alloc(sizeof u->id + attr.address_length);
@@ -41541,20 +41580,21 @@ static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, const dcommi_ucx_optio
     ucp_worker_release_address(u->worker, attr.address);
     return copy != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
 }
-/* Say which interface dcommi_net_open would choose; "" where it would refuse `wanted`. */
+/* Find the interface that dcommi_net_open would choose, or "" if it would refuse `wanted`. */
 static void dcommi_net_iface(const char *wanted, dcommi_iface name)
 {
     bool tcp;
     name[0] = 0;
     (void)dcommi_ucx_choose_iface(wanted, name, &tcp);
 }
-/* Come before all other use of UCX, for the sake of the process. */
+/* Set UCX's log and signal handlers for the process. Call this before all other use of UCX. */
 static void dcommi_net_prepare(void)
 {
     dcommi_ucx_tame_once();
 }
-/* Open one network interface. iface: "eth0", or an RDMA device, "mlx5_0" or "mlx5_0:1";
- * NULL: DCOMM_IFACE, else the default route's, else lo. */
+/* Open the transport over one network interface. `iface` is an interface ("eth0") or an RDMA
+ * device ("mlx5_0" or "mlx5_0:1"). If it is NULL or "", use DCOMM_IFACE, else the interface that
+ * leads to MASTER_ADDR, else the default route's, else the first that is up, else lo. */
 static dcomm_status dcommi_net_open(const dcommi_transport_handlers *handlers, const char *iface,
                                     dcommi_transport **t_p)
 {
@@ -41574,17 +41614,17 @@ static dcomm_status dcommi_net_open(const dcommi_transport_handlers *handlers, c
         {"KEEPALIVE_INTERVAL", "1s", "UCX_KEEPALIVE_INTERVAL"},
         {"KEEPALIVE_NUM_EPS", "inf", "UCX_KEEPALIVE_NUM_EPS"},
         /* UCX 1.13 aborts when a connection breaks under a zero-copy send. Longer segments make
-         * up for the copy; both ends must agree on them. */
+         * up for the copy. Both ends must use the same length. */
         {tcp ? "ZCOPY_THRESH" : NULL, "inf", NULL},
         {tcp ? "PUT_ENABLE" : NULL, "n", NULL},
         {tcp ? "TX_SEG_SIZE" : NULL, "64k", NULL},
         {tcp ? "RX_SEG_SIZE" : NULL, "64k", NULL},
-        /* One event of epoll at a time: where a connection breaks while another's event is handled,
-         * UCX 1.13 goes on to the broken one's event of the same round, and aborts. */
+        /* Handle one epoll event at a time. If a connection breaks while another's event is
+         * handled, UCX 1.13 still handles the broken one's event of the same round, and aborts. */
         {tcp ? "MAX_POLL" : NULL, "1", NULL},
-        /* Connecting to a dead host must not stop progress. */
+        /* A connection to a dead host must not stop progress. */
         {tcp ? "CONN_NB" : NULL, "y", "UCX_TCP_CONN_NB"},
-        /* A host that vanished sends no reset. */
+        /* Keep-alive detects a host that vanished without a reset. */
         {tcp ? "KEEPIDLE" : NULL, "1s", "UCX_TCP_KEEPIDLE"},
         {tcp ? "KEEPINTVL" : NULL, "1s", "UCX_TCP_KEEPINTVL"},
         {tcp ? "KEEPCNT" : NULL, "3", "UCX_TCP_KEEPCNT"},
@@ -41633,13 +41673,14 @@ static dcomm_status dcommi_net_open(const dcommi_transport_handlers *handlers, c
 }
 #endif
 /* ==== include/dcomm/impl/boot/here.h ======================================================= */
-/* here.h - finds out where on its machine this process runs: with hwloc, or, with DCOMM_NO_HWLOC,
- * on which hardware threads and no more. */
+/* here.h - finds where on its machine this process runs. With DCOMM_NO_HWLOC it finds only the
+ * hardware threads. */
 #ifndef DCOMM_NO_HWLOC
 /* ==== include/dcomm/impl/boot/topo.h ======================================================= */
-/* topo.h - finds out, with hwloc, where on its machine this process runs. */
+/* topo.h - finds with hwloc where on its machine this process runs. */
 #include <hwloc.h>
-/* The format of an lstopo XML file: 1, 2, 3 as hwloc's major version; 0: not found. */
+/* Return the format of an lstopo XML file (1, 2 or 3, as hwloc's major version), or 0 if the file
+ * does not say. */
 static int dcommi_topo_format(const char *xml)
 {
     char head[512];
@@ -41654,26 +41695,26 @@ static dcomm_status dcommi_topo_unread(const char *xml, int error)
     int format = dcommi_topo_format(xml), known = (int)(hwloc_get_api_version() >> 16);
     return format > known
                ? dcommi_fail(DCOMM_ERR_INVALID,
-                             "%s is in format %d of lstopo's files, and the hwloc that is "
-                             "installed reads formats up to %d: install hwloc %d, or write the "
-                             "file by an lstopo of version %d",
+                             "%s has format %d of lstopo's files, but the installed hwloc reads "
+                             "formats up to %d: install hwloc %d, or write the file with an "
+                             "lstopo of version %d",
                              xml, format, known, format, known)
                : dcommi_fail(DCOMM_ERR_INVALID, "%s is no topology that hwloc can read: %s", xml,
                              strerror(error));
 }
-/* The machine, or what an lstopo XML file says of one (xml NULL: the machine). */
+/* Load the topology of this machine, or of the lstopo XML file `xml` if it is not NULL. */
 static dcomm_status dcommi_topo_load(const char *xml, hwloc_topology_t *topology_p)
 {
-    /* Plugins that start up a graphics driver to say what PCI already says. */
+    /* These plugins start a graphics driver, only to repeat what PCI says. */
     static const char *const slow[] = {"opencl", "gl", "cuda", "nvml", "rsmi", "levelzero"};
     hwloc_topology_t topology;
     if (hwloc_topology_init(&topology) != 0) {
         return dcommi_fail(DCOMM_ERR_SYSTEM, "hwloc does not start: %s", strerror(errno));
     }
-    for (size_t i = 0; i < sizeof slow / sizeof slow[0]; i++) { /* fails where there is none */
+    for (size_t i = 0; i < sizeof slow / sizeof slow[0]; i++) { /* fails without the plugin */
         hwloc_topology_set_components(topology, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, slow[i]);
     }
-    /* All of it, so that ranks in different cgroups of one machine number its parts alike. */
+    /* Load the whole machine, so that ranks in different cgroups number its parts alike. */
     hwloc_topology_set_flags(topology, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED);
     hwloc_topology_set_io_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
     if ((xml != NULL && hwloc_topology_set_xml(topology, xml) != 0) ||
@@ -41688,7 +41729,8 @@ static dcomm_status dcommi_topo_load(const char *xml, hwloc_topology_t *topology
     return DCOMM_OK;
 }
 /* ---- a place in a topology ---- */
-/* The object of a type in which all of `set` lies. */
+/* Return the index of the object of `type` that holds all of `set`. Return DCOMMI_PLACE_MANY if
+ * none holds all, DCOMMI_PLACE_NONE if there is none. */
 static int32_t dcommi_topo_within(hwloc_topology_t topology, hwloc_obj_type_t type,
                                   hwloc_const_cpuset_t set)
 {
@@ -41701,7 +41743,7 @@ static int32_t dcommi_topo_within(hwloc_topology_t topology, hwloc_obj_type_t ty
     }
     return found;
 }
-/* The kind of cache that is farthest from the cores; a PU, which is no cache, without any. */
+/* Return the type of cache farthest from the cores, or HWLOC_OBJ_PU if there is no cache. */
 static hwloc_obj_type_t dcommi_topo_last_cache(hwloc_topology_t topology)
 {
     static const hwloc_obj_type_t types[] = {HWLOC_OBJ_L5CACHE, HWLOC_OBJ_L4CACHE,
@@ -41724,14 +41766,14 @@ static int dcommi_topo_nearness(hwloc_topology_t topology, hwloc_obj_t device,
     }
     return o != NULL ? o->depth : -1;
 }
-/* Screens of servers are driven by chips that compute nothing. */
+/* Return true if a PCI device can compute. The screen chip of many servers cannot. */
 static bool dcommi_topo_is_gpu(const struct hwloc_pcidev_attr_s *pci)
 {
     bool maker = pci->vendor_id == 0x10de || pci->vendor_id == 0x1002;
     return pci->class_id == 0x0302 || pci->class_id == 0x1200 ||
            (maker && pci->class_id >> 8 == 0x03);
 }
-/* The nearest GPU, by its PCI address. */
+/* Find the PCI address of the nearest GPU. */
 static void dcommi_topo_gpu(hwloc_topology_t topology, hwloc_const_cpuset_t set, char name[16])
 {
     int best = -1;
@@ -41747,8 +41789,8 @@ static void dcommi_topo_gpu(hwloc_topology_t topology, hwloc_const_cpuset_t set,
         }
     }
 }
-/* The device of the interface `wanted`, "" where the machine shows none for it (the loopback, a
- * bridge); wanted NULL: the nearest. */
+/* Find the device of the interface `wanted`, or the nearest one if `wanted` is NULL. Set `name` to
+ * "" if the machine shows no device for it (the loopback, a bridge). */
 static void dcommi_topo_nic(hwloc_topology_t topology, hwloc_const_cpuset_t set, const char *wanted,
                             char name[16])
 {
@@ -41768,7 +41810,7 @@ static void dcommi_topo_nic(hwloc_topology_t topology, hwloc_const_cpuset_t set,
         }
     }
 }
-/* The place of a process that may run on `set`, by the system's numbers. */
+/* Fill in the place of a process that may run on `set`, which holds the system's numbers. */
 static void dcommi_topo_locate(hwloc_topology_t topology, hwloc_const_cpuset_t set,
                                const char *iface, dcommi_site *place)
 {
@@ -41787,15 +41829,15 @@ static void dcommi_topo_locate(hwloc_topology_t topology, hwloc_const_cpuset_t s
     dcommi_topo_gpu(topology, set, place->gpu);
 }
 /* ---- this process ---- */
-/* A machine that hwloc cannot read is no reason to fail: nothing is known of the place then. */
+/* Make the place unknown. This is no error: hwloc may be unable to read the machine. */
 static void dcommi_topo_nowhere(dcommi_site *place)
 {
     memset(place, 0, sizeof *place);
     place->package = place->numa = place->cache = place->core = DCOMMI_PLACE_NONE;
     place->unknown = 1;
 }
-/* The place on a topology of a thread that may run on `set`, as far as the topology has that; on
- * all of it when that is nothing. */
+/* Fill in the place of a thread that may run on `set`, clipped to the topology. If nothing is
+ * left, use the whole topology. */
 static void dcommi_topo_clip(hwloc_topology_t topology, hwloc_cpuset_t set, const char *iface,
                              dcommi_site *place)
 {
@@ -41806,7 +41848,7 @@ static void dcommi_topo_clip(hwloc_topology_t topology, hwloc_cpuset_t set, cons
     }
     dcommi_topo_locate(topology, set, iface, place);
 }
-/* The last result. Programs make one context after the other, and the machine stays. */
+/* The last result, for programs that create several contexts: the machine stays the same. */
 typedef struct dcommi_topo_memory {
     pthread_mutex_t lock;
     bool known;
@@ -41834,7 +41876,7 @@ static void dcommi_topo_machine(hwloc_cpuset_t set, const char *iface, dcommi_si
     *place = last.place;
     pthread_mutex_unlock(&last.lock);
 }
-/* Put the hardware threads that the kernel lets this thread run on into `set`. */
+/* Add to `set` the hardware threads on which the kernel lets this thread run. */
 static void dcommi_topo_allowed(hwloc_cpuset_t set)
 {
     enum { BYTES = 8192 / 8 };
@@ -41848,8 +41890,8 @@ static void dcommi_topo_allowed(hwloc_cpuset_t set)
     }
     dcommi_free(mine);
 }
-/* This thread's place. iface: the context's choice, "" for none. DCOMM_TOPO_XML takes a file in
- * place of the machine, DCOMM_TOPO_CPUS then what this rank is bound to on it. */
+/* Find this thread's place. `iface` is the context's interface, or "". DCOMM_TOPO_XML names a file
+ * that replaces the machine. DCOMM_TOPO_CPUS then lists the hardware threads of this rank. */
 static dcomm_status dcommi_topo_here(const char *iface, dcommi_site *place)
 {
     const char *xml = dcommi_env("DCOMM_TOPO_XML"), *given = dcommi_env("DCOMM_TOPO_CPUS");
@@ -41867,8 +41909,8 @@ static dcomm_status dcommi_topo_here(const char *iface, dcommi_site *place)
     } else {
         if (given != NULL && hwloc_bitmap_list_sscanf(set, given) < 0) {
             status = dcommi_fail(DCOMM_ERR_INVALID,
-                                 "environment variable DCOMM_TOPO_CPUS=\"%.64s\" is no list of "
-                                 "hardware threads, such as 0-3,8",
+                                 "environment variable DCOMM_TOPO_CPUS=\"%.64s\": it must be a "
+                                 "list of hardware threads, such as 0-3,8",
                                  given);
         } else {
             status = dcommi_topo_load(xml, &topology);
@@ -45385,15 +45427,17 @@ static void dcommi_tune_cache_save(uint64_t key, const dcomm_tuning *tuning)
 /* tune_rounds.h - probes that run in turn, round by round, on a communicator of their own. All
  * ranks take part in the same probes, and rank 0's times count. */
 /* ==== include/dcomm/impl/base/busy.h ======================================================= */
-/* busy.h - signs that other programs use the processors of this machine while something is
- * measured. The tools use it without the rest of the library. */
-#define DCOMMI_BUSY_TIMES 2.0   /* a measurement whose median is so many times its minimum, */
-#define DCOMMI_BUSY_MORE_S 2e-5 /* and so much more: the scheduler took a core away */
-/* `looks` counts looks at running threads; `crowds` those that found more than ours and cores. */
+/* busy.h - detects that other programs use the processors of this machine during a measurement.
+ * The tools use it without the rest of the library. */
+/* The scheduler took a core away if the median of a measurement exceeds its minimum by both: */
+#define DCOMMI_BUSY_TIMES 2.0   /* factor */
+#define DCOMMI_BUSY_MORE_S 2e-5 /* seconds */
+/* `looks` counts samples of the running threads. `crowds` counts the samples with more threads
+ * than ours and than cores. */
 typedef struct dcommi_busy {
     int looks, crowds;
 } dcommi_busy;
-/* Return how many threads of this machine run now, or wait for a processor; 0: unknown. */
+/* Return how many threads of this machine run now or wait for a processor, 0 if unknown. */
 static inline int dcommi_busy_running(void)
 {
     int running = 0;
@@ -45406,28 +45450,28 @@ static inline int dcommi_busy_running(void)
     }
     return running;
 }
-/* Look whether other programs than our `ours` threads want our processors. */
+/* Take a sample; `ours` is the number of our threads that run. */
 static inline void dcommi_busy_look(dcommi_busy *b, int ours)
 {
     const int running = dcommi_busy_running();
     b->looks += running > 0;
     b->crowds += running > ours && running > sysconf(_SC_NPROCESSORS_ONLN);
 }
-/* Return true if others ran in most looks. */
+/* Return true if most samples found other programs' threads. */
 static inline bool dcommi_busy_crowded(const dcommi_busy *b)
 {
     return 2 * b->crowds > b->looks;
 }
-/* Return true if times in seconds tell of a core that was taken away. */
+/* Return true if `least` and `median`, in seconds, show that a core was taken away. */
 static inline bool dcommi_busy_disturbed(double least, double median)
 {
     return median > DCOMMI_BUSY_TIMES * least && median - least > DCOMMI_BUSY_MORE_S;
 }
 /* ==== include/dcomm/impl/base/flush.h ====================================================== */
-/* flush.h - taking memory out of the caches, where that can be asked for. */
+/* flush.h - flushes memory out of the caches, where the processor has an instruction for it. */
 #if defined(__x86_64__)
 #define DCOMMI_FLUSH_LINE 64
-/* clflush waits for each line, which takes forty times as long. */
+/* Flush lines without an order among them. clflush waits for each line, which is far slower. */
 __attribute__((target("clflushopt"))) static void dcommi_flush_unordered(const uint8_t *at,
                                                                          int64_t len)
 {
@@ -46709,24 +46753,24 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 /* card.h - cards: with them ranks describe themselves while a communicator is created. Fill in,
  * exchange and check them. */
 /* ==== include/dcomm/impl/boot/boot.h ======================================================= */
-/* boot.h - how the ranks of a new communicator meet: by the launcher, an id, or the caller's own
- * all-gather. */
+/* boot.h - brings the ranks of a new communicator together: by the launcher, by an id, or by the
+ * caller's all-gather. */
 /* ==== include/dcomm/impl/boot/launcher.h =================================================== */
-/* launcher.h - which launcher started this process, as the environment tells: rank, size, where the
- * ranks meet, and which job they are. */
+/* launcher.h - finds in the environment which launcher started this process: its rank and size,
+ * the ranks' meeting place, and their job. */
 /* ==== include/dcomm/impl/boot/job.h ======================================================== */
-/* job.h - which job a rank belongs to: a word of the user's, what its launcher calls the job, or
- * the command line. Ranks of different jobs do not meet, though they were given the same port. */
+/* job.h - the name of a rank's job: the user's word, the launcher's name for the job, or the
+ * command line. Ranks of different jobs do not meet, even at the same port. */
 #include <strings.h>
-#define DCOMMI_JOB_COMMAND "command line \"" /* begins the name of a job that has no other name */
+#define DCOMMI_JOB_COMMAND "command line \"" /* begins the name of a job without another name */
 #define DCOMMI_JOB_SHOWN 110                 /* bytes of each name in a sentence */
-/* Write this process's command line, in printable characters; leave out the middle of a long one,
- * for which a hash stands. */
+/* Write this process's command line in printable characters. Replace the middle of a long one by a
+ * hash. */
 static void dcommi_job_command(char *text, size_t max)
 {
     enum { LONGEST = 1 << 16, HASH = 24 };
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static uint8_t line[LONGEST]; /* not allocated: a job has its name also where memory is out */
+    static uint8_t line[LONGEST]; /* static, so that a job has a name without memory */
     pthread_mutex_lock(&lock);
     const ssize_t got = dcommi_sys_load("/proc/self/cmdline", line, LONGEST);
     size_t n = got > 0 ? (size_t)got : 0;
@@ -46748,7 +46792,7 @@ static void dcommi_job_command(char *text, size_t max)
     }
     pthread_mutex_unlock(&lock);
 }
-/* Return true if a rank's number stands at position `at`, as in "--rank=3", "--local-rank 3",
+/* Return true if position `at` holds a rank's number, as in "--rank=3", "--local-rank 3" or
  * "rank3". */
 static bool dcommi_job_rank_follows(const char *text, size_t at)
 {
@@ -46757,8 +46801,8 @@ static bool dcommi_job_rank_follows(const char *text, size_t at)
     }
     return at >= 4 && strncasecmp(text + at - 4, "rank", 4) == 0;
 }
-/* Return true if rank 0's job is also that of another rank: the names are equal, or they are
- * command lines that differ in the rank's own number behind "rank" alone. */
+/* Return true if rank 0 and another rank have the same job. Their names are then equal, or they
+ * are command lines that differ only in the rank's number after "rank". */
 static bool dcommi_job_same(const char *zero, const char *other, uint32_t rank, uint32_t local_rank)
 {
     size_t command = sizeof DCOMMI_JOB_COMMAND - 1;
@@ -46783,7 +46827,7 @@ static bool dcommi_job_same(const char *zero, const char *other, uint32_t rank, 
     }
     return zero[a] == other[b];
 }
-/* Say what is alike and what is not: both names, from shortly before their first difference. */
+/* Write both names, from shortly before their first difference. */
 static void dcommi_job_differ(const char *there, const char *here, char *text, size_t max)
 {
     size_t at = 0;
@@ -46796,10 +46840,10 @@ static void dcommi_job_differ(const char *there, const char *here, char *text, s
              DCOMMI_JOB_SHOWN, here + at);
 }
 /* ==== include/dcomm/impl/base/nodelist.h =================================================== */
-/* nodelist.h - the first host of a list as Slurm writes it: "n[01-03,7]-ib,m2" begins with
- * "n01-ib". */
-/* Copies the first host's name; false where the text is no such list, or the name does not fit.
- * A name may hold several brackets; of each, the first number is taken. */
+/* nodelist.h - reads the first host of Slurm's host list: "n01-ib" of "n[01-03,7]-ib,m2". */
+/* Copy the first host's name into `host`. Return false if `list` is no such list, or if the name
+ * does not fit into `max` bytes. A name may hold several brackets; the first number of each
+ * counts. */
 static bool dcommi_nodelist_first(const char *list, char *host, size_t max)
 {
     size_t n = 0;
@@ -46835,8 +46879,8 @@ static bool dcommi_nodelist_first(const char *list, char *host, size_t max)
 typedef enum dcommi_meeting {
     DCOMMI_MEET_ALONE = 0, /* one rank of one */
     DCOMMI_MEET_TCP,       /* rank 0 serves at host:port */
-    DCOMMI_MEET_PMI,       /* rank 0 hands an id round by PMI-1 */
-    DCOMMI_MEET_PMIX       /* by PMIx; where that is missing, by TCP if there is a host */
+    DCOMMI_MEET_PMI,       /* rank 0 shares an id by PMI-1 */
+    DCOMMI_MEET_PMIX       /* rank 0 shares an id by PMIx; without PMIx, by TCP if `host` is set */
 } dcommi_meeting;
 typedef struct dcommi_launcher {
     const char *name; /* for people */
@@ -46846,13 +46890,13 @@ typedef struct dcommi_launcher {
     int pmi_fd;
     char host[DCOMMI_HOST_MAX]; /* "": none */
     uint16_t port;
-    bool loopback; /* host is this machine alone */
-    bool secret;   /* key comes from one */
+    bool loopback; /* only this machine can reach `host` */
+    bool secret;   /* `key` comes from a secret */
     uint8_t key[DCOMMI_RDV_KEY];
-    char job[DCOMMI_RDV_JOB_MAX + 1]; /* of ranks that meet by TCP */
-    const char *hint; /* variable that speaks of several ranks where there is one; NULL: none */
+    char job[DCOMMI_RDV_JOB_MAX + 1]; /* only if the ranks meet by TCP */
+    const char *hint; /* variable that suggests several ranks although there is one; NULL: none */
 } dcommi_launcher;
-/* rank and size from two variables that must both be there and fit each other. */
+/* Read rank and size from two variables. Both must be set, and the rank must be below the size. */
 static dcomm_status dcommi_launcher_world(dcommi_launcher *l, const char *rank_name,
                                           const char *size_name)
 {
@@ -46860,10 +46904,10 @@ static dcomm_status dcommi_launcher_world(dcommi_launcher *l, const char *rank_n
     DCOMMI_TRY(dcommi_env_int(size_name, 1, DCOMMI_RDV_SIZE_MAX, &size));
     DCOMMI_TRY(dcommi_env_int(rank_name, 0, DCOMMI_RDV_SIZE_MAX - 1, &rank));
     if (rank < 0) {
-        return dcommi_env_missing(rank_name, "the number of ranks is");
+        return dcommi_env_missing(rank_name, "the number of ranks is; set both or neither");
     }
     if (size < 0) {
-        return dcommi_env_missing(size_name, "the rank is");
+        return dcommi_env_missing(size_name, "the rank is; set both or neither");
     }
     if (rank >= size) {
         return dcommi_fail(DCOMM_ERR_INVALID, "environment variable %s=%d is not below %s=%d",
@@ -46909,7 +46953,7 @@ static dcomm_status dcommi_launcher_secret(dcommi_launcher *l)
     }
     return file != NULL ? dcommi_launcher_secret_file(file, l) : DCOMM_OK;
 }
-/* Name the job: DCOMM_JOB, else what the launcher calls it, else the command line. */
+/* Name the job: DCOMM_JOB, else the launcher's name for it, else the command line. */
 static dcomm_status dcommi_launcher_job(dcommi_launcher *l)
 {
     const char *word = dcommi_env("DCOMM_JOB"), *run = dcommi_env("TORCHELASTIC_RUN_ID");
@@ -46918,8 +46962,7 @@ static dcomm_status dcommi_launcher_job(dcommi_launcher *l)
     size_t max = sizeof l->job;
     if (word != NULL && strlen(word) >= max - sizeof "DCOMM_JOB=") {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "environment variable DCOMM_JOB has %zu bytes, more "
-                           "than %zu",
+                           "environment variable DCOMM_JOB has %zu bytes; the limit is %zu",
                            strlen(word), max - sizeof "DCOMM_JOB=" - 1);
     }
     bool torch = strcmp(l->name, "torchrun") == 0;
@@ -46940,7 +46983,7 @@ static dcomm_status dcommi_launcher_job(dcommi_launcher *l)
         snprintf(l->job + strlen(l->job), 40, torch && restart != NULL ? "\", restart %.20s" : "\"",
                  restart);
     }
-    /* As it looks after it has come over the network. */
+    /* Make it equal to a name that has come over the network. */
     dcommi_rdv_printable((const uint8_t *)l->job, strlen(l->job), l->job);
     return DCOMM_OK;
 }
@@ -46951,10 +46994,12 @@ static dcomm_status dcommi_launcher_tcp(dcommi_launcher *l, const char *host, in
     int master_port = -1;
     host = master != NULL ? master : host;
     if (host == NULL) {
-        return dcommi_env_missing("MASTER_ADDR", "there are several ranks");
+        return dcommi_env_missing("MASTER_ADDR", "there are several ranks; set it on all of them");
     }
     if (strlen(host) >= sizeof l->host) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "MASTER_ADDR has %zu bytes, more than a host name",
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "environment variable MASTER_ADDR has %zu bytes, which is too long for "
+                           "a host name",
                            strlen(host));
     }
     strcpy(l->host, host);
@@ -46964,20 +47009,22 @@ static dcomm_status dcommi_launcher_tcp(dcommi_launcher *l, const char *host, in
     DCOMMI_TRY(dcommi_env_int("MASTER_PORT", 1, 65535, &master_port));
     if (master_port == 65535 && dcommi_env("DCOMM_PORT") == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "MASTER_PORT=65535 leaves no next port for dcomm; set DCOMM_PORT");
+                           "environment variable MASTER_PORT=65535 leaves dcomm no next port; set "
+                           "DCOMM_PORT");
     }
     if (master_port > 0) {
         port = master_port + 1;
     }
     DCOMMI_TRY(dcommi_env_int("DCOMM_PORT", 1, 65535, &port));
     if (port <= 0) {
-        return dcommi_env_missing("MASTER_PORT", "there are several ranks (or set DCOMM_PORT)");
+        return dcommi_env_missing("MASTER_PORT",
+                                  "there are several ranks; set it, or DCOMM_PORT, on all of them");
     }
     l->port = (uint16_t)port;
     DCOMMI_TRY(dcommi_launcher_job(l));
     return dcommi_launcher_secret(l);
 }
-/* Take this rank's place from a launcher's variables; `local` may be NULL. */
+/* Take rank, size and local rank from a launcher's variables. `local` may be NULL. */
 static dcomm_status dcommi_launcher_take(dcommi_launcher *l, const char *name, const char *rank,
                                          const char *size, const char *local,
                                          dcommi_meeting meeting)
@@ -47010,22 +47057,26 @@ static dcomm_status dcommi_launcher_slurm(dcommi_launcher *l)
     int node_count = 0;
     DCOMMI_TRY(dcommi_env_int("SLURM_STEP_NUM_NODES", 1, DCOMMI_RDV_SIZE_MAX, &node_count));
     if (node_count == 1) {
-        nodes = "127.0.0.1"; /* out of other machines' reach, and needs no name service */
+        nodes = "127.0.0.1"; /* other machines cannot reach it, and it needs no name service */
     }
     if (nodes == NULL && dcommi_env("MASTER_ADDR") == NULL) {
-        return pmix ? DCOMM_OK : dcommi_env_missing("SLURM_STEP_NODELIST", "SLURM_STEP_ID is");
+        return pmix ? DCOMM_OK
+                    : dcommi_env_missing("SLURM_STEP_NODELIST",
+                                         "SLURM_STEP_ID is; set MASTER_ADDR on all ranks");
     }
     if (nodes != NULL && !dcommi_nodelist_first(nodes, host, sizeof host)) {
         return dcommi_fail(
             DCOMM_ERR_INVALID,
             "environment variable SLURM_STEP_NODELIST=\"%.100s\" is no list of hosts", nodes);
     }
-    /* Below the ephemeral ports; the same for all ranks of a step, others for other steps. */
+    /* The port is below the ephemeral ports, the same for all ranks of a step, and usually another
+     * for another step. */
     uint64_t mixed =
         dcommi_mix(strtoull(job != NULL ? job : "0", NULL, 10), strtoull(step, NULL, 10));
     return dcommi_launcher_tcp(l, nodes != NULL ? host : NULL, (int)(20000 + mixed % 12000));
 }
-/* No launcher has described this rank wholly: an error where one has begun to, else one rank. */
+/* Handle a rank that no launcher describes fully. Fail if variables describe it partly; otherwise
+ * it is a communicator of one rank. */
 static dcomm_status dcommi_launcher_none(dcommi_launcher *l)
 {
     static const char *const pairs[][2] = {{"RANK", "WORLD_SIZE"},
@@ -47065,8 +47116,9 @@ static dcomm_status dcommi_launcher_none(dcommi_launcher *l)
     }
     return DCOMM_OK;
 }
-/* Every variable that says how to meet is judged here; DCOMM_ERR_INVALID names the bad one.
- * The innermost launcher wins: torchrun runs inside Slurm's tasks, mpirun inside its jobs. */
+/* Find the launcher, and check every variable that says how to meet. DCOMM_ERR_INVALID names a bad
+ * variable. The innermost launcher wins: torchrun runs inside Slurm's tasks, mpirun inside its
+ * jobs. */
 static dcomm_status dcommi_launcher_detect(dcommi_launcher *l)
 {
     memset(l, 0, sizeof *l);
@@ -47076,7 +47128,7 @@ static dcomm_status dcommi_launcher_detect(dcommi_launcher *l)
     l->pmi_fd = -1;
     bool rank = dcommi_env("RANK") != NULL, world = dcommi_env("WORLD_SIZE") != NULL;
     bool master = dcommi_env("MASTER_ADDR") != NULL && dcommi_env("MASTER_PORT") != NULL;
-    /* A batch script has SLURM_PROCID too, but is no step. */
+    /* A batch script has SLURM_PROCID too, but it is no step. */
     bool slurm = dcommi_env("SLURM_STEP_ID") != NULL && dcommi_env("SLURM_PROCID") != NULL;
     /* Batch scripts for PyTorch export all but RANK, which each task takes from Slurm. */
     world = world && (rank || !slurm);
@@ -47090,8 +47142,8 @@ static dcomm_status dcommi_launcher_detect(dcommi_launcher *l)
                                         DCOMMI_MEET_PMIX));
         return l->size > 1 && master ? dcommi_launcher_tcp(l, NULL, 0) : DCOMM_OK;
     }
-    /* Slurm's own PMI_FD takes "init" only once: we would leave MPI none, or MPI us. Hydra inside
-     * Slurm inherits PMI_JOBID, but tells local ranks. */
+    /* Slurm's own PMI_FD takes "init" only once, so MPI and we cannot both use it. Hydra inside
+     * Slurm inherits PMI_JOBID, but it also sets the local rank. */
     bool slurm_pmi =
         slurm && dcommi_env("PMI_JOBID") != NULL && dcommi_env("MPI_LOCALRANKID") == NULL;
     if (dcommi_env("PMI_FD") != NULL && !slurm_pmi) {
@@ -47114,17 +47166,18 @@ static dcomm_status dcommi_launcher_detect(dcommi_launcher *l)
     return dcommi_launcher_none(l);
 }
 /* ==== include/dcomm/impl/boot/pmi.h ======================================================== */
-/* pmi.h - PMI-1, the wire protocol of MPICH's process managers: used to hand an id round.
+/* pmi.h - PMI-1, the wire protocol of MPICH's process managers, used to share an id.
  *
- * A line of text goes each way on the socket PMI_FD. The MPI library of the same program talks on
- * it too, before us or after us, but the protocol is question and answer and Hydra takes "init"
- * twice, so we share the socket as long as MPI is not initializing in another thread meanwhile.
- * Hydra kills the job when a rank that has spoken ends without "finalize", and hangs up after it;
- * hence we say it when the process exits, and only if MPI has not taken over. */
+ * Each question and each answer is a line of text on the socket PMI_FD. The MPI library of the
+ * same program uses that socket too, before or after us. We can share it because Hydra takes
+ * "init" twice, but not while MPI initializes in another thread. Hydra kills the job if a rank
+ * that has spoken ends without "finalize", and it hangs up after "finalize". So we send "finalize"
+ * when the process exits, and only if MPI has not initialized. */
 #include <dlfcn.h>
 #define DCOMMI_PMI_LINE 2048
 #define DCOMMI_PMI_NAME 128
-/* The value of `key` in "cmd=x key=value ...": false where it is absent or longer than max - 1. */
+/* Copy the value of `key` from "cmd=x key=value ...". Return false if it is absent or longer than
+ * max - 1. */
 static bool dcommi_pmi_value(const char *line, size_t len, const char *key, char *value, size_t max)
 {
     size_t key_len = strlen(key);
@@ -47147,7 +47200,7 @@ static bool dcommi_pmi_value(const char *line, size_t len, const char *key, char
     }
     return false;
 }
-/* Return true if a line is the answer `cmd`, with rc=0 where it has one. */
+/* Return true if a line is the answer `cmd`, and its rc is 0 or absent. */
 static bool dcommi_pmi_answers(const char *line, size_t len, const char *cmd)
 {
     char text[64];
@@ -47157,14 +47210,14 @@ static bool dcommi_pmi_answers(const char *line, size_t len, const char *cmd)
     return !dcommi_pmi_value(line, len, "rc", text, sizeof text) || strcmp(text, "0") == 0;
 }
 typedef struct dcommi_pmi {
-    int fd; /* our own copy: MPI closes its one when it ends */
+    int fd; /* our own copy, because MPI closes its descriptor when it ends */
     pid_t pid;
     bool open, broken;
     char kvs[DCOMMI_PMI_NAME];
 } dcommi_pmi;
 static dcommi_pmi dcommi_pmi_state = {.fd = -1};
 static pthread_mutex_t dcommi_pmi_lock = PTHREAD_MUTEX_INITIALIZER;
-/* One question and its answer. */
+/* Send one question and read its answer. */
 static dcomm_status dcommi_pmi_ask(const char *question, const char *expected,
                                    char answer[DCOMMI_PMI_LINE], size_t *len_p, double deadline,
                                    const _Atomic int *cancel)
@@ -47172,21 +47225,21 @@ static dcomm_status dcommi_pmi_ask(const char *question, const char *expected,
     dcommi_pmi *p = &dcommi_pmi_state;
     size_t len = strlen(question), have = 0;
     ssize_t n = dcommi_sys_send(p->fd, question, len, MSG_NOSIGNAL);
-    p->broken = true; /* until the answer is whole */
+    p->broken = true; /* until the whole answer has come */
     if (n != (ssize_t)len) {
         return dcommi_fail(DCOMM_ERR_RENDEZVOUS,
-                           "the process manager (PMI_FD) does not listen: %s (MPI_Finalize ends "
-                           "it: create the communicator before, or with an id)",
+                           "the process manager (PMI_FD) does not listen: %s; MPI_Finalize ends "
+                           "it, so create the communicator before, or with an id",
                            strerror(errno));
     }
-    /* Byte by byte: what follows the line may be meant for MPI. */
+    /* Read byte by byte, because bytes after the line may be for MPI. */
     while (have == 0 || answer[have - 1] != '\n') {
         dcomm_status status = dcommi_sock_wait(p->fd, POLLIN, deadline, cancel);
         if (status < 0) {
-            return dcommi_fail(status, "waiting for the process manager (PMI): %s",
+            return dcommi_fail(status, "the process manager (PMI) did not answer: %s",
                                status == DCOMM_ERR_TIMEOUT
-                                   ? "some ranks do not take part, or it does not answer"
-                                   : "cancelled");
+                                   ? "it has failed, or some ranks do not take part"
+                                   : "the wait was cancelled");
         }
         n = have < DCOMMI_PMI_LINE - 1 ? dcommi_sys_recv(p->fd, answer + have, 1, MSG_DONTWAIT) : 0;
         if (n == 0 || (n < 0 && !dcommi_sys_later())) {
@@ -47269,7 +47322,8 @@ static dcomm_status dcommi_pmi_share_locked(int fd, const char *key, const char 
     }
     return DCOMM_OK;
 }
-/* Publish `mine` under `key` (rank 0; else NULL), and read it (all ranks; collective). */
+/* Publish `mine` under `key` on rank 0 (others pass NULL), and read it on all ranks. All ranks
+ * must call this. */
 static dcomm_status dcommi_pmi_share(int fd, const char *key, const char *mine, char *text,
                                      size_t max, double deadline, const _Atomic int *cancel)
 {
@@ -47279,12 +47333,12 @@ static dcomm_status dcommi_pmi_share(int fd, const char *key, const char *mine, 
     return status;
 }
 /* ==== include/dcomm/impl/boot/pmix.h ======================================================= */
-/* pmix.h - PMIx, the process manager interface of Open MPI and Slurm: used to hand an id round.
+/* pmix.h - PMIx, the process manager interface of Open MPI and Slurm, used to share an id.
  *
- * The library is loaded at run time, so that dcomm needs it neither to build nor elsewhere. The
- * few structures below have had this layout since PMIx 2. An MPI library in the same program uses
- * the same client, which counts its users. Once the last one has finalized it cannot be opened
- * again for MPI_Init, so we stay a user until the process exits. */
+ * We load the library at run time, so dcomm needs it neither to build nor under other launchers.
+ * The structures below have had this layout since PMIx 2. An MPI library in the same program uses
+ * the same client, which counts its users. After its last user has finalized it, MPI_Init cannot
+ * open it again. So we stay a user until the process exits. */
 enum { DCOMMI_PMIX_BOOL = 1, DCOMMI_PMIX_STRING = 3, DCOMMI_PMIX_UINT32 = 14 };
 enum { DCOMMI_PMIX_GLOBAL = 3 };
 #define DCOMMI_PMIX_ANY_RANK (UINT32_MAX - 1)
@@ -47359,7 +47413,7 @@ static dcomm_status dcommi_pmix_open(void)
     atexit(dcommi_pmix_at_exit);
     return DCOMM_OK;
 }
-/* The memory of a fence, which an unfinished one still uses when its caller has given up. */
+/* The memory of a fence. Its caller may give up before the fence ends: both hold a reference. */
 typedef struct dcommi_pmix_fence {
     _Atomic int refs;
     _Atomic int done;
@@ -47398,9 +47452,9 @@ static dcomm_status dcommi_pmix_fence_all(double deadline, const _Atomic int *ca
     double pause = 0.0005;
     while (status == DCOMM_OK && atomic_load(&f->done) == 0) {
         if (dcommi_sock_pause(pause, cancel) < 0) {
-            status = dcommi_fail(DCOMM_ERR_ABORTED, "cancelled while waiting for PMIx");
+            status = dcommi_fail(DCOMM_ERR_ABORTED, "the wait for PMIx was cancelled");
         } else if (dcommi_now() > deadline) {
-            status = dcommi_fail(DCOMM_ERR_TIMEOUT, "some ranks do not take part (PMIx)");
+            status = dcommi_fail(DCOMM_ERR_TIMEOUT, "PMIx waits for ranks that do not take part");
         }
         pause = pause < 0.02 ? pause * 1.5 : pause;
     }
@@ -47421,7 +47475,7 @@ static dcomm_status dcommi_pmix_get(uint32_t rank, const char *key, dcommi_pmix_
     }
     return DCOMM_OK;
 }
-/* This process's rank in its job, and the job's size, where the environment does not say. */
+/* Ask PMIx for this process's rank and the size of its job, if the environment does not say. */
 static dcomm_status dcommi_pmix_world(int *rank_p, int *size_p)
 {
     dcommi_pmix_value *value = NULL;
@@ -47456,7 +47510,7 @@ static dcomm_status dcommi_pmix_share_locked(const char *key, char *mine, char *
     dcomm_status status = DCOMM_OK;
     if (value->type != DCOMMI_PMIX_STRING || value->data.string == NULL ||
         strlen(value->data.string) >= max) {
-        status = dcommi_fail(DCOMM_ERR_RENDEZVOUS, "PMIx returned something else than the id");
+        status = dcommi_fail(DCOMM_ERR_RENDEZVOUS, "PMIx did not return rank 0's id");
     } else {
         strcpy(text, value->data.string);
         free(value->data.string);
@@ -47464,8 +47518,8 @@ static dcomm_status dcommi_pmix_share_locked(const char *key, char *mine, char *
     free(value);
     return status;
 }
-/* Publish `mine` under `key` (rank 0; else NULL), and read it (all ranks; collective).
- * DCOMM_ERR_UNSUPPORTED where there is no PMIx to talk to. */
+/* Publish `mine` under `key` on rank 0 (others pass NULL), and read it on all ranks. All ranks
+ * must call this. Return DCOMM_ERR_UNSUPPORTED if PMIx cannot be used. */
 static dcomm_status dcommi_pmix_share(const char *key, char *mine, char *text, size_t max,
                                       double deadline, const _Atomic int *cancel)
 {
@@ -47475,31 +47529,31 @@ static dcomm_status dcommi_pmix_share(const char *key, char *mine, char *text, s
     return status;
 }
 /* ==== include/dcomm/impl/boot/rendezvous_client.h ========================================== */
-/* rendezvous_client.h - a rank's side of the rendezvous: connect, prove itself, gather, leave. */
-#define DCOMMI_RDV_ATTEMPT_S 5.0 /* for one handshake */
+/* rendezvous_client.h - a rank's side of the rendezvous: connect, authenticate, gather, leave. */
+#define DCOMMI_RDV_ATTEMPT_S 5.0 /* seconds for one handshake */
 #define DCOMMI_RDV_REFUSED_S \
-    2.0 /* nobody serves an id, or another job its port, for so long: it is over */
-/* Where the server may be. */
+    2.0 /* fail if for so many seconds nobody serves an id, or another job holds its port */
+/* The possible addresses of the server. */
 typedef struct dcommi_rdv_target {
-    const char *host; /* a name or address, resolved at each attempt; NULL: addrs */
+    const char *host; /* a name or address, resolved at each attempt; NULL: use `addrs` */
     uint16_t port;
     dcommi_addr addrs[DCOMMI_SOCK_ADDRS];
     int naddrs;
     bool exists;     /* the server was there before us: do not wait for it to start */
     const char *job; /* NULL: an id needs none */
     uint16_t local_rank;
-    const char *secret_hint; /* what to look at when the secrets differ */
+    const char *secret_hint; /* what the user should compare if the secrets differ */
 } dcommi_rdv_target;
 typedef struct dcommi_rdv_client {
     int fd;
     uint32_t rank, size;
-    uint8_t secret[DCOMMI_RDV_KEY]; /* the job's */
+    uint8_t secret[DCOMMI_RDV_KEY]; /* the job's key */
     dcommi_rdv_keys keys;
     uint32_t in_seq, out_seq;
     double timeout_s;
     const _Atomic int *cancel;
-    dcomm_status over;   /* of DCOMMI_RDV_OVER */
-    dcomm_status failed; /* this rank cannot take part, and comes to say why: */
+    dcomm_status over;   /* the error if the outcome is DCOMMI_RDV_OVER */
+    dcomm_status failed; /* an error: this rank cannot take part, and joins to say why: */
     char why[DCOMMI_MESSAGE_MAX];
 } dcommi_rdv_client;
 /* The outcome of one attempt. */
@@ -47508,13 +47562,14 @@ typedef enum dcommi_rdv_outcome {
     DCOMMI_RDV_AGAIN,   /* worth another try */
     DCOMMI_RDV_REFUSED, /* nobody listens */
     DCOMMI_RDV_FOREIGN, /* another job meets there */
-    DCOMMI_RDV_TAKEN,   /* asked: this job meets there */
-    DCOMMI_RDV_STRANGE, /* another secret */
-    DCOMMI_RDV_OVER     /* an error for good */
+    DCOMMI_RDV_TAKEN,   /* answer to DCOMMI_RDV_NO_RANK: this job meets there */
+    DCOMMI_RDV_STRANGE, /* the server has another secret */
+    DCOMMI_RDV_OVER     /* an error that ends all attempts */
 } dcommi_rdv_outcome;
 static uint32_t dcommi_rdv_ms(double seconds)
 {
-    /* A little less than we wait ourselves: the server knows who is missing and shall say it. */
+    /* Tell the server a little less than we wait ourselves: it knows which ranks are missing, so
+     * its error should come first. */
     double s = seconds > 10 ? seconds - 0.5 : seconds * 0.95;
     return s <= 0 ? 0 : s > 4e6 ? UINT32_MAX : (uint32_t)(s * 1000);
 }
@@ -47530,7 +47585,7 @@ static dcomm_status dcommi_rdv_reason(const dcommi_rdv_client *c, const uint8_t 
     status = status < 0 ? status : DCOMM_ERR_CORRUPT;
     return dcommi_fail(status, "rank %" PRIu32 " of %" PRIu32 ": %s", c->rank, c->size, why);
 }
-/* One handshake on c->fd. */
+/* Make one handshake on c->fd. */
 static dcommi_rdv_outcome dcommi_rdv_handshake(dcommi_rdv_client *c,
                                                const uint8_t key[DCOMMI_RDV_KEY],
                                                const dcommi_rdv_hello *hello, double deadline,
@@ -47545,7 +47600,7 @@ static dcommi_rdv_outcome dcommi_rdv_handshake(dcommi_rdv_client *c,
     if (status == DCOMM_OK &&
         (!dcommi_rdv_get_header(challenge, &h) || h.type != DCOMMI_RDV_CHALLENGE ||
          h.length != DCOMMI_RDV_CHALLENGE_LEN)) {
-        snprintf(note, note_max, "what answers there is no dcomm rendezvous");
+        snprintf(note, note_max, "the program that answers is no dcomm rendezvous");
         return DCOMMI_RDV_AGAIN;
     }
     DCOMMI_THEN(status, dcommi_sock_read(c->fd, challenge + DCOMMI_RDV_HEADER,
@@ -47561,7 +47616,7 @@ static dcommi_rdv_outcome dcommi_rdv_handshake(dcommi_rdv_client *c,
     DCOMMI_THEN(status, dcommi_sock_read(c->fd, answer, DCOMMI_RDV_HEADER, deadline, c->cancel));
     if (status == DCOMM_OK && (!dcommi_rdv_get_header(answer, &h) ||
                                (h.type != DCOMMI_RDV_WELCOME && h.type != DCOMMI_RDV_REJECT))) {
-        snprintf(note, note_max, "it broke off the handshake");
+        snprintf(note, note_max, "the server broke off the handshake");
         return DCOMMI_RDV_AGAIN;
     }
     DCOMMI_THEN(status,
@@ -47572,8 +47627,8 @@ static dcommi_rdv_outcome dcommi_rdv_handshake(dcommi_rdv_client *c,
     }
     if (status < 0) {
         snprintf(note, note_max, "%s",
-                 status == DCOMM_ERR_TIMEOUT ? "it accepts but says nothing"
-                                             : "it closed the connection");
+                 status == DCOMM_ERR_TIMEOUT ? "the server accepts connections but says nothing"
+                                             : "the server closed the connection");
         return DCOMMI_RDV_AGAIN;
     }
     if (h.type == DCOMMI_RDV_REJECT) {
@@ -47597,7 +47652,7 @@ static dcommi_rdv_outcome dcommi_rdv_handshake(dcommi_rdv_client *c,
     c->in_seq = c->out_seq = 0;
     return DCOMMI_RDV_IN;
 }
-/* One pass over the target's addresses. The note says what the last address answered. */
+/* Try each of the target's addresses once. `note` gets the answer of the last one. */
 static dcommi_rdv_outcome dcommi_rdv_attempt(dcommi_rdv_client *c, const dcommi_rdv_target *target,
                                              const uint8_t key[DCOMMI_RDV_KEY],
                                              dcommi_rdv_hello *hello, double deadline,
@@ -47658,12 +47713,12 @@ static dcommi_rdv_outcome dcommi_rdv_attempt(dcommi_rdv_client *c, const dcommi_
            : refused > 0 ? DCOMMI_RDV_REFUSED
                          : DCOMMI_RDV_AGAIN;
 }
-/* Memory that frames are read into. */
+/* A buffer for received frames. */
 typedef struct dcommi_rdv_frame {
     uint8_t *bytes; /* dcommi_free them */
     size_t capacity;
 } dcommi_rdv_frame;
-/* Read a whole genuine frame. A FAIL becomes its status. */
+/* Read a whole genuine frame of type `wanted`. For a FAIL return its status. */
 static dcomm_status dcommi_rdv_next(dcommi_rdv_client *c, uint16_t wanted, double deadline,
                                     dcommi_rdv_header *h, dcommi_rdv_frame *frame)
 {
@@ -47672,7 +47727,7 @@ static dcomm_status dcommi_rdv_next(dcommi_rdv_client *c, uint16_t wanted, doubl
     dcomm_status status = DCOMM_OK;
     bool known = false;
     while (status == DCOMM_OK && have < need) {
-        /* Memory grows with what has arrived, not with what the header promises. */
+        /* Allocate for bytes that have arrived, not for those that the header promises. */
         size_t step = need - have < STEP ? need - have : STEP;
         status = dcommi_grow((void **)&frame->bytes, &frame->capacity, have + step, 1);
         if (status == DCOMM_OK) {
@@ -47683,9 +47738,9 @@ static dcomm_status dcommi_rdv_next(dcommi_rdv_client *c, uint16_t wanted, doubl
             known = true;
             if (!dcommi_rdv_get_header(frame->bytes, h) ||
                 (h->type != wanted && h->type != DCOMMI_RDV_FAIL)) {
-                status =
-                    dcommi_fail(DCOMM_ERR_CORRUPT,
-                                "rank %" PRIu32 " received no frame of the rendezvous", c->rank);
+                status = dcommi_fail(DCOMM_ERR_CORRUPT,
+                                     "rank %" PRIu32 " received bytes that are no rendezvous frame",
+                                     c->rank);
             }
             need += (size_t)h->length + DCOMMI_RDV_TAG;
         }
@@ -47705,14 +47760,14 @@ static dcomm_status dcommi_rdv_next(dcommi_rdv_client *c, uint16_t wanted, doubl
     }
     return status;
 }
-/* Close without a word: the others learn that this rank was lost. */
+/* Close without BYE: the others learn that this rank was lost. */
 static void dcommi_rdv_drop(dcommi_rdv_client *c)
 {
     dcommi_sys_close(c->fd);
     c->fd = -1;
 }
-/* Tell the others that this rank cannot take part; returns when the server has it, with what the
- * rendezvous failed by. */
+/* Tell the others that this rank cannot take part. Return after the server has answered, with the
+ * status that the rendezvous failed with. */
 static dcomm_status dcommi_rdv_announce(dcommi_rdv_client *c, double deadline)
 {
     uint8_t reason[4 + DCOMMI_RDV_REASON_MAX];
@@ -47742,7 +47797,7 @@ static dcommi_rdv_hello dcommi_rdv_hello_of(const dcommi_rdv_client *c,
     snprintf(hello.job, sizeof hello.job, "%s", target->job != NULL ? target->job : "");
     return hello;
 }
-/* Ask the server at the target which job it serves; the note says what it answers. */
+/* Ask the server at the target which job it serves. `note` gets its answer. */
 static dcommi_rdv_outcome dcommi_rdv_ask(const dcommi_rdv_target *target,
                                          const uint8_t key[DCOMMI_RDV_KEY],
                                          const _Atomic int *cancel, char *note, size_t note_max)
@@ -47770,7 +47825,7 @@ static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_targe
         dcommi_rdv_outcome outcome =
             dcommi_rdv_attempt(c, target, key, &hello, deadline, connect_s, last, sizeof last);
         double now = dcommi_now();
-        if (now < deadline || note[0] == '\0') { /* else our own haste cut it short */
+        if (now < deadline || note[0] == '\0') { /* else our own deadline cut the attempt short */
             memcpy(note, last, sizeof note);
         }
         if (outcome == DCOMMI_RDV_IN) {
@@ -47794,7 +47849,8 @@ static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_targe
         if (!told && c->failed == DCOMM_OK && now - start >= DCOMMI_RDV_QUIET_S) {
             told = true;
             dcommi_log(DCOMMI_LOG_WARN,
-                       "rank %" PRIu32 " of %" PRIu32 " has waited %d s for rank 0; last: %.300s",
+                       "rank %" PRIu32 " of %" PRIu32
+                       " has waited %d s for rank 0; last attempt: %.300s",
                        c->rank, c->size, DCOMMI_RDV_QUIET_S, note);
         }
         if (outcome != DCOMMI_RDV_REFUSED) {
@@ -47812,7 +47868,7 @@ static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_targe
         if (now >= deadline) {
             return dcommi_fail(DCOMM_ERR_TIMEOUT,
                                "rank %" PRIu32 " of %" PRIu32
-                               " could not reach the rendezvous within %.3g s; last: %s",
+                               " could not reach the rendezvous within %.3g s; last attempt: %s",
                                c->rank, c->size, c->timeout_s, note);
         }
         if (dcommi_sock_pause(pause < deadline - now ? pause : deadline - now, c->cancel) < 0) {
@@ -47832,13 +47888,13 @@ static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_targe
     }
     return status;
 }
-/* Every rank's bytes to every rank, as dcommi_boot_allgather. After an error the connection is
- * closed, unless memory was out before anything was said: then dcommi_boot_tell can say so. */
+/* Gather as dcommi_boot_allgather does. An error closes the connection, unless memory ran out
+ * before anything was sent: dcommi_boot_tell can then report it. */
 static dcomm_status dcommi_rdv_gather(dcommi_rdv_client *c, const void *mine, size_t len,
                                       void **all_p, size_t **lens_p)
 {
     double deadline = dcommi_now() + c->timeout_s;
-    const size_t around = DCOMMI_RDV_HEADER + 4 + DCOMMI_RDV_TAG; /* the blobs */
+    const size_t around = DCOMMI_RDV_HEADER + 4 + DCOMMI_RDV_TAG; /* bytes around the blobs */
     size_t blobs = 0;
     dcommi_rdv_frame frame = {0};
     dcommi_rdv_header h = {0};
@@ -47895,7 +47951,7 @@ static void dcommi_rdv_leave(dcommi_rdv_client *c)
     dcommi_rdv_drop(c);
 }
 /* ==== include/dcomm/impl/boot/rendezvous_id.h ============================================== */
-/* rendezvous_id.h - what a dcomm_id holds.
+/* rendezvous_id.h - writes and reads a dcomm_id, which holds, by offset:
  *
  *   0  "dcid"         8  secret, 16 bytes
  *   4  version (1)   24  addresses: family (4 or 6), then 4 or 16 bytes; 0 ends the list
@@ -47918,7 +47974,7 @@ static void dcommi_id_checksum(const uint8_t *bytes, uint8_t check[4])
     dcommi_sha256_digest(bytes, DCOMMI_ID_CHECK, digest);
     memcpy(check, digest, 4);
 }
-/* Addresses that do not fit are left out, the last first. */
+/* Write an id. Leave out the last addresses if not all fit. */
 static void dcommi_id_format(const dcommi_id_parts *parts, dcomm_id *id)
 {
     uint8_t *b = id->bytes;
@@ -47940,7 +47996,8 @@ static void dcommi_id_format(const dcommi_id_parts *parts, dcomm_id *id)
     }
     dcommi_id_checksum(b, b + DCOMMI_ID_CHECK);
 }
-/* DCOMM_ERR_INVALID, with a sentence, for bytes that dcomm_id_create did not make. */
+/* Read an id. Return DCOMM_ERR_INVALID, with a sentence, for bytes that dcomm_id_create did not
+ * make, and DCOMM_ERR_MISMATCH for an id of another version. */
 static dcomm_status dcommi_id_parse(const dcomm_id *id, dcommi_id_parts *parts)
 {
     const uint8_t *b = id->bytes;
@@ -47987,25 +48044,25 @@ static dcomm_status dcommi_id_parse(const dcomm_id *id, dcommi_id_parts *parts)
     return DCOMM_OK;
 }
 /* ==== include/dcomm/impl/boot/rendezvous_server.h ========================================== */
-/* rendezvous_server.h - the thread that serves a rendezvous: sockets and the clock around the
- * state machine of rendezvous.h. A fork finds every such thread in poll(), where it holds no lock
- * of a library: the rest of the time it has dcommi_rdv_lock, which a fork takes first. */
+/* rendezvous_server.h - the thread that serves a rendezvous. It gives sockets and the clock to the
+ * state machine of rendezvous.h. A fork finds every such thread in poll(), where the thread holds
+ * no lock of any library. Elsewhere the thread holds dcommi_rdv_lock, which a fork takes first. */
 /* ==== include/dcomm/impl/boot/rendezvous.h ================================================= */
-/* rendezvous.h - the server's side of the rendezvous as a state machine without sockets or clock:
- * bytes and the time go in, bytes come out. rendezvous_server.h gives it both. */
+/* rendezvous.h - the server's side of the rendezvous as a state machine without sockets or clock.
+ * Bytes and the time go in, bytes come out. rendezvous_server.h adds sockets and clock. */
 /* ==== include/dcomm/impl/boot/rendezvous_core.h ============================================ */
-/* rendezvous_core.h - what the server of a rendezvous knows: its connections, and what goes out on
- * them. rendezvous.h decides. */
+/* rendezvous_core.h - the state of a rendezvous's server: its connections and their output.
+ * rendezvous.h changes it. */
 #define DCOMMI_RDV_GUESTS_MAX 64    /* connections that are no ranks */
-#define DCOMMI_RDV_HANDSHAKE_S 10.0 /* to prove themselves */
-#define DCOMMI_RDV_RETURN_S 3.0     /* for a rank whose connection broke before all were there */
-#define DCOMMI_RDV_FAREWELL_S 10.0  /* to read why it failed */
-#define DCOMMI_RDV_STRAGGLER_S 60.0 /* to leave after the first has left */
+#define DCOMMI_RDV_HANDSHAKE_S 10.0 /* seconds for a guest to authenticate itself */
+#define DCOMMI_RDV_RETURN_S 3.0     /* seconds for a rank, lost before all were there, to return */
+#define DCOMMI_RDV_FAREWELL_S 10.0  /* seconds for a connection to read why it failed */
+#define DCOMMI_RDV_STRAGGLER_S 60.0 /* seconds for the others to leave after the first rank */
 #define DCOMMI_RDV_OUT_MAX 1024
 typedef enum dcommi_rdv_state {
     DCOMMI_RDV_STRANGER = 0, /* CHALLENGE sent */
     DCOMMI_RDV_JOINED,       /* a rank */
-    DCOMMI_RDV_FAREWELL,     /* last words on their way out; input is thrown away */
+    DCOMMI_RDV_FAREWELL,     /* the last output is on its way; input is discarded */
     DCOMMI_RDV_GONE          /* to be closed and freed */
 } dcommi_rdv_state;
 /* A round's result, shared by all connections that it goes out on. */
@@ -48016,20 +48073,20 @@ typedef struct dcommi_rdv_result {
 } dcommi_rdv_result;
 typedef struct dcommi_rdv_conn {
     dcommi_rdv_state state;
-    int fd; /* the socket layer's */
+    int fd; /* belongs to rendezvous_server.h */
     uint32_t rank;
     uint64_t instance;
-    double born, deadline; /* of a stranger: to prove itself; of a rank: to wait for others */
-    bool guest;            /* counts as one: never joined */
+    double born, deadline; /* deadline: for a stranger to authenticate, or a rank to wait */
+    bool guest;            /* counted in `guests`: never joined */
     bool waiting;          /* this rank waits for the others */
     bool gathered;         /* its blob of this round is in `in` */
-    bool left;             /* said BYE */
+    bool left;             /* it sent BYE */
     bool fail_due;
     uint32_t in_seq, out_seq;
     dcommi_rdv_keys keys;
     uint8_t challenge[DCOMMI_RDV_CHALLENGE_FRAME];
-    uint8_t small[DCOMMI_RDV_HELLO_FRAME]; /* all that a stranger can make us keep */
-    uint8_t *in; /* of a rank: header, payload and tag of the frame under way */
+    uint8_t small[DCOMMI_RDV_HELLO_FRAME]; /* a stranger's input; it cannot make us keep more */
+    uint8_t *in; /* a rank's input: header, payload and tag of the frame under way */
     size_t in_len, in_capacity;
     uint8_t out[DCOMMI_RDV_OUT_MAX];
     size_t out_len, out_at;
@@ -48040,7 +48097,7 @@ typedef struct dcommi_rdv_conn {
 typedef struct dcommi_rdv_core {
     uint8_t key[DCOMMI_RDV_KEY];
     uint32_t size;      /* 0: not known until the first rank has come */
-    uint32_t size_from; /* the rank that said it */
+    uint32_t size_from; /* the rank that told the size */
     uint32_t generation;
     char job[DCOMMI_RDV_JOB_MAX + 1]; /* rank 0's; "" with an id */
     dcommi_rdv_conn **conns;
@@ -48048,20 +48105,21 @@ typedef struct dcommi_rdv_core {
     size_t guests;
     dcommi_rdv_conn **ranks; /* [size], NULL: not there */
     double *lost_at;         /* [size], 0: not lost */
-    uint8_t *told;           /* [size], 1: knows that it failed */
+    uint8_t *told;           /* [size], 1: the rank knows that the rendezvous failed */
     uint32_t njoined, ngathered, nleft, ntold;
     size_t round_bytes;
     double first_leave;
-    bool ready;     /* all were there at once */
-    bool announced; /* a rank has said that it cannot take part: those that still come hear it */
-    double waits_since; /* a rank waits for others since then, 0: none does */
+    bool ready;         /* all ranks were there at once */
+    bool announced;     /* a rank cannot take part: tell the ranks that still come */
+    double waits_since; /* when the first waiting rank began to wait; 0: none waits */
     bool told_waits;
     bool told_foreign;
-    char news[DCOMMI_MESSAGE_MAX]; /* for the log, ""; taken by the socket layer */
+    char news[DCOMMI_MESSAGE_MAX]; /* for rendezvous_server.h to log; "": nothing */
     dcomm_status status;
     char why[DCOMMI_RDV_REASON_MAX + 1];
 } dcommi_rdv_core;
-/* size 0: taken from the first rank that comes. job "": not compared. */
+/* Begin a rendezvous. The first rank that comes tells its size. Jobs are not compared if `job` is
+ * "". */
 static void dcommi_rdv_core_begin(dcommi_rdv_core *c, const uint8_t key[DCOMMI_RDV_KEY],
                                   uint32_t generation, const char *job)
 {
@@ -48100,7 +48158,8 @@ static bool dcommi_rdv_absent(const void *core, size_t rank)
     const dcommi_rdv_core *c = core;
     return c->ranks[rank] == NULL || (c->ready && !c->ranks[rank]->gathered);
 }
-/* Write the ranks that are not there yet, or, once all were, have no blob in this round. */
+/* Write the ranks that are missing. After all ranks have met, these are the ranks without a blob
+ * in this round. */
 static void dcommi_rdv_list_absent(const dcommi_rdv_core *c, char *text, size_t max)
 {
     dcommi_text_ranges(text, max, ", ", c->size, dcommi_rdv_absent, c);
@@ -48114,7 +48173,7 @@ static void dcommi_rdv_say(dcommi_rdv_conn *conn, const uint8_t *bytes, size_t l
         conn->out_at = 0;
     }
     if (len > sizeof conn->out - conn->out_len) {
-        conn->state = DCOMMI_RDV_GONE; /* reads nothing that we say */
+        conn->state = DCOMMI_RDV_GONE; /* it does not read our output */
         return;
     }
     memcpy(conn->out + conn->out_len, bytes, len);
@@ -48128,7 +48187,7 @@ static void dcommi_rdv_say_tagged(dcommi_rdv_conn *conn, uint16_t type, const vo
         conn, frame,
         dcommi_rdv_put_tagged(frame, type, conn->out_seq++, payload, len, conn->keys.server));
 }
-/* The next bytes to send; 0: none. */
+/* Return the number of bytes to send next, and set *bytes to them. Return 0 if there are none. */
 static size_t dcommi_rdv_output(dcommi_rdv_core *c, dcommi_rdv_conn *conn, const uint8_t **bytes)
 {
     if (conn->out_at == conn->out_len && conn->result == NULL && conn->fail_due) {
@@ -48151,7 +48210,7 @@ static size_t dcommi_rdv_output(dcommi_rdv_core *c, dcommi_rdv_conn *conn, const
     *bytes = conn->result_tag + (conn->result_at - conn->result->len);
     return conn->result->len + DCOMMI_RDV_TAG - conn->result_at;
 }
-/* n of those bytes are sent. */
+/* Note that `n` bytes of dcommi_rdv_output were sent. */
 static void dcommi_rdv_sent(dcommi_rdv_conn *conn, size_t n)
 {
     if (conn->out_at < conn->out_len) {
@@ -48184,7 +48243,7 @@ static void dcommi_rdv_tell(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double no
     conn->fail_due = true;
     dcommi_rdv_farewell(conn, now);
 }
-/* The rendezvous is over for everyone: those here now, and those who still come. */
+/* Fail the rendezvous for all ranks: those connected now and those that still come. */
 static void DCOMMI_PRINTF(4, 5)
     dcommi_rdv_poison(dcommi_rdv_core *c, double now, dcomm_status status, const char *format, ...)
 {
@@ -48207,7 +48266,7 @@ static void dcommi_rdv_unguest(dcommi_rdv_core *c, dcommi_rdv_conn *conn)
     c->guests -= conn->guest;
     conn->guest = false;
 }
-/* A connection is over. */
+/* Handle the end of a connection. */
 static void dcommi_rdv_lost(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double now)
 {
     dcommi_rdv_state was = conn->state;
@@ -48226,8 +48285,8 @@ static void dcommi_rdv_lost(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double no
     }
 }
 /* ---- joining ---- */
-/* A connection has come in; where there are too many guests the oldest one goes, so that silent
- * strangers keep no rank out. NULL: without memory. */
+/* Accept a connection. If there are too many guests, drop the oldest, so that silent strangers
+ * keep no rank out. Return NULL without memory. */
 static dcommi_rdv_conn *dcommi_rdv_accept(dcommi_rdv_core *c, const uint8_t nonce[DCOMMI_RDV_NONCE],
                                           double now)
 {
@@ -48284,23 +48343,24 @@ static bool dcommi_rdv_set_size(dcommi_rdv_core *c, uint32_t size, uint32_t from
     c->size_from = from;
     return true;
 }
-/* Fail the rendezvous, for all, if a rank that has proved itself does not fit in. */
+/* Fail the rendezvous for all ranks if an authenticated rank does not fit in. */
 static dcomm_status dcommi_rdv_judge(dcommi_rdv_core *c, const dcommi_rdv_hello *h, double now)
 {
     if (h->wire != DCOMMI_RDV_WIRE_VERSION || h->lib != DCOMMI_RDV_LIB_VERSION) {
         dcommi_rdv_poison(c, now, DCOMM_ERR_MISMATCH,
-                          "rank %" PRIu32 " runs dcomm %u.%u.%u, the rank that serves the "
+                          "rank %" PRIu32 " runs dcomm %u.%u.%u, but the rank that serves the "
                           "rendezvous runs %s",
                           h->rank, h->lib >> 16, h->lib >> 8 & 255, h->lib & 255,
                           DCOMM_VERSION_STRING);
     } else if (h->size == 0 || h->size > DCOMMI_RDV_SIZE_MAX || h->rank >= h->size) {
         dcommi_rdv_poison(c, now, DCOMM_ERR_MISMATCH,
-                          "a process says that it is rank %" PRIu32 " of %" PRIu32, h->rank,
-                          h->size);
+                          "a process says that it is rank %" PRIu32 " of %" PRIu32
+                          ", which is impossible",
+                          h->rank, h->size);
     } else if (c->size != 0 && h->size != c->size) {
         dcommi_rdv_poison(c, now, DCOMM_ERR_MISMATCH,
-                          "rank %" PRIu32 " says that there are %" PRIu32 " ranks, rank %" PRIu32
-                          " says %" PRIu32,
+                          "rank %" PRIu32 " says that there are %" PRIu32
+                          " ranks, but rank %" PRIu32 " says %" PRIu32,
                           h->rank, h->size, c->size_from, c->size);
     } else if (c->size == 0 && !dcommi_rdv_set_size(c, h->size, h->rank)) {
         dcommi_rdv_poison(c, now, DCOMM_ERR_NO_MEMORY,
@@ -48314,7 +48374,7 @@ static dcomm_status dcommi_rdv_judge(dcommi_rdv_core *c, const dcommi_rdv_hello 
     }
     return c->status;
 }
-/* A rank of another job has come to this one's port. */
+/* Reject a rank of another job that has come to this job's port. */
 static void dcommi_rdv_turn_away(dcommi_rdv_core *c, dcommi_rdv_conn *conn,
                                  const dcommi_rdv_hello *h, double now)
 {
@@ -48349,7 +48409,7 @@ static void dcommi_rdv_hello_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn, doubl
         dcommi_rdv_reject(conn, now,
                           h.rank == DCOMMI_RDV_NO_RANK ? DCOMM_ERR_RENDEZVOUS : DCOMM_IN_PROGRESS,
                           "rank 0 serves another attempt: it has created %" PRIu32
-                          " communicator(s) of this job before, rank %" PRIu32 " %" PRIu32,
+                          " communicator(s) of this job, but rank %" PRIu32 " has created %" PRIu32,
                           c->generation, h.rank, h.generation);
         return;
     }
@@ -48365,7 +48425,7 @@ static void dcommi_rdv_hello_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn, doubl
     }
     if (c->ready && c->job[0] != '\0') {
         dcommi_rdv_lost(c, conn,
-                        now); /* the next attempt begins when this one has ended here too */
+                        now); /* it retries, and joins when this attempt has ended here too */
         return;
     }
     if (c->ready) {
@@ -48416,7 +48476,7 @@ static void dcommi_rdv_round_done(dcommi_rdv_core *c, double now)
     uint8_t *at = payload + 4 + 4 * (size_t)c->size;
     for (uint32_t r = 0; r < c->size; r++) {
         dcommi_rdv_conn *conn = c->ranks[r];
-        uint32_t n = dcommi_get32(conn->in + 12) - 4; /* of the header that came before the blob */
+        uint32_t n = dcommi_get32(conn->in + 12) - 4; /* the frame's length, less its timeout */
         dcommi_put32(payload + 4 + 4 * (size_t)r, n);
         memcpy(at, conn->in + DCOMMI_RDV_HEADER + 4, n);
         at += n;
@@ -48442,7 +48502,7 @@ static void dcommi_rdv_round_done(dcommi_rdv_core *c, double now)
     c->round_bytes = 0;
     c->waits_since = 0;
 }
-/* A whole genuine frame of a rank lies in conn->in. */
+/* Handle a whole genuine frame of a rank, which lies in conn->in. */
 static void dcommi_rdv_frame_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn,
                                 const dcommi_rdv_header *h, double now)
 {
@@ -48476,24 +48536,26 @@ static void dcommi_rdv_frame_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn,
     c->ngathered++;
     if (c->nleft > 0) {
         dcommi_rdv_poison(c, now, DCOMM_ERR_PEER,
-                          "rank %" PRIu32 " waits for ranks of which some have left", conn->rank);
+                          "rank %" PRIu32 " waits for ranks, but some of them have left",
+                          conn->rank);
     } else if (c->round_bytes > DCOMMI_RDV_RESULT_MAX - 4 - 4 * (size_t)c->size) {
         dcommi_rdv_poison(c, now, DCOMM_ERR_UNSUPPORTED,
-                          "the ranks have more than %u bytes to tell each other",
+                          "the ranks tell each other more bytes than the limit of %u",
                           DCOMMI_RDV_RESULT_MAX);
     } else if (c->ngathered == c->size) {
         dcommi_rdv_round_done(c, now);
     }
 }
-/* Return true if more input may be given: not while a rank has not read what it was sent, nor while
- * its blob waits for the others', so that no rank can make us keep more than one frame. */
+/* Return true if a connection may give more input. A rank may not while it has not read its
+ * result, or while its blob waits for the others' blobs. So no rank can make us keep more than one
+ * frame. */
 static bool dcommi_rdv_wants_input(const dcommi_rdv_conn *conn)
 {
     return conn->state == DCOMMI_RDV_FAREWELL || conn->state == DCOMMI_RDV_STRANGER ||
            (conn->state == DCOMMI_RDV_JOINED && conn->result == NULL && !conn->gathered);
 }
-/* The frame in conn->small or conn->in has this many bytes in all, as far as is known; 0: no frame
- * that this connection may send now. */
+/* Return the length in bytes of the frame in conn->small or conn->in, as far as it is known.
+ * Return 0 if the connection may not send such a frame now. */
 static size_t dcommi_rdv_frame_len(const dcommi_rdv_core *c, const dcommi_rdv_conn *conn,
                                    dcommi_rdv_header *h)
 {
@@ -48515,7 +48577,7 @@ static size_t dcommi_rdv_frame_len(const dcommi_rdv_core *c, const dcommi_rdv_co
     }
     return 0;
 }
-/* Bytes have come on a connection that wants input; returns how many of them are used up. */
+/* Handle bytes of a connection that wants input. Return how many of them were used. */
 static size_t dcommi_rdv_input(dcommi_rdv_core *c, dcommi_rdv_conn *conn, const uint8_t *bytes,
                                size_t len, double now)
 {
@@ -48557,7 +48619,8 @@ static size_t dcommi_rdv_input(dcommi_rdv_core *c, dcommi_rdv_conn *conn, const 
     return used;
 }
 /* ---- time ---- */
-/* Say once for whom the others wait; returns when that is due, or `next` if it is not. */
+/* Report once for which ranks the others wait. Return the earlier of `next` and the time when the
+ * report is due. */
 static double dcommi_rdv_tell_waits(dcommi_rdv_core *c, double now, double next)
 {
     double due = c->waits_since + DCOMMI_RDV_QUIET_S;
@@ -48578,7 +48641,8 @@ static double dcommi_rdv_tell_waits(dcommi_rdv_core *c, double now, double next)
     }
     return next;
 }
-/* A rank's time is up: say how many have met and who is missing. */
+/* Fail because the timeout of `rank` has passed. Say how many ranks have met and which are
+ * missing. */
 static void dcommi_rdv_time_is_up(dcommi_rdv_core *c, uint32_t rank, double now)
 {
     char who[200];
@@ -48589,11 +48653,10 @@ static void dcommi_rdv_time_is_up(dcommi_rdv_core *c, uint32_t rank, double now)
     dcommi_rdv_list_absent(c, who, sizeof who);
     dcommi_rdv_poison(c, now, DCOMM_ERR_TIMEOUT,
                       "%" PRIu32 " of %" PRIu32
-                      " ranks have met; rank(s) %s did not %s in the time "
-                      "that rank %" PRIu32 " waits",
+                      " ranks have met; rank(s) %s did not %s within the timeout of rank %" PRIu32,
                       met, c->size, who, c->ready ? "take part" : "come", rank);
 }
-/* Let deadlines pass; returns the time of the next one. */
+/* Handle the deadlines that have passed. Return the time of the next one. */
 static double dcommi_rdv_tick(dcommi_rdv_core *c, double now)
 {
     double next = dcommi_rdv_tell_waits(c, now, now + 3600);
@@ -48626,8 +48689,8 @@ static double dcommi_rdv_tick(dcommi_rdv_core *c, double now)
                ? c->first_leave + DCOMMI_RDV_STRAGGLER_S + 1
                : next;
 }
-/* Return true if somebody is here whom the server must not leave: a rank, or a guest whose last
- * words are not sent yet. */
+/* Return true if the server must not leave yet: a rank is connected, or output to a guest is
+ * pending. */
 static bool dcommi_rdv_attended(const dcommi_rdv_core *c)
 {
     for (size_t i = 0; i < c->nconns; i++) {
@@ -48639,13 +48702,13 @@ static bool dcommi_rdv_attended(const dcommi_rdv_core *c)
     }
     return false;
 }
-/* Nothing is left to do: all have left, or all know that it failed. */
+/* Return true if nothing is left to do: all ranks have left, or all know that it failed. */
 static bool dcommi_rdv_finished(const dcommi_rdv_core *c)
 {
     return !dcommi_rdv_attended(c) &&
            (c->ready || (c->size != 0 && c->status < 0 && c->ntold >= c->size));
 }
-/* Free what is gone; `closing` is called on each first. */
+/* Free connections that are gone. Call `closing` on each first. */
 static void dcommi_rdv_sweep(dcommi_rdv_core *c, void (*closing)(dcommi_rdv_conn *conn))
 {
     size_t kept = 0;
@@ -48667,20 +48730,20 @@ static void dcommi_rdv_sweep(dcommi_rdv_core *c, void (*closing)(dcommi_rdv_conn
 #include <signal.h>
 #include <sys/eventfd.h>
 #define DCOMMI_RDV_CHUNK (1u << 16)
-#define DCOMMI_RDV_TELL_S 5.0 /* for ranks to come and hear why another cannot take part */
+#define DCOMMI_RDV_TELL_S 5.0 /* seconds to tell ranks that come why another cannot take part */
 /* Shared by its thread, the list of servers and the boots of this process that use it. */
 typedef struct dcommi_rdv_server {
     struct dcommi_rdv_server *next; /* in the list */
-    int refs;                       /* under the list's lock, as is all that the thread uses */
-    bool ended;                     /* the thread is through, nothing listens any more */
+    int refs;                       /* guarded by dcommi_rdv_lock, as are the thread's data */
+    bool ended;                     /* the thread has ended, and nothing listens any more */
     bool retired;                   /* the owner has left: end when the others know */
     double retired_at;
     pid_t thread;
     uint16_t port;
-    dcommi_addr self; /* where this process reaches it */
+    dcommi_addr self; /* the address by which this process reaches it */
     uint8_t key[DCOMMI_RDV_KEY];
     int listen_fd, wake_fd;
-    double refuse_until; /* do not accept before: out of descriptors */
+    double refuse_until; /* accept nothing before then, because descriptors are used up */
     dcommi_rdv_core core;
     struct pollfd *polls;
     size_t polls_capacity;
@@ -48688,13 +48751,14 @@ typedef struct dcommi_rdv_server {
 } dcommi_rdv_server;
 static pthread_mutex_t dcommi_rdv_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t dcommi_rdv_changed = PTHREAD_COND_INITIALIZER;
-static dcommi_rdv_server *dcommi_rdv_servers; /* whose threads run, or are about to be gone */
+static dcommi_rdv_server *dcommi_rdv_servers; /* with threads that run or are about to end */
 static void dcommi_rdv_close_fd(dcommi_rdv_conn *conn)
 {
     dcommi_sys_close(conn->fd);
     conn->fd = -1;
 }
-/* shutdown too: a forked child may hold a copy, which would go on taking connections. */
+/* Close the listening socket. Shut it down first: a forked child may hold a copy, which would go
+ * on accepting connections. */
 static void dcommi_rdv_stop_listening(dcommi_rdv_server *s)
 {
     if (s->listen_fd >= 0) {
@@ -48719,7 +48783,8 @@ static void dcommi_rdv_server_free(dcommi_rdv_server *s)
     dcommi_free(s->buf);
     dcommi_free(s);
 }
-/* Free servers whose threads are gone; wait until those that have ended are. The lock is held. */
+/* Free servers whose threads are gone. If `wait`, first wait for threads that have ended. The
+ * caller holds dcommi_rdv_lock. */
 static void dcommi_rdv_reap(bool wait)
 {
     dcommi_rdv_server **at = &dcommi_rdv_servers;
@@ -48748,13 +48813,13 @@ static void dcommi_rdv_in_parent(void)
 {
     pthread_mutex_unlock(&dcommi_rdv_lock);
 }
-/* The parent serves on; the child closes its copies, so that they keep no port and no rank. */
+/* Close the child's copies, so that they keep no port and no rank. The parent goes on serving. */
 static void dcommi_rdv_in_child(void)
 {
     while (dcommi_rdv_servers != NULL) {
         dcommi_rdv_server *s = dcommi_rdv_servers;
         dcommi_rdv_servers = s->next;
-        dcommi_sys_close(s->listen_fd); /* shutdown would end the parent's too */
+        dcommi_sys_close(s->listen_fd); /* a shutdown would end the parent's socket too */
         s->listen_fd = -1;
         dcommi_rdv_server_free(s);
     }
@@ -48767,14 +48832,14 @@ static void dcommi_rdv_watch_forks(void)
 }
 static void dcommi_rdv_accept_all(dcommi_rdv_server *s, double now)
 {
-    /* A bounded number at a time, so that a flood cannot keep ranks waiting. */
+    /* Accept a bounded number at a time, so that a flood cannot keep ranks waiting. */
     for (int i = 0; i < DCOMMI_RDV_GUESTS_MAX; i++) {
         int fd = accept4(s->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0) {
             if ((errno == EMFILE || errno == ENFILE) && s->refuse_until == 0) {
                 snprintf(s->core.news, sizeof s->core.news,
-                         "the rendezvous cannot take more connections: %s (raise `ulimit -n` in "
-                         "the process that serves it)",
+                         "the rendezvous cannot take more connections: %s; raise `ulimit -n` in "
+                         "the process that serves it",
                          strerror(errno));
             }
             if (!dcommi_sys_later() && errno != ECONNABORTED) {
@@ -48798,7 +48863,7 @@ static void dcommi_rdv_accept_all(dcommi_rdv_server *s, double now)
 static void dcommi_rdv_receive(dcommi_rdv_server *s, dcommi_rdv_conn *conn, uint8_t *buf,
                                size_t max, double now)
 {
-    /* The rest of a chunk stays in the socket when the rank must wait. */
+    /* Peek, so that the rest of a chunk stays in the socket when the rank must wait. */
     ssize_t n = dcommi_sys_recv(conn->fd, buf, max, MSG_PEEK);
     if (n > 0) {
         size_t used = dcommi_rdv_input(&s->core, conn, buf, (size_t)n, now);
@@ -48824,11 +48889,11 @@ static void dcommi_rdv_transmit(dcommi_rdv_server *s, dcommi_rdv_conn *conn, dou
         }
     }
     if (conn->state == DCOMMI_RDV_FAREWELL) {
-        dcommi_sys_shutdown(conn->fd, SHUT_WR); /* and read to its end: no reset eats our words */
+        dcommi_sys_shutdown(conn->fd, SHUT_WR); /* we read on: a reset would lose our output */
     }
 }
-/* Return true if the thread should go on. Ranks that still come hear why another cannot take part,
- * for a while. */
+/* Return true if the thread should go on. After an announced failure it goes on for a while, to
+ * tell the ranks that still come. */
 static bool dcommi_rdv_server_goes_on(dcommi_rdv_server *s, double now)
 {
     bool tells = s->core.announced && now < s->retired_at + DCOMMI_RDV_TELL_S;
@@ -48842,7 +48907,7 @@ static bool dcommi_rdv_server_goes_on(dcommi_rdv_server *s, double now)
     }
     return !dcommi_rdv_finished(&s->core) && (!leaves || dcommi_rdv_attended(&s->core));
 }
-/* Wait for input without the lock; what is to be logged is logged then, too. */
+/* Log the news and wait for input, both without the lock. */
 static void dcommi_rdv_server_poll(dcommi_rdv_server *s, size_t n, double wait)
 {
     char news[sizeof s->core.news];
@@ -48870,7 +48935,7 @@ static bool dcommi_rdv_server_turn(dcommi_rdv_server *s, uint8_t *buf, size_t ma
     s->polls[0] = (struct pollfd){.fd = s->wake_fd, .events = POLLIN};
     s->polls[1] = (struct pollfd){.fd = accepts ? s->listen_fd : -1, .events = POLLIN};
     for (size_t i = 0; i < n; i++) {
-        /* Hang-ups are seen without asking; a rank that waits is polled for them alone. */
+        /* Poll a rank that waits for hang-ups only. */
         short events = dcommi_rdv_wants_input(c->conns[i]) ? POLLIN : POLLRDHUP;
         if (dcommi_rdv_output_pending(c->conns[i])) {
             events |= POLLOUT;
@@ -48882,7 +48947,7 @@ static bool dcommi_rdv_server_turn(dcommi_rdv_server *s, uint8_t *buf, size_t ma
         wait = 0.1;
     }
     if (s->retired && c->announced && wait > 0.5) {
-        wait = 0.5; /* to see when nobody is told any more */
+        wait = 0.5; /* to notice the end of DCOMMI_RDV_TELL_S */
     }
     dcommi_rdv_server_poll(s, n + 2, wait);
     now = dcommi_now();
@@ -48925,8 +48990,8 @@ static void *dcommi_rdv_server_main(void *argument)
     pthread_mutex_unlock(&dcommi_rdv_lock);
     return NULL;
 }
-/* Let the owner's reference go: the server ends when all others know how it went. Waits at most
- * `patience` seconds for that, so that a process that ends now does not cut them off. */
+/* Drop the owner's reference. The server ends when all other ranks know the outcome. Wait at most
+ * `patience` seconds for that, because the process may end next and would cut them off. */
 static void dcommi_rdv_server_retire(dcommi_rdv_server *s, double patience)
 {
     uint64_t one = 1;
@@ -48946,7 +49011,7 @@ static void dcommi_rdv_server_retire(dcommi_rdv_server *s, double patience)
     dcommi_rdv_reap(true);
     pthread_mutex_unlock(&dcommi_rdv_lock);
 }
-/* A server of this process with this key, with a reference for the caller; NULL: none. */
+/* Find this process's server with this key and port. Take a reference. Return NULL if none. */
 static dcommi_rdv_server *dcommi_rdv_server_find(const uint8_t key[DCOMMI_RDV_KEY], uint16_t port)
 {
     pthread_mutex_lock(&dcommi_rdv_lock);
@@ -48967,9 +49032,9 @@ static void dcommi_rdv_server_forget(dcommi_rdv_server *s)
     s->refs--;
     pthread_mutex_unlock(&dcommi_rdv_lock);
 }
-/* Serve on `on` (NULL: on every address, at `port`, 0 for any). *server_p is the owner's
- * reference, for dcommi_rdv_server_retire or dcommi_rdv_server_forget. Keeps errno when it fails.
- */
+/* Serve at the address `on`, or, if it is NULL, at every address and `port` (0: any port).
+ * *server_p is the owner's reference, for dcommi_rdv_server_retire or dcommi_rdv_server_forget. On
+ * failure errno tells the reason. */
 static dcomm_status dcommi_rdv_server_start(const dcommi_addr *on, uint16_t port,
                                             const uint8_t key[DCOMMI_RDV_KEY], uint32_t generation,
                                             const char *job, dcommi_rdv_server **server_p)
@@ -48994,13 +49059,14 @@ static dcomm_status dcommi_rdv_server_start(const dcommi_addr *on, uint16_t port
         int saved = errno;
         dcommi_rdv_server_free(s);
         errno = saved;
-        return dcommi_fail(DCOMM_ERR_SYSTEM, "cannot serve the rendezvous on port %u: %s", port,
+        return dcommi_fail(DCOMM_ERR_SYSTEM,
+                           "this process cannot serve the rendezvous on port %u: %s", port,
                            strerror(saved));
     }
     bool v4 = s->self.any.sa_family == AF_INET;
     s->port = ntohs(v4 ? s->self.v4.sin_port : s->self.v6.sin6_port);
     if (on == NULL) {
-        /* A socket of both families is reached by IPv4 too, which is always there. */
+        /* IPv4 is always there, and it reaches a socket of both families too. */
         dcommi_addr_literal("127.0.0.1", s->port, &s->self);
     }
     dcommi_rdv_core_begin(&s->core, key, generation, job);
@@ -49024,16 +49090,17 @@ static dcomm_status dcommi_rdv_server_start(const dcommi_addr *on, uint16_t port
     if (rc != 0) {
         dcommi_rdv_server_free(s);
         errno = rc;
-        return dcommi_fail(DCOMM_ERR_SYSTEM, "cannot start the thread of the rendezvous: %s",
+        return dcommi_fail(DCOMM_ERR_SYSTEM,
+                           "this process cannot start the thread of the rendezvous: %s",
                            strerror(rc));
     }
     *server_p = s;
     return DCOMM_OK;
 }
-#define DCOMMI_BOOT_LINGER_S 1.0 /* for the others to have left, when this process serves them */
-#define DCOMMI_BOOT_PORT_S 2.0   /* for a port of an earlier communicator or job to become free */
+#define DCOMMI_BOOT_LINGER_S 1.0 /* seconds that a server waits for the others to leave */
+#define DCOMMI_BOOT_PORT_S 2.0   /* seconds to wait for an earlier communicator's or job's port */
 #define DCOMMI_BOOT_FEW \
-    256 /* so many ranks can say in the caller's all-gather that memory is out */
+    256 /* ranks up to which the caller's all-gather reports an error without memory */
 typedef struct dcommi_boot {
     int rank, size;
     int local_rank; /* rank within the host as the launcher counts, -1 if it does not say */
@@ -49041,24 +49108,24 @@ typedef struct dcommi_boot {
     bool open;
     dcomm_allgather_fn allgather; /* NULL: client */
     void *allgather_user;
-    uint64_t few[DCOMMI_BOOT_FEW]; /* of the caller's all-gather: one word of each rank */
-    uint64_t *words;               /* `few`, or memory of its own */
+    uint64_t few[DCOMMI_BOOT_FEW]; /* for the caller's all-gather: one word of each rank */
+    uint64_t *words;               /* `few`, or allocated memory */
     bool agreed;                   /* no rank waits for another any more */
     bool counted;
     uint32_t generation;
     dcommi_rdv_client client;
     dcommi_rdv_server *server; /* NULL: another process serves */
 } dcommi_boot;
-/* Number of the launcher's communicators that this process has created or creates: it keeps a slow
- * rank of one apart from the next one's at the same port. Every rank creates them in the same
- * order. Attempts that fail do not count, so that ranks meet that have tried a different number of
- * times. */
+/* Number of the launcher's communicators that this process has created or is creating. It tells a
+ * slow rank of one communicator from ranks of the next one at the same port. Every rank creates
+ * them in the same order. Failed attempts do not count, so that ranks can meet although they have
+ * tried a different number of times. */
 static _Atomic uint32_t dcommi_boot_generation;
-/* Number of ids that the process manager was asked to hand round. It pairs the attempts of ranks
- * itself, and takes a key only once, so that failed ones count. */
+/* Number of ids that the process manager was asked to share. The process manager pairs the
+ * attempts of ranks itself and takes a key only once, so failed attempts count. */
 static _Atomic uint32_t dcommi_boot_shares;
-/* A rank's message at the end of a part of creation, where words of that part may follow, or
- * instead of taking part. */
+/* A rank's message at the end of a part of creation, which may be followed by data of that part,
+ * or a rank's message in place of taking part. */
 typedef struct dcommi_boot_word {
     int32_t status;
     char text[252];
@@ -49071,7 +49138,7 @@ static dcommi_boot_word dcommi_boot_word_of(dcomm_status status)
     }
     return mine;
 }
-/* Return another rank's verdict as a status, with its sentence. */
+/* Return another rank's status, with its sentence. */
 static dcomm_status dcommi_boot_word_read(const void *blob, size_t len, int rank)
 {
     dcommi_boot_word theirs = {.status = DCOMM_ERR_CORRUPT};
@@ -49090,7 +49157,7 @@ static void dcommi_boot_id_key(const dcommi_id_parts *parts, uint8_t key[DCOMMI_
 {
     dcommi_rdv_key_of(parts->secret, sizeof parts->secret, key);
 }
-/* The server lives on with no owner until a boot of this process adopts it. */
+/* Create an id and serve it. The server has no owner until a boot of this process adopts it. */
 dcomm_status dcomm_id_create(dcomm_id *id)
 {
     DCOMMI_NEED(id);
@@ -49103,7 +49170,7 @@ dcomm_status dcomm_id_create(dcomm_id *id)
     parts.naddrs = dcommi_addr_mine(iface, parts.addrs, DCOMMI_ID_ADDRS);
     if (parts.naddrs == 0) {
         return dcommi_fail(iface != NULL ? DCOMM_ERR_INVALID : DCOMM_ERR_SYSTEM,
-                           "no address that other ranks could reach%s%s",
+                           "this host has no address that other ranks could reach%s%s",
                            iface != NULL ? ": no interface is up with the name DCOMM_IFACE=" : "",
                            iface != NULL ? iface : "");
     }
@@ -49124,7 +49191,7 @@ static dcomm_status dcommi_boot_join_id(dcommi_boot *boot, const dcomm_id *id)
     dcommi_rdv_server *server = dcommi_rdv_server_find(key, parts.port);
     if (server != NULL) {
         target.addrs[target.naddrs++] = server->self;
-        /* Rank 0 takes it over when several ranks live in this process. */
+        /* Several ranks may live in this process: rank 0 adopts the server. */
         if (boot->rank == 0) {
             boot->server = server;
         } else {
@@ -49161,7 +49228,7 @@ static bool dcommi_boot_unhex(const char *text, dcomm_id *id)
     }
     return text[(size_t)2 * DCOMM_ID_BYTES] == '\0';
 }
-/* Rank 0 makes an id, the process manager hands it round. */
+/* Let rank 0 make an id and the process manager share it, and join. */
 static dcomm_status dcommi_boot_managed(dcommi_boot *boot, const dcommi_launcher *l)
 {
     char key[32], text[2 * DCOMM_ID_BYTES + 1] = "", got[2 * DCOMM_ID_BYTES + 1] = "";
@@ -49180,14 +49247,14 @@ static dcomm_status dcommi_boot_managed(dcommi_boot *boot, const dcommi_launcher
             : dcommi_pmix_share(key, mine, got, sizeof got, deadline, cancel);
     if (status == DCOMM_OK && !dcommi_boot_unhex(got, &id)) {
         status =
-            dcommi_fail(DCOMM_ERR_RENDEZVOUS, "the process manager did not bring the id of rank 0");
+            dcommi_fail(DCOMM_ERR_RENDEZVOUS, "the process manager did not return rank 0's id");
     }
     if (status == DCOMM_OK) {
         boot->client.timeout_s = dcommi_now() < deadline ? deadline - dcommi_now() : 0;
         return dcommi_boot_join_id(boot, &id);
     }
     if (boot->rank == 0) {
-        /* Adopt the server that nobody will come to, so that closing ends it. */
+        /* Adopt the server, to which no rank will come, so that closing ends it. */
         dcommi_id_parts parts;
         uint8_t id_key[DCOMMI_RDV_KEY];
         dcommi_boot_unhex(text, &id);
@@ -49198,7 +49265,7 @@ static dcomm_status dcommi_boot_managed(dcommi_boot *boot, const dcommi_launcher
     }
     return status;
 }
-/* The port is taken: say by whom. */
+/* Fail because the port is taken, and say who holds it. */
 static dcomm_status dcommi_boot_taken(const dcommi_boot *boot, const dcommi_launcher *l,
                                       dcommi_rdv_target *target)
 {
@@ -49220,13 +49287,13 @@ static dcomm_status dcommi_boot_taken(const dcommi_boot *boot, const dcommi_laun
                            l->job, l->port);
     default:
         return dcommi_fail(DCOMM_ERR_RENDEZVOUS,
-                           "rank 0 cannot serve: another program, which is no rank 0 of dcomm's, "
+                           "rank 0 cannot serve: another program, which is no rank 0 of dcomm, "
                            "holds port %u (%.150s); choose another MASTER_PORT or DCOMM_PORT",
                            l->port, note);
     }
 }
-/* Rank 0 serves where the launcher says. It tries again for a while if it cannot, since without it
- * nobody can be told anything. */
+/* Serve as rank 0 at the launcher's address. Retry for a while on failure, because without a
+ * server no rank can be told anything. */
 static dcomm_status dcommi_boot_serve(dcommi_boot *boot, const dcommi_launcher *l,
                                       dcommi_rdv_target *target)
 {
@@ -49260,7 +49327,7 @@ static dcomm_status dcommi_boot_tcp(dcommi_boot *boot, const dcommi_launcher *l)
                                 .local_rank = (uint16_t)(l->local_rank > 0 ? l->local_rank : 0)};
     static _Atomic int process;
     if (atomic_exchange(&process, (int)getpid()) != (int)getpid()) {
-        atomic_store(&dcommi_boot_generation, 0); /* a forked child has created none */
+        atomic_store(&dcommi_boot_generation, 0); /* a forked child has created none itself */
     }
     boot->generation = atomic_fetch_add(&dcommi_boot_generation, 1);
     boot->counted = true;
@@ -49282,8 +49349,7 @@ static dcomm_status dcommi_boot_tcp(dcommi_boot *boot, const dcommi_launcher *l)
     }
     return dcommi_rdv_join(&boot->client, &target, l->key, boot->generation);
 }
-/* No launcher describes this rank; if something does speak of several, it may be meant to be one of
- * them. */
+/* Warn that no launcher describes this rank, if the variable `hint` suggests several ranks. */
 static void dcommi_boot_warn_alone(const char *hint)
 {
     static atomic_flag warned = ATOMIC_FLAG_INIT;
@@ -49303,8 +49369,9 @@ static dcomm_status dcommi_boot_auto(dcommi_boot *boot)
     if (l.size == 0) {
         DCOMMI_TRY(dcommi_pmix_world(&l.rank, &l.size));
         if (l.size < 1 || l.rank >= l.size) {
-            return dcommi_fail(DCOMM_ERR_RENDEZVOUS, "PMIx says that this is rank %d of %d", l.rank,
-                               l.size);
+            return dcommi_fail(DCOMM_ERR_RENDEZVOUS,
+                               "PMIx says that this process is rank %d of %d, which is impossible",
+                               l.rank, l.size);
         }
     }
     boot->rank = l.rank;
@@ -49337,8 +49404,9 @@ static dcomm_status dcommi_boot_auto(dcommi_boot *boot)
     return status;
 }
 /* ---- the interface ---- */
-/* Leave, after creation with this status; waits at most a second for the others to have left when
- * this process serves them, or for them to come and hear why a rank cannot. */
+/* Leave after a creation that ended with `status`. If this process serves the others, wait until
+ * they have left, at most DCOMMI_BOOT_LINGER_S. After an error wait until they have heard of it,
+ * at most DCOMMI_RDV_TELL_S. */
 static void dcommi_boot_close(dcommi_boot *boot, dcomm_status status)
 {
     if (!boot->open) {
@@ -49374,7 +49442,7 @@ static dcomm_status dcommi_boot_given(dcommi_boot *boot, const dcomm_comm_opts *
         return dcommi_boot_join_id(boot, &opts->id);
     }
     if (opts->allgather == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "opts.boot is DCOMM_BOOT_ALLGATHER and "
+        return dcommi_fail(DCOMM_ERR_INVALID, "opts.boot is DCOMM_BOOT_ALLGATHER, but "
                                               "opts.allgather is NULL");
     }
     boot->allgather = opts->allgather;
@@ -49386,8 +49454,8 @@ static dcomm_status dcommi_boot_given(dcommi_boot *boot, const dcomm_comm_opts *
 }
 static dcomm_status dcommi_boot_by_caller(dcommi_boot *boot, const void *mine, size_t len,
                                           void **all_p, size_t **lens_p);
-/* This rank cannot go on, for the reason in dcommi_message: say so in the round that the others are
- * in, or come to. */
+/* Tell the others that this rank cannot go on, for the reason in dcommi_message. They hear it in
+ * their present or next round. */
 static void dcommi_boot_tell(dcommi_boot *boot, dcomm_status status)
 {
     if (!boot->open || boot->agreed) {
@@ -49411,14 +49479,14 @@ static void dcommi_boot_tell(dcommi_boot *boot, dcomm_status status)
     }
     memcpy(dcommi_message, why, sizeof why);
 }
-/* The all-gather of one rank. */
+/* All-gather among one rank. */
 static int dcommi_boot_alone(const void *mine, size_t bytes, void *all, void *user)
 {
     (void)user;
     memcpy(all, mine, bytes);
     return 0;
 }
-/* Meet as opts and the environment say; where that fails, the boot is closed. */
+/* Meet as `opts` and the environment say. On failure close the boot. */
 static dcomm_status dcommi_boot_begin(dcommi_boot *boot, const dcomm_comm_opts *opts)
 {
     dcomm_boot kind = opts != NULL ? opts->boot : DCOMM_BOOT_AUTO;
@@ -49437,7 +49505,7 @@ static dcomm_status dcommi_boot_begin(dcommi_boot *boot, const dcomm_comm_opts *
         boot->words = boot->few;
     }
     if (status < 0) {
-        char why[DCOMMI_MESSAGE_MAX]; /* closing may fail too, of which nobody wants to hear */
+        char why[DCOMMI_MESSAGE_MAX]; /* closing may fail too: keep the first reason */
         memcpy(why, dcommi_message, sizeof why);
         dcommi_boot_close(boot, status);
         memcpy(dcommi_message, why, sizeof why);
@@ -49450,18 +49518,19 @@ static dcommi_boot dcommi_boot_new(double timeout_s, const _Atomic int *cancel)
                          .local_rank = -1,
                          .client = {.fd = -1, .timeout_s = timeout_s, .cancel = cancel}};
 }
-/* Resolve how to meet from opts (boot kind, environment), connect, and wait for all ranks. opts
- * may be NULL. Blocks at most timeout_s, besides name look-ups and the caller's all-gather. cancel
- * may be NULL; when *cancel becomes non-zero, returns DCOMM_ERR_ABORTED soon. It must stay until
- * close, which a failed boot needs no more. */
+/* Connect as `opts` (which may be NULL) and the environment say, and wait for all ranks. Block at
+ * most `timeout_s` seconds, apart from name look-ups and the caller's all-gather. Return
+ * DCOMM_ERR_ABORTED soon after *cancel becomes non-zero; `cancel` may be NULL. `cancel` must stay
+ * valid until close. A failed boot is closed already. */
 static dcomm_status dcommi_boot_open(const dcomm_comm_opts *opts, double timeout_s,
                                      const _Atomic int *cancel, dcommi_boot *boot)
 {
     *boot = dcommi_boot_new(timeout_s, cancel);
     return dcommi_boot_begin(boot, opts);
 }
-/* This rank fails with `status`, for the reason in dcommi_message, before it has met the others:
- * meet them only to say so. Blocks at most DCOMMI_RDV_TELL_S, besides what boot_open says. */
+/* Meet the others only to tell them that this rank has failed with `status`, for the reason in
+ * dcommi_message. Block at most DCOMMI_RDV_TELL_S seconds, apart from what dcommi_boot_open
+ * excepts. */
 static void dcommi_boot_announce(const dcomm_comm_opts *opts, double timeout_s,
                                  const _Atomic int *cancel, dcomm_status status)
 {
@@ -49487,8 +49556,9 @@ static dcomm_status dcommi_boot_call(const dcommi_boot *boot, const void *mine, 
                : dcommi_fail(DCOMM_ERR_RENDEZVOUS, "opts.allgather failed with %d on rank %d of %d",
                              rc, boot->rank, boot->size);
 }
-/* By the caller's function: the lengths first, then blobs padded to the longest. In between ranks
- * say whether they have memory for the blobs, since who has none must not be waited for. */
+/* Gather by the caller's all-gather: first the lengths, then whether each rank has memory for the
+ * blobs, then the blobs, padded to the longest. The middle round exists because no rank may wait
+ * for a rank without memory. */
 static dcomm_status dcommi_boot_by_caller(dcommi_boot *boot, const void *mine, size_t len,
                                           void **all_p, size_t **lens_p)
 {
@@ -49544,10 +49614,11 @@ static dcomm_status dcommi_boot_by_caller(dcommi_boot *boot, const void *mine, s
     *lens_p = lens;
     return DCOMM_OK;
 }
-/* Every rank's blob to every rank: *all_p (dcommi_free it) is the concatenation, (*lens_p)[size]
- * (dcommi_free it) the lengths. A blob has at most 1 MiB. Blocks at most timeout_s of open. After
- * an error only tell and close are allowed. A rank that has said its part has the memory for what
- * comes back if no blob is longer than its own: in the last round nobody fails alone. */
+/* Give every rank's blob to every rank. *all_p is the concatenation, (*lens_p)[size] the lengths
+ * in bytes; the caller frees both with dcommi_free. A blob has at most 1 MiB. Block at most
+ * `timeout_s` of dcommi_boot_open. After an error only tell and close are allowed. A rank that has
+ * sent its blob has memory for the result if no blob is longer than its own. So no rank fails
+ * alone in a last round of equal blobs. */
 static dcomm_status dcommi_boot_allgather(dcommi_boot *boot, const void *mine, size_t len,
                                           void **all_p, size_t **lens_p)
 {
@@ -49555,7 +49626,7 @@ static dcomm_status dcommi_boot_allgather(dcommi_boot *boot, const void *mine, s
     *lens_p = NULL;
     if (len > DCOMMI_RDV_BLOB_MAX) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "rank %d has %zu bytes for the other ranks, more than %u", boot->rank,
+                           "rank %d has %zu bytes for the other ranks; the limit is %u", boot->rank,
                            len, DCOMMI_RDV_BLOB_MAX);
     }
     return boot->allgather != NULL ? dcommi_boot_by_caller(boot, mine, len, all_p, lens_p)
@@ -50455,35 +50526,35 @@ DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm)
 /* ==== include/dcomm/impl/check/check.h ===================================================== */
 /* check.h - the plan checker: executes all ranks' plans together on symbolic contributions.
  *
- * Messages are matched by (source, destination, tag), so what meets what does not depend on timing,
- * and one execution that goes as far as it can decides whether there is a deadlock. Order is proved
- * by vector clocks: a race that this execution happens to survive is found all the same. Waiting
- * on counters needs to know which signals may come early, so executions are repeated, each with the
- * orders that the one before has proved, until nothing is missing or nothing is added.
+ * Messages match by (source, destination, tag), so matching does not depend on timing. One
+ * execution that goes as far as it can thus decides whether the plans deadlock. Vector clocks
+ * prove order, so the checker finds a race even if this execution survives it. To order a WAIT,
+ * the checker must know which signals may come early. So it repeats the execution, each time with
+ * the orders that the pass before has proved, until none is missing or none is added.
  *
- * Lengths that are known at run time only are tried at their maximum, at 0, 1 and at random; words
- * that come out of the caller's data count as such. A stage after the first is checked where the
- * words that it is made from are known (lengths received, constants); where they are data, only the
- * stages before it are, without their results. */
+ * Run-time lengths are tried at their maximum, at 0, at 1 and at random. Words read from the
+ * caller's data count as run-time lengths. A later stage is checked if the words that make it are
+ * known (received lengths, constants). If they are data, the checker stops before that stage and
+ * does not check results. */
 /* ==== include/dcomm/impl/check/stage.h ===================================================== */
-/* stage.h - the stages of a run in the plan checker: what each starts from, who has heard of
- * whom at its end, which plans come next. */
+/* stage.h - executes the stages of a run, for the plan checker: prepares memory, finds which ranks
+ * have heard of which, and gets the plans of the next stage. */
 /* ==== include/dcomm/impl/check/lane.h ====================================================== */
-/* lane.h - how the plan checker executes lanes: loops, fences, calls of sub-plans, and what
- * to say when nothing can go on. */
+/* lane.h - executes lanes, for the plan checker: loops, fences and calls of sub-plans. Reports
+ * deadlocks. */
 /* ==== include/dcomm/impl/check/message.h =================================================== */
-/* message.h - what messages, expositions and signals do when the plan checker executes them. */
+/* message.h - executes messages, EXPOSE, SIGNAL and WAIT, for the plan checker. */
 /* ==== include/dcomm/impl/check/step.h ====================================================== */
-/* step.h - what a step does within its rank when the plan checker executes it, and how it ends. */
+/* step.h - executes a step within its rank, for the plan checker, and completes it. */
 /* ==== include/dcomm/impl/check/value.h ===================================================== */
-/* value.h - the plan checker's arithmetic: expressions, where operands lie, what a fold, an
- * encoding or a message does to the contributions. */
+/* value.h - the plan checker's arithmetic: expressions, regions of operands, and the effect of a
+ * fold, an encoding or a message on the contributions. */
 /* ==== include/dcomm/impl/check/state.h ===================================================== */
-/* state.h - the plan checker's picture of a run: ranks, lanes, vector clocks, messages,
- * counters, what is exposed. */
+/* state.h - the plan checker's state of a run: ranks, lanes, vector clocks, messages, counters and
+ * exposed memory. */
 /* ==== include/dcomm/impl/check/mem.h ======================================================= */
-/* mem.h - what the plan checker knows of memory: for each run of bytes, whose contributions
- * it holds, and which steps have touched it. */
+/* mem.h - the plan checker's model of memory: for each run of bytes, the contributions that it
+ * holds and the steps that have touched it. */
 #define DCOMMI_CHECK_RANKS 64 /* contributions are sets of ranks in one 64-bit word */
 typedef enum dcommi_check_kind {
     DCOMMI_CHECK_UNDEF = 0, /* nothing was written here */
@@ -50491,7 +50562,7 @@ typedef enum dcommi_check_kind {
     DCOMMI_CHECK_ENCODED,   /* byte `src` of encoding number `mask` */
     DCOMMI_CHECK_ZERO,      /* words at the start of a run */
     DCOMMI_CHECK_WORD,      /* the 64-bit number `src` */
-    DCOMMI_CHECK_OPAQUE     /* defined, but nothing is known of it */
+    DCOMMI_CHECK_OPAQUE     /* defined, but unknown */
 } dcommi_check_kind;
 #define DCOMMI_CHECK_DIVIDED 1u /* a FINAL fold made it */
 #define DCOMMI_CHECK_ORDERED 2u /* a left fold of ranks 0, 1, 2, ... (or one contribution) */
@@ -50508,11 +50579,11 @@ typedef struct dcommi_check_runs {
     dcommi_check_run *run;
     size_t n, capacity;
 } dcommi_check_runs;
-/* A step that touches memory. Each lane has two components in the vector clocks: its steps, and
- * its fences. What an ASYNC step touches counts as touched at the lane's next fence, so that it is
- * ordered before nothing earlier. */
+/* A step that touches memory. Each lane has two components in the vector clocks: one for its
+ * steps, one for its fences. An ASYNC step counts as touching memory at the lane's next fence, so
+ * it is ordered before nothing earlier. */
 typedef struct dcommi_check_who {
-    const uint32_t *vc; /* what is known to lie before the step */
+    const uint32_t *vc; /* the events known to precede the step */
     uint32_t comp, clock;
     uint32_t step; /* index in its plan, for messages */
 } dcommi_check_who;
@@ -50524,7 +50595,7 @@ typedef struct dcommi_check_cell {
     int64_t start; /* ends where the next cell begins */
     dcommi_check_value v;
     uint32_t comp, clock, step; /* the last writer; clock 0: before the run */
-    uint32_t readers;           /* those since then that nothing supersedes */
+    uint32_t readers;           /* list of readers since that write, without superseded ones */
 } dcommi_check_cell;
 /* One space of one rank (or of one called sub-plan). */
 typedef struct dcommi_check_mem {
@@ -50533,17 +50604,17 @@ typedef struct dcommi_check_mem {
     size_t ncells, capacity;
     int64_t size;
     uint32_t *peer_last;    /* per component: the last read through PEER; NULL: none */
-    const uint32_t *end_vc; /* a sub-plan's memory: what was known when its call returned */
+    const uint32_t *end_vc; /* of a sub-plan's memory: the clock when its call returned */
     int rank;
     uint8_t space;
     bool read_only;
 } dcommi_check_mem;
-/* Two unordered accesses, as the memory finds them; the checker puts them into words. */
+/* Two unordered accesses. dcommi_check_found puts them into words. */
 typedef struct dcommi_check_race {
     const dcommi_check_mem *mem;
     int64_t at;
     bool first_writes, second_writes;
-    uint32_t comp, step; /* of the first */
+    uint32_t comp, step; /* of the first access */
 } dcommi_check_race;
 typedef struct dcommi_check_pool {
     dcommi_check_reader *reader;
@@ -50559,7 +50630,7 @@ static dcommi_check_value dcommi_check_shift(dcommi_check_value v, int64_t by)
     }
     return v;
 }
-/* Does b continue a, which is `len` bytes long? */
+/* Return true if `b` continues `a`, which is `len` bytes long. */
 static bool dcommi_check_continues(const dcommi_check_value *a, int64_t len,
                                    const dcommi_check_value *b)
 {
@@ -50631,7 +50702,7 @@ static dcomm_status dcommi_check_mem_fill(dcommi_check_mem *mem, int64_t from, i
     mem->size = to;
     return DCOMM_OK;
 }
-/* The cell that holds byte `at` (in [0, size)). */
+/* Return the index of the cell that holds byte `at`, which must be in [0, size). */
 static size_t dcommi_check_find(const dcommi_check_mem *mem, int64_t at)
 {
     size_t low = 0, high = mem->ncells;
@@ -50676,7 +50747,7 @@ static dcomm_status dcommi_check_split(dcommi_check_mem *mem, dcommi_check_pool 
     *index_p = i + 1;
     return DCOMM_OK;
 }
-/* Append what [at, at+len) holds to runs, without counting as a read. */
+/* Append the values in [at, at+len) to `runs`, without recording a read. */
 static dcomm_status dcommi_check_peek(const dcommi_check_mem *mem, int64_t at, int64_t len,
                                       dcommi_check_runs *runs)
 {
@@ -50689,14 +50760,14 @@ static dcomm_status dcommi_check_peek(const dcommi_check_mem *mem, int64_t at, i
     }
     return DCOMM_OK;
 }
-/* Is the step not known to come after (comp, clock)? A synchronous step comes after itself. */
+/* Return true if the step is not known to come after (comp, clock). A synchronous step comes after
+ * itself. */
 static bool dcommi_check_unordered(const dcommi_check_who *who, uint32_t comp, uint32_t clock)
 {
     bool self = comp == who->comp && clock == who->clock && comp % 2 == 0;
     return clock > who->vc[comp] && !self;
 }
-/* Read [at, at+len): remember the reader, note a race with an unordered writer, append the
- * values. */
+/* Read [at, at+len): record the reader, note a race with an unordered writer, append values. */
 static dcomm_status dcommi_check_read(dcommi_check_mem *mem, dcommi_check_pool *pool, int64_t at,
                                       int64_t len, const dcommi_check_who *who,
                                       dcommi_check_runs *runs, dcommi_check_race *race)
@@ -50716,7 +50787,7 @@ static dcomm_status dcommi_check_read(dcommi_check_mem *mem, dcommi_check_pool *
             dcommi_check_race found = {mem, cell->start, true, false, cell->comp, cell->step};
             *race = found;
         }
-        /* Whatever is after this read is also after the reads that lie before it. */
+        /* A step after this read is also after the reads that precede it, so drop those. */
         bool known = false;
         for (uint32_t *r = &cell->readers; *r != 0;) {
             dcommi_check_reader *old = &pool->reader[*r];
@@ -50734,8 +50805,8 @@ static dcomm_status dcommi_check_read(dcommi_check_mem *mem, dcommi_check_pool *
     }
     return dcommi_check_peek(mem, at, len, runs);
 }
-/* Note a race of a coming write to [at, at+len) with what touched it before. Called before the
- * step's own reads are remembered, so that an asynchronous step does not race with itself. */
+/* Note a race between a coming write to [at, at+len) and earlier accesses. Call this before the
+ * step's own reads are recorded, so that an asynchronous step does not race with itself. */
 static dcomm_status dcommi_check_write_order(dcommi_check_mem *mem, dcommi_check_pool *pool,
                                              int64_t at, int64_t len, const dcommi_check_who *who,
                                              dcommi_check_race *race)
@@ -50765,7 +50836,7 @@ static dcomm_status dcommi_check_write_order(dcommi_check_mem *mem, dcommi_check
     }
     return DCOMM_OK;
 }
-/* Put the runs (their lengths sum up to at most the rest of mem) at `at`. */
+/* Write `runs` at `at`. Their total length must fit into the rest of `mem`. */
 static dcomm_status dcommi_check_write(dcommi_check_mem *mem, dcommi_check_pool *pool, int64_t at,
                                        const dcommi_check_runs *runs, const dcommi_check_who *who)
 {
@@ -50796,7 +50867,7 @@ static dcomm_status dcommi_check_write(dcommi_check_mem *mem, dcommi_check_pool 
     }
     return DCOMM_OK;
 }
-/* Forget who touched what: between stages. */
+/* Forget readers and writers between stages. */
 static void dcommi_check_mem_settle(dcommi_check_mem *mem)
 {
     for (size_t i = 0; i < mem->ncells; i++) {
@@ -50807,7 +50878,7 @@ static void dcommi_check_mem_settle(dcommi_check_mem *mem)
     mem->peer_last = NULL;
 }
 #define DCOMMI_CHECK_BUDGET 50000000 /* steps and pieces executed before we give up */
-/* What happened, for pictures. `level` counts the messages on the longest chain up to here. */
+/* An event, for drawings of a plan. `level` counts the messages on the longest chain so far. */
 typedef struct dcommi_check_event {
     uint8_t kind;       /* dcomm_step_kind; a message is one event, of the receiver's kind */
     int16_t rank, peer; /* peer: sender, owner, or target of a signal; -1: none */
@@ -50819,7 +50890,7 @@ typedef struct dcommi_check_trace {
     dcommi_check_event *event;
     size_t n, capacity;
 } dcommi_check_trace;
-/* A plan in execution: a rank's own, or a called sub-plan. */
+/* A plan in execution: a rank's plan, or a called sub-plan. */
 typedef struct dcommi_check_frame {
     dcommi_scope scope;
     struct dcommi_check *check;
@@ -50835,11 +50906,11 @@ typedef struct dcommi_check_frame {
 /* A step under way. */
 typedef struct dcommi_check_op {
     dcommi_cursor cursor;         /* first, for dcommi_check_word: the lane as the step found it */
-    struct dcommi_check_op *next; /* among the free ones */
-    struct dcommi_check_op *pending; /* among the lane's asynchronous ones */
+    struct dcommi_check_op *next; /* in the list of free ones */
+    struct dcommi_check_op *pending; /* in the list of the lane's asynchronous steps */
     struct dcommi_check_lane *lane;
     const dcomm_step *step;
-    uint32_t *vc; /* the lane's, or its own when asynchronous */
+    uint32_t *vc; /* the lane's clock, or its own if asynchronous */
     uint32_t comp, clock;
     int32_t level;
     int peer; /* rank of the run */
@@ -50848,13 +50919,13 @@ typedef struct dcommi_check_op {
 } dcommi_check_op;
 typedef struct dcommi_check_lane {
     dcommi_check_frame *frame;
-    struct dcommi_check_lane *next_waiter; /* on the same counter, or the same rank's EXPOSE */
+    struct dcommi_check_lane *next_waiter; /* for the same counter or rank's EXPOSE */
     struct dcommi_check_lane *all;         /* every lane of the stage, for deadlock reports */
     uint32_t number;                       /* in its plan */
     dcommi_cursor cursor;
-    uint32_t comp; /* of its steps; comp + 1 is of its fences */
+    uint32_t comp; /* component of its steps; comp + 1 is that of its fences */
     uint32_t *vc;
-    uint32_t *async_vc; /* join of what its completed asynchronous steps have learnt */
+    uint32_t *async_vc; /* join of the clocks of its completed asynchronous steps */
     int32_t level, async_level;
     uint32_t outstanding;
     dcommi_check_op *pending;
@@ -50866,7 +50937,7 @@ typedef struct dcommi_check_lane {
 typedef struct dcommi_check_source {
     uint32_t comp;
     struct dcommi_check_pulse {
-        int64_t before; /* what this lane had added before it */
+        int64_t before; /* sum of this lane's earlier signals */
         const uint32_t *vc;
         int32_t level;
     } * pulse;
@@ -50890,9 +50961,9 @@ typedef struct dcommi_check_message {
     dcommi_check_op *send, *recv;
     bool done;
 } dcommi_check_message;
-/* What an encoding encodes. */
+/* An encoding: `runs` are the values that it encodes. */
 typedef struct dcommi_check_encoding {
-    int64_t len; /* encoded */
+    int64_t len; /* encoded bytes */
     dcommi_check_runs runs;
 } dcommi_check_encoding;
 typedef struct dcommi_check_component {
@@ -50907,7 +50978,7 @@ typedef struct dcommi_check_rank {
     dcommi_check_lane *peer_waiters; /* wait until this rank exposes something */
     dcommi_check_counter *counters;
     dcommi_check_exposed *exposed; /* [nslots][n]: by slot and reader */
-    uint64_t heard;                /* ranks whose start lies before this rank's now */
+    uint64_t heard;                /* ranks whose start precedes this rank's present */
     int64_t bytes;
 } dcommi_check_rank;
 /* The counters of one stage, kept from one pass to the next. */
@@ -50925,14 +50996,14 @@ typedef struct dcommi_check {
     int n;
     uint64_t all; /* every rank */
     const dcomm_check_spec *spec;
-    bool spec_holds; /* this scenario and all words known: results are checked */
+    bool spec_holds; /* results are checked: this scenario allows it and all words are known */
     bool reduces, averages;
     int64_t element;
     int scenario;
     dcomm_status status; /* the first hard error; its text is the thread's last error */
     char finding[DCOMMI_MESSAGE_MAX]; /* the first missing order of this pass */
     int64_t budget;
-    dcommi_check_block *blocks, *log_blocks; /* this pass's memory; that which logs live in */
+    dcommi_check_block *blocks, *log_blocks; /* memory of this pass, and of the last pass's logs */
     dcommi_check_mem *mems;
     dcommi_check_pool pool;
     dcommi_check_runs arrived, given, folded, merged; /* values under way */
@@ -50953,7 +51024,7 @@ typedef struct dcommi_check {
     size_t nmessages, messages_capacity;
     dcommi_check_log log[DCOMMI_CHECK_STAGES], old_log[DCOMMI_CHECK_STAGES];
     bool has_old_log, waited;
-    uint64_t edges; /* how many signal -> wait edges this pass found, and which */
+    uint64_t edges; /* hash of the signal -> wait edges that this pass found */
     int64_t messages, signals, total_bytes;
     int32_t steps;
     dcommi_check_trace *trace;
@@ -51066,7 +51137,7 @@ static dcommi_check_text dcommi_check_op_text(const dcommi_check *c, const dcomm
     }
     return t;
 }
-/* Refuse the plans at this step. Always false. */
+/* Refuse the plans at this step. Return false. */
 static bool DCOMMI_PRINTF(3, 4)
     dcommi_check_refuse(dcommi_check *c, const dcommi_check_op *op, const char *format, ...)
 {
@@ -51080,12 +51151,12 @@ static bool DCOMMI_PRINTF(3, 4)
     }
     return false;
 }
-/* Refuse the plans for what the cursor says of this step; true when it says nothing. */
+/* Refuse the plans if the cursor's `status` is an error. Return true if it is none. */
 static bool dcommi_check_walked(dcommi_check *c, const dcommi_check_op *op, dcomm_status status)
 {
     return status >= 0 || dcommi_check_refuse(c, op, "%s", dcommi_message);
 }
-/* Pass a status of the parts below on; true when it is good. */
+/* Keep `status` in c->status if it is the first error. Return true if it is none. */
 static bool dcommi_check_good(dcommi_check *c, dcomm_status status)
 {
     if (status < 0 && c->status == DCOMM_OK) {
@@ -51093,7 +51164,7 @@ static bool dcommi_check_good(dcommi_check *c, dcomm_status status)
     }
     return status >= 0;
 }
-/* Remember the first missing order of this pass. */
+/* Record the first missing order of this pass. */
 static void dcommi_check_found(dcommi_check *c, const dcommi_check_op *op,
                                const dcommi_check_race *race)
 {
@@ -51108,7 +51179,7 @@ static void dcommi_check_found(dcommi_check *c, const dcommi_check_op *op,
              dcommi_check_lane_text(c, race->comp).s, race->step,
              race->first_writes ? "writes" : "reads", race->comp % 2 != 0 ? " (async)" : "");
 }
-/* The step's place in the vector clocks. */
+/* Return the step's place in the vector clocks. */
 static dcommi_check_who dcommi_check_who_of(const dcommi_check_op *op)
 {
     dcommi_check_who who = {op->vc, op->comp, op->clock, op->cursor.at.pc};
@@ -51126,7 +51197,7 @@ enum {
     DCOMMI_CHECK_RANDOM_TOO,
     DCOMMI_CHECK_SCENARIOS
 };
-/* A run-time length or an unknown word in this scenario, in [0, most]. */
+/* Return the value of a run-time length or unknown word in this scenario, in [0, most]. */
 static int64_t dcommi_check_choose(const dcommi_check *c, uint64_t identity, int64_t most)
 {
     switch (c->scenario) {
@@ -51186,7 +51257,7 @@ static bool dcommi_check_order_write(dcommi_check *c, const dcommi_check_op *op,
     dcommi_check_who who = dcommi_check_who_of(op);
     dcommi_check_race race = {0};
     if (r->mem->read_only && r->len > 0) {
-        return dcommi_check_refuse(c, op, "writes to %s, which is not to be touched on rank %d",
+        return dcommi_check_refuse(c, op, "writes to %s, which is read-only on rank %d",
                                    dcommi_print_space(r->mem->space), r->mem->rank);
     }
     if (!dcommi_check_good(
@@ -51202,7 +51273,7 @@ static bool dcommi_check_put(dcommi_check *c, const dcommi_check_op *op,
     dcommi_check_who who = dcommi_check_who_of(op);
     return dcommi_check_good(c, dcommi_check_write(r->mem, &c->pool, r->at, runs, &who));
 }
-/* One value all over a region. */
+/* Fill a region with one value. */
 static bool dcommi_check_put_value(dcommi_check *c, const dcommi_check_op *op,
                                    const dcommi_check_region *r, dcommi_check_value v)
 {
@@ -51219,7 +51290,7 @@ static bool dcommi_check_put_word(dcommi_check *c, const dcommi_check_op *op, in
     dcommi_check_value v = {.kind = DCOMMI_CHECK_WORD, .src = number};
     return dcommi_check_order_write(c, op, &r) && dcommi_check_put_value(c, op, &r, v);
 }
-/* The number in a word, and whether it is known (not the scenario's choice). */
+/* Return the number in a word. *known is false if the scenario chose it. */
 static int64_t dcommi_check_number(const dcommi_check *c, const dcommi_check_runs *runs,
                                    bool *known)
 {
@@ -51230,7 +51301,7 @@ static int64_t dcommi_check_number(const dcommi_check *c, const dcommi_check_run
     }
     return dcommi_check_choose(c, dcommi_mix(v->mask, (uint64_t)v->src), (int64_t)1 << 40);
 }
-/* A word that a step under way reads, for its cursor. */
+/* Read a word for the cursor of a step under way. */
 static dcomm_status dcommi_check_word(const dcommi_cursor *cursor, int64_t index, int64_t *number)
 {
     const dcommi_check_op *op = (const dcommi_check_op *)cursor;
@@ -51244,7 +51315,7 @@ static dcomm_status dcommi_check_word(const dcommi_cursor *cursor, int64_t index
     *number = dcommi_check_number(c, &c->merged, &known);
     return DCOMM_OK;
 }
-/* The word that the step writes to takes a length. */
+/* Write a length to the word that the step names. */
 static bool dcommi_check_set_word(dcommi_check *c, const dcommi_check_op *op, int64_t number)
 {
     int32_t index;
@@ -51252,8 +51323,8 @@ static bool dcommi_check_set_word(dcommi_check *c, const dcommi_check_op *op, in
            dcommi_check_put_word(c, op, index, number);
 }
 /* ---- operands ---- */
-/* Piece r of an operand. In PEER space that nobody has exposed yet, *owner is the rank to wait
- * for; otherwise it is left alone. */
+/* Find the region of piece `r` of an operand. If it lies in PEER space that is not exposed yet,
+ * set *owner to the rank to wait for; otherwise leave *owner. */
 static bool dcommi_check_piece(dcommi_check *c, dcommi_check_op *op, const dcomm_operand *o,
                                uint32_t r, dcommi_check_region *region, int *owner)
 {
@@ -51318,7 +51389,7 @@ static bool dcommi_check_single(uint64_t mask)
 {
     return mask != 0 && (mask & (mask - 1)) == 0;
 }
-/* a (+) b for one run. */
+/* Fold one run: *out = a (+) b. */
 static bool dcommi_check_fold_values(dcommi_check *c, const dcommi_check_op *op,
                                      const dcommi_check_value *a, const dcommi_check_value *b,
                                      dcommi_check_value *out)
@@ -51334,12 +51405,13 @@ static bool dcommi_check_fold_values(dcommi_check *c, const dcommi_check_op *op,
         out->mask = a->mask | b->mask;
         out->src = a->src;
         out->flags = 0;
-        /* A left fold goes on with the next rank alone. */
+        /* Only the next rank alone continues a left fold. */
         bool goes_on = (a->flags & DCOMMI_CHECK_ORDERED) != 0 && (a->mask & 1) != 0 &&
                        dcommi_check_single(b->mask) && b->mask == a->mask + 1;
         out->flags |= goes_on ? DCOMMI_CHECK_ORDERED : 0;
         if (c->averages && ((a->flags | b->flags) & DCOMMI_CHECK_DIVIDED) != 0) {
-            return dcommi_check_refuse(c, op, "folds what a FINAL fold has completed already");
+            return dcommi_check_refuse(c, op,
+                                       "folds a value that a FINAL fold has completed already");
         }
         return true;
     }
@@ -51360,7 +51432,7 @@ static bool dcommi_check_fold_values(dcommi_check *c, const dcommi_check_op *op,
                                "%" PRId64 ")",
                                __builtin_ctzll(a->mask & b->mask), a->src);
 }
-/* c->folded <- c->folded (+) more, both `len` bytes. */
+/* Fold `more` into c->folded, which has the same length. */
 static bool dcommi_check_fold(dcommi_check *c, const dcommi_check_op *op,
                               const dcommi_check_runs *more)
 {
@@ -51424,7 +51496,7 @@ static bool dcommi_check_fold_in(dcommi_check *c, const dcommi_check_op *op, boo
     }
     return true;
 }
-/* The fold in c->folded is complete: apply FINAL. */
+/* Apply FINAL to the complete fold in c->folded. */
 static bool dcommi_check_fold_end(dcommi_check *c, const dcommi_check_op *op)
 {
     if ((op->step->flags & DCOMM_STEP_FINAL) == 0 || !c->averages ||
@@ -51451,7 +51523,7 @@ static void dcommi_check_wake(dcommi_check *c, dcommi_check_lane *lane)
         c->ready[c->nready++] = lane;
     }
 }
-/* A step is complete: its lane goes on, or its lane's fence comes nearer. */
+/* Complete a step. Its lane goes on, but at a fence only after its last asynchronous step. */
 static bool dcommi_check_complete(dcommi_check *c, dcommi_check_op *op)
 {
     dcommi_check_lane *lane = op->lane;
@@ -51484,7 +51556,7 @@ static bool dcommi_check_complete(dcommi_check *c, dcommi_check_op *op)
     }
     return true;
 }
-/* Make the lane's current step an operation of its own that the lane does not wait for. */
+/* Make the lane's current step an operation of its own, for which the lane does not wait. */
 static dcommi_check_op *dcommi_check_detach(dcommi_check *c, dcommi_check_lane *lane)
 {
     dcommi_check_op *op = c->free_ops;
@@ -51524,7 +51596,7 @@ static void dcommi_check_event_of(dcommi_check *c, const dcommi_check_op *op, in
     }
 }
 /* ---- folds, encodings, kernels ---- */
-/* The values that a source piece gives to a step: decoded where the step decodes. */
+/* Read the values that a source piece gives to a step. Decode them if the step decodes. */
 static bool dcommi_check_take(dcommi_check *c, dcommi_check_op *op, const dcommi_check_region *from,
                               const dcommi_check_region *to, dcommi_check_runs *runs)
 {
@@ -51563,7 +51635,7 @@ static bool dcommi_check_take(dcommi_check *c, dcommi_check_op *op, const dcommi
     }
     return true;
 }
-/* Fold the sources into c->folded, `arrived` being the message if one is among them. */
+/* Fold the sources into c->folded. A message among them is in c->arrived. */
 static bool dcommi_check_fold_sources(dcommi_check *c, dcommi_check_op *op,
                                       const dcommi_check_region *dst, int *owner)
 {
@@ -51606,7 +51678,7 @@ static bool dcommi_check_do_fold(dcommi_check *c, dcommi_check_op *op,
 {
     return dcommi_check_fold_sources(c, op, dst, owner) && dcommi_check_put(c, op, dst, &c->folded);
 }
-/* ENCODE and RECODE. */
+/* Execute ENCODE or RECODE. */
 static bool dcommi_check_do_encode(dcommi_check *c, dcommi_check_op *op,
                                    const dcommi_check_region *dst, int *owner)
 {
@@ -51663,8 +51735,8 @@ static bool dcommi_check_do_compute(dcommi_check *c, dcommi_check_op *op,
     dcommi_check_value opaque = {.kind = DCOMMI_CHECK_OPAQUE};
     return dcommi_check_put_value(c, op, dst, opaque);
 }
-/* Does the lane have to wait until somebody exposes what its step reads? Even an ASYNC step does
- * not start before. */
+/* Block the lane if its step reads memory that is not exposed yet. Even an ASYNC step does not
+ * start before. Return false on an error. */
 static bool dcommi_check_must_wait(dcommi_check *c, dcommi_check_lane *lane)
 {
     dcommi_check_op *op = &lane->op;
@@ -51688,7 +51760,7 @@ static bool dcommi_check_must_wait(dcommi_check *c, dcommi_check_lane *lane)
     }
     return true;
 }
-/* COPY, REDUCE, the codec's steps, COMPUTE. */
+/* Execute COPY, REDUCE, COMPUTE or a codec's step. */
 static bool dcommi_check_do_local(dcommi_check *c, dcommi_check_op *op)
 {
     const dcomm_step *s = op->step;
@@ -51743,7 +51815,7 @@ static bool dcommi_check_match(dcommi_check *c, dcommi_check_op *send, dcommi_ch
                                    dst.len, dcommi_check_op_text(c, send).s, src.len);
     }
     dst.len = src.len;
-    /* Completing a send orders nothing: its message may have been buffered. */
+    /* The completion of a send orders nothing, because its message may have been buffered. */
     dcommi_check_join(c, recv->vc, send->vc);
     int32_t level = (send->level > recv->level ? send->level : recv->level) + 1;
     send->level = recv->level = level;
@@ -51760,7 +51832,8 @@ static bool dcommi_check_match(dcommi_check *c, dcommi_check_op *send, dcommi_ch
             return false;
         }
         if (stage.len < dst.len) {
-            return dcommi_check_refuse(c, recv, "has a stage of %" PRId64 " bytes for %" PRId64,
+            return dcommi_check_refuse(c, recv,
+                                       "has a stage of %" PRId64 " bytes for a message of %" PRId64,
                                        stage.len, dst.len);
         }
     }
@@ -51806,7 +51879,8 @@ static dcommi_check_message *dcommi_check_message_find(dcommi_check *c, uint64_t
     c->message[at].key = key;
     return &c->message[at];
 }
-/* A SEND, RECV or RECV_REDUCE begins. The other side is there already, or will find this one. */
+/* Begin a SEND, RECV or RECV_REDUCE. Match it if the other side is posted already; otherwise the
+ * other side will find it. */
 static bool dcommi_check_post(dcommi_check *c, dcommi_check_op *op)
 {
     const dcommi_check_frame *f = op->lane->frame;
@@ -51845,7 +51919,7 @@ static bool dcommi_check_post(dcommi_check *c, dcommi_check_op *op)
     return dcommi_check_match(c, m->send, m->recv);
 }
 /* ---- expositions and signals ---- */
-/* The ranks of the run that EXPOSE or SIGNAL is for: a mask. */
+/* Set *mask to the ranks of the run that EXPOSE or SIGNAL addresses. */
 static bool dcommi_check_targets(dcommi_check *c, dcommi_check_op *op, uint64_t *mask)
 {
     const dcommi_scope *scope = &op->lane->frame->scope;
@@ -51896,7 +51970,7 @@ static bool dcommi_check_do_expose(dcommi_check *c, dcommi_check_op *op)
     }
     return dcommi_check_complete(c, op);
 }
-/* Return an array of n elements with room for another; NULL without memory. */
+/* Return an array of `n` elements with room for one more, or NULL without memory. */
 static void *dcommi_check_more(dcommi_check *c, void *array, size_t n, size_t *capacity,
                                size_t size)
 {
@@ -51946,7 +52020,8 @@ static bool dcommi_check_do_signal(dcommi_check *c, dcommi_check_op *op)
         return false;
     }
     if (value < 0 || value > INT64_MAX / 4) {
-        return dcommi_check_refuse(c, op, "signals %" PRId64, value);
+        return dcommi_check_refuse(c, op, "signals %" PRId64 ", which is negative or too large",
+                                   value);
     }
     struct dcommi_check_pulse pulse = {.vc = dcommi_check_vc_copy(c, op->vc)};
     if (pulse.vc == NULL) {
@@ -51985,7 +52060,8 @@ static bool dcommi_check_do_signal(dcommi_check *c, dcommi_check_op *op)
     }
     return dcommi_check_complete(c, op);
 }
-/* Return the most that a lane can have added to a counter before this WAIT, by the last pass. */
+/* Return the most that a lane can have added to a counter before this WAIT, according to the pass
+ * before. */
 static int64_t dcommi_check_possible(const dcommi_check_source *s, const dcommi_check_op *wait)
 {
     size_t low = 0, high = s->n; /* pulses that do not come after the WAIT: [0, low) */
@@ -51999,9 +52075,9 @@ static int64_t dcommi_check_possible(const dcommi_check_source *s, const dcommi_
     }
     return low < s->n ? s->pulse[low].before : s->total;
 }
-/* WAIT comes after those signals without which its counter could not have got there: from the other
- * lanes all that may come early counts as come. Which may come early is known from the pass before
- * this one, with fewer edges, so that no edge is ever assumed that is not certain. */
+/* Execute WAIT. It comes after each signal without which its counter could not reach the value,
+ * even if all signals of other lanes that may come early have come. The pass before tells which
+ * may come early. That pass had fewer edges, so we never assume an edge that is not certain. */
 static bool dcommi_check_do_wait(dcommi_check *c, dcommi_check_op *op)
 {
     dcommi_check_lane *lane = op->lane;
@@ -52036,7 +52112,7 @@ static bool dcommi_check_do_wait(dcommi_check *c, dcommi_check_op *op)
             if (s->comp != old->source[i].comp) {
                 continue;
             }
-            size_t low = 0, high = s->n; /* the last pulse that begins below what is needed */
+            size_t low = 0, high = s->n; /* finds the last pulse that begins below `needed` */
             while (low < high) {
                 size_t middle = low + (high - low) / 2;
                 if (s->pulse[middle].before < needed) {
@@ -52055,7 +52131,7 @@ static bool dcommi_check_do_wait(dcommi_check *c, dcommi_check_op *op)
     }
     return dcommi_check_complete(c, op);
 }
-/* How many lanes run, one after another or at once, below one lane of a plan; itself included. */
+/* Return how many lanes one lane of a plan can need: itself, and the lanes of its widest call. */
 static uint32_t dcommi_check_width(dcommi_check *c, const dcomm_plan *p, uint32_t lane)
 {
     uint64_t most = 0;
@@ -52080,7 +52156,7 @@ static dcommi_check_frame *dcommi_check_frame_new(dcommi_check *c, int rank)
     }
     return f;
 }
-/* Make a frame's lanes ready; `first` is the component of the first. */
+/* Make a frame's lanes ready. `first` is the component of lane 0. */
 static bool dcommi_check_start(dcommi_check *c, dcommi_check_frame *f, uint32_t first,
                                const uint32_t *vc, int32_t level)
 {
@@ -52104,7 +52180,7 @@ static bool dcommi_check_start(dcommi_check *c, dcommi_check_frame *f, uint32_t 
         c->lanes = lane;
         dcommi_check_wake(c, lane);
     }
-    /* wake pushed them last to first, so the newest is lane 0: give components in order */
+    /* The loop above ends with lane 0, so c->lanes begins with it: give components in order. */
     uint32_t comp = first;
     dcommi_check_lane *lane = c->lanes;
     for (uint32_t i = 0; i < p->nlanes; i++, lane = lane->all) {
@@ -52118,7 +52194,7 @@ static bool dcommi_check_start(dcommi_check *c, dcommi_check_frame *f, uint32_t 
     }
     return c->status == DCOMM_OK;
 }
-/* SCRATCH and WORDS of a called sub-plan are its own. */
+/* Give a called sub-plan its own SCRATCH or WORDS. */
 static bool dcommi_check_own_mem(dcommi_check *c, dcommi_check_frame *f, unsigned space,
                                  int64_t size, unsigned kind)
 {
@@ -52172,7 +52248,7 @@ static bool dcommi_check_call(dcommi_check *c, dcommi_check_op *op)
     return sub->nlanes == 0 ? dcommi_check_complete(c, op)
                             : dcommi_check_start(c, f, lane->comp + 2, lane->vc, lane->level);
 }
-/* A lane has run to its end, all that it started included. */
+/* End a lane that has completed all that it started. */
 static bool dcommi_check_lane_end(dcommi_check *c, dcommi_check_lane *lane)
 {
     dcommi_check_frame *f = lane->frame;
@@ -52189,7 +52265,7 @@ static bool dcommi_check_lane_end(dcommi_check *c, dcommi_check_lane *lane)
     caller->op.level = caller->op.level > f->level ? caller->op.level : f->level;
     return dcommi_check_complete(c, &caller->op);
 }
-/* FENCE, and the end of a lane: false when there is still something to wait for. */
+/* Execute FENCE or the end of a lane. Return false if the lane must still wait. */
 static bool dcommi_check_fence(dcommi_check *c, dcommi_check_lane *lane)
 {
     lane->at_fence = lane->outstanding > 0;
@@ -52223,7 +52299,7 @@ static bool dcommi_check_step(dcommi_check *c, dcommi_check_lane *lane)
     if (--c->budget < 0) {
         return dcommi_check_refuse(c, op, "too many steps to check");
     }
-    if (dcommi_cursor_turns(s)) { /* by the op's cursor, whose words dcommi_check_word knows */
+    if (dcommi_cursor_turns(s)) { /* use the op's cursor, for dcommi_check_word needs the op */
         if (!dcommi_check_walked(c, op, dcommi_cursor_turn(&op->cursor, s))) {
             return false;
         }
@@ -52262,7 +52338,7 @@ static bool dcommi_check_step(dcommi_check *c, dcommi_check_lane *lane)
         return dcommi_check_do_local(c, op);
     }
 }
-/* Go on with a lane as far as it can. */
+/* Execute a lane as far as possible. */
 static bool dcommi_check_advance(dcommi_check *c, dcommi_check_lane *lane)
 {
     c->running = lane;
@@ -52278,7 +52354,7 @@ static bool dcommi_check_advance(dcommi_check *c, dcommi_check_lane *lane)
     c->running = NULL;
     return c->status == DCOMM_OK;
 }
-/* Nothing can go on: say who waits for what. */
+/* Report a deadlock: name the waiting lanes and their steps. */
 static void dcommi_check_deadlock(dcommi_check *c)
 {
     char text[DCOMMI_MESSAGE_MAX];
@@ -52303,7 +52379,7 @@ static void dcommi_check_deadlock(dcommi_check *c)
     c->status = dcommi_fail(DCOMM_ERR_PLAN, "deadlock: %s", text);
 }
 /* ==== include/dcomm/impl/check/spec.h ====================================================== */
-/* spec.h - what each collective is to compute: where inputs lie, and what the results are. */
+/* spec.h - the promise of each collective: where its inputs lie, and what its results are. */
 /* Bytes of a buffer that hold input bytes [src, src+len) folded over the ranks in mask. */
 typedef struct dcommi_check_part {
     int64_t at, len, src;
@@ -52312,8 +52388,8 @@ typedef struct dcommi_check_part {
 /* One rank's buffers. */
 typedef struct dcommi_check_layout {
     int64_t in_bytes, out_bytes;
-    int64_t in_place_at; /* where in OUT an input in place begins; -1: it is in IN */
-    int64_t input_bytes; /* how much of it lies there */
+    int64_t in_place_at; /* offset in OUT of an in-place input; -1: the input is in IN */
+    int64_t input_bytes; /* bytes of input in OUT */
     dcommi_check_part part[DCOMMI_CHECK_RANKS];
     int nparts;
 } dcommi_check_layout;
@@ -52326,7 +52402,7 @@ static bool dcommi_check_is_v(dcomm_coll coll)
     return coll == DCOMM_COLL_REDUCE_SCATTERV || coll == DCOMM_COLL_ALLGATHERV ||
            coll == DCOMM_COLL_GATHERV || coll == DCOMM_COLL_SCATTERV;
 }
-/* count elements in bytes; -1 when that is beyond what a plan can say. */
+/* Return the bytes of `count` elements, or -1 if a plan cannot express so many. */
 static int64_t dcommi_check_bytes(const dcommi_check *c, size_t count)
 {
     int64_t bytes;
@@ -52335,7 +52411,7 @@ static int64_t dcommi_check_bytes(const dcommi_check *c, size_t count)
     }
     return bytes;
 }
-/* The ranks' blocks of the operation, which for the plain collectives are all `count` long. */
+/* Find the ranks' blocks. In collectives without "v" they are all `count` elements long. */
 static dcomm_status dcommi_check_shape_of(const dcommi_check *c, dcommi_check_shape *shape)
 {
     const dcomm_check_spec *spec = c->spec;
@@ -52346,7 +52422,9 @@ static dcomm_status dcommi_check_shape_of(const dcommi_check *c, dcommi_check_sh
         int64_t length = dcommi_check_bytes(c, v ? spec->counts[i] : spec->count);
         int64_t at = v && spec->displs != NULL ? dcommi_check_bytes(c, spec->displs[i]) : packed;
         if (length < 0 || at < 0) {
-            return dcommi_fail(DCOMM_ERR_INVALID, "the spec's sizes exceed 2^63 bytes");
+            return dcommi_fail(DCOMM_ERR_INVALID,
+                               "dcomm_plan_check: a count or displacement of the spec is 2^56 "
+                               "bytes or more");
         }
         shape->length[i] = length;
         shape->at[i] = at;
@@ -52372,7 +52450,8 @@ static dcomm_status dcommi_check_alltoallv(const dcommi_check *c, int rank, dcom
         int64_t out = dcommi_check_bytes(c, counts[rank * c->n + p]);
         int64_t len = dcommi_check_bytes(c, counts[p * c->n + rank]);
         if (out < 0 || len < 0) {
-            return dcommi_fail(DCOMM_ERR_INVALID, "the spec's sizes exceed 2^63 bytes");
+            return dcommi_fail(DCOMM_ERR_INVALID,
+                               "dcomm_plan_check: a count of the spec is 2^56 bytes or more");
         }
         dcommi_check_expect(l, l->out_bytes, len, (uint64_t)1 << p, src);
         l->out_bytes += len;
@@ -52380,7 +52459,7 @@ static dcomm_status dcommi_check_alltoallv(const dcommi_check *c, int rank, dcom
     }
     return DCOMM_OK;
 }
-/* Where rank's input lies and what its output should be. */
+/* Find where the input of `rank` lies and what its output must be. */
 static dcomm_status dcommi_check_layout_of(const dcommi_check *c, int rank, dcommi_check_layout *l)
 {
     const dcomm_check_spec *spec = c->spec;
@@ -52446,7 +52525,7 @@ static dcomm_status dcommi_check_layout_of(const dcommi_check *c, int rank, dcom
         break;
     case DCOMM_COLL_BARRIER:
         break;
-    default: /* send, recv, a plan of the caller's own: the plans say what they touch */
+    default: /* send, recv, a caller's plan: the plans themselves say which bytes they touch */
         l->in_bytes = c->rank[rank].plan->in_bytes;
         l->out_bytes = c->rank[rank].plan->out_bytes;
         l->in_place_at = here ? 0 : -1;
@@ -52458,29 +52537,34 @@ static dcomm_status dcommi_check_layout_of(const dcommi_check *c, int rank, dcom
     }
     return DCOMM_OK;
 }
-/* The caller's own mistakes in the spec. */
+/* Refuse a spec that is invalid. */
 static dcomm_status dcommi_check_spec_valid(const dcomm_check_spec *spec, int nranks)
 {
     bool rooted = spec->coll == DCOMM_COLL_BROADCAST || spec->coll == DCOMM_COLL_REDUCE ||
                   spec->coll == DCOMM_COLL_GATHER || spec->coll == DCOMM_COLL_SCATTER ||
                   spec->coll == DCOMM_COLL_GATHERV || spec->coll == DCOMM_COLL_SCATTERV;
     if ((unsigned)spec->coll >= DCOMM_COLL_COUNT || dcomm_dtype_size(spec->dtype) == 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "spec: collective %d, dtype %d", (int)spec->coll,
-                           (int)spec->dtype);
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_plan_check: spec->coll is %d and spec->dtype is %d, and one of "
+                           "the two is unknown",
+                           (int)spec->coll, (int)spec->dtype);
     }
     if (rooted && (spec->root < 0 || spec->root >= nranks)) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "spec: root %d of %d ranks", spec->root, nranks);
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_plan_check: spec->root is %d, which is no rank of %d", spec->root,
+                           nranks);
     }
     if ((dcommi_check_is_v(spec->coll) || spec->coll == DCOMM_COLL_ALLTOALLV) &&
         spec->counts == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "spec: counts is NULL");
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_plan_check: spec->counts is NULL");
     }
     if (spec->coll == DCOMM_COLL_ALLTOALLV && spec->in_place) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "spec: all-to-all-v is never in place");
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_plan_check: spec->in_place is set, but "
+                                              "all-to-all-v is never in place");
     }
     return DCOMM_OK;
 }
-/* Compare a rank's OUT with what it should hold. */
+/* Compare a rank's OUT with the expected contents. */
 static dcomm_status dcommi_check_results(dcommi_check *c, int rank)
 {
     static const char *const refusal = "rank %d: OUT bytes %" PRId64 " to %" PRId64 " %s";
@@ -52503,14 +52587,14 @@ static dcomm_status dcommi_check_results(dcommi_check *c, int rank)
                 snprintf(text, sizeof text, "hold no contribution of any rank");
             } else if (v->mask != part->mask) {
                 snprintf(text, sizeof text,
-                         "hold the ranks 0x%" PRIx64 ", and should hold 0x%" PRIx64, v->mask,
+                         "hold the ranks 0x%" PRIx64 ", but should hold 0x%" PRIx64, v->mask,
                          part->mask);
             } else if (v->src != src) {
                 snprintf(text, sizeof text,
-                         "hold input from byte %" PRId64 ", and should from byte %" PRId64, v->src,
-                         src);
+                         "hold input from byte %" PRId64 ", but should hold it from byte %" PRId64,
+                         v->src, src);
             } else if (c->averages && (v->flags & DCOMMI_CHECK_DIVIDED) == 0) {
-                snprintf(text, sizeof text, "were completed by no FINAL fold, so are no average");
+                snprintf(text, sizeof text, "are no average: no FINAL fold has completed them");
             } else if (c->reduces && c->spec->rank_order &&
                        (v->flags & DCOMMI_CHECK_ORDERED) == 0) {
                 snprintf(text, sizeof text, "were not folded in rank order%s",
@@ -52525,7 +52609,7 @@ static dcomm_status dcommi_check_results(dcommi_check *c, int rank)
     }
     return DCOMM_OK;
 }
-/* The memory of a rank at the start of a stage. */
+/* Prepare the memory of a rank for a stage. */
 static dcomm_status dcommi_check_stage_mem(dcommi_check *c, int rank)
 {
     dcommi_check_rank *k = &c->rank[rank];
@@ -52570,7 +52654,7 @@ static dcomm_status dcommi_check_stage_mem(dcommi_check *c, int rank)
     return dcommi_check_mem_fill(mem[DCOMM_SPACE_WORDS], mem[DCOMM_SPACE_WORDS]->size,
                                  8 * (int64_t)p->nwords, zero);
 }
-/* Are the plans of this stage well formed, and do they belong together? */
+/* Refuse plans of this stage that are not well formed or do not belong together. */
 static dcomm_status dcommi_check_stage_valid(dcommi_check *c)
 {
     uint32_t budget = DCOMMI_CHECK_SUBPLANS;
@@ -52585,12 +52669,12 @@ static dcomm_status dcommi_check_stage_valid(dcommi_check *c)
         }
         if (p->dtype != zero->dtype || p->op != zero->op) {
             return dcommi_fail(
-                DCOMM_ERR_PLAN, "%s: dtype %s, op %s; rank 0 has %s, %s", where,
+                DCOMM_ERR_PLAN, "%s has dtype %s and op %s, but rank 0 has %s and %s", where,
                 dcomm_dtype_name((dcomm_dtype)p->dtype), dcomm_op_name((dcomm_op)p->op),
                 dcomm_dtype_name((dcomm_dtype)zero->dtype), dcomm_op_name((dcomm_op)zero->op));
         }
         if (c->reduces && p->dtype != (unsigned)c->spec->dtype) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: dtype %s, where the operation has %s", where,
+            return dcommi_fail(DCOMM_ERR_PLAN, "%s has dtype %s, but the operation has %s", where,
                                dcomm_dtype_name((dcomm_dtype)p->dtype),
                                dcomm_dtype_name(c->spec->dtype));
         }
@@ -52600,7 +52684,8 @@ static dcomm_status dcommi_check_stage_valid(dcommi_check *c)
         }
     }
     if (width > 8192 || c->budget <= 0) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "more than 8192 lanes in all: too many to check");
+        return dcommi_fail(DCOMM_ERR_PLAN,
+                           "the plans have more than 8192 lanes in all, too many to check");
     }
     c->ncomps = 2 * (uint32_t)width;
     return DCOMM_OK;
@@ -52655,7 +52740,8 @@ static dcomm_status dcommi_check_stage_start(dcommi_check *c)
     }
     return DCOMM_OK;
 }
-/* Who has heard of whom, and whether exposed memory is still being read when its owner is done. */
+/* Record which ranks have heard of which. Report exposed memory that may still be read when its
+ * owner is done. */
 static void dcommi_check_stage_end(dcommi_check *c)
 {
     uint64_t heard[DCOMMI_CHECK_RANKS];
@@ -52685,12 +52771,12 @@ static void dcommi_check_stage_end(dcommi_check *c)
         m->peer_last = NULL;
     }
 }
-/* A stage that a plan has made, to be given back to it. */
+/* A stage that a plan has made, and that must be given back to that plan. */
 typedef struct dcommi_check_made {
     const dcomm_plan *maker, *plan;
     int rank;
 } dcommi_check_made;
-/* Let every rank say what comes next. *more: there is another stage, to be executed. */
+/* Get each rank's next stage. *more is true if there is another stage to execute. */
 static dcomm_status dcommi_check_next_stage(dcommi_check *c, dcommi_check_made *made, size_t *nmade,
                                             bool *more)
 {
@@ -52741,7 +52827,8 @@ static dcomm_status dcommi_check_next_stage(dcommi_check *c, dcommi_check_made *
     }
     *more = going > 0;
     if (*more && ++c->stage == DCOMMI_CHECK_STAGES) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "more than %d stages", DCOMMI_CHECK_STAGES);
+        return dcommi_fail(DCOMM_ERR_PLAN, "the plans have more than %d stages",
+                           DCOMMI_CHECK_STAGES);
     }
     return DCOMM_OK;
 }
@@ -52783,7 +52870,7 @@ static dcomm_status dcommi_check_stages(dcommi_check *c, dcommi_check_made *made
     }
     return dcommi_check_end(c);
 }
-/* Do lengths depend on the data? Then several are tried. */
+/* Return true if lengths depend on the data, so that the checker must try several. */
 static bool dcommi_check_plan_varies(const dcomm_plan *p)
 {
     for (uint32_t i = 0; i < p->noperands; i++) {
@@ -52819,7 +52906,7 @@ static void dcommi_check_pass_free(dcommi_check *c)
     c->pool.n = 0;
     c->pool.free = 0;
 }
-/* Execute everything once. */
+/* Execute all plans once. */
 static dcomm_status dcommi_check_pass(dcommi_check *c)
 {
     dcommi_check_made *made = dcommi_calloc((size_t)c->n * DCOMMI_CHECK_STAGES, sizeof *made);
@@ -52859,7 +52946,7 @@ static dcomm_status dcommi_check_pass(dcommi_check *c)
     dcommi_check_pass_free(c);
     return status;
 }
-/* Passes until the order of everything is proved, or no further order is. */
+/* Repeat passes until every order is proved, or until a pass proves no more. */
 static dcomm_status dcommi_check_scenario(dcommi_check *c)
 {
     dcomm_status status = DCOMM_OK;
@@ -52873,7 +52960,7 @@ static dcomm_status dcommi_check_scenario(dcommi_check *c)
         memcpy(c->old_log, c->log, sizeof c->log);
         bool settled = !c->waited || (c->has_old_log && c->edges == edges);
         edges = c->edges;
-        /* The first pass has no order from counters at all, so its depth of messages is wrong. */
+        /* The first pass has no order from counters, so its depth of messages is wrong. */
         bool counted = !c->waited || c->has_old_log;
         c->has_old_log = true;
         if (status < 0 || (counted && c->finding[0] == '\0') || settled) {
@@ -52897,7 +52984,7 @@ static void dcommi_check_fill_report(const dcommi_check *c, dcomm_check_report *
         report->max_rank_bytes = dcommi_max64(report->max_rank_bytes, c->rank[i].bytes);
     }
 }
-/* dcomm_plan_check, and what happened, if trace is not NULL (free trace->event). */
+/* Do as dcomm_plan_check. Record events if `trace` is not NULL; the caller frees trace->event. */
 static dcomm_status dcommi_check_plans(const dcomm_plan *const *plans, int nranks,
                                        const dcomm_check_spec *spec, dcomm_check_report *report,
                                        dcommi_check_trace *trace)
@@ -52909,10 +52996,11 @@ static dcomm_status dcommi_check_plans(const dcomm_plan *const *plans, int nrank
         memset(report, 0, sizeof *report);
     }
     if (plans == NULL || spec == NULL || nranks < 1 || nranks > DCOMMI_CHECK_RANKS) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_plan_check: %s, for %d ranks of at most %d",
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_plan_check: %s; nranks is %d and may be 1 to %d",
                            plans == NULL  ? "plans is NULL"
                            : spec == NULL ? "spec is NULL"
-                                          : "bad nranks",
+                                          : "nranks is out of range",
                            nranks, DCOMMI_CHECK_RANKS);
     }
     DCOMMI_TRY(dcommi_check_spec_valid(spec, nranks));
@@ -52947,7 +53035,7 @@ static dcomm_status dcommi_check_plans(const dcomm_plan *const *plans, int nrank
         if (i == 0 && report != NULL && status == DCOMM_OK) {
             dcommi_check_fill_report(c, report);
         }
-        c->trace = NULL; /* it is of the longest lengths, like the report */
+        c->trace = NULL; /* the trace covers the longest lengths, like the report */
     }
     if (status < 0 && report != NULL) {
         snprintf(report->message, sizeof report->message, "%s", dcommi_message);
@@ -54254,11 +54342,10 @@ static dcomm_status dcommi_bkt_await_streams(dcomm_buckets *b)
     return DCOMM_OK;
 }
 /* ==== include/dcomm/impl/base/scan.h ======================================================= */
-/* scan.h - looking at arrays of floats: the first element that is not finite, the sum of squares.
- */
+/* scan.h - scans arrays of floats for the first element that is not finite, or sums squares. */
 enum { DCOMMI_SCAN_BLOCK = 1024, DCOMMI_SCAN_LANES = 16 };
-/* Look for elements with all bits of the exponent set: one load, one comparison each, which
- * compilers vectorize. */
+/* Find the first element whose exponent bits are all set. Each element takes one load and one
+ * comparison, which compilers vectorize. */
 #define DCOMMI_SCAN(NAME, WORD, EXPONENT)                                    \
     static size_t dcommi_scan_##NAME(const void *x, size_t count)            \
     {                                                                        \
@@ -54283,7 +54370,8 @@ DCOMMI_SCAN(16b, uint16_t, 0x7f80)
 DCOMMI_SCAN(32, uint32_t, 0x7f800000)
 DCOMMI_SCAN(64, uint64_t, 0x7ff0000000000000)
 #undef DCOMMI_SCAN
-/* The number of the first element that is not finite; count: there is none. Integers are finite. */
+/* Return the index of the first element that is not finite, or `count` if there is none. Integers
+ * are finite. */
 static size_t dcommi_scan(const void *x, size_t count, dcomm_dtype dtype)
 {
     return dtype == DCOMM_F64    ? dcommi_scan_64(x, count)
@@ -54292,8 +54380,8 @@ static size_t dcommi_scan(const void *x, size_t count, dcomm_dtype dtype)
            : dtype == DCOMM_BF16 ? dcommi_scan_16b(x, count)
                                  : count;
 }
-/* Squares do not need the sign; by the shift an f16 is 2^-112 of itself, and infinity
- * becomes 65536. */
+/* Convert an f16 without its sign, which a square does not need. The shift scales the value by
+ * 2^-112, and the product scales it back. Infinity becomes 65536. */
 static inline double dcommi_scan_f16(uint16_t h)
 {
     return (double)dcommi_f32_from_bits((uint32_t)(h & 0x7fffu) << 13) * 0x1p112;
@@ -54306,8 +54394,8 @@ static inline double dcommi_scan_plain(double x)
 {
     return x;
 }
-/* In lanes whose number is fixed, so that the sum is the same on all machines. Squares of 32 bits
- * and fewer are exact in f64, so it does not matter whether product and sum are one operation. */
+/* Sum squares in a fixed number of lanes, so that the sum is the same on all machines. Squares of
+ * elements of up to 32 bits are exact in f64, so a fused multiply-add gives the same bits. */
 #define DCOMMI_SQUARES(NAME, TYPE, GET)                                    \
     static double dcommi_squares_##NAME(const void *x, size_t count)       \
     {                                                                      \
@@ -54333,7 +54421,7 @@ DCOMMI_SQUARES(f32, float, (double))
 DCOMMI_SQUARES(f16, uint16_t, dcommi_scan_f16)
 DCOMMI_SQUARES(bf16, uint16_t, dcommi_scan_bf16)
 #undef DCOMMI_SQUARES
-/* The sum of squares, not finite where an element is not. */
+/* Return the sum of squares. It is not finite if an element is not finite. */
 static double dcommi_squares(const void *x, size_t count, dcomm_dtype dtype)
 {
     switch (dtype) {

@@ -9,10 +9,10 @@
  *     #include "dcomm_nccl.h"
  * and one .cu file dcomm's kernels. */
 /* ==== include/dcomm/impl/base/preamble.h =================================================== */
-/* preamble.h - what the implementation asks of the file that holds it. Without an include guard: the file
- * may have included dcomm.h before, for the declarations.
+/* preamble.h - checks of the file that holds the implementation. It has no include guard, because
+ * the file may have included dcomm.h before, for the declarations.
  *
- * A file that is refused gets one error, and the declarations alone, so that no other error follows. */
+ * A refused file gets one error and then only the declarations, so that no other error follows. */
 
 #if defined(DCOMM_IMPLEMENTATION) || defined(DCOMM_NCCL_IMPLEMENTATION)
 #ifdef __cplusplus
@@ -30,11 +30,11 @@
 #endif
 #endif
 
-/* Not a number, infinities and the order of sums are what many results rest on. */
+/* Results depend on NaNs, infinities and the order of sums, which -ffast-math does not keep. */
 #if defined(DCOMM_IMPLEMENTATION) && \
     (defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || (__FINITE_MATH_ONLY__ + 0))
 #error \
-    "dcomm: compile this file with -fno-fast-math (behind -Ofast or -ffast-math): the same bits on every rank need the C standard's arithmetic"
+    "dcomm: compile this file with -fno-fast-math (after -Ofast or -ffast-math): the same bits on every rank need the C standard's arithmetic"
 #undef DCOMM_IMPLEMENTATION
 #endif
 
@@ -350,8 +350,8 @@ DCOMM_NCCL_CALL(ncclResult_t, ncclGroupSimulateEnd, (ncclSimInfo_t * info));
 
 #include "dcomm.h"
 /* ==== include/dcomm/impl/base/text.h ======================================================= */
-/* text.h - numbers and words in text, read strictly and written alike in every locale. Every
- * environment variable, codec spec, file and command line is read here. */
+/* text.h - reads numbers and words strictly, and writes them alike in every locale. Every
+ * environment variable, codec spec, file and command line is read with it. */
 #ifndef DCOMMI_TEXT_H
 #define DCOMMI_TEXT_H
 
@@ -365,8 +365,8 @@ DCOMM_NCCL_CALL(ncclResult_t, ncclGroupSimulateEnd, (ncclSimInfo_t * info));
 
 /* ---- locale ---- */
 
-/* Give this thread the C locale, where a number has a point. Return what dcommi_locale_leave needs.
- */
+/* Give this thread the C locale, whose numbers have a decimal point. Return the locale before, for
+ * dcommi_locale_leave. */
 static inline locale_t dcommi_locale_enter(void)
 {
     static locale_t c; /* glibc and musl hand out one constant object */
@@ -416,7 +416,7 @@ static inline char dcommi_text_lower(char c)
     return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
 }
 
-/* Return true if both words are the same but for case. */
+/* Return true if both words are equal, ignoring case. */
 static inline bool dcommi_text_same(const char *a, const char *b)
 {
     while (*a != '\0' && dcommi_text_lower(*a) == dcommi_text_lower(*b)) {
@@ -426,7 +426,8 @@ static inline bool dcommi_text_same(const char *a, const char *b)
     return dcommi_text_lower(*a) == dcommi_text_lower(*b);
 }
 
-/* Read a decimal number, "-1.5e3", at the start of text. Return the rest, NULL if there is none. */
+/* Read a decimal number, such as "-1.5e3", at the start of `text`. Return the text after it, or
+ * NULL if there is no number. */
 static inline const char *dcommi_text_decimal(const char *text, double *value)
 {
     const char *at = text + (*text == '-' || *text == '+');
@@ -444,14 +445,15 @@ static inline const char *dcommi_text_decimal(const char *text, double *value)
             at = ++exponent;
         }
     }
-    /* Not strtod_l, which not every C library has. */
+    /* Some C libraries lack strtod_l. */
     locale_t before = dcommi_locale_enter();
     *value = strtod(text, NULL);
     dcommi_locale_leave(before);
     return at;
 }
 
-/* Read a number from least to most; that is all of the text. */
+/* Read a number from `least` to `most`. Return false, and leave *value, unless that is all of the
+ * text. */
 static inline bool dcommi_text_number(const char *text, double least, double most, double *value)
 {
     double number = 0;
@@ -461,7 +463,8 @@ static inline bool dcommi_text_number(const char *text, double least, double mos
     return good;
 }
 
-/* Read digits at the start of text. Return the rest, NULL if there are none or too many. */
+/* Read digits at the start of `text`. Return the text after them, or NULL if there are none or too
+ * many. */
 static inline const char *dcommi_text_digits(const char *text, uint64_t *value)
 {
     uint64_t n = 0;
@@ -475,7 +478,8 @@ static inline const char *dcommi_text_digits(const char *text, uint64_t *value)
     return at != text ? at : NULL;
 }
 
-/* Read a whole number from least to most; that is all of the text. */
+/* Read an integer from `least` to `most`. Return false, and leave *value, unless that is all of
+ * the text. */
 static inline bool dcommi_text_integer(const char *text, int64_t least, int64_t most,
                                        int64_t *value)
 {
@@ -491,7 +495,7 @@ static inline bool dcommi_text_integer(const char *text, int64_t least, int64_t 
     return good;
 }
 
-/* Read a size from least to most: K, M, G and T, in either case, are powers of 1024. */
+/* Read a size from `least` to `most` bytes. K, M, G and T, in either case, are powers of 1024. */
 static inline bool dcommi_text_size(const char *text, uint64_t least, uint64_t most,
                                     uint64_t *value)
 {
@@ -510,7 +514,7 @@ static inline bool dcommi_text_size(const char *text, uint64_t least, uint64_t m
     return good;
 }
 
-/* Read seconds from least to most: "30", "30s", "500ms", "5m", "2h". */
+/* Read a time from `least` to `most` seconds: "30", "30s", "500ms", "5m", "2h". */
 static inline bool dcommi_text_seconds(const char *text, double least, double most, double *value)
 {
     static const struct {
@@ -533,7 +537,7 @@ static inline bool dcommi_text_seconds(const char *text, double least, double mo
 
 /* ---- words ---- */
 
-/* Return the position in "a|b|c" of the word of len bytes, -1 if it is not there. */
+/* Return the position of `word`, `len` bytes long, in `choices` ("a|b|c"), or -1. */
 static inline int dcommi_text_choice(const char *choices, const char *word, size_t len)
 {
     for (int i = 0;; i++) {
@@ -561,8 +565,8 @@ static inline bool dcommi_text_flag(const char *text, bool *value)
     return false;
 }
 
-/* Write "0-3, 8" with `comma` between: the numbers below n that `has` holds for; "..." at the end
- * where text is full. Return how many numbers there are. */
+/* Write the numbers below `n` for which `has` returns true, as ranges with `comma` between them:
+ * "0-3, 8". End with "..." where `text` is full. Return how many such numbers there are. */
 static inline size_t dcommi_text_ranges(char *text, size_t room, const char *comma, size_t n,
                                         bool (*has)(const void *user, size_t i), const void *user)
 {
@@ -586,7 +590,8 @@ static inline size_t dcommi_text_ranges(char *text, size_t room, const char *com
     return found;
 }
 
-/* Return how many letters must be added, left out or replaced to make b of a; 32 at most each. */
+/* Return how many letters must be added, removed or replaced to turn `a` into `b`, ignoring case.
+ * Return 33 if either is longer than 32 bytes. */
 static inline int dcommi_text_distance(const char *a, const char *b)
 {
     int row[33];

@@ -105,7 +105,7 @@ done
 export DCOMM_SECRET=hush
 # The nodes' names are in no name service.
 MASTER_ADDR=localhost expect "two nodes" 0 "$good" step -N 2 -n 4
-DCOMM_TIMEOUT=2 expect "a node without an address" 3 "rendezvous within 2 s; last: n1: " \
+DCOMM_TIMEOUT=2 expect "a node without an address" 3 "rendezvous within 2 s; last attempt: n1: " \
     step -N 2 -n 2
 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=$((port + 1000)) \
     expect "exports for PyTorch, without RANK" 0 "$good" step -N 1 -n 2

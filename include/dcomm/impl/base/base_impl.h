@@ -44,7 +44,7 @@ DCOMM_API const char *dcomm_version(void)
     return DCOMM_VERSION_STRING;
 }
 
-/* The value of an opaque type holds all that is known of it: 1 + its number above its size. */
+/* The value of an opaque type encodes 1 + its number, above its size in bytes. */
 #define DCOMMI_OPAQUE_BITS 13
 #define DCOMMI_OPAQUE_SIZES ((1 << DCOMMI_OPAQUE_BITS) - 1)
 _Static_assert(DCOMM_DTYPE_BYTES_MAX <= DCOMMI_OPAQUE_SIZES, "a size has its bits");
@@ -133,8 +133,8 @@ DCOMM_API void dcomm_set_logger(dcomm_log_fn fn, void *user)
 
 enum { DCOMMI_USER_OPS = 64 };
 
-/* An operator is counted by its creator and by each operation that uses it, and its entry is free
- * when nobody is left. So folds find it after it has been destroyed, and take no lock. */
+/* The creator of an operator holds a reference, and so does each operation that uses it. The entry
+ * is free at 0. So folds find an operator after it has been destroyed, and take no lock. */
 typedef struct dcommi_user_op {
     _Atomic unsigned refs; /* 0: free */
     _Atomic int op;
@@ -145,11 +145,11 @@ typedef struct dcommi_user_op {
 } dcommi_user_op;
 
 static dcommi_user_op dcommi_user_ops[DCOMMI_USER_OPS];
-static int dcommi_user_ops_created; /* with the lock */
+static int dcommi_user_ops_created; /* guarded by dcommi_user_ops_lock */
 static pthread_mutex_t dcommi_user_ops_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Return the entry of an operator, alive or still held; NULL: there is none. Operators are put
- * where their number points first, so that the first look finds nearly all. */
+/* Return the entry of `op`, alive or still referenced, or NULL if there is none. An operator lies
+ * at its number modulo the table's size if that is free, so the first probe usually finds it. */
 static dcommi_user_op *dcommi_user_op_find(dcomm_op op)
 {
     for (int i = 0; i < DCOMMI_USER_OPS && dcommi_op_is_user(op); i++) {
@@ -172,14 +172,14 @@ static inline bool dcommi_op_known(dcomm_op op)
     return entry != NULL && atomic_load_explicit(&entry->alive, memory_order_relaxed);
 }
 
-/* Return true if contributions must be folded in rank order. */
+/* Return true if `op` needs contributions folded in rank order. */
 static inline bool dcommi_op_ordered(dcomm_op op)
 {
     const dcommi_user_op *entry = dcommi_op_is_user(op) ? dcommi_user_op_find(op) : NULL;
     return entry != NULL && atomic_load_explicit(&entry->ordered, memory_order_relaxed);
 }
 
-/* Let go of an operator. Nothing is to be done for those that are not the caller's own. */
+/* Drop a reference to `op`. Built-in operators have no references. */
 static void dcommi_op_drop(dcomm_op op)
 {
     dcommi_user_op *entry = dcommi_op_is_user(op) ? dcommi_user_op_find(op) : NULL;
@@ -188,7 +188,8 @@ static void dcommi_op_drop(dcomm_op op)
     }
 }
 
-/* Hold an operator, so that folds find it until dcommi_op_drop. False: there is none. */
+/* Take a reference to `op`, so that folds find it until dcommi_op_drop. Return false if there is
+ * no such operator. */
 static inline bool dcommi_op_hold(dcomm_op op)
 {
     if (DCOMMI_LIKELY(!dcommi_op_is_user(op))) {
@@ -198,7 +199,7 @@ static inline bool dcommi_op_hold(dcomm_op op)
     unsigned refs = entry != NULL ? atomic_load(&entry->refs) : 0;
     while (refs > 0 && !atomic_compare_exchange_weak(&entry->refs, &refs, refs + 1)) {
     }
-    if (refs > 0 && atomic_load(&entry->op) != (int)op) { /* another's by now */
+    if (refs > 0 && atomic_load(&entry->op) != (int)op) { /* the entry was reused */
         atomic_fetch_sub_explicit(&entry->refs, 1, memory_order_acq_rel);
         refs = 0;
     }
@@ -236,7 +237,8 @@ DCOMM_API dcomm_status dcomm_op_create_with(dcomm_op_fn fn, void *user, const dc
     pthread_mutex_unlock(&dcommi_user_ops_lock);
     if (entry == NULL) {
         return dcommi_fail(DCOMM_ERR_NO_MEMORY,
-                           "dcomm_op_create: %d operators are alive, which is the limit",
+                           "dcomm_op_create: %d operators are alive, which is the limit; destroy "
+                           "one first",
                            DCOMMI_USER_OPS);
     }
     *op_p = (dcomm_op)op;
@@ -248,7 +250,8 @@ DCOMM_API dcomm_status dcomm_op_destroy(dcomm_op op)
     dcommi_user_op *entry = dcommi_user_op_find(op);
     if (entry == NULL || !atomic_exchange(&entry->alive, false)) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_op_destroy: %d is no operator that dcomm_op_create made",
+                           "dcomm_op_destroy: op is %d, which dcomm_op_create did not return, or "
+                           "which was destroyed",
                            (int)op);
     }
     dcommi_op_drop(op);

@@ -1,5 +1,5 @@
-/* busy.h - signs that other programs use the processors of this machine while something is
- * measured. The tools use it without the rest of the library. */
+/* busy.h - detects that other programs use the processors of this machine during a measurement.
+ * The tools use it without the rest of the library. */
 #ifndef DCOMMI_BUSY_H
 #define DCOMMI_BUSY_H
 
@@ -7,15 +7,17 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#define DCOMMI_BUSY_TIMES 2.0   /* a measurement whose median is so many times its minimum, */
-#define DCOMMI_BUSY_MORE_S 2e-5 /* and so much more: the scheduler took a core away */
+/* The scheduler took a core away if the median of a measurement exceeds its minimum by both: */
+#define DCOMMI_BUSY_TIMES 2.0   /* factor */
+#define DCOMMI_BUSY_MORE_S 2e-5 /* seconds */
 
-/* `looks` counts looks at running threads; `crowds` those that found more than ours and cores. */
+/* `looks` counts samples of the running threads. `crowds` counts the samples with more threads
+ * than ours and than cores. */
 typedef struct dcommi_busy {
     int looks, crowds;
 } dcommi_busy;
 
-/* Return how many threads of this machine run now, or wait for a processor; 0: unknown. */
+/* Return how many threads of this machine run now or wait for a processor, 0 if unknown. */
 static inline int dcommi_busy_running(void)
 {
     int running = 0;
@@ -29,7 +31,7 @@ static inline int dcommi_busy_running(void)
     return running;
 }
 
-/* Look whether other programs than our `ours` threads want our processors. */
+/* Take a sample; `ours` is the number of our threads that run. */
 static inline void dcommi_busy_look(dcommi_busy *b, int ours)
 {
     const int running = dcommi_busy_running();
@@ -37,13 +39,13 @@ static inline void dcommi_busy_look(dcommi_busy *b, int ours)
     b->crowds += running > ours && running > sysconf(_SC_NPROCESSORS_ONLN);
 }
 
-/* Return true if others ran in most looks. */
+/* Return true if most samples found other programs' threads. */
 static inline bool dcommi_busy_crowded(const dcommi_busy *b)
 {
     return 2 * b->crowds > b->looks;
 }
 
-/* Return true if times in seconds tell of a core that was taken away. */
+/* Return true if `least` and `median`, in seconds, show that a core was taken away. */
 static inline bool dcommi_busy_disturbed(double least, double median)
 {
     return median > DCOMMI_BUSY_TIMES * least && median - least > DCOMMI_BUSY_MORE_S;

@@ -1,13 +1,13 @@
 /* captured.h - functions of the program that UCX and hwloc call instead of the C library's. The
  * dynamic linker binds their calls to what the program exports by the same name. We cannot prevent
- * that, so we warn before they fail. Empty for a program that leaves both libraries out. */
+ * that, so we warn before they fail. A program without both libraries needs none of this. */
 #ifndef DCOMMI_CAPTURED_H
 #define DCOMMI_CAPTURED_H
 
 #include "environment.h"
 
 #if !defined(DCOMM_NO_UCX) || !defined(DCOMM_NO_HWLOC)
-#ifdef __GLIBC__ /* dladdr1 tells what a program defines from what it only calls */
+#ifdef __GLIBC__ /* its dladdr1 tells a definition in the program from a mere call */
 #include <dlfcn.h>
 #include <link.h>
 #include <sys/auxv.h>
@@ -23,8 +23,8 @@ static bool dcommi_captured(const char *name)
            here.dli_fbase == program.dli_fbase;
 }
 
-/* Warn of those of `names`, "a b c", that the program exports; *warned: it has been done.
- * Functions that a sanitizer has put into the program call the C library's. */
+/* Warn about each of `names` ("a b c") that the program exports. Do so once: *warned remembers it.
+ * A sanitizer exports such functions too; they call the C library's, so do not warn then. */
 static void dcommi_captured_warn(const char *names, _Atomic bool *warned)
 {
     if (atomic_exchange(warned, true) || !dcommi_env_first_rank() ||
@@ -55,7 +55,7 @@ static void dcommi_captured_warn(const char *names, _Atomic bool *warned)
 }
 #endif
 
-/* Warn of names that either library calls on every rank. */
+/* Warn about functions that UCX or hwloc calls on every rank. */
 static void dcommi_captured_warn_host(void)
 {
     static _Atomic bool warned;

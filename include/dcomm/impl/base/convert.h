@@ -1,12 +1,12 @@
-/* convert.h - floats of any width to f32, and back, element by element and wherever they lie. A NaN
- * becomes the canonical one (kernels/math.h), so that devices do the same. */
+/* convert.h - converts floats of any width to f32 and back, one element at a time, at any
+ * alignment. A NaN becomes the canonical NaN (kernels/math.h), as it does on devices. */
 #ifndef DCOMMI_CONVERT_H
 #define DCOMMI_CONVERT_H
 
 #include "../../base.h"
 #include "load.h"
 
-/* Return element i of an array of floats. */
+/* Return element `i` of an array of floats as f64. */
 static inline double dcommi_load_real(const void *x, size_t i, dcomm_dtype dtype)
 {
     return dtype == DCOMM_F64   ? dcommi_load_double(x, i)
@@ -15,7 +15,7 @@ static inline double dcommi_load_real(const void *x, size_t i, dcomm_dtype dtype
                                 : (double)dcommi_load_bf16(x, i);
 }
 
-/* f32 <- factor * src, the product an f64; 1 changes nothing. */
+/* Set `dst` to factor * src, multiplied in f64, rounded to f32. A factor of 1 changes nothing. */
 static void dcommi_to_f32(float *dst, const void *src, size_t count, dcomm_dtype dtype,
                           double factor)
 {
@@ -24,7 +24,7 @@ static void dcommi_to_f32(float *dst, const void *src, size_t count, dcomm_dtype
     }
 }
 
-/* dst <- f32, rounded to nearest even. */
+/* Convert f32 to `dtype`, rounded to nearest even. */
 static void dcommi_from_f32(void *dst, const float *src, size_t count, dcomm_dtype dtype)
 {
     for (size_t i = 0; i < count; i++) {

@@ -1,5 +1,5 @@
-/* environment.h - every DCOMM_* variable: its kind and range, and a warning for what is not one.
- * docs/environment.md says what they do. */
+/* environment.h - every DCOMM_* variable with its kind and range, and warnings about unknown names
+ * and bad values. docs/environment.md describes each variable. */
 #ifndef DCOMMI_ENVIRONMENT_H
 #define DCOMMI_ENVIRONMENT_H
 
@@ -9,20 +9,20 @@
 #include <limits.h>
 
 typedef enum dcommi_env_kind {
-    DCOMMI_ENV_TEXT, /* anything; whoever reads it judges it */
+    DCOMMI_ENV_TEXT, /* any text; its user checks it */
     DCOMMI_ENV_FLAG,
     DCOMMI_ENV_INTEGER,
     DCOMMI_ENV_SIZE,
     DCOMMI_ENV_SECONDS,
     DCOMMI_ENV_CHOICE,
-    DCOMMI_ENV_DIRECTORY /* or a flag: not at all, or where it is by default */
+    DCOMMI_ENV_DIRECTORY /* an absolute path, or a flag: none, or the default directory */
 } dcommi_env_kind;
 
 typedef struct dcommi_env_entry {
     const char *name;
     dcommi_env_kind kind;
-    double least, most;  /* of a number */
-    bool refused;        /* creation fails of a bad value: no warning beside the error */
+    double least, most;  /* range of a number */
+    bool refused;        /* a bad value makes creation fail, without a warning besides */
     const char *choices; /* "a|b|c" */
 } dcommi_env_entry;
 
@@ -59,7 +59,7 @@ static const dcommi_env_entry dcommi_env_table[] = {
     {.name = "DCOMM_TUNE_FILE"},
     {.name = "DCOMM_UCX_CUDA", .kind = DCOMMI_ENV_FLAG},
     {.name = "DCOMM_WARN_UNBOUND", .kind = DCOMMI_ENV_FLAG},
-    /* of the project's scripts, tests and stand-in for CUDA */
+    /* variables of the project's scripts, tests and stand-in for CUDA */
     {.name = "DCOMM_CLUSTER"},
     {.name = "DCOMM_CLUSTER_CORES"},
     {.name = "DCOMM_CLUSTER_MASTER"},
@@ -71,7 +71,7 @@ static const dcommi_env_entry dcommi_env_table[] = {
     {.name = "DCOMM_HOST_DEVICES", .kind = DCOMMI_ENV_INTEGER, .most = 64},
     {.name = "DCOMM_NCCL_TESTS"},
     {.name = "DCOMM_TEST_FULL"},
-    /* of build systems: where dcomm is */
+    /* variables of build systems that tell where dcomm is */
     {.name = "DCOMM_DIR"},
     {.name = "DCOMM_HOME"},
     {.name = "DCOMM_ROOT"},
@@ -81,7 +81,7 @@ enum { DCOMMI_ENV_COUNT = sizeof dcommi_env_table / sizeof dcommi_env_table[0] }
 
 /* ---- reading ---- */
 
-/* Return the value of a variable, NULL if it is not set or empty. */
+/* Return the value of a variable, or NULL if it is not set or empty. */
 static const char *dcommi_env(const char *name)
 {
     const char *value = getenv(name);
@@ -99,7 +99,8 @@ static const dcommi_env_entry *dcommi_env_find(const char *name, size_t len)
     return NULL;
 }
 
-/* Read text as the variable's kind; the position of a choice, 1 of a flag that is on. */
+/* Parse `text` as the variable's kind. Set *value to the number, the position of the choice, or 1
+ * for a flag that is on. Return false, and leave *value, if the text is bad. */
 static bool dcommi_env_parse(const dcommi_env_entry *entry, const char *text, double *value)
 {
     int64_t integer = 0;
@@ -133,7 +134,7 @@ static bool dcommi_env_parse(const dcommi_env_entry *entry, const char *text, do
     return good;
 }
 
-/* Write the values that a variable may have, for people. */
+/* Describe in words the values that a variable may have. */
 static void dcommi_env_allowed(const dcommi_env_entry *entry, char *text, size_t room)
 {
     static const char *const formats[] = {
@@ -150,8 +151,8 @@ static void dcommi_env_allowed(const dcommi_env_entry *entry, char *text, size_t
     }
 }
 
-/* Set *value to a variable of the table. One that is not set leaves it, and so does a bad value,
- * of which dcommi_env_check has warned, unless it is refused. */
+/* Set *value from a variable of the table. A variable that is not set leaves *value. So does a bad
+ * value, about which dcommi_env_check warns, unless the variable is `refused`: then fail. */
 static dcomm_status dcommi_env_read(const char *name, double *value)
 {
     const char *text = dcommi_env(name);
@@ -172,8 +173,8 @@ static bool dcommi_env_flag(const char *name, bool preset)
     return value != 0;
 }
 
-/* A whole variable of others (RANK) within [min, max]; one that is not set leaves *value as it
- * is. */
+/* Set *value from an integer variable that is not in the table (RANK), within [min, max]. A
+ * variable that is not set leaves *value. */
 static dcomm_status dcommi_env_int(const char *name, long min, long max, int *value)
 {
     const char *text = dcommi_env(name);
@@ -183,8 +184,9 @@ static dcomm_status dcommi_env_int(const char *name, long min, long max, int *va
     }
     if (!dcommi_text_integer(text, min, max, &n)) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "environment variable %s=\"%.64s\" is no number from %ld to %ld", name,
-                           text, min, max);
+                           "environment variable %s=\"%.64s\": it must be a whole number from %ld "
+                           "to %ld",
+                           name, text, min, max);
     }
     *value = (int)n;
     return DCOMM_OK;
@@ -198,7 +200,7 @@ static dcomm_status dcommi_env_missing(const char *name, const char *because)
 
 /* ---- warnings ---- */
 
-/* Return true the first time that this process asks about a variable with this value. */
+/* Return true the first time that this process asks about `variable`, a "NAME=value" text. */
 static bool dcommi_env_first(const char *variable)
 {
     static uint64_t said[64];
@@ -233,18 +235,18 @@ static void dcommi_env_unknown(const char *name, int len)
     const size_t prefix = sizeof "DCOMM_" - 1;
     if ((size_t)best <= (strlen(own) - prefix) / 2) {
         dcommi_log(DCOMMI_LOG_WARN,
-                   "environment variable %s has no effect: dcomm knows none of that name; did you "
-                   "mean %s?",
+                   "environment variable %s has no effect: dcomm does not know it; did you mean "
+                   "%s?",
                    own, nearest);
     } else {
         dcommi_log(DCOMMI_LOG_WARN,
-                   "environment variable %s has no effect: dcomm knows none of that name "
-                   "(docs/environment.md lists all)",
+                   "environment variable %s has no effect: dcomm does not know it; "
+                   "docs/environment.md lists all variables",
                    own);
     }
 }
 
-/* Return true unless a launcher says that this is another rank than the first. */
+/* Return true unless a launcher's variable says that this rank is not 0. */
 static bool dcommi_env_first_rank(void)
 {
     static const char *const names[] = {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK",
@@ -258,8 +260,8 @@ static bool dcommi_env_first_rank(void)
     return true;
 }
 
-/* Warn of every DCOMM_* variable that is unknown (on the first rank, for all have the same as a
- * rule) or has a value that it may not have (on each). Once in a process for each value. */
+/* Warn about each unknown DCOMM_* variable on the first rank only, for ranks usually have the same
+ * ones. Warn about each bad value on every rank. Each value is warned about once in a process. */
 static void dcommi_env_check(void)
 {
     bool first_rank = dcommi_env_first_rank();

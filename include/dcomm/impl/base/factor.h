@@ -1,4 +1,4 @@
-/* factor.h - what a pre-multiplied sum multiplies by. */
+/* factor.h - the factor of a pre-multiplied sum. */
 #ifndef DCOMMI_FACTOR_H
 #define DCOMMI_FACTOR_H
 
@@ -7,11 +7,11 @@
 /* A plan that begins with a multiplication has it in its first words. */
 typedef struct dcommi_factor {
     double value;
-    uint64_t whole; /* 64-bit dtypes: the factor as one of their integers; 0 if it is none */
+    uint64_t whole; /* 64-bit integer dtypes: the factor as an integer, 0 if it is not one */
 } dcommi_factor;
 
-/* Return true if 64-bit integers are to be multiplied by `whole`, which wraps around and is exact.
- */
+/* Return true if elements are multiplied by the integer `whole`. Such a product is exact and wraps
+ * around. */
 static inline bool dcommi_factor_whole(const dcommi_factor *f, dcomm_dtype dtype)
 {
     return dtype == DCOMM_I64   ? (double)(int64_t)f->whole == f->value
@@ -19,7 +19,7 @@ static inline bool dcommi_factor_whole(const dcommi_factor *f, dcomm_dtype dtype
                                 : false;
 }
 
-/* Make a factor of an f64. */
+/* Make a factor from an f64. */
 static dcommi_factor dcommi_factor_plain(double value, dcomm_dtype dtype)
 {
     const double most = 9223372036854775808.0; /* 2^63 */
@@ -32,7 +32,7 @@ static dcommi_factor dcommi_factor_plain(double value, dcomm_dtype dtype)
     return f;
 }
 
-/* Make a factor of one value of `dtype`. */
+/* Make a factor from one value of `dtype`. */
 static dcommi_factor dcommi_factor_read(const void *p, dcomm_dtype dtype)
 {
     const size_t size = dcomm_dtype_size(dtype);

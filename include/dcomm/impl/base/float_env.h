@@ -1,5 +1,5 @@
-/* float_env.h - how this thread computes with floats: flushing of denormals, rounding. Ranks that
- * differ in it fold the same contributions to different bits. */
+/* float_env.h - reads the float settings of this thread: flushing of denormals, and rounding.
+ * Ranks with different settings fold the same contributions to different bits. */
 #ifndef DCOMMI_FLOAT_ENV_H
 #define DCOMMI_FLOAT_ENV_H
 
@@ -13,7 +13,8 @@ enum {
     DCOMMI_FLOAT_TRUNCATES = 16 /* rounds towards zero */
 };
 
-/* Find out by computing, which works on every processor and needs no library. */
+/* Return the settings of this thread. Find them by computing, which works on every processor and
+ * needs no library. */
 static uint32_t dcommi_float_env(void)
 {
     volatile float least = 0x1p-126f, half = 0.5f, large = 0x1p100f, tiny = 0x1p-30f, one = 1;
@@ -29,7 +30,7 @@ static uint32_t dcommi_float_env(void)
            (!up && !down && below < 1 ? DCOMMI_FLOAT_TRUNCATES : 0u);
 }
 
-/* "flushes denormals to zero and rounds upward" */
+/* Describe the settings `env`, for example "keeps denormals and rounds upward". */
 static void dcommi_float_env_text(uint32_t env, char *text, size_t room)
 {
     const char *rounds = env & DCOMMI_FLOAT_UP          ? "upward"

@@ -1,4 +1,4 @@
-/* flush.h - taking memory out of the caches, where that can be asked for. */
+/* flush.h - flushes memory out of the caches, where the processor has an instruction for it. */
 #ifndef DCOMMI_FLUSH_H
 #define DCOMMI_FLUSH_H
 
@@ -9,7 +9,7 @@
 
 #define DCOMMI_FLUSH_LINE 64
 
-/* clflush waits for each line, which takes forty times as long. */
+/* Flush lines without an order among them. clflush waits for each line, which is far slower. */
 __attribute__((target("clflushopt"))) static void dcommi_flush_unordered(const uint8_t *at,
                                                                          int64_t len)
 {

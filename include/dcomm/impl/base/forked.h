@@ -7,12 +7,12 @@
 
 #include <pthread.h>
 
-static _Atomic int dcommi_in_use; /* contexts and communicators, those under way included */
+static _Atomic int dcommi_in_use; /* contexts and communicators, also those being created */
 static _Atomic int dcommi_forked;
 static pthread_once_t dcommi_fork_once = PTHREAD_ONCE_INIT;
 
-/* A child of a process that uses nothing of dcomm may begin anew; the rendezvous looks after
- * itself. */
+/* Mark this child as forked if its parent has a context or communicator. Without one, the child
+ * may use dcomm as a new process does. The rendezvous handles forks itself. */
 static void dcommi_in_child(void)
 {
     if (atomic_load(&dcommi_in_use) != 0) {

@@ -1,5 +1,5 @@
-/* huge.h - address ranges placed so that huge pages fit, brought into memory without the risk of
- * SIGBUS, and collapsed onto huge pages. */
+/* huge.h - reserves address ranges aligned to huge pages, populates them without the risk of
+ * SIGBUS, and collapses them onto huge pages. */
 #ifndef DCOMMI_HUGE_H
 #define DCOMMI_HUGE_H
 
@@ -13,7 +13,7 @@
 
 #define DCOMMI_HUGE_PAGE ((size_t)2 << 20)
 
-/* Newer than the C library's headers may be. */
+/* The C library's headers may be too old to define these. */
 #define DCOMMI_MADV_POPULATE_READ 22
 #define DCOMMI_MADV_POPULATE_WRITE 23
 #define DCOMMI_MADV_COLLAPSE 25
@@ -23,8 +23,8 @@ static inline size_t dcommi_huge_round(size_t len)
     return (len + DCOMMI_HUGE_PAGE - 1) & ~(DCOMMI_HUGE_PAGE - 1);
 }
 
-/* Address space for `len` bytes from a multiple of the huge page on, and to the end of the last
- * huge page; nothing is in it. NULL: there is none. */
+/* Reserve address space for `len` bytes, aligned to huge pages at both ends, without memory behind
+ * it. Return NULL if there is none. */
 static uint8_t *dcommi_huge_reserve(size_t len)
 {
     if (len > SIZE_MAX / 2) {
@@ -51,7 +51,7 @@ static void dcommi_huge_release(void *at, size_t len)
     }
 }
 
-/* Zeroed memory of this process, advised to be on huge pages. NULL: there is none. */
+/* Allocate zeroed private memory, advised to be on huge pages. Return NULL if there is none. */
 static uint8_t *dcommi_huge_advised(size_t len)
 {
     uint8_t *at = dcommi_huge_reserve(len);
@@ -64,7 +64,7 @@ static uint8_t *dcommi_huge_advised(size_t len)
     return at;
 }
 
-/* Bring every page in, zeroed where it is new. False: there is no memory for it. */
+/* Populate every page; new pages are zero. Return false if there is no memory for them. */
 static bool dcommi_huge_populate(void *at, size_t len)
 {
     if (madvise(at, len, DCOMMI_MADV_POPULATE_WRITE) == 0) {
@@ -73,7 +73,8 @@ static bool dcommi_huge_populate(void *at, size_t len)
     if (errno != EINVAL) {
         return false;
     }
-    /* Before Linux 5.14: where a store would be a SIGBUS, a system call's is an EFAULT. */
+    /* Before Linux 5.14, let a system call write: it returns EFAULT where our store would raise
+     * SIGBUS. */
     int zero = dcommi_sys_open("/dev/zero", O_RDONLY | O_CLOEXEC);
     size_t done = 0;
     while (zero >= 0 && done < len) {
@@ -90,7 +91,8 @@ static bool dcommi_huge_populate(void *at, size_t len)
     return done == len;
 }
 
-/* Return true if every byte of a mapping can be read; its pages are then in place. */
+/* Return true if every byte of a mapping can be read. Its pages are then populated. Before Linux
+ * 5.14, try the last byte only: a file that is too short lacks it. */
 static bool dcommi_huge_readable(void *at, size_t len)
 {
     if (len == 0 || madvise(at, len, DCOMMI_MADV_POPULATE_READ) == 0) {
@@ -104,8 +106,8 @@ static bool dcommi_huge_readable(void *at, size_t len)
     return process_vm_readv(getpid(), &to, 1, &from, 1, 0) == 1;
 }
 
-/* Bring new memory in, on huge pages as far as the kernel can be persuaded, whatever its settings
- * for shared memory say: *huge of its bytes. False: there is no memory for it. */
+/* Populate new memory, on huge pages where the kernel agrees, whatever its settings for shared
+ * memory. Set *huge to the bytes that are on huge pages. Return false if there is no memory. */
 static bool dcommi_huge_fill(uint8_t *at, size_t len, size_t *huge)
 {
     *huge = 0;
@@ -113,13 +115,13 @@ static bool dcommi_huge_fill(uint8_t *at, size_t len, size_t *huge)
         madvise(at, len, MADV_HUGEPAGE);
     }
     for (size_t done = 0; done + DCOMMI_HUGE_PAGE <= len; done += DCOMMI_HUGE_PAGE) {
-        if (!dcommi_huge_populate(at + done, 1)) { /* what is all a hole is not collapsed */
+        if (!dcommi_huge_populate(at + done, 1)) { /* a range without any page does not collapse */
             return false;
         }
         if (madvise(at + done, DCOMMI_HUGE_PAGE, DCOMMI_MADV_COLLAPSE) == 0) {
             *huge += DCOMMI_HUGE_PAGE;
         } else if (errno == EINVAL) {
-            break; /* not this kernel, or not such memory */
+            break; /* this kernel cannot, or not for this memory */
         }
     }
     return dcommi_huge_populate(at, len);

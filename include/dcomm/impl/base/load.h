@@ -1,5 +1,5 @@
-/* load.h - elements of arrays that may lie anywhere: a gradient in its bucket follows those of
- * other types, a row others of any length. */
+/* load.h - loads and stores elements at any alignment. A gradient in a bucket may follow gradients
+ * of other types, and rows have any length. */
 #ifndef DCOMMI_LOAD_H
 #define DCOMMI_LOAD_H
 
@@ -21,7 +21,7 @@ DCOMMI_LOAD(float)
 DCOMMI_LOAD(double)
 #undef DCOMMI_LOAD
 
-/* ---- as f32, and back to nearest even ---- */
+/* ---- as f32; stores round to nearest even ---- */
 
 static inline float dcommi_load_f32(const void *x, size_t i)
 {

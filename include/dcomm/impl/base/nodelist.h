@@ -1,12 +1,12 @@
-/* nodelist.h - the first host of a list as Slurm writes it: "n[01-03,7]-ib,m2" begins with
- * "n01-ib". */
+/* nodelist.h - reads the first host of Slurm's host list: "n01-ib" of "n[01-03,7]-ib,m2". */
 #ifndef DCOMMI_NODELIST_H
 #define DCOMMI_NODELIST_H
 
 #include "util.h"
 
-/* Copies the first host's name; false where the text is no such list, or the name does not fit.
- * A name may hold several brackets; of each, the first number is taken. */
+/* Copy the first host's name into `host`. Return false if `list` is no such list, or if the name
+ * does not fit into `max` bytes. A name may hold several brackets; the first number of each
+ * counts. */
 static bool dcommi_nodelist_first(const char *list, char *host, size_t max)
 {
     size_t n = 0;

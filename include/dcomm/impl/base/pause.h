@@ -1,4 +1,4 @@
-/* pause.h - waiting for a moment, without the core being given away. */
+/* pause.h - short waits that keep the core. */
 #ifndef DCOMMI_PAUSE_H
 #define DCOMMI_PAUSE_H
 
@@ -18,7 +18,7 @@ static inline void dcommi_relax(void)
 #endif
 }
 
-/* Return how many pauses last about so long. Processors differ by a factor of ten. */
+/* Return how many pauses last about `seconds`. Measure it: processors differ greatly. */
 static unsigned dcommi_pauses_within(double seconds)
 {
     const int n = 64;

@@ -1,7 +1,7 @@
-/* preamble.h - what the implementation asks of the file that holds it. Without an include guard: the file
- * may have included dcomm.h before, for the declarations.
+/* preamble.h - checks of the file that holds the implementation. It has no include guard, because
+ * the file may have included dcomm.h before, for the declarations.
  *
- * A file that is refused gets one error, and the declarations alone, so that no other error follows. */
+ * A refused file gets one error and then only the declarations, so that no other error follows. */
 
 #if defined(DCOMM_IMPLEMENTATION) || defined(DCOMM_NCCL_IMPLEMENTATION)
 #ifdef __cplusplus
@@ -19,11 +19,11 @@
 #endif
 #endif
 
-/* Not a number, infinities and the order of sums are what many results rest on. */
+/* Results depend on NaNs, infinities and the order of sums, which -ffast-math does not keep. */
 #if defined(DCOMM_IMPLEMENTATION) && \
     (defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || (__FINITE_MATH_ONLY__ + 0))
 #error \
-    "dcomm: compile this file with -fno-fast-math (behind -Ofast or -ffast-math): the same bits on every rank need the C standard's arithmetic"
+    "dcomm: compile this file with -fno-fast-math (after -Ofast or -ffast-math): the same bits on every rank need the C standard's arithmetic"
 #undef DCOMM_IMPLEMENTATION
 #endif
 

@@ -1,5 +1,4 @@
-/* scan.h - looking at arrays of floats: the first element that is not finite, the sum of squares.
- */
+/* scan.h - scans arrays of floats for the first element that is not finite, or sums squares. */
 #ifndef DCOMMI_SCAN_H
 #define DCOMMI_SCAN_H
 
@@ -10,8 +9,8 @@
 
 enum { DCOMMI_SCAN_BLOCK = 1024, DCOMMI_SCAN_LANES = 16 };
 
-/* Look for elements with all bits of the exponent set: one load, one comparison each, which
- * compilers vectorize. */
+/* Find the first element whose exponent bits are all set. Each element takes one load and one
+ * comparison, which compilers vectorize. */
 #define DCOMMI_SCAN(NAME, WORD, EXPONENT)                                    \
     static size_t dcommi_scan_##NAME(const void *x, size_t count)            \
     {                                                                        \
@@ -37,7 +36,8 @@ DCOMMI_SCAN(32, uint32_t, 0x7f800000)
 DCOMMI_SCAN(64, uint64_t, 0x7ff0000000000000)
 #undef DCOMMI_SCAN
 
-/* The number of the first element that is not finite; count: there is none. Integers are finite. */
+/* Return the index of the first element that is not finite, or `count` if there is none. Integers
+ * are finite. */
 static size_t dcommi_scan(const void *x, size_t count, dcomm_dtype dtype)
 {
     return dtype == DCOMM_F64    ? dcommi_scan_64(x, count)
@@ -47,8 +47,8 @@ static size_t dcommi_scan(const void *x, size_t count, dcomm_dtype dtype)
                                  : count;
 }
 
-/* Squares do not need the sign; by the shift an f16 is 2^-112 of itself, and infinity
- * becomes 65536. */
+/* Convert an f16 without its sign, which a square does not need. The shift scales the value by
+ * 2^-112, and the product scales it back. Infinity becomes 65536. */
 static inline double dcommi_scan_f16(uint16_t h)
 {
     return (double)dcommi_f32_from_bits((uint32_t)(h & 0x7fffu) << 13) * 0x1p112;
@@ -64,8 +64,8 @@ static inline double dcommi_scan_plain(double x)
     return x;
 }
 
-/* In lanes whose number is fixed, so that the sum is the same on all machines. Squares of 32 bits
- * and fewer are exact in f64, so it does not matter whether product and sum are one operation. */
+/* Sum squares in a fixed number of lanes, so that the sum is the same on all machines. Squares of
+ * elements of up to 32 bits are exact in f64, so a fused multiply-add gives the same bits. */
 #define DCOMMI_SQUARES(NAME, TYPE, GET)                                    \
     static double dcommi_squares_##NAME(const void *x, size_t count)       \
     {                                                                      \
@@ -92,7 +92,7 @@ DCOMMI_SQUARES(f16, uint16_t, dcommi_scan_f16)
 DCOMMI_SQUARES(bf16, uint16_t, dcommi_scan_bf16)
 #undef DCOMMI_SQUARES
 
-/* The sum of squares, not finite where an element is not. */
+/* Return the sum of squares. It is not finite if an element is not finite. */
 static double dcommi_squares(const void *x, size_t count, dcomm_dtype dtype)
 {
     switch (dtype) {

@@ -1,5 +1,5 @@
-/* sha256.h - SHA-256 (FIPS 180-4), HMAC-SHA-256 (RFC 2104) and the kernel's random bytes: what the
- * rendezvous needs to know its friends. */
+/* sha256.h - SHA-256 (FIPS 180-4), HMAC-SHA-256 (RFC 2104) and the kernel's random bytes. The
+ * rendezvous authenticates its ranks with them. */
 #ifndef DCOMMI_SHA256_H
 #define DCOMMI_SHA256_H
 
@@ -164,7 +164,7 @@ static void dcommi_hmac_end(dcommi_hmac *h, uint8_t tag[DCOMMI_SHA256_BYTES])
     dcommi_sha256_end(&outer, tag);
 }
 
-/* Equal, in a time that does not tell where they differ. */
+/* Return true if two secrets are equal, in a time that does not tell where they differ. */
 static bool dcommi_same_secret(const uint8_t *a, const uint8_t *b, size_t len)
 {
     volatile uint8_t differ = 0;
@@ -180,7 +180,7 @@ static dcomm_status dcommi_random_bytes(void *p, size_t len)
     while (have < len) {
         ssize_t n = dcommi_sys_getrandom((uint8_t *)p + have, len - have, 0);
         if (n < 0 && errno != EINTR) {
-            return dcommi_fail(DCOMM_ERR_SYSTEM, "getrandom: %s", strerror(errno));
+            return dcommi_fail(DCOMM_ERR_SYSTEM, "getrandom failed: %s", strerror(errno));
         }
         have += n > 0 ? (size_t)n : 0;
     }

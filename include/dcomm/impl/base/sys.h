@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ThreadSanitizer sees descriptors, and what is in order because of them, by the plain names. */
+/* ThreadSanitizer intercepts the plain names, to learn which accesses a descriptor orders. */
 #ifdef __SANITIZE_THREAD__
 #define DCOMMI_SYSCALL(name, ...) name(__VA_ARGS__)
 #else
@@ -37,7 +37,7 @@ static inline bool dcommi_sys_later(void)
     return errno == EAGAIN || errno == EINTR; /* EWOULDBLOCK is EAGAIN on Linux */
 }
 
-/* Close a descriptor; -1 is none. errno stays, which says why it is closed. */
+/* Close a descriptor; ignore -1. Keep errno, which says why the caller closes it. */
 static inline void dcommi_sys_close(int fd)
 {
     const int saved = errno;
@@ -57,8 +57,8 @@ static inline ssize_t dcommi_sys_write(int fd, const void *buf, size_t len)
     return (ssize_t)DCOMMI_SYSCALL(write, fd, buf, len);
 }
 
-/* Read the beginning of a file, up to `max` bytes. Return how many there are; -1 and errno: it
- * cannot be read. */
+/* Read up to `max` bytes from the beginning of a file. Return how many, or -1 with errno set if
+ * the file cannot be read. */
 static inline ssize_t dcommi_sys_load(const char *path, void *buf, size_t max)
 {
     const int fd = dcommi_sys_open(path, O_RDONLY | O_CLOEXEC);
@@ -144,7 +144,8 @@ static inline ssize_t dcommi_sys_recv(int fd, void *buf, size_t len, int flags)
     return (ssize_t)DCOMMI_SYSCALL(recvfrom, fd, buf, len, flags, (void *)0, (void *)0);
 }
 
-/* The padding that a C library may have in a msghdr and in its control data must be zero. */
+/* Send `packet`. A C library may have padding in a msghdr and in its control data: the caller must
+ * zero it. */
 static inline ssize_t dcommi_sys_sendmsg(int fd, const struct msghdr *packet, int flags)
 {
     return (ssize_t)DCOMMI_SYSCALL(sendmsg, fd, packet, flags);
@@ -155,7 +156,7 @@ static inline ssize_t dcommi_sys_recvmsg(int fd, struct msghdr *packet, int flag
     return (ssize_t)DCOMMI_SYSCALL(recvmsg, fd, packet, flags);
 }
 
-/* Wait for up to `ms` milliseconds, not negative. */
+/* Poll for up to `ms` milliseconds, which must not be negative. */
 static inline int dcommi_sys_poll(struct pollfd *fds, nfds_t n, int ms)
 {
     struct timespec most = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};

@@ -26,7 +26,7 @@
         }                                              \
     } while (0)
 
-/* Go on with a call unless one before it has failed. */
+/* Evaluate `expression` unless `status` is an error already. */
 #define DCOMMI_THEN(status, expression) ((status) = (status) < 0 ? (status) : (expression))
 
 /* ---- the last error's sentence, per thread ---- */
@@ -56,7 +56,7 @@ static dcomm_status DCOMMI_PRINTF(2, 3) dcommi_fail(dcomm_status status, const c
 
 /* ---- texts made of parts ---- */
 
-/* Text that goes on counting when the buffer is full. */
+/* A text buffer. `used` goes on counting when the buffer is full, as snprintf does. */
 typedef struct dcommi_print_text {
     char *buf;
     size_t len, used;
@@ -118,8 +118,8 @@ static dcomm_alloc_fn dcommi_alloc_fn;
 static dcomm_free_fn dcommi_free_fn;
 static void *dcommi_alloc_user;
 
-/* Undefined contents, cache-line aligned; NULL (and a sentence) when there is none. Never of 0
- * bytes. */
+/* Allocate cache-line-aligned memory with undefined contents. Return NULL, with an error sentence,
+ * if there is none. The allocator is never asked for 0 bytes. */
 static void *dcommi_alloc_raw(size_t bytes)
 {
     size_t padded = 0;
@@ -135,7 +135,7 @@ static void *dcommi_alloc_raw(size_t bytes)
     return p;
 }
 
-/* The same, zeroed. */
+/* Do as dcommi_alloc_raw, and zero the memory. */
 static void *dcommi_alloc(size_t bytes)
 {
     void *p = dcommi_alloc_raw(bytes);
@@ -157,7 +157,7 @@ static void dcommi_free(void *p)
     }
 }
 
-/* Zeroed array; NULL on overflow or without memory. */
+/* Allocate a zeroed array. Return NULL on overflow or without memory. */
 static inline void *dcommi_calloc(size_t n, size_t size)
 {
     size_t bytes = 0;
@@ -169,7 +169,7 @@ static inline void *dcommi_calloc(size_t n, size_t size)
     return dcommi_alloc(bytes);
 }
 
-/* Grow an array to hold at least `need` elements, doubling; contents kept, the rest zeroed. */
+/* Grow an array to at least `need` elements by doubling. Keep its contents and zero the rest. */
 static inline dcomm_status dcommi_grow(void **array, size_t *capacity, size_t need, size_t size)
 {
     if (need <= *capacity) {
@@ -194,8 +194,8 @@ static inline dcomm_status dcommi_grow(void **array, size_t *capacity, size_t ne
     return DCOMM_OK;
 }
 
-/* memset to 0 by the C library: for a size known at compile time gcc -O2 writes "rep stos", which
- * takes longer to start than the whole rest of a small message takes. */
+/* Zero memory by the C library's memset. For a size known at compile time, gcc -O2 emits
+ * "rep stos", which takes longer to start than all other work on a small message. */
 static inline void dcommi_zero(void *p, size_t bytes)
 {
     __asm__("" : "+r"(bytes));
@@ -240,7 +240,7 @@ static inline uint64_t dcommi_mix_text(uint64_t hash, const char *text)
     return hash;
 }
 
-/* Copy a text; NULL without memory. */
+/* Copy a text. Return NULL without memory. */
 static inline char *dcommi_strdup(const char *text)
 {
     size_t len = strlen(text) + 1;
@@ -251,7 +251,7 @@ static inline char *dcommi_strdup(const char *text)
     return copy;
 }
 
-/* Monotonic seconds to a few milliseconds, for next to nothing. */
+/* Return monotonic seconds, accurate to a few milliseconds, at almost no cost. */
 static inline double dcommi_coarse_now(void)
 {
     struct timespec t;
@@ -259,7 +259,7 @@ static inline double dcommi_coarse_now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Monotonic seconds. */
+/* Return monotonic seconds. */
 static inline double dcommi_now(void)
 {
     struct timespec t;
@@ -274,14 +274,14 @@ static inline bool dcommi_dtype_is_opaque(dcomm_dtype dtype)
     return (unsigned)dtype >= DCOMM_DTYPE_COUNT;
 }
 
-/* Bytes of the fewest elements that fill cache lines. */
+/* Return the bytes of the smallest number of elements that fills whole cache lines. */
 static inline int64_t dcommi_element_lines(int64_t element)
 {
     return element * (64 / dcommi_min64(element & -element, 64));
 }
 
-/* Round `bytes` down to elements: so many that they fill cache lines where that is possible; at
- * least one. */
+/* Round `bytes` down to whole elements, at least one. Let them fill whole cache lines where that
+ * is possible. */
 static inline int64_t dcommi_whole_elements(int64_t bytes, int64_t element)
 {
     int64_t lines = dcommi_element_lines(element), grain = lines <= bytes ? lines : element;

@@ -1,5 +1,5 @@
-/* boot.h - how the ranks of a new communicator meet: by the launcher, an id, or the caller's own
- * all-gather. */
+/* boot.h - brings the ranks of a new communicator together: by the launcher, by an id, or by the
+ * caller's all-gather. */
 #ifndef DCOMMI_BOOT_H
 #define DCOMMI_BOOT_H
 
@@ -11,10 +11,10 @@
 #include "rendezvous_id.h"
 #include "rendezvous_server.h"
 
-#define DCOMMI_BOOT_LINGER_S 1.0 /* for the others to have left, when this process serves them */
-#define DCOMMI_BOOT_PORT_S 2.0   /* for a port of an earlier communicator or job to become free */
+#define DCOMMI_BOOT_LINGER_S 1.0 /* seconds that a server waits for the others to leave */
+#define DCOMMI_BOOT_PORT_S 2.0   /* seconds to wait for an earlier communicator's or job's port */
 #define DCOMMI_BOOT_FEW \
-    256 /* so many ranks can say in the caller's all-gather that memory is out */
+    256 /* ranks up to which the caller's all-gather reports an error without memory */
 
 typedef struct dcommi_boot {
     int rank, size;
@@ -23,8 +23,8 @@ typedef struct dcommi_boot {
     bool open;
     dcomm_allgather_fn allgather; /* NULL: client */
     void *allgather_user;
-    uint64_t few[DCOMMI_BOOT_FEW]; /* of the caller's all-gather: one word of each rank */
-    uint64_t *words;               /* `few`, or memory of its own */
+    uint64_t few[DCOMMI_BOOT_FEW]; /* for the caller's all-gather: one word of each rank */
+    uint64_t *words;               /* `few`, or allocated memory */
     bool agreed;                   /* no rank waits for another any more */
     bool counted;
     uint32_t generation;
@@ -32,18 +32,18 @@ typedef struct dcommi_boot {
     dcommi_rdv_server *server; /* NULL: another process serves */
 } dcommi_boot;
 
-/* Number of the launcher's communicators that this process has created or creates: it keeps a slow
- * rank of one apart from the next one's at the same port. Every rank creates them in the same
- * order. Attempts that fail do not count, so that ranks meet that have tried a different number of
- * times. */
+/* Number of the launcher's communicators that this process has created or is creating. It tells a
+ * slow rank of one communicator from ranks of the next one at the same port. Every rank creates
+ * them in the same order. Failed attempts do not count, so that ranks can meet although they have
+ * tried a different number of times. */
 static _Atomic uint32_t dcommi_boot_generation;
 
-/* Number of ids that the process manager was asked to hand round. It pairs the attempts of ranks
- * itself, and takes a key only once, so that failed ones count. */
+/* Number of ids that the process manager was asked to share. The process manager pairs the
+ * attempts of ranks itself and takes a key only once, so failed attempts count. */
 static _Atomic uint32_t dcommi_boot_shares;
 
-/* A rank's message at the end of a part of creation, where words of that part may follow, or
- * instead of taking part. */
+/* A rank's message at the end of a part of creation, which may be followed by data of that part,
+ * or a rank's message in place of taking part. */
 typedef struct dcommi_boot_word {
     int32_t status;
     char text[252];
@@ -58,7 +58,7 @@ static dcommi_boot_word dcommi_boot_word_of(dcomm_status status)
     return mine;
 }
 
-/* Return another rank's verdict as a status, with its sentence. */
+/* Return another rank's status, with its sentence. */
 static dcomm_status dcommi_boot_word_read(const void *blob, size_t len, int rank)
 {
     dcommi_boot_word theirs = {.status = DCOMM_ERR_CORRUPT};
@@ -80,7 +80,7 @@ static void dcommi_boot_id_key(const dcommi_id_parts *parts, uint8_t key[DCOMMI_
     dcommi_rdv_key_of(parts->secret, sizeof parts->secret, key);
 }
 
-/* The server lives on with no owner until a boot of this process adopts it. */
+/* Create an id and serve it. The server has no owner until a boot of this process adopts it. */
 dcomm_status dcomm_id_create(dcomm_id *id)
 {
     DCOMMI_NEED(id);
@@ -93,7 +93,7 @@ dcomm_status dcomm_id_create(dcomm_id *id)
     parts.naddrs = dcommi_addr_mine(iface, parts.addrs, DCOMMI_ID_ADDRS);
     if (parts.naddrs == 0) {
         return dcommi_fail(iface != NULL ? DCOMM_ERR_INVALID : DCOMM_ERR_SYSTEM,
-                           "no address that other ranks could reach%s%s",
+                           "this host has no address that other ranks could reach%s%s",
                            iface != NULL ? ": no interface is up with the name DCOMM_IFACE=" : "",
                            iface != NULL ? iface : "");
     }
@@ -115,7 +115,7 @@ static dcomm_status dcommi_boot_join_id(dcommi_boot *boot, const dcomm_id *id)
     dcommi_rdv_server *server = dcommi_rdv_server_find(key, parts.port);
     if (server != NULL) {
         target.addrs[target.naddrs++] = server->self;
-        /* Rank 0 takes it over when several ranks live in this process. */
+        /* Several ranks may live in this process: rank 0 adopts the server. */
         if (boot->rank == 0) {
             boot->server = server;
         } else {
@@ -156,7 +156,7 @@ static bool dcommi_boot_unhex(const char *text, dcomm_id *id)
     return text[(size_t)2 * DCOMM_ID_BYTES] == '\0';
 }
 
-/* Rank 0 makes an id, the process manager hands it round. */
+/* Let rank 0 make an id and the process manager share it, and join. */
 static dcomm_status dcommi_boot_managed(dcommi_boot *boot, const dcommi_launcher *l)
 {
     char key[32], text[2 * DCOMM_ID_BYTES + 1] = "", got[2 * DCOMM_ID_BYTES + 1] = "";
@@ -175,14 +175,14 @@ static dcomm_status dcommi_boot_managed(dcommi_boot *boot, const dcommi_launcher
             : dcommi_pmix_share(key, mine, got, sizeof got, deadline, cancel);
     if (status == DCOMM_OK && !dcommi_boot_unhex(got, &id)) {
         status =
-            dcommi_fail(DCOMM_ERR_RENDEZVOUS, "the process manager did not bring the id of rank 0");
+            dcommi_fail(DCOMM_ERR_RENDEZVOUS, "the process manager did not return rank 0's id");
     }
     if (status == DCOMM_OK) {
         boot->client.timeout_s = dcommi_now() < deadline ? deadline - dcommi_now() : 0;
         return dcommi_boot_join_id(boot, &id);
     }
     if (boot->rank == 0) {
-        /* Adopt the server that nobody will come to, so that closing ends it. */
+        /* Adopt the server, to which no rank will come, so that closing ends it. */
         dcommi_id_parts parts;
         uint8_t id_key[DCOMMI_RDV_KEY];
         dcommi_boot_unhex(text, &id);
@@ -194,7 +194,7 @@ static dcomm_status dcommi_boot_managed(dcommi_boot *boot, const dcommi_launcher
     return status;
 }
 
-/* The port is taken: say by whom. */
+/* Fail because the port is taken, and say who holds it. */
 static dcomm_status dcommi_boot_taken(const dcommi_boot *boot, const dcommi_launcher *l,
                                       dcommi_rdv_target *target)
 {
@@ -216,14 +216,14 @@ static dcomm_status dcommi_boot_taken(const dcommi_boot *boot, const dcommi_laun
                            l->job, l->port);
     default:
         return dcommi_fail(DCOMM_ERR_RENDEZVOUS,
-                           "rank 0 cannot serve: another program, which is no rank 0 of dcomm's, "
+                           "rank 0 cannot serve: another program, which is no rank 0 of dcomm, "
                            "holds port %u (%.150s); choose another MASTER_PORT or DCOMM_PORT",
                            l->port, note);
     }
 }
 
-/* Rank 0 serves where the launcher says. It tries again for a while if it cannot, since without it
- * nobody can be told anything. */
+/* Serve as rank 0 at the launcher's address. Retry for a while on failure, because without a
+ * server no rank can be told anything. */
 static dcomm_status dcommi_boot_serve(dcommi_boot *boot, const dcommi_launcher *l,
                                       dcommi_rdv_target *target)
 {
@@ -258,7 +258,7 @@ static dcomm_status dcommi_boot_tcp(dcommi_boot *boot, const dcommi_launcher *l)
                                 .local_rank = (uint16_t)(l->local_rank > 0 ? l->local_rank : 0)};
     static _Atomic int process;
     if (atomic_exchange(&process, (int)getpid()) != (int)getpid()) {
-        atomic_store(&dcommi_boot_generation, 0); /* a forked child has created none */
+        atomic_store(&dcommi_boot_generation, 0); /* a forked child has created none itself */
     }
     boot->generation = atomic_fetch_add(&dcommi_boot_generation, 1);
     boot->counted = true;
@@ -281,8 +281,7 @@ static dcomm_status dcommi_boot_tcp(dcommi_boot *boot, const dcommi_launcher *l)
     return dcommi_rdv_join(&boot->client, &target, l->key, boot->generation);
 }
 
-/* No launcher describes this rank; if something does speak of several, it may be meant to be one of
- * them. */
+/* Warn that no launcher describes this rank, if the variable `hint` suggests several ranks. */
 static void dcommi_boot_warn_alone(const char *hint)
 {
     static atomic_flag warned = ATOMIC_FLAG_INIT;
@@ -303,8 +302,9 @@ static dcomm_status dcommi_boot_auto(dcommi_boot *boot)
     if (l.size == 0) {
         DCOMMI_TRY(dcommi_pmix_world(&l.rank, &l.size));
         if (l.size < 1 || l.rank >= l.size) {
-            return dcommi_fail(DCOMM_ERR_RENDEZVOUS, "PMIx says that this is rank %d of %d", l.rank,
-                               l.size);
+            return dcommi_fail(DCOMM_ERR_RENDEZVOUS,
+                               "PMIx says that this process is rank %d of %d, which is impossible",
+                               l.rank, l.size);
         }
     }
     boot->rank = l.rank;
@@ -339,8 +339,9 @@ static dcomm_status dcommi_boot_auto(dcommi_boot *boot)
 
 /* ---- the interface ---- */
 
-/* Leave, after creation with this status; waits at most a second for the others to have left when
- * this process serves them, or for them to come and hear why a rank cannot. */
+/* Leave after a creation that ended with `status`. If this process serves the others, wait until
+ * they have left, at most DCOMMI_BOOT_LINGER_S. After an error wait until they have heard of it,
+ * at most DCOMMI_RDV_TELL_S. */
 static void dcommi_boot_close(dcommi_boot *boot, dcomm_status status)
 {
     if (!boot->open) {
@@ -377,7 +378,7 @@ static dcomm_status dcommi_boot_given(dcommi_boot *boot, const dcomm_comm_opts *
         return dcommi_boot_join_id(boot, &opts->id);
     }
     if (opts->allgather == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "opts.boot is DCOMM_BOOT_ALLGATHER and "
+        return dcommi_fail(DCOMM_ERR_INVALID, "opts.boot is DCOMM_BOOT_ALLGATHER, but "
                                               "opts.allgather is NULL");
     }
     boot->allgather = opts->allgather;
@@ -391,8 +392,8 @@ static dcomm_status dcommi_boot_given(dcommi_boot *boot, const dcomm_comm_opts *
 static dcomm_status dcommi_boot_by_caller(dcommi_boot *boot, const void *mine, size_t len,
                                           void **all_p, size_t **lens_p);
 
-/* This rank cannot go on, for the reason in dcommi_message: say so in the round that the others are
- * in, or come to. */
+/* Tell the others that this rank cannot go on, for the reason in dcommi_message. They hear it in
+ * their present or next round. */
 static void dcommi_boot_tell(dcommi_boot *boot, dcomm_status status)
 {
     if (!boot->open || boot->agreed) {
@@ -417,7 +418,7 @@ static void dcommi_boot_tell(dcommi_boot *boot, dcomm_status status)
     memcpy(dcommi_message, why, sizeof why);
 }
 
-/* The all-gather of one rank. */
+/* All-gather among one rank. */
 static int dcommi_boot_alone(const void *mine, size_t bytes, void *all, void *user)
 {
     (void)user;
@@ -425,7 +426,7 @@ static int dcommi_boot_alone(const void *mine, size_t bytes, void *all, void *us
     return 0;
 }
 
-/* Meet as opts and the environment say; where that fails, the boot is closed. */
+/* Meet as `opts` and the environment say. On failure close the boot. */
 static dcomm_status dcommi_boot_begin(dcommi_boot *boot, const dcomm_comm_opts *opts)
 {
     dcomm_boot kind = opts != NULL ? opts->boot : DCOMM_BOOT_AUTO;
@@ -444,7 +445,7 @@ static dcomm_status dcommi_boot_begin(dcommi_boot *boot, const dcomm_comm_opts *
         boot->words = boot->few;
     }
     if (status < 0) {
-        char why[DCOMMI_MESSAGE_MAX]; /* closing may fail too, of which nobody wants to hear */
+        char why[DCOMMI_MESSAGE_MAX]; /* closing may fail too: keep the first reason */
         memcpy(why, dcommi_message, sizeof why);
         dcommi_boot_close(boot, status);
         memcpy(dcommi_message, why, sizeof why);
@@ -459,10 +460,10 @@ static dcommi_boot dcommi_boot_new(double timeout_s, const _Atomic int *cancel)
                          .client = {.fd = -1, .timeout_s = timeout_s, .cancel = cancel}};
 }
 
-/* Resolve how to meet from opts (boot kind, environment), connect, and wait for all ranks. opts
- * may be NULL. Blocks at most timeout_s, besides name look-ups and the caller's all-gather. cancel
- * may be NULL; when *cancel becomes non-zero, returns DCOMM_ERR_ABORTED soon. It must stay until
- * close, which a failed boot needs no more. */
+/* Connect as `opts` (which may be NULL) and the environment say, and wait for all ranks. Block at
+ * most `timeout_s` seconds, apart from name look-ups and the caller's all-gather. Return
+ * DCOMM_ERR_ABORTED soon after *cancel becomes non-zero; `cancel` may be NULL. `cancel` must stay
+ * valid until close. A failed boot is closed already. */
 static dcomm_status dcommi_boot_open(const dcomm_comm_opts *opts, double timeout_s,
                                      const _Atomic int *cancel, dcommi_boot *boot)
 {
@@ -470,8 +471,9 @@ static dcomm_status dcommi_boot_open(const dcomm_comm_opts *opts, double timeout
     return dcommi_boot_begin(boot, opts);
 }
 
-/* This rank fails with `status`, for the reason in dcommi_message, before it has met the others:
- * meet them only to say so. Blocks at most DCOMMI_RDV_TELL_S, besides what boot_open says. */
+/* Meet the others only to tell them that this rank has failed with `status`, for the reason in
+ * dcommi_message. Block at most DCOMMI_RDV_TELL_S seconds, apart from what dcommi_boot_open
+ * excepts. */
 static void dcommi_boot_announce(const dcomm_comm_opts *opts, double timeout_s,
                                  const _Atomic int *cancel, dcomm_status status)
 {
@@ -499,8 +501,9 @@ static dcomm_status dcommi_boot_call(const dcommi_boot *boot, const void *mine, 
                              rc, boot->rank, boot->size);
 }
 
-/* By the caller's function: the lengths first, then blobs padded to the longest. In between ranks
- * say whether they have memory for the blobs, since who has none must not be waited for. */
+/* Gather by the caller's all-gather: first the lengths, then whether each rank has memory for the
+ * blobs, then the blobs, padded to the longest. The middle round exists because no rank may wait
+ * for a rank without memory. */
 static dcomm_status dcommi_boot_by_caller(dcommi_boot *boot, const void *mine, size_t len,
                                           void **all_p, size_t **lens_p)
 {
@@ -557,10 +560,11 @@ static dcomm_status dcommi_boot_by_caller(dcommi_boot *boot, const void *mine, s
     return DCOMM_OK;
 }
 
-/* Every rank's blob to every rank: *all_p (dcommi_free it) is the concatenation, (*lens_p)[size]
- * (dcommi_free it) the lengths. A blob has at most 1 MiB. Blocks at most timeout_s of open. After
- * an error only tell and close are allowed. A rank that has said its part has the memory for what
- * comes back if no blob is longer than its own: in the last round nobody fails alone. */
+/* Give every rank's blob to every rank. *all_p is the concatenation, (*lens_p)[size] the lengths
+ * in bytes; the caller frees both with dcommi_free. A blob has at most 1 MiB. Block at most
+ * `timeout_s` of dcommi_boot_open. After an error only tell and close are allowed. A rank that has
+ * sent its blob has memory for the result if no blob is longer than its own. So no rank fails
+ * alone in a last round of equal blobs. */
 static dcomm_status dcommi_boot_allgather(dcommi_boot *boot, const void *mine, size_t len,
                                           void **all_p, size_t **lens_p)
 {
@@ -568,7 +572,7 @@ static dcomm_status dcommi_boot_allgather(dcommi_boot *boot, const void *mine, s
     *lens_p = NULL;
     if (len > DCOMMI_RDV_BLOB_MAX) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "rank %d has %zu bytes for the other ranks, more than %u", boot->rank,
+                           "rank %d has %zu bytes for the other ranks; the limit is %u", boot->rank,
                            len, DCOMMI_RDV_BLOB_MAX);
     }
     return boot->allgather != NULL ? dcommi_boot_by_caller(boot, mine, len, all_p, lens_p)

@@ -1,5 +1,5 @@
-/* here.h - finds out where on its machine this process runs: with hwloc, or, with DCOMM_NO_HWLOC,
- * on which hardware threads and no more. */
+/* here.h - finds where on its machine this process runs. With DCOMM_NO_HWLOC it finds only the
+ * hardware threads. */
 #ifndef DCOMMI_HERE_H
 #define DCOMMI_HERE_H
 

@@ -1,4 +1,4 @@
-/* host.h - a string that is equal on two ranks of one host. */
+/* host.h - the identity of a host: a string that is equal on all its ranks. */
 #ifndef DCOMMI_HOST_H
 #define DCOMMI_HOST_H
 
@@ -9,7 +9,7 @@
 
 #define DCOMMI_HOST_ID_MAX 256
 
-/* The first line of a small file without its newline; "" where it cannot be read. */
+/* Read the first line of a small file, without its newline, or "" if it cannot be read. */
 static void dcommi_host_line(const char *path, char *line, size_t max)
 {
     const ssize_t n = dcommi_sys_load(path, line, max - 1);
@@ -17,7 +17,7 @@ static void dcommi_host_line(const char *path, char *line, size_t max)
     line[strcspn(line, "\n")] = '\0';
 }
 
-/* A number for the kernel that runs here, the same in all its containers; 0: it has none. */
+/* Return a number for the running kernel, the same in all its containers, or 0 without one. */
 static uint64_t dcommi_host_machine(void)
 {
     char boot[64];
@@ -25,10 +25,10 @@ static uint64_t dcommi_host_machine(void)
     return boot[0] != '\0' ? dcommi_mix_text(0, boot) | 1 : 0;
 }
 
-/* The identity: wanted (opts.host_id) if not NULL or empty, else DCOMM_HOSTID, else the kernel's
- * boot id, which containers of a machine share, or without one the host name. It says which ranks
- * try to share memory, and no more: ranks that cannot hand each other memory are on different hosts
- * (comm/reach.h), so that equal names or copied boot ids do no harm. */
+/* Write the identity: `wanted` (opts.host_id) if not NULL or empty, else DCOMM_HOSTID, else the
+ * kernel's boot id, which containers of a machine share, else the host name. The identity only
+ * says which ranks try to share memory. Ranks that fail to share memory count as different hosts
+ * (comm/reach.h), so equal names or copied boot ids do no harm. */
 static void dcommi_host_identity(const char *wanted, char id[DCOMMI_HOST_ID_MAX])
 {
     if (wanted == NULL || wanted[0] == '\0') {

@@ -1,5 +1,5 @@
-/* job.h - which job a rank belongs to: a word of the user's, what its launcher calls the job, or
- * the command line. Ranks of different jobs do not meet, though they were given the same port. */
+/* job.h - the name of a rank's job: the user's word, the launcher's name for the job, or the
+ * command line. Ranks of different jobs do not meet, even at the same port. */
 #ifndef DCOMMI_JOB_H
 #define DCOMMI_JOB_H
 
@@ -9,16 +9,16 @@
 #include <fcntl.h>
 #include <strings.h>
 
-#define DCOMMI_JOB_COMMAND "command line \"" /* begins the name of a job that has no other name */
+#define DCOMMI_JOB_COMMAND "command line \"" /* begins the name of a job without another name */
 #define DCOMMI_JOB_SHOWN 110                 /* bytes of each name in a sentence */
 
-/* Write this process's command line, in printable characters; leave out the middle of a long one,
- * for which a hash stands. */
+/* Write this process's command line in printable characters. Replace the middle of a long one by a
+ * hash. */
 static void dcommi_job_command(char *text, size_t max)
 {
     enum { LONGEST = 1 << 16, HASH = 24 };
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static uint8_t line[LONGEST]; /* not allocated: a job has its name also where memory is out */
+    static uint8_t line[LONGEST]; /* static, so that a job has a name without memory */
     pthread_mutex_lock(&lock);
     const ssize_t got = dcommi_sys_load("/proc/self/cmdline", line, LONGEST);
     size_t n = got > 0 ? (size_t)got : 0;
@@ -41,7 +41,7 @@ static void dcommi_job_command(char *text, size_t max)
     pthread_mutex_unlock(&lock);
 }
 
-/* Return true if a rank's number stands at position `at`, as in "--rank=3", "--local-rank 3",
+/* Return true if position `at` holds a rank's number, as in "--rank=3", "--local-rank 3" or
  * "rank3". */
 static bool dcommi_job_rank_follows(const char *text, size_t at)
 {
@@ -51,8 +51,8 @@ static bool dcommi_job_rank_follows(const char *text, size_t at)
     return at >= 4 && strncasecmp(text + at - 4, "rank", 4) == 0;
 }
 
-/* Return true if rank 0's job is also that of another rank: the names are equal, or they are
- * command lines that differ in the rank's own number behind "rank" alone. */
+/* Return true if rank 0 and another rank have the same job. Their names are then equal, or they
+ * are command lines that differ only in the rank's number after "rank". */
 static bool dcommi_job_same(const char *zero, const char *other, uint32_t rank, uint32_t local_rank)
 {
     size_t command = sizeof DCOMMI_JOB_COMMAND - 1;
@@ -78,7 +78,7 @@ static bool dcommi_job_same(const char *zero, const char *other, uint32_t rank, 
     return zero[a] == other[b];
 }
 
-/* Say what is alike and what is not: both names, from shortly before their first difference. */
+/* Write both names, from shortly before their first difference. */
 static void dcommi_job_differ(const char *there, const char *here, char *text, size_t max)
 {
     size_t at = 0;

@@ -1,5 +1,5 @@
-/* launcher.h - which launcher started this process, as the environment tells: rank, size, where the
- * ranks meet, and which job they are. */
+/* launcher.h - finds in the environment which launcher started this process: its rank and size,
+ * the ranks' meeting place, and their job. */
 #ifndef DCOMMI_LAUNCHER_H
 #define DCOMMI_LAUNCHER_H
 
@@ -15,8 +15,8 @@
 typedef enum dcommi_meeting {
     DCOMMI_MEET_ALONE = 0, /* one rank of one */
     DCOMMI_MEET_TCP,       /* rank 0 serves at host:port */
-    DCOMMI_MEET_PMI,       /* rank 0 hands an id round by PMI-1 */
-    DCOMMI_MEET_PMIX       /* by PMIx; where that is missing, by TCP if there is a host */
+    DCOMMI_MEET_PMI,       /* rank 0 shares an id by PMI-1 */
+    DCOMMI_MEET_PMIX       /* rank 0 shares an id by PMIx; without PMIx, by TCP if `host` is set */
 } dcommi_meeting;
 
 typedef struct dcommi_launcher {
@@ -27,14 +27,14 @@ typedef struct dcommi_launcher {
     int pmi_fd;
     char host[DCOMMI_HOST_MAX]; /* "": none */
     uint16_t port;
-    bool loopback; /* host is this machine alone */
-    bool secret;   /* key comes from one */
+    bool loopback; /* only this machine can reach `host` */
+    bool secret;   /* `key` comes from a secret */
     uint8_t key[DCOMMI_RDV_KEY];
-    char job[DCOMMI_RDV_JOB_MAX + 1]; /* of ranks that meet by TCP */
-    const char *hint; /* variable that speaks of several ranks where there is one; NULL: none */
+    char job[DCOMMI_RDV_JOB_MAX + 1]; /* only if the ranks meet by TCP */
+    const char *hint; /* variable that suggests several ranks although there is one; NULL: none */
 } dcommi_launcher;
 
-/* rank and size from two variables that must both be there and fit each other. */
+/* Read rank and size from two variables. Both must be set, and the rank must be below the size. */
 static dcomm_status dcommi_launcher_world(dcommi_launcher *l, const char *rank_name,
                                           const char *size_name)
 {
@@ -42,10 +42,10 @@ static dcomm_status dcommi_launcher_world(dcommi_launcher *l, const char *rank_n
     DCOMMI_TRY(dcommi_env_int(size_name, 1, DCOMMI_RDV_SIZE_MAX, &size));
     DCOMMI_TRY(dcommi_env_int(rank_name, 0, DCOMMI_RDV_SIZE_MAX - 1, &rank));
     if (rank < 0) {
-        return dcommi_env_missing(rank_name, "the number of ranks is");
+        return dcommi_env_missing(rank_name, "the number of ranks is; set both or neither");
     }
     if (size < 0) {
-        return dcommi_env_missing(size_name, "the rank is");
+        return dcommi_env_missing(size_name, "the rank is; set both or neither");
     }
     if (rank >= size) {
         return dcommi_fail(DCOMM_ERR_INVALID, "environment variable %s=%d is not below %s=%d",
@@ -94,7 +94,7 @@ static dcomm_status dcommi_launcher_secret(dcommi_launcher *l)
     return file != NULL ? dcommi_launcher_secret_file(file, l) : DCOMM_OK;
 }
 
-/* Name the job: DCOMM_JOB, else what the launcher calls it, else the command line. */
+/* Name the job: DCOMM_JOB, else the launcher's name for it, else the command line. */
 static dcomm_status dcommi_launcher_job(dcommi_launcher *l)
 {
     const char *word = dcommi_env("DCOMM_JOB"), *run = dcommi_env("TORCHELASTIC_RUN_ID");
@@ -103,8 +103,7 @@ static dcomm_status dcommi_launcher_job(dcommi_launcher *l)
     size_t max = sizeof l->job;
     if (word != NULL && strlen(word) >= max - sizeof "DCOMM_JOB=") {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "environment variable DCOMM_JOB has %zu bytes, more "
-                           "than %zu",
+                           "environment variable DCOMM_JOB has %zu bytes; the limit is %zu",
                            strlen(word), max - sizeof "DCOMM_JOB=" - 1);
     }
     bool torch = strcmp(l->name, "torchrun") == 0;
@@ -125,7 +124,7 @@ static dcomm_status dcommi_launcher_job(dcommi_launcher *l)
         snprintf(l->job + strlen(l->job), 40, torch && restart != NULL ? "\", restart %.20s" : "\"",
                  restart);
     }
-    /* As it looks after it has come over the network. */
+    /* Make it equal to a name that has come over the network. */
     dcommi_rdv_printable((const uint8_t *)l->job, strlen(l->job), l->job);
     return DCOMM_OK;
 }
@@ -137,10 +136,12 @@ static dcomm_status dcommi_launcher_tcp(dcommi_launcher *l, const char *host, in
     int master_port = -1;
     host = master != NULL ? master : host;
     if (host == NULL) {
-        return dcommi_env_missing("MASTER_ADDR", "there are several ranks");
+        return dcommi_env_missing("MASTER_ADDR", "there are several ranks; set it on all of them");
     }
     if (strlen(host) >= sizeof l->host) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "MASTER_ADDR has %zu bytes, more than a host name",
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "environment variable MASTER_ADDR has %zu bytes, which is too long for "
+                           "a host name",
                            strlen(host));
     }
     strcpy(l->host, host);
@@ -150,21 +151,23 @@ static dcomm_status dcommi_launcher_tcp(dcommi_launcher *l, const char *host, in
     DCOMMI_TRY(dcommi_env_int("MASTER_PORT", 1, 65535, &master_port));
     if (master_port == 65535 && dcommi_env("DCOMM_PORT") == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "MASTER_PORT=65535 leaves no next port for dcomm; set DCOMM_PORT");
+                           "environment variable MASTER_PORT=65535 leaves dcomm no next port; set "
+                           "DCOMM_PORT");
     }
     if (master_port > 0) {
         port = master_port + 1;
     }
     DCOMMI_TRY(dcommi_env_int("DCOMM_PORT", 1, 65535, &port));
     if (port <= 0) {
-        return dcommi_env_missing("MASTER_PORT", "there are several ranks (or set DCOMM_PORT)");
+        return dcommi_env_missing("MASTER_PORT",
+                                  "there are several ranks; set it, or DCOMM_PORT, on all of them");
     }
     l->port = (uint16_t)port;
     DCOMMI_TRY(dcommi_launcher_job(l));
     return dcommi_launcher_secret(l);
 }
 
-/* Take this rank's place from a launcher's variables; `local` may be NULL. */
+/* Take rank, size and local rank from a launcher's variables. `local` may be NULL. */
 static dcomm_status dcommi_launcher_take(dcommi_launcher *l, const char *name, const char *rank,
                                          const char *size, const char *local,
                                          dcommi_meeting meeting)
@@ -198,23 +201,27 @@ static dcomm_status dcommi_launcher_slurm(dcommi_launcher *l)
     int node_count = 0;
     DCOMMI_TRY(dcommi_env_int("SLURM_STEP_NUM_NODES", 1, DCOMMI_RDV_SIZE_MAX, &node_count));
     if (node_count == 1) {
-        nodes = "127.0.0.1"; /* out of other machines' reach, and needs no name service */
+        nodes = "127.0.0.1"; /* other machines cannot reach it, and it needs no name service */
     }
     if (nodes == NULL && dcommi_env("MASTER_ADDR") == NULL) {
-        return pmix ? DCOMM_OK : dcommi_env_missing("SLURM_STEP_NODELIST", "SLURM_STEP_ID is");
+        return pmix ? DCOMM_OK
+                    : dcommi_env_missing("SLURM_STEP_NODELIST",
+                                         "SLURM_STEP_ID is; set MASTER_ADDR on all ranks");
     }
     if (nodes != NULL && !dcommi_nodelist_first(nodes, host, sizeof host)) {
         return dcommi_fail(
             DCOMM_ERR_INVALID,
             "environment variable SLURM_STEP_NODELIST=\"%.100s\" is no list of hosts", nodes);
     }
-    /* Below the ephemeral ports; the same for all ranks of a step, others for other steps. */
+    /* The port is below the ephemeral ports, the same for all ranks of a step, and usually another
+     * for another step. */
     uint64_t mixed =
         dcommi_mix(strtoull(job != NULL ? job : "0", NULL, 10), strtoull(step, NULL, 10));
     return dcommi_launcher_tcp(l, nodes != NULL ? host : NULL, (int)(20000 + mixed % 12000));
 }
 
-/* No launcher has described this rank wholly: an error where one has begun to, else one rank. */
+/* Handle a rank that no launcher describes fully. Fail if variables describe it partly; otherwise
+ * it is a communicator of one rank. */
 static dcomm_status dcommi_launcher_none(dcommi_launcher *l)
 {
     static const char *const pairs[][2] = {{"RANK", "WORLD_SIZE"},
@@ -255,8 +262,9 @@ static dcomm_status dcommi_launcher_none(dcommi_launcher *l)
     return DCOMM_OK;
 }
 
-/* Every variable that says how to meet is judged here; DCOMM_ERR_INVALID names the bad one.
- * The innermost launcher wins: torchrun runs inside Slurm's tasks, mpirun inside its jobs. */
+/* Find the launcher, and check every variable that says how to meet. DCOMM_ERR_INVALID names a bad
+ * variable. The innermost launcher wins: torchrun runs inside Slurm's tasks, mpirun inside its
+ * jobs. */
 static dcomm_status dcommi_launcher_detect(dcommi_launcher *l)
 {
     memset(l, 0, sizeof *l);
@@ -266,7 +274,7 @@ static dcomm_status dcommi_launcher_detect(dcommi_launcher *l)
     l->pmi_fd = -1;
     bool rank = dcommi_env("RANK") != NULL, world = dcommi_env("WORLD_SIZE") != NULL;
     bool master = dcommi_env("MASTER_ADDR") != NULL && dcommi_env("MASTER_PORT") != NULL;
-    /* A batch script has SLURM_PROCID too, but is no step. */
+    /* A batch script has SLURM_PROCID too, but it is no step. */
     bool slurm = dcommi_env("SLURM_STEP_ID") != NULL && dcommi_env("SLURM_PROCID") != NULL;
     /* Batch scripts for PyTorch export all but RANK, which each task takes from Slurm. */
     world = world && (rank || !slurm);
@@ -280,8 +288,8 @@ static dcomm_status dcommi_launcher_detect(dcommi_launcher *l)
                                         DCOMMI_MEET_PMIX));
         return l->size > 1 && master ? dcommi_launcher_tcp(l, NULL, 0) : DCOMM_OK;
     }
-    /* Slurm's own PMI_FD takes "init" only once: we would leave MPI none, or MPI us. Hydra inside
-     * Slurm inherits PMI_JOBID, but tells local ranks. */
+    /* Slurm's own PMI_FD takes "init" only once, so MPI and we cannot both use it. Hydra inside
+     * Slurm inherits PMI_JOBID, but it also sets the local rank. */
     bool slurm_pmi =
         slurm && dcommi_env("PMI_JOBID") != NULL && dcommi_env("MPI_LOCALRANKID") == NULL;
     if (dcommi_env("PMI_FD") != NULL && !slurm_pmi) {

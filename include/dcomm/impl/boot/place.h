@@ -1,29 +1,29 @@
-/* place.h - where on its machine a rank runs, as ranks tell each other, and the groups that follow
- * from all ranks' places. Knows nothing of how a place is found. */
+/* place.h - a rank's place on its machine, which ranks exchange, and the groups that follow from
+ * all ranks' places. Other files find the place. */
 #ifndef DCOMMI_PLACE_H
 #define DCOMMI_PLACE_H
 
 #include "../base/environment.h"
 #include "../plan/groups.h"
 
-#define DCOMMI_PLACE_CPUS 1024 /* hardware threads of a machine that a place can tell apart */
+#define DCOMMI_PLACE_CPUS 1024 /* hardware threads of a machine that a place distinguishes */
 #define DCOMMI_PLACE_NONE (-1) /* the machine has no such thing */
 #define DCOMMI_PLACE_MANY (-2) /* the rank may run on several of them */
 
-/* Fixed layout: a part of what ranks exchange. Numbers are hwloc's logical indices of the whole
- * machine, so that ranks of one machine mean the same by them. */
+/* A place. Its layout is fixed, because ranks exchange it. Numbers are hwloc's logical indices of
+ * the whole machine, so they mean the same on all ranks of a machine. */
 typedef struct dcommi_site {
     int32_t package, numa, cache, core;
     int32_t cpus;     /* hardware threads that the rank may run on */
-    int32_t unknown;  /* not 0: some of them have numbers beyond the mask */
-    uint64_t machine; /* a kernel that runs, which containers share; 0: unknown */
-    uint64_t mask[DCOMMI_PLACE_CPUS / 64]; /* which, by the system's numbers */
+    int32_t unknown;  /* not 0: some of these have numbers beyond the mask */
+    uint64_t machine; /* identifies the running kernel, which containers share; 0: unknown */
+    uint64_t mask[DCOMMI_PLACE_CPUS / 64]; /* these hardware threads, by the system's numbers */
     char nic[16], gpu[16];                 /* "": none */
 } dcommi_site;
 
 _Static_assert(sizeof(dcommi_site) == 32 + DCOMMI_PLACE_CPUS / 8 + 32, "no padding");
 
-/* A place that comes from another rank; strings are ended in any case. */
+/* Check a place that another rank has sent. Terminate its strings even if it is bad. */
 static dcomm_status dcommi_place_check(dcommi_site *place, int rank)
 {
     const int32_t index[] = {place->package, place->numa, place->cache, place->core};
@@ -51,8 +51,8 @@ static bool dcommi_place_same(const dcommi_site *a, const dcommi_site *b)
     return memcmp(a->mask, b->mask, sizeof a->mask) == 0 && a->unknown == b->unknown;
 }
 
-/* Return true if two ranks mean the same machine by the same numbers: ranks of a host, and of
- * several containers on one machine, which are hosts to each other. */
+/* Return true if two ranks run on one machine, so that equal numbers mean the same. They may be on
+ * one host, or in containers of a machine, which count as different hosts. */
 static bool dcommi_place_beside(const dcommi_groups *g, const dcommi_site *places, int a, int b)
 {
     return dcommi_group_of(g, 0, a) == dcommi_group_of(g, 0, b) ||
@@ -82,8 +82,8 @@ static int32_t dcommi_place_index(const dcommi_site *p, int level)
     return index[level];
 }
 
-/* The i-th rank below `rank` that may run where this one may, on the same hardware threads; -1:
- * there are not so many, and *count is how many there are. */
+/* Return the i-th rank below `rank` that may run on the same hardware threads. Return -1, and set
+ * *count to their number, if there are not so many. */
 static int dcommi_place_twin(const dcommi_groups *g, const dcommi_site *places, int rank, int i,
                              int *count)
 {
@@ -97,8 +97,8 @@ static int dcommi_place_twin(const dcommi_groups *g, const dcommi_site *places, 
     return -1;
 }
 
-/* Ranks that may run on the same hardware threads have one each, and when all are taken, take turns
- * on them one after the other. */
+/* Seat ranks that may run on the same hardware threads: one thread each. Further ranks share the
+ * seats in turn. */
 static void dcommi_place_seats(dcommi_groups *g, const dcommi_site *places)
 {
     for (int r = 0; r < g->nranks; r++) {
@@ -110,8 +110,8 @@ static void dcommi_place_seats(dcommi_groups *g, const dcommi_site *places)
     }
 }
 
-/* Return true if, on each host, every group of the level `inner` lies within one group of `outer`,
- * and some group of `outer` holds several. ids[r] is the group of rank r. */
+/* Return true if on each host every group of the level `inner` lies within one group of `outer`,
+ * and some group of `outer` holds several. inner[r] and outer[r] are the groups of rank r. */
 static bool dcommi_place_nests(int n, const int64_t *host, const int64_t *inner,
                                const int64_t *outer)
 {
@@ -132,8 +132,8 @@ static bool dcommi_place_nests(int n, const int64_t *host, const int64_t *inner,
     return several;
 }
 
-/* Put the levels below the host into the order in which this machine nests them: some machines have
- * several packages in a NUMA node, most have several NUMA nodes in a package. */
+/* Sort the levels below the host by how this machine nests them. Some machines have several
+ * packages in a NUMA node; most have several NUMA nodes in a package. */
 static void dcommi_place_sort(int n, const int64_t *host, uint8_t *kinds, int64_t *ids)
 {
     for (int l = 2; l < DCOMMI_PLACE_LEVELS; l++) {
@@ -154,8 +154,8 @@ static void dcommi_place_sort(int n, const int64_t *host, uint8_t *kinds, int64_
     }
 }
 
-/* The groups of n ranks, host[r] being the host of rank r. Ranks that may run on several packages,
- * say, share with those alone that may run on exactly the same hardware threads. */
+/* Make the groups of `n` ranks; host[r] is the host of rank r. A rank that may run on several
+ * packages, for example, shares its group only with ranks of exactly the same hardware threads. */
 static dcommi_groups *dcommi_place_groups(int n, const int64_t *host, const dcommi_site *places)
 {
     int64_t *ids = dcommi_calloc((size_t)n * DCOMMI_PLACE_LEVELS, sizeof *ids);
@@ -187,8 +187,8 @@ static dcommi_groups *dcommi_place_groups(int n, const int64_t *host, const dcom
 
 /* ---- ranks that may be moved ---- */
 
-/* Return true if the scheduler may put this rank where another rank of its machine runs. One that
- * has a core, or hardware threads that nobody else of us uses, stays out of the others' way. */
+/* Return true if the scheduler may move this rank to where another rank of its machine runs. It
+ * cannot if the rank has a core, or hardware threads that no other rank uses. */
 static bool dcommi_place_unbound(const dcommi_groups *g, const dcommi_site *places, int rank)
 {
     const dcommi_site *mine = &places[rank];
@@ -204,8 +204,7 @@ static bool dcommi_place_unbound(const dcommi_groups *g, const dcommi_site *plac
     return false;
 }
 
-/* Return true if the ranks of this rank's machine outnumber the hardware threads that they may run
- * on. */
+/* Return true if the ranks of this rank's machine outnumber their hardware threads. */
 static bool dcommi_place_crowded(const dcommi_groups *g, const dcommi_site *places, int rank)
 {
     int ranks = 0, cpus = 0;
@@ -236,7 +235,7 @@ static bool dcommi_place_rank_unbound(const void *ranks, size_t rank)
     return dcommi_place_unbound(r->groups, r->places, (int)rank);
 }
 
-/* Write the unbound ranks, "0-3, 6". Return how many there are. */
+/* Write the unbound ranks as "0-3, 6". Return how many there are. */
 static int dcommi_place_unbound_list(const dcommi_groups *g, const dcommi_site *places, char *text,
                                      size_t len)
 {
@@ -245,7 +244,8 @@ static int dcommi_place_unbound_list(const dcommi_groups *g, const dcommi_site *
                                    &ranks);
 }
 
-/* Once per process, in rank 0 of a communicator whose ranks are processes. */
+/* Warn about unbound ranks, once per process. Call this on rank 0 of a communicator whose ranks
+ * are processes. */
 static void dcommi_place_warn(const dcommi_groups *g, const dcommi_site *places)
 {
     static _Atomic int said;
@@ -257,10 +257,9 @@ static void dcommi_place_warn(const dcommi_groups *g, const dcommi_site *places)
     if (n > 0 && atomic_exchange(&said, 1) == 0) {
         dcommi_log(
             DCOMMI_LOG_WARN,
-            "rank%s %s of %d %s not bound to cores and may be moved onto each other's, which "
-            "can make short messages a hundred times slower; bind the ranks (dcomm-run "
-            "--bind slice, mpirun --bind-to core, srun --cpu-bind=cores), or set "
-            "DCOMM_WARN_UNBOUND=0",
+            "rank%s %s of %d %s not bound to cores; the scheduler may put several ranks on one "
+            "core, which makes short messages much slower; bind the ranks (dcomm-run --bind "
+            "slice, mpirun --bind-to core, srun --cpu-bind=cores), or set DCOMM_WARN_UNBOUND=0",
             n > 1 ? "s" : "", list, g->nranks, n > 1 ? "are" : "is");
     }
 }
@@ -272,7 +271,7 @@ static bool dcommi_place_has_cpu(const void *place, size_t cpu)
     return ((const dcommi_site *)place)->mask[cpu / 64] >> cpu % 64 & 1;
 }
 
-/* Write the hardware threads of a place, "0-3,8". */
+/* Write the hardware threads of a place as "0-3,8". */
 static void dcommi_place_cpu_list(const dcommi_site *p, char *text, size_t len)
 {
     dcommi_text_ranges(text, len, ",", DCOMMI_PLACE_CPUS, dcommi_place_has_cpu, p);

@@ -1,10 +1,10 @@
-/* pmi.h - PMI-1, the wire protocol of MPICH's process managers: used to hand an id round.
+/* pmi.h - PMI-1, the wire protocol of MPICH's process managers, used to share an id.
  *
- * A line of text goes each way on the socket PMI_FD. The MPI library of the same program talks on
- * it too, before us or after us, but the protocol is question and answer and Hydra takes "init"
- * twice, so we share the socket as long as MPI is not initializing in another thread meanwhile.
- * Hydra kills the job when a rank that has spoken ends without "finalize", and hangs up after it;
- * hence we say it when the process exits, and only if MPI has not taken over. */
+ * Each question and each answer is a line of text on the socket PMI_FD. The MPI library of the
+ * same program uses that socket too, before or after us. We can share it because Hydra takes
+ * "init" twice, but not while MPI initializes in another thread. Hydra kills the job if a rank
+ * that has spoken ends without "finalize", and it hangs up after "finalize". So we send "finalize"
+ * when the process exits, and only if MPI has not initialized. */
 #ifndef DCOMMI_PMI_H
 #define DCOMMI_PMI_H
 
@@ -15,7 +15,8 @@
 #define DCOMMI_PMI_LINE 2048
 #define DCOMMI_PMI_NAME 128
 
-/* The value of `key` in "cmd=x key=value ...": false where it is absent or longer than max - 1. */
+/* Copy the value of `key` from "cmd=x key=value ...". Return false if it is absent or longer than
+ * max - 1. */
 static bool dcommi_pmi_value(const char *line, size_t len, const char *key, char *value, size_t max)
 {
     size_t key_len = strlen(key);
@@ -39,7 +40,7 @@ static bool dcommi_pmi_value(const char *line, size_t len, const char *key, char
     return false;
 }
 
-/* Return true if a line is the answer `cmd`, with rc=0 where it has one. */
+/* Return true if a line is the answer `cmd`, and its rc is 0 or absent. */
 static bool dcommi_pmi_answers(const char *line, size_t len, const char *cmd)
 {
     char text[64];
@@ -50,7 +51,7 @@ static bool dcommi_pmi_answers(const char *line, size_t len, const char *cmd)
 }
 
 typedef struct dcommi_pmi {
-    int fd; /* our own copy: MPI closes its one when it ends */
+    int fd; /* our own copy, because MPI closes its descriptor when it ends */
     pid_t pid;
     bool open, broken;
     char kvs[DCOMMI_PMI_NAME];
@@ -59,7 +60,7 @@ typedef struct dcommi_pmi {
 static dcommi_pmi dcommi_pmi_state = {.fd = -1};
 static pthread_mutex_t dcommi_pmi_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* One question and its answer. */
+/* Send one question and read its answer. */
 static dcomm_status dcommi_pmi_ask(const char *question, const char *expected,
                                    char answer[DCOMMI_PMI_LINE], size_t *len_p, double deadline,
                                    const _Atomic int *cancel)
@@ -67,21 +68,21 @@ static dcomm_status dcommi_pmi_ask(const char *question, const char *expected,
     dcommi_pmi *p = &dcommi_pmi_state;
     size_t len = strlen(question), have = 0;
     ssize_t n = dcommi_sys_send(p->fd, question, len, MSG_NOSIGNAL);
-    p->broken = true; /* until the answer is whole */
+    p->broken = true; /* until the whole answer has come */
     if (n != (ssize_t)len) {
         return dcommi_fail(DCOMM_ERR_RENDEZVOUS,
-                           "the process manager (PMI_FD) does not listen: %s (MPI_Finalize ends "
-                           "it: create the communicator before, or with an id)",
+                           "the process manager (PMI_FD) does not listen: %s; MPI_Finalize ends "
+                           "it, so create the communicator before, or with an id",
                            strerror(errno));
     }
-    /* Byte by byte: what follows the line may be meant for MPI. */
+    /* Read byte by byte, because bytes after the line may be for MPI. */
     while (have == 0 || answer[have - 1] != '\n') {
         dcomm_status status = dcommi_sock_wait(p->fd, POLLIN, deadline, cancel);
         if (status < 0) {
-            return dcommi_fail(status, "waiting for the process manager (PMI): %s",
+            return dcommi_fail(status, "the process manager (PMI) did not answer: %s",
                                status == DCOMM_ERR_TIMEOUT
-                                   ? "some ranks do not take part, or it does not answer"
-                                   : "cancelled");
+                                   ? "it has failed, or some ranks do not take part"
+                                   : "the wait was cancelled");
         }
         n = have < DCOMMI_PMI_LINE - 1 ? dcommi_sys_recv(p->fd, answer + have, 1, MSG_DONTWAIT) : 0;
         if (n == 0 || (n < 0 && !dcommi_sys_later())) {
@@ -168,7 +169,8 @@ static dcomm_status dcommi_pmi_share_locked(int fd, const char *key, const char 
     return DCOMM_OK;
 }
 
-/* Publish `mine` under `key` (rank 0; else NULL), and read it (all ranks; collective). */
+/* Publish `mine` under `key` on rank 0 (others pass NULL), and read it on all ranks. All ranks
+ * must call this. */
 static dcomm_status dcommi_pmi_share(int fd, const char *key, const char *mine, char *text,
                                      size_t max, double deadline, const _Atomic int *cancel)
 {

@@ -1,9 +1,9 @@
-/* pmix.h - PMIx, the process manager interface of Open MPI and Slurm: used to hand an id round.
+/* pmix.h - PMIx, the process manager interface of Open MPI and Slurm, used to share an id.
  *
- * The library is loaded at run time, so that dcomm needs it neither to build nor elsewhere. The
- * few structures below have had this layout since PMIx 2. An MPI library in the same program uses
- * the same client, which counts its users. Once the last one has finalized it cannot be opened
- * again for MPI_Init, so we stay a user until the process exits. */
+ * We load the library at run time, so dcomm needs it neither to build nor under other launchers.
+ * The structures below have had this layout since PMIx 2. An MPI library in the same program uses
+ * the same client, which counts its users. After its last user has finalized it, MPI_Init cannot
+ * open it again. So we stay a user until the process exits. */
 #ifndef DCOMMI_PMIX_H
 #define DCOMMI_PMIX_H
 
@@ -94,7 +94,7 @@ static dcomm_status dcommi_pmix_open(void)
     return DCOMM_OK;
 }
 
-/* The memory of a fence, which an unfinished one still uses when its caller has given up. */
+/* The memory of a fence. Its caller may give up before the fence ends: both hold a reference. */
 typedef struct dcommi_pmix_fence {
     _Atomic int refs;
     _Atomic int done;
@@ -136,9 +136,9 @@ static dcomm_status dcommi_pmix_fence_all(double deadline, const _Atomic int *ca
     double pause = 0.0005;
     while (status == DCOMM_OK && atomic_load(&f->done) == 0) {
         if (dcommi_sock_pause(pause, cancel) < 0) {
-            status = dcommi_fail(DCOMM_ERR_ABORTED, "cancelled while waiting for PMIx");
+            status = dcommi_fail(DCOMM_ERR_ABORTED, "the wait for PMIx was cancelled");
         } else if (dcommi_now() > deadline) {
-            status = dcommi_fail(DCOMM_ERR_TIMEOUT, "some ranks do not take part (PMIx)");
+            status = dcommi_fail(DCOMM_ERR_TIMEOUT, "PMIx waits for ranks that do not take part");
         }
         pause = pause < 0.02 ? pause * 1.5 : pause;
     }
@@ -161,7 +161,7 @@ static dcomm_status dcommi_pmix_get(uint32_t rank, const char *key, dcommi_pmix_
     return DCOMM_OK;
 }
 
-/* This process's rank in its job, and the job's size, where the environment does not say. */
+/* Ask PMIx for this process's rank and the size of its job, if the environment does not say. */
 static dcomm_status dcommi_pmix_world(int *rank_p, int *size_p)
 {
     dcommi_pmix_value *value = NULL;
@@ -197,7 +197,7 @@ static dcomm_status dcommi_pmix_share_locked(const char *key, char *mine, char *
     dcomm_status status = DCOMM_OK;
     if (value->type != DCOMMI_PMIX_STRING || value->data.string == NULL ||
         strlen(value->data.string) >= max) {
-        status = dcommi_fail(DCOMM_ERR_RENDEZVOUS, "PMIx returned something else than the id");
+        status = dcommi_fail(DCOMM_ERR_RENDEZVOUS, "PMIx did not return rank 0's id");
     } else {
         strcpy(text, value->data.string);
         free(value->data.string);
@@ -206,8 +206,8 @@ static dcomm_status dcommi_pmix_share_locked(const char *key, char *mine, char *
     return status;
 }
 
-/* Publish `mine` under `key` (rank 0; else NULL), and read it (all ranks; collective).
- * DCOMM_ERR_UNSUPPORTED where there is no PMIx to talk to. */
+/* Publish `mine` under `key` on rank 0 (others pass NULL), and read it on all ranks. All ranks
+ * must call this. Return DCOMM_ERR_UNSUPPORTED if PMIx cannot be used. */
 static dcomm_status dcommi_pmix_share(const char *key, char *mine, char *text, size_t max,
                                       double deadline, const _Atomic int *cancel)
 {

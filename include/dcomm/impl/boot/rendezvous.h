@@ -1,5 +1,5 @@
-/* rendezvous.h - the server's side of the rendezvous as a state machine without sockets or clock:
- * bytes and the time go in, bytes come out. rendezvous_server.h gives it both. */
+/* rendezvous.h - the server's side of the rendezvous as a state machine without sockets or clock.
+ * Bytes and the time go in, bytes come out. rendezvous_server.h adds sockets and clock. */
 #ifndef DCOMMI_RENDEZVOUS_H
 #define DCOMMI_RENDEZVOUS_H
 
@@ -24,7 +24,7 @@ static void dcommi_rdv_tell(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double no
     dcommi_rdv_farewell(conn, now);
 }
 
-/* The rendezvous is over for everyone: those here now, and those who still come. */
+/* Fail the rendezvous for all ranks: those connected now and those that still come. */
 static void DCOMMI_PRINTF(4, 5)
     dcommi_rdv_poison(dcommi_rdv_core *c, double now, dcomm_status status, const char *format, ...)
 {
@@ -49,7 +49,7 @@ static void dcommi_rdv_unguest(dcommi_rdv_core *c, dcommi_rdv_conn *conn)
     conn->guest = false;
 }
 
-/* A connection is over. */
+/* Handle the end of a connection. */
 static void dcommi_rdv_lost(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double now)
 {
     dcommi_rdv_state was = conn->state;
@@ -70,8 +70,8 @@ static void dcommi_rdv_lost(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double no
 
 /* ---- joining ---- */
 
-/* A connection has come in; where there are too many guests the oldest one goes, so that silent
- * strangers keep no rank out. NULL: without memory. */
+/* Accept a connection. If there are too many guests, drop the oldest, so that silent strangers
+ * keep no rank out. Return NULL without memory. */
 static dcommi_rdv_conn *dcommi_rdv_accept(dcommi_rdv_core *c, const uint8_t nonce[DCOMMI_RDV_NONCE],
                                           double now)
 {
@@ -131,23 +131,24 @@ static bool dcommi_rdv_set_size(dcommi_rdv_core *c, uint32_t size, uint32_t from
     return true;
 }
 
-/* Fail the rendezvous, for all, if a rank that has proved itself does not fit in. */
+/* Fail the rendezvous for all ranks if an authenticated rank does not fit in. */
 static dcomm_status dcommi_rdv_judge(dcommi_rdv_core *c, const dcommi_rdv_hello *h, double now)
 {
     if (h->wire != DCOMMI_RDV_WIRE_VERSION || h->lib != DCOMMI_RDV_LIB_VERSION) {
         dcommi_rdv_poison(c, now, DCOMM_ERR_MISMATCH,
-                          "rank %" PRIu32 " runs dcomm %u.%u.%u, the rank that serves the "
+                          "rank %" PRIu32 " runs dcomm %u.%u.%u, but the rank that serves the "
                           "rendezvous runs %s",
                           h->rank, h->lib >> 16, h->lib >> 8 & 255, h->lib & 255,
                           DCOMM_VERSION_STRING);
     } else if (h->size == 0 || h->size > DCOMMI_RDV_SIZE_MAX || h->rank >= h->size) {
         dcommi_rdv_poison(c, now, DCOMM_ERR_MISMATCH,
-                          "a process says that it is rank %" PRIu32 " of %" PRIu32, h->rank,
-                          h->size);
+                          "a process says that it is rank %" PRIu32 " of %" PRIu32
+                          ", which is impossible",
+                          h->rank, h->size);
     } else if (c->size != 0 && h->size != c->size) {
         dcommi_rdv_poison(c, now, DCOMM_ERR_MISMATCH,
-                          "rank %" PRIu32 " says that there are %" PRIu32 " ranks, rank %" PRIu32
-                          " says %" PRIu32,
+                          "rank %" PRIu32 " says that there are %" PRIu32
+                          " ranks, but rank %" PRIu32 " says %" PRIu32,
                           h->rank, h->size, c->size_from, c->size);
     } else if (c->size == 0 && !dcommi_rdv_set_size(c, h->size, h->rank)) {
         dcommi_rdv_poison(c, now, DCOMM_ERR_NO_MEMORY,
@@ -162,7 +163,7 @@ static dcomm_status dcommi_rdv_judge(dcommi_rdv_core *c, const dcommi_rdv_hello 
     return c->status;
 }
 
-/* A rank of another job has come to this one's port. */
+/* Reject a rank of another job that has come to this job's port. */
 static void dcommi_rdv_turn_away(dcommi_rdv_core *c, dcommi_rdv_conn *conn,
                                  const dcommi_rdv_hello *h, double now)
 {
@@ -198,7 +199,7 @@ static void dcommi_rdv_hello_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn, doubl
         dcommi_rdv_reject(conn, now,
                           h.rank == DCOMMI_RDV_NO_RANK ? DCOMM_ERR_RENDEZVOUS : DCOMM_IN_PROGRESS,
                           "rank 0 serves another attempt: it has created %" PRIu32
-                          " communicator(s) of this job before, rank %" PRIu32 " %" PRIu32,
+                          " communicator(s) of this job, but rank %" PRIu32 " has created %" PRIu32,
                           c->generation, h.rank, h.generation);
         return;
     }
@@ -214,7 +215,7 @@ static void dcommi_rdv_hello_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn, doubl
     }
     if (c->ready && c->job[0] != '\0') {
         dcommi_rdv_lost(c, conn,
-                        now); /* the next attempt begins when this one has ended here too */
+                        now); /* it retries, and joins when this attempt has ended here too */
         return;
     }
     if (c->ready) {
@@ -267,7 +268,7 @@ static void dcommi_rdv_round_done(dcommi_rdv_core *c, double now)
     uint8_t *at = payload + 4 + 4 * (size_t)c->size;
     for (uint32_t r = 0; r < c->size; r++) {
         dcommi_rdv_conn *conn = c->ranks[r];
-        uint32_t n = dcommi_get32(conn->in + 12) - 4; /* of the header that came before the blob */
+        uint32_t n = dcommi_get32(conn->in + 12) - 4; /* the frame's length, less its timeout */
         dcommi_put32(payload + 4 + 4 * (size_t)r, n);
         memcpy(at, conn->in + DCOMMI_RDV_HEADER + 4, n);
         at += n;
@@ -294,7 +295,7 @@ static void dcommi_rdv_round_done(dcommi_rdv_core *c, double now)
     c->waits_since = 0;
 }
 
-/* A whole genuine frame of a rank lies in conn->in. */
+/* Handle a whole genuine frame of a rank, which lies in conn->in. */
 static void dcommi_rdv_frame_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn,
                                 const dcommi_rdv_header *h, double now)
 {
@@ -328,26 +329,28 @@ static void dcommi_rdv_frame_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn,
     c->ngathered++;
     if (c->nleft > 0) {
         dcommi_rdv_poison(c, now, DCOMM_ERR_PEER,
-                          "rank %" PRIu32 " waits for ranks of which some have left", conn->rank);
+                          "rank %" PRIu32 " waits for ranks, but some of them have left",
+                          conn->rank);
     } else if (c->round_bytes > DCOMMI_RDV_RESULT_MAX - 4 - 4 * (size_t)c->size) {
         dcommi_rdv_poison(c, now, DCOMM_ERR_UNSUPPORTED,
-                          "the ranks have more than %u bytes to tell each other",
+                          "the ranks tell each other more bytes than the limit of %u",
                           DCOMMI_RDV_RESULT_MAX);
     } else if (c->ngathered == c->size) {
         dcommi_rdv_round_done(c, now);
     }
 }
 
-/* Return true if more input may be given: not while a rank has not read what it was sent, nor while
- * its blob waits for the others', so that no rank can make us keep more than one frame. */
+/* Return true if a connection may give more input. A rank may not while it has not read its
+ * result, or while its blob waits for the others' blobs. So no rank can make us keep more than one
+ * frame. */
 static bool dcommi_rdv_wants_input(const dcommi_rdv_conn *conn)
 {
     return conn->state == DCOMMI_RDV_FAREWELL || conn->state == DCOMMI_RDV_STRANGER ||
            (conn->state == DCOMMI_RDV_JOINED && conn->result == NULL && !conn->gathered);
 }
 
-/* The frame in conn->small or conn->in has this many bytes in all, as far as is known; 0: no frame
- * that this connection may send now. */
+/* Return the length in bytes of the frame in conn->small or conn->in, as far as it is known.
+ * Return 0 if the connection may not send such a frame now. */
 static size_t dcommi_rdv_frame_len(const dcommi_rdv_core *c, const dcommi_rdv_conn *conn,
                                    dcommi_rdv_header *h)
 {
@@ -370,7 +373,7 @@ static size_t dcommi_rdv_frame_len(const dcommi_rdv_core *c, const dcommi_rdv_co
     return 0;
 }
 
-/* Bytes have come on a connection that wants input; returns how many of them are used up. */
+/* Handle bytes of a connection that wants input. Return how many of them were used. */
 static size_t dcommi_rdv_input(dcommi_rdv_core *c, dcommi_rdv_conn *conn, const uint8_t *bytes,
                                size_t len, double now)
 {
@@ -414,7 +417,8 @@ static size_t dcommi_rdv_input(dcommi_rdv_core *c, dcommi_rdv_conn *conn, const 
 
 /* ---- time ---- */
 
-/* Say once for whom the others wait; returns when that is due, or `next` if it is not. */
+/* Report once for which ranks the others wait. Return the earlier of `next` and the time when the
+ * report is due. */
 static double dcommi_rdv_tell_waits(dcommi_rdv_core *c, double now, double next)
 {
     double due = c->waits_since + DCOMMI_RDV_QUIET_S;
@@ -436,7 +440,8 @@ static double dcommi_rdv_tell_waits(dcommi_rdv_core *c, double now, double next)
     return next;
 }
 
-/* A rank's time is up: say how many have met and who is missing. */
+/* Fail because the timeout of `rank` has passed. Say how many ranks have met and which are
+ * missing. */
 static void dcommi_rdv_time_is_up(dcommi_rdv_core *c, uint32_t rank, double now)
 {
     char who[200];
@@ -447,12 +452,11 @@ static void dcommi_rdv_time_is_up(dcommi_rdv_core *c, uint32_t rank, double now)
     dcommi_rdv_list_absent(c, who, sizeof who);
     dcommi_rdv_poison(c, now, DCOMM_ERR_TIMEOUT,
                       "%" PRIu32 " of %" PRIu32
-                      " ranks have met; rank(s) %s did not %s in the time "
-                      "that rank %" PRIu32 " waits",
+                      " ranks have met; rank(s) %s did not %s within the timeout of rank %" PRIu32,
                       met, c->size, who, c->ready ? "take part" : "come", rank);
 }
 
-/* Let deadlines pass; returns the time of the next one. */
+/* Handle the deadlines that have passed. Return the time of the next one. */
 static double dcommi_rdv_tick(dcommi_rdv_core *c, double now)
 {
     double next = dcommi_rdv_tell_waits(c, now, now + 3600);
@@ -486,8 +490,8 @@ static double dcommi_rdv_tick(dcommi_rdv_core *c, double now)
                : next;
 }
 
-/* Return true if somebody is here whom the server must not leave: a rank, or a guest whose last
- * words are not sent yet. */
+/* Return true if the server must not leave yet: a rank is connected, or output to a guest is
+ * pending. */
 static bool dcommi_rdv_attended(const dcommi_rdv_core *c)
 {
     for (size_t i = 0; i < c->nconns; i++) {
@@ -500,14 +504,14 @@ static bool dcommi_rdv_attended(const dcommi_rdv_core *c)
     return false;
 }
 
-/* Nothing is left to do: all have left, or all know that it failed. */
+/* Return true if nothing is left to do: all ranks have left, or all know that it failed. */
 static bool dcommi_rdv_finished(const dcommi_rdv_core *c)
 {
     return !dcommi_rdv_attended(c) &&
            (c->ready || (c->size != 0 && c->status < 0 && c->ntold >= c->size));
 }
 
-/* Free what is gone; `closing` is called on each first. */
+/* Free connections that are gone. Call `closing` on each first. */
 static void dcommi_rdv_sweep(dcommi_rdv_core *c, void (*closing)(dcommi_rdv_conn *conn))
 {
     size_t kept = 0;

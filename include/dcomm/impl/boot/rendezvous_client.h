@@ -1,36 +1,36 @@
-/* rendezvous_client.h - a rank's side of the rendezvous: connect, prove itself, gather, leave. */
+/* rendezvous_client.h - a rank's side of the rendezvous: connect, authenticate, gather, leave. */
 #ifndef DCOMMI_RENDEZVOUS_CLIENT_H
 #define DCOMMI_RENDEZVOUS_CLIENT_H
 
 #include "rendezvous_wire.h"
 #include "socket.h"
 
-#define DCOMMI_RDV_ATTEMPT_S 5.0 /* for one handshake */
+#define DCOMMI_RDV_ATTEMPT_S 5.0 /* seconds for one handshake */
 #define DCOMMI_RDV_REFUSED_S \
-    2.0 /* nobody serves an id, or another job its port, for so long: it is over */
+    2.0 /* fail if for so many seconds nobody serves an id, or another job holds its port */
 
-/* Where the server may be. */
+/* The possible addresses of the server. */
 typedef struct dcommi_rdv_target {
-    const char *host; /* a name or address, resolved at each attempt; NULL: addrs */
+    const char *host; /* a name or address, resolved at each attempt; NULL: use `addrs` */
     uint16_t port;
     dcommi_addr addrs[DCOMMI_SOCK_ADDRS];
     int naddrs;
     bool exists;     /* the server was there before us: do not wait for it to start */
     const char *job; /* NULL: an id needs none */
     uint16_t local_rank;
-    const char *secret_hint; /* what to look at when the secrets differ */
+    const char *secret_hint; /* what the user should compare if the secrets differ */
 } dcommi_rdv_target;
 
 typedef struct dcommi_rdv_client {
     int fd;
     uint32_t rank, size;
-    uint8_t secret[DCOMMI_RDV_KEY]; /* the job's */
+    uint8_t secret[DCOMMI_RDV_KEY]; /* the job's key */
     dcommi_rdv_keys keys;
     uint32_t in_seq, out_seq;
     double timeout_s;
     const _Atomic int *cancel;
-    dcomm_status over;   /* of DCOMMI_RDV_OVER */
-    dcomm_status failed; /* this rank cannot take part, and comes to say why: */
+    dcomm_status over;   /* the error if the outcome is DCOMMI_RDV_OVER */
+    dcomm_status failed; /* an error: this rank cannot take part, and joins to say why: */
     char why[DCOMMI_MESSAGE_MAX];
 } dcommi_rdv_client;
 
@@ -40,14 +40,15 @@ typedef enum dcommi_rdv_outcome {
     DCOMMI_RDV_AGAIN,   /* worth another try */
     DCOMMI_RDV_REFUSED, /* nobody listens */
     DCOMMI_RDV_FOREIGN, /* another job meets there */
-    DCOMMI_RDV_TAKEN,   /* asked: this job meets there */
-    DCOMMI_RDV_STRANGE, /* another secret */
-    DCOMMI_RDV_OVER     /* an error for good */
+    DCOMMI_RDV_TAKEN,   /* answer to DCOMMI_RDV_NO_RANK: this job meets there */
+    DCOMMI_RDV_STRANGE, /* the server has another secret */
+    DCOMMI_RDV_OVER     /* an error that ends all attempts */
 } dcommi_rdv_outcome;
 
 static uint32_t dcommi_rdv_ms(double seconds)
 {
-    /* A little less than we wait ourselves: the server knows who is missing and shall say it. */
+    /* Tell the server a little less than we wait ourselves: it knows which ranks are missing, so
+     * its error should come first. */
     double s = seconds > 10 ? seconds - 0.5 : seconds * 0.95;
     return s <= 0 ? 0 : s > 4e6 ? UINT32_MAX : (uint32_t)(s * 1000);
 }
@@ -66,7 +67,7 @@ static dcomm_status dcommi_rdv_reason(const dcommi_rdv_client *c, const uint8_t 
     return dcommi_fail(status, "rank %" PRIu32 " of %" PRIu32 ": %s", c->rank, c->size, why);
 }
 
-/* One handshake on c->fd. */
+/* Make one handshake on c->fd. */
 static dcommi_rdv_outcome dcommi_rdv_handshake(dcommi_rdv_client *c,
                                                const uint8_t key[DCOMMI_RDV_KEY],
                                                const dcommi_rdv_hello *hello, double deadline,
@@ -81,7 +82,7 @@ static dcommi_rdv_outcome dcommi_rdv_handshake(dcommi_rdv_client *c,
     if (status == DCOMM_OK &&
         (!dcommi_rdv_get_header(challenge, &h) || h.type != DCOMMI_RDV_CHALLENGE ||
          h.length != DCOMMI_RDV_CHALLENGE_LEN)) {
-        snprintf(note, note_max, "what answers there is no dcomm rendezvous");
+        snprintf(note, note_max, "the program that answers is no dcomm rendezvous");
         return DCOMMI_RDV_AGAIN;
     }
     DCOMMI_THEN(status, dcommi_sock_read(c->fd, challenge + DCOMMI_RDV_HEADER,
@@ -97,7 +98,7 @@ static dcommi_rdv_outcome dcommi_rdv_handshake(dcommi_rdv_client *c,
     DCOMMI_THEN(status, dcommi_sock_read(c->fd, answer, DCOMMI_RDV_HEADER, deadline, c->cancel));
     if (status == DCOMM_OK && (!dcommi_rdv_get_header(answer, &h) ||
                                (h.type != DCOMMI_RDV_WELCOME && h.type != DCOMMI_RDV_REJECT))) {
-        snprintf(note, note_max, "it broke off the handshake");
+        snprintf(note, note_max, "the server broke off the handshake");
         return DCOMMI_RDV_AGAIN;
     }
     DCOMMI_THEN(status,
@@ -108,8 +109,8 @@ static dcommi_rdv_outcome dcommi_rdv_handshake(dcommi_rdv_client *c,
     }
     if (status < 0) {
         snprintf(note, note_max, "%s",
-                 status == DCOMM_ERR_TIMEOUT ? "it accepts but says nothing"
-                                             : "it closed the connection");
+                 status == DCOMM_ERR_TIMEOUT ? "the server accepts connections but says nothing"
+                                             : "the server closed the connection");
         return DCOMMI_RDV_AGAIN;
     }
     if (h.type == DCOMMI_RDV_REJECT) {
@@ -134,7 +135,7 @@ static dcommi_rdv_outcome dcommi_rdv_handshake(dcommi_rdv_client *c,
     return DCOMMI_RDV_IN;
 }
 
-/* One pass over the target's addresses. The note says what the last address answered. */
+/* Try each of the target's addresses once. `note` gets the answer of the last one. */
 static dcommi_rdv_outcome dcommi_rdv_attempt(dcommi_rdv_client *c, const dcommi_rdv_target *target,
                                              const uint8_t key[DCOMMI_RDV_KEY],
                                              dcommi_rdv_hello *hello, double deadline,
@@ -196,13 +197,13 @@ static dcommi_rdv_outcome dcommi_rdv_attempt(dcommi_rdv_client *c, const dcommi_
                          : DCOMMI_RDV_AGAIN;
 }
 
-/* Memory that frames are read into. */
+/* A buffer for received frames. */
 typedef struct dcommi_rdv_frame {
     uint8_t *bytes; /* dcommi_free them */
     size_t capacity;
 } dcommi_rdv_frame;
 
-/* Read a whole genuine frame. A FAIL becomes its status. */
+/* Read a whole genuine frame of type `wanted`. For a FAIL return its status. */
 static dcomm_status dcommi_rdv_next(dcommi_rdv_client *c, uint16_t wanted, double deadline,
                                     dcommi_rdv_header *h, dcommi_rdv_frame *frame)
 {
@@ -211,7 +212,7 @@ static dcomm_status dcommi_rdv_next(dcommi_rdv_client *c, uint16_t wanted, doubl
     dcomm_status status = DCOMM_OK;
     bool known = false;
     while (status == DCOMM_OK && have < need) {
-        /* Memory grows with what has arrived, not with what the header promises. */
+        /* Allocate for bytes that have arrived, not for those that the header promises. */
         size_t step = need - have < STEP ? need - have : STEP;
         status = dcommi_grow((void **)&frame->bytes, &frame->capacity, have + step, 1);
         if (status == DCOMM_OK) {
@@ -222,9 +223,9 @@ static dcomm_status dcommi_rdv_next(dcommi_rdv_client *c, uint16_t wanted, doubl
             known = true;
             if (!dcommi_rdv_get_header(frame->bytes, h) ||
                 (h->type != wanted && h->type != DCOMMI_RDV_FAIL)) {
-                status =
-                    dcommi_fail(DCOMM_ERR_CORRUPT,
-                                "rank %" PRIu32 " received no frame of the rendezvous", c->rank);
+                status = dcommi_fail(DCOMM_ERR_CORRUPT,
+                                     "rank %" PRIu32 " received bytes that are no rendezvous frame",
+                                     c->rank);
             }
             need += (size_t)h->length + DCOMMI_RDV_TAG;
         }
@@ -245,15 +246,15 @@ static dcomm_status dcommi_rdv_next(dcommi_rdv_client *c, uint16_t wanted, doubl
     return status;
 }
 
-/* Close without a word: the others learn that this rank was lost. */
+/* Close without BYE: the others learn that this rank was lost. */
 static void dcommi_rdv_drop(dcommi_rdv_client *c)
 {
     dcommi_sys_close(c->fd);
     c->fd = -1;
 }
 
-/* Tell the others that this rank cannot take part; returns when the server has it, with what the
- * rendezvous failed by. */
+/* Tell the others that this rank cannot take part. Return after the server has answered, with the
+ * status that the rendezvous failed with. */
 static dcomm_status dcommi_rdv_announce(dcommi_rdv_client *c, double deadline)
 {
     uint8_t reason[4 + DCOMMI_RDV_REASON_MAX];
@@ -285,7 +286,7 @@ static dcommi_rdv_hello dcommi_rdv_hello_of(const dcommi_rdv_client *c,
     return hello;
 }
 
-/* Ask the server at the target which job it serves; the note says what it answers. */
+/* Ask the server at the target which job it serves. `note` gets its answer. */
 static dcommi_rdv_outcome dcommi_rdv_ask(const dcommi_rdv_target *target,
                                          const uint8_t key[DCOMMI_RDV_KEY],
                                          const _Atomic int *cancel, char *note, size_t note_max)
@@ -314,7 +315,7 @@ static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_targe
         dcommi_rdv_outcome outcome =
             dcommi_rdv_attempt(c, target, key, &hello, deadline, connect_s, last, sizeof last);
         double now = dcommi_now();
-        if (now < deadline || note[0] == '\0') { /* else our own haste cut it short */
+        if (now < deadline || note[0] == '\0') { /* else our own deadline cut the attempt short */
             memcpy(note, last, sizeof note);
         }
         if (outcome == DCOMMI_RDV_IN) {
@@ -338,7 +339,8 @@ static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_targe
         if (!told && c->failed == DCOMM_OK && now - start >= DCOMMI_RDV_QUIET_S) {
             told = true;
             dcommi_log(DCOMMI_LOG_WARN,
-                       "rank %" PRIu32 " of %" PRIu32 " has waited %d s for rank 0; last: %.300s",
+                       "rank %" PRIu32 " of %" PRIu32
+                       " has waited %d s for rank 0; last attempt: %.300s",
                        c->rank, c->size, DCOMMI_RDV_QUIET_S, note);
         }
         if (outcome != DCOMMI_RDV_REFUSED) {
@@ -356,7 +358,7 @@ static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_targe
         if (now >= deadline) {
             return dcommi_fail(DCOMM_ERR_TIMEOUT,
                                "rank %" PRIu32 " of %" PRIu32
-                               " could not reach the rendezvous within %.3g s; last: %s",
+                               " could not reach the rendezvous within %.3g s; last attempt: %s",
                                c->rank, c->size, c->timeout_s, note);
         }
         if (dcommi_sock_pause(pause < deadline - now ? pause : deadline - now, c->cancel) < 0) {
@@ -377,13 +379,13 @@ static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_targe
     return status;
 }
 
-/* Every rank's bytes to every rank, as dcommi_boot_allgather. After an error the connection is
- * closed, unless memory was out before anything was said: then dcommi_boot_tell can say so. */
+/* Gather as dcommi_boot_allgather does. An error closes the connection, unless memory ran out
+ * before anything was sent: dcommi_boot_tell can then report it. */
 static dcomm_status dcommi_rdv_gather(dcommi_rdv_client *c, const void *mine, size_t len,
                                       void **all_p, size_t **lens_p)
 {
     double deadline = dcommi_now() + c->timeout_s;
-    const size_t around = DCOMMI_RDV_HEADER + 4 + DCOMMI_RDV_TAG; /* the blobs */
+    const size_t around = DCOMMI_RDV_HEADER + 4 + DCOMMI_RDV_TAG; /* bytes around the blobs */
     size_t blobs = 0;
     dcommi_rdv_frame frame = {0};
     dcommi_rdv_header h = {0};

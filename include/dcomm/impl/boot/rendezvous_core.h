@@ -1,5 +1,5 @@
-/* rendezvous_core.h - what the server of a rendezvous knows: its connections, and what goes out on
- * them. rendezvous.h decides. */
+/* rendezvous_core.h - the state of a rendezvous's server: its connections and their output.
+ * rendezvous.h changes it. */
 #ifndef DCOMMI_RENDEZVOUS_CORE_H
 #define DCOMMI_RENDEZVOUS_CORE_H
 
@@ -7,16 +7,16 @@
 #include "rendezvous_wire.h"
 
 #define DCOMMI_RDV_GUESTS_MAX 64    /* connections that are no ranks */
-#define DCOMMI_RDV_HANDSHAKE_S 10.0 /* to prove themselves */
-#define DCOMMI_RDV_RETURN_S 3.0     /* for a rank whose connection broke before all were there */
-#define DCOMMI_RDV_FAREWELL_S 10.0  /* to read why it failed */
-#define DCOMMI_RDV_STRAGGLER_S 60.0 /* to leave after the first has left */
+#define DCOMMI_RDV_HANDSHAKE_S 10.0 /* seconds for a guest to authenticate itself */
+#define DCOMMI_RDV_RETURN_S 3.0     /* seconds for a rank, lost before all were there, to return */
+#define DCOMMI_RDV_FAREWELL_S 10.0  /* seconds for a connection to read why it failed */
+#define DCOMMI_RDV_STRAGGLER_S 60.0 /* seconds for the others to leave after the first rank */
 #define DCOMMI_RDV_OUT_MAX 1024
 
 typedef enum dcommi_rdv_state {
     DCOMMI_RDV_STRANGER = 0, /* CHALLENGE sent */
     DCOMMI_RDV_JOINED,       /* a rank */
-    DCOMMI_RDV_FAREWELL,     /* last words on their way out; input is thrown away */
+    DCOMMI_RDV_FAREWELL,     /* the last output is on its way; input is discarded */
     DCOMMI_RDV_GONE          /* to be closed and freed */
 } dcommi_rdv_state;
 
@@ -29,20 +29,20 @@ typedef struct dcommi_rdv_result {
 
 typedef struct dcommi_rdv_conn {
     dcommi_rdv_state state;
-    int fd; /* the socket layer's */
+    int fd; /* belongs to rendezvous_server.h */
     uint32_t rank;
     uint64_t instance;
-    double born, deadline; /* of a stranger: to prove itself; of a rank: to wait for others */
-    bool guest;            /* counts as one: never joined */
+    double born, deadline; /* deadline: for a stranger to authenticate, or a rank to wait */
+    bool guest;            /* counted in `guests`: never joined */
     bool waiting;          /* this rank waits for the others */
     bool gathered;         /* its blob of this round is in `in` */
-    bool left;             /* said BYE */
+    bool left;             /* it sent BYE */
     bool fail_due;
     uint32_t in_seq, out_seq;
     dcommi_rdv_keys keys;
     uint8_t challenge[DCOMMI_RDV_CHALLENGE_FRAME];
-    uint8_t small[DCOMMI_RDV_HELLO_FRAME]; /* all that a stranger can make us keep */
-    uint8_t *in; /* of a rank: header, payload and tag of the frame under way */
+    uint8_t small[DCOMMI_RDV_HELLO_FRAME]; /* a stranger's input; it cannot make us keep more */
+    uint8_t *in; /* a rank's input: header, payload and tag of the frame under way */
     size_t in_len, in_capacity;
     uint8_t out[DCOMMI_RDV_OUT_MAX];
     size_t out_len, out_at;
@@ -54,7 +54,7 @@ typedef struct dcommi_rdv_conn {
 typedef struct dcommi_rdv_core {
     uint8_t key[DCOMMI_RDV_KEY];
     uint32_t size;      /* 0: not known until the first rank has come */
-    uint32_t size_from; /* the rank that said it */
+    uint32_t size_from; /* the rank that told the size */
     uint32_t generation;
     char job[DCOMMI_RDV_JOB_MAX + 1]; /* rank 0's; "" with an id */
     dcommi_rdv_conn **conns;
@@ -62,21 +62,22 @@ typedef struct dcommi_rdv_core {
     size_t guests;
     dcommi_rdv_conn **ranks; /* [size], NULL: not there */
     double *lost_at;         /* [size], 0: not lost */
-    uint8_t *told;           /* [size], 1: knows that it failed */
+    uint8_t *told;           /* [size], 1: the rank knows that the rendezvous failed */
     uint32_t njoined, ngathered, nleft, ntold;
     size_t round_bytes;
     double first_leave;
-    bool ready;     /* all were there at once */
-    bool announced; /* a rank has said that it cannot take part: those that still come hear it */
-    double waits_since; /* a rank waits for others since then, 0: none does */
+    bool ready;         /* all ranks were there at once */
+    bool announced;     /* a rank cannot take part: tell the ranks that still come */
+    double waits_since; /* when the first waiting rank began to wait; 0: none waits */
     bool told_waits;
     bool told_foreign;
-    char news[DCOMMI_MESSAGE_MAX]; /* for the log, ""; taken by the socket layer */
+    char news[DCOMMI_MESSAGE_MAX]; /* for rendezvous_server.h to log; "": nothing */
     dcomm_status status;
     char why[DCOMMI_RDV_REASON_MAX + 1];
 } dcommi_rdv_core;
 
-/* size 0: taken from the first rank that comes. job "": not compared. */
+/* Begin a rendezvous. The first rank that comes tells its size. Jobs are not compared if `job` is
+ * "". */
 static void dcommi_rdv_core_begin(dcommi_rdv_core *c, const uint8_t key[DCOMMI_RDV_KEY],
                                   uint32_t generation, const char *job)
 {
@@ -121,7 +122,8 @@ static bool dcommi_rdv_absent(const void *core, size_t rank)
     return c->ranks[rank] == NULL || (c->ready && !c->ranks[rank]->gathered);
 }
 
-/* Write the ranks that are not there yet, or, once all were, have no blob in this round. */
+/* Write the ranks that are missing. After all ranks have met, these are the ranks without a blob
+ * in this round. */
 static void dcommi_rdv_list_absent(const dcommi_rdv_core *c, char *text, size_t max)
 {
     dcommi_text_ranges(text, max, ", ", c->size, dcommi_rdv_absent, c);
@@ -137,7 +139,7 @@ static void dcommi_rdv_say(dcommi_rdv_conn *conn, const uint8_t *bytes, size_t l
         conn->out_at = 0;
     }
     if (len > sizeof conn->out - conn->out_len) {
-        conn->state = DCOMMI_RDV_GONE; /* reads nothing that we say */
+        conn->state = DCOMMI_RDV_GONE; /* it does not read our output */
         return;
     }
     memcpy(conn->out + conn->out_len, bytes, len);
@@ -153,7 +155,7 @@ static void dcommi_rdv_say_tagged(dcommi_rdv_conn *conn, uint16_t type, const vo
         dcommi_rdv_put_tagged(frame, type, conn->out_seq++, payload, len, conn->keys.server));
 }
 
-/* The next bytes to send; 0: none. */
+/* Return the number of bytes to send next, and set *bytes to them. Return 0 if there are none. */
 static size_t dcommi_rdv_output(dcommi_rdv_core *c, dcommi_rdv_conn *conn, const uint8_t **bytes)
 {
     if (conn->out_at == conn->out_len && conn->result == NULL && conn->fail_due) {
@@ -177,7 +179,7 @@ static size_t dcommi_rdv_output(dcommi_rdv_core *c, dcommi_rdv_conn *conn, const
     return conn->result->len + DCOMMI_RDV_TAG - conn->result_at;
 }
 
-/* n of those bytes are sent. */
+/* Note that `n` bytes of dcommi_rdv_output were sent. */
 static void dcommi_rdv_sent(dcommi_rdv_conn *conn, size_t n)
 {
     if (conn->out_at < conn->out_len) {

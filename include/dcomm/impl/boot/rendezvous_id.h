@@ -1,4 +1,4 @@
-/* rendezvous_id.h - what a dcomm_id holds.
+/* rendezvous_id.h - writes and reads a dcomm_id, which holds, by offset:
  *
  *   0  "dcid"         8  secret, 16 bytes
  *   4  version (1)   24  addresses: family (4 or 6), then 4 or 16 bytes; 0 ends the list
@@ -30,7 +30,7 @@ static void dcommi_id_checksum(const uint8_t *bytes, uint8_t check[4])
     memcpy(check, digest, 4);
 }
 
-/* Addresses that do not fit are left out, the last first. */
+/* Write an id. Leave out the last addresses if not all fit. */
 static void dcommi_id_format(const dcommi_id_parts *parts, dcomm_id *id)
 {
     uint8_t *b = id->bytes;
@@ -53,7 +53,8 @@ static void dcommi_id_format(const dcommi_id_parts *parts, dcomm_id *id)
     dcommi_id_checksum(b, b + DCOMMI_ID_CHECK);
 }
 
-/* DCOMM_ERR_INVALID, with a sentence, for bytes that dcomm_id_create did not make. */
+/* Read an id. Return DCOMM_ERR_INVALID, with a sentence, for bytes that dcomm_id_create did not
+ * make, and DCOMM_ERR_MISMATCH for an id of another version. */
 static dcomm_status dcommi_id_parse(const dcomm_id *id, dcommi_id_parts *parts)
 {
     const uint8_t *b = id->bytes;

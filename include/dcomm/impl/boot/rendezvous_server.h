@@ -1,6 +1,6 @@
-/* rendezvous_server.h - the thread that serves a rendezvous: sockets and the clock around the
- * state machine of rendezvous.h. A fork finds every such thread in poll(), where it holds no lock
- * of a library: the rest of the time it has dcommi_rdv_lock, which a fork takes first. */
+/* rendezvous_server.h - the thread that serves a rendezvous. It gives sockets and the clock to the
+ * state machine of rendezvous.h. A fork finds every such thread in poll(), where the thread holds
+ * no lock of any library. Elsewhere the thread holds dcommi_rdv_lock, which a fork takes first. */
 #ifndef DCOMMI_RENDEZVOUS_SERVER_H
 #define DCOMMI_RENDEZVOUS_SERVER_H
 
@@ -12,21 +12,21 @@
 #include <sys/syscall.h>
 
 #define DCOMMI_RDV_CHUNK (1u << 16)
-#define DCOMMI_RDV_TELL_S 5.0 /* for ranks to come and hear why another cannot take part */
+#define DCOMMI_RDV_TELL_S 5.0 /* seconds to tell ranks that come why another cannot take part */
 
 /* Shared by its thread, the list of servers and the boots of this process that use it. */
 typedef struct dcommi_rdv_server {
     struct dcommi_rdv_server *next; /* in the list */
-    int refs;                       /* under the list's lock, as is all that the thread uses */
-    bool ended;                     /* the thread is through, nothing listens any more */
+    int refs;                       /* guarded by dcommi_rdv_lock, as are the thread's data */
+    bool ended;                     /* the thread has ended, and nothing listens any more */
     bool retired;                   /* the owner has left: end when the others know */
     double retired_at;
     pid_t thread;
     uint16_t port;
-    dcommi_addr self; /* where this process reaches it */
+    dcommi_addr self; /* the address by which this process reaches it */
     uint8_t key[DCOMMI_RDV_KEY];
     int listen_fd, wake_fd;
-    double refuse_until; /* do not accept before: out of descriptors */
+    double refuse_until; /* accept nothing before then, because descriptors are used up */
     dcommi_rdv_core core;
     struct pollfd *polls;
     size_t polls_capacity;
@@ -35,7 +35,7 @@ typedef struct dcommi_rdv_server {
 
 static pthread_mutex_t dcommi_rdv_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t dcommi_rdv_changed = PTHREAD_COND_INITIALIZER;
-static dcommi_rdv_server *dcommi_rdv_servers; /* whose threads run, or are about to be gone */
+static dcommi_rdv_server *dcommi_rdv_servers; /* with threads that run or are about to end */
 
 static void dcommi_rdv_close_fd(dcommi_rdv_conn *conn)
 {
@@ -43,7 +43,8 @@ static void dcommi_rdv_close_fd(dcommi_rdv_conn *conn)
     conn->fd = -1;
 }
 
-/* shutdown too: a forked child may hold a copy, which would go on taking connections. */
+/* Close the listening socket. Shut it down first: a forked child may hold a copy, which would go
+ * on accepting connections. */
 static void dcommi_rdv_stop_listening(dcommi_rdv_server *s)
 {
     if (s->listen_fd >= 0) {
@@ -71,7 +72,8 @@ static void dcommi_rdv_server_free(dcommi_rdv_server *s)
     dcommi_free(s);
 }
 
-/* Free servers whose threads are gone; wait until those that have ended are. The lock is held. */
+/* Free servers whose threads are gone. If `wait`, first wait for threads that have ended. The
+ * caller holds dcommi_rdv_lock. */
 static void dcommi_rdv_reap(bool wait)
 {
     dcommi_rdv_server **at = &dcommi_rdv_servers;
@@ -104,13 +106,13 @@ static void dcommi_rdv_in_parent(void)
     pthread_mutex_unlock(&dcommi_rdv_lock);
 }
 
-/* The parent serves on; the child closes its copies, so that they keep no port and no rank. */
+/* Close the child's copies, so that they keep no port and no rank. The parent goes on serving. */
 static void dcommi_rdv_in_child(void)
 {
     while (dcommi_rdv_servers != NULL) {
         dcommi_rdv_server *s = dcommi_rdv_servers;
         dcommi_rdv_servers = s->next;
-        dcommi_sys_close(s->listen_fd); /* shutdown would end the parent's too */
+        dcommi_sys_close(s->listen_fd); /* a shutdown would end the parent's socket too */
         s->listen_fd = -1;
         dcommi_rdv_server_free(s);
     }
@@ -125,14 +127,14 @@ static void dcommi_rdv_watch_forks(void)
 
 static void dcommi_rdv_accept_all(dcommi_rdv_server *s, double now)
 {
-    /* A bounded number at a time, so that a flood cannot keep ranks waiting. */
+    /* Accept a bounded number at a time, so that a flood cannot keep ranks waiting. */
     for (int i = 0; i < DCOMMI_RDV_GUESTS_MAX; i++) {
         int fd = accept4(s->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0) {
             if ((errno == EMFILE || errno == ENFILE) && s->refuse_until == 0) {
                 snprintf(s->core.news, sizeof s->core.news,
-                         "the rendezvous cannot take more connections: %s (raise `ulimit -n` in "
-                         "the process that serves it)",
+                         "the rendezvous cannot take more connections: %s; raise `ulimit -n` in "
+                         "the process that serves it",
                          strerror(errno));
             }
             if (!dcommi_sys_later() && errno != ECONNABORTED) {
@@ -157,7 +159,7 @@ static void dcommi_rdv_accept_all(dcommi_rdv_server *s, double now)
 static void dcommi_rdv_receive(dcommi_rdv_server *s, dcommi_rdv_conn *conn, uint8_t *buf,
                                size_t max, double now)
 {
-    /* The rest of a chunk stays in the socket when the rank must wait. */
+    /* Peek, so that the rest of a chunk stays in the socket when the rank must wait. */
     ssize_t n = dcommi_sys_recv(conn->fd, buf, max, MSG_PEEK);
     if (n > 0) {
         size_t used = dcommi_rdv_input(&s->core, conn, buf, (size_t)n, now);
@@ -184,12 +186,12 @@ static void dcommi_rdv_transmit(dcommi_rdv_server *s, dcommi_rdv_conn *conn, dou
         }
     }
     if (conn->state == DCOMMI_RDV_FAREWELL) {
-        dcommi_sys_shutdown(conn->fd, SHUT_WR); /* and read to its end: no reset eats our words */
+        dcommi_sys_shutdown(conn->fd, SHUT_WR); /* we read on: a reset would lose our output */
     }
 }
 
-/* Return true if the thread should go on. Ranks that still come hear why another cannot take part,
- * for a while. */
+/* Return true if the thread should go on. After an announced failure it goes on for a while, to
+ * tell the ranks that still come. */
 static bool dcommi_rdv_server_goes_on(dcommi_rdv_server *s, double now)
 {
     bool tells = s->core.announced && now < s->retired_at + DCOMMI_RDV_TELL_S;
@@ -204,7 +206,7 @@ static bool dcommi_rdv_server_goes_on(dcommi_rdv_server *s, double now)
     return !dcommi_rdv_finished(&s->core) && (!leaves || dcommi_rdv_attended(&s->core));
 }
 
-/* Wait for input without the lock; what is to be logged is logged then, too. */
+/* Log the news and wait for input, both without the lock. */
 static void dcommi_rdv_server_poll(dcommi_rdv_server *s, size_t n, double wait)
 {
     char news[sizeof s->core.news];
@@ -233,7 +235,7 @@ static bool dcommi_rdv_server_turn(dcommi_rdv_server *s, uint8_t *buf, size_t ma
     s->polls[0] = (struct pollfd){.fd = s->wake_fd, .events = POLLIN};
     s->polls[1] = (struct pollfd){.fd = accepts ? s->listen_fd : -1, .events = POLLIN};
     for (size_t i = 0; i < n; i++) {
-        /* Hang-ups are seen without asking; a rank that waits is polled for them alone. */
+        /* Poll a rank that waits for hang-ups only. */
         short events = dcommi_rdv_wants_input(c->conns[i]) ? POLLIN : POLLRDHUP;
         if (dcommi_rdv_output_pending(c->conns[i])) {
             events |= POLLOUT;
@@ -245,7 +247,7 @@ static bool dcommi_rdv_server_turn(dcommi_rdv_server *s, uint8_t *buf, size_t ma
         wait = 0.1;
     }
     if (s->retired && c->announced && wait > 0.5) {
-        wait = 0.5; /* to see when nobody is told any more */
+        wait = 0.5; /* to notice the end of DCOMMI_RDV_TELL_S */
     }
     dcommi_rdv_server_poll(s, n + 2, wait);
     now = dcommi_now();
@@ -290,8 +292,8 @@ static void *dcommi_rdv_server_main(void *argument)
     return NULL;
 }
 
-/* Let the owner's reference go: the server ends when all others know how it went. Waits at most
- * `patience` seconds for that, so that a process that ends now does not cut them off. */
+/* Drop the owner's reference. The server ends when all other ranks know the outcome. Wait at most
+ * `patience` seconds for that, because the process may end next and would cut them off. */
 static void dcommi_rdv_server_retire(dcommi_rdv_server *s, double patience)
 {
     uint64_t one = 1;
@@ -312,7 +314,7 @@ static void dcommi_rdv_server_retire(dcommi_rdv_server *s, double patience)
     pthread_mutex_unlock(&dcommi_rdv_lock);
 }
 
-/* A server of this process with this key, with a reference for the caller; NULL: none. */
+/* Find this process's server with this key and port. Take a reference. Return NULL if none. */
 static dcommi_rdv_server *dcommi_rdv_server_find(const uint8_t key[DCOMMI_RDV_KEY], uint16_t port)
 {
     pthread_mutex_lock(&dcommi_rdv_lock);
@@ -335,9 +337,9 @@ static void dcommi_rdv_server_forget(dcommi_rdv_server *s)
     pthread_mutex_unlock(&dcommi_rdv_lock);
 }
 
-/* Serve on `on` (NULL: on every address, at `port`, 0 for any). *server_p is the owner's
- * reference, for dcommi_rdv_server_retire or dcommi_rdv_server_forget. Keeps errno when it fails.
- */
+/* Serve at the address `on`, or, if it is NULL, at every address and `port` (0: any port).
+ * *server_p is the owner's reference, for dcommi_rdv_server_retire or dcommi_rdv_server_forget. On
+ * failure errno tells the reason. */
 static dcomm_status dcommi_rdv_server_start(const dcommi_addr *on, uint16_t port,
                                             const uint8_t key[DCOMMI_RDV_KEY], uint32_t generation,
                                             const char *job, dcommi_rdv_server **server_p)
@@ -362,13 +364,14 @@ static dcomm_status dcommi_rdv_server_start(const dcommi_addr *on, uint16_t port
         int saved = errno;
         dcommi_rdv_server_free(s);
         errno = saved;
-        return dcommi_fail(DCOMM_ERR_SYSTEM, "cannot serve the rendezvous on port %u: %s", port,
+        return dcommi_fail(DCOMM_ERR_SYSTEM,
+                           "this process cannot serve the rendezvous on port %u: %s", port,
                            strerror(saved));
     }
     bool v4 = s->self.any.sa_family == AF_INET;
     s->port = ntohs(v4 ? s->self.v4.sin_port : s->self.v6.sin6_port);
     if (on == NULL) {
-        /* A socket of both families is reached by IPv4 too, which is always there. */
+        /* IPv4 is always there, and it reaches a socket of both families too. */
         dcommi_addr_literal("127.0.0.1", s->port, &s->self);
     }
     dcommi_rdv_core_begin(&s->core, key, generation, job);
@@ -392,7 +395,8 @@ static dcomm_status dcommi_rdv_server_start(const dcommi_addr *on, uint16_t port
     if (rc != 0) {
         dcommi_rdv_server_free(s);
         errno = rc;
-        return dcommi_fail(DCOMM_ERR_SYSTEM, "cannot start the thread of the rendezvous: %s",
+        return dcommi_fail(DCOMM_ERR_SYSTEM,
+                           "this process cannot start the thread of the rendezvous: %s",
                            strerror(rc));
     }
     *server_p = s;

@@ -1,7 +1,7 @@
-/* rendezvous_wire.h - the rendezvous on the wire: ids, frames, the handshake, keys. Pure functions
- * on bytes; all numbers are big-endian.
+/* rendezvous_wire.h - the rendezvous on the wire: frames, the handshake, keys. These are pure
+ * functions on bytes. All numbers are big-endian.
  *
- * The server speaks first, the client proves itself first:
+ * The server speaks first, the client authenticates itself first:
  *   server  CHALLENGE  version, nonce
  *   client  HELLO      version, local rank, rank, size, generation, timeout, instance, nonce, job,
  *                      proof = HMAC(key, "client" | CHALLENGE | HELLO up to here)
@@ -14,8 +14,8 @@
  *   client  BYE
  *   client  FAIL       why this rank cannot take part; the rendezvous fails for every rank
  *   server  FAIL       why the rendezvous failed, for every rank, at any time
- * Without a secret the key is all zero and the rest the same. CHALLENGE and what surrounds the job
- * in HELLO keep their layout in all versions, so that different ones can tell each other. */
+ * Without a secret the key is all zero; all else is the same. CHALLENGE, and HELLO around the job,
+ * keep their layout in all versions, so that different versions recognize each other. */
 #ifndef DCOMMI_RENDEZVOUS_WIRE_H
 #define DCOMMI_RENDEZVOUS_WIRE_H
 
@@ -33,14 +33,14 @@
 #define DCOMMI_RDV_KEY DCOMMI_SHA256_BYTES
 #define DCOMMI_RDV_CHALLENGE_LEN 24
 #define DCOMMI_RDV_HELLO_LEN 80 /* without the job */
-#define DCOMMI_RDV_JOB_MAX 480  /* bytes of the job that a rank says it belongs to */
+#define DCOMMI_RDV_JOB_MAX 480  /* bytes of the name of a job */
 #define DCOMMI_RDV_WELCOME_LEN DCOMMI_RDV_TAG
 #define DCOMMI_RDV_REASON_MAX 440
 #define DCOMMI_RDV_SIZE_MAX 65536          /* ranks */
-#define DCOMMI_RDV_QUIET_S 5               /* of waiting for a rank before it is said */
-#define DCOMMI_RDV_NO_RANK UINT32_MAX      /* asks who serves, and does not come in */
+#define DCOMMI_RDV_QUIET_S 5               /* seconds of waiting for a rank before a warning */
+#define DCOMMI_RDV_NO_RANK UINT32_MAX      /* only asks who serves, and does not join */
 #define DCOMMI_RDV_BLOB_MAX (1u << 20)     /* bytes of one rank in one round */
-#define DCOMMI_RDV_RESULT_MAX (512u << 20) /* bytes of all of them */
+#define DCOMMI_RDV_RESULT_MAX (512u << 20) /* bytes of all ranks in one round */
 
 typedef enum dcommi_rdv_type {
     DCOMMI_RDV_CHALLENGE = 1,
@@ -106,7 +106,7 @@ static void dcommi_rdv_put_header(uint8_t *p, uint16_t type, uint32_t sequence, 
     dcommi_put32(p + 12, length);
 }
 
-/* The longest payload that a frame of this type may have; 0 also for unknown types. */
+/* Return the longest payload of a frame of this type, in bytes; 0 also for unknown types. */
 static uint32_t dcommi_rdv_length_max(uint16_t type)
 {
     switch (type) {
@@ -128,7 +128,7 @@ static uint32_t dcommi_rdv_length_max(uint16_t type)
     }
 }
 
-/* False where these 16 bytes begin no frame of the rendezvous. */
+/* Read a header of 16 bytes. Return false if they begin no frame of the rendezvous. */
 static bool dcommi_rdv_get_header(const uint8_t *p, dcommi_rdv_header *h)
 {
     h->type = dcommi_get16(p + 4);
@@ -139,7 +139,8 @@ static bool dcommi_rdv_get_header(const uint8_t *p, dcommi_rdv_header *h)
            h->length <= dcommi_rdv_length_max(h->type);
 }
 
-/* The digest is of the payload: one pass over it serves every receiver of a RESULT. */
+/* Compute a frame's tag. `digest` is of the payload, so that one pass over the payload serves
+ * every receiver of a RESULT. */
 static void dcommi_rdv_tag(const uint8_t key[DCOMMI_RDV_KEY], const uint8_t *header,
                            const uint8_t digest[DCOMMI_SHA256_BYTES], uint8_t tag[DCOMMI_RDV_TAG])
 {
@@ -150,7 +151,7 @@ static void dcommi_rdv_tag(const uint8_t key[DCOMMI_RDV_KEY], const uint8_t *hea
     dcommi_hmac_end(&h, tag);
 }
 
-/* Write a whole small tagged frame; returns its length. */
+/* Write a whole small tagged frame. Return its length in bytes. */
 static size_t dcommi_rdv_put_tagged(uint8_t *p, uint16_t type, uint32_t sequence,
                                     const void *payload, uint32_t length,
                                     const uint8_t key[DCOMMI_RDV_KEY])
@@ -165,7 +166,7 @@ static size_t dcommi_rdv_put_tagged(uint8_t *p, uint16_t type, uint32_t sequence
     return DCOMMI_RDV_HEADER + (size_t)length + DCOMMI_RDV_TAG;
 }
 
-/* Return true if a whole tagged frame (header, payload, tag) is genuine and the next in order. */
+/* Return true if a whole tagged frame (header, payload, tag) is genuine and number `sequence`. */
 static bool dcommi_rdv_genuine(const uint8_t *frame, const dcommi_rdv_header *h, uint32_t sequence,
                                const uint8_t key[DCOMMI_RDV_KEY])
 {
@@ -181,15 +182,15 @@ static bool dcommi_rdv_genuine(const uint8_t *frame, const dcommi_rdv_header *h,
 typedef struct dcommi_rdv_hello {
     uint16_t wire;
     uint32_t lib;
-    uint16_t local_rank; /* 0 also where the launcher does not say */
+    uint16_t local_rank; /* 0 also if the launcher does not say */
     uint32_t rank, size;
-    uint32_t generation; /* which of a launcher's communicators this is; 0 with an id */
-    uint32_t timeout_ms; /* how long this rank waits for the others */
-    uint64_t instance;   /* tells a rank that tries again from a second process of the same rank */
+    uint32_t generation; /* number of the launcher's communicator; 0 with an id */
+    uint32_t timeout_ms; /* milliseconds that this rank waits for the others */
+    uint64_t instance;   /* tells a rank that retries from a second process of the same rank */
     char job[DCOMMI_RDV_JOB_MAX + 1]; /* "" with an id */
 } dcommi_rdv_hello;
 
-/* Both write header and payload and return the length. */
+/* Write a CHALLENGE frame. Return its length in bytes. */
 static size_t dcommi_rdv_put_challenge(uint8_t *p, const uint8_t nonce[DCOMMI_RDV_NONCE])
 {
     dcommi_rdv_put_header(p, DCOMMI_RDV_CHALLENGE, 0, DCOMMI_RDV_CHALLENGE_LEN);
@@ -217,13 +218,14 @@ static void dcommi_rdv_proof(const uint8_t key[DCOMMI_RDV_KEY], const char *role
 #define DCOMMI_RDV_CHALLENGE_FRAME (DCOMMI_RDV_HEADER + DCOMMI_RDV_CHALLENGE_LEN)
 #define DCOMMI_RDV_WELCOME_FRAME (DCOMMI_RDV_HEADER + DCOMMI_RDV_WELCOME_LEN)
 
-/* Bytes of a whole HELLO frame, from its header. */
+/* Return the bytes of a whole HELLO frame, from its header. */
 static size_t dcommi_rdv_hello_frame(const uint8_t *hello)
 {
     return DCOMMI_RDV_HEADER + dcommi_get32(hello + 12);
 }
 
-/* The answer to a whole CHALLENGE frame; p has room for DCOMMI_RDV_HELLO_FRAME bytes. */
+/* Write a HELLO frame that answers a whole CHALLENGE frame. `p` has room for
+ * DCOMMI_RDV_HELLO_FRAME bytes. Return its length in bytes. */
 static size_t dcommi_rdv_put_hello(uint8_t *p, const dcommi_rdv_hello *hello,
                                    const uint8_t nonce[DCOMMI_RDV_NONCE], const uint8_t *challenge,
                                    const uint8_t key[DCOMMI_RDV_KEY])
@@ -245,7 +247,7 @@ static size_t dcommi_rdv_put_hello(uint8_t *p, const dcommi_rdv_hello *hello,
     return len;
 }
 
-/* Copy n bytes as text that is safe to print: it came over a network and goes to a terminal. */
+/* Copy `n` bytes as text that is safe to print on a terminal, for they came over a network. */
 static void dcommi_rdv_printable(const uint8_t *bytes, size_t n, char *text)
 {
     for (size_t i = 0; i < n; i++) {
@@ -254,7 +256,7 @@ static void dcommi_rdv_printable(const uint8_t *bytes, size_t n, char *text)
     text[n] = '\0';
 }
 
-/* Read a whole HELLO frame; false where its proof is wrong. */
+/* Read a whole HELLO frame. Return false if its proof is wrong. */
 static bool dcommi_rdv_get_hello(const uint8_t *frame, const uint8_t *challenge,
                                  const uint8_t key[DCOMMI_RDV_KEY], dcommi_rdv_hello *hello)
 {
@@ -286,7 +288,7 @@ static size_t dcommi_rdv_put_welcome(uint8_t *p, const uint8_t *challenge, const
 
 /* The keys of the frames after the handshake. */
 typedef struct dcommi_rdv_keys {
-    uint8_t client[DCOMMI_RDV_KEY]; /* of what the client sends */
+    uint8_t client[DCOMMI_RDV_KEY]; /* of the client's frames */
     uint8_t server[DCOMMI_RDV_KEY];
 } dcommi_rdv_keys;
 
@@ -298,7 +300,7 @@ static void dcommi_rdv_derive(const uint8_t key[DCOMMI_RDV_KEY], const uint8_t *
     dcommi_rdv_proof(key, "server key", challenge, hello, len, keys->server);
 }
 
-/* The key that a secret of any length stands for. */
+/* Derive a key from a secret of any length. */
 static void dcommi_rdv_key_of(const void *secret, size_t len, uint8_t key[DCOMMI_RDV_KEY])
 {
     dcommi_hmac h;
@@ -309,7 +311,7 @@ static void dcommi_rdv_key_of(const void *secret, size_t len, uint8_t key[DCOMMI
 
 /* ---- REJECT and FAIL ---- */
 
-/* Payload of a reason; returns its length. */
+/* Write the payload of a reason. Return its length in bytes. */
 static uint32_t dcommi_rdv_put_reason(uint8_t *p, dcomm_status status, const char *why)
 {
     size_t len = strlen(why);
@@ -335,7 +337,8 @@ static dcomm_status dcommi_rdv_get_reason(const uint8_t *p, size_t len,
 
 /* ---- RESULT ---- */
 
-/* Checks a RESULT's payload for `size` ranks; fills lens[size] and where the blobs begin. */
+/* Check a RESULT's payload for `size` ranks. Set lens[size], and *blobs to the offset of the
+ * blobs. */
 static bool dcommi_rdv_get_result(const uint8_t *p, size_t len, uint32_t size, size_t *lens,
                                   size_t *blobs)
 {

@@ -1,6 +1,5 @@
-/* socket.h - addresses, listening, connecting and bounded reading for the rendezvous. Every
- * descriptor is non-blocking and closed on exec; no call raises SIGPIPE or waits past its
- * deadline. */
+/* socket.h - addresses and sockets for the rendezvous. Every descriptor is non-blocking and closed
+ * on exec. No call raises SIGPIPE. Calls keep their deadlines, except for name look-ups. */
 #ifndef DCOMMI_SOCKET_H
 #define DCOMMI_SOCKET_H
 
@@ -19,7 +18,7 @@
 
 #define DCOMMI_SOCK_TEXT 64 /* "[address]:port" */
 #define DCOMMI_SOCK_ADDRS 8
-#define DCOMMI_SOCK_SLICE_MS 50 /* how soon a cancelled wait notices */
+#define DCOMMI_SOCK_SLICE_MS 50 /* milliseconds after which a wait notices that it is cancelled */
 
 typedef union dcommi_addr {
     struct sockaddr any;
@@ -61,7 +60,7 @@ static bool dcommi_addr_loopback(const dcommi_addr *a)
     return IN6_IS_ADDR_LOOPBACK(&a->v6.sin6_addr);
 }
 
-/* An address written in digits, with or without brackets. False: it is a name. */
+/* Parse an address in digits, with or without brackets. Return false if `text` is none. */
 static bool dcommi_addr_literal(const char *text, uint16_t port, dcommi_addr *a)
 {
     char bare[DCOMMI_SOCK_TEXT];
@@ -87,7 +86,7 @@ static bool dcommi_addr_literal(const char *text, uint16_t port, dcommi_addr *a)
     return true;
 }
 
-/* Addresses of a host; returns how many (0: unknown, *why says it). */
+/* Look up the addresses of a host. Return how many there are; if 0, *why tells the reason. */
 static int dcommi_addr_resolve(const char *host, uint16_t port, dcommi_addr *list, int max,
                                const char **why)
 {
@@ -120,8 +119,9 @@ static int dcommi_addr_resolve(const char *host, uint16_t port, dcommi_addr *lis
     return n;
 }
 
-/* This machine's addresses that others may reach: of interface `only` if not NULL, else all that
- * are up, loopback last. Link-local IPv6 is left out: its scope means nothing elsewhere. */
+/* List this machine's addresses that others may reach: those of interface `only`, or, if it is
+ * NULL, of all interfaces. Interfaces must be up; the loopback comes last. Leave out link-local
+ * IPv6, whose scope means nothing elsewhere. */
 static int dcommi_addr_mine(const char *only, dcommi_addr *list, int max)
 {
     struct ifaddrs *all = NULL;
@@ -158,7 +158,7 @@ static int dcommi_addr_mine(const char *only, dcommi_addr *list, int max)
 
 /* ---- sockets ---- */
 
-/* Listen on one address (port 0: any free one); -1 and errno where that fails. */
+/* Listen at one address (port 0: any free port). Return -1, with errno set, on failure. */
 static int dcommi_sock_listen(const dcommi_addr *a, bool both_families)
 {
     int fd = dcommi_sys_socket(a->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -178,7 +178,7 @@ static int dcommi_sock_listen(const dcommi_addr *a, bool both_families)
     return fd;
 }
 
-/* On every address of this machine: both families, or IPv4 where there is no IPv6. */
+/* Listen at every address of this machine: in both families, or in IPv4 if there is no IPv6. */
 static int dcommi_sock_listen_any(uint16_t port)
 {
     dcommi_addr a;
@@ -204,7 +204,7 @@ static void dcommi_sock_tune(int fd)
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
 }
 
-/* Wait for events until the deadline. DCOMM_OK, DCOMM_ERR_TIMEOUT or DCOMM_ERR_ABORTED. */
+/* Wait for events until the deadline. Return DCOMM_OK, DCOMM_ERR_TIMEOUT or DCOMM_ERR_ABORTED. */
 static dcomm_status dcommi_sock_wait(int fd, short events, double deadline,
                                      const _Atomic int *cancel)
 {
@@ -225,14 +225,14 @@ static dcomm_status dcommi_sock_wait(int fd, short events, double deadline,
     }
 }
 
-/* Sleep; DCOMM_ERR_ABORTED when cancelled. */
+/* Sleep for `seconds`. Return DCOMM_ERR_ABORTED if cancelled. */
 static dcomm_status dcommi_sock_pause(double seconds, const _Atomic int *cancel)
 {
     dcomm_status status = dcommi_sock_wait(-1, 0, dcommi_now() + seconds, cancel);
     return status == DCOMM_ERR_TIMEOUT ? DCOMM_OK : status;
 }
 
-/* Connect; *fd_p is -1 and *error_p an errno where that fails (DCOMM_ERR_SYSTEM). */
+/* Connect. On failure set *fd_p to -1; with DCOMM_ERR_SYSTEM, *error_p is an errno. */
 static dcomm_status dcommi_sock_connect(const dcommi_addr *a, double deadline,
                                         const _Atomic int *cancel, int *fd_p, int *error_p)
 {
@@ -259,7 +259,7 @@ static dcomm_status dcommi_sock_connect(const dcommi_addr *a, double deadline,
             }
         }
     }
-    /* A connection to a free port of the own machine may meet itself. */
+    /* A connection to a free port of this machine may connect to itself. */
     dcommi_addr self;
     socklen_t self_len = sizeof self;
     if (status == DCOMM_OK && getsockname(fd, &self.any, &self_len) == 0 &&
@@ -281,7 +281,7 @@ static dcomm_status dcommi_sock_connect(const dcommi_addr *a, double deadline,
     return DCOMM_OK;
 }
 
-/* Read exactly len bytes. DCOMM_ERR_PEER: the other side closed. */
+/* Read exactly `len` bytes. Return DCOMM_ERR_PEER if the other side has closed. */
 static dcomm_status dcommi_sock_read(int fd, void *buf, size_t len, double deadline,
                                      const _Atomic int *cancel)
 {
@@ -299,7 +299,7 @@ static dcomm_status dcommi_sock_read(int fd, void *buf, size_t len, double deadl
     return DCOMM_OK;
 }
 
-/* Write len bytes, or stop when something has arrived (*stopped): the peer may have given up. */
+/* Write `len` bytes. Stop, with *stopped, when something arrives: the peer may have given up. */
 static dcomm_status dcommi_sock_write(int fd, const void *buf, size_t len, double deadline,
                                       const _Atomic int *cancel, bool *stopped)
 {
@@ -312,7 +312,7 @@ static dcomm_status dcommi_sock_write(int fd, const void *buf, size_t len, doubl
             continue;
         }
         if (!dcommi_sys_later()) {
-            *stopped = true; /* what the peer said before it went may still be readable */
+            *stopped = true; /* the peer's last frame may still be readable */
             return DCOMM_OK;
         }
         DCOMMI_TRY(dcommi_sock_wait(fd, POLLIN | POLLOUT, deadline, cancel));

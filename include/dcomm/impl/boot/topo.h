@@ -1,4 +1,4 @@
-/* topo.h - finds out, with hwloc, where on its machine this process runs. */
+/* topo.h - finds with hwloc where on its machine this process runs. */
 #ifndef DCOMMI_TOPO_H
 #define DCOMMI_TOPO_H
 
@@ -10,7 +10,8 @@
 #include <hwloc.h>
 #include <sched.h>
 
-/* The format of an lstopo XML file: 1, 2, 3 as hwloc's major version; 0: not found. */
+/* Return the format of an lstopo XML file (1, 2 or 3, as hwloc's major version), or 0 if the file
+ * does not say. */
 static int dcommi_topo_format(const char *xml)
 {
     char head[512];
@@ -26,27 +27,27 @@ static dcomm_status dcommi_topo_unread(const char *xml, int error)
     int format = dcommi_topo_format(xml), known = (int)(hwloc_get_api_version() >> 16);
     return format > known
                ? dcommi_fail(DCOMM_ERR_INVALID,
-                             "%s is in format %d of lstopo's files, and the hwloc that is "
-                             "installed reads formats up to %d: install hwloc %d, or write the "
-                             "file by an lstopo of version %d",
+                             "%s has format %d of lstopo's files, but the installed hwloc reads "
+                             "formats up to %d: install hwloc %d, or write the file with an "
+                             "lstopo of version %d",
                              xml, format, known, format, known)
                : dcommi_fail(DCOMM_ERR_INVALID, "%s is no topology that hwloc can read: %s", xml,
                              strerror(error));
 }
 
-/* The machine, or what an lstopo XML file says of one (xml NULL: the machine). */
+/* Load the topology of this machine, or of the lstopo XML file `xml` if it is not NULL. */
 static dcomm_status dcommi_topo_load(const char *xml, hwloc_topology_t *topology_p)
 {
-    /* Plugins that start up a graphics driver to say what PCI already says. */
+    /* These plugins start a graphics driver, only to repeat what PCI says. */
     static const char *const slow[] = {"opencl", "gl", "cuda", "nvml", "rsmi", "levelzero"};
     hwloc_topology_t topology;
     if (hwloc_topology_init(&topology) != 0) {
         return dcommi_fail(DCOMM_ERR_SYSTEM, "hwloc does not start: %s", strerror(errno));
     }
-    for (size_t i = 0; i < sizeof slow / sizeof slow[0]; i++) { /* fails where there is none */
+    for (size_t i = 0; i < sizeof slow / sizeof slow[0]; i++) { /* fails without the plugin */
         hwloc_topology_set_components(topology, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, slow[i]);
     }
-    /* All of it, so that ranks in different cgroups of one machine number its parts alike. */
+    /* Load the whole machine, so that ranks in different cgroups number its parts alike. */
     hwloc_topology_set_flags(topology, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED);
     hwloc_topology_set_io_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
     if ((xml != NULL && hwloc_topology_set_xml(topology, xml) != 0) ||
@@ -63,7 +64,8 @@ static dcomm_status dcommi_topo_load(const char *xml, hwloc_topology_t *topology
 
 /* ---- a place in a topology ---- */
 
-/* The object of a type in which all of `set` lies. */
+/* Return the index of the object of `type` that holds all of `set`. Return DCOMMI_PLACE_MANY if
+ * none holds all, DCOMMI_PLACE_NONE if there is none. */
 static int32_t dcommi_topo_within(hwloc_topology_t topology, hwloc_obj_type_t type,
                                   hwloc_const_cpuset_t set)
 {
@@ -77,7 +79,7 @@ static int32_t dcommi_topo_within(hwloc_topology_t topology, hwloc_obj_type_t ty
     return found;
 }
 
-/* The kind of cache that is farthest from the cores; a PU, which is no cache, without any. */
+/* Return the type of cache farthest from the cores, or HWLOC_OBJ_PU if there is no cache. */
 static hwloc_obj_type_t dcommi_topo_last_cache(hwloc_topology_t topology)
 {
     static const hwloc_obj_type_t types[] = {HWLOC_OBJ_L5CACHE, HWLOC_OBJ_L4CACHE,
@@ -102,7 +104,7 @@ static int dcommi_topo_nearness(hwloc_topology_t topology, hwloc_obj_t device,
     return o != NULL ? o->depth : -1;
 }
 
-/* Screens of servers are driven by chips that compute nothing. */
+/* Return true if a PCI device can compute. The screen chip of many servers cannot. */
 static bool dcommi_topo_is_gpu(const struct hwloc_pcidev_attr_s *pci)
 {
     bool maker = pci->vendor_id == 0x10de || pci->vendor_id == 0x1002;
@@ -110,7 +112,7 @@ static bool dcommi_topo_is_gpu(const struct hwloc_pcidev_attr_s *pci)
            (maker && pci->class_id >> 8 == 0x03);
 }
 
-/* The nearest GPU, by its PCI address. */
+/* Find the PCI address of the nearest GPU. */
 static void dcommi_topo_gpu(hwloc_topology_t topology, hwloc_const_cpuset_t set, char name[16])
 {
     int best = -1;
@@ -127,8 +129,8 @@ static void dcommi_topo_gpu(hwloc_topology_t topology, hwloc_const_cpuset_t set,
     }
 }
 
-/* The device of the interface `wanted`, "" where the machine shows none for it (the loopback, a
- * bridge); wanted NULL: the nearest. */
+/* Find the device of the interface `wanted`, or the nearest one if `wanted` is NULL. Set `name` to
+ * "" if the machine shows no device for it (the loopback, a bridge). */
 static void dcommi_topo_nic(hwloc_topology_t topology, hwloc_const_cpuset_t set, const char *wanted,
                             char name[16])
 {
@@ -149,7 +151,7 @@ static void dcommi_topo_nic(hwloc_topology_t topology, hwloc_const_cpuset_t set,
     }
 }
 
-/* The place of a process that may run on `set`, by the system's numbers. */
+/* Fill in the place of a process that may run on `set`, which holds the system's numbers. */
 static void dcommi_topo_locate(hwloc_topology_t topology, hwloc_const_cpuset_t set,
                                const char *iface, dcommi_site *place)
 {
@@ -170,7 +172,7 @@ static void dcommi_topo_locate(hwloc_topology_t topology, hwloc_const_cpuset_t s
 
 /* ---- this process ---- */
 
-/* A machine that hwloc cannot read is no reason to fail: nothing is known of the place then. */
+/* Make the place unknown. This is no error: hwloc may be unable to read the machine. */
 static void dcommi_topo_nowhere(dcommi_site *place)
 {
     memset(place, 0, sizeof *place);
@@ -178,8 +180,8 @@ static void dcommi_topo_nowhere(dcommi_site *place)
     place->unknown = 1;
 }
 
-/* The place on a topology of a thread that may run on `set`, as far as the topology has that; on
- * all of it when that is nothing. */
+/* Fill in the place of a thread that may run on `set`, clipped to the topology. If nothing is
+ * left, use the whole topology. */
 static void dcommi_topo_clip(hwloc_topology_t topology, hwloc_cpuset_t set, const char *iface,
                              dcommi_site *place)
 {
@@ -191,7 +193,7 @@ static void dcommi_topo_clip(hwloc_topology_t topology, hwloc_cpuset_t set, cons
     dcommi_topo_locate(topology, set, iface, place);
 }
 
-/* The last result. Programs make one context after the other, and the machine stays. */
+/* The last result, for programs that create several contexts: the machine stays the same. */
 typedef struct dcommi_topo_memory {
     pthread_mutex_t lock;
     bool known;
@@ -221,7 +223,7 @@ static void dcommi_topo_machine(hwloc_cpuset_t set, const char *iface, dcommi_si
     pthread_mutex_unlock(&last.lock);
 }
 
-/* Put the hardware threads that the kernel lets this thread run on into `set`. */
+/* Add to `set` the hardware threads on which the kernel lets this thread run. */
 static void dcommi_topo_allowed(hwloc_cpuset_t set)
 {
     enum { BYTES = 8192 / 8 };
@@ -236,8 +238,8 @@ static void dcommi_topo_allowed(hwloc_cpuset_t set)
     dcommi_free(mine);
 }
 
-/* This thread's place. iface: the context's choice, "" for none. DCOMM_TOPO_XML takes a file in
- * place of the machine, DCOMM_TOPO_CPUS then what this rank is bound to on it. */
+/* Find this thread's place. `iface` is the context's interface, or "". DCOMM_TOPO_XML names a file
+ * that replaces the machine. DCOMM_TOPO_CPUS then lists the hardware threads of this rank. */
 static dcomm_status dcommi_topo_here(const char *iface, dcommi_site *place)
 {
     const char *xml = dcommi_env("DCOMM_TOPO_XML"), *given = dcommi_env("DCOMM_TOPO_CPUS");
@@ -255,8 +257,8 @@ static dcomm_status dcommi_topo_here(const char *iface, dcommi_site *place)
     } else {
         if (given != NULL && hwloc_bitmap_list_sscanf(set, given) < 0) {
             status = dcommi_fail(DCOMM_ERR_INVALID,
-                                 "environment variable DCOMM_TOPO_CPUS=\"%.64s\" is no list of "
-                                 "hardware threads, such as 0-3,8",
+                                 "environment variable DCOMM_TOPO_CPUS=\"%.64s\": it must be a "
+                                 "list of hardware threads, such as 0-3,8",
                                  given);
         } else {
             status = dcommi_topo_load(xml, &topology);

@@ -1,21 +1,21 @@
 /* check.h - the plan checker: executes all ranks' plans together on symbolic contributions.
  *
- * Messages are matched by (source, destination, tag), so what meets what does not depend on timing,
- * and one execution that goes as far as it can decides whether there is a deadlock. Order is proved
- * by vector clocks: a race that this execution happens to survive is found all the same. Waiting
- * on counters needs to know which signals may come early, so executions are repeated, each with the
- * orders that the one before has proved, until nothing is missing or nothing is added.
+ * Messages match by (source, destination, tag), so matching does not depend on timing. One
+ * execution that goes as far as it can thus decides whether the plans deadlock. Vector clocks
+ * prove order, so the checker finds a race even if this execution survives it. To order a WAIT,
+ * the checker must know which signals may come early. So it repeats the execution, each time with
+ * the orders that the pass before has proved, until none is missing or none is added.
  *
- * Lengths that are known at run time only are tried at their maximum, at 0, 1 and at random; words
- * that come out of the caller's data count as such. A stage after the first is checked where the
- * words that it is made from are known (lengths received, constants); where they are data, only the
- * stages before it are, without their results. */
+ * Run-time lengths are tried at their maximum, at 0, at 1 and at random. Words read from the
+ * caller's data count as run-time lengths. A later stage is checked if the words that make it are
+ * known (received lengths, constants). If they are data, the checker stops before that stage and
+ * does not check results. */
 #ifndef DCOMMI_CHECK_H
 #define DCOMMI_CHECK_H
 
 #include "stage.h"
 
-/* Do lengths depend on the data? Then several are tried. */
+/* Return true if lengths depend on the data, so that the checker must try several. */
 static bool dcommi_check_plan_varies(const dcomm_plan *p)
 {
     for (uint32_t i = 0; i < p->noperands; i++) {
@@ -53,7 +53,7 @@ static void dcommi_check_pass_free(dcommi_check *c)
     c->pool.free = 0;
 }
 
-/* Execute everything once. */
+/* Execute all plans once. */
 static dcomm_status dcommi_check_pass(dcommi_check *c)
 {
     dcommi_check_made *made = dcommi_calloc((size_t)c->n * DCOMMI_CHECK_STAGES, sizeof *made);
@@ -94,7 +94,7 @@ static dcomm_status dcommi_check_pass(dcommi_check *c)
     return status;
 }
 
-/* Passes until the order of everything is proved, or no further order is. */
+/* Repeat passes until every order is proved, or until a pass proves no more. */
 static dcomm_status dcommi_check_scenario(dcommi_check *c)
 {
     dcomm_status status = DCOMM_OK;
@@ -108,7 +108,7 @@ static dcomm_status dcommi_check_scenario(dcommi_check *c)
         memcpy(c->old_log, c->log, sizeof c->log);
         bool settled = !c->waited || (c->has_old_log && c->edges == edges);
         edges = c->edges;
-        /* The first pass has no order from counters at all, so its depth of messages is wrong. */
+        /* The first pass has no order from counters, so its depth of messages is wrong. */
         bool counted = !c->waited || c->has_old_log;
         c->has_old_log = true;
         if (status < 0 || (counted && c->finding[0] == '\0') || settled) {
@@ -134,7 +134,7 @@ static void dcommi_check_fill_report(const dcommi_check *c, dcomm_check_report *
     }
 }
 
-/* dcomm_plan_check, and what happened, if trace is not NULL (free trace->event). */
+/* Do as dcomm_plan_check. Record events if `trace` is not NULL; the caller frees trace->event. */
 static dcomm_status dcommi_check_plans(const dcomm_plan *const *plans, int nranks,
                                        const dcomm_check_spec *spec, dcomm_check_report *report,
                                        dcommi_check_trace *trace)
@@ -146,10 +146,11 @@ static dcomm_status dcommi_check_plans(const dcomm_plan *const *plans, int nrank
         memset(report, 0, sizeof *report);
     }
     if (plans == NULL || spec == NULL || nranks < 1 || nranks > DCOMMI_CHECK_RANKS) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_plan_check: %s, for %d ranks of at most %d",
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_plan_check: %s; nranks is %d and may be 1 to %d",
                            plans == NULL  ? "plans is NULL"
                            : spec == NULL ? "spec is NULL"
-                                          : "bad nranks",
+                                          : "nranks is out of range",
                            nranks, DCOMMI_CHECK_RANKS);
     }
     DCOMMI_TRY(dcommi_check_spec_valid(spec, nranks));
@@ -184,7 +185,7 @@ static dcomm_status dcommi_check_plans(const dcomm_plan *const *plans, int nrank
         if (i == 0 && report != NULL && status == DCOMM_OK) {
             dcommi_check_fill_report(c, report);
         }
-        c->trace = NULL; /* it is of the longest lengths, like the report */
+        c->trace = NULL; /* the trace covers the longest lengths, like the report */
     }
     if (status < 0 && report != NULL) {
         snprintf(report->message, sizeof report->message, "%s", dcommi_message);

@@ -1,11 +1,11 @@
-/* lane.h - how the plan checker executes lanes: loops, fences, calls of sub-plans, and what
- * to say when nothing can go on. */
+/* lane.h - executes lanes, for the plan checker: loops, fences and calls of sub-plans. Reports
+ * deadlocks. */
 #ifndef DCOMMI_CHECK_LANE_H
 #define DCOMMI_CHECK_LANE_H
 
 #include "message.h"
 
-/* How many lanes run, one after another or at once, below one lane of a plan; itself included. */
+/* Return how many lanes one lane of a plan can need: itself, and the lanes of its widest call. */
 static uint32_t dcommi_check_width(dcommi_check *c, const dcomm_plan *p, uint32_t lane)
 {
     uint64_t most = 0;
@@ -32,7 +32,7 @@ static dcommi_check_frame *dcommi_check_frame_new(dcommi_check *c, int rank)
     return f;
 }
 
-/* Make a frame's lanes ready; `first` is the component of the first. */
+/* Make a frame's lanes ready. `first` is the component of lane 0. */
 static bool dcommi_check_start(dcommi_check *c, dcommi_check_frame *f, uint32_t first,
                                const uint32_t *vc, int32_t level)
 {
@@ -56,7 +56,7 @@ static bool dcommi_check_start(dcommi_check *c, dcommi_check_frame *f, uint32_t 
         c->lanes = lane;
         dcommi_check_wake(c, lane);
     }
-    /* wake pushed them last to first, so the newest is lane 0: give components in order */
+    /* The loop above ends with lane 0, so c->lanes begins with it: give components in order. */
     uint32_t comp = first;
     dcommi_check_lane *lane = c->lanes;
     for (uint32_t i = 0; i < p->nlanes; i++, lane = lane->all) {
@@ -71,7 +71,7 @@ static bool dcommi_check_start(dcommi_check *c, dcommi_check_frame *f, uint32_t 
     return c->status == DCOMM_OK;
 }
 
-/* SCRATCH and WORDS of a called sub-plan are its own. */
+/* Give a called sub-plan its own SCRATCH or WORDS. */
 static bool dcommi_check_own_mem(dcommi_check *c, dcommi_check_frame *f, unsigned space,
                                  int64_t size, unsigned kind)
 {
@@ -128,7 +128,7 @@ static bool dcommi_check_call(dcommi_check *c, dcommi_check_op *op)
                             : dcommi_check_start(c, f, lane->comp + 2, lane->vc, lane->level);
 }
 
-/* A lane has run to its end, all that it started included. */
+/* End a lane that has completed all that it started. */
 static bool dcommi_check_lane_end(dcommi_check *c, dcommi_check_lane *lane)
 {
     dcommi_check_frame *f = lane->frame;
@@ -146,7 +146,7 @@ static bool dcommi_check_lane_end(dcommi_check *c, dcommi_check_lane *lane)
     return dcommi_check_complete(c, &caller->op);
 }
 
-/* FENCE, and the end of a lane: false when there is still something to wait for. */
+/* Execute FENCE or the end of a lane. Return false if the lane must still wait. */
 static bool dcommi_check_fence(dcommi_check *c, dcommi_check_lane *lane)
 {
     lane->at_fence = lane->outstanding > 0;
@@ -181,7 +181,7 @@ static bool dcommi_check_step(dcommi_check *c, dcommi_check_lane *lane)
     if (--c->budget < 0) {
         return dcommi_check_refuse(c, op, "too many steps to check");
     }
-    if (dcommi_cursor_turns(s)) { /* by the op's cursor, whose words dcommi_check_word knows */
+    if (dcommi_cursor_turns(s)) { /* use the op's cursor, for dcommi_check_word needs the op */
         if (!dcommi_check_walked(c, op, dcommi_cursor_turn(&op->cursor, s))) {
             return false;
         }
@@ -221,7 +221,7 @@ static bool dcommi_check_step(dcommi_check *c, dcommi_check_lane *lane)
     }
 }
 
-/* Go on with a lane as far as it can. */
+/* Execute a lane as far as possible. */
 static bool dcommi_check_advance(dcommi_check *c, dcommi_check_lane *lane)
 {
     c->running = lane;
@@ -238,7 +238,7 @@ static bool dcommi_check_advance(dcommi_check *c, dcommi_check_lane *lane)
     return c->status == DCOMM_OK;
 }
 
-/* Nothing can go on: say who waits for what. */
+/* Report a deadlock: name the waiting lanes and their steps. */
 static void dcommi_check_deadlock(dcommi_check *c)
 {
     char text[DCOMMI_MESSAGE_MAX];

@@ -1,5 +1,5 @@
-/* mem.h - what the plan checker knows of memory: for each run of bytes, whose contributions
- * it holds, and which steps have touched it. */
+/* mem.h - the plan checker's model of memory: for each run of bytes, the contributions that it
+ * holds and the steps that have touched it. */
 #ifndef DCOMMI_CHECK_MEM_H
 #define DCOMMI_CHECK_MEM_H
 
@@ -14,7 +14,7 @@ typedef enum dcommi_check_kind {
     DCOMMI_CHECK_ENCODED,   /* byte `src` of encoding number `mask` */
     DCOMMI_CHECK_ZERO,      /* words at the start of a run */
     DCOMMI_CHECK_WORD,      /* the 64-bit number `src` */
-    DCOMMI_CHECK_OPAQUE     /* defined, but nothing is known of it */
+    DCOMMI_CHECK_OPAQUE     /* defined, but unknown */
 } dcommi_check_kind;
 
 #define DCOMMI_CHECK_DIVIDED 1u /* a FINAL fold made it */
@@ -36,11 +36,11 @@ typedef struct dcommi_check_runs {
     size_t n, capacity;
 } dcommi_check_runs;
 
-/* A step that touches memory. Each lane has two components in the vector clocks: its steps, and
- * its fences. What an ASYNC step touches counts as touched at the lane's next fence, so that it is
- * ordered before nothing earlier. */
+/* A step that touches memory. Each lane has two components in the vector clocks: one for its
+ * steps, one for its fences. An ASYNC step counts as touching memory at the lane's next fence, so
+ * it is ordered before nothing earlier. */
 typedef struct dcommi_check_who {
-    const uint32_t *vc; /* what is known to lie before the step */
+    const uint32_t *vc; /* the events known to precede the step */
     uint32_t comp, clock;
     uint32_t step; /* index in its plan, for messages */
 } dcommi_check_who;
@@ -54,7 +54,7 @@ typedef struct dcommi_check_cell {
     int64_t start; /* ends where the next cell begins */
     dcommi_check_value v;
     uint32_t comp, clock, step; /* the last writer; clock 0: before the run */
-    uint32_t readers;           /* those since then that nothing supersedes */
+    uint32_t readers;           /* list of readers since that write, without superseded ones */
 } dcommi_check_cell;
 
 /* One space of one rank (or of one called sub-plan). */
@@ -64,18 +64,18 @@ typedef struct dcommi_check_mem {
     size_t ncells, capacity;
     int64_t size;
     uint32_t *peer_last;    /* per component: the last read through PEER; NULL: none */
-    const uint32_t *end_vc; /* a sub-plan's memory: what was known when its call returned */
+    const uint32_t *end_vc; /* of a sub-plan's memory: the clock when its call returned */
     int rank;
     uint8_t space;
     bool read_only;
 } dcommi_check_mem;
 
-/* Two unordered accesses, as the memory finds them; the checker puts them into words. */
+/* Two unordered accesses. dcommi_check_found puts them into words. */
 typedef struct dcommi_check_race {
     const dcommi_check_mem *mem;
     int64_t at;
     bool first_writes, second_writes;
-    uint32_t comp, step; /* of the first */
+    uint32_t comp, step; /* of the first access */
 } dcommi_check_race;
 
 typedef struct dcommi_check_pool {
@@ -94,7 +94,7 @@ static dcommi_check_value dcommi_check_shift(dcommi_check_value v, int64_t by)
     return v;
 }
 
-/* Does b continue a, which is `len` bytes long? */
+/* Return true if `b` continues `a`, which is `len` bytes long. */
 static bool dcommi_check_continues(const dcommi_check_value *a, int64_t len,
                                    const dcommi_check_value *b)
 {
@@ -173,7 +173,7 @@ static dcomm_status dcommi_check_mem_fill(dcommi_check_mem *mem, int64_t from, i
     return DCOMM_OK;
 }
 
-/* The cell that holds byte `at` (in [0, size)). */
+/* Return the index of the cell that holds byte `at`, which must be in [0, size). */
 static size_t dcommi_check_find(const dcommi_check_mem *mem, int64_t at)
 {
     size_t low = 0, high = mem->ncells;
@@ -221,7 +221,7 @@ static dcomm_status dcommi_check_split(dcommi_check_mem *mem, dcommi_check_pool 
     return DCOMM_OK;
 }
 
-/* Append what [at, at+len) holds to runs, without counting as a read. */
+/* Append the values in [at, at+len) to `runs`, without recording a read. */
 static dcomm_status dcommi_check_peek(const dcommi_check_mem *mem, int64_t at, int64_t len,
                                       dcommi_check_runs *runs)
 {
@@ -235,15 +235,15 @@ static dcomm_status dcommi_check_peek(const dcommi_check_mem *mem, int64_t at, i
     return DCOMM_OK;
 }
 
-/* Is the step not known to come after (comp, clock)? A synchronous step comes after itself. */
+/* Return true if the step is not known to come after (comp, clock). A synchronous step comes after
+ * itself. */
 static bool dcommi_check_unordered(const dcommi_check_who *who, uint32_t comp, uint32_t clock)
 {
     bool self = comp == who->comp && clock == who->clock && comp % 2 == 0;
     return clock > who->vc[comp] && !self;
 }
 
-/* Read [at, at+len): remember the reader, note a race with an unordered writer, append the
- * values. */
+/* Read [at, at+len): record the reader, note a race with an unordered writer, append values. */
 static dcomm_status dcommi_check_read(dcommi_check_mem *mem, dcommi_check_pool *pool, int64_t at,
                                       int64_t len, const dcommi_check_who *who,
                                       dcommi_check_runs *runs, dcommi_check_race *race)
@@ -263,7 +263,7 @@ static dcomm_status dcommi_check_read(dcommi_check_mem *mem, dcommi_check_pool *
             dcommi_check_race found = {mem, cell->start, true, false, cell->comp, cell->step};
             *race = found;
         }
-        /* Whatever is after this read is also after the reads that lie before it. */
+        /* A step after this read is also after the reads that precede it, so drop those. */
         bool known = false;
         for (uint32_t *r = &cell->readers; *r != 0;) {
             dcommi_check_reader *old = &pool->reader[*r];
@@ -282,8 +282,8 @@ static dcomm_status dcommi_check_read(dcommi_check_mem *mem, dcommi_check_pool *
     return dcommi_check_peek(mem, at, len, runs);
 }
 
-/* Note a race of a coming write to [at, at+len) with what touched it before. Called before the
- * step's own reads are remembered, so that an asynchronous step does not race with itself. */
+/* Note a race between a coming write to [at, at+len) and earlier accesses. Call this before the
+ * step's own reads are recorded, so that an asynchronous step does not race with itself. */
 static dcomm_status dcommi_check_write_order(dcommi_check_mem *mem, dcommi_check_pool *pool,
                                              int64_t at, int64_t len, const dcommi_check_who *who,
                                              dcommi_check_race *race)
@@ -314,7 +314,7 @@ static dcomm_status dcommi_check_write_order(dcommi_check_mem *mem, dcommi_check
     return DCOMM_OK;
 }
 
-/* Put the runs (their lengths sum up to at most the rest of mem) at `at`. */
+/* Write `runs` at `at`. Their total length must fit into the rest of `mem`. */
 static dcomm_status dcommi_check_write(dcommi_check_mem *mem, dcommi_check_pool *pool, int64_t at,
                                        const dcommi_check_runs *runs, const dcommi_check_who *who)
 {
@@ -346,7 +346,7 @@ static dcomm_status dcommi_check_write(dcommi_check_mem *mem, dcommi_check_pool 
     return DCOMM_OK;
 }
 
-/* Forget who touched what: between stages. */
+/* Forget readers and writers between stages. */
 static void dcommi_check_mem_settle(dcommi_check_mem *mem)
 {
     for (size_t i = 0; i < mem->ncells; i++) {

@@ -1,4 +1,4 @@
-/* message.h - what messages, expositions and signals do when the plan checker executes them. */
+/* message.h - executes messages, EXPOSE, SIGNAL and WAIT, for the plan checker. */
 #ifndef DCOMMI_CHECK_MESSAGE_H
 #define DCOMMI_CHECK_MESSAGE_H
 
@@ -24,7 +24,7 @@ static bool dcommi_check_match(dcommi_check *c, dcommi_check_op *send, dcommi_ch
                                    dst.len, dcommi_check_op_text(c, send).s, src.len);
     }
     dst.len = src.len;
-    /* Completing a send orders nothing: its message may have been buffered. */
+    /* The completion of a send orders nothing, because its message may have been buffered. */
     dcommi_check_join(c, recv->vc, send->vc);
     int32_t level = (send->level > recv->level ? send->level : recv->level) + 1;
     send->level = recv->level = level;
@@ -41,7 +41,8 @@ static bool dcommi_check_match(dcommi_check *c, dcommi_check_op *send, dcommi_ch
             return false;
         }
         if (stage.len < dst.len) {
-            return dcommi_check_refuse(c, recv, "has a stage of %" PRId64 " bytes for %" PRId64,
+            return dcommi_check_refuse(c, recv,
+                                       "has a stage of %" PRId64 " bytes for a message of %" PRId64,
                                        stage.len, dst.len);
         }
     }
@@ -89,7 +90,8 @@ static dcommi_check_message *dcommi_check_message_find(dcommi_check *c, uint64_t
     return &c->message[at];
 }
 
-/* A SEND, RECV or RECV_REDUCE begins. The other side is there already, or will find this one. */
+/* Begin a SEND, RECV or RECV_REDUCE. Match it if the other side is posted already; otherwise the
+ * other side will find it. */
 static bool dcommi_check_post(dcommi_check *c, dcommi_check_op *op)
 {
     const dcommi_check_frame *f = op->lane->frame;
@@ -130,7 +132,7 @@ static bool dcommi_check_post(dcommi_check *c, dcommi_check_op *op)
 
 /* ---- expositions and signals ---- */
 
-/* The ranks of the run that EXPOSE or SIGNAL is for: a mask. */
+/* Set *mask to the ranks of the run that EXPOSE or SIGNAL addresses. */
 static bool dcommi_check_targets(dcommi_check *c, dcommi_check_op *op, uint64_t *mask)
 {
     const dcommi_scope *scope = &op->lane->frame->scope;
@@ -183,7 +185,7 @@ static bool dcommi_check_do_expose(dcommi_check *c, dcommi_check_op *op)
     return dcommi_check_complete(c, op);
 }
 
-/* Return an array of n elements with room for another; NULL without memory. */
+/* Return an array of `n` elements with room for one more, or NULL without memory. */
 static void *dcommi_check_more(dcommi_check *c, void *array, size_t n, size_t *capacity,
                                size_t size)
 {
@@ -235,7 +237,8 @@ static bool dcommi_check_do_signal(dcommi_check *c, dcommi_check_op *op)
         return false;
     }
     if (value < 0 || value > INT64_MAX / 4) {
-        return dcommi_check_refuse(c, op, "signals %" PRId64, value);
+        return dcommi_check_refuse(c, op, "signals %" PRId64 ", which is negative or too large",
+                                   value);
     }
     struct dcommi_check_pulse pulse = {.vc = dcommi_check_vc_copy(c, op->vc)};
     if (pulse.vc == NULL) {
@@ -275,7 +278,8 @@ static bool dcommi_check_do_signal(dcommi_check *c, dcommi_check_op *op)
     return dcommi_check_complete(c, op);
 }
 
-/* Return the most that a lane can have added to a counter before this WAIT, by the last pass. */
+/* Return the most that a lane can have added to a counter before this WAIT, according to the pass
+ * before. */
 static int64_t dcommi_check_possible(const dcommi_check_source *s, const dcommi_check_op *wait)
 {
     size_t low = 0, high = s->n; /* pulses that do not come after the WAIT: [0, low) */
@@ -290,9 +294,9 @@ static int64_t dcommi_check_possible(const dcommi_check_source *s, const dcommi_
     return low < s->n ? s->pulse[low].before : s->total;
 }
 
-/* WAIT comes after those signals without which its counter could not have got there: from the other
- * lanes all that may come early counts as come. Which may come early is known from the pass before
- * this one, with fewer edges, so that no edge is ever assumed that is not certain. */
+/* Execute WAIT. It comes after each signal without which its counter could not reach the value,
+ * even if all signals of other lanes that may come early have come. The pass before tells which
+ * may come early. That pass had fewer edges, so we never assume an edge that is not certain. */
 static bool dcommi_check_do_wait(dcommi_check *c, dcommi_check_op *op)
 {
     dcommi_check_lane *lane = op->lane;
@@ -327,7 +331,7 @@ static bool dcommi_check_do_wait(dcommi_check *c, dcommi_check_op *op)
             if (s->comp != old->source[i].comp) {
                 continue;
             }
-            size_t low = 0, high = s->n; /* the last pulse that begins below what is needed */
+            size_t low = 0, high = s->n; /* finds the last pulse that begins below `needed` */
             while (low < high) {
                 size_t middle = low + (high - low) / 2;
                 if (s->pulse[middle].before < needed) {

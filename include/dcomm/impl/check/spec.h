@@ -1,4 +1,4 @@
-/* spec.h - what each collective is to compute: where inputs lie, and what the results are. */
+/* spec.h - the promise of each collective: where its inputs lie, and what its results are. */
 #ifndef DCOMMI_CHECK_SPEC_H
 #define DCOMMI_CHECK_SPEC_H
 
@@ -13,8 +13,8 @@ typedef struct dcommi_check_part {
 /* One rank's buffers. */
 typedef struct dcommi_check_layout {
     int64_t in_bytes, out_bytes;
-    int64_t in_place_at; /* where in OUT an input in place begins; -1: it is in IN */
-    int64_t input_bytes; /* how much of it lies there */
+    int64_t in_place_at; /* offset in OUT of an in-place input; -1: the input is in IN */
+    int64_t input_bytes; /* bytes of input in OUT */
     dcommi_check_part part[DCOMMI_CHECK_RANKS];
     int nparts;
 } dcommi_check_layout;
@@ -30,7 +30,7 @@ static bool dcommi_check_is_v(dcomm_coll coll)
            coll == DCOMM_COLL_GATHERV || coll == DCOMM_COLL_SCATTERV;
 }
 
-/* count elements in bytes; -1 when that is beyond what a plan can say. */
+/* Return the bytes of `count` elements, or -1 if a plan cannot express so many. */
 static int64_t dcommi_check_bytes(const dcommi_check *c, size_t count)
 {
     int64_t bytes;
@@ -40,7 +40,7 @@ static int64_t dcommi_check_bytes(const dcommi_check *c, size_t count)
     return bytes;
 }
 
-/* The ranks' blocks of the operation, which for the plain collectives are all `count` long. */
+/* Find the ranks' blocks. In collectives without "v" they are all `count` elements long. */
 static dcomm_status dcommi_check_shape_of(const dcommi_check *c, dcommi_check_shape *shape)
 {
     const dcomm_check_spec *spec = c->spec;
@@ -51,7 +51,9 @@ static dcomm_status dcommi_check_shape_of(const dcommi_check *c, dcommi_check_sh
         int64_t length = dcommi_check_bytes(c, v ? spec->counts[i] : spec->count);
         int64_t at = v && spec->displs != NULL ? dcommi_check_bytes(c, spec->displs[i]) : packed;
         if (length < 0 || at < 0) {
-            return dcommi_fail(DCOMM_ERR_INVALID, "the spec's sizes exceed 2^63 bytes");
+            return dcommi_fail(DCOMM_ERR_INVALID,
+                               "dcomm_plan_check: a count or displacement of the spec is 2^56 "
+                               "bytes or more");
         }
         shape->length[i] = length;
         shape->at[i] = at;
@@ -79,7 +81,8 @@ static dcomm_status dcommi_check_alltoallv(const dcommi_check *c, int rank, dcom
         int64_t out = dcommi_check_bytes(c, counts[rank * c->n + p]);
         int64_t len = dcommi_check_bytes(c, counts[p * c->n + rank]);
         if (out < 0 || len < 0) {
-            return dcommi_fail(DCOMM_ERR_INVALID, "the spec's sizes exceed 2^63 bytes");
+            return dcommi_fail(DCOMM_ERR_INVALID,
+                               "dcomm_plan_check: a count of the spec is 2^56 bytes or more");
         }
         dcommi_check_expect(l, l->out_bytes, len, (uint64_t)1 << p, src);
         l->out_bytes += len;
@@ -88,7 +91,7 @@ static dcomm_status dcommi_check_alltoallv(const dcommi_check *c, int rank, dcom
     return DCOMM_OK;
 }
 
-/* Where rank's input lies and what its output should be. */
+/* Find where the input of `rank` lies and what its output must be. */
 static dcomm_status dcommi_check_layout_of(const dcommi_check *c, int rank, dcommi_check_layout *l)
 {
     const dcomm_check_spec *spec = c->spec;
@@ -154,7 +157,7 @@ static dcomm_status dcommi_check_layout_of(const dcommi_check *c, int rank, dcom
         break;
     case DCOMM_COLL_BARRIER:
         break;
-    default: /* send, recv, a plan of the caller's own: the plans say what they touch */
+    default: /* send, recv, a caller's plan: the plans themselves say which bytes they touch */
         l->in_bytes = c->rank[rank].plan->in_bytes;
         l->out_bytes = c->rank[rank].plan->out_bytes;
         l->in_place_at = here ? 0 : -1;
@@ -167,30 +170,35 @@ static dcomm_status dcommi_check_layout_of(const dcommi_check *c, int rank, dcom
     return DCOMM_OK;
 }
 
-/* The caller's own mistakes in the spec. */
+/* Refuse a spec that is invalid. */
 static dcomm_status dcommi_check_spec_valid(const dcomm_check_spec *spec, int nranks)
 {
     bool rooted = spec->coll == DCOMM_COLL_BROADCAST || spec->coll == DCOMM_COLL_REDUCE ||
                   spec->coll == DCOMM_COLL_GATHER || spec->coll == DCOMM_COLL_SCATTER ||
                   spec->coll == DCOMM_COLL_GATHERV || spec->coll == DCOMM_COLL_SCATTERV;
     if ((unsigned)spec->coll >= DCOMM_COLL_COUNT || dcomm_dtype_size(spec->dtype) == 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "spec: collective %d, dtype %d", (int)spec->coll,
-                           (int)spec->dtype);
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_plan_check: spec->coll is %d and spec->dtype is %d, and one of "
+                           "the two is unknown",
+                           (int)spec->coll, (int)spec->dtype);
     }
     if (rooted && (spec->root < 0 || spec->root >= nranks)) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "spec: root %d of %d ranks", spec->root, nranks);
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_plan_check: spec->root is %d, which is no rank of %d", spec->root,
+                           nranks);
     }
     if ((dcommi_check_is_v(spec->coll) || spec->coll == DCOMM_COLL_ALLTOALLV) &&
         spec->counts == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "spec: counts is NULL");
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_plan_check: spec->counts is NULL");
     }
     if (spec->coll == DCOMM_COLL_ALLTOALLV && spec->in_place) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "spec: all-to-all-v is never in place");
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_plan_check: spec->in_place is set, but "
+                                              "all-to-all-v is never in place");
     }
     return DCOMM_OK;
 }
 
-/* Compare a rank's OUT with what it should hold. */
+/* Compare a rank's OUT with the expected contents. */
 static dcomm_status dcommi_check_results(dcommi_check *c, int rank)
 {
     static const char *const refusal = "rank %d: OUT bytes %" PRId64 " to %" PRId64 " %s";
@@ -213,14 +221,14 @@ static dcomm_status dcommi_check_results(dcommi_check *c, int rank)
                 snprintf(text, sizeof text, "hold no contribution of any rank");
             } else if (v->mask != part->mask) {
                 snprintf(text, sizeof text,
-                         "hold the ranks 0x%" PRIx64 ", and should hold 0x%" PRIx64, v->mask,
+                         "hold the ranks 0x%" PRIx64 ", but should hold 0x%" PRIx64, v->mask,
                          part->mask);
             } else if (v->src != src) {
                 snprintf(text, sizeof text,
-                         "hold input from byte %" PRId64 ", and should from byte %" PRId64, v->src,
-                         src);
+                         "hold input from byte %" PRId64 ", but should hold it from byte %" PRId64,
+                         v->src, src);
             } else if (c->averages && (v->flags & DCOMMI_CHECK_DIVIDED) == 0) {
-                snprintf(text, sizeof text, "were completed by no FINAL fold, so are no average");
+                snprintf(text, sizeof text, "are no average: no FINAL fold has completed them");
             } else if (c->reduces && c->spec->rank_order &&
                        (v->flags & DCOMMI_CHECK_ORDERED) == 0) {
                 snprintf(text, sizeof text, "were not folded in rank order%s",

@@ -1,12 +1,12 @@
-/* stage.h - the stages of a run in the plan checker: what each starts from, who has heard of
- * whom at its end, which plans come next. */
+/* stage.h - executes the stages of a run, for the plan checker: prepares memory, finds which ranks
+ * have heard of which, and gets the plans of the next stage. */
 #ifndef DCOMMI_CHECK_STAGE_H
 #define DCOMMI_CHECK_STAGE_H
 
 #include "lane.h"
 #include "spec.h"
 
-/* The memory of a rank at the start of a stage. */
+/* Prepare the memory of a rank for a stage. */
 static dcomm_status dcommi_check_stage_mem(dcommi_check *c, int rank)
 {
     dcommi_check_rank *k = &c->rank[rank];
@@ -52,7 +52,7 @@ static dcomm_status dcommi_check_stage_mem(dcommi_check *c, int rank)
                                  8 * (int64_t)p->nwords, zero);
 }
 
-/* Are the plans of this stage well formed, and do they belong together? */
+/* Refuse plans of this stage that are not well formed or do not belong together. */
 static dcomm_status dcommi_check_stage_valid(dcommi_check *c)
 {
     uint32_t budget = DCOMMI_CHECK_SUBPLANS;
@@ -67,12 +67,12 @@ static dcomm_status dcommi_check_stage_valid(dcommi_check *c)
         }
         if (p->dtype != zero->dtype || p->op != zero->op) {
             return dcommi_fail(
-                DCOMM_ERR_PLAN, "%s: dtype %s, op %s; rank 0 has %s, %s", where,
+                DCOMM_ERR_PLAN, "%s has dtype %s and op %s, but rank 0 has %s and %s", where,
                 dcomm_dtype_name((dcomm_dtype)p->dtype), dcomm_op_name((dcomm_op)p->op),
                 dcomm_dtype_name((dcomm_dtype)zero->dtype), dcomm_op_name((dcomm_op)zero->op));
         }
         if (c->reduces && p->dtype != (unsigned)c->spec->dtype) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: dtype %s, where the operation has %s", where,
+            return dcommi_fail(DCOMM_ERR_PLAN, "%s has dtype %s, but the operation has %s", where,
                                dcomm_dtype_name((dcomm_dtype)p->dtype),
                                dcomm_dtype_name(c->spec->dtype));
         }
@@ -82,7 +82,8 @@ static dcomm_status dcommi_check_stage_valid(dcommi_check *c)
         }
     }
     if (width > 8192 || c->budget <= 0) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "more than 8192 lanes in all: too many to check");
+        return dcommi_fail(DCOMM_ERR_PLAN,
+                           "the plans have more than 8192 lanes in all, too many to check");
     }
     c->ncomps = 2 * (uint32_t)width;
     return DCOMM_OK;
@@ -139,7 +140,8 @@ static dcomm_status dcommi_check_stage_start(dcommi_check *c)
     return DCOMM_OK;
 }
 
-/* Who has heard of whom, and whether exposed memory is still being read when its owner is done. */
+/* Record which ranks have heard of which. Report exposed memory that may still be read when its
+ * owner is done. */
 static void dcommi_check_stage_end(dcommi_check *c)
 {
     uint64_t heard[DCOMMI_CHECK_RANKS];
@@ -170,13 +172,13 @@ static void dcommi_check_stage_end(dcommi_check *c)
     }
 }
 
-/* A stage that a plan has made, to be given back to it. */
+/* A stage that a plan has made, and that must be given back to that plan. */
 typedef struct dcommi_check_made {
     const dcomm_plan *maker, *plan;
     int rank;
 } dcommi_check_made;
 
-/* Let every rank say what comes next. *more: there is another stage, to be executed. */
+/* Get each rank's next stage. *more is true if there is another stage to execute. */
 static dcomm_status dcommi_check_next_stage(dcommi_check *c, dcommi_check_made *made, size_t *nmade,
                                             bool *more)
 {
@@ -227,7 +229,8 @@ static dcomm_status dcommi_check_next_stage(dcommi_check *c, dcommi_check_made *
     }
     *more = going > 0;
     if (*more && ++c->stage == DCOMMI_CHECK_STAGES) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "more than %d stages", DCOMMI_CHECK_STAGES);
+        return dcommi_fail(DCOMM_ERR_PLAN, "the plans have more than %d stages",
+                           DCOMMI_CHECK_STAGES);
     }
     return DCOMM_OK;
 }

@@ -1,5 +1,5 @@
-/* state.h - the plan checker's picture of a run: ranks, lanes, vector clocks, messages,
- * counters, what is exposed. */
+/* state.h - the plan checker's state of a run: ranks, lanes, vector clocks, messages, counters and
+ * exposed memory. */
 #ifndef DCOMMI_CHECK_STATE_H
 #define DCOMMI_CHECK_STATE_H
 
@@ -10,7 +10,7 @@
 
 #define DCOMMI_CHECK_BUDGET 50000000 /* steps and pieces executed before we give up */
 
-/* What happened, for pictures. `level` counts the messages on the longest chain up to here. */
+/* An event, for drawings of a plan. `level` counts the messages on the longest chain so far. */
 typedef struct dcommi_check_event {
     uint8_t kind;       /* dcomm_step_kind; a message is one event, of the receiver's kind */
     int16_t rank, peer; /* peer: sender, owner, or target of a signal; -1: none */
@@ -24,7 +24,7 @@ typedef struct dcommi_check_trace {
     size_t n, capacity;
 } dcommi_check_trace;
 
-/* A plan in execution: a rank's own, or a called sub-plan. */
+/* A plan in execution: a rank's plan, or a called sub-plan. */
 typedef struct dcommi_check_frame {
     dcommi_scope scope;
     struct dcommi_check *check;
@@ -41,11 +41,11 @@ typedef struct dcommi_check_frame {
 /* A step under way. */
 typedef struct dcommi_check_op {
     dcommi_cursor cursor;         /* first, for dcommi_check_word: the lane as the step found it */
-    struct dcommi_check_op *next; /* among the free ones */
-    struct dcommi_check_op *pending; /* among the lane's asynchronous ones */
+    struct dcommi_check_op *next; /* in the list of free ones */
+    struct dcommi_check_op *pending; /* in the list of the lane's asynchronous steps */
     struct dcommi_check_lane *lane;
     const dcomm_step *step;
-    uint32_t *vc; /* the lane's, or its own when asynchronous */
+    uint32_t *vc; /* the lane's clock, or its own if asynchronous */
     uint32_t comp, clock;
     int32_t level;
     int peer; /* rank of the run */
@@ -55,13 +55,13 @@ typedef struct dcommi_check_op {
 
 typedef struct dcommi_check_lane {
     dcommi_check_frame *frame;
-    struct dcommi_check_lane *next_waiter; /* on the same counter, or the same rank's EXPOSE */
+    struct dcommi_check_lane *next_waiter; /* for the same counter or rank's EXPOSE */
     struct dcommi_check_lane *all;         /* every lane of the stage, for deadlock reports */
     uint32_t number;                       /* in its plan */
     dcommi_cursor cursor;
-    uint32_t comp; /* of its steps; comp + 1 is of its fences */
+    uint32_t comp; /* component of its steps; comp + 1 is that of its fences */
     uint32_t *vc;
-    uint32_t *async_vc; /* join of what its completed asynchronous steps have learnt */
+    uint32_t *async_vc; /* join of the clocks of its completed asynchronous steps */
     int32_t level, async_level;
     uint32_t outstanding;
     dcommi_check_op *pending;
@@ -74,7 +74,7 @@ typedef struct dcommi_check_lane {
 typedef struct dcommi_check_source {
     uint32_t comp;
     struct dcommi_check_pulse {
-        int64_t before; /* what this lane had added before it */
+        int64_t before; /* sum of this lane's earlier signals */
         const uint32_t *vc;
         int32_t level;
     } * pulse;
@@ -102,9 +102,9 @@ typedef struct dcommi_check_message {
     bool done;
 } dcommi_check_message;
 
-/* What an encoding encodes. */
+/* An encoding: `runs` are the values that it encodes. */
 typedef struct dcommi_check_encoding {
-    int64_t len; /* encoded */
+    int64_t len; /* encoded bytes */
     dcommi_check_runs runs;
 } dcommi_check_encoding;
 
@@ -121,7 +121,7 @@ typedef struct dcommi_check_rank {
     dcommi_check_lane *peer_waiters; /* wait until this rank exposes something */
     dcommi_check_counter *counters;
     dcommi_check_exposed *exposed; /* [nslots][n]: by slot and reader */
-    uint64_t heard;                /* ranks whose start lies before this rank's now */
+    uint64_t heard;                /* ranks whose start precedes this rank's present */
     int64_t bytes;
 } dcommi_check_rank;
 
@@ -143,7 +143,7 @@ typedef struct dcommi_check {
     int n;
     uint64_t all; /* every rank */
     const dcomm_check_spec *spec;
-    bool spec_holds; /* this scenario and all words known: results are checked */
+    bool spec_holds; /* results are checked: this scenario allows it and all words are known */
     bool reduces, averages;
     int64_t element;
     int scenario;
@@ -152,7 +152,7 @@ typedef struct dcommi_check {
     char finding[DCOMMI_MESSAGE_MAX]; /* the first missing order of this pass */
     int64_t budget;
 
-    dcommi_check_block *blocks, *log_blocks; /* this pass's memory; that which logs live in */
+    dcommi_check_block *blocks, *log_blocks; /* memory of this pass, and of the last pass's logs */
     dcommi_check_mem *mems;
     dcommi_check_pool pool;
     dcommi_check_runs arrived, given, folded, merged; /* values under way */
@@ -174,7 +174,7 @@ typedef struct dcommi_check {
     size_t nmessages, messages_capacity;
     dcommi_check_log log[DCOMMI_CHECK_STAGES], old_log[DCOMMI_CHECK_STAGES];
     bool has_old_log, waited;
-    uint64_t edges; /* how many signal -> wait edges this pass found, and which */
+    uint64_t edges; /* hash of the signal -> wait edges that this pass found */
 
     int64_t messages, signals, total_bytes;
     int32_t steps;
@@ -302,7 +302,7 @@ static dcommi_check_text dcommi_check_op_text(const dcommi_check *c, const dcomm
     return t;
 }
 
-/* Refuse the plans at this step. Always false. */
+/* Refuse the plans at this step. Return false. */
 static bool DCOMMI_PRINTF(3, 4)
     dcommi_check_refuse(dcommi_check *c, const dcommi_check_op *op, const char *format, ...)
 {
@@ -317,13 +317,13 @@ static bool DCOMMI_PRINTF(3, 4)
     return false;
 }
 
-/* Refuse the plans for what the cursor says of this step; true when it says nothing. */
+/* Refuse the plans if the cursor's `status` is an error. Return true if it is none. */
 static bool dcommi_check_walked(dcommi_check *c, const dcommi_check_op *op, dcomm_status status)
 {
     return status >= 0 || dcommi_check_refuse(c, op, "%s", dcommi_message);
 }
 
-/* Pass a status of the parts below on; true when it is good. */
+/* Keep `status` in c->status if it is the first error. Return true if it is none. */
 static bool dcommi_check_good(dcommi_check *c, dcomm_status status)
 {
     if (status < 0 && c->status == DCOMM_OK) {
@@ -332,7 +332,7 @@ static bool dcommi_check_good(dcommi_check *c, dcomm_status status)
     return status >= 0;
 }
 
-/* Remember the first missing order of this pass. */
+/* Record the first missing order of this pass. */
 static void dcommi_check_found(dcommi_check *c, const dcommi_check_op *op,
                                const dcommi_check_race *race)
 {
@@ -348,7 +348,7 @@ static void dcommi_check_found(dcommi_check *c, const dcommi_check_op *op,
              race->first_writes ? "writes" : "reads", race->comp % 2 != 0 ? " (async)" : "");
 }
 
-/* The step's place in the vector clocks. */
+/* Return the step's place in the vector clocks. */
 static dcommi_check_who dcommi_check_who_of(const dcommi_check_op *op)
 {
     dcommi_check_who who = {op->vc, op->comp, op->clock, op->cursor.at.pc};

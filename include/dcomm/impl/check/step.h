@@ -1,4 +1,4 @@
-/* step.h - what a step does within its rank when the plan checker executes it, and how it ends. */
+/* step.h - executes a step within its rank, for the plan checker, and completes it. */
 #ifndef DCOMMI_CHECK_STEP_H
 #define DCOMMI_CHECK_STEP_H
 
@@ -16,7 +16,7 @@ static void dcommi_check_wake(dcommi_check *c, dcommi_check_lane *lane)
     }
 }
 
-/* A step is complete: its lane goes on, or its lane's fence comes nearer. */
+/* Complete a step. Its lane goes on, but at a fence only after its last asynchronous step. */
 static bool dcommi_check_complete(dcommi_check *c, dcommi_check_op *op)
 {
     dcommi_check_lane *lane = op->lane;
@@ -50,7 +50,7 @@ static bool dcommi_check_complete(dcommi_check *c, dcommi_check_op *op)
     return true;
 }
 
-/* Make the lane's current step an operation of its own that the lane does not wait for. */
+/* Make the lane's current step an operation of its own, for which the lane does not wait. */
 static dcommi_check_op *dcommi_check_detach(dcommi_check *c, dcommi_check_lane *lane)
 {
     dcommi_check_op *op = c->free_ops;
@@ -93,7 +93,7 @@ static void dcommi_check_event_of(dcommi_check *c, const dcommi_check_op *op, in
 
 /* ---- folds, encodings, kernels ---- */
 
-/* The values that a source piece gives to a step: decoded where the step decodes. */
+/* Read the values that a source piece gives to a step. Decode them if the step decodes. */
 static bool dcommi_check_take(dcommi_check *c, dcommi_check_op *op, const dcommi_check_region *from,
                               const dcommi_check_region *to, dcommi_check_runs *runs)
 {
@@ -133,7 +133,7 @@ static bool dcommi_check_take(dcommi_check *c, dcommi_check_op *op, const dcommi
     return true;
 }
 
-/* Fold the sources into c->folded, `arrived` being the message if one is among them. */
+/* Fold the sources into c->folded. A message among them is in c->arrived. */
 static bool dcommi_check_fold_sources(dcommi_check *c, dcommi_check_op *op,
                                       const dcommi_check_region *dst, int *owner)
 {
@@ -178,7 +178,7 @@ static bool dcommi_check_do_fold(dcommi_check *c, dcommi_check_op *op,
     return dcommi_check_fold_sources(c, op, dst, owner) && dcommi_check_put(c, op, dst, &c->folded);
 }
 
-/* ENCODE and RECODE. */
+/* Execute ENCODE or RECODE. */
 static bool dcommi_check_do_encode(dcommi_check *c, dcommi_check_op *op,
                                    const dcommi_check_region *dst, int *owner)
 {
@@ -237,8 +237,8 @@ static bool dcommi_check_do_compute(dcommi_check *c, dcommi_check_op *op,
     return dcommi_check_put_value(c, op, dst, opaque);
 }
 
-/* Does the lane have to wait until somebody exposes what its step reads? Even an ASYNC step does
- * not start before. */
+/* Block the lane if its step reads memory that is not exposed yet. Even an ASYNC step does not
+ * start before. Return false on an error. */
 static bool dcommi_check_must_wait(dcommi_check *c, dcommi_check_lane *lane)
 {
     dcommi_check_op *op = &lane->op;
@@ -263,7 +263,7 @@ static bool dcommi_check_must_wait(dcommi_check *c, dcommi_check_lane *lane)
     return true;
 }
 
-/* COPY, REDUCE, the codec's steps, COMPUTE. */
+/* Execute COPY, REDUCE, COMPUTE or a codec's step. */
 static bool dcommi_check_do_local(dcommi_check *c, dcommi_check_op *op)
 {
     const dcomm_step *s = op->step;

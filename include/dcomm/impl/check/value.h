@@ -1,5 +1,5 @@
-/* value.h - the plan checker's arithmetic: expressions, where operands lie, what a fold, an
- * encoding or a message does to the contributions. */
+/* value.h - the plan checker's arithmetic: expressions, regions of operands, and the effect of a
+ * fold, an encoding or a message on the contributions. */
 #ifndef DCOMMI_CHECK_VALUE_H
 #define DCOMMI_CHECK_VALUE_H
 
@@ -19,7 +19,7 @@ enum {
     DCOMMI_CHECK_SCENARIOS
 };
 
-/* A run-time length or an unknown word in this scenario, in [0, most]. */
+/* Return the value of a run-time length or unknown word in this scenario, in [0, most]. */
 static int64_t dcommi_check_choose(const dcommi_check *c, uint64_t identity, int64_t most)
 {
     switch (c->scenario) {
@@ -81,7 +81,7 @@ static bool dcommi_check_order_write(dcommi_check *c, const dcommi_check_op *op,
     dcommi_check_who who = dcommi_check_who_of(op);
     dcommi_check_race race = {0};
     if (r->mem->read_only && r->len > 0) {
-        return dcommi_check_refuse(c, op, "writes to %s, which is not to be touched on rank %d",
+        return dcommi_check_refuse(c, op, "writes to %s, which is read-only on rank %d",
                                    dcommi_print_space(r->mem->space), r->mem->rank);
     }
     if (!dcommi_check_good(
@@ -99,7 +99,7 @@ static bool dcommi_check_put(dcommi_check *c, const dcommi_check_op *op,
     return dcommi_check_good(c, dcommi_check_write(r->mem, &c->pool, r->at, runs, &who));
 }
 
-/* One value all over a region. */
+/* Fill a region with one value. */
 static bool dcommi_check_put_value(dcommi_check *c, const dcommi_check_op *op,
                                    const dcommi_check_region *r, dcommi_check_value v)
 {
@@ -119,7 +119,7 @@ static bool dcommi_check_put_word(dcommi_check *c, const dcommi_check_op *op, in
     return dcommi_check_order_write(c, op, &r) && dcommi_check_put_value(c, op, &r, v);
 }
 
-/* The number in a word, and whether it is known (not the scenario's choice). */
+/* Return the number in a word. *known is false if the scenario chose it. */
 static int64_t dcommi_check_number(const dcommi_check *c, const dcommi_check_runs *runs,
                                    bool *known)
 {
@@ -131,7 +131,7 @@ static int64_t dcommi_check_number(const dcommi_check *c, const dcommi_check_run
     return dcommi_check_choose(c, dcommi_mix(v->mask, (uint64_t)v->src), (int64_t)1 << 40);
 }
 
-/* A word that a step under way reads, for its cursor. */
+/* Read a word for the cursor of a step under way. */
 static dcomm_status dcommi_check_word(const dcommi_cursor *cursor, int64_t index, int64_t *number)
 {
     const dcommi_check_op *op = (const dcommi_check_op *)cursor;
@@ -146,7 +146,7 @@ static dcomm_status dcommi_check_word(const dcommi_cursor *cursor, int64_t index
     return DCOMM_OK;
 }
 
-/* The word that the step writes to takes a length. */
+/* Write a length to the word that the step names. */
 static bool dcommi_check_set_word(dcommi_check *c, const dcommi_check_op *op, int64_t number)
 {
     int32_t index;
@@ -156,8 +156,8 @@ static bool dcommi_check_set_word(dcommi_check *c, const dcommi_check_op *op, in
 
 /* ---- operands ---- */
 
-/* Piece r of an operand. In PEER space that nobody has exposed yet, *owner is the rank to wait
- * for; otherwise it is left alone. */
+/* Find the region of piece `r` of an operand. If it lies in PEER space that is not exposed yet,
+ * set *owner to the rank to wait for; otherwise leave *owner. */
 static bool dcommi_check_piece(dcommi_check *c, dcommi_check_op *op, const dcomm_operand *o,
                                uint32_t r, dcommi_check_region *region, int *owner)
 {
@@ -226,7 +226,7 @@ static bool dcommi_check_single(uint64_t mask)
     return mask != 0 && (mask & (mask - 1)) == 0;
 }
 
-/* a (+) b for one run. */
+/* Fold one run: *out = a (+) b. */
 static bool dcommi_check_fold_values(dcommi_check *c, const dcommi_check_op *op,
                                      const dcommi_check_value *a, const dcommi_check_value *b,
                                      dcommi_check_value *out)
@@ -242,12 +242,13 @@ static bool dcommi_check_fold_values(dcommi_check *c, const dcommi_check_op *op,
         out->mask = a->mask | b->mask;
         out->src = a->src;
         out->flags = 0;
-        /* A left fold goes on with the next rank alone. */
+        /* Only the next rank alone continues a left fold. */
         bool goes_on = (a->flags & DCOMMI_CHECK_ORDERED) != 0 && (a->mask & 1) != 0 &&
                        dcommi_check_single(b->mask) && b->mask == a->mask + 1;
         out->flags |= goes_on ? DCOMMI_CHECK_ORDERED : 0;
         if (c->averages && ((a->flags | b->flags) & DCOMMI_CHECK_DIVIDED) != 0) {
-            return dcommi_check_refuse(c, op, "folds what a FINAL fold has completed already");
+            return dcommi_check_refuse(c, op,
+                                       "folds a value that a FINAL fold has completed already");
         }
         return true;
     }
@@ -269,7 +270,7 @@ static bool dcommi_check_fold_values(dcommi_check *c, const dcommi_check_op *op,
                                __builtin_ctzll(a->mask & b->mask), a->src);
 }
 
-/* c->folded <- c->folded (+) more, both `len` bytes. */
+/* Fold `more` into c->folded, which has the same length. */
 static bool dcommi_check_fold(dcommi_check *c, const dcommi_check_op *op,
                               const dcommi_check_runs *more)
 {
@@ -335,7 +336,7 @@ static bool dcommi_check_fold_in(dcommi_check *c, const dcommi_check_op *op, boo
     return true;
 }
 
-/* The fold in c->folded is complete: apply FINAL. */
+/* Apply FINAL to the complete fold in c->folded. */
 static bool dcommi_check_fold_end(dcommi_check *c, const dcommi_check_op *op)
 {
     if ((op->step->flags & DCOMM_STEP_FINAL) == 0 || !c->averages ||

@@ -1,40 +1,41 @@
 /* message.h - the header of every message between engines, and its validation. All ranks of a
- * communicator run on machines of one byte order (checked when it is created). */
+ * communicator have the same byte order, which its creation checks. */
 #ifndef DCOMMI_MESSAGE_H
 #define DCOMMI_MESSAGE_H
 
 #include "../device/device.h"
 #include "transport.h"
 
-/* Of device memory offered to a rank of another host, 1 in place of a region: it comes straight
- * (straight.h). a, b and the payload by type:
+/* The types of messages, with their a, b and payload. To a rank of another host, region number 1
+ * means device memory that UCX moves itself (engine/device/straight.h).
  *   DATA        payload of a send                         a = length
  *   RTS         a send that waits in the sender's memory  a = address, b = length; slot and
- *               reserved = its region's number, low and high bits (0: in no region)
+ *               reserved = low and high bits of its region's number (0: no region)
  *   PULL        the receiver of an RTS cannot read that memory: answer with DATA
  *   OFFER       a send that waits in a device's memory    the same
- *   FIN         the receiver has read what RTS or OFFER offered
+ *   FIN         the receiver has read the memory of an RTS or OFFER
  *   EXPOSE      `slot` of the sender can be read          a = address, b = length; tag = region;
- *               reserved = 1 + number of the device whose memory it is (0: the host's)
+ *               reserved = 1 + number of the memory's device (0: host memory)
  *   READ        asks for a part of an exposed slot        a = offset, b = length; tag = reader's id
- *   READ_SENT   the same of what OFFER offered as `tag`   slot and reserved = reader's id
+ *   READ_SENT   the same of the memory of OFFER `tag`     slot and reserved = reader's id
  *   READ_REPLY  the part                                  a = length, tag = reader's id
  *   SIGNAL      counter `slot` grows                      a = by how much
- *   CREDIT      only carries `done`                       b = 1: and asks for the receiver's
- *   QUERY       have you entered `seq`?                   a = its signature without those before;
+ *   CREDIT      only carries `done`                       b = 1: asks for the receiver's `done`
+ *   QUERY       asks if the receiver has entered `seq`    a = signature of that operation alone;
  *               payload = the asker's description of it
- *   REPLY       a = dcommi_entry, b = how often it has entered; payload = where it waits
+ *   REPLY       answers a QUERY                           a = dcommi_entry, b = how often entered;
+ *               payload = where the answering rank waits
  *   ABORT       a = status (two's complement)             payload = sentence
- *   GOODBYE     a = number of collectives it took part in
- *   SHRINK      begins attempt b at leaving out ranks     a = hash of those that stay,
- *               seq = the highest attempt at that which has succeeded, tag = with which error
- *               (negated) b has failed here before the others could know; also of a communicator
- *               that has failed
- *   REGION_ASK  how is region `tag` mapped?
- *   REGION      so                                        a = 1: it is device memory;
+ *   GOODBYE     a = number of collectives that the sender took part in
+ *   SHRINK      begins attempt b to leave out ranks       a = hash of the remaining ranks;
+ *               seq = highest attempt with these that has succeeded; tag = negated error with
+ *               which b has failed here before the others could know. A failed communicator sends
+ *               it too
+ *   REGION_ASK  asks how to map region `tag`
+ *   REGION      answers REGION_ASK                        a = 1: it is device memory;
  *               payload = card and key (region.h)
- *   REGION_GONE region `tag` is no more                   a = 1: it is device memory
- *   REGION_SHUT region `tag`, device memory, is not open at its reader any more
+ *   REGION_GONE region `tag` has ended                    a = 1: it is device memory
+ *   REGION_SHUT the reader has closed region `tag`, which is device memory
  *   REFUSED     rank `a` has refused operation `seq`      payload = sentence */
 enum dcommi_message_type {
     DCOMMI_MSG_DATA = 1,
@@ -61,10 +62,10 @@ enum dcommi_message_type {
     DCOMMI_MSG_TYPE_END
 };
 
-/* Collectives and point-to-point count their sequence numbers apart. */
+/* Collectives and point-to-point have separate sequence numbers. */
 enum dcommi_stream { DCOMMI_STREAM_COLL = 0, DCOMMI_STREAM_P2P = 1 };
 
-/* BEHIND: it has been called on a stream that has not come to it. */
+/* BEHIND: the operation was called on a CUDA stream that has not reached it yet. */
 enum dcommi_entry {
     DCOMMI_NOT_ENTERED = 0,
     DCOMMI_ENTERED = 1,
@@ -77,7 +78,7 @@ typedef struct dcommi_header {
     uint8_t stream;
     uint16_t stage;
     uint16_t slot;
-    uint16_t reserved; /* 0, but where it is named above */
+    uint16_t reserved; /* 0 for types that do not name it above */
     uint32_t signature;
     uint32_t src; /* rank in the communicator */
     uint64_t comm;
@@ -90,18 +91,18 @@ typedef struct dcommi_header {
 _Static_assert(sizeof(dcommi_header) == 56, "the header has no padding");
 _Static_assert(sizeof(dcommi_header) <= DCOMMI_HEADER_MAX, "the header fits the transport");
 
-/* A short payload's header may end before a, which is its length, and b, which is 0: header and
- * payload are one cache line of a fifo then. */
+/* The header of a short DATA message may end before a (the length) and b (0). Header and payload
+ * then fit one cache line of a fifo. */
 #define DCOMMI_HEADER_SHORT 40
 #define DCOMMI_SHORT_MAX 16
 
 _Static_assert(offsetof(dcommi_header, a) == DCOMMI_HEADER_SHORT, "a and b come last");
 
-#define DCOMMI_REGION_CARD 16 /* bytes in front of the key in REGION */
+#define DCOMMI_REGION_CARD 16 /* bytes before the key in REGION */
 #define DCOMMI_REGION_KEY_DEVICE sizeof(dcommi_device_key)
 #define DCOMMI_TEXT_MAX 400 /* bytes of text in QUERY, REPLY, ABORT and REFUSED */
 
-/* A number of 32 bits in slot and reserved, where these are free. */
+/* Store a 32-bit number in slot and reserved, for types that do not need these otherwise. */
 static inline void dcommi_header_set_wide(dcommi_header *h, uint32_t number)
 {
     h->slot = (uint16_t)number;
@@ -113,8 +114,8 @@ static inline uint32_t dcommi_header_wide(const dcommi_header *h)
     return (uint32_t)h->reserved << 16 | h->slot;
 }
 
-/* Return true if bytes are a header that may be acted upon, as far as can be said without knowing
- * the communicator: length, type, and a payload that the type can have. `len` is the payload's. */
+/* Read a header. Return true if it is valid as far as we can tell without the communicator: its
+ * length, its type, and a payload of `len` bytes that the type allows. */
 static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
                                 dcommi_header *header)
 {

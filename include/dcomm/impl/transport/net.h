@@ -1,5 +1,5 @@
-/* net.h - the transport between hosts: UCX, or, with DCOMM_NO_UCX, none. Then all ranks must be on
- * one host. */
+/* net.h - the transport between hosts, by UCX. With DCOMM_NO_UCX there is none, and all ranks must
+ * be on one host. */
 #ifndef DCOMMI_NET_H
 #define DCOMMI_NET_H
 

@@ -1,9 +1,9 @@
-/* door.h - Unix sockets that stand in /dev/shm, for processes that share it but not the network
- * namespace, to which abstract names belong.
+/* door.h - Unix sockets with names in /dev/shm, for processes that share /dev/shm but not the
+ * network namespace. Abstract names belong to a network namespace.
  *
- * The name is there only while a communicator is created. Whoever finds it keeps a descriptor of
- * the socket's file and connects by that, also when the name is gone. A process that is killed
- * meanwhile leaves an empty file behind; the next that opens a door removes it. */
+ * A name exists only while a communicator is created. A process that finds it keeps a descriptor
+ * of the socket's file and connects by that descriptor, even after the name is gone. A process
+ * that is killed meanwhile leaves an empty file. The next process that opens a door removes it. */
 #ifndef DCOMMI_DOOR_H
 #define DCOMMI_DOOR_H
 
@@ -19,10 +19,10 @@
 
 #define DCOMMI_DOOR_FOLDER "/dev/shm"
 #define DCOMMI_DOOR_NAME "dcomm-door-"
-#define DCOMMI_DOOR_OLD 10 /* seconds; a door that nobody answers for so long is left over */
+#define DCOMMI_DOOR_OLD 10 /* seconds after which a door without a listener may be removed */
 #define DCOMMI_DOOR_BACKLOG 4096
 
-/* Fill in the address of a path; 0: it is too long. */
+/* Fill in the address of a path. Return its length in bytes, 0 if the path is too long. */
 static socklen_t dcommi_door_address(const char *path, struct sockaddr_un *address)
 {
     memset(address, 0, sizeof *address);
@@ -56,7 +56,7 @@ static bool dcommi_door_is_left(const char *path)
     return left;
 }
 
-/* Remove what processes have left that were killed while their door was open. */
+/* Remove doors of processes that were killed while their door was open. */
 static void dcommi_door_sweep(void)
 {
     DIR *folder = opendir(DCOMMI_DOOR_FOLDER);
@@ -81,8 +81,8 @@ static void dcommi_door_hide(uint64_t id)
     dcommi_sys_unlink(path);
 }
 
-/* Listen where others find us by `id`, until the door is hidden. Return the socket; -1 and errno:
- * there is no such place. */
+/* Listen where others find us by `id`, until dcommi_door_hide. Return the socket, or -1 with errno
+ * set. */
 static int dcommi_door_open(uint64_t id)
 {
     char path[64];
@@ -105,9 +105,9 @@ static int dcommi_door_open(uint64_t id)
     return s;
 }
 
-/* The file of another's door, which the caller closes; -1 and errno: it is not to be found. `pid`
- * is that process here, or 0: its /dev/shm is looked into as well, which the kernel allows to
- * processes with the same user and rights. */
+/* Open the file of another process's door; the caller closes it. Return -1, with errno set, if it
+ * is not found. `pid` is that process's number here, or 0. With a pid, look into its /dev/shm too,
+ * which the kernel allows to processes with the same user and rights. */
 static int dcommi_door_find(uint64_t id, int64_t pid)
 {
     char path[64], there[96];
@@ -120,7 +120,7 @@ static int dcommi_door_find(uint64_t id, int64_t pid)
     return fd;
 }
 
-/* The address by which a door is reached whose file is open. */
+/* Fill in the address of a door whose file is open. Return its length in bytes. */
 static socklen_t dcommi_door_behind(int fd, struct sockaddr_un *address)
 {
     char path[64];

@@ -1,12 +1,11 @@
-/* fifo.h - a queue of records in memory that one process writes and one reads: how messages go
- * between two processes of a host. A record is a word, which is written last and says that the rest
- * is there, a header and a payload, in whole cache lines: a short message is one line, and its way
- * one transfer of that line. A process that dies leaves at most a record without its word, so that
- * only its own queue is touched by its death.
+/* fifo.h - a queue of records in shared memory, with one writer and one reader, which carries
+ * messages between two processes of a host. A record is a word, a header and a payload, in whole
+ * cache lines. The writer stores the word last, to say that the rest is there. So a short message
+ * is one line and costs one transfer of that line. A process that dies leaves at most a record
+ * without its word, so its death touches only its own queue.
  *
- * Lines of short records are asked for all at once, by who is about to write them and by who is
- * about to read them. On AMD's processors such a record has more lines to itself than it needs: see
- * dcommi_fifo_reader. */
+ * The writer and the reader request all lines of a short record at once. On AMD such a record gets
+ * more lines than it needs: see dcommi_fifo_reader. */
 #ifndef DCOMMI_FIFO_H
 #define DCOMMI_FIFO_H
 
@@ -14,28 +13,29 @@
 #include "../../../../../kernels/cpu/isa.h"
 
 #define DCOMMI_LINE 64
-#define DCOMMI_FIFO_AHEAD 512  /* bytes */
-#define DCOMMI_FIFO_FETCH 2048 /* bytes */
-#define DCOMMI_FIFO_UNIT 256   /* bytes, on AMD */
-/* bytes: all lines of records up to this length are requested at once, because writing or reading
- * one after the other takes a transfer for each. Longer records lose by it: on AMD between near
- * cores, on Intel always (docs/results/parts.md). */
+#define DCOMMI_FIFO_AHEAD 512  /* bytes that the writer clears ahead of its records */
+#define DCOMMI_FIFO_FETCH 2048 /* most bytes that the writer requests for the next record */
+#define DCOMMI_FIFO_UNIT 256   /* bytes of a unit on AMD */
+/* Longest record, in bytes, whose lines are all requested at once, because touching them one after
+ * the other takes a transfer for each. Longer records lose by it: on AMD between near cores, on
+ * Intel always (docs/results/parts.md). */
 #define DCOMMI_FIFO_WATCHED 640
-/* bytes: records above the first length and up to the second are followed by a gap. The processor
- * of a reader that goes through lines in order prefetches the next ones, and so takes them from the
- * writer, which has got them ready for the next record. Longer records gain nothing. */
+/* A gap follows records of more than the first length and less than the second, in bytes. A reader
+ * goes through lines in order, so its processor prefetches the next ones. Without the gap it would
+ * take them from the writer, which has prepared them for the next record. Longer records gain
+ * nothing. */
 #define DCOMMI_FIFO_GAP_ABOVE 640
 #define DCOMMI_FIFO_GAP_BELOW 16384
 #define DCOMMI_FIFO_GAP 2048
-#define DCOMMI_FIFO_GAP_SIZE 65536 /* in fifos from here on */
-/* bytes: payloads above the first length and up to the second are stored by `rep movsb` on Intel,
- * which does not read lines that it overwrites whole. All-reduces gain. Payloads that the reader
- * copies, as in an all-gather, gain nothing, and longer ones lose. */
+#define DCOMMI_FIFO_GAP_SIZE 65536 /* smallest fifo with gaps, in bytes */
+/* On Intel, `rep movsb` stores payloads above the first length and up to the second, in bytes. It
+ * does not read lines that it overwrites whole. All-reduces gain. Payloads that the reader copies,
+ * as in an all-gather, gain nothing, and longer ones lose. */
 #define DCOMMI_FIFO_STRING_ABOVE 640
 #define DCOMMI_FIFO_STRING_MOST 1024
 
-/* Ask for a line to write. The builtin does so only where the compiler was told that it may; the
- * instruction is skipped by processors that do not know it. */
+/* Prefetch a line for writing. The builtin does so only if the compiler may use the instruction.
+ * Processors that do not know the instruction skip it. */
 static inline void dcommi_prefetch_write(const volatile void *at)
 {
 #if defined(__x86_64__)
@@ -48,33 +48,34 @@ static inline void dcommi_prefetch_write(const volatile void *at)
 /* The part in shared memory. The reader trusts none of it. */
 typedef struct dcommi_fifo {
     _Alignas(
-        DCOMMI_LINE) _Atomic uint64_t consumed; /* by the reader, which tells it now and then */
-    _Alignas(DCOMMI_LINE) _Atomic uint64_t produced; /* by the writer, when it leaves */
+        DCOMMI_LINE) _Atomic uint64_t consumed; /* bytes read; the reader stores it now and then */
+    _Alignas(DCOMMI_LINE) _Atomic uint64_t produced; /* bytes; the writer stores it on leaving */
     _Alignas(DCOMMI_LINE) unsigned char lines[];
 } dcommi_fifo;
 
-/* A record's word: turn (32 bits, never that of the lap before), payload length (20), header
- * length (8), kind (4, not 0). The word behind the last record is 0. */
+/* A record. Its word holds the turn (32 bits, never that of the lap before), the payload length
+ * (20), the header length (8) and the kind (4, not 0). The word behind the last record never reads
+ * as a record. */
 typedef struct dcommi_record {
     unsigned kind;
     size_t header_len, len;
     const unsigned char *header, *data;
 } dcommi_record;
 
-#define DCOMMI_FIFO_SKIP 15u /* a record of nothing, to the end of the fifo */
+#define DCOMMI_FIFO_SKIP 15u /* kind of an empty record that fills the rest of the fifo */
 
 /* One side's view. */
 typedef struct dcommi_fifo_end {
     unsigned char *lines;
     uint64_t at;    /* bytes written or read so far */
-    uint64_t limit; /* writer: consumed as last seen; reader: consumed as last told */
-    uint64_t clear; /* writer: no unit from `at` to here, this one included, begins with a word */
-    uint32_t size;  /* of the lines, a power of two */
-    uint32_t unit;  /* bytes; records begin at its multiples. more than a line: wide */
+    uint64_t limit; /* writer: `consumed` as last loaded; reader: `consumed` as last stored */
+    uint64_t clear; /* writer: no unit from `at` to here, inclusive, begins with a valid word */
+    uint32_t size;  /* bytes of `lines`, a power of two */
+    uint32_t unit;  /* bytes; records begin at its multiples. Wide if more than a line */
     uint32_t last, longer; /* bytes of the last record, and of the longer of the last two */
     uint32_t scripted; /* writer: records that its process took out of the other fifo by scripts,
                         * since the engine took one */
-    bool intel;        /* both ends keep to what was measured there */
+    bool intel;        /* both ends use the choices measured on Intel */
     dcommi_fifo *fifo;
 } dcommi_fifo_end;
 
@@ -93,7 +94,7 @@ static inline _Atomic uint64_t *dcommi_fifo_word(const dcommi_fifo_end *e, uint6
     return (_Atomic uint64_t *)(void *)(e->lines + (at & (e->size - 1)));
 }
 
-/* Bytes of the units that a record of so many takes, its word and its gap included. */
+/* Return the bytes that a record occupies, with word and gap. `bytes` is header and payload. */
 static inline size_t dcommi_fifo_lines(const dcommi_fifo_end *e, size_t bytes)
 {
     size_t lines = (sizeof(uint64_t) + bytes + e->unit - 1) & ~((size_t)e->unit - 1);
@@ -114,8 +115,8 @@ static inline bool dcommi_fifo_wide(const dcommi_fifo_end *e)
     return e->unit > DCOMMI_LINE;
 }
 
-/* Both ends guess from the last two records what comes next: a barrier has shorter ones than the
- * operation behind it. */
+/* Note the length of a record. Both ends guess the next length from the last two records, because
+ * the records of a barrier are shorter than those of the operation after it. */
 static inline void dcommi_fifo_note(dcommi_fifo_end *e, size_t bytes)
 {
     uint32_t now = (uint32_t)(sizeof(uint64_t) + bytes);
@@ -125,8 +126,8 @@ static inline void dcommi_fifo_note(dcommi_fifo_end *e, size_t bytes)
 
 /* ---- writing ---- */
 
-/* Clear the word behind a record: payload of the lap before must not be taken for a record. Its
- * writer has it in its cache and sees that at once. */
+/* Clear the word behind a record if it would read as a record, for it may hold payload of the lap
+ * before. The writer has that line in its cache, so the look is cheap. */
 static inline void dcommi_fifo_clear(dcommi_fifo_end *e)
 {
     e->clear = e->at;
@@ -135,9 +136,10 @@ static inline void dcommi_fifo_clear(dcommi_fifo_end *e)
     }
 }
 
-/* Where that means to write, it takes as long as a message if the reader has the line in its cache,
- * and the record's own word can only follow: so ends without wide units clear some lines ahead when
- * that holds up nobody, which also brings these lines back. */
+/* Publish a record. First clear the word behind it, then store its own word. If clearing must
+ * write and the reader has that line in its cache, it takes as long as a message and delays the
+ * record. So ends without wide units afterwards clear some lines ahead, when nobody waits for
+ * them. This also brings these lines back. */
 static inline void dcommi_fifo_publish(dcommi_fifo_end *e, unsigned kind, size_t header_len,
                                        size_t len, size_t lines)
 {
@@ -157,7 +159,7 @@ static inline void dcommi_fifo_publish(dcommi_fifo_end *e, unsigned kind, size_t
     }
 }
 
-/* Have so many bytes from `at` on back from the reader, before they are written. */
+/* Take the lines of the next `bytes` bytes back from the reader, before they are written. */
 static inline void dcommi_fifo_own(const dcommi_fifo_end *e, uint64_t bytes)
 {
     uint64_t end = e->at + bytes;
@@ -166,7 +168,7 @@ static inline void dcommi_fifo_own(const dcommi_fifo_end *e, uint64_t bytes)
     }
 }
 
-/* After a record: the next is likely as long. */
+/* Request the lines of the next record, which is likely as long as those before. */
 static inline void dcommi_fifo_expect(const dcommi_fifo_end *e, size_t lines)
 {
     if (dcommi_fifo_wide(e) && e->longer <= DCOMMI_FIFO_WATCHED) {
@@ -175,29 +177,29 @@ static inline void dcommi_fifo_expect(const dcommi_fifo_end *e, size_t lines)
         }
         return;
     }
-    /* One line comes as fast by itself, and the reader is looking at it. */
+    /* Do not request a single line: it comes as fast by itself, and the reader is polling it. */
     if (e->last > DCOMMI_LINE) {
         dcommi_fifo_own(e, e->last < DCOMMI_FIFO_FETCH ? e->last : DCOMMI_FIFO_FETCH);
     }
-    /* And the word behind it, unless that has been cleared. */
+    /* Request the word behind the next record too, unless it has been cleared. */
     if (e->clear < e->at + lines && e->last <= DCOMMI_FIFO_GAP_ABOVE &&
         e->at + lines < e->limit + e->size) {
         dcommi_prefetch_write(dcommi_fifo_word(e, e->at + lines));
     }
 }
 
-/* Room for a header and payload of `bytes` together, at most a quarter of the fifo, such that
- * `spare` bytes are left; NULL: full. */
+/* Reserve room for `bytes` bytes of header and payload, at most a quarter of the fifo, such that
+ * `spare` bytes remain free. Return NULL if the fifo is too full. */
 static inline unsigned char *dcommi_fifo_reserve(dcommi_fifo_end *e, size_t bytes, size_t spare)
 {
     size_t lines = dcommi_fifo_lines(e, bytes), left = e->size - (e->at & (e->size - 1));
     size_t skip = lines > left ? left : 0;
-    /* One line more: the word behind the record. */
+    /* Add a line for the word behind the record. */
     uint64_t end = e->at + skip + lines + DCOMMI_LINE + spare;
     if (DCOMMI_UNLIKELY(end > e->limit + e->size)) {
         uint64_t consumed = atomic_load_explicit(&e->fifo->consumed, memory_order_acquire);
         if (consumed < e->limit || consumed > e->at) {
-            return NULL; /* nonsense */
+            return NULL; /* the reader has stored nonsense */
         }
         e->limit = consumed;
         if (end > e->limit + e->size) {
@@ -214,7 +216,7 @@ static inline unsigned char *dcommi_fifo_reserve(dcommi_fifo_end *e, size_t byte
     return (unsigned char *)dcommi_fifo_word(e, e->at) + sizeof(uint64_t);
 }
 
-/* A payload, into what was reserved. */
+/* Copy a payload into reserved room. */
 static inline void dcommi_fifo_copy(const dcommi_fifo_end *e, void *to, const void *data,
                                     size_t len)
 {
@@ -229,7 +231,7 @@ static inline void dcommi_fifo_copy(const dcommi_fifo_end *e, void *to, const vo
     }
 }
 
-/* Make what was reserved visible. */
+/* Make a reserved record visible. */
 static inline void dcommi_fifo_commit(dcommi_fifo_end *e, unsigned kind, size_t header_len,
                                       size_t len)
 {
@@ -250,7 +252,7 @@ static inline void dcommi_fifo_forward(dcommi_fifo_end *e, size_t lines)
     }
 }
 
-/* Ask for the lines of so many bytes but the first. */
+/* Prefetch the lines of the next `bytes` bytes, except the first line. */
 static inline void dcommi_fifo_ask(const dcommi_fifo_end *e, size_t bytes)
 {
     for (size_t i = DCOMMI_LINE; i < bytes; i += DCOMMI_LINE) {
@@ -258,8 +260,8 @@ static inline void dcommi_fifo_ask(const dcommi_fifo_end *e, size_t bytes)
     }
 }
 
-/* Ask for the other lines of what is waited for. Of long records that is one: the writer is at work
- * on the rest. */
+/* Prefetch the lines of the expected record after the first. For a long record prefetch only one,
+ * because the writer is still writing the rest. */
 static inline void dcommi_fifo_watch(const dcommi_fifo_end *e)
 {
     dcommi_fifo_ask(e, e->longer <= e->unit               ? e->unit
@@ -267,8 +269,8 @@ static inline void dcommi_fifo_watch(const dcommi_fifo_end *e)
                                                           : 2 * DCOMMI_LINE);
 }
 
-/* Request the lines of a record before polling for it (Intel only). bytes: its header and payload.
- */
+/* Prefetch the lines of a record before polling for it (Intel only). `bytes` is header and
+ * payload. */
 static inline void dcommi_fifo_expecting(const dcommi_fifo_end *e, size_t bytes)
 {
     if (e->intel && sizeof(uint64_t) + bytes <= DCOMMI_FIFO_WATCHED) {
@@ -276,7 +278,8 @@ static inline void dcommi_fifo_expecting(const dcommi_fifo_end *e, size_t bytes)
     }
 }
 
-/* The next record, which stays until it is passed. 0: none; -1: nonsense lies there. */
+/* Look for the next record, which stays until dcommi_fifo_pass. Return 1 if there is one, 0 if
+ * there is none, -1 if the writer has stored nonsense. */
 static inline int dcommi_fifo_next(dcommi_fifo_end *e, dcommi_record *r)
 {
     for (;;) {
@@ -312,10 +315,10 @@ static inline void dcommi_fifo_pass(dcommi_fifo_end *e, const dcommi_record *r)
 
 /* ---- coming and leaving ---- */
 
-/* Return the reader's end of a fifo in its zeroed memory.
- * On AMD a record has whole units. The reader requests all lines of the record that it waits for.
- * The writer takes those of the next unit back at once, or those of a longer record before it
- * writes the first. docs/results/parts.md has the gain, and that of shorter and longer units. */
+/* Return the reader's end of a fifo in zeroed memory. On AMD a record fills whole units. The
+ * reader requests all lines of the record that it waits for. The writer takes back the lines of
+ * the next unit at once, or those of a longer record before it writes the first.
+ * docs/results/parts.md has the gain, and that of shorter and longer units. */
 static inline dcommi_fifo_end dcommi_fifo_reader(dcommi_fifo *fifo, uint32_t size)
 {
     dcommi_fifo_end e = {.lines = fifo->lines,

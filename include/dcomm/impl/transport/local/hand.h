@@ -1,12 +1,11 @@
-/* hand.h - descriptors handed from one process of a host to another. Each context listens on a Unix
- * socket whose name is random and stands in no file system (the abstract namespace). Processes of
- * another network namespace do not see that name: for them it opens a door (door.h) as well. To
- * hand over a descriptor, the owner connects, sends one message with it, and closes. The kernel
- * keeps all that until the receiver looks: neither side waits for the other, and no thread serves
- * anybody.
+/* hand.h - hands descriptors from one process of a host to another. Each context listens on a Unix
+ * socket with a random name in the abstract namespace. Processes of another network namespace do
+ * not see that name, so the context also opens a door (door.h) for them. To hand over a
+ * descriptor, the owner connects, sends one message with it, and closes. The kernel keeps the
+ * message until the receiver looks, so neither side waits and no thread serves.
  *
- * Both sides check that the other is a process of the same user. The message also proves that its
- * sender knows the receiver's address, which travels over the rendezvous. */
+ * Each side checks that the other is a process of the same user. The message also proves that its
+ * sender knows the receiver's address, which comes over the rendezvous. */
 #ifndef DCOMMI_HAND_H
 #define DCOMMI_HAND_H
 
@@ -24,11 +23,11 @@ typedef struct dcommi_hand_address {
 } dcommi_hand_address;
 
 typedef struct dcommi_hand_message {
-    uint64_t from, number; /* the sender's id; which of its files this is */
+    uint64_t from, number; /* the sender's id, and the number of its file */
     uint8_t secret[16];    /* the receiver's */
 } dcommi_hand_message;
 
-/* A message with room for one descriptor, as sendmsg and recvmsg take it. */
+/* A message with room for one descriptor, for sendmsg and recvmsg. */
 typedef struct dcommi_hand_packet {
     dcommi_hand_message message;
     _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))];
@@ -36,7 +35,7 @@ typedef struct dcommi_hand_packet {
     struct msghdr head;
 } dcommi_hand_packet;
 
-/* A connection that has been accepted, then the descriptor that came by it. */
+/* An accepted connection, and then the descriptor that came over it. */
 typedef struct dcommi_handed {
     struct dcommi_handed *next;
     int socket; /* -1: the message has been read */
@@ -44,7 +43,7 @@ typedef struct dcommi_handed {
     uint64_t from, number;
 } dcommi_handed;
 
-/* The file of another's door. */
+/* The file of another process's door. */
 typedef struct dcommi_hand_way {
     struct dcommi_hand_way *next;
     uint64_t id;
@@ -53,10 +52,10 @@ typedef struct dcommi_hand_way {
 
 typedef struct dcommi_hands {
     dcommi_hand_address me;
-    int *sockets; /* the abstract one, then one for each time that a door was open */
+    int *sockets; /* the abstract one, then one for each time that our door was open */
     size_t nsockets, sockets_capacity;
-    bool door;        /* ours is open */
-    unsigned seekers; /* creations that may need it */
+    bool door;        /* our door is open */
+    unsigned seekers; /* creations that may need the door */
     dcommi_hand_way *ways;
     dcommi_handed *handed;
 } dcommi_hands;
@@ -93,7 +92,7 @@ static bool dcommi_hands_grow(dcommi_hands *h)
                        sizeof *h->sockets) >= 0;
 }
 
-/* Listen. On an error (errno) nothing can be handed to this context, and `me.id` stays 0. */
+/* Listen. On an error errno is set and `me.id` stays 0: nothing can be handed to this context. */
 static bool dcommi_hands_open(dcommi_hands *h, uint64_t id)
 {
     struct sockaddr_un name;
@@ -122,13 +121,13 @@ static bool dcommi_hands_open(dcommi_hands *h, uint64_t id)
 
 /* ---- processes of another network namespace ---- */
 
-/* Return true if descriptors go to that process through its door. */
+/* Return true if descriptors go to process `to` through its door. */
 static bool dcommi_hand_is_outside(const dcommi_hands *h, const dcommi_hand_address *to)
 {
     return h->me.id != 0 && to->id != 0 && to->net != h->me.net && to->net != 0 && h->me.net != 0;
 }
 
-/* Open our door, so that those outside can find it, if that is possible. */
+/* Open our door, if possible, so that processes of other network namespaces can find it. */
 static void dcommi_hands_show(dcommi_hands *h)
 {
     if (h->door || !dcommi_hands_grow(h)) {
@@ -136,7 +135,8 @@ static void dcommi_hands_show(dcommi_hands *h)
     }
     int s = dcommi_door_open(h->me.id);
     if (s < 0) {
-        dcommi_log(DCOMMI_LOG_INFO, "no Unix socket in " DCOMMI_DOOR_FOLDER ": %s",
+        dcommi_log(DCOMMI_LOG_INFO,
+                   "this process cannot open a Unix socket in " DCOMMI_DOOR_FOLDER ": %s",
                    strerror(errno));
         return;
     }
@@ -153,7 +153,7 @@ static void dcommi_hands_hide(dcommi_hands *h)
     h->door = false;
 }
 
-/* The way to a process outside; NULL: it is not known. */
+/* Return the file of the door of process `id`, or NULL if we have not found it. */
 static dcommi_hand_way *dcommi_hand_way_to(const dcommi_hands *h, uint64_t id)
 {
     dcommi_hand_way *way = h->ways;
@@ -163,7 +163,8 @@ static dcommi_hand_way *dcommi_hand_way_to(const dcommi_hands *h, uint64_t id)
     return way;
 }
 
-/* Find a process outside, whose door is open. `pid`: its number here, 0: it has none. */
+/* Find the open door of process `id` of another network namespace. `pid` is its number here, 0 if
+ * it has none. */
 static dcomm_status dcommi_hands_find(dcommi_hands *h, uint64_t id, int64_t pid)
 {
     if (dcommi_hand_way_to(h, id) != NULL) {
@@ -179,7 +180,7 @@ static dcomm_status dcommi_hands_find(dcommi_hands *h, uint64_t id, int64_t pid)
         int error = errno;
         dcommi_free(way);
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "its network namespace is another, and its Unix socket is not in "
+                           "it has another network namespace, and its Unix socket is not in "
                            "our " DCOMMI_DOOR_FOLDER ": %s",
                            strerror(error));
     }
@@ -188,7 +189,7 @@ static dcomm_status dcommi_hands_find(dcommi_hands *h, uint64_t id, int64_t pid)
     return DCOMM_OK;
 }
 
-/* Nothing more will go to a process, which may be one outside. */
+/* Forget the door of process `id`, if we have found one. */
 static void dcommi_hands_part(dcommi_hands *h, uint64_t id)
 {
     for (dcommi_hand_way **at = &h->ways; *at != NULL; at = &(*at)->next) {
@@ -204,7 +205,7 @@ static void dcommi_hands_part(dcommi_hands *h, uint64_t id)
 
 /* ---- handing over ---- */
 
-/* The address of a process's socket; 0: it is outside, and was not found. */
+/* Fill in the address of a process's socket. Return 0 if we have not found its door. */
 static socklen_t dcommi_hand_where(const dcommi_hands *h, const dcommi_hand_address *to,
                                    struct sockaddr_un *name)
 {
@@ -215,8 +216,8 @@ static socklen_t dcommi_hand_where(const dcommi_hands *h, const dcommi_hand_addr
     return way != NULL ? dcommi_door_behind(way->file, name) : 0;
 }
 
-/* Hand over a descriptor. DCOMM_IN_PROGRESS: too many are on their way already, try again when
- * their receivers have looked. DCOMM_ERR_UNSUPPORTED: that process cannot be reached. */
+/* Hand over a descriptor. Return DCOMM_IN_PROGRESS if too many are on their way: try again after
+ * their receivers have looked. Return DCOMM_ERR_UNSUPPORTED if the process cannot be reached. */
 static dcomm_status dcommi_hand_over(const dcommi_hands *h, const dcommi_hand_address *to,
                                      uint64_t number, int fd)
 {
@@ -259,7 +260,7 @@ static dcomm_status dcommi_hand_over(const dcommi_hands *h, const dcommi_hand_ad
                        strerror(errno));
 }
 
-/* Read the message of an accepted connection. False: it has not come yet. */
+/* Read the message of an accepted connection. Return false if it has not come yet. */
 static bool dcommi_handed_read(const dcommi_hands *h, dcommi_handed *d)
 {
     dcommi_hand_packet packet;
@@ -292,7 +293,7 @@ static void dcommi_handed_drop(dcommi_handed **at)
     dcommi_free(d);
 }
 
-/* Read what has come by a connection, and drop it if that is nothing of use. */
+/* Read the message of a connection. Drop the connection if the message is no use. */
 static dcommi_handed **dcommi_handed_look(const dcommi_hands *h, dcommi_handed **at)
 {
     dcommi_handed *d = *at;
@@ -303,7 +304,7 @@ static dcommi_handed **dcommi_handed_look(const dcommi_hands *h, dcommi_handed *
     return &d->next;
 }
 
-/* Take in what has come to one of our sockets. */
+/* Take in all that has come to one of our sockets. */
 static dcomm_status dcommi_hands_accept(dcommi_hands *h, int listener)
 {
     while (true) {
@@ -321,7 +322,8 @@ static dcomm_status dcommi_hands_accept(dcommi_hands *h, int listener)
             }
             return error == EAGAIN || error == EWOULDBLOCK
                        ? DCOMM_OK
-                       : dcommi_fail(DCOMM_ERR_SYSTEM, "nothing can be taken from peers: %s",
+                       : dcommi_fail(DCOMM_ERR_SYSTEM,
+                                     "connections of peers cannot be accepted: %s",
                                      strerror(error));
         }
         d->next = h->handed;
@@ -346,7 +348,7 @@ static dcomm_status dcommi_hands_look(dcommi_hands *h)
     return DCOMM_OK;
 }
 
-/* The descriptor of a peer's file, which is the caller's now; -1: it has not come (yet). */
+/* Return the descriptor of a peer's file, which the caller then owns, or -1 if it has not come. */
 static int dcommi_hands_take(dcommi_hands *h, uint64_t from, uint64_t number)
 {
     for (dcommi_handed **at = &h->handed; *at != NULL; at = &(*at)->next) {
@@ -360,7 +362,7 @@ static int dcommi_hands_take(dcommi_hands *h, uint64_t from, uint64_t number)
     return -1;
 }
 
-/* Close what a peer has handed over and nobody has taken. */
+/* Close the descriptors that a peer has handed over and nobody has taken. */
 static void dcommi_hands_forget(dcommi_hands *h, uint64_t from)
 {
     for (dcommi_handed **at = &h->handed; *at != NULL;) {

@@ -1,5 +1,5 @@
-/* local.h - the transport between the processes of one host: messages through fifos in memory that
- * they map from each other (fifo.h, hand.h), and memory of the user's that they map likewise. */
+/* local.h - the transport between the processes of one host. Messages go through fifos in memory
+ * that processes map from each other (fifo.h, hand.h). User memory is mapped in the same way. */
 #ifndef DCOMMI_LOCAL_H
 #define DCOMMI_LOCAL_H
 
@@ -7,7 +7,7 @@
 
 #include <sched.h>
 
-#define DCOMMI_LOCAL_WATCH 0.05 /* seconds between looks for peers that have ended */
+#define DCOMMI_LOCAL_WATCH 0.05 /* seconds between two checks for peers that have ended */
 
 /* ---- peers ---- */
 
@@ -44,13 +44,13 @@ static dcomm_status dcommi_local_add_peer(dcommi_transport *t, int peer, const v
     return DCOMM_OK;
 }
 
-/* Map the fifo at the peer ahead of the first message, so that its descriptor can be closed. */
+/* Map our fifo at the peer before the first message, so that the descriptor can be closed. */
 static void dcommi_local_open_way(dcommi_transport *t, int peer, int connections)
 {
     dcommi_local_peer *p = dcommi_local_peer_at((dcommi_local *)t, peer);
     (void)connections;
     if (p != NULL && p->out.lines == NULL && !p->ended && !p->lost) {
-        (void)dcommi_local_connect(p); /* what is wrong is said when something is to be sent */
+        (void)dcommi_local_connect(p); /* the first send reports an error */
     }
 }
 
@@ -85,7 +85,7 @@ static void dcommi_local_remove_peer(dcommi_transport *t, int peer)
 
 /* ---- progress ---- */
 
-/* Look for peers that have ended, every DCOMMI_LOCAL_WATCH seconds. */
+/* Check for peers that have ended, every DCOMMI_LOCAL_WATCH seconds. */
 static void dcommi_local_watch(dcommi_local *u)
 {
     double now = dcommi_coarse_now();
@@ -110,7 +110,7 @@ static void dcommi_local_watch(dcommi_local *u)
     }
 }
 
-/* Report peers as lost if they have ended and all that they sent is read. */
+/* Report a peer as lost if it has ended and we have read all its records. */
 static unsigned dcommi_local_bury(dcommi_local *u)
 {
     unsigned n = 0;
@@ -136,7 +136,7 @@ static unsigned dcommi_local_bury(dcommi_local *u)
 static unsigned dcommi_local_deliver(dcommi_local *u)
 {
     unsigned n = 0;
-    while (u->ndone > 0) { /* an op that is done may start others */
+    while (u->ndone > 0) { /* the `done` of an op may start others */
         struct dcommi_local_done d = u->done[--u->ndone];
         d.op->done(d.op, d.status);
         n++;
@@ -226,8 +226,7 @@ static dcomm_status dcommi_local_listen(dcommi_transport *t)
     return dcommi_hands_look(&((dcommi_local *)t)->hands);
 }
 
-/* Find a process outside of our network namespace. Both sides must have opened their doors first.
- */
+/* Find a process of another network namespace. Both sides must open their doors first. */
 static dcomm_status dcommi_local_find(dcommi_local *u, const dcommi_local_card *card, bool first)
 {
     if (!dcommi_hand_is_outside(&u->hands, &card->hand)) {
@@ -248,7 +247,8 @@ static dcomm_status dcommi_local_greet(dcommi_transport *t, const void *address,
     dcommi_local *u = (dcommi_local *)t;
     dcommi_local_card card;
     if (len != sizeof card) {
-        return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: an address of %zu bytes", t->name, len);
+        return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: an address has %zu bytes, which is wrong",
+                           t->name, len);
     }
     memcpy(&card, address, sizeof card);
     dcomm_status status = dcommi_local_find(u, &card, first);
@@ -366,7 +366,7 @@ static void dcommi_local_close(dcommi_transport *t, double timeout_s, bool force
         }
     }
     u->closing = true;
-    /* Peers keep what they have mapped for as long as they want. */
+    /* Peers may keep our memory mapped for as long as they want. */
     if (u->directory != NULL) {
         atomic_store_explicit(&u->directory->closed, 1, memory_order_release);
     }
@@ -395,8 +395,8 @@ static const dcommi_transport_vtable dcommi_local_vtable = {
     .close = dcommi_local_close,
 };
 
-/* Open the shared memory and the socket. Without them there are no peers; our address tells others
- * so. */
+/* Open the shared memory and the socket. Without them there can be no peers, and our address says
+ * so to others. */
 static void dcommi_local_start(dcommi_local *u)
 {
     u->file = dcommi_share_file(dcommi_local_fifo_at(DCOMMI_LOCAL_PEERS));

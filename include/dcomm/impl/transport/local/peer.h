@@ -1,5 +1,5 @@
-/* peer.h - what the transport between the processes of a host knows of each: the fifo in
- * which it writes to us, ours at it, and what has found no room yet. */
+/* peer.h - the local transport's state of a peer: the fifo that it writes to us, the fifo that we
+ * write to it, and the queue for messages that found no room. */
 #ifndef DCOMMI_LOCAL_PEER_H
 #define DCOMMI_LOCAL_PEER_H
 
@@ -10,29 +10,30 @@
 #include "../transport.h"
 #include "watch.h"
 
-#define DCOMMI_LOCAL_EAGER 32768 /* longest payload of one record */
-#define DCOMMI_LOCAL_FIFO 262144
+#define DCOMMI_LOCAL_EAGER 32768     /* longest payload of one record, in bytes */
+#define DCOMMI_LOCAL_FIFO 262144     /* bytes of a fifo */
 #define DCOMMI_LOCAL_PEERS 1024      /* of one transport, over its life */
 #define DCOMMI_LOCAL_LOCK UINT64_MAX /* the number of a process's locked file (watch.h) */
 
-/* Kinds of records. OFFER, GO, NO and FRAG carry a long message: the sender offers it, the receiver
- * says go when it has a place (or no), then it comes in fragments between other records. */
+/* Kinds of records. OFFER, GO, NO and FRAG carry a long message. The sender offers it, the
+ * receiver answers GO when it has a buffer, or NO. The message then comes in fragments, between
+ * other records. */
 enum dcommi_local_kind {
     DCOMMI_LOCAL_MSG = 1,
     DCOMMI_LOCAL_OFFER, /* behind the header: dcommi_local_offer_tail */
     DCOMMI_LOCAL_GO,    /* header: the offer's id */
-    DCOMMI_LOCAL_NO,    /* likewise */
-    DCOMMI_LOCAL_FRAG   /* likewise */
+    DCOMMI_LOCAL_NO,    /* header: the offer's id */
+    DCOMMI_LOCAL_FRAG   /* header: the offer's id */
 };
 
 typedef struct dcommi_local_offer_tail {
     uint64_t id, len;
 } dcommi_local_offer_tail;
 
-/* ---- what lies in shared memory ---- */
+/* ---- shared memory ---- */
 
-/* Each process has one file: this directory, then the fifos that others write to it. The directory
- * says which fifo is whose. Fifos are mapped as peers are added; until then they take no memory. */
+/* Each process has one file: this directory, then the fifos that others write. The directory names
+ * the writer of each fifo. Fifos are mapped as peers are added, and take no memory before. */
 typedef struct dcommi_local_directory {
     _Atomic uint32_t count, closed;
     uint64_t writer[DCOMMI_LOCAL_PEERS]; /* id of the transport that writes to fifo i */
@@ -47,24 +48,24 @@ typedef struct dcommi_local_card {
 
 /* ---- peers ---- */
 
-/* A long message under way, out or in; in a list of its peer, then of those that are done. */
+/* A long message that is being sent or fetched, in a list of its peer. */
 typedef struct dcommi_local_flight {
     struct dcommi_local_flight *next;
     dcommi_op *op;
     uint64_t id;
-    unsigned char *bytes; /* read from, or written to */
+    unsigned char *bytes; /* the payload to send, or the buffer to fill */
     size_t len, at;
     bool going;
 } dcommi_local_flight;
 
-/* A record for which the fifo had no room. A payload of some length stays where it is. */
+/* A record for which the fifo had no room. A long payload stays in the sender's buffer. */
 typedef struct dcommi_local_queued {
     struct dcommi_local_queued *next;
     dcommi_op *op; /* NULL: the payload was copied */
     const void *data;
     unsigned kind;
     size_t header_len, len;
-    unsigned char bytes[]; /* header, payload that was copied */
+    unsigned char bytes[]; /* header, and the payload if it was copied */
 } dcommi_local_queued;
 
 typedef struct dcommi_local dcommi_local;
@@ -72,24 +73,24 @@ typedef struct dcommi_local dcommi_local;
 typedef struct dcommi_local_peer {
     dcommi_fifo_end in, out; /* out.lines NULL: not connected yet */
     dcommi_local *local;
-    struct dcommi_local_peer *next; /* among the removed */
+    struct dcommi_local_peer *next; /* in the list of removed peers */
     int index, pidfd;
-    int lock;      /* its locked file, where it has no pid here; -1: none */
-    uint32_t fifo; /* number of the one that it writes to */
+    int lock;      /* its locked file, if it has no pid here; -1: none */
+    uint32_t fifo; /* number of our fifo that it writes */
     dcommi_local_card card;
-    int file;                          /* until our fifo in it is mapped; -1: not open */
+    int file;                          /* its file, until our fifo in it is mapped; -1: not open */
     dcommi_local_directory *directory; /* mapped */
     dcommi_local_queued *queue, *queue_last;
     dcommi_local_flight *sends, *fetches;
-    dcommi_filler filler; /* of its fifo */
+    dcommi_filler filler; /* for its fifo */
     unsigned in_place;    /* > 0: a long payload was written in place lately */
-    bool waiting;         /* something is queued or going: to be looked at in progress */
-    bool ended;           /* its process, or its transport; what it wrote is still read */
+    bool waiting;         /* progress must write queued records or fragments */
+    bool ended;           /* its process or transport has ended; we still read its records */
     bool lost, removed;
     const char *why;
 } dcommi_local_peer;
 
-/* A long message that was offered to us and not taken yet: the engine knows it as desc. */
+/* A long message that was offered to us and not taken yet. The engine knows it as desc. */
 typedef struct dcommi_local_offer {
     struct dcommi_local_offer *next, **prev;
     dcommi_local_peer *peer; /* NULL: lost or removed */
@@ -101,29 +102,29 @@ struct dcommi_local {
     dcommi_hands hands;
     dcommi_local_card card;
     int file;                          /* -1: none */
-    int lock;                          /* likewise: for those to whom our pid says nothing */
-    dcommi_local_directory *directory; /* its beginning */
-    dcommi_local_peer **polled;        /* all that are not removed or lost */
+    int lock;                          /* for processes of other pid namespaces; -1: none */
+    dcommi_local_directory *directory; /* the beginning of `file` */
+    dcommi_local_peer **polled;        /* all peers that are not removed or lost */
     size_t npolled, polled_capacity;
-    unsigned turns; /* of progress */
+    unsigned turns; /* calls of progress */
     size_t nwaiting, nended;
     struct dcommi_local_done {
         dcommi_op *op;
         dcomm_status status;
-    } * done; /* to be told at the end of progress */
+    } * done; /* ops whose `done` is called at the end of progress */
     size_t ndone, npromised, done_capacity;
-    dcommi_local_peer *removed; /* in the course of progress */
+    dcommi_local_peer *removed; /* peers removed in the course of progress */
     bool inside;                /* progress is on the stack */
     bool closing;
     dcommi_record peeked;
     uint64_t next_flight;
     double last_watch;
-    int epoll; /* of the peers' pidfds; -1: none */
+    int epoll; /* watches the peers' pidfds; -1: none */
     dcommi_local_peer **peers;
     size_t peers_capacity;
     dcommi_local_offer *offers;
     dcommi_fifo_end
-        fifos[DCOMMI_LOCAL_PEERS]; /* the reader's ends, while nobody is added for them */
+        fifos[DCOMMI_LOCAL_PEERS]; /* the reader's ends of fifos whose writer is not added */
 };
 
 static inline dcommi_local_peer *dcommi_local_peer_at(const dcommi_local *u, int peer)
@@ -144,13 +145,13 @@ static size_t dcommi_local_fifo_len(void)
     return dcommi_local_pages(dcommi_fifo_bytes(DCOMMI_LOCAL_FIFO));
 }
 
-/* Return the place of a fifo in its owner's file, in bytes. */
+/* Return the offset of a fifo in its owner's file, in bytes. */
 static size_t dcommi_local_fifo_at(size_t fifo)
 {
     return dcommi_local_pages(sizeof(dcommi_local_directory)) + fifo * dcommi_local_fifo_len();
 }
 
-/* Map a fifo of some process's file; NULL: no address space. */
+/* Map a fifo of a process's file. Return NULL without address space. */
 static dcommi_fifo *dcommi_local_fifo_map(int file, size_t fifo)
 {
     return dcommi_share_map(file, dcommi_local_fifo_at(fifo), dcommi_local_fifo_len());
@@ -165,7 +166,7 @@ static void dcommi_local_fifo_unmap(dcommi_fifo_end *end)
     end->lines = NULL;
 }
 
-/* The fifo of a writer: its own from an earlier time, or a new one. */
+/* Find the fifo of a writer: the one that it had before, or a new one. */
 static dcomm_status dcommi_local_fifo_find(dcommi_local *u, uint64_t writer, uint32_t *fifo_p)
 {
     dcommi_local_directory *d = u->directory;
@@ -178,8 +179,8 @@ static dcomm_status dcommi_local_fifo_find(dcommi_local *u, uint64_t writer, uin
     }
     if (count == DCOMMI_LOCAL_PEERS) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "local: more than %d processes of this host, counting those that have "
-                           "left; make a new context",
+                           "local: this context has met %d processes of this host, counting those "
+                           "that have left, which is the limit; create a new context",
                            DCOMMI_LOCAL_PEERS);
     }
     dcommi_fifo *fifo = dcommi_local_fifo_map(u->file, count);
@@ -196,8 +197,8 @@ static dcomm_status dcommi_local_fifo_find(dcommi_local *u, uint64_t writer, uin
 
 /* ---- reaching a peer ---- */
 
-/* A peer's file `number`, of at least `len` bytes, which is the caller's now. DCOMM_IN_PROGRESS:
- * it has not come yet. */
+/* Take a peer's file `number`, of at least `len` bytes; the caller then owns it. Return
+ * DCOMM_IN_PROGRESS if it has not come yet. */
 static dcomm_status dcommi_local_take(dcommi_local_peer *p, uint64_t number, size_t len, int *file)
 {
     dcommi_hands *hands = &p->local->hands;
@@ -213,13 +214,13 @@ static dcomm_status dcommi_local_take(dcommi_local_peer *p, uint64_t number, siz
         dcommi_sys_close(*file);
         *file = -1;
         return dcommi_fail(DCOMM_ERR_CORRUPT,
-                           "local: process %d handed over no memory of %zu bytes",
+                           "local: process %d handed over a file that does not hold %zu bytes",
                            (int)p->card.process.pid, len);
     }
     return DCOMM_OK;
 }
 
-/* Map the peer's directory. DCOMM_IN_PROGRESS: it has not handed it over yet. */
+/* Map the peer's directory. Return DCOMM_IN_PROGRESS if the peer has not handed it over yet. */
 static dcomm_status dcommi_local_look_up(dcommi_local_peer *p)
 {
     if (p->directory != NULL) {
@@ -242,7 +243,7 @@ static dcomm_status dcommi_local_look_up(dcommi_local_peer *p)
                              strerror(errno));
 }
 
-/* Find our fifo at the peer. DCOMM_IN_PROGRESS: it has not added us yet. */
+/* Map our fifo at the peer. Return DCOMM_IN_PROGRESS if the peer has not added us yet. */
 static dcomm_status dcommi_local_connect(dcommi_local_peer *p)
 {
     dcomm_status status = dcommi_local_look_up(p);
@@ -285,7 +286,7 @@ static void dcommi_local_disconnect(dcommi_local_peer *p)
 
 /* ---- the end of a peer ---- */
 
-/* Room for one more op: kept free ahead of time, so that being done needs no memory. */
+/* Keep room for one more op that will be done, so that completing it needs no memory. */
 static dcomm_status dcommi_local_promise(dcommi_local *u)
 {
     DCOMMI_TRY(dcommi_grow((void **)&u->done, &u->done_capacity, u->ndone + u->npromised + 1,
@@ -303,10 +304,15 @@ static void dcommi_local_done(dcommi_local *u, dcommi_op *op, dcomm_status statu
 
 static dcommi_local_flight *dcommi_local_flight_new(dcommi_local *u, dcommi_op *op)
 {
-    dcommi_local_flight *f = dcommi_local_promise(u) < 0 ? NULL : dcommi_alloc(sizeof *f);
-    if (f != NULL) {
-        f->op = op;
+    if (dcommi_local_promise(u) < 0) {
+        return NULL;
     }
+    dcommi_local_flight *f = dcommi_alloc(sizeof *f);
+    if (f == NULL) {
+        u->npromised--;
+        return NULL;
+    }
+    f->op = op;
     return f;
 }
 
@@ -324,7 +330,7 @@ static inline void dcommi_local_waiting(dcommi_local_peer *p, bool waiting)
     }
 }
 
-/* A peer that cannot be written to, or writes nonsense, is as good as dead. */
+/* Mark a peer as ended. One that we cannot write to, or that writes nonsense, counts as dead. */
 static void dcommi_local_end(dcommi_local_peer *p, const char *why)
 {
     if (!p->ended && !p->lost) {
@@ -334,7 +340,7 @@ static void dcommi_local_end(dcommi_local_peer *p, const char *why)
     }
 }
 
-/* Nothing more will go to or come from the peer. */
+/* Complete all ops of a peer with `status` and drop its offers. */
 static void dcommi_local_drop_all(dcommi_local_peer *p, dcomm_status status)
 {
     dcommi_local *u = p->local;

@@ -1,11 +1,11 @@
-/* receive.h - messages from a peer of this host: the records of its fifo, and long payloads, which
- * are fetched or declined. */
+/* receive.h - takes messages from a peer of this host: the records of its fifo, and long payloads,
+ * which the engine fetches or declines. */
 #ifndef DCOMMI_LOCAL_RECEIVE_H
 #define DCOMMI_LOCAL_RECEIVE_H
 
 #include "send.h"
 
-/* Records taken from one peer before the next gets its turn. */
+/* Most records taken from one peer before the next gets its turn. */
 #define DCOMMI_LOCAL_BURST 32
 
 /* ---- long payloads ---- */
@@ -73,7 +73,7 @@ static void dcommi_local_on_offer(dcommi_local_peer *p, const dcommi_record *r)
     dcommi_local_offer *o = dcommi_alloc(sizeof *o);
     if (o == NULL || tail.len == 0) {
         dcommi_free(o);
-        dcommi_local_end(p, "there is no memory for what it sends");
+        dcommi_local_end(p, "there is no memory for its message");
         return;
     }
     *o = (dcommi_local_offer){.next = u->offers, .prev = &u->offers, .peer = p, .id = tail.id};
@@ -88,7 +88,7 @@ static void dcommi_local_on_offer(dcommi_local_peer *p, const dcommi_record *r)
 
 /* ---- records ---- */
 
-/* Find the long payload with this number; NULL: it is no more. */
+/* Find the long payload with this number. Return NULL if it has ended. */
 static dcommi_local_flight **dcommi_local_flight_at(dcommi_local_flight **at, uint64_t id)
 {
     while (*at != NULL && (*at)->id != id) {
@@ -97,7 +97,7 @@ static dcommi_local_flight **dcommi_local_flight_at(dcommi_local_flight **at, ui
     return *at != NULL ? at : NULL;
 }
 
-/* A long payload is over. */
+/* Complete a long payload. */
 static void dcommi_local_landed(dcommi_local_peer *p, dcommi_local_flight **at)
 {
     dcommi_local_flight *f = *at;
@@ -105,7 +105,7 @@ static void dcommi_local_landed(dcommi_local_peer *p, dcommi_local_flight **at)
     dcommi_local_flight_done(p->local, f, DCOMM_OK);
 }
 
-/* Handle GO and NO: the peer wants a long payload of ours, or not. */
+/* Handle GO or NO: the peer fetches or declines a long payload of ours. */
 static void dcommi_local_on_verdict(dcommi_local_peer *p, uint64_t id, bool go)
 {
     dcommi_local_flight **at = dcommi_local_flight_at(&p->sends, id);
@@ -135,7 +135,7 @@ static void dcommi_local_on_fragment(dcommi_local_peer *p, uint64_t id, const dc
     }
 }
 
-/* Handle a record. Return false if it is to stay where it is. */
+/* Handle a record. Return false if it must stay in the fifo. */
 static bool dcommi_local_handle(dcommi_local_peer *p, const dcommi_record *r)
 {
     dcommi_local *u = p->local;

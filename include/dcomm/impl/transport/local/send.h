@@ -1,18 +1,18 @@
-/* send.h - messages to a peer of this host: into its fifo, or, as long as that has no room, into a
- * queue. Long ones are offered, and follow in fragments when the peer says go. */
+/* send.h - sends messages to a peer of this host: into its fifo, or into a queue while the fifo is
+ * full. Long messages are offered, and follow in fragments when the peer answers GO. */
 #ifndef DCOMMI_LOCAL_SEND_H
 #define DCOMMI_LOCAL_SEND_H
 
 #include "peer.h"
 
-/* Payloads that may go past the caches (fill.h) do not fill a fifo: what was written long before it
- * is read has left the cache. Still more is left to payloads that are written in place (reserve),
- * where there were any lately: these would otherwise have to wait behind the others, to be copied
- * when they have left the cache too. */
+/* Bytes of a fifo that long payloads (fill.h) leave free. A payload that is written long before it
+ * is read would have left the cache by then. They leave more free if payloads were written in
+ * place (reserve) lately. Those would otherwise wait in the queue, and leave the cache before they
+ * are copied. */
 #define DCOMMI_LOCAL_SPARE ((size_t)3 * DCOMMI_LOCAL_EAGER)
 #define DCOMMI_LOCAL_SPARE_IN_PLACE ((size_t)4 * DCOMMI_LOCAL_EAGER)
-#define DCOMMI_LOCAL_LATELY 64 /* payloads */
-/* Payloads up to this long are copied when the fifo is full. */
+#define DCOMMI_LOCAL_LATELY 64 /* payloads for which "lately" lasts */
+/* Longest payload, in bytes, that is copied to the queue when the fifo is full. */
 #define DCOMMI_LOCAL_COPIED 256
 
 /* Queue a record until there is room. */
@@ -62,7 +62,7 @@ static inline void dcommi_local_fill(dcommi_local_peer *p, unsigned char *to, co
     }
 }
 
-/* Put a record into the peer's fifo, or behind those that wait for room. */
+/* Write a record to the peer's fifo, or queue it if others are queued or there is no room. */
 static inline dcomm_status dcommi_local_put(dcommi_local_peer *p, unsigned kind, const void *header,
                                             size_t header_len, const void *data, size_t len,
                                             dcommi_op *op)
@@ -71,7 +71,7 @@ static inline dcomm_status dcommi_local_put(dcommi_local_peer *p, unsigned kind,
         unsigned char *body =
             dcommi_fifo_reserve(&p->out, header_len + len, dcommi_local_spare(p, len));
         if (DCOMMI_LIKELY(body != NULL)) {
-            /* The header last: its line is the one that the reader looks at. */
+            /* Write the header last: the reader polls its line. */
             dcommi_local_fill(p, body + header_len, data, len);
             memcpy(body, header, header_len);
             dcommi_fifo_commit(&p->out, kind, header_len, len);
@@ -159,7 +159,7 @@ static dcomm_status dcommi_local_send(dcommi_transport *t, int peer, const void 
     return DCOMM_IN_PROGRESS;
 }
 
-/* Write what waits for room in the fifo, as far as there is some. Return the number of records. */
+/* Write queued records and fragments while the fifo has room. Return the number of records. */
 static unsigned dcommi_local_pump(dcommi_local_peer *p)
 {
     unsigned n = 0;

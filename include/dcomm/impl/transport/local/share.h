@@ -1,6 +1,6 @@
-/* share.h - memory that processes of one host share: an anonymous file, mapped by each of them. It
- * needs no room in /dev/shm, has no name, and is gone with the last process that has it open or
- * mapped, however that process ends. */
+/* share.h - memory that processes of one host share. It is an anonymous file that each of them
+ * maps. It needs no room in /dev/shm and has no name. It ends with the last process that has it
+ * open or mapped, however that process ends. */
 #ifndef DCOMMI_SHARE_H
 #define DCOMMI_SHARE_H
 
@@ -8,7 +8,7 @@
 
 #include <sys/stat.h>
 
-/* Newer than the C library's headers may be. */
+/* The C library's headers may be too old to define these. */
 #define DCOMMI_MFD_CLOEXEC 1u
 #define DCOMMI_MFD_ALLOW_SEALING 2u
 #define DCOMMI_MFD_NOEXEC_SEAL 8u
@@ -18,11 +18,11 @@
 #define DCOMMI_F_SEAL_SHRINK 2
 #define DCOMMI_F_SEAL_GROW 4
 
-/* Create a zeroed file of `len` bytes whose length is fixed, so that no process can make another's
- * loads fail by cutting it. Return its descriptor; -1 and errno: there is none to be had. */
+/* Create a zeroed file of `len` bytes. Seal its length, so that no process can cut it and make
+ * another's loads fail. Return its descriptor, or -1 with errno set. */
 static int dcommi_share_file(size_t len)
 {
-    /* Linux 6.3 may be told to refuse files that could be executed; older ones do not know that. */
+    /* Linux 6.3 can be set to refuse files without NOEXEC_SEAL. Older kernels do not know it. */
     unsigned flags = DCOMMI_MFD_CLOEXEC | DCOMMI_MFD_ALLOW_SEALING;
     int fd = (int)syscall(SYS_memfd_create, "dcomm", flags | DCOMMI_MFD_NOEXEC_SEAL);
     if (fd < 0 && errno == EINVAL) {
@@ -40,8 +40,7 @@ static int dcommi_share_file(size_t len)
     return fd;
 }
 
-/* Return true if a descriptor that a peer has handed over is a file of at least `len` bytes that
- * nobody can shorten. */
+/* Return true if a peer's descriptor is a file of at least `len` bytes that nobody can shorten. */
 static bool dcommi_share_holds(int fd, size_t len)
 {
     struct stat st;
@@ -50,14 +49,14 @@ static bool dcommi_share_holds(int fd, size_t len)
            st.st_size >= 0 && (uint64_t)st.st_size >= len;
 }
 
-/* Map part of a file, at any page; NULL and errno: no address space. */
+/* Map part of a file, at any page. Return NULL, with errno set, without address space. */
 static void *dcommi_share_map(int fd, size_t offset, size_t len)
 {
     void *at = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)offset);
     return at != MAP_FAILED ? at : NULL;
 }
 
-/* Map a whole file where huge pages can lie; give it back with dcommi_huge_release. */
+/* Map a whole file, aligned to huge pages. Unmap it by dcommi_huge_release. */
 static uint8_t *dcommi_share_map_huge(int fd, size_t len)
 {
     uint8_t *place = dcommi_huge_reserve(len);

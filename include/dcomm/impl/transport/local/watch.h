@@ -1,5 +1,5 @@
-/* watch.h - sees the processes of this host end, zombies among them: by a pidfd where they have a
- * number here, else by a lock. */
+/* watch.h - detects that a process of this host has ended; a zombie has. It uses a pidfd if the
+ * process has a number in our pid namespace, else a lock. */
 #ifndef DCOMMI_WATCH_H
 #define DCOMMI_WATCH_H
 
@@ -7,7 +7,7 @@
 
 #include <sys/epoll.h>
 
-/* A process, as others find it. */
+/* A process, as other processes identify it. */
 typedef struct dcommi_watch_card {
     uint64_t pid_space;
     int64_t pid;
@@ -23,20 +23,20 @@ static dcommi_watch_card dcommi_watch_me(void)
     return card;
 }
 
-/* Return true if the pid of the one means no process, or another, to the other. */
+/* Return true if a pid of one namespace may mean no process, or another one, in the other. */
 static bool dcommi_watch_foreign(uint64_t mine, uint64_t theirs)
 {
     return mine != theirs || mine == 0;
 }
 
-/* Return the start time of a process in clock ticks since boot; 0: it is gone, or a zombie. */
+/* Return the start time of a process in clock ticks since boot, 0 if it is gone or a zombie. */
 static uint64_t dcommi_process_started(pid_t pid)
 {
     char path[64], text[1024];
     snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
     const ssize_t n = dcommi_sys_load(path, text, sizeof text - 1);
     text[n > 0 ? n : 0] = 0;
-    const char *at = strrchr(text, ')'); /* the name before it may hold anything */
+    const char *at = strrchr(text, ')'); /* the name before it may hold any character */
     char state = 0;
     unsigned long long started = 0;
     if (at == NULL ||
@@ -49,8 +49,8 @@ static uint64_t dcommi_process_started(pid_t pid)
     return state == 'Z' || state == 'X' ? 0 : started;
 }
 
-/* A descriptor that becomes readable when the process ends, registered in the epoll set with
- * `user`; -1 where there is none to be had: another pid namespace, an old kernel, ourselves. */
+/* Register a descriptor with `user` in the epoll set, which becomes readable when the process
+ * ends. Return it, or -1 if there is none: another pid namespace, an old kernel, or ourselves. */
 static int dcommi_watch_add(int *epoll, const dcommi_watch_card *mine,
                             const dcommi_watch_card *theirs, void *user)
 {
@@ -80,16 +80,16 @@ static int dcommi_watch_add(int *epoll, const dcommi_watch_card *mine,
 
 /* ---- processes of another pid namespace ---- */
 
-/* Return true if a process has to be watched by its lock. One whose namespace is not known may be
- * this one, and is not watched. */
+/* Return true if a process must be watched by its lock. If its namespace is unknown, it may be
+ * ours, and the process is not watched by a lock. */
 static bool dcommi_watch_by_lock(const dcommi_watch_card *mine, const dcommi_watch_card *theirs)
 {
     return mine->pid_space != theirs->pid_space && mine->pid_space != 0 && theirs->pid_space != 0;
 }
 
-/* A file that is locked as long as this process lives. Forked children do not inherit a lock of
- * this kind, whatever they inherit else. It ends also when this process closes any descriptor of
- * the file, so that only others may be given one. -1: none is to be had. */
+/* Create a file that is locked while this process lives. Forked children do not inherit such a
+ * lock. It also ends when this process closes any descriptor of the file, so give descriptors to
+ * other processes only. Return -1 if there is none. */
 static int dcommi_watch_lock(void)
 {
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
@@ -108,7 +108,7 @@ static bool dcommi_watch_unlocked(int fd)
     return fcntl(fd, F_GETLK, &whole) == 0 && whole.l_type == F_UNLCK;
 }
 
-/* The users of some processes that have ended, each once. */
+/* Get the users of processes that have ended, each once. Return how many. */
 static int dcommi_watch_poll(int epoll, void **users, int max)
 {
     struct epoll_event events[16];

@@ -1,22 +1,22 @@
-/* ways.h - two ways of moving the same bytes, of which now and then both are timed. Which is faster
- * depends on where the bytes are and who has read them last, and nobody says either. */
+/* ways.h - chooses between two ways to move the same bytes, by timing both now and then. The
+ * faster way depends on where the bytes are and who read them last, which nothing tells us. */
 #ifndef DCOMMI_WAYS_H
 #define DCOMMI_WAYS_H
 
 #include "../../base/util.h"
 
-/* Both are tried at every so manieth use, and sooner at first. A prime, so that the same piece of
- * an operation does not always come to be tried. */
+/* Number of uses after which both ways are tried again; fewer at first. It is a prime, so that
+ * trials do not always meet the same piece of an operation. */
 #define DCOMMI_WAYS_TRIALS 61
 #define DCOMMI_WAYS_TRIALS_FIRST 8
 
 typedef struct dcommi_ways {
     unsigned uses;
-    bool second;    /* it is faster */
-    double time[2]; /* s/byte of the last trials */
+    bool second;    /* the second way is faster */
+    double time[2]; /* mean of the last trials of each way, in s/byte */
 } dcommi_ways;
 
-/* One use. */
+/* One use of a dcommi_ways. */
 typedef struct dcommi_way {
     bool second, timed;
     double start;
@@ -31,7 +31,7 @@ static inline dcommi_way dcommi_ways_begin(dcommi_ways *w)
     return way;
 }
 
-/* `len` bytes have been moved. The second way is taken where the first takes more than `worth`
+/* End a use that has moved `len` bytes. Prefer the second way if the first takes more than `worth`
  * times as long. */
 static inline void dcommi_ways_end(dcommi_ways *w, const dcommi_way *way, size_t len, double worth)
 {
@@ -39,7 +39,7 @@ static inline void dcommi_ways_end(dcommi_ways *w, const dcommi_way *way, size_t
         return;
     }
     double time = (dcommi_now() - way->start) / (double)len, *mean = &w->time[way->second];
-    if (w->uses > 2) { /* what takes very long was interrupted */
+    if (w->uses > 2) { /* bound the time: a very long trial was interrupted */
         time = *mean + ((time < 2 * *mean ? time : 2 * *mean) - *mean) / 4;
     }
     *mean = time;

@@ -1,11 +1,11 @@
-/* arrive.h - messages that UCX delivers: short ones go to the engine at once, parts of long ones
- * are brought together first. */
+/* arrive.h - takes messages that UCX delivers. Short ones go to the engine at once; parts of long
+ * ones are gathered first. */
 #ifndef DCOMMI_UCX_ARRIVE_H
 #define DCOMMI_UCX_ARRIVE_H
 
 #include "parts.h"
 
-/* Find the sender of a long message, and want as many endpoints to it as it uses to us: then both
+/* Find the sender of a long message. Note how many endpoints it uses, to open as many: then both
  * sides notice one that breaks. */
 static void dcommi_ucx_know_sender(dcommi_ucx *u, dcommi_ucx_kept *k)
 {
@@ -30,12 +30,13 @@ static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t heade
     if (DCOMMI_UNLIKELY(u->closing)) {
         return UCS_OK;
     }
-    if (!stays) {
+    bool kept = stays && (u->spare_kept != NULL || dcommi_ucx_refill(u));
+    if (!kept && !is_long) { /* the engine copies what it cannot take at once */
         u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
         return UCS_OK;
     }
-    if (u->spare_kept == NULL && !dcommi_ucx_refill(u)) {
-        return is_long ? UCS_ERR_NO_MEMORY : UCS_OK;
+    if (!kept) {
+        return UCS_ERR_NO_MEMORY;
     }
     dcommi_ucx_kept *k = u->spare_kept;
     u->spare_kept = k->next;
@@ -55,7 +56,7 @@ static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t heade
         if (good) {
             dcommi_ucx_know_sender(u, k);
         }
-        /* Parts need a living peer: else nobody would complete or drop them. */
+        /* Accept parts only from a living peer: otherwise nothing would complete or drop them. */
         bool dead = good && k->peer != NULL && k->peer->failure != UCS_OK;
         good = good && (k->peer != NULL || k->tail.parts == 1);
         if (good && !dead && k->tail.parts > 1) {

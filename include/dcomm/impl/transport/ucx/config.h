@@ -1,5 +1,5 @@
-/* config.h - how dcomm sets UCX up: its log, its signal handlers, its options, and its status
- * codes as ours. */
+/* config.h - sets UCX up: its log, its signal handlers and its options. Translates its status
+ * codes. */
 #ifndef DCOMMI_UCX_CONFIG_H
 #define DCOMMI_UCX_CONFIG_H
 
@@ -34,9 +34,9 @@ static dcomm_status dcommi_ucx_status(ucs_status_t status)
     }
 }
 
-/* ---- what UCX does to the whole process ---- */
+/* ---- UCX's effects on the whole process ---- */
 
-/* Calls in which UCX may complain of what we know and report ourselves. */
+/* > 0 in calls in which UCX may log errors that we report ourselves. */
 static _Thread_local int dcommi_ucx_hush;
 
 /* UCX exports these, but newer versions' headers for them do not compile as C11. */
@@ -67,8 +67,9 @@ dcommi_ucx_log(const char *file, unsigned line, const char *function, ucs_log_le
     return 0; /* no other handler */
 }
 
-/* UCX writes its log to stdout and catches SIGSEGV and friends for the whole process, and keeps
- * the program from installing its own. A user who sets UCX_HANDLE_ERRORS has asked for that. */
+/* Take over UCX's log and undo its signal handlers. UCX writes its log to stdout. It catches
+ * SIGSEGV and the like for the whole process, and keeps the program from installing handlers. A
+ * user who sets UCX_HANDLE_ERRORS has asked for UCX's handlers. */
 static void dcommi_ucx_tame(void)
 {
     dcommi_captured_warn_host();
@@ -92,9 +93,9 @@ static void dcommi_ucx_tame_once(void)
 /* ---- options ---- */
 
 typedef struct dcommi_ucx_option {
-    const char *name; /* of a transport's own option: without the transport's name */
+    const char *name; /* without the transport's name if it is a transport's own option */
     const char *value;
-    const char *user; /* the environment variable that overrides it; NULL: none may */
+    const char *user; /* the environment variable that overrides it; NULL: none */
 } dcommi_ucx_option;
 
 static dcomm_status dcommi_ucx_set_options(ucp_config_t *config, const dcommi_ucx_option *options,
@@ -114,7 +115,8 @@ static dcomm_status dcommi_ucx_set_options(ucp_config_t *config, const dcommi_uc
     return DCOMM_OK;
 }
 
-/* A UCX context and its worker. What was made is left in *context and *worker on an error too. */
+/* Create a UCX context and its worker. On an error the caller frees *context and *worker, if not
+ * NULL. */
 static dcomm_status dcommi_ucx_start(const char *name, uint64_t features,
                                      const dcommi_ucx_option *options, size_t n_options,
                                      ucp_context_h *context, ucp_worker_h *worker)
@@ -144,7 +146,7 @@ static dcomm_status dcommi_ucx_start(const char *name, uint64_t features,
     status = ucp_worker_create(*context, &params, worker);
     if (status != UCS_OK) {
         *worker = NULL;
-        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX makes no worker: %s", name,
+        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX cannot create a worker: %s", name,
                            ucs_status_string(status));
     }
     return DCOMM_OK;
@@ -152,7 +154,7 @@ static dcomm_status dcommi_ucx_start(const char *name, uint64_t features,
 
 /* ---- device memory ---- */
 
-/* Return true if UCX is to be asked for its CUDA transports; DCOMM_UCX_CUDA=0 forbids it. */
+/* Return true if we ask UCX for its CUDA transports. DCOMM_UCX_CUDA=0 forbids it. */
 static bool dcommi_ucx_asks_device(void)
 {
 #ifdef DCOMM_WITH_CUDA
@@ -162,7 +164,8 @@ static bool dcommi_ucx_asks_device(void)
 #endif
 }
 
-/* Memory from a pool, as scratch is, UCX knows since 1.14; then as managed. */
+/* Return true if UCX moves our device memory. Scratch comes from a pool, which UCX recognizes
+ * since 1.14, as managed memory. */
 static bool dcommi_ucx_takes_device(ucp_context_h context)
 {
     unsigned major, minor, release;

@@ -1,4 +1,4 @@
-/* iface.h - which network interface connects this host with the others. */
+/* iface.h - finds the network interface that connects this host with the others. */
 #ifndef DCOMMI_UCX_IFACE_H
 #define DCOMMI_UCX_IFACE_H
 
@@ -18,7 +18,7 @@ static bool dcommi_ucx_is_netdev(const char *name)
     return strlen(name) < IF_NAMESIZE && if_nametoindex(name) != 0;
 }
 
-/* The interface of the IPv4, else the IPv6 default route with the lowest metric. */
+/* Find the interface of the default route with the lowest metric: of IPv4, else of IPv6. */
 static bool dcommi_ucx_default_iface(dcommi_iface name)
 {
     char line[512], device[64];
@@ -59,8 +59,8 @@ static bool dcommi_ucx_default_iface(dcommi_iface name)
     return best != ~0ul;
 }
 
-/* Find an interface that is not the loopback: the one with this address, or, NULL, the first that
- * is up and has one. False: there is none. */
+/* Find an interface that is not the loopback: the one with the address `wanted`, or, if it is
+ * NULL, the first that is up and has an address. Return false if there is none. */
 static bool dcommi_ucx_find_iface(const struct sockaddr *wanted, dcommi_iface name)
 {
     struct ifaddrs *all = NULL;
@@ -72,7 +72,7 @@ static bool dcommi_ucx_find_iface(const struct sockaddr *wanted, dcommi_iface na
         const int family = i->ifa_addr != NULL ? i->ifa_addr->sa_family : AF_UNSPEC;
         if ((family != AF_INET && family != AF_INET6) || (i->ifa_flags & IFF_LOOPBACK) != 0 ||
             strlen(i->ifa_name) >= sizeof(dcommi_iface)) {
-            continue; /* the loopback too: a host's own name often means 127.0.1.1 */
+            continue; /* skip the loopback: a host's own name often means 127.0.1.1 */
         }
         const void *here = i->ifa_addr, *there = wanted;
         found = wanted == NULL                ? (i->ifa_flags & IFF_RUNNING) != 0
@@ -91,7 +91,8 @@ static bool dcommi_ucx_find_iface(const struct sockaddr *wanted, dcommi_iface na
     return found;
 }
 
-/* The interface by which a host is reached: its ranks will be, too. Sends nothing. */
+/* Find the interface that leads to a host, because it likely leads to the other ranks too. Send
+ * nothing. */
 static bool dcommi_ucx_iface_towards(const char *host, dcommi_iface name)
 {
     char plain[256];
@@ -117,7 +118,7 @@ static bool dcommi_ucx_iface_towards(const char *host, dcommi_iface name)
     return found;
 }
 
-/* "eth0 lo mlx5_0": what a user may choose from. */
+/* List the devices that a user may choose: "eth0 lo mlx5_0". */
 static void dcommi_ucx_list_devices(char *text, size_t size)
 {
     static const char *const folders[] = {"/sys/class/net", "/sys/class/infiniband"};
@@ -137,7 +138,7 @@ static void dcommi_ucx_list_devices(char *text, size_t size)
     }
 }
 
-/* Choose an interface where nobody has named one. */
+/* Choose an interface if the user has named none. */
 static void dcommi_ucx_usual_iface(dcommi_iface name)
 {
     const char *master = dcommi_env("MASTER_ADDR");
@@ -147,8 +148,8 @@ static void dcommi_ucx_usual_iface(dcommi_iface name)
     }
 }
 
-/* Choose the interface that UCX is to use. *tcp: it is a network interface, not an RDMA device,
- * which may carry a port: "mlx5_0:1". */
+/* Choose the interface for UCX. *tcp is true for a network interface, false for an RDMA device,
+ * which may have a port: "mlx5_0:1". */
 static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_iface name, bool *tcp)
 {
     const char *source = "iface";

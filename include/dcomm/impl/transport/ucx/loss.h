@@ -1,5 +1,5 @@
-/* loss.h - the end of a peer: its connections broke, or it was removed. What it had not completed
- * is forgotten, what is under way to it is given up. */
+/* loss.h - handles the end of a peer: its connections broke, or it was removed. Forgets its
+ * incomplete messages and gives up the ops under way to it. */
 #ifndef DCOMMI_UCX_LOSS_H
 #define DCOMMI_UCX_LOSS_H
 
@@ -19,8 +19,9 @@ static void dcommi_ucx_lose(dcommi_transport *t, int peer, const char *why)
     }
 }
 
-/* Return true if a peer counts as lost: all its connections have broken, or the first broke a while
- * ago. Until then the last messages of a peer that has closed may still arrive on another one. */
+/* Return true if a peer counts as lost: all its connections have broken, or the first broke more
+ * than DCOMMI_UCX_LAST_WORDS_S ago. Before that the last messages of a peer that has closed may
+ * still arrive on another connection. */
 static bool dcommi_ucx_is_lost(dcommi_ucx_peer *p)
 {
     bool all = p->opened > 0 && p->failed == (UINT32_C(1) << p->opened) - 1;
@@ -63,8 +64,9 @@ static void dcommi_ucx_kept_forget_peer(dcommi_ucx *u, const dcommi_ucx_peer *p)
     }
 }
 
-/* UCX 1.13 aborts a process whose answer to a new connection is still queued when that one breaks:
- * let connections that others follow become old before they are closed. */
+/* Return true if a peer's connections are too new to be closed. UCX 1.13 aborts a process whose
+ * answer to a new connection is still queued when that connection breaks. This concerns peers with
+ * several connections. */
 static bool dcommi_ucx_is_fresh(const dcommi_ucx_peer *p)
 {
     return p->opened > 1 && p->failure == UCS_OK &&
@@ -79,7 +81,7 @@ static void dcommi_ucx_sweep_removed(dcommi_ucx *u)
         if ((p->flushing == 0 || p->failure != UCS_OK) && !fresh) {
             dcommi_ucx_peer_close(p);
         }
-        if (p->flushing > 0 || p->flights > 0 || fresh) { /* they name p */
+        if (p->flushing > 0 || p->flights > 0 || fresh) { /* these still use p */
             link = &p->next;
             continue;
         }
@@ -111,9 +113,9 @@ static void dcommi_ucx_remove_peer(dcommi_transport *t, int peer)
 
 /* ---- given up ---- */
 
-/* UCX cannot cancel what is under way to a dead process whose queue is full: give such ops back
- * a moment after the endpoint was closed. A fetch from a peer that may be alive has to wait: its
- * data might still arrive in the buffer. */
+/* Give ops back a moment after their endpoint was closed, because UCX cannot cancel sends to a
+ * dead process whose queue is full. A fetch from a peer that may be alive must wait: its data
+ * might still arrive in the buffer. Return how many ops were given back. */
 static unsigned dcommi_ucx_give_up(dcommi_ucx *u, double now)
 {
     unsigned n = 0;
@@ -132,13 +134,13 @@ static unsigned dcommi_ucx_give_up(dcommi_ucx *u, double now)
             op->handle = NULL;
             op->done(op, DCOMM_ERR_PEER);
             n++;
-            next = u->pending.next; /* done may have started others */
+            next = u->pending.next; /* `done` may have started others */
         }
     }
     return n;
 }
 
-/* Give up ops and close removed peers, at most every 50 ms. Return how many ops were given up. */
+/* Give ops back and close removed peers, at most every 50 ms. Return how many were given back. */
 static unsigned dcommi_ucx_watch(dcommi_ucx *u)
 {
     double now = dcommi_coarse_now();

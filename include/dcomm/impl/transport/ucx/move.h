@@ -1,22 +1,21 @@
-/* move.h - payloads to and from a UCX peer: messages are sent at once or in parts, and long ones
- * that came are fetched. */
+/* move.h - moves payloads to and from a UCX peer: sends messages whole or in parts, and fetches
+ * long ones. */
 #ifndef DCOMMI_UCX_MOVE_H
 #define DCOMMI_UCX_MOVE_H
 
 #include "parts.h"
 
 #define DCOMMI_UCX_AM_ID 1
-/* Longest payload that is sent without asking the receiver for a place first. */
+/* Longest payload, in bytes, that is sent without first asking the receiver for a buffer. */
 #define DCOMMI_UCX_EAGER 65536
-/* Longest payload that stays behind those before it. Longer ones that need not ask are what
- * algorithms cut long blocks into: they too go over all connections. */
+/* Longest payload, in bytes, that arrives in order. Longer ones up to DCOMMI_UCX_EAGER are what
+ * algorithms cut long blocks into, so they go over all connections. */
 #define DCOMMI_UCX_ORDERED 8192
 
-/* Which kind of device memory it is, UCX finds out itself: it tells pools from plain memory. */
+/* Let UCX find the kind of device memory itself: it distinguishes pools from plain memory. */
 #define DCOMMI_UCX_DEVICE UCS_MEMORY_TYPE_UNKNOWN
 
-/* Return the status of what was given to UCX: done, under way (the flight stays pending), or
- * refused. */
+/* Return the status of a request to UCX: done, under way (flight stays pending), or refused. */
 static dcomm_status dcommi_ucx_launched(dcommi_ucx_flight *f, ucs_status_ptr_t answer)
 {
     if (UCS_PTR_IS_PTR(answer)) {
@@ -134,7 +133,7 @@ static void dcommi_ucx_release(dcommi_transport *t, void *desc)
     dcommi_ucx_drop_all((dcommi_ucx *)t, desc);
 }
 
-/* Fetch one message into buf. */
+/* Fetch one message into `buf`. */
 static dcomm_status dcommi_ucx_fetch_one(dcommi_ucx *u, dcommi_ucx_kept *k, void *buf, size_t len,
                                          ucs_memory_type_t memory, dcommi_op *op)
 {

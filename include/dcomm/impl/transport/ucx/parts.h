@@ -1,11 +1,11 @@
-/* parts.h - a long message in parts, each of them over a connection of its own: cut by the
- * sender, brought together where it is received. */
+/* parts.h - sends a long message in parts, each over a connection of its own. The sender cuts it,
+ * and the receiver gathers the parts. */
 #ifndef DCOMMI_UCX_PARTS_H
 #define DCOMMI_UCX_PARTS_H
 
 #include "peer.h"
 
-#define DCOMMI_UCX_PART_MIN 32768 /* bytes of a part */
+#define DCOMMI_UCX_PART_MIN 32768 /* least bytes of a part */
 #define DCOMMI_UCX_PART_GRAIN 4096
 
 /* ---- where to cut ---- */
@@ -17,7 +17,7 @@ static int dcommi_ucx_parts_of(const dcommi_ucx_peer *p, size_t len)
     return most < 2 ? 1 : most < (size_t)n ? (int)most : n;
 }
 
-/* Return where part i begins; part i = parts begins at the end. Both ends compute it. */
+/* Return the offset of part `i` in bytes: the end if i = parts. Both ends compute it. */
 static size_t dcommi_ucx_part_at(size_t total, int parts, int i)
 {
     size_t grain = DCOMMI_UCX_PART_GRAIN, n = (size_t)parts;
@@ -46,7 +46,8 @@ static void dcommi_ucx_joint_done(dcommi_op *part, dcomm_status status)
     }
 }
 
-/* Holds one part back until `launched`, so that op is not done before. */
+/* Make one op for all parts. Count one part more until dcommi_ucx_joint_launched, so that `op` is
+ * not done before. */
 static dcommi_ucx_joint *dcommi_ucx_joint_make(dcommi_ucx *u, dcommi_op *op, int parts)
 {
     if (u->spare_joint == NULL && !dcommi_ucx_refill(u)) {
@@ -61,7 +62,7 @@ static dcommi_ucx_joint *dcommi_ucx_joint_make(dcommi_ucx *u, dcommi_op *op, int
     return j;
 }
 
-/* Note the status of a part that was started. Return false if the others need not be tried. */
+/* Note the status of a started part. Return false if the other parts need not be tried. */
 static bool dcommi_ucx_joint_part(dcommi_ucx_joint *j, dcomm_status status)
 {
     if (status != DCOMM_IN_PROGRESS) {
@@ -71,7 +72,7 @@ static bool dcommi_ucx_joint_part(dcommi_ucx_joint *j, dcomm_status status)
     return status >= 0;
 }
 
-/* All parts but `rest` are started: return the status of the whole message. */
+/* End the start of all parts but `rest`. Return the status of the whole message. */
 static dcomm_status dcommi_ucx_joint_launched(dcommi_ucx_joint *j, int rest)
 {
     j->left -= rest + 1;
@@ -85,10 +86,10 @@ static dcomm_status dcommi_ucx_joint_launched(dcommi_ucx_joint *j, int rest)
 
 /* ---- receiving ---- */
 
-/* Drop a single message, not those that it leads. */
+/* Drop a single message, but not the parts that it leads. */
 static void dcommi_ucx_drop(dcommi_ucx *u, dcommi_ucx_kept *k)
 {
-    if (k->arriving) { /* UCX still holds it, and drops it when it is told so by the callback */
+    if (k->arriving) { /* UCX still holds it, and drops it when its callback says so */
         k->dropped = true;
         return;
     }
@@ -108,7 +109,7 @@ static void dcommi_ucx_drop_all(dcommi_ucx *u, dcommi_ucx_kept *k)
     u->direct = direct;
 }
 
-/* Drop the messages that a lost peer has sent in part. */
+/* Drop the incomplete messages of a lost peer. */
 static void dcommi_ucx_forget_parts(dcommi_ucx *u, const dcommi_ucx_peer *p)
 {
     for (dcommi_ucx_kept **at = &u->incomplete; *at != NULL;) {

@@ -1,5 +1,5 @@
-/* peer.h - one UCX worker's state: its peers and their endpoints, each of which is a connection
- * of its own, the sends and fetches under way, the messages that the engine keeps. */
+/* peer.h - the state of a UCX worker: its peers with their endpoints, the sends and fetches under
+ * way, and the messages that the engine keeps. Each endpoint is a connection of its own. */
 #ifndef DCOMMI_UCX_PEER_H
 #define DCOMMI_UCX_PEER_H
 
@@ -9,54 +9,54 @@
 typedef struct dcommi_ucx dcommi_ucx;
 
 typedef struct dcommi_ucx_peer {
-    struct dcommi_ucx_peer *next; /* among the removed */
+    struct dcommi_ucx_peer *next; /* in the list of removed peers */
     dcommi_ucx *ucx;
     int index;
     uint64_t id;
     void *address;
     ucp_ep_h ep[DCOMM_CONNECTIONS_MAX]; /* NULL: not opened yet, or closed */
-    size_t load[DCOMM_CONNECTIONS_MAX]; /* bytes of the sends under way on each */
-    int connections;                    /* to send over */
-    int used_by_peer;                   /* so many of ours are opened as well */
+    size_t load[DCOMM_CONNECTIONS_MAX]; /* bytes of the sends under way on each endpoint */
+    int connections;                    /* endpoints that we send over */
+    int used_by_peer;                   /* endpoints that the peer sends over: we open as many */
     int opened, turn;
-    double opened_at;     /* the last of them; coarse clock */
+    double opened_at;     /* when the last endpoint was opened; coarse clock */
     ucs_status_t failure; /* of the first endpoint that failed */
-    const char *why;      /* NULL: as UCX says */
-    uint32_t failed;      /* a bit for each */
+    const char *why;      /* NULL: UCX tells the reason */
+    uint32_t failed;      /* a bit for each endpoint */
     double failed_at;     /* coarse clock */
-    bool reported;        /* its loss */
-    int flushing;         /* endpoints */
+    bool reported;        /* its loss was reported */
+    int flushing;         /* number of endpoints that are being flushed */
     double closed_at;     /* coarse clock; 0: not closed */
-    size_t flights;       /* under way, to or from it */
+    size_t flights;       /* sends and fetches under way */
 } dcommi_ucx_peer;
 
 /* The end of a message's header, if the receiver fetches the payload. The payload comes whole, or
- * in `parts` messages with tails that differ in `part` alone. */
+ * in `parts` messages whose tails differ only in `part` and `connection`. */
 typedef struct dcommi_ucx_tail {
-    uint64_t id;    /* the sender's */
+    uint64_t id;    /* of the sender */
     uint64_t total; /* bytes of all parts */
     uint32_t number;
     uint8_t part, parts;
-    uint8_t connection; /* of the sender's, from 0 */
+    uint8_t connection; /* of the sender, from 0 */
     uint8_t zero;
 } dcommi_ucx_tail;
 
-/* One send or fetch that UCX has not finished. UCX reads the header from here until then. */
+/* One send or fetch that UCX has not finished. Until then UCX reads the header from here. */
 typedef struct dcommi_ucx_flight {
     struct dcommi_ucx_flight *prev, *next;
     dcommi_ucx *ucx;
     dcommi_ucx_peer *peer; /* NULL: not known */
-    dcommi_op *op;         /* NULL: given up; only UCX still knows it */
+    dcommi_op *op;         /* NULL: we have given it up, but UCX still knows it */
     bool is_fetch;
     int connection;
-    size_t load; /* what it adds there */
+    size_t load; /* bytes that it adds to the connection's load */
     dcomm_status status;
     unsigned char header[DCOMMI_HEADER_MAX + sizeof(dcommi_ucx_tail)];
 } dcommi_ucx_flight;
 
-/* The op of a payload that travels in parts: done when all of them are. */
+/* The op of a payload that travels in parts. It is done when all parts are. */
 typedef struct dcommi_ucx_joint {
-    dcommi_op part; /* each flight's; first, so that it leads here */
+    dcommi_op part; /* op of each part's flight; first, so that it points here */
     dcommi_ucx *ucx;
     struct dcommi_ucx_joint *next;
     dcommi_op *op;
@@ -64,23 +64,23 @@ typedef struct dcommi_ucx_joint {
     dcomm_status status;
 } dcommi_ucx_joint;
 
-/* A message that may be, or is, kept: what the engine knows as desc. */
+/* A message that is kept, or may be. The engine knows it as desc. */
 typedef struct dcommi_ucx_kept {
     struct dcommi_ucx_kept *prev, *next;
     void *data;
-    bool arriving, dropped; /* in its callback; released there */
-    dcommi_ucx_peer *peer;  /* of a long message; NULL: not known, or removed */
+    bool arriving, dropped; /* its callback is running; the engine released it there */
+    dcommi_ucx_peer *peer;  /* sender of a long message; NULL: not known, or removed */
     bool removed;
-    /* Of a message in parts, the one that came first leads the others. */
+    /* The part that came first leads the other parts of its message. */
     dcommi_ucx_tail tail;
     struct dcommi_ucx_kept *more;
     struct dcommi_ucx_kept *incomplete; /* the next leader that waits for parts */
-    uint32_t there;                     /* of a leader: a bit for each part */
+    uint32_t there;                     /* of a leader: a bit for each part that has come */
 } dcommi_ucx_kept;
 
 #define DCOMMI_UCX_SLAB 32
-#define DCOMMI_UCX_LAST_WORDS_S 0.3 /* how long a peer's other connections outlive the first */
-#define DCOMMI_UCX_FRESH_S 0.1      /* so long it may take until a connection is there */
+#define DCOMMI_UCX_LAST_WORDS_S 0.3 /* seconds to read other connections after the first broke */
+#define DCOMMI_UCX_FRESH_S 0.1      /* seconds that a new connection may take to be established */
 
 typedef struct dcommi_ucx_slab {
     struct dcommi_ucx_slab *next;
@@ -95,20 +95,20 @@ struct dcommi_ucx {
     ucp_worker_h worker;
     uint64_t id;
     bool inside; /* UCX's progress is on the stack */
-    bool direct; /* an op's done may be called from UCX's callback: only straight in progress */
-    bool chores; /* something waits for the end of progress */
+    bool direct; /* UCX's callback may call an op's done: only directly within progress */
+    bool chores; /* there is work for the end of progress */
     bool closing;
-    unsigned turns;    /* of progress */
+    unsigned turns;    /* calls of progress */
     double last_watch; /* coarse clock */
     dcommi_ucx_peer **peers;
     size_t peers_capacity;
-    dcommi_ucx_peer *removed;        /* not yet closed, or UCX still works for them */
+    dcommi_ucx_peer *removed;        /* peers that are not closed yet, or that UCX still uses */
     dcommi_ucx_flight pending, done; /* heads of rings */
     dcommi_ucx_flight *spare;
     dcommi_ucx_kept kept; /* head of a ring */
     dcommi_ucx_kept *spare_kept, *incomplete;
     dcommi_ucx_joint *spare_joint;
-    uint32_t cut; /* messages sent in parts */
+    uint32_t cut; /* number of messages sent in parts */
     dcommi_ucx_slab *slabs;
 };
 
@@ -149,7 +149,7 @@ static void dcommi_ucx_flight_unlink(dcommi_ucx_flight *f)
     f->next->prev = f->prev;
 }
 
-/* Start a flight. load: bytes that it adds to a connection of p. */
+/* Start a flight. `load` is the bytes that it adds to a connection of `p`. */
 static dcommi_ucx_flight *dcommi_ucx_flight_start(dcommi_ucx *u, dcommi_ucx_peer *p, bool is_fetch,
                                                   int connection, size_t load, dcommi_op *op)
 {
@@ -172,7 +172,7 @@ static dcommi_ucx_flight *dcommi_ucx_flight_start(dcommi_ucx *u, dcommi_ucx_peer
     return f;
 }
 
-/* Take a flight out of its ring and its peer's account. */
+/* Remove a flight from its ring and from its peer's counts. */
 static void dcommi_ucx_flight_leave(dcommi_ucx_flight *f)
 {
     dcommi_ucx_flight_unlink(f);
@@ -284,7 +284,7 @@ static dcommi_ucx_peer *dcommi_ucx_peer_by_id(dcommi_ucx *u, uint64_t id)
     return NULL;
 }
 
-/* Open the first `n` endpoints of a peer, in order, so that both sides share connections. */
+/* Open the first `n` endpoints of a peer, in order, so that both directions share connections. */
 static dcomm_status dcommi_ucx_endpoints(dcommi_ucx *u, dcommi_ucx_peer *p, int n)
 {
     while (p->opened < n) {
@@ -330,19 +330,18 @@ static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_pee
     return DCOMM_OK;
 }
 
-/* Open as many endpoints as are to be used. Fewer do as well. */
+/* Open the endpoints that we send over. Go on with fewer if some cannot be opened. */
 static void dcommi_ucx_spread(dcommi_ucx *u, dcommi_ucx_peer *p)
 {
     if (DCOMMI_UNLIKELY(p->opened < p->connections) &&
         dcommi_ucx_endpoints(u, p, p->connections) < 0) {
-        dcommi_log(DCOMMI_LOG_WARN, "%d connections instead of %d: %s", p->opened, p->connections,
-                   dcommi_message);
+        dcommi_log(DCOMMI_LOG_WARN, "net: only %d of %d connections could be opened: %s", p->opened,
+                   p->connections, dcommi_message);
         p->connections = p->opened;
     }
 }
 
-/* Choose the connection with the least to do among those that are not in `taken`; take equal ones
- * in turn. */
+/* Choose the connection with the least load of those not in `taken`. Take equal ones in turn. */
 static int dcommi_ucx_choose(dcommi_ucx_peer *p, uint32_t taken)
 {
     int best = -1;
@@ -356,7 +355,7 @@ static int dcommi_ucx_choose(dcommi_ucx_peer *p, uint32_t taken)
     return best;
 }
 
-/* Not inside UCX's progress: closing calls back. */
+/* Close a peer's endpoints by force. Do not call this in UCX's progress: closing calls back. */
 static void dcommi_ucx_peer_close(dcommi_ucx_peer *p)
 {
     if (p->closed_at <= 0) {
@@ -383,7 +382,8 @@ static void dcommi_ucx_on_flushed(void *request, ucs_status_t status, void *user
     p->ucx->chores = true;
 }
 
-/* Everything is closed by force in the end, so that closing never waits; before that, flush. */
+/* Flush a peer's endpoints before they are closed. They are closed by force, so that closing never
+ * waits. */
 static void dcommi_ucx_peer_flush(dcommi_ucx_peer *p)
 {
     if (p->failure != UCS_OK || p->flushing > 0) {

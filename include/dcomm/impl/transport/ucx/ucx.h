@@ -1,5 +1,4 @@
-/* ucx.h - the transport table over UCX, for peers on other hosts: active messages over one
- * interface. */
+/* ucx.h - the transport to peers on other hosts: UCX active messages over one interface. */
 #ifndef DCOMMI_UCX_H
 #define DCOMMI_UCX_H
 
@@ -127,7 +126,7 @@ static void dcommi_ucx_settle(dcommi_ucx *u, double deadline)
     }
 }
 
-/* No connection is fresh any more. */
+/* Progress until no connection is too new to be closed (dcommi_ucx_is_fresh). */
 static void dcommi_ucx_ripen(dcommi_ucx *u)
 {
     for (bool fresh = true; fresh;) {
@@ -153,7 +152,7 @@ static void dcommi_ucx_free(dcommi_ucx *u)
         ucp_cleanup(u->context);
     }
     dcommi_ucx_deliver(u);
-    while (u->pending.next != &u->pending) { /* UCX has forgotten them with the worker */
+    while (u->pending.next != &u->pending) { /* UCX has forgotten these with the worker */
         u->pending.next->status = DCOMM_ERR_ABORTED;
         dcommi_ucx_flight_finish(u->pending.next);
     }
@@ -175,9 +174,9 @@ static void dcommi_ucx_free(dcommi_ucx *u)
     dcommi_free(u);
 }
 
-/* UCX 1.13 aborts when a worker is destroyed while its answer to somebody's connecting is still
- * queued, on an endpoint that only UCX knows. One that does not come to rest is left to the end of
- * the process. */
+/* Flush the worker before it is destroyed. UCX 1.13 aborts if an answer to a connecting peer is
+ * still queued then, on an endpoint that only UCX knows. A worker that does not come to rest by
+ * `deadline` is left to the end of the process. */
 static void dcommi_ucx_quiet(dcommi_ucx *u, double deadline)
 {
     ucp_request_param_t param = {0};
@@ -217,7 +216,7 @@ static void dcommi_ucx_close(dcommi_transport *t, double timeout_s, bool force)
     while (u->kept.next != &u->kept) {
         dcommi_ucx_drop(u, u->kept.next);
     }
-    u->incomplete = NULL; /* they were among those */
+    u->incomplete = NULL; /* these were in the ring of kept messages */
     for (size_t i = 0; i < u->peers_capacity; i++) {
         if (u->peers[i] != NULL) {
             dcommi_ucx_peer_close(u->peers[i]);
@@ -226,7 +225,7 @@ static void dcommi_ucx_close(dcommi_transport *t, double timeout_s, bool force)
     for (dcommi_ucx_peer *p = u->removed; p != NULL; p = p->next) {
         dcommi_ucx_peer_close(p);
     }
-    /* Cancelled requests come back in a few rounds; what UCX keeps longer goes with the worker. */
+    /* Cancelled requests come back in a few rounds. Others end with the worker. */
     dcommi_ucx_settle(u, dcommi_now() + 0.1);
     dcommi_ucx_hush++;
     dcommi_ucx_quiet(u, dcommi_now() + 0.5);
@@ -256,7 +255,7 @@ static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, const dcommi_ucx_optio
                                            size_t n_options)
 {
     const bool asks = dcommi_ucx_asks_device();
-    dcommi_ucx_hush += asks; /* most UCX know no transport "cuda" */
+    dcommi_ucx_hush += asks; /* most builds of UCX have no transport "cuda" */
     dcomm_status started =
         dcommi_ucx_start(u->base.name, UCP_FEATURE_AM, options, n_options, &u->context, &u->worker);
     dcommi_ucx_hush -= asks;
@@ -275,8 +274,8 @@ static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, const dcommi_ucx_optio
         status = ucp_worker_query(u->worker, &attr);
     }
     if (status != UCS_OK) {
-        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX gives no address: %s", u->base.name,
-                           ucs_status_string(status));
+        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX cannot tell its address: %s",
+                           u->base.name, ucs_status_string(status));
     }
     u->id = dcommi_transport_id();
     char *copy = dcommi_alloc(sizeof u->id + attr.address_length);
@@ -290,7 +289,7 @@ static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, const dcommi_ucx_optio
     return copy != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
 }
 
-/* Say which interface dcommi_net_open would choose; "" where it would refuse `wanted`. */
+/* Find the interface that dcommi_net_open would choose, or "" if it would refuse `wanted`. */
 static void dcommi_net_iface(const char *wanted, dcommi_iface name)
 {
     bool tcp;
@@ -298,14 +297,15 @@ static void dcommi_net_iface(const char *wanted, dcommi_iface name)
     (void)dcommi_ucx_choose_iface(wanted, name, &tcp);
 }
 
-/* Come before all other use of UCX, for the sake of the process. */
+/* Set UCX's log and signal handlers for the process. Call this before all other use of UCX. */
 static void dcommi_net_prepare(void)
 {
     dcommi_ucx_tame_once();
 }
 
-/* Open one network interface. iface: "eth0", or an RDMA device, "mlx5_0" or "mlx5_0:1";
- * NULL: DCOMM_IFACE, else the default route's, else lo. */
+/* Open the transport over one network interface. `iface` is an interface ("eth0") or an RDMA
+ * device ("mlx5_0" or "mlx5_0:1"). If it is NULL or "", use DCOMM_IFACE, else the interface that
+ * leads to MASTER_ADDR, else the default route's, else the first that is up, else lo. */
 static dcomm_status dcommi_net_open(const dcommi_transport_handlers *handlers, const char *iface,
                                     dcommi_transport **t_p)
 {
@@ -325,17 +325,17 @@ static dcomm_status dcommi_net_open(const dcommi_transport_handlers *handlers, c
         {"KEEPALIVE_INTERVAL", "1s", "UCX_KEEPALIVE_INTERVAL"},
         {"KEEPALIVE_NUM_EPS", "inf", "UCX_KEEPALIVE_NUM_EPS"},
         /* UCX 1.13 aborts when a connection breaks under a zero-copy send. Longer segments make
-         * up for the copy; both ends must agree on them. */
+         * up for the copy. Both ends must use the same length. */
         {tcp ? "ZCOPY_THRESH" : NULL, "inf", NULL},
         {tcp ? "PUT_ENABLE" : NULL, "n", NULL},
         {tcp ? "TX_SEG_SIZE" : NULL, "64k", NULL},
         {tcp ? "RX_SEG_SIZE" : NULL, "64k", NULL},
-        /* One event of epoll at a time: where a connection breaks while another's event is handled,
-         * UCX 1.13 goes on to the broken one's event of the same round, and aborts. */
+        /* Handle one epoll event at a time. If a connection breaks while another's event is
+         * handled, UCX 1.13 still handles the broken one's event of the same round, and aborts. */
         {tcp ? "MAX_POLL" : NULL, "1", NULL},
-        /* Connecting to a dead host must not stop progress. */
+        /* A connection to a dead host must not stop progress. */
         {tcp ? "CONN_NB" : NULL, "y", "UCX_TCP_CONN_NB"},
-        /* A host that vanished sends no reset. */
+        /* Keep-alive detects a host that vanished without a reset. */
         {tcp ? "KEEPIDLE" : NULL, "1s", "UCX_TCP_KEEPIDLE"},
         {tcp ? "KEEPINTVL" : NULL, "1s", "UCX_TCP_KEEPINTVL"},
         {tcp ? "KEEPCNT" : NULL, "3", "UCX_TCP_KEEPCNT"},
