@@ -1,20 +1,20 @@
-/* busy.h - looks at the other programs that run on this machine. */
+/* busy.h - find out if other programs run on this machine. */
 #ifndef BUSY_H
 #define BUSY_H
 
 #include "../include/dcomm/impl/base/busy.h"
 
-#define BUSY_SHARE 0.25   /* so many disturbed rows: something else ran */
-enum { BUSY_TEXT = 200 }; /* of a sentence */
+#define BUSY_SHARE 0.25   /* if more rows than this share are disturbed, something else ran */
+enum { BUSY_TEXT = 200 }; /* bytes of a sentence */
 
 /* Signs of other programs while a tool measured. */
 typedef struct busy_seen {
-    int ours; /* ranks on this host; 0: this rank does not look */
+    int ours; /* number of ranks on this host; 0: this rank does not look */
     dcommi_busy others;
     int rows, disturbed;
 } busy_seen;
 
-/* Look whether other programs want our processors. */
+/* Look for other programs that want our processors. */
 static inline void busy_look(busy_seen *b)
 {
     if (b->ours > 0) {
@@ -22,8 +22,8 @@ static inline void busy_look(busy_seen *b)
     }
 }
 
-/* Note a row's times, in seconds. Ranks that share processors disturb each other: nothing is said
- * by their times. */
+/* Note a row's times, in seconds. If ranks share processors, ignore the times: the ranks disturb
+ * each other. */
 static inline void busy_row(busy_seen *b, double least, double median)
 {
     if (b->ours > 0 && b->ours <= sysconf(_SC_NPROCESSORS_ONLN)) {
@@ -32,7 +32,7 @@ static inline void busy_row(busy_seen *b, double least, double median)
     }
 }
 
-/* Return true if the machine was busy, with a sentence. */
+/* Return true if the machine was busy, and write a sentence about it to text. */
 static inline bool busy_was(const busy_seen *b, char text[BUSY_TEXT])
 {
     bool crowded = dcommi_busy_crowded(&b->others), disturbed = b->disturbed > BUSY_SHARE * b->rows;

@@ -1,4 +1,5 @@
-/* codec-speed.c - speed of the codecs on one core, beside memcpy in the same run. */
+/* codec-speed.c - measure the speed of the codecs on one core, relative to memcpy in the same
+ * run. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
 #define DCOMM_NO_COMM
@@ -76,7 +77,7 @@ static uint64_t random_bits(void)
     return state;
 }
 
-/* Sums of uniform numbers: near enough to Gaussian, and fast to make. */
+/* Fill x with sums of uniform numbers: they are nearly Gaussian and fast to make. */
 static void fill(float *x, size_t count, const char *data)
 {
     for (size_t i = 0; i < count; i++) {
@@ -196,7 +197,7 @@ static bool measure(const settings *set, const char *spec, arrays *a, bool first
     return status == DCOMM_OK;
 }
 
-/* -1: go on; else the exit status. */
+/* Parse the command line. Return -1 to go on, else the exit status. */
 static int parse(int argc, char **argv, settings *set)
 {
     static const struct option longs[] = {{"help", no_argument, NULL, 'h'},

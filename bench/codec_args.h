@@ -14,10 +14,10 @@ static const char *const codec_ways[WAY_COUNT] = {"two_shot", "ring", "allgather
 static const char *const codec_variants[DCOMM_FEEDBACK_VARIANT_COUNT] = {"classic", "ef21", "dgc"};
 
 typedef struct codec_args {
-    const char *spec[CODEC_SPECS]; /* sweep: codec_sweep */
+    const char *spec[CODEC_SPECS]; /* with `sweep`, those of codec_sweep */
     size_t nspecs;
     codec_tensors tensors;
-    codec_input input; /* the tensor that is encoded now; of totals, all of them */
+    codec_input input; /* the tensor that is encoded now; for the totals, all tensors */
     uint32_t ranks;
     uint64_t steps;
     bool feedback;
@@ -28,7 +28,7 @@ typedef struct codec_args {
     tool_out json_out, svg_out;
 } codec_args;
 
-/* What --sweep compares, from many bits to few. */
+/* The codecs that --sweep compares, from many bits to few. */
 static const char *const codec_sweep[] = {
     "f16",
     "bf16",
@@ -127,7 +127,7 @@ static bool codec_feedback_arg(codec_args *a, const char *text)
     return good;
 }
 
-/* What the options say together. */
+/* Check the combination of the options. Return an exit status. */
 static int codec_check(const codec_args *a, bool input)
 {
     if (!input) {
@@ -145,7 +145,7 @@ static int codec_check(const codec_args *a, bool input)
     return TOOL_GOOD;
 }
 
-/* Add what --input, or a name alone, says to the inputs that were given. */
+/* Add the argument of --input, or a name alone, to the inputs that were given. */
 static int codec_give(codec_tensors *given, const char *what)
 {
     char why[INPUT_TEXT];
@@ -155,7 +155,7 @@ static int codec_give(codec_tensors *given, const char *what)
                : tool_refuse("--input", why);
 }
 
-/* Find the tensors of all inputs that were given, and say in input.text what they are. */
+/* Find the tensors of all inputs that were given, and describe them in a->input.text. */
 static int codec_find(codec_args *a, const codec_tensors *given, npy_type type)
 {
     char why[INPUT_TEXT];
@@ -164,7 +164,7 @@ static int codec_find(codec_args *a, const codec_tensors *given, npy_type type)
         if (type != NPY_ANY && in->kind != INPUT_FILE) {
             return tool_refuse("--dtype is for files", NULL);
         }
-        in->type = type; /* --dtype may stand behind --input */
+        in->type = type; /* --dtype may come after --input */
         if (!tensors_add_input(&a->tensors, in, why)) {
             tool_say("%s", why);
             return TOOL_USAGE;

@@ -1,5 +1,5 @@
-/* codec_files.h - the tensors that dcomm-codec encodes, out of the names that it was given: each
- * array of a .npz file, each .npy and .npz file of a folder, and what else --input takes. */
+/* codec_files.h - find the tensors that dcomm-codec encodes from the names of its inputs: each
+ * array of a .npz file, each .npy and .npz file of a folder, and the other kinds of --input. */
 #ifndef CODEC_FILES_H
 #define CODEC_FILES_H
 
@@ -35,7 +35,7 @@ static bool tensors_ends(const char *name, const char *with)
     return n > m && strcmp(name + n - m, with) == 0;
 }
 
-/* Add every array of a .npz file, as rank 0's first file has them. */
+/* Add every array of the .npz file `path`, rank 0's file for the first step. */
 static bool tensors_add_archive(codec_tensors *t, const codec_input *in, const char *path,
                                 char why[INPUT_TEXT])
 {
@@ -95,8 +95,8 @@ static bool tensors_add_folder(codec_tensors *t, const codec_input *in, const ch
     return good;
 }
 
-/* Add the tensors of one input; false, with a sentence, where they cannot be listed. Of files that
- * are there for each rank and step, rank 0's first ones say which arrays there are. */
+/* Add the tensors of one input. Return false, with a sentence in why, if they cannot be listed. If
+ * there are files for each rank and step, rank 0's first file determines the arrays. */
 static bool tensors_add_input(codec_tensors *t, const codec_input *in, char why[INPUT_TEXT])
 {
     char path[INPUT_PATH];
@@ -105,7 +105,7 @@ static bool tensors_add_input(codec_tensors *t, const codec_input *in, char why[
         return tensors_add(t, in, why);
     }
     input_path(in, 0, 0, path);
-    if (stat(path, &about) != 0) { /* sooner than when its turn comes */
+    if (stat(path, &about) != 0) { /* report a missing file now, not when its turn comes */
         snprintf(why, INPUT_TEXT, "%.300s: %s", path, strerror(errno));
         return false;
     }

@@ -1,6 +1,6 @@
-/* codec_input.h - the gradients that dcomm-codec encodes: of .npy and .npz files, or random ones of a known
- * distribution, the same for the same (seed, rank, step, index) whatever part of them is asked for.
- */
+/* codec_input.h - the gradients that dcomm-codec encodes: from .npy and .npz files, or random
+ * numbers of a known distribution. Random element `index` depends only on (seed, rank, step,
+ * index), so any part of a gradient can be made by itself. */
 #ifndef CODEC_INPUT_H
 #define CODEC_INPUT_H
 
@@ -52,17 +52,18 @@ typedef struct codec_input {
     uint64_t seed;
     double scale, sigma, density;
     size_t block;
-    char pattern[INPUT_PATH]; /* of file names */
-    char member[NPZ_NAME];    /* which array of a .npz file, else "" */
-    float **file;             /* of each rank, for the step that was opened; or one for all */
-    char (*path)[INPUT_PATH]; /* which file that is */
+    char pattern[INPUT_PATH]; /* pattern of file names */
+    char member[NPZ_NAME];    /* name of the array in a .npz file, else "" */
+    float **file;             /* elements for each rank at the open step; or one file for all
+                                 ranks */
+    char (*path)[INPUT_PATH]; /* path of each open file */
     size_t nfiles;
-    npy_type type;         /* of a file's elements, where the user says so */
-    size_t rows;           /* of the file's array, where it has two dimensions or more; else 0 */
-    char text[INPUT_TEXT]; /* all options, as it is reported */
+    npy_type type;         /* type of a file's elements, if the user gave one */
+    size_t rows;           /* rows of the file's array, if it has two dimensions or more; else 0 */
+    char text[INPUT_TEXT]; /* the input with all options, for reports */
 } codec_input;
 
-/* ---- what is asked for ---- */
+/* ---- the argument of --input ---- */
 
 static bool input_number(const char *text, double least, double most, bool suffix, double *value)
 {
@@ -106,8 +107,8 @@ static bool input_option(codec_input *in, const char *key, const char *text)
            input_number(text, 0, 1, false, &in->density);
 }
 
-/* The distribution, or a file's name; false, with a sentence, when it is neither. Files are opened
- * later. */
+/* Parse a distribution or the name of a file. Return false, with a sentence in why, for a bad
+ * option. Files are opened later. */
 static bool input_parse(codec_input *in, const char *what, char why[INPUT_TEXT])
 {
     *in = (codec_input){
@@ -169,7 +170,7 @@ static void input_path(const codec_input *in, uint32_t rank, uint64_t step, char
     path[n] = '\0';
 }
 
-/* Make the gradients of this step known for ranks 0 .. nranks - 1. */
+/* Open the gradients of this step for ranks 0 .. nranks - 1. */
 static bool input_open(codec_input *in, uint32_t nranks, uint64_t step, char why[INPUT_TEXT])
 {
     if (in->kind != INPUT_FILE) {
@@ -224,7 +225,8 @@ static void input_close(codec_input *in)
 
 /* ---- numbers ---- */
 
-/* splitmix64 over a counter: any element can be drawn without those before it. */
+/* Return a random number by splitmix64 over a counter: any element can be drawn without those
+ * before it. */
 static inline uint64_t input_mix(uint64_t a, uint64_t b)
 {
     uint64_t z = (a ^ (b * 0xd1b54a32d192ed03u)) + 0x9e3779b97f4a7c15u * (b + 1);
@@ -233,7 +235,7 @@ static inline uint64_t input_mix(uint64_t a, uint64_t b)
     return z ^ (z >> 31);
 }
 
-/* Two independent normal numbers (Box and Muller). */
+/* Make two independent normal numbers (Box and Muller). */
 static void input_normal(uint64_t bits, float out[2])
 {
     float u = ((float)(bits >> 40) + 1) * 0x1p-24f; /* (0, 1] */
@@ -265,7 +267,7 @@ static float input_one(const codec_input *in, uint64_t stream, uint64_t i)
     }
 }
 
-/* Elements [first, first + count) of the gradient of one rank at one step. */
+/* Fill x with elements [first, first + count) of the gradient of one rank at one step. */
 static void input_fill(const codec_input *in, uint32_t rank, uint64_t step, size_t first,
                        size_t count, float *x)
 {

@@ -1,12 +1,13 @@
-/* codec_lowrank.h - the sum of several ranks' matrices as powersgd makes it, in one process: two
- * products a turn, each summed over the ranks before the next, so that what arrives is an
- * approximation of the sum and no sum of approximations. */
+/* codec_lowrank.h - sum several ranks' matrices as powersgd does, in one process. Each turn has
+ * two products. Each product is summed over the ranks before the next one. So the result
+ * approximates the sum; it is not a sum of approximations. */
 #ifndef CODEC_LOWRANK_H
 #define CODEC_LOWRANK_H
 
 #include "codec_run.h"
 
-/* What rank r sends: its gradient in run->x, or with feedback that and its residual. */
+/* Set *e_p to the input of rank r: its gradient in run->x, or with feedback the gradient plus its
+ * residual. */
 static dcomm_status codec_lowrank_input(codec_run *run, uint32_t r, bool first, size_t bytes,
                                         const float **e_p)
 {
@@ -40,7 +41,8 @@ static void codec_lowrank_add(float *sum, const float *part, size_t n)
     }
 }
 
-/* One turn from q, which all ranks have alike: p and q become the products of the ranks' sum. */
+/* Do one turn from q, which is equal on all ranks: p and q become the products of the ranks'
+ * sum. */
 static dcomm_status codec_lowrank_turn(codec_run *run, const dcommi_matrix *m, bool first,
                                        bool last, float *p, float *q, float *part)
 {

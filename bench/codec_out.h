@@ -1,4 +1,4 @@
-/* codec_out.h - what dcomm-codec says: the tables and the JSON, by tensor and in total. */
+/* codec_out.h - the output of dcomm-codec: the tables and the JSON, by tensor and in total. */
 #ifndef CODEC_OUT_H
 #define CODEC_OUT_H
 
@@ -6,16 +6,16 @@
 #include "codec_time.h"
 #include "perf_json.h"
 
-enum { CODEC_SPEC_COLUMNS = 38 }; /* a longer spec has a line of its own */
+enum { CODEC_SPEC_COLUMNS = 38 }; /* a longer spec gets a line of its own */
 
-/* One codec. */
+/* The results of one codec. */
 typedef struct codec_row {
     char spec[DCOMMI_CODEC_SPEC_MAX];
-    char why[256]; /* it could not be run, else "" */
+    char why[256]; /* why it could not be run; "": it ran */
     dcomm_codec_info info;
-    dcomm_ledger encode; /* one gradient, one encoding, no feedback */
+    dcomm_ledger encode; /* errors of one encoding of one gradient, without feedback */
     codec_speed speed;
-    codec_step *step; /* one to a step */
+    codec_step *step; /* [nsteps] */
     size_t nsteps;
 } codec_row;
 
@@ -24,7 +24,7 @@ static const codec_step *codec_last(const codec_row *row)
     return row->nsteps > 0 ? &row->step[row->nsteps - 1] : NULL;
 }
 
-/* Return the rate of `done` elements at rate `sum` and `more` elements at `rate`. */
+/* Return the average rate of `done` elements at rate `sum` and `more` elements at `rate`. */
 static double codec_rate_add(double sum, double done, double rate, double more)
 {
     return (done + more) / ((done > 0 ? done / sum : 0) + more / rate);
@@ -41,14 +41,14 @@ static void codec_speed_merge(codec_speed *s, double done, const codec_speed *ot
     s->decode_add_per_memcpy = s->decode_add_GBps / s->memcpy_GBps;
 }
 
-/* Both hold below this; NaN where one of them is not known. */
+/* Return a bound for two tensors; NaN if the bound of one is unknown. */
 static double codec_bound(double a, double b)
 {
     return isnan(a) || isnan(b) ? NAN : fmax(a, b);
 }
 
-/* Add one tensor's row to that of all. `done`: elements so far, `more`: of this tensor. False: no
- * memory. */
+/* Add one tensor's row to the row of all tensors. `done` is the number of elements so far, `more`
+ * that of this tensor. Return false if there is no memory. */
 static bool codec_row_merge(const codec_args *a, codec_row *all, double done, const codec_row *row,
                             double more, const char *name)
 {
@@ -88,13 +88,13 @@ static void codec_print_number(const char *format, double value)
     printf(" %9s", text);
 }
 
-/* Return true if a codec's row is followed by one about the sum of ranks and steps. */
+/* Return true if a second line, about the sum over ranks and steps, follows a codec's line. */
 static bool codec_sums(const codec_args *a)
 {
     return a->ranks > 1 || a->steps > 1 || a->feedback;
 }
 
-/* The columns of one codec fill up to three lines. */
+/* Print the head of the table. The columns of one codec fill up to three lines. */
 static void codec_print_head(const codec_args *a, const char *text)
 {
     char what[64];
@@ -178,7 +178,7 @@ static void codec_print_row(const codec_args *a, const codec_row *row)
     }
 }
 
-/* Steps 1, 2, 4, ... and the last: how error feedback settles. */
+/* Print steps 1, 2, 4, ... and the last one, which show how error feedback converges. */
 static void codec_print_steps(const codec_args *a, const codec_row *row)
 {
     if (row->nsteps < 2 || a->sweep) {
@@ -249,7 +249,7 @@ static void codec_json_speed(perf_json *j, const codec_speed *s)
     perf_json_number(j, "decode_add_per_memcpy", s->decode_add_per_memcpy);
 }
 
-/* All steps of one codec; of a sweep, the last. */
+/* Write all steps of one codec; for a sweep only the last step. */
 static void codec_json_row(perf_json *j, const codec_args *a, const codec_row *row)
 {
     perf_json_open(j, NULL, '{');
@@ -284,7 +284,8 @@ static void codec_json_rows(perf_json *j, const codec_args *a, const codec_row *
     perf_json_close(j, ']');
 }
 
-/* `all`: a row for each codec; of several tensors their sum, and `rows` are those of each. */
+/* Write the JSON. `all` has one row per codec. With several tensors, `all` has the totals and
+ * `rows` one row per tensor and codec. */
 static void codec_json(perf_json *j, const codec_args *a, const codec_row *all,
                        const codec_row *rows)
 {

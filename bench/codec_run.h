@@ -1,6 +1,6 @@
-/* codec_run.h - the sum of several ranks' gradients, encoded as the collectives encode it, in one
- * process: two shots, a ring that encodes at each hop, or an all-gather; with or without error
- * feedback, over many steps. */
+/* codec_run.h - sum several ranks' gradients in one process, encoded as the collectives encode
+ * them: by two shots, by a ring that encodes at each hop, or by an all-gather, with or without
+ * error feedback, over many steps. */
 #ifndef CODEC_RUN_H
 #define CODEC_RUN_H
 
@@ -8,20 +8,19 @@
 
 #include <unistd.h>
 
-/* One step's sum. */
+/* Results of one step's sum. */
 typedef struct codec_step {
     uint64_t step;
-    dcomm_ledger ledger; /* of the sum against the exact one */
-    double nmse_all;     /* of the sum over all steps so far */
+    dcomm_ledger ledger; /* errors of the sum against the exact sum */
+    double nmse_all;     /* nmse of the sum over all steps so far */
     double residual_norm, contraction;
     double fill_in;        /* share of the result's elements that are not 0 */
-    double fill_k;         /* sparse codecs: elements of the sum over what a rank sent of it */
-    dcomm_ledger feedback; /* of the step's encodings, with feedback */
-    double error_all, exact_all; /* squares of nmse_all */
-    uint64_t count, filled,
-        summed;          /* elements; those of the result and of the sum that are not 0 */
-    uint64_t chosen;     /* that all ranks sent of their own */
-    uint64_t wire_bytes; /* of all ranks */
+    double fill_k;         /* sparse codecs: elements of the sum / elements that one rank sent */
+    dcomm_ledger feedback; /* errors of the step's encodings, with feedback */
+    double error_all, exact_all;    /* sums of squares for nmse_all */
+    uint64_t count, filled, summed; /* elements; nonzero elements of the result and of the sum */
+    uint64_t chosen;                /* elements that all ranks sent of their own gradients */
+    uint64_t wire_bytes;            /* bytes that all ranks send */
     uint64_t nonfinite, clipped, kept, encoded;
 } codec_step;
 
@@ -32,18 +31,18 @@ typedef struct codec_run {
     dcomm_codec_info info;
     size_t n;
     uint32_t ranks;
-    bool linear; /* wires are summed as they are */
+    bool linear; /* linear codec: the sum is not encoded again */
     dcomm_feedback **fb;
-    float *x, *sum, *result;   /* a gradient; the sum of what arrived; what all ranks get */
-    double *exact, *exact_all; /* of one step, of all steps */
-    double *all;               /* result over all steps */
+    float *x, *sum, *result;   /* a gradient; the sum of decoded gradients; the result */
+    double *exact, *exact_all; /* exact sum of one step and of all steps */
+    double *all;               /* results added up over all steps */
     unsigned char *wire;
     size_t capacity;
     void *workspace;
     codec_step now;
 } codec_run;
 
-/* Shard q is [shard(q), shard(q + 1)): whole granules. */
+/* Return the first element of shard q. Shards consist of whole granules. */
 static size_t codec_shard(const codec_run *run, uint32_t q)
 {
     size_t granules = run->n / run->info.granule + (run->n % run->info.granule != 0);
@@ -78,7 +77,8 @@ static void *codec_array(size_t n, size_t size)
     return p;
 }
 
-/* Residuals of many ranks may exceed the memory that there is; the kernel would say so too late. */
+/* Return true if the residuals of all ranks fit into memory. Without this check, the kernel would
+ * kill the process later. */
 static bool codec_run_fits(const codec_run *run)
 {
     double page = (double)sysconf(_SC_PAGESIZE), pages = (double)sysconf(_SC_PHYS_PAGES);
@@ -99,7 +99,7 @@ static dcomm_status codec_run_feedback(codec_run *run)
     for (uint32_t r = 0; run->fb != NULL && r < run->ranks; r++) {
         dcomm_feedback_opts opts = run->args->opts;
         opts.seed = run->input->seed;
-        opts.in_place = true; /* no step fails here */
+        opts.in_place = true; /* no step fails, so none is retried */
         dcomm_status status = dcomm_feedback_create(run->codec, run->n, &opts, &run->fb[r]);
         if (status != DCOMM_OK) {
             return status;
@@ -109,7 +109,7 @@ static dcomm_status codec_run_feedback(codec_run *run)
     return run->fb != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
 }
 
-/* The codec is the run's from here on, whatever the result. */
+/* Make a run. The run owns the codec afterwards, even after an error. */
 static dcomm_status codec_run_make(codec_run *run, const codec_args *args, dcomm_codec *codec)
 {
     *run = (codec_run){.args = args,
@@ -146,7 +146,8 @@ static dcomm_status codec_run_make(codec_run *run, const codec_args *args, dcomm
 
 /* ---- encodings ---- */
 
-/* Of gradients that are not finite, the codec has said enough by its report. */
+/* Add an encoding's report to the step. A gradient that is not finite is no error here: the report
+ * counts it. */
 static dcomm_status codec_seen(codec_run *run, dcomm_status status, size_t count,
                                const dcomm_codec_report *report, size_t bytes)
 {
@@ -161,7 +162,7 @@ static dcomm_status codec_seen(codec_run *run, dcomm_status status, size_t count
     return DCOMM_OK;
 }
 
-/* Rank `rank` encodes x, which is elements [first, first + count). */
+/* Encode x as rank `rank`; x holds elements [first, first + count). */
 static dcomm_status codec_encode(codec_run *run, uint32_t rank, const float *x, size_t first,
                                  size_t count, size_t *bytes)
 {
@@ -205,7 +206,7 @@ static const dcomm_codec *codec_now(codec_run *run)
     return run->fb != NULL ? dcomm_feedback_codec(run->fb[0]) : run->codec;
 }
 
-/* ---- the ways to sum ---- */
+/* ---- algorithms of the sum ---- */
 
 static void codec_exact(codec_run *run)
 {
@@ -228,8 +229,8 @@ static dcomm_status codec_begin(codec_run *run, uint32_t r, bool owns)
     return dcomm_feedback_begin(run->fb[r], &step);
 }
 
-/* Every rank encodes its gradient in `pieces` shards; sum is that of what arrives, in rank order.
- */
+/* Encode every rank's gradient, in one piece or with `shards` in one piece per rank. Add up the
+ * decoded pieces in run->sum, in rank order. */
 static dcomm_status codec_first_shot(codec_run *run, bool shards)
 {
     uint32_t pieces = shards ? run->ranks : 1;
@@ -266,7 +267,8 @@ static dcomm_status codec_allgather(codec_run *run)
     return DCOMM_OK;
 }
 
-/* Chunk q goes round from rank q + 1 to its owner q; each hop adds its own part and encodes. */
+/* Sum by a ring. Chunk q travels from rank q + 1 to its owner q. Each hop adds its own part and
+ * encodes the sum. */
 static dcomm_status codec_ring(codec_run *run)
 {
     for (uint32_t r = 0; r < run->ranks; r++) {
@@ -290,7 +292,7 @@ static dcomm_status codec_ring(codec_run *run)
     return DCOMM_OK;
 }
 
-/* In codec_sparse.h and codec_lowrank.h. */
+/* Defined in codec_sparse.h and codec_lowrank.h. */
 static dcomm_status codec_sparse(codec_run *run);
 static dcomm_status codec_lowrank(codec_run *run);
 
@@ -307,7 +309,7 @@ static void codec_accumulate(codec_run *run)
     }
 }
 
-/* Compute what is a ratio of what was counted. */
+/* Compute the ratios from the counts. */
 static void codec_step_rate(codec_step *s, uint32_t ranks, bool sparse, bool feedback)
 {
     s->nmse_all = s->error_all > 0 ? s->error_all / s->exact_all : 0;
@@ -317,7 +319,7 @@ static void codec_step_rate(codec_step *s, uint32_t ranks, bool sparse, bool fee
     s->residual_norm = feedback ? sqrt(s->feedback.sums[DCOMMI_LEDGER_RESIDUAL]) : NAN;
 }
 
-/* Add another tensor's same step. */
+/* Add the same step of another tensor. */
 static void codec_step_merge(codec_step *s, const codec_step *other)
 {
     s->step = other->step;
@@ -349,7 +351,7 @@ static dcomm_status codec_run_step(codec_run *run, uint64_t step)
                : run->args->way == WAY_SPARSE             ? codec_sparse(run)
                                                           : codec_two_shot(run));
     for (uint32_t r = 0; run->fb != NULL && r < run->ranks; r++) {
-        /* each rank has the result; one copy of it is turned into the estimate */
+        /* each rank turns its own copy of the result into the estimate */
         memcpy(run->x, run->result, run->n * sizeof *run->x);
         DCOMMI_TRY(dcomm_feedback_finish(run->fb[r], 0, run->n, run->x));
         DCOMMI_TRY(dcomm_feedback_commit(run->fb[r]));

@@ -1,5 +1,5 @@
-/* codec_sparse.h - the sum of several ranks' selections as coded_sparse makes it, in one process:
- * balanced regions, an owner for each that adds up and selects again. */
+/* codec_sparse.h - sum several ranks' selections as coded_sparse does, in one process: there are
+ * balanced regions, and the owner of each region adds up and selects again. */
 #ifndef CODEC_SPARSE_H
 #define CODEC_SPARSE_H
 
@@ -7,8 +7,8 @@
 #include "dcomm/impl/codec/exchange.h"
 
 typedef struct codec_spread {
-    dcommi_exchange_pairs *chosen; /* of each rank */
-    dcommi_exchange_pairs sum;     /* of one region */
+    dcommi_exchange_pairs *chosen; /* selected elements of each rank */
+    dcommi_exchange_pairs sum;     /* sum of one region */
     uint32_t *samples, *begin, *agreed;
     const void **src;
     size_t *len, *end;
@@ -53,7 +53,7 @@ static dcomm_status codec_spread_make(codec_run *run, codec_spread *s)
     return good ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
 }
 
-/* Each rank selects, and says where. */
+/* Select on each rank, and compute the regions from samples of the selected indices. */
 static dcomm_status codec_spread_select(codec_run *run, codec_spread *s)
 {
     const dcomm_codec *codec = codec_now(run);
@@ -77,7 +77,7 @@ static dcomm_status codec_spread_select(codec_run *run, codec_spread *s)
                                    s->end, s->begin);
 }
 
-/* The owner of region d. */
+/* Do the work of rank d, the owner of region d: add up, select again, and write the result. */
 static dcomm_status codec_spread_own(codec_run *run, codec_spread *s, uint32_t d)
 {
     const dcomm_codec *codec = codec_now(run);
@@ -114,7 +114,7 @@ static dcomm_status codec_spread_own(codec_run *run, codec_spread *s, uint32_t d
                : dcomm_feedback_give_back(run->fb[d], base, sum->index, s->lost, sum->n, NULL, 0);
 }
 
-/* What a rank selected and no owner did. */
+/* Give back to rank r's residual the elements that r selected but no owner did. */
 static dcomm_status codec_spread_back(codec_run *run, codec_spread *s, uint32_t r)
 {
     const dcommi_exchange_pairs *p = &s->chosen[r];

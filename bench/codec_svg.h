@@ -1,4 +1,4 @@
-/* codec_svg.h - the picture of dcomm-codec: error against bits, or against steps. */
+/* codec_svg.h - draw the picture of dcomm-codec: error against bits, or error against steps. */
 #ifndef CODEC_SVG_H
 #define CODEC_SVG_H
 
@@ -19,7 +19,7 @@ static const char *const svg_colours[] = {"#2563eb", "#ea580c", "#059669", "#a85
                                           "#be185d", "#4d7c0f", "#1e3a8a", "#78350f"};
 enum { SVG_COLOURS = sizeof svg_colours / sizeof svg_colours[0] };
 
-/* Both axes are logarithmic; these are logarithms to base 10. */
+/* Limits of the axes, as logarithms to base 10. Both axes are logarithmic. */
 typedef struct svg_axes {
     double x0, x1, y0, y1;
 } svg_axes;
@@ -44,7 +44,7 @@ static void svg_include(svg_axes *a, double x, double y)
     }
 }
 
-/* The colour of a codec's family. */
+/* Return the colour of a codec's family. */
 static const char *svg_colour(const codec_row *rows, size_t i)
 {
     size_t family = 0;
@@ -61,8 +61,8 @@ static const char *svg_colour(const codec_row *rows, size_t i)
     return svg_colours[family % SVG_COLOURS];
 }
 
-/* A white ground, so that the picture can be read on a dark page; no wider than a phone's screen.
- */
+/* Draw the frame. A white background keeps the picture readable on a dark page. The picture
+ * shrinks to the width of a phone's screen. */
 static void svg_frame(FILE *f, const svg_axes *a, const char *title, const char *under,
                       size_t lines)
 {
@@ -125,7 +125,7 @@ static void svg_legend(FILE *f, const codec_row *row, const char *colour, size_t
 }
 
 typedef struct svg_box {
-    double x, y, w, h; /* its middle, and its size */
+    double x, y, w, h; /* centre and size */
 } svg_box;
 
 static bool svg_free(const svg_box *taken, size_t n, svg_box b)
@@ -140,14 +140,14 @@ static bool svg_free(const svg_box *taken, size_t n, svg_box b)
            b.x < SVG_LEFT + SVG_PLOT_W + 10;
 }
 
-/* Find a place for a label of w by h near (x, y) where nothing is yet: in widening circles. */
+/* Find a free place for a label of w by h near (x, y), in widening circles. */
 static svg_box svg_place(const svg_box *taken, size_t n, double x, double y, double w, double h)
 {
     enum { DIRECTIONS = 16, CIRCLES = 10 };
     svg_box b = {x + 12, y - 9, w, h};
     for (int k = 0; k < DIRECTIONS * CIRCLES; k++) {
         double angle = -0.7 + 2 * M_PI * (k % DIRECTIONS) / DIRECTIONS;
-        double far = 13 + 8 * (k / DIRECTIONS); /* whole circles */
+        double far = 13 + 8 * (k / DIRECTIONS); /* integer division: one radius per circle */
         svg_box tried = {x + far * cos(angle), y + far * sin(angle), w, h};
         if (svg_free(taken, n, tried)) {
             return tried;
@@ -156,7 +156,7 @@ static svg_box svg_place(const svg_box *taken, size_t n, double x, double y, dou
     return b;
 }
 
-/* Label each point with its number in the legend, beside the other points and labels. */
+/* Label each point with its number in the legend. A label covers no point and no other label. */
 static void svg_numbers(FILE *f, svg_box *taken, size_t points, const size_t *number)
 {
     for (size_t i = 0; i < points; i++) {
@@ -195,7 +195,7 @@ static void svg_bits(FILE *f, const codec_row *rows, size_t nrows, const char *t
         }
     }
     if (a.x0 > a.x1) {
-        a = (svg_axes){0, 1, 0, 1}; /* nothing has an error */
+        a = (svg_axes){0, 1, 0, 1}; /* no codec has an error */
     }
     a.x0 -= 0.1;
     a.x1 += 0.1;
@@ -221,7 +221,8 @@ static void svg_bits(FILE *f, const codec_row *rows, size_t nrows, const char *t
     fprintf(f, "</svg>\n");
 }
 
-/* Full lines: the sum over all steps so far; thin ones: each step's. */
+/* Draw error against steps. Thick lines are for the sum over all steps so far, thin lines for each
+ * step. */
 static void svg_steps(FILE *f, const codec_row *rows, size_t nrows, const char *title)
 {
     svg_axes a = {99, -99, 99, -99};

@@ -1,4 +1,4 @@
-/* codec_time.h - how fast a codec is on one core, beside memcpy in the same run. */
+/* codec_time.h - measure the speed of a codec on one core, relative to memcpy in the same run. */
 #ifndef CODEC_TIME_H
 #define CODEC_TIME_H
 
@@ -47,7 +47,8 @@ static double time_ratio(const double *copy, const double *t, size_t n)
     return time_median(ratio, n);
 }
 
-/* Arrays on huge pages where there are any, not all at one place of the caches. */
+/* Allocate the arrays, on huge pages if possible. Their offsets differ, so that they do not share
+ * cache sets. */
 static bool time_allocate(time_memory *m, size_t n, size_t wire, size_t workspace)
 {
     const size_t page = (size_t)2 << 20, apart = 4096 + 320;
@@ -71,7 +72,7 @@ static bool time_allocate(time_memory *m, size_t n, size_t wire, size_t workspac
     return true;
 }
 
-/* One repetition: seconds of each. False when the codec fails. */
+/* Do one repetition: set t to the seconds of each part. Return false if the codec fails. */
 static bool time_once(const dcomm_codec *codec, time_memory *m, size_t n, size_t capacity,
                       double t[4])
 {

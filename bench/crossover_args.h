@@ -16,7 +16,7 @@ enum { CROSS_ALGOS = 16, CROSS_ROTATE = 64 << 20 };
 typedef struct cross_op {
     const char *name;
     dcomm_coll coll;
-    bool blocks; /* `bytes` is of one block per rank, together */
+    bool blocks; /* `bytes` counts the blocks of all ranks together */
 } cross_op;
 
 static const cross_op cross_ops[] = {
@@ -30,13 +30,13 @@ typedef struct cross_args {
     const cross_op *op;
     size_t begin, end, chunk;
     double factor;
-    const char *names; /* of algorithms, with commas; NULL: all */
+    const char *names; /* names of algorithms, with commas; NULL: all */
     const char *json, *svg, *save, *tuning_file;
-    bool model; /* alone: no communicator */
+    bool model; /* use only the model: no communicator */
     bool registered;
     int nranks, hosts, iterations, row;
     dcomm_tuning tuning;
-    double alpha_us, beta_ns, gamma_ns; /* NaN: the tuning is from a file */
+    double alpha_us, beta_ns, gamma_ns; /* NaN: the numbers come from a file */
 } cross_args;
 
 static void cross_help(void)
@@ -83,7 +83,7 @@ static bool cross_parse_bytes(const char *text, size_t *bytes)
     return numbers_size(text, 1, SIZE_MAX >> 8, bytes);
 }
 
-/* "alpha_us=1,beta_ns_per_B=2,gamma_ns_per_B=3" in any order; what is left out is 0. */
+/* Parse "alpha_us=1,beta_ns_per_B=2,gamma_ns_per_B=3" in any order. A missing number is 0. */
 static bool cross_parse_model(const char *text, cross_args *a)
 {
     static const char *const keys[] = {"alpha_us=", "beta_ns_per_B=", "gamma_ns_per_B="};
@@ -122,7 +122,8 @@ static int cross_network(const char *text, cross_args *a)
     return status < 0 ? tool_refuse("--model", dcomm_last_error()) : TOOL_GOOD;
 }
 
-/* TOOL_GOOD, or TOOL_USAGE after a sentence on stderr; *done after --help. */
+/* Parse the command line. Return TOOL_GOOD, or TOOL_USAGE after an error message. Set *done after
+ * --help or --version. */
 static int cross_parse(int argc, char **argv, cross_args *a, bool *done)
 {
     enum { ALGO = 256, CHUNK, REGISTERED, MODEL, HOSTS, SAVE, JSON, SVG, HELP, VERSION };
@@ -237,7 +238,7 @@ static int cross_parse(int argc, char **argv, cross_args *a, bool *done)
         return tool_refuse("--save wants something measured, not --model", NULL);
     }
     if (a->model && a->chunk == 0) {
-        a->chunk = (size_t)1 << 40; /* nothing is cut */
+        a->chunk = (size_t)1 << 40; /* no message is cut into chunks */
     }
     return TOOL_GOOD;
 }

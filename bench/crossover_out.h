@@ -1,4 +1,4 @@
-/* crossover_out.h - the table, the JSON and the picture of dcomm-crossover. */
+/* crossover_out.h - write the table, the JSON and the picture of dcomm-crossover. */
 #ifndef CROSSOVER_OUT_H
 #define CROSSOVER_OUT_H
 
@@ -14,7 +14,7 @@ static void cross_print_number(double value, const char *format)
     printf(" %12s", text);
 }
 
-/* "17.6 MB", or a dash. */
+/* Format bytes as "17.6 MB", or as a dash for NaN. */
 static const char *cross_bytes_text(double bytes, char text[32])
 {
     static const char *const units[] = {"B", "kB", "MB", "GB", "TB"};
@@ -98,7 +98,7 @@ static void cross_print(const cross_sweep *s)
     }
 }
 
-/* The model against the textbook. */
+/* Compare the model with the closed forms of textbooks. */
 static void cross_print_closed_forms(const cross_sweep *s)
 {
     static const char *const names[2] = {"ring", "binomial"};

@@ -1,5 +1,5 @@
-/* crossover_sweep.h - times over sizes and algorithms: by the model, by a fit, and where two
- * algorithms cross over. */
+/* crossover_sweep.h - compute times by size and algorithm, by the model and by a fit, and find the
+ * sizes where two algorithms cross over. */
 #ifndef CROSSOVER_SWEEP_H
 #define CROSSOVER_SWEEP_H
 
@@ -16,7 +16,7 @@ typedef struct cross_sweep {
     int nalgos, nsizes;
     size_t *bytes;
     double *time[CROSS_KINDS]; /* [nsizes][nalgos], seconds; NaN: none */
-    double fit[3];             /* us, ns/B, ns/B; NaN: there is none */
+    double fit[3];             /* alpha in us, beta and gamma in ns/B; NaN: there is no fit */
     busy_seen busy;            /* rank 0's */
     tool_out json, svg, save;
 } cross_sweep;
@@ -34,7 +34,7 @@ static size_t cross_count(const cross_sweep *s, size_t bytes)
 
 /* ---- the model ---- */
 
-/* What the model says of exactly this size; NaN where the algorithm cannot do it. */
+/* Return the model's time for exactly this size; NaN if the algorithm cannot do it. */
 static double cross_price(const cross_sweep *s, const char *algo, size_t bytes,
                           const dcomm_tuning *tuning)
 {
@@ -64,11 +64,12 @@ static double cross_price(const cross_sweep *s, const char *algo, size_t bytes,
 
 typedef struct cross_point {
     double bytes; /* NaN: one of the two is cheaper everywhere */
-    int first;    /* cheaper below */
+    int first;    /* the algorithm that is cheaper below */
 } cross_point;
 
-/* How much of the difference between two algorithms over the sweep agrees with a change from a to b
- * before size k: noise makes small sizes change their mind. */
+/* Return how well the sweep fits a change from a to b at size k: the sum of the differences (as
+ * logarithms) that agree with it, less those that disagree. The whole sweep counts, because noise
+ * can swap the order at single sizes. */
 static double cross_agreement(const cross_sweep *s, int kind, int a, int b, int k)
 {
     double sum = 0;
@@ -79,7 +80,8 @@ static double cross_agreement(const cross_sweep *s, int kind, int a, int b, int 
     return sum;
 }
 
-/* Where, between sizes k-1 and k, both take as long: by the model exactly, else between the two. */
+/* Return the size between sizes k-1 and k at which both take equally long. With the model alone it
+ * is found by bisection, else by interpolation. */
 static double cross_between(const cross_sweep *s, int kind, int a, int b, int k)
 {
     double low = (double)s->bytes[k - 1], high = (double)s->bytes[k];
@@ -122,7 +124,8 @@ static cross_point cross_find(const cross_sweep *s, int kind, int a, int b)
 
 /* ---- the fit ---- */
 
-/* x minimizes sum over rows of (sum_k x_k f_k - 1)^2 over the columns in `used`; false: none. */
+/* Find the x that minimizes the sum over rows f of (sum_k x_k f_k - 1)^2, over the columns in
+ * `used`. Return false if there is no x with all x_k >= 0. */
 static bool cross_solve(const double (*row)[3], int n, unsigned used, double x[3])
 {
     double m[3][4] = {{0}};
@@ -167,7 +170,8 @@ static bool cross_solve(const double (*row)[3], int n, unsigned used, double x[3
     return true;
 }
 
-/* Relative root mean square of what a kind of time is off the measured one. */
+/* Return the typical relative error of one kind of time against the measured one: the root mean
+ * square of the logarithms' differences. */
 static double cross_residual(const cross_sweep *s, int kind)
 {
     double sum = 0;
@@ -180,11 +184,11 @@ static double cross_residual(const cross_sweep *s, int kind)
     return n > 0 ? exp(sqrt(sum / n)) - 1 : NAN;
 }
 
-/* One alpha, beta and gamma for all ranks. The model's time is nearly a sum of one part for each;
- * the parts are what it says where only that one is not 0. */
+/* Fit one alpha, beta and gamma for all ranks. The model's time is nearly a sum with one term for
+ * each of them. A term is the model's time if the other two numbers are 0. */
 static void cross_fit(cross_sweep *s)
 {
-    static const double unit[3] = {1, 1e-3, 1e-3}; /* us and ns/B: far from the rounding of ps */
+    static const double unit[3] = {1, 1e-3, 1e-3}; /* us, ns/B: far above the rounding to ps */
     double(*row)[3] = calloc((size_t)(s->nsizes * s->nalgos), sizeof *row);
     dcomm_tuning tuning;
     int n = 0;
@@ -230,7 +234,8 @@ static void cross_fit(cross_sweep *s)
 
 /* ---- closed forms ---- */
 
-/* Of a uniform network with messages that are whole; NaN for what has none here. */
+/* Return the closed form of an algorithm's time on a uniform network, without chunks; NaN if there
+ * is none here. */
 static double cross_closed_form(const cross_sweep *s, const char *algo, double bytes)
 {
     const cross_args *a = s->args;

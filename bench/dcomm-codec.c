@@ -1,6 +1,6 @@
-/* dcomm-codec.c - what codecs do to gradients: errors, bits and speed, for a file or a
- * distribution, for one encoding and for the sum of many ranks' gradients. It needs no
- * communicator. */
+/* dcomm-codec.c - measure what codecs do to gradients: errors, bits and speed. The input is a file
+ * or a distribution. Results are for one encoding and for the sum of many ranks' gradients. It
+ * needs no communicator. */
 #define _GNU_SOURCE
 #define DCOMM_NO_COMM
 #define DCOMM_IMPLEMENTATION
@@ -9,7 +9,7 @@
 #include "codec_sparse.h"
 #include "codec_svg.h"
 
-/* One gradient, as it is, encoded once. */
+/* Encode one gradient once, without feedback. */
 static dcomm_status encode_once(codec_run *run, dcomm_ledger *ledger)
 {
     size_t bytes;
@@ -46,7 +46,8 @@ static dcomm_status run_codec(codec_args *a, const char *spec, codec_row *row)
     *row = (codec_row){.speed = codec_no_speed};
     snprintf(row->spec, sizeof row->spec, "%s", spec);
     if (strncmp(spec, "powersgd", 8) == 0 && strstr(spec, "rows=") == NULL && a->input.rows > 0) {
-        const char *more = strchr(spec, ':') != NULL ? "," : ":"; /* the file knows its matrix */
+        const char *more = strchr(spec, ':') != NULL ? "," : ":"; /* the file has its matrix's
+                                                                     shape */
         snprintf(row->spec, sizeof row->spec, "%s%srows=%zu", spec, more, a->input.rows);
     }
     DCOMMI_TRY(dcomm_codec_create(row->spec, &codec));
@@ -65,7 +66,7 @@ static dcomm_status run_codec(codec_args *a, const char *spec, codec_row *row)
     return status;
 }
 
-/* Numbers that are not finite went in, or came out. */
+/* Return true if numbers in the input or in the result are not finite. */
 static bool looks_wrong(const codec_row *row)
 {
     const codec_step *last = codec_last(row);
@@ -86,7 +87,7 @@ static bool write_files(codec_args *a, const codec_row *all, const codec_row *ro
     return written && drawn;
 }
 
-/* Open the tensor args->input for the first step; false, with a sentence, where that cannot be. */
+/* Open the tensor args->input for the first step. Return false after an error message. */
 static bool open_tensor(codec_args *args)
 {
     char why[INPUT_TEXT];
@@ -101,8 +102,8 @@ static bool open_tensor(codec_args *args)
     return true;
 }
 
-/* Run every codec on the tensor that is open; rows: one to a codec. Below 0: minus the exit code, after a
- * failure that ends everything. */
+/* Run every codec on the open tensor; rows has one row per codec. After a failure that ends the
+ * tool, return minus the exit status. */
 static int run_tensor(codec_args *args, codec_row *rows)
 {
     int result = TOOL_GOOD;
@@ -124,7 +125,8 @@ static int run_tensor(codec_args *args, codec_row *rows)
     return result;
 }
 
-/* Sum the rows of several tensors up into `all`, and print them; false without memory. */
+/* Add up the rows of several tensors in `all`, and print the totals. Return false if there is no
+ * memory. */
 static bool total(codec_args *args, const codec_row *rows, codec_row *all)
 {
     double done = 0;
@@ -149,7 +151,8 @@ static bool total(codec_args *args, const codec_row *rows, codec_row *all)
     return true;
 }
 
-/* Run every tensor in turn, only one of them in memory. `rows`: one to a tensor and codec. */
+/* Run the tensors one after another, with only one of them in memory. `rows` has one row per
+ * tensor and codec. */
 static int run_all(codec_args *args, codec_row *rows, codec_row *all)
 {
     const codec_input whole = args->input;

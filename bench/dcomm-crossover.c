@@ -1,5 +1,5 @@
-/* dcomm-crossover.c - where one algorithm becomes cheaper than another: measured, and by the model.
- */
+/* dcomm-crossover.c - find the sizes where one algorithm becomes cheaper than another, measured
+ * and by the model. */
 #define _GNU_SOURCE
 #include "crossover_out.h"
 #include "perf_mem.h"
@@ -40,7 +40,8 @@ static dcomm_status cross_timed(const cross_sweep *s, dcomm_comm *comm, perf_poo
     return status;
 }
 
-/* The median of the slowest rank's times; DCOMM_ERR_UNSUPPORTED where the algorithm refuses. */
+/* Measure the median of the slowest rank's times. Return DCOMM_ERR_UNSUPPORTED if the algorithm
+ * refuses the call. */
 static dcomm_status cross_measure(cross_sweep *s, dcomm_comm *comm, const char *algo,
                                   size_t bytes, perf_pool *pool, double *median)
 {
@@ -77,7 +78,7 @@ static dcomm_status cross_measure(cross_sweep *s, dcomm_comm *comm, const char *
     return status;
 }
 
-/* What the communicator thinks of all algorithms at this size. */
+/* Fill in the communicator's prices of all algorithms at this size. */
 static void cross_explain(cross_sweep *s, dcomm_comm *comm, int size)
 {
     dcomm_alternative rows[CROSS_ALGOS];
@@ -116,7 +117,7 @@ static dcomm_status cross_measure_all(cross_sweep *s, dcomm_comm *comm)
         for (int a = 0; a < s->nalgos && status >= 0; a++) {
             status = cross_measure(s, comm, s->algo[a], s->bytes[i], &pool,
                                    cross_time(s, CROSS_MEASURED, i, a));
-            if (status == DCOMM_ERR_UNSUPPORTED) { /* every rank refuses alike */
+            if (status == DCOMM_ERR_UNSUPPORTED) { /* all ranks refuse the same calls */
                 *cross_time(s, CROSS_MEASURED, i, a) = NAN;
                 status = DCOMM_OK;
             }
@@ -140,7 +141,7 @@ static bool cross_wanted(const char *names, const char *name)
     return names == NULL || strcmp(names, "all") == 0;
 }
 
-/* Sizes, algorithms, room for times. */
+/* Choose the sizes and algorithms, and allocate memory for the times. */
 static int cross_open(cross_sweep *s)
 {
     dcomm_algo_info info;
@@ -185,7 +186,7 @@ static bool cross_open_outputs(cross_sweep *s)
            tool_open(&s->save, s->args->save);
 }
 
-/* The table and the files that are wanted, by rank 0. */
+/* Write the table and the files that were asked for. Only rank 0 calls it. */
 static int cross_report(cross_sweep *s)
 {
     if (!s->args->model) {

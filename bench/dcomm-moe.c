@@ -1,11 +1,13 @@
-/* dcomm-moe.c - what it takes to bring tokens to experts and back, by how unevenly they choose. */
+/* dcomm-moe.c - measure the time to bring tokens to experts and back, for routings of different
+ * skew. */
 #define _GNU_SOURCE
 #include "moe_args.h"
 #include "work.h"
 
 typedef struct moe_row {
     const char *skew;
-    double route, dispatch, combine, step[3], exchange, permute; /* seconds; permute: of memcpy */
+    double route, dispatch, combine, step[3], exchange, permute; /* seconds; permute: / memcpy's
+                                                                    rate */
     double cv, imbalance, drop_rate, flat_s, hier_s;
     double rank_bytes, network_bytes;
     bool hier, wrong;
@@ -18,7 +20,7 @@ typedef struct moe_bench {
     moe_routes routes;
     float *x, *y, *weights;
     int32_t *experts;
-    double units;  /* of work of a step's experts */
+    double units;  /* units of work of a step's experts */
     double *times; /* [5 * steps] */
     moe_row rows[MOE_SKEWS_MAX];
     busy_seen busy; /* rank 0's */
@@ -46,7 +48,7 @@ static void fill(moe_bench *b)
     }
 }
 
-/* What experts take for a chunk. */
+/* Do the work of the experts for one chunk, with calls that make progress in between. */
 static dcomm_status experts_work(const moe_bench *b, dcomm_moe *m)
 {
     enum { PIECES = 16 };
@@ -58,7 +60,7 @@ static dcomm_status experts_work(const moe_bench *b, dcomm_moe *m)
     return status;
 }
 
-/* One step of identity experts: times of its parts. */
+/* Run one step with identity experts, and take the times of its parts. */
 static dcomm_status run_step(moe_bench *b, dcomm_moe *m, double *times)
 {
     dcomm_moe_batch batch;
@@ -87,7 +89,7 @@ static dcomm_status run_step(moe_bench *b, dcomm_moe *m, double *times)
     return status;
 }
 
-/* Bytes per second of one memcpy of as many bytes as are permuted at a time. */
+/* Return the bytes per second of memcpy for as many bytes as one permutation moves. */
 static double memcpy_rate(size_t bytes)
 {
     bytes = bytes > 4096 ? bytes : 4096;
@@ -134,7 +136,8 @@ static dcomm_status take_stats(moe_bench *b, dcomm_moe *m, moe_row *row)
     return status;
 }
 
-/* With identity experts and weights 1/k, y is x, to rounding; where nothing is dropped or coded. */
+/* Return true if y is wrong. With identity experts and weights 1/k, y equals x except for
+ * rounding, if nothing is dropped or encoded. */
 static bool wrong_result(const moe_bench *b)
 {
     for (size_t i = 0; i < b->a.tokens * b->a.hidden && b->a.capacity == 0 && b->a.codec == NULL;
@@ -196,7 +199,7 @@ static dcomm_status measure_steps(moe_bench *b, moe_row *row)
     return status;
 }
 
-/* A plain all-to-all-v of the same rows. */
+/* Measure a plain all-to-all-v of the same rows. */
 static dcomm_status measure_exchange(moe_bench *b, moe_row *row)
 {
     size_t bytes = b->a.hidden * sizeof(float);
@@ -210,7 +213,7 @@ static dcomm_status measure_exchange(moe_bench *b, moe_row *row)
         return DCOMM_ERR_NO_MEMORY;
     }
     memset(pool.memory, 1, pool.bytes);
-    for (int r = 0; r < 4 * b->size; r++) { /* all four lie in one piece */
+    for (int r = 0; r < 4 * b->size; r++) { /* all four arrays lie in one piece of memory */
         w.send[r] *= b->a.hidden;
     }
     dcomm_status status = DCOMM_OK;

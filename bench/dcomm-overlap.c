@@ -1,5 +1,5 @@
-/* dcomm-overlap.c - how much of communication gradient buckets hide behind backward, by bucket
- * size. */
+/* dcomm-overlap.c - measure how much communication gradient buckets hide behind backward, by
+ * bucket size. */
 #define _GNU_SOURCE
 #include "overlap_args.h"
 #include "work.h"
@@ -9,9 +9,9 @@
 
 typedef struct overlap_row {
     size_t bucket_bytes, nbuckets;
-    double step, backward, exposed, alone, model; /* seconds, the slowest rank's */
+    double step, backward, exposed, alone, model; /* seconds of the slowest rank */
     double hidden, over;                          /* percent */
-    dcomm_bucket_time spread;                     /* of this rank's steps */
+    dcomm_bucket_time spread;                     /* distribution over this rank's steps */
 } overlap_row;
 
 typedef struct overlap {
@@ -19,9 +19,9 @@ typedef struct overlap {
     dcomm_comm *comm;
     int rank, size;
     float *grads;
-    size_t count;      /* of one parameter */
-    double units;      /* of arithmetic per parameter */
-    double backward_s; /* alone, the slowest rank's */
+    size_t count;      /* elements of one parameter */
+    double units;      /* units of arithmetic per parameter */
+    double backward_s; /* seconds of backward alone on the slowest rank */
     overlap_row rows[OVERLAP_SIZES];
     dcomm_scaler *scaler;
     busy_seen busy; /* rank 0's */
@@ -33,7 +33,7 @@ static dcomm_status slowest(overlap *o, double *seconds)
     return dcomm_allreduce(o->comm, seconds, seconds, 1, DCOMM_F64, DCOMM_MAX, NULL);
 }
 
-/* One step. b NULL: backward alone. */
+/* Run one step. b NULL: run backward alone. */
 static dcomm_status run_step(overlap *o, dcomm_buckets *b)
 {
     dcomm_status status = DCOMM_OK;
@@ -82,7 +82,8 @@ static dcomm_status make_buckets(overlap *o, size_t bytes, dcomm_buckets **b_p)
     return dcomm_buckets_create(o->comm, params, (size_t)o->a.params, &opts, b_p);
 }
 
-/* What the model says: buckets become ready as backward goes on, and are sent one after another. */
+/* Predict the time of a step by the model: buckets become ready as backward goes on, and are sent
+ * one after another. */
 static dcomm_status predict(overlap *o, dcomm_buckets *b, size_t nbuckets, double *seconds)
 {
     double done = 0;
@@ -186,7 +187,7 @@ static dcomm_status measure(overlap *o, overlap_row *row)
     return status;
 }
 
-/* How much arithmetic backward is, and what it takes alone. */
+/* Choose the amount of arithmetic in backward, and measure its time alone. */
 static dcomm_status settle_backward(overlap *o)
 {
     dcomm_buckets *b = NULL;
@@ -281,7 +282,7 @@ static void write_json(const overlap *o, FILE *file)
     fprintf(file, "]}\n");
 }
 
-/* Percentages, once the shortest communication is known. */
+/* Compute the percentages, when the shortest communication is known. */
 static void compare(overlap *o)
 {
     double shortest = INFINITY;

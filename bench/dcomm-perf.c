@@ -1,4 +1,4 @@
-/* dcomm-perf.c - measures and checks one collective over sizes, algorithms, types and operators. */
+/* dcomm-perf.c - measure and check one collective over sizes, algorithms, types and operators. */
 #define _GNU_SOURCE
 #include "perf_out.h"
 
@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The call, or so many in a row, timed on this rank, after a barrier; the time of one. */
+/* Time the call, or args->row calls in a row, on this rank after a barrier. Set *seconds to the
+ * time of one call. */
 static dcomm_status perf_timed_call(perf_run *run, perf_case *c, const dcomm_coll_opts *opts,
                                     double *seconds)
 {
@@ -33,7 +34,7 @@ static dcomm_status perf_timed_call(perf_run *run, perf_case *c, const dcomm_col
     return status < 0 ? status : dcomm_comm_status(run->comm);
 }
 
-/* Warm up, and agree on how many iterations to time: rank 0 decides. */
+/* Warm up, and agree on the number of timed iterations: rank 0 decides. */
 static dcomm_status perf_warm_up(perf_run *run, perf_case *c, const dcomm_coll_opts *opts,
                                  int *iterations)
 {
@@ -59,7 +60,7 @@ static dcomm_status perf_warm_up(perf_run *run, perf_case *c, const dcomm_coll_o
     return status;
 }
 
-/* Times of the slowest rank, iteration by iteration. */
+/* Measure the time of the slowest rank in each iteration. */
 static dcomm_status perf_measure(perf_run *run, perf_case *c, const dcomm_coll_opts *opts,
                                  perf_row *row)
 {
@@ -82,7 +83,7 @@ static dcomm_status perf_measure(perf_run *run, perf_case *c, const dcomm_coll_o
                                  NULL);
     }
     if (status >= 0) {
-        row->median_s = perf_median(times, iterations); /* sorts */
+        row->median_s = perf_median(times, iterations); /* it sorts the times */
         row->min_s = times[0];
         if (iterations >= PERF_MIN_ITERATIONS) {
             busy_row(&run->busy, row->min_s, row->median_s);
@@ -92,14 +93,14 @@ static dcomm_status perf_measure(perf_run *run, perf_case *c, const dcomm_coll_o
     return status;
 }
 
-/* One call by itself: what it moved, what it computed. */
+/* Make one call that is not timed. Take the bytes that it moved, and check its result. */
 static dcomm_status perf_examine(perf_run *run, perf_case *c, const dcomm_coll_opts *opts,
                                  perf_row *row)
 {
     dcomm_stats before = {0}, after = {0};
     size_t size = dcomm_dtype_size(c->values.dtype);
     size_t most = c->send_count > c->recv_count ? c->send_count : c->recv_count;
-    memset(c->work, 0xa5, most * size); /* what is not written must not look right */
+    memset(c->work, 0xa5, most * size); /* an element that is not written must not look right */
     if (c->pool.device != NULL && !perf_cuda_copy(&c->pool, false)) {
         return DCOMM_ERR_SYSTEM;
     }
@@ -145,7 +146,7 @@ static uint64_t perf_join_hashes(perf_run *run, const perf_case *c, const uint64
     return joined;
 }
 
-/* Bring the ranks' findings together. */
+/* Combine the findings of all ranks. */
 static dcomm_status perf_join(perf_run *run, const perf_case *c, perf_row *row)
 {
     perf_errors *e = &row->errors;
@@ -170,7 +171,7 @@ static dcomm_status perf_join(perf_run *run, const perf_case *c, perf_row *row)
         status = dcomm_allreduce(run->comm, &row->wire_bytes, &row->wire_bytes, 1, DCOMM_U64,
                                  DCOMM_MAX, NULL);
     }
-    /* A rank's own count stays: a broken all-reduce must not hide it. */
+    /* Keep at least this rank's own count: a broken all-reduce must not hide it. */
     e->wrong = sums[0] > e->wrong ? sums[0] : e->wrong;
     e->measured = sums[1];
     e->relerr_max = most[0];
@@ -189,7 +190,7 @@ static int perf_comm_error(const perf_run *run, const char *what, dcomm_status s
     return TOOL_COMM;
 }
 
-/* "auto:ring": the choice, and what was chosen. */
+/* Name the algorithm, such as "auto:ring": the option, and the choice. */
 static void perf_name_algo(perf_run *run, const perf_case *c, const char *algo,
                            const dcomm_coll_opts *opts, char *text, size_t len)
 {
@@ -204,7 +205,7 @@ static void perf_name_algo(perf_run *run, const perf_case *c, const char *algo,
     }
 }
 
-/* The codec of the command line, where the case can be compressed. */
+/* Use the codec of the command line, if the case can be compressed. */
 static int perf_codec(perf_run *run, perf_case *c, dcomm_coll_opts *opts, dcomm_feedback **feedback)
 {
     bool floats = c->op == PERF_ALLREDUCE && perf_is_float(c->values.dtype) && c->count > 0;
@@ -224,14 +225,14 @@ static int perf_codec(perf_run *run, perf_case *c, dcomm_coll_opts *opts, dcomm_
     return TOOL_GOOD;
 }
 
-/* One row. Every rank refuses alike, before anything is sent. */
+/* Measure one row. If the call is refused, all ranks refuse it before anything is sent. */
 static int perf_row_of(perf_run *run, perf_case *c, const char *algo, dcomm_coll_opts *opts,
                        perf_row *row)
 {
     const perf_args *args = run->args;
     int result = tool_agree(run->comm, tool_printed() ? TOOL_GOOD : TOOL_USAGE);
     if (result != TOOL_GOOD) {
-        return result; /* nobody reads the rows any more */
+        return result; /* nothing reads the rows any more */
     }
     dcomm_codec_report report = {0};
     opts->codec_report = opts->codec != NULL ? &report : NULL;
@@ -246,7 +247,7 @@ static int perf_row_of(perf_run *run, perf_case *c, const char *algo, dcomm_coll
     if (opts->algo != NULL && (status == DCOMM_ERR_UNSUPPORTED || status == DCOMM_ERR_INVALID)) {
         return tool_refuse(algo, dcomm_last_error());
     }
-    const dcomm_codec *taken = opts->codec; /* "auto" may be another by now */
+    const dcomm_codec *taken = opts->codec; /* "auto" may stand for another codec by now */
     if (status >= 0 && report.bytes > 0 && opts->algo == NULL) {
         status = dcomm_codec_decide(run->comm, opts->codec, c->count, c->values.dtype, opts->device,
                                     &taken);
@@ -263,7 +264,7 @@ static int perf_row_of(perf_run *run, perf_case *c, const char *algo, dcomm_coll
                      opts->feedback != NULL && taken == opts->codec ? " with feedback" : "");
         }
         row->report = report;
-        opts->codec_report = NULL; /* which looks at the whole result: not within the time */
+        opts->codec_report = NULL; /* reading the whole result must not be timed */
         perf_name_algo(run, c, algo, opts, row->algo, sizeof row->algo);
         status = perf_join(run, c, row);
     }
@@ -278,7 +279,7 @@ static int perf_row_of(perf_run *run, perf_case *c, const char *algo, dcomm_coll
     return TOOL_GOOD;
 }
 
-/* An algorithm, with the codec where it has one. */
+/* Measure one algorithm, with the codec if the case takes one. */
 static int perf_one(perf_run *run, perf_case *c, const char *algo)
 {
     const perf_args *args = run->args;
@@ -301,7 +302,7 @@ static int perf_one(perf_run *run, perf_case *c, const char *algo)
     return result;
 }
 
-/* All that the operation has; auto where there is nothing to choose. */
+/* Measure every algorithm of the operation; "auto" if it has none. */
 static int perf_every_algo(perf_run *run, perf_case *c)
 {
     dcomm_coll coll = perf_ops[c->op].coll;
@@ -316,7 +317,7 @@ static int perf_every_algo(perf_run *run, perf_case *c)
     return i == 0 ? perf_one(run, c, "auto") : result;
 }
 
-/* The wanted algorithms at one size, type and operator. */
+/* Measure the wanted algorithms at one size, type and operator. */
 static int perf_size(perf_run *run, dcomm_dtype dtype, dcomm_op op, size_t bytes)
 {
     const perf_args *args = run->args;
@@ -383,7 +384,7 @@ static int perf_all(perf_run *run)
     return TOOL_GOOD;
 }
 
-/* The communicator exists: check what needed it, then measure. */
+/* Check the options that need a communicator, then measure. */
 static int perf_main(perf_run *run)
 {
     run->rank = dcomm_comm_rank(run->comm);

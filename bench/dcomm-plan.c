@@ -1,4 +1,5 @@
-/* dcomm-plan - shows an algorithm's plan: as text, checked, as a picture. Needs no other rank. */
+/* dcomm-plan.c - show an algorithm's plan as text or as a picture, and check it. It needs no other
+ * rank. */
 #define _GNU_SOURCE
 #define DCOMM_IMPLEMENTATION
 #include "dcomm/all.h"
@@ -10,11 +11,11 @@
 typedef struct arguments {
     dcomm_check_spec spec;
     dcomm_coll_opts opts;
-    int nranks, rank; /* rank -1: not asked for */
+    int nranks, rank; /* rank -1: no rank was given */
     bool check, all_chunks;
-    int per_host; /* 0: as in hosts */
+    int per_host; /* 0: the hosts are in `hosts` */
     bool shuffle;
-    int hosts[DCOMMI_CHECK_RANKS], nhosts; /* nhosts: how many numbers were given */
+    int hosts[DCOMMI_CHECK_RANKS], nhosts; /* nhosts: number of hosts that were given */
     const char *svg, *json;
     tool_out svg_out, json_out;
 } arguments;
@@ -67,7 +68,7 @@ static void print_usage(FILE *f)
     }
 }
 
-/* Equal but for '-', '_' and case. */
+/* Return true if two names are equal, ignoring '-', '_' and case. */
 static bool same_name(const char *a, const char *b)
 {
     for (;;) {
@@ -112,7 +113,7 @@ static bool parse_dtype(const char *text, dcomm_dtype *dtype)
     return numbers_word_at(text, strlen(text), names, DCOMM_DTYPE_COUNT) >= 0;
 }
 
-/* A whole number in [low, high], with K, M, G for powers of 1024. */
+/* Parse a whole number in [low, high]; K, M, G stand for powers of 1024. */
 static bool parse_number(const char *text, int64_t low, int64_t high, int64_t *value)
 {
     size_t number = 0;
@@ -121,7 +122,7 @@ static bool parse_number(const char *text, int64_t low, int64_t high, int64_t *v
     return good;
 }
 
-/* H,H,... into a->hosts. */
+/* Parse "H,H,..." into a->hosts. */
 static bool parse_hosts(const char *text, arguments *a)
 {
     a->nhosts = 0;
@@ -140,7 +141,7 @@ static bool parse_hosts(const char *text, arguments *a)
     return numbers_want("it must be a whole number for each rank, such as 0,0,1,1");
 }
 
-/* The host of each rank, as asked for. */
+/* Set the host of each rank from the options. */
 static bool place_ranks(arguments *a)
 {
     if (a->nhosts > 0 && a->nhosts != a->nranks) {
@@ -161,7 +162,7 @@ static bool place_ranks(arguments *a)
     return true;
 }
 
-/* -1: go on; else the exit status. */
+/* Parse the command line. Return -1 to go on, else the exit status. */
 static int parse(int argc, char **argv, arguments *a)
 {
     enum {
@@ -341,7 +342,7 @@ static bool draw(FILE *f, const arguments *a, const dcommi_check_trace *trace)
     return svg_write(f, trace, a->nranks, title);
 }
 
-/* Messages and payload bytes between ranks on different hosts. */
+/* Count messages and payload bytes between ranks on different hosts. */
 static void count_crossings(const arguments *a, const dcommi_check_trace *trace, int64_t *messages,
                             int64_t *bytes)
 {
@@ -356,7 +357,7 @@ static void count_crossings(const arguments *a, const dcommi_check_trace *trace,
     }
 }
 
-/* The check, and with a picture to draw what it saw happen. */
+/* Check the plans. With `picture`, draw the events that the checker saw. */
 static int examine(arguments *a, dcomm_plan *const *plans, bool picture)
 {
     dcomm_check_report report;
@@ -379,7 +380,7 @@ static int examine(arguments *a, dcomm_plan *const *plans, bool picture)
         }
     }
     if (picture && trace.n > 0) {
-        FILE *svg = a->svg_out.file; /* whose errors its end tells */
+        FILE *svg = a->svg_out.file; /* tool_close reports its write errors */
         good = (draw(svg, a, &trace) || ferror(svg) != 0) && good;
     }
     if (a->json != NULL && !picture) {
@@ -409,7 +410,8 @@ static int create_plans(const arguments *a, const dcomm_coll_opts *opts, dcomm_p
     return TOOL_GOOD;
 }
 
-/* Draw plans of a single chunk, in which the algorithm can be seen, unless chunks were asked for. */
+/* Draw the plans. Use a single chunk, which shows the algorithm best, unless chunks were asked
+ * for. */
 static int picture(arguments *a)
 {
     dcomm_plan *plans[DCOMMI_CHECK_RANKS] = {NULL};

@@ -1,4 +1,5 @@
-/* dcomm-reduce.c - speed of the host reductions, beside memcpy in the same run. */
+/* dcomm-reduce.c - measure the speed of the host reductions, relative to memcpy in the same
+ * run. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "../include/dcomm/impl/device/host.h"
@@ -45,7 +46,7 @@ static bool measure(settings *set, unsigned char *memory, size_t len, dcomm_dtyp
                     dcomm_op op, size_t nsrc)
 {
     static double reduce_s[MOST_ROUNDS], copy_s[MOST_ROUNDS], ratio[MOST_ROUNDS];
-    size_t stride = ((len + 4095) & ~(size_t)4095) + 4096 + 320; /* not at one cache set */
+    size_t stride = ((len + 4095) & ~(size_t)4095) + 4096 + 320; /* not all in one cache set */
     size_t inner = len < ((size_t)1 << 20) ? ((size_t)1 << 20) / len : 1;
     const void *src[MOST_SOURCES];
     for (size_t s = 0; s < nsrc; s++) {
@@ -110,7 +111,7 @@ static const char *name_of_op(int op)
     return dcomm_op_name((dcomm_op)op);
 }
 
-/* -1: go on; else the exit status. */
+/* Parse the command line. Return -1 to go on, else the exit status. */
 static int parse(int argc, char **argv, settings *set)
 {
     static const struct option longs[] = {{"help", no_argument, NULL, 'h'},

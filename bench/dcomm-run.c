@@ -1,5 +1,5 @@
-/* dcomm-run.c - starts local ranks with torchrun's variables, binds them to cores, and ends all
- * when one fails. It needs nothing of dcomm itself. */
+/* dcomm-run.c - start local ranks with torchrun's environment variables, bind them to cores, and
+ * end all if one fails. It uses no dcomm library. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -76,11 +76,11 @@ typedef struct launcher {
     siginfo_t ends[RANKS_MAX];
     double started_at, ended_at[RANKS_MAX];
     int alive;
-    int status;  /* what to exit with: the first failure */
-    bool failed; /* that is known */
+    int status;  /* exit status: that of the first failure */
+    bool failed; /* a rank has failed; status is set */
     bool ending; /* SIGTERM is sent; SIGKILL follows at kill_at */
     bool killed;
-    int signals; /* passed on so far */
+    int signals; /* number of signals passed on so far */
     double kill_at;
     double timeout_at;
 } launcher;
@@ -104,7 +104,7 @@ static _Noreturn void usage_error(const char *what, const char *value)
     exit(tool_refuse(what, value));
 }
 
-/* HOST:PORT, [IPV6]:PORT. */
+/* Parse HOST:PORT or [IPV6]:PORT. */
 static bool parse_master(options *o, char *text)
 {
     char *colon = strrchr(text, ':');
@@ -258,8 +258,8 @@ static void random_hex(char *text, size_t bytes)
     }
 }
 
-/* A port of the loopback interface that nobody uses. Below the kernel's ephemeral range, so that
- * no outgoing connection takes it before the ranks do. */
+/* Return an unused TCP port. It lies below the kernel's ephemeral range, so that no outgoing
+ * connection takes it before the ranks do. */
 static int free_port(void)
 {
     for (int tries = 0; tries < 1000; tries++) {
@@ -320,18 +320,18 @@ static void rank_environment(const options *o, int local, const char *run)
 
 /* ---- ranks ---- */
 
-/* In the child. Returns only when the program cannot be run. */
+/* Run the program as a rank, in the child. Returns only if the program cannot be run. */
 static void become_rank(const options *o, int local, const char *run, pid_t parent,
                         const sigset_t *mask, const run_cpus *cpus, enum run_bind bound)
 {
-    /* A group of its own, so that what the rank starts can be ended with it. */
+    /* A process group of its own, so that the rank's children can be ended with it. */
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) {
         _exit(1);
     }
     sigprocmask(SIG_SETMASK, mask, NULL);
-    signal(SIGPIPE, SIG_DFL); /* that it is ignored is this tool's alone */
+    signal(SIGPIPE, SIG_DFL); /* only this tool ignores it */
     if (local > 0 || isatty(STDIN_FILENO)) {
         int null = open("/dev/null", O_RDONLY);
         dup2(null, STDIN_FILENO);
@@ -342,7 +342,7 @@ static void become_rank(const options *o, int local, const char *run, pid_t pare
     execvp(o->command[0], o->command);
 }
 
-/* Decide how ranks are bound, and say why they are not. */
+/* Decide how to bind ranks. If they are not bound, say why. */
 static enum run_bind decide_binding(const options *o, const run_cpus *cpus)
 {
     enum run_bind bind = run_bind_choose(cpus, o->bind, o->ranks);
@@ -360,12 +360,12 @@ static enum run_bind decide_binding(const options *o, const run_cpus *cpus)
         bind = RUN_BIND_NONE;
     }
     if (bind == RUN_BIND_NONE) {
-        setenv("DCOMM_WARN_UNBOUND", "0", 0); /* it is said */
+        setenv("DCOMM_WARN_UNBOUND", "0", 0); /* the message above says it */
     }
     return bind;
 }
 
-/* Start all ranks. A program that cannot be run is reported once, not by every rank. */
+/* Start all ranks. If the program cannot be run, report it once, not for every rank. */
 static void start(launcher *l, const char *run, const sigset_t *mask, run_tags *tags)
 {
     const options *o = l->opts;
@@ -400,7 +400,7 @@ static void start(launcher *l, const char *run, const sigset_t *mask, run_tags *
         if (pid < 0) {
             error = errno;
         } else {
-            setpgid(pid, pid); /* whoever comes first: a signal must find the group */
+            setpgid(pid, pid); /* both processes set it: a signal must find the group */
             l->pids[i] = pid;
             l->alive++;
         }
@@ -432,14 +432,14 @@ static void signal_all(launcher *l, int sig)
     }
 }
 
-/* SIGTERM now, SIGKILL when the grace is over. */
+/* Send SIGTERM to all ranks. SIGKILL follows after GRACE_S seconds. */
 static void end_all(launcher *l)
 {
     if (!l->ending) {
         l->ending = true;
         l->kill_at = now() + GRACE_S;
         signal_all(l, SIGTERM);
-        signal_all(l, SIGCONT); /* a stopped rank could not end */
+        signal_all(l, SIGCONT); /* a stopped rank cannot handle SIGTERM */
     }
 }
 
@@ -465,8 +465,8 @@ static void report(const launcher *l, int local, const siginfo_t *info)
     fputc('\n', stderr);
 }
 
-/* Take in every rank that has ended. Of several that failed at once, one that died of a signal is
- * more likely to be the cause than one that noticed and exited. */
+/* Reap every rank that has ended. If several failed at once, report one that died of a signal: it
+ * is more likely the cause than one that noticed the failure and exited. */
 static void reap(launcher *l)
 {
     int first = -1;
@@ -481,7 +481,7 @@ static void reap(launcher *l)
         bool bad = exit_status(&info) != 0;
         if (bad || l->ending) {
             kill(-l->pids[i],
-                 SIGKILL); /* its own children; while it is unreaped, the number is ours */
+                 SIGKILL); /* its children; until it is reaped, no other process gets its id */
         }
         waitid(P_PID, (id_t)l->pids[i], &(siginfo_t){0}, WEXITED);
         l->pids[i] = 0;
@@ -568,7 +568,7 @@ static void supervise(launcher *l, int signals, run_tags *tags)
     run_tag_finish(tags);
 }
 
-/* How it went, as numbers; nothing without --json. */
+/* Write the results as JSON, if --json was given. */
 static void write_json(const launcher *l)
 {
     const options *o = l->opts;

@@ -1,5 +1,6 @@
-/* dcomm-topo - shows who is near whom: this machine or that of an lstopo XML file, where ranks
- * would be bound on it, or where the ranks of a job are; and which algorithm would run. */
+/* dcomm-topo.c - show a topology: this machine or that of an lstopo XML file, the cores to which
+ * ranks would be bound, or the places of a job's ranks. It also shows which algorithm would
+ * run. */
 #define _GNU_SOURCE
 #define DCOMM_IMPLEMENTATION
 #include "dcomm/all.h"
@@ -18,25 +19,25 @@ typedef struct arguments {
     enum run_bind bind;
     bool explain;
     const char *codec;    /* NULL: exact */
-    dcomm_coll_opts mem;  /* what --mem promises of buffers */
+    dcomm_coll_opts mem;  /* promises of --mem about buffers */
     const char *mem_name; /* NULL: nothing */
     dcomm_coll coll;
     size_t bytes;
 } arguments;
 
-/* What is shown and written. */
+/* The facts to print and to write. */
 typedef struct report {
     const arguments *a;
-    hwloc_topology_t topology; /* NULL: ranks of a job, which may be on many machines */
+    hwloc_topology_t topology; /* NULL: ranks of a job, maybe on many machines */
     tree_ranks bound;
     ranks_view view;  /* n 0: no ranks */
-    const char *algo; /* the one that would run */
+    const char *algo; /* the algorithm that would run */
     dcomm_alternative rows[32];
     int nrows;
     dcomm_path paths[4]; /* of device memory */
     int npaths;
     size_t count;
-    dcomm_verdict verdict; /* of --codec; text "": none */
+    dcomm_verdict verdict; /* verdict on --codec; text "": none */
 } report;
 
 static const char usage[] =
@@ -64,7 +65,7 @@ static const char usage[] =
     "Exit status: 0 good, 1 no memory, " TOOL_USAGE_HELP ",\n"
     "3 the ranks cannot communicate.\n";
 
-/* Equal but for '-', '_' and case. */
+/* Return true if two names are equal, ignoring '-', '_' and case. */
 static bool same_name(const char *a, const char *b)
 {
     for (;; a++, b++) {
@@ -76,7 +77,7 @@ static bool same_name(const char *a, const char *b)
     }
 }
 
-/* The operations that have no root and no lists, and those with a root. */
+/* Parse the name of an operation; v-collectives and point-to-point are not allowed. */
 static bool parse_coll(const char *text, dcomm_coll *coll)
 {
     const char *names[DCOMM_COLL_COUNT];
@@ -102,7 +103,7 @@ static bool parse_mem(const char *text, arguments *a)
     return numbers_word_at(text, strlen(text), kinds, sizeof kinds / sizeof *kinds) >= 0;
 }
 
-/* -1: go on; else the exit status. */
+/* Parse the command line. Return -1 to go on, else the exit status. */
 static int parse(int argc, char **argv, arguments *a)
 {
     enum { XML = 256, BIND, EXPLAIN, CODEC, MEM, JSON, VERSION };
@@ -160,9 +161,10 @@ static int parse(int argc, char **argv, arguments *a)
     return optind < argc ? tool_refuse("not an option", argv[optind]) : -1;
 }
 
-/* ---- ranks that might be ---- */
+/* ---- ranks that do not exist yet ---- */
 
-/* The hardware threads that dcomm-run would share out: of this machine those that it may use. */
+/* List the hardware threads that dcomm-run would give to ranks: on this machine, those that this
+ * process may use. */
 static void read_cpus(const arguments *a, hwloc_topology_t topology, run_cpus *cpus)
 {
     cpus->count = 0;
@@ -184,7 +186,7 @@ static void read_cpus(const arguments *a, hwloc_topology_t topology, run_cpus *c
     run_bind_sort(cpus);
 }
 
-/* Bind a->nranks ranks on paper. false: no memory. */
+/* Compute where a->nranks ranks would be bound. Return false if there is no memory. */
 static bool place_ranks(report *r)
 {
     static run_cpus cpus;
@@ -221,7 +223,7 @@ static bool place_ranks(report *r)
 
 /* ---- the choice ---- */
 
-/* The count argument for so many bytes of floats: those that the longer buffer has. */
+/* Return the count argument for `bytes` bytes of floats in the longer one of the two buffers. */
 static size_t explain_count(const arguments *a, int nranks)
 {
     bool whole = a->coll == DCOMM_COLL_ALLREDUCE || a->coll == DCOMM_COLL_BROADCAST ||
@@ -229,8 +231,8 @@ static size_t explain_count(const arguments *a, int nranks)
     return a->bytes / sizeof(float) / (size_t)(whole ? 1 : nranks);
 }
 
-/* All algorithms with their prices: by the communicator's numbers, or, where comm is NULL, by the
- * built-in ones for ranks that are where the report puts them. */
+/* Price all algorithms: with the communicator's numbers, or, if comm is NULL, with the built-in
+ * numbers for ranks at the places in the report. */
 static dcomm_status explain(report *r, dcomm_comm *comm)
 {
     r->count = explain_count(r->a, r->view.n);
@@ -263,8 +265,8 @@ static dcomm_status explain(report *r, dcomm_comm *comm)
     return status;
 }
 
-/* How bytes get from rank to rank, for buffers of that kind; NULL where nothing was said of them.
- */
+/* Describe the path of bytes from rank to rank for buffers of the kind of --mem. Return NULL
+ * without --mem. */
 static const char *explain_path(const report *r)
 {
     static const char staged[] = "staged: copied out to pinned memory, sent, copied in and folded "
@@ -482,7 +484,7 @@ static int failed(dcomm_status status, int result)
     return result;
 }
 
-/* One machine, with ranks on paper or none. */
+/* Show one machine, with ranks that do not exist yet or without ranks. */
 static int show_machine(const arguments *a)
 {
     report r = {.a = a};
@@ -509,7 +511,7 @@ static int show_machine(const arguments *a)
     return result;
 }
 
-/* The ranks of a job; rank 0 speaks. */
+/* Show the ranks of a job. Only rank 0 prints. */
 static int show_job(const arguments *a)
 {
     report r = {.a = a};
@@ -541,7 +543,7 @@ int main(int argc, char **argv)
     if (result >= 0) {
         return tool_end(result);
     }
-    if (a.nranks == 0) { /* with -n this is about ranks that are not there */
+    if (a.nranks == 0) { /* with -n the ranks do not exist yet */
         dcomm_status status = dcommi_launcher_detect(&launcher);
         if (status < 0) {
             return failed(status, TOOL_COMM);

@@ -1,14 +1,14 @@
-/* kernels_targets.h - what is wanted of the kernels on a device of an H200's class, and whether the
- * rows of kernels_time.h have it. */
+/* kernels_targets.h - speed targets of the kernels on a device of the class of an H200, and a
+ * check of the rows of kernels_time.h against them. */
 #ifndef DCOMM_KERNELS_TARGETS_H
 #define DCOMM_KERNELS_TARGETS_H
 
 #include "kernels_time.h"
 
-/* Rows at 2^28 elements whose name begins with `first` and has `word` in it. */
+/* A target for the rows at 2^28 elements whose name begins with `first` and contains `word`. */
 struct target {
     const char *what, *first, *word;
-    double fraction; /* of the copy's rate */
+    double fraction; /* least fraction of the copy's rate */
 };
 
 static const target targets[] = {
@@ -24,8 +24,8 @@ static const target targets[] = {
     {"exact top-k with error feedback", "topk", " encode, feedback", 0.7},
 };
 
-/* Whether a row is one of a target's: "decode" is not "decode-and-add", and a ledger is more than
- * an encoding. */
+/* Return true if a target is for this row. "decode" does not match "decode-and-add". Rows with a
+ * ledger match no target, because a ledger does more than an encoding. */
 static bool of_target(const row &r, const target &t)
 {
     const std::string word = t.word;
@@ -62,9 +62,9 @@ static void print_fraction(const target &t)
     print_target(text, good, all, worst, worst != NULL ? worst->fraction : 0, t.fraction);
 }
 
-/* At 2^22 elements: no more than three launches, and the bytes at the rate of a copy in the cache
- * but for its own launch. Rows that take longer are named, and top-k's, which has more launches,
- * always. */
+/* Check the rows at 2^22 elements. The time allowed is that of three launches, plus that of the
+ * bytes at the rate of a copy in the cache, without the copy's own launch. Print each row that
+ * takes longer, and always those of top-k, which has more launches. */
 static void print_short(void)
 {
     const size_t n = (size_t)1 << 22;

@@ -1,12 +1,14 @@
-/* kernels_time.h - what the programs that time kernels share: memory, inputs, the time between two
+/* kernels_time.h - shared by the programs that time kernels: memory, inputs, the time between two
  * events, rows of the table and of its JSON.
  *
- * The rule: before each call its output is poisoned, and its inputs are made anew on the device; a
- * kernel that leaves the poison somewhere has no time. Five calls are not timed; of those that
- * follow the median counts, each between two events of its own. Arrays far beyond the second cache
- * (2^28 elements, 1 GiB of f32) begin with other memory in it, which nobody has written, so that no
- * call finds there what was made for it, or has to write back what was; those of 2^22 elements
- * (16 MiB) mostly stay in it, which is what is asked at that size. */
+ * Before each call its output is poisoned, and its inputs are made anew on the device. A kernel
+ * that leaves poison in the output gets no time. The first five calls are not timed. Each later
+ * call is timed between two events of its own, and the median counts.
+ *
+ * Before a call on arrays far larger than the L2 cache (2^28 elements, 1 GiB of f32), a sweep
+ * reads other memory into that cache. So the call does not find its inputs there, and need not
+ * write back modified lines. Arrays of 2^22 elements (16 MiB) mostly stay in the L2 cache, which
+ * is intended at that size. */
 #ifndef DCOMM_KERNELS_TIME_H
 #define DCOMM_KERNELS_TIME_H
 
@@ -22,14 +24,14 @@
 struct row {
     std::string kernel;
     size_t count, bytes;
-    double us, fraction; /* negative: not measured */
+    double us, fraction; /* negative: it was not measured */
 };
 
 static std::vector<row> rows;
 static int failures, iterations = 25;
 static const char *json_path, *json_tool;
 static std::string device_name;
-static size_t second_cache; /* bytes */
+static size_t second_cache; /* bytes of the L2 cache */
 
 static bool fine(cudaError_t error, const char *what)
 {
@@ -62,7 +64,7 @@ struct memory {
     }
 };
 
-/* A kernel of one argument, on the default stream. */
+/* Launch a kernel with one argument on the default stream. */
 template <class P>
 static bool start(void (*kernel)(P), unsigned blocks, const P &p, const char *what)
 {
@@ -79,7 +81,7 @@ struct array {
     uint64_t n, seed;
 };
 
-/* Sums of four uniform numbers: finite, both signs, about normal. */
+/* Fill a with sums of four uniform numbers: finite, of both signs, about normal. */
 static __global__ void random_numbers(const array a)
 {
     for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < a.n;
@@ -93,7 +95,7 @@ static __global__ void random_numbers(const array a)
     }
 }
 
-/* Reads all of it; so that it cannot be left out, it would write if the sum were this. */
+/* Read all of a. The write for one value of the sum keeps the compiler from removing the reads. */
 static __global__ void read_all(const array a)
 {
     float sum = 0;
@@ -110,20 +112,20 @@ static __global__ void empty_kernel(const array)
 {
 }
 
-/* Blocks of kernels that go on until all is done. */
+/* Return the number of blocks for kernels with a grid-stride loop over n elements. */
 static unsigned blocks_for(size_t n)
 {
     return (unsigned)std::min<size_t>(2048, n / 256 + 1);
 }
 
-/* Numbers that were never there before. */
+/* Fill m with n new random numbers, which it never held before. */
 static bool renew(const memory &m, size_t n)
 {
     static uint64_t seed;
     return start(random_numbers, blocks_for(n), array{m.f(), n, ++seed}, "random numbers");
 }
 
-/* What makes arrays of n numbers anew. */
+/* Return a function that fills these arrays with n new numbers each. */
 static std::function<bool()> anew(size_t n, const std::vector<const memory *> &arrays)
 {
     return [=] {
@@ -132,7 +134,7 @@ static std::function<bool()> anew(size_t n, const std::vector<const memory *> &a
     };
 }
 
-/* The second cache is left with what nobody has written, and nobody reads. */
+/* Fill the L2 cache with other memory, which is clean and which no call reads. */
 static bool sweep(void)
 {
     static const memory *other;
@@ -148,12 +150,12 @@ static bool sweep(void)
 
 /* ---- time ---- */
 
-/* A call says itself what went wrong. */
+/* A call that is timed. It prints its own errors and returns false. */
 typedef std::function<bool()> timed_call;
 
-static const size_t SPOTS = 9; /* of an output, from its first byte to its last */
+static const size_t SPOTS = 9; /* checked places of an output, from first to last byte */
 
-/* Whether some spot of an output is still poison. */
+/* Return true if some spot of an output is still poisoned. */
 static bool untouched(const void *p, size_t bytes)
 {
     unsigned char spot[64];
@@ -168,12 +170,12 @@ static bool untouched(const void *p, size_t bytes)
     return poisoned;
 }
 
-/* What is timed. */
+/* A measurement. */
 struct timing {
     void *out;
     size_t out_bytes;
-    bool beyond;       /* its arrays are far beyond the second cache */
-    timed_call inputs; /* makes them anew */
+    bool beyond;       /* its arrays are far larger than the L2 cache */
+    timed_call inputs; /* makes the inputs anew */
     timed_call call;
 };
 
@@ -201,7 +203,7 @@ static bool one_us(const timing &t, cudaEvent_t begin, cudaEvent_t end, float *u
     return true;
 }
 
-/* Negative: it failed. */
+/* Return the median time in microseconds; negative: the call failed. */
 static double median_us(const timing &t)
 {
     cudaEvent_t begin, end;
@@ -228,7 +230,8 @@ static double median_us(const timing &t)
 
 /* ---- the table ---- */
 
-/* Written anew with each row, so that what was measured is there when the program is cut off. */
+/* Write the JSON again after each row, so that the finished rows are kept if the program is
+ * killed. */
 static bool json(void)
 {
     FILE *f = json_path != NULL ? std::fopen(json_path, "w") : NULL;
@@ -251,7 +254,7 @@ static bool json(void)
     return std::fclose(f) == 0;
 }
 
-/* Bytes a microsecond that a copy of so many bytes moves: read and written. */
+/* Bytes per microsecond, read and written, of a copy of as many bytes. */
 static double copy_rate;
 
 static void put_row(const row &r)
@@ -276,8 +279,8 @@ static bool is_beyond(size_t count)
     return 4 * count >= 4 * second_cache;
 }
 
-/* bytes: those that had to move: each input read once, each output written once. out may be an
- * input, too: then `inputs` makes it anew behind the poison. */
+/* Measure one row. `bytes` is the least traffic: each input read once, each output written once.
+ * If out is also an input, `inputs` overwrites the poison. */
 static void measure(const std::string &kernel, size_t count, size_t bytes, void *out,
                     size_t out_bytes, const timed_call &inputs, const timed_call &call)
 {
@@ -286,8 +289,9 @@ static void measure(const std::string &kernel, size_t count, size_t bytes, void 
     put_row(row{kernel, count, bytes, us, us > 0 ? (double)bytes / us / copy_rate : -1});
 }
 
-/* The rows that others are compared with: a launch of nothing, and a copy, which is measured before
- * and again after the others (`copy, at the end`), because a device's clocks move. */
+/* Measure the rows with which others are compared: a launch of an empty kernel, and a copy. The
+ * copy is measured before the others and again after them (`copy, at the end`), because a device's
+ * clocks change. */
 static void measure_copy(const char *name, size_t n, const memory &from, const memory &to)
 {
     const timed_call inputs = anew(n, {&from});
@@ -309,7 +313,7 @@ static void measure_launch(void)
     put_row(row{"launch", 0, 0, us, -1});
 }
 
-/* False where there is no device. Prints the head of the table. */
+/* Print the head of the table. Return false if there is no device. */
 static bool begin_table(const char *tool)
 {
     int devices = 0;
@@ -340,7 +344,7 @@ static int usage(void)
     return 2;
 }
 
-/* False: usage. */
+/* Parse the command line. Return false if it is wrong. */
 static bool arguments(int argc, char **argv, std::vector<int> *logs)
 {
     for (int i = 1; i < argc; i += 2) {

@@ -76,7 +76,7 @@ static bool moe_parse_skews(moe_args *a, const char *text)
         if (comma != NULL) {
             *comma = 0;
         }
-        moe_routes known; /* of any size: with as many experts as there can be */
+        moe_routes known; /* a check of the name only, with the most experts possible */
         const char *skew = a->skews[a->nskews - 1];
         if (!moe_routes_make(&known, 1, MOE_EXPERTS_MAX, 1, 1, skew)) {
             snprintf(numbers_wanted, sizeof numbers_wanted,

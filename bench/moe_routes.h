@@ -1,4 +1,4 @@
-/* moe_routes.h - made-up routings, the same in dcomm-moe and in the programs that measure other
+/* moe_routes.h - synthetic routings, the same in dcomm-moe and in the programs that measure other
  * libraries (peers/). */
 #ifndef MOE_ROUTES_H
 #define MOE_ROUTES_H
@@ -12,14 +12,15 @@
 
 enum { MOE_EXPERTS_MAX = 4096, MOE_K_MAX = 8 };
 
-/* uniform; zipf:S, expert i as often as 1/(i+1)^S; hot, the first of a token's is always expert 0;
- * adversarial, all of every token's are the last ones; hosts:M, a token's are all on one of M hosts
- * of equally many. A token's experts are different ones. */
+/* A routing with a skew. uniform: all experts are equally likely. zipf:S: expert i is chosen in
+ * proportion to 1/(i+1)^S. hot: the first expert of each token is expert 0. adversarial: all
+ * tokens choose the last k experts. hosts:M: the experts are divided evenly over M hosts, and all
+ * experts of a token are on one host. The experts of a token differ. */
 typedef struct moe_routes {
-    size_t tokens; /* of each rank */
+    size_t tokens; /* tokens of each rank */
     int experts, k, nranks;
     char skew[32];
-    double share[MOE_EXPERTS_MAX]; /* of all, up to and with this one */
+    double share[MOE_EXPERTS_MAX]; /* cumulative share of experts 0 to this one */
 } moe_routes;
 
 static inline bool moe_routes_make(moe_routes *r, size_t tokens, int experts, int k, int nranks,
@@ -70,7 +71,7 @@ static inline int moe_routes_draw(const moe_routes *r, uint64_t *state)
     return low;
 }
 
-/* The experts of one token; state goes on from token to token. */
+/* Choose the experts of one token. *state continues from token to token. */
 static inline void moe_routes_token(const moe_routes *r, uint64_t *state, int32_t *experts)
 {
     bool adversarial = strcmp(r->skew, "adversarial") == 0, hot = strcmp(r->skew, "hot") == 0;
@@ -99,13 +100,13 @@ static inline uint64_t moe_routes_seed(int rank)
     return 0x1234567 + (uint64_t)rank * 0x9e3779b9;
 }
 
-/* Experts are spread over ranks in order and evenly. */
+/* Return the rank of an expert. Experts are spread over ranks evenly, in order. */
 static inline int moe_routes_owner(const moe_routes *r, int expert)
 {
     return (int)((int64_t)expert * r->nranks / r->experts);
 }
 
-/* counts[q]: rows that a rank sends to rank q. */
+/* Set counts[q] to the number of rows that `rank` sends to rank q. */
 static inline void moe_routes_counts(const moe_routes *r, int rank, size_t *counts)
 {
     uint64_t state = moe_routes_seed(rank);
@@ -119,7 +120,7 @@ static inline void moe_routes_counts(const moe_routes *r, int rank, size_t *coun
     }
 }
 
-/* Both ways of a rank: what it sends and gets, and where, in rows. */
+/* Counts and displacements, in rows, of the rows that a rank sends and receives. */
 typedef struct moe_routes_rows {
     size_t *send, *send_at, *recv, *recv_at, sent, received;
 } moe_routes_rows;

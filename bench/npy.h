@@ -1,6 +1,6 @@
-/* npy.h - NumPy's .npy files: arrays of float16, float32 or float64 in C order, read as f32, and
- * f32 arrays written; files of nothing but numbers, bf16 among them. A file from elsewhere is not
- * trusted: the parser reads no byte outside it. */
+/* npy.h - read NumPy's .npy files (arrays of float16, float32 or float64 in C order) and files of
+ * raw numbers (also bf16) as f32, and write f32 arrays. Files are not trusted: the parser reads no
+ * byte outside the file. */
 #ifndef NPY_H
 #define NPY_H
 
@@ -20,21 +20,21 @@
 
 enum { NPY_DIMS = 8, NPY_PREFIX = 10, NPY_ALIGN = 64 };
 
-/* What the header says, checked against the size of the file. */
+/* The facts of the header, checked against the size of the file. */
 typedef struct npy_info {
-    size_t offset; /* of the elements */
+    size_t offset; /* offset of the elements in the file */
     size_t count;
     size_t shape[NPY_DIMS];
     int ndim;
     int width; /* bytes of one element: 2, 4 or 8 */
-    bool bits; /* 16 bits that NumPy has no float for: bf16, if the caller says so */
+    bool bits; /* a 16-bit type that is no NumPy float: bf16, if the caller says so */
     bool bf16;
 } npy_info;
 
-/* The type of the elements, as the caller gives it; NPY_ANY: not given. */
+/* The type of the elements as the caller gives it. NPY_ANY: the caller gave none. */
 typedef enum npy_type { NPY_ANY, NPY_F32, NPY_F16, NPY_BF16, NPY_F64 } npy_type;
 
-/* What is left of the header's text. */
+/* The rest of the header's text. */
 typedef struct npy_text {
     const char *at, *end;
 } npy_text;
@@ -56,7 +56,7 @@ static bool npy_take(npy_text *t, char c)
     return false;
 }
 
-/* A quoted word without escapes, of at most 15 characters. */
+/* Parse a quoted word without escapes, of at most 15 characters. */
 static bool npy_word(npy_text *t, char word[16])
 {
     npy_blanks(t);
@@ -128,7 +128,7 @@ static const char *npy_shape(npy_text *t, npy_info *info)
         bool comma = npy_take(t, ',');
         npy_blanks(t);
         bool last = t->at < t->end && *t->at == ')';
-        if (!(comma || (last && info->ndim > 1))) { /* a tuple of one has a comma */
+        if (!(comma || (last && info->ndim > 1))) { /* a tuple of one element has a comma */
             return malformed;
         }
     }
@@ -147,7 +147,7 @@ static const char *npy_fortran(npy_text *t, bool *fortran)
     return NULL;
 }
 
-/* The dictionary: each of the three keys once, in any order. */
+/* Parse the dictionary. It must have each of the three keys once, in any order. */
 static const char *npy_dictionary(npy_text *t, npy_info *info)
 {
     static const char *const keys[] = {"descr", "fortran_order", "shape"};
@@ -190,7 +190,8 @@ static const char *npy_dictionary(npy_text *t, npy_info *info)
                                      : NULL;
 }
 
-/* NULL, or why these bytes are no array that can be read. */
+/* Parse the header of a .npy file. Return NULL, or why these bytes are not an array that can be
+ * read. */
 static const char *npy_parse(const unsigned char *data, size_t size, npy_info *info)
 {
     *info = (npy_info){0};
@@ -228,7 +229,8 @@ static const char *npy_parse(const unsigned char *data, size_t size, npy_info *i
     return bytes < size - info->offset ? "it is longer than its shape says" : NULL;
 }
 
-/* Elements [first, first + count) as f32: f64 rounds to nearest even, beyond f32 to infinity. */
+/* Convert elements [first, first + count) to f32. f64 rounds to nearest even; a value beyond f32
+ * becomes infinite. */
 static void npy_convert(const unsigned char *data, const npy_info *info, size_t first, size_t count,
                         float *x)
 {
@@ -250,7 +252,8 @@ static void npy_convert(const unsigned char *data, const npy_info *info, size_t 
     }
 }
 
-/* A file's bytes: a .npy file, or, where a type was given, nothing but numbers. NULL, or why not. */
+/* Parse a file's bytes: a .npy file, or raw numbers if a type was given. Return NULL, or the
+ * error. */
 static const char *npy_parse_as(const unsigned char *data, size_t size, npy_type type,
                                 npy_info *info)
 {
@@ -271,7 +274,7 @@ static const char *npy_parse_as(const unsigned char *data, size_t size, npy_type
                : NULL;
 }
 
-/* A file's bytes as f32; the caller frees *x_p. NULL, or why not. */
+/* Read a file's bytes as f32; the caller frees *x_p. Return NULL, or the error. */
 static inline const char *npy_array(const unsigned char *data, size_t size, npy_type type, float **x_p,
                                     npy_info *info)
 {
@@ -283,15 +286,15 @@ static inline const char *npy_array(const unsigned char *data, size_t size, npy_
     if (*x_p == NULL) {
         return "there is no memory for it";
     }
-    if (info->count > 0) { /* an empty file has no bytes to point to */
+    if (info->count > 0) { /* an empty file has no address */
         npy_convert(data, info, 0, info->count, *x_p);
     }
     return NULL;
 }
 
-/* A file's bytes, mapped: of a large archive only those that are looked at are read. */
+/* A file's bytes, mapped into memory. So only the used parts of a large archive are read. */
 typedef struct npy_file {
-    unsigned char *data; /* NULL: nothing to give back */
+    unsigned char *data; /* NULL: nothing is mapped */
     size_t size;
 } npy_file;
 
@@ -303,7 +306,7 @@ static inline void npy_unmap(npy_file *file)
     file->data = NULL;
 }
 
-/* Map a file; the caller unmaps it. NULL, or why not. */
+/* Map a file; the caller unmaps it. Return NULL, or the error. */
 static inline const char *npy_map(const char *path, npy_file *file)
 {
     struct stat about;
@@ -326,7 +329,7 @@ static inline const char *npy_map(const char *path, npy_file *file)
     return why;
 }
 
-/* A one-dimensional f32 array. False, with errno, when it cannot be written. */
+/* Write a one-dimensional f32 array. Return false and set errno if it cannot be written. */
 static inline bool npy_write(const char *path, const float *x, size_t count)
 {
     FILE *file = fopen(path, "wb");

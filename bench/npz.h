@@ -1,7 +1,7 @@
-/* npz.h - NumPy's .npz files: a zip archive of .npy files, stored or deflated (with zlib:
- * NPZ_ZLIB). A file from elsewhere is not trusted: the directory at its end is read within bounds,
- * and an array that lies over another, has the name of another or is larger than its bytes can hold
- * is refused. */
+/* npz.h - read NumPy's .npz files: zip archives of .npy files, stored or deflated (which needs
+ * zlib: NPZ_ZLIB). Files are not trusted. The directory at the end is read within bounds. An array
+ * is refused if it overlaps another, has the name of another, or is larger than its bytes can
+ * hold. */
 #ifndef NPZ_H
 #define NPZ_H
 
@@ -14,9 +14,9 @@
 enum { NPZ_NAME = 256, NPZ_STORED = 0, NPZ_DEFLATED = 8 };
 
 typedef struct npz_entry {
-    char name[NPZ_NAME]; /* of the array: without ".npy" */
-    size_t header, data; /* where its local header and its bytes begin */
-    size_t packed, size; /* its bytes in the archive and in memory */
+    char name[NPZ_NAME]; /* name of the array, without ".npy" */
+    size_t header, data; /* offsets of its local header and of its bytes */
+    size_t packed, size; /* number of its bytes in the archive and in memory */
     uint32_t crc;
     int method;
 } npz_entry;
@@ -57,7 +57,7 @@ static const char *npz_end(const unsigned char *data, size_t size, size_t *at)
 }
 
 /* Read the directory's entry at `at` and the local header that it points to; both must lie below
- * `limit`, and the array's bytes in front of the directory, which begins at `directory`. */
+ * `limit`. The array's bytes must lie in front of the directory, which begins at `directory`. */
 static const char *npz_read_entry(const unsigned char *data, size_t directory, size_t limit,
                                   size_t *at, npz_entry *e)
 {
@@ -113,8 +113,8 @@ static const char *npz_read_entry(const unsigned char *data, size_t directory, s
     return NULL;
 }
 
-/* List what an archive holds, in the order of its bytes; the caller frees *entry_p. NULL, or why
- * not. */
+/* List the arrays of an archive in the order of their bytes; the caller frees *entry_p. Return
+ * NULL, or the error. */
 static const char *npz_list(const unsigned char *data, size_t size, npz_entry **entry_p,
                             size_t *n_p)
 {
@@ -167,7 +167,7 @@ static const char *npz_list(const unsigned char *data, size_t size, npz_entry **
     return NULL;
 }
 
-/* Unpack an entry into `bytes`, which has room for its size. NULL, or why not. */
+/* Unpack an entry into `bytes`, which has room for its size. Return NULL, or the error. */
 static const char *npz_unpack(const unsigned char *data, const npz_entry *e, unsigned char *bytes)
 {
     if (e->method == NPZ_STORED) {
@@ -205,7 +205,8 @@ static uint32_t npz_crc(const unsigned char *bytes, size_t n)
     return ~crc;
 }
 
-/* Read array `name` of an archive's bytes as f32; the caller frees *x_p. NULL, or why not. */
+/* Read array `name` of an archive's bytes as f32; the caller frees *x_p. Return NULL, or the
+ * error. */
 static const char *npz_array(const unsigned char *data, size_t size, const char *name,
                              npy_type type, float **x_p, npy_info *info)
 {
@@ -233,8 +234,8 @@ static const char *npz_array(const unsigned char *data, size_t size, const char 
     return why;
 }
 
-/* Read array `name` of a .npz file, or where that is "" a .npy file or raw numbers; the caller
- * frees *x_p. NULL, or why not. */
+/* Read array `name` of a .npz file as f32. If name is "", read a .npy file or raw numbers. The
+ * caller frees *x_p. Return NULL, or the error. */
 static const char *npz_read(const char *path, const char *name, npy_type type, float **x_p,
                             npy_info *info)
 {

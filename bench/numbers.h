@@ -1,21 +1,21 @@
-/* numbers.h - numbers and words on a command line: read as the library reads them, and refused with
- * their range. */
+/* numbers.h - parse numbers and words of a command line as the library parses them. An error
+ * message names the allowed range. */
 #ifndef BENCH_NUMBERS_H
 #define BENCH_NUMBERS_H
 
 #include "../include/dcomm/impl/base/text.h"
 
-/* The values that would have been good in place of the last one refused; "": unknown. */
+/* The values that were allowed in place of the last refused one; "": unknown. */
 static char numbers_wanted[1000];
 
-/* Refuse a value with what it had to be. */
+/* Refuse a value, and remember in numbers_wanted what it had to be. */
 static inline bool numbers_want(const char *wanted)
 {
     snprintf(numbers_wanted, sizeof numbers_wanted, "%s", wanted);
     return false;
 }
 
-/* "64K" is 65536. */
+/* Parse a size: "64K" is 65536. */
 static inline bool numbers_size(const char *text, uint64_t least, uint64_t most, size_t *value)
 {
     uint64_t n = 0;
@@ -53,7 +53,7 @@ static inline bool numbers_real(const char *text, double least, double most, dou
     return good;
 }
 
-/* Return which of n words the first `length` bytes of text are, -1 if none. */
+/* Return the index of the word that equals the first `length` bytes of text; -1: none does. */
 static inline int numbers_word_at(const char *text, size_t length, const char *const *words, int n)
 {
     for (int i = 0; i < n; i++) {
@@ -77,7 +77,8 @@ static inline bool numbers_word(const char *text, const char *const *words, int 
     return found >= 0;
 }
 
-/* Mark each name of a comma list in `wanted`, if that is not NULL. */
+/* Mark each name of a comma list in `wanted`, which may be NULL. Return false if a name is
+ * unknown. */
 static inline bool numbers_words(const char *list, const char *const *words, int n, bool *wanted)
 {
     for (const char *at = list;; at++) {

@@ -16,7 +16,7 @@ typedef struct overlap_args {
     size_t nbuckets;
     int params, steps, calls;
     double backward_ms;
-    bool thread, none; /* who progresses; neither: calls */
+    bool thread, none; /* progress by a thread, or none; neither: by calls */
     bool scaler;
     const char *algo, *codec, *json, *trace;
 } overlap_args;
@@ -59,7 +59,7 @@ static bool overlap_parse_bytes(const char *text, size_t least, size_t *bytes)
     return numbers_size(text, least, (uint64_t)1 << 40, bytes);
 }
 
-/* "64K,1M,0" */
+/* Parse sizes such as "64K,1M,0". */
 static bool overlap_parse_sizes(const char *text, overlap_args *a)
 {
     for (a->nbuckets = 0; a->nbuckets < OVERLAP_SIZES; text++) {

@@ -64,13 +64,13 @@ typedef struct perf_args {
     perf_op op;
     size_t begin, end;
     double factor;
-    bool dtypes[DCOMM_DTYPE_COUNT], redops[PERF_REDOP_COUNT]; /* which ones are wanted */
+    bool dtypes[DCOMM_DTYPE_COUNT], redops[PERF_REDOP_COUNT]; /* true: wanted */
     int root;
-    int iterations;  /* 0: adapt */
-    int warmup, row; /* untimed iterations; calls of an iteration */
+    int iterations;  /* 0: chosen by the time of a call */
+    int warmup, row; /* untimed iterations; calls per iteration */
     bool check, in_place, deterministic, all_algos, wide;
     char *algo_text;
-    const char *algos[PERF_ALGO_MAX]; /* point into algo_text */
+    const char *algos[PERF_ALGO_MAX]; /* they point into algo_text */
     int nalgos;
     int lanes;
     size_t chunk, rotate;
@@ -136,7 +136,8 @@ static void perf_help(FILE *out)
         out);
 }
 
-/* Marks each name of a comma list in `wanted`; "all" marks all. */
+/* Mark each name of a comma list in `wanted`; "all" marks all. Return false if a name is
+ * unknown. */
 static bool perf_parse_names(const char *text, const char *const *names, int n, bool *wanted)
 {
     bool all = strcmp(text, "all") == 0;
@@ -144,7 +145,8 @@ static bool perf_parse_names(const char *text, const char *const *names, int n, 
     return all || numbers_words(text, names, n, wanted);
 }
 
-/* Names are looked at when the operation is known. */
+/* Split the list of algorithms. perf_check_names checks the names later, when the operation is
+ * known. */
 static bool perf_parse_algos(const char *text, perf_args *args)
 {
     args->all_algos = false;
@@ -166,7 +168,7 @@ static bool perf_parse_algos(const char *text, perf_args *args)
     return args->nalgos > 0;
 }
 
-/* Look at --algo and --codec, now that the operation is known. */
+/* Check --algo and --codec, when the operation is known. */
 static int perf_check_names(const perf_args *args)
 {
     static const char *const more[] = {"auto", "all"};
@@ -179,7 +181,8 @@ static int perf_check_names(const perf_args *args)
     return tool_codec(args->codec) ? TOOL_GOOD : tool_refuse("--codec", dcomm_last_error());
 }
 
-/* TOOL_GOOD, or TOOL_USAGE after a sentence on stderr; *done after --help. */
+/* Parse the command line. Return TOOL_GOOD, or TOOL_USAGE after an error message. Set *done after
+ * --help or --version. */
 static int perf_parse(int argc, char **argv, perf_args *args, bool *done)
 {
     enum {

@@ -1,4 +1,4 @@
-/* perf_case.h - one operation at one size: its buffers, its call, its check. */
+/* perf_case.h - one operation at one size: its buffers, its call and its check. */
 #ifndef PERF_CASE_H
 #define PERF_CASE_H
 
@@ -14,15 +14,16 @@ typedef struct perf_case {
     perf_values values;
     int rank, nranks, root;
     bool in_place;
-    size_t count;                  /* the call's own argument; alltoallv: an even share */
-    size_t send_count, recv_count; /* elements of this rank's buffers */
-    size_t bytes;                  /* what is reported, and what bandwidths are of */
+    size_t count;                  /* the call's count argument; alltoallv: an even share */
+    size_t send_count, recv_count; /* number of elements of this rank's buffers */
+    size_t bytes;                  /* bytes in the report and in the bandwidths */
     perf_pool pool;
-    char *input;      /* what this rank sends, never written by the call */
+    char *input;      /* data that this rank sends; the call never writes it */
     char *work;       /* the result; in place: input and result */
     const void *send; /* arguments of the call */
     void *recv;
-    size_t *vcounts; /* alltoallv: [4][nranks]: send counts, displacements; the same of receive */
+    size_t *vcounts; /* alltoallv: [4][nranks]: send counts, send displacements, receive counts,
+                        receive displacements */
 } perf_case;
 
 static size_t perf_v_count(const perf_case *c, int from, int to)
@@ -30,7 +31,7 @@ static size_t perf_v_count(const perf_case *c, int from, int to)
     return c->count * (size_t)((7 * from + 3 * to) % 5) / 2;
 }
 
-/* Sum of what `from` sends to ranks below `to`. */
+/* Return the number of elements that `from` sends to ranks below `to`. */
 static size_t perf_v_displacement(const perf_case *c, int from, int to)
 {
     size_t sum = 0;
@@ -58,7 +59,7 @@ static void perf_case_alltoallv(perf_case *c)
     c->bytes = total * dcomm_dtype_size(c->values.dtype) / n;
 }
 
-/* Shapes for a buffer of about `bytes`: nccl-tests' rules. */
+/* Set the counts for a buffer of about `bytes` bytes, by the rules of nccl-tests. */
 static void perf_case_shape(perf_case *c, size_t bytes)
 {
     size_t size = dcomm_dtype_size(c->values.dtype);
@@ -107,7 +108,7 @@ static void perf_case_shape(perf_case *c, size_t bytes)
     c->bytes = share * n * size;
 }
 
-/* Where the arguments of the call point. In place, by NCCL's offsets into one buffer. */
+/* Set the buffer arguments of the call. In place, they point into one buffer at NCCL's offsets. */
 static void perf_case_point(perf_case *c)
 {
     size_t block = (size_t)c->rank * c->count * dcomm_dtype_size(c->values.dtype);
@@ -134,7 +135,7 @@ static void perf_case_free(perf_case *c)
     c->vcounts = NULL;
 }
 
-/* Let the call work on the pool's present pair. */
+/* Let the call work on the pool's current pair of buffers. */
 static void perf_case_turn(perf_case *c)
 {
     c->input = perf_pool_input(&c->pool, c->pool.now);
@@ -142,7 +143,7 @@ static void perf_case_turn(perf_case *c)
     perf_case_point(c);
 }
 
-/* Allocate and fill. False without memory. */
+/* Allocate and fill the buffers. Return false if there is no memory. */
 static bool perf_case_open(perf_case *c, size_t bytes, size_t rotate, perf_mem mem,
                            dcomm_context *context)
 {
@@ -167,7 +168,7 @@ static bool perf_case_open(perf_case *c, size_t bytes, size_t rotate, perf_mem m
     return true;
 }
 
-/* In place, the call has overwritten its input: bring it back. */
+/* Restore the input, which a call in place has overwritten. */
 static void perf_case_renew(perf_case *c)
 {
     if (c->in_place && c->send_count > 0 && c->pool.device != NULL) {
@@ -179,7 +180,7 @@ static void perf_case_renew(perf_case *c)
     }
 }
 
-/* The call with the buffers that `send` and `recv` point to. */
+/* Make the call with the buffers c->send and c->recv. */
 static dcomm_status perf_case_call_on(perf_case *c, dcomm_comm *comm, const dcomm_coll_opts *opts)
 {
     dcomm_dtype dtype = c->values.dtype;
@@ -241,7 +242,7 @@ static dcomm_status perf_case_call(perf_case *c, dcomm_comm *comm, const dcomm_c
     return status;
 }
 
-/* Compare the result, the guard after it, and the input, which must be as it was. */
+/* Check the result, the guard behind it, and that the input has not changed. */
 static void perf_case_check(const perf_case *c, perf_errors *errors)
 {
     const perf_values *v = &c->values;
@@ -299,7 +300,7 @@ static void perf_case_check(const perf_case *c, perf_errors *errors)
     }
 }
 
-/* Must all ranks hold the same bytes afterwards? */
+/* Return true if all ranks must hold the same bytes afterwards. */
 static bool perf_case_is_uniform(const perf_case *c)
 {
     return c->op == PERF_ALLREDUCE || c->op == PERF_ALLGATHER || c->op == PERF_BROADCAST;
@@ -310,7 +311,7 @@ static size_t perf_case_result_bytes(const perf_case *c)
     return c->recv_count * dcomm_dtype_size(c->values.dtype);
 }
 
-/* busbw over algbw. */
+/* Return busbw / algbw. */
 static double perf_bus_factor(perf_op op, int nranks)
 {
     double n = nranks;

@@ -1,5 +1,6 @@
-/* perf_cuda.h - buffers on a device: every pool has a double there, which the calls get, on a
- * stream whose events tell the time. Without DCOMM_WITH_CUDA there is none. */
+/* perf_cuda.h - buffers on a device. Every pool has a copy on the device, which the calls use.
+ * Calls run on a stream, and events on it give the times. Without DCOMM_WITH_CUDA these functions
+ * fail or do nothing. */
 #ifndef PERF_CUDA_H
 #define PERF_CUDA_H
 
@@ -23,7 +24,8 @@ static bool perf_cuda_good(cudaError_t error, const char *what)
     return error == cudaSuccess;
 }
 
-/* The ranks of a host take turns with its devices. */
+/* Choose the device, and create the stream and the events. Ranks are spread over the devices of
+ * the host. */
 static bool perf_cuda_start(void)
 {
     const char *local = getenv("LOCAL_RANK");
@@ -42,7 +44,8 @@ static void *perf_cuda_stream(void)
     return perf_cuda_stream_now;
 }
 
-/* Of `context` where peers are to open it. */
+/* Allocate the pool's memory on the device. With PERF_MEM_CUDA_SHARED, peers in `context` can open
+ * it. */
 static bool perf_cuda_open(perf_pool *p, dcomm_context *context)
 {
     void *device = NULL;
@@ -65,7 +68,7 @@ static void perf_cuda_close(perf_pool *p)
     p->device = NULL;
 }
 
-/* All of the pool, to its double or back. */
+/* Copy the whole pool to the device, or back. */
 static bool perf_cuda_copy(const perf_pool *p, bool back)
 {
     return perf_cuda_good(cudaMemcpyAsync(back ? p->memory : p->device,
@@ -75,7 +78,7 @@ static bool perf_cuda_copy(const perf_pool *p, bool back)
            perf_cuda_good(cudaStreamSynchronize(perf_cuda_stream_now), "cudaStreamSynchronize");
 }
 
-/* Within the double. */
+/* Copy bytes within the pool's copy on the device. */
 static void perf_cuda_move(const perf_pool *p, char *to, const char *from, size_t bytes)
 {
     perf_cuda_good(cudaMemcpyAsync(p->device + (to - p->memory), p->device + (from - p->memory),
@@ -89,7 +92,7 @@ static void perf_cuda_begin(void)
     perf_cuda_good(cudaEventRecord(perf_cuda_began, perf_cuda_stream_now), "cudaEventRecord");
 }
 
-/* Seconds on the stream since begin. */
+/* Return the seconds on the stream since perf_cuda_begin. */
 static double perf_cuda_end(void)
 {
     float ms = 0;

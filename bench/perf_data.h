@@ -1,7 +1,7 @@
-/* perf_data.h - what the ranks send, what they must receive, and how far off they were.
+/* perf_data.h - make the data that ranks send, and check the data that they receive.
  *
- * Every value is a function of (rank, index), exact in its dtype and in f64, so any rank can
- * compute what any other one sent. Signs depend on the index alone: sums do not cancel, and so
+ * Every value is a function of (rank, index), exact in its dtype and in f64. So any rank can
+ * compute the data of any other rank. Signs depend only on the index. So sums do not cancel, and
  * relative errors have simple bounds. */
 #ifndef PERF_DATA_H
 #define PERF_DATA_H
@@ -16,9 +16,9 @@ enum { PERF_BLOCK = 512 }; /* elements converted at a time */
 
 typedef struct perf_values {
     dcomm_dtype dtype;
-    dcomm_op op; /* DCOMM_OP_COUNT: nothing is folded */
+    dcomm_op op; /* DCOMM_OP_COUNT: the operation does not reduce */
     int nranks;
-    bool lossy; /* any finite number will do */
+    bool lossy; /* any finite number counts as right */
 } perf_values;
 
 static inline uint64_t perf_mix(uint64_t z)
@@ -33,7 +33,7 @@ static bool perf_is_float(dcomm_dtype dtype)
     return dtype <= DCOMM_BF16;
 }
 
-/* Bits of the mantissa, without the hidden one. */
+/* Return the bits of the mantissa without the hidden bit. */
 static int perf_mantissa(dcomm_dtype dtype)
 {
     static const int bits[] = {
@@ -56,7 +56,7 @@ static double perf_float_value(const perf_values *v, uint64_t at, uint64_t x)
 static double perf_int_value(const perf_values *v, uint64_t at, uint64_t x, int rank)
 {
     bool is_signed = v->dtype == DCOMM_I8 || v->dtype == DCOMM_I32 || v->dtype == DCOMM_I64;
-    if (v->op == DCOMM_PROD) { /* all ranks but two give 1 */
+    if (v->op == DCOMM_PROD) { /* all ranks except two have 1 */
         int n = v->nranks;
         double value = rank == (int)((at >> 8) % (uint64_t)n) ? 1 + (double)((at >> 40) % 3) : 1;
         value *= rank == (int)((at >> 24) % (uint64_t)n) ? 1 + (double)((at >> 44) & 1) : 1;
@@ -73,7 +73,7 @@ static double perf_int_value(const perf_values *v, uint64_t at, uint64_t x, int 
     return is_signed && at & 1 ? -value : value;
 }
 
-/* values[i] = what `rank` has at element first + i. */
+/* Set values[i] to the value of `rank` at element first + i. */
 static void perf_generate(const perf_values *v, int rank, size_t first, size_t n, double *values)
 {
     uint64_t salt = perf_mix((uint64_t)rank + 1);
@@ -182,7 +182,7 @@ static void perf_fill(const perf_values *v, int rank, void *dst, size_t count)
 
 typedef struct perf_errors {
     uint64_t wrong;
-    uint64_t measured; /* elements that the three below are about; 0 where results are exact */
+    uint64_t measured; /* elements that the next three fields cover; 0: results are exact */
     double relerr_max, bias_sum, ulp_max;
 } perf_errors;
 
@@ -200,15 +200,15 @@ static double perf_fold(dcomm_op op, double a, double b)
     }
 }
 
-/* Relative error that n operands may have, folded in any order and rounded to the dtype after
- * each addition. The f64 reference rounds as well, so f64 may differ by twice as much. */
+/* Return a bound of the relative error of nranks operands, folded in any order and rounded to the
+ * dtype after each addition. The f64 reference rounds, too, so f64 may differ by twice as much. */
 static double perf_bound(const perf_values *v)
 {
     double unit = ldexp(1.0, -perf_mantissa(v->dtype) - 1);
     return unit * (v->nranks + 2) * (v->dtype == DCOMM_F64 ? 2 : 1) * 1.05;
 }
 
-/* `count` elements at result against elements [first, ...) of rank `from`. */
+/* Check `count` elements at result against elements [first, ...) of rank `from`. */
 static void perf_check_copy(const perf_values *v, const void *result, int from, size_t first,
                             size_t count, perf_errors *errors)
 {
@@ -226,7 +226,7 @@ static void perf_check_copy(const perf_values *v, const void *result, int from, 
     }
 }
 
-/* `count` elements at result against the fold of elements [first, ...) of all ranks. */
+/* Check `count` elements at result against the fold of elements [first, ...) of all ranks. */
 static void perf_check_fold(const perf_values *v, const void *result, size_t first, size_t count,
                             perf_errors *errors)
 {
@@ -257,7 +257,7 @@ static void perf_check_fold(const perf_values *v, const void *result, size_t fir
         errors->measured += n;
         for (size_t i = 0; i < n; i++) {
             double relative = (values[i] - wanted[i]) / wanted[i];
-            if (v->lossy ? !isfinite(values[i]) : !(fabs(relative) <= bound)) { /* NaN too */
+            if (v->lossy ? !isfinite(values[i]) : !(fabs(relative) <= bound)) { /* also if NaN */
                 errors->wrong++;
             }
             if (relative != 0 && isfinite(relative)) {
@@ -272,7 +272,7 @@ static void perf_check_fold(const perf_values *v, const void *result, size_t fir
     }
 }
 
-/* 64-bit hash of a result, equal for equal bytes. */
+/* Return a 64-bit hash of a result; equal bytes have equal hashes. */
 static uint64_t perf_hash(const void *data, size_t len)
 {
     const unsigned char *p = data;

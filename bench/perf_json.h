@@ -1,4 +1,5 @@
-/* perf_json.h - a JSON writer: nested objects and arrays, null for what was not measured. */
+/* perf_json.h - write JSON: nested objects and arrays, and null for numbers that were not
+ * measured. */
 #ifndef PERF_JSON_H
 #define PERF_JSON_H
 
@@ -30,7 +31,7 @@ static void perf_json_string(perf_json *j, const char *s)
     fputc('"', j->file);
 }
 
-/* What comes before each value: a comma, the key if there is one. */
+/* Write the part before a value: a comma, the line break, and the key if there is one. */
 static void perf_json_lead(perf_json *j, const char *key)
 {
     if (!j->first) {
@@ -46,7 +47,7 @@ static void perf_json_lead(perf_json *j, const char *key)
     }
 }
 
-/* bracket is '{' or '[', and the matching one at close. */
+/* Open an object ('{') or an array ('['). perf_json_close takes the matching bracket. */
 static void perf_json_open(perf_json *j, const char *key, char bracket)
 {
     if (j->file != NULL) {
@@ -90,7 +91,7 @@ static void perf_json_bool(perf_json *j, const char *key, bool value)
     }
 }
 
-/* NaN, which stands for "not measured", and infinities become null. */
+/* Write a number. NaN, which means "not measured", and infinities become null. */
 static void perf_json_number(perf_json *j, const char *key, double value)
 {
     if (j->file != NULL) {

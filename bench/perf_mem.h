@@ -1,11 +1,12 @@
-/* perf_mem.h - a pool of buffers in any kind of memory, dcomm's own included. */
+/* perf_mem.h - allocate a pool of buffers in any kind of memory, including dcomm's registered
+ * memory. */
 #ifndef PERF_MEM_H
 #define PERF_MEM_H
 
 #include "dcomm.h"
 #include "perf_cuda.h"
 
-/* False without memory. */
+/* Allocate the memory of a pool. Return false if there is none. */
 static bool perf_mem_open(perf_pool *pool, dcomm_context *context)
 {
     void *p = NULL;

@@ -1,4 +1,4 @@
-/* perf_out.h - what dcomm-perf says: the table and the JSON. */
+/* perf_out.h - the output of dcomm-perf: the table and the JSON. */
 #ifndef PERF_OUT_H
 #define PERF_OUT_H
 
@@ -25,7 +25,7 @@ typedef struct perf_row {
     uint64_t wire_bytes, hash;
     perf_errors errors;
     bool checked;
-    dcomm_codec_report report; /* of this rank; all 0 without a codec */
+    dcomm_codec_report report; /* report of this rank; all 0 without a codec */
 } perf_row;
 
 static void perf_cpu_name(char name[128])
@@ -101,7 +101,7 @@ static void perf_start_json(perf_run *run)
     perf_json_open(j, "results", '[');
 }
 
-/* A number in `width` columns, or a dash for what was not measured. */
+/* Print a number in `width` columns; a dash means that it was not measured. */
 static void perf_print_number(int width, const char *format, double value)
 {
     char text[32] = "-";

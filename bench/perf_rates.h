@@ -1,5 +1,5 @@
-/* perf_rates.h - what copies of a device allow, measured by all ranks at once: what collectives on
- * its memory are held against. */
+/* perf_rates.h - measure the rates of a device's copies with all ranks at once. Collectives on its
+ * memory are compared with them. */
 #ifndef PERF_RATES_H
 #define PERF_RATES_H
 
@@ -15,7 +15,7 @@ typedef struct perf_rates {
 
 #define PERF_RATE_BYTES ((size_t)32 << 20)
 #define PERF_RATE_TIMES 5
-#define PERF_RATE_ROW 16 /* copies within a device take less than a call */
+#define PERF_RATE_ROW 16 /* a copy within a device takes less time than a call */
 
 static bool perf_rate_put(char *host, char *device, cudaStream_t back, bool within)
 {
@@ -38,12 +38,12 @@ static bool perf_rate_put(char *host, char *device, cudaStream_t back, bool with
            perf_cuda_good(cudaStreamSynchronize(back), "cudaStreamSynchronize");
 }
 
-/* By the slowest rank, the fastest of a few times. */
+/* Set *rate to that of the slowest rank, in the fastest of a few repetitions. */
 static bool perf_rate(dcomm_comm *comm, char *host, char *device, cudaStream_t back, bool within,
                       double *rate)
 {
     double least = 0;
-    for (int i = 0; i <= PERF_RATE_TIMES; i++) { /* one warms up */
+    for (int i = 0; i <= PERF_RATE_TIMES; i++) { /* the first warms up */
         bool good = dcomm_barrier(comm, NULL) == DCOMM_OK;
         double start = perf_now();
         good = good && perf_rate_put(host, device, back, within);
@@ -58,7 +58,7 @@ static bool perf_rate(dcomm_comm *comm, char *host, char *device, cudaStream_t b
     return true;
 }
 
-/* Collective. */
+/* Measure the rates; collective. */
 static bool perf_rates_measure(dcomm_comm *comm, perf_rates *rates)
 {
     void *host = NULL, *device = NULL;
@@ -84,7 +84,7 @@ static bool perf_rates_measure(dcomm_comm *comm, perf_rates *rates)
 static inline bool perf_rates_measure(dcomm_comm *comm, perf_rates *rates)
 {
     (void)comm, (void)rates;
-    return true; /* that there is no such memory is said when it is wanted */
+    return true; /* perf_cuda_open reports that there is no device memory */
 }
 
 #endif

@@ -1,5 +1,6 @@
-/* perf_rule.h - what makes times comparable: clock, iterations, median, memory. dcomm-perf and the
- * programs that measure other libraries (peers/), some of them C++, share it. */
+/* perf_rule.h - the rules that make times comparable: clock, iterations, median, memory.
+ * dcomm-perf shares them with the programs that measure other libraries (peers/), some of which
+ * are C++. */
 #ifndef PERF_RULE_H
 #define PERF_RULE_H
 
@@ -10,9 +11,9 @@
 #include <sys/mman.h>
 #include <time.h>
 
-static const double perf_target_s = 0.3; /* of timed iterations, when -n is not given */
+static const double perf_target_s = 0.3; /* seconds of timed iterations, if -n is not given */
 enum { PERF_MIN_ITERATIONS = 5, PERF_MAX_ITERATIONS = 20000, PERF_WARMUP = 3 };
-enum { PERF_GUARD = 64 }; /* bytes after each result that nobody may touch */
+enum { PERF_GUARD = 64 }; /* bytes behind each result, which must not change */
 
 static inline double perf_now(void)
 {
@@ -21,7 +22,7 @@ static inline double perf_now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* How many to time, after the fastest warm-up iteration took so long. */
+/* Return the number of iterations to time, from the time of the fastest warm-up iteration. */
 static inline int perf_iterations(double fastest_s)
 {
     double wanted = perf_target_s / (fastest_s > 1e-9 ? fastest_s : 1e-9);
@@ -36,7 +37,7 @@ static inline int perf_compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Sorts the values. */
+/* Sort the values, and return their median. */
 static inline double perf_median(double *values, int n)
 {
     qsort(values, (size_t)n, sizeof *values, perf_compare);
@@ -45,8 +46,9 @@ static inline double perf_median(double *values, int n)
 
 /* ---- memory ---- */
 
-/* Ordinary; advised to be on huge pages; dcomm's own (dcomm_mem_alloc); a device's; dcomm's own of
- * a device (dcomm_mem_alloc_device). Peers have the first two. */
+/* Kinds of memory: ordinary; advised to be on huge pages; registered (dcomm_mem_alloc); device
+ * memory; registered device memory (dcomm_mem_alloc_device). Programs in peers/ have the first
+ * two. */
 typedef enum perf_mem {
     PERF_MEM_HOST,
     PERF_MEM_HUGE,
@@ -69,17 +71,20 @@ static inline size_t perf_round_up(size_t bytes, size_t to)
     return (bytes + to - 1) / to * to;
 }
 
-/* Input and result, several of each: iterations take turns with them, so that what one leaves in
- * the caches is no help to the next. One piece of memory; every buffer begins a page. */
+/* Several pairs of an input and a result, in one piece of memory. Iterations take them in turn, so
+ * that data in the caches from one iteration does not help the next. Every buffer begins on a
+ * page. */
 typedef struct perf_pool {
     char *memory;
-    char *device;                  /* its double, which calls get; NULL: none */
-    size_t bytes, work_at, stride; /* of all; of a result and of the next pair behind a pair */
+    char *device;                  /* its copy on a device, which calls use; NULL: none */
+    size_t bytes, work_at, stride; /* bytes of all; offset of a result and of the next pair from a
+                                      pair */
     int pairs, now;
     perf_mem mem;
 } perf_pool;
 
-/* As many pairs as fill `rotate` bytes; 0: one. False where the sizes overflow. */
+/* Lay out a pool with as many pairs as fill `rotate` bytes (0: one pair). Return false if the
+ * sizes overflow. */
 static inline bool perf_pool_shape(perf_pool *p, size_t input, size_t work, size_t rotate,
                                    perf_mem mem)
 {
@@ -99,7 +104,7 @@ static inline bool perf_pool_shape(perf_pool *p, size_t input, size_t work, size
     return true;
 }
 
-/* Memory of this process and no more: mapped anew, not what the heap has used before. */
+/* Allocate the pool. The memory is newly mapped, so that the heap has not used it before. */
 static inline bool perf_pool_alloc(perf_pool *p)
 {
     size_t spare = p->mem == PERF_MEM_HUGE ? (size_t)PERF_HUGE_PAGE : 0;
@@ -147,7 +152,7 @@ static inline void perf_pool_next(perf_pool *p)
     p->now = p->now + 1 < p->pairs ? p->now + 1 : 0;
 }
 
-/* On stderr, where huge pages were wanted and a filled pool of some size is hardly on them. */
+/* Warn on stderr if huge pages were wanted and less than 90% of a filled pool is on them. */
 static inline void perf_pool_report(const perf_pool *p)
 {
     unsigned long long kib = 0;

@@ -1,5 +1,6 @@
-/* plan-svg.h - what the plan checker saw happen, as a picture: ranks are rows, time is the number
- * of messages that depend on each other, messages are arrows. Needs the implementation part. */
+/* plan-svg.h - draw the events that the plan checker saw. Rows are ranks, arrows are messages, and
+ * time is the number of messages that depend on each other. It needs the implementation part of
+ * dcomm. */
 #ifndef DCOMM_BENCH_PLAN_SVG_H
 #define DCOMM_BENCH_PLAN_SVG_H
 
@@ -35,7 +36,7 @@ static const svg_style svg_styles[SVG_CLASSES] = {
 
 /* Arrows (or marks) of one class between the same ranks at the same time. */
 typedef struct svg_mark {
-    int kind, from, to, level; /* ranks; from -1: a local step of `to` */
+    int kind, from, to, level; /* from and to are ranks; from -1: a local step of `to` */
     int count;
     int64_t bytes;
 } svg_mark;
@@ -76,7 +77,7 @@ static int svg_compare(const void *a, const void *b)
     return d != 0 ? d : x->from - y->from;
 }
 
-/* Merged marks out of events; false without memory. */
+/* Merge events into marks. Return false if there is no memory. */
 static bool svg_collect(svg_picture *p, const dcommi_check_trace *trace, int nranks)
 {
     memset(p, 0, sizeof *p);
@@ -152,7 +153,7 @@ static void svg_arrow(FILE *f, const svg_picture *p, const svg_mark *m, bool lab
             m->kind == SVG_SIGNAL ? "0.7" : "0.9", m->kind);
     fprintf(f, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"2.4\" fill=\"%s\"/>\n", x0, y0, style->colour);
     bool again = m->kind == SVG_READ && m > p->mark && m[-1].kind == SVG_READ &&
-                 m[-1].level == m->level && m[-1].to == m->to; /* one label for all of a fold */
+                 m[-1].level == m->level && m[-1].to == m->to; /* one label for a fold */
     if (labels && m->bytes > 0 && m->kind != SVG_EXPOSE && !again) {
         char text[32], times[24] = "";
         svg_bytes(text, sizeof text, m->bytes);
@@ -169,7 +170,7 @@ static void svg_arrow(FILE *f, const svg_picture *p, const svg_mark *m, bool lab
 
 static void svg_local(FILE *f, const svg_picture *p, const svg_mark *m)
 {
-    int place = m->kind - SVG_LOCAL_FOLD; /* side by side, not on top of each other */
+    int place = m->kind - SVG_LOCAL_FOLD; /* marks side by side, not on top of each other */
     double x = svg_x(p, m->level) - 4 + 7 * (place - 1), y = svg_y(p, m->to) - 4;
     fprintf(f,
             "<rect x=\"%.1f\" y=\"%.1f\" width=\"8\" height=\"8\" rx=\"1.5\" fill=\"%s\" "
@@ -230,7 +231,7 @@ static void svg_grid(FILE *f, const svg_picture *p, double width, double bottom)
     }
 }
 
-/* Draw the trace; false when there is no memory. */
+/* Draw the trace. Return false if there is no memory. */
 static bool svg_write(FILE *f, const dcommi_check_trace *trace, int nranks, const char *title)
 {
     svg_picture p;
@@ -271,7 +272,7 @@ static bool svg_write(FILE *f, const dcommi_check_trace *trace, int nranks, cons
             "<text x=\"20\" y=\"%.1f\" class=\"l\">step</text>\n",
             width, height, title, p.top - 12);
     svg_grid(f, &p, width, bottom);
-    for (size_t i = p.n; i-- > 0;) { /* signals below messages */
+    for (size_t i = p.n; i-- > 0;) { /* messages are drawn over signals */
         if (p.mark[i].kind < SVG_LOCAL_FOLD) {
             svg_arrow(f, &p, &p.mark[i], p.column >= 60 && p.row >= 26);
         }

@@ -1,4 +1,4 @@
-/* run_bind.h - which cores a local rank gets. */
+/* run_bind.h - choose the cores of a local rank. */
 #ifndef RUN_BIND_H
 #define RUN_BIND_H
 
@@ -16,11 +16,11 @@ enum run_bind { RUN_BIND_AUTO, RUN_BIND_SLICE, RUN_BIND_CORE, RUN_BIND_NONE };
 
 typedef struct run_cpu {
     int cpu, package, core;
-    int thread; /* which of its core's threads, from 0 */
+    int thread; /* number of the thread within its core, from 0 */
 } run_cpu;
 
-/* The CPUs that this process may use: those of a core side by side, cores of a package too, so
- * that a share of them shares caches. */
+/* The CPUs that this process may use, sorted by package and core. So the CPUs of a slice share
+ * caches. */
 typedef struct run_cpus {
     run_cpu cpu[RUN_CPUS_MAX];
     int count;
@@ -95,22 +95,23 @@ static void run_bind_read(run_cpus *cpus)
     run_bind_sort(cpus);
 }
 
-/* Return the binding that AUTO means for `ranks` ranks that have these CPUs to themselves. Ranks that
- * outnumber the cores are not bound: the scheduler shares cores better than a fixed deal does. */
+/* Return the binding that AUTO means for `ranks` ranks that have these CPUs to themselves. If
+ * there are more ranks than cores, do not bind: the scheduler shares cores better than a fixed
+ * assignment. */
 static enum run_bind run_bind_choose(const run_cpus *cpus, enum run_bind bind, int ranks)
 {
     return bind != RUN_BIND_AUTO ? bind : ranks > cpus->cores ? RUN_BIND_NONE : RUN_BIND_SLICE;
 }
 
-/* Whether a rank of so many gets a CPU: that of core number `core`, number `cpu` among the CPUs in
- * the order of threads. */
+/* Return true if rank `rank` of `ranks` gets a CPU. The CPU is thread `thread` of core number
+ * `core`, and has number `in_turn` if CPUs are sorted by thread first. */
 static bool run_bind_gets(const run_cpus *cpus, enum run_bind bind, int rank, int ranks, int core,
                           int thread, int in_turn)
 {
     if (bind == RUN_BIND_NONE) {
         return true;
     }
-    if (ranks > cpus->cores) { /* hardware threads, then round robin */
+    if (ranks > cpus->cores) { /* one hardware thread per rank, round robin */
         return in_turn == rank % cpus->count;
     }
     if (bind == RUN_BIND_CORE) {
@@ -120,7 +121,7 @@ static bool run_bind_gets(const run_cpus *cpus, enum run_bind bind, int rank, in
            core < (int)((long)(rank + 1) * cpus->cores / ranks);
 }
 
-/* Which CPUs rank `rank` of `ranks` on this machine gets. */
+/* Set mask to the CPUs of rank `rank` of `ranks` on this machine. */
 static void run_bind_mask(const run_cpus *cpus, enum run_bind bind, int rank, int ranks,
                           cpu_set_t mask[RUN_CPUS_MAX / CPU_SETSIZE])
 {
@@ -129,7 +130,7 @@ static void run_bind_mask(const run_cpus *cpus, enum run_bind bind, int rank, in
     for (int i = 0; i < cpus->count; i++) {
         const run_cpu *c = &cpus->cpu[i];
         core += c->thread == 0;
-        int in_turn = 0; /* first threads of all cores come before second ones */
+        int in_turn = 0; /* first threads of all cores come before second threads */
         for (int j = 0; j < cpus->count; j++) {
             const run_cpu *d = &cpus->cpu[j];
             in_turn += d->thread < c->thread || (d->thread == c->thread && j < i);
@@ -140,7 +141,7 @@ static void run_bind_mask(const run_cpus *cpus, enum run_bind bind, int rank, in
     }
 }
 
-/* Bind the calling process, which is rank `rank` of `ranks` on this machine. */
+/* Bind the calling process as rank `rank` of `ranks` on this machine. */
 static inline void run_bind_apply(const run_cpus *cpus, enum run_bind bind, int rank, int ranks)
 {
     static cpu_set_t mask[RUN_CPUS_MAX / CPU_SETSIZE];

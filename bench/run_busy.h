@@ -1,4 +1,4 @@
-/* run_busy.h - how much of this process's CPUs other programs use. */
+/* run_busy.h - measure how much of this process's CPUs other programs use. */
 #ifndef RUN_BUSY_H
 #define RUN_BUSY_H
 
@@ -8,9 +8,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define RUN_BUSY_LOOKS 3 /* for anybody who runs, so far apart: */
+#define RUN_BUSY_LOOKS 3 /* looks for other running programs, and the time between two looks: */
 #define RUN_BUSY_APART_MS 3
-#define RUN_BUSY_MS 200 /* and then so long for how much */
+#define RUN_BUSY_MS 200 /* then the time to measure how much they run */
 
 static void run_busy_sleep(int ms)
 {
@@ -18,7 +18,7 @@ static void run_busy_sleep(int ms)
     nanosleep(&t, NULL);
 }
 
-/* Return the clock ticks that `cpus` have spent working since the machine started. */
+/* Return the clock ticks for which `cpus` have worked since the machine started. */
 static long long run_busy_ticks(const run_cpus *cpus)
 {
     char line[256];
@@ -41,7 +41,8 @@ static long long run_busy_ticks(const run_cpus *cpus)
     return sum;
 }
 
-/* Return how many cores' worth of `cpus` others use; takes 0.2 s only where somebody runs. */
+/* Return how many cores' worth of `cpus` other programs use. It takes 0.2 s, but only if another
+ * program runs. */
 static double run_busy_cores(const run_cpus *cpus)
 {
     bool somebody = false;

@@ -1,4 +1,4 @@
-/* run_tag.h - the ranks' output through the launcher, each line with its rank in front. */
+/* run_tag.h - pass on the ranks' output, with the rank in front of each line. */
 #ifndef RUN_TAG_H
 #define RUN_TAG_H
 
@@ -15,7 +15,7 @@
 
 /* Stream 2*i is rank i's standard output, 2*i+1 its standard error. */
 typedef struct run_tag_stream {
-    int child; /* the writing end, until the rank has it */
+    int child; /* the writing end of the pipe, until the rank has it */
     size_t used;
     char line[RUN_TAG_LINE];
 } run_tag_stream;
@@ -24,7 +24,7 @@ typedef struct run_tags {
     int streams;               /* 0: output is not tagged */
     int first_rank, rank_step; /* ranks of the streams */
     run_tag_stream *stream;
-    struct pollfd *fds; /* [0] is the launcher's own, then one per stream */
+    struct pollfd *fds; /* [0] is for the launcher's signals, then one per stream */
 } run_tags;
 
 static void run_tag_init(run_tags *t, int ranks, int first_rank, int rank_step)
@@ -43,7 +43,7 @@ static void run_tag_init(run_tags *t, int ranks, int first_rank, int rank_step)
     }
 }
 
-/* Pipes of a rank; false with errno when there are none left. */
+/* Open the pipes of a rank. Return false and set errno if that fails. */
 static bool run_tag_open(run_tags *t, int rank)
 {
     for (int i = 2 * rank; i < 2 * rank + 2; i++) {
@@ -88,7 +88,8 @@ static void run_tag_line(const run_tags *t, int i, const char *text, size_t leng
     fflush(to);
 }
 
-/* Print the whole lines of a stream, and everything when `all`. */
+/* Print the complete lines of a stream. With `all`, or if the buffer is full, print the rest,
+ * too. */
 static void run_tag_print(run_tags *t, int i, bool all)
 {
     run_tag_stream *s = &t->stream[i];
@@ -107,7 +108,7 @@ static void run_tag_print(run_tags *t, int i, bool all)
     s->used -= begin;
 }
 
-/* Pass on what has come. */
+/* Pass on the output that has arrived. */
 static void run_tag_forward(run_tags *t)
 {
     for (int i = 0; i < t->streams; i++) {
@@ -132,7 +133,7 @@ static void run_tag_forward(run_tags *t)
     }
 }
 
-/* The ranks are gone: pass on the rest. */
+/* Pass on the rest of the output, after the ranks have ended. */
 static void run_tag_finish(run_tags *t)
 {
     run_tag_forward(t);

@@ -1,4 +1,4 @@
-/* speed.h - what codec-speed and dcomm-reduce share: medians. */
+/* speed.h - medians, for codec-speed and dcomm-reduce. */
 #ifndef SPEED_H
 #define SPEED_H
 

@@ -1,8 +1,8 @@
-/* tool.h - what the tools share: exit statuses, --version, errors of usage, outputs.
+/* tool.h - shared by the tools: exit statuses, --version, usage errors, outputs.
  *
- * An output is a file, or "-": standard output, and then what a tool prints for people goes to
- * standard error. It is opened before anything is measured. An output that cannot be written, and
- * standard output is one, ends the tool with TOOL_USAGE and a sentence. */
+ * An output is a file, or "-" for standard output. With "-", text for people goes to standard
+ * error. Outputs are opened before anything is measured. If an output or standard output cannot be
+ * written, the tool ends with TOOL_USAGE and an error message. */
 #ifndef TOOL_H
 #define TOOL_H
 
@@ -25,11 +25,11 @@ enum { TOOL_COLUMNS = 98 };
 #define TOOL_VERSION_HELP "print the version"
 #define TOOL_USAGE_HELP "2 usage, or an output cannot be written"
 
-static bool tool_is_rank;      /* the tool runs as one of several ranks, of which one complains */
+static bool tool_is_rank;      /* the tool runs as one of several ranks: one prints errors */
 static bool tool_stdout_taken; /* "-" was opened */
 
-/* Begin main. Rows go out one by one, into a pipe as well; a pipe that nobody reads is an error, not
- * a signal. */
+/* Begin main. Lines are written one by one, also to a pipe. A pipe without a reader is an error,
+ * not a signal. */
 static inline void tool_begin(bool is_rank)
 {
     tool_is_rank = is_rank;
@@ -37,7 +37,8 @@ static inline void tool_begin(bool is_rank)
     signal(SIGPIPE, SIG_IGN);
 }
 
-/* Return true if this rank is the one that complains: there is no communicator yet. */
+/* Return true if this rank prints errors. The environment decides, because there may be no
+ * communicator yet. */
 static inline bool tool_is_first(void)
 {
     static const char *const names[] = {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"};
@@ -52,8 +53,8 @@ static inline bool tool_is_first(void)
 
 /* ---- sentences ---- */
 
-/* Print a text from `column` on, and end its line. Between words, break it into lines, which `indent`
- * spaces begin. */
+/* Print a text from `column` on, and end its line. Break it between words into lines that begin
+ * with `indent` spaces. */
 static inline void tool_fold(FILE *to, size_t column, size_t indent, const char *text)
 {
     char lines[6000];
@@ -83,8 +84,8 @@ static inline void tool_fold(FILE *to, size_t column, size_t indent, const char 
     fwrite(lines, 1, at, to);
 }
 
-/* Print a text of several lines, each folded `more` columns further in than it begins: behind spaces,
- * and a number if there is one. */
+/* Print a text of several lines, and fold each line. Continuation lines are indented `more`
+ * columns beyond the line's first word (behind spaces and a number, if there is one). */
 static inline void tool_fold_lines(FILE *to, const char *text, size_t more)
 {
     for (const char *line = text; *line != '\0';) {
@@ -109,8 +110,8 @@ __attribute__((format(printf, 1, 2))) static inline void tool_say(const char *fo
     tool_fold(stderr, 0, 2, text);
 }
 
-/* Say what is wrong with the command line. Other ranks than the first give it time to say so: a
- * launcher ends all when one ends. */
+/* Print an error about the command line. Only the first rank prints. The others wait, because a
+ * launcher ends all ranks when one ends. Return TOOL_USAGE. */
 static inline int tool_refuse(const char *what, const char *value)
 {
     if (tool_is_first()) {
@@ -122,7 +123,8 @@ static inline int tool_refuse(const char *what, const char *value)
     return TOOL_USAGE;
 }
 
-/* Say what option `c` of getopt_long had to be. */
+/* Print an error about the value of option `c` of getopt_long, with the allowed values. Return
+ * TOOL_USAGE. */
 static inline int tool_refuse_value(int c, const struct option *longs, const char *value)
 {
     char option[400];
@@ -137,7 +139,8 @@ static inline int tool_refuse_value(int c, const struct option *longs, const cha
                                                          : "not a value of this option");
 }
 
-/* Say which option getopt_long did not know, or found without its value. */
+/* Print an error about an option that getopt_long did not know or that had no value. Return
+ * TOOL_USAGE. */
 static inline int tool_refuse_option(char **argv)
 {
     return tool_refuse("unknown option, or its value is missing", argv[optind - 1]);
@@ -157,14 +160,15 @@ typedef struct tool_out {
     const char *path;
 } tool_out;
 
-/* error 0: what went wrong was not seen, for rows are written one by one. */
+/* Print an error about an output. `error` is an errno; 0 means that it is unknown, because an
+ * earlier write failed. */
 static inline void tool_cannot_write(const char *path, int error)
 {
     tool_say("cannot write %s: %s", strcmp(path, "-") == 0 ? "standard output" : path,
              error != 0 ? strerror(error) : "its disk is full, or nobody reads it");
 }
 
-/* Open an output; path NULL: there is none. */
+/* Open an output; path NULL means none. Return false after an error message. */
 static inline bool tool_open(tool_out *o, const char *path)
 {
     *o = (tool_out){.path = path};
@@ -188,14 +192,14 @@ static inline bool tool_open(tool_out *o, const char *path)
     return o->file != NULL;
 }
 
-/* Return a name by which others open this output as a file. */
+/* Return a name by which other code can open this output as a file. */
 static inline const char *tool_path(const tool_out *o, char text[40])
 {
     snprintf(text, 40, "/proc/self/fd/%d", fileno(o->file));
     return text;
 }
 
-/* Write what is left of an output; false after a sentence. */
+/* Write the rest of an output and close it. Return false after an error message. */
 static inline bool tool_close(tool_out *o)
 {
     if (o->file == NULL) {
@@ -212,7 +216,8 @@ static inline bool tool_close(tool_out *o)
     return !bad;
 }
 
-/* Return true if all that was printed was written; the first time that it was not, say so. */
+/* Return true if standard output was written completely. Print an error the first time that it was
+ * not. */
 static inline bool tool_printed(void)
 {
     static bool said;
@@ -227,7 +232,8 @@ static inline bool tool_printed(void)
     return false;
 }
 
-/* Return what main returns: `result`, or TOOL_USAGE if it is good and standard output is not. */
+/* Return the exit status for main: `result`, or TOOL_USAGE if result is good but standard output
+ * failed. */
 static inline int tool_end(int result)
 {
     return tool_printed() || result != TOOL_GOOD ? result : TOOL_USAGE;

@@ -1,4 +1,5 @@
-/* tool_ranks.h - what the tools that are ranks share: names of algorithms, decisions of rank 0. */
+/* tool_ranks.h - shared by the tools that run as ranks: names of algorithms, and decisions of rank
+ * 0. */
 #ifndef TOOL_RANKS_H
 #define TOOL_RANKS_H
 
@@ -20,7 +21,8 @@ static inline int tool_add_word(const char **words, int n, const char *word)
 }
 
 /* Return true if each name of a comma list is an algorithm of the operation, or one of the `nmore`
- * words in `more`; of those that compress too, where `coded`: their "coded_" may be left out. */
+ * words in `more`. With `coded`, algorithms that compress count, too, with or without their prefix
+ * "coded_". */
 static inline bool tool_algos(const char *list, dcomm_coll coll, bool coded,
                               const char *const *more, int nmore)
 {
@@ -40,7 +42,7 @@ static inline bool tool_algos(const char *list, dcomm_coll coll, bool coded,
     return numbers_words(list, words, n, NULL);
 }
 
-/* Return true if the spec is a codec's, or NULL. */
+/* Return true if spec is valid, or NULL. */
 static inline bool tool_codec(const char *spec)
 {
     dcomm_codec *codec = NULL;
@@ -49,7 +51,7 @@ static inline bool tool_codec(const char *spec)
     return good;
 }
 
-/* Return how many ranks share this one's host. */
+/* Return the number of ranks on this rank's host. */
 static inline int tool_ranks_here(dcomm_comm *comm)
 {
     int ours = 0, mine = dcomm_comm_host(comm, dcomm_comm_rank(comm));
@@ -59,8 +61,8 @@ static inline int tool_ranks_here(dcomm_comm *comm)
     return ours;
 }
 
-/* Return rank 0's result on all ranks. If it is bad, the others give rank 0 time to say why: a
- * launcher ends all when one ends. */
+/* Return rank 0's result on all ranks. If it is bad, the other ranks wait while rank 0 prints an
+ * error, because a launcher ends all ranks when one ends. */
 static inline int tool_agree(dcomm_comm *comm, int result)
 {
     int32_t said = result;

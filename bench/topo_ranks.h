@@ -1,27 +1,27 @@
-/* topo_ranks.h - shows ranks: where each runs, the groups that follow, the order of rings. */
+/* topo_ranks.h - show ranks: their places, the groups that they form, and the order of rings. */
 #ifndef TOPO_RANKS_H
 #define TOPO_RANKS_H
 
 #include "dcomm/all.h"
 #include "perf_json.h"
 
-/* The ranks of a communicator, or of one that might be. */
+/* The ranks of a communicator, or ranks that do not exist yet. */
 typedef struct ranks_view {
     int n;
     const dcommi_groups *groups;
     const dcommi_site *sites;
-    const dcomm_comm *comm; /* knows the hosts' names; NULL: there is one host */
+    const dcomm_comm *comm; /* has the hosts' names; NULL: there is one host */
 } ranks_view;
 
 static const char *const ranks_levels[] = {"host", "package", "numa", "cache", "core"};
 
-/* The hardware index that a rank's group of a kind has; -1: none in particular. */
+/* Return the hardware index of a rank's group of a kind; -1: it has no single index. */
 static int ranks_index(const dcommi_site *p, uint8_t kind)
 {
     return (int)dcommi_max64(kind == DCOMMI_LEVEL_HOST ? 0 : dcommi_place_index(p, kind), -1);
 }
 
-/* "-" for what is not one thing. */
+/* Format an index; "-" if it is negative. */
 static const char *ranks_number(int32_t index, char text[16])
 {
     snprintf(text, 16, index < 0 ? "-" : "%d", (int)index);
@@ -44,7 +44,7 @@ static void ranks_print_table(const ranks_view *v)
     }
 }
 
-/* The groups as a tree, level below level, ranks last. */
+/* Print the groups as a tree, one level below the other, with ranks as leaves. */
 static void ranks_print_tree(const ranks_view *v)
 {
     const dcommi_groups *g = v->groups;
@@ -66,7 +66,8 @@ static void ranks_print_tree(const ranks_view *v)
     }
 }
 
-/* Connections from a rank to each one on another host; 0: there are no other hosts, or no ranks. */
+/* Return the number of connections from a rank to each rank on another host; 0: there is no other
+ * host, or no communicator. */
 static int ranks_connections(const ranks_view *v)
 {
     if (v->comm == NULL || v->groups->count[0] == 1) {

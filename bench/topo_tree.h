@@ -1,4 +1,4 @@
-/* topo_tree.h - shows a machine as hwloc sees it: packages, NUMA nodes, last-level caches, cores,
+/* topo_tree.h - show a machine as hwloc sees it: packages, NUMA nodes, last-level caches, cores,
  * network interfaces and GPUs. */
 #ifndef TOPO_TREE_H
 #define TOPO_TREE_H
@@ -6,7 +6,7 @@
 #include "dcomm/all.h"
 #include "perf_json.h"
 
-/* Ranks that are to be shown in the tree, by the hardware threads that they may run on. */
+/* Ranks to show in the tree: the set of hardware threads that each may run on. */
 typedef struct tree_ranks {
     int n;
     hwloc_bitmap_t *set;
@@ -23,14 +23,14 @@ static const char *tree_type(hwloc_topology_t topology, hwloc_obj_t o)
         return "numa";
     case HWLOC_OBJ_CORE:
         return "core";
-    case HWLOC_OBJ_PU: /* where nothing is known of cores */
+    case HWLOC_OBJ_PU: /* shown only if cores are unknown */
         return o->parent->type != HWLOC_OBJ_CORE ? "thread" : NULL;
     default:
         return o->type == dcommi_topo_last_cache(topology) ? "cache" : NULL;
     }
 }
 
-/* "16.0 GiB" */
+/* Format bytes as "16.0 GiB". */
 static void tree_bytes(uint64_t bytes, char text[32])
 {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
@@ -47,7 +47,7 @@ static void tree_list(hwloc_const_bitmap_t set, char *text, size_t len)
     hwloc_bitmap_list_snprintf(text, len, set);
 }
 
-/* The ranks whose smallest shown object this is. */
+/* List the ranks for which o is the smallest shown object that holds all their threads. */
 static void tree_rank_list(hwloc_topology_t topology, hwloc_obj_t o, const tree_ranks *ranks,
                            hwloc_bitmap_t list)
 {
@@ -63,7 +63,7 @@ static void tree_rank_list(hwloc_topology_t topology, hwloc_obj_t o, const tree_
     }
 }
 
-/* A network interface or GPU: its name, and its PCI address. false: something else. */
+/* Return true if o is a network interface or a GPU, and set its type, name and PCI address. */
 static bool tree_device(hwloc_obj_t o, const char **type, char name[64], char pci[32])
 {
     *type = NULL;

@@ -1,5 +1,6 @@
-/* work.h - computation for benchmarks to overlap communication with: arithmetic that no compiler
- * can leave out and no clock shortens. */
+/* work.h - arithmetic with which benchmarks overlap communication. No compiler can remove it. The
+ * amount of work is fixed, not its time: if communication takes the core, the work takes
+ * longer. */
 #ifndef WORK_H
 #define WORK_H
 
@@ -7,7 +8,7 @@
 
 static volatile float work_sink;
 
-/* Units of 300 additions one behind the other: about a microsecond each. */
+/* Do `units` units of work. A unit is 300 dependent multiply-adds, about a microsecond. */
 static inline void work(double units)
 {
     float x = work_sink;
@@ -17,7 +18,7 @@ static inline void work(double units)
     work_sink = x;
 }
 
-/* Seconds that a unit takes. */
+/* Return the seconds that a unit takes. */
 static inline double work_unit(void)
 {
     double start = perf_now();

@@ -1,9 +1,9 @@
-/* 01_hello.c - who is there, and one all-reduce. A whole program in one file:
+/* 01_hello.c - print the ranks, and run one all-reduce. A whole program in one file:
  *
  *   cc 01_hello.c -o hello -I../include -lucp -lucs -luct -lhwloc -lm -lpthread
  *   dcomm-run -n 4 -- ./hello
  */
-#define DCOMM_IMPLEMENTATION /* in one C file of a program; the others only include dcomm.h */
+#define DCOMM_IMPLEMENTATION /* in one C file of a program; other files only include dcomm.h */
 #include "dcomm.h"
 
 #include <stdio.h>

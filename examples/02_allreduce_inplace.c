@@ -1,4 +1,4 @@
-/* 02_allreduce_inplace.c - average a vector over the ranks, in the memory where it lies. */
+/* 02_allreduce_inplace.c - average a vector over the ranks in place. */
 #include "dcomm.h"
 
 #include <stdio.h>
@@ -17,7 +17,7 @@ int main(void)
     int rank = dcomm_comm_rank(comm);
     int size = dcomm_comm_size(comm);
     for (int i = 0; i < COUNT; i++) {
-        values[i] = i % 1000 + 2 * rank; /* their mean over ranks: i % 1000 + size - 1 */
+        values[i] = i % 1000 + 2 * rank; /* the mean over the ranks is i % 1000 + size - 1 */
     }
 
     dcomm_status status =

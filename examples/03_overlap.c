@@ -1,4 +1,4 @@
-/* 03_overlap.c - compute the next piece while the ones before are being summed. */
+/* 03_overlap.c - compute the next piece while the pieces before it are summed. */
 #include "dcomm.h"
 
 #include <stdio.h>
@@ -6,7 +6,8 @@
 
 enum { PIECES = 8, COUNT = 100000 };
 
-/* Stands for the backward pass of a layer: small whole numbers, so that sums are exact. */
+/* Compute a piece, in place of a layer's backward pass. It consists of small whole numbers, so
+ * that sums are exact. */
 static void compute(float *piece, int number, int rank)
 {
     for (int i = 0; i < COUNT; i++) {
@@ -33,7 +34,7 @@ int main(void)
         compute(data + p * COUNT, p, rank);
         status = dcomm_iallreduce(comm, DCOMM_IN_PLACE, data + p * COUNT, COUNT, DCOMM_F32,
                                   DCOMM_SUM, NULL, &requests[p]);
-        dcomm_context_progress(context); /* or open the context with a progress thread */
+        dcomm_context_progress(context); /* alternative: open the context with a progress thread */
     }
     dcomm_status waited = dcomm_wait_all(requests, PIECES);
     status = status < 0 ? status : waited;

@@ -1,5 +1,5 @@
-// 04_from_cpp.cpp - dcomm from C++17: a communicator that closes itself, errors as exceptions.
-// The implementation is C: compile dcomm.c beside this file.
+// 04_from_cpp.cpp - use dcomm from C++17: a communicator that closes itself, and errors as
+// exceptions. The implementation is C: compile dcomm.c as C and link it.
 #include "dcomm.h"
 
 #include <iostream>

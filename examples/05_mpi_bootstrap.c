@@ -1,11 +1,14 @@
-/* 05_mpi_bootstrap.c - inside an MPI program: MPI hands the id round, dcomm does the rest.
- * Needs no support from the launcher, so any MPI serves: mpirun -n 4 ./05_mpi_bootstrap */
+/* 05_mpi_bootstrap.c - use dcomm inside an MPI program. MPI broadcasts the id, and dcomm does the
+ * rest. It needs no support from the launcher, so it works with any MPI:
+ *
+ *   mpirun -n 4 ./05_mpi_bootstrap
+ */
 #include "dcomm.h"
 
 #include <mpi.h>
 #include <stdio.h>
 
-/* 0 good, 1 wrong, 3 communication error. */
+/* Return the exit status: 0 good, 1 wrong result, 3 communication error. */
 static int run(int rank, int size)
 {
     dcomm_comm_opts opts = {.boot = DCOMM_BOOT_ID, .rank = rank, .size = size};

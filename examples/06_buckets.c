@@ -1,4 +1,4 @@
-/* 06_buckets.c - gradients that are averaged while backward goes on. */
+/* 06_buckets.c - average gradients while backward goes on. */
 #include "dcomm.h"
 
 #include <stdio.h>
@@ -6,7 +6,7 @@
 enum { LAYERS = 6, COUNT = 50000 };
 static float grad[LAYERS][COUNT];
 
-/* Stands for the backward pass of a layer. */
+/* Compute gradients, in place of the backward pass of a layer. */
 static void backward(int layer, int rank)
 {
     for (int i = 0; i < COUNT; i++) {
@@ -32,13 +32,13 @@ int main(void)
         for (int l = LAYERS - 1; l >= 0 && status >= 0; l--) {
             backward(l, rank);
             status = dcomm_param_mark_ready(b, (size_t)l, NULL);
-            dcomm_buckets_progress(b); /* or open the context with a progress thread */
+            dcomm_buckets_progress(b); /* alternative: open the context with a progress thread */
         }
         if (status >= 0) {
             status = dcomm_buckets_wait(b);
         }
         float off = grad[2][7] - (float)(9 + (size - 1) / 2.0);
-        wrong += status >= 0 && (off > 1e-4f || off < -1e-4f); /* else: the optimizer's step */
+        wrong += status >= 0 && (off > 1e-4f || off < -1e-4f); /* then: the optimizer's step */
     }
     if (status < 0) {
         fprintf(stderr, "rank %d: %s\n", rank, dcomm_last_error());

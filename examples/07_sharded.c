@@ -1,5 +1,5 @@
-/* 07_sharded.c - each rank updates a shard of the parameters, with momentum for that shard alone
- * (ZeRO, stage 2), and all get the rest from its owners. */
+/* 07_sharded.c - each rank updates its shard of the parameters and keeps momentum only for that
+ * shard (ZeRO, stage 2). Then all ranks get the other shards from their owners. */
 #include "dcomm.h"
 
 #include <stdio.h>
@@ -14,7 +14,7 @@ static void backward(int layer, int rank)
     }
 }
 
-/* The elements of a layer that this rank owns. */
+/* Update the elements of a layer that this rank owns. */
 static dcomm_status update(dcomm_buckets *b, int layer)
 {
     size_t first, count;
@@ -57,7 +57,7 @@ int main(void)
     int wrong = 0;
     for (int i = 0; i < LAYERS * COUNT && status >= 0; i++) {
         float mean = (float)(i % COUNT % 50 + i / COUNT) + (float)(size - 1) / 2;
-        float off = value[i / COUNT][i % COUNT] + mean * (1 + 1.5f + 1.75f); /* of three steps */
+        float off = value[i / COUNT][i % COUNT] + mean * (1 + 1.5f + 1.75f); /* after 3 steps */
         wrong += off > 1e-2f || off < -1e-2f;
     }
     if (status < 0) {

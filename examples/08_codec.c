@@ -1,8 +1,8 @@
-/* 08_codec.c - a codec without a communicator: neither UCX nor hwloc is needed.
+/* 08_codec.c - use a codec without a communicator. It needs neither UCX nor hwloc.
  *
  *   cc 08_codec.c -o codec -I../include -lm
  */
-#define DCOMM_NO_COMM /* codecs alone */
+#define DCOMM_NO_COMM /* only codecs */
 #define DCOMM_IMPLEMENTATION
 #include "dcomm.h"
 
@@ -25,8 +25,8 @@ int main(void)
     }
     size_t room = dcomm_codec_max_bytes(codec, COUNT), bytes = 0;
     void *wire = malloc(room);
-    dcomm_codec_key key = {.seed = 1}; /* another .step in each step */
-    /* What the codec rounds away comes back in `residual`, to be added the next time. */
+    dcomm_codec_key key = {.seed = 1}; /* set another .step in each step */
+    /* The codec's rounding error goes to `residual`. The next step adds it to its input. */
     if (wire == NULL ||
         dcomm_encode_feedback(codec, x, residual, residual, COUNT, &key, wire, room, &bytes, NULL,
                               NULL) < 0 ||

@@ -1,5 +1,6 @@
-/* 09_moe.c - a mixture of experts that learns to guess the next byte of a text. Tokens and experts
- * are spread over the ranks; then each rank trains all of it by itself and compares. */
+/* 09_moe.c - a mixture of experts that learns to predict the next byte of a text. Tokens and
+ * experts are spread over the ranks. Then each rank trains the whole model alone, and compares the
+ * losses. */
 #include "dcomm.h"
 
 #include <math.h>
@@ -11,7 +12,7 @@ enum { BYTES = 128, HIDDEN = 24, EXPERTS = 8, K = 2, TOKENS = 256, STEPS = 40 };
 
 static const float rate = 1.5f;
 
-/* What every rank has: where bytes lie in the space of rows, the router, and the way back. */
+/* The weights that every rank has: the embeddings of bytes, the router, and the output layer. */
 typedef struct dense {
     float last[BYTES][HIDDEN], before[BYTES][HIDDEN];
     float router[HIDDEN][EXPERTS], out[HIDDEN][BYTES];
@@ -19,11 +20,11 @@ typedef struct dense {
 
 typedef struct model {
     dense value, grad;
-    float expert[EXPERTS][HIDDEN][HIDDEN]; /* a rank trains its own ones */
+    float expert[EXPERTS][HIDDEN][HIDDEN]; /* a rank trains only its own experts */
     float x[TOKENS][HIDDEN], y[TOKENS][HIDDEN], dy[TOKENS][HIDDEN], dx[TOKENS][HIDDEN];
     int32_t chosen[TOKENS][K];
     float weight[TOKENS][K], dweight[TOKENS][K];
-    float given[TOKENS * K][HIDDEN]; /* what this rank's experts made of their rows */
+    float given[TOKENS * K][HIDDEN]; /* outputs of this rank's experts */
     double loss[STEPS];
 } model;
 
@@ -49,7 +50,7 @@ static void start(model *m)
     }
 }
 
-/* The row of a token, and the experts that the router likes best for it. */
+/* Compute the row of token t, and choose the K experts with the highest scores for it. */
 static void route(model *m, int t, const unsigned char *text)
 {
     float score[EXPERTS] = {0}, sum = 0;
@@ -74,7 +75,7 @@ static void route(model *m, int t, const unsigned char *text)
     }
 }
 
-/* given = tanh(row * expert) for each row of each of this rank's experts. */
+/* Run this rank's experts: given = tanh(row * expert) for each of their rows. */
 static void forward_experts(model *m, const dcomm_moe_batch *b)
 {
     const float(*row)[HIDDEN] = b->rows;
@@ -91,7 +92,8 @@ static void forward_experts(model *m, const dcomm_moe_batch *b)
     }
 }
 
-/* The experts learn, and the gradients of what they were given take the place of their own. */
+/* Update the experts. Overwrite the gradients of their outputs with the gradients of their
+ * inputs. */
 static void backward_experts(model *m, const dcomm_moe_batch *in, const dcomm_moe_batch *b)
 {
     const float(*row)[HIDDEN] = in->rows;
@@ -119,7 +121,8 @@ static void backward_experts(model *m, const dcomm_moe_batch *in, const dcomm_mo
     }
 }
 
-/* The guess for a token from its row and its experts' sum: its loss, and its gradients. */
+/* Predict the byte after token t from its row and the sum of its experts. Return the loss, and
+ * compute the gradients. */
 static double guess(model *m, int t, int next)
 {
     float p[BYTES], most = -INFINITY, sum = 0;
@@ -146,7 +149,8 @@ static double guess(model *m, int t, int next)
     return loss;
 }
 
-/* From the gradients of a token's weights and row to those of the router and of its bytes. */
+/* Compute the gradients of the router and of the token's embeddings from those of its weights and
+ * row. */
 static void backward_token(model *m, int t, const unsigned char *text)
 {
     float mean = 0;
@@ -165,7 +169,8 @@ static void backward_token(model *m, int t, const unsigned char *text)
     }
 }
 
-/* This rank's part of a step: `tokens` of the text from `text` on. */
+/* Do this rank's part of a step, on `tokens` tokens from `text` on. Set *loss to the loss over all
+ * ranks. */
 static dcomm_status train_step(model *m, dcomm_comm *comm, dcomm_moe *moe, int tokens,
                                const unsigned char *text, double *loss)
 {

@@ -1,13 +1,11 @@
-/* 10_own_allreduce.c - an all-reduce of one's own: write its plan, check it for 2 to 64 ranks,
- * price it, and run it on the ranks that this program was started with. docs/own-plans.md walks
- * through it. */
+/* 10_own_allreduce.c - write your own all-reduce: build its plan, check and price it for 2 to 64
+ * ranks, and run it on the ranks of this program. docs/own-plans.md explains it. */
 #include "dcomm.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Make `rank`'s part of a ring all-reduce of `count` floats. The buffer is one block for each rank.
- */
+/* Make `rank`'s part of a ring all-reduce of `count` floats. The buffer has one block per rank. */
 static dcomm_status make_ring(int rank, int nranks, size_t count, dcomm_plan **plan_p)
 {
     int64_t total = (int64_t)(count * sizeof(float));
@@ -23,12 +21,13 @@ static dcomm_status make_ring(int rank, int nranks, size_t count, dcomm_plan **p
     int64_t tags = dcomm_build_tags(b, 2 * (nranks - 1));
     dcomm_operand stage = dcomm_span(DCOMM_SPACE_SCRATCH, dcomm_build_scratch(b, block), block);
 
-    /* OUT starts as this rank's contribution. */
+    /* OUT begins with this rank's contribution. */
     dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_OUT, 0, total),
                      dcomm_span(DCOMM_SPACE_IN, 0, total), 0);
 
-    /* Twice N-1 steps. In step i, send block rank - i and receive block rank - i - 1: first partial
-     * sums, to which each rank adds its contribution; then, one block further on, complete ones. */
+    /* There are two passes of N-1 steps. In step i of the first pass, send block rank - i and
+     * receive block rank - i - 1. These are partial sums, to which each rank adds its
+     * contribution. The second pass does the same one block further on, with complete sums. */
     for (int gather = 0; gather < 2; gather++) {
         int64_t first = rank + gather, tag = tags + gather * (nranks - 1);
         int i = dcomm_build_loop(b, 0, dcomm_const(nranks - 1));
@@ -43,7 +42,7 @@ static dcomm_status make_ring(int rank, int nranks, size_t count, dcomm_plan **p
             dcomm_build_recv_reduce(b, 0, into, dcomm_msg(), into, stage, previous,
                                     dcomm_linear(tag, i, 1), 0);
         }
-        dcomm_build_fence(b, 0); /* what was sent may be overwritten from here on */
+        dcomm_build_fence(b, 0); /* the sent block may be overwritten from here on */
         dcomm_build_end(b, 0);
     }
     return dcomm_build_finish(&b, plan_p);
@@ -72,7 +71,8 @@ static dcomm_status prove(int nranks, size_t count, dcomm_check_report *report, 
     return status;
 }
 
-/* Run the plan on comm, and compare with dcomm_allreduce; *wrong: elements that differ. */
+/* Run the plan on comm, and compare the result with that of dcomm_allreduce. Add the number of
+ * elements that differ to *wrong. */
 static dcomm_status run(dcomm_comm *comm, size_t count, size_t *wrong)
 {
     int rank = dcomm_comm_rank(comm);

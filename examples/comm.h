@@ -1,5 +1,5 @@
-/* comm.h - what a port from MPI starts with: a communicator of all ranks, and errors that end the program.
- * Copy it beside dcomm.h; include it in place of <mpi.h>. */
+/* comm.h - the start of a port from MPI: a communicator of all ranks, and errors that end the
+ * program. Copy this file beside dcomm.h, and include it in place of <mpi.h>. */
 #ifndef COMM_H
 #define COMM_H
 
@@ -7,11 +7,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* All ranks, for every file that includes this one. main: CHECK(dcomm_comm_create(NULL, &world)) at the
- * beginning, CHECK(dcomm_comm_destroy(&world)) at the end. */
+/* The communicator of all ranks, for every file that includes this one. Call
+ * CHECK(dcomm_comm_create(NULL, &world)) at the beginning of main, and
+ * CHECK(dcomm_comm_destroy(&world)) at its end. */
 __attribute__((weak)) dcomm_comm *world;
 
-/* Do what MPI_ERRORS_ARE_FATAL does: say where and why, and end; the other ranks' calls then fail too. */
+/* Do what MPI_ERRORS_ARE_FATAL does: after an error, print where and why, and exit. Then the calls
+ * of the other ranks fail, too. */
 #define CHECK(call)                                                               \
     do {                                                                          \
         if ((call) < 0) {                                                         \

@@ -66,8 +66,9 @@
 extern "C" {
 #endif
 
-/* Version of this header, as DCOMM_VERSION_STRING and as the numbers DCOMM_VERSION_MAJOR,
- * DCOMM_VERSION_MINOR and DCOMM_VERSION_PATCH; dcomm_version returns that of the implementation. */
+/* Version of this header. DCOMM_VERSION_STRING is a string; DCOMM_VERSION_MAJOR,
+ * DCOMM_VERSION_MINOR and DCOMM_VERSION_PATCH are its numbers. dcomm_version returns the version
+ * of the implementation. */
 #define DCOMM_VERSION_MAJOR 0
 #define DCOMM_VERSION_MINOR 1
 #define DCOMM_VERSION_PATCH 0
@@ -88,7 +89,7 @@ extern "C" {
 #endif
 
 /* Status of a call: 0 is success, a positive value is in progress, a negative value is an error.
- * X(name, number, text) */
+ * Each row is X(name, number, text). */
 #define DCOMM_STATUS_TABLE(X)                                      \
     X(DCOMM_OK, 0, "success")                                      \
     X(DCOMM_IN_PROGRESS, 1, "in progress")                         \
@@ -109,7 +110,8 @@ extern "C" {
     X(DCOMM_ERR_INTERNAL, -15, "internal error")                   \
     X(DCOMM_ERR_RANGE, -16, "a sum of finite numbers is too large for its type")
 
-/* The statuses of DCOMM_STATUS_TABLE. DCOMM_STATUS_FORCE_INT is none: it makes the type an int. */
+/* The statuses of DCOMM_STATUS_TABLE. DCOMM_STATUS_FORCE_INT is not a status: it makes the enum an
+ * int. */
 typedef enum dcomm_status {
 #define DCOMMI_STATUS_ENUM(name, number, text) name = number,
     DCOMM_STATUS_TABLE(DCOMMI_STATUS_ENUM)
@@ -160,8 +162,9 @@ typedef enum dcomm_op {
 DCOMM_API const char *dcomm_strerror(dcomm_status status);
 /* Return the name of a status ("DCOMM_ERR_PEER"): constant, never NULL. */
 DCOMM_API const char *dcomm_status_name(dcomm_status status);
-/* Return the sentence of the last error in this thread, with the argument, the ranks and the
- * values; "" if there was none. Valid until a dcomm call fails in this thread again. */
+/* Return the sentence of the last error in this thread; "" if there was none. It names the
+ * argument, the ranks and the values. It is valid until a dcomm call fails in this thread
+ * again. */
 DCOMM_API const char *dcomm_last_error(void);
 /* Return the bytes of one element; 0 for an unknown dtype. */
 DCOMM_API size_t dcomm_dtype_size(dcomm_dtype dtype);
@@ -182,24 +185,24 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_dtype_create(size_t bytes, dcomm_dtyp
 
 /* Reduce: inout[i] = op(in[i], inout[i]) for `count` elements of dtype. The operator must be
  * associative, and commutative unless dcomm_op_opts.ordered is set, both up to rounding. It must
- * not call dcomm. `in` and `inout` need not be aligned. `count` is any number of elements: those of
- * one message, chunk or block. If a struct is passed as several elements (24 bytes as 3 of
- * DCOMM_I64), the operator may see a part of it: give structs a type of their own
+ * not call dcomm. `in` and `inout` need not be aligned. `count` may be any number: one call
+ * reduces a message, a chunk or a block. If a struct is passed as several elements (24 bytes as 3
+ * of DCOMM_I64), the operator may see only a part of it. So give structs a type of their own
  * (dcomm_dtype_create). */
 typedef void (*dcomm_op_fn)(const void *in, void *inout, size_t count, dcomm_dtype dtype,
                             void *user);
 /* Create an operator for the whole process and set *op_p to its value. `user` is passed to fn.
- * Operators are numbered in the order of creation, and numbers are not reused: ranks that create
- * the same operators in the same order get the same values, whenever they destroy them. At most 64
- * can be alive.
+ * Operators are numbered in the order of creation, and numbers are not reused. So ranks that
+ * create the same operators in the same order get the same values, no matter when they destroy
+ * them. At most 64 can be alive.
  * Errors: DCOMM_ERR_INVALID (fn or op_p is NULL), DCOMM_ERR_NO_MEMORY (64 are alive). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_op_create(dcomm_op_fn fn, void *user, dcomm_op *op_p);
 
 /* All zero means the defaults. Must be the same on every rank. */
 typedef struct dcomm_op_opts {
     /* The operator does not commute: fold in rank order, as with dcomm_coll_opts.deterministic.
-     * `inout` holds the fold of the lower ranks, `in` the next rank's input, so that
-     * inout = inout * in makes x0 * x1 * x2 ... (default: false) */
+     * `inout` holds the fold of the lower ranks and `in` holds the next rank's input. So inout =
+     * inout * in makes x0 * x1 * x2 ... (default: false) */
     bool ordered;
 } dcomm_op_opts;
 /* Create an operator with options; opts may be NULL. Otherwise as dcomm_op_create. */
@@ -219,8 +222,8 @@ typedef void (*dcomm_free_fn)(void *p, void *user);
 DCOMM_API void dcomm_set_allocator(dcomm_alloc_fn alloc, dcomm_free_fn release, void *user);
 
 /* Set the function that takes dcomm's warnings; NULL restores the default, one line to stderr.
- * level: 0 error, 1 warning, 2 information. DCOMM_LOG=error|warn|info chooses which levels are
- * passed on (default: warn). `user` is passed to fn. */
+ * level: 0 error, 1 warning, 2 information. The environment variable DCOMM_LOG=error|warn|info
+ * chooses which levels are passed on (default: warn). `user` is passed to fn. */
 typedef void (*dcomm_log_fn)(int level, const char *message, void *user);
 DCOMM_API void dcomm_set_logger(dcomm_log_fn fn, void *user);
 
@@ -229,22 +232,22 @@ DCOMM_API void dcomm_set_logger(dcomm_log_fn fn, void *user);
 #endif
 #endif
 /* ==== include/dcomm/compress.h ============================================================= */
-/* compress.h - codecs: lossy encodings of f32 arrays. They need no communicator: a program that
- * wants nothing else defines DCOMM_NO_COMM and links neither UCX nor hwloc.
+/* compress.h - codecs: lossy encodings of f32 arrays. They need no communicator. A program that
+ * needs nothing else defines DCOMM_NO_COMM and links neither UCX nor hwloc.
  *
- * A codec is created from a spec, a name and options: "qsgd:bits=4,bucket=512,norm=max".
- * docs/codecs.md has each codec's formula and bound, docs/wire-formats.md its bytes.
+ * A codec is created from a spec, which is a name with options: "qsgd:bits=4,bucket=512,norm=max".
+ * docs/codecs.md has each codec's formula and error bound. docs/wire-formats.md has its bytes.
  *
- * Encoded bytes depend on the codec, the input and the key alone: they are the same from every
- * instruction set, compiler and set of compiler flags. All codecs have in common:
+ * Encoded bytes depend only on the codec, the input and the key. They are the same for every
+ * instruction set, compiler and set of compiler flags. Rules for all codecs:
  * - A denormal input is encoded as zero; with error feedback its value stays in the residual.
- * - An input that is NaN or infinite is counted. Codec option `nonfinite` decides: "fail" (default)
- *   encodes it as zero, and encode returns DCOMM_ERR_INVALID with a sentence that names the first
- *   one; "zero" does the same without the error; "pass" passes it to the decoder, as itself if the
- *   format has room for it, else as a block of NaN. It never enters a residual.
- * - A finite input stays finite: a value beyond the format's largest number becomes that number and
- *   is counted as clipped (beyond 2^127 with the buckets of qsgd, tern, sign and fp8). With error
- *   feedback the rest stays in the residual. */
+ * - An input that is NaN or infinite is counted. Codec option `nonfinite` decides: "fail"
+ *   (default) encodes it as zero, and encode returns DCOMM_ERR_INVALID with a sentence that names
+ *   the first one. "zero" does the same without the error. "pass" passes it to the decoder: as
+ *   itself if the format can represent it, else as a block of NaN. It never enters a residual.
+ * - A finite input stays finite: a value beyond the format's largest number becomes that number
+ *   and is counted as clipped (for the buckets of qsgd, tern, sign and fp8: a value beyond 2^127).
+ *   With error feedback the rest stays in the residual. */
 #ifndef DCOMM_COMPRESS_H
 #define DCOMM_COMPRESS_H
 
@@ -258,8 +261,8 @@ typedef struct dcomm_codec dcomm_codec;
 
 /* The key of an encoding's random numbers: the same key gives the same bytes. Encodings that must
  * be independent, such as those of two ranks or two steps, need different keys. Random numbers
- * belong to an element's index in the whole tensor: pieces that begin at multiples of
- * dcomm_codec_info.granule get the bytes that the whole tensor would get. */
+ * depend on an element's index in the whole tensor. So pieces that begin at multiples of
+ * dcomm_codec_info.granule get the same bytes as in an encoding of the whole tensor. */
 typedef struct dcomm_codec_key {
     uint64_t seed;   /* of the training run (default: 0) */
     uint64_t step;   /* number of the encoding of this tensor (default: 0) */
@@ -271,16 +274,16 @@ typedef struct dcomm_codec_key {
 /* Counts of an encoding. */
 typedef struct dcomm_codec_report {
     size_t bytes;           /* written to the wire */
-    size_t kept;            /* elements that the codec selected, including zeros; with codecs that
-                               are not sparse, all */
+    size_t kept;            /* elements that the codec selected, including zeros; all elements if
+                               the codec is not sparse */
     size_t clipped;         /* finite elements beyond the largest number of the format */
     size_t nonfinite;       /* elements that are NaN or infinite */
     size_t first_nonfinite; /* index of the first of these; SIZE_MAX: none */
-    /* After an all-reduce by a sparse codec; else 0. `nonzero`: elements of the result that are not
-     * 0. `summed`: elements of the sum of all that ranks selected, before owners left any out
-     * (coded_sparse: including elements whose sum is 0; 0: unknown, because an owner encoded the
-     * sum again). summed / kept says how far the sum fills in, at most nranks if `kept` counts one
-     * encoding. */
+    /* Set by an all-reduce with a sparse codec; else 0. `nonzero`: elements of the result that are
+     * not 0. `summed`: elements that at least one rank selected, before owners left any out. With
+     * coded_sparse it includes elements whose sum is 0. It is 0 if unknown, because an owner
+     * encoded the sum again. summed / kept tells how much denser the sum is than an input; it is
+     * at most nranks if `kept` counts one encoding. */
     size_t nonzero;
     size_t summed;
 } dcomm_codec_report;
@@ -289,20 +292,20 @@ typedef struct dcomm_codec_report {
 typedef struct dcomm_codec_info {
     const char *name;   /* "qsgd" */
     bool unbiased;      /* the mean of the decoded values over all keys is the input */
-    bool linear;        /* wires of all ranks can be summed (powersgd, randk) */
+    bool linear;        /* encoded bytes of all ranks can be summed (powersgd, randk) */
     bool sparse;        /* sends some elements only */
     bool exact_bytes;   /* every wire has max_bytes bytes */
-    size_t granule;     /* elements; pieces of a tensor may begin at its multiples */
-    size_t max_bytes;   /* longest wire */
-    double bits;        /* per element of such a wire */
+    size_t granule;     /* in elements; a piece of a tensor may begin at any multiple of it */
+    size_t max_bytes;   /* most bytes of an encoding: its longest wire */
+    double bits;        /* bits per element of such a wire */
     double omega;       /* bound of E|C(x)-x|^2 / |x|^2 if unbiased; NaN: unknown */
     double contraction; /* bound of |C(x)-x|^2 / |x|^2 for every x; NaN: no bound below 1 (such as
                            f16, whose values end at 65504) */
 } dcomm_codec_info;
 
 /* Create a codec. spec: "name" or "name:option=value,option=value"; other options have their
- * defaults. "auto:SPEC" is the codec SPEC, which all-reduce uses if it is worth it
- * (dcomm_codec_decide in tune.h); "auto" is "auto:qsgd:bits=8". The caller owns *codec_p.
+ * defaults. "auto:SPEC" is the codec SPEC, but all-reduce uses it only if it saves time
+ * (dcomm_codec_decide in tune.h). "auto" is "auto:qsgd:bits=8". The caller owns *codec_p.
  * Errors: DCOMM_ERR_INVALID (an unknown name or option, a value out of range: the sentence lists
  * what is allowed), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_codec_create(const char *spec, dcomm_codec **codec_p);
@@ -315,8 +318,8 @@ DCOMM_API const char *dcomm_codec_spec(const dcomm_codec *codec);
  * Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_codec_get_info(const dcomm_codec *codec, size_t count,
                                             dcomm_codec_info *info);
-/* Return the most bytes that encoding `count` elements may write; it depends on codec and count
- * alone. SIZE_MAX: there is no bound. */
+/* Return the most bytes that encoding `count` elements may write. It depends only on codec and
+ * count. SIZE_MAX means that there is no bound. */
 DCOMM_API size_t dcomm_codec_max_bytes(const dcomm_codec *codec, size_t count);
 /* Return the bytes of workspace that encoding `count` elements needs. */
 DCOMM_API size_t dcomm_codec_workspace_bytes(const dcomm_codec *codec, size_t count);
@@ -326,22 +329,22 @@ DCOMM_API const char *dcomm_codec_name(size_t i);
  * for an unknown name. Lives until the thread's next call. */
 DCOMM_API const char *dcomm_codec_help(const char *name);
 
-/* Encode x[0..count) into wire, and set *bytes_p to the bytes written. wire has room for `capacity`
- * bytes, at least dcomm_codec_max_bytes; it is fastest aligned to 64. key: NULL is all zeros.
- * workspace: dcomm_codec_workspace_bytes, aligned to 64; NULL: the call allocates it. report may be
- * NULL. No arguments may overlap.
- * Errors: DCOMM_ERR_INVALID (an argument; or non-finite inputs with nonfinite=fail: then wire and
- * report are complete, as with nonfinite=zero), DCOMM_ERR_NO_MEMORY. */
+/* Encode x[0..count) into wire, and set *bytes_p to the bytes written. wire has room for
+ * `capacity` bytes, at least dcomm_codec_max_bytes; an alignment of 64 bytes is fastest. key: NULL
+ * means all zeros. workspace: dcomm_codec_workspace_bytes bytes, aligned to 64; NULL: the call
+ * allocates it. report may be NULL. No arguments may overlap.
+ * Errors: DCOMM_ERR_INVALID (a bad argument; or non-finite inputs with nonfinite=fail: then wire
+ * and report are complete, as with nonfinite=zero), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_encode(const dcomm_codec *codec, const float *x, size_t count,
                                     const dcomm_codec_key *key, void *wire, size_t capacity,
                                     size_t *bytes_p, void *workspace, dcomm_codec_report *report);
 
-/* Encode with error feedback: with e = x + residual, wire = C(e) and next = e - decode(wire), in
- * one pass if the codec can. A sum beyond f32 counts as the largest f32. next may be residual
- * itself, or memory that does not overlap it: then residual stays as it is, until the caller knows
- * that the wire has arrived. residual must be finite. A non-finite x counts as 0 with
- * nonfinite=fail and zero; with pass, next equals residual wherever the decoder gets a non-finite
- * value.
+/* Encode with error feedback, in one pass if the codec can. The call computes e = x + residual,
+ * wire = C(e) and next = e - decode(wire). A sum beyond f32 counts as the largest f32. next may be
+ * residual itself, or memory that does not overlap it: separate memory keeps the old residual
+ * until the caller knows that the wire has arrived. residual must be finite. With nonfinite=fail
+ * and zero, a non-finite x counts as 0. With pass, next equals residual wherever the decoder gets
+ * a non-finite value.
  * Errors: as dcomm_encode; after non-finite inputs with nonfinite=fail, wire and next are complete,
  * as with nonfinite=zero. */
 DCOMM_API dcomm_status dcomm_encode_feedback(const dcomm_codec *codec, const float *x,
@@ -351,12 +354,12 @@ DCOMM_API dcomm_status dcomm_encode_feedback(const dcomm_codec *codec, const flo
                                              dcomm_codec_report *report);
 
 /* Decode: x = decode(wire).
- * Errors: DCOMM_ERR_CORRUPT (these bytes cannot come from this codec and count), DCOMM_ERR_RANGE (a
- * linear codec's number is not finite, for example because wires were summed beyond f32; not with
- * nonfinite=pass). x is undefined then. */
+ * Errors: DCOMM_ERR_CORRUPT (these bytes cannot come from this codec and count), DCOMM_ERR_RANGE
+ * (a number of a linear codec is not finite, for example because a sum of wires is beyond f32; not
+ * with nonfinite=pass). x is undefined after an error. */
 DCOMM_API dcomm_status dcomm_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
                                     float *x, size_t count);
-/* Decode and add: acc += decode(wire), one f32 addition an element.
+/* Decode and add: acc += decode(wire), with one f32 addition per element.
  * Errors: as dcomm_decode. */
 DCOMM_API dcomm_status dcomm_decode_add(const dcomm_codec *codec, const void *wire, size_t bytes,
                                         float *acc, size_t count);
@@ -366,9 +369,9 @@ DCOMM_API dcomm_status dcomm_decode_add(const dcomm_codec *codec, const void *wi
 DCOMM_API dcomm_status dcomm_decode_sum(const dcomm_codec *codec, const void *const *wires,
                                         const size_t *bytes, size_t n, float *x, size_t count);
 
-/* Do the owner's part of a two-shot exchange, in one pass if the codec can: decode n wires, add
- * them in order, multiply by `factor` (1: a sum; 1/n: an average), and encode the result, with
- * error feedback unless residual is NULL (residual and next as in dcomm_encode_feedback). factor
+/* Do the owner's part of a two-shot exchange, in one pass if the codec can. Decode n wires, add
+ * them in order, multiply by `factor` (1: a sum; 1/n: an average), and encode the result. Error
+ * feedback applies unless residual is NULL (residual and next as in dcomm_encode_feedback). factor
  * must be finite. workspace: dcomm_codec_recode_workspace_bytes, or NULL.
  * Errors: those of dcomm_encode and dcomm_decode; DCOMM_ERR_RANGE with nonfinite=fail if a sum is
  * beyond f32: it counts as 0, and wire, next and report are complete. */
@@ -385,11 +388,12 @@ DCOMM_API size_t dcomm_codec_recode_workspace_bytes(const dcomm_codec *codec, si
 #endif
 #endif
 /* ==== include/dcomm/ledger.h =============================================================== */
-/* ledger.h - errors and bits of lossy encodings, and the norm that error feedback holds back.
+/* ledger.h - errors and bits of lossy encodings, and the norm of the residual of error feedback.
  *
- * A ledger is a plain struct; zero it first. Each call adds to it, so one ledger serves a call, the
- * pieces of a tensor, or a training run. Sums are in f64, in an order that depends on the count
- * alone (topk and randk: also on the kept elements); errors are rounded to f32 first. */
+ * A ledger is a plain struct; zero it first. Each call adds to it, so one ledger serves a call,
+ * the pieces of a tensor, or a training run. Sums are in f64, in an order that depends only on the
+ * count (topk and randk: also on the kept elements). Errors are rounded to f32 before they are
+ * added. */
 #ifndef DCOMM_LEDGER_H
 #define DCOMM_LEDGER_H
 
@@ -398,17 +402,19 @@ DCOMM_API size_t dcomm_codec_recode_workspace_bytes(const dcomm_codec *codec, si
 extern "C" {
 #endif
 
-/* Errors and bits, added up over encodings. */
+/* Errors and bits, added up over encodings. x is the input, y the decoded output. */
 typedef struct dcomm_ledger {
     uint64_t count; /* elements compared */
-    double nmse;    /* sum (y-x)^2 / sum x^2; 0: exact, or all x and y are 0 */
+    double nmse;    /* normalized mean squared error: sum (y-x)^2 / sum x^2; 0: exact, or all x and
+                       y are 0 */
     double cosine;  /* of the angle between x and y; NaN: one of them is 0 */
-    /* sum sign(x)(y-x) / sum |x|: below 0, y is too small; near 0 with unbiased rounding */
+    /* Sum sign(x)(y-x) / sum |x|. Below 0, y is too small on average. It is near 0 with unbiased
+     * rounding. */
     double mean_signed_error;
     uint64_t clipped, nonfinite, kept; /* as in dcomm_codec_report */
     uint64_t encoded;                  /* elements encoded */
     uint64_t wire_bytes;               /* bytes of all wires */
-    double bits;                       /* on the wire per encoded element */
+    double bits;                       /* bits on the wire per encoded element */
     double residual_norm;              /* two-norm of the residual since the last encoding */
     double contraction; /* measured: sum |e-C(e)|^2 / sum |e|^2 with e = gradient + residual */
     double sums[8];     /* sums that the other fields are computed from */
@@ -417,15 +423,17 @@ typedef struct dcomm_ledger {
 /* Compare y with x. Elements with a non-finite x, y or y - x are left out. */
 DCOMM_API void dcomm_ledger_compare(dcomm_ledger *ledger, const float *x, const float *y,
                                     size_t count);
-/* Compare y with x in f64, such as a sum over ranks. */
+/* Compare y with an x in f64, such as a sum over ranks. */
 DCOMM_API void dcomm_ledger_compare_f64(dcomm_ledger *ledger, const double *x, const float *y,
                                         size_t count);
-/* Encode as dcomm_encode does, or with residual as dcomm_encode_feedback does, and count it in the
- * ledger in the same pass: compare the decoded values with x, and with feedback count residual and
- * contraction. Sums are the same from every instruction set. powersgd compares when it computes the
- * residual, after its last product. Sparse codecs decode and take a second pass if numbers were not
- * finite or were clipped, or if the sent elements make up all but 2^-24 of the squares.
- * Errors: as these two; after non-finite inputs the ledger has counted the finite ones. */
+/* Encode as dcomm_encode does, or with residual as dcomm_encode_feedback does, and count the
+ * encoding in the ledger. In the same pass, compare the decoded values with x, and with feedback
+ * also count residual and contraction. Every instruction set gives the same sums. powersgd
+ * compares when it computes the residual, after its last product. Sparse codecs decode and take a
+ * second pass in two cases: some numbers were not finite or were clipped, or the sent elements
+ * make up all but 2^-24 of the sum of squares.
+ * Errors: those of these two functions. After non-finite inputs the ledger has counted the finite
+ * ones. */
 DCOMM_API dcomm_status dcomm_encode_ledger(const dcomm_codec *codec, const float *x,
                                            const float *residual, float *next, size_t count,
                                            const dcomm_codec_key *key, void *wire, size_t capacity,
@@ -434,7 +442,7 @@ DCOMM_API dcomm_status dcomm_encode_ledger(const dcomm_codec *codec, const float
 /* Count an encoding of `count` elements. */
 DCOMM_API void dcomm_ledger_encoded(dcomm_ledger *ledger, size_t count,
                                     const dcomm_codec_report *report);
-/* Add another ledger, of another piece or from another rank. */
+/* Add another ledger to this one, such as that of another piece or another rank. */
 DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *other);
 
 #ifdef __cplusplus
@@ -442,10 +450,11 @@ DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *othe
 #endif
 #endif
 /* ==== include/dcomm/feedback.h ============================================================= */
-/* feedback.h - error feedback: keep a codec's error, and add it to the next input.
+/* feedback.h - error feedback: keep a codec's error and add it to the next input.
  *
- * One state per tensor and rank. It holds the worker residual, of the whole tensor, and the owner
- * residual, of the shard whose sum this rank encodes again in a two-shot exchange. A step:
+ * There is one state per tensor and rank. It holds two residuals. The worker residual covers the
+ * whole tensor. The owner residual covers the shard whose sum this rank encodes again in a
+ * two-shot exchange. A step:
  *
  *     dcomm_feedback_begin(fb, &step);                      the gradient, and what this rank owns
  *     dcomm_feedback_encode(fb, first, count, wire, ...);   once for each range of the tensor
@@ -454,10 +463,10 @@ DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *othe
  *     dcomm_feedback_commit(fb);                            or dcomm_feedback_fail(fb)
  *
  * Until the commit the residuals are those of the step before, so a step that failed can begin
- * again. But other ranks may have used its wires: the state is then stale, and begin refuses it
- * until dcomm_feedback_recover says how to go on. The codec's memory from step to step (powersgd's
- * Q) is part of the state and also changes at the commit. A range that is encoded with other bounds
- * than in the last step begins anew.
+ * again. But other ranks may have used the wires of the failed step. So the state is stale after a
+ * failure: begin refuses it until dcomm_feedback_recover decides how to go on. The codec's memory
+ * from step to step (powersgd's Q) is part of the state and also changes at the commit. If a range
+ * is encoded with other bounds than in the last step, this memory starts anew for it.
  *
  * Variants, with g the gradient, r the residual and C(x) the decoded encoding of x:
  *
@@ -470,15 +479,15 @@ DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *othe
  *     dgc       u = m u + g, v += u, sends C(v), v -= C(v), u = 0 for the elements sent
  *               (Lin 2018)
  *
- * Nothing is lost: sent values and residuals add up to the inputs, to the rounding of f32 additions
- * (with bf16 residuals: of bf16).
+ * Nothing is lost: sent values and residuals add up to the inputs, except for the rounding of f32
+ * additions (with bf16 residuals: the rounding to bf16).
  *
- * One thread at a time uses a state. The collectives of coll.h take all these steps by themselves.
- * With buffers in device memory, the residuals lie on the device after the first call. The
- * functions below still work, but not while a collective is under way: save and get_info copy the
- * residuals, undo leaves them on the device, and the others bring them back to host memory until
- * the next collective. Such calls wait for the device's work on residuals, never for a rank or for
- * a stream of the caller's. Destroy waits for nothing. */
+ * One thread at a time may use a state. The collectives of coll.h take all these steps by
+ * themselves. If the buffers are in device memory, the residuals lie on the device after the first
+ * call. The functions below then still work, but not while a collective is under way. save and
+ * get_info copy the residuals, and undo leaves them on the device. The other functions bring them
+ * back to host memory until the next collective. Such calls wait for the device's work on
+ * residuals, never for another rank or a stream of the caller's. Destroy waits for nothing. */
 #ifndef DCOMM_FEEDBACK_H
 #define DCOMM_FEEDBACK_H
 
@@ -501,41 +510,44 @@ typedef enum dcomm_feedback_variant {
 /* All zero means the defaults. */
 typedef struct dcomm_feedback_opts {
     dcomm_feedback_variant variant; /* (default: classic) */
-    bool bf16;                      /* keep residuals in bf16: half the memory, but each loses up to
-                                       2^-8 of itself in every step (default: f32) */
-    bool in_place;   /* one buffer instead of two: a failed step cannot begin again (default: no) */
-    bool scale;      /* scale an unbiased codec whose variance factor omega is 1 or more by
-                        1/(1+omega), which makes it contractive (default: refuse it) */
-    uint64_t seed;   /* of the random numbers of stochastic codecs (default: 0) */
-    uint32_t tensor; /* number of the tensor, for the same random numbers (default: 0) */
+    bool bf16;                      /* keep residuals in bf16: this takes half the memory, but each
+                                       residual loses up to 2^-8 of its value in every step
+                                       (default: f32) */
+    bool in_place;   /* keep one buffer instead of two; then a failed step cannot begin again
+                        (default: no) */
+    bool scale;      /* if an unbiased codec has a variance factor omega of 1 or more, scale it by
+                        1/(1+omega), which makes it contractive (default: refuse such a codec) */
+    uint64_t seed;   /* seed of the random numbers of stochastic codecs (default: 0) */
+    uint32_t tensor; /* number of the tensor; random numbers depend on it, too (default: 0) */
     double momentum; /* dgc: m; below 0: none (default: 0.9) */
-    double clip; /* dgc: clip the two-norm of the gradient over all ranks to this, each rank's to
-                    clip / sqrt(nranks) (default: 0, no clipping) */
+    double clip; /* dgc: the limit for the two-norm of the gradient over all ranks; each rank clips
+                    its own to clip / sqrt(nranks) (default: 0, no clipping) */
     uint64_t warmup_steps; /* dgc: sparsity grows over this many steps, in four stages that send
                               25%, 6.25%, 1.6% and 0.4% of the elements, while that is more than the
                               codec's own k (default: 0, none) */
 } dcomm_feedback_opts;
 
-/* The gradient of a step, and this rank's part. Ranges should be the same in each step: when they
- * change, an owner residual that no rank owns any more goes into the worker residual. */
+/* The gradient of a step, and this rank's part. Ranges should be the same in each step. When they
+ * change, the owner residual of elements that no rank owns any more is added to the worker
+ * residual. */
 typedef struct dcomm_feedback_step {
     const float *x;   /* the gradient from element `first` on; in use until the commit */
     size_t first;     /* this rank encodes [first, first + count) of the tensor ... */
     size_t count;     /* ... (default, with both 0: all of it) */
     size_t own_first; /* it owns [own_first, own_first + own_count) of the sum (default: nothing) */
     size_t own_count; /* elements that it owns */
-    uint32_t rank, nranks; /* this rank, of how many; nranks 0 is taken as 1 */
+    uint32_t rank, nranks; /* this rank, and the number of ranks; nranks 0 is taken as 1 */
     bool average;          /* the result is the average over the ranks (default: the sum) */
     bool partly;           /* encode only some of [first, first + count); the residual of the rest
                               stays as it is (default: all of it) */
 } dcomm_feedback_step;
 
-/* A state. */
+/* Facts about a state. */
 typedef struct dcomm_feedback_info {
-    dcomm_feedback_variant variant; /* as created */
+    dcomm_feedback_variant variant; /* the variant that it was created with */
     size_t count;                   /* elements of the tensor */
     uint64_t step;                  /* steps committed */
-    bool stale;                     /* a step failed: see dcomm_feedback_recover */
+    bool stale;                     /* a step failed; call dcomm_feedback_recover */
     bool begun;                     /* a step is under way */
     size_t own_first, own_count;    /* elements of the owner residual */
     double worker_norm, owner_norm; /* two-norms of the residuals (ef21: of gradient estimates) */
@@ -546,7 +558,7 @@ typedef struct dcomm_feedback_info {
 
 /* Create a state of zeros for a tensor of `count` elements. opts may be NULL. The codec must live
  * as long as the state.
- * Errors: DCOMM_ERR_INVALID (an argument; a codec that is not contractive, see opts.scale),
+ * Errors: DCOMM_ERR_INVALID (a bad argument; a codec that is not contractive, see opts.scale),
  * DCOMM_ERR_NO_MEMORY. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_feedback_create(const dcomm_codec *codec, size_t count,
                                                            const dcomm_feedback_opts *opts,
@@ -556,60 +568,66 @@ DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p);
 /* Describe a state in *info.
  * Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_feedback_info *info);
-/* Return the codec of the current or next step, which decodes its wires: that of create, except
- * while DGC warms up. The same on every rank. */
+/* Return the codec of the current or next step, which decodes its wires. It is the codec of
+ * dcomm_feedback_create, except while DGC warms up. It is the same on every rank. */
 DCOMM_API const dcomm_codec *dcomm_feedback_codec(dcomm_feedback *fb);
 /* Return the most bytes that encoding `count` elements writes in any step. */
 DCOMM_API size_t dcomm_feedback_max_bytes(dcomm_feedback *fb, size_t count);
-/* Count all later encodings of this state in a ledger; NULL: stop counting. Sums are taken as the
- * codec encodes (dcomm_encode_ledger); with EF21 and scaled codecs, as the residual is written.
- * residual_norm follows dcomm_feedback_give_back. */
+/* Count all later encodings of this state in a ledger; NULL: stop counting. The sums are computed
+ * while the codec encodes (dcomm_encode_ledger); with EF21 and scaled codecs, while the residual
+ * is written. dcomm_feedback_give_back updates residual_norm. */
 DCOMM_API dcomm_status dcomm_feedback_set_ledger(dcomm_feedback *fb, dcomm_ledger *ledger);
 
 /* ---- a step ---- */
 
 /* Begin a step.
- * Errors: DCOMM_ERR_INVALID (an argument; the state is stale), DCOMM_ERR_NO_MEMORY. */
+ * Errors: DCOMM_ERR_INVALID (a bad argument; the state is stale), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_feedback_begin(dcomm_feedback *fb, const dcomm_feedback_step *step);
-/* Encode elements [first, first + count) of the tensor with their residual, and set *bytes_p to the
- * bytes written. wire has room for `capacity` bytes, at least dcomm_feedback_max_bytes. report may
- * be NULL. The ranges of a step must not overlap, and together be those of dcomm_feedback_begin.
- * Errors: DCOMM_ERR_INVALID (an argument; no step has begun; non-finite gradients, with
+/* Encode elements [first, first + count) of the tensor with their residual, and set *bytes_p to
+ * the bytes written. wire has room for `capacity` bytes, at least dcomm_feedback_max_bytes. report
+ * may be NULL. The ranges of a step must not overlap. Together they must cover the range of
+ * dcomm_feedback_begin (unless step->partly is set).
+ * Errors: DCOMM_ERR_INVALID (a bad argument; no step has begun; non-finite gradients, with
  * nonfinite=fail: they count as 0, and the wire is complete). */
 DCOMM_API dcomm_status dcomm_feedback_encode(dcomm_feedback *fb, size_t first, size_t count,
                                              void *wire, size_t capacity, size_t *bytes_p,
                                              dcomm_codec_report *report);
-/* Recode elements [first, first + count) of the owned shard: decode n wires, add them in order,
+/* Recode elements [first, first + count) of the owned shard. Decode n wires, add them in order,
  * multiply by `factor` (1: a sum; 1/nranks: an average), and encode the result with the owner
  * residual.
- * Errors: as dcomm_recode. */
+ * Errors: those of dcomm_recode. */
 DCOMM_API dcomm_status dcomm_feedback_recode(dcomm_feedback *fb, const void *const *wires,
                                              const size_t *bytes, size_t n, float factor,
                                              size_t first, size_t count, void *wire,
                                              size_t capacity, size_t *bytes_p,
                                              dcomm_codec_report *report);
-/* Recode without wires: encode `factor` * sum with the owner residual; sum[0] is element
- * `first`. */
+/* Recode a sum that is already decoded: encode `factor` * sum with the owner residual. sum[0] is
+ * element `first`. */
 DCOMM_API dcomm_status dcomm_feedback_encode_owned(dcomm_feedback *fb, const float *sum,
                                                    float factor, size_t first, size_t count,
                                                    void *wire, size_t capacity, size_t *bytes_p,
                                                    dcomm_codec_report *report);
-/* Give values that a sparse exchange left out back to the worker residual. This rank sent n
+/* Add values that a sparse exchange left out to the worker residual again. This rank sent n
  * elements first + index[i] (ascending) with the decoded values value[i]; the exchange summed only
- * the `nagreed` elements first + agreed[i] (ascending). Non-finite values are left out: the
- * residual was never reduced by them. */
+ * the `nagreed` elements first + agreed[i] (ascending). Non-finite values are not added, because
+ * they were never subtracted from the residual. */
 DCOMM_API dcomm_status dcomm_feedback_give_back(dcomm_feedback *fb, size_t first,
                                                 const uint32_t *index, const float *value, size_t n,
                                                 const uint32_t *agreed, size_t nagreed);
-/* For linear codecs, whose wire is not one rank's: set *e_p to gradient + residual of the whole
- * step, in memory of the state that the caller may read until the commit. */
+/* Correct the gradient, for linear codecs. Set *e_p to gradient + residual of the whole step
+ * (EF21: the gradient minus its estimate). The array belongs to the state; the caller may read it
+ * until the commit. Linear codecs need this because ranks sum their wires, so no wire belongs to
+ * one rank.
+ * Errors: DCOMM_ERR_INVALID (NULL; no step has begun; non-finite gradients, with nonfinite=fail),
+ * DCOMM_ERR_UNSUPPORTED (DGC), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_feedback_correct(dcomm_feedback *fb, const float **e_p);
-/* For linear codecs: set the residual of elements [first, first + count) to e - part, where e is
- * from dcomm_feedback_correct and part[0] is the sent value of element `first`. */
+/* Keep the residual, for linear codecs. Set the residual of elements [first, first + count) to e -
+ * part. e is from dcomm_feedback_correct; part[0] is the sent value of element `first`. */
 DCOMM_API dcomm_status dcomm_feedback_keep(dcomm_feedback *fb, size_t first, size_t count,
                                            const float *part);
 /* Finish elements [first, first + count) of the exchange's result, which is the same on all ranks.
- * With EF21, result becomes the estimate of the gradients' sum; else it does not change. */
+ * With EF21, `result` becomes the estimate of the gradients' sum. With other variants it does not
+ * change. */
 DCOMM_API dcomm_status dcomm_feedback_finish(dcomm_feedback *fb, size_t first, size_t count,
                                              float *result);
 /* Commit a step that succeeded on every rank: its residuals become the state's.
@@ -620,24 +638,24 @@ DCOMM_API dcomm_status dcomm_feedback_fail(dcomm_feedback *fb);
 
 /* Ways in which a stale state becomes usable again. */
 typedef enum dcomm_feedback_recovery {
-    DCOMM_FEEDBACK_RETRY =
-        0, /* as before the step (not in_place): right if no rank used its wires */
-    DCOMM_FEEDBACK_RESET = 1 /* zero all residuals, on every rank */
+    DCOMM_FEEDBACK_RETRY = 0, /* set the residuals back to those before the step (not with
+                                 in_place): right if no rank used its wires */
+    DCOMM_FEEDBACK_RESET = 1  /* set all residuals to zero, on every rank */
 } dcomm_feedback_recovery;
-/* Make a stale state (or any other) usable; every rank must do the same. Sets *lost_p (may be NULL)
- * to the two-norm of the residuals that were thrown away. */
+/* Make a stale state (or any other) usable. Every rank must make the same call. Sets *lost_p (may
+ * be NULL) to the two-norm of the residuals that were thrown away. */
 DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback_recovery how,
                                               double *lost_p);
 
 /* ---- between steps ---- */
 
-/* Undo the step that was committed last, if no rank has used its result: residuals are as before
- * it, and nothing is stale. Every rank must do the same.
+/* Undo the step that was committed last, if no rank has used its result. The residuals are then
+ * those before that step, and the state is not stale. Every rank must make the same call.
  * Errors: DCOMM_ERR_INVALID (there is no such step, or the next has begun; in_place). */
 DCOMM_API dcomm_status dcomm_feedback_undo(dcomm_feedback *fb);
 
-/* Multiply the residuals by `factor`, the old learning rate over the new one, when it changes:
- * residuals were meant for steps of the old size. */
+/* Multiply the residuals by `factor`. Call it when the learning rate changes, with the old rate
+ * divided by the new one: the residuals were computed for steps of the old size. */
 DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor);
 
 /* Return the bytes that dcomm_feedback_save writes. */
@@ -645,9 +663,10 @@ DCOMM_API size_t dcomm_feedback_save_bytes(const dcomm_feedback *fb);
 /* Save the state to memory of `capacity` bytes.
  * Errors: DCOMM_ERR_INVALID (too small, NULL). */
 DCOMM_API dcomm_status dcomm_feedback_save(const dcomm_feedback *fb, void *to, size_t capacity);
-/* Create a state from saved bytes, also those of older versions. The codec's spec must be the saved
- * one.
- * Errors: DCOMM_ERR_CORRUPT (not what save wrote), DCOMM_ERR_INVALID (another codec). */
+/* Create a state from saved bytes. Bytes that older versions saved work, too. The codec's spec
+ * must equal the saved one.
+ * Errors: DCOMM_ERR_CORRUPT (dcomm_feedback_save did not write these bytes), DCOMM_ERR_INVALID
+ * (another codec). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void *from,
                                                          size_t bytes, dcomm_feedback **fb_p);
 
@@ -655,13 +674,15 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_feedback_load(const dcomm_codec *code
 typedef struct dcomm_feedback_loss {
     size_t missing;     /* states that were not given: their residuals are lost */
     double carried;     /* two-norm of the sum of all given residuals, including owners' */
-    double lost;        /* two-norm of its difference from the new states' sum (rounding); EF21: of
-                           what the missing states had contributed to the estimate */
-    double lost_signed; /* sum of the elements of that difference */
+    double lost;        /* two-norm of the difference between that sum and the new states' sum
+                           (rounding); EF21: two-norm of the missing states' part of the
+                           estimate */
+    double lost_signed; /* sum of the elements of the same difference */
 } dcomm_feedback_loss;
-/* Create the state of rank `rank` of `nranks` from the states old[0..nold) of all ranks of a job of
- * another size; old[r] is NULL if it is missing. Old rank r goes to rank r mod nranks, owner
- * residuals into worker residuals. loss may be NULL; it is the same on each rank. */
+/* Create the state of rank `rank` of `nranks` from the states old[0..nold) of all ranks of a job
+ * of another size. old[r] is NULL if it is missing. The state of old rank r goes to rank r mod
+ * nranks. Owner residuals are added to worker residuals. loss may be NULL; it is the same on each
+ * rank. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old,
                                                             size_t nold, uint32_t rank,
                                                             uint32_t nranks, dcomm_feedback **fb_p,
@@ -680,25 +701,26 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_feedback_reshard(const dcomm_feedback
  * and links it with the file that has DCOMM_IMPLEMENTATION and with CUDA's runtime. Callers need no
  * CUDA header and may be C; they need no communicator either. docs/cuda.md shows a program.
  *
- * A stream is a cudaStream_t, passed as void *. NULL means the same everywhere in dcomm (here, in
- * dcomm_coll_opts.stream, in dcomm_param_mark_ready): no stream. The call reads data that is there
- * already, and its results are there when it returns or when its request is complete. CUDA's
- * default stream is cudaStreamLegacy.
+ * A stream is a cudaStream_t, passed as void *. NULL means "no stream" everywhere in dcomm (here,
+ * in dcomm_coll_opts.stream, in dcomm_param_mark_ready). Without a stream, the call reads data
+ * that is there already, and its results are there when it returns or when its request is
+ * complete. To use CUDA's default stream, pass cudaStreamLegacy.
  *
- * All functions have in common:
+ * Rules for all functions:
  * - Data pointers point to memory that the current device can read and write. Arrays of such
- *   pointers, codecs and keys are host memory and are read before the call returns.
+ *   pointers, codecs and keys are in host memory and are read before the call returns.
  * - A call launches one kernel on the stream (with sparse codecs and powersgd, a few; with a
- *   ledger, two more), and returns. It allocates nothing, waits for nothing, and launches the same
- *   whatever the data: it can be captured into a graph, and keeps its arguments there. Without a
- *   stream it launches on the default stream, and returns when the kernel has ended.
- * - They write the bytes that the function of the same name in compress.h writes. What that
- *   function reports or refuses after reading the data goes into a dcomm_cuda_report.
+ *   ledger, two more), and returns. It allocates nothing and waits for nothing. Its launches do
+ *   not depend on the data. So it can be captured into a graph, which keeps its arguments. Without
+ *   a stream it launches on the default stream, and returns when the kernel has ended.
+ * - The results are the same bytes as those of the function of the same name in compress.h. That
+ *   function reports or refuses some things after reading the data; here they go into a
+ *   dcomm_cuda_report.
  * - Elements must be aligned to their size, wires to 4 bytes; an alignment of 16 is fastest.
  * - Errors: DCOMM_ERR_INVALID (an argument), DCOMM_ERR_UNSUPPORTED (a codec without kernels, more
  *   than DCOMM_CUDA_OPERANDS operands), DCOMM_ERR_SYSTEM (the launch failed); dcomm_last_error has
- *   the sentence. The stream reports what goes wrong while the kernel runs; without a stream, the
- *   call itself does. */
+ *   the sentence. Errors while the kernel runs appear on the stream; without a stream, the call
+ *   returns them. */
 #ifndef DCOMM_CUDA_H
 #define DCOMM_CUDA_H
 
@@ -707,71 +729,75 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_feedback_reshard(const dcomm_feedback
 extern "C" {
 #endif
 
-#define DCOMM_CUDA_OPERANDS 128 /* most arrays or wires of one call */
+#define DCOMM_CUDA_OPERANDS 128 /* most arrays or encodings (wires) in one call */
 
-/* Findings of kernels, added up over calls: device memory, aligned to 8. Zero it before the first
- * call. */
+/* Findings of kernels, added up over calls. It lies in device memory, aligned to 8 bytes. Zero it
+ * before the first call. */
 typedef struct dcomm_cuda_report {
     uint64_t clipped;   /* as in dcomm_codec_report */
-    uint64_t nonfinite; /* likewise */
-    uint64_t first;     /* UINT64_MAX - index of the first non-finite input; 0: none */
+    uint64_t nonfinite; /* as in dcomm_codec_report */
+    uint64_t first;     /* UINT64_MAX minus the index of the first non-finite input; 0: none */
     uint64_t corrupt;   /* not 0: a wire cannot come from this codec */
     uint64_t beyond;    /* not 0: a sum of wires is beyond f32, and the codec refuses that */
     uint64_t kept;      /* elements that the last encoding by a sparse codec sent; not added up */
 } dcomm_cuda_report;
 
-/* Return the status of one call whose report was copied to host memory, as the function of the same
- * name in compress.h would: DCOMM_ERR_CORRUPT; DCOMM_ERR_RANGE if a recoding with nonfinite=fail
- * has a sum beyond f32, or if a linear codec's wire (randk, powersgd) has a non-finite number,
- * without nonfinite=pass; DCOMM_ERR_INVALID after non-finite inputs with nonfinite=fail. Set *out
- * (may be NULL) to the report of an encoding. */
+/* Return the status of one call, from its report copied to host memory. It is the status that the
+ * function of the same name in compress.h returns: DCOMM_ERR_CORRUPT; DCOMM_ERR_RANGE if a
+ * recoding with nonfinite=fail has a sum beyond f32, or if a wire of a linear codec (randk,
+ * powersgd) has a non-finite number, without nonfinite=pass; DCOMM_ERR_INVALID after non-finite
+ * inputs with nonfinite=fail. Set *out (may be NULL) to the report of an encoding. */
 DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t count,
                                                const dcomm_cuda_report *report,
                                                dcomm_codec_report *out);
 
 /* Load all kernels onto the current device. Unless CUDA_MODULE_LOADING=EAGER is set, CUDA loads a
- * kernel at its first launch, and may wait for all work on the device's streams to do so. After
- * this call no launch does; the call itself may wait. Collectives on device memory call it.
+ * kernel at its first launch, and for that it may wait for all work on the device's streams. After
+ * this call no launch waits; the call itself may wait. Collectives on device memory call it.
  * Errors: DCOMM_ERR_UNSUPPORTED (a driver older than CUDA 12.4's, which loads at launches),
  * DCOMM_ERR_SYSTEM. */
 DCOMM_API dcomm_status dcomm_cuda_load(void);
 
 /* ---- reductions ---- */
 
-/* Reduce: dst[i] = src[0][i] op src[1][i] op ..., from the left, for `count` elements and 1 <= nsrc
- * <= DCOMM_CUDA_OPERANDS. dst may be any src, or memory that overlaps none. 16-bit floats
- * accumulate in f32 and round once. divisor > 1: divide the result by it, as DCOMM_AVG does; for
- * sums and averages only. DCOMM_PREMUL_SUM is a sum. The caller's operators are not supported. */
+/* Reduce: dst[i] = src[0][i] op src[1][i] op ..., from the left, for `count` elements and 1 <=
+ * nsrc <= DCOMM_CUDA_OPERANDS. dst may be any src, or memory that overlaps no src. 16-bit floats
+ * accumulate in f32 and round once. If divisor > 1, the result is divided by it, as DCOMM_AVG
+ * does; only for sums and averages. DCOMM_PREMUL_SUM is a sum. The caller's operators are not
+ * supported. */
 DCOMM_API dcomm_status dcomm_cuda_reduce(void *dst, const void *const *src, size_t nsrc,
                                          size_t count, dcomm_dtype dtype, dcomm_op op,
                                          int64_t divisor, void *stream);
-/* Scale: dst[i] = factor * src[i], as DCOMM_PREMUL_SUM scales its inputs: in f64 for f64, in f32
- * for other floats; for integers the product is an f64, rounded towards zero. dst may be src. */
+/* Scale: dst[i] = factor * src[i], as DCOMM_PREMUL_SUM scales its inputs. The product is in f64
+ * for f64 and in f32 for other floats. For integers it is in f64 and rounded towards zero. dst may
+ * be src. */
 DCOMM_API dcomm_status dcomm_cuda_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
                                         double factor, void *stream);
 
-/* Convert any floats to f32: dst = factor * src; the product is an f64 and is rounded once. A NaN
- * becomes the canonical one. Compressed all-reduces do this to elements that are not f32, with
- * factor 1, and to pre-multiplied sums. dst must not overlap src, unless it is src and of f32. */
+/* Convert any floats to f32: dst = factor * src. The product is an f64 and is rounded once. A NaN
+ * becomes the canonical NaN. Compressed all-reduces use this for elements that are not f32 (with
+ * factor 1), and for pre-multiplied sums. dst must not overlap src, except that dst may be src if
+ * src is f32. */
 DCOMM_API dcomm_status dcomm_cuda_to_f32(float *dst, const void *src, size_t count,
                                          dcomm_dtype dtype, double factor, void *stream);
 /* Convert f32 to any floats, rounding to nearest even; otherwise as dcomm_cuda_to_f32. */
 DCOMM_API dcomm_status dcomm_cuda_from_f32(void *dst, const float *src, size_t count,
                                            dcomm_dtype dtype, void *stream);
 
-/* Add: x[i] += factor * y[i], in f32: the product is exact and the sum is rounded once; a sum
- * beyond f32 becomes the largest f32. For residuals of error feedback. y must not overlap x. */
+/* Add: x[i] += factor * y[i], in f32. The product is exact and the sum is rounded once. A sum
+ * beyond f32 becomes the largest f32. It is for residuals of error feedback. y must not overlap
+ * x. */
 DCOMM_API dcomm_status dcomm_cuda_add_scaled(float *x, float factor, const float *y, size_t count,
                                              void *stream);
 
-/* Scatter into x, `count` f32: x[index[i]] = value[i] for n pairs whose indices differ; with `add`
- * x[index[i]] += value[i], and a sum beyond f32 becomes the largest f32. Other elements stay as
- * they are; an index that is not below count does nothing. */
+/* Scatter into x, `count` f32: x[index[i]] = value[i] for n pairs with different indices. With
+ * `add`, x[index[i]] += value[i], and a sum beyond f32 becomes the largest f32. Other elements do
+ * not change. An index that is not below count does nothing. */
 DCOMM_API dcomm_status dcomm_cuda_scatter(float *x, size_t count, const uint32_t *index,
                                           const float *value, size_t n, bool add, void *stream);
 
-/* Steps of error feedback beside encoding, with a gradient g, a residual or estimate r, a velocity
- * u, the encoder's input e, and its decoded output s. */
+/* Steps of error feedback other than encoding. g is a gradient, r a residual or estimate, u a
+ * velocity, e the encoder's input, and s its decoded output. */
 typedef enum dcomm_cuda_feedback_op {
     DCOMM_CUDA_FEEDBACK_WIDEN = 0,    /* f32 <- bf16: dst = a */
     DCOMM_CUDA_FEEDBACK_NARROW = 1,   /* bf16 <- f32, to nearest even, but not to an infinity */
@@ -785,45 +811,48 @@ typedef enum dcomm_cuda_feedback_op {
     DCOMM_CUDA_FEEDBACK_FINISH = 9    /* r + s, as they are */
 } dcomm_cuda_feedback_op;
 
-/* Do one of these steps: a is its first array, b its second (NULL for WIDEN and NARROW), dst its
- * result. Arrays are f32, except the bf16 of WIDEN and NARROW. dst may be a or b if their elements
- * have equal size. In ADD and LACK a value beyond f32 becomes the largest f32 and is counted. Only
- * MOMENTUM uses factor, only ADD and LACK use report (may be NULL). */
+/* Do one step of dcomm_cuda_feedback_op. Its first array is a, its second b (NULL for WIDEN and
+ * NARROW), and its result dst. Arrays are f32, except the bf16 side of WIDEN and NARROW. dst may
+ * be a or b if their elements have equal size. In ADD and LACK a value beyond f32 becomes the
+ * largest f32 and is counted. Only MOMENTUM uses factor. Only ADD and LACK use report (may be
+ * NULL). */
 DCOMM_API dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst, const void *a,
                                            float factor, const float *b, size_t count,
                                            dcomm_cuda_report *report, void *stream);
 
-/* A clipping factor, as DGC needs it: in device memory, aligned to 8. */
+/* A clipping factor for DGC. It lies in device memory, aligned to 8 bytes. */
 typedef struct dcomm_cuda_clip {
     double squares; /* sum of the elements' squares */
-    float factor;   /* at most 1; multiplies the two-norm down to `most` */
+    float factor;   /* at most 1; the factor that reduces the two-norm to `most` */
 } dcomm_cuda_clip;
 
 /* Set *clip for the array g, `count` elements. Squares are summed in f64 in the CPU's order
- * (docs/wire-formats.md); denormal and non-finite elements count as 0. Two launches.
- * workspace: dcomm_cuda_feedback_clip_workspace_bytes of device memory, aligned to 8. */
+ * (docs/wire-formats.md); denormal and non-finite elements count as 0. The call launches two
+ * kernels. workspace: dcomm_cuda_feedback_clip_workspace_bytes bytes of device memory, aligned to
+ * 8. */
 DCOMM_API dcomm_status dcomm_cuda_feedback_clip(dcomm_cuda_clip *clip, const float *g, size_t count,
                                                 double most, void *workspace, void *stream);
 /* Return the bytes of that workspace. */
 DCOMM_API size_t dcomm_cuda_feedback_clip_workspace_bytes(size_t count);
-/* Do DCOMM_CUDA_FEEDBACK_MOMENTUM with clipping: u = clip->factor * g + momentum * before; the
+/* Do DCOMM_CUDA_FEEDBACK_MOMENTUM with clipping: u = clip->factor * g + momentum * before. The
  * product with g is rounded, if g is finite. u may be g or before. */
 DCOMM_API dcomm_status dcomm_cuda_feedback_clipped(float *u, const float *g,
                                                    const dcomm_cuda_clip *clip, float momentum,
                                                    const float *before, size_t count, void *stream);
 
-/* Findings of dcomm_cuda_look: in device memory, or in pinned host memory, aligned to 8. */
+/* Findings of dcomm_cuda_look. It lies in device memory or in pinned host memory, aligned to 8
+ * bytes. */
 typedef struct dcomm_cuda_sight {
-    uint64_t index; /* of the first non-finite element; UINT64_MAX: none */
-    double value;   /* of that element; 0: none */
+    uint64_t index; /* index of the first non-finite element; UINT64_MAX: none */
+    double value;   /* value of that element; 0: none */
     double squares; /* sum of all elements' squares; not finite if an element is not */
 } dcomm_cuda_sight;
 
-/* Look for overflow in x, `count` floats (f64, f32, f16, bf16): set *sight, and unscale x in the
- * same pass: x[i] = factor * x[i], as dcomm_cuda_scale does; with factor 1 x is only read.
- * `squares` is of x before, summed in f64 in an order that depends on the count alone. drop: if an
- * element is not finite, all of x becomes 0. Two launches, with drop three. workspace:
- * dcomm_cuda_look_workspace_bytes of device memory, aligned to 8. */
+/* Look for overflow in x, `count` floats (f64, f32, f16, bf16), and set *sight. Unscale x in the
+ * same pass: x[i] = factor * x[i], as dcomm_cuda_scale does; with factor 1, x is only read. The
+ * field `squares` is the sum before scaling, in f64, in an order that depends only on the count.
+ * drop: if an element is not finite, all of x becomes 0. The call launches two kernels, with drop
+ * three. workspace: dcomm_cuda_look_workspace_bytes bytes of device memory, aligned to 8. */
 DCOMM_API dcomm_status dcomm_cuda_look(void *x, size_t count, dcomm_dtype dtype, double factor,
                                        bool drop, dcomm_cuda_sight *sight, void *workspace,
                                        void *stream);
@@ -832,28 +861,30 @@ DCOMM_API size_t dcomm_cuda_look_workspace_bytes(size_t count);
 
 /* ---- codecs: f16, bf16, fp8, qsgd, tern, sign, topk, threshold, topk+qsgd, randk, powersgd -- */
 
-/* Encode as dcomm_encode does, and with residual (NULL: none) as dcomm_encode_feedback does. A wire
- * has exactly dcomm_codec_max_bytes; only that of `threshold` may be shorter: the report has the
- * number of its elements. workspace: dcomm_cuda_workspace_bytes of device memory, aligned to 64.
- * topk leaves hints in it that make its next call with the same k and count faster; they never
- * change a byte. Keep one workspace per tensor from step to step. report may be NULL. */
+/* Encode as dcomm_encode does, or with residual (NULL: none) as dcomm_encode_feedback does. A wire
+ * has exactly dcomm_codec_max_bytes bytes. Only a wire of `threshold` may be shorter: the report
+ * has the number of its elements. workspace: dcomm_cuda_workspace_bytes bytes of device memory,
+ * aligned to 64. topk leaves hints in its workspace. They make its next call with the same k and
+ * count faster, but never change a byte. So keep one workspace per tensor from step to step.
+ * report may be NULL. */
 DCOMM_API dcomm_status dcomm_cuda_encode(const dcomm_codec *codec, const float *x,
                                          const float *residual, float *next, size_t count,
                                          const dcomm_codec_key *key, void *wire, size_t capacity,
                                          void *workspace, dcomm_cuda_report *report, void *stream);
-/* The sums behind a dcomm_ledger, added up over calls: device memory, aligned to 8. Zero it before
- * the first call. */
+/* The sums of a dcomm_ledger, added up over calls. It lies in device memory, aligned to 8 bytes.
+ * Zero it before the first call. */
 typedef struct dcomm_cuda_ledger {
     uint64_t count; /* elements compared */
     double sums[8]; /* for dcomm_cuda_ledger_add */
 } dcomm_cuda_ledger;
 
-/* Encode as dcomm_cuda_encode does, and count it in a ledger (dcomm_encode_ledger). The encoding
- * passes count, and one or two short launches follow; wires of powersgd, and of topk+qsgd with
- * nonfinite=pass, are decoded and compared. The order of the sums depends on codec and count alone
- * (sparse codecs: also on numbers and key): they are the same from run to run, and differ from the
- * CPU's by the rounding of f64 sums. workspace: dcomm_cuda_ledger_workspace_bytes of device memory,
- * aligned to 64; topk uses no hints of earlier calls in it. */
+/* Encode as dcomm_cuda_encode does, and count the encoding in a ledger (dcomm_encode_ledger). The
+ * kernels that encode also compute the sums, and one or two short launches follow. Wires of
+ * powersgd, and of topk+qsgd with nonfinite=pass, are decoded and compared instead. The order of
+ * the sums depends only on codec and count (sparse codecs: also on numbers and key). So the sums
+ * are the same from run to run, and differ from the CPU's by the rounding of f64 sums. workspace:
+ * dcomm_cuda_ledger_workspace_bytes bytes of device memory, aligned to 64. topk uses no hints of
+ * earlier calls in the workspace. */
 DCOMM_API dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const float *x,
                                                 const float *residual, float *next, size_t count,
                                                 const dcomm_codec_key *key, void *wire,
@@ -862,25 +893,27 @@ DCOMM_API dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const 
                                                 dcomm_cuda_ledger *ledger, void *stream);
 /* Return the bytes of that workspace. */
 DCOMM_API size_t dcomm_cuda_ledger_workspace_bytes(const dcomm_codec *codec, size_t count);
-/* Compare y with x (NULL: do not) as dcomm_ledger_compare does, and unless next is NULL count the
- * residual `next` of an encoding with feedback that sent y. For values that are decoded anyway, and
- * for recodings, which have no input: x is NULL, and y is the decoded wire. Two or three launches.
- * workspace: dcomm_cuda_compare_workspace_bytes of device memory, aligned to 64. */
+/* Compare y with x (NULL: do not compare) as dcomm_ledger_compare does. Unless next is NULL, count
+ * the residual `next` of an encoding with feedback that sent y. The call is for values that are
+ * decoded anyway, and for recodings, which have no input: then x is NULL, and y is the decoded
+ * wire. The call launches two or three kernels. workspace: dcomm_cuda_compare_workspace_bytes
+ * bytes of device memory, aligned to 64. */
 DCOMM_API dcomm_status dcomm_cuda_ledger_compare(dcomm_cuda_ledger *ledger, const float *x,
                                                  const float *y, const float *next, size_t count,
                                                  void *workspace, void *stream);
 /* Return the bytes of that workspace. */
 DCOMM_API size_t dcomm_cuda_compare_workspace_bytes(size_t count);
-/* Add an encoding of `count` elements to a ledger in host memory: `sums` is a copy of the device's
- * ledger, `report` comes from dcomm_cuda_report_check. The residual's norm becomes that of all
- * encodings in `sums`: of the last one only, if `sums` was zeroed before it. */
+/* Add an encoding of `count` elements to a ledger in host memory. `sums` is a copy of the device's
+ * ledger. `report` is from dcomm_cuda_report_check. The residual's norm becomes that of all
+ * encodings in `sums`. To get that of the last encoding only, zero the device's ledger before
+ * it. */
 DCOMM_API void dcomm_cuda_ledger_add(dcomm_ledger *ledger, size_t count,
                                      const dcomm_cuda_ledger *sums,
                                      const dcomm_codec_report *report);
-/* Decode and sum n wires, bytes[i] long, as dcomm_decode_sum does; n = 1: as dcomm_decode does.
- * If the length of a wire of `threshold` is unknown, give dcomm_codec_max_bytes, if so many
- * bytes can be read. workspace: dcomm_cuda_decode_workspace_bytes, aligned to 64; used within
- * the call only. */
+/* Decode and sum n wires, bytes[i] long, as dcomm_decode_sum does; n = 1: as dcomm_decode does. If
+ * the length of a wire of `threshold` is unknown, pass dcomm_codec_max_bytes; so many bytes must
+ * be readable. workspace: dcomm_cuda_decode_workspace_bytes bytes of device memory, aligned to 64.
+ * It is used only within the call. */
 DCOMM_API dcomm_status dcomm_cuda_decode_sum(const dcomm_codec *codec, const void *const *wires,
                                              const size_t *bytes, size_t n, float *x, size_t count,
                                              void *workspace, dcomm_cuda_report *report,
@@ -898,31 +931,32 @@ DCOMM_API dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const voi
                                              size_t count, dcomm_op op, int64_t divisor,
                                              dcomm_cuda_report *report, void *stream);
 /* Decode n wires, add them, multiply by `factor` and encode again, as dcomm_recode does. Dense
- * codecs keep the sum in registers, others in the workspace: dcomm_cuda_recode_workspace_bytes,
- * best kept from step to step as that of dcomm_cuda_encode. */
+ * codecs keep the sum in registers, other codecs in the workspace. workspace:
+ * dcomm_cuda_recode_workspace_bytes bytes of device memory. Keep the workspace from step to step,
+ * as that of dcomm_cuda_encode. */
 DCOMM_API dcomm_status dcomm_cuda_recode(const dcomm_codec *codec, const void *const *wires,
                                          const size_t *bytes, size_t n, float factor,
                                          const float *residual, float *next, size_t count,
                                          const dcomm_codec_key *key, void *wire, size_t capacity,
                                          void *workspace, dcomm_cuda_report *report, void *stream);
-/* Return the bytes of device memory that an encoding needs as workspace, aligned to 64; 0: none,
- * and it may be NULL. */
+/* Return the bytes of device memory that an encoding needs as workspace, aligned to 64. With 0,
+ * workspace may be NULL. */
 DCOMM_API size_t dcomm_cuda_workspace_bytes(const dcomm_codec *codec, size_t count);
-/* Return the same for decoding any number of wires. */
+/* Return the bytes of workspace for decoding any number of wires. */
 DCOMM_API size_t dcomm_cuda_decode_workspace_bytes(const dcomm_codec *codec, size_t count);
-/* Return the same for recoding. */
+/* Return the bytes of workspace for recoding. */
 DCOMM_API size_t dcomm_cuda_recode_workspace_bytes(const dcomm_codec *codec, size_t count);
 
 /* ---- powersgd, step by step ---- */
 
-/* An array of `count` elements as a matrix of rows x cols, row by row, with zeros at the end of the
- * last row. P is `rank` columns of `rows` elements, one column after the other, and Q `rank`
- * columns of `cols` elements. A wire is P followed by Q. */
+/* An array of `count` elements as a matrix of rows x cols, stored row by row, with zeros at the
+ * end of the last row. P is `rank` columns of `rows` elements, one column after the other. Q is
+ * `rank` columns of `cols` elements. A wire is P followed by Q. */
 typedef struct dcomm_codec_matrix {
-    size_t count;      /* elements of the array */
-    size_t rows, cols; /* of the matrix */
-    size_t rank;       /* columns of P and of Q */
-    int turns;         /* times that both products are computed */
+    size_t count;      /* number of elements of the array */
+    size_t rows, cols; /* size of the matrix */
+    size_t rank;       /* number of columns of P and of Q */
+    int turns;         /* number of times that both products are computed */
     int nonfinite;     /* 0 fail, 1 zero, 2 pass */
 } dcomm_codec_matrix;
 
@@ -931,18 +965,20 @@ typedef struct dcomm_codec_matrix {
 DCOMM_API dcomm_status dcomm_codec_get_matrix(const dcomm_codec *codec, size_t count,
                                               dcomm_codec_matrix *shape);
 
-/* An encoding is start, p, orthonormal, q (the last three `turns` times), and with error feedback
- * product with how = -1 onto x + residual. Ranks that sum P before orthonormal, and Q after q,
- * approximate the sum. Each is one launch and writes the CPU's bytes; denormal and non-finite
- * elements of x count as 0. Costs: p and q read x once for each four columns of the rank, product
- * reads and writes x once; start and orthonormal are short, but grow with cols and rows * rank^2.
+/* An encoding is start, p, orthonormal, q (the last three `turns` times). With error feedback,
+ * product with how = -1 onto x + residual follows. If ranks sum P before orthonormal, and Q after
+ * q, the result approximates the sum. Each function is one launch and writes the same bytes as the
+ * CPU. Denormal and non-finite elements of x count as 0. Costs: p and q read x once for every four
+ * columns of P. product reads and writes x once. start and orthonormal are short, but grow with
+ * cols and with rows * rank^2.
  *
- * Start: prepare q for a step. Columns that are not 0 keep their direction; columns of zeros become
- * random by the key without its rank. Zero q before the first step. */
+ * Start: prepare q for a step. Columns that are not 0 keep their direction. Columns of zeros
+ * become random; their random numbers depend on the key, but not on its rank. Zero q before the
+ * first step. */
 DCOMM_API dcomm_status dcomm_cuda_powersgd_start(const dcomm_codec_matrix *shape,
                                                  const dcomm_codec_key *key, float *q,
                                                  void *stream);
-/* Multiply: p = x q. Non-finite elements of x are counted in report (may be NULL). */
+/* Multiply: p = x q. Non-finite elements of x are counted in report, which may be NULL. */
 DCOMM_API dcomm_status dcomm_cuda_powersgd_p(const dcomm_codec_matrix *shape, const float *x,
                                              const float *q, float *p, dcomm_cuda_report *report,
                                              void *stream);
@@ -954,13 +990,14 @@ DCOMM_API dcomm_status dcomm_cuda_powersgd_orthonormal(const dcomm_codec_matrix 
 DCOMM_API dcomm_status dcomm_cuda_powersgd_q(const dcomm_codec_matrix *shape, const float *x,
                                              const float *p, float *q, dcomm_cuda_report *report,
                                              void *stream);
-/* Multiply: x = p q^T (how = 0: decode), x += p q^T (1), x -= p q^T (-1). */
+/* Multiply: x = p q^T (how = 0: decode), x += p q^T (how = 1), or x -= p q^T (how = -1). */
 DCOMM_API dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *shape, const float *p,
                                                    const float *q, float *x, int how, void *stream);
-/* Compute e -= p q^T, where e is x + residual, and in the same pass count an encoding of x that
- * sent p q^T in a ledger: the same bits as dcomm_cuda_ledger_compare(ledger, x, p q^T, e, ...). e
- * NULL: there is no feedback, and x is only read. Two or three launches. workspace:
- * dcomm_cuda_compare_workspace_bytes of device memory, aligned to 64. */
+/* Compute e -= p q^T, and in the same pass count an encoding in a ledger. The encoding is of x and
+ * sent p q^T; e is x + residual. The ledger gets the same bits as by
+ * dcomm_cuda_ledger_compare(ledger, x, p q^T, e, ...). e NULL means that there is no feedback, and
+ * x is only read. The call launches two or three kernels. workspace:
+ * dcomm_cuda_compare_workspace_bytes bytes of device memory, aligned to 64. */
 DCOMM_API dcomm_status dcomm_cuda_powersgd_product_ledger(const dcomm_codec_matrix *shape,
                                                           const float *p, const float *q,
                                                           const float *x, float *e, void *workspace,
@@ -968,8 +1005,9 @@ DCOMM_API dcomm_status dcomm_cuda_powersgd_product_ledger(const dcomm_codec_matr
 
 /* ---- for other back ends ---- */
 
-/* Format of a dense codec's values (docs/wire-formats.md): Q1, Q2, Q4 and Q8 are levels of so many
- * bits, SIGN is the sign alone, E4M3 and E5M2 are the formats of fp8, F16, BF16 and F32 floats. */
+/* Format of a dense codec's values (docs/wire-formats.md). Q1, Q2, Q4 and Q8 are quantization
+ * levels of 1, 2, 4 and 8 bits. SIGN is only the sign. E4M3 and E5M2 are the formats of fp8. F16,
+ * BF16 and F32 are floats. */
 typedef enum dcomm_codec_format {
     DCOMM_FORMAT_Q1 = 0,
     DCOMM_FORMAT_Q2 = 1,
@@ -985,9 +1023,10 @@ typedef enum dcomm_codec_format {
 
 /* A dense codec's format and options. */
 typedef struct dcomm_codec_layout {
-    dcomm_codec_format format; /* of the values */
-    size_t bucket;             /* elements that share a quantization step; 0: there are no steps */
-    bool two_norm;   /* the step follows from the two-norm, not from the largest element */
+    dcomm_codec_format format; /* format of the values */
+    size_t bucket;             /* number of elements that share a quantization step; 0: there are
+                                  no steps */
+    bool two_norm;   /* the step is computed from the two-norm, not from the largest element */
     bool stochastic; /* rounding is stochastic, not to nearest */
     int nonfinite;   /* 0 fail, 1 zero, 2 pass */
 } dcomm_codec_layout;
@@ -998,13 +1037,14 @@ DCOMM_API dcomm_status dcomm_codec_get_layout(const dcomm_codec *codec, dcomm_co
 
 /* Selection and format of topk, threshold and topk+qsgd for an array of `count` elements. */
 typedef struct dcomm_sparse_layout {
-    dcomm_codec_layout values; /* of the sent elements */
-    size_t wanted;             /* elements that it aims at */
-    size_t least, most;        /* limits of the elements in a wire */
-    bool exact;                /* select the `wanted` largest; else all that reach a threshold that
-                                  is sampled: */
-    size_t lines;              /* runs of 16 elements in the sample */
-    size_t rank;               /* place of the threshold in the sorted sample; 0: 2^-126 */
+    dcomm_codec_layout values; /* format of the sent elements */
+    size_t wanted;             /* number of elements that the codec aims at */
+    size_t least, most;        /* limits of the number of elements in a wire */
+    bool exact;                /* true: select the `wanted` largest elements; false: all elements
+                                  that reach a threshold, which comes from a sample: */
+    size_t lines;              /* number of runs of 16 elements in the sample */
+    size_t rank;               /* place of the threshold in the sorted sample; 0: the threshold is
+                                  2^-126 */
 } dcomm_sparse_layout;
 
 /* Describe a sparse codec for arrays of `count` elements in *layout.
@@ -1013,8 +1053,8 @@ DCOMM_API dcomm_status dcomm_codec_get_sparse_layout(const dcomm_codec *codec, s
                                                      dcomm_sparse_layout *layout);
 /* Selection and format of randk for an array of `count` elements (kernels/randk.h). */
 typedef struct dcomm_randk_layout {
-    size_t kept;   /* elements sent */
-    bool unbiased; /* they are multiplied by the length of their part */
+    size_t kept;   /* number of elements sent */
+    bool unbiased; /* the sent elements are multiplied by the length of their part */
     int nonfinite; /* 0 fail, 1 zero, 2 pass */
 } dcomm_randk_layout;
 
@@ -1022,8 +1062,8 @@ typedef struct dcomm_randk_layout {
  * Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (another codec, or too many elements). */
 DCOMM_API dcomm_status dcomm_codec_get_randk_layout(const dcomm_codec *codec, size_t count,
                                                     dcomm_randk_layout *layout);
-/* Set the sentence of dcomm_last_error for this thread, and return status. For code beside the
- * library that reports errors as dcomm does. */
+/* Set the sentence of dcomm_last_error for this thread, and return status. It is for code outside
+ * the library that reports errors as dcomm does. */
 DCOMM_API dcomm_status dcomm_set_error(dcomm_status status, const char *sentence);
 
 #ifdef __cplusplus
@@ -1033,15 +1073,16 @@ DCOMM_API dcomm_status dcomm_set_error(dcomm_status status, const char *sentence
 
 #ifndef DCOMM_NO_COMM
 /* ==== include/dcomm/plan.h ================================================================= */
-/* plan.h - what a collective is made of: immutable data that the engine runs, the checker proves,
- * the model prices and the printer shows.
+/* plan.h - plans: a collective as immutable data. The engine runs a plan, the checker proves it,
+ * the model prices it and the printer shows it.
  *
- * A plan is one rank's part of one operation. It has a few lanes, each a run of steps. Lanes run
- * concurrently; the steps of a lane run in order, each complete before the next begins, except
- * that a step with DCOMM_STEP_ASYNC only starts and a later FENCE of the same lane waits for all
- * that the lane has started.
+ * A plan is one rank's part of one operation. It has a few lanes, and each lane is a sequence of
+ * steps. Lanes run concurrently. The steps of a lane run in order: each is complete before the
+ * next begins. A step with DCOMM_STEP_ASYNC is an exception: it only starts, and a later FENCE of
+ * the same lane waits for all steps that the lane has started.
  *
- * Everything here is plain data in memory that the plan's maker owns; the library only reads it. */
+ * Everything here is plain data. The maker of the plan owns its memory; the library only reads
+ * it. */
 #ifndef DCOMM_PLAN_H
 #define DCOMM_PLAN_H
 
@@ -1050,25 +1091,25 @@ DCOMM_API dcomm_status dcomm_set_error(dcomm_status status, const char *sentence
 extern "C" {
 #endif
 
-#define DCOMM_LOOP_DEPTH 3         /* loops may nest this deep within one lane */
-#define DCOMM_PLAN_MAX_LANES 64    /* lanes of one plan */
-#define DCOMM_PLAN_MAX_SLOTS 1024  /* exposed regions of one run */
-#define DCOMM_PLAN_MAX_WORDS 65536 /* words of one run */
+#define DCOMM_LOOP_DEPTH 3         /* most levels of nested loops in one lane */
+#define DCOMM_PLAN_MAX_LANES 64    /* most lanes of one plan */
+#define DCOMM_PLAN_MAX_SLOTS 1024  /* most exposed regions of one run */
+#define DCOMM_PLAN_MAX_WORDS 65536 /* most words of one run */
 #define DCOMM_ALL_PEERS (-1)       /* EXPOSE and SIGNAL: every other rank of the plan */
 
-/* Memory that an operand lies in. */
+/* The memory in which an operand lies. */
 typedef enum dcomm_space {
     DCOMM_SPACE_NONE = 0,    /* no operand */
     DCOMM_SPACE_IN = 1,      /* the caller's input, read only */
     DCOMM_SPACE_OUT = 2,     /* the caller's output */
-    DCOMM_SPACE_SCRATCH = 3, /* scratch_bytes, undefined at the start of each run */
+    DCOMM_SPACE_SCRATCH = 3, /* scratch_bytes bytes, undefined at the start of each run */
     DCOMM_SPACE_WORDS = 4,   /* nwords 64-bit words, zero at the start of each run */
-    DCOMM_SPACE_PEER = 5,    /* what another rank has exposed in a slot */
+    DCOMM_SPACE_PEER = 5,    /* memory that another rank has exposed in a slot */
     DCOMM_SPACE_MSG = 6      /* RECV_REDUCE only: the message being received */
 } dcomm_space;
 
-/* How an expression gets its value. i[0..2] are the indices of the lane's open loops, outermost
- * first, counted from 0; an index of a loop that is not open is 0.
+/* Kinds of expressions, with the formulas of their values. i[0..2] are the indices of the lane's
+ * open loops, outermost first, counted from 0; an index of a loop that is not open is 0.
  *   CONST   value = add
  *   AFFINE  value = scale * x        + sum(post[d] * i[d]) + add
  *   TABLE   value = scale * table[first + x] + sum(post[d] * i[d]) + add
@@ -1082,28 +1123,28 @@ typedef enum dcomm_expr_kind {
     DCOMM_EXPR_WORD = 3
 } dcomm_expr_kind;
 
-/* A number that may depend on loops: dcomm_expr_kind has the formulas. */
+/* A number that may depend on loops. dcomm_expr_kind has the formulas. */
 typedef struct dcomm_expr {
     uint8_t kind;                   /* dcomm_expr_kind */
-    int64_t add;                    /* added to all else */
-    int64_t scale;                  /* multiplies x, or what the table has there */
-    int64_t post[DCOMM_LOOP_DEPTH]; /* multiplies the loops' indices, outside x */
+    int64_t add;                    /* added at the end */
+    int64_t scale;                  /* multiplies x, or the entry of the table or the word */
+    int64_t post[DCOMM_LOOP_DEPTH]; /* factors of the loops' indices, outside x */
     int64_t base;                   /* constant part of x */
-    int64_t coef[DCOMM_LOOP_DEPTH]; /* multiplies the loops' indices in x */
-    int64_t mod;                    /* x is taken modulo this; 0: as it is */
-    int64_t first;                  /* TABLE, WORD: where this expression's part begins */
+    int64_t coef[DCOMM_LOOP_DEPTH]; /* factors of the loops' indices in x */
+    int64_t mod;                    /* x is taken modulo this; 0: x is not changed */
+    int64_t first;                  /* TABLE, WORD: the index to which x is added */
 } dcomm_expr;
 
 /* `repeat` consecutive pieces of memory (0 means 1). Piece r begins at offset + r*stride and has
  *   min(max(length, 0), max_length, clip > 0 ? max(clip - (offset + r*stride), 0) : infinity)
- * bytes, so that a partition into equal blocks needs no special last block. Where the length is a
- * WORD, piece r takes that of the r-th word behind it. In PEER space, piece r
- * belongs to rank (peer + r) mod nranks and offsets count from the start of what it exposed.
- * max_length is the static maximum: it sizes scratch, bounds what may be received, prices the
- * step. */
+ * bytes, so that a partition into equal blocks needs no special last block. If the length is a
+ * WORD, piece r takes its length from the r-th word behind that word. In PEER space, piece r
+ * belongs to rank (peer + r) mod nranks, and offsets count from the start of the memory that this
+ * rank exposed. max_length is a static maximum. It sizes scratch, limits the length of a message
+ * that may arrive, and prices the step. */
 typedef struct dcomm_operand {
     uint8_t space;      /* dcomm_space */
-    uint16_t slot;      /* PEER: which of that rank's exposed slots */
+    uint16_t slot;      /* PEER: number of the slot that the rank exposed */
     uint32_t repeat;    /* number of pieces; 0 is taken as 1 */
     int64_t stride;     /* bytes from one piece to the next */
     dcomm_expr peer;    /* PEER: rank in the plan */
@@ -1113,50 +1154,52 @@ typedef struct dcomm_operand {
     int64_t clip;       /* bytes; 0: none */
 } dcomm_operand;
 
-/* X(kind, name). `src` are the step's source operands in order, with their repeats unfolded.
+/* The kinds of steps. Each row is X(kind, name). `src` are the step's source operands in order,
+ * with their repeats unfolded.
  *
  * Moves (may be ASYNC):
  *   SEND         src[0] -> rank `peer`, matched by `tag`; done when src may be overwritten
- *   RECV         dst <- rank `peer`; the length that arrived goes to words[word + value] if
- *                word >= 0; without a word, a length other than dst's is an error
- *   RECV_REDUCE  dst <- fold(src...), exactly one of which is in MSG space (the arriving message);
- *                `stage` is scratch that the engine may receive into; dst may equal any src
+ *   RECV         dst <- rank `peer`. If word >= 0, the length that arrived goes to
+ *                words[word + value]; without a word, a length other than dst's is an error
+ *   RECV_REDUCE  dst <- fold(src...). Exactly one src is in MSG space (the arriving message).
+ *                `stage` is scratch into which the engine may receive; dst may equal any src
  *   COPY         dst <- src[0]; from PEER space it reads the other rank's memory
- *   EXPOSE       offers src[0] to rank `peer` (or DCOMM_ALL_PEERS) as `slot` of this rank; memory
- *                must stay until the readers have said, by SIGNAL, that they are done
+ *   EXPOSE       lets rank `peer` (or DCOMM_ALL_PEERS) read src[0] as `slot` of this rank. The
+ *                memory must not change until the readers have sent a SIGNAL that they are done
  * Transforms:
- *   REDUCE       dst <- fold(src...) in operand order; PEER operands are read where they lie.
- *                `stage` unused: the engine brings its own blocks
- *   ENCODE       dst <- codec.encode(src[0]); encoded length -> words[word + value]
- *                (without a word, it is all of dst). The first
- *                element of src[0] is number `index` for the codec, and this is its encoding number
- *                `slot`
- *   DECODE       dst <- fold(codec.decode(src...)) in operand order; `index` is dst's
+ *   REDUCE       dst <- fold(src...) in operand order; PEER operands are read in place. `stage`
+ *                is not used: the engine brings its own blocks
+ *   ENCODE       dst <- codec.encode(src[0]). The encoded length goes to words[word + value]
+ *                (without a word, it is all of dst). For the codec, the first element of src[0]
+ *                has the number `index`, and this is encoding number `slot` of these elements
+ *   DECODE       dst <- fold(codec.decode(src...)) in operand order; `index` is the number of the
+ *                first element of dst
  *   RECODE       dst <- codec.encode(fold(codec.decode(src...))), otherwise like ENCODE. `stage` is
- *                scratch as long as what is decoded
+ *                scratch as long as the decoded data
  *   COMPUTE      plan.kernels[kernel](dst, src...)
  * Order:
- *   SIGNAL       adds `value` to counter `slot` of rank `peer` (DCOMM_ALL_PEERS: of every other;
- *                its own rank: a counter between lanes)
- *   WAIT         until this rank's counter `slot` >= `value`
- *   FENCE        until all that this lane started with ASYNC is complete
+ *   SIGNAL       adds `value` to counter `slot` of rank `peer` (DCOMM_ALL_PEERS: of every other
+ *                rank). A SIGNAL to its own rank orders lanes
+ *   WAIT         waits until this rank's counter `slot` >= `value`
+ *   FENCE        waits until all steps that this lane started with ASYNC are complete
  * Shape:
  *   LOOP         runs the steps up to the matching END `value` times (`body` steps in between)
- *   END
- *   CALL         runs subs[sub] with its IN = src[0] and OUT = dst; its rank r is this plan's rank
- *                table[group + r]; its tags are shifted by `tag`, its counters by `slot` + `value`,
- *                its exposed slots by `word` (0 if that is negative) + `peer`, the numbers of the
- *                elements that it codes by `index`. All of the group
- *                shift alike. A call that may run while a peer is still in another, or has gone on
- *                to it, needs tags, counters and slots that are not that other one's: in a loop,
- *                the expressions give each iteration its own
+ *   END          ends the body of a LOOP
+ *   CALL         runs the sub-plan subs[sub] with its IN = src[0] and OUT = dst. Rank r of the
+ *                sub-plan is this plan's rank table[group + r]. The numbers of the sub-plan are
+ *                shifted: its tags by `tag`, its counters by `slot` + `value`, its exposed slots
+ *                by `word` (0 if that is negative) + `peer`, and its element numbers by `index`.
+ *                All ranks of the group must shift alike. Two calls must not share tags, counters
+ * or slots if one rank may be in the first while another rank is in the second. In a loop, the
+ * expressions give each iteration its own
  *
- * A counter belongs to the run, is 64 bit, only grows, and starts at 0. FINAL on a folding step
- * says that it completes the reduction, which is where DCOMM_AVG divides. Two flags change no
- * result, only how memory is used: FORWARD, that the step behind it passes on just what this one
- * stores, so that both may be done in one pass (a SEND behind a RECV_REDUCE, a COPY behind a
- * REDUCE); RESULT on a step that stores, that no later step but such a SEND reads it, so that much
- * of it may be stored past the caches. */
+ * A counter belongs to the run, has 64 bits, only grows, and starts at 0.
+ *
+ * FINAL on a folding step means that it completes the reduction. There DCOMM_AVG divides. FORWARD
+ * and RESULT change no result, only the use of memory. FORWARD means that the next step passes on
+ * exactly what this one stores, so that the engine may do both in one pass (a SEND after a
+ * RECV_REDUCE, a COPY after a REDUCE). RESULT on a step that stores means that no later step reads
+ * the data, except such a SEND. So the engine may use nontemporal stores for long results. */
 #define DCOMM_STEP_TABLE(X)       \
     X(SEND, "send")               \
     X(RECV, "recv")               \
@@ -1183,7 +1226,7 @@ typedef enum dcomm_step_kind {
         DCOMM_STEP_KIND_COUNT /* number of kinds */
 } dcomm_step_kind;
 
-#define DCOMM_STEP_ASYNC 1u   /* start, and let the lane go on; see FENCE */
+#define DCOMM_STEP_ASYNC 1u   /* only start the step, and let the lane go on; see FENCE */
 #define DCOMM_STEP_FINAL 2u   /* this fold completes the reduction */
 #define DCOMM_STEP_FORWARD 4u /* the next step sends or copies this one's dst */
 #define DCOMM_STEP_RESULT 8u  /* this rank does not read dst again */
@@ -1193,54 +1236,59 @@ typedef struct dcomm_step {
     uint8_t kind;      /* dcomm_step_kind */
     uint8_t flags;     /* DCOMM_STEP_ASYNC | FINAL | FORWARD | RESULT */
     uint16_t slot;     /* EXPOSE: slot; SIGNAL, WAIT: counter; CALL: first counter; ENCODE, RECODE:
-                          which encoding of these elements it is, from 0 */
+                          number of this encoding of these elements, from 0 */
     uint16_t kernel;   /* COMPUTE: index into plan.kernels */
     uint32_t src;      /* first source operand, an index into plan.operands */
     uint32_t nsrc;     /* number of source operands, repeats not unfolded */
-    uint32_t body;     /* LOOP: steps between LOOP and END; END: the same number */
+    uint32_t body;     /* LOOP: number of steps between LOOP and END; END: the same number */
     uint32_t sub;      /* CALL: index into plan.subs */
     uint32_t group;    /* CALL: index into plan.table of the first of subs[sub]->nranks ranks */
-    int32_t word;      /* RECV, ENCODE, RECODE: the word that takes the length, -1 for none */
+    int32_t word;      /* RECV, ENCODE, RECODE: the word that takes the length, -1: none. CALL: the
+                          first slot */
     dcomm_operand dst; /* destination */
     dcomm_operand stage; /* scratch of RECV_REDUCE and RECODE */
     dcomm_expr peer;     /* rank in the plan; CALL: added to its first slot */
     dcomm_expr tag;      /* in [0, plan.ntags); (source, destination, tag) is unique within a run */
     dcomm_expr value; /* SIGNAL, WAIT, LOOP; CALL: added to its first counter; RECV, ENCODE, RECODE:
                          added to `word` */
-    dcomm_expr index; /* the codec's steps: number of the first element; CALL: added to those */
+    dcomm_expr index; /* ENCODE, DECODE, RECODE: number of the first element; CALL: added to these
+                         numbers */
 } dcomm_step;
 
-/* A run of steps. */
+/* A sequence of steps. */
 typedef struct dcomm_lane {
     uint32_t first; /* index into plan.steps */
     uint32_t count; /* steps */
 } dcomm_lane;
 
-/* Facts that a codec needs beside the bytes of a step. */
+/* Facts that a codec needs in addition to the bytes of a step. */
 typedef struct dcomm_codec_place {
     uint64_t first;   /* number of the first element */
-    uint32_t round;   /* ENCODE, RECODE: which encoding of these elements within the run */
-    uint32_t divisor; /* what is decoded is divided by this: 1, or the ranks of an average */
+    uint32_t round;   /* ENCODE, RECODE: number of this encoding of these elements within the run,
+                         from 0 */
+    uint32_t divisor; /* decoded values are divided by this: 1, or the number of ranks of an
+                         average */
 } dcomm_codec_place;
 
-/* Encoding for ENCODE, DECODE and RECODE: all lengths in bytes. encode returns the encoded length
- * (at most dst_len) in *encoded; decode must fill dst exactly with the fold of what the sources
- * decode to, in their order.
- * `user` is what the run brings along - the key of its random numbers, its workspace, what it keeps
- * of errors - or else plan.codec_user. DCOMM_ERR_CORRUPT when the bytes to decode are malformed. */
+/* The functions that ENCODE, DECODE and RECODE call. All lengths are in bytes. encode returns the
+ * encoded length (at most dst_len) in *encoded. decode must fill dst exactly with the fold of the
+ * decoded sources, in their order. `user` is the data that the run brings (the key of its random
+ * numbers, its workspace, its error feedback), or else plan.codec_user. decode and recode return
+ * DCOMM_ERR_CORRUPT if the bytes to decode are malformed. */
 typedef struct dcomm_plan_codec {
     const char *name; /* for people */
     dcomm_status (*encode)(void *user, const dcomm_codec_place *place, const void *src,
                            size_t src_len, void *dst, size_t dst_len, size_t *encoded);
     dcomm_status (*decode)(void *user, const dcomm_codec_place *place, const void *const *src,
                            const size_t *src_len, size_t nsrc, void *dst, size_t dst_len);
-    /* All of RECODE at once; `stage` is its scratch. NULL: decode into stage, then encode. */
+    /* Do all of RECODE at once; `stage` is scratch. NULL: the engine decodes into stage, then
+     * encodes. */
     dcomm_status (*recode)(void *user, const dcomm_codec_place *place, const void *const *src,
                            const size_t *src_len, size_t nsrc, void *stage, size_t stage_len,
                            void *dst, size_t dst_len, size_t *encoded);
 } dcomm_plan_codec;
 
-/* Compute dst from nsrc sources, for COMPUTE; lengths in bytes. */
+/* Compute dst from nsrc sources, for COMPUTE. Lengths are in bytes. */
 typedef dcomm_status (*dcomm_plan_kernel)(void *user, void *dst, size_t dst_len,
                                           const void *const *src, const size_t *src_len,
                                           size_t nsrc);
@@ -1248,50 +1296,53 @@ typedef dcomm_status (*dcomm_plan_kernel)(void *user, void *dst, size_t dst_len,
 /* One rank's part of one operation. */
 typedef struct dcomm_plan dcomm_plan;
 
-/* The next stage: a pure function of the words of the stage before, of which it may only use such
- * as every rank holds alike (produced by an all-gather or all-reduce in that stage). Words are
- * carried over; scratch is not. Returns NULL with *status = DCOMM_OK when nothing is left to do.
- * The engine gives each plan back through `release` of the plan that made it. */
+/* Return the plan of the next stage, a pure function of the words of the stage before. It may only
+ * use words that are equal on every rank (an all-gather or all-reduce in that stage produced
+ * them). The next stage keeps the words, but not the scratch. Return NULL with *status = DCOMM_OK
+ * if nothing is left to do. The engine passes each plan to `release` of the plan that made it when
+ * it is no longer needed. */
 typedef const dcomm_plan *(*dcomm_plan_next)(void *user, const uint64_t *words, uint32_t nwords,
                                              dcomm_status *status);
 
 struct dcomm_plan {
     const char *name;                                            /* algorithm, for people */
-    int32_t rank;                                                /* whose part this is */
+    int32_t rank;                                                /* the rank whose part this is */
     int32_t nranks;                                              /* ranks of the operation */
     uint32_t dtype;                                              /* dcomm_dtype of all folds */
     uint32_t op;                                                 /* dcomm_op of all folds */
     uint32_t nlanes, nsteps, noperands, ntable, nsubs, nkernels; /* lengths of the arrays below */
     uint32_t nwords, ncounters, nslots; /* words, counters and slots of a run */
-    uint32_t ntags;                /* tags are in [0, ntags), those of called sub-plans included */
-    const dcomm_lane *lanes;       /* [nlanes] */
-    const dcomm_step *steps;       /* [nsteps], lane by lane */
-    const dcomm_operand *operands; /* [noperands] sources of steps */
-    const int64_t *table;          /* [ntable] for expressions and the groups of calls */
-    const dcomm_plan *const *subs; /* [nsubs] plans that CALL runs */
-    const dcomm_plan_kernel *kernels; /* [nkernels] functions that COMPUTE calls */
-    void *kernel_user;                /* passed to kernels */
-    const dcomm_plan_codec *codec;    /* NULL: no step encodes or decodes */
-    void *codec_user;                 /* passed to the codec, unless the run brings its own */
-    /* What the model takes the codec for, in 1/1024: a length known at run time of its maximum; the
-     * time to encode, and to decode each source, of that to copy as many bytes; of that time, what
-     * encodings take whose `slot` is not 0. 0: 1024. */
+    uint32_t ntags;                     /* tags are in [0, ntags), with those of sub-plans */
+    const dcomm_lane *lanes;            /* [nlanes] */
+    const dcomm_step *steps;            /* [nsteps], lane by lane */
+    const dcomm_operand *operands;      /* [noperands] sources of steps */
+    const int64_t *table;               /* [ntable] for expressions and groups of CALL */
+    const dcomm_plan *const *subs;      /* [nsubs] plans that CALL runs */
+    const dcomm_plan_kernel *kernels;   /* [nkernels] functions that COMPUTE calls */
+    void *kernel_user;                  /* passed to kernels */
+    const dcomm_plan_codec *codec;      /* NULL: no step encodes or decodes */
+    void *codec_user;                   /* passed to the codec, unless the run brings its own */
+    /* The model's numbers for the codec, in units of 1/1024; 0 is taken as 1024. codec_length: a
+     * length that is known only at run time, relative to its maximum. codec_encode: the time to
+     * encode, relative to copying as many bytes. codec_decode: the same for decoding one source.
+     * codec_later: the time of an encoding whose `slot` is not 0, relative to the first one. */
     uint32_t codec_length, codec_encode, codec_decode, codec_later;
     bool codec_linear;    /* encodings are folded before they are decoded */
-    bool codec_partly;    /* this rank's ENCODE steps leave some elements out */
-    bool scratch_on_host; /* even where input and output are a device's memory */
-    bool scratch_shared;  /* it is exposed: had better be memory that peers on the host map */
-    /* Elements that this rank's RECODE steps encode; none where these are among those that its
-     * ENCODE steps encode (partly), or known at run time only (coded_sparse). */
+    bool codec_partly;    /* this rank's ENCODE steps skip some elements */
+    bool scratch_on_host; /* scratch is host memory even if input and output are device memory */
+    bool scratch_shared;  /* scratch is exposed, so it should be memory that peers on the host can
+                             map */
+    /* Elements that this rank's RECODE steps encode. The count is 0 if its ENCODE steps encode
+     * these elements, too (codec_partly), or if they are known only at run time (coded_sparse). */
     int64_t recoded_first, recoded_count;
-    int64_t in_bytes, out_bytes; /* how much of IN and OUT the plan may touch */
+    int64_t in_bytes, out_bytes; /* bytes of IN and of OUT that the plan may touch */
     int64_t scratch_bytes;       /* size of SCRATCH */
     dcomm_plan_next next;        /* NULL: this is the last stage */
-    void (*release)(void *user, const dcomm_plan *plan); /* takes back what next returned */
+    void (*release)(void *user, const dcomm_plan *plan); /* frees a plan that next returned */
     void *next_user;                                     /* passed to next and release */
 };
 
-/* Operations: of calls, and those that the checker holds a set of plans to. */
+/* Operations: those of calls, and those that the checker can require of a set of plans. */
 typedef enum dcomm_coll {
     DCOMM_COLL_ALLREDUCE = 0,       /* dcomm_allreduce */
     DCOMM_COLL_REDUCE_SCATTER = 1,  /* dcomm_reduce_scatter */
@@ -1318,20 +1369,24 @@ DCOMM_API const char *dcomm_coll_name(dcomm_coll coll);
 /* The operation that a set of plans should compute. For the v-collectives, counts and displacements
  * are in elements; matrices are row-major [rank][peer]. Unused fields are zero. */
 typedef struct dcomm_check_spec {
-    dcomm_coll coll; /* DCOMM_COLL_PLAN: only safety (order, matching, deadlock), not the result */
-    size_t count;    /* elements: the operation's own `count` argument */
+    dcomm_coll coll;      /* DCOMM_COLL_PLAN: check only safety (order, matching, deadlock), not the
+                             result */
+    size_t count;         /* elements: the operation's own `count` argument */
     dcomm_dtype dtype;    /* of the elements */
-    int root;             /* rank that sends or gets all, if the operation has one */
+    int root;             /* the root rank, if the operation has one */
     bool in_place;        /* input and output are the same buffer */
     bool rank_order;      /* folds must combine contributions in rank order */
-    const size_t *counts; /* v: [nranks], all-to-all-v: [nranks][nranks], sent by row to column */
-    const size_t *displs; /* v: [nranks] in the concatenated buffer; NULL: packed */
-    const int *hosts;     /* [nranks], any numbers, equal where ranks share a host; NULL: all do.
-                             Which plans are made depends on it, what they must compute does not */
+    const size_t *counts; /* v-collectives: [nranks]; all-to-all-v: [nranks][nranks], sent by the
+                             rank of the row to the rank of the column */
+    const size_t *displs; /* v-collectives: [nranks] displacements in the concatenated buffer;
+                             NULL: packed */
+    const int *hosts;     /* [nranks] any numbers, equal for ranks that share a host; NULL: all
+                             ranks share one. They decide which plans are made, but not what the
+                             plans must compute */
 } dcomm_check_spec;
 
-/* Write one rank's plan as text into buf (at most len bytes with the ending NUL); *needed_p, if
- * not NULL, is the length it wants. */
+/* Write one rank's plan as text into buf (at most len bytes including the final NUL). *needed_p,
+ * if not NULL, is set to the length of the whole text, without the NUL. */
 DCOMM_API dcomm_status dcomm_plan_print(const dcomm_plan *plan, char *buf, size_t len,
                                         size_t *needed_p);
 
@@ -1342,7 +1397,7 @@ DCOMM_API dcomm_status dcomm_plan_print(const dcomm_plan *plan, char *buf, size_
 /* ==== include/dcomm/build.h ================================================================ */
 /* build.h - write a plan of your own: a collective that dcomm checks, prices and runs.
  *
- * A builder makes one rank's part of one operation (plan.h says what the steps mean). Create it,
+ * A builder makes one rank's part of one operation. plan.h explains the steps. Create a builder,
  * add steps to lanes in the order in which this rank takes them, then finish:
  *
  *     dcomm_builder *b;
@@ -1356,14 +1411,14 @@ DCOMM_API dcomm_status dcomm_plan_print(const dcomm_plan *plan, char *buf, size_
  *                      dcomm_const((rank + nranks - 1) % nranks), dcomm_const(tag), 0);
  *     status = dcomm_build_finish(&b, &plan);
  *
- * Every rank makes its own plan, or one program makes those of all ranks, to check them
+ * Every rank makes its own plan. One program can also make the plans of all ranks, to check them
  * (dcomm_plan_check) and to price them (dcomm_plan_price). dcomm_plan_run runs a plan.
  *
- * Errors: the builder keeps the first error and ignores every later call; dcomm_build_finish
- * returns it. So only create and finish need to be looked at. All functions take a NULL builder,
- * and do nothing. Units: offsets and lengths are bytes; ranks are those of the plan, 0 .. nranks-1;
- * lanes are 0 .. DCOMM_PLAN_MAX_LANES-1 and exist once they have a step. A builder is used by one
- * thread at a time. */
+ * Errors: the builder keeps the first error and ignores every later call. dcomm_build_finish
+ * returns that error, so only the results of create and finish need checks. With a NULL builder
+ * all functions do nothing. Units: offsets and lengths are in bytes. Ranks are those of the plan,
+ * 0 .. nranks-1. Lanes are 0 .. DCOMM_PLAN_MAX_LANES-1; a lane exists once it has a step. One
+ * thread at a time may use a builder. */
 #ifndef DCOMM_BUILD_H
 #define DCOMM_BUILD_H
 
@@ -1378,123 +1433,127 @@ typedef struct dcomm_builder dcomm_builder;
 /* ---- expressions: numbers that may depend on loops ----
  *
  * i[depth] is the index of the lane's open loop at that depth, counted from 0; dcomm_build_loop
- * returns the depth. A depth outside 0 .. DCOMM_LOOP_DEPTH-1 gives an expression that
- * dcomm_build_finish refuses. */
+ * returns the depth. With a depth outside 0 .. DCOMM_LOOP_DEPTH-1, dcomm_build_finish refuses the
+ * plan. */
 
-/* value */
+/* Return the constant `value`. */
 DCOMM_API dcomm_expr dcomm_const(int64_t value);
-/* add + per * i[depth] */
+/* Return add + per * i[depth]. */
 DCOMM_API dcomm_expr dcomm_linear(int64_t add, int depth, int64_t per);
-/* scale * ((base + coef * i[depth]) modulo mod); mod 0: without the modulo. The modulo is never
+/* Return scale * ((base + coef * i[depth]) modulo mod). mod 0 means no modulo. The modulo is never
  * negative. */
 DCOMM_API dcomm_expr dcomm_modular(int64_t scale, int64_t base, int depth, int64_t coef,
                                    int64_t mod);
-/* table[first + (base + coef * i[depth]) modulo mod]; see dcomm_build_table. */
+/* Return table[first + (base + coef * i[depth]) modulo mod]. dcomm_build_table fills the table. */
 DCOMM_API dcomm_expr dcomm_lookup(int64_t first, int64_t base, int depth, int64_t coef,
                                   int64_t mod);
-/* e + add */
+/* Return e + add. */
 DCOMM_API dcomm_expr dcomm_plus(dcomm_expr e, int64_t add);
-/* e + per * i[depth] */
+/* Return e + per * i[depth]. */
 DCOMM_API dcomm_expr dcomm_plus_loop(dcomm_expr e, int depth, int64_t per);
 
 /* ---- operands: where bytes lie ---- */
 
-/* `length` bytes of a space (IN, OUT or SCRATCH) from a constant offset on. */
+/* Return `length` bytes of a space (IN, OUT or SCRATCH) from a constant offset on. */
 DCOMM_API dcomm_operand dcomm_span(dcomm_space space, int64_t offset, int64_t length);
-/* The same from an offset that may depend on loops. */
+/* Return `length` bytes of a space from an offset that may depend on loops. */
 DCOMM_API dcomm_operand dcomm_at(dcomm_space space, dcomm_expr offset, int64_t length);
-/* The same, cut off at byte `end` of the space: for equal blocks of which the last is shorter. */
+/* Return the same as dcomm_at, cut off at byte `end` of the space. It is for a partition into
+ * equal blocks whose last block is shorter. */
 DCOMM_API dcomm_operand dcomm_block(dcomm_space space, dcomm_expr offset, int64_t length,
                                     int64_t end);
-/* The arriving message, as a source of dcomm_build_recv_reduce. */
+/* Return the arriving message, as a source of dcomm_build_recv_reduce. */
 DCOMM_API dcomm_operand dcomm_msg(void);
-/* `length` bytes of what rank `peer` exposed as `slot`, from `offset` on. */
+/* Return `length` bytes, from `offset` on, of the memory that rank `peer` exposed as `slot`. */
 DCOMM_API dcomm_operand dcomm_exposed(dcomm_expr peer, uint16_t slot, dcomm_expr offset,
                                       int64_t length);
 
 /* ---- the builder ---- */
 
-/* Start the plan of `rank`, one of `nranks`. dtype and op are those of all folds. name is for
- * people; it is kept by address and must outlive the plan. On success *b_p is the builder: give it
- * to dcomm_build_finish or dcomm_build_destroy. Errors: DCOMM_ERR_INVALID (NULL, or rank and nranks
- * do not fit), DCOMM_ERR_NO_MEMORY; *b_p is NULL then. */
+/* Start the plan of `rank`, one of `nranks`. All folds use dtype and op. name is for people; the
+ * plan keeps its address, so name must outlive the plan. On success *b_p is the builder: give it
+ * to dcomm_build_finish or dcomm_build_destroy. Errors: DCOMM_ERR_INVALID (NULL, or rank and
+ * nranks do not fit), DCOMM_ERR_NO_MEMORY; *b_p is NULL then. */
 DCOMM_API dcomm_status dcomm_build_create(const char *name, int rank, int nranks, dcomm_dtype dtype,
                                           dcomm_op op, dcomm_builder **b_p);
 
-/* Say how many bytes of the caller's input and output the plan may touch. Default: none. */
+/* Set how many bytes of the caller's input and output the plan may touch (default: none). */
 DCOMM_API void dcomm_build_buffers(dcomm_builder *b, int64_t in_bytes, int64_t out_bytes);
 
-/* Lay the plan out and free the builder, in any case; *b_p becomes NULL. On success *plan_p is the
- * plan, which the caller owns: dcomm_plan_destroy frees it. Errors: the first one that the builder
- * kept; DCOMM_ERR_PLAN where no rank could run the plan (a loop without an end, an operand in a
- * space that the step cannot use, ...); DCOMM_ERR_INVALID (NULL); DCOMM_ERR_NO_MEMORY. The sentence
- * names plan, rank, lane and step. *plan_p is NULL then. Whether the plans of all ranks fit
- * together is for dcomm_plan_check to say. */
+/* Finish the plan and free the builder, even after an error; *b_p becomes NULL. On success *plan_p
+ * is the plan, which the caller owns: dcomm_plan_destroy frees it. Errors: the one that the
+ * builder kept; DCOMM_ERR_PLAN if no rank could run the plan (a loop without an end, an operand in
+ * a space that the step cannot use, ...); DCOMM_ERR_INVALID (NULL); DCOMM_ERR_NO_MEMORY. The
+ * sentence names plan, rank, lane and step. *plan_p is NULL then. This function does not check
+ * that the plans of all ranks fit together: call dcomm_plan_check. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_build_finish(dcomm_builder **b_p, dcomm_plan **plan_p);
 
-/* Free a builder that is not going to be finished. *b_p becomes NULL; NULL is fine. */
+/* Free a builder without finishing it. *b_p becomes NULL; NULL is fine. */
 DCOMM_API void dcomm_build_destroy(dcomm_builder **b_p);
 
 /* ---- what a plan has ---- */
 
 /* Reserve bytes of scratch, aligned to cache lines. Return the offset in DCOMM_SPACE_SCRATCH. */
 DCOMM_API int64_t dcomm_build_scratch(dcomm_builder *b, int64_t bytes);
-/* Reserve n tags. Return the first. Between two ranks each tag serves one message of a run. */
+/* Reserve n tags. Return the first. Within a run, each tag may carry one message from one rank to
+ * another. */
 DCOMM_API int64_t dcomm_build_tags(dcomm_builder *b, int64_t n);
-/* Reserve a counter, which SIGNAL adds to and WAIT waits for. It starts at 0. Return its number,
- * the same on all ranks if all reserve alike. */
+/* Reserve a counter, which SIGNAL adds to and WAIT waits for. It starts at 0. Return its number.
+ * All ranks get the same numbers if they reserve in the same order. */
 DCOMM_API uint16_t dcomm_build_counter(dcomm_builder *b);
-/* Reserve a slot to expose memory as. Return its number. */
+/* Reserve a slot, under which a rank can expose memory. Return its number. */
 DCOMM_API uint16_t dcomm_build_slot(dcomm_builder *b);
 /* Append n values to the plan's table, which dcomm_lookup reads. Return the index of the first. */
 DCOMM_API int64_t dcomm_build_table(dcomm_builder *b, const int64_t *values, size_t n);
 
 /* ---- steps ----
  *
- * Each appends one step to a lane. flags is 0 or an OR of DCOMM_STEP_ASYNC (start only: a fence, or
- * the end of the lane, waits), DCOMM_STEP_FINAL (this fold completes the reduction: an average
- * divides here), DCOMM_STEP_FORWARD and DCOMM_STEP_RESULT (plan.h). */
+ * Each function appends one step to a lane. flags is 0 or an OR of DCOMM_STEP_ASYNC (the step only
+ * starts: a fence, or the end of the lane, waits for it), DCOMM_STEP_FINAL (this fold completes
+ * the reduction: an average divides here), DCOMM_STEP_FORWARD and DCOMM_STEP_RESULT (plan.h). */
 
-/* Send src to rank `peer`; the step is done when src may be overwritten. */
+/* Send src to rank `peer`. The step is done when src may be overwritten. */
 DCOMM_API void dcomm_build_send(dcomm_builder *b, int lane, dcomm_operand src, dcomm_expr peer,
                                 dcomm_expr tag, unsigned flags);
-/* Receive the message that rank `peer` sends with this tag; it must be as long as dst. */
+/* Receive the message that rank `peer` sends with this tag. The message must be as long as dst. */
 DCOMM_API void dcomm_build_recv(dcomm_builder *b, int lane, dcomm_operand dst, dcomm_expr peer,
                                 dcomm_expr tag, unsigned flags);
-/* Receive a message and fold it: dst <- fold(first, second), one of which is dcomm_msg(). dst may
- * be the other one. stage is scratch as long as dst, for the message to arrive in. */
+/* Receive a message and fold it: dst <- fold(first, second). One of first and second is
+ * dcomm_msg(); the other one may be dst. stage is scratch memory as long as dst, in which the
+ * message can arrive. */
 DCOMM_API void dcomm_build_recv_reduce(dcomm_builder *b, int lane, dcomm_operand dst,
                                        dcomm_operand first, dcomm_operand second,
                                        dcomm_operand stage, dcomm_expr peer, dcomm_expr tag,
                                        unsigned flags);
-/* dst <- src, which may be dcomm_exposed: then it is read where it lies. */
+/* Copy: dst <- src. If src is dcomm_exposed, it is read in place. */
 DCOMM_API void dcomm_build_copy(dcomm_builder *b, int lane, dcomm_operand dst, dcomm_operand src,
                                 unsigned flags);
-/* dst <- fold(src[0], ..., src[n-1]) in this order. */
+/* Fold: dst <- fold(src[0], ..., src[n-1]) in this order. */
 DCOMM_API void dcomm_build_reduce(dcomm_builder *b, int lane, dcomm_operand dst,
                                   const dcomm_operand *src, size_t n, unsigned flags);
-/* Let rank `peer` (DCOMM_ALL_PEERS: every other) read src as `slot` of this rank. src must stay as
- * it is until the readers have signalled that they are done. */
+/* Let rank `peer` (DCOMM_ALL_PEERS: every other rank) read src as `slot` of this rank. src must
+ * not change until the readers have signalled that they are done. */
 DCOMM_API void dcomm_build_expose(dcomm_builder *b, int lane, dcomm_operand src, uint16_t slot,
                                   dcomm_expr peer);
-/* Add `value` to a counter of rank `peer`: this rank's own orders its lanes; DCOMM_ALL_PEERS: of
- * every other rank. */
+/* Add `value` to a counter of rank `peer` (DCOMM_ALL_PEERS: of every other rank). A counter of
+ * this rank itself orders its lanes. */
 DCOMM_API void dcomm_build_signal(dcomm_builder *b, int lane, uint16_t counter, dcomm_expr peer,
                                   dcomm_expr value);
 /* Wait until this rank's counter is at least `value`, which may not be negative. */
 DCOMM_API void dcomm_build_wait(dcomm_builder *b, int lane, uint16_t counter, dcomm_expr value);
-/* Wait for all that this lane has started with DCOMM_STEP_ASYNC. */
+/* Wait for all steps that this lane has started with DCOMM_STEP_ASYNC. */
 DCOMM_API void dcomm_build_fence(dcomm_builder *b, int lane);
-/* Repeat the steps up to the matching end `trips` times (0: never). Return the loop's depth, for
- * the expressions of these steps. */
+/* Repeat the steps up to the matching end `trips` times (0: never). Return the loop's depth, which
+ * the expressions of these steps use. */
 DCOMM_API int dcomm_build_loop(dcomm_builder *b, int lane, dcomm_expr trips);
 /* End the innermost open loop of the lane. */
 DCOMM_API void dcomm_build_end(dcomm_builder *b, int lane);
-/* Run another plan as one step, with `in` as its IN and `out` as its OUT. `sub` is kept by address
- * and must outlive this plan. table[group], table[group + 1], ... are the ranks of this plan that
- * are its ranks 0, 1, ... Its tags begin at `tag`: reserve sub->ntags of them. Return the step, to
- * set what else a CALL shifts (plan.h): its counters begin at step->slot, its slots at step->word;
- * reserve as many as it has. The address is good until the next step; NULL after an error. */
+/* Run the plan `sub` as one step, with `in` as its IN and `out` as its OUT. This plan keeps the
+ * address of `sub`, so `sub` must outlive it. The table maps ranks: rank r of `sub` is rank
+ * table[group + r] of this plan. The tags of `sub` begin at `tag`: reserve sub->ntags of them.
+ * Return the step, to set the other fields of a CALL (plan.h): the counters of `sub` begin at
+ * step->slot, its slots at step->word. Reserve as many of each as `sub` has. The address is valid
+ * until the next step is added; it is NULL after an error. */
 DCOMM_API dcomm_step *dcomm_build_call(dcomm_builder *b, int lane, const dcomm_plan *sub,
                                        int64_t group, dcomm_operand in, dcomm_operand out,
                                        dcomm_expr tag);
@@ -1504,7 +1563,7 @@ DCOMM_API dcomm_step *dcomm_build_call(dcomm_builder *b, int lane, const dcomm_p
 #endif
 #endif
 /* ==== include/dcomm/comm.h ================================================================= */
-/* comm.h - contexts, how ranks find each other, the life of a communicator. */
+/* comm.h - contexts, how ranks find each other, and the life of a communicator. */
 #ifndef DCOMM_COMM_H
 #define DCOMM_COMM_H
 
@@ -1513,8 +1572,9 @@ DCOMM_API dcomm_step *dcomm_build_call(dcomm_builder *b, int lane, const dcomm_p
 extern "C" {
 #endif
 
-/* One rank's transport: UCX, the connections, progress. A process usually has one; it may have
- * several, each for a rank of its own. Communicators share a context and keep it alive. */
+/* The transport of one rank: UCX, the connections, and their progress. A process usually has one
+ * context. It may have several, each for a rank of its own. Communicators share a context and keep
+ * it alive. */
 typedef struct dcomm_context dcomm_context;
 /* An ordered group of ranks that run collectives together. */
 typedef struct dcomm_comm dcomm_comm;
@@ -1522,15 +1582,15 @@ typedef struct dcomm_comm dcomm_comm;
 typedef struct dcomm_request dcomm_request;
 
 #define DCOMM_ID_BYTES 128 /* length of a dcomm_id */
-/* Names a rendezvous: addresses, port and a 128-bit secret. One rank creates it and hands it to the
- * others by any means (a file, MPI, a socket). It is plain bytes and may be copied. Whoever holds
- * it can join: keep it as secret as the training data. */
+/* The name of a rendezvous: addresses, port and a 128-bit secret. One rank creates it and passes
+ * it to the others by any means (a file, MPI, a socket). It is plain bytes and may be copied.
+ * Everyone who has it can join: keep it as secret as the training data. */
 typedef struct dcomm_id {
     uint8_t bytes[DCOMM_ID_BYTES]; /* opaque */
 } dcomm_id;
 
 /* Gather `bytes` bytes from every rank, in rank order, into `all` (size * bytes). Return 0, or an
- * error code of the caller's. dcomm calls it from the thread that creates the communicator, several
+ * error code of your own. dcomm calls it from the thread that creates the communicator, several
  * times, in the same order on every rank. */
 typedef int (*dcomm_allgather_fn)(const void *mine, size_t bytes, void *all, void *user);
 
@@ -1539,54 +1599,57 @@ typedef struct dcomm_context_opts {
     /* Start a thread that makes progress while the caller computes (default: no; environment
      * DCOMM_PROGRESS_THREAD=1). */
     bool progress_thread;
-    /* Network interface towards other hosts, such as "eth0" (default: DCOMM_IFACE, else the one
-     * towards MASTER_ADDR, else the default route's, else the first that is up; the loopback only
-     * if there is no other). */
+    /* Network interface towards other hosts, such as "eth0" (default: DCOMM_IFACE, else the
+     * interface towards MASTER_ADDR, else that of the default route, else the first that is up;
+     * the loopback only if there is no other). */
     const char *iface;
-    /* Ranks share memory only if their host ids are equal (default: DCOMM_HOSTID, else the
-     * machine's boot id) and if they can pass each other descriptors: one user, and one network
-     * namespace or one /dev/shm. */
+    /* Id of this host. Ranks share memory only if their host ids are equal and if they can pass
+     * each other file descriptors. That needs one user, and one network namespace or one /dev/shm
+     * (default: DCOMM_HOSTID, else the machine's boot id). */
     const char *host_id;
 } dcomm_context_opts;
 
-/* Open a context; opts may be NULL. It closes when its creator has destroyed it and no communicator
- * and no memory from dcomm_mem_alloc is left.
+/* Open a context; opts may be NULL. It closes when its creator has destroyed it, its last
+ * communicator is destroyed, and its last memory from dcomm_mem_alloc is freed.
  * Errors: DCOMM_ERR_INVALID, DCOMM_ERR_TRANSPORT (UCX), DCOMM_ERR_SYSTEM (no socket, no thread). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
                                                           dcomm_context **context_p);
-/* Give the context up and set *context_p to NULL. NULL and *context_p NULL are fine. */
+/* Release the creator's hold on a context and set *context_p to NULL. The context closes when
+ * nothing uses it any more (dcomm_context_create). NULL and *context_p NULL are fine. */
 DCOMM_API dcomm_status dcomm_context_destroy(dcomm_context **context_p);
 
 /* Make progress once, without blocking, on every communicator of the context. Every wait does the
- * same. Call it in long computations if there is no progress thread. It yields the core after some
- * calls in which nothing happened. */
+ * same. Call it in long computations if there is no progress thread. After some calls in a row
+ * without progress, it yields the core. */
 DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context);
 
 /* Ways in which the ranks of a communicator meet. */
 typedef enum dcomm_boot {
-    DCOMM_BOOT_AUTO = 0,     /* the launcher's environment: torchrun, Open MPI, MPICH, Slurm; a
-                                program without a launcher is one rank. Half a description (RANK
-                                without WORLD_SIZE) is DCOMM_ERR_INVALID */
+    DCOMM_BOOT_AUTO = 0,     /* read the launcher's environment: torchrun, Open MPI, MPICH, Slurm.
+                                A program without a launcher is one rank. An incomplete environment
+                                (RANK without WORLD_SIZE) is DCOMM_ERR_INVALID */
     DCOMM_BOOT_ID = 1,       /* opts.id, opts.rank, opts.size */
     DCOMM_BOOT_ALLGATHER = 2 /* opts.allgather, opts.rank, opts.size */
 } dcomm_boot;
 
-/* Actions of a poisoned communicator, beside failing its calls (docs/errors.md). */
+/* Actions after an error, when the communicator is poisoned: all its calls fail (docs/errors.md),
+ * and it does one of these. */
 typedef enum dcomm_on_error {
-    DCOMM_ON_ERROR_DEFAULT = 0, /* as DCOMM_ERRORS=return|print|abort says, else print */
+    DCOMM_ON_ERROR_DEFAULT = 0, /* what DCOMM_ERRORS=return|print|abort says, else print */
     DCOMM_ON_ERROR_RETURN = 1,  /* nothing more */
-    DCOMM_ON_ERROR_PRINT = 2,   /* tell the logger (or stderr) once: rank and sentence */
-    DCOMM_ON_ERROR_ABORT = 3    /* the same, then abort(); also if creation fails */
+    DCOMM_ON_ERROR_PRINT = 2,   /* pass the rank and the error sentence to the logger (or stderr)
+                                   once */
+    DCOMM_ON_ERROR_ABORT = 3    /* print, then call abort(); also if creation fails */
 } dcomm_on_error;
 
-#define DCOMM_CONNECTIONS_MAX 16 /* between two ranks on different hosts */
+#define DCOMM_CONNECTIONS_MAX 16 /* most connections between two ranks on different hosts */
 
 /* All zero means the defaults. Strings are copied. */
 typedef struct dcomm_comm_opts {
     /* ---- how the ranks meet ---- */
 
     dcomm_context *context; /* (default: a new one that lives as long as the communicator) */
-    dcomm_context_opts context_opts; /* for that new one */
+    dcomm_context_opts context_opts; /* for that new context */
     dcomm_boot boot;                 /* (default: DCOMM_BOOT_AUTO) */
     int rank, size;                  /* with DCOMM_BOOT_ID and DCOMM_BOOT_ALLGATHER */
     dcomm_id id;                     /* with DCOMM_BOOT_ID */
@@ -1597,81 +1660,85 @@ typedef struct dcomm_comm_opts {
 
     double timeout_s; /* seconds for creation and for each operation (default: DCOMM_TIMEOUT, else
                          300) */
-    /* Force this algorithm for every operation that has it; others choose theirs. If it cannot fold
-     * in rank order and a call needs that (deterministic, accumulate, an ordered operator), the
-     * call fails with DCOMM_ERR_UNSUPPORTED (default: DCOMM_ALGO, else "auto"). */
+    /* Use this algorithm for every operation that has it; other operations choose theirs. If a
+     * call must fold in rank order (deterministic, accumulate, an ordered operator) and the
+     * algorithm cannot, the call fails with DCOMM_ERR_UNSUPPORTED (default: DCOMM_ALGO, else
+     * "auto"). */
     const char *algo;
     bool deterministic; /* always fold in rank order (default: DCOMM_DETERMINISTIC, else no) */
-    size_t chunk_bytes; /* bytes of a piece that is pipelined, in long messages (default:
-                           DCOMM_CHUNK, else chosen for each algorithm) */
+    size_t chunk_bytes; /* bytes of one piece in a pipeline of long messages (default: DCOMM_CHUNK,
+                           else chosen for each algorithm) */
 
     /* ---- this machine and network; all ranks take rank 0's tune and connections ---- */
 
-    /* 1: measure what things cost, once per process and set of hosts, and choose algorithms by it.
-     * Takes some tenths of a second (docs/results/model.md). The numbers are read instead if
-     * DCOMM_TUNE_FILE names a file, or if an earlier run on this host kept them
-     * (DCOMM_TUNE_CACHE). -1: choose by built-in numbers (default: DCOMM_TUNE=1|0, else 1). */
+    /* 1: measure the costs of messages, copies and folds, once per process and set of hosts, and
+     * choose algorithms by them. That takes less than a second (docs/results/model.md). The
+     * numbers are read instead if DCOMM_TUNE_FILE names a file, or if an earlier run on this host
+     * kept them (DCOMM_TUNE_CACHE). -1: choose by built-in numbers (default: DCOMM_TUNE=1|0, else
+     * 1). */
     int tune;
     /* Connections from a rank to a rank of another host, 1 to DCOMM_CONNECTIONS_MAX. Several are
-     * faster if the network limits each one. Communicators of a context share connections: the one
-     * created or tuned last decides (default: DCOMM_CONNECTIONS, else the fewest that nearly fill
-     * the link if tuning measures, else those of the tuning that is read, else 1). */
+     * faster if the network limits each one. Communicators of a context share connections: the
+     * communicator that was created or tuned last decides (default: DCOMM_CONNECTIONS; else, if
+     * tuning measures, the fewest that nearly fill the link; else the number in the tuning that is
+     * read; else 1). */
     int connections;
 
-    /* ---- errors, of this rank alone ---- */
+    /* ---- errors; for this rank alone ---- */
 
-    dcomm_on_error on_error; /* also of communicators derived from this one (default:
+    dcomm_on_error on_error; /* also for communicators derived from this one (default:
                                 DCOMM_ON_ERROR_DEFAULT) */
 } dcomm_comm_opts;
 
 /* Create an id, on one rank. A thread of this process serves the rendezvous until all `size` ranks
  * have come or the communicator that uses the id is destroyed. Children that are forked afterwards
- * may be the ranks. There is nothing to destroy.
+ * may be the ranks. The id needs no destroy call.
  * Errors: DCOMM_ERR_INVALID, DCOMM_ERR_SYSTEM (no socket, no randomness). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_id_create(dcomm_id *id);
 
-/* Create a communicator; collective over all its ranks. opts may be NULL. It fails on all ranks or
- * on none, measuring (opts.tune) included, and may be tried again. A rank that fails alone (bad
- * options, no shared memory, no memory) takes up to 5 s to tell the others, whose sentence names
- * it.
- * Errors: DCOMM_ERR_RENDEZVOUS or DCOMM_ERR_TIMEOUT (who is missing), DCOMM_ERR_AUTH (wrong
- * secret), DCOMM_ERR_MISMATCH (sizes, versions), DCOMM_ERR_INVALID, DCOMM_ERR_NO_MEMORY,
- * DCOMM_ERR_TRANSPORT, DCOMM_ERR_UNSUPPORTED (ranks of several hosts, and some of them compiled
- * with DCOMM_NO_UCX). */
+/* Create a communicator; collective over all its ranks. opts may be NULL. Creation, including the
+ * measurements of opts.tune, fails on all ranks or on none, and may be tried again. A rank that
+ * fails alone (bad options, no shared memory, no memory) takes up to 5 s to tell the others. Their
+ * error sentence names that rank.
+ * Errors: DCOMM_ERR_RENDEZVOUS or DCOMM_ERR_TIMEOUT (the sentence names the missing ranks),
+ * DCOMM_ERR_AUTH (wrong secret), DCOMM_ERR_MISMATCH (sizes or versions differ), DCOMM_ERR_INVALID,
+ * DCOMM_ERR_NO_MEMORY, DCOMM_ERR_TRANSPORT, DCOMM_ERR_UNSUPPORTED (there are several hosts, and
+ * some ranks are compiled with DCOMM_NO_UCX). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_create(const dcomm_comm_opts *opts,
                                                        dcomm_comm **comm_p);
-/* Start to create a communicator, without blocking: *comm_p exists at once, and dcomm_comm_ready
- * tells when it can be used. Until then any other call on it fails with DCOMM_ERR_INVALID; destroy
- * cancels. */
+/* Start to create a communicator, without blocking. *comm_p exists at once, and dcomm_comm_ready
+ * tells when it can be used. Until then any other call on it fails with DCOMM_ERR_INVALID, except
+ * dcomm_comm_destroy, which cancels the creation. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_create_start(const dcomm_comm_opts *opts,
                                                              dcomm_comm **comm_p);
-/* Return DCOMM_OK if the communicator can be used, DCOMM_IN_PROGRESS, or the error that creation
- * failed with. */
+/* Return DCOMM_OK if the communicator can be used, DCOMM_IN_PROGRESS if it cannot yet, or the
+ * error that creation failed with. */
 DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm);
 
-/* Close a communicator and set *comm_p to NULL. NULL and *comm_p NULL are fine. No other thread may
- * be inside a call on it: abort, join, then destroy. Waits until the outstanding operations are
- * complete or have timed out; dcomm_comm_abort ends them at once. The caller still waits for their
- * requests, or frees them. Then waits up to 5 s for the goodbyes of its peers.
+/* Close a communicator and set *comm_p to NULL. NULL and *comm_p NULL are fine. No other thread
+ * may be inside a call on it: abort, join, then destroy. Waits until the outstanding operations
+ * are complete or have timed out; dcomm_comm_abort ends them at once. The caller must still wait
+ * for their requests or free them. Then waits up to 5 s until its peers close the communicator,
+ * too.
  * Errors: DCOMM_ERR_INVALID (this thread has queued operations on it in a group); the error that
- * poisoned the communicator, if the program has not seen it: no call and no wait has returned it or
- * will, and dcomm_comm_status, _error, _ready and _shrink were not called since. The communicator
- * is closed all the same. */
+ * poisoned the communicator, if the program has not seen it. It has seen the error if a call or a
+ * wait has returned it or will, or if dcomm_comm_status, _error, _ready or _shrink was called
+ * since. The communicator is closed in any case. */
 DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p);
 
-/* Split by colour; collective. Ranks with equal colour form a communicator, ordered by key, then by
- * old rank. A rank with a negative colour takes part and gets *new_p = NULL. Like dup and shrink it
- * waits, so it cannot stand between dcomm_group_start and dcomm_group_end. If one rank has no
- * memory for its part, all ranks get an error and may try again; if it cannot even take part,
- * `comm` is poisoned. */
+/* Split by colour; collective. Ranks with equal colour form a communicator, ordered by key, then
+ * by old rank. A rank with a negative colour takes part and gets *new_p = NULL. Split, dup and
+ * shrink wait for other ranks, so do not call them between dcomm_group_start and dcomm_group_end.
+ * If one rank has no memory for its part, all ranks get an error and may try again. If a rank has
+ * not even the memory to take part, `comm` is poisoned. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key,
                                                       dcomm_comm **new_p);
-/* Create a communicator with the same ranks and a message space of its own; collective. */
+/* Create a communicator with the same ranks and with messages of its own; collective. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_dup(dcomm_comm *comm, dcomm_comm **new_p);
-/* Create a communicator without the n ranks in `excluded`; collective over the others, which must
- * all name the same ranks. It is made for use after an error. Survivors keep their order. It waits
- * for the others at most as long as an operation does. After an error it can be called again, also
- * by ranks that have called it a different number of times.
+/* Create a communicator without the n ranks in `excluded`. The call is collective over the other
+ * ranks, which must all name the same ranks. It is meant for use after an error. Survivors keep
+ * their order. It waits for the others at most as long as an operation does. If it fails, it can
+ * be called again, even if ranks have called it a different number of times.
  * Errors: DCOMM_ERR_INVALID (own rank excluded, bad rank), DCOMM_ERR_NO_MEMORY (here, or on a rank
  * that the sentence names), DCOMM_ERR_TIMEOUT, DCOMM_ERR_PEER. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, int n,
@@ -1688,23 +1755,24 @@ DCOMM_API int dcomm_comm_size(const dcomm_comm *comm);
 DCOMM_API dcomm_context *dcomm_comm_context(const dcomm_comm *comm);
 /* Return the error that poisoned the communicator (DCOMM_OK: none). */
 DCOMM_API dcomm_status dcomm_comm_status(const dcomm_comm *comm);
-/* Return its sentence ("": none); valid until the communicator is destroyed. */
+/* Return the sentence of that error ("": none). It is valid until the communicator is
+ * destroyed. */
 DCOMM_API const char *dcomm_comm_error(const dcomm_comm *comm);
-/* Return the number of the host that a rank is on, from 0 in order of lowest rank: ranks that share
- * memory have equal numbers. -1 for a bad rank. */
+/* Return the number of the host that a rank is on. Hosts are numbered from 0 in the order of their
+ * lowest rank. Ranks that share memory have equal numbers. -1 for a bad rank. */
 DCOMM_API int dcomm_comm_host(const dcomm_comm *comm, int rank);
 /* Return the name of the machine that a rank runs on; NULL for a bad rank. It lives as long as the
  * communicator. */
 DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank);
 
-/* ---- topology: who is near whom ----
+/* ---- topology: which ranks are near each other ----
  *
- * The ranks of a communicator form groups, level by level, coarsest first: those of one host, then
- * of one package (socket), NUMA node, last-level cache, core; NUMA nodes come before packages on
- * machines with several packages in a node. A group lies within one group of the level above. Level
- * 0 is always the host; another level exists only if it divides a group of the level above. The
- * topology is read when the context is created; derived communicators keep it (docs/topology.md).
- */
+ * The ranks of a communicator form groups, level by level, from coarse to fine: host, package
+ * (socket), NUMA node, last-level cache, core. On machines with several packages in a NUMA node,
+ * NUMA nodes come before packages. A group lies within one group of the level above. Level 0 is
+ * always the host. Another level exists only if it divides a group of the level above. The
+ * topology is read when the context is created; derived communicators keep it
+ * (docs/topology.md). */
 
 /* Parts of a machine that ranks can share. */
 typedef enum dcomm_level_kind {
@@ -1717,15 +1785,15 @@ typedef enum dcomm_level_kind {
 
 /* A level of the topology. */
 typedef struct dcomm_level {
-    dcomm_level_kind kind; /* the ranks of a group share one of these */
+    dcomm_level_kind kind; /* kind of the part that the ranks of a group share */
     const char *name;      /* "host", "package", "numa", "cache", "core" */
     int groups;            /* number of groups */
 } dcomm_level;
 
-/* The place that a rank runs at. Numbers are hwloc's logical indices on the rank's machine. */
+/* The place where a rank runs. Numbers are hwloc's logical indices on the rank's machine. */
 typedef struct dcomm_place {
-    int package, numa, cache, core; /* -1: it may run on several, or there is none */
-    int cpus;                       /* hardware threads that it may run on; 0: unknown */
+    int package, numa, cache, core; /* -1: the rank may run on several, or there is none */
+    int cpus;                       /* number of hardware threads that it may run on; 0: unknown */
     bool bound;        /* the scheduler cannot move it to where another rank of its host runs */
     char cpu_list[64]; /* those hardware threads, by the system's numbers: "0-3,8" */
     char nic[16];      /* device of the network interface towards other hosts, or "none" */
@@ -1740,8 +1808,8 @@ DCOMM_API dcomm_status dcomm_comm_get_level(const dcomm_comm *comm, int level, d
 /* Return the group of a rank at a level; groups are numbered from 0 in order of their lowest rank.
  * -1 for a bad rank or level. */
 DCOMM_API int dcomm_comm_group(const dcomm_comm *comm, int level, int rank);
-/* Return the rank at a position of the order in which rings pass through the ranks: at every level
- * the ranks of a group stand next to each other. -1 for a bad position. */
+/* Return the rank at a position of the order in which rings pass through the ranks. In this order
+ * the ranks of a group are neighbours, at every level. -1 for a bad position. */
 DCOMM_API int dcomm_comm_order(const dcomm_comm *comm, int position);
 /* Say in *place where a rank runs.
  * Errors: DCOMM_ERR_INVALID (bad rank, NULL). */
@@ -1752,7 +1820,7 @@ DCOMM_API dcomm_status dcomm_comm_get_place(const dcomm_comm *comm, int rank, dc
 #endif
 #endif
 /* ==== include/dcomm/mem.h ================================================================== */
-/* mem.h - memory that the ranks of a host can map from each other. */
+/* mem.h - registered memory, which other ranks of the host can map. */
 #ifndef DCOMM_MEM_H
 #define DCOMM_MEM_H
 
@@ -1761,66 +1829,72 @@ DCOMM_API dcomm_status dcomm_comm_get_place(const dcomm_comm *comm, int rank, dc
 extern "C" {
 #endif
 
-/* Allocate registered memory: in collectives, the other ranks of the host read it (all of it or any
- * part) in place, without a system call and without a copy. It may be used wherever other memory
- * may, by some ranks and not by others, and by any communicator of the context. Ranks of other
- * hosts, and ranks that cannot map it, are served as with ordinary memory. The first operation on
- * it tells the peers and is no faster.
+/* Allocate registered memory. In collectives, the other ranks of the host read it (all of it or
+ * any part) in place, without a system call and without a copy. It may be used wherever other
+ * memory may. Some ranks may use it while others do not, and any communicator of the context may
+ * use it. For ranks of other hosts, and for ranks that cannot map it, it works like ordinary
+ * memory. The first operation on it only announces it to the peers and is no faster.
  *
- * The memory is zeroed and page-aligned; from 256 KiB on it is aligned to 2 MiB and a whole number
+ * The memory is zeroed and page-aligned. From 256 KiB on it is aligned to 2 MiB and a whole number
  * of huge pages, if the kernel gives them (dcomm_mem_get_info tells). All pages are allocated at
- * once: a host without enough memory gives an error here, not SIGBUS later. It lies on the NUMA
- * node of the calling thread. Each allocation keeps one file descriptor open; if none is left
- * (ulimit -n), it is served as ordinary memory (dcomm_mem_info.shared is false).
+ * once: if the host has not enough memory, this call returns an error, and no SIGBUS follows
+ * later. The memory lies on the NUMA node of the calling thread. Each allocation keeps one file
+ * descriptor open. If none is left (ulimit -n), the memory works like ordinary memory
+ * (dcomm_mem_info.shared is false).
  *
- * The caller owns it until dcomm_mem_free, even if communicators and `context` (a communicator's is
- * dcomm_comm_context) are destroyed: the context closes when its last memory is freed, too. The end
- * of the process frees all. The functions of this header may be called from any thread.
+ * The caller owns the memory until dcomm_mem_free, even if communicators and `context` are
+ * destroyed: the context stays open until its last memory is freed. dcomm_comm_context returns the
+ * context of a communicator. The end of the process frees all memory. The functions of this header
+ * may be called from any thread.
  *
  * Errors: DCOMM_ERR_INVALID (context or ptr_p is NULL), DCOMM_ERR_SYSTEM (no shared memory of that
- * size: the sentence says what to raise), DCOMM_ERR_NO_MEMORY. *ptr_p is NULL then, and also for 0
- * bytes. */
+ * size: the sentence names the limit to raise), DCOMM_ERR_NO_MEMORY. *ptr_p is NULL then, and also
+ * for 0 bytes. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_mem_alloc(dcomm_context *context, size_t bytes,
                                                      void **ptr_p);
 /* Free memory from dcomm_mem_alloc or dcomm_mem_alloc_device and set *ptr_p to NULL. NULL and
  * *ptr_p NULL are fine. No operation on it may be outstanding; after an error, destroy its
- * communicator first (docs/errors.md). The system gets host memory back when the peers that mapped
- * it make progress next.
- * Errors: DCOMM_ERR_INVALID (not from one of them, or not its beginning). */
+ * communicator first (docs/errors.md). The system gets host memory back after the peers that
+ * mapped it have made progress.
+ * Errors: DCOMM_ERR_INVALID (not from one of these functions, or not the beginning of an
+ * allocation). */
 DCOMM_API dcomm_status dcomm_mem_free(void **ptr_p);
 
-/* Allocate registered memory on the calling thread's current device: a whole number of 2 MiB, so
- * that nothing else is shared with it, aligned as cudaMalloc's and not zeroed. Processes of this
- * host whose devices can read it open it once, by CUDA IPC, and their kernels read it in place:
- * nothing goes through host memory then. Other ranks, and all ranks in the first operations until
- * they know it, are served as with other device memory. It may be used wherever other device memory
- * may.
+/* Allocate registered memory on the calling thread's current device. Its size is a whole number of
+ * 2 MiB, so that no other allocation is shared along with it. It is aligned as memory of
+ * cudaMalloc is, and not zeroed. Processes of this host whose devices can read it open it once, by
+ * CUDA IPC. Then their kernels read it in place, and nothing goes through host memory. For other
+ * ranks, and for all ranks in the first operations until they know it, it works like other device
+ * memory. It may be used wherever other device memory may.
  *
- * context: peers of its communicators may open the memory; NULL: no peer until dcomm_mem_share.
+ * context: the peers of its communicators may open the memory; NULL: no peer may open it until
+ * dcomm_mem_share.
  *
- * The device gets freed memory back when all peers that opened it have closed it: in their next
- * call on device memory, when they destroy the last communicator with this rank, or when they end,
- * but not while one of their streams waits for an operation. A call that allocates or frees,
- * destroys a communicator or starts an operation on device memory then returns it to CUDA and may
- * take as long as cudaFree. Memory that a peer never closes lasts as long as this process.
+ * The device gets freed memory back after all peers that opened it have closed it. A peer closes
+ * it in its next call on device memory, when it destroys its last communicator with this rank, or
+ * when it ends. It does not close it while one of its streams waits for an operation. Afterwards,
+ * the next call of this process that allocates or frees such memory, destroys a communicator or
+ * starts an operation on device memory returns the memory to CUDA. That call may take as long as
+ * cudaFree. Memory that a peer never closes lasts as long as this process.
  *
- * Errors: DCOMM_ERR_INVALID (ptr_p is NULL), DCOMM_ERR_UNSUPPORTED (built without DCOMM_WITH_CUDA),
- * DCOMM_ERR_NO_MEMORY, DCOMM_ERR_SYSTEM (CUDA's, in the sentence). *ptr_p is NULL then, and also
- * for 0 bytes. */
+ * Errors: DCOMM_ERR_INVALID (ptr_p is NULL), DCOMM_ERR_UNSUPPORTED (built without
+ * DCOMM_WITH_CUDA), DCOMM_ERR_NO_MEMORY, DCOMM_ERR_SYSTEM (an error of CUDA, which the sentence
+ * names). *ptr_p is NULL then, and also for 0 bytes. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_mem_alloc_device(dcomm_context *context, size_t bytes,
                                                             void **ptr_p);
-/* Let peers of one more context open the whole allocation of dcomm_mem_alloc_device that `ptr`
- * points into. Calls are counted.
+/* Let the peers of one more context open an allocation of dcomm_mem_alloc_device. They may open
+ * the whole allocation that `ptr` points into. Calls are counted.
  * Errors: DCOMM_ERR_INVALID (no such memory; context is NULL), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_mem_share(dcomm_context *context, const void *ptr);
-/* Take one dcomm_mem_share back; no operation of this context on the memory may be outstanding.
- * dcomm_mem_free takes all back.
- * Errors: DCOMM_ERR_INVALID (no such memory; context is NULL, or has no share of it). */
+/* Undo one dcomm_mem_share. No operation of this context on the memory may be outstanding.
+ * dcomm_mem_free undoes all of them.
+ * Errors: DCOMM_ERR_INVALID (no such memory; context is NULL, or the memory is not shared with
+ * it). */
 DCOMM_API dcomm_status dcomm_mem_unshare(dcomm_context *context, const void *ptr);
 
-/* An allocation of registered memory. */
+/* Facts about an allocation of registered memory. */
 typedef struct dcomm_mem_info {
-    void *base;        /* pointer from dcomm_mem_alloc or dcomm_mem_alloc_device */
+    void *base;        /* beginning, as dcomm_mem_alloc or dcomm_mem_alloc_device returned it */
     size_t bytes;      /* size of the allocation; may be more than was asked for */
     size_t huge_bytes; /* bytes of it on huge pages */
     bool shared;       /* ranks of this host can map or open it */
@@ -1839,21 +1913,22 @@ DCOMM_API dcomm_status dcomm_mem_get_info(const void *ptr, dcomm_mem_info *info)
  *
  * Buffers belong to the caller and may have any alignment. They are in use from the call until the
  * operation is complete. Counts are in elements. `opts` may be NULL. A NULL buffer is legal only
- * with count 0. In place: pass DCOMM_IN_PLACE as sendbuf, or the pointer that NCCL's rules name
- * (noted at each collective). Otherwise input and output must not overlap; a call on buffers that
- * overlap in part is refused.
+ * with count 0. For an operation in place, pass DCOMM_IN_PLACE as sendbuf, or the pointer that
+ * NCCL's rules name (noted at each collective). Otherwise input and output must not overlap. A
+ * call on buffers that overlap in part is refused.
  *
- * Every rank calls the collectives of one communicator in the same order with fitting arguments. If
- * they do not fit, or one rank's call is refused, every other rank gets DCOMM_ERR_MISMATCH
+ * Every rank calls the collectives of one communicator in the same order with arguments that fit.
+ * If they do not fit, or if one rank's call is refused, every other rank gets DCOMM_ERR_MISMATCH
  * (docs/errors.md).
  *
- * With an implementation built with DCOMM_WITH_CUDA, buffers may also be device memory: all buffers
- * of a call on one device, aligned to their elements (docs/cuda.md).
+ * Buffers may also be device memory if the implementation is built with DCOMM_WITH_CUDA. Then all
+ * buffers of a call must be on one device and aligned to their elements (docs/cuda.md).
  *
- * dcomm_x blocks; dcomm_ix is the same operation without blocking, with a request. Between
- * dcomm_group_start and dcomm_group_end both only queue the operation.
+ * Each operation has two forms: dcomm_x blocks; dcomm_ix does not block and returns a request.
+ * Between dcomm_group_start and dcomm_group_end both only queue the operation.
  *
- * Results are bitwise equal on all ranks, and from run to run with the same algorithm. */
+ * Results are bitwise equal on all ranks. With the same algorithm they are also bitwise equal from
+ * run to run. */
 #ifndef DCOMM_COLL_H
 #define DCOMM_COLL_H
 
@@ -1862,7 +1937,7 @@ DCOMM_API dcomm_status dcomm_mem_get_info(const void *ptr, dcomm_mem_info *info)
 extern "C" {
 #endif
 
-/* Pass it as sendbuf: the input lies in recvbuf. */
+/* Pass this as sendbuf if the input lies in recvbuf. */
 #define DCOMM_IN_PLACE ((const void *)(uintptr_t)-1)
 
 /* All zero means the defaults. A field must be the same on every rank of the call unless it says
@@ -1870,93 +1945,99 @@ extern "C" {
 typedef struct dcomm_coll_opts {
     /* ---- any call ---- */
 
-    const char *algo;   /* algorithm by name: it runs, or the call fails (default: the
+    const char *algo;   /* name of the algorithm: it runs, or the call fails (default: the
                            communicator's, else chosen by size) */
-    bool deterministic; /* fold in rank order: bits do not depend on size, bucketing, chunking or
-                           placement (default: the communicator's; always with ordered operators,
-                           dcomm_op_opts) */
-    /* DCOMM_F32: f16 and bf16 are sent once; one rank adds all contributions to an element in f32
-     * and rounds once, so that the error does not grow with the number of ranks. Limits the choice
-     * to algorithms that fold in rank order. No effect on other dtypes. DCOMM_F64 is 0 and means
-     * the default (default: 0, algorithms that pass sums on round them at each rank, unless
-     * deterministic). */
+    bool deterministic; /* fold in rank order: the bits of the result do not depend on size,
+                           bucketing, chunking or placement (default: the communicator's; always
+                           true for ordered operators, dcomm_op_opts) */
+    /* DCOMM_F32: for f16 and bf16, every rank sends its own contributions once. One rank adds all
+     * contributions to an element in f32 and rounds once, so the error does not grow with the
+     * number of ranks. This limits the choice to algorithms that fold in rank order. It has no
+     * effect on other dtypes. DCOMM_F64 is 0 and means the default (default: 0, algorithms that
+     * pass sums on round them at each rank, unless deterministic). */
     dcomm_dtype accumulate;
     double timeout_s; /* seconds (default: 0, the communicator's) */
-    /* DCOMM_PREMUL_SUM: factor on this rank's input; may differ by rank. Floats are multiplied as
-     * floats. Integers below 64 bits are multiplied in f64 and clamped; those of 64 bits as
-     * integers that wrap around, if the factor is an integer (default: 0, taken as 1; for a factor
-     * of 0 use premul_p). */
+    /* DCOMM_PREMUL_SUM: the factor on this rank's input; may differ by rank. Floats are multiplied
+     * as floats. Integers below 64 bits are multiplied in f64 and clamped. Integers of 64 bits are
+     * multiplied as integers that wrap around, if the factor is an integer (default: 0, taken as
+     * 1; for a factor of 0 use premul_p). */
     double premul;
-    const void *premul_p; /* the same factor as one value of the call's dtype, exact, and 0 if it is
-                             0. Read before the call returns; any alignment; may be NULL on some
-                             ranks only (default: NULL, premul) */
+    const void *premul_p; /* the factor of DCOMM_PREMUL_SUM as one exact value of the call's dtype;
+                             here 0 means 0. It is read before the call returns and may have any
+                             alignment. It may be NULL on some ranks only (default: NULL,
+                             premul) */
     int lanes;            /* parallel rings or trees, if the algorithm has them (default: 1) */
-    size_t chunk_bytes;   /* bytes of a piece that is pipelined (default: the communicator's) */
-    /* All-to-all-v: [size * size], elements from rank i to rank j at i * size + j. With it the
-     * choice knows all sizes, and bruck and hier need not exchange them. Read before the call
-     * returns (default: NULL, each rank knows its own counts; the choice assumes blocks of 64 KiB).
-     */
+    size_t chunk_bytes;   /* bytes of one piece in a pipeline (default: the communicator's) */
+    /* All-to-all-v: [size * size] counts; rank i sends matrix[i * size + j] elements to rank j.
+     * With it the choice of the algorithm knows all sizes, and the algorithms bruck and hier need
+     * not exchange them. It is read before the call returns (default: NULL, each rank knows its
+     * own counts; the choice assumes blocks of 64 KiB). */
     const size_t *matrix;
 
-    /* ---- promises about the memory of all ranks, by which the algorithm is chosen ---- */
+    /* ---- promises about the memory of all ranks, for the choice of the algorithm ---- */
 
     bool registered; /* buffers are registered (mem.h): blocks of 4 to 32 KiB are read in place
-                        instead of sent. A buffer that is not is still served, but slower (default:
-                        false) */
-    bool huge_pages; /* buffers lie on huge pages (madvise MADV_HUGEPAGE), which the kernel reads up
-                        to twice as fast; `registered` promises more (default: false) */
-    bool device;     /* buffers are device memory: messages are longer, and copies between host and
-                        device count. With `registered`: ranks of one host read each other's memory
-                        in place (dcomm_mem_alloc_device on devices that can, or threads that share
-                        one device) (default: false) */
+                        instead of sent. A buffer that is not registered still works, but slower
+                        (default: false) */
+    bool huge_pages; /* buffers lie on huge pages (madvise MADV_HUGEPAGE), which the kernel reads
+                        faster; `registered` promises more (default: false) */
+    bool device;     /* buffers are device memory: the choice counts copies between host and
+                        device, and messages are longer. With `registered`, ranks of one host read
+                        each other's memory in place. That needs memory of dcomm_mem_alloc_device
+                        on devices that can, or threads that share one device (default: false) */
 
     /* ---- a stream ---- */
 
     /* A cudaStream_t of the thread's current device. The operation begins when the work that the
-     * stream holds now is done; later work on the stream waits for the result. The call returns
-     * once that is arranged. Errors show in dcomm_comm_status and never hold the stream up. A
-     * request may be asked for all the same. In a group, the stream counts at dcomm_group_end. May
-     * differ by rank; buffers may be host memory too. From the first such call on, the context has
-     * a progress thread. NULL is no stream (cuda.h): the operation begins at once. Errors:
-     * DCOMM_ERR_UNSUPPORTED (built without DCOMM_WITH_CUDA; the stream is being captured into a
-     * graph; the driver cannot let a stream wait), DCOMM_ERR_INVALID (another rank of this process
-     * has put the same operation on this stream, or one of the two streams is the legacy default
-     * stream and the other waits for it: the two would wait for each other, unless one group holds
-     * both). (default: NULL) */
+     * stream holds now is done. Later work on the stream waits for the result. The call returns
+     * once this is arranged; it does not wait for the operation. Errors show in dcomm_comm_status
+     * and never stop the stream. The non-blocking form still returns a request. In a group, the
+     * work that the stream holds at dcomm_group_end counts. The stream may differ by rank. Buffers
+     * may be host memory too. The first such call starts a progress thread of the context. NULL
+     * means no stream (cuda.h): the operation begins at once. Errors: DCOMM_ERR_UNSUPPORTED (built
+     * without DCOMM_WITH_CUDA; the stream is being captured into a graph; the driver cannot let a
+     * stream wait), DCOMM_ERR_INVALID (two ranks of this process would wait for each other: both
+     * put the same operation on one stream, or one of their two streams is the legacy default
+     * stream and the other waits for it. One group that holds both operations is allowed).
+     * (default: NULL) */
     void *stream;
 
     /* ---- lossy compression, of all-reduces of sums and averages of floats ---- */
 
-    /* Encode everything that is sent. Tensors of fewer than 2,048 elements stay exact. The spec
-     * must be the same on every rank. In use until the operation is complete. Without feedback
-     * nothing is remembered from call to call: powersgd begins each one cold. See
-     * docs/compressed-allreduce.md (default: NULL, exact). */
+    /* The codec that encodes everything that is sent. Tensors of fewer than 2,048 elements stay
+     * exact. The spec must be the same on every rank. The codec is in use until the operation is
+     * complete. Without feedback nothing is remembered from call to call: powersgd then starts
+     * each call from random columns. See docs/compressed-allreduce.md (default: NULL, exact). */
     const dcomm_codec *codec;
-    /* Error feedback: keeps the encoding's error and adds it to the next input. One state per
-     * tensor and rank, of `count` elements, in use until the operation is complete. Its codec is
-     * taken if codec is NULL, and its seed. It is committed when the operation succeeds and stale
-     * when it fails. Its residuals move to where the buffers are, on a device or in host memory. A
-     * call may come while an earlier call with this state is outstanding on the same stream, except
-     * with a linear codec or while the state warms up (default: NULL, none). */
+    /* Error feedback: it keeps the encoding's error and adds it to the next input. There is one
+     * state per tensor and rank, of `count` elements. It is in use until the operation is
+     * complete. Its seed is used, and its codec if `codec` is NULL. It is committed when the
+     * operation succeeds and becomes stale when it fails. Its residuals move to where the buffers
+     * are, on a device or in host memory. A call may use a state while an earlier call with it is
+     * outstanding on the same stream, except with a linear codec or while the state warms up
+     * (default: NULL, none). */
     dcomm_feedback *feedback;
-    uint64_t codec_seed; /* seed of the codec's random numbers (default: 0). Linear codecs sum their
-                            encodings: seed and step must be the same on every rank, and with
-                            feedback its seed, tensor and step */
-    uint64_t codec_step; /* differs from call to call; count from 1 (default: 0, taken as the number
-                            of the collective on its communicator) */
-    /* Totals of this rank's encodings: `kept` and `bytes` are sums, `nonzero` and `summed` describe
-     * the result. Written until the operation is complete; may differ by rank (default: NULL). */
+    uint64_t codec_seed; /* seed of the codec's random numbers (default: 0). Encodings of linear
+                            codecs are summed, so seed and step must be the same on every rank;
+                            with feedback, its seed, tensor and step */
+    uint64_t codec_step; /* number of this call for the random numbers, which must differ from call
+                            to call; count from 1 (default: 0, taken as the number of the
+                            collective on its communicator) */
+    /* Takes the totals of this rank's encodings: `kept` and `bytes` are sums, `nonzero` and
+     * `summed` describe the result. It may be written until the operation is complete. May differ
+     * by rank (default: NULL). */
     dcomm_codec_report *codec_report;
-    /* Errors of this rank's encodings are added to it: what arrives of what it sends, and with
-     * feedback what it holds back (instead of the state's own ledger). A sum that this rank encodes
-     * again is compared with nothing; only its bits and what feedback holds back of it count. In
-     * use until the operation is complete; may differ by rank (default: NULL). */
+    /* The errors of this rank's encodings are added to this ledger: decoded values are compared
+     * with the input, and with feedback the residual counts too (then the state's own ledger is
+     * not used). If this rank encodes a sum again, only its bits and its residual count, because
+     * there is no input to compare with. It is in use until the operation is complete. May differ
+     * by rank (default: NULL). */
     dcomm_ledger *codec_ledger;
 } dcomm_coll_opts;
 
-/* All-reduce: set recvbuf[i], on every rank, to the fold of all ranks' sendbuf[i]. In place:
- * sendbuf == recvbuf. Algorithms: ring, tree, binomial, recursive_doubling, halving_doubling,
- * one_shot, two_shot, staged, star, hier, hier_leader (docs/algorithms.md has the cost of each). */
+/* All-reduce: set recvbuf[i] on every rank to the fold of all ranks' sendbuf[i]. In place: sendbuf
+ * == recvbuf. Algorithms: ring, tree, binomial, recursive_doubling, halving_doubling, one_shot,
+ * two_shot, staged, star, hier, hier_leader (docs/algorithms.md has the cost of each). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_iallreduce(dcomm_comm *comm, const void *sendbuf,
                                                       void *recvbuf, size_t count,
                                                       dcomm_dtype dtype, dcomm_op op,
@@ -1967,8 +2048,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_allreduce(dcomm_comm *comm, const voi
                                                      dcomm_op op, const dcomm_coll_opts *opts);
 
 /* Reduce-scatter: fold all ranks' sendbuf (size*recvcount elements) and give block r of the result
- * to rank r. In place: recvbuf == sendbuf + rank*recvcount (DCOMM_IN_PLACE: recvbuf is the whole
- * buffer, and the rank's block of it takes the result). */
+ * to rank r. In place: recvbuf == sendbuf + rank*recvcount. With DCOMM_IN_PLACE, recvbuf is the
+ * whole buffer, and the result goes to the rank's own block of it. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ireduce_scatter(dcomm_comm *comm, const void *sendbuf,
                                                            void *recvbuf, size_t recvcount,
                                                            dcomm_dtype dtype, dcomm_op op,
@@ -1990,8 +2071,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_reduce_scatterv(dcomm_comm *comm, con
                                                            dcomm_dtype dtype, dcomm_op op,
                                                            const dcomm_coll_opts *opts);
 
-/* All-gather: fill recvbuf (size*sendcount elements) with every rank's sendbuf, block r from rank
- * r. In place: sendbuf == recvbuf + rank*sendcount. */
+/* All-gather: fill recvbuf (size*sendcount elements) with every rank's sendbuf; block r comes from
+ * rank r. In place: sendbuf == recvbuf + rank*sendcount. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_iallgather(dcomm_comm *comm, const void *sendbuf,
                                                       void *recvbuf, size_t sendcount,
                                                       dcomm_dtype dtype,
@@ -2025,8 +2106,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_broadcast(dcomm_comm *comm, const voi
                                                      void *recvbuf, size_t count, dcomm_dtype dtype,
                                                      int root, const dcomm_coll_opts *opts);
 
-/* Reduce: as all-reduce, with the result on root only. Elsewhere recvbuf is not touched and may be
- * NULL. */
+/* Reduce: as all-reduce, but only root gets the result. On other ranks recvbuf is not touched and
+ * may be NULL. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ireduce(dcomm_comm *comm, const void *sendbuf,
                                                    void *recvbuf, size_t count, dcomm_dtype dtype,
                                                    dcomm_op op, int root,
@@ -2092,11 +2173,11 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ialltoall(dcomm_comm *comm, const voi
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_alltoall(dcomm_comm *comm, const void *sendbuf,
                                                     void *recvbuf, size_t count, dcomm_dtype dtype,
                                                     const dcomm_coll_opts *opts);
-/* All-to-all with counts: send sendcounts[p] elements at sendbuf + sdispls[p] to rank p, and
- * receive recvcounts[p] elements from it at recvbuf + rdispls[p]. Displacements are in elements;
- * NULL: packed; ignored if the count is 0. Rank p's count for this rank must equal
- * recvcounts[p], else every rank gets DCOMM_ERR_MISMATCH. Not in place: no sent block may
- * overlap a received one. */
+/* All-to-all with counts. Send sendcounts[p] elements at sendbuf + sdispls[p] to rank p, and
+ * receive recvcounts[p] elements from rank p at recvbuf + rdispls[p]. Displacements are in
+ * elements. NULL means packed in rank order. A displacement is ignored if its count is 0. Rank p's
+ * count for this rank must equal recvcounts[p], else every rank gets DCOMM_ERR_MISMATCH. Not in
+ * place: no sent block may overlap a received one. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ialltoallv(
     dcomm_comm *comm, const void *sendbuf, const size_t *sendcounts, const size_t *sdispls,
     void *recvbuf, const size_t *recvcounts, const size_t *rdispls, dcomm_dtype dtype,
@@ -2114,9 +2195,9 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ibarrier(dcomm_comm *comm, const dcom
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts);
 
 /* Point-to-point: dcomm_send sends count elements to `peer`, dcomm_recv receives them. On one
- * communicator, the n-th send from a to b meets the n-th receive of b from a, with equal counts. A
- * rank does not send to itself. A send may or may not complete before the receive is posted: do not
- * depend on it. */
+ * communicator, the n-th send from rank a to rank b meets b's n-th receive from a; their counts
+ * must be equal. A rank cannot send to itself. A send may or may not complete before the receive
+ * is posted: do not depend on either. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_isend(dcomm_comm *comm, const void *buf, size_t count,
                                                  dcomm_dtype dtype, int peer,
                                                  const dcomm_coll_opts *opts,
@@ -2132,12 +2213,13 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_recv(dcomm_comm *comm, void *buf, siz
                                                 dcomm_dtype dtype, int peer,
                                                 const dcomm_coll_opts *opts);
 
-/* Run the caller's plan as the next collective of comm. plan is this rank's part: plan->rank is the
- * rank and plan->nranks the size of comm. `signature` must be equal on all ranks: by it mismatches
- * are found. `unused` is NULL. The plan stays in use until the operation is complete.
+/* Run the caller's plan as the next collective of comm. plan is this rank's part: plan->rank is
+ * the rank and plan->nranks the size of comm. `signature` must be equal on all ranks: dcomm
+ * compares it to detect mismatches. `unused` is NULL. The plan stays in use until the operation is
+ * complete.
  * Errors: DCOMM_ERR_PLAN (the plan is malformed). An operand outside its space fails the operation
- * when it runs. Table lookups out of bounds, races and deadlocks are not found here: check a plan
- * first (dcomm_plan_check). */
+ * when it runs. This function does not find table lookups out of bounds, races or deadlocks: check
+ * a plan first (dcomm_plan_check). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_iplan_run(dcomm_comm *comm, const dcomm_plan *plan,
                                                      const void *in, void *out, void *unused,
                                                      uint32_t signature,
@@ -2154,49 +2236,51 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_wait(dcomm_request **request_p);
 /* Wait for all of n requests; NULL ones are skipped. Returns the first error in order. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_wait_all(dcomm_request **requests, size_t n);
 /* Make progress once. Return DCOMM_IN_PROGRESS, or set *request_p to NULL and return its result.
- * After some tests in a row in which nothing happened, each yields the core, as a wait does: a loop
- * of tests leaves the core to ranks that share it. */
+ * After some tests in a row without progress, each further test yields the core, as a wait does.
+ * So a loop of tests leaves the core to ranks that share it. */
 DCOMM_API dcomm_status dcomm_test(dcomm_request **request_p);
 
-/* Test all of n requests; NULL ones are skipped. Return DCOMM_IN_PROGRESS, with no request changed,
- * until all are complete; then as dcomm_wait_all. Requests that are queued in a group are not
- * complete. */
+/* Test all of n requests; NULL ones are skipped. Return DCOMM_IN_PROGRESS and change no request
+ * until all are complete. Then do as dcomm_wait_all does. Requests that are queued in a group are
+ * not complete. */
 DCOMM_API dcomm_status dcomm_test_all(dcomm_request **requests, size_t n);
-/* Wait for any one of n requests; NULL ones are skipped. Set it to NULL, *index_p to its index (n
- * if all are NULL), and return its result.
- * Errors: its own; DCOMM_ERR_INVALID (all of them are queued in a group). */
+/* Wait for any one of n requests; NULL ones are skipped. Set that request to NULL and *index_p to
+ * its index (n if all are NULL), and return its result.
+ * Errors: that operation's; DCOMM_ERR_INVALID (all of them are queued in a group). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_wait_any(dcomm_request **requests, size_t n,
                                                     size_t *index_p);
-/* As dcomm_wait_any without waiting: returns DCOMM_IN_PROGRESS if none is complete. */
+/* Test for any one of n requests: as dcomm_wait_any without waiting. Return DCOMM_IN_PROGRESS if
+ * none is complete. */
 DCOMM_API dcomm_status dcomm_test_any(dcomm_request **requests, size_t n, size_t *index_p);
 /* Wait until at least one of n requests is complete. Set all complete ones to NULL, *count_p to
- * their number (0 if all are NULL), and indices[0..*count_p) to their indices, ascending; indices
- * has room for n, or is NULL. Returns the first error; DCOMM_ERR_INVALID if all are queued in a
- * group. */
+ * their number (0 if all are NULL), and indices[0..*count_p) to their indices in ascending order.
+ * indices has room for n, or is NULL. Returns the first error; DCOMM_ERR_INVALID if all are queued
+ * in a group. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_wait_some(dcomm_request **requests, size_t n,
                                                      size_t *indices, size_t *count_p);
-/* Give a request up and set *request_p to NULL. Its operation goes on and uses its buffers until it
- * is complete, which nobody is told (dcomm_comm_destroy waits for it). If it fails, so does the
- * communicator. NULL and *request_p NULL are fine. */
+/* Free a request without waiting and set *request_p to NULL. Its operation goes on and uses its
+ * buffers until it is complete. Nothing tells when that is; dcomm_comm_destroy waits for it. If
+ * the operation fails, so does the communicator. NULL and *request_p NULL are fine. */
 DCOMM_API dcomm_status dcomm_request_free(dcomm_request **request_p);
 
-/* An operation. */
+/* Facts about an operation. */
 typedef struct dcomm_request_info {
     dcomm_coll coll;   /* the operation */
     const char *algo;  /* the algorithm that runs; constant text */
     uint64_t sequence; /* number of the collective on its communicator, from 0 */
 } dcomm_request_info;
-/* Describe the operation of a request in *info: ask between the call and the wait.
+/* Describe the operation of a request in *info. Call it between the start of the operation and the
+ * wait.
  * Errors: DCOMM_ERR_INVALID (request or info is NULL). */
 DCOMM_API dcomm_status dcomm_request_get_info(const dcomm_request *request,
                                               dcomm_request_info *info);
 
-/* Begin a group: queue every operation that this thread starts until dcomm_group_end, on any number
- * of communicators. Groups nest; the outermost end counts. */
+/* Begin a group: until dcomm_group_end, queue every operation that this thread starts, on any
+ * number of communicators. Groups nest: only the outermost end starts the operations. */
 DCOMM_API dcomm_status dcomm_group_start(void);
-/* End a group: start its operations together and wait for the blocking ones, with progress on every
- * context involved. Requests of the non-blocking ones are valid afterwards. Returns the first
- * error; the other operations are started all the same. */
+/* End a group: start its operations together and wait for the blocking ones. Every context
+ * involved makes progress meanwhile. Requests of the non-blocking operations are valid afterwards.
+ * Returns the first error; the other operations start nevertheless. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_group_end(void);
 
 #ifdef __cplusplus
@@ -2204,7 +2288,7 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_group_end(void);
 #endif
 #endif
 /* ==== include/dcomm/tune.h ================================================================= */
-/* tune.h - the algorithms, their prices by the model, the choice among them, and counters. */
+/* tune.h - the algorithms, their prices by the cost model, the choice among them, and counters. */
 #ifndef DCOMM_TUNE_H
 #define DCOMM_TUNE_H
 
@@ -2213,11 +2297,11 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_group_end(void);
 extern "C" {
 #endif
 
-/* An algorithm, as tools and docs show it. Texts are constant. */
+/* Facts about an algorithm, as tools and docs show them. Texts are constant. */
 typedef struct dcomm_algo_info {
     const char *name;   /* as in dcomm_coll_opts.algo */
     dcomm_coll coll;    /* the operation */
-    bool rank_order;    /* can fold in rank order (deterministic) */
+    bool rank_order;    /* the algorithm can fold in rank order (deterministic) */
     const char *cost;   /* steps and bytes on the wire, for N ranks and S bytes */
     const char *source; /* paper or origin */
 } dcomm_algo_info;
@@ -2226,14 +2310,14 @@ typedef struct dcomm_algo_info {
  * Errors: DCOMM_ERR_INVALID (past the last one, NULL). */
 DCOMM_API dcomm_status dcomm_algo_get_info(dcomm_coll coll, int i, dcomm_algo_info *info);
 
-/* Describe the i-th algorithm that runs if opts.codec compresses; otherwise as
+/* Describe the i-th of the algorithms for calls with opts.codec; otherwise as
  * dcomm_algo_get_info. */
 DCOMM_API dcomm_status dcomm_coded_algo_get_info(dcomm_coll coll, int i, dcomm_algo_info *info);
 
 /* Create one rank's plan for an operation, as the engine would run it. spec has the arguments of
- * the call, and the hosts: algorithms keep ranks of one host together. opts (may be NULL) has algo,
- * lanes, chunk_bytes and codec. A plan with a codec cannot be run: it lacks the codec's memory and
- * keys. Destroy it with dcomm_plan_destroy.
+ * the call, and the hosts, because algorithms keep ranks of one host together. opts (may be NULL)
+ * has algo, lanes, chunk_bytes and codec. A plan with a codec cannot be run: it lacks the codec's
+ * memory and keys. Destroy the plan with dcomm_plan_destroy.
  * Errors: DCOMM_ERR_INVALID (unknown algorithm, bad rank), DCOMM_ERR_UNSUPPORTED (the algorithm
  * cannot do this: the sentence says why), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op op,
@@ -2245,100 +2329,107 @@ DCOMM_API void dcomm_plan_destroy(dcomm_plan **plan_p);
 
 /* ---- the model's numbers ---- */
 
-/* A link between two ranks is named by the coarsest level that they do not share. */
+/* Kinds of links between two ranks, named by the coarsest level that the ranks do not share. */
 typedef enum dcomm_link_kind {
-    DCOMM_LINK_HOST = 0,    /* on different hosts */
+    DCOMM_LINK_HOST = 0,    /* the ranks are on different hosts */
     DCOMM_LINK_PACKAGE = 1, /* on one host, on different packages */
-    DCOMM_LINK_NUMA = 2,    /* on different NUMA nodes of one package, or of a host whose nodes
-                             * hold packages */
+    DCOMM_LINK_NUMA = 2,    /* on different NUMA nodes of one package, or of a host whose NUMA
+                               nodes hold packages */
     DCOMM_LINK_CACHE = 3,   /* on one NUMA node, with no cache in common */
     DCOMM_LINK_CORE = 4,    /* on different cores that share a cache */
-    DCOMM_LINK_NEAR = 5,    /* they share all known levels */
+    DCOMM_LINK_NEAR = 5,    /* they share all levels that are known */
     DCOMM_LINK_COUNT = 6    /* number of kinds */
 } dcomm_link_kind;
 
 #define DCOMM_CURVE_POINTS 12 /* most points of a curve */
 
-/* Picoseconds as a function of bytes: straight lines through n points, bytes ascending. Before the
- * first point it is ps[0]; after the last point the last slope goes on. n = 0: 0 everywhere. */
+/* Picoseconds as a function of bytes: straight lines through n points with ascending bytes. Before
+ * the first point the value is ps[0]. After the last point the last slope goes on. n = 0: the
+ * value is 0 everywhere. */
 typedef struct dcomm_curve {
     int64_t n;                         /* number of points */
-    int64_t bytes[DCOMM_CURVE_POINTS]; /* their bytes */
-    int64_t ps[DCOMM_CURVE_POINTS];    /* their picoseconds */
+    int64_t bytes[DCOMM_CURVE_POINTS]; /* bytes of each point */
+    int64_t ps[DCOMM_CURVE_POINTS];    /* picoseconds of each point */
 } dcomm_curve;
 
-/* Costs between two ranks. */
+/* Costs of messages and reads between two ranks. Times are in picoseconds. */
 typedef struct dcomm_link {
     int64_t alpha_ps;    /* latency from the end of the sender's work to the receiver's notice */
-    int64_t overhead_ps; /* work per message, of the sender and again of the receiver */
+    int64_t overhead_ps; /* work per message, once for the sender and once for the receiver */
     int64_t signal_ps;   /* latency of SIGNAL and EXPOSE */
-    int64_t tell_ps;     /* work of the rank that signals or exposes, for each rank addressed */
-    int64_t eager_bytes; /* a longer message waits for its receive (0: no message waits) */
+    int64_t tell_ps;     /* work of a rank for SIGNAL and EXPOSE, for each rank addressed */
+    int64_t eager_bytes; /* a longer message waits until its receive is posted (0: no message
+                            waits) */
     /* Not 0: the reader's processor moves the bytes (memory of one host). 0: each rank has a port
-     * that sends and one that receives, both at the same time, one message each. */
+     * that sends and a port that receives. Both work at the same time, with one message each. */
     int64_t by_core;
-    dcomm_curve message; /* time that a message keeps each end busy */
+    dcomm_curve message; /* time for which a message keeps each end busy */
     dcomm_curve fold;    /* additional time of a receiver that folds the message */
-    dcomm_curve read;    /* copying exposed memory */
-    dcomm_curve reduce;  /* folding exposed memory, for each rank that is read */
-    /* The same for memory that a call promises to be registered (n = 0: as other memory) ... */
+    dcomm_curve read;    /* time to copy exposed memory */
+    dcomm_curve reduce;  /* time to fold exposed memory, for each rank that is read */
+    /* read and reduce for memory that a call promises to be registered (n = 0: as other memory)
+     * ... */
     dcomm_curve mapped_read, mapped_reduce;
-    /* ... and for memory that it promises to be on huge pages. */
+    /* ... and for memory that a call promises to be on huge pages. */
     dcomm_curve huge_read, huge_reduce;
-    /* Time that a message keeps busy the port shared by all ranks on this side of the link (the
-     * host's network interface). */
+    /* Time for which a message keeps the shared port busy. All ranks on this side of the link
+     * share that port (the host's network interface). */
     dcomm_curve shared;
-    /* Least time of that port for all bytes of an operation: a shaped link lets a burst through
-     * faster than it can go on. */
+    /* Least time of that port for all bytes of an operation. It matters on a shaped link, where a
+     * burst is faster than the sustained rate. */
     dcomm_curve sustained;
 } dcomm_link;
 
-/* Measured times of all-reduces by one algorithm, on ranks of one host. */
+/* Measured times of all-reduces with one algorithm on ranks of one host. */
 typedef struct dcomm_trial {
     char algo[24];    /* "": none */
-    dcomm_curve took; /* the times */
+    dcomm_curve took; /* time by bytes */
 } dcomm_trial;
 
 #define DCOMM_TRIALS 12 /* most algorithms that are tried */
 
-/* All numbers: plain data, the same on all ranks of a communicator. All zero: everything is
- * free. */
+/* All numbers of the model: plain data, the same on all ranks of a communicator. All zero means
+ * that everything is free. */
 typedef struct dcomm_tuning {
     dcomm_link link[DCOMM_LINK_COUNT]; /* by dcomm_link_kind */
-    dcomm_curve copy;                  /* within a rank's own memory */
-    dcomm_curve fold;                  /* each operand after the first, in the rank's own memory */
-    /* Device memory. 0, or n = 0: the model takes assumed numbers that nobody has measured.
-     * device_stage_ps: additional time of a message, or of a read of a peer, through pinned memory.
-     */
+    dcomm_curve copy;                  /* time to copy within a rank's own memory */
+    dcomm_curve fold;                  /* time to fold each operand after the first, in a rank's
+                                          own memory */
+    /* Device memory. 0, or n = 0: the model uses assumed numbers that nobody has measured.
+     * device_stage_ps: additional time of a message or of a read from a peer that goes through
+     * pinned memory. */
     int64_t device_stage_ps;
-    /* device_ucx 1: UCX moves device memory between all hosts (path "ucx"); a communicator sets it
-     * to what its ranks have found. device_ucx_ps: additional time of such a message over one of
-     * host memory; short messages go through pinned memory. */
+    /* device_ucx 1: UCX moves device memory between all hosts (path "ucx"). A communicator sets it
+     * to what its ranks have found. device_ucx_ps: time that such a message takes longer than one
+     * of host memory. Short messages go through pinned memory. */
     int64_t device_ucx, device_ucx_ps;
-    /* From a launch until its end is noticed. copy, fold: as above, on the device, fold also for
-     * messages. read, reduce: a peer's device memory, read in place; in a fold of several peers the
-     * launch counts once. */
+    /* Times on the device, from a kernel's launch until its end is noticed. device_copy and
+     * device_fold: as copy and fold; device_fold is also for messages. device_read and
+     * device_reduce: for a peer's device memory that is read in place. In a fold of several peers
+     * the launch counts once. */
     dcomm_curve device_copy, device_fold, device_read, device_reduce;
-    /* Work of each step of any plan, and of each call. The fast path for short calls on ranks of
-     * one host (docs/engine.md) is priced without either. */
+    /* Work of each step of any plan, and of each call. The price of the fast path for short calls
+     * on ranks of one host (docs/engine.md) includes neither. */
     int64_t step_ps, call_ps;
-    /* The numbers of link[DCOMM_LINK_HOST] are for this many connections from a rank to a rank of
-     * another host, at most DCOMM_CONNECTIONS_MAX. A communicator with these numbers uses as many,
-     * unless dcomm_comm_opts.connections says otherwise. 0: it keeps those that it has. */
+    /* Number of connections from a rank to a rank of another host that link[DCOMM_LINK_HOST] was
+     * measured with, at most DCOMM_CONNECTIONS_MAX. A communicator with these numbers uses as many
+     * connections, unless dcomm_comm_opts.connections says otherwise. 0: it keeps the connections
+     * that it has. */
     int64_t connections;
-    /* Trials of all-reduces on `tried` ranks of one host (0: no trials) correct the model's prices:
-     * a price is multiplied by the trial's time over its price. Between two points of a curve the
-     * factor is interpolated; outside them it is that of the nearest point. An algorithm that was
-     * not tried, because it was expensive, takes the largest factor of another one. `registered` is
-     * for memory that is promised to be registered; `huge` for memory promised to be on huge pages,
-     * from its first point on; `trial` for all other host memory. */
+    /* Trials of all-reduces on `tried` ranks of one host (0: no trials) correct the model's
+     * prices. The model multiplies a price by a factor: the measured time of the trial divided by
+     * the trial's price. Between two points of a curve the factor is interpolated. Outside it is
+     * that of the nearest point. An algorithm that was not tried, because it was expensive, takes
+     * the largest factor of the others. `registered` is for memory that is promised to be
+     * registered. `huge` is for memory that is promised to be on huge pages, from its first point
+     * on. `trial` is for all other host memory. */
     int64_t tried;
     dcomm_trial trial[DCOMM_TRIALS], huge[DCOMM_TRIALS], registered[DCOMM_TRIALS];
     char source[128]; /* origin of the numbers, for people */
 } dcomm_tuning;
 
-/* Set *tuning to the textbook's network: every message takes alpha + bytes*beta, a rank sends one
- * and receives one at the same time, folding takes gamma a byte, all else is free.
+/* Set *tuning to the network of textbooks. Every message takes alpha + bytes * beta. A rank sends
+ * one message and receives one at the same time. Folding takes gamma per byte. All else is free.
  * Errors: DCOMM_ERR_INVALID (NULL, a negative number, one above 1e6 us or 1e6 ns/B). */
 DCOMM_API dcomm_status dcomm_tuning_uniform(double alpha_us, double beta_ns_per_B,
                                             double gamma_ns_per_B, dcomm_tuning *tuning);
@@ -2346,17 +2437,20 @@ DCOMM_API dcomm_status dcomm_tuning_uniform(double alpha_us, double beta_ns_per_
 /* Set *tuning to the built-in numbers, which are used if nothing is measured. */
 DCOMM_API void dcomm_tuning_default(dcomm_tuning *tuning);
 
-/* Write a tuning to the file `path`: text, one setting a line.
+/* Write a tuning to the file `path`, as text with one setting per line.
  * Errors: DCOMM_ERR_SYSTEM (the file), DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char *path);
-/* Read a tuning from the file `path`. Settings that it does not name have the built-in numbers.
- * Errors: DCOMM_ERR_SYSTEM (the file), DCOMM_ERR_INVALID (a line: the sentence names it). */
+/* Read a tuning from the file `path`. Settings that the file does not name have the built-in
+ * numbers.
+ * Errors: DCOMM_ERR_SYSTEM (the file), DCOMM_ERR_INVALID (a bad line, which the sentence
+ * names). */
 DCOMM_API dcomm_status dcomm_tuning_load(const char *path, dcomm_tuning *tuning);
 
-/* Price a set of plans: set *seconds to the model's time from the call on all ranks to the end on
- * the last one. plans[r] is rank r's plan, hosts[r] the number of its host; hosts NULL: all ranks
- * share one, linked by DCOMM_LINK_NEAR. Of a plan with stages the first is priced; a length that
- * comes from a word counts as its maximum.
+/* Price a set of plans. Set *seconds to the model's time from the call on all ranks until the last
+ * rank is done. plans[r] is rank r's plan and hosts[r] the number of its host. hosts NULL: all
+ * ranks share one host, linked by DCOMM_LINK_NEAR. If a plan has stages, only the first is priced.
+ * A length that comes from a word counts as its maximum (with a codec, as the plan's
+ * codec_length).
  * Errors: DCOMM_ERR_PLAN (a step that blocks in every execution), DCOMM_ERR_UNSUPPORTED (the steps
  * depend on a word), DCOMM_ERR_INVALID, DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nranks,
@@ -2365,115 +2459,122 @@ DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nran
 
 /* ---- why a call runs this algorithm ---- */
 
-/* One algorithm, as the choice sees it. */
+/* One algorithm in the choice. */
 typedef struct dcomm_alternative {
-    const char *algo; /* its name */
+    const char *algo; /* name of the algorithm */
     double seconds;   /* the model's price; below 0: it has none */
-    bool chosen;      /* this one runs */
+    bool chosen;      /* this algorithm runs */
     bool assumed;     /* the price uses numbers of devices that nobody has measured */
-    char why[192];    /* why this one does not run; "": it runs */
-    char note[96];    /* which levels of the topology it ignores, and why; "": none */
+    char why[192];    /* why this algorithm does not run; "": it runs */
+    char note[96];    /* the levels of the topology that it ignores, and why; "": none */
 } dcomm_alternative;
 
 /* One path for bytes of device memory. A plan runs on any path: each pair of ranks takes the path
- * that its memory allows, and the choice of the algorithm relies on what the options promise.
+ * that its memory allows. The choice of the algorithm relies on the promises in the options.
  *
- * "staged": copy to pinned memory, send, copy in and fold on the device, piece by piece. "direct":
- * within a host, the folding kernel reads the peer's memory; between hosts as the others. "ucx":
- * between hosts, UCX sends from device memory and receives into it, where UCX has CUDA transports
- * on all ranks; within a host staged. */
+ * - "staged": copy to pinned memory, send, copy to the device and fold there, piece by piece.
+ * - "direct": within a host, the kernel that folds reads the peer's memory. Between hosts, one of
+ *   the other paths.
+ * - "ucx": between hosts, UCX sends from device memory and receives into it, if UCX has CUDA
+ *   transports on all ranks. Within a host, staged. */
 typedef struct dcomm_path {
     const char *name; /* "staged", "direct" or "ucx" */
     const char *algo; /* the options' algorithm, or the choice for this path; NULL: none */
     double seconds;   /* the model's price; below 0: it has none */
     bool taken;       /* the choice relies on this path */
     bool assumed;     /* the price uses numbers that nobody has measured */
-    int64_t direct_pairs, staged_pairs, ucx_pairs; /* pairs of ranks that take each */
+    int64_t direct_pairs, staged_pairs, ucx_pairs; /* pairs of ranks that take each path */
     char why[192]; /* why the choice does not rely on this path; "": it does */
 } dcomm_path;
 
-/* A question and its answer. Zero all of it, then set the call's arguments. */
+/* A question to dcomm_comm_explain, and its answer. Set the whole struct to zero, then set the
+ * arguments of the call. */
 typedef struct dcomm_explanation {
     /* The call. */
     dcomm_coll coll;   /* the collective */
-    size_t count;      /* elements, as in the call; all blocks of a v-collective have this size */
+    size_t count;      /* elements, as in the call; in a v-collective all blocks have this size */
     dcomm_dtype dtype; /* of the elements */
     dcomm_op op;       /* the operator, if the collective reduces */
     const dcomm_coll_opts *opts; /* NULL: the defaults */
-    /* The ranks, if comm is NULL. Else all zero. */
+    /* The ranks, if comm is NULL. Otherwise all of these are zero. */
     int nranks;                 /* at least 1 */
     const int *hosts;           /* [nranks] number of each rank's host; NULL: all share one */
     const dcomm_tuning *tuning; /* NULL: the built-in numbers (dcomm_tuning_default) */
-    /* The caller's room for rows. NULL and 0: these rows are not wanted. */
-    dcomm_alternative *alternatives; /* every algorithm, in the order of dcomm_algo_get_info */
+    /* The caller's memory for rows. NULL and 0: the caller does not want these rows. */
+    dcomm_alternative *alternatives; /* takes every algorithm, in the order of
+                                        dcomm_algo_get_info */
     int max_alternatives;            /* rows that `alternatives` has room for */
-    dcomm_path *paths;               /* "staged", "direct", "ucx" */
+    dcomm_path *paths;               /* takes "staged", "direct" and "ucx" */
     int max_paths;                   /* rows that `paths` has room for */
     /* The answer. */
     const char *algo;  /* the algorithm that runs; constant text */
-    int nalternatives; /* algorithms that there are; may be more than max_alternatives */
-    int npaths;        /* paths that there are; may be more than max_paths */
+    int nalternatives; /* number of algorithms; may be more than max_alternatives */
+    int npaths;        /* number of paths; may be more than max_paths */
 } dcomm_explanation;
 
-/* Say which algorithm a call runs on comm, and, if the caller brings room for rows, what the others
- * cost. comm NULL: explain for ranks that do not exist yet. Any rank may ask by itself.
+/* Say which algorithm a call on comm runs. If the caller gives memory for rows, also say what the
+ * other algorithms cost. comm NULL: explain for ranks that do not exist yet. The call is not
+ * collective: any rank may make it alone.
  *
- * Prices are for root 0 and equal blocks, at the size next to `count` on the model's grid (four
- * sizes an octave). The choice relies on path "staged" with opts.device; on "ucx" with opts.device,
- * if there are several hosts and UCX takes device memory on all ranks; on "direct" with opts.device
- * and opts.registered; on none without opts.device.
+ * Prices are for root 0 and equal blocks, at the size nearest to `count` on the model's grid (four
+ * sizes per octave). Without opts.device the choice relies on no path. With opts.device it relies
+ * on "staged", or on "ucx" if there are several hosts and UCX takes device memory on all ranks.
+ * With opts.device and opts.registered it relies on "direct".
  * Errors: DCOMM_ERR_INVALID (explanation is NULL, a field is out of range, nranks, hosts or tuning
  * beside a comm), DCOMM_ERR_NO_MEMORY, and those of the call itself, such as DCOMM_ERR_UNSUPPORTED
  * (opts.algo cannot do this). */
 DCOMM_API dcomm_status dcomm_comm_explain(dcomm_comm *comm, dcomm_explanation *explanation);
 
-/* ---- is a codec worth it? ---- */
+/* ---- does a codec save time? ---- */
 
-/* The verdict on a codec for an all-reduce of f32. */
+/* A verdict on a codec for an all-reduce of f32: does it save time? */
 typedef struct dcomm_verdict {
-    bool worth;                            /* faster than an all-reduce of as many bf16 */
+    bool worth;                            /* it is faster than an all-reduce of as many bf16 */
     const char *algo;                      /* the compressed algorithm that would run */
     double seconds;                        /* the model's price, with the codec's measured times */
     double bf16_seconds, exact_seconds;    /* the model's prices for bf16 and for f32 */
-    double encode_seconds, decode_seconds; /* measured: the whole tensor once, on one core or on the
-                                              device, without error feedback (which takes about as
-                                              long again) */
-    double bits;                           /* measured: bits on the wire per element */
+    double encode_seconds, decode_seconds; /* measured: for the whole tensor once, on one core or
+                                              on the device, without error feedback (error feedback
+                                              takes about as long again) */
+    double bits;                           /* measured: bits per element on the wire */
     int device;                            /* device that it was measured on; -1: the CPU */
-    char text[640];                        /* all of this in a sentence */
+    char text[640];                        /* all of this as a sentence */
 } dcomm_verdict;
 
-/* Measure a codec on at most 2^20 artificial numbers, price the all-reduce of `count` f32 with it
- * on comm, and compare with bf16. device: measure its kernels on the current device, if it has any,
- * for calls with opts.device; else the CPU's code. Any rank may ask by itself. Ranks measure
- * different times: act on one rank's verdict, on all ranks.
+/* Measure a codec on at most 2^20 artificial numbers. Price the all-reduce of `count` f32 with it
+ * on comm, and compare it with one of bf16. device: true measures the codec's kernels on the
+ * current device, if it has kernels, for calls with opts.device; false measures the CPU's code.
+ * Any rank may call it alone. Ranks measure different times, so let all ranks act on the verdict
+ * of one rank.
  * Errors: DCOMM_ERR_INVALID, DCOMM_ERR_UNSUPPORTED (no price), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_codec_measure(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
                                            bool device, dcomm_verdict *verdict);
 
-/* Decide which codec all-reduces of sums or averages of `count` elements use on comm if opts.codec
- * is `codec`: sets *taken_p to it, or to NULL if they are exact. It lives as long as `codec`.
+/* Decide which codec an all-reduce with opts.codec `codec` uses. It is a sum or average of `count`
+ * elements on comm. Set *taken_p to that codec, or to NULL if the all-reduce is exact. *taken_p
+ * lives as long as `codec`.
  *
- * It is `codec` itself unless that is "auto" or "auto:SPEC". Then rank 0's verdict decides for all
- * ranks between exact, a cast to bf16 and SPEC (default: qsgd:bits=8): a lossier one must be a
- * tenth faster, and SPEC faster than an all-reduce of as many bf16. The decision holds for a class
- * of lengths (four an octave), apart for calls with opts.device (`device`), until dcomm_comm_tune.
+ * The decision is `codec` itself unless that is "auto" or "auto:SPEC". With these, rank 0's
+ * verdict decides for all ranks between exact, a cast to bf16, and SPEC (default: qsgd:bits=8). A
+ * lossier choice must be a tenth faster, and SPEC must be faster than an all-reduce of as many
+ * bf16. The decision holds for a class of lengths (four classes per octave) until dcomm_comm_tune.
+ * Calls with opts.device (`device`) have a decision of their own.
  *
- * Collective if the class is new: every rank calls it with the same arguments. Not between
- * dcomm_group_start and dcomm_group_end. A blocking all-reduce outside of groups decides by itself,
- * on all ranks or on none; other all-reduces are refused until the class is decided. DCOMM_LOG=info
- * prints the verdict. */
+ * The call is collective if the class is new: every rank calls it with the same arguments. It is
+ * not allowed between dcomm_group_start and dcomm_group_end. A blocking all-reduce outside of
+ * groups makes the decision itself, on all ranks or on none. Other all-reduces are refused until
+ * there is a decision for the class. DCOMM_LOG=info prints the verdict. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_codec_decide(dcomm_comm *comm, const dcomm_codec *codec,
                                                         size_t count, dcomm_dtype dtype,
                                                         bool device, const dcomm_codec **taken_p);
 
 /* ---- a communicator's numbers, and its counters ---- */
 
-/* Set the numbers that a communicator chooses by; collective. Rank 0's `tuning` counts; if it is
- * NULL, the numbers are measured now. Communicators that are derived later inherit them. Not
- * between dcomm_group_start and dcomm_group_end. */
+/* Set the numbers by which a communicator chooses algorithms; collective. Rank 0's `tuning`
+ * counts. If it is NULL, the numbers are measured now. Communicators that are derived later
+ * inherit them. The call is not allowed between dcomm_group_start and dcomm_group_end. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tuning);
-/* Copy the numbers that a communicator chooses by to *tuning.
+/* Copy the numbers by which a communicator chooses algorithms to *tuning.
  * Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_comm_get_tuning(dcomm_comm *comm, dcomm_tuning *tuning);
 
@@ -2481,15 +2582,17 @@ DCOMM_API dcomm_status dcomm_comm_get_tuning(dcomm_comm *comm, dcomm_tuning *tun
 typedef struct dcomm_stats {
     uint64_t operations;      /* completed operations */
     uint64_t messages_sent;   /* payload messages */
-    uint64_t messages_posted; /* of these, messages that were written once for all ranks of the
-                                 host; counted for each rank */
+    uint64_t messages_posted; /* of these, messages in broadcast slots, which were written once for
+                                 all ranks of the host; counted for each rank */
     uint64_t bytes_sent;      /* payload bytes sent, without headers */
     uint64_t bytes_read;      /* payload bytes read from peers' exposed memory */
-    uint64_t bytes_mapped;   /* payload bytes, received or read, that were used in place in a peer's
-                                registered memory or scratch */
-    uint64_t bytes_straight; /* payload bytes that UCX has sent from device memory */
-    uint64_t unexpected_bytes_max;      /* most bytes held for messages that came early */
-    uint64_t plans_built, plans_reused; /* plans made, and taken from the cache */
+    uint64_t bytes_mapped;    /* payload bytes that were received or read and used in place, in a
+                                 peer's registered memory or scratch */
+    uint64_t bytes_straight;  /* payload bytes that UCX has sent from device memory */
+    uint64_t unexpected_bytes_max;      /* most bytes that were held for messages that came before
+                                           their receive */
+    uint64_t plans_built, plans_reused; /* plans that were made, and plans that were taken from the
+                                           cache */
     uint64_t codec_ns; /* nanoseconds in codecs: encoding, decoding, error feedback */
 } dcomm_stats;
 /* Copy the counters to *stats.
@@ -2511,23 +2614,27 @@ DCOMM_API dcomm_status dcomm_comm_get_stats(const dcomm_comm *comm, dcomm_stats 
 extern "C" {
 #endif
 
-/* Totals that the checker counted, for one set of plans. */
+/* Findings and totals of the checker for one set of plans. */
 typedef struct dcomm_check_report {
-    char message[512];      /* why the plans were refused; "" when they are right */
+    char message[512];      /* why the plans were refused; "": they are right */
     int64_t messages;       /* point-to-point messages, signals not counted */
-    int64_t signals;        /* signals and expositions between ranks */
-    int64_t max_rank_bytes; /* most payload bytes one rank sends (or reads from peers) */
+    int64_t signals;        /* SIGNAL and EXPOSE between ranks, counted for each rank addressed */
+    int64_t max_rank_bytes; /* most payload bytes that any one rank sends (or reads from peers) */
     int64_t total_bytes;    /* payload bytes of all ranks */
     int64_t steps;          /* longest chain of dependent messages: the alpha term */
 } dcomm_check_report;
 
-/* Prove that plans[0..nranks-1] together (plans[r] is rank r's) are safe and right: every send
- * meets its receive with a fitting length; nothing is read before it is there, no two unordered
- * steps touch the same bytes with a write among them, every operand lies inside its space; nothing
- * deadlocks even when no message is buffered; and each output element holds each contribution that
- * `spec` asks for exactly once. Loops are unrolled, so meant for up to 64 ranks; run-time lengths
+/* Prove that a set of plans is safe and right. plans[r] is the plan of rank r. The checker proves:
+ * - Every send meets its receive, and the lengths fit.
+ * - No step reads bytes that are not there yet. No two unordered steps touch the same bytes if one
+ *   of them writes. Every operand lies inside its space.
+ * - Nothing deadlocks, even if no message is buffered.
+ * - Each output element holds each contribution that `spec` asks for exactly once.
+ *
+ * The checker takes at most 64 ranks. It unrolls loops. Lengths that are known only at run time
  * are tried at 0, 1, the maximum and random values. report may be NULL.
- * Errors: DCOMM_ERR_PLAN, with the reason in report->message and dcomm_last_error(). */
+ * Errors: DCOMM_ERR_PLAN (the plans are refused; report->message and dcomm_last_error have the
+ * reason), DCOMM_ERR_INVALID (NULL, a bad spec, bad nranks), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_plan_check(const dcomm_plan *const *plans, int nranks,
                                         const dcomm_check_spec *spec, dcomm_check_report *report);
 
@@ -2538,7 +2645,7 @@ DCOMM_API dcomm_status dcomm_plan_check(const dcomm_plan *const *plans, int nran
 #endif
 #ifndef DCOMM_NO_TRAIN
 /* ==== include/dcomm/bucket.h =============================================================== */
-/* bucket.h - gradients in buckets: each bucket is summed over the ranks as soon as its last
+/* bucket.h - gradients in buckets. Each bucket is summed over the ranks as soon as its last
  * gradient is ready, while the backward pass goes on with the rest.
  *
  *     dcomm_buckets_create(comm, params, n, &opts, &b);      once
@@ -2551,17 +2658,17 @@ DCOMM_API dcomm_status dcomm_plan_check(const dcomm_plan *const *plans, int nran
  * Names: dcomm_buckets_x acts on all buckets, dcomm_param_x(b, i, ...) on parameter i, and
  * dcomm_bucket_x(b, k, ...) on bucket k.
  *
- * All ranks register the same parameters in the same order: names, counts, dtypes and codecs. A
- * rank may mark them ready in any order, from any thread; buckets are sent in the same order on
- * every rank. Buckets have a communicator of their own, so the caller's other collectives may come
- * in between; its memory is some KiB a rank.
+ * All ranks register the same parameters in the same order, with the same names, counts, dtypes
+ * and codecs. A rank may mark them ready in any order, from any thread. Buckets are sent in the
+ * same order on every rank. They have a communicator of their own, so the caller's other
+ * collectives may come in between. That communicator takes some KiB of memory on each rank.
  *
- * An error of one rank (a parameter marked twice, or never) fails the step on all ranks, and the
- * sentence names the rank and the parameter. Then destroy the buckets and create new ones; the
+ * An error on one rank (a parameter marked twice, or never) fails the step on all ranks. The error
+ * sentence names the rank and the parameter. Then destroy the buckets and create new ones. The
  * communicator that they were created from still works.
  *
- * Gradients may be device memory, with an implementation built with DCOMM_WITH_CUDA (docs/cuda.md):
- * then they are marked in the order of a stream, see dcomm_param_mark_ready.
+ * Gradients may be device memory if the implementation is built with DCOMM_WITH_CUDA
+ * (docs/cuda.md). They are then marked ready in the order of a stream (dcomm_param_mark_ready).
  *
  * docs/bucketing.md has a program to start from. */
 #ifndef DCOMM_BUCKET_H
@@ -2580,12 +2687,12 @@ typedef struct dcomm_buckets dcomm_buckets;
  * parameters must share a device on every rank; device numbers may differ. */
 typedef struct dcomm_bucket_param {
     const char *name; /* for errors, reports and rules; copied (default: "param" and its number) */
-    /* The gradient, `count` elements; the caller's, valid as long as the buckets. Its place may
-     * differ by rank. If the gradients of a bucket lie one behind another in the order of
-     * registration, they are summed in place; else they are gathered into the bucket and scattered
-     * back. The host never reads or writes device memory, which must be aligned to its elements:
-     * its bucket is on the same device, and a gradient that is alone in its bucket is summed in
-     * place (default: NULL, the gradient lives inside its bucket in host memory, see
+    /* The gradient: `count` elements in the caller's memory, which must stay valid as long as the
+     * buckets. Its place may differ by rank. If the gradients of a bucket lie one behind another
+     * in the order of registration, they are summed in place. Otherwise they are gathered into the
+     * bucket and scattered back. Device memory must be aligned to its elements. The host never
+     * reads or writes it: its bucket is on the same device. A gradient that is alone in its bucket
+     * is summed in place (default: NULL, the gradient lives inside its bucket in host memory, see
      * dcomm_param_grad). */
     void *grad;
     size_t count;      /* elements; may be 0 */
@@ -2593,18 +2700,19 @@ typedef struct dcomm_bucket_param {
     const char *codec; /* spec of its codec, or "none"; copied (default: by opts.rules, else
                           opts.codec) */
     void *value; /* with opts.sharded: the parameter itself, `count` elements of the same dtype,
-                    which dcomm_buckets_gather completes. For all parameters or for none; where the
-                    gradient is, in host memory or on its device */
-    bool aside;  /* not a gradient but a loss or a count: a scaler (scaler.h) neither checks nor
-                    changes it (default: a gradient) */
+                    which dcomm_buckets_gather completes. Set it for all parameters or for none. It
+                    must lie where the gradient lies: in host memory or on the same device */
+    bool aside;  /* this is not a gradient but a loss or a count: a scaler (scaler.h) neither
+                    checks nor changes it (default: a gradient) */
 } dcomm_bucket_param;
 
-/* Gives a codec to parameters whose name matches a pattern and that name no codec themselves. */
+/* A rule that gives a codec to parameters whose name matches a pattern. Parameters that name a
+ * codec themselves keep it. */
 typedef struct dcomm_bucket_rule {
     const char *match; /* as in a shell: "*", "?", "[a-z]"; the first match decides */
     const char *codec; /* spec, or "none" */
     const dcomm_feedback_opts *feedback; /* error feedback; copied (default: opts.feedback) */
-    bool no_feedback;                    /* none, whatever opts.feedback is */
+    bool no_feedback;                    /* no error feedback, whatever opts.feedback is */
 } dcomm_bucket_rule;
 
 /* All zero means the defaults. Must be the same on every rank unless a field says otherwise. */
@@ -2619,22 +2727,23 @@ typedef struct dcomm_buckets_opts {
     /* ---- the result ---- */
 
     bool sum;       /* sum over the ranks (default: average) */
-    bool weighted;  /* average weighted by what dcomm_buckets_begin is told, such as the number of
-                       samples; floats only (default: ranks weigh the same) */
+    bool weighted;  /* weighted average: each rank passes its weight to dcomm_buckets_begin, such
+                       as its number of samples; floats only (default: all ranks weigh the same) */
     bool predivide; /* divide by the number of ranks before the sum, so that no partial sum
-                       overflows, while small numbers underflow sooner; floats only
+                       overflows. Small numbers underflow sooner. Floats only
                        (docs/mixed-precision.md; default: divide after the sum, or before it with
                        `weighted`) */
     bool unused;    /* parameters that were not marked when dcomm_buckets_wait is called contribute
                        zeros (default: they are an error) */
-    bool rebuild;   /* after the first step that is summed, build the buckets again, in the order in
+    bool rebuild;   /* after the first step that is summed, build the buckets again in the order in
                        which rank 0's gradients became ready (default: no) */
-    bool sharded; /* each rank gets the result of its shard of each bucket only (ZeRO, stages 1 and
-                     2), by reduce-scatter; not with codecs and not with rebuild (default: no) */
+    bool sharded;   /* use reduce-scatter: each rank gets only the result of its own shard of each
+                       bucket (ZeRO, stages 1 and 2). Not with codecs, not with `rebuild` (default:
+                       no) */
 
     /* ---- lossy compression ---- */
 
-    const char *codec; /* spec of the codec of parameters of floats; copied (default: exact) */
+    const char *codec; /* spec of the codec for parameters of floats; copied (default: exact) */
     const dcomm_bucket_rule *rules;      /* take precedence over `codec`; copied (default: none) */
     size_t nrules;                       /* number of rules */
     const dcomm_feedback_opts *feedback; /* error feedback for each bucket with a codec, unless its
@@ -2647,33 +2756,35 @@ typedef struct dcomm_buckets_opts {
 
     /* ---- memory and reports; may differ by rank ---- */
 
-    bool registered;    /* host memory of buckets comes from dcomm_mem_alloc: ranks of a host read
-                           it faster, and it takes shared memory; ordinary memory if there is not
-                           enough (default: ordinary memory) */
-    size_t history;     /* steps that percentiles are taken over (default: 256) */
-    size_t trace_steps; /* last steps that are kept for dcomm_buckets_trace (default: 0) */
+    bool registered;    /* allocate host memory of buckets by dcomm_mem_alloc: ranks of a host read
+                           it faster, but it takes shared memory. If there is not enough, buckets
+                           take ordinary memory (default: ordinary memory) */
+    size_t history;     /* number of steps that percentiles cover (default: 256) */
+    size_t trace_steps; /* number of last steps that are kept for dcomm_buckets_trace (default:
+                           0) */
 } dcomm_buckets_opts;
 
-/* Create buckets; collective. `params`, `opts` (may be NULL) and `comm` are not needed afterwards;
- * gradients are. Parameters are taken in the reverse order of registration, which is about the
- * order in which backward is done with them.
+/* Create buckets; collective. `params`, `opts` (may be NULL) and `comm` are not needed afterwards,
+ * but the gradients are. Buckets take parameters in the reverse order of registration, because
+ * backward finishes them in about that order.
  * Errors, on all ranks: DCOMM_ERR_MISMATCH (ranks registered different things; the sentence names
- * the first such parameter or option), DCOMM_ERR_INVALID (an argument of some rank; two equal
+ * the first such parameter or option), DCOMM_ERR_INVALID (a bad argument on some rank; two equal
  * names; a bad codec), DCOMM_ERR_UNSUPPORTED (a parameter on a device has error feedback that is
- * not classic in f32, or a codec that all-reduce does not take there, or "auto"; the sentence names
- * it), DCOMM_ERR_NO_MEMORY. The other ranks are not told if comm or b_p is NULL. */
+ * not classic in f32, or a codec that all-reduce does not take there, or "auto"; the sentence
+ * names the parameter), DCOMM_ERR_NO_MEMORY. The other ranks are not told if comm or b_p is
+ * NULL. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_create(dcomm_comm *comm,
                                                           const dcomm_bucket_param *params,
                                                           size_t nparams,
                                                           const dcomm_buckets_opts *opts,
                                                           dcomm_buckets **b_p);
-/* Destroy buckets and set *b_p to NULL; gradients that live inside them are gone. No other thread
+/* Destroy buckets and set *b_p to NULL. Gradients that live inside them are freed. No other thread
  * may be in a call on them. A step under way fails on all ranks. */
 DCOMM_API dcomm_status dcomm_buckets_destroy(dcomm_buckets **b_p);
 
-/* Return the gradient of parameter i: the caller's memory, or its place inside its bucket, `count`
- * elements, zero at first. It may move when buckets are rebuilt (see dcomm_buckets_info.built).
- * NULL for a bad i, and for count 0 inside a bucket. */
+/* Return the gradient of parameter i: the caller's memory, or its place inside its bucket. A
+ * gradient inside a bucket has `count` elements, is zero at first, and may move when buckets are
+ * rebuilt (see dcomm_buckets_info.built). NULL for a bad i, and for count 0 inside a bucket. */
 DCOMM_API void *dcomm_param_grad(dcomm_buckets *b, size_t i);
 
 /* ---- a step ---- */
@@ -2682,49 +2793,51 @@ DCOMM_API void *dcomm_param_grad(dcomm_buckets *b, size_t i);
 typedef struct dcomm_buckets_step {
     double weight;   /* this rank's weight with opts.weighted, 0 or more. A rank of weight 0
                         contributes zeros; if all have weight 0 the result is zero */
-    bool accumulate; /* do not send: a later step sends what has been added up in the gradients by
-                        then (default: send) */
+    bool accumulate; /* do not send: add to the gradients until a later step sends the sums
+                        (default: send) */
 } dcomm_buckets_step;
 
-/* Begin a step. The first gradient that is marked ready begins a step with the defaults, so this is
- * needed only for other options and with opts.weighted.
+/* Begin a step. The first gradient that is marked ready begins a step with the default options. So
+ * call this only for other options or with opts.weighted.
  * Errors: DCOMM_ERR_INVALID (a step is under way, the weight is negative or not finite). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_begin(dcomm_buckets *b,
                                                          const dcomm_buckets_step *step);
 
 /* Mark the gradient of parameter i ready. The library owns it until dcomm_param_wait or
- * dcomm_buckets_wait has succeeded; after an error until dcomm_buckets_destroy, since other ranks
- * may still read it. May be called from any thread; waits for no other rank and no device.
+ * dcomm_buckets_wait has succeeded. After an error the library owns it until
+ * dcomm_buckets_destroy, since other ranks may still read it. May be called from any thread. Waits
+ * for no other rank and no device.
  *
- * `stream` is for gradients in device memory: a cudaStream_t of that device. The gradient is ready
- * when the work that the stream holds now is done. The stream itself waits for nothing: later work
- * on it runs while the bucket is summed, on a stream of the buckets' own. Gradients of one bucket
- * may be marked on different streams. NULL is no stream (cuda.h): the gradient is there already. As
- * soon as a gradient is on a device, the context has a progress thread.
+ * For a gradient in device memory, pass a cudaStream_t of that device as `stream`. The gradient is
+ * ready when the work that the stream holds now is done. The stream itself waits for nothing: the
+ * buckets sum on a stream of their own, while later work runs on this one. Gradients of one bucket
+ * may be marked on different streams. NULL means no stream (cuda.h): the gradient is there
+ * already. If any gradient is on a device, the context starts a progress thread.
  * Errors: DCOMM_ERR_INVALID (a bad i; marked twice in this step; a stream for a gradient in host
- * memory), DCOMM_ERR_UNSUPPORTED (a stream, and built without DCOMM_WITH_CUDA, or the stream is
- * being captured into a graph), DCOMM_ERR_SYSTEM (not a stream of that device; the step has not
- * failed then), or the error that the step failed with. */
+ * memory), DCOMM_ERR_UNSUPPORTED (a stream is given but dcomm is built without DCOMM_WITH_CUDA, or
+ * the stream is being captured into a graph), DCOMM_ERR_SYSTEM (not a stream of that device; the
+ * step has not failed then), or the error that the step failed with. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_param_mark_ready(dcomm_buckets *b, size_t i,
                                                             void *stream);
 /* Mark parameter i unused: it has no gradient in this step and contributes zeros. No work on a
- * device may be under way for it: its memory takes the result.
+ * device may use its memory any more, because the result is written there.
  * Errors: as dcomm_param_mark_ready. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_param_mark_unused(dcomm_buckets *b, size_t i);
 /* Make progress, and start the buckets that can start, without blocking. May be called from any
  * thread. Every wait of the context does the same, and so does its progress thread
- * (dcomm_context_opts): then nobody needs to call this, except with opts.weighted, where the
- * weights must have arrived first. */
+ * (dcomm_context_opts). With a progress thread this call is needed only with opts.weighted,
+ * because the weights must arrive before a bucket can start. */
 DCOMM_API dcomm_status dcomm_buckets_progress(dcomm_buckets *b);
 
-/* Wait until the gradient of parameter i is the result; for device memory the calling thread waits
- * for the device. The step goes on. May be called from any thread.
- * Errors: DCOMM_ERR_INVALID (its bucket or an earlier one lacks a gradient: the sentence names it;
- * the step does not send; the step has not failed then), or the error that the step failed with. */
+/* Wait until the gradient of parameter i holds the result. For device memory the calling thread
+ * waits for the device. The step goes on. May be called from any thread.
+ * Errors: DCOMM_ERR_INVALID (its bucket or an earlier one lacks a gradient, which the sentence
+ * names; or the step does not send; the step has not failed then), or the error that the step
+ * failed with. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_param_wait(dcomm_buckets *b, size_t i);
-/* Wait until all gradients are the result, and end the step. No other thread may be in a call on b
- * but dcomm_buckets_progress. After a step that does not send, work on streams may still be under
- * way.
+/* Wait until all gradients hold the result, and end the step. Meanwhile other threads may call
+ * only dcomm_buckets_progress on b. After a step that does not send, work on streams may still be
+ * under way.
  * Errors: DCOMM_ERR_INVALID (parameters were never marked, opts.unused is not set, and the step
  * sends), DCOMM_ERR_MISMATCH (ranks are in different steps), or the error that the step failed
  * with, here or on another rank (DCOMM_ERR_ABORTED; the sentence says what and where). */
@@ -2733,15 +2846,15 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_wait(dcomm_buckets *b);
 /* ---- shards (opts.sharded) ---- */
 
 /* Say which elements of parameter i this rank owns: [*first_p, *first_p + *count_p), perhaps none.
- * After the wait, these elements of its gradient are the result, the others undefined. Each element
- * is owned by one rank, always the same. Without opts.sharded a rank owns all.
+ * After the wait, these elements of its gradient hold the result and the others are undefined.
+ * Each element has one owner, which never changes. Without opts.sharded a rank owns all.
  * Errors: DCOMM_ERR_INVALID (a bad i, NULL). */
 DCOMM_API dcomm_status dcomm_param_get_owned(const dcomm_buckets *b, size_t i, size_t *first_p,
                                              size_t *count_p);
-/* Gather the parameters: every rank has updated the elements of dcomm_bucket_param.value that it
- * owns, and all ranks get all of them. In device memory nothing may be under way for them.
- * Collective, between steps. The last bucket is sent first, since forward begins with what backward
- * ends with.
+/* Gather the parameters into dcomm_bucket_param.value. Before the call, every rank has updated the
+ * elements that it owns; afterwards every rank has all elements. No device work on these values
+ * may be under way. Collective, between steps. The last bucket is sent first: backward finishes it
+ * last, and forward needs it first.
  * Errors: DCOMM_ERR_INVALID (not sharded, no values, a step is under way), those of all-gather. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_gather(dcomm_buckets *b);
 
@@ -2749,30 +2862,31 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_gather(dcomm_buckets *b);
 
 /* Return the bytes that dcomm_buckets_save writes. */
 DCOMM_API size_t dcomm_buckets_save_bytes(const dcomm_buckets *b);
-/* Save what the next run needs to go on as if this one had not ended: the order of the buckets, the
- * step, the scaler if there is one, and each bucket's error feedback; not the gradients. Each rank
- * saves its own state, between steps.
+/* Save the state that the next run needs to go on as if this one had not ended. It consists of the
+ * order of the buckets, the step number, the scaler if there is one, and each bucket's error
+ * feedback. Gradients are not saved. Each rank saves its own state, between steps.
  * Errors: DCOMM_ERR_INVALID (capacity is too small, a step is under way), DCOMM_ERR_SYSTEM (a
  * device). */
 DCOMM_API dcomm_status dcomm_buckets_save(dcomm_buckets *b, void *to, size_t capacity);
-/* Load a saved state into buckets of the same parameters, codecs, sizes and feedback; if a scaler
- * was saved, create it before. Collective, between steps. states[r], bytes[r] long, is what rank r
- * of the old job saved, for all its `nstates` ranks.
+/* Load a saved state into buckets of the same parameters, codecs, sizes and feedback. If a scaler
+ * was saved, create one before. Collective, between steps. The old job had `nstates` ranks; its
+ * rank r saved states[r], which is bytes[r] bytes long.
  *
- * If as many ranks load as saved, each reads its own state, and the others may be NULL. The run
- * goes on with the bits of one that never ended, except that a stochastic codec without feedback
- * draws other numbers (they depend on the calls of this communicator). Another number of ranks
- * needs all states and treats feedback as dcomm_feedback_reshard does: what a NULL state held back
- * is lost.
- * Errors, on all ranks, and the buckets are as they were: DCOMM_ERR_CORRUPT (not what save wrote),
- * DCOMM_ERR_INVALID (other parameters, sizes or feedback; a state in another rank's place; no
- * scaler), DCOMM_ERR_MISMATCH (states of different steps), DCOMM_ERR_NO_MEMORY. */
+ * If as many ranks load as saved, each rank reads only its own state, and the others may be NULL.
+ * The run goes on bit for bit as if it had never ended. One exception: a stochastic codec without
+ * feedback draws other random numbers, because these depend on the calls of this communicator. A
+ * job of another size needs all states and treats feedback as dcomm_feedback_reshard does: the
+ * residuals of a NULL state are lost.
+ * Errors, on all ranks, and the buckets are as they were: DCOMM_ERR_CORRUPT (dcomm_buckets_save
+ * did not write these bytes), DCOMM_ERR_INVALID (other parameters, sizes or feedback; a state in
+ * another rank's place; no scaler), DCOMM_ERR_MISMATCH (states of different steps),
+ * DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_buckets_load(dcomm_buckets *b, const void *const *states,
                                           const size_t *bytes, size_t nstates);
 
 /* ---- reports ---- */
 
-/* All buckets. */
+/* Facts about all buckets. */
 typedef struct dcomm_buckets_info {
     size_t nparams;      /* parameters registered */
     size_t nbuckets;     /* buckets built */
@@ -2785,28 +2899,28 @@ typedef struct dcomm_buckets_info {
 /* Describe the buckets in *info.
  * Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_buckets_get_info(const dcomm_buckets *b, dcomm_buckets_info *info);
-/* Return the buckets' communicator, for dcomm_comm_get_stats and dcomm_comm_explain, not for
- * collectives. NULL if b is NULL. */
+/* Return the buckets' communicator. Use it for dcomm_comm_get_stats and dcomm_comm_explain, not
+ * for collectives. NULL if b is NULL. */
 DCOMM_API dcomm_comm *dcomm_buckets_comm(const dcomm_buckets *b);
 
-/* Seconds: the last step's, and percentiles over opts.history steps. */
+/* A time in seconds: of the last step, and its percentiles over opts.history steps. */
 typedef struct dcomm_bucket_time {
     double last;          /* of the last step */
     double p50, p95, p99; /* 50, 95 and 99 of 100 steps take no longer */
 } dcomm_bucket_time;
 
-/* One bucket. */
+/* Facts about one bucket. */
 typedef struct dcomm_bucket_info {
     size_t nparams;           /* parameters in it */
-    size_t count, bytes;      /* its length in elements and in bytes */
+    size_t count, bytes;      /* length of the bucket in elements and in bytes */
     dcomm_dtype dtype;        /* of its elements */
     const char *codec;        /* spec; NULL: exact; lives as long as the buckets */
     dcomm_feedback *feedback; /* NULL: none; do not use it while a step is under way */
     bool in_place;            /* no gradient of it is copied */
     int device;               /* number of the device that holds it; -1: host memory */
-    /* In the last step that sent, seconds from its beginning. */
-    double ready_s;         /* the last of its gradients was ready */
-    double start_s, done_s; /* it was sent; the result was there */
+    /* Seconds from the beginning of the last step that sent. */
+    double ready_s;         /* when its last gradient was ready */
+    double start_s, done_s; /* when it was sent, and when the result was there */
     double alone_s;         /* seconds that it takes alone (dcomm_buckets_calibrate); 0: unknown */
     dcomm_bucket_time time; /* from sent to result */
 } dcomm_bucket_info;
@@ -2818,38 +2932,38 @@ DCOMM_API dcomm_status dcomm_bucket_get_info(dcomm_buckets *b, size_t k, dcomm_b
 DCOMM_API dcomm_status dcomm_param_get_bucket(const dcomm_buckets *b, size_t i, size_t *bucket_p,
                                               size_t *first_p);
 
-/* Times of this rank, over steps that sent. */
+/* Times of this rank in steps that sent, in seconds. */
 typedef struct dcomm_buckets_report {
-    uint64_t steps;             /* steps that percentiles are taken over */
+    uint64_t steps;             /* number of steps that percentiles cover */
     size_t bytes;               /* of gradients, in each step */
-    dcomm_bucket_time step;     /* from its beginning to the end of dcomm_buckets_wait */
-    dcomm_bucket_time backward; /* from its beginning to the call of dcomm_buckets_wait */
-    dcomm_bucket_time comm;     /* while at least one bucket was under way */
-    dcomm_bucket_time exposed;  /* within dcomm_buckets_wait */
+    dcomm_bucket_time step;     /* from the step's beginning to the end of dcomm_buckets_wait */
+    dcomm_bucket_time backward; /* from the step's beginning to the call of dcomm_buckets_wait */
+    dcomm_bucket_time comm;     /* time during which at least one bucket was under way */
+    dcomm_bucket_time exposed;  /* time within dcomm_buckets_wait */
     double alone_s;             /* all buckets one after another with nothing else to do
                                    (dcomm_buckets_calibrate); 0: unknown */
-    double hidden_s;   /* in the last step: alone_s less exposed, at least 0. comm stands in
-                          for an unknown alone_s, though it counts buckets that wait for
-                          progress, too */
-    double efficiency; /* hidden_s over what could be hidden, the shorter of backward and
-                          alone_s (or comm); 0 to 1 */
+    double hidden_s;   /* in the last step: alone_s minus exposed, at least 0. If alone_s is
+                          unknown, comm is used instead, which also counts time in which buckets
+                          only wait for progress */
+    double efficiency; /* hidden_s divided by the most that could be hidden: the shorter of
+                          backward and alone_s (or comm); 0 to 1 */
 } dcomm_buckets_report;
 /* Report times in *report; all zero before the first step that sent. Not in a step.
  * Errors: DCOMM_ERR_INVALID (NULL, a step is under way). */
 DCOMM_API dcomm_status dcomm_buckets_get_report(dcomm_buckets *b, dcomm_buckets_report *report);
 
-/* Measure the seconds that each bucket takes alone: the median of `rounds` all-reduces of zeros (1
- * to 10000, without error feedback). Collective, not in a step. Gradients that are summed in place
- * are zero afterwards.
+/* Measure the seconds that each bucket takes alone. They are the median of `rounds` (1 to 10000)
+ * all-reduces of zeros, without error feedback. Collective, not in a step. Gradients that are
+ * summed in place are zero afterwards.
  * Errors: DCOMM_ERR_INVALID on all ranks (one rank's `rounds` is out of range), DCOMM_ERR_MISMATCH
- * (`rounds` differ), those of all-reduce. A rank that calls it alone waits at most
+ * (`rounds` differ), those of all-reduce. A rank that calls this alone waits at most
  * opts.coll.timeout_s for the others. */
 DCOMM_API dcomm_status dcomm_buckets_calibrate(dcomm_buckets *b, int rounds);
 
-/* Write the kept steps (opts.trace_steps) to the file `path` as a Chrome trace, JSON that
- * chrome://tracing and Perfetto show: backward, the gradients as they became ready, and each bucket
- * on one time line. Times are microseconds of the machine's monotonic clock; the process number is
- * the rank. Not in a step.
+/* Write the kept steps (opts.trace_steps) to the file `path` as a Chrome trace. That is JSON which
+ * chrome://tracing and Perfetto show. One time line has backward, the gradients as they became
+ * ready, and each bucket. Times are in microseconds of the machine's monotonic clock. The process
+ * number is the rank. Not in a step.
  * Errors: DCOMM_ERR_SYSTEM (the file), DCOMM_ERR_INVALID (opts.trace_steps is 0). */
 DCOMM_API dcomm_status dcomm_buckets_trace(dcomm_buckets *b, const char *path);
 
@@ -2858,8 +2972,8 @@ DCOMM_API dcomm_status dcomm_buckets_trace(dcomm_buckets *b, const char *path);
 #endif
 #endif
 /* ==== include/dcomm/scaler.h =============================================================== */
-/* scaler.h - safe mixed precision: scale the loss so that small gradients survive 16 bits, and skip
- * a step on all ranks if any gradient of any rank is infinite or NaN.
+/* scaler.h - safe mixed precision. Scale the loss so that small gradients do not underflow in 16
+ * bits, and skip a step on all ranks if any gradient of any rank is infinite or NaN.
  *
  *     dcomm_scaler_create(b, &opts, &s);                        once, after the buckets
  *     for each step:
@@ -2870,18 +2984,18 @@ DCOMM_API dcomm_status dcomm_buckets_trace(dcomm_buckets *b, const char *path);
  *         if (!verdict.skip) optimizer();
  *     dcomm_scaler_destroy(&s);                                 before the buckets
  *
- * Each gradient is checked when it is marked ready, while it is copied into its bucket or in place.
- * The findings go to all ranks after the last bucket, 48 bytes a rank, while that is under way. The
- * pass that computes the norm checks the sums. So all ranks know the same in the same step,
- * including whose gradient it was.
+ * Each gradient is checked when it is marked ready: in place, or while it is copied into its
+ * bucket. The findings, 48 bytes per rank, go to all ranks while the last bucket is under way. The
+ * pass that computes the norm checks the sums. So in the same step all ranks have the same
+ * findings, including the rank and the parameter of a bad gradient.
  *
- * Kernels check, unscale and clip gradients in device memory, in the order of their bucket's
- * stream: after the work that the stream of dcomm_param_mark_ready held. The findings go to all
+ * For gradients in device memory, kernels check, unscale and clip. They run on their bucket's
+ * stream, after the work that the stream of dcomm_param_mark_ready held. The findings go to all
  * ranks when the last bucket on a device has its result.
  *
- * A skipped step halves the scale, and a number of good steps doubles it, by findings that all
- * ranks share: the scale is the same everywhere. If scales differ all the same (a rank loaded
- * another state), the next step finds out.
+ * A skipped step halves the scale, and a number of good steps doubles it. All ranks decide from
+ * the same findings, so the scale is the same everywhere. If scales differ anyway (a rank loaded
+ * another state), the next step fails with DCOMM_ERR_MISMATCH.
  *
  * docs/mixed-precision.md has a program to start from, and explains sums in 16 bits. */
 #ifndef DCOMM_SCALER_H
@@ -2895,82 +3009,87 @@ extern "C" {
 /* The loss scale of a set of buckets. */
 typedef struct dcomm_scaler dcomm_scaler;
 
-/* All zero means the defaults. Must be the same on every rank. Powers of two lose no bits. */
+/* All zero means the defaults. Must be the same on every rank. Scales that are powers of two lose
+ * no bits. */
 typedef struct dcomm_scaler_opts {
-    double scale;      /* at the beginning (default: 32768) */
-    double growth;     /* multiplies the scale after `interval` good steps in a row; at least 1; 1:
-                          the scale never grows (default: 2) */
+    double scale;      /* scale at the beginning (default: 32768) */
+    double growth;     /* multiplies the scale after `interval` good steps in a row; at least 1,
+                          which means that the scale never grows (default: 2) */
     double backoff;    /* multiplies the scale after a skipped step; above 0 and at most 1 (default:
                           0.5) */
     uint64_t interval; /* good steps in a row before the scale grows (default: 2000) */
     double least, most; /* limits of the scale (default: 2^-14, 2^24) */
-    double clip; /* clip the two-norm of all unscaled gradients to this (default: 0, do not) */
-    bool leave;  /* leave the gradients as they are; the optimizer multiplies them with
-                    verdict.factor. For f16 gradients, which are too small for f16 once they
-                    are unscaled (default: multiply them in place) */
+    double clip; /* limit for the two-norm of all unscaled gradients, to which they are clipped
+                    (default: 0, no clipping) */
+    bool leave;  /* do not change the gradients: the optimizer multiplies them by verdict.factor.
+                    This is for f16 gradients, which may be too small for f16 after unscaling
+                    (default: multiply them in place) */
 } dcomm_scaler_opts;
 
 /* The outcome of a step; the same on all ranks. */
 typedef struct dcomm_scaler_verdict {
     bool skip;     /* do not use the gradients: they are undefined */
-    double scale;  /* of this step */
+    double scale;  /* scale of this step */
     double next;   /* scale of the next step */
     double norm;   /* two-norm of the unscaled gradients before clipping; 0 if skip */
-    double factor; /* 1/scale, times the clipping factor: the gradients were multiplied with it, or
-                      with opts.leave should be; 0 if skip */
+    double factor; /* 1/scale, times the clipping factor: the gradients were multiplied by it, or
+                      with opts.leave the optimizer should do so; 0 if skip */
     int bad_ranks; /* number of ranks that had a non-finite gradient */
-    int rank; /* the rank that had one earliest in its order of readiness, the lowest of several;
-                 -1: all gradients were finite, and their sum is not */
-    size_t param; /* parameter: the first bad one that this rank marked ready, or the first bad sum;
+    int rank; /* the rank that had a non-finite gradient earliest in its order of marking; if there
+                 are several, the lowest one; -1: all gradients were finite, but their sum is
+                 not */
+    size_t param; /* the first bad parameter that `rank` marked ready, or the first with a bad sum;
                      the number of parameters: none, only the norm is not finite */
-    const char *name; /* of the parameter, as long as the buckets live; NULL: none */
-    size_t index;     /* its first non-finite element */
-    double value;     /* of that element */
+    const char *name; /* name of the parameter, valid as long as the buckets; NULL: none */
+    size_t index;     /* index of its first non-finite element */
+    double value;     /* value of that element */
 } dcomm_scaler_verdict;
 
 /* Create a scaler for buckets; collective, not in a step. opts may be NULL. The buckets must
- * outlive it, and have one at a time.
- * Errors, on all ranks: DCOMM_ERR_INVALID (an option of some rank; there is a scaler already),
+ * outlive the scaler, and they have at most one at a time.
+ * Errors, on all ranks: DCOMM_ERR_INVALID (a bad option on some rank; there is a scaler already),
  * DCOMM_ERR_MISMATCH (an option differs), DCOMM_ERR_NO_MEMORY, DCOMM_ERR_SYSTEM (a device has no
  * memory, or fails). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_scaler_create(dcomm_buckets *b,
                                                          const dcomm_scaler_opts *opts,
                                                          dcomm_scaler **s_p);
-/* Destroy a scaler and set *s_p to NULL. Not in a step, and between the same steps on all ranks. */
+/* Destroy a scaler and set *s_p to NULL. Call it outside a step, and between the same two steps on
+ * all ranks. */
 DCOMM_API dcomm_status dcomm_scaler_destroy(dcomm_scaler **s_p);
 
-/* Return the scale: multiply the loss with it before backward. 1 if s is NULL. */
+/* Return the scale. Multiply the loss by it before backward. 1 if s is NULL. */
 DCOMM_API double dcomm_scaler_scale(const dcomm_scaler *s);
 
-/* Judge a step that sent, after dcomm_buckets_wait: unscale and clip this rank's part of the
- * gradients of floats, and move the scale. Parameters with dcomm_bucket_param.aside are left alone.
- * After a skipped step, error feedback is undone (not with its in_place). With opts.sharded it is
- * collective and exchanges 48 bytes a rank; else each rank calls it alone, with the same outcome.
- * It takes one pass over the gradients, two if they are clipped. It returns when gradients on
- * devices are done, too: no work of the caller's may be under way for them.
- * Errors: DCOMM_ERR_INVALID (an argument; no step has sent since the last call), those of
+/* Judge a step that sent, after dcomm_buckets_wait. Unscale and clip this rank's part of the
+ * gradients of floats, and update the scale. Parameters with dcomm_bucket_param.aside do not
+ * change. If the step is skipped, its error feedback is undone (not with in_place of the
+ * feedback). With opts.sharded of the buckets, the call is collective and exchanges 48 bytes per
+ * rank. Otherwise each rank calls it alone, with the same outcome. It takes one pass over the
+ * gradients, two if they are clipped. It returns when gradients on devices are done, too. No work
+ * of the caller's may use them meanwhile.
+ * Errors: DCOMM_ERR_INVALID (a bad argument; no step has sent since the last call), those of
  * all-gather, DCOMM_ERR_SYSTEM and DCOMM_ERR_TIMEOUT (a device; the other ranks get
  * DCOMM_ERR_ABORTED in their next call). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_scaler_step(dcomm_scaler *s,
                                                        dcomm_scaler_verdict *verdict);
 
-/* A scaler's state. */
+/* Facts about a scaler. */
 typedef struct dcomm_scaler_info {
-    double scale;            /* of the next step */
+    double scale;            /* scale of the next step */
     uint64_t good;           /* steps in a row that were not skipped, towards opts.interval */
-    uint64_t steps, skipped; /* since creation, including those of a loaded state */
+    uint64_t steps, skipped; /* numbers since creation, including those of a loaded state */
 } dcomm_scaler_info;
 /* Describe the scaler in *info.
  * Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_scaler_get_info(const dcomm_scaler *s, dcomm_scaler_info *info);
 
-enum { DCOMM_SCALER_BYTES = 40 }; /* of a saved state */
+enum { DCOMM_SCALER_BYTES = 40 }; /* bytes of a saved state */
 /* Save the state as DCOMM_SCALER_BYTES bytes that any machine can load.
  * Errors: DCOMM_ERR_INVALID (an argument, a step is under way). */
 DCOMM_API dcomm_status dcomm_scaler_save(const dcomm_scaler *s, void *bytes);
-/* Load a saved state. All ranks must load the same, between the same steps.
- * Errors: DCOMM_ERR_INVALID (an argument, a step is under way), DCOMM_ERR_CORRUPT (not what save
- * wrote; the scaler is as it was). */
+/* Load a saved state. All ranks must load the same state, between the same two steps.
+ * Errors: DCOMM_ERR_INVALID (a bad argument, a step is under way), DCOMM_ERR_CORRUPT
+ * (dcomm_scaler_save did not write these bytes; the scaler does not change). */
 DCOMM_API dcomm_status dcomm_scaler_load(dcomm_scaler *s, const void *bytes);
 
 #ifdef __cplusplus
@@ -2978,8 +3097,8 @@ DCOMM_API dcomm_status dcomm_scaler_load(dcomm_scaler *s, const void *bytes);
 #endif
 #endif
 /* ==== include/dcomm/moe.h ================================================================== */
-/* moe.h - mixture of experts across ranks: send token rows to the experts that a router has chosen,
- * bring back the experts' outputs, and add them up.
+/* moe.h - mixture of experts across ranks. Send token rows to the experts that a router has
+ * chosen, bring back the experts' outputs, and add them up.
  *
  *     dcomm_moe_create(comm, &opts, &m);                        once per layer
  *     for each step:
@@ -2991,27 +3110,27 @@ DCOMM_API dcomm_status dcomm_scaler_load(dcomm_scaler *s, const void *bytes);
  *         for each chunk c: dcomm_moe_combine_wait(m, c, y);    y[t] = sum over j of w[t][j] out
  *     dcomm_moe_destroy(&m);
  *
- * Backward uses the same routing: combine_backward brings the gradients of y to the experts and
- * computes those of the weights; dispatch_backward brings the gradients of the experts' inputs
- * back.
+ * Backward uses the same routing. combine_backward brings the gradients of y to the experts and
+ * computes the gradients of the weights. dispatch_backward brings back the gradients of the
+ * experts' inputs.
  *
- * All ranks make the same calls in the same order, with the same chunks; tokens, experts and
- * weights are each rank's own. Chunk c of a rank holds its tokens from c * tokens / chunks to (c +
- * 1) * tokens / chunks: while experts work on one chunk, the next one travels. A row is `hidden`
- * elements; rows lie without gaps in host memory. One thread at a time calls. A progress thread of
- * the context, any wait, or dcomm_moe_progress makes progress.
+ * All ranks make the same calls in the same order, with the same chunks. Tokens, experts and
+ * weights may differ by rank. Chunk c of a rank holds its tokens from c * tokens / chunks to (c +
+ * 1) * tokens / chunks. While experts work on one chunk, the next one travels. A row is `hidden`
+ * elements. Rows lie without gaps in host memory. One thread at a time may call. A progress thread
+ * of the context, any wait, or dcomm_moe_progress makes progress.
  *
  * The object owns its buffers and keeps them from step to step: a step allocates only if it needs
- * more than any before. Sums are in f32, in an order that depends on the routing and the form
- * alone; rows of 16 bits are rounded once when they are stored. In the flat form, no bit of y
- * depends on how experts are spread over ranks.
+ * more memory than any step before. Sums are in f32, in an order that depends only on the routing
+ * and the form. Rows of 16 bits are rounded once, when they are stored. In the flat form, the bits
+ * of y do not depend on the placement of experts on ranks.
  *
- * An error of one rank, such as an expert that does not exist, is an error of the call on all
- * ranks, and the sentence names rank and token. After an error of dcomm_moe_route the object can be
- * used again. After any other error it cannot; the communicator that it was created from still
+ * An error on one rank, such as an expert that does not exist, makes the call fail on all ranks.
+ * The error sentence names rank and token. After an error of dcomm_moe_route the object can be
+ * used again. After any other error it cannot, but the communicator that it was created from still
  * works.
  *
- * docs/moe.md has a program to start from, costs and figures. */
+ * docs/moe.md has a program to start from, costs and measurements. */
 #ifndef DCOMM_MOE_H
 #define DCOMM_MOE_H
 
@@ -3020,171 +3139,181 @@ DCOMM_API dcomm_status dcomm_scaler_load(dcomm_scaler *s, const void *bytes);
 extern "C" {
 #endif
 
-#define DCOMM_MOE_K_MAX 8 /* most experts of a token */
+#define DCOMM_MOE_K_MAX 8 /* most experts that one token can have */
 
 /* The exchanges of one layer of experts. */
 typedef struct dcomm_moe dcomm_moe;
 
-/* For a token whose expert has no room. */
+/* Policies for a token whose expert has no room. */
 typedef enum dcomm_moe_policy {
-    DCOMM_MOE_DROP = 0,   /* drop it: nothing is added to its sum for this expert */
-    DCOMM_MOE_REROUTE = 1 /* send it to another expert that has room, with the same weight; drop it
-                             if it has all of these already */
+    DCOMM_MOE_DROP = 0,   /* drop the pair: this expert adds nothing to the token's sum */
+    DCOMM_MOE_REROUTE = 1 /* send the token to another expert that has room, with the same weight;
+                             drop the pair if the token goes to all of these already */
 } dcomm_moe_policy;
 
-/* How rows travel. */
+/* Forms of the exchange: the ways in which rows travel. */
 typedef enum dcomm_moe_form {
-    DCOMM_MOE_AUTO = 0, /* the cheaper form by the communicator's tuning, for each routing anew */
-    DCOMM_MOE_FLAT = 1, /* a row for each expert of a token, directly to the expert's rank */
-    DCOMM_MOE_HIER = 2  /* a row for each host that has an expert of the token, to one rank there,
-                           which spreads it; sums come back the same way. Needs several hosts, one
-                           of them with several ranks */
+    DCOMM_MOE_AUTO = 0, /* for each routing, the form that is cheaper by the communicator's
+                           tuning */
+    DCOMM_MOE_FLAT = 1, /* send one row for each expert of a token, directly to the expert's
+                           rank */
+    DCOMM_MOE_HIER = 2  /* send one row for each host that has an expert of the token, to one rank
+                           there, which distributes it on the host; sums come back the same way.
+                           Needs several hosts, one of them with several ranks */
 } dcomm_moe_form;
 
 /* All zero means the defaults, except experts, hidden and k. Must be the same on every rank. */
 typedef struct dcomm_moe_opts {
     /* ---- the layer ---- */
 
-    size_t experts;    /* on all ranks, at least 1 */
-    size_t hidden;     /* elements of a row, at least 1 */
-    int k;             /* experts of a token, 1 to DCOMM_MOE_K_MAX */
-    dcomm_dtype dtype; /* of rows: DCOMM_F32, DCOMM_F16 or DCOMM_BF16; there is no default */
-    const int *owner;  /* [experts] rank of each expert; copied. Ranks may have none (default: in
-                          order and evenly: expert e is on rank e * size / experts) */
-    /* An expert takes at most this many times its even share, rounded up: tokens * k / experts over
-     * all ranks. First come, first served, by rank, then token, then place among its k (default: 0,
-     * no limit). */
+    size_t experts;    /* number of experts on all ranks, at least 1 */
+    size_t hidden;     /* number of elements of a row, at least 1 */
+    int k;             /* number of experts of a token, 1 to DCOMM_MOE_K_MAX */
+    dcomm_dtype dtype; /* dtype of rows: DCOMM_F32, DCOMM_F16 or DCOMM_BF16; there is no default */
+    const int *owner;  /* [experts] rank of each expert; copied. A rank may have no expert
+                          (default: evenly, in order: expert e is on rank e * size / experts) */
+    /* An expert takes at most this many times its even share, rounded up. The even share is tokens
+     * * k / experts, with the tokens of all ranks. The order of rank, then token, then place among
+     * the token's k decides which pairs it takes (default: 0, no limit). */
     double capacity;
-    dcomm_moe_policy policy; /* beyond capacity (default: DCOMM_MOE_DROP) */
+    dcomm_moe_policy policy; /* policy beyond the capacity (default: DCOMM_MOE_DROP) */
 
     /* ---- the exchanges ---- */
 
-    int chunks;          /* parts of a step's tokens that travel apart (default: 1) */
+    int chunks;          /* number of parts of a step's tokens that travel separately (default:
+                            1) */
     dcomm_moe_form form; /* (default: DCOMM_MOE_AUTO) */
-    const char *algo;    /* all-to-all-v's algorithm: "linear", "pairwise", "bruck", "hier"; copied
-                            (default: NULL, "auto": for each exchange the cheapest, by the bytes
-                            that the busiest rank sends or receives) */
+    const char *algo;    /* algorithm of all-to-all-v: "linear", "pairwise", "bruck", "hier";
+                            copied (default: NULL, "auto": for each exchange the cheapest one for
+                            the bytes that the busiest rank sends or receives) */
 
     /* ---- lossy compression ---- */
 
-    /* Spec of a codec for dispatched rows, of dtype DCOMM_F32 only, whose wires all have one
-     * length: "bf16", "fp8", "qsgd:bits=8". Experts get the decoded rows; outputs and gradients are
-     * exact (default: NULL, exact). */
+    /* Spec of a codec for dispatched rows, only with dtype DCOMM_F32. All its wires must have one
+     * length: "bf16", "fp8", "qsgd:bits=8". Experts get the decoded rows; outputs and gradients
+     * are exact (default: NULL, exact). */
     const char *codec;
     uint64_t codec_seed; /* seed of its random numbers (default: 0) */
 
     /* ---- time and memory ---- */
 
     double timeout_s; /* seconds for each exchange (default: the communicator's) */
-    bool registered;  /* buffers come from dcomm_mem_alloc: ranks of a host read them faster, and
-                         they take shared memory; ordinary memory if there is not enough (default:
-                         ordinary memory) */
+    bool registered;  /* allocate buffers by dcomm_mem_alloc: ranks of a host read them faster, but
+                         they take shared memory. If there is not enough, buffers take ordinary
+                         memory (default: ordinary memory) */
 } dcomm_moe_opts;
 
 /* Create an object; collective. opts and `comm` are not needed afterwards.
- * Errors, on all ranks: DCOMM_ERR_INVALID (an option of some rank), DCOMM_ERR_MISMATCH (options
- * differ: the sentence names the first), DCOMM_ERR_UNSUPPORTED (DCOMM_MOE_HIER on hosts where it
- * equals flat; no such algorithm; a codec that does not fit), DCOMM_ERR_NO_MEMORY. The other ranks
- * are not told if comm, opts or m_p is NULL. */
+ * Errors, on all ranks: DCOMM_ERR_INVALID (a bad option on some rank), DCOMM_ERR_MISMATCH (options
+ * differ: the sentence names the first that does), DCOMM_ERR_UNSUPPORTED (DCOMM_MOE_HIER on hosts
+ * where it equals flat; no such algorithm; a codec that does not fit), DCOMM_ERR_NO_MEMORY. The
+ * other ranks are not told if comm, opts or m_p is NULL. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_create(dcomm_comm *comm, const dcomm_moe_opts *opts,
                                                       dcomm_moe **m_p);
-/* Destroy an object and set *m_p to NULL; its batches are gone. Exchanges under way fail on all
+/* Destroy an object and set *m_p to NULL. Its batches are freed. Exchanges under way fail on all
  * ranks. */
 DCOMM_API dcomm_status dcomm_moe_destroy(dcomm_moe **m_p);
 
 /* ---- a step ---- */
 
 /* Route the tokens of a step; collective. Token t of this rank goes to experts[t * k + j] with
- * weights[t * k + j], j < k; -1 is no expert. Both are copied; weights NULL: all are 1. tokens may
- * be 0 and may differ by rank. Ranks exchange how many rows of each chunk each expert gets: 4 *
- * experts * chunks * size bytes to every rank, twice if opts.capacity is set. It ends the step
- * before, whose chunks must all have been waited for.
- * Errors, on all ranks: DCOMM_ERR_INVALID (an expert that does not exist: the sentence names rank,
- * token and expert; experts is NULL; a chunk of the step before is under way),
+ * weights[t * k + j], for j < k; expert -1 means none. Both arrays are copied. weights NULL: all
+ * weights are 1. tokens may be 0 and may differ by rank. Ranks exchange the number of rows that
+ * each expert gets of each chunk: 4 * experts * chunks * size bytes to every rank, twice if
+ * opts.capacity is set. The call ends the step before, so all chunks of that step must have been
+ * waited for.
+ * Errors, on all ranks: DCOMM_ERR_INVALID (an expert that does not exist, for which the sentence
+ * names rank, token and expert; experts is NULL; a chunk of the step before is under way),
  * DCOMM_ERR_UNSUPPORTED (experts or weights lie in device memory), those of all-gather. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_route(dcomm_moe *m, size_t tokens,
                                                      const int32_t *experts, const float *weights);
 
-/* A chunk's rows for the experts of this rank. Rows of expert experts[i] are first[i] to first[i +
- * 1] - 1: those of rank 0 first, in the order of its tokens, then rank 1's. */
+/* The rows of a chunk for the experts of this rank. Rows first[i] to first[i + 1] - 1 are for
+ * expert experts[i]: first the rows from rank 0, in the order of its tokens, then the rows from
+ * rank 1, and so on. */
 typedef struct dcomm_moe_batch {
-    void *rows;      /* [nrows * hidden], the object's; the caller may overwrite them. NULL if nrows
-                        is 0 */
-    size_t nrows;    /* rows */
-    size_t nexperts; /* of this rank */
-    const int *experts;  /* [nexperts] their numbers, ascending */
-    const size_t *first; /* [nexperts + 1] */
+    void *rows;      /* [nrows * hidden]; the object owns them, and the caller may overwrite them.
+                        NULL if nrows is 0 */
+    size_t nrows;    /* number of rows */
+    size_t nexperts; /* number of experts of this rank */
+    const int *experts;  /* [nexperts] numbers of these experts, ascending */
+    const size_t *first; /* [nexperts + 1] first row of each expert, then nrows */
 } dcomm_moe_batch;
 
-/* Send the rows of chunk c. x holds all tokens, [tokens * hidden], and is read before the call
- * returns.
+/* Send the rows of chunk c. x has the rows of all tokens, [tokens * hidden]. It is read before the
+ * call returns.
  * Errors of this call and of all below: DCOMM_ERR_INVALID (no such chunk, a wrong order of calls,
  * NULL), DCOMM_ERR_UNSUPPORTED (an argument lies in device memory), DCOMM_ERR_ABORTED (an error on
  * another rank; the sentence says what and where), those of all-to-all-v. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_dispatch_start(dcomm_moe *m, int c, const void *x);
-/* Wait for the rows of chunk c. batch->rows are valid until the next dcomm_moe_dispatch_start of
- * this chunk; the rest of *batch until the next dcomm_moe_dispatch_wait. */
+/* Wait for the rows of chunk c. batch->rows is valid until the next dcomm_moe_dispatch_start of
+ * this chunk. The rest of *batch is valid until the next dcomm_moe_dispatch_wait. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_dispatch_wait(dcomm_moe *m, int c,
                                                              dcomm_moe_batch *batch);
 
-/* Send back the experts' outputs of chunk c: rows in the places of the batch, which may be the
- * batch's own memory. rows is in use until dcomm_moe_combine_wait. */
+/* Send back the experts' outputs of chunk c. Row i of `rows` is the output for row i of the batch.
+ * rows may be the batch's own memory. rows is in use until dcomm_moe_combine_wait. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_combine_start(dcomm_moe *m, int c, const void *rows);
-/* Wait for the outputs of chunk c, and write their weighted sums for the chunk's tokens into y,
- * which has room for all tokens, [tokens * hidden]. A token without experts gets zeros. */
+/* Wait for the outputs of chunk c, and write their weighted sums for the chunk's tokens into y. y
+ * has room for all tokens, [tokens * hidden]. A token without experts gets zeros. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_combine_wait(dcomm_moe *m, int c, void *y);
 
-/* Send the gradients of y of chunk c. dy holds all tokens and is read before the call returns. It
- * needs the outputs that combine brought: call it after dcomm_moe_combine_wait of the chunk, and
- * before dcomm_moe_dispatch_backward_start of it. */
+/* Send the gradients of y of chunk c. dy has the rows of all tokens. It is read before the call
+ * returns. The call needs the outputs that combine brought. So call it after
+ * dcomm_moe_combine_wait of this chunk, and before dcomm_moe_dispatch_backward_start of this
+ * chunk. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_combine_backward_start(dcomm_moe *m, int c,
                                                                       const void *dy);
-/* Wait for the gradients of the experts' outputs, weights times dy: a batch with memory of its own,
- * valid until the next dcomm_moe_combine_backward_start of this chunk. Write dweights[t * k + j]
- * for the chunk's tokens: the scalar product of dy and that expert's output, 0 without an expert.
- * dweights may be NULL. */
+/* Wait for the gradients of the experts' outputs, which are weights times dy. *batch has memory of
+ * its own, valid until the next dcomm_moe_combine_backward_start of this chunk. Write dweights[t *
+ * k + j] for the chunk's tokens: the scalar product of dy and that expert's output, 0 without an
+ * expert. dweights may be NULL. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_combine_backward_wait(dcomm_moe *m, int c,
                                                                      float *dweights,
                                                                      dcomm_moe_batch *batch);
 
-/* Send back the gradients of the experts' inputs of chunk c: rows in the places of the batch. rows
- * is in use until dcomm_moe_dispatch_backward_wait. */
+/* Send back the gradients of the experts' inputs of chunk c. Row i of `rows` is the gradient for
+ * row i of the batch. rows is in use until dcomm_moe_dispatch_backward_wait. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_dispatch_backward_start(dcomm_moe *m, int c,
                                                                        const void *rows);
-/* Wait for the gradients of chunk c, and write dx for the chunk's tokens: the sum over a token's
- * experts. dx has room for all tokens. */
+/* Wait for the gradients of chunk c, and write dx for the chunk's tokens. It is, for each token,
+ * the sum over its experts. dx has room for all tokens. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_dispatch_backward_wait(dcomm_moe *m, int c,
                                                                       void *dx);
 
-/* Make progress without blocking. In the hierarchical form, only a call on this object starts a
- * chunk's second exchange: call this now and then in long computations. */
+/* Make progress without blocking. In the hierarchical form, only calls on this object start a
+ * chunk's second exchange. So call this now and then in long computations. */
 DCOMM_API dcomm_status dcomm_moe_progress(dcomm_moe *m);
 
 /* ---- statistics ---- */
 
 /* Statistics of the last routing. Pointers are valid until the next dcomm_moe_route. */
 typedef struct dcomm_moe_stats {
-    size_t asked;             /* pairs of token and expert that the tokens of all ranks ask for */
-    size_t dropped, rerouted; /* pairs beyond capacity */
-    size_t own_dropped, own_rerouted; /* of this rank's tokens */
-    size_t capacity;                  /* rows that an expert takes at most; SIZE_MAX: no limit */
-    const uint64_t *demand;           /* [experts] rows that all ranks ask for */
-    const uint64_t *load;             /* [experts] rows that the expert gets */
-    double cv;                        /* coefficient of variation of load: deviation over mean */
+    size_t asked;             /* number of pairs of token and expert that the tokens of all ranks
+                                 ask for */
+    size_t dropped, rerouted; /* number of pairs beyond capacity, on all ranks */
+    size_t own_dropped, own_rerouted; /* the same for this rank's tokens */
+    size_t capacity;                  /* most rows that an expert takes; SIZE_MAX: no limit */
+    const uint64_t *demand;           /* [experts] rows that all ranks ask of each expert */
+    const uint64_t *load;             /* [experts] rows that each expert gets */
+    double cv;                        /* coefficient of variation of load: standard deviation /
+                                         mean */
     double drop_rate;                 /* dropped / asked */
     const uint64_t *rank_rows;        /* [size] rows that the experts of each rank get */
-    const uint64_t *rank_bytes; /* [size] in one dispatch: the larger of the bytes that the rank
-                                   sends to and receives from others */
-    uint64_t network_bytes;     /* in one dispatch: bytes that the busiest host sends or receives */
-    int heaviest_rank;          /* the rank with most rows */
-    int slowest_rank; /* the rank whose experts took longest in the step before (time between calls
-                         from its first dispatch_wait to its last combine_start); -1: none */
-    double slowest_s; /* seconds that they took */
-    double permute_s; /* seconds since the routing in which this rank sorted dispatched rows by rank
-                         and by expert */
-    uint64_t permute_bytes; /* bytes of these rows, each copy counted once */
-    bool hier;              /* this routing takes the hierarchical form */
-    double flat_s, hier_s;  /* the model's seconds for a dispatch in each form, hier_s with the
+    const uint64_t *rank_bytes; /* [size] for one dispatch: the bytes that the rank sends to others
+                                   or receives from others, whichever is more */
+    uint64_t network_bytes;     /* for one dispatch: bytes that the busiest host sends or
+                                   receives */
+    int heaviest_rank;          /* the rank that gets most rows */
+    int slowest_rank; /* the rank whose experts took longest in the step before: the time spent
+                         outside of calls from its first dispatch_wait to its last combine_start;
+                         -1: none */
+    double slowest_s; /* seconds that the experts of slowest_rank took */
+    double permute_s; /* seconds that this rank has spent, since the routing, on sorting dispatched
+                         rows by rank and by expert */
+    uint64_t permute_bytes; /* bytes of these rows; each copy counts once */
+    bool hier;              /* true: this routing uses the hierarchical form */
+    double flat_s, hier_s;  /* the model's seconds for a dispatch in each form; hier_s includes the
                                messages before it that describe the rows; 0: not priced */
 } dcomm_moe_stats;
 /* Report statistics in *stats.
@@ -3198,8 +3327,8 @@ DCOMM_API dcomm_status dcomm_moe_get_stats(const dcomm_moe *m, dcomm_moe_stats *
 #endif
 #endif
 /* ==== include/dcomm/old_names.h ============================================================ */
-/* old_names.h - the names that functions had before they were renamed (CHANGELOG.md). Each calls
- * the function of the new name. Define DCOMM_NO_OLD_NAMES before the include to leave them out. */
+/* old_names.h - old names of functions that were renamed (CHANGELOG.md). Each function here calls
+ * the one with the new name. Define DCOMM_NO_OLD_NAMES before the include to leave them out. */
 #ifndef DCOMM_OLD_NAMES_H
 #define DCOMM_OLD_NAMES_H
 
@@ -3309,7 +3438,7 @@ static inline dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_cod
     return dcomm_codec_measure(comm, codec, count, device, verdict);
 }
 
-/* A question for dcomm_comm_explain. */
+/* Return a question for dcomm_comm_explain. */
 static inline dcomm_explanation dcommi_old_explanation(dcomm_coll coll, size_t count,
                                                        dcomm_dtype dtype, dcomm_op op,
                                                        const dcomm_coll_opts *opts)
@@ -11805,7 +11934,8 @@ DCOMM_API dcomm_status dcomm_feedback_keep(dcomm_feedback *fb, size_t first, siz
         return gathered != NULL && part != NULL
                    ? DCOMM_ERR_NO_MEMORY
                    : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_keep: %s",
-                                 part == NULL ? "part is NULL" : "gather comes first");
+                                 part == NULL ? "part is NULL"
+                                              : "dcomm_feedback_correct comes first");
     }
     const size_t at = first - fb->now.first;
     dcommi_feedback_call c = {.x = fb->now.x + at,
@@ -14147,29 +14277,27 @@ static const dcommi_check_form *dcommi_check_form_of(unsigned kind)
     return &forms[kind];
 }
 static dcomm_status dcommi_check_expr_valid(const dcomm_plan *p, const dcomm_expr *e,
-                                            const char *where, const char *what)
+                                            const char *what)
 {
     if (e->kind > DCOMM_EXPR_WORD) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s has expression kind %d", where, what, e->kind);
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s has expression kind %d", what, e->kind);
     }
     if (e->kind != DCOMM_EXPR_CONST && e->mod < 0) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s is modulo %" PRId64 ", below 0", where, what,
-                           e->mod);
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s is modulo %" PRId64 ", below 0", what, e->mod);
     }
     if ((e->kind == DCOMM_EXPR_TABLE && p->ntable == 0) ||
         (e->kind == DCOMM_EXPR_WORD && p->nwords == 0)) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s reads a %s of an empty %s", where, what,
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s reads a %s of an empty %s", what,
                            e->kind == DCOMM_EXPR_TABLE ? "value" : "word",
                            e->kind == DCOMM_EXPR_TABLE ? "table" : "WORDS space");
     }
     return DCOMM_OK;
 }
 static dcomm_status dcommi_check_operand_valid(const dcomm_plan *p, const dcomm_operand *o,
-                                               unsigned allowed, bool repeats, const char *where,
-                                               const char *what)
+                                               unsigned allowed, bool repeats, const char *what)
 {
     if (o->space > DCOMM_SPACE_MSG || (allowed & (1u << o->space)) == 0) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s may not be in %s (%d)", where, what,
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s may not be in %s (%d)", what,
                            dcommi_print_space(o->space), o->space);
     }
     if (o->space == DCOMM_SPACE_NONE || o->space == DCOMM_SPACE_MSG) {
@@ -14177,168 +14305,164 @@ static dcomm_status dcommi_check_operand_valid(const dcomm_plan *p, const dcomm_
     }
     if (o->max_length < 0 || o->clip < 0) {
         return dcommi_fail(DCOMM_ERR_PLAN,
-                           "%s: %s has max_length %" PRId64 " and clip %" PRId64
+                           "%s has max_length %" PRId64 " and clip %" PRId64
                            "; neither may be below 0",
-                           where, what, o->max_length, o->clip);
+                           what, o->max_length, o->clip);
     }
     if (o->repeat > (repeats ? DCOMMI_CHECK_REPEAT : 1u)) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s has %" PRIu32 " pieces, more than %u", where,
-                           what, o->repeat, repeats ? DCOMMI_CHECK_REPEAT : 1u);
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s has %" PRIu32 " pieces, more than %u", what,
+                           o->repeat, repeats ? DCOMMI_CHECK_REPEAT : 1u);
     }
-    DCOMMI_TRY(dcommi_check_expr_valid(p, &o->offset, where, what));
-    DCOMMI_TRY(dcommi_check_expr_valid(p, &o->length, where, what));
+    DCOMMI_TRY(dcommi_check_expr_valid(p, &o->offset, what));
+    DCOMMI_TRY(dcommi_check_expr_valid(p, &o->length, what));
     if (o->space == DCOMM_SPACE_PEER) {
-        DCOMMI_TRY(dcommi_check_expr_valid(p, &o->peer, where, what));
+        DCOMMI_TRY(dcommi_check_expr_valid(p, &o->peer, what));
         if (o->slot >= p->nslots) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s is in slot %d; the plan has %" PRIu32, where,
-                               what, o->slot, p->nslots);
+            return dcommi_fail(DCOMM_ERR_PLAN, "%s is in slot %d; the plan has %" PRIu32, what,
+                               o->slot, p->nslots);
         }
     }
     return DCOMM_OK;
 }
-static dcomm_status dcommi_check_call_valid(const dcomm_plan *p, const dcomm_step *s,
-                                            const char *where)
+static dcomm_status dcommi_check_call_valid(const dcomm_plan *p, const dcomm_step *s)
 {
     if (s->sub >= p->nsubs || p->subs[s->sub] == NULL) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: there is no sub-plan %" PRIu32 " of %" PRIu32,
-                           where, s->sub, p->nsubs);
+        return dcommi_fail(DCOMM_ERR_PLAN, "there is no sub-plan %" PRIu32 " of %" PRIu32, s->sub,
+                           p->nsubs);
     }
     const dcomm_plan *sub = p->subs[s->sub];
     if (sub->nranks < 1 || sub->nranks > p->nranks || sub->rank < 0 || sub->rank >= sub->nranks ||
         s->group > p->ntable || p->ntable - s->group < (uint32_t)sub->nranks) {
         return dcommi_fail(DCOMM_ERR_PLAN,
-                           "%s: the group of %d ranks (this is %d) at table[%" PRIu32
+                           "the group of %d ranks (this is %d) at table[%" PRIu32
                            "] does not fit %d ranks and %" PRIu32 " table values",
-                           where, sub->nranks, sub->rank, s->group, p->nranks, p->ntable);
+                           sub->nranks, sub->rank, s->group, p->nranks, p->ntable);
     }
     const int64_t *group = p->table + s->group;
     for (int i = 0; i < sub->nranks; i++) {
         if (group[i] < 0 || group[i] >= p->nranks) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: rank %" PRId64 " in the group is none of %d",
-                               where, group[i], p->nranks);
+            return dcommi_fail(DCOMM_ERR_PLAN, "rank %" PRId64 " in the group is none of %d",
+                               group[i], p->nranks);
         }
         for (int j = 0; j < i; j++) {
             if (group[i] == group[j]) {
-                return dcommi_fail(DCOMM_ERR_PLAN, "%s: rank %" PRId64 " is twice in the group",
-                                   where, group[i]);
+                return dcommi_fail(DCOMM_ERR_PLAN, "rank %" PRId64 " is twice in the group",
+                                   group[i]);
             }
         }
     }
     if (group[sub->rank] != p->rank) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: rank %d of the group is %" PRId64 ", not %d", where,
-                           sub->rank, group[sub->rank], p->rank);
+        return dcommi_fail(DCOMM_ERR_PLAN, "rank %d of the group is %" PRId64 ", not %d", sub->rank,
+                           group[sub->rank], p->rank);
     }
     int64_t slots = s->word > 0 ? s->word : 0;
     if (sub->ncounters > p->ncounters || s->slot > p->ncounters - sub->ncounters ||
         sub->nslots > p->nslots || slots > (int64_t)(p->nslots - sub->nslots)) {
         return dcommi_fail(DCOMM_ERR_PLAN,
-                           "%s: counters %d+%" PRIu32 " of %" PRIu32 ", slots %" PRId64 "+%" PRIu32
+                           "counters %d+%" PRIu32 " of %" PRIu32 ", slots %" PRId64 "+%" PRIu32
                            " of %" PRIu32 ": the sub-plan's do not fit",
-                           where, s->slot, sub->ncounters, p->ncounters, slots, sub->nslots,
-                           p->nslots);
+                           s->slot, sub->ncounters, p->ncounters, slots, sub->nslots, p->nslots);
     }
     if (sub->next != NULL) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: a sub-plan may not have stages", where);
+        return dcommi_fail(DCOMM_ERR_PLAN, "a sub-plan may not have stages");
     }
-    DCOMMI_TRY(dcommi_check_expr_valid(p, &s->value, where, "counter"));
-    DCOMMI_TRY(dcommi_check_expr_valid(p, &s->peer, where, "slot"));
-    DCOMMI_TRY(dcommi_check_expr_valid(p, &s->index, where, "index"));
-    return dcommi_check_expr_valid(p, &s->tag, where, "tag");
+    DCOMMI_TRY(dcommi_check_expr_valid(p, &s->value, "counter"));
+    DCOMMI_TRY(dcommi_check_expr_valid(p, &s->peer, "slot"));
+    DCOMMI_TRY(dcommi_check_expr_valid(p, &s->index, "index"));
+    return dcommi_check_expr_valid(p, &s->tag, "tag");
 }
-static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_step *s,
-                                            const char *where)
+static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_step *s)
 {
     const dcommi_check_form *form = dcommi_check_form_of(s->kind);
     if ((s->flags &
          ~(DCOMM_STEP_ASYNC | DCOMM_STEP_FINAL | DCOMM_STEP_FORWARD | DCOMM_STEP_RESULT)) != 0 ||
         ((s->flags & DCOMM_STEP_ASYNC) != 0 && (form->may & DCOMMI_CHECK_ASYNC) == 0)) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: flags 0x%x do not fit a %s", where, s->flags,
+        return dcommi_fail(DCOMM_ERR_PLAN, "flags 0x%x do not fit a %s", s->flags,
                            dcommi_print_kind(s->kind));
     }
     if (s->src > p->noperands || p->noperands - s->src < s->nsrc) {
         return dcommi_fail(DCOMM_ERR_PLAN,
-                           "%s: it has %" PRIu32 " sources from operand %" PRIu32
+                           "it has %" PRIu32 " sources from operand %" PRIu32
                            " on; the plan has %" PRIu32,
-                           where, s->nsrc, s->src, p->noperands);
+                           s->nsrc, s->src, p->noperands);
     }
     if (s->nsrc < form->src_min || s->nsrc > form->src_max) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: a %s cannot have %" PRIu32 " sources", where,
+        return dcommi_fail(DCOMM_ERR_PLAN, "a %s cannot have %" PRIu32 " sources",
                            dcommi_print_kind(s->kind), s->nsrc);
     }
     uint32_t arriving = 0;
     for (uint32_t i = 0; i < s->nsrc; i++) {
         const dcomm_operand *o = &p->operands[s->src + i];
         DCOMMI_TRY(dcommi_check_operand_valid(
-            p, o, form->src, (form->may & DCOMMI_CHECK_REPEATS) != 0, where, "the source"));
+            p, o, form->src, (form->may & DCOMMI_CHECK_REPEATS) != 0, "the source"));
         arriving += o->space == DCOMM_SPACE_MSG;
     }
     if (form->dst != 0) {
-        DCOMMI_TRY(
-            dcommi_check_operand_valid(p, &s->dst, form->dst, false, where, "the destination"));
+        DCOMMI_TRY(dcommi_check_operand_valid(p, &s->dst, form->dst, false, "the destination"));
     }
     if (s->kind == DCOMM_STEP_RECODE) {
-        DCOMMI_TRY(dcommi_check_operand_valid(p, &s->stage, DCOMMI_CHECK_BIT(SCRATCH), false, where,
+        DCOMMI_TRY(dcommi_check_operand_valid(p, &s->stage, DCOMMI_CHECK_BIT(SCRATCH), false,
                                               "the stage"));
     }
     if (s->kind == DCOMM_STEP_RECV_REDUCE) {
         if (arriving != 1) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: one source must be the message, not %" PRIu32,
-                               where, arriving);
+            return dcommi_fail(DCOMM_ERR_PLAN, "one source must be the message, not %" PRIu32,
+                               arriving);
         }
-        DCOMMI_TRY(dcommi_check_operand_valid(p, &s->stage, DCOMMI_CHECK_BIT(SCRATCH), false, where,
+        DCOMMI_TRY(dcommi_check_operand_valid(p, &s->stage, DCOMMI_CHECK_BIT(SCRATCH), false,
                                               "the stage"));
     }
     bool messages = (form->may & DCOMMI_CHECK_MESSAGE) != 0;
     bool peers = messages || s->kind == DCOMM_STEP_EXPOSE || s->kind == DCOMM_STEP_SIGNAL;
     if (peers) {
-        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->peer, where, "peer"));
+        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->peer, "peer"));
     }
     if (messages) {
-        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->tag, where, "tag"));
+        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->tag, "tag"));
     }
     switch (s->kind) {
     case DCOMM_STEP_RECV:
     case DCOMM_STEP_ENCODE:
     case DCOMM_STEP_RECODE:
-        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->value, where, "word"));
+        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->value, "word"));
         if (s->word < -1 || (s->word >= 0 && (uint32_t)s->word >= p->nwords)) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: word is %d; the plan has %" PRIu32, where,
-                               s->word, p->nwords);
+            return dcommi_fail(DCOMM_ERR_PLAN, "word is %d; the plan has %" PRIu32, s->word,
+                               p->nwords);
         }
         break;
     case DCOMM_STEP_EXPOSE:
         if (s->slot >= p->nslots) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: slot is %d; the plan has %" PRIu32, where,
-                               s->slot, p->nslots);
+            return dcommi_fail(DCOMM_ERR_PLAN, "slot is %d; the plan has %" PRIu32, s->slot,
+                               p->nslots);
         }
         break;
     case DCOMM_STEP_SIGNAL:
     case DCOMM_STEP_WAIT:
         if (s->slot >= p->ncounters) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: counter is %d; the plan has %" PRIu32, where,
-                               s->slot, p->ncounters);
+            return dcommi_fail(DCOMM_ERR_PLAN, "counter is %d; the plan has %" PRIu32, s->slot,
+                               p->ncounters);
         }
-        return dcommi_check_expr_valid(p, &s->value, where, "value");
+        return dcommi_check_expr_valid(p, &s->value, "value");
     case DCOMM_STEP_LOOP:
-        return dcommi_check_expr_valid(p, &s->value, where, "value");
+        return dcommi_check_expr_valid(p, &s->value, "value");
     case DCOMM_STEP_COMPUTE:
         if (s->kernel >= p->nkernels) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: kernel is %d; the plan has %" PRIu32, where,
-                               s->kernel, p->nkernels);
+            return dcommi_fail(DCOMM_ERR_PLAN, "kernel is %d; the plan has %" PRIu32, s->kernel,
+                               p->nkernels);
         }
         break;
     case DCOMM_STEP_CALL:
-        return dcommi_check_call_valid(p, s, where);
+        return dcommi_check_call_valid(p, s);
     default:
         break;
     }
     bool codes = s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_DECODE ||
                  s->kind == DCOMM_STEP_RECODE;
     if (codes) {
-        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->index, where, "index"));
+        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->index, "index"));
     }
     if (codes && p->codec == NULL) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: the plan has no codec", where);
+        return dcommi_fail(DCOMM_ERR_PLAN, "the plan has no codec");
     }
     return DCOMM_OK;
 }
@@ -14351,7 +14475,7 @@ static bool dcommi_check_same_expr(const dcomm_expr *a, const dcomm_expr *b)
 }
 /* Check FORWARD: step `next` must send or copy exactly the bytes that step `s` stores. */
 static dcomm_status dcommi_check_forward_valid(const dcomm_plan *p, const dcomm_step *s,
-                                               const dcomm_step *next, const char *where)
+                                               const dcomm_step *next)
 {
     if ((s->flags & DCOMM_STEP_FORWARD) == 0) {
         return DCOMM_OK;
@@ -14368,51 +14492,66 @@ static dcomm_status dcommi_check_forward_valid(const dcomm_plan *p, const dcomm_
         }
     }
     return dcommi_fail(DCOMM_ERR_PLAN,
-                       "%s: FORWARD is for a fold whose dst the next step sends or copies", where);
+                       "FORWARD is for a fold whose dst the next step sends or copies");
+}
+/* The loops of a lane that are open at a step. */
+typedef struct dcommi_check_loops {
+    uint32_t open[DCOMM_LOOP_DEPTH];
+    int depth;
+} dcommi_check_loops;
+/* Check that step i of a lane opens or closes a loop rightly, if it does. */
+static dcomm_status dcommi_check_loop_valid(const dcomm_step *lane, uint32_t i,
+                                            dcommi_check_loops *loops)
+{
+    if (lane[i].kind == DCOMM_STEP_LOOP) {
+        if (loops->depth == DCOMM_LOOP_DEPTH) {
+            return dcommi_fail(DCOMM_ERR_PLAN, "loops nest deeper than %d", DCOMM_LOOP_DEPTH);
+        }
+        loops->open[loops->depth++] = i;
+    } else if (lane[i].kind == DCOMM_STEP_END) {
+        if (loops->depth == 0) {
+            return dcommi_fail(DCOMM_ERR_PLAN, "no loop is open");
+        }
+        const dcomm_step *loop = &lane[loops->open[--loops->depth]];
+        uint32_t body = (uint32_t)(&lane[i] - loop) - 1;
+        if (lane[i].body != body || loop->body != body) {
+            return dcommi_fail(DCOMM_ERR_PLAN,
+                               "its loop has %" PRIu32 " steps, not %" PRIu32 " and %" PRIu32, body,
+                               loop->body, lane[i].body);
+        }
+    }
+    return DCOMM_OK;
 }
 static dcomm_status dcommi_check_lane_valid(const dcomm_plan *p, uint32_t lane, const char *where)
 {
-    uint32_t open[DCOMM_LOOP_DEPTH];
-    int depth = 0;
     const dcomm_lane *l = &p->lanes[lane];
     if (l->first > p->nsteps || p->nsteps - l->first < l->count) {
         return dcommi_fail(DCOMM_ERR_PLAN,
                            "%s lane %" PRIu32 ": steps %" PRIu32 "+%" PRIu32 " of %" PRIu32, where,
                            lane, l->first, l->count, p->nsteps);
     }
+    dcommi_check_loops loops = {.depth = 0};
     for (uint32_t i = 0; i < l->count; i++) {
         const dcomm_step *s = &p->steps[l->first + i];
-        char place[160];
         if (s->kind >= DCOMM_STEP_KIND_COUNT) {
             return dcommi_fail(DCOMM_ERR_PLAN, "%s lane %" PRIu32 " step %" PRIu32 ": kind %d",
                                where, lane, i, s->kind);
         }
-        snprintf(place, sizeof place, "%s lane %" PRIu32 " step %" PRIu32 " (%s)", where, lane, i,
-                 dcommi_print_kind(s->kind));
-        DCOMMI_TRY(dcommi_check_step_valid(p, s, place));
-        DCOMMI_TRY(dcommi_check_forward_valid(p, s, i + 1 < l->count ? s + 1 : NULL, place));
-        if (s->kind == DCOMM_STEP_LOOP) {
-            if (depth == DCOMM_LOOP_DEPTH) {
-                return dcommi_fail(DCOMM_ERR_PLAN, "%s: loops nest deeper than %d", place,
-                                   DCOMM_LOOP_DEPTH);
-            }
-            open[depth++] = i;
-        } else if (s->kind == DCOMM_STEP_END) {
-            if (depth == 0) {
-                return dcommi_fail(DCOMM_ERR_PLAN, "%s: no loop is open", place);
-            }
-            uint32_t body = i - open[--depth] - 1;
-            if (s->body != body || p->steps[l->first + open[depth]].body != body) {
-                return dcommi_fail(DCOMM_ERR_PLAN,
-                                   "%s: its loop has %" PRIu32 " steps, not %" PRIu32
-                                   " and %" PRIu32,
-                                   place, body, p->steps[l->first + open[depth]].body, s->body);
-            }
+        dcomm_status status = dcommi_check_step_valid(p, s);
+        if (status == DCOMM_OK) {
+            status = dcommi_check_forward_valid(p, s, i + 1 < l->count ? s + 1 : NULL);
+        }
+        if (status == DCOMM_OK) {
+            status = dcommi_check_loop_valid(s - i, i, &loops);
+        }
+        if (status < 0) {
+            return dcommi_fail(status, "%s lane %" PRIu32 " step %" PRIu32 " (%s): %s", where, lane,
+                               i, dcommi_print_kind(s->kind), dcommi_message);
         }
     }
-    if (depth != 0) {
+    if (loops.depth != 0) {
         return dcommi_fail(DCOMM_ERR_PLAN, "%s lane %" PRIu32 " step %" PRIu32 " (loop): no end",
-                           where, lane, open[depth - 1]);
+                           where, lane, loops.open[loops.depth - 1]);
     }
     return DCOMM_OK;
 }
@@ -29202,8 +29341,7 @@ struct dcommi_gate_word {
 /* Free words of the process. They are never released, because a stream may still be on its way to
  * a word when the context that wrote it is closed. */
 static struct dcommi_gate_word *dcommi_gate_words;
-static struct dcommi_gate_word *dcommi_gates_shut; /* those that streams of this process wait
-                                                      for */
+static struct dcommi_gate_word *dcommi_gates_shut; /* streams of this process wait for them */
 static pthread_mutex_t dcommi_gate_lock = PTHREAD_MUTEX_INITIALIZER;
 /* Pin more words. With the lock. */
 static dcomm_status dcommi_gate_more(void)
@@ -50597,11 +50735,13 @@ typedef struct dcommi_check_cell {
     uint32_t comp, clock, step; /* the last writer; clock 0: before the run */
     uint32_t readers;           /* list of readers since that write, without superseded ones */
 } dcommi_check_cell;
-/* One space of one rank (or of one called sub-plan). */
+/* One space of one rank (or of one called sub-plan). Its cells are a gap buffer: those before `gap`
+ * stand at the start of the array, the others at its end. Accesses of a plan are mostly close to
+ * each other, so that few cells move when some are inserted. */
 typedef struct dcommi_check_mem {
     struct dcommi_check_mem *next;
-    dcommi_check_cell *cell;
-    size_t ncells, capacity;
+    dcommi_check_cell *cell; /* use dcommi_check_cell_at */
+    size_t ncells, gap, capacity;
     int64_t size;
     uint32_t *peer_last;    /* per component: the last read through PEER; NULL: none */
     const uint32_t *end_vc; /* of a sub-plan's memory: the clock when its call returned */
@@ -50689,16 +50829,48 @@ static void dcommi_check_reader_drop(dcommi_check_pool *pool, uint32_t *list)
     pool->free = at;
 }
 /* ---- cells ---- */
+static dcommi_check_cell *dcommi_check_cell_at(const dcommi_check_mem *mem, size_t i)
+{
+    return &mem->cell[i < mem->gap ? i : i + mem->capacity - mem->ncells];
+}
+/* Move the gap in front of cell i. */
+static void dcommi_check_gap_to(dcommi_check_mem *mem, size_t i)
+{
+    const size_t hole = mem->capacity - mem->ncells, gap = mem->gap;
+    dcommi_check_cell *cell = mem->cell;
+    if (i < gap) {
+        memmove(cell + i + hole, cell + i, (gap - i) * sizeof *cell);
+    } else if (i > gap) {
+        memmove(cell + gap, cell + gap + hole, (i - gap) * sizeof *cell);
+    }
+    mem->gap = i;
+}
+/* Make room for `more` cells in front of cell i. */
+static dcomm_status dcommi_check_room(dcommi_check_mem *mem, size_t i, size_t more)
+{
+    if (mem->capacity - mem->ncells < more) {
+        dcommi_check_gap_to(mem, mem->ncells);
+        DCOMMI_TRY(dcommi_grow((void **)&mem->cell, &mem->capacity, mem->ncells + more,
+                               sizeof *mem->cell));
+    }
+    dcommi_check_gap_to(mem, i);
+    return DCOMM_OK;
+}
+/* Put a cell into the gap, for which there is room. */
+static void dcommi_check_insert(dcommi_check_mem *mem, const dcommi_check_cell *cell)
+{
+    mem->cell[mem->gap++] = *cell;
+    mem->ncells++;
+}
 static dcomm_status dcommi_check_mem_fill(dcommi_check_mem *mem, int64_t from, int64_t to,
                                           dcommi_check_value v)
 {
     if (to <= from) {
         return DCOMM_OK;
     }
-    DCOMMI_TRY(
-        dcommi_grow((void **)&mem->cell, &mem->capacity, mem->ncells + 1, sizeof *mem->cell));
-    dcommi_check_cell cell = {.start = from, .v = v};
-    mem->cell[mem->ncells++] = cell;
+    DCOMMI_TRY(dcommi_check_room(mem, mem->ncells, 1));
+    const dcommi_check_cell cell = {.start = from, .v = v};
+    dcommi_check_insert(mem, &cell);
     mem->size = to;
     return DCOMM_OK;
 }
@@ -50708,7 +50880,7 @@ static size_t dcommi_check_find(const dcommi_check_mem *mem, int64_t at)
     size_t low = 0, high = mem->ncells;
     while (high - low > 1) {
         size_t middle = low + (high - low) / 2;
-        if (mem->cell[middle].start <= at) {
+        if (dcommi_check_cell_at(mem, middle)->start <= at) {
             low = middle;
         } else {
             high = middle;
@@ -50718,7 +50890,7 @@ static size_t dcommi_check_find(const dcommi_check_mem *mem, int64_t at)
 }
 static int64_t dcommi_check_cell_end(const dcommi_check_mem *mem, size_t i)
 {
-    return i + 1 < mem->ncells ? mem->cell[i + 1].start : mem->size;
+    return i + 1 < mem->ncells ? dcommi_check_cell_at(mem, i + 1)->start : mem->size;
 }
 /* Make a cell begin at `at`; *index_p is that cell (ncells when `at` is the end). */
 static dcomm_status dcommi_check_split(dcommi_check_mem *mem, dcommi_check_pool *pool, int64_t at,
@@ -50730,20 +50902,19 @@ static dcomm_status dcommi_check_split(dcommi_check_mem *mem, dcommi_check_pool 
     }
     size_t i = dcommi_check_find(mem, at);
     *index_p = i;
-    if (mem->cell[i].start == at) {
+    if (dcommi_check_cell_at(mem, i)->start == at) {
         return DCOMM_OK;
     }
-    DCOMMI_TRY(
-        dcommi_grow((void **)&mem->cell, &mem->capacity, mem->ncells + 1, sizeof *mem->cell));
-    dcommi_check_cell *cell = mem->cell + i;
-    memmove(cell + 1, cell, (mem->ncells - i) * sizeof *cell);
-    mem->ncells++;
-    cell[1].v = dcommi_check_shift(cell->v, at - cell->start);
-    cell[1].start = at;
-    cell[1].readers = 0;
-    for (uint32_t r = cell->readers; r != 0; r = pool->reader[r].next) {
-        DCOMMI_TRY(dcommi_check_reader_add(pool, &cell[1].readers, pool->reader[r]));
+    DCOMMI_TRY(dcommi_check_room(mem, i + 1, 1));
+    dcommi_check_cell half = *dcommi_check_cell_at(mem, i);
+    uint32_t r = half.readers;
+    half.v = dcommi_check_shift(half.v, at - half.start);
+    half.start = at;
+    half.readers = 0;
+    for (; r != 0; r = pool->reader[r].next) {
+        DCOMMI_TRY(dcommi_check_reader_add(pool, &half.readers, pool->reader[r]));
     }
+    dcommi_check_insert(mem, &half);
     *index_p = i + 1;
     return DCOMM_OK;
 }
@@ -50754,8 +50925,9 @@ static dcomm_status dcommi_check_peek(const dcommi_check_mem *mem, int64_t at, i
     int64_t end = at + len;
     for (size_t i = len > 0 ? dcommi_check_find(mem, at) : 0; at < end; i++) {
         int64_t stop = dcommi_min64(end, dcommi_check_cell_end(mem, i));
-        DCOMMI_TRY(dcommi_check_append(
-            runs, stop - at, dcommi_check_shift(mem->cell[i].v, at - mem->cell[i].start)));
+        const dcommi_check_cell *cell = dcommi_check_cell_at(mem, i);
+        DCOMMI_TRY(
+            dcommi_check_append(runs, stop - at, dcommi_check_shift(cell->v, at - cell->start)));
         at = stop;
     }
     return DCOMM_OK;
@@ -50782,7 +50954,7 @@ static dcomm_status dcommi_check_read(dcommi_check_mem *mem, dcommi_check_pool *
     DCOMMI_TRY(dcommi_check_split(mem, pool, at, &first));
     DCOMMI_TRY(dcommi_check_split(mem, pool, at + len, &last));
     for (size_t i = first; i < last; i++) {
-        dcommi_check_cell *cell = &mem->cell[i];
+        dcommi_check_cell *cell = dcommi_check_cell_at(mem, i);
         if (dcommi_check_unordered(who, cell->comp, cell->clock) && race->mem == NULL) {
             dcommi_check_race found = {mem, cell->start, true, false, cell->comp, cell->step};
             *race = found;
@@ -50818,7 +50990,7 @@ static dcomm_status dcommi_check_write_order(dcommi_check_mem *mem, dcommi_check
     DCOMMI_TRY(dcommi_check_split(mem, pool, at, &first));
     DCOMMI_TRY(dcommi_check_split(mem, pool, at + len, &last));
     for (size_t i = first; i < last; i++) {
-        const dcommi_check_cell *cell = &mem->cell[i];
+        const dcommi_check_cell *cell = dcommi_check_cell_at(mem, i);
         if (dcommi_check_unordered(who, cell->comp, cell->clock)) {
             dcommi_check_race found = {mem, cell->start, true, true, cell->comp, cell->step};
             *race = found;
@@ -50851,18 +51023,17 @@ static dcomm_status dcommi_check_write(dcommi_check_mem *mem, dcommi_check_pool 
     DCOMMI_TRY(dcommi_check_split(mem, pool, at, &first));
     DCOMMI_TRY(dcommi_check_split(mem, pool, at + len, &last));
     for (size_t i = first; i < last; i++) {
-        while (mem->cell[i].readers != 0) {
-            dcommi_check_reader_drop(pool, &mem->cell[i].readers);
+        dcommi_check_cell *cell = dcommi_check_cell_at(mem, i);
+        while (cell->readers != 0) {
+            dcommi_check_reader_drop(pool, &cell->readers);
         }
     }
-    size_t ncells = mem->ncells - (last - first) + runs->n;
-    DCOMMI_TRY(dcommi_grow((void **)&mem->cell, &mem->capacity, ncells, sizeof *mem->cell));
-    memmove(mem->cell + first + runs->n, mem->cell + last,
-            (mem->ncells - last) * sizeof *mem->cell);
-    mem->ncells = ncells;
+    DCOMMI_TRY(dcommi_check_room(mem, last, runs->n));
+    mem->gap = first; /* drop the cells from first to last */
+    mem->ncells -= last - first;
     for (size_t i = 0; i < runs->n; i++) {
-        dcommi_check_cell cell = {at, runs->run[i].v, who->comp, who->clock, who->step, 0};
-        mem->cell[first + i] = cell;
+        const dcommi_check_cell cell = {at, runs->run[i].v, who->comp, who->clock, who->step, 0};
+        dcommi_check_insert(mem, &cell);
         at += runs->run[i].len;
     }
     return DCOMM_OK;
@@ -50871,9 +51042,10 @@ static dcomm_status dcommi_check_write(dcommi_check_mem *mem, dcommi_check_pool 
 static void dcommi_check_mem_settle(dcommi_check_mem *mem)
 {
     for (size_t i = 0; i < mem->ncells; i++) {
-        mem->cell[i].clock = 0;
-        mem->cell[i].comp = 0;
-        mem->cell[i].readers = 0;
+        dcommi_check_cell *cell = dcommi_check_cell_at(mem, i);
+        cell->clock = 0;
+        cell->comp = 0;
+        cell->readers = 0;
     }
     mem->peer_last = NULL;
 }

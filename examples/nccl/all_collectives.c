@@ -1,5 +1,5 @@
-/* Every collective, out of place and in place, with one process per device as in
- * process_per_device.c, or with all of them in one process: here the latter. */
+/* Run every collective, out of place and in place. Here all devices are in one process;
+ * process_per_device.c shows one process per device. */
 #include "check.h"
 
 #define MAX_DEVICES 8
@@ -7,7 +7,7 @@
 typedef struct device {
     ncclComm_t comm;
     cudaStream_t stream;
-    float *in, *out; /* N blocks of n numbers each; block b of in is rank + 1 + 10 b */
+    float *in, *out; /* N blocks of n numbers each; block b of `in` is rank + 1 + 10 b */
 } device;
 
 static device dev[MAX_DEVICES];
@@ -37,7 +37,7 @@ static void finish(void)
     }
 }
 
-/* The sum over ranks of block b, as value and scale for wrong_numbers. */
+/* Check the sum over ranks of block b. wrong_numbers takes it as a value and a scale. */
 static int wrong_sum(const char *what, const float *at, int b)
 {
     return wrong_numbers(what, at, n, 0.5f * (float)(ndev + 1) + 10.0f * (float)b, (float)ndev);

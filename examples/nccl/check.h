@@ -1,4 +1,5 @@
-/* check.h - what NCCL's examples call CUDACHECK and NCCLCHECK. */
+/* check.h - the macros CUDACHECK and NCCLCHECK of NCCL's examples, and functions to make and check
+ * numbers. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -26,7 +27,7 @@
         }                                                                                       \
     } while (0)
 
-/* Device memory of n numbers: value, and a thousandth of the index. */
+/* Allocate device memory of n numbers: `value` plus a thousandth of the index (modulo 1000). */
 static inline float *device_numbers(size_t n, float value)
 {
     float *here = (float *)malloc(n * sizeof(float)), *device = NULL;
@@ -39,7 +40,8 @@ static inline float *device_numbers(size_t n, float value)
     return device;
 }
 
-/* Whether device memory holds scale times such numbers; says so where it does not. */
+/* Return 1 and print an error if device memory does not hold `scale` times such numbers; else
+ * return 0. */
 static inline int wrong_numbers(const char *what, const float *device, size_t n, float value,
                                 float scale)
 {

@@ -1,5 +1,5 @@
-/* One process per device: rank 0 makes the id, here in a file that the others read. RANK and
- * WORLD_SIZE are what torchrun, and dcomm-run, set:
+/* Run one process per device. Rank 0 makes the id and writes it to a file, which the other ranks
+ * read. torchrun and dcomm-run set RANK and WORLD_SIZE:
  *     dcomm-run -n 4 -- process_per_device /tmp/id */
 #include "check.h"
 #include <unistd.h>
@@ -54,7 +54,7 @@ int main(int argc, char **argv)
     NCCLCHECK(ncclCommInitRank(&comm, size, id, rank));
     CUDACHECK(cudaStreamCreate(&stream));
 
-    /* What is on the stream before and after is in order with the collective. */
+    /* Work on the stream before and after the collective is ordered with it. */
     float *gradient = device_numbers(n, (float)(rank + 1)), *copy = NULL;
     CUDACHECK(cudaMalloc((void **)&copy, n * sizeof(float)));
     NCCLCHECK(ncclAllReduce(gradient, gradient, n, ncclFloat, ncclSum, comm, stream));

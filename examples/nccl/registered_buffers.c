@@ -1,5 +1,5 @@
-/* Buffers from ncclMemAlloc, registered as buffers or as windows; at the end communicators are
- * finalized and destroyed, and the devices reset, as NVIDIA's tests do. */
+/* Use buffers from ncclMemAlloc, registered as buffers or as windows. At the end, finalize and
+ * destroy the communicators, and reset the devices, as NVIDIA's tests do. */
 #include "check.h"
 
 #define MAX_DEVICES 8
@@ -8,8 +8,8 @@ typedef struct device {
     ncclComm_t comm;
     cudaStream_t stream;
     float *send, *recv;
-    void *registered;    /* the send buffer */
-    ncclWindow_t window; /* the other */
+    void *registered;    /* handle of the send buffer */
+    ncclWindow_t window; /* window of the receive buffer */
 } device;
 
 int main(int argc, char **argv)

@@ -1,5 +1,6 @@
-/* Point-to-point: a ring in which every rank sends and receives at once, then an exchange of all
- * with all, itself included, by sends and receives in a group. One process, N devices. */
+/* Use point-to-point calls: first a ring in which every rank sends and receives at once, then an
+ * exchange between all pairs, including each rank with itself, in a group. One process, N
+ * devices. */
 #include "check.h"
 
 #define MAX_DEVICES 8

@@ -1,4 +1,5 @@
-/* One process, one thread, N devices: ncclCommInitAll, and the calls of all devices in groups. */
+/* Use N devices from one process and one thread: call ncclCommInitAll, and make the calls of all
+ * devices in groups. */
 #include "check.h"
 
 #define MAX_DEVICES 8

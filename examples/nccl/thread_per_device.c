@@ -1,4 +1,5 @@
-/* One thread per device, in one process: each joins with the id that the first one made. */
+/* Run one thread per device, in one process. The main thread makes the id, and each thread joins
+ * with it. */
 #include "check.h"
 #include <pthread.h>
 
@@ -28,7 +29,7 @@ static void *work(void *arg)
     CUDACHECK(cudaEventCreate(&end));
     float *numbers = device_numbers(n, (float)(w->rank + 1));
     CUDACHECK(cudaEventRecord(start, stream));
-    for (int step = 0; step < 10; step++) { /* none is waited for */
+    for (int step = 0; step < 10; step++) { /* no wait between the steps */
         NCCLCHECK(ncclAllReduce(numbers, numbers, n, ncclFloat, ncclMax, comm, stream));
     }
     CUDACHECK(cudaEventRecord(end, stream));

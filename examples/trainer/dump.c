@@ -1,4 +1,4 @@
-/* dump.c - gradients as .npy files, which NumPy and dcomm-codec read. */
+/* dump.c - write gradients as .npy files, which NumPy and dcomm-codec read. */
 #define _GNU_SOURCE
 #include "dump.h"
 

@@ -1,4 +1,4 @@
-/* exchange.c - the sum of the gradients over all ranks: exact, or through a codec with error
+/* exchange.c - sum the gradients over all ranks, exactly or through a codec with error
  * feedback. */
 #define _GNU_SOURCE
 #include "exchange.h"
@@ -11,7 +11,8 @@
 
 enum { SPEC = 256, NAME = 32 };
 
-/* The optimizer has momentum; DGC's own would come on top of it. */
+/* Return the options of error feedback. DGC gets no momentum of its own, because the optimizer has
+ * momentum. */
 static dcomm_feedback_opts feedback_of(const options *o, uint32_t tensor)
 {
     return (dcomm_feedback_opts){.momentum = -1,
@@ -30,7 +31,7 @@ static bool is_powersgd(const options *o)
     return o->codec != NULL && strncmp(o->codec, "powersgd", 8) == 0;
 }
 
-/* The codec's spec for a matrix of so many rows. */
+/* Write the codec's spec for a matrix of `rows` rows. */
 static void spec_of(const options *o, size_t rows, char spec[SPEC])
 {
     if (is_powersgd(o)) {
@@ -55,8 +56,9 @@ static dcomm_status open_part(exchange_part *part, const options *o, const char 
     return status;
 }
 
-/* PowerSGD wants each weight matrix by itself, and a share of each matrix is better than one of all
- * gradients; to other codecs, these are one array. */
+/* Cut the gradients into parts. PowerSGD needs each weight matrix by itself. With the frozen
+ * optimizer, other codecs also work better on single matrices than on all gradients. Otherwise all
+ * gradients are one part. */
 static dcomm_status open_parts(exchange *e, const options *o, const model *m)
 {
     bool matrices = is_powersgd(o) || (o->codec != NULL && o->frozen);
@@ -83,8 +85,8 @@ static dcomm_status open_parts(exchange *e, const options *o, const model *m)
     return DCOMM_OK;
 }
 
-/* Tensors are registered one by one, and behind them the element that is summed exactly. Their
- * gradients lie one behind another, so nothing is copied. */
+/* Create the buckets. Register the tensors one by one, and then the element that is summed
+ * exactly. The gradients lie one behind another, so nothing is copied. */
 static dcomm_status open_buckets(exchange *e, const options *o, model *m)
 {
     size_t n = model_tensors(m);
@@ -170,7 +172,7 @@ dcomm_status exchange_sum(exchange *e, float *gradients, bool exactly)
     dcomm_coll_opts exact = e->coll;
     bool coded = e->parts[0].codec != NULL;
     if (!coded || exactly) {
-        exact.algo = coded ? NULL : e->coll.algo; /* it may be one for codecs */
+        exact.algo = coded ? NULL : e->coll.algo; /* e->coll.algo may be an algorithm for codecs */
         return dcomm_allreduce(e->comm, DCOMM_IN_PLACE, gradients, e->count + 1, DCOMM_F32,
                                DCOMM_SUM, &exact);
     }
@@ -249,7 +251,7 @@ dcomm_status exchange_report(const exchange *e, dcomm_buckets_report *report)
     return dcomm_buckets_get_report(e->buckets, report);
 }
 
-/* The algorithm that sums `count` floats. */
+/* Get the algorithm that sums `count` floats. */
 static dcomm_status explain_sum(dcomm_comm *comm, size_t count, const dcomm_coll_opts *opts,
                                 const char **algo)
 {
@@ -260,7 +262,7 @@ static dcomm_status explain_sum(dcomm_comm *comm, size_t count, const dcomm_coll
     return status;
 }
 
-/* Of the largest bucket. */
+/* Get the algorithm that sums the largest bucket. */
 static dcomm_status explain_buckets(const exchange *e, const char **algo)
 {
     dcomm_buckets_info all;

@@ -1,4 +1,5 @@
-/* gradcheck.c - is the backward pass the derivative of the forward pass? Finite differences. */
+/* gradcheck.c - check by finite differences that the backward pass is the derivative of the
+ * forward pass. */
 #include "model.h"
 
 #include <math.h>
@@ -7,8 +8,9 @@
 
 enum { LENGTH = 8, DIRECTIONS = 200 };
 
-/* Along a random direction over a random stretch of weights: (loss(+e) - loss(-e)) / 2e against
- * gradient . direction, relative to what a gradient of this size has along such directions. */
+/* Return the error along a random direction over a random range of weights: the difference between
+ * (loss(+e) - loss(-e)) / 2e and gradient . direction. It is relative to the typical slope of a
+ * gradient of this size along such directions. */
 static double direction_error(model *m, const float *base, const int *tokens, const int *targets,
                               uint64_t seed, int which)
 {
@@ -31,7 +33,7 @@ static double direction_error(model *m, const float *base, const int *tokens, co
     }
     memcpy(params + first, base + first, length * sizeof *params);
     double found = (loss[0] - loss[1]) / (2 * (double)step);
-    double usual = sqrt(size / (double)length) + 1e-3; /* 1e-3: what f32 leaves undecided */
+    double usual = sqrt(size / (double)length) + 1e-3; /* 1e-3: the precision of f32 */
     return fabs(found - expected) / usual;
 }
 
@@ -49,7 +51,7 @@ double model_gradient_error(uint64_t seed)
         tokens[t] = (int)(model_random(seed, 8, (uint64_t)t) % 11);
         targets[t] = (int)(model_random(seed, 9, (uint64_t)t) % 11);
     }
-    model_init(m, seed, 2); /* larger than for training, so that no part is nearly linear */
+    model_init(m, seed, 2); /* larger weights than in training, so that no part is nearly linear */
     memcpy(base, model_params(m), model_count(m) * sizeof *base);
     model_forward(m, tokens, targets, LENGTH);
     model_backward(m, tokens, targets, LENGTH);

@@ -1,4 +1,5 @@
-/* model.c - the transformer: embeddings, layers of attention and MLP, cross-entropy; and back. */
+/* model.c - the transformer: embeddings, layers of attention and MLP, cross-entropy, and the
+ * backward pass. */
 #include "model.h"
 #include "ops.h"
 
@@ -8,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a layer's forward pass leaves for its backward pass; [n][...] for a sequence of n. */
+/* Results of a layer's forward pass that its backward pass needs; [n][...] for a sequence of n
+ * tokens. */
 typedef struct layer_trace {
     float *x, *inverse1, *normed1, *qkv, *weights, *mixed;   /* attention */
     float *middle, *inverse2, *normed2, *hidden, *activated; /* MLP */
@@ -16,20 +18,20 @@ typedef struct layer_trace {
 
 struct model {
     model_config config;
-    int padded_vocab; /* a multiple of 8, as matmul_add wants it */
+    int padded_vocab; /* a multiple of 8, which matmul_add needs */
     size_t count;
     model_weights params, grads;
     layer_trace *traces;
     float *x, *inverse, *normed, *logits; /* after the last layer */
-    float *memory;                        /* of all traces and scratch */
+    float *memory;                        /* memory of all traces and scratch */
     float *dx, *dwide, *dqkv, *dnarrow, *dlogits, *turned, *row;
-    float scale;        /* of what backward derives */
-    model_done_fn done; /* NULL: nobody wants to know */
+    float scale;        /* backward differentiates scale * loss */
+    model_done_fn done; /* NULL: not called */
     model_pause_fn pause;
     void *watcher;
 };
 
-/* Hands out pieces of one block; with base NULL it only counts. */
+/* Allocates pieces of one block; with base NULL it only counts them. */
 typedef struct arena {
     float *base;
     size_t used;
@@ -150,7 +152,8 @@ size_t model_tensors(const model *m)
     return 3 + LAYER_TENSORS * (size_t)m->config.layers;
 }
 
-/* Where tensor i begins, and its rows; beyond the last, where all end. */
+/* Return the beginning of tensor i, and set its rows. For i past the last tensor, return the end
+ * of all weights. */
 static const float *tensor(const model *m, size_t i, size_t *rows)
 {
     const model_weights *w = &m->params;
@@ -258,14 +261,14 @@ void model_init(model *m, uint64_t seed, float scale)
     init_matrix(m, p->head, d * (size_t)m->padded_vocab, seed, 0.2f * narrow);
 }
 
-/* y[n][out] = x[n][in] w */
+/* Compute y[n][out] = x[n][in] w. */
 static void linear(float *y, const float *x, const float *w, int n, int in, int out)
 {
     memset(y, 0, (size_t)n * (size_t)out * sizeof *y);
     matmul_add(y, x, in, 1, w, n, in, out);
 }
 
-/* matmul_add, with pauses. */
+/* Do matmul_add with pauses. */
 static void matmul_add_paused(const model *m, float *c, const float *a, int row, int step,
                               const float *b, int rows, int depth, int n)
 {
@@ -281,7 +284,7 @@ static void matmul_add_paused(const model *m, float *c, const float *a, int row,
     }
 }
 
-/* dx = dy w^T; dw += x^T dy */
+/* Compute dx = dy w^T and dw += x^T dy. */
 static void linear_back(model *m, float *dx, float *dw, const float *dy, const float *x,
                         const float *w, int n, int in, int out)
 {
@@ -322,14 +325,15 @@ static void done(const model *m, size_t tensor_number)
     }
 }
 
-/* m->dx: derivatives of the layer's output on entry, of its input on return. */
+/* Run a layer's backward pass. m->dx has the derivatives of the layer's output on entry, and those
+ * of its input on return. */
 static void layer_backward(model *m, int l, int n)
 {
     int d = m->config.dim;
     const model_layer *w = &m->params.layers[l];
     const model_layer *g = &m->grads.layers[l];
     const layer_trace *t = &m->traces[l];
-    size_t norm1 = 1 + LAYER_TENSORS * (size_t)l; /* the number of its first tensor */
+    size_t norm1 = 1 + LAYER_TENSORS * (size_t)l; /* number of the layer's first tensor */
     linear_back(m, m->dwide, g->down, m->dx, t->activated, w->down, n, 4 * d, d);
     done(m, norm1 + 5);
     gelu_back(m->dwide, m->dwide, t->hidden, n * 4 * d);
@@ -346,7 +350,8 @@ static void layer_backward(model *m, int l, int n)
     done(m, norm1);
 }
 
-/* Cross-entropy of one position; leaves the derivative, over n positions and scaled, in dlogits. */
+/* Return the cross-entropy of one position. Put its derivative, scaled and divided by n positions,
+ * into dlogits. */
 static double position_loss(const model *m, int t, int target, int n)
 {
     int vocab = m->config.vocab;

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-/* As many floats as one register has, at any alignment. */
+/* A vector of as many floats as one register holds, at any alignment. */
 #ifdef __AVX__
 enum { LANES = 8 };
 #else
@@ -12,7 +12,7 @@ enum { LANES = 4 };
 #endif
 typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
-/* A tile of c, rows by vecs registers. Both are constants once inlined. */
+/* Compute a tile of c of rows by vecs registers. Both are constants after inlining. */
 static inline __attribute__((always_inline)) void tile(float *c, const float *a, int row, int step,
                                                        const float *b, int depth, int n,
                                                        const int rows, const int vecs)
@@ -98,7 +98,7 @@ void rmsnorm_back(float *dx, float *dgain, const float *dy, const float *x, cons
     }
 }
 
-/* tanh by the exponential: libm's is the slowest part of a small model. */
+/* Return tanh, computed with expf: libm's tanhf would be the slowest part of a small model. */
 static float quick_tanh(float x)
 {
     x = fminf(fmaxf(x, -9), 9);
@@ -143,7 +143,7 @@ static void add_scaled(float *y, const float *x, float scale, int n)
     }
 }
 
-/* w[0 .. n-1] to probabilities. */
+/* Turn w[0 .. n-1] into probabilities. */
 static void softmax(float *w, int n)
 {
     float most = w[0];
@@ -195,7 +195,7 @@ void attention_back(float *dqkv, const float *dy, const float *weights, const fl
         for (int t = 0; t < n; t++) {
             const float *w = weights + (h * n + t) * n;
             const float *dout = dy + t * dim + at;
-            float mean = 0; /* of the derivatives of w, weighted: softmax's own term */
+            float mean = 0; /* mean derivative, weighted by w: a term of softmax */
             for (int u = 0; u <= t; u++) {
                 row[u] = dot(dout, qkv + u * 3 * dim + 2 * dim + at, part);
                 mean += w[u] * row[u];

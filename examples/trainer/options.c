@@ -57,7 +57,7 @@ static void help(void)
         "exit: 0 good, 1 wrong result, 2 usage, 3 communication error");
 }
 
-/* Every rank reads the same command line; one of them talks about it. */
+/* Return true on one rank. All ranks parse the same command line, but only one prints about it. */
 static bool first_rank(void)
 {
     static const char *const names[] = {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"};
@@ -90,7 +90,7 @@ static bool parse_int(const char *text, int low, int high, int *value)
     return true;
 }
 
-/* 0 < value <= 1 */
+/* Parse a number with 0 < value <= 1. */
 static bool parse_rate(const char *text, float *rate)
 {
     char *end = NULL;
@@ -98,7 +98,7 @@ static bool parse_rate(const char *text, float *rate)
     return end != text && *end == '\0' && *rate > 0 && *rate <= 1;
 }
 
-/* 0 < value */
+/* Parse a number with 0 < value. */
 static bool parse_above(const char *text, float *value)
 {
     char *end = NULL;
@@ -106,7 +106,7 @@ static bool parse_above(const char *text, float *value)
     return end != text && *end == '\0' && *value > 0 && *value <= 1e30f;
 }
 
-/* STEP:RANK, both from 0 on. */
+/* Parse STEP:RANK, both from 0 on. */
 static bool parse_place(const char *text, int *step, int *rank)
 {
     int length = 0;
@@ -114,7 +114,7 @@ static bool parse_place(const char *text, int *step, int *rank)
            *step >= 0 && *rank >= 0;
 }
 
-/* 0 <= value < 1 */
+/* Parse a number with 0 <= value < 1. */
 static bool parse_decay(const char *text, float *decay)
 {
     char *end = NULL;

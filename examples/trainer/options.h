@@ -10,28 +10,29 @@ typedef struct options {
     const char *text;
     int steps, batch, seq, dim, layers, heads;
     float rate, momentum;
-    bool frozen;     /* optimizer: Adam whose variance stays as it is after... */
-    int exact_steps; /* ...so many steps, which are summed exactly */
+    bool frozen;     /* optimizer: Adam whose variance is constant after... */
+    int exact_steps; /* ...so many steps, whose gradients are summed exactly */
     int seed;
     const char *algo;     /* NULL: the library chooses */
     const char *codec;    /* NULL: exact */
     const char *feedback; /* "classic", "ef21", "dgc"; NULL: none */
     bool deterministic, gradcheck;
     int buckets;                /* KiB; 0: none, all gradients are one array */
-    float loss_scale;           /* to begin with; 0: the loss is not scaled */
-    int scale_interval;         /* good steps until it is doubled */
-    float clip;                 /* of the gradient's norm, with a loss scale; 0: not clipped */
-    int spoil_step, spoil_rank; /* a gradient of that rank is infinite; -1: none */
-    bool report;                /* what buckets took */
+    float loss_scale;           /* the first loss scale; 0: the loss is not scaled */
+    int scale_interval;         /* good steps until the loss scale is doubled */
+    float clip;                 /* limit of the gradient's norm, with a loss scale; 0: none */
+    int spoil_step, spoil_rank; /* in this step a gradient of this rank is infinite; -1: none */
+    bool report;                /* report the times of buckets */
     const char *trace;          /* directory for traces of the last steps; NULL: none */
     const char *json;
-    int warmup; /* of dgc, steps */
+    int warmup; /* warm-up steps of dgc */
     int log_every, sample;
     const char *dump; /* directory for gradients; NULL: none */
     int dump_steps;
 } options;
 
-/* 0, or EXIT_USAGE after a sentence on stderr; *done after --help. */
+/* Parse the command line. Return 0, or EXIT_USAGE after an error message. Set *done after
+ * --help. */
 int options_parse(options *o, int argc, char **argv, bool *done);
 
 #endif

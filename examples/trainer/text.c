@@ -1,4 +1,4 @@
-/* text.c - reads text files and numbers their bytes. */
+/* text.c - read text files, and number their bytes. */
 #define _GNU_SOURCE
 #include "text.h"
 
@@ -53,7 +53,7 @@ static int append_directory(bytes *all, const char *path)
     if (n < 0) {
         return complain(path, strerror(errno));
     }
-    /* Not alphasort, which depends on the locale. */
+    /* Sort the names by bytes: alphasort depends on the locale. */
     for (int i = 1; i < n; i++) {
         struct dirent *entry = entries[i];
         int j = i;
@@ -79,7 +79,7 @@ static int append_directory(bytes *all, const char *path)
     return result;
 }
 
-/* Tokens in the order of the byte values. */
+/* Set the tokens. They are numbered in the order of the byte values. */
 static void number_bytes(text *t, const bytes *all)
 {
     int token_of[256] = {0};

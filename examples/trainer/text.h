@@ -1,4 +1,4 @@
-/* text.h - the text that is trained on, as tokens: its distinct bytes, numbered. */
+/* text.h - the training text as tokens, which are the numbers of its distinct bytes. */
 #ifndef TEXT_H
 #define TEXT_H
 
@@ -12,8 +12,8 @@ typedef struct text {
     uint8_t byte_of[256]; /* token -> byte */
 } text;
 
-/* Read a file, or, of a directory, all its regular files in the order of their names (links left
- * out, so that nothing is read twice). Returns 0, or -1 after a sentence on stderr. */
+/* Read a file. If path is a directory, read all its regular files in the order of their names;
+ * links are skipped, so that no file is read twice. Return 0, or -1 after an error message. */
 int text_open(text *t, const char *path);
 void text_close(text *t);
 

@@ -1,5 +1,5 @@
-/* trainer.c - trains the model data-parallel: every rank takes its part of each batch, and one
- * all-reduce sums the gradients, so that N ranks do exactly what one rank would do alone. */
+/* trainer.c - train the model data-parallel. Every rank takes its part of each batch, and an
+ * all-reduce sums the gradients. So N ranks do the same as one rank would do alone. */
 #define _GNU_SOURCE
 #include "dcomm.h"
 #include "dump.h"
@@ -16,7 +16,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { TENTH = 10, EVALUATED = 128, WARM_UP = 20 }; /* of the text; sequences; steps */
+enum { TENTH = 10, EVALUATED = 128, WARM_UP = 20 }; /* part of the text; sequences; steps */
 static const float KEEP_VARIANCE = 0.99f;           /* Adam's second decay */
 
 typedef struct trainer {
@@ -26,21 +26,21 @@ typedef struct trainer {
     int rank, nranks;
     text text;
     model *model;
-    float *momentum, *variance; /* Adam's; see freeze */
-    double *losses;             /* of each step */
+    float *momentum, *variance; /* state of Adam; see freeze */
+    double *losses;             /* loss of each step */
     double comm_seconds;
-    int skipped;   /* steps */
+    int skipped;   /* number of skipped steps */
     bool undumped; /* gradients could not be written */
 } trainer;
 
 typedef struct summary {
-    double loss;          /* of the held-out text */
-    double seconds;       /* training */
+    double loss;          /* loss on the held-out text */
+    double seconds;       /* training time */
     double comm_seconds;  /* within all-reduce, mean over ranks */
     double codec_seconds; /* of these, encoding and decoding */
-    uint64_t wire_bytes;  /* sent or read by one rank, the most */
-    uint64_t wire_total;  /* by all */
-    uint64_t checksum;    /* of the weights */
+    uint64_t wire_bytes;  /* most bytes that one rank sent or read */
+    uint64_t wire_total;  /* bytes that all ranks sent or read */
+    uint64_t checksum;    /* checksum of the weights */
     const char *algo;
 } summary;
 
@@ -57,8 +57,8 @@ static int comm_failed(const trainer *t, const char *what)
     return EXIT_COMM;
 }
 
-/* Sequence number `sample` of batch `step`. It does not depend on the ranks. Of each tenth of the
- * text, the last tenth is held out. */
+/* Return sequence number `sample` of batch `step`. It does not depend on the ranks. The last tenth
+ * of each tenth of the text is held out. */
 static const int *draw(const trainer *t, int step, int sample, bool held_out)
 {
     uint64_t random = model_random((uint64_t)t->o->seed, 2 + (uint64_t)held_out,
@@ -70,13 +70,15 @@ static const int *draw(const trainer *t, int step, int sample, bool held_out)
     return t->text.tokens + first + random / TENTH % (length - (size_t)t->o->seq);
 }
 
-/* This rank's part of `total` samples is [part(rank), part(rank + 1)). */
+/* Return the first one of a rank's samples. Its part of `total` samples is [part(rank), part(rank
+ * + 1)). */
 static int part(const trainer *t, int total, int rank)
 {
     return (int)((int64_t)total * rank / t->nranks);
 }
 
-/* The step's learning rate: up for a while, then down along a cosine to a tenth. */
+/* Return the step's learning rate: it rises during WARM_UP steps, then falls along a cosine to a
+ * tenth. */
 static float rate_of(const options *o, int step)
 {
     float progress = (float)step / (float)o->steps;
@@ -84,7 +86,8 @@ static float rate_of(const options *o, int step)
     return step < WARM_UP ? rate * (float)(step + 1) / WARM_UP : rate;
 }
 
-/* Adam, with the gradient's sum divided by the batch; every rank does the same. */
+/* Update by Adam, with the sum of the gradients divided by the batch size. Every rank computes the
+ * same update. */
 static void update_adam(trainer *t, int step)
 {
     const float keep1 = t->o->momentum, keep2 = KEEP_VARIANCE;
@@ -103,8 +106,8 @@ static void update_adam(trainer *t, int step)
     }
 }
 
-/* From here on the variance is a constant. What it divides by is kept in its place, and each rank
- * has its part of the momentum. */
+/* Make the variance constant from now on. Store the inverse of its root in its place, and give
+ * each rank its part of the momentum. */
 static void freeze(trainer *t)
 {
     float correct2 = 1 / (1 - powf(KEEP_VARIANCE, (float)t->o->exact_steps));
@@ -114,9 +117,9 @@ static void freeze(trainer *t)
     }
 }
 
-/* This rank's part of the update, in the gradient's place. With a constant variance the update is
- * linear in the gradients, so what error feedback sends late arrives as it would have in time; and
- * momentum before the exchange does not go on with what has been delayed already. */
+/* Replace the gradients by this rank's part of the update. With a constant variance the update is
+ * linear in the gradients. So a value that error feedback delays has the same effect later.
+ * Momentum is applied before the exchange, so it does not act on delayed values again. */
 static void propose(trainer *t)
 {
     const float keep = t->o->momentum;
@@ -138,7 +141,7 @@ static void update_frozen(trainer *t, int step)
     }
 }
 
-/* All gradients have been told of, but by a rank that had nothing to compute. */
+/* Wait for the buckets. A rank that had nothing to compute first marks all its tensors ready. */
 static dcomm_status finish_buckets(trainer *t, bool nothing)
 {
     model_watch(t->model, NULL, NULL, NULL);
@@ -148,7 +151,7 @@ static dcomm_status finish_buckets(trainer *t, bool nothing)
     return exchange_finish(&t->exchange);
 }
 
-/* One element of a tensor in the middle becomes infinite before it is summed. */
+/* Make one element of a tensor in the middle infinite before it is summed. */
 static void spoil(trainer *t)
 {
     size_t first, size, rows, tensor = model_tensors(t->model) / 2;
@@ -157,7 +160,7 @@ static void spoil(trainer *t)
     t->exchange.spoiled = model_gradients(t->model) + first + size / 3;
 }
 
-/* Whether the gradients are to be used. */
+/* Decide whether the gradients may be used: set *skip if not. */
 static dcomm_status judge(trainer *t, int step, bool *skip)
 {
     dcomm_scaler_verdict v = {0};
@@ -174,7 +177,8 @@ static dcomm_status judge(trainer *t, int step, bool *skip)
     return status;
 }
 
-/* One batch: gradients of this rank's part, their sum over all ranks, the update. */
+/* Train on one batch: compute the gradients of this rank's part, sum them over all ranks, and
+ * update the weights. */
 static dcomm_status train_step(trainer *t, int step)
 {
     int batch = t->o->batch, seq = t->o->seq;
@@ -253,7 +257,7 @@ static dcomm_status train(trainer *t)
     return DCOMM_OK;
 }
 
-/* Mean loss over the same held-out sequences, whatever the number of ranks. */
+/* Compute the mean loss over held-out sequences, which do not depend on the number of ranks. */
 static dcomm_status evaluate(trainer *t, double *loss)
 {
     *loss = 0;
@@ -277,7 +281,8 @@ static uint64_t checksum(trainer *t)
     return sum;
 }
 
-/* The weights must be bitwise the same on all ranks: the smallest checksum is the largest. */
+/* Check that the weights are bitwise equal on all ranks: the smallest checksum must be the
+ * largest. */
 static dcomm_status compare_weights(trainer *t, uint64_t *sum, bool *equal)
 {
     uint64_t low = checksum(t), high = low;
@@ -291,7 +296,7 @@ static dcomm_status compare_weights(trainer *t, uint64_t *sum, bool *equal)
     return status;
 }
 
-/* Let the model write on from a random place of the held-out text. */
+/* Let the model continue the held-out text from a random place. */
 static void write_sample(trainer *t)
 {
     int seq = t->o->seq, vocab = t->text.vocab;
@@ -389,7 +394,7 @@ static int by_value(const void *x, const void *y)
     return (a > b) - (a < b);
 }
 
-/* What a sequence's backward pass takes with nothing to send: the median, of the slowest rank. */
+/* Time a sequence's backward pass without communication: the median, on the slowest rank. */
 static dcomm_status time_backward(trainer *t, double *seconds)
 {
     enum { ROUNDS = 9 };
@@ -407,7 +412,7 @@ static dcomm_status time_backward(trainer *t, double *seconds)
     return dcomm_allreduce(t->comm, DCOMM_IN_PLACE, seconds, 1, DCOMM_F64, DCOMM_MAX, NULL);
 }
 
-/* Of rank 0's last steps. */
+/* Print the report of rank 0's last steps. */
 static dcomm_status print_report(trainer *t)
 {
     dcomm_buckets_report r;
@@ -433,7 +438,7 @@ static dcomm_status print_report(trainer *t)
     return status;
 }
 
-/* The whole run, with everything allocated. */
+/* Do the whole run. Everything is allocated. */
 static int run(trainer *t)
 {
     size_t count = model_count(t->model);
@@ -443,7 +448,7 @@ static int run(trainer *t)
                t->o->batch, t->o->seq);
     }
     model_init(t->model, (uint64_t)t->o->seed, 1);
-    /* All have the same seed; libm may still differ from host to host. */
+    /* All ranks have the same seed, but libm may differ from host to host. */
     if (dcomm_broadcast(t->comm, DCOMM_IN_PLACE, model_params(t->model), count, DCOMM_F32, 0,
                         NULL) < 0) {
         return comm_failed(t, "broadcast of the weights");
@@ -496,7 +501,8 @@ static int run(trainer *t)
     return equal && isfinite(s.loss) ? EXIT_GOOD : EXIT_WRONG;
 }
 
-/* A codec that does not exist, or does not go with the feedback: all ranks see it alike. */
+/* Print an error about a codec that does not exist or does not fit the feedback. All ranks get the
+ * same error. */
 static int no_exchange(const trainer *t)
 {
     if (t->rank == 0) {

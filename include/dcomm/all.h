@@ -1,4 +1,5 @@
-/* all.h - every part in order; tools/amalgamate.py turns this file into include/dcomm.h. */
+/* all.h - includes every part in order. tools/amalgamate.py turns this file into
+ * include/dcomm.h. */
 #include "impl/base/preamble.h"
 
 #include "base.h"

@@ -10,8 +10,9 @@
 extern "C" {
 #endif
 
-/* Version of this header, as DCOMM_VERSION_STRING and as the numbers DCOMM_VERSION_MAJOR,
- * DCOMM_VERSION_MINOR and DCOMM_VERSION_PATCH; dcomm_version returns that of the implementation. */
+/* Version of this header. DCOMM_VERSION_STRING is a string; DCOMM_VERSION_MAJOR,
+ * DCOMM_VERSION_MINOR and DCOMM_VERSION_PATCH are its numbers. dcomm_version returns the version
+ * of the implementation. */
 #define DCOMM_VERSION_MAJOR 0
 #define DCOMM_VERSION_MINOR 1
 #define DCOMM_VERSION_PATCH 0
@@ -32,7 +33,7 @@ extern "C" {
 #endif
 
 /* Status of a call: 0 is success, a positive value is in progress, a negative value is an error.
- * X(name, number, text) */
+ * Each row is X(name, number, text). */
 #define DCOMM_STATUS_TABLE(X)                                      \
     X(DCOMM_OK, 0, "success")                                      \
     X(DCOMM_IN_PROGRESS, 1, "in progress")                         \
@@ -53,7 +54,8 @@ extern "C" {
     X(DCOMM_ERR_INTERNAL, -15, "internal error")                   \
     X(DCOMM_ERR_RANGE, -16, "a sum of finite numbers is too large for its type")
 
-/* The statuses of DCOMM_STATUS_TABLE. DCOMM_STATUS_FORCE_INT is none: it makes the type an int. */
+/* The statuses of DCOMM_STATUS_TABLE. DCOMM_STATUS_FORCE_INT is not a status: it makes the enum an
+ * int. */
 typedef enum dcomm_status {
 #define DCOMMI_STATUS_ENUM(name, number, text) name = number,
     DCOMM_STATUS_TABLE(DCOMMI_STATUS_ENUM)
@@ -104,8 +106,9 @@ typedef enum dcomm_op {
 DCOMM_API const char *dcomm_strerror(dcomm_status status);
 /* Return the name of a status ("DCOMM_ERR_PEER"): constant, never NULL. */
 DCOMM_API const char *dcomm_status_name(dcomm_status status);
-/* Return the sentence of the last error in this thread, with the argument, the ranks and the
- * values; "" if there was none. Valid until a dcomm call fails in this thread again. */
+/* Return the sentence of the last error in this thread; "" if there was none. It names the
+ * argument, the ranks and the values. It is valid until a dcomm call fails in this thread
+ * again. */
 DCOMM_API const char *dcomm_last_error(void);
 /* Return the bytes of one element; 0 for an unknown dtype. */
 DCOMM_API size_t dcomm_dtype_size(dcomm_dtype dtype);
@@ -126,24 +129,24 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_dtype_create(size_t bytes, dcomm_dtyp
 
 /* Reduce: inout[i] = op(in[i], inout[i]) for `count` elements of dtype. The operator must be
  * associative, and commutative unless dcomm_op_opts.ordered is set, both up to rounding. It must
- * not call dcomm. `in` and `inout` need not be aligned. `count` is any number of elements: those of
- * one message, chunk or block. If a struct is passed as several elements (24 bytes as 3 of
- * DCOMM_I64), the operator may see a part of it: give structs a type of their own
+ * not call dcomm. `in` and `inout` need not be aligned. `count` may be any number: one call
+ * reduces a message, a chunk or a block. If a struct is passed as several elements (24 bytes as 3
+ * of DCOMM_I64), the operator may see only a part of it. So give structs a type of their own
  * (dcomm_dtype_create). */
 typedef void (*dcomm_op_fn)(const void *in, void *inout, size_t count, dcomm_dtype dtype,
                             void *user);
 /* Create an operator for the whole process and set *op_p to its value. `user` is passed to fn.
- * Operators are numbered in the order of creation, and numbers are not reused: ranks that create
- * the same operators in the same order get the same values, whenever they destroy them. At most 64
- * can be alive.
+ * Operators are numbered in the order of creation, and numbers are not reused. So ranks that
+ * create the same operators in the same order get the same values, no matter when they destroy
+ * them. At most 64 can be alive.
  * Errors: DCOMM_ERR_INVALID (fn or op_p is NULL), DCOMM_ERR_NO_MEMORY (64 are alive). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_op_create(dcomm_op_fn fn, void *user, dcomm_op *op_p);
 
 /* All zero means the defaults. Must be the same on every rank. */
 typedef struct dcomm_op_opts {
     /* The operator does not commute: fold in rank order, as with dcomm_coll_opts.deterministic.
-     * `inout` holds the fold of the lower ranks, `in` the next rank's input, so that
-     * inout = inout * in makes x0 * x1 * x2 ... (default: false) */
+     * `inout` holds the fold of the lower ranks and `in` holds the next rank's input. So inout =
+     * inout * in makes x0 * x1 * x2 ... (default: false) */
     bool ordered;
 } dcomm_op_opts;
 /* Create an operator with options; opts may be NULL. Otherwise as dcomm_op_create. */
@@ -163,8 +166,8 @@ typedef void (*dcomm_free_fn)(void *p, void *user);
 DCOMM_API void dcomm_set_allocator(dcomm_alloc_fn alloc, dcomm_free_fn release, void *user);
 
 /* Set the function that takes dcomm's warnings; NULL restores the default, one line to stderr.
- * level: 0 error, 1 warning, 2 information. DCOMM_LOG=error|warn|info chooses which levels are
- * passed on (default: warn). `user` is passed to fn. */
+ * level: 0 error, 1 warning, 2 information. The environment variable DCOMM_LOG=error|warn|info
+ * chooses which levels are passed on (default: warn). `user` is passed to fn. */
 typedef void (*dcomm_log_fn)(int level, const char *message, void *user);
 DCOMM_API void dcomm_set_logger(dcomm_log_fn fn, void *user);
 

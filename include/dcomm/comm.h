@@ -1,4 +1,4 @@
-/* comm.h - contexts, how ranks find each other, the life of a communicator. */
+/* comm.h - contexts, how ranks find each other, and the life of a communicator. */
 #ifndef DCOMM_COMM_H
 #define DCOMM_COMM_H
 
@@ -8,8 +8,9 @@
 extern "C" {
 #endif
 
-/* One rank's transport: UCX, the connections, progress. A process usually has one; it may have
- * several, each for a rank of its own. Communicators share a context and keep it alive. */
+/* The transport of one rank: UCX, the connections, and their progress. A process usually has one
+ * context. It may have several, each for a rank of its own. Communicators share a context and keep
+ * it alive. */
 typedef struct dcomm_context dcomm_context;
 /* An ordered group of ranks that run collectives together. */
 typedef struct dcomm_comm dcomm_comm;
@@ -17,15 +18,15 @@ typedef struct dcomm_comm dcomm_comm;
 typedef struct dcomm_request dcomm_request;
 
 #define DCOMM_ID_BYTES 128 /* length of a dcomm_id */
-/* Names a rendezvous: addresses, port and a 128-bit secret. One rank creates it and hands it to the
- * others by any means (a file, MPI, a socket). It is plain bytes and may be copied. Whoever holds
- * it can join: keep it as secret as the training data. */
+/* The name of a rendezvous: addresses, port and a 128-bit secret. One rank creates it and passes
+ * it to the others by any means (a file, MPI, a socket). It is plain bytes and may be copied.
+ * Everyone who has it can join: keep it as secret as the training data. */
 typedef struct dcomm_id {
     uint8_t bytes[DCOMM_ID_BYTES]; /* opaque */
 } dcomm_id;
 
 /* Gather `bytes` bytes from every rank, in rank order, into `all` (size * bytes). Return 0, or an
- * error code of the caller's. dcomm calls it from the thread that creates the communicator, several
+ * error code of your own. dcomm calls it from the thread that creates the communicator, several
  * times, in the same order on every rank. */
 typedef int (*dcomm_allgather_fn)(const void *mine, size_t bytes, void *all, void *user);
 
@@ -34,54 +35,57 @@ typedef struct dcomm_context_opts {
     /* Start a thread that makes progress while the caller computes (default: no; environment
      * DCOMM_PROGRESS_THREAD=1). */
     bool progress_thread;
-    /* Network interface towards other hosts, such as "eth0" (default: DCOMM_IFACE, else the one
-     * towards MASTER_ADDR, else the default route's, else the first that is up; the loopback only
-     * if there is no other). */
+    /* Network interface towards other hosts, such as "eth0" (default: DCOMM_IFACE, else the
+     * interface towards MASTER_ADDR, else that of the default route, else the first that is up;
+     * the loopback only if there is no other). */
     const char *iface;
-    /* Ranks share memory only if their host ids are equal (default: DCOMM_HOSTID, else the
-     * machine's boot id) and if they can pass each other descriptors: one user, and one network
-     * namespace or one /dev/shm. */
+    /* Id of this host. Ranks share memory only if their host ids are equal and if they can pass
+     * each other file descriptors. That needs one user, and one network namespace or one /dev/shm
+     * (default: DCOMM_HOSTID, else the machine's boot id). */
     const char *host_id;
 } dcomm_context_opts;
 
-/* Open a context; opts may be NULL. It closes when its creator has destroyed it and no communicator
- * and no memory from dcomm_mem_alloc is left.
+/* Open a context; opts may be NULL. It closes when its creator has destroyed it, its last
+ * communicator is destroyed, and its last memory from dcomm_mem_alloc is freed.
  * Errors: DCOMM_ERR_INVALID, DCOMM_ERR_TRANSPORT (UCX), DCOMM_ERR_SYSTEM (no socket, no thread). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
                                                           dcomm_context **context_p);
-/* Give the context up and set *context_p to NULL. NULL and *context_p NULL are fine. */
+/* Release the creator's hold on a context and set *context_p to NULL. The context closes when
+ * nothing uses it any more (dcomm_context_create). NULL and *context_p NULL are fine. */
 DCOMM_API dcomm_status dcomm_context_destroy(dcomm_context **context_p);
 
 /* Make progress once, without blocking, on every communicator of the context. Every wait does the
- * same. Call it in long computations if there is no progress thread. It yields the core after some
- * calls in which nothing happened. */
+ * same. Call it in long computations if there is no progress thread. After some calls in a row
+ * without progress, it yields the core. */
 DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context);
 
 /* Ways in which the ranks of a communicator meet. */
 typedef enum dcomm_boot {
-    DCOMM_BOOT_AUTO = 0,     /* the launcher's environment: torchrun, Open MPI, MPICH, Slurm; a
-                                program without a launcher is one rank. Half a description (RANK
-                                without WORLD_SIZE) is DCOMM_ERR_INVALID */
+    DCOMM_BOOT_AUTO = 0,     /* read the launcher's environment: torchrun, Open MPI, MPICH, Slurm.
+                                A program without a launcher is one rank. An incomplete environment
+                                (RANK without WORLD_SIZE) is DCOMM_ERR_INVALID */
     DCOMM_BOOT_ID = 1,       /* opts.id, opts.rank, opts.size */
     DCOMM_BOOT_ALLGATHER = 2 /* opts.allgather, opts.rank, opts.size */
 } dcomm_boot;
 
-/* Actions of a poisoned communicator, beside failing its calls (docs/errors.md). */
+/* Actions after an error, when the communicator is poisoned: all its calls fail (docs/errors.md),
+ * and it does one of these. */
 typedef enum dcomm_on_error {
-    DCOMM_ON_ERROR_DEFAULT = 0, /* as DCOMM_ERRORS=return|print|abort says, else print */
+    DCOMM_ON_ERROR_DEFAULT = 0, /* what DCOMM_ERRORS=return|print|abort says, else print */
     DCOMM_ON_ERROR_RETURN = 1,  /* nothing more */
-    DCOMM_ON_ERROR_PRINT = 2,   /* tell the logger (or stderr) once: rank and sentence */
-    DCOMM_ON_ERROR_ABORT = 3    /* the same, then abort(); also if creation fails */
+    DCOMM_ON_ERROR_PRINT = 2,   /* pass the rank and the error sentence to the logger (or stderr)
+                                   once */
+    DCOMM_ON_ERROR_ABORT = 3    /* print, then call abort(); also if creation fails */
 } dcomm_on_error;
 
-#define DCOMM_CONNECTIONS_MAX 16 /* between two ranks on different hosts */
+#define DCOMM_CONNECTIONS_MAX 16 /* most connections between two ranks on different hosts */
 
 /* All zero means the defaults. Strings are copied. */
 typedef struct dcomm_comm_opts {
     /* ---- how the ranks meet ---- */
 
     dcomm_context *context; /* (default: a new one that lives as long as the communicator) */
-    dcomm_context_opts context_opts; /* for that new one */
+    dcomm_context_opts context_opts; /* for that new context */
     dcomm_boot boot;                 /* (default: DCOMM_BOOT_AUTO) */
     int rank, size;                  /* with DCOMM_BOOT_ID and DCOMM_BOOT_ALLGATHER */
     dcomm_id id;                     /* with DCOMM_BOOT_ID */
@@ -92,81 +96,85 @@ typedef struct dcomm_comm_opts {
 
     double timeout_s; /* seconds for creation and for each operation (default: DCOMM_TIMEOUT, else
                          300) */
-    /* Force this algorithm for every operation that has it; others choose theirs. If it cannot fold
-     * in rank order and a call needs that (deterministic, accumulate, an ordered operator), the
-     * call fails with DCOMM_ERR_UNSUPPORTED (default: DCOMM_ALGO, else "auto"). */
+    /* Use this algorithm for every operation that has it; other operations choose theirs. If a
+     * call must fold in rank order (deterministic, accumulate, an ordered operator) and the
+     * algorithm cannot, the call fails with DCOMM_ERR_UNSUPPORTED (default: DCOMM_ALGO, else
+     * "auto"). */
     const char *algo;
     bool deterministic; /* always fold in rank order (default: DCOMM_DETERMINISTIC, else no) */
-    size_t chunk_bytes; /* bytes of a piece that is pipelined, in long messages (default:
-                           DCOMM_CHUNK, else chosen for each algorithm) */
+    size_t chunk_bytes; /* bytes of one piece in a pipeline of long messages (default: DCOMM_CHUNK,
+                           else chosen for each algorithm) */
 
     /* ---- this machine and network; all ranks take rank 0's tune and connections ---- */
 
-    /* 1: measure what things cost, once per process and set of hosts, and choose algorithms by it.
-     * Takes some tenths of a second (docs/results/model.md). The numbers are read instead if
-     * DCOMM_TUNE_FILE names a file, or if an earlier run on this host kept them
-     * (DCOMM_TUNE_CACHE). -1: choose by built-in numbers (default: DCOMM_TUNE=1|0, else 1). */
+    /* 1: measure the costs of messages, copies and folds, once per process and set of hosts, and
+     * choose algorithms by them. That takes less than a second (docs/results/model.md). The
+     * numbers are read instead if DCOMM_TUNE_FILE names a file, or if an earlier run on this host
+     * kept them (DCOMM_TUNE_CACHE). -1: choose by built-in numbers (default: DCOMM_TUNE=1|0, else
+     * 1). */
     int tune;
     /* Connections from a rank to a rank of another host, 1 to DCOMM_CONNECTIONS_MAX. Several are
-     * faster if the network limits each one. Communicators of a context share connections: the one
-     * created or tuned last decides (default: DCOMM_CONNECTIONS, else the fewest that nearly fill
-     * the link if tuning measures, else those of the tuning that is read, else 1). */
+     * faster if the network limits each one. Communicators of a context share connections: the
+     * communicator that was created or tuned last decides (default: DCOMM_CONNECTIONS; else, if
+     * tuning measures, the fewest that nearly fill the link; else the number in the tuning that is
+     * read; else 1). */
     int connections;
 
-    /* ---- errors, of this rank alone ---- */
+    /* ---- errors; for this rank alone ---- */
 
-    dcomm_on_error on_error; /* also of communicators derived from this one (default:
+    dcomm_on_error on_error; /* also for communicators derived from this one (default:
                                 DCOMM_ON_ERROR_DEFAULT) */
 } dcomm_comm_opts;
 
 /* Create an id, on one rank. A thread of this process serves the rendezvous until all `size` ranks
  * have come or the communicator that uses the id is destroyed. Children that are forked afterwards
- * may be the ranks. There is nothing to destroy.
+ * may be the ranks. The id needs no destroy call.
  * Errors: DCOMM_ERR_INVALID, DCOMM_ERR_SYSTEM (no socket, no randomness). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_id_create(dcomm_id *id);
 
-/* Create a communicator; collective over all its ranks. opts may be NULL. It fails on all ranks or
- * on none, measuring (opts.tune) included, and may be tried again. A rank that fails alone (bad
- * options, no shared memory, no memory) takes up to 5 s to tell the others, whose sentence names
- * it.
- * Errors: DCOMM_ERR_RENDEZVOUS or DCOMM_ERR_TIMEOUT (who is missing), DCOMM_ERR_AUTH (wrong
- * secret), DCOMM_ERR_MISMATCH (sizes, versions), DCOMM_ERR_INVALID, DCOMM_ERR_NO_MEMORY,
- * DCOMM_ERR_TRANSPORT, DCOMM_ERR_UNSUPPORTED (ranks of several hosts, and some of them compiled
- * with DCOMM_NO_UCX). */
+/* Create a communicator; collective over all its ranks. opts may be NULL. Creation, including the
+ * measurements of opts.tune, fails on all ranks or on none, and may be tried again. A rank that
+ * fails alone (bad options, no shared memory, no memory) takes up to 5 s to tell the others. Their
+ * error sentence names that rank.
+ * Errors: DCOMM_ERR_RENDEZVOUS or DCOMM_ERR_TIMEOUT (the sentence names the missing ranks),
+ * DCOMM_ERR_AUTH (wrong secret), DCOMM_ERR_MISMATCH (sizes or versions differ), DCOMM_ERR_INVALID,
+ * DCOMM_ERR_NO_MEMORY, DCOMM_ERR_TRANSPORT, DCOMM_ERR_UNSUPPORTED (there are several hosts, and
+ * some ranks are compiled with DCOMM_NO_UCX). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_create(const dcomm_comm_opts *opts,
                                                        dcomm_comm **comm_p);
-/* Start to create a communicator, without blocking: *comm_p exists at once, and dcomm_comm_ready
- * tells when it can be used. Until then any other call on it fails with DCOMM_ERR_INVALID; destroy
- * cancels. */
+/* Start to create a communicator, without blocking. *comm_p exists at once, and dcomm_comm_ready
+ * tells when it can be used. Until then any other call on it fails with DCOMM_ERR_INVALID, except
+ * dcomm_comm_destroy, which cancels the creation. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_create_start(const dcomm_comm_opts *opts,
                                                              dcomm_comm **comm_p);
-/* Return DCOMM_OK if the communicator can be used, DCOMM_IN_PROGRESS, or the error that creation
- * failed with. */
+/* Return DCOMM_OK if the communicator can be used, DCOMM_IN_PROGRESS if it cannot yet, or the
+ * error that creation failed with. */
 DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm);
 
-/* Close a communicator and set *comm_p to NULL. NULL and *comm_p NULL are fine. No other thread may
- * be inside a call on it: abort, join, then destroy. Waits until the outstanding operations are
- * complete or have timed out; dcomm_comm_abort ends them at once. The caller still waits for their
- * requests, or frees them. Then waits up to 5 s for the goodbyes of its peers.
+/* Close a communicator and set *comm_p to NULL. NULL and *comm_p NULL are fine. No other thread
+ * may be inside a call on it: abort, join, then destroy. Waits until the outstanding operations
+ * are complete or have timed out; dcomm_comm_abort ends them at once. The caller must still wait
+ * for their requests or free them. Then waits up to 5 s until its peers close the communicator,
+ * too.
  * Errors: DCOMM_ERR_INVALID (this thread has queued operations on it in a group); the error that
- * poisoned the communicator, if the program has not seen it: no call and no wait has returned it or
- * will, and dcomm_comm_status, _error, _ready and _shrink were not called since. The communicator
- * is closed all the same. */
+ * poisoned the communicator, if the program has not seen it. It has seen the error if a call or a
+ * wait has returned it or will, or if dcomm_comm_status, _error, _ready or _shrink was called
+ * since. The communicator is closed in any case. */
 DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p);
 
-/* Split by colour; collective. Ranks with equal colour form a communicator, ordered by key, then by
- * old rank. A rank with a negative colour takes part and gets *new_p = NULL. Like dup and shrink it
- * waits, so it cannot stand between dcomm_group_start and dcomm_group_end. If one rank has no
- * memory for its part, all ranks get an error and may try again; if it cannot even take part,
- * `comm` is poisoned. */
+/* Split by colour; collective. Ranks with equal colour form a communicator, ordered by key, then
+ * by old rank. A rank with a negative colour takes part and gets *new_p = NULL. Split, dup and
+ * shrink wait for other ranks, so do not call them between dcomm_group_start and dcomm_group_end.
+ * If one rank has no memory for its part, all ranks get an error and may try again. If a rank has
+ * not even the memory to take part, `comm` is poisoned. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key,
                                                       dcomm_comm **new_p);
-/* Create a communicator with the same ranks and a message space of its own; collective. */
+/* Create a communicator with the same ranks and with messages of its own; collective. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_dup(dcomm_comm *comm, dcomm_comm **new_p);
-/* Create a communicator without the n ranks in `excluded`; collective over the others, which must
- * all name the same ranks. It is made for use after an error. Survivors keep their order. It waits
- * for the others at most as long as an operation does. After an error it can be called again, also
- * by ranks that have called it a different number of times.
+/* Create a communicator without the n ranks in `excluded`. The call is collective over the other
+ * ranks, which must all name the same ranks. It is meant for use after an error. Survivors keep
+ * their order. It waits for the others at most as long as an operation does. If it fails, it can
+ * be called again, even if ranks have called it a different number of times.
  * Errors: DCOMM_ERR_INVALID (own rank excluded, bad rank), DCOMM_ERR_NO_MEMORY (here, or on a rank
  * that the sentence names), DCOMM_ERR_TIMEOUT, DCOMM_ERR_PEER. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, int n,
@@ -183,23 +191,24 @@ DCOMM_API int dcomm_comm_size(const dcomm_comm *comm);
 DCOMM_API dcomm_context *dcomm_comm_context(const dcomm_comm *comm);
 /* Return the error that poisoned the communicator (DCOMM_OK: none). */
 DCOMM_API dcomm_status dcomm_comm_status(const dcomm_comm *comm);
-/* Return its sentence ("": none); valid until the communicator is destroyed. */
+/* Return the sentence of that error ("": none). It is valid until the communicator is
+ * destroyed. */
 DCOMM_API const char *dcomm_comm_error(const dcomm_comm *comm);
-/* Return the number of the host that a rank is on, from 0 in order of lowest rank: ranks that share
- * memory have equal numbers. -1 for a bad rank. */
+/* Return the number of the host that a rank is on. Hosts are numbered from 0 in the order of their
+ * lowest rank. Ranks that share memory have equal numbers. -1 for a bad rank. */
 DCOMM_API int dcomm_comm_host(const dcomm_comm *comm, int rank);
 /* Return the name of the machine that a rank runs on; NULL for a bad rank. It lives as long as the
  * communicator. */
 DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank);
 
-/* ---- topology: who is near whom ----
+/* ---- topology: which ranks are near each other ----
  *
- * The ranks of a communicator form groups, level by level, coarsest first: those of one host, then
- * of one package (socket), NUMA node, last-level cache, core; NUMA nodes come before packages on
- * machines with several packages in a node. A group lies within one group of the level above. Level
- * 0 is always the host; another level exists only if it divides a group of the level above. The
- * topology is read when the context is created; derived communicators keep it (docs/topology.md).
- */
+ * The ranks of a communicator form groups, level by level, from coarse to fine: host, package
+ * (socket), NUMA node, last-level cache, core. On machines with several packages in a NUMA node,
+ * NUMA nodes come before packages. A group lies within one group of the level above. Level 0 is
+ * always the host. Another level exists only if it divides a group of the level above. The
+ * topology is read when the context is created; derived communicators keep it
+ * (docs/topology.md). */
 
 /* Parts of a machine that ranks can share. */
 typedef enum dcomm_level_kind {
@@ -212,15 +221,15 @@ typedef enum dcomm_level_kind {
 
 /* A level of the topology. */
 typedef struct dcomm_level {
-    dcomm_level_kind kind; /* the ranks of a group share one of these */
+    dcomm_level_kind kind; /* kind of the part that the ranks of a group share */
     const char *name;      /* "host", "package", "numa", "cache", "core" */
     int groups;            /* number of groups */
 } dcomm_level;
 
-/* The place that a rank runs at. Numbers are hwloc's logical indices on the rank's machine. */
+/* The place where a rank runs. Numbers are hwloc's logical indices on the rank's machine. */
 typedef struct dcomm_place {
-    int package, numa, cache, core; /* -1: it may run on several, or there is none */
-    int cpus;                       /* hardware threads that it may run on; 0: unknown */
+    int package, numa, cache, core; /* -1: the rank may run on several, or there is none */
+    int cpus;                       /* number of hardware threads that it may run on; 0: unknown */
     bool bound;        /* the scheduler cannot move it to where another rank of its host runs */
     char cpu_list[64]; /* those hardware threads, by the system's numbers: "0-3,8" */
     char nic[16];      /* device of the network interface towards other hosts, or "none" */
@@ -235,8 +244,8 @@ DCOMM_API dcomm_status dcomm_comm_get_level(const dcomm_comm *comm, int level, d
 /* Return the group of a rank at a level; groups are numbered from 0 in order of their lowest rank.
  * -1 for a bad rank or level. */
 DCOMM_API int dcomm_comm_group(const dcomm_comm *comm, int level, int rank);
-/* Return the rank at a position of the order in which rings pass through the ranks: at every level
- * the ranks of a group stand next to each other. -1 for a bad position. */
+/* Return the rank at a position of the order in which rings pass through the ranks. In this order
+ * the ranks of a group are neighbours, at every level. -1 for a bad position. */
 DCOMM_API int dcomm_comm_order(const dcomm_comm *comm, int position);
 /* Say in *place where a rank runs.
  * Errors: DCOMM_ERR_INVALID (bad rank, NULL). */

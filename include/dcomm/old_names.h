@@ -1,5 +1,5 @@
-/* old_names.h - the names that functions had before they were renamed (CHANGELOG.md). Each calls
- * the function of the new name. Define DCOMM_NO_OLD_NAMES before the include to leave them out. */
+/* old_names.h - old names of functions that were renamed (CHANGELOG.md). Each function here calls
+ * the one with the new name. Define DCOMM_NO_OLD_NAMES before the include to leave them out. */
 #ifndef DCOMM_OLD_NAMES_H
 #define DCOMM_OLD_NAMES_H
 
@@ -113,7 +113,7 @@ static inline dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_cod
     return dcomm_codec_measure(comm, codec, count, device, verdict);
 }
 
-/* A question for dcomm_comm_explain. */
+/* Return a question for dcomm_comm_explain. */
 static inline dcomm_explanation dcommi_old_explanation(dcomm_coll coll, size_t count,
                                                        dcomm_dtype dtype, dcomm_op op,
                                                        const dcomm_coll_opts *opts)

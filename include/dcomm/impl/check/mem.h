@@ -57,11 +57,13 @@ typedef struct dcommi_check_cell {
     uint32_t readers;           /* list of readers since that write, without superseded ones */
 } dcommi_check_cell;
 
-/* One space of one rank (or of one called sub-plan). */
+/* One space of one rank (or of one called sub-plan). Its cells are a gap buffer: those before `gap`
+ * stand at the start of the array, the others at its end. Accesses of a plan are mostly close to
+ * each other, so that few cells move when some are inserted. */
 typedef struct dcommi_check_mem {
     struct dcommi_check_mem *next;
-    dcommi_check_cell *cell;
-    size_t ncells, capacity;
+    dcommi_check_cell *cell; /* use dcommi_check_cell_at */
+    size_t ncells, gap, capacity;
     int64_t size;
     uint32_t *peer_last;    /* per component: the last read through PEER; NULL: none */
     const uint32_t *end_vc; /* of a sub-plan's memory: the clock when its call returned */
@@ -159,16 +161,52 @@ static void dcommi_check_reader_drop(dcommi_check_pool *pool, uint32_t *list)
 
 /* ---- cells ---- */
 
+static dcommi_check_cell *dcommi_check_cell_at(const dcommi_check_mem *mem, size_t i)
+{
+    return &mem->cell[i < mem->gap ? i : i + mem->capacity - mem->ncells];
+}
+
+/* Move the gap in front of cell i. */
+static void dcommi_check_gap_to(dcommi_check_mem *mem, size_t i)
+{
+    const size_t hole = mem->capacity - mem->ncells, gap = mem->gap;
+    dcommi_check_cell *cell = mem->cell;
+    if (i < gap) {
+        memmove(cell + i + hole, cell + i, (gap - i) * sizeof *cell);
+    } else if (i > gap) {
+        memmove(cell + gap, cell + gap + hole, (i - gap) * sizeof *cell);
+    }
+    mem->gap = i;
+}
+
+/* Make room for `more` cells in front of cell i. */
+static dcomm_status dcommi_check_room(dcommi_check_mem *mem, size_t i, size_t more)
+{
+    if (mem->capacity - mem->ncells < more) {
+        dcommi_check_gap_to(mem, mem->ncells);
+        DCOMMI_TRY(dcommi_grow((void **)&mem->cell, &mem->capacity, mem->ncells + more,
+                               sizeof *mem->cell));
+    }
+    dcommi_check_gap_to(mem, i);
+    return DCOMM_OK;
+}
+
+/* Put a cell into the gap, for which there is room. */
+static void dcommi_check_insert(dcommi_check_mem *mem, const dcommi_check_cell *cell)
+{
+    mem->cell[mem->gap++] = *cell;
+    mem->ncells++;
+}
+
 static dcomm_status dcommi_check_mem_fill(dcommi_check_mem *mem, int64_t from, int64_t to,
                                           dcommi_check_value v)
 {
     if (to <= from) {
         return DCOMM_OK;
     }
-    DCOMMI_TRY(
-        dcommi_grow((void **)&mem->cell, &mem->capacity, mem->ncells + 1, sizeof *mem->cell));
-    dcommi_check_cell cell = {.start = from, .v = v};
-    mem->cell[mem->ncells++] = cell;
+    DCOMMI_TRY(dcommi_check_room(mem, mem->ncells, 1));
+    const dcommi_check_cell cell = {.start = from, .v = v};
+    dcommi_check_insert(mem, &cell);
     mem->size = to;
     return DCOMM_OK;
 }
@@ -179,7 +217,7 @@ static size_t dcommi_check_find(const dcommi_check_mem *mem, int64_t at)
     size_t low = 0, high = mem->ncells;
     while (high - low > 1) {
         size_t middle = low + (high - low) / 2;
-        if (mem->cell[middle].start <= at) {
+        if (dcommi_check_cell_at(mem, middle)->start <= at) {
             low = middle;
         } else {
             high = middle;
@@ -190,7 +228,7 @@ static size_t dcommi_check_find(const dcommi_check_mem *mem, int64_t at)
 
 static int64_t dcommi_check_cell_end(const dcommi_check_mem *mem, size_t i)
 {
-    return i + 1 < mem->ncells ? mem->cell[i + 1].start : mem->size;
+    return i + 1 < mem->ncells ? dcommi_check_cell_at(mem, i + 1)->start : mem->size;
 }
 
 /* Make a cell begin at `at`; *index_p is that cell (ncells when `at` is the end). */
@@ -203,20 +241,19 @@ static dcomm_status dcommi_check_split(dcommi_check_mem *mem, dcommi_check_pool 
     }
     size_t i = dcommi_check_find(mem, at);
     *index_p = i;
-    if (mem->cell[i].start == at) {
+    if (dcommi_check_cell_at(mem, i)->start == at) {
         return DCOMM_OK;
     }
-    DCOMMI_TRY(
-        dcommi_grow((void **)&mem->cell, &mem->capacity, mem->ncells + 1, sizeof *mem->cell));
-    dcommi_check_cell *cell = mem->cell + i;
-    memmove(cell + 1, cell, (mem->ncells - i) * sizeof *cell);
-    mem->ncells++;
-    cell[1].v = dcommi_check_shift(cell->v, at - cell->start);
-    cell[1].start = at;
-    cell[1].readers = 0;
-    for (uint32_t r = cell->readers; r != 0; r = pool->reader[r].next) {
-        DCOMMI_TRY(dcommi_check_reader_add(pool, &cell[1].readers, pool->reader[r]));
+    DCOMMI_TRY(dcommi_check_room(mem, i + 1, 1));
+    dcommi_check_cell half = *dcommi_check_cell_at(mem, i);
+    uint32_t r = half.readers;
+    half.v = dcommi_check_shift(half.v, at - half.start);
+    half.start = at;
+    half.readers = 0;
+    for (; r != 0; r = pool->reader[r].next) {
+        DCOMMI_TRY(dcommi_check_reader_add(pool, &half.readers, pool->reader[r]));
     }
+    dcommi_check_insert(mem, &half);
     *index_p = i + 1;
     return DCOMM_OK;
 }
@@ -228,8 +265,9 @@ static dcomm_status dcommi_check_peek(const dcommi_check_mem *mem, int64_t at, i
     int64_t end = at + len;
     for (size_t i = len > 0 ? dcommi_check_find(mem, at) : 0; at < end; i++) {
         int64_t stop = dcommi_min64(end, dcommi_check_cell_end(mem, i));
-        DCOMMI_TRY(dcommi_check_append(
-            runs, stop - at, dcommi_check_shift(mem->cell[i].v, at - mem->cell[i].start)));
+        const dcommi_check_cell *cell = dcommi_check_cell_at(mem, i);
+        DCOMMI_TRY(
+            dcommi_check_append(runs, stop - at, dcommi_check_shift(cell->v, at - cell->start)));
         at = stop;
     }
     return DCOMM_OK;
@@ -258,7 +296,7 @@ static dcomm_status dcommi_check_read(dcommi_check_mem *mem, dcommi_check_pool *
     DCOMMI_TRY(dcommi_check_split(mem, pool, at, &first));
     DCOMMI_TRY(dcommi_check_split(mem, pool, at + len, &last));
     for (size_t i = first; i < last; i++) {
-        dcommi_check_cell *cell = &mem->cell[i];
+        dcommi_check_cell *cell = dcommi_check_cell_at(mem, i);
         if (dcommi_check_unordered(who, cell->comp, cell->clock) && race->mem == NULL) {
             dcommi_check_race found = {mem, cell->start, true, false, cell->comp, cell->step};
             *race = found;
@@ -295,7 +333,7 @@ static dcomm_status dcommi_check_write_order(dcommi_check_mem *mem, dcommi_check
     DCOMMI_TRY(dcommi_check_split(mem, pool, at, &first));
     DCOMMI_TRY(dcommi_check_split(mem, pool, at + len, &last));
     for (size_t i = first; i < last; i++) {
-        const dcommi_check_cell *cell = &mem->cell[i];
+        const dcommi_check_cell *cell = dcommi_check_cell_at(mem, i);
         if (dcommi_check_unordered(who, cell->comp, cell->clock)) {
             dcommi_check_race found = {mem, cell->start, true, true, cell->comp, cell->step};
             *race = found;
@@ -329,18 +367,17 @@ static dcomm_status dcommi_check_write(dcommi_check_mem *mem, dcommi_check_pool 
     DCOMMI_TRY(dcommi_check_split(mem, pool, at, &first));
     DCOMMI_TRY(dcommi_check_split(mem, pool, at + len, &last));
     for (size_t i = first; i < last; i++) {
-        while (mem->cell[i].readers != 0) {
-            dcommi_check_reader_drop(pool, &mem->cell[i].readers);
+        dcommi_check_cell *cell = dcommi_check_cell_at(mem, i);
+        while (cell->readers != 0) {
+            dcommi_check_reader_drop(pool, &cell->readers);
         }
     }
-    size_t ncells = mem->ncells - (last - first) + runs->n;
-    DCOMMI_TRY(dcommi_grow((void **)&mem->cell, &mem->capacity, ncells, sizeof *mem->cell));
-    memmove(mem->cell + first + runs->n, mem->cell + last,
-            (mem->ncells - last) * sizeof *mem->cell);
-    mem->ncells = ncells;
+    DCOMMI_TRY(dcommi_check_room(mem, last, runs->n));
+    mem->gap = first; /* drop the cells from first to last */
+    mem->ncells -= last - first;
     for (size_t i = 0; i < runs->n; i++) {
-        dcommi_check_cell cell = {at, runs->run[i].v, who->comp, who->clock, who->step, 0};
-        mem->cell[first + i] = cell;
+        const dcommi_check_cell cell = {at, runs->run[i].v, who->comp, who->clock, who->step, 0};
+        dcommi_check_insert(mem, &cell);
         at += runs->run[i].len;
     }
     return DCOMM_OK;
@@ -350,9 +387,10 @@ static dcomm_status dcommi_check_write(dcommi_check_mem *mem, dcommi_check_pool 
 static void dcommi_check_mem_settle(dcommi_check_mem *mem)
 {
     for (size_t i = 0; i < mem->ncells; i++) {
-        mem->cell[i].clock = 0;
-        mem->cell[i].comp = 0;
-        mem->cell[i].readers = 0;
+        dcommi_check_cell *cell = dcommi_check_cell_at(mem, i);
+        cell->clock = 0;
+        cell->comp = 0;
+        cell->readers = 0;
     }
     mem->peer_last = NULL;
 }

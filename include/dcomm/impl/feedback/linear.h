@@ -57,7 +57,8 @@ DCOMM_API dcomm_status dcomm_feedback_keep(dcomm_feedback *fb, size_t first, siz
         return gathered != NULL && part != NULL
                    ? DCOMM_ERR_NO_MEMORY
                    : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_keep: %s",
-                                 part == NULL ? "part is NULL" : "gather comes first");
+                                 part == NULL ? "part is NULL"
+                                              : "dcomm_feedback_correct comes first");
     }
     const size_t at = first - fb->now.first;
     dcommi_feedback_call c = {.x = fb->now.x + at,

@@ -52,18 +52,17 @@ static const dcommi_check_form *dcommi_check_form_of(unsigned kind)
 }
 
 static dcomm_status dcommi_check_expr_valid(const dcomm_plan *p, const dcomm_expr *e,
-                                            const char *where, const char *what)
+                                            const char *what)
 {
     if (e->kind > DCOMM_EXPR_WORD) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s has expression kind %d", where, what, e->kind);
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s has expression kind %d", what, e->kind);
     }
     if (e->kind != DCOMM_EXPR_CONST && e->mod < 0) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s is modulo %" PRId64 ", below 0", where, what,
-                           e->mod);
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s is modulo %" PRId64 ", below 0", what, e->mod);
     }
     if ((e->kind == DCOMM_EXPR_TABLE && p->ntable == 0) ||
         (e->kind == DCOMM_EXPR_WORD && p->nwords == 0)) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s reads a %s of an empty %s", where, what,
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s reads a %s of an empty %s", what,
                            e->kind == DCOMM_EXPR_TABLE ? "value" : "word",
                            e->kind == DCOMM_EXPR_TABLE ? "table" : "WORDS space");
     }
@@ -71,11 +70,10 @@ static dcomm_status dcommi_check_expr_valid(const dcomm_plan *p, const dcomm_exp
 }
 
 static dcomm_status dcommi_check_operand_valid(const dcomm_plan *p, const dcomm_operand *o,
-                                               unsigned allowed, bool repeats, const char *where,
-                                               const char *what)
+                                               unsigned allowed, bool repeats, const char *what)
 {
     if (o->space > DCOMM_SPACE_MSG || (allowed & (1u << o->space)) == 0) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s may not be in %s (%d)", where, what,
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s may not be in %s (%d)", what,
                            dcommi_print_space(o->space), o->space);
     }
     if (o->space == DCOMM_SPACE_NONE || o->space == DCOMM_SPACE_MSG) {
@@ -83,170 +81,166 @@ static dcomm_status dcommi_check_operand_valid(const dcomm_plan *p, const dcomm_
     }
     if (o->max_length < 0 || o->clip < 0) {
         return dcommi_fail(DCOMM_ERR_PLAN,
-                           "%s: %s has max_length %" PRId64 " and clip %" PRId64
+                           "%s has max_length %" PRId64 " and clip %" PRId64
                            "; neither may be below 0",
-                           where, what, o->max_length, o->clip);
+                           what, o->max_length, o->clip);
     }
     if (o->repeat > (repeats ? DCOMMI_CHECK_REPEAT : 1u)) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s has %" PRIu32 " pieces, more than %u", where,
-                           what, o->repeat, repeats ? DCOMMI_CHECK_REPEAT : 1u);
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s has %" PRIu32 " pieces, more than %u", what,
+                           o->repeat, repeats ? DCOMMI_CHECK_REPEAT : 1u);
     }
-    DCOMMI_TRY(dcommi_check_expr_valid(p, &o->offset, where, what));
-    DCOMMI_TRY(dcommi_check_expr_valid(p, &o->length, where, what));
+    DCOMMI_TRY(dcommi_check_expr_valid(p, &o->offset, what));
+    DCOMMI_TRY(dcommi_check_expr_valid(p, &o->length, what));
     if (o->space == DCOMM_SPACE_PEER) {
-        DCOMMI_TRY(dcommi_check_expr_valid(p, &o->peer, where, what));
+        DCOMMI_TRY(dcommi_check_expr_valid(p, &o->peer, what));
         if (o->slot >= p->nslots) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s is in slot %d; the plan has %" PRIu32, where,
-                               what, o->slot, p->nslots);
+            return dcommi_fail(DCOMM_ERR_PLAN, "%s is in slot %d; the plan has %" PRIu32, what,
+                               o->slot, p->nslots);
         }
     }
     return DCOMM_OK;
 }
 
-static dcomm_status dcommi_check_call_valid(const dcomm_plan *p, const dcomm_step *s,
-                                            const char *where)
+static dcomm_status dcommi_check_call_valid(const dcomm_plan *p, const dcomm_step *s)
 {
     if (s->sub >= p->nsubs || p->subs[s->sub] == NULL) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: there is no sub-plan %" PRIu32 " of %" PRIu32,
-                           where, s->sub, p->nsubs);
+        return dcommi_fail(DCOMM_ERR_PLAN, "there is no sub-plan %" PRIu32 " of %" PRIu32, s->sub,
+                           p->nsubs);
     }
     const dcomm_plan *sub = p->subs[s->sub];
     if (sub->nranks < 1 || sub->nranks > p->nranks || sub->rank < 0 || sub->rank >= sub->nranks ||
         s->group > p->ntable || p->ntable - s->group < (uint32_t)sub->nranks) {
         return dcommi_fail(DCOMM_ERR_PLAN,
-                           "%s: the group of %d ranks (this is %d) at table[%" PRIu32
+                           "the group of %d ranks (this is %d) at table[%" PRIu32
                            "] does not fit %d ranks and %" PRIu32 " table values",
-                           where, sub->nranks, sub->rank, s->group, p->nranks, p->ntable);
+                           sub->nranks, sub->rank, s->group, p->nranks, p->ntable);
     }
     const int64_t *group = p->table + s->group;
     for (int i = 0; i < sub->nranks; i++) {
         if (group[i] < 0 || group[i] >= p->nranks) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: rank %" PRId64 " in the group is none of %d",
-                               where, group[i], p->nranks);
+            return dcommi_fail(DCOMM_ERR_PLAN, "rank %" PRId64 " in the group is none of %d",
+                               group[i], p->nranks);
         }
         for (int j = 0; j < i; j++) {
             if (group[i] == group[j]) {
-                return dcommi_fail(DCOMM_ERR_PLAN, "%s: rank %" PRId64 " is twice in the group",
-                                   where, group[i]);
+                return dcommi_fail(DCOMM_ERR_PLAN, "rank %" PRId64 " is twice in the group",
+                                   group[i]);
             }
         }
     }
     if (group[sub->rank] != p->rank) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: rank %d of the group is %" PRId64 ", not %d", where,
-                           sub->rank, group[sub->rank], p->rank);
+        return dcommi_fail(DCOMM_ERR_PLAN, "rank %d of the group is %" PRId64 ", not %d", sub->rank,
+                           group[sub->rank], p->rank);
     }
     int64_t slots = s->word > 0 ? s->word : 0;
     if (sub->ncounters > p->ncounters || s->slot > p->ncounters - sub->ncounters ||
         sub->nslots > p->nslots || slots > (int64_t)(p->nslots - sub->nslots)) {
         return dcommi_fail(DCOMM_ERR_PLAN,
-                           "%s: counters %d+%" PRIu32 " of %" PRIu32 ", slots %" PRId64 "+%" PRIu32
+                           "counters %d+%" PRIu32 " of %" PRIu32 ", slots %" PRId64 "+%" PRIu32
                            " of %" PRIu32 ": the sub-plan's do not fit",
-                           where, s->slot, sub->ncounters, p->ncounters, slots, sub->nslots,
-                           p->nslots);
+                           s->slot, sub->ncounters, p->ncounters, slots, sub->nslots, p->nslots);
     }
     if (sub->next != NULL) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: a sub-plan may not have stages", where);
+        return dcommi_fail(DCOMM_ERR_PLAN, "a sub-plan may not have stages");
     }
-    DCOMMI_TRY(dcommi_check_expr_valid(p, &s->value, where, "counter"));
-    DCOMMI_TRY(dcommi_check_expr_valid(p, &s->peer, where, "slot"));
-    DCOMMI_TRY(dcommi_check_expr_valid(p, &s->index, where, "index"));
-    return dcommi_check_expr_valid(p, &s->tag, where, "tag");
+    DCOMMI_TRY(dcommi_check_expr_valid(p, &s->value, "counter"));
+    DCOMMI_TRY(dcommi_check_expr_valid(p, &s->peer, "slot"));
+    DCOMMI_TRY(dcommi_check_expr_valid(p, &s->index, "index"));
+    return dcommi_check_expr_valid(p, &s->tag, "tag");
 }
 
-static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_step *s,
-                                            const char *where)
+static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_step *s)
 {
     const dcommi_check_form *form = dcommi_check_form_of(s->kind);
     if ((s->flags &
          ~(DCOMM_STEP_ASYNC | DCOMM_STEP_FINAL | DCOMM_STEP_FORWARD | DCOMM_STEP_RESULT)) != 0 ||
         ((s->flags & DCOMM_STEP_ASYNC) != 0 && (form->may & DCOMMI_CHECK_ASYNC) == 0)) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: flags 0x%x do not fit a %s", where, s->flags,
+        return dcommi_fail(DCOMM_ERR_PLAN, "flags 0x%x do not fit a %s", s->flags,
                            dcommi_print_kind(s->kind));
     }
     if (s->src > p->noperands || p->noperands - s->src < s->nsrc) {
         return dcommi_fail(DCOMM_ERR_PLAN,
-                           "%s: it has %" PRIu32 " sources from operand %" PRIu32
+                           "it has %" PRIu32 " sources from operand %" PRIu32
                            " on; the plan has %" PRIu32,
-                           where, s->nsrc, s->src, p->noperands);
+                           s->nsrc, s->src, p->noperands);
     }
     if (s->nsrc < form->src_min || s->nsrc > form->src_max) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: a %s cannot have %" PRIu32 " sources", where,
+        return dcommi_fail(DCOMM_ERR_PLAN, "a %s cannot have %" PRIu32 " sources",
                            dcommi_print_kind(s->kind), s->nsrc);
     }
     uint32_t arriving = 0;
     for (uint32_t i = 0; i < s->nsrc; i++) {
         const dcomm_operand *o = &p->operands[s->src + i];
         DCOMMI_TRY(dcommi_check_operand_valid(
-            p, o, form->src, (form->may & DCOMMI_CHECK_REPEATS) != 0, where, "the source"));
+            p, o, form->src, (form->may & DCOMMI_CHECK_REPEATS) != 0, "the source"));
         arriving += o->space == DCOMM_SPACE_MSG;
     }
     if (form->dst != 0) {
-        DCOMMI_TRY(
-            dcommi_check_operand_valid(p, &s->dst, form->dst, false, where, "the destination"));
+        DCOMMI_TRY(dcommi_check_operand_valid(p, &s->dst, form->dst, false, "the destination"));
     }
     if (s->kind == DCOMM_STEP_RECODE) {
-        DCOMMI_TRY(dcommi_check_operand_valid(p, &s->stage, DCOMMI_CHECK_BIT(SCRATCH), false, where,
+        DCOMMI_TRY(dcommi_check_operand_valid(p, &s->stage, DCOMMI_CHECK_BIT(SCRATCH), false,
                                               "the stage"));
     }
     if (s->kind == DCOMM_STEP_RECV_REDUCE) {
         if (arriving != 1) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: one source must be the message, not %" PRIu32,
-                               where, arriving);
+            return dcommi_fail(DCOMM_ERR_PLAN, "one source must be the message, not %" PRIu32,
+                               arriving);
         }
-        DCOMMI_TRY(dcommi_check_operand_valid(p, &s->stage, DCOMMI_CHECK_BIT(SCRATCH), false, where,
+        DCOMMI_TRY(dcommi_check_operand_valid(p, &s->stage, DCOMMI_CHECK_BIT(SCRATCH), false,
                                               "the stage"));
     }
     bool messages = (form->may & DCOMMI_CHECK_MESSAGE) != 0;
     bool peers = messages || s->kind == DCOMM_STEP_EXPOSE || s->kind == DCOMM_STEP_SIGNAL;
     if (peers) {
-        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->peer, where, "peer"));
+        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->peer, "peer"));
     }
     if (messages) {
-        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->tag, where, "tag"));
+        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->tag, "tag"));
     }
     switch (s->kind) {
     case DCOMM_STEP_RECV:
     case DCOMM_STEP_ENCODE:
     case DCOMM_STEP_RECODE:
-        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->value, where, "word"));
+        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->value, "word"));
         if (s->word < -1 || (s->word >= 0 && (uint32_t)s->word >= p->nwords)) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: word is %d; the plan has %" PRIu32, where,
-                               s->word, p->nwords);
+            return dcommi_fail(DCOMM_ERR_PLAN, "word is %d; the plan has %" PRIu32, s->word,
+                               p->nwords);
         }
         break;
     case DCOMM_STEP_EXPOSE:
         if (s->slot >= p->nslots) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: slot is %d; the plan has %" PRIu32, where,
-                               s->slot, p->nslots);
+            return dcommi_fail(DCOMM_ERR_PLAN, "slot is %d; the plan has %" PRIu32, s->slot,
+                               p->nslots);
         }
         break;
     case DCOMM_STEP_SIGNAL:
     case DCOMM_STEP_WAIT:
         if (s->slot >= p->ncounters) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: counter is %d; the plan has %" PRIu32, where,
-                               s->slot, p->ncounters);
+            return dcommi_fail(DCOMM_ERR_PLAN, "counter is %d; the plan has %" PRIu32, s->slot,
+                               p->ncounters);
         }
-        return dcommi_check_expr_valid(p, &s->value, where, "value");
+        return dcommi_check_expr_valid(p, &s->value, "value");
     case DCOMM_STEP_LOOP:
-        return dcommi_check_expr_valid(p, &s->value, where, "value");
+        return dcommi_check_expr_valid(p, &s->value, "value");
     case DCOMM_STEP_COMPUTE:
         if (s->kernel >= p->nkernels) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: kernel is %d; the plan has %" PRIu32, where,
-                               s->kernel, p->nkernels);
+            return dcommi_fail(DCOMM_ERR_PLAN, "kernel is %d; the plan has %" PRIu32, s->kernel,
+                               p->nkernels);
         }
         break;
     case DCOMM_STEP_CALL:
-        return dcommi_check_call_valid(p, s, where);
+        return dcommi_check_call_valid(p, s);
     default:
         break;
     }
     bool codes = s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_DECODE ||
                  s->kind == DCOMM_STEP_RECODE;
     if (codes) {
-        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->index, where, "index"));
+        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->index, "index"));
     }
     if (codes && p->codec == NULL) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: the plan has no codec", where);
+        return dcommi_fail(DCOMM_ERR_PLAN, "the plan has no codec");
     }
     return DCOMM_OK;
 }
@@ -261,7 +255,7 @@ static bool dcommi_check_same_expr(const dcomm_expr *a, const dcomm_expr *b)
 
 /* Check FORWARD: step `next` must send or copy exactly the bytes that step `s` stores. */
 static dcomm_status dcommi_check_forward_valid(const dcomm_plan *p, const dcomm_step *s,
-                                               const dcomm_step *next, const char *where)
+                                               const dcomm_step *next)
 {
     if ((s->flags & DCOMM_STEP_FORWARD) == 0) {
         return DCOMM_OK;
@@ -278,52 +272,69 @@ static dcomm_status dcommi_check_forward_valid(const dcomm_plan *p, const dcomm_
         }
     }
     return dcommi_fail(DCOMM_ERR_PLAN,
-                       "%s: FORWARD is for a fold whose dst the next step sends or copies", where);
+                       "FORWARD is for a fold whose dst the next step sends or copies");
+}
+
+/* The loops of a lane that are open at a step. */
+typedef struct dcommi_check_loops {
+    uint32_t open[DCOMM_LOOP_DEPTH];
+    int depth;
+} dcommi_check_loops;
+
+/* Check that step i of a lane opens or closes a loop rightly, if it does. */
+static dcomm_status dcommi_check_loop_valid(const dcomm_step *lane, uint32_t i,
+                                            dcommi_check_loops *loops)
+{
+    if (lane[i].kind == DCOMM_STEP_LOOP) {
+        if (loops->depth == DCOMM_LOOP_DEPTH) {
+            return dcommi_fail(DCOMM_ERR_PLAN, "loops nest deeper than %d", DCOMM_LOOP_DEPTH);
+        }
+        loops->open[loops->depth++] = i;
+    } else if (lane[i].kind == DCOMM_STEP_END) {
+        if (loops->depth == 0) {
+            return dcommi_fail(DCOMM_ERR_PLAN, "no loop is open");
+        }
+        const dcomm_step *loop = &lane[loops->open[--loops->depth]];
+        uint32_t body = (uint32_t)(&lane[i] - loop) - 1;
+        if (lane[i].body != body || loop->body != body) {
+            return dcommi_fail(DCOMM_ERR_PLAN,
+                               "its loop has %" PRIu32 " steps, not %" PRIu32 " and %" PRIu32, body,
+                               loop->body, lane[i].body);
+        }
+    }
+    return DCOMM_OK;
 }
 
 static dcomm_status dcommi_check_lane_valid(const dcomm_plan *p, uint32_t lane, const char *where)
 {
-    uint32_t open[DCOMM_LOOP_DEPTH];
-    int depth = 0;
     const dcomm_lane *l = &p->lanes[lane];
     if (l->first > p->nsteps || p->nsteps - l->first < l->count) {
         return dcommi_fail(DCOMM_ERR_PLAN,
                            "%s lane %" PRIu32 ": steps %" PRIu32 "+%" PRIu32 " of %" PRIu32, where,
                            lane, l->first, l->count, p->nsteps);
     }
+    dcommi_check_loops loops = {.depth = 0};
     for (uint32_t i = 0; i < l->count; i++) {
         const dcomm_step *s = &p->steps[l->first + i];
-        char place[160];
         if (s->kind >= DCOMM_STEP_KIND_COUNT) {
             return dcommi_fail(DCOMM_ERR_PLAN, "%s lane %" PRIu32 " step %" PRIu32 ": kind %d",
                                where, lane, i, s->kind);
         }
-        snprintf(place, sizeof place, "%s lane %" PRIu32 " step %" PRIu32 " (%s)", where, lane, i,
-                 dcommi_print_kind(s->kind));
-        DCOMMI_TRY(dcommi_check_step_valid(p, s, place));
-        DCOMMI_TRY(dcommi_check_forward_valid(p, s, i + 1 < l->count ? s + 1 : NULL, place));
-        if (s->kind == DCOMM_STEP_LOOP) {
-            if (depth == DCOMM_LOOP_DEPTH) {
-                return dcommi_fail(DCOMM_ERR_PLAN, "%s: loops nest deeper than %d", place,
-                                   DCOMM_LOOP_DEPTH);
-            }
-            open[depth++] = i;
-        } else if (s->kind == DCOMM_STEP_END) {
-            if (depth == 0) {
-                return dcommi_fail(DCOMM_ERR_PLAN, "%s: no loop is open", place);
-            }
-            uint32_t body = i - open[--depth] - 1;
-            if (s->body != body || p->steps[l->first + open[depth]].body != body) {
-                return dcommi_fail(DCOMM_ERR_PLAN,
-                                   "%s: its loop has %" PRIu32 " steps, not %" PRIu32
-                                   " and %" PRIu32,
-                                   place, body, p->steps[l->first + open[depth]].body, s->body);
-            }
+        dcomm_status status = dcommi_check_step_valid(p, s);
+        if (status == DCOMM_OK) {
+            status = dcommi_check_forward_valid(p, s, i + 1 < l->count ? s + 1 : NULL);
+        }
+        if (status == DCOMM_OK) {
+            status = dcommi_check_loop_valid(s - i, i, &loops);
+        }
+        if (status < 0) {
+            return dcommi_fail(status, "%s lane %" PRIu32 " step %" PRIu32 " (%s): %s", where, lane,
+                               i, dcommi_print_kind(s->kind), dcommi_message);
         }
     }
-    if (depth != 0) {
+    if (loops.depth != 0) {
         return dcommi_fail(DCOMM_ERR_PLAN, "%s lane %" PRIu32 " step %" PRIu32 " (loop): no end",
-                           where, lane, open[depth - 1]);
+                           where, lane, loops.open[loops.depth - 1]);
     }
     return DCOMM_OK;
 }

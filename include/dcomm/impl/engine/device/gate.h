@@ -19,8 +19,7 @@ struct dcommi_gate_word {
 /* Free words of the process. They are never released, because a stream may still be on its way to
  * a word when the context that wrote it is closed. */
 static struct dcommi_gate_word *dcommi_gate_words;
-static struct dcommi_gate_word *dcommi_gates_shut; /* those that streams of this process wait
-                                                      for */
+static struct dcommi_gate_word *dcommi_gates_shut; /* streams of this process wait for them */
 static pthread_mutex_t dcommi_gate_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* Pin more words. With the lock. */
