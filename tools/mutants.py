@@ -27,7 +27,8 @@ import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TABLE = "tests/mutants.txt"
-MESON = ["-Dmutants=true", "-Doptimization=1", "-Ddebug=false", "-Dwerror=false", "-Dc_args=-w"]
+MESON = ["-Dtests=true", "-Dmutants=true", "-Doptimization=1", "-Ddebug=false", "-Dwerror=false",
+         "-Dc_args=-w"]
 SECONDS = 500 # of a whole test; 120 of each case
 WHICH = """#ifndef DCOMMI_MUTANT
 #define DCOMMI_MUTANT

@@ -224,7 +224,7 @@ stage_house() {
 }
 
 stage_gcc() {
-    CC=gcc build "gcc" build "all checked ${full:+gcc-full}" || return
+    CC=gcc build "gcc" build "checked ${full:+gcc-full}" || return
     # Those that are tested with sanitizers alone are not among "all".
     check "gcc: no source that is not built has a warning" tests/tools/warnings.py build --unbuilt
     tests build gcc

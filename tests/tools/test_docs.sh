@@ -50,7 +50,7 @@ options() {
 # less COMMAND: the same with less to do, where it would take long. What builds only names what there is.
 less() {
     case $1 in
-    "meson setup build") echo "meson introspect --targets build" ;;
+    "meson setup build"*) echo "meson introspect --targets build" ;;
     "meson test "*) echo "meson test --no-rebuild --list ${1#meson test }" ;;
     "ninja -C build") echo "$1 -t query all" ;;
     "ninja -C build "*) echo "ninja -C build -t query ${1#ninja -C build}" ;;

@@ -14,7 +14,8 @@ static bool dcommi_output_inside(const dcommi_shape *s, const void *in, const vo
     size_t at = s->displs != NULL ? s->displs[s->rank] : s->count * (size_t)s->rank;
     bool takes = s->coll == DCOMM_COLL_REDUCE_SCATTER || s->coll == DCOMM_COLL_REDUCE_SCATTERV ||
                  s->coll == DCOMM_COLL_SCATTER || s->coll == DCOMM_COLL_SCATTERV;
-    return takes && (const char *)in + dcommi_shape_bytes(s, at) == (const char *)out;
+    return takes && in != NULL &&
+           (const char *)in + dcommi_shape_bytes(s, at) == (const char *)out;
 }
 
 /* Check the buffers of a call, which are where the plan expects them, and run the call. */
