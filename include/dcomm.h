@@ -43357,7 +43357,8 @@ static bool dcommi_output_inside(const dcommi_shape *s, const void *in, const vo
     size_t at = s->displs != NULL ? s->displs[s->rank] : s->count * (size_t)s->rank;
     bool takes = s->coll == DCOMM_COLL_REDUCE_SCATTER || s->coll == DCOMM_COLL_REDUCE_SCATTERV ||
                  s->coll == DCOMM_COLL_SCATTER || s->coll == DCOMM_COLL_SCATTERV;
-    return takes && (const char *)in + dcommi_shape_bytes(s, at) == (const char *)out;
+    return takes && in != NULL &&
+           (const char *)in + dcommi_shape_bytes(s, at) == (const char *)out;
 }
 /* Check the buffers of a call, which are where the plan expects them, and run the call. */
 static dcomm_status dcommi_call_placed(dcomm_comm *comm, dcommi_shape *s, const void *in, void *out,
@@ -51054,8 +51055,7 @@ static void dcommi_check_mem_settle(dcommi_check_mem *mem)
 typedef struct dcommi_check_event {
     uint8_t kind;       /* dcomm_step_kind; a message is one event, of the receiver's kind */
     int16_t rank, peer; /* peer: sender, owner, or target of a signal; -1: none */
-    int32_t lane, peer_lane;
-    int32_t level;
+    int32_t lane, level;
     int64_t bytes, tag;
 } dcommi_check_event;
 typedef struct dcommi_check_trace {
@@ -51751,14 +51751,13 @@ static dcommi_check_op *dcommi_check_detach(dcommi_check *c, dcommi_check_lane *
     return op;
 }
 static void dcommi_check_event_of(dcommi_check *c, const dcommi_check_op *op, int peer,
-                                  uint32_t peer_lane, int64_t bytes)
+                                  int64_t bytes)
 {
     dcommi_check_trace *t = c->trace;
     dcommi_check_event e = {.kind = op->step->kind,
                             .rank = (int16_t)op->lane->frame->rank,
                             .peer = (int16_t)peer,
                             .lane = (int32_t)op->lane->number,
-                            .peer_lane = (int32_t)peer_lane,
                             .level = op->level,
                             .bytes = bytes,
                             .tag = op->tag};
@@ -51777,7 +51776,7 @@ static bool dcommi_check_take(dcommi_check *c, dcommi_check_op *op, const dcommi
     }
     if (op->lane->frame->rank != from->mem->rank) {
         c->rank[op->lane->frame->rank].bytes += from->len;
-        dcommi_check_event_of(c, op, from->mem->rank, 0, from->len);
+        dcommi_check_event_of(c, op, from->mem->rank, from->len);
     }
     if (op->step->kind != DCOMM_STEP_DECODE && op->step->kind != DCOMM_STEP_RECODE) {
         return true;
@@ -51965,7 +51964,7 @@ static bool dcommi_check_do_local(dcommi_check *c, dcommi_check_op *op)
     } else {
         good = dcommi_check_do_fold(c, op, &dst, &owner);
     }
-    dcommi_check_event_of(c, op, -1, 0, dst.len);
+    dcommi_check_event_of(c, op, -1, dst.len);
     return good && dcommi_check_complete(c, op);
 }
 /* ---- messages ---- */
@@ -52018,7 +52017,7 @@ static bool dcommi_check_match(dcommi_check *c, dcommi_check_op *send, dcommi_ch
     }
     c->messages++;
     c->rank[from_frame->rank].bytes += src.len;
-    dcommi_check_event_of(c, recv, from_frame->rank, send->lane->number, src.len);
+    dcommi_check_event_of(c, recv, from_frame->rank, src.len);
     return dcommi_check_complete(c, send) && dcommi_check_complete(c, recv);
 }
 static dcommi_check_message *dcommi_check_message_find(dcommi_check *c, uint64_t key)
@@ -52133,7 +52132,7 @@ static bool dcommi_check_do_expose(dcommi_check *c, dcommi_check_op *op)
         row[i] = x;
         c->signals++;
         c->steps = c->steps > x.level ? c->steps : x.level;
-        dcommi_check_event_of(c, op, i, 0, r.len);
+        dcommi_check_event_of(c, op, i, r.len);
     }
     while (owner->peer_waiters != NULL) {
         dcommi_check_lane *lane = owner->peer_waiters;
@@ -52217,7 +52216,7 @@ static bool dcommi_check_do_signal(dcommi_check *c, dcommi_check_op *op)
         if (i != f->rank) {
             c->signals++;
             c->steps = c->steps > pulse.level ? c->steps : pulse.level;
-            dcommi_check_event_of(c, op, i, 0, 0);
+            dcommi_check_event_of(c, op, i, 0);
         }
         dcommi_check_lane **link = &counter->waiters;
         while (*link != NULL) {

@@ -55,7 +55,7 @@ static bool dcommi_check_match(dcommi_check *c, dcommi_check_op *send, dcommi_ch
     }
     c->messages++;
     c->rank[from_frame->rank].bytes += src.len;
-    dcommi_check_event_of(c, recv, from_frame->rank, send->lane->number, src.len);
+    dcommi_check_event_of(c, recv, from_frame->rank, src.len);
     return dcommi_check_complete(c, send) && dcommi_check_complete(c, recv);
 }
 
@@ -175,7 +175,7 @@ static bool dcommi_check_do_expose(dcommi_check *c, dcommi_check_op *op)
         row[i] = x;
         c->signals++;
         c->steps = c->steps > x.level ? c->steps : x.level;
-        dcommi_check_event_of(c, op, i, 0, r.len);
+        dcommi_check_event_of(c, op, i, r.len);
     }
     while (owner->peer_waiters != NULL) {
         dcommi_check_lane *lane = owner->peer_waiters;
@@ -262,7 +262,7 @@ static bool dcommi_check_do_signal(dcommi_check *c, dcommi_check_op *op)
         if (i != f->rank) {
             c->signals++;
             c->steps = c->steps > pulse.level ? c->steps : pulse.level;
-            dcommi_check_event_of(c, op, i, 0, 0);
+            dcommi_check_event_of(c, op, i, 0);
         }
         dcommi_check_lane **link = &counter->waiters;
         while (*link != NULL) {

@@ -14,8 +14,7 @@
 typedef struct dcommi_check_event {
     uint8_t kind;       /* dcomm_step_kind; a message is one event, of the receiver's kind */
     int16_t rank, peer; /* peer: sender, owner, or target of a signal; -1: none */
-    int32_t lane, peer_lane;
-    int32_t level;
+    int32_t lane, level;
     int64_t bytes, tag;
 } dcommi_check_event;
 

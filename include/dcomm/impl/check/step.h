@@ -74,14 +74,13 @@ static dcommi_check_op *dcommi_check_detach(dcommi_check *c, dcommi_check_lane *
 }
 
 static void dcommi_check_event_of(dcommi_check *c, const dcommi_check_op *op, int peer,
-                                  uint32_t peer_lane, int64_t bytes)
+                                  int64_t bytes)
 {
     dcommi_check_trace *t = c->trace;
     dcommi_check_event e = {.kind = op->step->kind,
                             .rank = (int16_t)op->lane->frame->rank,
                             .peer = (int16_t)peer,
                             .lane = (int32_t)op->lane->number,
-                            .peer_lane = (int32_t)peer_lane,
                             .level = op->level,
                             .bytes = bytes,
                             .tag = op->tag};
@@ -102,7 +101,7 @@ static bool dcommi_check_take(dcommi_check *c, dcommi_check_op *op, const dcommi
     }
     if (op->lane->frame->rank != from->mem->rank) {
         c->rank[op->lane->frame->rank].bytes += from->len;
-        dcommi_check_event_of(c, op, from->mem->rank, 0, from->len);
+        dcommi_check_event_of(c, op, from->mem->rank, from->len);
     }
     if (op->step->kind != DCOMM_STEP_DECODE && op->step->kind != DCOMM_STEP_RECODE) {
         return true;
@@ -296,7 +295,7 @@ static bool dcommi_check_do_local(dcommi_check *c, dcommi_check_op *op)
     } else {
         good = dcommi_check_do_fold(c, op, &dst, &owner);
     }
-    dcommi_check_event_of(c, op, -1, 0, dst.len);
+    dcommi_check_event_of(c, op, -1, dst.len);
     return good && dcommi_check_complete(c, op);
 }
 
