@@ -363,6 +363,16 @@ Test(faults, two_are_the_same_rank, .timeout = LIMIT)
     cr_assert(strstr(r[0].why, "two processes") != NULL, "%s", r[0].why);
 }
 
+/* Until `n` ranks have come to the rendezvous that this process serves. */
+static void await_joined(uint32_t n)
+{
+    for (uint32_t joined = 0; joined < n; usleep(1000)) {
+        pthread_mutex_lock(&dcommi_rdv_lock);
+        joined = dcommi_rdv_servers != NULL ? dcommi_rdv_servers->core.njoined : n;
+        pthread_mutex_unlock(&dcommi_rdv_lock);
+    }
+}
+
 Test(faults, sizes_differ, .timeout = LIMIT)
 {
     dcomm_id id;
@@ -372,7 +382,7 @@ Test(faults, sizes_differ, .timeout = LIMIT)
         prepare(&r[i], &id, i, 3, 8);
         start_rank(&r[i]);
     }
-    usleep(200000);
+    await_joined(2);
     prepare(&r[2], &id, 2, 4, 8);
     start_rank(&r[2]);
     join_ranks(r, 3);

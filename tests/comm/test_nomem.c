@@ -229,14 +229,14 @@ static int live(int rank, int n, procs_shared *s, void *arg)
                      ended[1]);                                                              \
     }
 WALK(create, CREATE, 1, 1, 1, 0)
-WALK(create_where_the_rendezvous_is, CREATE, 0, 0, 2, 0)
-WALK(create_on_all, CREATE, 0, 1, 2, 0)
+WALK(create_where_the_rendezvous_is, CREATE, 0, 0, 3, 0)
+WALK(create_on_all, CREATE, 0, 1, 5, 0)
 /* The numbers are there: rank 0 has measured them in its first creation. */
-WALK(create_tuned, TUNED, 1, 1, 127, 1500)
+WALK(create_tuned, TUNED, 1, 1, 127, 700)
 /* Most of what measuring allocates are plans of probes, alike for all. */
 WALK(create_measured, MEASURED, 1, 1, 997, 1900)
 WALK(create_measured_on_all, MEASURED, 0, 1, 1499, 1000)
-WALK(split, SPLIT, 1, 1, 1, 0)
+WALK(split, SPLIT, 1, 1, 3, 0)
 WALK(shrink, SHRINK, 1, 1, 1, 0)
-WALK(shrink_on_all, SHRINK, 0, 1, 1, 0)
+WALK(shrink_on_all, SHRINK, 0, 1, 3, 0)
 WALK(destroy, DESTROY, 1, 1, 1, 0)

@@ -7,7 +7,7 @@
 #include <criterion/criterion.h>
 #include <inttypes.h>
 
-enum { MOST = 1100, CALLS = 300 }; /* elements; of each size */
+enum { MOST = 1100 }; /* elements */
 
 static void on(int n, procs_fn fn, void *arg, int dies)
 {
@@ -74,19 +74,20 @@ static int which(int rank, int n, procs_shared *s, void *unused)
         bool fits;
     } cases[] = {{1, true},   {3, true},    {4, true},    {5, true},
                  {250, true}, {1024, true}, {1025, false}};
+    const int calls = procs_full() ? 300 : 150; /* of each size */
     dcomm_comm *comm = join(rank, n, s);
     settle(comm);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const uint64_t before = posted(comm);
-        for (int k = 0; k < CALLS; k++) {
+        for (int k = 0; k < calls; k++) {
             check_sum(comm, "one_shot", cases[i].count, k);
         }
         const uint64_t more = posted(comm) - before;
         /* One in 64 operations goes through the engine, and sends; so does who waits for long. */
-        const bool some = more >= (uint64_t)(n - 1) && more <= CALLS * (uint64_t)(n - 1);
+        const bool some = more >= (uint64_t)(n - 1) && more <= (uint64_t)(calls * (n - 1));
         PROCS_CHECK(n > 2 && cases[i].fits ? some : more == 0,
                     "%zu elements on %d ranks: %" PRIu64 " of %d messages", cases[i].count, n, more,
-                    CALLS * (n - 1));
+                    calls * (n - 1));
     }
     return ranks_leave(&comm);
 }
@@ -94,7 +95,9 @@ static int which(int rank, int n, procs_shared *s, void *unused)
 Test(bcast, what_goes_by_it, .timeout = 120)
 {
     for (int n = 2; n <= 6; n++) {
-        on(n, which, NULL, -1);
+        if (n < 4 || n == 6 || procs_full()) {
+            on(n, which, NULL, -1);
+        }
     }
 }
 
@@ -160,7 +163,9 @@ static int among(int rank, int n, procs_shared *s, void *unused)
 Test(bcast, among_other_operations, .timeout = 120)
 {
     on(3, among, NULL, -1);
-    on(4, among, NULL, -1);
+    if (procs_full()) {
+        on(4, among, NULL, -1);
+    }
     on(7, among, NULL, -1);
 }
 
@@ -229,7 +234,7 @@ static int silent(int rank, int n, procs_shared *s, void *unused)
     }
     RANKS_OK(dcomm_comm_dup(comm, &next));
     settle(next);
-    for (int k = 0; k < CALLS; k++) {
+    for (int k = 0; k < 150; k++) {
         check_sum(next, "one_shot", 3, k);
     }
     PROCS_CHECK(posted(next) > 0, "rank %d has no slots left", rank);

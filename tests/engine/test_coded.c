@@ -155,10 +155,8 @@ static int ledgers(int rank, int n, procs_shared *shared, void *arg)
         RANKS_OK(dcomm_feedback_create(codec, COUNT, NULL, &fb));
         RANKS_OK(dcomm_feedback_set_ledger(fb, &state));
         call = (dcomm_ledger){0};
-        opts = (dcomm_coll_opts){.algo = calls[i].algo,
-                                 .feedback = fb,
-                                 .codec_report = &report,
-                                 .codec_ledger = &call};
+        opts = (dcomm_coll_opts){
+            .algo = calls[i].algo, .feedback = fb, .codec_report = &report, .codec_ledger = &call};
         RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
         PROCS_CHECK(call.wire_bytes == report.bytes,
                     "%s by %s, feedback: %" PRIu64 " bytes, reported %zu", calls[i].spec,
@@ -254,7 +252,7 @@ Test(coded, ledgers_of_shards, .timeout = 90)
                    {"topk:k=0.05", {.variant = DCOMM_FEEDBACK_DGC}, true},
                    {"topk:k=0.05", {0}, false},
                    {"qsgd:bits=4", {.scale = true}, false}};
-    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+    for (size_t i = 0; i < sizeof of / sizeof *of; i += procs_step()) {
         run(i % 2 == 0 ? 4 : 6, ledgers_of_shards, &of[i]); /* 6: two shots across */
     }
 }
@@ -262,6 +260,9 @@ Test(coded, ledgers_of_shards, .timeout = 90)
 static void values(const char *spec, const char *algo, ranks_place place, int most)
 {
     for (int n = 2; n <= most; n++) {
+        if (n < most && (n > 2 || most < 4 || PROCS_THIN > 1) && !procs_full()) {
+            continue;
+        }
         setting s = {.place = place, .spec = spec, .algo = algo};
         run(n, one_call, &s);
     }
@@ -346,8 +347,8 @@ static int error_grows(int rank, int n, procs_shared *shared, void *arg)
 Test(coded, error_is_flat_with_two_shots, .timeout = 120)
 {
     static const char *const algos[] = {"coded_allgather", "coded_two_shot"};
-    for (int n = 2; n <= (PROCS_THIN == 1 ? 8 : 4); n *= 2) {
-        for (int a = 0; a < 2; a++) {
+    for (int n = procs_full() ? 2 : 4; n <= (PROCS_THIN == 1 && procs_full() ? 8 : 4); n *= 2) {
+        for (size_t a = 0; a < 2; a += procs_step()) {
             run(n, error_grows, (void *)(uintptr_t)algos[a]);
         }
     }
@@ -516,9 +517,13 @@ Test(coded, feedback_loses_nothing, .timeout = 120)
         {"bf16", "coded_allgather", {.variant = DCOMM_FEEDBACK_EF21}, 0, 0.5, RANKS_LOCAL, false},
     };
     for (size_t i = 0; i < sizeof courses / sizeof *courses; i += PROCS_THIN) {
-        run(3, conserve, &courses[i]);
+        if (i % 2 == 0 || procs_full()) {
+            run(3, conserve, &courses[i]);
+        }
         courses[i].average = true;
-        run(2, conserve, &courses[i]);
+        if (i % 2 == 1 || procs_full()) {
+            run(2, conserve, &courses[i]);
+        }
     }
 }
 
@@ -530,9 +535,10 @@ Test(coded, feedback_loses_nothing_between_hosts, .timeout = 120)
         {"qsgd:bits=4", "coded_hier", {.scale = true}, 120, 1e-4, RANKS_PAIRS, false},
         {"sign", "hier", {.bf16 = true}, 0, 300, RANKS_PAIRS, false},
     };
-    for (size_t i = 0; i < sizeof courses / sizeof *courses; i++) {
+    const size_t step = PROCS_THIN > 1 && !procs_full() ? 2 : 1;
+    for (size_t i = 0; i < sizeof courses / sizeof *courses; i += step) {
         for (int n = 4; n <= 6; n++) { /* 3 hosts: two shots across; 5 ranks: a host of one */
-            if (((size_t)n + i) % PROCS_THIN == 0) {
+            if (((size_t)n + i) % (procs_full() ? PROCS_THIN : 3) == 0) {
                 run(n, conserve, &courses[i]);
             }
         }

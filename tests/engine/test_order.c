@@ -122,7 +122,7 @@ static void settle(pending *p)
 
 static int interleavings(int rank, int n, procs_shared *s, void *arg)
 {
-    enum { ROUNDS = 1000 };
+    const int rounds = procs_full() ? 1000 : 250 / PROCS_THIN;
     (void)arg;
     dcomm_comm *comms[3] = {join(rank, n, s)};
     RANKS_OK(dcomm_comm_dup(comms[0], &comms[1]));
@@ -131,7 +131,7 @@ static int interleavings(int rank, int n, procs_shared *s, void *arg)
     pending *open = calloc(OPEN, sizeof *open);
     uint64_t shared = 4711, own = 99 + (uint64_t)rank;
     PROCS_TRUE(open != NULL);
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int round = 0; round < rounds; round++) {
         int left = 1 + (int)(ranks_random(&shared) % OPEN);
         /* What each communicator runs, in which order, all ranks draw alike; the order between
          * communicators is each rank's own. */
@@ -389,14 +389,15 @@ static long resident_kib(void)
 /* Ranks that come late must not make the memory of others grow, nor their own. */
 static int far_ahead(int rank, int n, procs_shared *s, void *arg)
 {
-    enum { BROADCASTS = 10000, BYTES = 4000 };
+    enum { BYTES = 4000 };
+    const int broadcasts = procs_full() ? 10000 : 4000;
     (void)arg;
     dcomm_comm *comm = join(rank, n, s);
     unsigned char data[BYTES];
     dcomm_stats stats;
     RANKS_OK(dcomm_barrier(comm, NULL));
     long before = resident_kib();
-    for (int i = 0; i < BROADCASTS; i++) {
+    for (int i = 0; i < broadcasts; i++) {
         if (rank != 0 && i % 2000 == 100) {
             nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL);
         }

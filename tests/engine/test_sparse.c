@@ -102,6 +102,9 @@ Test(sparse, regions_are_balanced, .timeout = 120)
     static const char *const specs[] = {"topk:k=0.02", "topk:k=0.1", "threshold:k=0.02"};
     for (int i = 0; i < 5; i++) {
         for (int k = 0; k < 3; k++) {
+            if (k != i % 3 && !procs_full()) {
+                continue;
+            }
             run(ranks[i], clusters, (void *)(uintptr_t)specs[k]);
         }
     }
@@ -164,7 +167,7 @@ Test(sparse, no_region_holds_much_more_than_its_share)
 
 static int conserve(int rank, int n, procs_shared *shared, void *arg)
 {
-    enum { STEPS = 400 / (DCOMM_TEST_RANK_STEP == 1 ? 1 : 10) };
+    const int steps = (procs_full() ? 400 : 100) / (DCOMM_TEST_RANK_STEP == 1 ? 1 : 5);
     static float x[COUNT], y[COUNT];
     static double all[COUNT], in[COUNT];
     const char *spec = arg;
@@ -177,7 +180,7 @@ static int conserve(int rank, int n, procs_shared *shared, void *arg)
     dcomm_ledger ledger = {0};
     dcomm_feedback_info info = {0};
     RANKS_OK(dcomm_feedback_set_ledger(fb, &ledger));
-    for (int step = 0; step < STEPS; step++) {
+    for (int step = 0; step < steps; step++) {
         fill(x, rank, n, step % SHAPES);
         RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
         RANKS_OK(dcomm_feedback_get_info(fb, &info)); /* with what was given back */

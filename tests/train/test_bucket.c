@@ -40,7 +40,9 @@ static int sums(int rank, int n, procs_shared *s, void *arg)
     dcomm_comm *comm = join(rank, n, s);
     const size_t sizes[] = {1, 700, 20000, 0};
     uint64_t seed = (uint64_t)rank + 5;
-    for (int round = 0; round < 10; round++) {
+    /* The everyday run has a third with each number of ranks. */
+    const int stride = procs_full() ? 1 : 3;
+    for (int round = n % stride; round < 10; round += stride) {
         static set t;
         dcomm_buckets_opts opts = {.bucket_bytes = sizes[round % 4],
                                    .first_bytes = round % 3 == 0 ? 300 : 0,
@@ -487,8 +489,7 @@ static int goes_on(int rank, int n, procs_shared *s, void *arg)
     }
     RANKS_OK(dcomm_scaler_get_info(whole.scaler, &expected));
     RANKS_OK(dcomm_scaler_get_info(next.scaler, &scaler));
-    PROCS_TRUE(scaler.scale == expected.scale && scaler.steps == 6 &&
-               scaler.good == expected.good);
+    PROCS_TRUE(scaler.scale == expected.scale && scaler.steps == 6 && scaler.good == expected.good);
     saved_end(&whole);
     saved_end(&next);
     free(state);
@@ -536,8 +537,7 @@ static int fewer(int rank, int n, procs_shared *s, void *arg)
                 off += fabs((double)total[i][e] - (double)expected[i][e]);
                 size += fabs((double)expected[i][e]);
             }
-            PROCS_CHECK(off <= 1e-5 * size && (i == 2 || size > 100), "%d: %g of %g", i, off,
-                        size);
+            PROCS_CHECK(off <= 1e-5 * size && (i == 2 || size > 100), "%d: %g of %g", i, off, size);
         }
         saved_end(&next);
     }

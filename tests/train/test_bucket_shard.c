@@ -86,7 +86,9 @@ static int equal(int rank, int n, procs_shared *s, void *arg)
     (void)arg;
     dcomm_comm *comm = join(rank, n, s);
     static weights whole, shards;
-    for (int round = 0; round < 10; round++) {
+    /* The everyday run has a third with each number of ranks. */
+    const int stride = procs_full() ? 1 : 3;
+    for (int round = n % stride; round < 10; round += stride) {
         train(comm, &whole, false, round);
         train(comm, &shards, true, round);
         PROCS_CHECK(memcmp(whole.value, shards.value, sizeof whole.value) == 0, "round %d", round);
