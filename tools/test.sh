@@ -249,7 +249,8 @@ stage_matrix() {
 stage_clang() {
     CC=clang CXX=clang++ build "clang" build-clang "clang ${full:+clang-full} tests/lib/declarations.h" \
         -Doptimization="$quick_level" || return
-    check "clang: no source has a warning" tests/tools/warnings.py build-clang
+    # What clang has built had none: they are errors there.
+    check "clang: no source that is not built has a warning" tests/tools/warnings.py build-clang --unbuilt
     tests build-clang clang
 }
 

@@ -60,6 +60,16 @@ less() {
     *dcomm-crossover*) echo "$1 -b 1K -e 2K -i 2" ;;
     *dcomm-overlap*) echo "$1 --bytes 1M --steps 2 --backward-ms 1" ;;
     *dcomm-moe*) echo "$1 --tokens 64 --hidden 64 --steps 2 --rotate 0" ;;
+    "cc "*" program.c "*)
+        # The implementation's syntax. Its object is the build directory's; header.sh links less of it.
+        if [ -n "${DCOMM_TEST_FULL:-}" ]; then
+            echo "${1/ -O2 / -O0 }"
+        else
+            echo "${1/ -O2 / -fsyntax-only } && sed '/define DCOMM_IMPLEMENTATION/d' program.c >user.c &&" \
+                "cc -O0 -Iinclude user.c -o program build/libdcomm_one.a -lucp -lucs -luct -lhwloc" \
+                "-lm -lpthread -ldl"
+        fi
+        ;;
     *examples/trainer*) echo "$1 --steps 20 --batch 4 --seq 16 --dim 16 --sample 0" ;;
     *)
         sed -e 's/ mine / ring /' -e 's/laplace:n=1M/laplace:n=10K/' -e 's/ -O2 / -O0 /' \
