@@ -20,10 +20,9 @@ typedef struct device_sum {
     size_t wrong;
 } device_sum;
 
-/* coded_sparse sends few elements. */
-static inline float device_sum_value(const device_sum *s, int rank, size_t i)
+static inline float device_sum_value(const device_sum *s, bool sparse, int rank, size_t i)
 {
-    const bool zero = strcmp(s->algo, "coded_sparse") == 0 && i % 16 != 0;
+    const bool zero = sparse && i % 16 != 0;
     return zero ? 0 : (float)((i * 7 + (size_t)s->salt * 13 + (size_t)rank * 5) % 601);
 }
 
@@ -32,6 +31,7 @@ static inline dcomm_status device_sum_run(dcomm_comm *comm, device_sum *s)
     static const cuda_host_faults none;
     int rank = dcomm_comm_rank(comm), n = dcomm_comm_size(comm);
     const size_t bytes = COUNT * sizeof(float);
+    const bool sparse = strcmp(s->algo, "coded_sparse") == 0; /* which sends few elements */
     float *host = malloc(bytes), *device = NULL;
     dcomm_coll_opts opts = {
         .algo = s->algo, .stream = s->stream, .timeout_s = 20, .device = s->device};
@@ -42,7 +42,7 @@ static inline dcomm_status device_sum_run(dcomm_comm *comm, device_sum *s)
         const dcomm_feedback_opts dgc = {.variant = DCOMM_FEEDBACK_DGC, .clip = 1e30};
         RANKS_OK(dcomm_codec_create("topk:k=700000", &codec));
         RANKS_OK(dcomm_feedback_create(codec, COUNT, &dgc, &opts.feedback));
-    } else if (strcmp(s->algo, "coded_sparse") == 0) {
+    } else if (sparse) {
         RANKS_OK(dcomm_codec_create("topk:k=70000", &codec));
         opts.codec = codec;
     } else if (strncmp(s->algo, "coded_", 6) == 0) {
@@ -51,7 +51,7 @@ static inline dcomm_status device_sum_run(dcomm_comm *comm, device_sum *s)
     }
     CUDA_OK(cudaMalloc((void **)&device, bytes));
     for (size_t i = 0; i < COUNT; i++) {
-        host[i] = device_sum_value(s, rank, i);
+        host[i] = device_sum_value(s, sparse, rank, i);
     }
     CUDA_OK(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice));
     cuda_host_get_counts(&before);
@@ -73,7 +73,7 @@ static inline dcomm_status device_sum_run(dcomm_comm *comm, device_sum *s)
         for (size_t i = 0; i < COUNT; i++) {
             float want = 0;
             for (int r = 0; r < n; r++) {
-                want += device_sum_value(s, r, i);
+                want += device_sum_value(s, sparse, r, i);
             }
             s->wrong += host[i] != want;
         }

@@ -20,6 +20,7 @@
 typedef std::vector<unsigned char> bytes;
 
 static bool small;      /* fewer cases, and short ones */
+static bool in_turns;   /* of many like cases, each order of threads has every other one */
 static double time_for; /* seconds after which no case is begun; 0: no matter */
 static int failures;
 static std::string trouble;
@@ -52,6 +53,16 @@ static bool late(const std::string &name)
         return true;
     }
     return false;
+}
+
+/* Return true if case number i of many like ones is for the order in which threads now take turns. */
+static bool taken(int i)
+{
+#ifdef DCOMMI_CUDA_SHIM
+    return !in_turns || (i + shim_order) % 2 == 0;
+#else
+    return i >= 0;
+#endif
 }
 
 /* ---- device memory between guards ---- */
