@@ -7,7 +7,7 @@ Test(algorithms, checked_up_to_9_ranks, .timeout = 120)
 {
     for (size_t k = 0; k < DCOMMI_ALGO_COUNT; k++) {
         for (int n = 2; n <= 9 && !is_p2p(&dcommi_algo_table[k]); n++) {
-            try_all(&dcommi_algo_table[k], n, 1, check_only);
+            try_all(&dcommi_algo_table[k], n, test_full() ? 1 : 5, check_only);
         }
     }
 }
@@ -35,10 +35,10 @@ Test(algorithms, checked_up_to_64_ranks, .timeout = 240)
 Test(algorithms, right_on_real_data, .timeout = 120)
 {
     for (size_t k = 0; k < DCOMMI_ALGO_COUNT; k++) {
-        static const int ranks[] = {2, 3, 4, 5, 6, 7, 8, 13, 16};
+        static const int ranks[] = {2, 3, 4, 5, 6, 7, 8, 13, 16}, thin[2][2] = {{5, 13}, {2, 5}};
         for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++) {
             if (!is_p2p(&dcommi_algo_table[k])) {
-                try_all(&dcommi_algo_table[k], ranks[i], ranks[i] > 5 ? 5 : 2, simulate);
+                try_all(&dcommi_algo_table[k], ranks[i], thin[test_full()][ranks[i] > 5], simulate);
             }
         }
     }
@@ -50,8 +50,8 @@ Test(algorithms, right_wherever_the_ranks_are, .timeout = 240)
         const dcommi_algo *algo = &dcommi_algo_table[k];
         for (int placement = 1; placement <= 3 && !is_p2p(algo); placement++) {
             for (int n = 2; n <= 9; n++) {
-                try_placed(algo, n, placement, 3, check_only);
-                try_placed(algo, n, placement, 11, simulate);
+                try_placed(algo, n, placement, test_full() ? 3 : 13, check_only);
+                try_placed(algo, n, placement, test_full() ? 11 : 29, simulate);
             }
             for (int n = 9 + placement; n <= MAX_N; n += proof_step()) {
                 call c = {.algo = algo,
@@ -163,13 +163,14 @@ Test(algorithms, more_than_2_to_31_elements, .timeout = 60)
     for (size_t k = 0; k < DCOMMI_ALGO_COUNT; k++) {
         /* Chunks of one are short, and the checker goes through each. */
         const bool staged = strcmp(dcommi_algo_table[k].name, "staged") == 0;
-        const int most = staged ? 2 : 5;
+        const int most = staged ? 2 : test_full() ? 5 : 3;
         for (int n = 2; n <= most && !is_p2p(&dcommi_algo_table[k]); n++) {
             call c = {.algo = &dcommi_algo_table[k],
                       .n = n,
                       .count = ((size_t)1 << 31) + 12345,
                       .lanes = 1,
-                      .half = staged && DCOMM_TEST_RANK_STEP > 1, /* with sanitizers */
+                      .half = staged &&
+                              (DCOMM_TEST_RANK_STEP > 1 || !test_full()), /* half as many chunks */
                       .chunk = (int64_t)1 << 30};
             check_call(&c);
         }

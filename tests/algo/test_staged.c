@@ -36,11 +36,15 @@ static void fill(float *data, size_t count, int rank, int salt)
 
 static void expect_sum(const float *data, int n, int salt)
 {
-    for (size_t i = 0; i < COUNT; i++) {
-        float want = 0;
+    float sums[61]; /* values repeat */
+    for (size_t i = 0; i < 61; i++) {
+        sums[i] = 0;
         for (int r = 0; r < n; r++) {
-            want += value(r, salt, i);
+            sums[i] += value(r, salt, i);
         }
+    }
+    for (size_t i = 0; i < COUNT; i++) {
+        float want = sums[i % 61];
         PROCS_CHECK(data[i] == want, "salt %d: element %zu is %g, not %g", salt, i, (double)data[i],
                     (double)want);
     }

@@ -6,6 +6,7 @@
 #include "dcomm/all.h"
 
 #include "feedback_books.h"
+#include "full.h"
 
 Test(ledger, against_the_definitions)
 {
@@ -318,13 +319,13 @@ Test(ledger, leaves_out_what_is_not_finite_nor_sent)
 Test(ledger, of_a_long_array)
 {
     enum { MANY = (1 << 20) + (1 << 19) };
-    static const char *const some[] = {"bf16", "qsgd:bits=8", "fp8", "topk:k=0.01"};
+    static const char *const some[] = {"bf16", "topk:k=0.01", "qsgd:bits=8", "fp8"};
     float *x = malloc(4 * (size_t)MANY), *residual = malloc(4 * (size_t)MANY);
     codec_input in;
     input(&in, "laplace");
     input_fill(&in, 0, 0, 0, MANY, x);
     input_fill(&in, 1, 0, 0, MANY, residual);
-    for (size_t c = 0; c < sizeof some / sizeof *some; c++) {
+    for (size_t c = 0; c < (test_full() ? sizeof some / sizeof *some : 2); c++) {
         in_the_pass(some[c], x, residual, MANY);
     }
     free(x);

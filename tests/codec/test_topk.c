@@ -5,6 +5,7 @@
 #include "dcomm/impl/base/base_impl.h"
 #include "dcomm/impl/codec/api_codec.h"
 
+#include "full.h"
 #include "gradients.h"
 #include "make_codec.h"
 
@@ -56,31 +57,32 @@ static void fill(float *p, size_t n, int kind)
     }
 }
 
-static int by_magnitude(const void *a, const void *b)
-{
-    uint32_t i = *(const uint32_t *)a, j = *(const uint32_t *)b;
-    uint32_t p = dcommi_f32_bits(z[i]) & DCOMMI_ABS_BITS,
-             q = dcommi_f32_bits(z[j]) & DCOMMI_ABS_BITS;
-    return p != q ? (p < q ? 1 : -1) : (i > j) - (i < j);
-}
-
-static int by_index(const void *a, const void *b)
-{
-    uint32_t i = *(const uint32_t *)a, j = *(const uint32_t *)b;
-    return (i > j) - (i < j);
-}
-
-/* The indices of the k largest of z, in order. */
+/* Put the indices of the k largest of z into `order`, in order; of equal ones the first. Finds the
+ * smallest magnitude that fewer than k are above, bit by bit, which is faster than to sort. */
 static void plain_topk(size_t n, size_t k)
 {
-    for (size_t i = 0; i < n; i++) {
-        order[i] = (uint32_t)i;
+    uint32_t least = 0;
+    size_t above = 0;
+    for (uint32_t bit = (DCOMMI_ABS_BITS >> 1) + 1; bit > 0 && k > 0; bit /= 2) {
+        size_t reach = 0;
+        for (size_t i = 0; i < n; i++) {
+            reach += (dcommi_f32_bits(z[i]) & DCOMMI_ABS_BITS) >= (least | bit);
+        }
+        least |= reach >= k ? bit : 0;
     }
-    qsort(order, n, sizeof *order, by_magnitude);
-    qsort(order, k, sizeof *order, by_index);
+    for (size_t i = 0; i < n; i++) {
+        above += (dcommi_f32_bits(z[i]) & DCOMMI_ABS_BITS) > least;
+    }
+    for (size_t i = 0, have = 0, equal = 0; have < k; i++) {
+        const uint32_t magnitude = dcommi_f32_bits(z[i]) & DCOMMI_ABS_BITS;
+        if (magnitude > least || (magnitude == least && equal < k - above)) {
+            equal += magnitude == least;
+            order[have++] = (uint32_t)i;
+        }
+    }
 }
 
-/* Whatever the threshold: the selection is that of a sort. */
+/* Whatever the threshold: the selection is the plain one. */
 static void check_selection(size_t n, size_t k, int kind, bool feedback, uint32_t threshold)
 {
     fill(x, n, kind);
@@ -120,7 +122,7 @@ static void check_selection(size_t n, size_t k, int kind, bool feedback, uint32_
     free(index);
 }
 
-Test(topk, selects_as_a_sort_does)
+Test(topk, selects_the_largest)
 {
     static const size_t sizes[] = {1, 2, 15, 63, 64, 65, 1000, 4096, 4097, 12289};
     for (int kind = 0; kind < KINDS; kind++) {
@@ -145,8 +147,11 @@ Test(topk, any_threshold_gives_the_same)
     static const uint32_t thresholds[] = {0, 1, 0x3f800000u, 0x40400000u, DCOMMI_INF_BITS};
     for (int kind = 0; kind < KINDS; kind++) {
         for (size_t i = 0; i < sizeof thresholds / sizeof *thresholds; i++) {
-            check_selection(40000, 300, kind, false, thresholds[i]);
-            check_selection(40000, 300, kind, true, thresholds[i]);
+            for (int feedback = 0; feedback < 2; feedback++) {
+                if (test_full() || ((size_t)kind + i) % 2 == (size_t)feedback) {
+                    check_selection(40000, 300, kind, feedback, thresholds[i]);
+                }
+            }
         }
     }
 }
@@ -158,7 +163,7 @@ Test(topk, numbers_that_are_not_finite)
     static const uint32_t thresholds[] = {0, 0x3f800000u, 0x40400000u, DCOMMI_INF_BITS};
     size_t room = dcommi_topk_room(N, K);
     uint32_t *bits = malloc(4 * room), *index = malloc(4 * room);
-    for (int round = 0; round < 64; round++) {
+    for (int round = 0; round < 64; round += test_full() ? 1 : 3) {
         bool feedback = round & 1, pass = round & 2;
         size_t wild = (round & 4) != 0 ? 5 : 1000;
         fill(x, N, GAUSS);
@@ -289,6 +294,9 @@ Test(topk, bytes_and_values)
         dcomm_codec *codec = make(specs[s]);
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
             size_t n = sizes[i];
+            if (!test_full() && n > 1000 && (s + i) % 3 != 0) {
+                continue;
+            }
             fill(x, n, GAUSS);
             fill(residual, n, GAUSS);
             for (int feedback = 0; feedback < 2; feedback++) {
@@ -382,7 +390,7 @@ Test(topk, threshold_keeps_about_k)
     dcomm_codec_destroy(&codec);
 }
 
-/* Σ sent + residual = Σ gradient, up to the rounding of 500 additions. */
+/* Σ sent + residual = Σ gradient, up to the rounding of so many additions. */
 Test(topk, feedback_conserves_over_many_steps)
 {
     const size_t n = 3000;
@@ -392,7 +400,7 @@ Test(topk, feedback_conserves_over_many_steps)
         memset(sent, 0, sizeof sent);
         memset(given, 0, sizeof given);
         memset(residual, 0, sizeof residual);
-        for (int step = 0; step < 500; step++) {
+        for (int step = 0; step < (test_full() ? 500 : 150); step++) {
             fill(x, n, GAUSS);
             wire w = encode(codec, n, true);
             memcpy(residual, next, sizeof *next * n);

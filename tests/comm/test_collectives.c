@@ -43,7 +43,7 @@ static int everything(int rank, int n, procs_shared *s, void *arg)
     }
     const size_t counts[] = {0, 1, 5, 1023, 20011};
     /* The everyday run has all of two ranks on a host, and a fifth of each other place. */
-    const bool thin = !procs_full() && (n > 2 || place != RANKS_LOCAL || memory != ORDINARY);
+    const bool thin = !test_full() && (n > 2 || place != RANKS_LOCAL || memory != ORDINARY);
     dcomm_dtype opaque[2];
     RANKS_OK(dcomm_dtype_create(12, &opaque[0]));
     RANKS_OK(dcomm_dtype_create(24, &opaque[1]));
@@ -156,7 +156,7 @@ Test(collectives, registered_here_and_there, .timeout = 110)
 static int operators(int rank, int n, procs_shared *s, void *arg)
 {
     const char *const algos[] = {NULL, "ring", "two_shot", "recursive_doubling", "star"};
-    const int stride = PROCS_THIN > 1 ? 5 : procs_full() ? 1 : 3; /* prime to all options */
+    const int stride = PROCS_THIN > 1 ? 5 : test_full() ? 1 : 3; /* prime to all options */
     uint64_t calls = 0;
     ranks_settle(rank, n, ((place_of *)arg)->place);
     dcomm_comm *comm = ranks_join(rank, n, s, NULL);
@@ -441,7 +441,7 @@ static int without_the_engine(int rank, int n, procs_shared *s, void *arg)
 
 Test(collectives, without_the_engine, .timeout = 60)
 {
-    for (int n = 2; n <= (procs_full() ? 4 : 3); n++) {
+    for (int n = 2; n <= (test_full() ? 4 : 3); n++) {
         on(n, RANKS_LOCAL, without_the_engine);
     }
 }
@@ -622,7 +622,7 @@ static int beyond_int(int rank, int n, procs_shared *s, void *arg)
 
 Test(collectives, beyond_int, .timeout = 110)
 {
-    if (getenv("DCOMM_TEST_FULL") == NULL) {
+    if (!test_full()) {
         cr_skip_test("set DCOMM_TEST_FULL to run it: 4 GiB of memory");
     }
     int ended[PROCS_MAX];

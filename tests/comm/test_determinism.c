@@ -154,7 +154,7 @@ static void ranks(int n)
     int ended[PROCS_MAX];
     cr_assert_neq((void *)(uintptr_t)hash, MAP_FAILED);
     /* Of the settings, sanitizers and the everyday run have a third with each number of ranks. */
-    const size_t step = PROCS_THIN > 1 || !procs_full() ? 3 : 1;
+    const size_t step = PROCS_THIN > 1 || !test_full() ? 3 : 1;
     for (size_t i = (size_t)n % step; i < sizeof settings / sizeof *settings; i += step) {
         setting how = settings[i];
         how.hash = hash;
@@ -174,7 +174,7 @@ Test(determinism, few_ranks, .timeout = 200)
 Test(determinism, more_ranks, .timeout = 200)
 {
     for (int n = 6; n <= 9; n++) {
-        if (n == 8 || procs_full()) {
+        if (n == 8 || test_full()) {
             ranks(n);
         }
     }

@@ -190,7 +190,7 @@ static int again(int rank, int n, procs_shared *s, void *arg)
     free(ordinary);
     int before = segments(BYTES);
     void *live[LIVE] = {0};
-    for (int i = 0; i < (procs_full() ? 60 : 24); i++) {
+    for (int i = 0; i < (test_full() ? 60 : 24); i++) {
         int k = (int)(ranks_random(&state) % LIVE); /* the same on all ranks */
         size_t bytes = BYTES + PAGE * (size_t)(ranks_random(&state) % 3);
         if (live[k] != NULL && i % 3 == 0) {
@@ -479,7 +479,7 @@ Test(memory, reading_is_forbidden, .timeout = 100)
     int ended[PROCS_MAX];
     for (int among = 1; among <= 2; among++) {
         for (int n = 2; n <= 3; n++) {
-            if ((n + among) % 2 == 0 && !procs_full()) {
+            if ((n + among) % 2 == 0 && !test_full()) {
                 continue;
             }
             forbidden arg = {among, among == 1 ? EPERM : ENOSYS};

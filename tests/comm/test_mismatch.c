@@ -230,7 +230,7 @@ static int disagree(int rank, int n, procs_shared *s, void *arg)
 Test(mismatch, every_field, .timeout = 90)
 {
     run(N, disagree, &(fault_place){LOCAL});
-    if (procs_full()) {
+    if (test_full()) {
         run(N, disagree, &(fault_place){NET});
     }
 }
@@ -451,7 +451,7 @@ static int refused_by_one(int rank, int n, procs_shared *s, void *arg)
 Test(mismatch, refused_by_one, .timeout = 90)
 {
     run(N, refused_by_one, &(fault_place){LOCAL}); /* on the fast path too */
-    if (procs_full()) {
+    if (test_full()) {
         run(N, refused_by_one, &(fault_place){NET});
     }
 }

@@ -221,7 +221,7 @@ static int live(int rank, int n, procs_shared *s, void *arg)
 #define WALK(name, part, first, last, step, most)                                            \
     Test(nomem, name, .timeout = 3600)                                                       \
     {                                                                                        \
-        const bool full = getenv("DCOMM_TEST_FULL") != NULL;                                 \
+        const bool full = test_full();                                                       \
         const long by = full ? (step) / 16 + 1 : (step);                                     \
         walk w = {part, first, last, by, full ? 0 : (most)};                                 \
         int ended[PROCS_MAX];                                                                \

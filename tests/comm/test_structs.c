@@ -217,7 +217,7 @@ static int whole(int rank, int n, procs_shared *shared, void *arg)
 Test(structs, whole, .timeout = 110)
 {
     on(3, RANKS_LOCAL, 50, whole);
-    if (procs_full()) {
+    if (test_full()) {
         on(2, RANKS_LOCAL, 50, whole);
     }
     on(5, RANKS_LOCAL, 50, whole);
@@ -226,7 +226,7 @@ Test(structs, whole, .timeout = 110)
 Test(structs, whole_by_message, .timeout = 110)
 {
     on(3, RANKS_MESSAGE, 50, whole);
-    if (procs_full()) {
+    if (test_full()) {
         on(3, RANKS_HOSTS, 50, whole);
     }
     on(4, RANKS_PAIRS, 50, whole);

@@ -100,11 +100,11 @@ static void on(int n, ranks_place place, procs_fn fn)
 Test(tuning, measured, .timeout = 250)
 {
     on(2, RANKS_LOCAL, life);
-    if (PROCS_THIN == 1 || procs_full()) {
+    if (PROCS_THIN == 1 || test_full()) {
         on(2, RANKS_HOSTS, life);
         on(3, RANKS_PAIRS, life);
     }
-    if (procs_full()) {
+    if (test_full()) {
         on(3, RANKS_HOSTS, life);
         on(4, RANKS_PAIRS, life);
         on(5, RANKS_MESSAGE, life);

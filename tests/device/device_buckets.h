@@ -16,7 +16,7 @@ static inline void device_on(int n, double timeout_s, procs_fn fn)
 {
     for (int threads = 0; threads < 2; threads++) {
         bool t = threads;
-        if (!procs_full() && t != (n == 3)) {
+        if (!test_full() && t != (n == 3)) {
             continue;
         }
         cr_assert_eq(device_run(n, threads, timeout_s, fn, &t), 0, "%d ranks, %s", n,

@@ -1,6 +1,7 @@
 /* test_device.c - every collective of device memory, by every algorithm, on and off streams, on
  * ranks that are processes or threads of one; what comes before and after on a stream; what is
- * refused. tests/meson.build links it with the host stand-in for CUDA, tests/device/gpu.sh with CUDA. */
+ * refused. tests/meson.build links it with the host stand-in for CUDA, tests/device/gpu.sh with
+ * CUDA. */
 #define _GNU_SOURCE
 #include "device_ranks.h"
 
@@ -39,7 +40,7 @@ static int everything(int rank, int n, procs_shared *s, void *arg)
         CUDA_OK(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
     }
     const size_t counts[] = {0, 1, 1023, 20011};
-    const bool all = procs_full();
+    const bool all = test_full();
     unsigned turn = 0;
     device_arena_make();
     for (int coll = 0; coll <= DCOMM_COLL_BARRIER; coll++) {
@@ -118,7 +119,7 @@ Test(device, three_ranks, .timeout = 120)
 
 Test(device, four_ranks, .timeout = 120)
 {
-    if (procs_full()) {
+    if (test_full()) {
         on(4, (where){.host_rank = -1}, everything);
     }
     on(4, (where){.place = RANKS_PAIRS, .host_rank = -1}, everything);
@@ -126,7 +127,7 @@ Test(device, four_ranks, .timeout = 120)
 
 Test(device, threads, .timeout = 180)
 {
-    for (int n = 2; n <= 4; n += procs_full() ? 1 : 2) {
+    for (int n = 2; n <= 4; n += test_full() ? 1 : 2) {
         on(n, (where){.threads = true, .host_rank = -1}, everything);
     }
 }

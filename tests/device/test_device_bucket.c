@@ -29,7 +29,7 @@ static int sums(int rank, int n, procs_shared *s, void *arg)
     static const device_places places[] = {ALL_ON_ONE, HOST_TOO, TWO_DEVICES};
     dcomm_comm *comm = device_join(rank, n, s, *(bool *)arg);
     uint64_t seed = (uint64_t)rank + 11;
-    const bool all = n == 2 || procs_full();
+    const bool all = n == 2 || test_full();
     device_late(rank);
     for (int round = all ? 0 : n % 2; round < 9; round += all ? 1 : 2) {
         device_set *d = device_set_new(comm, 14, round % 4 == 3 ? 30000 : 900, round % 2 == 0,
@@ -295,7 +295,7 @@ static void fed_by(dcomm_comm *comm, const char *codec, const char *algo,
                    const dcomm_feedback_opts *feedback)
 {
     enum { PARAMS = 9, COUNT = 3001 };
-    const int rank = dcomm_comm_rank(comm), steps = procs_full() ? 5 : 3;
+    const int rank = dcomm_comm_rank(comm), steps = test_full() ? 5 : 3;
     dcomm_bucket_param here[PARAMS], there[PARAMS];
     dcomm_buckets *host = NULL, *device = NULL;
     float got[COUNT];

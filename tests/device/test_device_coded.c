@@ -333,7 +333,7 @@ static int mixed(int rank, int n, procs_shared *s, void *arg)
     cudaStream_t stream;
     CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-        if (kinds[i].count > 1000000 && n > 2 && !procs_full()) {
+        if (kinds[i].count > 1000000 && n > 2 && !test_full()) {
             continue;
         }
         steps_of(comm, &kinds[i], i % 2 ? (int)i % n : -1, stream);

@@ -29,7 +29,7 @@ Test(device_faults, late, .timeout = 120)
     const ranks_place places[] = {RANKS_LOCAL, RANKS_HOSTS};
     for (int p = 0; p < 2; p++) {
         for (int n = 2; n <= 4; n += 2) {
-            if (!procs_full() && n != 2 + 2 * p) {
+            if (!test_full() && n != 2 + 2 * p) {
                 continue;
             }
             ranks_place place = places[p];
@@ -75,7 +75,7 @@ static int fails(int rank, int n, procs_shared *s, void *arg)
 /* How often the operation has failed: on all ranks, or on none. */
 static unsigned failures_of(const char *algo, bool kernel, unsigned most)
 {
-    const bool all = procs_full();
+    const bool all = test_full();
     unsigned failures = 0;
     int ended[PROCS_MAX] = {0};
     for (unsigned nth = 1; nth <= most; nth += !all ? nth : nth < 6 ? 1 : 6) {
@@ -94,16 +94,16 @@ static unsigned failures_of(const char *algo, bool kernel, unsigned most)
 
 Test(device_faults, failing_copies, .timeout = 180)
 {
-    for (int a = 0; a < 4; a += procs_full() ? 1 : 2) {
+    for (int a = 0; a < 4; a += test_full() ? 1 : 2) {
         unsigned failures = failures_of(algos[a], false, 30);
-        cr_assert_gt(failures, procs_full() ? 5 : 2, "%s has failed %u times", algos[a], failures);
+        cr_assert_gt(failures, test_full() ? 5 : 2, "%s has failed %u times", algos[a], failures);
     }
 }
 
 Test(device_faults, failing_kernels, .timeout = 120)
 {
     const char *const by[] = {"coded_two_shot", "ring", "two_shot", "one_shot"};
-    for (int a = 0; a < 4; a += procs_full() ? 1 : 2) {
+    for (int a = 0; a < 4; a += test_full() ? 1 : 2) {
         unsigned failures = failures_of(by[a], true, 3);
         cr_assert_gt(failures, 0, "%s has failed %u times", by[a], failures);
     }

@@ -268,7 +268,7 @@ static int same(int rank, int n, procs_shared *s, void *arg)
     cuda_host_faults faults = {.delay_s = w->late ? 0.0002 : 0, .shuffle = (uint64_t)rank + 1};
     cuda_host_set_faults(&faults);
 #endif
-    const int thin = procs_full() ? PROCS_THIN : 3;
+    const int thin = test_full() ? PROCS_THIN : 3;
     for (int c = n % thin; c < SPECS; c += w->late ? 3 : thin) {
         dcomm_codec *codec = NULL;
         RANKS_OK(dcomm_codec_create(specs[c], &codec));
@@ -309,7 +309,7 @@ static int same_others(int rank, int n, procs_shared *s, void *arg)
     dcomm_comm *comm = join(rank, n, s, arg);
     cudaStream_t stream;
     CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    const int thin = procs_full() ? PROCS_THIN : 3;
+    const int thin = test_full() ? PROCS_THIN : 3;
     for (int c = n % thin; c < OTHERS; c += thin) {
         const bool drawn = strncmp(others[c].spec, "randk", 5) == 0;
         const bool sums = drawn || strncmp(others[c].spec, "powersgd", 8) == 0;
@@ -346,7 +346,7 @@ Test(device_feedback, same_bits, .timeout = 280)
 {
     on(2, (where){.place = RANKS_LOCAL}, same);
     on(3, (where){.place = RANKS_HOSTS, .in_place = true}, same);
-    if (procs_full()) {
+    if (test_full()) {
         on(4, (where){.place = RANKS_PAIRS}, same);
     }
     on(3, (where){.threads = true}, same);
@@ -467,7 +467,7 @@ Test(device_feedback, between_steps, .timeout = 120)
     on(4, (where){.place = RANKS_PAIRS, .variant = DCOMM_FEEDBACK_EF21}, between);
     on(3, (where){.place = RANKS_HOSTS, .spread = true}, between);
     on(2, (where){.place = RANKS_HOSTS, .products = true, .bf16 = true}, between);
-    if (procs_full()) {
+    if (test_full()) {
         on(4, (where){.place = RANKS_PAIRS, .variant = DCOMM_FEEDBACK_DGC, .bf16 = true}, between);
         on(2, (where){.place = RANKS_LOCAL, .spread = true, .bf16 = true}, between);
         on(4, (where){.place = RANKS_PAIRS, .products = true}, between);
@@ -620,7 +620,7 @@ Test(device_feedback, failing_copies, .timeout = 200)
                                                  {.variant = DCOMM_FEEDBACK_DGC, .bf16 = true},
                                                  {.variant = DCOMM_FEEDBACK_EF21},
                                                  {.variant = DCOMM_FEEDBACK_EF21}};
-    const unsigned few = procs_full() ? 1 : 5; /* 1, 6, 11, 15 */
+    const unsigned few = test_full() ? 1 : 5; /* 1, 6, 11, 15 */
     for (int a = 0; a < 5; a++) {
         unsigned failures = 0;
         for (unsigned copy = 1; copy <= 16; copy += copy < 8 ? few : 4) {
@@ -630,7 +630,7 @@ Test(device_feedback, failing_copies, .timeout = 200)
                 .algo = algos[a],
                 .feedback = copy % 2 == 0 ? states[a] : (dcomm_feedback_opts){.seed = 3}});
         }
-        cr_assert_gt(failures, procs_full() ? 3 : 1, "%s has failed %u times", algos[a], failures);
+        cr_assert_gt(failures, test_full() ? 3 : 1, "%s has failed %u times", algos[a], failures);
     }
 }
 

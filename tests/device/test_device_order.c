@@ -80,7 +80,7 @@ static void expect_sum(const float *got, size_t count, int n, int salt)
 static void on(int n, procs_fn fn)
 {
     for (int threads = 0; threads < 2; threads++) {
-        if (!procs_full() && threads != (n > 2)) {
+        if (!test_full() && threads != (n > 2)) {
             continue;
         }
         where w = {.threads = threads};
@@ -100,7 +100,7 @@ static int between(int rank, int n, procs_shared *s, void *arg)
     dcomm_comm *comm = join(rank, n, s, arg);
     cudaStream_t stream = stream_make();
     float *device = device_values(COUNT), *out = malloc(COUNT * sizeof *out);
-    for (int round = 0; round < (procs_full() ? 6 : 3); round++) {
+    for (int round = 0; round < (test_full() ? 6 : 3); round++) {
         float *in = host_values(COUNT, rank, round);
         slow before = {.ms = round % 2 == rank % 2 ? 150 : 5}, after = {.ms = 20};
         dcomm_coll_opts opts = {.stream = stream, .algo = algos[round % 3]};
@@ -204,7 +204,7 @@ static int between_kernels(int rank, int n, procs_shared *s, void *arg)
     cudaStream_t stream = stream_make();
     float *made = device_values(COUNT), *device = device_values(COUNT),
           *taken = device_values(COUNT);
-    const int rounds = procs_full() ? 8 : 4;
+    const int rounds = test_full() ? 8 : 4;
     slow_kernel(taken, made, 1, 0, stream);
     CUDA_OK(cudaStreamSynchronize(stream));
     RANKS_OK(dcomm_barrier(comm, NULL));

@@ -50,7 +50,7 @@ Test(device_shared, sums_read_it_where_it_lies, .timeout = 120)
 {
     const ranks_place places[] = {RANKS_LOCAL, RANKS_MESSAGE, RANKS_HOSTS};
     for (int p = 0; p < 3; p++) {
-        const bool all = procs_full();
+        const bool all = test_full();
         for (int n = all ? 2 : 2 + p % 2; n <= 4 - p; n += all ? 1 : 2) {
             ranks_place place = places[p];
             cr_assert_eq(runs(n, opens, &place), 0, "%d ranks, %s", n, ranks_place_name(place));
@@ -117,10 +117,10 @@ static int everything(int rank, int n, procs_shared *s, void *arg)
 Test(device_shared, every_collective, .timeout = 180)
 {
     for (int n = 2; n <= 4; n++) {
-        if (n == 2 || procs_full()) {
+        if (n == 2 || test_full()) {
             cr_assert_eq(device_run(n, false, 50, everything, NULL), 0, "%d ranks", n);
         }
-        if (n == 3 || procs_full()) {
+        if (n == 3 || test_full()) {
             cr_assert_eq(device_run(n, true, 50, everything, NULL), 0, "%d threads", n);
         }
     }
@@ -136,7 +136,7 @@ static int again(int rank, int n, procs_shared *s, void *arg)
     dcomm_comm *comm = ranks_join(rank, n, s, NULL);
     void *was = NULL;
     int reused = 0;
-    for (int round = 0; round < (procs_full() ? 12 : 6); round++) {
+    for (int round = 0; round < (test_full() ? 12 : 6); round++) {
         void *p = allocate(comm, BYTES);
         reused += p == was;
         was = p;

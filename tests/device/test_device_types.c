@@ -45,7 +45,7 @@ static int product(int rank, int n, procs_shared *s, void *arg)
     dcomm_comm *comm = ranks_join(rank, n, s, NULL);
     cudaStream_t streams[3] = {NULL};
     unsigned turn = 0;
-    const bool full = procs_full(); /* else each number of ranks has a third */
+    const bool full = test_full(); /* else each number of ranks has a third */
     for (int i = 1; i < 3; i++) {
         CUDA_OK(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
     }

@@ -43,7 +43,7 @@ static int everything(int rank, int n, procs_shared *s, void *arg)
     const where *w = arg;
     dcomm_comm *comm = join(rank, n, s, w);
     cudaStream_t stream;
-    const bool thin = !procs_full();
+    const bool thin = !test_full();
     unsigned turn = 0;
     CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     device_arena_make();
@@ -106,7 +106,7 @@ static void on(int n, where w, procs_fn fn)
 
 Test(device_ucx, every_collective, .timeout = 180)
 {
-    if (procs_full()) {
+    if (test_full()) {
         on(2, (where){.place = RANKS_HOSTS, .without = -1, .host_rank = -1}, everything);
         on(3, (where){.place = RANKS_HOSTS, .without = -1, .host_rank = -1}, everything);
     }
@@ -117,7 +117,7 @@ Test(device_ucx, every_collective, .timeout = 180)
 
 Test(device_ucx, one_rank_in_host_memory, .timeout = 60)
 {
-    if (procs_full()) {
+    if (test_full()) {
         on(2, (where){.place = RANKS_HOSTS, .without = -1, .host_rank = 1}, everything);
     }
     on(3, (where){.place = RANKS_HOSTS, .without = -1, .host_rank = 0}, everything);
@@ -126,7 +126,7 @@ Test(device_ucx, one_rank_in_host_memory, .timeout = 60)
 /* Who has it uses it with whoever has it, too. */
 Test(device_ucx, one_rank_without, .timeout = 60)
 {
-    if (procs_full()) {
+    if (test_full()) {
         on(2, (where){.place = RANKS_HOSTS, .without = 1, .host_rank = -1}, everything);
     }
     on(3, (where){.place = RANKS_HOSTS, .without = 0, .host_rank = -1}, everything);
@@ -203,7 +203,7 @@ static int late(int rank, int n, procs_shared *s, void *arg)
 
 Test(device_ucx, late, .timeout = 90)
 {
-    if (procs_full()) {
+    if (test_full()) {
         on(2, (where){.place = RANKS_HOSTS, .without = -1, .host_rank = -1}, late);
     }
     on(4, (where){.place = RANKS_PAIRS, .without = -1, .host_rank = -1}, late);
@@ -241,10 +241,10 @@ static int fails(int rank, int n, procs_shared *s, void *arg)
 Test(device_ucx, failures, .timeout = 120)
 {
     int ended[PROCS_MAX] = {0};
-    for (int a = 0; a < (procs_full() ? 3 : 2); a++) {
+    for (int a = 0; a < (test_full() ? 3 : 2); a++) {
         for (int what = 0; what < 3; what++) {
             unsigned failures = 0;
-            for (unsigned nth = 1; nth <= 3; nth += procs_full() ? 1 : 2) {
+            for (unsigned nth = 1; nth <= 3; nth += test_full() ? 1 : 2) {
                 failing f = {nth, what, algos[a]};
                 procs_run(3, 40, fails, &f, ended);
                 for (int r = 0; r < 3; r++) {

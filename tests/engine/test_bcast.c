@@ -74,7 +74,7 @@ static int which(int rank, int n, procs_shared *s, void *unused)
         bool fits;
     } cases[] = {{1, true},   {3, true},    {4, true},    {5, true},
                  {250, true}, {1024, true}, {1025, false}};
-    const int calls = procs_full() ? 300 : 150; /* of each size */
+    const int calls = test_full() ? 300 : 150; /* of each size */
     dcomm_comm *comm = join(rank, n, s);
     settle(comm);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -95,7 +95,7 @@ static int which(int rank, int n, procs_shared *s, void *unused)
 Test(bcast, what_goes_by_it, .timeout = 120)
 {
     for (int n = 2; n <= 6; n++) {
-        if (n < 4 || n == 6 || procs_full()) {
+        if (n < 4 || n == 6 || test_full()) {
             on(n, which, NULL, -1);
         }
     }
@@ -163,7 +163,7 @@ static int among(int rank, int n, procs_shared *s, void *unused)
 Test(bcast, among_other_operations, .timeout = 120)
 {
     on(3, among, NULL, -1);
-    if (procs_full()) {
+    if (test_full()) {
         on(4, among, NULL, -1);
     }
     on(7, among, NULL, -1);

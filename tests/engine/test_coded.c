@@ -260,7 +260,7 @@ Test(coded, ledgers_of_shards, .timeout = 90)
 static void values(const char *spec, const char *algo, ranks_place place, int most)
 {
     for (int n = 2; n <= most; n++) {
-        if (n < most && (n > 2 || most < 4 || PROCS_THIN > 1) && !procs_full()) {
+        if (n < most && (n > 2 || most < 4 || PROCS_THIN > 1) && !test_full()) {
             continue;
         }
         setting s = {.place = place, .spec = spec, .algo = algo};
@@ -347,7 +347,7 @@ static int error_grows(int rank, int n, procs_shared *shared, void *arg)
 Test(coded, error_is_flat_with_two_shots, .timeout = 120)
 {
     static const char *const algos[] = {"coded_allgather", "coded_two_shot"};
-    for (int n = procs_full() ? 2 : 4; n <= (PROCS_THIN == 1 && procs_full() ? 8 : 4); n *= 2) {
+    for (int n = test_full() ? 2 : 4; n <= (PROCS_THIN == 1 && test_full() ? 8 : 4); n *= 2) {
         for (size_t a = 0; a < 2; a += procs_step()) {
             run(n, error_grows, (void *)(uintptr_t)algos[a]);
         }
@@ -517,11 +517,11 @@ Test(coded, feedback_loses_nothing, .timeout = 120)
         {"bf16", "coded_allgather", {.variant = DCOMM_FEEDBACK_EF21}, 0, 0.5, RANKS_LOCAL, false},
     };
     for (size_t i = 0; i < sizeof courses / sizeof *courses; i += PROCS_THIN) {
-        if (i % 2 == 0 || procs_full()) {
+        if (i % 2 == 0 || test_full()) {
             run(3, conserve, &courses[i]);
         }
         courses[i].average = true;
-        if (i % 2 == 1 || procs_full()) {
+        if (i % 2 == 1 || test_full()) {
             run(2, conserve, &courses[i]);
         }
     }
@@ -535,10 +535,10 @@ Test(coded, feedback_loses_nothing_between_hosts, .timeout = 120)
         {"qsgd:bits=4", "coded_hier", {.scale = true}, 120, 1e-4, RANKS_PAIRS, false},
         {"sign", "hier", {.bf16 = true}, 0, 300, RANKS_PAIRS, false},
     };
-    const size_t step = PROCS_THIN > 1 && !procs_full() ? 2 : 1;
+    const size_t step = PROCS_THIN > 1 && !test_full() ? 2 : 1;
     for (size_t i = 0; i < sizeof courses / sizeof *courses; i += step) {
         for (int n = 4; n <= 6; n++) { /* 3 hosts: two shots across; 5 ranks: a host of one */
-            if (((size_t)n + i) % (procs_full() ? PROCS_THIN : 3) == 0) {
+            if (((size_t)n + i) % (test_full() ? PROCS_THIN : 3) == 0) {
                 run(n, conserve, &courses[i]);
             }
         }

@@ -121,7 +121,7 @@ static int killed(int rank, int n, procs_shared *s, void *arg)
 /* The everyday run has the first `few` of n scenarios: the others differ in the place alone. */
 static void killed_in(scenario *all, int few, int n)
 {
-    for (int i = 0; i < (procs_full() ? n : few); i++) {
+    for (int i = 0; i < (test_full() ? n : few); i++) {
         run(N, killed, &all[i], VICTIM);
     }
 }
@@ -215,7 +215,7 @@ static int absent(int rank, int n, procs_shared *s, void *arg)
 Test(faults, absent, .timeout = 90)
 {
     run(N, absent, &(fault_place){LOCAL}, -1);
-    if (procs_full()) {
+    if (test_full()) {
         run(N, absent, &(fault_place){NET}, -1);
     }
 }
@@ -243,7 +243,7 @@ static int stopped(int rank, int n, procs_shared *s, void *arg)
 Test(faults, stopped, .timeout = 90)
 {
     run(N, stopped, &(fault_place){NET}, -1);
-    if (procs_full()) {
+    if (test_full()) {
         run(N, stopped, &(fault_place){LOCAL}, -1);
     }
 }
@@ -320,7 +320,7 @@ static int leaves_quietly(int rank, int n, procs_shared *s, void *arg)
     PROCS_CHECK(status == DCOMM_OK, "%s", dcomm_last_error());
     fault_meet(&f, -1);
     if (rank == late) {
-        sleep(procs_full() ? 2 : 1);
+        sleep(test_full() ? 2 : 1);
         for (int i = 0; i < 10000; i++) {
             dcomm_context_progress(dcomm_comm_context(f.comm));
         }
@@ -479,7 +479,7 @@ static int shrunk_late(int rank, int n, procs_shared *s, void *arg)
 Test(faults, shrunk_late, .timeout = 90)
 {
     run(N, shrunk_late, &(fault_place){LOCAL}, N - 1);
-    if (procs_full()) {
+    if (test_full()) {
         run(N, shrunk_late, &(fault_place){NET}, N - 1);
     }
 }
@@ -492,7 +492,7 @@ static int shrunk_with_other_lists(int rank, int n, procs_shared *s, void *arg)
     fault_join(&f, rank, n, s, LOCAL, 1);
     dcomm_comm *small = NULL;
     const int wrong[] = {1, n - 1};
-    for (int i = 0; i < (procs_full() ? 2 : 1) && rank == 0; i++) {
+    for (int i = 0; i < (test_full() ? 2 : 1) && rank == 0; i++) {
         dcomm_status status = dcomm_comm_shrink(f.comm, wrong, 2, &small);
         PROCS_CHECK(status == DCOMM_ERR_TIMEOUT && small == NULL, "%s", dcomm_last_error());
     }

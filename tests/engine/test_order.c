@@ -122,7 +122,7 @@ static void settle(pending *p)
 
 static int interleavings(int rank, int n, procs_shared *s, void *arg)
 {
-    const int rounds = procs_full() ? 1000 : 250 / PROCS_THIN;
+    const int rounds = test_full() ? 1000 : 250 / PROCS_THIN;
     (void)arg;
     dcomm_comm *comms[3] = {join(rank, n, s)};
     RANKS_OK(dcomm_comm_dup(comms[0], &comms[1]));
@@ -390,7 +390,7 @@ static long resident_kib(void)
 static int far_ahead(int rank, int n, procs_shared *s, void *arg)
 {
     enum { BYTES = 4000 };
-    const int broadcasts = procs_full() ? 10000 : 4000;
+    const int broadcasts = test_full() ? 10000 : 4000;
     (void)arg;
     dcomm_comm *comm = join(rank, n, s);
     unsigned char data[BYTES];

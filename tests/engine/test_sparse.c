@@ -102,7 +102,7 @@ Test(sparse, regions_are_balanced, .timeout = 120)
     static const char *const specs[] = {"topk:k=0.02", "topk:k=0.1", "threshold:k=0.02"};
     for (int i = 0; i < 5; i++) {
         for (int k = 0; k < 3; k++) {
-            if (k != i % 3 && !procs_full()) {
+            if (k != i % 3 && !test_full()) {
                 continue;
             }
             run(ranks[i], clusters, (void *)(uintptr_t)specs[k]);
@@ -167,7 +167,7 @@ Test(sparse, no_region_holds_much_more_than_its_share)
 
 static int conserve(int rank, int n, procs_shared *shared, void *arg)
 {
-    const int steps = (procs_full() ? 400 : 100) / (DCOMM_TEST_RANK_STEP == 1 ? 1 : 5);
+    const int steps = (test_full() ? 400 : 100) / (DCOMM_TEST_RANK_STEP == 1 ? 1 : 5);
     static float x[COUNT], y[COUNT];
     static double all[COUNT], in[COUNT];
     const char *spec = arg;

@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #include "coded_ranks.h"
 
+#include "full.h"
 #include "gradients.h"
 
 #include "dcomm/impl/feedback/save.h"
@@ -12,12 +13,12 @@
 /* A kind's piece is as long as the longest bucket: none is scaled by another kind's numbers. */
 enum { PIECE = 512, COUNT = PIECE * GRADIENT_KINDS, POOL = 50, MOST = 4 };
 
-/* What is lost is lost of each step, so that a thousand show it: 5,000 are of the first codec of
- * each row, or with DCOMM_TEST_FULL of all. Fewer with sanitizers. */
+/* What is lost is lost in each step, so that a few hundred show it: the first codec of each row
+ * takes 1,000; the full run takes 5,000 of all. Fewer with sanitizers. */
 static int steps_of(size_t index)
 {
-    bool all = index == 0 || getenv("DCOMM_TEST_FULL") != NULL;
-    return (all ? 5000 : 1000) / (DCOMM_TEST_RANK_STEP == 1 ? 1 : 10);
+    int steps = test_full() ? 5000 : index == 0 ? 1000 : 250;
+    return DCOMM_TEST_RANK_STEP == 1 ? steps : test_full() ? 500 : 100;
 }
 
 /* What the ranks give in, again and again. */

@@ -3,6 +3,8 @@
 #ifndef PROCS_H
 #define PROCS_H
 
+#include "full.h"
+
 #include <errno.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -28,16 +30,10 @@ enum { PROCS_THIN = 3 };
 enum { PROCS_THIN = 1 };
 #endif
 
-/* tools/test.sh --full runs all cases, the everyday run those of each kind. */
-static inline bool procs_full(void)
-{
-    return getenv("DCOMM_TEST_FULL") != NULL;
-}
-
 /* How far a loop over cases goes that take sanitizers long. */
 static inline size_t procs_step(void)
 {
-    return procs_full() ? 1 : PROCS_THIN;
+    return test_full() ? 1 : PROCS_THIN;
 }
 
 #define PROCS_MAX 16

@@ -41,7 +41,7 @@ static int sums(int rank, int n, procs_shared *s, void *arg)
     const size_t sizes[] = {1, 700, 20000, 0};
     uint64_t seed = (uint64_t)rank + 5;
     /* The everyday run has a third with each number of ranks. */
-    const int stride = procs_full() ? 1 : 3;
+    const int stride = test_full() ? 1 : 3;
     for (int round = n % stride; round < 10; round += stride) {
         static set t;
         dcomm_buckets_opts opts = {.bucket_bytes = sizes[round % 4],

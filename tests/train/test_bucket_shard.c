@@ -87,7 +87,7 @@ static int equal(int rank, int n, procs_shared *s, void *arg)
     dcomm_comm *comm = join(rank, n, s);
     static weights whole, shards;
     /* The everyday run has a third with each number of ranks. */
-    const int stride = procs_full() ? 1 : 3;
+    const int stride = test_full() ? 1 : 3;
     for (int round = n % stride; round < 10; round += stride) {
         train(comm, &whole, false, round);
         train(comm, &shards, true, round);

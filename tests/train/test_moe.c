@@ -58,7 +58,7 @@ Test(moe, exact, .timeout = 300)
 Test(moe, exact_more_ranks, .timeout = 300)
 {
     for (int n = 6; n <= 9; n++) {
-        if (n == 7 || procs_full()) {
+        if (n == 7 || test_full()) {
             on(n, RANKS_LOCAL, 60, exact);
         }
     }

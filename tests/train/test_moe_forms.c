@@ -11,7 +11,7 @@ static int hierarchical(int rank, int n, procs_shared *s, void *arg)
     static const size_t experts[] = {6, 8, 17, 32};
     dcomm_comm *comm = join(rank, n, s);
     /* The everyday run has a third with each number of ranks, all with three of them. */
-    const int stride = procs_full() ? 1 : 3;
+    const int stride = test_full() ? 1 : 3;
     for (int round = (n + n / 6) % stride; round < 16; round += stride) {
         static moe_case t;
         t = (moe_case){.skew = (moe_skew)(round % MOE_SKEWS), .seed = (uint64_t)round + 1};
@@ -44,7 +44,7 @@ Test(moe_forms, hierarchical, .timeout = 60)
 {
     on(3, RANKS_PAIRS, 25, hierarchical); /* hosts of two and of one */
     on(4, RANKS_PAIRS, 25, hierarchical);
-    on(procs_full() ? 7 : 5, RANKS_PAIRS, 25, hierarchical);
+    on(test_full() ? 7 : 5, RANKS_PAIRS, 25, hierarchical);
 }
 
 /* All experts of a token on one host: by the statistics its row crosses once. */
@@ -155,7 +155,7 @@ static int capacity(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
     dcomm_comm *comm = join(rank, n, s);
-    const int stride = procs_full() ? 1 : 5; /* prime to all options */
+    const int stride = test_full() ? 1 : 5; /* prime to all options */
     for (int round = n % stride; round < 12; round += stride) {
         static moe_case t;
         static bool kept[MOE_TOKENS * DCOMM_MOE_K_MAX];

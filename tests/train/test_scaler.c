@@ -72,7 +72,7 @@ static int injected(int rank, int n, procs_shared *sh, void *arg)
     (void)arg;
     dcomm_comm *comm = join(rank, n, sh);
     /* The everyday run has a third with each number of ranks. */
-    const int stride = procs_full() ? 1 : 3;
+    const int stride = test_full() ? 1 : 3;
     for (int round = n % stride; round < 10; round += stride) {
         static set t;
         dcomm_scaler *s = NULL;

@@ -87,7 +87,7 @@ static const char *wrong(const dcommi_fifo_end *e, const dcommi_record *r, unsig
 
 static void at_any_pace(void)
 {
-    const unsigned seeds = getenv("DCOMM_TEST_FULL") != NULL ? 40 : 10;
+    const unsigned seeds = test_full() ? 40 : 10;
     for (unsigned seed = 1; seed <= seeds; seed++) {
         dcommi_fifo *memory = fresh();
         dcommi_fifo_end w = writer(memory), r = reader(memory);

@@ -380,7 +380,7 @@ static void kill_all(int n, int run, bool trained, double delay)
 static int kill_often(int rank, int n, procs_shared *s, void *arg)
 {
     (void)rank, (void)n, (void)s, (void)arg;
-    int runs = procs_full() ? 40 : 5;
+    int runs = test_full() ? 40 : 5;
     uint64_t state = 34;
     PROCS_TRUE(alone());
     int before = left(true);
