@@ -1,6 +1,7 @@
 /* test_fifo.c - the queue between two processes: nothing is lost, torn, reordered or taken for a
  * record that is none, whatever the lengths and whoever is faster. */
 #define _GNU_SOURCE
+#include "full.h"
 #include "dcomm/impl/base/base_impl.h"
 #include "dcomm/impl/transport/local/fifo.h"
 
