@@ -1,4 +1,4 @@
-/* hier_values.h - what ranks give to hierarchical algorithms, and its sum. */
+/* hier_values.h - the input of each rank in tests of hierarchical algorithms, and the sums. */
 #ifndef HIER_VALUES_H
 #define HIER_VALUES_H
 

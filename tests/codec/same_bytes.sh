@@ -40,7 +40,7 @@ native=-march=native
 [ "$(uname -m)" = x86_64 ] || native=-mcpu=native
 full=
 [ "${DCOMM_TEST_FULL:-0}" != 1 ] || full=1
-# The loops of clang's optimizer and of gcc's, with contraction; in the everyday run each compiler has one source.
+# Everyday, each compiler optimizes one of the two sources, with contraction.
 check clang -std=gnu17 -O2 $native -ffp-contract=fast
 if [ $full ]; then
     check gcc -std=c11 -O0

@@ -57,8 +57,8 @@ static void fill(float *p, size_t n, int kind)
     }
 }
 
-/* Put the indices of the k largest of z into `order`, in order; of equal ones the first. Finds the
- * smallest magnitude that fewer than k are above, bit by bit, which is faster than to sort. */
+/* Put the indices of the k largest of z into `order`, in order; of equal ones the first. Find the
+ * smallest magnitude with fewer than k above it, bit by bit, which is faster than a sort. */
 static void plain_topk(size_t n, size_t k)
 {
     uint32_t least = 0;

@@ -539,6 +539,8 @@ static int overlaps(int rank, int n, procs_shared *s, void *arg)
         REFUSED(dcomm_reduce_scatter(c, big_in, own + 1, B, t, DCOMM_SUM, NULL), bad, "overlaps");
         PROCS_TRUE(dcomm_allgather(c, own, big_in, B, t, NULL) == DCOMM_OK);
         REFUSED(dcomm_allgather(c, own + 1, big_in, B - 1, t, NULL), bad, "overlaps");
+        PROCS_TRUE(dcomm_allgather(c, big_out, big_in, B, t, NULL) == DCOMM_OK);
+        REFUSED(dcomm_allgather(c, big_in + 2 * B - 1, big_in, B, t, NULL), bad, "overlaps");
         PROCS_TRUE(dcomm_alltoall(c, big_in, big_in, B, t, NULL) == DCOMM_OK);
         REFUSED(dcomm_alltoall(c, big_in, big_in + B, B, t, NULL), bad, "overlaps");
         PROCS_TRUE(dcomm_broadcast(c, big_in, rank == 0 ? big_in : big_in + 1, B, t, 0, NULL) ==

@@ -13,7 +13,7 @@
 /* A kind's piece is as long as the longest bucket: none is scaled by another kind's numbers. */
 enum { PIECE = 512, COUNT = PIECE * GRADIENT_KINDS, POOL = 50, MOST = 4 };
 
-/* What is lost is lost in each step, so that a few hundred show it: the first codec of each row
+/* A fault loses something in each step, so a few hundred steps show it: the first codec of each row
  * takes 1,000; the full run takes 5,000 of all. Fewer with sanitizers. */
 static int steps_of(size_t index)
 {

@@ -55,7 +55,7 @@ static bool late(const std::string &name)
     return false;
 }
 
-/* Return true if case number i of many like ones is for the order in which threads now take turns. */
+/* Return true if case i of many like ones belongs to the current order of threads. */
 static bool taken(int i)
 {
 #ifdef DCOMMI_CUDA_SHIM

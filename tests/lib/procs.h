@@ -30,7 +30,7 @@ enum { PROCS_THIN = 3 };
 enum { PROCS_THIN = 1 };
 #endif
 
-/* How far a loop over cases goes that take sanitizers long. */
+/* Return the stride of a loop over cases that take long with sanitizers. */
 static inline size_t procs_step(void)
 {
     return test_full() ? 1 : PROCS_THIN;
