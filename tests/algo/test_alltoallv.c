@@ -532,3 +532,14 @@ Test(alltoallv, matrices_that_do_not_fit, .timeout = 60)
     call c = {.n = 3, .hosts = 1};
     cr_assert_eq(procs_run(c.n, 60, run_wrong_matrix, &c, ended), 0);
 }
+
+/* A count of another rank may be corrupt: it must not become an offset. */
+Test(alltoallv, counts_of_peers_are_not_believed)
+{
+    size_t matrix[4] = {1, 2, 3, (size_t)1 << 40}, own[2] = {1, 3};
+    dcommi_shape s = {.coll = DCOMM_COLL_ALLTOALLV, .nranks = 2, .counts = own, .matrix = matrix};
+    cr_assert_eq(dcommi_counts_agree(&s), DCOMM_OK, "%s", dcomm_last_error());
+    matrix[3]++;
+    cr_assert_eq(dcommi_counts_agree(&s), DCOMM_ERR_CORRUPT);
+    cr_assert_not_null(strstr(dcomm_last_error(), "rank 1 sends rank 1"), "%s", dcomm_last_error());
+}
