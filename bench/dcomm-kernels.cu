@@ -62,7 +62,7 @@ static void reductions(size_t n, const memories &in, const memory &out)
     }
 }
 
-/* What is done to arrays beside encoding, and to gradients before it. */
+/* Kernels beside encoding, and those that change gradients before it. */
 static void arrays(size_t n, const memories &in, const memory &out, const memory &next)
 {
     const size_t f32 = 4 * n;

@@ -17082,7 +17082,7 @@ static inline int64_t dcommi_shape_bytes(const dcommi_shape *s, size_t count)
 {
     return (int64_t)(count * dcomm_dtype_size(s->dtype));
 }
-/* Where this rank's input lies. */
+/* The place of this rank's input. */
 typedef struct dcommi_input {
     dcomm_space space;
     int64_t base;
@@ -21173,8 +21173,9 @@ static dcommi_cut dcommi_cut_make(const dcommi_shape *s)
     }
     return cut;
 }
-/* Where partial or complete blocks lie: from `offset` on as in the packed buffer or, if `rotated`,
- * with this rank's own block first. If a space has only some blocks, offset may be negative. */
+/* The place of partial or complete blocks: from `offset` on as in the packed buffer or, if
+ * `rotated`, with this rank's own block first. If a space has only some blocks, offset may be
+ * negative. */
 typedef struct dcommi_place {
     dcomm_space space;
     int64_t offset;
@@ -25308,7 +25309,7 @@ static dcomm_status dcommi_hier_alltoallv(const dcommi_shape *s, dcomm_builder *
 #define DCOMMI_STAGED_ROW_FOLDED (160 << 10) /* bytes of a slot, where peers fold it */
 #define DCOMMI_STAGED_LEAST (2 << 10)        /* bytes of a chunk by default, at least */
 #define DCOMMI_STAGED_RANKS 256              /* the length of a plan grows with the ranks */
-/* Where a rank's block of the operation lies, in bytes. */
+/* The place of a rank's block of the operation, in bytes. */
 typedef struct dcommi_staged_block {
     int64_t at, length;
 } dcommi_staged_block;
@@ -27975,7 +27976,7 @@ static dcomm_status dcommi_kernel_narrow(void *user, void *dst, size_t dst_len,
 #include <linux/membarrier.h>
 #define DCOMMI_MEMBARRIER 1
 #endif
-/* Who may enter a context: the owner alone, the owner until it has left, every thread. */
+/* The threads that may enter a context: the owner alone, the owner until it has left, or all. */
 enum dcommi_sharing { DCOMMI_OWNED = 0, DCOMMI_SHARING = 1, DCOMMI_SHARED = 2 };
 static _Thread_local char dcommi_this_thread; /* its address names the thread */
 static bool dcommi_barrier_all(bool prepare)
@@ -57360,8 +57361,8 @@ static void dcommi_moe_inner_counts(dcomm_moe *m)
     }
 }
 /* Fill in the entries of chunk c. They are sent by rank, expert, and the rank of their tokens.
- * What has been told lies by that rank, chunk, rank, expert. heard_at[from] is where what `from`
- * told of this chunk begins. */
+ * The numbers that ranks have told are in order of teller, chunk, rank and expert. heard_at[from]
+ * is the index of the first one that `from` told of this chunk. */
 static dcomm_status dcommi_moe_inner_chunk(dcomm_moe *m, int c, size_t *heard_at)
 {
     dcommi_moe_stage *s = &m->inner;

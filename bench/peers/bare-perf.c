@@ -109,7 +109,7 @@ static int other(int distance)
     return (me + distance) % all;
 }
 
-/* Where chunk k of a rank's part begins, and its elements. */
+/* A chunk of a rank's part: its first element, and the number of its elements. */
 typedef struct bare_piece {
     size_t at, n;
 } bare_piece;

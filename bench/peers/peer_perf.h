@@ -104,7 +104,7 @@ static void peer_shape(peer_case *c, size_t bytes)
     }
 }
 
-/* Where the call's own data begins in place. */
+/* Return the start of this rank's data for a call in place. */
 static float *peer_send_at(const peer_case *c)
 {
     return c->work + (c->op == PEER_ALLGATHER ? (size_t)c->rank * c->count : 0);

@@ -40,7 +40,7 @@ static inline int64_t dcommi_shape_bytes(const dcommi_shape *s, size_t count)
     return (int64_t)(count * dcomm_dtype_size(s->dtype));
 }
 
-/* Where this rank's input lies. */
+/* The place of this rank's input. */
 typedef struct dcommi_input {
     dcomm_space space;
     int64_t base;

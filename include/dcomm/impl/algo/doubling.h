@@ -182,8 +182,9 @@ static dcommi_cut dcommi_cut_make(const dcommi_shape *s)
     return cut;
 }
 
-/* Where partial or complete blocks lie: from `offset` on as in the packed buffer or, if `rotated`,
- * with this rank's own block first. If a space has only some blocks, offset may be negative. */
+/* The place of partial or complete blocks: from `offset` on as in the packed buffer or, if
+ * `rotated`, with this rank's own block first. If a space has only some blocks, offset may be
+ * negative. */
 typedef struct dcommi_place {
     dcomm_space space;
     int64_t offset;

@@ -21,7 +21,7 @@
 #define DCOMMI_STAGED_LEAST (2 << 10)        /* bytes of a chunk by default, at least */
 #define DCOMMI_STAGED_RANKS 256              /* the length of a plan grows with the ranks */
 
-/* Where a rank's block of the operation lies, in bytes. */
+/* The place of a rank's block of the operation, in bytes. */
 typedef struct dcommi_staged_block {
     int64_t at, length;
 } dcommi_staged_block;

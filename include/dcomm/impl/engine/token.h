@@ -14,7 +14,7 @@
 #define DCOMMI_MEMBARRIER 1
 #endif
 
-/* Who may enter a context: the owner alone, the owner until it has left, every thread. */
+/* The threads that may enter a context: the owner alone, the owner until it has left, or all. */
 enum dcommi_sharing { DCOMMI_OWNED = 0, DCOMMI_SHARING = 1, DCOMMI_SHARED = 2 };
 
 static _Thread_local char dcommi_this_thread; /* its address names the thread */

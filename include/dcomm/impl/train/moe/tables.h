@@ -285,8 +285,8 @@ static void dcommi_moe_inner_counts(dcomm_moe *m)
 }
 
 /* Fill in the entries of chunk c. They are sent by rank, expert, and the rank of their tokens.
- * What has been told lies by that rank, chunk, rank, expert. heard_at[from] is where what `from`
- * told of this chunk begins. */
+ * The numbers that ranks have told are in order of teller, chunk, rank and expert. heard_at[from]
+ * is the index of the first one that `from` told of this chunk. */
 static dcomm_status dcommi_moe_inner_chunk(dcomm_moe *m, int c, size_t *heard_at)
 {
     dcommi_moe_stage *s = &m->inner;
