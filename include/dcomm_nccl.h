@@ -44,25 +44,26 @@
 #undef DCOMM_CUDA_IMPLEMENTATION
 #endif
 /* ==== include/dcomm/nccl/face.h ============================================================ */
-/* face.h - NCCL's calls, made by dcomm. docs/from-nccl.md says call by call what is the same and
- * what is not.
+/* face.h - NCCL's calls, made by dcomm. docs/from-nccl.md lists how each call differs from NCCL's.
  *
- * Names, types, tags, values and layouts are those of NCCL 2.27, so that a program which was
- * compiled against NCCL's header runs with this library too, and C++ has the same name for a
- * function that takes such types. It needs <cuda_runtime.h>: CUDA's, or the host stand-in's
- * (nccl/host), with which N "GPUs" are threads and memory of this machine. */
+ * Names, types, tags, values and layouts are those of NCCL 2.27. So a program that was compiled
+ * against NCCL's header also runs with this library. A C++ function that takes these types keeps
+ * its mangled name.
+ *
+ * This header needs <cuda_runtime.h>: CUDA's, or the host stand-in's (nccl/host). The stand-in
+ * makes N "GPUs" of this machine's threads and memory. */
 #ifndef DCOMM_NCCL_H
 #define DCOMM_NCCL_H
-#define NCCL_H_ /* NCCL's own header, were it included too, is this one */
+#define NCCL_H_ /* the guard of NCCL's own header: including that adds nothing */
 
 #include <cuda_runtime.h>
-#ifndef CUDA_HOST_STAND_IN /* which has no such types */
+#ifndef CUDA_HOST_STAND_IN /* the stand-in lacks these types */
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #if defined(__cplusplus) && CUDART_VERSION >= 11080
 #include <cuda_fp8.h>
 #endif
-#elif defined(__cplusplus) /* what those bring along, and programs rely on */
+#elif defined(__cplusplus) /* CUDA's headers include these, and programs rely on it */
 #include <cstring>
 #include <utility>
 #endif
@@ -92,11 +93,11 @@ typedef struct {
 
 typedef enum {
     ncclSuccess = 0,
-    ncclUnhandledCudaError = 1, /* a call of CUDA's failed */
-    ncclSystemError = 2,        /* the operating system or the network */
+    ncclUnhandledCudaError = 1, /* a CUDA call failed */
+    ncclSystemError = 2,        /* the operating system or the network failed */
     ncclInternalError = 3,
     ncclInvalidArgument = 4,
-    ncclInvalidUsage = 5, /* ranks disagree, or dcomm has nothing like it: see ncclGetLastError */
+    ncclInvalidUsage = 5, /* ranks disagree, or dcomm does not support it: see ncclGetLastError */
     ncclRemoteError = 6,  /* a peer failed, was lost, or aborted */
     ncclInProgress = 7,
     ncclNumResults = 8
@@ -118,7 +119,7 @@ typedef enum {
     ncclFloat64 = 8,
     ncclDouble = 8,
     ncclBfloat16 = 9,
-    ncclFloat8e4m3 = 10, /* is moved, and not reduced */
+    ncclFloat8e4m3 = 10, /* 8-bit floats are moved, not reduced */
     ncclFloat8e5m2 = 11,
     ncclNumTypes = 12
 } ncclDataType_t;
@@ -129,15 +130,15 @@ typedef enum {
     ncclMax = 2,
     ncclMin = 3,
     ncclAvg = 4,
-    ncclNumOps = 5, /* ncclRedOpCreatePreMulSum's are from here on */
+    ncclNumOps = 5, /* operators of ncclRedOpCreatePreMulSum start here */
     ncclMaxRedOp = 0x7fffffff
 } ncclRedOp_t;
 
-typedef enum { ncclNumOps_dummy = 5 } ncclRedOp_dummy_t; /* a name in nccl.h */
+typedef enum { ncclNumOps_dummy = 5 } ncclRedOp_dummy_t; /* nccl.h has this name */
 
 typedef enum {
-    ncclScalarDevice = 0,       /* read, after what the stream holds, when a collective is called */
-    ncclScalarHostImmediate = 1 /* read by ncclRedOpCreatePreMulSum */
+    ncclScalarDevice = 0, /* each collective reads the scalar after the stream's earlier work */
+    ncclScalarHostImmediate = 1 /* ncclRedOpCreatePreMulSum reads the scalar */
 } ncclScalarResidence_t;
 
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
@@ -151,10 +152,11 @@ typedef enum {
 #define NCCL_CTA_POLICY_DEFAULT 0x00
 #define NCCL_CTA_POLICY_EFFICIENCY 0x01
 
-/* Begins as NCCL_CONFIG_INITIALIZER. What dcomm makes of the fields: blocking as in NCCL; commName
- * is a name, and may go on with dcomm's options for this communicator: "grads dcomm:algo=ring
- * codec=qsgd:bits=4" (docs/from-nccl.md); the others ask for resources of a GPU that dcomm does not
- * take, and are left alone. */
+/* Start from NCCL_CONFIG_INITIALIZER. dcomm reads two fields:
+ * - blocking, as in NCCL;
+ * - commName: a name, and after it dcomm's options for this communicator, such as
+ *   "grads dcomm:algo=ring codec=qsgd:bits=4" (docs/from-nccl.md).
+ * The other fields ask for GPU resources that dcomm does not use. It ignores them. */
 typedef struct ncclConfig_v22700 {
     size_t size;
     unsigned int magic;
@@ -193,20 +195,20 @@ typedef struct ncclSimInfo_v22200 {
         sizeof(ncclSimInfo_t), 0x74685283, NCCL_VERSION_CODE, NCCL_UNDEF_FLOAT \
     }
 
-/* A call, and the same under the name that profilers call which put themselves in between. */
+/* Declare a call, and its second name pnccl..., which profilers that intercept the call use. */
 #define DCOMM_NCCL_CALL(type, name, arguments) \
     type name arguments;                       \
     type p##name arguments
 
 /* ---- the library, and errors ---- */
 
-/* 22700 */
+/* Set *version to 22700. */
 DCOMM_NCCL_CALL(ncclResult_t, ncclGetVersion, (int *version));
 /* Does nothing: dcomm reads no NCCL_DEBUG. */
 DCOMM_NCCL_CALL(void, ncclResetDebugInit, (void));
 DCOMM_NCCL_CALL(const char *, ncclGetErrorString, (ncclResult_t result));
-/* The sentence of comm's error, or where it has none (or is NULL), of the calling thread's last
- * call that failed. Valid until the thread's next call, or the communicator's end. */
+/* Return the sentence of comm's error. If comm is NULL or has no error, return that of the calling
+ * thread's last failed call. Valid until the thread's next call or the communicator's end. */
 DCOMM_NCCL_CALL(const char *, ncclGetLastError, (ncclComm_t comm));
 
 /* ---- communicators ---- */
@@ -216,7 +218,7 @@ DCOMM_NCCL_CALL(ncclResult_t, ncclCommInitRank,
                 (ncclComm_t * comm, int nranks, ncclUniqueId id, int rank));
 DCOMM_NCCL_CALL(ncclResult_t, ncclCommInitRankConfig,
                 (ncclComm_t * comm, int nranks, ncclUniqueId id, int rank, ncclConfig_t *config));
-/* One id serves any number of ranks: the first is taken. */
+/* Use ids[0] only: one id serves any number of ranks. */
 DCOMM_NCCL_CALL(ncclResult_t, ncclCommInitRankScalable,
                 (ncclComm_t * comm, int nranks, int rank, int nids, ncclUniqueId *ids,
                  ncclConfig_t *config));
@@ -238,12 +240,12 @@ DCOMM_NCCL_CALL(ncclResult_t, ncclCommUserRank, (const ncclComm_t comm, int *ran
 
 DCOMM_NCCL_CALL(ncclResult_t, ncclMemAlloc, (void **ptr, size_t bytes));
 DCOMM_NCCL_CALL(ncclResult_t, ncclMemFree, (void *ptr));
-/* Processes of the host then read it where it lies, if it is of ncclMemAlloc's; of other memory
- * nothing is done. */
+/* Let the host's other processes read buff in place, if it is memory from ncclMemAlloc. For other
+ * memory the call has no effect. */
 DCOMM_NCCL_CALL(ncclResult_t, ncclCommRegister,
                 (const ncclComm_t comm, void *buff, size_t bytes, void **handle));
 DCOMM_NCCL_CALL(ncclResult_t, ncclCommDeregister, (const ncclComm_t comm, void *handle));
-/* A window is a registered buffer, whatever the flags; there are no kernels that reach into it. */
+/* Register buff as ncclCommRegister does, with either flag. No kernel can access the window. */
 DCOMM_NCCL_CALL(ncclResult_t, ncclCommWindowRegister,
                 (ncclComm_t comm, void *buff, size_t bytes, ncclWindow_t *window, int flags));
 DCOMM_NCCL_CALL(ncclResult_t, ncclCommWindowDeregister, (ncclComm_t comm, ncclWindow_t window));
@@ -275,7 +277,7 @@ DCOMM_NCCL_CALL(ncclResult_t, ncclReduceScatter,
 DCOMM_NCCL_CALL(ncclResult_t, ncclAllGather,
                 (const void *sendbuff, void *recvbuff, size_t sendcount, ncclDataType_t datatype,
                  ncclComm_t comm, cudaStream_t stream));
-/* The next three are NCCL 2.28's, with its names and rules. */
+/* The next three calls are NCCL 2.28's, with its names and rules. */
 DCOMM_NCCL_CALL(ncclResult_t, ncclAlltoAll,
                 (const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                  ncclComm_t comm, cudaStream_t stream));
@@ -296,7 +298,7 @@ DCOMM_NCCL_CALL(ncclResult_t, ncclRecv,
 
 DCOMM_NCCL_CALL(ncclResult_t, ncclGroupStart, (void));
 DCOMM_NCCL_CALL(ncclResult_t, ncclGroupEnd, (void));
-/* Ends the group and starts nothing of it; ncclInvalidUsage. */
+/* End the group without starting its collectives, splits and shrinks. Returns ncclInvalidUsage. */
 DCOMM_NCCL_CALL(ncclResult_t, ncclGroupSimulateEnd, (ncclSimInfo_t * info));
 
 #undef DCOMM_NCCL_CALL
@@ -306,29 +308,30 @@ DCOMM_NCCL_CALL(ncclResult_t, ncclGroupSimulateEnd, (ncclSimInfo_t * info));
 #endif
 #ifdef DCOMM_NCCL_IMPLEMENTATION
 /* ==== include/dcomm/nccl/query.h =========================================================== */
-/* query.h - NCCL's calls that ask, and its memory. */
+/* query.h - NCCL's queries, its errors and its memory. */
 #ifndef DCOMMI_NCCL_QUERY_H
 #define DCOMMI_NCCL_QUERY_H
 
 /* ==== include/dcomm/nccl/coll.h ============================================================ */
-/* coll.h - NCCL's collectives: arguments are checked here, and jobs of the thread's group made. */
+/* coll.h - NCCL's collectives: check the arguments, and add a job to the thread's group. */
 #ifndef DCOMMI_NCCL_COLL_H
 #define DCOMMI_NCCL_COLL_H
 
 /* ==== include/dcomm/nccl/group.h =========================================================== */
-/* group.h - groups: what a thread calls between ncclGroupStart and ncclGroupEnd is kept, and
- * started together at the end. A call outside of groups is a group of one. */
+/* group.h - groups. ncclGroupEnd starts together the calls that its thread made since
+ * ncclGroupStart. A call outside a group is a group of one. */
 #ifndef DCOMMI_NCCL_GROUP_H
 #define DCOMMI_NCCL_GROUP_H
 
 /* ==== include/dcomm/nccl/decide.h ========================================================== */
-/* decide.h - which codec a group's all-reduces are sent by. What "auto" is for a length, the ranks
- * of a communicator agree on when the first group ends that has such a call. */
+/* decide.h - choose the codec of a group's all-reduces. For codec "auto", the ranks of a
+ * communicator agree on a codec for each count and dtype. They do so at the end of the first group
+ * that has such a call. */
 #ifndef DCOMMI_NCCL_DECIDE_H
 #define DCOMMI_NCCL_DECIDE_H
 
 /* ==== include/dcomm/nccl/job.h ============================================================= */
-/* job.h - what is kept of a call until the group that it is in ends. */
+/* job.h - a call that waits for the end of its group. */
 #ifndef DCOMMI_NCCL_JOB_H
 #define DCOMMI_NCCL_JOB_H
 
@@ -338,13 +341,13 @@ DCOMM_NCCL_CALL(ncclResult_t, ncclGroupSimulateEnd, (ncclSimInfo_t * info));
 #define DCOMMI_NCCL_LIFE_H
 
 /* ==== include/dcomm/nccl/options.h ========================================================= */
-/* options.h - dcomm's options under NCCL's calls: DCOMM_CODEC, and what a communicator's name says
- * behind "dcomm:"; and the summary at exit. */
+/* options.h - dcomm's options under NCCL's calls: the codec, the options after "dcomm:" in a
+ * communicator's name, and the summary (DCOMM_SUMMARY). */
 #ifndef DCOMMI_NCCL_OPTIONS_H
 #define DCOMMI_NCCL_OPTIONS_H
 
 /* ==== include/dcomm/nccl/state.h =========================================================== */
-/* state.h - NCCL's face: what a communicator of it holds, and how its calls say what went wrong. */
+/* state.h - NCCL's face: the state of its communicators, its errors, and its use of devices. */
 #ifndef DCOMMI_NCCL_STATE_H
 #define DCOMMI_NCCL_STATE_H
 
@@ -624,49 +627,49 @@ static inline int dcommi_text_distance(const char *a, const char *b)
 #define DCOMMI_NCCL_DECISIONS 64
 #define DCOMMI_NCCL_TEXT 640
 
-/* A pre-multiplied sum that the program has made. */
+/* A pre-multiplied sum that the program has created. */
 typedef struct dcommi_nccl_op {
     bool used;
     ncclDataType_t type;
-    const void *scalar; /* in device memory, to be read at each call; NULL: the factor is known */
+    const void *scalar;      /* in device memory, read at each call; NULL: use factor */
     unsigned char factor[8]; /* a value of the type */
 } dcommi_nccl_op;
 
-/* A buffer that is registered with a communicator: a handle is a pointer to it. */
+/* A buffer that is registered with a communicator. Its handle is a pointer to this struct. */
 typedef struct dcommi_nccl_registered {
-    struct dcommi_nccl_registered *next; /* of the communicator */
+    struct dcommi_nccl_registered *next; /* in the communicator's list */
     const void *buff;
-    bool shared; /* it lies in memory of ncclMemAlloc's, which peers may open */
+    bool shared; /* in memory from ncclMemAlloc, which peers may open */
 } dcommi_nccl_registered;
 
-/* Behind the last operation on a stream: what has to be over before the communicator is. */
+/* The event after a communicator's last operation on a stream. The end waits for this event. */
 typedef struct dcommi_nccl_last {
     cudaStream_t stream;
     cudaEvent_t event;
 } dcommi_nccl_last;
 
-/* What codec "auto" has come to for a length. */
+/* The codec that "auto" chose for a count and dtype. */
 typedef struct dcommi_nccl_decision {
     size_t count;
     dcomm_dtype dtype;
-    const dcomm_codec *codec; /* NULL: none */
+    const dcomm_codec *codec; /* NULL: exact */
 } dcommi_nccl_decision;
 
 struct ncclComm {
-    struct ncclComm *next; /* of all that are alive */
+    struct ncclComm *next; /* in the list of all communicators that are alive */
     dcomm_comm *comm;
     int device;
     bool blocking;
     char name[64];
-    dcomm_codec *codec;     /* of all-reduces of floats; NULL: they are exact */
-    dcomm_codec *candidate; /* where that is "auto": what it decides about */
+    dcomm_codec *codec;     /* for all-reduces of floats; NULL: they are exact */
+    dcomm_codec *candidate; /* the codec that "auto" may choose; NULL: codec is not "auto" */
     dcommi_nccl_decision decided[DCOMMI_NCCL_DECISIONS];
-    size_t ndecided;     /* the oldest make room */
-    dcomm_ledger ledger; /* what the codec did, where a summary is asked for */
+    size_t ndecided;     /* decisions so far: a new one replaces the oldest */
+    dcomm_ledger ledger; /* of the codec, if DCOMM_SUMMARY is set */
     dcommi_nccl_op ops[DCOMMI_NCCL_OPS];
-    dcommi_nccl_last *last; /* of each stream that is not known to have come to it */
+    dcommi_nccl_last *last; /* one for each stream whose operations may not be over */
     size_t nlast, last_room;
-    dcommi_nccl_registered *registered; /* with dcommi_nccl_lock */
+    dcommi_nccl_registered *registered; /* under dcommi_nccl_lock */
 };
 
 /* ---- errors ---- */
@@ -676,7 +679,7 @@ static _Thread_local char dcommi_nccl_text[DCOMMI_NCCL_TEXT];
 __attribute__((format(printf, 2, 3))) static ncclResult_t dcommi_nccl_fail(ncclResult_t result,
                                                                            const char *format, ...)
 {
-    char text[DCOMMI_NCCL_TEXT]; /* an argument may be the text itself */
+    char text[DCOMMI_NCCL_TEXT]; /* an argument may be dcommi_nccl_text */
     va_list args;
     va_start(args, format);
     dcommi_vsnprintf(text, sizeof text, format, args);
@@ -714,7 +717,7 @@ static ncclResult_t dcommi_nccl_result(dcomm_status status)
     }
 }
 
-/* The result of a dcomm call of this thread, with its sentence. */
+/* Return the result of this thread's last dcomm call, and keep its sentence. */
 static ncclResult_t dcommi_nccl_from(dcomm_status status)
 {
     return status < 0 ? dcommi_nccl_fail(dcommi_nccl_result(status), "%s", dcomm_last_error())
@@ -726,7 +729,7 @@ static ncclResult_t dcommi_nccl_cuda(const char *call, cudaError_t error)
     if (error == cudaSuccess) {
         return ncclSuccess;
     }
-    (void)cudaGetLastError(); /* the caller has it: the program's next check need not */
+    (void)cudaGetLastError(); /* we report it: the program's next check must not find it again */
     return dcommi_nccl_fail(ncclUnhandledCudaError, "%s: %s", call, cudaGetErrorString(error));
 }
 
@@ -743,19 +746,20 @@ static ncclResult_t dcommi_nccl_no_memory(void)
         }                              \
     } while (0)
 
-/* A call under both its names. */
+/* Define the second name, pnccl..., of a call. */
 #define DCOMMI_NCCL_CALL(name) extern __typeof__(name) p##name __attribute__((alias(#name)))
 
 /* ---- devices ---- */
 
-/* What the calling thread had. */
+/* The calling thread's device and capture mode, for dcommi_nccl_leave to restore. */
 typedef struct dcommi_nccl_before {
     int device;
     enum cudaStreamCaptureMode mode;
 } dcommi_nccl_before;
 
-/* Make a communicator's device the current one. While anybody captures a stream, CUDA refuses other
- * threads what could harm a capture, and ends that: what goes on here has nothing to do with it. */
+/* Make comm's device current and relax the thread's capture mode. While any thread captures a
+ * stream, CUDA's default mode refuses unsafe calls and ends the capture. Our calls do not concern
+ * the capture. */
 static dcommi_nccl_before dcommi_nccl_enter(const struct ncclComm *comm)
 {
     dcommi_nccl_before before = {comm->device, cudaStreamCaptureModeRelaxed};
@@ -783,9 +787,9 @@ static void dcommi_nccl_nap(void)
 #endif
 
 typedef struct dcommi_nccl_options {
-    char text[512]; /* what the values point into */
+    char text[512]; /* the values from commName point into it */
     const char *algo, *codec;
-    bool deterministic, set; /* set: one that only a new communicator can be given */
+    bool deterministic, set; /* set: has an option that only a new communicator takes */
     size_t chunk_bytes;
     double timeout_s;
 } dcommi_nccl_options;
@@ -825,7 +829,7 @@ static ncclResult_t dcommi_nccl_option(dcommi_nccl_options *o, const char *key, 
                                    value, wanted);
 }
 
-/* "name dcomm:key=value key=value"; the codec is the given one where it has none. */
+/* Read the options from `name`: "name dcomm:key=value key=value". `codec` is the default codec. */
 static ncclResult_t dcommi_nccl_read_options(const char *name, const char *codec,
                                              dcommi_nccl_options *o)
 {
@@ -856,8 +860,8 @@ static const char *dcommi_nccl_config_name(const ncclConfig_t *config)
                                                                              : NULL;
 }
 
-/* What a communicator takes of a config (NULL: none) that is known when it begins, and its codec,
- * which is this one (NULL: none) if the config names no other. */
+/* Set comm's blocking, name and codec from `config` (NULL: none), and read its options into `o`.
+ * If `config` names no codec, use `codec` (NULL: exact). */
 static ncclResult_t dcommi_nccl_configure(struct ncclComm *comm, const ncclConfig_t *config,
                                           const char *codec, dcommi_nccl_options *o)
 {
@@ -897,8 +901,8 @@ static ncclResult_t dcommi_nccl_configure(struct ncclComm *comm, const ncclConfi
 /* ---- the summary: DCOMM_SUMMARY names a file, or is "-" for stderr ---- */
 
 static pthread_mutex_t dcommi_nccl_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct ncclComm *dcommi_nccl_all; /* these under the lock */
-static int dcommi_nccl_closing;          /* communicators whose end is under way */
+static struct ncclComm *dcommi_nccl_all; /* this and the next under the lock */
+static int dcommi_nccl_closing;          /* communicators that are ending */
 
 static const char *dcommi_nccl_summary_path(void)
 {
@@ -906,7 +910,7 @@ static const char *dcommi_nccl_summary_path(void)
     return path != NULL && *path != '\0' ? path : NULL;
 }
 
-/* One line, in one write, so that ranks may share the file. */
+/* Write a communicator's line. Use one write, so that ranks may share the file. */
 static void dcommi_nccl_summarize(const struct ncclComm *comm)
 {
     char line[1024];
@@ -940,7 +944,7 @@ static void dcommi_nccl_summarize(const struct ncclComm *comm)
     }
 }
 
-/* Until communicators whose end is under way have ended; with the lock. */
+/* Wait until no communicator is ending. The caller holds the lock; waiting releases it. */
 static void dcommi_nccl_await_ends(void)
 {
     while (dcommi_nccl_closing > 0) {
@@ -950,7 +954,8 @@ static void dcommi_nccl_await_ends(void)
     }
 }
 
-/* At exit: communicators that were destroyed say goodbye, and those that were not are summed up. */
+/* Wait for communicators that are ending, so that they say goodbye to their peers. Then write the
+ * summaries of those that the program did not destroy. */
 static void dcommi_nccl_at_exit(void)
 {
     pthread_mutex_lock(&dcommi_nccl_lock);
@@ -985,16 +990,16 @@ static ncclResult_t dcommi_nccl_new(struct ncclComm **comm_p)
     return dcommi_nccl_cuda("cudaGetDevice", cudaGetDevice(&comm->device));
 }
 
-/* Forget a buffer that a communicator does not have in its list any more. */
+/* Release a registered buffer, which the caller has taken off comm's list. */
 static void dcommi_nccl_unregister(const struct ncclComm *comm, dcommi_nccl_registered *r)
 {
-    if (r->shared) { /* which fails where the memory is free already */
+    if (r->shared) { /* the call fails, harmlessly, if the memory is already freed */
         (void)dcomm_mem_unshare(dcomm_comm_context(comm->comm), r->buff);
     }
     free(r);
 }
 
-/* What there is of a communicator, after its end or where it never came to be. */
+/* Free a communicator, after its end or if its creation failed. */
 static void dcommi_nccl_discard(struct ncclComm *comm)
 {
     if (comm != NULL) {
@@ -1020,7 +1025,7 @@ static void dcommi_nccl_enlist(struct ncclComm *comm)
     pthread_mutex_unlock(&dcommi_nccl_lock);
 }
 
-/* Begin to create a communicator: dcommi_nccl_await ends it. */
+/* Begin to create a communicator. dcommi_nccl_await waits until it is ready. */
 static ncclResult_t dcommi_nccl_begin(struct ncclComm **comm_p, int nranks, const ncclUniqueId *id,
                                       int rank, const ncclConfig_t *config)
 {
@@ -1070,7 +1075,7 @@ static ncclResult_t dcommi_nccl_await(const struct ncclComm *comm)
 
 /* ---- the end ---- */
 
-/* Until what was enqueued is over, whatever became of it. */
+/* Wait until the enqueued operations are over, whether they succeeded or failed. */
 static void dcommi_nccl_quiesce(struct ncclComm *comm)
 {
     dcommi_nccl_before before = dcommi_nccl_enter(comm);
@@ -1080,8 +1085,8 @@ static void dcommi_nccl_quiesce(struct ncclComm *comm)
     dcommi_nccl_leave(comm, before);
 }
 
-/* Ranks wait for each other's goodbye when they end, and one thread may own them all: so each ends
- * in a thread of its own, which the process waits for at exit. */
+/* End a communicator, in its own thread: ending ranks wait for each other's goodbye, and one
+ * thread of the program may own them all. At exit the process waits for these threads. */
 static void *dcommi_nccl_end(void *arg)
 {
     struct ncclComm *comm = arg;
@@ -1138,7 +1143,8 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm)
                                   dcomm_comm_error(comm->comm));
 }
 
-/* Who has destroyed the process's last one may reset devices, or unload this library. */
+/* Destroy a communicator. If it is the process's last one, wait until all have ended: the program
+ * may then reset devices or unload this library. */
 ncclResult_t ncclCommDestroy(ncclComm_t comm)
 {
     if (comm == NULL) {
@@ -1170,7 +1176,7 @@ DCOMMI_NCCL_CALL(ncclCommAbort);
 
 #endif
 /* ==== include/dcomm/nccl/types.h =========================================================== */
-/* types.h - NCCL's data types and operators as dcomm's. */
+/* types.h - translate NCCL's data types and operators to dcomm's. */
 #ifndef DCOMMI_NCCL_TYPES_H
 #define DCOMMI_NCCL_TYPES_H
 
@@ -1185,7 +1191,8 @@ static bool dcommi_nccl_is_float(dcomm_dtype type)
     return type == DCOMM_F64 || type == DCOMM_F32 || type == DCOMM_F16 || type == DCOMM_BF16;
 }
 
-/* reduced: the elements are computed with. 8-bit floats are only moved, as bytes. */
+/* Translate `type`. `reduced`: the call computes with the elements. 8-bit floats are then refused:
+ * dcomm only moves them, as bytes. */
 static ncclResult_t dcommi_nccl_type(ncclDataType_t type, bool reduced, dcomm_dtype *out)
 {
     static const dcomm_dtype types[ncclNumTypes] = {
@@ -1285,7 +1292,7 @@ DCOMMI_NCCL_CALL(ncclRedOpDestroy);
 #endif
 
 typedef enum dcommi_nccl_kind {
-    DCOMMI_NCCL_CREATE, /* begun: wait for it */
+    DCOMMI_NCCL_CREATE, /* already begun: wait until it is ready */
     DCOMMI_NCCL_DERIVE, /* split or shrink */
     DCOMMI_NCCL_COLL
 } dcommi_nccl_kind;
@@ -1294,7 +1301,7 @@ typedef struct dcommi_nccl_job {
     struct dcommi_nccl_job *next;
     dcommi_nccl_kind kind;
     struct ncclComm *comm;
-    ncclComm_t *out; /* of CREATE and DERIVE */
+    ncclComm_t *out; /* CREATE, DERIVE: the caller's handle */
     ncclResult_t result;
     char text[DCOMMI_NCCL_TEXT];
     pthread_t thread;
@@ -1302,7 +1309,7 @@ typedef struct dcommi_nccl_job {
     /* DERIVE */
     bool shrink;
     int color, key, n;
-    int *excluded; /* the job's own */
+    int *excluded; /* the job owns it */
     struct ncclComm *made;
     /* COLL */
     dcomm_coll coll;
@@ -1312,14 +1319,14 @@ typedef struct dcommi_nccl_job {
     dcomm_dtype dtype;
     dcomm_op op;
     const dcommi_nccl_op *premul;
-    unsigned char factor[8]; /* of premul, a value of dtype */
-    int root;                /* or the peer */
+    unsigned char factor[8]; /* of premul: a value of dtype */
+    int root;                /* send, receive: the peer */
     cudaStream_t stream;
-    bool undecided;           /* codec "auto" */
+    bool undecided;           /* codec "auto" must still decide */
     const dcomm_codec *codec; /* NULL: exact */
 } dcommi_nccl_job;
 
-/* What came of a call of dcomm's, for the thread that ends the group. */
+/* Keep the result and sentence of a dcomm call for the thread that ends the group. */
 static void dcommi_nccl_keep(dcommi_nccl_job *j, dcomm_status status)
 {
     j->result = dcommi_nccl_from(status);
@@ -1351,8 +1358,8 @@ static bool dcommi_nccl_decided(dcommi_nccl_job *j)
     return false;
 }
 
-/* All that is to be decided of a job's communicator from it on, in the order of calls, which is the
- * same on its other ranks. */
+/* Decide the undecided jobs of one communicator, in the order of the calls: that order is the same
+ * on its other ranks. `arg` is the first of these jobs. */
 static void *dcommi_nccl_decide(void *arg)
 {
     dcommi_nccl_job *first = arg;
@@ -1375,7 +1382,7 @@ static void *dcommi_nccl_decide(void *arg)
     return NULL;
 }
 
-/* The first job of its communicator about which there is something to decide. */
+/* Return true if `j` is the first undecided job of its communicator. */
 static bool dcommi_nccl_leads(const dcommi_nccl_job *first, const dcommi_nccl_job *j)
 {
     for (const dcommi_nccl_job *k = first; k != j; k = k->next) {
@@ -1386,8 +1393,8 @@ static bool dcommi_nccl_leads(const dcommi_nccl_job *first, const dcommi_nccl_jo
     return j->undecided;
 }
 
-/* Ranks of a communicator wait for each other, and several may be this thread's: each communicator
- * decides in a thread of its own, unless there is one alone. */
+/* Choose the codecs of all jobs. A rank that decides waits for the other ranks. This thread may
+ * own some of those, so each communicator decides in its own thread, unless it is the only one. */
 static void dcommi_nccl_decide_all(dcommi_nccl_job *first)
 {
     int leaders = 0;
@@ -1420,7 +1427,7 @@ static void dcommi_nccl_decide_all(dcommi_nccl_job *first)
 static _Thread_local struct {
     int depth;
     dcommi_nccl_job *first, **last;
-    ncclResult_t result; /* of a call that was refused */
+    ncclResult_t result; /* of the first refused call */
     char text[DCOMMI_NCCL_TEXT];
 } dcommi_nccl_group;
 
@@ -1438,8 +1445,8 @@ static void *dcommi_nccl_derive(void *arg)
     return NULL;
 }
 
-/* Each waits for its other ranks, which may be this thread's too: so those of different
- * communicators run at once, in threads, and those of one in turn. */
+/* Run the group's splits and shrinks. Each waits for its other ranks, and this thread may own them
+ * too. So those of different communicators run at once, in threads; those of one run in turn. */
 static void dcommi_nccl_derive_all(dcommi_nccl_job *first)
 {
     for (dcommi_nccl_job *from = first; from != NULL;) {
@@ -1471,7 +1478,7 @@ static void dcommi_nccl_derive_all(dcommi_nccl_job *first)
     }
 }
 
-/* What came of a derivation, in the caller's thread. */
+/* Finish a split or shrink in the caller's thread: hand out the communicator or the error. */
 static ncclResult_t dcommi_nccl_derived(dcommi_nccl_job *j)
 {
     if (j->result == ncclSuccess && j->made->comm != NULL) {
@@ -1520,7 +1527,8 @@ static dcomm_status dcommi_nccl_call(const dcommi_nccl_job *j)
     }
 }
 
-/* The factor of a pre-multiplied sum that is in device memory, after what the stream holds. */
+/* Set the factor of a pre-multiplied sum. If it is in device memory, read it after the stream's
+ * earlier work, and wait for that. */
 static ncclResult_t dcommi_nccl_factor(dcommi_nccl_job *j)
 {
     memcpy(j->factor, j->premul->factor, sizeof j->factor);
@@ -1541,7 +1549,8 @@ static bool dcommi_nccl_to_itself(const dcommi_nccl_job *j)
            j->root == dcomm_comm_rank(j->comm->comm);
 }
 
-/* A copy on the receive's stream, after what the send's holds, which goes on after it. */
+/* Copy a rank's message to itself, on the stream of `recv`. The copy starts after the earlier work
+ * of both streams; later work of both streams starts after the copy. */
 static ncclResult_t dcommi_nccl_copy(const dcommi_nccl_job *send, const dcommi_nccl_job *recv)
 {
     cudaEvent_t event = NULL;
@@ -1575,7 +1584,7 @@ static ncclResult_t dcommi_nccl_copy(const dcommi_nccl_job *send, const dcommi_n
     return dcommi_nccl_cuda("a copy within a rank", error);
 }
 
-/* Sends of ranks to themselves meet the receives, in order. */
+/* Pair sends of ranks to themselves with the receives, in order, and copy the messages. */
 static ncclResult_t dcommi_nccl_copy_own(dcommi_nccl_job *first)
 {
     ncclResult_t result = ncclSuccess;
@@ -1607,8 +1616,8 @@ static ncclResult_t dcommi_nccl_copy_own(dcommi_nccl_job *first)
     return result;
 }
 
-/* A place for a stream's last operation: its own, or that of one that is over, or one more. NULL:
- * no memory. */
+/* Return an entry for the last operation on `stream`: the stream's own, or one whose operation is
+ * over, or a new one. Return NULL if there is no memory, or CUDA creates no event. */
 static dcommi_nccl_last *dcommi_nccl_place(struct ncclComm *comm, cudaStream_t stream)
 {
     for (size_t i = 0; i < comm->nlast; i++) {
@@ -1620,7 +1629,7 @@ static dcommi_nccl_last *dcommi_nccl_place(struct ncclComm *comm, cudaStream_t s
         if (cudaEventQuery(comm->last[i].event) != cudaErrorNotReady) {
             return &comm->last[i];
         }
-        (void)cudaGetLastError(); /* where CUDA leaves this, too */
+        (void)cudaGetLastError(); /* the program must not find cudaErrorNotReady */
     }
     if (comm->nlast == comm->last_room) {
         const size_t room = 2 * comm->last_room + 4;
@@ -1639,7 +1648,7 @@ static dcommi_nccl_last *dcommi_nccl_place(struct ncclComm *comm, cudaStream_t s
     return last;
 }
 
-/* Remember where in the stream the communicator's last operation is. */
+/* Record an event after the communicator's last operation on the stream. */
 static void dcommi_nccl_note(const dcommi_nccl_job *j)
 {
     dcommi_nccl_last *last = dcommi_nccl_place(j->comm, j->stream);
@@ -1655,7 +1664,7 @@ static ncclResult_t dcommi_nccl_call_all(dcommi_nccl_job *first)
     int n = 0;
     dcommi_nccl_decide_all(first);
     for (dcommi_nccl_job *j = first; j != NULL; j = j->next) {
-        if (j->kind == DCOMMI_NCCL_COLL && j->result != ncclSuccess) { /* nothing was decided */
+        if (j->kind == DCOMMI_NCCL_COLL && j->result != ncclSuccess) { /* no codec was decided */
             ncclResult_t one = dcommi_nccl_fail(j->result, "%s", j->text);
             result = result == ncclSuccess ? one : result;
             j->done = true;
@@ -1670,7 +1679,7 @@ static ncclResult_t dcommi_nccl_call_all(dcommi_nccl_job *first)
             dcommi_nccl_before before = dcommi_nccl_enter(j->comm);
             ncclResult_t one = dcommi_nccl_from(dcommi_nccl_call(j));
             dcommi_nccl_leave(j->comm, before);
-            j->done = one != ncclSuccess; /* nothing of it is on the stream */
+            j->done = one != ncclSuccess; /* a failed call enqueues nothing */
             result = result == ncclSuccess ? one : result;
         }
     }
@@ -1690,7 +1699,7 @@ static ncclResult_t dcommi_nccl_call_all(dcommi_nccl_job *first)
 
 /* ---- the group ---- */
 
-/* A call that was refused: the group's end says so again. */
+/* Return the result of a refused call. In a group, keep it too: ncclGroupEnd returns it again. */
 static ncclResult_t dcommi_nccl_refused(ncclResult_t result)
 {
     if (dcommi_nccl_group.depth > 0 && result > ncclSuccess && result != ncclInProgress &&
@@ -1753,7 +1762,7 @@ static ncclResult_t dcommi_nccl_end_group(void)
                                                              : dcommi_nccl_fail(result, "%s", text);
 }
 
-/* Put a job at the end of the thread's group, and start it where there is none. */
+/* Append a job to the thread's group. Outside a group, start it at once. */
 static ncclResult_t dcommi_nccl_submit(const dcommi_nccl_job *job)
 {
     dcommi_nccl_job *j = malloc(sizeof *j);
@@ -1805,8 +1814,8 @@ DCOMMI_NCCL_CALL(ncclGroupSimulateEnd);
 
 #endif
 
-/* Check what all calls have in common, and put the job into the group. in_needed and out_needed:
- * the pointer must be there. */
+/* Check the arguments that all calls share, and set the job's dtype, operator and factor.
+ * `in_needed`, `out_needed`: the pointer must not be NULL if the count is above 0. */
 static ncclResult_t dcommi_nccl_check(const char *call, dcommi_nccl_job *j, ncclDataType_t datatype,
                                       bool reduced, ncclRedOp_t op, bool in_needed, bool out_needed)
 {
@@ -2007,7 +2016,7 @@ DCOMMI_NCCL_CALL(ncclRecv);
 
 #endif
 /* ==== include/dcomm/nccl/comm.h ============================================================ */
-/* comm.h - NCCL's calls that make communicators: by an id, from others, all in one process. */
+/* comm.h - create communicators: from an id, from another communicator, or all in one process. */
 #ifndef DCOMMI_NCCL_COMM_H
 #define DCOMMI_NCCL_COMM_H
 
@@ -2072,15 +2081,15 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comms, int ndev, const int *devices)
     (void)ncclGroupStart();
     for (int i = 0; i < ndev; i++) {
         (void)cudaSetDevice(devices != NULL ? devices[i] : i);
-        (void)ncclCommInitRank(&comms[i], ndev, id, i); /* the group's end tells */
+        (void)ncclCommInitRank(&comms[i], ndev, id, i); /* ncclGroupEnd returns the error */
     }
     ncclResult_t result = ncclGroupEnd();
     (void)cudaSetDevice(before);
     return result;
 }
 
-/* A communicator that comes from another: with the same device, codec and way to wait, unless
- * config says otherwise. */
+/* Prepare a communicator that is derived from `from`. It inherits the device. It inherits name,
+ * codec and blocking unless `config` sets them. After an error the caller discards *made_p. */
 static ncclResult_t dcommi_nccl_inherit(const struct ncclComm *from, const ncclConfig_t *config,
                                         struct ncclComm **made_p)
 {
@@ -2255,7 +2264,7 @@ ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank)
 
 /* ---- memory ---- */
 
-/* Peers may open it where it is registered. */
+/* Allocate memory that no peer may open yet: ncclCommRegister shares it. */
 ncclResult_t ncclMemAlloc(void **ptr, size_t bytes)
 {
     return ptr == NULL ? dcommi_nccl_fail(ncclInvalidArgument, "ncclMemAlloc: ptr is NULL")
@@ -2267,8 +2276,8 @@ ncclResult_t ncclMemFree(void *ptr)
     return dcommi_nccl_from(dcomm_mem_free(&ptr));
 }
 
-/* Of memory that is not ncclMemAlloc's there is nothing to do: nobody would tell when it is freed,
- * which must not be while a peer has it open. */
+/* Register a buffer, and share it if it is from ncclMemAlloc. Other memory is not shared: it must
+ * not be freed while a peer has it open, and dcomm does not see its cudaFree. */
 static ncclResult_t dcommi_nccl_register(const char *call, ncclComm_t comm, void *buff,
                                          size_t bytes, void **handle)
 {
@@ -2332,7 +2341,7 @@ ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle)
     return dcommi_nccl_deregister("ncclCommDeregister", comm, handle);
 }
 
-/* What 2.27 does with a window is to find buffers of collectives in it. */
+/* A registered buffer is enough: NCCL 2.27 uses windows only to find buffers of collectives. */
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buff, size_t bytes, ncclWindow_t *window,
                                     int flags)
 {

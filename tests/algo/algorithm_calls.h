@@ -1,5 +1,5 @@
-/* algorithm_calls.h - a call of any algorithm, with the arguments and buffers of all ranks: its
- * plans proved by the checker, or run on real data by a simulator. For test_algorithms.c. */
+/* algorithm_calls.h - call any algorithm with the arguments and buffers of all ranks: the checker
+ * proves its plans, or a simulator runs them on real data. For test_algorithms.c. */
 #ifndef ALGORITHM_CALLS_H
 #define ALGORITHM_CALLS_H
 
@@ -14,25 +14,25 @@
 
 #define MAX_N 64
 
-/* One call: everything that the plans depend on. */
+/* One call: all that the plans depend on. */
 typedef struct call {
     const dcommi_algo *algo;
     int n, root, lanes;
     size_t count;
     int64_t chunk;
     bool in_place, spread;     /* spread: displacements with gaps */
-    int pattern;               /* of the counts of v-collectives */
+    int pattern;               /* selects the counts of v-collectives: see count_of */
     bool half;                 /* bf16 instead of f32 (checker only) */
-    dcomm_dtype opaque;        /* a type of the caller's own; 0: none (checker only) */
-    int placement;             /* of the ranks; 0: nothing is known */
-    enum dcommi_memory memory; /* what is promised */
+    dcomm_dtype opaque;        /* a dtype created by the caller; 0: none (checker only) */
+    int placement;             /* selects the groups of ranks: see groups_of; 0: no groups */
+    enum dcommi_memory memory; /* the memory kind that the caller promises */
 } call;
 
 /* The arguments and buffers of all ranks. */
 typedef struct world {
     call c;
-    size_t counts[MAX_N], displs[MAX_N]; /* v: by rank */
-    size_t matrix[MAX_N * MAX_N];        /* all-to-all-v: sent by row to column */
+    size_t counts[MAX_N], displs[MAX_N]; /* of v-collectives, by rank */
+    size_t matrix[MAX_N * MAX_N];        /* all-to-all-v: row r is what rank r sends */
     size_t send_counts[MAX_N][MAX_N], send_displs[MAX_N][MAX_N];
     size_t recv_counts[MAX_N][MAX_N], recv_displs[MAX_N][MAX_N];
     dcomm_plan *plan[MAX_N];
@@ -73,7 +73,8 @@ static const char *text_of(const call *c)
     return text;
 }
 
-/* Elements of block `i` by pattern: equal, zeros among them, one long one, uneven. */
+/* Return the elements of block `i`. Patterns: 0 equal, 1 with zeros, 2 one long block, 3
+ * uneven. */
 static size_t count_of(const call *c, int i)
 {
     switch (c->pattern) {
@@ -95,7 +96,7 @@ static int64_t bytes_of(size_t elements)
     return element_bytes * (int64_t)elements;
 }
 
-/* Where the last block ends. */
+/* Return the end of the last block, in elements. */
 static size_t extent(const world *w)
 {
     size_t end = 0;
@@ -150,8 +151,8 @@ static void layout(const world *w, int rank, dcomm_plan *head)
     head->out_bytes = out;
 }
 
-/* Ranks dealt round to three hosts; to hosts at random, some with many ranks; to packages of hosts
- * and cores of packages. */
+/* Return the groups of a placement; NULL for 0. 1: ranks dealt round to three hosts. 2: ranks on
+ * random hosts, some with many ranks. 3: random hosts, packages and cores. */
 static dcommi_groups *groups_of(const call *c)
 {
     static const uint8_t kinds[] = {DCOMMI_LEVEL_HOST, DCOMMI_LEVEL_PACKAGE, DCOMMI_LEVEL_CORE};
@@ -269,7 +270,7 @@ static float element(int rank, size_t i)
     return (float)(int32_t)(bits >> 32) / 65536.0f / (float)(1 + bits % 7);
 }
 
-/* Element i of rank's input, as its buffers were filled. */
+/* Return element `i` of the rank's input, as its buffers were filled. */
 static float input(const world *w, int rank, size_t i)
 {
     float f;
@@ -358,7 +359,7 @@ static void expect_results(const world *w, int rank)
     }
 }
 
-/* Where in OUT the input of an operation in place begins; -1: it is in IN. */
+/* Return the offset in OUT of an in-place operation's input; -1: the input is in IN. */
 static int64_t in_place_at(const world *w, int rank)
 {
     const call *c = &w->c;
@@ -397,7 +398,7 @@ static void simulate(const call *c)
     static world w;
     static sim s;
     world_open(&w, c);
-    if (calls(&w)) { /* the simulator knows no sub-plans; test_hier runs these */
+    if (calls(&w)) { /* the simulator cannot run sub-plans; test_hier runs these */
         world_close(&w);
         check_call(c);
         return;
@@ -428,7 +429,7 @@ static void simulate(const call *c)
     world_close(&w);
 }
 
-/* ---- what is tried ---- */
+/* ---- the calls that are tried ---- */
 
 typedef void (*call_fn)(const call *c);
 
@@ -438,9 +439,9 @@ static void check_only(const call *c)
 }
 
 /* Try one algorithm with n ranks: counts around the rank count and the thresholds, several chunks,
- * in place or not, lanes, roots, patterns. `thin` tries fewer of the combinations, others for each
- * n, and with sanitizers fewer still: what they look for does not depend on it. No factor of 2 or 3
- * in `thin` leaves each option all its values. */
+ * in place or not, lanes, roots, patterns. Try one in `thin` combinations, different ones for each
+ * n. Try fewer with sanitizers: their findings do not depend on the combination. `thin` has no
+ * factor 2 or 3, so that each option still takes all its values. */
 static void try_placed(const dcommi_algo *algo, int n, int placement, int thin, call_fn fn)
 {
     size_t nn = (size_t)n;

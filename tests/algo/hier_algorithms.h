@@ -14,10 +14,10 @@ static const struct {
     {DCOMM_COLL_REDUCE_SCATTERV, "hier"}, {DCOMM_COLL_REDUCE_SCATTERV, "hier_leader"},
     {DCOMM_COLL_ALLGATHERV, "hier"},      {DCOMM_COLL_ALLGATHERV, "hier_leader"},
 };
-/* OF_BLOCKS: those of equal blocks, which come first. */
+/* The first OF_BLOCKS algorithms take equal blocks. */
 enum { ALGORITHMS = sizeof algorithms / sizeof algorithms[0], OF_BLOCKS = 10 };
 
-/* Whether what an operation is given is the whole, not a rank's block. */
+/* Return true if `coll` takes the whole buffer from each rank, not a block. */
 static bool whole(dcomm_coll coll)
 {
     return coll == DCOMM_COLL_ALLREDUCE || coll == DCOMM_COLL_BROADCAST;

@@ -4,7 +4,7 @@
 
 #include <stddef.h>
 
-enum { VALUES = 201 }; /* they repeat */
+enum { VALUES = 201 }; /* the values repeat after so many */
 
 static inline float value(int rank, size_t i)
 {

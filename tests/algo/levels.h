@@ -1,8 +1,8 @@
-/* levels.h - calls of hierarchical algorithms over several levels, which are made up. */
+/* levels.h - calls of hierarchical algorithms over several invented levels. */
 #ifndef LEVELS_H
 #define LEVELS_H
 
-/* Divide small groups as well, and for short parts. So these suites hold the parts themselves. */
+/* Divide small groups and short parts too, so that these suites test divided parts. */
 #define DCOMMI_HIER_DIVIDE_MIN 2
 #define DCOMMI_HIER_DIVIDE_BYTES 0
 #include "dcomm/all.h"
@@ -12,9 +12,9 @@
 #include "hier_algorithms.h"
 
 #define RANKS_MAX 64
-#define LEVELS 3 /* of groups, the ranks not counted */
+#define LEVELS 3 /* levels of groups, without the ranks themselves */
 
-/* How large the parts of a group are, and how ranks are numbered. */
+/* The sizes of a group's parts, and the numbering of ranks. */
 typedef enum sizes { EQUAL, NEARLY, GROWING, RANDOM, SIZES } sizes;
 typedef enum numbers { BLOCK, CYCLIC, SHUFFLED, NUMBERS } numbers;
 
@@ -40,7 +40,7 @@ static const char *text_of(const call *c)
     return text;
 }
 
-/* Which of `parts` parts of a group of `size` has its rank number i. */
+/* Return the part of rank number `i` of a group: the group has `size` ranks in `parts` parts. */
 static int part_of(const call *c, int level, int i, int size, int parts)
 {
     if (parts > size) {
@@ -68,7 +68,7 @@ static dcommi_groups *groups_of(const call *c)
                                           DCOMMI_LEVEL_NUMA};
     int64_t at[LEVELS][RANKS_MAX], ids[LEVELS * RANKS_MAX];
     int rank[RANKS_MAX];
-    for (int l = 0; l < c->levels; l++) { /* by place in the tree */
+    for (int l = 0; l < c->levels; l++) { /* number the groups from the top of the tree down */
         for (int i = 0; i < c->n; i++) {
             int before = 0, size = 0;
             for (int j = 0; j < c->n; j++) {

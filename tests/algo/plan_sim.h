@@ -7,11 +7,11 @@
 
 typedef struct sim_lane {
     dcommi_cursor cursor;
-    bool posted; /* its step is under way */
+    bool posted; /* its step has been posted and is not complete */
     int outstanding;
 } sim_lane;
 
-/* A message of which one side has come. */
+/* A message that one side has posted. */
 typedef struct sim_post {
     int from, to;
     int64_t tag;
@@ -36,7 +36,7 @@ typedef struct sim {
     sim_post *post;
     size_t nposts, capacity;
     uint64_t seed;
-    int64_t *sent; /* payload bytes sent or read, by rank */
+    int64_t *sent; /* payload bytes that each rank has sent or read */
     char why[256];
 } sim;
 
@@ -56,7 +56,7 @@ static double sim_get(const void *p, int64_t i, dcomm_dtype dtype)
     return ((const uint8_t *)p)[i];
 }
 
-/* To the nearest bf16, ties to even. */
+/* Store f as the nearest bf16, ties to even. */
 static void sim_put_bf16(void *p, int64_t i, float f)
 {
     uint32_t bits;
@@ -65,7 +65,7 @@ static void sim_put_bf16(void *p, int64_t i, float f)
     ((uint16_t *)p)[i] = (uint16_t)(bits >> 16);
 }
 
-/* Folds in f32 (or u8) step by step, so that the order of operands shows in the bits. */
+/* Fold in f32 (or u8) one operand after another, so that their order shows in the bits. */
 static void sim_fold(const dcomm_plan *p, unsigned char *dst, unsigned char *const *src, size_t n,
                      int64_t len, bool final)
 {
@@ -93,7 +93,7 @@ static void sim_fold(const dcomm_plan *p, unsigned char *dst, unsigned char *con
     }
 }
 
-/* Note the first thing that is wrong; return true if nothing is. */
+/* Record the first error; return true if there is none. */
 static bool sim_good(sim *s, int rank, dcomm_status status)
 {
     if (status < 0 && s->why[0] == 0) {
@@ -102,7 +102,7 @@ static bool sim_good(sim *s, int rank, dcomm_status status)
     return status >= 0;
 }
 
-/* Piece k of an operand; NULL: not exposed yet. */
+/* Return piece k of an operand; NULL if its owner has not exposed it yet. */
 static unsigned char *sim_piece(sim *s, int rank, const dcommi_cursor *at, const dcomm_operand *o,
                                 uint32_t k, int64_t *length)
 {
@@ -127,7 +127,8 @@ static unsigned char *sim_piece(sim *s, int rank, const dcommi_cursor *at, const
     return r->space[o->space] + (x.length > 0 ? x.offset : 0);
 }
 
-/* Gather the sources of a step and fold or copy; false: a peer has not exposed yet. */
+/* Gather the sources of a step and fold or copy. Return false if a peer has not exposed its source
+ * yet. */
 static bool sim_transform(sim *s, int rank, const dcommi_cursor *at, unsigned char *message)
 {
     sim_rank *r = &s->rank[rank];
@@ -174,7 +175,7 @@ static void sim_done(sim *s, int rank, uint32_t lane, const dcomm_step *st)
     }
 }
 
-/* Deliver a message whose two sides are there. */
+/* Deliver a message that both sides have posted. */
 static void sim_match(sim *s, const sim_post *send, const sim_post *recv)
 {
     const dcomm_step *ss = dcommi_cursor_step(&send->cursor);
@@ -219,7 +220,7 @@ static void sim_offer(sim *s, sim_post post, bool sends)
     s->post[s->nposts++] = post;
 }
 
-/* SEND, RECV or RECV_REDUCE. */
+/* Post a SEND, RECV or RECV_REDUCE. */
 static bool sim_message(sim *s, int rank, uint32_t lane)
 {
     sim_lane *l = &s->rank[rank].lane[lane];
@@ -243,7 +244,7 @@ static bool sim_message(sim *s, int rank, uint32_t lane)
     return true;
 }
 
-/* One step of a lane, if it can; false: it cannot go on. */
+/* Run one step of a lane. Return false if the lane cannot go on. */
 static bool sim_step(sim *s, int rank, uint32_t lane)
 {
     sim_rank *r = &s->rank[rank];
@@ -299,7 +300,7 @@ static bool sim_step(sim *s, int rank, uint32_t lane)
     return true;
 }
 
-/* Run to the end. in[r] and out[r] are the ranks' buffers. NULL: good, else why not. */
+/* Run all plans to the end. in[r] and out[r] are rank r's buffers. Return NULL, or the error. */
 static const char *sim_run(sim *s, dcomm_plan *const *plans, int n, unsigned char **in,
                            unsigned char **out, uint64_t seed)
 {

@@ -1,6 +1,5 @@
-/* test_accumulate.c - long sums of bf16: with accumulate = f32 the error is that of one rounding,
- * for 2 to 64 ranks; where partial sums are passed on in bf16 it grows. The plans of all ranks, run
- * by a simulation. */
+/* test_accumulate.c - long sums of bf16 over 2 to 64 ranks, simulated. With accumulate = f32 the
+ * error is that of one rounding. Where ranks pass on partial sums in bf16, the error grows. */
 #define _GNU_SOURCE
 #define DCOMM_IMPLEMENTATION
 #include "dcomm/all.h"
@@ -23,8 +22,8 @@ static uint64_t random_next(uint64_t *state)
     return z ^ (z >> 31);
 }
 
-/* The mean relative error of the sum, of positive numbers between 1 and 2, over its elements, in
- * units of 2^-8; the largest in *most. */
+/* Return the mean relative error of the sum's elements, in units of 2^-8, and store the largest in
+ * *most. The summands are positive numbers between 1 and 2. */
 static double error_of(const char *algo, int n, double *most)
 {
     static uint16_t in[64][COUNT], out[64][COUNT];
@@ -97,7 +96,7 @@ Test(accumulate, error_does_not_grow, .timeout = 100)
     cr_assert(last > 2.5 * first, "ring: %g, then %g", first, last);
 }
 
-/* What a call with accumulate = f32 may take: the algorithms of the test above. */
+/* A call with accumulate = f32 may only run the algorithms of the test above. */
 Test(accumulate, choice)
 {
     for (int n = 2; n <= 64; n++) {

@@ -1,5 +1,5 @@
-/* test_algorithms.c - every algorithm of every collective: proved by the plan checker, run on real
- * data by a simulator, and its bytes compared with the documented cost. */
+/* test_algorithms.c - every algorithm of every collective: the plan checker proves it, a simulator
+ * runs it on real data, and its bytes are compared with the documented cost. */
 #define _GNU_SOURCE
 #include "algorithm_calls.h"
 
@@ -106,7 +106,7 @@ Test(algorithms, sixteen_bits_in_rank_order, .timeout = 60)
     }
 }
 
-/* Elements that no power of two holds: no fold begins or ends within one. */
+/* Elements of sizes that are no power of two: no fold may begin or end within an element. */
 Test(algorithms, whole_elements, .timeout = 60)
 {
     static const size_t sizes[] = {12, 24, 1000, DCOMM_DTYPE_BYTES_MAX};
@@ -142,7 +142,7 @@ Test(algorithms, slots_are_filled_anew, .timeout = 120)
     for (size_t k = 0; k < DCOMMI_ALGO_COUNT; k++) {
         const dcommi_algo *algo = &dcommi_algo_table[k];
         for (int n = 2; n <= 7 && strcmp(algo->name, "staged") == 0; n++) {
-            for (int i = 0; i < 4; i++) { /* chunks: many more than slots, and one more */
+            for (int i = 0; i < 4; i++) { /* chunks: many more than slots, or one more */
                 call c = {.algo = algo,
                           .n = n,
                           .count = i % 2 == 0 ? 1300 : 5 * 16 * (size_t)n - 1,
@@ -161,7 +161,7 @@ Test(algorithms, slots_are_filled_anew, .timeout = 120)
 Test(algorithms, more_than_2_to_31_elements, .timeout = 60)
 {
     for (size_t k = 0; k < DCOMMI_ALGO_COUNT; k++) {
-        /* Chunks of one are short, and the checker goes through each. */
+        /* staged cuts short chunks, and the checker walks through each one. */
         const bool staged = strcmp(dcommi_algo_table[k].name, "staged") == 0;
         const int most = staged ? 2 : test_full() ? 5 : 3;
         for (int n = 2; n <= most && !is_p2p(&dcommi_algo_table[k]); n++) {
@@ -222,7 +222,7 @@ static int64_t log2_up(int n)
     return k;
 }
 
-/* Where the rank count is no power of two, a step's range may wrap around and be two messages. */
+/* If n is no power of two, the range of a step may wrap around and take two messages. */
 static void expect_steps(dcomm_coll coll, const char *name, int n, size_t count, int64_t steps)
 {
     int64_t got = cost_of(coll, name, n, count).steps;
@@ -358,7 +358,7 @@ Test(algorithms, plans_stay_small, .timeout = 60)
         dcomm_plan *plan;
         dcommi_build_begin(&b, algo->name, s.rank, s.nranks, s.dtype, s.op);
         dcomm_status status = algo->make(&s, &b);
-        if (strcmp(algo->name, "staged") == 0) { /* its plans grow with the ranks of a host */
+        if (strcmp(algo->name, "staged") == 0) { /* its plans grow with a host's ranks */
             cr_expect_eq(status, DCOMM_ERR_UNSUPPORTED);
             dcommi_build_discard(&b);
             continue;

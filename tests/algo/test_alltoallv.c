@@ -1,6 +1,6 @@
-/* test_alltoallv.c - all-to-all-v by each algorithm, where all ranks' counts are known and where
- * each knows its own: proved for hosts of any size and lengths of all kinds, messages counted, and
- * run by processes. */
+/* test_alltoallv.c - all-to-all-v by each algorithm, with all ranks' counts known and with each
+ * rank's own: proved for hosts of any size and blocks of all lengths, messages counted, and run by
+ * processes. */
 #define _GNU_SOURCE
 #include "proof_step.h"
 #include "explained.h"
@@ -16,7 +16,7 @@
 
 #define RANKS_MAX 40
 
-/* How ranks are placed on hosts, and how long blocks are. */
+/* The placement of ranks on hosts, and the lengths of blocks. */
 typedef enum placement { BLOCK, CYCLIC, LOPSIDED, SHUFFLED, PLACEMENTS } placement;
 typedef enum lengths { RANDOM, SPARSE, ONE, NONE, LONG, LENGTHS } lengths;
 
@@ -58,13 +58,13 @@ static size_t length_of(const call *c, int from, int to)
     switch (c->lengths) {
     case RANDOM:
         return x % 700 * (x >> 20 & 1);
-    case SPARSE: /* one rank gets nothing, one has nothing, most have nothing for most */
+    case SPARSE: /* rank 1 gets nothing, rank 2 sends nothing, most blocks are empty */
         return x % 5 != 0 || to == 1 || from == 2 ? 0 : 1 + x % 60;
     case ONE:
         return from == c->n - 1 && to == 0 ? 9 : 0;
     case NONE:
         return 0;
-    default: /* several messages each */
+    default: /* each block takes several messages */
         return 3000 + x % 9000;
     }
 }
@@ -91,7 +91,7 @@ static dcommi_groups *groups_of(const call *c)
     return g;
 }
 
-/* The plans of all ranks. */
+/* Make the plans of all ranks. */
 static void plan_all(const call *c, const dcommi_groups *groups, const size_t *matrix,
                      dcomm_plan **plans)
 {
@@ -125,14 +125,14 @@ static void plan_all(const call *c, const dcommi_groups *groups, const size_t *m
     }
 }
 
-/* What the plans of an algorithm send between different ranks, and between different hosts. */
+/* The messages between different ranks, and the messages and bytes between different hosts. */
 typedef struct traffic {
     int64_t messages, far_messages, far_bytes;
 } traffic;
 
-/* Where counts are known: linear and pairwise send each block that there is, once; hier between
- * hosts likewise, in one message to each rank for each other host that has something for it, or so
- * many parts. */
+/* Return the expected traffic. linear and pairwise send each block once, and no empty ones if
+ * counts are known. hier sends each rank one message from each other host that has data for it, or
+ * several if they exceed DCOMMI_HIER_MESSAGE. */
 static traffic wanted_of(const call *c, const size_t *matrix)
 {
     traffic w = {0};
@@ -152,14 +152,15 @@ static traffic wanted_of(const call *c, const size_t *matrix)
     return w;
 }
 
-/* Bruck's: in each step each rank sends what there is, all in one message. */
+/* Return the messages of bruck: in each step each rank sends all its leaving blocks in one
+ * message. */
 static int64_t bruck_messages(const call *c, const size_t *matrix)
 {
     int64_t messages = 0;
     for (int bit = 1; bit < c->n; bit *= 2) {
         for (int r = 0; r < c->n; r++) {
             size_t any = 0;
-            for (int k = 0; k < c->n * c->n; k++) { /* of each block: is it at r now, and leaves */
+            for (int k = 0; k < c->n * c->n; k++) { /* is the block at rank r and leaves now? */
                 int from = k / c->n, d = (k % c->n - from + c->n) % c->n;
                 bool here = (from + (d & (bit - 1))) % c->n == r;
                 any += here && (d & bit) != 0 ? matrix[k] : 0;
@@ -214,7 +215,7 @@ static void prove(const call *c)
     }
 }
 
-/* By every algorithm whose plan there is before counts are exchanged. */
+/* Prove every algorithm whose plan can be made before counts are exchanged. */
 static void prove_each(call *c)
 {
     static const struct {
@@ -275,7 +276,7 @@ static double price_of(dcomm_coll coll, size_t count, dcomm_dtype dtype, const c
     return -1;
 }
 
-/* Those that pass blocks on are priced by the all-to-all of their name and the stage before. */
+/* hier and bruck are priced as an all-to-all of their name plus the exchange of counts. */
 Test(alltoallv, priced_with_the_counts, .timeout = 20)
 {
     static const char *const ways[][2] = {{"hier", "hier"}, {"bruck", "recursive_doubling"}};
@@ -288,7 +289,8 @@ Test(alltoallv, priced_with_the_counts, .timeout = 20)
     }
 }
 
-/* Where all counts are known, the choice is that of an all-to-all of the busiest rank's mean. */
+/* If all counts are known, the choice is that of an all-to-all with the busiest rank's mean
+ * block. */
 Test(alltoallv, chosen_by_the_counts, .timeout = 20)
 {
     enum { N = 64 };
@@ -299,7 +301,7 @@ Test(alltoallv, chosen_by_the_counts, .timeout = 20)
         dcomm_plan *plan = NULL, *equal = NULL;
         for (int i = 0; i < N * N; i++) {
             hosts[i / N] = i / N;
-            matrix[i] = i / N == 3 ? each[k] : 0; /* one rank sends */
+            matrix[i] = i / N == 3 ? each[k] : 0; /* only rank 3 sends */
         }
         dcomm_check_spec spec = {
             .coll = DCOMM_COLL_ALLTOALLV, .dtype = DCOMM_F32, .counts = matrix, .hosts = hosts};
@@ -325,7 +327,7 @@ static uint32_t value(int from, int to, size_t i)
     return (uint32_t)dcommi_mix((uint64_t)(from * 1000 + to), i);
 }
 
-/* Where the blocks of a side lie: in another order than that of ranks, with gaps. */
+/* Return the offsets of a side's blocks: not in the order of ranks, and with gaps. */
 static size_t *placed(const call *c, int rank, bool sent, size_t **displs_p, size_t *total_p)
 {
     size_t n = (size_t)c->n, at = 5;
@@ -401,8 +403,8 @@ static dcomm_comm *join(const call *c, int rank, procs_shared *s)
     return ranks_join(rank, c->n, s, NULL);
 }
 
-/* Two calls at once, of which the second is the first one's plan again, of all algorithms and kinds
- * of lengths, with counts known and not. */
+/* Two calls at once, the second with the first one's plan, by all algorithms, for all lengths,
+ * with counts known and not. */
 static int run_all(int rank, int n, procs_shared *s, void *arg)
 {
     call c = *(const call *)arg;
@@ -435,7 +437,7 @@ Test(alltoallv, right_on_real_hosts, .timeout = 120)
     }
 }
 
-/* One rank expects another length than the other has: all hear of it, with the numbers. */
+/* Rank 2 expects more than rank 1 sends. All ranks get the error, with both numbers. */
 static int run_wrong(int rank, int n, procs_shared *s, void *arg)
 {
     call c = *(const call *)arg;
@@ -466,8 +468,8 @@ Test(alltoallv, lengths_that_differ_are_named, .timeout = 60)
     }
 }
 
-/* A rank without rows may give anything for buffers, and for displacements where its counts are 0.
- */
+/* A rank that sends and receives nothing may pass any buffers. Displacements may be anything where
+ * a count is 0. */
 static int run_empty(int rank, int n, procs_shared *s, void *arg)
 {
     enum { N = 3 };
@@ -506,7 +508,7 @@ Test(alltoallv, ranks_without_rows, .timeout = 60)
     }
 }
 
-/* A matrix that does not have this rank's counts, and ranks whose matrices differ. */
+/* A matrix without this rank's counts, and ranks with different matrices, are refused. */
 static int run_wrong_matrix(int rank, int n, procs_shared *s, void *arg)
 {
     size_t count = 3, one = 4, same[3] = {3, 3, 3}, matrix[9] = {3, 3, 3, 3, 3, 3, 3, 3, 3};
@@ -518,7 +520,7 @@ static int run_wrong_matrix(int rank, int n, procs_shared *s, void *arg)
     PROCS_CHECK(status == DCOMM_ERR_INVALID && strstr(dcomm_last_error(), "opts.matrix") != NULL,
                 "%s", dcomm_last_error());
     RANKS_OK(dcomm_comm_destroy(&self));
-    matrix[rank == 2 ? 1 : 0] += rank == 2; /* what rank 0 sends rank 1 */
+    matrix[rank == 2 ? 1 : 0] += rank == 2; /* the count that rank 0 sends to rank 1 */
     status = dcomm_alltoallv(comm, in, same, NULL, out, same, NULL, DCOMM_I64,
                              &(dcomm_coll_opts){.matrix = matrix});
     PROCS_CHECK(status == DCOMM_ERR_MISMATCH, "rank %d of %d: %s", rank, n, dcomm_strerror(status));
@@ -533,7 +535,7 @@ Test(alltoallv, matrices_that_do_not_fit, .timeout = 60)
     cr_assert_eq(procs_run(c.n, 60, run_wrong_matrix, &c, ended), 0);
 }
 
-/* A count of another rank may be corrupt: it must not become an offset. */
+/* A peer's count may be corrupt. It must not become an offset. */
 Test(alltoallv, counts_of_peers_are_not_believed)
 {
     size_t matrix[4] = {1, 2, 3, (size_t)1 << 40}, own[2] = {1, 3};

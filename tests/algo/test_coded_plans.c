@@ -1,5 +1,5 @@
-/* test_coded_plans.c - the compressed algorithms as plans: proved by the checker for 2 to 64 ranks,
- * with encodings whose lengths are known at run time only. */
+/* test_coded_plans.c - the plans of the compressed algorithms, proved by the checker for 2 to 64
+ * ranks, with encodings whose lengths are known only at run time. */
 #define _GNU_SOURCE
 #define DCOMM_IMPLEMENTATION
 #include <criterion/criterion.h>
@@ -24,7 +24,8 @@ static size_t with_head(const void *sizes, size_t count)
 
 static const dcomm_plan_codec none = {.name = "none"};
 
-/* Of coded_sparse: of a tenth of the elements, and three samples for each rank. */
+/* The bytes of coded_sparse's parts if it keeps a tenth of the elements, and three samples a
+ * rank. */
 static size_t parts(const void *sizes, size_t count, size_t kept)
 {
     (void)sizes;
@@ -39,7 +40,7 @@ static size_t samples(const void *sizes, size_t count, size_t nranks)
 
 typedef struct call {
     const dcommi_algo *algo;
-    int n, lanes, hosts; /* hosts: ranks on each; 0: all on one */
+    int n, lanes, hosts; /* hosts: ranks on each host; 0: all ranks on one */
     size_t count;
     int64_t chunk, granule;
     bool whole, in_place, average, variable;
@@ -134,7 +135,7 @@ Test(coded_plans, up_to_64_ranks, .timeout = 240)
             int n = ranks[i];
             if (DCOMM_TEST_RANK_STEP > 1 && n > (test_full() ? 23 : 10) &&
                 (!test_full() || a > 0 || n < 64)) {
-                continue; /* with sanitizers */
+                continue; /* sanitizers run fewer calls */
             }
             call c = {.algo = flat(a),
                       .n = n,
@@ -150,8 +151,7 @@ Test(coded_plans, up_to_64_ranks, .timeout = 240)
     }
 }
 
-/* Sums of encodings are nothing that the checker knows; that no step races with another, it does.
- */
+/* The checker cannot follow sums of encodings. It does prove that no two steps race. */
 Test(coded_plans, linear, .timeout = 60)
 {
     for (int n = 2; n <= 9; n++) {
@@ -201,7 +201,7 @@ Test(coded_plans, between_hosts, .timeout = 240)
         for (int hosts = 2; hosts <= 5; hosts++) {
             for (int k = hosts % 2; k < 4; k += test_full() ? 1 : 2) {
                 call c = {.algo = hier,
-                          .n = size * hosts - (k == 3), /* the last host has one less */
+                          .n = size * hosts - (k == 3), /* the last host has one rank less */
                           .hosts = size,
                           .lanes = 1,
                           .count = k == 0 ? 30000 : 3001,

@@ -1,5 +1,5 @@
-/* test_hier.c - hierarchical algorithms: proved by the plan checker for every placement of ranks,
- * and the bytes between hosts counted; test_hier_run.c runs them. */
+/* test_hier.c - hierarchical algorithms: the plan checker proves them for every placement of
+ * ranks, and the bytes between hosts are counted. test_hier_run.c runs them. */
 #define _GNU_SOURCE
 #define DCOMM_IMPLEMENTATION
 #include <criterion/criterion.h>
@@ -11,7 +11,7 @@
 
 #define RANKS_MAX 64
 
-/* How ranks are placed on hosts. */
+/* The placement of ranks on hosts. */
 typedef enum placement { BLOCK, CYCLIC, UNEVEN, LOPSIDED, SHUFFLED, PLACEMENTS } placement;
 
 static int host_of(placement p, int rank, int n, int hosts)
@@ -40,7 +40,7 @@ static int host_of(placement p, int rank, int n, int hosts)
 typedef struct call {
     dcomm_coll coll;
     const char *name;
-    int n, hosts, root, lanes, packages; /* packages: of four ranks, within each host */
+    int n, hosts, root, lanes, packages; /* packages: each host has packages of four ranks */
     placement place;
     size_t count;
     int64_t chunk;
@@ -81,15 +81,15 @@ typedef struct facts {
     dcomm_check_report report;
     int64_t out[RANKS_MAX], in[RANKS_MAX]; /* bytes that leave and enter each host */
     int64_t messages[RANKS_MAX][RANKS_MAX];
-    int64_t host_bytes[RANKS_MAX]; /* of the blocks of its ranks */
-    int64_t between;               /* packages of one host */
+    int64_t host_bytes[RANKS_MAX]; /* bytes of the blocks of the host's ranks */
+    int64_t between;               /* bytes between packages of one host */
     int host[RANKS_MAX], ranks[RANKS_MAX];
     int hosts;
 } facts;
 
 static size_t counts[RANKS_MAX], displs[RANKS_MAX];
 
-/* Make the plans of all ranks, check them, count what crosses between hosts. */
+/* Make the plans of all ranks, check them, and count the bytes that cross between hosts. */
 static void examine(const call *c, facts *f)
 {
     dcomm_plan *plans[RANKS_MAX];
@@ -207,7 +207,7 @@ Test(hier, proved_up_to_64_ranks, .timeout = 240)
     prove(13, 64, false);
 }
 
-/* 512 hosts of eight ranks: no plan grows with the square of anything. */
+/* Plans of 512 hosts with eight ranks each: no plan may grow with the square of anything. */
 Test(hier, plans_of_4096_ranks, .timeout = 60)
 {
     static const uint8_t kinds[1] = {DCOMMI_LEVEL_HOST};
@@ -250,11 +250,12 @@ Test(hier, plans_of_4096_ranks, .timeout = 60)
 
 /* ---- bytes between hosts ---- */
 
-/* Every host sends and takes no more than this, and all of them no more than that. */
+/* Expect that no host sends or receives more than its limit, nor all hosts together more than
+ * theirs. */
 static void expect_bytes(const call *c, const facts *f)
 {
     int64_t one = 4 * (int64_t)c->count, m = f->hosts, total = 0, all = 0;
-    /* Shards are whole cache lines, so one host's may be longer than another's. */
+    /* Shards are whole cache lines, so one host's shard may be longer than another's. */
     int64_t slack = whole(c->coll) ? 64 * 16 * 8 : 0;
     bool leader = strcmp(c->name, "hier_leader") == 0;
     for (int k = 0; k < m; k++) {
@@ -266,7 +267,7 @@ static void expect_bytes(const call *c, const facts *f)
         case DCOMM_COLL_ALLREDUCE:
             out = in = 2 * (m - 1) * one / m;
             break;
-        case DCOMM_COLL_BROADCAST: /* all hosts together, below */
+        case DCOMM_COLL_BROADCAST: /* the sum over all hosts is checked below */
             out = (m - 1) * one;
             in = one;
             break;
@@ -279,7 +280,7 @@ static void expect_bytes(const call *c, const facts *f)
         case DCOMM_COLL_ALLTOALL:
             out = in = g * (c->n - g) * one;
             break;
-        default: /* a ring of leaders passes on what comes */
+        default: /* in a ring of leaders each host passes on other hosts' blocks */
             out = (m - 1) * f->host_bytes[k];
             out = leader ? dcommi_max64(all, out) : out;
             in = all - f->host_bytes[k];
@@ -291,7 +292,8 @@ static void expect_bytes(const call *c, const facts *f)
                       f->ranks[k], f->in[k]);
         total += f->out[k];
         for (int j = 0; j < m && c->coll == DCOMM_COLL_ALLTOALL; j++) {
-            /* To each rank there, in parts; over several levels or by leaders to one, in chunks. */
+            /* A host sends each remote rank its data in parts. Leaders, and algorithms over
+             * several levels, send chunks to one rank. */
             int64_t messages = f->ranks[j] * dcommi_ceil_div(g * one, DCOMMI_HIER_MESSAGE);
             if (leader) {
                 messages = dcommi_ceil_div(c->n * one, DCOMMI_HIER_CHUNK);
@@ -338,7 +340,7 @@ Test(hier, each_host_sends_as_little_as_possible, .timeout = 120)
     }
 }
 
-/* Even a ring that enters and leaves each host once passes all ranks' blocks through it. */
+/* A flat ring enters and leaves each host once, but still passes all ranks' blocks through it. */
 Test(hier, a_flat_ring_sends_more, .timeout = 20)
 {
     static facts flat, f;
@@ -355,16 +357,16 @@ Test(hier, a_flat_ring_sends_more, .timeout = 20)
     cr_expect_eq(4 * flat.out[0], 7 * f.out[0]);
 }
 
-/* ---- what is divided within a host ---- */
+/* ---- parts that are divided within a host ---- */
 
-/* Two hosts of two packages of four: parts of 8 KiB cross between packages twice each, shorter ones
- * as often as there are ranks that want them. */
+/* Two hosts with two packages of four ranks. A part of 8 KiB crosses between a host's packages
+ * once, a shorter one once for each rank that needs it. Sums cross on their way in and out. */
 Test(hier, long_parts_are_divided, .timeout = 20)
 {
     static facts f;
     static const struct {
         dcomm_coll coll;
-        int shares; /* of the buffer, or blocks, that a rank has */
+        int shares; /* a rank's shares of the buffer, or its blocks */
     } tries[] = {{DCOMM_COLL_ALLREDUCE, 8}, {DCOMM_COLL_ALLGATHER, 1}};
     for (size_t i = 0; i < sizeof tries / sizeof tries[0]; i++) {
         for (int64_t part = 4096; part <= 8192; part += 4096) {
@@ -383,7 +385,8 @@ Test(hier, long_parts_are_divided, .timeout = 20)
     }
 }
 
-/* What is exposed is limited: a piece that one level has cut is not cut again by the next. */
+/* The number of exposed pieces is limited: a level must not cut a piece that the level above has
+ * cut. */
 Test(hier, plans_of_long_blocks_over_many_levels, .timeout = 20)
 {
     static const uint8_t kinds[] = {DCOMMI_LEVEL_HOST, DCOMMI_LEVEL_PACKAGE, DCOMMI_LEVEL_NUMA,
@@ -391,7 +394,7 @@ Test(hier, plans_of_long_blocks_over_many_levels, .timeout = 20)
     enum { N = 64, LEVELS = sizeof kinds };
     int64_t ids[LEVELS * N];
     for (int i = 0; i < LEVELS * N; i++) {
-        ids[i] = i % N / (32 >> i / N); /* two of each in each */
+        ids[i] = i % N / (32 >> i / N); /* two groups in each group of the level above */
     }
     dcommi_groups *groups = dcommi_groups_make(N, LEVELS, kinds, ids);
     cr_assert(groups != NULL && groups->nlevels == LEVELS);

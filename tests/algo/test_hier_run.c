@@ -1,5 +1,5 @@
-/* test_hier_run.c - hierarchical algorithms run by processes that are several hosts: they read each
- * other's memory or talk over the network. test_hier.c proves them. */
+/* test_hier_run.c - hierarchical algorithms run by processes that stand for several hosts. The
+ * processes read each other's memory or talk over the network. test_hier.c proves the plans. */
 #define _GNU_SOURCE
 #include "run_ranks.h"
 
@@ -12,10 +12,10 @@ typedef struct running {
     dcomm_comm *comm;
     bool in_place;
     dcomm_coll_opts opts;
-    float *given, *got; /* room for n blocks */
+    float *given, *got; /* each has room for n blocks */
 } running;
 
-/* Run an operation once, `count` elements per block, and look at every element. */
+/* Run an operation once with `count` elements per block, and check every element. */
 static void run_once(const running *w, dcomm_coll coll, size_t count, int root)
 {
     size_t me = (size_t)w->rank, mine = me * count,
@@ -66,7 +66,7 @@ static void run_once(const running *w, dcomm_coll coll, size_t count, int root)
     }
 }
 
-/* Operators that divide or multiply: at the end, once, and before, once. */
+/* Operators that divide or multiply do so once: averages at the end, factors before the sum. */
 static void run_scaled(running *w, const char *algo)
 {
     enum { COUNT = 50000 };
@@ -95,7 +95,7 @@ static void run_scaled(running *w, const char *algo)
 static int run_all(int rank, int n, procs_shared *s, void *arg)
 {
     static const size_t sizes[] = {1, 37, 1100, 30000, 400000};
-    const char *hosts = arg; /* a letter for each rank */
+    const char *hosts = arg; /* one letter for each rank */
     char host[16];
     ranks_settle(rank, n, RANKS_LOCAL);
     snprintf(host, sizeof host, "h%c", hosts[rank]);
@@ -111,7 +111,7 @@ static int run_all(int rank, int n, procs_shared *s, void *arg)
             }
             for (int way = 0; way < 4; way++) {
                 if (!test_full() && ((size_t)(a + way) + k) % 4 > 1) {
-                    continue; /* two of four */
+                    continue; /* run two of four */
                 }
                 w.in_place = way % 2;
                 w.opts = (dcomm_coll_opts){.algo = algorithms[a].name,

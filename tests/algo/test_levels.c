@@ -1,6 +1,6 @@
 /* test_levels.c - hierarchical algorithms over two, three and four levels: proved for equal and
- * unequal groups in any order of ranks, what crosses each level counted, the levels seen at work at
- * once; test_levels_run.c runs them. */
+ * unequal groups in any order of ranks, the bytes across each level counted, and levels observed
+ * to work at the same time. test_levels_run.c runs them. */
 #define _GNU_SOURCE
 #define DCOMM_IMPLEMENTATION
 #include "levels.h"
@@ -50,8 +50,8 @@ static void make_plans(const call *c, const dcommi_groups *groups, dcomm_plan **
     }
 }
 
-/* Prove the plans, and count the bytes that cross each level: by the coarsest at which the two
- * ranks are apart. */
+/* Prove the plans, and count the bytes that cross each level. A message counts at the coarsest
+ * level that separates its two ranks. */
 static void examine(const call *c, const dcommi_groups *groups, int64_t crossed[LEVELS + 1])
 {
     dcomm_plan *plans[RANKS_MAX];
@@ -136,19 +136,19 @@ Test(levels, proved_up_to_64_ranks, .timeout = 240)
 
 /* ---- bytes ---- */
 
-/* What the documentation says of a group: `size` ranks in n parts, `first` of them in the part that
- * leads. S: bytes of the buffer, or of all blocks; the group's own ones are size/N of these. */
+/* Return the bytes that docs give for a group of `size` ranks in n parts, the leading part with
+ * `first` ranks. S: bytes of the buffer or of all blocks; size/N of them belong to the group. */
 static int64_t formula(const call *c, int size, int n, int first, bool top, bool home)
 {
     int64_t all = 4 * (int64_t)c->count * (whole(c->coll) ? 1 : c->n), own = all / c->n * size;
     bool leader = strcmp(c->name, "hier_leader") == 0;
-    int64_t inward = all / c->n * (size - first); /* the group's blocks from or to who leads it */
+    int64_t inward = all / c->n * (size - first); /* the group's blocks from or to its leader */
     switch (c->coll) {
     case DCOMM_COLL_ALLREDUCE:
         return 2 * (n - 1) * all;
     case DCOMM_COLL_BROADCAST:
         return (n - 1) * all + (!leader && home && !top ? all / n * (n - 1) : 0);
-    case DCOMM_COLL_ALLTOALL: /* a rank has N blocks; the group is cut in equal parts, if not led */
+    case DCOMM_COLL_ALLTOALL: /* a rank has N blocks; leaders aside, groups are cut equally */
         if (leader && !top) {
             return 2 * inward * c->n;
         }
@@ -158,7 +158,8 @@ static int64_t formula(const call *c, int size, int n, int first, bool top, bool
     }
 }
 
-/* Add what a group and all in it should send, by the level at which its parts are apart. */
+/* Add the bytes that a group and its subgroups should send, at the level that separates their
+ * parts. */
 static void expect(const call *c, const dcommi_groups *g, int begin, int end, int level,
                    int64_t wanted[LEVELS + 1])
 {
@@ -173,7 +174,7 @@ static void expect(const call *c, const dcommi_groups *g, int begin, int end, in
             }
         }
     }
-    if (n <= 1 || n == end - begin) { /* ranks, which part at the first level where they do */
+    if (n <= 1 || n == end - begin) { /* the parts are single ranks */
         n = end - begin;
         for (int i = 0; i < n; i++) {
             starts[i] = begin + i;
@@ -192,7 +193,7 @@ static void expect(const call *c, const dcommi_groups *g, int begin, int end, in
     }
 }
 
-/* Equal groups, so that all forms divide them: as much as the documentation says, to the byte. */
+/* Groups are equal, so all forms divide them. The bytes must match the documentation exactly. */
 Test(levels, each_level_carries_what_is_written, .timeout = 60)
 {
     static const struct {
@@ -231,7 +232,8 @@ Test(levels, each_level_carries_what_is_written, .timeout = 60)
 
 /* ---- levels at work at once ---- */
 
-/* The coarsest level that the ranks of a call are apart at; more is nearer. */
+/* Return the coarsest level that separates the ranks of a call; a larger number is a finer
+ * level. */
 static int level_of(const dcommi_groups *g, const dcommi_sim_actor *a, const dcomm_step *step)
 {
     int level = g->nlevels;
@@ -243,7 +245,8 @@ static int level_of(const dcommi_groups *g, const dcommi_sim_actor *a, const dco
     return level;
 }
 
-/* Of a lane that is in a call: the chunk, where the plan is a pipeline of two flows; else -1. */
+/* Return the chunk of a lane that is in a call, if the plan is a pipeline of two flows; else
+ * -1. */
 static int64_t chunk_of(const dcommi_sim_actor *a, uint32_t lane)
 {
     const dcommi_sim_lane *l = &a->root->lanes[lane];
@@ -262,8 +265,8 @@ static void plan_put(void *user, const dcomm_plan *plan)
     (void)plan;
 }
 
-/* Whether a rank works at two levels at once. Rounds of blocks have messages of their own between
- * hosts, whose lanes are at a fence; else both lanes are in calls. */
+/* Return true if a rank works at two levels at once. In rounds of blocks the lanes with messages
+ * between hosts wait at a fence; otherwise both lanes are in calls. */
 static bool overlap_of(const dcommi_groups *g, const dcommi_sim_actor *a)
 {
     for (uint32_t i = 0; i < a->plan->nlanes; i++) {
@@ -285,8 +288,8 @@ static bool overlap_of(const dcommi_groups *g, const dcommi_sim_actor *a)
     return false;
 }
 
-/* Run plans on the model's network, and count how often a rank is at the same time at a chunk that
- * crosses level 0 and at another one in a nearer level. */
+/* Run plans on the model's network. Count how often a rank has one chunk crossing level 0 and
+ * another in a finer level at the same time. */
 static int64_t overlaps(const call *c)
 {
     dcomm_plan *plans[RANKS_MAX];

@@ -1,5 +1,5 @@
-/* test_levels_run.c - hierarchical algorithms over two and three levels, run by processes whose
- * places are made up. test_levels.c proves them. */
+/* test_levels_run.c - hierarchical algorithms over two and three levels, run by processes with
+ * invented places. test_levels.c proves them. */
 #define _GNU_SOURCE
 #define DCOMM_IMPLEMENTATION
 #include "full.h"
@@ -7,7 +7,7 @@
 #include "levels.h"
 #include "ranks.h"
 
-/* One operation, in place or not, and a look at every element. */
+/* Run one operation, in place or not, and check every element. */
 static void run_once(dcomm_comm *comm, int rank, const call *c)
 {
     size_t me = (size_t)rank, count = c->count, all = whole(c->coll) ? count : (size_t)c->n * count;
@@ -59,8 +59,8 @@ static void run_once(dcomm_comm *comm, int rank, const call *c)
     free(got);
 }
 
-/* Packages and nodes are made up, and of sixteen ranks on few cores hosts as well, which all plans
- * allow: TCP's connections would time out. */
+/* Packages and nodes are invented. With 16 ranks hosts are invented too, because TCP connections
+ * of so many ranks on few cores would time out. All plans work for any groups. */
 static int run_all(int rank, int n, procs_shared *s, void *arg)
 {
     static const size_t counted[] = {1, 1100, 30000};

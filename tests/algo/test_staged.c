@@ -1,5 +1,5 @@
-/* test_staged.c - staged collectives run for real: peers read each other's slots where they lie,
- * any number of operations at a time, and where nothing can be mapped. */
+/* test_staged.c - staged collectives run for real: peers read each other's slots in place, with
+ * any number of concurrent operations, and also where memory cannot be mapped. */
 #define _GNU_SOURCE
 #include "ranks.h"
 
@@ -50,7 +50,7 @@ static void expect_sum(const float *data, int n, int salt)
     }
 }
 
-/* What one call reads of peers, and how much of it where it lies. */
+/* Measure the bytes of one call that were read from peers in place. */
 static int reads(int rank, int n, procs_shared *s, void *place)
 {
     dcomm_comm *comm = join(rank, n, s, place);
@@ -64,7 +64,7 @@ static int reads(int rank, int n, procs_shared *s, void *place)
         RANKS_OK(dcomm_comm_get_stats(comm, &after));
         expect_sum(out, n, salt);
     }
-    /* Of each share but its own the result, of its own all inputs. */
+    /* Each rank reads the results of all other shares, and all peers' inputs of its own share. */
     uint64_t share = COUNT * sizeof(float) / (uint64_t)n,
              mapped = after.bytes_mapped - before.bytes_mapped;
     uint64_t wanted = local ? 2 * (uint64_t)(n - 1) * share : 0;
@@ -84,7 +84,7 @@ Test(staged, reads_slots_in_place, .timeout = 100)
     on(3, RANKS_HOSTS, reads);
 }
 
-/* More at a time than there is scratch to be mapped. */
+/* Start more concurrent operations than mapped scratch can hold. */
 static int many(int rank, int n, procs_shared *s, void *place)
 {
     dcomm_comm *comm = join(rank, n, s, place);
@@ -124,7 +124,7 @@ Test(staged, many_at_a_time, .timeout = 100)
     on(3, RANKS_PAIRS, many);
 }
 
-/* A communicator goes, and with it what peers had mapped; the context's scratch stays. */
+/* Destroying a communicator ends its peers' mappings; the context keeps its scratch. */
 static int again(int rank, int n, procs_shared *s, void *place)
 {
     dcomm_comm *comm = join(rank, n, s, place), *half = NULL;

@@ -40,7 +40,7 @@ Test(sha256, vectors_of_fips_180)
     cr_assert_str_eq(text, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
-/* The length fits the last block, or just does not. */
+/* Lengths at which the padding just fits into the last block, or just does not. */
 Test(sha256, padding)
 {
     static const struct {

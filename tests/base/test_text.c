@@ -1,5 +1,5 @@
-/* test_text.c - the strict reader of text: sizes, times, flags, lists of hosts, and the table of the
- * environment's variables. */
+/* test_text.c - the strict reader of text: sizes, times, flags, lists of hosts; and the table of
+ * environment variables. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "dcomm/impl/base/environment.h"
@@ -108,8 +108,8 @@ static char *whole(const char *path)
     return text;
 }
 
-/* Each variable that the sources read is in the table; each of the table is in the docs, in a row;
- * and the docs have no other. */
+/* Each variable that the sources read is in the table, each one in the table has a row in the
+ * docs, and the docs name no other. */
 Test(environment, table_docs_and_sources_agree)
 {
     static const char *const sources[] = {"/../include/dcomm.h", "/../include/dcomm_nccl.h",

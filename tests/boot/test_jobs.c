@@ -1,6 +1,6 @@
-/* test_jobs.c - ranks that a launcher's variables bring together: jobs on one port that must not
- * mix, attempts that fail and are repeated, ranks that cannot take part, forks beside a rendezvous.
- * Each rank is a process. */
+/* test_jobs.c - ranks brought together by a launcher's variables: jobs on one port that must not
+ * mix, attempts that fail and are repeated, ranks that cannot take part, forks during a
+ * rendezvous. Each rank is a process. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "dcomm/impl/boot/boot.h"
@@ -9,16 +9,16 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 
-#define LIMIT 30 /* seconds that any one test may take */
+#define LIMIT 30 /* time limit of each test, in seconds */
 #define MOST 4
 
-/* How a rank fared, in memory that all processes share. */
+/* The outcome of a rank, in memory that all processes share. */
 typedef struct outcome {
     dcomm_status status;
     int tries;
     double seconds;
     char why[DCOMMI_MESSAGE_MAX];
-    char met[MOST + 1]; /* a letter of each rank's job */
+    char met[MOST + 1]; /* one letter for the job of each rank met */
 } outcome;
 
 typedef struct job_rank {
@@ -28,7 +28,7 @@ typedef struct job_rank {
     char letter;
     double late_s, timeout_s;
     int tries;
-    bool cannot; /* take part */
+    bool cannot; /* this rank cannot take part */
     pid_t pid;
     outcome *end;
 } job_rank;
@@ -119,8 +119,8 @@ static void expect(const job_rank *r, dcomm_status status, const char *word)
               r->end->why, word);
 }
 
-/* Job a's rank 0 has the port; job b comes to it whole, and has to go; then a's other rank comes.
- */
+/* Job a's rank 0 holds the port. Both ranks of job b come and are refused. Then job a's rank 1
+ * comes. */
 static void two_jobs(const char *word_a, const char *word_b, const char *run_a, const char *run_b)
 {
     outcome *all = share();
@@ -230,7 +230,7 @@ Test(jobs, command_lines_that_name_the_rank, .timeout = LIMIT)
 
 /* ---- attempts ---- */
 
-/* Rank 1 comes when rank 0 has tried a few times. */
+/* Rank 1 comes after rank 0 has made a few attempts. */
 Test(attempts, that_fail_do_not_count, .timeout = LIMIT)
 {
     outcome *all = share();
@@ -318,12 +318,12 @@ Test(announced, by_the_last_rank, .timeout = LIMIT)
     one_cannot(2);
 }
 
-/* Through an all-gather of the caller's: in the round that the others are in. */
+/* Stand in for a peer in the caller's all-gather: add its contribution to the round under way. */
 static int gather_beside_a_rank(const void *mine, size_t bytes, void *all, void *user)
 {
     uint64_t theirs = *(const size_t *)user;
     memcpy(all, mine, bytes);
-    if (bytes == sizeof theirs) { /* the length, then that there is memory */
+    if (bytes == sizeof theirs) { /* first the length, then the word that memory is available */
         theirs = *(const uint64_t *)mine != 0 ? theirs : 0;
         memcpy((char *)all + bytes, &theirs, bytes);
     } else {
@@ -389,7 +389,7 @@ Test(waits, are_told_once_after_5_s)
 
 /* ---- forks ---- */
 
-/* A child finds no lock held and none of its parent's sockets, at whatever moment it was forked. */
+/* A forked child finds no lock held and none of its parent's sockets, whenever it was forked. */
 Test(forks, beside_a_rendezvous, .timeout = LIMIT)
 {
     for (int turn = 0; turn < 20; turn++) {
@@ -405,7 +405,7 @@ Test(forks, beside_a_rendezvous, .timeout = LIMIT)
         }
         int status = -1;
         cr_assert(waitpid(pid, &status, 0) == pid && status == 0, "turn %d", turn);
-        /* The parent still serves. */
+        /* The parent still serves the rendezvous. */
         dcommi_addr a;
         int fd, error;
         dcommi_addr_literal("127.0.0.1", parts.port, &a);

@@ -1,4 +1,4 @@
-/* test_launcher.c - what the environment says: launchers, secrets, PMI lines, hosts. */
+/* test_launcher.c - ranks, jobs, secrets, PMI lines and hosts as read from the environment. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "dcomm/impl/boot/boot.h"
@@ -6,7 +6,7 @@
 
 #include <criterion/criterion.h>
 
-/* Only these variables, given as "NAME=value" up to NULL. */
+/* Detect the launcher with only these variables set, given as "NAME=value" up to NULL. */
 static dcomm_status detect(dcommi_launcher *l, const char *const *vars)
 {
     clearenv();
@@ -51,7 +51,7 @@ Test(launcher, torchrun)
     cr_assert_eq(l.meeting, DCOMMI_MEET_ALONE);
 }
 
-/* Half a description is no rank alone: each would train by itself. */
+/* Half a description must not mean a single rank: each process would train by itself. */
 Test(launcher, halves_are_errors)
 {
     dcommi_launcher l;
@@ -78,7 +78,7 @@ Test(launcher, hints_of_several_ranks)
     }
 }
 
-/* A word, else what the launcher calls the job, else the command line. */
+/* A job's name is the user's word, else the launcher's name of the job, else the command line. */
 Test(launcher, jobs_have_names)
 {
     dcommi_launcher l;
@@ -90,7 +90,7 @@ Test(launcher, jobs_have_names)
     cr_assert_str_eq(l.job, "torchrun's run 7, restart 2");
     cr_assert_eq(DETECT(l, TORCH("1", "2")), DCOMM_OK);
     cr_assert(strncmp(l.job, "command line \"", 14) == 0 && strlen(l.job) > 15, "%s", l.job);
-    /* torchrun's default names no run */
+    /* torchrun's default names no job */
     cr_assert_eq(
         DETECT(l, TORCH("1", "2"), "TORCHELASTIC_RUN_ID=none", "TORCHELASTIC_RESTART_COUNT=2"),
         DCOMM_OK);
@@ -192,7 +192,7 @@ Test(launcher, slurm)
     cr_assert_eq(l.port, 6);
     cr_assert_eq(DETECT(l, SLURM("1", "4"), "PMIX_RANK=1", "PMIX_NAMESPACE=x"), DCOMM_OK);
     cr_assert_eq(l.meeting, DCOMMI_MEET_PMIX);
-    /* one node meets where no other machine reaches */
+    /* one node: meet at an address that no other machine can reach */
     cr_assert_eq(DETECT(l, SLURM("1", "4"), "SLURM_STEP_NUM_NODES=1"), DCOMM_OK);
     cr_assert(strcmp(l.host, "127.0.0.1") == 0 && l.loopback);
     cr_assert_eq(DETECT(l, SLURM("1", "4"), "SLURM_STEP_NUM_NODES=2"), DCOMM_OK);
@@ -203,7 +203,7 @@ Test(launcher, slurm)
         DCOMM_OK);
     cr_assert_str_eq(l.name, "Slurm");
     cr_assert(l.rank == 1 && l.size == 4 && l.port == 6);
-    /* srun --mpi=pmi2 leaves its PMI to MPI; mpirun inside a step has its own */
+    /* srun --mpi=pmi2 leaves its PMI to MPI; mpirun inside a step has its own PMI */
     cr_assert_eq(
         DETECT(l, SLURM("1", "4"), "PMI_FD=7", "PMI_RANK=1", "PMI_SIZE=4", "PMI_JOBID=77.0"),
         DCOMM_OK);

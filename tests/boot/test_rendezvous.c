@@ -1,5 +1,5 @@
-/* test_rendezvous.c - ids, and ranks that find each other or learn why they cannot. Each
- * rank is a thread; strangers are plain sockets. */
+/* test_rendezvous.c - ids, and ranks that find each other or learn why they cannot. Each rank is a
+ * thread. Strangers are plain sockets. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "dcomm/impl/boot/boot.h"
@@ -7,7 +7,7 @@
 #include <criterion/criterion.h>
 #include <sys/wait.h>
 
-#define LIMIT 15 /* seconds that any one test may take */
+#define LIMIT 15 /* time limit of each test, in seconds */
 
 /* ---- ids ---- */
 
@@ -34,7 +34,7 @@ Test(id, damage_is_seen)
     dcommi_id_parts in = {.port = 4711, .naddrs = 8}, out;
     dcomm_id id;
     for (int i = 0; i < 8; i++) {
-        dcommi_addr_literal("2001:db8::1", 0, &in.addrs[i]); /* more than fit */
+        dcommi_addr_literal("2001:db8::1", 0, &in.addrs[i]); /* more addresses than fit */
     }
     dcommi_id_format(&in, &id);
     cr_assert_eq(dcommi_id_parse(&id, &out), DCOMM_OK);
@@ -44,7 +44,7 @@ Test(id, damage_is_seen)
         cr_assert_eq(dcommi_id_parse(&id, &out), DCOMM_ERR_INVALID, "byte %zu", i);
         id.bytes[i] ^= 4;
     }
-    size_t end = DCOMMI_ID_FIRST + 5 * 17; /* of the addresses */
+    size_t end = DCOMMI_ID_FIRST + 5 * 17; /* the end of the addresses */
     id.bytes[end] = 6;
     dcommi_id_checksum(id.bytes, id.bytes + DCOMMI_ID_CHECK);
     cr_assert_eq(dcommi_id_parse(&id, &out), DCOMM_ERR_INVALID, "an address beyond the end");
@@ -72,7 +72,7 @@ Test(frames, results_and_reasons)
     uint8_t p[32] = {0};
     size_t lens[2], blobs;
     char why[DCOMMI_RDV_REASON_MAX + 1];
-    dcommi_put32(p, 2); /* ranks, and what each of them sent */
+    dcommi_put32(p, 2); /* two ranks, and the bytes that each has sent */
     dcommi_put32(p + 4, 3);
     dcommi_put32(p + 8, 2);
     cr_assert(dcommi_rdv_get_result(p, 17, 2, lens, &blobs) && blobs == 12 && lens[1] == 2);
@@ -210,7 +210,8 @@ Test(rendezvous, long_blobs, .timeout = LIMIT)
 
 Test(rendezvous, by_the_launcher_over_ipv6, .timeout = LIMIT)
 {
-    /* Threads share the environment, so each rank is a process; twice, to see the port reused. */
+    /* Threads share the environment, so each rank is a process. Run twice, to see the port
+     * reused. */
     pid_t pids[4];
     for (int i = 0; i < 4; i++) {
         pids[i] = fork();
@@ -222,7 +223,7 @@ Test(rendezvous, by_the_launcher_over_ipv6, .timeout = LIMIT)
             setenv("MASTER_ADDR", "::1", 1);
             setenv("MASTER_PORT", "29873", 1);
             setenv("DCOMM_SECRET", "for the test", 1);
-            usleep(i == 0 ? 200000 : 0); /* the others knock before rank 0 opens */
+            usleep(i == 0 ? 200000 : 0); /* the others connect before rank 0 listens */
             for (int k = 0; k < 2; k++) {
                 dcommi_boot boot;
                 rank_run r = {.blob = 10, .rounds = 2};
@@ -357,13 +358,13 @@ Test(faults, two_are_the_same_rank, .timeout = LIMIT)
     }
     join_ranks(r, 3);
     for (int i = 0; i < 3; i++) {
-        /* One that comes after the rank that serves has left finds nobody. */
+        /* A rank that comes after the serving rank has left finds nobody. */
         expect(&r[i], DCOMM_ERR_RENDEZVOUS, NULL, 5);
     }
     cr_assert(strstr(r[0].why, "two processes") != NULL, "%s", r[0].why);
 }
 
-/* Until `n` ranks have come to the rendezvous that this process serves. */
+/* Wait until `n` ranks have joined the rendezvous that this process serves. */
 static void await_joined(uint32_t n)
 {
     for (uint32_t joined = 0; joined < n; usleep(1000)) {
@@ -424,11 +425,12 @@ Test(faults, cancelled_while_waiting, .timeout = LIMIT)
     cancel = 1;
     join_ranks(r, 2);
     expect(&r[1], DCOMM_ERR_ABORTED, "cancelled", 2.5);
-    /* It may have come back; when it does not, the others learn that it was there. */
+    /* The cancelled rank might have come back. If it does not, the others learn that it was
+     * there. */
     expect(&r[0], DCOMM_ERR_PEER, "rank 1", 6);
 }
 
-/* A process that knows the secret and runs another version. */
+/* A peer that knows the secret but runs another version is refused. */
 Test(faults, versions_differ, .timeout = LIMIT)
 {
     dcomm_id id;
@@ -455,7 +457,7 @@ Test(faults, versions_differ, .timeout = LIMIT)
 
 /* ---- strangers ---- */
 
-/* The server's ones are this process's too. */
+/* Return this process's open descriptors; they include the server's. */
 static int open_descriptors(void)
 {
     int n = 0;
@@ -465,7 +467,7 @@ static int open_descriptors(void)
     return n;
 }
 
-/* Everything that a stranger can do; ranks meet meanwhile. */
+/* Strangers do all that they can to the server; ranks meet meanwhile. */
 Test(strangers, disturb_nobody, .timeout = LIMIT)
 {
     enum { MANY = 300 };
@@ -479,15 +481,15 @@ Test(strangers, disturb_nobody, .timeout = LIMIT)
         uint8_t junk[256];
         fds[i] = knock(&id);
         dcommi_random_bytes(junk, sizeof junk);
-        if (i % 5 == 1) { /* garbage; the first says nothing, or: */
+        if (i % 5 == 1) { /* garbage; i % 5 == 0 sends nothing */
             (void)!send(fds[i], junk, sizeof junk, MSG_NOSIGNAL);
         } else if (i % 5 == 2) { /* half a handshake */
             dcommi_rdv_put_header(junk, DCOMMI_RDV_HELLO, 0, DCOMMI_RDV_HELLO_LEN);
             (void)!send(fds[i], junk, 40, MSG_NOSIGNAL);
-        } else if (i % 5 == 3) { /* a frame that only ranks may send, of a gigantic length */
+        } else if (i % 5 == 3) { /* a frame that only ranks may send, with a huge length */
             dcommi_rdv_put_header(junk, DCOMMI_RDV_GATHER, 0, UINT32_MAX);
             (void)!send(fds[i], junk, sizeof junk, MSG_NOSIGNAL);
-        } else if (i % 5 == 4) { /* a handshake with a wrong proof is told so, and stays */
+        } else if (i % 5 == 4) { /* a handshake with a wrong proof is rejected, and stays open */
             uint8_t challenge[DCOMMI_RDV_CHALLENGE_FRAME], hello[DCOMMI_RDV_HELLO_FRAME];
             uint8_t key[DCOMMI_RDV_KEY] = {0}, answer[DCOMMI_RDV_HEADER];
             dcommi_rdv_hello h = {.rank = 1, .size = 3, .wire = 1, .lib = DCOMMI_RDV_LIB_VERSION};
@@ -516,7 +518,7 @@ Test(strangers, disturb_nobody, .timeout = LIMIT)
     }
 }
 
-/* What answers is no rendezvous, or says nothing. */
+/* The peer that answers is no rendezvous, or sends nothing. */
 Test(strangers, as_servers, .timeout = LIMIT)
 {
     for (int mute = 0; mute <= 1; mute++) {

@@ -1,6 +1,6 @@
-/* test_topo.c - places read from lstopo's files, the groups that follow from them, who is told to
- * be unbound, what a communicator tells of it; and that rings and trees cross slow boundaries no
- * more often than they must. */
+/* test_topo.c - places read from lstopo's files, the groups that follow from them, warnings to
+ * unbound ranks, and the places that a communicator reports. Rings and trees cross slow boundaries
+ * no more often than they must. */
 #define _GNU_SOURCE
 #include "ranks.h"
 
@@ -65,7 +65,7 @@ Test(topo, devices)
 {
     cr_expect_str_eq(site_of(SERVER, "0", NULL).nic, "eth0");
     cr_expect_str_eq(site_of(SERVER, "16-31", NULL).nic, "eth1");
-    cr_expect_str_eq(site_of(SERVER, "0", "eth1").nic, "eth1"); /* the one that is used */
+    cr_expect_str_eq(site_of(SERVER, "0", "eth1").nic, "eth1"); /* the NIC in use */
     cr_expect_str_eq(site_of(SERVER, "0", "lo").nic, "");
     cr_expect_str_eq(site_of(SERVER, "0", "eth1:1").nic, "eth1");
     cr_expect_str_eq(site_of(SERVER, "0", NULL).gpu, "0000:80:00.0"); /* not the screen's chip */
@@ -103,7 +103,7 @@ Test(topo, this_machine)
     cr_expect_eq(dcommi_topo_here("", &here), DCOMM_OK);
     cr_expect_gt(here.cpus, 0);
     cr_expect_eq(here.unknown, 0);
-    /* What is remembered gives way to what has changed. */
+    /* A remembered site is replaced if the binding has changed. */
     dcommi_site again, one;
     cpu_set_t first;
     int cpu = 0;
@@ -152,7 +152,7 @@ Test(topo, places_from_others_are_checked)
 
 /* ---- groups ---- */
 
-/* Groups of ranks on one host, bound as listed. */
+/* Return the groups of n ranks on one host, bound to the listed CPUs. */
 static dcommi_groups *groups_on(const char *xml, int n, const char *const *cpus, dcommi_site *sites)
 {
     int64_t host[64] = {0};
@@ -188,12 +188,12 @@ Test(topo, levels_are_those_that_divide)
         cr_expect_eq(g->order[i], order[i], "position %d: rank %d", i, g->order[i]);
     }
     dcommi_groups_free(&g);
-    /* All may run anywhere: nobody is near anybody. */
+    /* All ranks may run anywhere, so no rank is near another. */
     const char *const anywhere[] = {"0-31", "0-31", "0-31"};
     g = groups_on(SERVER, 3, anywhere, sites);
     expect_groups(g, 1, host, (int[]){1});
     dcommi_groups_free(&g);
-    /* Two may, one is in one package. */
+    /* Two ranks may run anywhere; one is bound to a package. */
     const char *const mixed[] = {"0-31", "0-15", "0-31"};
     g = groups_on(SERVER, 3, mixed, sites);
     expect_groups(g, 2, (uint8_t[]){DCOMMI_LEVEL_HOST, DCOMMI_LEVEL_PACKAGE}, (int[]){1, 2});
@@ -208,7 +208,7 @@ Test(topo, levels_are_those_that_divide)
         (int[]){1, 2, 4, 8});
     cr_expect_eq(dcommi_group_of(g, 1, 0), dcommi_group_of(g, 1, 5));
     dcommi_groups_free(&g);
-    /* Slices of several cores do not share a core. */
+    /* Ranks bound to several cores each do not share a core. */
     const char *const slices[] = {"0-3", "4-7", "0-3"};
     g = groups_on(LAPTOP, 3, slices, sites);
     expect_groups(g, 2, (uint8_t[]){DCOMMI_LEVEL_HOST, DCOMMI_LEVEL_CORE}, (int[]){1, 2});
@@ -253,7 +253,7 @@ Test(topo, containers_of_one_machine_take_turns_on_its_threads)
 {
     const char *const cpus[] = {"0", "1", "0", "1"};
     const int64_t host[] = {0, 0, 1, 1};
-    for (uint64_t machine = 0; machine <= 1; machine++) { /* unknown: nothing is assumed */
+    for (uint64_t machine = 0; machine <= 1; machine++) { /* 0: unknown, nothing is assumed */
         dcommi_site sites[4];
         for (int r = 0; r < 4; r++) {
             sites[r] = site_of(LAPTOP, cpus[r], NULL);
@@ -310,7 +310,7 @@ Test(topo, unbound_ranks)
 
 #define MAX_N 64
 
-/* Hosts of uneven size, packages in them, dealt out at random. */
+/* Return hosts of uneven size with packages in them, dealt out at random. */
 static dcommi_groups *random_groups(int n, unsigned seed)
 {
     static const uint8_t kinds[] = {DCOMMI_LEVEL_HOST, DCOMMI_LEVEL_PACKAGE};
@@ -324,8 +324,8 @@ static dcommi_groups *random_groups(int n, unsigned seed)
     return dcommi_groups_make(n, 2, kinds, ids);
 }
 
-/* How many directed pairs of ranks in different groups of a level (but in one group of the level
- * above) exchange messages. */
+/* Count the directed pairs of ranks that exchange messages across a level: in different groups of
+ * it, but in one group of the level above. */
 static int crossings(const dcommi_check_trace *trace, const dcommi_groups *g, int level)
 {
     static bool seen[MAX_N][MAX_N];
@@ -341,7 +341,7 @@ static int crossings(const dcommi_check_trace *trace, const dcommi_groups *g, in
     return found;
 }
 
-/* The trace of an algorithm, which the checker must find right. */
+/* Record the trace of an algorithm, after the checker has accepted the plans. */
 static void trace_of(dcomm_coll coll, const char *name, const dcommi_groups *g, int root,
                      dcommi_check_trace *trace)
 {
@@ -371,7 +371,8 @@ static void trace_of(dcomm_coll coll, const char *name, const dcommi_groups *g, 
     }
 }
 
-/* Groups of a level that are parts of one group above, less one for each such group. */
+/* Return the groups of a level, less one for each group above: the edges of trees that join
+ * them. */
 static int edges_needed(const dcommi_groups *g, int level)
 {
     return g->count[level] - (level > 0 ? g->count[level - 1] : 1);
@@ -389,7 +390,7 @@ Test(topo, rings_enter_each_group_once, .timeout = 120)
         int hosts = g->count[0];
         cr_expect_eq(crossings(&trace, g, 0), hosts > 1 ? hosts : 0, "seed %u", seed);
         if (g->nlevels > 1) {
-            /* Within a host, a ring of its own or the part of one that stays. */
+            /* A ring on one host closes there. A ring over several hosts is open within each. */
             int inside = hosts > 1 || g->count[1] == 1 ? edges_needed(g, 1) : g->count[1];
             cr_expect_eq(crossings(&trace, g, 1), inside, "seed %u", seed);
         }
@@ -417,7 +418,7 @@ Test(topo, trees_enter_each_group_once, .timeout = 120)
             for (int l = 0; l < g->nlevels; l++) {
                 int once = edges_needed(g, l) * cases[i].ways;
                 int found = crossings(&trace, g, l);
-                /* Two trees may share an edge. */
+                /* Two trees need not use the same edge. */
                 cr_expect(found >= once && found <= once * cases[i].trees,
                           "seed %u, %s %d, level %d: %d crossings, not %d", seed, cases[i].name,
                           cases[i].coll, l, found, once);
@@ -428,7 +429,7 @@ Test(topo, trees_enter_each_group_once, .timeout = 120)
     }
 }
 
-/* ---- a communicator's word ---- */
+/* ---- places that a communicator reports ---- */
 
 static int warnings;
 static char warning[512];
@@ -442,7 +443,7 @@ static void hear(int level, const char *message, void *user)
     }
 }
 
-/* Ranks on hosts like the server, numbered round them. */
+/* Join ranks on hosts like the server, dealt round to them. */
 static dcomm_comm *join_server(int rank, int n, procs_shared *s, const char *cpus, int hosts,
                                const char *warn)
 {
@@ -496,7 +497,7 @@ static int reads_out(int rank, int n, procs_shared *s, void *arg)
     PROCS_TRUE(dcomm_comm_group(comm, 0, -1) == -1 && dcomm_comm_group(comm, 9, 0) == -1);
     PROCS_TRUE(dcomm_comm_order(comm, n) == -1 && dcomm_comm_level_count(NULL) == -1);
 
-    /* Backwards, and without the first rank. */
+    /* Split into reverse order, and shrink without the first rank. */
     RANKS_OK(dcomm_comm_split(comm, 0, -rank, &back));
     for (int r = 0; r < n; r++) {
         RANKS_OK(dcomm_comm_get_place(back, r, &place));
@@ -532,12 +533,12 @@ Test(topo, read_out, .timeout = 60)
 }
 
 typedef struct warn_case {
-    const char *warn; /* DCOMM_WARN_UNBOUND */
+    const char *warn; /* the value of DCOMM_WARN_UNBOUND */
     int hosts;
     bool expected;
 } warn_case;
 
-/* Ranks 1 and 2 of three may get each other's cores. */
+/* Ranks 1 and 2 of three may run on the same cores. */
 static int warns(int rank, int n, procs_shared *s, void *arg)
 {
     static const char *const cpus[] = {"0-7", "8-23", "16-31"};

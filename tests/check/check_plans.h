@@ -1,4 +1,4 @@
-/* check_plans.h - plans that the checker's tests start from, and what it must say of them. */
+/* check_plans.h - plans that the checker's tests start from, and the verdicts expected on them. */
 #ifndef CHECK_PLANS_H
 #define CHECK_PLANS_H
 
@@ -37,7 +37,7 @@ static void right(set *s, dcomm_check_spec spec)
     done(s);
 }
 
-/* Refused, with each of the words in the message. */
+/* Expect that the checker refuses the plans with both words in its message. */
 static void wrong(set *s, dcomm_check_spec spec, const char *word, const char *other)
 {
     cr_assert_eq(check(s, spec), DCOMM_ERR_PLAN, "accepted, looking for '%s'", word);
@@ -97,7 +97,7 @@ static dcomm_expr num(int64_t x)
     return dcomm_const(x);
 }
 
-/* ---- ring all-reduce: loops and modular places ---- */
+/* ---- ring all-reduce: loops and modular block numbers ---- */
 
 static dcomm_plan *ring_plan(int r, int n, int64_t block, dcomm_op op)
 {
@@ -144,7 +144,8 @@ static dcomm_check_spec ring_spec(int n)
 
 /* ---- two ranks that exchange: small enough to break in many ways ---- */
 
-/* OUT <- fold of both, on both; ordered says that rank 0 sends first. */
+/* Return a plan in which both ranks exchange IN and fold both into OUT. Unless `async`, rank 0
+ * sends first. */
 static dcomm_plan *pair_plan(int r, bool async)
 {
     dcomm_builder b;
@@ -178,7 +179,7 @@ static set pair(bool async)
 static const dcomm_check_spec pair_spec = {
     .coll = DCOMM_COLL_ALLREDUCE, .count = 16, .dtype = DCOMM_F32};
 
-/* ---- what a fence is for ---- */
+/* ---- the need for a fence ---- */
 
 /* Rank 0 sends OUT asynchronously and overwrites it, with or without a fence between. */
 static set overwrite(bool fence)
@@ -207,8 +208,9 @@ static set overwrite(bool fence)
 
 enum { FINE, NO_WAIT, STARVED, EARLY, NO_ORDER };
 
-/* Everybody folds everybody's input where it lies, `rounds` times; then says that it has read. With
- * one counter for all readers a round's wait must not be satisfied by the next round's signals. */
+/* Each rank folds all ranks' inputs in place, `rounds` times, then signals that it has read
+ * them. One counter serves all readers, so the next round's signals must not satisfy this
+ * round's wait. */
 static set one_shot(int n, int rounds, int fault, bool in_order)
 {
     set s = {.n = n};
@@ -230,7 +232,7 @@ static set one_shot(int n, int rounds, int fault, bool in_order)
             parts[0].repeat = (uint32_t)r;
             parts[2].repeat = (uint32_t)(n - 1 - r);
             uint32_t head = r == 0 ? 1 : 0, tail = r == n - 1 ? 1 : 0;
-            if (!in_order) { /* itself first, then the others from the next rank on */
+            if (!in_order) { /* the rank itself first, then the others from the next rank on */
                 parts[0] = parts[1];
                 parts[1] = parts[2];
                 parts[1].repeat = (uint32_t)n - 1;

@@ -1,5 +1,5 @@
-/* test_check.c - the plan checker accepts right plans and refuses plans that are broken on purpose,
- * naming the place. */
+/* test_check.c - the plan checker accepts right plans. It refuses plans that are broken on purpose
+ * and names the place. */
 #define _GNU_SOURCE
 #define DCOMM_IMPLEMENTATION
 #include "check_plans.h"
@@ -20,7 +20,7 @@ Test(broken, step_dropped)
 {
     for (uint32_t i = 0; i < 11; i++) {
         set s = ring(4, DCOMM_SUM);
-        if (i == 1 || i == 4 || i == 6 || i == 7 || i == 10) { /* loops; a fence is below */
+        if (i == 1 || i == 4 || i == 6 || i == 7 || i == 10) { /* loops; fences are tested below */
             done(&s);
             continue;
         }
@@ -133,7 +133,7 @@ Test(broken, steps_swapped)
 Test(broken, unbuffered_exchange)
 {
     set s = pair(false);
-    swap_steps(&s, 1, 0, 1); /* both send first: works only where messages are buffered */
+    swap_steps(&s, 1, 0, 1); /* both send first: works only if messages are buffered */
     wrong(&s, pair_spec, "deadlock", "rank 1 lane 0 step 0 (send to 0, tag 0) waits");
 }
 
@@ -185,7 +185,7 @@ Test(broken, fence_missing)
     s = overwrite(false);
     wrong(&s, f32(DCOMM_COLL_PLAN, 0), "nothing orders the two", "(async)");
     s = ring(4, DCOMM_SUM);
-    step(&s, 1, 6)->kind = DCOMM_STEP_WAIT; /* the fence of the ring: a wait for nothing */
+    step(&s, 1, 6)->kind = DCOMM_STEP_WAIT; /* replace the ring's fence by a wait for nothing */
     s.plan[1]->ncounters = 1;
     wrong(&s, ring_spec(4), "nothing orders the two", "rank 1 lane 0 step 9 (recv from 0");
 }
@@ -249,7 +249,7 @@ Test(broken, exposed_memory_overwritten)
 
 Test(broken, signals_of_others_count_too)
 {
-    /* Rank 0 waits for two signals, of which rank 2 may give both: rank 1 may not be there. */
+    /* Rank 0 waits for two signals. Rank 2 gives two, so rank 1 may not have arrived. */
     set s = {.n = 3};
     for (int r = 0; r < 3; r++) {
         dcomm_builder b;
@@ -264,7 +264,7 @@ Test(broken, signals_of_others_count_too)
         }
         s.plan[r] = finish(&b);
     }
-    set t = s; /* with signals of 1 each it is right */
+    set t = s; /* with one signal from each rank it is right */
     wrong(&s, f32(DCOMM_COLL_BARRIER, 0), "may leave the barrier before rank 1", "rank 0");
     for (int r = 0; r < 3; r++) {
         dcomm_builder b;
@@ -317,7 +317,7 @@ Test(right, chain_in_rank_order)
     }
 }
 
-/* ---- every rank sends every block straight to where it belongs ---- */
+/* ---- every rank sends every block directly to its owner ---- */
 
 Test(right, all_to_all_v)
 {

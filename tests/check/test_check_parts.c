@@ -6,7 +6,7 @@
 
 /* ---- sub-plans, run-time lengths, stages, codecs ---- */
 
-/* Even and odd ranks reduce apart, then pairs (0,1) and (2,3) put both halves together. */
+/* Even and odd ranks reduce separately. Then pairs (0,1) and (2,3) join the two results. */
 static set two_levels(dcomm_plan **subs, bool fault)
 {
     set s = {.n = 4};
@@ -21,7 +21,8 @@ static set two_levels(dcomm_plan **subs, bool fault)
         int64_t group = dcomm_build_table(&b, first, 2);
         dcomm_build_call(&b, 0, subs[2 * r], group, in(0, 64), mid, num(0));
         group = dcomm_build_table(&b, then, 2);
-        dcomm_build_call(&b, 0, subs[2 * r + 1], group, fault ? in(0, 64) : mid, out(0, 64), num(2));
+        dcomm_build_call(&b, 0, subs[2 * r + 1], group, fault ? in(0, 64) : mid, out(0, 64),
+                         num(2));
         s.plan[r] = finish(&b);
     }
     return s;
@@ -61,8 +62,8 @@ Test(right, sub_plan)
     done_subs(subs);
 }
 
-static dcomm_status no_code(void *user, const dcomm_codec_place *place, const void *const *src, const size_t *src_len, size_t nsrc,
-                            void *dst, size_t dst_len)
+static dcomm_status no_code(void *user, const dcomm_codec_place *place, const void *const *src,
+                            const size_t *src_len, size_t nsrc, void *dst, size_t dst_len)
 {
     (void)user, (void)place, (void)src, (void)src_len, (void)nsrc, (void)dst, (void)dst_len;
     return DCOMM_OK;
@@ -78,7 +79,7 @@ static dcomm_status no_encode(void *user, const dcomm_codec_place *place, const 
 
 static const dcomm_plan_codec codec = {"none", no_encode, no_code, NULL};
 
-/* OUT <- IN (+) the other's, which comes encoded, of a length known at run time. */
+/* OUT <- IN (+) the peer's IN, which arrives encoded; its length is known only at run time. */
 static set compressed(bool fault)
 {
     set s = {.n = 2};
@@ -158,7 +159,7 @@ Test(right, stages)
     }
 }
 
-/* ---- arguments, printing, and any garbage ---- */
+/* ---- arguments, printing, and random garbage ---- */
 
 Test(arguments, refused)
 {

@@ -1,6 +1,6 @@
-/* codec_bytes.c - encodings of many numbers, with and without feedback, and of sums of four; states
- * of error feedback after some steps: whether every instruction set writes the same bytes, and one
- * hash of them all.
+/* codec_bytes.c - check that every instruction set writes the same bytes, and print one hash of all
+ * encodings of many numbers, with and without feedback, of sums of four, and of states of error
+ * feedback after some steps.
  * tests/codec/same_bytes.sh compares the hash across compilers and flags.
  *
  * usage: codec_bytes [COUNT]    elements; 10^8 is the long form */
@@ -54,8 +54,8 @@ static uint64_t hash_bytes(uint64_t hash, const void *p, size_t len)
     return hash;
 }
 
-/* Sums of eight uniform numbers, at scales that differ from run to run, with zeros and denormals
- * among them. Exact in f32 whatever the flags. */
+/* Fill `to` with sums of eight uniform numbers, at scales that differ from run to run, with zeros
+ * and denormals among them. The sums are exact in f32 whatever the compiler's flags. */
 static void fill(float *to, uint64_t first, size_t n, uint64_t seed)
 {
     for (size_t i = 0; i < n; i++) {
@@ -80,7 +80,8 @@ static void good(dcomm_status status, const char *spec)
     }
 }
 
-/* Two encodings, one of them with feedback, of two ranks; then the sum of four, encoded again. */
+/* Return a hash of four encodings, two of them with feedback, and of their sum, decoded and
+ * encoded again. */
 static uint64_t hash_of(const dcomm_codec *codec, const char *spec, uint64_t first, size_t n)
 {
     uint64_t hash = 0;
@@ -121,8 +122,8 @@ static const struct {
 };
 enum { STATES = sizeof states / sizeof *states, LENGTH = 9000, HALF = 4096, STEPS = 4 };
 
-/* A rank's step: two ranges, of which it owns one in the first steps and the other afterwards, so
- * that residuals move; some of what it sent is given back. */
+/* Run a step of one rank over two ranges. It owns the first range in the first steps and the
+ * second afterwards, so that residuals move. Some of the sent values are given back. */
 static void step(dcomm_feedback *fb, int s)
 {
     static const uint32_t index[] = {3, 50, 51, 900};

@@ -1,4 +1,4 @@
-/* codec_numbers.h - codecs and numbers for tests of the dense codecs. */
+/* codec_numbers.h - codecs and inputs for tests of the dense codecs. */
 #ifndef CODEC_NUMBERS_H
 #define CODEC_NUMBERS_H
 
@@ -27,7 +27,7 @@ static double gaussian(void)
 enum { GAUSSIAN, LAPLACE, LOGNORMAL, SPARSE, CONSTANT, REAL, MIXED, BITS, DISTRIBUTIONS };
 enum { WELL_BEHAVED = REAL + 1 };
 
-/* Gradients that examples/trainer --dump wrote: a stretch of them from anywhere. */
+/* Fill x with a random stretch of the gradients that examples/trainer --dump wrote. */
 static void fill_real(float *x, size_t count)
 {
     enum { HEADER = 128, MOST = 1 << 17 };
@@ -70,12 +70,12 @@ static void fill(float *x, size_t count, int distribution)
         case CONSTANT:
             x[i] = g > 0 ? 0.01f : -0.01f;
             break;
-        case MIXED: { /* scales, zeros of both signs and denormals side by side */
+        case MIXED: { /* tiny numbers, zeros of both signs and denormals */
             const float few[6] = {0, -0.0f, 1e-40f, -1e-41f, 1e-20f, (float)g};
             x[i] = few[random_bits() % 6];
             break;
         }
-        default: { /* any bits, as numbers of all sizes */
+        default: { /* random bits: numbers of all sizes */
             uint32_t bits = (uint32_t)random_bits();
             x[i] = dcommi_f32_from_bits(bits);
             break;

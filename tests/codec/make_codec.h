@@ -1,4 +1,4 @@
-/* make_codec.h - a codec for a test, from its spec. Behind dcomm.h, or the parts. */
+/* make_codec.h - make a codec for a test from its spec. Include it after dcomm.h or its parts. */
 #ifndef MAKE_CODEC_H
 #define MAKE_CODEC_H
 

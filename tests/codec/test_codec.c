@@ -1,5 +1,5 @@
-/* test_codec.c - what the interface of codecs promises, whatever the codec: specs, arguments,
- * lengths, corner values, feedback. */
+/* test_codec.c - the promises of the codec interface for every codec: specs, arguments, lengths,
+ * corner values, feedback. */
 #define _GNU_SOURCE
 #include "dcomm.h"
 #include "comma.h"
@@ -56,7 +56,8 @@ Test(codec, bad_specs_get_a_sentence)
     cr_assert_eq(dcomm_codec_create("bf16", NULL), DCOMM_ERR_INVALID);
 }
 
-/* What is written in a locale with a comma is what the C locale writes, and either reads it. */
+/* A spec written under a locale with a decimal comma equals the C locale's, and both locales read
+ * it. */
 Test(codec, the_locale_does_not_matter, .timeout = 60)
 {
     static const char *const specs[] = {"topk:k=0.01", "threshold:k=0.05", "topk+qsgd:k=0.001",
@@ -212,7 +213,7 @@ Test(codec, every_codec_every_size)
     }
 }
 
-/* x + residual = decoded + next, to rounding, in place and not. */
+/* x + residual = decoded + next, up to rounding, in place and not. */
 Test(codec, feedback_conserves)
 {
     static float x[MOST], r[MOST], in_place[MOST], next[MOST], y[MOST];
@@ -244,7 +245,7 @@ Test(codec, feedback_conserves)
     }
 }
 
-/* What is clipped stays in the residual, whether the block is whole or not. */
+/* A clipped part stays in the residual, in whole blocks and in the last one. */
 Test(codec, feedback_keeps_what_it_clips)
 {
     static const char *const specs[] = {"f16", "f16:rounding=stochastic", "bf16",
@@ -262,7 +263,7 @@ Test(codec, feedback_keeps_what_it_clips)
             x[0] = 1e6f;
             r[0] = 0;
             x[count - 1] = count > 1 ? FLT_MAX : x[count - 1];
-            r[count - 1] = count > 1 ? FLT_MAX : r[count - 1]; /* counts as FLT_MAX */
+            r[count - 1] = count > 1 ? FLT_MAX : r[count - 1]; /* the sum counts as FLT_MAX */
             buffers b = room_for(codec, count);
             cr_assert_eq(dcomm_encode_feedback(codec, x, r, next, count, NULL, b.wire, b.room,
                                                &bytes, NULL, &report),
@@ -289,7 +290,7 @@ Test(codec, feedback_keeps_what_it_clips)
     }
 }
 
-/* The owner's one pass is decode_sum, a factor, encode. */
+/* dcomm_recode, the owner's single pass, equals decode_sum, a factor and encode. */
 Test(codec, recode_is_decode_sum_and_encode)
 {
     static float x[3][MOST], r[MOST], next[MOST], next2[MOST], sum[MOST];
@@ -341,7 +342,7 @@ Test(codec, recode_is_decode_sum_and_encode)
     }
 }
 
-/* NaN and infinity: counted, named, never in a residual. */
+/* NaN and infinity are counted, named, and never left in a residual. */
 Test(codec, nonfinite_inputs)
 {
     static float x[MOST], r[MOST], next[MOST], y[MOST];

@@ -1,5 +1,5 @@
 /* test_codec_dense.c - the dense codecs: the same bytes from every instruction set, unbiased
- * roundings and their variance, bounds, sums. */
+ * roundings and their variance, error bounds, sums. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
 #define DCOMM_NO_COMM
@@ -75,8 +75,8 @@ static void good_or_nonfinite(dcomm_status status)
               "%s", dcomm_last_error());
 }
 
-/* wire 0: encode; 1: with feedback; 2: encode of the residual; 3: 0 to 2 and 0 again summed and
- * encoded again. */
+/* Run all calls of a codec. wire 0: encode x; 1: encode with feedback; 2: encode the residual; 3:
+ * wires 0 to 2 and 0 again, summed and encoded again. */
 static void run(const dcomm_codec *codec, const float *x, const float *residual, size_t count,
                 size_t first, results *r)
 {
@@ -99,7 +99,7 @@ static void run(const dcomm_codec *codec, const float *x, const float *residual,
                                    r->wire[3], room, &r->bytes, NULL, NULL));
 }
 
-/* Any NaN is as good as any other. */
+/* Return true if all numbers have the same bits; all NaNs are equal. */
 static bool same_numbers(const float *a, const float *b, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -161,8 +161,8 @@ Test(codec_dense, the_same_bytes_from_each_isa, .timeout = 3600)
     free(residual);
 }
 
-/* Buckets clip at 2^127. What they clip off stays in the residual, whatever the instruction set,
- * in place or not, in whole buckets and in the last one. */
+/* Buckets clip at 2^127. The clipped parts stay in the residual, for every instruction set, in
+ * place or not, in whole buckets and in the last one. */
 Test(codec_dense, what_buckets_clip_stays_in_the_residual)
 {
     enum { N = 1500 };
@@ -178,7 +178,7 @@ Test(codec_dense, what_buckets_clip_stays_in_the_residual)
             for (int i = 0; i < N; i++) {
                 x[i] = (float)(gaussian() * 0x1p120);
                 residual[i] = (float)(gaussian() * 0x1p123);
-                if (i % 97 == round || i >= N - 2) { /* in most buckets; alone, or by its sum */
+                if (i % 97 == round || i >= N - 2) { /* in most buckets; x alone, or as a sum */
                     x[i] = copysignf(FLT_MAX * (float)(0.51 + 0.49 * uniform()), x[i]);
                     residual[i] = i % 2 == 0 ? copysignf(0x1p127f, x[i]) : residual[i];
                 }
@@ -203,7 +203,7 @@ Test(codec_dense, what_buckets_clip_stays_in_the_residual)
     dcommi_isa_force(-1);
 }
 
-/* Unaligned arrays give what aligned ones give. */
+/* Unaligned arrays give the same bytes as aligned ones. */
 Test(codec_dense, any_alignment)
 {
     enum { N = 3333 };
@@ -226,7 +226,8 @@ Test(codec_dense, any_alignment)
     }
 }
 
-/* A tensor in pieces at multiples of the granule is coded like the whole. */
+/* A tensor encoded in pieces that begin at multiples of the granule gives the same as the whole
+ * tensor. */
 Test(codec_dense, pieces_are_coded_like_the_whole)
 {
     enum { N = 8192 + 700 };
@@ -255,8 +256,8 @@ Test(codec_dense, pieces_are_coded_like_the_whole)
 
 /* ---- statistics ---- */
 
-/* The mean over many keys is the input, and the variance what the distance to both levels makes it.
- */
+/* Check that the mean over many keys is the input, and that the variance follows from the
+ * distances to the two nearest levels. */
 static void check_unbiased(const char *spec, int distribution, double random_bits_of, double levels)
 {
     enum { N = 512 };
@@ -282,7 +283,8 @@ static void check_unbiased(const char *spec, int distribution, double random_bit
     float step;
     memcpy(&step, wire + bytes - 4, 4);
     double width = levels * (double)step, measured = 0, expected = 0;
-    /* Of equal magnitudes only the step's own rounding is left to chance: a few events in all. */
+    /* If all magnitudes are equal, only the step's own rounding is random: a few events in
+     * total. */
     double rare = distribution == CONSTANT ? width / seeds : 0;
     for (int i = 0; i < N; i++) {
         double place = ((double)x[i] + (levels == 2 ? (double)step : 0)) / width;
@@ -321,7 +323,7 @@ Test(codec_dense, qsgd_is_unbiased_with_the_variance_of_its_levels, .timeout = 6
     }
 }
 
-/* QSGD's bounds for the two norm, and the figures that docs/codecs.md gives for Gaussian data. */
+/* QSGD's bounds for the two norm, and the figures for Gaussian data in docs/codecs.md. */
 Test(codec_dense, qsgd_keeps_its_bounds)
 {
     enum { N = 1 << 18 };
@@ -353,8 +355,8 @@ Test(codec_dense, qsgd_keeps_its_bounds)
     }
 }
 
-/* Casts and fp8 by chance: the mean over keys is the input, to what so many keys can show.
- * fraction: its bits. */
+/* Check that casts and fp8 with stochastic rounding have the input as their mean over many keys.
+ * fraction: the format's bits behind the point. */
 static void check_cast_unbiased(const char *spec, int distribution, int fraction, bool scaled)
 {
     enum { N = 256 };
@@ -378,7 +380,7 @@ static void check_cast_unbiased(const char *spec, int distribution, int fraction
     }
     double smallest = scaled ? largest * 0x1p-9 / 448 * (1 + 0x1p-14) : 0x1p-24;
     for (int i = 0; i < N; i++) {
-        /* the place that is rounded at */
+        /* the distance between representable numbers */
         double width = fmax(fabs((double)x[i]) * ldexp(1, -fraction), smallest);
         cr_assert(fabs(sum[i] / seeds) <= width * (4.5 * 0.5 / sqrt(seeds) + 1e-4),
                   "%s, kind %d: %g is off by %g, places are %g", spec, distribution, (double)x[i],
@@ -397,7 +399,7 @@ Test(codec_dense, stochastic_casts_are_unbiased, .timeout = 600)
     }
 }
 
-/* |C(x) - x|^2 <= contraction |x|^2 for each bucket's worth of data, whatever it looks like. */
+/* Each bucket's worth of any data keeps |C(x) - x|^2 <= contraction |x|^2. */
 Test(codec_dense, contractions_hold)
 {
     enum { N = 512 };
@@ -423,7 +425,7 @@ Test(codec_dense, contractions_hold)
         }
         dcomm_codec_destroy(&codec);
     }
-    /* sign is exact where all have one magnitude */
+    /* sign is exact if all magnitudes are equal */
     dcomm_codec *codec = make("sign");
     size_t bytes;
     fill(x, N, CONSTANT);
@@ -435,7 +437,7 @@ Test(codec_dense, contractions_hold)
     dcomm_codec_destroy(&codec);
 }
 
-/* More wires than are summed at once. */
+/* Sum more wires than one pass handles. */
 Test(codec_dense, sums_of_many_wires)
 {
     enum { N = 900, WIRES = 130 };

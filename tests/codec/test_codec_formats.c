@@ -1,5 +1,5 @@
-/* test_codec_formats.c - the dense codecs' formats, bit by bit as docs/wire-formats.md has them, the
- * random numbers, and wires that no encoder writes. */
+/* test_codec_formats.c - the dense codecs' formats, bit by bit as in docs/wire-formats.md; the
+ * random numbers; and wires that no encoder writes. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
 #define DCOMM_NO_COMM
@@ -33,7 +33,7 @@ Test(codec_formats, philox_is_philox)
     cr_assert_eq(memcmp(word, digits, sizeof word), 0);
 }
 
-/* ---- formats, element by element from their description ---- */
+/* ---- formats, element by element, from their description ---- */
 
 /* Return element i of a qsgd wire, by docs/wire-formats.md. */
 static double qsgd_element(const unsigned char *wire, size_t count, size_t i, unsigned bits,
@@ -76,7 +76,7 @@ Test(codec_formats, qsgd_wires_are_as_described)
         for (size_t i = 0; i < N; i++) {
             double value = qsgd_element(wire, N, i, bits, 512);
             cr_assert_eq((double)y[i], value, "%u bits, element %zu", bits, i);
-            /* and it is the level below, or above when the random number says so */
+            /* the level is the one below, or the one above if the random number says so */
             float step;
             memcpy(&step, wire + bytes - 12 + i / 512 * 4, 4);
             double width = bits == 1 ? 2 * (double)step : (double)step;
@@ -135,7 +135,7 @@ Test(codec_formats, fp8_decodes_every_code_and_rounds_to_nearest)
                 for (int i = 0; i < 256; i++) {
                     x[i] = (float)(gaussian() * exp(3 * gaussian()));
                 }
-                x[9] = x[9] < 0 ? -1000.0f : 1000.0f; /* so that the step is known */
+                x[9] = x[9] < 0 ? -1000.0f : 1000.0f; /* makes the step known */
                 for (int i = 0; i < 256; i++) {
                     x[i] = fminf(fmaxf(x[i], -1000.0f), 1000.0f);
                 }
@@ -243,7 +243,7 @@ Test(codec_formats, what_no_encoder_writes_is_corrupt)
                     (unsigned char)((damaged[at] & ~((1u << bits) - 1)) | 1u << (bits - 1));
                 must_be_corrupt(codec, damaged, bytes, N, "code");
             }
-            /* padding behind the last code */
+            /* padding bits after the last code */
             unsigned width = c < 5 ? (c == 4 ? 1u : 8u >> c) : 8u;
             size_t used = (N * width + 7) / 8;
             for (size_t at = used; at % 4 != 0; at++) {

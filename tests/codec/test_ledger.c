@@ -1,4 +1,4 @@
-/* test_ledger.c - the ledger says what the definitions say, and what a state holds. */
+/* test_ledger.c - the ledger's figures match their definitions and the state of error feedback. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
 #define DCOMM_NO_COMM
@@ -45,7 +45,7 @@ Test(ledger, against_the_definitions)
     dcomm_ledger_merge(&parts, &other);
     cr_assert(parts.encoded == 20 && parts.wire_bytes == 10 && parts.kept == 8);
     cr_assert(parts.clipped == 6 && parts.nonfinite == 4);
-    dcomm_ledger_compare_f64(&f64, wide, y, N); /* whose errors are not rounded to f32 */
+    dcomm_ledger_compare_f64(&f64, wide, y, N); /* errors of f64 are not rounded to f32 */
     cr_assert_float_eq(f64.nmse, l.nmse, 1e-9);
     cr_assert_eq(f64.count, l.count);
     x[5] = NAN;
@@ -59,7 +59,7 @@ Test(ledger, against_the_definitions)
     cr_assert_eq(l.nmse, 0);
 }
 
-/* With feedback: the residual's norm and the measured contraction are those of the state. */
+/* With feedback the residual's norm and the measured contraction are those of the state. */
 Test(ledger, of_a_state)
 {
     enum { N = 1600 };
@@ -103,7 +103,7 @@ Test(ledger, of_a_state)
             }
             cr_assert_float_eq(l.contraction, l.residual_norm * l.residual_norm / ee, 1e-6);
             cr_assert(l.contraction <= 0.75 + 1e-6);
-            cr_assert(s > 0 || l.contraction > 0.75 - 1e-6); /* equality on constant magnitude */
+            cr_assert(s > 0 || l.contraction > 0.75 - 1e-6); /* equal if all magnitudes are */
             cr_assert_eq(l.count, N);
             cr_assert_eq(l.kept, N / 4);
             cr_assert_eq(l.wire_bytes, total);
@@ -114,15 +114,15 @@ Test(ledger, of_a_state)
     }
 }
 
-/* ---- in the same pass ---- */
+/* ---- a ledger filled in the encoding pass ---- */
 
-/* Near in a sum whose parts cancel. */
+/* Compare two sums whose terms cancel; `size` is the scale of the terms. */
 static bool near(double a, double b, double size)
 {
     return fabs(a - b) <= 1e-13 * size;
 }
 
-/* What an encoding with feedback held back: of e, `next` is left. */
+/* Add what an encoding with feedback held back: `next` is left after `sent`. */
 static void held_back(dcomm_ledger *ledger, const float *sent, const float *next, size_t count)
 {
     dcommi_tally t = {.x = NULL};
@@ -130,7 +130,7 @@ static void held_back(dcomm_ledger *ledger, const float *sent, const float *next
     dcommi_ledger_add(ledger, &t);
 }
 
-/* Encode with and without a ledger; then compare, in passes of its own. */
+/* Encode with and without a ledger, then compare in separate passes. Return the ledger. */
 static dcomm_ledger counted(const dcomm_codec *codec, const float *x, const float *residual,
                             size_t n, const char *what)
 {
@@ -166,7 +166,8 @@ static dcomm_ledger counted(const dcomm_codec *codec, const float *x, const floa
                       : s == DCOMMI_LEDGER_RESIDUAL
                           ? passes.sums[DCOMMI_LEDGER_ENCODED]
                           : passes.sums[DCOMMI_LEDGER_XX] + fabs(passes.sums[s]);
-        /* topk adds gradient and residual; the passes what was sent and the rest, each in f32. */
+        /* topk adds gradient and residual; the separate passes add `sent` and the rest. Both round
+         * to f32. */
         size *= s >= DCOMMI_LEDGER_ENCODED ? 1e5 : 10;
         cr_assert(near(ledger.sums[s], passes.sums[s], size), "%s: sum %d is %.17g, not %.17g",
                   what, s, ledger.sums[s], passes.sums[s]);
@@ -199,8 +200,8 @@ static void in_the_pass(const char *spec, const float *x, const float *residual,
     dcomm_codec_destroy(&codec);
 }
 
-/* The ledger of an encoding is that of comparing afterwards, the same from every instruction set,
- * and does not change what is encoded. */
+/* The ledger filled while encoding equals a comparison afterwards, is the same for every
+ * instruction set, and does not change the encoding. */
 Test(ledger, in_the_same_pass_as_the_encoding)
 {
     enum { MANY = 30011 };
@@ -239,7 +240,8 @@ Test(ledger, leaves_out_what_is_not_finite)
     }
 }
 
-/* Finite numbers whose difference is not: what arrives is clipped, and has the residual's sign. */
+/* Finite numbers whose difference overflows: the decoded value is clipped, and has the residual's
+ * sign. */
 Test(ledger, leaves_out_what_overflows)
 {
     enum { MANY = 3000 };
@@ -254,8 +256,8 @@ Test(ledger, leaves_out_what_overflows)
     in_the_pass("randk:k=1500", x, residual, MANY);
 }
 
-/* Numbers beside which all others vanish: what is held back is theirs, and is not lost in the sum
- * that the large ones have been in. */
+/* A few numbers so large that all others vanish beside them. The residual of the others must not
+ * be lost in a sum that has held the large ones. */
 Test(ledger, large_numbers_hide_nothing)
 {
     enum { MANY = 20000 };
@@ -298,7 +300,7 @@ Test(ledger, large_numbers_hide_nothing)
     }
 }
 
-/* More that is not finite than is sent. */
+/* More numbers are not finite than are sent. */
 Test(ledger, leaves_out_what_is_not_finite_nor_sent)
 {
     enum { MANY = 5000 };
@@ -315,7 +317,7 @@ Test(ledger, leaves_out_what_is_not_finite_nor_sent)
     in_the_pass("topk+qsgd:k=70,nonfinite=pass", x, residual, MANY);
 }
 
-/* So many that the encoder would write past the caches. */
+/* An array long enough for nontemporal stores in the encoder. */
 Test(ledger, of_a_long_array)
 {
     enum { MANY = (1 << 20) + (1 << 19) };
@@ -332,7 +334,7 @@ Test(ledger, of_a_long_array)
     free(residual);
 }
 
-/* An owner's encoding of a sum: nothing to compare with, but what is held back. */
+/* An owner's encoding of a sum compares with nothing; only the residual is counted. */
 Test(ledger, of_an_owner)
 {
     enum { N = 1500 };

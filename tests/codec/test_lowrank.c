@@ -1,7 +1,7 @@
-/* test_lowrank.c - randk and powersgd: that they are linear, unbiased or a projection, the same on
- * every instruction set, and sum over ranks as their papers say. */
+/* test_lowrank.c - randk and powersgd: linear, unbiased or a projection, the same on every
+ * instruction set, with sums over ranks as in their papers. */
 #define _GNU_SOURCE
-#pragma GCC diagnostic ignored "-Wunused-function" /* tests take a part of the parts */
+#pragma GCC diagnostic ignored "-Wunused-function" /* tests use a part of the functions */
 #include "dcomm/impl/base/base_impl.h"
 #include "dcomm/impl/codec/api_codec.h"
 
@@ -39,7 +39,7 @@ static double square(const float *p, size_t n)
     return sum;
 }
 
-/* Encode and decode x; with feedback the residual goes to next. Returns the wire. */
+/* Encode and decode x; with feedback store the residual in next. Return the wire. */
 static unsigned char *through(const dcomm_codec *codec, size_t n, const dcomm_codec_key *key,
                               bool feedback, size_t *bytes)
 {
@@ -82,8 +82,8 @@ Test(randk, one_of_each_part)
     }
 }
 
-/* Over many keys the mean is the input, and the variance what info promises: of parts of 11 and 10
- * elements, of which one is sent 11 or 10 times as large. */
+/* Check that the mean over many keys is the input, and that the variance is the one that info
+ * promises. Parts have 11 or 10 elements; the one element sent is scaled by 11 or 10. */
 static void check_unbiased(int kind)
 {
     enum { N = 103, SEEDS = 20000 };
@@ -120,7 +120,8 @@ Test(randk, unbiased)
     }
 }
 
-/* Ranks with one seed, step and tensor choose the same elements: values add up. */
+/* Ranks with the same seed, step and tensor choose the same elements, so their values can be
+ * summed. */
 Test(randk, values_of_ranks_add_up)
 {
     enum { N = 5000, RANKS = 3 };
@@ -151,7 +152,8 @@ Test(randk, values_of_ranks_add_up)
     dcomm_codec_destroy(&codec);
 }
 
-/* A share of nearly all is no number 1, and one of nearly nothing can be had. */
+/* A share just below 1 must not become the count 1, and a share near 0 is raised to the
+ * smallest. */
 Test(randk, with_another_k)
 {
     static const double shares[] = {0.25, 299999999.0 / 300000000.0, 1e-12};
@@ -189,7 +191,7 @@ static double distance(const float *a, const float *b, size_t n)
     return sum;
 }
 
-/* A matrix of rank r comes through, and so does what has come through once. */
+/* A matrix of rank r is exact, and so is a matrix that was decoded once. */
 Test(powersgd, exact_on_its_rank)
 {
     static const size_t shapes[][2] = {{40, 50}, {50, 40}, {200, 13}, {9, 333}, {1, 100}};
@@ -214,7 +216,7 @@ Test(powersgd, exact_on_its_rank)
     }
 }
 
-/* The last row may be short, and the rank more than there is. */
+/* The last row may be short, and the rank larger than the matrix allows. */
 Test(powersgd, any_length)
 {
     dcomm_codec *codec = make("powersgd:rank=8");
@@ -222,14 +224,14 @@ Test(powersgd, any_length)
         size_t bytes;
         fill(x, n);
         free(through(codec, n, NULL, false, &bytes));
-        if (n <= 64) { /* at most 8 x 8 */
+        if (n <= 64) { /* at most 8 rows and columns */
             cr_assert_leq(distance(x, y, n), 1e-9 * square(x, n), "%zu", n);
         }
     }
     dcomm_codec_destroy(&codec);
 }
 
-/* A column that the others span is 0, not noise. */
+/* A column that depends on the others becomes 0, not noise. */
 Test(powersgd, orthonormal_columns)
 {
     enum { ROWS = 777, RANK = 4 };
@@ -259,7 +261,7 @@ static unsigned char *encode_warm(const dcomm_codec *codec, size_t n, void *memo
     return call.wire;
 }
 
-/* From step to step Q turns towards the best one. */
+/* Q turns towards the best subspace from step to step. */
 Test(powersgd, warm_start)
 {
     enum { SIDE = 60, N = SIDE * SIDE };
@@ -285,7 +287,7 @@ Test(powersgd, warm_start)
     dcomm_codec_destroy(&codec);
 }
 
-/* The steps one by one, summed over ranks in between, give the approximation of the sum. */
+/* The separate steps, summed over ranks between them, give the approximation of the sum. */
 Test(powersgd, sums_over_ranks)
 {
     enum { ROWS = 30, COLS = 45, N = ROWS * COLS, RANK = 3 };
@@ -298,7 +300,7 @@ Test(powersgd, sums_over_ranks)
     fill(x, N);
     low_rank(z, ROWS, COLS, RANK);
     for (size_t i = 0; i < N; i++) {
-        other[i] = z[i] - x[i]; /* neither is of low rank, their sum is */
+        other[i] = z[i] - x[i]; /* neither is of low rank, but their sum is */
     }
     const float *of[2] = {x, other};
     dcomm_codec_key key = {.seed = 3};
@@ -396,7 +398,7 @@ Test(lowrank, wrong_lengths)
             cr_assert_eq(dcomm_decode(codec, wire, cut, y, n), DCOMM_ERR_CORRUPT);
         }
         cr_assert_eq(dcomm_decode(codec, wire, bytes + 1, y, n), DCOMM_ERR_CORRUPT);
-        memmove(wire + 1, wire, bytes); /* room for one byte more: not aligned */
+        memmove(wire + 1, wire, bytes); /* one byte later: not aligned */
         cr_assert_eq(dcomm_decode(codec, wire + 1, bytes, z, n), DCOMM_OK);
         cr_assert_eq(memcmp(y, z, n * sizeof *y), 0);
         free(wire);

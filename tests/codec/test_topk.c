@@ -1,7 +1,7 @@
-/* test_topk.c - top-k against a sort, its wire against every kind of damage, the bound it promises.
- */
+/* test_topk.c - top-k against a plain selection, its wire against every kind of damage, and its
+ * error bound. */
 #define _GNU_SOURCE
-#pragma GCC diagnostic ignored "-Wunused-function" /* tests take a part of the parts */
+#pragma GCC diagnostic ignored "-Wunused-function" /* tests use a part of the functions */
 #include "dcomm/impl/base/base_impl.h"
 #include "dcomm/impl/codec/api_codec.h"
 
@@ -47,18 +47,19 @@ static void fill(float *p, size_t n, int kind)
         case CONSTANT:
             p[i] = random_bits() % 2 == 0 ? 1.5f : -1.5f;
             break;
-        case RISING: /* each beats what was kept, and no sample warns of the end */
+        case RISING: /* each beats all before it, and samples do not show it */
             p[i] = (float)i * (float)i;
             break;
-        default: /* denormals and zeros of both signs among them */
+        default: /* with denormals and zeros of both signs */
             p[i] = dcommi_f32_from_bits((uint32_t)random_bits() & 0x80ffffffu);
             p[i] = random_bits() % 2 == 0 ? p[i] : -0.0f;
         }
     }
 }
 
-/* Put the indices of the k largest of z into `order`, in order; of equal ones the first. Find the
- * smallest magnitude with fewer than k above it, bit by bit, which is faster than a sort. */
+/* Put the indices of the k largest magnitudes of z into `order`, ascending. Of equal ones take
+ * the first. Find the smallest magnitude with fewer than k above it, bit by bit: faster than a
+ * sort. */
 static void plain_topk(size_t n, size_t k)
 {
     uint32_t least = 0;
@@ -82,7 +83,7 @@ static void plain_topk(size_t n, size_t k)
     }
 }
 
-/* Whatever the threshold: the selection is the plain one. */
+/* Check that any initial threshold gives the plain selection. */
 static void check_selection(size_t n, size_t k, int kind, bool feedback, uint32_t threshold)
 {
     fill(x, n, kind);
@@ -141,7 +142,7 @@ Test(topk, selects_the_largest)
     }
 }
 
-/* Too high: a second pass. Too low: cuts in between. */
+/* A threshold that is too high takes a second pass. One that is too low is raised on the way. */
 Test(topk, any_threshold_gives_the_same)
 {
     static const uint32_t thresholds[] = {0, 1, 0x3f800000u, 0x40400000u, DCOMMI_INF_BITS};
@@ -156,10 +157,10 @@ Test(topk, any_threshold_gives_the_same)
     }
 }
 
-/* NaN and infinity with each policy, counted once, never left in a residual. */
+/* NaN and infinity under each policy: counted once, never left in a residual. */
 Test(topk, numbers_that_are_not_finite)
 {
-    enum { N = 140000, K = 2100 }; /* long enough to be streamed */
+    enum { N = 140000, K = 2100 }; /* long enough for nontemporal stores */
     static const uint32_t thresholds[] = {0, 0x3f800000u, 0x40400000u, DCOMMI_INF_BITS};
     size_t room = dcommi_topk_room(N, K);
     uint32_t *bits = malloc(4 * room), *index = malloc(4 * room);
@@ -246,8 +247,8 @@ static const char *const specs[] = {"topk:k=0.001",
 
 enum { SPECS = sizeof specs / sizeof *specs };
 
-/* More numbers that are not finite than are sent: a residual gets none of them, nor loses anything
- * where the decoder gets one. */
+/* More numbers are not finite than are sent. None may enter a residual, and an element that the
+ * decoder gets as such loses nothing from its residual. */
 Test(topk, more_that_are_not_finite_than_are_sent)
 {
     enum { N = 20000 };
@@ -284,8 +285,8 @@ Test(topk, more_that_are_not_finite_than_are_sent)
     }
 }
 
-/* All forms of indices, all formats of values: the same bytes from every instruction set, and what
- * is decoded are elements of the input, the rest is zero. */
+/* All forms of indices and all formats of values: the same bytes from every instruction set. The
+ * decoder returns elements of the input, and zero elsewhere. */
 Test(topk, bytes_and_values)
 {
     static const size_t sizes[] = {1, 17, 1000, 65536, 65537, MOST};
@@ -334,7 +335,7 @@ Test(topk, bytes_and_values)
     cr_assert(seen[0] && seen[1] && seen[2], "a form was not tried");
 }
 
-/* |C(x)-x|^2 <= (1-k/d) |x|^2 for whatever is in x, equal where all magnitudes are. */
+/* Check |C(x)-x|^2 <= (1-k/d) |x|^2 for any x, with equality if all magnitudes are equal. */
 static void check_contraction(const dcomm_codec *codec, size_t n, const char *kind, bool equal)
 {
     wire w = encode(codec, n, false);
@@ -369,7 +370,8 @@ Test(topk, contracts)
     dcomm_codec_destroy(&codec);
 }
 
-/* The sampled threshold: about k, never more than twice, no zeros, and reported. */
+/* The sampled threshold keeps about k elements, never more than twice k, no zeros, and reports
+ * them. */
 Test(topk, threshold_keeps_about_k)
 {
     dcomm_codec *codec = make("threshold:k=0.01");
@@ -448,7 +450,7 @@ Test(topk, sum_of_many_wires)
 static void corrupt(const dcomm_codec *codec, const unsigned char *at, size_t bytes, size_t n,
                     const char *what)
 {
-    unsigned char *copy = malloc(bytes + 1); /* exactly as long: a sanitizer sees reading on */
+    unsigned char *copy = malloc(bytes + 1); /* exact length: sanitizers see overreads */
     unsigned char *exact = realloc(copy, bytes > 0 ? bytes : 1);
     memcpy(exact, at, bytes);
     memset(y, 0, n * sizeof *y);
@@ -530,7 +532,7 @@ Test(topk, damaged_wires)
     }
 }
 
-/* A bitmap's last byte may have bits behind the end. */
+/* A bitmap's last byte may have bits after the end. */
 Test(topk, bits_behind_the_end)
 {
     const size_t n = 1003;

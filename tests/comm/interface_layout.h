@@ -1,5 +1,5 @@
-/* interface_layout.h - where the fields of option structs lie, and their types: they are part of
- * the binary interface. A new field goes to the end of its struct. */
+/* interface_layout.h - offsets and types of the fields of option structs. They are part of the
+ * binary interface. Append a new field to the end of its struct. */
 #ifndef INTERFACE_LAYOUT_H
 #define INTERFACE_LAYOUT_H
 

@@ -1,13 +1,14 @@
-/* test_bare.c - a program that leaves out UCX and hwloc: ranks of one host do all that others do,
- * know their hardware threads and nothing else of the machine, and those of two hosts are told why
- * not. */
+/* test_bare.c - a program without UCX and hwloc. Ranks of one host can do everything, but know
+ * only their hardware threads, not the rest of the machine. Ranks of two hosts get an error with
+ * the reason. */
 #define _GNU_SOURCE
 #include "run_ranks.h"
 
 #include <dlfcn.h>
 #include <sched.h>
 
-/* A parent that has loaded one of these libraries would make every test here say too little. */
+/* Check that the process has loaded neither library. Otherwise these tests would prove too
+ * little. */
 static void neither_library(void)
 {
     PROCS_TRUE(dlsym(RTLD_DEFAULT, "ucp_init_version") == NULL);
@@ -95,7 +96,7 @@ Test(bare, buckets, .timeout = 60)
     run(4, buckets, NULL);
 }
 
-/* Two ranks may run on one hardware thread each, the others on all. */
+/* Two ranks may run on one hardware thread each, the others on all threads. */
 static int topology(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
@@ -143,7 +144,8 @@ Test(bare, no_machine_from_a_file, .timeout = 60)
     run(1, no_machine_from_a_file, NULL);
 }
 
-/* Ranks 0 and 1 are on one host, 2 and 3 on another: each rank hears of both, and at once. */
+/* Ranks 0 and 1 are on one host, 2 and 3 on another. Each rank gets an error that names both, at
+ * once. */
 static int two_hosts(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;

@@ -1,5 +1,5 @@
-/* test_choice.c - the choice of an algorithm: what trials correct, what scripts save, what is said
- * of a choice, the rule, and what is chosen between hosts. */
+/* test_choice.c - the choice of an algorithm: corrections by trials, time saved by scripts,
+ * explanations, the rule, and the choice between hosts. */
 #define _GNU_SOURCE
 #define DCOMM_IMPLEMENTATION
 #include "dcomm/all.h"
@@ -7,8 +7,8 @@
 #include "expect_seconds.h"
 #include "explained.h"
 
-/* What an all-reduce of `count` f32 by an algorithm costs as the choice sees it, on nranks ranks of
- * so many hosts. */
+/* Return the price of an all-reduce of `count` f32 by an algorithm on nranks ranks of nhosts
+ * hosts, as the choice sees it. */
 static double corrected(const dcomm_tuning *tuning, int nranks, int nhosts, dcomm_coll coll,
                         size_t count, const dcomm_coll_opts *opts, const char *algo, bool *chosen)
 {
@@ -29,7 +29,7 @@ static double corrected(const dcomm_tuning *tuning, int nranks, int nhosts, dcom
     return 0;
 }
 
-/* Trials correct the prices of what was tried, and of nothing else. */
+/* Trials correct the prices of the tried calls, and no others. */
 Test(choice, trials, .timeout = 30)
 {
     enum { COUNT = 1 << 18 };
@@ -71,7 +71,7 @@ Test(choice, trials, .timeout = 30)
             corrected(&tried, 4, 1, DCOMM_COLL_ALLREDUCE, at[i].count, NULL, at[i].algo, &chosen);
         if (strcmp(at[i].algo, "tree") != 0 || at[i].count >= COUNT) {
             expect(is, at[i].factor * was, at[i].algo);
-        } else { /* where others were tried and it was not, it gets no less than they do */
+        } else { /* others were tried but this one was not: it gets at least their factor */
             cr_assert(is >= was * 1.49, "%g, %g", is, was);
         }
     }
@@ -79,7 +79,7 @@ Test(choice, trials, .timeout = 30)
            "tree");
     cr_assert(chosen);
 
-    /* However little or much a trial took, the factor is 1/8 to 8. */
+    /* The factor stays within 1/8 and 8, however long or short a trial was. */
     const struct {
         double took, factor;
     } bounds[] = {{0, 1 / 8.0}, {1 / 8.4, 1 / 8.0}, {1 / 7.6, 1 / 7.6},
@@ -117,8 +117,8 @@ Test(choice, trials, .timeout = 30)
         DCOMM_ERR_INVALID);
 }
 
-/* Huge pages and registered memory have trials of their own, which say nothing of other memory. The
- * former, until it has some and in calls that are shorter, is corrected as ordinary memory is. */
+/* Huge pages and registered memory have their own trials, which do not affect other memory. Calls
+ * on huge pages use the trials of ordinary memory for shorter calls, and while they have none. */
 Test(choice, trials_of_memory, .timeout = 30)
 {
     enum { COUNT = 1 << 18 };
@@ -152,8 +152,8 @@ Test(choice, trials_of_memory, .timeout = 30)
     }
 }
 
-/* What runs without the engine takes none of its time: short messages in one lane, within a host.
- */
+/* A call that runs without the engine is priced without its time: short messages in one lane,
+ * within a host. */
 Test(choice, scripts, .timeout = 30)
 {
     const struct {
@@ -184,7 +184,7 @@ Test(choice, scripts, .timeout = 30)
     }
 }
 
-/* The choice is the first row within a tenth of the cheapest, and says why. */
+/* The choice is the first row within a tenth of the cheapest, and each other row says why not. */
 Test(choice, explain, .timeout = 30)
 {
     dcomm_tuning tuning;
@@ -202,7 +202,7 @@ Test(choice, explain, .timeout = 30)
             cr_assert(rows[i].chosen || rows[i].why[0] != 0);
             lowest = fmin(lowest, rows[i].seconds);
         }
-        for (int i = 0; i < n && first < 0; i++) { /* hier is another by another name here */
+        for (int i = 0; i < n && first < 0; i++) { /* hier equals another algorithm here */
             bool close = rows[i].seconds <= 1.1 * lowest && strncmp(rows[i].algo, "hier", 4) != 0;
             first = close ? i : first;
         }
@@ -229,7 +229,7 @@ Test(choice, explain, .timeout = 30)
     }
 }
 
-/* Wrong arguments of an explanation; without room for rows it says how many there are. */
+/* Wrong arguments of an explanation. Without room for rows, the call returns their number. */
 Test(choice, explanations, .timeout = 20)
 {
     dcomm_comm *const none = NULL, *const some = (dcomm_comm *)&(long[64]){0};
@@ -267,7 +267,7 @@ Test(choice, explanations, .timeout = 20)
 
 /* ---- the rule ---- */
 
-/* A tuning by whose trials on four ranks of a host n algorithms take so many seconds for so many
+/* Return a tuning with trials on four ranks of a host: n algorithms take `seconds` for `bytes`
  * bytes. */
 static dcomm_tuning tried_alike(const char *const *algos, int n, int64_t bytes, double seconds)
 {
@@ -282,7 +282,7 @@ static dcomm_tuning tried_alike(const char *const *algos, int n, int64_t bytes, 
     return t;
 }
 
-/* The algorithm that runs on four ranks. */
+/* Return the algorithm that runs on four ranks. */
 static const char *chosen_by(const dcomm_tuning *t, const dcommi_groups *groups, size_t count)
 {
     dcomm_explanation e = {
@@ -291,7 +291,7 @@ static const char *chosen_by(const dcomm_tuning *t, const dcommi_groups *groups,
     return e.algo;
 }
 
-/* A price a tenth above the lowest is as good, one that is higher is not. */
+/* Prices within a tenth of the lowest count as equal, higher ones do not. */
 Test(choice, margin, .timeout = 20)
 {
     enum { COUNT = 1 << 18 };
@@ -301,14 +301,14 @@ Test(choice, margin, .timeout = 20)
     dcomm_tuning_default(&plain);
     double took = corrected(&plain, 4, 1, DCOMM_COLL_ALLREDUCE, COUNT, NULL, "ring", &chosen) / 4;
     dcomm_tuning t = tried_alike(two, 2, 4 * COUNT, took);
-    t.trial[1].took.ps[0] = (int64_t)(1.09e12 * took); /* just inside */
+    t.trial[1].took.ps[0] = (int64_t)(1.09e12 * took); /* just within the margin */
     cr_expect_str_eq(chosen_by(&t, NULL, COUNT), "halving_doubling");
     t.trial[1].took.ps[0] = (int64_t)(1.11e12 * took);
     cr_expect_str_eq(chosen_by(&t, NULL, COUNT), "ring");
 }
 
-/* Of equal prices the first in the table runs. hier is only chosen where a level divides the ranks,
- * and is then the first. */
+/* Of equal prices the first in the table wins. hier comes first, but only if a level divides the
+ * ranks. */
 Test(choice, tie_break, .timeout = 20)
 {
     enum { COUNT = 1 << 14, ALL = 10 };
@@ -333,8 +333,8 @@ Test(choice, tie_break, .timeout = 20)
     dcommi_groups_free(&packages);
 }
 
-/* Short all-reduces on one host are written once for all, also where ranks share cores, and by the
- * built-in numbers. */
+/* Short all-reduces on one host use one_shot with the built-in numbers, also if ranks share
+ * cores. */
 Test(choice, one_shot_for_short_calls_on_a_host, .timeout = 20)
 {
     static const uint8_t kind = DCOMMI_LEVEL_HOST;
@@ -351,7 +351,7 @@ Test(choice, one_shot_for_short_calls_on_a_host, .timeout = 20)
     dcommi_groups_free(&groups);
 }
 
-/* Sizes are priced on a grid of four to the octave, up to 256 MiB. */
+/* Prices are computed for four sizes an octave, up to 256 MiB. */
 Test(choice, grid)
 {
     int sizes = 0;
@@ -361,7 +361,7 @@ Test(choice, grid)
         sizes += at != last;
         last = at;
     }
-    cr_expect_eq(sizes, 5); /* both ends */
+    cr_expect_eq(sizes, 5); /* with both ends */
     cr_expect_eq(dcommi_choice_grid(224 << 20), 224 << 20);
     cr_expect_eq(dcommi_choice_grid(256 << 20), 256 << 20);
     cr_expect_eq(dcommi_choice_grid(INT64_C(320) << 20), 256 << 20);
@@ -384,7 +384,7 @@ Test(choice, budget, .timeout = 20)
     dcomm_tuning t;
     dcomm_tuning_default(&t);
     cr_assert_eq(dcommi_chooser_set(c, NULL, 2, &t), DCOMM_OK);
-    s.chunk_bytes = 2048; /* each of which takes eight steps, with six for the rest */
+    s.chunk_bytes = 2048; /* eight steps a chunk, and six for the rest */
     s.count = (size_t)(224 << 20) / 4;
     cr_expect_eq(
         dcommi_choice_price(c, &s, doubling, DCOMMI_PRICE_LIMIT, DCOMMI_CHOICE_BUDGET, &price),
@@ -398,7 +398,7 @@ Test(choice, budget, .timeout = 20)
     dcommi_free(c);
 }
 
-/* A choice is remembered until the numbers change, among 256. */
+/* A choice is cached until the numbers change, for up to 256 calls. */
 Test(choice, remembered, .timeout = 20)
 {
     static const dcommi_algo other = {.name = "other"};
@@ -409,7 +409,7 @@ Test(choice, remembered, .timeout = 20)
     int kept = 0;
     dcomm_tuning_default(&t);
     cr_assert_eq(dcommi_chooser_set(c, NULL, 2, &t), DCOMM_OK);
-    for (int i = 0; i < 256; i++) { /* of 256 at random, 162 find a place of their own */
+    for (int i = 0; i < 256; i++) { /* 256 random calls occupy about 162 places */
         s.lanes = 1 + i / 16;
         s.count = (size_t)1 << i % 16;
         s.count = i % 2 ? s.count : s.count * 5 / 4;
@@ -426,7 +426,7 @@ Test(choice, remembered, .timeout = 20)
     dcommi_free(c);
 }
 
-/* If no algorithm can be priced, the last one that the call may run does. */
+/* If no algorithm can be priced, the last one that the call may use runs. */
 Test(choice, last)
 {
     int n;
@@ -454,8 +454,8 @@ Test(choice, blocks_of_alltoallv, .timeout = 20)
 
 /* ---- hierarchies ---- */
 
-/* A ring costs least if a shaped link hides the time of many messages. Half of that time counts
- * all the same. */
+/* A ring costs least if a shaped link hides the time of many messages. But half of that time
+ * counts all the same. */
 Test(choice, few_steps_for_short_calls_between_hosts, .timeout = 20)
 {
     const int hosts[] = {0, 0, 1, 1, 2, 2, 3, 3};
@@ -526,7 +526,7 @@ Test(choice, chosen_between_hosts_with_several_ranks, .timeout = 20)
     cr_expect_null(plan);
 }
 
-/* What the explanation says of hier. */
+/* Return the explanation's note on hier. */
 static const char *note_of(const dcommi_groups *groups, dcomm_coll coll, size_t count)
 {
     static dcomm_alternative rows[32];
@@ -583,7 +583,8 @@ Test(choice, what_is_not_divided_is_explained, .timeout = 20)
     }
 }
 
-/* One disturbed probe does not spoil a curve: noise only adds time. */
+/* A single disturbed probe does not spoil a curve: noise only adds time, so later points lower
+ * it. */
 Test(choice, a_measured_curve_is_lowered_by_what_follows)
 {
     static const double took[] = {1e-6, 19e-3, 3e-6, 0, 5e-6, 4e-6};

@@ -1,5 +1,6 @@
-/* test_codec_auto.c - codec "auto": its spec; every rank takes rank 0's decision; within a host
- * nothing is compressed, over a network that the tuning calls slow it is; decisions are kept. */
+/* test_codec_auto.c - codec "auto": its spec, and decisions. Every rank takes rank 0's decision.
+ * Calls within a host are not compressed; calls over a network that the tuning calls slow are.
+ * Decisions are kept. */
 #define _GNU_SOURCE
 #include "coded_ranks.h"
 #include "explained.h"
@@ -39,7 +40,7 @@ Test(codec_auto, specs)
     refuse_spec("auto:qsgd:bits=3", "bits");
 }
 
-/* To everything but all-reduce it is the codec that it names. */
+/* In all but all-reduce, "auto" acts as the codec that it names. */
 Test(codec_auto, encodes_as_its_candidate)
 {
     dcomm_codec *automatic = make_codec("auto:qsgd:bits=4"), *plain = make_codec("qsgd:bits=4");
@@ -62,12 +63,12 @@ Test(codec_auto, encodes_as_its_candidate)
 
 typedef struct setting {
     const char *spec;
-    double beta;       /* ns for a byte; 0: the built-in numbers, within a host */
-    const char *taken; /* how the taken codec's spec begins; "" for exact */
+    double beta;       /* ns per byte; 0: the built-in numbers, within a host */
+    const char *taken; /* the start of the taken codec's spec; "" for exact */
     bool feedback;
 } setting;
 
-/* All ranks hold the same bytes. */
+/* Check that all ranks hold the same bytes. */
 static void same_everywhere(dcomm_comm *comm, const void *bytes, size_t len)
 {
     uint64_t own = ranks_hash(bytes, len), all[PROCS_MAX];
@@ -77,7 +78,7 @@ static void same_everywhere(dcomm_comm *comm, const void *bytes, size_t len)
     }
 }
 
-/* The largest error of an all-reduce, whose exact result is the same on every rank. */
+/* Return the largest error of an all-reduce whose exact result is the same on every rank. */
 static double allreduce_error(dcomm_comm *comm, const dcomm_coll_opts *opts, size_t count)
 {
     int n = dcomm_comm_size(comm), rank = dcomm_comm_rank(comm);
@@ -129,7 +130,7 @@ static int decides(int rank, int n, procs_shared *shared, void *arg)
     dcomm_tuning tuning;
     if (s->beta > 0) {
         RANKS_OK(dcomm_tuning_uniform(20, s->beta, 0.2, &tuning));
-        tuning.copy.n = 2; /* of the codec's times, in terms of a copy's */
+        tuning.copy.n = 2; /* scales the codec's times */
         tuning.copy.bytes[1] = 1 << 20;
         tuning.copy.ps[1] = (int64_t)100 << 20;
         RANKS_OK(dcomm_comm_tune(comm, &tuning));
@@ -142,7 +143,7 @@ static int decides(int rank, int n, procs_shared *shared, void *arg)
         RANKS_OK(dcomm_feedback_create(codec, COUNT, &how, &feedback));
         opts.feedback = feedback;
     }
-    /* The call decides by itself, and what was decided stays. */
+    /* The call decides by itself, and keeps the decision. */
     double error = allreduce_error(comm, &opts, COUNT);
     PROCS_TRUE((report.bytes > 0) == (s->taken[0] != 0));
     PROCS_TRUE((error > 1e-4) == (s->taken[0] != 0));
@@ -150,14 +151,14 @@ static int decides(int rank, int n, procs_shared *shared, void *arg)
     RANKS_OK(dcomm_codec_decide(comm, codec, COUNT, DCOMM_F32, false, &taken));
     check_taken(s, taken);
     RANKS_OK(
-        dcomm_codec_decide(comm, codec, COUNT + 100, DCOMM_F32, false, &taken)); /* of its class */
+        dcomm_codec_decide(comm, codec, COUNT + 100, DCOMM_F32, false, &taken)); /* same class */
     check_taken(s, taken);
     PROCS_TRUE(operations(comm) == before);
     allreduce_error(comm, &opts, COUNT);
-    PROCS_TRUE(operations(comm) == before + 2); /* it and the comparison of hashes */
+    PROCS_TRUE(operations(comm) == before + 2); /* the call, and the comparison of hashes */
     RANKS_OK(explained_algo(comm, DCOMM_COLL_ALLREDUCE, COUNT, &opts, &algo));
     PROCS_CHECK((strncmp(algo, "coded", 5) == 0) == (s->taken[0] != 0), "%s", algo);
-    /* What is never compressed asks nobody. */
+    /* A call that is never compressed takes no communication to decide. */
     before = operations(comm);
     RANKS_OK(dcomm_codec_decide(comm, codec, 100, DCOMM_F32, false, &taken));
     PROCS_TRUE(taken == NULL);
@@ -193,9 +194,9 @@ Test(codec_auto, the_cast_where_it_is_faster, .timeout = 60)
     run(2, decides, &(setting){.spec = "auto:randk:k=0.9", .beta = 10, .taken = "bf16"});
 }
 
-/* ---- how ranks agree ---- */
+/* ---- agreement among ranks ---- */
 
-/* The ranks' own measurements would differ: only rank 0 has been told that the network is slow. */
+/* The ranks' own measurements would differ: only rank 0 has a tuning with a slow network. */
 static int by_file(int rank, int n, procs_shared *shared, void *arg)
 {
     ranks_settle(rank, n, RANKS_LOCAL);
@@ -227,7 +228,8 @@ Test(codec_auto, rank_0s_tuning_file, .timeout = 60)
     unlink(path);
 }
 
-/* Of more elements than are measured: what does not grow as the array does is not scaled so. */
+/* Decide for more elements than are measured. Bytes that do not grow with the array must not be
+ * scaled with it. */
 static int of_many(int rank, int n, procs_shared *shared, void *arg)
 {
     enum { MANY = 1 << 22 };
@@ -253,7 +255,7 @@ Test(codec_auto, of_more_elements_than_are_measured, .timeout = 60)
     run(2, of_many, NULL);
 }
 
-/* Calls that must not block are refused until it is decided, on every rank alike. */
+/* Nonblocking calls are refused on every rank until the codec is decided. */
 static int not_blocking(int rank, int n, procs_shared *shared, void *arg)
 {
     (void)arg;
@@ -276,7 +278,7 @@ static int not_blocking(int rank, int n, procs_shared *shared, void *arg)
                DCOMM_ERR_UNSUPPORTED);
     PROCS_TRUE(dcomm_codec_decide(comm, NULL, COUNT, DCOMM_F32, false, &taken) ==
                DCOMM_ERR_INVALID);
-    /* Who names an algorithm has decided. */
+    /* A caller that names an algorithm has decided. */
     opts.algo = "coded_two_shot";
     RANKS_OK(dcomm_allreduce(comm, DCOMM_IN_PLACE, x, 5 * COUNT / 8, DCOMM_F32, DCOMM_SUM, &opts));
     opts.algo = "ring";

@@ -1,6 +1,6 @@
 /* test_collectives.c - every collective by every algorithm, on ranks of one and of several hosts:
- * each element of each result, in place or not, blocking or not, of any count, alignment, dtype and
- * operator; what the calls say of themselves. */
+ * each element of each result, in place or not, blocking or not, of any count, alignment, dtype
+ * and operator; and the calls' errors and reports. */
 #define _GNU_SOURCE
 #include "collective_jobs.h"
 #include "explained.h"
@@ -42,7 +42,8 @@ static int everything(int rank, int n, procs_shared *s, void *arg)
         ranks_register(comm, (size_t)8 << 20);
     }
     const size_t counts[] = {0, 1, 5, 1023, 20011};
-    /* The everyday run has all of two ranks on a host, and a fifth of each other place. */
+    /* The everyday run tries all calls on two ranks of a host, and a fifth in every other
+     * place. */
     const bool thin = !test_full() && (n > 2 || place != RANKS_LOCAL || memory != ORDINARY);
     dcomm_dtype opaque[2];
     RANKS_OK(dcomm_dtype_create(12, &opaque[0]));
@@ -59,7 +60,7 @@ static int everything(int rank, int n, procs_shared *s, void *arg)
                                     ? k % 5 != 0
                                     : n > 3 && (f + (int)c) % FORMS != 0;
                     if (skip) {
-                        continue; /* fewer ranks have tried them all */
+                        continue; /* smaller rank counts have tried all of these */
                     }
                     turn++;
                     job j = {.comm = comm,
@@ -89,7 +90,8 @@ static int everything(int rank, int n, procs_shared *s, void *arg)
     dcomm_stats stats;
     RANKS_OK(dcomm_comm_get_stats(comm, &stats));
     PROCS_TRUE(stats.operations == turn && stats.plans_built > 0);
-    /* Registered memory where there is some, and slots of staged algorithms on each host. */
+    /* Registered memory and the slots of staged algorithms are mapped wherever a host has two
+     * ranks. */
     bool alone = n == 1 || place == RANKS_HOSTS || (place == RANKS_PAIRS && (rank ^ 1) >= n);
     PROCS_CHECK((stats.bytes_mapped > 0) == !alone, "rank %d has mapped %lu bytes", rank,
                 (unsigned long)stats.bytes_mapped);
@@ -208,7 +210,7 @@ Test(collectives, operators, .timeout = 60)
     on(5, RANKS_LOCAL, operators);
 }
 
-/* Sum factor * (i % 3) over the ranks. A rank's factor is factors[rank]; NULL: 1. */
+/* Sum factor * (i % 3) over the ranks. factors[rank] is a rank's factor; NULL: 1. */
 static void premultiply(dcomm_comm *comm, dcomm_dtype dtype, const double *factors, bool in_place)
 {
     enum { N = 37 };
@@ -233,7 +235,7 @@ static void premultiply(dcomm_comm *comm, dcomm_dtype dtype, const double *facto
     }
 }
 
-/* Factors as values of the call's dtype: 0 is 0, and no 64-bit integer is rounded. */
+/* Factors become values of the call's dtype: 0 stays 0, and no 64-bit integer is rounded. */
 static int factors(int rank, int n, procs_shared *s, void *arg)
 {
     ranks_settle(rank, n, ((place_of *)arg)->place);
@@ -264,7 +266,7 @@ static int factors(int rank, int n, procs_shared *s, void *arg)
     RANKS_OK(dcomm_allreduce(comm, x, y, 2, DCOMM_I64, DCOMM_PREMUL_SUM, &opts));
     PROCS_TRUE(y[0] == 4 * n && y[1] == odd / 2);
 
-    /* A compressed sum has its factor, too. */
+    /* A compressed sum applies its factor too. */
     enum { LONG = 4096 };
     static float big[LONG];
     const float zero = 0;
@@ -286,7 +288,7 @@ Test(collectives, factors, .timeout = 60)
     on(2, RANKS_HOSTS, factors);
 }
 
-/* Sums that round: every rank has the same bits, and the same bits again. */
+/* Sums that round: every rank gets the same bits, and the same bits when the call is repeated. */
 static int same_bits(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 50021 };
@@ -328,7 +330,7 @@ Test(collectives, same_bits, .timeout = 60)
     }
 }
 
-/* What each rank sends, or reads from others, is what the algorithm's description says. */
+/* Each rank sends, or reads from others, the bytes that the algorithm's description gives. */
 static int wire(int rank, int n, procs_shared *s, void *arg)
 {
     ranks_place place = ((place_of *)arg)->place;
@@ -349,7 +351,8 @@ static int wire(int rank, int n, procs_shared *s, void *arg)
             uint64_t sent = after.bytes_sent - before.bytes_sent;
             uint64_t read = after.bytes_read - before.bytes_read;
             uint64_t cost = 2 * (uint64_t)(n - 1) * (count * sizeof *data / (uint64_t)n);
-            /* A part that is read by message is sent by its owner and read by its reader. */
+            /* A part that is read by message counts as sent by its owner and as read by its
+             * reader. */
             bool both = read > 0 && sent > 0;
             PROCS_CHECK(both ? sent == cost && read == cost : sent + read == cost,
                         "%s, %s, %d ranks, %zu elements: sent %lu, read %lu, not %lu", algos[a],
@@ -370,10 +373,10 @@ Test(collectives, wire, .timeout = 60)
     on(4, RANKS_MESSAGE, wire);
 }
 
-/* ---- calls again ---- */
+/* ---- repeated calls ---- */
 
-/* Calls of one size that name one algorithm after another, or none: each runs its own, first or
- * again, as its messages tell. */
+/* Calls of one size name one algorithm after another, or none. Each call, first or repeated, must
+ * run its own algorithm, as its messages show. */
 static int again(int rank, int n, procs_shared *s, void *arg)
 {
     static const char *const names[] = {"one_shot", "recursive_doubling", NULL, "binomial", "auto"};
@@ -407,11 +410,11 @@ Test(collectives, again, .timeout = 60)
     on(4, RANKS_MESSAGE, again);
 }
 
-/* Blocking calls that come again run without the engine, whose results may go past the caches, and
- * go over to it in the middle where a rank comes late. */
+/* Repeated blocking calls run without the engine, and their results may use nontemporal stores. If
+ * a rank comes late, they continue on the engine. */
 static int without_the_engine(int rank, int n, procs_shared *s, void *arg)
 {
-    enum { TOTAL = 18000, TURNS = 6 }; /* elements, in all; messages are of up to 32 KiB */
+    enum { TOTAL = 18000, TURNS = 6 }; /* elements in total; messages have up to 32 KiB */
     static const dcomm_coll colls[] = {DCOMM_COLL_ALLREDUCE, DCOMM_COLL_REDUCE_SCATTER,
                                        DCOMM_COLL_ALLGATHER, DCOMM_COLL_ALLTOALL};
     ranks_settle(rank, n, ((place_of *)arg)->place);
@@ -446,7 +449,7 @@ Test(collectives, without_the_engine, .timeout = 60)
     }
 }
 
-/* A call that is made again may be in place now, or have another root. */
+/* A repeated call may be in place this time, or have another root. */
 static int again_in_every_form(int rank, int n, procs_shared *s, void *arg)
 {
     static const dcomm_coll colls[] = {DCOMM_COLL_ALLREDUCE, DCOMM_COLL_REDUCE_SCATTER,
@@ -457,7 +460,7 @@ static int again_in_every_form(int rank, int n, procs_shared *s, void *arg)
     ranks_settle(rank, n, ((place_of *)arg)->place);
     dcomm_comm *comm = ranks_join(rank, n, s, NULL);
     for (size_t c = 0; c < sizeof colls / sizeof *colls; c++) {
-        for (int turn = 0; turn < TURNS; turn++) { /* each twice, and all of that three times */
+        for (int turn = 0; turn < TURNS; turn++) { /* each form twice, all forms three times */
             job j = {.comm = comm,
                      .rank = rank,
                      .n = n,
@@ -481,13 +484,13 @@ Test(collectives, again_in_every_form, .timeout = 60)
     }
 }
 
-/* A call that was good a moment ago, with an option that changes how it folds. */
+/* Repeat a call that was accepted with an option that changes how it folds. */
 static int again_with_an_option(int rank, int n, procs_shared *s, void *arg)
 {
     ranks_settle(rank, n, ((place_of *)arg)->place);
     dcomm_comm *comm = ranks_join(rank, n, s, NULL);
     uint16_t data[4] = {0}, sum[4];
-    dcomm_coll_opts opts = {.algo = "recursive_doubling"}; /* which has no rank order */
+    dcomm_coll_opts opts = {.algo = "recursive_doubling"}; /* has no rank order */
     for (int turn = 0; turn < 3; turn++) {
         opts.accumulate = 0;
         RANKS_OK(dcomm_allreduce(comm, data, sum, 4, DCOMM_BF16, DCOMM_SUM, &opts));
@@ -516,7 +519,7 @@ Test(collectives, again_with_an_option, .timeout = 60)
     on(3, RANKS_LOCAL, again_with_an_option);
 }
 
-/* ---- what the calls say, and what they refuse ---- */
+/* ---- reports and refusals ---- */
 
 static int talk(int rank, int n, procs_shared *s, void *arg)
 {
@@ -527,7 +530,7 @@ static int talk(int rank, int n, procs_shared *s, void *arg)
     RANKS_OK(explained_algo(comm, DCOMM_COLL_ALLREDUCE, 4, NULL, &algo));
     PROCS_CHECK(strcmp(algo, "ring") == 0, "%s", algo);
     RANKS_OK(explained_algo(comm, DCOMM_COLL_BROADCAST, 4, NULL, &algo));
-    PROCS_CHECK(strcmp(algo, "ring") != 0, "%s", algo); /* broadcast has none */
+    PROCS_CHECK(strcmp(algo, "ring") != 0, "%s", algo); /* broadcast has no ring */
     dcomm_coll_opts opts = {.algo = "auto"};
     RANKS_OK(explained_algo(comm, DCOMM_COLL_ALLREDUCE, 4, &opts, &algo));
     PROCS_CHECK(strcmp(algo, "ring") != 0, "%s", algo);
@@ -549,7 +552,7 @@ static int talk(int rank, int n, procs_shared *s, void *arg)
     opts = (dcomm_coll_opts){.algo = "ring", .deterministic = true};
     ranks_refused(dcomm_allreduce(comm, data, more, 4, DCOMM_F32, DCOMM_SUM, &opts),
                   DCOMM_ERR_UNSUPPORTED, "two_shot");
-    opts.algo = NULL; /* the communicator's is the ring, too */
+    opts.algo = NULL; /* the communicator's algorithm is the ring, too */
     ranks_refused(dcomm_allreduce(comm, data, more, 4, DCOMM_F32, DCOMM_SUM, &opts),
                   DCOMM_ERR_UNSUPPORTED, "algorithm ring cannot fold in rank order");
     ranks_refused(dcomm_allreduce(comm, NULL, more, 4, DCOMM_F32, DCOMM_SUM, NULL),
@@ -578,7 +581,7 @@ static int talk(int rank, int n, procs_shared *s, void *arg)
     ranks_refused(dcomm_barrier(comm, &opts), DCOMM_ERR_UNSUPPORTED, "DCOMM_WITH_CUDA");
     ranks_refused(dcomm_group_end(), DCOMM_ERR_INVALID, "dcomm_group_start");
 
-    /* Nothing of all that has been sent: the communicator works on. */
+    /* None of these calls has sent anything: the communicator still works. */
     RANKS_OK(dcomm_allreduce(comm, NULL, NULL, 0, DCOMM_F32, DCOMM_SUM, NULL));
     data[0] = 1;
     RANKS_OK(dcomm_allreduce(comm, DCOMM_IN_PLACE, data, 1, DCOMM_F32, DCOMM_SUM, NULL));
@@ -595,7 +598,7 @@ Test(collectives, talk, .timeout = 60)
     on(3, RANKS_HOSTS, talk);
 }
 
-/* More than 2^31 elements; 4 GiB of memory, so only where asked for. */
+/* More than 2^31 elements. They need 4 GiB of memory, so the test runs only on request. */
 static int beyond_int(int rank, int n, procs_shared *s, void *arg)
 {
     const size_t count = ((size_t)1 << 31) + 5;

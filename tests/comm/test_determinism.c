@@ -1,5 +1,5 @@
-/* test_determinism.c - deterministic sums have the same bits however they are cut, by whichever
- * algorithm, wherever the ranks run; algorithms that cannot promise it refuse. */
+/* test_determinism.c - deterministic sums have the same bits however they are cut, with any
+ * algorithm, wherever the ranks run. Algorithms that cannot promise this refuse. */
 #define _GNU_SOURCE
 #include "ranks.h"
 
@@ -7,13 +7,13 @@
 
 #include <sched.h>
 
-#define COUNT 70001 /* long enough to be read in place, pieces of it to be sent */
+#define COUNT 70001 /* long enough to be read in place; its pieces are sent */
 #define PIECES 7
 
 typedef struct setting {
     ranks_place place;
-    int cores; /* 0: as they come; 1: rank r on core r; 2: the other way round; 3: all on one */
-    _Atomic uint64_t *hash; /* [2] of f32 and bf16, 0: not known yet; shared by all processes */
+    int cores;              /* 0: unbound; 1: rank r on core r; 2: in reverse; 3: all on one */
+    _Atomic uint64_t *hash; /* [2] of f32 and bf16; 0: not known yet; shared by all processes */
 } setting;
 
 static void bind_core(int rank, int n, int cores)
@@ -31,7 +31,8 @@ static void bind_core(int rank, int n, int cores)
     }
 }
 
-/* Magnitudes over 12 binary orders, so that each order of additions has bits of its own. */
+/* Fill data with magnitudes over 12 binary orders, so that each order of additions gives other
+ * bits. */
 static void fill(unsigned char *data, dcomm_dtype dtype, int rank)
 {
     uint64_t state = 1000 + (uint64_t)rank;
@@ -61,7 +62,7 @@ static void sums(dcomm_comm *comm, dcomm_dtype dtype, _Atomic uint64_t *hash)
     unsigned char *in = malloc(bytes), *out = malloc(bytes), *all = malloc(bytes);
     dcomm_algo_info info;
     PROCS_TRUE(in != NULL && out != NULL && all != NULL);
-    if (dtype == DCOMM_F32) { /* rank after rank, in f32 */
+    if (dtype == DCOMM_F32) { /* rank after rank, folded in f32 */
         fill(all, dtype, 0);
         for (int r = 1; r < n; r++) {
             fill(in, dtype, r);
@@ -87,7 +88,7 @@ static void sums(dcomm_comm *comm, dcomm_dtype dtype, _Atomic uint64_t *hash)
         memset(out, 0, bytes);
         RANKS_OK(dcomm_allreduce(comm, in, out, COUNT, dtype, DCOMM_SUM, &opts));
         same(hash, out, bytes, name);
-        /* In pieces, in place, all at once. */
+        /* The sum in pieces, in place, all at once. */
         dcomm_request *requests[PIECES];
         memcpy(out, in, bytes);
         for (int p = 0; p < PIECES; p++) {
@@ -98,7 +99,7 @@ static void sums(dcomm_comm *comm, dcomm_dtype dtype, _Atomic uint64_t *hash)
         RANKS_OK(dcomm_wait_all(requests, PIECES));
         same(hash, out, bytes, name);
     }
-    /* The same sum scattered, and at a root. */
+    /* The same sum by reduce-scatter, and by reduce. */
     size_t counts[PROCS_MAX], at = 0;
     for (int r = 0; r < n; r++) {
         counts[r] = r + 1 < n ? COUNT / (size_t)n - (size_t)(r % 2) : COUNT - at;
@@ -133,7 +134,7 @@ static int one_setting(int rank, int n, procs_shared *s, void *arg)
     if (how->cores > 0) {
         bind_core(rank, n, how->cores);
     }
-    /* Asked for by rank 0 for all calls, and by each call. */
+    /* Rank 0 asks for determinism for all calls, and then each call does. */
     dcomm_comm *comm = ranks_join(rank, n, s, &(dcomm_comm_opts){.deterministic = rank == 0});
     sums(comm, DCOMM_F32, &how->hash[0]);
     sums(comm, DCOMM_BF16, &how->hash[1]);
@@ -153,7 +154,7 @@ static void ranks(int n)
         mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     int ended[PROCS_MAX];
     cr_assert_neq((void *)(uintptr_t)hash, MAP_FAILED);
-    /* Of the settings, sanitizers and the everyday run have a third with each number of ranks. */
+    /* Sanitizers and the everyday run try a third of the settings with each number of ranks. */
     const size_t step = PROCS_THIN > 1 || !test_full() ? 3 : 1;
     for (size_t i = (size_t)n % step; i < sizeof settings / sizeof *settings; i += step) {
         setting how = settings[i];

@@ -1,6 +1,6 @@
-/* test_interface.c - programs that were written for an earlier version: the names that functions
- * had before they were renamed are each called once, and do what the function of the new name does;
- * and the fields of option structs are where they were. */
+/* test_interface.c - programs written for an earlier version still work. Each old name of a
+ * renamed function is called once and does the same as the new one. Fields of option structs have
+ * kept their offsets. */
 #define _GNU_SOURCE
 #undef DCOMM_NO_OLD_NAMES
 #include "interface_layout.h"

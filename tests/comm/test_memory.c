@@ -1,5 +1,5 @@
-/* test_memory.c - registered memory: what it is and what it refuses, how long it lives, and that
- * peers read it where it lies, whatever becomes of it, of communicators and of its owner. */
+/* test_memory.c - registered memory: its properties, refusals and lifetime. Peers read it in
+ * place, whatever becomes of it, of communicators and of its owner. */
 #define _GNU_SOURCE
 #include "faults.h"
 #include "ranks.h"
@@ -33,8 +33,7 @@ static void *allocate(dcomm_comm *comm, size_t bytes)
     return p;
 }
 
-/* Sum over ranks of what `salt` gives; in place. Returns how many bytes were read where they lie.
- */
+/* Sum values made from `salt` over ranks, in place. Return the bytes that were read in place. */
 static uint64_t all_reduce(dcomm_comm *comm, float *data, size_t count, int salt, const char *algo)
 {
     int rank = dcomm_comm_rank(comm), n = dcomm_comm_size(comm);
@@ -54,7 +53,8 @@ static uint64_t all_reduce(dcomm_comm *comm, float *data, size_t count, int salt
     return after.bytes_mapped - before.bytes_mapped;
 }
 
-/* Once to be heard of, twice to be read: then it is mapped. */
+/* Sum three times with each algorithm: peers learn of the memory, read it, then map it. Check that
+ * the last sum was read in place. */
 static void expect_mapped(dcomm_comm *comm, float *data, size_t count, bool mapped)
 {
     static const char *const algos[] = {"two_shot", "ring"};
@@ -69,7 +69,7 @@ static void expect_mapped(dcomm_comm *comm, float *data, size_t count, bool mapp
     }
 }
 
-/* Lines of this process's map that are shared memory of at least `bytes`. */
+/* Count this process's mappings of shared memory of at least `bytes`. */
 static int segments(size_t bytes)
 {
     FILE *file = fopen("/proc/self/maps", "re");
@@ -149,7 +149,7 @@ static void hear(int level, const char *message, void *user)
     lines_of_huge_pages += level == 1 && strstr(message, "huge pages") != NULL;
 }
 
-/* A process that gets no huge pages works all the same, and is told once. */
+/* A process that gets no huge pages works all the same, and gets one warning. */
 static int no_huge_pages(int rank, int n, procs_shared *s, void *arg)
 {
     enum { BYTES = 5 << 20 };
@@ -176,9 +176,10 @@ Test(memory, no_huge_pages, .timeout = 60)
     on(2, RANKS_LOCAL, no_huge_pages);
 }
 
-/* ---- lives ---- */
+/* ---- lifetime ---- */
 
-/* Freed and made anew, at addresses that were registered memory, or ordinary, before. */
+/* Free memory and allocate it again, at addresses that were registered, or ordinary, memory
+ * before. */
 static int again(int rank, int n, procs_shared *s, void *arg)
 {
     enum { LIVE = 4, BYTES = COUNT * sizeof(float) };
@@ -191,7 +192,7 @@ static int again(int rank, int n, procs_shared *s, void *arg)
     int before = segments(BYTES);
     void *live[LIVE] = {0};
     for (int i = 0; i < (test_full() ? 60 : 24); i++) {
-        int k = (int)(ranks_random(&state) % LIVE); /* the same on all ranks */
+        int k = (int)(ranks_random(&state) % LIVE); /* the same k on all ranks */
         size_t bytes = BYTES + PAGE * (size_t)(ranks_random(&state) % 3);
         if (live[k] != NULL && i % 3 == 0) {
             size_t len;
@@ -200,7 +201,7 @@ static int again(int rank, int n, procs_shared *s, void *arg)
             len = info.bytes;
             void *at = live[k];
             RANKS_OK(dcomm_mem_free(&live[k]));
-            /* Other memory at the same place must not be taken for it. */
+            /* Other memory at the same address must not be taken for the freed region. */
             void *other = mmap(at, len, PROT_READ | PROT_WRITE,
                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
             PROCS_TRUE(other == at);
@@ -221,7 +222,7 @@ static int again(int rank, int n, procs_shared *s, void *arg)
     for (int k = 0; k < LIVE; k++) {
         RANKS_OK(dcomm_mem_free(&live[k]));
     }
-    for (int i = 0; i < 3; i++) { /* the news of it comes */
+    for (int i = 0; i < 3; i++) { /* peers learn of the frees */
         RANKS_OK(dcomm_barrier(comm, NULL));
     }
     PROCS_CHECK(segments(BYTES) == before, "%d mappings are left", segments(BYTES) - before);
@@ -234,7 +235,7 @@ Test(memory, freed_and_made_again, .timeout = 60)
     on(3, RANKS_MESSAGE, again);
 }
 
-/* A region outlives its communicator; another one of the same context maps it again. */
+/* A region outlives its communicator. Another communicator of the same context maps it again. */
 static int outlives(int rank, int n, procs_shared *s, void *arg)
 {
     ranks_settle(rank, n, ((at_place *)arg)->place);
@@ -250,7 +251,7 @@ static int outlives(int rank, int n, procs_shared *s, void *arg)
     RANKS_OK(dcomm_comm_destroy(&comm));
     expect_mapped(second, data, COUNT, true);
     RANKS_OK(dcomm_comm_destroy(&second));
-    RANKS_OK(dcomm_context_destroy(&context)); /* the memory keeps it */
+    RANKS_OK(dcomm_context_destroy(&context)); /* the memory keeps the context */
     data[COUNT - 1] = 7;
     RANKS_OK(dcomm_mem_free(&p));
     PROCS_TRUE(segments(COUNT * sizeof *data) == 0);
@@ -262,7 +263,7 @@ Test(memory, outlives_its_communicator, .timeout = 60)
     on(3, RANKS_LOCAL, outlives);
 }
 
-/* World and parts of it, with one region; the parts have other ranks for the same peers. */
+/* World and its parts use one region. Peers have other ranks in the parts. */
 static int split(int rank, int n, procs_shared *s, void *arg)
 {
     ranks_place place = ((at_place *)arg)->place;
@@ -271,7 +272,7 @@ static int split(int rank, int n, procs_shared *s, void *arg)
     float *data = allocate(comm, 2 * COUNT * sizeof *data);
     void *p = data;
     RANKS_OK(dcomm_comm_split(comm, rank % 2, -rank, &part));
-    bool near = place == RANKS_LOCAL; /* ranks of one colour sit on different hosts in pairs */
+    bool near = place == RANKS_LOCAL; /* in pairs, a colour spans hosts */
     for (int i = 0; i < 2; i++) {
         expect_mapped(part, data, COUNT, near);
         expect_mapped(comm, data + COUNT / 2 + 1, COUNT, place != RANKS_HOSTS);
@@ -288,7 +289,7 @@ Test(memory, split, .timeout = 60)
     on(4, RANKS_HOSTS, split);
 }
 
-/* Point to point, long and short, from the middle of a region. */
+/* Point to point messages, long and short, from the middle of a region. */
 static int sends(int rank, int n, procs_shared *s, void *arg)
 {
     enum { OFFSET = 1001 };
@@ -321,7 +322,7 @@ Test(memory, sends, .timeout = 60)
     on(2, RANKS_MESSAGE, sends);
 }
 
-/* Many regions, allocated and freed by a thread of their own while collectives run. */
+/* A separate thread allocates and frees many regions while collectives run. */
 static _Atomic bool churning;
 
 static void *churn(void *context)
@@ -385,7 +386,7 @@ static int killed(int rank, int n, procs_shared *s, void *arg)
     }
     static const char *const words[] = {"rank 2", NULL};
     fault_expect(&f, status, DCOMM_ERR_PEER, words);
-    memset(p, 1, len); /* it is still ours */
+    memset(p, 1, len); /* the memory is still ours */
     fault_recover(&f, VICTIM);
     expect_mapped(f.comm, p, COUNT, true);
     RANKS_OK(dcomm_mem_free(&p));
@@ -412,10 +413,10 @@ Test(memory, owner_killed_by_message, .timeout = 100)
     run_killed(MESSAGE);
 }
 
-/* ---- a kernel that forbids to read other processes ---- */
+/* ---- a kernel that forbids reading other processes ---- */
 
-/* From now on a system call with this first argument (-1: any) fails in this process, as in many
- * containers. */
+/* Make a system call with this first argument (-1: any) fail in this process from now on, as in
+ * many containers. */
 static void forbid(unsigned call, int first, unsigned error)
 {
     struct sock_filter filter[] = {
@@ -434,11 +435,11 @@ static void forbid(unsigned call, int first, unsigned error)
 }
 
 typedef struct forbidden {
-    int among; /* every so many ranks are */
+    int among; /* one in so many ranks is forbidden */
     unsigned error;
 } forbidden;
 
-/* The right results, by whatever way, and not a word about it. */
+/* The results are right, by whatever path, and no warning appears. */
 static int forbidden_ranks(int rank, int n, procs_shared *s, void *arg)
 {
     const forbidden *f = arg;
@@ -505,7 +506,7 @@ typedef struct apart {
     int rank;           /* ... to this rank */
 } apart;
 
-/* They talk over the network, and one of them says so. */
+/* Ranks that cannot share memory talk over the network, and one of them gives a warning. */
 static int kept_apart(int rank, int n, procs_shared *s, void *arg)
 {
     const apart *a = arg;
@@ -540,7 +541,7 @@ Test(memory, ranks_that_cannot_share, .timeout = 100)
     cr_assert_eq(procs_run(2, 45, kept_apart, &no_socket, ended), 0);
 }
 
-/* Lines of this process's map that have a name which outlives it. */
+/* Count this process's mappings with a name that outlives it. */
 static int named(void)
 {
     FILE *file = fopen("/proc/self/maps", "re");
@@ -554,7 +555,7 @@ static int named(void)
     return n;
 }
 
-/* What has no name cannot be left behind, whenever a process is killed. */
+/* Memory without a name cannot be left behind, whenever a process is killed. */
 static int nameless(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;

@@ -1,5 +1,5 @@
-/* test_mismatch.c - ranks that call different things: DCOMM_ERR_MISMATCH on every rank, with a
- * sentence that says who called what; and calls that are refused before anything is sent. */
+/* test_mismatch.c - ranks that make different calls get DCOMM_ERR_MISMATCH on every rank, with a
+ * sentence that names ranks and calls; and calls that are refused before anything is sent. */
 #define _GNU_SOURCE
 #include "faults.h"
 #include "run_ranks.h"
@@ -13,7 +13,7 @@ static float in_buffer[N * N * COUNT], out_buffer[N * N * COUNT];
 typedef struct field {
     const char *name;
     dcomm_status (*call)(dcomm_comm *comm, bool odd);
-    const char *words[3]; /* of the sentence, besides both ranks */
+    const char *words[3]; /* parts of the sentence, besides both ranks */
 } field;
 
 #define CALL(name) static dcomm_status name(dcomm_comm *comm, bool odd)
@@ -110,7 +110,7 @@ CALL(counts_of_scatter)
     return dcomm_reduce_scatterv(comm, in_buffer, out_buffer, counts, DCOMM_F32, DCOMM_SUM, NULL);
 }
 
-/* Only ranks 0 and 1 speak. */
+/* Exchange a message between ranks 0 and 1 only. */
 static dcomm_status exchange(dcomm_comm *comm, bool odd, size_t sent, size_t received,
                              dcomm_dtype dtype)
 {
@@ -202,8 +202,8 @@ static int disagree(int rank, int n, procs_shared *s, void *arg)
         const field *x = &fields[i];
         double start = procs_now();
         dcomm_status status = x->call(f.comm, rank == ODD);
-        const bool pair = strncmp(x->name, "send", 4) == 0; /* says nothing of later collectives */
-        for (int later = 0; status == DCOMM_OK; later++) {  /* over here: the next call tells */
+        const bool pair = strncmp(x->name, "send", 4) == 0; /* later collectives may succeed */
+        for (int later = 0; status == DCOMM_OK; later++) {  /* ended here: the next call fails */
             PROCS_CHECK(pair ? procs_now() < start + 2 : later == 0, "%s, rank %d: no error",
                         x->name, rank);
             status = dcomm_barrier(f.comm, NULL);
@@ -235,14 +235,14 @@ Test(mismatch, every_field, .timeout = 90)
     }
 }
 
-/* Two ranks that both are the root send and are done: the barrier behind it names them. */
+/* Two ranks that each act as the root send and return. The next barrier names both. */
 static int both_are_roots(int rank, int n, procs_shared *s, void *arg)
 {
     fault_rank f;
     fault_join(&f, rank, n, s, *(fault_place *)arg, 20);
     const size_t counts[] = {1, 500, 3000, N * N * COUNT};
     for (int i = 0; i < 4; i++) {
-        for (int before = 0; before < 3; before++) { /* calls that end without hearing of it */
+        for (int before = 0; before < 3; before++) { /* these calls succeed first */
             PROCS_TRUE(dcomm_barrier(f.comm, NULL) == DCOMM_OK);
         }
         dcomm_status status =
@@ -340,7 +340,7 @@ Test(mismatch, bad_arguments, .timeout = 60)
 
 enum { ROOM = 300000 };
 static float big_in[ROOM], big_out[ROOM];
-static size_t room = ROOM; /* on a network, what UCX does not hold on to */
+static size_t room = ROOM; /* elements; on a network few enough to be sent eagerly */
 
 REFUSAL(overlap)
 {
@@ -414,7 +414,7 @@ static const struct refusal {
     {"blocks", refuse_blocks, "the block of rank 2 in recvbuf"},
 };
 
-/* One rank refuses a call: the others hear why at once, and all go on. */
+/* One rank refuses a call. The others get the reason at once, and all can continue. */
 static int refused_by_one(int rank, int n, procs_shared *s, void *arg)
 {
     fault_rank f;
@@ -424,7 +424,7 @@ static int refused_by_one(int rank, int n, procs_shared *s, void *arg)
     for (int late = 0; late < 2; late++) {
         for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
             const struct refusal *c = &refusals[i];
-            if (late == (rank == ODD)) { /* who refuses comes first, then last */
+            if (late == (rank == ODD)) { /* the refusing rank comes first, then last */
                 usleep(20000);
             }
             double start = procs_now();
@@ -450,13 +450,13 @@ static int refused_by_one(int rank, int n, procs_shared *s, void *arg)
 
 Test(mismatch, refused_by_one, .timeout = 90)
 {
-    run(N, refused_by_one, &(fault_place){LOCAL}); /* on the fast path too */
+    run(N, refused_by_one, &(fault_place){LOCAL}); /* on the fast path, too */
     if (test_full()) {
         run(N, refused_by_one, &(fault_place){NET});
     }
 }
 
-/* Calls that all ranks refuse, many in a row and none together. */
+/* All ranks refuse many calls in a row, at different times. */
 static int refused_by_all(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
@@ -484,13 +484,14 @@ Test(mismatch, refused_by_all, .timeout = 60)
     run(N, refused_by_all, NULL);
 }
 
-/* A broadcast is over on its root when a leaf refuses it: all ranks hear of it in the next call. */
+/* A leaf refuses a broadcast after it has ended on the root. All ranks learn of it in the next
+ * call. */
 static int refused_when_over(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
     fault_rank f;
     fault_join(&f, rank, n, s, LOCAL, 20);
-    while (rank == ODD && !procs_all(s, 1, 1, -1)) { /* until it is over on the root, rank 0 */
+    while (rank == ODD && !procs_all(s, 1, 1, -1)) { /* until it has ended on root 0 */
         procs_nap();
     }
     dcomm_status status = dcomm_broadcast(f.comm, in_buffer, rank == ODD ? NULL : out_buffer, COUNT,
@@ -516,7 +517,8 @@ Test(mismatch, refused_when_over, .timeout = 60)
 
 /* ---- buffers that overlap ---- */
 
-/* What may overlap and what may not, of every operation, in whichever order it is called. */
+/* Check allowed and refused overlaps of every operation's buffers, in a first call and in repeated
+ * ones. */
 static int overlaps(int rank, int n, procs_shared *s, void *arg)
 {
     enum { B = 8 }; /* elements of a block */
@@ -529,7 +531,7 @@ static int overlaps(int rank, int n, procs_shared *s, void *arg)
     const size_t lapping[N] = {0, 2 * B, 3 * B - 1};
     fault_join(&f, rank, n, s, LOCAL, 20);
     dcomm_comm *c = f.comm;
-    for (int again = 0; again < 3; again++) { /* also on the way of calls that come over and over */
+    for (int again = 0; again < 3; again++) { /* repeated calls use the fast path */
         PROCS_TRUE(dcomm_allreduce(c, big_in, big_in, B, t, DCOMM_SUM, NULL) == DCOMM_OK);
         PROCS_TRUE(dcomm_allreduce(c, big_in, big_in + B, B, t, DCOMM_SUM, NULL) == DCOMM_OK);
         REFUSED(dcomm_allreduce(c, big_in, big_in + B - 1, B, t, DCOMM_SUM, NULL), bad,
@@ -600,7 +602,7 @@ static int forked(int rank, int n, procs_shared *s, void *arg)
     return fault_leave(&f);
 }
 
-/* Nothing is in use any more: the child begins anew. */
+/* dcomm is no longer in use at the fork, so the child can start anew. */
 static int forked_after_all(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;

@@ -1,6 +1,6 @@
 /* test_nomem.c - every allocation of creation, split, shrink and destruction fails once, on one
- * rank or on all: that is an error on all ranks or of no consequence, and never a crash, a hang, a
- * time-out or lost memory. */
+ * rank or on all. That is an error on all ranks or has no effect. It never causes a crash, a hang,
+ * a time-out or a leak. */
 #define _GNU_SOURCE
 #include "ranks.h"
 
@@ -11,9 +11,9 @@ enum part { CREATE, TUNED, MEASURED, SPLIT, SHRINK, DESTROY };
 
 typedef struct walk {
     enum part part;
-    int first, last; /* ranks whose allocation fails */
-    long step;       /* each so many allocations, */
-    long most;       /* up to this one; 0: until none fails */
+    int first, last; /* ranks whose allocations fail */
+    long step;       /* fail one allocation in so many, ... */
+    long most;       /* ... up to this one; 0: until none fails */
 } walk;
 
 static _Atomic long left; /* allocations until one fails; 0: none does */
@@ -35,15 +35,15 @@ static void release(void *p, void *user)
     free(p);
 }
 
-/* ---- in step ---- */
+/* ---- ranks in step ---- */
 
-enum { HIT, FAILED }; /* words: an allocation failed; how many ranks got an error */
+enum { HIT, FAILED }; /* words: an allocation failed; the number of ranks with an error */
 
 typedef struct walker {
     const walk *w;
     int rank, n, step;
     procs_shared *s;
-    long k; /* which allocation fails */
+    long k; /* the number of the allocation that fails */
 } walker;
 
 static void meet(walker *w)
@@ -69,8 +69,8 @@ static bool disarm(const walker *w)
     return atomic_load(&hit) != 0;
 }
 
-/* A failure has its own status where memory ran out, and a sentence that names a rank elsewhere.
- * Rank 0 also serves the rendezvous, which may be what fails there. */
+/* Check a failed call: the rank that ran out of memory has its own status, and the others a
+ * sentence that names it. Rank 0 also serves the rendezvous, so the rendezvous may fail there. */
 static void judge(const walker *w, dcomm_status status, bool mine)
 {
     const char *text = dcomm_last_error();
@@ -84,7 +84,7 @@ static void judge(const walker *w, dcomm_status status, bool mine)
                 dcomm_status_name(status), text);
 }
 
-/* ---- a life ---- */
+/* ---- a communicator's life ---- */
 
 static void works(const walker *w, dcomm_comm *comm)
 {
@@ -94,7 +94,7 @@ static void works(const walker *w, dcomm_comm *comm)
     PROCS_TRUE(x == (float)dcomm_comm_size(comm));
 }
 
-/* All ranks have a communicator, or none. */
+/* Create a communicator on all ranks, or on none. */
 static dcomm_comm *join(walker *w)
 {
     const enum part part = w->w->part;
@@ -110,7 +110,7 @@ static dcomm_comm *join(walker *w)
         }
     }
     o.tune = part == TUNED || part == MEASURED;
-    /* What was measured with as many connections is not measured again. */
+    /* Vary the connections: numbers measured for the same count would be read from the cache. */
     o.connections = part == MEASURED ? 1 + (int)(w->k / w->w->step) % DCOMM_CONNECTIONS_MAX : 0;
     meet(w);
     memcpy(&o.id, place, sizeof o.id);
@@ -126,7 +126,7 @@ static dcomm_comm *join(walker *w)
     return comm;
 }
 
-/* A split that fails can be made again, unless the parent is poisoned. */
+/* A failed split can be repeated, unless the parent is poisoned. */
 static void split(walker *w, dcomm_comm *world)
 {
     dcomm_comm *half = NULL;
@@ -134,7 +134,7 @@ static void split(walker *w, dcomm_comm *world)
     arm(w);
     dcomm_status status = dcomm_comm_split(world, 0, 0, &half);
     disarm(w);
-    meet(w); /* what is sent before has to be kept, which may fail as any operation does */
+    meet(w); /* messages of earlier steps are kept, which may fail like any operation */
     if (status < 0 && dcomm_comm_status(world) >= 0) {
         PROCS_CHECK(status == DCOMM_ERR_NO_MEMORY || status == DCOMM_ERR_MISMATCH, "%s",
                     dcomm_last_error());
@@ -150,12 +150,12 @@ static void split(walker *w, dcomm_comm *world)
     PROCS_TRUE(half == NULL);
 }
 
-/* A shrink that fails can be made again. */
+/* A failed shrink can be repeated. */
 static void shrink(walker *w, dcomm_comm *world)
 {
     dcomm_comm *rest = NULL;
     meet(w);
-    if (w->k % 2 == 0) { /* whether it has failed or not */
+    if (w->k % 2 == 0) { /* aborted before, or not */
         dcomm_comm_abort(world, "to be shrunk");
     }
     meet(w);
@@ -176,7 +176,7 @@ static void destroy(walker *w, bool armed, dcomm_comm **comm_p)
     if (armed) {
         arm(w);
     }
-    dcomm_status ended = dcomm_comm_destroy(comm_p); /* of a poisoned one: with its error */
+    dcomm_status ended = dcomm_comm_destroy(comm_p); /* a poisoned one returns its error */
     disarm(w);
     PROCS_CHECK(*comm_p == NULL, "%s", dcomm_status_name(ended));
 }
@@ -216,8 +216,8 @@ static int live(int rank, int n, procs_shared *s, void *arg)
     return procs_leaks();
 }
 
-/* The everyday run takes one allocation of `step`, up to `most`; DCOMM_TEST_FULL takes all, and of
- * those of measuring, where each costs a second, one of 62. */
+/* The everyday run fails one allocation in `step`, up to `most`. The full run fails one in step /
+ * 16 + 1, to the end: an allocation while measuring costs a second. */
 #define WALK(name, part, first, last, step, most)                                            \
     Test(nomem, name, .timeout = 3600)                                                       \
     {                                                                                        \
@@ -231,9 +231,9 @@ static int live(int rank, int n, procs_shared *s, void *arg)
 WALK(create, CREATE, 1, 1, 1, 0)
 WALK(create_where_the_rendezvous_is, CREATE, 0, 0, 3, 0)
 WALK(create_on_all, CREATE, 0, 1, 5, 0)
-/* The numbers are there: rank 0 has measured them in its first creation. */
+/* The numbers exist: rank 0 has measured them in its first creation. */
 WALK(create_tuned, TUNED, 1, 1, 127, 700)
-/* Most of what measuring allocates are plans of probes, alike for all. */
+/* Most allocations while measuring are plans of probes, which are all alike. */
 WALK(create_measured, MEASURED, 1, 1, 997, 1900)
 WALK(create_measured_on_all, MEASURED, 0, 1, 1499, 1000)
 WALK(split, SPLIT, 1, 1, 3, 0)

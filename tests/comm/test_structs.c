@@ -1,17 +1,17 @@
-/* test_structs.c - elements of the caller's own types: operators of the caller's own see them
- * whole, in any algorithm and at any length, and fold them in rank order where they do not commute.
- * How other collectives move them is in test_collectives.c. */
+/* test_structs.c - elements of the caller's own types. Own operators see whole elements, with any
+ * algorithm and length, and fold in rank order if they do not commute. test_collectives.c tests
+ * how other collectives move such elements. */
 #define _GNU_SOURCE
 #include "placed.h"
 
 /* ---- elements ---- */
 
-/* The shortest element; a longer one is followed by bytes that tell where it begins. */
+/* The shortest element. Longer ones continue with bytes that tell where the element begins. */
 typedef struct element {
     uint32_t index, a, b;
 } element;
 
-/* What an operator has seen. */
+/* The calls that an operator has received. */
 typedef struct watch {
     size_t bytes;
     long folds, cut;
@@ -25,7 +25,7 @@ static void put(unsigned char *at, size_t bytes, element e)
     memcpy(at + sizeof e, tail + e.index % 256, bytes - sizeof e);
 }
 
-/* False: what lies there is no whole element. */
+/* Read an element; return false if the bytes are no whole element. */
 static bool get(const unsigned char *at, size_t bytes, element *e)
 {
     memcpy(e, at, sizeof *e);
@@ -43,7 +43,7 @@ static element sum(element x, element y)
     return (element){x.index, x.a + y.a, x.b + y.b};
 }
 
-/* t -> a t + b, first by x and then by y: it does not commute. */
+/* Return the map t -> a t + b that applies x, then y. This does not commute. */
 static element compose(element x, element y)
 {
     return (element){x.index, y.a * x.a, y.a * x.b + y.b};
@@ -88,7 +88,7 @@ typedef struct shape {
     size_t bytes, count, skew;
     dcomm_dtype dtype;
     dcomm_op op;
-    bool ordered; /* what is to come of it */
+    bool ordered; /* the operator must be called in rank order */
     dcomm_coll_opts opts;
 } shape;
 
@@ -151,7 +151,7 @@ static dcomm_comm *begin(int rank, int n, procs_shared *s)
     return join(rank, n, s);
 }
 
-/* Bytes that blocks, chunks and records have, and calls about as long. */
+/* Bytes of blocks, chunks and records; calls are about as long. */
 static const size_t limits[] = {1, 4096, 8192, 32768, 65536, 200000};
 enum { LIMITS = sizeof limits / sizeof limits[0] };
 
@@ -169,7 +169,7 @@ static int whole(int rank, int n, procs_shared *shared, void *arg)
     for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++) {
         watch w = {.bytes = sizes[k]};
         shape s = {.comm = comm, .rank = rank, .n = n, .bytes = sizes[k]};
-        dcomm_op op[3]; /* the last one is in rank order where the call asks for that */
+        dcomm_op op[3]; /* the last one is in rank order if the call asks for it */
         RANKS_OK(dcomm_dtype_create(sizes[k], &s.dtype));
         RANKS_OK(dcomm_op_create(sum_fn, &w, &op[0]));
         RANKS_OK(dcomm_op_create_with(compose_fn, &w, &(dcomm_op_opts){.ordered = true}, &op[1]));
@@ -180,7 +180,7 @@ static int whole(int rank, int n, procs_shared *shared, void *arg)
                 for (int o = 0; o < 3; o++) {
                     turn++;
                     if (o == 1 + (a + c + (int)k + 2) % 2) {
-                        continue; /* one way of keeping the order at a time */
+                        continue; /* ask for rank order in one way at a time */
                     }
                     size_t elements = limits[turn / 3 % LIMITS] / s.bytes + turn % 3;
                     s.coll = colls[c];
@@ -232,7 +232,7 @@ Test(structs, whole_by_message, .timeout = 110)
     on(4, RANKS_PAIRS, 50, whole);
 }
 
-/* ---- what is refused ---- */
+/* ---- refusals ---- */
 
 static int refused(int rank, int n, procs_shared *s, void *arg)
 {
@@ -254,7 +254,7 @@ static int refused(int rank, int n, procs_shared *s, void *arg)
         PROCS_TRUE(type[i] > before && dcomm_dtype_size(type[i]) == 24);
         PROCS_TRUE(strcmp(dcomm_dtype_name(type[i]), "opaque") == 0);
     }
-    none = (dcomm_dtype)((int)type[1] + (1 << 13)); /* the next one, which nobody has created */
+    none = (dcomm_dtype)((int)type[1] + (1 << 13)); /* the next type, which was never created */
     PROCS_TRUE(dcomm_dtype_size(none) == 0);
     RANKS_OK(dcomm_op_create(sum_fn, &w, &op));
     put(x, 24, given(rank, 0));
@@ -267,7 +267,7 @@ static int refused(int rank, int n, procs_shared *s, void *arg)
     ranks_refused(dcomm_allreduce(comm, x, y, 1, type[0], op, &(dcomm_coll_opts){.codec = codec}),
                   DCOMM_ERR_UNSUPPORTED, "operator user");
     dcomm_codec_destroy(&codec);
-    /* Types of one size are two types. */
+    /* Two types of one size are different types. */
     dcomm_status status = dcomm_allreduce(comm, x, y, 1, type[rank == 1], op, NULL);
     ranks_refused(status, DCOMM_ERR_MISMATCH, "opaque type 1 of 24 bytes");
     RANKS_OK(dcomm_op_destroy(op));

@@ -1,5 +1,5 @@
-/* test_tuning.c - what a communicator chooses by: the same numbers on all ranks, measured, read or
- * given; the same choice, and results that are right across changes of it. */
+/* test_tuning.c - the numbers that a communicator chooses by. All ranks have the same ones,
+ * measured, read or given, make the same choice, and get right results when the numbers change. */
 #define _GNU_SOURCE
 #include "comma.h"
 #include "ranks.h"
@@ -12,7 +12,7 @@ typedef struct place_of {
     ranks_place place;
 } place_of;
 
-/* All ranks have the same numbers, and they are numbers. */
+/* Check that all ranks have the same, valid numbers. */
 static void same(dcomm_comm *comm, int n, dcomm_tuning *tuning)
 {
     uint64_t mine, all[PROCS_MAX];
@@ -59,7 +59,7 @@ static int life(int rank, int n, procs_shared *s, void *arg)
     PROCS_TRUE((tuning.trial[0].algo[0] != 0 && tuning.trial[0].took.n > 0) == one);
     sums(comm, rank, n);
 
-    /* Nothing that measuring did shows. */
+    /* Measuring leaves no trace in the sequence of calls. */
     dcomm_request *request = NULL;
     dcomm_request_info info;
     RANKS_OK(dcomm_ibarrier(comm, NULL, &request));
@@ -67,7 +67,7 @@ static int life(int rank, int n, procs_shared *s, void *arg)
     RANKS_OK(dcomm_wait(&request));
     PROCS_CHECK(info.sequence < 10, "%lu", (unsigned long)info.sequence);
 
-    /* Rank 0's numbers, whatever the others say. */
+    /* All ranks take rank 0's numbers, whatever they pass. */
     RANKS_OK(dcomm_tuning_uniform(rank + 1, 1, 1, &given));
     RANKS_OK(dcomm_comm_tune(comm, &given));
     same(comm, n, &tuning);
@@ -78,7 +78,7 @@ static int life(int rank, int n, procs_shared *s, void *arg)
     PROCS_TRUE(tuning.link[DCOMM_LINK_NEAR].alpha_ps == 1000000);
     RANKS_OK(dcomm_comm_destroy(&half));
 
-    /* Numbers that are none are refused by all ranks alike, and change nothing. */
+    /* All ranks refuse invalid numbers, and keep the old ones. */
     given.step_ps = -1;
     PROCS_TRUE(dcomm_comm_tune(comm, &given) == DCOMM_ERR_INVALID);
     sums(comm, rank, n);
@@ -96,7 +96,7 @@ static void on(int n, ranks_place place, procs_fn fn)
     cr_assert_eq(procs_run(n, 50, fn, &arg, ended), 0, "%d ranks, %s", n, ranks_place_name(place));
 }
 
-/* Measuring takes sanitizers seconds: without --full they see it once. */
+/* Measuring takes seconds with sanitizers: without --full they run it once. */
 Test(tuning, measured, .timeout = 250)
 {
     on(2, RANKS_LOCAL, life);
@@ -111,7 +111,8 @@ Test(tuning, measured, .timeout = 250)
     }
 }
 
-/* Not measured where it is not wanted; read where a file is named; a bad file is passed over. */
+/* Numbers are not measured if that is switched off. They are read if a file is named; a bad file
+ * is skipped. */
 static int sources(int rank, int n, procs_shared *s, void *arg)
 {
     dcomm_tuning tuning;
@@ -151,7 +152,7 @@ Test(tuning, sources, .timeout = 60)
     cr_assert_eq(procs_run(3, 50, from_file, path, ended), 0);
 }
 
-/* A file is the same in every locale, and every locale reads it. */
+/* A tuning file is the same in every locale, and every locale can read it. */
 Test(tuning, files_do_not_depend_on_the_locale, .timeout = 60)
 {
     char path[] = "/tmp/dcomm-test-tuning-XXXXXX", text[2][64 << 10];
@@ -209,7 +210,7 @@ static void refused(const char *name, const char *value)
     unsetenv(name);
 }
 
-/* A creation warns once of what it does not know or cannot read, and goes on. */
+/* A creation warns once of variables that it does not know or cannot read, and continues. */
 Test(tuning, bad_variables_are_warned_of_once)
 {
     dcomm_set_logger(listen, NULL);
@@ -263,7 +264,7 @@ Test(tuning, variables_that_fail_creation)
 
 typedef struct kept {
     const char *directory;
-    dcomm_tuning *tuning; /* shared: rank 0's */
+    dcomm_tuning *tuning; /* rank 0's numbers, in shared memory */
 } kept;
 
 static int measure(int rank, int n, procs_shared *s, void *arg)
@@ -280,7 +281,7 @@ static int measure(int rank, int n, procs_shared *s, void *arg)
     return ranks_leave(&comm);
 }
 
-/* The one file of a directory. */
+/* Return the path of the only file of a directory. */
 static void only_file(const char *directory, char *path, size_t len)
 {
     int n = 0;
@@ -296,8 +297,8 @@ static void only_file(const char *directory, char *path, size_t len)
     cr_assert_eq(n, 1, "%d files in %s", n, directory);
 }
 
-/* What one run has measured, the next one reads; a file that is no tuning is measured again; so is
- * everything where the cache is off. */
+/* The next run reads the numbers that one run has measured. It measures again if the file is no
+ * tuning, and if the cache is off. */
 Test(tuning, kept_for_the_next_run, .timeout = 100)
 {
     int ended[PROCS_MAX];
@@ -315,7 +316,7 @@ Test(tuning, kept_for_the_next_run, .timeout = 100)
         cr_skip_test("what is measured on a busy machine is not kept");
     }
     only_file(directory, path, sizeof path);
-    /* A number that no measurement gives shows that the file is read. */
+    /* A number that no measurement can give shows that the file is read. */
     dcomm_tuning marked = shared[0];
     marked.call_ps = 424242;
     cr_assert_eq(dcomm_tuning_save(&marked, path), DCOMM_OK);

@@ -1,5 +1,5 @@
-/* device_buckets.h - bucket_set.h's parameters with their gradients on devices: computed in the
- * order of streams that are held up, and read back behind none. */
+/* device_buckets.h - bucket_set.h's parameters with gradients on devices. Gradients are computed
+ * in the order of delayed streams, and read back without a stream. */
 #ifndef DEVICE_BUCKETS_H
 #define DEVICE_BUCKETS_H
 
@@ -10,8 +10,8 @@
 #include "cuda_host.h"
 #endif
 
-/* As processes, and as threads, which *(bool *)arg says. The everyday run has three ranks as
- * threads and other numbers as processes. */
+/* Run fn on n ranks, as processes and as threads; *(bool *)arg says which. The everyday run has
+ * three ranks as threads, other counts as processes. */
 static inline void device_on(int n, double timeout_s, procs_fn fn)
 {
     for (int threads = 0; threads < 2; threads++) {
@@ -26,7 +26,7 @@ static inline void device_on(int n, double timeout_s, procs_fn fn)
 
 typedef enum device_places { ALL_ON_ONE, HOST_TOO, TWO_DEVICES } device_places;
 
-/* Work that takes a while, and says when it is over. */
+/* Slow work on a stream; sets `over` at its end. */
 typedef struct device_slow {
     int ms;
     _Atomic int over;
@@ -39,13 +39,13 @@ static inline void device_slow_work(void *user)
     atomic_store(&w->over, 1);
 }
 
-/* Parameters of a rank. */
+/* The parameters of a rank. */
 typedef struct device_set {
-    set t;               /* `grad` as it is registered */
+    set t;               /* `grad` is the registered pointer */
     int device[SET_MAX]; /* -1: in host memory */
     unsigned char *host[SET_MAX], *there[SET_MAX], *values[SET_MAX];
     device_slow slow[SET_MAX];
-    cudaStream_t streams[2][2]; /* of either device */
+    cudaStream_t streams[2][2]; /* two streams of each device */
     unsigned char *out;
     size_t out_len;
 } device_set;
@@ -58,7 +58,7 @@ static inline dcomm_comm *device_join(int rank, int n, procs_shared *s, bool thr
     return ranks_join(rank, n, s, NULL);
 }
 
-/* Copies and kernels begin late, and those of different streams in any order. */
+/* Make copies and kernels start late, and in any order between streams. */
 static inline void device_late(int rank)
 {
 #ifdef CUDA_HOST_STAND_IN
@@ -69,7 +69,7 @@ static inline void device_late(int rank)
 #endif
 }
 
-/* Ranks need not agree about the number of a device. */
+/* Return the device of parameter i. Ranks may use different device numbers. */
 static inline int device_place(device_places places, size_t i, int rank)
 {
     int devices = 0;
@@ -157,7 +157,7 @@ static inline void device_set_end(device_set *d)
     free(d);
 }
 
-/* As set_compute, in the order of a stream. */
+/* Like set_compute, in the order of a stream. */
 static inline void device_set_compute(device_set *d, size_t i, int step, bool add,
                                       cudaStream_t stream)
 {
@@ -172,7 +172,8 @@ static inline void device_set_compute(device_set *d, size_t i, int step, bool ad
     }
 }
 
-/* Gradient i on some stream, perhaps behind slow work; or it is there when it is marked. */
+/* Compute gradient i on some stream, perhaps after slow work, and mark it. Or finish it before it
+ * is marked. */
 static inline void device_set_mark(device_set *d, size_t i, int step, uint64_t *seed)
 {
     cudaStream_t stream = d->streams[d->device[i] == 1][ranks_random(seed) % 2];
@@ -208,7 +209,7 @@ static inline void *device_work(void *user)
     return NULL;
 }
 
-/* All gradients of a step in a random order, by two threads on several streams. */
+/* Mark all gradients of a step in a random order, from two threads, on several streams. */
 static inline void device_set_backward(device_set *d, int step, uint64_t *seed)
 {
     size_t order[SET_MAX];
@@ -221,7 +222,7 @@ static inline void device_set_backward(device_set *d, int step, uint64_t *seed)
     pthread_join(thread, NULL);
 }
 
-/* What is in a gradient now: what is still under way for it anywhere shows. */
+/* Return a gradient's bytes as they are now, without waiting: any copy still under way shows. */
 static inline const unsigned char *device_set_result(device_set *d, size_t i)
 {
     size_t bytes = d->t.params[i].count * dcomm_dtype_size(d->t.params[i].dtype);

@@ -1,5 +1,6 @@
-/* device_ranks.h - ranks whose buffers are device memory: collective_jobs.h's with a double on a
- * device, ranks as processes or as threads of one. By CUDA's runtime, whichever is linked. */
+/* device_ranks.h - ranks whose buffers are device memory. Each buffer of collective_jobs.h has a
+ * copy on a device. Ranks are processes or threads of one. Uses CUDA's runtime, or the stand-in,
+ * as linked. */
 #ifndef DEVICE_RANKS_H
 #define DEVICE_RANKS_H
 
@@ -16,9 +17,9 @@
 
 #define DEVICE_ARENA ((size_t)8 << 20)
 
-/* What all buffers of a rank have on the device. */
+/* The device copy of all buffers of a rank. */
 static _Thread_local unsigned char *device_double;
-static _Thread_local bool device_filled; /* for the job's call */
+static _Thread_local bool device_filled; /* true after the job's call has filled it */
 
 static inline void device_arena_make(void)
 {
@@ -35,7 +36,7 @@ static inline void device_arena_free(void)
     ranks_registered.memory = NULL;
 }
 
-static _Thread_local cudaStream_t device_stream; /* of the job's call; NULL: without */
+static _Thread_local cudaStream_t device_stream; /* the stream of the job's call; NULL: none */
 
 static inline void *device_there(const void *at)
 {
@@ -86,7 +87,7 @@ static void *device_rank_main(void *user)
     return NULL;
 }
 
-/* One process of procs_run: all ranks are its threads, and arg is what they share. */
+/* Run as a process of procs_run: all ranks are its threads, and share arg. */
 static int device_threads(int process, int processes, procs_shared *s, void *arg)
 {
     device_rank ranks[PROCS_MAX], *first = arg;
@@ -106,7 +107,7 @@ static int device_threads(int process, int processes, procs_shared *s, void *arg
     return bad != 0 ? bad : procs_leaks();
 }
 
-/* How many of n ranks did not end well. */
+/* Return the number of ranks, of n, that failed. */
 static inline int device_run(int n, bool threads, double timeout_s, procs_fn fn, void *arg)
 {
     int ended[PROCS_MAX];

@@ -1,4 +1,5 @@
-/* device_shared.h - for tests of device memory that peers open: sums on it, and how they went. */
+/* device_shared.h - sums on device memory that peers open, for tests, and how the bytes were
+ * read. */
 #ifndef DEVICE_SHARED_H
 #define DEVICE_SHARED_H
 
@@ -26,8 +27,8 @@ static inline uint64_t opened_so_far(dcomm_comm *comm)
     return stats.bytes_mapped;
 }
 
-/* A sum over ranks of one half into the other, on a stream if there is one. Returns how many bytes
- * were read where they lie. */
+/* Sum one half over ranks into the other, on a stream if there is one. Return the bytes that were
+ * read in place. */
 static inline uint64_t sum(dcomm_comm *comm, float *device, int salt, const char *algo,
                            cudaStream_t stream)
 {
@@ -56,7 +57,8 @@ static inline uint64_t sum(dcomm_comm *comm, float *device, int salt, const char
     return after - before;
 }
 
-/* Operations on ordinary memory, in whose calls peers hear what is gone and say what is shut. */
+/* Run operations on ordinary memory. In these calls peers learn of freed memory and confirm that
+ * they have closed it. */
 static inline void talk(dcomm_comm *comm)
 {
     void *ordinary = NULL;
@@ -67,7 +69,7 @@ static inline void talk(dcomm_comm *comm)
     CUDA_OK(cudaFree(ordinary));
 }
 
-/* Allocated, and opened by all. */
+/* Return memory that all peers have opened. */
 static inline void *opened(dcomm_comm *comm)
 {
     void *p = allocate(comm, BYTES);
@@ -79,7 +81,7 @@ static inline void *opened(dcomm_comm *comm)
     return p;
 }
 
-/* All ranks have come here, outside of dcomm. */
+/* Wait until all ranks have come here, without calling dcomm. */
 static inline void meet(procs_shared *s, int rank, int n, int step)
 {
     procs_post(s, rank, step);

@@ -1,5 +1,5 @@
-/* device_sums.h - an all-reduce of device memory while the host stand-in for CUDA is late, out of
- * order, or fails. */
+/* device_sums.h - an all-reduce of device memory while the host stand-in for CUDA is late,
+ * reorders work, or fails. */
 #ifndef DEVICE_SUMS_H
 #define DEVICE_SUMS_H
 
@@ -8,14 +8,14 @@
 
 enum { COUNT = 700000 };
 
-/* device: what opts.device promises. */
+/* device: the value of opts.device. */
 typedef struct device_sum {
-    const char *algo; /* compressed ones without loss; of coded_allgather DGC that could clip */
+    const char *algo; /* compressed ones lose nothing; coded_allgather uses DGC with a clip */
     int salt;
     cudaStream_t stream;            /* NULL: none */
     const cuda_host_faults *faults; /* NULL: none */
     bool device;
-    /* What came of it: bytes copied between host and device meanwhile; elements that are wrong. */
+    /* Results: bytes copied between host and device during the call; elements that are wrong. */
     uint64_t copied;
     size_t wrong;
 } device_sum;
@@ -31,7 +31,7 @@ static inline dcomm_status device_sum_run(dcomm_comm *comm, device_sum *s)
     static const cuda_host_faults none;
     int rank = dcomm_comm_rank(comm), n = dcomm_comm_size(comm);
     const size_t bytes = COUNT * sizeof(float);
-    const bool sparse = strcmp(s->algo, "coded_sparse") == 0; /* which sends few elements */
+    const bool sparse = strcmp(s->algo, "coded_sparse") == 0; /* coded_sparse sends few elements */
     float *host = malloc(bytes), *device = NULL;
     dcomm_coll_opts opts = {
         .algo = s->algo, .stream = s->stream, .timeout_s = 20, .device = s->device};
@@ -60,7 +60,7 @@ static inline dcomm_status device_sum_run(dcomm_comm *comm, device_sum *s)
     dcomm_status status =
         dcomm_iallreduce(comm, device, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts, &request);
     status = status < 0 ? status : dcomm_wait(&request);
-    if (s->stream != NULL) { /* a fault is the stream's, too, where it is the device's */
+    if (s->stream != NULL) { /* a device's fault is reported by the stream, too */
         (void)cudaStreamSynchronize(s->stream);
     }
     cuda_host_set_faults(&none);
@@ -85,7 +85,7 @@ static inline dcomm_status device_sum_run(dcomm_comm *comm, device_sum *s)
     return status;
 }
 
-/* Each algorithm with everything late, then out of order as well; `s` says the rest. */
+/* Run each algorithm with all work late, then also out of order; `s` has the other options. */
 static inline void device_sums_late(dcomm_comm *comm, const char *const *algos, int nalgos,
                                     double delay_s, device_sum s)
 {

@@ -1,4 +1,4 @@
-/* slow_kernel.cu - slow_kernel.h by CUDA. */
+/* slow_kernel.cu - slow_kernel.h on CUDA. */
 #include "slow_kernel.h"
 
 static __device__ unsigned long long now_ns()

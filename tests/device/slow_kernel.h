@@ -1,5 +1,5 @@
-/* slow_kernel.h - a program's own kernel, which takes its time and copies then. slow_kernel.cu has
- * it for CUDA, slow_kernel_host.c for the host stand-in. */
+/* slow_kernel.h - a kernel of the program's own that takes a while and then copies. slow_kernel.cu
+ * implements it for CUDA, slow_kernel_host.c for the host stand-in. */
 #ifndef SLOW_KERNEL_H
 #define SLOW_KERNEL_H
 
@@ -9,8 +9,8 @@
 extern "C" {
 #endif
 
-/* dst <- src, device memory of `count` floats, `ms` milliseconds after the stream has come to it.
- */
+/* Copy `count` floats of device memory from src to dst, `ms` milliseconds after the stream has
+ * reached the kernel. */
 void slow_kernel(float *dst, const float *src, size_t count, int ms, void *stream);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-/* slow_kernel_host.c - slow_kernel.h by the host stand-in. */
+/* slow_kernel_host.c - slow_kernel.h on the host stand-in. */
 #define _GNU_SOURCE
 #include "slow_kernel.h"
 #include "host.h"

@@ -1,5 +1,5 @@
-/* test_cuda_host.c - the host stand-in for CUDA does what NCCL programs and dcomm expect of CUDA.
- */
+/* test_cuda_host.c - the host stand-in for CUDA does what NCCL programs and dcomm expect of
+ * CUDA. */
 #define _GNU_SOURCE
 #include "cuda.h"
 #include "cuda_host.h"
@@ -21,7 +21,7 @@
         cr_assert_eq(status_, error, "%s: %s", #call, cudaGetErrorName(status_)); \
     } while (0)
 
-/* A host function that a stream cannot get past until the test opens it. */
+/* A host function that blocks a stream until the test opens it. */
 typedef struct gate {
     _Atomic int open, reached;
 } gate;
@@ -50,7 +50,7 @@ Test(cuda_host, a_stream_runs_in_order_beside_its_caller)
     GOOD(cudaMallocHost((void **)&pinned, sizeof in));
     GOOD(cudaLaunchHostFunc(stream, pass, &g));
     GOOD(cudaMemcpyAsync(device, in, sizeof in, cudaMemcpyHostToDevice, stream));
-    in[0] = 99; /* pageable memory is the caller's again */
+    in[0] = 99; /* pageable memory can be reused at once */
     GOOD(cudaMemcpyAsync(pinned, device, sizeof in, cudaMemcpyDeviceToHost, stream));
     IS(cudaStreamQuery(stream), cudaErrorNotReady);
     IS(cudaGetLastError(), cudaErrorNotReady);
@@ -91,7 +91,7 @@ Test(cuda_host, events_order_streams_and_measure_time)
     IS(cudaEventElapsedTime(&ms, start, end), cudaErrorNotReady);
     usleep(5000);
     cr_assert_eq(atomic_load(&after), 0);
-    GOOD(cudaEventRecord(start, b)); /* the wait above is for the recording before */
+    GOOD(cudaEventRecord(start, b)); /* the wait above is for the earlier recording */
     atomic_store(&g.open, 1);
     GOOD(cudaStreamSynchronize(b));
     cr_assert_eq(atomic_load(&after), 1);
@@ -255,7 +255,7 @@ Test(cuda_host, rows_are_copied_and_filled)
        cudaErrorInvalidPitchValue);
     IS(cudaMemset2D(device, 8, 0, 9, 1), cudaErrorInvalidPitchValue);
     IS(cudaMemcpy2D(device, pitch, here, 64, WIDTH, 9, cudaMemcpyHostToDevice),
-       cudaErrorInvalidValue); /* beyond its end */
+       cudaErrorInvalidValue); /* beyond the end of the memory */
     GOOD(cudaMemcpy2DAsync(device, pitch, here, 64, WIDTH, HEIGHT, cudaMemcpyHostToDevice, stream));
     GOOD(cudaMemset2DAsync(device + 1, pitch, 9, 2, HEIGHT, stream));
     GOOD(cudaStreamSynchronize(stream));
@@ -507,8 +507,8 @@ static void *other_thread(void *arg)
     return (void *)(intptr_t)(good ? cudaEventQuery(event) : cudaErrorUnknown);
 }
 
-/* What could harm a capture fails and ends it, in whichever thread, but for those that say they
- * know better. */
+/* Calls that could harm a capture fail and end it, in whichever thread, unless the thread has
+ * relaxed its capture mode. */
 Test(cuda_host, captures_are_kept_from_harm)
 {
     static const enum cudaStreamCaptureMode modes[] = {cudaStreamCaptureModeGlobal,
@@ -659,7 +659,7 @@ Test(cuda_host, kernels_are_the_cpus_own)
         cr_assert(z[i] == 4 * y[i], "%d: %g %g", i, (double)z[i], (double)y[i]);
     }
     cr_assert(got.nonfinite == 1 && got.first == UINT64_MAX - 123);
-    /* A stream of another device than the current one takes neither kernels nor events. */
+    /* A stream of another device than the current one accepts neither kernels nor events. */
     cudaEvent_t event;
     GOOD(cudaSetDevice(1));
     GOOD(cudaEventCreate(&event));
@@ -669,7 +669,7 @@ Test(cuda_host, kernels_are_the_cpus_own)
     GOOD(cudaStreamWaitEvent(s, event, 0));
     GOOD(cudaEventDestroy(event));
     GOOD(cudaSetDevice(0));
-    /* A pointer that is the host's is a fault of the device. */
+    /* A host pointer given to a kernel is a fault of the device. */
     cr_assert_eq(dcomm_cuda_scale(x, device, N, DCOMM_F32, 2, s), DCOMM_OK);
     IS(cudaStreamSynchronize(s), cudaErrorIllegalAddress);
     dcomm_codec_destroy(&codec);
@@ -683,7 +683,7 @@ static void slow(void *user)
     atomic_fetch_add((_Atomic int *)user, 1);
 }
 
-/* NULL is no stream: the kernel has ended when the call returns, and its fault is the call's. */
+/* With stream NULL the kernel has ended when the call returns, and the call returns its fault. */
 Test(cuda_host, a_kernel_without_a_stream_has_ended)
 {
     enum { N = 100 };
@@ -700,7 +700,7 @@ Test(cuda_host, a_kernel_without_a_stream_has_ended)
     cr_assert_eq(dcomm_cuda_scale(x, x, N, DCOMM_F32, 2, NULL), DCOMM_OK);
     cr_assert_eq(atomic_load(&before), 1);
     cr_assert_eq(x[N - 1], 2 * (N - 1));
-    /* On a stream it is only launched. */
+    /* On a stream the kernel is only launched. */
     GOOD(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     GOOD(cudaLaunchHostFunc(stream, pass, &g));
     cr_assert_eq(dcomm_cuda_scale(x, x, N, DCOMM_F32, 2, stream), DCOMM_OK);
@@ -712,7 +712,7 @@ Test(cuda_host, a_kernel_without_a_stream_has_ended)
     cr_assert_eq(dcomm_cuda_scale(on_stack, x, N, DCOMM_F32, 2, NULL), DCOMM_ERR_SYSTEM);
 }
 
-/* The kernels' reports know sums beyond f32 from other trouble. */
+/* The kernels' reports distinguish sums beyond f32 from other errors. */
 Test(cuda_host, sums_of_wires_beyond_f32)
 {
     enum { N = 600 };
@@ -742,9 +742,10 @@ Test(cuda_host, sums_of_wires_beyond_f32)
         const size_t lens[2] = {bytes, bytes};
         GOOD(cudaMemset(report, 0, sizeof *report));
         GOOD(cudaMemcpy(d_wire, wire, bytes, cudaMemcpyHostToDevice));
-        cr_assert_eq(linear ? dcomm_cuda_decode_sum(codec, wires, lens, 1, d_x, N, NULL, report, NULL)
-                            : dcomm_cuda_recode(codec, wires, lens, 2, 1, NULL, NULL, N, NULL,
-                                                d_out, bytes, NULL, report, NULL),
+        cr_assert_eq(linear
+                         ? dcomm_cuda_decode_sum(codec, wires, lens, 1, d_x, N, NULL, report, NULL)
+                         : dcomm_cuda_recode(codec, wires, lens, 2, 1, NULL, NULL, N, NULL, d_out,
+                                             bytes, NULL, report, NULL),
                      DCOMM_OK);
         GOOD(cudaDeviceSynchronize());
         GOOD(cudaMemcpy(&got, report, sizeof got, cudaMemcpyDeviceToHost));

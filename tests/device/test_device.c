@@ -1,7 +1,6 @@
-/* test_device.c - every collective of device memory, by every algorithm, on and off streams, on
- * ranks that are processes or threads of one; what comes before and after on a stream; what is
- * refused. tests/meson.build links it with the host stand-in for CUDA, tests/device/gpu.sh with
- * CUDA. */
+/* test_device.c - every collective of device memory, by every algorithm, on and off streams, with
+ * ranks as processes or as threads of one; the order of work on a stream; refusals.
+ * tests/meson.build links it with the host stand-in for CUDA, tests/device/gpu.sh with CUDA. */
 #define _GNU_SOURCE
 #include "device_ranks.h"
 
@@ -10,8 +9,8 @@
 typedef struct where {
     ranks_place place;
     bool threads;
-    int host_rank; /* whose buffers are host memory; -1: nobody's */
-    bool device;   /* promised */
+    int host_rank; /* the rank with buffers in host memory; -1: none */
+    bool device;   /* the value of opts.device */
 } where;
 
 static const dcomm_dtype dtypes[] = {DCOMM_F32, DCOMM_BF16, DCOMM_F64, DCOMM_I32, DCOMM_F16,
@@ -51,7 +50,7 @@ static int everything(int rank, int n, procs_shared *s, void *arg)
                 for (int f = APART; f < FORMS; f++) {
                     if (all ? n > 2 && (f + (int)c) % FORMS != 0
                             : n > 1 && (f + (int)c + 2 * a + n + 1) % (2 * FORMS) != 0) {
-                        continue; /* fewer ranks have tried them all */
+                        continue; /* smaller rank counts have tried all of these */
                     }
                     turn++;
                     job j = {.comm = comm,
@@ -138,7 +137,7 @@ Test(device, one_rank_in_host_memory, .timeout = 120)
     on(3, (where){.place = RANKS_PAIRS, .host_rank = 0}, everything);
 }
 
-/* Experts take host memory alone, and say so: nobody follows a device's pointer on the host. */
+/* Experts accept only host memory, and say so. No host code may dereference a device pointer. */
 static int experts(int rank, int n, procs_shared *s, void *arg)
 {
     enum { TOKENS = 4, HIDDEN = 8 };
@@ -158,7 +157,7 @@ static int experts(int rank, int n, procs_shared *s, void *arg)
         ranks_refused(dcomm_moe_route(m, TOKENS, to, rank == 1 ? there : NULL),
                       DCOMM_ERR_UNSUPPORTED, "rank 1 has weights on device 0");
         RANKS_OK(dcomm_moe_route(m, TOKENS, to, NULL));
-        RANKS_OK(dcomm_barrier(comm, NULL)); /* an error may not overtake the routing's end */
+        RANKS_OK(dcomm_barrier(comm, NULL)); /* an error may not overtake the end of the routing */
         dcomm_status status = dcomm_moe_dispatch_start(m, 0, rank == 1 && c == 0 ? there : x);
         status = status >= 0 ? dcomm_moe_dispatch_wait(m, 0, &batch) : status;
         status = status >= 0 ? dcomm_moe_combine_start(m, 0, batch.rows) : status;
@@ -182,8 +181,8 @@ Test(device, experts_take_host_memory, .timeout = 60)
     on(2, (where){.host_rank = -1}, experts);
 }
 
-/* A plan of the caller's whose scratch is to be the host's: what it does there is the host's work,
- * and what it copies goes over the bus, in more than one piece. */
+/* Run a caller's plan whose scratch is in host memory. Its steps on the scratch run on the host,
+ * and its copies cross the bus in several pieces. */
 static int through_host(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 400003, BYTES = COUNT * 4 };

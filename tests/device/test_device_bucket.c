@@ -1,6 +1,6 @@
-/* test_device_bucket.c - gradient buckets in device memory: sums are right whatever the order of
- * readiness, the streams and what they still hold; accumulation, unused parameters, weights,
- * shards; the caller's streams wait for no rank. */
+/* test_device_bucket.c - gradient buckets in device memory. Sums are right whatever the order of
+ * readiness, the streams and their pending work. Accumulation, unused parameters, weights, shards.
+ * The caller's streams wait for no rank. */
 #define _GNU_SOURCE
 #include "device_buckets.h"
 
@@ -8,7 +8,7 @@
 
 /* ---- all places, sizes, orders ---- */
 
-/* Which parameters share a bucket: of one device, which is the one that was asked for. */
+/* Check that parameters share a bucket only on one device, the requested one. */
 static void expect_places(const device_set *d)
 {
     for (size_t i = 0; i < d->t.n; i++) {
@@ -67,7 +67,7 @@ Test(device_bucket, sums, .timeout = 300)
     }
 }
 
-/* Two allocations that may lie side by side are two: no copy goes from one into the other. */
+/* Two allocations that may be adjacent are still two: no copy crosses from one into the other. */
 static int side_by_side(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 1024 };
@@ -108,8 +108,8 @@ Test(device_bucket, side_by_side, .timeout = 60)
 
 /* ---- the caller's streams ---- */
 
-/* Rank 0 marks all behind slow work, without waiting for it; then its stream comes to an end while
- * the others have marked nothing. */
+/* Rank 0 marks all parameters behind slow work without waiting for it. Its stream then ends while
+ * the other ranks have marked nothing. */
 static int free_to_go(int rank, int n, procs_shared *s, void *arg)
 {
     dcomm_comm *comm = device_join(rank, n, s, *(bool *)arg);
@@ -147,9 +147,9 @@ Test(device_bucket, free_to_go, .timeout = 120)
     device_on(3, 80, free_to_go);
 }
 
-/* ---- steps that are not ordinary ---- */
+/* ---- special steps ---- */
 
-/* Parameter 2 has a gradient in the first of two steps alone, 3 in none. */
+/* Parameter 2 has a gradient only in the first of two steps, 3 in none. */
 static int accumulated(int rank, int n, procs_shared *s, void *arg)
 {
     dcomm_comm *comm = device_join(rank, n, s, *(bool *)arg);
@@ -168,7 +168,7 @@ static int accumulated(int rank, int n, procs_shared *s, void *arg)
                 if (i == 3) {
                     RANKS_OK(dcomm_param_mark_unused(d->t.b, i));
                 } else if (i != 2 || step == 0) {
-                    if (step == 1) { /* one behind the other, as a backward pass is */
+                    if (step == 1) { /* one after the other, as in a backward pass */
                         CUDA_OK(cudaStreamSynchronize(d->streams[0][0]));
                     }
                     device_set_compute(d, i, step, step == 1, stream);
@@ -197,7 +197,7 @@ Test(device_bucket, accumulated, .timeout = 120)
     device_on(3, 80, accumulated);
 }
 
-/* Weights; and a rank of weight 0 has NaN in its gradients, which nobody sees. */
+/* Weights. A rank of weight 0 has NaN in its gradients, which must not reach any sum. */
 static int weighted(int rank, int n, procs_shared *s, void *arg)
 {
     dcomm_comm *comm = device_join(rank, n, s, *(bool *)arg);
@@ -243,8 +243,8 @@ Test(device_bucket, weighted, .timeout = 120)
     device_on(3, 80, weighted);
 }
 
-/* Small whole numbers, and their halves, are exact in f16, so a codec's sum is, too: it is made on
- * the device, of all kinds of floats and with factors. */
+/* Small whole numbers and their halves are exact in f16, so a codec's sum is exact, too. It runs
+ * on the device, for all float dtypes and with factors. */
 static void compressed_by(dcomm_comm *comm, bool dtypes, dcomm_buckets_opts opts)
 {
     const int rank = dcomm_comm_rank(comm);
@@ -262,7 +262,7 @@ static void compressed_by(dcomm_comm *comm, bool dtypes, dcomm_buckets_opts opts
         device_set_compare_all(d, step);
     }
     RANKS_OK(dcomm_buckets_begin(d->t.b, &how));
-    RANKS_OK(dcomm_buckets_wait(d->t.b)); /* nobody has marked anything */
+    RANKS_OK(dcomm_buckets_wait(d->t.b)); /* no parameter was marked */
     for (size_t i = 0; i < d->t.n; i++) {
         const unsigned char *got = device_set_result(d, i);
         for (size_t j = 0; j < d->t.params[i].count; j++) {
@@ -289,8 +289,8 @@ Test(device_bucket, compressed, .timeout = 120)
     device_on(2, 80, compressed);
 }
 
-/* Residuals of buckets: gradients and states have the bits of the same buckets in host memory, also
- * when parameters change their buckets. */
+/* Residuals of buckets: gradients and states have the same bits as with buckets in host memory,
+ * also when parameters change buckets. */
 static void fed_by(dcomm_comm *comm, const char *codec, const char *algo,
                    const dcomm_feedback_opts *feedback)
 {
@@ -382,7 +382,8 @@ Test(device_bucket, fed, .timeout = 120)
 
 /* ---- shards ---- */
 
-/* The owner's part of the sum goes by way of its part of the value to all ranks. */
+/* Each owner copies its part of the sum into its part of the values, and all ranks gather the
+ * values. */
 static int sharded(int rank, int n, procs_shared *s, void *arg)
 {
     dcomm_comm *comm = device_join(rank, n, s, *(bool *)arg);
@@ -406,7 +407,7 @@ static int sharded(int rank, int n, procs_shared *s, void *arg)
                                cudaMemcpyDefault));
         }
         RANKS_OK(dcomm_buckets_gather(d->t.b));
-        for (size_t i = 0; i < d->t.n; i++) { /* as if they were the gradients */
+        for (size_t i = 0; i < d->t.n; i++) { /* compare the values as gradients */
             CUDA_OK(cudaMemcpy(d->t.params[i].grad, d->values[i], 4 * d->t.params[i].count,
                                cudaMemcpyDefault));
         }

@@ -1,5 +1,5 @@
-/* test_device_bucket_errors.c - gradient buckets in device memory: what is refused, and steps that
- * fail while streams are still held up. */
+/* test_device_bucket_errors.c - gradient buckets in device memory: refusals, and steps that fail
+ * while streams are still delayed. */
 #define _GNU_SOURCE
 #include "device_buckets.h"
 
@@ -58,7 +58,7 @@ static int refusals(int rank, int n, procs_shared *s, void *arg)
                   "captured into a graph");
     CUDA_OK(cudaStreamEndCapture(stream, &graph));
     CUDA_OK(cudaGraphDestroy(graph));
-    /* None of this has marked anything. */
+    /* None of these calls has marked anything. */
     for (size_t i = 0; i < COUNT; i++) {
         host[i] = (float)rank;
     }
@@ -81,8 +81,8 @@ Test(device_bucket_errors, refusals, .timeout = 90)
     device_on(2, 40, refusals);
 }
 
-/* Rank 1 marks one twice, while all ranks' streams are held up. Who destroys the buckets then may
- * free the gradients, and make new ones. */
+/* Rank 1 marks a parameter twice while all ranks' streams are delayed. After destroying the
+ * buckets a rank may free the gradients and make new ones. */
 static int failed(int rank, int n, procs_shared *s, void *arg)
 {
     dcomm_comm *comm = device_join(rank, n, s, *(bool *)arg);
@@ -93,7 +93,7 @@ static int failed(int rank, int n, procs_shared *s, void *arg)
         cudaStream_t stream = d->streams[0][0];
         dcomm_status status = DCOMM_OK;
         set_make(&d->t, &opts);
-        RANKS_OK(dcomm_barrier(comm, NULL)); /* or it is the others' creation that fails */
+        RANKS_OK(dcomm_barrier(comm, NULL)); /* else the others' creation may fail */
         CUDA_OK(cudaLaunchHostFunc(stream, device_slow_work, &slow));
         for (size_t i = d->t.n; i-- > 0 && status == DCOMM_OK;) {
             device_set_compute(d, i, 0, false, stream);
@@ -108,7 +108,7 @@ static int failed(int rank, int n, procs_shared *s, void *arg)
                         dcomm_last_error());
             PROCS_TRUE(strstr(dcomm_last_error(), "was marked twice") != NULL);
         }
-        device_set_end(d); /* round 1: in the middle of the step */
+        device_set_end(d); /* round 1: destroyed in mid-step */
         PROCS_TRUE(atomic_load(&slow.over));
         RANKS_OK(dcomm_barrier(comm, NULL));
     }

@@ -1,5 +1,5 @@
-/* test_device_coded.c - compressed all-reduce of device memory: the bits and the report are those
- * of the same call in host memory, and only encodings leave the device. */
+/* test_device_coded.c - compressed all-reduce of device memory. Result and report have the same
+ * bits as in host memory, and only encodings leave the device. */
 #define _GNU_SOURCE
 #include "device_ranks.h"
 #include "explained.h"
@@ -119,8 +119,8 @@ Test(device_coded, same_bits, .timeout = 180)
     on(3, (where){.threads = true}, same);
 }
 
-/* What powersgd's kernels find is refused as in host memory: a number that is not finite (first on
- * rank 1), and sums of Q that are none. */
+/* The calls refuse the same inputs of powersgd as in host memory: a number that is not finite
+ * (first on rank 1), and sums of Q that overflow. */
 static int refused(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 5000, FIRST = 4321 };
@@ -149,7 +149,7 @@ static int refused(int rank, int n, procs_shared *s, void *arg)
         PROCS_CHECK(report.nonfinite == 2 && report.first_nonfinite == FIRST, "%zu, the first %zu",
                     report.nonfinite, report.first_nonfinite);
     }
-    for (size_t i = 0; i < COUNT; i++) { /* the communicator goes on */
+    for (size_t i = 0; i < COUNT; i++) { /* the communicator still works */
         host[i] = gradient(rank, i);
     }
     CUDA_OK(cudaMemcpy(device, host, COUNT * sizeof *host, cudaMemcpyHostToDevice));
@@ -170,9 +170,9 @@ Test(device_coded, products_refused, .timeout = 60)
     }
 }
 
-#ifdef CUDA_HOST_STAND_IN /* which counts */
-/* What comes out of the device is a seventh of what an exact sum of f32 takes out, and as much
- * where elements are converted first. */
+#ifdef CUDA_HOST_STAND_IN /* the stand-in counts copies */
+/* A call copies less than a seventh of the bytes out of the device that an exact sum of f32 does,
+ * also if elements are converted first. */
 static int traffic(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 1 << 20, KINDS = 7 };
@@ -218,7 +218,7 @@ Test(device_coded, traffic, .timeout = 60)
 }
 #endif
 
-/* ---- other types and feedback, and some ranks on a device ---- */
+/* ---- other types, feedback, and ranks in host memory ---- */
 
 typedef struct kind {
     const char *spec;
@@ -272,7 +272,8 @@ static void fill(const kind *k, int rank, int step, void *to)
     }
 }
 
-/* Some steps of a call in host memory, and of the same on a device, but on rank `here`. */
+/* Run steps in host memory, then the same steps on a device, except on rank `here`, and
+ * compare. */
 static void steps_of(dcomm_comm *comm, const kind *k, int here, void *stream)
 {
     const size_t bytes = k->count * dcomm_dtype_size(k->dtype);
@@ -291,7 +292,7 @@ static void steps_of(dcomm_comm *comm, const kind *k, int here, void *stream)
     }
     for (int step = 0; step < 3; step++) {
         dcomm_codec_report report[2] = {{0}, {0}};
-        char *sum = step == 1 ? there : there + bytes; /* in place, and not */
+        char *sum = step == 1 ? there : there + bytes; /* step 1 is in place */
         dcomm_coll_opts opts = {.algo = k->algo,
                                 .codec = codec,
                                 .codec_seed = 5,
@@ -349,7 +350,7 @@ Test(device_coded, some_in_host_memory, .timeout = 180)
     on(3, (where){.threads = true}, mixed);
 }
 
-/* An automatic choice by ranks that do not know where the others' buffers lie. */
+/* An automatic choice by ranks that do not know where the other ranks' buffers are. */
 static int chosen(int rank, int n, procs_shared *s, void *arg)
 {
     dcomm_comm *comm = join(rank, n, s, arg);
@@ -373,7 +374,7 @@ static int chosen(int rank, int n, procs_shared *s, void *arg)
     opts.device = true;
     RANKS_OK(explained_algo(comm, DCOMM_COLL_ALLREDUCE, k.count, &opts, &algo));
     PROCS_CHECK(strcmp(algo, "coded_sparse") == 0, "%s", algo);
-    /* "auto" compresses what it is given, bf16 among it. */
+    /* "auto" compresses all dtypes given to it, including bf16. */
     RANKS_OK(dcomm_codec_create("auto", &automatic));
     const dcomm_codec *taken = NULL;
     RANKS_OK(dcomm_codec_decide(comm, automatic, k.count, DCOMM_BF16, false, &taken));
@@ -391,7 +392,7 @@ Test(device_coded, chosen_without_a_promise, .timeout = 60)
     on(4, (where){.place = RANKS_LOCAL}, chosen);
 }
 
-/* With opts.device "auto" goes by the times of kernels, and is decided apart. */
+/* With opts.device "auto" uses the times of kernels, and keeps a separate decision. */
 static int judged(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 100000 };
@@ -404,7 +405,7 @@ static int judged(int rank, int n, procs_shared *s, void *arg)
     RANKS_OK(dcomm_tuning_uniform(1, 1000, 0, &slow));
     RANKS_OK(dcomm_comm_tune(comm, &slow));
     RANKS_OK(dcomm_codec_create("auto:threshold:k=0.05", &automatic));
-#ifdef CUDA_HOST_STAND_IN /* which can be out of memory */
+#ifdef CUDA_HOST_STAND_IN /* the stand-in can run out of memory */
     cuda_host_faults faults = {.fail_malloc = 1};
     cuda_host_set_faults(&faults);
     PROCS_TRUE(dcomm_codec_measure(comm, automatic, COUNT, true, &verdict) < 0);

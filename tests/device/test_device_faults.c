@@ -1,11 +1,11 @@
-/* test_device_faults.c - copies that are late, come out of order between queues, or fail, by the
- * host stand-in for CUDA: the right result or an error on every rank, and no stream that hangs. */
+/* test_device_faults.c - copies that are late, reordered between queues, or fail, on the host
+ * stand-in for CUDA. Every rank gets the right result or an error, and no stream hangs. */
 #define _GNU_SOURCE
 #include "device_sums.h"
 
 #include <criterion/criterion.h>
 
-/* The first is compressed, without loss here; the last has residuals. */
+/* The first is compressed, here without loss; the last has residuals. */
 static const char *const algos[] = {
     "coded_sparse", "ring", "two_shot", "one_shot", "tree", "halving_doubling", "coded_allgather"};
 enum { ALGOS = sizeof algos / sizeof *algos };
@@ -41,7 +41,7 @@ Test(device_faults, late, .timeout = 120)
 
 /* ---- failing ---- */
 
-/* On rank 0 the nth copy, or kernel, fails. */
+/* The nth copy, or kernel, fails on rank 0. */
 typedef struct failing {
     unsigned nth;
     bool kernel;
@@ -61,7 +61,7 @@ static int fails(int rank, int n, procs_shared *s, void *arg)
     dcomm_status status = device_sum_run(comm, &sum);
     PROCS_CHECK(sum.wrong == 0, "%s, %s %u: %zu elements are wrong", f->algo,
                 f->kernel ? "kernel" : "copy", f->nth, sum.wrong);
-    if (status == DCOMM_OK) { /* another rank may still find that it has failed */
+    if (status == DCOMM_OK) { /* another rank may still see the failure */
         status = dcomm_barrier(comm, NULL);
     }
     PROCS_CHECK(status == DCOMM_OK || strstr(dcomm_comm_error(comm), "device 0") != NULL,
@@ -72,7 +72,7 @@ static int fails(int rank, int n, procs_shared *s, void *arg)
     return left != 0 ? left : status == DCOMM_OK ? 10 : 20;
 }
 
-/* How often the operation has failed: on all ranks, or on none. */
+/* Count the runs in which the operation fails. It must fail on all ranks or on none. */
 static unsigned failures_of(const char *algo, bool kernel, unsigned most)
 {
     const bool all = test_full();
@@ -109,8 +109,8 @@ Test(device_faults, failing_kernels, .timeout = 120)
     }
 }
 
-/* What the stream held before has failed on rank 0: nobody takes the sum for one of what was meant,
- * though the operands are host memory, which nothing of that concerns. */
+/* Earlier work on rank 0's stream has failed. The communicator must fail too, although the
+ * operands are in host memory, which the failed copy does not touch. */
 static int failed_before(int rank, int n, procs_shared *s, void *arg)
 {
     static const cuda_host_faults none;
@@ -152,8 +152,8 @@ Test(device_faults, failed_before, .timeout = 60)
     cr_assert_eq(procs_run(2, 40, failed_before, NULL, ended), 0);
 }
 
-/* A step of buckets with a scaler on device 1, of which rank 0's nth kernel fails: it looks at a
- * gradient, sums, or looks at the result and unscales it. The error names the device. */
+/* A step of buckets with a scaler on device 1, in which rank 0's nth kernel fails: one that checks
+ * a gradient, sums, or checks the result and unscales it. The error names the device. */
 static int step_fails(int rank, int n, procs_shared *s, void *arg)
 {
     enum { ELEMENTS = 5000 };
@@ -178,7 +178,7 @@ static int step_fails(int rank, int n, procs_shared *s, void *arg)
         cuda_host_set_faults(&faults);
     }
     dcomm_status status = DCOMM_OK;
-    for (int step = 0; step < 2 && status == DCOMM_OK; step++) { /* others hear in the next one */
+    for (int step = 0; step < 2 && status == DCOMM_OK; step++) { /* others fail in the next */
         status = dcomm_param_mark_ready(b, 0, NULL);
         status = status < 0 ? status : dcomm_buckets_wait(b);
         status = status < 0 ? status : dcomm_scaler_step(scaler, &verdict);
@@ -206,7 +206,7 @@ Test(device_faults, steps_of_buckets, .timeout = 120)
     cr_assert(failures >= 3 && failures < 10, "%u have failed", failures);
 }
 
-/* Scratch that cannot be had is an error of the call, or of all ranks. */
+/* Scratch that cannot be allocated is an error of the call, or of all ranks. */
 static int no_memory(int rank, int n, procs_shared *s, void *arg)
 {
     ranks_settle(rank, n, RANKS_LOCAL);

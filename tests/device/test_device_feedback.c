@@ -1,6 +1,5 @@
-/* test_device_feedback.c - error feedback and ledgers of compressed all-reduces of device memory:
- * results and residuals have the bits of the same steps in host memory, and ledgers the same
- * figures. */
+/* test_device_feedback.c - error feedback and ledgers of compressed all-reduces of device memory.
+ * Results and residuals have the same bits as in host memory, and ledgers the same figures. */
 #define _GNU_SOURCE
 #include "device_ranks.h"
 #ifdef CUDA_HOST_STAND_IN
@@ -13,7 +12,7 @@
 typedef struct where {
     ranks_place place;
     bool threads, in_place, late;
-    dcomm_feedback_variant variant; /* of `between` */
+    dcomm_feedback_variant variant; /* the variant for test `between` */
     bool bf16, products, spread;
 } where;
 
@@ -30,7 +29,7 @@ static const char *const specs[] = {"topk:k=0.02",
                                     "bf16"};
 enum { SPECS = sizeof specs / sizeof *specs, SPLIT = 3, SPARSE = 4, STEPS = 4 };
 
-/* Feedback that is not the classic one in f32, or whose codec is scaled or summed. */
+/* Feedback other than the classic variant in f32, or with a codec that scales or sums. */
 static const struct {
     const char *spec;
     dcomm_feedback_opts opts;
@@ -60,7 +59,7 @@ static const struct {
     {"powersgd:rank=3,nonfinite=pass", {.seed = 1}},
 };
 
-/* Summed before they are decoded. */
+/* Linear codecs: summed before they are decoded. */
 static const char *const linear[] = {"randk:k=0.05", "powersgd", "powersgd:rank=1,nonfinite=zero",
                                      "powersgd:rank=5,rows=40,turns=2",
                                      "powersgd:rank=3,nonfinite=pass"};
@@ -87,7 +86,7 @@ typedef struct side {
     dcomm_feedback *feedback;
     dcomm_ledger ledger;
     dcomm_codec_report report;
-    float *x, *out; /* the host's, and what came of it */
+    float *x, *out; /* the input, and the result */
     float *there;
 } side;
 
@@ -158,7 +157,7 @@ static void same_states(const dcomm_feedback *a, const dcomm_feedback *b, const 
     free(y);
 }
 
-/* A device takes sparse codecs' sums in another way: to what they are taken out of. */
+/* A device adds a ledger's f64 sums in another order than the CPU: see kernels/cuda/ledger.cuh. */
 #ifdef CUDA_HOST_STAND_IN
 #define WITHIN 1e-12
 #else
@@ -212,7 +211,7 @@ static void device_of(const dcomm_feedback *fb, int device)
     PROCS_CHECK(info.device == device, "the state lies on %d, not %d", info.device, device);
 }
 
-/* Some steps, the last ones from what was saved. */
+/* Run some steps and compare; the last ones start from a saved state. */
 static void take(dcomm_comm *comm, const dcomm_codec *codec, size_t count, dcomm_op op,
                  const dcomm_feedback_opts *feedback, const dcomm_coll_opts *opts, void *stream)
 {
@@ -231,7 +230,7 @@ static void take(dcomm_comm *comm, const dcomm_codec *codec, size_t count, dcomm
         dcomm_status got = side_step(&there, comm, step, count, op, on);
         PROCS_CHECK(got == status, "%s: %s (%s), not %s", what, dcomm_status_name(got),
                     dcomm_last_error(), dcomm_status_name(status));
-        if (status < 0) { /* the algorithm is not for these ranks */
+        if (status < 0) { /* these ranks cannot use the algorithm */
             break;
         }
         same_results(&there, &here, count, what);
@@ -298,7 +297,7 @@ static int same(int rank, int n, procs_shared *s, void *arg)
     return ranks_leave(&comm);
 }
 
-/* The same of what is not the classic variant in f32. */
+/* Run the same comparison for feedback other than the classic variant in f32. */
 static int same_others(int rank, int n, procs_shared *s, void *arg)
 {
     static const char *const algos[] = {"coded_allgather", "coded_two_shot", "coded_sparse",
@@ -317,7 +316,7 @@ static int same_others(int rank, int n, procs_shared *s, void *arg)
         RANKS_OK(dcomm_codec_create(others[c].spec, &codec));
         const bool split = strncmp(others[c].spec, "topk:", 5) == 0 ||
                            strncmp(others[c].spec, "threshold", 9) == 0;
-        const bool whole = others[c].opts.clip > 0; /* which coded_hier has of no rank */
+        const bool whole = others[c].opts.clip > 0; /* coded_hier cannot clip */
         for (int a = 0; a < (whole ? ALGOS - 1 : ALGOS); a++) {
             const bool linear_now = a == 2 && sums;
             if ((a == 2 && !split && !sums) || (drawn && !linear_now)) {
@@ -371,13 +370,13 @@ static void both(side *here, side *there, dcomm_comm *comm, int step, size_t cou
     same_states(there->feedback, here->feedback, what);
 }
 
-/* Steps that are taken back, on either side, with owners and without; shards that are given up;
- * what else is done to a state. */
+/* Undo steps, on either side, with owners and without. Then rescale and reset the state, and give
+ * it a ledger. */
 static int between(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 20011 };
     const where *w = arg;
-    const bool ef21 = w->variant == DCOMM_FEEDBACK_EF21; /* which coded_hier refuses */
+    const bool ef21 = w->variant == DCOMM_FEEDBACK_EF21; /* coded_hier refuses EF21 */
     const char *const algos[] = {w->products ? "coded_linear"
                                  : w->spread ? "coded_sparse"
                                              : "coded_two_shot",
@@ -393,8 +392,7 @@ static int between(int rank, int n, procs_shared *s, void *arg)
     int step = 0;
     side_open(&here, false, codec, COUNT, &feedback);
     side_open(&there, true, codec, COUNT, &feedback);
-#ifdef CUDA_HOST_STAND_IN /* without memory for the residuals, the call is refused, and that is \
-                             all */
+#ifdef CUDA_HOST_STAND_IN /* a call that cannot allocate residuals just fails */
     CUDA_OK(cudaMemset(there.there, 0, COUNT * sizeof *there.there));
     RANKS_OK(dcomm_allreduce(comm, there.there, there.there, 100, DCOMM_F32, DCOMM_SUM, NULL));
     for (unsigned k = 1; k <= 2; k++) {
@@ -422,7 +420,7 @@ static int between(int rank, int n, procs_shared *s, void *arg)
         free(was);
         free(is);
         same_states(there.feedback, here.feedback, "undone");
-        there.device = a != 3; /* once in host memory, and back */
+        there.device = a != 3; /* one step in host memory, then back */
         device_of(there.feedback, a == 4 ? -1 : 0);
         dcomm_feedback_info x, y;
         RANKS_OK(dcomm_feedback_get_info(here.feedback, &x));
@@ -453,7 +451,7 @@ static int between(int rank, int n, procs_shared *s, void *arg)
     same_ledgers(&own[0], &own[1], "a state's ledger");
     PROCS_TRUE(own[0].encoded > 0);
     dcomm_feedback_step begin = {.x = here.x};
-    RANKS_OK(dcomm_feedback_begin(there.feedback, &begin)); /* the host takes it on */
+    RANKS_OK(dcomm_feedback_begin(there.feedback, &begin)); /* the state moves to the host */
     device_of(there.feedback, -1);
     side_close(&here);
     side_close(&there);
@@ -476,8 +474,8 @@ Test(device_feedback, between_steps, .timeout = 120)
     }
 }
 
-/* Calls that follow one another on a stream, with nobody waiting. All that came in has come out, or
- * is held back. */
+/* Several calls on one stream, without waiting. The results and the residuals add up to the
+ * inputs. */
 static int streamed(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 9001, MANY = 6 };
@@ -507,7 +505,7 @@ static int streamed(int rank, int n, procs_shared *s, void *arg)
     RANKS_OK(dcomm_comm_status(comm));
     size_t bytes;
     unsigned char *state = saved(fb, &bytes);
-    float residual[COUNT]; /* it comes last, but for the hash */
+    float residual[COUNT]; /* it comes last, before the hash */
     memcpy(residual, state + bytes - 8 - (4 * COUNT + 7) / 8 * 8, sizeof residual);
     for (size_t i = 0; i < COUNT; i++) {
         in[i] -= (double)residual[i];
@@ -540,8 +538,8 @@ Test(device_feedback, streamed, .timeout = 120)
     on(2, (where){.threads = true}, streamed);
 }
 
-#ifdef CUDA_HOST_STAND_IN /* which can be made to fail */
-/* The nth copy, or kernel. */
+#ifdef CUDA_HOST_STAND_IN /* the stand-in can be made to fail */
+/* The nth copy, or kernel, fails. */
 typedef struct failing {
     unsigned nth;
     bool kernel;
@@ -549,8 +547,8 @@ typedef struct failing {
     dcomm_feedback_opts feedback;
 } failing;
 
-/* On rank 0 something of the third step fails: the state of every rank for which it did is stale,
- * and retried it is as before the step. */
+/* Something fails on rank 0 in the third step. The state is stale on every rank whose call failed.
+ * After RETRY it is as before the step. */
 static int fails(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 60013 };
@@ -594,17 +592,17 @@ static int fails(int rank, int n, procs_shared *s, void *arg)
     free(is);
     side_close(&t);
     RANKS_OK(dcomm_codec_destroy(&codec));
-    (void)dcomm_comm_destroy(&comm); /* which may say what befell others after this rank's part */
+    (void)dcomm_comm_destroy(&comm); /* may return an error after this rank's part */
     int left = procs_leaks();
     return left != 0 ? left : status == DCOMM_OK ? 10 : 20;
 }
 
-/* How often rank 0 has failed. */
+/* Return 1 if rank 0 has failed, else 0. */
 static unsigned failures_of(failing *f)
 {
     int ended[PROCS_MAX];
     procs_run(4, 40, fails, f, ended);
-    for (int r = 0; r < 4; r++) { /* who had its part already may have gone on */
+    for (int r = 0; r < 4; r++) { /* ranks that had done their part may have succeeded */
         cr_assert(ended[r] == 10 || ended[r] == 20, "%s, %s %u: rank %d: %d", f->algo,
                   f->kernel ? "kernel" : "copy", f->nth, r, ended[r]);
     }
@@ -634,7 +632,7 @@ Test(device_feedback, failing_copies, .timeout = 200)
     }
 }
 
-/* The norm, the momentum, the encoding, what follows. */
+/* Fail the kernels of the norm, the momentum, the encoding, and later ones. */
 Test(device_feedback, failing_kernels, .timeout = 100)
 {
     unsigned failures = 0;

@@ -1,6 +1,6 @@
 /* test_device_order.c - operations in the order of streams: slow work before and after, many of
- * them outstanding, on several streams, in groups; ranks that fail or never come; what is refused.
- * No rank but where it says so progresses by itself: that is the progress thread's. */
+ * them outstanding, on several streams, in groups; ranks that fail or never come; refusals. Ranks
+ * rely on the progress thread, except where a test says otherwise. */
 #define _GNU_SOURCE
 #include "device_ranks.h"
 #include "slow_kernel.h"
@@ -27,7 +27,7 @@ static cudaStream_t stream_make(void)
     return stream;
 }
 
-/* Work that takes a while, and says when it is over. */
+/* Slow work on a stream; sets `over` at its end. */
 typedef struct slow {
     int ms;
     _Atomic int over;
@@ -76,7 +76,8 @@ static void expect_sum(const float *got, size_t count, int n, int salt)
     }
 }
 
-/* As processes, and as threads: the everyday run has two ranks as processes, more as threads. */
+/* Run fn as processes and as threads. The everyday run has two ranks as processes, more as
+ * threads. */
 static void on(int n, procs_fn fn)
 {
     for (int threads = 0; threads < 2; threads++) {
@@ -91,8 +92,8 @@ static void on(int n, procs_fn fn)
 
 /* ---- order ---- */
 
-/* The call returns while work before it is under way; it reads what that work leaves, and work
- * behind it sees the sum. */
+/* The call returns while earlier work on the stream is under way. It reads the result of that
+ * work, and later work sees the sum. */
 static int between(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 300000 };
@@ -129,7 +130,7 @@ Test(device_order, between, .timeout = 90)
     on(3, between);
 }
 
-/* Work that ends when the test says so, or after 20 s. */
+/* Work that ends when the test opens the gate, or after 20 s. */
 typedef struct gate {
     _Atomic int open, over;
 } gate;
@@ -143,8 +144,8 @@ static void gate_work(void *user)
     atomic_store(&g->over, 1);
 }
 
-/* NULL is no stream, for collectives, buckets and kernels: what the default stream holds delays
- * neither of the first two, and results are there when the call returns. */
+/* NULL means no stream, for collectives, buckets and kernels. Work on the default stream delays
+ * neither of the first two, and results are complete when the call returns. */
 static int no_stream(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 20000 };
@@ -156,7 +157,7 @@ static int no_stream(int rank, int n, procs_shared *s, void *arg)
     const dcomm_bucket_param param = {.grad = device, .count = COUNT, .dtype = DCOMM_F32};
     PROCS_TRUE(out != NULL);
     RANKS_OK(dcomm_buckets_create(comm, &param, 1, &(dcomm_buckets_opts){.sum = true}, &b));
-    RANKS_OK(dcomm_allreduce(comm, device, device, 1, DCOMM_F32, DCOMM_SUM, NULL)); /* loads */
+    RANKS_OK(dcomm_allreduce(comm, device, device, 1, DCOMM_F32, DCOMM_SUM, NULL)); /* warm up */
     for (int bucket = 0; bucket < 2; bucket++) {
         CUDA_OK(cudaMemcpy(device, in, COUNT * sizeof *in, cudaMemcpyHostToDevice));
         CUDA_OK(cudaDeviceSynchronize());
@@ -194,8 +195,8 @@ Test(device_order, no_stream, .timeout = 90)
     cr_assert_eq(device_run(2, false, 40, no_stream, &w), 0, "2 processes");
 }
 
-/* Likewise with kernels: one makes the numbers late, one takes the sum late. A program's own has to
- * be loaded before a stream is held up. */
+/* The same with kernels: one delays the input, one delays the use of the sum. The program's own
+ * kernel has to be loaded before a stream is blocked. */
 static int between_kernels(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 200000 };
@@ -239,8 +240,8 @@ Test(device_order, between_kernels, .timeout = 120)
     on(4, between_kernels);
 }
 
-/* More operations than the window holds, on two streams that are held up differently on each rank;
- * the last ones by their requests. */
+/* Start more operations than the window holds, on two streams that each rank delays differently.
+ * The last ones have requests. */
 static int outstanding(int rank, int n, procs_shared *s, void *arg)
 {
     enum { OPS = 100, COUNT = 5000, LONG = 200000 };
@@ -290,7 +291,8 @@ Test(device_order, outstanding, .timeout = 90)
     on(4, outstanding);
 }
 
-/* What a thread looks for behind a launch of its own is not what dcomm has asked of CUDA in it. */
+/* A thread that checks cudaGetLastError after its own launch must not see an error from dcomm's
+ * calls. */
 static int leaves_no_error(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 300000 };
@@ -320,7 +322,7 @@ Test(device_order, leaves_no_error, .timeout = 60)
     on(2, leaves_no_error);
 }
 
-/* Sends and receives of a group on one stream, which could not come one after the other; and
+/* A group of sends and receives on one stream, which could not run one after the other, and
  * collectives of two communicators. */
 static int group(int rank, int n, procs_shared *s, void *arg)
 {
@@ -340,7 +342,7 @@ static int group(int rank, int n, procs_shared *s, void *arg)
     RANKS_OK(dcomm_group_start());
     RANKS_OK(dcomm_send(comm, mine, COUNT, DCOMM_F32, to, &opts));
     RANKS_OK(dcomm_recv(comm, theirs, COUNT, DCOMM_F32, from, &opts));
-    CUDA_OK(cudaSetDevice(devices - 1)); /* the stream's is the one of the calls */
+    CUDA_OK(cudaSetDevice(devices - 1)); /* the calls use their stream's device */
     RANKS_OK(dcomm_group_end());
     CUDA_OK(cudaSetDevice(0));
     CUDA_OK(cudaMemcpyAsync(out, theirs, COUNT * sizeof *in, cudaMemcpyDeviceToHost, stream));
@@ -350,7 +352,7 @@ static int group(int rank, int n, procs_shared *s, void *arg)
     }
     dcomm_comm *comms[2] = {comm, other};
     RANKS_OK(dcomm_group_start());
-    for (int k = 0; k < 2; k++) { /* not in the same order on all ranks */
+    for (int k = 0; k < 2; k++) { /* in a different order on each rank */
         int c = (k + rank) % 2;
         RANKS_OK(dcomm_allreduce(comms[c], mine, c == 0 ? theirs : mine, c == 0 ? COUNT / 2 : 10,
                                  DCOMM_F32, DCOMM_MAX, &opts));
@@ -374,8 +376,8 @@ Test(device_order, group, .timeout = 90)
     on(3, group);
 }
 
-/* Who destroys a communicator has not to wait for its streams; host memory is as good on a stream;
- * and ranks need not agree about streams. */
+/* Destroying a communicator does not require waiting for its streams. Operations on a stream also
+ * accept host memory. Ranks need not all use streams. */
 static int left_behind(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 100000 };
@@ -409,8 +411,8 @@ Test(device_order, left_behind, .timeout = 90)
 
 /* ---- errors ---- */
 
-/* Rank 1 does something else, or nothing, or dies: no stream hangs, and every rank that is left has
- * the error. */
+/* Rank 1 makes another call, or none, or dies. No stream hangs, and every remaining rank gets the
+ * error. */
 enum trouble { OTHER_COUNT, ABORTS, NEVER_COMES, DIES, TROUBLES };
 
 static int trouble_of(int rank, int n, procs_shared *s, void *arg)
@@ -458,8 +460,8 @@ Test(device_order, trouble, .timeout = 120)
     }
 }
 
-/* While a stream is captured, what goes on beside it neither fails nor ends the capture: not what
- * the capturing thread calls, and not what progresses elsewhere. */
+/* Other work during the capture of a stream neither fails nor ends the capture: neither calls of
+ * the capturing thread nor progress in other threads. */
 static int beside_capture(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 300000 };
@@ -500,18 +502,18 @@ static int beside_capture(int rank, int n, procs_shared *s, void *arg)
     return ranks_leave(&comm);
 }
 
-/* As processes: with threads, one rank's copies end another's capture, which is the test's doing.
- */
+/* Processes only: with threads, one rank's copies in the test itself would end another's
+ * capture. */
 Test(device_order, beside_capture, .timeout = 60)
 {
     where w = {.threads = false};
     cr_assert_eq(device_run(2, false, 40, beside_capture, &w), 0, "2 processes");
 }
 
-/* Streams that two ranks of a process put one operation on. */
+/* Streams on which two ranks of a process start one operation. */
 typedef struct pairing {
     enum { ONE, LEGACY_FIRST, LEGACY_LAST, LEGACY_AND_THREAD, LEGACY_AND_OTHER, BLOCKING } of;
-    const char *refused; /* NULL: not */
+    const char *refused; /* NULL: accepted */
 } pairing;
 
 static cudaStream_t stream_of(const pairing *p, int rank, cudaStream_t shared)
@@ -531,8 +533,8 @@ static cudaStream_t stream_of(const pairing *p, int rank, cudaStream_t shared)
     return own;
 }
 
-/* Where the second call could not begin before the first has ended, that is said at once. With
- * streams that are the threads' own, of the same name, nothing is wrong. */
+/* The second call is refused at once if it could not begin before the first has ended. Per-thread
+ * streams of the same name are accepted. */
 static int two_streams(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 5000 };
@@ -540,8 +542,8 @@ static int two_streams(int rank, int n, procs_shared *s, void *arg)
     static _Atomic int turn;
     const pairing *p = arg;
     dcomm_comm *comm = join(rank, n, s, &(where){.threads = true});
-    float *device = device_values(COUNT); /* on the default stream, */
-    RANKS_OK(dcomm_barrier(comm, NULL));  /* which must not come after a rank's own */
+    float *device = device_values(COUNT); /* runs on the default stream, */
+    RANKS_OK(dcomm_barrier(comm, NULL));  /* so it must precede the ranks' own work */
     dcomm_coll_opts opts = {.stream = cudaStreamPerThread};
     RANKS_OK(dcomm_allreduce(comm, device, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
     CUDA_OK(cudaStreamSynchronize(cudaStreamPerThread));
@@ -588,8 +590,8 @@ Test(device_order, streams_that_wait_for_each_other, .timeout = 120)
 
 /* ---- a stream that waits for the end of a peer's part ---- */
 
-/* What two ranks of a process call; the first has the data, the other's stream waits for its end.
- */
+/* The calls of two ranks of a process. The first has the data; the second one's stream waits for
+ * the first one's end. */
 typedef struct one_way {
     enum { BROADCAST, REDUCE, GATHER, SEND, ALLREDUCE } what;
     size_t count;
@@ -616,9 +618,9 @@ static dcomm_status one_way_call(dcomm_comm *comm, const one_way *w, float *x,
     }
 }
 
-/* A short message leaves without its receiver; a longer one has to be asked for, by whom its stream
- * holds up, and an all-reduce ends nowhere before all have begun. The time-out then frees the
- * streams, and says what was waited for. */
+/* A short message leaves without its receiver, so the call ends. A longer one needs the receiver,
+ * whose stream waits; an all-reduce needs all ranks. The time-out then frees the streams, and its
+ * error says what the call waited for. */
 static int follows_peer(int rank, int n, procs_shared *s, void *arg)
 {
     static cudaEvent_t behind;
@@ -700,9 +702,9 @@ static int refusals(int rank, int n, procs_shared *s, void *arg)
     CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     ranks_refused(dcomm_allreduce(comm, DCOMM_IN_PLACE, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts),
                   DCOMM_ERR_UNSUPPORTED, "captured into a graph");
-    CUDA_OK(cudaStreamEndCapture(stream, &graph)); /* and the capture is not harmed */
+    CUDA_OK(cudaStreamEndCapture(stream, &graph)); /* and the capture still works */
     CUDA_OK(cudaGraphDestroy(graph));
-    /* Nothing of this has been numbered: the ranks still agree. */
+    /* None of these calls took a sequence number: the ranks still agree. */
     CUDA_OK(cudaMemcpyAsync(device, host, COUNT * sizeof *host, cudaMemcpyHostToDevice, stream));
     RANKS_OK(dcomm_allreduce(comm, DCOMM_IN_PLACE, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
     CUDA_OK(cudaMemcpyAsync(host, device, COUNT * sizeof *host, cudaMemcpyDeviceToHost, stream));

@@ -1,20 +1,20 @@
-/* test_device_scaler.c - a scaler of gradients in device memory: what is not finite there makes all
- * ranks skip the step, with the rank, parameter and index; norms, unscaling and clipping; nobody
- * waits for the caller's streams; residuals are as if the step had not been. */
+/* test_device_scaler.c - a scaler of gradients in device memory. A number that is not finite makes
+ * all ranks skip the step, and is reported with rank, parameter and index. Norms, unscaling and
+ * clipping. No call waits for the caller's streams. A skipped step leaves residuals unchanged. */
 #define _GNU_SOURCE
 #include "device_buckets.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
 
-/* What one step is to have in it. */
+/* A wrong number in one step. */
 typedef struct flaw {
-    size_t param, index; /* SET_MAX: none of this rank */
+    size_t param, index; /* param is SET_MAX if this rank has none */
     double value;
 } flaw;
 
-/* Gradients are set_value times `scale`, on streams, some behind slow work, in a random order; how
- * many others were marked before the flaw. */
+/* Set gradients to set_value times `scale`, on streams, some after slow work, in a random order.
+ * Return how many were marked before the flaw. */
 static size_t backward(device_set *d, int step, double scale, flaw f, uint64_t *seed)
 {
     size_t order[SET_MAX], place = d->t.n;
@@ -52,7 +52,7 @@ static double expected_norm(const device_set *d, int step)
     return sqrt(sum);
 }
 
-/* Gradients are the sums times `factor`; those aside are still times `scale`. */
+/* Check that gradients are the sums times `factor`; those aside are still times `scale`. */
 static void compare(device_set *d, int step, double factor, double scale)
 {
     for (size_t i = 0; i < d->t.n; i++) {
@@ -69,7 +69,7 @@ static void compare(device_set *d, int step, double factor, double scale)
     }
 }
 
-/* Steps 1 and 3 have a flaw on the last rank, step 3 one on the first, too. */
+/* Steps 1 and 3 have a flaw on the last rank. Step 3 also has one on the first. */
 static int judged(int rank, int n, procs_shared *s, void *arg)
 {
     static const device_places places[] = {ALL_ON_ONE, HOST_TOO, TWO_DEVICES};
@@ -125,7 +125,7 @@ static int judged(int rank, int n, procs_shared *s, void *arg)
             scale = v.next;
         }
         RANKS_OK(dcomm_scaler_destroy(&scaler));
-        RANKS_OK(dcomm_scaler_create(d->t.b, &how, &scaler)); /* in what the first one had */
+        RANKS_OK(dcomm_scaler_create(d->t.b, &how, &scaler)); /* on the first one's buckets */
         backward(d, 6, 64, (flaw){SET_MAX, 0, 0}, &seed);
         RANKS_OK(dcomm_scaler_step(scaler, &v));
         PROCS_TRUE(!v.skip);
@@ -142,7 +142,7 @@ Test(device_scaler, judged, .timeout = 300)
     }
 }
 
-/* Every gradient is finite, and their sum is not. */
+/* Every gradient is finite, but their sum is not. */
 static int overflow(int rank, int n, procs_shared *s, void *arg)
 {
     dcomm_comm *comm = device_join(rank, n, s, *(bool *)arg);
@@ -170,8 +170,8 @@ Test(device_scaler, overflow, .timeout = 60)
     device_on(2, 80, overflow);
 }
 
-/* A parameter that nobody marks is zeros, and what it was in the last step is nothing to say; so
- * are a rank's of weight 0. */
+/* A parameter that no rank marks counts as zeros, whatever it held in the last step. So do the
+ * gradients of a rank with weight 0. */
 static int nothing(int rank, int n, procs_shared *s, void *arg)
 {
     dcomm_comm *comm = device_join(rank, n, s, *(bool *)arg);
@@ -204,7 +204,7 @@ Test(device_scaler, nothing, .timeout = 60)
     device_on(2, 80, nothing);
 }
 
-/* Rank 0 marks all behind slow work: neither a mark nor its stream waits. */
+/* Rank 0 marks all parameters behind slow work. Neither a mark nor its stream waits. */
 static int free_to_go(int rank, int n, procs_shared *s, void *arg)
 {
     dcomm_comm *comm = device_join(rank, n, s, *(bool *)arg);
@@ -236,7 +236,7 @@ Test(device_scaler, free_to_go, .timeout = 60)
     device_on(2, 80, free_to_go);
 }
 
-/* With a codec, a step that is skipped leaves no trace in what comes after it. */
+/* With a codec, a skipped step has no effect on later results. */
 static int residuals(int rank, int n, procs_shared *s, void *arg)
 {
     enum { PARAMS = 6, MOST = 1500, GOOD = 4 };

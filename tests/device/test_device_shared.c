@@ -1,6 +1,6 @@
-/* test_device_shared.c - device memory that peers open: kernels of other processes read it where it
- * lies, and it may be freed, and its ranks die, at any time. tests/meson.build links it with the
- * host stand-in for CUDA, which fails the device of who frees what another process has open;
+/* test_device_shared.c - device memory that peers open. Kernels of other processes read it in
+ * place. It may be freed, and its ranks may die, at any time. tests/meson.build links it with the
+ * host stand-in for CUDA, whose device fails if memory is freed that another process has open;
  * tests/device/gpu.sh with CUDA. */
 #define _GNU_SOURCE
 #include "device_shared.h"
@@ -8,9 +8,10 @@
 #include <criterion/criterion.h>
 #include <signal.h>
 
-/* ---- the way ---- */
+/* ---- reading in place ---- */
 
-/* Once to be heard of, once to be opened. */
+/* Sum several times: peers first learn of the memory, then open it. Check that it is read in
+ * place. */
 static void expect(dcomm_comm *comm, float *device, bool open, cudaStream_t stream)
 {
     static const char *const algos[] = {"one_shot", "two_shot", "ring", "halving_doubling"};
@@ -37,7 +38,7 @@ static int opens(int rank, int n, procs_shared *s, void *arg)
     expect(comm, ordinary, false, NULL);
     expect(comm, inside, near, NULL);
     expect(comm, inside, near, stream);
-    for (int i = 0; i < 8; i++) { /* one rank's, and the others' not: the right sums */
+    for (int i = 0; i < 8; i++) { /* only one rank's memory is shared: the sums are right */
         sum(comm, (i / 2) % n == rank ? inside : ordinary, i, i % 2 ? "two_shot" : "ring", stream);
     }
     RANKS_OK(dcomm_mem_free(&p));
@@ -58,7 +59,7 @@ Test(device_shared, sums_read_it_where_it_lies, .timeout = 120)
     }
 }
 
-/* Every collective by every algorithm; where all ranks read, all read in place. */
+/* Every collective by every algorithm. If all ranks can read a buffer, all read it in place. */
 static int everything(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
@@ -126,9 +127,10 @@ Test(device_shared, every_collective, .timeout = 180)
     }
 }
 
-/* ---- lives ---- */
+/* ---- lifetime ---- */
 
-/* Freed while peers have it open, and made again at the same address: never theirs. */
+/* Free memory while peers have it open, and allocate it again at the same address. Peers must not
+ * read the old memory. */
 static int again(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
@@ -147,7 +149,7 @@ static int again(int rank, int n, procs_shared *s, void *arg)
         PROCS_TRUE(p == NULL);
         talk(comm);
     }
-#ifdef CUDA_HOST_STAND_IN /* another allocator need not */
+#ifdef CUDA_HOST_STAND_IN /* other allocators need not reuse addresses */
     PROCS_CHECK(reused > 0, "no address came again");
 #else
     (void)reused;
@@ -163,7 +165,7 @@ Test(device_shared, freed_and_made_again, .timeout = 120)
     }
 }
 
-/* A stream that waits for a rank must not be waited for by who frees, or shuts. */
+/* Freeing or closing memory must not wait for a stream that waits for another rank. */
 static int held_streams(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
@@ -180,7 +182,7 @@ static int held_streams(int rank, int n, procs_shared *s, void *arg)
     CUDA_OK(cudaDeviceSynchronize());
     meet(s, rank, n, 1);
     for (int first = 0; first < n; first++) {
-        if (rank != first) { /* the last to come lets the others' streams go on */
+        if (rank != first) { /* the last rank to call lets the other streams continue */
             RANKS_OK(dcomm_allreduce(comm, work, work, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
         }
         meet(s, rank, n, 3 * first + 2);
@@ -189,7 +191,7 @@ static int held_streams(int rank, int n, procs_shared *s, void *arg)
             RANKS_OK(dcomm_mem_free(&fresh));
         }
         meet(s, rank, n, 3 * first + 3);
-        if (rank != first) { /* one more that shuts what it can */
+        if (rank != first) { /* another call that closes memory */
             RANKS_OK(dcomm_allreduce(comm, work, work, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
         }
         meet(s, rank, n, 3 * first + 4);
@@ -218,7 +220,7 @@ Test(device_shared, streams_that_wait_are_not_waited_for, .timeout = 60)
 
 enum { RANKS = 3, VICTIM = 1 };
 
-/* A rank is killed in the middle of operations on memory that all have open. */
+/* A rank is killed during operations on memory that all ranks have open. */
 static int killed(int rank, int n, procs_shared *s, void *arg)
 {
     static const char *const algos[] = {"one_shot", "ring", "two_shot", "halving_doubling"};
@@ -247,7 +249,7 @@ static int killed(int rank, int n, procs_shared *s, void *arg)
         bytes = sum(small, p, i, "two_shot", NULL);
     }
     PROCS_TRUE(bytes > 0);
-    RANKS_OK(dcomm_mem_free(&memory)); /* the dead one has it open no more */
+    RANKS_OK(dcomm_mem_free(&memory)); /* the dead rank no longer has it open */
     talk(small);
     talk(small);
     RANKS_OK(dcomm_comm_destroy(&small));

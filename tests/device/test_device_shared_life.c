@@ -1,6 +1,6 @@
-/* test_device_shared_life.c - device memory that peers open: what it is and what it refuses, when
- * it is given back, who cannot open it, by the host stand-in for CUDA, which tells how bytes went.
- */
+/* test_device_shared_life.c - device memory that peers open: its properties, refusals, release,
+ * and ranks that cannot open it. Uses the host stand-in for CUDA, which counts the bytes of each
+ * path. */
 #define _GNU_SOURCE
 #include "device_shared.h"
 #include "cuda_host.h"
@@ -16,7 +16,7 @@ static size_t available(void)
     return now;
 }
 
-/* How the bytes of a sum went: read where they lie, or copied out of the device. */
+/* The bytes of a sum: read in place, or copied out of the device. */
 typedef struct way {
     uint64_t opened, copied;
 } way;
@@ -27,7 +27,7 @@ static way look(dcomm_comm *comm, float *device, int salt, const char *algo)
     cuda_host_get_counts(&before);
     uint64_t bytes = sum(comm, device, salt, algo, NULL);
     cuda_host_get_counts(&after);
-    return (way){bytes, after.to_host.bytes - before.to_host.bytes - HALF}; /* which it looks at */
+    return (way){bytes, after.to_host.bytes - before.to_host.bytes - HALF}; /* sum() checks HALF */
 }
 
 /* ---- the calls ---- */
@@ -55,7 +55,7 @@ static int calls(int rank, int n, procs_shared *s, void *arg)
     ranks_refused(dcomm_mem_get_info((char *)p + GRAIN, &info), DCOMM_ERR_INVALID, "lies in no");
     q = (char *)p + 1;
     ranks_refused(dcomm_mem_free(&q), DCOMM_ERR_INVALID, "not from");
-    RANKS_OK(dcomm_mem_share(context, p)); /* counted */
+    RANKS_OK(dcomm_mem_share(context, p)); /* calls are counted */
     RANKS_OK(dcomm_mem_share(other, (char *)p + 10));
     RANKS_OK(dcomm_mem_unshare(other, p));
     ranks_refused(dcomm_mem_unshare(other, p), DCOMM_ERR_INVALID, "this context");
@@ -67,7 +67,7 @@ static int calls(int rank, int n, procs_shared *s, void *arg)
     ranks_refused(dcomm_mem_share(NULL, p), DCOMM_ERR_INVALID, "context");
     ranks_refused(dcomm_mem_share(context, &info), DCOMM_ERR_INVALID, "dcomm_mem_alloc_device");
     RANKS_OK(dcomm_mem_share(other, p));
-    RANKS_OK(dcomm_context_destroy(&other)); /* the memory keeps it */
+    RANKS_OK(dcomm_context_destroy(&other)); /* the memory keeps the context */
     q = p;
     RANKS_OK(dcomm_mem_free(&p));
     PROCS_TRUE(p == NULL && available() == before);
@@ -87,9 +87,9 @@ Test(device_shared_life, calls, .timeout = 60)
     cr_assert_eq(runs(1, calls, NULL), 0);
 }
 
-/* ---- the way ---- */
+/* ---- reading in place ---- */
 
-/* Nothing is copied out of a device any more, from where a plan's steps read the buffers. */
+/* No bytes are copied out of a device if the plan's steps read the buffers. */
 static int straight(int rank, int n, procs_shared *s, void *arg)
 {
     static const char *const algos[] = {"one_shot", "two_shot", "ring"};
@@ -113,9 +113,9 @@ Test(device_shared_life, nothing_is_copied_out, .timeout = 60)
     }
 }
 
-/* ---- lives ---- */
+/* ---- lifetime ---- */
 
-/* It stays as long as a peer has it open, and not longer. */
+/* Memory stays allocated as long as a peer has it open, and no longer. */
 static int stays(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
@@ -124,7 +124,7 @@ static int stays(int rank, int n, procs_shared *s, void *arg)
     void *p = opened(comm);
     talk(comm);
     size_t held = available();
-    meet(s, rank, n, 1); /* nobody calls dcomm until all have freed */
+    meet(s, rank, n, 1); /* no rank calls dcomm until all have freed */
     RANKS_OK(dcomm_mem_free(&p));
     PROCS_CHECK(available() == held, "it was given back while peers have it open");
     meet(s, rank, n, 2);
@@ -132,7 +132,8 @@ static int stays(int rank, int n, procs_shared *s, void *arg)
     talk(comm);
     size_t before = held + (BYTES + GRAIN - 1) / GRAIN * GRAIN;
     PROCS_CHECK(available() == before, "%zu bytes are available, not %zu", available(), before);
-    /* Freed, and then no communicator is left by which to hear of it: peers say so before. */
+    /* Memory is freed, then the communicator that would carry the news is destroyed. Peers confirm
+     * before. */
     p = opened(comm);
     RANKS_OK(dcomm_comm_dup(comm, &second));
     RANKS_OK(dcomm_mem_free(&p));
@@ -141,7 +142,7 @@ static int stays(int rank, int n, procs_shared *s, void *arg)
     void *q = opened(comm);
     RANKS_OK(dcomm_mem_free(&q));
     RANKS_OK(dcomm_comm_destroy(&comm));
-    RANKS_OK(dcomm_mem_free(&p)); /* it has kept its context */
+    RANKS_OK(dcomm_mem_free(&p)); /* the memory has kept its context */
     PROCS_CHECK(available() >= before, "%zu bytes are available, not %zu", available(), before);
     return ranks_leave(&comm);
 }
@@ -153,9 +154,9 @@ Test(device_shared_life, stays_while_it_is_open, .timeout = 60)
     }
 }
 
-/* ---- who cannot ---- */
+/* ---- ranks that cannot open memory ---- */
 
-/* The first opening fails on rank 1, which reads that memory by messages ever after. */
+/* The first opening fails on rank 1. From then on it reads that memory by messages. */
 static int fails(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
@@ -182,7 +183,7 @@ Test(device_shared_life, what_cannot_be_opened_comes_by_messages, .timeout = 60)
     cr_assert_eq(runs(2, fails, NULL), 0);
 }
 
-/* Which devices the ranks see, take, and whether devices reach each other. */
+/* The devices that the ranks see and take. apart: devices have no peer access. */
 typedef struct sight {
     const char *visible[2];
     int device[2];
@@ -213,11 +214,11 @@ static int sees(int rank, int n, procs_shared *s, void *arg)
 Test(device_shared_life, devices_are_known_by_where_they_sit, .timeout = 60)
 {
     const sight cases[] = {
-        {{"0,1", "1,0"}, {1, 0}, true, true},   /* the same device by two numbers */
-        {{"0,1", "1,0"}, {0, 0}, true, false},  /* two by the same number */
-        {{"0,1", "1,0"}, {0, 0}, false, true},  /* which reach each other */
-        {{"0", "1"}, {0, 0}, false, false},     /* one that is not seen */
-        {{"0,1,2", "2"}, {2, 0}, false, true}}; /* the same, among more */
+        {{"0,1", "1,0"}, {1, 0}, true, true},   /* the same device with two numbers */
+        {{"0,1", "1,0"}, {0, 0}, true, false},  /* two devices, one number */
+        {{"0,1", "1,0"}, {0, 0}, false, true},  /* with peer access */
+        {{"0", "1"}, {0, 0}, false, false},     /* one device is not visible */
+        {{"0,1,2", "2"}, {2, 0}, false, true}}; /* with peer access, of three */
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         sight w = cases[c];
         cr_assert_eq(runs(2, sees, &w), 0, "case %zu", c);

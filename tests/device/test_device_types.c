@@ -1,6 +1,6 @@
 /* test_device_types.c - collectives of device memory in every dtype, out of place and in place, on
- * and off streams, with two to four ranks of one device, as processes and as threads. Which
- * algorithm runs is dcomm's choice: test_device.c has them all. */
+ * and off streams, with two to four ranks of one device, as processes and as threads. dcomm
+ * chooses the algorithms; test_device.c tests each of them. */
 #define _GNU_SOURCE
 #include "device_ranks.h"
 
@@ -45,7 +45,7 @@ static int product(int rank, int n, procs_shared *s, void *arg)
     dcomm_comm *comm = ranks_join(rank, n, s, NULL);
     cudaStream_t streams[3] = {NULL};
     unsigned turn = 0;
-    const bool full = test_full(); /* else each number of ranks has a third */
+    const bool full = test_full(); /* else each rank count runs a third */
     for (int i = 1; i < 3; i++) {
         CUDA_OK(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
     }

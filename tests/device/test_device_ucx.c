@@ -1,6 +1,6 @@
-/* test_device_ucx.c - device memory that UCX sends and receives itself, between hosts, by a UCX
- * that is made to (ucx_device.h): every collective against the same references as through pinned
- * memory, and that it has gone that way. */
+/* test_device_ucx.c - device memory that UCX itself sends and receives between hosts, by a wrapped
+ * UCX (ucx_device.h). Every collective is compared with the same references as through pinned
+ * memory, and the path is checked. */
 #define _GNU_SOURCE
 #include "device_sums.h"
 #include "ucx_device.h"
@@ -10,8 +10,8 @@
 
 typedef struct where {
     ranks_place place;
-    int without;   /* the rank whose UCX takes none; -1: nobody's */
-    int host_rank; /* whose buffers are host memory; -1: nobody's */
+    int without;   /* the rank whose UCX does not take device memory; -1: none */
+    int host_rank; /* the rank with buffers in host memory; -1: none */
     bool threads;
 } where;
 
@@ -54,7 +54,7 @@ static int everything(int rank, int n, procs_shared *s, void *arg)
              a++) {
             for (int c = 0; c < 3; c++, turn++) {
                 if (thin && c != 0 && c != 1 + (a + coll) % 2) {
-                    continue; /* short ones and long ones */
+                    continue; /* short and long calls take turns */
                 }
                 job j = {.comm = comm,
                          .rank = rank,
@@ -125,7 +125,7 @@ Test(device_ucx, one_rank_in_host_memory, .timeout = 60)
     on(3, (where){.place = RANKS_HOSTS, .without = -1, .host_rank = 0}, everything);
 }
 
-/* Who has it uses it with whoever has it, too. */
+/* Two ranks use this path if the UCX of both takes device memory. */
 Test(device_ucx, one_rank_without, .timeout = 60)
 {
     if (test_full()) {
@@ -136,12 +136,13 @@ Test(device_ucx, one_rank_without, .timeout = 60)
 
 /* ---- sums ---- */
 
-/* The last one is compressed, and copies back reports of kernels. */
+/* The last one is compressed, and copies kernels' reports back. */
 static const char *const algos[] = {"ring", "two_shot",         "one_shot",
                                     "tree", "halving_doubling", "coded_two_shot"};
 enum { ALGOS = sizeof algos / sizeof *algos, EXACT = ALGOS - 1 };
 
-/* Nothing goes through pinned memory, unless DCOMM_UCX_CUDA=0 or one has no such UCX. */
+/* No bytes go through pinned memory, unless DCOMM_UCX_CUDA=0 or a rank's UCX does not take device
+ * memory. */
 static int whole_way(int rank, int n, procs_shared *s, void *arg)
 {
     const where *w = arg;
@@ -195,7 +196,7 @@ static int late(int rank, int n, procs_shared *s, void *arg)
     dcomm_comm *comm = join(rank, n, s, w);
     cudaStream_t stream;
     CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    /* Of threads without streams: cudaFree would wait for another thread's. */
+    /* Threads have no streams here: cudaFree would wait for another thread's stream. */
     device_sums_late(comm, algos, ALGOS, 0.001,
                      (device_sum){.stream = w->threads ? NULL : stream, .device = true});
     PROCS_TRUE(straight(comm) > 0);
@@ -212,7 +213,7 @@ Test(device_ucx, late, .timeout = 90)
     on(3, (where){.place = RANKS_HOSTS, .without = -1, .host_rank = -1, .threads = true}, late);
 }
 
-/* On rank 0 the nth kernel, send or receive fails: an error on all ranks, or the right sum. */
+/* The nth kernel, send or receive fails on rank 0. All ranks get an error, or the right sum. */
 typedef struct failing {
     unsigned nth;
     int what; /* 0 kernel, 1 send, 2 receive */
@@ -232,7 +233,7 @@ static int fails(int rank, int n, procs_shared *s, void *arg)
     device_sum sum = {.algo = f->algo, .stream = stream, .faults = &faults, .device = true};
     dcomm_status status = device_sum_run(comm, &sum);
     PROCS_CHECK(sum.wrong == 0, "%s: %zu elements are wrong", f->algo, sum.wrong);
-    if (status == DCOMM_OK) { /* another rank may still find that it has failed */
+    if (status == DCOMM_OK) { /* another rank may still see the failure */
         status = dcomm_barrier(comm, NULL);
     }
     CUDA_OK(cudaStreamDestroy(stream));
@@ -261,7 +262,7 @@ Test(device_ucx, failures, .timeout = 120)
     }
 }
 
-/* The last rank dies at work: the others hear of it, and none of their streams hangs. */
+/* The last rank dies while working. The others get an error, and none of their streams hangs. */
 static int dies(int rank, int n, procs_shared *s, void *arg)
 {
     dcomm_comm *comm = join(rank, n, s, arg);
@@ -273,7 +274,7 @@ static int dies(int rank, int n, procs_shared *s, void *arg)
     double until = procs_now() + 30;
     for (int i = 0; status == DCOMM_OK && procs_now() < until; i++) {
         if (i == ALGOS) {
-            /* All connections are open by now. UCX 1.13 aborts where one breaks that is new. */
+            /* Wait until all connections are open: UCX 1.13 aborts if a new one breaks. */
             nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL);
             if (rank == n - 1) {
                 PROCS_TRUE(pthread_create(&killer, NULL, procs_die_soon, NULL) == 0);

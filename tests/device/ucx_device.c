@@ -1,6 +1,6 @@
-/* ucx_device.c - see ucx_device.h; tests/meson.build has the linker lead UCX's calls here. Memory
- * whose kind dcomm leaves to UCX to find out has to be the stand-in's: it is moved from and to
- * where the stand-in itself reads and writes it. */
+/* ucx_device.c - implements ucx_device.h; tests/meson.build has the linker redirect UCX's calls
+ * here. If dcomm leaves the kind of memory to UCX, the memory must be the stand-in's. Its bytes
+ * are moved where the stand-in itself reads and writes them. */
 #define _GNU_SOURCE
 #include "ucx_device.h"
 #include "cuda_host.h"
@@ -39,7 +39,8 @@ static bool counted_down(_Atomic unsigned *n)
     return atomic_load(n) > 0 && atomic_fetch_sub(n, 1) == 1;
 }
 
-/* Where the bytes can be touched; a pointer that is no device's is a fault of the caller's. */
+/* Return the address at which the host can access the bytes. A pointer to no device is the
+ * caller's error. */
 static void *reach(const void *at, size_t len)
 {
     void *there = cuda_host_peek(at, len);
@@ -51,7 +52,7 @@ static void *reach(const void *at, size_t len)
     return there;
 }
 
-/* The first that knows memory from pools. */
+/* Report 1.14, the first version that recognises memory from pools. */
 void __wrap_ucp_get_version(unsigned *major, unsigned *minor, unsigned *release)
 {
     __real_ucp_get_version(major, minor, release);

@@ -1,5 +1,5 @@
-/* conformance.h - plans by hand for the tests of the engine: made, checked, run by several ranks.
- */
+/* conformance.h - hand-written plans for the engine's tests: make them, check them, run them on
+ * several ranks. */
 #ifndef CONFORMANCE_H
 #define CONFORMANCE_H
 
@@ -10,7 +10,7 @@
 #include <criterion/criterion.h>
 
 #define MAX 8
-#define AGAIN 5 /* each plan runs several times: runs are used again */
+#define AGAIN 5 /* runs of each plan: a run is reused */
 
 typedef struct world {
     int rank, n;
@@ -32,7 +32,7 @@ static dcomm_plan *make(maker fn, const char *name, int r, int n)
     return plan;
 }
 
-/* Every rank's plan, checked. */
+/* Make and check every rank's plan. */
 static void make_all(maker fn, const char *name, const world *w, dcomm_plan **plans)
 {
     dcomm_check_report report;
@@ -79,7 +79,7 @@ static dcomm_expr num(int64_t x)
     return dcomm_const(x);
 }
 
-/* o, as long as word `index` says. */
+/* Return `o` with the length that word `index` holds. */
 static dcomm_operand as_long(dcomm_operand o, int64_t index)
 {
     o.length = dcommi_word(index);
@@ -96,7 +96,7 @@ static dcomm_step *step_of(dcomm_builder *b, int lane, dcomm_step_kind kind, dco
     return s;
 }
 
-/* Run in n processes, on each kind of place. */
+/* Run `fn` in `n` processes at `place`. */
 static void on(int n, ranks_place place, procs_fn fn)
 {
     int ended[PROCS_MAX];

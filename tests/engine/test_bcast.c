@@ -1,6 +1,5 @@
-/* test_bcast.c - short messages that are the same for all ranks of a host go by broadcast slots:
- * which ones do, that whatever comes between them finds its way, and that slots come and go with
- * their communicators. */
+/* test_bcast.c - short messages to all ranks of a host go by broadcast slots: which messages do,
+ * other messages in between, and the slots' life with their communicators. */
 #define _GNU_SOURCE
 #include "ranks.h"
 
@@ -56,7 +55,8 @@ static void check_sum(dcomm_comm *comm, const char *algo, size_t count, int salt
     }
 }
 
-/* Until all poll each other's broadcast slots: at the latest when an operation depends on all. */
+/* Run sums until all ranks poll each other's broadcast slots. They start to at the latest when an
+ * operation depends on all ranks. */
 static void settle(dcomm_comm *comm)
 {
     for (int i = 0; i < 4; i++) {
@@ -74,7 +74,7 @@ static int which(int rank, int n, procs_shared *s, void *unused)
         bool fits;
     } cases[] = {{1, true},   {3, true},    {4, true},    {5, true},
                  {250, true}, {1024, true}, {1025, false}};
-    const int calls = test_full() ? 300 : 150; /* of each size */
+    const int calls = test_full() ? 300 : 150; /* calls of each size */
     dcomm_comm *comm = join(rank, n, s);
     settle(comm);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -83,7 +83,8 @@ static int which(int rank, int n, procs_shared *s, void *unused)
             check_sum(comm, "one_shot", cases[i].count, k);
         }
         const uint64_t more = posted(comm) - before;
-        /* One in 64 operations goes through the engine, and sends; so does who waits for long. */
+        /* The engine runs one in 64 operations, and sends messages. A rank that has waited for
+         * long does so too. */
         const bool some = more >= (uint64_t)(n - 1) && more <= (uint64_t)(calls * (n - 1));
         PROCS_CHECK(n > 2 && cases[i].fits ? some : more == 0,
                     "%zu elements on %d ranks: %" PRIu64 " of %d messages", cases[i].count, n, more,
@@ -103,7 +104,7 @@ Test(bcast, what_goes_by_it, .timeout = 120)
 
 /* ---- among other things ---- */
 
-/* The same operations on all ranks, some of which come late to some. */
+/* Run the same operations on all ranks; some ranks come late to some of them. */
 static int among(int rank, int n, procs_shared *s, void *unused)
 {
     (void)unused;
@@ -171,8 +172,9 @@ Test(bcast, among_other_operations, .timeout = 120)
 
 /* ---- coming and going ---- */
 
-/* More communicators than a process has sets of slots, of all ranks and of some; what is given back
- * is had again. Calls come several times: the first makes the plan and is the engine's. */
+/* Create more communicators than a process has sets of slots, of all ranks and of some. Released
+ * sets are reused. Each call runs several times: the engine runs the first one and makes its
+ * plan. */
 static int many(int rank, int n, procs_shared *s, void *unused)
 {
     (void)unused;
@@ -213,7 +215,7 @@ Test(bcast, communicators_come_and_go, .timeout = 120)
     on(5, many, NULL, -1);
 }
 
-/* Ranks that poll each other's broadcast slots, and part without ever having spoken. */
+/* Part ranks that poll each other's broadcast slots but have never sent each other a message. */
 static int silent(int rank, int n, procs_shared *s, void *unused)
 {
     (void)unused;
@@ -222,7 +224,7 @@ static int silent(int rank, int n, procs_shared *s, void *unused)
     const dcomm_coll_opts opts = {.algo = "linear"};
     for (int round = 0; round < ROUNDS; round++) {
         RANKS_OK(dcomm_comm_dup(comm, &next));
-        for (int k = 0; k < 3; k++) { /* nobody answers, but the root */
+        for (int k = 0; k < 3; k++) { /* only the root sends */
             float x = rank == 0 ? (float)round : -1;
             RANKS_OK(dcomm_broadcast(next, &x, &x, 1, DCOMM_F32, 0, &opts));
             PROCS_CHECK(x == (float)round, "%g, not %d", (double)x, round);
@@ -249,7 +251,7 @@ Test(bcast, ranks_part_without_a_word, .timeout = 60)
 
 /* ---- the end of a rank ---- */
 
-/* What it has said before is heard; then it is missed. */
+/* The others receive what the victim sent before its end; then they notice its end. */
 static int ends(int rank, int n, procs_shared *s, void *unused)
 {
     (void)unused;
@@ -278,7 +280,7 @@ Test(bcast, a_rank_ends, .timeout = 60)
     on(4, ends, NULL, -1);
 }
 
-/* Ranks that call different things hear of it, all of them. */
+/* Every rank gets an error when ranks call different things. */
 static int differ(int rank, int n, procs_shared *s, void *unused)
 {
     (void)unused;

@@ -1,4 +1,4 @@
-/* test_coded.c - compressed all-reduce between processes: what arrives is what the codec's own
+/* test_coded.c - compressed all-reduce between processes: the result is what the codec's own
  * functions compute, with the same bits on every rank; error feedback loses nothing. */
 #define _GNU_SOURCE
 #include "coded_ranks.h"
@@ -21,7 +21,7 @@ static float *floats(size_t count)
     return x;
 }
 
-/* All ranks hold the same bytes. */
+/* Check that all ranks hold the same bytes. */
 static void same_everywhere(dcomm_comm *comm, const void *bytes, size_t len, const char *what)
 {
     uint64_t own = ranks_hash(bytes, len), all[PROCS_MAX];
@@ -31,7 +31,8 @@ static void same_everywhere(dcomm_comm *comm, const void *bytes, size_t len, con
     }
 }
 
-/* Sum of squares of y - sum of all ranks' gradients, over that of the sum. */
+/* Return the squared two-norm of y minus the sum of all ranks' gradients, relative to that of the
+ * sum. */
 static double error_of(const float *y, size_t count, int n, int step, double factor)
 {
     double wrong = 0, all = 0;
@@ -55,7 +56,8 @@ static double error_of(const float *y, size_t count, int n, int step, double fac
 
 /* ---- the values ---- */
 
-/* What dcomm_encode and dcomm_decode make of it: all encodings added in rank order. */
+/* Compute the expected all-gather with dcomm_encode and dcomm_decode: add all encodings in rank
+ * order. */
 static void expect_allgather(const setting *s, const dcomm_codec *codec, int n, float *y)
 {
     size_t bytes;
@@ -104,7 +106,7 @@ static int one_call(int rank, int n, procs_shared *shared, void *arg)
             double nmse = error_of(y, s.count, n, 0, s.op == DCOMM_AVG ? 1.0 / n : 1);
             PROCS_CHECK(nmse < 4e-5, "%s: NMSE %g", what, nmse);
         }
-        /* Too little for two shards: only one rank of a host has one. */
+        /* Two shards need more elements than this: only one rank of a host has a shard. */
         bool idle = strcmp(s.algo, "coded_hier") == 0 && 4 * s.count < 8192;
         PROCS_CHECK((idle || report.bytes > 0) && report.nonfinite == 0, "%s: %zu bytes", what,
                     report.bytes);
@@ -117,7 +119,8 @@ static int one_call(int rank, int n, procs_shared *shared, void *arg)
 
 /* ---- the ledger of a call ---- */
 
-/* What a rank's own encodings did, with a codec of its own and with a state, whose ledger waits. */
+/* Check the ledger of a rank's own encodings: from a call with a codec only, and from a call with
+ * a state, whose ledger is ready after the call. */
 static int ledgers(int rank, int n, procs_shared *shared, void *arg)
 {
     enum { COUNT = 40000 };
@@ -185,8 +188,8 @@ Test(coded, ledgers_of_calls, .timeout = 60)
     run(3, ledgers, NULL);
 }
 
-/* Where a rank encodes its shards of sums: they are counted once, on all ranks together as often as
- * the tensor crosses between hosts, and what is held back is what the state holds, second shots
+/* Check the ledgers where ranks encode shards of sums. All ranks together count the tensor as
+ * often as it crosses between hosts. What they hold back is what the states hold, second shots
  * included. */
 typedef struct shards {
     const char *spec;
@@ -216,7 +219,7 @@ static int ledgers_of_shards(int rank, int n, procs_shared *shared, void *arg)
                                 .codec_report = &report,
                                 .codec_ledger = &call};
         normal_gradient(x, COUNT, rank, step);
-        x[7 * rank] = step == STEPS - 1 ? 2e38f : x[7 * rank]; /* which some codecs clip */
+        x[7 * rank] = step == STEPS - 1 ? 2e38f : x[7 * rank]; /* some codecs clip this */
         RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, c->average ? DCOMM_AVG : DCOMM_SUM,
                                  &opts));
         PROCS_CHECK(call.wire_bytes == report.bytes && call.clipped == report.clipped &&
@@ -227,7 +230,7 @@ static int ledgers_of_shards(int rank, int n, procs_shared *shared, void *arg)
                     report.clipped, report.kept);
         RANKS_OK(dcomm_feedback_get_info(fb, &info));
         const double off = fabs(call.residual_norm - info.worker_norm) / info.worker_norm;
-        PROCS_CHECK(!feedback || off <= (c->opts.bf16 ? 0x1p-9 : 1e-6), /* before it is rounded */
+        PROCS_CHECK(!feedback || off <= (c->opts.bf16 ? 0x1p-9 : 1e-6), /* before bf16 rounds it */
                     "%s, step %d: the ledger's residual is %.12g, the state's %.12g", c->spec, step,
                     call.residual_norm, info.worker_norm);
         PROCS_CHECK(call.nmse > 0 && call.nmse < 4 && call.encoded >= call.count,
@@ -296,10 +299,11 @@ Test(coded, between_hosts, .timeout = 60)
     run(4, one_call, &s);
 }
 
-/* ---- how far off: what an unbiased quantizer's variance makes of a sum ---- */
+/* ---- how far off: from an unbiased quantizer's variance to the error of a sum ---- */
 
-/* Relative to one contribution, for a variance factor of `omega` and independent contributions:
- * what is encoded has the variance of what it sums up, errors included. */
+/* Return the variance of the sum, relative to one contribution, for independent contributions and
+ * a variance factor of `omega`. Each encoding adds `omega` times what it encodes, earlier errors
+ * included. */
 static double variance_of(const char *algo, int n, double omega)
 {
     double error = n * omega;
@@ -354,7 +358,7 @@ Test(coded, error_is_flat_with_two_shots, .timeout = 120)
     }
 }
 
-/* ---- types, operators, what is not compressed ---- */
+/* ---- types, operators, calls that are not compressed ---- */
 
 static int kinds(int rank, int n, procs_shared *shared, void *arg)
 {
@@ -387,7 +391,7 @@ static int kinds(int rank, int n, procs_shared *shared, void *arg)
             }
         }
     }
-    /* Integers, and tensors that are not worth it, are exact. */
+    /* Integers, and tensors too short to gain from compression, are exact. */
     static int32_t whole[COUNT];
     for (int i = 0; i < COUNT; i++) {
         whole[i] = 1000000007 + rank;
@@ -404,11 +408,11 @@ static int kinds(int rank, int n, procs_shared *shared, void *arg)
     PROCS_TRUE((uint32_t)whole[COUNT - 1] == all);
     float exact[100];
     for (int i = 0; i < 100; i++) {
-        exact[i] = 1.0009765625f; /* bf16 has no such number */
+        exact[i] = 1.0009765625f; /* not representable in bf16 */
     }
     RANKS_OK(dcomm_allreduce(comm, DCOMM_IN_PLACE, exact, 100, DCOMM_F32, DCOMM_AVG, &opts));
     PROCS_TRUE(exact[99] == 1.0009765625f);
-    /* What has no compressed form says so, before anything is sent. */
+    /* A call without a compressed form is refused before anything is sent. */
     static float x[COUNT];
     PROCS_TRUE(dcomm_broadcast(comm, x, x, COUNT, DCOMM_F32, 0, &opts) == DCOMM_ERR_UNSUPPORTED);
     PROCS_TRUE(dcomm_allreduce(comm, x, x, COUNT, DCOMM_F32, DCOMM_MAX, &opts) ==
@@ -442,7 +446,7 @@ typedef struct course {
     bool average;
 } course;
 
-/* All that went in comes out, in the end. */
+/* In the end the results add up to all that went in. */
 static int conserve(int rank, int n, procs_shared *shared, void *arg)
 {
     enum { COUNT = 6000, STEPS = 30 };
@@ -454,7 +458,7 @@ static int conserve(int rank, int n, procs_shared *shared, void *arg)
     RANKS_OK(dcomm_feedback_create(codec, COUNT, &c->opts, &fb));
     dcomm_coll_opts opts = {.algo = c->algo, .feedback = fb};
     opts.chunk_bytes =
-        c->place == RANKS_PAIRS ? 8192 : 0; /* several chunks, of which each has shards */
+        c->place == RANKS_PAIRS ? 8192 : 0; /* several chunks, each cut into shards */
     float *x = floats(COUNT), *y = floats(COUNT);
     double *left = calloc(COUNT, sizeof *left), *out = calloc(COUNT, sizeof *out);
     PROCS_TRUE(left != NULL && out != NULL);
@@ -545,7 +549,8 @@ Test(coded, feedback_loses_nothing_between_hosts, .timeout = 120)
     }
 }
 
-/* An algorithm that has just done classic feedback still refuses the kinds that it cannot do. */
+/* An algorithm that has just run classic feedback still refuses the variants that it does not
+ * support. */
 static int kinds_of_feedback(int rank, int n, procs_shared *shared, void *arg)
 {
     enum { COUNT = 6000 };
@@ -585,7 +590,8 @@ Test(coded, kinds_of_feedback, .timeout = 60)
 
 /* ---- linear codecs ---- */
 
-/* Matrices of rank 1 with the same columns add up to one, which rank 1 is enough for. */
+/* Matrices of rank 1 with the same columns add up to a matrix of rank 1, so rank 1 loses
+ * nothing. */
 static int low_rank(int rank, int n, procs_shared *shared, void *arg)
 {
     enum { SIDE = 80, COUNT = SIDE * SIDE };
@@ -609,7 +615,7 @@ static int low_rank(int rank, int n, procs_shared *shared, void *arg)
         PROCS_CHECK(fabs((double)y[i] - wanted) < 1e-3, "element %d is %g, not %g", i, (double)y[i],
                     wanted);
     }
-    PROCS_TRUE(after.bytes_sent - before.bytes_sent < COUNT); /* of 4 COUNT */
+    PROCS_TRUE(after.bytes_sent - before.bytes_sent < COUNT); /* uncompressed: 4 COUNT */
     dcomm_codec_destroy(&codec);
     return ranks_leave(&comm);
 }
@@ -619,8 +625,8 @@ Test(coded, powersgd_sums_before_it_decodes, .timeout = 60)
     run(4, low_rank, NULL);
 }
 
-/* What `turns` are for: from a random start, a second turn finds the larger of many columns better
- * than a first. Each costs its own two sums. */
+/* Check the use of `turns`: from a random start, a second turn finds the larger of many columns
+ * better than the first. Each turn costs two sums. */
 static int turned(int rank, int n, procs_shared *shared, void *arg)
 {
     enum { SIDE = 64, COUNT = SIDE * SIDE };
@@ -633,7 +639,7 @@ static int turned(int rank, int n, procs_shared *shared, void *arg)
     dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
     for (int i = 0; i < COUNT; i++) {
         x[i] = 0;
-        for (int k = 0; k < 8; k++) { /* columns and rows of cosines, ever shorter */
+        for (int k = 0; k < 8; k++) { /* cosines of falling weight */
             double row = cos(3.14159265 * k * (i / SIDE + 0.5) / SIDE);
             double column = cos(3.14159265 * k * (i % SIDE + 0.5) / SIDE);
             x[i] += (float)(pow(0.6, k) * row * column);
@@ -667,7 +673,7 @@ Test(coded, powersgd_in_several_turns, .timeout = 60)
     run(4, turned, NULL);
 }
 
-/* A state that was saved goes on as the one that was not, and begins with the same Q. */
+/* A saved and loaded state continues like the original one, and starts with the same Q. */
 static int saved(int rank, int n, procs_shared *shared, void *arg)
 {
     enum { COUNT = 5000 };

@@ -1,5 +1,5 @@
 /* test_coded_errors.c - compressed all-reduce where ranks disagree, or numbers or bytes are bad:
- * errors on every rank. */
+ * every rank gets an error. */
 #define _GNU_SOURCE
 #include "coded_ranks.h"
 
@@ -20,7 +20,7 @@ static int another_codec(int rank, int n, procs_shared *shared, void *arg)
     dcomm_coll_opts opts = {.feedback = fb};
     dcomm_status status = dcomm_allreduce(comm, x, y, 5000, DCOMM_F32, DCOMM_SUM, &opts);
     PROCS_CHECK(status == DCOMM_ERR_MISMATCH, "%s", dcomm_status_name(status));
-    /* Nobody knows now what the others have of this rank's gradient. */
+    /* Nobody knows how much of this rank's gradient the others have received. */
     PROCS_TRUE(dcomm_allreduce(comm, x, y, 5000, DCOMM_F32, DCOMM_SUM, &opts) == DCOMM_ERR_INVALID);
     PROCS_TRUE(strstr(dcomm_last_error(), "stale") != NULL);
     dcomm_feedback_destroy(&fb);
@@ -33,7 +33,7 @@ Test(coded, ranks_with_another_codec, .timeout = 60)
     run(3, another_codec, NULL);
 }
 
-/* Where encodings are summed, everything that random numbers depend on must be the same. */
+/* Where encodings are summed, all inputs of the random numbers must be the same on all ranks. */
 typedef struct odd_key {
     const char *spec;
     uint64_t seed, step;
@@ -54,7 +54,7 @@ static int another_key(int rank, int n, procs_shared *shared, void *arg)
     dcomm_feedback_opts with = {.seed = 1, .tensor = 1};
     dcomm_coll_opts opts = {.codec = codec, .codec_seed = 1, .codec_step = 1};
     normal_gradient(x, 5000, rank, 0);
-    /* The same plan. Others may be in the next call before this one is over here. */
+    /* The plan is the same. Other ranks may start the next call before this one ends here. */
     dcomm_status status = dcomm_allreduce(comm, x, y, 5000, DCOMM_F32, DCOMM_SUM, &opts);
     PROCS_CHECK(status == DCOMM_OK || status == DCOMM_ERR_MISMATCH, "%s", dcomm_last_error());
     if (rank == 1) {
@@ -116,7 +116,7 @@ static int not_a_number(int rank, int n, procs_shared *shared, void *arg)
     PROCS_CHECK(report.nonfinite == (rank == 1 ? 2u : 0u), "%zu", report.nonfinite);
     PROCS_CHECK(report.first_nonfinite == (rank == 1 ? 4321u : SIZE_MAX), "%zu",
                 report.first_nonfinite);
-    for (int i = 0; i < 4; i++) { /* of encodings that are summed */
+    for (int i = 0; i < 4; i++) { /* codecs whose encodings are summed */
         dcomm_codec *linear =
             make_codec(i % 2 == 0 ? "powersgd:nonfinite=zero" : "randk:scale=none,nonfinite=zero");
         dcomm_feedback *fb = NULL;
@@ -146,13 +146,13 @@ Test(coded, numbers_that_are_none, .timeout = 60)
     run(3, not_a_number, NULL);
 }
 
-/* ---- numbers that cannot be sent ---- */
+/* ---- numbers that cannot be encoded ---- */
 
 typedef struct bad_numbers {
     const char *spec, *algo;
     bool feedback;
     int place;
-    float value; /* of two elements on rank 1, or, where it is finite, on all ranks */
+    float value; /* of two elements: on rank 1 if not finite, else on all ranks */
     dcomm_status status;
 } bad_numbers;
 
@@ -171,12 +171,12 @@ static const bad_numbers bad[] = {
     {"bf16", "coded_two_shot", true, RANKS_LOCAL, 3e38f, DCOMM_ERR_RANGE},
 };
 
-/* All ranks have the same status, and the communicator and the state are as before the call. */
+/* All ranks get the same status; the communicator and the state are as before the call. */
 static int bad_numbers_of_a_rank(int rank, int n, procs_shared *shared, void *arg)
 {
     static float x[5000], good[5000], y[5000], again[5000];
     const bad_numbers *b = arg;
-    /* Within a host coded_hier sums before one rank encodes. */
+    /* coded_hier sums within a host before one rank encodes. */
     const char *finder = b->place == RANKS_PAIRS && b->algo != NULL ? "rank 0" : "rank 1";
     ranks_settle(rank, n, b->place);
     dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
@@ -186,7 +186,7 @@ static int bad_numbers_of_a_rank(int rank, int n, procs_shared *shared, void *ar
         RANKS_OK(dcomm_feedback_create(codec, 5000, &(dcomm_feedback_opts){.scale = true}, &fb));
     }
     normal_gradient(good, 5000, rank, 0);
-    for (int round = 0; round < 2; round++) { /* in the second, with a plan from the cache */
+    for (int round = 0; round < 2; round++) { /* the second round takes its plan from the cache */
         dcomm_coll_opts opts = {
             .codec = codec, .feedback = fb, .algo = b->algo, .codec_step = 1, .timeout_s = 20};
         for (int i = 0; i < 5000; i++) {
@@ -224,7 +224,7 @@ Test(coded, bad_numbers_end_the_call_alone, .timeout = 120)
     }
 }
 
-/* ---- bytes that lie ---- */
+/* ---- encoders that write wrong bytes ---- */
 
 static dcomm_status encode_or_lie(void *user, const dcomm_codec_place *place, const void *src,
                                   size_t src_len, void *dst, size_t dst_len, size_t *encoded)

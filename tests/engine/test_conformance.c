@@ -1,6 +1,6 @@
-/* test_conformance.c - plans by hand, through the public call, on the real engine: every kind of
- * step but CALL, run-time lengths, loops, lanes; on one host, by message, and between hosts. The
- * checker passes each of them first. */
+/* test_conformance.c - hand-written plans through the public call on the real engine: every kind
+ * of step but CALL, run-time lengths, loops, lanes; on one host, by message, and between hosts.
+ * The checker accepts each plan first. */
 #define _GNU_SOURCE
 #include "conformance.h"
 
@@ -79,7 +79,7 @@ static void run_relay(world *w)
     uint8_t *file = malloc(FILE_BYTES), *got = malloc(FILE_BYTES);
     PROCS_TRUE(file != NULL && got != NULL);
     make_all(relay, "relay", w, plans);
-    for (int again = 0; again < AGAIN; again++) { /* from few bytes to far more than an eager one */
+    for (int again = 0; again < AGAIN; again++) { /* few bytes to far beyond eager */
         for (int i = 0; i < FILE_BYTES; i++) {
             file[i] = (uint8_t)(again == 0 ? 7 : i / (again == 1 ? 1000 : again));
         }
@@ -96,7 +96,7 @@ static void run_relay(world *w)
 
 #define GRADS 3000
 
-/* Upper halves of floats; zeros at the end are not sent. */
+/* Encode floats as their upper halves, without the zeros at the end. */
 static dcomm_status cut(void *user, const dcomm_codec_place *place, const void *src, size_t src_len,
                         void *dst, size_t dst_len, size_t *encoded)
 {
@@ -168,7 +168,8 @@ static dcomm_status subtract(void *user, void *dst, size_t dst_len, const void *
 static const dcomm_plan_kernel kernels[] = {add_scaled, subtract};
 static float one = 1;
 
-/* IN: a gradient, and what the last run held back. OUT: the sum, and what this one holds back. */
+/* IN holds a gradient and what the last run held back. OUT gets the sum and what this run holds
+ * back. */
 static void compressed(dcomm_builder *b, int r, int n)
 {
     const int64_t bytes = 4 * GRADS, half = 2 * GRADS;
@@ -198,7 +199,7 @@ static void compressed(dcomm_builder *b, int r, int n)
     step_of(b, 0, DCOMM_STEP_DECODE, decoded, &mine, 1);
     dcomm_operand difference[2] = {wanted, decoded};
     step_of(b, 0, DCOMM_STEP_COMPUTE, out(bytes, bytes), difference, 2)->kernel = 1;
-    /* Lane 1 waits for its messages, then for lane 0's encoding, and folds in rank order. */
+    /* Lane 1 waits for its messages and for lane 0's encoding, then folds in rank order. */
     uint16_t encoded = dcomm_build_counter(b);
     dcomm_build_signal(b, 0, encoded, num(r), num(2));
     dcomm_build_fence(b, 1);
@@ -211,7 +212,7 @@ static void compressed(dcomm_builder *b, int r, int n)
 
 static float grad(int rank, int again, int i)
 {
-    /* Rank 1 has nothing to say the second time, and every rank ends in zeros. */
+    /* Rank 1 has only zeros in the second run, and every rank's gradient ends in zeros. */
     return (rank == 1 && again == 1) || i >= GRADS - 10 * rank
                ? 0
                : (float)((i * 37 + rank * 11 + again * 5) % 1000) / 999.0f;
@@ -253,7 +254,7 @@ static void exposed(dcomm_builder *b, int r, int n)
     uint16_t inputs = dcomm_build_slot(b), results = dcomm_build_slot(b);
     uint16_t read = dcomm_build_counter(b);
     dcomm_build_expose(b, 0, in(0, n * BLOCK), inputs, num(DCOMM_ALL_PEERS));
-    /* Own block r of everybody, from the next rank on, each at its place: offset r*BLOCK. */
+    /* Block r of this rank and of all others, starting with rank r+1, each at offset r*BLOCK. */
     dcomm_operand pieces[2] = {in(r * BLOCK, BLOCK), dcomm_exposed(num(r + 1 < n ? r + 1 : 0),
                                                                    inputs, num(r * BLOCK), BLOCK)};
     pieces[1].repeat = (uint32_t)(n - 1);
@@ -265,7 +266,8 @@ static void exposed(dcomm_builder *b, int r, int n)
                      dcomm_exposed(peer, results, num(0), BLOCK), DCOMM_STEP_ASYNC);
     dcomm_build_end(b, 0);
     dcomm_build_fence(b, 0);
-    /* Pieces that are not at one place in each rank: the p-th after r gives its block r+1+p. */
+    /* Read pieces at a different place in each rank: the p-th piece is 4 bytes at offset 4*p of
+     * rank p. */
     dcomm_operand steps = dcomm_exposed(num(0), inputs, num(0), 4);
     steps.repeat = (uint32_t)r;
     steps.stride = 4;
@@ -323,7 +325,7 @@ static void folded(dcomm_builder *b, int r, int n)
         dcomm_build_copy(b, 0, part, in(PART, PART), 0);
         dcomm_step *s = dcommi_build_step(b, 0, DCOMM_STEP_RECV_REDUCE);
         dcomm_operand src[3] = {in(0, PART), dcomm_msg(), part};
-        s->dst = part; /* the same as its last operand */
+        s->dst = part; /* same place as its last operand */
         s->stage = stage;
         s->peer = num(r - 1);
         s->flags = r + 1 == n ? DCOMM_STEP_FINAL : 0;
@@ -335,7 +337,7 @@ static void folded(dcomm_builder *b, int r, int n)
     } else {
         dcomm_build_copy(b, 0, out(0, PART), part, 0);
     }
-    if (n > 1 && r + 2 != n) { /* back round the ring, from the last to the one before it */
+    if (n > 1 && r + 2 != n) { /* around the ring, from rank n-1 to rank n-2 */
         dcomm_build_send(b, 0, out(0, PART), num((r + 1) % n), num(1), 0);
     }
     dcomm_operand three[3] = {in(0, PART), in(PART, PART), in(0, PART)};
@@ -368,9 +370,10 @@ static void run_folded(world *w)
 
 /* ---- loops, three deep, modular; the outer one as long as a word says ---- */
 
-#define TURNS 6 /* at most */
+#define TURNS 6 /* most trips of the outer loop */
 
-/* As many bytes as the first number says: a length that is known at run time and bounded. */
+/* Encode as many bytes as the first number says: a bounded length that is known only at run
+ * time. */
 static dcomm_status count_out(void *user, const dcomm_codec_place *place, const void *src,
                               size_t src_len, void *dst, size_t dst_len, size_t *encoded)
 {
@@ -387,7 +390,8 @@ static dcomm_status count_out(void *user, const dcomm_codec_place *place, const 
 
 static const dcomm_plan_codec count_codec = {"count", count_out, uncut, NULL};
 
-/* Turn t, way w: rank r sends 4 bytes to each (r + 1 + k) mod n, who puts it at [t][w][k]. */
+/* Turn t, way w: rank r sends 4 bytes to each rank (r + 1 + k) mod n, which puts them at
+ * [t][w][k]. */
 static void loops(dcomm_builder *b, int r, int n)
 {
     int64_t row = 4 * (n - 1);
@@ -454,8 +458,8 @@ static void run_loops(world *w)
 #define CHUNKS 40
 #define CHUNK 600
 
-/* Each rank fills scratch, two slots, from the rank before; a second lane takes it out again and
- * gives the slots back. Data and order go different ways: the data is read out of the peer. */
+/* Each rank fills two slots in scratch; a second lane of the next rank reads them and frees the
+ * slots. Only signals are sent: the reader copies the data out of its peer. */
 static void counters(dcomm_builder *b, int r, int n)
 {
     b->head.in_bytes = b->head.out_bytes = CHUNKS * CHUNK;
@@ -464,7 +468,8 @@ static void counters(dcomm_builder *b, int r, int n)
     uint16_t taken = dcomm_build_counter(b), slot = dcomm_build_slot(b);
     dcomm_expr next = num((r + 1) % n), before = num((r + n - 1) % n);
     dcomm_build_expose(b, 0, scratch(slots, 2 * CHUNK), slot, next);
-    /* Room in the slots: the reader adds 3 for a chunk; both are free at the start. */
+    /* Count free slots: the reader adds 3 for each chunk it has read; both slots are free at the
+     * start. */
     dcomm_build_signal(b, 0, empty, num(r), num(6));
     int c = dcomm_build_loop(b, 0, num(CHUNKS));
     dcomm_build_wait(b, 0, empty, dcomm_linear(3, c, 3));
@@ -481,14 +486,14 @@ static void counters(dcomm_builder *b, int r, int n)
     dcomm_build_signal(b, 1, empty, before, num(3));
     dcomm_build_signal(b, 1, taken, num(r), num(1));
     dcomm_build_end(b, 1);
-    /* A third lane doubles what has come, behind the second. */
+    /* A third lane doubles the chunks that the second lane has read. */
     c = dcomm_build_loop(b, 2, num(CHUNKS));
     dcomm_build_wait(b, 2, taken, dcomm_linear(1, c, 1));
     dcomm_operand twice = dcomm_at(DCOMM_SPACE_OUT, dcomm_linear(0, c, CHUNK), CHUNK);
     dcomm_operand both[2] = {twice, twice};
     dcomm_build_reduce(b, 2, twice, both, 2, 0);
     dcomm_build_end(b, 2);
-    /* Memory stays until it has been read. */
+    /* Scratch must stay valid until the next rank has read it. */
     dcomm_build_wait(b, 0, empty, num(3 * CHUNKS + 6));
 }
 

@@ -1,5 +1,5 @@
-/* test_control.c - control connections: who is let in, how one ends, and what that means. Two
- * contexts of one process, without ranks. */
+/* test_control.c - control connections: who may connect, how a connection ends, and how each end
+ * is understood. Two contexts of one process, without ranks. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "dcomm/impl/device/host.h"
@@ -11,7 +11,7 @@
 
 enum { LIMIT = 20, LOOKS = 400 };
 
-/* Two contexts that know each other as peer 0. */
+/* Two contexts; each knows the other as peer 0. */
 typedef struct side {
     dcomm_context context;
     dcommi_remote peer;
@@ -20,7 +20,7 @@ typedef struct side {
     int lost;
 } side;
 
-static side sides[2]; /* 0 connects */
+static side sides[2]; /* side 0 connects */
 
 static void lose(dcommi_transport *t, int peer, const char *why)
 {
@@ -89,7 +89,7 @@ static void close_sides(void)
     cr_assert(dcommi_ctl_all == NULL);
 }
 
-/* Look until the connection is over at one end. */
+/* Poll until one end sees the connection's end. */
 static void until_over(int i)
 {
     for (int k = 0; k < LOOKS && sides[i].line->state != DCOMMI_CTL_OVER; k++) {
@@ -123,7 +123,7 @@ Test(control, an_end_without_one_is, .timeout = LIMIT)
     }
 }
 
-/* The child holds nothing of the connection, so that its parent's end is seen. */
+/* A forked child inherits no descriptor of the connection, so the peer sees its parent's end. */
 Test(control, a_forked_child_keeps_none, .timeout = LIMIT)
 {
     connect_sides();
@@ -186,7 +186,7 @@ Test(control, another_key_is_not_let_in, .timeout = LIMIT)
     close_sides();
 }
 
-/* A connector that comes before the acceptor has heard of it. */
+/* The connector comes before the acceptor knows of it. */
 Test(control, one_comes_early, .timeout = LIMIT)
 {
     open_sides();
@@ -215,7 +215,7 @@ static int knock(void)
     return fd;
 }
 
-/* What a connector has said before is worth nothing on another connection. */
+/* A proof recorded on one connection is refused on another one. */
 Test(control, a_recorded_proof_is_refused, .timeout = LIMIT)
 {
     connect_sides();
@@ -236,7 +236,7 @@ Test(control, a_recorded_proof_is_refused, .timeout = LIMIT)
     close_sides();
 }
 
-/* Bytes that are no frame end the connection, but kill nobody. */
+/* Bytes that are no frame end the connection, but do not count as a peer's death. */
 Test(control, a_forged_goodbye_is_no_news, .timeout = LIMIT)
 {
     connect_sides();

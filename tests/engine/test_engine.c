@@ -1,6 +1,5 @@
-/* test_engine.c - what the engine must do when it is used in unusual order: groups that hold
- * numbers back, calls that cannot be queued, communicators that are not there yet, plans that go
- * away. */
+/* test_engine.c - the engine in unusual orders of calls: groups that hold numbers back, calls that
+ * cannot be queued, communicators that are not ready yet, plans that are freed. */
 #define _GNU_SOURCE
 #include "run_ranks.h"
 
@@ -9,7 +8,7 @@
 
 /* ---- groups ---- */
 
-enum { LATER = 40 }; /* what the window lets go ahead */
+enum { LATER = 40 }; /* operations that the window lets go ahead */
 
 static void *broadcast_from_0(void *comm)
 {
@@ -21,8 +20,8 @@ static void *broadcast_from_0(void *comm)
     return NULL;
 }
 
-/* Rank 0 numbers an all-reduce in a group, and starts it when another thread's later broadcasts are
- * over; the others' parts of the all-reduce come in between. */
+/* Rank 0 numbers an all-reduce in a group, and starts it after another thread's later broadcasts
+ * have ended. The other ranks' parts of the all-reduce arrive in between. */
 static int held_back(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
@@ -93,7 +92,7 @@ Test(engine, a_group_queues_no_split, .timeout = 60)
     run(2, not_in_a_group, NULL);
 }
 
-/* ---- what goes while it is used ---- */
+/* ---- destroyed while in use ---- */
 
 static void add_i32(const void *in, void *inout, size_t count, dcomm_dtype dtype, void *user)
 {
@@ -108,7 +107,8 @@ static void add_i32(const void *in, void *inout, size_t count, dcomm_dtype dtype
     }
 }
 
-/* Ranks destroy operators at different times: what is created then has the same number on all. */
+/* Ranks destroy operators at different times; a new operator still gets the same number on all
+ * ranks. */
 static int numbered_operators(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 5000 };
@@ -136,7 +136,7 @@ static int numbered_operators(int rank, int n, procs_shared *s, void *arg)
         RANKS_OK(dcomm_allreduce(comm, in, out, count, DCOMM_I32, second, NULL));
         PROCS_TRUE(out[count - 1] == n * (n - 1) / 2 + n * ((int)count - 1));
     }
-    /* One that is destroyed serves what is outstanding, and nothing else. */
+    /* A destroyed operator serves outstanding calls only. */
     RANKS_OK(dcomm_iallreduce(comm, in, out, COUNT, DCOMM_I32, third, NULL, &request));
     RANKS_OK(dcomm_op_destroy(third));
     ranks_refused(dcomm_allreduce(comm, in, out, 1, DCOMM_I32, third, NULL), DCOMM_ERR_INVALID,
@@ -152,7 +152,7 @@ Test(engine, operators_are_numbered_by_creation, .timeout = 60)
     run(3, numbered_operators, NULL);
 }
 
-/* Destroying waits for what is outstanding: also for a rank that comes to it late. */
+/* Destroying waits for outstanding operations, also for those that another rank starts late. */
 static int destroyed_early(int rank, int n, procs_shared *s, void *arg)
 {
     enum { OPS = 20, COUNT = 3000 };
@@ -261,7 +261,7 @@ static int several_requests(int rank, int n, procs_shared *s, void *arg)
     RANKS_OK(dcomm_wait_some(r, SEVERAL, NULL, &count));
     PROCS_TRUE(count == 0);
 
-    /* In a group they are not under way; given up, they go on all the same. */
+    /* Requests in a group have not started. They complete even if the caller frees them. */
     RANKS_OK(dcomm_group_start());
     start_several(comm, r);
     PROCS_TRUE(dcomm_test_all(r, SEVERAL) == DCOMM_IN_PROGRESS);
@@ -289,7 +289,7 @@ Test(engine, several_requests, .timeout = 60)
     run(3, several_requests, NULL);
 }
 
-/* Ranks that share a core: one that tests must let the others run, as one that waits does. */
+/* Ranks share a core: a rank that tests must yield to the others, as a rank that waits does. */
 static int tests_yield(int rank, int n, procs_shared *s, void *arg)
 {
     enum { CALLS = 100 };
@@ -335,7 +335,7 @@ Test(engine, tests_yield, .timeout = 60)
 
 /* ---- creation ---- */
 
-/* One rank's options are bad: the others hear it at once. */
+/* One rank's options are bad: the other ranks get the error at once. */
 static int one_has_a_typo(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
@@ -421,7 +421,8 @@ Test(engine, creation_in_a_thread_has_its_own_options, .timeout = 60)
 
 /* ---- plans ---- */
 
-/* Rank 0's plan does nothing, and is gone when rank 1 calls another thing in its place. */
+/* Rank 0's plan does nothing, and is freed by the time rank 1 calls something else in its
+ * place. */
 static int gone_plan(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;

@@ -1,5 +1,5 @@
-/* test_faults.c - ranks that die, never come, stop or leave: the named error on every survivor, in
- * bounded time, and what works after it. */
+/* test_faults.c - ranks that die, never come, stop or leave: every survivor gets the named error
+ * in bounded time, and can work on after it. */
 #define _GNU_SOURCE
 #include "faults.h"
 #include "ranks.h"
@@ -13,7 +13,7 @@ enum { N = 4, VICTIM = 2, COUNT = 100000 };
 typedef struct scenario {
     fault_place place;
     int when;
-    bool has_child; /* the victim has forked one that lives on */
+    bool has_child; /* the victim has forked a child that lives on */
 } scenario;
 
 enum { MIDWAY, OTHERS_WAIT, IDLE };
@@ -37,19 +37,19 @@ static void die(procs_shared *s)
     kill(getpid(), SIGKILL);
 }
 
-/* A child that outlives its parent, and holds what it has inherited. */
+/* Fork a child that outlives its parent and keeps the descriptors it inherited. */
 static void leave_a_child(void)
 {
     if (fork() == 0) {
         for (int fd = 0; fd < 3; fd++) {
-            close(fd); /* the test's own output ends with the test */
+            close(fd); /* do not keep the test's output open */
         }
         sleep(8);
         _exit(0);
     }
 }
 
-/* Seconds since the victim died. */
+/* Return the seconds since the victim died. */
 static double since_death(procs_shared *s)
 {
     long at = atomic_load(&s->words[63]);
@@ -63,7 +63,7 @@ static void *die_soon(void *s)
     return NULL;
 }
 
-/* All-reduces by every algorithm in turn, in which the victim dies. */
+/* Run all-reduces by every algorithm in turn, until the victim's death fails one. */
 static dcomm_status work(dcomm_comm *comm, int times)
 {
     static const char *const algos[] = {"ring",     "tree",
@@ -111,14 +111,15 @@ static int killed(int rank, int n, procs_shared *s, void *arg)
     status = fault_allreduce(f.comm, rank, NULL, 3, NULL);
     fault_expect(&f, status, DCOMM_ERR_PEER, words);
     dcomm_comm *all = NULL;
-    status = dcomm_comm_shrink(f.comm, NULL, 0, &all); /* the dead cannot be taken along */
+    status = dcomm_comm_shrink(f.comm, NULL, 0, &all); /* a dead rank cannot be a member */
     PROCS_CHECK(status == DCOMM_ERR_PEER && all == NULL, "%s", dcomm_status_name(status));
     PROCS_CHECK(strstr(dcomm_last_error(), "rank 2") != NULL, "%s", dcomm_last_error());
     fault_recover(&f, VICTIM);
     return fault_leave(&f);
 }
 
-/* The everyday run has the first `few` of n scenarios: the others differ in the place alone. */
+/* Run the first `few` of `n` scenarios, or all in the full run: the others differ only in the
+ * place. */
 static void killed_in(scenario *all, int few, int n)
 {
     for (int i = 0; i < (test_full() ? n : few); i++) {
@@ -152,7 +153,7 @@ Test(faults, killed_idle, .timeout = 120)
     killed_in(all, 2, 3);
 }
 
-/* The others look at their requests now and then only. */
+/* The survivors test their requests only now and then. */
 static int killed_seldom_asked(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
@@ -208,7 +209,7 @@ static int absent(int rank, int n, procs_shared *s, void *arg)
     dcomm_status status = fault_allreduce(f.comm, rank, NULL, COUNT, NULL);
     fault_expect(&f, status, DCOMM_ERR_TIMEOUT, words);
     PROCS_CHECK(procs_now() - start < 3, "it took %.1f s", procs_now() - start);
-    fault_recover(&f, -1); /* it is alive: all go on together */
+    fault_recover(&f, -1); /* the rank is alive: all ranks go on together */
     return fault_leave(&f);
 }
 
@@ -279,7 +280,7 @@ Test(faults, leaves_early_net, .timeout = 60)
     run(N, leaves_early, &(fault_place){NET}, -1);
 }
 
-/* A rank that has never spoken leaves, and its process ends. */
+/* A rank that has never sent anything leaves, and its process ends. */
 static int leaves_unheard(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
@@ -308,7 +309,8 @@ Test(faults, leaves_unheard_net, .timeout = 60)
     run(N, leaves_unheard, NULL, -1);
 }
 
-/* One rank sleeps before it destroys; the others have never spoken with most of their peers. */
+/* One rank sleeps before it destroys; the others have never exchanged messages with most of their
+ * peers. */
 static int leaves_quietly(int rank, int n, procs_shared *s, void *arg)
 {
     fault_rank f;
@@ -396,7 +398,7 @@ static int destroyed_with_requests(int rank, int n, procs_shared *s, void *arg)
         dcomm_status status = dcomm_iallreduce(f.comm, in[i], out[i], COUNT, DCOMM_F32, DCOMM_SUM,
                                                NULL, &requests[i]);
         PROCS_CHECK(status == DCOMM_OK, "%s", dcomm_last_error());
-        if (rank == VICTIM) { /* the others cannot complete without it */
+        if (rank == VICTIM) { /* the others' operations cannot complete without this rank */
             break;
         }
     }
@@ -406,7 +408,8 @@ static int destroyed_with_requests(int rank, int n, procs_shared *s, void *arg)
         }
     }
     fault_destroy(&f.comm, 1.5);
-    /* It waited for what the victim took part in; the rest failed when the victim had left. */
+    /* Destroying waited for the operation that the victim had joined. The others failed when it
+     * had left. */
     for (int i = 0; i < (rank == VICTIM ? 1 : 8); i++) {
         dcomm_status status = dcomm_wait(&requests[i]);
         PROCS_CHECK(status == (i == 0 ? DCOMM_OK : DCOMM_ERR_PEER), "operation %d: %s: %s", i,
@@ -422,7 +425,7 @@ Test(faults, destroyed_with_requests, .timeout = 60)
 
 /* ---- shrinking ---- */
 
-/* Again and again with the same list: each has a message space of its own. */
+/* Shrink repeatedly with the same list: each new communicator has its own message space. */
 static int shrunk_again(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
@@ -451,7 +454,7 @@ static int shrunk_again(int rank, int n, procs_shared *s, void *arg)
     return fault_leave(&f);
 }
 
-/* Ranks that come late, one after the other, while those before them give up and try again. */
+/* Ranks come late, one after the other; those before them give up and try again. */
 static int shrunk_late(int rank, int n, procs_shared *s, void *arg)
 {
     fault_rank f;
@@ -484,7 +487,7 @@ Test(faults, shrunk_late, .timeout = 90)
     }
 }
 
-/* One rank has tried with another list before, alone. */
+/* One rank alone has first tried with another list. */
 static int shrunk_with_other_lists(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
@@ -519,7 +522,7 @@ Test(faults, shrunk_again, .timeout = 60)
     run(N, shrunk_again, NULL, N - 1);
 }
 
-/* ---- programs that look at no status ---- */
+/* ---- programs that ignore each status ---- */
 
 static char said[4096];
 static int nsaid;
@@ -533,7 +536,7 @@ static void listen(int level, const char *message, void *user)
     }
 }
 
-/* Rank 1 leaves; rank 0 goes on, with two communicators and many calls. */
+/* Rank 1 leaves; rank 0 goes on with two communicators and many calls. */
 static void overlooked(int rank, int n, procs_shared *s, const dcomm_comm_opts *opts)
 {
     dcomm_comm *comm = ranks_join(rank, n, s, opts), *twin = NULL;
@@ -547,11 +550,11 @@ static void overlooked(int rank, int n, procs_shared *s, const dcomm_comm_opts *
             dcomm_allreduce(i % 2 ? comm : twin, DCOMM_IN_PLACE, &x, 1, DCOMM_F32, DCOMM_SUM, NULL);
         PROCS_CHECK(ignored == DCOMM_ERR_PEER, "%s", dcomm_last_error());
     }
-    PROCS_TRUE(dcomm_comm_destroy(&twin) == DCOMM_OK); /* a call has returned it */
+    PROCS_TRUE(dcomm_comm_destroy(&twin) == DCOMM_OK); /* a call has already returned the error */
     PROCS_TRUE(dcomm_comm_destroy(&comm) == DCOMM_OK);
 }
 
-/* It is printed once, unless that is not wanted. */
+/* The error is printed once, or not at all if that is switched off. */
 static int printed(int rank, int n, procs_shared *s, void *arg)
 {
     const char *variable = arg;
@@ -578,7 +581,7 @@ Test(faults, printed_once, .timeout = 60)
     run(2, printed, "return", -1);
 }
 
-/* An option wins over the variable. */
+/* An option overrides the environment variable. */
 static int aborts(int rank, int n, procs_shared *s, void *arg)
 {
     const dcomm_comm_opts opts = {.on_error = *(dcomm_on_error *)arg};
@@ -602,7 +605,8 @@ Test(faults, aborts_where_that_is_wanted, .timeout = 60)
 
 enum { UNTOLD, RETURNED, ASKED };
 
-/* Rank 1 aborts; rank 0 hears of it, and destroys: what it has not looked at is returned. */
+/* Rank 1 aborts; rank 0 receives the abort and destroys. Destroying returns the error if no call
+ * has yet. */
 static int untold(int rank, int n, procs_shared *s, void *arg)
 {
     int how = *(int *)arg;
@@ -616,7 +620,7 @@ static int untold(int rank, int n, procs_shared *s, void *arg)
         }
         RANKS_OK(dcomm_comm_abort(comm, "the disk is full"));
         procs_post(s, rank, 2);
-        RANKS_OK(dcomm_comm_destroy(&comm)); /* it knows */
+        RANKS_OK(dcomm_comm_destroy(&comm)); /* this rank aborted itself */
         return 0;
     }
     for (int i = 0; how == UNTOLD && (i < 100 || !procs_all(s, n, 2, 0)); i++) {
@@ -646,7 +650,8 @@ Test(faults, destroying_returns_what_nobody_looked_at, .timeout = 60)
     }
 }
 
-/* Creation fails and nobody looks: the first call on what is not there says why. */
+/* Creation fails and its status is ignored: the first call on the missing communicator says
+ * why. */
 static int uncreated(int rank, int n, procs_shared *s, void *arg)
 {
     float x = 1;
@@ -669,7 +674,7 @@ Test(faults, calls_on_no_communicator_say_why, .timeout = 60)
     run(1, uncreated, NULL, -1);
 }
 
-/* ---- ranks that compute otherwise ---- */
+/* ---- ranks that round differently ---- */
 
 enum { ALIKE, ONE_ROUNDS_UP, ONE_FLUSHES, ALL_FLUSH };
 

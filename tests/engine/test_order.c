@@ -1,6 +1,6 @@
 /* test_order.c - many operations at once, on many communicators, waited for in any order: nothing
- * deadlocks, nothing is mixed up, and a slow receiver's memory stays bounded. How communicators
- * come and go. */
+ * deadlocks, nothing is mixed up, and a slow receiver's memory stays bounded. Creation and
+ * destruction of communicators. */
 #define _GNU_SOURCE
 #include "placed.h"
 
@@ -30,7 +30,8 @@ static int opposite_waits(int rank, int n, procs_shared *s, void *arg)
         RANKS_OK(dcomm_wait(rank % 2 ? &second : &first));
         PROCS_TRUE(x[count - 1] == (float)(n * (n - 1) / 2 + n * again));
         PROCS_TRUE(y[count - 1] == (float)(n * (n - 1)));
-        /* A blocking operation on one while the other is outstanding, the other way round. */
+        /* Block on one communicator while an operation on the other is outstanding; half of the
+         * ranks swap the two. */
         if (rank % 2) {
             RANKS_OK(dcomm_iallreduce(a, x, x, count, DCOMM_F32, DCOMM_MAX, &opts, &first));
             RANKS_OK(dcomm_allreduce(b, y, y, count, DCOMM_F32, DCOMM_MAX, &opts));
@@ -60,7 +61,7 @@ typedef struct pending {
     dcomm_request *request;
     int what, members;
     size_t count;
-    double sum; /* over the members of rank * scale + 1 */
+    double sum; /* over the members' rank * scale + 1 */
     int scale, root;
     bool reads; /* this rank gets the result */
     float in[LONGEST], out[LONGEST];
@@ -133,8 +134,8 @@ static int interleavings(int rank, int n, procs_shared *s, void *arg)
     PROCS_TRUE(open != NULL);
     for (int round = 0; round < rounds; round++) {
         int left = 1 + (int)(ranks_random(&shared) % OPEN);
-        /* What each communicator runs, in which order, all ranks draw alike; the order between
-         * communicators is each rank's own. */
+        /* All ranks draw the same operations and order for each communicator. Each rank draws its
+         * own order between communicators. */
         int of[OPEN], here[3] = {0};
         uint64_t seeds[3];
         for (int i = 0; i < left; i++) {
@@ -186,7 +187,7 @@ Test(order, interleavings, .timeout = 110)
     on(3, RANKS_HOSTS, 50, interleavings);
 }
 
-/* More shapes at once than the cache of plans holds. */
+/* Use more shapes at once than the plan cache holds. */
 static int many_shapes(int rank, int n, procs_shared *s, void *arg)
 {
     enum { SHAPES = 200 };
@@ -240,7 +241,7 @@ static int groups(int rank, int n, procs_shared *s, void *arg)
             b[i] = 3 * rank + (int32_t)i;
             right[i] = left[i] = -1;
         }
-        /* A ring both ways, blocking calls that would deadlock one by one, in another order on
+        /* A ring both ways: blocking calls that would deadlock one by one, in another order on
          * every other rank; two communicators; a nested group. */
         RANKS_OK(dcomm_group_start());
         if (rank % 2) {
@@ -267,7 +268,7 @@ static int groups(int rank, int n, procs_shared *s, void *arg)
             PROCS_TRUE(a[i] == n * (n - 1) / 2 + n * again);
         }
     }
-    /* What is refused in a group is the group's result; the rest runs. */
+    /* The group returns the error of a refused call; the other calls run. */
     RANKS_OK(dcomm_group_start());
     PROCS_TRUE(dcomm_broadcast(world, a, a, 1, DCOMM_I32, n + 3, NULL) == DCOMM_ERR_INVALID);
     a[0] = 1;
@@ -284,7 +285,8 @@ Test(order, groups, .timeout = 60)
     on(3, RANKS_PAIRS, 25, groups);
 }
 
-/* A group over two contexts: what is blocking in one waits for what is not in the other. */
+/* A group over two contexts: the blocking operation of one waits for the non-blocking one of the
+ * other. */
 static int two_contexts(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 500000 };
@@ -355,7 +357,7 @@ static int everywhere(int rank, int n, procs_shared *s, void *arg)
             }
         }
     }
-    /* A hundred sends ahead, then collectives, then the receives. */
+    /* Send 100 messages ahead, then run collectives, then receive. */
     for (int k = 0; k < 60; k++) {
         uint32_t x = (uint32_t)(rank * 100 + k);
         RANKS_OK(dcomm_send(comm, &x, 1, DCOMM_U32, (rank + 1) % n, NULL));
@@ -386,7 +388,7 @@ static long resident_kib(void)
     return pages * (sysconf(_SC_PAGESIZE) / 1024);
 }
 
-/* Ranks that come late must not make the memory of others grow, nor their own. */
+/* Late ranks must not make the memory of other ranks grow, nor their own. */
 static int far_ahead(int rank, int n, procs_shared *s, void *arg)
 {
     enum { BYTES = 4000 };
@@ -408,7 +410,7 @@ static int far_ahead(int rank, int n, procs_shared *s, void *arg)
     RANKS_OK(dcomm_comm_get_stats(comm, &stats));
     PROCS_CHECK(stats.unexpected_bytes_max <= 2 * 64 * BYTES, "held %lu bytes",
                 (unsigned long)stats.unexpected_bytes_max);
-#ifndef DCOMM_TEST_ASAN /* which keeps what is freed */
+#ifndef DCOMM_TEST_ASAN /* ASan keeps freed memory */
     PROCS_CHECK(resident_kib() - before < 16 * 1024, "grew by %ld KiB", resident_kib() - before);
 #else
     (void)before;
@@ -422,7 +424,7 @@ Test(order, far_ahead, .timeout = 100)
     on(2, RANKS_HOSTS, 45, far_ahead);
 }
 
-/* A rank that has never sent to another gets to know how far that one is. */
+/* A rank learns the progress of another one to which it has never sent anything. */
 static int strangers(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
@@ -475,13 +477,14 @@ static int families(int rank, int n, procs_shared *s, void *arg)
         }
         RANKS_OK(dcomm_allreduce(alone, &x, &x, 1, DCOMM_I32, DCOMM_SUM, NULL));
         PROCS_TRUE(x == rank);
-        if (rank != 1) { /* the others go on without rank 1, which knows */
+        if (rank != 1) { /* the others go on without rank 1 */
             RANKS_OK(dcomm_comm_shrink(world, (int[]){1}, 1, &rest));
             PROCS_TRUE(dcomm_comm_size(rest) == n - 1);
             RANKS_OK(dcomm_allreduce(rest, &x, &x, 1, DCOMM_I32, DCOMM_SUM, NULL));
             PROCS_TRUE(x == n * (n - 1) / 2 - 1);
         }
-        /* In any order, and the world first the last time: its children keep the context. */
+        /* Destroy in any order; the last time destroy the world first: its children keep the
+         * context. */
         if (again == 4) {
             RANKS_OK(dcomm_comm_destroy(&world));
         }
@@ -533,7 +536,7 @@ static int not_yet(int rank, int n, procs_shared *s, void *arg)
     PROCS_TRUE(x == (float)n);
     RANKS_OK(dcomm_comm_destroy(&comm));
 
-    /* One that nobody else comes to: destroying it cancels. */
+    /* No other rank joins this one: destroying it cancels the creation. */
     double start = procs_now();
     RANKS_OK(dcomm_id_create(&opts.id));
     opts.rank = 0;
@@ -551,8 +554,8 @@ Test(order, not_yet, .timeout = 60)
     on(3, RANKS_LOCAL, 25, not_yet);
 }
 
-/* Ranks that are threads of one process, each with a context of its own, with and without threads
- * that progress. */
+/* Ranks are threads of one process, each with its own context, with and without progress
+ * threads. */
 typedef struct thread_rank {
     pthread_t thread;
     int rank, n;
@@ -635,7 +638,7 @@ static int overlap(int rank, int n, procs_shared *s, void *arg)
             RANKS_OK(dcomm_iallreduce(comm, data[k], data[k], COUNT, DCOMM_F32, DCOMM_SUM, NULL,
                                       &requests[k]));
         }
-        if (again == 0) { /* they complete without any call of ours */
+        if (again == 0) { /* they complete without another call of this rank */
             double until = procs_now() + 10;
             dcomm_stats stats = {0};
             while (stats.operations < 8 && procs_now() < until) {

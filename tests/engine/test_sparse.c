@@ -1,13 +1,13 @@
 /* test_sparse.c - the sparse exchange between processes: regions hold about equally many elements
- * however gradients are clustered, what arrives is the sum of what was selected, nothing is lost,
- * bytes that lie are errors on every rank; and when the model takes it. */
+ * however gradients cluster; the result is the sum of the selected elements; nothing is lost;
+ * wrong bytes are errors on every rank; the model's choice of it. */
 #define _GNU_SOURCE
 #define DCOMM_IMPLEMENTATION
 #include "coded_ranks.h"
 
 enum { COUNT = 60000 };
 
-/* Where large elements lie. */
+/* Places of the large elements. */
 enum { SPREAD, ONE_CLUSTER, OWN_CLUSTERS, SAME, SHAPES };
 static const char *const shapes[SHAPES] = {"spread", "one cluster", "a cluster each", "the same"};
 
@@ -28,7 +28,7 @@ static void fill(float *x, int rank, int n, int shape)
     }
 }
 
-/* The sum of what all ranks select, in rank order; how many are not 0. */
+/* Add what all ranks select, in rank order; return the number of sums that are not 0. */
 static size_t sum_of(const dcomm_codec *codec, int n, int shape, float *sum)
 {
     static float x[COUNT];
@@ -85,8 +85,8 @@ static int clusters(int rank, int n, procs_shared *shared, void *arg)
         PROCS_CHECK(got == all || in_result / (double)got > dropped / (double)(all - got),
                     "%s, %s, %d ranks: in the result %g, left out %g", spec, shapes[shape], n,
                     in_result, dropped);
-        /* Elements that lie together are not all one rank's to add up: see what it sends on. A rank
-         * sends its own selection but for its region, and its region's result to all others. */
+        /* No rank adds up a whole cluster alone, which the bytes it sends show. A rank sends its
+         * selection without its own region, and its region's result to all others. */
         double sent = (double)(after.bytes_sent - before.bytes_sent);
         double most = 8.0 * (double)k * (1 + 1.3 * (n - 1.0) / n) + 64.0 * n * n + 4096.0 * n;
         PROCS_CHECK(sent < most, "%s, %s, %d ranks: rank %d sent %.0f bytes, more than %.0f", spec,
@@ -110,7 +110,7 @@ Test(sparse, regions_are_balanced, .timeout = 120)
     }
 }
 
-/* Regions of P ranks in one process, without any communicator. */
+/* Cut regions for P ranks in one process, without a communicator. */
 Test(sparse, no_region_holds_much_more_than_its_share)
 {
     enum { MOST = 64 };
@@ -183,7 +183,7 @@ static int conserve(int rank, int n, procs_shared *shared, void *arg)
     for (int step = 0; step < steps; step++) {
         fill(x, rank, n, step % SHAPES);
         RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
-        RANKS_OK(dcomm_feedback_get_info(fb, &info)); /* with what was given back */
+        RANKS_OK(dcomm_feedback_get_info(fb, &info)); /* with elements given back */
         PROCS_CHECK(fabs(ledger.residual_norm - info.worker_norm) <= 1e-9 * info.worker_norm,
                     "%s, step %d: the ledger's residual is %.12g, the state's %.12g", spec, step,
                     ledger.residual_norm, info.worker_norm);
@@ -192,7 +192,7 @@ static int conserve(int rank, int n, procs_shared *shared, void *arg)
             in[i] += fabs((double)x[i]);
         }
     }
-    /* What is left of all gradients is what all ranks hold back. */
+    /* All gradients minus all results are what all ranks hold back together. */
     for (size_t i = 0; i < COUNT; i++) {
         all[i] -= (double)((float *)fb->worker.now)[i];
     }
@@ -216,7 +216,7 @@ Test(sparse, nothing_is_lost_over_many_steps, .timeout = 120)
     run(5, conserve, (void *)(uintptr_t) "threshold:k=0.01,values=f16");
 }
 
-/* EF21's estimate lacks what was given back. */
+/* EF21's estimate lacks the elements that were given back. */
 typedef struct estimated {
     dcomm_dtype dtype;
     bool in_place;
@@ -270,7 +270,7 @@ Test(sparse, the_ledger_of_estimates, .timeout = 60)
 
 /* ---- errors ---- */
 
-/* Which encoding is spoilt, of which rank. */
+/* The encoding and the rank to corrupt. */
 typedef struct lie {
     uint32_t round;
     uint64_t first;
@@ -300,7 +300,7 @@ static dcomm_status recode_or_lie(void *user, const dcomm_codec_place *place,
     dcomm_status status = dcommi_spread_owner_step(user, place, src, src_len, nsrc, stage,
                                                    stage_len, dst, dst_len, encoded);
     if (place->round == this_lie->round && (int)this_run.rank == this_lie->rank) {
-        --*encoded; /* cut off */
+        --*encoded; /* cut the encoding short */
     }
     return status;
 }

@@ -1,5 +1,5 @@
-/* test_subplans.c - plans that call plans, stages that make the next plan from what has come, and
- * plans that nobody has checked: each must be refused by name. */
+/* test_subplans.c - plans that call plans, stages that make the next plan from received data, and
+ * unchecked plans: each must be refused by name. */
 #define _GNU_SOURCE
 #include "conformance.h"
 
@@ -21,8 +21,8 @@ static dcomm_plan *algorithm(const char *name, int r, int n, int64_t bytes)
     return plan;
 }
 
-/* Even and odd ranks sum apart, twice (OUT once, then again into the second half); then all ranks
- * sum that by a ring, whose counters and slots lie behind those of this plan. */
+/* Even and odd ranks sum apart, twice: once into OUT, once into its second half. Then all ranks
+ * sum the result by a ring, whose counters and slots lie behind those of this plan. */
 static void make_grouped(grouped *g, int r, int n)
 {
     int members = (n - r % 2 + 1) / 2;
@@ -34,7 +34,8 @@ static void make_grouped(grouped *g, int r, int n)
         group[i] = 2 * i + r % 2;
     }
     g->inner[r] = algorithm("recursive_doubling", r / 2, members, GROUPED);
-    /* middle: of the group, calls inner by the identity, in a loop over rounds. */
+    /* The group's `middle` plan calls `inner` with the identity as its rank table, in a loop over
+     * rounds. */
     dcommi_build_begin(b, "middle", r / 2, members, DCOMM_F32, DCOMM_SUM);
     b->head.in_bytes = b->head.out_bytes = ROUNDS * GROUPED;
     const int64_t tags = 8; /* alike on all ranks, whose groups differ in size */
@@ -95,7 +96,7 @@ static void run_grouped(world *w)
             for (int r = 0; r < w->n; r++) {
                 apart += r % 2 == w->rank % 2 ? (float)(i % 50 + r + again) : 0;
             }
-            for (int r = 0; r < w->n; r++) { /* each member of a group brings the group's sum */
+            for (int r = 0; r < w->n; r++) { /* each member adds the group's sum */
                 all += (float)(i % 50 + r + again) * (float)((w->n - r % 2 + 1) / 2);
             }
             PROCS_CHECK(got[i] == apart && got[half + i] == all,
@@ -115,8 +116,8 @@ static void run_grouped(world *w)
 
 enum { OWN_RANGES, SAME_COUNTERS, SAME_SLOTS, TOO_FEW_COUNTERS, NEGATIVE_SLOT };
 
-/* TIMES portions are summed, each by two_shot into OUT and by a ring from there into the second
- * half of OUT. `how`: whether each call has counters and slots of its own. */
+/* Sum TIMES portions, each by two_shot into OUT and by a ring from there into the second half of
+ * OUT. `how` says whether each call has its own counters and slots. */
 static void make_repeated(dcomm_plan **plan, dcomm_plan *sub[2], int r, int n, int how)
 {
     dcomm_builder *b = malloc(sizeof *b);
@@ -131,7 +132,7 @@ static void make_repeated(dcomm_plan **plan, dcomm_plan *sub[2], int r, int n, i
     dcommi_build_begin(b, "repeated", r, n, DCOMM_F32, DCOMM_SUM);
     b->head.in_bytes = TIMES * PORTION;
     b->head.out_bytes = 2 * TIMES * PORTION;
-    b->head.ncounters = 3; /* the sub-plans' lie behind these */
+    b->head.ncounters = 3; /* those of the sub-plans lie behind these */
     b->head.nslots = 2;
     int64_t group = dcomm_build_table(b, all, (size_t)n);
     int d = dcomm_build_loop(b, 0, num(TIMES));
@@ -145,7 +146,7 @@ static void make_repeated(dcomm_plan **plan, dcomm_plan *sub[2], int r, int n, i
                                       dcomm_linear(0, d, PORTION), PORTION),
                              dcomm_at(DCOMM_SPACE_OUT, dcomm_linear(to, d, PORTION), PORTION),
                              dcomm_linear(b->head.ntags, d, sub[k]->ntags));
-        s->slot = 2; /* all parts of the base are added up */
+        s->slot = 2; /* the cursor adds up all parts of the base */
         s->value = dcomm_linear(b->head.ncounters - 2, d, counters);
         s->word = 1;
         s->peer = dcomm_linear(how == NEGATIVE_SLOT ? -2 : (int64_t)b->head.nslots - 1, d, slots);
@@ -227,14 +228,14 @@ Test(subplans, called_again_with_the_same_counters_or_slots, .timeout = 60)
     }
 }
 
-/* ---- stages: counts, then data as long as they say, then a farewell ---- */
+/* ---- stages: counts, then as much data as they say, then a farewell ---- */
 
 #define MOST 300 /* floats from one rank to another */
 
 typedef struct staged {
     int rank, n;
     int made, released;
-    const dcomm_plan *open[2]; /* the next is made before the one before is given back */
+    const dcomm_plan *open[2]; /* the next plan is made before the last one is freed */
 } staged;
 
 static int sent(int from, int to, int again)
@@ -251,7 +252,7 @@ static void staged_release(void *user, const dcomm_plan *plan)
     dcommi_free((void *)(uintptr_t)plan);
 }
 
-/* Word f*n + t: floats from f to t, on every rank. */
+/* Word f*n + t holds, on every rank, the number of floats from rank f to rank t. */
 static const dcomm_plan *staged_data(void *user, const uint64_t *words, uint32_t nwords,
                                      dcomm_status *status);
 
@@ -307,7 +308,7 @@ static const dcomm_plan *staged_data(void *user, const uint64_t *words, uint32_t
     int64_t at = 8; /* packed in rank order */
     for (int p = 0; p < n; p++) {
         int64_t come = 4 * (int64_t)words[p * n + r], go = 4 * (int64_t)words[r * n + p];
-        come = come > 4 * MOST ? 4 * MOST : come; /* the checker tries words of its own */
+        come = come > 4 * MOST ? 4 * MOST : come; /* the checker passes its own words */
         go = go > 4 * MOST ? 4 * MOST : go;
         if (p == r) {
             dcomm_build_copy(b, 0, out(at, go), in(4 * MOST * p, go), 0);
@@ -404,7 +405,7 @@ static void run_staged(world *w)
     drop(plans, n);
 }
 
-/* ---- plans that nobody has checked ---- */
+/* ---- plans that were never checked ---- */
 
 static int fault;
 
@@ -415,7 +416,7 @@ static void bad(dcomm_builder *b, int r, int n)
     b->head.ncounters = 1;
     b->head.nslots = 1;
     dcomm_build_tags(b, 1);
-    if (r > 0) { /* the others wait for what does not come */
+    if (r > 0) { /* the others wait for a message that never comes */
         dcomm_build_recv(b, 0, out(0, 8), num(0), num(0), 0);
         return;
     }
@@ -465,7 +466,8 @@ static int refuse(int rank, int n, procs_shared *s, void *arg)
     dcomm_comm *comm = ranks_join(rank, n, s, NULL);
     dcomm_plan *plan = make(bad, "bad", rank, n);
     uint8_t data[64] = {0}, got[64];
-    /* What does not depend on the run is refused by the call, and nobody else hears of it. */
+    /* The call itself refuses faults that do not depend on the run; no other rank hears of
+     * them. */
     bool by_call = fault == 4 || fault == 5 || fault >= 7;
     dcomm_status status = DCOMM_ERR_PLAN;
     if (rank == 0 || !by_call) {

@@ -1,4 +1,4 @@
-/* tsan_progress.c - for ThreadSanitizer: a progress thread at work while the main thread starts
+/* tsan_progress.c - for ThreadSanitizer: a progress thread works while the main thread starts
  * operations, tests and waits, derives communicators and destroys them; an abort from outside. */
 #define _GNU_SOURCE
 #include "ranks.h"
@@ -52,7 +52,7 @@ static void *abort_soon(void *arg)
     return NULL;
 }
 
-/* Every rank waits for a message that nobody sends, until one is told to stop. */
+/* Every rank waits for a message that nobody sends, until one rank is told to stop. */
 static int aborted(int rank, int n, procs_shared *s, void *arg)
 {
     ranks_settle(rank, n, *(ranks_place *)arg);

@@ -1,7 +1,7 @@
-/* test_conservation.c - what went in is what came out and what is held back, after thousands of
- * steps of the collectives themselves: every codec, every compressed all-reduce, every kind of
- * feedback, on gradients of six kinds side by side. All ranks are in one process, each with a
- * context of its own, and one thread drives them, so that steps do not wait for a scheduler. */
+/* test_conservation.c - after thousands of steps of real collectives, all that went in has come
+ * out or is held back: every codec, every compressed all-reduce, every kind of feedback, on
+ * gradients of six kinds side by side. All ranks are in one process, each with its own context,
+ * and one thread drives them, so that steps do not wait for a scheduler. */
 #define _GNU_SOURCE
 #include "coded_ranks.h"
 
@@ -10,18 +10,20 @@
 
 #include "dcomm/impl/feedback/save.h"
 
-/* A kind's piece is as long as the longest bucket: none is scaled by another kind's numbers. */
+/* Each kind's piece is as long as the longest bucket, so that no kind is scaled by another kind's
+ * numbers. */
 enum { PIECE = 512, COUNT = PIECE * GRADIENT_KINDS, POOL = 50, MOST = 4 };
 
-/* A fault loses something in each step, so a few hundred steps show it: the first codec of each row
- * takes 1,000; the full run takes 5,000 of all. Fewer with sanitizers. */
+/* Return the number of steps. A fault loses something in each step, so a few hundred steps show
+ * it: the first codec of each row takes 1,000; the full run takes 5,000 of all. Sanitizers take
+ * fewer. */
 static int steps_of(size_t index)
 {
     int steps = test_full() ? 5000 : index == 0 ? 1000 : 250;
     return DCOMM_TEST_RANK_STEP == 1 ? steps : test_full() ? 500 : 100;
 }
 
-/* What the ranks give in, again and again. */
+/* The ranks' gradients, used in turn. */
 static float gradient[MOST][POOL][COUNT];
 
 static void fill(int n)
@@ -93,8 +95,9 @@ typedef struct course {
     dcomm_feedback_opts opts;
 } course;
 
-/* EF21's result is the estimate: what all ranks together claim. Else it adds up, and what all hold
- * back is what is missing. Of an element, in *size, how much went through. */
+/* Return how much of element i is missing, and set *size to how much went through. EF21's result
+ * is the estimate, the sum of all ranks' claims. Other results add up, and all that is held back
+ * must equal what is missing. */
 static double missing_of(const group *g, const course *c, dcomm_feedback **fb, size_t i, double out,
                          double last, double *size)
 {
@@ -114,13 +117,14 @@ static double missing_of(const group *g, const course *c, dcomm_feedback **fb, s
     return in - out - held;
 }
 
-/* A residual forgets, and sends again, what rounding took from it; an estimate and what makes it up
- * are rounded apart from each other, and drift as random walks do: to the root of all additions. */
+/* Check the balance. A residual sends again what rounding took from it, and then forgets it. An
+ * estimate and its parts are rounded separately, and drift like random walks: by the root of the
+ * number of additions. */
 static void balance(const group *g, const course *c, dcomm_feedback **fb, const double *out,
                     const float *last, double scale)
 {
     const bool ef21 = c->opts.variant == DCOMM_FEEDBACK_EF21;
-    const bool matrix = strncmp(c->spec, "powersgd", 8) == 0; /* all kinds are in its products */
+    const bool matrix = strncmp(c->spec, "powersgd", 8) == 0; /* its products mix all kinds */
     const double within = ef21 ? 4 * 0x1p-24 * sqrt((double)c->steps * (g->n + 1)) : 4e-6;
     double off[GRADIENT_KINDS] = {0}, size[GRADIENT_KINDS] = {0}, most = 0;
     for (size_t i = 0; i < COUNT; i++) {
@@ -171,8 +175,8 @@ typedef struct plan {
     dcomm_feedback_opts opts;
 } plan;
 
-/* One process, whose ranks end with it: closing them one after the other would have each wait for
- * the goodbyes of those that come after it. */
+/* Run all ranks in one process and let them end with it: closing them one after the other would
+ * make each wait for the goodbyes of those after it. */
 static int all_of(int rank, int nranks, procs_shared *shared, void *arg)
 {
     const plan *p = arg;
@@ -253,7 +257,7 @@ Test(conservation, ef21, .timeout = 120)
     THROUGH("coded_linear", 3, linear, .variant = DCOMM_FEEDBACK_EF21, .scale = true);
 }
 
-/* Without momentum, which would count a gradient several times. */
+/* Test without momentum, which would count a gradient several times. */
 Test(conservation, dgc, .timeout = 120)
 {
     const dcomm_feedback_opts dgc = {

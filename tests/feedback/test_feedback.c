@@ -1,5 +1,5 @@
-/* test_feedback.c - error feedback: nothing is lost, whatever the codec, the variant and the way of
- * the exchange; steps that fail; what is refused. */
+/* test_feedback.c - error feedback loses nothing, whatever the codec, the variant and the
+ * exchange; steps that fail; refused calls. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
 #define DCOMM_NO_COMM
@@ -79,8 +79,8 @@ Test(feedback, nothing_is_lost_in_place_or_with_ef21)
     }
 }
 
-/* Half a unit in the last place of each bf16 residual of element i: what storing it may have lost.
- */
+/* Add up half a unit in the last place of each bf16 residual of element i: the most that storing
+ * it may have lost. */
 static void rounding(dcomm_feedback **fb, size_t i, double *most, double *variance)
 {
     for (int r = 0; r < RANKS; r++) {
@@ -100,9 +100,9 @@ static void rounding(dcomm_feedback **fb, size_t i, double *most, double *varian
     }
 }
 
-/* Residuals in bf16 are rounded to nearest in each step. So an element is never off by more than
- * the sum of their half units, and as rounding has no bias, not by more than independent errors
- * are: the root of the sum of squares, over 200 elements to some 20%. */
+/* Residuals in bf16 are rounded to nearest in each step. An element is never off by more than the
+ * sum of their half units. Rounding has no bias, so it is also not off by more than independent
+ * errors: the root of the sum of squares, over 200 elements to some 20%. */
 Test(feedback, bf16_residuals_lose_what_rounding_does)
 {
     enum { N = 200 };
@@ -141,8 +141,7 @@ Test(feedback, bf16_residuals_lose_what_rounding_does)
     }
 }
 
-/* What DGC sends and holds back is the sum of the velocities; without momentum, of the gradients.
- */
+/* DGC sends or holds back the sum of the velocities; without momentum, that of the gradients. */
 Test(feedback, dgc_without_momentum_loses_nothing)
 {
     dcomm_feedback_opts opts = {
@@ -155,7 +154,8 @@ Test(feedback, dgc_without_momentum_loses_nothing)
     }
 }
 
-/* EF21: the estimate that all ranks hold is the sum of what each claims, less what owners keep. */
+/* EF21: the estimate that all ranks hold is the sum of all claims minus what the owners hold
+ * back. */
 Test(feedback, ef21_estimates_agree_and_converge)
 {
     for (int c = 0; c < SPECS; c++) {
@@ -198,8 +198,8 @@ Test(feedback, ef21_estimates_agree_and_converge)
     }
 }
 
-/* Constant gradients: what is sent per step tends to the gradient, which without feedback top-k
- * never sends. */
+/* With a constant gradient, what is sent per step tends to the gradient. Without feedback, top-k
+ * never sends its small elements. */
 Test(feedback, small_elements_arrive_in_the_end)
 {
     enum { N = 100, STEPS = 4000 };
@@ -310,7 +310,7 @@ static double norm_rows(double row[8][32])
     return sum;
 }
 
-/* The order of docs/wire-formats.md, element by element. */
+/* Sum squares in the order of docs/wire-formats.md, element by element. */
 static double norm_squares(const float *x, size_t n)
 {
     static double row[8][32], tile[8][32];
@@ -333,7 +333,7 @@ Test(feedback, norms_are_summed_in_one_order)
     const size_t counts[] = {0, 1, 31, 32, 1023, 1025, 8191, 8193, 70001, N};
     for (size_t i = 0; i < N; i++) {
         const uint64_t r = dcommi_mix(i, 5);
-        const uint32_t bits = (uint32_t)(r >> 7); /* of any kind */
+        const uint32_t bits = (uint32_t)(r >> 7); /* any float */
         x[i] = dcommi_f32_from_bits(i % 3 == 0 ? bits : (bits & 0x807fffffu) | 0x3f000000u);
     }
     for (int isa = 0; isa <= (int)dcommi_isa_best(); isa++) {
@@ -377,7 +377,7 @@ Test(feedback, what_was_not_agreed_comes_back)
                         index[n] = i;
                         value[n++] = sent[i];
                     }
-                    if (i % 3 == s % 3) { /* what others would have chosen, too */
+                    if (i % 3 == s % 3) { /* others would have chosen it, too */
                         agreed[m++] = i;
                         out_sum[i] += (double)sent[i];
                     }
@@ -451,7 +451,7 @@ Test(feedback, a_failed_step_can_be_begun_again)
         for (int r = 0; r < RANKS; r++) {
             input_fill(&in, (uint32_t)r, (uint64_t)s, 0, N, gradient[r]);
         }
-        if (s % 4 == 3) { /* it breaks off after the first range */
+        if (s % 4 == 3) { /* break off after the first range */
             size_t bytes;
             for (int r = 0; r < RANKS; r++) {
                 size_t own = N * (size_t)r / RANKS;
@@ -493,8 +493,8 @@ Test(feedback, a_failed_step_can_be_begun_again)
     dcomm_codec_destroy(&codec);
 }
 
-/* A rank that encodes a part of the tensor only, another one in each step, as under hierarchies
- * that change; and owns another shard each time. */
+/* In each step a rank encodes another part of the tensor, as under changing hierarchies, and owns
+ * another shard. */
 Test(feedback, ranges_and_owners_may_change)
 {
     enum { N = 240 };
@@ -539,7 +539,7 @@ Test(feedback, ranges_and_owners_may_change)
     }
 }
 
-/* ---- numbers that are not ---- */
+/* ---- numbers that are not finite ---- */
 
 Test(feedback, what_is_not_finite_enters_no_residual)
 {
@@ -581,7 +581,7 @@ Test(feedback, what_is_not_finite_enters_no_residual)
     }
 }
 
-/* Nor what a caller gives back or keeps. */
+/* Non-finite numbers that a caller gives back or keeps enter no residual either. */
 Test(feedback, what_is_given_back_is_finite)
 {
     enum { N = 64 };
@@ -617,7 +617,7 @@ Test(feedback, what_is_given_back_is_finite)
     dcomm_codec_destroy(&codec);
 }
 
-/* ---- what is refused ---- */
+/* ---- refused calls ---- */
 
 Test(feedback, an_expanding_codec_is_refused_or_scaled)
 {

@@ -40,7 +40,7 @@ static void step_all(dcomm_feedback **fb, const codec_input *in, uint64_t step, 
     two_shot(fb, n, b, false);
 }
 
-/* The largest f32 is beyond the largest bf16, by which it is held. */
+/* The largest f32 is beyond the largest bf16: store the largest bf16 for it. */
 Test(feedback, halves_stay_finite)
 {
     const float largest[2] = {FLT_MAX, -FLT_MAX};
@@ -49,7 +49,7 @@ Test(feedback, halves_stay_finite)
     cr_assert(half[0] == 0x7f7f && half[1] == 0xff7f, "%04x %04x", half[0], half[1]);
 }
 
-/* States whose hash is right and that cannot be. */
+/* Load states whose hash is right but whose values are impossible: each is refused. */
 static void lies(const dcomm_codec *codec, const unsigned char *file, size_t bytes)
 {
     static const unsigned char infinite[4] = {0x80, 0x7f, 0x80, 0x7f};
@@ -94,7 +94,7 @@ static void save_and_load(dcomm_feedback **fb, const dcomm_codec *codec, const d
     free(file);
 }
 
-/* A run that is saved and loaded goes on with the bits of one that is not. */
+/* A saved and loaded run goes on with the same bits as an uninterrupted one. */
 static void goes_on(const char *spec, const char *another, const dcomm_feedback_opts *opts)
 {
     enum { N = 111 };
@@ -142,11 +142,12 @@ Test(feedback, saved_and_loaded)
     }
 }
 
-/* ---- what a codec remembers ---- */
+/* ---- a codec's memory ---- */
 
 enum { SIDE = 32 };
 
-/* A matrix of these singular values: H diag(s) H / SIDE, where H is Sylvester's of 1 and -1. */
+/* Write a matrix with the singular values `s`: H diag(s) H / SIDE, where H is Sylvester's matrix
+ * of 1 and -1. */
 static void spectrum(const double *s, float *x)
 {
     for (int i = 0; i < SIDE; i++) {
@@ -163,8 +164,8 @@ static void spectrum(const double *s, float *x)
     }
 }
 
-/* Encode x as `parts` ranges; how much of it, in two-norms, does not arrive. Nothing is held back
- * for the next step. */
+/* Encode x as `parts` ranges; return how much of it, in two-norms, does not arrive. Hold nothing
+ * back for the next step. */
 static double lacks(dcomm_feedback *fb, const float *x, size_t parts, bool ends)
 {
     enum { N = SIDE * SIDE };
@@ -187,7 +188,7 @@ static double lacks(dcomm_feedback *fb, const float *x, size_t parts, bool ends)
     return sqrt(lost / all);
 }
 
-/* The best that rank 2 can do is known from the spectrum, and powersgd comes to it. */
+/* The spectrum gives the smallest error of rank 2, and powersgd reaches it. */
 Test(feedback, powersgd_is_warm_step_after_step)
 {
     static float x[SIDE * SIDE];
@@ -209,7 +210,7 @@ Test(feedback, powersgd_is_warm_step_after_step)
         cr_assert_gt(cold, 1.05 * best);
         double last = cold;
         for (int step = 1; step < 8; step++) {
-            if (!in_place) { /* a step that failed leaves what there was before it */
+            if (!in_place) { /* a failed step restores the memory from before it */
                 const double once = lacks(fb, x, 1, false);
                 last = lacks(fb, x, 1, true);
                 cr_assert_eq(once, last);
@@ -225,8 +226,8 @@ Test(feedback, powersgd_is_warm_step_after_step)
     dcomm_codec_destroy(&codec);
 }
 
-/* Ranges have each their own; they go to the state that takes over, and those that are no longer
- * encoded are forgotten. */
+/* Each range has its own Q. A state that takes over gets them all, and forgets those of ranges
+ * that are no longer encoded. */
 Test(feedback, powersgd_remembers_each_range)
 {
     static float x[SIDE * SIDE];

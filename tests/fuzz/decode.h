@@ -1,6 +1,6 @@
-/* decode.h - what the fuzz targets of decoders share: any bytes as a wire, for a count that the
- * bytes choose or one whose wires are just as long. A decoder must stay inside, refuse or give
- * finite numbers, and say the same with every instruction set. */
+/* decode.h - shared by the fuzz targets of decoders: any bytes as a wire, for a count that the
+ * bytes choose or one whose wires are just as long. A decoder must stay within bounds, refuse or
+ * give finite numbers, and do the same with every instruction set. */
 #ifndef DCOMM_FUZZ_DECODE_H
 #define DCOMM_FUZZ_DECODE_H
 
@@ -12,7 +12,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { DECODE_MOST = 1 << 14 };
 
-/* The most elements whose wires are no longer than this. */
+/* Return the largest count whose wires are no longer than `bytes`. */
 static size_t decode_count(const dcomm_codec *codec, size_t bytes)
 {
     size_t low = 0, high = DECODE_MOST;
@@ -27,8 +27,8 @@ static size_t decode_count(const dcomm_codec *codec, size_t bytes)
     return low;
 }
 
-/* The sum of three such wires, encoded again: refused as the wires are, or of one sum on every
- * instruction set (`first`, of capacity `most`, is portable C's). */
+/* Recode the sum of three copies of the wire: it is refused as the wire is, or has the same sum on
+ * every instruction set. `first`, of capacity `most`, holds portable C's result. */
 static void decode_recode(const dcomm_codec *codec, const uint8_t *wire, size_t bytes, size_t count,
                           dcomm_status decoded, bool portable, uint8_t *first, size_t most)
 {
@@ -96,7 +96,8 @@ static void decode_once(const dcomm_codec *codec, const uint8_t *wire, size_t by
     free(recoded);
 }
 
-/* specs ends with NULL. The first byte says which, the next two the count. */
+/* Decode with one of `specs`, which ends with NULL. The first byte chooses it, the next two bytes
+ * the count. */
 static void decode_any(const char *const *specs, const uint8_t *data, size_t size)
 {
     size_t n = 0;
@@ -113,10 +114,9 @@ static void decode_any(const char *const *specs, const uint8_t *data, size_t siz
     size_t exact = dcomm_codec_max_bytes(codec, fits);
     uint8_t *wire = malloc(exact + 1);
     if (wire != NULL && exact <= bytes) {
-        memcpy(wire, data + 3, exact); /* exactly as long as it is: reading on is seen */
+        memcpy(wire, data + 3, exact); /* exact size: shows reads past the end */
         decode_once(codec, wire, exact, fits, finite);
-        if (exact >= 4 &&
-            codec->bucketing.bucket != 0) { /* past the checks that chance does not pass */
+        if (exact >= 4 && codec->bucketing.bucket != 0) { /* passes checks that random bytes fail */
             for (size_t at = fits == 0 ? exact
                                        : exact - 4 * ((fits - 1) / codec->bucketing.bucket + 1);
                  at + 4 <= exact; at += 4) {

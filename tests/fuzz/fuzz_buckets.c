@@ -1,5 +1,5 @@
-/* fuzz_buckets.c - any bytes, and saved states with bytes changed, as states of buckets: they are
- * refused, and the buckets are as they were, or they are good for a step. */
+/* fuzz_buckets.c - any bytes, and saved states with changed bytes, as states of buckets: they are
+ * refused and the buckets stay as they were, or they are good for a step. */
 #define _GNU_SOURCE
 #define DCOMM_IMPLEMENTATION
 #pragma GCC diagnostic ignored "-Wunused-function"
@@ -34,9 +34,10 @@ static void make(run *r)
 {
     static const char *const codecs[PARAMS] = {"topk:k=0.25", "none", "qsgd:bits=4", "topk:k=0.25"};
     const dcomm_feedback_opts feedback = {0};
-    const dcomm_buckets_opts opts = {
-        .bucket_bytes = COUNT * sizeof(float), .first_bytes = 64, .rebuild = true,
-        .feedback = &feedback};
+    const dcomm_buckets_opts opts = {.bucket_bytes = COUNT * sizeof(float),
+                                     .first_bytes = 64,
+                                     .rebuild = true,
+                                     .feedback = &feedback};
     dcomm_bucket_param params[PARAMS] = {0};
     *r = (run){0};
     for (size_t i = 0; i < PARAMS; i++) {
@@ -87,11 +88,11 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     return 0;
 }
 
-/* Give a state that may have been changed its hashes, those of its error feedback too. */
+/* Recompute the hashes of a state that may have been changed, and those of its error feedback. */
 static void hashes(unsigned char *state)
 {
     dcommi_bkt_head h;
-    memcpy(&h, base, sizeof h); /* its parts lie where they lay */
+    memcpy(&h, base, sizeof h); /* the parts keep the offsets of `base` */
     size_t at = dcommi_bkt_front_bytes(&h);
     uint64_t hash, bytes;
     for (size_t i = 0; i < h.nbuckets; i++) {
@@ -130,7 +131,7 @@ static void load(const void *const *states, const size_t *bytes, size_t nstates)
     end(&r);
 }
 
-/* The first byte: 0 to 1, the rest is a state; else edits of one or two saved ones. */
+/* The first byte: 0 or 1: the rest is a state; else: edits of one or two saved states. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (size == 0) {
@@ -143,7 +144,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (copies == NULL || raw == NULL) {
         abort();
     }
-    memcpy(raw, data + 1, size - 1); /* reading on is seen */
+    memcpy(raw, data + 1, size - 1); /* shows reads past the end */
     for (size_t s = 0; s < 2; s++) {
         unsigned char *copy = copies + s * base_bytes;
         dcommi_bkt_head h;

@@ -1,4 +1,4 @@
-/* fuzz_card.c - any bytes as what a rank tells of itself when a communicator is created. */
+/* fuzz_card.c - any bytes as the card that a rank sends when a communicator is created. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
 #define DCOMM_IMPLEMENTATION
@@ -9,7 +9,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     dcommi_card card;
-    uint8_t *blob = malloc(size + 1); /* exactly as long as it is: reading on is seen */
+    uint8_t *blob = malloc(size + 1); /* exact size: shows reads past the end */
     if (blob == NULL) {
         return 0;
     }
@@ -26,7 +26,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                 abort();
             }
         }
-        if (size >= sizeof card) { /* past the checks that chance does not pass */
+        if (size >= sizeof card) { /* passes checks that random bytes fail */
             memcpy(&card, blob, sizeof card);
             card.magic = DCOMMI_CARD_MAGIC;
             card.version = DCOMMI_CARD_VERSION;

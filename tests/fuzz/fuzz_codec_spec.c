@@ -1,5 +1,5 @@
-/* fuzz_codec_spec.c - any text as the spec of a codec: refused with a sentence, or read to the end.
- */
+/* fuzz_codec_spec.c - any text as the spec of a codec: refused with a sentence, or read to its
+ * end. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
 #define DCOMM_NO_COMM
@@ -19,7 +19,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     dcomm_codec *codec = NULL, *again = NULL;
     dcomm_status status = dcomm_codec_create(spec, &codec);
     if (status == DCOMM_OK) {
-        /* What it says of itself is the same codec. */
+        /* A codec's own spec must give the same codec. */
         if (dcomm_codec_create(dcomm_codec_spec(codec), &again) != DCOMM_OK ||
             strcmp(dcomm_codec_spec(again), dcomm_codec_spec(codec)) != 0 ||
             dcomm_codec_max_bytes(again, 1000) != dcomm_codec_max_bytes(codec, 1000)) {

@@ -61,7 +61,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         abort();
     }
     size -= 4;
-    uint8_t *wire = malloc(size > 0 ? size : 1); /* exactly as long: reading on is seen */
+    uint8_t *wire = malloc(size > 0 ? size : 1); /* exact size: shows reads past the end */
     memcpy(wire, data + 4, size);
     read_samples(wire, size, count);
     read_part(codec, wire, size, count);

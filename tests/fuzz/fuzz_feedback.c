@@ -7,7 +7,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* A state that was loaded must be good for a step, and be the same when saved and loaded again. */
+/* Use a loaded state: it must be good for a step, and be the same when saved and loaded again. */
 static void use(const dcomm_feedback *loaded, size_t size)
 {
     dcomm_feedback *fb = NULL;
@@ -46,7 +46,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     codec = *made;
     size_t head = sizeof(dcommi_feedback_head), spec = strlen(codec->spec);
-    uint8_t *file = malloc(size + 1); /* exactly as long as it is: reading on is seen */
+    uint8_t *file = malloc(size + 1); /* exact size: shows reads past the end */
     if (file == NULL) {
         return 0;
     }
@@ -55,7 +55,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         use(fb, size);
     }
     dcomm_feedback_destroy(&fb);
-    if (size >= head + dcommi_feedback_padded(spec) + 8) { /* past what chance does not find */
+    if (size >= head + dcommi_feedback_padded(spec) + 8) { /* pass the checks */
         dcommi_feedback_head h;
         memcpy(&h, file, head);
         h.magic = h.magic % 2 ? DCOMMI_FEEDBACK_RANGES : DCOMMI_FEEDBACK_MAGIC;

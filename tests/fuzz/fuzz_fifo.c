@@ -1,5 +1,5 @@
-/* fuzz_fifo.c - any bytes where a peer of this host writes: the reader must stay inside, and what
- * the transport makes of the records must neither crash nor leak nor be done twice. */
+/* fuzz_fifo.c - any bytes in the memory that a peer of this host writes: the reader must stay
+ * within bounds, and the transport must neither crash nor leak nor complete anything twice. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "dcomm/impl/base/base_impl.h"
@@ -73,7 +73,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     p->pidfd = p->file = p->lock = -1;
     p->in = dcommi_fifo_reader(memory, SIZE);
     nops = ndone = 0;
-    /* Half of the inputs are the memory itself; in the others a writer makes records of them. */
+    /* Half of the inputs are the memory itself; a writer makes records of the others. */
     if (size > 0 && data[0] % 2 == 0) {
         memcpy(memory->lines, data + 1, size - 1 < SIZE ? size - 1 : SIZE);
         dcommi_local_poll(p);
@@ -97,7 +97,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         }
     }
     dcommi_local_bury(u);
-    u->fifos[0] = (dcommi_fifo_end){0}; /* no memory of the transport's */
+    u->fifos[0] = (dcommi_fifo_end){0}; /* not memory of the transport */
     dcommi_local_free(u);
     if (ndone != nops) {
         __builtin_trap();

@@ -1,5 +1,5 @@
-/* fuzz_message.c - any messages to an engine: rank 0 of four on a transport of our own, with
- * operations under way. Nothing may crash, leak or be done twice, whatever comes in which order. */
+/* fuzz_message.c - any messages to an engine: rank 0 of four on a fake transport, with operations
+ * under way. Nothing may crash, leak or complete twice, whatever arrives in whatever order. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
 #define DCOMM_IMPLEMENTATION
@@ -9,11 +9,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { RANKS = 4, OPS = 12, COUNT = 6000, HELD = 4096 };
 
-/* ---- a transport that holds on to what it is given until it is told ---- */
+/* ---- a transport that keeps what it is given until told to complete it ---- */
 
 typedef struct held {
     dcommi_op *op;
-    void *buf; /* of a fetch */
+    void *buf; /* a fetch's destination */
     const void *data;
     size_t len;
 } held;
@@ -26,7 +26,7 @@ typedef struct parcel {
 
 static held fake_held[HELD];
 static int fake_n, fake_parcels;
-static bool fake_late; /* sends and fetches are under way for a while */
+static bool fake_late; /* sends and fetches complete later */
 
 static dcomm_status fake_add_peer(dcommi_transport *t, int peer, const void *address, size_t len)
 {
@@ -57,7 +57,7 @@ static dcomm_status fake_take(dcommi_op *op, void *buf, const void *data, size_t
     return DCOMM_OK;
 }
 
-/* The sum of a payload, to have it read. */
+/* Sum of a payload's bytes, which forces a read of each. */
 static volatile unsigned fake_sum;
 
 static void fake_read(const void *data, size_t len)
@@ -102,7 +102,7 @@ static void fake_done(int i, dcomm_status status)
     if (h.buf != NULL) {
         memset(h.buf, 2, h.len);
     } else {
-        fake_read(h.data, h.len); /* must be there until now */
+        fake_read(h.data, h.len); /* must be readable until now */
     }
     h.op->done(h.op, status);
 }
@@ -113,7 +113,7 @@ static unsigned fake_progress(dcommi_transport *t)
     return 0;
 }
 
-/* Shared memory of our own stands for a peer's, in so many pages. */
+/* Memory of this process stands for a peer's shared memory of this many pages. */
 static size_t fake_pages;
 
 static dcomm_status fake_region_give(dcommi_transport *t, int peer, uint32_t number, int file)
@@ -250,8 +250,8 @@ static void start(dcomm_comm *comm, unsigned what, dcomm_request **request)
 
 enum { STAYS = 32, LONG = 96 };
 
-/* The message arrives. how & LONG == LONG: its payload lies at the sender; how & STAYS: it can be
- * kept. */
+/* Deliver the message. how & LONG == LONG: its payload is still at the sender; how & STAYS: the
+ * receiver may keep it. */
 static void arrive(dcomm_comm *comm, const dcommi_header *h, size_t header_len, const void *data,
                    size_t len, int how)
 {
@@ -291,7 +291,7 @@ static uint32_t signature_of(dcomm_comm *comm, uint64_t seq, uint8_t stream)
     return 0;
 }
 
-/* A message, made of plausible fields or of raw bytes. */
+/* Deliver a message of plausible fields or of raw bytes. */
 static void deliver(dcomm_comm *comm, input *in)
 {
     uint8_t kind = take(in);
@@ -321,7 +321,7 @@ static void deliver(dcomm_comm *comm, input *in)
     arrive(comm, &h, kind == 77 ? take(in) % sizeof h : sizeof h, NULL, len, kind);
 }
 
-/* The message that something here waits for, but for what `spoil` changes. */
+/* Deliver the message that a pending operation waits for, changed as `spoil` says. */
 static void answer(dcomm_comm *comm, input *in)
 {
     uint8_t which = take(in), how = take(in), spoil = take(in), other = take(in);
@@ -412,7 +412,7 @@ static void answer(dcomm_comm *comm, input *in)
 static dcommi_device fake_device;
 static uint8_t fake_memory[4096];
 
-/* Memory that peers may open. It has no key, and is never given back. */
+/* Make memory that peers may open. It has no key, and is never freed. */
 static dcommi_shared *make_shared(dcomm_context *context)
 {
     dcommi_shared *shared = dcommi_alloc(sizeof *shared);
@@ -439,8 +439,8 @@ static void drop_shared(dcommi_shared **shared_p)
     }
 }
 
-/* What a thread that calls would do: open what is known, as if by a device, and shut what is due.
- */
+/* Do what a calling thread would do: open known mappings as if by a device, and close those that
+ * are due. */
 static void serve(dcomm_context *context, bool in_use)
 {
     for (int i = 0; context->regions != NULL && i < DCOMMI_REGION_BUCKETS; i++) {
@@ -465,7 +465,7 @@ static void serve(dcomm_context *context, bool in_use)
     dcommi_memory_serve(context, NULL);
 }
 
-/* A region of a device is named, wherever the run's memory lies: asked for, or looked up. */
+/* Ask for a region of a device, or look it up, wherever the run's memory lies. */
 static void resolve(dcomm_comm *comm, input *in)
 {
     dcommi_run run = {.comm = comm, .device = &fake_device};
@@ -480,7 +480,7 @@ static void resolve(dcomm_comm *comm, input *in)
     }
 }
 
-/* The answer to the which-th question for a region, but for what `spoil` changes. */
+/* Answer question number `which` for a region, changed as `spoil` says. */
 static void answer_region(dcomm_comm *comm, input *in)
 {
     uint8_t which = take(in), spoil = take(in), other = take(in);
@@ -603,7 +603,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (int r = 0; r < RANKS; r++) {
         comm->members[r].gone = true;
     }
-    if (size % 2 == 0) { /* before the communicator goes, or behind it */
+    if (size % 2 == 0) { /* before or after the communicator's end */
         drop_shared(&shared);
     }
     dcomm_comm_destroy(&comm);

@@ -5,7 +5,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* Read one array; `bytes` is an allocation of its own, so that reading on is seen. */
+/* Read one array; `bytes` is an allocation of its own, which shows reads past the end. */
 static void read_array(const uint8_t *bytes, size_t size, npy_type type)
 {
     npy_info info;

@@ -1,12 +1,12 @@
-/* fuzz_rendezvous.c - scripts of connections, bytes, frames that are right or nearly so, and time
- * against the server's state machine; and raw bytes against what a client reads. */
+/* fuzz_rendezvous.c - scripts of connections, bytes, valid or nearly valid frames, and time
+ * against the server's state machine; raw bytes against a client's reader. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "dcomm/impl/boot/rendezvous.h"
 
 enum { MOST_CONNS = 12, MOST_STEPS = 400 };
 
-/* What the harness, as a client, knows of a connection of the server's. */
+/* The harness is the client: this is its view of a connection of the server's. */
 typedef struct fuzz_peer {
     dcommi_rdv_conn *conn; /* NULL: closed */
     uint8_t hello[DCOMMI_RDV_HELLO_FRAME];

@@ -1,6 +1,6 @@
 /* fuzz_spread.c - the steps of a sparse exchange with bytes that a peer may have changed: samples,
- * parts that the owner of a region adds up, results. Refused, or a result without numbers that are
- * not finite, and with feedback a state that commits. */
+ * parts that the owner of a region adds up, results. They are refused, or the result is finite and
+ * a state with feedback commits. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
 #define DCOMM_IMPLEMENTATION
@@ -14,14 +14,14 @@ static const char *const specs[] = {"topk:k=0.1", "topk:k=0.3,values=bf16", "thr
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* What is left of the input, four bytes to an edit: of which message, what is done, where, with
- * what byte. */
+/* The rest of the input, four bytes to an edit: the message, the kind of change, the offset, the
+ * byte. */
 typedef struct edits {
     const uint8_t *at;
     size_t left;
 } edits;
 
-/* A copy of a message, exactly as long, with the edits that are for it. */
+/* Return a copy of a message, exactly as long, with this message's edits. */
 static unsigned char *changed(edits e, unsigned message, const unsigned char *bytes, size_t *len)
 {
     unsigned char *copy = malloc(*len + 1);
@@ -42,7 +42,7 @@ static unsigned char *changed(edits e, unsigned message, const unsigned char *by
             copy[where] = e.at[3];
         }
     }
-    unsigned char *exact = malloc(*len > 0 ? *len : 1); /* reading on is seen */
+    unsigned char *exact = malloc(*len > 0 ? *len : 1); /* shows reads past the end */
     memcpy(exact, copy, *len);
     free(copy);
     return exact;
@@ -57,7 +57,7 @@ static bool refused(dcomm_status status)
     return status < 0;
 }
 
-/* Samples of all ranks; as they were where changed ones are refused. */
+/* Share the samples of all ranks; where changed samples are refused, share the original ones. */
 static void share_samples(dcommi_coded *c, edits e)
 {
     static unsigned char room[ROOM];
@@ -83,7 +83,7 @@ static void share_samples(dcommi_coded *c, edits e)
     }
 }
 
-/* The owner's result of a region, by parts of which each rank sent its own. */
+/* Compute the owner's result of a region from the parts of all ranks. */
 static bool own_region(dcommi_coded *c, edits e, uint32_t region, unsigned char *out, size_t *bytes)
 {
     static unsigned char room[ROOM];

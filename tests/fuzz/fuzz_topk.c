@@ -21,7 +21,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size < 4) {
         return 0;
     }
-    /* One array in eight is long: these take long too. */
+    /* Only one array in eight is long, because long arrays take long. */
     size_t most = data[3] >= 224 ? MOST : MOST / 16;
     size_t count = (data[1] + 256u * data[2] + 65536u * data[3]) % most;
     dcomm_codec *codec = NULL;
@@ -29,7 +29,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         abort();
     }
     size -= 4;
-    uint8_t *wire = malloc(size > 0 ? size : 1); /* exactly as long: reading on is seen */
+    uint8_t *wire = malloc(size > 0 ? size : 1); /* exact size: shows reads past the end */
     memcpy(wire, data + 4, size);
     for (int fix = 0; fix < 2; fix++) {
         decode_once(codec, wire, size, count, codec->nonfinite != DCOMMI_NONFINITE_PASS);
@@ -51,7 +51,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (set > kept) {
             abort();
         }
-        /* Past the checks that chance does not pass: the number of elements that fits. */
+        /* Pass the checks that random bytes fail: set the number of elements that fits. */
         for (uint32_t k = 0; k <= count && size >= 4; k++) {
             if (dcommi_topk_bytes(codec, count, k) == size) {
                 memcpy(wire, &k, 4);

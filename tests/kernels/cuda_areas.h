@@ -1,5 +1,5 @@
-/* cuda_areas.h - what tests of the CUDA kernels share: device memory between guards, how kernels
- * are launched, inputs that hold what codecs have to take care of, and what is said of a test. */
+/* cuda_areas.h - shared by the tests of the CUDA kernels: device memory between guards, launches,
+ * inputs that are hard for codecs, and messages about a test. */
 #ifndef DCOMM_CUDA_AREAS_H
 #define DCOMM_CUDA_AREAS_H
 
@@ -19,9 +19,9 @@
 
 typedef std::vector<unsigned char> bytes;
 
-static bool small;      /* fewer cases, and short ones */
-static bool in_turns;   /* of many like cases, each order of threads has every other one */
-static double time_for; /* seconds after which no case is begun; 0: no matter */
+static bool small;      /* fewer and shorter cases */
+static bool in_turns;   /* split many like cases among the thread orders */
+static double time_for; /* seconds after which no case starts; 0: no limit */
 static int failures;
 static std::string trouble;
 
@@ -36,14 +36,14 @@ static void ok(const std::string &name)
     std::fflush(stdout);
 }
 
-/* The first thing that is wrong in a test. */
+/* Note the first error of a test. */
 static bool wrong(const std::string &what)
 {
     trouble = trouble.empty() ? what : trouble;
     return false;
 }
 
-/* Whether the time is up: what is left out is then said. */
+/* Return true if the time is up, and print that the test `name` is skipped. */
 static bool late(const std::string &name)
 {
     static const auto begin = std::chrono::steady_clock::now();
@@ -73,7 +73,7 @@ static const unsigned char POISON = 0xa5;
 struct area {
     unsigned char *base, *at;
     size_t size, room;
-    bool lasting = false; /* a graph's runs find there what the last one has left: a workspace */
+    bool lasting = false; /* a workspace: a graph's run finds its last contents */
 
     /* `off`: bytes from an address that is aligned to 256. */
     explicit area(size_t len, size_t off = 0) : size(len), room(len + 3 * GUARD)
@@ -94,7 +94,7 @@ struct area {
         all().erase(std::find(all().begin(), all().end(), this));
         cudaFree(base);
     }
-    /* Those that are there. */
+    /* All areas that exist. */
     static std::vector<area *> &all()
     {
         static std::vector<area *> areas;
@@ -161,8 +161,8 @@ static bool good(dcomm_status status, const std::string &what)
 
 /* ---- launches ---- */
 
-/* As a program would; captured into a graph, which is then run twice; behind a kernel that has not
- * ended when the call returns, which takes a device. */
+/* Launch as a program would; captured into a graph that runs twice; behind a kernel that is still
+ * running when the call returns, which needs a device. */
 enum launch_mode { PLAIN, IN_GRAPH, BEHIND, LAUNCH_MODES };
 static const char *const launch_names[LAUNCH_MODES] = {"", " in a graph", " behind a slow kernel"};
 static launch_mode launch_now = PLAIN;
@@ -197,7 +197,7 @@ static std::vector<bytes> contents(void)
     return all;
 }
 
-/* Of what an area holds, its words from the last to the first, with other signs and low bits. */
+/* Return other contents for an area: its words in reverse order, with other signs and low bits. */
 static bytes others(const bytes &b)
 {
     bytes other(b);
@@ -221,8 +221,8 @@ static void graph_run(cudaGraphExec_t exec)
     }
 }
 
-/* The graph is run with other inputs first, and then with those of the test, which sees the outputs
- * of this second run: nothing of it may come from the first, or from the capture. */
+/* Run the graph with other inputs first, then with the test's inputs. The test sees the outputs of
+ * this second run: none may come from the first run or from the capture. */
 static dcomm_status launched_in_graph(const launcher &call)
 {
     cudaGraph_t graph = NULL;
@@ -259,7 +259,7 @@ static dcomm_status launched(const launcher &call)
     return launch_now == IN_GRAPH ? launched_in_graph(call) : call(NULL);
 }
 #else
-/* Waits until it may end, or for some two seconds. */
+/* Wait until it may end, or for some two seconds. */
 static __global__ void slow_kernel(const volatile int *end)
 {
     const long long begin = clock64();
@@ -294,9 +294,9 @@ static dcomm_status launched(const launcher &call)
 }
 #endif
 
-/* ---- memory of which little is touched ---- */
+/* ---- long arrays of zeros ---- */
 
-/* Memory of zeros, of which little is touched. */
+/* A long array of zeros. On the CPU only touched pages take memory. */
 struct expanse {
     unsigned char *p;
     size_t size;

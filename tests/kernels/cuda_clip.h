@@ -1,5 +1,5 @@
-/* cuda_clip.h - tests of DGC's clipping: the sum of squares has the CPU's bits, and the factor and
- * the momentum follow from it. */
+/* cuda_clip.h - tests of DGC's clipping: the sum of squares, the factor and the momentum have the
+ * CPU's bits. */
 #ifndef DCOMM_CUDA_CLIP_TESTS_H
 #define DCOMM_CUDA_CLIP_TESTS_H
 
@@ -20,7 +20,7 @@ static bool clip_says(const bytes &got, double squares, double most, const std::
     return (clip.squares == squares && clip.factor == factor) || wrong(what + text);
 }
 
-/* shift: elements by which g begins behind a whole line. */
+/* shift: number of elements from the start of a line to g. */
 static bool clip_one(size_t count, int kind, double share, size_t shift)
 {
     const std::vector<float> g = numbers(count, kind);
@@ -39,7 +39,7 @@ static bool clip_one(size_t count, int kind, double share, size_t shift)
            clip_says(clip.get(), squares, most, what) && clip.guarded() && room.guarded();
 }
 
-/* over: u takes the place of the gradient (1) or of what it was before (2). */
+/* over: write the result over the gradient (1), over the old momentum u (2), or elsewhere (0). */
 static bool clipped_one(size_t count, int g_kind, int u_kind, float factor, int over)
 {
     const float momentum = 0.9f;
@@ -66,7 +66,7 @@ static bool clipped_one(size_t count, int g_kind, int u_kind, float factor, int 
         return false;
     }
     bytes got = out.get();
-    for (size_t i = 0; i < count; i++) { /* which NaN it is, nobody asks */
+    for (size_t i = 0; i < count; i++) { /* any NaN will do */
         float v;
         std::memcpy(&v, got.data() + 4 * i, sizeof v);
         if (std::isnan(v) && std::isnan(want[i])) {
@@ -78,7 +78,7 @@ static bool clipped_one(size_t count, int g_kind, int u_kind, float factor, int 
 
 static void test_clip(void)
 {
-    /* Rows, tiles and lanes of tiles that are whole, or not; more tiles than lanes of tiles. */
+    /* Whole and partial rows, tiles and lanes of tiles; more tiles than lanes of tiles. */
     const size_t counts[] = {0, 1, 31, 33, 1023, 1025, 8191, 8192, 8193, 70001, 2203651};
     const std::string name = std::string("clipping") + launch_names[launch_now];
     bool fine = true;
@@ -102,7 +102,7 @@ static void test_clip(void)
     ok(name);
 }
 
-/* Of the last elements alone: the others are 0, and so are the sums of tiles before. */
+/* Clip an array that is 0 but for its last elements, so that earlier tiles have a sum of 0. */
 static void far_clip(void)
 {
     const size_t rest = 20005, begin = FAR - rest;

@@ -43,8 +43,9 @@ static bool same_report(const dcomm_codec *codec, size_t count, const area &ther
     return true;
 }
 
-/* One input by both, and what comes of it. variant: bit 0: feedback in place, bit 1: feedback, bit
- * 2: arrays off by one element, bit 3: wires off by four bytes. */
+/* Encode one input on CPU and device, and compare all that follows from it. variant: bit 0:
+ * feedback in place, bit 1: feedback, bit 2: arrays off by one element, bit 3: wires off by four
+ * bytes. */
 static bool codec_one(const dcomm_codec *codec, size_t count, int kind, int variant)
 {
     work_area room(dcomm_cuda_workspace_bytes(codec, count));
@@ -66,7 +67,8 @@ static bool codec_one(const dcomm_codec *codec, size_t count, int kind, int vari
     bool fine = true;
     for (size_t w = 0; w < wires && fine; w++) {
         coded &c = host[w];
-        /* Which of two NaN a sum is, a CPU's compiler decides: there is one at most. */
+        /* Keep to one NaN for a sum at most: the CPU's compiler decides which of two NaN a sum
+         * is. */
         const std::vector<float> x = numbers(count, w == 2 || (w == 1 && casts) ? NORMAL : kind);
         const std::vector<float> r = numbers(count, kind == HUGE_ONES ? HUGE_ONES : NORMAL);
         std::vector<float> clean = r;
@@ -176,7 +178,7 @@ static bool codec_one(const dcomm_codec *codec, size_t count, int kind, int vari
     return fine;
 }
 
-/* A wire with a byte changed is found corrupt by both, or by neither. */
+/* Both or neither must find a wire with a changed byte corrupt. */
 static bool corrupt_one(const dcomm_codec *codec, size_t count)
 {
     const size_t len = dcomm_codec_max_bytes(codec, count);
@@ -217,8 +219,8 @@ static bool corrupt_one(const dcomm_codec *codec, size_t count)
     return true;
 }
 
-/* A NaN that is on a wire, where none may be, is one in what it is added to, and nothing else is.
- */
+/* A NaN on a wire, where none may be, must make the element that it is added to NaN, and no other
+ * element. */
 static bool corrupt_nan(const dcomm_codec *codec, size_t count)
 {
     const size_t len = dcomm_codec_max_bytes(codec, count), at = count / 3;
@@ -228,7 +230,7 @@ static bool corrupt_nan(const dcomm_codec *codec, size_t count)
     size_t written = 0;
     good(dcomm_encode(codec, x.data(), count, NULL, wire.data(), len, &written, NULL, NULL),
          "encode");
-    wire[at] = 0x7e; /* of e5m2 */
+    wire[at] = 0x7e; /* a NaN of e5m2 */
     area there(len), to(4 * count), report(sizeof(dcomm_cuda_report));
     const dcomm_cuda_report none = dcomm_cuda_report();
     const void *p = there.at;
@@ -251,7 +253,7 @@ static bool corrupt_nan(const dcomm_codec *codec, size_t count)
     return report_of(report).corrupt != 0 || wrong("a NaN on a wire was not found");
 }
 
-/* turn: which policy small runs take. */
+/* turn: the policy that small runs take. */
 static void test_codec(const char *spec, int turn)
 {
     static const char *const policies[] = {"zero", "pass", "fail"};

@@ -1,6 +1,6 @@
-/* cuda_far.h - tests of arrays of 2^31 + 5 elements, of which all but the last are zero: their end
- * is what an array of these alone gives under the same indices. On the CPU only the last blocks
- * run. */
+/* cuda_far.h - tests of arrays of 2^31 + 5 elements, all zero but the last ones. Their end must
+ * equal the result of the last elements alone under the same indices. On the CPU only the last
+ * blocks run. */
 #ifndef DCOMM_CUDA_FAR_H
 #define DCOMM_CUDA_FAR_H
 
@@ -10,7 +10,7 @@
 
 static const size_t FAR = ((size_t)1 << 31) + 5;
 
-/* Launches run their last blocks alone, as long as it lives. */
+/* Launches run only their last blocks while this object lives. */
 struct far_blocks {
     unsigned before = 0;
     explicit far_blocks(unsigned last)
@@ -48,7 +48,7 @@ static float *far_floats(const expanse &e)
     return reinterpret_cast<float *>(e.p);
 }
 
-/* Zeros on the host, which take no memory but where they are written. */
+/* Zeros on the host; only written pages take memory. */
 struct zeros {
     float *p;
     explicit zeros(size_t count) : p(static_cast<float *>(std::calloc(count, sizeof(float))))
@@ -64,8 +64,7 @@ struct zeros {
 
 /* ---- dense codecs ---- */
 
-/* What a whole wire's end and the wire of the last elements alone have in common: codes and steps.
- */
+/* Compare the end of a whole wire with the wire of the last elements alone: codes and steps. */
 static void far_wire(const expanse &whole, const bytes &part, size_t rest, size_t len, size_t bits,
                      size_t bucket, const char *what)
 {
@@ -76,7 +75,7 @@ static void far_wire(const expanse &whole, const bytes &part, size_t rest, size_
          std::string(what) + ", steps");
 }
 
-/* Encoding with feedback, decoding, adding and encoding the sum again. */
+/* Encode with feedback, decode, add, and encode the sum again. */
 static void far_dense(const char *spec)
 {
     dcomm_codec *codec = NULL;
@@ -131,8 +130,8 @@ static void far_dense(const char *spec)
     ok(std::string("2^31 + 5 elements, ") + spec);
 }
 
-/* What the CPU counts of the end alone; zeros add nothing to sums. How many elements are counted
- * depends on how many blocks run. */
+/* Compare with the CPU's ledger of the end alone; zeros add nothing to sums. The number of counted
+ * elements depends on how many blocks run. */
 static void far_ledger(const char *spec)
 {
     dcomm_codec *codec = NULL;
@@ -181,8 +180,8 @@ static void far_ledger(const char *spec)
     ok("2^31 + 5 elements, " + name);
 }
 
-/* What the sums are of x, y and what is left of them; with zeros beside them, of which it depends
- * on the blocks that run how many are counted. */
+/* Compare `sums` with a ledger of x, y and what is left of them. The zeros before them count as
+ * well, as many as the blocks that run. */
 static void far_sums(const area &sums, const std::vector<float> &x, const std::vector<float> &y,
                      const std::vector<float> &next, const std::string &name)
 {
@@ -226,7 +225,7 @@ static void far_compare(void)
     ok("2^31 + 5 elements, compare");
 }
 
-/* A fold of two wires of fp8. */
+/* Fold two wires of fp8. */
 static void far_fp8(const char *spec, dcomm_op op)
 {
     dcomm_codec *codec = NULL;
@@ -269,12 +268,12 @@ static void far_fp8(const char *spec, dcomm_op op)
 
 struct far_call {
     std::string name;
-    size_t element, written; /* bytes of an operand's, and of the result's elements */
+    size_t element, written; /* bytes of an operand's and of the result's element */
     std::function<dcomm_status(void *to, const void *const *of)> device;
     std::function<void(void *to, const void *const *of, size_t count)> host;
 };
 
-/* Two operands, of any bits; floats are numbers. */
+/* Run a kernel on two operands of random bits; floats are finite. */
 static void far_one(const far_call &call)
 {
     const size_t rest = 2053, begin = FAR - rest;
@@ -367,7 +366,7 @@ static far_call far_feedback(dcomm_cuda_feedback_op op)
                     }};
 }
 
-/* Onto a result of zeros, which becomes -0 nowhere. */
+/* Add onto a result of zeros, none of which may become -0. */
 static far_call far_add_scaled(void)
 {
     return far_call{"add scaled", 4, 4,

@@ -1,11 +1,11 @@
-/* cuda_far_sparse.h - tests of sparse codecs on arrays of 2^31 + 5 elements, as cuda_far.h has
- * those of dense ones. */
+/* cuda_far_sparse.h - tests of sparse codecs on arrays of 2^31 + 5 elements; cuda_far.h tests
+ * dense ones. */
 #ifndef DCOMM_CUDA_FAR_SPARSE_H
 #define DCOMM_CUDA_FAR_SPARSE_H
 
 #include "cuda_far.h"
 
-/* By which randk sends an element beyond 2^31 out of the last of k parts. */
+/* Return a key with which randk sends an element beyond 2^31 from the last of k parts. */
 static dcomm_codec_key far_key(uint64_t k)
 {
     const uint64_t part = k - 1, begin = dcommi_randk_begin(FAR, k, part);
@@ -20,8 +20,8 @@ static dcomm_codec_key far_key(uint64_t k)
     }
 }
 
-/* What the device counts where the CPU has counted want, neither with a residual. How many elements
- * are counted depends on how many blocks run. */
+/* Compare the device's ledger with `want` of the CPU, both without a residual. The number of
+ * counted elements depends on how many blocks run. */
 static void far_sparse_ledger(const dcomm_codec *codec, const dcomm_codec_key &key,
                               const expanse &in, const expanse &out,
                               const dcomm_codec_report &report, const dcomm_ledger &want,
@@ -46,7 +46,7 @@ static void far_sparse_ledger(const dcomm_codec *codec, const dcomm_codec_key &k
     same_ledger(got, want, true, name);
 }
 
-/* Two wires that are alike, of which `one` is the CPU's sum. */
+/* Recode the sum of two equal wires; `one` holds one decoded wire. */
 static void far_recode(const dcomm_codec *codec, const dcomm_codec_key &key, const void *wire,
                        size_t len, float *one, size_t rest, const std::string &name)
 {
@@ -58,7 +58,7 @@ static void far_recode(const dcomm_codec *codec, const dcomm_codec_key &key, con
     if (!far_room(name, {&out, &workspace})) {
         return;
     }
-    const far_blocks last(80); /* of 1024 elements, where they are multiplied */
+    const far_blocks last(80); /* 1024 elements each, where blocks multiply */
     bytes want(most);
     size_t written = 0;
     for (size_t i = FAR - rest; i < FAR; i++) {
@@ -75,7 +75,7 @@ static void far_recode(const dcomm_codec *codec, const dcomm_codec_key &key, con
     }
 }
 
-/* The CPU encodes all of it. */
+/* Compare with the CPU, which encodes the whole array. */
 static void far_sparse(const char *spec)
 {
     const size_t rest = 9 * 8192 + 5, begin = FAR - rest;
@@ -130,8 +130,8 @@ static void far_sparse(const char *spec)
             break;
         }
     }
-    /* Of levels, some are zero; then those that recoding sends are the first of all, which the shim
-     * leaves out. */
+    /* Quantized levels may be zero. Recoding then sends the very first elements, in blocks that
+     * the shim leaves out. */
     if (std::strncmp(spec, "topk+qsgd", 9) != 0) {
         far_recode(codec, key, out.p, written, sum.p, rest, std::string("recode of ") + spec);
     }

@@ -32,8 +32,8 @@ static bytes raw(size_t len)
     return b;
 }
 
-/* Zeros of both signs, infinities, NaN, and the least and largest denormals in place of a quarter
- * of the elements, so that each meets each; of integers nothing. */
+/* Replace a quarter of the elements by zeros of both signs, infinities, NaN, and the least and
+ * largest denormals, so that each meets each. Leave integers as they are. */
 static void specials(bytes *b, dcomm_dtype dtype)
 {
     const size_t element = dcomm_dtype_size(dtype);
@@ -67,7 +67,7 @@ static bool reduce_one(dcomm_dtype dtype, dcomm_op op, size_t nsrc, size_t count
         const size_t off = ((variant & 4) != 0 ? element : 0) +
                            ((variant & 2) != 0 && s % 2 == 1 ? 2 * element : 0);
         in.push_back(raw(len));
-        for (size_t i = 0; dtype == DCOMM_F32 && i < count; i++) { /* sums that mean something */
+        for (size_t i = 0; dtype == DCOMM_F32 && i < count; i++) { /* mostly NORMAL */
             float x = number(i % 3 == 0 ? BITS : NORMAL, i);
             std::memcpy(&in[s][4 * i], &x, 4);
         }
@@ -156,7 +156,7 @@ static void test_scale(dcomm_dtype dtype)
     ok(name);
 }
 
-/* To f32 and back, of any bits; `off`: elements before the first. */
+/* Convert to f32 and back, any bits; `off`: elements before the first. */
 static bool convert_one(dcomm_dtype dtype, size_t count, size_t off, double factor)
 {
     const size_t element = dcomm_dtype_size(dtype);
@@ -203,7 +203,7 @@ static void test_convert(dcomm_dtype dtype)
     ok(name);
 }
 
-/* Residuals: sums that are rounded once, and those that are too large. */
+/* Test residuals: sums that are rounded once, and sums that overflow. */
 static void test_add_scaled(void)
 {
     const float factors[] = {1, -1, 3, 1.0f / 3, 3e38f};
@@ -238,7 +238,7 @@ static void test_add_scaled(void)
     ok(name);
 }
 
-/* Pairs of index and value: set, and added; an index beyond the array does nothing. */
+/* Set and add pairs of index and value; an index beyond the array does nothing. */
 static void test_scatter(void)
 {
     const size_t count = 5003;
@@ -274,8 +274,8 @@ static void test_scatter(void)
     ok(name);
 }
 
-/* What error feedback does on the CPU with one element (feedback.h, feedback/state.h), and what of
- * it is reported. */
+/* Return the result of error feedback for one element on the CPU (feedback.h, feedback/state.h),
+ * and count in *seen what it reports. */
 static float feedback_wants(int op, float a, float factor, float b, size_t i,
                             dcomm_codec_report *seen)
 {
@@ -332,7 +332,7 @@ static bool feedback_one(int op, size_t count, int a_kind, int b_kind, bool over
         return false;
     }
     bytes got = out.get();
-    for (size_t i = 0; i < count; i++) { /* which NaN it is, nobody asks */
+    for (size_t i = 0; i < count; i++) { /* any NaN will do */
         float g;
         std::memcpy(&g, got.data() + 4 * i, sizeof g);
         if (std::isnan(g) && std::isnan(want[i])) {
@@ -350,7 +350,7 @@ static bool feedback_one(int op, size_t count, int a_kind, int b_kind, bool over
             wrong(what + ": another report"));
 }
 
-/* Residuals of bf16, there and back. */
+/* Convert residuals to bf16 and back. */
 static bool feedback_casts(size_t count, int kind)
 {
     const std::vector<float> in = numbers(count, kind);
@@ -416,7 +416,7 @@ static double look_value(const bytes &x, size_t i, dcomm_dtype dtype)
     }
 }
 
-/* What a scaler sees of any bits, or of those that are finite, and what becomes of them. */
+/* Compare a scaler's counts for any bits, or for finite ones, and the numbers that it leaves. */
 static bool look_one(dcomm_dtype dtype, size_t count, bool finite, double factor, bool drop)
 {
     const size_t element = dcomm_dtype_size(dtype);
@@ -488,7 +488,7 @@ static void test_look(void)
     ok(name);
 }
 
-/* Operands that are wires of fp8: the fold of what the CPU decodes. */
+/* Fold operands that are wires of fp8: the result is the fold of what the CPU decodes. */
 static bool reduce_fp8_one(const dcomm_codec *codec, dcomm_op op, size_t n, size_t count,
                            int64_t divisor, int kind)
 {

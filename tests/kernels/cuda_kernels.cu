@@ -1,16 +1,16 @@
-/* cuda_kernels.cu - every kernel's bytes against the CPU's, as TAP. nvcc makes of it a program for
- * a device; with DCOMMI_CUDA_SHIM a C++ compiler makes one that runs the kernels on the CPU, once
- * for each order in which threads may take turns. Fewer cases are run once more in graphs, which
- * have seen other inputs before, and on a device behind a kernel that takes its time.
+/* cuda_kernels.cu - compares every kernel's bytes with the CPU's; prints TAP. nvcc makes it a
+ * program for a device. With DCOMMI_CUDA_SHIM a C++ compiler makes it run the kernels on the CPU,
+ * once for each order in which threads may take turns. Some cases also run in graphs that have
+ * seen other inputs before, and, on a device, behind a slow kernel.
  *
  * usage: cuda_kernels [--small] [--seconds N]
- *   --small      fewer and shorter cases, for slow checkers; on the CPU not in the
- *                plain order, which hides most mistakes, and each of many codecs and
- *                operators in one of the others
- *   --seconds N  begin no case after N seconds; what is left out is said
+ *   --small      fewer and shorter cases, for slow checkers. On the CPU none runs in the
+ *                plain order, which hides most mistakes; each of many codecs and
+ *                operators runs in one other order
+ *   --seconds N  start no case after N seconds; skipped tests are printed
  *
- * Outputs are poisoned first and lie between guard zones; inputs hold what codecs have to take care
- * of: denormals, both zeros, NaN of all kinds, infinities, huge numbers, equal ones. */
+ * Outputs are poisoned first and lie between guard zones. Inputs hold numbers that are hard for
+ * codecs: denormals, both zeros, NaN of all kinds, infinities, huge numbers, equal ones. */
 #ifdef DCOMMI_CUDA_SHIM
 #include "cuda_shim.h"
 #endif
@@ -125,7 +125,7 @@ static void test_arguments(void)
     ok("arguments");
 }
 
-/* NULL is no stream: the kernel has ended when the call returns. */
+/* With NULL for a stream, the kernel has ended when the call returns. */
 static void test_no_stream(void)
 {
     const size_t n = (size_t)1 << 20;
@@ -207,7 +207,7 @@ static void test_all(void)
         launch_now = shim_order == 2 ? IN_GRAPH : PLAIN;
         std::printf("# threads take turns in order %d\n", shim_order);
         test_once();
-        small = true; /* what other orders find, small sizes show */
+        small = true; /* small sizes show what other orders find */
     }
 }
 #else

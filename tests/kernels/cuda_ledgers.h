@@ -4,12 +4,12 @@
 
 #include "cuda_sparse.h"
 
-/* What is behind a ledger, to rounding. Of sparse codecs the CPU takes what is sent out of sums of
- * which it was a part (kernels/cpu/tally_pieces.h). */
+/* Compare two ledgers, sums to rounding. For sparse codecs the CPU subtracts what is sent from
+ * larger sums (kernels/cpu/tally_pieces.h). */
 static bool same_ledger(const dcomm_ledger &got, const dcomm_ledger &want, bool sparse,
                         const std::string &what)
 {
-    /* Beside which a sum may be rounded: those with signs beside what they would be without. */
+    /* Scale of each sum's rounding error: for a sum of mixed signs, the bound without signs. */
     const double *s = want.sums, xy = std::sqrt(s[0] * s[1]);
     const double beside[8] = {s[0], s[1], xy,   sparse ? s[0] : s[3],
                               s[5], s[5], s[6], sparse ? s[6] : s[7]};
@@ -28,8 +28,8 @@ static bool same_ledger(const dcomm_ledger &got, const dcomm_ledger &want, bool 
            wrong(what + ": counts are not the CPU's");
 }
 
-/* A ledger: its counts are the CPU's, its sums to rounding, and the rest as without it. What the
- * device made of it goes to *there. */
+/* Encode with a ledger: its counts are the CPU's, its sums are so to rounding, and the rest is as
+ * without it. Write the device's ledger to *there. */
 static bool ledger_of(const dcomm_codec *codec, const std::vector<float> &x,
                       const std::vector<float> &r, bool feedback, area &room,
                       const std::string &what, dcomm_cuda_ledger *there)
@@ -87,7 +87,7 @@ static bool ledger_one(const dcomm_codec *codec, size_t count, int kind, bool fe
     return ledger_of(codec, x, r, feedback, room, what, &there);
 }
 
-/* A workspace in which an encoding of far larger numbers has left its threshold. */
+/* Fill a workspace with the threshold of far larger numbers. */
 static bool ledger_misled(const dcomm_codec *codec, std::vector<float> x, area &room)
 {
     const size_t len = dcomm_codec_max_bytes(codec, x.size());
@@ -101,8 +101,8 @@ static bool ledger_misled(const dcomm_codec *codec, std::vector<float> x, area &
                 "encode");
 }
 
-/* Sums are the same bits whatever a workspace has seen, and of elements that the sample leads to
- * wrong ends: those it takes are all above the others (1), or below (2). */
+/* Sums have the same bits whatever the workspace held before, and where the sample misleads: the
+ * sampled elements are all larger than the others (1), or smaller (2). */
 static bool ledger_again(const dcomm_codec *codec, bool feedback)
 {
     const size_t count = 70001, alone = dcomm_cuda_workspace_bytes(codec, count);
@@ -208,7 +208,7 @@ static void test_ledger(void)
     ok(name);
 }
 
-/* What a pass of its own counts, with and without something to compare with. */
+/* Test the counts of a separate pass, with and without an array to compare with. */
 static void test_compare(void)
 {
     const std::string name = std::string("comparing") + launch_names[launch_now];

@@ -1,5 +1,5 @@
-/* cuda_lowrank.h - tests of powersgd's steps on a device: put together they are an encoding and a
- * decoding, whose bytes are the CPU's. */
+/* cuda_lowrank.h - tests of powersgd's steps on a device: together they are an encoding and a
+ * decoding with the CPU's bytes. */
 #ifndef DCOMM_CUDA_LOWRANK_H
 #define DCOMM_CUDA_LOWRANK_H
 
@@ -29,7 +29,7 @@ static bool lowrank_one(const char *spec, int turns, size_t count, int kind)
     const size_t len = dcomm_codec_max_bytes(codec, count);
     std::vector<float> x = numbers(count, kind);
     for (float &f : x) {
-        f += 0.0f; /* as the sum with a residual of zeros is */
+        f += 0.0f; /* like the sum with a residual of zeros */
     }
     std::vector<float> none(count), next(count), back(count), twice(count);
     bytes wire(len);
@@ -79,8 +79,8 @@ static bool lowrank_one(const char *spec, int turns, size_t count, int kind)
     return fine;
 }
 
-/* The pass that leaves the residual counts what the CPU counts while it encodes, and what a pass of
- * its own would: the same bits. */
+/* The pass that leaves the residual counts what the CPU counts while it encodes. Its ledger has
+ * the same bits as that of a separate pass. */
 static bool lowrank_ledger(const char *spec, size_t count, int kind, bool feedback)
 {
     const std::string what = std::string("ledger of ") + spec + ", " + std::to_string(count) +
@@ -137,7 +137,8 @@ static bool lowrank_ledger(const char *spec, size_t count, int kind, bool feedba
     return same(apart.get(), &there, what + ", apart") && same_ledger(got, want, false, what);
 }
 
-/* The first product counts what is not finite, and takes it for 0, as it does uncounted. */
+/* The first product counts non-finite numbers and takes them for 0, as it does without
+ * counting. */
 static bool lowrank_counts(const char *spec, size_t count)
 {
     const std::string what = std::string(spec) + " that counts, " + std::to_string(count);
@@ -176,7 +177,8 @@ static bool lowrank_counts(const char *spec, size_t count)
            ((report.nonfinite == 3 && report.first == UINT64_MAX - odd[0]) || wrong(what));
 }
 
-/* As a codec. The residual is kept where a number that is passed on is found last. */
+/* Test the steps as a codec, with each policy for non-finite numbers. With "pass" such a number
+ * keeps the residual unchanged, even if it is found last. */
 static bool lowrank_codec(const char *spec, int turn)
 {
     const size_t counts[] = {0, 1, 2, 130, 2311, 12000};
@@ -247,7 +249,8 @@ static void test_lowrank(void)
     ok(name);
 }
 
-/* Of the last elements as P Q^T has them, what is `how` of dcomm_cuda_powersgd_product. */
+/* Compare the last elements of P Q^T, in mode `how` of dcomm_cuda_powersgd_product, with
+ * `want`. */
 static bool far_product(const dcomm_codec_matrix &shape, const area &p, const area &q,
                         const expanse &to, int how, const std::vector<float> &want)
 {
@@ -259,8 +262,8 @@ static bool far_product(const dcomm_codec_matrix &shape, const area &p, const ar
            same(to.part(4 * (FAR - want.size()), 4 * want.size()), want.data(), what);
 }
 
-/* Q of more columns than a codec has, of which the last few run: some keep their direction, the
- * others, which are zeros, become numbers of the key at their place. */
+/* Start from a Q with more columns than a codec has; only the last few run. Some keep their
+ * direction. The others are zeros and become numbers drawn from the key at their place. */
 static void far_start(void)
 {
     const char *name = "powersgd's start";
@@ -285,7 +288,7 @@ static void far_start(void)
     ok(std::string("2^31 + 5 elements, ") + name);
 }
 
-/* Of P the last row alone, and of Q the columns of the last elements. */
+/* Use only the last row of P, and the columns of Q for the last elements. */
 static void far_product_ledger(void)
 {
     const std::string name = "ledger of a product";
@@ -328,13 +331,13 @@ static void far_product_ledger(void)
     ok("2^31 + 5 elements, " + name);
 }
 
-/* The CPU's matrix is the last rows alone: rows of zeros add nothing, and those left out are a
- * multiple of eight, so that dots of P take the others in the same lanes. These many rows have a
- * last one that is nearly whole, and both P and Q of more blocks than the shim runs. */
+/* The CPU's matrix is the last rows alone: rows of zeros add nothing. The number of rows left out
+ * is a multiple of eight, so that dots of P take the others in the same lanes. With this many rows
+ * the last one is nearly whole, and both P and Q have more blocks than the shim runs. */
 static void far_lowrank(void)
 {
     const char *spec = "powersgd:rank=5,rows=32276";
-    const size_t rows = 20, columns = 200, elements = 6000; /* that are compared */
+    const size_t rows = 20, columns = 200, elements = 6000; /* the compared part */
     dcomm_codec *codec = NULL;
     dcomm_codec_matrix shape = dcomm_codec_matrix();
     if (late(std::string("2^31 + 5 elements, ") + spec)) {
@@ -352,7 +355,7 @@ static void far_lowrank(void)
     const size_t rest = FAR - begin;
     std::vector<float> x = numbers(rest, NORMAL), from = numbers(rank * cols, NORMAL);
     std::vector<float> p(rank * rows), q = from, sent(rest), none(rank * shape.rows);
-    x.back() = HUGE_VALF; /* which counts as 0, and is left */
+    x.back() = HUGE_VALF; /* counts as 0, and is left */
     if ((shape.rows - rows) % 8 != 0 ||
         cuda_reference_powersgd(rest, cols, rank, x.data(), p.data(), q.data(), sent.data()) == 0) {
         wrong("the CPU's matrix");
@@ -380,13 +383,14 @@ static void far_lowrank(void)
         same(part(got_p, row, rows), p.data() + j * rows, "P");
         same(part(got_q, column, columns), q.data() + column, "Q");
     }
-    there_q.put(q.data()); /* the columns too that did not run */
+    there_q.put(q.data()); /* also the columns that did not run */
     const std::vector<float> y(sent.end() - (std::ptrdiff_t)elements, sent.end());
     std::vector<float> twice(y), left(x.end() - (std::ptrdiff_t)elements, x.end());
     for (size_t i = 0; i < elements; i++) {
         twice[i] += y[i];
         left[i] -= y[i];
-        left[i] = std::isinf(left[i]) ? std::copysign(FLT_MAX, left[i]) : left[i]; /* it stays finite */
+        left[i] =
+            std::isinf(left[i]) ? std::copysign(FLT_MAX, left[i]) : left[i]; /* it stays finite */
     }
     far_product(shape, there_p, there_q, to, 0, y);
     far_product(shape, there_p, there_q, to, 1, twice);

@@ -1,11 +1,11 @@
-/* cuda_recode.h - tests of recoding where warps have a way of their own: whole blocks of up to four
- * wires of 4 or 8 bits, with steps that are alike, nearly so, or not at all. */
+/* cuda_recode.h - tests of recoding where warps have their own path: whole blocks of up to four
+ * wires of 4 or 8 bits, with steps that are equal, nearly equal, or far apart. */
 #ifndef DCOMM_CUDA_RECODE_TESTS_H
 #define DCOMM_CUDA_RECODE_TESTS_H
 
 #include "cuda_dense.h"
 
-/* Wire w of one kind; most: the largest code. */
+/* Return the numbers of wire w for one kind of input; most: the largest code. */
 static std::vector<float> recode_input(size_t count, int kind, size_t w, int most)
 {
     static const float scales[][4] = {
@@ -21,7 +21,7 @@ static std::vector<float> recode_input(size_t count, int kind, size_t w, int mos
     };
     std::vector<float> x = numbers(count, NORMAL);
     for (size_t i = 0; i < count; i++) {
-        if (kind == 6) { /* sums are zero, or nearly */
+        if (kind == 6) { /* sums are zero, or nearly zero */
             x[i] = (float)(i * 37 % 15) - 7 + (i % 1024 < 512 ? 0 : (float)(w * i % 3));
         }
         if (kind == 8 && w % 3 != 0) { /* the order of sums shows: two wires leave nothing else */
@@ -33,8 +33,8 @@ static std::vector<float> recode_input(size_t count, int kind, size_t w, int mos
     return x;
 }
 
-/* What no encoder writes, in the first block, for the last is never usual: at `place` the lowest
- * code, or a step. */
+/* Write what no encoder writes into the first block, as the last block takes another path: the
+ * lowest code at `place`, or a step if `place` is negative. */
 static void recode_corrupt(bytes *wire, size_t count, int place)
 {
     static const uint32_t steps[] = {0, 0x3f800001u, 0xbf800000u, 0x7fc00000u, 0x7f800000u, 0x100u};
@@ -49,7 +49,7 @@ static void recode_corrupt(bytes *wire, size_t count, int place)
     }
 }
 
-/* corrupt: 0, or the place where one wire is. */
+/* corrupt: 0, or the place at which one wire is corrupt. */
 static bool recode_one(const dcomm_codec *codec, size_t count, size_t wires, int kind, float factor,
                        int corrupt)
 {
@@ -143,7 +143,7 @@ static void test_recode(void)
     ok(name);
 }
 
-/* The CPU and a report agree about a recoding of eight wires whose numbers are finite. */
+/* CPU and report must agree about recoding eight wires of finite numbers. */
 static bool recode_beyond(const dcomm_codec *codec, float number, dcomm_status want)
 {
     const size_t count = 600, len = dcomm_codec_max_bytes(codec, count);
@@ -159,8 +159,8 @@ static bool recode_beyond(const dcomm_codec *codec, float number, dcomm_status w
          "encode");
     in.put(wire.data());
     report.put(&none);
-    const dcomm_status on_cpu = dcomm_recode(codec, host.data(), lens.data(), 8, 1, NULL, NULL, count,
-                                             NULL, again.data(), len, &written, NULL, NULL);
+    const dcomm_status on_cpu = dcomm_recode(codec, host.data(), lens.data(), 8, 1, NULL, NULL,
+                                             count, NULL, again.data(), len, &written, NULL, NULL);
     good(launched([&](void *stream) {
              return dcomm_cuda_recode(codec, device.data(), lens.data(), 8, 1, NULL, NULL, count,
                                       NULL, out.at, len, workspace.at,
@@ -174,7 +174,7 @@ static bool recode_beyond(const dcomm_codec *codec, float number, dcomm_status w
                  dcomm_status_name(on_cpu));
 }
 
-/* Likewise about a decoding of a linear codec's wire whose last number is infinite. */
+/* CPU and report must agree about decoding a linear codec's wire whose last number is infinite. */
 static bool decode_beyond(const dcomm_codec *codec, dcomm_status want)
 {
     const size_t count = 600, len = dcomm_codec_max_bytes(codec, count);
@@ -217,16 +217,15 @@ static void test_beyond(void)
         for (const char *policy : {"fail", "zero", "pass"}) {
             dcomm_codec *codec = NULL;
             dcomm_codec_info info;
-            const std::string full =
-                std::string(spec) + (std::strchr(spec, ':') != NULL ? "," : ":") + "nonfinite=" +
-                policy;
+            const std::string full = std::string(spec) +
+                                     (std::strchr(spec, ':') != NULL ? "," : ":") +
+                                     "nonfinite=" + policy;
             const bool fails = policy[0] == 'f', passes = policy[0] == 'p';
             bool fine = good(dcomm_codec_create(full.c_str(), &codec), full) &&
                         good(dcomm_codec_get_info(codec, 600, &info), full) &&
                         recode_beyond(codec, 1, DCOMM_OK) &&
                         recode_beyond(codec, -1.5e38f, fails ? DCOMM_ERR_RANGE : DCOMM_OK) &&
-                        (!info.linear ||
-                         decode_beyond(codec, passes ? DCOMM_OK : DCOMM_ERR_RANGE));
+                        (!info.linear || decode_beyond(codec, passes ? DCOMM_OK : DCOMM_ERR_RANGE));
             dcomm_codec_destroy(&codec);
             if (!fine) {
                 trouble = full + ": " + trouble;

@@ -51,7 +51,7 @@ void cuda_reference_powersgd_start(size_t cols, size_t rank, const dcomm_codec_k
     dcommi_powersgd_start(&m, key, q);
 }
 
-/* A turn, which begins with the q there is. 0: no memory. */
+/* Run one turn, which starts with the given q. Return 0 if out of memory. */
 int cuda_reference_powersgd(size_t count, size_t cols, size_t rank, const float *x, float *p,
                             float *q, float *sent)
 {

@@ -2,9 +2,9 @@
  * fibers on one core, which run until they meet at a barrier or exchange values within a warp.
  * Include it, with DCOMMI_CUDA_SHIM defined, before a kernel.
  *
- * What a device would not forgive stops the program with a sentence: lanes of a mask that are at
- * different operations, a shuffle from a lane that is not in it, a barrier that some never reach, a
- * vector access that is not aligned. Fibers run in an order that the test chooses, so that a
+ * Errors that break a device stop the program with a sentence: lanes of a mask that are at
+ * different operations, a shuffle from a lane outside the mask, a barrier that some threads never
+ * reach, an unaligned vector access. Fibers run in an order that the test chooses, so that a
  * missing barrier shows as wrong bytes in one order or another. */
 #ifndef DCOMMI_CUDA_SHIM_H
 #define DCOMMI_CUDA_SHIM_H
@@ -46,13 +46,13 @@ static const unsigned SHIM_WARP = 32, SHIM_THREADS = 1024, SHIM_STACK = 128 << 1
 enum shim_state { SHIM_READY, SHIM_EXCHANGE, SHIM_BARRIER, SHIM_DONE };
 
 struct shim_fiber {
-    ucontext_t begin; /* where it starts; from then on it jumps, which takes no system call */
+    ucontext_t begin; /* its start; later switches are jumps, without a system call */
     jmp_buf there;
     bool started;
     char *stack;
     shim_state state;
-    unsigned mask; /* of an exchange */
-    int operation; /* which: a line number */
+    unsigned mask; /* lanes of an exchange */
+    int operation; /* the operation's line number */
     uint64_t value;
 };
 
@@ -65,10 +65,10 @@ struct shim_block {
 };
 
 static shim_block shim;
-/* How fibers take turns: 0 upwards, 1 downwards, 2 scattered. */
+/* Order in which fibers run: 0 upwards, 1 downwards, 2 scattered. */
 static int shim_order;
-/* How many blocks of a launch of more than a thousand run, its last ones; 0: all. For arrays that
- * are very long. */
+/* Of a launch of more than a thousand blocks, run only this many last ones; 0: all. For very long
+ * arrays. */
 static unsigned shim_last;
 static dim3 threadIdx, blockIdx, blockDim, gridDim;
 
@@ -106,7 +106,7 @@ static inline void shim_resume(unsigned t)
     setcontext(&shim.fiber[shim.self].begin);
 }
 
-/* Let exchanges happen whose lanes are all there. */
+/* Complete the exchanges whose lanes have all arrived. */
 static inline bool shim_exchanges(unsigned first)
 {
     bool moved = false;
@@ -221,7 +221,7 @@ template <class P> struct shim_call {
 template <class P> void (*shim_call<P>::kernel)(P);
 template <class P> const P *shim_call<P>::argument;
 
-/* Blocks run one after the other: kernels have no order among them to rely on. */
+/* Run blocks one after the other: kernels may not rely on an order among blocks. */
 template <class P>
 static void shim_launch(void (*kernel)(P), unsigned blocks, unsigned threads, const P &p)
 {
@@ -256,7 +256,7 @@ static inline void __syncthreads()
     shim_wait(SHIM_BARRIER);
 }
 
-/* A barrier that also says whether anyone's predicate holds. */
+/* A barrier that also returns whether any thread's predicate holds. */
 static inline int __syncthreads_or(int predicate)
 {
     shim.fiber[shim.self].value = predicate != 0;
@@ -265,11 +265,11 @@ static inline int __syncthreads_or(int predicate)
     for (unsigned t = 0; t < blockDim.x; t++) {
         any |= (int)shim.fiber[t].value;
     }
-    shim_wait(SHIM_BARRIER); /* nobody may change his before all have read it */
+    shim_wait(SHIM_BARRIER); /* nobody may change its value before all have read it */
     return any;
 }
 
-/* Returns the value of lane `from` of the caller's warp. */
+/* Return the value of lane `from` of the caller's warp. */
 template <class T> static inline T shim_exchange(unsigned mask, int line, T value, unsigned from)
 {
     shim_fiber *self = &shim.fiber[shim.self];
@@ -286,7 +286,7 @@ template <class T> static inline T shim_exchange(unsigned mask, int line, T valu
     return value;
 }
 
-/* Whether any lane of the mask, which is the whole warp, says so. */
+/* Return true if the predicate of any lane holds. The mask must be the whole warp. */
 static inline int shim_any(unsigned mask, int line, int predicate)
 {
     int any = 0;
@@ -311,7 +311,7 @@ static inline unsigned shim_ballot(unsigned mask, int line, int predicate)
 #define __shfl_xor_sync(mask, value, lanes) \
     shim_exchange(mask, __LINE__, value, threadIdx.x % SHIM_WARP ^ (unsigned)(lanes))
 #define __any_sync(mask, predicate) shim_any(mask, __LINE__, (predicate) != 0)
-/* A lane that has none below it gets its own. */
+/* A lane without a lane so far below it gets its own value. */
 #define __shfl_up_sync(mask, value, lanes)                    \
     shim_exchange(mask, __LINE__, value,                      \
                   threadIdx.x % SHIM_WARP < (unsigned)(lanes) \
@@ -337,7 +337,7 @@ template <class T> static inline T __ldcs(const T *p)
     return v;
 }
 
-/* By the second cache, which is where other blocks write. */
+/* Load through the second-level cache, where other blocks' writes are visible. */
 template <class T> static inline T __ldcg(const T *p)
 {
     return __ldcs(p);
@@ -362,8 +362,8 @@ static inline unsigned atomicAdd(unsigned *p, unsigned v)
     return before;
 }
 
-/* Counts to `most`, and begins again. What counts is blocks: those that are left out of a
- * launch have been there. */
+/* Count to `most`, then start again. Kernels count blocks with it, so the blocks that a launch
+ * leaves out count as done. */
 static inline unsigned atomicInc(unsigned *p, unsigned most)
 {
     const unsigned before = *p < shim_skipped() ? shim_skipped() : *p;
@@ -446,7 +446,7 @@ static inline int __float2int_rz(float a)
     return (int)a;
 }
 
-/* Four bytes of the eight of lo and hi, by the digits of `of`. */
+/* Select four of the eight bytes of lo and hi by the digits of `of`. */
 static inline unsigned __byte_perm(unsigned lo, unsigned hi, unsigned of)
 {
     const uint64_t all = (uint64_t)hi << 32 | lo;

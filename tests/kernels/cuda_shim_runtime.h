@@ -1,8 +1,8 @@
 /* cuda_shim_runtime.h - the part of CUDA's runtime that the kernels' launchers, their tests and
- * bench/dcomm-kernels call, for a CPU: memory is the host's, and what a stream is given happens at
- * once, or in a graph's order where the stream is captured.
+ * bench/dcomm-kernels call, for a CPU: memory is the host's. A stream's work runs at once, or in a
+ * graph's order where the stream is captured.
  *
- * What CUDA refuses beside a capture stops the program with a sentence. */
+ * A call that CUDA refuses during a capture stops the program with a sentence. */
 #ifndef DCOMMI_CUDA_SHIM_RUNTIME_H
 #define DCOMMI_CUDA_SHIM_RUNTIME_H
 
@@ -56,7 +56,7 @@ enum { cudaStreamNonBlocking = 1, cudaStreamCaptureModeGlobal = 0 };
 static shim_graph *shim_captured; /* NULL: no stream is being captured */
 static cudaStream_t shim_captured_stream;
 
-/* Work on a stream: now, or as a node of the graph. */
+/* Do work on a stream: now, or as a node of the graph. */
 static inline void shim_work(cudaStream_t stream, const std::function<void()> &work)
 {
     if (shim_captured == nullptr) {
@@ -171,7 +171,7 @@ static inline cudaError_t cudaMemset(void *p, int byte, size_t bytes)
     return cudaSuccess;
 }
 
-/* Pages of a very long array are given back, and are zeros when they are touched again. */
+/* Give back the pages of a very long array: they read as zeros when touched again. */
 static inline void shim_set(void *p, int byte, size_t bytes)
 {
     const uintptr_t page = 4096, at = reinterpret_cast<uintptr_t>(p);
@@ -191,7 +191,7 @@ static inline cudaError_t cudaMemsetAsync(void *p, int byte, size_t bytes, cudaS
     return cudaSuccess;
 }
 
-/* ---- events, and what the device is ---- */
+/* ---- events, and properties of the device ---- */
 
 typedef std::chrono::steady_clock::time_point *cudaEvent_t;
 

@@ -1,11 +1,11 @@
-/* cuda_sparse.h - the kernels of sparse codecs against the CPU: a part of cuda_kernels.cu. */
+/* cuda_sparse.h - a part of cuda_kernels.cu: the kernels of sparse codecs against the CPU. */
 #ifndef CUDA_SPARSE_H
 #define CUDA_SPARSE_H
 
 #include "cuda_dense.h"
 
-/* Input number `call` of some that share a workspace: the threshold that a call leaves there has
- * never seen the next one's input, which may be far smaller or far larger. */
+/* Return input number `call` of several that share a workspace. The threshold that a call leaves
+ * there never fits the next input, which may be far smaller or far larger. */
 static std::vector<float> sparse_input(size_t count, int kind, int call)
 {
     static const int shift[] = {0, 0, -9, 11};
@@ -28,7 +28,7 @@ static dcomm_cuda_report *cleared(area &a)
     return reinterpret_cast<dcomm_cuda_report *>(a.at);
 }
 
-/* What the CPU makes of x. */
+/* Encode x on the CPU. */
 static coded sparse_reference(const dcomm_codec *codec, const std::vector<float> &x,
                               const std::vector<float> &residual, bool feedback,
                               const dcomm_codec_key &key)
@@ -47,8 +47,8 @@ static coded sparse_reference(const dcomm_codec *codec, const std::vector<float>
     return c;
 }
 
-/* variant: bit 0: feedback in place, bit 1: feedback, bit 2: arrays off by one element, bit 3:
- * wires off by four bytes. */
+/* Compare one encoding. variant: bit 0: feedback in place, bit 1: feedback, bit 2: arrays off by
+ * one element, bit 3: wires off by four bytes. */
 static bool sparse_encode(const dcomm_codec *codec, size_t count, int kind, int variant,
                           area &workspace, int call, coded *want)
 {
@@ -96,7 +96,7 @@ static bool sparse_encode(const dcomm_codec *codec, size_t count, int kind, int 
            (!feedback || (same(to.get(), want->next.data(), "next " + what) && to.guarded()));
 }
 
-/* Sums of wires, and onto an array. */
+/* Decode the sum of wires, and add it onto an array. */
 static bool sparse_decode(const dcomm_codec *codec, size_t count, const std::vector<coded> &wires,
                           size_t off, const std::string &what)
 {
@@ -145,8 +145,8 @@ static bool sparse_decode(const dcomm_codec *codec, size_t count, const std::vec
     return fine;
 }
 
-/* The sum of wires, encoded again: with a residual (variant: as sparse_encode's), or without. Which
- * of two NaN a sum is, a CPU's compiler decides. */
+/* Encode the sum of wires again, with a residual (variant: as sparse_encode's) or without. The
+ * CPU's compiler decides which of two NaN a sum is. */
 static bool sparse_recode(const dcomm_codec *codec, size_t count, const std::vector<coded> &wires,
                           int variant, area &workspace, const std::string &what)
 {
@@ -199,8 +199,7 @@ static bool sparse_recode(const dcomm_codec *codec, size_t count, const std::vec
     return fine;
 }
 
-/* A wire with a byte changed is found corrupt by both, or by neither; nothing outside is written.
- */
+/* Both or neither must find a wire with a changed byte corrupt; nothing outside may be written. */
 static bool sparse_corrupt(const dcomm_codec *codec, size_t count, const coded &of)
 {
     const size_t len = of.wire.size();
@@ -210,7 +209,7 @@ static bool sparse_corrupt(const dcomm_codec *codec, size_t count, const coded &
     std::vector<float> y(count + 1);
     dcomm_codec_info info;
     dcomm_codec_get_info(codec, count, &info);
-    /* A wire may be followed by what fills it up to the longest: its head says where it ends. */
+    /* A wire may be padded to the longest length: its head says where it ends. */
     const size_t skip = !info.exact_bytes && len == info.max_bytes ? 4 : 0;
     for (int turn = 0; turn < (small ? 5 : 24); turn++) {
         bytes bad = of.wire;
@@ -246,7 +245,7 @@ static bool sparse_corrupt(const dcomm_codec *codec, size_t count, const coded &
     return true;
 }
 
-/* Calls that share a workspace, each with another input, and their sum. */
+/* Run calls that share a workspace, each with another input, and add them up. */
 static bool sparse_calls(const dcomm_codec *codec, size_t count, int kind, int variant)
 {
     work_area workspace(dcomm_cuda_workspace_bytes(codec, count));

@@ -1,6 +1,6 @@
 /* test_kernels.c - folds, conversions and the caller's operators on host memory. */
 #define _GNU_SOURCE
-#pragma GCC diagnostic ignored "-Wunused-function" /* tests take a part of the parts */
+#pragma GCC diagnostic ignored "-Wunused-function" /* tests use only some functions */
 #include "../../include/dcomm/impl/device/host.h"
 
 #include "full.h"
@@ -17,7 +17,7 @@ static uint64_t random_bits(void)
     return dcommi_mix(random_state++, 7);
 }
 
-/* Any bits, NaNs, infinities, denormals, zeros of both signs among them. */
+/* Fill with random bits: NaN, infinities, denormals, zeros of both signs among them. */
 static void fill(void *p, size_t len, dcomm_dtype dtype)
 {
     unsigned char *bytes = p;
@@ -49,7 +49,7 @@ static void fill(void *p, size_t len, dcomm_dtype dtype)
     }
 }
 
-/* ---- the fold, written once more and as plainly as possible ---- */
+/* ---- the fold once more, as plainly as possible ---- */
 
 static double plain_float(double a, double b, dcomm_op op, bool wide)
 {
@@ -115,7 +115,7 @@ static void store_float(unsigned char *p, dcomm_dtype dtype, double x)
            dcomm_dtype_size(dtype));
 }
 
-/* Extended to 64 bits by its sign, so that one order serves all widths. */
+/* Load an integer and extend it to 64 bits by its sign, so that one order serves all widths. */
 static uint64_t load_int(const unsigned char *p, dcomm_dtype dtype)
 {
     uint64_t x = 0;
@@ -150,7 +150,7 @@ static void plain_fold(unsigned char *dst, const void *const *src, size_t nsrc, 
                 acc = plain_int(acc, load_int((const unsigned char *)src[s] + i * size, dtype), op,
                                 is_signed);
             }
-            memcpy(dst + i * size, &acc, size); /* wrap, then divide what is left */
+            memcpy(dst + i * size, &acc, size); /* wrap, then divide the wrapped sum */
             if (divisor > 1) {
                 acc = load_int(dst + i * size, dtype);
                 acc = is_signed ? (uint64_t)((int64_t)acc / divisor) : acc / (uint64_t)divisor;
@@ -163,10 +163,10 @@ static void plain_fold(unsigned char *dst, const void *const *src, size_t nsrc, 
 static unsigned char source[MOST_SRC][MOST_COUNT * 8 + 64];
 static unsigned char work[MOST_SRC][MOST_COUNT * 8 + 64];
 static unsigned char expected[MOST_COUNT * 8 + 64];
-/* Alike modulo a line, so that every build tries stores past the caches with every shift. */
+/* Equal modulo a cache line, so that every build tries nontemporal stores with every shift. */
 static _Alignas(64) unsigned char got[MOST_COUNT * 8 + 64], also[MOST_COUNT * 8 + 64];
 
-/* alias < 0: dst is apart; else it is source `alias`. shift makes every pointer odd. */
+/* alias < 0: dst is separate; else dst is source `alias`. shift makes every pointer odd. */
 static void check_fold(dcomm_dtype dtype, dcomm_op op, size_t nsrc, size_t count, int alias,
                        size_t shift, int64_t divisor)
 {
@@ -192,7 +192,7 @@ static void check_fold(dcomm_dtype dtype, dcomm_op op, size_t nsrc, size_t count
                      dcomm_dtype_name(dtype), dcomm_op_name(op), nsrc, count, (int)divisor, alias,
                      shift, dcommi_isa_names[isa]);
         cr_assert(dst[len] == 0xa5 && dst[len + 7] == 0xa5, "wrote past the end");
-        for (unsigned k = 0; alias < 0 && k < 6; k++) { /* to two places, past the caches or not */
+        for (unsigned k = 0; alias < 0 && k < 6; k++) { /* two places, nontemporal or not */
             static const unsigned hows[] = {0,
                                             DCOMMI_FOLD_STREAM,
                                             DCOMMI_FOLD_ALSO,
@@ -295,7 +295,7 @@ Test(kernels, cutting_an_array_does_not_change_it)
     }
 }
 
-/* Beyond every threshold: streamed stores from an unaligned head, and in place. */
+/* Fold beyond every threshold: nontemporal stores from an unaligned head, and in place. */
 Test(kernels, long_arrays)
 {
     size_t len = DCOMMI_STREAM_MIN + 12345;
@@ -314,7 +314,7 @@ Test(kernels, long_arrays)
         }
         const void *src[2] = {a, b};
         plain_fold(d, src, 2, 65536 / size, (dcomm_dtype)dtype, DCOMM_SUM, 1);
-        for (size_t at = 65536; at < count * size; at += 65536) { /* it repeats as they do */
+        for (size_t at = 65536; at < count * size; at += 65536) { /* repeats like the sources */
             memcpy(d + at, d, count * size - at < 65536 ? count * size - at : 65536);
         }
         for (int isa = 0; isa <= (int)dcommi_isa_best(); isa++) {
@@ -334,7 +334,7 @@ Test(kernels, long_arrays)
 
 /* ---- conversions ---- */
 
-/* The nearest 16-bit float by search over all of them, ties to the even one. */
+/* Return the nearest 16-bit float by searching all of them; ties go to the even one. */
 static uint16_t nearest(float x, const double *value, unsigned infinity, double past)
 {
     unsigned sign = signbit(x) ? 0x8000u : 0;
@@ -411,7 +411,7 @@ Test(kernels, bf16_conversions)
     check_conversions(false);
 }
 
-/* Every 16-bit pattern through the SIMD conversions, there and back. */
+/* Convert every 16-bit pattern by each instruction set, there and back. */
 Test(kernels, all_16_bit_patterns_through_each_isa)
 {
     static uint16_t all[65536], zero[65536], plain[65536], out[65536];
@@ -434,7 +434,7 @@ Test(kernels, all_16_bit_patterns_through_each_isa)
     }
 }
 
-/* Truncation, which other libraries use, is the control: it must fail the bound. */
+/* Truncation, which other libraries use, is the control: it must exceed the bound. */
 Test(kernels, bf16_sums_have_no_bias)
 {
     enum { N = 1 << 20 };
@@ -595,12 +595,12 @@ Test(kernels, user_operators)
     cr_assert_eq(dcommi_host_reduce(got, src, 1, 1, DCOMM_I32, op, 1), DCOMM_ERR_INVALID);
     cr_assert_eq(dcomm_op_create(NULL, NULL, &op), DCOMM_ERR_INVALID);
     cr_assert_neq(dcomm_last_error()[0], '\0');
-    for (int i = 1; i <= 64; i++) { /* numbers do not come again */
+    for (int i = 1; i <= 64; i++) { /* numbers are not reused */
         cr_assert_eq(dcomm_op_create(xor_bytes, &calls, &op), DCOMM_OK);
         cr_assert_eq((int)op, DCOMM_OP_USER + i);
     }
     cr_assert_eq(dcomm_op_create(xor_bytes, &calls, &again), DCOMM_ERR_NO_MEMORY);
-    /* One that is held stays where folds find it, and is no other's. */
+    /* A held operator stays where folds find it, and its number is given to no other. */
     cr_assert(dcommi_op_hold(op));
     cr_assert_eq(dcomm_op_destroy(op), DCOMM_OK);
     cr_assert_not(dcommi_op_known(op));

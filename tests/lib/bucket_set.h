@@ -9,7 +9,7 @@
 
 enum { SET_MAX = 40, SET_THREADS = 4 };
 
-/* Where gradients are. */
+/* Places of gradients. */
 typedef enum set_place {
     SET_INSIDE,  /* in their buckets */
     SET_FLAT,    /* one behind another */
@@ -30,14 +30,14 @@ typedef struct set {
     bool weighted; /* by set_weight */
 } set;
 
-/* Of element j of gradient i. */
+/* Return element j of gradient i. */
 static inline double set_value(size_t i, size_t j, int rank, int step)
 {
     return (double)((i * 7 + j * 3 + (size_t)step * 5 + (size_t)rank * 2) % 11) - 4;
 }
 
-/* Weights whose sum is a power of two, so that averages are exact: the last rank makes up for the
- * others. */
+/* Return a rank's weight. The sum of weights is a power of two, so that averages are exact: the
+ * last rank makes up for the others. */
 static inline double set_weight(int rank, int nranks)
 {
     int sum = 1;
@@ -58,7 +58,7 @@ static inline double set_sum(const set *t, size_t i, size_t j, int step)
     return t->weighted ? sum / all : sum * t->factor;
 }
 
-/* n parameters of 0 to `most` elements. */
+/* Make n parameters of 0 to `most` elements. */
 static inline void set_shape(set *t, size_t n, size_t most, bool dtypes, uint64_t seed)
 {
     static const dcomm_dtype some[] = {DCOMM_F32, DCOMM_F16, DCOMM_F32, DCOMM_BF16, DCOMM_F64};
@@ -96,7 +96,7 @@ static inline void set_settle(set *t, dcomm_comm *comm, set_place place)
     }
 }
 
-/* Add this rank's gradient of a step to what is there, or put it there. */
+/* Add this rank's gradient of a step to the memory, or store it there. */
 static inline void set_compute(set *t, size_t i, int step, bool add)
 {
     const dcomm_bucket_param *p = &t->params[i];
@@ -118,7 +118,7 @@ static inline void set_compare(set *t, size_t i, int step)
     }
 }
 
-/* A random order of the parameters. */
+/* Draw a random order of the parameters. */
 static inline void set_shuffle(const set *t, size_t *order, uint64_t *seed)
 {
     for (size_t i = 0; i < t->n; i++) {
@@ -152,7 +152,7 @@ static inline void *set_work(void *arg)
     return NULL;
 }
 
-/* All gradients of a step, each thread some of them, in a random order. */
+/* Compute all gradients of a step: each thread some of them, in a random order. */
 static inline void set_backward(set *t, int step, int threads, uint64_t *seed)
 {
     size_t order[SET_MAX];

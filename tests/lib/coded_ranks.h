@@ -1,4 +1,4 @@
-/* coded_ranks.h - what tests of compressed collectives share. */
+/* coded_ranks.h - shared by tests of compressed collectives. */
 #ifndef CODED_RANKS_H
 #define CODED_RANKS_H
 
@@ -13,7 +13,7 @@ static inline dcomm_codec *make_codec(const char *spec)
     return codec;
 }
 
-/* A gradient: normal numbers, other ones on each rank and in each step. */
+/* Fill x with normal numbers, different ones on each rank and in each step. */
 static inline void normal_gradient(float *x, size_t count, int rank, int step)
 {
     uint64_t state = (uint64_t)rank * 7919 + (uint64_t)step * 104729 + 1;

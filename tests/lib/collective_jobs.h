@@ -1,5 +1,5 @@
-/* collective_jobs.h - any collective with any arguments: what ranks give, the call, and each
- * element of what must come of it. Buffers are ranks.h's, or what a test makes of them. */
+/* collective_jobs.h - any collective with any arguments: the ranks' inputs, the call, and each
+ * expected element of the output. Buffers are from ranks.h, or made by a test. */
 #ifndef COLLECTIVE_JOBS_H
 #define COLLECTIVE_JOBS_H
 
@@ -7,7 +7,7 @@
 
 #define JOB_RANKS 8
 
-/* ---- what ranks give, and what is to come of it ---- */
+/* ---- inputs and expected outputs ---- */
 
 typedef enum form { APART, ALIAS, IN_PLACE, FORMS } form;
 
@@ -22,12 +22,13 @@ typedef struct job {
     form form;
     bool blocking;
     size_t counts[JOB_RANKS], displs[JOB_RANKS], sends[JOB_RANKS],
-        sdispls[JOB_RANKS]; /* of the v-forms */
+        sdispls[JOB_RANKS]; /* for the v-forms */
     bool packed;            /* NULL displacements */
     int lanes;
-    dcomm_coll_opts opts; /* what else is asked for */
-    /* NULL: the call has the buffers themselves. Where their doubles lie, filled as they are; and
-     * back again, when the call has returned with the status that is given. */
+    dcomm_coll_opts opts; /* other options */
+    /* NULL: the call uses the buffers themselves. Else `there` returns the place of a buffer's
+     * copy, already filled, and `back` copies the result back after the call, whose status it is
+     * given. */
     void *(*there)(const void *at);
     dcomm_status (*back)(const struct job *j, dcomm_status status);
 } job;
@@ -117,7 +118,7 @@ static inline size_t extent(const job *j)
     return end;
 }
 
-/* Elements of the input and the output of this rank. */
+/* Count the elements of this rank's input and output. */
 static inline void lengths(const job *j, size_t *in, size_t *out)
 {
     size_t n = (size_t)j->n, me = (size_t)j->rank;
@@ -174,7 +175,7 @@ static inline void lengths(const job *j, size_t *in, size_t *out)
     }
 }
 
-/* Element i of the output, or -1 where nothing may be written. */
+/* Return element i of the output, or -1 where nothing may be written. */
 static inline double wanted(const job *j, size_t i)
 {
     size_t me = (size_t)j->rank, before = 0;
@@ -200,7 +201,7 @@ static inline double wanted(const job *j, size_t i)
     default:
         for (int r = 0; r < j->n; r++) {
             if (i >= j->displs[r] && i < j->displs[r] + j->counts[r]) {
-                /* of all-to-all-v: rank r's part for us begins at r * 10 + rank, see run */
+                /* all-to-all-v: rank r's part for this rank begins at r * 10 + rank, see run */
                 before = j->coll == DCOMM_COLL_ALLTOALLV ? (size_t)(r * 10 + j->rank) : 0;
                 return given(j, r, before + i - j->displs[r]);
             }
@@ -273,7 +274,8 @@ static inline void describe(const job *j, char *text, size_t len)
              j->blocking ? "blocking" : "non-blocking", j->skew);
 }
 
-/* Where the input begins in the output when both are one buffer, in elements of the larger. */
+/* Return where the input begins in the output when both are one buffer, in elements of the
+ * larger. */
 static inline size_t own_place(const job *j)
 {
     size_t me = (size_t)j->rank;
@@ -302,7 +304,7 @@ static inline void run(const job *j)
     describe(j, what, sizeof what);
     bool in_is_larger = j->coll == DCOMM_COLL_REDUCE_SCATTER || j->coll == DCOMM_COLL_SCATTER ||
                         j->coll == DCOMM_COLL_REDUCE_SCATTERV || j->coll == DCOMM_COLL_SCATTERV;
-    /* Those to one and from one are in place on the root alone. */
+    /* Collectives with a root are in place on the root alone. */
     bool one_buffer = j->form != APART && (!rooted(j->coll) || j->rank == j->root) &&
                       j->coll != DCOMM_COLL_ALLTOALLV && j->coll != DCOMM_COLL_BARRIER;
     size_t larger = in_n > out_n ? in_n : out_n;
@@ -372,7 +374,8 @@ static inline void run(const job *j)
     ranks_buffer_free(&out, what);
 }
 
-/* Counts by rank around j->count, some of them 0; places apart, in reverse order of ranks. */
+/* Set counts by rank around j->count, some of them 0; places are apart, in reverse order of
+ * ranks. */
 static inline void spread(job *j, bool packed)
 {
     size_t at = 0, sat = 0;

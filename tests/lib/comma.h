@@ -1,4 +1,4 @@
-/* comma.h - a locale where numbers have a comma, made for the test if the machine has none. */
+/* comma.h - a locale whose numbers have a comma, made for the test if the machine has none. */
 #ifndef TESTS_COMMA_H
 #define TESTS_COMMA_H
 

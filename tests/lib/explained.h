@@ -4,7 +4,7 @@
 
 #include "dcomm.h"
 
-/* The algorithm that a call runs on comm. */
+/* Find the algorithm that a call runs on comm. */
 static inline dcomm_status explained_algo(dcomm_comm *comm, dcomm_coll coll, size_t count,
                                           const dcomm_coll_opts *opts, const char **algo)
 {
@@ -14,7 +14,7 @@ static inline dcomm_status explained_algo(dcomm_comm *comm, dcomm_coll coll, siz
     return status;
 }
 
-/* Every algorithm, for ranks without a communicator. */
+/* List every algorithm, for ranks without a communicator. */
 static inline dcomm_status explained_on(const dcomm_tuning *tuning, int nranks, const int *hosts,
                                         dcomm_coll coll, size_t count, dcomm_dtype dtype,
                                         const dcomm_coll_opts *opts, dcomm_alternative *rows,

@@ -1,5 +1,5 @@
 /* faults.h - ranks of a fault test: a communicator over shared memory, an all-reduce that checks
- * itself, what must hold after an error. Included in tests of the public interface. */
+ * itself, and checks after an error. For tests of the public interface. */
 #ifndef FAULTS_H
 #define FAULTS_H
 
@@ -8,8 +8,8 @@
 
 #include <stdarg.h>
 
-/* One host; every rank a host of its own; one host whose kernel forbids to read other processes;
- * two ranks a host. */
+/* One host; every rank on a host of its own; one host whose kernel forbids reading other
+ * processes; two ranks on a host. */
 typedef enum fault_place { LOCAL, NET, MESSAGE, PAIRS } fault_place;
 
 typedef struct fault_rank {
@@ -19,7 +19,7 @@ typedef struct fault_rank {
     dcomm_comm *comm;
 } fault_rank;
 
-/* Meet the others, without dcomm. words[r]: the round that rank r has reached. */
+/* Meet the others without dcomm. words[r] is the round that rank r has reached. */
 static inline void fault_meet(fault_rank *f, int but)
 {
     atomic_store(&f->s->words[f->rank], ++f->round);
@@ -64,7 +64,7 @@ static inline void fault_join(fault_rank *f, int rank, int n, procs_shared *s, f
     PROCS_CHECK(status == DCOMM_OK, "rank %d: %s", rank, dcomm_last_error());
 }
 
-/* The rank-th element of what a rank puts in: sums of these are exact. */
+/* Return element i of a rank's input: sums of these are exact. */
 static inline float fault_value(int rank, size_t i)
 {
     return (float)(rank + 1) + (float)(i % 7);
@@ -73,7 +73,7 @@ static inline float fault_value(int rank, size_t i)
 static void *fault_kept[64];
 static int fault_kept_n;
 
-/* An all-reduce among `n` ranks whose values are those of the ranks in `of` (NULL: all). */
+/* Run an all-reduce among `n` ranks with the values of the ranks in `of` (NULL: all). */
 static inline dcomm_status fault_allreduce(dcomm_comm *comm, int value_rank, const int *of,
                                            size_t count, const dcomm_coll_opts *opts)
 {
@@ -90,8 +90,8 @@ static inline dcomm_status fault_allreduce(dcomm_comm *comm, int value_rank, con
         }
         PROCS_CHECK(out[i] == want, "element %zu is %g, not %g", i, (double)out[i], (double)want);
     }
-    /* What a failed operation was given stays in use until its communicator is destroyed: the
-     * process keeps it. */
+    /* A failed operation uses its buffers until its communicator is destroyed: the process keeps
+     * them. */
     if (status == DCOMM_OK) {
         free(in);
         free(out);
@@ -103,7 +103,7 @@ static inline dcomm_status fault_allreduce(dcomm_comm *comm, int value_rank, con
     return status;
 }
 
-/* The error that the communicator has: its status and the words that its sentence must hold. */
+/* Check the communicator's error: its status and the words of its sentence. */
 static inline void fault_expect(const fault_rank *f, dcomm_status got, dcomm_status want,
                                 const char *const *words)
 {
@@ -136,7 +136,8 @@ static inline int fault_leave(fault_rank *f)
     return procs_leaks();
 }
 
-/* The survivors, `dead` excluded (-1: nobody), shrink and work on. f->comm is the new one. */
+/* Shrink to the survivors, without `dead` (-1: nobody), and work on. f->comm is the new
+ * communicator. */
 static inline void fault_recover(fault_rank *f, int dead)
 {
     int of[PROCS_MAX], n = 0;
@@ -155,7 +156,7 @@ static inline void fault_recover(fault_rank *f, int dead)
         PROCS_CHECK(status == DCOMM_OK, "rank %d: %s", f->rank, dcomm_last_error());
     }
     f->comm = small;
-    fault_meet(f, dead); /* the next error is not to come into this */
+    fault_meet(f, dead); /* keep the next error out of this round */
 }
 
 #endif

@@ -1,5 +1,5 @@
-/* feedback_books.h - a group of error feedback states that take steps together, and the books of
- * what goes in and what comes out. */
+/* feedback_books.h - a group of error feedback states that take steps together, and sums of all
+ * that goes in and comes out. */
 #ifndef FEEDBACK_BOOKS_H
 #define FEEDBACK_BOOKS_H
 
@@ -54,7 +54,7 @@ static void input(codec_input *in, const char *text)
     cr_assert(input_open(in, RANKS, 0, why), "%s", why);
 }
 
-/* Some sums of one run, in f64. */
+/* Sums of one run, in f64. */
 typedef struct books {
     double in[MOST], out[MOST];
 } books;
@@ -62,7 +62,7 @@ typedef struct books {
 static float gradient[RANKS][MOST], result[MOST];
 static unsigned char wire[RANKS][64 * MOST], again[64 * MOST];
 
-/* One step of a two-shot exchange of RANKS ranks: shards are thirds. */
+/* Run one step of a two-shot exchange of RANKS ranks: shards are thirds. */
 static void two_shot(dcomm_feedback **fb, size_t n, books *b, bool average)
 {
     float factor = average ? 1.0f / RANKS : 1;
@@ -103,7 +103,8 @@ static void two_shot(dcomm_feedback **fb, size_t n, books *b, bool average)
     }
 }
 
-/* The largest |in - out - residuals| of n elements, and the size of what went through. */
+/* Return the largest |in - out - residuals| of n elements; set *size to the size of what went
+ * through. */
 static double imbalance(dcomm_feedback **fb, size_t first, size_t n, const books *b, double *size)
 {
     double off = 0;

@@ -1,5 +1,4 @@
-/* full.h - tell the full run, which takes all cases, from the everyday run, which takes some of
- * each kind. */
+/* full.h - tell the full run, with all cases, from the everyday run, with some of each kind. */
 #ifndef FULL_H
 #define FULL_H
 

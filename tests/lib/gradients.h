@@ -6,13 +6,13 @@
 
 enum { GRADIENT_KINDS = 6, GRADIENT_FILES = 3 };
 
-/* The last kind is what examples/trainer --dump wrote. */
+/* The last kind comes from files of examples/trainer --dump. */
 static const char *const gradient_kinds[GRADIENT_KINDS] = {
     "gaussian",           "laplace:seed=2",   "lognormal:seed=3,sigma=2",
     "sparse:density=0.1", "constant:scale=1", DCOMM_TESTS_DIR "/data/gradients/rank%r.npy"};
 
-/* `count` elements of that kind, other ones for each rank and step; NULL, or what is wrong. Of
- * files there are three: other ranks have stretches of the same ones. */
+/* Fill x with `count` elements of a kind, different ones for each rank and step. Return NULL, or
+ * the error. There are three files: further ranks take other stretches of the same ones. */
 static const char *gradient_fill(int kind, uint32_t rank, uint64_t step, float *x, size_t count)
 {
     static codec_input opened[GRADIENT_KINDS];

@@ -1,4 +1,4 @@
-/* placed.h - the ranks of a test at a place: on one host, on several, by message alone. */
+/* placed.h - puts the ranks of a test at a place: on one host, on several, by message alone. */
 #ifndef PLACED_H
 #define PLACED_H
 

@@ -1,5 +1,5 @@
 /* procs.h - tests of several processes: fork them, let them exchange small blobs and count each
- * other's steps through shared memory, collect how they ended, kill them when time is up. */
+ * other's steps through shared memory, collect their exit codes, kill them when time is up. */
 #ifndef PROCS_H
 #define PROCS_H
 
@@ -22,8 +22,8 @@
 #include <sanitizer/lsan_interface.h>
 #endif
 
-/* Of cases that differ in numbers only, sanitizers see each third: what they look for does not
- * depend on all of them. */
+/* With sanitizers, run every third case of those that differ only in numbers: the faults they find
+ * do not depend on all cases. */
 #ifdef DCOMM_TEST_ASAN
 enum { PROCS_THIN = 3 };
 #else
@@ -62,7 +62,7 @@ static inline void procs_nap(void)
     nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
 }
 
-/* A thread that kills its process while that is at work. */
+/* Kill the process from a thread while the process works. */
 static inline void *procs_die_soon(void *unused)
 {
     (void)unused;
@@ -82,7 +82,7 @@ static inline void procs_give(procs_shared *s, int rank, const void *bytes, size
     atomic_store(&s->blobs[rank].len, len);
 }
 
-/* Wait for another's blob. */
+/* Wait for another process's blob. */
 static inline const void *procs_take(procs_shared *s, int rank, size_t *len)
 {
     while ((*len = atomic_load(&s->blobs[rank].len)) == 0) {
@@ -91,8 +91,8 @@ static inline const void *procs_take(procs_shared *s, int rank, size_t *len)
     return s->blobs[rank].bytes;
 }
 
-/* What a process exits with when it is done: 97 if it has lost memory. No other thread may come or
- * go meanwhile: what it holds would look lost. */
+/* Return a process's exit code at its end: 97 if it has leaked memory. No other thread may start
+ * or end meanwhile: its memory would look leaked. */
 static inline int procs_leaks(void)
 {
 #ifdef DCOMM_TEST_ASAN
@@ -103,7 +103,7 @@ static inline int procs_leaks(void)
     return 0;
 }
 
-/* Say that this process has reached a step; see whether the others (but `skip`) have. */
+/* Announce that this process has reached a step; procs_all checks the others (but `skip`). */
 static inline void procs_post(procs_shared *s, int rank, int step)
 {
     atomic_store(&s->posted[rank], step);
@@ -119,8 +119,8 @@ static inline bool procs_all(procs_shared *s, int n, int step, int skip)
     return true;
 }
 
-/* Run fn in n forked processes. ended[r] is the exit code, 128 + n for signal n. Returns how many
- * did not exit with 0. After timeout_s all are killed. */
+/* Run fn in n forked processes. ended[r] is the exit code, 128 + n for signal n. Return the number
+ * of processes that did not exit with 0. Kill all after timeout_s. */
 static inline int procs_run(int n, double timeout_s, procs_fn fn, void *arg, int *ended)
 {
     pid_t pids[PROCS_MAX];
@@ -138,11 +138,11 @@ static inline int procs_run(int n, double timeout_s, procs_fn fn, void *arg, int
         pids[r] = fork();
         if (pids[r] == 0) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);
-            setenv("DCOMM_WARN_UNBOUND", "0", 1); /* test processes never are bound */
+            setenv("DCOMM_WARN_UNBOUND", "0", 1); /* test processes are never bound */
             setenv("DCOMM_TUNE_CACHE", "off", 1);
-            /* they fail on purpose, and say what they expect */
+            /* Tests fail on purpose, and check the errors themselves. */
             setenv("DCOMM_ERRORS", "return", 1);
-            setenv("DCOMM_TUNE", "0", 1); /* takes longer than most tests: opts.tune = 1 asks */
+            setenv("DCOMM_TUNE", "0", 1); /* longer than most tests: opts.tune = 1 turns it on */
             int code = fn(r, n, s, arg);
             fflush(NULL);
             _exit(code);
@@ -177,7 +177,7 @@ static inline int procs_run(int n, double timeout_s, procs_fn fn, void *arg, int
     return bad;
 }
 
-/* In a child: say what is wrong and leave with 1. */
+/* In a child: print the error and exit with 1. */
 #define PROCS_CHECK(condition, ...)                                         \
     do {                                                                    \
         if (!(condition)) {                                                 \

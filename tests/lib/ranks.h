@@ -10,9 +10,9 @@
 
 typedef enum ranks_place {
     RANKS_LOCAL,   /* one host: mapped memory, memory of other processes read directly */
-    RANKS_MESSAGE, /* one host, where the kernel forbids to read another process */
-    RANKS_HOSTS,   /* every rank a host of its own */
-    RANKS_PAIRS    /* two ranks a host */
+    RANKS_MESSAGE, /* one host, whose kernel forbids reading other processes */
+    RANKS_HOSTS,   /* every rank on a host of its own */
+    RANKS_PAIRS    /* two ranks on a host */
 } ranks_place;
 
 static inline const char *ranks_place_name(ranks_place place)
@@ -21,12 +21,12 @@ static inline const char *ranks_place_name(ranks_place place)
     return names[place];
 }
 
-/* Before the first call of dcomm in a process. */
+/* Set a process's environment, before its first call of dcomm. */
 static inline void ranks_settle(int rank, int n, ranks_place place)
 {
     char host[32], ranks[16];
     snprintf(ranks, sizeof ranks, "%d", n);
-    setenv("LOCAL_WORLD_SIZE", ranks, 1); /* who has no core to itself must not spin */
+    setenv("LOCAL_WORLD_SIZE", ranks, 1); /* a rank without a core of its own must not spin */
     snprintf(host, sizeof host, "host%d", place == RANKS_PAIRS ? rank / 2 : rank);
     setenv("DCOMM_IFACE", "lo", 1);
     if (place == RANKS_MESSAGE) {
@@ -37,7 +37,7 @@ static inline void ranks_settle(int rank, int n, ranks_place place)
     }
 }
 
-/* The world communicator of n processes; opts may be NULL. */
+/* Return the world communicator of n processes; opts may be NULL. */
 static inline dcomm_comm *ranks_join(int rank, int n, procs_shared *s, const dcomm_comm_opts *opts)
 {
     dcomm_comm_opts o = {0};
@@ -67,7 +67,7 @@ static inline dcomm_comm *ranks_join(int rank, int n, procs_shared *s, const dco
                     dcomm_last_error());                                                 \
     } while (0)
 
-/* What the last call of this thread's gave, and a word of its sentence. */
+/* Check that this thread's last call gave the status `want`, with `word` in its sentence. */
 static inline void ranks_refused(dcomm_status status, dcomm_status want, const char *word)
 {
     PROCS_CHECK(status == want && strstr(dcomm_last_error(), word) != NULL,
@@ -75,7 +75,7 @@ static inline void ranks_refused(dcomm_status status, dcomm_status want, const c
                 dcomm_status_name(status), dcomm_last_error());
 }
 
-/* Set where ranks are threads of one process: who joins them looks for leaks. */
+/* Set where ranks are threads of one process: the thread that joins them looks for leaks. */
 static bool ranks_are_threads;
 
 /* Destroy the last communicator of a rank, which must leave nothing behind. Returns the
@@ -204,7 +204,7 @@ typedef struct ranks_buffer {
     size_t bytes;
 } ranks_buffer;
 
-/* Memory that buffers are parts of, once a rank has it; a rank may be a thread. */
+/* Registered memory for a rank's buffers, if the rank has any; a rank may be a thread. */
 typedef struct ranks_arena {
     void *memory;
     size_t len, used, buffers;

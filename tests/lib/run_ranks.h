@@ -1,4 +1,4 @@
-/* run_ranks.h - processes that are ranks, of which all must end well. */
+/* run_ranks.h - processes that are ranks, all of which must end well. */
 #ifndef RUN_RANKS_H
 #define RUN_RANKS_H
 

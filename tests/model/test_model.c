@@ -36,7 +36,7 @@ static void drop(void *user, const dcomm_plan *plan)
 
 enum how { CHOSEN, ALL, FEW }; /* FEW: ranks stand for others wherever they are alike */
 
-/* Seconds by the model. */
+/* Return the model's price in seconds. */
 static double price(const source *s, const dcomm_tuning *tuning, const dcommi_groups *groups,
                     enum how how)
 {
@@ -98,7 +98,7 @@ Test(model, closed_forms, .timeout = 60)
     }
 }
 
-/* Where ring becomes cheaper than the unpipelined tree, by bisection. */
+/* Return the size at which ring becomes cheaper than the unpipelined tree, by bisection. */
 static double crossover(int n, const dcomm_tuning *tuning)
 {
     double low = 1e3, high = 1e10;
@@ -121,7 +121,7 @@ Test(model, crossovers, .timeout = 60)
     expect(crossover(8, &tuning), 1.13e6, "N=8, 1 us, 600 GB/s");
 }
 
-/* Ranks that stand for others come near the price of all of them. */
+/* Prices by ranks that stand for others come near the price of all ranks. */
 Test(model, alike, .timeout = 120)
 {
     dcomm_tuning tuning;
@@ -176,8 +176,8 @@ Test(model, alike, .timeout = 120)
     }
 }
 
-/* Up to 64 ranks are priced one by one where those that stand for others share a port with them:
- * one of them alone does not see how they take turns. */
+/* Price up to 64 ranks one by one if ranks that stand for others share a port with them: a single
+ * rank does not see how they take turns. */
 Test(model, turns_at_a_port, .timeout = 20)
 {
     int of[64];
@@ -204,8 +204,8 @@ static dcomm_status make_counted(void *user, int rank, const dcomm_plan **plan_p
     return make(user, rank, plan_p);
 }
 
-/* Fewer than 33 ranks are priced one by one. Of up to 64 every plan is compared, of more 48 and
- * those that stand for others. */
+/* Fewer than 33 ranks are priced one by one. The model compares every plan of up to 64 ranks; of
+ * more ranks it compares 48 plans and those that stand for others. */
 Test(model, plans_made, .timeout = 20)
 {
     static const struct {
@@ -225,7 +225,7 @@ Test(model, plans_made, .timeout = 20)
     }
 }
 
-/* Thousands of ranks, in moderate time and memory. */
+/* Price thousands of ranks in moderate time and memory. */
 Test(model, thousands, .timeout = 60)
 {
     dcomm_tuning tuning;
@@ -243,7 +243,7 @@ Test(model, thousands, .timeout = 60)
     cr_assert(price(&s, &tuning, NULL, CHOSEN) < 0.1);
 }
 
-/* One network interface per host: the ranks of a host share it. */
+/* The ranks of a host share its one network interface. */
 Test(model, shared_port, .timeout = 30)
 {
     dcomm_tuning tuning;
@@ -271,7 +271,7 @@ Test(model, shared_port, .timeout = 30)
     double strided = price(&s, &tuning, groups, ALL);
     expect(strided, 4 * block, "each hop leaves the host");
     expect(price(&s, &tuning, groups, FEW), strided, "the same by one rank");
-    /* A burst passes at once; all together takes no less than the rate. */
+    /* A burst passes at once; the whole takes no less than the sustained rate allows. */
     net->message = net->shared = dcommi_curve_line(0.01);
     net->sustained = dcommi_curve_line(1);
     expect(price(&s, &tuning, groups, ALL), strided, "as long as the link needs for the sum");
@@ -279,8 +279,8 @@ Test(model, shared_port, .timeout = 30)
     dcommi_groups_free(&groups);
 }
 
-/* Ranks that read what all have exposed begin with different peers, so that each of N - 1 blocks
- * takes a port once. */
+/* Ranks that read exposed memory of all others start with different peers, so that each of N - 1
+ * blocks takes a port once. */
 Test(model, exposed_reads, .timeout = 30)
 {
     static const struct {
@@ -316,7 +316,7 @@ Test(model, exposed_reads, .timeout = 30)
     }
 }
 
-/* Ranks that take turns on a processor take longer, and only where both have work. */
+/* Ranks that share a processor take longer, but only where both have work. */
 Test(model, turns, .timeout = 30)
 {
     enum { N = 4 };
@@ -339,8 +339,8 @@ Test(model, turns, .timeout = 30)
     dcommi_groups_free(&groups);
 }
 
-/* A promise of registered memory is priced by its own curves, and a fold of many operands passes
- * over its result once. */
+/* Registered memory, if promised, is priced by its own curves; a fold of many operands passes over
+ * its result once. */
 Test(model, registered, .timeout = 30)
 {
     dcomm_tuning tuning;
@@ -373,7 +373,7 @@ Test(model, registered, .timeout = 30)
     }
 }
 
-/* So is one of huge pages; of both, registered memory is the stronger. */
+/* So are huge pages; where both are promised, registered memory wins. */
 Test(model, huge_pages, .timeout = 30)
 {
     dcomm_tuning tuning;
@@ -400,9 +400,9 @@ Test(model, huge_pages, .timeout = 30)
     cr_expect_eq(seconds[3], seconds[2]);
 }
 
-/* What a rank has sent or copied is in its cache when it copies it again: its own block in an
- * all-gather, unless that is long or copied first (ring), and not that of an all-to-all, which it
- * has not read. */
+/* A rank copies faster from its cache, where a block lies that it has just sent or copied: its own
+ * block in an all-gather, unless that is long or copied first (ring). The own block of an
+ * all-to-all is not there, as the rank has not read it. */
 Test(model, just_read, .timeout = 30)
 {
     static const struct {
@@ -449,7 +449,7 @@ Test(model, eager, .timeout = 30)
     expect(asked - sent, 6 * 10e-6, "one more latency for each of six steps");
 }
 
-/* A sub-plan of a group costs what it costs alone. */
+/* A sub-plan of a group costs the same as the group's plan alone. */
 Test(model, call, .timeout = 30)
 {
     enum { N = 6, BYTES = 1 << 20 };
@@ -496,7 +496,7 @@ Test(model, call, .timeout = 30)
     }
 }
 
-/* What cannot be priced is refused by name. */
+/* A plan that cannot be priced is refused by name. */
 Test(model, refusals, .timeout = 30)
 {
     dcomm_tuning tuning;
@@ -536,7 +536,7 @@ Test(model, refusals, .timeout = 30)
     }
 }
 
-/* A tuning survives its file, and a bad line is named. */
+/* A tuning is the same after saving and loading, and a bad line is named. */
 Test(model, file, .timeout = 30)
 {
     char path[] = "/tmp/dcomm-tuning-XXXXXX";

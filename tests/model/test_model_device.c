@@ -1,5 +1,5 @@
-/* test_model_device.c - prices of device memory: what goes through pinned memory and what is read
- * where it lies, by whose numbers, and what is said of either path. */
+/* test_model_device.c - prices of device memory: data through pinned memory and data read in
+ * place, whose numbers price them, and the explanation of either path. */
 #define _GNU_SOURCE
 #define DCOMM_IMPLEMENTATION
 #include "dcomm/all.h"
@@ -13,7 +13,7 @@ enum { BYTES = 1 << 20, COUNT = BYTES / sizeof(float) };
 static const dcomm_coll_opts promised_device = {.device = true};
 static const dcomm_coll_opts promised_open = {.device = true, .registered = true};
 
-/* Seconds of an algorithm, and whether its price is assumed. */
+/* Return an algorithm's price in seconds; set *assumed if that price is assumed. */
 static double priced(const dcomm_tuning *tuning, int nranks, const int *hosts,
                      const dcomm_coll_opts *opts, const char *algo, bool *assumed)
 {
@@ -32,7 +32,7 @@ static double priced(const dcomm_tuning *tuning, int nranks, const int *hosts,
     return 0;
 }
 
-/* A tuning in which all is free but what the test makes dear. */
+/* Return a tuning in which everything is free until the test sets a price. */
 static dcomm_tuning measured(void)
 {
     dcomm_tuning t;
@@ -63,7 +63,7 @@ Test(model_device, reads_in_place, .timeout = 30)
         t.device_stage_ps = 50000000;
         cr_assert_gt(priced(&t, n, NULL, &promised_device, "two_shot", &assumed), 49e-6);
         cr_assert_lt(priced(&t, n, NULL, &promised_open, "two_shot", &assumed), 1e-6);
-        /* In place, which nobody knows of a call, what one_shot exposes is scratch. */
+        /* The call may be in place, which nobody knows here. Then one_shot exposes scratch. */
         cr_assert_gt(priced(&t, n, NULL, &promised_open, "one_shot", &assumed), 49e-6);
         cr_assert_gt(priced(&t, n, NULL, &promised_device, "ring", &assumed), 49e-6);
         cr_assert_lt(priced(&t, n, NULL, &promised_open, "ring", &assumed),
@@ -71,7 +71,7 @@ Test(model_device, reads_in_place, .timeout = 30)
     }
 }
 
-/* Whichever numbers a tuning lacks are assumed, and said to be. */
+/* Numbers that a tuning lacks are assumed, and reported as such. */
 Test(model_device, whose_numbers, .timeout = 30)
 {
     bool assumed;
@@ -99,7 +99,7 @@ Test(model_device, whose_numbers, .timeout = 30)
     }
 }
 
-/* What coded_sparse sends is the host's already, wherever the elements lie. */
+/* coded_sparse sends from host memory, wherever the elements lie. */
 Test(model_device, messages_of_the_host, .timeout = 30)
 {
     bool assumed;
@@ -132,7 +132,8 @@ Test(model_device, hosts, .timeout = 30)
     cr_assert(direct == staged, "%g, %g s", direct, staged);
 }
 
-/* Where UCX moves it between hosts, only that is another price, and only of what is not short. */
+/* If UCX moves device memory between hosts, only these transfers have another price, and only
+ * those that are not short. */
 Test(model_device, moved_by_ucx, .timeout = 30)
 {
     bool assumed;
@@ -166,13 +167,13 @@ Test(model_device, moved_by_ucx, .timeout = 30)
 /* ---- what can be opened ---- */
 
 typedef struct exchange {
-    dcomm_space space; /* that is exposed or sent */
+    dcomm_space space; /* the space that is exposed or sent */
     bool sends, called;
     int64_t bytes;
     dcomm_plan *inner[2];
 } exchange;
 
-/* Two ranks: each gives the other what lies in a space. */
+/* Make a plan for two ranks, each of which gives the other the data of one space. */
 static dcomm_plan *exchange_plan(const exchange *x, int rank)
 {
     dcomm_builder b;
@@ -196,7 +197,7 @@ static dcomm_plan *exchange_plan(const exchange *x, int rank)
     return plan;
 }
 
-/* The same by a sub-plan, whose input is a space of the caller's. */
+/* Make the same exchange by a sub-plan, whose input is a space of the caller's. */
 static dcomm_plan *exchange_caller(const exchange *x, int rank)
 {
     dcomm_builder b;
@@ -236,7 +237,8 @@ static int64_t exchange_price(exchange x, const dcomm_tuning *t)
     return price.ps;
 }
 
-/* Buffers are read in place, and long messages out of them; scratch is not, nor short messages. */
+/* Buffers are read in place, and so are long messages from them. Scratch and short messages are
+ * not. */
 Test(model_device, what_is_open, .timeout = 30)
 {
     dcomm_tuning t = measured();
@@ -289,7 +291,8 @@ static void paths_of(const dcomm_tuning *tuning, const int *hosts, const dcomm_c
     cr_assert_eq(rows[2].direct_pairs, 0);
 }
 
-/* Each path, its price by the choice that would count on it, and why that does not. */
+/* Each path has a price, by the choice that would count on it, and the reason why the choice does
+ * not. */
 Test(model_device, paths, .timeout = 30)
 {
     const int pairs[] = {0, 1, 0, 1}, apart[] = {0, 1, 2, 3};

@@ -1,4 +1,5 @@
-/* nccl_ranks.h - for tests of NCCL's face: ranks as processes, and numbers of all its types. */
+/* nccl_ranks.h - for tests of NCCL's interface: ranks as processes, and numbers of all its
+ * types. */
 #ifndef NCCL_RANKS_H
 #define NCCL_RANKS_H
 
@@ -18,7 +19,7 @@
         PROCS_CHECK(result_ == ncclSuccess, "%s: %s: %s", #call, ncclGetErrorString(result_), \
                     ncclGetLastError(NULL));                                                  \
     } while (0)
-/* The call is refused so, with a sentence that holds `words`. */
+/* Check that the call returns `result`, with a sentence that holds `words`. */
 #define NCCL_REFUSES(call, result, words)                                                  \
     do {                                                                                   \
         ncclResult_t result_ = (call);                                                     \
@@ -28,7 +29,7 @@
                     ncclGetLastError(NULL));                                               \
     } while (0)
 
-/* Join as one of n processes; blob 0 is the id. */
+/* Return the id of n processes, which blob 0 carries. */
 static inline ncclUniqueId ranks_id(int rank, procs_shared *s)
 {
     ncclUniqueId id;
@@ -49,7 +50,7 @@ static inline ncclComm_t ranks_join(int rank, int n, procs_shared *s)
     return comm;
 }
 
-/* The end of a rank: nobody's process ends, which is at once here, before all are done. */
+/* End a rank. Its process ends right after this, so wait: none may end before all are done. */
 static inline int ranks_leave(int rank, int n, int dead, procs_shared *s, ncclComm_t comm)
 {
     NCCL(ncclCommFinalize(comm));
@@ -139,7 +140,7 @@ static inline void numbers_put(void *device, size_t n, ncclDataType_t type, numb
     free(here);
 }
 
-/* Compare device memory, behind what the stream holds. */
+/* Compare device memory with the expected numbers, after all work of the stream. */
 static inline void numbers_are(const char *what, const void *device, size_t n, ncclDataType_t type,
                                number_fn fn, const void *arg, cudaStream_t stream)
 {

@@ -1,4 +1,4 @@
-/* test_nccl.c - NCCL's face: every collective with every type and operator, in the order of
+/* test_nccl.c - NCCL's interface: every collective with every type and operator, in the order of
  * streams, on 1 to 4 processes. */
 #define _GNU_SOURCE
 #include "nccl_ranks.h"
@@ -10,10 +10,11 @@ enum { MOST = 4, BLOCK = 517 };
 typedef struct place {
     int rank, n;
     ncclRedOp_t op;
-    size_t block; /* that is looked at: the index of its first number */
+    size_t block; /* index of the first number to look at */
 } place;
 
-/* What rank `rank` has at i: from 1 to 3, and for averages such that sums are multiples of n. */
+/* Return rank `rank`'s number at i: from 1 to 3; for averages such that sums are multiples of
+ * n. */
 static double own(size_t i, const void *arg)
 {
     const place *p = arg;
@@ -35,7 +36,7 @@ static double reduced(size_t i, const void *arg)
               : p.op == ncclMin  ? (x < all ? x : all)
                                  : all + x;
     }
-    if (p.op == ncclAvg) { /* integers are cut, as C's division does */
+    if (p.op == ncclAvg) { /* integers are truncated, as by C's division */
         all /= p.n;
     }
     return all;
@@ -91,7 +92,7 @@ static void reductions(const bench *b, ncclRedOp_t op)
     numbers_are("reduce-scatter", out, BLOCK, b->type, want, &p, b->stream);
 }
 
-/* Block `block` of rank `rank` is at `device`. */
+/* Check that block `block` of rank `rank` is at `device`. */
 static void block_is(const bench *b, const char *what, const char *device, int rank, int block)
 {
     const place p = {rank, b->n, ncclSum, (size_t)block * BLOCK};
@@ -223,7 +224,7 @@ Test(nccl, a_collective_is_in_order_with_its_stream)
     runs(2, stream_order, 60);
 }
 
-/* Calls on many streams return, though nothing of what these hold has been done. */
+/* Calls on many streams return before any of the streams' work is done. */
 static int many_streams(int rank, int n, procs_shared *s, void *arg)
 {
     enum { STREAMS = 20 };

@@ -1,5 +1,5 @@
-/* test_nccl_codec.c - NCCL's face: codec "auto" is decided at the end of the group, for any number
- * of lengths, communicators and ranks of a thread that are in it. */
+/* test_nccl_codec.c - NCCL's interface: the end of a group decides on codec "auto", for any number
+ * of lengths, communicators and ranks of a thread in the group. */
 #define _GNU_SOURCE
 #include "nccl_ranks.h"
 #include <criterion/criterion.h>
@@ -31,7 +31,7 @@ static void done(void)
     unsetenv("DCOMM_TUNE_FILE");
 }
 
-/* tuned: by the file, where there is one. */
+/* tuned: by the tuning file, if there is one. */
 static void settings(bool tuned)
 {
     setenv("DCOMM_CODEC", "auto:qsgd:bits=8", 1);
@@ -55,7 +55,7 @@ static float *values(size_t count, int rank)
     return there;
 }
 
-/* Whether the sum over n ranks was sent compressed, by what is lost of it. */
+/* Return true if the sum over n ranks was sent compressed, which its rounding errors show. */
 static bool coded(const float *there, size_t count, int n)
 {
     float *here = malloc(count * sizeof *here);
@@ -73,7 +73,7 @@ static bool coded(const float *there, size_t count, int n)
 
 /* ---- all ranks of a thread ---- */
 
-/* All lengths in one group, twice: decided, and known. */
+/* Run all lengths in one group, twice: first to decide, then with the decision known. */
 static void of_one_thread(int n, bool expected)
 {
     ncclComm_t comms[4];
@@ -138,7 +138,7 @@ Test(nccl_codec, all_ranks_of_one_thread, .timeout = 110)
 
 /* ---- ranks that are processes ---- */
 
-/* Two communicators in one group, of which one rank calls them outside of it. */
+/* Two communicators in one group; one rank calls them outside of the group. */
 static int divided(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
@@ -175,7 +175,7 @@ Test(nccl_codec, two_communicators_in_a_group, .timeout = 60)
     done();
 }
 
-/* Ranks that cannot agree have an error, from the end of the group as from a call alone, and the
+/* Ranks that cannot agree get an error, from the end of the group as from a single call. The
  * streams go on. */
 static int lost(int rank, int n, procs_shared *s, void *arg)
 {

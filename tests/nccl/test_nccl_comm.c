@@ -1,5 +1,5 @@
-/* test_nccl_comm.c - NCCL's face: communicators begin, divide, shrink, fail and end, and what is
- * refused is refused with a sentence. */
+/* test_nccl_comm.c - NCCL's interface: communicators begin, divide, shrink, fail and end; each
+ * refusal has a sentence. */
 #define _GNU_SOURCE
 #include "nccl_ranks.h"
 #include "cuda_host.h"
@@ -14,7 +14,7 @@ static void runs(int n, procs_fn fn, int dies)
     }
 }
 
-/* The sum of ones over a communicator, as its size. */
+/* Return the sum of ones over a communicator, which is its size. */
 static int summed(ncclComm_t comm)
 {
     float one = 1, *x = NULL;
@@ -69,7 +69,7 @@ static int refusals(int rank, int n, procs_shared *s, void *arg)
     config.magic = 0;
     NCCL_REFUSES(ncclCommInitRankConfig(&none, 2, id, 0, &config), argument,
                  "NCCL_CONFIG_INITIALIZER");
-    /* A capture goes on without what is refused in it. */
+    /* A capture goes on without the calls that are refused in it. */
     CUDA(cudaStreamCreate(&captured));
     CUDA(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal));
     NCCL_REFUSES(ncclAllReduce(x, x, 4, ncclFloat, ncclSum, comm, captured), usage,
@@ -77,7 +77,7 @@ static int refusals(int rank, int n, procs_shared *s, void *arg)
     CUDA(cudaStreamEndCapture(captured, &graph));
     CUDA(cudaGraphDestroy(graph));
     CUDA(cudaStreamDestroy(captured));
-    /* What is refused inside a group, its end says again; nothing of the rest is lost. */
+    /* The group's end returns the error of a call refused inside it; the other calls run. */
     NCCL(ncclGroupStart());
     (void)ncclAllReduce(x, NULL, 4, ncclFloat, ncclSum, comm, NULL);
     NCCL(ncclAllReduce(x, x, 4, ncclFloat, ncclSum, comm, NULL));
@@ -118,8 +118,8 @@ Test(nccl_comm, versions_and_texts)
 
 /* ---- from one, others ---- */
 
-/* A codec that was given to a communicator is that of its parts too, whatever else they are given,
- * unless they are given another. */
+/* Parts of a communicator inherit its codec, whatever else they are given, unless they are given
+ * another codec. */
 static int keeps_codec(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 4096 };
@@ -257,7 +257,7 @@ static int without_blocking(int rank, int n, procs_shared *s, void *arg)
         NCCL_REFUSES(ncclCommUserRank(comm, &rank), ncclInvalidUsage, "still being created");
         procs_post(s, 0, 1);
     }
-    /* Asked for until it is there, as NCCL's documentation does. */
+    /* Poll until it is there, as NCCL's documentation does. */
     do {
         procs_nap();
         NCCL(ncclCommGetAsyncError(comm, &state));
@@ -272,7 +272,8 @@ Test(nccl_comm, created_without_blocking)
     runs(2, without_blocking, -1);
 }
 
-/* A communicator ends by itself, but not the process's last one: devices may be reset behind it. */
+/* Destroying a communicator does not wait for other ranks, except for the process's last one:
+ * devices may be reset after that. */
 static int ends(int rank, int n, procs_shared *s, void *arg)
 {
     ncclComm_t comm = ranks_join(rank, n, s), other = NULL;
@@ -320,7 +321,8 @@ static int loses_one(int rank, int n, procs_shared *s, void *arg)
     }
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA(cudaMalloc((void **)&x, 4096));
-    /* Enqueued, or refused if the loss is known already; the stream is not held up either way. */
+    /* The call is enqueued, or refused if the loss is known already; neither holds up the
+     * stream. */
     (void)ncclAllReduce(x, x, 1024, ncclFloat, ncclSum, comm, stream);
     CUDA(cudaStreamSynchronize(stream));
     PROCS_TRUE(await_error(comm) == ncclRemoteError);
@@ -388,9 +390,9 @@ Test(nccl_comm, ranks_that_disagree_are_told)
     runs(2, disagree, -1);
 }
 
-/* ---- memory that is registered ---- */
+/* ---- registered memory ---- */
 
-/* Bytes that one sum copies out of the device. */
+/* Return the bytes that one sum copies out of the device. */
 static uint64_t copied_by_sum(ncclComm_t comm, float *x, size_t count)
 {
     cuda_host_counts before, after;
@@ -407,8 +409,8 @@ static uint64_t copied_by_sum(ncclComm_t comm, float *x, size_t count)
     return after.to_host.bytes - before.to_host.bytes;
 }
 
-/* Memory of ncclMemAlloc's is read by peers where it lies while it is registered, and given back
- * whether or not it was deregistered before. */
+/* Peers read ncclMemAlloc's memory in place while it is registered. It can be freed whether or not
+ * it was deregistered before. */
 static int registered(int rank, int n, procs_shared *s, void *arg)
 {
     enum { SIZE = 300000, TIMES = 6 };

@@ -1,5 +1,5 @@
-/* test_build.c - the public plan builder: what it refuses, in which words, and a plan of each step.
- */
+/* test_build.c - the public plan builder: its errors and their sentences, and a plan with each
+ * kind of step. */
 #define _GNU_SOURCE
 #include "dcomm.h"
 
@@ -15,7 +15,7 @@ static dcomm_builder *begin(int rank, int nranks)
     return b;
 }
 
-/* Finish a plan that must be refused with a sentence that has these words. */
+/* Finish a plan that must be refused with a sentence that holds `words`. */
 static void refused(dcomm_builder *b, dcomm_status status, const char *words)
 {
     dcomm_plan *plan = (dcomm_plan *)b;
@@ -45,7 +45,7 @@ Test(build, arguments)
               dcomm_last_error());
     cr_assert_eq(dcomm_build_create("x", 0, 2, DCOMM_F32, DCOMM_SUM, NULL), DCOMM_ERR_INVALID);
     cr_assert_null(b);
-    /* Without a builder nothing happens. */
+    /* Without a builder, the calls do nothing. */
     dcomm_build_buffers(b, 64, 64);
     dcomm_build_copy(b, 0, out(), in(), 0);
     cr_assert(dcomm_build_loop(b, 0, dcomm_const(2)) == 0);
@@ -70,7 +70,7 @@ Test(build, mistakes)
 {
     dcomm_builder *b = begin(1, 4);
     dcomm_build_copy(b, DCOMM_PLAN_MAX_LANES, out(), in(), 0);
-    dcomm_build_end(b, 0); /* only the first mistake is told */
+    dcomm_build_end(b, 0); /* only the first mistake is reported */
     refused(b, DCOMM_ERR_UNSUPPORTED, "mine: lane is 64; it may be 0 to 63");
     b = begin(1, 4);
     dcomm_build_end(b, 3);

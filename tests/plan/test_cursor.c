@@ -1,4 +1,4 @@
-/* test_cursor.c - the cursor that walks plans, against numbers written by hand: engine, checker,
+/* test_cursor.c - the cursor that walks plans, against hand-written numbers. Engine, checker,
  * model and simulator all share it, so none of them would notice its mistakes. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Warray-bounds" /* gcc 12 follows END where no loop is open */
@@ -114,7 +114,7 @@ Test(cursor, values_outside_their_ranges)
     wrong(&p, e, "64 bits");
     e = (dcomm_expr){.kind = DCOMM_EXPR_AFFINE, .post = {INT64_MAX}};
     wrong(&p, e, "64 bits");
-    p.scope.words = NULL; /* nobody knows them */
+    p.scope.words = NULL; /* their values are unknown */
     e = (dcomm_expr){.kind = DCOMM_EXPR_WORD, .scale = 1};
     cr_assert_eq(dcommi_cursor_value(&p.cursor, &e, &v), DCOMM_ERR_UNSUPPORTED);
 }
@@ -149,7 +149,8 @@ static void piece(const place *p, const dcomm_operand *o, uint32_t r, int64_t of
               x.offset, x.length);
 }
 
-/* Repeat, stride, clip and max_length; a length that is a word takes the r-th behind it. */
+/* Repeat, stride, clip and max_length. If a length is a word, piece r has the r-th word behind
+ * it. */
 Test(cursor, pieces)
 {
     place p;
@@ -205,7 +206,7 @@ static dcomm_plan *finish(dcomm_builder *b)
     return plan;
 }
 
-/* Walk a lane; write the `value` of each step that is no loop. Stop after `most`. */
+/* Walk a lane; write to `seen` the `value` of each step that is no loop. Stop after `most`. */
 static size_t walk(const dcomm_plan *plan, int64_t *seen, size_t most)
 {
     dcommi_scope scope = {.plan = plan, .words = words};
@@ -257,8 +258,8 @@ Test(cursor, nested_loops)
     dcommi_free(plan);
 }
 
-/* No trips, fewer than none, a word's, and an empty body of more trips than anybody can wait for.
- */
+/* Loops of no trips, of fewer than none, of a word's number of trips, and an empty body with more
+ * trips than anybody can wait for. */
 Test(cursor, loops_of_nothing, .timeout = 10)
 {
     static dcomm_builder b;
@@ -362,15 +363,15 @@ Test(cursor, tags_words_and_elements)
     refused(dcommi_cursor_word(&p.cursor, &s, &word), "words[-1] of 3");
     s.value = dcomm_const(INT64_MAX);
     refused(dcommi_cursor_word(&p.cursor, &s, &word), "of 3");
-    s.kind = DCOMM_STEP_RECV_REDUCE; /* it takes no other length than its dst's */
+    s.kind = DCOMM_STEP_RECV_REDUCE; /* it takes only the length of its dst */
     cr_assert_eq(dcommi_cursor_word(&p.cursor, &s, &word), DCOMM_OK);
     cr_assert_eq(word, -1);
 }
 
 /* ---- sub-plans ---- */
 
-/* Rank 5 of 8 calls, as rank 1 of {6, 5, 2, 7}, a plan that calls, as rank 1 of {3, 1}, a third.
- * All that is numbered is shifted by both. */
+/* Rank 5 of 8 calls a plan as rank 1 of {6, 5, 2, 7}. That plan calls a third one as rank 1 of {3,
+ * 1}. All numbers are shifted by both. */
 Test(cursor, sub_plans_in_sub_plans)
 {
     dcomm_plan inner = {
@@ -435,7 +436,7 @@ Test(cursor, sub_plans_in_sub_plans)
     cr_assert(rank == 7 && tag == 49);
     cr_assert_eq(dcommi_cursor_owner(&at, 1, 1, &rank), DCOMM_OK);
     cr_assert_eq(rank, 7);
-    /* Limits of a caller: the last value that fits, then one further. */
+    /* A caller's limits: the last value that fits, then the one after it. */
     next.tag = dcomm_const(8);
     cr_assert_eq(dcommi_cursor_call(&in, &next, &third), DCOMM_OK);
     next.tag = dcomm_const(9);

@@ -1,5 +1,6 @@
-/* docs_context.h - what fragments of C in README.md and docs/ take for granted: a program's own variables and
- * functions. tests/tools/test_docs.sh compiles each fragment as the body of a function behind it. */
+/* docs_context.h - the variables and functions of a program that fragments of C in README.md and
+ * docs/ use. tests/tools/test_docs.sh compiles each fragment as the body of a function behind
+ * it. */
 #include "dcomm.h"
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
-/* plain_names.c - one rank of a training, in a program that defines functions by names of the
- * C library. tests/tools/header.sh makes those (each ends the program), links them and this file with
- * dcomm, and runs it.
+/* plain_names.c - one rank of a training, in a program that defines functions with names of the C
+ * library. tests/tools/header.sh writes these functions, each of which ends the program. It links
+ * them and this file with dcomm, and runs the program.
  *
  *   plain_names DIRECTORY    writes a tuning there; exits with 0 if all sums are right */
 #include "dcomm.h"
@@ -33,7 +33,7 @@ static void all_reduce(dcomm_comm *comm, float *x, const dcomm_coll_opts *opts, 
     }
 }
 
-/* Compressed, with what is rounded away kept, saved and loaded. */
+/* Sum with compression and error feedback, and save and load the state. */
 static void compressed(dcomm_comm *comm, float *x, const char *spec)
 {
     dcomm_codec *codec;

@@ -1,6 +1,6 @@
-/* moe_case.h - a layer of experts of which every rank knows what must come out: expert e multiplies
- * its rows by e + 1. Tokens, routing and gradients follow from seeds, so that each rank can say
- * what the others have. */
+/* moe_case.h - a layer of experts whose result every rank knows: expert e multiplies its rows by e
+ * + 1. Tokens, routing and gradients follow from seeds, so that each rank can compute those of the
+ * others. */
 #ifndef MOE_CASE_H
 #define MOE_CASE_H
 
@@ -10,7 +10,7 @@
 
 enum { MOE_TOKENS = 40, MOE_HIDDEN = 24, MOE_EXPERTS = 32 };
 
-/* How tokens choose. */
+/* Distributions of tokens over experts. */
 typedef enum moe_skew { MOE_RANDOM, MOE_ONE, MOE_NONE, MOE_SOME_EMPTY, MOE_SKEWS } moe_skew;
 
 typedef struct moe_case {
@@ -18,7 +18,7 @@ typedef struct moe_case {
     int owner[MOE_EXPERTS];
     moe_skew skew;
     uint64_t seed;
-    double tolerance; /* of sums, relative; 0: they are exact */
+    double tolerance; /* relative, of sums; 0: they are exact */
     int rank, size;
     size_t tokens;
     int32_t experts[MOE_TOKENS * DCOMM_MOE_K_MAX];
@@ -33,7 +33,7 @@ static inline size_t moe_tokens_of(const moe_case *t, int rank)
     return t->skew == MOE_SOME_EMPTY && rank % 2 == 1 ? 0 : tokens;
 }
 
-/* Experts of a token are different; some places are empty. */
+/* Choose different experts for a token; leave some places empty. */
 static inline void moe_choose(const moe_case *t, int rank, size_t token, int32_t *experts,
                               float *weights)
 {
@@ -41,7 +41,7 @@ static inline void moe_choose(const moe_case *t, int rank, size_t token, int32_t
     for (int j = 0; j < t->opts.k; j++) {
         int32_t e = (int32_t)(ranks_random(&state) % t->opts.experts);
         for (int i = 0; i < j; i++) {
-            if (experts[i] == e) { /* again from the first: the one before may have been the next */
+            if (experts[i] == e) { /* start again: `e` may now equal an earlier one */
                 e = (int32_t)((size_t)(e + 1) % t->opts.experts);
                 i = -1;
             }
@@ -56,7 +56,7 @@ static inline void moe_choose(const moe_case *t, int rank, size_t token, int32_t
     }
 }
 
-/* Small whole numbers, exact in all types. */
+/* Return a small whole number, exact in all types. */
 static inline double moe_value(const moe_case *t, int rank, size_t token, size_t i, bool gradient)
 {
     uint64_t state = t->seed * 77 + (uint64_t)rank * 100003 + token * 1009 + i * 2 + gradient;
@@ -79,7 +79,7 @@ static inline void moe_check(const moe_case *t, const char *what, size_t at, dou
                 t->size, (int)t->seed, t->opts.k, (int)t->opts.form, what, at, got, wanted);
 }
 
-/* The owner of an expert as the library must see it. */
+/* Return the owner of an expert as the library must see it. */
 static inline int moe_owner(const moe_case *t, size_t e)
 {
     return t->opts.owner != NULL ? t->owner[e] : (int)(e * (size_t)t->size / t->opts.experts);
@@ -107,8 +107,8 @@ static inline int moe_chunks(const moe_case *t)
     return t->opts.chunks > 0 ? t->opts.chunks : 1;
 }
 
-/* The rows of a batch are those that ranks have sent, in order, times `weight` where they are
- * gradients; without capacity. */
+/* Check that a batch holds the rows that ranks have sent, in order, times `weight` if they are
+ * gradients. Only without capacity limits. */
 static inline void moe_check_batch(const moe_case *t, int c, const dcomm_moe_batch *b,
                                    bool gradient)
 {
@@ -142,7 +142,7 @@ static inline void moe_check_batch(const moe_case *t, int c, const dcomm_moe_bat
     PROCS_TRUE(b->nexperts == 0 || b->first[local] == at);
 }
 
-/* Expert e multiplies by e + 1: values, and gradients of its inputs. */
+/* Run the experts: expert e multiplies values, and gradients of its inputs, by e + 1. */
 static inline void moe_work(const moe_case *t, const dcomm_moe_batch *b)
 {
     for (size_t l = 0; l < b->nexperts; l++) {
@@ -192,7 +192,7 @@ static inline void moe_backward(moe_case *t, const void *dy, float *dweights, vo
     }
 }
 
-/* y and dx are sums over a token's experts of weight * (e + 1) * x, and of dy. */
+/* Check y and dx: sums over a token's experts of weight * (e + 1) * x, and of dy. */
 static inline void moe_check_sums(const moe_case *t, const char *what, const void *y, bool gradient)
 {
     for (size_t at = 0; at < t->tokens * t->opts.hidden; at++) {
@@ -225,7 +225,7 @@ static inline void moe_check_dweights(const moe_case *t, const float *dweights)
     }
 }
 
-/* A step forth and back, everything looked at. */
+/* Run a step forth and back, and check all of it. */
 static inline void moe_step(moe_case *t)
 {
     ranks_buffer x = ranks_buffer_make(MOE_TOKENS * MOE_HIDDEN * 4, 0);

@@ -40,7 +40,7 @@ static int sums(int rank, int n, procs_shared *s, void *arg)
     dcomm_comm *comm = join(rank, n, s);
     const size_t sizes[] = {1, 700, 20000, 0};
     uint64_t seed = (uint64_t)rank + 5;
-    /* The everyday run has a third with each number of ranks. */
+    /* The everyday run takes a third of the cases with each number of ranks. */
     const int stride = test_full() ? 1 : 3;
     for (int round = n % stride; round < 10; round += stride) {
         static set t;
@@ -57,7 +57,7 @@ static int sums(int rank, int n, procs_shared *s, void *arg)
         for (int step = 0; step < 6; step++) {
             int32_t own = rank;
             set_backward(&t, step, 1 + (round + step) % 3, &seed);
-            /* The caller's own collectives may come between, here or there. */
+            /* The caller's own collectives may run in between, at different places. */
             RANKS_OK(dcomm_allreduce(comm, &own, &own, 1, DCOMM_I32, DCOMM_SUM, NULL));
             PROCS_TRUE(own == n * (n - 1) / 2);
             size_t one = ranks_random(&seed) % t.n;
@@ -136,8 +136,7 @@ Test(bucket, layout, .timeout = 30)
     on(2, RANKS_LOCAL, 25, layout);
 }
 
-/* Buckets that are too short for their codec are put together, in time that grows with their
- * number. */
+/* Buckets that are too short for their codec are merged, in time that grows with their number. */
 static int many(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
@@ -207,7 +206,8 @@ static int accumulation(int rank, int n, procs_shared *s, void *arg)
                 set_shuffle(&t, order, &seed);
                 for (size_t at = 0; at < t.n; at++) {
                     size_t i = order[at];
-                    /* 2 has a gradient in the first of them only, 3 on one rank only. */
+                    /* Parameter 2 has a gradient in the first micro-step only, parameter 3 on one
+                     * rank only. */
                     if (i == 0 || (i == 2 && micro > 0) || (i == 3 && rank != 1)) {
                         continue;
                     }
@@ -277,7 +277,7 @@ static int weights(int rank, int n, procs_shared *s, void *arg)
             if (begin.weight > 0) {
                 set_backward(&t, step, 2, &seed);
             }
-            for (size_t i = 0; i < t.n && begin.weight == 0; i++) { /* whatever is in there */
+            for (size_t i = 0; i < t.n && begin.weight == 0; i++) { /* whatever was there before */
                 if (t.params[i].count > 0 && t.params[i].dtype <= DCOMM_F32) {
                     ranks_put(dcomm_param_grad(t.b, i), 0, t.params[i].dtype, (double)NAN);
                 }
@@ -402,7 +402,7 @@ static void saved_make(saved_run *r, dcomm_comm *comm, bool scaler)
     }
 }
 
-/* Parameters become ready in another order than they are registered in. */
+/* Mark parameters ready in another order than that of registration. */
 static void saved_step(saved_run *r, int rank, int step, float size)
 {
     static const size_t order[SAVED_PARAMS] = {1, 3, 0, 2};
@@ -428,7 +428,7 @@ static void saved_end(saved_run *r)
     RANKS_OK(dcomm_buckets_destroy(&r->b));
 }
 
-/* All that is held back comes out in steps without gradients. */
+/* Run steps without gradients until all that is held back has come out. */
 static void saved_flush(saved_run *r, int rank, float (*total)[SAVED_COUNT])
 {
     memset(total, 0, SAVED_PARAMS * sizeof *total);
@@ -452,7 +452,8 @@ static unsigned char *saved_state(const saved_run *r, size_t *bytes)
     return state;
 }
 
-/* With the bits of a run that never ended; what is not a state is refused on all ranks. */
+/* A loaded run goes on with the bits of an uninterrupted one. Bytes that are no state are refused
+ * on all ranks. */
 static int goes_on(int rank, int n, procs_shared *s, void *arg)
 {
     static saved_run whole, part, next;
@@ -501,7 +502,7 @@ Test(bucket, saved_and_loaded, .timeout = 60)
     on(3, RANKS_LOCAL, 50, goes_on);
 }
 
-/* Two ranks take over from three: what was held back is sent, all of it. */
+/* Two ranks take over from three: all that was held back is sent. */
 static int fewer(int rank, int n, procs_shared *s, void *arg)
 {
     static saved_run old, next;

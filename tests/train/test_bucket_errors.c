@@ -1,5 +1,5 @@
-/* test_bucket_errors.c - what goes wrong with gradient buckets is an error on every rank that names
- * the parameter, and leaves the communicator that they were made from as it was. */
+/* test_bucket_errors.c - errors of gradient buckets: every rank gets one that names the parameter,
+ * and the communicator that the buckets were made from stays as it was. */
 #define _GNU_SOURCE
 #include "bucket_set.h"
 #include "placed.h"
@@ -94,7 +94,7 @@ Test(bucket_errors, differences, .timeout = 60)
     on(4, RANKS_PAIRS, 25, differences);
 }
 
-/* One rank's own mistake is known to all. */
+/* One rank's mistake is reported to all ranks. */
 static int mistakes(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
@@ -158,7 +158,7 @@ Test(bucket_errors, mistakes, .timeout = 60)
 
 /* ---- exchanges of the buckets' own ---- */
 
-/* Rank 1 does not register, but all have the communicator for it. */
+/* Rank 1 does not register, but creates the communicator that registering creates. */
 static int unregistered(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
@@ -284,7 +284,7 @@ static void err(set *t, int what)
     expect(status, odd && what != APART ? DCOMM_ERR_INVALID : DCOMM_ERR_ABORTED, words[what]);
     PROCS_CHECK(what == APART || odd || strstr(dcomm_last_error(), "rank 1 aborted") != NULL, "%s",
                 dcomm_last_error());
-    /* And so it remains. */
+    /* The error stays. */
     dcomm_buckets_info info;
     RANKS_OK(dcomm_buckets_get_info(t->b, &info));
     PROCS_TRUE(info.status < 0);
@@ -328,7 +328,7 @@ Test(bucket_errors, steps, .timeout = 60)
     on(4, RANKS_HOSTS, 25, steps);
 }
 
-/* What the step survives. */
+/* Make mistakes that a step survives. */
 static int slips(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
@@ -347,7 +347,8 @@ static int slips(int rank, int n, procs_shared *s, void *arg)
         set_compute(&t, 0, step, false);
         expect(dcomm_param_mark_ready(t.b, 0, &t), DCOMM_ERR_UNSUPPORTED,
                "without DCOMM_WITH_CUDA");
-        expect(dcomm_param_mark_ready(t.b, 12, NULL), DCOMM_ERR_INVALID, "i is 12; there are 12 parameters");
+        expect(dcomm_param_mark_ready(t.b, 12, NULL), DCOMM_ERR_INVALID,
+               "i is 12; there are 12 parameters");
         expect(dcomm_param_mark_ready(NULL, 0, NULL), DCOMM_ERR_INVALID, "b is NULL");
         RANKS_OK(dcomm_group_start());
         expect(dcomm_param_mark_ready(t.b, 0, NULL), DCOMM_ERR_INVALID, "dcomm_group_start");
@@ -379,7 +380,7 @@ Test(bucket_errors, slips, .timeout = 30)
     on(2, RANKS_LOCAL, 25, slips);
 }
 
-/* A rank that dies in the middle of a step. */
+/* A rank dies in the middle of a step. */
 static int death(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
@@ -398,7 +399,8 @@ static int death(int rank, int n, procs_shared *s, void *arg)
     status = status == DCOMM_OK ? dcomm_buckets_wait(t.b) : status;
     expect(status, DCOMM_ERR_PEER, "rank 1");
     set_end(&t);
-    /* Their communicator has told it; the caller's own may have heard of it too. */
+    /* The buckets' communicator has returned the error; the caller's own may have noticed it
+     * too. */
     status = dcomm_comm_destroy(&comm);
     PROCS_TRUE(status == DCOMM_OK || status == DCOMM_ERR_PEER);
     return 0;

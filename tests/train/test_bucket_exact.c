@@ -1,12 +1,12 @@
-/* test_bucket_exact.c - gradient buckets and bits: rank order makes them independent of buckets;
- * codecs by rule; error feedback loses nothing, also when buckets are built again. */
+/* test_bucket_exact.c - gradient buckets and bits: sums in rank order do not depend on the
+ * buckets; codecs by rule; error feedback loses nothing, also when buckets are rebuilt. */
 #define _GNU_SOURCE
 #include "bucket_set.h"
 #include "placed.h"
 
 #include <math.h>
 
-/* Any number of about this size. */
+/* Return a pseudo-random number of moderate size. */
 static float noise(size_t i, size_t j, int rank)
 {
     uint64_t seed = i * 1000003 + j * 31 + (uint64_t)rank * 77;
@@ -153,7 +153,7 @@ Test(bucket_exact, rules, .timeout = 30)
     on(2, RANKS_LOCAL, 25, rules);
 }
 
-/* One gradient in the first step, zeros from then on: what was held back comes all the same. */
+/* One gradient in the first step, zeros from then on: all that was held back still arrives. */
 static int drained(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
@@ -269,7 +269,7 @@ Test(bucket_exact, estimates, .timeout = 60)
     on(2, RANKS_LOCAL, 25, estimates);
 }
 
-/* What "auto" comes to is the same on all ranks and does not stop calls that may not block. */
+/* "auto" chooses the same codec on all ranks, and does not block calls that may not block. */
 static int automatic(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;

@@ -1,5 +1,5 @@
-/* test_bucket_saved.c - saved states of buckets whose hash is right and whose values are not: each
- * is refused by name, and the buckets stay as they were. */
+/* test_bucket_saved.c - saved states of buckets with a right hash and wrong values: each is
+ * refused by name, and the buckets stay as they were. */
 #define _GNU_SOURCE
 #include "dcomm/impl/train/bucket/save.h"
 

@@ -1,18 +1,18 @@
-/* test_bucket_shard.c - sharded buckets: each rank updates what it owns, and after the gather all
- * have, bit for bit, the parameters of a run in which every rank updates everything. */
+/* test_bucket_shard.c - sharded buckets: each rank updates its own shard. After the gather all
+ * ranks have, bit for bit, the parameters of a run in which every rank updates everything. */
 #define _GNU_SOURCE
 #include "bucket_set.h"
 #include "placed.h"
 
 enum { N = 17, MOST = 700, STEPS = 5 };
 
-/* Parameters and what their optimizer keeps of each element. */
+/* Parameters, and the optimizer's state for each element. */
 typedef struct weights {
     float value[N * MOST], momentum[N * MOST];
     size_t at[N];
 } weights;
 
-/* A gradient that depends on the weights, so that any difference grows. */
+/* Compute a gradient that depends on the weights, so that any difference grows. */
 static void compute(set *t, const weights *w, size_t i, int step)
 {
     float *grad = dcomm_param_grad(t->b, i);
@@ -86,7 +86,7 @@ static int equal(int rank, int n, procs_shared *s, void *arg)
     (void)arg;
     dcomm_comm *comm = join(rank, n, s);
     static weights whole, shards;
-    /* The everyday run has a third with each number of ranks. */
+    /* The everyday run takes a third of the cases with each number of ranks. */
     const int stride = test_full() ? 1 : 3;
     for (int round = n % stride; round < 10; round += stride) {
         train(comm, &whole, false, round);

@@ -1,5 +1,5 @@
-/* test_moe.c - dispatch, experts, combine, and the way back: what comes out is what a rank by
- * itself would have computed, whatever the routing, the owners and the chunks. */
+/* test_moe.c - dispatch, experts, combine, and the way back: the result is what one rank alone
+ * would have computed, whatever the routing, the owners and the chunks. */
 #define _GNU_SOURCE
 #include "moe_case.h"
 
@@ -47,7 +47,7 @@ static int exact(int rank, int n, procs_shared *s, void *arg)
     return ranks_leave(&comm);
 }
 
-/* Each in seconds on an idle machine; they are given time for a busy one. */
+/* Each takes seconds on an idle machine; leave time for a busy one. */
 Test(moe, exact, .timeout = 300)
 {
     for (int n = 1; n <= 5; n++) {
@@ -65,7 +65,7 @@ Test(moe, exact_more_ranks, .timeout = 300)
     on(4, RANKS_PAIRS, 60, exact);
 }
 
-/* Numbers whose sums are rounded: the order is that of a token's k places, whatever the ranks. */
+/* Sums are rounded here: their order is that of a token's k places, whatever the ranks. */
 static int ordered(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;

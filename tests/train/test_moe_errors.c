@@ -1,4 +1,4 @@
-/* test_moe_errors.c - what goes wrong on one rank is an error on every rank that says where, and
+/* test_moe_errors.c - an error on one rank is an error on every rank, says where it was, and
  * leaves the communicator as it was. */
 #define _GNU_SOURCE
 #include "moe_case.h"
@@ -109,7 +109,8 @@ Test(moe_errors, routing, .timeout = 60)
     on(4, RANKS_PAIRS, 25, routing);
 }
 
-/* Calls out of turn, by one rank: it is told what is wrong, the others who and what. */
+/* One rank calls out of turn: it is told what is wrong, and the others are told the rank and the
+ * error. */
 static int turns(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;

@@ -1,5 +1,5 @@
-/* test_moe_forms.c - rows that travel once per host, that are encoded, that experts have no room
- * for. */
+/* test_moe_forms.c - rows that travel once per host, encoded rows, and rows for which experts have
+ * no room. */
 #define _GNU_SOURCE
 #include "moe_case.h"
 
@@ -10,7 +10,8 @@ static int hierarchical(int rank, int n, procs_shared *s, void *arg)
     (void)arg;
     static const size_t experts[] = {6, 8, 17, 32};
     dcomm_comm *comm = join(rank, n, s);
-    /* The everyday run has a third with each number of ranks, all with three of them. */
+    /* The everyday run takes a third of the cases with each number of ranks, and all with three
+     * ranks. */
     const int stride = test_full() ? 1 : 3;
     for (int round = (n + n / 6) % stride; round < 16; round += stride) {
         static moe_case t;
@@ -47,7 +48,7 @@ Test(moe_forms, hierarchical, .timeout = 60)
     on(test_full() ? 7 : 5, RANKS_PAIRS, 25, hierarchical);
 }
 
-/* All experts of a token on one host: by the statistics its row crosses once. */
+/* All experts of a token are on one host: the statistics show that its row crosses once. */
 static int once(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
@@ -87,7 +88,7 @@ Test(moe_forms, once, .timeout = 30)
 
 /* ---- the choice ---- */
 
-/* By numbers in which the network costs all, and in which it costs nothing. */
+/* Choose by a tuning in which only the network costs time, and by one in which it is free. */
 static int choice(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
@@ -128,7 +129,8 @@ Test(moe_forms, choice, .timeout = 30)
 
 /* ---- capacity ---- */
 
-/* What a rank by itself would admit, with the tokens of all ranks in order. */
+/* Return the number of places that a single rank would drop, with the tokens of all ranks in
+ * order. */
 static size_t admitted(const moe_case *t, size_t capacity, size_t *load, bool *kept)
 {
     size_t dropped = 0;
@@ -184,7 +186,7 @@ static int capacity(int rank, int n, procs_shared *s, void *arg)
         PROCS_TRUE(total + stats.dropped == stats.asked);
         PROCS_TRUE(stats.dropped + stats.rerouted == dropped);
         PROCS_TRUE(t.opts.policy == DCOMM_MOE_REROUTE || stats.rerouted == 0);
-        for (int e = 0; e < 8; e++) { /* with one place each, no seat is left while one lacks it */
+        for (int e = 0; e < 8; e++) { /* k = 1: dropped only if all are full */
             bool all = t.opts.policy == DCOMM_MOE_REROUTE && t.opts.k == 1 && stats.dropped > 0;
             PROCS_TRUE(!all || stats.load[e] == stats.capacity);
         }

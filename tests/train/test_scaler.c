@@ -1,5 +1,5 @@
-/* test_scaler.c - a gradient that is not finite on one rank: all ranks skip that step, know whose
- * it was, and halve the scale; norms and clipping; residuals are as if the step had not been. */
+/* test_scaler.c - a gradient that is not finite on one rank: all ranks skip that step, learn which
+ * rank had it, and halve the scale; norms and clipping; residuals are as without the step. */
 #define _GNU_SOURCE
 #include "bucket_set.h"
 #include "placed.h"
@@ -14,8 +14,9 @@ static void expect(dcomm_status got, dcomm_status wanted, const char *words)
                 dcomm_last_error());
 }
 
-/* A step whose gradients are set_value times the scale, in a random order; *after: how many others
- * were ready before parameter `bad`, whose element `index` is `value` on this rank. */
+/* Run a step whose gradients are set_value times the scale, in a random order. On this rank,
+ * element `index` of parameter `bad` is `value`. *after: number of parameters ready before
+ * `bad`. */
 static size_t step(set *t, dcomm_scaler *s, int number, uint64_t *seed, size_t bad, size_t index,
                    double value)
 {
@@ -51,7 +52,7 @@ static double expected_norm(const set *t, int number)
     return sqrt(sum);
 }
 
-/* The gradients are what they are without a scale, times `clipped`. */
+/* Check that the gradients are those without a scale, times `clipped`. */
 static void compare(set *t, int number, double clipped)
 {
     for (size_t i = 0; i < t->n; i++) {
@@ -71,7 +72,7 @@ static int injected(int rank, int n, procs_shared *sh, void *arg)
 {
     (void)arg;
     dcomm_comm *comm = join(rank, n, sh);
-    /* The everyday run has a third with each number of ranks. */
+    /* The everyday run takes a third of the cases with each number of ranks. */
     const int stride = test_full() ? 1 : 3;
     for (int round = n % stride; round < 10; round += stride) {
         static set t;
@@ -155,8 +156,8 @@ Test(scaler, injected_hosts, .timeout = 100)
     on(1, RANKS_LOCAL, 45, injected);
 }
 
-/* f16: every gradient is finite, and the sum over the ranks is not; unless ranks divide first, or
- * one rank adds up in f32. */
+/* In f16 every gradient is finite but their sum over the ranks is not, unless ranks divide first
+ * or one rank adds up in f32. */
 static int overflow(int rank, int n, procs_shared *sh, void *arg)
 {
     (void)arg;
@@ -166,7 +167,7 @@ static int overflow(int rank, int n, procs_shared *sh, void *arg)
         dcomm_scaler *s = NULL;
         dcomm_scaler_verdict v;
         uint64_t seed = (uint64_t)rank;
-        bool too_much = (c == 0 && n > 2) || c == 4; /* of two ranks the average is made at once */
+        bool too_much = (c == 0 && n > 2) || c == 4; /* two ranks average at once */
         dcomm_buckets_opts opts = {.sum = c == 4, .predivide = c == 1, .sharded = c == 3};
         opts.coll.algo = c < 2 ? "ring" : NULL;
         opts.coll.accumulate = c == 2 || c == 3 ? DCOMM_F32 : (dcomm_dtype)0;
@@ -203,7 +204,7 @@ Test(scaler, overflow, .timeout = 60)
     on(2, RANKS_HOSTS, 45, overflow);
 }
 
-/* With codecs, a step that is skipped leaves no trace in what comes after it. */
+/* With codecs, a skipped step leaves no trace in later steps. */
 static int residuals(int rank, int n, procs_shared *sh, void *arg)
 {
     (void)arg;
@@ -290,12 +291,12 @@ static int refused(int rank, int n, procs_shared *sh, void *arg)
     expect(dcomm_scaler_step(s, NULL), DCOMM_ERR_INVALID, "verdict is NULL");
     RANKS_OK(dcomm_scaler_step(s, &v));
     expect(dcomm_scaler_step(s, &v), DCOMM_ERR_INVALID, "no step has sent");
-    /* A step that only accumulates is nothing to judge. */
+    /* A step that only accumulates is not judged. */
     RANKS_OK(dcomm_buckets_begin(t.b, &(dcomm_buckets_step){.accumulate = true}));
     expect(dcomm_scaler_destroy(&s), DCOMM_ERR_INVALID, "under way");
     RANKS_OK(dcomm_buckets_wait(t.b));
     expect(dcomm_scaler_step(s, &v), DCOMM_ERR_INVALID, "no step has sent");
-    /* States. */
+    /* Save and load states. */
     RANKS_OK(dcomm_scaler_save(s, state));
     memcpy(other, state, sizeof state);
     other[3] ^= 1;

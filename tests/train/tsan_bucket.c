@@ -1,6 +1,6 @@
-/* tsan_bucket.c - for ThreadSanitizer: gradients become ready in random orders, in several threads,
- * while others progress and wait for single ones; 1,000 schedules, some of them watched by a scaler,
- * some behind steps that only accumulate, some of shards. */
+/* tsan_bucket.c - for ThreadSanitizer: gradients become ready in random orders, in several
+ * threads, while others progress and wait for single ones. 1,000 schedules: some watched by a
+ * scaler, some after steps that only accumulate, some of shards. */
 #define _GNU_SOURCE
 #include "bucket_set.h"
 
@@ -10,11 +10,11 @@ typedef struct waiter {
     pthread_t thread;
     set *t;
     int step;
-    bool sharded; /* a rank gets its part only, which test_bucket_shard compares */
+    bool sharded; /* test_bucket_shard checks a rank's shard */
     _Atomic int stop;
 } waiter;
 
-/* Waits for single parameters while others are still being computed. */
+/* Wait for single parameters while others are still being computed. */
 static void *wait_here_and_there(void *arg)
 {
     waiter *w = arg;

@@ -41,7 +41,7 @@ static dcommi_fifo_end reader(dcommi_fifo *memory)
     return e;
 }
 
-/* Record i of a run: lengths follow from i. */
+/* Return the lengths of record i, which follow from `seed` and i. */
 static size_t lengths(unsigned seed, unsigned i, size_t *header)
 {
     unsigned x = seed + i * 2654435761u;
@@ -49,7 +49,8 @@ static size_t lengths(unsigned seed, unsigned i, size_t *header)
     return next(&x) % 3 == 0 ? next(&x) % (size / 4 - 152) : next(&x) % 100;
 }
 
-/* Its bytes look like words of records, in the very place where the next lap may have some. */
+/* Fill `body` with bytes that look like words of records, at places where the next lap may have
+ * some. */
 static void fill(unsigned char *body, size_t len, uint64_t at)
 {
     for (size_t k = 0; k < len; k++) {
@@ -72,7 +73,7 @@ static bool put(dcommi_fifo_end *w, unsigned seed, unsigned i)
     return body != NULL;
 }
 
-/* NULL: right. */
+/* Return the first error of a record, or NULL. */
 static const char *wrong(const dcommi_fifo_end *e, const dcommi_record *r, unsigned seed,
                          unsigned i)
 {
@@ -196,7 +197,7 @@ Test(fifo, two_threads_with_wide_units, .timeout = 60)
     between_threads();
 }
 
-/* Half a record is none, and does not hold up what came before. */
+/* The reader does not see half a record, and still gets the records before it. */
 Test(fifo, a_writer_that_dies)
 {
     dcommi_fifo *memory = fresh();

@@ -1,6 +1,6 @@
-/* test_sharing.c - ranks of one machine share memory in whatever containers they run, if the
- * containers share enough, and of ranks that are killed nothing is left. Containers are made of the
- * kernel's namespaces; where that is not allowed those tests are skipped. */
+/* test_sharing.c - ranks of one machine share memory in any containers that share enough, and
+ * killed ranks leave nothing behind. Containers are made of the kernel's namespaces; tests skip
+ * where that is not allowed. */
 #define _GNU_SOURCE
 #include "faults.h"
 #include "ranks.h"
@@ -20,7 +20,7 @@ enum { COUNT = 100000, OVER = 63 /* the word that ends a container */ };
 
 typedef struct container {
     const char *name;
-    int own;     /* namespaces */
+    int own;     /* its own namespaces: CLONE_NEW* */
     bool shared; /* /dev/shm */
     int victim;  /* this rank is killed; -1: none */
 } container;
@@ -35,7 +35,7 @@ static bool put(const char *path, const char *text)
     return done;
 }
 
-/* Enter new namespaces, as the user that we are. False: that is not allowed here. */
+/* Enter new namespaces as the current user. Return false if that is not allowed here. */
 static bool enter_namespaces(int own)
 {
     char map[64];
@@ -50,7 +50,7 @@ static bool enter_namespaces(int own)
     return (own & CLONE_NEWUSER) == 0 || put("/proc/self/uid_map", map);
 }
 
-/* Mount a file system that this process and its children alone see. */
+/* Mount a file system that only this process and its children see. */
 static bool mount_fresh(const char *path)
 {
     return mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
@@ -81,8 +81,8 @@ static void skip_without(const container *c)
     }
 }
 
-/* Become a process in the container. With a pid namespace of its own that is a grandchild: the
- * first process of one cannot be killed from inside, and all end with it. */
+/* Become a process in the container: with a pid namespace of its own, a grandchild. The first
+ * process of a namespace cannot be killed from inside, and all end with it. */
 static void become(const container *c, procs_shared *s)
 {
     int status = 0;
@@ -98,7 +98,7 @@ static void become(const container *c, procs_shared *s)
         }
         waitpid(child, &status, 0);
         while (generation == 1 && WIFSIGNALED(status) && atomic_load(&s->words[OVER]) == 0) {
-            procs_nap(); /* what a killed rank has forked lives on */
+            procs_nap(); /* a child of the killed rank lives on */
         }
         _exit(WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status));
     }
@@ -128,7 +128,7 @@ static dcomm_comm *meet_in(fault_rank *f, dcomm_context *context)
     return comm;
 }
 
-/* Sums of plain memory, and of registered memory until it is read where it lies. */
+/* Sum plain memory, and registered memory until it is read in place. */
 static void sums(fault_rank *f, dcomm_comm *comm)
 {
     const dcomm_coll_opts opts = {.algo = "two_shot"};
@@ -183,7 +183,7 @@ static int contained(int rank, int n, procs_shared *s, void *arg)
     sums(&f, comm);
     if (rank == c->victim) {
         if (fork() == 0) {
-            pause(); /* it holds whatever it has inherited */
+            pause(); /* the child keeps all it has inherited */
         }
         kill(getpid(), SIGKILL);
     }
@@ -199,7 +199,7 @@ static int contained(int rank, int n, procs_shared *s, void *arg)
         RANKS_OK(dcomm_comm_destroy(&comm));
         sums(&f, second);
         comm = second;
-        for (double until = procs_now() + 5; rank == 0 && doors() > 0;) { /* of others */
+        for (double until = procs_now() + 5; rank == 0 && doors() > 0;) { /* doors of others */
             PROCS_CHECK(procs_now() < until, "%d doors stay open", doors());
             procs_nap();
         }
@@ -270,14 +270,14 @@ static bool loopback_up(void)
     return up;
 }
 
-/* A machine for the test alone. */
+/* Enter namespaces that make a machine for the test alone. */
 static bool alone(void)
 {
     return enter_namespaces(CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWNET) && mount_fresh("/dev/shm") &&
            mount_fresh("/tmp") && loopback_up();
 }
 
-/* Names in a folder; `say`: print them. */
+/* Return the number of names in a folder; `say`: print them. */
 static int entries(const char *path, bool say)
 {
     int n = 0;
@@ -294,7 +294,7 @@ static int entries(const char *path, bool say)
     return n;
 }
 
-/* Lines of a table of the kernel's behind its heading. */
+/* Return the number of lines of a kernel table behind its heading. */
 static int lines(const char *path, bool say)
 {
     char line[512];
@@ -341,7 +341,8 @@ static _Noreturn void train(int rank, int n, procs_shared *s, int run)
     }
 }
 
-/* Start ranks, and kill all of them `delay` seconds later, or so long after all have trained. */
+/* Start ranks and kill all of them `delay` seconds later, or, if `trained`, that long after all
+ * have trained. */
 static void kill_all(int n, int run, bool trained, double delay)
 {
     pid_t pids[PROCS_MAX];

@@ -1,5 +1,5 @@
 /* test_transport.c - the UCX transports between processes: messages of every length and verdict,
- * their order, mapped memory, what they do to the process around them. */
+ * their order, mapped memory, and the process around them. */
 #define _GNU_SOURCE
 #include "transport_node.h"
 
@@ -78,7 +78,7 @@ static int keep_and_release(int rank, int n, procs_shared *s, void *arg)
         work(me);
     }
     copied = 48 - me->held_n;
-    /* More traffic must not touch what is kept. */
+    /* More traffic must not touch kept messages. */
     for (unsigned i = 0; i < 300; i++) {
         PROCS_TRUE(post(me, 1 - rank, LATE + i, eager, PLAIN, sizeof(head)) >= 0);
     }
@@ -107,7 +107,8 @@ static int keep_and_release(int rank, int n, procs_shared *s, void *arg)
 }
 ALL(keep_and_release, 2, 40)
 
-/* Messages of all lengths at once, in both directions, and connections that change their number. */
+/* Send messages of all lengths at once, in both directions, while the number of connections
+ * changes. */
 static int mixed(int rank, int n, procs_shared *s, void *arg)
 {
     enum { MESSAGES = 1500 };
@@ -155,7 +156,8 @@ static int sockets(void)
     return count;
 }
 
-/* Opened when a long message goes, one each, shared by both directions, gone with the peer. */
+/* Connections are opened when a long message is sent, one each, shared by both directions. They
+ * end with the peer. */
 static int opens_connections(int rank, int n, procs_shared *s, void *arg)
 {
     node *me = join(rank, n, s, *(int *)arg);
@@ -253,8 +255,8 @@ static int mapped(int rank, int n, procs_shared *s, void *arg)
 }
 ONE(mapped, , LOCAL, 2, 30, -1)
 
-/* Only memory of the promised length that nobody can cut is taken, and only from those who know our
- * address; the rest is closed at once. */
+/* Take memory only if it has the promised length and nobody can cut it, and only from processes
+ * that know our address; close the rest at once. */
 static int impostors(int rank, int n, procs_shared *s, void *arg)
 {
     node *me = join(rank, n, s, *(int *)arg);
@@ -275,7 +277,7 @@ static int impostors(int rank, int n, procs_shared *s, void *arg)
     PROCS_TRUE(me->t->call->greet(me->t, &card, sizeof card, true) == DCOMM_OK);
     PROCS_TRUE(me->t->call->listen(me->t) == DCOMM_OK);
     PROCS_TRUE(u->hands.handed == NULL && sockets() == before);
-    /* More than it can take in at once has to wait until it looks. */
+    /* When its queue is full, greeting must wait until the receiver looks. */
     dcomm_status status = DCOMM_OK;
     for (int i = 0; i < 100000 && status == DCOMM_OK; i++) {
         status = me->t->call->greet(me->t, &card, sizeof card, true);
@@ -285,7 +287,7 @@ static int impostors(int rank, int n, procs_shared *s, void *arg)
     PROCS_TRUE(me->t->call->listen(me->t) == DCOMM_OK && u->hands.handed == NULL);
     card.hand.id ^= 1; /* nobody listens there */
     PROCS_TRUE(me->t->call->greet(me->t, &card, sizeof card, true) == DCOMM_ERR_UNSUPPORTED);
-    /* Who connects and says nothing yet is waited for without blocking. */
+    /* Wait without blocking for a process that connects and says nothing yet. */
     struct sockaddr_un name;
     socklen_t len = dcommi_hand_name(u->card.hand.id, &name);
     int slow = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
@@ -310,7 +312,7 @@ static void age(const char *path)
     PROCS_TRUE(utimensat(AT_FDCWD, path, old, AT_SYMLINK_NOFOLLOW) == 0);
 }
 
-/* A door that a killed process has left goes with the next that is opened; others stay. */
+/* Opening a door removes a door that a killed process has left; others stay. */
 static int swept(int rank, int n, procs_shared *s, void *arg)
 {
     (void)rank, (void)n, (void)s, (void)arg;
@@ -340,7 +342,7 @@ static int swept(int rank, int n, procs_shared *s, void *arg)
     dcommi_door_hide(id[ALIVE]);
     dcommi_door_hide(mine);
     PROCS_TRUE(dcommi_door_find(mine, 0) < 0 && dcommi_door_find(mine, getpid()) < 0);
-    /* Who has found it gets in although it is hidden. */
+    /* A process that has found the door gets in although it is hidden. */
     struct sockaddr_un address;
     socklen_t len = dcommi_door_behind(file, &address);
     int out = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
@@ -355,8 +357,8 @@ static int swept(int rank, int n, procs_shared *s, void *arg)
 }
 ONE(swept, , LOCAL, 1, 20, -1)
 
-/* Two creations at once: the door is open as long as one of them greets; who has found it goes on
- * handing over. */
+/* Two creations at once: the door is open as long as one of them greets. A process that has found
+ * it goes on handing over. */
 static int open_for_all(int rank, int n, procs_shared *s, void *arg)
 {
     node *me = join(rank, n, s, *(int *)arg);

@@ -86,7 +86,7 @@ static int killed_busy(int rank, int n, procs_shared *s, void *arg)
     if (rank == victim) {
         while (procs_now() - start < 10) {
             for (int to = 0; to < n; to++) {
-                /* What the others send may alone keep 40 under way. */
+                /* The other ranks' messages alone may keep 40 under way. */
                 if (to != rank && (me->under_way < 40 || seq < 40)) {
                     seq++;
                     post(me, to, seq, seq % 3 ? 1 << 20 : 4000, PLAIN, sizeof(head));
@@ -175,7 +175,7 @@ static int one_breaks(int rank, int n, procs_shared *s, void *arg)
 }
 ONE(one_breaks, , SPREAD, 2, 20, -1)
 
-/* A stopped peer is not dead: its queue fills up, and the others must not wait for it for ever. */
+/* A stopped peer is not dead: its queue fills up, and the others must not wait for it forever. */
 static int stopped(int rank, int n, procs_shared *s, void *arg)
 {
     node *me = join(rank, n, s, *(int *)arg);
@@ -266,7 +266,7 @@ static int close_flushes(int rank, int n, procs_shared *s, void *arg)
     node *me = join(rank, n, s, *(int *)arg);
     if (rank == 0) {
         for (unsigned i = 0; i < 400; i++) {
-            size_t len = i % 3 == 0 ? 2000 : 20000; /* of which some may not be overtaken */
+            size_t len = i % 3 == 0 ? 2000 : 20000; /* some may not be overtaken */
             post(me, 1, i, i % 100 == 0 ? 300000 : len, PLAIN, sizeof(head));
         }
         leave(me, false);

@@ -70,7 +70,7 @@ static void forge(dcomm_comm *comm, const dcommi_ucx_tail *tail, size_t len)
         dcommi_ucx_launch(p, 0, &h, sizeof h, &whole, data, len, UCS_MEMORY_TYPE_HOST, &op) >= 0);
 }
 
-/* Rank 0 sends rank 1 what cannot be, and then takes part in what all do. */
+/* Rank 0 sends rank 1 a part that cannot be, and then joins the collective of all ranks. */
 static int forged(int rank, int n, procs_shared *s, void *arg)
 {
     static float in[1000], out[1000];
@@ -84,11 +84,11 @@ static int forged(int rank, int n, procs_shared *s, void *arg)
         }
         dcommi_ucx_tail tail = {.total = 1 << 20, .number = 1000, .parts = 4};
         size_t part = dcommi_ucx_part_at(tail.total, 4, 1);
-        if (kind == 0) { /* a part that is not one of them */
+        if (kind == 0) { /* no part of the message */
             tail.part = 4;
-        } else if (kind == 1) { /* shorter than its part is */
+        } else if (kind == 1) { /* shorter than its part */
             part -= 8;
-        } else if (kind == 2) { /* all of it, and more */
+        } else if (kind == 2) { /* the whole message, and more */
             tail.parts = 1;
             tail.total = part + 1;
         } else if (kind == 3) { /* parts of two messages */
@@ -96,7 +96,7 @@ static int forged(int rank, int n, procs_shared *s, void *arg)
             tail.total += 4096 * 4;
             tail.part = 1;
             part = dcommi_ucx_part_at(tail.total, 4, 2) - dcommi_ucx_part_at(tail.total, 4, 1);
-        } else { /* twice the same */
+        } else { /* the same part twice */
             forge(comm, &tail, part);
         }
         forge(comm, &tail, part);

@@ -1,5 +1,5 @@
-/* test_ways.c - which of two ways is taken follows from what they have lately taken, and a fill
- * copies every byte whichever way it goes. */
+/* test_ways.c - the recent times of two ways decide which one is taken, and a fill copies every
+ * byte whichever way it goes. */
 #define _GNU_SOURCE
 #include "dcomm/impl/base/base_impl.h"
 #include "dcomm/impl/device/host.h"
@@ -9,8 +9,7 @@
 
 enum { TURNS = DCOMMI_WAYS_TRIALS };
 
-/* Uses of which each takes so long, in s, by the way it goes. Returns how many
- * went the second way. */
+/* Make uses that take takes[way] s each. Return how many went the second way. */
 static int use(dcommi_ways *w, int uses, const double *takes, double worth)
 {
     int second = 0;

@@ -1,5 +1,5 @@
-/* transport_node.h - a process of the transport's tests: opens one, knows its peers, checks every
- * message that comes and that each op is done exactly once. */
+/* transport_node.h - a process of the transport's tests: opens a transport, knows its peers,
+ * checks every message that arrives and that each op completes exactly once. */
 #ifndef TRANSPORT_NODE_H
 #define TRANSPORT_NODE_H
 
@@ -38,8 +38,8 @@ struct node {
     procs_shared *s;
     slot slots[SLOTS];
     int under_way, failed;
-    int received[PROCS_MAX]; /* whole and right, held ones aside */
-    int late;                /* of them, those of the second part: seq >= LATE */
+    int received[PROCS_MAX]; /* complete and correct; held ones apart */
+    int late;                /* those of the second part: seq >= LATE */
     unsigned next_seq[PROCS_MAX];
     int held_n;
     struct {

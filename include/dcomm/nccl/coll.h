@@ -1,11 +1,11 @@
-/* coll.h - NCCL's collectives: arguments are checked here, and jobs of the thread's group made. */
+/* coll.h - NCCL's collectives: check the arguments, and add a job to the thread's group. */
 #ifndef DCOMMI_NCCL_COLL_H
 #define DCOMMI_NCCL_COLL_H
 
 #include "group.h"
 
-/* Check what all calls have in common, and put the job into the group. in_needed and out_needed:
- * the pointer must be there. */
+/* Check the arguments that all calls share, and set the job's dtype, operator and factor.
+ * `in_needed`, `out_needed`: the pointer must not be NULL if the count is above 0. */
 static ncclResult_t dcommi_nccl_check(const char *call, dcommi_nccl_job *j, ncclDataType_t datatype,
                                       bool reduced, ncclRedOp_t op, bool in_needed, bool out_needed)
 {

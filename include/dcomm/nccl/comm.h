@@ -1,4 +1,4 @@
-/* comm.h - NCCL's calls that make communicators: by an id, from others, all in one process. */
+/* comm.h - create communicators: from an id, from another communicator, or all in one process. */
 #ifndef DCOMMI_NCCL_COMM_H
 #define DCOMMI_NCCL_COMM_H
 
@@ -64,15 +64,15 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comms, int ndev, const int *devices)
     (void)ncclGroupStart();
     for (int i = 0; i < ndev; i++) {
         (void)cudaSetDevice(devices != NULL ? devices[i] : i);
-        (void)ncclCommInitRank(&comms[i], ndev, id, i); /* the group's end tells */
+        (void)ncclCommInitRank(&comms[i], ndev, id, i); /* ncclGroupEnd returns the error */
     }
     ncclResult_t result = ncclGroupEnd();
     (void)cudaSetDevice(before);
     return result;
 }
 
-/* A communicator that comes from another: with the same device, codec and way to wait, unless
- * config says otherwise. */
+/* Prepare a communicator that is derived from `from`. It inherits the device. It inherits name,
+ * codec and blocking unless `config` sets them. After an error the caller discards *made_p. */
 static ncclResult_t dcommi_nccl_inherit(const struct ncclComm *from, const ncclConfig_t *config,
                                         struct ncclComm **made_p)
 {

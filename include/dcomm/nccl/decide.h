@@ -1,5 +1,6 @@
-/* decide.h - which codec a group's all-reduces are sent by. What "auto" is for a length, the ranks
- * of a communicator agree on when the first group ends that has such a call. */
+/* decide.h - choose the codec of a group's all-reduces. For codec "auto", the ranks of a
+ * communicator agree on a codec for each count and dtype. They do so at the end of the first group
+ * that has such a call. */
 #ifndef DCOMMI_NCCL_DECIDE_H
 #define DCOMMI_NCCL_DECIDE_H
 
@@ -26,8 +27,8 @@ static bool dcommi_nccl_decided(dcommi_nccl_job *j)
     return false;
 }
 
-/* All that is to be decided of a job's communicator from it on, in the order of calls, which is the
- * same on its other ranks. */
+/* Decide the undecided jobs of one communicator, in the order of the calls: that order is the same
+ * on its other ranks. `arg` is the first of these jobs. */
 static void *dcommi_nccl_decide(void *arg)
 {
     dcommi_nccl_job *first = arg;
@@ -50,7 +51,7 @@ static void *dcommi_nccl_decide(void *arg)
     return NULL;
 }
 
-/* The first job of its communicator about which there is something to decide. */
+/* Return true if `j` is the first undecided job of its communicator. */
 static bool dcommi_nccl_leads(const dcommi_nccl_job *first, const dcommi_nccl_job *j)
 {
     for (const dcommi_nccl_job *k = first; k != j; k = k->next) {
@@ -61,8 +62,8 @@ static bool dcommi_nccl_leads(const dcommi_nccl_job *first, const dcommi_nccl_jo
     return j->undecided;
 }
 
-/* Ranks of a communicator wait for each other, and several may be this thread's: each communicator
- * decides in a thread of its own, unless there is one alone. */
+/* Choose the codecs of all jobs. A rank that decides waits for the other ranks. This thread may
+ * own some of those, so each communicator decides in its own thread, unless it is the only one. */
 static void dcommi_nccl_decide_all(dcommi_nccl_job *first)
 {
     int leaders = 0;

@@ -1,22 +1,23 @@
-/* face.h - NCCL's calls, made by dcomm. docs/from-nccl.md says call by call what is the same and
- * what is not.
+/* face.h - NCCL's calls, made by dcomm. docs/from-nccl.md lists how each call differs from NCCL's.
  *
- * Names, types, tags, values and layouts are those of NCCL 2.27, so that a program which was
- * compiled against NCCL's header runs with this library too, and C++ has the same name for a
- * function that takes such types. It needs <cuda_runtime.h>: CUDA's, or the host stand-in's
- * (nccl/host), with which N "GPUs" are threads and memory of this machine. */
+ * Names, types, tags, values and layouts are those of NCCL 2.27. So a program that was compiled
+ * against NCCL's header also runs with this library. A C++ function that takes these types keeps
+ * its mangled name.
+ *
+ * This header needs <cuda_runtime.h>: CUDA's, or the host stand-in's (nccl/host). The stand-in
+ * makes N "GPUs" of this machine's threads and memory. */
 #ifndef DCOMM_NCCL_H
 #define DCOMM_NCCL_H
-#define NCCL_H_ /* NCCL's own header, were it included too, is this one */
+#define NCCL_H_ /* the guard of NCCL's own header: including that adds nothing */
 
 #include <cuda_runtime.h>
-#ifndef CUDA_HOST_STAND_IN /* which has no such types */
+#ifndef CUDA_HOST_STAND_IN /* the stand-in lacks these types */
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #if defined(__cplusplus) && CUDART_VERSION >= 11080
 #include <cuda_fp8.h>
 #endif
-#elif defined(__cplusplus) /* what those bring along, and programs rely on */
+#elif defined(__cplusplus) /* CUDA's headers include these, and programs rely on it */
 #include <cstring>
 #include <utility>
 #endif
@@ -46,11 +47,11 @@ typedef struct {
 
 typedef enum {
     ncclSuccess = 0,
-    ncclUnhandledCudaError = 1, /* a call of CUDA's failed */
-    ncclSystemError = 2,        /* the operating system or the network */
+    ncclUnhandledCudaError = 1, /* a CUDA call failed */
+    ncclSystemError = 2,        /* the operating system or the network failed */
     ncclInternalError = 3,
     ncclInvalidArgument = 4,
-    ncclInvalidUsage = 5, /* ranks disagree, or dcomm has nothing like it: see ncclGetLastError */
+    ncclInvalidUsage = 5, /* ranks disagree, or dcomm does not support it: see ncclGetLastError */
     ncclRemoteError = 6,  /* a peer failed, was lost, or aborted */
     ncclInProgress = 7,
     ncclNumResults = 8
@@ -72,7 +73,7 @@ typedef enum {
     ncclFloat64 = 8,
     ncclDouble = 8,
     ncclBfloat16 = 9,
-    ncclFloat8e4m3 = 10, /* is moved, and not reduced */
+    ncclFloat8e4m3 = 10, /* 8-bit floats are moved, not reduced */
     ncclFloat8e5m2 = 11,
     ncclNumTypes = 12
 } ncclDataType_t;
@@ -83,15 +84,15 @@ typedef enum {
     ncclMax = 2,
     ncclMin = 3,
     ncclAvg = 4,
-    ncclNumOps = 5, /* ncclRedOpCreatePreMulSum's are from here on */
+    ncclNumOps = 5, /* operators of ncclRedOpCreatePreMulSum start here */
     ncclMaxRedOp = 0x7fffffff
 } ncclRedOp_t;
 
-typedef enum { ncclNumOps_dummy = 5 } ncclRedOp_dummy_t; /* a name in nccl.h */
+typedef enum { ncclNumOps_dummy = 5 } ncclRedOp_dummy_t; /* nccl.h has this name */
 
 typedef enum {
-    ncclScalarDevice = 0,       /* read, after what the stream holds, when a collective is called */
-    ncclScalarHostImmediate = 1 /* read by ncclRedOpCreatePreMulSum */
+    ncclScalarDevice = 0, /* each collective reads the scalar after the stream's earlier work */
+    ncclScalarHostImmediate = 1 /* ncclRedOpCreatePreMulSum reads the scalar */
 } ncclScalarResidence_t;
 
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
@@ -105,10 +106,11 @@ typedef enum {
 #define NCCL_CTA_POLICY_DEFAULT 0x00
 #define NCCL_CTA_POLICY_EFFICIENCY 0x01
 
-/* Begins as NCCL_CONFIG_INITIALIZER. What dcomm makes of the fields: blocking as in NCCL; commName
- * is a name, and may go on with dcomm's options for this communicator: "grads dcomm:algo=ring
- * codec=qsgd:bits=4" (docs/from-nccl.md); the others ask for resources of a GPU that dcomm does not
- * take, and are left alone. */
+/* Start from NCCL_CONFIG_INITIALIZER. dcomm reads two fields:
+ * - blocking, as in NCCL;
+ * - commName: a name, and after it dcomm's options for this communicator, such as
+ *   "grads dcomm:algo=ring codec=qsgd:bits=4" (docs/from-nccl.md).
+ * The other fields ask for GPU resources that dcomm does not use. It ignores them. */
 typedef struct ncclConfig_v22700 {
     size_t size;
     unsigned int magic;
@@ -147,20 +149,20 @@ typedef struct ncclSimInfo_v22200 {
         sizeof(ncclSimInfo_t), 0x74685283, NCCL_VERSION_CODE, NCCL_UNDEF_FLOAT \
     }
 
-/* A call, and the same under the name that profilers call which put themselves in between. */
+/* Declare a call, and its second name pnccl..., which profilers that intercept the call use. */
 #define DCOMM_NCCL_CALL(type, name, arguments) \
     type name arguments;                       \
     type p##name arguments
 
 /* ---- the library, and errors ---- */
 
-/* 22700 */
+/* Set *version to 22700. */
 DCOMM_NCCL_CALL(ncclResult_t, ncclGetVersion, (int *version));
 /* Does nothing: dcomm reads no NCCL_DEBUG. */
 DCOMM_NCCL_CALL(void, ncclResetDebugInit, (void));
 DCOMM_NCCL_CALL(const char *, ncclGetErrorString, (ncclResult_t result));
-/* The sentence of comm's error, or where it has none (or is NULL), of the calling thread's last
- * call that failed. Valid until the thread's next call, or the communicator's end. */
+/* Return the sentence of comm's error. If comm is NULL or has no error, return that of the calling
+ * thread's last failed call. Valid until the thread's next call or the communicator's end. */
 DCOMM_NCCL_CALL(const char *, ncclGetLastError, (ncclComm_t comm));
 
 /* ---- communicators ---- */
@@ -170,7 +172,7 @@ DCOMM_NCCL_CALL(ncclResult_t, ncclCommInitRank,
                 (ncclComm_t * comm, int nranks, ncclUniqueId id, int rank));
 DCOMM_NCCL_CALL(ncclResult_t, ncclCommInitRankConfig,
                 (ncclComm_t * comm, int nranks, ncclUniqueId id, int rank, ncclConfig_t *config));
-/* One id serves any number of ranks: the first is taken. */
+/* Use ids[0] only: one id serves any number of ranks. */
 DCOMM_NCCL_CALL(ncclResult_t, ncclCommInitRankScalable,
                 (ncclComm_t * comm, int nranks, int rank, int nids, ncclUniqueId *ids,
                  ncclConfig_t *config));
@@ -192,12 +194,12 @@ DCOMM_NCCL_CALL(ncclResult_t, ncclCommUserRank, (const ncclComm_t comm, int *ran
 
 DCOMM_NCCL_CALL(ncclResult_t, ncclMemAlloc, (void **ptr, size_t bytes));
 DCOMM_NCCL_CALL(ncclResult_t, ncclMemFree, (void *ptr));
-/* Processes of the host then read it where it lies, if it is of ncclMemAlloc's; of other memory
- * nothing is done. */
+/* Let the host's other processes read buff in place, if it is memory from ncclMemAlloc. For other
+ * memory the call has no effect. */
 DCOMM_NCCL_CALL(ncclResult_t, ncclCommRegister,
                 (const ncclComm_t comm, void *buff, size_t bytes, void **handle));
 DCOMM_NCCL_CALL(ncclResult_t, ncclCommDeregister, (const ncclComm_t comm, void *handle));
-/* A window is a registered buffer, whatever the flags; there are no kernels that reach into it. */
+/* Register buff as ncclCommRegister does, with either flag. No kernel can access the window. */
 DCOMM_NCCL_CALL(ncclResult_t, ncclCommWindowRegister,
                 (ncclComm_t comm, void *buff, size_t bytes, ncclWindow_t *window, int flags));
 DCOMM_NCCL_CALL(ncclResult_t, ncclCommWindowDeregister, (ncclComm_t comm, ncclWindow_t window));
@@ -229,7 +231,7 @@ DCOMM_NCCL_CALL(ncclResult_t, ncclReduceScatter,
 DCOMM_NCCL_CALL(ncclResult_t, ncclAllGather,
                 (const void *sendbuff, void *recvbuff, size_t sendcount, ncclDataType_t datatype,
                  ncclComm_t comm, cudaStream_t stream));
-/* The next three are NCCL 2.28's, with its names and rules. */
+/* The next three calls are NCCL 2.28's, with its names and rules. */
 DCOMM_NCCL_CALL(ncclResult_t, ncclAlltoAll,
                 (const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                  ncclComm_t comm, cudaStream_t stream));
@@ -250,7 +252,7 @@ DCOMM_NCCL_CALL(ncclResult_t, ncclRecv,
 
 DCOMM_NCCL_CALL(ncclResult_t, ncclGroupStart, (void));
 DCOMM_NCCL_CALL(ncclResult_t, ncclGroupEnd, (void));
-/* Ends the group and starts nothing of it; ncclInvalidUsage. */
+/* End the group without starting its collectives, splits and shrinks. Returns ncclInvalidUsage. */
 DCOMM_NCCL_CALL(ncclResult_t, ncclGroupSimulateEnd, (ncclSimInfo_t * info));
 
 #undef DCOMM_NCCL_CALL

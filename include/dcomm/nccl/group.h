@@ -1,5 +1,5 @@
-/* group.h - groups: what a thread calls between ncclGroupStart and ncclGroupEnd is kept, and
- * started together at the end. A call outside of groups is a group of one. */
+/* group.h - groups. ncclGroupEnd starts together the calls that its thread made since
+ * ncclGroupStart. A call outside a group is a group of one. */
 #ifndef DCOMMI_NCCL_GROUP_H
 #define DCOMMI_NCCL_GROUP_H
 
@@ -8,7 +8,7 @@
 static _Thread_local struct {
     int depth;
     dcommi_nccl_job *first, **last;
-    ncclResult_t result; /* of a call that was refused */
+    ncclResult_t result; /* of the first refused call */
     char text[DCOMMI_NCCL_TEXT];
 } dcommi_nccl_group;
 
@@ -26,8 +26,8 @@ static void *dcommi_nccl_derive(void *arg)
     return NULL;
 }
 
-/* Each waits for its other ranks, which may be this thread's too: so those of different
- * communicators run at once, in threads, and those of one in turn. */
+/* Run the group's splits and shrinks. Each waits for its other ranks, and this thread may own them
+ * too. So those of different communicators run at once, in threads; those of one run in turn. */
 static void dcommi_nccl_derive_all(dcommi_nccl_job *first)
 {
     for (dcommi_nccl_job *from = first; from != NULL;) {
@@ -59,7 +59,7 @@ static void dcommi_nccl_derive_all(dcommi_nccl_job *first)
     }
 }
 
-/* What came of a derivation, in the caller's thread. */
+/* Finish a split or shrink in the caller's thread: hand out the communicator or the error. */
 static ncclResult_t dcommi_nccl_derived(dcommi_nccl_job *j)
 {
     if (j->result == ncclSuccess && j->made->comm != NULL) {
@@ -108,7 +108,8 @@ static dcomm_status dcommi_nccl_call(const dcommi_nccl_job *j)
     }
 }
 
-/* The factor of a pre-multiplied sum that is in device memory, after what the stream holds. */
+/* Set the factor of a pre-multiplied sum. If it is in device memory, read it after the stream's
+ * earlier work, and wait for that. */
 static ncclResult_t dcommi_nccl_factor(dcommi_nccl_job *j)
 {
     memcpy(j->factor, j->premul->factor, sizeof j->factor);
@@ -129,7 +130,8 @@ static bool dcommi_nccl_to_itself(const dcommi_nccl_job *j)
            j->root == dcomm_comm_rank(j->comm->comm);
 }
 
-/* A copy on the receive's stream, after what the send's holds, which goes on after it. */
+/* Copy a rank's message to itself, on the stream of `recv`. The copy starts after the earlier work
+ * of both streams; later work of both streams starts after the copy. */
 static ncclResult_t dcommi_nccl_copy(const dcommi_nccl_job *send, const dcommi_nccl_job *recv)
 {
     cudaEvent_t event = NULL;
@@ -163,7 +165,7 @@ static ncclResult_t dcommi_nccl_copy(const dcommi_nccl_job *send, const dcommi_n
     return dcommi_nccl_cuda("a copy within a rank", error);
 }
 
-/* Sends of ranks to themselves meet the receives, in order. */
+/* Pair sends of ranks to themselves with the receives, in order, and copy the messages. */
 static ncclResult_t dcommi_nccl_copy_own(dcommi_nccl_job *first)
 {
     ncclResult_t result = ncclSuccess;
@@ -195,8 +197,8 @@ static ncclResult_t dcommi_nccl_copy_own(dcommi_nccl_job *first)
     return result;
 }
 
-/* A place for a stream's last operation: its own, or that of one that is over, or one more. NULL:
- * no memory. */
+/* Return an entry for the last operation on `stream`: the stream's own, or one whose operation is
+ * over, or a new one. Return NULL if there is no memory, or CUDA creates no event. */
 static dcommi_nccl_last *dcommi_nccl_place(struct ncclComm *comm, cudaStream_t stream)
 {
     for (size_t i = 0; i < comm->nlast; i++) {
@@ -208,7 +210,7 @@ static dcommi_nccl_last *dcommi_nccl_place(struct ncclComm *comm, cudaStream_t s
         if (cudaEventQuery(comm->last[i].event) != cudaErrorNotReady) {
             return &comm->last[i];
         }
-        (void)cudaGetLastError(); /* where CUDA leaves this, too */
+        (void)cudaGetLastError(); /* the program must not find cudaErrorNotReady */
     }
     if (comm->nlast == comm->last_room) {
         const size_t room = 2 * comm->last_room + 4;
@@ -227,7 +229,7 @@ static dcommi_nccl_last *dcommi_nccl_place(struct ncclComm *comm, cudaStream_t s
     return last;
 }
 
-/* Remember where in the stream the communicator's last operation is. */
+/* Record an event after the communicator's last operation on the stream. */
 static void dcommi_nccl_note(const dcommi_nccl_job *j)
 {
     dcommi_nccl_last *last = dcommi_nccl_place(j->comm, j->stream);
@@ -243,7 +245,7 @@ static ncclResult_t dcommi_nccl_call_all(dcommi_nccl_job *first)
     int n = 0;
     dcommi_nccl_decide_all(first);
     for (dcommi_nccl_job *j = first; j != NULL; j = j->next) {
-        if (j->kind == DCOMMI_NCCL_COLL && j->result != ncclSuccess) { /* nothing was decided */
+        if (j->kind == DCOMMI_NCCL_COLL && j->result != ncclSuccess) { /* no codec was decided */
             ncclResult_t one = dcommi_nccl_fail(j->result, "%s", j->text);
             result = result == ncclSuccess ? one : result;
             j->done = true;
@@ -258,7 +260,7 @@ static ncclResult_t dcommi_nccl_call_all(dcommi_nccl_job *first)
             dcommi_nccl_before before = dcommi_nccl_enter(j->comm);
             ncclResult_t one = dcommi_nccl_from(dcommi_nccl_call(j));
             dcommi_nccl_leave(j->comm, before);
-            j->done = one != ncclSuccess; /* nothing of it is on the stream */
+            j->done = one != ncclSuccess; /* a failed call enqueues nothing */
             result = result == ncclSuccess ? one : result;
         }
     }
@@ -278,7 +280,7 @@ static ncclResult_t dcommi_nccl_call_all(dcommi_nccl_job *first)
 
 /* ---- the group ---- */
 
-/* A call that was refused: the group's end says so again. */
+/* Return the result of a refused call. In a group, keep it too: ncclGroupEnd returns it again. */
 static ncclResult_t dcommi_nccl_refused(ncclResult_t result)
 {
     if (dcommi_nccl_group.depth > 0 && result > ncclSuccess && result != ncclInProgress &&
@@ -341,7 +343,7 @@ static ncclResult_t dcommi_nccl_end_group(void)
                                                              : dcommi_nccl_fail(result, "%s", text);
 }
 
-/* Put a job at the end of the thread's group, and start it where there is none. */
+/* Append a job to the thread's group. Outside a group, start it at once. */
 static ncclResult_t dcommi_nccl_submit(const dcommi_nccl_job *job)
 {
     dcommi_nccl_job *j = malloc(sizeof *j);

@@ -1,4 +1,4 @@
-/* job.h - what is kept of a call until the group that it is in ends. */
+/* job.h - a call that waits for the end of its group. */
 #ifndef DCOMMI_NCCL_JOB_H
 #define DCOMMI_NCCL_JOB_H
 
@@ -6,7 +6,7 @@
 #include "types.h"
 
 typedef enum dcommi_nccl_kind {
-    DCOMMI_NCCL_CREATE, /* begun: wait for it */
+    DCOMMI_NCCL_CREATE, /* already begun: wait until it is ready */
     DCOMMI_NCCL_DERIVE, /* split or shrink */
     DCOMMI_NCCL_COLL
 } dcommi_nccl_kind;
@@ -15,7 +15,7 @@ typedef struct dcommi_nccl_job {
     struct dcommi_nccl_job *next;
     dcommi_nccl_kind kind;
     struct ncclComm *comm;
-    ncclComm_t *out; /* of CREATE and DERIVE */
+    ncclComm_t *out; /* CREATE, DERIVE: the caller's handle */
     ncclResult_t result;
     char text[DCOMMI_NCCL_TEXT];
     pthread_t thread;
@@ -23,7 +23,7 @@ typedef struct dcommi_nccl_job {
     /* DERIVE */
     bool shrink;
     int color, key, n;
-    int *excluded; /* the job's own */
+    int *excluded; /* the job owns it */
     struct ncclComm *made;
     /* COLL */
     dcomm_coll coll;
@@ -33,14 +33,14 @@ typedef struct dcommi_nccl_job {
     dcomm_dtype dtype;
     dcomm_op op;
     const dcommi_nccl_op *premul;
-    unsigned char factor[8]; /* of premul, a value of dtype */
-    int root;                /* or the peer */
+    unsigned char factor[8]; /* of premul: a value of dtype */
+    int root;                /* send, receive: the peer */
     cudaStream_t stream;
-    bool undecided;           /* codec "auto" */
+    bool undecided;           /* codec "auto" must still decide */
     const dcomm_codec *codec; /* NULL: exact */
 } dcommi_nccl_job;
 
-/* What came of a call of dcomm's, for the thread that ends the group. */
+/* Keep the result and sentence of a dcomm call for the thread that ends the group. */
 static void dcommi_nccl_keep(dcommi_nccl_job *j, dcomm_status status)
 {
     j->result = dcommi_nccl_from(status);

@@ -17,16 +17,16 @@ static ncclResult_t dcommi_nccl_new(struct ncclComm **comm_p)
     return dcommi_nccl_cuda("cudaGetDevice", cudaGetDevice(&comm->device));
 }
 
-/* Forget a buffer that a communicator does not have in its list any more. */
+/* Release a registered buffer, which the caller has taken off comm's list. */
 static void dcommi_nccl_unregister(const struct ncclComm *comm, dcommi_nccl_registered *r)
 {
-    if (r->shared) { /* which fails where the memory is free already */
+    if (r->shared) { /* the call fails, harmlessly, if the memory is already freed */
         (void)dcomm_mem_unshare(dcomm_comm_context(comm->comm), r->buff);
     }
     free(r);
 }
 
-/* What there is of a communicator, after its end or where it never came to be. */
+/* Free a communicator, after its end or if its creation failed. */
 static void dcommi_nccl_discard(struct ncclComm *comm)
 {
     if (comm != NULL) {
@@ -52,7 +52,7 @@ static void dcommi_nccl_enlist(struct ncclComm *comm)
     pthread_mutex_unlock(&dcommi_nccl_lock);
 }
 
-/* Begin to create a communicator: dcommi_nccl_await ends it. */
+/* Begin to create a communicator. dcommi_nccl_await waits until it is ready. */
 static ncclResult_t dcommi_nccl_begin(struct ncclComm **comm_p, int nranks, const ncclUniqueId *id,
                                       int rank, const ncclConfig_t *config)
 {
@@ -102,7 +102,7 @@ static ncclResult_t dcommi_nccl_await(const struct ncclComm *comm)
 
 /* ---- the end ---- */
 
-/* Until what was enqueued is over, whatever became of it. */
+/* Wait until the enqueued operations are over, whether they succeeded or failed. */
 static void dcommi_nccl_quiesce(struct ncclComm *comm)
 {
     dcommi_nccl_before before = dcommi_nccl_enter(comm);
@@ -112,8 +112,8 @@ static void dcommi_nccl_quiesce(struct ncclComm *comm)
     dcommi_nccl_leave(comm, before);
 }
 
-/* Ranks wait for each other's goodbye when they end, and one thread may own them all: so each ends
- * in a thread of its own, which the process waits for at exit. */
+/* End a communicator, in its own thread: ending ranks wait for each other's goodbye, and one
+ * thread of the program may own them all. At exit the process waits for these threads. */
 static void *dcommi_nccl_end(void *arg)
 {
     struct ncclComm *comm = arg;
@@ -170,7 +170,8 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm)
                                   dcomm_comm_error(comm->comm));
 }
 
-/* Who has destroyed the process's last one may reset devices, or unload this library. */
+/* Destroy a communicator. If it is the process's last one, wait until all have ended: the program
+ * may then reset devices or unload this library. */
 ncclResult_t ncclCommDestroy(ncclComm_t comm)
 {
     if (comm == NULL) {

@@ -1,14 +1,14 @@
-/* options.h - dcomm's options under NCCL's calls: DCOMM_CODEC, and what a communicator's name says
- * behind "dcomm:"; and the summary at exit. */
+/* options.h - dcomm's options under NCCL's calls: the codec, the options after "dcomm:" in a
+ * communicator's name, and the summary (DCOMM_SUMMARY). */
 #ifndef DCOMMI_NCCL_OPTIONS_H
 #define DCOMMI_NCCL_OPTIONS_H
 
 #include "state.h"
 
 typedef struct dcommi_nccl_options {
-    char text[512]; /* what the values point into */
+    char text[512]; /* the values from commName point into it */
     const char *algo, *codec;
-    bool deterministic, set; /* set: one that only a new communicator can be given */
+    bool deterministic, set; /* set: has an option that only a new communicator takes */
     size_t chunk_bytes;
     double timeout_s;
 } dcommi_nccl_options;
@@ -48,7 +48,7 @@ static ncclResult_t dcommi_nccl_option(dcommi_nccl_options *o, const char *key, 
                                    value, wanted);
 }
 
-/* "name dcomm:key=value key=value"; the codec is the given one where it has none. */
+/* Read the options from `name`: "name dcomm:key=value key=value". `codec` is the default codec. */
 static ncclResult_t dcommi_nccl_read_options(const char *name, const char *codec,
                                              dcommi_nccl_options *o)
 {
@@ -79,8 +79,8 @@ static const char *dcommi_nccl_config_name(const ncclConfig_t *config)
                                                                              : NULL;
 }
 
-/* What a communicator takes of a config (NULL: none) that is known when it begins, and its codec,
- * which is this one (NULL: none) if the config names no other. */
+/* Set comm's blocking, name and codec from `config` (NULL: none), and read its options into `o`.
+ * If `config` names no codec, use `codec` (NULL: exact). */
 static ncclResult_t dcommi_nccl_configure(struct ncclComm *comm, const ncclConfig_t *config,
                                           const char *codec, dcommi_nccl_options *o)
 {
@@ -120,8 +120,8 @@ static ncclResult_t dcommi_nccl_configure(struct ncclComm *comm, const ncclConfi
 /* ---- the summary: DCOMM_SUMMARY names a file, or is "-" for stderr ---- */
 
 static pthread_mutex_t dcommi_nccl_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct ncclComm *dcommi_nccl_all; /* these under the lock */
-static int dcommi_nccl_closing;          /* communicators whose end is under way */
+static struct ncclComm *dcommi_nccl_all; /* this and the next under the lock */
+static int dcommi_nccl_closing;          /* communicators that are ending */
 
 static const char *dcommi_nccl_summary_path(void)
 {
@@ -129,7 +129,7 @@ static const char *dcommi_nccl_summary_path(void)
     return path != NULL && *path != '\0' ? path : NULL;
 }
 
-/* One line, in one write, so that ranks may share the file. */
+/* Write a communicator's line. Use one write, so that ranks may share the file. */
 static void dcommi_nccl_summarize(const struct ncclComm *comm)
 {
     char line[1024];
@@ -163,7 +163,7 @@ static void dcommi_nccl_summarize(const struct ncclComm *comm)
     }
 }
 
-/* Until communicators whose end is under way have ended; with the lock. */
+/* Wait until no communicator is ending. The caller holds the lock; waiting releases it. */
 static void dcommi_nccl_await_ends(void)
 {
     while (dcommi_nccl_closing > 0) {
@@ -173,7 +173,8 @@ static void dcommi_nccl_await_ends(void)
     }
 }
 
-/* At exit: communicators that were destroyed say goodbye, and those that were not are summed up. */
+/* Wait for communicators that are ending, so that they say goodbye to their peers. Then write the
+ * summaries of those that the program did not destroy. */
 static void dcommi_nccl_at_exit(void)
 {
     pthread_mutex_lock(&dcommi_nccl_lock);

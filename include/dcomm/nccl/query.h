@@ -1,4 +1,4 @@
-/* query.h - NCCL's calls that ask, and its memory. */
+/* query.h - NCCL's queries, its errors and its memory. */
 #ifndef DCOMMI_NCCL_QUERY_H
 #define DCOMMI_NCCL_QUERY_H
 
@@ -101,7 +101,7 @@ ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank)
 
 /* ---- memory ---- */
 
-/* Peers may open it where it is registered. */
+/* Allocate memory that no peer may open yet: ncclCommRegister shares it. */
 ncclResult_t ncclMemAlloc(void **ptr, size_t bytes)
 {
     return ptr == NULL ? dcommi_nccl_fail(ncclInvalidArgument, "ncclMemAlloc: ptr is NULL")
@@ -113,8 +113,8 @@ ncclResult_t ncclMemFree(void *ptr)
     return dcommi_nccl_from(dcomm_mem_free(&ptr));
 }
 
-/* Of memory that is not ncclMemAlloc's there is nothing to do: nobody would tell when it is freed,
- * which must not be while a peer has it open. */
+/* Register a buffer, and share it if it is from ncclMemAlloc. Other memory is not shared: it must
+ * not be freed while a peer has it open, and dcomm does not see its cudaFree. */
 static ncclResult_t dcommi_nccl_register(const char *call, ncclComm_t comm, void *buff,
                                          size_t bytes, void **handle)
 {
@@ -178,7 +178,7 @@ ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle)
     return dcommi_nccl_deregister("ncclCommDeregister", comm, handle);
 }
 
-/* What 2.27 does with a window is to find buffers of collectives in it. */
+/* A registered buffer is enough: NCCL 2.27 uses windows only to find buffers of collectives. */
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buff, size_t bytes, ncclWindow_t *window,
                                     int flags)
 {

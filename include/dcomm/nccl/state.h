@@ -1,4 +1,4 @@
-/* state.h - NCCL's face: what a communicator of it holds, and how its calls say what went wrong. */
+/* state.h - NCCL's face: the state of its communicators, its errors, and its use of devices. */
 #ifndef DCOMMI_NCCL_STATE_H
 #define DCOMMI_NCCL_STATE_H
 
@@ -17,49 +17,49 @@
 #define DCOMMI_NCCL_DECISIONS 64
 #define DCOMMI_NCCL_TEXT 640
 
-/* A pre-multiplied sum that the program has made. */
+/* A pre-multiplied sum that the program has created. */
 typedef struct dcommi_nccl_op {
     bool used;
     ncclDataType_t type;
-    const void *scalar; /* in device memory, to be read at each call; NULL: the factor is known */
+    const void *scalar;      /* in device memory, read at each call; NULL: use factor */
     unsigned char factor[8]; /* a value of the type */
 } dcommi_nccl_op;
 
-/* A buffer that is registered with a communicator: a handle is a pointer to it. */
+/* A buffer that is registered with a communicator. Its handle is a pointer to this struct. */
 typedef struct dcommi_nccl_registered {
-    struct dcommi_nccl_registered *next; /* of the communicator */
+    struct dcommi_nccl_registered *next; /* in the communicator's list */
     const void *buff;
-    bool shared; /* it lies in memory of ncclMemAlloc's, which peers may open */
+    bool shared; /* in memory from ncclMemAlloc, which peers may open */
 } dcommi_nccl_registered;
 
-/* Behind the last operation on a stream: what has to be over before the communicator is. */
+/* The event after a communicator's last operation on a stream. The end waits for this event. */
 typedef struct dcommi_nccl_last {
     cudaStream_t stream;
     cudaEvent_t event;
 } dcommi_nccl_last;
 
-/* What codec "auto" has come to for a length. */
+/* The codec that "auto" chose for a count and dtype. */
 typedef struct dcommi_nccl_decision {
     size_t count;
     dcomm_dtype dtype;
-    const dcomm_codec *codec; /* NULL: none */
+    const dcomm_codec *codec; /* NULL: exact */
 } dcommi_nccl_decision;
 
 struct ncclComm {
-    struct ncclComm *next; /* of all that are alive */
+    struct ncclComm *next; /* in the list of all communicators that are alive */
     dcomm_comm *comm;
     int device;
     bool blocking;
     char name[64];
-    dcomm_codec *codec;     /* of all-reduces of floats; NULL: they are exact */
-    dcomm_codec *candidate; /* where that is "auto": what it decides about */
+    dcomm_codec *codec;     /* for all-reduces of floats; NULL: they are exact */
+    dcomm_codec *candidate; /* the codec that "auto" may choose; NULL: codec is not "auto" */
     dcommi_nccl_decision decided[DCOMMI_NCCL_DECISIONS];
-    size_t ndecided;     /* the oldest make room */
-    dcomm_ledger ledger; /* what the codec did, where a summary is asked for */
+    size_t ndecided;     /* decisions so far: a new one replaces the oldest */
+    dcomm_ledger ledger; /* of the codec, if DCOMM_SUMMARY is set */
     dcommi_nccl_op ops[DCOMMI_NCCL_OPS];
-    dcommi_nccl_last *last; /* of each stream that is not known to have come to it */
+    dcommi_nccl_last *last; /* one for each stream whose operations may not be over */
     size_t nlast, last_room;
-    dcommi_nccl_registered *registered; /* with dcommi_nccl_lock */
+    dcommi_nccl_registered *registered; /* under dcommi_nccl_lock */
 };
 
 /* ---- errors ---- */
@@ -69,7 +69,7 @@ static _Thread_local char dcommi_nccl_text[DCOMMI_NCCL_TEXT];
 __attribute__((format(printf, 2, 3))) static ncclResult_t dcommi_nccl_fail(ncclResult_t result,
                                                                            const char *format, ...)
 {
-    char text[DCOMMI_NCCL_TEXT]; /* an argument may be the text itself */
+    char text[DCOMMI_NCCL_TEXT]; /* an argument may be dcommi_nccl_text */
     va_list args;
     va_start(args, format);
     dcommi_vsnprintf(text, sizeof text, format, args);
@@ -107,7 +107,7 @@ static ncclResult_t dcommi_nccl_result(dcomm_status status)
     }
 }
 
-/* The result of a dcomm call of this thread, with its sentence. */
+/* Return the result of this thread's last dcomm call, and keep its sentence. */
 static ncclResult_t dcommi_nccl_from(dcomm_status status)
 {
     return status < 0 ? dcommi_nccl_fail(dcommi_nccl_result(status), "%s", dcomm_last_error())
@@ -119,7 +119,7 @@ static ncclResult_t dcommi_nccl_cuda(const char *call, cudaError_t error)
     if (error == cudaSuccess) {
         return ncclSuccess;
     }
-    (void)cudaGetLastError(); /* the caller has it: the program's next check need not */
+    (void)cudaGetLastError(); /* we report it: the program's next check must not find it again */
     return dcommi_nccl_fail(ncclUnhandledCudaError, "%s: %s", call, cudaGetErrorString(error));
 }
 
@@ -136,19 +136,20 @@ static ncclResult_t dcommi_nccl_no_memory(void)
         }                              \
     } while (0)
 
-/* A call under both its names. */
+/* Define the second name, pnccl..., of a call. */
 #define DCOMMI_NCCL_CALL(name) extern __typeof__(name) p##name __attribute__((alias(#name)))
 
 /* ---- devices ---- */
 
-/* What the calling thread had. */
+/* The calling thread's device and capture mode, for dcommi_nccl_leave to restore. */
 typedef struct dcommi_nccl_before {
     int device;
     enum cudaStreamCaptureMode mode;
 } dcommi_nccl_before;
 
-/* Make a communicator's device the current one. While anybody captures a stream, CUDA refuses other
- * threads what could harm a capture, and ends that: what goes on here has nothing to do with it. */
+/* Make comm's device current and relax the thread's capture mode. While any thread captures a
+ * stream, CUDA's default mode refuses unsafe calls and ends the capture. Our calls do not concern
+ * the capture. */
 static dcommi_nccl_before dcommi_nccl_enter(const struct ncclComm *comm)
 {
     dcommi_nccl_before before = {comm->device, cudaStreamCaptureModeRelaxed};

@@ -1,4 +1,4 @@
-/* types.h - NCCL's data types and operators as dcomm's. */
+/* types.h - translate NCCL's data types and operators to dcomm's. */
 #ifndef DCOMMI_NCCL_TYPES_H
 #define DCOMMI_NCCL_TYPES_H
 
@@ -14,7 +14,8 @@ static bool dcommi_nccl_is_float(dcomm_dtype type)
     return type == DCOMM_F64 || type == DCOMM_F32 || type == DCOMM_F16 || type == DCOMM_BF16;
 }
 
-/* reduced: the elements are computed with. 8-bit floats are only moved, as bytes. */
+/* Translate `type`. `reduced`: the call computes with the elements. 8-bit floats are then refused:
+ * dcomm only moves them, as bytes. */
 static ncclResult_t dcommi_nccl_type(ncclDataType_t type, bool reduced, dcomm_dtype *out)
 {
     static const dcomm_dtype types[ncclNumTypes] = {

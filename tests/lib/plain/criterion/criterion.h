@@ -1,6 +1,6 @@
-/* criterion.h - what the device tests use of Criterion, for machines with a GPU and without it:
- * each test in a process of its own, one after the other; arguments are words that names must have.
- */
+/* criterion.h - the part of Criterion that the device tests use, for machines with a GPU and
+ * without Criterion. Each test runs in its own process, one after the other; arguments are words
+ * that names must contain. */
 #ifndef PLAIN_CRITERION_H
 #define PLAIN_CRITERION_H
 
@@ -18,14 +18,14 @@ typedef struct plain_test {
 
 static plain_test *plain_first, **plain_last = &plain_first;
 
-#define Test(suite, test, ...)                                            \
+#define Test(suite, test, ...)                                                    \
     static void plain_##suite##_##test(void);                                     \
     __attribute__((constructor)) static void plain_##suite##_##test##_add(void)   \
-    {                                                                     \
+    {                                                                             \
         static plain_test one = {#suite "/" #test, plain_##suite##_##test, NULL}; \
-        *plain_last = &one;                                               \
-        plain_last = &one.next;                                           \
-    }                                                                     \
+        *plain_last = &one;                                                       \
+        plain_last = &one.next;                                                   \
+    }                                                                             \
     static void plain_##suite##_##test(void)
 
 #define cr_assert(condition, ...)                                    \
