@@ -155,7 +155,7 @@ static void ranks(int n)
     int ended[PROCS_MAX];
     cr_assert_neq((void *)(uintptr_t)hash, MAP_FAILED);
     /* Sanitizers and the everyday run try a third of the settings with each number of ranks. */
-    const size_t step = PROCS_THIN > 1 || !test_full() ? 3 : 1;
+    const size_t step = (size_t)procs_third();
     for (size_t i = (size_t)n % step; i < sizeof settings / sizeof *settings; i += step) {
         setting how = settings[i];
         how.hash = hash;

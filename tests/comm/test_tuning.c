@@ -100,7 +100,7 @@ static void on(int n, ranks_place place, procs_fn fn)
 Test(tuning, measured, .timeout = 250)
 {
     on(2, RANKS_LOCAL, life);
-    if (PROCS_THIN == 1 || test_full()) {
+    if (procs_step() == 1) {
         on(2, RANKS_HOSTS, life);
         on(3, RANKS_PAIRS, life);
     }

@@ -267,7 +267,7 @@ static int same(int rank, int n, procs_shared *s, void *arg)
     cuda_host_faults faults = {.delay_s = w->late ? 0.0002 : 0, .shuffle = (uint64_t)rank + 1};
     cuda_host_set_faults(&faults);
 #endif
-    const int thin = test_full() ? PROCS_THIN : 3;
+    const int thin = procs_third();
     for (int c = n % thin; c < SPECS; c += w->late ? 3 : thin) {
         dcomm_codec *codec = NULL;
         RANKS_OK(dcomm_codec_create(specs[c], &codec));
@@ -308,7 +308,7 @@ static int same_others(int rank, int n, procs_shared *s, void *arg)
     dcomm_comm *comm = join(rank, n, s, arg);
     cudaStream_t stream;
     CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    const int thin = test_full() ? PROCS_THIN : 3;
+    const int thin = procs_third();
     for (int c = n % thin; c < OTHERS; c += thin) {
         const bool drawn = strncmp(others[c].spec, "randk", 5) == 0;
         const bool sums = drawn || strncmp(others[c].spec, "powersgd", 8) == 0;

@@ -110,7 +110,7 @@ Test(device_ucx, every_collective, .timeout = 180)
         on(2, (where){.place = RANKS_HOSTS, .without = -1, .host_rank = -1}, everything);
         on(3, (where){.place = RANKS_HOSTS, .without = -1, .host_rank = -1}, everything);
     }
-    if (test_full() || PROCS_THIN == 1) {
+    if (procs_step() == 1) {
         on(4, (where){.place = RANKS_PAIRS, .without = -1, .host_rank = -1}, everything);
     }
     setenv("DCOMM_CONNECTIONS", "3", 1);

@@ -236,7 +236,7 @@ static int silent(int rank, int n, procs_shared *s, void *unused)
     }
     RANKS_OK(dcomm_comm_dup(comm, &next));
     settle(next);
-    for (int k = 0; k < 150; k++) {
+    for (int k = 0; k < (test_full() ? 300 : 150); k++) {
         check_sum(next, "one_shot", 3, k);
     }
     PROCS_CHECK(posted(next) > 0, "rank %d has no slots left", rank);

@@ -539,10 +539,10 @@ Test(coded, feedback_loses_nothing_between_hosts, .timeout = 120)
         {"qsgd:bits=4", "coded_hier", {.scale = true}, 120, 1e-4, RANKS_PAIRS, false},
         {"sign", "hier", {.bf16 = true}, 0, 300, RANKS_PAIRS, false},
     };
-    const size_t step = PROCS_THIN > 1 && !test_full() ? 2 : 1;
+    const size_t step = procs_step() > 1 ? 2 : 1;
     for (size_t i = 0; i < sizeof courses / sizeof *courses; i += step) {
         for (int n = 4; n <= 6; n++) { /* 3 hosts: two shots across; 5 ranks: a host of one */
-            if (((size_t)n + i) % (test_full() ? PROCS_THIN : 3) == 0) {
+            if (((size_t)n + i) % (size_t)procs_third() == 0) {
                 run(n, conserve, &courses[i]);
             }
         }

@@ -160,6 +160,8 @@ check "declarations, then implementation" gcc -std=c11 "${warnings[@]}" -I inclu
 # The compilers whose object there is: it takes most of the time to make code.
 object_compilers=(gcc)
 ! full || object_compilers=("${compilers[@]}")
+loops=() # the codecs' loops, which objects of the everyday run lack
+full || loops=("$build/libcodec_kernels.a")
 own_names() {
     nm -g --defined-only "$scratch/impl.$1.o" | awk '{print $3}' >"$scratch/names" &&
         ! grep -v '^dcomm_' "$scratch/names"
@@ -391,8 +393,6 @@ int main(void)
 }
 END
 codecs_alone() {
-    local loops=()
-    full || loops=("$build/libcodec_kernels.a")
     $1 -std=c11 "${warnings[@]}" -I include -o "$scratch/codec" "$scratch/codec.c" \
         "$scratch/alone.$1.o" "${loops[@]}" -lm && "$scratch/codec"
 }
@@ -415,10 +415,9 @@ int main(void)
 }
 END
 least_runs() {
-    local loops=()
-    full || loops=("$build/libcodec_kernels.a")
     $1 -std=c11 "${warnings[@]}" -I include -o "$scratch/sum" "$scratch/sum.c" "$scratch/least.$1.o" \
-        "${loops[@]}" -lm -lpthread -ldl && ldd "$scratch/sum" && ! ldd "$scratch/sum" | grep -qE 'lib(uc[pst]|hwloc)' &&
+        "${loops[@]}" -lm -lpthread -ldl && ldd "$scratch/sum" &&
+        ! ldd "$scratch/sum" | grep -qE 'lib(uc[pst]|hwloc)' &&
         "$build/dcomm-run" -n 4 -- "$scratch/sum"
 }
 for cc in "${compilers[@]}"; do

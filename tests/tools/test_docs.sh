@@ -62,7 +62,7 @@ less() {
     *dcomm-moe*) echo "$1 --tokens 64 --hidden 64 --steps 2 --rotate 0" ;;
     "cc "*" program.c "*)
         # The implementation's syntax. Its object is the build directory's; header.sh links less of it.
-        if [ -n "${DCOMM_TEST_FULL:-}" ]; then
+        if full; then
             echo "${1/ -O2 / -O0 }"
         else
             echo "${1/ -O2 / -fsyntax-only } && sed '/define DCOMM_IMPLEMENTATION/d' program.c >user.c &&" \

@@ -162,7 +162,7 @@ static int one_breaks(int rank, int n, procs_shared *s, void *arg)
     }
     PROCS_TRUE(me->lost[1 - rank] == 1);
     PROCS_TRUE(post(me, 1 - rank, 0, 10, PLAIN, sizeof(head)) == DCOMM_ERR_PEER);
-    for (start = procs_now(); procs_now() - start < 0.2;) {
+    for (start = procs_now(); procs_now() - start < (test_full() ? 0.5 : 0.2);) {
         work(me);
     }
     PROCS_TRUE(me->lost[1 - rank] == 1 && me->under_way == 0);
@@ -227,7 +227,7 @@ static int stopped_close(int rank, int n, procs_shared *s, void *arg)
     for (unsigned i = 0; i < 600; i++) {
         post(me, 1, i, i % 10 == 0 ? 300000 : 8000, PLAIN, sizeof(head));
     }
-    leave_within(me, 0.3, false);
+    leave_within(me, test_full() ? 1 : 0.3, false);
     kill((pid_t)atomic_load(&s->words[1]), SIGCONT);
     return 0;
 }
@@ -310,7 +310,7 @@ static int remove_and_add(int rank, int n, procs_shared *s, void *arg)
     node *me = join(rank, n, s, *(int *)arg);
     size_t len;
     const void *address = procs_take(s, 1 - rank, &len);
-    for (int round = 0; round < 4; round++) {
+    for (int round = 0; round < (test_full() ? 6 : 4); round++) {
         int before = round * 5;
         for (unsigned i = 0; i < 5; i++) {
             PROCS_CHECK(post(me, 1 - rank, i, i == 4 ? 100000 : 10, PLAIN, sizeof(head)) >= 0, "%s",
