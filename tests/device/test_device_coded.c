@@ -334,7 +334,7 @@ static int mixed(int rank, int n, procs_shared *s, void *arg)
     cudaStream_t stream;
     CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-        if (kinds[i].count > 1000000 && n > 2 && !test_full()) {
+        if (kinds[i].count > 1000000 && (n > 2 || PROCS_THIN > 1) && !test_full()) {
             continue;
         }
         steps_of(comm, &kinds[i], i % 2 ? (int)i % n : -1, stream);
