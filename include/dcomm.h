@@ -12145,15 +12145,14 @@ enum dcommi_queue {
     DCOMMI_QUEUE_IN,  /* copies into it, folds, codecs */
     DCOMMI_QUEUES
 };
-#define DCOMMI_EVENTS_KEPT 64
-/* A device as one context uses it. */
+/* A device as one context uses it. The queues are the process's: contexts share them. */
 typedef struct dcommi_device_handle {
     const struct dcommi_device_calls *call;
     int number;
     void *stream[DCOMMI_QUEUES];
-    void *pool;                       /* of scratch */
-    void *events[DCOMMI_EVENTS_KEPT]; /* for reuse */
-    unsigned nevents;
+    _Atomic uint32_t *word[DCOMMI_QUEUES]; /* pinned: the last mark that each has reached */
+    uint32_t marks[DCOMMI_QUEUES];
+    void *pinned; /* the words' memory */
 } dcommi_device_handle;
 /* A codec's step on a device. `kind` tells which of the plan's codec steps. */
 typedef struct dcommi_device_code {
@@ -12199,8 +12198,9 @@ typedef struct dcommi_device_key {
 } dcommi_device_key;
 /* The calling thread's earlier state, for `leave`. */
 typedef struct dcommi_device_before {
-    int device; /* -1: unchanged */
-    int mode;   /* of stream captures */
+    void *context; /* CUDA's; NULL: none */
+    bool changed;
+    int mode; /* of stream captures */
 } dcommi_device_before;
 /* Kinds of the caller's streams, by what they wait for besides their own work. */
 enum dcommi_stream_kind {
@@ -12214,18 +12214,20 @@ enum dcommi_stream_kind {
 typedef struct dcommi_device_calls {
     /* Return the number of the device whose memory it is; -1: host memory. */
     int (*locate)(const void *at);
+    /* open: let a context use a device. The first prepares the process for it, which may wait for
+     * the device: a thread that calls does this. close: its marks have all been seen, or never
+     * will (`broken`). */
     dcomm_status (*open)(dcommi_device_handle *d);
-    /* Close the queues, whose work has all been seen to end. Only what is freed here may wait. */
-    void (*close)(dcommi_device_handle *d);
-    /* Allocate host memory that every device reads and writes itself, at the host's address. */
-    dcomm_status (*pin)(size_t bytes, void **memory_p);
+    void (*close)(dcommi_device_handle *d, bool broken);
+    /* Allocate host memory that every device reads and writes itself, at the host's address, or
+     * take what was given back: that is kept. `device`: one that the program uses. */
+    dcomm_status (*pin)(int device, size_t bytes, void **memory_p);
     void (*unpin)(void *memory);
     /* On a stream: a queue's, or one of the library's own. alloc, release: memory is taken and
-     * returned in the stream's order, and must be written before it is read. A handle without a
-     * pool takes it from the device's default pool, which outlives contexts. copy: dst <- src,
-     * either of which may be pinned. scale, add, feedback, look: dcomm_cuda_scale, _add_scaled,
-     * _feedback, _look. */
-    dcomm_status (*alloc)(dcommi_device_handle *d, void *stream, size_t bytes, void **memory_p);
+     * returned in the stream's order, and must be written before it is read. It outlives
+     * contexts. copy: dst <- src, either of which may be pinned. scale, add, feedback, look:
+     * dcomm_cuda_scale, _add_scaled, _feedback, _look. */
+    dcomm_status (*alloc)(int device, void *stream, size_t bytes, void **memory_p);
     void (*release)(int device, void *stream, void *memory);
     dcomm_status (*copy)(int device, void *stream, void *dst, const void *src, size_t len);
     dcomm_status (*zero)(int device, void *stream, void *dst, size_t len);
@@ -12261,28 +12263,36 @@ typedef struct dcommi_device_calls {
     dcomm_status (*clipped)(dcommi_device_handle *d, float *u, const float *g,
                             const dcomm_cuda_clip *clip, float momentum, const float *before,
                             size_t count);
-    /* mark: record an event behind all that a queue holds. poll: return DCOMM_IN_PROGRESS,
-     * DCOMM_OK or the error of earlier work. over: take back an event that poll has reported. */
-    dcomm_status (*mark)(dcommi_device_handle *d, enum dcommi_queue queue, void **event_p);
-    dcomm_status (*poll)(void *event);
-    void (*over)(dcommi_device_handle *d, void *event);
-    int (*current)(void); /* current device of the calling thread */
-    /* Streams of the caller; `device` was current when they were given. stream_check: check that
-     * an operation can be tied to one. stream_mark: record an event behind all that it holds now.
-     * stream_hold: make its later work wait until the pinned word has reached `value`,
-     * cyclically. */
+    /* health: return the error of work that a device has failed at; DCOMM_OK: there is none so
+     * far. After an error it does no more work, and writes no more words. */
+    dcomm_status (*health)(int device);
+    /* After work that never waits for a rank: bytes that a NIC has written into the device's
+     * memory are there for kernels that are launched now. */
+    void (*flush)(int device);
+    int (*current)(void);      /* current device of the calling thread */
+    int (*in_use)(void);       /* likewise; -1: it uses none yet */
+    void (*own_thread)(void);  /* the calling thread is the library's own: it keeps its device */
+    bool (*synchronous)(void); /* launches wait for their kernels (CUDA_LAUNCH_BLOCKING) */
+    /* Streams, also the caller's; `device` was current when they were given. stream_check: check
+     * that an operation can be tied to one. stream_write: write a pinned word behind all that it
+     * holds now. stream_hold: make its later work wait until the word has reached `value`,
+     * cyclically. stream_mark: record an event behind all that it holds now. poll: return
+     * DCOMM_IN_PROGRESS, DCOMM_OK or the error of work before the event. */
     dcomm_status (*stream_check)(const char *name, void *stream);
     dcomm_status (*stream_kind)(int device, void *stream, enum dcommi_stream_kind *kind_p);
-    dcomm_status (*stream_mark)(int device, void *stream, void **event_p);
-    void (*stream_unmark)(void *event);
+    dcomm_status (*stream_write)(int device, void *stream, _Atomic uint32_t *word, uint32_t value);
     dcomm_status (*stream_hold)(int device, void *stream, _Atomic uint32_t *word, uint32_t value);
+    dcomm_status (*stream_mark)(int device, void *stream, void **event_p);
+    dcomm_status (*poll)(int device, void *event);
+    void (*stream_unmark)(int device, void *event);
     /* Calls between the two use this device. enter returns the earlier state for leave. */
     dcommi_device_before (*enter)(int device);
     void (*leave)(dcommi_device_before before);
     /* Streams of the library's own, besides the queues. They carry work in the order of a stream
-     * of the caller without holding that up. own_after: make later work on `stream` wait for what
-     * `other` holds now. own_code: the codec's steps, with a workspace of code_bytes. */
-    dcomm_status (*own_open)(int device, void **stream_p);
+     * of the caller without holding that up. `waits`: of a stream that may wait for a rank.
+     * own_after: make later work on `stream` wait for what `other` holds now. own_code: the
+     * codec's steps, with a workspace of code_bytes. */
+    dcomm_status (*own_open)(int device, bool waits, void **stream_p);
     void (*own_close)(int device, void *stream);
     dcomm_status (*own_after)(int device, void *stream, void *other);
     dcomm_status (*own_code)(int device, void *stream, const dcommi_device_code *code,
@@ -12297,13 +12307,18 @@ typedef struct dcommi_device_calls {
                               void **memory_p);
     void (*peer_close)(int device, void *memory);
 } dcommi_device_calls;
+/* Return true if a word has reached a value, cyclically. */
+static inline bool dcommi_word_reached(const _Atomic uint32_t *word, uint32_t value)
+{
+    return (int32_t)(atomic_load_explicit(word, memory_order_acquire) - value) >= 0;
+}
 /* ---- in the order of a queue ---- */
 /* Allocate scratch in the order of queue IN. All stores into device memory go to that queue, so
  * the other queue need not wait for it. */
 static inline dcomm_status dcommi_device_alloc(dcommi_device_handle *d, size_t bytes,
                                                void **memory_p)
 {
-    return d->call->alloc(d, d->stream[DCOMMI_QUEUE_IN], bytes, memory_p);
+    return d->call->alloc(d->number, d->stream[DCOMMI_QUEUE_IN], bytes, memory_p);
 }
 static inline void dcommi_device_release(dcommi_device_handle *d, void *memory)
 {
@@ -12313,6 +12328,13 @@ static inline dcomm_status dcommi_device_copy(dcommi_device_handle *d, enum dcom
                                               void *dst, const void *src, size_t len)
 {
     return d->call->copy(d->number, d->stream[queue], dst, src, len);
+}
+/* Put a mark behind all that a queue holds. */
+static inline dcomm_status dcommi_device_mark(dcommi_device_handle *d, enum dcommi_queue queue,
+                                              uint32_t *mark_p)
+{
+    *mark_p = ++d->marks[queue];
+    return d->call->stream_write(d->number, d->stream[queue], d->word[queue], *mark_p);
 }
 static inline dcomm_status dcommi_device_scale(dcommi_device_handle *d, void *dst, const void *src,
                                                size_t count, dcomm_dtype dtype, double factor)
@@ -17030,11 +17052,10 @@ DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nran
 /* feedback_device.h - error feedback whose residuals lie on a device. They move there with the
  * first all-reduce of device memory, and the codec's kernels read and write them.
  *
- * States outlive communicators, and contexts with their queues and pools. So their memory comes
- * from the device's default pool. It is allocated, filled and released in the order of one stream,
- * which the process has for each device. A run's queue begins behind that stream. If a run fails,
- * kernels of it may still be under way, so the stream goes on behind the run's queue. Neither ever
- * waits for a rank. */
+ * States outlive communicators and contexts. Their memory is allocated, filled and released in the
+ * order of one stream, which the process has for each device. A run's queue begins behind that
+ * stream. If a run fails, kernels of it may still be under way, so the stream goes on behind the
+ * run's queue. Neither ever waits for a rank. */
 /* ==== include/dcomm/impl/engine/coded/coded.h ============================================== */
 /* coded.h - compressed calls: the codec's steps, which calls are compressed, and what the
  * algorithm may know of the codec. */
@@ -18473,9 +18494,10 @@ typedef struct dcommi_gate {
     void *stream;                  /* NULL: no gate */
     enum dcommi_stream_kind kind;  /* of the stream, once it has been asked for */
     int device;                    /* the device that was current at the call */
-    void *before;                  /* event behind the stream's earlier work; NULL: that is done */
-    struct dcommi_gate_word *word; /* the word that the stream waits for; NULL: none */
+    struct dcommi_gate_word *word; /* words that the stream writes and waits for; NULL: none */
     uint32_t value;
+    bool coming; /* the stream has yet to come to the run */
+    bool failed; /* and never will */
 } dcommi_gate;
 struct dcommi_run {
     dcomm_comm *comm;
@@ -18675,7 +18697,8 @@ struct dcomm_context {
     size_t pointers_capacity, pieces_capacity, lengths_capacity;
     size_t active; /* runs under way */
     dcommi_run *finished;
-    dcommi_run *gated;                /* runs that wait for their streams, oldest first */
+    dcommi_run *gated; /* runs that wait for their streams, oldest first */
+    size_t ngated;
     _Atomic(dcommi_device *) devices; /* used by operations so far */
     dcommi_device *straight_device;   /* UCX reads and writes its memory; NULL: none yet */
     size_t straight;                  /* moves by UCX of such memory under way */
@@ -26201,13 +26224,13 @@ static void dcommi_coded_free_all(dcomm_comm *comm)
 /* cuda_stream.h - streams by CUDA's runtime: the caller's, to which operations are tied, and some
  * of our own besides the queues. */
 /* ==== include/dcomm/impl/device/cuda_queue.h =============================================== */
-/* cuda_queue.h - a context's use of a device by CUDA's runtime: its queues, its memory and the
+/* cuda_queue.h - a context's use of a device by CUDA's runtime: memory in a stream's order, and the
  * kernels on queue IN. */
 /* ==== include/dcomm/impl/device/cuda_shared.h ============================================== */
 /* cuda_shared.h - device memory that another process opens, by CUDA IPC. */
 /* ==== include/dcomm/impl/device/cuda_base.h ================================================ */
-/* cuda_base.h - what all calls of CUDA's runtime share: the current device, error messages, the
- * driver's functions. */
+/* cuda_base.h - what all calls of CUDA's runtime share: error messages, the driver's functions, the
+ * calling thread's device. */
 #ifdef DCOMM_WITH_CUDA
 #include <cuda_runtime_api.h>
 /* Report a failed call. `device`: the device of the call; -1: none, or the message names it
@@ -26229,31 +26252,174 @@ static dcomm_status dcommi_cuda_failed(int device, cudaError_t error, const char
             return dcommi_cuda_failed(device, dcommi_cuda_error, what); \
         }                                                               \
     } while (0)
-/* Make a device the calling thread's current one (-1: keep it): streams and events belong to that.
+/* ---- the driver's functions, found without linking it ---- */
+typedef unsigned long long dcommi_cuda_address;
+/* All of them are in the driver of CUDA 12, or none is used. `stream` is a runtime's or driver's
+ * stream: these are the same. */
+static struct dcommi_cuda_driver {
+    bool complete;
+    const char *lacks; /* the function that is missing; NULL: there is no driver */
+    int (*init)(unsigned flags);
+    int (*context_get)(void **context_p);
+    int (*context_set)(void *context);
+    int (*context_device)(int *device_p);
+    int (*context_retain)(void **context_p, int device);
+    int (*capture_mode)(int *mode);
+    int (*about)(unsigned n, int *attributes, void **data, dcommi_cuda_address at);
+    int (*range)(dcommi_cuda_address *base, size_t *bytes, dcommi_cuda_address at);
+    int (*wait)(cudaStream_t stream, dcommi_cuda_address word, uint32_t value, unsigned flags);
+    int (*write)(cudaStream_t stream, dcommi_cuda_address word, uint32_t value, unsigned flags);
+} dcommi_cuda_driver;
+static cudaError_t dcommi_cuda_entry(const char *symbol, void **entry)
+{
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    *entry = NULL;
+#if CUDART_VERSION >= 12050
+    cudaError_t error =
+        cudaGetDriverEntryPointByVersion(symbol, entry, 12000, cudaEnableDefault, &found);
+#else
+    cudaError_t error = cudaGetDriverEntryPoint(symbol, entry, cudaEnableDefault, &found);
+#endif
+    (void)cudaGetLastError();
+    if (found != cudaDriverEntryPointSuccess) {
+        *entry = NULL;
+    }
+    return error;
+}
+static void dcommi_cuda_find_driver(void)
+{
+    struct dcommi_cuda_driver *d = &dcommi_cuda_driver;
+    const struct {
+        const char *name;
+        void *at; /* a pointer to a function */
+    } wanted[] = {
+        {"cuInit", &d->init},
+        {"cuCtxGetCurrent", &d->context_get},
+        {"cuCtxSetCurrent", &d->context_set},
+        {"cuCtxGetDevice", &d->context_device},
+        {"cuDevicePrimaryCtxRetain", &d->context_retain},
+        {"cuThreadExchangeStreamCaptureMode", &d->capture_mode},
+        {"cuPointerGetAttributes", &d->about},
+        {"cuMemGetAddressRange", &d->range},
+        {"cuStreamWaitValue32", &d->wait},
+        {"cuStreamWriteValue32", &d->write},
+    };
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
+        void *entry = NULL;
+        cudaError_t error = dcommi_cuda_entry(wanted[i].name, &entry);
+        if (entry == NULL) {
+            d->lacks =
+                error == cudaSuccess || error == cudaErrorSymbolNotFound ? wanted[i].name : NULL;
+            return;
+        }
+        memcpy(wanted[i].at, &entry, sizeof entry); /* ISO C has no such cast */
+    }
+    d->complete = d->init(0) == 0;
+}
+/* Return true if there is a driver, of CUDA 12 or newer. */
+static bool dcommi_cuda_ready(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, dcommi_cuda_find_driver);
+    return dcommi_cuda_driver.complete;
+}
+static dcomm_status dcommi_cuda_need_driver(const char *what)
+{
+    if (DCOMMI_LIKELY(dcommi_cuda_ready())) {
+        return DCOMM_OK;
+    }
+    return dcommi_cuda_driver.lacks == NULL
+               ? dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: there is no CUDA driver, or no device",
+                             what)
+               : dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                             "%s needs %s, which the driver does not have: it must be CUDA 12's or "
+                             "newer",
+                             what, dcommi_cuda_driver.lacks);
+}
+/* ---- the calling thread's device ---- */
+#define DCOMMI_CUDA_DEVICES 64
+static int dcommi_cuda_current(void)
+{
+    int device = 0;
+    return cudaGetDevice(&device) == cudaSuccess ? device : 0;
+}
+/* Return the device that the calling thread uses; -1: it has no context yet. */
+static int dcommi_cuda_in_use(void)
+{
+    void *context = NULL;
+    int device = -1;
+    return dcommi_cuda_ready() && dcommi_cuda_driver.context_get(&context) == 0 &&
+                   context != NULL && dcommi_cuda_driver.context_device(&device) == 0
+               ? device
+               : -1;
+}
+/* Return true if launches wait for their kernels, as a debugger wants it. */
+static bool dcommi_cuda_synchronous(void)
+{
+    const char *blocking = getenv("CUDA_LAUNCH_BLOCKING");
+    return blocking != NULL && *blocking != 0 && strcmp(blocking, "0") != 0;
+}
+static _Thread_local bool dcommi_cuda_own_thread;
+/* Make the calling thread one of the library's own: it keeps the device that it used last. */
+static void dcommi_cuda_is_own_thread(void)
+{
+    int mode = cudaStreamCaptureModeRelaxed;
+    if (dcommi_cuda_ready()) {
+        (void)dcommi_cuda_driver.capture_mode(&mode);
+        dcommi_cuda_own_thread = true;
+    }
+}
+/* Return the primary context of a device, which this call makes if there is none; NULL: it
+ * failed. */
+static void *dcommi_cuda_context_of(int device)
+{
+    static _Atomic(void *) contexts[DCOMMI_CUDA_DEVICES];
+    void *context = NULL;
+    if (device < 0 || device >= DCOMMI_CUDA_DEVICES) {
+        return NULL;
+    }
+    context = atomic_load_explicit(&contexts[device], memory_order_acquire);
+    if (context == NULL && dcommi_cuda_driver.context_retain(&context, device) == 0) {
+        atomic_store_explicit(&contexts[device], context, memory_order_release);
+    }
+    return context;
+}
+/* Let the calling thread use a device until leave (-1: keep what it uses): streams and events
+ * belong to that. It is the driver's context that is exchanged: cudaSetDevice would make one on
+ * device 0 when the thread returns to "none". A context of the program's own for the device stays.
+ *
  * While any thread captures a stream, CUDA refuses other threads' calls that could harm a capture,
  * and ends the capture. Calls from here to leave have nothing to do with it, so relax that
  * mode. */
 static dcommi_device_before dcommi_cuda_enter(int number)
 {
-    dcommi_device_before before = {.device = -1, .mode = cudaStreamCaptureModeRelaxed};
-    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    dcommi_device_before before = {.mode = cudaStreamCaptureModeRelaxed};
     int current = -1;
-    if (cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess) {
-        before.mode = (int)mode;
+    void *context = NULL;
+    if (!dcommi_cuda_ready()) {
+        return before;
     }
-    if (number >= 0 && (cudaGetDevice(&current) != cudaSuccess || current != number)) {
-        (void)cudaSetDevice(number);
-        before.device = current;
+    if (!dcommi_cuda_own_thread) {
+        (void)dcommi_cuda_driver.capture_mode(&before.mode);
     }
+    if (number < 0 || dcommi_cuda_driver.context_get(&before.context) != 0 ||
+        (before.context != NULL && dcommi_cuda_driver.context_device(&current) == 0 &&
+         current == number)) {
+        return before;
+    }
+    context = dcommi_cuda_context_of(number);
+    before.changed = context != NULL && dcommi_cuda_driver.context_set(context) == 0;
     return before;
 }
 static void dcommi_cuda_leave(dcommi_device_before before)
 {
-    enum cudaStreamCaptureMode mode = (enum cudaStreamCaptureMode)before.mode;
-    if (before.device >= 0) {
-        (void)cudaSetDevice(before.device);
+    if (dcommi_cuda_own_thread || !dcommi_cuda_ready()) {
+        return;
     }
-    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    if (before.changed) {
+        (void)dcommi_cuda_driver.context_set(before.context);
+    }
+    (void)dcommi_cuda_driver.capture_mode(&before.mode);
 }
 /* Leave the device, and return the status of what was done there. */
 static dcomm_status dcommi_cuda_done(dcommi_device_before before, dcomm_status status)
@@ -26267,22 +26433,6 @@ static dcomm_status dcommi_cuda_called(dcommi_device_before before, int device, 
 {
     dcommi_cuda_leave(before);
     return error == cudaSuccess ? DCOMM_OK : dcommi_cuda_failed(device, error, what);
-}
-/* Find a function of the driver, without linking it. */
-static dcomm_status dcommi_cuda_entry(const char *symbol, void **entry)
-{
-    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-    *entry = NULL;
-#if CUDART_VERSION >= 12050
-    cudaError_t error =
-        cudaGetDriverEntryPointByVersion(symbol, entry, 12000, cudaEnableDefault, &found);
-#else
-    cudaError_t error = cudaGetDriverEntryPoint(symbol, entry, cudaEnableDefault, &found);
-#endif
-    DCOMMI_CUDA_TRY(-1, error, "cudaGetDriverEntryPoint");
-    return *entry != NULL && found == cudaDriverEntryPointSuccess
-               ? DCOMM_OK
-               : dcommi_fail(DCOMM_ERR_UNSUPPORTED, "the driver has no %s", symbol);
 }
 #endif
 #ifdef DCOMM_WITH_CUDA
@@ -26352,14 +26502,10 @@ static bool dcommi_cuda_reaches(int device, uint64_t place)
  * a kernel that reads beyond the end fails the device for good. */
 static dcomm_status dcommi_cuda_holds(void *memory, size_t bytes)
 {
-    typedef int (*range_fn)(unsigned long long *base, size_t *bytes, unsigned long long at);
-    unsigned long long base = 0, at = (unsigned long long)(uintptr_t)memory;
-    void *entry = NULL;
+    dcommi_cuda_address base = 0, at = (dcommi_cuda_address)(uintptr_t)memory;
     size_t all = 0;
-    range_fn range;
-    DCOMMI_TRY(dcommi_cuda_entry("cuMemGetAddressRange", &entry));
-    memcpy(&range, &entry, sizeof range);
-    int error = range(&base, &all, at);
+    DCOMMI_TRY(dcommi_cuda_need_driver("memory of peers"));
+    int error = dcommi_cuda_driver.range(&base, &all, at);
     if (error != 0) {
         return dcommi_fail(DCOMM_ERR_SYSTEM, "cuMemGetAddressRange returns %d", error);
     }
@@ -26398,66 +26544,91 @@ static void dcommi_cuda_peer_close(int device, void *memory)
     dcommi_cuda_leave(before);
 }
 #endif
+/* ==== include/dcomm/impl/device/cuda_site.h ================================================ */
+/* cuda_site.h - what the process has of a device, for all contexts together: its kernels, loaded
+ * beforehand; one pair of queues; one pool of memory; pinned host memory that is kept. It is made
+ * at the first use and never given back. */
 #ifdef DCOMM_WITH_CUDA
-/* Return the number of the device whose memory `at` is; -1: host memory. Managed memory is the
- * device's. */
-static int dcommi_cuda_locate(const void *at)
+/* Bytes of free memory that the pool keeps. Beyond that CUDA returns it to the system when somebody
+ * waits for a stream, an event or the device. */
+#ifndef DCOMMI_CUDA_POOL_KEEP
+#define DCOMMI_CUDA_POOL_KEEP ((uint64_t)256 << 20)
+#endif
+typedef struct dcommi_cuda_site {
+    cudaStream_t stream[DCOMMI_QUEUES];
+    cudaMemPool_t pool;
+    bool flushes; /* a NIC's writes are to be flushed before kernels read them */
+} dcommi_cuda_site;
+static _Atomic(dcommi_cuda_site *) dcommi_cuda_sites[DCOMMI_CUDA_DEVICES];
+/* ---- streams ---- */
+/* Warn of what lets a stream that waits for a rank hold up the streams that this rank needs. */
+static void dcommi_cuda_warn(void)
 {
-    static _Atomic int absent; /* no driver, or no device: never ask again */
-    struct cudaPointerAttributes a;
-    if (at == NULL || atomic_load_explicit(&absent, memory_order_relaxed) != 0) {
-        return -1;
+    static _Atomic int told;
+    const char *connections = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    if (connections != NULL && strcmp(connections, "1") == 0 && atomic_exchange(&told, 1) == 0) {
+        dcommi_log(DCOMMI_LOG_WARN,
+                   "CUDA_DEVICE_MAX_CONNECTIONS is 1: streams of one priority share one hardware "
+                   "queue, where one that waits for a collective holds up the others; dcomm's own "
+                   "have the greatest priority, so give none of yours that");
     }
-    cudaError_t error = cudaPointerGetAttributes(&a, at);
-    if (error == cudaSuccess) {
-        return a.type == cudaMemoryTypeDevice || a.type == cudaMemoryTypeManaged ? a.device : -1;
-    }
-    (void)cudaGetLastError();
-    if (error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver) {
-        atomic_store(&absent, 1);
-    }
-    return -1;
 }
-static dcomm_status dcommi_cuda_streams(dcommi_device_handle *d)
+/* Create a stream. `first`: with the greatest priority. Such streams never wait for a rank, and
+ * have hardware queues apart from those of streams that may. */
+static dcomm_status dcommi_cuda_stream_make(int device, bool first, cudaStream_t *stream_p)
 {
-    for (int q = 0; q < DCOMMI_QUEUES; q++) {
-        cudaStream_t stream;
-        DCOMMI_CUDA_TRY(d->number, cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
-                        "cudaStreamCreateWithFlags");
-        d->stream[q] = stream;
-    }
+    int least = 0, greatest = 0;
+    DCOMMI_CUDA_TRY(device, cudaDeviceGetStreamPriorityRange(&least, &greatest),
+                    "cudaDeviceGetStreamPriorityRange");
+    DCOMMI_CUDA_TRY(
+        device,
+        cudaStreamCreateWithPriority(stream_p, cudaStreamNonBlocking, first ? greatest : least),
+        "cudaStreamCreateWithPriority");
     return DCOMM_OK;
 }
-/* Make a pool of our own, which keeps free memory. The device's default pool returns it to the
- * system whenever anybody waits for anything. */
-static dcomm_status dcommi_cuda_pool(dcommi_device_handle *d)
+/* ---- memory ---- */
+/* Make a pool of our own: the device's default pool returns free memory to the system whenever
+ * anybody waits for anything. Reuse must not make a stream wait for another, which may wait for
+ * a rank. */
+static dcomm_status dcommi_cuda_pool(int device, cudaMemPool_t *pool_p)
 {
     const struct cudaMemPoolProps props = {
         .allocType = cudaMemAllocationTypePinned,
-        .location = {.type = cudaMemLocationTypeDevice, .id = d->number}};
-    uint64_t keep = UINT64_MAX;
+        .location = {.type = cudaMemLocationTypeDevice, .id = device}};
+    uint64_t keep = DCOMMI_CUDA_POOL_KEEP;
+    int never = 0;
     cudaMemPool_t pool;
-    DCOMMI_CUDA_TRY(d->number, cudaMemPoolCreate(&pool, &props), "cudaMemPoolCreate");
-    d->pool = pool;
-    DCOMMI_CUDA_TRY(d->number,
-                    cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep),
+    DCOMMI_CUDA_TRY(device, cudaMemPoolCreate(&pool, &props), "cudaMemPoolCreate");
+    *pool_p = pool;
+    DCOMMI_CUDA_TRY(device, cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep),
                     "cudaMemPoolSetAttribute");
+    DCOMMI_CUDA_TRY(
+        device, cudaMemPoolSetAttribute(pool, cudaMemPoolReuseAllowInternalDependencies, &never),
+        "cudaMemPoolSetAttribute");
     return DCOMM_OK;
 }
+/* Return true if the writes of a NIC into the device's memory need a flush before kernels read
+ * them: a kernel that is launched behind them may overtake them. */
+static bool dcommi_cuda_needs_flush(int device)
+{
+    int order = cudaGPUDirectRDMAWritesOrderingOwner, how = 0;
+    if (cudaDeviceGetAttribute(&order, cudaDevAttrGPUDirectRDMAWritesOrdering, device) !=
+            cudaSuccess ||
+        cudaDeviceGetAttribute(&how, cudaDevAttrGPUDirectRDMAFlushWritesOptions, device) !=
+            cudaSuccess) {
+        (void)cudaGetLastError();
+        return false;
+    }
+    return order < cudaGPUDirectRDMAWritesOrderingOwner &&
+           (how & cudaFlushGPUDirectRDMAWritesOptionHost) != 0;
+}
+/* ---- kernels ---- */
 /* Load all kernels beforehand. A kernel that CUDA loads at its first launch may wait for all that
  * the device's streams hold, and one of them may wait for the rank that launches it. */
-static dcomm_status dcommi_cuda_load_all(int device)
+static dcomm_status dcommi_cuda_load_all(void)
 {
-    static _Atomic uint64_t loaded; /* a bit for each device */
     static _Atomic int told;
-    const uint64_t bit = device < 64 ? (uint64_t)1 << device : 0;
-    if ((atomic_load(&loaded) & bit) != 0) {
-        return DCOMM_OK;
-    }
     dcomm_status status = dcomm_cuda_load();
-    if (status >= 0) {
-        atomic_fetch_or(&loaded, bit);
-    }
     if (status == DCOMM_ERR_UNSUPPORTED) {
         if (atomic_exchange(&told, 1) == 0) {
             dcommi_log(DCOMMI_LOG_WARN, "%s", dcommi_message);
@@ -26466,61 +26637,167 @@ static dcomm_status dcommi_cuda_load_all(int device)
     }
     return status;
 }
-static dcomm_status dcommi_cuda_open(dcommi_device_handle *d)
+/* ---- the site ---- */
+/* Fill in a site, in its device. What fails leaves what it has made to the process. */
+static dcomm_status dcommi_cuda_site_fill(int device, dcommi_cuda_site *site)
 {
-    dcommi_device_before before = dcommi_cuda_enter(d->number);
-    dcomm_status status = dcommi_cuda_load_all(d->number);
-    DCOMMI_THEN(status, dcommi_cuda_streams(d));
-    DCOMMI_THEN(status, dcommi_cuda_pool(d));
-    dcommi_cuda_leave(before);
-    return status;
-}
-/* Close the queues, whose work has all been seen to end. */
-static void dcommi_cuda_close(dcommi_device_handle *d)
-{
-    dcommi_device_before before = dcommi_cuda_enter(d->number);
-    for (unsigned i = 0; i < d->nevents; i++) {
-        (void)cudaEventDestroy((cudaEvent_t)d->events[i]);
-    }
+    dcommi_cuda_warn();
+    DCOMMI_TRY(dcommi_cuda_load_all());
     for (int q = 0; q < DCOMMI_QUEUES; q++) {
-        if (d->stream[q] != NULL) {
-            (void)cudaStreamDestroy((cudaStream_t)d->stream[q]);
+        DCOMMI_TRY(dcommi_cuda_stream_make(device, true, &site->stream[q]));
+    }
+    site->flushes = dcommi_cuda_needs_flush(device);
+    return dcommi_cuda_pool(device, &site->pool);
+}
+/* Return what the process has of a device, made at the first call. That may wait for the device, so
+ * a thread that calls does it, at the first use of the device. */
+static dcomm_status dcommi_cuda_site_of(int device, dcommi_cuda_site **site_p)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    if (device < 0 || device >= DCOMMI_CUDA_DEVICES) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "device %d is not one of the first %d", device,
+                           DCOMMI_CUDA_DEVICES);
+    }
+    *site_p = atomic_load_explicit(&dcommi_cuda_sites[device], memory_order_acquire);
+    if (DCOMMI_LIKELY(*site_p != NULL)) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_cuda_need_driver("device memory"));
+    dcomm_status status = DCOMM_OK;
+    pthread_mutex_lock(&lock);
+    dcommi_cuda_site *site = atomic_load(&dcommi_cuda_sites[device]);
+    if (site == NULL) {
+        site = dcommi_alloc(sizeof *site);
+        status = site != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+        dcommi_device_before before = dcommi_cuda_enter(device);
+        DCOMMI_THEN(status, dcommi_cuda_site_fill(device, site));
+        dcommi_cuda_leave(before);
+        if (status >= 0) {
+            atomic_store_explicit(&dcommi_cuda_sites[device], site, memory_order_release);
+        } else {
+            dcommi_free(site);
         }
     }
-    if (d->pool != NULL) {
-        (void)cudaMemPoolDestroy((cudaMemPool_t)d->pool);
-    }
-    dcommi_cuda_leave(before);
+    pthread_mutex_unlock(&lock);
+    *site_p = site;
+    return status;
 }
-/* Allocate host memory that every device reads and writes itself, at this address. */
-static dcomm_status dcommi_cuda_pin(size_t bytes, void **memory_p)
+/* ---- pinned memory ---- */
+/* Pinned memory that nobody uses. cudaFreeHost waits for all that devices do, and a stream may wait
+ * for this very rank; so it is kept. */
+struct dcommi_cuda_pinned {
+    struct dcommi_cuda_pinned *next;
+    void *memory;
+    size_t bytes;
+};
+static struct dcommi_cuda_pinned *dcommi_cuda_pinned_free, *dcommi_cuda_pinned_used;
+static pthread_mutex_t dcommi_cuda_pinned_lock = PTHREAD_MUTEX_INITIALIZER;
+/* Move the first block for which `memory` (NULL: any of `bytes`) fits between the lists. */
+static struct dcommi_cuda_pinned *dcommi_cuda_pinned_move(struct dcommi_cuda_pinned **from,
+                                                          struct dcommi_cuda_pinned **to,
+                                                          const void *memory, size_t bytes)
 {
-    dcommi_device_before before = dcommi_cuda_enter(-1);
-    return dcommi_cuda_called(
-        before, -1, cudaHostAlloc(memory_p, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
-        "cudaHostAlloc");
+    pthread_mutex_lock(&dcommi_cuda_pinned_lock);
+    struct dcommi_cuda_pinned **at = from;
+    while (*at != NULL && (memory != NULL ? (*at)->memory != memory : (*at)->bytes != bytes)) {
+        at = &(*at)->next;
+    }
+    struct dcommi_cuda_pinned *block = *at;
+    if (block != NULL) {
+        *at = block->next;
+        block->next = *to;
+        *to = block;
+    }
+    pthread_mutex_unlock(&dcommi_cuda_pinned_lock);
+    return block;
+}
+/* Allocate host memory that every device reads and writes itself, at this address. `device`: one
+ * that the program uses. */
+static dcomm_status dcommi_cuda_pin(int device, size_t bytes, void **memory_p)
+{
+    const size_t page = 4096, whole = (bytes + page - 1) / page * page;
+    struct dcommi_cuda_pinned *block =
+        dcommi_cuda_pinned_move(&dcommi_cuda_pinned_free, &dcommi_cuda_pinned_used, NULL, whole);
+    if (block == NULL) {
+        block = dcommi_alloc(sizeof *block);
+        if (block == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        block->bytes = whole;
+        dcommi_device_before before = dcommi_cuda_enter(device);
+        cudaError_t error =
+            cudaHostAlloc(&block->memory, whole, cudaHostAllocPortable | cudaHostAllocMapped);
+        dcommi_cuda_leave(before);
+        if (error != cudaSuccess) {
+            dcommi_free(block);
+            return dcommi_cuda_failed(-1, error, "cudaHostAlloc");
+        }
+        pthread_mutex_lock(&dcommi_cuda_pinned_lock);
+        block->next = dcommi_cuda_pinned_used;
+        dcommi_cuda_pinned_used = block;
+        pthread_mutex_unlock(&dcommi_cuda_pinned_lock);
+    }
+    *memory_p = block->memory;
+    return DCOMM_OK;
 }
 static void dcommi_cuda_unpin(void *memory)
 {
     if (memory != NULL) {
-        dcommi_device_before before = dcommi_cuda_enter(-1);
-        (void)cudaFreeHost(memory);
-        dcommi_cuda_leave(before);
+        (void)dcommi_cuda_pinned_move(&dcommi_cuda_pinned_used, &dcommi_cuda_pinned_free, memory,
+                                      0);
+    }
+}
+#endif
+#ifdef DCOMM_WITH_CUDA
+/* Return the number of the device whose memory `at` is; -1: host memory. Managed memory is the
+ * device's. The driver is asked, because the runtime would make a context on device 0. */
+static int dcommi_cuda_locate(const void *at)
+{
+    enum { TYPE = 2, MANAGED = 8, NUMBER = 9, ON_DEVICE = 2 }; /* CU_POINTER_ATTRIBUTE_... */
+    int which[] = {TYPE, MANAGED, NUMBER}, number = -1;
+    unsigned type = 0, managed = 0;
+    void *to[] = {&type, &managed, &number};
+    if (at == NULL || !dcommi_cuda_ready() ||
+        dcommi_cuda_driver.about(3, which, to, (dcommi_cuda_address)(uintptr_t)at) != 0) {
+        return -1;
+    }
+    return type == ON_DEVICE || managed != 0 ? number : -1;
+}
+static dcomm_status dcommi_cuda_ready_for(int device)
+{
+    dcommi_cuda_site *site;
+    return dcommi_cuda_site_of(device, &site);
+}
+static dcomm_status dcommi_cuda_open(dcommi_device_handle *d)
+{
+    dcommi_cuda_site *site;
+    void *words = NULL;
+    DCOMMI_TRY(dcommi_cuda_site_of(d->number, &site));
+    DCOMMI_TRY(dcommi_cuda_pin(d->number, DCOMMI_QUEUES * DCOMMI_CACHE_LINE, &words));
+    memset(words, 0, DCOMMI_QUEUES * DCOMMI_CACHE_LINE);
+    d->pinned = words;
+    for (int q = 0; q < DCOMMI_QUEUES; q++) {
+        d->stream[q] = site->stream[q];
+        d->word[q] = (_Atomic uint32_t *)words + (size_t)q * DCOMMI_CACHE_LINE / sizeof(uint32_t);
+    }
+    return DCOMM_OK;
+}
+/* Give the words back, unless a device that has failed may still write them. */
+static void dcommi_cuda_close(dcommi_device_handle *d, bool broken)
+{
+    if (!broken) {
+        dcommi_cuda_unpin(d->pinned);
     }
 }
 /* Allocate memory in the order of a stream. */
-static dcomm_status dcommi_cuda_alloc(dcommi_device_handle *d, void *stream, size_t bytes,
-                                      void **memory_p)
+static dcomm_status dcommi_cuda_alloc(int device, void *stream, size_t bytes, void **memory_p)
 {
-    dcommi_device_before before = dcommi_cuda_enter(d->number);
-    return d->pool == NULL
-               ? dcommi_cuda_called(before, d->number,
-                                    cudaMallocAsync(memory_p, bytes, (cudaStream_t)stream),
-                                    "cudaMallocAsync")
-               : dcommi_cuda_called(before, d->number,
-                                    cudaMallocFromPoolAsync(memory_p, bytes, (cudaMemPool_t)d->pool,
-                                                            (cudaStream_t)stream),
-                                    "cudaMallocFromPoolAsync");
+    dcommi_cuda_site *site;
+    DCOMMI_TRY(dcommi_cuda_site_of(device, &site));
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    return dcommi_cuda_called(
+        before, device, cudaMallocFromPoolAsync(memory_p, bytes, site->pool, (cudaStream_t)stream),
+        "cudaMallocFromPoolAsync");
 }
 static void dcommi_cuda_release(int device, void *stream, void *memory)
 {
@@ -26726,66 +27003,38 @@ static dcomm_status dcommi_cuda_matrix(dcommi_device_handle *d, const dcommi_dev
     dcommi_device_release(d, room);
     return status;
 }
-/* ---- events ---- */
-/* Record an event behind all that a stream holds now. `event` NULL: make a new one. */
-static dcomm_status dcommi_cuda_record(int device, void *stream, cudaEvent_t event,
-                                       const char *what, void **event_p)
+/* ---- how far a device has come ---- */
+/* Ask a queue, which never waits for a rank: an error of any work stays with the device. */
+static dcomm_status dcommi_cuda_health(int device)
 {
-    cudaError_t error = cudaSuccess;
+    dcommi_cuda_site *site;
+    DCOMMI_TRY(dcommi_cuda_site_of(device, &site));
     dcommi_device_before before = dcommi_cuda_enter(device);
-    if (event == NULL) {
-        error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
-    }
-    if (error == cudaSuccess) {
-        error = cudaEventRecord(event, (cudaStream_t)stream);
-        if (error == cudaSuccess) {
-            *event_p = event;
-        } else {
-            (void)cudaEventDestroy(event);
-        }
-    }
-    return dcommi_cuda_called(before, device, error, what);
-}
-/* Record an event behind all that a queue holds. */
-static dcomm_status dcommi_cuda_mark(dcommi_device_handle *d, enum dcommi_queue queue,
-                                     void **event_p)
-{
-    return dcommi_cuda_record(d->number, d->stream[queue],
-                              d->nevents > 0 ? (cudaEvent_t)d->events[--d->nevents] : NULL,
-                              "cudaEventRecord", event_p);
-}
-/* Return DCOMM_IN_PROGRESS, DCOMM_OK or the error of work before the event. */
-static dcomm_status dcommi_cuda_poll(void *event)
-{
-    dcommi_device_before before = dcommi_cuda_enter(-1);
-    cudaError_t error = cudaEventQuery((cudaEvent_t)event);
-    dcommi_cuda_leave(before);
+    cudaError_t error = cudaStreamQuery(site->stream[DCOMMI_QUEUE_OUT]);
     if (error == cudaErrorNotReady) {
         (void)cudaGetLastError(); /* CUDA keeps this as an error, too */
-        return DCOMM_IN_PROGRESS;
+        error = cudaSuccess;
     }
-    DCOMMI_CUDA_TRY(-1, error, "the device reports");
-    return DCOMM_OK;
+    return dcommi_cuda_called(before, -1, error, "the device reports");
 }
-/* Take back an event that has happened, or never will. */
-static void dcommi_cuda_over(dcommi_device_handle *d, void *event)
+static void dcommi_cuda_flush(int device)
 {
-    if (d->nevents < DCOMMI_EVENTS_KEPT) {
-        d->events[d->nevents++] = event;
-    } else {
-        (void)cudaEventDestroy((cudaEvent_t)event);
+    dcommi_cuda_site *site = atomic_load_explicit(&dcommi_cuda_sites[device], memory_order_acquire);
+    if (site != NULL && site->flushes) {
+        dcommi_device_before before = dcommi_cuda_enter(device);
+        (void)cudaDeviceFlushGPUDirectRDMAWrites(cudaFlushGPUDirectRDMAWritesTargetCurrentDevice,
+                                                 cudaFlushGPUDirectRDMAWritesToOwner);
+        dcommi_cuda_leave(before);
     }
 }
 #endif
 #ifdef DCOMM_WITH_CUDA
 /* ---- streams of the caller's ---- */
-typedef int (*dcommi_cuda_wait_fn)(cudaStream_t stream, unsigned long long address, uint32_t value,
-                                   unsigned flags);
-static _Atomic(dcommi_cuda_wait_fn) dcommi_cuda_wait;
 /* Check that an operation can be tied to a stream, before the operation is numbered. */
 static dcomm_status dcommi_cuda_stream_check(const char *name, void *stream)
 {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    DCOMMI_TRY(dcommi_cuda_need_driver("opts.stream"));
     cudaError_t error = cudaStreamIsCapturing((cudaStream_t)stream, &capture);
     if (error == cudaErrorStreamCaptureImplicit || capture != cudaStreamCaptureStatusNone) {
         (void)cudaGetLastError();
@@ -26795,19 +27044,7 @@ static dcomm_status dcommi_cuda_stream_check(const char *name, void *stream)
                            name);
     }
     DCOMMI_CUDA_TRY(-1, error, "opts.stream");
-    if (atomic_load_explicit(&dcommi_cuda_wait, memory_order_acquire) == NULL) {
-        void *entry = NULL;
-        if (dcommi_cuda_entry("cuStreamWaitValue32", &entry) < 0) {
-            return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                               "%s: opts.stream needs cuStreamWaitValue32, which the driver does "
-                               "not have",
-                               name);
-        }
-        dcommi_cuda_wait_fn wait;
-        memcpy(&wait, &entry, sizeof wait);
-        atomic_store_explicit(&dcommi_cuda_wait, wait, memory_order_release);
-    }
-    return DCOMM_OK;
+    return dcommi_cuda_ready_for(dcommi_cuda_current());
 }
 static dcomm_status dcommi_cuda_stream_kind(int device, void *stream,
                                             enum dcommi_stream_kind *kind_p)
@@ -26828,41 +27065,67 @@ static dcomm_status dcommi_cuda_stream_kind(int device, void *stream,
 /* Record an event behind all that the stream holds now. */
 static dcomm_status dcommi_cuda_stream_mark(int device, void *stream, void **event_p)
 {
-    return dcommi_cuda_record(device, stream, NULL, "the caller's stream: cudaEventRecord",
-                              event_p);
+    cudaEvent_t event = NULL;
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    if (error == cudaSuccess &&
+        (error = cudaEventRecord(event, (cudaStream_t)stream)) != cudaSuccess) {
+        (void)cudaEventDestroy(event);
+    }
+    *event_p = event;
+    return dcommi_cuda_called(before, device, error, "the caller's stream: cudaEventRecord");
 }
-static void dcommi_cuda_stream_unmark(void *event)
+static void dcommi_cuda_stream_unmark(int device, void *event)
 {
+    dcommi_device_before before = dcommi_cuda_enter(device);
     (void)cudaEventDestroy((cudaEvent_t)event);
+    dcommi_cuda_leave(before);
 }
-/* Make all later work of the stream wait until *word has reached `value` (cyclically). The word is
- * pinned: with unified addresses, devices find it where the host does. */
+/* Return DCOMM_IN_PROGRESS, DCOMM_OK or the error of work before the event. */
+static dcomm_status dcommi_cuda_poll(int device, void *event)
+{
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    cudaError_t error = cudaEventQuery((cudaEvent_t)event);
+    if (error == cudaErrorNotReady) {
+        (void)cudaGetLastError(); /* CUDA keeps this as an error, too */
+        return dcommi_cuda_done(before, DCOMM_IN_PROGRESS);
+    }
+    return dcommi_cuda_called(before, -1, error, "the device reports");
+}
+/* ---- words ---- */
+/* With unified addresses, devices find a pinned word where the host does. */
+static dcomm_status dcommi_cuda_on_word(int device, void *stream, _Atomic uint32_t *word,
+                                        uint32_t value, bool write)
+{
+    const dcommi_cuda_address at = (dcommi_cuda_address)(uintptr_t)word;
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    int error = (write ? dcommi_cuda_driver.write : dcommi_cuda_driver.wait)((cudaStream_t)stream,
+                                                                             at, value, 0);
+    dcommi_cuda_leave(before);
+    return error == 0 ? DCOMM_OK
+                      : dcommi_fail(DCOMM_ERR_SYSTEM, "cuStream%sValue32 on device %d returns %d",
+                                    write ? "Write" : "Wait", device, error);
+}
+/* The write is ordered behind all that the stream's earlier work has written. */
+static dcomm_status dcommi_cuda_stream_write(int device, void *stream, _Atomic uint32_t *word,
+                                             uint32_t value)
+{
+    return dcommi_cuda_on_word(device, stream, word, value, true);
+}
 static dcomm_status dcommi_cuda_stream_hold(int device, void *stream, _Atomic uint32_t *word,
                                             uint32_t value)
 {
-    dcommi_cuda_wait_fn wait = atomic_load_explicit(&dcommi_cuda_wait, memory_order_acquire);
-    dcommi_device_before before = dcommi_cuda_enter(device);
-    int error = wait((cudaStream_t)stream, (unsigned long long)(uintptr_t)word, value, 0);
-    dcommi_cuda_leave(before);
-    return error == 0 ? DCOMM_OK
-                      : dcommi_fail(DCOMM_ERR_SYSTEM, "opts.stream: cuStreamWaitValue32 returns %d",
-                                    error);
+    return dcommi_cuda_on_word(device, stream, word, value, false);
 }
 /* ---- streams of our own, beside the queues ---- */
-static dcomm_status dcommi_cuda_own_open(int device, void **stream_p)
+static dcomm_status dcommi_cuda_own_open(int device, bool waits, void **stream_p)
 {
     cudaStream_t stream = NULL;
-    cudaError_t error = cudaSuccess;
+    DCOMMI_TRY(dcommi_cuda_ready_for(device));
     dcommi_device_before before = dcommi_cuda_enter(device);
-    dcomm_status status = dcommi_cuda_load_all(device);
-    if (status >= 0) {
-        error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-    }
-    dcommi_cuda_leave(before);
-    DCOMMI_TRY(status);
-    DCOMMI_CUDA_TRY(device, error, "cudaStreamCreateWithFlags");
+    dcomm_status status = dcommi_cuda_stream_make(device, !waits, &stream);
     *stream_p = stream;
-    return DCOMM_OK;
+    return dcommi_cuda_done(before, status);
 }
 static void dcommi_cuda_own_close(int device, void *stream)
 {
@@ -26884,7 +27147,7 @@ static dcomm_status dcommi_cuda_own_after(int device, void *stream, void *other)
     DCOMMI_TRY(dcommi_cuda_stream_mark(device, other, &event));
     dcommi_device_before before = dcommi_cuda_enter(device);
     cudaError_t error = cudaStreamWaitEvent((cudaStream_t)stream, (cudaEvent_t)event, 0);
-    dcommi_cuda_stream_unmark(event);
+    dcommi_cuda_stream_unmark(device, event);
     return dcommi_cuda_called(before, device, error, "cudaStreamWaitEvent");
 }
 static dcomm_status dcommi_cuda_add(int device, void *stream, float *x, float factor,
@@ -26917,11 +27180,6 @@ static dcomm_status dcommi_cuda_look(int device, void *stream, void *x, size_t c
 }
 #endif
 #ifdef DCOMM_WITH_CUDA
-static int dcommi_cuda_current(void)
-{
-    int device = 0;
-    return cudaGetDevice(&device) == cudaSuccess ? device : 0;
-}
 static const dcommi_device_calls dcommi_cuda_calls = {
     .locate = dcommi_cuda_locate,
     .open = dcommi_cuda_open,
@@ -26942,15 +27200,19 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .scatter = dcommi_cuda_scatter,
     .clip = dcommi_cuda_clip,
     .clipped = dcommi_cuda_clipped,
-    .mark = dcommi_cuda_mark,
-    .poll = dcommi_cuda_poll,
-    .over = dcommi_cuda_over,
+    .health = dcommi_cuda_health,
+    .flush = dcommi_cuda_flush,
     .current = dcommi_cuda_current,
+    .in_use = dcommi_cuda_in_use,
+    .own_thread = dcommi_cuda_is_own_thread,
+    .synchronous = dcommi_cuda_synchronous,
     .stream_check = dcommi_cuda_stream_check,
     .stream_kind = dcommi_cuda_stream_kind,
-    .stream_mark = dcommi_cuda_stream_mark,
-    .stream_unmark = dcommi_cuda_stream_unmark,
+    .stream_write = dcommi_cuda_stream_write,
     .stream_hold = dcommi_cuda_stream_hold,
+    .stream_mark = dcommi_cuda_stream_mark,
+    .poll = dcommi_cuda_poll,
+    .stream_unmark = dcommi_cuda_stream_unmark,
     .enter = dcommi_cuda_enter,
     .leave = dcommi_cuda_leave,
     .own_open = dcommi_cuda_own_open,
@@ -26985,14 +27247,15 @@ static dcomm_status dcommi_device_await(int device, void *stream, double until,
     void *event = NULL;
     dcomm_status status;
     DCOMMI_TRY(dcommi_devices->stream_mark(device, stream, &event));
-    while ((status = dcommi_devices->poll(event)) == DCOMM_IN_PROGRESS && dcommi_now() < until) {
+    while ((status = dcommi_devices->poll(device, event)) == DCOMM_IN_PROGRESS &&
+           dcommi_now() < until) {
         if (meanwhile != NULL) {
             meanwhile(context);
         } else {
             sched_yield();
         }
     }
-    dcommi_devices->stream_unmark(event);
+    dcommi_devices->stream_unmark(device, event);
     return status;
 }
 #include <sched.h>
@@ -27000,7 +27263,6 @@ static dcomm_status dcommi_device_await(int device, void *stream, double until,
 typedef struct dcommi_feedback_side {
     dcommi_feedback_place place; /* first */
     struct dcommi_feedback_side *next;
-    dcommi_device_handle handle; /* without queues and pool */
     void *stream;
 } dcommi_feedback_side;
 static dcommi_feedback_side *dcommi_feedback_side_of(const dcommi_feedback_place *place)
@@ -27012,7 +27274,7 @@ static dcomm_status dcommi_feedback_side_make(const dcommi_feedback_place *place
                                               void **memory_p)
 {
     dcommi_feedback_side *side = dcommi_feedback_side_of(place);
-    return dcommi_devices->alloc(&side->handle, side->stream, bytes, memory_p);
+    return dcommi_devices->alloc(place->device, side->stream, bytes, memory_p);
 }
 static void dcommi_feedback_side_release(const dcommi_feedback_place *place, void *memory)
 {
@@ -27092,9 +27354,7 @@ static dcomm_status dcommi_feedback_side_find(int device, const dcommi_feedback_
                                               .copy = dcommi_feedback_side_copy,
                                               .add = dcommi_feedback_side_add,
                                               .read = dcommi_feedback_side_read};
-        side->handle.call = dcommi_devices;
-        side->handle.number = device;
-        status = dcommi_devices->own_open(device, &side->stream);
+        status = dcommi_devices->own_open(device, false, &side->stream);
         if (status < 0) {
             dcommi_free(side);
         } else {
@@ -28968,7 +29228,7 @@ static void dcommi_on_region_message(dcomm_comm *comm, const dcommi_header *h, c
 typedef struct dcommi_job {
     struct dcommi_job *next; /* in its queue */
     dcommi_run *run;
-    void *event;
+    uint32_t mark;
     void (*done)(struct dcommi_job *job, dcomm_status status); /* called from progress, once */
 } dcommi_job;
 typedef struct dcommi_slot {
@@ -28989,6 +29249,7 @@ typedef struct dcommi_slot_wait {
 struct dcommi_device {
     dcommi_device_handle handle;
     dcommi_device *next; /* in the context */
+    bool broken;         /* it has failed, and does no more work */
     struct dcommi_device_side {
         dcommi_job *first, *last;
         dcommi_slot slots[DCOMMI_SLOTS];
@@ -29011,13 +29272,13 @@ static void dcommi_run_let_go(dcommi_run *run)
     run->comm->in_transport--;
     dcommi_run_unref(run);
 }
-/* Make a job of what was just put on a queue: poll for its end. After an error there is no job. */
+/* Make a job of what was just put on a queue. After an error there is no job. */
 static dcomm_status dcommi_job_start(dcommi_device *device, enum dcommi_queue queue,
                                      dcommi_job *job, dcommi_run *run,
                                      void (*done)(dcommi_job *, dcomm_status))
 {
     struct dcommi_device_side *side = &device->side[queue];
-    DCOMMI_TRY(device->handle.call->mark(&device->handle, queue, &job->event));
+    DCOMMI_TRY(dcommi_device_mark(&device->handle, queue, &job->mark));
     job->run = run;
     job->done = done;
     job->next = NULL;
@@ -29035,33 +29296,24 @@ static void dcommi_device_failed(dcommi_run *run, dcomm_status status)
                   dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, run->comm->rank,
                   run->device->handle.number, dcommi_message);
 }
-static unsigned dcommi_side_progress(dcommi_device *device, struct dcommi_device_side *side)
+/* End the oldest job of a queue. */
+static void dcommi_job_end(struct dcommi_device_side *side, dcomm_status status)
 {
-    unsigned n = 0;
-    while (side->first != NULL) {
-        dcommi_job *job = side->first;
-        dcommi_run *run = job->run;
-        dcomm_status status = device->handle.call->poll(job->event);
-        if (status == DCOMM_IN_PROGRESS) {
-            break;
-        }
-        side->first = job->next;
-        if (side->first == NULL) {
-            side->last = NULL;
-        }
-        device->handle.call->over(&device->handle, job->event);
-        side->ended++;
-        n++;
-        if (status < 0 && run->active) {
-            dcommi_device_failed(run, status);
-        }
-        job->done(job, status);
-        if (--run->jobs == 0 && !run->active) {
-            dcommi_run_off_device(run);
-        }
-        dcommi_run_let_go(run);
+    dcommi_job *job = side->first;
+    dcommi_run *run = job->run;
+    side->first = job->next;
+    if (side->first == NULL) {
+        side->last = NULL;
     }
-    return n;
+    side->ended++;
+    if (status < 0 && run->active) {
+        dcommi_device_failed(run, status);
+    }
+    job->done(job, status);
+    if (--run->jobs == 0 && !run->active) {
+        dcommi_run_off_device(run);
+    }
+    dcommi_run_let_go(run);
 }
 static unsigned dcommi_devices_progress(dcomm_context *context)
 {
@@ -29069,10 +29321,37 @@ static unsigned dcommi_devices_progress(dcomm_context *context)
     dcommi_device *device = atomic_load_explicit(&context->devices, memory_order_acquire);
     for (; device != NULL; device = device->next) {
         for (int q = 0; q < DCOMMI_QUEUES; q++) {
-            n += dcommi_side_progress(device, &device->side[q]);
+            struct dcommi_device_side *side = &device->side[q];
+            while (side->first != NULL &&
+                   dcommi_word_reached(device->handle.word[q], side->first->mark)) {
+                dcommi_job_end(side, DCOMM_OK);
+                n++;
+            }
         }
     }
     return n;
+}
+/* End the jobs of devices that have failed. Their words are not written any more. */
+static void dcommi_devices_look(dcomm_context *context)
+{
+    dcommi_device *device = atomic_load_explicit(&context->devices, memory_order_acquire);
+    for (; device != NULL; device = device->next) {
+        char why[DCOMMI_MESSAGE_MAX];
+        dcomm_status status = DCOMM_OK;
+        for (int q = 0; q < DCOMMI_QUEUES; q++) {
+            if (device->side[q].first != NULL && status >= 0) {
+                status = device->handle.call->health(device->handle.number);
+                memcpy(why, dcommi_message, sizeof why);
+            }
+        }
+        device->broken = device->broken || status < 0;
+        for (int q = 0; q < DCOMMI_QUEUES && status < 0; q++) {
+            while (device->side[q].first != NULL) {
+                memcpy(dcommi_message, why, sizeof why);
+                dcommi_job_end(&device->side[q], status);
+            }
+        }
+    }
 }
 /* ---- slots ---- */
 static void dcommi_slot_serve(struct dcommi_device_side *side)
@@ -29120,61 +29399,11 @@ static void dcommi_slot_give(dcommi_slot *slot, enum dcommi_queue queue)
 /* ---- the devices of a context ---- */
 static void dcommi_device_free(dcommi_device *device)
 {
-    device->handle.call->close(&device->handle);
-    for (int q = 0; q < DCOMMI_QUEUES; q++) {
+    device->handle.call->close(&device->handle, device->broken);
+    for (int q = 0; q < DCOMMI_QUEUES && !device->broken; q++) {
         device->handle.call->unpin(device->side[q].pinned);
     }
     dcommi_free(device);
-}
-static dcomm_status dcommi_device_make(int number, dcommi_device **device_p)
-{
-    dcommi_device *device = dcommi_alloc(sizeof *device);
-    if (device == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    device->handle.call = dcommi_devices;
-    device->handle.number = number;
-    dcomm_status status = dcommi_devices->open(&device->handle);
-    for (int q = 0; q < DCOMMI_QUEUES && status >= 0; q++) {
-        struct dcommi_device_side *side = &device->side[q];
-        status = dcommi_devices->pin(DCOMMI_SLOTS * DCOMMI_SLOT_BYTES, &side->pinned);
-        for (int i = 0; i < DCOMMI_SLOTS && status >= 0; i++) {
-            dcommi_slot *slot = &side->slots[i];
-            slot->device = device;
-            slot->memory = (uint8_t *)side->pinned + (size_t)i * DCOMMI_SLOT_BYTES;
-            slot->next = side->free;
-            side->free = slot;
-        }
-    }
-    if (status < 0) {
-        dcommi_device_free(device);
-        return status;
-    }
-    *device_p = device;
-    return DCOMM_OK;
-}
-/* Return the context's data for a device, made at its first operation there. The calling thread
- * does this, because pinning memory may wait for the device. */
-static dcomm_status dcommi_device_of(dcomm_context *context, int number, dcommi_device **device_p)
-{
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    dcommi_device *device = atomic_load_explicit(&context->devices, memory_order_acquire);
-    dcomm_status status = DCOMM_OK;
-    for (; device != NULL && device->handle.number != number; device = device->next) {
-    }
-    if (device == NULL) {
-        pthread_mutex_lock(&lock);
-        device = atomic_load_explicit(&context->devices, memory_order_acquire);
-        for (; device != NULL && device->handle.number != number; device = device->next) {
-        }
-        if (device == NULL && (status = dcommi_device_make(number, &device)) >= 0) {
-            device->next = atomic_load_explicit(&context->devices, memory_order_relaxed);
-            atomic_store_explicit(&context->devices, device, memory_order_release);
-        }
-        pthread_mutex_unlock(&lock);
-    }
-    *device_p = device;
-    return status;
 }
 static void dcommi_devices_free(dcomm_context *context)
 {
@@ -29328,63 +29557,78 @@ static dcomm_status dcommi_across_start(const dcommi_across *copy)
  * calling threads do this, never with the token. They close and free only while no stream of the
  * process waits for a rank. */
 /* ==== include/dcomm/impl/engine/device/gate.h ============================================== */
-/* gate.h - operations in the order of a stream of the caller. An event recorded on the stream is
- * polled before the run enters the engine. The stream then waits for a word of pinned memory,
- * which is written when the run has ended, well or badly. Words are reused with a higher value, so
- * nobody has to know whether a stream has reached its wait. */
-#define DCOMMI_GATE_WORDS 512 /* pinned at a time */
+/* gate.h - operations in the order of a stream of the caller. The stream writes a word of pinned
+ * memory when it has come to the operation, and then waits for another, which is written when the
+ * run has ended, well or badly. Nobody asks CUDA meanwhile. Words are reused with a higher value,
+ * so nobody has to know whether a stream has reached its wait. */
+#define DCOMMI_GATE_WORDS 2048 /* pairs pinned at a time */
+/* The most runs that a stream holds. A call waits until there are fewer: where a stream's queue of
+ * launches is full, CUDA holds up threads, ours among them. The queue has 1,024 entries, two of
+ * which a run takes; kernels of the caller need the rest. */
+#define DCOMMI_GATE_DEPTH 128
+/* Seconds after which the call goes on: what the stream waits for may be behind it. */
+#define DCOMMI_GATE_PATIENCE 1.0
 struct dcommi_gate_word {
     struct dcommi_gate_word *next;
-    _Atomic uint32_t *word; /* pinned */
-    uint32_t value;         /* value last used */
-    const dcommi_run *run;  /* the run whose stream waits for it */
+    _Atomic uint32_t *reached, *word; /* pinned: written by the stream, and waited for by it */
+    uint32_t value;                   /* value last used */
+    const dcommi_run *owner;          /* the run that uses it */
+    bool holds;                       /* its stream waits for it */
 };
 /* Free words of the process. They are never released, because a stream may still be on its way to
  * a word when the context that wrote it is closed. */
 static struct dcommi_gate_word *dcommi_gate_words;
-static struct dcommi_gate_word *dcommi_gates_shut; /* streams of this process wait for them */
+static struct dcommi_gate_word *dcommi_gates_shut; /* those that runs use */
 static pthread_mutex_t dcommi_gate_lock = PTHREAD_MUTEX_INITIALIZER;
-/* Pin more words. With the lock. */
-static dcomm_status dcommi_gate_more(void)
+/* Pin more words. Without the lock: pinning may wait for devices. */
+static dcomm_status dcommi_gate_more(int device)
 {
     void *page = NULL;
     struct dcommi_gate_word *words = dcommi_calloc(DCOMMI_GATE_WORDS, sizeof *words);
     if (words == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    dcomm_status status = dcommi_devices->pin(DCOMMI_GATE_WORDS * sizeof(uint32_t), &page);
+    dcomm_status status =
+        dcommi_devices->pin(device, 2 * DCOMMI_GATE_WORDS * sizeof(uint32_t), &page);
     if (status < 0) {
         dcommi_free(words);
         return status;
     }
-    memset(page, 0, DCOMMI_GATE_WORDS * sizeof(uint32_t));
+    memset(page, 0, 2 * DCOMMI_GATE_WORDS * sizeof(uint32_t));
+    pthread_mutex_lock(&dcommi_gate_lock);
     for (int i = 0; i < DCOMMI_GATE_WORDS; i++) {
-        words[i].word = (_Atomic uint32_t *)page + i;
+        words[i].reached = (_Atomic uint32_t *)page + 2 * i;
+        words[i].word = (_Atomic uint32_t *)page + 2 * i + 1;
         words[i].next = dcommi_gate_words;
         dcommi_gate_words = &words[i];
     }
+    pthread_mutex_unlock(&dcommi_gate_lock);
     return DCOMM_OK;
 }
 static dcomm_status dcommi_gate_word_take(dcommi_run *run)
 {
     dcommi_gate *gate = &run->gate;
-    dcomm_status status = DCOMM_OK;
-    pthread_mutex_lock(&dcommi_gate_lock);
-    if (dcommi_gate_words == NULL) {
-        status = dcommi_gate_more();
+    while (gate->word == NULL) {
+        pthread_mutex_lock(&dcommi_gate_lock);
+        struct dcommi_gate_word *word = dcommi_gate_words;
+        if (word != NULL) {
+            dcommi_gate_words = word->next;
+            gate->word = word;
+            gate->value = ++word->value;
+            word->owner = run;
+            word->holds = false;
+            word->next = dcommi_gates_shut;
+            dcommi_gates_shut = word;
+        }
+        pthread_mutex_unlock(&dcommi_gate_lock);
+        if (word == NULL) {
+            DCOMMI_TRY(dcommi_gate_more(gate->device));
+        }
     }
-    if (status >= 0) {
-        gate->word = dcommi_gate_words;
-        dcommi_gate_words = gate->word->next;
-        gate->value = ++gate->word->value;
-        gate->word->run = run;
-        gate->word->next = dcommi_gates_shut;
-        dcommi_gates_shut = gate->word;
-    }
-    pthread_mutex_unlock(&dcommi_gate_lock);
-    return status;
+    return DCOMM_OK;
 }
-/* Let the stream go on: the run has ended, and nothing of it is under way on a device. */
+/* Let the stream go on: the run has ended, and nothing of it is under way on a device. A word that
+ * the stream has yet to write is not used again. */
 static void dcommi_gate_open(dcommi_run *run)
 {
     struct dcommi_gate_word *word = run->gate.word;
@@ -29392,9 +29636,36 @@ static void dcommi_gate_open(dcommi_run *run)
     atomic_store_explicit(word->word, run->gate.value, memory_order_release);
     pthread_mutex_lock(&dcommi_gate_lock);
     DCOMMI_LIST_REMOVE(dcommi_gates_shut, word, next);
-    word->next = dcommi_gate_words;
-    dcommi_gate_words = word;
+    if (!run->gate.coming) {
+        word->next = dcommi_gate_words;
+        dcommi_gate_words = word;
+    }
     pthread_mutex_unlock(&dcommi_gate_lock);
+}
+/* Return true if a run's stream has so many runs before it that the call must wait. */
+static bool dcommi_gate_crowded(const dcommi_gate *gate)
+{
+    unsigned n = 0;
+    pthread_mutex_lock(&dcommi_gate_lock);
+    for (const struct dcommi_gate_word *w = dcommi_gates_shut; w != NULL; w = w->next) {
+        n += w->owner->gate.device == gate->device && w->owner->gate.stream == gate->stream;
+    }
+    pthread_mutex_unlock(&dcommi_gate_lock);
+    return n >= DCOMMI_GATE_DEPTH;
+}
+/* Wait until a run's stream has room for it. Progress threads do the work. */
+static void dcommi_gate_room(const dcommi_run *run)
+{
+    const struct timespec nap = {0, 50000};
+    double until = 0;
+    while (dcommi_gate_crowded(&run->gate)) {
+        const double now = dcommi_now();
+        until = until > 0 ? until : now + DCOMMI_GATE_PATIENCE;
+        if (now >= until) {
+            return;
+        }
+        nanosleep(&nap, NULL);
+    }
 }
 /* Call `act`, which waits for all streams of a device, unless a stream of this process waits for a
  * rank. No stream can begin to wait meanwhile. Return true if it was called. */
@@ -29441,10 +29712,11 @@ static dcomm_status dcommi_gate_check(dcommi_run *run)
     DCOMMI_TRY(dcommi_devices->stream_kind(gate->device, gate->stream, &gate->kind));
     pthread_mutex_lock(&dcommi_gate_lock);
     for (struct dcommi_gate_word *w = dcommi_gates_shut; w != NULL && other < 0; w = w->next) {
-        if (w->run->comm->id == run->comm->id && w->run->comm != run->comm &&
-            w->run->seq == run->seq && dcommi_gate_follows(&w->run->gate, gate)) {
-            other = w->run->comm->rank;
-            same = w->run->gate.stream == gate->stream;
+        const dcommi_run *them = w->owner;
+        if (w->holds && them->comm->id == run->comm->id && them->comm != run->comm &&
+            them->seq == run->seq && dcommi_gate_follows(&them->gate, gate)) {
+            other = them->comm->rank;
+            same = them->gate.stream == gate->stream;
         }
     }
     pthread_mutex_unlock(&dcommi_gate_lock);
@@ -29460,47 +29732,54 @@ static dcomm_status dcommi_gate_check(dcommi_run *run)
                                   : "the legacy default stream and on a stream that waits for that",
                              same ? "" : " with cudaStreamNonBlocking");
 }
-/* Tie a run to its stream, first half: record what the run must come after. */
+/* Tie a run to its stream, first half: learn when the stream has come to it. */
 static dcomm_status dcommi_gate_mark(dcommi_run *run)
 {
-    DCOMMI_TRY(dcommi_devices->stream_mark(run->gate.device, run->gate.stream, &run->gate.before));
-    return dcommi_gate_check(run);
+    dcommi_gate *gate = &run->gate;
+    DCOMMI_TRY(dcommi_gate_check(run));
+    DCOMMI_TRY(dcommi_gate_word_take(run));
+    DCOMMI_TRY(
+        dcommi_devices->stream_write(gate->device, gate->stream, gate->word->reached, gate->value));
+    gate->coming = true;
+    return DCOMM_OK;
 }
 /* Tie a run to its stream, second half: make later work of the stream wait for the run. The runs
- * of a group all do the first half before. */
+ * of a group all do the first half before. Where launches wait for their kernels, the caller waits
+ * (dcommi_gate_await). */
 static dcomm_status dcommi_gate_hold(dcommi_run *run)
 {
     dcommi_gate *gate = &run->gate;
-    DCOMMI_TRY(dcommi_gate_word_take(run));
-    dcomm_status status =
-        dcommi_devices->stream_hold(gate->device, gate->stream, gate->word->word, gate->value);
-    if (status < 0) {
-        dcommi_gate_open(run);
+    if (gate->word == NULL || dcommi_devices->synchronous()) {
+        return DCOMM_OK;
     }
-    return status;
+    pthread_mutex_lock(&dcommi_gate_lock);
+    gate->word->holds = true;
+    pthread_mutex_unlock(&dcommi_gate_lock);
+    return dcommi_devices->stream_hold(gate->device, gate->stream, gate->word->word, gate->value);
 }
-/* Return true if a run must wait for its stream before it enters the engine. If earlier work of
- * the stream has failed, fail the run on all ranks, because its data are not what was meant. */
+/* Return true if a run must wait for its stream before it enters the engine. */
 static bool dcommi_gate_shut(dcommi_run *run)
 {
-    void *before = run->gate.before;
-    if (before == NULL) {
+    dcommi_gate *gate = &run->gate;
+    if (DCOMMI_LIKELY(!gate->coming) || gate->failed) {
         return false;
     }
-    dcomm_status status = dcommi_devices->poll(before);
-    if (status == DCOMM_IN_PROGRESS) {
-        return true;
-    }
-    dcommi_devices->stream_unmark(before);
-    run->gate.before = NULL;
+    gate->coming = !dcommi_word_reached(gate->word->reached, gate->value);
+    return gate->coming;
+}
+/* If earlier work of a run's stream has failed, fail the run on all ranks: its data are not what
+ * was meant. The stream will not come to it. */
+static void dcommi_gate_look(dcommi_run *run)
+{
+    dcomm_status status = dcommi_devices->health(run->gate.device);
     if (status < 0) {
+        run->gate.failed = true;
         dcommi_poison(run->comm, status,
                       "%s #%" PRIu64
                       ", rank %d, device %d: what opts.stream held before it has failed: %.300s",
                       dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, run->comm->rank,
                       run->gate.device, dcommi_message);
     }
-    return false;
 }
 /* ==== include/dcomm/impl/transport/local/watch.h =========================================== */
 /* watch.h - detects that a process of this host has ended; a zombie has. It uses a pidfd if the
@@ -31087,6 +31366,7 @@ static void dcommi_reply_fetched(dcommi_op *op, dcomm_status status)
     dcommi_run *run = move->run;
     bool live = run->active;
     if (DCOMMI_UNLIKELY(move->device)) {
+        dcommi_devices->flush(run->device->handle.number);
         dcommi_straight_end(move);
     } else {
         dcommi_move_out_of_transport(move);
@@ -32276,6 +32556,81 @@ static dcomm_status dcommi_spread_result_on_device(dcommi_lane *lane,
         return status;
     }
     return DCOMM_IN_PROGRESS;
+}
+/* ==== include/dcomm/impl/engine/device/open.h ============================================== */
+/* open.h - make what a context has of a device: its words and its pinned slots. */
+/* Slots are pinned, which may wait for all that devices do. So the calling thread does this, when
+ * a context is created if it uses a device by then, and waits until no stream of the process waits
+ * for a rank, for this long at most (seconds). */
+#define DCOMMI_OPEN_PATIENCE 0.1
+typedef struct dcommi_device_opened {
+    dcommi_device *device;
+    dcomm_status status;
+} dcommi_device_opened;
+static void dcommi_device_open(int number, void *opened)
+{
+    dcommi_device_opened *to = opened;
+    dcommi_device *device = to->device;
+    device->handle.call = dcommi_devices;
+    device->handle.number = number;
+    dcomm_status status = dcommi_devices->open(&device->handle);
+    for (int q = 0; q < DCOMMI_QUEUES && status >= 0; q++) {
+        struct dcommi_device_side *side = &device->side[q];
+        status = dcommi_devices->pin(number, DCOMMI_SLOTS * DCOMMI_SLOT_BYTES, &side->pinned);
+        for (int i = 0; i < DCOMMI_SLOTS && status >= 0; i++) {
+            dcommi_slot *slot = &side->slots[i];
+            slot->device = device;
+            slot->memory = (uint8_t *)side->pinned + (size_t)i * DCOMMI_SLOT_BYTES;
+            slot->next = side->free;
+            side->free = slot;
+        }
+    }
+    to->status = status;
+}
+static dcomm_status dcommi_device_make(int number, dcommi_device **device_p)
+{
+    const struct timespec nap = {0, 200000};
+    const double until = dcommi_now() + DCOMMI_OPEN_PATIENCE;
+    dcommi_device_opened opened = {.device = dcommi_alloc(sizeof *opened.device)};
+    if (opened.device == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    bool done = dcommi_gates_open_for(dcommi_device_open, number, &opened);
+    while (!done && dcommi_now() < until) {
+        nanosleep(&nap, NULL);
+        done = dcommi_gates_open_for(dcommi_device_open, number, &opened);
+    }
+    if (!done) {
+        dcommi_device_open(number, &opened);
+    }
+    if (opened.status < 0) {
+        dcommi_device_free(opened.device);
+        return opened.status;
+    }
+    *device_p = opened.device;
+    return DCOMM_OK;
+}
+/* Return the context's data for a device, made at the first call for it. */
+static dcomm_status dcommi_device_of(dcomm_context *context, int number, dcommi_device **device_p)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    dcommi_device *device = atomic_load_explicit(&context->devices, memory_order_acquire);
+    dcomm_status status = DCOMM_OK;
+    for (; device != NULL && device->handle.number != number; device = device->next) {
+    }
+    if (device == NULL) {
+        pthread_mutex_lock(&lock);
+        device = atomic_load_explicit(&context->devices, memory_order_acquire);
+        for (; device != NULL && device->handle.number != number; device = device->next) {
+        }
+        if (device == NULL && (status = dcommi_device_make(number, &device)) >= 0) {
+            device->next = atomic_load_explicit(&context->devices, memory_order_relaxed);
+            atomic_store_explicit(&context->devices, device, memory_order_release);
+        }
+        pthread_mutex_unlock(&lock);
+    }
+    *device_p = device;
+    return status;
 }
 /* ==== include/dcomm/impl/engine/factored.h ================================================= */
 /* factored.h - plans around the plan of a sum: they multiply the input by a factor, or convert it
@@ -34350,10 +34705,14 @@ static void dcommi_run_unref(dcommi_run *run)
         dcommi_comm_free(comm);
     }
 }
-/* Release the device memory of an ended run that has no work on its device any more. The context's
- * devices may be closed before the run is freed. The run's stream may go on. */
+/* Let the stream of an ended run go on, which has no work on its device any more, and then release
+ * its device memory: CUDA may hold up the latter for the former. The context's devices may be
+ * closed before the run is freed. */
 static void dcommi_run_off_device(dcommi_run *run)
 {
+    if (DCOMMI_UNLIKELY(run->gate.word != NULL)) {
+        dcommi_gate_open(run);
+    }
     if (DCOMMI_UNLIKELY(run->device != NULL)) {
         for (dcommi_pull *pull = run->pulls; pull != NULL; pull = pull->next) {
             dcommi_pull_staging_free(pull);
@@ -34362,9 +34721,6 @@ static void dcommi_run_off_device(dcommi_run *run)
             dcommi_frame_scratch_free(frame);
         }
         dcommi_frame_scratch_free(&run->root);
-    }
-    if (DCOMMI_UNLIKELY(run->gate.word != NULL)) {
-        dcommi_gate_open(run);
     }
 }
 /* Bind a run to memory for a plan's lanes, words, counters, offers and scratch. The memory is kept
@@ -36347,6 +36703,7 @@ static void dcommi_run_enter(dcommi_run *run)
     run->next_gated = NULL;
     *at = run;
     context->active++;
+    context->ngated++;
 }
 /* Start the runs whose streams have reached them. */
 static unsigned dcommi_gates_progress(dcomm_context *context)
@@ -36360,6 +36717,7 @@ static unsigned dcommi_gates_progress(dcomm_context *context)
         }
         *at = run->next_gated;
         context->active--;
+        context->ngated--;
         dcommi_run_start(run);
         n++;
     }
@@ -36373,8 +36731,7 @@ static void dcommi_gates_drop(dcomm_context *context)
         dcommi_run *run = context->gated;
         context->gated = run->next_gated;
         context->active--;
-        dcommi_devices->stream_unmark(run->gate.before);
-        run->gate.before = NULL;
+        context->ngated--;
         dcommi_run_start(run);
     }
 }
@@ -36405,6 +36762,10 @@ static void dcommi_housekeeping(dcomm_context *context)
     if (context->control != NULL) {
         dcommi_ctl_look(context);
     }
+    for (dcommi_run *run = context->gated; run != NULL; run = run->next_gated) {
+        dcommi_gate_look(run);
+    }
+    dcommi_devices_look(context);
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
         if (atomic_load(&comm->poisoned) == 0) {
             dcommi_comm_check(comm, now);
@@ -42093,13 +42454,20 @@ static dcomm_status dcommi_topo_here(const char *iface, dcommi_site *place)
 }
 #endif
 /* ---- progress thread ---- */
+/* Idle passes before the thread naps between looks at the streams that runs wait for. */
+#define DCOMMI_GATED_SPIN 200
 static void *dcommi_progress_main(void *user)
 {
     dcomm_context *context = user;
+    if (dcommi_devices != NULL) {
+        dcommi_devices->own_thread();
+    }
     while (atomic_load_explicit(&context->stop, memory_order_acquire) == 0) {
         bool idle = true;
         if (dcommi_token_try(context)) {
-            idle = !dcommi_progress(context) && context->active == 0;
+            idle = !dcommi_progress(context) &&
+                   (context->active == 0 ||
+                    (context->active == context->ngated && context->idle > DCOMMI_GATED_SPIN));
             dcommi_token_release(context);
         }
         if (idle) {
@@ -42174,6 +42542,12 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
     atomic_store(&context->holders, 1);
     dcommi_token_own(context);
     dcommi_patience(context, dcommi_launched_crowded());
+    if (dcommi_devices != NULL && dcommi_devices->in_use() >= 0) {
+        /* Kernels are loaded, and memory is pinned, before a stream can wait. An error is told by
+         * the first use. */
+        dcommi_device *device;
+        (void)dcommi_device_of(context, dcommi_devices->in_use(), &device);
+    }
     dcomm_status status = dcommi_random_bytes(context->uuid, sizeof context->uuid);
     dcommi_host_identity(opts->host_id, context->host_id);
     if (status >= 0 && opts->iface != NULL) {
@@ -42370,16 +42744,27 @@ static dcomm_status dcommi_run_tie(dcommi_run *run, dcomm_status (*half)(dcommi_
     }
     return status;
 }
+/* Return true if a call waits for its run: without a stream, if it is blocking; on a stream, if
+ * launches wait for their kernels. */
+static bool dcommi_run_awaited(const dcommi_run *run)
+{
+    return run->gate.stream != NULL ? dcommi_devices->synchronous() : run->blocking;
+}
 /* Start a run in the order of its stream. A blocking call does not wait for its run: the stream
  * does. */
 static dcomm_status dcommi_run_put(dcommi_run *run)
 {
     bool blocking = run->blocking;
+    dcommi_gate_room(run);
     dcomm_status status = dcommi_run_tie(run, dcommi_gate_mark);
     if (status >= 0) {
         status = dcommi_run_tie(run, dcommi_gate_hold);
     }
     dcommi_submit(run->comm->context, run);
+    while (dcommi_run_awaited(run) &&
+           atomic_load_explicit(&run->status, memory_order_acquire) == DCOMM_IN_PROGRESS) {
+        dcommi_progress_or_yield(run->comm->context);
+    }
     if (blocking) {
         dcommi_run_unref(run);
     }
@@ -42774,7 +43159,7 @@ typedef struct dcommi_verdict_work {
 } dcommi_verdict_work;
 #define DCOMMI_VERDICT_TIMES 3
 typedef struct dcommi_verdict_there {
-    dcommi_device_handle handle; /* without queues and pool */
+    int device;
     void *stream;
     float *x, *y;
     void *wire;
@@ -42783,7 +43168,7 @@ typedef struct dcommi_verdict_there {
 /* Wait for the end of all work on the stream. */
 static dcomm_status dcommi_verdict_wait(const dcommi_verdict_there *t)
 {
-    return dcommi_device_await(t->handle.number, t->stream, INFINITY, NULL, NULL);
+    return dcommi_device_await(t->device, t->stream, INFINITY, NULL, NULL);
 }
 static dcomm_status dcommi_verdict_launch(dcommi_verdict_there *t, const dcommi_device_code *code,
                                           double *seconds)
@@ -42791,23 +43176,23 @@ static dcomm_status dcommi_verdict_launch(dcommi_verdict_there *t, const dcommi_
     const size_t need = dcommi_devices->code_bytes(code);
     void *workspace = NULL;
     if (need > 0) {
-        DCOMMI_TRY(dcommi_devices->alloc(&t->handle, t->stream, need, &workspace));
+        DCOMMI_TRY(dcommi_devices->alloc(t->device, t->stream, need, &workspace));
     }
     dcomm_status status = dcommi_verdict_wait(t);
     const double start = dcommi_now();
     if (status >= 0) {
-        status = dcommi_devices->own_code(t->handle.number, t->stream, code, workspace);
+        status = dcommi_devices->own_code(t->device, t->stream, code, workspace);
     }
     status = status < 0 ? status : dcommi_verdict_wait(t);
     *seconds = dcommi_now() - start;
-    dcommi_devices->release(t->handle.number, t->stream, workspace);
+    dcommi_devices->release(t->device, t->stream, workspace);
     return status;
 }
 /* Time one encoding, and one decoding that adds to an array. */
 static dcomm_status dcommi_verdict_turn(const dcomm_codec *codec, dcommi_verdict_there *t,
                                         dcommi_verdict_work *w, double *encode, double *decode)
 {
-    const int device = t->handle.number;
+    const int device = t->device;
     const void *src = t->x, *wire = t->wire;
     dcomm_cuda_report found;
     dcomm_codec_report report;
@@ -42837,13 +43222,12 @@ static dcomm_status dcommi_verdict_turn(const dcomm_codec *codec, dcommi_verdict
 static dcomm_status dcommi_verdict_turns(const dcomm_codec *codec, dcommi_verdict_there *t,
                                          dcommi_verdict_work *w)
 {
-    const int device = t->handle.number;
+    const int device = t->device;
     const size_t bytes = w->count * sizeof(float);
-    DCOMMI_TRY(dcommi_devices->alloc(&t->handle, t->stream, bytes, (void **)&t->x));
-    DCOMMI_TRY(dcommi_devices->alloc(&t->handle, t->stream, bytes, (void **)&t->y));
-    DCOMMI_TRY(dcommi_devices->alloc(&t->handle, t->stream, w->capacity + 1, &t->wire));
-    DCOMMI_TRY(
-        dcommi_devices->alloc(&t->handle, t->stream, sizeof *t->report, (void **)&t->report));
+    DCOMMI_TRY(dcommi_devices->alloc(t->device, t->stream, bytes, (void **)&t->x));
+    DCOMMI_TRY(dcommi_devices->alloc(t->device, t->stream, bytes, (void **)&t->y));
+    DCOMMI_TRY(dcommi_devices->alloc(t->device, t->stream, w->capacity + 1, &t->wire));
+    DCOMMI_TRY(dcommi_devices->alloc(t->device, t->stream, sizeof *t->report, (void **)&t->report));
     DCOMMI_TRY(dcommi_devices->copy(device, t->stream, t->x, w->x, bytes));
     DCOMMI_TRY(dcommi_devices->zero(device, t->stream, t->y, bytes));
     for (int i = 0; i < DCOMMI_VERDICT_TIMES; i++) {
@@ -42858,8 +43242,8 @@ static dcomm_status dcommi_verdict_turns(const dcomm_codec *codec, dcommi_verdic
 static dcomm_status dcommi_verdict_time_there(const dcomm_codec *codec, int device,
                                               dcommi_verdict_work *w)
 {
-    dcommi_verdict_there t = {.handle = {.call = dcommi_devices, .number = device}};
-    DCOMMI_TRY(dcommi_devices->own_open(device, &t.stream));
+    dcommi_verdict_there t = {.device = device};
+    DCOMMI_TRY(dcommi_devices->own_open(device, false, &t.stream));
     dcomm_status status = dcommi_verdict_turns(codec, &t, w);
     void *const rooms[] = {t.x, t.y, t.wire, t.report};
     for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++) {
@@ -44033,6 +44417,11 @@ DCOMM_API dcomm_status dcomm_group_end(void)
     group->status = DCOMM_OK;
     /* Mark all streams before holding any, so that no run waits for another by way of its
      * stream. */
+    for (dcommi_run *run = first; run != NULL; run = run->next_group) {
+        if (run->gate.stream != NULL) {
+            dcommi_gate_room(run);
+        }
+    }
     status = dcommi_group_tie(first, dcommi_gate_mark, status);
     status = dcommi_group_tie(first, dcommi_gate_hold, status);
     /* Keep a reference to every run until the end: once started, a non-blocking run may end and be
@@ -44049,7 +44438,7 @@ DCOMM_API dcomm_status dcomm_group_end(void)
         all_done = true;
         for (dcommi_run *run = first; run != NULL; run = run->next_group) {
             if (atomic_load_explicit(&run->status, memory_order_acquire) == DCOMM_IN_PROGRESS) {
-                all_done = all_done && (!run->blocking || run->gate.stream != NULL);
+                all_done = all_done && !dcommi_run_awaited(run);
                 dcommi_progress_or_yield(run->comm->context);
             }
         }
@@ -53283,7 +53672,6 @@ typedef struct dcommi_bkt_param {
 enum { DCOMMI_BKT_STREAMS = 4 };
 typedef struct dcommi_bkt_device {
     int number;
-    dcommi_device_handle *handle; /* the context's */
     void *streams[DCOMMI_BKT_STREAMS];
     unsigned char *looks; /* of all its parameters */
 } dcommi_bkt_device;
@@ -53438,9 +53826,8 @@ static dcomm_status dcommi_bkt_open_devices(dcomm_buckets *b)
         dcommi_bkt_device *d = &b->devices[i];
         dcommi_device *device = NULL;
         DCOMMI_TRY(dcommi_device_of(b->comm->context, d->number, &device));
-        d->handle = &device->handle;
         for (int s = 0; s < DCOMMI_BKT_STREAMS; s++) {
-            DCOMMI_TRY(dcommi_devices->own_open(d->number, &d->streams[s]));
+            DCOMMI_TRY(dcommi_devices->own_open(d->number, true, &d->streams[s]));
         }
         dcommi_device_before before = dcommi_devices->enter(d->number);
         dcomm_status status = dcommi_devices->stream_check("dcomm_buckets_create", d->streams[0]);
@@ -53569,9 +53956,10 @@ static dcomm_status dcommi_bkt_unsettle(dcommi_bkt *k)
 /* Return the status of the marked work; DCOMM_IN_PROGRESS: it is not over. */
 static dcomm_status dcommi_bkt_settled(dcommi_bkt *k)
 {
-    dcomm_status status = k->event != NULL ? dcommi_devices->poll(k->event) : DCOMM_OK;
+    dcomm_status status =
+        k->event != NULL ? dcommi_devices->poll(k->device->number, k->event) : DCOMM_OK;
     if (k->event != NULL && status != DCOMM_IN_PROGRESS) {
-        dcommi_devices->stream_unmark(k->event);
+        dcommi_devices->stream_unmark(k->device->number, k->event);
         k->event = NULL;
         status = dcommi_bkt_of_device(k->device->number, status);
     }
@@ -53598,7 +53986,7 @@ static void dcommi_bkt_on_stream(const dcommi_bkt *k, dcomm_coll_opts *opts)
 static dcommi_device_before dcommi_bkt_enter(const dcommi_bkt *k)
 {
     return k->device != NULL ? dcommi_devices->enter(k->device->number)
-                             : (dcommi_device_before){.device = -1};
+                             : (dcommi_device_before){.context = NULL};
 }
 static void dcommi_bkt_leave(const dcommi_bkt *k, dcommi_device_before before)
 {
@@ -53611,7 +53999,7 @@ static dcomm_status dcommi_bkt_memory(const dcommi_bkt *k, unsigned char **memor
 {
     void *memory = NULL;
     if (k->device != NULL) {
-        DCOMMI_TRY(dcommi_devices->alloc(k->device->handle, k->stream, k->bytes, &memory));
+        DCOMMI_TRY(dcommi_devices->alloc(k->device->number, k->stream, k->bytes, &memory));
     } else {
         memory = dcommi_alloc(k->bytes);
     }
@@ -53628,7 +54016,7 @@ static void dcommi_bkt_free_memory(dcommi_bkt *k)
             }
         }
         if (k->event != NULL) { /* of a step that has failed */
-            dcommi_devices->stream_unmark(k->event);
+            dcommi_devices->stream_unmark(k->device->number, k->event);
         }
         return;
     }
@@ -54420,7 +54808,7 @@ static dcomm_status dcommi_bkt_open_looks_of(dcomm_buckets *b, size_t place)
     if (bytes == 0) {
         return DCOMM_OK;
     }
-    DCOMMI_TRY(dcommi_devices->alloc(d->handle, d->streams[0], bytes, &memory));
+    DCOMMI_TRY(dcommi_devices->alloc(d->number, d->streams[0], bytes, &memory));
     dcomm_status status = DCOMM_OK;
     for (int s = 1; s < DCOMMI_BKT_STREAMS && status >= 0; s++) {
         status = dcommi_devices->own_after(d->number, d->streams[s], d->streams[0]);
@@ -54446,7 +54834,8 @@ static dcomm_status dcommi_bkt_open_looks(dcomm_buckets *b)
     if (b->ndevices == 0 || b->seen_there != NULL) {
         return DCOMM_OK;
     }
-    DCOMMI_TRY(dcommi_devices->pin(b->nparams * sizeof *b->seen_there, &memory));
+    DCOMMI_TRY(
+        dcommi_devices->pin(b->devices[0].number, b->nparams * sizeof *b->seen_there, &memory));
     b->seen_there = memory;
     for (size_t i = 0; i < b->nparams; i++) {
         b->seen_there[i] = (dcomm_cuda_sight){.index = UINT64_MAX};
@@ -65119,6 +65508,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_CUDA_CONVERT_OWN
 #undef DCOMMI_CUDA_CONVERT_THREADS
 #undef DCOMMI_CUDA_DECODE_THREADS
+#undef DCOMMI_CUDA_DEVICES
 #undef DCOMMI_CUDA_EACH_THREADS
 #undef DCOMMI_CUDA_ENCODE_THREADS
 #undef DCOMMI_CUDA_FEEDBACK_OWN
@@ -65141,6 +65531,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_CUDA_NORMAL
 #undef DCOMMI_CUDA_OFF
 #undef DCOMMI_CUDA_OWN
+#undef DCOMMI_CUDA_POOL_KEEP
 #undef DCOMMI_CUDA_RANDK_ROWS
 #undef DCOMMI_CUDA_RANDK_THREADS
 #undef DCOMMI_CUDA_RANDK_TILE
@@ -65181,7 +65572,6 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_DOOR_FOLDER
 #undef DCOMMI_DOOR_NAME
 #undef DCOMMI_DOOR_OLD
-#undef DCOMMI_EVENTS_KEPT
 #undef DCOMMI_EXCHANGE_SAMPLES
 #undef DCOMMI_F32_NAN
 #undef DCOMMI_F64_NAN
@@ -65218,6 +65608,9 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_F_SEAL_GROW
 #undef DCOMMI_F_SEAL_SEAL
 #undef DCOMMI_F_SEAL_SHRINK
+#undef DCOMMI_GATED_SPIN
+#undef DCOMMI_GATE_DEPTH
+#undef DCOMMI_GATE_PATIENCE
 #undef DCOMMI_GATE_WORDS
 #undef DCOMMI_GOODBYE_S
 #undef DCOMMI_HALVING_TWO_CHUNKS
@@ -65309,6 +65702,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_NORM_ROW_OF
 #undef DCOMMI_OPAQUE_BITS
 #undef DCOMMI_OPAQUE_SIZES
+#undef DCOMMI_OPEN_PATIENCE
 #undef DCOMMI_PAST_RESULT
 #undef DCOMMI_PHILOX_M0
 #undef DCOMMI_PHILOX_M1

@@ -12,6 +12,7 @@
  * - The caller cannot access device memory: a load or store there is a fault, as on a GPU. Only
  *   this library's copies and kernels access it. A device has 16 GiB. The host provides its memory
  *   as it is written.
+ * - A device has one context, which is made by cudaSetDevice, or by the first call that needs it.
  * - An error of work on a stream is sticky: from then on all calls of the device return it. The
  *   rest of the work on its streams is dropped, but waits end.
  * - A program that includes these headers and links libcudart_host runs unchanged with CUDA's. */
@@ -87,16 +88,37 @@ enum cudaDeviceAttr {
     cudaDevAttrPciDomainId = 50,
     cudaDevAttrComputeCapabilityMajor = 75,
     cudaDevAttrComputeCapabilityMinor = 76,
-    cudaDevAttrManagedMemory = 83
+    cudaDevAttrManagedMemory = 83,
+    cudaDevAttrGPUDirectRDMAFlushWritesOptions = 117,
+    cudaDevAttrGPUDirectRDMAWritesOrdering = 118
 };
 
 cudaError_t cudaGetDeviceCount(int *count);
+/* The device of the thread's context; else that of its last cudaSetDevice; else 0. */
 cudaError_t cudaGetDevice(int *device);
+/* Make the device's context, and make it the thread's. */
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device);
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int device);
 cudaError_t cudaDeviceGetPCIBusId(char *text, int len, int device);
 cudaError_t cudaDeviceGetByPCIBusId(int *device, const char *text);
+/* Writes of a NIC into device memory: order them before what the device does next. */
+enum cudaFlushGPUDirectRDMAWritesOptions {
+    cudaFlushGPUDirectRDMAWritesOptionHost = 1,
+    cudaFlushGPUDirectRDMAWritesOptionMemOps = 2
+};
+enum cudaGPUDirectRDMAWritesOrdering {
+    cudaGPUDirectRDMAWritesOrderingNone = 0,
+    cudaGPUDirectRDMAWritesOrderingOwner = 100,
+    cudaGPUDirectRDMAWritesOrderingAllDevices = 200
+};
+enum cudaFlushGPUDirectRDMAWritesScope {
+    cudaFlushGPUDirectRDMAWritesToOwner = 100,
+    cudaFlushGPUDirectRDMAWritesToAllDevices = 200
+};
+enum cudaFlushGPUDirectRDMAWritesTarget { cudaFlushGPUDirectRDMAWritesTargetCurrentDevice = 0 };
+cudaError_t cudaDeviceFlushGPUDirectRDMAWrites(enum cudaFlushGPUDirectRDMAWritesTarget target,
+                                               enum cudaFlushGPUDirectRDMAWritesScope scope);
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer);
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags);
 cudaError_t cudaDeviceDisablePeerAccess(int peer);
@@ -171,7 +193,13 @@ cudaError_t cudaFreeAsync(void *ptr, cudaStream_t stream);
 typedef struct cuhost_pool *cudaMemPool_t;
 enum cudaMemAllocationType { cudaMemAllocationTypePinned = 1 };
 enum cudaMemLocationType { cudaMemLocationTypeDevice = 1 };
-enum cudaMemPoolAttr { cudaMemPoolAttrReleaseThreshold = 4 };
+/* Flags of a pool (int), and the bytes that it keeps (uint64_t); they have no effect. */
+enum cudaMemPoolAttr {
+    cudaMemPoolReuseFollowEventDependencies = 1,
+    cudaMemPoolReuseAllowOpportunistic = 2,
+    cudaMemPoolReuseAllowInternalDependencies = 3,
+    cudaMemPoolAttrReleaseThreshold = 4
+};
 struct cudaMemLocation {
     enum cudaMemLocationType type;
     int id;
@@ -182,6 +210,8 @@ struct cudaMemPoolProps {
 };
 cudaError_t cudaMemPoolCreate(cudaMemPool_t *pool, const struct cudaMemPoolProps *props);
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attribute,
+                                    void *value);
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attribute,
                                     void *value);
 cudaError_t cudaMallocFromPoolAsync(void **ptr, size_t bytes, cudaMemPool_t pool,
                                     cudaStream_t stream);

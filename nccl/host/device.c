@@ -1,4 +1,4 @@
-/* device.c - devices, the current device of a thread, and errors. */
+/* device.c - devices, and errors. */
 #define _GNU_SOURCE
 #include "host.h"
 #include "../../include/dcomm/impl/base/text.h"
@@ -8,8 +8,6 @@
 
 pthread_mutex_t cuhost_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static _Thread_local int current;
-static _Thread_local bool inside;
 static _Thread_local cudaError_t last;
 static cudaError_t stays[CUHOST_DEVICES_MAX]; /* under the lock */
 
@@ -47,21 +45,6 @@ cudaError_t cuhost_result(cudaError_t error)
     return error;
 }
 
-int cuhost_current(void)
-{
-    return current;
-}
-
-void cuhost_set_current(int device)
-{
-    current = device;
-}
-
-void cuhost_inside(bool yes)
-{
-    inside = yes;
-}
-
 cudaError_t cuhost_stays(int device, cudaError_t error)
 {
     pthread_mutex_lock(&cuhost_lock);
@@ -78,24 +61,20 @@ void cuhost_forget_errors(void)
     pthread_mutex_lock(&cuhost_lock);
     memset(stays, 0, sizeof stays);
     pthread_mutex_unlock(&cuhost_lock);
+    cuhost_write_all();
     last = cudaSuccess;
-}
-
-cudaError_t cuhost_enter(void)
-{
-    return inside ? cudaErrorNotPermitted : cuhost_stays(current, cudaSuccess);
 }
 
 cudaError_t cudaGetLastError(void)
 {
     cudaError_t error = last;
     last = cudaSuccess;
-    return error != cudaSuccess ? error : cuhost_stays(current, cudaSuccess);
+    return error != cudaSuccess ? error : cuhost_stays(cuhost_current(), cudaSuccess);
 }
 
 cudaError_t cudaPeekAtLastError(void)
 {
-    return last != cudaSuccess ? last : cuhost_stays(current, cudaSuccess);
+    return last != cudaSuccess ? last : cuhost_stays(cuhost_current(), cudaSuccess);
 }
 
 static const struct {
@@ -168,35 +147,14 @@ cudaError_t cudaGetDeviceCount(int *count)
     return cuhost_result(*count > 0 ? cudaSuccess : cudaErrorNoDevice);
 }
 
-cudaError_t cudaGetDevice(int *device)
-{
-    if (device == NULL) {
-        return cuhost_result(cudaErrorInvalidValue);
-    }
-    *device = current;
-    return cudaSuccess;
-}
-
-static bool bad_device(int device)
+bool cuhost_bad_device(int device)
 {
     return device < 0 || device >= device_count();
 }
 
-cudaError_t cudaSetDevice(int device)
-{
-    if (inside) {
-        return cuhost_result(cudaErrorNotPermitted);
-    }
-    if (bad_device(device)) {
-        return cuhost_result(cudaErrorInvalidDevice);
-    }
-    current = device;
-    return cudaSuccess;
-}
-
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device)
 {
-    if (prop == NULL || bad_device(device)) {
+    if (prop == NULL || cuhost_bad_device(device)) {
         return cuhost_result(prop == NULL ? cudaErrorInvalidValue : cudaErrorInvalidDevice);
     }
     *prop = (cudaDeviceProp){.totalGlobalMem = CUHOST_DEVICE_BYTES,
@@ -216,7 +174,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device)
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int device)
 {
     cudaDeviceProp prop;
-    if (value == NULL || bad_device(device)) {
+    if (value == NULL || cuhost_bad_device(device)) {
         return cuhost_result(value == NULL ? cudaErrorInvalidValue : cudaErrorInvalidDevice);
     }
     (void)cudaGetDeviceProperties(&prop, device);
@@ -245,16 +203,36 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int dev
     case cudaDevAttrManagedMemory:
         *value = 1;
         break;
+    case cudaDevAttrGPUDirectRDMAFlushWritesOptions:
+        *value = cudaFlushGPUDirectRDMAWritesOptionHost;
+        break;
+    case cudaDevAttrGPUDirectRDMAWritesOrdering:
+        *value = cuhost_fault_unordered() ? cudaGPUDirectRDMAWritesOrderingNone
+                                          : cudaGPUDirectRDMAWritesOrderingAllDevices;
+        break;
     default:
         return cuhost_result(cudaErrorInvalidValue);
     }
     return cudaSuccess;
 }
 
+cudaError_t cudaDeviceFlushGPUDirectRDMAWrites(enum cudaFlushGPUDirectRDMAWritesTarget target,
+                                               enum cudaFlushGPUDirectRDMAWritesScope scope)
+{
+    cudaError_t status = cuhost_enter();
+    bool known = target == cudaFlushGPUDirectRDMAWritesTargetCurrentDevice &&
+                 (scope == cudaFlushGPUDirectRDMAWritesToOwner ||
+                  scope == cudaFlushGPUDirectRDMAWritesToAllDevices);
+    if (status == cudaSuccess && known) {
+        cuhost_count_flush();
+    }
+    return cuhost_result(status != cudaSuccess || known ? status : cudaErrorInvalidValue);
+}
+
 cudaError_t cudaDeviceGetPCIBusId(char *text, int len, int device)
 {
     char id[16];
-    if (text == NULL || bad_device(device)) {
+    if (text == NULL || cuhost_bad_device(device)) {
         return cuhost_result(text == NULL ? cudaErrorInvalidValue : cudaErrorInvalidDevice);
     }
     int n = snprintf(id, sizeof id, "0000:%02x:00.0", (unsigned)bus_of(device) & 0xff);
@@ -269,30 +247,39 @@ cudaError_t cudaDeviceGetPCIBusId(char *text, int len, int device)
  * CUDA's programs accept that, because they know cudaErrorPeerAccessAlreadyEnabled. */
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
 {
-    if (can == NULL || bad_device(device) || bad_device(peer)) {
+    if (can == NULL || cuhost_bad_device(device) || cuhost_bad_device(peer)) {
         return cuhost_result(can == NULL ? cudaErrorInvalidValue : cudaErrorInvalidDevice);
     }
     *can = device != peer && !cuhost_fault_apart();
     return cudaSuccess;
 }
 
+static bool bad_peer(int peer)
+{
+    return cuhost_bad_device(peer) || peer == cuhost_current();
+}
+
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
 {
-    return cuhost_result(flags != 0                            ? cudaErrorInvalidValue
-                         : bad_device(peer) || peer == current ? cudaErrorInvalidDevice
-                                                               : cudaSuccess);
+    (void)cuhost_enter();
+    return cuhost_result(flags != 0       ? cudaErrorInvalidValue
+                         : bad_peer(peer) ? cudaErrorInvalidDevice
+                                          : cudaSuccess);
 }
 
 cudaError_t cudaDeviceDisablePeerAccess(int peer)
 {
-    return cuhost_result(bad_device(peer) || peer == current ? cudaErrorInvalidDevice
-                                                             : cudaSuccess);
+    (void)cuhost_enter();
+    return cuhost_result(bad_peer(peer) ? cudaErrorInvalidDevice : cudaSuccess);
 }
 
 cudaError_t cudaDeviceSynchronize(void)
 {
     cudaError_t status = cuhost_enter_unsafe();
-    return cuhost_result(status != cudaSuccess ? status : cuhost_drain_device(current));
+    const int device = cuhost_current();
+    return cuhost_result(status != cudaSuccess       ? status
+                         : cuhost_rules().sync_holds ? cuhost_settle(device)
+                                                     : cuhost_drain_device(device));
 }
 
 cudaError_t cudaDeviceGetByPCIBusId(int *device, const char *text)
@@ -301,7 +288,7 @@ cudaError_t cudaDeviceGetByPCIBusId(int *device, const char *text)
     if (device == NULL || text == NULL) {
         return cuhost_result(cudaErrorInvalidValue);
     }
-    for (int i = 0; !bad_device(i); i++) {
+    for (int i = 0; !cuhost_bad_device(i); i++) {
         if (cudaDeviceGetPCIBusId(id, sizeof id, i) == cudaSuccess && strcmp(id, text) == 0) {
             *device = i;
             return cudaSuccess;
@@ -318,7 +305,7 @@ cudaError_t cudaSetDeviceFlags(unsigned flags)
         return cuhost_result(cudaErrorInvalidValue);
     }
     pthread_mutex_lock(&cuhost_lock);
-    device_flags[current] = flags;
+    device_flags[cuhost_current()] = flags;
     pthread_mutex_unlock(&cuhost_lock);
     return cudaSuccess;
 }
@@ -329,24 +316,26 @@ cudaError_t cudaGetDeviceFlags(unsigned *flags)
         return cuhost_result(cudaErrorInvalidValue);
     }
     pthread_mutex_lock(&cuhost_lock);
-    *flags = device_flags[current];
+    *flags = device_flags[cuhost_current()];
     pthread_mutex_unlock(&cuhost_lock);
     return cudaSuccess;
 }
 
 cudaError_t cudaDeviceReset(void)
 {
-    cudaError_t status = cuhost_enter_unsafe();
+    cudaError_t status = cuhost_unharmed(cuhost_enter_as_is());
     if (status == cudaErrorNotPermitted || status == cudaErrorStreamCaptureUnsupported) {
         return cuhost_result(status);
     }
-    (void)cuhost_drain_device(current);
-    cuhost_close_streams(current);
-    cuhost_free_all(current);
+    const int device = cuhost_current();
+    (void)cuhost_drain_device(device);
+    cuhost_close_streams(device);
+    cuhost_free_all(device);
     pthread_mutex_lock(&cuhost_lock);
-    stays[current] = cudaSuccess;
-    device_flags[current] = 0;
+    stays[device] = cudaSuccess;
+    device_flags[device] = 0;
     pthread_mutex_unlock(&cuhost_lock);
+    cuhost_context_end(device);
     last = cudaSuccess;
     return cudaSuccess;
 }

@@ -1,4 +1,5 @@
-/* driver.c - functions of CUDA's driver: streams that wait for a word of memory, or write one. */
+/* driver.c - functions of CUDA's driver: streams that wait for a word of memory, or write one.
+ * Unlike the runtime's calls they make no context. */
 #define _GNU_SOURCE
 #include "host.h"
 #include <sched.h>
@@ -10,6 +11,11 @@ typedef struct word {
     uint32_t value;
     unsigned how;
 } word;
+
+/* Words that a device did not write because it had failed. Where a test repairs the device, they
+ * are written after all, since whoever waits for one may not have seen the failure. */
+static word unwritten[256];
+static size_t nunwritten;
 
 static bool reached(const word *w)
 {
@@ -45,29 +51,55 @@ static cudaError_t await_word(void *arg)
 static cudaError_t write_word(void *arg)
 {
     const word *w = arg;
-    __atomic_store_n(w->at, w->value, __ATOMIC_RELEASE);
+    if (cuhost_stays(cuhost_current(), cudaSuccess) == cudaSuccess) {
+        __atomic_store_n(w->at, w->value, __ATOMIC_RELEASE);
+        return cudaSuccess;
+    }
+    pthread_mutex_lock(&cuhost_lock);
+    if (nunwritten < sizeof unwritten / sizeof *unwritten) {
+        unwritten[nunwritten++] = *w;
+    }
+    pthread_mutex_unlock(&cuhost_lock);
     return cudaSuccess;
 }
 
+void cuhost_write_all(void)
+{
+    pthread_mutex_lock(&cuhost_lock);
+    for (size_t i = 0; i < nunwritten; i++) {
+        __atomic_store_n(unwritten[i].at, unwritten[i].value, __ATOMIC_RELEASE);
+    }
+    nunwritten = 0;
+    pthread_mutex_unlock(&cuhost_lock);
+}
+
 static CUresult word_work(CUstream stream, CUdeviceptr addr, uint32_t value, unsigned how,
-                          cuhost_run_fn run)
+                          cuhost_kind kind, cuhost_run_fn run)
 {
     const word w = {cuhost_reach((const void *)(uintptr_t)addr, 4), value, how};
     if (w.at == NULL || addr % 4 != 0 || how > CU_STREAM_WAIT_VALUE_NOR) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    return (CUresult)cuhost_enqueue(stream, CUHOST_ORDER, run, NULL, &w, sizeof w);
+    CUcontext context = NULL;
+    (void)cuCtxGetCurrent(&context);
+    if (context == NULL && stream <= cudaStreamPerThread) {
+        return CUDA_ERROR_INVALID_CONTEXT;
+    }
+    cudaError_t status = cuhost_enter_as_is();
+    return (CUresult)(status != cudaSuccess ? status
+                                            : cuhost_put(stream, kind, run, NULL, &w, sizeof w));
 }
 
 CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned flags)
 {
-    return word_work(stream, addr, value, flags, await_word);
+    return word_work(stream, addr, value, flags, CUHOST_WAIT, await_word);
 }
 
 CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned flags)
 {
-    return flags != CU_STREAM_WRITE_VALUE_DEFAULT ? CUDA_ERROR_INVALID_VALUE
-                                                  : word_work(stream, addr, value, 0, write_word);
+    return flags != CU_STREAM_WRITE_VALUE_DEFAULT
+               ? CUDA_ERROR_INVALID_VALUE
+               : word_work(stream, addr, value, 0, CUHOST_ORDER, write_word);
 }
 
 CUresult cuMemGetAddressRange(CUdeviceptr *base, size_t *bytes, CUdeviceptr ptr)
@@ -86,13 +118,49 @@ CUresult cuMemGetAddressRange(CUdeviceptr *base, size_t *bytes, CUdeviceptr ptr)
     return CUDA_SUCCESS;
 }
 
+CUresult cuPointerGetAttributes(unsigned n, CUpointer_attribute *attributes, void **data,
+                                CUdeviceptr ptr)
+{
+    struct cudaPointerAttributes a;
+    if (cudaPointerGetAttributes(&a, (const void *)(uintptr_t)ptr) != cudaSuccess) {
+        return CUDA_ERROR_UNKNOWN;
+    }
+    const bool ours = a.type != cudaMemoryTypeUnregistered;
+    for (unsigned i = 0; i < n; i++) {
+        if (attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) {
+            *(int *)data[i] = ours ? a.device : -2;
+        } else {
+            *(unsigned *)data[i] = attributes[i] == CU_POINTER_ATTRIBUTE_IS_MANAGED
+                                       ? a.type == cudaMemoryTypeManaged
+                                   : !ours                        ? 0
+                                   : a.type == cudaMemoryTypeHost ? CU_MEMORYTYPE_HOST
+                                                                  : CU_MEMORYTYPE_DEVICE;
+        }
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult cuInit(unsigned flags)
+{
+    int n = 0;
+    return flags == 0 && cudaGetDeviceCount(&n) == cudaSuccess && n > 0 ? CUDA_SUCCESS
+                                                                        : CUDA_ERROR_NO_DEVICE;
+}
+
 static const struct {
     const char *name;
     void (*function)(void);
 } functions[] = {
+    {"cuInit", (void (*)(void))cuInit},
+    {"cuPointerGetAttributes", (void (*)(void))cuPointerGetAttributes},
+    {"cuThreadExchangeStreamCaptureMode", (void (*)(void))cuThreadExchangeStreamCaptureMode},
+    {"cuDevicePrimaryCtxRetain", (void (*)(void))cuDevicePrimaryCtxRetain},
     {"cuStreamWaitValue32", (void (*)(void))cuStreamWaitValue32},
     {"cuStreamWriteValue32", (void (*)(void))cuStreamWriteValue32},
     {"cuMemGetAddressRange", (void (*)(void))cuMemGetAddressRange},
+    {"cuCtxGetCurrent", (void (*)(void))cuCtxGetCurrent},
+    {"cuCtxSetCurrent", (void (*)(void))cuCtxSetCurrent},
+    {"cuCtxGetDevice", (void (*)(void))cuCtxGetDevice},
 };
 
 cudaError_t cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags,

@@ -57,7 +57,7 @@ cuhost_mark *cuhost_mark_put(struct CUstream_st *s)
     }
     mark->refs = 2;
     pthread_cond_init(&mark->reached, NULL);
-    if (cuhost_push(s, CUHOST_ORDER, reach_mark, release_mark, &mark, sizeof mark) != cudaSuccess) {
+    if (cuhost_push(s, CUHOST_MARK, reach_mark, release_mark, &mark, sizeof mark) != cudaSuccess) {
         mark->refs = 1;
         cuhost_mark_drop(mark);
         return NULL;
@@ -67,7 +67,7 @@ cuhost_mark *cuhost_mark_put(struct CUstream_st *s)
 
 cudaError_t cuhost_mark_await(struct CUstream_st *s, cuhost_mark *mark)
 {
-    cudaError_t status = cuhost_push(s, CUHOST_ORDER, await_mark, release_mark, &mark, sizeof mark);
+    cudaError_t status = cuhost_push(s, CUHOST_WAIT, await_mark, release_mark, &mark, sizeof mark);
     mark->refs += status == cudaSuccess;
     return status;
 }
@@ -177,7 +177,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
                                            : cudaErrorInvalidValue);
     }
     pthread_mutex_lock(&cuhost_lock);
-    struct CUstream_st *s = cuhost_find(stream);
+    struct CUstream_st *s = cuhost_room(stream);
     if (s == NULL) {
         status = cudaErrorInvalidResourceHandle;
     } else if (event->mark != NULL) {
@@ -187,11 +187,24 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     return cuhost_result(status);
 }
 
+/* Begin a call that asks an event, which makes no context. */
+static cudaError_t ask(cudaEvent_t event)
+{
+    cudaError_t status = cuhost_unharmed(cuhost_enter_as_is());
+    if (status != cudaSuccess || event == NULL) {
+        return status != cudaSuccess ? status : cudaErrorInvalidResourceHandle;
+    }
+    pthread_mutex_lock(&cuhost_lock);
+    cuhost_driver(event->device);
+    pthread_mutex_unlock(&cuhost_lock);
+    return cuhost_stays(event->device, cudaSuccess);
+}
+
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
-    cudaError_t status = cuhost_enter_unsafe();
-    if (status != cudaSuccess || event == NULL) {
-        return cuhost_result(status != cudaSuccess ? status : cudaErrorInvalidResourceHandle);
+    cudaError_t status = ask(event);
+    if (status != cudaSuccess) {
+        return cuhost_result(status);
     }
     pthread_mutex_lock(&cuhost_lock);
     bool done = event->mark == NULL || event->mark->done;
@@ -201,24 +214,27 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
-    cudaError_t status = cuhost_enter_unsafe();
-    if (status != cudaSuccess || event == NULL) {
-        return cuhost_result(status != cudaSuccess ? status : cudaErrorInvalidResourceHandle);
+    cudaError_t status = ask(event);
+    if (status != cudaSuccess) {
+        return cuhost_result(status);
     }
+    const int device = event->device;
     pthread_mutex_lock(&cuhost_lock);
     cuhost_mark *mark = event->mark;
     if (mark != NULL) {
         mark->refs++;
+        bool held = cuhost_hold_sync(device);
         cuhost_mark_wait(mark);
         cuhost_mark_drop(mark);
+        cuhost_let_go(device, held);
     }
     pthread_mutex_unlock(&cuhost_lock);
-    return cuhost_result(cuhost_enter());
+    return cuhost_result(cuhost_stays(device, cudaSuccess));
 }
 
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end)
 {
-    cudaError_t status = cuhost_enter();
+    cudaError_t status = cuhost_enter_as_is();
     if (status != cudaSuccess) {
         return cuhost_result(status);
     }

@@ -18,6 +18,7 @@ void cuda_host_get_counts(cuda_host_counts *c)
 {
     pthread_mutex_lock(&cuhost_lock);
     *c = counts;
+    c->contexts = cuhost_contexts();
     pthread_mutex_unlock(&cuhost_lock);
 }
 
@@ -73,6 +74,21 @@ bool cuhost_fault_apart(void)
     bool apart = faults.no_peer_access;
     pthread_mutex_unlock(&cuhost_lock);
     return apart;
+}
+
+bool cuhost_fault_unordered(void)
+{
+    pthread_mutex_lock(&cuhost_lock);
+    bool unordered = faults.rdma_unordered;
+    pthread_mutex_unlock(&cuhost_lock);
+    return unordered;
+}
+
+void cuhost_count_flush(void)
+{
+    pthread_mutex_lock(&cuhost_lock);
+    counts.flushes++;
+    pthread_mutex_unlock(&cuhost_lock);
 }
 
 void cuhost_count_copy(enum cudaMemoryType to, enum cudaMemoryType from, size_t bytes)

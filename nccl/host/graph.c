@@ -20,20 +20,33 @@ static void empty(struct CUgraph_st *graph)
 
 static _Thread_local enum cudaStreamCaptureMode own_mode; /* initially Global */
 
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
+{
+    if (mode == NULL || (unsigned)*mode > cudaStreamCaptureModeRelaxed) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    CUstreamCaptureMode before = own_mode;
+    own_mode = *mode;
+    *mode = before;
+    return CUDA_SUCCESS;
+}
+
 cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode)
 {
     if (mode == NULL || (unsigned)*mode > cudaStreamCaptureModeRelaxed) {
         return cuhost_result(cudaErrorInvalidValue);
     }
-    enum cudaStreamCaptureMode before = own_mode;
-    own_mode = *mode;
-    *mode = before;
-    return cudaSuccess;
+    cuhost_context(); /* this call makes a context, and the driver's does not */
+    return (cudaError_t)cuThreadExchangeStreamCaptureMode(mode);
 }
 
 cudaError_t cuhost_enter_unsafe(void)
 {
-    cudaError_t status = cuhost_enter();
+    return cuhost_unharmed(cuhost_enter());
+}
+
+cudaError_t cuhost_unharmed(cudaError_t status)
+{
     if (own_mode == cudaStreamCaptureModeRelaxed) {
         return status;
     }
@@ -54,6 +67,7 @@ cudaError_t cuhost_enter_unsafe(void)
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status)
 {
+    (void)cuhost_enter();
     pthread_mutex_lock(&cuhost_lock);
     struct CUstream_st *s = cuhost_find(stream);
     cudaError_t error = s == NULL        ? cudaErrorInvalidResourceHandle

@@ -86,7 +86,7 @@ cudaError_t cudaIpcCloseMemHandle(void *ptr)
     if (status == cudaErrorNotPermitted) {
         return cuhost_result(status);
     }
-    status = cuhost_drain_device(cuhost_current());
+    status = cuhost_settle(cuhost_current());
     pthread_mutex_lock(&cuhost_lock);
     cuhost_block *b = cuhost_block_around(ptr);
     if (b == NULL || b->owner != CUHOST_OF_PEER || b->base != ptr) {

@@ -57,7 +57,10 @@ static _Atomic bool loaded[CUHOST_DEVICES_MAX];
 
 dcomm_status dcomm_cuda_load(void)
 {
-    atomic_store(&loaded[cuhost_current()], true);
+    const int device = cuhost_current();
+    if (!atomic_exchange(&loaded[device], true) && cuhost_rules().load_waits) {
+        (void)cuhost_settle(device);
+    }
     return DCOMM_OK;
 }
 
@@ -72,7 +75,7 @@ dcomm_status cuhost_launch(const char *call, const void *work, size_t bytes, cuh
         error = cudaErrorInvalidResourceHandle;
     }
     if (error == cudaSuccess && !atomic_load(&loaded[device])) {
-        (void)cuhost_drain_device(device);
+        (void)cuhost_settle(device);
     }
     if (error == cudaSuccess) {
         error = cuhost_enqueue(stream, CUHOST_KERNEL, run, NULL, work, bytes);

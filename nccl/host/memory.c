@@ -232,7 +232,7 @@ cudaError_t cudaFree(void *ptr)
     if (device < 0) {
         return cuhost_result(cudaErrorInvalidValue);
     }
-    status = cuhost_drain_device(device);
+    status = cuhost_settle(device);
     if (open_elsewhere(ptr)) {
         return cuhost_result(cuhost_stays(device, cudaErrorIllegalAddress));
     }
@@ -289,6 +289,8 @@ cudaError_t cudaFreeAsync(void *ptr, cudaStream_t stream)
 
 struct cuhost_pool {
     int device;
+    int flags[3]; /* of reuse */
+    uint64_t kept;
 };
 
 cudaError_t cudaMemPoolCreate(cudaMemPool_t *pool, const struct cudaMemPoolProps *props)
@@ -301,14 +303,41 @@ cudaError_t cudaMemPoolCreate(cudaMemPool_t *pool, const struct cudaMemPoolProps
     if (*pool == NULL) {
         return cuhost_result(cudaErrorMemoryAllocation);
     }
-    (*pool)->device = props->location.id;
+    **pool = (struct cuhost_pool){.device = props->location.id, .flags = {1, 1, 1}};
     return cudaSuccess;
+}
+
+static void *pool_value(cudaMemPool_t pool, enum cudaMemPoolAttr attribute, size_t *bytes)
+{
+    bool kept = attribute == cudaMemPoolAttrReleaseThreshold;
+    if (pool == NULL || attribute < cudaMemPoolReuseFollowEventDependencies ||
+        attribute > cudaMemPoolAttrReleaseThreshold) {
+        return NULL;
+    }
+    *bytes = kept ? sizeof pool->kept : sizeof pool->flags[0];
+    return kept ? (void *)&pool->kept : &pool->flags[attribute - 1];
 }
 
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attribute, void *value)
 {
-    bool known = pool != NULL && attribute == cudaMemPoolAttrReleaseThreshold && value != NULL;
-    return known ? cudaSuccess : cuhost_result(cudaErrorInvalidValue);
+    size_t bytes = 0;
+    void *at = pool_value(pool, attribute, &bytes);
+    if (at == NULL || value == NULL) {
+        return cuhost_result(cudaErrorInvalidValue);
+    }
+    memcpy(at, value, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attribute, void *value)
+{
+    size_t bytes = 0;
+    const void *at = pool_value(pool, attribute, &bytes);
+    if (at == NULL || value == NULL) {
+        return cuhost_result(cudaErrorInvalidValue);
+    }
+    memcpy(value, at, bytes);
+    return cudaSuccess;
 }
 
 cudaError_t cudaMallocFromPoolAsync(void **ptr, size_t bytes, cudaMemPool_t pool,
@@ -329,6 +358,7 @@ cudaError_t cudaMemGetInfo(size_t *available, size_t *total)
     if (available == NULL || total == NULL) {
         return cuhost_result(cudaErrorInvalidValue);
     }
+    (void)cuhost_enter();
     pthread_mutex_lock(&cuhost_lock);
     *total = CUHOST_DEVICE_BYTES;
     *available = CUHOST_DEVICE_BYTES - used_of(cuhost_current());
@@ -347,6 +377,9 @@ static cudaError_t host_memory(void **ptr, size_t bytes, enum cudaMemoryType typ
     *ptr = NULL;
     if (bytes == 0) {
         return cudaSuccess;
+    }
+    if (cuhost_rules().alloc_waits) {
+        (void)cuhost_settle(cuhost_current());
     }
     size_t whole = (bytes + PAGE - 1) / PAGE * PAGE;
     void *base = whole >= bytes && !cuhost_fault_malloc() ? aligned_alloc(PAGE, whole) : NULL;
@@ -382,6 +415,14 @@ cudaError_t cudaMallocManaged(void **ptr, size_t bytes, unsigned flags)
                                         : host_memory(ptr, bytes, cudaMemoryTypeManaged);
 }
 
+/* Return the block of host memory that begins at ptr, or NULL. Call under the lock. */
+static cuhost_block *host_block(void *ptr, cuhost_owner owner)
+{
+    cuhost_block *b = cuhost_block_around(ptr);
+    return b != NULL && b->base == ptr && b->owner == owner && b->type == cudaMemoryTypeHost ? b
+                                                                                             : NULL;
+}
+
 /* Forget a block of host memory that begins at ptr. */
 static cudaError_t forget(void *ptr, cuhost_owner owner, cudaError_t otherwise)
 {
@@ -389,14 +430,21 @@ static cudaError_t forget(void *ptr, cuhost_owner owner, cudaError_t otherwise)
     if (status == cudaErrorNotPermitted || status == cudaErrorStreamCaptureUnsupported) {
         return cuhost_result(status);
     }
+    const bool waits = cuhost_rules().free_waits;
     pthread_mutex_lock(&cuhost_lock);
-    cuhost_block *b = cuhost_block_around(ptr);
-    bool good = b != NULL && b->base == ptr && b->owner == owner && b->type == cudaMemoryTypeHost;
-    if (good) {
+    cuhost_block *b = host_block(ptr, owner);
+    if (b != NULL && waits) {
+        const int device = b->device;
+        pthread_mutex_unlock(&cuhost_lock);
+        (void)cuhost_settle(device);
+        pthread_mutex_lock(&cuhost_lock);
+        b = host_block(ptr, owner);
+    }
+    if (b != NULL) {
         cuhost_block_remove(b);
     }
     pthread_mutex_unlock(&cuhost_lock);
-    return cuhost_result(good ? cudaSuccess : otherwise);
+    return cuhost_result(b != NULL ? cudaSuccess : otherwise);
 }
 
 cudaError_t cudaFreeHost(void *ptr)
@@ -419,6 +467,9 @@ cudaError_t cudaHostRegister(void *ptr, size_t bytes, unsigned flags)
     }
     const cuhost_block block = {
         ptr, bytes, ptr, cudaMemoryTypeHost, CUHOST_OF_PROGRAM, cuhost_current(), -1};
+    if (cuhost_rules().alloc_waits) {
+        (void)cuhost_settle(cuhost_current());
+    }
     pthread_mutex_lock(&cuhost_lock);
     size_t i = block_at(ptr);
     if (i < n_blocks && (uintptr_t)blocks[i].base < (uintptr_t)ptr + bytes) {
@@ -495,7 +546,7 @@ bool cuhost_range(const void *ptr, void **base, size_t *bytes)
 
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *ptr)
 {
-    cudaError_t status = cuhost_enter();
+    cudaError_t status = cuhost_enter_as_is();
     if (status != cudaSuccess || attributes == NULL) {
         return cuhost_result(status != cudaSuccess ? status : cudaErrorInvalidValue);
     }

@@ -17,7 +17,7 @@ struct CUstream_st *cuhost_streams(void)
 
 static void run_work(struct CUstream_st *s, cuhost_work *w)
 {
-    bool dropped = w->kind != CUHOST_ORDER && cuhost_stays(s->device, cudaSuccess) != cudaSuccess;
+    bool dropped = w->kind < CUHOST_ORDER && cuhost_stays(s->device, cudaSuccess) != cudaSuccess;
     if (!dropped) {
         cudaError_t error = cuhost_fault(w->kind);
         cuhost_inside(w->kind == CUHOST_CALL);
@@ -33,7 +33,6 @@ static void run_work(struct CUstream_st *s, cuhost_work *w)
     if (w->release != NULL) {
         w->release(w->arg);
     }
-    free(w);
 }
 
 static void unlink_stream(struct CUstream_st *s)
@@ -62,10 +61,13 @@ static void *work_off(void *arg)
         if (s->first == NULL) {
             s->last = &s->first;
         }
+        cuhost_begins(s, w);
         pthread_mutex_unlock(&cuhost_lock);
         run_work(s, w);
         pthread_mutex_lock(&cuhost_lock);
         s->completed++;
+        cuhost_ends(s, w);
+        free(w);
     }
     unlink_stream(s);
     pthread_mutex_unlock(&cuhost_lock);
@@ -75,7 +77,7 @@ static void *work_off(void *arg)
 }
 
 /* Call under the lock. The new thread blocks all signals, because they belong to the program. */
-static struct CUstream_st *start_stream(int device, bool blocking)
+static struct CUstream_st *start_stream(int device, bool blocking, int priority)
 {
     sigset_t all, before;
     pthread_t thread;
@@ -85,6 +87,8 @@ static struct CUstream_st *start_stream(int device, bool blocking)
     }
     s->device = device;
     s->blocking = blocking;
+    s->priority = priority;
+    s->channel = cuhost_channel_of(device, priority);
     s->last = &s->first;
     pthread_cond_init(&s->more, NULL);
     sigfillset(&all);
@@ -138,7 +142,7 @@ static struct CUstream_st *find_own(int device)
         }
     }
     if (own[device] == NULL) {
-        own[device] = start_stream(device, true);
+        own[device] = start_stream(device, true, CUHOST_PRIORITY_LEAST);
         if (own[device] != NULL) {
             own[device]->own = true;
         }
@@ -156,7 +160,7 @@ struct CUstream_st *cuhost_find(cudaStream_t handle)
     if (handle == NULL || handle == cudaStreamLegacy) {
         int device = cuhost_current();
         if (defaults[device] == NULL) {
-            defaults[device] = start_stream(device, false);
+            defaults[device] = start_stream(device, false, CUHOST_PRIORITY_LEAST);
             if (defaults[device] != NULL) {
                 defaults[device]->own = true;
             }
@@ -201,6 +205,7 @@ cudaError_t cuhost_push(struct CUstream_st *s, cuhost_kind kind, cuhost_run_fn r
     *last = &w->next;
     if (s->graph == NULL) {
         s->submitted++;
+        cuhost_queued(s, w);
         pthread_cond_signal(&s->more);
     }
     return cudaSuccess;
@@ -236,14 +241,20 @@ cudaError_t cuhost_enqueue(cudaStream_t stream, cuhost_kind kind, cuhost_run_fn 
                            void (*release)(void *arg), const void *arg, size_t bytes)
 {
     cudaError_t status = cuhost_enter();
-    if (status != cudaSuccess) {
-        return status;
-    }
+    return status != cudaSuccess ? status : cuhost_put(stream, kind, run, release, arg, bytes);
+}
+
+cudaError_t cuhost_put(cudaStream_t stream, cuhost_kind kind, cuhost_run_fn run,
+                       void (*release)(void *arg), const void *arg, size_t bytes)
+{
     pthread_mutex_lock(&cuhost_lock);
-    struct CUstream_st *s = cuhost_find(stream);
-    status = s == NULL ? cudaErrorInvalidResourceHandle : order(s);
+    struct CUstream_st *s = cuhost_room(stream);
+    cudaError_t status = s == NULL ? cudaErrorInvalidResourceHandle : order(s);
     if (status == cudaSuccess) {
         status = cuhost_push(s, kind, run, release, arg, bytes);
+    }
+    if (status == cudaSuccess && kind == CUHOST_KERNEL) {
+        cuhost_launched(s);
     }
     pthread_mutex_unlock(&cuhost_lock);
     return status;
@@ -280,8 +291,10 @@ cudaError_t cuhost_drain(cudaStream_t stream)
     }
     int device = s != NULL ? s->device : 0;
     if (mark != NULL) {
+        bool held = cuhost_hold_sync(device);
         cuhost_mark_wait(mark);
         cuhost_mark_drop(mark);
+        cuhost_let_go(device, held);
     }
     pthread_mutex_unlock(&cuhost_lock);
     return status != cudaSuccess ? status : cuhost_stays(device, cudaSuccess);
@@ -320,7 +333,8 @@ cudaError_t cuhost_drain_device(int device)
 
 /* ---- the calls ---- */
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)
+/* A priority outside of the range is the nearest one, as in CUDA. */
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority)
 {
     cudaError_t status = cuhost_enter();
     if (status != cudaSuccess) {
@@ -330,7 +344,10 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)
         return cuhost_result(cudaErrorInvalidValue);
     }
     pthread_mutex_lock(&cuhost_lock);
-    *stream = start_stream(cuhost_current(), (flags & cudaStreamNonBlocking) == 0);
+    priority = priority > CUHOST_PRIORITY_LEAST      ? CUHOST_PRIORITY_LEAST
+               : priority < CUHOST_PRIORITY_GREATEST ? CUHOST_PRIORITY_GREATEST
+                                                     : priority;
+    *stream = start_stream(cuhost_current(), (flags & cudaStreamNonBlocking) == 0, priority);
     pthread_mutex_unlock(&cuhost_lock);
     return cuhost_result(*stream == NULL ? cudaErrorMemoryAllocation : cudaSuccess);
 }
@@ -340,22 +357,21 @@ cudaError_t cudaStreamCreate(cudaStream_t *stream)
     return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
 }
 
-/* There is one priority, because the host schedules the threads. */
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority)
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)
 {
-    (void)priority;
-    return cudaStreamCreateWithFlags(stream, flags);
+    return cudaStreamCreateWithPriority(stream, flags, CUHOST_PRIORITY_LEAST);
 }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
 {
+    cudaError_t status = cuhost_enter();
     if (least != NULL) {
-        *least = 0;
+        *least = CUHOST_PRIORITY_LEAST;
     }
     if (greatest != NULL) {
-        *greatest = 0;
+        *greatest = CUHOST_PRIORITY_GREATEST;
     }
-    return cudaSuccess;
+    return cuhost_result(status);
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
@@ -428,13 +444,20 @@ cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned *flags)
 
 cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority)
 {
-    unsigned flags = 0;
-    cudaError_t status = cudaStreamGetFlags(stream, &flags);
-    if (status == cudaSuccess && priority != NULL) {
-        *priority = 0;
+    cudaError_t status = cuhost_enter();
+    if (status != cudaSuccess) {
+        return cuhost_result(status);
     }
-    return cuhost_result(status == cudaSuccess && priority == NULL ? cudaErrorInvalidValue
-                                                                   : status);
+    pthread_mutex_lock(&cuhost_lock);
+    struct CUstream_st *s = cuhost_find(stream);
+    status = s == NULL          ? cudaErrorInvalidResourceHandle
+             : priority == NULL ? cudaErrorInvalidValue
+                                : cudaSuccess;
+    if (status == cudaSuccess) {
+        *priority = s->priority;
+    }
+    pthread_mutex_unlock(&cuhost_lock);
+    return cuhost_result(status);
 }
 
 void cuhost_close_streams(int device)

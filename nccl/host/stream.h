@@ -4,6 +4,11 @@
 
 #include "host.h"
 
+/* Priorities of streams: a greater one is a lesser number, as in CUDA. They have no effect,
+ * because the host schedules the threads. */
+#define CUHOST_PRIORITY_LEAST 0
+#define CUHOST_PRIORITY_GREATEST (-5)
+
 struct CUgraph_st {
     cuhost_work *first, **last;
 };
@@ -13,11 +18,14 @@ struct CUstream_st {
     int device;
     bool blocking; /* waits for the default stream, and vice versa */
     bool own;      /* a thread's, or a device's default stream: the program cannot destroy it */
-    bool closing;  /* destroyed by the program; ends when its work is done */
+    int priority;
+    bool closing; /* destroyed by the program; ends when its work is done */
     pthread_cond_t more;
     cuhost_work *first, **last;
     uint64_t submitted, completed;
-    struct CUgraph_st *graph; /* of the current capture */
+    unsigned queued;                /* entries that take room, and have not ended */
+    struct cuhost_channel *channel; /* hardware queue; NULL: its own */
+    struct CUgraph_st *graph;       /* of the current capture */
     enum cudaStreamCaptureStatus capture;
     enum cudaStreamCaptureMode mode; /* of the current capture */
     pthread_t capturer;              /* thread that began the current capture */
@@ -47,6 +55,24 @@ cuhost_mark *cuhost_mark_put(struct CUstream_st *s);
 cudaError_t cuhost_mark_await(struct CUstream_st *s, cuhost_mark *mark);
 void cuhost_mark_wait(cuhost_mark *mark);
 void cuhost_mark_drop(cuhost_mark *mark);
+
+/* ---- rules.c; call under the lock too ---- */
+
+/* Find a stream, and wait until its queue has room. */
+struct CUstream_st *cuhost_room(cudaStream_t stream);
+/* Take the lock of the device's context if it is the rule, and return true if so. */
+bool cuhost_hold(int device);
+/* Do the same for a call of the program that waits for a stream or an event. */
+bool cuhost_hold_sync(int device);
+void cuhost_let_go(int device, bool held);
+/* A kernel has been put on the stream: wait for it if it is the rule. */
+void cuhost_launched(struct CUstream_st *s);
+/* Choose the hardware queue of a new stream. */
+struct cuhost_channel *cuhost_channel_of(int device, int priority);
+/* Work is put on a stream; its turn comes (wait for it); it has run. */
+void cuhost_queued(struct CUstream_st *s, cuhost_work *w);
+void cuhost_begins(struct CUstream_st *s, const cuhost_work *w);
+void cuhost_ends(struct CUstream_st *s, const cuhost_work *w);
 
 cuhost_work *cuhost_work_new(cuhost_kind kind, cuhost_run_fn run, void (*release)(void *arg),
                              const void *arg, size_t bytes);

@@ -8,18 +8,27 @@
 #include "../transport/local/local.h"
 #include "../base/pause.h"
 #include "../base/sha256.h"
+#include "../engine/device/open.h"
 #include "../transport/net.h"
 #include "../boot/here.h"
 
 /* ---- progress thread ---- */
 
+/* Idle passes before the thread naps between looks at the streams that runs wait for. */
+#define DCOMMI_GATED_SPIN 200
+
 static void *dcommi_progress_main(void *user)
 {
     dcomm_context *context = user;
+    if (dcommi_devices != NULL) {
+        dcommi_devices->own_thread();
+    }
     while (atomic_load_explicit(&context->stop, memory_order_acquire) == 0) {
         bool idle = true;
         if (dcommi_token_try(context)) {
-            idle = !dcommi_progress(context) && context->active == 0;
+            idle = !dcommi_progress(context) &&
+                   (context->active == 0 ||
+                    (context->active == context->ngated && context->idle > DCOMMI_GATED_SPIN));
             dcommi_token_release(context);
         }
         if (idle) {
@@ -100,6 +109,12 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
     atomic_store(&context->holders, 1);
     dcommi_token_own(context);
     dcommi_patience(context, dcommi_launched_crowded());
+    if (dcommi_devices != NULL && dcommi_devices->in_use() >= 0) {
+        /* Kernels are loaded, and memory is pinned, before a stream can wait. An error is told by
+         * the first use. */
+        dcommi_device *device;
+        (void)dcommi_device_of(context, dcommi_devices->in_use(), &device);
+    }
     dcomm_status status = dcommi_random_bytes(context->uuid, sizeof context->uuid);
     dcommi_host_identity(opts->host_id, context->host_id);
     if (status >= 0 && opts->iface != NULL) {

@@ -257,6 +257,11 @@ DCOMM_API dcomm_status dcomm_group_end(void)
     group->status = DCOMM_OK;
     /* Mark all streams before holding any, so that no run waits for another by way of its
      * stream. */
+    for (dcommi_run *run = first; run != NULL; run = run->next_group) {
+        if (run->gate.stream != NULL) {
+            dcommi_gate_room(run);
+        }
+    }
     status = dcommi_group_tie(first, dcommi_gate_mark, status);
     status = dcommi_group_tie(first, dcommi_gate_hold, status);
     /* Keep a reference to every run until the end: once started, a non-blocking run may end and be
@@ -273,7 +278,7 @@ DCOMM_API dcomm_status dcomm_group_end(void)
         all_done = true;
         for (dcommi_run *run = first; run != NULL; run = run->next_group) {
             if (atomic_load_explicit(&run->status, memory_order_acquire) == DCOMM_IN_PROGRESS) {
-                all_done = all_done && (!run->blocking || run->gate.stream != NULL);
+                all_done = all_done && !dcommi_run_awaited(run);
                 dcommi_progress_or_yield(run->comm->context);
             }
         }

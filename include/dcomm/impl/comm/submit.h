@@ -52,16 +52,28 @@ static dcomm_status dcommi_run_tie(dcommi_run *run, dcomm_status (*half)(dcommi_
     return status;
 }
 
+/* Return true if a call waits for its run: without a stream, if it is blocking; on a stream, if
+ * launches wait for their kernels. */
+static bool dcommi_run_awaited(const dcommi_run *run)
+{
+    return run->gate.stream != NULL ? dcommi_devices->synchronous() : run->blocking;
+}
+
 /* Start a run in the order of its stream. A blocking call does not wait for its run: the stream
  * does. */
 static dcomm_status dcommi_run_put(dcommi_run *run)
 {
     bool blocking = run->blocking;
+    dcommi_gate_room(run);
     dcomm_status status = dcommi_run_tie(run, dcommi_gate_mark);
     if (status >= 0) {
         status = dcommi_run_tie(run, dcommi_gate_hold);
     }
     dcommi_submit(run->comm->context, run);
+    while (dcommi_run_awaited(run) &&
+           atomic_load_explicit(&run->status, memory_order_acquire) == DCOMM_IN_PROGRESS) {
+        dcommi_progress_or_yield(run->comm->context);
+    }
     if (blocking) {
         dcommi_run_unref(run);
     }

@@ -16,7 +16,7 @@ typedef struct dcommi_verdict_work {
 #define DCOMMI_VERDICT_TIMES 3
 
 typedef struct dcommi_verdict_there {
-    dcommi_device_handle handle; /* without queues and pool */
+    int device;
     void *stream;
     float *x, *y;
     void *wire;
@@ -26,7 +26,7 @@ typedef struct dcommi_verdict_there {
 /* Wait for the end of all work on the stream. */
 static dcomm_status dcommi_verdict_wait(const dcommi_verdict_there *t)
 {
-    return dcommi_device_await(t->handle.number, t->stream, INFINITY, NULL, NULL);
+    return dcommi_device_await(t->device, t->stream, INFINITY, NULL, NULL);
 }
 
 static dcomm_status dcommi_verdict_launch(dcommi_verdict_there *t, const dcommi_device_code *code,
@@ -35,16 +35,16 @@ static dcomm_status dcommi_verdict_launch(dcommi_verdict_there *t, const dcommi_
     const size_t need = dcommi_devices->code_bytes(code);
     void *workspace = NULL;
     if (need > 0) {
-        DCOMMI_TRY(dcommi_devices->alloc(&t->handle, t->stream, need, &workspace));
+        DCOMMI_TRY(dcommi_devices->alloc(t->device, t->stream, need, &workspace));
     }
     dcomm_status status = dcommi_verdict_wait(t);
     const double start = dcommi_now();
     if (status >= 0) {
-        status = dcommi_devices->own_code(t->handle.number, t->stream, code, workspace);
+        status = dcommi_devices->own_code(t->device, t->stream, code, workspace);
     }
     status = status < 0 ? status : dcommi_verdict_wait(t);
     *seconds = dcommi_now() - start;
-    dcommi_devices->release(t->handle.number, t->stream, workspace);
+    dcommi_devices->release(t->device, t->stream, workspace);
     return status;
 }
 
@@ -52,7 +52,7 @@ static dcomm_status dcommi_verdict_launch(dcommi_verdict_there *t, const dcommi_
 static dcomm_status dcommi_verdict_turn(const dcomm_codec *codec, dcommi_verdict_there *t,
                                         dcommi_verdict_work *w, double *encode, double *decode)
 {
-    const int device = t->handle.number;
+    const int device = t->device;
     const void *src = t->x, *wire = t->wire;
     dcomm_cuda_report found;
     dcomm_codec_report report;
@@ -83,13 +83,12 @@ static dcomm_status dcommi_verdict_turn(const dcomm_codec *codec, dcommi_verdict
 static dcomm_status dcommi_verdict_turns(const dcomm_codec *codec, dcommi_verdict_there *t,
                                          dcommi_verdict_work *w)
 {
-    const int device = t->handle.number;
+    const int device = t->device;
     const size_t bytes = w->count * sizeof(float);
-    DCOMMI_TRY(dcommi_devices->alloc(&t->handle, t->stream, bytes, (void **)&t->x));
-    DCOMMI_TRY(dcommi_devices->alloc(&t->handle, t->stream, bytes, (void **)&t->y));
-    DCOMMI_TRY(dcommi_devices->alloc(&t->handle, t->stream, w->capacity + 1, &t->wire));
-    DCOMMI_TRY(
-        dcommi_devices->alloc(&t->handle, t->stream, sizeof *t->report, (void **)&t->report));
+    DCOMMI_TRY(dcommi_devices->alloc(t->device, t->stream, bytes, (void **)&t->x));
+    DCOMMI_TRY(dcommi_devices->alloc(t->device, t->stream, bytes, (void **)&t->y));
+    DCOMMI_TRY(dcommi_devices->alloc(t->device, t->stream, w->capacity + 1, &t->wire));
+    DCOMMI_TRY(dcommi_devices->alloc(t->device, t->stream, sizeof *t->report, (void **)&t->report));
     DCOMMI_TRY(dcommi_devices->copy(device, t->stream, t->x, w->x, bytes));
     DCOMMI_TRY(dcommi_devices->zero(device, t->stream, t->y, bytes));
     for (int i = 0; i < DCOMMI_VERDICT_TIMES; i++) {
@@ -105,8 +104,8 @@ static dcomm_status dcommi_verdict_turns(const dcomm_codec *codec, dcommi_verdic
 static dcomm_status dcommi_verdict_time_there(const dcomm_codec *codec, int device,
                                               dcommi_verdict_work *w)
 {
-    dcommi_verdict_there t = {.handle = {.call = dcommi_devices, .number = device}};
-    DCOMMI_TRY(dcommi_devices->own_open(device, &t.stream));
+    dcommi_verdict_there t = {.device = device};
+    DCOMMI_TRY(dcommi_devices->own_open(device, false, &t.stream));
     dcomm_status status = dcommi_verdict_turns(codec, &t, w);
     void *const rooms[] = {t.x, t.y, t.wire, t.report};
     for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++) {

@@ -8,12 +8,6 @@
 
 #ifdef DCOMM_WITH_CUDA
 
-static int dcommi_cuda_current(void)
-{
-    int device = 0;
-    return cudaGetDevice(&device) == cudaSuccess ? device : 0;
-}
-
 static const dcommi_device_calls dcommi_cuda_calls = {
     .locate = dcommi_cuda_locate,
     .open = dcommi_cuda_open,
@@ -34,15 +28,19 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .scatter = dcommi_cuda_scatter,
     .clip = dcommi_cuda_clip,
     .clipped = dcommi_cuda_clipped,
-    .mark = dcommi_cuda_mark,
-    .poll = dcommi_cuda_poll,
-    .over = dcommi_cuda_over,
+    .health = dcommi_cuda_health,
+    .flush = dcommi_cuda_flush,
     .current = dcommi_cuda_current,
+    .in_use = dcommi_cuda_in_use,
+    .own_thread = dcommi_cuda_is_own_thread,
+    .synchronous = dcommi_cuda_synchronous,
     .stream_check = dcommi_cuda_stream_check,
     .stream_kind = dcommi_cuda_stream_kind,
-    .stream_mark = dcommi_cuda_stream_mark,
-    .stream_unmark = dcommi_cuda_stream_unmark,
+    .stream_write = dcommi_cuda_stream_write,
     .stream_hold = dcommi_cuda_stream_hold,
+    .stream_mark = dcommi_cuda_stream_mark,
+    .poll = dcommi_cuda_poll,
+    .stream_unmark = dcommi_cuda_stream_unmark,
     .enter = dcommi_cuda_enter,
     .leave = dcommi_cuda_leave,
     .own_open = dcommi_cuda_own_open,
@@ -80,14 +78,15 @@ static dcomm_status dcommi_device_await(int device, void *stream, double until,
     void *event = NULL;
     dcomm_status status;
     DCOMMI_TRY(dcommi_devices->stream_mark(device, stream, &event));
-    while ((status = dcommi_devices->poll(event)) == DCOMM_IN_PROGRESS && dcommi_now() < until) {
+    while ((status = dcommi_devices->poll(device, event)) == DCOMM_IN_PROGRESS &&
+           dcommi_now() < until) {
         if (meanwhile != NULL) {
             meanwhile(context);
         } else {
             sched_yield();
         }
     }
-    dcommi_devices->stream_unmark(event);
+    dcommi_devices->stream_unmark(device, event);
     return status;
 }
 

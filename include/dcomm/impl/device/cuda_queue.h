@@ -1,143 +1,67 @@
-/* cuda_queue.h - a context's use of a device by CUDA's runtime: its queues, its memory and the
+/* cuda_queue.h - a context's use of a device by CUDA's runtime: memory in a stream's order, and the
  * kernels on queue IN. */
 #ifndef DCOMMI_DEVICE_CUDA_QUEUE_H
 #define DCOMMI_DEVICE_CUDA_QUEUE_H
 
 #include "../../plan.h"
 #include "cuda_shared.h"
+#include "cuda_site.h"
 
 #ifdef DCOMM_WITH_CUDA
 
 /* Return the number of the device whose memory `at` is; -1: host memory. Managed memory is the
- * device's. */
+ * device's. The driver is asked, because the runtime would make a context on device 0. */
 static int dcommi_cuda_locate(const void *at)
 {
-    static _Atomic int absent; /* no driver, or no device: never ask again */
-    struct cudaPointerAttributes a;
-    if (at == NULL || atomic_load_explicit(&absent, memory_order_relaxed) != 0) {
+    enum { TYPE = 2, MANAGED = 8, NUMBER = 9, ON_DEVICE = 2 }; /* CU_POINTER_ATTRIBUTE_... */
+    int which[] = {TYPE, MANAGED, NUMBER}, number = -1;
+    unsigned type = 0, managed = 0;
+    void *to[] = {&type, &managed, &number};
+    if (at == NULL || !dcommi_cuda_ready() ||
+        dcommi_cuda_driver.about(3, which, to, (dcommi_cuda_address)(uintptr_t)at) != 0) {
         return -1;
     }
-    cudaError_t error = cudaPointerGetAttributes(&a, at);
-    if (error == cudaSuccess) {
-        return a.type == cudaMemoryTypeDevice || a.type == cudaMemoryTypeManaged ? a.device : -1;
-    }
-    (void)cudaGetLastError();
-    if (error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver) {
-        atomic_store(&absent, 1);
-    }
-    return -1;
+    return type == ON_DEVICE || managed != 0 ? number : -1;
 }
 
-static dcomm_status dcommi_cuda_streams(dcommi_device_handle *d)
+static dcomm_status dcommi_cuda_ready_for(int device)
 {
-    for (int q = 0; q < DCOMMI_QUEUES; q++) {
-        cudaStream_t stream;
-        DCOMMI_CUDA_TRY(d->number, cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
-                        "cudaStreamCreateWithFlags");
-        d->stream[q] = stream;
-    }
-    return DCOMM_OK;
-}
-
-/* Make a pool of our own, which keeps free memory. The device's default pool returns it to the
- * system whenever anybody waits for anything. */
-static dcomm_status dcommi_cuda_pool(dcommi_device_handle *d)
-{
-    const struct cudaMemPoolProps props = {
-        .allocType = cudaMemAllocationTypePinned,
-        .location = {.type = cudaMemLocationTypeDevice, .id = d->number}};
-    uint64_t keep = UINT64_MAX;
-    cudaMemPool_t pool;
-    DCOMMI_CUDA_TRY(d->number, cudaMemPoolCreate(&pool, &props), "cudaMemPoolCreate");
-    d->pool = pool;
-    DCOMMI_CUDA_TRY(d->number,
-                    cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep),
-                    "cudaMemPoolSetAttribute");
-    return DCOMM_OK;
-}
-
-/* Load all kernels beforehand. A kernel that CUDA loads at its first launch may wait for all that
- * the device's streams hold, and one of them may wait for the rank that launches it. */
-static dcomm_status dcommi_cuda_load_all(int device)
-{
-    static _Atomic uint64_t loaded; /* a bit for each device */
-    static _Atomic int told;
-    const uint64_t bit = device < 64 ? (uint64_t)1 << device : 0;
-    if ((atomic_load(&loaded) & bit) != 0) {
-        return DCOMM_OK;
-    }
-    dcomm_status status = dcomm_cuda_load();
-    if (status >= 0) {
-        atomic_fetch_or(&loaded, bit);
-    }
-    if (status == DCOMM_ERR_UNSUPPORTED) {
-        if (atomic_exchange(&told, 1) == 0) {
-            dcommi_log(DCOMMI_LOG_WARN, "%s", dcommi_message);
-        }
-        status = DCOMM_OK;
-    }
-    return status;
+    dcommi_cuda_site *site;
+    return dcommi_cuda_site_of(device, &site);
 }
 
 static dcomm_status dcommi_cuda_open(dcommi_device_handle *d)
 {
-    dcommi_device_before before = dcommi_cuda_enter(d->number);
-    dcomm_status status = dcommi_cuda_load_all(d->number);
-    DCOMMI_THEN(status, dcommi_cuda_streams(d));
-    DCOMMI_THEN(status, dcommi_cuda_pool(d));
-    dcommi_cuda_leave(before);
-    return status;
-}
-
-/* Close the queues, whose work has all been seen to end. */
-static void dcommi_cuda_close(dcommi_device_handle *d)
-{
-    dcommi_device_before before = dcommi_cuda_enter(d->number);
-    for (unsigned i = 0; i < d->nevents; i++) {
-        (void)cudaEventDestroy((cudaEvent_t)d->events[i]);
-    }
+    dcommi_cuda_site *site;
+    void *words = NULL;
+    DCOMMI_TRY(dcommi_cuda_site_of(d->number, &site));
+    DCOMMI_TRY(dcommi_cuda_pin(d->number, DCOMMI_QUEUES * DCOMMI_CACHE_LINE, &words));
+    memset(words, 0, DCOMMI_QUEUES * DCOMMI_CACHE_LINE);
+    d->pinned = words;
     for (int q = 0; q < DCOMMI_QUEUES; q++) {
-        if (d->stream[q] != NULL) {
-            (void)cudaStreamDestroy((cudaStream_t)d->stream[q]);
-        }
+        d->stream[q] = site->stream[q];
+        d->word[q] = (_Atomic uint32_t *)words + (size_t)q * DCOMMI_CACHE_LINE / sizeof(uint32_t);
     }
-    if (d->pool != NULL) {
-        (void)cudaMemPoolDestroy((cudaMemPool_t)d->pool);
-    }
-    dcommi_cuda_leave(before);
+    return DCOMM_OK;
 }
 
-/* Allocate host memory that every device reads and writes itself, at this address. */
-static dcomm_status dcommi_cuda_pin(size_t bytes, void **memory_p)
+/* Give the words back, unless a device that has failed may still write them. */
+static void dcommi_cuda_close(dcommi_device_handle *d, bool broken)
 {
-    dcommi_device_before before = dcommi_cuda_enter(-1);
-    return dcommi_cuda_called(
-        before, -1, cudaHostAlloc(memory_p, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
-        "cudaHostAlloc");
-}
-
-static void dcommi_cuda_unpin(void *memory)
-{
-    if (memory != NULL) {
-        dcommi_device_before before = dcommi_cuda_enter(-1);
-        (void)cudaFreeHost(memory);
-        dcommi_cuda_leave(before);
+    if (!broken) {
+        dcommi_cuda_unpin(d->pinned);
     }
 }
 
 /* Allocate memory in the order of a stream. */
-static dcomm_status dcommi_cuda_alloc(dcommi_device_handle *d, void *stream, size_t bytes,
-                                      void **memory_p)
+static dcomm_status dcommi_cuda_alloc(int device, void *stream, size_t bytes, void **memory_p)
 {
-    dcommi_device_before before = dcommi_cuda_enter(d->number);
-    return d->pool == NULL
-               ? dcommi_cuda_called(before, d->number,
-                                    cudaMallocAsync(memory_p, bytes, (cudaStream_t)stream),
-                                    "cudaMallocAsync")
-               : dcommi_cuda_called(before, d->number,
-                                    cudaMallocFromPoolAsync(memory_p, bytes, (cudaMemPool_t)d->pool,
-                                                            (cudaStream_t)stream),
-                                    "cudaMallocFromPoolAsync");
+    dcommi_cuda_site *site;
+    DCOMMI_TRY(dcommi_cuda_site_of(device, &site));
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    return dcommi_cuda_called(
+        before, device, cudaMallocFromPoolAsync(memory_p, bytes, site->pool, (cudaStream_t)stream),
+        "cudaMallocFromPoolAsync");
 }
 
 static void dcommi_cuda_release(int device, void *stream, void *memory)
@@ -361,58 +285,30 @@ static dcomm_status dcommi_cuda_matrix(dcommi_device_handle *d, const dcommi_dev
     return status;
 }
 
-/* ---- events ---- */
+/* ---- how far a device has come ---- */
 
-/* Record an event behind all that a stream holds now. `event` NULL: make a new one. */
-static dcomm_status dcommi_cuda_record(int device, void *stream, cudaEvent_t event,
-                                       const char *what, void **event_p)
+/* Ask a queue, which never waits for a rank: an error of any work stays with the device. */
+static dcomm_status dcommi_cuda_health(int device)
 {
-    cudaError_t error = cudaSuccess;
+    dcommi_cuda_site *site;
+    DCOMMI_TRY(dcommi_cuda_site_of(device, &site));
     dcommi_device_before before = dcommi_cuda_enter(device);
-    if (event == NULL) {
-        error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
-    }
-    if (error == cudaSuccess) {
-        error = cudaEventRecord(event, (cudaStream_t)stream);
-        if (error == cudaSuccess) {
-            *event_p = event;
-        } else {
-            (void)cudaEventDestroy(event);
-        }
-    }
-    return dcommi_cuda_called(before, device, error, what);
-}
-
-/* Record an event behind all that a queue holds. */
-static dcomm_status dcommi_cuda_mark(dcommi_device_handle *d, enum dcommi_queue queue,
-                                     void **event_p)
-{
-    return dcommi_cuda_record(d->number, d->stream[queue],
-                              d->nevents > 0 ? (cudaEvent_t)d->events[--d->nevents] : NULL,
-                              "cudaEventRecord", event_p);
-}
-
-/* Return DCOMM_IN_PROGRESS, DCOMM_OK or the error of work before the event. */
-static dcomm_status dcommi_cuda_poll(void *event)
-{
-    dcommi_device_before before = dcommi_cuda_enter(-1);
-    cudaError_t error = cudaEventQuery((cudaEvent_t)event);
-    dcommi_cuda_leave(before);
+    cudaError_t error = cudaStreamQuery(site->stream[DCOMMI_QUEUE_OUT]);
     if (error == cudaErrorNotReady) {
         (void)cudaGetLastError(); /* CUDA keeps this as an error, too */
-        return DCOMM_IN_PROGRESS;
+        error = cudaSuccess;
     }
-    DCOMMI_CUDA_TRY(-1, error, "the device reports");
-    return DCOMM_OK;
+    return dcommi_cuda_called(before, -1, error, "the device reports");
 }
 
-/* Take back an event that has happened, or never will. */
-static void dcommi_cuda_over(dcommi_device_handle *d, void *event)
+static void dcommi_cuda_flush(int device)
 {
-    if (d->nevents < DCOMMI_EVENTS_KEPT) {
-        d->events[d->nevents++] = event;
-    } else {
-        (void)cudaEventDestroy((cudaEvent_t)event);
+    dcommi_cuda_site *site = atomic_load_explicit(&dcommi_cuda_sites[device], memory_order_acquire);
+    if (site != NULL && site->flushes) {
+        dcommi_device_before before = dcommi_cuda_enter(device);
+        (void)cudaDeviceFlushGPUDirectRDMAWrites(cudaFlushGPUDirectRDMAWritesTargetCurrentDevice,
+                                                 cudaFlushGPUDirectRDMAWritesToOwner);
+        dcommi_cuda_leave(before);
     }
 }
 

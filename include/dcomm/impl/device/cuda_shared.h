@@ -76,14 +76,10 @@ static bool dcommi_cuda_reaches(int device, uint64_t place)
  * a kernel that reads beyond the end fails the device for good. */
 static dcomm_status dcommi_cuda_holds(void *memory, size_t bytes)
 {
-    typedef int (*range_fn)(unsigned long long *base, size_t *bytes, unsigned long long at);
-    unsigned long long base = 0, at = (unsigned long long)(uintptr_t)memory;
-    void *entry = NULL;
+    dcommi_cuda_address base = 0, at = (dcommi_cuda_address)(uintptr_t)memory;
     size_t all = 0;
-    range_fn range;
-    DCOMMI_TRY(dcommi_cuda_entry("cuMemGetAddressRange", &entry));
-    memcpy(&range, &entry, sizeof range);
-    int error = range(&base, &all, at);
+    DCOMMI_TRY(dcommi_cuda_need_driver("memory of peers"));
+    int error = dcommi_cuda_driver.range(&base, &all, at);
     if (error != 0) {
         return dcommi_fail(DCOMM_ERR_SYSTEM, "cuMemGetAddressRange returns %d", error);
     }

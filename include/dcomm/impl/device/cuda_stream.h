@@ -9,14 +9,11 @@
 
 /* ---- streams of the caller's ---- */
 
-typedef int (*dcommi_cuda_wait_fn)(cudaStream_t stream, unsigned long long address, uint32_t value,
-                                   unsigned flags);
-static _Atomic(dcommi_cuda_wait_fn) dcommi_cuda_wait;
-
 /* Check that an operation can be tied to a stream, before the operation is numbered. */
 static dcomm_status dcommi_cuda_stream_check(const char *name, void *stream)
 {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    DCOMMI_TRY(dcommi_cuda_need_driver("opts.stream"));
     cudaError_t error = cudaStreamIsCapturing((cudaStream_t)stream, &capture);
     if (error == cudaErrorStreamCaptureImplicit || capture != cudaStreamCaptureStatusNone) {
         (void)cudaGetLastError();
@@ -26,19 +23,7 @@ static dcomm_status dcommi_cuda_stream_check(const char *name, void *stream)
                            name);
     }
     DCOMMI_CUDA_TRY(-1, error, "opts.stream");
-    if (atomic_load_explicit(&dcommi_cuda_wait, memory_order_acquire) == NULL) {
-        void *entry = NULL;
-        if (dcommi_cuda_entry("cuStreamWaitValue32", &entry) < 0) {
-            return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                               "%s: opts.stream needs cuStreamWaitValue32, which the driver does "
-                               "not have",
-                               name);
-        }
-        dcommi_cuda_wait_fn wait;
-        memcpy(&wait, &entry, sizeof wait);
-        atomic_store_explicit(&dcommi_cuda_wait, wait, memory_order_release);
-    }
-    return DCOMM_OK;
+    return dcommi_cuda_ready_for(dcommi_cuda_current());
 }
 
 static dcomm_status dcommi_cuda_stream_kind(int device, void *stream,
@@ -61,45 +46,75 @@ static dcomm_status dcommi_cuda_stream_kind(int device, void *stream,
 /* Record an event behind all that the stream holds now. */
 static dcomm_status dcommi_cuda_stream_mark(int device, void *stream, void **event_p)
 {
-    return dcommi_cuda_record(device, stream, NULL, "the caller's stream: cudaEventRecord",
-                              event_p);
+    cudaEvent_t event = NULL;
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    if (error == cudaSuccess &&
+        (error = cudaEventRecord(event, (cudaStream_t)stream)) != cudaSuccess) {
+        (void)cudaEventDestroy(event);
+    }
+    *event_p = event;
+    return dcommi_cuda_called(before, device, error, "the caller's stream: cudaEventRecord");
 }
 
-static void dcommi_cuda_stream_unmark(void *event)
+static void dcommi_cuda_stream_unmark(int device, void *event)
 {
+    dcommi_device_before before = dcommi_cuda_enter(device);
     (void)cudaEventDestroy((cudaEvent_t)event);
+    dcommi_cuda_leave(before);
 }
 
-/* Make all later work of the stream wait until *word has reached `value` (cyclically). The word is
- * pinned: with unified addresses, devices find it where the host does. */
+/* Return DCOMM_IN_PROGRESS, DCOMM_OK or the error of work before the event. */
+static dcomm_status dcommi_cuda_poll(int device, void *event)
+{
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    cudaError_t error = cudaEventQuery((cudaEvent_t)event);
+    if (error == cudaErrorNotReady) {
+        (void)cudaGetLastError(); /* CUDA keeps this as an error, too */
+        return dcommi_cuda_done(before, DCOMM_IN_PROGRESS);
+    }
+    return dcommi_cuda_called(before, -1, error, "the device reports");
+}
+
+/* ---- words ---- */
+
+/* With unified addresses, devices find a pinned word where the host does. */
+static dcomm_status dcommi_cuda_on_word(int device, void *stream, _Atomic uint32_t *word,
+                                        uint32_t value, bool write)
+{
+    const dcommi_cuda_address at = (dcommi_cuda_address)(uintptr_t)word;
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    int error = (write ? dcommi_cuda_driver.write : dcommi_cuda_driver.wait)((cudaStream_t)stream,
+                                                                             at, value, 0);
+    dcommi_cuda_leave(before);
+    return error == 0 ? DCOMM_OK
+                      : dcommi_fail(DCOMM_ERR_SYSTEM, "cuStream%sValue32 on device %d returns %d",
+                                    write ? "Write" : "Wait", device, error);
+}
+
+/* The write is ordered behind all that the stream's earlier work has written. */
+static dcomm_status dcommi_cuda_stream_write(int device, void *stream, _Atomic uint32_t *word,
+                                             uint32_t value)
+{
+    return dcommi_cuda_on_word(device, stream, word, value, true);
+}
+
 static dcomm_status dcommi_cuda_stream_hold(int device, void *stream, _Atomic uint32_t *word,
                                             uint32_t value)
 {
-    dcommi_cuda_wait_fn wait = atomic_load_explicit(&dcommi_cuda_wait, memory_order_acquire);
-    dcommi_device_before before = dcommi_cuda_enter(device);
-    int error = wait((cudaStream_t)stream, (unsigned long long)(uintptr_t)word, value, 0);
-    dcommi_cuda_leave(before);
-    return error == 0 ? DCOMM_OK
-                      : dcommi_fail(DCOMM_ERR_SYSTEM, "opts.stream: cuStreamWaitValue32 returns %d",
-                                    error);
+    return dcommi_cuda_on_word(device, stream, word, value, false);
 }
 
 /* ---- streams of our own, beside the queues ---- */
 
-static dcomm_status dcommi_cuda_own_open(int device, void **stream_p)
+static dcomm_status dcommi_cuda_own_open(int device, bool waits, void **stream_p)
 {
     cudaStream_t stream = NULL;
-    cudaError_t error = cudaSuccess;
+    DCOMMI_TRY(dcommi_cuda_ready_for(device));
     dcommi_device_before before = dcommi_cuda_enter(device);
-    dcomm_status status = dcommi_cuda_load_all(device);
-    if (status >= 0) {
-        error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-    }
-    dcommi_cuda_leave(before);
-    DCOMMI_TRY(status);
-    DCOMMI_CUDA_TRY(device, error, "cudaStreamCreateWithFlags");
+    dcomm_status status = dcommi_cuda_stream_make(device, !waits, &stream);
     *stream_p = stream;
-    return DCOMM_OK;
+    return dcommi_cuda_done(before, status);
 }
 
 static void dcommi_cuda_own_close(int device, void *stream)
@@ -124,7 +139,7 @@ static dcomm_status dcommi_cuda_own_after(int device, void *stream, void *other)
     DCOMMI_TRY(dcommi_cuda_stream_mark(device, other, &event));
     dcommi_device_before before = dcommi_cuda_enter(device);
     cudaError_t error = cudaStreamWaitEvent((cudaStream_t)stream, (cudaEvent_t)event, 0);
-    dcommi_cuda_stream_unmark(event);
+    dcommi_cuda_stream_unmark(device, event);
     return dcommi_cuda_called(before, device, error, "cudaStreamWaitEvent");
 }
 

@@ -46,16 +46,14 @@ enum dcommi_queue {
     DCOMMI_QUEUES
 };
 
-#define DCOMMI_EVENTS_KEPT 64
-
-/* A device as one context uses it. */
+/* A device as one context uses it. The queues are the process's: contexts share them. */
 typedef struct dcommi_device_handle {
     const struct dcommi_device_calls *call;
     int number;
     void *stream[DCOMMI_QUEUES];
-    void *pool;                       /* of scratch */
-    void *events[DCOMMI_EVENTS_KEPT]; /* for reuse */
-    unsigned nevents;
+    _Atomic uint32_t *word[DCOMMI_QUEUES]; /* pinned: the last mark that each has reached */
+    uint32_t marks[DCOMMI_QUEUES];
+    void *pinned; /* the words' memory */
 } dcommi_device_handle;
 
 /* A codec's step on a device. `kind` tells which of the plan's codec steps. */
@@ -105,8 +103,9 @@ typedef struct dcommi_device_key {
 
 /* The calling thread's earlier state, for `leave`. */
 typedef struct dcommi_device_before {
-    int device; /* -1: unchanged */
-    int mode;   /* of stream captures */
+    void *context; /* CUDA's; NULL: none */
+    bool changed;
+    int mode; /* of stream captures */
 } dcommi_device_before;
 
 /* Kinds of the caller's streams, by what they wait for besides their own work. */
@@ -122,18 +121,20 @@ enum dcommi_stream_kind {
 typedef struct dcommi_device_calls {
     /* Return the number of the device whose memory it is; -1: host memory. */
     int (*locate)(const void *at);
+    /* open: let a context use a device. The first prepares the process for it, which may wait for
+     * the device: a thread that calls does this. close: its marks have all been seen, or never
+     * will (`broken`). */
     dcomm_status (*open)(dcommi_device_handle *d);
-    /* Close the queues, whose work has all been seen to end. Only what is freed here may wait. */
-    void (*close)(dcommi_device_handle *d);
-    /* Allocate host memory that every device reads and writes itself, at the host's address. */
-    dcomm_status (*pin)(size_t bytes, void **memory_p);
+    void (*close)(dcommi_device_handle *d, bool broken);
+    /* Allocate host memory that every device reads and writes itself, at the host's address, or
+     * take what was given back: that is kept. `device`: one that the program uses. */
+    dcomm_status (*pin)(int device, size_t bytes, void **memory_p);
     void (*unpin)(void *memory);
     /* On a stream: a queue's, or one of the library's own. alloc, release: memory is taken and
-     * returned in the stream's order, and must be written before it is read. A handle without a
-     * pool takes it from the device's default pool, which outlives contexts. copy: dst <- src,
-     * either of which may be pinned. scale, add, feedback, look: dcomm_cuda_scale, _add_scaled,
-     * _feedback, _look. */
-    dcomm_status (*alloc)(dcommi_device_handle *d, void *stream, size_t bytes, void **memory_p);
+     * returned in the stream's order, and must be written before it is read. It outlives
+     * contexts. copy: dst <- src, either of which may be pinned. scale, add, feedback, look:
+     * dcomm_cuda_scale, _add_scaled, _feedback, _look. */
+    dcomm_status (*alloc)(int device, void *stream, size_t bytes, void **memory_p);
     void (*release)(int device, void *stream, void *memory);
     dcomm_status (*copy)(int device, void *stream, void *dst, const void *src, size_t len);
     dcomm_status (*zero)(int device, void *stream, void *dst, size_t len);
@@ -169,28 +170,36 @@ typedef struct dcommi_device_calls {
     dcomm_status (*clipped)(dcommi_device_handle *d, float *u, const float *g,
                             const dcomm_cuda_clip *clip, float momentum, const float *before,
                             size_t count);
-    /* mark: record an event behind all that a queue holds. poll: return DCOMM_IN_PROGRESS,
-     * DCOMM_OK or the error of earlier work. over: take back an event that poll has reported. */
-    dcomm_status (*mark)(dcommi_device_handle *d, enum dcommi_queue queue, void **event_p);
-    dcomm_status (*poll)(void *event);
-    void (*over)(dcommi_device_handle *d, void *event);
-    int (*current)(void); /* current device of the calling thread */
-    /* Streams of the caller; `device` was current when they were given. stream_check: check that
-     * an operation can be tied to one. stream_mark: record an event behind all that it holds now.
-     * stream_hold: make its later work wait until the pinned word has reached `value`,
-     * cyclically. */
+    /* health: return the error of work that a device has failed at; DCOMM_OK: there is none so
+     * far. After an error it does no more work, and writes no more words. */
+    dcomm_status (*health)(int device);
+    /* After work that never waits for a rank: bytes that a NIC has written into the device's
+     * memory are there for kernels that are launched now. */
+    void (*flush)(int device);
+    int (*current)(void);      /* current device of the calling thread */
+    int (*in_use)(void);       /* likewise; -1: it uses none yet */
+    void (*own_thread)(void);  /* the calling thread is the library's own: it keeps its device */
+    bool (*synchronous)(void); /* launches wait for their kernels (CUDA_LAUNCH_BLOCKING) */
+    /* Streams, also the caller's; `device` was current when they were given. stream_check: check
+     * that an operation can be tied to one. stream_write: write a pinned word behind all that it
+     * holds now. stream_hold: make its later work wait until the word has reached `value`,
+     * cyclically. stream_mark: record an event behind all that it holds now. poll: return
+     * DCOMM_IN_PROGRESS, DCOMM_OK or the error of work before the event. */
     dcomm_status (*stream_check)(const char *name, void *stream);
     dcomm_status (*stream_kind)(int device, void *stream, enum dcommi_stream_kind *kind_p);
-    dcomm_status (*stream_mark)(int device, void *stream, void **event_p);
-    void (*stream_unmark)(void *event);
+    dcomm_status (*stream_write)(int device, void *stream, _Atomic uint32_t *word, uint32_t value);
     dcomm_status (*stream_hold)(int device, void *stream, _Atomic uint32_t *word, uint32_t value);
+    dcomm_status (*stream_mark)(int device, void *stream, void **event_p);
+    dcomm_status (*poll)(int device, void *event);
+    void (*stream_unmark)(int device, void *event);
     /* Calls between the two use this device. enter returns the earlier state for leave. */
     dcommi_device_before (*enter)(int device);
     void (*leave)(dcommi_device_before before);
     /* Streams of the library's own, besides the queues. They carry work in the order of a stream
-     * of the caller without holding that up. own_after: make later work on `stream` wait for what
-     * `other` holds now. own_code: the codec's steps, with a workspace of code_bytes. */
-    dcomm_status (*own_open)(int device, void **stream_p);
+     * of the caller without holding that up. `waits`: of a stream that may wait for a rank.
+     * own_after: make later work on `stream` wait for what `other` holds now. own_code: the
+     * codec's steps, with a workspace of code_bytes. */
+    dcomm_status (*own_open)(int device, bool waits, void **stream_p);
     void (*own_close)(int device, void *stream);
     dcomm_status (*own_after)(int device, void *stream, void *other);
     dcomm_status (*own_code)(int device, void *stream, const dcommi_device_code *code,
@@ -206,6 +215,12 @@ typedef struct dcommi_device_calls {
     void (*peer_close)(int device, void *memory);
 } dcommi_device_calls;
 
+/* Return true if a word has reached a value, cyclically. */
+static inline bool dcommi_word_reached(const _Atomic uint32_t *word, uint32_t value)
+{
+    return (int32_t)(atomic_load_explicit(word, memory_order_acquire) - value) >= 0;
+}
+
 /* ---- in the order of a queue ---- */
 
 /* Allocate scratch in the order of queue IN. All stores into device memory go to that queue, so
@@ -213,7 +228,7 @@ typedef struct dcommi_device_calls {
 static inline dcomm_status dcommi_device_alloc(dcommi_device_handle *d, size_t bytes,
                                                void **memory_p)
 {
-    return d->call->alloc(d, d->stream[DCOMMI_QUEUE_IN], bytes, memory_p);
+    return d->call->alloc(d->number, d->stream[DCOMMI_QUEUE_IN], bytes, memory_p);
 }
 
 static inline void dcommi_device_release(dcommi_device_handle *d, void *memory)
@@ -225,6 +240,14 @@ static inline dcomm_status dcommi_device_copy(dcommi_device_handle *d, enum dcom
                                               void *dst, const void *src, size_t len)
 {
     return d->call->copy(d->number, d->stream[queue], dst, src, len);
+}
+
+/* Put a mark behind all that a queue holds. */
+static inline dcomm_status dcommi_device_mark(dcommi_device_handle *d, enum dcommi_queue queue,
+                                              uint32_t *mark_p)
+{
+    *mark_p = ++d->marks[queue];
+    return d->call->stream_write(d->number, d->stream[queue], d->word[queue], *mark_p);
 }
 
 static inline dcomm_status dcommi_device_scale(dcommi_device_handle *d, void *dst, const void *src,

@@ -30,6 +30,7 @@ static void dcommi_run_enter(dcommi_run *run)
     run->next_gated = NULL;
     *at = run;
     context->active++;
+    context->ngated++;
 }
 
 /* Start the runs whose streams have reached them. */
@@ -44,6 +45,7 @@ static unsigned dcommi_gates_progress(dcomm_context *context)
         }
         *at = run->next_gated;
         context->active--;
+        context->ngated--;
         dcommi_run_start(run);
         n++;
     }
@@ -58,8 +60,7 @@ static void dcommi_gates_drop(dcomm_context *context)
         dcommi_run *run = context->gated;
         context->gated = run->next_gated;
         context->active--;
-        dcommi_devices->stream_unmark(run->gate.before);
-        run->gate.before = NULL;
+        context->ngated--;
         dcommi_run_start(run);
     }
 }
@@ -92,6 +93,10 @@ static void dcommi_housekeeping(dcomm_context *context)
     if (context->control != NULL) {
         dcommi_ctl_look(context);
     }
+    for (dcommi_run *run = context->gated; run != NULL; run = run->next_gated) {
+        dcommi_gate_look(run);
+    }
+    dcommi_devices_look(context);
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
         if (atomic_load(&comm->poisoned) == 0) {
             dcommi_comm_check(comm, now);

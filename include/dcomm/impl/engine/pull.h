@@ -416,6 +416,7 @@ static void dcommi_reply_fetched(dcommi_op *op, dcomm_status status)
     dcommi_run *run = move->run;
     bool live = run->active;
     if (DCOMMI_UNLIKELY(move->device)) {
+        dcommi_devices->flush(run->device->handle.number);
         dcommi_straight_end(move);
     } else {
         dcommi_move_out_of_transport(move);

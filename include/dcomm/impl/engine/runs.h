@@ -43,10 +43,14 @@ static void dcommi_run_unref(dcommi_run *run)
     }
 }
 
-/* Release the device memory of an ended run that has no work on its device any more. The context's
- * devices may be closed before the run is freed. The run's stream may go on. */
+/* Let the stream of an ended run go on, which has no work on its device any more, and then release
+ * its device memory: CUDA may hold up the latter for the former. The context's devices may be
+ * closed before the run is freed. */
 static void dcommi_run_off_device(dcommi_run *run)
 {
+    if (DCOMMI_UNLIKELY(run->gate.word != NULL)) {
+        dcommi_gate_open(run);
+    }
     if (DCOMMI_UNLIKELY(run->device != NULL)) {
         for (dcommi_pull *pull = run->pulls; pull != NULL; pull = pull->next) {
             dcommi_pull_staging_free(pull);
@@ -55,9 +59,6 @@ static void dcommi_run_off_device(dcommi_run *run)
             dcommi_frame_scratch_free(frame);
         }
         dcommi_frame_scratch_free(&run->root);
-    }
-    if (DCOMMI_UNLIKELY(run->gate.word != NULL)) {
-        dcommi_gate_open(run);
     }
 }
 

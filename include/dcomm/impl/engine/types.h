@@ -209,9 +209,10 @@ typedef struct dcommi_gate {
     void *stream;                  /* NULL: no gate */
     enum dcommi_stream_kind kind;  /* of the stream, once it has been asked for */
     int device;                    /* the device that was current at the call */
-    void *before;                  /* event behind the stream's earlier work; NULL: that is done */
-    struct dcommi_gate_word *word; /* the word that the stream waits for; NULL: none */
+    struct dcommi_gate_word *word; /* words that the stream writes and waits for; NULL: none */
     uint32_t value;
+    bool coming; /* the stream has yet to come to the run */
+    bool failed; /* and never will */
 } dcommi_gate;
 
 struct dcommi_run {
@@ -423,7 +424,8 @@ struct dcomm_context {
     size_t pointers_capacity, pieces_capacity, lengths_capacity;
     size_t active; /* runs under way */
     dcommi_run *finished;
-    dcommi_run *gated;                /* runs that wait for their streams, oldest first */
+    dcommi_run *gated; /* runs that wait for their streams, oldest first */
+    size_t ngated;
     _Atomic(dcommi_device *) devices; /* used by operations so far */
     dcommi_device *straight_device;   /* UCX reads and writes its memory; NULL: none yet */
     size_t straight;                  /* moves by UCX of such memory under way */

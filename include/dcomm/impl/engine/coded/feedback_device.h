@@ -1,11 +1,10 @@
 /* feedback_device.h - error feedback whose residuals lie on a device. They move there with the
  * first all-reduce of device memory, and the codec's kernels read and write them.
  *
- * States outlive communicators, and contexts with their queues and pools. So their memory comes
- * from the device's default pool. It is allocated, filled and released in the order of one stream,
- * which the process has for each device. A run's queue begins behind that stream. If a run fails,
- * kernels of it may still be under way, so the stream goes on behind the run's queue. Neither ever
- * waits for a rank. */
+ * States outlive communicators and contexts. Their memory is allocated, filled and released in the
+ * order of one stream, which the process has for each device. A run's queue begins behind that
+ * stream. If a run fails, kernels of it may still be under way, so the stream goes on behind the
+ * run's queue. Neither ever waits for a rank. */
 #ifndef DCOMMI_FEEDBACK_DEVICE_H
 #define DCOMMI_FEEDBACK_DEVICE_H
 
@@ -19,7 +18,6 @@
 typedef struct dcommi_feedback_side {
     dcommi_feedback_place place; /* first */
     struct dcommi_feedback_side *next;
-    dcommi_device_handle handle; /* without queues and pool */
     void *stream;
 } dcommi_feedback_side;
 
@@ -34,7 +32,7 @@ static dcomm_status dcommi_feedback_side_make(const dcommi_feedback_place *place
                                               void **memory_p)
 {
     dcommi_feedback_side *side = dcommi_feedback_side_of(place);
-    return dcommi_devices->alloc(&side->handle, side->stream, bytes, memory_p);
+    return dcommi_devices->alloc(place->device, side->stream, bytes, memory_p);
 }
 
 static void dcommi_feedback_side_release(const dcommi_feedback_place *place, void *memory)
@@ -121,9 +119,7 @@ static dcomm_status dcommi_feedback_side_find(int device, const dcommi_feedback_
                                               .copy = dcommi_feedback_side_copy,
                                               .add = dcommi_feedback_side_add,
                                               .read = dcommi_feedback_side_read};
-        side->handle.call = dcommi_devices;
-        side->handle.number = device;
-        status = dcommi_devices->own_open(device, &side->stream);
+        status = dcommi_devices->own_open(device, false, &side->stream);
         if (status < 0) {
             dcommi_free(side);
         } else {

@@ -21,7 +21,7 @@
 typedef struct dcommi_job {
     struct dcommi_job *next; /* in its queue */
     dcommi_run *run;
-    void *event;
+    uint32_t mark;
     void (*done)(struct dcommi_job *job, dcomm_status status); /* called from progress, once */
 } dcommi_job;
 
@@ -45,6 +45,7 @@ typedef struct dcommi_slot_wait {
 struct dcommi_device {
     dcommi_device_handle handle;
     dcommi_device *next; /* in the context */
+    bool broken;         /* it has failed, and does no more work */
     struct dcommi_device_side {
         dcommi_job *first, *last;
         dcommi_slot slots[DCOMMI_SLOTS];
@@ -71,13 +72,13 @@ static void dcommi_run_let_go(dcommi_run *run)
     dcommi_run_unref(run);
 }
 
-/* Make a job of what was just put on a queue: poll for its end. After an error there is no job. */
+/* Make a job of what was just put on a queue. After an error there is no job. */
 static dcomm_status dcommi_job_start(dcommi_device *device, enum dcommi_queue queue,
                                      dcommi_job *job, dcommi_run *run,
                                      void (*done)(dcommi_job *, dcomm_status))
 {
     struct dcommi_device_side *side = &device->side[queue];
-    DCOMMI_TRY(device->handle.call->mark(&device->handle, queue, &job->event));
+    DCOMMI_TRY(dcommi_device_mark(&device->handle, queue, &job->mark));
     job->run = run;
     job->done = done;
     job->next = NULL;
@@ -97,33 +98,24 @@ static void dcommi_device_failed(dcommi_run *run, dcomm_status status)
                   run->device->handle.number, dcommi_message);
 }
 
-static unsigned dcommi_side_progress(dcommi_device *device, struct dcommi_device_side *side)
+/* End the oldest job of a queue. */
+static void dcommi_job_end(struct dcommi_device_side *side, dcomm_status status)
 {
-    unsigned n = 0;
-    while (side->first != NULL) {
-        dcommi_job *job = side->first;
-        dcommi_run *run = job->run;
-        dcomm_status status = device->handle.call->poll(job->event);
-        if (status == DCOMM_IN_PROGRESS) {
-            break;
-        }
-        side->first = job->next;
-        if (side->first == NULL) {
-            side->last = NULL;
-        }
-        device->handle.call->over(&device->handle, job->event);
-        side->ended++;
-        n++;
-        if (status < 0 && run->active) {
-            dcommi_device_failed(run, status);
-        }
-        job->done(job, status);
-        if (--run->jobs == 0 && !run->active) {
-            dcommi_run_off_device(run);
-        }
-        dcommi_run_let_go(run);
+    dcommi_job *job = side->first;
+    dcommi_run *run = job->run;
+    side->first = job->next;
+    if (side->first == NULL) {
+        side->last = NULL;
     }
-    return n;
+    side->ended++;
+    if (status < 0 && run->active) {
+        dcommi_device_failed(run, status);
+    }
+    job->done(job, status);
+    if (--run->jobs == 0 && !run->active) {
+        dcommi_run_off_device(run);
+    }
+    dcommi_run_let_go(run);
 }
 
 static unsigned dcommi_devices_progress(dcomm_context *context)
@@ -132,10 +124,38 @@ static unsigned dcommi_devices_progress(dcomm_context *context)
     dcommi_device *device = atomic_load_explicit(&context->devices, memory_order_acquire);
     for (; device != NULL; device = device->next) {
         for (int q = 0; q < DCOMMI_QUEUES; q++) {
-            n += dcommi_side_progress(device, &device->side[q]);
+            struct dcommi_device_side *side = &device->side[q];
+            while (side->first != NULL &&
+                   dcommi_word_reached(device->handle.word[q], side->first->mark)) {
+                dcommi_job_end(side, DCOMM_OK);
+                n++;
+            }
         }
     }
     return n;
+}
+
+/* End the jobs of devices that have failed. Their words are not written any more. */
+static void dcommi_devices_look(dcomm_context *context)
+{
+    dcommi_device *device = atomic_load_explicit(&context->devices, memory_order_acquire);
+    for (; device != NULL; device = device->next) {
+        char why[DCOMMI_MESSAGE_MAX];
+        dcomm_status status = DCOMM_OK;
+        for (int q = 0; q < DCOMMI_QUEUES; q++) {
+            if (device->side[q].first != NULL && status >= 0) {
+                status = device->handle.call->health(device->handle.number);
+                memcpy(why, dcommi_message, sizeof why);
+            }
+        }
+        device->broken = device->broken || status < 0;
+        for (int q = 0; q < DCOMMI_QUEUES && status < 0; q++) {
+            while (device->side[q].first != NULL) {
+                memcpy(dcommi_message, why, sizeof why);
+                dcommi_job_end(&device->side[q], status);
+            }
+        }
+    }
 }
 
 /* ---- slots ---- */
@@ -189,63 +209,11 @@ static void dcommi_slot_give(dcommi_slot *slot, enum dcommi_queue queue)
 
 static void dcommi_device_free(dcommi_device *device)
 {
-    device->handle.call->close(&device->handle);
-    for (int q = 0; q < DCOMMI_QUEUES; q++) {
+    device->handle.call->close(&device->handle, device->broken);
+    for (int q = 0; q < DCOMMI_QUEUES && !device->broken; q++) {
         device->handle.call->unpin(device->side[q].pinned);
     }
     dcommi_free(device);
-}
-
-static dcomm_status dcommi_device_make(int number, dcommi_device **device_p)
-{
-    dcommi_device *device = dcommi_alloc(sizeof *device);
-    if (device == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    device->handle.call = dcommi_devices;
-    device->handle.number = number;
-    dcomm_status status = dcommi_devices->open(&device->handle);
-    for (int q = 0; q < DCOMMI_QUEUES && status >= 0; q++) {
-        struct dcommi_device_side *side = &device->side[q];
-        status = dcommi_devices->pin(DCOMMI_SLOTS * DCOMMI_SLOT_BYTES, &side->pinned);
-        for (int i = 0; i < DCOMMI_SLOTS && status >= 0; i++) {
-            dcommi_slot *slot = &side->slots[i];
-            slot->device = device;
-            slot->memory = (uint8_t *)side->pinned + (size_t)i * DCOMMI_SLOT_BYTES;
-            slot->next = side->free;
-            side->free = slot;
-        }
-    }
-    if (status < 0) {
-        dcommi_device_free(device);
-        return status;
-    }
-    *device_p = device;
-    return DCOMM_OK;
-}
-
-/* Return the context's data for a device, made at its first operation there. The calling thread
- * does this, because pinning memory may wait for the device. */
-static dcomm_status dcommi_device_of(dcomm_context *context, int number, dcommi_device **device_p)
-{
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    dcommi_device *device = atomic_load_explicit(&context->devices, memory_order_acquire);
-    dcomm_status status = DCOMM_OK;
-    for (; device != NULL && device->handle.number != number; device = device->next) {
-    }
-    if (device == NULL) {
-        pthread_mutex_lock(&lock);
-        device = atomic_load_explicit(&context->devices, memory_order_acquire);
-        for (; device != NULL && device->handle.number != number; device = device->next) {
-        }
-        if (device == NULL && (status = dcommi_device_make(number, &device)) >= 0) {
-            device->next = atomic_load_explicit(&context->devices, memory_order_relaxed);
-            atomic_store_explicit(&context->devices, device, memory_order_release);
-        }
-        pthread_mutex_unlock(&lock);
-    }
-    *device_p = device;
-    return status;
 }
 
 static void dcommi_devices_free(dcomm_context *context)

@@ -8,6 +8,7 @@
 
 #include "types.h"
 #include "../../engine/coded/device.h"
+#include "../../engine/device/open.h"
 
 #include <sched.h>
 
@@ -39,9 +40,8 @@ static dcomm_status dcommi_bkt_open_devices(dcomm_buckets *b)
         dcommi_bkt_device *d = &b->devices[i];
         dcommi_device *device = NULL;
         DCOMMI_TRY(dcommi_device_of(b->comm->context, d->number, &device));
-        d->handle = &device->handle;
         for (int s = 0; s < DCOMMI_BKT_STREAMS; s++) {
-            DCOMMI_TRY(dcommi_devices->own_open(d->number, &d->streams[s]));
+            DCOMMI_TRY(dcommi_devices->own_open(d->number, true, &d->streams[s]));
         }
         dcommi_device_before before = dcommi_devices->enter(d->number);
         dcomm_status status = dcommi_devices->stream_check("dcomm_buckets_create", d->streams[0]);
@@ -181,9 +181,10 @@ static dcomm_status dcommi_bkt_unsettle(dcommi_bkt *k)
 /* Return the status of the marked work; DCOMM_IN_PROGRESS: it is not over. */
 static dcomm_status dcommi_bkt_settled(dcommi_bkt *k)
 {
-    dcomm_status status = k->event != NULL ? dcommi_devices->poll(k->event) : DCOMM_OK;
+    dcomm_status status =
+        k->event != NULL ? dcommi_devices->poll(k->device->number, k->event) : DCOMM_OK;
     if (k->event != NULL && status != DCOMM_IN_PROGRESS) {
-        dcommi_devices->stream_unmark(k->event);
+        dcommi_devices->stream_unmark(k->device->number, k->event);
         k->event = NULL;
         status = dcommi_bkt_of_device(k->device->number, status);
     }
@@ -213,7 +214,7 @@ static void dcommi_bkt_on_stream(const dcommi_bkt *k, dcomm_coll_opts *opts)
 static dcommi_device_before dcommi_bkt_enter(const dcommi_bkt *k)
 {
     return k->device != NULL ? dcommi_devices->enter(k->device->number)
-                             : (dcommi_device_before){.device = -1};
+                             : (dcommi_device_before){.context = NULL};
 }
 
 static void dcommi_bkt_leave(const dcommi_bkt *k, dcommi_device_before before)

@@ -37,7 +37,7 @@ static dcomm_status dcommi_bkt_open_looks_of(dcomm_buckets *b, size_t place)
     if (bytes == 0) {
         return DCOMM_OK;
     }
-    DCOMMI_TRY(dcommi_devices->alloc(d->handle, d->streams[0], bytes, &memory));
+    DCOMMI_TRY(dcommi_devices->alloc(d->number, d->streams[0], bytes, &memory));
     dcomm_status status = DCOMM_OK;
     for (int s = 1; s < DCOMMI_BKT_STREAMS && status >= 0; s++) {
         status = dcommi_devices->own_after(d->number, d->streams[s], d->streams[0]);
@@ -64,7 +64,8 @@ static dcomm_status dcommi_bkt_open_looks(dcomm_buckets *b)
     if (b->ndevices == 0 || b->seen_there != NULL) {
         return DCOMM_OK;
     }
-    DCOMMI_TRY(dcommi_devices->pin(b->nparams * sizeof *b->seen_there, &memory));
+    DCOMMI_TRY(
+        dcommi_devices->pin(b->devices[0].number, b->nparams * sizeof *b->seen_there, &memory));
     b->seen_there = memory;
     for (size_t i = 0; i < b->nparams; i++) {
         b->seen_there[i] = (dcomm_cuda_sight){.index = UINT64_MAX};

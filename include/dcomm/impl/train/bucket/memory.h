@@ -10,7 +10,7 @@ static dcomm_status dcommi_bkt_memory(const dcommi_bkt *k, unsigned char **memor
 {
     void *memory = NULL;
     if (k->device != NULL) {
-        DCOMMI_TRY(dcommi_devices->alloc(k->device->handle, k->stream, k->bytes, &memory));
+        DCOMMI_TRY(dcommi_devices->alloc(k->device->number, k->stream, k->bytes, &memory));
     } else {
         memory = dcommi_alloc(k->bytes);
     }
@@ -28,7 +28,7 @@ static void dcommi_bkt_free_memory(dcommi_bkt *k)
             }
         }
         if (k->event != NULL) { /* of a step that has failed */
-            dcommi_devices->stream_unmark(k->event);
+            dcommi_devices->stream_unmark(k->device->number, k->event);
         }
         return;
     }

@@ -35,7 +35,6 @@ typedef struct dcommi_bkt_param {
 enum { DCOMMI_BKT_STREAMS = 4 };
 typedef struct dcommi_bkt_device {
     int number;
-    dcommi_device_handle *handle; /* the context's */
     void *streams[DCOMMI_BKT_STREAMS];
     unsigned char *looks; /* of all its parameters */
 } dcommi_bkt_device;
