@@ -139,12 +139,20 @@ static int never_comes(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 256, OPERATIONS = 600 };
     (void)arg;
+<<<<<<< HEAD
+    CUDA_OK(cudaSetDevice(0));
+=======
+>>>>>>> main
     dcomm_comm *comm = join(rank, n, s);
     float *x = device_values(rank, COUNT, 1);
     cudaStream_t stream = stream_make();
     dcomm_coll_opts opts = {.stream = stream, .timeout_s = 20};
     RANKS_OK(dcomm_allreduce(comm, x, x + COUNT, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
     await_stream(stream);
+<<<<<<< HEAD
+    RANKS_OK(dcomm_comm_status(comm));
+=======
+>>>>>>> main
     opts.timeout_s = 0.8;
     dcomm_status status = DCOMM_OK;
     for (int i = 0; rank == 0 && i < OPERATIONS && status >= 0; i++) {
@@ -237,6 +245,44 @@ Test(device_harsh, one_hardware_queue_for_two_ranks, .timeout = 60)
 {
     queues stuck = {.ends = false};
     harshly(true, &(cuda_host_rules){.connections = 1, .lock = true}, aliased, &stuck);
+}
+
+static int warnings;
+
+static void hear(int level, const char *message, void *user)
+{
+    (void)level;
+    (void)user;
+    warnings += strstr(message, "CUDA_DEVICE_MAX_CONNECTIONS is 1") != NULL;
+}
+
+/* Two communicators of a process warn once. */
+static int warned(int rank, int n, procs_shared *s, void *arg)
+{
+    const bool one = *(const bool *)arg;
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", one ? "1" : "8", 1);
+    dcomm_set_logger(hear, NULL);
+    CUDA_OK(cudaSetDevice(0));
+    dcomm_comm *alone[2];
+    (void)rank;
+    (void)n;
+    (void)s;
+    for (int i = 0; i < 2; i++) {
+        RANKS_OK(dcomm_comm_create(&(dcomm_comm_opts){.size = 1}, &alone[i]));
+    }
+    PROCS_CHECK(warnings == one, "%d warnings", warnings);
+    for (int i = 0; i < 2; i++) {
+        RANKS_OK(dcomm_comm_destroy(&alone[i]));
+    }
+    return 0;
+}
+
+Test(device_harsh, one_hardware_queue_is_warned_of, .timeout = 30)
+{
+    for (int one = 0; one < 2; one++) {
+        bool arg = one != 0;
+        cr_assert_eq(device_run(1, false, 20, warned, &arg), 0, "%d", one);
+    }
 }
 
 /* ---- contexts ---- */
@@ -335,7 +381,11 @@ static int beside(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 100000 };
     const bool begins = *(const bool *)arg;
+<<<<<<< HEAD
+    CUDA_OK(cudaSetDevice(0)); /* contexts that know their device pin memory when they begin */
+=======
     CUDA_OK(cudaSetDevice(0)); /* so communicators prepare the device when they are created */
+>>>>>>> main
     dcomm_comm *comm = join(rank, n, s), *other = join_again(comm);
     float *x = device_values(rank, COUNT, 2);
     cudaStream_t streams[2] = {stream_make(), stream_make()};

@@ -188,6 +188,32 @@ Test(device_ucx, nothing_is_copied, .timeout = 60)
     on(2, (where){.place = RANKS_HOSTS, .without = -1, .host_rank = -1}, whole_way);
 }
 
+/* Before Hopper, what a NIC has written is flushed before anything reads it. */
+static int flushed(int rank, int n, procs_shared *s, void *arg)
+{
+    const bool unordered = *(const bool *)arg;
+    const where w = {.place = RANKS_HOSTS, .without = -1, .host_rank = -1};
+    cuda_host_set_faults(&(cuda_host_faults){.rdma_unordered = unordered});
+    CUDA_OK(cudaSetDevice(0)); /* the device is looked at when the communicator is created */
+    dcomm_comm *comm = join(rank, n, s, &w);
+    device_sum sum = {.algo = "two_shot", .device = true};
+    RANKS_OK(device_sum_run(comm, &sum));
+    cuda_host_counts counts;
+    cuda_host_get_counts(&counts);
+    PROCS_CHECK(sum.wrong == 0 && straight(comm) > 0 && (counts.flushes > 0) == unordered,
+                "%zu are wrong, %lu bytes straight, %lu flushes", sum.wrong,
+                (unsigned long)straight(comm), (unsigned long)counts.flushes);
+    return ranks_leave(&comm);
+}
+
+Test(device_ucx, writes_of_a_nic_are_flushed, .timeout = 60)
+{
+    for (int unordered = 0; unordered < 2; unordered++) {
+        bool arg = unordered != 0;
+        cr_assert_eq(device_run(2, false, 40, flushed, &arg), 0, "%d", unordered);
+    }
+}
+
 /* ---- faults ---- */
 
 static int late(int rank, int n, procs_shared *s, void *arg)

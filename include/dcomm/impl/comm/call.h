@@ -4,7 +4,6 @@
 #define DCOMMI_CALL_H
 
 #include "../engine/coded/device.h"
-#include "../engine/device/open.h"
 #include "../engine/factored.h"
 #include "../engine/fast/fast.h"
 #include "key.h"

@@ -8,7 +8,6 @@
 #include "../transport/local/local.h"
 #include "../base/pause.h"
 #include "../base/sha256.h"
-#include "../engine/device/open.h"
 #include "../transport/net.h"
 #include "../boot/here.h"
 

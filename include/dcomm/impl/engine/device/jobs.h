@@ -216,6 +216,59 @@ static void dcommi_device_free(dcommi_device *device)
     dcommi_free(device);
 }
 
+/* Slots are pinned, which may wait for all that devices do. So the calling thread does this, when a
+ * context is created if it uses a device by then: before its streams can wait for a rank. */
+static dcomm_status dcommi_device_make(int number, dcommi_device **device_p)
+{
+    dcommi_device *device = dcommi_alloc(sizeof *device);
+    if (device == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    device->handle.call = dcommi_devices;
+    device->handle.number = number;
+    dcomm_status status = dcommi_devices->open(&device->handle);
+    for (int q = 0; q < DCOMMI_QUEUES && status >= 0; q++) {
+        struct dcommi_device_side *side = &device->side[q];
+        status = dcommi_devices->pin(number, DCOMMI_SLOTS * DCOMMI_SLOT_BYTES, &side->pinned);
+        for (int i = 0; i < DCOMMI_SLOTS && status >= 0; i++) {
+            dcommi_slot *slot = &side->slots[i];
+            slot->device = device;
+            slot->memory = (uint8_t *)side->pinned + (size_t)i * DCOMMI_SLOT_BYTES;
+            slot->next = side->free;
+            side->free = slot;
+        }
+    }
+    if (status < 0) {
+        dcommi_device_free(device);
+        return status;
+    }
+    *device_p = device;
+    return DCOMM_OK;
+}
+
+/* Return the context's data for a device, made at the first call for it. */
+static dcomm_status dcommi_device_of(dcomm_context *context, int number, dcommi_device **device_p)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    dcommi_device *device = atomic_load_explicit(&context->devices, memory_order_acquire);
+    dcomm_status status = DCOMM_OK;
+    for (; device != NULL && device->handle.number != number; device = device->next) {
+    }
+    if (device == NULL) {
+        pthread_mutex_lock(&lock);
+        device = atomic_load_explicit(&context->devices, memory_order_acquire);
+        for (; device != NULL && device->handle.number != number; device = device->next) {
+        }
+        if (device == NULL && (status = dcommi_device_make(number, &device)) >= 0) {
+            device->next = atomic_load_explicit(&context->devices, memory_order_relaxed);
+            atomic_store_explicit(&context->devices, device, memory_order_release);
+        }
+        pthread_mutex_unlock(&lock);
+    }
+    *device_p = device;
+    return status;
+}
+
 static void dcommi_devices_free(dcomm_context *context)
 {
     dcommi_device *device = atomic_load(&context->devices);

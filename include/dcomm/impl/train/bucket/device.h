@@ -8,7 +8,6 @@
 
 #include "types.h"
 #include "../../engine/coded/device.h"
-#include "../../engine/device/open.h"
 
 #include <sched.h>
 
