@@ -139,20 +139,14 @@ static int never_comes(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 256, OPERATIONS = 600 };
     (void)arg;
-<<<<<<< HEAD
     CUDA_OK(cudaSetDevice(0));
-=======
->>>>>>> main
     dcomm_comm *comm = join(rank, n, s);
     float *x = device_values(rank, COUNT, 1);
     cudaStream_t stream = stream_make();
     dcomm_coll_opts opts = {.stream = stream, .timeout_s = 20};
     RANKS_OK(dcomm_allreduce(comm, x, x + COUNT, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
     await_stream(stream);
-<<<<<<< HEAD
     RANKS_OK(dcomm_comm_status(comm));
-=======
->>>>>>> main
     opts.timeout_s = 0.8;
     dcomm_status status = DCOMM_OK;
     for (int i = 0; rank == 0 && i < OPERATIONS && status >= 0; i++) {
@@ -381,11 +375,7 @@ static int beside(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 100000 };
     const bool begins = *(const bool *)arg;
-<<<<<<< HEAD
     CUDA_OK(cudaSetDevice(0)); /* contexts that know their device pin memory when they begin */
-=======
-    CUDA_OK(cudaSetDevice(0)); /* so communicators prepare the device when they are created */
->>>>>>> main
     dcomm_comm *comm = join(rank, n, s), *other = join_again(comm);
     float *x = device_values(rank, COUNT, 2);
     cudaStream_t streams[2] = {stream_make(), stream_make()};
