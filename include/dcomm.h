@@ -223,7 +223,7 @@ DCOMM_API void dcomm_set_allocator(dcomm_alloc_fn alloc, dcomm_free_fn release, 
 
 /* Set the function that takes dcomm's warnings; NULL restores the default, one line to stderr.
  * level: 0 error, 1 warning, 2 information. The environment variable DCOMM_LOG=error|warn|info
- * chooses which levels are passed on (default: warn). `user` is passed to fn. */
+ * chooses which levels are passed on (default: NCCL_DEBUG, else warn). `user` is passed to fn. */
 typedef void (*dcomm_log_fn)(int level, const char *message, void *user);
 DCOMM_API void dcomm_set_logger(dcomm_log_fn fn, void *user);
 
@@ -1601,7 +1601,7 @@ typedef struct dcomm_context_opts {
     bool progress_thread;
     /* Network interface towards other hosts, such as "eth0" (default: DCOMM_IFACE, else the
      * interface towards MASTER_ADDR, else that of the default route, else the first that is up;
-     * the loopback only if there is no other). */
+     * the loopback only if there is no other; of those that NCCL_SOCKET_IFNAME admits). */
     const char *iface;
     /* Id of this host. Ranks share memory only if their host ids are equal and if they can pass
      * each other file descriptors. That needs one user, and one network namespace or one /dev/shm
@@ -1658,8 +1658,10 @@ typedef struct dcomm_comm_opts {
 
     /* ---- every operation; all ranks take rank 0's algo, deterministic and chunk_bytes ---- */
 
-    double timeout_s; /* seconds for creation and for each operation (default: DCOMM_TIMEOUT, else
-                         300) */
+    /* Seconds for creation and for each operation. INFINITY: no limit; the loss of a peer is an
+     * error all the same, and the log names the ranks that an operation has waited 300 s for
+     * (default: DCOMM_TIMEOUT, else 300). */
+    double timeout_s;
     /* Use this algorithm for every operation that has it; other operations choose theirs. If a
      * call must fold in rank order (deterministic, accumulate, an ordered operator) and the
      * algorithm cannot, the call fails with DCOMM_ERR_UNSUPPORTED (default: DCOMM_ALGO, else
@@ -1956,7 +1958,7 @@ typedef struct dcomm_coll_opts {
      * effect on other dtypes. DCOMM_F64 is 0 and means the default (default: 0, algorithms that
      * pass sums on round them at each rank, unless deterministic). */
     dcomm_dtype accumulate;
-    double timeout_s; /* seconds (default: 0, the communicator's) */
+    double timeout_s; /* seconds; INFINITY: no limit (default: 0, the communicator's) */
     /* DCOMM_PREMUL_SUM: the factor on this rank's input; may differ by rank. Floats are multiplied
      * as floats. Integers below 64 bits are multiplied in f64 and clamped. Integers of 64 bits are
      * multiplied as integers that wrap around, if the factor is an integer (default: 0, taken as
@@ -1966,8 +1968,12 @@ typedef struct dcomm_coll_opts {
                              here 0 means 0. It is read before the call returns and may have any
                              alignment. It may be NULL on some ranks only (default: NULL,
                              premul) */
-    int lanes;            /* parallel rings or trees, if the algorithm has them (default: 1) */
-    size_t chunk_bytes;   /* bytes of one piece in a pipeline (default: the communicator's) */
+    /* With `stream`: the device reads *premul_p in the stream's order, after the stream's earlier
+     * work. So it may be device memory, or pinned memory, which must stay valid until the
+     * operation is complete (default: false). */
+    bool premul_on_stream;
+    int lanes;          /* parallel rings or trees, if the algorithm has them (default: 1) */
+    size_t chunk_bytes; /* bytes of one piece in a pipeline (default: the communicator's) */
     /* All-to-all-v: [size * size] counts; rank i sends matrix[i * size + j] elements to rank j.
      * With it the choice of the algorithm knows all sizes, and the algorithms bruck and hier need
      * not exchange them. It is read before the call returns (default: NULL, each rank knows its
@@ -4501,14 +4507,28 @@ enum { DCOMMI_LOG_ERROR = 0, DCOMMI_LOG_WARN = 1, DCOMMI_LOG_INFO = 2 };
 #define DCOMMI_LOG_CHOICES "error|warn|info"
 static dcomm_log_fn dcommi_log_fn;
 static void *dcommi_log_user;
+/* Translate NCCL_DEBUG, which counts if DCOMM_LOG is not set. Return -1 for no or an unknown
+ * level. */
+static int dcommi_log_level_of_nccl(const char *nccl)
+{
+    static const char *const names[] = {"NONE", "VERSION", "WARN", "ATTN",
+                                        "INFO", "ABORT",   "TRACE"};
+    for (int i = 0; nccl != NULL && i < (int)(sizeof names / sizeof names[0]); i++) {
+        if (dcommi_text_same(nccl, names[i])) {
+            return i == 0 ? DCOMMI_LOG_ERROR : i < 4 ? DCOMMI_LOG_WARN : DCOMMI_LOG_INFO;
+        }
+    }
+    return -1;
+}
 static int dcommi_log_level(void)
 {
     static _Atomic int level = -1;
     int known = atomic_load_explicit(&level, memory_order_relaxed);
     if (known < 0) {
         const char *wanted = getenv("DCOMM_LOG");
-        known =
-            wanted != NULL ? dcommi_text_choice(DCOMMI_LOG_CHOICES, wanted, strlen(wanted)) : -1;
+        known = wanted != NULL && *wanted != '\0'
+                    ? dcommi_text_choice(DCOMMI_LOG_CHOICES, wanted, strlen(wanted))
+                    : dcommi_log_level_of_nccl(getenv("NCCL_DEBUG"));
         known = known >= 0 ? known : DCOMMI_LOG_WARN;
         atomic_store_explicit(&level, known, memory_order_relaxed);
     }
@@ -18527,10 +18547,12 @@ struct dcommi_run {
     uint32_t mark;        /* the verdict's mark in the signatures that it sends; 0: none */
     dcommi_factor factor; /* the first words of the plan, if `factored` */
     bool factored;
+    union dcommi_late *late; /* where the factor will be when the run starts; NULL: it is there */
     bool refused;       /* nothing runs: this rank has refused the call */
     char *why;          /* error of a run that fails alone, or is refused; NULL: comm->message */
     _Atomic int status; /* DCOMM_IN_PROGRESS until complete */
     bool active, blocking, queued; /* queued: in a group that has not ended */
+    bool told_long;                /* the log has its sentence about a long wait */
     _Atomic int refs;              /* of its user, the engine, moves in the transport */
     double timeout_s, submitted_at, idle_since, next_query;
     double ended_at; /* set if comm->timed */
@@ -33970,6 +33992,8 @@ static void dcommi_run_told(dcommi_run *run, const dcommi_header *h)
 }
 #define DCOMMI_QUERY_AFTER 0.2 /* seconds without an event */
 #define DCOMMI_QUERY_EVERY 1.0 /* seconds between queries, after the first few */
+#define DCOMMI_LIMIT_MAX_S 1e9 /* a longer time-out is none */
+#define DCOMMI_LONG_S 300      /* seconds after which the log tells of a run without a limit */
 /* ---- descriptions ---- */
 /* Return the hash of an operation alone, without those before it. */
 static inline uint32_t dcommi_signature_plain(const dcommi_signature *s)
@@ -34349,12 +34373,14 @@ static void dcommi_ranks_text(const bool *wanted, int size, char *text, size_t l
         dcommi_text_ranges(list, sizeof list, ", ", (size_t)size, dcommi_rank_wanted, wanted);
     snprintf(text, len, "%s%s", n == 0 ? "" : n == 1 ? "rank " : "ranks ", list);
 }
-/* Fail a run whose time is up, and name the ranks to blame as far as their answers tell. */
-static void dcommi_run_timeout(dcommi_run *run)
+/* Write a sentence that begins with the run and `what`, and names the ranks to blame as far as
+ * their answers tell. */
+static void dcommi_run_blame(dcommi_run *run, const char *what, char text[DCOMMI_MESSAGE_MAX])
 {
     dcomm_comm *comm = run->comm;
     enum { NEVER, BEHIND, SILENT, THERE, GROUPS };
-    char text[DCOMMI_MESSAGE_MAX], name[64], where[64], ranks[GROUPS][112] = {{0}};
+    const size_t room = DCOMMI_MESSAGE_MAX;
+    char name[64], where[64], ranks[GROUPS][112] = {{0}};
     bool *flags = dcommi_calloc((size_t)comm->size, GROUPS * sizeof *flags);
     bool one = true;
     if (flags != NULL) {
@@ -34380,30 +34406,44 @@ static void dcommi_run_timeout(dcommi_run *run)
     dcommi_run_where(run, where, sizeof where);
     snprintf(name, sizeof name, "%s #%" PRIu64, dcomm_coll_name((dcomm_coll)run->signature.coll),
              run->seq);
-    size_t at = (size_t)dcommi_snprintf(text, sizeof text, "%s timed out after %.3g s: ", name,
-                                        run->timeout_s);
+    size_t at = (size_t)snprintf(text, room, "%s %s: ", name, what);
     if (ranks[NEVER][0] != 0) {
-        at += (size_t)snprintf(text + at, sizeof text - at, "%s never entered %s; ", ranks[NEVER],
-                               name);
+        at += (size_t)snprintf(text + at, room - at, "%s never entered %s; ", ranks[NEVER], name);
     }
     if (ranks[BEHIND][0] != 0) {
         const bool several = strncmp(ranks[BEHIND], "ranks", 5) == 0;
-        at += (size_t)snprintf(text + at, sizeof text - at,
+        at += (size_t)snprintf(text + at, room - at,
                                "%s %s called it on %s not come to it, and may be waiting for this "
                                "operation's end on another rank; ",
                                ranks[BEHIND], several ? "have" : "has",
                                several ? "streams that have" : "a stream that has");
     }
     if (ranks[SILENT][0] != 0) {
-        at += (size_t)snprintf(text + at, sizeof text - at, "%s %s not answer; ", ranks[SILENT],
+        at += (size_t)snprintf(text + at, room - at, "%s %s not answer; ", ranks[SILENT],
                                strncmp(ranks[SILENT], "ranks", 5) == 0 ? "do" : "does");
     }
-    snprintf(text + at, sizeof text - at, "%s wait%s for %s in %s",
+    snprintf(text + at, room - at, "%s wait%s for %s in %s",
              ranks[THERE][0] != 0 ? ranks[THERE] : "this rank", one ? "s" : "",
              ranks[NEVER][0] != 0 || ranks[BEHIND][0] != 0 || ranks[SILENT][0] != 0 ? "it"
                                                                                     : "progress",
              where[0] != 0 ? where : "no step");
-    dcommi_poison(comm, DCOMM_ERR_TIMEOUT, "%s", text);
+}
+/* Fail a run whose time is up. */
+static void dcommi_run_timeout(dcommi_run *run)
+{
+    char what[48], text[DCOMMI_MESSAGE_MAX];
+    dcommi_snprintf(what, sizeof what, "timed out after %.3g s", run->timeout_s);
+    dcommi_run_blame(run, what, text);
+    dcommi_poison(run->comm, DCOMM_ERR_TIMEOUT, "%s", text);
+}
+/* Say once, in the log, why a run without a limit takes so long. */
+static void dcommi_run_long(dcommi_run *run)
+{
+    char what[64], text[DCOMMI_MESSAGE_MAX];
+    run->told_long = true;
+    snprintf(what, sizeof what, "has waited %d s, without a limit", DCOMMI_LONG_S);
+    dcommi_run_blame(run, what, text);
+    dcommi_log(DCOMMI_LOG_WARN, "%s", text);
 }
 /* Check every run of a communicator, about 20 times a second while there are any. */
 static void dcommi_comm_check(dcomm_comm *comm, double now)
@@ -34428,6 +34468,10 @@ static void dcommi_comm_check(dcomm_comm *comm, double now)
         if (now - run->submitted_at > run->timeout_s) {
             dcommi_run_timeout(run);
             return;
+        }
+        if (!run->told_long && run->timeout_s > DCOMMI_LIMIT_MAX_S &&
+            now - run->submitted_at > DCOMMI_LONG_S) {
+            dcommi_run_long(run);
         }
         if (now >= run->next_query) {
             run->next_query =
@@ -35872,9 +35916,52 @@ static bool dcommi_rdv_get_result(const uint8_t *p, size_t len, uint32_t size, s
 /* ==== include/dcomm/impl/boot/socket.h ===================================================== */
 /* socket.h - addresses and sockets for the rendezvous. Every descriptor is non-blocking and closed
  * on exec. No call raises SIGPIPE. Calls keep their deadlines, except for name look-ups. */
-#include <arpa/inet.h>
+/* ==== include/dcomm/impl/base/iface_list.h ================================================= */
+/* iface_list.h - NCCL_SOCKET_IFNAME: the network interfaces that a job may use, where DCOMM_IFACE
+ * does not name one. */
 #include <ifaddrs.h>
 #include <net/if.h>
+/* Return true if the list has an interface. In NCCL's syntax "eth,ib" are beginnings of names,
+ * "=eth0,eth1" whole names, and "^docker,lo" or "^=eth2" all others. A ":port" is not read. */
+static bool dcommi_iface_listed(const char *list, const char *name)
+{
+    const bool others = *list == '^';
+    list += others;
+    const bool whole = *list == '=';
+    list += whole;
+    bool found = false;
+    while (*list != '\0' && !found) {
+        const size_t len = strcspn(list, ","), word = strcspn(list, ",:");
+        found = word > 0 && strncmp(list, name, word) == 0 && (!whole || name[word] == '\0');
+        list += len + (list[len] == ',');
+    }
+    return found != others;
+}
+/* Return the list, or NULL if there is none or DCOMM_IFACE is set. Ignore a list that has none of
+ * this host's interfaces, with a warning. */
+static const char *dcommi_iface_list(void)
+{
+    const char *list = dcommi_env("DCOMM_IFACE") == NULL ? dcommi_env("NCCL_SOCKET_IFNAME") : NULL;
+    struct ifaddrs *all = NULL;
+    if (list == NULL || getifaddrs(&all) != 0) {
+        return NULL;
+    }
+    bool any = false;
+    for (const struct ifaddrs *i = all; i != NULL && !any; i = i->ifa_next) {
+        const int family = i->ifa_addr != NULL ? i->ifa_addr->sa_family : AF_UNSPEC;
+        any = (family == AF_INET || family == AF_INET6) && (i->ifa_flags & IFF_UP) != 0 &&
+              dcommi_iface_listed(list, i->ifa_name);
+    }
+    freeifaddrs(all);
+    if (!any && dcommi_env_first(list)) {
+        dcommi_log(DCOMMI_LOG_WARN,
+                   "environment variable NCCL_SOCKET_IFNAME=\"%.64s\" is ignored: no network "
+                   "interface of this host that is up is one of these",
+                   list);
+    }
+    return any ? list : NULL;
+}
+#include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -35978,6 +36065,7 @@ static int dcommi_addr_resolve(const char *host, uint16_t port, dcommi_addr *lis
  * IPv6, whose scope means nothing elsewhere. */
 static int dcommi_addr_mine(const char *only, dcommi_addr *list, int max)
 {
+    const char *named = only == NULL ? dcommi_iface_list() : NULL;
     struct ifaddrs *all = NULL;
     int n = 0;
     if (getifaddrs(&all) != 0) {
@@ -35986,7 +36074,8 @@ static int dcommi_addr_mine(const char *only, dcommi_addr *list, int max)
     for (int loopback = 0; loopback <= 1; loopback++) {
         for (struct ifaddrs *i = all; i != NULL && n < max; i = i->ifa_next) {
             if (i->ifa_addr == NULL || (i->ifa_flags & IFF_UP) == 0 ||
-                (only != NULL && strcmp(only, i->ifa_name) != 0)) {
+                (only != NULL && strcmp(only, i->ifa_name) != 0) ||
+                (named != NULL && !dcommi_iface_listed(named, i->ifa_name))) {
                 continue;
             }
             dcommi_addr a;
@@ -36658,17 +36747,85 @@ static void dcommi_ctl_leave(dcomm_context *context, int peer, uint64_t comm, ui
         dcommi_ctl_say(l, DCOMMI_CTL_LEAVE, comm, number);
     }
 }
+/* ==== include/dcomm/impl/engine/late.h ===================================================== */
+/* late.h - factors that are read in the order of a stream of the caller. The stream copies the
+ * factor into pinned memory before it reaches the run, which reads it there when it starts. No call
+ * waits for the stream: the stream may wait for another rank of this thread. */
+#define DCOMMI_LATES 512 /* pinned at a time */
+union dcommi_late {
+    union dcommi_late *next; /* while it is free */
+    unsigned char value[8];  /* of the run's dtype */
+};
+/* Free ones of the process. They are never released, as the words of gates. */
+static union dcommi_late *dcommi_lates;
+static pthread_mutex_t dcommi_lates_lock = PTHREAD_MUTEX_INITIALIZER;
+static void dcommi_late_give(union dcommi_late *first, size_t n)
+{
+    pthread_mutex_lock(&dcommi_lates_lock);
+    for (size_t i = 0; i < n; i++) {
+        first[i].next = dcommi_lates;
+        dcommi_lates = &first[i];
+    }
+    pthread_mutex_unlock(&dcommi_lates_lock);
+}
+static dcomm_status dcommi_late_take(int device, union dcommi_late **late_p)
+{
+    void *page = NULL;
+    pthread_mutex_lock(&dcommi_lates_lock);
+    *late_p = dcommi_lates;
+    dcommi_lates = dcommi_lates != NULL ? dcommi_lates->next : NULL;
+    pthread_mutex_unlock(&dcommi_lates_lock);
+    if (*late_p == NULL) {
+        DCOMMI_TRY(dcommi_devices->pin(device, DCOMMI_LATES * sizeof **late_p, &page));
+        *late_p = page;
+        dcommi_late_give(*late_p + 1, DCOMMI_LATES - 1);
+    }
+    return DCOMM_OK;
+}
+/* Let the stream copy a value of `dtype` from `from`, which the current device can read. */
+static dcomm_status dcommi_late_copy(void *stream, const void *from, dcomm_dtype dtype,
+                                     union dcommi_late **late_p)
+{
+    const int device = dcommi_devices->current();
+    DCOMMI_TRY(dcommi_late_take(device, late_p));
+    dcomm_status status =
+        dcommi_devices->copy(device, stream, *late_p, from, dcomm_dtype_size(dtype));
+    if (status < 0) {
+        dcommi_late_give(*late_p, 1);
+        *late_p = NULL;
+    }
+    return status;
+}
+/* Read the factor of a run that its stream has reached. A run that ends before that keeps its
+ * place: the stream may still write there. */
+static void dcommi_late_read(dcommi_run *run)
+{
+    run->factor = dcommi_factor_read(run->late->value, (dcomm_dtype)run->signature.dtype);
+    dcommi_late_give(run->late, 1);
+    run->late = NULL;
+}
 #define DCOMMI_CHECK_EVERY 0.05 /* seconds between checks of idle runs */
 #define DCOMMI_TURN 64          /* passes in a row by one waiting thread */
 /* Idle passes over the network before a rank yields the core. A yield that nobody takes costs less
  * than such a pass. The rank that we wait for may need this core: a rank of another host, where
  * hosts are containers of one machine. */
 #define DCOMMI_NET_SPIN 1
+/* Return true if a run must wait for its stream. Otherwise it is ready to start. */
+static bool dcommi_run_held(dcommi_run *run)
+{
+    if (DCOMMI_UNLIKELY(dcommi_gate_shut(run))) {
+        return true;
+    }
+    if (DCOMMI_UNLIKELY(run->late != NULL)) {
+        dcommi_late_read(run);
+    }
+    return false;
+}
 /* Enter a run into the engine, at once or when its stream has reached it. */
 static void dcommi_run_enter(dcommi_run *run)
 {
     dcomm_context *context = run->comm->context;
-    if (DCOMMI_LIKELY(!dcommi_gate_shut(run))) {
+    if (DCOMMI_LIKELY(!dcommi_run_held(run))) {
         dcommi_run_start(run);
         return;
     }
@@ -36687,7 +36844,7 @@ static unsigned dcommi_gates_progress(dcomm_context *context)
     unsigned n = 0;
     for (dcommi_run **at = &context->gated; *at != NULL;) {
         dcommi_run *run = *at;
-        if (dcommi_gate_shut(run)) {
+        if (dcommi_run_held(run)) {
             at = &run->next_gated;
             continue;
         }
@@ -41347,9 +41504,11 @@ static bool dcommi_ucx_default_iface(dcommi_iface name)
     }
     return best != ~0ul;
 }
-/* Find an interface that is not the loopback: the one with the address `wanted`, or, if it is
- * NULL, the first that is up and has an address. Return false if there is none. */
-static bool dcommi_ucx_find_iface(const struct sockaddr *wanted, dcommi_iface name)
+/* Find an interface of the list (NULL: any) that is not the loopback: the one with the address
+ * `wanted`, or, if it is NULL, the first that is up and has an address. Return false if there is
+ * none. */
+static bool dcommi_ucx_find_iface(const struct sockaddr *wanted, const char *list,
+                                  dcommi_iface name)
 {
     struct ifaddrs *all = NULL;
     bool found = false;
@@ -41359,7 +41518,8 @@ static bool dcommi_ucx_find_iface(const struct sockaddr *wanted, dcommi_iface na
     for (struct ifaddrs *i = all; i != NULL && !found; i = i->ifa_next) {
         const int family = i->ifa_addr != NULL ? i->ifa_addr->sa_family : AF_UNSPEC;
         if ((family != AF_INET && family != AF_INET6) || (i->ifa_flags & IFF_LOOPBACK) != 0 ||
-            strlen(i->ifa_name) >= sizeof(dcommi_iface)) {
+            strlen(i->ifa_name) >= sizeof(dcommi_iface) ||
+            (list != NULL && !dcommi_iface_listed(list, i->ifa_name))) {
             continue; /* skip the loopback: a host's own name often means 127.0.1.1 */
         }
         const void *here = i->ifa_addr, *there = wanted;
@@ -41380,7 +41540,7 @@ static bool dcommi_ucx_find_iface(const struct sockaddr *wanted, dcommi_iface na
 }
 /* Find the interface that leads to a host, because it likely leads to the other ranks too. Send
  * nothing. */
-static bool dcommi_ucx_iface_towards(const char *host, dcommi_iface name)
+static bool dcommi_ucx_iface_towards(const char *host, const char *only, dcommi_iface name)
 {
     char plain[256];
     size_t len = strlen(host);
@@ -41398,7 +41558,7 @@ static bool dcommi_ucx_iface_towards(const char *host, dcommi_iface name)
         int fd = dcommi_sys_socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
         found = fd >= 0 && dcommi_sys_connect(fd, a->ai_addr, a->ai_addrlen) == 0 &&
                 getsockname(fd, (struct sockaddr *)&own, &own_len) == 0 &&
-                dcommi_ucx_find_iface((struct sockaddr *)&own, name);
+                dcommi_ucx_find_iface((struct sockaddr *)&own, only, name);
         dcommi_sys_close(fd);
     }
     freeaddrinfo(list);
@@ -41426,9 +41586,11 @@ static void dcommi_ucx_list_devices(char *text, size_t size)
 /* Choose an interface if the user has named none. */
 static void dcommi_ucx_usual_iface(dcommi_iface name)
 {
-    const char *master = dcommi_env("MASTER_ADDR");
-    bool chosen = master != NULL && dcommi_ucx_iface_towards(master, name);
-    if (!chosen && !dcommi_ucx_default_iface(name) && !dcommi_ucx_find_iface(NULL, name)) {
+    const char *master = dcommi_env("MASTER_ADDR"), *list = dcommi_iface_list();
+    bool chosen =
+        (master != NULL && dcommi_ucx_iface_towards(master, list, name)) ||
+        (dcommi_ucx_default_iface(name) && (list == NULL || dcommi_iface_listed(list, name)));
+    if (!chosen && !dcommi_ucx_find_iface(NULL, list, name)) {
         strcpy(name, "lo");
     }
 }
@@ -42070,7 +42232,8 @@ static void dcommi_net_prepare(void)
 }
 /* Open the transport over one network interface. `iface` is an interface ("eth0") or an RDMA
  * device ("mlx5_0" or "mlx5_0:1"). If it is NULL or "", use DCOMM_IFACE, else the interface that
- * leads to MASTER_ADDR, else the default route's, else the first that is up, else lo. */
+ * leads to MASTER_ADDR, else the default route's, else the first that is up, else lo. One that is
+ * not of NCCL_SOCKET_IFNAME counts as none. */
 static dcomm_status dcommi_net_open(const dcommi_transport_handlers *handlers, const char *iface,
                                     dcommi_transport **t_p)
 {
@@ -42860,6 +43023,10 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
                            "%zu and must be below 2^62",
                            name, opts->timeout_s, opts->chunk_bytes);
     }
+    if (opts->premul_on_stream && (opts->stream == NULL || opts->premul_p == NULL)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: opts.premul_on_stream is set, and %s is NULL",
+                           name, opts->stream == NULL ? "opts.stream" : "opts.premul_p");
+    }
     if (DCOMMI_UNLIKELY((opts->codec != NULL || opts->feedback != NULL) &&
                         coll != DCOMM_COLL_ALLREDUCE)) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
@@ -43056,6 +43223,10 @@ static dcomm_status dcommi_collective_held(dcomm_comm *comm, const dcommi_shape 
         DCOMMI_TRY(dcommi_feedback_follow(dcomm_coll_name(s->coll), opts->feedback,
                                           device != NULL ? device->handle.number : -1));
     }
+    union dcommi_late *late = NULL;
+    if (dcommi_call_factored(s) && opts->premul_on_stream) {
+        DCOMMI_TRY(dcommi_late_copy(opts->stream, opts->premul_p, s->dtype, &late));
+    }
     const dcommi_call_key key = dcommi_shape_key(s, opts);
     if (device == NULL && p2p < 0 && !dcommi_fast_first(s->coll, s->op) &&
         dcommi_fast_asked(comm, opts, request_p)) {
@@ -43088,7 +43259,8 @@ static dcomm_status dcommi_collective_held(dcomm_comm *comm, const dcommi_shape 
     run->device = device;
     dcommi_run_stream(run, opts->stream);
     run->factored = dcommi_call_factored(s);
-    if (run->factored) {
+    run->late = late;
+    if (run->factored && late == NULL) {
         run->factor = dcommi_factor_of(opts, s->op, s->dtype);
     }
     if (coded != NULL) {
@@ -65623,8 +65795,10 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_L
 #undef DCOMMI_LANE
 #undef DCOMMI_LATER_MIN
+#undef DCOMMI_LATES
 #undef DCOMMI_LEVELS_MAX
 #undef DCOMMI_LIKELY
+#undef DCOMMI_LIMIT_MAX_S
 #undef DCOMMI_LINE
 #undef DCOMMI_LIST_REMOVE
 #undef DCOMMI_LOCAL_BURST
@@ -65638,6 +65812,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_LOCAL_SPARE_IN_PLACE
 #undef DCOMMI_LOCAL_WATCH
 #undef DCOMMI_LOG_CHOICES
+#undef DCOMMI_LONG_S
 #undef DCOMMI_LOOP
 #undef DCOMMI_MADV_COLLAPSE
 #undef DCOMMI_MADV_POPULATE_READ

@@ -48,7 +48,8 @@
  *
  * Names, types, tags, values and layouts are those of NCCL 2.27. So a program that was compiled
  * against NCCL's header also runs with this library. A C++ function that takes these types keeps
- * its mangled name.
+ * its mangled name. The calls of NCCL 2.28 to 2.32 exist too, so that programs which were compiled
+ * against those load; most of them refuse.
  *
  * This header needs <cuda_runtime.h>: CUDA's, or the host stand-in's (nccl/host). The stand-in
  * makes N "GPUs" of this machine's threads and memory. */
@@ -69,6 +70,7 @@
 #endif
 #include <limits.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #define NCCL_MAJOR 2
 #define NCCL_MINOR 27
@@ -137,7 +139,7 @@ typedef enum {
 typedef enum { ncclNumOps_dummy = 5 } ncclRedOp_dummy_t; /* nccl.h has this name */
 
 typedef enum {
-    ncclScalarDevice = 0, /* each collective reads the scalar after the stream's earlier work */
+    ncclScalarDevice = 0,       /* the stream reads the scalar when it comes to the collective */
     ncclScalarHostImmediate = 1 /* ncclRedOpCreatePreMulSum reads the scalar */
 } ncclScalarResidence_t;
 
@@ -147,10 +149,15 @@ typedef enum {
 #define NCCL_UNDEF_FLOAT (-1.0f)
 #define NCCL_WIN_DEFAULT 0x00
 #define NCCL_WIN_COLL_SYMMETRIC 0x01
+#define NCCL_WIN_STRICT_ORDERING 0x02 /* of NCCL 2.29 */
+#define NCCL_WIN_REQUIRED_ALIGNMENT 4096
 #define NCCL_SHRINK_DEFAULT 0x00
 #define NCCL_SHRINK_ABORT 0x01
 #define NCCL_CTA_POLICY_DEFAULT 0x00
 #define NCCL_CTA_POLICY_EFFICIENCY 0x01
+#define NCCL_CTA_POLICY_ZERO 0x02
+#define NCCL_REVOKE_DEFAULT 0x00
+#define NCCL_SUSPEND_MEM 0x01
 
 /* Start from NCCL_CONFIG_INITIALIZER. dcomm reads two fields:
  * - blocking, as in NCCL;
@@ -204,7 +211,7 @@ typedef struct ncclSimInfo_v22200 {
 
 /* Set *version to 22700. */
 DCOMM_NCCL_CALL(ncclResult_t, ncclGetVersion, (int *version));
-/* Does nothing: dcomm reads no NCCL_DEBUG. */
+/* Does nothing: NCCL_DEBUG is read once. */
 DCOMM_NCCL_CALL(void, ncclResetDebugInit, (void));
 DCOMM_NCCL_CALL(const char *, ncclGetErrorString, (ncclResult_t result));
 /* Return the sentence of comm's error. If comm is NULL or has no error, return that of the calling
@@ -245,7 +252,8 @@ DCOMM_NCCL_CALL(ncclResult_t, ncclMemFree, (void *ptr));
 DCOMM_NCCL_CALL(ncclResult_t, ncclCommRegister,
                 (const ncclComm_t comm, void *buff, size_t bytes, void **handle));
 DCOMM_NCCL_CALL(ncclResult_t, ncclCommDeregister, (const ncclComm_t comm, void *handle));
-/* Register buff as ncclCommRegister does, with either flag. No kernel can access the window. */
+/* Register buff as ncclCommRegister does, with any of the flags above. No kernel can access the
+ * window. */
 DCOMM_NCCL_CALL(ncclResult_t, ncclCommWindowRegister,
                 (ncclComm_t comm, void *buff, size_t bytes, ncclWindow_t *window, int flags));
 DCOMM_NCCL_CALL(ncclResult_t, ncclCommWindowDeregister, (ncclComm_t comm, ncclWindow_t window));
@@ -301,12 +309,172 @@ DCOMM_NCCL_CALL(ncclResult_t, ncclGroupEnd, (void));
 /* End the group without starting its collectives, splits and shrinks. Returns ncclInvalidUsage. */
 DCOMM_NCCL_CALL(ncclResult_t, ncclGroupSimulateEnd, (ncclSimInfo_t * info));
 
+/* ---- calls of NCCL 2.28 to 2.32, with its names and types ---- */
+
+/* A call whose comment does not say what it does returns ncclInvalidUsage, with a sentence that
+ * begins with its name: dcomm has no one-sided operations, and no kernel can communicate. */
+
+typedef struct ncclTeam {
+    int nRanks, rank, stride;
+} ncclTeam_t;
+typedef struct ncclMultimemHandle {
+    void *mcBasePtr;
+} ncclMultimemHandle_t;
+typedef struct {
+    int opCnt, peer, sigIdx, ctx;
+} ncclWaitSignalDesc_t;
+typedef enum {
+    ncclStatGpuMemSuspend = 0,
+    ncclStatGpuMemSuspended = 1,
+    ncclStatGpuMemPersist = 2,
+    ncclStatGpuMemTotal = 3
+} ncclCommMemStat_t;
+typedef enum {
+    NCCL_CFT_TEAM_FLAT = 0,
+    NCCL_CFT_TEAM_HIER_MULTIMEM = 1,
+    NCCL_CFT_TEAM_HIER_LSA = 2
+} ncclCftTeamMode_t;
+typedef uint32_t ncclCftLeId;
+typedef struct ncclCollConfig_v23200 ncclCollConfig_t;
+typedef struct ncclCommProperties ncclCommProperties_t;
+typedef struct ncclDevComm ncclDevComm_t;
+typedef struct ncclDevCommRequirements ncclDevCommRequirements_t;
+typedef struct ncclDevResourceRequirements ncclDevResourceRequirements_t;
+typedef struct ncclEncryptionConfig ncclEncryptionConfig_t;
+typedef struct ncclGinBarrierHandle ncclGinBarrierHandle_t;
+typedef struct ncclLLA2AHandle ncclLLA2AHandle_t;
+typedef struct ncclLsaBarrierHandle ncclLsaBarrierHandle_t;
+typedef struct ncclParamHandle *ncclParamHandle_t;
+
+DCOMM_NCCL_CALL(ncclResult_t, ncclCommRevoke, (ncclComm_t comm, int flags));
+DCOMM_NCCL_CALL(ncclResult_t, ncclCommGetUniqueId, (ncclComm_t comm, ncclUniqueId *id));
+DCOMM_NCCL_CALL(ncclResult_t, ncclCommGrow,
+                (ncclComm_t comm, int nranks, const ncclUniqueId *id, int rank, ncclComm_t *newcomm,
+                 ncclConfig_t *config));
+DCOMM_NCCL_CALL(ncclResult_t, ncclCommSuspend, (ncclComm_t comm, int flags));
+DCOMM_NCCL_CALL(ncclResult_t, ncclCommResume, (ncclComm_t comm));
+DCOMM_NCCL_CALL(ncclResult_t, ncclCommMemStats,
+                (ncclComm_t comm, ncclCommMemStat_t stat, uint64_t *value));
+DCOMM_NCCL_CALL(ncclResult_t, ncclSetEncryption, (const ncclEncryptionConfig_t *config));
+/* Fill in rank, size and device. The other properties, such as the device API, are "no". */
+DCOMM_NCCL_CALL(ncclResult_t, ncclCommQueryProperties,
+                (ncclComm_t comm, ncclCommProperties_t *properties));
+/* Set *ptr to the buffer that the window was registered with. */
+DCOMM_NCCL_CALL(ncclResult_t, ncclWinGetUserPtr,
+                (ncclComm_t comm, ncclWindow_t window, void **ptr));
+
+DCOMM_NCCL_CALL(ncclResult_t, ncclPutSignal,
+                (const void *localbuff, size_t count, ncclDataType_t datatype, int peer,
+                 ncclWindow_t window, size_t offset, int sigIdx, int ctx, unsigned int flags,
+                 ncclComm_t comm, cudaStream_t stream));
+DCOMM_NCCL_CALL(ncclResult_t, ncclSignal,
+                (int peer, int sigIdx, int ctx, unsigned int flags, ncclComm_t comm,
+                 cudaStream_t stream));
+DCOMM_NCCL_CALL(ncclResult_t, ncclWaitSignal,
+                (int n, ncclWaitSignalDesc_t *signals, ncclComm_t comm, cudaStream_t stream));
+
+/* The next eight are the calls without Config. They ignore the GPU resources that config asks for,
+ * and refuse an algSelection that is forced, and a launchCompletionEvent. */
+DCOMM_NCCL_CALL(ncclResult_t, ncclAllReduceConfig,
+                (const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                 ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream,
+                 const ncclCollConfig_t *config));
+DCOMM_NCCL_CALL(ncclResult_t, ncclBroadcastConfig,
+                (const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                 int root, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t *config));
+DCOMM_NCCL_CALL(ncclResult_t, ncclReduceConfig,
+                (const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                 ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream,
+                 const ncclCollConfig_t *config));
+DCOMM_NCCL_CALL(ncclResult_t, ncclAllGatherConfig,
+                (const void *sendbuff, void *recvbuff, size_t sendcount, ncclDataType_t datatype,
+                 ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t *config));
+DCOMM_NCCL_CALL(ncclResult_t, ncclReduceScatterConfig,
+                (const void *sendbuff, void *recvbuff, size_t recvcount, ncclDataType_t datatype,
+                 ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream,
+                 const ncclCollConfig_t *config));
+DCOMM_NCCL_CALL(ncclResult_t, ncclAlltoAllConfig,
+                (const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                 ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t *config));
+DCOMM_NCCL_CALL(ncclResult_t, ncclGatherConfig,
+                (const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                 int root, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t *config));
+DCOMM_NCCL_CALL(ncclResult_t, ncclScatterConfig,
+                (const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                 int root, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t *config));
+
+DCOMM_NCCL_CALL(ncclResult_t, ncclDevCommCreate,
+                (ncclComm_t comm, const ncclDevCommRequirements_t *requirements,
+                 ncclDevComm_t *devcomm));
+DCOMM_NCCL_CALL(ncclResult_t, ncclDevCommDestroy, (ncclComm_t comm, const ncclDevComm_t *devcomm));
+DCOMM_NCCL_CALL(ncclResult_t, ncclGetLsaDevicePointer,
+                (ncclWindow_t window, size_t offset, int peer, void **ptr));
+DCOMM_NCCL_CALL(ncclResult_t, ncclGetPeerDevicePointer,
+                (ncclWindow_t window, size_t offset, int peer, void **ptr));
+DCOMM_NCCL_CALL(ncclResult_t, ncclGetLsaMultimemDevicePointer,
+                (ncclWindow_t window, size_t offset, void **ptr));
+DCOMM_NCCL_CALL(ncclResult_t, ncclGetMultimemDevicePointer,
+                (ncclWindow_t window, size_t offset, ncclMultimemHandle_t multimem, void **ptr));
+DCOMM_NCCL_CALL(ncclResult_t, ncclGetPeerDeviceLeInfo,
+                (ncclWindow_t window, size_t offset, int peer, ncclCftLeId *id, size_t *at));
+DCOMM_NCCL_CALL(ncclResult_t, ncclGetCftDeviceLeInfo,
+                (ncclWindow_t window, size_t offset, int peer, ncclTeam_t team, ncclCftLeId *id,
+                 size_t *at));
+DCOMM_NCCL_CALL(ncclResult_t, ncclGetMultimemDeviceLeInfo,
+                (ncclWindow_t window, size_t offset, ncclCftLeId *id, size_t *at));
+DCOMM_NCCL_CALL(ncclResult_t, ncclLsaBarrierCreateRequirement,
+                (ncclTeam_t team, int n, ncclLsaBarrierHandle_t *handle,
+                 ncclDevResourceRequirements_t *requirements));
+DCOMM_NCCL_CALL(ncclResult_t, ncclGinBarrierCreateRequirement,
+                (ncclComm_t comm, ncclTeam_t team, int n, ncclGinBarrierHandle_t *handle,
+                 ncclDevResourceRequirements_t *requirements));
+DCOMM_NCCL_CALL(ncclResult_t, ncclLLA2ACreateRequirement,
+                (int blocks, int slots, ncclLLA2AHandle_t *handle,
+                 ncclDevResourceRequirements_t *requirements));
+/* Return 0: there is nothing that slots are for. */
+DCOMM_NCCL_CALL(int, ncclLLA2ACalcSlots, (int elements, int bytes));
+
+/* All ranks are a team. No rank's kernels can load another's memory: the team of those that can
+ * (Lsa) is this rank alone, and Rail is all ranks. The Cft teams are empty. */
+DCOMM_NCCL_CALL(ncclTeam_t, ncclTeamWorld, (ncclComm_t comm));
+DCOMM_NCCL_CALL(ncclTeam_t, ncclTeamLsa, (ncclComm_t comm));
+DCOMM_NCCL_CALL(ncclTeam_t, ncclTeamRail, (ncclComm_t comm));
+DCOMM_NCCL_CALL(ncclTeam_t, ncclTeamCft, (ncclComm_t comm, ncclCftTeamMode_t mode));
+DCOMM_NCCL_CALL(ncclTeam_t, ncclTeamCftMultimem, (ncclComm_t comm));
+DCOMM_NCCL_CALL(int, ncclTeamRankToWorld, (ncclComm_t comm, ncclTeam_t team, int rank));
+DCOMM_NCCL_CALL(int, ncclTeamRankToLsa, (ncclComm_t comm, ncclTeam_t team, int rank));
+
+/* NCCL's parameters: there are none. ncclParamGetAllParameterKeys returns an empty table,
+ * ncclParamDumpAll prints nothing, and the others refuse. */
+DCOMM_NCCL_CALL(ncclResult_t, ncclParamBind, (ncclParamHandle_t * handle, const char *key));
+DCOMM_NCCL_CALL(ncclResult_t, ncclParamGetI8, (ncclParamHandle_t handle, int8_t *value));
+DCOMM_NCCL_CALL(ncclResult_t, ncclParamGetI16, (ncclParamHandle_t handle, int16_t *value));
+DCOMM_NCCL_CALL(ncclResult_t, ncclParamGetI32, (ncclParamHandle_t handle, int32_t *value));
+DCOMM_NCCL_CALL(ncclResult_t, ncclParamGetI64, (ncclParamHandle_t handle, int64_t *value));
+DCOMM_NCCL_CALL(ncclResult_t, ncclParamGetU8, (ncclParamHandle_t handle, uint8_t *value));
+DCOMM_NCCL_CALL(ncclResult_t, ncclParamGetU16, (ncclParamHandle_t handle, uint16_t *value));
+DCOMM_NCCL_CALL(ncclResult_t, ncclParamGetU32, (ncclParamHandle_t handle, uint32_t *value));
+DCOMM_NCCL_CALL(ncclResult_t, ncclParamGetU64, (ncclParamHandle_t handle, uint64_t *value));
+DCOMM_NCCL_CALL(ncclResult_t, ncclParamGetStr, (ncclParamHandle_t handle, const char **value));
+DCOMM_NCCL_CALL(ncclResult_t, ncclParamGet,
+                (ncclParamHandle_t handle, void *value, int room, int *bytes));
+DCOMM_NCCL_CALL(ncclResult_t, ncclParamGetParameter,
+                (const char *key, const char **value, int *bytes));
+DCOMM_NCCL_CALL(ncclResult_t, ncclParamGetAllParameterKeys, (const char ***keys, int *n));
+DCOMM_NCCL_CALL(void, ncclParamDumpAll, (void));
+
 #undef DCOMM_NCCL_CALL
 #ifdef __cplusplus
 }
 #endif
 #endif
 #ifdef DCOMM_NCCL_IMPLEMENTATION
+/* ==== include/dcomm/nccl/later.h =========================================================== */
+/* later.h - the calls of NCCL 2.28 to 2.32. A program that was compiled against one of those looks
+ * for all of them when it is loaded. What dcomm does not have refuses by name. */
+#ifndef DCOMMI_NCCL_LATER_H
+#define DCOMMI_NCCL_LATER_H
+
 /* ==== include/dcomm/nccl/query.h =========================================================== */
 /* query.h - NCCL's queries, its errors and its memory. */
 #ifndef DCOMMI_NCCL_QUERY_H
@@ -361,7 +529,6 @@ DCOMM_NCCL_CALL(ncclResult_t, ncclGroupSimulateEnd, (ncclSimInfo_t * info));
 #include <locale.h>
 #include <stdarg.h>
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -620,9 +787,13 @@ static inline int dcommi_text_distance(const char *a, const char *b)
 
 #endif
 
+#include <math.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <time.h>
+#include <unistd.h>
 
+#define DCOMMI_NCCL_MAGIC 0xcafebeef /* begins every config struct of NCCL */
 #define DCOMMI_NCCL_OPS 64
 #define DCOMMI_NCCL_DECISIONS 64
 #define DCOMMI_NCCL_TEXT 640
@@ -631,14 +802,14 @@ static inline int dcommi_text_distance(const char *a, const char *b)
 typedef struct dcommi_nccl_op {
     bool used;
     ncclDataType_t type;
-    const void *scalar;      /* in device memory, read at each call; NULL: use factor */
+    const void *scalar;      /* in memory that the device reads at each call; NULL: use factor */
     unsigned char factor[8]; /* a value of the type */
 } dcommi_nccl_op;
 
 /* A buffer that is registered with a communicator. Its handle is a pointer to this struct. */
 typedef struct dcommi_nccl_registered {
     struct dcommi_nccl_registered *next; /* in the communicator's list */
-    const void *buff;
+    void *buff;
     bool shared; /* in memory from ncclMemAlloc, which peers may open */
 } dcommi_nccl_registered;
 
@@ -669,6 +840,7 @@ struct ncclComm {
     dcommi_nccl_op ops[DCOMMI_NCCL_OPS];
     dcommi_nccl_last *last; /* one for each stream whose operations may not be over */
     size_t nlast, last_room;
+    bool unnoted;                       /* an operation may not be over that has no entry there */
     dcommi_nccl_registered *registered; /* under dcommi_nccl_lock */
 };
 
@@ -779,6 +951,13 @@ static void dcommi_nccl_leave(const struct ncclComm *comm, dcommi_nccl_before be
     (void)cudaThreadExchangeStreamCaptureMode(&before.mode);
 }
 
+static double dcommi_nccl_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 static void dcommi_nccl_nap(void)
 {
     nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
@@ -866,7 +1045,7 @@ static ncclResult_t dcommi_nccl_configure(struct ncclComm *comm, const ncclConfi
                                           const char *codec, dcommi_nccl_options *o)
 {
     const char *name = dcommi_nccl_config_name(config);
-    if (config != NULL && config->magic != 0xcafebeef) {
+    if (config != NULL && config->magic != DCOMMI_NCCL_MAGIC) {
         return dcommi_nccl_fail(ncclInvalidArgument,
                                 "config does not begin as NCCL_CONFIG_INITIALIZER");
     }
@@ -898,11 +1077,14 @@ static ncclResult_t dcommi_nccl_configure(struct ncclComm *comm, const ncclConfi
                : ncclSuccess;
 }
 
+#define DCOMMI_NCCL_EXIT_S 10 /* seconds that an exit waits at most; a goodbye takes up to 5 */
+
 /* ---- the summary: DCOMM_SUMMARY names a file, or is "-" for stderr ---- */
 
 static pthread_mutex_t dcommi_nccl_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ncclComm *dcommi_nccl_all; /* this and the next under the lock */
 static int dcommi_nccl_closing;          /* communicators that are ending */
+static _Atomic pid_t dcommi_nccl_pid;    /* the process whose communicators these are */
 
 static const char *dcommi_nccl_summary_path(void)
 {
@@ -944,22 +1126,28 @@ static void dcommi_nccl_summarize(const struct ncclComm *comm)
     }
 }
 
-/* Wait until no communicator is ending. The caller holds the lock; waiting releases it. */
-static void dcommi_nccl_await_ends(void)
+/* Wait until no communicator is ending, for `most_s` seconds at most. The caller holds the lock;
+ * waiting releases it. */
+static void dcommi_nccl_await_ends(double most_s)
 {
-    while (dcommi_nccl_closing > 0) {
+    const double until = dcommi_nccl_now() + most_s;
+    while (dcommi_nccl_closing > 0 && dcommi_nccl_now() < until) {
         pthread_mutex_unlock(&dcommi_nccl_lock);
         dcommi_nccl_nap();
         pthread_mutex_lock(&dcommi_nccl_lock);
     }
 }
 
-/* Wait for communicators that are ending, so that they say goodbye to their peers. Then write the
- * summaries of those that the program did not destroy. */
+/* Wait for communicators that are ending, so that they say goodbye to their peers. A device that
+ * is stuck must not hold up the exit. Then write the summaries of those that the program did not
+ * destroy. Nothing of this is a forked child's. */
 static void dcommi_nccl_at_exit(void)
 {
+    if (atomic_load(&dcommi_nccl_pid) != getpid()) {
+        return;
+    }
     pthread_mutex_lock(&dcommi_nccl_lock);
-    dcommi_nccl_await_ends();
+    dcommi_nccl_await_ends(DCOMMI_NCCL_EXIT_S);
     for (struct ncclComm *c = dcommi_nccl_all; c != NULL; c = c->next) {
         if (dcomm_comm_ready(c->comm) == DCOMM_OK) {
             dcommi_nccl_summarize(c);
@@ -1020,9 +1208,21 @@ static void dcommi_nccl_enlist(struct ncclComm *comm)
 {
     pthread_once(&dcommi_nccl_once, dcommi_nccl_register_exit);
     pthread_mutex_lock(&dcommi_nccl_lock);
+    if (atomic_exchange(&dcommi_nccl_pid, getpid()) != getpid()) { /* the first, maybe of a child */
+        dcommi_nccl_all = NULL;
+        dcommi_nccl_closing = 0;
+    }
     comm->next = dcommi_nccl_all;
     dcommi_nccl_all = comm;
     pthread_mutex_unlock(&dcommi_nccl_lock);
+}
+
+/* Return the time-out of a communicator: the program's or the user's, else none, as in NCCL. A
+ * rank may come late for good reasons, such as a slow checkpoint. */
+static double dcommi_nccl_timeout(const dcommi_nccl_options *o)
+{
+    const char *set = getenv("DCOMM_TIMEOUT");
+    return o->timeout_s > 0 ? o->timeout_s : set != NULL && *set != '\0' ? 0 : INFINITY;
 }
 
 /* Begin to create a communicator. dcommi_nccl_await waits until it is ready. */
@@ -1050,7 +1250,7 @@ static ncclResult_t dcommi_nccl_begin(struct ncclComm **comm_p, int nranks, cons
                                 .algo = o.algo,
                                 .deterministic = o.deterministic,
                                 .chunk_bytes = o.chunk_bytes,
-                                .timeout_s = o.timeout_s,
+                                .timeout_s = dcommi_nccl_timeout(&o),
                                 .context_opts.progress_thread = true};
         memcpy(&opts.id, id, sizeof opts.id);
         result = dcommi_nccl_from(dcomm_comm_create_start(&opts, &comm->comm));
@@ -1082,6 +1282,9 @@ static void dcommi_nccl_quiesce(struct ncclComm *comm)
     for (size_t i = 0; i < comm->nlast; i++) {
         (void)cudaEventSynchronize(comm->last[i].event);
     }
+    if (comm->unnoted) {
+        (void)cudaDeviceSynchronize();
+    }
     dcommi_nccl_leave(comm, before);
 }
 
@@ -1108,6 +1311,10 @@ static void *dcommi_nccl_end(void *arg)
 static ncclResult_t dcommi_nccl_close(struct ncclComm *comm)
 {
     pthread_t thread;
+    const pid_t owner = atomic_load(&dcommi_nccl_pid);
+    if (owner != 0 && owner != getpid()) {
+        return dcommi_nccl_fail(ncclInvalidUsage, "comm is of the process that forked this one");
+    }
     pthread_mutex_lock(&dcommi_nccl_lock);
     struct ncclComm **at = &dcommi_nccl_all;
     while (*at != NULL && *at != comm) {
@@ -1153,7 +1360,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
     DCOMMI_NCCL_TRY(dcommi_nccl_close(comm));
     pthread_mutex_lock(&dcommi_nccl_lock);
     if (dcommi_nccl_all == NULL) {
-        dcommi_nccl_await_ends();
+        dcommi_nccl_await_ends(INFINITY);
     }
     pthread_mutex_unlock(&dcommi_nccl_lock);
     return ncclSuccess;
@@ -1318,8 +1525,9 @@ typedef struct dcommi_nccl_job {
     size_t count;
     dcomm_dtype dtype;
     dcomm_op op;
-    const dcommi_nccl_op *premul;
-    unsigned char factor[8]; /* of premul: a value of dtype */
+    bool premul;             /* DCOMM_PREMUL_SUM, by one of the next two */
+    const void *scalar;      /* in memory that the device reads; NULL: use factor */
+    unsigned char factor[8]; /* a value of dtype */
     int root;                /* send, receive: the peer */
     cudaStream_t stream;
     bool undecided;           /* codec "auto" must still decide */
@@ -1484,10 +1692,8 @@ static ncclResult_t dcommi_nccl_derived(dcommi_nccl_job *j)
     if (j->result == ncclSuccess && j->made->comm != NULL) {
         dcommi_nccl_enlist(j->made);
         *j->out = j->made;
-    } else {
-        dcommi_nccl_discard(j->made); /* an error, or NCCL_SPLIT_NOCOLOR */
-    }
-    free(j->excluded);
+        j->made = NULL;
+    } /* else an error, or NCCL_SPLIT_NOCOLOR: dcommi_nccl_drop_job discards it */
     return j->result == ncclSuccess ? ncclSuccess : dcommi_nccl_fail(j->result, "%s", j->text);
 }
 
@@ -1500,7 +1706,10 @@ static dcomm_status dcommi_nccl_call(const dcommi_nccl_job *j)
     const dcomm_coll_opts opts = {.stream = j->stream != NULL ? (void *)j->stream
                                                               : (void *)cudaStreamLegacy,
                                   .device = true,
-                                  .premul_p = j->premul != NULL ? j->factor : NULL,
+                                  .premul_p = !j->premul          ? NULL
+                                              : j->scalar != NULL ? j->scalar
+                                                                  : j->factor,
+                                  .premul_on_stream = j->scalar != NULL,
                                   .codec = j->codec,
                                   .codec_ledger = counts ? &j->comm->ledger : NULL};
     switch (j->coll) {
@@ -1527,19 +1736,50 @@ static dcomm_status dcommi_nccl_call(const dcommi_nccl_job *j)
     }
 }
 
-/* Set the factor of a pre-multiplied sum. If it is in device memory, read it after the stream's
- * earlier work, and wait for that. */
-static ncclResult_t dcommi_nccl_factor(dcommi_nccl_job *j)
+/* Return an entry for the last operation on `stream`: the stream's own, or one whose operation is
+ * over, or a new one. Return NULL if there is no memory, or CUDA creates no event. */
+static dcommi_nccl_last *dcommi_nccl_place(struct ncclComm *comm, cudaStream_t stream)
 {
-    memcpy(j->factor, j->premul->factor, sizeof j->factor);
-    if (j->premul->scalar == NULL) {
-        return ncclSuccess;
+    for (size_t i = 0; i < comm->nlast; i++) {
+        if (comm->last[i].stream == stream) {
+            return &comm->last[i];
+        }
     }
-    DCOMMI_NCCL_TRY(
-        dcommi_nccl_cuda("the operator's scalar",
-                         cudaMemcpyAsync(j->factor, j->premul->scalar, dcomm_dtype_size(j->dtype),
-                                         cudaMemcpyDefault, j->stream)));
-    return dcommi_nccl_cuda("the operator's scalar", cudaStreamSynchronize(j->stream));
+    for (size_t i = 0; i < comm->nlast; i++) {
+        if (cudaEventQuery(comm->last[i].event) != cudaErrorNotReady) {
+            return &comm->last[i];
+        }
+        (void)cudaGetLastError(); /* the program must not find cudaErrorNotReady */
+    }
+    if (comm->nlast == comm->last_room) {
+        const size_t room = 2 * comm->last_room + 4;
+        dcommi_nccl_last *more = realloc(comm->last, room * sizeof *more);
+        if (more == NULL) {
+            return NULL;
+        }
+        comm->last = more;
+        comm->last_room = room;
+    }
+    dcommi_nccl_last *last = &comm->last[comm->nlast];
+    if (cudaEventCreateWithFlags(&last->event, cudaEventDisableTiming) != cudaSuccess) {
+        return NULL;
+    }
+    comm->nlast++;
+    return last;
+}
+
+/* Record an event after the communicator's last operation on the stream. Without one, the end waits
+ * for all work of the device. */
+static void dcommi_nccl_note(const dcommi_nccl_job *j)
+{
+    dcommi_nccl_last *last = dcommi_nccl_place(j->comm, j->stream);
+    if (last != NULL) {
+        last->stream = j->stream;
+        (void)cudaEventRecord(last->event, j->stream);
+    } else {
+        (void)cudaGetLastError();
+        j->comm->unnoted = true;
+    }
 }
 
 static bool dcommi_nccl_to_itself(const dcommi_nccl_job *j)
@@ -1554,11 +1794,15 @@ static bool dcommi_nccl_to_itself(const dcommi_nccl_job *j)
 static ncclResult_t dcommi_nccl_copy(const dcommi_nccl_job *send, const dcommi_nccl_job *recv)
 {
     cudaEvent_t event = NULL;
-    const size_t bytes = send->count * dcomm_dtype_size(send->dtype);
+    size_t bytes = 0;
     if (recv->count != send->count || recv->dtype != send->dtype) {
         return dcommi_nccl_fail(
             ncclInvalidUsage, "rank %d sends %zu %s to itself, and receives %zu %s", send->root,
             send->count, dcomm_dtype_name(send->dtype), recv->count, dcomm_dtype_name(recv->dtype));
+    }
+    if (__builtin_mul_overflow(send->count, dcomm_dtype_size(send->dtype), &bytes)) {
+        return dcommi_nccl_fail(ncclInvalidArgument, "rank %d sends %zu %s to itself", send->root,
+                                send->count, dcomm_dtype_name(send->dtype));
     }
     const bool two = send->stream != recv->stream;
     cudaError_t error =
@@ -1609,53 +1853,12 @@ static ncclResult_t dcommi_nccl_copy_own(dcommi_nccl_job *first)
             dcommi_nccl_before before = dcommi_nccl_enter(a->comm);
             b->done = true;
             one = dcommi_nccl_copy(sends ? a : b, sends ? b : a);
+            dcommi_nccl_note(sends ? b : a); /* the copy is on the receive's stream */
             dcommi_nccl_leave(a->comm, before);
         }
         result = result == ncclSuccess ? one : result;
     }
     return result;
-}
-
-/* Return an entry for the last operation on `stream`: the stream's own, or one whose operation is
- * over, or a new one. Return NULL if there is no memory, or CUDA creates no event. */
-static dcommi_nccl_last *dcommi_nccl_place(struct ncclComm *comm, cudaStream_t stream)
-{
-    for (size_t i = 0; i < comm->nlast; i++) {
-        if (comm->last[i].stream == stream) {
-            return &comm->last[i];
-        }
-    }
-    for (size_t i = 0; i < comm->nlast; i++) {
-        if (cudaEventQuery(comm->last[i].event) != cudaErrorNotReady) {
-            return &comm->last[i];
-        }
-        (void)cudaGetLastError(); /* the program must not find cudaErrorNotReady */
-    }
-    if (comm->nlast == comm->last_room) {
-        const size_t room = 2 * comm->last_room + 4;
-        dcommi_nccl_last *more = realloc(comm->last, room * sizeof *more);
-        if (more == NULL) {
-            return NULL;
-        }
-        comm->last = more;
-        comm->last_room = room;
-    }
-    dcommi_nccl_last *last = &comm->last[comm->nlast];
-    if (cudaEventCreateWithFlags(&last->event, cudaEventDisableTiming) != cudaSuccess) {
-        return NULL;
-    }
-    comm->nlast++;
-    return last;
-}
-
-/* Record an event after the communicator's last operation on the stream. */
-static void dcommi_nccl_note(const dcommi_nccl_job *j)
-{
-    dcommi_nccl_last *last = dcommi_nccl_place(j->comm, j->stream);
-    if (last != NULL) {
-        last->stream = j->stream;
-        (void)cudaEventRecord(last->event, j->stream);
-    }
 }
 
 static ncclResult_t dcommi_nccl_call_all(dcommi_nccl_job *first)
@@ -1723,10 +1926,18 @@ static ncclResult_t dcommi_nccl_created(const dcommi_nccl_job *j)
     return result;
 }
 
+/* Release what a job owns. */
+static void dcommi_nccl_drop_job(const dcommi_nccl_job *j)
+{
+    dcommi_nccl_discard(j->made);
+    free(j->excluded);
+}
+
 static void dcommi_nccl_drop_jobs(dcommi_nccl_job *first)
 {
     while (first != NULL) {
         dcommi_nccl_job *next = first->next;
+        dcommi_nccl_drop_job(first);
         free(first);
         first = next;
     }
@@ -1762,11 +1973,17 @@ static ncclResult_t dcommi_nccl_end_group(void)
                                                              : dcommi_nccl_fail(result, "%s", text);
 }
 
-/* Append a job to the thread's group. Outside a group, start it at once. */
+/* Append a job to the thread's group, which then owns what the job owns. Outside a group, start it
+ * at once. */
 static ncclResult_t dcommi_nccl_submit(const dcommi_nccl_job *job)
 {
     dcommi_nccl_job *j = malloc(sizeof *j);
     if (j == NULL) {
+        dcommi_nccl_drop_job(job);
+        if (job->kind == DCOMMI_NCCL_CREATE) {
+            *job->out = NULL;
+            (void)dcommi_nccl_close(job->comm);
+        }
         return dcommi_nccl_refused(dcommi_nccl_no_memory());
     }
     *j = *job;
@@ -1842,13 +2059,13 @@ static ncclResult_t dcommi_nccl_check(const char *call, dcommi_nccl_job *j, nccl
     }
     DCOMMI_NCCL_TRY(dcommi_nccl_type(datatype, reduced, &j->dtype));
     if (reduced) {
-        DCOMMI_NCCL_TRY(dcommi_nccl_operator(j->comm, op, datatype, &j->op, &j->premul));
-    }
-    if (j->premul != NULL) {
-        dcommi_nccl_before before = dcommi_nccl_enter(j->comm);
-        ncclResult_t result = dcommi_nccl_factor(j);
-        dcommi_nccl_leave(j->comm, before);
-        return result;
+        const dcommi_nccl_op *premul = NULL;
+        DCOMMI_NCCL_TRY(dcommi_nccl_operator(j->comm, op, datatype, &j->op, &premul));
+        if (premul != NULL) { /* the program may destroy it before the group ends */
+            j->premul = true;
+            j->scalar = premul->scalar;
+            memcpy(j->factor, premul->factor, sizeof j->factor);
+        }
     }
     return ncclSuccess;
 }
@@ -2116,8 +2333,7 @@ static ncclResult_t dcommi_nccl_submit_derived(dcommi_nccl_job *j, const ncclCon
     }
     result = dcommi_nccl_inherit(j->comm, config, &j->made);
     if (result != ncclSuccess) {
-        dcommi_nccl_discard(j->made);
-        free(j->excluded);
+        dcommi_nccl_drop_job(j);
         return result;
     }
     return dcommi_nccl_submit(j);
@@ -2341,12 +2557,13 @@ ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle)
     return dcommi_nccl_deregister("ncclCommDeregister", comm, handle);
 }
 
-/* A registered buffer is enough: NCCL 2.27 uses windows only to find buffers of collectives. */
+/* A registered buffer is enough: collectives alone use windows here. Their order is that of the
+ * stream, which is strict enough for NCCL_WIN_STRICT_ORDERING. */
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buff, size_t bytes, ncclWindow_t *window,
                                     int flags)
 {
     void *handle = NULL;
-    if (window == NULL || (flags != NCCL_WIN_DEFAULT && flags != NCCL_WIN_COLL_SYMMETRIC)) {
+    if (window == NULL || (flags & ~(NCCL_WIN_COLL_SYMMETRIC | NCCL_WIN_STRICT_ORDERING)) != 0) {
         return dcommi_nccl_fail(ncclInvalidArgument,
                                 "ncclCommWindowRegister: window is NULL, or flags is %d", flags);
     }
@@ -2377,11 +2594,372 @@ DCOMMI_NCCL_CALL(ncclCommWindowRegister);
 DCOMMI_NCCL_CALL(ncclCommWindowDeregister);
 
 #endif
+
+/* ---- per-call configuration ---- */
+
+/* NCCL's layout. A newer release may append fields. */
+struct ncclCollConfig_v23200 {
+    size_t size;
+    unsigned int magic, version;
+    void *ext;
+    int minCTAs, maxCTAs, nvlsCTAs, cgaClusterSize;
+    const char *algSelection;
+    int forceAlgSelection, CTAPolicy;
+    uint64_t userProfilerTag;
+    cudaEvent_t launchCompletionEvent; /* not in NCCL 2.31 */
+};
+
+/* Refuse what dcomm cannot do of `config`. */
+static ncclResult_t dcommi_nccl_check_config(const char *call, const ncclCollConfig_t *config)
+{
+    if (config == NULL) {
+        return ncclSuccess;
+    }
+    if (config->magic != DCOMMI_NCCL_MAGIC ||
+        config->size < offsetof(ncclCollConfig_t, launchCompletionEvent)) {
+        return dcommi_nccl_refused(dcommi_nccl_fail(
+            ncclInvalidArgument, "%s: config does not begin as NCCL_COLLCONFIG_INITIALIZER", call));
+    }
+    if (config->algSelection != NULL && *config->algSelection != '\0' &&
+        config->forceAlgSelection != 0) {
+        return dcommi_nccl_refused(
+            dcommi_nccl_fail(ncclInvalidArgument,
+                             "%s: config.algSelection is \"%s\", an algorithm of NCCL: set "
+                             "forceAlgSelection to 0; DCOMM_ALGO chooses among dcomm's",
+                             call, config->algSelection));
+    }
+    if (config->size >= sizeof *config && config->launchCompletionEvent != NULL) {
+        return dcommi_nccl_refused(dcommi_nccl_fail(
+            ncclInvalidUsage,
+            "%s: config.launchCompletionEvent is set, and dcomm launches no kernel to wait for",
+            call));
+    }
+    return ncclSuccess;
+}
+
+ncclResult_t ncclAllReduceConfig(const void *sendbuff, void *recvbuff, size_t count,
+                                 ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
+                                 cudaStream_t stream, const ncclCollConfig_t *config)
+{
+    DCOMMI_NCCL_TRY(dcommi_nccl_check_config("ncclAllReduceConfig", config));
+    return ncclAllReduce(sendbuff, recvbuff, count, datatype, op, comm, stream);
+}
+
+ncclResult_t ncclBroadcastConfig(const void *sendbuff, void *recvbuff, size_t count,
+                                 ncclDataType_t datatype, int root, ncclComm_t comm,
+                                 cudaStream_t stream, const ncclCollConfig_t *config)
+{
+    DCOMMI_NCCL_TRY(dcommi_nccl_check_config("ncclBroadcastConfig", config));
+    return ncclBroadcast(sendbuff, recvbuff, count, datatype, root, comm, stream);
+}
+
+ncclResult_t ncclReduceConfig(const void *sendbuff, void *recvbuff, size_t count,
+                              ncclDataType_t datatype, ncclRedOp_t op, int root, ncclComm_t comm,
+                              cudaStream_t stream, const ncclCollConfig_t *config)
+{
+    DCOMMI_NCCL_TRY(dcommi_nccl_check_config("ncclReduceConfig", config));
+    return ncclReduce(sendbuff, recvbuff, count, datatype, op, root, comm, stream);
+}
+
+ncclResult_t ncclAllGatherConfig(const void *sendbuff, void *recvbuff, size_t sendcount,
+                                 ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream,
+                                 const ncclCollConfig_t *config)
+{
+    DCOMMI_NCCL_TRY(dcommi_nccl_check_config("ncclAllGatherConfig", config));
+    return ncclAllGather(sendbuff, recvbuff, sendcount, datatype, comm, stream);
+}
+
+ncclResult_t ncclReduceScatterConfig(const void *sendbuff, void *recvbuff, size_t recvcount,
+                                     ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
+                                     cudaStream_t stream, const ncclCollConfig_t *config)
+{
+    DCOMMI_NCCL_TRY(dcommi_nccl_check_config("ncclReduceScatterConfig", config));
+    return ncclReduceScatter(sendbuff, recvbuff, recvcount, datatype, op, comm, stream);
+}
+
+ncclResult_t ncclAlltoAllConfig(const void *sendbuff, void *recvbuff, size_t count,
+                                ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream,
+                                const ncclCollConfig_t *config)
+{
+    DCOMMI_NCCL_TRY(dcommi_nccl_check_config("ncclAlltoAllConfig", config));
+    return ncclAlltoAll(sendbuff, recvbuff, count, datatype, comm, stream);
+}
+
+ncclResult_t ncclGatherConfig(const void *sendbuff, void *recvbuff, size_t count,
+                              ncclDataType_t datatype, int root, ncclComm_t comm,
+                              cudaStream_t stream, const ncclCollConfig_t *config)
+{
+    DCOMMI_NCCL_TRY(dcommi_nccl_check_config("ncclGatherConfig", config));
+    return ncclGather(sendbuff, recvbuff, count, datatype, root, comm, stream);
+}
+
+ncclResult_t ncclScatterConfig(const void *sendbuff, void *recvbuff, size_t count,
+                               ncclDataType_t datatype, int root, ncclComm_t comm,
+                               cudaStream_t stream, const ncclCollConfig_t *config)
+{
+    DCOMMI_NCCL_TRY(dcommi_nccl_check_config("ncclScatterConfig", config));
+    return ncclScatter(sendbuff, recvbuff, count, datatype, root, comm, stream);
+}
+
+DCOMMI_NCCL_CALL(ncclAllReduceConfig);
+DCOMMI_NCCL_CALL(ncclBroadcastConfig);
+DCOMMI_NCCL_CALL(ncclReduceConfig);
+DCOMMI_NCCL_CALL(ncclAllGatherConfig);
+DCOMMI_NCCL_CALL(ncclReduceScatterConfig);
+DCOMMI_NCCL_CALL(ncclAlltoAllConfig);
+DCOMMI_NCCL_CALL(ncclGatherConfig);
+DCOMMI_NCCL_CALL(ncclScatterConfig);
+
+/* ---- queries ---- */
+
+/* The fields that every release has, in NCCL's layout. Zero bytes in those behind mean "no". */
+struct ncclCommProperties {
+    size_t size;
+    unsigned int magic, version;
+    int rank, nRanks, cudaDev, nvmlDev;
+};
+
+ncclResult_t ncclCommQueryProperties(ncclComm_t comm, ncclCommProperties_t *properties)
+{
+    ncclCommProperties_t *p = properties;
+    DCOMMI_NCCL_TRY(dcommi_nccl_ask("ncclCommQueryProperties", comm, p));
+    if (p->magic != DCOMMI_NCCL_MAGIC || p->size < sizeof *p || p->size > 4096) {
+        return dcommi_nccl_fail(ncclInvalidArgument,
+                                "ncclCommQueryProperties: properties do not begin as "
+                                "NCCL_COMM_PROPERTIES_INITIALIZER");
+    }
+    p->rank = dcomm_comm_rank(comm->comm);
+    p->nRanks = dcomm_comm_size(comm->comm);
+    p->cudaDev = comm->device;
+    p->nvmlDev = -1; /* not known: dcomm does not use NVML */
+    memset(p + 1, 0, p->size - sizeof *p);
+    return ncclSuccess;
+}
+
+ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t window, void **ptr)
+{
+    DCOMMI_NCCL_TRY(dcommi_nccl_ask("ncclWinGetUserPtr", comm, ptr));
+    *ptr = NULL;
+    pthread_mutex_lock(&dcommi_nccl_lock);
+    const dcommi_nccl_registered *r = comm->registered;
+    while (r != NULL && (const void *)r != (const void *)window) {
+        r = r->next;
+    }
+    *ptr = r != NULL ? r->buff : NULL;
+    pthread_mutex_unlock(&dcommi_nccl_lock);
+    return r != NULL ? ncclSuccess
+                     : dcommi_nccl_fail(ncclInvalidArgument,
+                                        "ncclWinGetUserPtr: the communicator has no such window");
+}
+
+static ncclTeam_t dcommi_nccl_everyone(const struct ncclComm *comm)
+{
+    ncclTeam_t team = {0, 0, 0};
+    if (dcommi_nccl_ask("ncclTeam", (ncclComm_t)comm, &team) == ncclSuccess) {
+        team = (ncclTeam_t){dcomm_comm_size(comm->comm), dcomm_comm_rank(comm->comm), 1};
+    }
+    return team;
+}
+
+ncclTeam_t ncclTeamWorld(ncclComm_t comm)
+{
+    return dcommi_nccl_everyone(comm);
+}
+
+ncclTeam_t ncclTeamRail(ncclComm_t comm)
+{
+    return dcommi_nccl_everyone(comm);
+}
+
+ncclTeam_t ncclTeamLsa(ncclComm_t comm)
+{
+    return (ncclTeam_t){comm != NULL, 0, comm != NULL};
+}
+
+ncclTeam_t ncclTeamCft(ncclComm_t comm, ncclCftTeamMode_t mode)
+{
+    (void)comm;
+    (void)mode;
+    return (ncclTeam_t){0, 0, 0};
+}
+
+ncclTeam_t ncclTeamCftMultimem(ncclComm_t comm)
+{
+    return ncclTeamCft(comm, NCCL_CFT_TEAM_FLAT);
+}
+
+int ncclTeamRankToWorld(ncclComm_t comm, ncclTeam_t team, int rank)
+{
+    return dcommi_nccl_everyone(comm).rank + (rank - team.rank) * team.stride;
+}
+
+int ncclTeamRankToLsa(ncclComm_t comm, ncclTeam_t team, int rank)
+{
+    (void)comm;
+    return (rank - team.rank) * team.stride;
+}
+
+int ncclLLA2ACalcSlots(int elements, int bytes)
+{
+    (void)elements;
+    (void)bytes;
+    return 0;
+}
+
+ncclResult_t ncclParamGetAllParameterKeys(const char ***keys, int *n)
+{
+    static const char *none[1];
+    if (keys == NULL || n == NULL) {
+        return dcommi_nccl_fail(ncclInvalidArgument, "ncclParamGetAllParameterKeys: %s is NULL",
+                                keys == NULL ? "keys" : "n");
+    }
+    *keys = none;
+    *n = 0;
+    return ncclSuccess;
+}
+
+void ncclParamDumpAll(void)
+{
+}
+
+DCOMMI_NCCL_CALL(ncclCommQueryProperties);
+DCOMMI_NCCL_CALL(ncclWinGetUserPtr);
+DCOMMI_NCCL_CALL(ncclTeamWorld);
+DCOMMI_NCCL_CALL(ncclTeamRail);
+DCOMMI_NCCL_CALL(ncclTeamLsa);
+DCOMMI_NCCL_CALL(ncclTeamCft);
+DCOMMI_NCCL_CALL(ncclTeamCftMultimem);
+DCOMMI_NCCL_CALL(ncclTeamRankToWorld);
+DCOMMI_NCCL_CALL(ncclTeamRankToLsa);
+DCOMMI_NCCL_CALL(ncclLLA2ACalcSlots);
+DCOMMI_NCCL_CALL(ncclParamGetAllParameterKeys);
+DCOMMI_NCCL_CALL(ncclParamDumpAll);
+
+/* ---- refusals ---- */
+
+/* Define a call that refuses, and its second name. */
+#define DCOMMI_NCCL_REFUSES(name, arguments, why)                                             \
+    ncclResult_t name arguments                                                               \
+    {                                                                                         \
+        return dcommi_nccl_refused(dcommi_nccl_fail(ncclInvalidUsage, "%s: %s", #name, why)); \
+    }                                                                                         \
+    DCOMMI_NCCL_CALL(name)
+#define DCOMMI_NCCL_NO_DEVICE "dcomm has no communication by kernels"
+#define DCOMMI_NCCL_NO_PUT "dcomm has no one-sided operations"
+#define DCOMMI_NCCL_NO_PARAMETERS "dcomm has no parameters of NCCL"
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-parameter" /* a refusal reads none */
+
+DCOMMI_NCCL_REFUSES(ncclCommRevoke, (ncclComm_t comm, int flags),
+                    "dcomm cannot revoke a communicator; ncclCommAbort ends it, and "
+                    "ncclCommShrink with NCCL_SHRINK_ABORT makes one of the other ranks");
+DCOMMI_NCCL_REFUSES(ncclCommGetUniqueId, (ncclComm_t comm, ncclUniqueId *id),
+                    "dcomm cannot add ranks to a communicator; create a new one");
+DCOMMI_NCCL_REFUSES(ncclCommGrow,
+                    (ncclComm_t comm, int nranks, const ncclUniqueId *id, int rank,
+                     ncclComm_t *newcomm, ncclConfig_t *config),
+                    "dcomm cannot add ranks to a communicator; create a new one");
+DCOMMI_NCCL_REFUSES(ncclCommSuspend, (ncclComm_t comm, int flags),
+                    "dcomm cannot suspend a communicator; destroy it, and create a new one later");
+DCOMMI_NCCL_REFUSES(ncclCommResume, (ncclComm_t comm), "dcomm has not suspended the communicator");
+DCOMMI_NCCL_REFUSES(ncclCommMemStats, (ncclComm_t comm, ncclCommMemStat_t stat, uint64_t *value),
+                    "dcomm does not count a communicator's memory");
+DCOMMI_NCCL_REFUSES(ncclSetEncryption, (const ncclEncryptionConfig_t *config),
+                    "dcomm does not encrypt what it sends");
+
+DCOMMI_NCCL_REFUSES(ncclPutSignal,
+                    (const void *localbuff, size_t count, ncclDataType_t datatype, int peer,
+                     ncclWindow_t window, size_t offset, int sigIdx, int ctx, unsigned int flags,
+                     ncclComm_t comm, cudaStream_t stream),
+                    DCOMMI_NCCL_NO_PUT);
+DCOMMI_NCCL_REFUSES(ncclSignal,
+                    (int peer, int sigIdx, int ctx, unsigned int flags, ncclComm_t comm,
+                     cudaStream_t stream),
+                    DCOMMI_NCCL_NO_PUT);
+DCOMMI_NCCL_REFUSES(ncclWaitSignal,
+                    (int n, ncclWaitSignalDesc_t *signals, ncclComm_t comm, cudaStream_t stream),
+                    DCOMMI_NCCL_NO_PUT);
+
+DCOMMI_NCCL_REFUSES(ncclDevCommCreate,
+                    (ncclComm_t comm, const ncclDevCommRequirements_t *requirements,
+                     ncclDevComm_t *devcomm),
+                    DCOMMI_NCCL_NO_DEVICE);
+DCOMMI_NCCL_REFUSES(ncclDevCommDestroy, (ncclComm_t comm, const ncclDevComm_t *devcomm),
+                    DCOMMI_NCCL_NO_DEVICE);
+DCOMMI_NCCL_REFUSES(ncclGetLsaDevicePointer,
+                    (ncclWindow_t window, size_t offset, int peer, void **ptr),
+                    DCOMMI_NCCL_NO_DEVICE);
+DCOMMI_NCCL_REFUSES(ncclGetPeerDevicePointer,
+                    (ncclWindow_t window, size_t offset, int peer, void **ptr),
+                    DCOMMI_NCCL_NO_DEVICE);
+DCOMMI_NCCL_REFUSES(ncclGetLsaMultimemDevicePointer,
+                    (ncclWindow_t window, size_t offset, void **ptr), DCOMMI_NCCL_NO_DEVICE);
+DCOMMI_NCCL_REFUSES(ncclGetMultimemDevicePointer,
+                    (ncclWindow_t window, size_t offset, ncclMultimemHandle_t multimem, void **ptr),
+                    DCOMMI_NCCL_NO_DEVICE);
+DCOMMI_NCCL_REFUSES(ncclGetPeerDeviceLeInfo,
+                    (ncclWindow_t window, size_t offset, int peer, ncclCftLeId *id, size_t *at),
+                    DCOMMI_NCCL_NO_DEVICE);
+DCOMMI_NCCL_REFUSES(ncclGetCftDeviceLeInfo,
+                    (ncclWindow_t window, size_t offset, int peer, ncclTeam_t team, ncclCftLeId *id,
+                     size_t *at),
+                    DCOMMI_NCCL_NO_DEVICE);
+DCOMMI_NCCL_REFUSES(ncclGetMultimemDeviceLeInfo,
+                    (ncclWindow_t window, size_t offset, ncclCftLeId *id, size_t *at),
+                    DCOMMI_NCCL_NO_DEVICE);
+DCOMMI_NCCL_REFUSES(ncclLsaBarrierCreateRequirement,
+                    (ncclTeam_t team, int n, ncclLsaBarrierHandle_t *handle,
+                     ncclDevResourceRequirements_t *requirements),
+                    DCOMMI_NCCL_NO_DEVICE);
+DCOMMI_NCCL_REFUSES(ncclGinBarrierCreateRequirement,
+                    (ncclComm_t comm, ncclTeam_t team, int n, ncclGinBarrierHandle_t *handle,
+                     ncclDevResourceRequirements_t *requirements),
+                    DCOMMI_NCCL_NO_DEVICE);
+DCOMMI_NCCL_REFUSES(ncclLLA2ACreateRequirement,
+                    (int blocks, int slots, ncclLLA2AHandle_t *handle,
+                     ncclDevResourceRequirements_t *requirements),
+                    DCOMMI_NCCL_NO_DEVICE);
+
+DCOMMI_NCCL_REFUSES(ncclParamBind, (ncclParamHandle_t * handle, const char *key),
+                    DCOMMI_NCCL_NO_PARAMETERS);
+DCOMMI_NCCL_REFUSES(ncclParamGetI8, (ncclParamHandle_t handle, int8_t *value),
+                    DCOMMI_NCCL_NO_PARAMETERS);
+DCOMMI_NCCL_REFUSES(ncclParamGetI16, (ncclParamHandle_t handle, int16_t *value),
+                    DCOMMI_NCCL_NO_PARAMETERS);
+DCOMMI_NCCL_REFUSES(ncclParamGetI32, (ncclParamHandle_t handle, int32_t *value),
+                    DCOMMI_NCCL_NO_PARAMETERS);
+DCOMMI_NCCL_REFUSES(ncclParamGetI64, (ncclParamHandle_t handle, int64_t *value),
+                    DCOMMI_NCCL_NO_PARAMETERS);
+DCOMMI_NCCL_REFUSES(ncclParamGetU8, (ncclParamHandle_t handle, uint8_t *value),
+                    DCOMMI_NCCL_NO_PARAMETERS);
+DCOMMI_NCCL_REFUSES(ncclParamGetU16, (ncclParamHandle_t handle, uint16_t *value),
+                    DCOMMI_NCCL_NO_PARAMETERS);
+DCOMMI_NCCL_REFUSES(ncclParamGetU32, (ncclParamHandle_t handle, uint32_t *value),
+                    DCOMMI_NCCL_NO_PARAMETERS);
+DCOMMI_NCCL_REFUSES(ncclParamGetU64, (ncclParamHandle_t handle, uint64_t *value),
+                    DCOMMI_NCCL_NO_PARAMETERS);
+DCOMMI_NCCL_REFUSES(ncclParamGetStr, (ncclParamHandle_t handle, const char **value),
+                    DCOMMI_NCCL_NO_PARAMETERS);
+DCOMMI_NCCL_REFUSES(ncclParamGet, (ncclParamHandle_t handle, void *value, int room, int *bytes),
+                    DCOMMI_NCCL_NO_PARAMETERS);
+DCOMMI_NCCL_REFUSES(ncclParamGetParameter, (const char *key, const char **value, int *bytes),
+                    DCOMMI_NCCL_NO_PARAMETERS);
+
+#pragma GCC diagnostic pop
+
+#endif
 #endif
 
 /* ==== helper macros end here =========================================================== */
 #undef DCOMMI_NCCL_CALL
 #undef DCOMMI_NCCL_DECISIONS
+#undef DCOMMI_NCCL_EXIT_S
+#undef DCOMMI_NCCL_MAGIC
+#undef DCOMMI_NCCL_NO_DEVICE
+#undef DCOMMI_NCCL_NO_PARAMETERS
+#undef DCOMMI_NCCL_NO_PUT
 #undef DCOMMI_NCCL_OPS
+#undef DCOMMI_NCCL_REFUSES
 #undef DCOMMI_NCCL_TEXT
 #undef DCOMMI_NCCL_TRY

@@ -4,8 +4,9 @@
 #
 #   tools/nccl-home.sh [--host] [--arch N]... DIRECTORY
 #
-# With CUDA, for the architectures that --arch names (default: 80 and 90); CUDA_HOME says where it
-# is (default: nvcc's own place, or /usr/local/cuda). With --host, for machines without a GPU: the
+# With CUDA, for the architectures that --arch names (default: 80 and 90), and with PTX of the newest
+# of them, from which the driver makes code for newer devices. CUDA_HOME says where CUDA is (default:
+# nvcc's own place, or /usr/local/cuda). With --host, for machines without a GPU: the
 # folder then has a stand-in for CUDA's runtime too (include/cuda_runtime.h, lib/libcudart.so), on
 # which programs without kernels of their own run. docs/from-nccl.md says how to use either.
 # CC and CFLAGS (default: cc, -O2) are those of the C files.
@@ -60,6 +61,9 @@ else
     for arch in "${archs[@]}"; do
         codes+=(-gencode "arch=compute_$arch,code=sm_$arch")
     done
+    # PTX of an architecture with a letter, such as 90a, runs on no other.
+    newest=$(printf '%s\n' "${archs[@]}" | grep -x '[0-9]*' | sort -n | tail -1)
+    [ -z "$newest" ] || codes+=(-gencode "arch=compute_$newest,code=compute_$newest")
     flags+=(-I "$cuda/include")
     printf '#define DCOMM_CUDA_IMPLEMENTATION\n#include "dcomm.h"\n' >"$objects/kernels.cu"
     "$nvcc" -std=c++17 -O2 -t 0 -Xcompiler -fPIC "${codes[@]}" -I include \

@@ -171,8 +171,8 @@ def read_nccl_rows():
         text = [re.sub(r" ?\(?\bnotes? [\d, ]+\)?", "", cell)]
         text += [notes[n] for m in re.findall(r"\bnotes? ([\d, ]+)", cell) for n in re.findall(r"\d+", m)]
         return " ".join(t[:1].upper() + t[1:] + "." * (t[-1] != ".") for t in text if t)
-    return {name: (row.cells[0], said(row.cells[1])) for row in rows(page, r"nccl\w+")
-            if row.section == "Call by call" for name in row.names}
+    return {name: (row.cells[0] if len(row.cells) > 1 else "", said(row.cells[-1]))
+            for row in rows(page, r"nccl\w+") if row.section == "Call by call" for name in row.names}
 
 
 def read_nccl():

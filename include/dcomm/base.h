@@ -167,7 +167,7 @@ DCOMM_API void dcomm_set_allocator(dcomm_alloc_fn alloc, dcomm_free_fn release, 
 
 /* Set the function that takes dcomm's warnings; NULL restores the default, one line to stderr.
  * level: 0 error, 1 warning, 2 information. The environment variable DCOMM_LOG=error|warn|info
- * chooses which levels are passed on (default: warn). `user` is passed to fn. */
+ * chooses which levels are passed on (default: NCCL_DEBUG, else warn). `user` is passed to fn. */
 typedef void (*dcomm_log_fn)(int level, const char *message, void *user);
 DCOMM_API void dcomm_set_logger(dcomm_log_fn fn, void *user);
 

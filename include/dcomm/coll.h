@@ -48,7 +48,7 @@ typedef struct dcomm_coll_opts {
      * effect on other dtypes. DCOMM_F64 is 0 and means the default (default: 0, algorithms that
      * pass sums on round them at each rank, unless deterministic). */
     dcomm_dtype accumulate;
-    double timeout_s; /* seconds (default: 0, the communicator's) */
+    double timeout_s; /* seconds; INFINITY: no limit (default: 0, the communicator's) */
     /* DCOMM_PREMUL_SUM: the factor on this rank's input; may differ by rank. Floats are multiplied
      * as floats. Integers below 64 bits are multiplied in f64 and clamped. Integers of 64 bits are
      * multiplied as integers that wrap around, if the factor is an integer (default: 0, taken as
@@ -58,8 +58,12 @@ typedef struct dcomm_coll_opts {
                              here 0 means 0. It is read before the call returns and may have any
                              alignment. It may be NULL on some ranks only (default: NULL,
                              premul) */
-    int lanes;            /* parallel rings or trees, if the algorithm has them (default: 1) */
-    size_t chunk_bytes;   /* bytes of one piece in a pipeline (default: the communicator's) */
+    /* With `stream`: the device reads *premul_p in the stream's order, after the stream's earlier
+     * work. So it may be device memory, or pinned memory, which must stay valid until the
+     * operation is complete (default: false). */
+    bool premul_on_stream;
+    int lanes;          /* parallel rings or trees, if the algorithm has them (default: 1) */
+    size_t chunk_bytes; /* bytes of one piece in a pipeline (default: the communicator's) */
     /* All-to-all-v: [size * size] counts; rank i sends matrix[i * size + j] elements to rank j.
      * With it the choice of the algorithm knows all sizes, and the algorithms bruck and hier need
      * not exchange them. It is read before the call returns (default: NULL, each rank knows its

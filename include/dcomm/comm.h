@@ -37,7 +37,7 @@ typedef struct dcomm_context_opts {
     bool progress_thread;
     /* Network interface towards other hosts, such as "eth0" (default: DCOMM_IFACE, else the
      * interface towards MASTER_ADDR, else that of the default route, else the first that is up;
-     * the loopback only if there is no other). */
+     * the loopback only if there is no other; of those that NCCL_SOCKET_IFNAME admits). */
     const char *iface;
     /* Id of this host. Ranks share memory only if their host ids are equal and if they can pass
      * each other file descriptors. That needs one user, and one network namespace or one /dev/shm
@@ -94,8 +94,10 @@ typedef struct dcomm_comm_opts {
 
     /* ---- every operation; all ranks take rank 0's algo, deterministic and chunk_bytes ---- */
 
-    double timeout_s; /* seconds for creation and for each operation (default: DCOMM_TIMEOUT, else
-                         300) */
+    /* Seconds for creation and for each operation. INFINITY: no limit; the loss of a peer is an
+     * error all the same, and the log names the ranks that an operation has waited 300 s for
+     * (default: DCOMM_TIMEOUT, else 300). */
+    double timeout_s;
     /* Use this algorithm for every operation that has it; other operations choose theirs. If a
      * call must fold in rank order (deterministic, accumulate, an ordered operator) and the
      * algorithm cannot, the call fails with DCOMM_ERR_UNSUPPORTED (default: DCOMM_ALGO, else

@@ -104,11 +104,19 @@ static cudaError_t run_reduce(void *arg)
                : cudaErrorLaunchFailure;
 }
 
+/* Set *bytes to the length of an array. Refuse one that no memory holds, as the kernels do. */
+static dcomm_status array_bytes(const char *call, size_t count, size_t element, size_t *bytes)
+{
+    return __builtin_mul_overflow(count, element, bytes)
+               ? cuhost_fail(DCOMM_ERR_INVALID, call, "%zu elements of %zu bytes", count, element)
+               : DCOMM_OK;
+}
+
 dcomm_status dcomm_cuda_reduce(void *dst, const void *const *src, size_t nsrc, size_t count,
                                dcomm_dtype dtype, dcomm_op op, int64_t divisor, void *stream)
 {
     static const char call[] = "dcomm_cuda_reduce";
-    const size_t bytes = count * dcomm_dtype_size(dtype);
+    size_t bytes = 0;
     cuhost_job j = {.count = count, .dtype = (int)dtype, .op = (int)op, .divisor = divisor};
     if (dcomm_dtype_size(dtype) == 0 || (unsigned)op >= DCOMM_OP_COUNT) {
         return cuhost_fail(DCOMM_ERR_INVALID, call, "dtype %d or operator %d is unknown",
@@ -120,7 +128,10 @@ dcomm_status dcomm_cuda_reduce(void *dst, const void *const *src, size_t nsrc, s
     if (dst == NULL) {
         return cuhost_fail(DCOMM_ERR_INVALID, call, "dst is NULL");
     }
-    dcomm_status status = cuhost_operands(&j, call, src, NULL, bytes, nsrc);
+    dcomm_status status = array_bytes(call, count, dcomm_dtype_size(dtype), &bytes);
+    if (status == DCOMM_OK) {
+        status = cuhost_operands(&j, call, src, NULL, bytes, nsrc);
+    }
     if (status != DCOMM_OK) {
         return status;
     }
@@ -142,14 +153,15 @@ dcomm_status dcomm_cuda_scale(void *dst, const void *src, size_t count, dcomm_dt
                               double factor, void *stream)
 {
     static const char call[] = "dcomm_cuda_scale";
-    const size_t bytes = count * dcomm_dtype_size(dtype);
+    size_t bytes = 0;
     cuhost_job j = {.count = count, .dtype = (int)dtype, .factor = factor};
     if (dcomm_dtype_size(dtype) == 0 || (count > 0 && (dst == NULL || src == NULL))) {
         return cuhost_fail(DCOMM_ERR_INVALID, call, "dtype %d is unknown, or dst or src is NULL",
                            (int)dtype);
     }
-    if (count == 0) {
-        return DCOMM_OK;
+    dcomm_status status = array_bytes(call, count, dcomm_dtype_size(dtype), &bytes);
+    if (count == 0 || status != DCOMM_OK) {
+        return status;
     }
     j.wire = cuhost_reach_of(&j, dst, bytes);
     j.x = cuhost_reach_of(&j, src, bytes);
@@ -187,8 +199,10 @@ static dcomm_status convert(const char *call, void *dst, size_t to, const void *
     if ((uintptr_t)dst % to != 0 || (uintptr_t)src % from != 0) {
         return cuhost_fail(DCOMM_ERR_INVALID, call, "dst or src is not aligned to its elements");
     }
-    if (j.count == 0) {
-        return DCOMM_OK;
+    size_t longer = 0;
+    dcomm_status status = array_bytes(call, j.count, to > from ? to : from, &longer);
+    if (j.count == 0 || status != DCOMM_OK) {
+        return status;
     }
     j.wire = cuhost_reach_of(&j, dst, j.count * to);
     j.x = cuhost_reach_of(&j, src, j.count * from);
@@ -232,11 +246,13 @@ dcomm_status dcomm_cuda_add_scaled(float *x, float factor, const float *y, size_
     if (count > 0 && (x == NULL || y == NULL)) {
         return cuhost_fail(DCOMM_ERR_INVALID, call, "%s is NULL", x == NULL ? "x" : "y");
     }
-    if (count == 0) {
-        return DCOMM_OK;
+    size_t bytes = 0;
+    dcomm_status status = array_bytes(call, count, sizeof *x, &bytes);
+    if (count == 0 || status != DCOMM_OK) {
+        return status;
     }
-    j.out = cuhost_reach_of(&j, x, count * sizeof *x);
-    j.x = cuhost_reach_of(&j, y, count * sizeof *y);
+    j.out = cuhost_reach_of(&j, x, bytes);
+    j.x = cuhost_reach_of(&j, y, bytes);
     return cuhost_run(call, &j, run_add, stream);
 }
 
@@ -267,8 +283,10 @@ dcomm_status dcomm_cuda_scatter(float *x, size_t count, const uint32_t *index, c
                            : value == NULL ? "value"
                                            : "x");
     }
-    if (n == 0) {
-        return DCOMM_OK;
+    size_t longer = 0;
+    dcomm_status status = array_bytes(call, count > n ? count : n, sizeof *x, &longer);
+    if (n == 0 || status != DCOMM_OK) {
+        return status;
     }
     j.out = cuhost_reach_of(&j, x, count * sizeof *x);
     j.wire = cuhost_reach_of(&j, index, n * sizeof *index);
@@ -298,15 +316,15 @@ dcomm_status dcomm_cuda_look(void *x, size_t count, dcomm_dtype dtype, double fa
                              dcomm_cuda_sight *sight, void *workspace, void *stream)
 {
     static const char call[] = "dcomm_cuda_look";
-    cuhost_job j = {.count = count,
-                    .dtype = (int)dtype,
-                    .factor = factor,
-                    .drop = drop,
-                    .capacity = count * dcomm_dtype_size(dtype)};
+    cuhost_job j = {.count = count, .dtype = (int)dtype, .factor = factor, .drop = drop};
     if (dtype > DCOMM_BF16 || sight == NULL || (count > 0 && (x == NULL || workspace == NULL))) {
         return cuhost_fail(DCOMM_ERR_INVALID, call,
                            "dtype %d is not of floats, or x, sight or workspace is NULL",
                            (int)dtype);
+    }
+    dcomm_status status = array_bytes(call, count, dcomm_dtype_size(dtype), &j.capacity);
+    if (status != DCOMM_OK) {
+        return status;
     }
     j.wire = cuhost_reach_of(&j, x, j.capacity);
     j.sight = cuhost_reach_of(&j, sight, sizeof *sight);

@@ -1,9 +1,11 @@
 /* test_text.c - the strict reader of text: sizes, times, flags, lists of hosts; and the table of
- * environment variables. */
+ * environment variables, and those of NCCL that count. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "dcomm/impl/base/environment.h"
 #include "dcomm/impl/base/nodelist.h"
+#include "dcomm/impl/boot/socket.h"
+#include "dcomm/impl/transport/ucx/iface.h"
 
 #include <criterion/criterion.h>
 #include <inttypes.h>
@@ -151,4 +153,83 @@ Test(environment, table_docs_and_sources_agree)
         }
     }
     free(docs);
+}
+
+/* ---- NCCL's variables, where dcomm's are not set ---- */
+
+Test(text, nccls_lists_of_interfaces)
+{
+    static const struct {
+        const char *list, *name;
+        bool in;
+    } cases[] = {
+        {"eth", "eth0", true},         {"eth", "wlan0", false},      {"ib,eth", "eth1", true},
+        {"eth1", "eth10", true},       {"=eth1", "eth10", false},    {"=eth0,eth1", "eth1", true},
+        {"^docker", "docker0", false}, {"^docker,lo", "eth0", true}, {"^docker,lo", "lo", false},
+        {"^=eth1", "eth10", true},     {"^=eth1", "eth1", false},    {"mlx5_0:1", "mlx5_0", true},
+        {"eth0:1,eth2", "eth2", true}, {",", "eth0", false},         {"^", "eth0", true},
+        {"=eth", "eth0", false}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cr_expect_eq(dcommi_iface_listed(cases[i].list, cases[i].name), cases[i].in, "%s, %s",
+                     cases[i].list, cases[i].name);
+    }
+}
+
+static char warned[512];
+
+static void warn(int level, const char *message, void *user)
+{
+    (void)level;
+    (void)user;
+    snprintf(warned, sizeof warned, "%s", message);
+}
+
+Test(text, nccls_interface_counts)
+{
+    dcommi_addr found[DCOMMI_SOCK_ADDRS];
+    dcommi_iface name = "";
+    dcomm_set_logger(warn, NULL);
+    unsetenv("DCOMM_IFACE");
+    setenv("NCCL_SOCKET_IFNAME", "=lo", 1);
+    dcommi_ucx_usual_iface(name);
+    cr_expect_str_eq(name, "lo");
+    int n = dcommi_addr_mine(NULL, found, DCOMMI_SOCK_ADDRS);
+    cr_expect_gt(n, 0);
+    for (int i = 0; i < n; i++) {
+        cr_expect(dcommi_addr_loopback(&found[i]), "address %d of %d", i, n);
+    }
+    setenv("DCOMM_IFACE", "eth", 1); /* dcomm's own wins */
+    cr_expect_null(dcommi_iface_list());
+    unsetenv("DCOMM_IFACE");
+    cr_expect_str_empty(warned);
+    setenv("NCCL_SOCKET_IFNAME", "nosuch,none", 1);
+    cr_expect_null(dcommi_iface_list());
+    cr_expect_not_null(strstr(warned, "NCCL_SOCKET_IFNAME=\"nosuch,none\" is ignored"), "%s",
+                       warned);
+    warned[0] = '\0';
+    cr_expect_null(dcommi_iface_list());
+    cr_expect_str_empty(warned); /* said already */
+    cr_expect_gt(dcommi_addr_mine(NULL, found, DCOMMI_SOCK_ADDRS), 0);
+}
+
+Test(text, nccls_debug_counts)
+{
+    cr_expect_eq(dcommi_log_level_of_nccl("NONE"), DCOMMI_LOG_ERROR);
+    cr_expect_eq(dcommi_log_level_of_nccl("VERSION"), DCOMMI_LOG_WARN);
+    cr_expect_eq(dcommi_log_level_of_nccl("warn"), DCOMMI_LOG_WARN);
+    cr_expect_eq(dcommi_log_level_of_nccl("ATTN"), DCOMMI_LOG_WARN);
+    cr_expect_eq(dcommi_log_level_of_nccl("Info"), DCOMMI_LOG_INFO);
+    cr_expect_eq(dcommi_log_level_of_nccl("TRACE"), DCOMMI_LOG_INFO);
+    cr_expect_eq(dcommi_log_level_of_nccl("loud"), -1);
+    cr_expect_eq(dcommi_log_level_of_nccl(NULL), -1);
+    unsetenv("DCOMM_LOG");
+    setenv("NCCL_DEBUG", "INFO", 1);
+    cr_expect_eq(dcommi_log_level(), DCOMMI_LOG_INFO);
+}
+
+Test(text, dcomms_level_wins)
+{
+    setenv("DCOMM_LOG", "error", 1);
+    setenv("NCCL_DEBUG", "INFO", 1);
+    cr_expect_eq(dcommi_log_level(), DCOMMI_LOG_ERROR);
 }

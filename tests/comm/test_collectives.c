@@ -265,6 +265,11 @@ static int factors(int rank, int n, procs_shared *s, void *arg)
     x[0] = 9;
     RANKS_OK(dcomm_allreduce(comm, x, y, 2, DCOMM_I64, DCOMM_PREMUL_SUM, &opts));
     PROCS_TRUE(y[0] == 4 * n && y[1] == odd / 2);
+    opts = (dcomm_coll_opts){.premul_p = &odd, .premul_on_stream = true};
+    PROCS_TRUE(dcomm_allreduce(comm, x, y, 2, DCOMM_I64, DCOMM_PREMUL_SUM, &opts) ==
+               DCOMM_ERR_INVALID);
+    PROCS_CHECK(strstr(dcomm_last_error(), "opts.stream is NULL") != NULL, "%s",
+                dcomm_last_error());
 
     /* A compressed sum applies its factor too. */
     enum { LONG = 4096 };

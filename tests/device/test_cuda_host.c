@@ -683,6 +683,32 @@ static void slow(void *user)
     atomic_fetch_add((_Atomic int *)user, 1);
 }
 
+/* Arrays that no memory holds are refused, also where their bytes wrap around to a few. */
+Test(cuda_host, arrays_longer_than_memory)
+{
+    const size_t many = SIZE_MAX / 4 + 2; /* 4 bytes of f32 */
+    float *x;
+    uint32_t *index;
+    dcomm_cuda_sight *sight;
+    GOOD(cudaMalloc((void **)&x, 64));
+    GOOD(cudaMalloc((void **)&index, 64));
+    GOOD(cudaMalloc((void **)&sight, sizeof *sight));
+    const void *sources[2] = {x, x};
+    cr_expect_eq(dcomm_cuda_reduce(x, sources, 2, many, DCOMM_F32, DCOMM_SUM, 0, NULL),
+                 DCOMM_ERR_INVALID);
+    cr_expect_not_null(strstr(dcomm_last_error(), "elements of 4 bytes"));
+    cr_expect_eq(dcomm_cuda_scale(x, x, many, DCOMM_F32, 2, NULL), DCOMM_ERR_INVALID);
+    cr_expect_eq(dcomm_cuda_to_f32(x, x, many, DCOMM_F16, 1, NULL), DCOMM_ERR_INVALID);
+    cr_expect_eq(dcomm_cuda_from_f32(x, x, many, DCOMM_F16, NULL), DCOMM_ERR_INVALID);
+    cr_expect_eq(dcomm_cuda_add_scaled(x, 1, x, many, NULL), DCOMM_ERR_INVALID);
+    cr_expect_eq(dcomm_cuda_scatter(x, many, index, x, 1, false, NULL), DCOMM_ERR_INVALID);
+    cr_expect_eq(dcomm_cuda_look(x, many, DCOMM_F32, 1, false, sight, index, NULL),
+                 DCOMM_ERR_INVALID);
+    GOOD(cudaFree(sight));
+    GOOD(cudaFree(index));
+    GOOD(cudaFree(x));
+}
+
 /* With stream NULL the kernel has ended when the call returns, and the call returns its fault. */
 Test(cuda_host, a_kernel_without_a_stream_has_ended)
 {

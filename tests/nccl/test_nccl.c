@@ -333,7 +333,82 @@ Test(nccl, exact_factors)
     runs(2, exact_factors, 60);
 }
 
-/* Calls beside a capture leave it alone, also those that wait for a scalar. */
+/* Return the two ranks' factors, in device memory, which their streams fill. */
+static void put_factors(float *const at[2], float first, const cudaStream_t stream[2])
+{
+    for (int r = 0; r < 2; r++) {
+        const float factor = first + (float)r;
+        CUDA(cudaSetDevice(r));
+        CUDA(cudaMemcpyAsync(at[r], &factor, sizeof factor, cudaMemcpyHostToDevice, stream[r]));
+    }
+}
+
+/* One thread has two ranks. A call whose factor is on the device does not wait for its stream,
+ * which waits for the other rank's call. */
+static int two_ranks(int rank, int n, procs_shared *s, void *arg)
+{
+    ncclComm_t comm[2];
+    ncclRedOp_t op[2], next[2];
+    cudaStream_t stream[2];
+    float *x[2], *at[2], *more[2], ones[2] = {1, 1}, all[2] = {0};
+    (void)rank;
+    (void)n;
+    (void)s;
+    setenv("DCOMM_TUNE", "0", 1);
+    setenv("DCOMM_CODEC", arg, 1);
+    NCCL(ncclCommInitAll(comm, 2, NULL));
+    for (int r = 0; r < 2; r++) {
+        CUDA(cudaSetDevice(r));
+        CUDA(cudaStreamCreateWithFlags(&stream[r], cudaStreamNonBlocking));
+        CUDA(cudaMalloc((void **)&x[r], sizeof ones));
+        CUDA(cudaMalloc((void **)&at[r], sizeof(float)));
+        CUDA(cudaMalloc((void **)&more[r], sizeof(float)));
+        CUDA(cudaMemcpy(x[r], ones, sizeof ones, cudaMemcpyHostToDevice));
+        NCCL(ncclRedOpCreatePreMulSum(&op[r], at[r], ncclFloat, ncclScalarDevice, comm[r]));
+    }
+    /* 1 + 1; then 2 * 2 + 2 * 3, with factors that the streams get behind the first call */
+    for (int r = 0; r < 2; r++) {
+        const float factor = 2 + (float)r;
+        CUDA(cudaSetDevice(r));
+        NCCL(ncclAllReduce(x[r], x[r], 1, ncclFloat, ncclSum, comm[r], stream[r]));
+        CUDA(cudaMemcpyAsync(at[r], &factor, sizeof factor, cudaMemcpyHostToDevice, stream[r]));
+        NCCL(ncclAllReduce(x[r], x[r], 1, ncclFloat, op[r], comm[r], stream[r]));
+    }
+    /* in a group: 10 * 4 + 10 * 5, and 1 * 0.5 + 1 * 1.5, by operators that end with the calls */
+    put_factors(at, 4, stream);
+    put_factors(more, 0.5f, stream);
+    NCCL(ncclGroupStart());
+    for (int r = 0; r < 2; r++) {
+        NCCL(ncclAllReduce(x[r], x[r], 1, ncclFloat, op[r], comm[r], stream[r]));
+        NCCL(ncclRedOpDestroy(op[r], comm[r]));
+        NCCL(ncclRedOpCreatePreMulSum(&next[r], more[r], ncclFloat, ncclScalarDevice, comm[r]));
+        NCCL(ncclAllReduce(x[r] + 1, x[r] + 1, 1, ncclFloat, next[r], comm[r], stream[r]));
+        NCCL(ncclRedOpDestroy(next[r], comm[r]));
+    }
+    NCCL(ncclGroupEnd());
+    for (int r = 0; r < 2; r++) {
+        CUDA(cudaSetDevice(r));
+        CUDA(cudaStreamSynchronize(stream[r]));
+        CUDA(cudaMemcpy(all, x[r], sizeof all, cudaMemcpyDeviceToHost));
+        PROCS_CHECK(all[0] == 90 && all[1] == 2, "rank %d: %g %g", r, (double)all[0],
+                    (double)all[1]);
+    }
+    for (int r = 0; r < 2; r++) {
+        NCCL(ncclCommDestroy(comm[r]));
+    }
+    return 0;
+}
+
+Test(nccl, factors_on_devices_hold_up_no_thread)
+{
+    int ended[PROCS_MAX];
+    for (int coded = 0; coded < 2; coded++) {
+        (void)procs_run(1, 30, two_ranks, coded ? "f16" : "none", ended);
+        cr_expect_eq(ended[0], 0, "coded %d: %d", coded, ended[0]);
+    }
+}
+
+/* Calls beside a capture leave it alone, also if their factor is on the device. */
 static int beside_capture(int rank, int n, procs_shared *s, void *arg)
 {
     ncclComm_t comm = ranks_join(rank, n, s);

@@ -17,11 +17,16 @@ exported() {
     ! grep -v '^p\?nccl[A-Z]' "$scratch/names"
 }
 declared() {
-    sed -n 's/^DCOMM_NCCL_CALL([^,]*, \(nccl[A-Za-z]*\).*/\1/p' include/dcomm_nccl.h |
+    sed -n 's/^DCOMM_NCCL_CALL([^,]*, \(nccl[A-Za-z0-9]*\).*/\1/p' include/dcomm_nccl.h |
         sed 'p;s/^/p/' | sort >"$scratch/declared"
     [ -s "$scratch/declared" ] && diff "$scratch/declared" "$scratch/names"
 }
 check "libnccl.so.2 exports NCCL's names alone" exported
+listed() { # tests/data/nccl_symbols.txt says where the list is from
+    sed -n 's/^2\.[0-9]* \(nccl[A-Za-z0-9]*\)$/\1/p' tests/data/nccl_symbols.txt | sed 'p;s/^/p/' | sort >"$scratch/listed"
+    [ "$(wc -l <"$scratch/listed")" -ge 188 ] && diff "$scratch/listed" "$scratch/names"
+}
+check "the library has the calls of NCCL 2.27 to 2.32, and no others" listed
 check "what the header declares is what the library has, under both names" declared
 soname() {
     readelf -d "$build/nccl/libnccl.so.2" | grep -q 'SONAME.*\[libnccl.so.2\]'
@@ -114,6 +119,17 @@ coded_summary() { # numbers come out rounded, which the program finds wrong
 check "what a codec did, in the summary" coded_summary
 
 # ---- with CUDA ----
+ptx() { # by an nvcc that writes its arguments down
+    mkdir -p "$scratch/cuda/bin" && printf '#!/bin/sh\necho "$@" >%s\nexit 1\n' "$scratch/arguments" >"$scratch/cuda/bin/nvcc" &&
+        chmod +x "$scratch/cuda/bin/nvcc" || return
+    ! CUDA_HOME=$scratch/cuda tools/nccl-home.sh --arch 80 --arch 120 --arch 90 --arch 90a "$scratch/none" || return
+    cat "$scratch/arguments"
+    for a in 80 120 90 90a; do
+        grep -q -e "-gencode arch=compute_$a,code=sm_$a " "$scratch/arguments" || return
+    done
+    [ "$(grep -o 'code=compute_[0-9a]*' "$scratch/arguments")" = code=compute_120 ]
+}
+check "the folder's kernels have code for each architecture, and PTX of the newest" ptx
 export CFLAGS=-O0
 if [ -n "$nvcc" ] && ! full; then
     check "examples/nccl/single_process.c: nvcc, CUDA's headers" "$nvcc" -Werror all-warnings \

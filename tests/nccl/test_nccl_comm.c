@@ -56,7 +56,7 @@ static int refusals(int rank, int n, procs_shared *s, void *arg)
     NCCL_REFUSES(ncclBroadcast(x, x, 4, ncclFloat, n, comm, NULL), argument, "none of the");
     NCCL_REFUSES(ncclSend(x, 4, ncclFloat, rank, comm, NULL), usage, "sends to itself");
     NCCL_REFUSES(ncclGroupEnd(), usage, "without ncclGroupStart");
-    NCCL_REFUSES(ncclCommWindowRegister(comm, x, 1024, &window, 2), argument, "flags is 2");
+    NCCL_REFUSES(ncclCommWindowRegister(comm, x, 1024, &window, 4), argument, "flags is 4");
     NCCL_REFUSES(
         ncclRedOpCreatePreMulSum(&op, &scalar, ncclFloat8e5m2, ncclScalarHostImmediate, comm),
         usage, "8-bit floats");

@@ -3,5 +3,5 @@
 #include "../impl/base/preamble.h"
 #include "face.h"
 #ifdef DCOMM_NCCL_IMPLEMENTATION
-#include "query.h"
+#include "later.h"
 #endif

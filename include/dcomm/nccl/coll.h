@@ -32,13 +32,13 @@ static ncclResult_t dcommi_nccl_check(const char *call, dcommi_nccl_job *j, nccl
     }
     DCOMMI_NCCL_TRY(dcommi_nccl_type(datatype, reduced, &j->dtype));
     if (reduced) {
-        DCOMMI_NCCL_TRY(dcommi_nccl_operator(j->comm, op, datatype, &j->op, &j->premul));
-    }
-    if (j->premul != NULL) {
-        dcommi_nccl_before before = dcommi_nccl_enter(j->comm);
-        ncclResult_t result = dcommi_nccl_factor(j);
-        dcommi_nccl_leave(j->comm, before);
-        return result;
+        const dcommi_nccl_op *premul = NULL;
+        DCOMMI_NCCL_TRY(dcommi_nccl_operator(j->comm, op, datatype, &j->op, &premul));
+        if (premul != NULL) { /* the program may destroy it before the group ends */
+            j->premul = true;
+            j->scalar = premul->scalar;
+            memcpy(j->factor, premul->factor, sizeof j->factor);
+        }
     }
     return ncclSuccess;
 }

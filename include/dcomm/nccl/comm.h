@@ -99,8 +99,7 @@ static ncclResult_t dcommi_nccl_submit_derived(dcommi_nccl_job *j, const ncclCon
     }
     result = dcommi_nccl_inherit(j->comm, config, &j->made);
     if (result != ncclSuccess) {
-        dcommi_nccl_discard(j->made);
-        free(j->excluded);
+        dcommi_nccl_drop_job(j);
         return result;
     }
     return dcommi_nccl_submit(j);

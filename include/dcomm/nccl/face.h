@@ -2,7 +2,8 @@
  *
  * Names, types, tags, values and layouts are those of NCCL 2.27. So a program that was compiled
  * against NCCL's header also runs with this library. A C++ function that takes these types keeps
- * its mangled name.
+ * its mangled name. The calls of NCCL 2.28 to 2.32 exist too, so that programs which were compiled
+ * against those load; most of them refuse.
  *
  * This header needs <cuda_runtime.h>: CUDA's, or the host stand-in's (nccl/host). The stand-in
  * makes N "GPUs" of this machine's threads and memory. */
@@ -23,6 +24,7 @@
 #endif
 #include <limits.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #define NCCL_MAJOR 2
 #define NCCL_MINOR 27
@@ -91,7 +93,7 @@ typedef enum {
 typedef enum { ncclNumOps_dummy = 5 } ncclRedOp_dummy_t; /* nccl.h has this name */
 
 typedef enum {
-    ncclScalarDevice = 0, /* each collective reads the scalar after the stream's earlier work */
+    ncclScalarDevice = 0,       /* the stream reads the scalar when it comes to the collective */
     ncclScalarHostImmediate = 1 /* ncclRedOpCreatePreMulSum reads the scalar */
 } ncclScalarResidence_t;
 
@@ -101,10 +103,15 @@ typedef enum {
 #define NCCL_UNDEF_FLOAT (-1.0f)
 #define NCCL_WIN_DEFAULT 0x00
 #define NCCL_WIN_COLL_SYMMETRIC 0x01
+#define NCCL_WIN_STRICT_ORDERING 0x02 /* of NCCL 2.29 */
+#define NCCL_WIN_REQUIRED_ALIGNMENT 4096
 #define NCCL_SHRINK_DEFAULT 0x00
 #define NCCL_SHRINK_ABORT 0x01
 #define NCCL_CTA_POLICY_DEFAULT 0x00
 #define NCCL_CTA_POLICY_EFFICIENCY 0x01
+#define NCCL_CTA_POLICY_ZERO 0x02
+#define NCCL_REVOKE_DEFAULT 0x00
+#define NCCL_SUSPEND_MEM 0x01
 
 /* Start from NCCL_CONFIG_INITIALIZER. dcomm reads two fields:
  * - blocking, as in NCCL;
@@ -158,7 +165,7 @@ typedef struct ncclSimInfo_v22200 {
 
 /* Set *version to 22700. */
 DCOMM_NCCL_CALL(ncclResult_t, ncclGetVersion, (int *version));
-/* Does nothing: dcomm reads no NCCL_DEBUG. */
+/* Does nothing: NCCL_DEBUG is read once. */
 DCOMM_NCCL_CALL(void, ncclResetDebugInit, (void));
 DCOMM_NCCL_CALL(const char *, ncclGetErrorString, (ncclResult_t result));
 /* Return the sentence of comm's error. If comm is NULL or has no error, return that of the calling
@@ -199,7 +206,8 @@ DCOMM_NCCL_CALL(ncclResult_t, ncclMemFree, (void *ptr));
 DCOMM_NCCL_CALL(ncclResult_t, ncclCommRegister,
                 (const ncclComm_t comm, void *buff, size_t bytes, void **handle));
 DCOMM_NCCL_CALL(ncclResult_t, ncclCommDeregister, (const ncclComm_t comm, void *handle));
-/* Register buff as ncclCommRegister does, with either flag. No kernel can access the window. */
+/* Register buff as ncclCommRegister does, with any of the flags above. No kernel can access the
+ * window. */
 DCOMM_NCCL_CALL(ncclResult_t, ncclCommWindowRegister,
                 (ncclComm_t comm, void *buff, size_t bytes, ncclWindow_t *window, int flags));
 DCOMM_NCCL_CALL(ncclResult_t, ncclCommWindowDeregister, (ncclComm_t comm, ncclWindow_t window));
@@ -254,6 +262,160 @@ DCOMM_NCCL_CALL(ncclResult_t, ncclGroupStart, (void));
 DCOMM_NCCL_CALL(ncclResult_t, ncclGroupEnd, (void));
 /* End the group without starting its collectives, splits and shrinks. Returns ncclInvalidUsage. */
 DCOMM_NCCL_CALL(ncclResult_t, ncclGroupSimulateEnd, (ncclSimInfo_t * info));
+
+/* ---- calls of NCCL 2.28 to 2.32, with its names and types ---- */
+
+/* A call whose comment does not say what it does returns ncclInvalidUsage, with a sentence that
+ * begins with its name: dcomm has no one-sided operations, and no kernel can communicate. */
+
+typedef struct ncclTeam {
+    int nRanks, rank, stride;
+} ncclTeam_t;
+typedef struct ncclMultimemHandle {
+    void *mcBasePtr;
+} ncclMultimemHandle_t;
+typedef struct {
+    int opCnt, peer, sigIdx, ctx;
+} ncclWaitSignalDesc_t;
+typedef enum {
+    ncclStatGpuMemSuspend = 0,
+    ncclStatGpuMemSuspended = 1,
+    ncclStatGpuMemPersist = 2,
+    ncclStatGpuMemTotal = 3
+} ncclCommMemStat_t;
+typedef enum {
+    NCCL_CFT_TEAM_FLAT = 0,
+    NCCL_CFT_TEAM_HIER_MULTIMEM = 1,
+    NCCL_CFT_TEAM_HIER_LSA = 2
+} ncclCftTeamMode_t;
+typedef uint32_t ncclCftLeId;
+typedef struct ncclCollConfig_v23200 ncclCollConfig_t;
+typedef struct ncclCommProperties ncclCommProperties_t;
+typedef struct ncclDevComm ncclDevComm_t;
+typedef struct ncclDevCommRequirements ncclDevCommRequirements_t;
+typedef struct ncclDevResourceRequirements ncclDevResourceRequirements_t;
+typedef struct ncclEncryptionConfig ncclEncryptionConfig_t;
+typedef struct ncclGinBarrierHandle ncclGinBarrierHandle_t;
+typedef struct ncclLLA2AHandle ncclLLA2AHandle_t;
+typedef struct ncclLsaBarrierHandle ncclLsaBarrierHandle_t;
+typedef struct ncclParamHandle *ncclParamHandle_t;
+
+DCOMM_NCCL_CALL(ncclResult_t, ncclCommRevoke, (ncclComm_t comm, int flags));
+DCOMM_NCCL_CALL(ncclResult_t, ncclCommGetUniqueId, (ncclComm_t comm, ncclUniqueId *id));
+DCOMM_NCCL_CALL(ncclResult_t, ncclCommGrow,
+                (ncclComm_t comm, int nranks, const ncclUniqueId *id, int rank, ncclComm_t *newcomm,
+                 ncclConfig_t *config));
+DCOMM_NCCL_CALL(ncclResult_t, ncclCommSuspend, (ncclComm_t comm, int flags));
+DCOMM_NCCL_CALL(ncclResult_t, ncclCommResume, (ncclComm_t comm));
+DCOMM_NCCL_CALL(ncclResult_t, ncclCommMemStats,
+                (ncclComm_t comm, ncclCommMemStat_t stat, uint64_t *value));
+DCOMM_NCCL_CALL(ncclResult_t, ncclSetEncryption, (const ncclEncryptionConfig_t *config));
+/* Fill in rank, size and device. The other properties, such as the device API, are "no". */
+DCOMM_NCCL_CALL(ncclResult_t, ncclCommQueryProperties,
+                (ncclComm_t comm, ncclCommProperties_t *properties));
+/* Set *ptr to the buffer that the window was registered with. */
+DCOMM_NCCL_CALL(ncclResult_t, ncclWinGetUserPtr,
+                (ncclComm_t comm, ncclWindow_t window, void **ptr));
+
+DCOMM_NCCL_CALL(ncclResult_t, ncclPutSignal,
+                (const void *localbuff, size_t count, ncclDataType_t datatype, int peer,
+                 ncclWindow_t window, size_t offset, int sigIdx, int ctx, unsigned int flags,
+                 ncclComm_t comm, cudaStream_t stream));
+DCOMM_NCCL_CALL(ncclResult_t, ncclSignal,
+                (int peer, int sigIdx, int ctx, unsigned int flags, ncclComm_t comm,
+                 cudaStream_t stream));
+DCOMM_NCCL_CALL(ncclResult_t, ncclWaitSignal,
+                (int n, ncclWaitSignalDesc_t *signals, ncclComm_t comm, cudaStream_t stream));
+
+/* The next eight are the calls without Config. They ignore the GPU resources that config asks for,
+ * and refuse an algSelection that is forced, and a launchCompletionEvent. */
+DCOMM_NCCL_CALL(ncclResult_t, ncclAllReduceConfig,
+                (const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                 ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream,
+                 const ncclCollConfig_t *config));
+DCOMM_NCCL_CALL(ncclResult_t, ncclBroadcastConfig,
+                (const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                 int root, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t *config));
+DCOMM_NCCL_CALL(ncclResult_t, ncclReduceConfig,
+                (const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                 ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream,
+                 const ncclCollConfig_t *config));
+DCOMM_NCCL_CALL(ncclResult_t, ncclAllGatherConfig,
+                (const void *sendbuff, void *recvbuff, size_t sendcount, ncclDataType_t datatype,
+                 ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t *config));
+DCOMM_NCCL_CALL(ncclResult_t, ncclReduceScatterConfig,
+                (const void *sendbuff, void *recvbuff, size_t recvcount, ncclDataType_t datatype,
+                 ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream,
+                 const ncclCollConfig_t *config));
+DCOMM_NCCL_CALL(ncclResult_t, ncclAlltoAllConfig,
+                (const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                 ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t *config));
+DCOMM_NCCL_CALL(ncclResult_t, ncclGatherConfig,
+                (const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                 int root, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t *config));
+DCOMM_NCCL_CALL(ncclResult_t, ncclScatterConfig,
+                (const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                 int root, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t *config));
+
+DCOMM_NCCL_CALL(ncclResult_t, ncclDevCommCreate,
+                (ncclComm_t comm, const ncclDevCommRequirements_t *requirements,
+                 ncclDevComm_t *devcomm));
+DCOMM_NCCL_CALL(ncclResult_t, ncclDevCommDestroy, (ncclComm_t comm, const ncclDevComm_t *devcomm));
+DCOMM_NCCL_CALL(ncclResult_t, ncclGetLsaDevicePointer,
+                (ncclWindow_t window, size_t offset, int peer, void **ptr));
+DCOMM_NCCL_CALL(ncclResult_t, ncclGetPeerDevicePointer,
+                (ncclWindow_t window, size_t offset, int peer, void **ptr));
+DCOMM_NCCL_CALL(ncclResult_t, ncclGetLsaMultimemDevicePointer,
+                (ncclWindow_t window, size_t offset, void **ptr));
+DCOMM_NCCL_CALL(ncclResult_t, ncclGetMultimemDevicePointer,
+                (ncclWindow_t window, size_t offset, ncclMultimemHandle_t multimem, void **ptr));
+DCOMM_NCCL_CALL(ncclResult_t, ncclGetPeerDeviceLeInfo,
+                (ncclWindow_t window, size_t offset, int peer, ncclCftLeId *id, size_t *at));
+DCOMM_NCCL_CALL(ncclResult_t, ncclGetCftDeviceLeInfo,
+                (ncclWindow_t window, size_t offset, int peer, ncclTeam_t team, ncclCftLeId *id,
+                 size_t *at));
+DCOMM_NCCL_CALL(ncclResult_t, ncclGetMultimemDeviceLeInfo,
+                (ncclWindow_t window, size_t offset, ncclCftLeId *id, size_t *at));
+DCOMM_NCCL_CALL(ncclResult_t, ncclLsaBarrierCreateRequirement,
+                (ncclTeam_t team, int n, ncclLsaBarrierHandle_t *handle,
+                 ncclDevResourceRequirements_t *requirements));
+DCOMM_NCCL_CALL(ncclResult_t, ncclGinBarrierCreateRequirement,
+                (ncclComm_t comm, ncclTeam_t team, int n, ncclGinBarrierHandle_t *handle,
+                 ncclDevResourceRequirements_t *requirements));
+DCOMM_NCCL_CALL(ncclResult_t, ncclLLA2ACreateRequirement,
+                (int blocks, int slots, ncclLLA2AHandle_t *handle,
+                 ncclDevResourceRequirements_t *requirements));
+/* Return 0: there is nothing that slots are for. */
+DCOMM_NCCL_CALL(int, ncclLLA2ACalcSlots, (int elements, int bytes));
+
+/* All ranks are a team. No rank's kernels can load another's memory: the team of those that can
+ * (Lsa) is this rank alone, and Rail is all ranks. The Cft teams are empty. */
+DCOMM_NCCL_CALL(ncclTeam_t, ncclTeamWorld, (ncclComm_t comm));
+DCOMM_NCCL_CALL(ncclTeam_t, ncclTeamLsa, (ncclComm_t comm));
+DCOMM_NCCL_CALL(ncclTeam_t, ncclTeamRail, (ncclComm_t comm));
+DCOMM_NCCL_CALL(ncclTeam_t, ncclTeamCft, (ncclComm_t comm, ncclCftTeamMode_t mode));
+DCOMM_NCCL_CALL(ncclTeam_t, ncclTeamCftMultimem, (ncclComm_t comm));
+DCOMM_NCCL_CALL(int, ncclTeamRankToWorld, (ncclComm_t comm, ncclTeam_t team, int rank));
+DCOMM_NCCL_CALL(int, ncclTeamRankToLsa, (ncclComm_t comm, ncclTeam_t team, int rank));
+
+/* NCCL's parameters: there are none. ncclParamGetAllParameterKeys returns an empty table,
+ * ncclParamDumpAll prints nothing, and the others refuse. */
+DCOMM_NCCL_CALL(ncclResult_t, ncclParamBind, (ncclParamHandle_t * handle, const char *key));
+DCOMM_NCCL_CALL(ncclResult_t, ncclParamGetI8, (ncclParamHandle_t handle, int8_t *value));
+DCOMM_NCCL_CALL(ncclResult_t, ncclParamGetI16, (ncclParamHandle_t handle, int16_t *value));
+DCOMM_NCCL_CALL(ncclResult_t, ncclParamGetI32, (ncclParamHandle_t handle, int32_t *value));
+DCOMM_NCCL_CALL(ncclResult_t, ncclParamGetI64, (ncclParamHandle_t handle, int64_t *value));
+DCOMM_NCCL_CALL(ncclResult_t, ncclParamGetU8, (ncclParamHandle_t handle, uint8_t *value));
+DCOMM_NCCL_CALL(ncclResult_t, ncclParamGetU16, (ncclParamHandle_t handle, uint16_t *value));
+DCOMM_NCCL_CALL(ncclResult_t, ncclParamGetU32, (ncclParamHandle_t handle, uint32_t *value));
+DCOMM_NCCL_CALL(ncclResult_t, ncclParamGetU64, (ncclParamHandle_t handle, uint64_t *value));
+DCOMM_NCCL_CALL(ncclResult_t, ncclParamGetStr, (ncclParamHandle_t handle, const char **value));
+DCOMM_NCCL_CALL(ncclResult_t, ncclParamGet,
+                (ncclParamHandle_t handle, void *value, int room, int *bytes));
+DCOMM_NCCL_CALL(ncclResult_t, ncclParamGetParameter,
+                (const char *key, const char **value, int *bytes));
+DCOMM_NCCL_CALL(ncclResult_t, ncclParamGetAllParameterKeys, (const char ***keys, int *n));
+DCOMM_NCCL_CALL(void, ncclParamDumpAll, (void));
 
 #undef DCOMM_NCCL_CALL
 #ifdef __cplusplus

@@ -65,10 +65,8 @@ static ncclResult_t dcommi_nccl_derived(dcommi_nccl_job *j)
     if (j->result == ncclSuccess && j->made->comm != NULL) {
         dcommi_nccl_enlist(j->made);
         *j->out = j->made;
-    } else {
-        dcommi_nccl_discard(j->made); /* an error, or NCCL_SPLIT_NOCOLOR */
-    }
-    free(j->excluded);
+        j->made = NULL;
+    } /* else an error, or NCCL_SPLIT_NOCOLOR: dcommi_nccl_drop_job discards it */
     return j->result == ncclSuccess ? ncclSuccess : dcommi_nccl_fail(j->result, "%s", j->text);
 }
 
@@ -81,7 +79,10 @@ static dcomm_status dcommi_nccl_call(const dcommi_nccl_job *j)
     const dcomm_coll_opts opts = {.stream = j->stream != NULL ? (void *)j->stream
                                                               : (void *)cudaStreamLegacy,
                                   .device = true,
-                                  .premul_p = j->premul != NULL ? j->factor : NULL,
+                                  .premul_p = !j->premul          ? NULL
+                                              : j->scalar != NULL ? j->scalar
+                                                                  : j->factor,
+                                  .premul_on_stream = j->scalar != NULL,
                                   .codec = j->codec,
                                   .codec_ledger = counts ? &j->comm->ledger : NULL};
     switch (j->coll) {
@@ -108,19 +109,50 @@ static dcomm_status dcommi_nccl_call(const dcommi_nccl_job *j)
     }
 }
 
-/* Set the factor of a pre-multiplied sum. If it is in device memory, read it after the stream's
- * earlier work, and wait for that. */
-static ncclResult_t dcommi_nccl_factor(dcommi_nccl_job *j)
+/* Return an entry for the last operation on `stream`: the stream's own, or one whose operation is
+ * over, or a new one. Return NULL if there is no memory, or CUDA creates no event. */
+static dcommi_nccl_last *dcommi_nccl_place(struct ncclComm *comm, cudaStream_t stream)
 {
-    memcpy(j->factor, j->premul->factor, sizeof j->factor);
-    if (j->premul->scalar == NULL) {
-        return ncclSuccess;
+    for (size_t i = 0; i < comm->nlast; i++) {
+        if (comm->last[i].stream == stream) {
+            return &comm->last[i];
+        }
     }
-    DCOMMI_NCCL_TRY(
-        dcommi_nccl_cuda("the operator's scalar",
-                         cudaMemcpyAsync(j->factor, j->premul->scalar, dcomm_dtype_size(j->dtype),
-                                         cudaMemcpyDefault, j->stream)));
-    return dcommi_nccl_cuda("the operator's scalar", cudaStreamSynchronize(j->stream));
+    for (size_t i = 0; i < comm->nlast; i++) {
+        if (cudaEventQuery(comm->last[i].event) != cudaErrorNotReady) {
+            return &comm->last[i];
+        }
+        (void)cudaGetLastError(); /* the program must not find cudaErrorNotReady */
+    }
+    if (comm->nlast == comm->last_room) {
+        const size_t room = 2 * comm->last_room + 4;
+        dcommi_nccl_last *more = realloc(comm->last, room * sizeof *more);
+        if (more == NULL) {
+            return NULL;
+        }
+        comm->last = more;
+        comm->last_room = room;
+    }
+    dcommi_nccl_last *last = &comm->last[comm->nlast];
+    if (cudaEventCreateWithFlags(&last->event, cudaEventDisableTiming) != cudaSuccess) {
+        return NULL;
+    }
+    comm->nlast++;
+    return last;
+}
+
+/* Record an event after the communicator's last operation on the stream. Without one, the end waits
+ * for all work of the device. */
+static void dcommi_nccl_note(const dcommi_nccl_job *j)
+{
+    dcommi_nccl_last *last = dcommi_nccl_place(j->comm, j->stream);
+    if (last != NULL) {
+        last->stream = j->stream;
+        (void)cudaEventRecord(last->event, j->stream);
+    } else {
+        (void)cudaGetLastError();
+        j->comm->unnoted = true;
+    }
 }
 
 static bool dcommi_nccl_to_itself(const dcommi_nccl_job *j)
@@ -135,11 +167,15 @@ static bool dcommi_nccl_to_itself(const dcommi_nccl_job *j)
 static ncclResult_t dcommi_nccl_copy(const dcommi_nccl_job *send, const dcommi_nccl_job *recv)
 {
     cudaEvent_t event = NULL;
-    const size_t bytes = send->count * dcomm_dtype_size(send->dtype);
+    size_t bytes = 0;
     if (recv->count != send->count || recv->dtype != send->dtype) {
         return dcommi_nccl_fail(
             ncclInvalidUsage, "rank %d sends %zu %s to itself, and receives %zu %s", send->root,
             send->count, dcomm_dtype_name(send->dtype), recv->count, dcomm_dtype_name(recv->dtype));
+    }
+    if (__builtin_mul_overflow(send->count, dcomm_dtype_size(send->dtype), &bytes)) {
+        return dcommi_nccl_fail(ncclInvalidArgument, "rank %d sends %zu %s to itself", send->root,
+                                send->count, dcomm_dtype_name(send->dtype));
     }
     const bool two = send->stream != recv->stream;
     cudaError_t error =
@@ -190,53 +226,12 @@ static ncclResult_t dcommi_nccl_copy_own(dcommi_nccl_job *first)
             dcommi_nccl_before before = dcommi_nccl_enter(a->comm);
             b->done = true;
             one = dcommi_nccl_copy(sends ? a : b, sends ? b : a);
+            dcommi_nccl_note(sends ? b : a); /* the copy is on the receive's stream */
             dcommi_nccl_leave(a->comm, before);
         }
         result = result == ncclSuccess ? one : result;
     }
     return result;
-}
-
-/* Return an entry for the last operation on `stream`: the stream's own, or one whose operation is
- * over, or a new one. Return NULL if there is no memory, or CUDA creates no event. */
-static dcommi_nccl_last *dcommi_nccl_place(struct ncclComm *comm, cudaStream_t stream)
-{
-    for (size_t i = 0; i < comm->nlast; i++) {
-        if (comm->last[i].stream == stream) {
-            return &comm->last[i];
-        }
-    }
-    for (size_t i = 0; i < comm->nlast; i++) {
-        if (cudaEventQuery(comm->last[i].event) != cudaErrorNotReady) {
-            return &comm->last[i];
-        }
-        (void)cudaGetLastError(); /* the program must not find cudaErrorNotReady */
-    }
-    if (comm->nlast == comm->last_room) {
-        const size_t room = 2 * comm->last_room + 4;
-        dcommi_nccl_last *more = realloc(comm->last, room * sizeof *more);
-        if (more == NULL) {
-            return NULL;
-        }
-        comm->last = more;
-        comm->last_room = room;
-    }
-    dcommi_nccl_last *last = &comm->last[comm->nlast];
-    if (cudaEventCreateWithFlags(&last->event, cudaEventDisableTiming) != cudaSuccess) {
-        return NULL;
-    }
-    comm->nlast++;
-    return last;
-}
-
-/* Record an event after the communicator's last operation on the stream. */
-static void dcommi_nccl_note(const dcommi_nccl_job *j)
-{
-    dcommi_nccl_last *last = dcommi_nccl_place(j->comm, j->stream);
-    if (last != NULL) {
-        last->stream = j->stream;
-        (void)cudaEventRecord(last->event, j->stream);
-    }
 }
 
 static ncclResult_t dcommi_nccl_call_all(dcommi_nccl_job *first)
@@ -304,10 +299,18 @@ static ncclResult_t dcommi_nccl_created(const dcommi_nccl_job *j)
     return result;
 }
 
+/* Release what a job owns. */
+static void dcommi_nccl_drop_job(const dcommi_nccl_job *j)
+{
+    dcommi_nccl_discard(j->made);
+    free(j->excluded);
+}
+
 static void dcommi_nccl_drop_jobs(dcommi_nccl_job *first)
 {
     while (first != NULL) {
         dcommi_nccl_job *next = first->next;
+        dcommi_nccl_drop_job(first);
         free(first);
         first = next;
     }
@@ -343,11 +346,17 @@ static ncclResult_t dcommi_nccl_end_group(void)
                                                              : dcommi_nccl_fail(result, "%s", text);
 }
 
-/* Append a job to the thread's group. Outside a group, start it at once. */
+/* Append a job to the thread's group, which then owns what the job owns. Outside a group, start it
+ * at once. */
 static ncclResult_t dcommi_nccl_submit(const dcommi_nccl_job *job)
 {
     dcommi_nccl_job *j = malloc(sizeof *j);
     if (j == NULL) {
+        dcommi_nccl_drop_job(job);
+        if (job->kind == DCOMMI_NCCL_CREATE) {
+            *job->out = NULL;
+            (void)dcommi_nccl_close(job->comm);
+        }
         return dcommi_nccl_refused(dcommi_nccl_no_memory());
     }
     *j = *job;

@@ -32,8 +32,9 @@ typedef struct dcommi_nccl_job {
     size_t count;
     dcomm_dtype dtype;
     dcomm_op op;
-    const dcommi_nccl_op *premul;
-    unsigned char factor[8]; /* of premul: a value of dtype */
+    bool premul;             /* DCOMM_PREMUL_SUM, by one of the next two */
+    const void *scalar;      /* in memory that the device reads; NULL: use factor */
+    unsigned char factor[8]; /* a value of dtype */
     int root;                /* send, receive: the peer */
     cudaStream_t stream;
     bool undecided;           /* codec "auto" must still decide */

@@ -47,9 +47,21 @@ static void dcommi_nccl_enlist(struct ncclComm *comm)
 {
     pthread_once(&dcommi_nccl_once, dcommi_nccl_register_exit);
     pthread_mutex_lock(&dcommi_nccl_lock);
+    if (atomic_exchange(&dcommi_nccl_pid, getpid()) != getpid()) { /* the first, maybe of a child */
+        dcommi_nccl_all = NULL;
+        dcommi_nccl_closing = 0;
+    }
     comm->next = dcommi_nccl_all;
     dcommi_nccl_all = comm;
     pthread_mutex_unlock(&dcommi_nccl_lock);
+}
+
+/* Return the time-out of a communicator: the program's or the user's, else none, as in NCCL. A
+ * rank may come late for good reasons, such as a slow checkpoint. */
+static double dcommi_nccl_timeout(const dcommi_nccl_options *o)
+{
+    const char *set = getenv("DCOMM_TIMEOUT");
+    return o->timeout_s > 0 ? o->timeout_s : set != NULL && *set != '\0' ? 0 : INFINITY;
 }
 
 /* Begin to create a communicator. dcommi_nccl_await waits until it is ready. */
@@ -77,7 +89,7 @@ static ncclResult_t dcommi_nccl_begin(struct ncclComm **comm_p, int nranks, cons
                                 .algo = o.algo,
                                 .deterministic = o.deterministic,
                                 .chunk_bytes = o.chunk_bytes,
-                                .timeout_s = o.timeout_s,
+                                .timeout_s = dcommi_nccl_timeout(&o),
                                 .context_opts.progress_thread = true};
         memcpy(&opts.id, id, sizeof opts.id);
         result = dcommi_nccl_from(dcomm_comm_create_start(&opts, &comm->comm));
@@ -109,6 +121,9 @@ static void dcommi_nccl_quiesce(struct ncclComm *comm)
     for (size_t i = 0; i < comm->nlast; i++) {
         (void)cudaEventSynchronize(comm->last[i].event);
     }
+    if (comm->unnoted) {
+        (void)cudaDeviceSynchronize();
+    }
     dcommi_nccl_leave(comm, before);
 }
 
@@ -135,6 +150,10 @@ static void *dcommi_nccl_end(void *arg)
 static ncclResult_t dcommi_nccl_close(struct ncclComm *comm)
 {
     pthread_t thread;
+    const pid_t owner = atomic_load(&dcommi_nccl_pid);
+    if (owner != 0 && owner != getpid()) {
+        return dcommi_nccl_fail(ncclInvalidUsage, "comm is of the process that forked this one");
+    }
     pthread_mutex_lock(&dcommi_nccl_lock);
     struct ncclComm **at = &dcommi_nccl_all;
     while (*at != NULL && *at != comm) {
@@ -180,7 +199,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
     DCOMMI_NCCL_TRY(dcommi_nccl_close(comm));
     pthread_mutex_lock(&dcommi_nccl_lock);
     if (dcommi_nccl_all == NULL) {
-        dcommi_nccl_await_ends();
+        dcommi_nccl_await_ends(INFINITY);
     }
     pthread_mutex_unlock(&dcommi_nccl_lock);
     return ncclSuccess;

@@ -85,7 +85,7 @@ static ncclResult_t dcommi_nccl_configure(struct ncclComm *comm, const ncclConfi
                                           const char *codec, dcommi_nccl_options *o)
 {
     const char *name = dcommi_nccl_config_name(config);
-    if (config != NULL && config->magic != 0xcafebeef) {
+    if (config != NULL && config->magic != DCOMMI_NCCL_MAGIC) {
         return dcommi_nccl_fail(ncclInvalidArgument,
                                 "config does not begin as NCCL_CONFIG_INITIALIZER");
     }
@@ -117,11 +117,14 @@ static ncclResult_t dcommi_nccl_configure(struct ncclComm *comm, const ncclConfi
                : ncclSuccess;
 }
 
+#define DCOMMI_NCCL_EXIT_S 10 /* seconds that an exit waits at most; a goodbye takes up to 5 */
+
 /* ---- the summary: DCOMM_SUMMARY names a file, or is "-" for stderr ---- */
 
 static pthread_mutex_t dcommi_nccl_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ncclComm *dcommi_nccl_all; /* this and the next under the lock */
 static int dcommi_nccl_closing;          /* communicators that are ending */
+static _Atomic pid_t dcommi_nccl_pid;    /* the process whose communicators these are */
 
 static const char *dcommi_nccl_summary_path(void)
 {
@@ -163,22 +166,28 @@ static void dcommi_nccl_summarize(const struct ncclComm *comm)
     }
 }
 
-/* Wait until no communicator is ending. The caller holds the lock; waiting releases it. */
-static void dcommi_nccl_await_ends(void)
+/* Wait until no communicator is ending, for `most_s` seconds at most. The caller holds the lock;
+ * waiting releases it. */
+static void dcommi_nccl_await_ends(double most_s)
 {
-    while (dcommi_nccl_closing > 0) {
+    const double until = dcommi_nccl_now() + most_s;
+    while (dcommi_nccl_closing > 0 && dcommi_nccl_now() < until) {
         pthread_mutex_unlock(&dcommi_nccl_lock);
         dcommi_nccl_nap();
         pthread_mutex_lock(&dcommi_nccl_lock);
     }
 }
 
-/* Wait for communicators that are ending, so that they say goodbye to their peers. Then write the
- * summaries of those that the program did not destroy. */
+/* Wait for communicators that are ending, so that they say goodbye to their peers. A device that
+ * is stuck must not hold up the exit. Then write the summaries of those that the program did not
+ * destroy. Nothing of this is a forked child's. */
 static void dcommi_nccl_at_exit(void)
 {
+    if (atomic_load(&dcommi_nccl_pid) != getpid()) {
+        return;
+    }
     pthread_mutex_lock(&dcommi_nccl_lock);
-    dcommi_nccl_await_ends();
+    dcommi_nccl_await_ends(DCOMMI_NCCL_EXIT_S);
     for (struct ncclComm *c = dcommi_nccl_all; c != NULL; c = c->next) {
         if (dcomm_comm_ready(c->comm) == DCOMM_OK) {
             dcommi_nccl_summarize(c);

@@ -178,12 +178,13 @@ ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle)
     return dcommi_nccl_deregister("ncclCommDeregister", comm, handle);
 }
 
-/* A registered buffer is enough: NCCL 2.27 uses windows only to find buffers of collectives. */
+/* A registered buffer is enough: collectives alone use windows here. Their order is that of the
+ * stream, which is strict enough for NCCL_WIN_STRICT_ORDERING. */
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buff, size_t bytes, ncclWindow_t *window,
                                     int flags)
 {
     void *handle = NULL;
-    if (window == NULL || (flags != NCCL_WIN_DEFAULT && flags != NCCL_WIN_COLL_SYMMETRIC)) {
+    if (window == NULL || (flags & ~(NCCL_WIN_COLL_SYMMETRIC | NCCL_WIN_STRICT_ORDERING)) != 0) {
         return dcommi_nccl_fail(ncclInvalidArgument,
                                 "ncclCommWindowRegister: window is NULL, or flags is %d", flags);
     }

@@ -6,13 +6,17 @@
 #include "face.h"
 #include "../impl/base/text.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
+#define DCOMMI_NCCL_MAGIC 0xcafebeef /* begins every config struct of NCCL */
 #define DCOMMI_NCCL_OPS 64
 #define DCOMMI_NCCL_DECISIONS 64
 #define DCOMMI_NCCL_TEXT 640
@@ -21,14 +25,14 @@
 typedef struct dcommi_nccl_op {
     bool used;
     ncclDataType_t type;
-    const void *scalar;      /* in device memory, read at each call; NULL: use factor */
+    const void *scalar;      /* in memory that the device reads at each call; NULL: use factor */
     unsigned char factor[8]; /* a value of the type */
 } dcommi_nccl_op;
 
 /* A buffer that is registered with a communicator. Its handle is a pointer to this struct. */
 typedef struct dcommi_nccl_registered {
     struct dcommi_nccl_registered *next; /* in the communicator's list */
-    const void *buff;
+    void *buff;
     bool shared; /* in memory from ncclMemAlloc, which peers may open */
 } dcommi_nccl_registered;
 
@@ -59,6 +63,7 @@ struct ncclComm {
     dcommi_nccl_op ops[DCOMMI_NCCL_OPS];
     dcommi_nccl_last *last; /* one for each stream whose operations may not be over */
     size_t nlast, last_room;
+    bool unnoted;                       /* an operation may not be over that has no entry there */
     dcommi_nccl_registered *registered; /* under dcommi_nccl_lock */
 };
 
@@ -167,6 +172,13 @@ static void dcommi_nccl_leave(const struct ncclComm *comm, dcommi_nccl_before be
         (void)cudaSetDevice(before.device);
     }
     (void)cudaThreadExchangeStreamCaptureMode(&before.mode);
+}
+
+static double dcommi_nccl_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 static void dcommi_nccl_nap(void)

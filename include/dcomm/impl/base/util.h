@@ -81,14 +81,29 @@ enum { DCOMMI_LOG_ERROR = 0, DCOMMI_LOG_WARN = 1, DCOMMI_LOG_INFO = 2 };
 static dcomm_log_fn dcommi_log_fn;
 static void *dcommi_log_user;
 
+/* Translate NCCL_DEBUG, which counts if DCOMM_LOG is not set. Return -1 for no or an unknown
+ * level. */
+static int dcommi_log_level_of_nccl(const char *nccl)
+{
+    static const char *const names[] = {"NONE", "VERSION", "WARN", "ATTN",
+                                        "INFO", "ABORT",   "TRACE"};
+    for (int i = 0; nccl != NULL && i < (int)(sizeof names / sizeof names[0]); i++) {
+        if (dcommi_text_same(nccl, names[i])) {
+            return i == 0 ? DCOMMI_LOG_ERROR : i < 4 ? DCOMMI_LOG_WARN : DCOMMI_LOG_INFO;
+        }
+    }
+    return -1;
+}
+
 static int dcommi_log_level(void)
 {
     static _Atomic int level = -1;
     int known = atomic_load_explicit(&level, memory_order_relaxed);
     if (known < 0) {
         const char *wanted = getenv("DCOMM_LOG");
-        known =
-            wanted != NULL ? dcommi_text_choice(DCOMMI_LOG_CHOICES, wanted, strlen(wanted)) : -1;
+        known = wanted != NULL && *wanted != '\0'
+                    ? dcommi_text_choice(DCOMMI_LOG_CHOICES, wanted, strlen(wanted))
+                    : dcommi_log_level_of_nccl(getenv("NCCL_DEBUG"));
         known = known >= 0 ? known : DCOMMI_LOG_WARN;
         atomic_store_explicit(&level, known, memory_order_relaxed);
     }

@@ -3,6 +3,7 @@
 #ifndef DCOMMI_SOCKET_H
 #define DCOMMI_SOCKET_H
 
+#include "../base/iface_list.h"
 #include "../base/sys.h"
 #include "../base/util.h"
 
@@ -124,6 +125,7 @@ static int dcommi_addr_resolve(const char *host, uint16_t port, dcommi_addr *lis
  * IPv6, whose scope means nothing elsewhere. */
 static int dcommi_addr_mine(const char *only, dcommi_addr *list, int max)
 {
+    const char *named = only == NULL ? dcommi_iface_list() : NULL;
     struct ifaddrs *all = NULL;
     int n = 0;
     if (getifaddrs(&all) != 0) {
@@ -132,7 +134,8 @@ static int dcommi_addr_mine(const char *only, dcommi_addr *list, int max)
     for (int loopback = 0; loopback <= 1; loopback++) {
         for (struct ifaddrs *i = all; i != NULL && n < max; i = i->ifa_next) {
             if (i->ifa_addr == NULL || (i->ifa_flags & IFF_UP) == 0 ||
-                (only != NULL && strcmp(only, i->ifa_name) != 0)) {
+                (only != NULL && strcmp(only, i->ifa_name) != 0) ||
+                (named != NULL && !dcommi_iface_listed(named, i->ifa_name))) {
                 continue;
             }
             dcommi_addr a;

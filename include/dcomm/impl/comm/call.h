@@ -60,6 +60,10 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
                            "%zu and must be below 2^62",
                            name, opts->timeout_s, opts->chunk_bytes);
     }
+    if (opts->premul_on_stream && (opts->stream == NULL || opts->premul_p == NULL)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: opts.premul_on_stream is set, and %s is NULL",
+                           name, opts->stream == NULL ? "opts.stream" : "opts.premul_p");
+    }
     if (DCOMMI_UNLIKELY((opts->codec != NULL || opts->feedback != NULL) &&
                         coll != DCOMM_COLL_ALLREDUCE)) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
@@ -267,6 +271,10 @@ static dcomm_status dcommi_collective_held(dcomm_comm *comm, const dcommi_shape 
         DCOMMI_TRY(dcommi_feedback_follow(dcomm_coll_name(s->coll), opts->feedback,
                                           device != NULL ? device->handle.number : -1));
     }
+    union dcommi_late *late = NULL;
+    if (dcommi_call_factored(s) && opts->premul_on_stream) {
+        DCOMMI_TRY(dcommi_late_copy(opts->stream, opts->premul_p, s->dtype, &late));
+    }
     const dcommi_call_key key = dcommi_shape_key(s, opts);
     if (device == NULL && p2p < 0 && !dcommi_fast_first(s->coll, s->op) &&
         dcommi_fast_asked(comm, opts, request_p)) {
@@ -299,7 +307,8 @@ static dcomm_status dcommi_collective_held(dcomm_comm *comm, const dcommi_shape 
     run->device = device;
     dcommi_run_stream(run, opts->stream);
     run->factored = dcommi_call_factored(s);
-    if (run->factored) {
+    run->late = late;
+    if (run->factored && late == NULL) {
         run->factor = dcommi_factor_of(opts, s->op, s->dtype);
     }
     if (coded != NULL) {

@@ -13,6 +13,8 @@
 
 #define DCOMMI_QUERY_AFTER 0.2 /* seconds without an event */
 #define DCOMMI_QUERY_EVERY 1.0 /* seconds between queries, after the first few */
+#define DCOMMI_LIMIT_MAX_S 1e9 /* a longer time-out is none */
+#define DCOMMI_LONG_S 300      /* seconds after which the log tells of a run without a limit */
 
 /* ---- descriptions ---- */
 
@@ -419,12 +421,14 @@ static void dcommi_ranks_text(const bool *wanted, int size, char *text, size_t l
     snprintf(text, len, "%s%s", n == 0 ? "" : n == 1 ? "rank " : "ranks ", list);
 }
 
-/* Fail a run whose time is up, and name the ranks to blame as far as their answers tell. */
-static void dcommi_run_timeout(dcommi_run *run)
+/* Write a sentence that begins with the run and `what`, and names the ranks to blame as far as
+ * their answers tell. */
+static void dcommi_run_blame(dcommi_run *run, const char *what, char text[DCOMMI_MESSAGE_MAX])
 {
     dcomm_comm *comm = run->comm;
     enum { NEVER, BEHIND, SILENT, THERE, GROUPS };
-    char text[DCOMMI_MESSAGE_MAX], name[64], where[64], ranks[GROUPS][112] = {{0}};
+    const size_t room = DCOMMI_MESSAGE_MAX;
+    char name[64], where[64], ranks[GROUPS][112] = {{0}};
     bool *flags = dcommi_calloc((size_t)comm->size, GROUPS * sizeof *flags);
     bool one = true;
     if (flags != NULL) {
@@ -450,30 +454,46 @@ static void dcommi_run_timeout(dcommi_run *run)
     dcommi_run_where(run, where, sizeof where);
     snprintf(name, sizeof name, "%s #%" PRIu64, dcomm_coll_name((dcomm_coll)run->signature.coll),
              run->seq);
-    size_t at = (size_t)dcommi_snprintf(text, sizeof text, "%s timed out after %.3g s: ", name,
-                                        run->timeout_s);
+    size_t at = (size_t)snprintf(text, room, "%s %s: ", name, what);
     if (ranks[NEVER][0] != 0) {
-        at += (size_t)snprintf(text + at, sizeof text - at, "%s never entered %s; ", ranks[NEVER],
-                               name);
+        at += (size_t)snprintf(text + at, room - at, "%s never entered %s; ", ranks[NEVER], name);
     }
     if (ranks[BEHIND][0] != 0) {
         const bool several = strncmp(ranks[BEHIND], "ranks", 5) == 0;
-        at += (size_t)snprintf(text + at, sizeof text - at,
+        at += (size_t)snprintf(text + at, room - at,
                                "%s %s called it on %s not come to it, and may be waiting for this "
                                "operation's end on another rank; ",
                                ranks[BEHIND], several ? "have" : "has",
                                several ? "streams that have" : "a stream that has");
     }
     if (ranks[SILENT][0] != 0) {
-        at += (size_t)snprintf(text + at, sizeof text - at, "%s %s not answer; ", ranks[SILENT],
+        at += (size_t)snprintf(text + at, room - at, "%s %s not answer; ", ranks[SILENT],
                                strncmp(ranks[SILENT], "ranks", 5) == 0 ? "do" : "does");
     }
-    snprintf(text + at, sizeof text - at, "%s wait%s for %s in %s",
+    snprintf(text + at, room - at, "%s wait%s for %s in %s",
              ranks[THERE][0] != 0 ? ranks[THERE] : "this rank", one ? "s" : "",
              ranks[NEVER][0] != 0 || ranks[BEHIND][0] != 0 || ranks[SILENT][0] != 0 ? "it"
                                                                                     : "progress",
              where[0] != 0 ? where : "no step");
-    dcommi_poison(comm, DCOMM_ERR_TIMEOUT, "%s", text);
+}
+
+/* Fail a run whose time is up. */
+static void dcommi_run_timeout(dcommi_run *run)
+{
+    char what[48], text[DCOMMI_MESSAGE_MAX];
+    dcommi_snprintf(what, sizeof what, "timed out after %.3g s", run->timeout_s);
+    dcommi_run_blame(run, what, text);
+    dcommi_poison(run->comm, DCOMM_ERR_TIMEOUT, "%s", text);
+}
+
+/* Say once, in the log, why a run without a limit takes so long. */
+static void dcommi_run_long(dcommi_run *run)
+{
+    char what[64], text[DCOMMI_MESSAGE_MAX];
+    run->told_long = true;
+    snprintf(what, sizeof what, "has waited %d s, without a limit", DCOMMI_LONG_S);
+    dcommi_run_blame(run, what, text);
+    dcommi_log(DCOMMI_LOG_WARN, "%s", text);
 }
 
 /* Check every run of a communicator, about 20 times a second while there are any. */
@@ -499,6 +519,10 @@ static void dcommi_comm_check(dcomm_comm *comm, double now)
         if (now - run->submitted_at > run->timeout_s) {
             dcommi_run_timeout(run);
             return;
+        }
+        if (!run->told_long && run->timeout_s > DCOMMI_LIMIT_MAX_S &&
+            now - run->submitted_at > DCOMMI_LONG_S) {
+            dcommi_run_long(run);
         }
         if (now >= run->next_query) {
             run->next_query =

@@ -5,6 +5,7 @@
 
 #include "arrivals.h"
 #include "control.h"
+#include "late.h"
 
 #include <sched.h>
 
@@ -15,11 +16,23 @@
  * hosts are containers of one machine. */
 #define DCOMMI_NET_SPIN 1
 
+/* Return true if a run must wait for its stream. Otherwise it is ready to start. */
+static bool dcommi_run_held(dcommi_run *run)
+{
+    if (DCOMMI_UNLIKELY(dcommi_gate_shut(run))) {
+        return true;
+    }
+    if (DCOMMI_UNLIKELY(run->late != NULL)) {
+        dcommi_late_read(run);
+    }
+    return false;
+}
+
 /* Enter a run into the engine, at once or when its stream has reached it. */
 static void dcommi_run_enter(dcommi_run *run)
 {
     dcomm_context *context = run->comm->context;
-    if (DCOMMI_LIKELY(!dcommi_gate_shut(run))) {
+    if (DCOMMI_LIKELY(!dcommi_run_held(run))) {
         dcommi_run_start(run);
         return;
     }
@@ -39,7 +52,7 @@ static unsigned dcommi_gates_progress(dcomm_context *context)
     unsigned n = 0;
     for (dcommi_run **at = &context->gated; *at != NULL;) {
         dcommi_run *run = *at;
-        if (dcommi_gate_shut(run)) {
+        if (dcommi_run_held(run)) {
             at = &run->next_gated;
             continue;
         }

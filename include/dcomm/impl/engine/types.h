@@ -243,10 +243,12 @@ struct dcommi_run {
     uint32_t mark;        /* the verdict's mark in the signatures that it sends; 0: none */
     dcommi_factor factor; /* the first words of the plan, if `factored` */
     bool factored;
+    union dcommi_late *late; /* where the factor will be when the run starts; NULL: it is there */
     bool refused;       /* nothing runs: this rank has refused the call */
     char *why;          /* error of a run that fails alone, or is refused; NULL: comm->message */
     _Atomic int status; /* DCOMM_IN_PROGRESS until complete */
     bool active, blocking, queued; /* queued: in a group that has not ended */
+    bool told_long;                /* the log has its sentence about a long wait */
     _Atomic int refs;              /* of its user, the engine, moves in the transport */
     double timeout_s, submitted_at, idle_since, next_query;
     double ended_at; /* set if comm->timed */

@@ -2,7 +2,7 @@
 #ifndef DCOMMI_UCX_IFACE_H
 #define DCOMMI_UCX_IFACE_H
 
-#include "../../base/environment.h"
+#include "../../base/iface_list.h"
 #include "../../base/sys.h"
 #include "../transport.h"
 
@@ -59,9 +59,11 @@ static bool dcommi_ucx_default_iface(dcommi_iface name)
     return best != ~0ul;
 }
 
-/* Find an interface that is not the loopback: the one with the address `wanted`, or, if it is
- * NULL, the first that is up and has an address. Return false if there is none. */
-static bool dcommi_ucx_find_iface(const struct sockaddr *wanted, dcommi_iface name)
+/* Find an interface of the list (NULL: any) that is not the loopback: the one with the address
+ * `wanted`, or, if it is NULL, the first that is up and has an address. Return false if there is
+ * none. */
+static bool dcommi_ucx_find_iface(const struct sockaddr *wanted, const char *list,
+                                  dcommi_iface name)
 {
     struct ifaddrs *all = NULL;
     bool found = false;
@@ -71,7 +73,8 @@ static bool dcommi_ucx_find_iface(const struct sockaddr *wanted, dcommi_iface na
     for (struct ifaddrs *i = all; i != NULL && !found; i = i->ifa_next) {
         const int family = i->ifa_addr != NULL ? i->ifa_addr->sa_family : AF_UNSPEC;
         if ((family != AF_INET && family != AF_INET6) || (i->ifa_flags & IFF_LOOPBACK) != 0 ||
-            strlen(i->ifa_name) >= sizeof(dcommi_iface)) {
+            strlen(i->ifa_name) >= sizeof(dcommi_iface) ||
+            (list != NULL && !dcommi_iface_listed(list, i->ifa_name))) {
             continue; /* skip the loopback: a host's own name often means 127.0.1.1 */
         }
         const void *here = i->ifa_addr, *there = wanted;
@@ -93,7 +96,7 @@ static bool dcommi_ucx_find_iface(const struct sockaddr *wanted, dcommi_iface na
 
 /* Find the interface that leads to a host, because it likely leads to the other ranks too. Send
  * nothing. */
-static bool dcommi_ucx_iface_towards(const char *host, dcommi_iface name)
+static bool dcommi_ucx_iface_towards(const char *host, const char *only, dcommi_iface name)
 {
     char plain[256];
     size_t len = strlen(host);
@@ -111,7 +114,7 @@ static bool dcommi_ucx_iface_towards(const char *host, dcommi_iface name)
         int fd = dcommi_sys_socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
         found = fd >= 0 && dcommi_sys_connect(fd, a->ai_addr, a->ai_addrlen) == 0 &&
                 getsockname(fd, (struct sockaddr *)&own, &own_len) == 0 &&
-                dcommi_ucx_find_iface((struct sockaddr *)&own, name);
+                dcommi_ucx_find_iface((struct sockaddr *)&own, only, name);
         dcommi_sys_close(fd);
     }
     freeaddrinfo(list);
@@ -141,9 +144,11 @@ static void dcommi_ucx_list_devices(char *text, size_t size)
 /* Choose an interface if the user has named none. */
 static void dcommi_ucx_usual_iface(dcommi_iface name)
 {
-    const char *master = dcommi_env("MASTER_ADDR");
-    bool chosen = master != NULL && dcommi_ucx_iface_towards(master, name);
-    if (!chosen && !dcommi_ucx_default_iface(name) && !dcommi_ucx_find_iface(NULL, name)) {
+    const char *master = dcommi_env("MASTER_ADDR"), *list = dcommi_iface_list();
+    bool chosen =
+        (master != NULL && dcommi_ucx_iface_towards(master, list, name)) ||
+        (dcommi_ucx_default_iface(name) && (list == NULL || dcommi_iface_listed(list, name)));
+    if (!chosen && !dcommi_ucx_find_iface(NULL, list, name)) {
         strcpy(name, "lo");
     }
 }

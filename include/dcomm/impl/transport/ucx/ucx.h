@@ -305,7 +305,8 @@ static void dcommi_net_prepare(void)
 
 /* Open the transport over one network interface. `iface` is an interface ("eth0") or an RDMA
  * device ("mlx5_0" or "mlx5_0:1"). If it is NULL or "", use DCOMM_IFACE, else the interface that
- * leads to MASTER_ADDR, else the default route's, else the first that is up, else lo. */
+ * leads to MASTER_ADDR, else the default route's, else the first that is up, else lo. One that is
+ * not of NCCL_SOCKET_IFNAME counts as none. */
 static dcomm_status dcommi_net_open(const dcommi_transport_handlers *handlers, const char *iface,
                                     dcommi_transport **t_p)
 {
