@@ -1,25 +1,27 @@
 /* dcomm-kernels.cu - how fast the CUDA kernels are, beside a copy on the same device.
  *
- * usage: dcomm-kernels [--log2 N]... [--json FILE] [--iterations N]
+ * usage: dcomm-kernels [--log2 N]... [--json FILE] [--iterations N] [--only NAME] [--graph]
  *
  * For each kernel and size (2^28 and 2^22 elements) the median time between two events, the bytes
  * that had to move (each input read once, each output written once), and the rate as a fraction of
  * that of a device-to-device copy of as many bytes as the elements take, measured in the same run;
  * kernels_time.h has the rule. Then what is wanted, and whether it was met.
  *
- * Exit status: 0 good, 1 a kernel failed, 2 usage. tests/device/gpu.sh tests what kernels write.
- * tests/kernels/test_cuda.sh builds this for a CPU, with cuda_shim.h, to see that every row is there.
+ * Exit status: 0 good, 1 a kernel failed, 2 usage. It is linked with the kernels, as other programs
+ * are; tests/device/gpu_build.sh does it, and tests/gpu.sh tests what kernels write.
+ * tests/kernels/test_cuda.sh builds this for a CPU, with cuda_shim.h, to see that every row is
+ * there.
  */
 #ifdef DCOMMI_CUDA_SHIM
 #include "cuda_shim.h"
-#endif
 #define DCOMM_CUDA_IMPLEMENTATION
+#endif
 #include "dcomm.h"
 
 #include "kernels_targets.h"
 
 static const int WIRES = 4;
-static void *const stream = cudaStreamLegacy; /* that of the events */
+static cudaStream_t &stream = timed_stream;
 
 static bool said(dcomm_status status)
 {

@@ -8,7 +8,10 @@
  * Before a call on arrays far larger than the L2 cache (2^28 elements, 1 GiB of f32), a sweep
  * reads other memory into that cache. So the call does not find its inputs there, and need not
  * write back modified lines. Arrays of 2^22 elements (16 MiB) mostly stay in the L2 cache, which
- * is intended at that size. */
+ * is intended at that size.
+ *
+ * With --graph a call is captured once, into a graph, and what is timed is that graph's launch: a
+ * key that a call advances stays the same. */
 #ifndef DCOMM_KERNELS_TIME_H
 #define DCOMM_KERNELS_TIME_H
 
@@ -30,6 +33,11 @@ struct row {
 static std::vector<row> rows;
 static int failures, iterations = 25;
 static const char *json_path, *json_tool;
+static const char *only = ""; /* measure the rows whose name contains this */
+static bool in_graphs;        /* time launches of graphs */
+/* The calls are on this stream, all else on the default stream, which it waits for. With --graph
+ * it is another than cudaStreamLegacy, because that cannot be captured. */
+static cudaStream_t timed_stream = cudaStreamLegacy;
 static std::string device_name;
 static size_t second_cache; /* bytes of the L2 cache */
 
@@ -64,14 +72,15 @@ struct memory {
     }
 };
 
-/* Launch a kernel with one argument on the default stream. */
+/* Launch a kernel with one argument. */
 template <class P>
-static bool start(void (*kernel)(P), unsigned blocks, const P &p, const char *what)
+static bool start(void (*kernel)(P), unsigned blocks, const P &p, const char *what,
+                  cudaStream_t stream = NULL)
 {
 #ifdef DCOMMI_CUDA_SHIM
-    return fine(dcommi_cuda_start(kernel, blocks, 256, p, NULL), what);
+    return fine(dcommi_cuda_start(kernel, blocks, 256, p, stream), what);
 #else
-    kernel<<<blocks, 256>>>(p);
+    kernel<<<blocks, 256, 0, stream>>>(p);
     return fine(cudaGetLastError(), what);
 #endif
 }
@@ -188,9 +197,9 @@ static bool one_us(const timing &t, cudaEvent_t begin, cudaEvent_t end, float *u
     if (!t.inputs() || (t.beyond && !sweep())) {
         return false;
     }
-    cudaEventRecord(begin, NULL);
+    cudaEventRecord(begin, timed_stream);
     const bool good = t.call();
-    cudaEventRecord(end, NULL);
+    cudaEventRecord(end, timed_stream);
     if (!fine(cudaEventSynchronize(end), "the device") ||
         !fine(cudaEventElapsedTime(&ms, begin, end), "event") || !good) {
         return false;
@@ -203,8 +212,34 @@ static bool one_us(const timing &t, cudaEvent_t begin, cudaEvent_t end, float *u
     return true;
 }
 
+/* A call in a graph of its own. */
+struct captured {
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    bool good;
+    explicit captured(const timed_call &call) : graph(NULL), exec(NULL), good(false)
+    {
+        if (fine(cudaStreamBeginCapture(timed_stream, cudaStreamCaptureModeGlobal), "a capture")) {
+            const bool called = call();
+            good = fine(cudaStreamEndCapture(timed_stream, &graph), "a capture's end") && called &&
+                   fine(cudaGraphInstantiate(&exec, graph, 0), "a graph");
+        }
+    }
+    captured(const captured &) = delete;
+    captured &operator=(const captured &) = delete;
+    ~captured()
+    {
+        if (exec != NULL) {
+            cudaGraphExecDestroy(exec);
+        }
+        if (graph != NULL) {
+            cudaGraphDestroy(graph);
+        }
+    }
+};
+
 /* Return the median time in microseconds; negative: the call failed. */
-static double median_us(const timing &t)
+static double median_of(const timing &t)
 {
     cudaEvent_t begin, end;
     std::vector<float> all;
@@ -228,6 +263,18 @@ static double median_us(const timing &t)
     return (double)all[all.size() / 2];
 }
 
+static double median_us(const timing &t)
+{
+    if (!in_graphs) {
+        return median_of(t);
+    }
+    const captured c(t.call);
+    const timed_call replay = [&] {
+        return fine(cudaGraphLaunch(c.exec, timed_stream), "a graph's launch");
+    };
+    return c.good ? median_of(timing{t.out, t.out_bytes, t.beyond, t.inputs, replay}) : -1;
+}
+
 /* ---- the table ---- */
 
 /* Write the JSON again after each row, so that the finished rows are kept if the program is
@@ -238,8 +285,8 @@ static bool json(void)
     if (f == NULL) {
         return json_path == NULL;
     }
-    std::fprintf(f, "{\"schema\":1,\"tool\":\"%s\",\"device\":\"%s\",\"results\":[", json_tool,
-                 device_name.c_str());
+    std::fprintf(f, "{\"schema\":1,\"tool\":\"%s\",\"device\":\"%s\",\"graphs\":%s,\"results\":[",
+                 json_tool, device_name.c_str(), in_graphs ? "true" : "false");
     for (size_t i = 0; i < rows.size(); i++) {
         const row &r = rows[i];
         std::fprintf(f, "%s\n{\"kernel\":\"%s\",\"count\":%zu,\"bytes\":%zu,", i > 0 ? "," : "",
@@ -284,6 +331,9 @@ static bool is_beyond(size_t count)
 static void measure(const std::string &kernel, size_t count, size_t bytes, void *out,
                     size_t out_bytes, const timed_call &inputs, const timed_call &call)
 {
+    if (kernel.find(only) == std::string::npos) {
+        return;
+    }
     const double us = median_us(timing{out, out_bytes, is_beyond(count), inputs, call});
     failures += us < 0;
     put_row(row{kernel, count, bytes, us, us > 0 ? (double)bytes / us / copy_rate : -1});
@@ -296,7 +346,8 @@ static void measure_copy(const char *name, size_t n, const memory &from, const m
 {
     const timed_call inputs = anew(n, {&from});
     const timed_call copy = [&] {
-        return fine(cudaMemcpyAsync(to.p, from.p, 4 * n, cudaMemcpyDeviceToDevice, NULL), "copy");
+        return fine(cudaMemcpyAsync(to.p, from.p, 4 * n, cudaMemcpyDeviceToDevice, timed_stream),
+                    "copy");
     };
     if (copy_rate <= 0) {
         const double us = median_us(timing{to.p, 4 * n, is_beyond(n), inputs, copy});
@@ -307,8 +358,9 @@ static void measure_copy(const char *name, size_t n, const memory &from, const m
 
 static void measure_launch(void)
 {
-    const double us = median_us(timing{NULL, 0, false, [] { return true; },
-                                       [] { return start(empty_kernel, 1, array(), "launch"); }});
+    const double us =
+        median_us(timing{NULL, 0, false, [] { return true; },
+                         [] { return start(empty_kernel, 1, array(), "launch", timed_stream); }});
     failures += us < 0;
     put_row(row{"launch", 0, 0, us, -1});
 }
@@ -326,35 +378,49 @@ static bool begin_table(const char *tool)
     if (!fine(cudaGetDeviceProperties(&properties, 0), "device 0")) {
         std::exit(1);
     }
+    if (in_graphs && !fine(cudaStreamCreateWithFlags(&timed_stream, 0), "a stream")) {
+        std::exit(1);
+    }
     device_name = properties.name;
     second_cache = (size_t)properties.l2CacheSize;
     std::printf("# %s on %s; per_copy: the rate beside that of a device-to-device copy of this "
-                "size\n%-42s %11s %12s %11s %9s %7s\n",
-                tool, properties.name, "kernel", "elements", "bytes", "time_us", "GB/s",
-                "per_copy");
+                "size%s\n%-42s %11s %12s %11s %9s %7s\n",
+                tool, properties.name, in_graphs ? "; graphs are timed" : "", "kernel", "elements",
+                "bytes", "time_us", "GB/s", "per_copy");
     return true;
 }
 
 static int usage(void)
 {
-    std::fprintf(stderr, "usage: PROGRAM [--log2 N]... [--json FILE] [--iterations N]\n"
-                         "  --log2 N        2^N elements, 10 to 32 (default: 28, then 22)\n"
-                         "  --json FILE     the table as JSON, written with each row\n"
-                         "  --iterations N  of which the median is taken (default: 25)\n");
+    std::fprintf(stderr,
+                 "usage: PROGRAM [--log2 N]... [--json FILE] [--iterations N] [--only NAME] "
+                 "[--graph]\n"
+                 "  --log2 N        2^N elements, 10 to 32 (default: 28, then 22)\n"
+                 "  --json FILE     the table as JSON, written with each row\n"
+                 "  --iterations N  of which the median is taken (default: 25)\n"
+                 "  --only NAME     the rows whose name contains NAME\n"
+                 "  --graph         each call captured into a graph, whose launch is "
+                 "timed\n");
     return 2;
 }
 
 /* Parse the command line. Return false if it is wrong. */
 static bool arguments(int argc, char **argv, std::vector<int> *logs)
 {
-    for (int i = 1; i < argc; i += 2) {
+    for (int i = 1; i < argc; i++) {
         const std::string name = argv[i];
-        if (i + 1 == argc) {
+        if (name == "--graph") {
+            in_graphs = true;
+            continue;
+        }
+        if (++i == argc) {
             return false;
         }
-        const int value = std::atoi(argv[i + 1]);
+        const int value = std::atoi(argv[i]);
         if (name == "--json") {
-            json_path = argv[i + 1];
+            json_path = argv[i];
+        } else if (name == "--only") {
+            only = argv[i];
         } else if (name == "--log2" && value >= 10 && value <= 32) {
             logs->push_back(value);
         } else if (name == "--iterations" && value > 0) {

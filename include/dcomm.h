@@ -342,9 +342,9 @@ DCOMM_API dcomm_status dcomm_encode(const dcomm_codec *codec, const float *x, si
 /* Encode with error feedback, in one pass if the codec can. The call computes e = x + residual,
  * wire = C(e) and next = e - decode(wire). A sum beyond f32 counts as the largest f32. next may be
  * residual itself, or memory that does not overlap it: separate memory keeps the old residual
- * until the caller knows that the wire has arrived. residual must be finite. With nonfinite=fail
- * and zero, a non-finite x counts as 0. With pass, next equals residual wherever the decoder gets
- * a non-finite value.
+ * until the caller knows that the wire has arrived. With nonfinite=fail and zero, a non-finite x
+ * counts as 0. With pass, next equals residual wherever the decoder gets a non-finite value.
+ * Elsewhere a residual that is NaN, which no call leaves, counts as the largest f32.
  * Errors: as dcomm_encode; after non-finite inputs with nonfinite=fail, wire and next are complete,
  * as with nonfinite=zero. */
 DCOMM_API dcomm_status dcomm_encode_feedback(const dcomm_codec *codec, const float *x,
@@ -753,9 +753,12 @@ DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t 
 
 /* Load all kernels onto the current device. Unless CUDA_MODULE_LOADING=EAGER is set, CUDA loads a
  * kernel at its first launch, and for that it may wait for all work on the device's streams. After
- * this call no launch waits; the call itself may wait. Collectives on device memory call it.
- * Errors: DCOMM_ERR_UNSUPPORTED (a driver older than CUDA 12.4's, which loads at launches),
- * DCOMM_ERR_SYSTEM. */
+ * this call no launch waits; the call itself may wait, and allocates. Collectives on device memory
+ * call it. A process's first call for a device also checks, by a kernel on a stream of its own, that
+ * arithmetic is what the kernels rely on: -use_fast_math or -ftz=true would change bytes.
+ * Errors: DCOMM_ERR_UNSUPPORTED (the driver loads at launches only, as those before CUDA 12.4's do),
+ * DCOMM_ERR_TIMEOUT (the check's kernel has not ended within 30 s), DCOMM_ERR_SYSTEM (a result is
+ * wrong: the sentence says which; or the runtime has failed). */
 DCOMM_API dcomm_status dcomm_cuda_load(void);
 
 /* ---- reductions ---- */
@@ -785,14 +788,14 @@ DCOMM_API dcomm_status dcomm_cuda_from_f32(void *dst, const float *src, size_t c
                                            dcomm_dtype dtype, void *stream);
 
 /* Add: x[i] += factor * y[i], in f32. The product is exact and the sum is rounded once. A sum
- * beyond f32 becomes the largest f32. It is for residuals of error feedback. y must not overlap
- * x. */
+ * beyond f32 becomes the largest f32 of its sign, a NaN the largest. It is for residuals of error
+ * feedback. y must not overlap x. */
 DCOMM_API dcomm_status dcomm_cuda_add_scaled(float *x, float factor, const float *y, size_t count,
                                              void *stream);
 
 /* Scatter into x, `count` f32: x[index[i]] = value[i] for n pairs with different indices. With
- * `add`, x[index[i]] += value[i], and a sum beyond f32 becomes the largest f32. Other elements do
- * not change. An index that is not below count does nothing. */
+ * `add`, x[index[i]] += value[i], and a sum that is not finite becomes finite as above. Other
+ * elements do not change. An index that is not below count does nothing. */
 DCOMM_API dcomm_status dcomm_cuda_scatter(float *x, size_t count, const uint32_t *index,
                                           const float *value, size_t n, bool add, void *stream);
 
@@ -813,9 +816,10 @@ typedef enum dcomm_cuda_feedback_op {
 
 /* Do one step of dcomm_cuda_feedback_op. Its first array is a, its second b (NULL for WIDEN and
  * NARROW), and its result dst. Arrays are f32, except the bf16 side of WIDEN and NARROW. dst may
- * be a or b if their elements have equal size. In ADD and LACK a value beyond f32 becomes the
- * largest f32 and is counted. Only MOMENTUM uses factor. Only ADD and LACK use report (may be
- * NULL). */
+ * be a or b if their elements have equal size. In ADD, LACK, LEFT and LEARN a result that is not
+ * finite becomes finite as in dcomm_cuda_add_scaled; ADD and LACK count it. In MISSING, MOMENTUM
+ * and FINISH a NaN becomes the canonical NaN. Only MOMENTUM uses factor. Only ADD and LACK use
+ * report (may be NULL). */
 DCOMM_API dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst, const void *a,
                                            float factor, const float *b, size_t count,
                                            dcomm_cuda_report *report, void *stream);
@@ -3674,6 +3678,16 @@ DCOMMI_HD static inline float dcommi_f32_signed(float size, float x)
     return dcommi_f32_from_bits(dcommi_f32_bits(size) | (dcommi_f32_bits(x) & 0x80000000u));
 }
 
+/* The rule of error feedback for a number that is not finite: an infinity becomes the largest
+ * number of its sign, a NaN the largest positive one. The sign of a NaN tells nothing: on NVIDIA
+ * it is always positive, on an x86 it is an operand's. */
+DCOMMI_HD static inline float dcommi_f32_bounded(float x)
+{
+    uint32_t bits = dcommi_f32_bits(x);
+    uint32_t most = bits == 0xff800000u ? 0xff7fffffu : 0x7f7fffffu;
+    return dcommi_f32_from_bits((bits & 0x7f800000u) == 0x7f800000u ? most : bits);
+}
+
 DCOMMI_HD static inline float dcommi_f32_canonical(float x)
 {
     uint32_t bits = dcommi_f32_bits(x);
@@ -4956,7 +4970,6 @@ DCOMM_API dcomm_status dcomm_op_destroy(dcomm_op op)
 /* ==== include/dcomm/impl/codec/codec.h ===================================================== */
 /* codec.h - the type of a codec: a row of one table. Each family of codecs is one file of this
  * folder, with its rows. To add a family, write its file and name it in codec/table.h. */
-#include <float.h>
 /* ---- options ---- */
 typedef enum dcommi_codec_kind {
     DCOMMI_CODEC_END = 0, /* ends the list of options */
@@ -5089,12 +5102,10 @@ static inline bool dcommi_f32_nonfinite(float x)
     memcpy(&bits, &x, sizeof bits);
     return (bits & 0x7f800000u) == 0x7f800000u;
 }
-/* Return the number to encode with error feedback. An x that is not finite counts as 0. The sum is
- * clipped to finite numbers. */
+/* Return the number to encode with error feedback. An x that is not finite counts as 0. */
 static inline float dcommi_codec_e(float x, float residual)
 {
-    float e = (dcommi_f32_nonfinite(x) ? 0 : x) + residual;
-    return dcommi_f32_nonfinite(e) ? dcommi_f32_signed(FLT_MAX, e) : e;
+    return dcommi_f32_bounded((dcommi_f32_nonfinite(x) ? 0 : x) + residual);
 }
 /* Return a + b and a * b; SIZE_MAX on overflow, or if an operand is SIZE_MAX. */
 static inline size_t dcommi_size_add(size_t a, size_t b)
@@ -6547,7 +6558,7 @@ static bool dcommi_clip_copy(dcommi_clip clip, dcommi_encoding *call, const floa
         }
         v = residual != NULL ? v + residual[i] : v;
         if (dcommi_clip_cuts(clip, v)) {
-            v = dcommi_f32_signed(clip.largest, v);
+            v = dcommi_f32_signed(clip.largest, dcommi_f32_bounded(v));
             call->report.clipped++;
         }
         to[i] = v;
@@ -7394,9 +7405,10 @@ static void dcommi_read_one(dcommi_encoding *call, size_t i)
     if (dcommi_f32_nonfinite(x)) {
         dcommi_codec_nonfinite(call, i);
         sum = adds ? call->residual[i] : 0;
-    } else if (dcommi_f32_nonfinite(sum)) {
+    }
+    if (dcommi_f32_nonfinite(sum)) { /* the sum of two large numbers, or a residual's fault */
         call->report.clipped++;
-        sum = dcommi_f32_from_bits(dcommi_f32_bits(sum) - 1);
+        sum = dcommi_f32_bounded(sum);
     }
     if (adds) {
         call->next[i] = sum;
@@ -7419,9 +7431,9 @@ static void dcommi_read_all(dcommi_encoding *call)
         } else if (adds && kernels->add_measure(call->x + i, call->residual + i, call->next + i, n,
                                                 false) >= 0x7f800000u) {
             for (size_t at = i; at < i + n; at++) {
-                if (dcommi_f32_nonfinite(call->next[at])) { /* the sum of two large numbers */
+                if (dcommi_f32_nonfinite(call->next[at])) { /* likewise */
                     call->report.clipped++;
-                    call->next[at] = dcommi_f32_from_bits(dcommi_f32_bits(call->next[at]) - 1);
+                    call->next[at] = dcommi_f32_bounded(call->next[at]);
                 }
             }
         }
@@ -7441,10 +7453,11 @@ static void dcommi_read_count(dcommi_encoding *call)
 }
 static dcomm_status dcommi_read_range(const dcomm_codec *codec)
 {
-    return dcommi_fail(DCOMM_ERR_RANGE,
-                       "%s: a number that is not finite, without nonfinite=pass: the sum of what was "
-                       "encoded is beyond f32",
-                       codec->ops->name);
+    return dcommi_fail(
+        DCOMM_ERR_RANGE,
+        "%s: a number that is not finite, without nonfinite=pass: the sum of what was "
+        "encoded is beyond f32",
+        codec->ops->name);
 }
 /* Check n numbers of a wire, aligned or not: without nonfinite=pass they must be finite. Wires of
  * a linear codec may have been summed, so there the sum is out of range, not the wire corrupt. */
@@ -7884,13 +7897,15 @@ static void dcommi_topk_odd(dcommi_topk *t, size_t i, uint32_t threshold)
 {
     float left = t->residual[i];
     float sum = t->x[i] + left;
-    uint32_t b = dcommi_f32_bits(sum);
-    if ((dcommi_f32_bits(t->x[i]) & DCOMMI_ABS_BITS) >= DCOMMI_INF_BITS) {
+    uint32_t b = dcommi_f32_bits(t->x[i]);
+    bool odd = (b & DCOMMI_ABS_BITS) >= DCOMMI_INF_BITS;
+    if (odd) {
         dcommi_topk_count(t, i);
-        b = t->pass ? b : dcommi_f32_bits(left);
-    } else {
-        t->clipped++;
-        b--;
+        sum = left;
+    }
+    if (!odd || !t->pass) {
+        t->clipped += (dcommi_f32_bits(sum) & DCOMMI_ABS_BITS) >= DCOMMI_INF_BITS;
+        b = dcommi_f32_bits(dcommi_f32_bounded(sum));
     }
     bool finite = (b & DCOMMI_ABS_BITS) < DCOMMI_INF_BITS;
     bool keep = (b & DCOMMI_ABS_BITS) >= threshold;
@@ -8652,6 +8667,7 @@ static const dcommi_codec_ops dcommi_codec_randk = {
  * counts as 0. */
 #if defined(__x86_64__)
 #endif
+#include <float.h>
 typedef float dcommi_f32x8 __attribute__((vector_size(32)));
 typedef int32_t dcommi_i32x8 __attribute__((vector_size(32)));
 typedef double dcommi_f64x8 __attribute__((vector_size(64)));
@@ -8769,28 +8785,36 @@ static inline size_t dcommi_matrix_left(size_t length, size_t c)
                            ((dcommi_i64x8)most & above) | ((dcommi_i64x8)(-most) & below) | \
                            (nan & 0x7ff8000000000000));                                     \
     } while (0)
-#define DCOMMI_MATRIX_EXPAND_STEP(BYTES)                               \
-    do {                                                               \
-        dcommi_f64x8 s = {0};                                          \
-        for (size_t j = 0; j < rank; j++) {                            \
-            dcommi_f32x8 a = {0};                                      \
-            memcpy(&a, q + j * cols + c, BYTES);                       \
-            s += __builtin_convertvector(a, dcommi_f64x8) * weight[j]; \
-        }                                                              \
-        DCOMMI_MATRIX_CLAMP(s);                                        \
-        dcommi_f32x8 v = __builtin_convertvector(s, dcommi_f32x8);     \
-        if (how != 0) {                                                \
-            dcommi_f32x8 old = {0};                                    \
-            memcpy(&old, x + c, BYTES);                                \
-            v = how > 0 ? old + v : old - v;                           \
-        }                                                              \
-        if (how < 0) { /* the residual stays finite */                 \
-            dcommi_i32x8 bits;                                         \
-            memcpy(&bits, &v, sizeof bits);                            \
-            bits += (bits & 0x7fffffff) == 0x7f800000;                 \
-            memcpy(&v, &bits, sizeof v);                               \
-        }                                                              \
-        memcpy(x + c, &v, BYTES);                                      \
+/* Do dcommi_f32_bounded on each number. */
+#define DCOMMI_MATRIX_BOUND(V)                                     \
+    do {                                                           \
+        const dcommi_i32x8 most = (dcommi_i32x8){0} + 0x7f7fffff;  \
+        dcommi_i32x8 bits;                                         \
+        memcpy(&bits, &V, sizeof bits);                            \
+        bits += (bits & 0x7fffffff) == 0x7f800000;                 \
+        const dcommi_i32x8 nan = (bits & 0x7fffffff) > 0x7f800000; \
+        bits = (bits & ~nan) | (most & nan);                       \
+        memcpy(&V, &bits, sizeof V);                               \
+    } while (0)
+#define DCOMMI_MATRIX_EXPAND_STEP(BYTES)                                      \
+    do {                                                                      \
+        dcommi_f64x8 s = {0};                                                 \
+        for (size_t j = 0; j < rank; j++) {                                   \
+            dcommi_f32x8 a = {0};                                             \
+            memcpy(&a, q + j * cols + c, BYTES);                              \
+            s += __builtin_convertvector(a, dcommi_f64x8) * weight[j];        \
+        }                                                                     \
+        DCOMMI_MATRIX_CLAMP(s);                                               \
+        dcommi_f32x8 v = __builtin_convertvector(s, dcommi_f32x8);            \
+        if (how != 0) {                                                       \
+            dcommi_f32x8 old = {0};                                           \
+            memcpy(&old, x + c, BYTES);                                       \
+            v = how > 0 ? old + v : old - v;                                  \
+        }                                                                     \
+        if (how < 0) { /* the residual stays finite: as dcommi_f32_bounded */ \
+            DCOMMI_MATRIX_BOUND(v);                                           \
+        }                                                                     \
+        memcpy(x + c, &v, BYTES);                                             \
     } while (0)
 /* Set x[c] = weight[0] * q[0][c] + ..., one column after the other; or add it to x, or subtract
  * it. */
@@ -9075,7 +9099,7 @@ static void dcommi_powersgd_clip(float *q, size_t n, size_t *clipped)
     for (size_t i = 0; i < n; i++) {
         if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(q[i]))) {
             ++*clipped;
-            q[i] = dcommi_f32_from_bits(dcommi_f32_bits(q[i]) - 1);
+            q[i] = dcommi_f32_bounded(q[i]);
         }
     }
 }
@@ -9654,14 +9678,15 @@ static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_enc
         if (!dcommi_f32_nonfinite(x[i])) {
             e[i] = x[i] + residual[i];
             if (dcommi_f32_nonfinite(e[i])) {
-                e[i] = dcommi_f32_signed(FLT_MAX, e[i]);
+                e[i] = dcommi_f32_bounded(e[i]);
                 clipped++;
             }
         } else if (codec->nonfinite == DCOMMI_NONFINITE_PASS) {
             e[i] = x[i];
         } else {
             dcommi_codec_nonfinite(&plain, i);
-            e[i] = residual[i];
+            clipped += dcommi_f32_nonfinite(residual[i]);
+            e[i] = dcommi_f32_bounded(residual[i]);
         }
     }
     plain.x = e;
@@ -9676,8 +9701,7 @@ static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_enc
         for (size_t i = from; i < from + n; i++) {
             /* Test e too: the codec may have left out an element that is not finite. */
             bool odd = dcommi_f32_nonfinite(sent[i]) || dcommi_f32_nonfinite(e[i]);
-            float left = odd ? residual[i] : e[i] - sent[i];
-            call->next[i] = dcommi_f32_nonfinite(left) ? dcommi_f32_signed(FLT_MAX, left) : left;
+            call->next[i] = odd ? residual[i] : dcommi_f32_bounded(e[i] - sent[i]);
         }
         if (call->tally != NULL) {
             dcommi_tally_compare(call->tally, from, sent + from, n);
@@ -10692,7 +10716,7 @@ static dcomm_status dcommi_feedback_fold_owner(dcomm_feedback *fb)
         size_t at = fb->own_first + i;
         float sum = dcommi_feedback_plus(dcommi_feedback_get(w, w->now, at), factor,
                                          dcommi_feedback_get(o, o->now, i));
-        sum = dcommi_f32_nonfinite(sum) ? dcommi_f32_signed(FLT_MAX, sum) : sum;
+        sum = dcommi_f32_bounded(sum);
         dcommi_feedback_set(w, w->now, at, sum);
         dcommi_feedback_set(w, w->next, at, sum);
     }
@@ -10856,11 +10880,8 @@ static dcomm_status dcommi_feedback_fused(dcomm_feedback *fb, dcommi_feedback_ca
 }
 static inline float dcommi_feedback_bounded(float e, dcomm_codec_report *report)
 {
-    if (dcommi_f32_nonfinite(e)) {
-        report->clipped++;
-        return dcommi_f32_signed(FLT_MAX, e);
-    }
-    return e;
+    report->clipped += dcommi_f32_nonfinite(e);
+    return dcommi_f32_bounded(e);
 }
 /* Return the part of element `at` that the worker holds back after this step. With EF21 that is the
  * error of its estimate, or nothing if the gradient is not known. */
@@ -10911,7 +10932,7 @@ static void dcommi_feedback_input(const dcommi_feedback_call *c, const float *he
     for (size_t i = 0; i < c->count; i++) {
         if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(c->x[i]))) {
             report->first_nonfinite = report->nonfinite++ == 0 ? i : report->first_nonfinite;
-            e[i] = c->estimates ? 0 : held[i];
+            e[i] = c->estimates ? 0 : dcommi_feedback_bounded(held[i], report);
         } else {
             e[i] = dcommi_feedback_bounded(c->estimates ? c->x[i] - held[i] : c->x[i] + held[i],
                                            report);
@@ -10930,7 +10951,7 @@ static void dcommi_feedback_settle(const dcommi_feedback_call *c, const float *e
         for (size_t i = 0; i < n; i++) {
             float gone = dcommi_f32_nonfinite(sent[at + i]) ? 0 : sent[at + i];
             float left = c->estimates ? held[at + i] + gone : e[at + i] - gone;
-            next[i] = dcommi_f32_nonfinite(left) ? dcommi_f32_signed(FLT_MAX, left) : left;
+            next[i] = dcommi_f32_bounded(left);
         }
         dcommi_feedback_write(c->store, c->at + at, n, next);
         if (tally == NULL) {
@@ -11131,7 +11152,7 @@ static float *dcommi_feedback_momentum(dcomm_feedback *fb, const float *g, size_
     float m = fb->opts.momentum < 0 ? 0 : (float)fb->opts.momentum;
     for (size_t i = 0; i < count; i++) {
         float clipped = dcommi_f32_nonfinite(g[i]) ? g[i] : fb->clip * g[i];
-        u[i] = dcommi_feedback_plus(clipped, m, before[i]);
+        u[i] = dcommi_f32_canonical(dcommi_feedback_plus(clipped, m, before[i]));
     }
     return u;
 }
@@ -11328,7 +11349,7 @@ DCOMM_API dcomm_status dcomm_feedback_finish(dcomm_feedback *fb, size_t first, s
     const float *now = (const float *)fb->estimate.now + first;
     float *next = (float *)fb->estimate.next + first;
     for (size_t i = 0; i < count; i++) {
-        next[i] = result[i] = now[i] + result[i];
+        next[i] = result[i] = dcommi_f32_canonical(now[i] + result[i]);
     }
     fb->finished += count;
     return DCOMM_OK;
@@ -11417,7 +11438,7 @@ DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor)
         dcommi_feedback_store *s = stores[k];
         for (size_t i = 0; i < s->count; i++) {
             float x = (float)((double)dcommi_feedback_get(s, s->now, i) * factor);
-            x = dcommi_f32_nonfinite(x) ? dcommi_f32_signed(FLT_MAX, x) : x;
+            x = dcommi_f32_bounded(x);
             dcommi_feedback_set(s, s->now, i, x);
             dcommi_feedback_set(s, s->next, i, x);
         }
@@ -20246,11 +20267,11 @@ static void dcommi_exchange_add(const dcomm_codec *codec, const uint64_t *sorted
         for (i++; i < n && sorted[i] >> 32 == index; i++) {
             sum += dcommi_f32_from_bits((uint32_t)sorted[i]);
         }
-        sum = dcommi_f32_canonical(sum);
         if (!pass && dcommi_f32_nonfinite(sum)) {
-            sum = dcommi_f32_signed(FLT_MAX, sum);
+            sum = dcommi_f32_bounded(sum);
             ++*clipped;
         }
+        sum = dcommi_f32_canonical(sum);
         p->index[p->n] = (uint32_t)index;
         p->bits[p->n++] = dcommi_f32_bits(sum);
     }
@@ -26287,7 +26308,6 @@ static struct dcommi_cuda_driver {
     int (*context_device)(int *device_p);
     int (*context_retain)(void **context_p, int device);
     int (*capture_mode)(int *mode);
-    int (*about)(unsigned n, int *attributes, void **data, dcommi_cuda_address at);
     int (*range)(dcommi_cuda_address *base, size_t *bytes, dcommi_cuda_address at);
     int (*wait)(cudaStream_t stream, dcommi_cuda_address word, uint32_t value, unsigned flags);
     int (*write)(cudaStream_t stream, dcommi_cuda_address word, uint32_t value, unsigned flags);
@@ -26321,7 +26341,6 @@ static void dcommi_cuda_find_driver(void)
         {"cuCtxGetDevice", &d->context_device},
         {"cuDevicePrimaryCtxRetain", &d->context_retain},
         {"cuThreadExchangeStreamCaptureMode", &d->capture_mode},
-        {"cuPointerGetAttributes", &d->about},
         {"cuMemGetAddressRange", &d->range},
         {"cuStreamWaitValue32", &d->wait},
         {"cuStreamWriteValue32", &d->write},
@@ -26772,18 +26791,18 @@ static void dcommi_cuda_unpin(void *memory)
 #endif
 #ifdef DCOMM_WITH_CUDA
 /* Return the number of the device whose memory `at` is; -1: host memory. Managed memory is the
- * device's. The driver is asked, because the runtime would make a context on device 0. */
+ * device's. The question makes no context. */
 static int dcommi_cuda_locate(const void *at)
 {
-    enum { TYPE = 2, MANAGED = 8, NUMBER = 9, ON_DEVICE = 2 }; /* CU_POINTER_ATTRIBUTE_... */
-    int which[] = {TYPE, MANAGED, NUMBER}, number = -1;
-    unsigned type = 0, managed = 0;
-    void *to[] = {&type, &managed, &number};
-    if (at == NULL || !dcommi_cuda_ready() ||
-        dcommi_cuda_driver.about(3, which, to, (dcommi_cuda_address)(uintptr_t)at) != 0) {
+    struct cudaPointerAttributes a;
+    if (at == NULL || !dcommi_cuda_ready()) {
         return -1;
     }
-    return type == ON_DEVICE || managed != 0 ? number : -1;
+    if (cudaPointerGetAttributes(&a, at) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return -1;
+    }
+    return a.type == cudaMemoryTypeDevice || a.type == cudaMemoryTypeManaged ? a.device : -1;
 }
 static dcomm_status dcommi_cuda_ready_for(int device)
 {
@@ -59209,6 +59228,7 @@ DCOMM_API dcomm_status dcomm_moe_get_stats(const dcomm_moe *m, dcomm_moe_stats *
 #include <stdarg.h>
 #include <stdio.h>
 #ifndef DCOMMI_CUDA_SHIM
+#include <cuda_pipeline_primitives.h>
 #include <cuda_runtime.h>
 /* Start a kernel that has one argument, a structure. */
 template <class P>
@@ -59293,26 +59313,52 @@ static dcomm_status dcommi_cuda_array(const char *call, const char *name, const 
 }
 /* ---- one element at a time ---- */
 #define DCOMMI_CUDA_EACH_THREADS 256u
-/* Call p.one(i) for each i < p.count. A thread has OWN elements, spaced so that a warp accesses
- * neighbours. */
-template <class P, unsigned OWN>
+#define DCOMMI_CUDA_SOME 8u /* elements of a thread of dcommi_cuda_some */
+/* Call p.one(i) for each i < p.count. */
+template <class P>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_EACH_THREADS)
     dcommi_cuda_each_kernel(const __grid_constant__ P p)
 {
-    uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_EACH_THREADS * OWN + threadIdx.x;
+    const uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_EACH_THREADS + threadIdx.x;
+    if (i < p.count) {
+        p.one(i);
+    }
+}
+template <class P> static dcomm_status dcommi_cuda_each(const char *call, const P &p, void *stream)
+{
+    return dcommi_cuda_launch(call, dcommi_cuda_each_kernel<P>,
+                              dcommi_cuda_blocks(p.count, DCOMMI_CUDA_EACH_THREADS),
+                              DCOMMI_CUDA_EACH_THREADS, p, stream);
+}
+/* Call p.put(i, p.get(i)) for each i < p.count. Put may store where get of another element loads
+ * from, for all that the compiler knows. So a thread gets all of its elements first; then their
+ * loads are under way together. They are spaced so that a warp accesses neighbours. */
+template <class P>
+static __global__ void __launch_bounds__(DCOMMI_CUDA_EACH_THREADS)
+    dcommi_cuda_some_kernel(const __grid_constant__ P p)
+{
+    const uint64_t first =
+        (uint64_t)blockIdx.x * DCOMMI_CUDA_EACH_THREADS * DCOMMI_CUDA_SOME + threadIdx.x;
+    typename P::got got[DCOMMI_CUDA_SOME];
 #pragma unroll
-    for (unsigned k = 0; k < OWN; k++, i += DCOMMI_CUDA_EACH_THREADS) {
+    for (unsigned k = 0; k < DCOMMI_CUDA_SOME; k++) {
+        const uint64_t i = first + k * DCOMMI_CUDA_EACH_THREADS;
+        got[k] = i < p.count ? p.get(i) : typename P::got();
+    }
+#pragma unroll
+    for (unsigned k = 0; k < DCOMMI_CUDA_SOME; k++) {
+        const uint64_t i = first + k * DCOMMI_CUDA_EACH_THREADS;
         if (i < p.count) {
-            p.one(i);
+            p.put(i, got[k]);
         }
     }
 }
-template <unsigned OWN, class P>
-static dcomm_status dcommi_cuda_each(const char *call, const P &p, void *stream)
+template <class P> static dcomm_status dcommi_cuda_some(const char *call, const P &p, void *stream)
 {
-    return dcommi_cuda_launch(call, dcommi_cuda_each_kernel<P, OWN>,
-                              dcommi_cuda_blocks(p.count, DCOMMI_CUDA_EACH_THREADS * OWN),
-                              DCOMMI_CUDA_EACH_THREADS, p, stream);
+    return dcommi_cuda_launch(
+        call, dcommi_cuda_some_kernel<P>,
+        dcommi_cuda_blocks(p.count, DCOMMI_CUDA_EACH_THREADS * DCOMMI_CUDA_SOME),
+        DCOMMI_CUDA_EACH_THREADS, p, stream);
 }
 /* The operands of a call, by value, as kernels take them. */
 struct dcommi_cuda_operands {
@@ -59374,19 +59420,12 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_add(float a, float b)
 /* Multiply likewise, by a factor that is finite. */
 DCOMMI_CUDA_INLINE float dcommi_cuda_mul(float a, float b)
 {
-    const uint32_t bits = dcommi_f32_bits(a);
-    const float product = __fmul_rn(a, b);
-    return dcommi_f32_isnan(bits)                       ? dcommi_f32_from_bits(bits | 0x400000u)
-           : dcommi_f32_isnan(dcommi_f32_bits(product)) ? dcommi_f32_from_bits(0xffc00000u)
-                                                        : product;
-}
-/* Replace a number that is not finite by the largest number of its sign. */
-DCOMMI_CUDA_INLINE float dcommi_cuda_finite(float x)
-{
-    const uint32_t bits = dcommi_f32_bits(x);
-    return (bits & 0x7f800000u) == 0x7f800000u
-               ? dcommi_f32_from_bits((bits & 0x80000000u) | 0x7f7fffffu)
-               : x;
+    float product = __fmul_rn(a, b);
+    if (dcommi_f32_isnan(dcommi_f32_bits(product))) {
+        const uint32_t x = dcommi_f32_bits(a);
+        product = dcommi_f32_from_bits(dcommi_f32_isnan(x) ? x | 0x400000u : 0xffc00000u);
+    }
+    return product;
 }
 /* Convert to f32; a NaN becomes some NaN. */
 DCOMMI_CUDA_INLINE float dcommi_cuda_from_f16(uint16_t h)
@@ -59396,7 +59435,7 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_from_f16(uint16_t h)
     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
     return x;
 #else
-    return dcommi_f16_to_f32(h);
+    return (h & 0x7fffu) > 0x7c00u ? dcommi_f32_from_bits(0x7fffffffu) : dcommi_f16_to_f32(h);
 #endif
 }
 /* Convert to f16; a NaN becomes the canonical one. */
@@ -61287,9 +61326,8 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_take(const dcommi_cuda_bucket &p, uint64_t a
         const uint32_t largest = 0x7f000000u; /* DCOMMI_WIRE_LARGEST */
 #pragma unroll
         for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
-            const uint32_t bits = dcommi_f32_bits(v[e]);
-            if ((bits & 0x7fffffffu) > largest) {
-                v[e] = dcommi_f32_from_bits((bits & 0x80000000u) | largest);
+            if ((dcommi_f32_bits(v[e]) & 0x7fffffffu) > largest) {
+                v[e] = dcommi_f32_signed(DCOMMI_WIRE_LARGEST, dcommi_f32_bounded(v[e]));
                 found->clipped++;
             }
         }
@@ -61311,12 +61349,6 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_measure(const float v[DCOMMI_CUDA_OWN], bool
     }
 }
 /* ---- the kernel ---- */
-/* Return the sum; if it is infinite, the largest number. */
-DCOMMI_CUDA_INLINE float dcommi_cuda_bounded(float sum)
-{
-    const uint32_t bits = dcommi_f32_bits(sum);
-    return (bits & 0x7fffffffu) == 0x7f800000u ? dcommi_f32_from_bits(bits - 1) : sum;
-}
 /* Add the part that clipping cut off to p.next, which has the rounding errors. Read the inputs
  * again, because there are no registers to keep them. r: the residuals, because p.next may
  * overwrite them. */
@@ -61330,7 +61362,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_excess(const dcommi_cuda_bucket &p, uint64_t
 #pragma unroll
     for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
         const bool odd = (dcommi_f32_bits(v[e]) & 0x7f800000u) == 0x7f800000u;
-        const float sum = dcommi_cuda_bounded(__fadd_rn(odd ? 0 : v[e], r[e]));
+        const float sum = dcommi_f32_bounded(__fadd_rn(odd ? 0 : v[e], r[e]));
         const uint32_t bits = dcommi_f32_bits(sum);
         if (DCOMMI_CUDA_OFF(e) < left && (bits & 0x7fffffffu) > 0x7f000000u) {
             float *next = p.next + at + DCOMMI_CUDA_OFF(e);
@@ -61408,8 +61440,9 @@ DCOMMI_HD constexpr unsigned dcommi_cuda_encode_blocks_of(bool block, bool ledge
 {
     return block ? 1 : ledger || (sums && bits == 8) ? 4 : sums ? 5 : 6;
 }
-/* Encode. LEDGER only for an array, never for wires. */
-template <int FORMAT, bool SUMS, bool BLOCK, bool LEDGER>
+/* Encode. LEDGER only for an array, never for wires. NORMS: norm=two of buckets of teams, which
+ * takes shared memory; a block's take none, so p.two_norm tells. */
+template <int FORMAT, bool SUMS, bool BLOCK, bool LEDGER, bool NORMS>
 static __global__ void __launch_bounds__(
     BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS,
     dcommi_cuda_encode_blocks_of(BLOCK, LEDGER, SUMS, dcommi_cuda_format<FORMAT>::BITS))
@@ -61417,7 +61450,6 @@ static __global__ void __launch_bounds__(
 {
     typedef dcommi_cuda_format<FORMAT> format;
     __shared__ dcommi_cuda_shared room;
-    __shared__ dcommi_cuda_chains chains;
     dcommi_cuda_shared *shared = BLOCK ? &room : NULL;
     /* BLOCK: [begin, end) is the block's bucket. Otherwise a thread's elements follow from its
      * number, whatever the bucket, and `end` is that of the array. */
@@ -61425,7 +61457,8 @@ static __global__ void __launch_bounds__(
     const unsigned lane = BLOCK ? threadIdx.x : threadIdx.x & (team - 1);
     const uint64_t own =
         BLOCK ? threadIdx.x : (uint64_t)blockIdx.x * DCOMMI_CUDA_ENCODE_THREADS + threadIdx.x;
-    if constexpr (SUMS && !BLOCK && (FORMAT == DCOMMI_FORMAT_Q4 || FORMAT == DCOMMI_FORMAT_Q8)) {
+    if constexpr (SUMS && !BLOCK && !NORMS &&
+                  (FORMAT == DCOMMI_FORMAT_Q4 || FORMAT == DCOMMI_FORMAT_Q8)) {
         if (p.usual && blockIdx.x < gridDim.x - 1) {
             const uint32_t n = p.wires.in.n, number = (uint32_t)own;
             if (n == 4   ? dcommi_cuda_recode<FORMAT, 4>(p, number)
@@ -61471,7 +61504,10 @@ static __global__ void __launch_bounds__(
         clean = true;
     }
     float step;
-    if (format::SIGN) {
+    if constexpr (NORMS) {
+        __shared__ dcommi_cuda_chains chains;
+        step = dcommi_cuda_teams_norm(v, p.team, p.most, p.inverse_most, &chains);
+    } else if (format::SIGN) {
         const uint64_t from = bucket * p.bucket, left = p.count > from ? p.count - from : 0;
         const float n = (float)(left < p.bucket ? left : p.bucket);
         float mean = __fdiv_rn(dcommi_f32_from_bits(measure), n);
@@ -61493,8 +61529,6 @@ static __global__ void __launch_bounds__(
         step = mean >= DCOMMI_WIRE_LEAST ? mean : 0;
     } else if (BLOCK && p.two_norm) {
         step = dcommi_cuda_norm_step(dcommi_cuda_squares_end(sum), p.most, p.inverse_most);
-    } else if (p.two_norm) {
-        step = dcommi_cuda_teams_norm(v, p.team, p.most, p.inverse_most, &chains);
     } else {
         step = dcommi_cuda_wire_step(dcommi_f32_from_bits(measure), p.most, p.inverse_most);
     }
@@ -61563,14 +61597,20 @@ static dcomm_status dcommi_cuda_encode_launch(const char *call, dcommi_cuda_buck
     if (team > 0) {
         p->team = team == DCOMMI_CUDA_WARP ? 5 : team == DCOMMI_CUDA_WARP / 2 ? 4 : 3;
         p->usual = SUMS && dcommi_cuda_recode_suits(*p, FORMAT);
-        return dcommi_cuda_launch(call, dcommi_cuda_encode_kernel<FORMAT, SUMS, false, LEDGER>,
-                                  blocks, DCOMMI_CUDA_ENCODE_THREADS, *p, stream);
+        void (*kernel)(dcommi_cuda_bucket) =
+            dcommi_cuda_encode_kernel<FORMAT, SUMS, false, LEDGER, false>;
+        if constexpr (!dcommi_cuda_format<FORMAT>::SIGN && !dcommi_cuda_format<FORMAT>::F8) {
+            if (p->two_norm) {
+                kernel = dcommi_cuda_encode_kernel<FORMAT, SUMS, false, LEDGER, true>;
+            }
+        }
+        return dcommi_cuda_launch(call, kernel, blocks, DCOMMI_CUDA_ENCODE_THREADS, *p, stream);
     }
     const unsigned lanes = p->bucket / DCOMMI_CUDA_OWN;
     unsigned threads = (lanes + DCOMMI_CUDA_WARP - 1) / DCOMMI_CUDA_WARP * DCOMMI_CUDA_WARP;
     threads = threads < DCOMMI_CUDA_BLOCK_MOST ? threads : DCOMMI_CUDA_BLOCK_MOST;
-    return dcommi_cuda_launch(call, dcommi_cuda_encode_kernel<FORMAT, SUMS, true, LEDGER>, blocks,
-                              threads, *p, stream);
+    return dcommi_cuda_launch(call, dcommi_cuda_encode_kernel<FORMAT, SUMS, true, LEDGER, false>,
+                              blocks, threads, *p, stream);
 }
 template <bool SUMS, bool LEDGER>
 static dcomm_status dcommi_cuda_encode_format(const char *call, int format, dcommi_cuda_bucket *p,
@@ -61712,12 +61752,6 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_add(const dcommi_cuda_cast &p, bool ont
         }
     }
 }
-/* Return x * factor; a NaN is only made quiet. */
-DCOMMI_CUDA_INLINE float dcommi_cuda_times_factor(float x, float factor)
-{
-    const uint32_t bits = dcommi_f32_bits(x);
-    return dcommi_f32_isnan(bits) ? dcommi_f32_from_bits(bits | 0x400000u) : __fmul_rn(x, factor);
-}
 /* Return the code of v, which is finite and below the limit. */
 template <bool HALF, bool STOCHASTIC>
 DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_cast_one(float v, const dcommi_cuda_rounding &how,
@@ -61782,8 +61816,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t
         }
         y = p.residual != NULL ? __fadd_rn(y, r[e]) : y;
         if ((dcommi_f32_bits(y) & 0x7fffffffu) >= p.limit) {
-            y = dcommi_f32_from_bits((dcommi_f32_bits(y) & 0x80000000u) |
-                                     dcommi_f32_bits(p.largest));
+            y = dcommi_f32_signed(p.largest, dcommi_f32_bounded(y));
             found->clipped++;
         }
         uint32_t h = dcommi_cuda_cast_one<HALF, STOCHASTIC>(y, p.how, random, e / 2, e % 2);
@@ -61791,7 +61824,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t
             /* The part that clipping cuts off goes to the residual. Compute the sum again: there
              * is no register to keep it. */
             if ((dcommi_f32_bits(y) & 0x7fffffffu) == dcommi_f32_bits(p.largest)) {
-                y = dcommi_cuda_bounded(__fadd_rn(odd ? 0 : x, r[e]));
+                y = dcommi_f32_bounded(__fadd_rn(odd ? 0 : x, r[e]));
             }
             r[e] = odd && p.pass ? r[e] : __fsub_rn(y, dcommi_cuda_uncast<HALF>(h));
         }
@@ -61818,7 +61851,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_CAST_THREADS, 3)
         dcommi_cuda_cast_add<HALF>(p, false, at, left, v, &odd);
 #pragma unroll
         for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
-            v[e] = dcommi_cuda_times_factor(v[e], p.factor);
+            v[e] = dcommi_cuda_mul(v[e], p.factor);
         }
     } else {
         dcommi_cuda_own_load(p.x + at, left, p.pairs, v);
@@ -62316,16 +62349,19 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_block_before(uint32_t v, uint32_t *room)
     return before;
 }
 /* Return true in the last block of the launch to get here. It sees all stores of the other blocks
- * if its loads bypass the L1 cache. */
+ * if its loads bypass the L1 cache. A fence also orders what its thread has seen through a barrier:
+ * the block's stores come before the barrier, that before the first fence, and that before the
+ * ticket. In the last block the ticket comes before the second fence, that before the barrier, and
+ * that before all threads' loads. So one thread's fences do for the block. */
 DCOMMI_CUDA_INLINE bool dcommi_cuda_last_block(uint32_t *ticket, uint32_t *room)
 {
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
+        __threadfence();
         *room = atomicInc(ticket, gridDim.x - 1);
+        __threadfence();
     }
     __syncthreads();
-    __threadfence();
     return *room == gridDim.x - 1;
 }
 /* ---- digits ---- */
@@ -62374,11 +62410,13 @@ struct dcommi_cuda_picked {
 DCOMMI_CUDA_INLINE void dcommi_cuda_pick(const uint32_t *bins, uint32_t need,
                                          dcommi_cuda_picked *picked)
 {
-    const uint32_t each = DCOMMI_CUDA_TOPK_BINS / blockDim.x;
+    const uint32_t each = DCOMMI_CUDA_TOPK_BINS / blockDim.x; /* a power of two, at most 32 */
     const uint32_t end = DCOMMI_CUDA_TOPK_BINS - threadIdx.x * each;
+    /* Threads begin at different bins, or those of a warp would access few banks. */
+    const uint32_t turn = threadIdx.x * each / DCOMMI_CUDA_WARP;
     uint32_t own = 0;
-    for (uint32_t i = 1; i <= each; i++) {
-        own += bins[end - i];
+    for (uint32_t i = 0; i < each; i++) {
+        own += bins[end - 1 - (i + turn) % each];
     }
     const uint32_t before = dcommi_cuda_block_before(own, picked->before);
     if (before < need && need - before <= own) {
@@ -62407,7 +62445,7 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_topk_again(const dcommi_cuda_topk &p, ui
     if (p.pass) {
         const float x = dcommi_cuda_load<float>(p.x + i);
         if (dcommi_cuda_odd(dcommi_f32_bits(x))) {
-            return dcommi_f32_bits(dcommi_cuda_add(x, sum));
+            return dcommi_f32_bits(x);
         }
     }
     return dcommi_f32_bits(sum);
@@ -62434,7 +62472,7 @@ DCOMMI_CUDA_INLINE dcommi_cuda_items dcommi_cuda_items_of(const dcommi_cuda_topk
     return items;
 }
 #define DCOMMI_CUDA_FEEDBACK_THREADS 256u
-#define DCOMMI_CUDA_FEEDBACK_OWN 4u /* elements of a thread */
+#define DCOMMI_CUDA_FEEDBACK_OWN 8u /* elements of a thread */
 struct dcommi_cuda_feedback {
     void *dst;
     const void *a;
@@ -62447,7 +62485,7 @@ struct dcommi_cuda_feedback {
 DCOMMI_CUDA_INLINE float dcommi_cuda_feedback_bounded(float e, dcommi_cuda_found *found)
 {
     found->clipped += dcommi_cuda_odd(dcommi_f32_bits(e));
-    return dcommi_cuda_finite(e);
+    return dcommi_f32_bounded(e);
 }
 /* Compute one element, in f32. */
 template <int OP>
@@ -62461,22 +62499,23 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_feedback_one(float a, float b, float factor
     case DCOMM_CUDA_FEEDBACK_LACK:
         if (odd) {
             dcommi_cuda_found_odd(found, i);
-            return OP == DCOMM_CUDA_FEEDBACK_ADD ? b : 0;
+            return OP == DCOMM_CUDA_FEEDBACK_ADD ? dcommi_cuda_feedback_bounded(b, found) : 0;
         }
         return dcommi_cuda_feedback_bounded(
             OP == DCOMM_CUDA_FEEDBACK_ADD ? __fadd_rn(a, b) : __fsub_rn(a, b), found);
     case DCOMM_CUDA_FEEDBACK_MISSING:
-        return odd ? 0 : __fsub_rn(a, b);
+        return odd ? 0 : dcommi_f32_canonical(__fsub_rn(a, b));
     case DCOMM_CUDA_FEEDBACK_LEFT:
-        return dcommi_cuda_finite(__fsub_rn(a, gone));
+        return dcommi_f32_bounded(__fsub_rn(a, gone));
     case DCOMM_CUDA_FEEDBACK_LEARN:
-        return dcommi_cuda_finite(dcommi_cuda_add(a, gone));
+        return dcommi_f32_bounded(__fadd_rn(a, gone));
     case DCOMM_CUDA_FEEDBACK_MOMENTUM:
-        return (float)__dadd_rn((double)a, __dmul_rn((double)factor, (double)b));
+        return dcommi_f32_canonical(
+            __double2float_rn(__dadd_rn((double)a, __dmul_rn((double)factor, (double)b))));
     case DCOMM_CUDA_FEEDBACK_FORGET:
         return b != 0 || odd ? 0 : a;
     default: /* DCOMM_CUDA_FEEDBACK_FINISH */
-        return dcommi_cuda_add(a, b);
+        return dcommi_f32_canonical(__fadd_rn(a, b));
     }
 }
 /* Convert to bf16, never up to infinity; see dcommi_feedback_narrow. */
@@ -62485,27 +62524,38 @@ DCOMMI_CUDA_INLINE uint16_t dcommi_cuda_feedback_narrow(float x)
     const uint16_t h = dcommi_f32_to_bf16(x);
     return (uint16_t)((h & 0x7fffu) == 0x7f80u ? h - 1 : h);
 }
+/* All of a thread's elements are loaded before the first is stored, because dst may be a or b. */
 template <int OP>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_FEEDBACK_THREADS)
     dcommi_cuda_feedback_kernel(const __grid_constant__ dcommi_cuda_feedback p)
 {
-    uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_FEEDBACK_THREADS * DCOMMI_CUDA_FEEDBACK_OWN +
-                 threadIdx.x;
+    const bool widens = OP == DCOMM_CUDA_FEEDBACK_WIDEN, narrows = OP == DCOMM_CUDA_FEEDBACK_NARROW;
+    const uint64_t first =
+        (uint64_t)blockIdx.x * DCOMMI_CUDA_FEEDBACK_THREADS * DCOMMI_CUDA_FEEDBACK_OWN +
+        threadIdx.x;
+    const uint32_t left = dcommi_cuda_left(first, p.count);
+    float a[DCOMMI_CUDA_FEEDBACK_OWN], b[DCOMMI_CUDA_FEEDBACK_OWN];
     dcommi_cuda_found found = {};
 #pragma unroll
-    for (uint32_t k = 0; k < DCOMMI_CUDA_FEEDBACK_OWN; k++, i += DCOMMI_CUDA_FEEDBACK_THREADS) {
-        if (i >= p.count) {
-            continue;
-        }
-        if (OP == DCOMM_CUDA_FEEDBACK_WIDEN) {
+    for (uint32_t k = 0; k < DCOMMI_CUDA_FEEDBACK_OWN; k++) {
+        const uint32_t at = k * DCOMMI_CUDA_FEEDBACK_THREADS;
+        const bool there = at < left;
+        a[k] = !there   ? 0
+               : widens ? dcommi_bf16_to_f32(static_cast<const uint16_t *>(p.a)[first + at])
+                        : static_cast<const float *>(p.a)[first + at];
+        b[k] = there && !widens && !narrows ? p.b[first + at] : 0;
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < DCOMMI_CUDA_FEEDBACK_OWN; k++) {
+        const uint32_t at = k * DCOMMI_CUDA_FEEDBACK_THREADS;
+        const uint64_t i = first + at;
+        if (at < left && widens) {
+            static_cast<float *>(p.dst)[i] = a[k];
+        } else if (at < left && narrows) {
+            static_cast<uint16_t *>(p.dst)[i] = dcommi_cuda_feedback_narrow(a[k]);
+        } else if (at < left) {
             static_cast<float *>(p.dst)[i] =
-                dcommi_bf16_to_f32(static_cast<const uint16_t *>(p.a)[i]);
-        } else if (OP == DCOMM_CUDA_FEEDBACK_NARROW) {
-            static_cast<uint16_t *>(p.dst)[i] =
-                dcommi_cuda_feedback_narrow(static_cast<const float *>(p.a)[i]);
-        } else {
-            static_cast<float *>(p.dst)[i] = dcommi_cuda_feedback_one<OP>(
-                static_cast<const float *>(p.a)[i], p.b[i], p.factor, i, &found);
+                dcommi_cuda_feedback_one<OP>(a[k], b[k], p.factor, i, &found);
         }
     }
     if (found.nonfinite > 0 || found.clipped > 0) {
@@ -62558,18 +62608,25 @@ extern "C" dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst
     return dcommi_cuda_feedback_run(op, dst, a, factor, b, count, report, false, stream);
 }
 /* ==== kernels/cuda/powersgd.cuh ============================================================ */
-/* powersgd.cuh - the steps of powersgd on device memory, with the bytes of cpu/powersgd.h.
- * Products of two f32 are exact in f64, and sums follow that file's order. M Q and dot products
- * use eight sums, each of every eighth element. M^T P uses one sum, over the rows; P Q^T uses one,
- * over the rank. Rows, columns and elements are computed in parallel. */
+/* powersgd.cuh - the steps of powersgd on device memory, with the bytes of cpu/powersgd.h. Dot
+ * products use eight sums, each of every eighth element; P Q^T uses one, over the rank. */
+/* ==== kernels/cuda/matrix.cuh ============================================================== */
+/* matrix.cuh - the products of powersgd with a matrix in device memory, with the bytes of
+ * cpu/powersgd.h. Products of two f32 are exact in f64, and sums follow that file's order: M Q uses
+ * eight sums, each of every eighth element, M^T P one, over the rows. Rows and columns are computed
+ * in parallel. */
 #define DCOMMI_CUDA_MATRIX_THREADS 256u
 #define DCOMMI_CUDA_MATRIX_LANES 8u
 #define DCOMMI_CUDA_MATRIX_SIDE 4u /* columns of P or Q per reading of the matrix */
 #define DCOMMI_CUDA_MATRIX_SOME 8u /* elements of a thread, in kernels by element */
-#define DCOMMI_CUDA_MATRIX_STRIP 64u
-/* Iterations of a thread that also counts: it has the elements of a comparison's thread. */
-#define DCOMMI_CUDA_MATRIX_TURNS (DCOMMI_CUDA_COMPARE_OWN / DCOMMI_CUDA_MATRIX_SOME)
-static_assert(DCOMMI_CUDA_MATRIX_THREADS == DCOMMI_CUDA_LEDGER_THREADS, "a comparison's blocks");
+/* For M Q: a block's threads, a thread's rows, and elements of each that it loads at a time. */
+#define DCOMMI_CUDA_MATRIX_P_THREADS 64u
+#define DCOMMI_CUDA_MATRIX_P_ROWS 2u
+#define DCOMMI_CUDA_MATRIX_P_AHEAD 16u
+/* For M^T P: a block's columns, one for each lane of a warp; the rows of a stage, likewise. */
+#define DCOMMI_CUDA_MATRIX_STRIP DCOMMI_CUDA_WARP
+#define DCOMMI_CUDA_MATRIX_DEEP DCOMMI_CUDA_WARP
+#define DCOMMI_CUDA_MATRIX_STAGES 6u
 struct dcommi_cuda_matrix {
     uint64_t count, rows, cols;
     uint32_t rank;
@@ -62602,36 +62659,97 @@ DCOMMI_CUDA_INLINE double dcommi_cuda_matrix_sum(double s)
     }
     return s;
 }
-/* Compute P = M Q, with eight threads for each row. COUNT: count numbers that are not finite. */
+/* A thread's part of M Q: rows of M, and where its next elements lie in them. */
+struct dcommi_cuda_matrix_part {
+    const float *row[DCOMMI_CUDA_MATRIX_P_ROWS];
+    uint32_t left[DCOMMI_CUDA_MATRIX_P_ROWS]; /* of the row, from c on */
+    uint64_t i, c;
+};
+/* Add products with `SIDE` columns of Q, from `from` on. All elements of M are loaded before the
+ * first is used. WHOLE: none is missing. */
+template <bool COUNT, bool WHOLE>
+DCOMMI_CUDA_INLINE void
+dcommi_cuda_matrix_p_add(const dcommi_cuda_matrix &p, const dcommi_cuda_matrix_part &part,
+                         uint32_t j, double sum[DCOMMI_CUDA_MATRIX_P_ROWS][DCOMMI_CUDA_MATRIX_SIDE],
+                         dcommi_cuda_found *found)
+{
+    float number[DCOMMI_CUDA_MATRIX_P_AHEAD][DCOMMI_CUDA_MATRIX_P_ROWS];
+#pragma unroll
+    for (uint32_t u = 0; u < DCOMMI_CUDA_MATRIX_P_AHEAD; u++) {
+        const uint32_t at = u * DCOMMI_CUDA_MATRIX_LANES;
+#pragma unroll
+        for (uint32_t r = 0; r < DCOMMI_CUDA_MATRIX_P_ROWS; r++) {
+            number[u][r] = WHOLE || at < part.left[r] ? part.row[r][part.c + at] : 0;
+        }
+    }
+#pragma unroll
+    for (uint32_t u = 0; u < DCOMMI_CUDA_MATRIX_P_AHEAD; u++) {
+        const uint64_t c = part.c + u * DCOMMI_CUDA_MATRIX_LANES;
+        if (!WHOLE && u * DCOMMI_CUDA_MATRIX_LANES >= part.left[0]) {
+            break;
+        }
+        double q[DCOMMI_CUDA_MATRIX_SIDE];
+#pragma unroll
+        for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
+            q[k] = (double)p.from[(j + k < p.rank ? j + k : j) * p.cols + c];
+        }
+#pragma unroll
+        for (uint32_t r = 0; r < DCOMMI_CUDA_MATRIX_P_ROWS; r++) {
+            if (!WHOLE && u * DCOMMI_CUDA_MATRIX_LANES >= part.left[r]) {
+                continue; /* not even 0 times Q, which may be a NaN */
+            }
+            if (COUNT && j == 0 && dcommi_cuda_odd(dcommi_f32_bits(number[u][r]))) {
+                dcommi_cuda_found_odd(found, (part.i + r) * p.cols + c);
+            }
+            const double x = dcommi_cuda_matrix_number(number[u][r]);
+#pragma unroll
+            for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
+                sum[r][k] = __fma_rn(x, q[k], sum[r][k]);
+            }
+        }
+    }
+}
+/* Compute P = M Q. Eight threads share two rows, so that a number of Q is converted once for both.
+ * COUNT: count numbers that are not finite. */
 template <bool COUNT>
-static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
+static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_P_THREADS)
     dcommi_cuda_matrix_p_kernel(const __grid_constant__ dcommi_cuda_matrix p)
 {
     dcommi_cuda_found found = {};
     const unsigned lane = threadIdx.x % DCOMMI_CUDA_MATRIX_LANES;
-    const uint64_t own = (uint64_t)blockIdx.x * DCOMMI_CUDA_MATRIX_THREADS + threadIdx.x;
-    const uint64_t i = own / DCOMMI_CUDA_MATRIX_LANES, length = dcommi_cuda_matrix_row(p, i);
-    const float *row = p.m + (length > 0 ? i * p.cols : 0);
-    for (uint32_t j = 0; j < p.rank; j += DCOMMI_CUDA_MATRIX_SIDE) {
-        double sum[DCOMMI_CUDA_MATRIX_SIDE] = {};
-#pragma unroll 4
-        for (uint64_t c = lane; c < length; c += DCOMMI_CUDA_MATRIX_LANES) {
-            const float number = row[c];
-            const double x = dcommi_cuda_matrix_number(number);
-            if (COUNT && j == 0 && dcommi_cuda_odd(dcommi_f32_bits(number))) {
-                dcommi_cuda_found_odd(&found, i * p.cols + c);
-            }
+    const uint64_t own = (uint64_t)blockIdx.x * DCOMMI_CUDA_MATRIX_P_THREADS + threadIdx.x;
+    const uint32_t step = DCOMMI_CUDA_MATRIX_LANES * DCOMMI_CUDA_MATRIX_P_AHEAD;
+    dcommi_cuda_matrix_part part;
+    uint64_t length[DCOMMI_CUDA_MATRIX_P_ROWS]; /* none is longer than the one before */
+    part.i = own / DCOMMI_CUDA_MATRIX_LANES * DCOMMI_CUDA_MATRIX_P_ROWS;
 #pragma unroll
-            for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
-                const uint32_t column = j + k < p.rank ? j + k : j;
-                sum[k] = __fma_rn(x, (double)p.from[column * p.cols + c], sum[k]);
+    for (uint32_t r = 0; r < DCOMMI_CUDA_MATRIX_P_ROWS; r++) {
+        length[r] = dcommi_cuda_matrix_row(p, part.i + r);
+        part.row[r] = p.m + (length[r] > 0 ? (part.i + r) * p.cols : 0);
+    }
+    for (uint32_t j = 0; j < p.rank; j += DCOMMI_CUDA_MATRIX_SIDE) {
+        double sum[DCOMMI_CUDA_MATRIX_P_ROWS][DCOMMI_CUDA_MATRIX_SIDE] = {};
+        for (part.c = lane; part.c < length[0]; part.c += step) {
+            bool whole = true;
+#pragma unroll
+            for (uint32_t r = 0; r < DCOMMI_CUDA_MATRIX_P_ROWS; r++) {
+                part.left[r] = dcommi_cuda_left(part.c, length[r]);
+                whole = whole && part.left[r] > step - DCOMMI_CUDA_MATRIX_LANES;
+            }
+            if (whole) {
+                dcommi_cuda_matrix_p_add<COUNT, true>(p, part, j, sum, &found);
+            } else {
+                dcommi_cuda_matrix_p_add<COUNT, false>(p, part, j, sum, &found);
             }
         }
 #pragma unroll
-        for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
-            const double all = dcommi_cuda_matrix_sum(sum[k]);
-            if (lane == 0 && i < p.rows && j + k < p.rank) {
-                p.to[(j + k) * p.rows + i] = __double2float_rn(all);
+        for (uint32_t r = 0; r < DCOMMI_CUDA_MATRIX_P_ROWS; r++) {
+#pragma unroll
+            for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
+                const double all = dcommi_cuda_matrix_sum(sum[r][k]);
+                if (lane == 0 && part.i + r < p.rows && j + k < p.rank) {
+                    p.to[(j + k) * p.rows + part.i + r] = __double2float_rn(all);
+                }
             }
         }
     }
@@ -62639,34 +62757,105 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
         dcommi_cuda_report_add(p.report, found, p.refuses);
     }
 }
+/* A row of P, of as many columns as are used at a time. */
+struct alignas(16) dcommi_cuda_matrix_weights {
+    double of[DCOMMI_CUDA_MATRIX_SIDE];
+};
+/* Begin to copy elements of a column to shared memory, from row `from` on, as far as its `rows`
+ * go. They land later: __pipeline_wait_prior says when. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_matrix_q_fetch(const dcommi_cuda_matrix &p, uint64_t c,
+                                                   uint64_t from, uint64_t rows,
+                                                   float (*stage)[DCOMMI_CUDA_MATRIX_STRIP])
+{
+    const uint32_t left = dcommi_cuda_left(from, rows);
+    const float *m = p.m + (left > 0 ? from * p.cols + c : 0);
+    if (left >= DCOMMI_CUDA_MATRIX_DEEP) {
+#pragma unroll
+        for (uint32_t r = 0; r < DCOMMI_CUDA_MATRIX_DEEP; r++, m += p.cols) {
+            __pipeline_memcpy_async(&stage[r][threadIdx.x], m, sizeof *m);
+        }
+    } else {
+#pragma unroll 1
+        for (uint32_t r = 0; r < left; r++, m += p.cols) {
+            __pipeline_memcpy_async(&stage[r][threadIdx.x], m, sizeof *m);
+        }
+    }
+    __pipeline_commit();
+}
+/* Load a row of P, from column j on. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_matrix_q_load(const dcommi_cuda_matrix &p, uint32_t j,
+                                                  uint64_t i, float v[DCOMMI_CUDA_MATRIX_SIDE])
+{
+#pragma unroll
+    for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
+        v[k] = i < p.rows ? p.from[(j + k < p.rank ? j + k : j) * p.rows + i] : 0;
+    }
+}
+/* Add the products of a stage. WHOLE: it has all of its rows. */
+template <bool WHOLE>
+DCOMMI_CUDA_INLINE void dcommi_cuda_matrix_q_add(const float (*stage)[DCOMMI_CUDA_MATRIX_STRIP],
+                                                 const dcommi_cuda_matrix_weights *weights,
+                                                 uint32_t left, double sum[DCOMMI_CUDA_MATRIX_SIDE])
+{
+    const uint32_t rows = WHOLE ? DCOMMI_CUDA_MATRIX_DEEP : left;
+#pragma unroll 8
+    for (uint32_t r = 0; r < rows; r++) {
+        const double x = dcommi_cuda_matrix_number(stage[r][threadIdx.x]);
+#pragma unroll
+        for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
+            sum[k] = __fma_rn(x, weights[r].of[k], sum[k]);
+        }
+    }
+}
 /* Compute Q = M^T P, with a thread for each column, so that a warp reads whole lines of each
- * row. */
+ * row. A column's sum goes from row to row, so there are no more threads, and each keeps copies of
+ * many rows under way: it copies and adds a ring of stages. Only P is shared among the threads. */
 static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_STRIP)
     dcommi_cuda_matrix_q_kernel(const __grid_constant__ dcommi_cuda_matrix p)
 {
+    __shared__ float ring[DCOMMI_CUDA_MATRIX_STAGES][DCOMMI_CUDA_MATRIX_DEEP]
+                         [DCOMMI_CUDA_MATRIX_STRIP];
+    __shared__ dcommi_cuda_matrix_weights weights[2][DCOMMI_CUDA_MATRIX_DEEP];
     const uint64_t c = (uint64_t)blockIdx.x * DCOMMI_CUDA_MATRIX_STRIP + threadIdx.x;
-    if (c >= p.cols) {
-        return;
-    }
-    const uint64_t rows = (p.count - c + p.cols - 1) / p.cols; /* rows that have this column */
+    /* Rows that have this column. */
+    const uint64_t rows = c < p.cols ? (p.count - c + p.cols - 1) / p.cols : 0;
+    const uint32_t before = DCOMMI_CUDA_MATRIX_STAGES - 1; /* stages that are copied ahead */
     dcommi_cuda_found found = {};
     for (uint32_t j = 0; j < p.rank; j += DCOMMI_CUDA_MATRIX_SIDE) {
         double sum[DCOMMI_CUDA_MATRIX_SIDE] = {};
-#pragma unroll 16
-        for (uint64_t i = 0; i < rows; i++) {
-            const double x = dcommi_cuda_matrix_number(p.m[i * p.cols + c]);
+        float next[DCOMMI_CUDA_MATRIX_SIDE];
+        uint32_t stage = 0, half = 0;
+        for (uint32_t s = 0; s < before; s++) {
+            dcommi_cuda_matrix_q_fetch(p, c, s * DCOMMI_CUDA_MATRIX_DEEP, rows, ring[s]);
+        }
+        dcommi_cuda_matrix_q_load(p, j, threadIdx.x, next);
+        __syncwarp(); /* weights of the last columns have been read */
+        for (uint64_t i = 0; i < p.rows; i += DCOMMI_CUDA_MATRIX_DEEP) {
+            /* Refill the stage that this thread has added last. */
+            dcommi_cuda_matrix_q_fetch(p, c, i + before * DCOMMI_CUDA_MATRIX_DEEP, rows,
+                                       ring[stage > 0 ? stage - 1 : before]);
 #pragma unroll
             for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
-                const uint32_t column = j + k < p.rank ? j + k : j;
-                sum[k] = __fma_rn(x, (double)p.from[column * p.rows + i], sum[k]);
+                weights[half][threadIdx.x].of[k] = (double)next[k];
             }
+            dcommi_cuda_matrix_q_load(p, j, i + DCOMMI_CUDA_MATRIX_DEEP + threadIdx.x, next);
+            __pipeline_wait_prior(before);
+            __syncwarp(); /* all weights are there; the other half has been read */
+            const uint32_t left = dcommi_cuda_left(i, rows);
+            if (left >= DCOMMI_CUDA_MATRIX_DEEP) {
+                dcommi_cuda_matrix_q_add<true>(ring[stage], weights[half], left, sum);
+            } else {
+                dcommi_cuda_matrix_q_add<false>(ring[stage], weights[half], left, sum);
+            }
+            stage = stage < before ? stage + 1 : 0;
+            half ^= 1;
         }
 #pragma unroll
         for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
-            if (j + k < p.rank) {
+            if (j + k < p.rank && c < p.cols) {
                 float q = __double2float_rn(sum[k]);
                 if ((dcommi_f32_bits(q) & 0x7f800000u) == 0x7f800000u) {
-                    q = dcommi_f32_from_bits(dcommi_f32_bits(q) - 1);
+                    q = dcommi_f32_bounded(q);
                     found.clipped++;
                 }
                 p.to[(j + k) * p.cols + c] = q;
@@ -62675,17 +62864,54 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_STRIP)
     }
     dcommi_cuda_report_add(p.report, found, false);
 }
-/* Return the dot product of two columns. All threads of the block call this. */
+/* For dot products: threads that load, and elements that they load at a time. */
+#define DCOMMI_CUDA_MATRIX_LOADERS (DCOMMI_CUDA_MATRIX_THREADS - DCOMMI_CUDA_WARP)
+#define DCOMMI_CUDA_MATRIX_CHUNK (DCOMMI_CUDA_MATRIX_LOADERS * DCOMMI_CUDA_MATRIX_SOME)
+/* Iterations of a thread that also counts: it has the elements of a comparison's thread. */
+#define DCOMMI_CUDA_MATRIX_TURNS (DCOMMI_CUDA_COMPARE_OWN / DCOMMI_CUDA_MATRIX_SOME)
+static_assert(DCOMMI_CUDA_MATRIX_THREADS == DCOMMI_CUDA_LEDGER_THREADS, "a comparison's blocks");
+/* Set `to` to the products of a chunk, whose first element is number `first`; `own` is this
+ * thread's number among those that load. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_matrix_products(const float *a, const float *b, uint64_t first,
+                                                    uint64_t n, uint32_t own, double *to)
+{
+    const uint32_t left = dcommi_cuda_left(first + own, n);
+    float x[DCOMMI_CUDA_MATRIX_SOME], y[DCOMMI_CUDA_MATRIX_SOME];
+#pragma unroll
+    for (uint32_t u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
+        const uint32_t at = u * DCOMMI_CUDA_MATRIX_LOADERS;
+        x[u] = at < left ? a[first + own + at] : 0;
+        y[u] = at < left ? b[first + own + at] : 0;
+    }
+#pragma unroll
+    for (uint32_t u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
+        to[own + u * DCOMMI_CUDA_MATRIX_LOADERS] = __dmul_rn((double)x[u], (double)y[u]);
+    }
+}
+/* Return the dot product of two columns. All threads of the block call this. Each of eight sums
+ * has one element after the other, so eight lanes of the first warp add; meanwhile the other warps
+ * compute the next chunk's products, which are exact. */
 DCOMMI_CUDA_INLINE double dcommi_cuda_matrix_dot(const float *a, const float *b, uint64_t n)
 {
-    __shared__ double room;
+    __shared__ double room, products[2][DCOMMI_CUDA_MATRIX_CHUNK];
+    const uint64_t chunks = (n + DCOMMI_CUDA_MATRIX_CHUNK - 1) / DCOMMI_CUDA_MATRIX_CHUNK;
     double s = 0;
     __syncthreads(); /* columns are written, and the last result has been read */
-    if (threadIdx.x < DCOMMI_CUDA_MATRIX_LANES) {
-#pragma unroll 8
-        for (uint64_t i = threadIdx.x; i < n; i += DCOMMI_CUDA_MATRIX_LANES) {
-            s = __fma_rn((double)a[i], (double)b[i], s);
+    for (uint64_t chunk = 0; chunk <= chunks; chunk++) {
+        const uint64_t first = chunk * DCOMMI_CUDA_MATRIX_CHUNK;
+        if (threadIdx.x >= DCOMMI_CUDA_WARP && chunk < chunks) {
+            dcommi_cuda_matrix_products(a, b, first, n, threadIdx.x - DCOMMI_CUDA_WARP,
+                                        products[chunk % 2]);
+        } else if (threadIdx.x < DCOMMI_CUDA_MATRIX_LANES && chunk > 0) {
+            const double *of = products[(chunk - 1) % 2];
+            const uint32_t some =
+                (uint32_t)((first < n ? first : n) - (first - DCOMMI_CUDA_MATRIX_CHUNK));
+#pragma unroll 16
+            for (uint32_t i = threadIdx.x; i < some; i += DCOMMI_CUDA_MATRIX_LANES) {
+                s = __dadd_rn(s, of[i]);
+            }
         }
+        __syncthreads();
     }
     if (threadIdx.x < DCOMMI_CUDA_WARP) {
         s = dcommi_cuda_matrix_sum(s);
@@ -62698,8 +62924,46 @@ DCOMMI_CUDA_INLINE double dcommi_cuda_matrix_dot(const float *a, const float *b,
 }
 DCOMMI_CUDA_INLINE void dcommi_cuda_matrix_times(float *column, uint64_t n, double scale)
 {
-    for (uint64_t i = threadIdx.x; i < n; i += DCOMMI_CUDA_MATRIX_THREADS) {
-        column[i] = __double2float_rn(__dmul_rn((double)column[i], scale));
+    const uint32_t tile = DCOMMI_CUDA_MATRIX_THREADS * DCOMMI_CUDA_MATRIX_SOME;
+    for (uint64_t first = threadIdx.x; first < n; first += tile) {
+        const uint32_t left = dcommi_cuda_left(first, n);
+        float x[DCOMMI_CUDA_MATRIX_SOME];
+#pragma unroll
+        for (uint32_t u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
+            const uint32_t at = u * DCOMMI_CUDA_MATRIX_THREADS;
+            x[u] = at < left ? column[first + at] : 0;
+        }
+#pragma unroll
+        for (uint32_t u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
+            const uint32_t at = u * DCOMMI_CUDA_MATRIX_THREADS;
+            if (at < left) {
+                column[first + at] = __double2float_rn(__dmul_rn((double)x[u], scale));
+            }
+        }
+    }
+}
+/* Subtract a multiple of another column. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_matrix_less(float *column, const float *other, uint64_t n,
+                                                double share)
+{
+    const uint32_t tile = DCOMMI_CUDA_MATRIX_THREADS * DCOMMI_CUDA_MATRIX_SOME;
+    for (uint64_t first = threadIdx.x; first < n; first += tile) {
+        const uint32_t left = dcommi_cuda_left(first, n);
+        float x[DCOMMI_CUDA_MATRIX_SOME], y[DCOMMI_CUDA_MATRIX_SOME];
+#pragma unroll
+        for (uint32_t u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
+            const uint32_t at = u * DCOMMI_CUDA_MATRIX_THREADS;
+            x[u] = at < left ? column[first + at] : 0;
+            y[u] = at < left ? other[first + at] : 0;
+        }
+#pragma unroll
+        for (uint32_t u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
+            const uint32_t at = u * DCOMMI_CUDA_MATRIX_THREADS;
+            if (at < left) {
+                column[first + at] =
+                    __double2float_rn(__fma_rn(-share, (double)y[u], (double)x[u]));
+            }
+        }
     }
 }
 /* Make the columns orthonormal, in order; see dcommi_matrix_orthonormal. One block. */
@@ -62714,10 +62978,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
                 const float *other = p.to + k * p.rows;
                 const double share =
                     (double)__double2float_rn(dcommi_cuda_matrix_dot(column, other, p.rows));
-                for (uint64_t i = threadIdx.x; i < p.rows; i += DCOMMI_CUDA_MATRIX_THREADS) {
-                    column[i] =
-                        __double2float_rn(__fma_rn(-share, (double)other[i], (double)column[i]));
-                }
+                dcommi_cuda_matrix_less(column, other, p.rows, share);
             }
             const double after = dcommi_cuda_matrix_dot(column, column, p.rows);
             const bool spanned = !(after > __dmul_rn(1e-11, before)) || !(after > 0x1p-240);
@@ -62778,7 +63039,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
                 const float v =
                     s == s ? __double2float_rn(s) : dcommi_f32_from_bits(DCOMMI_F32_NAN);
                 const float next = p.how > 0   ? dcommi_cuda_add(old[u], v)
-                                   : p.how < 0 ? dcommi_cuda_finite(__fsub_rn(old[u], v))
+                                   : p.how < 0 ? dcommi_f32_bounded(__fsub_rn(old[u], v))
                                                : v;
                 if (!LEDGER || p.to != NULL) {
                     dcommi_cuda_store<float>(p.to + at, next);
@@ -62852,13 +63113,13 @@ static dcomm_status dcommi_cuda_powersgd_p(const dcomm_codec_matrix *shape, cons
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
     m.report = report;
     m.refuses = refuses;
-    const uint64_t rows = DCOMMI_CUDA_MATRIX_THREADS / DCOMMI_CUDA_MATRIX_LANES;
+    const unsigned threads = DCOMMI_CUDA_MATRIX_P_THREADS;
+    const uint64_t rows = threads / DCOMMI_CUDA_MATRIX_LANES * DCOMMI_CUDA_MATRIX_P_ROWS;
     return m.count == 0 ? DCOMM_OK
                         : dcommi_cuda_launch(call,
                                              report != NULL ? dcommi_cuda_matrix_p_kernel<true>
                                                             : dcommi_cuda_matrix_p_kernel<false>,
-                                             dcommi_cuda_blocks(m.rows, rows),
-                                             DCOMMI_CUDA_MATRIX_THREADS, m, stream);
+                                             dcommi_cuda_blocks(m.rows, rows), threads, m, stream);
 }
 extern "C" dcomm_status dcomm_cuda_powersgd_p(const dcomm_codec_matrix *shape, const float *x,
                                               const float *q, float *p, dcomm_cuda_report *report,
@@ -63036,7 +63297,7 @@ static dcomm_status dcommi_cuda_lowrank_run(const dcommi_cuda_job &job, const dc
         found,   job.report,   reinterpret_cast<uint32_t *>(job.wire),
         sum,     job.residual, job.next,
         m.count, numbers,      all};
-    return dcommi_cuda_each<1>(job.call, end, stream);
+    return dcommi_cuda_each(job.call, end, stream);
 }
 /* ---- decoding ---- */
 /* Without nonfinite=pass, a wire has only finite numbers, unless it is a sum of wires. */
@@ -63061,7 +63322,7 @@ static dcomm_status dcommi_cuda_lowrank_decode(const char *call, const dcomm_cod
         const dcommi_cuda_lowrank_check check = {static_cast<const uint32_t *>(in.at[k]), numbers,
                                                  report};
         if (report != NULL && m.nonfinite != 2) {
-            DCOMMI_CUDA_TRY(dcommi_cuda_each<1>(call, check, stream));
+            DCOMMI_CUDA_TRY(dcommi_cuda_each(call, check, stream));
         }
         DCOMMI_CUDA_TRY(dcomm_cuda_powersgd_product(&m, p, p + m.rank * m.rows, x,
                                                     add || k > 0 ? 1 : 0, stream));
@@ -63202,12 +63463,14 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_topk_take(const dcommi_cuda_topk &p, flo
 {
     uint32_t b = dcommi_f32_bits(ADDS ? __fadd_rn(x, r) : x);
     if (dcommi_cuda_odd(b)) {
-        if (dcommi_cuda_odd(dcommi_f32_bits(x))) {
+        const bool odd = dcommi_cuda_odd(dcommi_f32_bits(x));
+        if (odd) {
             dcommi_cuda_found_odd(found, i);
-            b = ADDS ? dcommi_f32_bits(p.pass ? dcommi_cuda_add(x, r) : r) : p.pass ? b : 0;
-        } else {
-            found->clipped++;
-            b--;
+            b = p.pass ? dcommi_f32_bits(x) : ADDS ? dcommi_f32_bits(r) : 0;
+        }
+        if (!odd || !p.pass) { /* it becomes finite, as does the residual r */
+            found->clipped += dcommi_cuda_odd(b);
+            b = dcommi_f32_bits(dcommi_f32_bounded(dcommi_f32_from_bits(b)));
         }
     }
     return b;
@@ -63427,24 +63690,21 @@ template <bool ADDS, bool LEDGER>
 DCOMMI_CUDA_INLINE float dcommi_cuda_randk_read(const dcommi_cuda_randk &p, uint64_t i, float x,
                                                 float r, bool marked, dcommi_cuda_found *found)
 {
-    const uint32_t b = dcommi_f32_bits(ADDS ? __fadd_rn(x, r) : x);
+    float sum = ADDS ? __fadd_rn(x, r) : x;
     if (dcommi_cuda_odd(dcommi_f32_bits(x))) {
         dcommi_cuda_found_odd(found, i);
+        sum = r;
         if (!ADDS && !LEDGER && p.odd != NULL) {
             const uint64_t part = dcommi_randk_part(p.count, p.kept, i);
             atomicOr(p.odd + 1 + part / 32, 1u << part % 32);
             atomicOr(p.odd, 1u);
         }
-        return r;
     }
     if (ADDS && marked && dcommi_cuda_randk_odd(p, dcommi_randk_part(p.count, p.kept, i))) {
         return r;
     }
-    if (dcommi_cuda_odd(b)) { /* the sum of two large numbers */
-        found->clipped++;
-        return dcommi_f32_from_bits(b - 1);
-    }
-    return dcommi_f32_from_bits(b);
+    found->clipped += dcommi_cuda_odd(dcommi_f32_bits(sum));
+    return dcommi_f32_bounded(sum);
 }
 /* Read the input. ADDS: there is a residual, which becomes the sum. Without residual and ledger, a
  * number that is not finite marks its part. */
@@ -63944,9 +64204,15 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
     if (!dcommi_cuda_last_block(&s->ticket, &last)) {
         return;
     }
-    for (uint32_t b = threadIdx.x; b < DCOMMI_CUDA_TOPK_BINS; b += blockDim.x) {
-        bins[b] = __ldcg(p.hist + b);
-        p.hist[b] = 0;
+    uint32_t sum[DCOMMI_CUDA_TOPK_BINS / DCOMMI_CUDA_TOPK_THREADS];
+#pragma unroll
+    for (uint32_t i = 0; i < sizeof sum / sizeof *sum; i++) {
+        sum[i] = __ldcg(p.hist + i * DCOMMI_CUDA_TOPK_THREADS + threadIdx.x);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < sizeof sum / sizeof *sum; i++) {
+        bins[i * DCOMMI_CUDA_TOPK_THREADS + threadIdx.x] = sum[i];
+        p.hist[i * DCOMMI_CUDA_TOPK_THREADS + threadIdx.x] = 0;
     }
     __syncthreads();
     dcommi_cuda_pick(bins, need, &picked);
@@ -64411,7 +64677,7 @@ static dcomm_status dcommi_cuda_topk_run(const dcommi_cuda_job &job,
                                        DCOMMI_CUDA_TOPK_BEGIN_THREADS, p, stream));
     if (!p.exact) {
         const dcommi_cuda_topk_gather gather = {p, (uint64_t)p.lines * DCOMMI_TOPK_LINE};
-        DCOMMI_CUDA_TRY(dcommi_cuda_each<1>(job.call, gather, stream));
+        DCOMMI_CUDA_TRY(dcommi_cuda_each(job.call, gather, stream));
         DCOMMI_CUDA_TRY(dcommi_cuda_topk_digits(job.call, &p, stream));
     }
     DCOMMI_CUDA_TRY(dcommi_cuda_topk_scan(job.call, p, stream));
@@ -64491,13 +64757,20 @@ struct dcommi_cuda_apart_sum {
     float *e;
     dcomm_cuda_report *report;
     uint64_t count;
-    __device__ void one(uint64_t i) const
+    struct got {
+        float x, residual;
+    };
+    __device__ got get(uint64_t i) const
     {
-        const float a = dcommi_cuda_load<float>(x + i);
-        const float sum = __fadd_rn(a, dcommi_cuda_load<float>(residual + i));
+        return {dcommi_cuda_load<float>(x + i), dcommi_cuda_load<float>(residual + i)};
+    }
+    __device__ void put(uint64_t i, got of) const
+    {
+        const float a = of.x;
+        const float sum = __fadd_rn(a, of.residual);
         const bool clipped =
             !dcommi_cuda_odd(dcommi_f32_bits(a)) && dcommi_cuda_odd(dcommi_f32_bits(sum));
-        e[i] = dcommi_cuda_odd(dcommi_f32_bits(a)) ? a : dcommi_cuda_bounded(sum);
+        e[i] = dcommi_cuda_odd(dcommi_f32_bits(a)) ? a : dcommi_f32_bounded(sum);
         if (clipped) {
             dcommi_cuda_found found = {};
             found.clipped = 1;
@@ -64525,9 +64798,13 @@ struct dcommi_cuda_apart_rest {
     const float *e, *residual;
     float *next;
     uint64_t count;
-    __device__ void one(uint64_t i) const
+    typedef float got;
+    __device__ got get(uint64_t i) const
     {
-        const float sum = dcommi_cuda_load<float>(e + i);
+        return dcommi_cuda_load<float>(e + i);
+    }
+    __device__ void put(uint64_t i, got sum) const
+    {
         next[i] = dcommi_cuda_odd(dcommi_f32_bits(sum)) ? residual[i] : sum;
     }
 };
@@ -64570,14 +64847,14 @@ static dcomm_status dcommi_cuda_apart_run(const dcommi_cuda_job &job,
     plain.x = e;
     plain.residual = NULL;
     plain.next = NULL;
-    DCOMMI_CUDA_TRY(dcommi_cuda_each<4>(job.call, sum, stream));
+    DCOMMI_CUDA_TRY(dcommi_cuda_some(job.call, sum, stream));
     DCOMMI_CUDA_TRY(dcommi_cuda_topk_run(plain, layout, workspace, key, stream));
     DCOMMI_CUDA_TRY(dcommi_cuda_decode_run(job.call, layout.values,
                                            dcommi_cuda_operand(job.wire + DCOMMI_SPARSE_HEAD), sent,
                                            layout.most, false, NULL, stream));
-    DCOMMI_CUDA_TRY(dcommi_cuda_each<1>(job.call, left, stream));
-    DCOMMI_CUDA_TRY(dcommi_cuda_each<4>(job.call, rest, stream));
-    return dcommi_cuda_each<1>(job.call, put, stream);
+    DCOMMI_CUDA_TRY(dcommi_cuda_each(job.call, left, stream));
+    DCOMMI_CUDA_TRY(dcommi_cuda_some(job.call, rest, stream));
+    return dcommi_cuda_each(job.call, put, stream);
 }
 /* The layout of a codec's wire, of any kind. */
 struct dcommi_cuda_form {
@@ -64823,9 +65100,14 @@ struct dcommi_cuda_factor {
     float *x;
     uint64_t count;
     float factor;
-    __device__ void one(uint64_t i) const
+    typedef float got;
+    __device__ got get(uint64_t i) const
     {
-        x[i] = dcommi_cuda_mul(x[i], factor);
+        return x[i];
+    }
+    __device__ void put(uint64_t i, got old) const
+    {
+        x[i] = dcommi_cuda_mul(old, factor);
     }
 };
 /* Recode by a codec that cannot do so in one pass: the workspace holds the sum. */
@@ -64843,7 +65125,7 @@ static dcomm_status dcommi_cuda_recode_apart(dcommi_cuda_job *job, const dcomm_c
                                             false, rooms.other, job->report, stream));
     if (factor != 1) {
         const dcommi_cuda_factor p = {rooms.array, count, factor};
-        DCOMMI_CUDA_TRY(dcommi_cuda_each<4>(job->call, p, stream));
+        DCOMMI_CUDA_TRY(dcommi_cuda_some(job->call, p, stream));
     }
     job->x = rooms.array;
     return dcommi_cuda_encode_form(job, form, rooms.encode, key, stream);
@@ -64932,10 +65214,17 @@ struct dcommi_cuda_addition {
     const float *y;
     float factor;
     uint64_t count;
-    __device__ void one(uint64_t i) const
+    struct got {
+        float x, y;
+    };
+    __device__ got get(uint64_t i) const
     {
-        const double more = __dmul_rn((double)factor, (double)y[i]);
-        x[i] = dcommi_cuda_finite((float)__dadd_rn((double)x[i], more));
+        return {x[i], y[i]};
+    }
+    __device__ void put(uint64_t i, got of) const
+    {
+        const double more = __dmul_rn((double)factor, (double)of.y);
+        x[i] = dcommi_f32_bounded(__double2float_rn(__dadd_rn((double)of.x, more)));
     }
 };
 extern "C" dcomm_status dcomm_cuda_add_scaled(float *x, float factor, const float *y, size_t count,
@@ -64945,7 +65234,7 @@ extern "C" dcomm_status dcomm_cuda_add_scaled(float *x, float factor, const floa
     const dcommi_cuda_addition p = {x, y, factor, count};
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "x", x, count, sizeof(float)));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "y", y, count, sizeof(float)));
-    return dcommi_cuda_each<4>(call, p, stream);
+    return dcommi_cuda_some(call, p, stream);
 }
 /* ==== kernels/cuda/convert.cuh ============================================================= */
 /* convert.cuh - convert floats of any width to f32, and back. A thread converts four elements,
@@ -65156,7 +65445,7 @@ extern "C" dcomm_status dcomm_cuda_feedback_clip(dcomm_cuda_clip *clip, const fl
     return dcommi_cuda_launch(call, dcommi_cuda_clip_kernel, 1, threads, p, stream);
 }
 /* ---- momentum of the clipped gradient ---- */
-#define DCOMMI_CUDA_CLIPPED_OWN 4u /* elements of a thread */
+#define DCOMMI_CUDA_CLIPPED_OWN 8u /* elements of a thread */
 struct dcommi_cuda_clipped {
     float *u;
     const float *g, *before;
@@ -65164,19 +65453,31 @@ struct dcommi_cuda_clipped {
     float momentum;
     uint64_t count;
 };
+/* All of a thread's elements are loaded before the first is stored, because u may be g or
+ * `before`. */
 static __global__ void __launch_bounds__(DCOMMI_CUDA_CLIP_THREADS)
     dcommi_cuda_clipped_kernel(const __grid_constant__ dcommi_cuda_clipped p)
 {
-    uint64_t i =
+    const uint64_t first =
         (uint64_t)blockIdx.x * DCOMMI_CUDA_CLIP_THREADS * DCOMMI_CUDA_CLIPPED_OWN + threadIdx.x;
+    const uint32_t left = dcommi_cuda_left(first, p.count);
     const float factor = p.clip->factor;
+    float g[DCOMMI_CUDA_CLIPPED_OWN], before[DCOMMI_CUDA_CLIPPED_OWN];
 #pragma unroll
-    for (uint32_t k = 0; k < DCOMMI_CUDA_CLIPPED_OWN; k++, i += DCOMMI_CUDA_CLIP_THREADS) {
-        if (i < p.count) {
-            const float g = p.g[i];
-            const float clipped = dcommi_cuda_odd(dcommi_f32_bits(g)) ? g : __fmul_rn(factor, g);
-            p.u[i] = (float)__dadd_rn((double)clipped,
-                                      __dmul_rn((double)p.momentum, (double)p.before[i]));
+    for (uint32_t k = 0; k < DCOMMI_CUDA_CLIPPED_OWN; k++) {
+        const uint32_t at = k * DCOMMI_CUDA_CLIP_THREADS;
+        g[k] = at < left ? p.g[first + at] : 0;
+        before[k] = at < left ? p.before[first + at] : 0;
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < DCOMMI_CUDA_CLIPPED_OWN; k++) {
+        const uint32_t at = k * DCOMMI_CUDA_CLIP_THREADS;
+        if (at < left) {
+            const float clipped =
+                dcommi_cuda_odd(dcommi_f32_bits(g[k])) ? g[k] : __fmul_rn(factor, g[k]);
+            const double kept = __dmul_rn((double)p.momentum, (double)before[k]);
+            p.u[first + at] =
+                dcommi_f32_canonical(__double2float_rn(__dadd_rn((double)clipped, kept)));
         }
     }
 }
@@ -65194,10 +65495,174 @@ extern "C" dcomm_status dcomm_cuda_feedback_clipped(float *u, const float *g,
     return dcommi_cuda_launch(call, dcommi_cuda_clipped_kernel, dcommi_cuda_blocks(count, tile),
                               DCOMMI_CUDA_CLIP_THREADS, p, stream);
 }
+/* ==== kernels/cuda/check.cuh =============================================================== */
+/* check.cuh - a kernel that checks the arithmetic on which the other kernels' bytes rely. A flag of
+ * nvcc's such as -ftz=true changes it, and no macro tells. Each thread computes one result, from
+ * operands that the compiler does not know. */
+enum dcommi_cuda_check_op {
+    DCOMMI_CUDA_CHECK_ADD,
+    DCOMMI_CUDA_CHECK_MUL,
+    DCOMMI_CUDA_CHECK_FMA,
+    DCOMMI_CUDA_CHECK_DIV,
+    DCOMMI_CUDA_CHECK_WIDEN,  /* to f64; of these and the next ones one half is compared */
+    DCOMMI_CUDA_CHECK_NARROW, /* a product in f64, to f32 */
+    DCOMMI_CUDA_CHECK_DDIV,
+    DCOMMI_CUDA_CHECK_DSQRT,
+    DCOMMI_CUDA_CHECK_INVERSE,
+    DCOMMI_CUDA_CHECK_FLUSHED, /* a product; a denormal factor counts as 0 */
+    DCOMMI_CUDA_CHECK_MIN,
+    DCOMMI_CUDA_CHECK_MAX,
+    DCOMMI_CUDA_CHECK_FROM_F16,
+    DCOMMI_CUDA_CHECK_TO_F16,
+    DCOMMI_CUDA_CHECK_TO_BF16,
+    DCOMMI_CUDA_CHECK_TWO_F16,
+    DCOMMI_CUDA_CHECK_TWO_BF16,
+    DCOMMI_CUDA_CHECK_AND_OR
+};
+struct dcommi_cuda_check {
+    const char *what;
+    dcommi_cuda_check_op op;
+    uint32_t a, b, c, want; /* as bits */
+};
+static const dcommi_cuda_check dcommi_cuda_checks[] = {
+    {"the sum of two denormal numbers", DCOMMI_CUDA_CHECK_ADD, 1, 2, 0, 3},
+    {"a product that is denormal", DCOMMI_CUDA_CHECK_MUL, 0x0dc00000u, 0x2b800000u, 0, 0x300},
+    {"the product of a denormal number and 2^100", DCOMMI_CUDA_CHECK_MUL, 1, 0x71800000u, 0,
+     0x27000000u},
+    {"a fused product and sum that is denormal", DCOMMI_CUDA_CHECK_FMA, 0x0dc00000u, 0x2b800000u, 1,
+     0x301},
+    {"a quotient that is denormal", DCOMMI_CUDA_CHECK_DIV, 0x00c00000u, 0x40000000u, 0,
+     0x00600000u},
+    {"a denormal number as f64", DCOMMI_CUDA_CHECK_WIDEN, 3, 0, 0, 0x36b80000u},
+    {"an f64 as a denormal number", DCOMMI_CUDA_CHECK_NARROW, 0x0dc00000u, 0x2b800000u, 0, 0x300},
+    {"a NaN plus 1", DCOMMI_CUDA_CHECK_ADD, 0xffc12345u, 0x3f800000u, 0, 0x7fffffffu},
+    {"infinity minus infinity", DCOMMI_CUDA_CHECK_ADD, 0x7f800000u, 0xff800000u, 0, 0x7fffffffu},
+    {"a NaN times 1", DCOMMI_CUDA_CHECK_MUL, 0xffc12345u, 0x3f800000u, 0, 0x7fffffffu},
+    {"a NaN in a fused product and sum", DCOMMI_CUDA_CHECK_FMA, 0x3f800000u, 0x3f800000u,
+     0xff812345u, 0x7fffffffu},
+    {"1 / 3", DCOMMI_CUDA_CHECK_DIV, 0x3f800000u, 0x40400000u, 0, 0x3eaaaaabu},
+    {"0x1.000002p0 / 0x1.fffffep0", DCOMMI_CUDA_CHECK_DIV, 0x3f800001u, 0x3fffffffu, 0,
+     0x3f000002u},
+    {"0x1.fffffep0 / 0x1.000006p0", DCOMMI_CUDA_CHECK_DIV, 0x3fffffffu, 0x3f800003u, 0,
+     0x3ffffff9u},
+    {"the low half of 1 / 10 in f64", DCOMMI_CUDA_CHECK_DDIV, 0x3f800000u, 0x41200000u, 0,
+     0x9999999au},
+    {"the low half of the root of 2 in f64", DCOMMI_CUDA_CHECK_DSQRT, 0x40000000u, 0, 0,
+     0x667f3bcdu},
+    {"a step's inverse, 2^28 / 3", DCOMMI_CUDA_CHECK_INVERSE, 0x40400000u, 0x4d800000u, 0,
+     0x4caaaaabu},
+    {"a step's inverse, 1 / 0x1.fffep-1", DCOMMI_CUDA_CHECK_INVERSE, 0x3f7fff00u, 0x3f800000u, 0,
+     0x3f800080u},
+    {"a step's inverse, 1 / 0x1.6a0cp-34", DCOMMI_CUDA_CHECK_INVERSE, 0x2eb50600u, 0x3f800000u, 0,
+     0x503503e6u},
+    {"a product that flushes a denormal factor", DCOMMI_CUDA_CHECK_FLUSHED, 3, 0x71800000u, 0, 0},
+    {"a product that flushes, of normal factors", DCOMMI_CUDA_CHECK_FLUSHED, 0x40400000u,
+     0x40000000u, 0, 0x40c00000u},
+    {"the lesser of a NaN and 1", DCOMMI_CUDA_CHECK_MIN, 0xffc12345u, 0x3f800000u, 0,
+     DCOMMI_F32_NAN},
+    {"the greater of a NaN and 1", DCOMMI_CUDA_CHECK_MAX, 0x3f800000u, 0x7f812345u, 0,
+     DCOMMI_F32_NAN},
+    {"the lesser of 0 and -0", DCOMMI_CUDA_CHECK_MIN, 0, 0x80000000u, 0, 0x80000000u},
+    {"the greater of two denormal numbers", DCOMMI_CUDA_CHECK_MAX, 2, 1, 0, 2},
+    {"a denormal f16 as f32", DCOMMI_CUDA_CHECK_FROM_F16, 1, 0, 0, 0x33800000u},
+    {"1.5 * 2^-24 as f16", DCOMMI_CUDA_CHECK_TO_F16, 0x33c00000u, 0, 0, 2},
+    {"0x1.03p0 as bf16", DCOMMI_CUDA_CHECK_TO_BF16, 0x3f818000u, 0, 0, 0x3f82},
+    {"two numbers as f16", DCOMMI_CUDA_CHECK_TWO_F16, 0x3f803000u, 0xc0466666u, 0, 0xc2333c02u},
+    {"two numbers as bf16", DCOMMI_CUDA_CHECK_TWO_BF16, 0x3f818000u, 0xc0466666u, 0, 0xc0463f82u},
+    {"and, then or", DCOMMI_CUDA_CHECK_AND_OR, 0xf0f0f0f0u, 0x00ffff00u, 0x0000000fu, 0x00f0f00fu}};
+enum { DCOMMI_CUDA_CHECKS = sizeof dcommi_cuda_checks / sizeof *dcommi_cuda_checks };
+struct dcommi_cuda_checking {
+    dcommi_cuda_check all[DCOMMI_CUDA_CHECKS]; /* `what` is not for the device */
+    uint32_t *got;                             /* in device memory, one for each */
+};
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_check_half(double x, int half)
+{
+    return (uint32_t)(dcommi_f64_bits(x) >> 32 * half);
+}
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_check_one(dcommi_cuda_check_op op, uint32_t a_bits,
+                                                  uint32_t b_bits, uint32_t c_bits)
+{
+    const float a = dcommi_f32_from_bits(a_bits), b = dcommi_f32_from_bits(b_bits);
+    const float c = dcommi_f32_from_bits(c_bits);
+    const dcommi_cuda_rounding how = {};
+    const dcommi_cuda_random random = {};
+    switch (op) {
+    case DCOMMI_CUDA_CHECK_ADD:
+        return dcommi_f32_bits(__fadd_rn(a, b));
+    case DCOMMI_CUDA_CHECK_MUL:
+        return dcommi_f32_bits(__fmul_rn(a, b));
+    case DCOMMI_CUDA_CHECK_FMA:
+        return dcommi_f32_bits(__fmaf_rn(a, b, c));
+    case DCOMMI_CUDA_CHECK_DIV:
+        return dcommi_f32_bits(__fdiv_rn(a, b));
+    case DCOMMI_CUDA_CHECK_WIDEN:
+        return dcommi_cuda_check_half((double)a, 1);
+    case DCOMMI_CUDA_CHECK_NARROW:
+        return dcommi_f32_bits(__double2float_rn(__dmul_rn((double)a, (double)b)));
+    case DCOMMI_CUDA_CHECK_DDIV:
+        return dcommi_cuda_check_half(__ddiv_rn((double)a, (double)b), 0);
+    case DCOMMI_CUDA_CHECK_DSQRT:
+        return dcommi_cuda_check_half(__dsqrt_rn((double)a), 0);
+    case DCOMMI_CUDA_CHECK_INVERSE:
+        return dcommi_f32_bits(dcommi_cuda_inverse(a, b));
+    case DCOMMI_CUDA_CHECK_FLUSHED:
+        return dcommi_f32_bits(dcommi_cuda_flushed_mul(a, b));
+    case DCOMMI_CUDA_CHECK_MIN:
+        return dcommi_f32_bits(dcommi_cuda_f32::finish(dcommi_cuda_f32::least(a, b)));
+    case DCOMMI_CUDA_CHECK_MAX:
+        return dcommi_f32_bits(dcommi_cuda_f32::finish(dcommi_cuda_f32::most(a, b)));
+    case DCOMMI_CUDA_CHECK_FROM_F16:
+        return dcommi_f32_bits(dcommi_cuda_from_f16((uint16_t)a_bits));
+    case DCOMMI_CUDA_CHECK_TO_F16:
+        return dcommi_cuda_to_f16(a);
+    case DCOMMI_CUDA_CHECK_TO_BF16:
+        return dcommi_cuda_bf16::to(a);
+    case DCOMMI_CUDA_CHECK_TWO_F16:
+        return dcommi_cuda_cast_two<true, false>(a, b, how, random, 0);
+    case DCOMMI_CUDA_CHECK_TWO_BF16:
+        return dcommi_cuda_cast_two<false, false>(a, b, how, random, 0);
+    default: /* DCOMMI_CUDA_CHECK_AND_OR */
+        return dcommi_cuda_and_or(a_bits, b_bits, c_bits);
+    }
+}
+/* Launch it with one block of DCOMMI_CUDA_CHECKS threads. */
+static __global__ void __launch_bounds__(DCOMMI_CUDA_CHECKS)
+    dcommi_cuda_check_kernel(const __grid_constant__ dcommi_cuda_checking p)
+{
+    const dcommi_cuda_check &check = p.all[threadIdx.x];
+    p.got[threadIdx.x] = dcommi_cuda_check_one(check.op, check.a, check.b, check.c);
+}
+static dcommi_cuda_checking dcommi_cuda_checking_of(uint32_t *got)
+{
+    dcommi_cuda_checking p;
+    memcpy(p.all, dcommi_cuda_checks, sizeof p.all);
+    p.got = got;
+    return p;
+}
+/* Fail with a sentence if one of the results, copied to the host, is wrong. */
+static dcomm_status dcommi_cuda_check_result(const char *call,
+                                             const uint32_t got[DCOMMI_CUDA_CHECKS])
+{
+    for (int i = 0; i < DCOMMI_CUDA_CHECKS; i++) {
+        const dcommi_cuda_check &check = dcommi_cuda_checks[i];
+        if (got[i] != check.want) {
+            return dcommi_cuda_fail(DCOMM_ERR_SYSTEM,
+                                    "%s: by these kernels %s is 0x%08x, not 0x%08x. They would "
+                                    "write other bytes than the CPU: compile the .cu file without "
+                                    "-use_fast_math and -ftz=true",
+                                    call, check.what, (unsigned)got[i], (unsigned)check.want);
+        }
+    }
+    return DCOMM_OK;
+}
 /* ==== kernels/cuda/load.cuh ================================================================ */
-/* load.cuh - load all kernels at once. A kernel that CUDA loads at its first launch may wait for
- * work of other streams. The tests' substitute for CUDA's runtime has nothing to load. */
+/* load.cuh - load all kernels at once, and check the device's arithmetic by one of them. A kernel
+ * that CUDA loads at its first launch may wait for work of other streams. The tests' substitute for
+ * CUDA's runtime has nothing to load. */
 #ifndef DCOMMI_CUDA_SHIM
+#include <atomic>
+#include <chrono>
+#include <thread>
 #include <vector>
 /* Find a function of the driver without linking it. `version` is the CUDA version that introduced
  * it. */
@@ -65219,13 +65684,35 @@ template <class F> static bool dcommi_cuda_driver(const char *name, unsigned ver
     *function = reinterpret_cast<F>(entry);
     return entry != NULL && found == cudaDriverEntryPointSuccess;
 }
-/* Load this file's kernels. They are one module, so any of them leads to the others. */
-extern "C" dcomm_status dcomm_cuda_load(void)
+/* Find the module of this file's kernels: by the handle of one of them or, should the driver refuse
+ * that, by its library. Return the driver's result. */
+static int dcommi_cuda_module(cudaFunction_t any, void **module)
 {
-    const char *call = "dcomm_cuda_load";
+    int (*module_of)(void **module, cudaFunction_t function);
+    int result = -1;
+    if (dcommi_cuda_driver("cuFuncGetModule", 11000, &module_of)) {
+        result = module_of(module, any);
+    }
+#if CUDART_VERSION >= 12050
+    int (*library_of)(void **library, cudaKernel_t kernel);
+    int (*module_in)(void **module, void *library);
+    cudaKernel_t kernel = NULL;
+    void *library = NULL;
+    if (result != 0 && dcommi_cuda_driver("cuKernelGetLibrary", 12050, &library_of) &&
+        dcommi_cuda_driver("cuLibraryGetModule", 12000, &module_in) &&
+        cudaGetKernel(&kernel, reinterpret_cast<const void *>(dcommi_cuda_check_kernel)) ==
+            cudaSuccess) {
+        result = library_of(&library, kernel);
+        result = result != 0 ? result : module_in(module, library);
+    }
+#endif
+    return result;
+}
+/* Load this file's kernels. They are one module, so any of them leads to the others. */
+static dcomm_status dcommi_cuda_load_kernels(const char *call)
+{
     const int eager = 1; /* CU_MODULE_EAGER_LOADING */
     int (*loading)(int *mode);
-    int (*module_of)(void **module, cudaFunction_t function);
     int (*count)(unsigned *n, void *module);
     int (*enumerate)(cudaFunction_t * functions, unsigned n, void *module);
     int (*load)(cudaFunction_t function);
@@ -65234,7 +65721,7 @@ extern "C" dcomm_status dcomm_cuda_load(void)
     unsigned n = 0;
     int mode = 0;
     cudaError_t error =
-        cudaGetFuncBySymbol(&any, reinterpret_cast<const void *>(dcommi_cuda_ledger_kernel));
+        cudaGetFuncBySymbol(&any, reinterpret_cast<const void *>(dcommi_cuda_check_kernel));
     if (error != cudaSuccess) {
         (void)cudaGetLastError();
         return dcommi_cuda_fail(DCOMM_ERR_SYSTEM, "%s: cudaGetFuncBySymbol: %s", call,
@@ -65244,8 +65731,7 @@ extern "C" dcomm_status dcomm_cuda_load(void)
         mode == eager) {
         return DCOMM_OK;
     }
-    if (!dcommi_cuda_driver("cuFuncGetModule", 11000, &module_of) ||
-        !dcommi_cuda_driver("cuModuleGetFunctionCount", 12040, &count) ||
+    if (!dcommi_cuda_driver("cuModuleGetFunctionCount", 12040, &count) ||
         !dcommi_cuda_driver("cuModuleEnumerateFunctions", 12040, &enumerate) ||
         !dcommi_cuda_driver("cuFuncLoad", 12040, &load)) {
         return dcommi_cuda_fail(DCOMM_ERR_UNSUPPORTED,
@@ -65254,8 +65740,16 @@ extern "C" dcomm_status dcomm_cuda_load(void)
                                 "device in one process set CUDA_MODULE_LOADING=EAGER",
                                 call);
     }
-    int result = module_of(&module, any);
-    result = result != 0 ? result : count(&n, module);
+    int result = dcommi_cuda_module(any, &module);
+    if (result != 0) {
+        return dcommi_cuda_fail(DCOMM_ERR_UNSUPPORTED,
+                                "%s: the driver does not tell the module of the kernels (it "
+                                "returns %d), and loads them when they are launched: with ranks "
+                                "that share a device in one process set "
+                                "CUDA_MODULE_LOADING=EAGER",
+                                call, result);
+    }
+    result = count(&n, module);
     std::vector<cudaFunction_t> functions(n);
     result = result != 0 || n == 0 ? result : enumerate(functions.data(), n, module);
     for (unsigned i = 0; i < n && result == 0; i++) {
@@ -65265,6 +65759,91 @@ extern "C" dcomm_status dcomm_cuda_load(void)
                        : dcommi_cuda_fail(DCOMM_ERR_SYSTEM,
                                           "%s: the driver returns %d for the module's %u kernels",
                                           call, result, n);
+}
+/* ---- the check of arithmetic ---- */
+#define DCOMMI_CUDA_CHECK_SECONDS 30
+/* Where its kernel stores what it finds. To take memory for it, or to give that back, might wait
+ * for the whole device. */
+static __device__ uint32_t dcommi_cuda_check_got[DCOMMI_CUDA_CHECKS];
+/* Wait for the stream, but not for ever. */
+static cudaError_t dcommi_cuda_check_wait(cudaStream_t stream)
+{
+    const auto begin = std::chrono::steady_clock::now();
+    const auto most = std::chrono::seconds(DCOMMI_CUDA_CHECK_SECONDS);
+    cudaError_t error;
+    while ((error = cudaStreamQuery(stream)) == cudaErrorNotReady &&
+           std::chrono::steady_clock::now() - begin < most) {
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    return error;
+}
+/* Run the check on a stream of its own. */
+static cudaError_t dcommi_cuda_check_run(cudaStream_t stream, uint32_t got[DCOMMI_CUDA_CHECKS])
+{
+    void *there = NULL;
+    cudaError_t error = cudaGetSymbolAddress(&there, dcommi_cuda_check_got);
+    if (error == cudaSuccess) {
+        error = dcommi_cuda_start(dcommi_cuda_check_kernel, 1, DCOMMI_CUDA_CHECKS,
+                                  dcommi_cuda_checking_of(static_cast<uint32_t *>(there)), stream);
+    }
+    if (error == cudaSuccess) {
+        error = dcommi_cuda_check_wait(stream);
+    }
+    if (error == cudaSuccess) { /* it returns when the copy has ended: `got` is no pinned memory */
+        error = cudaMemcpyAsync(got, there, sizeof dcommi_cuda_check_got, cudaMemcpyDeviceToHost,
+                                stream);
+    }
+    return error != cudaSuccess ? error : dcommi_cuda_check_wait(stream);
+}
+/* Check the current device's arithmetic, unless this process has done so. */
+static dcomm_status dcommi_cuda_check_device(const char *call)
+{
+    static std::atomic<uint64_t> checked; /* a bit for each of the first devices */
+    uint32_t got[DCOMMI_CUDA_CHECKS];
+    int device = 0;
+    cudaStream_t stream = NULL;
+    cudaError_t error = cudaGetDevice(&device);
+    const uint64_t bit = device < 64 ? (uint64_t)1 << device : 0;
+    if (error == cudaSuccess && (checked.load() & bit) != 0) {
+        return DCOMM_OK;
+    }
+    if (error == cudaSuccess) {
+        error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    }
+    if (error == cudaSuccess) {
+        error = dcommi_cuda_check_run(stream, got);
+        (void)cudaStreamDestroy(stream); /* it does not wait for what is on the stream */
+    }
+    if (error != cudaSuccess) {
+        (void)cudaGetLastError();
+        return error == cudaErrorNotReady
+                   ? dcommi_cuda_fail(DCOMM_ERR_TIMEOUT,
+                                      "%s: a short kernel on a stream of its own has not ended "
+                                      "within %d s: the device is busy, or its streams wait for "
+                                      "each other",
+                                      call, DCOMMI_CUDA_CHECK_SECONDS)
+                   : dcommi_cuda_fail(DCOMM_ERR_SYSTEM, "%s: the check of arithmetic: %s", call,
+                                      cudaGetErrorString(error));
+    }
+    DCOMMI_CUDA_TRY(dcommi_cuda_check_result(call, got));
+    checked.fetch_or(bit);
+    return DCOMM_OK;
+}
+extern "C" dcomm_status dcomm_cuda_load(void)
+{
+    const char *call = "dcomm_cuda_load";
+    /* What is done here harms no capture of another thread's. */
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    const bool exchanged = cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess;
+    dcomm_status status = dcommi_cuda_load_kernels(call);
+    if (status == DCOMM_OK || status == DCOMM_ERR_UNSUPPORTED) {
+        const dcomm_status check = dcommi_cuda_check_device(call);
+        status = check != DCOMM_OK ? check : status;
+    }
+    if (exchanged) {
+        (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    }
+    return status;
 }
 #endif
 /* ==== kernels/cuda/look.cuh ================================================================ */
@@ -65292,6 +65871,15 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_seen_add(dcommi_cuda_seen *s, double squares
     s->squares = __dadd_rn(s->squares, squares);
     s->index = index < s->index ? index : s->index;
 }
+/* Return the highest 32 bits but the sign; from those of an infinity on, x is not finite. */
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_look_size(float x)
+{
+    return dcommi_f32_bits(x) & 0x7fffffffu;
+}
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_look_size(double x)
+{
+    return (uint32_t)(dcommi_f64_bits(x) >> 32) & 0x7fffffffu;
+}
 /* Combine the threads' results; thread 0 has the block's. All threads call it. */
 DCOMMI_CUDA_INLINE void dcommi_cuda_seen_block(dcommi_cuda_seen *s)
 {
@@ -65309,25 +65897,47 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_seen_block(dcommi_cuda_seen *s)
         dcommi_cuda_seen_add(s, room[w].squares, room[w].index);
     }
 }
-template <class E>
+/* SCALES: the factor is not 1, and the array is multiplied by it. Otherwise it is only read. */
+template <class E, bool SCALES>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_LOOK_THREADS)
     dcommi_cuda_look_kernel(const __grid_constant__ dcommi_cuda_look p)
 {
     typedef typename E::stored stored;
-    stored *x = static_cast<stored *>(p.x);
+    typedef typename E::acc acc;
+    const uint64_t first = (uint64_t)blockIdx.x * DCOMMI_CUDA_LOOK_TILE + threadIdx.x;
+    const uint32_t left = dcommi_cuda_left(first, p.count);
+    const uint32_t inf = sizeof(acc) == sizeof(float) ? 0x7f800000u : 0x7ff00000u;
+    stored *x = static_cast<stored *>(p.x) + first, own[DCOMMI_CUDA_LOOK_OWN];
     dcommi_cuda_seen seen = {0, UINT64_MAX};
-    uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_LOOK_TILE + threadIdx.x;
-#pragma unroll 4
-    for (uint32_t k = 0; k < DCOMMI_CUDA_LOOK_OWN; k++, i += DCOMMI_CUDA_LOOK_THREADS) {
-        if (i < p.count) {
-            const typename E::acc a = E::from(dcommi_cuda_load<stored>(x + i));
-            const double v = (double)a;
-            const bool odd = (dcommi_f64_bits(v) >> 52 & 0x7ff) == 0x7ff;
-            seen.squares = __fma_rn(v, v, seen.squares);
-            seen.index = odd && i < seen.index ? i : seen.index;
-            if (p.factor != 1) {
-                dcommi_cuda_store<stored>(x + i, E::to(E::scale(a, p.factor)));
-            }
+    if (left > (DCOMMI_CUDA_LOOK_OWN - 1) * DCOMMI_CUDA_LOOK_THREADS) {
+#pragma unroll
+        for (uint32_t k = 0; k < DCOMMI_CUDA_LOOK_OWN; k++) {
+            own[k] = dcommi_cuda_load<stored>(x + k * DCOMMI_CUDA_LOOK_THREADS);
+        }
+    } else {
+#pragma unroll
+        for (uint32_t k = 0; k < DCOMMI_CUDA_LOOK_OWN; k++) {
+            const uint32_t at = k * DCOMMI_CUDA_LOOK_THREADS;
+            own[k] = at < left ? dcommi_cuda_load<stored>(x + at) : stored(); /* adds nothing */
+        }
+    }
+    uint32_t most = 0;
+#pragma unroll
+    for (uint32_t k = 0; k < DCOMMI_CUDA_LOOK_OWN; k++) {
+        const acc a = E::from(own[k]);
+        const uint32_t size = dcommi_cuda_look_size(a);
+        most = size > most ? size : most;
+        seen.squares = __fma_rn((double)a, (double)a, seen.squares);
+        if (SCALES && k * DCOMMI_CUDA_LOOK_THREADS < left) {
+            dcommi_cuda_store<stored>(x + k * DCOMMI_CUDA_LOOK_THREADS,
+                                      E::to(E::scale(a, p.factor)));
+        }
+    }
+    if (most >= inf) {
+#pragma unroll
+        for (uint32_t k = DCOMMI_CUDA_LOOK_OWN; k-- > 0;) {
+            const uint32_t at = k * DCOMMI_CUDA_LOOK_THREADS;
+            seen.index = dcommi_cuda_look_size(E::from(own[k])) >= inf ? first + at : seen.index;
         }
     }
     dcommi_cuda_seen_block(&seen);
@@ -65340,8 +65950,19 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_LOOK_THREADS)
     dcommi_cuda_sight_kernel(const __grid_constant__ dcommi_cuda_look p)
 {
     dcommi_cuda_seen seen = {0, UINT64_MAX};
-    for (uint64_t b = threadIdx.x; b < p.blocks; b += DCOMMI_CUDA_LOOK_THREADS) {
-        dcommi_cuda_seen_add(&seen, p.seen[b].squares, p.seen[b].index);
+    for (uint64_t b = threadIdx.x; b < p.blocks; b += DCOMMI_CUDA_LOOK_TILE) {
+        const uint32_t left = dcommi_cuda_left(b, p.blocks);
+        dcommi_cuda_seen some[DCOMMI_CUDA_LOOK_OWN];
+#pragma unroll
+        for (uint32_t k = 0; k < DCOMMI_CUDA_LOOK_OWN; k++) {
+            const dcommi_cuda_seen nothing = {0, UINT64_MAX};
+            const uint32_t at = k * DCOMMI_CUDA_LOOK_THREADS;
+            some[k] = at < left ? p.seen[b + at] : nothing;
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < DCOMMI_CUDA_LOOK_OWN; k++) {
+            dcommi_cuda_seen_add(&seen, some[k].squares, some[k].index);
+        }
     }
     dcommi_cuda_seen_block(&seen);
     if (threadIdx.x == 0) {
@@ -65375,8 +65996,9 @@ static dcomm_status dcommi_cuda_look_launch(const char *call, const dcommi_cuda_
                                             void *stream)
 {
     const unsigned threads = DCOMMI_CUDA_LOOK_THREADS;
-    DCOMMI_CUDA_TRY(
-        dcommi_cuda_launch(call, dcommi_cuda_look_kernel<E>, p.blocks, threads, p, stream));
+    DCOMMI_CUDA_TRY(dcommi_cuda_launch(
+        call, p.factor == 1 ? dcommi_cuda_look_kernel<E, false> : dcommi_cuda_look_kernel<E, true>,
+        p.blocks, threads, p, stream));
     DCOMMI_CUDA_TRY(dcommi_cuda_launch(call, dcommi_cuda_sight_kernel<E>, 1, threads, p, stream));
     return dcommi_cuda_launch(call, dcommi_cuda_drop_kernel<E>, drop ? p.blocks : 0, threads, p,
                               stream);
@@ -65428,7 +66050,7 @@ struct dcommi_cuda_scattering {
     {
         if (index[i] < length) {
             float *to = x + index[i];
-            *to = add ? dcommi_cuda_finite(__fadd_rn(*to, value[i])) : value[i];
+            *to = add ? dcommi_f32_bounded(__fadd_rn(*to, value[i])) : value[i];
         }
     }
 };
@@ -65440,7 +66062,7 @@ extern "C" dcomm_status dcomm_cuda_scatter(float *x, size_t count, const uint32_
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "x", x, count, sizeof(float)));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "index", index, n, sizeof(uint32_t)));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "value", value, n, sizeof(float)));
-    return dcommi_cuda_each<1>(call, p, stream);
+    return dcommi_cuda_each(call, p, stream);
 }
 /* ==== kernels/cuda/fp8.cuh ================================================================= */
 /* fp8.cuh - folds of wires of codec fp8, in f32, by any operator, in one pass. The result is that
@@ -65647,6 +66269,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_CUDA_CAST_THREADS
 #undef DCOMMI_CUDA_CAST_TILE
 #undef DCOMMI_CUDA_CHAINS
+#undef DCOMMI_CUDA_CHECK_SECONDS
 #undef DCOMMI_CUDA_CLIPPED_OWN
 #undef DCOMMI_CUDA_CLIP_OWN
 #undef DCOMMI_CUDA_CLIP_THREADS
@@ -65670,9 +66293,16 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_CUDA_LOOK_THREADS
 #undef DCOMMI_CUDA_LOOK_TILE
 #undef DCOMMI_CUDA_MAP_WORDS
+#undef DCOMMI_CUDA_MATRIX_CHUNK
+#undef DCOMMI_CUDA_MATRIX_DEEP
 #undef DCOMMI_CUDA_MATRIX_LANES
+#undef DCOMMI_CUDA_MATRIX_LOADERS
+#undef DCOMMI_CUDA_MATRIX_P_AHEAD
+#undef DCOMMI_CUDA_MATRIX_P_ROWS
+#undef DCOMMI_CUDA_MATRIX_P_THREADS
 #undef DCOMMI_CUDA_MATRIX_SIDE
 #undef DCOMMI_CUDA_MATRIX_SOME
+#undef DCOMMI_CUDA_MATRIX_STAGES
 #undef DCOMMI_CUDA_MATRIX_STRIP
 #undef DCOMMI_CUDA_MATRIX_THREADS
 #undef DCOMMI_CUDA_MATRIX_TURNS
@@ -65688,6 +66318,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_CUDA_RECODE_BASE
 #undef DCOMMI_CUDA_RECODE_DOWN
 #undef DCOMMI_CUDA_ROW
+#undef DCOMMI_CUDA_SOME
 #undef DCOMMI_CUDA_TEAM
 #undef DCOMMI_CUDA_TOPK_BEGIN_THREADS
 #undef DCOMMI_CUDA_TOPK_BINS
@@ -65817,6 +66448,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_MADV_COLLAPSE
 #undef DCOMMI_MADV_POPULATE_READ
 #undef DCOMMI_MADV_POPULATE_WRITE
+#undef DCOMMI_MATRIX_BOUND
 #undef DCOMMI_MATRIX_CLAMP
 #undef DCOMMI_MATRIX_EXPAND
 #undef DCOMMI_MATRIX_EXPAND_STEP

@@ -65,6 +65,16 @@ DCOMMI_HD static inline float dcommi_f32_signed(float size, float x)
     return dcommi_f32_from_bits(dcommi_f32_bits(size) | (dcommi_f32_bits(x) & 0x80000000u));
 }
 
+/* The rule of error feedback for a number that is not finite: an infinity becomes the largest
+ * number of its sign, a NaN the largest positive one. The sign of a NaN tells nothing: on NVIDIA
+ * it is always positive, on an x86 it is an operand's. */
+DCOMMI_HD static inline float dcommi_f32_bounded(float x)
+{
+    uint32_t bits = dcommi_f32_bits(x);
+    uint32_t most = bits == 0xff800000u ? 0xff7fffffu : 0x7f7fffffu;
+    return dcommi_f32_from_bits((bits & 0x7f800000u) == 0x7f800000u ? most : bits);
+}
+
 DCOMMI_HD static inline float dcommi_f32_canonical(float x)
 {
     uint32_t bits = dcommi_f32_bits(x);

@@ -2,7 +2,8 @@
  * largest hundredth of an array by sorting all magnitudes, the elements above a threshold by a
  * selection, and the sum of two arrays.
  *
- * usage: gpu-cub [--log2 N]... [--json FILE] [--iterations N]    exit: 0 good, 1 failed, 2 usage
+ * usage: gpu-cub [--log2 N]... [--json FILE] [--iterations N] [--only NAME] [--graph]
+ *        exit: 0 good, 1 failed, 2 usage
  *
  * `bytes` are those that the work needs, not those that the method moves: the input once, and the
  * values and indices of what is selected. Temporary memory is taken before. */
@@ -71,7 +72,8 @@ static void sort(uint32_t n, const memory &x)
     const auto run = [&](void *temporary) {
         return cub::DeviceRadixSort::SortPairsDescending(
             temporary, need, static_cast<uint32_t *>(key.p), static_cast<uint32_t *>(key_to.p),
-            static_cast<uint32_t *>(index.p), static_cast<uint32_t *>(index_to.p), n, 0, 31);
+            static_cast<uint32_t *>(index.p), static_cast<uint32_t *>(index_to.p), n, 0, 31,
+            timed_stream);
     };
     if (!fine(run(NULL), "CUB's sort")) {
         failures++;
@@ -80,8 +82,8 @@ static void sort(uint32_t n, const memory &x)
     memory temporary(need);
     measure("CUB radix sort, top 1%", n, 4 * (size_t)n + 8 * (size_t)(n / 100), index_to.p,
             4 * (size_t)n, anew(n, {&x}), [&] {
-                magnitudes<<<(n + 255) / 256, 256>>>(x.f(), static_cast<uint32_t *>(key.p),
-                                                     static_cast<uint32_t *>(index.p), n);
+                magnitudes<<<(n + 255) / 256, 256, 0, timed_stream>>>(
+                    x.f(), static_cast<uint32_t *>(key.p), static_cast<uint32_t *>(index.p), n);
                 return fine(run(temporary.p), "CUB's sort");
             });
 }
@@ -92,7 +94,8 @@ static void select(uint32_t n, const memory &x)
     size_t need = 0;
     const auto run = [&](void *temporary) {
         return cub::DeviceSelect::If(temporary, need, counting{0}, static_cast<uint32_t *>(index.p),
-                                     static_cast<uint32_t *>(number.p), n, above{x.f(), 1.411f});
+                                     static_cast<uint32_t *>(number.p), n, above{x.f(), 1.411f},
+                                     timed_stream);
     };
     if (!fine(run(NULL), "CUB's select")) {
         failures++;
@@ -114,7 +117,8 @@ static void sizes(size_t n)
     copy_rate = 0;
     measure_copy("copy", n, x, out);
     measure("CUB for, f32 sum of 2", n, 12 * n, out.p, 4 * n, anew(n, {&x, &y}), [&] {
-        return fine(cub::DeviceFor::Bulk((uint32_t)n, add{x.f(), y.f(), out.f()}), "CUB's for");
+        return fine(cub::DeviceFor::Bulk((uint32_t)n, add{x.f(), y.f(), out.f()}, timed_stream),
+                    "CUB's for");
     });
     select((uint32_t)n, x);
     sort((uint32_t)n, x);

@@ -82,6 +82,7 @@
 #include "../../kernels/cuda/convert.cuh"
 #include "../../kernels/cuda/feedback.cuh"
 #include "../../kernels/cuda/clip.cuh"
+#include "../../kernels/cuda/check.cuh"
 #include "../../kernels/cuda/load.cuh"
 #include "../../kernels/cuda/look.cuh"
 #include "../../kernels/cuda/scatter.cuh"

@@ -109,9 +109,9 @@ DCOMM_API dcomm_status dcomm_encode(const dcomm_codec *codec, const float *x, si
 /* Encode with error feedback, in one pass if the codec can. The call computes e = x + residual,
  * wire = C(e) and next = e - decode(wire). A sum beyond f32 counts as the largest f32. next may be
  * residual itself, or memory that does not overlap it: separate memory keeps the old residual
- * until the caller knows that the wire has arrived. residual must be finite. With nonfinite=fail
- * and zero, a non-finite x counts as 0. With pass, next equals residual wherever the decoder gets
- * a non-finite value.
+ * until the caller knows that the wire has arrived. With nonfinite=fail and zero, a non-finite x
+ * counts as 0. With pass, next equals residual wherever the decoder gets a non-finite value.
+ * Elsewhere a residual that is NaN, which no call leaves, counts as the largest f32.
  * Errors: as dcomm_encode; after non-finite inputs with nonfinite=fail, wire and next are complete,
  * as with nonfinite=zero. */
 DCOMM_API dcomm_status dcomm_encode_feedback(const dcomm_codec *codec, const float *x,

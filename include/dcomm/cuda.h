@@ -59,9 +59,12 @@ DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t 
 
 /* Load all kernels onto the current device. Unless CUDA_MODULE_LOADING=EAGER is set, CUDA loads a
  * kernel at its first launch, and for that it may wait for all work on the device's streams. After
- * this call no launch waits; the call itself may wait. Collectives on device memory call it.
- * Errors: DCOMM_ERR_UNSUPPORTED (a driver older than CUDA 12.4's, which loads at launches),
- * DCOMM_ERR_SYSTEM. */
+ * this call no launch waits; the call itself may wait, and allocates. Collectives on device memory
+ * call it. A process's first call for a device also checks, by a kernel on a stream of its own, that
+ * arithmetic is what the kernels rely on: -use_fast_math or -ftz=true would change bytes.
+ * Errors: DCOMM_ERR_UNSUPPORTED (the driver loads at launches only, as those before CUDA 12.4's do),
+ * DCOMM_ERR_TIMEOUT (the check's kernel has not ended within 30 s), DCOMM_ERR_SYSTEM (a result is
+ * wrong: the sentence says which; or the runtime has failed). */
 DCOMM_API dcomm_status dcomm_cuda_load(void);
 
 /* ---- reductions ---- */
@@ -91,14 +94,14 @@ DCOMM_API dcomm_status dcomm_cuda_from_f32(void *dst, const float *src, size_t c
                                            dcomm_dtype dtype, void *stream);
 
 /* Add: x[i] += factor * y[i], in f32. The product is exact and the sum is rounded once. A sum
- * beyond f32 becomes the largest f32. It is for residuals of error feedback. y must not overlap
- * x. */
+ * beyond f32 becomes the largest f32 of its sign, a NaN the largest. It is for residuals of error
+ * feedback. y must not overlap x. */
 DCOMM_API dcomm_status dcomm_cuda_add_scaled(float *x, float factor, const float *y, size_t count,
                                              void *stream);
 
 /* Scatter into x, `count` f32: x[index[i]] = value[i] for n pairs with different indices. With
- * `add`, x[index[i]] += value[i], and a sum beyond f32 becomes the largest f32. Other elements do
- * not change. An index that is not below count does nothing. */
+ * `add`, x[index[i]] += value[i], and a sum that is not finite becomes finite as above. Other
+ * elements do not change. An index that is not below count does nothing. */
 DCOMM_API dcomm_status dcomm_cuda_scatter(float *x, size_t count, const uint32_t *index,
                                           const float *value, size_t n, bool add, void *stream);
 
@@ -119,9 +122,10 @@ typedef enum dcomm_cuda_feedback_op {
 
 /* Do one step of dcomm_cuda_feedback_op. Its first array is a, its second b (NULL for WIDEN and
  * NARROW), and its result dst. Arrays are f32, except the bf16 side of WIDEN and NARROW. dst may
- * be a or b if their elements have equal size. In ADD and LACK a value beyond f32 becomes the
- * largest f32 and is counted. Only MOMENTUM uses factor. Only ADD and LACK use report (may be
- * NULL). */
+ * be a or b if their elements have equal size. In ADD, LACK, LEFT and LEARN a result that is not
+ * finite becomes finite as in dcomm_cuda_add_scaled; ADD and LACK count it. In MISSING, MOMENTUM
+ * and FINISH a NaN becomes the canonical NaN. Only MOMENTUM uses factor. Only ADD and LACK use
+ * report (may be NULL). */
 DCOMM_API dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst, const void *a,
                                            float factor, const float *b, size_t count,
                                            dcomm_cuda_report *report, void *stream);

@@ -146,28 +146,37 @@ static inline size_t dcommi_matrix_left(size_t length, size_t c)
                            (nan & 0x7ff8000000000000));                                     \
     } while (0)
 
-#define DCOMMI_MATRIX_EXPAND_STEP(BYTES)                               \
-    do {                                                               \
-        dcommi_f64x8 s = {0};                                          \
-        for (size_t j = 0; j < rank; j++) {                            \
-            dcommi_f32x8 a = {0};                                      \
-            memcpy(&a, q + j * cols + c, BYTES);                       \
-            s += __builtin_convertvector(a, dcommi_f64x8) * weight[j]; \
-        }                                                              \
-        DCOMMI_MATRIX_CLAMP(s);                                        \
-        dcommi_f32x8 v = __builtin_convertvector(s, dcommi_f32x8);     \
-        if (how != 0) {                                                \
-            dcommi_f32x8 old = {0};                                    \
-            memcpy(&old, x + c, BYTES);                                \
-            v = how > 0 ? old + v : old - v;                           \
-        }                                                              \
-        if (how < 0) { /* the residual stays finite */                 \
-            dcommi_i32x8 bits;                                         \
-            memcpy(&bits, &v, sizeof bits);                            \
-            bits += (bits & 0x7fffffff) == 0x7f800000;                 \
-            memcpy(&v, &bits, sizeof v);                               \
-        }                                                              \
-        memcpy(x + c, &v, BYTES);                                      \
+/* Do dcommi_f32_bounded on each number. */
+#define DCOMMI_MATRIX_BOUND(V)                                     \
+    do {                                                           \
+        const dcommi_i32x8 most = (dcommi_i32x8){0} + 0x7f7fffff;  \
+        dcommi_i32x8 bits;                                         \
+        memcpy(&bits, &V, sizeof bits);                            \
+        bits += (bits & 0x7fffffff) == 0x7f800000;                 \
+        const dcommi_i32x8 nan = (bits & 0x7fffffff) > 0x7f800000; \
+        bits = (bits & ~nan) | (most & nan);                       \
+        memcpy(&V, &bits, sizeof V);                               \
+    } while (0)
+
+#define DCOMMI_MATRIX_EXPAND_STEP(BYTES)                                      \
+    do {                                                                      \
+        dcommi_f64x8 s = {0};                                                 \
+        for (size_t j = 0; j < rank; j++) {                                   \
+            dcommi_f32x8 a = {0};                                             \
+            memcpy(&a, q + j * cols + c, BYTES);                              \
+            s += __builtin_convertvector(a, dcommi_f64x8) * weight[j];        \
+        }                                                                     \
+        DCOMMI_MATRIX_CLAMP(s);                                               \
+        dcommi_f32x8 v = __builtin_convertvector(s, dcommi_f32x8);            \
+        if (how != 0) {                                                       \
+            dcommi_f32x8 old = {0};                                           \
+            memcpy(&old, x + c, BYTES);                                       \
+            v = how > 0 ? old + v : old - v;                                  \
+        }                                                                     \
+        if (how < 0) { /* the residual stays finite: as dcommi_f32_bounded */ \
+            DCOMMI_MATRIX_BOUND(v);                                           \
+        }                                                                     \
+        memcpy(x + c, &v, BYTES);                                             \
     } while (0)
 
 /* Set x[c] = weight[0] * q[0][c] + ..., one column after the other; or add it to x, or subtract

@@ -146,13 +146,15 @@ static void dcommi_topk_odd(dcommi_topk *t, size_t i, uint32_t threshold)
 {
     float left = t->residual[i];
     float sum = t->x[i] + left;
-    uint32_t b = dcommi_f32_bits(sum);
-    if ((dcommi_f32_bits(t->x[i]) & DCOMMI_ABS_BITS) >= DCOMMI_INF_BITS) {
+    uint32_t b = dcommi_f32_bits(t->x[i]);
+    bool odd = (b & DCOMMI_ABS_BITS) >= DCOMMI_INF_BITS;
+    if (odd) {
         dcommi_topk_count(t, i);
-        b = t->pass ? b : dcommi_f32_bits(left);
-    } else {
-        t->clipped++;
-        b--;
+        sum = left;
+    }
+    if (!odd || !t->pass) {
+        t->clipped += (dcommi_f32_bits(sum) & DCOMMI_ABS_BITS) >= DCOMMI_INF_BITS;
+        b = dcommi_f32_bits(dcommi_f32_bounded(sum));
     }
     bool finite = (b & DCOMMI_ABS_BITS) < DCOMMI_INF_BITS;
     bool keep = (b & DCOMMI_ABS_BITS) >= threshold;

@@ -10,10 +10,17 @@ struct dcommi_cuda_addition {
     const float *y;
     float factor;
     uint64_t count;
-    __device__ void one(uint64_t i) const
+    struct got {
+        float x, y;
+    };
+    __device__ got get(uint64_t i) const
     {
-        const double more = __dmul_rn((double)factor, (double)y[i]);
-        x[i] = dcommi_cuda_finite((float)__dadd_rn((double)x[i], more));
+        return {x[i], y[i]};
+    }
+    __device__ void put(uint64_t i, got of) const
+    {
+        const double more = __dmul_rn((double)factor, (double)of.y);
+        x[i] = dcommi_f32_bounded(__double2float_rn(__dadd_rn((double)of.x, more)));
     }
 };
 
@@ -24,7 +31,7 @@ extern "C" dcomm_status dcomm_cuda_add_scaled(float *x, float factor, const floa
     const dcommi_cuda_addition p = {x, y, factor, count};
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "x", x, count, sizeof(float)));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "y", y, count, sizeof(float)));
-    return dcommi_cuda_each<4>(call, p, stream);
+    return dcommi_cuda_some(call, p, stream);
 }
 
 #endif

@@ -15,6 +15,7 @@
 #include <stdio.h>
 
 #ifndef DCOMMI_CUDA_SHIM
+#include <cuda_pipeline_primitives.h>
 #include <cuda_runtime.h>
 
 /* Start a kernel that has one argument, a structure. */
@@ -111,28 +112,56 @@ static dcomm_status dcommi_cuda_array(const char *call, const char *name, const 
 /* ---- one element at a time ---- */
 
 #define DCOMMI_CUDA_EACH_THREADS 256u
+#define DCOMMI_CUDA_SOME 8u /* elements of a thread of dcommi_cuda_some */
 
-/* Call p.one(i) for each i < p.count. A thread has OWN elements, spaced so that a warp accesses
- * neighbours. */
-template <class P, unsigned OWN>
+/* Call p.one(i) for each i < p.count. */
+template <class P>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_EACH_THREADS)
     dcommi_cuda_each_kernel(const __grid_constant__ P p)
 {
-    uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_EACH_THREADS * OWN + threadIdx.x;
+    const uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_EACH_THREADS + threadIdx.x;
+    if (i < p.count) {
+        p.one(i);
+    }
+}
+
+template <class P> static dcomm_status dcommi_cuda_each(const char *call, const P &p, void *stream)
+{
+    return dcommi_cuda_launch(call, dcommi_cuda_each_kernel<P>,
+                              dcommi_cuda_blocks(p.count, DCOMMI_CUDA_EACH_THREADS),
+                              DCOMMI_CUDA_EACH_THREADS, p, stream);
+}
+
+/* Call p.put(i, p.get(i)) for each i < p.count. Put may store where get of another element loads
+ * from, for all that the compiler knows. So a thread gets all of its elements first; then their
+ * loads are under way together. They are spaced so that a warp accesses neighbours. */
+template <class P>
+static __global__ void __launch_bounds__(DCOMMI_CUDA_EACH_THREADS)
+    dcommi_cuda_some_kernel(const __grid_constant__ P p)
+{
+    const uint64_t first =
+        (uint64_t)blockIdx.x * DCOMMI_CUDA_EACH_THREADS * DCOMMI_CUDA_SOME + threadIdx.x;
+    typename P::got got[DCOMMI_CUDA_SOME];
 #pragma unroll
-    for (unsigned k = 0; k < OWN; k++, i += DCOMMI_CUDA_EACH_THREADS) {
+    for (unsigned k = 0; k < DCOMMI_CUDA_SOME; k++) {
+        const uint64_t i = first + k * DCOMMI_CUDA_EACH_THREADS;
+        got[k] = i < p.count ? p.get(i) : typename P::got();
+    }
+#pragma unroll
+    for (unsigned k = 0; k < DCOMMI_CUDA_SOME; k++) {
+        const uint64_t i = first + k * DCOMMI_CUDA_EACH_THREADS;
         if (i < p.count) {
-            p.one(i);
+            p.put(i, got[k]);
         }
     }
 }
 
-template <unsigned OWN, class P>
-static dcomm_status dcommi_cuda_each(const char *call, const P &p, void *stream)
+template <class P> static dcomm_status dcommi_cuda_some(const char *call, const P &p, void *stream)
 {
-    return dcommi_cuda_launch(call, dcommi_cuda_each_kernel<P, OWN>,
-                              dcommi_cuda_blocks(p.count, DCOMMI_CUDA_EACH_THREADS * OWN),
-                              DCOMMI_CUDA_EACH_THREADS, p, stream);
+    return dcommi_cuda_launch(
+        call, dcommi_cuda_some_kernel<P>,
+        dcommi_cuda_blocks(p.count, DCOMMI_CUDA_EACH_THREADS * DCOMMI_CUDA_SOME),
+        DCOMMI_CUDA_EACH_THREADS, p, stream);
 }
 
 /* The operands of a call, by value, as kernels take them. */
@@ -203,20 +232,12 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_add(float a, float b)
 /* Multiply likewise, by a factor that is finite. */
 DCOMMI_CUDA_INLINE float dcommi_cuda_mul(float a, float b)
 {
-    const uint32_t bits = dcommi_f32_bits(a);
-    const float product = __fmul_rn(a, b);
-    return dcommi_f32_isnan(bits)                       ? dcommi_f32_from_bits(bits | 0x400000u)
-           : dcommi_f32_isnan(dcommi_f32_bits(product)) ? dcommi_f32_from_bits(0xffc00000u)
-                                                        : product;
-}
-
-/* Replace a number that is not finite by the largest number of its sign. */
-DCOMMI_CUDA_INLINE float dcommi_cuda_finite(float x)
-{
-    const uint32_t bits = dcommi_f32_bits(x);
-    return (bits & 0x7f800000u) == 0x7f800000u
-               ? dcommi_f32_from_bits((bits & 0x80000000u) | 0x7f7fffffu)
-               : x;
+    float product = __fmul_rn(a, b);
+    if (dcommi_f32_isnan(dcommi_f32_bits(product))) {
+        const uint32_t x = dcommi_f32_bits(a);
+        product = dcommi_f32_from_bits(dcommi_f32_isnan(x) ? x | 0x400000u : 0xffc00000u);
+    }
+    return product;
 }
 
 /* Convert to f32; a NaN becomes some NaN. */
@@ -227,7 +248,7 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_from_f16(uint16_t h)
     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
     return x;
 #else
-    return dcommi_f16_to_f32(h);
+    return (h & 0x7fffu) > 0x7c00u ? dcommi_f32_from_bits(0x7fffffffu) : dcommi_f16_to_f32(h);
 #endif
 }
 

@@ -86,13 +86,6 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_add(const dcommi_cuda_cast &p, bool ont
     }
 }
 
-/* Return x * factor; a NaN is only made quiet. */
-DCOMMI_CUDA_INLINE float dcommi_cuda_times_factor(float x, float factor)
-{
-    const uint32_t bits = dcommi_f32_bits(x);
-    return dcommi_f32_isnan(bits) ? dcommi_f32_from_bits(bits | 0x400000u) : __fmul_rn(x, factor);
-}
-
 /* Return the code of v, which is finite and below the limit. */
 template <bool HALF, bool STOCHASTIC>
 DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_cast_one(float v, const dcommi_cuda_rounding &how,
@@ -159,8 +152,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t
         }
         y = p.residual != NULL ? __fadd_rn(y, r[e]) : y;
         if ((dcommi_f32_bits(y) & 0x7fffffffu) >= p.limit) {
-            y = dcommi_f32_from_bits((dcommi_f32_bits(y) & 0x80000000u) |
-                                     dcommi_f32_bits(p.largest));
+            y = dcommi_f32_signed(p.largest, dcommi_f32_bounded(y));
             found->clipped++;
         }
         uint32_t h = dcommi_cuda_cast_one<HALF, STOCHASTIC>(y, p.how, random, e / 2, e % 2);
@@ -168,7 +160,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t
             /* The part that clipping cuts off goes to the residual. Compute the sum again: there
              * is no register to keep it. */
             if ((dcommi_f32_bits(y) & 0x7fffffffu) == dcommi_f32_bits(p.largest)) {
-                y = dcommi_cuda_bounded(__fadd_rn(odd ? 0 : x, r[e]));
+                y = dcommi_f32_bounded(__fadd_rn(odd ? 0 : x, r[e]));
             }
             r[e] = odd && p.pass ? r[e] : __fsub_rn(y, dcommi_cuda_uncast<HALF>(h));
         }
@@ -196,7 +188,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_CAST_THREADS, 3)
         dcommi_cuda_cast_add<HALF>(p, false, at, left, v, &odd);
 #pragma unroll
         for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
-            v[e] = dcommi_cuda_times_factor(v[e], p.factor);
+            v[e] = dcommi_cuda_mul(v[e], p.factor);
         }
     } else {
         dcommi_cuda_own_load(p.x + at, left, p.pairs, v);

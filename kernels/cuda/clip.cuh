@@ -101,7 +101,7 @@ extern "C" dcomm_status dcomm_cuda_feedback_clip(dcomm_cuda_clip *clip, const fl
 
 /* ---- momentum of the clipped gradient ---- */
 
-#define DCOMMI_CUDA_CLIPPED_OWN 4u /* elements of a thread */
+#define DCOMMI_CUDA_CLIPPED_OWN 8u /* elements of a thread */
 
 struct dcommi_cuda_clipped {
     float *u;
@@ -111,19 +111,31 @@ struct dcommi_cuda_clipped {
     uint64_t count;
 };
 
+/* All of a thread's elements are loaded before the first is stored, because u may be g or
+ * `before`. */
 static __global__ void __launch_bounds__(DCOMMI_CUDA_CLIP_THREADS)
     dcommi_cuda_clipped_kernel(const __grid_constant__ dcommi_cuda_clipped p)
 {
-    uint64_t i =
+    const uint64_t first =
         (uint64_t)blockIdx.x * DCOMMI_CUDA_CLIP_THREADS * DCOMMI_CUDA_CLIPPED_OWN + threadIdx.x;
+    const uint32_t left = dcommi_cuda_left(first, p.count);
     const float factor = p.clip->factor;
+    float g[DCOMMI_CUDA_CLIPPED_OWN], before[DCOMMI_CUDA_CLIPPED_OWN];
 #pragma unroll
-    for (uint32_t k = 0; k < DCOMMI_CUDA_CLIPPED_OWN; k++, i += DCOMMI_CUDA_CLIP_THREADS) {
-        if (i < p.count) {
-            const float g = p.g[i];
-            const float clipped = dcommi_cuda_odd(dcommi_f32_bits(g)) ? g : __fmul_rn(factor, g);
-            p.u[i] = (float)__dadd_rn((double)clipped,
-                                      __dmul_rn((double)p.momentum, (double)p.before[i]));
+    for (uint32_t k = 0; k < DCOMMI_CUDA_CLIPPED_OWN; k++) {
+        const uint32_t at = k * DCOMMI_CUDA_CLIP_THREADS;
+        g[k] = at < left ? p.g[first + at] : 0;
+        before[k] = at < left ? p.before[first + at] : 0;
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < DCOMMI_CUDA_CLIPPED_OWN; k++) {
+        const uint32_t at = k * DCOMMI_CUDA_CLIP_THREADS;
+        if (at < left) {
+            const float clipped =
+                dcommi_cuda_odd(dcommi_f32_bits(g[k])) ? g[k] : __fmul_rn(factor, g[k]);
+            const double kept = __dmul_rn((double)p.momentum, (double)before[k]);
+            p.u[first + at] =
+                dcommi_f32_canonical(__double2float_rn(__dadd_rn((double)clipped, kept)));
         }
     }
 }

@@ -277,9 +277,14 @@ struct dcommi_cuda_factor {
     float *x;
     uint64_t count;
     float factor;
-    __device__ void one(uint64_t i) const
+    typedef float got;
+    __device__ got get(uint64_t i) const
     {
-        x[i] = dcommi_cuda_mul(x[i], factor);
+        return x[i];
+    }
+    __device__ void put(uint64_t i, got old) const
+    {
+        x[i] = dcommi_cuda_mul(old, factor);
     }
 };
 
@@ -298,7 +303,7 @@ static dcomm_status dcommi_cuda_recode_apart(dcommi_cuda_job *job, const dcomm_c
                                             false, rooms.other, job->report, stream));
     if (factor != 1) {
         const dcommi_cuda_factor p = {rooms.array, count, factor};
-        DCOMMI_CUDA_TRY(dcommi_cuda_each<4>(job->call, p, stream));
+        DCOMMI_CUDA_TRY(dcommi_cuda_some(job->call, p, stream));
     }
     job->x = rooms.array;
     return dcommi_cuda_encode_form(job, form, rooms.encode, key, stream);

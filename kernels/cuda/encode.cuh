@@ -108,9 +108,8 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_take(const dcommi_cuda_bucket &p, uint64_t a
         const uint32_t largest = 0x7f000000u; /* DCOMMI_WIRE_LARGEST */
 #pragma unroll
         for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
-            const uint32_t bits = dcommi_f32_bits(v[e]);
-            if ((bits & 0x7fffffffu) > largest) {
-                v[e] = dcommi_f32_from_bits((bits & 0x80000000u) | largest);
+            if ((dcommi_f32_bits(v[e]) & 0x7fffffffu) > largest) {
+                v[e] = dcommi_f32_signed(DCOMMI_WIRE_LARGEST, dcommi_f32_bounded(v[e]));
                 found->clipped++;
             }
         }
@@ -135,13 +134,6 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_measure(const float v[DCOMMI_CUDA_OWN], bool
 
 /* ---- the kernel ---- */
 
-/* Return the sum; if it is infinite, the largest number. */
-DCOMMI_CUDA_INLINE float dcommi_cuda_bounded(float sum)
-{
-    const uint32_t bits = dcommi_f32_bits(sum);
-    return (bits & 0x7fffffffu) == 0x7f800000u ? dcommi_f32_from_bits(bits - 1) : sum;
-}
-
 /* Add the part that clipping cut off to p.next, which has the rounding errors. Read the inputs
  * again, because there are no registers to keep them. r: the residuals, because p.next may
  * overwrite them. */
@@ -155,7 +147,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_excess(const dcommi_cuda_bucket &p, uint64_t
 #pragma unroll
     for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
         const bool odd = (dcommi_f32_bits(v[e]) & 0x7f800000u) == 0x7f800000u;
-        const float sum = dcommi_cuda_bounded(__fadd_rn(odd ? 0 : v[e], r[e]));
+        const float sum = dcommi_f32_bounded(__fadd_rn(odd ? 0 : v[e], r[e]));
         const uint32_t bits = dcommi_f32_bits(sum);
         if (DCOMMI_CUDA_OFF(e) < left && (bits & 0x7fffffffu) > 0x7f000000u) {
             float *next = p.next + at + DCOMMI_CUDA_OFF(e);
@@ -237,8 +229,9 @@ DCOMMI_HD constexpr unsigned dcommi_cuda_encode_blocks_of(bool block, bool ledge
     return block ? 1 : ledger || (sums && bits == 8) ? 4 : sums ? 5 : 6;
 }
 
-/* Encode. LEDGER only for an array, never for wires. */
-template <int FORMAT, bool SUMS, bool BLOCK, bool LEDGER>
+/* Encode. LEDGER only for an array, never for wires. NORMS: norm=two of buckets of teams, which
+ * takes shared memory; a block's take none, so p.two_norm tells. */
+template <int FORMAT, bool SUMS, bool BLOCK, bool LEDGER, bool NORMS>
 static __global__ void __launch_bounds__(
     BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS,
     dcommi_cuda_encode_blocks_of(BLOCK, LEDGER, SUMS, dcommi_cuda_format<FORMAT>::BITS))
@@ -246,7 +239,6 @@ static __global__ void __launch_bounds__(
 {
     typedef dcommi_cuda_format<FORMAT> format;
     __shared__ dcommi_cuda_shared room;
-    __shared__ dcommi_cuda_chains chains;
     dcommi_cuda_shared *shared = BLOCK ? &room : NULL;
     /* BLOCK: [begin, end) is the block's bucket. Otherwise a thread's elements follow from its
      * number, whatever the bucket, and `end` is that of the array. */
@@ -254,7 +246,8 @@ static __global__ void __launch_bounds__(
     const unsigned lane = BLOCK ? threadIdx.x : threadIdx.x & (team - 1);
     const uint64_t own =
         BLOCK ? threadIdx.x : (uint64_t)blockIdx.x * DCOMMI_CUDA_ENCODE_THREADS + threadIdx.x;
-    if constexpr (SUMS && !BLOCK && (FORMAT == DCOMMI_FORMAT_Q4 || FORMAT == DCOMMI_FORMAT_Q8)) {
+    if constexpr (SUMS && !BLOCK && !NORMS &&
+                  (FORMAT == DCOMMI_FORMAT_Q4 || FORMAT == DCOMMI_FORMAT_Q8)) {
         if (p.usual && blockIdx.x < gridDim.x - 1) {
             const uint32_t n = p.wires.in.n, number = (uint32_t)own;
             if (n == 4   ? dcommi_cuda_recode<FORMAT, 4>(p, number)
@@ -300,7 +293,10 @@ static __global__ void __launch_bounds__(
         clean = true;
     }
     float step;
-    if (format::SIGN) {
+    if constexpr (NORMS) {
+        __shared__ dcommi_cuda_chains chains;
+        step = dcommi_cuda_teams_norm(v, p.team, p.most, p.inverse_most, &chains);
+    } else if (format::SIGN) {
         const uint64_t from = bucket * p.bucket, left = p.count > from ? p.count - from : 0;
         const float n = (float)(left < p.bucket ? left : p.bucket);
         float mean = __fdiv_rn(dcommi_f32_from_bits(measure), n);
@@ -322,8 +318,6 @@ static __global__ void __launch_bounds__(
         step = mean >= DCOMMI_WIRE_LEAST ? mean : 0;
     } else if (BLOCK && p.two_norm) {
         step = dcommi_cuda_norm_step(dcommi_cuda_squares_end(sum), p.most, p.inverse_most);
-    } else if (p.two_norm) {
-        step = dcommi_cuda_teams_norm(v, p.team, p.most, p.inverse_most, &chains);
     } else {
         step = dcommi_cuda_wire_step(dcommi_f32_from_bits(measure), p.most, p.inverse_most);
     }
@@ -396,14 +390,20 @@ static dcomm_status dcommi_cuda_encode_launch(const char *call, dcommi_cuda_buck
     if (team > 0) {
         p->team = team == DCOMMI_CUDA_WARP ? 5 : team == DCOMMI_CUDA_WARP / 2 ? 4 : 3;
         p->usual = SUMS && dcommi_cuda_recode_suits(*p, FORMAT);
-        return dcommi_cuda_launch(call, dcommi_cuda_encode_kernel<FORMAT, SUMS, false, LEDGER>,
-                                  blocks, DCOMMI_CUDA_ENCODE_THREADS, *p, stream);
+        void (*kernel)(dcommi_cuda_bucket) =
+            dcommi_cuda_encode_kernel<FORMAT, SUMS, false, LEDGER, false>;
+        if constexpr (!dcommi_cuda_format<FORMAT>::SIGN && !dcommi_cuda_format<FORMAT>::F8) {
+            if (p->two_norm) {
+                kernel = dcommi_cuda_encode_kernel<FORMAT, SUMS, false, LEDGER, true>;
+            }
+        }
+        return dcommi_cuda_launch(call, kernel, blocks, DCOMMI_CUDA_ENCODE_THREADS, *p, stream);
     }
     const unsigned lanes = p->bucket / DCOMMI_CUDA_OWN;
     unsigned threads = (lanes + DCOMMI_CUDA_WARP - 1) / DCOMMI_CUDA_WARP * DCOMMI_CUDA_WARP;
     threads = threads < DCOMMI_CUDA_BLOCK_MOST ? threads : DCOMMI_CUDA_BLOCK_MOST;
-    return dcommi_cuda_launch(call, dcommi_cuda_encode_kernel<FORMAT, SUMS, true, LEDGER>, blocks,
-                              threads, *p, stream);
+    return dcommi_cuda_launch(call, dcommi_cuda_encode_kernel<FORMAT, SUMS, true, LEDGER, false>,
+                              blocks, threads, *p, stream);
 }
 
 template <bool SUMS, bool LEDGER>

@@ -6,7 +6,7 @@
 #include "topk.cuh"
 
 #define DCOMMI_CUDA_FEEDBACK_THREADS 256u
-#define DCOMMI_CUDA_FEEDBACK_OWN 4u /* elements of a thread */
+#define DCOMMI_CUDA_FEEDBACK_OWN 8u /* elements of a thread */
 
 struct dcommi_cuda_feedback {
     void *dst;
@@ -21,7 +21,7 @@ struct dcommi_cuda_feedback {
 DCOMMI_CUDA_INLINE float dcommi_cuda_feedback_bounded(float e, dcommi_cuda_found *found)
 {
     found->clipped += dcommi_cuda_odd(dcommi_f32_bits(e));
-    return dcommi_cuda_finite(e);
+    return dcommi_f32_bounded(e);
 }
 
 /* Compute one element, in f32. */
@@ -36,22 +36,23 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_feedback_one(float a, float b, float factor
     case DCOMM_CUDA_FEEDBACK_LACK:
         if (odd) {
             dcommi_cuda_found_odd(found, i);
-            return OP == DCOMM_CUDA_FEEDBACK_ADD ? b : 0;
+            return OP == DCOMM_CUDA_FEEDBACK_ADD ? dcommi_cuda_feedback_bounded(b, found) : 0;
         }
         return dcommi_cuda_feedback_bounded(
             OP == DCOMM_CUDA_FEEDBACK_ADD ? __fadd_rn(a, b) : __fsub_rn(a, b), found);
     case DCOMM_CUDA_FEEDBACK_MISSING:
-        return odd ? 0 : __fsub_rn(a, b);
+        return odd ? 0 : dcommi_f32_canonical(__fsub_rn(a, b));
     case DCOMM_CUDA_FEEDBACK_LEFT:
-        return dcommi_cuda_finite(__fsub_rn(a, gone));
+        return dcommi_f32_bounded(__fsub_rn(a, gone));
     case DCOMM_CUDA_FEEDBACK_LEARN:
-        return dcommi_cuda_finite(dcommi_cuda_add(a, gone));
+        return dcommi_f32_bounded(__fadd_rn(a, gone));
     case DCOMM_CUDA_FEEDBACK_MOMENTUM:
-        return (float)__dadd_rn((double)a, __dmul_rn((double)factor, (double)b));
+        return dcommi_f32_canonical(
+            __double2float_rn(__dadd_rn((double)a, __dmul_rn((double)factor, (double)b))));
     case DCOMM_CUDA_FEEDBACK_FORGET:
         return b != 0 || odd ? 0 : a;
     default: /* DCOMM_CUDA_FEEDBACK_FINISH */
-        return dcommi_cuda_add(a, b);
+        return dcommi_f32_canonical(__fadd_rn(a, b));
     }
 }
 
@@ -62,27 +63,38 @@ DCOMMI_CUDA_INLINE uint16_t dcommi_cuda_feedback_narrow(float x)
     return (uint16_t)((h & 0x7fffu) == 0x7f80u ? h - 1 : h);
 }
 
+/* All of a thread's elements are loaded before the first is stored, because dst may be a or b. */
 template <int OP>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_FEEDBACK_THREADS)
     dcommi_cuda_feedback_kernel(const __grid_constant__ dcommi_cuda_feedback p)
 {
-    uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_FEEDBACK_THREADS * DCOMMI_CUDA_FEEDBACK_OWN +
-                 threadIdx.x;
+    const bool widens = OP == DCOMM_CUDA_FEEDBACK_WIDEN, narrows = OP == DCOMM_CUDA_FEEDBACK_NARROW;
+    const uint64_t first =
+        (uint64_t)blockIdx.x * DCOMMI_CUDA_FEEDBACK_THREADS * DCOMMI_CUDA_FEEDBACK_OWN +
+        threadIdx.x;
+    const uint32_t left = dcommi_cuda_left(first, p.count);
+    float a[DCOMMI_CUDA_FEEDBACK_OWN], b[DCOMMI_CUDA_FEEDBACK_OWN];
     dcommi_cuda_found found = {};
 #pragma unroll
-    for (uint32_t k = 0; k < DCOMMI_CUDA_FEEDBACK_OWN; k++, i += DCOMMI_CUDA_FEEDBACK_THREADS) {
-        if (i >= p.count) {
-            continue;
-        }
-        if (OP == DCOMM_CUDA_FEEDBACK_WIDEN) {
+    for (uint32_t k = 0; k < DCOMMI_CUDA_FEEDBACK_OWN; k++) {
+        const uint32_t at = k * DCOMMI_CUDA_FEEDBACK_THREADS;
+        const bool there = at < left;
+        a[k] = !there   ? 0
+               : widens ? dcommi_bf16_to_f32(static_cast<const uint16_t *>(p.a)[first + at])
+                        : static_cast<const float *>(p.a)[first + at];
+        b[k] = there && !widens && !narrows ? p.b[first + at] : 0;
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < DCOMMI_CUDA_FEEDBACK_OWN; k++) {
+        const uint32_t at = k * DCOMMI_CUDA_FEEDBACK_THREADS;
+        const uint64_t i = first + at;
+        if (at < left && widens) {
+            static_cast<float *>(p.dst)[i] = a[k];
+        } else if (at < left && narrows) {
+            static_cast<uint16_t *>(p.dst)[i] = dcommi_cuda_feedback_narrow(a[k]);
+        } else if (at < left) {
             static_cast<float *>(p.dst)[i] =
-                dcommi_bf16_to_f32(static_cast<const uint16_t *>(p.a)[i]);
-        } else if (OP == DCOMM_CUDA_FEEDBACK_NARROW) {
-            static_cast<uint16_t *>(p.dst)[i] =
-                dcommi_cuda_feedback_narrow(static_cast<const float *>(p.a)[i]);
-        } else {
-            static_cast<float *>(p.dst)[i] = dcommi_cuda_feedback_one<OP>(
-                static_cast<const float *>(p.a)[i], p.b[i], p.factor, i, &found);
+                dcommi_cuda_feedback_one<OP>(a[k], b[k], p.factor, i, &found);
         }
     }
     if (found.nonfinite > 0 || found.clipped > 0) {

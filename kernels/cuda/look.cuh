@@ -32,6 +32,17 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_seen_add(dcommi_cuda_seen *s, double squares
     s->index = index < s->index ? index : s->index;
 }
 
+/* Return the highest 32 bits but the sign; from those of an infinity on, x is not finite. */
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_look_size(float x)
+{
+    return dcommi_f32_bits(x) & 0x7fffffffu;
+}
+
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_look_size(double x)
+{
+    return (uint32_t)(dcommi_f64_bits(x) >> 32) & 0x7fffffffu;
+}
+
 /* Combine the threads' results; thread 0 has the block's. All threads call it. */
 DCOMMI_CUDA_INLINE void dcommi_cuda_seen_block(dcommi_cuda_seen *s)
 {
@@ -50,25 +61,47 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_seen_block(dcommi_cuda_seen *s)
     }
 }
 
-template <class E>
+/* SCALES: the factor is not 1, and the array is multiplied by it. Otherwise it is only read. */
+template <class E, bool SCALES>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_LOOK_THREADS)
     dcommi_cuda_look_kernel(const __grid_constant__ dcommi_cuda_look p)
 {
     typedef typename E::stored stored;
-    stored *x = static_cast<stored *>(p.x);
+    typedef typename E::acc acc;
+    const uint64_t first = (uint64_t)blockIdx.x * DCOMMI_CUDA_LOOK_TILE + threadIdx.x;
+    const uint32_t left = dcommi_cuda_left(first, p.count);
+    const uint32_t inf = sizeof(acc) == sizeof(float) ? 0x7f800000u : 0x7ff00000u;
+    stored *x = static_cast<stored *>(p.x) + first, own[DCOMMI_CUDA_LOOK_OWN];
     dcommi_cuda_seen seen = {0, UINT64_MAX};
-    uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_LOOK_TILE + threadIdx.x;
-#pragma unroll 4
-    for (uint32_t k = 0; k < DCOMMI_CUDA_LOOK_OWN; k++, i += DCOMMI_CUDA_LOOK_THREADS) {
-        if (i < p.count) {
-            const typename E::acc a = E::from(dcommi_cuda_load<stored>(x + i));
-            const double v = (double)a;
-            const bool odd = (dcommi_f64_bits(v) >> 52 & 0x7ff) == 0x7ff;
-            seen.squares = __fma_rn(v, v, seen.squares);
-            seen.index = odd && i < seen.index ? i : seen.index;
-            if (p.factor != 1) {
-                dcommi_cuda_store<stored>(x + i, E::to(E::scale(a, p.factor)));
-            }
+    if (left > (DCOMMI_CUDA_LOOK_OWN - 1) * DCOMMI_CUDA_LOOK_THREADS) {
+#pragma unroll
+        for (uint32_t k = 0; k < DCOMMI_CUDA_LOOK_OWN; k++) {
+            own[k] = dcommi_cuda_load<stored>(x + k * DCOMMI_CUDA_LOOK_THREADS);
+        }
+    } else {
+#pragma unroll
+        for (uint32_t k = 0; k < DCOMMI_CUDA_LOOK_OWN; k++) {
+            const uint32_t at = k * DCOMMI_CUDA_LOOK_THREADS;
+            own[k] = at < left ? dcommi_cuda_load<stored>(x + at) : stored(); /* adds nothing */
+        }
+    }
+    uint32_t most = 0;
+#pragma unroll
+    for (uint32_t k = 0; k < DCOMMI_CUDA_LOOK_OWN; k++) {
+        const acc a = E::from(own[k]);
+        const uint32_t size = dcommi_cuda_look_size(a);
+        most = size > most ? size : most;
+        seen.squares = __fma_rn((double)a, (double)a, seen.squares);
+        if (SCALES && k * DCOMMI_CUDA_LOOK_THREADS < left) {
+            dcommi_cuda_store<stored>(x + k * DCOMMI_CUDA_LOOK_THREADS,
+                                      E::to(E::scale(a, p.factor)));
+        }
+    }
+    if (most >= inf) {
+#pragma unroll
+        for (uint32_t k = DCOMMI_CUDA_LOOK_OWN; k-- > 0;) {
+            const uint32_t at = k * DCOMMI_CUDA_LOOK_THREADS;
+            seen.index = dcommi_cuda_look_size(E::from(own[k])) >= inf ? first + at : seen.index;
         }
     }
     dcommi_cuda_seen_block(&seen);
@@ -82,8 +115,19 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_LOOK_THREADS)
     dcommi_cuda_sight_kernel(const __grid_constant__ dcommi_cuda_look p)
 {
     dcommi_cuda_seen seen = {0, UINT64_MAX};
-    for (uint64_t b = threadIdx.x; b < p.blocks; b += DCOMMI_CUDA_LOOK_THREADS) {
-        dcommi_cuda_seen_add(&seen, p.seen[b].squares, p.seen[b].index);
+    for (uint64_t b = threadIdx.x; b < p.blocks; b += DCOMMI_CUDA_LOOK_TILE) {
+        const uint32_t left = dcommi_cuda_left(b, p.blocks);
+        dcommi_cuda_seen some[DCOMMI_CUDA_LOOK_OWN];
+#pragma unroll
+        for (uint32_t k = 0; k < DCOMMI_CUDA_LOOK_OWN; k++) {
+            const dcommi_cuda_seen nothing = {0, UINT64_MAX};
+            const uint32_t at = k * DCOMMI_CUDA_LOOK_THREADS;
+            some[k] = at < left ? p.seen[b + at] : nothing;
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < DCOMMI_CUDA_LOOK_OWN; k++) {
+            dcommi_cuda_seen_add(&seen, some[k].squares, some[k].index);
+        }
     }
     dcommi_cuda_seen_block(&seen);
     if (threadIdx.x == 0) {
@@ -119,8 +163,9 @@ static dcomm_status dcommi_cuda_look_launch(const char *call, const dcommi_cuda_
                                             void *stream)
 {
     const unsigned threads = DCOMMI_CUDA_LOOK_THREADS;
-    DCOMMI_CUDA_TRY(
-        dcommi_cuda_launch(call, dcommi_cuda_look_kernel<E>, p.blocks, threads, p, stream));
+    DCOMMI_CUDA_TRY(dcommi_cuda_launch(
+        call, p.factor == 1 ? dcommi_cuda_look_kernel<E, false> : dcommi_cuda_look_kernel<E, true>,
+        p.blocks, threads, p, stream));
     DCOMMI_CUDA_TRY(dcommi_cuda_launch(call, dcommi_cuda_sight_kernel<E>, 1, threads, p, stream));
     return dcommi_cuda_launch(call, dcommi_cuda_drop_kernel<E>, drop ? p.blocks : 0, threads, p,
                               stream);

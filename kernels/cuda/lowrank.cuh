@@ -116,7 +116,7 @@ static dcomm_status dcommi_cuda_lowrank_run(const dcommi_cuda_job &job, const dc
         found,   job.report,   reinterpret_cast<uint32_t *>(job.wire),
         sum,     job.residual, job.next,
         m.count, numbers,      all};
-    return dcommi_cuda_each<1>(job.call, end, stream);
+    return dcommi_cuda_each(job.call, end, stream);
 }
 
 /* ---- decoding ---- */
@@ -144,7 +144,7 @@ static dcomm_status dcommi_cuda_lowrank_decode(const char *call, const dcomm_cod
         const dcommi_cuda_lowrank_check check = {static_cast<const uint32_t *>(in.at[k]), numbers,
                                                  report};
         if (report != NULL && m.nonfinite != 2) {
-            DCOMMI_CUDA_TRY(dcommi_cuda_each<1>(call, check, stream));
+            DCOMMI_CUDA_TRY(dcommi_cuda_each(call, check, stream));
         }
         DCOMMI_CUDA_TRY(dcomm_cuda_powersgd_product(&m, p, p + m.rank * m.rows, x,
                                                     add || k > 0 ? 1 : 0, stream));

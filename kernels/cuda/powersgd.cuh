@@ -1,143 +1,60 @@
-/* powersgd.cuh - the steps of powersgd on device memory, with the bytes of cpu/powersgd.h.
- * Products of two f32 are exact in f64, and sums follow that file's order. M Q and dot products
- * use eight sums, each of every eighth element. M^T P uses one sum, over the rows; P Q^T uses one,
- * over the rank. Rows, columns and elements are computed in parallel. */
+/* powersgd.cuh - the steps of powersgd on device memory, with the bytes of cpu/powersgd.h. Dot
+ * products use eight sums, each of every eighth element; P Q^T uses one, over the rank. */
 #ifndef DCOMMI_CUDA_POWERSGD_H
 #define DCOMMI_CUDA_POWERSGD_H
 
-#include "compare.cuh"
+#include "matrix.cuh"
 
-#define DCOMMI_CUDA_MATRIX_THREADS 256u
-#define DCOMMI_CUDA_MATRIX_LANES 8u
-#define DCOMMI_CUDA_MATRIX_SIDE 4u /* columns of P or Q per reading of the matrix */
-#define DCOMMI_CUDA_MATRIX_SOME 8u /* elements of a thread, in kernels by element */
-#define DCOMMI_CUDA_MATRIX_STRIP 64u
+/* For dot products: threads that load, and elements that they load at a time. */
+#define DCOMMI_CUDA_MATRIX_LOADERS (DCOMMI_CUDA_MATRIX_THREADS - DCOMMI_CUDA_WARP)
+#define DCOMMI_CUDA_MATRIX_CHUNK (DCOMMI_CUDA_MATRIX_LOADERS * DCOMMI_CUDA_MATRIX_SOME)
 /* Iterations of a thread that also counts: it has the elements of a comparison's thread. */
 #define DCOMMI_CUDA_MATRIX_TURNS (DCOMMI_CUDA_COMPARE_OWN / DCOMMI_CUDA_MATRIX_SOME)
 static_assert(DCOMMI_CUDA_MATRIX_THREADS == DCOMMI_CUDA_LEDGER_THREADS, "a comparison's blocks");
 
-struct dcommi_cuda_matrix {
-    uint64_t count, rows, cols;
-    uint32_t rank;
-    const float *m, *from; /* the matrix; P or Q, the one that is read */
-    const float *q;        /* for a product */
-    float *to;
-    int how; /* for a product: 0 store it in `to`, 1 add it, -1 subtract it */
-    dcommi_rng rng;
-    dcomm_cuda_report *report;
-    bool refuses;             /* see dcommi_cuda_job */
-    dcommi_cuda_tally *tally; /* one for each block */
-};
-
-/* Return an element of the matrix, or 0 if it is denormal or not finite. */
-DCOMMI_CUDA_INLINE double dcommi_cuda_matrix_number(float x)
+/* Set `to` to the products of a chunk, whose first element is number `first`; `own` is this
+ * thread's number among those that load. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_matrix_products(const float *a, const float *b, uint64_t first,
+                                                    uint64_t n, uint32_t own, double *to)
 {
-    const uint32_t exponent = dcommi_f32_bits(x) & 0x7f800000u;
-    return exponent != 0 && exponent != 0x7f800000u ? (double)x : 0;
-}
-
-/* Return the number of elements that row i has. */
-DCOMMI_CUDA_INLINE uint64_t dcommi_cuda_matrix_row(const dcommi_cuda_matrix &p, uint64_t i)
-{
-    const uint64_t from = i * p.cols;
-    return i >= p.rows || from >= p.count ? 0 : p.count - from < p.cols ? p.count - from : p.cols;
-}
-
-/* Add up eight lanes: l and l + 4, then + 2, + 1. */
-DCOMMI_CUDA_INLINE double dcommi_cuda_matrix_sum(double s)
-{
-    for (unsigned far = DCOMMI_CUDA_MATRIX_LANES / 2; far > 0; far /= 2) {
-        s = __dadd_rn(s, __shfl_xor_sync(DCOMMI_CUDA_ALL, s, far));
-    }
-    return s;
-}
-
-/* Compute P = M Q, with eight threads for each row. COUNT: count numbers that are not finite. */
-template <bool COUNT>
-static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
-    dcommi_cuda_matrix_p_kernel(const __grid_constant__ dcommi_cuda_matrix p)
-{
-    dcommi_cuda_found found = {};
-    const unsigned lane = threadIdx.x % DCOMMI_CUDA_MATRIX_LANES;
-    const uint64_t own = (uint64_t)blockIdx.x * DCOMMI_CUDA_MATRIX_THREADS + threadIdx.x;
-    const uint64_t i = own / DCOMMI_CUDA_MATRIX_LANES, length = dcommi_cuda_matrix_row(p, i);
-    const float *row = p.m + (length > 0 ? i * p.cols : 0);
-    for (uint32_t j = 0; j < p.rank; j += DCOMMI_CUDA_MATRIX_SIDE) {
-        double sum[DCOMMI_CUDA_MATRIX_SIDE] = {};
-#pragma unroll 4
-        for (uint64_t c = lane; c < length; c += DCOMMI_CUDA_MATRIX_LANES) {
-            const float number = row[c];
-            const double x = dcommi_cuda_matrix_number(number);
-            if (COUNT && j == 0 && dcommi_cuda_odd(dcommi_f32_bits(number))) {
-                dcommi_cuda_found_odd(&found, i * p.cols + c);
-            }
+    const uint32_t left = dcommi_cuda_left(first + own, n);
+    float x[DCOMMI_CUDA_MATRIX_SOME], y[DCOMMI_CUDA_MATRIX_SOME];
 #pragma unroll
-            for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
-                const uint32_t column = j + k < p.rank ? j + k : j;
-                sum[k] = __fma_rn(x, (double)p.from[column * p.cols + c], sum[k]);
-            }
-        }
-#pragma unroll
-        for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
-            const double all = dcommi_cuda_matrix_sum(sum[k]);
-            if (lane == 0 && i < p.rows && j + k < p.rank) {
-                p.to[(j + k) * p.rows + i] = __double2float_rn(all);
-            }
-        }
+    for (uint32_t u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
+        const uint32_t at = u * DCOMMI_CUDA_MATRIX_LOADERS;
+        x[u] = at < left ? a[first + own + at] : 0;
+        y[u] = at < left ? b[first + own + at] : 0;
     }
-    if (COUNT && found.nonfinite > 0) {
-        dcommi_cuda_report_add(p.report, found, p.refuses);
+#pragma unroll
+    for (uint32_t u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
+        to[own + u * DCOMMI_CUDA_MATRIX_LOADERS] = __dmul_rn((double)x[u], (double)y[u]);
     }
 }
 
-/* Compute Q = M^T P, with a thread for each column, so that a warp reads whole lines of each
- * row. */
-static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_STRIP)
-    dcommi_cuda_matrix_q_kernel(const __grid_constant__ dcommi_cuda_matrix p)
-{
-    const uint64_t c = (uint64_t)blockIdx.x * DCOMMI_CUDA_MATRIX_STRIP + threadIdx.x;
-    if (c >= p.cols) {
-        return;
-    }
-    const uint64_t rows = (p.count - c + p.cols - 1) / p.cols; /* rows that have this column */
-    dcommi_cuda_found found = {};
-    for (uint32_t j = 0; j < p.rank; j += DCOMMI_CUDA_MATRIX_SIDE) {
-        double sum[DCOMMI_CUDA_MATRIX_SIDE] = {};
-#pragma unroll 16
-        for (uint64_t i = 0; i < rows; i++) {
-            const double x = dcommi_cuda_matrix_number(p.m[i * p.cols + c]);
-#pragma unroll
-            for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
-                const uint32_t column = j + k < p.rank ? j + k : j;
-                sum[k] = __fma_rn(x, (double)p.from[column * p.rows + i], sum[k]);
-            }
-        }
-#pragma unroll
-        for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
-            if (j + k < p.rank) {
-                float q = __double2float_rn(sum[k]);
-                if ((dcommi_f32_bits(q) & 0x7f800000u) == 0x7f800000u) {
-                    q = dcommi_f32_from_bits(dcommi_f32_bits(q) - 1);
-                    found.clipped++;
-                }
-                p.to[(j + k) * p.cols + c] = q;
-            }
-        }
-    }
-    dcommi_cuda_report_add(p.report, found, false);
-}
-
-/* Return the dot product of two columns. All threads of the block call this. */
+/* Return the dot product of two columns. All threads of the block call this. Each of eight sums
+ * has one element after the other, so eight lanes of the first warp add; meanwhile the other warps
+ * compute the next chunk's products, which are exact. */
 DCOMMI_CUDA_INLINE double dcommi_cuda_matrix_dot(const float *a, const float *b, uint64_t n)
 {
-    __shared__ double room;
+    __shared__ double room, products[2][DCOMMI_CUDA_MATRIX_CHUNK];
+    const uint64_t chunks = (n + DCOMMI_CUDA_MATRIX_CHUNK - 1) / DCOMMI_CUDA_MATRIX_CHUNK;
     double s = 0;
     __syncthreads(); /* columns are written, and the last result has been read */
-    if (threadIdx.x < DCOMMI_CUDA_MATRIX_LANES) {
-#pragma unroll 8
-        for (uint64_t i = threadIdx.x; i < n; i += DCOMMI_CUDA_MATRIX_LANES) {
-            s = __fma_rn((double)a[i], (double)b[i], s);
+    for (uint64_t chunk = 0; chunk <= chunks; chunk++) {
+        const uint64_t first = chunk * DCOMMI_CUDA_MATRIX_CHUNK;
+        if (threadIdx.x >= DCOMMI_CUDA_WARP && chunk < chunks) {
+            dcommi_cuda_matrix_products(a, b, first, n, threadIdx.x - DCOMMI_CUDA_WARP,
+                                        products[chunk % 2]);
+        } else if (threadIdx.x < DCOMMI_CUDA_MATRIX_LANES && chunk > 0) {
+            const double *of = products[(chunk - 1) % 2];
+            const uint32_t some =
+                (uint32_t)((first < n ? first : n) - (first - DCOMMI_CUDA_MATRIX_CHUNK));
+#pragma unroll 16
+            for (uint32_t i = threadIdx.x; i < some; i += DCOMMI_CUDA_MATRIX_LANES) {
+                s = __dadd_rn(s, of[i]);
+            }
         }
+        __syncthreads();
     }
     if (threadIdx.x < DCOMMI_CUDA_WARP) {
         s = dcommi_cuda_matrix_sum(s);
@@ -151,8 +68,47 @@ DCOMMI_CUDA_INLINE double dcommi_cuda_matrix_dot(const float *a, const float *b,
 
 DCOMMI_CUDA_INLINE void dcommi_cuda_matrix_times(float *column, uint64_t n, double scale)
 {
-    for (uint64_t i = threadIdx.x; i < n; i += DCOMMI_CUDA_MATRIX_THREADS) {
-        column[i] = __double2float_rn(__dmul_rn((double)column[i], scale));
+    const uint32_t tile = DCOMMI_CUDA_MATRIX_THREADS * DCOMMI_CUDA_MATRIX_SOME;
+    for (uint64_t first = threadIdx.x; first < n; first += tile) {
+        const uint32_t left = dcommi_cuda_left(first, n);
+        float x[DCOMMI_CUDA_MATRIX_SOME];
+#pragma unroll
+        for (uint32_t u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
+            const uint32_t at = u * DCOMMI_CUDA_MATRIX_THREADS;
+            x[u] = at < left ? column[first + at] : 0;
+        }
+#pragma unroll
+        for (uint32_t u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
+            const uint32_t at = u * DCOMMI_CUDA_MATRIX_THREADS;
+            if (at < left) {
+                column[first + at] = __double2float_rn(__dmul_rn((double)x[u], scale));
+            }
+        }
+    }
+}
+
+/* Subtract a multiple of another column. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_matrix_less(float *column, const float *other, uint64_t n,
+                                                double share)
+{
+    const uint32_t tile = DCOMMI_CUDA_MATRIX_THREADS * DCOMMI_CUDA_MATRIX_SOME;
+    for (uint64_t first = threadIdx.x; first < n; first += tile) {
+        const uint32_t left = dcommi_cuda_left(first, n);
+        float x[DCOMMI_CUDA_MATRIX_SOME], y[DCOMMI_CUDA_MATRIX_SOME];
+#pragma unroll
+        for (uint32_t u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
+            const uint32_t at = u * DCOMMI_CUDA_MATRIX_THREADS;
+            x[u] = at < left ? column[first + at] : 0;
+            y[u] = at < left ? other[first + at] : 0;
+        }
+#pragma unroll
+        for (uint32_t u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
+            const uint32_t at = u * DCOMMI_CUDA_MATRIX_THREADS;
+            if (at < left) {
+                column[first + at] =
+                    __double2float_rn(__fma_rn(-share, (double)y[u], (double)x[u]));
+            }
+        }
     }
 }
 
@@ -168,10 +124,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
                 const float *other = p.to + k * p.rows;
                 const double share =
                     (double)__double2float_rn(dcommi_cuda_matrix_dot(column, other, p.rows));
-                for (uint64_t i = threadIdx.x; i < p.rows; i += DCOMMI_CUDA_MATRIX_THREADS) {
-                    column[i] =
-                        __double2float_rn(__fma_rn(-share, (double)other[i], (double)column[i]));
-                }
+                dcommi_cuda_matrix_less(column, other, p.rows, share);
             }
             const double after = dcommi_cuda_matrix_dot(column, column, p.rows);
             const bool spanned = !(after > __dmul_rn(1e-11, before)) || !(after > 0x1p-240);
@@ -234,7 +187,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
                 const float v =
                     s == s ? __double2float_rn(s) : dcommi_f32_from_bits(DCOMMI_F32_NAN);
                 const float next = p.how > 0   ? dcommi_cuda_add(old[u], v)
-                                   : p.how < 0 ? dcommi_cuda_finite(__fsub_rn(old[u], v))
+                                   : p.how < 0 ? dcommi_f32_bounded(__fsub_rn(old[u], v))
                                                : v;
                 if (!LEDGER || p.to != NULL) {
                     dcommi_cuda_store<float>(p.to + at, next);
@@ -313,13 +266,13 @@ static dcomm_status dcommi_cuda_powersgd_p(const dcomm_codec_matrix *shape, cons
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
     m.report = report;
     m.refuses = refuses;
-    const uint64_t rows = DCOMMI_CUDA_MATRIX_THREADS / DCOMMI_CUDA_MATRIX_LANES;
+    const unsigned threads = DCOMMI_CUDA_MATRIX_P_THREADS;
+    const uint64_t rows = threads / DCOMMI_CUDA_MATRIX_LANES * DCOMMI_CUDA_MATRIX_P_ROWS;
     return m.count == 0 ? DCOMM_OK
                         : dcommi_cuda_launch(call,
                                              report != NULL ? dcommi_cuda_matrix_p_kernel<true>
                                                             : dcommi_cuda_matrix_p_kernel<false>,
-                                             dcommi_cuda_blocks(m.rows, rows),
-                                             DCOMMI_CUDA_MATRIX_THREADS, m, stream);
+                                             dcommi_cuda_blocks(m.rows, rows), threads, m, stream);
 }
 
 extern "C" dcomm_status dcomm_cuda_powersgd_p(const dcomm_codec_matrix *shape, const float *x,

@@ -84,24 +84,21 @@ template <bool ADDS, bool LEDGER>
 DCOMMI_CUDA_INLINE float dcommi_cuda_randk_read(const dcommi_cuda_randk &p, uint64_t i, float x,
                                                 float r, bool marked, dcommi_cuda_found *found)
 {
-    const uint32_t b = dcommi_f32_bits(ADDS ? __fadd_rn(x, r) : x);
+    float sum = ADDS ? __fadd_rn(x, r) : x;
     if (dcommi_cuda_odd(dcommi_f32_bits(x))) {
         dcommi_cuda_found_odd(found, i);
+        sum = r;
         if (!ADDS && !LEDGER && p.odd != NULL) {
             const uint64_t part = dcommi_randk_part(p.count, p.kept, i);
             atomicOr(p.odd + 1 + part / 32, 1u << part % 32);
             atomicOr(p.odd, 1u);
         }
-        return r;
     }
     if (ADDS && marked && dcommi_cuda_randk_odd(p, dcommi_randk_part(p.count, p.kept, i))) {
         return r;
     }
-    if (dcommi_cuda_odd(b)) { /* the sum of two large numbers */
-        found->clipped++;
-        return dcommi_f32_from_bits(b - 1);
-    }
-    return dcommi_f32_from_bits(b);
+    found->clipped += dcommi_cuda_odd(dcommi_f32_bits(sum));
+    return dcommi_f32_bounded(sum);
 }
 
 /* Read the input. ADDS: there is a residual, which becomes the sum. Without residual and ledger, a

@@ -16,7 +16,7 @@ struct dcommi_cuda_scattering {
     {
         if (index[i] < length) {
             float *to = x + index[i];
-            *to = add ? dcommi_cuda_finite(__fadd_rn(*to, value[i])) : value[i];
+            *to = add ? dcommi_f32_bounded(__fadd_rn(*to, value[i])) : value[i];
         }
     }
 };
@@ -29,7 +29,7 @@ extern "C" dcomm_status dcomm_cuda_scatter(float *x, size_t count, const uint32_
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "x", x, count, sizeof(float)));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "index", index, n, sizeof(uint32_t)));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "value", value, n, sizeof(float)));
-    return dcommi_cuda_each<1>(call, p, stream);
+    return dcommi_cuda_each(call, p, stream);
 }
 
 #endif

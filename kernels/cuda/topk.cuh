@@ -119,16 +119,19 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_block_before(uint32_t v, uint32_t *room)
 }
 
 /* Return true in the last block of the launch to get here. It sees all stores of the other blocks
- * if its loads bypass the L1 cache. */
+ * if its loads bypass the L1 cache. A fence also orders what its thread has seen through a barrier:
+ * the block's stores come before the barrier, that before the first fence, and that before the
+ * ticket. In the last block the ticket comes before the second fence, that before the barrier, and
+ * that before all threads' loads. So one thread's fences do for the block. */
 DCOMMI_CUDA_INLINE bool dcommi_cuda_last_block(uint32_t *ticket, uint32_t *room)
 {
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
+        __threadfence();
         *room = atomicInc(ticket, gridDim.x - 1);
+        __threadfence();
     }
     __syncthreads();
-    __threadfence();
     return *room == gridDim.x - 1;
 }
 
@@ -184,11 +187,13 @@ struct dcommi_cuda_picked {
 DCOMMI_CUDA_INLINE void dcommi_cuda_pick(const uint32_t *bins, uint32_t need,
                                          dcommi_cuda_picked *picked)
 {
-    const uint32_t each = DCOMMI_CUDA_TOPK_BINS / blockDim.x;
+    const uint32_t each = DCOMMI_CUDA_TOPK_BINS / blockDim.x; /* a power of two, at most 32 */
     const uint32_t end = DCOMMI_CUDA_TOPK_BINS - threadIdx.x * each;
+    /* Threads begin at different bins, or those of a warp would access few banks. */
+    const uint32_t turn = threadIdx.x * each / DCOMMI_CUDA_WARP;
     uint32_t own = 0;
-    for (uint32_t i = 1; i <= each; i++) {
-        own += bins[end - i];
+    for (uint32_t i = 0; i < each; i++) {
+        own += bins[end - 1 - (i + turn) % each];
     }
     const uint32_t before = dcommi_cuda_block_before(own, picked->before);
     if (before < need && need - before <= own) {
@@ -220,7 +225,7 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_topk_again(const dcommi_cuda_topk &p, ui
     if (p.pass) {
         const float x = dcommi_cuda_load<float>(p.x + i);
         if (dcommi_cuda_odd(dcommi_f32_bits(x))) {
-            return dcommi_f32_bits(dcommi_cuda_add(x, sum));
+            return dcommi_f32_bits(x);
         }
     }
     return dcommi_f32_bits(sum);

@@ -12,13 +12,20 @@ struct dcommi_cuda_apart_sum {
     float *e;
     dcomm_cuda_report *report;
     uint64_t count;
-    __device__ void one(uint64_t i) const
+    struct got {
+        float x, residual;
+    };
+    __device__ got get(uint64_t i) const
     {
-        const float a = dcommi_cuda_load<float>(x + i);
-        const float sum = __fadd_rn(a, dcommi_cuda_load<float>(residual + i));
+        return {dcommi_cuda_load<float>(x + i), dcommi_cuda_load<float>(residual + i)};
+    }
+    __device__ void put(uint64_t i, got of) const
+    {
+        const float a = of.x;
+        const float sum = __fadd_rn(a, of.residual);
         const bool clipped =
             !dcommi_cuda_odd(dcommi_f32_bits(a)) && dcommi_cuda_odd(dcommi_f32_bits(sum));
-        e[i] = dcommi_cuda_odd(dcommi_f32_bits(a)) ? a : dcommi_cuda_bounded(sum);
+        e[i] = dcommi_cuda_odd(dcommi_f32_bits(a)) ? a : dcommi_f32_bounded(sum);
         if (clipped) {
             dcommi_cuda_found found = {};
             found.clipped = 1;
@@ -48,9 +55,13 @@ struct dcommi_cuda_apart_rest {
     const float *e, *residual;
     float *next;
     uint64_t count;
-    __device__ void one(uint64_t i) const
+    typedef float got;
+    __device__ got get(uint64_t i) const
     {
-        const float sum = dcommi_cuda_load<float>(e + i);
+        return dcommi_cuda_load<float>(e + i);
+    }
+    __device__ void put(uint64_t i, got sum) const
+    {
         next[i] = dcommi_cuda_odd(dcommi_f32_bits(sum)) ? residual[i] : sum;
     }
 };
@@ -97,14 +108,14 @@ static dcomm_status dcommi_cuda_apart_run(const dcommi_cuda_job &job,
     plain.x = e;
     plain.residual = NULL;
     plain.next = NULL;
-    DCOMMI_CUDA_TRY(dcommi_cuda_each<4>(job.call, sum, stream));
+    DCOMMI_CUDA_TRY(dcommi_cuda_some(job.call, sum, stream));
     DCOMMI_CUDA_TRY(dcommi_cuda_topk_run(plain, layout, workspace, key, stream));
     DCOMMI_CUDA_TRY(dcommi_cuda_decode_run(job.call, layout.values,
                                            dcommi_cuda_operand(job.wire + DCOMMI_SPARSE_HEAD), sent,
                                            layout.most, false, NULL, stream));
-    DCOMMI_CUDA_TRY(dcommi_cuda_each<1>(job.call, left, stream));
-    DCOMMI_CUDA_TRY(dcommi_cuda_each<4>(job.call, rest, stream));
-    return dcommi_cuda_each<1>(job.call, put, stream);
+    DCOMMI_CUDA_TRY(dcommi_cuda_each(job.call, left, stream));
+    DCOMMI_CUDA_TRY(dcommi_cuda_some(job.call, rest, stream));
+    return dcommi_cuda_each(job.call, put, stream);
 }
 
 #endif

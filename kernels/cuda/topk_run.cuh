@@ -183,7 +183,7 @@ static dcomm_status dcommi_cuda_topk_run(const dcommi_cuda_job &job,
                                        DCOMMI_CUDA_TOPK_BEGIN_THREADS, p, stream));
     if (!p.exact) {
         const dcommi_cuda_topk_gather gather = {p, (uint64_t)p.lines * DCOMMI_TOPK_LINE};
-        DCOMMI_CUDA_TRY(dcommi_cuda_each<1>(job.call, gather, stream));
+        DCOMMI_CUDA_TRY(dcommi_cuda_each(job.call, gather, stream));
         DCOMMI_CUDA_TRY(dcommi_cuda_topk_digits(job.call, &p, stream));
     }
     DCOMMI_CUDA_TRY(dcommi_cuda_topk_scan(job.call, p, stream));

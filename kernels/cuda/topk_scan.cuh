@@ -139,12 +139,14 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_topk_take(const dcommi_cuda_topk &p, flo
 {
     uint32_t b = dcommi_f32_bits(ADDS ? __fadd_rn(x, r) : x);
     if (dcommi_cuda_odd(b)) {
-        if (dcommi_cuda_odd(dcommi_f32_bits(x))) {
+        const bool odd = dcommi_cuda_odd(dcommi_f32_bits(x));
+        if (odd) {
             dcommi_cuda_found_odd(found, i);
-            b = ADDS ? dcommi_f32_bits(p.pass ? dcommi_cuda_add(x, r) : r) : p.pass ? b : 0;
-        } else {
-            found->clipped++;
-            b--;
+            b = p.pass ? dcommi_f32_bits(x) : ADDS ? dcommi_f32_bits(r) : 0;
+        }
+        if (!odd || !p.pass) { /* it becomes finite, as does the residual r */
+            found->clipped += dcommi_cuda_odd(b);
+            b = dcommi_f32_bits(dcommi_f32_bounded(dcommi_f32_from_bits(b)));
         }
     }
     return b;

@@ -53,9 +53,15 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
     if (!dcommi_cuda_last_block(&s->ticket, &last)) {
         return;
     }
-    for (uint32_t b = threadIdx.x; b < DCOMMI_CUDA_TOPK_BINS; b += blockDim.x) {
-        bins[b] = __ldcg(p.hist + b);
-        p.hist[b] = 0;
+    uint32_t sum[DCOMMI_CUDA_TOPK_BINS / DCOMMI_CUDA_TOPK_THREADS];
+#pragma unroll
+    for (uint32_t i = 0; i < sizeof sum / sizeof *sum; i++) {
+        sum[i] = __ldcg(p.hist + i * DCOMMI_CUDA_TOPK_THREADS + threadIdx.x);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < sizeof sum / sizeof *sum; i++) {
+        bins[i * DCOMMI_CUDA_TOPK_THREADS + threadIdx.x] = sum[i];
+        p.hist[i * DCOMMI_CUDA_TOPK_THREADS + threadIdx.x] = 0;
     }
     __syncthreads();
     dcommi_cuda_pick(bins, need, &picked);

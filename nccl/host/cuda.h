@@ -31,12 +31,6 @@ typedef cudaStream_t CUstream;
 typedef struct CUctx_st *CUcontext;
 typedef int CUdevice;
 typedef enum cudaStreamCaptureMode CUstreamCaptureMode;
-typedef enum CUpointer_attribute_enum {
-    CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
-    CU_POINTER_ATTRIBUTE_IS_MANAGED = 8,
-    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9
-} CUpointer_attribute;
-typedef enum CUmemorytype_enum { CU_MEMORYTYPE_HOST = 1, CU_MEMORYTYPE_DEVICE = 2 } CUmemorytype;
 
 #define CU_STREAM_WAIT_VALUE_GEQ 0x0
 #define CU_STREAM_WAIT_VALUE_EQ 0x1
@@ -50,10 +44,6 @@ CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value
 CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned flags);
 /* Return the allocation that contains a device pointer. */
 CUresult cuMemGetAddressRange(CUdeviceptr *base, size_t *bytes, CUdeviceptr ptr);
-
-/* Describe a pointer; MEMORY_TYPE becomes 0 if it is not CUDA's. */
-CUresult cuPointerGetAttributes(unsigned n, CUpointer_attribute *attributes, void **data,
-                                CUdeviceptr ptr);
 
 CUresult cuInit(unsigned flags);
 /* Exchange the calling thread's capture mode. */

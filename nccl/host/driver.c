@@ -118,28 +118,6 @@ CUresult cuMemGetAddressRange(CUdeviceptr *base, size_t *bytes, CUdeviceptr ptr)
     return CUDA_SUCCESS;
 }
 
-CUresult cuPointerGetAttributes(unsigned n, CUpointer_attribute *attributes, void **data,
-                                CUdeviceptr ptr)
-{
-    struct cudaPointerAttributes a;
-    if (cudaPointerGetAttributes(&a, (const void *)(uintptr_t)ptr) != cudaSuccess) {
-        return CUDA_ERROR_UNKNOWN;
-    }
-    const bool ours = a.type != cudaMemoryTypeUnregistered;
-    for (unsigned i = 0; i < n; i++) {
-        if (attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) {
-            *(int *)data[i] = ours ? a.device : -2;
-        } else {
-            *(unsigned *)data[i] = attributes[i] == CU_POINTER_ATTRIBUTE_IS_MANAGED
-                                       ? a.type == cudaMemoryTypeManaged
-                                   : !ours                        ? 0
-                                   : a.type == cudaMemoryTypeHost ? CU_MEMORYTYPE_HOST
-                                                                  : CU_MEMORYTYPE_DEVICE;
-        }
-    }
-    return CUDA_SUCCESS;
-}
-
 CUresult cuInit(unsigned flags)
 {
     int n = 0;
@@ -152,7 +130,6 @@ static const struct {
     void (*function)(void);
 } functions[] = {
     {"cuInit", (void (*)(void))cuInit},
-    {"cuPointerGetAttributes", (void (*)(void))cuPointerGetAttributes},
     {"cuThreadExchangeStreamCaptureMode", (void (*)(void))cuThreadExchangeStreamCaptureMode},
     {"cuDevicePrimaryCtxRetain", (void (*)(void))cuDevicePrimaryCtxRetain},
     {"cuStreamWaitValue32", (void (*)(void))cuStreamWaitValue32},

@@ -5,9 +5,8 @@
 #include "kernels.h"
 #include "dcomm.h"
 #include "host.h"
+#include "../../kernels/math.h"
 #include "../../kernels/wire_sparse.h"
-#include <float.h>
-#include <math.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -232,8 +231,7 @@ static cudaError_t run_add(void *arg)
         return cudaErrorIllegalAddress;
     }
     for (size_t i = 0; i < j->count; i++) {
-        float sum = (float)((double)j->out[i] + j->factor * (double)j->x[i]);
-        j->out[i] = isfinite(sum) ? sum : copysignf(FLT_MAX, sum);
+        j->out[i] = dcommi_f32_bounded((float)((double)j->out[i] + j->factor * (double)j->x[i]));
     }
     return cudaSuccess;
 }
@@ -265,8 +263,8 @@ static cudaError_t run_scatter(void *arg)
     }
     for (size_t i = 0; i < j->n; i++) {
         if (index[i] < j->count) {
-            const float sum = j->out[index[i]] + j->x[i];
-            j->out[index[i]] = !j->add ? j->x[i] : isfinite(sum) ? sum : copysignf(FLT_MAX, sum);
+            float *to = &j->out[index[i]];
+            *to = j->add ? dcommi_f32_bounded(*to + j->x[i]) : j->x[i];
         }
     }
     return cudaSuccess;

@@ -87,7 +87,7 @@ static cudaError_t run_q(void *arg)
     free(room);
     for (size_t i = 0; i < j->shape.rank * j->shape.cols; i++) {
         if (!isfinite(j->q[i])) {
-            j->q[i] = dcommi_f32_from_bits(dcommi_f32_bits(j->q[i]) - 1);
+            j->q[i] = dcommi_f32_bounded(j->q[i]);
             if (j->report != NULL) {
                 j->report->clipped++;
             }

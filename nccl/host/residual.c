@@ -8,13 +8,12 @@
 #include "dcomm.h"
 #include "../../kernels/cpu/norm.h"
 #include "../../kernels/math.h"
-#include <float.h>
 #include <math.h>
 
 static float bounded(float e, cuhost_seen *seen)
 {
     seen->clipped += !isfinite(e);
-    return isfinite(e) ? e : copysignf(FLT_MAX, e);
+    return dcommi_f32_bounded(e);
 }
 
 static float one(dcomm_cuda_feedback_op op, float a, float factor, float b, size_t i,
@@ -26,21 +25,21 @@ static float one(dcomm_cuda_feedback_op op, float a, float factor, float b, size
     case DCOMM_CUDA_FEEDBACK_LACK:
         if (!isfinite(a)) {
             seen->first = seen->nonfinite++ == 0 ? i : seen->first;
-            return op == DCOMM_CUDA_FEEDBACK_ADD ? b : 0;
+            return op == DCOMM_CUDA_FEEDBACK_ADD ? bounded(b, seen) : 0;
         }
         return bounded(op == DCOMM_CUDA_FEEDBACK_ADD ? a + b : a - b, seen);
     case DCOMM_CUDA_FEEDBACK_MISSING:
-        return isfinite(a) ? a - b : 0;
+        return isfinite(a) ? dcommi_f32_canonical(a - b) : 0;
     case DCOMM_CUDA_FEEDBACK_LEFT:
-        return isfinite(a - gone) ? a - gone : copysignf(FLT_MAX, a - gone);
+        return dcommi_f32_bounded(a - gone);
     case DCOMM_CUDA_FEEDBACK_LEARN:
-        return isfinite(a + gone) ? a + gone : copysignf(FLT_MAX, a + gone);
+        return dcommi_f32_bounded(a + gone);
     case DCOMM_CUDA_FEEDBACK_MOMENTUM:
-        return (float)((double)a + (double)factor * (double)b);
+        return dcommi_f64_to_f32((double)a + (double)factor * (double)b);
     case DCOMM_CUDA_FEEDBACK_FORGET:
         return b != 0 || !isfinite(a) ? 0 : a;
     default: /* DCOMM_CUDA_FEEDBACK_FINISH */
-        return a + b;
+        return dcommi_f32_canonical(a + b);
     }
 }
 
@@ -73,6 +72,6 @@ void cuhost_clipped(float *u, const float *g, float clip, float momentum, const 
 {
     for (size_t i = 0; i < count; i++) {
         const float clipped = isfinite(g[i]) ? clip * g[i] : g[i];
-        u[i] = (float)((double)clipped + (double)momentum * (double)before[i]);
+        u[i] = dcommi_f64_to_f32((double)clipped + (double)momentum * (double)before[i]);
     }
 }

@@ -203,6 +203,56 @@ Test(codec_dense, what_buckets_clip_stays_in_the_residual)
     dcommi_isa_force(-1);
 }
 
+/* A residual that is NaN, of whatever sign and payload, gives the bytes of the largest positive
+ * number; an infinity gives those of the largest of its sign. Also for codecs that are not dense,
+ * for every instruction set, in place or not. */
+Test(codec_dense, a_nan_in_a_residual_is_the_largest_number)
+{
+    enum { N = 3000 };
+    static const char *const others[] = {
+        "topk:k=0.1",      "topk:k=0.01,nonfinite=pass",     "topk:k=0.1,values=f16",
+        "topk+qsgd:k=0.1", "topk+qsgd:k=0.1,nonfinite=pass", "threshold:k=0.05",
+        "randk:k=0.1",     "randk:k=1,nonfinite=pass",       "powersgd:rank=2"};
+    static const uint32_t odd[] = {0x7fc00000u, 0xffc00000u, 0x7f800001u, 0xff812345u,
+                                   0x7fffffffu, 0x7f800000u, 0xff800000u};
+    enum { OTHERS = sizeof others / sizeof *others, ODD = sizeof odd / sizeof *odd };
+    static float x[N], zero[N], r[N], most[N], next[N], want[N];
+    static unsigned char wire[5 * N], same[5 * N];
+    for (int s = 0; s < SPECS + OTHERS; s++) {
+        dcomm_codec *codec = make(s < SPECS ? specs[s] : others[s - SPECS]);
+        for (int round = 0; round < 2 * ((int)dcommi_isa_best() + 1); round++) {
+            size_t bytes, same_bytes;
+            dcomm_codec_report report;
+            dcommi_isa_force(round / 2);
+            for (int i = 0; i < N; i++) {
+                const uint32_t bits = odd[i / 37 % ODD];
+                const bool here = i % 37 == 5 || i == N - 1;
+                x[i] = (float)gaussian();
+                zero[i] = here ? 0 : x[i];
+                r[i] = here ? dcommi_f32_from_bits(bits) : (float)gaussian();
+                most[i] = !here ? r[i] : bits == 0xff800000u ? -FLT_MAX : FLT_MAX;
+            }
+            cr_assert_eq(dcomm_encode_feedback(codec, zero, most, want, N, NULL, wire, sizeof wire,
+                                               &bytes, NULL, NULL),
+                         DCOMM_OK);
+            float *to = round % 2 == 0 ? next : r;
+            cr_assert_eq(dcomm_encode_feedback(codec, x, r, to, N, NULL, same, sizeof same,
+                                               &same_bytes, NULL, &report),
+                         DCOMM_OK);
+            cr_assert(bytes == same_bytes && memcmp(wire, same, bytes) == 0, "%s",
+                      dcomm_codec_spec(codec));
+            for (int i = 0; i < N; i++) {
+                cr_assert(memcmp(&to[i], &want[i], sizeof *to) == 0, "%s, element %d: %a, not %a",
+                          dcomm_codec_spec(codec), i, (double)to[i], (double)want[i]);
+            }
+            cr_assert(report.nonfinite == 0 && report.clipped >= N / 37, "%s: %zu",
+                      dcomm_codec_spec(codec), report.clipped);
+        }
+        dcomm_codec_destroy(&codec);
+    }
+    dcommi_isa_force(-1);
+}
+
 /* Unaligned arrays give the same bytes as aligned ones. */
 Test(codec_dense, any_alignment)
 {

@@ -324,6 +324,38 @@ Test(powersgd, sums_over_ranks)
     dcomm_codec_destroy(&codec);
 }
 
+/* What a product leaves of a number that is not finite is finite, and never depends on the sign of
+ * a NaN: in whole vectors and in the last one. */
+Test(powersgd, what_a_product_leaves_is_finite)
+{
+    enum { ROWS = 3, COLS = 21, N = ROWS * COLS };
+    static const uint32_t odd[] = {0x7fc00000u, 0xffc00000u, 0x7f800001u, 0xff812345u,
+                                   0x7f800000u, 0xff800000u, 0x3f800000u};
+    const dcommi_matrix m = {N, ROWS, COLS, 1};
+    float p[ROWS], q[COLS];
+    fill(p, ROWS);
+    fill(q, COLS);
+    for (int isa = 0; isa <= (int)dcommi_isa_best(); isa++) {
+        dcommi_isa_force(isa);
+        for (int nan = 0; nan < 2; nan++) {
+            for (int i = 0; i < N; i++) {
+                next[i] = dcommi_f32_from_bits(odd[i % 7]);
+            }
+            p[1] = nan ? dcommi_f32_from_bits(0xffc00000u) : 2;
+            dcommi_matrix_product(&m, p, q, next, -1);
+            for (int i = 0; i < N; i++) {
+                const float product = (float)((double)p[i / COLS] * (double)q[i % COLS]);
+                const float want = i % 7 < 5 || (nan && i / COLS == 1) ? FLT_MAX
+                                   : i % 7 == 5                        ? -FLT_MAX
+                                                                       : 1 - product;
+                cr_assert_eq(next[i], want, "%s, %d: %a", dcommi_isa_names[isa], i,
+                             (double)next[i]);
+            }
+        }
+    }
+    dcommi_isa_force(-1);
+}
+
 /* ---- both ---- */
 
 static const char *const specs[] = {"randk:k=0.01", "randk:k=0.2,scale=none", "powersgd:rank=1",

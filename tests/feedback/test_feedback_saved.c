@@ -323,3 +323,92 @@ Test(feedback, moved_to_another_number_of_ranks)
         }
     }
 }
+
+/* ---- numbers that are not finite ---- */
+
+/* Encode with numbers that are not finite in all arrays of the state, and copy what the state then
+ * has to `now`, of 3 N numbers. Return the bytes of the wire; 0: there is no such state. */
+static size_t with_odd_state(const char *spec, const dcomm_feedback_opts *opts, uint32_t bits,
+                             size_t n, float *now)
+{
+    dcomm_codec *codec;
+    dcomm_feedback *fb = NULL;
+    codec_input in;
+    size_t bytes;
+    input(&in, "gaussian");
+    input_fill(&in, 0, 0, 0, n, gradient[0]);
+    GOOD(dcomm_codec_create(spec, &codec));
+    if (dcomm_feedback_create(codec, n, opts, &fb) != DCOMM_OK) {
+        dcomm_codec_destroy(&codec);
+        return 0;
+    }
+    dcommi_feedback_store *stores[] = {&fb->worker, &fb->velocity, &fb->estimate};
+    for (size_t i = 3; i < n; i += 7) {
+        for (int s = 0; s < 3; s++) {
+            if (stores[s]->count > 0) {
+                dcommi_feedback_set(stores[s], stores[s]->now, i, dcommi_f32_from_bits(bits));
+            }
+        }
+    }
+    GOOD(dcomm_feedback_begin(fb, &(dcomm_feedback_step){.x = gradient[0]}));
+    dcomm_status status = dcomm_feedback_encode(fb, 0, n, again, sizeof again, &bytes, NULL);
+    cr_assert_eq(status, opts->variant == DCOMM_FEEDBACK_DGC ? DCOMM_ERR_INVALID : DCOMM_OK);
+    GOOD(dcomm_decode(codec, again, bytes, result, n));
+    GOOD(dcomm_feedback_finish(fb, 0, n, result));
+    GOOD(dcomm_feedback_commit(fb));
+    memset(now, 0, 3 * n * sizeof *now);
+    for (int s = 0; s < 3; s++) {
+        for (size_t i = 0; i < n && stores[s]->count > 0; i++) {
+            now[s * (int)n + (int)i] = dcommi_feedback_get(stores[s], stores[s]->now, i);
+            cr_assert(s == 2 || isfinite(now[s * (int)n + (int)i]), "%s, array %d, %zu", spec, s,
+                      i);
+        }
+    }
+    dcomm_feedback_destroy(&fb);
+    dcomm_codec_destroy(&codec);
+    return bytes;
+}
+
+/* A NaN in a state, of whatever sign and payload, gives the same bytes, and leaves the state
+ * finite. (Only the estimate of EF21's result, which comes from outside, may be NaN.) */
+Test(feedback, a_nan_in_a_state_has_no_sign)
+{
+    enum { N = 300 };
+    static const uint32_t nans[] = {0xffc00000u, 0x7f810000u, 0xff812345u, 0x7fffffffu};
+    static float first[3 * N], now[3 * N];
+    static unsigned char sent[sizeof again];
+    int states = 0;
+    for (int c = 0; c < SPECS; c++) {
+        for (int how = 0; how < 2 * DCOMM_FEEDBACK_VARIANT_COUNT; how++) {
+            const dcomm_feedback_opts opts = {
+                .variant = (dcomm_feedback_variant)(how / 2), .bf16 = how % 2 != 0, .scale = true};
+            size_t bytes = with_odd_state(specs[c], &opts, 0x7fc00000u, N, first);
+            memcpy(sent, again, bytes);
+            states += bytes > 0;
+            for (size_t k = 0; bytes > 0 && k < sizeof nans / sizeof *nans; k++) {
+                cr_assert_eq(with_odd_state(specs[c], &opts, nans[k], N, now), bytes);
+                cr_assert_eq(memcmp(again, sent, bytes), 0, "%s, variant %d, NaN %x", specs[c],
+                             how / 2, nans[k]);
+                cr_assert_eq(memcmp(now, first, sizeof now), 0, "%s, variant %d, NaN %x", specs[c],
+                             how / 2, nans[k]);
+            }
+        }
+    }
+    cr_assert_geq(states, 3 * SPECS, "%d", states); /* DGC takes few codecs */
+}
+
+Test(feedback, a_nan_is_rescaled_to_the_largest_number)
+{
+    dcomm_codec *codec;
+    dcomm_feedback *fb;
+    GOOD(dcomm_codec_create("topk:k=0.1", &codec));
+    GOOD(dcomm_feedback_create(codec, 3, NULL, &fb));
+    float *now = fb->worker.now;
+    now[0] = dcommi_f32_from_bits(0xffc00000u);
+    now[1] = -INFINITY;
+    now[2] = 4;
+    GOOD(dcomm_feedback_rescale(fb, 0.25));
+    cr_assert(now[0] == FLT_MAX && now[1] == -FLT_MAX && now[2] == 1);
+    dcomm_feedback_destroy(&fb);
+    dcomm_codec_destroy(&codec);
+}

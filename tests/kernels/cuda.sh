@@ -43,10 +43,14 @@ same_sources() {
     grep -qx dcomm_codec_get_layout "$scratch/needed" && ! grep -q '^dcomm_comm' "$scratch/needed"
 }
 # What launchers call of the runtime and of the C library: nothing that takes memory, and to wait only
-# where there is no stream, in one place. (operator new is dcomm_cuda_load's, which is no launcher.)
+# where there is no stream, in one place. dcomm_cuda_load is no launcher: operator new is its own, and what
+# the second line lists. It checks the device's arithmetic by a kernel on a stream of its own, and asks
+# whether that has ended, for some time.
 launches_alone() {
     nm -u "$scratch/kernels.o" | awk '{print $2}' | grep -E '^(cuda|cu[A-Z]|[cm]alloc)' |
-        grep -vxE 'cuda(LaunchKernel|MemsetAsync|StreamSynchronize|GetLastError|GetErrorString|GetFuncBySymbol|GetDriverEntryPoint.*)' >"$scratch/calls"
+        grep -vxE 'cuda(LaunchKernel|MemsetAsync|StreamSynchronize|GetLastError|GetErrorString)' |
+        grep -vxE 'cuda(GetFuncBySymbol|GetKernel|GetDriverEntryPoint.*|GetDevice|GetSymbolAddress|MemcpyAsync|ThreadExchangeStreamCaptureMode|Stream(CreateWithFlags|Query|Destroy))' \
+            >"$scratch/calls"
     cat "$scratch/calls"
     [ ! -s "$scratch/calls" ] && [ "$(grep -rh 'cudaStreamSynchronize(' kernels/cuda)" = \
         '        error = cudaStreamSynchronize(NULL);' ]
@@ -120,12 +124,12 @@ device_memory() {
 }
 check "the implementation with DCOMM_WITH_CUDA" device_memory
 sources=(tests/device/test_device_order.c bench/dcomm-perf.c)
-programs=(tests/kernels/cuda_kernels.cu)
+programs=(tests/kernels/cuda_kernels.cu tests/device/probe.cu)
 syntax=(-fdevice-syntax-only) # else nvcc also compiles for a device
 if full; then
     syntax=()
     sources+=(tests/device/test_device{,_coded,_feedback,_bucket,_bucket_errors,_scaler,_shared}.c)
-    programs+=(bench/dcomm-kernels.cu bench/peers/gpu-cub.cu)
+    programs+=(bench/dcomm-kernels.cu bench/peers/gpu-cub.cu tests/device/gpu_device.cu)
 fi
 for source in "${sources[@]}"; do
     check "$source by CUDA's headers" gcc -std=gnu11 -Wall -Wextra -Wshadow -Werror -DDCOMM_WITH_CUDA \

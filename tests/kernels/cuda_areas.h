@@ -4,6 +4,7 @@
 #define DCOMM_CUDA_AREAS_H
 
 #include <algorithm>
+#include <cfloat>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -104,6 +105,10 @@ struct area {
     {
         cudaError_t e =
             cudaMemcpy(to, from, len, in ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost);
+        if (e == cudaSuccess && in) { /* its data may still be on the way, and own_stream() does
+                                       * not wait for it */
+            e = cudaDeviceSynchronize();
+        }
         if (e != cudaSuccess) {
             wrong(std::string("the device says: ") + cudaGetErrorString(e));
         }
@@ -312,6 +317,7 @@ struct expanse {
             p = NULL;
         } else {
             cudaMemset(p, 0, len);
+            cudaDeviceSynchronize();
         }
 #endif
     }
@@ -370,12 +376,25 @@ static float number(int kind, size_t i)
         return r % 37 == 0   ? dcommi_f32_from_bits(0x7f800001u + (uint32_t)(r >> 40))
                : r % 37 == 1 ? -HUGE_VALF
                : r % 37 == 2 ? dcommi_f32_from_bits(0xffc12345u)
+               : r % 37 == 3 ? dcommi_f32_from_bits(0xff800001u + (uint32_t)(r >> 43))
                              : x;
     case BITS:
         return dcommi_f32_from_bits((uint32_t)(r >> 7));
     default:
         return x;
     }
+}
+
+/* Return the kind of residuals for inputs of a kind. */
+static int residuals(int kind)
+{
+    return kind == HUGE_ONES || kind == ODD || kind == BITS ? kind : (int)NORMAL;
+}
+
+/* What error feedback makes of a number that is not finite: a NaN of either sign is positive. */
+static float bounded(float x)
+{
+    return std::isfinite(x) ? x : x == -HUGE_VALF ? -FLT_MAX : FLT_MAX;
 }
 
 static std::vector<float> numbers(size_t n, int kind)

@@ -70,11 +70,7 @@ static bool codec_one(const dcomm_codec *codec, size_t count, int kind, int vari
         /* Keep to one NaN for a sum at most: the CPU's compiler decides which of two NaN a sum
          * is. */
         const std::vector<float> x = numbers(count, w == 2 || (w == 1 && casts) ? NORMAL : kind);
-        const std::vector<float> r = numbers(count, kind == HUGE_ONES ? HUGE_ONES : NORMAL);
-        std::vector<float> clean = r;
-        for (float &f : clean) {
-            f = std::isfinite(f) ? f : 1;
-        }
+        const std::vector<float> r = numbers(count, residuals(kind));
         dcomm_codec_key key = dcomm_codec_key();
         key.seed = 5;
         key.step = w;
@@ -85,7 +81,7 @@ static bool codec_one(const dcomm_codec *codec, size_t count, int kind, int vari
         size_t written = 0;
         c.report = dcomm_codec_report();
         c.status = feedback
-                       ? dcomm_encode_feedback(codec, x.data(), clean.data(), c.next.data(), count,
+                       ? dcomm_encode_feedback(codec, x.data(), r.data(), c.next.data(), count,
                                                &key, c.wire.data(), len, &written, NULL, &c.report)
                        : dcomm_encode(codec, x.data(), count, &key, c.wire.data(), len, &written,
                                       NULL, &c.report);
@@ -93,7 +89,7 @@ static bool codec_one(const dcomm_codec *codec, size_t count, int kind, int vari
             report(sizeof(dcomm_cuda_report));
         there.push_back(new area(len, wire_off));
         in.put(x.data());
-        residual.put(clean.data());
+        residual.put(r.data());
         const dcomm_cuda_report none = dcomm_cuda_report();
         report.put(&none);
         area &to = place ? residual : next;
@@ -145,7 +141,7 @@ static bool codec_one(const dcomm_codec *codec, size_t count, int kind, int vari
     if (fine) {
         coded &c = host[wires];
         const float factor = kind == NORMAL ? 1 : 0.3f;
-        const std::vector<float> r = numbers(count, NORMAL);
+        const std::vector<float> r = numbers(count, residuals(kind));
         area residual(4 * count, off), next(4 * count, off), out(len, wire_off),
             report(sizeof(dcomm_cuda_report));
         const dcomm_cuda_report none = dcomm_cuda_report();

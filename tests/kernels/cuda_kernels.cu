@@ -1,27 +1,36 @@
 /* cuda_kernels.cu - compares every kernel's bytes with the CPU's; prints TAP. nvcc makes it a
- * program for a device. With DCOMMI_CUDA_SHIM a C++ compiler makes it run the kernels on the CPU,
- * once for each order in which threads may take turns. Some cases also run in graphs that have
- * seen other inputs before, and, on a device, behind a slow kernel.
+ * program for a device, which is linked with the kernels. With DCOMMI_CUDA_SHIM a C++ compiler
+ * makes it run the kernels on the CPU, once for each order in which threads may take turns. Some
+ * cases also run in graphs that have seen other inputs before, and, on a device, behind a slow
+ * kernel.
  *
- * usage: cuda_kernels [--small] [--seconds N]
+ * usage: cuda_kernels [--small] [--seconds N] [--only GROUP] [--again N]
  *   --small      fewer and shorter cases, for slow checkers. On the CPU none runs in the
  *                plain order, which hides most mistakes; each of many codecs and
  *                operators runs in one other order
  *   --seconds N  start no case after N seconds; skipped tests are printed
+ *   --only GROUP one group of tests, once (see `groups`), launched as a program would
+ *   --again N    encode top-k so often on one workspace (default: 3)
  *
  * Outputs are poisoned first and lie between guard zones. Inputs hold numbers that are hard for
  * codecs: denormals, both zeros, NaN of all kinds, infinities, huge numbers, equal ones. */
 #ifdef DCOMMI_CUDA_SHIM
 #include "cuda_shim.h"
-#endif
 #define DCOMM_CUDA_IMPLEMENTATION
+#endif
 #include "dcomm.h"
 
+#include "../../kernels/randk.h"
+#include "../../kernels/topk_sample.h"
+#include "../../kernels/wire.h"
+
+#include "cuda_again.h"
 #include "cuda_clip.h"
 #include "cuda_dense.h"
 #include "cuda_far.h"
 #include "cuda_far_sparse.h"
 #include "cuda_folds.h"
+#include "cuda_halves.h"
 #include "cuda_ledgers.h"
 #include "cuda_lowrank.h"
 #include "cuda_recode.h"
@@ -150,9 +159,37 @@ static void test_no_stream(void)
     ok("no stream");
 }
 
-static void test_kernels(void)
+/* What dcomm_cuda_load finds of the arithmetic: all is right, or with -ftz=true it is not. */
+static void test_check(void)
 {
-    int turn = 0;
+#ifdef DCOMMI_CUDA_SHIM
+    static uint32_t got[DCOMMI_CUDA_CHECKS];
+    const dcommi_cuda_checking p = dcommi_cuda_checking_of(got);
+    for (bool flushes : {true, false}) {
+        shim_flushes = flushes;
+        dcommi_cuda_start(dcommi_cuda_check_kernel, 1, DCOMMI_CUDA_CHECKS, p, NULL);
+        const dcomm_status status = dcommi_cuda_check_result("dcomm_cuda_load", got);
+        if (flushes) {
+            says(status, DCOMM_ERR_SYSTEM,
+                 "sum of two denormal numbers is 0x00000000, not 0x00000003");
+            says(status, DCOMM_ERR_SYSTEM, "without -use_fast_math and -ftz=true");
+        } else {
+            good(status, "the check");
+        }
+    }
+    got[1]++;
+    says(dcommi_cuda_check_result("dcomm_cuda_load", got), DCOMM_ERR_SYSTEM,
+         "a product that is denormal is 0x00000301, not 0x00000300");
+#else
+    for (int turn = 0; turn < 2; turn++) {
+        good(dcomm_cuda_load(), "dcomm_cuda_load");
+    }
+#endif
+    ok("arithmetic is checked");
+}
+
+static void test_folds(void)
+{
     for (int dtype = 0; dtype < DCOMM_DTYPE_COUNT; dtype++) {
         for (int op = 0; op < DCOMM_OP_COUNT; op++) {
             if (taken(dtype + op)) {
@@ -165,6 +202,11 @@ static void test_kernels(void)
         test_convert(dtype);
     }
     test_reduce_fp8();
+}
+
+static void test_codecs(void)
+{
+    int turn = 0;
     for (const char *spec : specs) {
         if (taken(turn)) {
             test_codec(spec, turn);
@@ -173,16 +215,51 @@ static void test_kernels(void)
     }
     test_recode();
     test_beyond();
+}
+
+static void test_arrays(void)
+{
     test_add_scaled();
     test_scatter();
     test_feedback();
     test_clip();
     test_look();
+}
+
+static void test_ledgers(void)
+{
     test_ledger();
     test_ledger_again();
     test_compare();
-    test_lowrank();
-    test_sparse_all();
+}
+
+/* In the order in which a run that is broken off teaches the most. */
+static const struct {
+    const char *name;
+    void (*run)(void);
+} groups[] = {
+    {"codecs", test_codecs},   {"sparse", test_sparse_all}, {"again", test_again},
+    {"lowrank", test_lowrank}, {"ledgers", test_ledgers},   {"arrays", test_arrays},
+    {"folds", test_folds},     {"halves", test_halves},
+};
+
+static void test_kernels(void)
+{
+    for (const auto &group : groups) {
+        group.run();
+    }
+}
+
+/* Run one group. Return false if there is none of this name. */
+static bool test_group(const char *name)
+{
+    for (const auto &group : groups) {
+        if (std::strcmp(group.name, name) == 0) {
+            group.run();
+            return true;
+        }
+    }
+    return false;
 }
 
 static void test_once(void)
@@ -198,6 +275,7 @@ static void test_once(void)
     }
     test_arguments();
     test_no_stream();
+    test_check();
 }
 
 #ifdef DCOMMI_CUDA_SHIM
@@ -224,16 +302,31 @@ static void test_all(void)
 }
 #endif
 
+static int usage(void)
+{
+    std::fprintf(stderr, "usage: cuda_kernels [--small] [--seconds N] [--only GROUP] [--again N]\n"
+                         "groups:");
+    for (const auto &group : groups) {
+        std::fprintf(stderr, " %s", group.name);
+    }
+    std::fprintf(stderr, "\n");
+    return 2;
+}
+
 int main(int argc, char **argv)
 {
+    const char *only = NULL;
     for (int i = 1; i < argc; i++) {
         if (std::strcmp(argv[i], "--small") == 0) {
             small = in_turns = true;
         } else if (std::strcmp(argv[i], "--seconds") == 0 && i + 1 < argc) {
             time_for = std::atof(argv[++i]);
+        } else if (std::strcmp(argv[i], "--only") == 0 && i + 1 < argc) {
+            only = argv[++i];
+        } else if (std::strcmp(argv[i], "--again") == 0 && i + 1 < argc) {
+            times_again = std::atoi(argv[++i]);
         } else {
-            std::fprintf(stderr, "usage: cuda_kernels [--small] [--seconds N]\n");
-            return 2;
+            return usage();
         }
     }
 #ifndef DCOMMI_CUDA_SHIM
@@ -243,6 +336,10 @@ int main(int argc, char **argv)
         return 0;
     }
 #endif
-    test_all();
+    if (only == NULL) {
+        test_all();
+    } else if (!test_group(only)) {
+        return usage();
+    }
     return failures > 0;
 }

@@ -11,8 +11,9 @@ static bool same_ledger(const dcomm_ledger &got, const dcomm_ledger &want, bool 
 {
     /* Scale of each sum's rounding error: for a sum of mixed signs, the bound without signs. */
     const double *s = want.sums, xy = std::sqrt(s[0] * s[1]);
-    const double beside[8] = {s[0], s[1], xy,   sparse ? s[0] : s[3],
-                              s[5], s[5], s[6], sparse ? s[6] : s[7]};
+    const double errors = std::sqrt(s[3] * (double)want.count); /* at least the sum of |y - x| */
+    const double beside[8] = {s[0],          s[1], xy,   s[3] + (sparse ? s[0] : 0),
+                              s[5] + errors, s[5], s[6], s[7] + (sparse ? s[6] : 0)};
     for (int k = 0; k < 8; k++) {
         if (!(std::fabs(got.sums[k] - s[k]) <= 1e-12 * beside[k] + 1e-300)) {
             char text[128];
@@ -79,7 +80,7 @@ static bool ledger_of(const dcomm_codec *codec, const std::vector<float> &x,
 
 static bool ledger_one(const dcomm_codec *codec, size_t count, int kind, bool feedback)
 {
-    const std::vector<float> x = numbers(count, kind), r = numbers(count, NORMAL);
+    const std::vector<float> x = numbers(count, kind), r = numbers(count, residuals(kind));
     const std::string what = "ledger of " + std::to_string(count) + " elements, " +
                              kind_names[kind] + (feedback ? ", feedback" : "");
     work_area room(dcomm_cuda_ledger_workspace_bytes(codec, count));

@@ -91,7 +91,7 @@ static bool lowrank_ledger(const char *spec, size_t count, int kind, bool feedba
         return false;
     }
     const size_t len = dcomm_codec_max_bytes(codec, count);
-    const std::vector<float> x = numbers(count, kind), r = numbers(count, NORMAL);
+    const std::vector<float> x = numbers(count, kind), r = numbers(count, residuals(kind));
     std::vector<float> next(count), sent(count), whole(count);
     bytes wire(len);
     size_t written = 0;
@@ -214,6 +214,7 @@ static void test_lowrank(void)
               {"powersgd:rank=1", 1},
               {"powersgd:rank=7,rows=40,turns=2", 2},
               {"powersgd:rank=4,rows=1000", 1},
+              {"powersgd:rank=2,rows=4000", 1}, /* columns of more than one chunk */
               {"powersgd:rank=5,rows=3", 1}};
     const size_t counts[] = {0, 1, 2, 17, 300, 4099, 20000};
     const std::string name = std::string("powersgd") + launch_names[launch_now];
@@ -350,7 +351,7 @@ static void far_lowrank(void)
     if (!far_room(spec, {&in, &to})) {
         return;
     }
-    const far_blocks last(4);
+    const far_blocks last(8); /* more than the columns and rows that are compared */
     const size_t rank = shape.rank, cols = shape.cols, begin = (shape.rows - rows) * cols;
     const size_t rest = FAR - begin;
     std::vector<float> x = numbers(rest, NORMAL), from = numbers(rank * cols, NORMAL);

@@ -4,8 +4,9 @@
  *
  * Errors that break a device stop the program with a sentence: lanes of a mask that are at
  * different operations, a shuffle from a lane outside the mask, a barrier that some threads never
- * reach, an unaligned vector access. Fibers run in an order that the test chooses, so that a
- * missing barrier shows as wrong bytes in one order or another. */
+ * reach, an unaligned vector access, a copy to shared memory that nobody waits for. Fibers run in
+ * an order that the test chooses, so that a missing barrier shows as wrong bytes in one order or
+ * another. */
 #ifndef DCOMMI_CUDA_SHIM_H
 #define DCOMMI_CUDA_SHIM_H
 
@@ -45,7 +46,16 @@ struct float4 {
 static const unsigned SHIM_WARP = 32, SHIM_THREADS = 1024, SHIM_STACK = 128 << 10;
 enum shim_state { SHIM_READY, SHIM_EXCHANGE, SHIM_BARRIER, SHIM_DONE };
 
+/* A copy to shared memory that is under way, of a group that its thread has numbered. */
+struct shim_copy {
+    void *to;
+    const void *from;
+    size_t bytes, group;
+};
+
 struct shim_fiber {
+    std::vector<shim_copy> copies;
+    size_t group;     /* of the copies that begin now */
     ucontext_t begin; /* its start; later switches are jumps, without a system call */
     jmp_buf there;
     bool started;
@@ -88,7 +98,12 @@ static inline void shim_wait(shim_state state)
 
 static inline void shim_enter(void)
 {
+    shim.fiber[shim.self].group = 0;
     shim.body();
+    if (!shim.fiber[shim.self].copies.empty()) {
+        shim_die("a thread ends while copies are under way: thread, copies", shim.self,
+                 (unsigned)shim.fiber[shim.self].copies.size());
+    }
     shim_wait(SHIM_DONE);
 }
 
@@ -348,6 +363,41 @@ template <class T> static inline void __stcs(T *p, T v)
     std::memcpy(shim_checked(p), &v, sizeof v);
 }
 
+/* ---- copies to shared memory ---- */
+
+/* Begin a copy. Until it lands, what it overwrites reads as ones. */
+static inline void __pipeline_memcpy_async(void *to, const void *from, size_t bytes)
+{
+    shim_fiber *self = &shim.fiber[shim.self];
+    const uintptr_t off = reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from);
+    if ((bytes != 4 && bytes != 8 && bytes != 16) || off % bytes != 0) {
+        shim_die("a copy to shared memory is not aligned: bytes, off by", (unsigned)bytes,
+                 (unsigned)(off % bytes));
+    }
+    std::memset(to, 0xff, bytes);
+    self->copies.push_back(shim_copy{to, from, bytes, self->group});
+}
+
+static inline void __pipeline_commit()
+{
+    shim.fiber[shim.self].group++;
+}
+
+/* Let this thread's copies land, except those of its last `prior` groups. No copy lands before. */
+static inline void __pipeline_wait_prior(size_t prior)
+{
+    shim_fiber *self = &shim.fiber[shim.self];
+    size_t left = 0;
+    for (const shim_copy &copy : self->copies) {
+        if (copy.group + prior < self->group) {
+            std::memcpy(copy.to, copy.from, copy.bytes);
+        } else {
+            self->copies[left++] = copy;
+        }
+    }
+    self->copies.resize(left);
+}
+
 static inline unsigned long long atomicAdd(unsigned long long *p, unsigned long long v)
 {
     const unsigned long long before = *p;
@@ -404,38 +454,76 @@ static inline unsigned long long atomicMax(unsigned long long *p, unsigned long 
     return before;
 }
 
-#define SHIM_ROUNDED(NAME, TYPE, EXPRESSION) \
-    static inline TYPE NAME(TYPE a, TYPE b)  \
-    {                                        \
-        volatile TYPE r = (EXPRESSION);      \
-        return r;                            \
+/* ---- arithmetic ---- */
+
+/* NVIDIA's rule: an f32 operation whose result is NaN gives 0x7fffffff, whatever its operands. An
+ * x86 keeps a NaN operand's sign and payload, or makes 0xffc00000. Of f64 the manuals promise only
+ * some quiet NaN. The shim gives one that an x86 never makes of the tests' inputs, so that no code
+ * can rely on a NaN's bits. */
+static inline float shim_nan(float x)
+{
+    const uint32_t nan = 0x7fffffffu;
+    if (x != x) {
+        std::memcpy(&x, &nan, sizeof x);
     }
-SHIM_ROUNDED(__fadd_rn, float, a + b)
-SHIM_ROUNDED(__fsub_rn, float, a - b)
-SHIM_ROUNDED(__fmul_rn, float, a *b)
-SHIM_ROUNDED(__fdiv_rn, float, a / b)
-SHIM_ROUNDED(__dadd_rn, double, a + b)
-SHIM_ROUNDED(__dmul_rn, double, a *b)
-SHIM_ROUNDED(__ddiv_rn, double, a / b)
+    return x;
+}
+
+static inline double shim_nan(double x)
+{
+    const uint64_t nan = 0x7fffffffffffffffu;
+    if (x != x) {
+        std::memcpy(&x, &nan, sizeof x);
+    }
+    return x;
+}
+
+/* f32 operations flush denormal operands and results, as with nvcc's -ftz=true. */
+static bool shim_flushes;
+
+static inline float shim_flushed(float x)
+{
+    return shim_flushes && std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x;
+}
+
+static inline double shim_flushed(double x)
+{
+    return x;
+}
+
+#define SHIM_ROUNDED(NAME, TYPE, OPERATOR)                          \
+    static inline TYPE NAME(TYPE a, TYPE b)                         \
+    {                                                               \
+        volatile TYPE r = shim_flushed(a) OPERATOR shim_flushed(b); \
+        return shim_nan(shim_flushed((TYPE)r));                     \
+    }
+SHIM_ROUNDED(__fadd_rn, float, +)
+SHIM_ROUNDED(__fsub_rn, float, -)
+SHIM_ROUNDED(__fmul_rn, float, *)
+SHIM_ROUNDED(__fdiv_rn, float, /)
+SHIM_ROUNDED(__dadd_rn, double, +)
+SHIM_ROUNDED(__dmul_rn, double, *)
+SHIM_ROUNDED(__ddiv_rn, double, /)
 
 static inline double __dsqrt_rn(double a)
 {
-    return std::sqrt(a);
+    return shim_nan(std::sqrt(a));
 }
 
 static inline float __fmaf_rn(float a, float b, float c)
 {
-    return std::fma(a, b, c);
+    const float r = std::fma(shim_flushed(a), shim_flushed(b), shim_flushed(c));
+    return shim_nan(shim_flushed(r));
 }
 
 static inline double __fma_rn(double a, double b, double c)
 {
-    return std::fma(a, b, c);
+    return shim_nan(std::fma(a, b, c));
 }
 
 static inline float __double2float_rn(double a)
 {
-    return (float)a;
+    return shim_nan(shim_flushed((float)a));
 }
 
 static inline int __float2int_rz(float a)

@@ -1,6 +1,7 @@
 /* cuda_shim_runtime.h - the part of CUDA's runtime that the kernels' launchers, their tests and
  * bench/dcomm-kernels call, for a CPU: memory is the host's. A stream's work runs at once, or in a
- * graph's order where the stream is captured.
+ * graph's order where the stream is captured. A copy out of the host's memory lands when the
+ * default stream next does something, or when the device is waited for.
  *
  * A call that CUDA refuses during a capture stops the program with a sentence. */
 #ifndef DCOMMI_CUDA_SHIM_RUNTIME_H
@@ -56,10 +57,24 @@ enum { cudaStreamNonBlocking = 1, cudaStreamCaptureModeGlobal = 0 };
 static shim_graph *shim_captured; /* NULL: no stream is being captured */
 static cudaStream_t shim_captured_stream;
 
+/* Copies out of the host's pageable memory that have returned, but not landed. */
+static std::vector<std::function<void()>> shim_copies;
+
+static inline void shim_land(void)
+{
+    for (const std::function<void()> &copy : shim_copies) {
+        copy();
+    }
+    shim_copies.clear();
+}
+
 /* Do work on a stream: now, or as a node of the graph. */
 static inline void shim_work(cudaStream_t stream, const std::function<void()> &work)
 {
     if (shim_captured == nullptr) {
+        if (stream == nullptr || stream == cudaStreamLegacy) {
+            shim_land(); /* other streams are not behind the default stream's copies */
+        }
         work();
     } else if (stream == shim_captured_stream) {
         shim_captured->nodes.push_back(work);
@@ -146,14 +161,29 @@ static inline cudaError_t cudaMalloc(void **p, size_t bytes)
 static inline cudaError_t cudaFree(void *p)
 {
     shim_not_captured("memory is given back during a capture, after nodes");
+    shim_land();
     std::free(p);
     return cudaSuccess;
 }
 
-static inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, int)
+static inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, int kind)
 {
     shim_not_captured("a copy is waited for during a capture, after nodes");
-    std::memcpy(to, from, bytes);
+    shim_land();
+    if (kind == cudaMemcpyHostToDevice) {
+        const char *at = static_cast<const char *>(from);
+        const std::vector<char> staged(at, at + bytes);
+        shim_copies.push_back([=] { std::memcpy(to, staged.data(), staged.size()); });
+    } else {
+        std::memcpy(to, from, bytes);
+    }
+    return cudaSuccess;
+}
+
+static inline cudaError_t cudaDeviceSynchronize(void)
+{
+    shim_not_captured("the device is waited for during a capture, after nodes");
+    shim_land();
     return cudaSuccess;
 }
 
@@ -167,6 +197,7 @@ static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t byt
 static inline cudaError_t cudaMemset(void *p, int byte, size_t bytes)
 {
     shim_not_captured("memory is set on the default stream during a capture, after nodes");
+    shim_land();
     std::memset(p, byte, bytes);
     return cudaSuccess;
 }

@@ -60,10 +60,7 @@ static bool sparse_encode(const dcomm_codec *codec, size_t count, int kind, int 
                   kind_names[kind], variant, call);
     const std::string what = text;
     const std::vector<float> x = sparse_input(count, kind, call);
-    std::vector<float> r = sparse_input(count, kind == HUGE_ONES ? HUGE_ONES : NORMAL, call);
-    for (float &f : r) {
-        f = std::isfinite(f) ? f : 1;
-    }
+    const std::vector<float> r = sparse_input(count, residuals(kind), call);
     dcomm_codec_key key = dcomm_codec_key();
     key.seed = 9;
     key.step = (uint64_t)call;
@@ -154,7 +151,7 @@ static bool sparse_recode(const dcomm_codec *codec, size_t count, const std::vec
     const bool feedback = (variant & 3) != 0;
     const size_t off = (variant & 4) != 0 ? 4 : 0;
     const float factor = (variant & 8) != 0 ? 1 : -0.3f;
-    const std::vector<float> r = numbers(count, NORMAL);
+    const std::vector<float> r = numbers(count, count % 2 == 0 ? ODD : NORMAL);
     std::vector<area *> there;
     std::vector<const void *> host, device;
     std::vector<size_t> lens;

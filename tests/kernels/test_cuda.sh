@@ -25,6 +25,7 @@ small=--small
 # shellcheck disable=SC2086
 "$scratch/kernels" $small
 bad=$?
+expect "a group of tests that there is not" 2 "^groups: codecs sparse" "$scratch/kernels" --only tea
 
 # Every row of the benchmark, with new inputs and a poisoned output for each call.
 benchmark() {
@@ -38,7 +39,10 @@ benchmark() {
         "$cxx" -o "$scratch/bench" "$scratch/bench.o" "$build/libdcomm_one.a" "${libraries[@]}" &&
         "$scratch/bench" --log2 12 --iterations 1 --json "$scratch/bench.json" >"$scratch/bench.txt" &&
         [ "$(grep -c '"time_us_med":[0-9.]*,' "$scratch/bench.json")" -gt 150 ] &&
-        ! grep -q '"time_us_med":null' "$scratch/bench.json"
+        ! grep -q '"time_us_med":null' "$scratch/bench.json" &&
+        "$scratch/bench" --log2 12 --iterations 1 --graph --only topk --json "$scratch/graphs.json" >"$scratch/bench.txt" &&
+        [ "$(grep -c '"kernel":"topk.*"time_us_med":[0-9.]*,' "$scratch/graphs.json")" -gt 20 ] &&
+        [ "$(grep -c '"kernel":' "$scratch/graphs.json")" = "$(grep -cE '"kernel":"(topk|launch)' "$scratch/graphs.json")" ]
 }
 check "bench/dcomm-kernels on the CPU" benchmark
 
@@ -73,6 +77,22 @@ static void kernel(arg a)
         room[threadIdx.x] = threadIdx.x * a.salt;
         __syncthreads();
         a.p[threadIdx.x] = (unsigned char)(room[63 - threadIdx.x] / a.salt);
+    } else if (a.trap >= 8) { /* copies to shared memory: 8 never waits, 9 too late */
+        const unsigned *from = reinterpret_cast<unsigned *>(a.p);
+        for (unsigned i = 0; i < 3; i++) {
+            __pipeline_memcpy_async(&room[i], from + i, sizeof *from);
+            __pipeline_commit();
+        }
+        if (a.trap == 10) {
+            __pipeline_wait_prior(1);
+        }
+        const bool landed = room[0] == from[0] && room[1] == from[1], last = room[2] == from[2];
+        if (a.trap > 8) {
+            __pipeline_wait_prior(0);
+        }
+        if (a.trap > 8 && (!landed || last || room[2] != from[2])) {
+            std::exit(1);
+        }
     }
 }
 int main(int argc, char **argv)
@@ -81,10 +101,11 @@ int main(int argc, char **argv)
     unsigned sum[3] = {0};
     for (shim_order = 0; shim_order < 3; shim_order++) {
         arg a = {argc > 1 ? std::atoi(argv[1]) : 0, 3u + (unsigned)shim_order, p};
+        const unsigned threads = a.trap < 8 ? 64 : 1;
         if (a.trap == 7) {
             cudaStreamBeginCapture(p, cudaStreamCaptureModeGlobal);
         }
-        dcommi_cuda_start(kernel, 1, 64, a, nullptr);
+        dcommi_cuda_start(kernel, 1, threads, a, nullptr);
         for (unsigned i = 0; i < 64; i++) {
             sum[shim_order] += p[i] * i;
         }
@@ -107,4 +128,11 @@ missing() {
 }
 check "the shim: a missing barrier shows in some order" missing
 check "the shim: the barrier in its place" "$scratch/traps" 6
+expect "the shim: copies that nobody waits for" 3 "while copies are under way" "$scratch/traps" 8
+early() {
+    "$scratch/traps" 9
+    [ $? -eq 1 ]
+}
+check "the shim: a copy has not landed before the wait" early
+check "the shim: all copies but the last land at a wait" "$scratch/traps" 10
 finish

@@ -5,8 +5,6 @@
 #include "spec.h"
 #include "ledger.h"
 
-#include <float.h>
-
 /* ---- life ---- */
 
 /* Return the spec of the codec itself: SPEC of "auto:SPEC", a default for "auto". *automatic: it
@@ -240,14 +238,15 @@ static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_enc
         if (!dcommi_f32_nonfinite(x[i])) {
             e[i] = x[i] + residual[i];
             if (dcommi_f32_nonfinite(e[i])) {
-                e[i] = dcommi_f32_signed(FLT_MAX, e[i]);
+                e[i] = dcommi_f32_bounded(e[i]);
                 clipped++;
             }
         } else if (codec->nonfinite == DCOMMI_NONFINITE_PASS) {
             e[i] = x[i];
         } else {
             dcommi_codec_nonfinite(&plain, i);
-            e[i] = residual[i];
+            clipped += dcommi_f32_nonfinite(residual[i]);
+            e[i] = dcommi_f32_bounded(residual[i]);
         }
     }
     plain.x = e;
@@ -262,8 +261,7 @@ static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_enc
         for (size_t i = from; i < from + n; i++) {
             /* Test e too: the codec may have left out an element that is not finite. */
             bool odd = dcommi_f32_nonfinite(sent[i]) || dcommi_f32_nonfinite(e[i]);
-            float left = odd ? residual[i] : e[i] - sent[i];
-            call->next[i] = dcommi_f32_nonfinite(left) ? dcommi_f32_signed(FLT_MAX, left) : left;
+            call->next[i] = odd ? residual[i] : dcommi_f32_bounded(e[i] - sent[i]);
         }
         if (call->tally != NULL) {
             dcommi_tally_compare(call->tally, from, sent + from, n);

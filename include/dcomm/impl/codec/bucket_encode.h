@@ -126,7 +126,7 @@ static bool dcommi_clip_copy(dcommi_clip clip, dcommi_encoding *call, const floa
         }
         v = residual != NULL ? v + residual[i] : v;
         if (dcommi_clip_cuts(clip, v)) {
-            v = dcommi_f32_signed(clip.largest, v);
+            v = dcommi_f32_signed(clip.largest, dcommi_f32_bounded(v));
             call->report.clipped++;
         }
         to[i] = v;

@@ -7,8 +7,6 @@
 #include "../../../../kernels/tally.h"
 #include "../base/util.h"
 
-#include <float.h>
-
 /* ---- options ---- */
 
 typedef enum dcommi_codec_kind {
@@ -161,12 +159,10 @@ static inline bool dcommi_f32_nonfinite(float x)
     return (bits & 0x7f800000u) == 0x7f800000u;
 }
 
-/* Return the number to encode with error feedback. An x that is not finite counts as 0. The sum is
- * clipped to finite numbers. */
+/* Return the number to encode with error feedback. An x that is not finite counts as 0. */
 static inline float dcommi_codec_e(float x, float residual)
 {
-    float e = (dcommi_f32_nonfinite(x) ? 0 : x) + residual;
-    return dcommi_f32_nonfinite(e) ? dcommi_f32_signed(FLT_MAX, e) : e;
+    return dcommi_f32_bounded((dcommi_f32_nonfinite(x) ? 0 : x) + residual);
 }
 
 /* Return a + b and a * b; SIZE_MAX on overflow, or if an operand is SIZE_MAX. */

@@ -12,8 +12,6 @@
 
 #include "topk.h"
 
-#include <float.h>
-
 #define DCOMMI_EXCHANGE_SAMPLES 8 /* samples of a rank for each region */
 
 /* Elements in ascending order of index. `room` may exceed n. */
@@ -226,11 +224,11 @@ static void dcommi_exchange_add(const dcomm_codec *codec, const uint64_t *sorted
         for (i++; i < n && sorted[i] >> 32 == index; i++) {
             sum += dcommi_f32_from_bits((uint32_t)sorted[i]);
         }
-        sum = dcommi_f32_canonical(sum);
         if (!pass && dcommi_f32_nonfinite(sum)) {
-            sum = dcommi_f32_signed(FLT_MAX, sum);
+            sum = dcommi_f32_bounded(sum);
             ++*clipped;
         }
+        sum = dcommi_f32_canonical(sum);
         p->index[p->n] = (uint32_t)index;
         p->bits[p->n++] = dcommi_f32_bits(sum);
     }

@@ -146,7 +146,7 @@ static void dcommi_powersgd_clip(float *q, size_t n, size_t *clipped)
     for (size_t i = 0; i < n; i++) {
         if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(q[i]))) {
             ++*clipped;
-            q[i] = dcommi_f32_from_bits(dcommi_f32_bits(q[i]) - 1);
+            q[i] = dcommi_f32_bounded(q[i]);
         }
     }
 }

@@ -15,9 +15,10 @@ static void dcommi_read_one(dcommi_encoding *call, size_t i)
     if (dcommi_f32_nonfinite(x)) {
         dcommi_codec_nonfinite(call, i);
         sum = adds ? call->residual[i] : 0;
-    } else if (dcommi_f32_nonfinite(sum)) {
+    }
+    if (dcommi_f32_nonfinite(sum)) { /* the sum of two large numbers, or a residual's fault */
         call->report.clipped++;
-        sum = dcommi_f32_from_bits(dcommi_f32_bits(sum) - 1);
+        sum = dcommi_f32_bounded(sum);
     }
     if (adds) {
         call->next[i] = sum;
@@ -41,9 +42,9 @@ static void dcommi_read_all(dcommi_encoding *call)
         } else if (adds && kernels->add_measure(call->x + i, call->residual + i, call->next + i, n,
                                                 false) >= 0x7f800000u) {
             for (size_t at = i; at < i + n; at++) {
-                if (dcommi_f32_nonfinite(call->next[at])) { /* the sum of two large numbers */
+                if (dcommi_f32_nonfinite(call->next[at])) { /* likewise */
                     call->report.clipped++;
-                    call->next[at] = dcommi_f32_from_bits(dcommi_f32_bits(call->next[at]) - 1);
+                    call->next[at] = dcommi_f32_bounded(call->next[at]);
                 }
             }
         }
@@ -65,10 +66,11 @@ static void dcommi_read_count(dcommi_encoding *call)
 
 static dcomm_status dcommi_read_range(const dcomm_codec *codec)
 {
-    return dcommi_fail(DCOMM_ERR_RANGE,
-                       "%s: a number that is not finite, without nonfinite=pass: the sum of what was "
-                       "encoded is beyond f32",
-                       codec->ops->name);
+    return dcommi_fail(
+        DCOMM_ERR_RANGE,
+        "%s: a number that is not finite, without nonfinite=pass: the sum of what was "
+        "encoded is beyond f32",
+        codec->ops->name);
 }
 
 /* Check n numbers of a wire, aligned or not: without nonfinite=pass they must be finite. Wires of

@@ -46,7 +46,6 @@ static struct dcommi_cuda_driver {
     int (*context_device)(int *device_p);
     int (*context_retain)(void **context_p, int device);
     int (*capture_mode)(int *mode);
-    int (*about)(unsigned n, int *attributes, void **data, dcommi_cuda_address at);
     int (*range)(dcommi_cuda_address *base, size_t *bytes, dcommi_cuda_address at);
     int (*wait)(cudaStream_t stream, dcommi_cuda_address word, uint32_t value, unsigned flags);
     int (*write)(cudaStream_t stream, dcommi_cuda_address word, uint32_t value, unsigned flags);
@@ -82,7 +81,6 @@ static void dcommi_cuda_find_driver(void)
         {"cuCtxGetDevice", &d->context_device},
         {"cuDevicePrimaryCtxRetain", &d->context_retain},
         {"cuThreadExchangeStreamCaptureMode", &d->capture_mode},
-        {"cuPointerGetAttributes", &d->about},
         {"cuMemGetAddressRange", &d->range},
         {"cuStreamWaitValue32", &d->wait},
         {"cuStreamWriteValue32", &d->write},

@@ -10,18 +10,18 @@
 #ifdef DCOMM_WITH_CUDA
 
 /* Return the number of the device whose memory `at` is; -1: host memory. Managed memory is the
- * device's. The driver is asked, because the runtime would make a context on device 0. */
+ * device's. The question makes no context. */
 static int dcommi_cuda_locate(const void *at)
 {
-    enum { TYPE = 2, MANAGED = 8, NUMBER = 9, ON_DEVICE = 2 }; /* CU_POINTER_ATTRIBUTE_... */
-    int which[] = {TYPE, MANAGED, NUMBER}, number = -1;
-    unsigned type = 0, managed = 0;
-    void *to[] = {&type, &managed, &number};
-    if (at == NULL || !dcommi_cuda_ready() ||
-        dcommi_cuda_driver.about(3, which, to, (dcommi_cuda_address)(uintptr_t)at) != 0) {
+    struct cudaPointerAttributes a;
+    if (at == NULL || !dcommi_cuda_ready()) {
         return -1;
     }
-    return type == ON_DEVICE || managed != 0 ? number : -1;
+    if (cudaPointerGetAttributes(&a, at) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return -1;
+    }
+    return a.type == cudaMemoryTypeDevice || a.type == cudaMemoryTypeManaged ? a.device : -1;
 }
 
 static dcomm_status dcommi_cuda_ready_for(int device)

@@ -55,11 +55,8 @@ static dcomm_status dcommi_feedback_fused(dcomm_feedback *fb, dcommi_feedback_ca
 
 static inline float dcommi_feedback_bounded(float e, dcomm_codec_report *report)
 {
-    if (dcommi_f32_nonfinite(e)) {
-        report->clipped++;
-        return dcommi_f32_signed(FLT_MAX, e);
-    }
-    return e;
+    report->clipped += dcommi_f32_nonfinite(e);
+    return dcommi_f32_bounded(e);
 }
 
 /* Return the part of element `at` that the worker holds back after this step. With EF21 that is the
@@ -115,7 +112,7 @@ static void dcommi_feedback_input(const dcommi_feedback_call *c, const float *he
     for (size_t i = 0; i < c->count; i++) {
         if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(c->x[i]))) {
             report->first_nonfinite = report->nonfinite++ == 0 ? i : report->first_nonfinite;
-            e[i] = c->estimates ? 0 : held[i];
+            e[i] = c->estimates ? 0 : dcommi_feedback_bounded(held[i], report);
         } else {
             e[i] = dcommi_feedback_bounded(c->estimates ? c->x[i] - held[i] : c->x[i] + held[i],
                                            report);
@@ -136,7 +133,7 @@ static void dcommi_feedback_settle(const dcommi_feedback_call *c, const float *e
         for (size_t i = 0; i < n; i++) {
             float gone = dcommi_f32_nonfinite(sent[at + i]) ? 0 : sent[at + i];
             float left = c->estimates ? held[at + i] + gone : e[at + i] - gone;
-            next[i] = dcommi_f32_nonfinite(left) ? dcommi_f32_signed(FLT_MAX, left) : left;
+            next[i] = dcommi_f32_bounded(left);
         }
         dcommi_feedback_write(c->store, c->at + at, n, next);
         if (tally == NULL) {

@@ -6,6 +6,8 @@
 #include "../../../../kernels/cpu/norm.h"
 #include "encode.h"
 
+#include <float.h>
+
 /* ---- the beginning ---- */
 
 /* Return the highest norm of a rank's clipped gradient (DGC): then the sum of independent ones has
@@ -118,7 +120,7 @@ static float *dcommi_feedback_momentum(dcomm_feedback *fb, const float *g, size_
     float m = fb->opts.momentum < 0 ? 0 : (float)fb->opts.momentum;
     for (size_t i = 0; i < count; i++) {
         float clipped = dcommi_f32_nonfinite(g[i]) ? g[i] : fb->clip * g[i];
-        u[i] = dcommi_feedback_plus(clipped, m, before[i]);
+        u[i] = dcommi_f32_canonical(dcommi_feedback_plus(clipped, m, before[i]));
     }
     return u;
 }
@@ -327,7 +329,7 @@ DCOMM_API dcomm_status dcomm_feedback_finish(dcomm_feedback *fb, size_t first, s
     const float *now = (const float *)fb->estimate.now + first;
     float *next = (float *)fb->estimate.next + first;
     for (size_t i = 0; i < count; i++) {
-        next[i] = result[i] = now[i] + result[i];
+        next[i] = result[i] = dcommi_f32_canonical(now[i] + result[i]);
     }
     fb->finished += count;
     return DCOMM_OK;
@@ -421,7 +423,7 @@ DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor)
         dcommi_feedback_store *s = stores[k];
         for (size_t i = 0; i < s->count; i++) {
             float x = (float)((double)dcommi_feedback_get(s, s->now, i) * factor);
-            x = dcommi_f32_nonfinite(x) ? dcommi_f32_signed(FLT_MAX, x) : x;
+            x = dcommi_f32_bounded(x);
             dcommi_feedback_set(s, s->now, i, x);
             dcommi_feedback_set(s, s->next, i, x);
         }

@@ -4,8 +4,6 @@
 
 #include "state.h"
 
-#include <float.h>
-
 static dcomm_status dcommi_feedback_open(const char *what, const dcomm_feedback *fb, bool begun)
 {
     if (fb == NULL) {
@@ -155,7 +153,7 @@ static dcomm_status dcommi_feedback_fold_owner(dcomm_feedback *fb)
         size_t at = fb->own_first + i;
         float sum = dcommi_feedback_plus(dcommi_feedback_get(w, w->now, at), factor,
                                          dcommi_feedback_get(o, o->now, i));
-        sum = dcommi_f32_nonfinite(sum) ? dcommi_f32_signed(FLT_MAX, sum) : sum;
+        sum = dcommi_f32_bounded(sum);
         dcommi_feedback_set(w, w->now, at, sum);
         dcommi_feedback_set(w, w->next, at, sum);
     }
