@@ -1,6 +1,6 @@
 /* test_device.c - every collective of device memory, by every algorithm, on and off streams, with
  * ranks as processes or as threads of one; the order of work on a stream; refusals.
- * tests/meson.build links it with the host stand-in for CUDA, tests/device/gpu.sh with CUDA. */
+ * tests/meson.build links it with the host stand-in for CUDA, tests/gpu.sh with CUDA. */
 #define _GNU_SOURCE
 #include "device_ranks.h"
 

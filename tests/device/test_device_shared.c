@@ -1,7 +1,7 @@
 /* test_device_shared.c - device memory that peers open. Kernels of other processes read it in
  * place. It may be freed, and its ranks may die, at any time. tests/meson.build links it with the
  * host stand-in for CUDA, whose device fails if memory is freed that another process has open;
- * tests/device/gpu.sh with CUDA. */
+ * tests/gpu.sh with CUDA. */
 #define _GNU_SOURCE
 #include "device_shared.h"
 

@@ -1,0 +1,106 @@
+/* probe_queues.h - a part of probe.cu: how many streams may wait for a word before work of a
+ * further stream does not go through. A device has few hardware queues
+ * (CUDA_DEVICE_MAX_CONNECTIONS), and a stream that shares one with a waiting stream may wait with
+ * it. */
+#ifndef DCOMM_PROBE_QUEUES_H
+#define DCOMM_PROBE_QUEUES_H
+
+#include "probe.h"
+
+static const int MOST_WAITING = 40;
+static const double PATIENCE_MS = 40; /* a copy, or a kernel, takes some 10 us */
+
+/* A stream that is tried with one kind of work. */
+struct trial {
+    bool copies;
+    cudaStream_t stream;
+    cudaEvent_t event;
+    int first, stuck; /* the first number of waiting streams that it did not get past; how many */
+    bool dead;        /* it has work that waits */
+};
+
+static trial trial_of(bool copies, bool greatest)
+{
+    return trial{copies, stream_of(greatest), event_of(), -1, 0, false};
+}
+
+static bool gets_through(trial &t, unsigned *device, unsigned *pinned)
+{
+    if (t.copies) {
+        need(cudaMemcpyAsync(device, pinned, 64, cudaMemcpyHostToDevice, t.stream), "a copy");
+        need(cudaMemcpyAsync(pinned, device, 64, cudaMemcpyDeviceToHost, t.stream), "a copy");
+    } else {
+        need(launch_known(device, t.stream), "a launch");
+    }
+    need(cudaEventRecord(t.event, t.stream), "an event");
+    return holds([&] { return cudaEventQuery(t.event) == cudaSuccess; }, PATIENCE_MS);
+}
+
+static void attempt(trial &t, int waiting, unsigned *device, unsigned *pinned)
+{
+    if (t.dead || !gets_through(t, device, pinned)) {
+        t.first = t.first < 0 ? waiting : t.first;
+        t.stuck++;
+        t.dead = true;
+    }
+}
+
+static std::string of_trial(const trial &t)
+{
+    char text[64];
+    if (t.first < 0) {
+        std::snprintf(text, sizeof text, "never up to %d", MOST_WAITING);
+    } else {
+        std::snprintf(text, sizeof text, "from %d; %d of %d", t.first, t.stuck, MOST_WAITING);
+    }
+    return text;
+}
+
+/* Print a row: from how many waiting streams on a copy, and a kernel, did not go through on a
+ * stream that was made before them, and on one that was made after them. */
+static int queues(const char *connections, bool greatest)
+{
+    unsigned *device = NULL, *pinned = NULL;
+    const word gate;
+    need(cudaMalloc(reinterpret_cast<void **>(&device), 4096), "device memory");
+    need(cudaHostAlloc(reinterpret_cast<void **>(&pinned), 4096, cudaHostAllocMapped), "pinned");
+    trial before[2] = {trial_of(true, greatest), trial_of(false, greatest)};
+    trial after[2] = {trial_of(true, greatest), trial_of(false, greatest)};
+    for (trial &t : before) {
+        if (!gets_through(t, device, pinned)) {
+            give_up("queues", "work did not go through though no stream waits");
+        }
+    }
+    for (int waiting = 1; waiting <= MOST_WAITING; waiting++) {
+        stream_waits(stream_of(false), gate);
+        for (int i = 0; i < 2; i++) {
+            trial late = trial_of(after[i].copies, greatest);
+            attempt(before[i], waiting, device, pinned);
+            attempt(late, waiting, device, pinned);
+            if (late.dead) {
+                after[i].first = after[i].first < 0 ? waiting : after[i].first;
+                after[i].stuck++;
+            } else {
+                need(cudaStreamDestroy(late.stream), "a stream's end");
+            }
+        }
+    }
+    gate.write(1);
+    need(cudaDeviceSynchronize(), "the end");
+    std::printf("| %s | %s | %s | %s | %s | %s |\n", connections, greatest ? "greatest" : "normal",
+                of_trial(before[0]).c_str(), of_trial(before[1]).c_str(),
+                of_trial(after[0]).c_str(), of_trial(after[1]).c_str());
+    std::fflush(stdout);
+    return 0;
+}
+
+static void queues_head(void)
+{
+    std::printf("\nStreams that wait, and a copy or a kernel on a further stream that was made\n"
+                "before or after them: from how many waiting streams on it did not go through,\n"
+                "and for how many numbers of them.\n\n"
+                "| CUDA_DEVICE_MAX_CONNECTIONS | priority | copy, before | kernel, before | "
+                "copy, after | kernel, after |\n| --- | --- | --- | --- | --- | --- |\n");
+}
+
+#endif
