@@ -8,7 +8,7 @@
  * kernels_time.h has the rule. Then what is wanted, and whether it was met.
  *
  * Exit status: 0 good, 1 a kernel failed, 2 usage. It is linked with the kernels, as other programs
- * are; tests/device/gpu_build.sh does it, and tests/gpu.sh tests what kernels write.
+ * are; tests/lib/gpu_build.sh does it, and tests/gpu.sh tests what kernels write.
  * tests/kernels/test_cuda.sh builds this for a CPU, with cuda_shim.h, to see that every row is
  * there.
  */

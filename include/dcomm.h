@@ -29658,7 +29658,8 @@ static dcomm_status dcommi_across_start(const dcommi_across *copy)
  * launches is full, CUDA holds up threads, ours among them. The queue has 1,024 entries, two of
  * which a run takes; kernels of the caller need the rest. */
 #define DCOMMI_GATE_DEPTH 128
-/* Seconds after which the call goes on: what the stream waits for may be behind it. */
+/* Seconds after which the call goes on, and later calls at once until a run ends: what the stream
+ * waits for may be behind them. */
 #define DCOMMI_GATE_PATIENCE 1.0
 struct dcommi_gate_word {
     struct dcommi_gate_word *next;
@@ -29672,6 +29673,7 @@ struct dcommi_gate_word {
 static struct dcommi_gate_word *dcommi_gate_words;
 static struct dcommi_gate_word *dcommi_gates_shut; /* those that runs use */
 static pthread_mutex_t dcommi_gate_lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic uint64_t dcommi_gates_opened; /* so far */
 /* Pin more words. Without the lock: pinning may wait for devices. */
 static dcomm_status dcommi_gate_more(int device)
 {
@@ -29726,6 +29728,7 @@ static void dcommi_gate_open(dcommi_run *run)
     struct dcommi_gate_word *word = run->gate.word;
     run->gate.word = NULL;
     atomic_store_explicit(word->word, run->gate.value, memory_order_release);
+    atomic_fetch_add_explicit(&dcommi_gates_opened, 1, memory_order_relaxed);
     pthread_mutex_lock(&dcommi_gate_lock);
     DCOMMI_LIST_REMOVE(dcommi_gates_shut, word, next);
     if (!run->gate.coming) {
@@ -29748,12 +29751,13 @@ static bool dcommi_gate_crowded(const dcommi_gate *gate)
 /* Wait until a run's stream has room for it. Progress threads do the work. */
 static void dcommi_gate_room(const dcommi_run *run)
 {
+    static _Thread_local uint64_t in_vain = UINT64_MAX; /* runs opened when it went on */
     const struct timespec nap = {0, 50000};
-    double until = 0;
+    const double until = dcommi_now() + DCOMMI_GATE_PATIENCE;
     while (dcommi_gate_crowded(&run->gate)) {
-        const double now = dcommi_now();
-        until = until > 0 ? until : now + DCOMMI_GATE_PATIENCE;
-        if (now >= until) {
+        const uint64_t opened = atomic_load_explicit(&dcommi_gates_opened, memory_order_relaxed);
+        if (opened == in_vain || dcommi_now() >= until) {
+            in_vain = opened;
             return;
         }
         nanosleep(&nap, NULL);

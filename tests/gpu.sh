@@ -9,7 +9,7 @@
 # Steps: 1 the device, its kernels loaded, every half converted; 2 what a CUDA driver holds up while a
 # stream waits (tests/device/probe.cu); 3 few cases of each kernel against the CPU; 4 bench/dcomm-kernels;
 # 5 the full comparison; 6 compute-sanitizer; 7 ncu; 8 CUB, torch, CuPy and Triton; 9 collectives, NCCL's
-# face, nccl-tests, torch. tests/device/gpu_steps.sh has their parts. Each part has a time limit, and where
+# face, nccl-tests, torch. tests/lib/gpu_steps.sh has their parts. Each part has a time limit, and where
 # it hangs its threads' backtraces are kept. No part keeps another from running; what is not there is named.
 #
 # OUT (default: build-gpu) gets results.txt, which has what is printed as it comes, results.md, a page of
@@ -21,8 +21,8 @@ from_here=$PWD
 cd "$(dirname "$0")/.." || exit 2
 . tests/lib/lib.sh
 . tests/lib/lib_cuda.sh
-. tests/device/gpu_build.sh
-. tests/device/gpu_steps.sh
+. tests/lib/gpu_build.sh
+. tests/lib/gpu_steps.sh
 
 wrong_call() {
     echo "gpu.sh: $1; see --help" >&2

@@ -127,6 +127,34 @@ static int many_behind(int rank, int n, procs_shared *s, void *arg)
     return leave(s, rank, n, &comm);
 }
 
+/* Rank 1 begins when rank 0 has put all operations on its stream. Calls of rank 0 wait for room
+ * once, and then go on: what the stream waits for is behind them. */
+static int behind_all(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { COUNT = 256, OPERATIONS = 300, PUT = 5 };
+    (void)arg;
+    dcomm_comm *comm = join(rank, n, s);
+    float *x = device_values(rank, COUNT, 1);
+    cudaStream_t stream = stream_make();
+    const dcomm_coll_opts opts = {.stream = stream, .timeout_s = 30};
+    while (rank == 1 && !procs_all(s, n, PUT, 1)) {
+        procs_nap();
+    }
+    for (int i = 0; i < OPERATIONS; i++) {
+        RANKS_OK(dcomm_allreduce(comm, x, x + COUNT, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+    }
+    procs_post(s, rank, PUT);
+    await_stream(stream);
+    expect_sum(x + COUNT, COUNT, n, 1);
+    RANKS_OK(dcomm_comm_status(comm));
+    return leave(s, rank, n, &comm);
+}
+
+Test(device_harsh, a_stream_waits_for_what_is_behind_it, .timeout = 60)
+{
+    harshly_both(false, &(cuda_host_rules){0}, behind_all, NULL);
+}
+
 Test(device_harsh, more_operations_than_a_queue_holds, .timeout = 120)
 {
     const cuda_host_rules rules = {.queue = 1024, .lock = true};
