@@ -1972,12 +1972,8 @@ typedef struct dcomm_coll_opts {
                              here 0 means 0. It is read before the call returns and may have any
                              alignment. It may be NULL on some ranks only (default: NULL,
                              premul) */
-    /* With `stream`: the device reads *premul_p in the stream's order, after the stream's earlier
-     * work. So it may be device memory, or pinned memory, which must stay valid until the
-     * operation is complete (default: false). */
-    bool premul_on_stream;
-    int lanes;          /* parallel rings or trees, if the algorithm has them (default: 1) */
-    size_t chunk_bytes; /* bytes of one piece in a pipeline (default: the communicator's) */
+    int lanes;            /* parallel rings or trees, if the algorithm has them (default: 1) */
+    size_t chunk_bytes;   /* bytes of one piece in a pipeline (default: the communicator's) */
     /* All-to-all-v: [size * size] counts; rank i sends matrix[i * size + j] elements to rank j.
      * With it the choice of the algorithm knows all sizes, and the algorithms bruck and hier need
      * not exchange them. It is read before the call returns (default: NULL, each rank knows its
@@ -1998,6 +1994,10 @@ typedef struct dcomm_coll_opts {
 
     /* ---- a stream ---- */
 
+    /* With `stream`: the device reads *premul_p in the stream's order, after the stream's earlier
+     * work. So it may be device memory, or pinned memory, which must stay valid until the
+     * operation is complete (default: false). */
+    bool premul_on_stream;
     /* A cudaStream_t of the thread's current device. The operation begins when the work that the
      * stream holds now is done. Later work on the stream waits for the result. The call returns
      * once this is arranged; it does not wait for the operation. Errors show in dcomm_comm_status

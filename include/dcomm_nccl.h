@@ -929,26 +929,29 @@ typedef struct dcommi_nccl_before {
     enum cudaStreamCaptureMode mode;
 } dcommi_nccl_before;
 
+static _Thread_local bool dcommi_nccl_own_thread; /* it keeps the device that it used last */
+
 /* Make comm's device current and relax the thread's capture mode. While any thread captures a
  * stream, CUDA's default mode refuses unsafe calls and ends the capture. Our calls do not concern
- * the capture. */
+ * the capture. The device comes first: in a thread that uses none yet, to exchange the mode would
+ * make a context on device 0. */
 static dcommi_nccl_before dcommi_nccl_enter(const struct ncclComm *comm)
 {
     dcommi_nccl_before before = {comm->device, cudaStreamCaptureModeRelaxed};
-    (void)cudaThreadExchangeStreamCaptureMode(&before.mode);
     (void)cudaGetDevice(&before.device);
-    if (before.device != comm->device) {
+    if (before.device != comm->device || dcommi_nccl_own_thread) {
         (void)cudaSetDevice(comm->device);
     }
+    (void)cudaThreadExchangeStreamCaptureMode(&before.mode);
     return before;
 }
 
 static void dcommi_nccl_leave(const struct ncclComm *comm, dcommi_nccl_before before)
 {
-    if (before.device != comm->device) {
+    (void)cudaThreadExchangeStreamCaptureMode(&before.mode);
+    if (before.device != comm->device && !dcommi_nccl_own_thread) {
         (void)cudaSetDevice(before.device);
     }
-    (void)cudaThreadExchangeStreamCaptureMode(&before.mode);
 }
 
 static double dcommi_nccl_now(void)
@@ -1288,23 +1291,29 @@ static void dcommi_nccl_quiesce(struct ncclComm *comm)
     dcommi_nccl_leave(comm, before);
 }
 
-/* End a communicator, in its own thread: ending ranks wait for each other's goodbye, and one
- * thread of the program may own them all. At exit the process waits for these threads. */
-static void *dcommi_nccl_end(void *arg)
+static void dcommi_nccl_end(struct ncclComm *comm)
 {
-    struct ncclComm *comm = arg;
     dcommi_nccl_quiesce(comm);
-    (void)dcommi_nccl_enter(comm);
+    dcommi_nccl_before before = dcommi_nccl_enter(comm);
     for (size_t i = 0; i < comm->nlast; i++) {
         (void)cudaEventDestroy(comm->last[i].event);
     }
     if (dcomm_comm_ready(comm->comm) == DCOMM_OK) {
         dcommi_nccl_summarize(comm);
     }
+    dcommi_nccl_leave(comm, before);
     dcommi_nccl_discard(comm);
     pthread_mutex_lock(&dcommi_nccl_lock);
     dcommi_nccl_closing--;
     pthread_mutex_unlock(&dcommi_nccl_lock);
+}
+
+/* End a communicator in a thread of its own: ending ranks wait for each other's goodbye, and one
+ * thread of the program may own them all. At exit the process waits for these threads. */
+static void *dcommi_nccl_end_main(void *comm)
+{
+    dcommi_nccl_own_thread = true;
+    dcommi_nccl_end(comm);
     return NULL;
 }
 
@@ -1329,10 +1338,10 @@ static ncclResult_t dcommi_nccl_close(struct ncclComm *comm)
     if (!known) {
         return dcommi_nccl_fail(ncclInvalidArgument, "comm is none, or was destroyed before");
     }
-    if (pthread_create(&thread, NULL, dcommi_nccl_end, comm) == 0) {
+    if (pthread_create(&thread, NULL, dcommi_nccl_end_main, comm) == 0) {
         pthread_detach(thread);
     } else {
-        (void)dcommi_nccl_end(comm);
+        dcommi_nccl_end(comm);
     }
     return ncclSuccess;
 }

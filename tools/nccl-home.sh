@@ -46,7 +46,10 @@ if [ $host = 1 ]; then
         "$cc" "${flags[@]}" -c -o "$objects/$(basename "$f" .c).o" "$f" || exit 1
     done
     kernels=("$objects"/{codecs,fold,residual,lowrank,kernels}.o)
-    runtime=("$objects"/{copy,device,driver,event,faults,graph,ipc,memory,stream}.o)
+    runtime=()
+    for f in "$objects"/*.o; do
+        [[ " ${kernels[*]} " == *" $f "* ]] || runtime+=("$f")
+    done
     "$cc" -shared -Wl,-soname,libcudart_host.so -o "$home/lib/libcudart_host.so" "${runtime[@]}" \
         -lpthread || exit 1
     ln -sf libcudart_host.so "$home/lib/libcudart.so"

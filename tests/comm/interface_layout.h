@@ -1,5 +1,5 @@
 /* interface_layout.h - offsets and types of the fields of option structs. They are part of the
- * binary interface. Append a new field to the end of its struct. */
+ * binary interface. Append a new field to the end of its struct, or put it where no other moves. */
 #ifndef INTERFACE_LAYOUT_H
 #define INTERFACE_LAYOUT_H
 
@@ -43,6 +43,7 @@ FIELD(dcomm_coll_opts, matrix, const size_t *, 56);
 FIELD(dcomm_coll_opts, registered, bool, 64);
 FIELD(dcomm_coll_opts, huge_pages, bool, 65);
 FIELD(dcomm_coll_opts, device, bool, 66);
+FIELD(dcomm_coll_opts, premul_on_stream, bool, 67);
 FIELD(dcomm_coll_opts, stream, void *, 72);
 FIELD(dcomm_coll_opts, codec, const dcomm_codec *, 80);
 FIELD(dcomm_coll_opts, feedback, dcomm_feedback *, 88);

@@ -1,5 +1,6 @@
 /* test_nccl_end.c - NCCL's interface: how communicators and processes end, and what is freed. */
 #define _GNU_SOURCE
+#include "cuda_host.h"
 #include "nccl_ranks.h"
 #include <criterion/criterion.h>
 #include <dlfcn.h>
@@ -83,6 +84,36 @@ static int copies_to_itself(int rank, int n, procs_shared *s, void *arg)
     NCCL(ncclCommDestroy(comm)); /* the last one: it waits */
     PROCS_CHECK(atomic_load(&held) == 2, "the stream is in state %d", atomic_load(&held));
     return 0;
+}
+
+/* No thread makes a context on a device that the communicator does not use. */
+static int one_device(int rank, int n, procs_shared *s, void *arg)
+{
+    ncclUniqueId id;
+    ncclComm_t comm = NULL;
+    float *x;
+    cuda_host_counts counts;
+    (void)rank;
+    (void)n;
+    (void)s;
+    (void)arg;
+    quiet();
+    CUDA(cudaSetDevice(1));
+    NCCL(ncclGetUniqueId(&id));
+    NCCL(ncclCommInitRank(&comm, 1, id, 0));
+    CUDA(cudaMalloc((void **)&x, 64));
+    NCCL(ncclAllReduce(x, x, 4, ncclFloat, ncclSum, comm, NULL));
+    NCCL(ncclCommDestroy(comm)); /* the last one: it waits */
+    cuda_host_get_counts(&counts);
+    PROCS_CHECK(counts.contexts == 2, "contexts on devices %#llx, not on device 1 alone",
+                (unsigned long long)counts.contexts);
+    return 0;
+}
+
+Test(nccl_end, no_contexts_on_other_devices, .timeout = 30)
+{
+    int ended[PROCS_MAX];
+    cr_assert_eq(procs_run(1, 20, one_device, NULL, ended), 0);
 }
 
 static void *put_clock_forward(void *unused)

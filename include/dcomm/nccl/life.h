@@ -127,23 +127,29 @@ static void dcommi_nccl_quiesce(struct ncclComm *comm)
     dcommi_nccl_leave(comm, before);
 }
 
-/* End a communicator, in its own thread: ending ranks wait for each other's goodbye, and one
- * thread of the program may own them all. At exit the process waits for these threads. */
-static void *dcommi_nccl_end(void *arg)
+static void dcommi_nccl_end(struct ncclComm *comm)
 {
-    struct ncclComm *comm = arg;
     dcommi_nccl_quiesce(comm);
-    (void)dcommi_nccl_enter(comm);
+    dcommi_nccl_before before = dcommi_nccl_enter(comm);
     for (size_t i = 0; i < comm->nlast; i++) {
         (void)cudaEventDestroy(comm->last[i].event);
     }
     if (dcomm_comm_ready(comm->comm) == DCOMM_OK) {
         dcommi_nccl_summarize(comm);
     }
+    dcommi_nccl_leave(comm, before);
     dcommi_nccl_discard(comm);
     pthread_mutex_lock(&dcommi_nccl_lock);
     dcommi_nccl_closing--;
     pthread_mutex_unlock(&dcommi_nccl_lock);
+}
+
+/* End a communicator in a thread of its own: ending ranks wait for each other's goodbye, and one
+ * thread of the program may own them all. At exit the process waits for these threads. */
+static void *dcommi_nccl_end_main(void *comm)
+{
+    dcommi_nccl_own_thread = true;
+    dcommi_nccl_end(comm);
     return NULL;
 }
 
@@ -168,10 +174,10 @@ static ncclResult_t dcommi_nccl_close(struct ncclComm *comm)
     if (!known) {
         return dcommi_nccl_fail(ncclInvalidArgument, "comm is none, or was destroyed before");
     }
-    if (pthread_create(&thread, NULL, dcommi_nccl_end, comm) == 0) {
+    if (pthread_create(&thread, NULL, dcommi_nccl_end_main, comm) == 0) {
         pthread_detach(thread);
     } else {
-        (void)dcommi_nccl_end(comm);
+        dcommi_nccl_end(comm);
     }
     return ncclSuccess;
 }

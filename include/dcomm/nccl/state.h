@@ -152,26 +152,29 @@ typedef struct dcommi_nccl_before {
     enum cudaStreamCaptureMode mode;
 } dcommi_nccl_before;
 
+static _Thread_local bool dcommi_nccl_own_thread; /* it keeps the device that it used last */
+
 /* Make comm's device current and relax the thread's capture mode. While any thread captures a
  * stream, CUDA's default mode refuses unsafe calls and ends the capture. Our calls do not concern
- * the capture. */
+ * the capture. The device comes first: in a thread that uses none yet, to exchange the mode would
+ * make a context on device 0. */
 static dcommi_nccl_before dcommi_nccl_enter(const struct ncclComm *comm)
 {
     dcommi_nccl_before before = {comm->device, cudaStreamCaptureModeRelaxed};
-    (void)cudaThreadExchangeStreamCaptureMode(&before.mode);
     (void)cudaGetDevice(&before.device);
-    if (before.device != comm->device) {
+    if (before.device != comm->device || dcommi_nccl_own_thread) {
         (void)cudaSetDevice(comm->device);
     }
+    (void)cudaThreadExchangeStreamCaptureMode(&before.mode);
     return before;
 }
 
 static void dcommi_nccl_leave(const struct ncclComm *comm, dcommi_nccl_before before)
 {
-    if (before.device != comm->device) {
+    (void)cudaThreadExchangeStreamCaptureMode(&before.mode);
+    if (before.device != comm->device && !dcommi_nccl_own_thread) {
         (void)cudaSetDevice(before.device);
     }
-    (void)cudaThreadExchangeStreamCaptureMode(&before.mode);
 }
 
 static double dcommi_nccl_now(void)

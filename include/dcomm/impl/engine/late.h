@@ -5,6 +5,7 @@
 #define DCOMMI_LATE_H
 
 #include "../base/factor.h"
+#include "../device/cuda.h"
 #include "types.h"
 
 #define DCOMMI_LATES 512 /* pinned at a time */
