@@ -113,8 +113,16 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_RANDK_THREADS)
     float v[4 * DCOMMI_CUDA_RANDK_ROWS], r[4 * DCOMMI_CUDA_RANDK_ROWS] = {0};
     dcommi_cuda_found found = {};
     dcommi_cuda_tally tally = {};
+    uint32_t stay = 0; /* a bit for each of the thread's elements */
     if (LEDGER) {
         dcommi_cuda_randk_sent(p, sent);
+    }
+#pragma unroll
+    for (uint32_t e = 0; LEDGER && e < 4 * DCOMMI_CUDA_RANDK_ROWS; e++) {
+        const uint64_t i = first + e / 4 * 4 * DCOMMI_CUDA_RANDK_THREADS + e % 4;
+        if (i < p.count && dcommi_cuda_randk_stays(p, sent, i, marked)) {
+            stay |= 1u << e;
+        }
     }
 #pragma unroll
     for (uint32_t k = 0; k < DCOMMI_CUDA_RANDK_ROWS; k++) {
@@ -135,7 +143,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_RANDK_THREADS)
                 const float x = v[4 * k + c];
                 v[4 * k + c] = dcommi_cuda_randk_read<ADDS, LEDGER>(p, at + c, x, r[4 * k + c],
                                                                     marked, &found);
-                if (LEDGER && dcommi_cuda_randk_stays(p, sent, at + c, marked)) {
+                if (LEDGER && (stay >> (4 * k + c) & 1) != 0) {
                     dcommi_cuda_tally_one(&tally, x, 0, ADDS, v[4 * k + c]);
                 }
             }
