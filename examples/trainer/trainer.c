@@ -502,13 +502,13 @@ static int run(trainer *t)
 }
 
 /* Print an error about a codec that does not exist or does not fit the feedback. All ranks get the
- * same error. */
+ * same error. None leaves before rank 0 has printed it, because a launcher ends the others then. */
 static int no_exchange(const trainer *t)
 {
     if (t->rank == 0) {
         fprintf(stderr, "trainer: %s\n", dcomm_last_error());
     }
-    return EXIT_USAGE;
+    return dcomm_barrier(t->comm, NULL) == DCOMM_OK ? EXIT_USAGE : comm_failed(t, "barrier");
 }
 
 static int gradcheck(void)
