@@ -18569,7 +18569,7 @@ struct dcommi_run {
     dcommi_factor factor; /* the first words of the plan, if `factored` */
     bool factored;
     union dcommi_late *late; /* where the factor will be when the run starts; NULL: it is there */
-    bool refused;       /* nothing runs: this rank has refused the call */
+    bool refused;            /* nothing runs: this rank has refused the call */
     char *why;          /* error of a run that fails alone, or is refused; NULL: comm->message */
     _Atomic int status; /* DCOMM_IN_PROGRESS until complete */
     bool active, blocking, queued; /* queued: in a group that has not ended */
@@ -18743,7 +18743,7 @@ struct dcomm_context {
     dcommi_run *gated; /* runs that wait for their streams, oldest first */
     size_t ngated;
     _Atomic(dcommi_device *) devices; /* used by operations so far */
-    dcommi_device *straight_device;   /* UCX reads and writes its memory; NULL: none yet */
+    dcommi_device *straight_device;   /* the one whose memory UCX moves; NULL: none yet */
     size_t straight;                  /* moves by UCX of such memory under way */
     _Atomic int aborts;               /* some communicator has abort_wanted */
     unsigned idle;                    /* polls in a row in which nothing happened */
@@ -26425,9 +26425,9 @@ static void *dcommi_cuda_context_of(int device)
     }
     return context;
 }
-/* Let the calling thread use a device until leave (-1: keep what it uses): streams and events
- * belong to that. It is the driver's context that is exchanged: cudaSetDevice would make one on
- * device 0 when the thread returns to "none". A context of the program's own for the device stays.
+/* Let the calling thread use a device until leave: streams and events belong to that. It is the
+ * driver's context that is exchanged: cudaSetDevice would make one on device 0 when the thread
+ * returns to "none". A context of the program's own for the device stays.
  *
  * While any thread captures a stream, CUDA refuses other threads' calls that could harm a capture,
  * and ends the capture. Calls from here to leave have nothing to do with it, so relax that
@@ -26443,7 +26443,7 @@ static dcommi_device_before dcommi_cuda_enter(int number)
     if (!dcommi_cuda_own_thread) {
         (void)dcommi_cuda_driver.capture_mode(&before.mode);
     }
-    if (number < 0 || dcommi_cuda_driver.context_get(&before.context) != 0 ||
+    if (dcommi_cuda_driver.context_get(&before.context) != 0 ||
         (before.context != NULL && dcommi_cuda_driver.context_device(&current) == 0 &&
          current == number)) {
         return before;
@@ -42704,11 +42704,11 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
     atomic_store(&context->holders, 1);
     dcommi_token_own(context);
     dcommi_patience(context, dcommi_launched_crowded());
-    if (dcommi_devices != NULL && dcommi_devices->in_use() >= 0) {
-        /* Kernels are loaded, and memory is pinned, before a stream can wait. An error is told by
-         * the first use. */
+    const int used = dcommi_devices != NULL ? dcommi_devices->in_use() : -1;
+    if (used >= 0) {
+        /* Load kernels and pin memory before a stream can wait. The first use reports an error. */
         dcommi_device *device;
-        (void)dcommi_device_of(context, dcommi_devices->in_use(), &device);
+        (void)dcommi_device_of(context, used, &device);
     }
     dcomm_status status = dcommi_random_bytes(context->uuid, sizeof context->uuid);
     dcommi_host_identity(opts->host_id, context->host_id);
@@ -65844,7 +65844,7 @@ static dcomm_status dcommi_cuda_check_device(const char *call)
 extern "C" dcomm_status dcomm_cuda_load(void)
 {
     const char *call = "dcomm_cuda_load";
-    /* What is done here harms no capture of another thread's. */
+    /* The calls below harm no capture of another thread. */
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     const bool exchanged = cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess;
     dcomm_status status = dcommi_cuda_load_kernels(call);

@@ -2646,78 +2646,55 @@ static ncclResult_t dcommi_nccl_check_config(const char *call, const ncclCollCon
     return ncclSuccess;
 }
 
-ncclResult_t ncclAllReduceConfig(const void *sendbuff, void *recvbuff, size_t count,
-                                 ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
-                                 cudaStream_t stream, const ncclCollConfig_t *config)
-{
-    DCOMMI_NCCL_TRY(dcommi_nccl_check_config("ncclAllReduceConfig", config));
-    return ncclAllReduce(sendbuff, recvbuff, count, datatype, op, comm, stream);
-}
+/* Define a collective that takes a configuration, by the plain call, and its second name. */
+#define DCOMMI_NCCL_CONFIGURED(name, arguments, plain)            \
+    ncclResult_t name arguments                                   \
+    {                                                             \
+        DCOMMI_NCCL_TRY(dcommi_nccl_check_config(#name, config)); \
+        return plain;                                             \
+    }                                                             \
+    DCOMMI_NCCL_CALL(name)
 
-ncclResult_t ncclBroadcastConfig(const void *sendbuff, void *recvbuff, size_t count,
-                                 ncclDataType_t datatype, int root, ncclComm_t comm,
-                                 cudaStream_t stream, const ncclCollConfig_t *config)
-{
-    DCOMMI_NCCL_TRY(dcommi_nccl_check_config("ncclBroadcastConfig", config));
-    return ncclBroadcast(sendbuff, recvbuff, count, datatype, root, comm, stream);
-}
-
-ncclResult_t ncclReduceConfig(const void *sendbuff, void *recvbuff, size_t count,
-                              ncclDataType_t datatype, ncclRedOp_t op, int root, ncclComm_t comm,
-                              cudaStream_t stream, const ncclCollConfig_t *config)
-{
-    DCOMMI_NCCL_TRY(dcommi_nccl_check_config("ncclReduceConfig", config));
-    return ncclReduce(sendbuff, recvbuff, count, datatype, op, root, comm, stream);
-}
-
-ncclResult_t ncclAllGatherConfig(const void *sendbuff, void *recvbuff, size_t sendcount,
-                                 ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream,
-                                 const ncclCollConfig_t *config)
-{
-    DCOMMI_NCCL_TRY(dcommi_nccl_check_config("ncclAllGatherConfig", config));
-    return ncclAllGather(sendbuff, recvbuff, sendcount, datatype, comm, stream);
-}
-
-ncclResult_t ncclReduceScatterConfig(const void *sendbuff, void *recvbuff, size_t recvcount,
-                                     ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
-                                     cudaStream_t stream, const ncclCollConfig_t *config)
-{
-    DCOMMI_NCCL_TRY(dcommi_nccl_check_config("ncclReduceScatterConfig", config));
-    return ncclReduceScatter(sendbuff, recvbuff, recvcount, datatype, op, comm, stream);
-}
-
-ncclResult_t ncclAlltoAllConfig(const void *sendbuff, void *recvbuff, size_t count,
-                                ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream,
-                                const ncclCollConfig_t *config)
-{
-    DCOMMI_NCCL_TRY(dcommi_nccl_check_config("ncclAlltoAllConfig", config));
-    return ncclAlltoAll(sendbuff, recvbuff, count, datatype, comm, stream);
-}
-
-ncclResult_t ncclGatherConfig(const void *sendbuff, void *recvbuff, size_t count,
-                              ncclDataType_t datatype, int root, ncclComm_t comm,
-                              cudaStream_t stream, const ncclCollConfig_t *config)
-{
-    DCOMMI_NCCL_TRY(dcommi_nccl_check_config("ncclGatherConfig", config));
-    return ncclGather(sendbuff, recvbuff, count, datatype, root, comm, stream);
-}
-
-ncclResult_t ncclScatterConfig(const void *sendbuff, void *recvbuff, size_t count,
-                               ncclDataType_t datatype, int root, ncclComm_t comm,
-                               cudaStream_t stream, const ncclCollConfig_t *config)
-{
-    DCOMMI_NCCL_TRY(dcommi_nccl_check_config("ncclScatterConfig", config));
-    return ncclScatter(sendbuff, recvbuff, count, datatype, root, comm, stream);
-}
-
-DCOMMI_NCCL_CALL(ncclAllReduceConfig);
-DCOMMI_NCCL_CALL(ncclBroadcastConfig);
-DCOMMI_NCCL_CALL(ncclReduceConfig);
-DCOMMI_NCCL_CALL(ncclAllGatherConfig);
-DCOMMI_NCCL_CALL(ncclReduceScatterConfig);
-DCOMMI_NCCL_CALL(ncclAlltoAllConfig);
-DCOMMI_NCCL_CALL(ncclGatherConfig);
-DCOMMI_NCCL_CALL(ncclScatterConfig);
+DCOMMI_NCCL_CONFIGURED(ncclAllReduceConfig,
+                       (const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                        ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream,
+                        const ncclCollConfig_t *config),
+                       ncclAllReduce(sendbuff, recvbuff, count, datatype, op, comm, stream));
+DCOMMI_NCCL_CONFIGURED(ncclBroadcastConfig,
+                       (const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                        int root, ncclComm_t comm, cudaStream_t stream,
+                        const ncclCollConfig_t *config),
+                       ncclBroadcast(sendbuff, recvbuff, count, datatype, root, comm, stream));
+DCOMMI_NCCL_CONFIGURED(ncclReduceConfig,
+                       (const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                        ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream,
+                        const ncclCollConfig_t *config),
+                       ncclReduce(sendbuff, recvbuff, count, datatype, op, root, comm, stream));
+DCOMMI_NCCL_CONFIGURED(ncclAllGatherConfig,
+                       (const void *sendbuff, void *recvbuff, size_t sendcount,
+                        ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream,
+                        const ncclCollConfig_t *config),
+                       ncclAllGather(sendbuff, recvbuff, sendcount, datatype, comm, stream));
+DCOMMI_NCCL_CONFIGURED(ncclReduceScatterConfig,
+                       (const void *sendbuff, void *recvbuff, size_t recvcount,
+                        ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
+                        cudaStream_t stream, const ncclCollConfig_t *config),
+                       ncclReduceScatter(sendbuff, recvbuff, recvcount, datatype, op, comm,
+                                         stream));
+DCOMMI_NCCL_CONFIGURED(ncclAlltoAllConfig,
+                       (const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                        ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t *config),
+                       ncclAlltoAll(sendbuff, recvbuff, count, datatype, comm, stream));
+DCOMMI_NCCL_CONFIGURED(ncclGatherConfig,
+                       (const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                        int root, ncclComm_t comm, cudaStream_t stream,
+                        const ncclCollConfig_t *config),
+                       ncclGather(sendbuff, recvbuff, count, datatype, root, comm, stream));
+DCOMMI_NCCL_CONFIGURED(ncclScatterConfig,
+                       (const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                        int root, ncclComm_t comm, cudaStream_t stream,
+                        const ncclCollConfig_t *config),
+                       ncclScatter(sendbuff, recvbuff, count, datatype, root, comm, stream));
 
 /* ---- queries ---- */
 
@@ -2962,6 +2939,7 @@ DCOMMI_NCCL_REFUSES(ncclParamGetParameter, (const char *key, const char **value,
 
 /* ==== helper macros end here =========================================================== */
 #undef DCOMMI_NCCL_CALL
+#undef DCOMMI_NCCL_CONFIGURED
 #undef DCOMMI_NCCL_DECISIONS
 #undef DCOMMI_NCCL_EXIT_S
 #undef DCOMMI_NCCL_MAGIC

@@ -190,7 +190,7 @@ static dcomm_status dcommi_cuda_check_device(const char *call)
 extern "C" dcomm_status dcomm_cuda_load(void)
 {
     const char *call = "dcomm_cuda_load";
-    /* What is done here harms no capture of another thread's. */
+    /* The calls below harm no capture of another thread. */
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     const bool exchanged = cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess;
     dcomm_status status = dcommi_cuda_load_kernels(call);

@@ -27,9 +27,9 @@ typedef struct cuda_host_faults {
 /* Set the faults of the whole process. Clear the sticky error of an earlier fault. */
 void cuda_host_set_faults(const cuda_host_faults *faults);
 
-/* What CUDA may do to its callers; all zero: nothing of it. The environment chooses before a test
- * does: CUDA_HOST_HARSH has the words in brackets, as in "queue=64,lock", or is 1: all
- * but [sync]. */
+/* Rules by which CUDA may hold up its callers. A rule that is 0 is off. The environment variable
+ * CUDA_HOST_HARSH sets them before a test does: it has the words in brackets, as in
+ * "queue=64,lock", or is 1, which sets all but [sync]. */
 typedef struct cuda_host_rules {
     unsigned queue;   /* [queue] A stream holds this many entries at most (1024). A call that
                        * would put more on it waits in the driver. 0: any number */

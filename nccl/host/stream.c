@@ -410,54 +410,51 @@ cudaError_t cudaStreamQuery(cudaStream_t stream)
     return cuhost_result(status);
 }
 
-cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device)
+/* Copy a stream's description for a query, unless it has no place for its answer. */
+static cudaError_t describe(cudaStream_t stream, const void *answer, struct CUstream_st *copy)
 {
     pthread_mutex_lock(&cuhost_lock);
-    struct CUstream_st *s = cuhost_find(stream);
+    const struct CUstream_st *s = cuhost_find(stream);
     cudaError_t status = s == NULL        ? cudaErrorInvalidResourceHandle
-                         : device == NULL ? cudaErrorInvalidValue
+                         : answer == NULL ? cudaErrorInvalidValue
                                           : cudaSuccess;
     if (status == cudaSuccess) {
-        *device = s->device;
+        *copy = *s;
     }
     pthread_mutex_unlock(&cuhost_lock);
     return cuhost_result(status);
+}
+
+cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device)
+{
+    struct CUstream_st s;
+    cudaError_t status = describe(stream, device, &s);
+    if (status == cudaSuccess) {
+        *device = s.device;
+    }
+    return status;
 }
 
 cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned *flags)
 {
+    struct CUstream_st s;
     cudaError_t status = cuhost_enter();
-    if (status != cudaSuccess) {
-        return cuhost_result(status);
-    }
-    pthread_mutex_lock(&cuhost_lock);
-    struct CUstream_st *s = cuhost_find(stream);
-    status = s == NULL       ? cudaErrorInvalidResourceHandle
-             : flags == NULL ? cudaErrorInvalidValue
-                             : cudaSuccess;
+    status = status != cudaSuccess ? cuhost_result(status) : describe(stream, flags, &s);
     if (status == cudaSuccess) {
-        *flags = s->own || s->blocking ? cudaStreamDefault : cudaStreamNonBlocking;
+        *flags = s.own || s.blocking ? cudaStreamDefault : cudaStreamNonBlocking;
     }
-    pthread_mutex_unlock(&cuhost_lock);
-    return cuhost_result(status);
+    return status;
 }
 
 cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority)
 {
+    struct CUstream_st s;
     cudaError_t status = cuhost_enter();
-    if (status != cudaSuccess) {
-        return cuhost_result(status);
-    }
-    pthread_mutex_lock(&cuhost_lock);
-    struct CUstream_st *s = cuhost_find(stream);
-    status = s == NULL          ? cudaErrorInvalidResourceHandle
-             : priority == NULL ? cudaErrorInvalidValue
-                                : cudaSuccess;
+    status = status != cudaSuccess ? cuhost_result(status) : describe(stream, priority, &s);
     if (status == cudaSuccess) {
-        *priority = s->priority;
+        *priority = s.priority;
     }
-    pthread_mutex_unlock(&cuhost_lock);
-    return cuhost_result(status);
+    return status;
 }
 
 void cuhost_close_streams(int device)

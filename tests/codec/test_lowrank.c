@@ -324,8 +324,8 @@ Test(powersgd, sums_over_ranks)
     dcomm_codec_destroy(&codec);
 }
 
-/* What a product leaves of a number that is not finite is finite, and never depends on the sign of
- * a NaN: in whole vectors and in the last one. */
+/* A product leaves a finite number where an element was not finite. The sign of a NaN does not
+ * change that number, in whole vectors and in the last one. */
 Test(powersgd, what_a_product_leaves_is_finite)
 {
     enum { ROWS = 3, COLS = 21, N = ROWS * COLS };

@@ -391,7 +391,7 @@ static int residuals(int kind)
     return kind == HUGE_ONES || kind == ODD || kind == BITS ? kind : (int)NORMAL;
 }
 
-/* What error feedback makes of a number that is not finite: a NaN of either sign is positive. */
+/* Return the number that error feedback keeps of x. A NaN of either sign becomes positive. */
 static float bounded(float x)
 {
     return std::isfinite(x) ? x : x == -HUGE_VALF ? -FLT_MAX : FLT_MAX;

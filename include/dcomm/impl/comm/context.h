@@ -108,11 +108,11 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
     atomic_store(&context->holders, 1);
     dcommi_token_own(context);
     dcommi_patience(context, dcommi_launched_crowded());
-    if (dcommi_devices != NULL && dcommi_devices->in_use() >= 0) {
-        /* Kernels are loaded, and memory is pinned, before a stream can wait. An error is told by
-         * the first use. */
+    const int used = dcommi_devices != NULL ? dcommi_devices->in_use() : -1;
+    if (used >= 0) {
+        /* Load kernels and pin memory before a stream can wait. The first use reports an error. */
         dcommi_device *device;
-        (void)dcommi_device_of(context, dcommi_devices->in_use(), &device);
+        (void)dcommi_device_of(context, used, &device);
     }
     dcomm_status status = dcommi_random_bytes(context->uuid, sizeof context->uuid);
     dcommi_host_identity(opts->host_id, context->host_id);

@@ -176,9 +176,9 @@ static void *dcommi_cuda_context_of(int device)
     return context;
 }
 
-/* Let the calling thread use a device until leave (-1: keep what it uses): streams and events
- * belong to that. It is the driver's context that is exchanged: cudaSetDevice would make one on
- * device 0 when the thread returns to "none". A context of the program's own for the device stays.
+/* Let the calling thread use a device until leave: streams and events belong to that. It is the
+ * driver's context that is exchanged: cudaSetDevice would make one on device 0 when the thread
+ * returns to "none". A context of the program's own for the device stays.
  *
  * While any thread captures a stream, CUDA refuses other threads' calls that could harm a capture,
  * and ends the capture. Calls from here to leave have nothing to do with it, so relax that
@@ -194,7 +194,7 @@ static dcommi_device_before dcommi_cuda_enter(int number)
     if (!dcommi_cuda_own_thread) {
         (void)dcommi_cuda_driver.capture_mode(&before.mode);
     }
-    if (number < 0 || dcommi_cuda_driver.context_get(&before.context) != 0 ||
+    if (dcommi_cuda_driver.context_get(&before.context) != 0 ||
         (before.context != NULL && dcommi_cuda_driver.context_device(&current) == 0 &&
          current == number)) {
         return before;

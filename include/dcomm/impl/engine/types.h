@@ -244,7 +244,7 @@ struct dcommi_run {
     dcommi_factor factor; /* the first words of the plan, if `factored` */
     bool factored;
     union dcommi_late *late; /* where the factor will be when the run starts; NULL: it is there */
-    bool refused;       /* nothing runs: this rank has refused the call */
+    bool refused;            /* nothing runs: this rank has refused the call */
     char *why;          /* error of a run that fails alone, or is refused; NULL: comm->message */
     _Atomic int status; /* DCOMM_IN_PROGRESS until complete */
     bool active, blocking, queued; /* queued: in a group that has not ended */
@@ -429,7 +429,7 @@ struct dcomm_context {
     dcommi_run *gated; /* runs that wait for their streams, oldest first */
     size_t ngated;
     _Atomic(dcommi_device *) devices; /* used by operations so far */
-    dcommi_device *straight_device;   /* UCX reads and writes its memory; NULL: none yet */
+    dcommi_device *straight_device;   /* the one whose memory UCX moves; NULL: none yet */
     size_t straight;                  /* moves by UCX of such memory under way */
     _Atomic int aborts;               /* some communicator has abort_wanted */
     unsigned idle;                    /* polls in a row in which nothing happened */
