@@ -77,9 +77,12 @@ step_8() {
 }
 
 step_9() {
-    local name n run at type
+    local name n run test
+    # Each test by itself, so that one that hangs costs its own time alone.
     for name in "${device_tests[@]}"; do
-        part "$name" 100 "$name" env DCOMM_TEST_FULL=1 "$bin/$name"
+        for test in $("$bin/$name" --list 2>/dev/null || echo all); do
+            part "$name-${test#*/}" 40 "$name" "$bin/$name" "$test"
+        done
     done
     if measured; then
         for run in 2:cuda 4:cuda 2:cuda-shared 4:cuda-shared; do

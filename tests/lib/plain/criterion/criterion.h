@@ -1,6 +1,6 @@
 /* criterion.h - the part of Criterion that the device tests use, for machines with a GPU and
- * without Criterion. Each test runs in its own process, one after the other; arguments are words
- * that names must contain. */
+ * without Criterion. Each test runs in its own process, one after the other; arguments are names
+ * ("suite/test"), words that names must contain, or --list, which prints the names of all. */
 #ifndef PLAIN_CRITERION_H
 #define PLAIN_CRITERION_H
 
@@ -44,12 +44,17 @@ static plain_test *plain_first, **plain_last = &plain_first;
 int main(int argc, char **argv)
 {
     int bad = 0;
+    bool list = argc > 1 && strcmp(argv[1], "--list") == 0;
     for (const plain_test *t = plain_first; t != NULL; t = t->next) {
         bool wanted = argc < 2;
         for (int i = 1; i < argc; i++) {
-            wanted = wanted || strstr(t->name, argv[i]) != NULL;
+            bool whole = strchr(argv[i], '/') != NULL;
+            wanted = wanted || (whole ? strcmp(t->name, argv[i]) == 0 : strstr(t->name, argv[i]) != NULL);
         }
-        if (!wanted) {
+        if (list) {
+            puts(t->name);
+        }
+        if (!wanted || list) {
             continue;
         }
         int status = 0;
