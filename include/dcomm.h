@@ -12313,7 +12313,10 @@ typedef struct dcommi_device_calls {
     int (*current)(void);      /* current device of the calling thread */
     int (*in_use)(void);       /* likewise; -1: it uses none yet */
     void (*own_thread)(void);  /* the calling thread is the library's own: it keeps its device */
-    bool (*synchronous)(void); /* launches wait for their kernels (CUDA_LAUNCH_BLOCKING) */
+    bool (*synchronous)(void); /* no stream may wait for a rank: calls wait instead */
+    /* Return the status of what the calling thread's default stream holds on a device:
+     * DCOMM_IN_PROGRESS, DCOMM_OK or the error of its work. */
+    dcomm_status (*default_poll)(int device);
     /* Streams, also the caller's; `device` was current when they were given. stream_check: check
      * that an operation can be tied to one. stream_write: write a pinned word behind all that it
      * holds now. stream_hold: make its later work wait until the word has reached `value`,
@@ -26308,6 +26311,7 @@ static struct dcommi_cuda_driver {
     int (*context_device)(int *device_p);
     int (*context_retain)(void **context_p, int device);
     int (*capture_mode)(int *mode);
+    int (*loading_mode)(int *mode);
     int (*range)(dcommi_cuda_address *base, size_t *bytes, dcommi_cuda_address at);
     int (*wait)(cudaStream_t stream, dcommi_cuda_address word, uint32_t value, unsigned flags);
     int (*write)(cudaStream_t stream, dcommi_cuda_address word, uint32_t value, unsigned flags);
@@ -26341,6 +26345,7 @@ static void dcommi_cuda_find_driver(void)
         {"cuCtxGetDevice", &d->context_device},
         {"cuDevicePrimaryCtxRetain", &d->context_retain},
         {"cuThreadExchangeStreamCaptureMode", &d->capture_mode},
+        {"cuModuleGetLoadingMode", &d->loading_mode},
         {"cuMemGetAddressRange", &d->range},
         {"cuStreamWaitValue32", &d->wait},
         {"cuStreamWriteValue32", &d->write},
@@ -26394,11 +26399,17 @@ static int dcommi_cuda_in_use(void)
                ? device
                : -1;
 }
-/* Return true if launches wait for their kernels, as a debugger wants it. */
+#define DCOMMI_CUDA_EAGER 1 /* CU_MODULE_EAGER_LOADING */
+/* Return true if no stream may wait for a rank: where launches wait for their kernels, as a
+ * debugger wants it, and where kernels are loaded when they are first launched. What is launched
+ * behind a loading waits for all streams, and this rank's part of an operation may be behind it. */
 static bool dcommi_cuda_synchronous(void)
 {
     const char *blocking = getenv("CUDA_LAUNCH_BLOCKING");
-    return blocking != NULL && *blocking != 0 && strcmp(blocking, "0") != 0;
+    int mode = DCOMMI_CUDA_EAGER;
+    return (blocking != NULL && *blocking != 0 && strcmp(blocking, "0") != 0) ||
+           (dcommi_cuda_ready() && dcommi_cuda_driver.loading_mode(&mode) == 0 &&
+            mode != DCOMMI_CUDA_EAGER);
 }
 static _Thread_local bool dcommi_cuda_own_thread;
 /* Make the calling thread one of the library's own: it keeps the device that it used last. */
@@ -27071,6 +27082,24 @@ static void dcommi_cuda_flush(int device)
 #endif
 #ifdef DCOMM_WITH_CUDA
 /* ---- streams of the caller's ---- */
+/* Ask the default stream, as this file is compiled: the legacy one, or the thread's. While a stream
+ * that waits for it is being captured, nobody may ask. */
+static dcomm_status dcommi_cuda_default_poll(int device)
+{
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    cudaError_t error = cudaStreamIsCapturing(NULL, &capture);
+    if (error == cudaErrorStreamCaptureImplicit || capture != cudaStreamCaptureStatusNone) {
+        (void)cudaGetLastError();
+        return dcommi_cuda_done(before, DCOMM_OK);
+    }
+    error = error == cudaSuccess ? cudaStreamQuery(NULL) : error;
+    if (error == cudaErrorNotReady) {
+        (void)cudaGetLastError(); /* CUDA keeps this as an error, too */
+        return dcommi_cuda_done(before, DCOMM_IN_PROGRESS);
+    }
+    return dcommi_cuda_called(before, device, error, "the default stream");
+}
 /* Check that an operation can be tied to a stream, before the operation is numbered. */
 static dcomm_status dcommi_cuda_stream_check(const char *name, void *stream)
 {
@@ -27247,6 +27276,7 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .in_use = dcommi_cuda_in_use,
     .own_thread = dcommi_cuda_is_own_thread,
     .synchronous = dcommi_cuda_synchronous,
+    .default_poll = dcommi_cuda_default_poll,
     .stream_check = dcommi_cuda_stream_check,
     .stream_kind = dcommi_cuda_stream_kind,
     .stream_write = dcommi_cuda_stream_write,
@@ -29840,12 +29870,12 @@ static dcomm_status dcommi_gate_mark(dcommi_run *run)
     return DCOMM_OK;
 }
 /* Tie a run to its stream, second half: make later work of the stream wait for the run. The runs
- * of a group all do the first half before. Where launches wait for their kernels, the caller waits
- * (dcommi_gate_await). */
+ * of a group all do the first half before. The end of a run with a request is learned from that,
+ * and where no stream may wait for a rank the caller waits (dcommi_run_awaited). */
 static dcomm_status dcommi_gate_hold(dcommi_run *run)
 {
     dcommi_gate *gate = &run->gate;
-    if (gate->word == NULL || dcommi_devices->synchronous()) {
+    if (gate->word == NULL || !run->blocking || dcommi_devices->synchronous()) {
         return DCOMM_OK;
     }
     pthread_mutex_lock(&dcommi_gate_lock);
@@ -42885,6 +42915,23 @@ static dcommi_run *dcommi_run_of_plan(dcomm_comm *comm, const dcomm_plan *plan, 
     dcommi_comm_unlock(comm);
     return run;
 }
+/* Wait for what the default stream of a device holds, before a call without a stream. */
+static dcomm_status dcommi_default_await(const char *name, dcomm_context *context, int device,
+                                         double timeout_s)
+{
+    const double until = dcommi_now() + timeout_s;
+    dcomm_status status;
+    while ((status = dcommi_devices->default_poll(device)) == DCOMM_IN_PROGRESS) {
+        if (dcommi_now() >= until) {
+            return dcommi_fail(DCOMM_ERR_TIMEOUT,
+                               "%s: the default stream of device %d has not done within %g s what "
+                               "it held before the call",
+                               name, device, timeout_s);
+        }
+        dcommi_progress_or_yield(context);
+    }
+    return status;
+}
 /* Set the stream that a run is to be tied to; NULL: none. */
 static void dcommi_run_stream(dcommi_run *run, void *stream)
 {
@@ -42906,14 +42953,12 @@ static dcomm_status dcommi_run_tie(dcommi_run *run, dcomm_status (*half)(dcommi_
     }
     return status;
 }
-/* Return true if a call waits for its run: without a stream, if it is blocking; on a stream, if
- * launches wait for their kernels. */
+/* Return true if a call waits for its run: a blocking one, unless its stream does. */
 static bool dcommi_run_awaited(const dcommi_run *run)
 {
-    return run->gate.stream != NULL ? dcommi_devices->synchronous() : run->blocking;
+    return run->blocking && (run->gate.stream == NULL || dcommi_devices->synchronous());
 }
-/* Start a run in the order of its stream. A blocking call does not wait for its run: the stream
- * does. */
+/* Start a run in the order of its stream. */
 static dcomm_status dcommi_run_put(dcommi_run *run)
 {
     bool blocking = run->blocking;
@@ -43099,7 +43144,8 @@ static void dcommi_place_text(int number, char *text, size_t len)
     }
 }
 /* Find where the buffers of a call lie, and check that they lie in the same memory. *device_p
- * NULL: host memory. */
+ * NULL: host memory. Without a stream, wait for the default one: cudaMemcpy returns before the
+ * bytes are there. */
 static dcomm_status dcommi_call_place(dcomm_comm *comm, const dcommi_shape *s, const void *in,
                                       int64_t in_bytes, const void *out, int64_t out_bytes,
                                       const dcomm_coll_opts *opts, dcommi_device **device_p)
@@ -43142,6 +43188,11 @@ static dcomm_status dcommi_call_place(dcomm_comm *comm, const dcommi_shape *s, c
                            "%s: an operator of the caller's own works on host memory, and sendbuf "
                            "or recvbuf lies on device %d",
                            name, number);
+    }
+    if (opts->stream == NULL) {
+        DCOMMI_TRY(dcommi_default_await(
+            name, comm->context, number,
+            opts->timeout_s > 0 ? opts->timeout_s : comm->timeout_s));
     }
     DCOMMI_TRY(dcommi_device_of(comm->context, number, device_p));
     dcommi_memory_serve(comm->context, *device_p);
@@ -54058,13 +54109,25 @@ static dcomm_status dcommi_bkt_check_place(dcomm_buckets *b, const dcomm_buckets
     }
     return DCOMM_OK;
 }
+/* Wait for what the default streams of the devices hold, before values are read. */
+static dcomm_status dcommi_bkt_await_default(const char *what, const dcomm_buckets *b)
+{
+    for (size_t i = 0; i < b->ndevices; i++) {
+        DCOMMI_TRY(dcommi_default_await(what, b->comm->context, b->devices[i].number,
+                                        b->comm->timeout_s));
+    }
+    return DCOMM_OK;
+}
 /* Order parameter p's bucket behind what `stream` holds now, as p is marked. If this step does not
  * send, that also holds for a later one. An error leaves the step as it is. */
 static dcomm_status dcommi_bkt_follow(const char *what, const dcomm_buckets *b,
                                       const dcommi_bkt_param *p, void *stream)
 {
     if (stream == NULL) {
-        return DCOMM_OK;
+        return p->place == 0
+                   ? DCOMM_OK
+                   : dcommi_default_await(what, b->comm->context, b->devices[p->place - 1].number,
+                                          b->comm->timeout_s);
     }
     if (dcommi_devices == NULL) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
@@ -55437,14 +55500,7 @@ static dcomm_status dcommi_bkt_start(dcomm_buckets *b, dcommi_bkt *k)
         status = dcommi_bkt_send(b, k, k->data, &opts, &k->request);
         dcommi_bkt_leave(k, before);
     }
-    if (status >= 0 && k->device != NULL) { /* only its stream waits for the result */
-        status = dcommi_bkt_unpack(b, k);
-        DCOMMI_THEN(status, dcommi_bkt_unsettle(k));
-    }
-    if (status < 0) {
-        return dcommi_bkt_fail(b, status);
-    }
-    return DCOMM_OK;
+    return status < 0 ? dcommi_bkt_fail(b, status) : DCOMM_OK;
 }
 /* Start the buckets that are ready, in order. The caller holds b->lock. */
 static dcomm_status dcommi_bkt_launch(dcomm_buckets *b)
@@ -55545,6 +55601,15 @@ static dcomm_status dcommi_bkt_mark(const char *what, dcomm_buckets *b, size_t i
     return dcommi_bkt_arrive(b, p);
 }
 /* ---- waiting ---- */
+/* Bring a bucket's result back to its gradients. DCOMM_IN_PROGRESS: a device copies it. */
+static dcomm_status dcommi_bkt_back(const dcomm_buckets *b, dcommi_bkt *k)
+{
+    if (k->event == NULL) {
+        DCOMMI_TRY(dcommi_bkt_unpack(b, k));
+        DCOMMI_TRY(dcommi_bkt_unsettle(k));
+    }
+    return dcommi_bkt_settled(k);
+}
 /* End bucket k if its result is there, else return DCOMM_IN_PROGRESS. The caller holds b->lock. */
 static dcomm_status dcommi_bkt_end(dcomm_buckets *b, dcommi_bkt *k)
 {
@@ -55561,16 +55626,13 @@ static dcomm_status dcommi_bkt_end(dcomm_buckets *b, dcommi_bkt *k)
     }
     dcommi_run *run = &k->request->run;
     int ended = atomic_load_explicit(&run->status, memory_order_acquire);
-    dcomm_status status = ended == DCOMM_OK ? dcommi_bkt_settled(k) : DCOMM_OK;
+    dcomm_status status = ended == DCOMM_OK ? dcommi_bkt_back(b, k) : DCOMM_OK;
     if (ended == DCOMM_IN_PROGRESS || status == DCOMM_IN_PROGRESS) {
         return DCOMM_IN_PROGRESS;
     }
     k->done_at = run->ended_at;
     if (status >= 0) { /* else dcommi_bkt_drain waits for it */
         status = dcomm_wait(&k->request);
-    }
-    if (status >= 0 && k->device == NULL) {
-        status = dcommi_bkt_unpack(b, k);
     }
     if (status < 0) {
         return dcommi_bkt_fail(b, status);
@@ -56162,10 +56224,6 @@ static dcomm_status dcommi_bkt_gather(dcomm_buckets *b, dcommi_bkt *k)
     dcomm_status status = dcomm_iallgatherv(b->comm, mine, values, k->shards, NULL,
                                             b->kinds[k->kind].dtype, &opts, &k->request);
     dcommi_bkt_leave(k, before);
-    if (status >= 0 && k->device != NULL) {
-        status = dcommi_bkt_copy_values(b, k, true);
-        DCOMMI_THEN(status, dcommi_bkt_unsettle(k));
-    }
     return status;
 }
 DCOMM_API dcomm_status dcomm_buckets_gather(dcomm_buckets *b)
@@ -56177,15 +56235,16 @@ DCOMM_API dcomm_status dcomm_buckets_gather(dcomm_buckets *b)
                            b->opts.sharded ? "no parameter has a value"
                                            : "opts.sharded is not set");
     }
-    dcomm_status status = DCOMM_OK;
+    dcomm_status status = dcommi_bkt_await_default("dcomm_buckets_gather", b);
     for (size_t i = b->layout.n; i-- > 0 && status >= 0;) {
         status = dcommi_bkt_gather(b, &b->layout.buckets[i]);
     }
     for (size_t i = b->layout.n; i-- > 0 && status >= 0;) {
         dcommi_bkt *k = &b->layout.buckets[i];
         status = dcomm_wait(&k->request);
-        DCOMMI_THEN(status, k->device != NULL ? dcommi_bkt_settle_all(b, k)
-                                              : dcommi_bkt_copy_values(b, k, true));
+        DCOMMI_THEN(status, dcommi_bkt_copy_values(b, k, true));
+        DCOMMI_THEN(status, dcommi_bkt_unsettle(k));
+        DCOMMI_THEN(status, dcommi_bkt_settle_all(b, k));
     }
     if (status < 0) {
         dcommi_bkt_good(b, status);
@@ -66293,6 +66352,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_CUDA_DECODE_THREADS
 #undef DCOMMI_CUDA_DEVICES
 #undef DCOMMI_CUDA_EACH_THREADS
+#undef DCOMMI_CUDA_EAGER
 #undef DCOMMI_CUDA_ENCODE_THREADS
 #undef DCOMMI_CUDA_FEEDBACK_OWN
 #undef DCOMMI_CUDA_FEEDBACK_THREADS

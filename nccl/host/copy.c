@@ -3,6 +3,7 @@
 #include "host.h"
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 typedef struct copy {
     void *dst;
@@ -10,11 +11,15 @@ typedef struct copy {
     size_t bytes;
     enum cudaMemoryType to, from;
     void *staged; /* a copy of pageable memory, which the caller may reuse; NULL: none */
+    bool late;    /* the caller has gone on, and finds out if it relies on the bytes */
 } copy;
 
 static cudaError_t run_copy(void *arg)
 {
     const copy *c = arg;
+    if (c->late) {
+        nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+    }
     memmove(c->dst, c->src, c->bytes);
     cuhost_count_copy(c->to, c->from, c->bytes);
     return cudaSuccess;
@@ -49,9 +54,10 @@ static bool right_kind(const copy *c, enum cudaMemcpyKind kind)
     return false;
 }
 
-/* Read pageable memory before returning. If pageable memory is written, wait. */
-cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind,
-                            cudaStream_t stream)
+/* Read pageable memory before returning. If pageable memory is written, wait. *late_p: of
+ * cudaMemcpy; becomes true if it does not wait for the end. */
+static cudaError_t copy_on(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind,
+                           cudaStream_t stream, bool *late_p)
 {
     copy c = {.bytes = bytes};
     c.dst = cuhost_access(dst, bytes, &c.to);
@@ -71,6 +77,9 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
         memcpy(c.staged, src, bytes);
         c.src = c.staged;
     }
+    if (late_p != NULL) {
+        *late_p = c.late = c.from != cudaMemoryTypeHost && c.to == cudaMemoryTypeDevice;
+    }
     cudaError_t status = cuhost_enqueue(stream, CUHOST_COPY, run_copy,
                                         c.staged != NULL ? release_copy : NULL, &c, sizeof c);
     if (status != cudaSuccess) {
@@ -81,11 +90,20 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
     return cuhost_result(status);
 }
 
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind,
+                            cudaStream_t stream)
+{
+    return copy_on(dst, src, bytes, kind, stream, NULL);
+}
+
+/* Like CUDA, do not wait for the end of a copy within devices, nor for that of pageable memory to a
+ * device: once that was read, only work that is put on a stream later finds it there. */
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind)
 {
+    bool late = false;
     cudaError_t status = cuhost_enter_unsafe();
-    status = status != cudaSuccess ? status : cudaMemcpyAsync(dst, src, bytes, kind, NULL);
-    return cuhost_result(status != cudaSuccess ? status : cuhost_drain(NULL));
+    status = status != cudaSuccess ? status : copy_on(dst, src, bytes, kind, NULL, &late);
+    return cuhost_result(status != cudaSuccess || late ? status : cuhost_drain(NULL));
 }
 
 typedef struct fill {
@@ -110,11 +128,12 @@ cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t str
     return cuhost_result(cuhost_enqueue(stream, CUHOST_KERNEL, run_fill, NULL, &f, sizeof f));
 }
 
+/* Like CUDA, do not wait for the end. */
 cudaError_t cudaMemset(void *dst, int value, size_t bytes)
 {
     cudaError_t status = cuhost_enter_unsafe();
-    status = status != cudaSuccess ? status : cudaMemsetAsync(dst, value, bytes, NULL);
-    return cuhost_result(status != cudaSuccess ? status : cuhost_drain(NULL));
+    return status != cudaSuccess ? cuhost_result(status)
+                                 : cudaMemsetAsync(dst, value, bytes, NULL);
 }
 
 /* ---- rows ---- */

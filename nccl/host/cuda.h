@@ -31,6 +31,10 @@ typedef cudaStream_t CUstream;
 typedef struct CUctx_st *CUcontext;
 typedef int CUdevice;
 typedef enum cudaStreamCaptureMode CUstreamCaptureMode;
+typedef enum CUmoduleLoadingMode {
+    CU_MODULE_EAGER_LOADING = 1,
+    CU_MODULE_LAZY_LOADING = 2
+} CUmoduleLoadingMode;
 
 #define CU_STREAM_WAIT_VALUE_GEQ 0x0
 #define CU_STREAM_WAIT_VALUE_EQ 0x1
@@ -42,6 +46,8 @@ typedef enum cudaStreamCaptureMode CUstreamCaptureMode;
  * aligned. */
 CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned flags);
 CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned flags);
+/* Return how kernels are loaded: as CUDA_MODULE_LOADING says, EAGER by default (CUDA: LAZY). */
+CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode);
 /* Return the allocation that contains a device pointer. */
 CUresult cuMemGetAddressRange(CUdeviceptr *base, size_t *bytes, CUdeviceptr ptr);
 

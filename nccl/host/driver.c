@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "host.h"
 #include <sched.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -125,6 +126,15 @@ CUresult cuInit(unsigned flags)
                                                                         : CUDA_ERROR_NO_DEVICE;
 }
 
+/* Kernels are here from the start, unless a program wants to see how they are loaded. */
+CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
+{
+    const char *how = getenv("CUDA_MODULE_LOADING");
+    *mode = how != NULL && strcmp(how, "LAZY") == 0 ? CU_MODULE_LAZY_LOADING
+                                                    : CU_MODULE_EAGER_LOADING;
+    return CUDA_SUCCESS;
+}
+
 static const struct {
     const char *name;
     void (*function)(void);
@@ -134,6 +144,7 @@ static const struct {
     {"cuDevicePrimaryCtxRetain", (void (*)(void))cuDevicePrimaryCtxRetain},
     {"cuStreamWaitValue32", (void (*)(void))cuStreamWaitValue32},
     {"cuStreamWriteValue32", (void (*)(void))cuStreamWriteValue32},
+    {"cuModuleGetLoadingMode", (void (*)(void))cuModuleGetLoadingMode},
     {"cuMemGetAddressRange", (void (*)(void))cuMemGetAddressRange},
     {"cuCtxGetCurrent", (void (*)(void))cuCtxGetCurrent},
     {"cuCtxSetCurrent", (void (*)(void))cuCtxSetCurrent},

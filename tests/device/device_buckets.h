@@ -100,7 +100,7 @@ static inline void device_memory_free(int device, unsigned char *memory)
     if (device < 0) {
         free(memory);
     } else {
-        CUDA_OK(cudaFree(memory));
+        device_free(cudaFree, memory);
     }
 }
 

@@ -15,6 +15,52 @@
         PROCS_CHECK(cuda_error == cudaSuccess, "%s", cudaGetErrorString(cuda_error)); \
     } while (0)
 
+/* Copy to a device, so that the bytes are there for every stream. cudaMemcpy alone returns before
+ * that. */
+static inline void device_put(void *dst, const void *src, size_t bytes)
+{
+    CUDA_OK(cudaMemcpy(dst, src, bytes, cudaMemcpyDefault));
+    CUDA_OK(cudaStreamSynchronize(cudaStreamLegacy));
+}
+
+static struct device_kept {
+    cudaError_t (*release)(void *memory);
+    void *memory;
+} device_kept[1 << 14];
+static _Atomic unsigned device_kept_n;
+
+/* Free memory by cudaFree or cudaFreeHost; where ranks are threads, when all have ended. CUDA waits
+ * for all streams of a device when it frees, and one may wait for this rank. */
+static inline void device_free(cudaError_t (*release)(void *memory), void *memory)
+{
+    if (!ranks_are_threads) {
+        CUDA_OK(release(memory));
+        return;
+    }
+    unsigned at = atomic_fetch_add(&device_kept_n, 1);
+    PROCS_TRUE(at < sizeof device_kept / sizeof *device_kept);
+    device_kept[at] = (struct device_kept){release, memory};
+}
+
+/* Return true if kernels are loaded when they are first launched. No stream waits for a rank then. */
+static inline bool device_lazy(void)
+{
+    const char *how = getenv("CUDA_MODULE_LOADING");
+#ifdef CUDA_HOST_STAND_IN
+    return how != NULL && strcmp(how, "LAZY") == 0;
+#else
+    return how == NULL || strcmp(how, "EAGER") != 0;
+#endif
+}
+
+/* Return pinned memory: copies of other memory wait for their stream, in the driver. */
+static inline void *device_pinned(size_t bytes)
+{
+    void *memory = NULL;
+    CUDA_OK(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable));
+    return memory;
+}
+
 #define DEVICE_ARENA ((size_t)8 << 20)
 
 /* The device copy of all buffers of a rank. */
@@ -23,16 +69,22 @@ static _Thread_local bool device_filled; /* true after the job's call has filled
 
 static inline void device_arena_make(void)
 {
-    ranks_registered =
-        (ranks_arena){.memory = aligned_alloc(64, DEVICE_ARENA), .len = DEVICE_ARENA};
+    ranks_registered = (ranks_arena){
+        .memory =
+            ranks_are_threads ? device_pinned(DEVICE_ARENA) : aligned_alloc(64, DEVICE_ARENA),
+        .len = DEVICE_ARENA};
     PROCS_TRUE(ranks_registered.memory != NULL);
     CUDA_OK(cudaMalloc((void **)&device_double, DEVICE_ARENA));
 }
 
 static inline void device_arena_free(void)
 {
-    CUDA_OK(cudaFree(device_double));
-    free(ranks_registered.memory);
+    device_free(cudaFree, device_double);
+    if (ranks_are_threads) {
+        device_free(cudaFreeHost, ranks_registered.memory);
+    } else {
+        free(ranks_registered.memory);
+    }
     ranks_registered.memory = NULL;
 }
 
@@ -103,6 +155,9 @@ static int device_threads(int process, int processes, procs_shared *s, void *arg
     for (int r = 0; r < first->n; r++) {
         pthread_join(ranks[r].thread, NULL);
         bad += ranks[r].ended != 0;
+    }
+    for (unsigned i = atomic_load(&device_kept_n); i-- > 0 && bad == 0;) {
+        CUDA_OK(device_kept[i].release(device_kept[i].memory));
     }
     return bad != 0 ? bad : procs_leaks();
 }

@@ -38,7 +38,7 @@ static inline uint64_t sum(dcomm_comm *comm, float *device, int salt, const char
     for (size_t i = 0; i < COUNT; i++) {
         host[i] = (float)(rank + 1) * (float)((i + (size_t)salt) % 101);
     }
-    CUDA_OK(cudaMemcpy(device, host, HALF, cudaMemcpyHostToDevice));
+    device_put(device, host, HALF);
     uint64_t before = opened_so_far(comm);
     RANKS_OK(dcomm_allreduce(comm, device, result, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
     if (stream != NULL) {
@@ -66,7 +66,7 @@ static inline void talk(dcomm_comm *comm)
     for (int i = 0; i < 3; i++) {
         sum(comm, ordinary, i, "one_shot", NULL);
     }
-    CUDA_OK(cudaFree(ordinary));
+    device_free(cudaFree, ordinary);
 }
 
 /* Return memory that all peers have opened. */

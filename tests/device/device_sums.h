@@ -53,7 +53,7 @@ static inline dcomm_status device_sum_run(dcomm_comm *comm, device_sum *s)
     for (size_t i = 0; i < COUNT; i++) {
         host[i] = device_sum_value(s, sparse, rank, i);
     }
-    CUDA_OK(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice));
+    device_put(device, host, bytes);
     cuda_host_get_counts(&before);
     cuda_host_set_faults(s->faults != NULL ? s->faults : &none);
     dcomm_request *request = NULL;

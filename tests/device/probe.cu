@@ -192,6 +192,11 @@ static std::vector<question> all_questions(void)
     add("memcpy-a", "cudaMemcpyAsync of pageable memory on A", once([](place &p) {
             return cudaMemcpyAsync(p.spare, p.pageable, 1 << 20, cudaMemcpyHostToDevice, p.a);
         }));
+    add("memcpy-home", "cudaMemcpyAsync to pageable memory on A", once([](place &p) {
+            return cudaMemcpyAsync(p.pageable, p.spare, 1 << 10, cudaMemcpyDeviceToHost, p.a);
+        }));
+    add("first-a", "a kernel's first launch, on A",
+        once([](place &p) { return launch_new(p.device, p.a); }));
     return all;
 }
 
@@ -199,8 +204,9 @@ static std::vector<question> all_questions(void)
 
 /* What the second thread does, in this order. */
 static const char *const acts[] = {
-    "a copy to the device", "a copy to the host", "a launch", "cudaEventRecord",
-    "cudaEventQuery",       "a written value",    "done"};
+    "a copy to the device",        "a copy to the host",        "a launch",
+    "cudaEventRecord",             "the end of the first copy", "the end of the second copy",
+    "the end of the known kernel", "a written value",           "done"};
 enum { DONE = sizeof acts / sizeof acts[0] - 1 };
 
 struct second {
@@ -229,8 +235,8 @@ static void work(second &s, place &p)
     s.act++;
     for (cudaEvent_t event : s.events) {
         holds([&] { return cudaEventQuery(event) == cudaSuccess; }, 1e6);
+        s.act++;
     }
-    s.act++;
     s.value.write(0);
     stream_writes(s.kernels, s.value);
     holds([&] { return s.value.read() == 1; }, 1e6);

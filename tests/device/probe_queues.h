@@ -10,6 +10,12 @@
 static const int MOST_WAITING = 40;
 static const double PATIENCE_MS = 40; /* a copy, or a kernel, takes some 10 us */
 
+/* The call that this process is in, and the number of streams that wait: where one blocks, they are
+ * the answer. */
+static std::atomic<const char *> inside{"the start"};
+static std::atomic<int> waiting_now{0};
+static const double QUEUES_LIMIT_MS = 4000;
+
 /* A stream that is tried with one kind of work. */
 struct trial {
     bool copies;
@@ -21,11 +27,13 @@ struct trial {
 
 static trial trial_of(bool copies, bool greatest)
 {
+    inside = "a stream's creation";
     return trial{copies, stream_of(greatest), event_of(), -1, 0, false};
 }
 
 static bool gets_through(trial &t, unsigned *device, unsigned *pinned)
 {
+    inside = t.copies ? "a copy" : "a launch";
     if (t.copies) {
         need(cudaMemcpyAsync(device, pinned, 64, cudaMemcpyHostToDevice, t.stream), "a copy");
         need(cudaMemcpyAsync(pinned, device, 64, cudaMemcpyDeviceToHost, t.stream), "a copy");
@@ -33,6 +41,7 @@ static bool gets_through(trial &t, unsigned *device, unsigned *pinned)
         need(launch_known(device, t.stream), "a launch");
     }
     need(cudaEventRecord(t.event, t.stream), "an event");
+    inside = "cudaEventQuery";
     return holds([&] { return cudaEventQuery(t.event) == cudaSuccess; }, PATIENCE_MS);
 }
 
@@ -71,7 +80,18 @@ static int queues(const char *connections, bool greatest)
             give_up("queues", "work did not go through though no stream waits");
         }
     }
+    std::thread watchdog([&] {
+        sleep_ms(QUEUES_LIMIT_MS);
+        std::printf("| %s | %s | %d streams wait, and the process stands in %s | - | - | - |\n",
+                    connections, greatest ? "greatest" : "normal", waiting_now.load(),
+                    inside.load());
+        std::fflush(stdout);
+        _exit(0);
+    });
+    watchdog.detach();
     for (int waiting = 1; waiting <= MOST_WAITING; waiting++) {
+        waiting_now = waiting;
+        inside = "a stream's creation, or its wait";
         stream_waits(stream_of(false), gate);
         for (int i = 0; i < 2; i++) {
             trial late = trial_of(after[i].copies, greatest);
@@ -81,11 +101,13 @@ static int queues(const char *connections, bool greatest)
                 after[i].first = after[i].first < 0 ? waiting : after[i].first;
                 after[i].stuck++;
             } else {
+                inside = "a stream's end";
                 need(cudaStreamDestroy(late.stream), "a stream's end");
             }
         }
     }
     gate.write(1);
+    inside = "the end";
     need(cudaDeviceSynchronize(), "the end");
     std::printf("| %s | %s | %s | %s | %s | %s |\n", connections, greatest ? "greatest" : "normal",
                 of_trial(before[0]).c_str(), of_trial(before[1]).c_str(),

@@ -340,7 +340,8 @@ Test(cuda_host, a_device_is_reset)
     GOOD(cudaLaunchHostFunc(cudaStreamPerThread, note, (void *)&ran));
     cuda_host_set_faults(&(cuda_host_faults){.fail_copy = 1});
     GOOD(cudaMemsetAsync(p, 0, 4, stream));
-    IS(cudaMemcpy(p, &ran, 4, cudaMemcpyHostToDevice), cudaErrorLaunchFailure);
+    GOOD(cudaMemcpy(p, &ran, 4, cudaMemcpyHostToDevice)); /* does not wait for its end */
+    IS(cudaStreamSynchronize(stream), cudaErrorLaunchFailure);
     IS(cudaMalloc(&p, 16), cudaErrorLaunchFailure);
     GOOD(cudaDeviceReset());
     cr_assert_eq(atomic_load(&ran), 2);
@@ -374,6 +375,7 @@ static int share(int rank, int n, procs_shared *s, void *arg)
         PROCS_TRUE(cudaMalloc((void **)&device, 4096) == cudaSuccess); /* so that it lies inside */
         PROCS_TRUE(cudaMalloc((void **)&device, 4096) == cudaSuccess);
         PROCS_TRUE(cudaMemcpy(device, "from rank 0", 12, cudaMemcpyHostToDevice) == cudaSuccess);
+        PROCS_TRUE(cudaDeviceSynchronize() == cudaSuccess);
         PROCS_TRUE(cudaIpcGetMemHandle(&handle, device + 100) == cudaSuccess);
         void *own = NULL;
         PROCS_TRUE(cudaIpcOpenMemHandle(&own, handle, cudaIpcMemLazyEnablePeerAccess) ==
@@ -395,6 +397,7 @@ static int share(int rank, int n, procs_shared *s, void *arg)
     PROCS_TRUE(cudaMemcpy(text, device, 16, cudaMemcpyDeviceToHost) == cudaSuccess);
     PROCS_CHECK(strcmp(text, "from rank 0") == 0, "'%s'", text);
     PROCS_TRUE(cudaMemcpy(device, "from rank 1", 12, cudaMemcpyHostToDevice) == cudaSuccess);
+    PROCS_TRUE(cudaDeviceSynchronize() == cudaSuccess);
     procs_post(s, 1, 1);
     PROCS_TRUE(cudaFree(device) == cudaErrorInvalidValue);
     PROCS_TRUE(cudaIpcCloseMemHandle(device) == cudaSuccess);

@@ -172,7 +172,7 @@ static int experts(int rank, int n, procs_shared *s, void *arg)
         dcomm_moe_destroy(&m);
         RANKS_OK(dcomm_barrier(comm, NULL));
     }
-    CUDA_OK(cudaFree(there));
+    device_free(cudaFree, there);
     return ranks_leave(&comm);
 }
 
@@ -230,8 +230,8 @@ static int through_host(int rank, int n, procs_shared *s, void *arg)
     for (int i = 0; i < COUNT; i++) {
         PROCS_CHECK(x[i] == 2 * (float)(i + rank), "element %d is %g", i, (double)x[i]);
     }
-    CUDA_OK(cudaFree(in));
-    CUDA_OK(cudaFree(out));
+    device_free(cudaFree, in);
+    device_free(cudaFree, out);
     free(x);
     return ranks_leave(&comm);
 }

@@ -96,8 +96,8 @@ static int side_by_side(int rank, int n, procs_shared *s, void *arg)
         }
     }
     RANKS_OK(dcomm_buckets_destroy(&b));
-    CUDA_OK(cudaFree(params[0].grad));
-    CUDA_OK(cudaFree(params[1].grad));
+    device_free(cudaFree, params[0].grad);
+    device_free(cudaFree, params[1].grad);
     return ranks_leave(&comm);
 }
 
@@ -411,6 +411,7 @@ static int sharded(int rank, int n, procs_shared *s, void *arg)
             CUDA_OK(cudaMemcpy(d->t.params[i].grad, d->values[i], 4 * d->t.params[i].count,
                                cudaMemcpyDefault));
         }
+        CUDA_OK(cudaStreamSynchronize(cudaStreamLegacy));
         device_set_compare_all(d, step);
     }
     device_set_end(d);

@@ -75,7 +75,7 @@ static int same(int rank, int n, procs_shared *s, void *arg)
             dcomm_status host = dcomm_allreduce(comm, in, want, count, DCOMM_F32, op, &opts);
             opts.stream = a % 2 ? stream : NULL;
             opts.codec_report = &there;
-            CUDA_OK(cudaMemcpy(device, in, count * sizeof *in, cudaMemcpyHostToDevice));
+            device_put(device, in, count * sizeof *in);
             dcomm_status status =
                 dcomm_allreduce(comm, device, device, count, DCOMM_F32, op, &opts);
             CUDA_OK(cudaStreamSynchronize(stream));
@@ -94,7 +94,7 @@ static int same(int rank, int n, procs_shared *s, void *arg)
                         "%s by %s: %zu bytes, %zu kept; in host memory %zu, %zu", specs[c],
                         algo != NULL ? algo : "auto", there.bytes, there.kept, here.bytes,
                         here.kept);
-            CUDA_OK(cudaFree(device));
+            device_free(cudaFree, device);
             free(in);
             free(out);
             free(want);
@@ -135,7 +135,7 @@ static int refused(int rank, int n, procs_shared *s, void *arg)
     }
     host[FIRST] = host[FIRST + 9] = nonfinite && rank == 1 ? NAN : 1;
     CUDA_OK(cudaMalloc((void **)&device, COUNT * sizeof *device));
-    CUDA_OK(cudaMemcpy(device, host, COUNT * sizeof *host, cudaMemcpyHostToDevice));
+    device_put(device, host, COUNT * sizeof *host);
     dcomm_coll_opts opts = {.codec = codec, .codec_report = &report, .timeout_s = 20};
     dcomm_status status =
         dcomm_allreduce(comm, DCOMM_IN_PLACE, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts);
@@ -152,9 +152,9 @@ static int refused(int rank, int n, procs_shared *s, void *arg)
     for (size_t i = 0; i < COUNT; i++) { /* the communicator still works */
         host[i] = gradient(rank, i);
     }
-    CUDA_OK(cudaMemcpy(device, host, COUNT * sizeof *host, cudaMemcpyHostToDevice));
+    device_put(device, host, COUNT * sizeof *host);
     RANKS_OK(dcomm_allreduce(comm, DCOMM_IN_PLACE, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
-    CUDA_OK(cudaFree(device));
+    device_free(cudaFree, device);
     free(host);
     RANKS_OK(dcomm_codec_destroy(&codec));
     return ranks_leave(&comm);
@@ -208,7 +208,7 @@ static int traffic(int rank, int n, procs_shared *s, void *arg)
         PROCS_CHECK(bytes[c] > 0 && bytes[c] * 7 < bytes[0], "%d: %lu and %lu bytes", c,
                     (unsigned long)bytes[0], (unsigned long)bytes[c]);
     }
-    CUDA_OK(cudaFree(device));
+    device_free(cudaFree, device);
     return ranks_leave(&comm);
 }
 
@@ -305,7 +305,7 @@ static void steps_of(dcomm_comm *comm, const kind *k, int here, void *stream)
         opts.feedback = fb[1];
         opts.codec_report = &report[1];
         opts.stream = step > 0 ? stream : NULL;
-        CUDA_OK(cudaMemcpy(there, in, bytes, cudaMemcpyDefault));
+        device_put(there, in, bytes);
         RANKS_OK(dcomm_allreduce(comm, there, sum, k->count, k->dtype, k->op, &opts));
         CUDA_OK(cudaStreamSynchronize(stream));
         RANKS_OK(dcomm_comm_status(comm));
@@ -316,7 +316,7 @@ static void steps_of(dcomm_comm *comm, const kind *k, int here, void *stream)
                     report[1].bytes);
     }
     if (rank != here) {
-        CUDA_OK(cudaFree(there));
+        device_free(cudaFree, there);
     } else {
         free(there);
     }
@@ -431,7 +431,7 @@ static int judged(int rank, int n, procs_shared *s, void *arg)
     RANKS_OK(dcomm_iallreduce(comm, DCOMM_IN_PLACE, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts,
                               &request));
     RANKS_OK(dcomm_wait(&request));
-    CUDA_OK(cudaFree(device));
+    device_free(cudaFree, device);
     RANKS_OK(dcomm_codec_destroy(&automatic));
     return ranks_leave(&comm);
 }

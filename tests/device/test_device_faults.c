@@ -141,7 +141,7 @@ static int failed_before(int rank, int n, procs_shared *s, void *arg)
                 "%s", dcomm_comm_error(comm));
     (void)cudaStreamSynchronize(stream);
     cuda_host_set_faults(&none);
-    CUDA_OK(cudaFree(device));
+    device_free(cudaFree, device);
     CUDA_OK(cudaStreamDestroy(stream));
     return ranks_leave(&comm);
 }
@@ -188,7 +188,7 @@ static int step_fails(int rank, int n, procs_shared *s, void *arg)
                 "kernel %u, rank %d: %s", faults.fail_kernel, rank, dcomm_last_error());
     (void)dcomm_scaler_destroy(&scaler);
     (void)dcomm_buckets_destroy(&b);
-    CUDA_OK(cudaFree(param.grad));
+    device_free(cudaFree, param.grad);
     int left = ranks_leave(&comm);
     return left != 0 ? left : status == DCOMM_OK ? 10 : 20;
 }

@@ -105,7 +105,7 @@ static void side_open(side *s, bool device, const dcomm_codec *codec, size_t cou
 static void side_close(side *s)
 {
     RANKS_OK(dcomm_feedback_destroy(&s->feedback));
-    CUDA_OK(cudaFree(s->there));
+    device_free(cudaFree, s->there);
     free(s->x);
     free(s->out);
 }
@@ -129,7 +129,7 @@ static dcomm_status side_step(side *s, dcomm_comm *comm, int step, size_t count,
     if (!s->device) {
         return dcomm_allreduce(comm, s->x, s->out, count, DCOMM_F32, op, &opts);
     }
-    CUDA_OK(cudaMemcpy(s->there, s->x, bytes, cudaMemcpyHostToDevice));
+    device_put(s->there, s->x, bytes);
     dcomm_status status = dcomm_allreduce(comm, s->there, s->there, count, DCOMM_F32, op, &opts);
     if (opts.stream != NULL) {
         CUDA_OK(cudaStreamSynchronize(opts.stream));
@@ -517,7 +517,7 @@ static int streamed(int rank, int n, procs_shared *s, void *arg)
             all[i] -= (double)out[i];
         }
         CUDA_OK(cudaFreeHost(host[k]));
-        CUDA_OK(cudaFree(device[k]));
+        device_free(cudaFree, device[k]);
     }
     for (size_t i = 0; i < COUNT; i++) {
         PROCS_CHECK(fabs(all[i]) < 1e-4, "element %zu: %g is lost", i, all[i]);

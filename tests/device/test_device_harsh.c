@@ -39,7 +39,7 @@ static float *device_values(int rank, size_t count, size_t more)
         host[i] = value(rank, i);
     }
     CUDA_OK(cudaMalloc((void **)&x, count * (1 + more) * sizeof *x));
-    CUDA_OK(cudaMemcpy(x, host, count * sizeof *x, cudaMemcpyHostToDevice));
+    device_put(x, host, count * sizeof *x);
     free(host);
     return x;
 }
@@ -487,7 +487,7 @@ Test(device_harsh, memory_is_pinned_beside_a_stream_that_waits, .timeout = 60)
 
 /* ---- launches that wait ---- */
 
-/* The program puts kernels before and behind an operation. */
+/* The program puts kernels before and behind an operation, which ends before its call returns. */
 static int blocking(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 50000 };
@@ -500,6 +500,7 @@ static int blocking(int rank, int n, procs_shared *s, void *arg)
         nap_ms(round % 2 == rank ? 50 : 0);
         RANKS_OK(dcomm_cuda_scale(x, in, COUNT, DCOMM_F32, 2, stream));
         RANKS_OK(dcomm_allreduce(comm, x, x + COUNT, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+        PROCS_TRUE(cudaStreamQuery(stream) == cudaSuccess);
         RANKS_OK(dcomm_cuda_scale(x + COUNT, x + COUNT, COUNT, DCOMM_F32, 2, stream));
         await_stream(stream);
         expect_sum(x + COUNT, COUNT, n, 4);
@@ -513,4 +514,12 @@ Test(device_harsh, launches_that_wait_for_their_kernels, .timeout = 100)
     setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
     const cuda_host_rules rules = {.lock = true, .launch_blocking = true};
     harshly_both(false, &rules, blocking, NULL);
+}
+
+/* A kernel that is loaded when it is first launched waits for all streams, and what is launched
+ * later waits for it. */
+Test(device_harsh, kernels_that_are_loaded_when_they_are_launched, .timeout = 100)
+{
+    setenv("CUDA_MODULE_LOADING", "LAZY", 1);
+    harshly_both(false, &(cuda_host_rules){.lock = true, .load_waits = true}, blocking, NULL);
 }

@@ -48,8 +48,7 @@ static float value(int rank, size_t i, int salt)
 
 static float *host_values(size_t count, int rank, int salt)
 {
-    float *x = malloc(count * sizeof *x);
-    PROCS_TRUE(x != NULL);
+    float *x = device_pinned(count * sizeof *x);
     for (size_t i = 0; i < count; i++) {
         x[i] = value(rank, i, salt);
     }
@@ -61,6 +60,7 @@ static float *device_values(size_t count)
     float *x = NULL;
     CUDA_OK(cudaMalloc((void **)&x, count * sizeof *x));
     CUDA_OK(cudaMemset(x, 0xff, count * sizeof *x));
+    CUDA_OK(cudaStreamSynchronize(cudaStreamLegacy));
     return x;
 }
 
@@ -92,15 +92,15 @@ static void on(int n, procs_fn fn)
 
 /* ---- order ---- */
 
-/* The call returns while earlier work on the stream is under way. It reads the result of that
- * work, and later work sees the sum. */
+/* The call returns while earlier work on the stream is under way, unless no stream may wait for a
+ * rank. It reads the result of that work, and later work sees the sum. */
 static int between(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 300000 };
     static const char *const algos[] = {"ring", "two_shot", NULL};
     dcomm_comm *comm = join(rank, n, s, arg);
     cudaStream_t stream = stream_make();
-    float *device = device_values(COUNT), *out = malloc(COUNT * sizeof *out);
+    float *device = device_values(COUNT), *out = device_pinned(COUNT * sizeof *out);
     for (int round = 0; round < (test_full() ? 6 : 3); round++) {
         float *in = host_values(COUNT, rank, round);
         slow before = {.ms = round % 2 == rank % 2 ? 150 : 5}, after = {.ms = 20};
@@ -108,19 +108,20 @@ static int between(int rank, int n, procs_shared *s, void *arg)
         CUDA_OK(cudaLaunchHostFunc(stream, slow_work, &before));
         CUDA_OK(cudaMemcpyAsync(device, in, COUNT * sizeof *in, cudaMemcpyHostToDevice, stream));
         RANKS_OK(dcomm_allreduce(comm, device, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
-        PROCS_CHECK(before.ms < 100 || atomic_load(&before.over) == 0, "the call has waited");
+        PROCS_CHECK(before.ms < 100 || atomic_load(&before.over) == 0 || device_lazy(),
+                    "the call has waited");
         CUDA_OK(cudaLaunchHostFunc(stream, slow_work, &after));
         CUDA_OK(cudaMemcpyAsync(out, device, COUNT * sizeof *in, cudaMemcpyDeviceToHost, stream));
         CUDA_OK(cudaMemsetAsync(device, 0xff, COUNT * sizeof *in, stream));
         CUDA_OK(cudaStreamSynchronize(stream));
         PROCS_TRUE(atomic_load(&before.over) && atomic_load(&after.over));
         expect_sum(out, COUNT, n, round);
-        free(in);
+        device_free(cudaFreeHost, in);
     }
     RANKS_OK(dcomm_comm_status(comm));
-    CUDA_OK(cudaFree(device));
+    device_free(cudaFree, device);
     CUDA_OK(cudaStreamDestroy(stream));
-    free(out);
+    device_free(cudaFreeHost, out);
     return ranks_leave(&comm);
 }
 
@@ -144,27 +145,28 @@ static void gate_work(void *user)
     atomic_store(&g->over, 1);
 }
 
-/* NULL means no stream, for collectives, buckets and kernels. Work on the default stream delays
- * neither of the first two, and results are complete when the call returns. */
+/* NULL means no stream, for collectives, buckets and kernels. All of them see what the default
+ * stream holds, as a copy that is late there, and results are complete when the call returns. A
+ * call gives up when that work does not end. */
 static int no_stream(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 20000 };
     dcomm_comm *comm = join(rank, n, s, arg);
     cudaStream_t stream = stream_make();
     dcomm_buckets *b;
-    float *device = device_values(COUNT), *out = malloc(COUNT * sizeof *out);
-    float *in = host_values(COUNT, rank, 3);
+    float *device = device_values(COUNT), *out = device_pinned(COUNT * sizeof *out);
+    float *pinned = host_values(COUNT, rank, 3), *in = malloc(COUNT * sizeof *in);
     const dcomm_bucket_param param = {.grad = device, .count = COUNT, .dtype = DCOMM_F32};
-    PROCS_TRUE(out != NULL);
+    PROCS_TRUE(in != NULL);
+    memcpy(in, pinned, COUNT * sizeof *in);
     RANKS_OK(dcomm_buckets_create(comm, &param, 1, &(dcomm_buckets_opts){.sum = true}, &b));
-    RANKS_OK(dcomm_allreduce(comm, device, device, 1, DCOMM_F32, DCOMM_SUM, NULL)); /* warm up */
-    for (int bucket = 0; bucket < 2; bucket++) {
+    for (int round = 0; round < 8; round++) {
+        slow held = {.ms = rank == round / 2 % n ? 20 : 0};
+        CUDA_OK(cudaMemsetAsync(device, 0xff, COUNT * sizeof *in, stream));
+        CUDA_OK(cudaStreamSynchronize(stream));
+        CUDA_OK(cudaLaunchHostFunc(cudaStreamLegacy, slow_work, &held));
         CUDA_OK(cudaMemcpy(device, in, COUNT * sizeof *in, cudaMemcpyHostToDevice));
-        CUDA_OK(cudaDeviceSynchronize());
-        RANKS_OK(dcomm_barrier(comm, NULL));
-        gate held = {0};
-        CUDA_OK(cudaLaunchHostFunc(cudaStreamLegacy, gate_work, &held));
-        if (bucket) {
+        if (round % 2) {
             RANKS_OK(dcomm_param_mark_ready(b, 0, NULL));
             RANKS_OK(dcomm_buckets_wait(b));
         } else {
@@ -172,20 +174,25 @@ static int no_stream(int rank, int n, procs_shared *s, void *arg)
         }
         CUDA_OK(cudaMemcpyAsync(out, device, COUNT * sizeof *out, cudaMemcpyDeviceToHost, stream));
         CUDA_OK(cudaStreamSynchronize(stream));
-        PROCS_CHECK(atomic_load(&held.over) == 0, "it has waited for the default stream");
-        atomic_store(&held.open, 1);
-        CUDA_OK(cudaDeviceSynchronize());
         expect_sum(out, COUNT, n, 3);
     }
     RANKS_OK(dcomm_cuda_scale(device, device, COUNT, DCOMM_F32, 0, NULL));
     CUDA_OK(cudaMemcpyAsync(out, device, COUNT * sizeof *out, cudaMemcpyDeviceToHost, stream));
     CUDA_OK(cudaStreamSynchronize(stream));
     PROCS_CHECK(out[0] == 0 && out[COUNT - 1] == 0, "the kernel has not ended");
+    gate held = {0};
+    const dcomm_coll_opts brief = {.timeout_s = 0.2};
+    CUDA_OK(cudaLaunchHostFunc(cudaStreamLegacy, gate_work, &held));
+    ranks_refused(dcomm_allreduce(comm, device, device, COUNT, DCOMM_F32, DCOMM_SUM, &brief),
+                  DCOMM_ERR_TIMEOUT, "the default stream of device 0 has not done within 0.2 s");
+    atomic_store(&held.open, 1);
+    CUDA_OK(cudaDeviceSynchronize());
     RANKS_OK(dcomm_buckets_destroy(&b));
-    CUDA_OK(cudaFree(device));
+    device_free(cudaFree, device);
     CUDA_OK(cudaStreamDestroy(stream));
     free(in);
-    free(out);
+    device_free(cudaFreeHost, pinned);
+    device_free(cudaFreeHost, out);
     return ranks_leave(&comm);
 }
 
@@ -224,12 +231,12 @@ static int between_kernels(int rank, int n, procs_shared *s, void *arg)
         CUDA_OK(cudaMemcpyAsync(host, taken, COUNT * sizeof *host, cudaMemcpyDeviceToHost, stream));
         CUDA_OK(cudaStreamSynchronize(stream));
         expect_sum(host, COUNT, n, round);
-        free(host);
+        device_free(cudaFreeHost, host);
     }
     RANKS_OK(dcomm_comm_status(comm));
-    CUDA_OK(cudaFree(made));
-    CUDA_OK(cudaFree(device));
-    CUDA_OK(cudaFree(taken));
+    device_free(cudaFree, made);
+    device_free(cudaFree, device);
+    device_free(cudaFree, taken);
     CUDA_OK(cudaStreamDestroy(stream));
     return ranks_leave(&comm);
 }
@@ -254,7 +261,7 @@ static int outstanding(int rank, int n, procs_shared *s, void *arg)
         size_t count = k % 20 == 7 ? LONG : COUNT;
         host[k] = host_values(count, rank, k);
         device[k] = device_values(count);
-        CUDA_OK(cudaMemcpy(device[k], host[k], count * sizeof(float), cudaMemcpyHostToDevice));
+        device_put(device[k], host[k], count * sizeof(float));
     }
     CUDA_OK(cudaLaunchHostFunc(streams[0], slow_work, &hold[0]));
     CUDA_OK(cudaLaunchHostFunc(streams[1], slow_work, &hold[1]));
@@ -265,6 +272,7 @@ static int outstanding(int rank, int n, procs_shared *s, void *arg)
         if (k == OPS - 1) {
             RANKS_OK(dcomm_iallreduce(comm, device[k], device[k], count, DCOMM_F32, DCOMM_SUM,
                                       &opts, &last));
+            RANKS_OK(dcomm_wait(&last));
         } else {
             RANKS_OK(dcomm_allreduce(comm, DCOMM_IN_PLACE, device[k], count, DCOMM_F32, DCOMM_SUM,
                                      &opts));
@@ -272,15 +280,14 @@ static int outstanding(int rank, int n, procs_shared *s, void *arg)
         CUDA_OK(cudaMemcpyAsync(host[k], device[k], count * sizeof(float), cudaMemcpyDeviceToHost,
                                 stream));
     }
-    RANKS_OK(dcomm_wait(&last));
     for (int i = 0; i < 2; i++) {
         CUDA_OK(cudaStreamSynchronize(streams[i]));
         CUDA_OK(cudaStreamDestroy(streams[i]));
     }
     for (int k = 0; k < OPS; k++) {
         expect_sum(host[k], k % 20 == 7 ? LONG : COUNT, n, k);
-        CUDA_OK(cudaFree(device[k]));
-        free(host[k]);
+        device_free(cudaFree, device[k]);
+        device_free(cudaFreeHost, host[k]);
     }
     return ranks_leave(&comm);
 }
@@ -291,6 +298,43 @@ Test(device_order, outstanding, .timeout = 90)
     on(4, outstanding);
 }
 
+/* A call with a request begins behind its stream's work, and does not hold the stream: the rank
+ * that is late has not called yet when the others' streams have ended. */
+static int not_held(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { COUNT = 30000 };
+    dcomm_comm *comm = join(rank, n, s, arg);
+    cudaStream_t stream = stream_make();
+    float *device = device_values(COUNT), *in = host_values(COUNT, rank, 1);
+    slow before = {.ms = 20};
+    dcomm_request *request = NULL;
+    const dcomm_coll_opts opts = {.stream = stream};
+    if (rank == 1) {
+        while (!procs_all(s, n, 1, 1)) {
+            procs_nap();
+        }
+    }
+    CUDA_OK(cudaLaunchHostFunc(stream, slow_work, &before));
+    CUDA_OK(cudaMemcpyAsync(device, in, COUNT * sizeof *in, cudaMemcpyHostToDevice, stream));
+    RANKS_OK(dcomm_iallreduce(comm, device, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts, &request));
+    CUDA_OK(cudaStreamSynchronize(stream));
+    procs_post(s, rank, 1);
+    RANKS_OK(dcomm_wait(&request));
+    CUDA_OK(cudaMemcpyAsync(in, device, COUNT * sizeof *in, cudaMemcpyDeviceToHost, stream));
+    CUDA_OK(cudaStreamSynchronize(stream));
+    expect_sum(in, COUNT, n, 1);
+    device_free(cudaFreeHost, in);
+    device_free(cudaFree, device);
+    CUDA_OK(cudaStreamDestroy(stream));
+    return ranks_leave(&comm);
+}
+
+Test(device_order, a_request_does_not_hold_its_stream, .timeout = 90)
+{
+    on(2, not_held);
+    on(3, not_held);
+}
+
 /* A thread that checks cudaGetLastError after its own launch must not see an error from dcomm's
  * calls. */
 static int leaves_no_error(int rank, int n, procs_shared *s, void *arg)
@@ -299,7 +343,7 @@ static int leaves_no_error(int rank, int n, procs_shared *s, void *arg)
     dcomm_comm *comm = join(rank, n, s, arg);
     cudaStream_t stream = stream_make();
     float *device = device_values(COUNT), *host = host_values(COUNT, rank, 0);
-    CUDA_OK(cudaMemcpy(device, host, COUNT * sizeof *host, cudaMemcpyHostToDevice));
+    device_put(device, host, COUNT * sizeof *host);
     for (int k = 0; k < 12; k++) {
         dcomm_coll_opts opts = {.stream = k % 3 == 2 ? stream : NULL};
         dcomm_request *request = NULL;
@@ -311,8 +355,8 @@ static int leaves_no_error(int rank, int n, procs_shared *s, void *arg)
         RANKS_OK(dcomm_broadcast(comm, device, device, COUNT, DCOMM_F32, 0, NULL));
         CUDA_OK(cudaPeekAtLastError());
     }
-    free(host);
-    CUDA_OK(cudaFree(device));
+    device_free(cudaFreeHost, host);
+    device_free(cudaFree, device);
     CUDA_OK(cudaStreamDestroy(stream));
     return ranks_leave(&comm);
 }
@@ -331,7 +375,7 @@ static int group(int rank, int n, procs_shared *s, void *arg)
     RANKS_OK(dcomm_comm_dup(comm, &other));
     cudaStream_t stream = stream_make();
     dcomm_coll_opts opts = {.stream = stream};
-    float *in = host_values(COUNT, rank, 0), *out = malloc(2 * COUNT * sizeof *out);
+    float *in = host_values(COUNT, rank, 0), *out = device_pinned(2 * COUNT * sizeof *out);
     float *mine = device_values(COUNT), *theirs = device_values(COUNT);
     int to = (rank + 1) % n, from = (rank + n - 1) % n;
     int devices = 0;
@@ -361,11 +405,11 @@ static int group(int rank, int n, procs_shared *s, void *arg)
     CUDA_OK(cudaStreamSynchronize(stream));
     RANKS_OK(dcomm_comm_status(comm));
     RANKS_OK(dcomm_comm_status(other));
-    CUDA_OK(cudaFree(mine));
-    CUDA_OK(cudaFree(theirs));
+    device_free(cudaFree, mine);
+    device_free(cudaFree, theirs);
     CUDA_OK(cudaStreamDestroy(stream));
-    free(in);
-    free(out);
+    device_free(cudaFreeHost, in);
+    device_free(cudaFreeHost, out);
     RANKS_OK(dcomm_comm_destroy(&other));
     return ranks_leave(&comm);
 }
@@ -387,7 +431,7 @@ static int left_behind(int rank, int n, procs_shared *s, void *arg)
     float *in = host_values(COUNT, rank, 3), *device = device_values(COUNT);
     float *out = host_values(COUNT, rank, 4);
     slow before = {.ms = 60};
-    CUDA_OK(cudaMemcpy(device, in, COUNT * sizeof *in, cudaMemcpyHostToDevice));
+    device_put(device, in, COUNT * sizeof *in);
     CUDA_OK(cudaLaunchHostFunc(stream, slow_work, &before));
     RANKS_OK(dcomm_allreduce(comm, DCOMM_IN_PLACE, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
     RANKS_OK(dcomm_allreduce(comm, DCOMM_IN_PLACE, out, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
@@ -396,10 +440,10 @@ static int left_behind(int rank, int n, procs_shared *s, void *arg)
     CUDA_OK(cudaStreamSynchronize(stream));
     expect_sum(in, COUNT, n, 3);
     expect_sum(out, COUNT, n, 4);
-    CUDA_OK(cudaFree(device));
+    device_free(cudaFree, device);
     CUDA_OK(cudaStreamDestroy(stream));
-    free(in);
-    free(out);
+    device_free(cudaFreeHost, in);
+    device_free(cudaFreeHost, out);
     return 0;
 }
 
@@ -447,7 +491,7 @@ static int trouble_of(int rank, int n, procs_shared *s, void *arg)
     }
     PROCS_CHECK(dcomm_comm_status(comm) == wanted[trouble], "rank %d: %s: %s", rank,
                 dcomm_status_name(dcomm_comm_status(comm)), dcomm_comm_error(comm));
-    CUDA_OK(cudaFree(device));
+    device_free(cudaFree, device);
     CUDA_OK(cudaStreamDestroy(stream));
     return ranks_leave(&comm);
 }
@@ -470,14 +514,14 @@ static int beside_capture(int rank, int n, procs_shared *s, void *arg)
     dcomm_comm *comm = join(rank, n, s, arg);
     cudaStream_t stream = stream_make(), captured = stream_make();
     float *device = device_values(COUNT), *plain = device_values(COUNT);
-    float *out = malloc(COUNT * sizeof *out);
+    float *out = device_pinned(COUNT * sizeof *out);
     for (int round = 0; round < 2; round++) {
         float *in = host_values(COUNT, rank, round);
         dcomm_coll_opts opts = {.stream = stream};
         dcomm_request *request = NULL;
         cudaGraph_t graph = NULL;
         CUDA_OK(cudaMemcpy(plain, in, COUNT * sizeof *in, cudaMemcpyHostToDevice));
-        CUDA_OK(cudaMemcpy(device, in, COUNT * sizeof *in, cudaMemcpyHostToDevice));
+        device_put(device, in, COUNT * sizeof *in);
         CUDA_OK(cudaStreamBeginCapture(captured, modes[round]));
         CUDA_OK(cudaMemsetAsync(device, 0, 4, captured));
         RANKS_OK(dcomm_iallreduce(comm, DCOMM_IN_PLACE, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts,
@@ -491,14 +535,14 @@ static int beside_capture(int rank, int n, procs_shared *s, void *arg)
         CUDA_OK(cudaStreamSynchronize(stream));
         CUDA_OK(cudaMemcpy(out, device, COUNT * sizeof *in, cudaMemcpyDeviceToHost));
         expect_sum(out, COUNT, n, round);
-        free(in);
+        device_free(cudaFreeHost, in);
     }
     RANKS_OK(dcomm_comm_status(comm));
-    CUDA_OK(cudaFree(device));
-    CUDA_OK(cudaFree(plain));
+    device_free(cudaFree, device);
+    device_free(cudaFree, plain);
     CUDA_OK(cudaStreamDestroy(captured));
     CUDA_OK(cudaStreamDestroy(stream));
-    free(out);
+    device_free(cudaFreeHost, out);
     return ranks_leave(&comm);
 }
 
@@ -573,7 +617,7 @@ static int two_streams(int rank, int n, procs_shared *s, void *arg)
     if (rank == 0) {
         CUDA_OK(cudaStreamDestroy(shared));
     }
-    CUDA_OK(cudaFree(device));
+    device_free(cudaFree, device);
     return ranks_leave(&comm);
 }
 
@@ -659,7 +703,7 @@ static int follows_peer(int rank, int n, procs_shared *s, void *arg)
     while (atomic_load(&turn) != n) {
         sched_yield();
     }
-    CUDA_OK(cudaFree(device));
+    device_free(cudaFree, device);
     CUDA_OK(cudaStreamDestroy(stream));
     return ranks_leave(&comm);
 }
@@ -710,9 +754,9 @@ static int refusals(int rank, int n, procs_shared *s, void *arg)
     CUDA_OK(cudaMemcpyAsync(host, device, COUNT * sizeof *host, cudaMemcpyDeviceToHost, stream));
     CUDA_OK(cudaStreamSynchronize(stream));
     expect_sum(host, COUNT, n, 0);
-    CUDA_OK(cudaFree(device));
+    device_free(cudaFree, device);
     CUDA_OK(cudaStreamDestroy(stream));
-    free(host);
+    device_free(cudaFreeHost, host);
     return ranks_leave(&comm);
 }
 

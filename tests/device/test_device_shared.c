@@ -42,7 +42,7 @@ static int opens(int rank, int n, procs_shared *s, void *arg)
         sum(comm, (i / 2) % n == rank ? inside : ordinary, i, i % 2 ? "two_shot" : "ring", stream);
     }
     RANKS_OK(dcomm_mem_free(&p));
-    CUDA_OK(cudaFree(ordinary));
+    device_free(cudaFree, ordinary);
     CUDA_OK(cudaStreamDestroy(stream));
     return ranks_leave(&comm);
 }
@@ -201,7 +201,7 @@ static int held_streams(int rank, int n, procs_shared *s, void *arg)
         CUDA_OK(cudaStreamSynchronize(stream));
     }
     RANKS_OK(dcomm_comm_status(comm));
-    CUDA_OK(cudaFree(work));
+    device_free(cudaFree, work);
     CUDA_OK(cudaStreamDestroy(stream));
     talk(comm);
     talk(comm);

@@ -78,12 +78,18 @@ step_8() {
 
 step_9() {
     local name n run test
-    # Each test by itself, so that one that hangs costs its own time alone.
+    # Each test by itself, so that one that hangs costs its own time alone. Where kernels are loaded when
+    # they are first launched, no stream waits for a rank.
     for name in "${device_tests[@]}"; do
         for test in $("$bin/$name" --list 2>/dev/null || echo all); do
-            part "$name-${test#*/}" 40 "$name" "$bin/$name" "$test"
+            part "$name-${test#*/}" 30 "$name" env CUDA_MODULE_LOADING=EAGER "$bin/$name" "$test"
         done
     done
+    for test in two_ranks threads; do
+        part "lazy-$test" 30 test_device env CUDA_MODULE_LOADING=LAZY "$bin/test_device" "device/$test"
+    done
+    part lazy-between 30 test_device_order env CUDA_MODULE_LOADING=LAZY "$bin/test_device_order" \
+        device_order/between
     if measured; then
         for run in 2:cuda 4:cuda 2:cuda-shared 4:cuda-shared; do
             n=${run%%:*}

@@ -207,6 +207,7 @@ static int stream_order(int rank, int n, procs_shared *s, void *arg)
     CUDA(cudaMalloc((void **)&x, BLOCK * 4));
     CUDA(cudaMalloc((void **)&y, BLOCK * 4));
     CUDA(cudaMemset(x, 0, BLOCK * 4));
+    CUDA(cudaStreamSynchronize(cudaStreamLegacy));
     CUDA(cudaLaunchHostFunc(stream, hold, (void *)&open));
     numbers_put(y, BLOCK, ncclFloat, own, &p, stream); /* late, and then moved to x */
     CUDA(cudaMemcpyAsync(x, y, BLOCK * 4, cudaMemcpyDeviceToDevice, stream));
@@ -364,6 +365,7 @@ static int two_ranks(int rank, int n, procs_shared *s, void *arg)
         CUDA(cudaMalloc((void **)&at[r], sizeof(float)));
         CUDA(cudaMalloc((void **)&more[r], sizeof(float)));
         CUDA(cudaMemcpy(x[r], ones, sizeof ones, cudaMemcpyHostToDevice));
+        CUDA(cudaStreamSynchronize(cudaStreamLegacy));
         NCCL(ncclRedOpCreatePreMulSum(&op[r], at[r], ncclFloat, ncclScalarDevice, comm[r]));
     }
     /* 1 + 1; then 2 * 2 + 2 * 3, with factors that the streams get behind the first call */
@@ -423,6 +425,7 @@ static int beside_capture(int rank, int n, procs_shared *s, void *arg)
     CUDA(cudaMalloc((void **)&x, BLOCK * 4));
     CUDA(cudaMalloc((void **)&there, sizeof factor));
     CUDA(cudaMemcpy(there, &factor, sizeof factor, cudaMemcpyHostToDevice));
+    CUDA(cudaStreamSynchronize(cudaStreamLegacy));
     NCCL(ncclRedOpCreatePreMulSum(&op, there, ncclFloat, ncclScalarDevice, comm));
     for (int i = 0; i < 6; i++) {
         CUDA(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));

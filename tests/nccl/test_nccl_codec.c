@@ -51,6 +51,7 @@ static float *values(size_t count, int rank)
     }
     CUDA(cudaMalloc((void **)&there, count * sizeof *here));
     CUDA(cudaMemcpy(there, here, count * sizeof *here, cudaMemcpyHostToDevice));
+    CUDA(cudaStreamSynchronize(cudaStreamLegacy));
     free(here);
     return there;
 }

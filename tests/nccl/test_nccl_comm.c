@@ -20,6 +20,7 @@ static int summed(ncclComm_t comm)
     float one = 1, *x = NULL;
     CUDA(cudaMalloc((void **)&x, sizeof one));
     CUDA(cudaMemcpy(x, &one, sizeof one, cudaMemcpyHostToDevice));
+    CUDA(cudaStreamSynchronize(cudaStreamLegacy));
     NCCL(ncclAllReduce(x, x, 1, ncclFloat, ncclSum, comm, NULL));
     CUDA(cudaMemcpy(&one, x, sizeof one, cudaMemcpyDeviceToHost));
     CUDA(cudaFree(x));
@@ -144,6 +145,7 @@ static int keeps_codec(int rank, int n, procs_shared *s, void *arg)
                 host[k] = 1 + 0x1p-20f; /* rounds to 1 */
             }
             CUDA(cudaMemcpy(x, host, sizeof host, cudaMemcpyHostToDevice));
+            CUDA(cudaStreamSynchronize(cudaStreamLegacy));
             NCCL(ncclAllReduce(x, x, COUNT, ncclFloat, o == 0 ? ncclSum : doubled, parts[i], NULL));
             CUDA(cudaStreamSynchronize(NULL));
             CUDA(cudaMemcpy(host, x, sizeof host, cudaMemcpyDeviceToHost));
@@ -186,6 +188,7 @@ static int divides(int rank, int n, procs_shared *s, void *arg)
     float one[2] = {1, 1}, *x;
     CUDA(cudaMalloc((void **)&x, sizeof one));
     CUDA(cudaMemcpy(x, one, sizeof one, cudaMemcpyHostToDevice));
+    CUDA(cudaStreamSynchronize(cudaStreamLegacy));
     NCCL(ncclGroupStart());
     NCCL(ncclAllReduce(x, x, 1, ncclFloat, ncclSum, named, NULL));
     NCCL(ncclAllReduce(x + 1, x + 1, 1, ncclFloat, ncclSum, half, NULL));
@@ -400,6 +403,7 @@ static uint64_t copied_by_sum(ncclComm_t comm, float *x, size_t count)
     int n = 0;
     NCCL(ncclCommCount(comm, &n));
     CUDA(cudaMemcpy(x + count - 1, &one, sizeof one, cudaMemcpyHostToDevice));
+    CUDA(cudaStreamSynchronize(cudaStreamLegacy));
     cuda_host_get_counts(&before);
     NCCL(ncclAllReduce(x, x + count, count, ncclFloat, ncclSum, comm, NULL));
     CUDA(cudaStreamSynchronize(NULL));
@@ -428,6 +432,7 @@ static int registered(int rank, int n, procs_shared *s, void *arg)
     NCCL(ncclMemAlloc((void **)&y, 2 * SIZE * sizeof *y));
     CUDA(cudaMemset(x, 0, 2 * SIZE * sizeof *x));
     CUDA(cudaMemset(y, 0, 2 * SIZE * sizeof *y));
+    CUDA(cudaStreamSynchronize(cudaStreamLegacy));
     for (int i = 0; i < TIMES; i++) {
         bytes = copied_by_sum(comm, x, SIZE);
     }

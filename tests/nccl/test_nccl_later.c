@@ -122,6 +122,7 @@ static void all_with_config(int rank, int n, ncclComm_t comm)
         const ncclCollConfig_t *c = i % 2 ? NULL : &config;
         CUDA(cudaMemcpy(in, mine, sizeof mine, cudaMemcpyHostToDevice));
         CUDA(cudaMemset(out, 0, 64));
+        CUDA(cudaStreamSynchronize(cudaStreamLegacy));
         NCCL(i == 0   ? ncclAllReduceConfig(in, out, 2, ncclInt32, ncclSum, comm, NULL, c)
              : i == 1 ? ncclBroadcastConfig(in, out, 2, ncclInt32, 1, comm, NULL, c)
              : i == 2 ? ncclReduceConfig(in, out, 2, ncclInt32, ncclSum, 0, comm, NULL, c)

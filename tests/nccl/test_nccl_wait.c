@@ -79,6 +79,7 @@ static int comes_late(int rank, int n, procs_shared *s, void *arg)
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA(cudaMalloc((void **)&x, sizeof one));
     CUDA(cudaMemcpy(x, &one, sizeof one, cudaMemcpyHostToDevice));
+    CUDA(cudaStreamSynchronize(cudaStreamLegacy));
     if (rank == 1) {
         rank_waits(rank, n, s);
     }

@@ -117,7 +117,8 @@ static void dcommi_place_text(int number, char *text, size_t len)
 }
 
 /* Find where the buffers of a call lie, and check that they lie in the same memory. *device_p
- * NULL: host memory. */
+ * NULL: host memory. Without a stream, wait for the default one: cudaMemcpy returns before the
+ * bytes are there. */
 static dcomm_status dcommi_call_place(dcomm_comm *comm, const dcommi_shape *s, const void *in,
                                       int64_t in_bytes, const void *out, int64_t out_bytes,
                                       const dcomm_coll_opts *opts, dcommi_device **device_p)
@@ -160,6 +161,11 @@ static dcomm_status dcommi_call_place(dcomm_comm *comm, const dcommi_shape *s, c
                            "%s: an operator of the caller's own works on host memory, and sendbuf "
                            "or recvbuf lies on device %d",
                            name, number);
+    }
+    if (opts->stream == NULL) {
+        DCOMMI_TRY(dcommi_default_await(
+            name, comm->context, number,
+            opts->timeout_s > 0 ? opts->timeout_s : comm->timeout_s));
     }
     DCOMMI_TRY(dcommi_device_of(comm->context, number, device_p));
     dcommi_memory_serve(comm->context, *device_p);

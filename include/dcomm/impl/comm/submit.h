@@ -29,6 +29,24 @@ static dcommi_run *dcommi_run_of_plan(dcomm_comm *comm, const dcomm_plan *plan, 
     return run;
 }
 
+/* Wait for what the default stream of a device holds, before a call without a stream. */
+static dcomm_status dcommi_default_await(const char *name, dcomm_context *context, int device,
+                                         double timeout_s)
+{
+    const double until = dcommi_now() + timeout_s;
+    dcomm_status status;
+    while ((status = dcommi_devices->default_poll(device)) == DCOMM_IN_PROGRESS) {
+        if (dcommi_now() >= until) {
+            return dcommi_fail(DCOMM_ERR_TIMEOUT,
+                               "%s: the default stream of device %d has not done within %g s what "
+                               "it held before the call",
+                               name, device, timeout_s);
+        }
+        dcommi_progress_or_yield(context);
+    }
+    return status;
+}
+
 /* Set the stream that a run is to be tied to; NULL: none. */
 static void dcommi_run_stream(dcommi_run *run, void *stream)
 {
@@ -52,15 +70,13 @@ static dcomm_status dcommi_run_tie(dcommi_run *run, dcomm_status (*half)(dcommi_
     return status;
 }
 
-/* Return true if a call waits for its run: without a stream, if it is blocking; on a stream, if
- * launches wait for their kernels. */
+/* Return true if a call waits for its run: a blocking one, unless its stream does. */
 static bool dcommi_run_awaited(const dcommi_run *run)
 {
-    return run->gate.stream != NULL ? dcommi_devices->synchronous() : run->blocking;
+    return run->blocking && (run->gate.stream == NULL || dcommi_devices->synchronous());
 }
 
-/* Start a run in the order of its stream. A blocking call does not wait for its run: the stream
- * does. */
+/* Start a run in the order of its stream. */
 static dcomm_status dcommi_run_put(dcommi_run *run)
 {
     bool blocking = run->blocking;

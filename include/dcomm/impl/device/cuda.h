@@ -34,6 +34,7 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .in_use = dcommi_cuda_in_use,
     .own_thread = dcommi_cuda_is_own_thread,
     .synchronous = dcommi_cuda_synchronous,
+    .default_poll = dcommi_cuda_default_poll,
     .stream_check = dcommi_cuda_stream_check,
     .stream_kind = dcommi_cuda_stream_kind,
     .stream_write = dcommi_cuda_stream_write,

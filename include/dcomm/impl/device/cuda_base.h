@@ -46,6 +46,7 @@ static struct dcommi_cuda_driver {
     int (*context_device)(int *device_p);
     int (*context_retain)(void **context_p, int device);
     int (*capture_mode)(int *mode);
+    int (*loading_mode)(int *mode);
     int (*range)(dcommi_cuda_address *base, size_t *bytes, dcommi_cuda_address at);
     int (*wait)(cudaStream_t stream, dcommi_cuda_address word, uint32_t value, unsigned flags);
     int (*write)(cudaStream_t stream, dcommi_cuda_address word, uint32_t value, unsigned flags);
@@ -81,6 +82,7 @@ static void dcommi_cuda_find_driver(void)
         {"cuCtxGetDevice", &d->context_device},
         {"cuDevicePrimaryCtxRetain", &d->context_retain},
         {"cuThreadExchangeStreamCaptureMode", &d->capture_mode},
+        {"cuModuleGetLoadingMode", &d->loading_mode},
         {"cuMemGetAddressRange", &d->range},
         {"cuStreamWaitValue32", &d->wait},
         {"cuStreamWriteValue32", &d->write},
@@ -141,11 +143,18 @@ static int dcommi_cuda_in_use(void)
                : -1;
 }
 
-/* Return true if launches wait for their kernels, as a debugger wants it. */
+#define DCOMMI_CUDA_EAGER 1 /* CU_MODULE_EAGER_LOADING */
+
+/* Return true if no stream may wait for a rank: where launches wait for their kernels, as a
+ * debugger wants it, and where kernels are loaded when they are first launched. What is launched
+ * behind a loading waits for all streams, and this rank's part of an operation may be behind it. */
 static bool dcommi_cuda_synchronous(void)
 {
     const char *blocking = getenv("CUDA_LAUNCH_BLOCKING");
-    return blocking != NULL && *blocking != 0 && strcmp(blocking, "0") != 0;
+    int mode = DCOMMI_CUDA_EAGER;
+    return (blocking != NULL && *blocking != 0 && strcmp(blocking, "0") != 0) ||
+           (dcommi_cuda_ready() && dcommi_cuda_driver.loading_mode(&mode) == 0 &&
+            mode != DCOMMI_CUDA_EAGER);
 }
 
 static _Thread_local bool dcommi_cuda_own_thread;

@@ -9,6 +9,25 @@
 
 /* ---- streams of the caller's ---- */
 
+/* Ask the default stream, as this file is compiled: the legacy one, or the thread's. While a stream
+ * that waits for it is being captured, nobody may ask. */
+static dcomm_status dcommi_cuda_default_poll(int device)
+{
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    cudaError_t error = cudaStreamIsCapturing(NULL, &capture);
+    if (error == cudaErrorStreamCaptureImplicit || capture != cudaStreamCaptureStatusNone) {
+        (void)cudaGetLastError();
+        return dcommi_cuda_done(before, DCOMM_OK);
+    }
+    error = error == cudaSuccess ? cudaStreamQuery(NULL) : error;
+    if (error == cudaErrorNotReady) {
+        (void)cudaGetLastError(); /* CUDA keeps this as an error, too */
+        return dcommi_cuda_done(before, DCOMM_IN_PROGRESS);
+    }
+    return dcommi_cuda_called(before, device, error, "the default stream");
+}
+
 /* Check that an operation can be tied to a stream, before the operation is numbered. */
 static dcomm_status dcommi_cuda_stream_check(const char *name, void *stream)
 {

@@ -179,7 +179,10 @@ typedef struct dcommi_device_calls {
     int (*current)(void);      /* current device of the calling thread */
     int (*in_use)(void);       /* likewise; -1: it uses none yet */
     void (*own_thread)(void);  /* the calling thread is the library's own: it keeps its device */
-    bool (*synchronous)(void); /* launches wait for their kernels (CUDA_LAUNCH_BLOCKING) */
+    bool (*synchronous)(void); /* no stream may wait for a rank: calls wait instead */
+    /* Return the status of what the calling thread's default stream holds on a device:
+     * DCOMM_IN_PROGRESS, DCOMM_OK or the error of its work. */
+    dcomm_status (*default_poll)(int device);
     /* Streams, also the caller's; `device` was current when they were given. stream_check: check
      * that an operation can be tied to one. stream_write: write a pinned word behind all that it
      * holds now. stream_hold: make its later work wait until the word has reached `value`,

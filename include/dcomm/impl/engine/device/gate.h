@@ -207,12 +207,12 @@ static dcomm_status dcommi_gate_mark(dcommi_run *run)
 }
 
 /* Tie a run to its stream, second half: make later work of the stream wait for the run. The runs
- * of a group all do the first half before. Where launches wait for their kernels, the caller waits
- * (dcommi_gate_await). */
+ * of a group all do the first half before. The end of a run with a request is learned from that,
+ * and where no stream may wait for a rank the caller waits (dcommi_run_awaited). */
 static dcomm_status dcommi_gate_hold(dcommi_run *run)
 {
     dcommi_gate *gate = &run->gate;
-    if (gate->word == NULL || dcommi_devices->synchronous()) {
+    if (gate->word == NULL || !run->blocking || dcommi_devices->synchronous()) {
         return DCOMM_OK;
     }
     pthread_mutex_lock(&dcommi_gate_lock);

@@ -105,13 +105,26 @@ static dcomm_status dcommi_bkt_check_place(dcomm_buckets *b, const dcomm_buckets
     return DCOMM_OK;
 }
 
+/* Wait for what the default streams of the devices hold, before values are read. */
+static dcomm_status dcommi_bkt_await_default(const char *what, const dcomm_buckets *b)
+{
+    for (size_t i = 0; i < b->ndevices; i++) {
+        DCOMMI_TRY(dcommi_default_await(what, b->comm->context, b->devices[i].number,
+                                        b->comm->timeout_s));
+    }
+    return DCOMM_OK;
+}
+
 /* Order parameter p's bucket behind what `stream` holds now, as p is marked. If this step does not
  * send, that also holds for a later one. An error leaves the step as it is. */
 static dcomm_status dcommi_bkt_follow(const char *what, const dcomm_buckets *b,
                                       const dcommi_bkt_param *p, void *stream)
 {
     if (stream == NULL) {
-        return DCOMM_OK;
+        return p->place == 0
+                   ? DCOMM_OK
+                   : dcommi_default_await(what, b->comm->context, b->devices[p->place - 1].number,
+                                          b->comm->timeout_s);
     }
     if (dcommi_devices == NULL) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,

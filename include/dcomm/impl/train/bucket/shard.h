@@ -52,10 +52,6 @@ static dcomm_status dcommi_bkt_gather(dcomm_buckets *b, dcommi_bkt *k)
     dcomm_status status = dcomm_iallgatherv(b->comm, mine, values, k->shards, NULL,
                                             b->kinds[k->kind].dtype, &opts, &k->request);
     dcommi_bkt_leave(k, before);
-    if (status >= 0 && k->device != NULL) {
-        status = dcommi_bkt_copy_values(b, k, true);
-        DCOMMI_THEN(status, dcommi_bkt_unsettle(k));
-    }
     return status;
 }
 
@@ -68,15 +64,16 @@ DCOMM_API dcomm_status dcomm_buckets_gather(dcomm_buckets *b)
                            b->opts.sharded ? "no parameter has a value"
                                            : "opts.sharded is not set");
     }
-    dcomm_status status = DCOMM_OK;
+    dcomm_status status = dcommi_bkt_await_default("dcomm_buckets_gather", b);
     for (size_t i = b->layout.n; i-- > 0 && status >= 0;) {
         status = dcommi_bkt_gather(b, &b->layout.buckets[i]);
     }
     for (size_t i = b->layout.n; i-- > 0 && status >= 0;) {
         dcommi_bkt *k = &b->layout.buckets[i];
         status = dcomm_wait(&k->request);
-        DCOMMI_THEN(status, k->device != NULL ? dcommi_bkt_settle_all(b, k)
-                                              : dcommi_bkt_copy_values(b, k, true));
+        DCOMMI_THEN(status, dcommi_bkt_copy_values(b, k, true));
+        DCOMMI_THEN(status, dcommi_bkt_unsettle(k));
+        DCOMMI_THEN(status, dcommi_bkt_settle_all(b, k));
     }
     if (status < 0) {
         dcommi_bkt_good(b, status);

@@ -190,14 +190,7 @@ static dcomm_status dcommi_bkt_start(dcomm_buckets *b, dcommi_bkt *k)
         status = dcommi_bkt_send(b, k, k->data, &opts, &k->request);
         dcommi_bkt_leave(k, before);
     }
-    if (status >= 0 && k->device != NULL) { /* only its stream waits for the result */
-        status = dcommi_bkt_unpack(b, k);
-        DCOMMI_THEN(status, dcommi_bkt_unsettle(k));
-    }
-    if (status < 0) {
-        return dcommi_bkt_fail(b, status);
-    }
-    return DCOMM_OK;
+    return status < 0 ? dcommi_bkt_fail(b, status) : DCOMM_OK;
 }
 
 /* Start the buckets that are ready, in order. The caller holds b->lock. */
@@ -305,6 +298,16 @@ static dcomm_status dcommi_bkt_mark(const char *what, dcomm_buckets *b, size_t i
 
 /* ---- waiting ---- */
 
+/* Bring a bucket's result back to its gradients. DCOMM_IN_PROGRESS: a device copies it. */
+static dcomm_status dcommi_bkt_back(const dcomm_buckets *b, dcommi_bkt *k)
+{
+    if (k->event == NULL) {
+        DCOMMI_TRY(dcommi_bkt_unpack(b, k));
+        DCOMMI_TRY(dcommi_bkt_unsettle(k));
+    }
+    return dcommi_bkt_settled(k);
+}
+
 /* End bucket k if its result is there, else return DCOMM_IN_PROGRESS. The caller holds b->lock. */
 static dcomm_status dcommi_bkt_end(dcomm_buckets *b, dcommi_bkt *k)
 {
@@ -321,16 +324,13 @@ static dcomm_status dcommi_bkt_end(dcomm_buckets *b, dcommi_bkt *k)
     }
     dcommi_run *run = &k->request->run;
     int ended = atomic_load_explicit(&run->status, memory_order_acquire);
-    dcomm_status status = ended == DCOMM_OK ? dcommi_bkt_settled(k) : DCOMM_OK;
+    dcomm_status status = ended == DCOMM_OK ? dcommi_bkt_back(b, k) : DCOMM_OK;
     if (ended == DCOMM_IN_PROGRESS || status == DCOMM_IN_PROGRESS) {
         return DCOMM_IN_PROGRESS;
     }
     k->done_at = run->ended_at;
     if (status >= 0) { /* else dcommi_bkt_drain waits for it */
         status = dcomm_wait(&k->request);
-    }
-    if (status >= 0 && k->device == NULL) {
-        status = dcommi_bkt_unpack(b, k);
     }
     if (status < 0) {
         return dcommi_bkt_fail(b, status);
