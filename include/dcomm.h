@@ -703,8 +703,9 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_feedback_reshard(const dcomm_feedback
  *
  * A stream is a cudaStream_t, passed as void *. NULL means "no stream" everywhere in dcomm (here,
  * in dcomm_coll_opts.stream, in dcomm_param_mark_ready). Without a stream, the call reads data
- * that is there already, and its results are there when it returns or when its request is
- * complete. To use CUDA's default stream, pass cudaStreamLegacy.
+ * behind what the default stream holds (cudaMemcpy returns before its bytes are there), and its
+ * results are there when it returns or when its request is complete. To use CUDA's default stream,
+ * pass cudaStreamLegacy.
  *
  * Rules for all functions:
  * - Data pointers point to memory that the current device can read and write. Arrays of such
@@ -754,11 +755,11 @@ DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t 
 /* Load all kernels onto the current device. Unless CUDA_MODULE_LOADING=EAGER is set, CUDA loads a
  * kernel at its first launch, and for that it may wait for all work on the device's streams. After
  * this call no launch waits; the call itself may wait, and allocates. Collectives on device memory
- * call it. A process's first call for a device also checks, by a kernel on a stream of its own, that
- * arithmetic is what the kernels rely on: -use_fast_math or -ftz=true would change bytes.
- * Errors: DCOMM_ERR_UNSUPPORTED (the driver loads at launches only, as those before CUDA 12.4's do),
- * DCOMM_ERR_TIMEOUT (the check's kernel has not ended within 30 s), DCOMM_ERR_SYSTEM (a result is
- * wrong: the sentence says which; or the runtime has failed). */
+ * call it. A process's first call for a device also checks, by a kernel on a stream of its own,
+ * that arithmetic is what the kernels rely on: -use_fast_math or -ftz=true would change bytes.
+ * Errors: DCOMM_ERR_UNSUPPORTED (the driver loads at launches only, as those before CUDA 12.4's
+ * do), DCOMM_ERR_TIMEOUT (the check's kernel has not ended within 30 s), DCOMM_ERR_SYSTEM (a result
+ * is wrong: the sentence says which; or the runtime has failed). */
 DCOMM_API dcomm_status dcomm_cuda_load(void);
 
 /* ---- reductions ---- */
@@ -1964,9 +1965,9 @@ typedef struct dcomm_coll_opts {
     dcomm_dtype accumulate;
     double timeout_s; /* seconds; INFINITY: no limit (default: 0, the communicator's) */
     /* DCOMM_PREMUL_SUM: the factor on this rank's input; may differ by rank. Floats are multiplied
-     * as floats. Integers below 64 bits are multiplied in f64 and clamped. Integers of 64 bits are
-     * multiplied as integers that wrap around, if the factor is an integer (default: 0, taken as
-     * 1; for a factor of 0 use premul_p). */
+     * as floats. Integers are multiplied as integers that wrap around if the factor is an integer,
+     * else in f64, rounded towards zero and clamped (default: 0, taken as 1; for a factor of 0 use
+     * premul_p). */
     double premul;
     const void *premul_p; /* the factor of DCOMM_PREMUL_SUM as one exact value of the call's dtype;
                              here 0 means 0. It is read before the call returns and may have any
@@ -1999,17 +2000,18 @@ typedef struct dcomm_coll_opts {
      * operation is complete (default: false). */
     bool premul_on_stream;
     /* A cudaStream_t of the thread's current device. The operation begins when the work that the
-     * stream holds now is done. Later work on the stream waits for the result. The call returns
-     * once this is arranged; it does not wait for the operation. Errors show in dcomm_comm_status
-     * and never stop the stream. The non-blocking form still returns a request. In a group, the
+     * stream holds now is done. Later work on the stream waits for the result: the blocking form
+     * returns once this is arranged, or, unless CUDA_MODULE_LOADING is EAGER, when the operation
+     * has ended (docs/cuda.md). The non-blocking form does not hold the stream; its request tells
+     * the end. Errors show in dcomm_comm_status and never stop the stream. In a group, the
      * work that the stream holds at dcomm_group_end counts. The stream may differ by rank. Buffers
      * may be host memory too. The first such call starts a progress thread of the context. NULL
-     * means no stream (cuda.h): the operation begins at once. Errors: DCOMM_ERR_UNSUPPORTED (built
-     * without DCOMM_WITH_CUDA; the stream is being captured into a graph; the driver cannot let a
-     * stream wait), DCOMM_ERR_INVALID (two ranks of this process would wait for each other: both
-     * put the same operation on one stream, or one of their two streams is the legacy default
-     * stream and the other waits for it. One group that holds both operations is allowed).
-     * (default: NULL) */
+     * means no stream (cuda.h): the call waits for the default stream. Errors:
+     * DCOMM_ERR_UNSUPPORTED (built without DCOMM_WITH_CUDA; the stream is being captured into a
+     * graph; the driver cannot let a stream wait), DCOMM_ERR_INVALID (two ranks of this process
+     * would wait for each other: both put the same operation on one stream, or one of their two
+     * streams is the legacy default stream and the other waits for it. One group that holds both
+     * operations is allowed). (default: NULL) */
     void *stream;
 
     /* ---- lossy compression, of all-reduces of sums and averages of floats ---- */
@@ -2816,13 +2818,14 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_begin(dcomm_buckets *b,
 /* Mark the gradient of parameter i ready. The library owns it until dcomm_param_wait or
  * dcomm_buckets_wait has succeeded. After an error the library owns it until
  * dcomm_buckets_destroy, since other ranks may still read it. May be called from any thread. Waits
- * for no other rank and no device.
+ * for no other rank.
  *
  * For a gradient in device memory, pass a cudaStream_t of that device as `stream`. The gradient is
  * ready when the work that the stream holds now is done. The stream itself waits for nothing: the
  * buckets sum on a stream of their own, while later work runs on this one. Gradients of one bucket
- * may be marked on different streams. NULL means no stream (cuda.h): the gradient is there
- * already. If any gradient is on a device, the context starts a progress thread.
+ * may be marked on different streams. NULL means no stream (cuda.h): the call waits for the default
+ * stream, and the gradient is there then. If any gradient is on a device, the context starts a
+ * progress thread.
  * Errors: DCOMM_ERR_INVALID (a bad i; marked twice in this step; a stream for a gradient in host
  * memory), DCOMM_ERR_UNSUPPORTED (a stream is given but dcomm is built without DCOMM_WITH_CUDA, or
  * the stream is being captured into a graph), DCOMM_ERR_SYSTEM (not a stream of that device; the
@@ -2863,9 +2866,9 @@ DCOMM_API dcomm_status dcomm_param_get_owned(const dcomm_buckets *b, size_t i, s
                                              size_t *count_p);
 /* Gather the parameters into dcomm_bucket_param.value. Before the call, every rank has updated the
  * elements that it owns; afterwards every rank has all elements. No device work on these values
- * may be under way. Collective, between steps. The last bucket is sent first: backward finishes it
- * last, and forward needs it first.
- * Errors: DCOMM_ERR_INVALID (not sharded, no values, a step is under way), those of all-gather. */
+ * may be under way, except on the default stream. Collective, between steps. The last bucket is
+ * sent first: backward finishes it last, and forward needs it first. Errors: DCOMM_ERR_INVALID (not
+ * sharded, no values, a step is under way), those of all-gather. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_gather(dcomm_buckets *b);
 
 /* ---- between runs ---- */
@@ -17267,24 +17270,32 @@ static void dcommi_from_f32(void *dst, const float *src, size_t count, dcomm_dty
 /* A plan that begins with a multiplication has it in its first words. */
 typedef struct dcommi_factor {
     double value;
-    uint64_t whole; /* 64-bit integer dtypes: the factor as an integer, 0 if it is not one */
+    uint64_t whole; /* integer dtypes: the factor as an integer, 0 if it is not one */
 } dcommi_factor;
+static inline bool dcommi_factor_signed(dcomm_dtype dtype)
+{
+    return dtype == DCOMM_I8 || dtype == DCOMM_I32 || dtype == DCOMM_I64;
+}
+static inline bool dcommi_factor_unsigned(dcomm_dtype dtype)
+{
+    return dtype == DCOMM_U8 || dtype == DCOMM_U32 || dtype == DCOMM_U64;
+}
 /* Return true if elements are multiplied by the integer `whole`. Such a product is exact and wraps
- * around. */
+ * around, as NCCL's. */
 static inline bool dcommi_factor_whole(const dcommi_factor *f, dcomm_dtype dtype)
 {
-    return dtype == DCOMM_I64   ? (double)(int64_t)f->whole == f->value
-           : dtype == DCOMM_U64 ? (double)f->whole == f->value
-                                : false;
+    return dcommi_factor_signed(dtype)     ? (double)(int64_t)f->whole == f->value
+           : dcommi_factor_unsigned(dtype) ? (double)f->whole == f->value
+                                           : false;
 }
 /* Make a factor from an f64. */
 static dcommi_factor dcommi_factor_plain(double value, dcomm_dtype dtype)
 {
     const double most = 9223372036854775808.0; /* 2^63 */
     dcommi_factor f = {value, 0};
-    if (dtype == DCOMM_I64 && value >= -most && value < most) {
+    if (dcommi_factor_signed(dtype) && value >= -most && value < most) {
         f.whole = (uint64_t)(int64_t)value;
-    } else if (dtype == DCOMM_U64 && value >= 0 && value < 2 * most) {
+    } else if (dcommi_factor_unsigned(dtype) && value >= 0 && value < 2 * most) {
         f.whole = (uint64_t)value;
     }
     return f;
@@ -17295,21 +17306,12 @@ static dcommi_factor dcommi_factor_read(const void *p, dcomm_dtype dtype)
     const size_t size = dcomm_dtype_size(dtype);
     uint64_t bits = 0;
     memcpy(&bits, p, size < sizeof bits ? size : sizeof bits); /* low bytes come first */
-    switch (dtype) {
-    case DCOMM_F64:
-    case DCOMM_F32:
-    case DCOMM_F16:
-    case DCOMM_BF16:
-        return (dcommi_factor){dcommi_load_real(p, 0, dtype), 0};
-    case DCOMM_I8:
-        return (dcommi_factor){(int8_t)bits, 0};
-    case DCOMM_I32:
-        return (dcommi_factor){(int32_t)bits, 0};
-    case DCOMM_I64:
-        return (dcommi_factor){(double)(int64_t)bits, bits};
-    default:
-        return (dcommi_factor){(double)bits, dtype == DCOMM_U64 ? bits : 0};
-    }
+    bits = dtype == DCOMM_I8    ? (uint64_t)(int8_t)bits
+           : dtype == DCOMM_I32 ? (uint64_t)(int32_t)bits
+                                : bits;
+    return dcommi_factor_signed(dtype)     ? (dcommi_factor){(double)(int64_t)bits, bits}
+           : dcommi_factor_unsigned(dtype) ? (dcommi_factor){(double)bits, bits}
+                                           : (dcommi_factor){dcommi_load_real(p, 0, dtype), 0};
 }
 /* ==== include/dcomm/impl/transport/local/fill.h ============================================ */
 /* fill.h - copies into memory that a peer reads next. If the reader's core is far, lines that it
@@ -28231,15 +28233,16 @@ static dcomm_status dcommi_kernel_scale(void *user, void *dst, size_t dst_len,
         return DCOMM_ERR_PLAN;
     }
     memcpy(&factor, src[1], sizeof factor);
+    const size_t element = dcomm_dtype_size(dtype);
     if (!dcommi_factor_whole(&factor, dtype)) {
-        dcommi_host_scale(dst, src[0], dst_len / dcomm_dtype_size(dtype), dtype, factor.value);
+        dcommi_host_scale(dst, src[0], dst_len / element, dtype, factor.value);
         return DCOMM_OK;
     }
-    for (size_t i = 0; i < dst_len; i += sizeof factor.whole) {
-        uint64_t x;
-        memcpy(&x, (const char *)src[0] + i, sizeof x);
+    for (size_t i = 0; i < dst_len; i += element) {
+        uint64_t x = 0;
+        memcpy(&x, (const char *)src[0] + i, element); /* low bytes come first */
         x *= factor.whole;
-        memcpy((char *)dst + i, &x, sizeof x);
+        memcpy((char *)dst + i, &x, element);
     }
     return DCOMM_OK;
 }
@@ -32275,21 +32278,22 @@ static enum dcommi_outcome dcommi_device_fold(dcommi_lane *lane, uint8_t *dst, d
              : dcommi_device_copy(d, DCOMMI_QUEUE_IN, dst, pieces[0].local, len),
         async);
 }
-/* Compute dst <- factor * src for 64-bit integers by doublings and additions, from the highest bit
- * on. This is slow if `factor` has many bits, but exact, and such factors are rare. dst is not
- * src. */
+/* Compute dst <- factor * src for integers by doublings and additions, from the highest bit on.
+ * This is slow if `factor` has many bits, but exact, and such factors are rare. dst is not src. */
 static dcomm_status dcommi_device_times(dcommi_device_handle *d, void *dst, const void *src,
                                         size_t count, dcomm_dtype dtype, uint64_t factor)
 {
     const void *terms[] = {dst, dst, src};
-    int bit = 63;
+    const size_t element = dcomm_dtype_size(dtype);
+    int bit = (int)(8 * element) - 1;
+    factor &= UINT64_MAX >> (63 - bit); /* products wrap around */
     if (factor == 0) {
         return dcommi_device_scale(d, dst, src, count, dtype, 0);
     }
     while ((factor >> bit & 1) == 0) {
         bit--;
     }
-    dcomm_status status = dcommi_device_copy(d, DCOMMI_QUEUE_IN, dst, src, count * sizeof factor);
+    dcomm_status status = dcommi_device_copy(d, DCOMMI_QUEUE_IN, dst, src, count * element);
     while (status >= 0 && bit-- > 0) {
         const size_t n = 2 + (factor >> bit & 1);
         status = d->call->reduce(d, dst, terms, n, count, dtype, DCOMM_SUM, 1);
@@ -43190,9 +43194,8 @@ static dcomm_status dcommi_call_place(dcomm_comm *comm, const dcommi_shape *s, c
                            name, number);
     }
     if (opts->stream == NULL) {
-        DCOMMI_TRY(dcommi_default_await(
-            name, comm->context, number,
-            opts->timeout_s > 0 ? opts->timeout_s : comm->timeout_s));
+        DCOMMI_TRY(dcommi_default_await(name, comm->context, number,
+                                        opts->timeout_s > 0 ? opts->timeout_s : comm->timeout_s));
     }
     DCOMMI_TRY(dcommi_device_of(comm->context, number, device_p));
     dcommi_memory_serve(comm->context, *device_p);
@@ -54113,8 +54116,8 @@ static dcomm_status dcommi_bkt_check_place(dcomm_buckets *b, const dcomm_buckets
 static dcomm_status dcommi_bkt_await_default(const char *what, const dcomm_buckets *b)
 {
     for (size_t i = 0; i < b->ndevices; i++) {
-        DCOMMI_TRY(dcommi_default_await(what, b->comm->context, b->devices[i].number,
-                                        b->comm->timeout_s));
+        DCOMMI_TRY(
+            dcommi_default_await(what, b->comm->context, b->devices[i].number, b->comm->timeout_s));
     }
     return DCOMM_OK;
 }

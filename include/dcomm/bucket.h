@@ -160,13 +160,14 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_begin(dcomm_buckets *b,
 /* Mark the gradient of parameter i ready. The library owns it until dcomm_param_wait or
  * dcomm_buckets_wait has succeeded. After an error the library owns it until
  * dcomm_buckets_destroy, since other ranks may still read it. May be called from any thread. Waits
- * for no other rank and no device.
+ * for no other rank.
  *
  * For a gradient in device memory, pass a cudaStream_t of that device as `stream`. The gradient is
  * ready when the work that the stream holds now is done. The stream itself waits for nothing: the
  * buckets sum on a stream of their own, while later work runs on this one. Gradients of one bucket
- * may be marked on different streams. NULL means no stream (cuda.h): the gradient is there
- * already. If any gradient is on a device, the context starts a progress thread.
+ * may be marked on different streams. NULL means no stream (cuda.h): the call waits for the default
+ * stream, and the gradient is there then. If any gradient is on a device, the context starts a
+ * progress thread.
  * Errors: DCOMM_ERR_INVALID (a bad i; marked twice in this step; a stream for a gradient in host
  * memory), DCOMM_ERR_UNSUPPORTED (a stream is given but dcomm is built without DCOMM_WITH_CUDA, or
  * the stream is being captured into a graph), DCOMM_ERR_SYSTEM (not a stream of that device; the
@@ -207,9 +208,9 @@ DCOMM_API dcomm_status dcomm_param_get_owned(const dcomm_buckets *b, size_t i, s
                                              size_t *count_p);
 /* Gather the parameters into dcomm_bucket_param.value. Before the call, every rank has updated the
  * elements that it owns; afterwards every rank has all elements. No device work on these values
- * may be under way. Collective, between steps. The last bucket is sent first: backward finishes it
- * last, and forward needs it first.
- * Errors: DCOMM_ERR_INVALID (not sharded, no values, a step is under way), those of all-gather. */
+ * may be under way, except on the default stream. Collective, between steps. The last bucket is
+ * sent first: backward finishes it last, and forward needs it first. Errors: DCOMM_ERR_INVALID (not
+ * sharded, no values, a step is under way), those of all-gather. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_gather(dcomm_buckets *b);
 
 /* ---- between runs ---- */

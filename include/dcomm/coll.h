@@ -50,9 +50,9 @@ typedef struct dcomm_coll_opts {
     dcomm_dtype accumulate;
     double timeout_s; /* seconds; INFINITY: no limit (default: 0, the communicator's) */
     /* DCOMM_PREMUL_SUM: the factor on this rank's input; may differ by rank. Floats are multiplied
-     * as floats. Integers below 64 bits are multiplied in f64 and clamped. Integers of 64 bits are
-     * multiplied as integers that wrap around, if the factor is an integer (default: 0, taken as
-     * 1; for a factor of 0 use premul_p). */
+     * as floats. Integers are multiplied as integers that wrap around if the factor is an integer,
+     * else in f64, rounded towards zero and clamped (default: 0, taken as 1; for a factor of 0 use
+     * premul_p). */
     double premul;
     const void *premul_p; /* the factor of DCOMM_PREMUL_SUM as one exact value of the call's dtype;
                              here 0 means 0. It is read before the call returns and may have any
@@ -85,17 +85,18 @@ typedef struct dcomm_coll_opts {
      * operation is complete (default: false). */
     bool premul_on_stream;
     /* A cudaStream_t of the thread's current device. The operation begins when the work that the
-     * stream holds now is done. Later work on the stream waits for the result. The call returns
-     * once this is arranged; it does not wait for the operation. Errors show in dcomm_comm_status
-     * and never stop the stream. The non-blocking form still returns a request. In a group, the
+     * stream holds now is done. Later work on the stream waits for the result: the blocking form
+     * returns once this is arranged, or, unless CUDA_MODULE_LOADING is EAGER, when the operation
+     * has ended (docs/cuda.md). The non-blocking form does not hold the stream; its request tells
+     * the end. Errors show in dcomm_comm_status and never stop the stream. In a group, the
      * work that the stream holds at dcomm_group_end counts. The stream may differ by rank. Buffers
      * may be host memory too. The first such call starts a progress thread of the context. NULL
-     * means no stream (cuda.h): the operation begins at once. Errors: DCOMM_ERR_UNSUPPORTED (built
-     * without DCOMM_WITH_CUDA; the stream is being captured into a graph; the driver cannot let a
-     * stream wait), DCOMM_ERR_INVALID (two ranks of this process would wait for each other: both
-     * put the same operation on one stream, or one of their two streams is the legacy default
-     * stream and the other waits for it. One group that holds both operations is allowed).
-     * (default: NULL) */
+     * means no stream (cuda.h): the call waits for the default stream. Errors:
+     * DCOMM_ERR_UNSUPPORTED (built without DCOMM_WITH_CUDA; the stream is being captured into a
+     * graph; the driver cannot let a stream wait), DCOMM_ERR_INVALID (two ranks of this process
+     * would wait for each other: both put the same operation on one stream, or one of their two
+     * streams is the legacy default stream and the other waits for it. One group that holds both
+     * operations is allowed). (default: NULL) */
     void *stream;
 
     /* ---- lossy compression, of all-reduces of sums and averages of floats ---- */

@@ -8,8 +8,9 @@
  *
  * A stream is a cudaStream_t, passed as void *. NULL means "no stream" everywhere in dcomm (here,
  * in dcomm_coll_opts.stream, in dcomm_param_mark_ready). Without a stream, the call reads data
- * that is there already, and its results are there when it returns or when its request is
- * complete. To use CUDA's default stream, pass cudaStreamLegacy.
+ * behind what the default stream holds (cudaMemcpy returns before its bytes are there), and its
+ * results are there when it returns or when its request is complete. To use CUDA's default stream,
+ * pass cudaStreamLegacy.
  *
  * Rules for all functions:
  * - Data pointers point to memory that the current device can read and write. Arrays of such
@@ -60,11 +61,11 @@ DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t 
 /* Load all kernels onto the current device. Unless CUDA_MODULE_LOADING=EAGER is set, CUDA loads a
  * kernel at its first launch, and for that it may wait for all work on the device's streams. After
  * this call no launch waits; the call itself may wait, and allocates. Collectives on device memory
- * call it. A process's first call for a device also checks, by a kernel on a stream of its own, that
- * arithmetic is what the kernels rely on: -use_fast_math or -ftz=true would change bytes.
- * Errors: DCOMM_ERR_UNSUPPORTED (the driver loads at launches only, as those before CUDA 12.4's do),
- * DCOMM_ERR_TIMEOUT (the check's kernel has not ended within 30 s), DCOMM_ERR_SYSTEM (a result is
- * wrong: the sentence says which; or the runtime has failed). */
+ * call it. A process's first call for a device also checks, by a kernel on a stream of its own,
+ * that arithmetic is what the kernels rely on: -use_fast_math or -ftz=true would change bytes.
+ * Errors: DCOMM_ERR_UNSUPPORTED (the driver loads at launches only, as those before CUDA 12.4's
+ * do), DCOMM_ERR_TIMEOUT (the check's kernel has not ended within 30 s), DCOMM_ERR_SYSTEM (a result
+ * is wrong: the sentence says which; or the runtime has failed). */
 DCOMM_API dcomm_status dcomm_cuda_load(void);
 
 /* ---- reductions ---- */

@@ -132,8 +132,7 @@ cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t str
 cudaError_t cudaMemset(void *dst, int value, size_t bytes)
 {
     cudaError_t status = cuhost_enter_unsafe();
-    return status != cudaSuccess ? cuhost_result(status)
-                                 : cudaMemsetAsync(dst, value, bytes, NULL);
+    return status != cudaSuccess ? cuhost_result(status) : cudaMemsetAsync(dst, value, bytes, NULL);
 }
 
 /* ---- rows ---- */

@@ -130,8 +130,8 @@ CUresult cuInit(unsigned flags)
 CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
 {
     const char *how = getenv("CUDA_MODULE_LOADING");
-    *mode = how != NULL && strcmp(how, "LAZY") == 0 ? CU_MODULE_LAZY_LOADING
-                                                    : CU_MODULE_EAGER_LOADING;
+    *mode =
+        how != NULL && strcmp(how, "LAZY") == 0 ? CU_MODULE_LAZY_LOADING : CU_MODULE_EAGER_LOADING;
     return CUDA_SUCCESS;
 }
 

@@ -235,7 +235,8 @@ static void premultiply(dcomm_comm *comm, dcomm_dtype dtype, const double *facto
     }
 }
 
-/* Factors become values of the call's dtype: 0 stays 0, and no 64-bit integer is rounded. */
+/* Factors become values of the call's dtype: 0 stays 0, no 64-bit integer is rounded, and products
+ * of integers wrap around. */
 static int factors(int rank, int n, procs_shared *s, void *arg)
 {
     ranks_settle(rank, n, ((place_of *)arg)->place);
@@ -261,6 +262,17 @@ static int factors(int rank, int n, procs_shared *s, void *arg)
     opts = (dcomm_coll_opts){.premul = 3}; /* a whole factor rounds no element either */
     RANKS_OK(dcomm_reduce(comm, x, y, 2, DCOMM_U64, DCOMM_PREMUL_SUM, 0, &opts));
     PROCS_TRUE(rank != 0 || y[1] == 3 * odd);
+    opts.premul = 2;
+    const int8_t small[2] = {100, -100};
+    int8_t wrapped[2];
+    RANKS_OK(dcomm_allreduce(comm, small, wrapped, 2, DCOMM_I8, DCOMM_PREMUL_SUM, &opts));
+    PROCS_TRUE(wrapped[0] == (int8_t)(uint8_t)(200u * (unsigned)n) &&
+               wrapped[1] == (int8_t)(uint8_t)(-200 * n));
+    const uint32_t long_one = 0x90000001u;
+    uint32_t longer;
+    opts.premul = 3;
+    RANKS_OK(dcomm_allreduce(comm, &long_one, &longer, 1, DCOMM_U32, DCOMM_PREMUL_SUM, &opts));
+    PROCS_TRUE(longer == 3 * long_one * (uint32_t)n);
     opts.premul = 0.5;
     x[0] = 9;
     RANKS_OK(dcomm_allreduce(comm, x, y, 2, DCOMM_I64, DCOMM_PREMUL_SUM, &opts));

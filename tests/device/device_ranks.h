@@ -42,7 +42,8 @@ static inline void device_free(cudaError_t (*release)(void *memory), void *memor
     device_kept[at] = (struct device_kept){release, memory};
 }
 
-/* Return true if kernels are loaded when they are first launched. No stream waits for a rank then. */
+/* Return true if kernels are loaded when they are first launched. No stream waits for a rank then.
+ */
 static inline bool device_lazy(void)
 {
     const char *how = getenv("CUDA_MODULE_LOADING");
@@ -69,10 +70,9 @@ static _Thread_local bool device_filled; /* true after the job's call has filled
 
 static inline void device_arena_make(void)
 {
-    ranks_registered = (ranks_arena){
-        .memory =
-            ranks_are_threads ? device_pinned(DEVICE_ARENA) : aligned_alloc(64, DEVICE_ARENA),
-        .len = DEVICE_ARENA};
+    ranks_registered = (ranks_arena){.memory = ranks_are_threads ? device_pinned(DEVICE_ARENA)
+                                                                 : aligned_alloc(64, DEVICE_ARENA),
+                                     .len = DEVICE_ARENA};
     PROCS_TRUE(ranks_registered.memory != NULL);
     CUDA_OK(cudaMalloc((void **)&device_double, DEVICE_ARENA));
 }

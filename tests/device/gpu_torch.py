@@ -3,9 +3,10 @@
 
   LD_PRELOAD=.../libnccl.so.2 gpu_torch.py RANKS
 
-Imports torch, and sees that the library in its process is the one that was preloaded; then, with RANKS
+Imports torch, and sees that calls of NCCL reach the library that was preloaded; then, with RANKS
 above 0, all-reduces, and trains a layer for five steps with DistributedDataParallel, each rank on
 other rows, and compares it with training on all rows. Exit: 0 good, 1 wrong."""
+import ctypes
 import os
 import sys
 import tempfile
@@ -18,10 +19,18 @@ from torch.nn.parallel import DistributedDataParallel
 ROWS, WIDTH, STEPS = 8, 64, 5
 
 
-def loaded():
-    """The libnccl of this process."""
-    with open("/proc/self/maps", encoding="utf-8") as maps:
-        return {line.split()[-1] for line in maps if "libnccl" in line}
+class Symbol(ctypes.Structure):
+    """What dladdr says of an address."""
+    _fields_ = [("file", ctypes.c_char_p), ("base", ctypes.c_void_p), ("name", ctypes.c_char_p),
+                ("at", ctypes.c_void_p)]
+
+
+def bound():
+    """The file in which this process finds NCCL's functions. torch loads its own, too, by its path."""
+    process, symbol = ctypes.CDLL(None), Symbol()
+    at = ctypes.cast(process.ncclGetVersion, ctypes.c_void_p)
+    assert process.dladdr(at, ctypes.byref(symbol)) != 0
+    return os.path.realpath(symbol.file.decode())
 
 
 def layer():
@@ -56,8 +65,8 @@ def rank_main(rank, ranks, meeting):
 
 def main():
     ranks = int(sys.argv[1])
-    print(f"# torch {torch.__version__}, NCCL {torch.cuda.nccl.version()}, {', '.join(loaded())}")
-    if loaded() != {os.path.realpath(p) for p in os.environ["LD_PRELOAD"].split(":")}:
+    print(f"# torch {torch.__version__}, NCCL {torch.cuda.nccl.version()}, {bound()}")
+    if bound() != os.path.realpath(os.environ["LD_PRELOAD"]):
         print("# that is not the library that was preloaded")
         return 1
     if ranks > 0:

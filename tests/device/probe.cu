@@ -203,10 +203,15 @@ static std::vector<question> all_questions(void)
 /* ---- an answer ---- */
 
 /* What the second thread does, in this order. */
-static const char *const acts[] = {
-    "a copy to the device",        "a copy to the host",        "a launch",
-    "cudaEventRecord",             "the end of the first copy", "the end of the second copy",
-    "the end of the known kernel", "a written value",           "done"};
+static const char *const acts[] = {"a copy to the device",
+                                   "a copy to the host",
+                                   "a launch",
+                                   "cudaEventRecord",
+                                   "the end of the first copy",
+                                   "the end of the second copy",
+                                   "the end of the known kernel",
+                                   "a written value",
+                                   "done"};
 enum { DONE = sizeof acts / sizeof acts[0] - 1 };
 
 struct second {

@@ -1,7 +1,7 @@
-/* probe_queues.h - a part of probe.cu: how many streams may wait for a word before work of a
- * further stream does not go through. A device has few hardware queues
- * (CUDA_DEVICE_MAX_CONNECTIONS), and a stream that shares one with a waiting stream may wait with
- * it. */
+/* probe_queues.h - a part of probe.cu: how many streams may wait for a word, each with a copy to
+ * the host behind it, before work of a further stream does not go through. A device has few
+ * hardware queues (CUDA_DEVICE_MAX_CONNECTIONS), and a stream that shares one with a waiting stream
+ * may wait with it. */
 #ifndef DCOMM_PROBE_QUEUES_H
 #define DCOMM_PROBE_QUEUES_H
 
@@ -14,7 +14,7 @@ static const double PATIENCE_MS = 40; /* a copy, or a kernel, takes some 10 us *
  * the answer. */
 static std::atomic<const char *> inside{"the start"};
 static std::atomic<int> waiting_now{0};
-static const double QUEUES_LIMIT_MS = 4000;
+static const double QUEUES_LIMIT_MS = 8000;
 
 /* A stream that is tried with one kind of work. */
 struct trial {
@@ -31,7 +31,7 @@ static trial trial_of(bool copies, bool greatest)
     return trial{copies, stream_of(greatest), event_of(), -1, 0, false};
 }
 
-static bool gets_through(trial &t, unsigned *device, unsigned *pinned)
+static bool gets_through(trial &t, unsigned *device, unsigned *pinned, double patience)
 {
     inside = t.copies ? "a copy" : "a launch";
     if (t.copies) {
@@ -42,12 +42,12 @@ static bool gets_through(trial &t, unsigned *device, unsigned *pinned)
     }
     need(cudaEventRecord(t.event, t.stream), "an event");
     inside = "cudaEventQuery";
-    return holds([&] { return cudaEventQuery(t.event) == cudaSuccess; }, PATIENCE_MS);
+    return holds([&] { return cudaEventQuery(t.event) == cudaSuccess; }, patience);
 }
 
 static void attempt(trial &t, int waiting, unsigned *device, unsigned *pinned)
 {
-    if (t.dead || !gets_through(t, device, pinned)) {
+    if (t.dead || !gets_through(t, device, pinned, PATIENCE_MS)) {
         t.first = t.first < 0 ? waiting : t.first;
         t.stuck++;
         t.dead = true;
@@ -69,22 +69,25 @@ static std::string of_trial(const trial &t)
  * stream that was made before them, and on one that was made after them. */
 static int queues(const char *connections, bool greatest)
 {
-    unsigned *device = NULL, *pinned = NULL;
+    unsigned *device = NULL, *pinned = NULL, *results = NULL;
     const word gate;
+    need(cudaHostAlloc(reinterpret_cast<void **>(&results), 4096, cudaHostAllocMapped), "pinned");
     need(cudaMalloc(reinterpret_cast<void **>(&device), 4096), "device memory");
     need(cudaHostAlloc(reinterpret_cast<void **>(&pinned), 4096, cudaHostAllocMapped), "pinned");
     trial before[2] = {trial_of(true, greatest), trial_of(false, greatest)};
     trial after[2] = {trial_of(true, greatest), trial_of(false, greatest)};
     for (trial &t : before) {
-        if (!gets_through(t, device, pinned)) {
+        if (!gets_through(t, device, pinned, 1000)) {
             give_up("queues", "work did not go through though no stream waits");
         }
     }
     std::thread watchdog([&] {
         sleep_ms(QUEUES_LIMIT_MS);
-        std::printf("| %s | %s | %d streams wait, and the process stands in %s | - | - | - |\n",
-                    connections, greatest ? "greatest" : "normal", waiting_now.load(),
-                    inside.load());
+        std::printf("| %s | %s | %s | %s | %s | %s: %d streams wait, and the process stands in %s "
+                    "|\n",
+                    connections, greatest ? "greatest" : "normal", of_trial(before[0]).c_str(),
+                    of_trial(before[1]).c_str(), of_trial(after[0]).c_str(),
+                    of_trial(after[1]).c_str(), waiting_now.load(), inside.load());
         std::fflush(stdout);
         _exit(0);
     });
@@ -92,7 +95,11 @@ static int queues(const char *connections, bool greatest)
     for (int waiting = 1; waiting <= MOST_WAITING; waiting++) {
         waiting_now = waiting;
         inside = "a stream's creation, or its wait";
-        stream_waits(stream_of(false), gate);
+        cudaStream_t held = stream_of(false);
+        stream_waits(held, gate);
+        inside = "a copy behind a wait";
+        need(cudaMemcpyAsync(results + waiting, device + 64, 4, cudaMemcpyDeviceToHost, held),
+             "a copy behind a wait");
         for (int i = 0; i < 2; i++) {
             trial late = trial_of(after[i].copies, greatest);
             attempt(before[i], waiting, device, pinned);
@@ -118,11 +125,12 @@ static int queues(const char *connections, bool greatest)
 
 static void queues_head(void)
 {
-    std::printf("\nStreams that wait, and a copy or a kernel on a further stream that was made\n"
-                "before or after them: from how many waiting streams on it did not go through,\n"
-                "and for how many numbers of them.\n\n"
-                "| CUDA_DEVICE_MAX_CONNECTIONS | priority | copy, before | kernel, before | "
-                "copy, after | kernel, after |\n| --- | --- | --- | --- | --- | --- |\n");
+    std::printf(
+        "\nStreams that wait, each with a copy behind it, and a copy or a kernel on a further\n"
+        "stream that was made before or after them: from how many waiting streams on it\n"
+        "did not go through, and for how many numbers of them.\n\n"
+        "| CUDA_DEVICE_MAX_CONNECTIONS | priority | copy, before | kernel, before | "
+        "copy, after | kernel, after |\n| --- | --- | --- | --- | --- | --- |\n");
 }
 
 #endif

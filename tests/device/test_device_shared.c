@@ -68,8 +68,7 @@ static int everything(int rank, int n, procs_shared *s, void *arg)
     cudaStream_t stream;
     unsigned turn = 0;
     CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    ranks_registered =
-        (ranks_arena){.memory = aligned_alloc(64, DEVICE_ARENA), .len = DEVICE_ARENA};
+    ranks_registered = (ranks_arena){.memory = device_pinned(DEVICE_ARENA), .len = DEVICE_ARENA};
     device_double = allocate(comm, DEVICE_ARENA);
     for (int coll = 0; coll < DCOMM_COLL_BARRIER; coll++) {
         dcomm_algo_info info;
@@ -109,7 +108,7 @@ static int everything(int rank, int n, procs_shared *s, void *arg)
     RANKS_OK(dcomm_comm_status(comm));
     void *p = device_double;
     RANKS_OK(dcomm_mem_free(&p));
-    free(ranks_registered.memory);
+    device_free(cudaFreeHost, ranks_registered.memory);
     ranks_registered.memory = NULL;
     CUDA_OK(cudaStreamDestroy(stream));
     return ranks_leave(&comm);

@@ -79,7 +79,9 @@ step_8() {
 step_9() {
     local name n run test
     # Each test by itself, so that one that hangs costs its own time alone. Where kernels are loaded when
-    # they are first launched, no stream waits for a rank.
+    # they are first launched, no stream waits for a rank. Four ranks that are threads have more streams
+    # than a device has queues by default.
+    export CUDA_DEVICE_MAX_CONNECTIONS=32
     for name in "${device_tests[@]}"; do
         for test in $("$bin/$name" --list 2>/dev/null || echo all); do
             part "$name-${test#*/}" 30 "$name" env CUDA_MODULE_LOADING=EAGER "$bin/$name" "$test"
@@ -90,6 +92,7 @@ step_9() {
     done
     part lazy-between 30 test_device_order env CUDA_MODULE_LOADING=LAZY "$bin/test_device_order" \
         device_order/between
+    unset CUDA_DEVICE_MAX_CONNECTIONS
     if measured; then
         for run in 2:cuda 4:cuda 2:cuda-shared 4:cuda-shared; do
             n=${run%%:*}

@@ -163,9 +163,8 @@ static dcomm_status dcommi_call_place(dcomm_comm *comm, const dcommi_shape *s, c
                            name, number);
     }
     if (opts->stream == NULL) {
-        DCOMMI_TRY(dcommi_default_await(
-            name, comm->context, number,
-            opts->timeout_s > 0 ? opts->timeout_s : comm->timeout_s));
+        DCOMMI_TRY(dcommi_default_await(name, comm->context, number,
+                                        opts->timeout_s > 0 ? opts->timeout_s : comm->timeout_s));
     }
     DCOMMI_TRY(dcommi_device_of(comm->context, number, device_p));
     dcommi_memory_serve(comm->context, *device_p);

@@ -18,15 +18,16 @@ static dcomm_status dcommi_kernel_scale(void *user, void *dst, size_t dst_len,
         return DCOMM_ERR_PLAN;
     }
     memcpy(&factor, src[1], sizeof factor);
+    const size_t element = dcomm_dtype_size(dtype);
     if (!dcommi_factor_whole(&factor, dtype)) {
-        dcommi_host_scale(dst, src[0], dst_len / dcomm_dtype_size(dtype), dtype, factor.value);
+        dcommi_host_scale(dst, src[0], dst_len / element, dtype, factor.value);
         return DCOMM_OK;
     }
-    for (size_t i = 0; i < dst_len; i += sizeof factor.whole) {
-        uint64_t x;
-        memcpy(&x, (const char *)src[0] + i, sizeof x);
+    for (size_t i = 0; i < dst_len; i += element) {
+        uint64_t x = 0;
+        memcpy(&x, (const char *)src[0] + i, element); /* low bytes come first */
         x *= factor.whole;
-        memcpy((char *)dst + i, &x, sizeof x);
+        memcpy((char *)dst + i, &x, element);
     }
     return DCOMM_OK;
 }

@@ -145,21 +145,22 @@ static enum dcommi_outcome dcommi_device_fold(dcommi_lane *lane, uint8_t *dst, d
         async);
 }
 
-/* Compute dst <- factor * src for 64-bit integers by doublings and additions, from the highest bit
- * on. This is slow if `factor` has many bits, but exact, and such factors are rare. dst is not
- * src. */
+/* Compute dst <- factor * src for integers by doublings and additions, from the highest bit on.
+ * This is slow if `factor` has many bits, but exact, and such factors are rare. dst is not src. */
 static dcomm_status dcommi_device_times(dcommi_device_handle *d, void *dst, const void *src,
                                         size_t count, dcomm_dtype dtype, uint64_t factor)
 {
     const void *terms[] = {dst, dst, src};
-    int bit = 63;
+    const size_t element = dcomm_dtype_size(dtype);
+    int bit = (int)(8 * element) - 1;
+    factor &= UINT64_MAX >> (63 - bit); /* products wrap around */
     if (factor == 0) {
         return dcommi_device_scale(d, dst, src, count, dtype, 0);
     }
     while ((factor >> bit & 1) == 0) {
         bit--;
     }
-    dcomm_status status = dcommi_device_copy(d, DCOMMI_QUEUE_IN, dst, src, count * sizeof factor);
+    dcomm_status status = dcommi_device_copy(d, DCOMMI_QUEUE_IN, dst, src, count * element);
     while (status >= 0 && bit-- > 0) {
         const size_t n = 2 + (factor >> bit & 1);
         status = d->call->reduce(d, dst, terms, n, count, dtype, DCOMM_SUM, 1);

@@ -109,8 +109,8 @@ static dcomm_status dcommi_bkt_check_place(dcomm_buckets *b, const dcomm_buckets
 static dcomm_status dcommi_bkt_await_default(const char *what, const dcomm_buckets *b)
 {
     for (size_t i = 0; i < b->ndevices; i++) {
-        DCOMMI_TRY(dcommi_default_await(what, b->comm->context, b->devices[i].number,
-                                        b->comm->timeout_s));
+        DCOMMI_TRY(
+            dcommi_default_await(what, b->comm->context, b->devices[i].number, b->comm->timeout_s));
     }
     return DCOMM_OK;
 }
