@@ -90,25 +90,26 @@ extern "C" {
 
 /* Status of a call: 0 is success, a positive value is in progress, a negative value is an error.
  * Each row is X(name, number, text). */
-#define DCOMM_STATUS_TABLE(X)                                      \
-    X(DCOMM_OK, 0, "success")                                      \
-    X(DCOMM_IN_PROGRESS, 1, "in progress")                         \
-    X(DCOMM_ERR_INVALID, -1, "invalid argument")                   \
-    X(DCOMM_ERR_NO_MEMORY, -2, "out of memory")                    \
-    X(DCOMM_ERR_UNSUPPORTED, -3, "not supported")                  \
-    X(DCOMM_ERR_MISMATCH, -4, "ranks disagree about a collective") \
-    X(DCOMM_ERR_PEER, -5, "a peer failed or was lost")             \
-    X(DCOMM_ERR_TIMEOUT, -6, "timed out")                          \
-    X(DCOMM_ERR_ABORTED, -7, "the communicator was aborted")       \
-    X(DCOMM_ERR_TRANSPORT, -8, "transport failure")                \
-    X(DCOMM_ERR_RENDEZVOUS, -9, "ranks could not find each other") \
-    X(DCOMM_ERR_AUTH, -10, "authentication failed")                \
-    X(DCOMM_ERR_CORRUPT, -11, "malformed data received")           \
-    X(DCOMM_ERR_FORKED, -12, "called in a forked child")           \
-    X(DCOMM_ERR_PLAN, -13, "the plan is not valid")                \
-    X(DCOMM_ERR_SYSTEM, -14, "an operating system call failed")    \
-    X(DCOMM_ERR_INTERNAL, -15, "internal error")                   \
-    X(DCOMM_ERR_RANGE, -16, "a sum of finite numbers is too large for its type")
+#define DCOMM_STATUS_TABLE(X)                                                    \
+    X(DCOMM_OK, 0, "success")                                                    \
+    X(DCOMM_IN_PROGRESS, 1, "in progress")                                       \
+    X(DCOMM_ERR_INVALID, -1, "invalid argument")                                 \
+    X(DCOMM_ERR_NO_MEMORY, -2, "out of memory")                                  \
+    X(DCOMM_ERR_UNSUPPORTED, -3, "not supported")                                \
+    X(DCOMM_ERR_MISMATCH, -4, "ranks disagree about a collective")               \
+    X(DCOMM_ERR_PEER, -5, "a peer failed or was lost")                           \
+    X(DCOMM_ERR_TIMEOUT, -6, "timed out")                                        \
+    X(DCOMM_ERR_ABORTED, -7, "the communicator was aborted")                     \
+    X(DCOMM_ERR_TRANSPORT, -8, "transport failure")                              \
+    X(DCOMM_ERR_RENDEZVOUS, -9, "ranks could not find each other")               \
+    X(DCOMM_ERR_AUTH, -10, "authentication failed")                              \
+    X(DCOMM_ERR_CORRUPT, -11, "malformed data received")                         \
+    X(DCOMM_ERR_FORKED, -12, "called in a forked child")                         \
+    X(DCOMM_ERR_PLAN, -13, "the plan is not valid")                              \
+    X(DCOMM_ERR_SYSTEM, -14, "an operating system call failed")                  \
+    X(DCOMM_ERR_INTERNAL, -15, "internal error")                                 \
+    X(DCOMM_ERR_RANGE, -16, "a sum of finite numbers is too large for its type") \
+    X(DCOMM_ERR_QUORUM, -17, "too few ranks are left to go on")
 
 /* The statuses of DCOMM_STATUS_TABLE. DCOMM_STATUS_FORCE_INT is not a status: it makes the enum an
  * int. */
@@ -1647,6 +1648,7 @@ typedef enum dcomm_on_error {
     DCOMM_ON_ERROR_ABORT = 3    /* print, then call abort(); also if creation fails */
 } dcomm_on_error;
 
+#define DCOMM_QUORUM_NONE (-1)   /* dcomm_comm_opts.quorum: any number of ranks goes on */
 #define DCOMM_CONNECTIONS_MAX 16 /* most connections between two ranks on different hosts */
 
 /* All zero means the defaults. Strings are copied. */
@@ -1695,6 +1697,16 @@ typedef struct dcomm_comm_opts {
 
     dcomm_on_error on_error; /* also for communicators derived from this one (default:
                                 DCOMM_ON_ERROR_DEFAULT) */
+
+    /* ---- failed ranks; all ranks take rank 0's ---- */
+
+    /* How many ranks must be left for dcomm_comm_agree, and for dcomm_comm_shrink without a list,
+     * to go on: a number above half of the ranks, or DCOMM_QUORUM_NONE. It also holds in a
+     * communicator of the same or of the remaining ranks (dup, shrink); a number does not hold
+     * among the fewer ranks of a split. By default more than half
+     * of those ranks must be left that are not certainly dead, or half of them with the lowest one
+     * (docs/errors.md). */
+    int quorum;
 } dcomm_comm_opts;
 
 /* Create an id, on one rank. A thread of this process serves the rendezvous until all `size` ranks
@@ -1729,8 +1741,8 @@ DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm);
  * too.
  * Errors: DCOMM_ERR_INVALID (this thread has queued operations on it in a group); the error that
  * poisoned the communicator, if the program has not seen it. It has seen the error if a call or a
- * wait has returned it or will, or if dcomm_comm_status, _error, _ready or _shrink was called
- * since. The communicator is closed in any case. */
+ * wait has returned it or will, or if dcomm_comm_status, _error, _ready, _agree or _shrink was
+ * called since. The communicator is closed in any case. */
 DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p);
 
 /* Split by colour; collective. Ranks with equal colour form a communicator, ordered by key, then
@@ -1742,17 +1754,43 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_split(dcomm_comm *comm, int colo
                                                       dcomm_comm **new_p);
 /* Create a communicator with the same ranks and with messages of its own; collective. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_dup(dcomm_comm *comm, dcomm_comm **new_p);
-/* Create a communicator without the n ranks in `excluded`. The call is collective over the other
- * ranks, which must all name the same ranks. It is meant for use after an error. Survivors keep
- * their order. It waits for the others at most as long as an operation does. If it fails, it can
- * be called again, even if ranks have called it a different number of times.
- * Errors: DCOMM_ERR_INVALID (own rank excluded, bad rank), DCOMM_ERR_NO_MEMORY (here, or on a rank
- * that the sentence names), DCOMM_ERR_TIMEOUT, DCOMM_ERR_PEER. */
+/* Create a communicator of the ranks that are left, in their old order; n is 0. The ranks agree on
+ * the failed ones, as dcomm_comm_agree does, and succeed or fail alike, even if more ranks fail
+ * meanwhile. Ranks may have called it a different number of times.
+ * With n > 0 the ranks in `excluded` are left out instead, dead or alive. All other ranks call it,
+ * and name the same ranks. They must be alive, and may be any number.
+ * Errors, on all ranks alike: DCOMM_ERR_NO_MEMORY (the sentence names the rank), DCOMM_ERR_PEER (a
+ * rank that was to stay has failed); and those of dcomm_comm_agree. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, int n,
                                                        dcomm_comm **new_p);
 /* Fail every outstanding and future operation on every rank with DCOMM_ERR_ABORTED and `reason`
  * (NULL: none). May be called from any thread; does not block. */
 DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason);
+/* The same as dcomm_comm_abort. */
+DCOMM_API dcomm_status dcomm_comm_revoke(dcomm_comm *comm, const char *reason);
+
+/* ---- failed ranks ----
+ *
+ * A rank has failed if its process has ended, if the connection with it is broken, or if it has
+ * destroyed the communicator. These calls work after an error, too. */
+
+/* Tell which ranks have failed as far as this rank knows now. Other ranks may know of others.
+ * Writes the first `max` of them to ranks[max], in order, and their number to *n (NULL: not
+ * wanted). Errors: DCOMM_ERR_INVALID. */
+DCOMM_API dcomm_status dcomm_comm_failed(dcomm_comm *comm, int *ranks, int max, int *n);
+/* Agree with all ranks that are left on the bits that each of them has in *flags, and on the failed
+ * ranks; collective over those that are left. All of them get the same, whoever fails meanwhile.
+ * The bits of failed ranks do not count. Writes the bits to *flags (NULL: all bits are set here,
+ * and the result is not wanted) and the failed ranks as dcomm_comm_failed does. `comm` stays as it
+ * is. The ranks are agreed on one decision after another, and each of them gets every decision. It
+ * does not matter how often a rank has called: a call after DCOMM_ERR_TIMEOUT or DCOMM_ERR_QUORUM
+ * takes part in the same decision, with the bits of the first call. Errors: DCOMM_ERR_TIMEOUT (here
+ * alone, after the communicator's timeout_s: the sentence names the ranks that have not come, and
+ * nothing is decided), DCOMM_ERR_QUORUM (too few ranks are left, see dcomm_comm_opts.quorum;
+ * nothing is decided), DCOMM_ERR_PEER (the others count this rank as failed), DCOMM_ERR_UNSUPPORTED
+ * (above 16384 ranks), DCOMM_ERR_INVALID. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_agree(dcomm_comm *comm, uint64_t *flags,
+                                                      int *failed, int max, int *n);
 
 /* Return the caller's rank, from 0; -1 if comm is NULL or not created yet. */
 DCOMM_API int dcomm_comm_rank(const dcomm_comm *comm);
@@ -4473,6 +4511,7 @@ static inline int dcommi_text_distance(const char *a, const char *b)
 #define DCOMMI_LIKELY(x) __builtin_expect(!!(x), 1)
 #define DCOMMI_UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define DCOMMI_CACHE_LINE 64
+#define DCOMMI_STATUS_LAST DCOMM_ERR_QUORUM /* the lowest: other ranks send statuses, too */
 #define DCOMMI_TRY(expression)                         \
     do {                                               \
         dcomm_status dcommi_try_status = (expression); \
@@ -17695,10 +17734,10 @@ typedef struct dcommi_transport_vtable {
  *               payload = where the answering rank waits
  *   ABORT       a = status (two's complement)             payload = sentence
  *   GOODBYE     a = number of collectives that the sender took part in
- *   SHRINK      begins attempt b to leave out ranks       a = hash of the remaining ranks;
- *               seq = highest attempt with these that has succeeded; tag = negated error with
- *               which b has failed here before the others could know. A failed communicator sends
- *               it too
+ *   AGREE       of the agreement with key b, a failed communicator's too: its message `slot`
+ *               (engine/agree.h) of decision `seq`; tag = coordinator; a = the sender's word;
+ *               signature = the accepted value's coordinator, or -1; stage = 1: too few are left;
+ *               payload = the value's word, the failed ranks, those proven, the value's
  *   REGION_ASK  asks how to map region `tag`
  *   REGION      answers REGION_ASK                        a = 1: it is device memory;
  *               payload = card and key (region.h)
@@ -17725,7 +17764,7 @@ enum dcommi_message_type {
     DCOMMI_MSG_OFFER,
     DCOMMI_MSG_READ_SENT,
     DCOMMI_MSG_REGION_SHUT,
-    DCOMMI_MSG_SHRINK,
+    DCOMMI_MSG_AGREE,
     DCOMMI_MSG_REFUSED,
     DCOMMI_MSG_TYPE_END
 };
@@ -17761,7 +17800,8 @@ _Static_assert(sizeof(dcommi_header) <= DCOMMI_HEADER_MAX, "the header fits the 
 _Static_assert(offsetof(dcommi_header, a) == DCOMMI_HEADER_SHORT, "a and b come last");
 #define DCOMMI_REGION_CARD 16 /* bytes before the key in REGION */
 #define DCOMMI_REGION_KEY_DEVICE sizeof(dcommi_device_key)
-#define DCOMMI_TEXT_MAX 400 /* bytes of text in QUERY, REPLY, ABORT and REFUSED */
+#define DCOMMI_AGREE_BYTES 8192 /* most bytes of payload in AGREE */
+#define DCOMMI_TEXT_MAX 400     /* bytes of text in QUERY, REPLY, ABORT and REFUSED */
 /* Store a 32-bit number in slot and reserved, for types that do not need these otherwise. */
 static inline void dcommi_header_set_wide(dcommi_header *h, uint32_t number)
 {
@@ -17804,6 +17844,8 @@ static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
     case DCOMMI_MSG_ABORT:
     case DCOMMI_MSG_REFUSED:
         return len <= DCOMMI_TEXT_MAX;
+    case DCOMMI_MSG_AGREE:
+        return len <= DCOMMI_AGREE_BYTES;
     case DCOMMI_MSG_REGION:
         return header->a == 0
                    ? len == DCOMMI_REGION_CARD
@@ -18387,9 +18429,10 @@ typedef struct dcommi_move dcommi_move;
 typedef struct dcommi_pull dcommi_pull;
 typedef struct dcommi_script dcommi_script;
 typedef struct dcommi_device dcommi_device;
-typedef struct dcommi_own dcommi_own;     /* region.h */
-typedef struct dcommi_map dcommi_map;     /* region.h */
-typedef struct dcommi_coded dcommi_coded; /* coded/run.h */
+typedef struct dcommi_own dcommi_own;             /* region.h */
+typedef struct dcommi_map dcommi_map;             /* region.h */
+typedef struct dcommi_coded dcommi_coded;         /* coded/run.h */
+typedef struct dcommi_agreement dcommi_agreement; /* agreement.h */
 /* ---- matching ---- */
 enum dcommi_node_class {
     DCOMMI_NODE_POSTED,   /* a receive that waits for its message */
@@ -18622,9 +18665,6 @@ typedef struct dcommi_member {
     struct dcommi_bcast *bcast; /* its broadcast slots (bcast.h); NULL: none */
     uint64_t bcast_read;        /* messages that we have read there */
     uint64_t gone_after;
-    uint64_t shrink_set, shrink_try, shrink_done; /* its last SHRINK: a, b and seq */
-    int shrink_failed; /* status with which it gave that up; 0: it did not */
-    bool shrink_out;   /* our call of shrink leaves it out */
     char *hostname;
 } dcommi_member;
 #define DCOMMI_CACHE_PLANS 64
@@ -18645,6 +18685,7 @@ struct dcomm_comm {
     bool tunes;      /* is tuned when it is created */
     bool timed;      /* its runs record when they end */
     bool device_ucx; /* UCX of all ranks moves device memory between hosts */
+    int quorum;      /* ranks that must be left to go on; 0: the default; below 0: any number */
     int connections; /* to each rank on another host; 0: from the tuning */
     int64_t chunk_bytes;
     _Atomic int lock;                  /* protects sequence numbers, plan cache, free runs */
@@ -18652,10 +18693,8 @@ struct dcomm_comm {
     struct dcommi_bcast_writer *bcast; /* our own slots; NULL: none */
     bool attached;                     /* we poll the broadcast slots of all others */
     uint64_t next_seq;
-    uint32_t chain;                  /* for the next collective; with lock */
-    uint64_t children;               /* communicators derived so far, for their ids */
-    uint64_t shrink_tries;           /* attempts at shrinking it */
-    uint64_t shrunk_set, shrunk_try; /* last success: which ranks were left, and its number */
+    uint32_t chain;    /* for the next collective; with lock */
+    uint64_t children; /* communicators derived so far, for their ids */
     dcommi_run *free_runs;
     dcommi_coded *free_coded; /* with lock */
     dcommi_cached *cache[DCOMMI_CACHE_BUCKETS];
@@ -18670,10 +18709,11 @@ struct dcomm_comm {
     dcommi_history history[DCOMMI_HISTORY];
     size_t early_bytes, early_count;
     dcommi_refusal *refusals; /* newest first */
-    dcommi_filler filler;     /* for slots that peers map */
-    dcommi_ways folds;        /* trials of prefetching, for folds of memory that ranks map from
-                                 each other */
-    size_t in_transport;      /* moves whose buffers the transport may still touch */
+    dcommi_agreement *agreements;
+    dcommi_filler filler; /* for slots that peers map */
+    dcommi_ways folds;    /* trials of prefetching, for folds of memory that ranks map from
+                             each other */
+    size_t in_transport;  /* moves whose buffers the transport may still touch */
     dcomm_stats stats;
     _Atomic int abort_wanted;
     char abort_reason[DCOMMI_TEXT_MAX];
@@ -33330,6 +33370,2012 @@ static inline void dcommi_bcast_pass(dcommi_member *m)
  * rank that it might wait for, with its own description of the operation. A rank that has entered
  * the same number with another description has found the mismatch. If a rank stays silent, its
  * process is looked at. When the time is up, the answers make the report. */
+/* ==== include/dcomm/impl/engine/agreement.h ================================================ */
+/* agreement.h - the agreements of a communicator: their messages, and what the engine knows of
+ * ranks that have failed. They work on a failed communicator, too. agree.h has the protocol.
+ *
+ * A communicator has one for dcomm_comm_agree and one for dcomm_comm_shrink, and another for each
+ * list of ranks that the caller leaves out. A message of one that this rank does not have yet is
+ * dropped: when it has it, it sends its state, or asks for the others'. */
+/* ==== include/dcomm/impl/engine/agree.h ==================================================== */
+/* agree.h - ranks agree on one word and on the ranks that have failed, whoever dies meanwhile. A
+ * machine without input and output: it is told what happens and hands out messages, so that a test
+ * can try every order.
+ *
+ * The coordinator is the lowest rank that has not failed, as far as its followers know. A decision:
+ *
+ *   STATE    a rank that takes part -> its coordinator: its word, and the value that it has
+ *            accepted, if any. It follows no lower coordinator from then on
+ *   PROPOSE  the coordinator -> all that have not failed, when every one of them has sent STATE:
+ *            the value that was accepted from the highest coordinator; if there is none, the words
+ *            of all that have not failed, combined, and the failed ranks
+ *   ACCEPT   a follower -> its coordinator
+ *   DECIDE   the coordinator -> all, when all that the value names as alive have accepted or failed
+ *   ASK      a new coordinator -> all: send me STATE
+ *   WAIT     the coordinator -> its followers: the ranks that it waits for, or that they are too
+ *            few
+ *
+ * Failed ranks only become more, so each rank coordinates a decision once, and its number is the
+ * ballot. docs/engine.md says why all ranks decide alike.
+ *
+ * Decisions are numbered. A rank takes part in number d + 1 when it knows d, so d + 1 is decided
+ * when all know d: each rank keeps the last decision only, and answers with it whoever is behind.
+ * A message of a later number than ours is dropped: ASK brings it again. */
+enum dcommi_agree_what {
+    DCOMMI_AGREE_STATE = 1,
+    DCOMMI_AGREE_ASK,
+    DCOMMI_AGREE_PROPOSE,
+    DCOMMI_AGREE_ACCEPT,
+    DCOMMI_AGREE_DECIDE,
+    DCOMMI_AGREE_WAIT,
+    DCOMMI_AGREE_END
+};
+/* Sets of ranks, a bit each. */
+enum dcommi_agree_set {
+    DCOMMI_AGREE_FAILED,  /* the ranks that have failed, as far as this one knows */
+    DCOMMI_AGREE_PROVEN,  /* those of which that is certain */
+    DCOMMI_AGREE_VALUE,   /* the failed ranks of the accepted value */
+    DCOMMI_AGREE_LAST,    /* those of the last decision */
+    DCOMMI_AGREE_HERE,    /* coordinator: has sent STATE */
+    DCOMMI_AGREE_ACKED,   /* coordinator: has accepted the proposal */
+    DCOMMI_AGREE_MISSING, /* the ranks that the coordinator waits for */
+    DCOMMI_AGREE_SETS
+};
+typedef struct dcommi_agree_message {
+    uint8_t what;
+    bool stuck;                      /* WAIT: too few ranks are left */
+    int32_t ballot;                  /* the coordinator's rank */
+    int32_t accepted;                /* STATE: the ballot of `value`; -1: none was accepted */
+    uint64_t number;                 /* of the decision */
+    uint64_t word;                   /* STATE: the sender's */
+    uint64_t value;                  /* STATE, PROPOSE, DECIDE: the word of the value */
+    const uint64_t *failed, *proven; /* what the sender knows */
+    const uint64_t *out;             /* the failed ranks of the value; WAIT: the missing ones */
+} dcommi_agree_message;
+/* Where messages go. */
+typedef struct dcommi_agree_link {
+    void (*send)(void *user, int rank, const dcommi_agree_message *message);
+    void *user;
+} dcommi_agree_link;
+typedef struct dcommi_agree {
+    int32_t size, rank;
+    int32_t nwords;             /* of a set */
+    int32_t quorum;             /* ranks that must be left; 0: the default; below 0: any number */
+    bool least;                 /* the lowest word counts, else the bits that all have */
+    bool joined;                /* this rank takes part in decision `number` */
+    bool proposed;              /* coordinator: PROPOSE is out */
+    bool stuck;                 /* too few ranks are left */
+    bool outcast;               /* this rank counts as failed: the others have decided that */
+    int32_t followed;           /* the coordinator that has our STATE, or this rank; -1: none */
+    int32_t accepted;           /* the ballot of the accepted value; -1: none */
+    uint64_t number;            /* of decisions made; of the one that is being made */
+    uint64_t word, value, last; /* ours; of the accepted value; of the last decision */
+    uint64_t memory[];          /* the sets; coordinator: a word of each rank */
+} dcommi_agree;
+/* ---- sets ---- */
+static inline bool dcommi_bit(const uint64_t *set, int rank)
+{
+    return set[rank / 64] >> rank % 64 & 1;
+}
+static inline void dcommi_bit_set(uint64_t *set, int rank)
+{
+    set[rank / 64] |= UINT64_C(1) << rank % 64;
+}
+static inline uint64_t *dcommi_agree_set(dcommi_agree *a, enum dcommi_agree_set which)
+{
+    return a->memory + (size_t)which * (size_t)a->nwords;
+}
+static inline const uint64_t *dcommi_agree_look(const dcommi_agree *a, enum dcommi_agree_set which)
+{
+    return a->memory + (size_t)which * (size_t)a->nwords;
+}
+static inline int dcommi_agree_nwords(int size)
+{
+    return (size + 63) / 64;
+}
+static inline size_t dcommi_agree_bytes(int size)
+{
+    const size_t sets = (size_t)dcommi_agree_nwords(size) * DCOMMI_AGREE_SETS;
+    return sizeof(dcommi_agree) + (sets + (size_t)size) * sizeof(uint64_t);
+}
+/* Prepare zeroed memory of dcommi_agree_bytes(size). */
+static void dcommi_agree_init(dcommi_agree *a, int size, int rank, int quorum, bool least)
+{
+    a->size = size;
+    a->rank = rank;
+    a->nwords = dcommi_agree_nwords(size);
+    a->quorum = quorum;
+    a->least = least;
+    a->followed = a->accepted = -1;
+}
+static void dcommi_agree_clear(dcommi_agree *a, enum dcommi_agree_set which)
+{
+    memset(dcommi_agree_set(a, which), 0, (size_t)a->nwords * sizeof(uint64_t));
+}
+static bool dcommi_agree_empty(const dcommi_agree *a, enum dcommi_agree_set which)
+{
+    uint64_t any = 0;
+    for (int i = 0; i < a->nwords; i++) {
+        any |= dcommi_agree_look(a, which)[i];
+    }
+    return any == 0;
+}
+/* Return the lowest rank that is not in `set`, or `size`. */
+static int dcommi_agree_lowest(const dcommi_agree *a, const uint64_t *set)
+{
+    int r = 0;
+    while (r < a->size && dcommi_bit(set, r)) {
+        r++;
+    }
+    return r;
+}
+/* Return true if the ranks that are in neither set may go on. */
+static bool dcommi_agree_quorum(const dcommi_agree *a, const uint64_t *failed,
+                                const uint64_t *value, const uint64_t *proven)
+{
+    int left = 0, unproven = 0, lowest = -1;
+    bool has_lowest = false;
+    for (int r = 0; r < a->size; r++) {
+        const bool in = !dcommi_bit(failed, r) && !dcommi_bit(value, r);
+        const bool counts = !dcommi_bit(proven, r);
+        left += in;
+        unproven += counts;
+        if (counts && lowest < 0) {
+            lowest = r;
+            has_lowest = in;
+        }
+    }
+    if (a->quorum != 0) {
+        return left >= a->quorum;
+    }
+    return 2 * left > unproven || (2 * left == unproven && has_lowest);
+}
+/* ---- messages ---- */
+static void dcommi_agree_send(const dcommi_agree *a, const dcommi_agree_link *link, int rank,
+                              enum dcommi_agree_what what)
+{
+    const bool past = what == DCOMMI_AGREE_DECIDE, wait = what == DCOMMI_AGREE_WAIT;
+    const dcommi_agree_message m = {.what = (uint8_t)what,
+                                    .stuck = wait && a->stuck,
+                                    .ballot = a->followed < 0 ? a->rank : a->followed,
+                                    .accepted = past ? -1 : a->accepted,
+                                    .number = past ? a->number - 1 : a->number,
+                                    .word = a->word,
+                                    .value = past ? a->last : a->value,
+                                    .failed = dcommi_agree_look(a, DCOMMI_AGREE_FAILED),
+                                    .proven = dcommi_agree_look(a, DCOMMI_AGREE_PROVEN),
+                                    .out = dcommi_agree_look(a, past   ? DCOMMI_AGREE_LAST
+                                                                : wait ? DCOMMI_AGREE_MISSING
+                                                                       : DCOMMI_AGREE_VALUE)};
+    link->send(link->user, rank, &m);
+}
+/* Send to all other ranks that are not in `but`. */
+static void dcommi_agree_send_all(const dcommi_agree *a, const dcommi_agree_link *link,
+                                  enum dcommi_agree_what what, const uint64_t *but)
+{
+    for (int r = 0; r < a->size; r++) {
+        if (r != a->rank && !dcommi_bit(but, r)) {
+            dcommi_agree_send(a, link, r, what);
+        }
+    }
+}
+/* ---- the coordinator ---- */
+static inline uint64_t *dcommi_agree_words(dcommi_agree *a)
+{
+    return dcommi_agree_set(a, DCOMMI_AGREE_SETS);
+}
+/* Find the ranks that this coordinator waits for. Return true if there are any. */
+static bool dcommi_agree_miss(dcommi_agree *a)
+{
+    const uint64_t *failed = dcommi_agree_look(a, DCOMMI_AGREE_FAILED);
+    const uint64_t *out = dcommi_agree_look(a, DCOMMI_AGREE_VALUE);
+    const uint64_t *there =
+        dcommi_agree_look(a, a->proposed ? DCOMMI_AGREE_ACKED : DCOMMI_AGREE_HERE);
+    bool any = false;
+    dcommi_agree_clear(a, DCOMMI_AGREE_MISSING);
+    for (int r = 0; r < a->size; r++) {
+        const bool waits = r == a->rank ? !a->joined
+                                        : !dcommi_bit(failed, r) && !dcommi_bit(there, r) &&
+                                              !(a->proposed && dcommi_bit(out, r));
+        if (waits) {
+            dcommi_bit_set(dcommi_agree_set(a, DCOMMI_AGREE_MISSING), r);
+            any = true;
+        }
+    }
+    return any;
+}
+/* Combine the words of all that have not failed: the value that this coordinator proposes. */
+static void dcommi_agree_combine(dcommi_agree *a)
+{
+    const uint64_t *failed = dcommi_agree_look(a, DCOMMI_AGREE_FAILED);
+    const uint64_t *words = dcommi_agree_words(a);
+    a->value = a->word;
+    for (int r = 0; r < a->size; r++) {
+        if (r != a->rank && !dcommi_bit(failed, r)) {
+            a->value = !a->least ? a->value & words[r] : words[r] < a->value ? words[r] : a->value;
+        }
+    }
+    memcpy(dcommi_agree_set(a, DCOMMI_AGREE_VALUE), failed, (size_t)a->nwords * sizeof *failed);
+}
+/* Take a decision, and be ready for the next one. */
+static void dcommi_agree_decide(dcommi_agree *a, uint64_t number, uint64_t value,
+                                const uint64_t *out)
+{
+    uint64_t *failed = dcommi_agree_set(a, DCOMMI_AGREE_FAILED);
+    memcpy(dcommi_agree_set(a, DCOMMI_AGREE_LAST), out, (size_t)a->nwords * sizeof *out);
+    for (int r = 0; r < a->size; r++) {
+        if (r != a->rank && dcommi_bit(out, r)) {
+            dcommi_bit_set(failed, r);
+        }
+    }
+    a->outcast = a->outcast || dcommi_bit(out, a->rank);
+    a->last = value;
+    a->number = number + 1;
+    a->joined = a->proposed = a->stuck = false;
+    a->followed = a->accepted = -1;
+    a->value = 0;
+    dcommi_agree_clear(a, DCOMMI_AGREE_VALUE);
+    dcommi_agree_clear(a, DCOMMI_AGREE_HERE);
+    dcommi_agree_clear(a, DCOMMI_AGREE_ACKED);
+    dcommi_agree_clear(a, DCOMMI_AGREE_MISSING);
+    memset(dcommi_agree_words(a), 0, (size_t)a->size * sizeof(uint64_t));
+}
+/* Tell the followers that too few ranks are left, if that is so. Until a value is accepted, those
+ * left are all that have not failed. */
+static bool dcommi_agree_is_stuck(dcommi_agree *a, const dcommi_agree_link *link)
+{
+    const uint64_t *failed = dcommi_agree_look(a, DCOMMI_AGREE_FAILED);
+    const uint64_t *out = dcommi_agree_look(a, DCOMMI_AGREE_VALUE);
+    a->stuck = !dcommi_agree_quorum(a, failed, out, dcommi_agree_look(a, DCOMMI_AGREE_PROVEN));
+    if (a->stuck) {
+        dcommi_agree_send_all(a, link, DCOMMI_AGREE_WAIT, failed);
+    }
+    return a->stuck;
+}
+static void dcommi_agree_coordinate(dcommi_agree *a, const dcommi_agree_link *link)
+{
+    const uint64_t *failed = dcommi_agree_look(a, DCOMMI_AGREE_FAILED);
+    if (a->followed != a->rank) {
+        a->followed = a->rank;
+        for (int r = 0; r < a->size; r++) {
+            if (r != a->rank && !dcommi_bit(failed, r) &&
+                !dcommi_bit(dcommi_agree_look(a, DCOMMI_AGREE_HERE), r)) {
+                dcommi_agree_send(a, link, r, DCOMMI_AGREE_ASK);
+            }
+        }
+    }
+    if (dcommi_agree_miss(a) || dcommi_agree_is_stuck(a, link)) {
+        return;
+    }
+    if (!a->proposed) {
+        if (a->accepted < 0) {
+            dcommi_agree_combine(a);
+        }
+        a->accepted = a->rank;
+        a->proposed = true;
+        dcommi_agree_send_all(a, link, DCOMMI_AGREE_PROPOSE, failed);
+        if (dcommi_agree_miss(a)) {
+            return;
+        }
+    }
+    dcommi_agree_decide(a, a->number, a->value, dcommi_agree_look(a, DCOMMI_AGREE_VALUE));
+    dcommi_agree_send_all(a, link, DCOMMI_AGREE_DECIDE, dcommi_agree_look(a, DCOMMI_AGREE_HERE));
+}
+/* ---- what happens ---- */
+/* Act on a change. */
+static void dcommi_agree_step(dcommi_agree *a, const dcommi_agree_link *link)
+{
+    const int lowest = dcommi_agree_lowest(a, dcommi_agree_look(a, DCOMMI_AGREE_FAILED));
+    if (!a->joined || a->outcast) {
+        return;
+    }
+    if (lowest == a->rank) {
+        dcommi_agree_coordinate(a, link);
+    } else if (a->followed != lowest) {
+        a->followed = lowest;
+        dcommi_agree_clear(a, DCOMMI_AGREE_MISSING);
+        dcommi_agree_send(a, link, lowest, DCOMMI_AGREE_STATE);
+    }
+}
+/* Take part in the present decision with a word. The first word of a decision counts. */
+static void dcommi_agree_join(dcommi_agree *a, const dcommi_agree_link *link, uint64_t word)
+{
+    a->word = a->joined ? a->word : word;
+    a->joined = true;
+    if (a->stuck) { /* ask again: deaths may have been proven meanwhile */
+        a->stuck = false;
+        a->followed = a->followed == a->rank ? a->followed : -1;
+    }
+    dcommi_agree_step(a, link);
+}
+/* Learn that a rank has failed. `proven`: it is certain. */
+static void dcommi_agree_learn(dcommi_agree *a, const dcommi_agree_link *link, int rank,
+                               bool proven)
+{
+    uint64_t *failed = dcommi_agree_set(a, DCOMMI_AGREE_FAILED);
+    uint64_t *certain = dcommi_agree_set(a, DCOMMI_AGREE_PROVEN);
+    if (rank == a->rank || (dcommi_bit(failed, rank) && (!proven || dcommi_bit(certain, rank)))) {
+        return;
+    }
+    dcommi_bit_set(failed, rank);
+    if (proven) {
+        dcommi_bit_set(certain, rank);
+    }
+    dcommi_agree_step(a, link);
+}
+/* Take over the failed ranks that a message names. A sender that could not go on itself is not
+ * believed when it calls others silent: it may be the one that nobody reaches. */
+static void dcommi_agree_believe(dcommi_agree *a, const dcommi_agree_message *m)
+{
+    uint64_t *failed = dcommi_agree_set(a, DCOMMI_AGREE_FAILED);
+    uint64_t *certain = dcommi_agree_set(a, DCOMMI_AGREE_PROVEN);
+    const bool all = dcommi_agree_quorum(a, m->failed, m->proven, m->proven);
+    for (int r = 0; r < a->size; r++) {
+        if (r == a->rank) {
+            continue;
+        }
+        if (dcommi_bit(m->proven, r)) {
+            dcommi_bit_set(certain, r);
+            dcommi_bit_set(failed, r);
+        } else if (all && dcommi_bit(m->failed, r)) {
+            dcommi_bit_set(failed, r);
+        }
+    }
+}
+/* Take STATE as a coordinator, and with it the value that was accepted from a higher coordinator
+ * than ours. */
+static void dcommi_agree_take_state(dcommi_agree *a, int from, const dcommi_agree_message *m)
+{
+    dcommi_bit_set(dcommi_agree_set(a, DCOMMI_AGREE_HERE), from);
+    dcommi_agree_words(a)[from] = m->word;
+    if (!a->proposed && m->accepted > a->accepted && m->accepted < a->rank) {
+        a->accepted = m->accepted;
+        a->value = m->value;
+        memcpy(dcommi_agree_set(a, DCOMMI_AGREE_VALUE), m->out, (size_t)a->nwords * sizeof *m->out);
+    }
+}
+/* Take PROPOSE of the coordinator that this rank follows. */
+static void dcommi_agree_accept(dcommi_agree *a, const dcommi_agree_link *link,
+                                const dcommi_agree_message *m)
+{
+    a->accepted = m->ballot;
+    a->stuck = false;
+    a->value = m->value;
+    memcpy(dcommi_agree_set(a, DCOMMI_AGREE_VALUE), m->out, (size_t)a->nwords * sizeof *m->out);
+    dcommi_agree_send(a, link, m->ballot, DCOMMI_AGREE_ACCEPT);
+}
+static void dcommi_agree_take_decision(dcommi_agree *a, const dcommi_agree_link *link,
+                                       const dcommi_agree_message *m)
+{
+    if (m->number < a->number || (m->number > a->number && !dcommi_bit(m->out, a->rank))) {
+        return; /* known, or it cannot be: decisions wait for all that they name as alive */
+    }
+    const bool led = dcommi_agree_lowest(a, dcommi_agree_look(a, DCOMMI_AGREE_FAILED)) == a->rank;
+    dcommi_agree_decide(a, m->number, m->value, m->out);
+    for (int r = 0; r < a->size; r++) { /* our followers, and whom nobody else may reach */
+        if (r != a->rank && (led || dcommi_bit(m->out, r))) {
+            dcommi_agree_send(a, link, r, DCOMMI_AGREE_DECIDE);
+        }
+    }
+}
+/* Take a message of the decision that is being made. */
+static void dcommi_agree_take(dcommi_agree *a, const dcommi_agree_link *link, int from,
+                              const dcommi_agree_message *m)
+{
+    const bool from_coordinator = m->ballot == from && a->followed == from;
+    const int lowest = dcommi_agree_lowest(a, dcommi_agree_look(a, DCOMMI_AGREE_FAILED));
+    switch (m->what) {
+    case DCOMMI_AGREE_STATE:
+        if (m->ballot == a->rank && lowest == a->rank) { /* else ASK will bring it again */
+            dcommi_agree_take_state(a, from, m);
+        }
+        break;
+    case DCOMMI_AGREE_ACCEPT:
+        if (m->ballot == a->rank && a->proposed) {
+            dcommi_bit_set(dcommi_agree_set(a, DCOMMI_AGREE_ACKED), from);
+        }
+        break;
+    case DCOMMI_AGREE_ASK:
+        if (from_coordinator) { /* it has dropped our STATE */
+            a->followed = -1;
+        }
+        break;
+    case DCOMMI_AGREE_PROPOSE:
+        if (from_coordinator) {
+            dcommi_agree_accept(a, link, m);
+        }
+        break;
+    case DCOMMI_AGREE_WAIT:
+        if (from_coordinator) {
+            a->stuck = m->stuck;
+            memcpy(dcommi_agree_set(a, DCOMMI_AGREE_MISSING), m->out,
+                   (size_t)a->nwords * sizeof *m->out);
+        }
+        break;
+    default:
+        break;
+    }
+}
+/* Handle a message from another rank. Its sets have no bits beyond the ranks, and its ballot is a
+ * rank. */
+static void dcommi_agree_on(dcommi_agree *a, const dcommi_agree_link *link, int from,
+                            const dcommi_agree_message *m)
+{
+    const uint64_t *failed = dcommi_agree_look(a, DCOMMI_AGREE_FAILED);
+    if (m->what == DCOMMI_AGREE_DECIDE) {
+        dcommi_agree_take_decision(a, link, m);
+        return;
+    }
+    if (m->number < a->number) {
+        if (m->what == DCOMMI_AGREE_STATE || m->what == DCOMMI_AGREE_ASK ||
+            m->what == DCOMMI_AGREE_PROPOSE) {
+            dcommi_agree_send(a, link, from, DCOMMI_AGREE_DECIDE);
+        }
+        return;
+    }
+    if (dcommi_bit(failed, from)) {
+        return;
+    }
+    dcommi_agree_believe(a, m);
+    if (m->number == a->number) {
+        dcommi_agree_take(a, link, from, m);
+    }
+    dcommi_agree_step(a, link);
+}
+/* ---- on time ---- */
+/* As a coordinator, tell the ranks that have come which ones have not. */
+static void dcommi_agree_tell(dcommi_agree *a, const dcommi_agree_link *link)
+{
+    const uint64_t *here = dcommi_agree_look(a, DCOMMI_AGREE_HERE);
+    if (dcommi_agree_lowest(a, dcommi_agree_look(a, DCOMMI_AGREE_FAILED)) != a->rank ||
+        !dcommi_agree_miss(a)) {
+        return;
+    }
+    for (int r = 0; r < a->size; r++) {
+        if (r != a->rank && dcommi_bit(here, r)) {
+            dcommi_agree_send(a, link, r, DCOMMI_AGREE_WAIT);
+        }
+    }
+}
+/* Send again all that others may still wait for: a message was lost for lack of memory. */
+static void dcommi_agree_repeat(dcommi_agree *a, const dcommi_agree_link *link)
+{
+    const uint64_t *failed = dcommi_agree_look(a, DCOMMI_AGREE_FAILED);
+    if (a->number > 0) {
+        dcommi_agree_send_all(a, link, DCOMMI_AGREE_DECIDE, failed);
+    }
+    if (!a->joined) {
+        return;
+    }
+    if (a->followed != a->rank && a->followed >= 0) {
+        dcommi_agree_send(a, link, a->followed, DCOMMI_AGREE_STATE);
+        if (a->accepted == a->followed) {
+            dcommi_agree_send(a, link, a->followed, DCOMMI_AGREE_ACCEPT);
+        }
+    } else if (a->followed == a->rank) {
+        dcommi_agree_send_all(a, link, a->proposed ? DCOMMI_AGREE_PROPOSE : DCOMMI_AGREE_ASK,
+                              failed);
+    }
+}
+/* ==== include/dcomm/impl/engine/control.h ================================================== */
+/* control.h - the control connections: a TCP connection of ours between two ranks on different
+ * hosts. If it ends without a goodbye, the other process has ended.
+ *
+ * UCX cannot always tell, because children that a rank has forked keep UCX's sockets open. Ours
+ * are closed in them. Nothing is sent while all goes well. The connections are polled about 20
+ * times a second. Of two ranks, the one with the smaller uuid connects:
+ *   acceptor   CHALLENGE  magic, version, nonce
+ *   connector  HELLO      both uuids, nonce, proof = HMAC(key, "hello" | CHALLENGE | HELLO so far)
+ *   acceptor   WELCOME    HMAC(key, "welcome" | CHALLENGE | HELLO)
+ *   either     frames: type, communicator, number, HMAC(session, direction | sequence | the frame)
+ *              LEAVE    has left that communicator after that number of collectives
+ *              GOODBYE  closes
+ * The key is the HMAC, under the rendezvous' secret, of what rank 0 drew for the communicator. */
+/* ==== include/dcomm/impl/boot/rendezvous_wire.h ============================================ */
+/* rendezvous_wire.h - the rendezvous on the wire: frames, the handshake, keys. These are pure
+ * functions on bytes. All numbers are big-endian.
+ *
+ * The server speaks first, the client authenticates itself first:
+ *   server  CHALLENGE  version, nonce
+ *   client  HELLO      version, local rank, rank, size, generation, timeout, instance, nonce, job,
+ *                      proof = HMAC(key, "client" | CHALLENGE | HELLO up to here)
+ *   server  WELCOME    proof = HMAC(key, "server" | CHALLENGE | HELLO)      or REJECT
+ * Later frames carry a number that counts up from 0 in each direction, and end with
+ *   tag = HMAC(direction's key, header | SHA-256(payload))
+ *   server  READY      all ranks are here
+ *   client  GATHER     timeout, blob; any number of rounds, each ending with
+ *   server  RESULT     number of ranks, their lengths, their blobs
+ *   client  BYE
+ *   client  FAIL       why this rank cannot take part; the rendezvous fails for every rank
+ *   server  FAIL       why the rendezvous failed, for every rank, at any time
+ * Without a secret the key is all zero; all else is the same. CHALLENGE, and HELLO around the job,
+ * keep their layout in all versions, so that different versions recognize each other. */
+/* ==== include/dcomm/impl/base/sha256.h ===================================================== */
+/* sha256.h - SHA-256 (FIPS 180-4), HMAC-SHA-256 (RFC 2104) and the kernel's random bytes. The
+ * rendezvous authenticates its ranks with them. */
+#define DCOMMI_SHA256_BYTES 32
+#define DCOMMI_SHA256_BLOCK 64
+typedef struct dcommi_sha256 {
+    uint32_t state[8];
+    uint64_t length; /* bytes so far */
+    uint8_t block[DCOMMI_SHA256_BLOCK];
+} dcommi_sha256;
+static inline uint32_t dcommi_sha256_rotate(uint32_t x, int n)
+{
+    return (x >> n) | (x << (32 - n));
+}
+static void dcommi_sha256_compress(uint32_t state[8], const uint8_t *block)
+{
+    /* First 32 bits of the fractional parts of the cube roots of the first 64 primes. */
+    static const uint32_t k[64] = {
+        0x428a2f98u, 0x71374491u, 0xb5c0fbcfu, 0xe9b5dba5u, 0x3956c25bu, 0x59f111f1u, 0x923f82a4u,
+        0xab1c5ed5u, 0xd807aa98u, 0x12835b01u, 0x243185beu, 0x550c7dc3u, 0x72be5d74u, 0x80deb1feu,
+        0x9bdc06a7u, 0xc19bf174u, 0xe49b69c1u, 0xefbe4786u, 0x0fc19dc6u, 0x240ca1ccu, 0x2de92c6fu,
+        0x4a7484aau, 0x5cb0a9dcu, 0x76f988dau, 0x983e5152u, 0xa831c66du, 0xb00327c8u, 0xbf597fc7u,
+        0xc6e00bf3u, 0xd5a79147u, 0x06ca6351u, 0x14292967u, 0x27b70a85u, 0x2e1b2138u, 0x4d2c6dfcu,
+        0x53380d13u, 0x650a7354u, 0x766a0abbu, 0x81c2c92eu, 0x92722c85u, 0xa2bfe8a1u, 0xa81a664bu,
+        0xc24b8b70u, 0xc76c51a3u, 0xd192e819u, 0xd6990624u, 0xf40e3585u, 0x106aa070u, 0x19a4c116u,
+        0x1e376c08u, 0x2748774cu, 0x34b0bcb5u, 0x391c0cb3u, 0x4ed8aa4au, 0x5b9cca4fu, 0x682e6ff3u,
+        0x748f82eeu, 0x78a5636fu, 0x84c87814u, 0x8cc70208u, 0x90befffau, 0xa4506cebu, 0xbef9a3f7u,
+        0xc67178f2u};
+    uint32_t w[64];
+    for (int i = 0; i < 16; i++) {
+        w[i] = (uint32_t)block[4 * i] << 24 | (uint32_t)block[4 * i + 1] << 16 |
+               (uint32_t)block[4 * i + 2] << 8 | block[4 * i + 3];
+    }
+    for (int i = 16; i < 64; i++) {
+        uint32_t s0 = dcommi_sha256_rotate(w[i - 15], 7) ^ dcommi_sha256_rotate(w[i - 15], 18) ^
+                      (w[i - 15] >> 3);
+        uint32_t s1 = dcommi_sha256_rotate(w[i - 2], 17) ^ dcommi_sha256_rotate(w[i - 2], 19) ^
+                      (w[i - 2] >> 10);
+        w[i] = w[i - 16] + s0 + w[i - 7] + s1;
+    }
+    uint32_t v[8];
+    memcpy(v, state, sizeof v);
+    for (int i = 0; i < 64; i++) {
+        uint32_t s1 = dcommi_sha256_rotate(v[4], 6) ^ dcommi_sha256_rotate(v[4], 11) ^
+                      dcommi_sha256_rotate(v[4], 25);
+        uint32_t choice = (v[4] & v[5]) ^ (~v[4] & v[6]);
+        uint32_t t1 = v[7] + s1 + choice + k[i] + w[i];
+        uint32_t s0 = dcommi_sha256_rotate(v[0], 2) ^ dcommi_sha256_rotate(v[0], 13) ^
+                      dcommi_sha256_rotate(v[0], 22);
+        uint32_t majority = (v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]);
+        memmove(v + 1, v, 7 * sizeof v[0]);
+        v[4] += t1;
+        v[0] = t1 + s0 + majority;
+    }
+    for (int i = 0; i < 8; i++) {
+        state[i] += v[i];
+    }
+}
+static void dcommi_sha256_begin(dcommi_sha256 *s)
+{
+    /* First 32 bits of the fractional parts of the square roots of the first 8 primes. */
+    static const uint32_t initial[8] = {0x6a09e667u, 0xbb67ae85u, 0x3c6ef372u, 0xa54ff53au,
+                                        0x510e527fu, 0x9b05688cu, 0x1f83d9abu, 0x5be0cd19u};
+    memcpy(s->state, initial, sizeof initial);
+    s->length = 0;
+}
+static void dcommi_sha256_add(dcommi_sha256 *s, const void *data, size_t len)
+{
+    const uint8_t *p = data;
+    size_t used = (size_t)(s->length % DCOMMI_SHA256_BLOCK);
+    s->length += len;
+    while (len > 0) {
+        if (used == 0 && len >= DCOMMI_SHA256_BLOCK) {
+            dcommi_sha256_compress(s->state, p);
+            p += DCOMMI_SHA256_BLOCK;
+            len -= DCOMMI_SHA256_BLOCK;
+            continue;
+        }
+        size_t part = DCOMMI_SHA256_BLOCK - used;
+        part = part < len ? part : len;
+        memcpy(s->block + used, p, part);
+        used += part;
+        p += part;
+        len -= part;
+        if (used == DCOMMI_SHA256_BLOCK) {
+            dcommi_sha256_compress(s->state, s->block);
+            used = 0;
+        }
+    }
+}
+static void dcommi_sha256_end(dcommi_sha256 *s, uint8_t digest[DCOMMI_SHA256_BYTES])
+{
+    uint64_t bits = s->length * 8;
+    size_t used = (size_t)(s->length % DCOMMI_SHA256_BLOCK);
+    s->block[used++] = 0x80;
+    if (used > DCOMMI_SHA256_BLOCK - 8) {
+        memset(s->block + used, 0, DCOMMI_SHA256_BLOCK - used);
+        dcommi_sha256_compress(s->state, s->block);
+        used = 0;
+    }
+    memset(s->block + used, 0, DCOMMI_SHA256_BLOCK - 8 - used);
+    for (int i = 0; i < 8; i++) {
+        s->block[DCOMMI_SHA256_BLOCK - 8 + i] = (uint8_t)(bits >> (56 - 8 * i));
+    }
+    dcommi_sha256_compress(s->state, s->block);
+    for (int i = 0; i < DCOMMI_SHA256_BYTES; i++) {
+        digest[i] = (uint8_t)(s->state[i / 4] >> (24 - 8 * (i % 4)));
+    }
+}
+static void dcommi_sha256_digest(const void *data, size_t len, uint8_t digest[DCOMMI_SHA256_BYTES])
+{
+    dcommi_sha256 s;
+    dcommi_sha256_begin(&s);
+    dcommi_sha256_add(&s, data, len);
+    dcommi_sha256_end(&s, digest);
+}
+typedef struct dcommi_hmac {
+    dcommi_sha256 inner;
+    uint8_t outer_pad[DCOMMI_SHA256_BLOCK];
+} dcommi_hmac;
+static void dcommi_hmac_begin(dcommi_hmac *h, const void *key, size_t key_len)
+{
+    uint8_t pad[DCOMMI_SHA256_BLOCK] = {0};
+    if (key_len > sizeof pad) {
+        dcommi_sha256_digest(key, key_len, pad);
+    } else {
+        memcpy(pad, key, key_len);
+    }
+    for (size_t i = 0; i < sizeof pad; i++) {
+        h->outer_pad[i] = pad[i] ^ 0x5c;
+        pad[i] ^= 0x36;
+    }
+    dcommi_sha256_begin(&h->inner);
+    dcommi_sha256_add(&h->inner, pad, sizeof pad);
+}
+static void dcommi_hmac_add(dcommi_hmac *h, const void *data, size_t len)
+{
+    dcommi_sha256_add(&h->inner, data, len);
+}
+static void dcommi_hmac_end(dcommi_hmac *h, uint8_t tag[DCOMMI_SHA256_BYTES])
+{
+    uint8_t inner[DCOMMI_SHA256_BYTES];
+    dcommi_sha256_end(&h->inner, inner);
+    dcommi_sha256 outer;
+    dcommi_sha256_begin(&outer);
+    dcommi_sha256_add(&outer, h->outer_pad, sizeof h->outer_pad);
+    dcommi_sha256_add(&outer, inner, sizeof inner);
+    dcommi_sha256_end(&outer, tag);
+}
+/* Return true if two secrets are equal, in a time that does not tell where they differ. */
+static bool dcommi_same_secret(const uint8_t *a, const uint8_t *b, size_t len)
+{
+    volatile uint8_t differ = 0;
+    for (size_t i = 0; i < len; i++) {
+        differ = (uint8_t)(differ | (a[i] ^ b[i]));
+    }
+    return differ == 0;
+}
+static dcomm_status dcommi_random_bytes(void *p, size_t len)
+{
+    size_t have = 0;
+    while (have < len) {
+        ssize_t n = dcommi_sys_getrandom((uint8_t *)p + have, len - have, 0);
+        if (n < 0 && errno != EINTR) {
+            return dcommi_fail(DCOMM_ERR_SYSTEM, "getrandom failed: %s", strerror(errno));
+        }
+        have += n > 0 ? (size_t)n : 0;
+    }
+    return DCOMM_OK;
+}
+#define DCOMMI_RDV_MAGIC 0x64635256u /* "dcRV" */
+#define DCOMMI_RDV_WIRE_VERSION 1u
+#define DCOMMI_RDV_LIB_VERSION                                                  \
+    ((uint32_t)DCOMM_VERSION_MAJOR << 16 | (uint32_t)DCOMM_VERSION_MINOR << 8 | \
+     (uint32_t)DCOMM_VERSION_PATCH)
+#define DCOMMI_RDV_HEADER 16
+#define DCOMMI_RDV_NONCE 16
+#define DCOMMI_RDV_TAG DCOMMI_SHA256_BYTES
+#define DCOMMI_RDV_KEY DCOMMI_SHA256_BYTES
+#define DCOMMI_RDV_CHALLENGE_LEN 24
+#define DCOMMI_RDV_HELLO_LEN 80 /* without the job */
+#define DCOMMI_RDV_JOB_MAX 480  /* bytes of the name of a job */
+#define DCOMMI_RDV_WELCOME_LEN DCOMMI_RDV_TAG
+#define DCOMMI_RDV_REASON_MAX 440
+#define DCOMMI_RDV_SIZE_MAX 65536          /* ranks */
+#define DCOMMI_RDV_QUIET_S 5               /* seconds of waiting for a rank before a warning */
+#define DCOMMI_RDV_NO_RANK UINT32_MAX      /* only asks who serves, and does not join */
+#define DCOMMI_RDV_BLOB_MAX (1u << 20)     /* bytes of one rank in one round */
+#define DCOMMI_RDV_RESULT_MAX (512u << 20) /* bytes of all ranks in one round */
+typedef enum dcommi_rdv_type {
+    DCOMMI_RDV_CHALLENGE = 1,
+    DCOMMI_RDV_HELLO,
+    DCOMMI_RDV_WELCOME,
+    DCOMMI_RDV_REJECT,
+    DCOMMI_RDV_READY,
+    DCOMMI_RDV_GATHER,
+    DCOMMI_RDV_RESULT,
+    DCOMMI_RDV_BYE,
+    DCOMMI_RDV_FAIL
+} dcommi_rdv_type;
+/* ---- numbers ---- */
+static inline void dcommi_put16(uint8_t *p, uint16_t v)
+{
+    p[0] = (uint8_t)(v >> 8);
+    p[1] = (uint8_t)v;
+}
+static inline void dcommi_put32(uint8_t *p, uint32_t v)
+{
+    dcommi_put16(p, (uint16_t)(v >> 16));
+    dcommi_put16(p + 2, (uint16_t)v);
+}
+static inline void dcommi_put64(uint8_t *p, uint64_t v)
+{
+    dcommi_put32(p, (uint32_t)(v >> 32));
+    dcommi_put32(p + 4, (uint32_t)v);
+}
+static inline uint16_t dcommi_get16(const uint8_t *p)
+{
+    return (uint16_t)(p[0] << 8 | p[1]);
+}
+static inline uint32_t dcommi_get32(const uint8_t *p)
+{
+    return (uint32_t)dcommi_get16(p) << 16 | dcommi_get16(p + 2);
+}
+static inline uint64_t dcommi_get64(const uint8_t *p)
+{
+    return (uint64_t)dcommi_get32(p) << 32 | dcommi_get32(p + 4);
+}
+/* ---- frames ---- */
+typedef struct dcommi_rdv_header {
+    uint16_t type;
+    uint32_t sequence;
+    uint32_t length; /* of the payload */
+} dcommi_rdv_header;
+static void dcommi_rdv_put_header(uint8_t *p, uint16_t type, uint32_t sequence, uint32_t length)
+{
+    dcommi_put32(p, DCOMMI_RDV_MAGIC);
+    dcommi_put16(p + 4, type);
+    dcommi_put16(p + 6, 0);
+    dcommi_put32(p + 8, sequence);
+    dcommi_put32(p + 12, length);
+}
+/* Return the longest payload of a frame of this type, in bytes; 0 also for unknown types. */
+static uint32_t dcommi_rdv_length_max(uint16_t type)
+{
+    switch (type) {
+    case DCOMMI_RDV_CHALLENGE:
+        return DCOMMI_RDV_CHALLENGE_LEN;
+    case DCOMMI_RDV_HELLO:
+        return DCOMMI_RDV_HELLO_LEN + DCOMMI_RDV_JOB_MAX;
+    case DCOMMI_RDV_WELCOME:
+        return DCOMMI_RDV_WELCOME_LEN;
+    case DCOMMI_RDV_REJECT:
+    case DCOMMI_RDV_FAIL:
+        return 4 + DCOMMI_RDV_REASON_MAX;
+    case DCOMMI_RDV_GATHER:
+        return 4 + DCOMMI_RDV_BLOB_MAX;
+    case DCOMMI_RDV_RESULT:
+        return DCOMMI_RDV_RESULT_MAX;
+    default:
+        return 0;
+    }
+}
+/* Read a header of 16 bytes. Return false if they begin no frame of the rendezvous. */
+static bool dcommi_rdv_get_header(const uint8_t *p, dcommi_rdv_header *h)
+{
+    h->type = dcommi_get16(p + 4);
+    h->sequence = dcommi_get32(p + 8);
+    h->length = dcommi_get32(p + 12);
+    return dcommi_get32(p) == DCOMMI_RDV_MAGIC && h->type >= DCOMMI_RDV_CHALLENGE &&
+           h->type <= DCOMMI_RDV_FAIL && dcommi_get16(p + 6) == 0 &&
+           h->length <= dcommi_rdv_length_max(h->type);
+}
+/* Compute a frame's tag. `digest` is of the payload, so that one pass over the payload serves
+ * every receiver of a RESULT. */
+static void dcommi_rdv_tag(const uint8_t key[DCOMMI_RDV_KEY], const uint8_t *header,
+                           const uint8_t digest[DCOMMI_SHA256_BYTES], uint8_t tag[DCOMMI_RDV_TAG])
+{
+    dcommi_hmac h;
+    dcommi_hmac_begin(&h, key, DCOMMI_RDV_KEY);
+    dcommi_hmac_add(&h, header, DCOMMI_RDV_HEADER);
+    dcommi_hmac_add(&h, digest, DCOMMI_SHA256_BYTES);
+    dcommi_hmac_end(&h, tag);
+}
+/* Write a whole small tagged frame. Return its length in bytes. */
+static size_t dcommi_rdv_put_tagged(uint8_t *p, uint16_t type, uint32_t sequence,
+                                    const void *payload, uint32_t length,
+                                    const uint8_t key[DCOMMI_RDV_KEY])
+{
+    uint8_t digest[DCOMMI_SHA256_BYTES];
+    dcommi_rdv_put_header(p, type, sequence, length);
+    if (length > 0) {
+        memcpy(p + DCOMMI_RDV_HEADER, payload, length);
+    }
+    dcommi_sha256_digest(p + DCOMMI_RDV_HEADER, length, digest);
+    dcommi_rdv_tag(key, p, digest, p + DCOMMI_RDV_HEADER + length);
+    return DCOMMI_RDV_HEADER + (size_t)length + DCOMMI_RDV_TAG;
+}
+/* Return true if a whole tagged frame (header, payload, tag) is genuine and number `sequence`. */
+static bool dcommi_rdv_genuine(const uint8_t *frame, const dcommi_rdv_header *h, uint32_t sequence,
+                               const uint8_t key[DCOMMI_RDV_KEY])
+{
+    uint8_t digest[DCOMMI_SHA256_BYTES], tag[DCOMMI_RDV_TAG];
+    dcommi_sha256_digest(frame + DCOMMI_RDV_HEADER, h->length, digest);
+    dcommi_rdv_tag(key, frame, digest, tag);
+    return dcommi_same_secret(tag, frame + DCOMMI_RDV_HEADER + h->length, sizeof tag) &&
+           h->sequence == sequence;
+}
+/* ---- the handshake ---- */
+typedef struct dcommi_rdv_hello {
+    uint16_t wire;
+    uint32_t lib;
+    uint16_t local_rank; /* 0 also if the launcher does not say */
+    uint32_t rank, size;
+    uint32_t generation; /* number of the launcher's communicator; 0 with an id */
+    uint32_t timeout_ms; /* milliseconds that this rank waits for the others */
+    uint64_t instance;   /* tells a rank that retries from a second process of the same rank */
+    char job[DCOMMI_RDV_JOB_MAX + 1]; /* "" with an id */
+} dcommi_rdv_hello;
+/* Write a CHALLENGE frame. Return its length in bytes. */
+static size_t dcommi_rdv_put_challenge(uint8_t *p, const uint8_t nonce[DCOMMI_RDV_NONCE])
+{
+    dcommi_rdv_put_header(p, DCOMMI_RDV_CHALLENGE, 0, DCOMMI_RDV_CHALLENGE_LEN);
+    uint8_t *q = p + DCOMMI_RDV_HEADER;
+    dcommi_put16(q, DCOMMI_RDV_WIRE_VERSION);
+    dcommi_put16(q + 2, 0);
+    dcommi_put32(q + 4, DCOMMI_RDV_LIB_VERSION);
+    memcpy(q + 8, nonce, DCOMMI_RDV_NONCE);
+    return DCOMMI_RDV_HEADER + DCOMMI_RDV_CHALLENGE_LEN;
+}
+static void dcommi_rdv_proof(const uint8_t key[DCOMMI_RDV_KEY], const char *role,
+                             const uint8_t *challenge, const uint8_t *hello, size_t hello_len,
+                             uint8_t proof[DCOMMI_RDV_TAG])
+{
+    dcommi_hmac h;
+    dcommi_hmac_begin(&h, key, DCOMMI_RDV_KEY);
+    dcommi_hmac_add(&h, role, strlen(role) + 1);
+    dcommi_hmac_add(&h, challenge, DCOMMI_RDV_HEADER + DCOMMI_RDV_CHALLENGE_LEN);
+    dcommi_hmac_add(&h, hello, hello_len);
+    dcommi_hmac_end(&h, proof);
+}
+#define DCOMMI_RDV_HELLO_FRAME (DCOMMI_RDV_HEADER + DCOMMI_RDV_HELLO_LEN + DCOMMI_RDV_JOB_MAX)
+#define DCOMMI_RDV_CHALLENGE_FRAME (DCOMMI_RDV_HEADER + DCOMMI_RDV_CHALLENGE_LEN)
+#define DCOMMI_RDV_WELCOME_FRAME (DCOMMI_RDV_HEADER + DCOMMI_RDV_WELCOME_LEN)
+/* Return the bytes of a whole HELLO frame, from its header. */
+static size_t dcommi_rdv_hello_frame(const uint8_t *hello)
+{
+    return DCOMMI_RDV_HEADER + dcommi_get32(hello + 12);
+}
+/* Write a HELLO frame that answers a whole CHALLENGE frame. `p` has room for
+ * DCOMMI_RDV_HELLO_FRAME bytes. Return its length in bytes. */
+static size_t dcommi_rdv_put_hello(uint8_t *p, const dcommi_rdv_hello *hello,
+                                   const uint8_t nonce[DCOMMI_RDV_NONCE], const uint8_t *challenge,
+                                   const uint8_t key[DCOMMI_RDV_KEY])
+{
+    size_t job = strlen(hello->job), len = DCOMMI_RDV_HEADER + DCOMMI_RDV_HELLO_LEN + job;
+    dcommi_rdv_put_header(p, DCOMMI_RDV_HELLO, 0, (uint32_t)(DCOMMI_RDV_HELLO_LEN + job));
+    uint8_t *q = p + DCOMMI_RDV_HEADER;
+    dcommi_put16(q, hello->wire);
+    dcommi_put16(q + 2, hello->local_rank);
+    dcommi_put32(q + 4, hello->lib);
+    dcommi_put32(q + 8, hello->rank);
+    dcommi_put32(q + 12, hello->size);
+    dcommi_put32(q + 16, hello->generation);
+    dcommi_put32(q + 20, hello->timeout_ms);
+    dcommi_put64(q + 24, hello->instance);
+    memcpy(q + 32, nonce, DCOMMI_RDV_NONCE);
+    memcpy(q + 32 + DCOMMI_RDV_NONCE, hello->job, job);
+    dcommi_rdv_proof(key, "client", challenge, p, len - DCOMMI_RDV_TAG, p + len - DCOMMI_RDV_TAG);
+    return len;
+}
+/* Copy `n` bytes as text that is safe to print on a terminal, for they came over a network. */
+static void dcommi_rdv_printable(const uint8_t *bytes, size_t n, char *text)
+{
+    for (size_t i = 0; i < n; i++) {
+        text[i] = bytes[i] >= 0x20 && bytes[i] < 0x7f ? (char)bytes[i] : '?';
+    }
+    text[n] = '\0';
+}
+/* Read a whole HELLO frame. Return false if its proof is wrong. */
+static bool dcommi_rdv_get_hello(const uint8_t *frame, const uint8_t *challenge,
+                                 const uint8_t key[DCOMMI_RDV_KEY], dcommi_rdv_hello *hello)
+{
+    const uint8_t *q = frame + DCOMMI_RDV_HEADER;
+    size_t len = dcommi_rdv_hello_frame(frame);
+    hello->wire = dcommi_get16(q);
+    hello->local_rank = dcommi_get16(q + 2);
+    hello->lib = dcommi_get32(q + 4);
+    hello->rank = dcommi_get32(q + 8);
+    hello->size = dcommi_get32(q + 12);
+    hello->generation = dcommi_get32(q + 16);
+    hello->timeout_ms = dcommi_get32(q + 20);
+    hello->instance = dcommi_get64(q + 24);
+    uint8_t proof[DCOMMI_RDV_TAG];
+    dcommi_rdv_printable(q + 32 + DCOMMI_RDV_NONCE, len - DCOMMI_RDV_HEADER - DCOMMI_RDV_HELLO_LEN,
+                         hello->job);
+    dcommi_rdv_proof(key, "client", challenge, frame, len - DCOMMI_RDV_TAG, proof);
+    return dcommi_same_secret(proof, frame + len - DCOMMI_RDV_TAG, sizeof proof);
+}
+static size_t dcommi_rdv_put_welcome(uint8_t *p, const uint8_t *challenge, const uint8_t *hello,
+                                     const uint8_t key[DCOMMI_RDV_KEY])
+{
+    dcommi_rdv_put_header(p, DCOMMI_RDV_WELCOME, 0, DCOMMI_RDV_WELCOME_LEN);
+    dcommi_rdv_proof(key, "server", challenge, hello, dcommi_rdv_hello_frame(hello),
+                     p + DCOMMI_RDV_HEADER);
+    return DCOMMI_RDV_WELCOME_FRAME;
+}
+/* The keys of the frames after the handshake. */
+typedef struct dcommi_rdv_keys {
+    uint8_t client[DCOMMI_RDV_KEY]; /* of the client's frames */
+    uint8_t server[DCOMMI_RDV_KEY];
+} dcommi_rdv_keys;
+static void dcommi_rdv_derive(const uint8_t key[DCOMMI_RDV_KEY], const uint8_t *challenge,
+                              const uint8_t *hello, dcommi_rdv_keys *keys)
+{
+    size_t len = dcommi_rdv_hello_frame(hello);
+    dcommi_rdv_proof(key, "client key", challenge, hello, len, keys->client);
+    dcommi_rdv_proof(key, "server key", challenge, hello, len, keys->server);
+}
+/* Derive a key from a secret of any length. */
+static void dcommi_rdv_key_of(const void *secret, size_t len, uint8_t key[DCOMMI_RDV_KEY])
+{
+    dcommi_hmac h;
+    dcommi_hmac_begin(&h, "dcomm rendezvous 1", 18);
+    dcommi_hmac_add(&h, secret, len);
+    dcommi_hmac_end(&h, key);
+}
+/* ---- REJECT and FAIL ---- */
+/* Write the payload of a reason. Return its length in bytes. */
+static uint32_t dcommi_rdv_put_reason(uint8_t *p, dcomm_status status, const char *why)
+{
+    size_t len = strlen(why);
+    len = len < DCOMMI_RDV_REASON_MAX ? len : DCOMMI_RDV_REASON_MAX;
+    dcommi_put32(p, (uint32_t)(int32_t)status);
+    memcpy(p + 4, why, len);
+    return (uint32_t)(4 + len);
+}
+static dcomm_status dcommi_rdv_get_reason(const uint8_t *p, size_t len,
+                                          char why[DCOMMI_RDV_REASON_MAX + 1])
+{
+    why[0] = '\0';
+    if (len < 4 || len > 4 + DCOMMI_RDV_REASON_MAX) {
+        return DCOMM_ERR_CORRUPT;
+    }
+    dcommi_rdv_printable(p + 4, len - 4, why);
+    int32_t code = (int32_t)dcommi_get32(p);
+    return code == DCOMM_IN_PROGRESS || (code < 0 && code >= DCOMMI_STATUS_LAST)
+               ? (dcomm_status)code
+               : DCOMM_ERR_CORRUPT;
+}
+/* ---- RESULT ---- */
+/* Check a RESULT's payload for `size` ranks. Set lens[size], and *blobs to the offset of the
+ * blobs. */
+static bool dcommi_rdv_get_result(const uint8_t *p, size_t len, uint32_t size, size_t *lens,
+                                  size_t *blobs)
+{
+    size_t head = 4 + 4 * (size_t)size;
+    if (len < head || dcommi_get32(p) != size) {
+        return false;
+    }
+    size_t total = 0;
+    for (uint32_t r = 0; r < size; r++) {
+        lens[r] = dcommi_get32(p + 4 + 4 * (size_t)r);
+        if (lens[r] > DCOMMI_RDV_BLOB_MAX) {
+            return false;
+        }
+        total += lens[r];
+    }
+    *blobs = head;
+    return total == len - head;
+}
+/* ==== include/dcomm/impl/boot/socket.h ===================================================== */
+/* socket.h - addresses and sockets for the rendezvous. Every descriptor is non-blocking and closed
+ * on exec. No call raises SIGPIPE. Calls keep their deadlines, except for name look-ups. */
+/* ==== include/dcomm/impl/base/iface_list.h ================================================= */
+/* iface_list.h - NCCL_SOCKET_IFNAME: the network interfaces that a job may use, where DCOMM_IFACE
+ * does not name one. */
+#include <ifaddrs.h>
+#include <net/if.h>
+/* Return true if the list has an interface. In NCCL's syntax "eth,ib" are beginnings of names,
+ * "=eth0,eth1" whole names, and "^docker,lo" or "^=eth2" all others. A ":port" is not read. */
+static bool dcommi_iface_listed(const char *list, const char *name)
+{
+    const bool others = *list == '^';
+    list += others;
+    const bool whole = *list == '=';
+    list += whole;
+    bool found = false;
+    while (*list != '\0' && !found) {
+        const size_t len = strcspn(list, ","), word = strcspn(list, ",:");
+        found = word > 0 && strncmp(list, name, word) == 0 && (!whole || name[word] == '\0');
+        list += len + (list[len] == ',');
+    }
+    return found != others;
+}
+/* Return the list, or NULL if there is none or DCOMM_IFACE is set. Ignore a list that has none of
+ * this host's interfaces, with a warning. */
+static const char *dcommi_iface_list(void)
+{
+    const char *list = dcommi_env("DCOMM_IFACE") == NULL ? dcommi_env("NCCL_SOCKET_IFNAME") : NULL;
+    struct ifaddrs *all = NULL;
+    if (list == NULL || getifaddrs(&all) != 0) {
+        return NULL;
+    }
+    bool any = false;
+    for (const struct ifaddrs *i = all; i != NULL && !any; i = i->ifa_next) {
+        const int family = i->ifa_addr != NULL ? i->ifa_addr->sa_family : AF_UNSPEC;
+        any = (family == AF_INET || family == AF_INET6) && (i->ifa_flags & IFF_UP) != 0 &&
+              dcommi_iface_listed(list, i->ifa_name);
+    }
+    freeifaddrs(all);
+    if (!any && dcommi_env_first(list)) {
+        dcommi_log(DCOMMI_LOG_WARN,
+                   "environment variable NCCL_SOCKET_IFNAME=\"%.64s\" is ignored: no network "
+                   "interface of this host that is up is one of these",
+                   list);
+    }
+    return any ? list : NULL;
+}
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#define DCOMMI_SOCK_TEXT 64 /* "[address]:port" */
+#define DCOMMI_SOCK_ADDRS 8
+#define DCOMMI_SOCK_SLICE_MS 50 /* milliseconds after which a wait notices that it is cancelled */
+typedef union dcommi_addr {
+    struct sockaddr any;
+    struct sockaddr_in v4;
+    struct sockaddr_in6 v6;
+} dcommi_addr;
+static socklen_t dcommi_addr_len(const dcommi_addr *a)
+{
+    return a->any.sa_family == AF_INET ? sizeof a->v4 : sizeof a->v6;
+}
+static void dcommi_addr_set_port(dcommi_addr *a, uint16_t port)
+{
+    if (a->any.sa_family == AF_INET) {
+        a->v4.sin_port = htons(port);
+    } else {
+        a->v6.sin6_port = htons(port);
+    }
+}
+static void dcommi_addr_text(const dcommi_addr *a, char text[DCOMMI_SOCK_TEXT])
+{
+    char host[INET6_ADDRSTRLEN] = "?";
+    if (a->any.sa_family == AF_INET) {
+        inet_ntop(AF_INET, &a->v4.sin_addr, host, sizeof host);
+        snprintf(text, DCOMMI_SOCK_TEXT, "%s:%u", host, ntohs(a->v4.sin_port));
+    } else {
+        inet_ntop(AF_INET6, &a->v6.sin6_addr, host, sizeof host);
+        snprintf(text, DCOMMI_SOCK_TEXT, "[%s]:%u", host, ntohs(a->v6.sin6_port));
+    }
+}
+static bool dcommi_addr_loopback(const dcommi_addr *a)
+{
+    if (a->any.sa_family == AF_INET) {
+        return (ntohl(a->v4.sin_addr.s_addr) >> 24) == 127;
+    }
+    return IN6_IS_ADDR_LOOPBACK(&a->v6.sin6_addr);
+}
+/* Parse an address in digits, with or without brackets. Return false if `text` is none. */
+static bool dcommi_addr_literal(const char *text, uint16_t port, dcommi_addr *a)
+{
+    char bare[DCOMMI_SOCK_TEXT];
+    size_t len = strlen(text);
+    if (len > 2 && text[0] == '[' && text[len - 1] == ']') {
+        text++;
+        len -= 2;
+    }
+    if (len == 0 || len >= sizeof bare) {
+        return false;
+    }
+    memcpy(bare, text, len);
+    bare[len] = '\0';
+    memset(a, 0, sizeof *a);
+    if (inet_pton(AF_INET, bare, &a->v4.sin_addr) == 1) {
+        a->any.sa_family = AF_INET;
+    } else if (inet_pton(AF_INET6, bare, &a->v6.sin6_addr) == 1) {
+        a->any.sa_family = AF_INET6;
+    } else {
+        return false;
+    }
+    dcommi_addr_set_port(a, port);
+    return true;
+}
+/* Look up the addresses of a host. Return how many there are; if 0, *why tells the reason. */
+static int dcommi_addr_resolve(const char *host, uint16_t port, dcommi_addr *list, int max,
+                               const char **why)
+{
+    if (max > 0 && dcommi_addr_literal(host, port, &list[0])) {
+        return 1;
+    }
+    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+    struct addrinfo *found = NULL;
+    char bare[256];
+    size_t len = strlen(host);
+    bool brackets = len > 2 && host[0] == '[' && host[len - 1] == ']';
+    snprintf(bare, sizeof bare, "%.*s", (int)(brackets ? len - 2 : len), host + brackets);
+    int rc = getaddrinfo(bare, NULL, &hints, &found);
+    if (rc != 0) {
+        *why = gai_strerror(rc);
+        return 0;
+    }
+    int n = 0;
+    for (struct addrinfo *f = found; f != NULL && n < max; f = f->ai_next) {
+        if ((f->ai_family == AF_INET || f->ai_family == AF_INET6) &&
+            f->ai_addrlen <= sizeof list[n]) {
+            memset(&list[n], 0, sizeof list[n]);
+            memcpy(&list[n], f->ai_addr, f->ai_addrlen);
+            dcommi_addr_set_port(&list[n], port);
+            n++;
+        }
+    }
+    freeaddrinfo(found);
+    *why = n == 0 ? "it has no IPv4 or IPv6 address" : "";
+    return n;
+}
+/* List this machine's addresses that others may reach: those of interface `only`, or, if it is
+ * NULL, of all interfaces. Interfaces must be up; the loopback comes last. Leave out link-local
+ * IPv6, whose scope means nothing elsewhere. */
+static int dcommi_addr_mine(const char *only, dcommi_addr *list, int max)
+{
+    const char *named = only == NULL ? dcommi_iface_list() : NULL;
+    struct ifaddrs *all = NULL;
+    int n = 0;
+    if (getifaddrs(&all) != 0) {
+        return 0;
+    }
+    for (int loopback = 0; loopback <= 1; loopback++) {
+        for (struct ifaddrs *i = all; i != NULL && n < max; i = i->ifa_next) {
+            if (i->ifa_addr == NULL || (i->ifa_flags & IFF_UP) == 0 ||
+                (only != NULL && strcmp(only, i->ifa_name) != 0) ||
+                (named != NULL && !dcommi_iface_listed(named, i->ifa_name))) {
+                continue;
+            }
+            dcommi_addr a;
+            memset(&a, 0, sizeof a);
+            if (i->ifa_addr->sa_family == AF_INET) {
+                memcpy(&a.v4, i->ifa_addr, sizeof a.v4);
+            } else if (i->ifa_addr->sa_family == AF_INET6) {
+                memcpy(&a.v6, i->ifa_addr, sizeof a.v6);
+                if (IN6_IS_ADDR_LINKLOCAL(&a.v6.sin6_addr)) {
+                    continue;
+                }
+            } else {
+                continue;
+            }
+            if (dcommi_addr_loopback(&a) == (loopback != 0)) {
+                list[n++] = a;
+            }
+        }
+    }
+    freeifaddrs(all);
+    return n;
+}
+/* ---- sockets ---- */
+/* Listen at one address (port 0: any free port). Return -1, with errno set, on failure. */
+static int dcommi_sock_listen(const dcommi_addr *a, bool both_families)
+{
+    int fd = dcommi_sys_socket(a->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) {
+        return -1;
+    }
+    int on = 1, v6only = !both_families;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (a->any.sa_family == AF_INET6) {
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &v6only, sizeof v6only);
+    }
+    if (dcommi_sys_bind(fd, &a->any, dcommi_addr_len(a)) != 0 ||
+        dcommi_sys_listen(fd, SOMAXCONN) != 0) {
+        dcommi_sys_close(fd);
+        return -1;
+    }
+    return fd;
+}
+/* Listen at every address of this machine: in both families, or in IPv4 if there is no IPv6. */
+static int dcommi_sock_listen_any(uint16_t port)
+{
+    dcommi_addr a;
+    memset(&a, 0, sizeof a);
+    a.v6.sin6_family = AF_INET6;
+    a.v6.sin6_addr = in6addr_any;
+    a.v6.sin6_port = htons(port);
+    int fd = dcommi_sock_listen(&a, true);
+    if (fd < 0 && errno != EADDRINUSE && errno != EACCES) {
+        memset(&a, 0, sizeof a);
+        a.v4.sin_family = AF_INET;
+        a.v4.sin_addr.s_addr = htonl(INADDR_ANY);
+        a.v4.sin_port = htons(port);
+        fd = dcommi_sock_listen(&a, false);
+    }
+    return fd;
+}
+static void dcommi_sock_tune(int fd)
+{
+    int on = 1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+}
+/* Wait for events until the deadline. Return DCOMM_OK, DCOMM_ERR_TIMEOUT or DCOMM_ERR_ABORTED. */
+static dcomm_status dcommi_sock_wait(int fd, short events, double deadline,
+                                     const _Atomic int *cancel)
+{
+    for (;;) {
+        if (cancel != NULL && atomic_load_explicit(cancel, memory_order_relaxed) != 0) {
+            return DCOMM_ERR_ABORTED;
+        }
+        double left = deadline - dcommi_now();
+        if (left <= 0) {
+            return DCOMM_ERR_TIMEOUT;
+        }
+        int ms = left * 1000 < DCOMMI_SOCK_SLICE_MS ? (int)(left * 1000) + 1 : DCOMMI_SOCK_SLICE_MS;
+        struct pollfd p = {.fd = fd, .events = events};
+        int n = dcommi_sys_poll(&p, fd < 0 ? 0 : 1, ms);
+        if (n > 0) {
+            return DCOMM_OK;
+        }
+    }
+}
+/* Sleep for `seconds`. Return DCOMM_ERR_ABORTED if cancelled. */
+static dcomm_status dcommi_sock_pause(double seconds, const _Atomic int *cancel)
+{
+    dcomm_status status = dcommi_sock_wait(-1, 0, dcommi_now() + seconds, cancel);
+    return status == DCOMM_ERR_TIMEOUT ? DCOMM_OK : status;
+}
+/* Connect. On failure set *fd_p to -1; with DCOMM_ERR_SYSTEM, *error_p is an errno. */
+static dcomm_status dcommi_sock_connect(const dcommi_addr *a, double deadline,
+                                        const _Atomic int *cancel, int *fd_p, int *error_p)
+{
+    *fd_p = -1;
+    *error_p = 0;
+    int fd = dcommi_sys_socket(a->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) {
+        *error_p = errno;
+        return DCOMM_ERR_SYSTEM;
+    }
+    dcomm_status status = DCOMM_OK;
+    if (dcommi_sys_connect(fd, &a->any, dcommi_addr_len(a)) != 0) {
+        *error_p = errno;
+        status = DCOMM_ERR_SYSTEM;
+        if (errno == EINPROGRESS) {
+            socklen_t len = sizeof *error_p;
+            status = dcommi_sock_wait(fd, POLLOUT, deadline, cancel);
+            if (status == DCOMM_ERR_TIMEOUT) {
+                *error_p = ETIMEDOUT;
+                status = DCOMM_ERR_SYSTEM;
+            } else if (status == DCOMM_OK) {
+                getsockopt(fd, SOL_SOCKET, SO_ERROR, error_p, &len);
+                status = *error_p == 0 ? DCOMM_OK : DCOMM_ERR_SYSTEM;
+            }
+        }
+    }
+    /* A connection to a free port of this machine may connect to itself. */
+    dcommi_addr self;
+    socklen_t self_len = sizeof self;
+    if (status == DCOMM_OK && getsockname(fd, &self.any, &self_len) == 0 &&
+        self_len == dcommi_addr_len(a) &&
+        (a->any.sa_family == AF_INET
+             ? self.v4.sin_port == a->v4.sin_port &&
+                   self.v4.sin_addr.s_addr == a->v4.sin_addr.s_addr
+             : self.v6.sin6_port == a->v6.sin6_port &&
+                   IN6_ARE_ADDR_EQUAL(&self.v6.sin6_addr, &a->v6.sin6_addr))) {
+        *error_p = ECONNREFUSED;
+        status = DCOMM_ERR_SYSTEM;
+    }
+    if (status < 0) {
+        dcommi_sys_close(fd);
+        return status;
+    }
+    dcommi_sock_tune(fd);
+    *fd_p = fd;
+    return DCOMM_OK;
+}
+/* Read exactly `len` bytes. Return DCOMM_ERR_PEER if the other side has closed. */
+static dcomm_status dcommi_sock_read(int fd, void *buf, size_t len, double deadline,
+                                     const _Atomic int *cancel)
+{
+    size_t have = 0;
+    while (have < len) {
+        ssize_t n = dcommi_sys_recv(fd, (uint8_t *)buf + have, len - have, 0);
+        if (n > 0) {
+            have += (size_t)n;
+        } else if (n == 0 || !dcommi_sys_later()) {
+            return DCOMM_ERR_PEER;
+        } else {
+            DCOMMI_TRY(dcommi_sock_wait(fd, POLLIN, deadline, cancel));
+        }
+    }
+    return DCOMM_OK;
+}
+/* Write `len` bytes. Stop, with *stopped, when something arrives: the peer may have given up. */
+static dcomm_status dcommi_sock_write(int fd, const void *buf, size_t len, double deadline,
+                                      const _Atomic int *cancel, bool *stopped)
+{
+    size_t done = 0;
+    *stopped = false;
+    while (done < len) {
+        ssize_t n = dcommi_sys_send(fd, (const uint8_t *)buf + done, len - done, MSG_NOSIGNAL);
+        if (n > 0) {
+            done += (size_t)n;
+            continue;
+        }
+        if (!dcommi_sys_later()) {
+            *stopped = true; /* the peer's last frame may still be readable */
+            return DCOMM_OK;
+        }
+        DCOMMI_TRY(dcommi_sock_wait(fd, POLLIN | POLLOUT, deadline, cancel));
+        struct pollfd p = {.fd = fd, .events = POLLIN};
+        if (dcommi_sys_poll(&p, 1, 0) > 0 && (p.revents & POLLIN) != 0) {
+            *stopped = true;
+            return DCOMM_OK;
+        }
+    }
+    return DCOMM_OK;
+}
+#define DCOMMI_CTL_MAGIC 0x64634374u /* "dcCt" */
+#define DCOMMI_CTL_VERSION 1u
+#define DCOMMI_CTL_KEY DCOMMI_SHA256_BYTES
+#define DCOMMI_CTL_CHALLENGE 32
+#define DCOMMI_CTL_HELLO 96 /* the last DCOMMI_CTL_KEY bytes are the proof */
+#define DCOMMI_CTL_FRAME 56
+#define DCOMMI_CTL_STRANGERS 64 /* connections at a time without a proof */
+#define DCOMMI_CTL_S 5.0        /* seconds for a handshake */
+/* Most control connections of a rank. In larger jobs each pair of ranks has one with a probability
+ * that keeps to this limit. A rank that sees a death tells the others. */
+#define DCOMMI_CTL_MOST 256
+enum { DCOMMI_CTL_LEAVE = 1, DCOMMI_CTL_GOODBYE = 2 };
+enum dcommi_ctl_state {
+    DCOMMI_CTL_SHUT = 0, /* the peer has to connect, or connecting failed */
+    DCOMMI_CTL_STRANGER, /* waits for HELLO */
+    DCOMMI_CTL_ASKED,    /* waits for CHALLENGE */
+    DCOMMI_CTL_PROVED,   /* waits for WELCOME */
+    DCOMMI_CTL_OPEN,
+    DCOMMI_CTL_OVER /* the peer has left or died */
+};
+typedef struct dcommi_ctl_line {
+    struct dcommi_ctl_line *next;
+    int fd;   /* -1: none */
+    int peer; /* the context's number */
+    int error;
+    uint8_t state;
+    bool connector;    /* this rank connects */
+    uint8_t uuid[16];  /* the peer's */
+    dcommi_addr where; /* where the peer listens */
+    uint8_t key[DCOMMI_CTL_KEY], session[DCOMMI_CTL_KEY];
+    uint8_t challenge[DCOMMI_CTL_CHALLENGE], hello[DCOMMI_CTL_HELLO];
+    uint8_t in[DCOMMI_CTL_HELLO];
+    size_t have;
+    uint64_t sent, received; /* frames */
+    double deadline;         /* of a stranger's handshake */
+} dcommi_ctl_line;
+typedef struct dcommi_ctl {
+    struct dcommi_ctl *next; /* in the list of the process */
+    int epoll, listener;
+    dcommi_addr address; /* where it listens */
+    uint8_t uuid[16];
+    dcommi_ctl_line *lines, *strangers;
+    unsigned nstrangers;
+} dcommi_ctl;
+/* ---- forked children ---- */
+/* Held while descriptors are opened or closed, so that a forked child finds all of them. */
+static pthread_mutex_t dcommi_ctl_lock = PTHREAD_MUTEX_INITIALIZER;
+static dcommi_ctl *dcommi_ctl_all;
+static pthread_once_t dcommi_ctl_once = PTHREAD_ONCE_INIT;
+static void dcommi_ctl_before_fork(void)
+{
+    pthread_mutex_lock(&dcommi_ctl_lock);
+}
+static void dcommi_ctl_in_parent(void)
+{
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+}
+/* Close the connections in a child, because they must end with the parent's death. */
+static void dcommi_ctl_in_child(void)
+{
+    for (dcommi_ctl *c = dcommi_ctl_all; c != NULL; c = c->next) {
+        dcommi_sys_close(c->listener);
+        c->listener = -1;
+        for (int i = 0; i < 2; i++) {
+            for (dcommi_ctl_line *l = i == 0 ? c->lines : c->strangers; l != NULL; l = l->next) {
+                dcommi_sys_close(l->fd);
+                l->fd = -1;
+            }
+        }
+    }
+    dcommi_ctl_all = NULL;
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+}
+static void dcommi_ctl_watch_forks(void)
+{
+    pthread_atfork(dcommi_ctl_before_fork, dcommi_ctl_in_parent, dcommi_ctl_in_child);
+}
+/* ---- a connection ---- */
+static void dcommi_ctl_shut(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
+{
+    if (l->fd >= 0) {
+        epoll_ctl(c->epoll, EPOLL_CTL_DEL, l->fd, NULL);
+        pthread_mutex_lock(&dcommi_ctl_lock);
+        dcommi_sys_close(l->fd);
+        l->fd = -1;
+        pthread_mutex_unlock(&dcommi_ctl_lock);
+    }
+    l->state = state;
+    l->have = 0;
+}
+/* Poll a new descriptor from now on. A host that vanishes sends nothing, so use keepalive probes,
+ * as often as UCX does. */
+static void dcommi_ctl_begin(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
+{
+    static const int options[][2] = {{TCP_KEEPIDLE, 1}, {TCP_KEEPINTVL, 1}, {TCP_KEEPCNT, 3}};
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = l};
+    dcommi_sock_tune(l->fd);
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
+        setsockopt(l->fd, IPPROTO_TCP, options[i][0], &options[i][1], sizeof options[i][1]);
+    }
+    l->have = 0;
+    l->state = state;
+    if (epoll_ctl(c->epoll, EPOLL_CTL_ADD, l->fd, &event) != 0) {
+        l->error = errno;
+        dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
+    }
+}
+/* Read until there are `need` bytes, and return 1. Return 0 if they are not there yet, -1 if the
+ * connection has ended. */
+static int dcommi_ctl_read(dcommi_ctl_line *l, size_t need)
+{
+    while (l->have < need) {
+        ssize_t n = dcommi_sys_recv(l->fd, l->in + l->have, need - l->have, 0);
+        if (n > 0) {
+            l->have += (size_t)n;
+            continue;
+        }
+        bool later = n < 0 && dcommi_sys_later();
+        l->error = n < 0 && !later ? errno : l->error;
+        return later ? 0 : -1;
+    }
+    l->have = 0;
+    return 1;
+}
+/* Send all bytes at once. A socket that has sent next to nothing takes them all. */
+static bool dcommi_ctl_write(const dcommi_ctl_line *l, const void *bytes, size_t len)
+{
+    return dcommi_sys_send(l->fd, bytes, len, MSG_NOSIGNAL) == (ssize_t)len;
+}
+static void dcommi_ctl_hmac(const dcommi_ctl_line *l, const char *what, size_t hello_len,
+                            uint8_t tag[DCOMMI_CTL_KEY])
+{
+    dcommi_hmac h;
+    dcommi_hmac_begin(&h, l->key, sizeof l->key);
+    dcommi_hmac_add(&h, what, strlen(what) + 1);
+    dcommi_hmac_add(&h, l->challenge, sizeof l->challenge);
+    dcommi_hmac_add(&h, l->hello, hello_len);
+    dcommi_hmac_end(&h, tag);
+}
+static void dcommi_ctl_frame_tag(const dcommi_ctl_line *l, bool by_connector, uint64_t sequence,
+                                 const uint8_t *frame, uint8_t tag[DCOMMI_CTL_KEY])
+{
+    uint8_t head[9] = {by_connector};
+    dcommi_hmac h;
+    dcommi_put64(head + 1, sequence);
+    dcommi_hmac_begin(&h, l->session, sizeof l->session);
+    dcommi_hmac_add(&h, head, sizeof head);
+    dcommi_hmac_add(&h, frame, DCOMMI_CTL_FRAME - DCOMMI_CTL_KEY);
+    dcommi_hmac_end(&h, tag);
+}
+static void dcommi_ctl_say(dcommi_ctl_line *l, uint32_t type, uint64_t comm, uint64_t number)
+{
+    uint8_t frame[DCOMMI_CTL_FRAME] = {0};
+    dcommi_put32(frame, type);
+    dcommi_put64(frame + 8, comm);
+    dcommi_put64(frame + 16, number);
+    dcommi_ctl_frame_tag(l, l->connector, l->sent++, frame, frame + sizeof frame - DCOMMI_CTL_KEY);
+    dcommi_ctl_write(l, frame, sizeof frame);
+}
+static void dcommi_ctl_opened(dcommi_ctl_line *l)
+{
+    dcommi_ctl_hmac(l, "session", sizeof l->hello, l->session);
+    l->sent = l->received = 0;
+    l->state = DCOMMI_CTL_OPEN;
+}
+/* ---- what comes ---- */
+/* Answer the acceptor's challenge: prove who we are. */
+static bool dcommi_ctl_prove(const dcommi_ctl *c, dcommi_ctl_line *l)
+{
+    memcpy(l->challenge, l->in, sizeof l->challenge);
+    if (dcommi_get32(l->challenge) != DCOMMI_CTL_MAGIC ||
+        dcommi_get32(l->challenge + 4) != DCOMMI_CTL_VERSION) {
+        l->error = EPROTO;
+        return false;
+    }
+    memcpy(l->hello, c->uuid, 16);
+    memcpy(l->hello + 16, l->uuid, 16);
+    if (dcommi_random_bytes(l->hello + 32, 32) < 0) {
+        return false;
+    }
+    dcommi_ctl_hmac(l, "hello", sizeof l->hello - DCOMMI_CTL_KEY, l->hello + 64);
+    l->state = DCOMMI_CTL_PROVED;
+    return dcommi_ctl_write(l, l->hello, sizeof l->hello);
+}
+static bool dcommi_ctl_welcomed(dcommi_ctl_line *l)
+{
+    uint8_t tag[DCOMMI_CTL_KEY];
+    dcommi_ctl_hmac(l, "welcome", sizeof l->hello, tag);
+    if (!dcommi_same_secret(tag, l->in, sizeof tag)) {
+        l->error = EPROTO;
+        return false;
+    }
+    dcommi_ctl_opened(l);
+    return true;
+}
+/* Check a stranger's HELLO. If this rank does not know the uuid yet, the stranger is checked again
+ * later. */
+static void dcommi_ctl_judge(dcommi_ctl *c, dcommi_ctl_line *stranger)
+{
+    dcommi_ctl_line *l = c->lines;
+    while (l != NULL && memcmp(l->uuid, stranger->hello, sizeof l->uuid) != 0) {
+        l = l->next;
+    }
+    if (l == NULL) {
+        return;
+    }
+    uint8_t tag[DCOMMI_CTL_KEY];
+    memcpy(stranger->key, l->key, sizeof l->key);
+    dcommi_ctl_hmac(stranger, "hello", sizeof l->hello - DCOMMI_CTL_KEY, tag);
+    if (l->connector || l->state != DCOMMI_CTL_SHUT ||
+        memcmp(stranger->hello + 16, c->uuid, sizeof c->uuid) != 0 ||
+        !dcommi_same_secret(tag, stranger->hello + 64, sizeof tag)) {
+        dcommi_ctl_shut(c, stranger, DCOMMI_CTL_SHUT);
+        return;
+    }
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = l};
+    epoll_ctl(c->epoll, EPOLL_CTL_MOD, stranger->fd, &event);
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    l->fd = stranger->fd;
+    stranger->fd = -1;
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    stranger->state = DCOMMI_CTL_SHUT;
+    memcpy(l->challenge, stranger->challenge, sizeof l->challenge);
+    memcpy(l->hello, stranger->hello, sizeof l->hello);
+    dcommi_ctl_hmac(l, "welcome", sizeof l->hello, tag);
+    dcommi_ctl_write(l, tag, sizeof tag);
+    dcommi_ctl_opened(l);
+}
+/* Note that a peer has left a communicator in which it has never spoken to us over UCX. */
+static void dcommi_ctl_left(dcomm_context *context, int peer, uint64_t id, uint64_t number)
+{
+    for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
+        for (int r = 0; comm->id == id && r < comm->size; r++) {
+            dcommi_member *m = &comm->members[r];
+            if (m->peer == peer && !m->gone) {
+                m->gone = true;
+                m->gone_after = number;
+            }
+        }
+    }
+}
+static void dcommi_ctl_dead(dcomm_context *context, const dcommi_ctl_line *l)
+{
+    dcommi_transport *t = context->peers[l->peer].transport;
+    if (!context->peers[l->peer].lost && t->call->lose != NULL) {
+        t->call->lose(t, l->peer, "its control connection has ended");
+    }
+}
+/* Handle a frame. Return false if the connection is over. */
+static bool dcommi_ctl_heard(dcomm_context *context, dcommi_ctl_line *l)
+{
+    uint8_t tag[DCOMMI_CTL_KEY];
+    dcommi_ctl_frame_tag(l, !l->connector, l->received++, l->in, tag);
+    if (!dcommi_same_secret(tag, l->in + DCOMMI_CTL_FRAME - DCOMMI_CTL_KEY, sizeof tag)) {
+        dcommi_log(DCOMMI_LOG_WARN,
+                   "the control connection with process %d brought a forged message; "
+                   "it is closed",
+                   (int)context->peers[l->peer].pid);
+        return false;
+    }
+    if (dcommi_get32(l->in) == DCOMMI_CTL_LEAVE) {
+        dcommi_ctl_left(context, l->peer, dcommi_get64(l->in + 8), dcommi_get64(l->in + 16));
+    }
+    return dcommi_get32(l->in) != DCOMMI_CTL_GOODBYE;
+}
+static void dcommi_ctl_event(dcomm_context *context, dcommi_ctl_line *l)
+{
+    static const size_t need[] = {[DCOMMI_CTL_STRANGER] = DCOMMI_CTL_HELLO,
+                                  [DCOMMI_CTL_ASKED] = DCOMMI_CTL_CHALLENGE,
+                                  [DCOMMI_CTL_PROVED] = DCOMMI_CTL_KEY,
+                                  [DCOMMI_CTL_OPEN] = DCOMMI_CTL_FRAME};
+    dcommi_ctl *c = context->control;
+    while (l->fd >= 0) {
+        const uint8_t state = l->state;
+        if (state == DCOMMI_CTL_SHUT) { /* a stranger after its HELLO */
+            dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
+            return;
+        }
+        int there = dcommi_ctl_read(l, need[state]);
+        if (there == 0) {
+            return;
+        }
+        bool goes_on = there > 0;
+        if (there > 0 && state == DCOMMI_CTL_STRANGER) {
+            memcpy(l->hello, l->in, sizeof l->hello);
+            l->state = DCOMMI_CTL_SHUT;
+            dcommi_ctl_judge(c, l);
+            return;
+        }
+        if (there > 0 && state == DCOMMI_CTL_ASKED) {
+            goes_on = dcommi_ctl_prove(c, l);
+        } else if (there > 0 && state == DCOMMI_CTL_PROVED) {
+            goes_on = dcommi_ctl_welcomed(l);
+        } else if (there > 0) {
+            goes_on = dcommi_ctl_heard(context, l);
+        } else if (state == DCOMMI_CTL_OPEN) {
+            dcommi_ctl_dead(context, l);
+        }
+        if (!goes_on) {
+            l->error = l->error != 0 ? l->error : ECONNRESET;
+            dcommi_ctl_shut(c, l, state == DCOMMI_CTL_OPEN ? DCOMMI_CTL_OVER : DCOMMI_CTL_SHUT);
+        }
+    }
+}
+static void dcommi_ctl_accept(dcommi_ctl *c)
+{
+    while (c->nstrangers < DCOMMI_CTL_STRANGERS) {
+        dcommi_ctl_line *l = dcommi_alloc(sizeof *l);
+        if (l == NULL || dcommi_random_bytes(l->challenge, sizeof l->challenge) < 0) {
+            dcommi_free(l);
+            return;
+        }
+        dcommi_put32(l->challenge, DCOMMI_CTL_MAGIC);
+        dcommi_put32(l->challenge + 4, DCOMMI_CTL_VERSION);
+        pthread_mutex_lock(&dcommi_ctl_lock);
+        l->fd = accept4(c->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        l->next = c->strangers;
+        c->strangers = l->fd >= 0 ? l : c->strangers;
+        pthread_mutex_unlock(&dcommi_ctl_lock);
+        if (l->fd < 0) {
+            dcommi_free(l);
+            return;
+        }
+        c->nstrangers++;
+        l->deadline = dcommi_now() + DCOMMI_CTL_S;
+        dcommi_ctl_begin(c, l, DCOMMI_CTL_STRANGER);
+        if (!dcommi_ctl_write(l, l->challenge, sizeof l->challenge)) {
+            dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
+        }
+    }
+}
+/* Check again the strangers that have sent HELLO, and free those that are done. */
+static void dcommi_ctl_sweep(dcommi_ctl *c)
+{
+    double now = c->strangers != NULL ? dcommi_now() : 0;
+    for (dcommi_ctl_line **at = &c->strangers; *at != NULL;) {
+        dcommi_ctl_line *l = *at;
+        if (l->fd >= 0 && l->state == DCOMMI_CTL_SHUT) {
+            dcommi_ctl_judge(c, l);
+        }
+        if (l->fd >= 0 && now < l->deadline) {
+            at = &l->next;
+            continue;
+        }
+        dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
+        pthread_mutex_lock(&dcommi_ctl_lock);
+        *at = l->next;
+        pthread_mutex_unlock(&dcommi_ctl_lock);
+        dcommi_free(l);
+        c->nstrangers--;
+    }
+}
+/* Handle what has come on all connections. With the token. */
+static void dcommi_ctl_look(dcomm_context *context)
+{
+    dcommi_ctl *c = context->control;
+    struct epoll_event events[16];
+    int n = 16;
+    for (int turn = 0; n == 16 && turn < 64; turn++) {
+        n = epoll_wait(c->epoll, events, 16, 0);
+        for (int i = 0; i < n; i++) {
+            if (events[i].data.ptr == NULL) {
+                dcommi_ctl_accept(c);
+            } else {
+                dcommi_ctl_event(context, events[i].data.ptr);
+            }
+        }
+    }
+    dcommi_ctl_sweep(c);
+}
+/* ---- open, connect, close ---- */
+/* Listen on an address of the network interface `iface`. */
+static dcomm_status dcommi_ctl_open(dcomm_context *context, const char *iface)
+{
+    dcommi_addr list[DCOMMI_SOCK_ADDRS];
+    int n = dcommi_addr_mine(iface, list, DCOMMI_SOCK_ADDRS), at = 0;
+    if (n == 0) {
+        n = dcommi_addr_mine(NULL, list, DCOMMI_SOCK_ADDRS);
+    }
+    while (at < n && list[at].any.sa_family != AF_INET) {
+        at++;
+    }
+    dcommi_ctl *c = dcommi_alloc(sizeof *c);
+    if (c == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    memcpy(c->uuid, context->uuid, sizeof c->uuid);
+    pthread_once(&dcommi_ctl_once, dcommi_ctl_watch_forks);
+    c->epoll = epoll_create1(EPOLL_CLOEXEC);
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    c->listener = n > 0 ? dcommi_sock_listen(&list[at < n ? at : 0], false) : -1;
+    int error = errno;
+    c->next = dcommi_ctl_all;
+    dcommi_ctl_all = c->listener >= 0 ? c : dcommi_ctl_all;
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    struct epoll_event event = {.events = EPOLLIN};
+    socklen_t len = sizeof c->address;
+    context->control = c;
+    if (c->listener < 0 || getsockname(c->listener, &c->address.any, &len) != 0 ||
+        epoll_ctl(c->epoll, EPOLL_CTL_ADD, c->listener, &event) != 0) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "no control connections on interface %s: %s", iface,
+                           n == 0            ? "it has no address"
+                           : c->listener < 0 ? strerror(error)
+                                             : strerror(errno));
+    }
+    return DCOMM_OK;
+}
+/* Say goodbye and close all connections, so that no peer takes the end for a death. */
+static void dcommi_ctl_close(dcomm_context *context)
+{
+    dcommi_ctl *c = context->control;
+    if (c == NULL) {
+        return;
+    }
+    context->control = NULL;
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    DCOMMI_LIST_REMOVE(dcommi_ctl_all, c, next);
+    dcommi_sys_close(c->listener);
+    for (int i = 0; i < 2; i++) {
+        for (dcommi_ctl_line *l = i == 0 ? c->lines : c->strangers, *next; l != NULL; l = next) {
+            next = l->next;
+            if (l->state == DCOMMI_CTL_OPEN) {
+                dcommi_ctl_say(l, DCOMMI_CTL_GOODBYE, 0, 0);
+            }
+            dcommi_sys_close(l->fd);
+            dcommi_free(l);
+        }
+    }
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    dcommi_sys_close(c->epoll);
+    dcommi_free(c);
+}
+static dcommi_ctl_line *dcommi_ctl_line_to(const dcomm_context *context, int peer)
+{
+    dcommi_ctl_line *l = context->control != NULL ? context->control->lines : NULL;
+    while (l != NULL && l->peer != peer) {
+        l = l->next;
+    }
+    return l;
+}
+/* Have a connection with a peer from now on. With the token. */
+static dcomm_status dcommi_ctl_want(dcomm_context *context, int peer, const dcommi_addr *where,
+                                    const uint8_t key[DCOMMI_CTL_KEY])
+{
+    dcommi_ctl *c = context->control;
+    dcommi_ctl_line *l = dcommi_ctl_line_to(context, peer);
+    if (l != NULL && l->state != DCOMMI_CTL_SHUT) {
+        return DCOMM_OK;
+    }
+    if (l == NULL) {
+        l = dcommi_alloc(sizeof *l);
+        if (l == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        l->fd = -1;
+        l->peer = peer;
+        memcpy(l->uuid, context->peers[peer].uuid, sizeof l->uuid);
+        l->connector = memcmp(c->uuid, l->uuid, sizeof l->uuid) < 0;
+        pthread_mutex_lock(&dcommi_ctl_lock);
+        l->next = c->lines;
+        c->lines = l;
+        pthread_mutex_unlock(&dcommi_ctl_lock);
+    }
+    l->where = *where;
+    l->error = 0;
+    memcpy(l->key, key, sizeof l->key);
+    if (!l->connector) {
+        return DCOMM_OK;
+    }
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    l->fd = dcommi_sys_socket(where->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    if (l->fd < 0 || (dcommi_sys_connect(l->fd, &where->any, dcommi_addr_len(where)) != 0 &&
+                      errno != EINPROGRESS && errno != EINTR)) {
+        l->error = errno;
+        dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
+    } else {
+        dcommi_ctl_begin(c, l, DCOMMI_CTL_ASKED);
+    }
+    return DCOMM_OK;
+}
+/* Tell a peer over its control connection that this rank has left a communicator. */
+static void dcommi_ctl_leave(dcomm_context *context, int peer, uint64_t comm, uint64_t number)
+{
+    dcommi_ctl_line *l = dcommi_ctl_line_to(context, peer);
+    if (l != NULL && l->state == DCOMMI_CTL_OPEN) {
+        dcommi_ctl_say(l, DCOMMI_CTL_LEAVE, comm, number);
+    }
+}
+#define DCOMMI_AGREE_RANKS                                                                       \
+    16384                        /* most ranks of an agreement: its messages have a bit for each \
+                                  */
+#define DCOMMI_AGREE_TELL_S 0.25 /* seconds between reports of the ranks that have not come */
+/* Keys of the agreements that each communicator has. */
+enum { DCOMMI_AGREE_FLAGS = 1, DCOMMI_AGREE_SHRINK = 2 };
+struct dcommi_agreement {
+    dcommi_agreement *next;
+    dcomm_comm *comm;
+    uint64_t key;
+    uint64_t taken; /* decisions that a caller has got */
+    bool busy;      /* a caller waits for one */
+    bool again;     /* a message was not sent for lack of memory */
+    double next_tell;
+    /* shrink: */
+    bool listed;               /* the last decision was a list, which the next one confirms */
+    dcomm_status status;       /* of making `part` */
+    dcomm_comm *part;          /* this rank's, of the ranks that are not in `list`; NULL: none */
+    uint64_t *list, *in, *out; /* sets of ranks; messages */
+    dcommi_agree *agree;
+};
+/* ---- send ---- */
+static void dcommi_agreement_send(void *user, int rank, const dcommi_agree_message *m)
+{
+    dcommi_agreement *g = user;
+    dcomm_comm *comm = g->comm;
+    const dcommi_member *to = &comm->members[rank];
+    if (to->gone || comm->context->peers[to->peer].lost) {
+        return;
+    }
+    const size_t words = (size_t)g->agree->nwords, bytes = words * sizeof(uint64_t);
+    g->out[0] = m->value;
+    memcpy(g->out + 1, m->failed, bytes);
+    memcpy(g->out + 1 + words, m->proven, bytes);
+    memcpy(g->out + 1 + 2 * words, m->out, bytes);
+    dcommi_header h = {.type = DCOMMI_MSG_AGREE,
+                       .stage = m->stuck,
+                       .slot = m->what,
+                       .signature = (uint32_t)m->accepted,
+                       .seq = m->number,
+                       .tag = (uint32_t)m->ballot,
+                       .a = m->word,
+                       .b = g->key};
+    /* A peer that cannot be reached is noticed elsewhere. */
+    if (dcommi_send_header(comm, rank, &h, g->out, (1 + 3 * words) * sizeof(uint64_t)) ==
+        DCOMM_ERR_NO_MEMORY) {
+        g->again = true;
+    }
+}
+static dcommi_agree_link dcommi_agreement_link(dcommi_agreement *g)
+{
+    return (dcommi_agree_link){dcommi_agreement_send, g};
+}
+/* ---- open and close ---- */
+/* Make an agreement. NULL without memory. The engine knows it when it is in comm->agreements. */
+static dcommi_agreement *dcommi_agreement_new(dcomm_comm *comm, uint64_t key, int quorum)
+{
+    const size_t words = (size_t)dcommi_agree_nwords(comm->size), letter = 1 + 3 * words;
+    dcommi_agreement *g = dcommi_alloc(sizeof *g + (words + 2 * letter) * sizeof(uint64_t) +
+                                       dcommi_agree_bytes(comm->size));
+    if (g == NULL) {
+        return NULL;
+    }
+    g->comm = comm;
+    g->key = key;
+    g->list = (uint64_t *)(g + 1);
+    g->in = g->list + words;
+    g->out = g->in + letter;
+    g->agree = (dcommi_agree *)(g->out + letter);
+    dcommi_agree_init(g->agree, comm->size, comm->rank, quorum, key != DCOMMI_AGREE_FLAGS);
+    return g;
+}
+/* Make the agreements that every communicator has, so that no rank lacks the memory when it needs
+ * them. */
+static dcomm_status dcommi_agreements_open(dcomm_comm *comm)
+{
+    for (uint64_t key = DCOMMI_AGREE_FLAGS;
+         key <= DCOMMI_AGREE_SHRINK && comm->size <= DCOMMI_AGREE_RANKS; key++) {
+        dcommi_agreement *g = dcommi_agreement_new(comm, key, comm->quorum);
+        if (g == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        g->next = comm->agreements;
+        comm->agreements = g;
+    }
+    return DCOMM_OK;
+}
+static void dcommi_agreements_free(dcomm_comm *comm)
+{
+    while (comm->agreements != NULL) {
+        dcommi_agreement *g = comm->agreements;
+        comm->agreements = g->next;
+        dcommi_free(g);
+    }
+}
+static dcommi_agreement *dcommi_agreement_find(const dcomm_comm *comm, uint64_t key)
+{
+    dcommi_agreement *g = comm->agreements;
+    while (g != NULL && g->key != key) {
+        g = g->next;
+    }
+    return g;
+}
+/* ---- receive ---- */
+/* Return true if a set has no bits beyond the ranks. */
+static bool dcommi_agreement_fits(const dcommi_agree *a, const uint64_t *set)
+{
+    return a->size % 64 == 0 || set[a->nwords - 1] >> a->size % 64 == 0;
+}
+/* Handle a message of an agreement. Drop what cannot be right. */
+static void dcommi_on_agree(dcomm_comm *comm, const dcommi_header *h, const void *data, size_t len)
+{
+    dcommi_agreement *g = dcommi_agreement_find(comm, h->b);
+    if (g == NULL) {
+        return;
+    }
+    dcommi_agree *a = g->agree;
+    const size_t words = (size_t)a->nwords;
+    const int32_t accepted = (int32_t)h->signature;
+    if (len != (1 + 3 * words) * sizeof(uint64_t) || h->slot == 0 || h->slot >= DCOMMI_AGREE_END ||
+        h->tag >= (uint32_t)a->size || accepted < -1 || accepted >= a->size) {
+        return;
+    }
+    memcpy(g->in, data, len);
+    const dcommi_agree_message m = {.what = (uint8_t)h->slot,
+                                    .stuck = h->stage != 0,
+                                    .ballot = (int32_t)h->tag,
+                                    .accepted = accepted,
+                                    .number = h->seq,
+                                    .word = h->a,
+                                    .value = g->in[0],
+                                    .failed = g->in + 1,
+                                    .proven = g->in + 1 + words,
+                                    .out = g->in + 1 + 2 * words};
+    if (dcommi_agreement_fits(a, m.failed) && dcommi_agreement_fits(a, m.proven) &&
+        dcommi_agreement_fits(a, m.out)) {
+        const dcommi_agree_link link = dcommi_agreement_link(g);
+        dcommi_agree_on(a, &link, (int)h->src, &m);
+    }
+}
+/* ---- what the engine knows ---- */
+/* Return true if a lost peer's process has certainly ended: it is one of this host, or the kernel
+ * of its host has closed its control connection. Others are only silent. */
+static bool dcommi_peer_proven(const dcomm_context *context, int peer)
+{
+    const dcommi_remote *p = &context->peers[peer];
+    const dcommi_ctl_line *l = dcommi_ctl_line_to(context, peer);
+    return p->lost &&
+           (p->same_host || (l != NULL && l->state == DCOMMI_CTL_OVER && l->error == ECONNRESET));
+}
+/* Tell the agreements which ranks are lost or have left. */
+static void dcommi_agreements_learn(dcomm_comm *comm)
+{
+    for (int r = 0; r < comm->size && comm->agreements != NULL; r++) {
+        const dcommi_member *m = &comm->members[r];
+        if (m->peer < 0 || (!m->gone && !comm->context->peers[m->peer].lost)) {
+            continue;
+        }
+        const bool proven = m->gone || dcommi_peer_proven(comm->context, m->peer);
+        for (dcommi_agreement *g = comm->agreements; g != NULL; g = g->next) {
+            const dcommi_agree_link link = dcommi_agreement_link(g);
+            dcommi_agree_learn(g->agree, &link, r, proven);
+        }
+    }
+}
+/* Look after the agreements, about 20 times a second. */
+static void dcommi_agreements_check(dcomm_comm *comm, double now)
+{
+    dcommi_agreements_learn(comm);
+    for (dcommi_agreement *g = comm->agreements; g != NULL; g = g->next) {
+        const dcommi_agree_link link = dcommi_agreement_link(g);
+        if (g->again) {
+            g->again = false;
+            dcommi_agree_repeat(g->agree, &link);
+        }
+        if (now >= g->next_tell) {
+            g->next_tell = now + DCOMMI_AGREE_TELL_S;
+            dcommi_agree_tell(g->agree, &link);
+        }
+    }
+}
 /* ==== include/dcomm/impl/engine/lanes.h ==================================================== */
 /* lanes.h - running a lane step by step, and the events that wake lanes. */
 /* ==== include/dcomm/impl/engine/steps.h ==================================================== */
@@ -34217,6 +36263,7 @@ static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why)
                 dcommi_poison_lost(comm, r);
             }
         }
+        dcommi_agreements_learn(comm);
     }
 }
 /* ---- queries ---- */
@@ -35181,13 +37228,11 @@ static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h
     return verdict;
 }
 static unsigned dcommi_bcast_drain(dcomm_comm *comm, dcommi_member *m);
-static void dcommi_on_shrink(dcomm_comm *comm, const dcommi_header *h)
+static void dcommi_on_goodbye(dcomm_comm *comm, const dcommi_header *h)
 {
-    dcommi_member *m = &comm->members[h->src];
-    m->shrink_set = h->a;
-    m->shrink_try = h->b;
-    m->shrink_done = h->seq;
-    m->shrink_failed = h->tag <= (uint32_t)-DCOMM_ERR_RANGE ? -(int)h->tag : DCOMM_ERR_CORRUPT;
+    comm->members[h->src].gone = true;
+    comm->members[h->src].gone_after = h->a;
+    dcommi_agreements_learn(comm);
 }
 /* Handle a valid header for a communicator that exists. */
 static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
@@ -35252,8 +37297,8 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         dcommi_peer_text(text, arrival->data, arrival->len);
         int64_t status = (int64_t)h->a;
         dcommi_poison_by(comm,
-                         status < 0 && status >= DCOMM_ERR_RANGE ? (dcomm_status)status
-                                                                 : DCOMM_ERR_ABORTED,
+                         status < 0 && status >= DCOMMI_STATUS_LAST ? (dcomm_status)status
+                                                                    : DCOMM_ERR_ABORTED,
                          (int)h->src, text);
         return DCOMMI_CONSUMED;
     }
@@ -35262,11 +37307,10 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         dcommi_on_refused(comm, h, arrival->data, arrival->len);
         return DCOMMI_CONSUMED;
     case DCOMMI_MSG_GOODBYE:
-        comm->members[h->src].gone = true;
-        comm->members[h->src].gone_after = h->a;
+        dcommi_on_goodbye(comm, h);
         return DCOMMI_CONSUMED;
-    case DCOMMI_MSG_SHRINK:
-        dcommi_on_shrink(comm, h);
+    case DCOMMI_MSG_AGREE:
+        dcommi_on_agree(comm, h, arrival->data, arrival->len);
         return DCOMMI_CONSUMED;
     case DCOMMI_MSG_REGION_ASK:
     case DCOMMI_MSG_REGION:
@@ -35337,9 +37381,9 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
         if (known && atomic_load_explicit(&comm->poisoned, memory_order_relaxed) == 0) {
             verdict = dcommi_dispatch(comm, &h, transport, arrival);
         } else if (known && h.type == DCOMMI_MSG_GOODBYE) {
-            comm->members[h.src].gone = true;
-        } else if (known && h.type == DCOMMI_MSG_SHRINK) {
-            dcommi_on_shrink(comm, &h);
+            dcommi_on_goodbye(comm, &h);
+        } else if (known && h.type == DCOMMI_MSG_AGREE) {
+            dcommi_on_agree(comm, &h, arrival->data, arrival->len);
         } else if (known && h.type == DCOMMI_MSG_REGION_SHUT) {
             dcommi_on_region_message(comm, &h, NULL);
         } else if (known && h.type == DCOMMI_MSG_QUERY) {
@@ -35465,1344 +37509,6 @@ static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int pee
         }
     }
     dcommi_peer_lost(context, peer, why);
-}
-/* ==== include/dcomm/impl/engine/control.h ================================================== */
-/* control.h - the control connections: a TCP connection of ours between two ranks on different
- * hosts. If it ends without a goodbye, the other process has ended.
- *
- * UCX cannot always tell, because children that a rank has forked keep UCX's sockets open. Ours
- * are closed in them. Nothing is sent while all goes well. The connections are polled about 20
- * times a second. Of two ranks, the one with the smaller uuid connects:
- *   acceptor   CHALLENGE  magic, version, nonce
- *   connector  HELLO      both uuids, nonce, proof = HMAC(key, "hello" | CHALLENGE | HELLO so far)
- *   acceptor   WELCOME    HMAC(key, "welcome" | CHALLENGE | HELLO)
- *   either     frames: type, communicator, number, HMAC(session, direction | sequence | the frame)
- *              LEAVE    has left that communicator after that number of collectives
- *              GOODBYE  closes
- * The key is the HMAC, under the rendezvous' secret, of what rank 0 drew for the communicator. */
-/* ==== include/dcomm/impl/boot/rendezvous_wire.h ============================================ */
-/* rendezvous_wire.h - the rendezvous on the wire: frames, the handshake, keys. These are pure
- * functions on bytes. All numbers are big-endian.
- *
- * The server speaks first, the client authenticates itself first:
- *   server  CHALLENGE  version, nonce
- *   client  HELLO      version, local rank, rank, size, generation, timeout, instance, nonce, job,
- *                      proof = HMAC(key, "client" | CHALLENGE | HELLO up to here)
- *   server  WELCOME    proof = HMAC(key, "server" | CHALLENGE | HELLO)      or REJECT
- * Later frames carry a number that counts up from 0 in each direction, and end with
- *   tag = HMAC(direction's key, header | SHA-256(payload))
- *   server  READY      all ranks are here
- *   client  GATHER     timeout, blob; any number of rounds, each ending with
- *   server  RESULT     number of ranks, their lengths, their blobs
- *   client  BYE
- *   client  FAIL       why this rank cannot take part; the rendezvous fails for every rank
- *   server  FAIL       why the rendezvous failed, for every rank, at any time
- * Without a secret the key is all zero; all else is the same. CHALLENGE, and HELLO around the job,
- * keep their layout in all versions, so that different versions recognize each other. */
-/* ==== include/dcomm/impl/base/sha256.h ===================================================== */
-/* sha256.h - SHA-256 (FIPS 180-4), HMAC-SHA-256 (RFC 2104) and the kernel's random bytes. The
- * rendezvous authenticates its ranks with them. */
-#define DCOMMI_SHA256_BYTES 32
-#define DCOMMI_SHA256_BLOCK 64
-typedef struct dcommi_sha256 {
-    uint32_t state[8];
-    uint64_t length; /* bytes so far */
-    uint8_t block[DCOMMI_SHA256_BLOCK];
-} dcommi_sha256;
-static inline uint32_t dcommi_sha256_rotate(uint32_t x, int n)
-{
-    return (x >> n) | (x << (32 - n));
-}
-static void dcommi_sha256_compress(uint32_t state[8], const uint8_t *block)
-{
-    /* First 32 bits of the fractional parts of the cube roots of the first 64 primes. */
-    static const uint32_t k[64] = {
-        0x428a2f98u, 0x71374491u, 0xb5c0fbcfu, 0xe9b5dba5u, 0x3956c25bu, 0x59f111f1u, 0x923f82a4u,
-        0xab1c5ed5u, 0xd807aa98u, 0x12835b01u, 0x243185beu, 0x550c7dc3u, 0x72be5d74u, 0x80deb1feu,
-        0x9bdc06a7u, 0xc19bf174u, 0xe49b69c1u, 0xefbe4786u, 0x0fc19dc6u, 0x240ca1ccu, 0x2de92c6fu,
-        0x4a7484aau, 0x5cb0a9dcu, 0x76f988dau, 0x983e5152u, 0xa831c66du, 0xb00327c8u, 0xbf597fc7u,
-        0xc6e00bf3u, 0xd5a79147u, 0x06ca6351u, 0x14292967u, 0x27b70a85u, 0x2e1b2138u, 0x4d2c6dfcu,
-        0x53380d13u, 0x650a7354u, 0x766a0abbu, 0x81c2c92eu, 0x92722c85u, 0xa2bfe8a1u, 0xa81a664bu,
-        0xc24b8b70u, 0xc76c51a3u, 0xd192e819u, 0xd6990624u, 0xf40e3585u, 0x106aa070u, 0x19a4c116u,
-        0x1e376c08u, 0x2748774cu, 0x34b0bcb5u, 0x391c0cb3u, 0x4ed8aa4au, 0x5b9cca4fu, 0x682e6ff3u,
-        0x748f82eeu, 0x78a5636fu, 0x84c87814u, 0x8cc70208u, 0x90befffau, 0xa4506cebu, 0xbef9a3f7u,
-        0xc67178f2u};
-    uint32_t w[64];
-    for (int i = 0; i < 16; i++) {
-        w[i] = (uint32_t)block[4 * i] << 24 | (uint32_t)block[4 * i + 1] << 16 |
-               (uint32_t)block[4 * i + 2] << 8 | block[4 * i + 3];
-    }
-    for (int i = 16; i < 64; i++) {
-        uint32_t s0 = dcommi_sha256_rotate(w[i - 15], 7) ^ dcommi_sha256_rotate(w[i - 15], 18) ^
-                      (w[i - 15] >> 3);
-        uint32_t s1 = dcommi_sha256_rotate(w[i - 2], 17) ^ dcommi_sha256_rotate(w[i - 2], 19) ^
-                      (w[i - 2] >> 10);
-        w[i] = w[i - 16] + s0 + w[i - 7] + s1;
-    }
-    uint32_t v[8];
-    memcpy(v, state, sizeof v);
-    for (int i = 0; i < 64; i++) {
-        uint32_t s1 = dcommi_sha256_rotate(v[4], 6) ^ dcommi_sha256_rotate(v[4], 11) ^
-                      dcommi_sha256_rotate(v[4], 25);
-        uint32_t choice = (v[4] & v[5]) ^ (~v[4] & v[6]);
-        uint32_t t1 = v[7] + s1 + choice + k[i] + w[i];
-        uint32_t s0 = dcommi_sha256_rotate(v[0], 2) ^ dcommi_sha256_rotate(v[0], 13) ^
-                      dcommi_sha256_rotate(v[0], 22);
-        uint32_t majority = (v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]);
-        memmove(v + 1, v, 7 * sizeof v[0]);
-        v[4] += t1;
-        v[0] = t1 + s0 + majority;
-    }
-    for (int i = 0; i < 8; i++) {
-        state[i] += v[i];
-    }
-}
-static void dcommi_sha256_begin(dcommi_sha256 *s)
-{
-    /* First 32 bits of the fractional parts of the square roots of the first 8 primes. */
-    static const uint32_t initial[8] = {0x6a09e667u, 0xbb67ae85u, 0x3c6ef372u, 0xa54ff53au,
-                                        0x510e527fu, 0x9b05688cu, 0x1f83d9abu, 0x5be0cd19u};
-    memcpy(s->state, initial, sizeof initial);
-    s->length = 0;
-}
-static void dcommi_sha256_add(dcommi_sha256 *s, const void *data, size_t len)
-{
-    const uint8_t *p = data;
-    size_t used = (size_t)(s->length % DCOMMI_SHA256_BLOCK);
-    s->length += len;
-    while (len > 0) {
-        if (used == 0 && len >= DCOMMI_SHA256_BLOCK) {
-            dcommi_sha256_compress(s->state, p);
-            p += DCOMMI_SHA256_BLOCK;
-            len -= DCOMMI_SHA256_BLOCK;
-            continue;
-        }
-        size_t part = DCOMMI_SHA256_BLOCK - used;
-        part = part < len ? part : len;
-        memcpy(s->block + used, p, part);
-        used += part;
-        p += part;
-        len -= part;
-        if (used == DCOMMI_SHA256_BLOCK) {
-            dcommi_sha256_compress(s->state, s->block);
-            used = 0;
-        }
-    }
-}
-static void dcommi_sha256_end(dcommi_sha256 *s, uint8_t digest[DCOMMI_SHA256_BYTES])
-{
-    uint64_t bits = s->length * 8;
-    size_t used = (size_t)(s->length % DCOMMI_SHA256_BLOCK);
-    s->block[used++] = 0x80;
-    if (used > DCOMMI_SHA256_BLOCK - 8) {
-        memset(s->block + used, 0, DCOMMI_SHA256_BLOCK - used);
-        dcommi_sha256_compress(s->state, s->block);
-        used = 0;
-    }
-    memset(s->block + used, 0, DCOMMI_SHA256_BLOCK - 8 - used);
-    for (int i = 0; i < 8; i++) {
-        s->block[DCOMMI_SHA256_BLOCK - 8 + i] = (uint8_t)(bits >> (56 - 8 * i));
-    }
-    dcommi_sha256_compress(s->state, s->block);
-    for (int i = 0; i < DCOMMI_SHA256_BYTES; i++) {
-        digest[i] = (uint8_t)(s->state[i / 4] >> (24 - 8 * (i % 4)));
-    }
-}
-static void dcommi_sha256_digest(const void *data, size_t len, uint8_t digest[DCOMMI_SHA256_BYTES])
-{
-    dcommi_sha256 s;
-    dcommi_sha256_begin(&s);
-    dcommi_sha256_add(&s, data, len);
-    dcommi_sha256_end(&s, digest);
-}
-typedef struct dcommi_hmac {
-    dcommi_sha256 inner;
-    uint8_t outer_pad[DCOMMI_SHA256_BLOCK];
-} dcommi_hmac;
-static void dcommi_hmac_begin(dcommi_hmac *h, const void *key, size_t key_len)
-{
-    uint8_t pad[DCOMMI_SHA256_BLOCK] = {0};
-    if (key_len > sizeof pad) {
-        dcommi_sha256_digest(key, key_len, pad);
-    } else {
-        memcpy(pad, key, key_len);
-    }
-    for (size_t i = 0; i < sizeof pad; i++) {
-        h->outer_pad[i] = pad[i] ^ 0x5c;
-        pad[i] ^= 0x36;
-    }
-    dcommi_sha256_begin(&h->inner);
-    dcommi_sha256_add(&h->inner, pad, sizeof pad);
-}
-static void dcommi_hmac_add(dcommi_hmac *h, const void *data, size_t len)
-{
-    dcommi_sha256_add(&h->inner, data, len);
-}
-static void dcommi_hmac_end(dcommi_hmac *h, uint8_t tag[DCOMMI_SHA256_BYTES])
-{
-    uint8_t inner[DCOMMI_SHA256_BYTES];
-    dcommi_sha256_end(&h->inner, inner);
-    dcommi_sha256 outer;
-    dcommi_sha256_begin(&outer);
-    dcommi_sha256_add(&outer, h->outer_pad, sizeof h->outer_pad);
-    dcommi_sha256_add(&outer, inner, sizeof inner);
-    dcommi_sha256_end(&outer, tag);
-}
-/* Return true if two secrets are equal, in a time that does not tell where they differ. */
-static bool dcommi_same_secret(const uint8_t *a, const uint8_t *b, size_t len)
-{
-    volatile uint8_t differ = 0;
-    for (size_t i = 0; i < len; i++) {
-        differ = (uint8_t)(differ | (a[i] ^ b[i]));
-    }
-    return differ == 0;
-}
-static dcomm_status dcommi_random_bytes(void *p, size_t len)
-{
-    size_t have = 0;
-    while (have < len) {
-        ssize_t n = dcommi_sys_getrandom((uint8_t *)p + have, len - have, 0);
-        if (n < 0 && errno != EINTR) {
-            return dcommi_fail(DCOMM_ERR_SYSTEM, "getrandom failed: %s", strerror(errno));
-        }
-        have += n > 0 ? (size_t)n : 0;
-    }
-    return DCOMM_OK;
-}
-#define DCOMMI_RDV_MAGIC 0x64635256u /* "dcRV" */
-#define DCOMMI_RDV_WIRE_VERSION 1u
-#define DCOMMI_RDV_LIB_VERSION                                                  \
-    ((uint32_t)DCOMM_VERSION_MAJOR << 16 | (uint32_t)DCOMM_VERSION_MINOR << 8 | \
-     (uint32_t)DCOMM_VERSION_PATCH)
-#define DCOMMI_RDV_HEADER 16
-#define DCOMMI_RDV_NONCE 16
-#define DCOMMI_RDV_TAG DCOMMI_SHA256_BYTES
-#define DCOMMI_RDV_KEY DCOMMI_SHA256_BYTES
-#define DCOMMI_RDV_CHALLENGE_LEN 24
-#define DCOMMI_RDV_HELLO_LEN 80 /* without the job */
-#define DCOMMI_RDV_JOB_MAX 480  /* bytes of the name of a job */
-#define DCOMMI_RDV_WELCOME_LEN DCOMMI_RDV_TAG
-#define DCOMMI_RDV_REASON_MAX 440
-#define DCOMMI_RDV_SIZE_MAX 65536          /* ranks */
-#define DCOMMI_RDV_QUIET_S 5               /* seconds of waiting for a rank before a warning */
-#define DCOMMI_RDV_NO_RANK UINT32_MAX      /* only asks who serves, and does not join */
-#define DCOMMI_RDV_BLOB_MAX (1u << 20)     /* bytes of one rank in one round */
-#define DCOMMI_RDV_RESULT_MAX (512u << 20) /* bytes of all ranks in one round */
-typedef enum dcommi_rdv_type {
-    DCOMMI_RDV_CHALLENGE = 1,
-    DCOMMI_RDV_HELLO,
-    DCOMMI_RDV_WELCOME,
-    DCOMMI_RDV_REJECT,
-    DCOMMI_RDV_READY,
-    DCOMMI_RDV_GATHER,
-    DCOMMI_RDV_RESULT,
-    DCOMMI_RDV_BYE,
-    DCOMMI_RDV_FAIL
-} dcommi_rdv_type;
-/* ---- numbers ---- */
-static inline void dcommi_put16(uint8_t *p, uint16_t v)
-{
-    p[0] = (uint8_t)(v >> 8);
-    p[1] = (uint8_t)v;
-}
-static inline void dcommi_put32(uint8_t *p, uint32_t v)
-{
-    dcommi_put16(p, (uint16_t)(v >> 16));
-    dcommi_put16(p + 2, (uint16_t)v);
-}
-static inline void dcommi_put64(uint8_t *p, uint64_t v)
-{
-    dcommi_put32(p, (uint32_t)(v >> 32));
-    dcommi_put32(p + 4, (uint32_t)v);
-}
-static inline uint16_t dcommi_get16(const uint8_t *p)
-{
-    return (uint16_t)(p[0] << 8 | p[1]);
-}
-static inline uint32_t dcommi_get32(const uint8_t *p)
-{
-    return (uint32_t)dcommi_get16(p) << 16 | dcommi_get16(p + 2);
-}
-static inline uint64_t dcommi_get64(const uint8_t *p)
-{
-    return (uint64_t)dcommi_get32(p) << 32 | dcommi_get32(p + 4);
-}
-/* ---- frames ---- */
-typedef struct dcommi_rdv_header {
-    uint16_t type;
-    uint32_t sequence;
-    uint32_t length; /* of the payload */
-} dcommi_rdv_header;
-static void dcommi_rdv_put_header(uint8_t *p, uint16_t type, uint32_t sequence, uint32_t length)
-{
-    dcommi_put32(p, DCOMMI_RDV_MAGIC);
-    dcommi_put16(p + 4, type);
-    dcommi_put16(p + 6, 0);
-    dcommi_put32(p + 8, sequence);
-    dcommi_put32(p + 12, length);
-}
-/* Return the longest payload of a frame of this type, in bytes; 0 also for unknown types. */
-static uint32_t dcommi_rdv_length_max(uint16_t type)
-{
-    switch (type) {
-    case DCOMMI_RDV_CHALLENGE:
-        return DCOMMI_RDV_CHALLENGE_LEN;
-    case DCOMMI_RDV_HELLO:
-        return DCOMMI_RDV_HELLO_LEN + DCOMMI_RDV_JOB_MAX;
-    case DCOMMI_RDV_WELCOME:
-        return DCOMMI_RDV_WELCOME_LEN;
-    case DCOMMI_RDV_REJECT:
-    case DCOMMI_RDV_FAIL:
-        return 4 + DCOMMI_RDV_REASON_MAX;
-    case DCOMMI_RDV_GATHER:
-        return 4 + DCOMMI_RDV_BLOB_MAX;
-    case DCOMMI_RDV_RESULT:
-        return DCOMMI_RDV_RESULT_MAX;
-    default:
-        return 0;
-    }
-}
-/* Read a header of 16 bytes. Return false if they begin no frame of the rendezvous. */
-static bool dcommi_rdv_get_header(const uint8_t *p, dcommi_rdv_header *h)
-{
-    h->type = dcommi_get16(p + 4);
-    h->sequence = dcommi_get32(p + 8);
-    h->length = dcommi_get32(p + 12);
-    return dcommi_get32(p) == DCOMMI_RDV_MAGIC && h->type >= DCOMMI_RDV_CHALLENGE &&
-           h->type <= DCOMMI_RDV_FAIL && dcommi_get16(p + 6) == 0 &&
-           h->length <= dcommi_rdv_length_max(h->type);
-}
-/* Compute a frame's tag. `digest` is of the payload, so that one pass over the payload serves
- * every receiver of a RESULT. */
-static void dcommi_rdv_tag(const uint8_t key[DCOMMI_RDV_KEY], const uint8_t *header,
-                           const uint8_t digest[DCOMMI_SHA256_BYTES], uint8_t tag[DCOMMI_RDV_TAG])
-{
-    dcommi_hmac h;
-    dcommi_hmac_begin(&h, key, DCOMMI_RDV_KEY);
-    dcommi_hmac_add(&h, header, DCOMMI_RDV_HEADER);
-    dcommi_hmac_add(&h, digest, DCOMMI_SHA256_BYTES);
-    dcommi_hmac_end(&h, tag);
-}
-/* Write a whole small tagged frame. Return its length in bytes. */
-static size_t dcommi_rdv_put_tagged(uint8_t *p, uint16_t type, uint32_t sequence,
-                                    const void *payload, uint32_t length,
-                                    const uint8_t key[DCOMMI_RDV_KEY])
-{
-    uint8_t digest[DCOMMI_SHA256_BYTES];
-    dcommi_rdv_put_header(p, type, sequence, length);
-    if (length > 0) {
-        memcpy(p + DCOMMI_RDV_HEADER, payload, length);
-    }
-    dcommi_sha256_digest(p + DCOMMI_RDV_HEADER, length, digest);
-    dcommi_rdv_tag(key, p, digest, p + DCOMMI_RDV_HEADER + length);
-    return DCOMMI_RDV_HEADER + (size_t)length + DCOMMI_RDV_TAG;
-}
-/* Return true if a whole tagged frame (header, payload, tag) is genuine and number `sequence`. */
-static bool dcommi_rdv_genuine(const uint8_t *frame, const dcommi_rdv_header *h, uint32_t sequence,
-                               const uint8_t key[DCOMMI_RDV_KEY])
-{
-    uint8_t digest[DCOMMI_SHA256_BYTES], tag[DCOMMI_RDV_TAG];
-    dcommi_sha256_digest(frame + DCOMMI_RDV_HEADER, h->length, digest);
-    dcommi_rdv_tag(key, frame, digest, tag);
-    return dcommi_same_secret(tag, frame + DCOMMI_RDV_HEADER + h->length, sizeof tag) &&
-           h->sequence == sequence;
-}
-/* ---- the handshake ---- */
-typedef struct dcommi_rdv_hello {
-    uint16_t wire;
-    uint32_t lib;
-    uint16_t local_rank; /* 0 also if the launcher does not say */
-    uint32_t rank, size;
-    uint32_t generation; /* number of the launcher's communicator; 0 with an id */
-    uint32_t timeout_ms; /* milliseconds that this rank waits for the others */
-    uint64_t instance;   /* tells a rank that retries from a second process of the same rank */
-    char job[DCOMMI_RDV_JOB_MAX + 1]; /* "" with an id */
-} dcommi_rdv_hello;
-/* Write a CHALLENGE frame. Return its length in bytes. */
-static size_t dcommi_rdv_put_challenge(uint8_t *p, const uint8_t nonce[DCOMMI_RDV_NONCE])
-{
-    dcommi_rdv_put_header(p, DCOMMI_RDV_CHALLENGE, 0, DCOMMI_RDV_CHALLENGE_LEN);
-    uint8_t *q = p + DCOMMI_RDV_HEADER;
-    dcommi_put16(q, DCOMMI_RDV_WIRE_VERSION);
-    dcommi_put16(q + 2, 0);
-    dcommi_put32(q + 4, DCOMMI_RDV_LIB_VERSION);
-    memcpy(q + 8, nonce, DCOMMI_RDV_NONCE);
-    return DCOMMI_RDV_HEADER + DCOMMI_RDV_CHALLENGE_LEN;
-}
-static void dcommi_rdv_proof(const uint8_t key[DCOMMI_RDV_KEY], const char *role,
-                             const uint8_t *challenge, const uint8_t *hello, size_t hello_len,
-                             uint8_t proof[DCOMMI_RDV_TAG])
-{
-    dcommi_hmac h;
-    dcommi_hmac_begin(&h, key, DCOMMI_RDV_KEY);
-    dcommi_hmac_add(&h, role, strlen(role) + 1);
-    dcommi_hmac_add(&h, challenge, DCOMMI_RDV_HEADER + DCOMMI_RDV_CHALLENGE_LEN);
-    dcommi_hmac_add(&h, hello, hello_len);
-    dcommi_hmac_end(&h, proof);
-}
-#define DCOMMI_RDV_HELLO_FRAME (DCOMMI_RDV_HEADER + DCOMMI_RDV_HELLO_LEN + DCOMMI_RDV_JOB_MAX)
-#define DCOMMI_RDV_CHALLENGE_FRAME (DCOMMI_RDV_HEADER + DCOMMI_RDV_CHALLENGE_LEN)
-#define DCOMMI_RDV_WELCOME_FRAME (DCOMMI_RDV_HEADER + DCOMMI_RDV_WELCOME_LEN)
-/* Return the bytes of a whole HELLO frame, from its header. */
-static size_t dcommi_rdv_hello_frame(const uint8_t *hello)
-{
-    return DCOMMI_RDV_HEADER + dcommi_get32(hello + 12);
-}
-/* Write a HELLO frame that answers a whole CHALLENGE frame. `p` has room for
- * DCOMMI_RDV_HELLO_FRAME bytes. Return its length in bytes. */
-static size_t dcommi_rdv_put_hello(uint8_t *p, const dcommi_rdv_hello *hello,
-                                   const uint8_t nonce[DCOMMI_RDV_NONCE], const uint8_t *challenge,
-                                   const uint8_t key[DCOMMI_RDV_KEY])
-{
-    size_t job = strlen(hello->job), len = DCOMMI_RDV_HEADER + DCOMMI_RDV_HELLO_LEN + job;
-    dcommi_rdv_put_header(p, DCOMMI_RDV_HELLO, 0, (uint32_t)(DCOMMI_RDV_HELLO_LEN + job));
-    uint8_t *q = p + DCOMMI_RDV_HEADER;
-    dcommi_put16(q, hello->wire);
-    dcommi_put16(q + 2, hello->local_rank);
-    dcommi_put32(q + 4, hello->lib);
-    dcommi_put32(q + 8, hello->rank);
-    dcommi_put32(q + 12, hello->size);
-    dcommi_put32(q + 16, hello->generation);
-    dcommi_put32(q + 20, hello->timeout_ms);
-    dcommi_put64(q + 24, hello->instance);
-    memcpy(q + 32, nonce, DCOMMI_RDV_NONCE);
-    memcpy(q + 32 + DCOMMI_RDV_NONCE, hello->job, job);
-    dcommi_rdv_proof(key, "client", challenge, p, len - DCOMMI_RDV_TAG, p + len - DCOMMI_RDV_TAG);
-    return len;
-}
-/* Copy `n` bytes as text that is safe to print on a terminal, for they came over a network. */
-static void dcommi_rdv_printable(const uint8_t *bytes, size_t n, char *text)
-{
-    for (size_t i = 0; i < n; i++) {
-        text[i] = bytes[i] >= 0x20 && bytes[i] < 0x7f ? (char)bytes[i] : '?';
-    }
-    text[n] = '\0';
-}
-/* Read a whole HELLO frame. Return false if its proof is wrong. */
-static bool dcommi_rdv_get_hello(const uint8_t *frame, const uint8_t *challenge,
-                                 const uint8_t key[DCOMMI_RDV_KEY], dcommi_rdv_hello *hello)
-{
-    const uint8_t *q = frame + DCOMMI_RDV_HEADER;
-    size_t len = dcommi_rdv_hello_frame(frame);
-    hello->wire = dcommi_get16(q);
-    hello->local_rank = dcommi_get16(q + 2);
-    hello->lib = dcommi_get32(q + 4);
-    hello->rank = dcommi_get32(q + 8);
-    hello->size = dcommi_get32(q + 12);
-    hello->generation = dcommi_get32(q + 16);
-    hello->timeout_ms = dcommi_get32(q + 20);
-    hello->instance = dcommi_get64(q + 24);
-    uint8_t proof[DCOMMI_RDV_TAG];
-    dcommi_rdv_printable(q + 32 + DCOMMI_RDV_NONCE, len - DCOMMI_RDV_HEADER - DCOMMI_RDV_HELLO_LEN,
-                         hello->job);
-    dcommi_rdv_proof(key, "client", challenge, frame, len - DCOMMI_RDV_TAG, proof);
-    return dcommi_same_secret(proof, frame + len - DCOMMI_RDV_TAG, sizeof proof);
-}
-static size_t dcommi_rdv_put_welcome(uint8_t *p, const uint8_t *challenge, const uint8_t *hello,
-                                     const uint8_t key[DCOMMI_RDV_KEY])
-{
-    dcommi_rdv_put_header(p, DCOMMI_RDV_WELCOME, 0, DCOMMI_RDV_WELCOME_LEN);
-    dcommi_rdv_proof(key, "server", challenge, hello, dcommi_rdv_hello_frame(hello),
-                     p + DCOMMI_RDV_HEADER);
-    return DCOMMI_RDV_WELCOME_FRAME;
-}
-/* The keys of the frames after the handshake. */
-typedef struct dcommi_rdv_keys {
-    uint8_t client[DCOMMI_RDV_KEY]; /* of the client's frames */
-    uint8_t server[DCOMMI_RDV_KEY];
-} dcommi_rdv_keys;
-static void dcommi_rdv_derive(const uint8_t key[DCOMMI_RDV_KEY], const uint8_t *challenge,
-                              const uint8_t *hello, dcommi_rdv_keys *keys)
-{
-    size_t len = dcommi_rdv_hello_frame(hello);
-    dcommi_rdv_proof(key, "client key", challenge, hello, len, keys->client);
-    dcommi_rdv_proof(key, "server key", challenge, hello, len, keys->server);
-}
-/* Derive a key from a secret of any length. */
-static void dcommi_rdv_key_of(const void *secret, size_t len, uint8_t key[DCOMMI_RDV_KEY])
-{
-    dcommi_hmac h;
-    dcommi_hmac_begin(&h, "dcomm rendezvous 1", 18);
-    dcommi_hmac_add(&h, secret, len);
-    dcommi_hmac_end(&h, key);
-}
-/* ---- REJECT and FAIL ---- */
-/* Write the payload of a reason. Return its length in bytes. */
-static uint32_t dcommi_rdv_put_reason(uint8_t *p, dcomm_status status, const char *why)
-{
-    size_t len = strlen(why);
-    len = len < DCOMMI_RDV_REASON_MAX ? len : DCOMMI_RDV_REASON_MAX;
-    dcommi_put32(p, (uint32_t)(int32_t)status);
-    memcpy(p + 4, why, len);
-    return (uint32_t)(4 + len);
-}
-static dcomm_status dcommi_rdv_get_reason(const uint8_t *p, size_t len,
-                                          char why[DCOMMI_RDV_REASON_MAX + 1])
-{
-    why[0] = '\0';
-    if (len < 4 || len > 4 + DCOMMI_RDV_REASON_MAX) {
-        return DCOMM_ERR_CORRUPT;
-    }
-    dcommi_rdv_printable(p + 4, len - 4, why);
-    int32_t code = (int32_t)dcommi_get32(p);
-    return code == DCOMM_IN_PROGRESS || (code < 0 && code >= DCOMM_ERR_RANGE)
-               ? (dcomm_status)code
-               : DCOMM_ERR_CORRUPT;
-}
-/* ---- RESULT ---- */
-/* Check a RESULT's payload for `size` ranks. Set lens[size], and *blobs to the offset of the
- * blobs. */
-static bool dcommi_rdv_get_result(const uint8_t *p, size_t len, uint32_t size, size_t *lens,
-                                  size_t *blobs)
-{
-    size_t head = 4 + 4 * (size_t)size;
-    if (len < head || dcommi_get32(p) != size) {
-        return false;
-    }
-    size_t total = 0;
-    for (uint32_t r = 0; r < size; r++) {
-        lens[r] = dcommi_get32(p + 4 + 4 * (size_t)r);
-        if (lens[r] > DCOMMI_RDV_BLOB_MAX) {
-            return false;
-        }
-        total += lens[r];
-    }
-    *blobs = head;
-    return total == len - head;
-}
-/* ==== include/dcomm/impl/boot/socket.h ===================================================== */
-/* socket.h - addresses and sockets for the rendezvous. Every descriptor is non-blocking and closed
- * on exec. No call raises SIGPIPE. Calls keep their deadlines, except for name look-ups. */
-/* ==== include/dcomm/impl/base/iface_list.h ================================================= */
-/* iface_list.h - NCCL_SOCKET_IFNAME: the network interfaces that a job may use, where DCOMM_IFACE
- * does not name one. */
-#include <ifaddrs.h>
-#include <net/if.h>
-/* Return true if the list has an interface. In NCCL's syntax "eth,ib" are beginnings of names,
- * "=eth0,eth1" whole names, and "^docker,lo" or "^=eth2" all others. A ":port" is not read. */
-static bool dcommi_iface_listed(const char *list, const char *name)
-{
-    const bool others = *list == '^';
-    list += others;
-    const bool whole = *list == '=';
-    list += whole;
-    bool found = false;
-    while (*list != '\0' && !found) {
-        const size_t len = strcspn(list, ","), word = strcspn(list, ",:");
-        found = word > 0 && strncmp(list, name, word) == 0 && (!whole || name[word] == '\0');
-        list += len + (list[len] == ',');
-    }
-    return found != others;
-}
-/* Return the list, or NULL if there is none or DCOMM_IFACE is set. Ignore a list that has none of
- * this host's interfaces, with a warning. */
-static const char *dcommi_iface_list(void)
-{
-    const char *list = dcommi_env("DCOMM_IFACE") == NULL ? dcommi_env("NCCL_SOCKET_IFNAME") : NULL;
-    struct ifaddrs *all = NULL;
-    if (list == NULL || getifaddrs(&all) != 0) {
-        return NULL;
-    }
-    bool any = false;
-    for (const struct ifaddrs *i = all; i != NULL && !any; i = i->ifa_next) {
-        const int family = i->ifa_addr != NULL ? i->ifa_addr->sa_family : AF_UNSPEC;
-        any = (family == AF_INET || family == AF_INET6) && (i->ifa_flags & IFF_UP) != 0 &&
-              dcommi_iface_listed(list, i->ifa_name);
-    }
-    freeifaddrs(all);
-    if (!any && dcommi_env_first(list)) {
-        dcommi_log(DCOMMI_LOG_WARN,
-                   "environment variable NCCL_SOCKET_IFNAME=\"%.64s\" is ignored: no network "
-                   "interface of this host that is up is one of these",
-                   list);
-    }
-    return any ? list : NULL;
-}
-#include <arpa/inet.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#define DCOMMI_SOCK_TEXT 64 /* "[address]:port" */
-#define DCOMMI_SOCK_ADDRS 8
-#define DCOMMI_SOCK_SLICE_MS 50 /* milliseconds after which a wait notices that it is cancelled */
-typedef union dcommi_addr {
-    struct sockaddr any;
-    struct sockaddr_in v4;
-    struct sockaddr_in6 v6;
-} dcommi_addr;
-static socklen_t dcommi_addr_len(const dcommi_addr *a)
-{
-    return a->any.sa_family == AF_INET ? sizeof a->v4 : sizeof a->v6;
-}
-static void dcommi_addr_set_port(dcommi_addr *a, uint16_t port)
-{
-    if (a->any.sa_family == AF_INET) {
-        a->v4.sin_port = htons(port);
-    } else {
-        a->v6.sin6_port = htons(port);
-    }
-}
-static void dcommi_addr_text(const dcommi_addr *a, char text[DCOMMI_SOCK_TEXT])
-{
-    char host[INET6_ADDRSTRLEN] = "?";
-    if (a->any.sa_family == AF_INET) {
-        inet_ntop(AF_INET, &a->v4.sin_addr, host, sizeof host);
-        snprintf(text, DCOMMI_SOCK_TEXT, "%s:%u", host, ntohs(a->v4.sin_port));
-    } else {
-        inet_ntop(AF_INET6, &a->v6.sin6_addr, host, sizeof host);
-        snprintf(text, DCOMMI_SOCK_TEXT, "[%s]:%u", host, ntohs(a->v6.sin6_port));
-    }
-}
-static bool dcommi_addr_loopback(const dcommi_addr *a)
-{
-    if (a->any.sa_family == AF_INET) {
-        return (ntohl(a->v4.sin_addr.s_addr) >> 24) == 127;
-    }
-    return IN6_IS_ADDR_LOOPBACK(&a->v6.sin6_addr);
-}
-/* Parse an address in digits, with or without brackets. Return false if `text` is none. */
-static bool dcommi_addr_literal(const char *text, uint16_t port, dcommi_addr *a)
-{
-    char bare[DCOMMI_SOCK_TEXT];
-    size_t len = strlen(text);
-    if (len > 2 && text[0] == '[' && text[len - 1] == ']') {
-        text++;
-        len -= 2;
-    }
-    if (len == 0 || len >= sizeof bare) {
-        return false;
-    }
-    memcpy(bare, text, len);
-    bare[len] = '\0';
-    memset(a, 0, sizeof *a);
-    if (inet_pton(AF_INET, bare, &a->v4.sin_addr) == 1) {
-        a->any.sa_family = AF_INET;
-    } else if (inet_pton(AF_INET6, bare, &a->v6.sin6_addr) == 1) {
-        a->any.sa_family = AF_INET6;
-    } else {
-        return false;
-    }
-    dcommi_addr_set_port(a, port);
-    return true;
-}
-/* Look up the addresses of a host. Return how many there are; if 0, *why tells the reason. */
-static int dcommi_addr_resolve(const char *host, uint16_t port, dcommi_addr *list, int max,
-                               const char **why)
-{
-    if (max > 0 && dcommi_addr_literal(host, port, &list[0])) {
-        return 1;
-    }
-    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
-    struct addrinfo *found = NULL;
-    char bare[256];
-    size_t len = strlen(host);
-    bool brackets = len > 2 && host[0] == '[' && host[len - 1] == ']';
-    snprintf(bare, sizeof bare, "%.*s", (int)(brackets ? len - 2 : len), host + brackets);
-    int rc = getaddrinfo(bare, NULL, &hints, &found);
-    if (rc != 0) {
-        *why = gai_strerror(rc);
-        return 0;
-    }
-    int n = 0;
-    for (struct addrinfo *f = found; f != NULL && n < max; f = f->ai_next) {
-        if ((f->ai_family == AF_INET || f->ai_family == AF_INET6) &&
-            f->ai_addrlen <= sizeof list[n]) {
-            memset(&list[n], 0, sizeof list[n]);
-            memcpy(&list[n], f->ai_addr, f->ai_addrlen);
-            dcommi_addr_set_port(&list[n], port);
-            n++;
-        }
-    }
-    freeaddrinfo(found);
-    *why = n == 0 ? "it has no IPv4 or IPv6 address" : "";
-    return n;
-}
-/* List this machine's addresses that others may reach: those of interface `only`, or, if it is
- * NULL, of all interfaces. Interfaces must be up; the loopback comes last. Leave out link-local
- * IPv6, whose scope means nothing elsewhere. */
-static int dcommi_addr_mine(const char *only, dcommi_addr *list, int max)
-{
-    const char *named = only == NULL ? dcommi_iface_list() : NULL;
-    struct ifaddrs *all = NULL;
-    int n = 0;
-    if (getifaddrs(&all) != 0) {
-        return 0;
-    }
-    for (int loopback = 0; loopback <= 1; loopback++) {
-        for (struct ifaddrs *i = all; i != NULL && n < max; i = i->ifa_next) {
-            if (i->ifa_addr == NULL || (i->ifa_flags & IFF_UP) == 0 ||
-                (only != NULL && strcmp(only, i->ifa_name) != 0) ||
-                (named != NULL && !dcommi_iface_listed(named, i->ifa_name))) {
-                continue;
-            }
-            dcommi_addr a;
-            memset(&a, 0, sizeof a);
-            if (i->ifa_addr->sa_family == AF_INET) {
-                memcpy(&a.v4, i->ifa_addr, sizeof a.v4);
-            } else if (i->ifa_addr->sa_family == AF_INET6) {
-                memcpy(&a.v6, i->ifa_addr, sizeof a.v6);
-                if (IN6_IS_ADDR_LINKLOCAL(&a.v6.sin6_addr)) {
-                    continue;
-                }
-            } else {
-                continue;
-            }
-            if (dcommi_addr_loopback(&a) == (loopback != 0)) {
-                list[n++] = a;
-            }
-        }
-    }
-    freeifaddrs(all);
-    return n;
-}
-/* ---- sockets ---- */
-/* Listen at one address (port 0: any free port). Return -1, with errno set, on failure. */
-static int dcommi_sock_listen(const dcommi_addr *a, bool both_families)
-{
-    int fd = dcommi_sys_socket(a->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0) {
-        return -1;
-    }
-    int on = 1, v6only = !both_families;
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (a->any.sa_family == AF_INET6) {
-        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &v6only, sizeof v6only);
-    }
-    if (dcommi_sys_bind(fd, &a->any, dcommi_addr_len(a)) != 0 ||
-        dcommi_sys_listen(fd, SOMAXCONN) != 0) {
-        dcommi_sys_close(fd);
-        return -1;
-    }
-    return fd;
-}
-/* Listen at every address of this machine: in both families, or in IPv4 if there is no IPv6. */
-static int dcommi_sock_listen_any(uint16_t port)
-{
-    dcommi_addr a;
-    memset(&a, 0, sizeof a);
-    a.v6.sin6_family = AF_INET6;
-    a.v6.sin6_addr = in6addr_any;
-    a.v6.sin6_port = htons(port);
-    int fd = dcommi_sock_listen(&a, true);
-    if (fd < 0 && errno != EADDRINUSE && errno != EACCES) {
-        memset(&a, 0, sizeof a);
-        a.v4.sin_family = AF_INET;
-        a.v4.sin_addr.s_addr = htonl(INADDR_ANY);
-        a.v4.sin_port = htons(port);
-        fd = dcommi_sock_listen(&a, false);
-    }
-    return fd;
-}
-static void dcommi_sock_tune(int fd)
-{
-    int on = 1;
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-}
-/* Wait for events until the deadline. Return DCOMM_OK, DCOMM_ERR_TIMEOUT or DCOMM_ERR_ABORTED. */
-static dcomm_status dcommi_sock_wait(int fd, short events, double deadline,
-                                     const _Atomic int *cancel)
-{
-    for (;;) {
-        if (cancel != NULL && atomic_load_explicit(cancel, memory_order_relaxed) != 0) {
-            return DCOMM_ERR_ABORTED;
-        }
-        double left = deadline - dcommi_now();
-        if (left <= 0) {
-            return DCOMM_ERR_TIMEOUT;
-        }
-        int ms = left * 1000 < DCOMMI_SOCK_SLICE_MS ? (int)(left * 1000) + 1 : DCOMMI_SOCK_SLICE_MS;
-        struct pollfd p = {.fd = fd, .events = events};
-        int n = dcommi_sys_poll(&p, fd < 0 ? 0 : 1, ms);
-        if (n > 0) {
-            return DCOMM_OK;
-        }
-    }
-}
-/* Sleep for `seconds`. Return DCOMM_ERR_ABORTED if cancelled. */
-static dcomm_status dcommi_sock_pause(double seconds, const _Atomic int *cancel)
-{
-    dcomm_status status = dcommi_sock_wait(-1, 0, dcommi_now() + seconds, cancel);
-    return status == DCOMM_ERR_TIMEOUT ? DCOMM_OK : status;
-}
-/* Connect. On failure set *fd_p to -1; with DCOMM_ERR_SYSTEM, *error_p is an errno. */
-static dcomm_status dcommi_sock_connect(const dcommi_addr *a, double deadline,
-                                        const _Atomic int *cancel, int *fd_p, int *error_p)
-{
-    *fd_p = -1;
-    *error_p = 0;
-    int fd = dcommi_sys_socket(a->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0) {
-        *error_p = errno;
-        return DCOMM_ERR_SYSTEM;
-    }
-    dcomm_status status = DCOMM_OK;
-    if (dcommi_sys_connect(fd, &a->any, dcommi_addr_len(a)) != 0) {
-        *error_p = errno;
-        status = DCOMM_ERR_SYSTEM;
-        if (errno == EINPROGRESS) {
-            socklen_t len = sizeof *error_p;
-            status = dcommi_sock_wait(fd, POLLOUT, deadline, cancel);
-            if (status == DCOMM_ERR_TIMEOUT) {
-                *error_p = ETIMEDOUT;
-                status = DCOMM_ERR_SYSTEM;
-            } else if (status == DCOMM_OK) {
-                getsockopt(fd, SOL_SOCKET, SO_ERROR, error_p, &len);
-                status = *error_p == 0 ? DCOMM_OK : DCOMM_ERR_SYSTEM;
-            }
-        }
-    }
-    /* A connection to a free port of this machine may connect to itself. */
-    dcommi_addr self;
-    socklen_t self_len = sizeof self;
-    if (status == DCOMM_OK && getsockname(fd, &self.any, &self_len) == 0 &&
-        self_len == dcommi_addr_len(a) &&
-        (a->any.sa_family == AF_INET
-             ? self.v4.sin_port == a->v4.sin_port &&
-                   self.v4.sin_addr.s_addr == a->v4.sin_addr.s_addr
-             : self.v6.sin6_port == a->v6.sin6_port &&
-                   IN6_ARE_ADDR_EQUAL(&self.v6.sin6_addr, &a->v6.sin6_addr))) {
-        *error_p = ECONNREFUSED;
-        status = DCOMM_ERR_SYSTEM;
-    }
-    if (status < 0) {
-        dcommi_sys_close(fd);
-        return status;
-    }
-    dcommi_sock_tune(fd);
-    *fd_p = fd;
-    return DCOMM_OK;
-}
-/* Read exactly `len` bytes. Return DCOMM_ERR_PEER if the other side has closed. */
-static dcomm_status dcommi_sock_read(int fd, void *buf, size_t len, double deadline,
-                                     const _Atomic int *cancel)
-{
-    size_t have = 0;
-    while (have < len) {
-        ssize_t n = dcommi_sys_recv(fd, (uint8_t *)buf + have, len - have, 0);
-        if (n > 0) {
-            have += (size_t)n;
-        } else if (n == 0 || !dcommi_sys_later()) {
-            return DCOMM_ERR_PEER;
-        } else {
-            DCOMMI_TRY(dcommi_sock_wait(fd, POLLIN, deadline, cancel));
-        }
-    }
-    return DCOMM_OK;
-}
-/* Write `len` bytes. Stop, with *stopped, when something arrives: the peer may have given up. */
-static dcomm_status dcommi_sock_write(int fd, const void *buf, size_t len, double deadline,
-                                      const _Atomic int *cancel, bool *stopped)
-{
-    size_t done = 0;
-    *stopped = false;
-    while (done < len) {
-        ssize_t n = dcommi_sys_send(fd, (const uint8_t *)buf + done, len - done, MSG_NOSIGNAL);
-        if (n > 0) {
-            done += (size_t)n;
-            continue;
-        }
-        if (!dcommi_sys_later()) {
-            *stopped = true; /* the peer's last frame may still be readable */
-            return DCOMM_OK;
-        }
-        DCOMMI_TRY(dcommi_sock_wait(fd, POLLIN | POLLOUT, deadline, cancel));
-        struct pollfd p = {.fd = fd, .events = POLLIN};
-        if (dcommi_sys_poll(&p, 1, 0) > 0 && (p.revents & POLLIN) != 0) {
-            *stopped = true;
-            return DCOMM_OK;
-        }
-    }
-    return DCOMM_OK;
-}
-#define DCOMMI_CTL_MAGIC 0x64634374u /* "dcCt" */
-#define DCOMMI_CTL_VERSION 1u
-#define DCOMMI_CTL_KEY DCOMMI_SHA256_BYTES
-#define DCOMMI_CTL_CHALLENGE 32
-#define DCOMMI_CTL_HELLO 96 /* the last DCOMMI_CTL_KEY bytes are the proof */
-#define DCOMMI_CTL_FRAME 56
-#define DCOMMI_CTL_STRANGERS 64 /* connections at a time without a proof */
-#define DCOMMI_CTL_S 5.0        /* seconds for a handshake */
-/* Most control connections of a rank. In larger jobs each pair of ranks has one with a probability
- * that keeps to this limit. A rank that sees a death tells the others. */
-#define DCOMMI_CTL_MOST 256
-enum { DCOMMI_CTL_LEAVE = 1, DCOMMI_CTL_GOODBYE = 2 };
-enum dcommi_ctl_state {
-    DCOMMI_CTL_SHUT = 0, /* the peer has to connect, or connecting failed */
-    DCOMMI_CTL_STRANGER, /* waits for HELLO */
-    DCOMMI_CTL_ASKED,    /* waits for CHALLENGE */
-    DCOMMI_CTL_PROVED,   /* waits for WELCOME */
-    DCOMMI_CTL_OPEN,
-    DCOMMI_CTL_OVER /* the peer has left or died */
-};
-typedef struct dcommi_ctl_line {
-    struct dcommi_ctl_line *next;
-    int fd;   /* -1: none */
-    int peer; /* the context's number */
-    int error;
-    uint8_t state;
-    bool connector;    /* this rank connects */
-    uint8_t uuid[16];  /* the peer's */
-    dcommi_addr where; /* where the peer listens */
-    uint8_t key[DCOMMI_CTL_KEY], session[DCOMMI_CTL_KEY];
-    uint8_t challenge[DCOMMI_CTL_CHALLENGE], hello[DCOMMI_CTL_HELLO];
-    uint8_t in[DCOMMI_CTL_HELLO];
-    size_t have;
-    uint64_t sent, received; /* frames */
-    double deadline;         /* of a stranger's handshake */
-} dcommi_ctl_line;
-typedef struct dcommi_ctl {
-    struct dcommi_ctl *next; /* in the list of the process */
-    int epoll, listener;
-    dcommi_addr address; /* where it listens */
-    uint8_t uuid[16];
-    dcommi_ctl_line *lines, *strangers;
-    unsigned nstrangers;
-} dcommi_ctl;
-/* ---- forked children ---- */
-/* Held while descriptors are opened or closed, so that a forked child finds all of them. */
-static pthread_mutex_t dcommi_ctl_lock = PTHREAD_MUTEX_INITIALIZER;
-static dcommi_ctl *dcommi_ctl_all;
-static pthread_once_t dcommi_ctl_once = PTHREAD_ONCE_INIT;
-static void dcommi_ctl_before_fork(void)
-{
-    pthread_mutex_lock(&dcommi_ctl_lock);
-}
-static void dcommi_ctl_in_parent(void)
-{
-    pthread_mutex_unlock(&dcommi_ctl_lock);
-}
-/* Close the connections in a child, because they must end with the parent's death. */
-static void dcommi_ctl_in_child(void)
-{
-    for (dcommi_ctl *c = dcommi_ctl_all; c != NULL; c = c->next) {
-        dcommi_sys_close(c->listener);
-        c->listener = -1;
-        for (int i = 0; i < 2; i++) {
-            for (dcommi_ctl_line *l = i == 0 ? c->lines : c->strangers; l != NULL; l = l->next) {
-                dcommi_sys_close(l->fd);
-                l->fd = -1;
-            }
-        }
-    }
-    dcommi_ctl_all = NULL;
-    pthread_mutex_unlock(&dcommi_ctl_lock);
-}
-static void dcommi_ctl_watch_forks(void)
-{
-    pthread_atfork(dcommi_ctl_before_fork, dcommi_ctl_in_parent, dcommi_ctl_in_child);
-}
-/* ---- a connection ---- */
-static void dcommi_ctl_shut(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
-{
-    if (l->fd >= 0) {
-        epoll_ctl(c->epoll, EPOLL_CTL_DEL, l->fd, NULL);
-        pthread_mutex_lock(&dcommi_ctl_lock);
-        dcommi_sys_close(l->fd);
-        l->fd = -1;
-        pthread_mutex_unlock(&dcommi_ctl_lock);
-    }
-    l->state = state;
-    l->have = 0;
-}
-/* Poll a new descriptor from now on. A host that vanishes sends nothing, so use keepalive probes,
- * as often as UCX does. */
-static void dcommi_ctl_begin(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
-{
-    static const int options[][2] = {{TCP_KEEPIDLE, 1}, {TCP_KEEPINTVL, 1}, {TCP_KEEPCNT, 3}};
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = l};
-    dcommi_sock_tune(l->fd);
-    for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
-        setsockopt(l->fd, IPPROTO_TCP, options[i][0], &options[i][1], sizeof options[i][1]);
-    }
-    l->have = 0;
-    l->state = state;
-    if (epoll_ctl(c->epoll, EPOLL_CTL_ADD, l->fd, &event) != 0) {
-        l->error = errno;
-        dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
-    }
-}
-/* Read until there are `need` bytes, and return 1. Return 0 if they are not there yet, -1 if the
- * connection has ended. */
-static int dcommi_ctl_read(dcommi_ctl_line *l, size_t need)
-{
-    while (l->have < need) {
-        ssize_t n = dcommi_sys_recv(l->fd, l->in + l->have, need - l->have, 0);
-        if (n > 0) {
-            l->have += (size_t)n;
-            continue;
-        }
-        bool later = n < 0 && dcommi_sys_later();
-        l->error = n < 0 && !later ? errno : l->error;
-        return later ? 0 : -1;
-    }
-    l->have = 0;
-    return 1;
-}
-/* Send all bytes at once. A socket that has sent next to nothing takes them all. */
-static bool dcommi_ctl_write(const dcommi_ctl_line *l, const void *bytes, size_t len)
-{
-    return dcommi_sys_send(l->fd, bytes, len, MSG_NOSIGNAL) == (ssize_t)len;
-}
-static void dcommi_ctl_hmac(const dcommi_ctl_line *l, const char *what, size_t hello_len,
-                            uint8_t tag[DCOMMI_CTL_KEY])
-{
-    dcommi_hmac h;
-    dcommi_hmac_begin(&h, l->key, sizeof l->key);
-    dcommi_hmac_add(&h, what, strlen(what) + 1);
-    dcommi_hmac_add(&h, l->challenge, sizeof l->challenge);
-    dcommi_hmac_add(&h, l->hello, hello_len);
-    dcommi_hmac_end(&h, tag);
-}
-static void dcommi_ctl_frame_tag(const dcommi_ctl_line *l, bool by_connector, uint64_t sequence,
-                                 const uint8_t *frame, uint8_t tag[DCOMMI_CTL_KEY])
-{
-    uint8_t head[9] = {by_connector};
-    dcommi_hmac h;
-    dcommi_put64(head + 1, sequence);
-    dcommi_hmac_begin(&h, l->session, sizeof l->session);
-    dcommi_hmac_add(&h, head, sizeof head);
-    dcommi_hmac_add(&h, frame, DCOMMI_CTL_FRAME - DCOMMI_CTL_KEY);
-    dcommi_hmac_end(&h, tag);
-}
-static void dcommi_ctl_say(dcommi_ctl_line *l, uint32_t type, uint64_t comm, uint64_t number)
-{
-    uint8_t frame[DCOMMI_CTL_FRAME] = {0};
-    dcommi_put32(frame, type);
-    dcommi_put64(frame + 8, comm);
-    dcommi_put64(frame + 16, number);
-    dcommi_ctl_frame_tag(l, l->connector, l->sent++, frame, frame + sizeof frame - DCOMMI_CTL_KEY);
-    dcommi_ctl_write(l, frame, sizeof frame);
-}
-static void dcommi_ctl_opened(dcommi_ctl_line *l)
-{
-    dcommi_ctl_hmac(l, "session", sizeof l->hello, l->session);
-    l->sent = l->received = 0;
-    l->state = DCOMMI_CTL_OPEN;
-}
-/* ---- what comes ---- */
-/* Answer the acceptor's challenge: prove who we are. */
-static bool dcommi_ctl_prove(const dcommi_ctl *c, dcommi_ctl_line *l)
-{
-    memcpy(l->challenge, l->in, sizeof l->challenge);
-    if (dcommi_get32(l->challenge) != DCOMMI_CTL_MAGIC ||
-        dcommi_get32(l->challenge + 4) != DCOMMI_CTL_VERSION) {
-        l->error = EPROTO;
-        return false;
-    }
-    memcpy(l->hello, c->uuid, 16);
-    memcpy(l->hello + 16, l->uuid, 16);
-    if (dcommi_random_bytes(l->hello + 32, 32) < 0) {
-        return false;
-    }
-    dcommi_ctl_hmac(l, "hello", sizeof l->hello - DCOMMI_CTL_KEY, l->hello + 64);
-    l->state = DCOMMI_CTL_PROVED;
-    return dcommi_ctl_write(l, l->hello, sizeof l->hello);
-}
-static bool dcommi_ctl_welcomed(dcommi_ctl_line *l)
-{
-    uint8_t tag[DCOMMI_CTL_KEY];
-    dcommi_ctl_hmac(l, "welcome", sizeof l->hello, tag);
-    if (!dcommi_same_secret(tag, l->in, sizeof tag)) {
-        l->error = EPROTO;
-        return false;
-    }
-    dcommi_ctl_opened(l);
-    return true;
-}
-/* Check a stranger's HELLO. If this rank does not know the uuid yet, the stranger is checked again
- * later. */
-static void dcommi_ctl_judge(dcommi_ctl *c, dcommi_ctl_line *stranger)
-{
-    dcommi_ctl_line *l = c->lines;
-    while (l != NULL && memcmp(l->uuid, stranger->hello, sizeof l->uuid) != 0) {
-        l = l->next;
-    }
-    if (l == NULL) {
-        return;
-    }
-    uint8_t tag[DCOMMI_CTL_KEY];
-    memcpy(stranger->key, l->key, sizeof l->key);
-    dcommi_ctl_hmac(stranger, "hello", sizeof l->hello - DCOMMI_CTL_KEY, tag);
-    if (l->connector || l->state != DCOMMI_CTL_SHUT ||
-        memcmp(stranger->hello + 16, c->uuid, sizeof c->uuid) != 0 ||
-        !dcommi_same_secret(tag, stranger->hello + 64, sizeof tag)) {
-        dcommi_ctl_shut(c, stranger, DCOMMI_CTL_SHUT);
-        return;
-    }
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = l};
-    epoll_ctl(c->epoll, EPOLL_CTL_MOD, stranger->fd, &event);
-    pthread_mutex_lock(&dcommi_ctl_lock);
-    l->fd = stranger->fd;
-    stranger->fd = -1;
-    pthread_mutex_unlock(&dcommi_ctl_lock);
-    stranger->state = DCOMMI_CTL_SHUT;
-    memcpy(l->challenge, stranger->challenge, sizeof l->challenge);
-    memcpy(l->hello, stranger->hello, sizeof l->hello);
-    dcommi_ctl_hmac(l, "welcome", sizeof l->hello, tag);
-    dcommi_ctl_write(l, tag, sizeof tag);
-    dcommi_ctl_opened(l);
-}
-/* Note that a peer has left a communicator in which it has never spoken to us over UCX. */
-static void dcommi_ctl_left(dcomm_context *context, int peer, uint64_t id, uint64_t number)
-{
-    for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
-        for (int r = 0; comm->id == id && r < comm->size; r++) {
-            dcommi_member *m = &comm->members[r];
-            if (m->peer == peer && !m->gone) {
-                m->gone = true;
-                m->gone_after = number;
-            }
-        }
-    }
-}
-static void dcommi_ctl_dead(dcomm_context *context, const dcommi_ctl_line *l)
-{
-    dcommi_transport *t = context->peers[l->peer].transport;
-    if (!context->peers[l->peer].lost && t->call->lose != NULL) {
-        t->call->lose(t, l->peer, "its control connection has ended");
-    }
-}
-/* Handle a frame. Return false if the connection is over. */
-static bool dcommi_ctl_heard(dcomm_context *context, dcommi_ctl_line *l)
-{
-    uint8_t tag[DCOMMI_CTL_KEY];
-    dcommi_ctl_frame_tag(l, !l->connector, l->received++, l->in, tag);
-    if (!dcommi_same_secret(tag, l->in + DCOMMI_CTL_FRAME - DCOMMI_CTL_KEY, sizeof tag)) {
-        dcommi_log(DCOMMI_LOG_WARN,
-                   "the control connection with process %d brought a forged message; "
-                   "it is closed",
-                   (int)context->peers[l->peer].pid);
-        return false;
-    }
-    if (dcommi_get32(l->in) == DCOMMI_CTL_LEAVE) {
-        dcommi_ctl_left(context, l->peer, dcommi_get64(l->in + 8), dcommi_get64(l->in + 16));
-    }
-    return dcommi_get32(l->in) != DCOMMI_CTL_GOODBYE;
-}
-static void dcommi_ctl_event(dcomm_context *context, dcommi_ctl_line *l)
-{
-    static const size_t need[] = {[DCOMMI_CTL_STRANGER] = DCOMMI_CTL_HELLO,
-                                  [DCOMMI_CTL_ASKED] = DCOMMI_CTL_CHALLENGE,
-                                  [DCOMMI_CTL_PROVED] = DCOMMI_CTL_KEY,
-                                  [DCOMMI_CTL_OPEN] = DCOMMI_CTL_FRAME};
-    dcommi_ctl *c = context->control;
-    while (l->fd >= 0) {
-        const uint8_t state = l->state;
-        if (state == DCOMMI_CTL_SHUT) { /* a stranger after its HELLO */
-            dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
-            return;
-        }
-        int there = dcommi_ctl_read(l, need[state]);
-        if (there == 0) {
-            return;
-        }
-        bool goes_on = there > 0;
-        if (there > 0 && state == DCOMMI_CTL_STRANGER) {
-            memcpy(l->hello, l->in, sizeof l->hello);
-            l->state = DCOMMI_CTL_SHUT;
-            dcommi_ctl_judge(c, l);
-            return;
-        }
-        if (there > 0 && state == DCOMMI_CTL_ASKED) {
-            goes_on = dcommi_ctl_prove(c, l);
-        } else if (there > 0 && state == DCOMMI_CTL_PROVED) {
-            goes_on = dcommi_ctl_welcomed(l);
-        } else if (there > 0) {
-            goes_on = dcommi_ctl_heard(context, l);
-        } else if (state == DCOMMI_CTL_OPEN) {
-            dcommi_ctl_dead(context, l);
-        }
-        if (!goes_on) {
-            l->error = l->error != 0 ? l->error : ECONNRESET;
-            dcommi_ctl_shut(c, l, state == DCOMMI_CTL_OPEN ? DCOMMI_CTL_OVER : DCOMMI_CTL_SHUT);
-        }
-    }
-}
-static void dcommi_ctl_accept(dcommi_ctl *c)
-{
-    while (c->nstrangers < DCOMMI_CTL_STRANGERS) {
-        dcommi_ctl_line *l = dcommi_alloc(sizeof *l);
-        if (l == NULL || dcommi_random_bytes(l->challenge, sizeof l->challenge) < 0) {
-            dcommi_free(l);
-            return;
-        }
-        dcommi_put32(l->challenge, DCOMMI_CTL_MAGIC);
-        dcommi_put32(l->challenge + 4, DCOMMI_CTL_VERSION);
-        pthread_mutex_lock(&dcommi_ctl_lock);
-        l->fd = accept4(c->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-        l->next = c->strangers;
-        c->strangers = l->fd >= 0 ? l : c->strangers;
-        pthread_mutex_unlock(&dcommi_ctl_lock);
-        if (l->fd < 0) {
-            dcommi_free(l);
-            return;
-        }
-        c->nstrangers++;
-        l->deadline = dcommi_now() + DCOMMI_CTL_S;
-        dcommi_ctl_begin(c, l, DCOMMI_CTL_STRANGER);
-        if (!dcommi_ctl_write(l, l->challenge, sizeof l->challenge)) {
-            dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
-        }
-    }
-}
-/* Check again the strangers that have sent HELLO, and free those that are done. */
-static void dcommi_ctl_sweep(dcommi_ctl *c)
-{
-    double now = c->strangers != NULL ? dcommi_now() : 0;
-    for (dcommi_ctl_line **at = &c->strangers; *at != NULL;) {
-        dcommi_ctl_line *l = *at;
-        if (l->fd >= 0 && l->state == DCOMMI_CTL_SHUT) {
-            dcommi_ctl_judge(c, l);
-        }
-        if (l->fd >= 0 && now < l->deadline) {
-            at = &l->next;
-            continue;
-        }
-        dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
-        pthread_mutex_lock(&dcommi_ctl_lock);
-        *at = l->next;
-        pthread_mutex_unlock(&dcommi_ctl_lock);
-        dcommi_free(l);
-        c->nstrangers--;
-    }
-}
-/* Handle what has come on all connections. With the token. */
-static void dcommi_ctl_look(dcomm_context *context)
-{
-    dcommi_ctl *c = context->control;
-    struct epoll_event events[16];
-    int n = 16;
-    for (int turn = 0; n == 16 && turn < 64; turn++) {
-        n = epoll_wait(c->epoll, events, 16, 0);
-        for (int i = 0; i < n; i++) {
-            if (events[i].data.ptr == NULL) {
-                dcommi_ctl_accept(c);
-            } else {
-                dcommi_ctl_event(context, events[i].data.ptr);
-            }
-        }
-    }
-    dcommi_ctl_sweep(c);
-}
-/* ---- open, connect, close ---- */
-/* Listen on an address of the network interface `iface`. */
-static dcomm_status dcommi_ctl_open(dcomm_context *context, const char *iface)
-{
-    dcommi_addr list[DCOMMI_SOCK_ADDRS];
-    int n = dcommi_addr_mine(iface, list, DCOMMI_SOCK_ADDRS), at = 0;
-    if (n == 0) {
-        n = dcommi_addr_mine(NULL, list, DCOMMI_SOCK_ADDRS);
-    }
-    while (at < n && list[at].any.sa_family != AF_INET) {
-        at++;
-    }
-    dcommi_ctl *c = dcommi_alloc(sizeof *c);
-    if (c == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    memcpy(c->uuid, context->uuid, sizeof c->uuid);
-    pthread_once(&dcommi_ctl_once, dcommi_ctl_watch_forks);
-    c->epoll = epoll_create1(EPOLL_CLOEXEC);
-    pthread_mutex_lock(&dcommi_ctl_lock);
-    c->listener = n > 0 ? dcommi_sock_listen(&list[at < n ? at : 0], false) : -1;
-    int error = errno;
-    c->next = dcommi_ctl_all;
-    dcommi_ctl_all = c->listener >= 0 ? c : dcommi_ctl_all;
-    pthread_mutex_unlock(&dcommi_ctl_lock);
-    struct epoll_event event = {.events = EPOLLIN};
-    socklen_t len = sizeof c->address;
-    context->control = c;
-    if (c->listener < 0 || getsockname(c->listener, &c->address.any, &len) != 0 ||
-        epoll_ctl(c->epoll, EPOLL_CTL_ADD, c->listener, &event) != 0) {
-        return dcommi_fail(DCOMM_ERR_SYSTEM, "no control connections on interface %s: %s", iface,
-                           n == 0            ? "it has no address"
-                           : c->listener < 0 ? strerror(error)
-                                             : strerror(errno));
-    }
-    return DCOMM_OK;
-}
-/* Say goodbye and close all connections, so that no peer takes the end for a death. */
-static void dcommi_ctl_close(dcomm_context *context)
-{
-    dcommi_ctl *c = context->control;
-    if (c == NULL) {
-        return;
-    }
-    context->control = NULL;
-    pthread_mutex_lock(&dcommi_ctl_lock);
-    DCOMMI_LIST_REMOVE(dcommi_ctl_all, c, next);
-    dcommi_sys_close(c->listener);
-    for (int i = 0; i < 2; i++) {
-        for (dcommi_ctl_line *l = i == 0 ? c->lines : c->strangers, *next; l != NULL; l = next) {
-            next = l->next;
-            if (l->state == DCOMMI_CTL_OPEN) {
-                dcommi_ctl_say(l, DCOMMI_CTL_GOODBYE, 0, 0);
-            }
-            dcommi_sys_close(l->fd);
-            dcommi_free(l);
-        }
-    }
-    pthread_mutex_unlock(&dcommi_ctl_lock);
-    dcommi_sys_close(c->epoll);
-    dcommi_free(c);
-}
-static dcommi_ctl_line *dcommi_ctl_line_to(const dcomm_context *context, int peer)
-{
-    dcommi_ctl_line *l = context->control != NULL ? context->control->lines : NULL;
-    while (l != NULL && l->peer != peer) {
-        l = l->next;
-    }
-    return l;
-}
-/* Have a connection with a peer from now on. With the token. */
-static dcomm_status dcommi_ctl_want(dcomm_context *context, int peer, const dcommi_addr *where,
-                                    const uint8_t key[DCOMMI_CTL_KEY])
-{
-    dcommi_ctl *c = context->control;
-    dcommi_ctl_line *l = dcommi_ctl_line_to(context, peer);
-    if (l != NULL && l->state != DCOMMI_CTL_SHUT) {
-        return DCOMM_OK;
-    }
-    if (l == NULL) {
-        l = dcommi_alloc(sizeof *l);
-        if (l == NULL) {
-            return DCOMM_ERR_NO_MEMORY;
-        }
-        l->fd = -1;
-        l->peer = peer;
-        memcpy(l->uuid, context->peers[peer].uuid, sizeof l->uuid);
-        l->connector = memcmp(c->uuid, l->uuid, sizeof l->uuid) < 0;
-        pthread_mutex_lock(&dcommi_ctl_lock);
-        l->next = c->lines;
-        c->lines = l;
-        pthread_mutex_unlock(&dcommi_ctl_lock);
-    }
-    l->where = *where;
-    l->error = 0;
-    memcpy(l->key, key, sizeof l->key);
-    if (!l->connector) {
-        return DCOMM_OK;
-    }
-    pthread_mutex_lock(&dcommi_ctl_lock);
-    l->fd = dcommi_sys_socket(where->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    pthread_mutex_unlock(&dcommi_ctl_lock);
-    if (l->fd < 0 || (dcommi_sys_connect(l->fd, &where->any, dcommi_addr_len(where)) != 0 &&
-                      errno != EINPROGRESS && errno != EINTR)) {
-        l->error = errno;
-        dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
-    } else {
-        dcommi_ctl_begin(c, l, DCOMMI_CTL_ASKED);
-    }
-    return DCOMM_OK;
-}
-/* Tell a peer over its control connection that this rank has left a communicator. */
-static void dcommi_ctl_leave(dcomm_context *context, int peer, uint64_t comm, uint64_t number)
-{
-    dcommi_ctl_line *l = dcommi_ctl_line_to(context, peer);
-    if (l != NULL && l->state == DCOMMI_CTL_OPEN) {
-        dcommi_ctl_say(l, DCOMMI_CTL_LEAVE, comm, number);
-    }
 }
 /* ==== include/dcomm/impl/engine/late.h ===================================================== */
 /* late.h - factors that are read in the order of a stream of the caller. The stream copies the
@@ -36957,6 +37663,7 @@ static void dcommi_housekeeping(dcomm_context *context)
     }
     dcommi_devices_look(context);
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
+        dcommi_agreements_check(comm, now);
         if (atomic_load(&comm->poisoned) == 0) {
             dcommi_comm_check(comm, now);
         }
@@ -38722,6 +39429,7 @@ static void dcommi_comm_free(dcomm_comm *comm)
     }
     dcommi_cache_clear(comm);
     dcommi_refusals_free(comm);
+    dcommi_agreements_free(comm);
     dcommi_free(comm->scratch);
     dcommi_free(comm->bcast);
     for (int r = 0; comm->members != NULL && r < comm->size; r++) {
@@ -38752,6 +39460,14 @@ static void dcommi_comm_drop(dcomm_comm *comm)
     }
     if (context != NULL) {
         dcommi_context_release(context);
+    }
+}
+/* Drop this rank's part of a communicator that was not confirmed. */
+static void dcommi_agreement_drop_part(dcommi_agreement *g)
+{
+    if (g->part != NULL) {
+        dcommi_comm_drop(g->part);
+        g->part = NULL;
     }
 }
 /* ==== include/dcomm/impl/base/float_env.h ================================================== */
@@ -42853,6 +43569,11 @@ static dcomm_status dcommi_check_no_group(const char *what)
                              what);
 }
 /* ---- shared by creation and derivation ---- */
+/* Return true if opts.quorum is possible with so many ranks. */
+static inline bool dcommi_quorum_fits(int quorum, int size)
+{
+    return quorum == 0 || quorum == DCOMM_QUORUM_NONE || (quorum > size / 2 && quorum <= size);
+}
 /* Make the chooser of a communicator from the numbers of `from` or, if that is NULL, the built-in
  * ones. */
 static dcomm_status dcommi_comm_chooser(dcomm_comm *comm, const dcommi_chooser *from)
@@ -44687,18 +45408,19 @@ DCOMM_API dcomm_status dcomm_group_end(void)
 /* ==== include/dcomm/impl/comm/shrink.h ===================================================== */
 /* shrink.h - a communicator of the ranks that are left.
  *
- * The parent may be unusable, so the id of a shrunk communicator comes from what all survivors
- * know: who they are, and the number of the attempt. Ranks may have tried a different number of
- * times. So all use the highest number that a survivor announces (SHRINK). A rank that hears a
- * higher number while it waits follows, unless the sender has completed the attempt that this rank
- * still waits in. A survivor without memory for an attempt announces that as well, so nobody waits
- * for it. */
+ * The ranks agree on a list of failed ranks. Each makes its part of the new communicator, whose id
+ * follows from the decision's number. Another agreement confirms that: if it names the same failed
+ * ranks and all have their part, all use it. If one has none, all fail. If more ranks have failed,
+ * its list is the next one. Every rank passes through the same decisions, so nobody counts calls. A
+ * part is unknown to the engine until it is confirmed.
+ *
+ * With a list of the caller's, these ranks count as certainly dead, in an agreement of its own. */
 /* ==== include/dcomm/impl/comm/derive.h ===================================================== */
 /* derive.h - communicators made from the ranks of another one. */
 /* Make a communicator of some ranks of `parent`, in the order given. Every one of them derives the
  * same id from the parent's and `salt`. The engine does not see it yet. */
 static dcomm_status dcommi_comm_make(const dcomm_comm *parent, const int *ranks, int size,
-                                     uint64_t salt, dcomm_on_error on_error, dcomm_comm **new_p)
+                                     uint64_t salt, int quorum, dcomm_comm **new_p)
 {
     dcomm_comm *comm = dcommi_comm_new(parent->context);
     if (comm == NULL) {
@@ -44711,7 +45433,8 @@ static dcomm_status dcommi_comm_make(const dcomm_comm *parent, const int *ranks,
     comm->chunk_bytes = parent->chunk_bytes;
     comm->deterministic = parent->deterministic;
     comm->connections = parent->connections;
-    comm->on_error = on_error;
+    comm->quorum = quorum;
+    comm->on_error = parent->on_error;
     comm->device_ucx = parent->device_ucx;
     memcpy(comm->algo, parent->algo, sizeof comm->algo);
     comm->members = dcommi_calloc((size_t)size, sizeof *comm->members);
@@ -44731,7 +45454,7 @@ static dcomm_status dcommi_comm_make(const dcomm_comm *parent, const int *ranks,
             comm->rank = i;
         }
     }
-    if (bad) {
+    if (bad || dcommi_agreements_open(comm) < 0) {
         dcommi_comm_drop(comm);
         return DCOMM_ERR_NO_MEMORY;
     }
@@ -44750,13 +45473,6 @@ static void dcommi_comm_begin(dcomm_comm *comm)
     }
     dcommi_token_release(context);
     dcommi_comm_enter(comm);
-}
-static dcomm_status dcommi_comm_derive(const dcomm_comm *parent, const int *ranks, int size,
-                                       uint64_t salt, dcomm_on_error on_error, dcomm_comm **new_p)
-{
-    DCOMMI_TRY(dcommi_comm_make(parent, ranks, size, salt, on_error, new_p));
-    dcommi_comm_begin(*new_p);
-    return DCOMM_OK;
 }
 typedef struct dcommi_color {
     int32_t color, key, rank;
@@ -44801,9 +45517,10 @@ static dcomm_status dcommi_split_make(dcomm_comm *comm, dcommi_split *s, dcommi_
         s->ranks[i] = s->all[i].rank;
     }
     if (mine.color >= 0) {
-        mine.status =
-            dcommi_comm_make(comm, s->ranks, s->size, dcommi_mix(child, (uint64_t)mine.color + 1),
-                             comm->on_error, new_p);
+        /* A number of ranks that must be left means the ranks of this communicator. */
+        const int quorum = s->size == comm->size || comm->quorum < 0 ? comm->quorum : 0;
+        mine.status = dcommi_comm_make(comm, s->ranks, s->size,
+                                       dcommi_mix(child, (uint64_t)mine.color + 1), quorum, new_p);
     }
     DCOMMI_TRY(dcomm_allgather(comm, &mine, s->fared, sizeof mine, DCOMM_U8, NULL));
     for (int r = 0; r < comm->size; r++) {
@@ -44852,189 +45569,610 @@ DCOMM_API dcomm_status dcomm_comm_dup(dcomm_comm *comm, dcomm_comm **new_p)
     DCOMMI_NEED(new_p);
     return dcomm_comm_split(comm, 0, comm->rank, new_p);
 }
-typedef struct dcommi_shrink {
-    dcomm_comm *comm;
-    int *ranks, size; /* the survivors: members without shrink_out */
-    uint64_t set;     /* a hash of the survivors */
-    uint64_t number;  /* of the attempt */
-    double until;
-} dcommi_shrink;
-/* Return the highest attempt that a survivor has begun. `waiting`: skip survivors that have
- * completed our attempt. */
-static uint64_t dcommi_shrink_highest(const dcommi_shrink *s, bool waiting)
+/* ==== include/dcomm/impl/comm/failed.h ===================================================== */
+/* failed.h - which ranks have failed: this rank's knowledge, and the agreement of all. */
+/* ==== include/dcomm/impl/comm/life.h ======================================================= */
+/* life.h - abort, destroy and read out communicators. */
+#define DCOMMI_GOODBYE_S 5.0 /* seconds that destroy waits for its peers */
+#define DCOMMI_SHUT_S 0.5    /* and for their device memory to be shut here */
+/* ---- abort and destroy ---- */
+DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
 {
-    uint64_t highest = s->number;
-    dcommi_token_take(s->comm->context);
-    for (int r = 0; r < s->comm->size; r++) {
-        const dcommi_member *m = &s->comm->members[r];
-        if (!m->shrink_out && m->shrink_set == s->set && m->shrink_try > highest &&
-            (!waiting || m->shrink_done < s->number)) {
-            highest = m->shrink_try;
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    dcommi_comm_lock(comm);
+    if (atomic_load(&comm->abort_wanted) == 0) {
+        snprintf(comm->abort_reason, sizeof comm->abort_reason, "rank %d aborted: %.*s", comm->rank,
+                 DCOMMI_TEXT_MAX - 32, reason != NULL ? reason : "no reason given");
+        atomic_store(&comm->abort_wanted, 1);
+        atomic_store(&comm->told, true);
+    }
+    dcommi_comm_unlock(comm);
+    atomic_store(&comm->context->aborts, 1);
+    /* Try more than once: the thread that progresses now may be about to stop. Give up in the end:
+     * a callback may be our caller, and its thread holds the token. */
+    for (int i = 0; i < 1000 && atomic_load(&comm->context->aborts) != 0; i++) {
+        if (dcommi_token_try(comm->context)) {
+            dcommi_progress(comm->context);
+            dcommi_token_release(comm->context);
+        } else {
+            sched_yield();
         }
     }
-    dcommi_token_release(s->comm->context);
-    return highest;
-}
-/* Announce this rank's attempt, and the status with which it gave that up (DCOMM_OK: it did
- * not). */
-static dcomm_status dcommi_shrink_say(const dcommi_shrink *s, dcomm_status failed)
-{
-    dcomm_comm *comm = s->comm;
-    dcomm_status status = DCOMM_OK;
-    dcommi_token_take(comm->context);
-    for (int r = 0; r < comm->size; r++) {
-        const dcommi_member *m = &comm->members[r];
-        if (!m->shrink_out && m->peer >= 0 && !m->gone && !comm->context->peers[m->peer].lost) {
-            dcommi_header h = {.type = DCOMMI_MSG_SHRINK,
-                               .a = s->set,
-                               .b = s->number,
-                               .tag = (uint32_t)-failed,
-                               .seq = comm->shrunk_set == s->set ? comm->shrunk_try : 0};
-            dcomm_status sent = dcommi_send_header(comm, r, &h, NULL, 0);
-            status =
-                sent == DCOMM_ERR_NO_MEMORY ? sent : status; /* a lost peer is noticed elsewhere */
-        }
-    }
-    dcommi_token_release(comm->context);
-    return status;
-}
-/* Begin the attempt with this number, and announce it unless it is 1, with which all begin. */
-static dcomm_status dcommi_shrink_begin(dcommi_shrink *s, uint64_t number)
-{
-    dcomm_comm *comm = s->comm;
-    s->number = number;
-    comm->shrink_tries = number > comm->shrink_tries ? number : comm->shrink_tries;
-    return number > 1 ? dcommi_shrink_say(s, DCOMM_OK) : DCOMM_OK;
-}
-/* Give up an attempt on this rank alone, for the reason in dcommi_message. Announce it, because
- * the others wait. */
-static dcomm_status dcommi_shrink_give_up(const dcommi_shrink *s, dcomm_status status)
-{
-    char why[DCOMMI_MESSAGE_MAX];
-    memcpy(why, dcommi_message, sizeof why);
-    if (dcommi_shrink_say(s, status) < 0) { /* try again: this memory was free a moment ago */
-        dcommi_shrink_say(s, status);
-    }
-    memcpy(dcommi_message, why, sizeof why);
-    return status;
-}
-/* Return the error with which another survivor has given up this attempt, or DCOMM_IN_PROGRESS.
- * `made` is the communicator of the attempt. */
-static dcomm_status dcommi_shrink_others(const dcommi_shrink *s, dcomm_comm *made)
-{
-    dcomm_status status = DCOMM_IN_PROGRESS;
-    dcommi_token_take(s->comm->context);
-    for (int i = 0; i < s->size; i++) {
-        const int r = s->ranks[i];
-        const dcommi_member *m = &s->comm->members[r];
-        if (m->shrink_set == s->set && m->shrink_try == s->number && m->shrink_failed < 0) {
-            made->members[i].gone = true; /* it may have no communicator, so no goodbye comes */
-            status = dcommi_fail((dcomm_status)m->shrink_failed,
-                                 "rank %d could not make its part of the shrunk communicator: %s",
-                                 r, dcomm_strerror((dcomm_status)m->shrink_failed));
-        }
-    }
-    dcommi_token_release(s->comm->context);
-    return status;
-}
-/* Make one attempt: every survivor enters a barrier of the new communicator. DCOMM_IN_PROGRESS:
- * another attempt has begun, with the number s->number. */
-static dcomm_status dcommi_shrink_try(dcommi_shrink *s, dcomm_comm **new_p)
-{
-    dcomm_request *request = NULL;
-    /* Name the algorithm, since a choice would need memory. */
-    dcomm_coll_opts opts = {.timeout_s = s->until - dcommi_now(), .algo = "dissemination"};
-    if (opts.timeout_s <= 0) {
-        return DCOMM_ERR_TIMEOUT;
-    }
-    dcomm_status status =
-        dcommi_comm_derive(s->comm, s->ranks, s->size, dcommi_mix(s->set, s->number),
-                           DCOMM_ON_ERROR_RETURN, new_p); /* only the attempt fails */
-    if (status < 0) {
-        return dcommi_shrink_give_up(s, status);
-    }
-    status = dcommi_barrier(*new_p, &opts, &request);
-    if (status < 0) {
-        dcommi_shrink_give_up(s, status);
-    }
-    uint64_t highest = s->number;
-    while (status >= 0 && highest == s->number &&
-           (status = dcomm_test(&request)) == DCOMM_IN_PROGRESS) {
-        highest = dcommi_shrink_highest(s, true);
-        status = highest == s->number ? dcommi_shrink_others(s, *new_p) : status;
-        dcommi_progress_or_yield(s->comm->context);
-    }
-    if (status == DCOMM_OK) {
-        return DCOMM_OK;
-    }
-    /* A survivor ran out of time and gave up. The others try again while they have time. */
-    if (status == DCOMM_ERR_TIMEOUT || status == DCOMM_ERR_ABORTED) {
-        highest = dcommi_shrink_highest(s, false);
-        highest = highest > s->number ? highest : s->number + 1;
-    }
-    if (highest > s->number && dcommi_now() < s->until) {
-        /* Announce the new attempt before the others hear that the old one is over. */
-        status = dcommi_shrink_begin(s, highest);
-        status = status < 0 ? dcommi_shrink_give_up(s, status) : DCOMM_IN_PROGRESS;
-    }
-    char why[DCOMMI_MESSAGE_MAX];
-    memcpy(why, dcommi_message, sizeof why);
-    if (request != NULL) {
-        dcomm_comm_abort(*new_p, "another attempt at shrinking has begun");
-        dcomm_status ended = dcomm_wait(&request);
-        (void)ended; /* nobody needs its result */
-    }
-    dcomm_comm_destroy(new_p);
-    memcpy(dcommi_message, why, sizeof why);
-    return status;
-}
-static dcomm_status dcommi_shrink_agree(dcommi_shrink *s, dcomm_comm **new_p)
-{
-    dcomm_comm *comm = s->comm;
-    s->until = dcommi_now() + comm->timeout_s;
-    s->set = dcommi_mix(comm->id, 0x736872696e6bu);
-    s->ranks = dcommi_calloc((size_t)comm->size, sizeof *s->ranks);
-    dcomm_status status = s->ranks != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
-    for (int r = 0; r < comm->size; r++) {
-        if (!comm->members[r].shrink_out) {
-            s->set = dcommi_mix(s->set, (uint64_t)r + 1);
-            if (s->ranks != NULL) {
-                s->ranks[s->size++] = r;
-            }
-        }
-    }
-    s->number = comm->shrink_tries + 1;
-    dcomm_status begun = dcommi_shrink_begin(s, dcommi_shrink_highest(s, false));
-    status = status < 0 ? status : begun;
-    do {
-        status = status < 0 ? dcommi_shrink_give_up(s, status) : dcommi_shrink_try(s, new_p);
-    } while (status == DCOMM_IN_PROGRESS);
-    if (status < 0) {
-        dcommi_say_failed(comm->on_error, comm->rank, status, dcommi_message);
-        return status;
-    }
-    dcommi_token_take(comm->context);
-    (*new_p)->on_error = comm->on_error;
-    dcommi_token_release(comm->context);
-    comm->shrunk_set = s->set;
-    comm->shrunk_try = s->number;
     return DCOMM_OK;
 }
-DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, int n,
-                                         dcomm_comm **new_p)
+DCOMM_API dcomm_status dcomm_comm_revoke(dcomm_comm *comm, const char *reason)
 {
-    DCOMMI_NEED(new_p);
-    *new_p = NULL;
+    return dcomm_comm_abort(comm, reason);
+}
+/* Return true if a run of the communicator waits for its stream. */
+static bool dcommi_comm_gated(const dcomm_comm *comm)
+{
+    for (const dcommi_run *run = comm->context->gated; run != NULL; run = run->next_gated) {
+        if (run->comm == comm) {
+            return true;
+        }
+    }
+    return false;
+}
+/* Wait for the outstanding operations. No run takes longer than its timeout. Streams have
+ * comm->timeout_s to reach theirs. */
+static void dcommi_comm_await_runs(dcomm_comm *comm)
+{
+    double until = dcommi_now() + comm->timeout_s;
+    bool outstanding = true;
+    while (outstanding) {
+        dcommi_token_take(comm->context);
+        dcommi_start_submitted(comm->context);
+        outstanding = comm->runs != NULL || (dcommi_comm_gated(comm) && dcommi_now() < until);
+        dcommi_token_release(comm->context);
+        if (outstanding) {
+            dcommi_progress_or_yield(comm->context);
+        }
+    }
+}
+/* Return true if a peer that we have exchanged messages with has not said goodbye yet, if the
+ * transport still holds memory of the caller's, or if a run waits for its stream. */
+static bool dcommi_comm_awaits(dcomm_comm *comm)
+{
+    dcommi_token_take(comm->context);
+    bool awaits = comm->in_transport > 0 || dcommi_comm_gated(comm);
+    for (int r = 0; r < comm->size && !awaits; r++) {
+        const dcommi_member *m = &comm->members[r];
+        awaits = m->peer >= 0 && (m->heard || m->addressed) && !m->gone &&
+                 !comm->context->peers[m->peer].lost;
+    }
+    dcommi_token_release(comm->context);
+    return awaits;
+}
+/* Shut the device memory of peers that share no other communicator with us. They must hear that
+ * before our goodbye: they do not free it before. */
+static void dcommi_comm_shut(dcomm_comm *comm)
+{
+    dcomm_context *context = comm->context;
+    dcommi_token_take(context);
+    for (int r = 0; r < comm->size; r++) {
+        int peer = comm->members[r].peer;
+        if (peer >= 0 && context->peers[peer].users == 1) {
+            dcommi_maps_forget(context, peer);
+        }
+    }
+    dcommi_token_release(context);
+    double until = dcommi_now() + DCOMMI_SHUT_S;
+    dcommi_memory_serve(context, NULL);
+    while (dcommi_memory_shutting(context) && dcommi_now() < until) {
+        dcommi_progress_or_yield(context);
+        dcommi_memory_serve(context, NULL);
+    }
+}
+/* Return the error that the caller has not looked at, with its message; DCOMM_OK: there is
+ * none. */
+static dcomm_status dcommi_comm_untold(const dcomm_comm *comm, int status)
+{
+    return status < 0 && !atomic_load(&comm->told)
+               ? dcommi_fail((dcomm_status)status, "%s", comm->message)
+               : DCOMM_OK;
+}
+DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
+{
+    if (comm_p == NULL || *comm_p == NULL) {
+        return DCOMM_OK;
+    }
+    dcomm_comm *comm = *comm_p;
+    DCOMMI_TRY(dcommi_check_fork());
+    if (dcommi_comm_in_group(comm)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_comm_destroy: operations of comm are queued in "
+                           "a group; call dcomm_group_end first");
+    }
+    *comm_p = NULL;
+    if (comm->has_creator) {
+        int ready = atomic_load(&comm->ready); /* before it is cancelled */
+        atomic_store(&comm->cancel, 1);
+        pthread_join(comm->creator, NULL);
+        if (atomic_load(&comm->ready) != DCOMM_OK) {
+            dcomm_status failed = ready < 0 ? dcommi_comm_untold(comm, ready) : DCOMM_OK;
+            dcommi_comm_drop(comm);
+            return failed;
+        }
+    }
+    dcomm_context *context = comm->context;
+    bool before = atomic_load(&comm->poisoned) != 0;
+    dcommi_comm_await_runs(comm);
+    dcommi_comm_lock(comm);
+    bool held = comm->refs > 1; /* requests are left, and tell how they ended */
+    dcommi_comm_unlock(comm);
+    dcommi_token_take(context);
+    dcommi_start_submitted(context);
+    bool failed = atomic_load(&comm->poisoned) != 0;
+    if (comm->runs != NULL || dcommi_comm_gated(comm)) {
+        comm->on_error = DCOMM_ON_ERROR_RETURN; /* the caller caused it */
+        atomic_store(&comm->told, true);
+        dcommi_poison(comm, DCOMM_ERR_ABORTED, "the communicator was destroyed meanwhile");
+        failed = true;
+    }
+    dcommi_bcast_leave(comm);
+    dcommi_token_release(context);
+    dcommi_comm_shut(comm);
+    dcommi_token_take(context);
+    for (int r = 0; r < comm->size; r++) {
+        dcommi_member *m = &comm->members[r];
+        if (m->peer < 0 || context->peers[m->peer].lost) {
+            continue;
+        }
+        /* Processes on this host see this one end, even if we never exchanged messages. Say
+         * goodbye to them as well, or they take it for dead. */
+        bool spoken = m->heard || m->addressed;
+        if (spoken || (context->peers[m->peer].same_host && !m->gone)) {
+            dcommi_header h = {.type = DCOMMI_MSG_GOODBYE, .a = comm->entered};
+            dcommi_send_header(comm, r, &h, NULL, 0);
+            m->addressed = spoken; /* do not wait for an answer to a goodbye */
+        } else if (!m->gone) {
+            dcommi_ctl_leave(context, m->peer, comm->id, comm->entered);
+        }
+    }
+    dcommi_token_release(context);
+    /* A peer may still have to read from us, or to hear of the error. */
+    double until = dcommi_now() + (failed ? 0.5 : DCOMMI_GOODBYE_S);
+    while (dcommi_comm_awaits(comm) && dcommi_now() < until) {
+        dcommi_progress_or_yield(context);
+    }
+    dcommi_token_take(context);
+    dcomm_comm **at = &context->comms;
+    while (*at != comm) {
+        at = &(*at)->next;
+    }
+    *at = comm->next;
+    context->buried[context->nburied++ % 64] = comm->id;
+    dcommi_bcast_close(comm);
+    dcommi_early_purge(comm, NULL);
+    dcommi_progress(context);
+    for (int r = 0; r < comm->size; r++) {
+        int peer = comm->members[r].peer;
+        if (peer < 0 || --context->peers[peer].users > 0) {
+            continue;
+        }
+        dcommi_maps_forget(context, peer); /* no communicator is left to hear when they are
+                                            * freed */
+        if (context->peers[peer].lost) {
+            dcommi_transport *t = context->peers[peer].transport;
+            t->call->remove_peer(t, peer);
+        }
+    }
+    dcommi_leaving_look(context);
+    dcommi_token_release(context);
+    for (dcommi_agreement *g = comm->agreements; g != NULL; g = g->next) {
+        dcommi_agreement_drop_part(g);
+    }
+    /* Ignore the loss of a peer while we part: our operations with it were over. */
+    int error = atomic_load(&comm->poisoned);
+    dcomm_status untold =
+        !held && (before || error != DCOMM_ERR_PEER) ? dcommi_comm_untold(comm, error) : DCOMM_OK;
+    dcommi_comm_drop(comm);
+    dcommi_shared_reclaim();
+    return untold;
+}
+/* ---- read-out ---- */
+static bool dcommi_comm_usable(const dcomm_comm *comm)
+{
+    return comm != NULL && atomic_load_explicit(&comm->ready, memory_order_acquire) == DCOMM_OK;
+}
+DCOMM_API int dcomm_comm_rank(const dcomm_comm *comm)
+{
+    return dcommi_comm_usable(comm) ? comm->rank : -1;
+}
+DCOMM_API int dcomm_comm_size(const dcomm_comm *comm)
+{
+    return dcommi_comm_usable(comm) ? comm->size : -1;
+}
+DCOMM_API dcomm_context *dcomm_comm_context(const dcomm_comm *comm)
+{
+    return dcommi_comm_usable(comm) ? comm->context : NULL;
+}
+/* Note that the caller has looked at an error. */
+static void dcommi_comm_looked(const dcomm_comm *comm, int status)
+{
+    if (status < 0) {
+        atomic_store_explicit(&((dcomm_comm *)(uintptr_t)comm)->told, true, memory_order_relaxed);
+    }
+}
+DCOMM_API dcomm_status dcomm_comm_status(const dcomm_comm *comm)
+{
+    if (comm == NULL) {
+        return DCOMM_ERR_INVALID;
+    }
+    int status = atomic_load_explicit(&comm->poisoned, memory_order_acquire);
+    dcommi_comm_looked(comm, status);
+    return (dcomm_status)status;
+}
+DCOMM_API const char *dcomm_comm_error(const dcomm_comm *comm)
+{
+    if (comm == NULL) {
+        return "";
+    }
+    bool failed = atomic_load_explicit(&comm->poisoned, memory_order_acquire) != 0 ||
+                  atomic_load_explicit(&comm->ready, memory_order_acquire) < 0;
+    dcommi_comm_looked(comm, failed ? -1 : 0);
+    return failed ? comm->message : "";
+}
+DCOMM_API int dcomm_comm_host(const dcomm_comm *comm, int rank)
+{
+    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size
+               ? dcommi_group_of(comm->groups, 0, rank)
+               : -1;
+}
+DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank)
+{
+    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size ? comm->members[rank].hostname
+                                                                      : NULL;
+}
+DCOMM_API int dcomm_comm_level_count(const dcomm_comm *comm)
+{
+    return dcommi_comm_usable(comm) ? comm->groups->nlevels : -1;
+}
+_Static_assert((int)DCOMM_LEVEL_HOST == DCOMMI_LEVEL_HOST &&
+                   (int)DCOMM_LEVEL_CORE == DCOMMI_LEVEL_CORE,
+               "one numbering");
+DCOMM_API dcomm_status dcomm_comm_get_level(const dcomm_comm *comm, int level, dcomm_level *info)
+{
+    static const char *const names[] = {"host", "package", "numa", "cache", "core"};
     DCOMMI_TRY(dcommi_check_comm(comm));
-    DCOMMI_TRY(dcommi_check_no_group("shrink"));
-    atomic_store(&comm->told, true); /* a caller that shrinks knows of the error */
+    DCOMMI_NEED(info);
+    if (level < 0 || level >= comm->groups->nlevels) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "level is %d; there are %d levels, from 0 on", level,
+                           comm->groups->nlevels);
+    }
+    info->kind = (dcomm_level_kind)comm->groups->kind[level];
+    info->name = names[info->kind];
+    info->groups = comm->groups->count[level];
+    return DCOMM_OK;
+}
+DCOMM_API int dcomm_comm_group(const dcomm_comm *comm, int level, int rank)
+{
+    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size && level >= 0 &&
+                   level < comm->groups->nlevels
+               ? dcommi_group_of(comm->groups, level, rank)
+               : -1;
+}
+DCOMM_API int dcomm_comm_order(const dcomm_comm *comm, int position)
+{
+    return dcommi_comm_usable(comm) && position >= 0 && position < comm->size
+               ? comm->groups->order[position]
+               : -1;
+}
+DCOMM_API dcomm_status dcomm_comm_get_place(const dcomm_comm *comm, int rank, dcomm_place *place)
+{
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    DCOMMI_NEED(place);
+    if (rank < 0 || rank >= comm->size) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "rank is %d; there are %d ranks", rank, comm->size);
+    }
+    const dcommi_site *p = &comm->places[rank];
+    place->package = (int)dcommi_max64(p->package, -1);
+    place->numa = (int)dcommi_max64(p->numa, -1);
+    place->cache = (int)dcommi_max64(p->cache, -1);
+    place->core = (int)dcommi_max64(p->core, -1);
+    place->cpus = p->cpus;
+    place->bound = !dcommi_place_unbound(comm->groups, comm->places, rank);
+    dcommi_place_cpu_list(p, place->cpu_list, sizeof place->cpu_list);
+    snprintf(place->nic, sizeof place->nic, "%s", p->nic[0] != 0 ? p->nic : "none");
+    snprintf(place->gpu, sizeof place->gpu, "%s", p->gpu[0] != 0 ? p->gpu : "none");
+    return DCOMM_OK;
+}
+DCOMM_API dcomm_status dcomm_comm_get_stats(const dcomm_comm *comm, dcomm_stats *stats)
+{
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    DCOMMI_NEED(stats);
+    dcommi_token_take(comm->context);
+    dcommi_comm_lock((dcomm_comm *)(uintptr_t)comm);
+    *stats = comm->stats;
+    dcommi_comm_unlock((dcomm_comm *)(uintptr_t)comm);
+    dcommi_token_release(comm->context);
+    return DCOMM_OK;
+}
+/* ---- sentences ---- */
+static bool dcommi_set_has(const void *set, size_t rank)
+{
+    return dcommi_bit(set, (int)rank);
+}
+/* Write "rank 3", "ranks 0-2, 5" or "no rank". Return true for several. */
+static bool dcommi_set_text(const uint64_t *set, int size, char *text, size_t len)
+{
+    char ranks[96];
+    const size_t n =
+        dcommi_text_ranges(ranks, sizeof ranks, ", ", (size_t)size, dcommi_set_has, set);
+    snprintf(text, len, "%s%s", n == 0 ? "no rank" : n == 1 ? "rank " : "ranks ", ranks);
+    return n > 1;
+}
+/* Say for which ranks a call of `what` has waited in vain. A coordinator knows it, and has told the
+ * others, unless it has not come itself. */
+static dcomm_status dcommi_agreement_late(dcommi_agreement *g, const char *what)
+{
+    dcommi_agree *a = g->agree;
+    uint64_t *missing = dcommi_agree_set(a, DCOMMI_AGREE_MISSING);
+    char late[112];
+    if (a->followed == a->rank) {
+        dcommi_agree_miss(a);
+    } else if (dcommi_agree_empty(a, DCOMMI_AGREE_MISSING)) {
+        dcommi_bit_set(missing, a->followed);
+    }
+    const bool several = dcommi_set_text(missing, a->size, late, sizeof late);
+    return dcommi_fail(DCOMM_ERR_TIMEOUT, "%s timed out after %.3g s: %s %s not %s", what,
+                       g->comm->timeout_s, late, several ? "have" : "has",
+                       a->proposed ? "answered" : "come");
+}
+static dcomm_status dcommi_agreement_few(const dcommi_agreement *g, const char *what)
+{
+    const dcommi_agree *a = g->agree;
+    char failed[112], proven[112];
+    dcommi_set_text(dcommi_agree_look(a, DCOMMI_AGREE_FAILED), a->size, failed, sizeof failed);
+    dcommi_set_text(dcommi_agree_look(a, DCOMMI_AGREE_PROVEN), a->size, proven, sizeof proven);
+    return dcommi_fail(DCOMM_ERR_QUORUM,
+                       "%s: too few of %d ranks are left to go on: %s failed, and of them %s is "
+                       "certainly dead; the others may be alive and go on (opts.quorum)",
+                       what, a->size, failed, proven);
+}
+static dcomm_status dcommi_agreement_outcast(const dcommi_agreement *g, const char *what)
+{
+    return dcommi_fail(DCOMM_ERR_PEER,
+                       "%s: this rank, %d, counts as failed: the others have agreed on that", what,
+                       g->comm->rank);
+}
+/* ---- agree ---- */
+/* Return how a caller's decision stands. With the token. */
+static dcomm_status dcommi_agreement_status(dcommi_agreement *g, const char *what)
+{
+    const dcommi_agree *a = g->agree;
+    if (a->outcast) {
+        return dcommi_agreement_outcast(g, what);
+    }
+    if (a->number > g->taken) {
+        g->taken = a->number;
+        return DCOMM_OK;
+    }
+    return a->stuck ? dcommi_agreement_few(g, what) : DCOMM_IN_PROGRESS;
+}
+/* Take part in the decision that this rank does not have yet, and wait for it until `until`. After
+ * DCOMM_ERR_TIMEOUT and DCOMM_ERR_QUORUM the rank still takes part. */
+static dcomm_status dcommi_agreement_reach(dcommi_agreement *g, const char *what, uint64_t word,
+                                           double until)
+{
+    dcomm_comm *comm = g->comm;
+    const dcommi_agree_link link = dcommi_agreement_link(g);
+    dcommi_token_take(comm->context);
+    const bool busy = g->busy;
+    g->busy = true;
+    if (!busy && g->agree->number == g->taken) {
+        dcommi_agreements_learn(comm);
+        dcommi_agree_join(g->agree, &link, word);
+    }
+    dcommi_token_release(comm->context);
+    if (busy) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: another thread is in this call", what);
+    }
+    dcomm_status status = DCOMM_IN_PROGRESS;
+    while (status == DCOMM_IN_PROGRESS) {
+        dcommi_progress_or_yield(comm->context);
+        dcommi_token_take(comm->context);
+        status = dcommi_agreement_status(g, what);
+        if (status == DCOMM_IN_PROGRESS && dcommi_now() > until) {
+            status = dcommi_agreement_late(g, what);
+        }
+        g->busy = status == DCOMM_IN_PROGRESS;
+        dcommi_token_release(comm->context);
+    }
+    return status;
+}
+/* Find an agreement that every communicator has, for the call `what`. */
+static dcomm_status dcommi_agreement_for(dcomm_comm *comm, const char *what, uint64_t key,
+                                         dcommi_agreement **g)
+{
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    DCOMMI_TRY(dcommi_check_no_group(what));
+    atomic_store(&comm->told, true); /* such a caller knows of the error */
+    *g = dcommi_agreement_find(comm, key);
+    return *g != NULL
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: there are %d ranks; at most %d can agree",
+                             what, comm->size, DCOMMI_AGREE_RANKS);
+}
+/* Write the ranks of a set to ranks[max], and how many there are to *n. */
+static void dcommi_set_list(const uint64_t *set, int size, int *ranks, int max, int *n)
+{
+    int found = 0;
+    for (int r = 0; r < size; r++) {
+        if (dcommi_bit(set, r) && found++ < max) {
+            ranks[found - 1] = r;
+        }
+    }
+    if (n != NULL) {
+        *n = found;
+    }
+}
+static dcomm_status dcommi_check_list(const int *ranks, int max)
+{
+    return max < 0 || (max > 0 && ranks == NULL)
+               ? dcommi_fail(DCOMM_ERR_INVALID, "the list of ranks is %s with max = %d",
+                             ranks == NULL ? "NULL" : "given", max)
+               : DCOMM_OK;
+}
+DCOMM_API dcomm_status dcomm_comm_agree(dcomm_comm *comm, uint64_t *flags, int *failed, int max,
+                                        int *n)
+{
+    dcommi_agreement *g;
+    DCOMMI_TRY(dcommi_agreement_for(comm, "agree", DCOMMI_AGREE_FLAGS, &g));
+    DCOMMI_TRY(dcommi_check_list(failed, max));
+    const uint64_t word = flags != NULL ? *flags : UINT64_MAX;
+    DCOMMI_TRY(dcommi_agreement_reach(g, "agree", word, dcommi_now() + comm->timeout_s));
+    dcommi_token_take(comm->context);
+    if (flags != NULL) {
+        *flags = g->agree->last;
+    }
+    dcommi_set_list(dcommi_agree_look(g->agree, DCOMMI_AGREE_LAST), comm->size, failed, max, n);
+    dcommi_token_release(comm->context);
+    return DCOMM_OK;
+}
+/* ---- failed ---- */
+/* Return true if this rank knows that another one has failed or left. With the token. */
+static bool dcommi_member_failed(const dcomm_comm *comm, int rank)
+{
+    const dcommi_member *m = &comm->members[rank];
+    bool failed = m->peer >= 0 && (m->gone || comm->context->peers[m->peer].lost);
+    for (const dcommi_agreement *g = comm->agreements; g != NULL; g = g->next) {
+        failed = failed || (g->key <= DCOMMI_AGREE_SHRINK &&
+                            dcommi_bit(dcommi_agree_look(g->agree, DCOMMI_AGREE_FAILED), rank));
+    }
+    return failed;
+}
+DCOMM_API dcomm_status dcomm_comm_failed(dcomm_comm *comm, int *ranks, int max, int *n)
+{
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    DCOMMI_TRY(dcommi_check_list(ranks, max));
+    int found = 0;
+    dcommi_token_take(comm->context);
+    dcommi_progress(comm->context);
+    for (int r = 0; r < comm->size; r++) {
+        if (dcommi_member_failed(comm, r) && found++ < max) {
+            ranks[found - 1] = r;
+        }
+    }
+    dcommi_token_release(comm->context);
+    if (n != NULL) {
+        *n = found;
+    }
+    return DCOMM_OK;
+}
+#define DCOMMI_SHRINK_SALT 0x736872696e6bu /* of ids: split counts its children */
+/* Make this rank's part of a communicator without the ranks of g->list. */
+static dcomm_status dcommi_shrink_make(dcommi_agreement *g)
+{
+    const dcomm_comm *comm = g->comm;
+    int *ranks = dcommi_calloc((size_t)comm->size, sizeof *ranks), size = 0;
+    if (ranks == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (int r = 0; r < comm->size; r++) {
+        if (!dcommi_bit(g->list, r)) {
+            ranks[size++] = r;
+        }
+    }
+    dcomm_status status = dcommi_comm_make(
+        comm, ranks, size, dcommi_mix(dcommi_mix(g->key, DCOMMI_SHRINK_SALT), g->taken),
+        comm->quorum, &g->part);
+    dcommi_free(ranks);
+    return status;
+}
+/* Return the word that confirms a list: of all that have none, the lowest is the decision's. */
+static uint64_t dcommi_shrink_word(const dcommi_agreement *g)
+{
+    return g->status < 0 ? (uint64_t)g->comm->rank << 8 | (uint64_t)-g->status : UINT64_MAX;
+}
+/* Read the word of a confirmed list. */
+static dcomm_status dcommi_shrink_confirmed(uint64_t word)
+{
+    const int status = (int)(word & 0xff);
+    return word == UINT64_MAX
+               ? DCOMM_OK
+               : dcommi_fail(status <= -DCOMMI_STATUS_LAST ? (dcomm_status)-status
+                                                           : DCOMM_ERR_CORRUPT,
+                             "rank %d could not make its part of the shrunk communicator: %s",
+                             (int)(word >> 8), dcomm_strerror((dcomm_status)-status));
+}
+/* Check the caller's list against the agreed one: a rank that the caller wants must be alive. */
+static dcomm_status dcommi_shrink_wanted(const dcommi_agreement *g, const uint64_t *excluded)
+{
+    char text[112];
+    uint64_t *more = g->out;
+    bool any = false;
+    for (int i = 0; excluded != NULL && i < g->agree->nwords; i++) {
+        more[i] = g->list[i] & ~excluded[i];
+        any = any || more[i] != 0;
+    }
+    if (!any) {
+        return DCOMM_OK;
+    }
+    const bool several = dcommi_set_text(more, g->comm->size, text, sizeof text);
+    return dcommi_fail(DCOMM_ERR_PEER, "%s, which the list does not exclude, %s failed", text,
+                       several ? "have" : "has");
+}
+/* Pass through decisions until one confirms the list of the one before. */
+static dcomm_status dcommi_shrink_agree(dcommi_agreement *g, const uint64_t *excluded)
+{
+    const double until = dcommi_now() + g->comm->timeout_s;
+    const size_t bytes = (size_t)g->agree->nwords * sizeof(uint64_t);
+    for (;;) {
+        DCOMMI_TRY(dcommi_agreement_reach(g, "shrink", dcommi_shrink_word(g), until));
+        dcommi_token_take(g->comm->context);
+        const uint64_t *last = dcommi_agree_look(g->agree, DCOMMI_AGREE_LAST);
+        const uint64_t word = g->agree->last;
+        const bool confirmed = g->listed && memcmp(last, g->list, bytes) == 0;
+        memcpy(g->list, last, bytes);
+        dcommi_token_release(g->comm->context);
+        g->listed = !confirmed;
+        if (confirmed) {
+            g->status = DCOMM_OK;
+            dcomm_status status = dcommi_shrink_confirmed(word);
+            if (status < 0) {
+                dcommi_agreement_drop_part(g);
+            }
+            return status;
+        }
+        dcommi_agreement_drop_part(g);
+        dcomm_status wanted = dcommi_shrink_wanted(g, excluded);
+        if (wanted < 0) {
+            g->listed = false;
+            return wanted;
+        }
+        g->status = dcommi_shrink_make(g);
+    }
+}
+/* Find the agreement for a list of the caller's, or make it. Its members are the other ranks. */
+static dcomm_status dcommi_shrink_without(dcomm_comm *comm, const uint64_t *excluded,
+                                          dcommi_agreement **g_p)
+{
+    uint64_t key = dcommi_mix(comm->id, DCOMMI_SHRINK_SALT);
+    for (int i = 0; i < dcommi_agree_nwords(comm->size); i++) {
+        key = dcommi_mix(key, excluded[i]);
+    }
+    dcommi_token_take(comm->context);
+    *g_p = dcommi_agreement_find(comm, key);
+    if (*g_p == NULL && (*g_p = dcommi_agreement_new(comm, key, DCOMM_QUORUM_NONE)) != NULL) {
+        const dcommi_agree_link link = dcommi_agreement_link(*g_p);
+        for (int r = 0; r < comm->size; r++) {
+            if (dcommi_bit(excluded, r)) {
+                dcommi_agree_learn((*g_p)->agree, &link, r, true);
+            }
+        }
+        (*g_p)->next = comm->agreements;
+        comm->agreements = *g_p;
+    }
+    dcommi_token_release(comm->context);
+    return *g_p != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+}
+static dcomm_status dcommi_shrink_check(const dcomm_comm *comm, const int *excluded, int n)
+{
     if (n < 0 || (n > 0 && excluded == NULL)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "excluded is %s with n = %d",
                            excluded == NULL ? "NULL" : "given", n);
-    }
-    dcommi_shrink s = {.comm = comm};
-    for (int r = 0; r < comm->size; r++) {
-        comm->members[r].shrink_out = false;
     }
     for (int i = 0; i < n; i++) {
         if (excluded[i] < 0 || excluded[i] >= comm->size || excluded[i] == comm->rank) {
@@ -45042,11 +46180,31 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
                                excluded[i], excluded[i] == comm->rank ? ", the caller itself" : "",
                                comm->size);
         }
-        comm->members[excluded[i]].shrink_out = true;
     }
-    dcomm_status status = dcommi_shrink_agree(&s, new_p);
-    dcommi_free(s.ranks);
-    return status;
+    return DCOMM_OK;
+}
+DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, int n,
+                                         dcomm_comm **new_p)
+{
+    uint64_t named[DCOMMI_AGREE_RANKS / 64] = {0};
+    dcommi_agreement *g;
+    DCOMMI_NEED(new_p);
+    *new_p = NULL;
+    DCOMMI_TRY(dcommi_agreement_for(comm, "shrink", DCOMMI_AGREE_SHRINK, &g));
+    DCOMMI_TRY(dcommi_shrink_check(comm, excluded, n));
+    for (int i = 0; i < n; i++) {
+        dcommi_bit_set(named, excluded[i]);
+    }
+    dcomm_status status = n > 0 ? dcommi_shrink_without(comm, named, &g) : DCOMM_OK;
+    DCOMMI_THEN(status, dcommi_shrink_agree(g, n > 0 ? named : NULL));
+    if (status < 0) {
+        dcommi_say_failed(comm->on_error, comm->rank, status, dcommi_message);
+        return status;
+    }
+    *new_p = g->part;
+    g->part = NULL;
+    dcommi_comm_begin(*new_p);
+    return DCOMM_OK;
 }
 /* ==== include/dcomm/impl/comm/api_mem.h ==================================================== */
 /* api_mem.h - registered host memory for the caller: allocate, look up, free. Device memory is in
@@ -45770,318 +46928,6 @@ DCOMM_API dcomm_status dcomm_comm_get_tuning(dcomm_comm *comm, dcomm_tuning *tun
 /* ==== include/dcomm/impl/comm/tune_comm.h ================================================== */
 /* tune_comm.h - the numbers of a communicator, which all ranks take from rank 0: given, read from
  * a file, known from before, or measured. */
-/* ==== include/dcomm/impl/comm/life.h ======================================================= */
-/* life.h - abort, destroy and read out communicators. */
-#define DCOMMI_GOODBYE_S 5.0 /* seconds that destroy waits for its peers */
-#define DCOMMI_SHUT_S 0.5    /* and for their device memory to be shut here */
-/* ---- abort and destroy ---- */
-DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
-{
-    DCOMMI_TRY(dcommi_check_comm(comm));
-    dcommi_comm_lock(comm);
-    if (atomic_load(&comm->abort_wanted) == 0) {
-        snprintf(comm->abort_reason, sizeof comm->abort_reason, "rank %d aborted: %.*s", comm->rank,
-                 DCOMMI_TEXT_MAX - 32, reason != NULL ? reason : "no reason given");
-        atomic_store(&comm->abort_wanted, 1);
-        atomic_store(&comm->told, true);
-    }
-    dcommi_comm_unlock(comm);
-    atomic_store(&comm->context->aborts, 1);
-    /* Try more than once: the thread that progresses now may be about to stop. Give up in the end:
-     * a callback may be our caller, and its thread holds the token. */
-    for (int i = 0; i < 1000 && atomic_load(&comm->context->aborts) != 0; i++) {
-        if (dcommi_token_try(comm->context)) {
-            dcommi_progress(comm->context);
-            dcommi_token_release(comm->context);
-        } else {
-            sched_yield();
-        }
-    }
-    return DCOMM_OK;
-}
-/* Return true if a run of the communicator waits for its stream. */
-static bool dcommi_comm_gated(const dcomm_comm *comm)
-{
-    for (const dcommi_run *run = comm->context->gated; run != NULL; run = run->next_gated) {
-        if (run->comm == comm) {
-            return true;
-        }
-    }
-    return false;
-}
-/* Wait for the outstanding operations. No run takes longer than its timeout. Streams have
- * comm->timeout_s to reach theirs. */
-static void dcommi_comm_await_runs(dcomm_comm *comm)
-{
-    double until = dcommi_now() + comm->timeout_s;
-    bool outstanding = true;
-    while (outstanding) {
-        dcommi_token_take(comm->context);
-        dcommi_start_submitted(comm->context);
-        outstanding = comm->runs != NULL || (dcommi_comm_gated(comm) && dcommi_now() < until);
-        dcommi_token_release(comm->context);
-        if (outstanding) {
-            dcommi_progress_or_yield(comm->context);
-        }
-    }
-}
-/* Return true if a peer that we have exchanged messages with has not said goodbye yet, if the
- * transport still holds memory of the caller's, or if a run waits for its stream. */
-static bool dcommi_comm_awaits(dcomm_comm *comm)
-{
-    dcommi_token_take(comm->context);
-    bool awaits = comm->in_transport > 0 || dcommi_comm_gated(comm);
-    for (int r = 0; r < comm->size && !awaits; r++) {
-        const dcommi_member *m = &comm->members[r];
-        awaits = m->peer >= 0 && (m->heard || m->addressed) && !m->gone &&
-                 !comm->context->peers[m->peer].lost;
-    }
-    dcommi_token_release(comm->context);
-    return awaits;
-}
-/* Shut the device memory of peers that share no other communicator with us. They must hear that
- * before our goodbye: they do not free it before. */
-static void dcommi_comm_shut(dcomm_comm *comm)
-{
-    dcomm_context *context = comm->context;
-    dcommi_token_take(context);
-    for (int r = 0; r < comm->size; r++) {
-        int peer = comm->members[r].peer;
-        if (peer >= 0 && context->peers[peer].users == 1) {
-            dcommi_maps_forget(context, peer);
-        }
-    }
-    dcommi_token_release(context);
-    double until = dcommi_now() + DCOMMI_SHUT_S;
-    dcommi_memory_serve(context, NULL);
-    while (dcommi_memory_shutting(context) && dcommi_now() < until) {
-        dcommi_progress_or_yield(context);
-        dcommi_memory_serve(context, NULL);
-    }
-}
-/* Return the error that the caller has not looked at, with its message; DCOMM_OK: there is
- * none. */
-static dcomm_status dcommi_comm_untold(const dcomm_comm *comm, int status)
-{
-    return status < 0 && !atomic_load(&comm->told)
-               ? dcommi_fail((dcomm_status)status, "%s", comm->message)
-               : DCOMM_OK;
-}
-DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
-{
-    if (comm_p == NULL || *comm_p == NULL) {
-        return DCOMM_OK;
-    }
-    dcomm_comm *comm = *comm_p;
-    DCOMMI_TRY(dcommi_check_fork());
-    if (dcommi_comm_in_group(comm)) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_comm_destroy: operations of comm are queued in "
-                           "a group; call dcomm_group_end first");
-    }
-    *comm_p = NULL;
-    if (comm->has_creator) {
-        int ready = atomic_load(&comm->ready); /* before it is cancelled */
-        atomic_store(&comm->cancel, 1);
-        pthread_join(comm->creator, NULL);
-        if (atomic_load(&comm->ready) != DCOMM_OK) {
-            dcomm_status failed = ready < 0 ? dcommi_comm_untold(comm, ready) : DCOMM_OK;
-            dcommi_comm_drop(comm);
-            return failed;
-        }
-    }
-    dcomm_context *context = comm->context;
-    bool before = atomic_load(&comm->poisoned) != 0;
-    dcommi_comm_await_runs(comm);
-    dcommi_comm_lock(comm);
-    bool held = comm->refs > 1; /* requests are left, and tell how they ended */
-    dcommi_comm_unlock(comm);
-    dcommi_token_take(context);
-    dcommi_start_submitted(context);
-    bool failed = atomic_load(&comm->poisoned) != 0;
-    if (comm->runs != NULL || dcommi_comm_gated(comm)) {
-        comm->on_error = DCOMM_ON_ERROR_RETURN; /* the caller caused it */
-        atomic_store(&comm->told, true);
-        dcommi_poison(comm, DCOMM_ERR_ABORTED, "the communicator was destroyed meanwhile");
-        failed = true;
-    }
-    dcommi_bcast_leave(comm);
-    dcommi_token_release(context);
-    dcommi_comm_shut(comm);
-    dcommi_token_take(context);
-    for (int r = 0; r < comm->size; r++) {
-        dcommi_member *m = &comm->members[r];
-        if (m->peer < 0 || context->peers[m->peer].lost) {
-            continue;
-        }
-        /* Processes on this host see this one end, even if we never exchanged messages. Say
-         * goodbye to them as well, or they take it for dead. */
-        bool spoken = m->heard || m->addressed;
-        if (spoken || (context->peers[m->peer].same_host && !m->gone)) {
-            dcommi_header h = {.type = DCOMMI_MSG_GOODBYE, .a = comm->entered};
-            dcommi_send_header(comm, r, &h, NULL, 0);
-            m->addressed = spoken; /* do not wait for an answer to a goodbye */
-        } else if (!m->gone) {
-            dcommi_ctl_leave(context, m->peer, comm->id, comm->entered);
-        }
-    }
-    dcommi_token_release(context);
-    /* A peer may still have to read from us, or to hear of the error. */
-    double until = dcommi_now() + (failed ? 0.5 : DCOMMI_GOODBYE_S);
-    while (dcommi_comm_awaits(comm) && dcommi_now() < until) {
-        dcommi_progress_or_yield(context);
-    }
-    dcommi_token_take(context);
-    dcomm_comm **at = &context->comms;
-    while (*at != comm) {
-        at = &(*at)->next;
-    }
-    *at = comm->next;
-    context->buried[context->nburied++ % 64] = comm->id;
-    dcommi_bcast_close(comm);
-    dcommi_early_purge(comm, NULL);
-    dcommi_progress(context);
-    for (int r = 0; r < comm->size; r++) {
-        int peer = comm->members[r].peer;
-        if (peer < 0 || --context->peers[peer].users > 0) {
-            continue;
-        }
-        dcommi_maps_forget(context, peer); /* no communicator is left to hear when they are
-                                            * freed */
-        if (context->peers[peer].lost) {
-            dcommi_transport *t = context->peers[peer].transport;
-            t->call->remove_peer(t, peer);
-        }
-    }
-    dcommi_leaving_look(context);
-    dcommi_token_release(context);
-    /* Ignore the loss of a peer while we part: our operations with it were over. */
-    int error = atomic_load(&comm->poisoned);
-    dcomm_status untold =
-        !held && (before || error != DCOMM_ERR_PEER) ? dcommi_comm_untold(comm, error) : DCOMM_OK;
-    dcommi_comm_drop(comm);
-    dcommi_shared_reclaim();
-    return untold;
-}
-/* ---- read-out ---- */
-static bool dcommi_comm_usable(const dcomm_comm *comm)
-{
-    return comm != NULL && atomic_load_explicit(&comm->ready, memory_order_acquire) == DCOMM_OK;
-}
-DCOMM_API int dcomm_comm_rank(const dcomm_comm *comm)
-{
-    return dcommi_comm_usable(comm) ? comm->rank : -1;
-}
-DCOMM_API int dcomm_comm_size(const dcomm_comm *comm)
-{
-    return dcommi_comm_usable(comm) ? comm->size : -1;
-}
-DCOMM_API dcomm_context *dcomm_comm_context(const dcomm_comm *comm)
-{
-    return dcommi_comm_usable(comm) ? comm->context : NULL;
-}
-/* Note that the caller has looked at an error. */
-static void dcommi_comm_looked(const dcomm_comm *comm, int status)
-{
-    if (status < 0) {
-        atomic_store_explicit(&((dcomm_comm *)(uintptr_t)comm)->told, true, memory_order_relaxed);
-    }
-}
-DCOMM_API dcomm_status dcomm_comm_status(const dcomm_comm *comm)
-{
-    if (comm == NULL) {
-        return DCOMM_ERR_INVALID;
-    }
-    int status = atomic_load_explicit(&comm->poisoned, memory_order_acquire);
-    dcommi_comm_looked(comm, status);
-    return (dcomm_status)status;
-}
-DCOMM_API const char *dcomm_comm_error(const dcomm_comm *comm)
-{
-    if (comm == NULL) {
-        return "";
-    }
-    bool failed = atomic_load_explicit(&comm->poisoned, memory_order_acquire) != 0 ||
-                  atomic_load_explicit(&comm->ready, memory_order_acquire) < 0;
-    dcommi_comm_looked(comm, failed ? -1 : 0);
-    return failed ? comm->message : "";
-}
-DCOMM_API int dcomm_comm_host(const dcomm_comm *comm, int rank)
-{
-    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size
-               ? dcommi_group_of(comm->groups, 0, rank)
-               : -1;
-}
-DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank)
-{
-    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size ? comm->members[rank].hostname
-                                                                      : NULL;
-}
-DCOMM_API int dcomm_comm_level_count(const dcomm_comm *comm)
-{
-    return dcommi_comm_usable(comm) ? comm->groups->nlevels : -1;
-}
-_Static_assert((int)DCOMM_LEVEL_HOST == DCOMMI_LEVEL_HOST &&
-                   (int)DCOMM_LEVEL_CORE == DCOMMI_LEVEL_CORE,
-               "one numbering");
-DCOMM_API dcomm_status dcomm_comm_get_level(const dcomm_comm *comm, int level, dcomm_level *info)
-{
-    static const char *const names[] = {"host", "package", "numa", "cache", "core"};
-    DCOMMI_TRY(dcommi_check_comm(comm));
-    DCOMMI_NEED(info);
-    if (level < 0 || level >= comm->groups->nlevels) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "level is %d; there are %d levels, from 0 on",
-                           level, comm->groups->nlevels);
-    }
-    info->kind = (dcomm_level_kind)comm->groups->kind[level];
-    info->name = names[info->kind];
-    info->groups = comm->groups->count[level];
-    return DCOMM_OK;
-}
-DCOMM_API int dcomm_comm_group(const dcomm_comm *comm, int level, int rank)
-{
-    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size && level >= 0 &&
-                   level < comm->groups->nlevels
-               ? dcommi_group_of(comm->groups, level, rank)
-               : -1;
-}
-DCOMM_API int dcomm_comm_order(const dcomm_comm *comm, int position)
-{
-    return dcommi_comm_usable(comm) && position >= 0 && position < comm->size
-               ? comm->groups->order[position]
-               : -1;
-}
-DCOMM_API dcomm_status dcomm_comm_get_place(const dcomm_comm *comm, int rank, dcomm_place *place)
-{
-    DCOMMI_TRY(dcommi_check_comm(comm));
-    DCOMMI_NEED(place);
-    if (rank < 0 || rank >= comm->size) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "rank is %d; there are %d ranks", rank,
-                           comm->size);
-    }
-    const dcommi_site *p = &comm->places[rank];
-    place->package = (int)dcommi_max64(p->package, -1);
-    place->numa = (int)dcommi_max64(p->numa, -1);
-    place->cache = (int)dcommi_max64(p->cache, -1);
-    place->core = (int)dcommi_max64(p->core, -1);
-    place->cpus = p->cpus;
-    place->bound = !dcommi_place_unbound(comm->groups, comm->places, rank);
-    dcommi_place_cpu_list(p, place->cpu_list, sizeof place->cpu_list);
-    snprintf(place->nic, sizeof place->nic, "%s", p->nic[0] != 0 ? p->nic : "none");
-    snprintf(place->gpu, sizeof place->gpu, "%s", p->gpu[0] != 0 ? p->gpu : "none");
-    return DCOMM_OK;
-}
-DCOMM_API dcomm_status dcomm_comm_get_stats(const dcomm_comm *comm, dcomm_stats *stats)
-{
-    DCOMMI_TRY(dcommi_check_comm(comm));
-    DCOMMI_NEED(stats);
-    dcommi_token_take(comm->context);
-    dcommi_comm_lock((dcomm_comm *)(uintptr_t)comm);
-    *stats = comm->stats;
-    dcommi_comm_unlock((dcomm_comm *)(uintptr_t)comm);
-    dcommi_token_release(comm->context);
-    return DCOMM_OK;
-}
 /* ==== include/dcomm/impl/comm/tune_cache.h ================================================= */
 /* tune_cache.h - tunings that outlive the process: one text file for each machine, arrangement of
  * ranks and version of the library, in the user's cache directory. Only rank 0 reads and writes. */
@@ -49902,8 +50748,8 @@ static dcomm_status dcommi_boot_word_read(const void *blob, size_t len, int rank
     }
     return theirs.status >= 0
                ? DCOMM_OK
-               : dcommi_fail(theirs.status >= DCOMM_ERR_RANGE ? (dcomm_status)theirs.status
-                                                              : DCOMM_ERR_CORRUPT,
+               : dcommi_fail(theirs.status >= DCOMMI_STATUS_LAST ? (dcomm_status)theirs.status
+                                                                 : DCOMM_ERR_CORRUPT,
                              "rank %d: %s", rank, theirs.text);
 }
 /* ---- ids ---- */
@@ -50403,14 +51249,15 @@ typedef struct dcommi_card {
     uint32_t deterministic, tunes;
     uint32_t local_address, net_address; /* bytes of the addresses behind the card */
     uint32_t connections, takes_device;  /* UCX connections; UCX takes device memory */
-    uint32_t float_env, unused;          /* DCOMMI_FLOAT_ bits of the caller's thread */
+    uint32_t float_env;                  /* DCOMMI_FLOAT_ bits of the caller's thread */
+    int32_t quorum;
     char algo[32];
     char hostname[64];
     char host_id[DCOMMI_HOST_ID_MAX];
     dcommi_site place;
 } dcommi_card;
 #define DCOMMI_CARD_MAGIC 0x44434f4du
-#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 9u)
+#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 10u)
 static void dcommi_card_fill(dcomm_comm *comm, dcommi_card *card)
 {
     memset(card, 0, sizeof *card);
@@ -50427,6 +51274,7 @@ static void dcommi_card_fill(dcomm_comm *comm, dcommi_card *card)
     card->tunes = comm->tunes;
     card->connections = (uint32_t)comm->connections;
     card->float_env = dcommi_float_env();
+    card->quorum = comm->quorum;
     memcpy(card->algo, comm->algo, sizeof card->algo);
     gethostname(card->hostname, sizeof card->hostname - 1);
     memcpy(card->host_id, comm->context->host_id, sizeof card->host_id);
@@ -50995,6 +51843,7 @@ static void dcommi_comm_adopt(dcomm_comm *comm, const dcommi_gathering *m)
     comm->deterministic = first->deterministic != 0;
     comm->tunes = first->tunes != 0;
     comm->connections = (int)(first->connections <= DCOMM_CONNECTIONS_MAX ? first->connections : 0);
+    comm->quorum = dcommi_quorum_fits(first->quorum, comm->size) ? first->quorum : 0;
     memcpy(comm->algo, first->algo, sizeof comm->algo);
     comm->device_ucx = comm->nhosts > 1;
     for (int r = 0; r < comm->size; r++) {
@@ -51110,6 +51959,7 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
                            "connections is %d; it may be 1 to %d, or 0 for the default",
                            opts->connections, DCOMM_CONNECTIONS_MAX);
     }
+    comm->quorum = opts->quorum;
     comm->chunk_bytes = opts->chunk_bytes != 0 ? (int64_t)opts->chunk_bytes : (int64_t)chunk;
     if (comm->chunk_bytes < 0) {
         return dcommi_fail(DCOMM_ERR_INVALID, "chunk_bytes is %" PRId64 "; it must be 0 or more",
@@ -51129,6 +51979,12 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
         return DCOMM_ERR_NO_MEMORY;
     }
     comm->size = boot->size;
+    if (!dcommi_quorum_fits(comm->quorum, comm->size)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "quorum is %d; it may be %d to %d of these %d ranks, "
+                           "DCOMM_QUORUM_NONE, or 0 for the default",
+                           comm->quorum, comm->size / 2 + 1, comm->size, comm->size);
+    }
     for (int r = 0; r < comm->size; r++) {
         comm->members[r].peer = -1;
     }
@@ -51136,6 +51992,7 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
     if (status >= 0) {
         dcommi_comm_adopt(comm, &m);
         status = dcommi_comm_chooser(comm, NULL);
+        DCOMMI_THEN(status, dcommi_agreements_open(comm));
         status = status >= 0 ? dcommi_comm_peers(comm, &m) : status;
         if (status >= 0 && comm->nhosts > 1 && comm->context->control != NULL) {
             status = dcommi_comm_control(comm, m.net.card, boot->client.secret);
@@ -66247,6 +67104,9 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 
 /* ==== helper macros end here =========================================================== */
 #undef DCOMMI_ABS_BITS
+#undef DCOMMI_AGREE_BYTES
+#undef DCOMMI_AGREE_RANKS
+#undef DCOMMI_AGREE_TELL_S
 #undef DCOMMI_AHEAD_LEAST
 #undef DCOMMI_AHEAD_MIN
 #undef DCOMMI_ALIKE_ALL
@@ -66664,6 +67524,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_SHARED_GRAIN
 #undef DCOMMI_SHARED_SCRATCH
 #undef DCOMMI_SHORT_MAX
+#undef DCOMMI_SHRINK_SALT
 #undef DCOMMI_SHUT_S
 #undef DCOMMI_SIMD_AHEAD
 #undef DCOMMI_SIMD_AHEAD_FAR
@@ -66703,6 +67564,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_STAGED_ROW_FOLDED
 #undef DCOMMI_STAGED_SLOTS
 #undef DCOMMI_STAGED_SLOTS_ROOT
+#undef DCOMMI_STATUS_LAST
 #undef DCOMMI_STEP_NAN
 #undef DCOMMI_STRAIGHT
 #undef DCOMMI_STRAYS_MAX

@@ -34,25 +34,26 @@ extern "C" {
 
 /* Status of a call: 0 is success, a positive value is in progress, a negative value is an error.
  * Each row is X(name, number, text). */
-#define DCOMM_STATUS_TABLE(X)                                      \
-    X(DCOMM_OK, 0, "success")                                      \
-    X(DCOMM_IN_PROGRESS, 1, "in progress")                         \
-    X(DCOMM_ERR_INVALID, -1, "invalid argument")                   \
-    X(DCOMM_ERR_NO_MEMORY, -2, "out of memory")                    \
-    X(DCOMM_ERR_UNSUPPORTED, -3, "not supported")                  \
-    X(DCOMM_ERR_MISMATCH, -4, "ranks disagree about a collective") \
-    X(DCOMM_ERR_PEER, -5, "a peer failed or was lost")             \
-    X(DCOMM_ERR_TIMEOUT, -6, "timed out")                          \
-    X(DCOMM_ERR_ABORTED, -7, "the communicator was aborted")       \
-    X(DCOMM_ERR_TRANSPORT, -8, "transport failure")                \
-    X(DCOMM_ERR_RENDEZVOUS, -9, "ranks could not find each other") \
-    X(DCOMM_ERR_AUTH, -10, "authentication failed")                \
-    X(DCOMM_ERR_CORRUPT, -11, "malformed data received")           \
-    X(DCOMM_ERR_FORKED, -12, "called in a forked child")           \
-    X(DCOMM_ERR_PLAN, -13, "the plan is not valid")                \
-    X(DCOMM_ERR_SYSTEM, -14, "an operating system call failed")    \
-    X(DCOMM_ERR_INTERNAL, -15, "internal error")                   \
-    X(DCOMM_ERR_RANGE, -16, "a sum of finite numbers is too large for its type")
+#define DCOMM_STATUS_TABLE(X)                                                    \
+    X(DCOMM_OK, 0, "success")                                                    \
+    X(DCOMM_IN_PROGRESS, 1, "in progress")                                       \
+    X(DCOMM_ERR_INVALID, -1, "invalid argument")                                 \
+    X(DCOMM_ERR_NO_MEMORY, -2, "out of memory")                                  \
+    X(DCOMM_ERR_UNSUPPORTED, -3, "not supported")                                \
+    X(DCOMM_ERR_MISMATCH, -4, "ranks disagree about a collective")               \
+    X(DCOMM_ERR_PEER, -5, "a peer failed or was lost")                           \
+    X(DCOMM_ERR_TIMEOUT, -6, "timed out")                                        \
+    X(DCOMM_ERR_ABORTED, -7, "the communicator was aborted")                     \
+    X(DCOMM_ERR_TRANSPORT, -8, "transport failure")                              \
+    X(DCOMM_ERR_RENDEZVOUS, -9, "ranks could not find each other")               \
+    X(DCOMM_ERR_AUTH, -10, "authentication failed")                              \
+    X(DCOMM_ERR_CORRUPT, -11, "malformed data received")                         \
+    X(DCOMM_ERR_FORKED, -12, "called in a forked child")                         \
+    X(DCOMM_ERR_PLAN, -13, "the plan is not valid")                              \
+    X(DCOMM_ERR_SYSTEM, -14, "an operating system call failed")                  \
+    X(DCOMM_ERR_INTERNAL, -15, "internal error")                                 \
+    X(DCOMM_ERR_RANGE, -16, "a sum of finite numbers is too large for its type") \
+    X(DCOMM_ERR_QUORUM, -17, "too few ranks are left to go on")
 
 /* The statuses of DCOMM_STATUS_TABLE. DCOMM_STATUS_FORCE_INT is not a status: it makes the enum an
  * int. */

@@ -78,6 +78,7 @@ typedef enum dcomm_on_error {
     DCOMM_ON_ERROR_ABORT = 3    /* print, then call abort(); also if creation fails */
 } dcomm_on_error;
 
+#define DCOMM_QUORUM_NONE (-1)   /* dcomm_comm_opts.quorum: any number of ranks goes on */
 #define DCOMM_CONNECTIONS_MAX 16 /* most connections between two ranks on different hosts */
 
 /* All zero means the defaults. Strings are copied. */
@@ -126,6 +127,16 @@ typedef struct dcomm_comm_opts {
 
     dcomm_on_error on_error; /* also for communicators derived from this one (default:
                                 DCOMM_ON_ERROR_DEFAULT) */
+
+    /* ---- failed ranks; all ranks take rank 0's ---- */
+
+    /* How many ranks must be left for dcomm_comm_agree, and for dcomm_comm_shrink without a list,
+     * to go on: a number above half of the ranks, or DCOMM_QUORUM_NONE. It also holds in a
+     * communicator of the same or of the remaining ranks (dup, shrink); a number does not hold
+     * among the fewer ranks of a split. By default more than half
+     * of those ranks must be left that are not certainly dead, or half of them with the lowest one
+     * (docs/errors.md). */
+    int quorum;
 } dcomm_comm_opts;
 
 /* Create an id, on one rank. A thread of this process serves the rendezvous until all `size` ranks
@@ -160,8 +171,8 @@ DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm);
  * too.
  * Errors: DCOMM_ERR_INVALID (this thread has queued operations on it in a group); the error that
  * poisoned the communicator, if the program has not seen it. It has seen the error if a call or a
- * wait has returned it or will, or if dcomm_comm_status, _error, _ready or _shrink was called
- * since. The communicator is closed in any case. */
+ * wait has returned it or will, or if dcomm_comm_status, _error, _ready, _agree or _shrink was
+ * called since. The communicator is closed in any case. */
 DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p);
 
 /* Split by colour; collective. Ranks with equal colour form a communicator, ordered by key, then
@@ -173,17 +184,43 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_split(dcomm_comm *comm, int colo
                                                       dcomm_comm **new_p);
 /* Create a communicator with the same ranks and with messages of its own; collective. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_dup(dcomm_comm *comm, dcomm_comm **new_p);
-/* Create a communicator without the n ranks in `excluded`. The call is collective over the other
- * ranks, which must all name the same ranks. It is meant for use after an error. Survivors keep
- * their order. It waits for the others at most as long as an operation does. If it fails, it can
- * be called again, even if ranks have called it a different number of times.
- * Errors: DCOMM_ERR_INVALID (own rank excluded, bad rank), DCOMM_ERR_NO_MEMORY (here, or on a rank
- * that the sentence names), DCOMM_ERR_TIMEOUT, DCOMM_ERR_PEER. */
+/* Create a communicator of the ranks that are left, in their old order; n is 0. The ranks agree on
+ * the failed ones, as dcomm_comm_agree does, and succeed or fail alike, even if more ranks fail
+ * meanwhile. Ranks may have called it a different number of times.
+ * With n > 0 the ranks in `excluded` are left out instead, dead or alive. All other ranks call it,
+ * and name the same ranks. They must be alive, and may be any number.
+ * Errors, on all ranks alike: DCOMM_ERR_NO_MEMORY (the sentence names the rank), DCOMM_ERR_PEER (a
+ * rank that was to stay has failed); and those of dcomm_comm_agree. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, int n,
                                                        dcomm_comm **new_p);
 /* Fail every outstanding and future operation on every rank with DCOMM_ERR_ABORTED and `reason`
  * (NULL: none). May be called from any thread; does not block. */
 DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason);
+/* The same as dcomm_comm_abort. */
+DCOMM_API dcomm_status dcomm_comm_revoke(dcomm_comm *comm, const char *reason);
+
+/* ---- failed ranks ----
+ *
+ * A rank has failed if its process has ended, if the connection with it is broken, or if it has
+ * destroyed the communicator. These calls work after an error, too. */
+
+/* Tell which ranks have failed as far as this rank knows now. Other ranks may know of others.
+ * Writes the first `max` of them to ranks[max], in order, and their number to *n (NULL: not
+ * wanted). Errors: DCOMM_ERR_INVALID. */
+DCOMM_API dcomm_status dcomm_comm_failed(dcomm_comm *comm, int *ranks, int max, int *n);
+/* Agree with all ranks that are left on the bits that each of them has in *flags, and on the failed
+ * ranks; collective over those that are left. All of them get the same, whoever fails meanwhile.
+ * The bits of failed ranks do not count. Writes the bits to *flags (NULL: all bits are set here,
+ * and the result is not wanted) and the failed ranks as dcomm_comm_failed does. `comm` stays as it
+ * is. The ranks are agreed on one decision after another, and each of them gets every decision. It
+ * does not matter how often a rank has called: a call after DCOMM_ERR_TIMEOUT or DCOMM_ERR_QUORUM
+ * takes part in the same decision, with the bits of the first call. Errors: DCOMM_ERR_TIMEOUT (here
+ * alone, after the communicator's timeout_s: the sentence names the ranks that have not come, and
+ * nothing is decided), DCOMM_ERR_QUORUM (too few ranks are left, see dcomm_comm_opts.quorum;
+ * nothing is decided), DCOMM_ERR_PEER (the others count this rank as failed), DCOMM_ERR_UNSUPPORTED
+ * (above 16384 ranks), DCOMM_ERR_INVALID. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_agree(dcomm_comm *comm, uint64_t *flags,
+                                                      int *failed, int max, int *n);
 
 /* Return the caller's rank, from 0; -1 if comm is NULL or not created yet. */
 DCOMM_API int dcomm_comm_rank(const dcomm_comm *comm);

@@ -31,6 +31,7 @@ FIELD(dcomm_comm_opts, chunk_bytes, size_t, 216);
 FIELD(dcomm_comm_opts, tune, int, 224);
 FIELD(dcomm_comm_opts, connections, int, 228);
 FIELD(dcomm_comm_opts, on_error, dcomm_on_error, 232);
+FIELD(dcomm_comm_opts, quorum, int, 236);
 FIELD(dcomm_coll_opts, algo, const char *, 0);
 FIELD(dcomm_coll_opts, deterministic, bool, 8);
 FIELD(dcomm_coll_opts, accumulate, dcomm_dtype, 12);

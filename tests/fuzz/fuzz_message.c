@@ -183,6 +183,9 @@ static dcomm_comm *make_comm(void)
         comm->members[r].peer = r - 1;
         comm->members[r].hostname = dcommi_strdup("host");
     }
+    if (dcommi_agreements_open(comm) < 0) {
+        abort();
+    }
     dcommi_comm_enter(comm);
     return comm;
 }
@@ -319,6 +322,33 @@ static void deliver(dcomm_comm *comm, input *in)
         h.a = len;
     }
     arrive(comm, &h, kind == 77 ? take(in) % sizeof h : sizeof h, NULL, len, kind);
+}
+
+/* Take part in an agreement, or deliver one of its messages. */
+static void agreement(dcomm_comm *comm, input *in)
+{
+    const uint8_t how = take(in), number = take(in), spoil = take(in);
+    dcommi_agreement *g = dcommi_agreement_find(comm, how & 1 ? 1 : 2);
+    const dcommi_agree_link link = dcommi_agreement_link(g);
+    if (how & 2) {
+        dcommi_agree_join(g->agree, &link, take_wide(in));
+        return;
+    }
+    dcommi_header h = {.type = DCOMMI_MSG_AGREE,
+                       .stage = how >> 2 & 1,
+                       .slot = 1 + (how >> 3) % (DCOMMI_AGREE_END + 1),
+                       .signature = (uint32_t)take(in) % 8 - 1,
+                       .src = 1 + number % (RANKS - 1),
+                       .comm = comm->id,
+                       .seq = g->agree->number + number / 4 % 4 - 1,
+                       .tag = take(in) % (RANKS + 1),
+                       .a = take_wide(in),
+                       .b = spoil == 1 ? 3 : g->key};
+    uint64_t letter[4];
+    for (int i = 0; i < 4; i++) {
+        letter[i] = spoil == 2 ? take_wide(in) : take(in) % (1 << RANKS);
+    }
+    arrive(comm, &h, sizeof h, letter, spoil == 3 ? take(in) % sizeof letter : sizeof letter, 0);
 }
 
 /* Deliver the message that a pending operation waits for, changed as `spoil` says. */
@@ -583,8 +613,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             deliver(comm, &in);
             break;
         case 9:
-        case 10:
             answer_region(comm, &in);
+            break;
+        case 10:
+            agreement(comm, &in);
             break;
         default:
             answer(comm, &in);

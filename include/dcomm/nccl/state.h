@@ -101,6 +101,7 @@ static ncclResult_t dcommi_nccl_result(dcomm_status status)
     case DCOMM_ERR_PEER:
     case DCOMM_ERR_TIMEOUT:
     case DCOMM_ERR_ABORTED:
+    case DCOMM_ERR_QUORUM:
     case DCOMM_ERR_RENDEZVOUS:
         return ncclRemoteError;
     case DCOMM_ERR_NO_MEMORY:

@@ -17,6 +17,7 @@
 #define DCOMMI_LIKELY(x) __builtin_expect(!!(x), 1)
 #define DCOMMI_UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define DCOMMI_CACHE_LINE 64
+#define DCOMMI_STATUS_LAST DCOMM_ERR_QUORUM /* the lowest: other ranks send statuses, too */
 
 #define DCOMMI_TRY(expression)                         \
     do {                                               \

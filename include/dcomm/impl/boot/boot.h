@@ -68,8 +68,8 @@ static dcomm_status dcommi_boot_word_read(const void *blob, size_t len, int rank
     }
     return theirs.status >= 0
                ? DCOMM_OK
-               : dcommi_fail(theirs.status >= DCOMM_ERR_RANGE ? (dcomm_status)theirs.status
-                                                              : DCOMM_ERR_CORRUPT,
+               : dcommi_fail(theirs.status >= DCOMMI_STATUS_LAST ? (dcomm_status)theirs.status
+                                                                 : DCOMM_ERR_CORRUPT,
                              "rank %d: %s", rank, theirs.text);
 }
 

@@ -330,7 +330,7 @@ static dcomm_status dcommi_rdv_get_reason(const uint8_t *p, size_t len,
     }
     dcommi_rdv_printable(p + 4, len - 4, why);
     int32_t code = (int32_t)dcommi_get32(p);
-    return code == DCOMM_IN_PROGRESS || (code < 0 && code >= DCOMM_ERR_RANGE)
+    return code == DCOMM_IN_PROGRESS || (code < 0 && code >= DCOMMI_STATUS_LAST)
                ? (dcomm_status)code
                : DCOMM_ERR_CORRUPT;
 }

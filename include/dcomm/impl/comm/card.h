@@ -23,7 +23,8 @@ typedef struct dcommi_card {
     uint32_t deterministic, tunes;
     uint32_t local_address, net_address; /* bytes of the addresses behind the card */
     uint32_t connections, takes_device;  /* UCX connections; UCX takes device memory */
-    uint32_t float_env, unused;          /* DCOMMI_FLOAT_ bits of the caller's thread */
+    uint32_t float_env;                  /* DCOMMI_FLOAT_ bits of the caller's thread */
+    int32_t quorum;
     char algo[32];
     char hostname[64];
     char host_id[DCOMMI_HOST_ID_MAX];
@@ -31,7 +32,7 @@ typedef struct dcommi_card {
 } dcommi_card;
 
 #define DCOMMI_CARD_MAGIC 0x44434f4du
-#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 9u)
+#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 10u)
 
 static void dcommi_card_fill(dcomm_comm *comm, dcommi_card *card)
 {
@@ -49,6 +50,7 @@ static void dcommi_card_fill(dcomm_comm *comm, dcommi_card *card)
     card->tunes = comm->tunes;
     card->connections = (uint32_t)comm->connections;
     card->float_env = dcommi_float_env();
+    card->quorum = comm->quorum;
     memcpy(card->algo, comm->algo, sizeof card->algo);
     gethostname(card->hostname, sizeof card->hostname - 1);
     memcpy(card->host_id, comm->context->host_id, sizeof card->host_id);

@@ -67,6 +67,12 @@ static dcomm_status dcommi_check_no_group(const char *what)
 
 /* ---- shared by creation and derivation ---- */
 
+/* Return true if opts.quorum is possible with so many ranks. */
+static inline bool dcommi_quorum_fits(int quorum, int size)
+{
+    return quorum == 0 || quorum == DCOMM_QUORUM_NONE || (quorum > size / 2 && quorum <= size);
+}
+
 /* Make the chooser of a communicator from the numbers of `from` or, if that is NULL, the built-in
  * ones. */
 static dcomm_status dcommi_comm_chooser(dcomm_comm *comm, const dcommi_chooser *from)

@@ -79,6 +79,7 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
                            "connections is %d; it may be 1 to %d, or 0 for the default",
                            opts->connections, DCOMM_CONNECTIONS_MAX);
     }
+    comm->quorum = opts->quorum;
     comm->chunk_bytes = opts->chunk_bytes != 0 ? (int64_t)opts->chunk_bytes : (int64_t)chunk;
     if (comm->chunk_bytes < 0) {
         return dcommi_fail(DCOMM_ERR_INVALID, "chunk_bytes is %" PRId64 "; it must be 0 or more",
@@ -100,6 +101,12 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
         return DCOMM_ERR_NO_MEMORY;
     }
     comm->size = boot->size;
+    if (!dcommi_quorum_fits(comm->quorum, comm->size)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "quorum is %d; it may be %d to %d of these %d ranks, "
+                           "DCOMM_QUORUM_NONE, or 0 for the default",
+                           comm->quorum, comm->size / 2 + 1, comm->size, comm->size);
+    }
     for (int r = 0; r < comm->size; r++) {
         comm->members[r].peer = -1;
     }
@@ -107,6 +114,7 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
     if (status >= 0) {
         dcommi_comm_adopt(comm, &m);
         status = dcommi_comm_chooser(comm, NULL);
+        DCOMMI_THEN(status, dcommi_agreements_open(comm));
         status = status >= 0 ? dcommi_comm_peers(comm, &m) : status;
         if (status >= 0 && comm->nhosts > 1 && comm->context->control != NULL) {
             status = dcommi_comm_control(comm, m.net.card, boot->client.secret);

@@ -7,7 +7,7 @@
 /* Make a communicator of some ranks of `parent`, in the order given. Every one of them derives the
  * same id from the parent's and `salt`. The engine does not see it yet. */
 static dcomm_status dcommi_comm_make(const dcomm_comm *parent, const int *ranks, int size,
-                                     uint64_t salt, dcomm_on_error on_error, dcomm_comm **new_p)
+                                     uint64_t salt, int quorum, dcomm_comm **new_p)
 {
     dcomm_comm *comm = dcommi_comm_new(parent->context);
     if (comm == NULL) {
@@ -20,7 +20,8 @@ static dcomm_status dcommi_comm_make(const dcomm_comm *parent, const int *ranks,
     comm->chunk_bytes = parent->chunk_bytes;
     comm->deterministic = parent->deterministic;
     comm->connections = parent->connections;
-    comm->on_error = on_error;
+    comm->quorum = quorum;
+    comm->on_error = parent->on_error;
     comm->device_ucx = parent->device_ucx;
     memcpy(comm->algo, parent->algo, sizeof comm->algo);
     comm->members = dcommi_calloc((size_t)size, sizeof *comm->members);
@@ -40,7 +41,7 @@ static dcomm_status dcommi_comm_make(const dcomm_comm *parent, const int *ranks,
             comm->rank = i;
         }
     }
-    if (bad) {
+    if (bad || dcommi_agreements_open(comm) < 0) {
         dcommi_comm_drop(comm);
         return DCOMM_ERR_NO_MEMORY;
     }
@@ -60,14 +61,6 @@ static void dcommi_comm_begin(dcomm_comm *comm)
     }
     dcommi_token_release(context);
     dcommi_comm_enter(comm);
-}
-
-static dcomm_status dcommi_comm_derive(const dcomm_comm *parent, const int *ranks, int size,
-                                       uint64_t salt, dcomm_on_error on_error, dcomm_comm **new_p)
-{
-    DCOMMI_TRY(dcommi_comm_make(parent, ranks, size, salt, on_error, new_p));
-    dcommi_comm_begin(*new_p);
-    return DCOMM_OK;
 }
 
 typedef struct dcommi_color {
@@ -117,9 +110,10 @@ static dcomm_status dcommi_split_make(dcomm_comm *comm, dcommi_split *s, dcommi_
         s->ranks[i] = s->all[i].rank;
     }
     if (mine.color >= 0) {
-        mine.status =
-            dcommi_comm_make(comm, s->ranks, s->size, dcommi_mix(child, (uint64_t)mine.color + 1),
-                             comm->on_error, new_p);
+        /* A number of ranks that must be left means the ranks of this communicator. */
+        const int quorum = s->size == comm->size || comm->quorum < 0 ? comm->quorum : 0;
+        mine.status = dcommi_comm_make(comm, s->ranks, s->size,
+                                       dcommi_mix(child, (uint64_t)mine.color + 1), quorum, new_p);
     }
     DCOMMI_TRY(dcomm_allgather(comm, &mine, s->fared, sizeof mine, DCOMM_U8, NULL));
     for (int r = 0; r < comm->size; r++) {

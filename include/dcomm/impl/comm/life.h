@@ -34,6 +34,11 @@ DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
     return DCOMM_OK;
 }
 
+DCOMM_API dcomm_status dcomm_comm_revoke(dcomm_comm *comm, const char *reason)
+{
+    return dcomm_comm_abort(comm, reason);
+}
+
 /* Return true if a run of the communicator waits for its stream. */
 static bool dcommi_comm_gated(const dcomm_comm *comm)
 {
@@ -195,6 +200,9 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
     }
     dcommi_leaving_look(context);
     dcommi_token_release(context);
+    for (dcommi_agreement *g = comm->agreements; g != NULL; g = g->next) {
+        dcommi_agreement_drop_part(g);
+    }
     /* Ignore the loss of a peer while we part: our operations with it were over. */
     int error = atomic_load(&comm->poisoned);
     dcomm_status untold =
@@ -283,8 +291,8 @@ DCOMM_API dcomm_status dcomm_comm_get_level(const dcomm_comm *comm, int level, d
     DCOMMI_TRY(dcommi_check_comm(comm));
     DCOMMI_NEED(info);
     if (level < 0 || level >= comm->groups->nlevels) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "level is %d; there are %d levels, from 0 on",
-                           level, comm->groups->nlevels);
+        return dcommi_fail(DCOMM_ERR_INVALID, "level is %d; there are %d levels, from 0 on", level,
+                           comm->groups->nlevels);
     }
     info->kind = (dcomm_level_kind)comm->groups->kind[level];
     info->name = names[info->kind];
@@ -312,8 +320,7 @@ DCOMM_API dcomm_status dcomm_comm_get_place(const dcomm_comm *comm, int rank, dc
     DCOMMI_TRY(dcommi_check_comm(comm));
     DCOMMI_NEED(place);
     if (rank < 0 || rank >= comm->size) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "rank is %d; there are %d ranks", rank,
-                           comm->size);
+        return dcommi_fail(DCOMM_ERR_INVALID, "rank is %d; there are %d ranks", rank, comm->size);
     }
     const dcommi_site *p = &comm->places[rank];
     place->package = (int)dcommi_max64(p->package, -1);

@@ -172,6 +172,7 @@ static void dcommi_comm_adopt(dcomm_comm *comm, const dcommi_gathering *m)
     comm->deterministic = first->deterministic != 0;
     comm->tunes = first->tunes != 0;
     comm->connections = (int)(first->connections <= DCOMM_CONNECTIONS_MAX ? first->connections : 0);
+    comm->quorum = dcommi_quorum_fits(first->quorum, comm->size) ? first->quorum : 0;
     memcpy(comm->algo, first->algo, sizeof comm->algo);
     comm->device_ucx = comm->nhosts > 1;
     for (int r = 0; r < comm->size; r++) {

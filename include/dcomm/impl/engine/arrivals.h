@@ -147,13 +147,11 @@ static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h
 
 static unsigned dcommi_bcast_drain(dcomm_comm *comm, dcommi_member *m);
 
-static void dcommi_on_shrink(dcomm_comm *comm, const dcommi_header *h)
+static void dcommi_on_goodbye(dcomm_comm *comm, const dcommi_header *h)
 {
-    dcommi_member *m = &comm->members[h->src];
-    m->shrink_set = h->a;
-    m->shrink_try = h->b;
-    m->shrink_done = h->seq;
-    m->shrink_failed = h->tag <= (uint32_t)-DCOMM_ERR_RANGE ? -(int)h->tag : DCOMM_ERR_CORRUPT;
+    comm->members[h->src].gone = true;
+    comm->members[h->src].gone_after = h->a;
+    dcommi_agreements_learn(comm);
 }
 
 /* Handle a valid header for a communicator that exists. */
@@ -219,8 +217,8 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         dcommi_peer_text(text, arrival->data, arrival->len);
         int64_t status = (int64_t)h->a;
         dcommi_poison_by(comm,
-                         status < 0 && status >= DCOMM_ERR_RANGE ? (dcomm_status)status
-                                                                 : DCOMM_ERR_ABORTED,
+                         status < 0 && status >= DCOMMI_STATUS_LAST ? (dcomm_status)status
+                                                                    : DCOMM_ERR_ABORTED,
                          (int)h->src, text);
         return DCOMMI_CONSUMED;
     }
@@ -229,11 +227,10 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         dcommi_on_refused(comm, h, arrival->data, arrival->len);
         return DCOMMI_CONSUMED;
     case DCOMMI_MSG_GOODBYE:
-        comm->members[h->src].gone = true;
-        comm->members[h->src].gone_after = h->a;
+        dcommi_on_goodbye(comm, h);
         return DCOMMI_CONSUMED;
-    case DCOMMI_MSG_SHRINK:
-        dcommi_on_shrink(comm, h);
+    case DCOMMI_MSG_AGREE:
+        dcommi_on_agree(comm, h, arrival->data, arrival->len);
         return DCOMMI_CONSUMED;
     case DCOMMI_MSG_REGION_ASK:
     case DCOMMI_MSG_REGION:
@@ -308,9 +305,9 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
         if (known && atomic_load_explicit(&comm->poisoned, memory_order_relaxed) == 0) {
             verdict = dcommi_dispatch(comm, &h, transport, arrival);
         } else if (known && h.type == DCOMMI_MSG_GOODBYE) {
-            comm->members[h.src].gone = true;
-        } else if (known && h.type == DCOMMI_MSG_SHRINK) {
-            dcommi_on_shrink(comm, &h);
+            dcommi_on_goodbye(comm, &h);
+        } else if (known && h.type == DCOMMI_MSG_AGREE) {
+            dcommi_on_agree(comm, &h, arrival->data, arrival->len);
         } else if (known && h.type == DCOMMI_MSG_REGION_SHUT) {
             dcommi_on_region_message(comm, &h, NULL);
         } else if (known && h.type == DCOMMI_MSG_QUERY) {

@@ -8,6 +8,7 @@
 #ifndef DCOMMI_FAILURE_H
 #define DCOMMI_FAILURE_H
 
+#include "agreement.h"
 #include "lanes.h"
 #include "../transport/local/watch.h"
 
@@ -194,6 +195,7 @@ static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why)
                 dcommi_poison_lost(comm, r);
             }
         }
+        dcommi_agreements_learn(comm);
     }
 }
 

@@ -100,6 +100,7 @@ static void dcommi_comm_free(dcomm_comm *comm)
     }
     dcommi_cache_clear(comm);
     dcommi_refusals_free(comm);
+    dcommi_agreements_free(comm);
     dcommi_free(comm->scratch);
     dcommi_free(comm->bcast);
     for (int r = 0; comm->members != NULL && r < comm->size; r++) {
@@ -131,6 +132,15 @@ static void dcommi_comm_drop(dcomm_comm *comm)
     }
     if (context != NULL) {
         dcommi_context_release(context);
+    }
+}
+
+/* Drop this rank's part of a communicator that was not confirmed. */
+static void dcommi_agreement_drop_part(dcommi_agreement *g)
+{
+    if (g->part != NULL) {
+        dcommi_comm_drop(g->part);
+        g->part = NULL;
     }
 }
 

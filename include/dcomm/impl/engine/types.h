@@ -39,9 +39,10 @@ typedef struct dcommi_move dcommi_move;
 typedef struct dcommi_pull dcommi_pull;
 typedef struct dcommi_script dcommi_script;
 typedef struct dcommi_device dcommi_device;
-typedef struct dcommi_own dcommi_own;     /* region.h */
-typedef struct dcommi_map dcommi_map;     /* region.h */
-typedef struct dcommi_coded dcommi_coded; /* coded/run.h */
+typedef struct dcommi_own dcommi_own;             /* region.h */
+typedef struct dcommi_map dcommi_map;             /* region.h */
+typedef struct dcommi_coded dcommi_coded;         /* coded/run.h */
+typedef struct dcommi_agreement dcommi_agreement; /* agreement.h */
 
 /* ---- matching ---- */
 
@@ -296,9 +297,6 @@ typedef struct dcommi_member {
     struct dcommi_bcast *bcast; /* its broadcast slots (bcast.h); NULL: none */
     uint64_t bcast_read;        /* messages that we have read there */
     uint64_t gone_after;
-    uint64_t shrink_set, shrink_try, shrink_done; /* its last SHRINK: a, b and seq */
-    int shrink_failed; /* status with which it gave that up; 0: it did not */
-    bool shrink_out;   /* our call of shrink leaves it out */
     char *hostname;
 } dcommi_member;
 
@@ -321,6 +319,7 @@ struct dcomm_comm {
     bool tunes;      /* is tuned when it is created */
     bool timed;      /* its runs record when they end */
     bool device_ucx; /* UCX of all ranks moves device memory between hosts */
+    int quorum;      /* ranks that must be left to go on; 0: the default; below 0: any number */
     int connections; /* to each rank on another host; 0: from the tuning */
     int64_t chunk_bytes;
     _Atomic int lock;                  /* protects sequence numbers, plan cache, free runs */
@@ -328,10 +327,8 @@ struct dcomm_comm {
     struct dcommi_bcast_writer *bcast; /* our own slots; NULL: none */
     bool attached;                     /* we poll the broadcast slots of all others */
     uint64_t next_seq;
-    uint32_t chain;                  /* for the next collective; with lock */
-    uint64_t children;               /* communicators derived so far, for their ids */
-    uint64_t shrink_tries;           /* attempts at shrinking it */
-    uint64_t shrunk_set, shrunk_try; /* last success: which ranks were left, and its number */
+    uint32_t chain;    /* for the next collective; with lock */
+    uint64_t children; /* communicators derived so far, for their ids */
     dcommi_run *free_runs;
     dcommi_coded *free_coded; /* with lock */
     dcommi_cached *cache[DCOMMI_CACHE_BUCKETS];
@@ -346,10 +343,11 @@ struct dcomm_comm {
     dcommi_history history[DCOMMI_HISTORY];
     size_t early_bytes, early_count;
     dcommi_refusal *refusals; /* newest first */
-    dcommi_filler filler;     /* for slots that peers map */
-    dcommi_ways folds;        /* trials of prefetching, for folds of memory that ranks map from
-                                 each other */
-    size_t in_transport;      /* moves whose buffers the transport may still touch */
+    dcommi_agreement *agreements;
+    dcommi_filler filler; /* for slots that peers map */
+    dcommi_ways folds;    /* trials of prefetching, for folds of memory that ranks map from
+                             each other */
+    size_t in_transport;  /* moves whose buffers the transport may still touch */
     dcomm_stats stats;
     _Atomic int abort_wanted;
     char abort_reason[DCOMMI_TEXT_MAX];

@@ -27,10 +27,10 @@
  *               payload = where the answering rank waits
  *   ABORT       a = status (two's complement)             payload = sentence
  *   GOODBYE     a = number of collectives that the sender took part in
- *   SHRINK      begins attempt b to leave out ranks       a = hash of the remaining ranks;
- *               seq = highest attempt with these that has succeeded; tag = negated error with
- *               which b has failed here before the others could know. A failed communicator sends
- *               it too
+ *   AGREE       of the agreement with key b, a failed communicator's too: its message `slot`
+ *               (engine/agree.h) of decision `seq`; tag = coordinator; a = the sender's word;
+ *               signature = the accepted value's coordinator, or -1; stage = 1: too few are left;
+ *               payload = the value's word, the failed ranks, those proven, the value's
  *   REGION_ASK  asks how to map region `tag`
  *   REGION      answers REGION_ASK                        a = 1: it is device memory;
  *               payload = card and key (region.h)
@@ -57,7 +57,7 @@ enum dcommi_message_type {
     DCOMMI_MSG_OFFER,
     DCOMMI_MSG_READ_SENT,
     DCOMMI_MSG_REGION_SHUT,
-    DCOMMI_MSG_SHRINK,
+    DCOMMI_MSG_AGREE,
     DCOMMI_MSG_REFUSED,
     DCOMMI_MSG_TYPE_END
 };
@@ -100,7 +100,8 @@ _Static_assert(offsetof(dcommi_header, a) == DCOMMI_HEADER_SHORT, "a and b come 
 
 #define DCOMMI_REGION_CARD 16 /* bytes before the key in REGION */
 #define DCOMMI_REGION_KEY_DEVICE sizeof(dcommi_device_key)
-#define DCOMMI_TEXT_MAX 400 /* bytes of text in QUERY, REPLY, ABORT and REFUSED */
+#define DCOMMI_AGREE_BYTES 8192 /* most bytes of payload in AGREE */
+#define DCOMMI_TEXT_MAX 400     /* bytes of text in QUERY, REPLY, ABORT and REFUSED */
 
 /* Store a 32-bit number in slot and reserved, for types that do not need these otherwise. */
 static inline void dcommi_header_set_wide(dcommi_header *h, uint32_t number)
@@ -146,6 +147,8 @@ static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
     case DCOMMI_MSG_ABORT:
     case DCOMMI_MSG_REFUSED:
         return len <= DCOMMI_TEXT_MAX;
+    case DCOMMI_MSG_AGREE:
+        return len <= DCOMMI_AGREE_BYTES;
     case DCOMMI_MSG_REGION:
         return header->a == 0
                    ? len == DCOMMI_REGION_CARD

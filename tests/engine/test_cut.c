@@ -1,0 +1,121 @@
+/* test_cut.c - ranks that are silent for each other, dead or not: at most one side goes on, and the
+ * other one knows that it does not. The loss of a connection is feigned inside each rank. */
+#define _GNU_SOURCE
+#pragma GCC diagnostic ignored "-Wunused-function"
+#include "dcomm/impl/comm/failed.h"
+#include "faults.h"
+#include "ranks.h"
+
+#include <criterion/criterion.h>
+
+typedef struct cut {
+    unsigned sides[2]; /* sets of ranks */
+    int goes_on;       /* the side that goes on; -1: none, 2: both */
+    int quorum;
+} cut;
+
+/* Connect all ranks with each other: UCX 1.13 aborts a process whose connection breaks as it opens.
+ */
+static void connect_all(dcomm_comm *comm)
+{
+    float in[PROCS_MAX] = {0}, out[PROCS_MAX];
+    RANKS_OK(dcomm_alltoall(comm, in, out, 1, DCOMM_F32, NULL));
+    RANKS_OK(dcomm_barrier(comm, NULL));
+}
+
+/* Lose all ranks of a set, without proof of their death. */
+static void lose(dcomm_comm *comm, unsigned set)
+{
+    dcommi_token_take(comm->context);
+    for (int r = 0; r < comm->size; r++) {
+        if (set >> r & 1 && comm->members[r].peer >= 0) {
+            dcommi_peer_lost(comm->context, comm->members[r].peer, "it is silent");
+        }
+    }
+    dcommi_token_release(comm->context);
+}
+
+static int divided(int rank, int n, procs_shared *s, void *arg)
+{
+    const cut *c = arg;
+    fault_rank f = {.rank = rank, .n = n, .s = s};
+    ranks_settle(rank, n, RANKS_HOSTS);
+    f.comm = ranks_join(rank, n, s, &(dcomm_comm_opts){.quorum = c->quorum, .timeout_s = 5});
+    const int side = c->sides[1] >> rank & 1;
+    const unsigned others = ((1u << n) - 1) & ~c->sides[side];
+    connect_all(f.comm);
+    fault_meet(&f, -1);
+    lose(f.comm, others);
+    int failed[PROCS_MAX], count = 0;
+    RANKS_OK(dcomm_comm_failed(f.comm, NULL, 0, &count));
+    PROCS_TRUE(count == __builtin_popcount(others));
+    uint64_t flags = ~(UINT64_C(1) << rank);
+    const bool goes_on = c->goes_on == 2 || c->goes_on == side;
+    dcomm_status status = dcomm_comm_agree(f.comm, &flags, failed, PROCS_MAX, &count);
+    PROCS_CHECK(status == (goes_on ? DCOMM_OK : DCOMM_ERR_QUORUM), "rank %d: %s: %s", rank,
+                dcomm_status_name(status), dcomm_last_error());
+    dcomm_comm *rest = NULL;
+    if (goes_on) {
+        PROCS_TRUE((uint32_t)~flags == c->sides[side]);
+        PROCS_TRUE(count == __builtin_popcount(others));
+        RANKS_OK(dcomm_comm_shrink(f.comm, NULL, 0, &rest));
+        PROCS_TRUE(dcomm_comm_size(rest) == __builtin_popcount(c->sides[side]));
+        RANKS_OK(dcomm_barrier(rest, NULL));
+        fault_destroy(&rest, 1);
+    } else {
+        status = dcomm_comm_shrink(f.comm, NULL, 0, &rest);
+        PROCS_TRUE(status == DCOMM_ERR_QUORUM && rest == NULL);
+    }
+    fault_meet(&f, -1);
+    fault_destroy(&f.comm, 2);
+    return procs_leaks();
+}
+
+static void try_cut(cut c)
+{
+    int ended[PROCS_MAX], n = 32 - __builtin_clz(c.sides[0] | c.sides[1]);
+    cr_expect_eq(procs_run(n, 30, divided, &c, ended), 0);
+}
+
+Test(cut, two_sides, .timeout = 120)
+{
+    try_cut((cut){{0x3, 0xc}, 0, 0}); /* half of them, with the lowest rank */
+    try_cut((cut){{0x1, 0xe}, 1, 0});
+    try_cut((cut){{0x3, 0xc}, -1, 3});
+    try_cut((cut){{0x3, 0xc}, 2, DCOMM_QUORUM_NONE});
+}
+
+/* Rank 2 does not hear from rank 0 any more; the others hear from both. All of them leave out rank
+ * 0, on rank 2's word, and rank 0 is told. */
+static int one_sided(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    fault_rank f = {.rank = rank, .n = n, .s = s};
+    ranks_settle(rank, n, RANKS_HOSTS);
+    f.comm = ranks_join(rank, n, s, &(dcomm_comm_opts){.timeout_s = 8});
+    connect_all(f.comm);
+    fault_meet(&f, -1);
+    if (rank == 2) {
+        lose(f.comm, 1);
+    }
+    int failed[PROCS_MAX], count = 0;
+    dcomm_status status = dcomm_comm_agree(f.comm, NULL, failed, PROCS_MAX, &count);
+    if (rank == 0) {
+        ranks_refused(status, DCOMM_ERR_PEER, "counts as failed");
+        ranks_refused(dcomm_comm_agree(f.comm, NULL, NULL, 0, NULL), DCOMM_ERR_PEER, "rank, 0");
+    } else {
+        PROCS_CHECK(status == DCOMM_OK && count == 1 && failed[0] == 0, "rank %d: %s: %s", rank,
+                    dcomm_status_name(status), dcomm_last_error());
+        RANKS_OK(dcomm_comm_failed(f.comm, failed, PROCS_MAX, &count)); /* from now on known */
+        PROCS_TRUE(count == 1 && failed[0] == 0);
+    }
+    fault_meet(&f, -1);
+    fault_destroy(&f.comm, 2);
+    return procs_leaks();
+}
+
+Test(cut, one_sided, .timeout = 60)
+{
+    int ended[PROCS_MAX];
+    cr_expect_eq(procs_run(4, 30, one_sided, NULL, ended), 0);
+}
