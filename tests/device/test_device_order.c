@@ -583,7 +583,7 @@ static int two_streams(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 5000 };
     static cudaStream_t shared;
-    static _Atomic int turn;
+    static _Atomic int turn, over;
     const pairing *p = arg;
     dcomm_comm *comm = join(rank, n, s, &(where){.threads = true});
     float *device = device_values(COUNT); /* runs on the default stream, */
@@ -611,7 +611,8 @@ static int two_streams(int rank, int n, procs_shared *s, void *arg)
                         strstr(dcomm_comm_error(comm), p->refused) != NULL,
                     "%s", dcomm_comm_error(comm));
     }
-    while (atomic_load(&turn) != n) {
+    atomic_fetch_add(&over, 1);
+    while (atomic_load(&over) != n) {
         sched_yield();
     }
     if (rank == 0) {
