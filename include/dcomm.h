@@ -18553,6 +18553,8 @@ typedef struct dcommi_signature {
 typedef struct dcommi_peer_state {
     uint8_t entry; /* the dcommi_entry that it last reported */
     bool replied;  /* it has answered since the last query */
+    bool known;    /* it has answered some query */
+    double asked;  /* when the first query was sent that it has not answered */
     char where[64];
 } dcommi_peer_state;
 /* The arguments of a collective call, packed into a few words: the key of the plan cache
@@ -18855,6 +18857,9 @@ static bool dcommi_refusal_answer(dcomm_comm *comm, const dcommi_header *h);
 static void dcommi_advance_done(dcomm_comm *comm);
 /* Tell a rank how much of a stream is complete here. */
 static void dcommi_send_credit(dcomm_comm *comm, int rank, uint8_t stream);
+/* ---- control connections (control.h) ---- */
+/* Handle what has come on all control connections. With the token. */
+static void dcommi_ctl_look(dcomm_context *context);
 /* ---- receives on a device (device/copy_in.h) ---- */
 /* Match a receive with a message whose payload waits on its sender's device. */
 static void dcommi_take_offer(dcommi_move *move, const dcommi_header *h, size_t len);
@@ -35058,7 +35063,6 @@ static void dcommi_ctl_sweep(dcommi_ctl *c)
         c->nstrangers--;
     }
 }
-/* Handle what has come on all connections. With the token. */
 static void dcommi_ctl_look(dcomm_context *context)
 {
     dcommi_ctl *c = context->control;
@@ -36093,10 +36097,12 @@ static void dcommi_run_told(dcommi_run *run, const dcommi_header *h)
     dcommi_run_event(run);
     dcommi_run_wake(run, DCOMMI_LANE_EXPOSE, (int64_t)h->src);
 }
-#define DCOMMI_QUERY_AFTER 0.2 /* seconds without an event */
-#define DCOMMI_QUERY_EVERY 1.0 /* seconds between queries, after the first few */
-#define DCOMMI_LIMIT_MAX_S 1e9 /* a longer time-out is none */
-#define DCOMMI_LONG_S 300      /* seconds after which the log tells of a run without a limit */
+#define DCOMMI_QUERY_AFTER 0.2  /* seconds without an event */
+#define DCOMMI_QUERY_EVERY 1.0  /* seconds between queries, after the first few */
+#define DCOMMI_SILENT_AFTER 1.0 /* seconds without an answer, after which a rank counts as silent \
+                                 */
+#define DCOMMI_LIMIT_MAX_S 1e9  /* a longer time-out is none */
+#define DCOMMI_LONG_S 300       /* seconds after which the log tells of a run without a limit */
 /* ---- descriptions ---- */
 /* Return the hash of an operation alone, without those before it. */
 static inline uint32_t dcommi_signature_plain(const dcommi_signature *s)
@@ -36410,7 +36416,7 @@ static void dcommi_on_reply(dcomm_comm *comm, const dcommi_header *h, const void
             continue;
         }
         dcommi_peer_state *peer = &run->peers[h->src];
-        peer->replied = true;
+        peer->replied = peer->known = true;
         peer->entry = (uint8_t)h->a;
         size_t n = len < sizeof peer->where - 1 ? len : sizeof peer->where - 1;
         dcommi_peer_text(peer->where, data, n);
@@ -36458,6 +36464,7 @@ static void dcommi_run_ask(dcommi_run *run, double now)
             dcommi_peer_lost(comm->context, m->peer, "its process has ended");
             return;
         }
+        run->peers[r].asked = run->peers[r].replied ? now : run->peers[r].asked;
         run->peers[r].replied = false;
         dcommi_query(comm, r, run->stream, run->seq, &run->signature);
         if (!run->active) {
@@ -36477,6 +36484,14 @@ static void dcommi_ranks_text(const bool *wanted, int size, char *text, size_t l
         dcommi_text_ranges(list, sizeof list, ", ", (size_t)size, dcommi_rank_wanted, wanted);
     snprintf(text, len, "%s%s", n == 0 ? "" : n == 1 ? "rank " : "ranks ", list);
 }
+/* Return true if a rank that was asked does not answer. One that has answered before gets some
+ * time: the last query may just be on its way. */
+static bool dcommi_peer_silent(const dcommi_run *run, const dcommi_peer_state *peer)
+{
+    const double quarter = run->timeout_s / 4;
+    const double least = quarter < DCOMMI_SILENT_AFTER ? quarter : DCOMMI_SILENT_AFTER;
+    return !peer->replied && (!peer->known || dcommi_now() - peer->asked > least);
+}
 /* Write a sentence that begins with the run and `what`, and names the ranks to blame as far as
  * their answers tell. */
 static void dcommi_run_blame(dcommi_run *run, const char *what, char text[DCOMMI_MESSAGE_MAX])
@@ -36491,9 +36506,9 @@ static void dcommi_run_blame(dcommi_run *run, const char *what, char text[DCOMMI
         for (int r = 0; r < comm->size; r++) {
             const dcommi_peer_state *peer = run->peers != NULL ? &run->peers[r] : NULL;
             bool asked = peer != NULL && dcommi_run_involves(run, r);
-            bool heard = asked && peer->replied;
+            bool heard = asked && !dcommi_peer_silent(run, peer);
             int group = r == comm->rank || (heard && peer->entry == DCOMMI_ENTERED) ? THERE
-                        : asked && !peer->replied                                   ? SILENT
+                        : asked && !heard                                           ? SILENT
                         : heard && peer->entry == DCOMMI_NOT_ENTERED                ? NEVER
                         : heard && peer->entry == DCOMMI_BEHIND                     ? BEHIND
                                                                                     : GROUPS;
@@ -37500,7 +37515,9 @@ static void dcommi_on_corrupt(void *user, dcommi_transport *transport,
 static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int peer, const char *why)
 {
     dcomm_context *context = user;
-    (void)transport;
+    if (transport == context->net && context->control != NULL) {
+        dcommi_ctl_look(context); /* it may have left communicators before it closed */
+    }
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
         for (int r = 0; r < comm->size; r++) {
             if (comm->members[r].peer == peer) { /* its last messages */
@@ -67526,6 +67543,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_SHORT_MAX
 #undef DCOMMI_SHRINK_SALT
 #undef DCOMMI_SHUT_S
+#undef DCOMMI_SILENT_AFTER
 #undef DCOMMI_SIMD_AHEAD
 #undef DCOMMI_SIMD_AHEAD_FAR
 #undef DCOMMI_SIMD_AHEAD_NEAR

@@ -431,7 +431,9 @@ static void dcommi_on_corrupt(void *user, dcommi_transport *transport,
 static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int peer, const char *why)
 {
     dcomm_context *context = user;
-    (void)transport;
+    if (transport == context->net && context->control != NULL) {
+        dcommi_ctl_look(context); /* it may have left communicators before it closed */
+    }
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
         for (int r = 0; r < comm->size; r++) {
             if (comm->members[r].peer == peer) { /* its last messages */

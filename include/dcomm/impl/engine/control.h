@@ -402,7 +402,6 @@ static void dcommi_ctl_sweep(dcommi_ctl *c)
     }
 }
 
-/* Handle what has come on all connections. With the token. */
 static void dcommi_ctl_look(dcomm_context *context)
 {
     dcommi_ctl *c = context->control;

@@ -71,6 +71,11 @@ static void dcommi_advance_done(dcomm_comm *comm);
 /* Tell a rank how much of a stream is complete here. */
 static void dcommi_send_credit(dcomm_comm *comm, int rank, uint8_t stream);
 
+/* ---- control connections (control.h) ---- */
+
+/* Handle what has come on all control connections. With the token. */
+static void dcommi_ctl_look(dcomm_context *context);
+
 /* ---- receives on a device (device/copy_in.h) ---- */
 
 /* Match a receive with a message whose payload waits on its sender's device. */

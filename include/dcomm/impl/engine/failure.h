@@ -12,10 +12,12 @@
 #include "lanes.h"
 #include "../transport/local/watch.h"
 
-#define DCOMMI_QUERY_AFTER 0.2 /* seconds without an event */
-#define DCOMMI_QUERY_EVERY 1.0 /* seconds between queries, after the first few */
-#define DCOMMI_LIMIT_MAX_S 1e9 /* a longer time-out is none */
-#define DCOMMI_LONG_S 300      /* seconds after which the log tells of a run without a limit */
+#define DCOMMI_QUERY_AFTER 0.2  /* seconds without an event */
+#define DCOMMI_QUERY_EVERY 1.0  /* seconds between queries, after the first few */
+#define DCOMMI_SILENT_AFTER 1.0 /* seconds without an answer, after which a rank counts as silent \
+                                 */
+#define DCOMMI_LIMIT_MAX_S 1e9  /* a longer time-out is none */
+#define DCOMMI_LONG_S 300       /* seconds after which the log tells of a run without a limit */
 
 /* ---- descriptions ---- */
 
@@ -351,7 +353,7 @@ static void dcommi_on_reply(dcomm_comm *comm, const dcommi_header *h, const void
             continue;
         }
         dcommi_peer_state *peer = &run->peers[h->src];
-        peer->replied = true;
+        peer->replied = peer->known = true;
         peer->entry = (uint8_t)h->a;
         size_t n = len < sizeof peer->where - 1 ? len : sizeof peer->where - 1;
         dcommi_peer_text(peer->where, data, n);
@@ -401,6 +403,7 @@ static void dcommi_run_ask(dcommi_run *run, double now)
             dcommi_peer_lost(comm->context, m->peer, "its process has ended");
             return;
         }
+        run->peers[r].asked = run->peers[r].replied ? now : run->peers[r].asked;
         run->peers[r].replied = false;
         dcommi_query(comm, r, run->stream, run->seq, &run->signature);
         if (!run->active) {
@@ -423,6 +426,15 @@ static void dcommi_ranks_text(const bool *wanted, int size, char *text, size_t l
     snprintf(text, len, "%s%s", n == 0 ? "" : n == 1 ? "rank " : "ranks ", list);
 }
 
+/* Return true if a rank that was asked does not answer. One that has answered before gets some
+ * time: the last query may just be on its way. */
+static bool dcommi_peer_silent(const dcommi_run *run, const dcommi_peer_state *peer)
+{
+    const double quarter = run->timeout_s / 4;
+    const double least = quarter < DCOMMI_SILENT_AFTER ? quarter : DCOMMI_SILENT_AFTER;
+    return !peer->replied && (!peer->known || dcommi_now() - peer->asked > least);
+}
+
 /* Write a sentence that begins with the run and `what`, and names the ranks to blame as far as
  * their answers tell. */
 static void dcommi_run_blame(dcommi_run *run, const char *what, char text[DCOMMI_MESSAGE_MAX])
@@ -437,9 +449,9 @@ static void dcommi_run_blame(dcommi_run *run, const char *what, char text[DCOMMI
         for (int r = 0; r < comm->size; r++) {
             const dcommi_peer_state *peer = run->peers != NULL ? &run->peers[r] : NULL;
             bool asked = peer != NULL && dcommi_run_involves(run, r);
-            bool heard = asked && peer->replied;
+            bool heard = asked && !dcommi_peer_silent(run, peer);
             int group = r == comm->rank || (heard && peer->entry == DCOMMI_ENTERED) ? THERE
-                        : asked && !peer->replied                                   ? SILENT
+                        : asked && !heard                                           ? SILENT
                         : heard && peer->entry == DCOMMI_NOT_ENTERED                ? NEVER
                         : heard && peer->entry == DCOMMI_BEHIND                     ? BEHIND
                                                                                     : GROUPS;

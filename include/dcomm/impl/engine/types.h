@@ -177,6 +177,8 @@ typedef struct dcommi_signature {
 typedef struct dcommi_peer_state {
     uint8_t entry; /* the dcommi_entry that it last reported */
     bool replied;  /* it has answered since the last query */
+    bool known;    /* it has answered some query */
+    double asked;  /* when the first query was sent that it has not answered */
     char where[64];
 } dcommi_peer_state;
 

@@ -1,0 +1,163 @@
+/* test_sim.c - the engine in a simulated world (world.h, wire.h): ranks die at any moment, messages
+ * come in any order that a transport allows, and the survivors must agree and go on.
+ *
+ *     test_sim --seed N [--ranks N] [--trace]     replay the case of a seed
+ *     test_sim --from N --count N [--ranks N]     run many
+ *     test_sim --algo N --ranks N --victim N --point N [--trace]   replay one death in one call */
+#define _GNU_SOURCE
+#pragma GCC diagnostic ignored "-Wunused-function"
+#include "case.h"
+
+#include "full.h"
+
+#include <criterion/criterion.h>
+
+/* Run the case that is drawn. Say how to run it again if it goes wrong. */
+static bool run_case(const char *replay)
+{
+    const bool good = case_run();
+    if (!good) {
+        case_print();
+        printf("# %s\n# replay: test_sim %s\n", world.trouble, replay);
+        fflush(stdout);
+    }
+    return good;
+}
+
+static bool run_seed(uint64_t seed, int most)
+{
+    char replay[64];
+    snprintf(replay, sizeof replay, "--seed %" PRIu64 " --ranks %d", seed, most);
+    case_draw(seed, most);
+    return run_case(replay);
+}
+
+static int run_seeds(uint64_t from, uint64_t count, int most)
+{
+    const double start = dcommi_now();
+    uint64_t bad = 0, turns = 0;
+    for (uint64_t seed = from; seed < from + count; seed++) {
+        bad += !run_seed(seed, most);
+        turns += world.turns;
+    }
+    const double took = dcommi_now() - start;
+    printf("# %" PRIu64 " seeds, %" PRIu64 " bad, %.3g turns each, %.0f an hour\n", count, bad,
+           (double)turns / (double)count, 3600 * (double)count / took);
+    return bad > 0;
+}
+
+/* Let each rank of `n` die at every `step`-th of its points in one call of an algorithm. Return how
+ * many cases went wrong. *cases: how many there were. */
+static int sweep_algorithm(int algo, int n, uint64_t step, int *cases)
+{
+    int bad = 0;
+    for (int victim = 0; victim < n; victim++) {
+        uint64_t points = UINT64_MAX;
+        for (uint64_t p = (uint64_t)(algo + victim) % step; p <= points; p += step) {
+            char replay[96];
+            snprintf(replay, sizeof replay, "--algo %d --ranks %d --victim %d --point %" PRIu64,
+                     algo, n, victim, p);
+            case_draw_death(algo, n, victim, p);
+            bad += !run_case(replay);
+            ++*cases;
+            if (life_report[victim].points > 0) { /* it came to the end of the call */
+                points = life_report[victim].points;
+            }
+        }
+    }
+    return bad;
+}
+
+static int sweep(int most, bool all)
+{
+    const double start = dcommi_now();
+    int bad = 0, cases = 0;
+    for (int algo = 0; algo < CASE_ALGOS; algo++) {
+        for (int n = 2; n <= most && calls_knows(dcommi_algo_table[algo].coll); n++) {
+            bad += sweep_algorithm(algo, n, all || n == 2 ? 1 : n == 3 ? 3 : 7, &cases);
+        }
+    }
+    printf("# %d deaths, %d bad, in %.1f s\n", cases, bad, dcommi_now() - start);
+    return bad;
+}
+
+/* Seeds that have found mistakes of the engine. */
+Test(sim, known_seeds, .timeout = 60)
+{
+    static const struct {
+        uint64_t seed;
+        int most;
+    } known[] = {
+        {296, 4},   {636, 4},   {671, 4},   {987, 4},  /* accused: an answer was on its way */
+        {11712, 6}, {11777, 6}, {12923, 6}, {13591, 6} /* lost: a rank that had left */
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        cr_expect(run_seed(known[i].seed, known[i].most), "seed %d", (int)known[i].seed);
+    }
+}
+
+/* One seed is one history, whatever ran before. */
+Test(sim, replays, .timeout = 60)
+{
+    uint64_t turns[40];
+    double ends[40];
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < 40; i++) {
+            const int seed = round == 0 ? i : 39 - i;
+            run_seed(1 + (uint64_t)seed, 4);
+            if (round == 0) {
+                turns[seed] = world.turns;
+                ends[seed] = world.now;
+            }
+            cr_expect(turns[seed] == world.turns && ends[seed] == world.now, "seed %d", seed + 1);
+        }
+    }
+}
+
+Test(sim, seeds, .timeout = 240)
+{
+    cr_expect(run_seeds(1, test_full() ? 40000 : 1000, 4) == 0);
+    cr_expect(run_seeds(1, test_full() ? 10000 : 100, 8) == 0);
+    cr_expect(run_seeds(1, test_full() ? 1000 : 10, 16) == 0);
+}
+
+Test(sim, death_at_every_point, .timeout = 240)
+{
+    cr_expect(sweep(4, test_full()) == 0);
+}
+
+int main(int argc, char **argv)
+{
+    uint64_t seed = 0, from = 1, count = 0, point = 0;
+    int most = 4, algo = -1, victim = 0;
+    for (int i = 1; i < argc; i++) {
+        const char *value = i + 1 < argc ? argv[i + 1] : "0";
+        const uint64_t number = strtoull(value, NULL, 10);
+        seed = strcmp(argv[i], "--seed") == 0 ? number : seed;
+        from = strcmp(argv[i], "--from") == 0 ? number : from;
+        count = strcmp(argv[i], "--count") == 0 ? number : count;
+        point = strcmp(argv[i], "--point") == 0 ? number : point;
+        most = strcmp(argv[i], "--ranks") == 0 ? (int)number : most;
+        algo = strcmp(argv[i], "--algo") == 0 ? (int)number : algo;
+        victim = strcmp(argv[i], "--victim") == 0 ? (int)number : victim;
+        world.traced = world.traced || strcmp(argv[i], "--trace") == 0;
+    }
+    if (most < 2 || most > WORLD_MAX || algo >= CASE_ALGOS) {
+        fprintf(stderr, "test_sim: 2 to %d ranks, algorithms 0 to %d\n", WORLD_MAX, CASE_ALGOS - 1);
+        return 2;
+    }
+    if (seed > 0) {
+        return !run_seed(seed, most);
+    }
+    if (algo >= 0) {
+        case_draw_death(algo, most, victim, point);
+        return !run_case("the same");
+    }
+    if (count > 0) {
+        return run_seeds(from, count, most);
+    }
+    struct criterion_test_set *tests = criterion_initialize();
+    int result = criterion_handle_args(argc, argv, true) ? !criterion_run_all_tests(tests) : 0;
+    criterion_finalize(tests);
+    return result;
+}
