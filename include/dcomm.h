@@ -1707,6 +1707,14 @@ typedef struct dcomm_comm_opts {
      * of those ranks must be left that are not certainly dead, or half of them with the lowest one
      * (docs/errors.md). */
     int quorum;
+
+    /* ---- every communicator of the context; all ranks take rank 0's ---- */
+
+    /* Seconds after which a process that does not run counts as dead: one that is stopped
+     * (SIGSTOP), or whose machine or network is silent. A process that computes is never meant, nor
+     * one that a debugger holds. INFINITY: none (default: DCOMM_LIVENESS_S, else 10;
+     * DCOMM_LIVENESS_S=0: none). */
+    double liveness_s;
 } dcomm_comm_opts;
 
 /* Create an id, on one rank. A thread of this process serves the rendezvous until all `size` ranks
@@ -1738,7 +1746,7 @@ DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm);
  * may be inside a call on it: abort, join, then destroy. Waits until the outstanding operations
  * are complete or have timed out; dcomm_comm_abort ends them at once. The caller must still wait
  * for their requests or free them. Then waits up to 5 s until its peers close the communicator,
- * too.
+ * too; after an error, some 20 ms, or up to 0.5 s if peers may still read the caller's memory.
  * Errors: DCOMM_ERR_INVALID (this thread has queued operations on it in a group); the error that
  * poisoned the communicator, if the program has not seen it. It has seen the error if a call or a
  * wait has returned it or will, or if dcomm_comm_status, _error, _ready, _agree or _shrink was
@@ -17612,8 +17620,9 @@ typedef struct dcommi_transport_handlers {
     void *user;
     /* Handle a message; called from within progress. */
     dcommi_verdict (*on_message)(void *user, dcommi_transport *t, const dcommi_arrival *arrival);
-    /* Handle the loss of a peer; called once per peer from within progress. */
-    void (*on_peer_lost)(void *user, dcommi_transport *t, int peer, const char *why);
+    /* Handle the loss of a peer; called once per peer from within progress. `proven`: its process
+     * has ended, or has closed the transport. */
+    void (*on_peer_lost)(void *user, dcommi_transport *t, int peer, const char *why, bool proven);
     /* Handle bytes that are no message, nor a part that fits the others. The header may be cut
      * short, and no other field is valid. */
     void (*on_corrupt)(void *user, dcommi_transport *t, const dcommi_arrival *arrival);
@@ -17653,6 +17662,9 @@ typedef struct dcommi_transport_vtable {
     void (*connect)(dcommi_transport *t, int peer, int connections);
     /* Forget a peer: drop the messages under way to it and complete its pending ops. */
     void (*remove_peer)(dcommi_transport *t, int peer);
+    /* May be NULL. Look for peers whose processes have ended, by a system call. progress reports
+     * them. */
+    void (*watch)(dcommi_transport *t);
     /* May be NULL. Report the loss of a peer whose death we know from elsewhere, once its last
      * messages have been read. `why` is static text. */
     void (*lose)(dcommi_transport *t, int peer, const char *why);
@@ -17891,6 +17903,7 @@ static const dcommi_env_entry dcommi_env_table[] = {
     {.name = "DCOMM_IFACE"},
     {.name = "DCOMM_ISA"},
     {.name = "DCOMM_JOB"},
+    {.name = "DCOMM_LIVENESS_S", .kind = DCOMMI_ENV_SECONDS, .most = 1e9, .refused = true},
     {.name = "DCOMM_LOG", .kind = DCOMMI_ENV_CHOICE, .choices = DCOMMI_LOG_CHOICES},
     {.name = "DCOMM_PORT", .kind = DCOMMI_ENV_INTEGER, .least = 1, .most = 65535, .refused = true},
     {.name = "DCOMM_PROGRESS_THREAD", .kind = DCOMMI_ENV_FLAG},
@@ -18681,19 +18694,24 @@ struct dcomm_comm {
     struct dcommi_chooser *chooser; /* with lock */
     dcommi_site *places;            /* [size] */
     dcommi_member *members;
-    double timeout_s;
+    double timeout_s, liveness_s;
     char algo[32];
     bool deterministic;
-    bool tunes;      /* is tuned when it is created */
-    bool timed;      /* its runs record when they end */
-    bool device_ucx; /* UCX of all ranks moves device memory between hosts */
-    int quorum;      /* ranks that must be left to go on; 0: the default; below 0: any number */
-    int connections; /* to each rank on another host; 0: from the tuning */
+    bool tunes;         /* is tuned when it is created */
+    bool timed;         /* its runs record when they end */
+    bool all_connected; /* we have a control connection with each rank on another host, and so, as
+                           far as we know, have all */
+    bool leaves;        /* this rank says goodbye: a loss is of no concern to it any more */
+    bool seen_by_all;   /* the death that poisoned it, by all ranks themselves */
+    bool device_ucx;    /* UCX of all ranks moves device memory between hosts */
+    int quorum;         /* ranks that must be left to go on; 0: the default; below 0: any number */
+    int connections;    /* to each rank on another host; 0: from the tuning */
     int64_t chunk_bytes;
     _Atomic int lock;                  /* protects sequence numbers, plan cache, free runs */
     uint8_t *scratch;                  /* for scripts */
     struct dcommi_bcast_writer *bcast; /* our own slots; NULL: none */
     bool attached;                     /* we poll the broadcast slots of all others */
+    uint64_t silent; /* 1 + the rank whose silence poisoned it; 0: none. ABORT tells it */
     uint64_t next_seq;
     uint32_t chain;    /* for the next collective; with lock */
     uint64_t children; /* communicators derived so far, for their ids */
@@ -18738,10 +18756,15 @@ typedef struct dcommi_remote {
     pid_t pid;
     uint64_t started; /* start time of that process; 0: unknown */
     bool same_host, lost;
+    bool proven; /* its death: its process has ended, or its control connection was reset. A lost
+                    peer without it is only silent, or sent bytes that cannot be right */
     bool cannot_read_us; /* it has asked for payloads by message instead */
     bool unreadable;     /* we may not read its memory */
     bool takes_device;   /* UCX moves device memory between it and us */
     int users;           /* communicators that have it */
+    double looked_at; /* when its process was last looked at, and the time of cores that it had */
+    uint64_t ticks;   /* used then (silence.h) */
+    double stopped_s; /* seconds for which it was seen stopped since it last ran */
     char why[160];
 } dcommi_remote;
 #define DCOMMI_MISSED 16
@@ -18798,9 +18821,11 @@ struct dcomm_context {
     _Atomic unsigned spin_limit;      /* polls before yielding the core */
     _Atomic unsigned script_yields;   /* yields before a script leaves a wait to the engine */
     _Atomic unsigned script_pauses;   /* pauses before the first poll of a script's wait */
-    double next_check;
+    double next_watch, next_check;    /* coarse clock */
+    double liveness_s;                /* of the communicator created last; INFINITY: off */
     _Atomic bool has_thread;
     _Atomic int stop;
+    bool hurries; /* its last communicator had failed, so it closes without waiting for peers */
     pthread_t thread;
 };
 /* ---- lanes (frames.h, lanes.h) ---- */
@@ -18842,7 +18867,7 @@ static inline bool dcommi_have(dcomm_comm *comm, const void *memory)
     return dcommi_good(comm, memory != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY);
 }
 /* Fail all communicators with a peer that has ended. */
-static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why);
+static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why, bool proven);
 /* Handle a message whose signature is not the run's: query its sender, or report the mismatch. */
 static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h,
                                     size_t len);
@@ -18858,8 +18883,9 @@ static void dcommi_advance_done(dcomm_comm *comm);
 /* Tell a rank how much of a stream is complete here. */
 static void dcommi_send_credit(dcomm_comm *comm, int rank, uint8_t stream);
 /* ---- control connections (control.h) ---- */
-/* Handle what has come on all control connections. With the token. */
-static void dcommi_ctl_look(dcomm_context *context);
+/* Tell a peer that it counts as dead here, so that it hears of it when it runs again. With the
+ * token. */
+static void dcommi_ctl_tell_dead(dcomm_context *context, int peer);
 /* ---- receives on a device (device/copy_in.h) ---- */
 /* Match a receive with a message whose payload waits on its sender's device. */
 static void dcommi_take_offer(dcommi_move *move, const dcommi_header *h, size_t len);
@@ -29978,8 +30004,13 @@ static bool dcommi_watch_foreign(uint64_t mine, uint64_t theirs)
 {
     return mine != theirs || mine == 0;
 }
-/* Return the start time of a process in clock ticks since boot, 0 if it is gone or a zombie. */
-static uint64_t dcommi_process_started(pid_t pid)
+/* What the kernel tells of a process. */
+typedef struct dcommi_process {
+    uint64_t started; /* clock ticks since boot; 0: it is gone, or a zombie */
+    uint64_t ticks;   /* time of cores that it has used */
+    char state;       /* R, S, D; T: stopped; t: stopped by a debugger; 0: it is gone */
+} dcommi_process;
+static dcommi_process dcommi_process_read(pid_t pid)
 {
     char path[64], text[1024];
     snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
@@ -29987,15 +30018,22 @@ static uint64_t dcommi_process_started(pid_t pid)
     text[n > 0 ? n : 0] = 0;
     const char *at = strrchr(text, ')'); /* the name before it may hold any character */
     char state = 0;
-    unsigned long long started = 0;
+    unsigned long long started = 0, user = 0, kernel = 0;
     if (at == NULL ||
         sscanf(at + 1,
-               " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d "
+               " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu %*d %*d %*d %*d %*d "
                "%*d %llu",
-               &state, &started) != 2) {
-        return 0;
+               &state, &user, &kernel, &started) != 4) {
+        return (dcommi_process){0};
     }
-    return state == 'Z' || state == 'X' ? 0 : started;
+    return (dcommi_process){.started = state == 'Z' || state == 'X' ? 0 : started,
+                            .ticks = user + kernel,
+                            .state = state};
+}
+/* Return the start time of a process in clock ticks since boot, 0 if it is gone or a zombie. */
+static uint64_t dcommi_process_started(pid_t pid)
+{
+    return dcommi_process_read(pid).started;
 }
 /* Register a descriptor with `user` in the epoll set, which becomes readable when the process
  * ends. Return it, or -1 if there is none: another pid namespace, an old kernel, or ourselves. */
@@ -30768,7 +30806,8 @@ static dcomm_status dcommi_read_process(dcomm_comm *comm, int rank, void *dst, u
                 errno = EFAULT;
             }
             if (errno == ESRCH) {
-                dcommi_peer_lost(comm->context, comm->members[rank].peer, "its process has ended");
+                dcommi_peer_lost(comm->context, comm->members[rank].peer, "its process has ended",
+                                 true);
                 return dcommi_fail(DCOMM_ERR_PEER, "the process of rank %d has ended", rank);
             }
             /* A bad address (the peer has failed and freed its buffer) does not mean that the next
@@ -32970,911 +33009,21 @@ static unsigned dcommi_pauses_within(double seconds)
 /* ==== include/dcomm/impl/engine/arrivals.h ================================================= */
 /* arrivals.h - the dispatch of each message: credits, early messages, messages for communicators
  * that do not exist here yet. */
-/* ==== include/dcomm/impl/engine/reply.h ==================================================== */
-/* reply.h - answers to peers that ask for memory of ours by message (pull.h). */
-static void dcommi_reply_sent(dcommi_op *op, dcomm_status status)
-{
-    (void)status; /* a reader that cannot be reached is reported as lost */
-    dcommi_move_drop((dcommi_move *)op);
-}
-/* Answer with a part of the device memory at `base`. */
-static void dcommi_device_reply(dcommi_move *move, const dcommi_header *h, uint32_t id,
-                                uint8_t *base)
-{
-    dcommi_run *run = move->run;
-    if (h->b > DCOMMI_SLOT_BYTES) {
-        dcommi_poison(run->comm, DCOMM_ERR_CORRUPT,
-                      "rank %d asked for %" PRIu64 " bytes of a device at a time", (int)h->src,
-                      h->b);
-        return;
-    }
-    move->buf = base + h->a;
-    move->len = h->b;
-    move->node =
-        dcommi_key(DCOMMI_NODE_PULL, run->stream, run->seq, run->stage, (int32_t)h->src, id);
-    if (dcommi_straight_with(run, (int)h->src)) {
-        dcommi_straight_send(move);
-    } else {
-        dcommi_out_start(move);
-    }
-}
-/* Answer a peer that asks for a part of the payload of our OFFER. */
-static void dcommi_on_read_sent(dcomm_comm *comm, const dcommi_header *h)
-{
-    dcommi_match_node key =
-        dcommi_key(DCOMMI_NODE_SENT, h->stream, h->seq, h->stage, (int32_t)h->src, h->tag);
-    dcommi_match_node *node = dcommi_match_find(comm, &key);
-    if (node == NULL) {
-        return; /* its run failed meanwhile */
-    }
-    dcommi_move *sent = dcommi_move_of(node);
-    if (!sent->device || h->a > sent->len || h->b > sent->len - h->a) {
-        dcommi_poison(comm, DCOMM_ERR_CORRUPT,
-                      "rank %d asked for bytes %" PRIu64 "+%" PRIu64
-                      " of a message of %zu of rank %d",
-                      (int)h->src, h->a, h->b, sent->len, comm->rank);
-        return;
-    }
-    dcommi_move *move = dcommi_move_new(sent->run, NULL);
-    if (!dcommi_have(comm, move)) {
-        return;
-    }
-    move->kind = DCOMMI_MOVE_REPLY;
-    dcommi_device_reply(move, h, dcommi_header_wide(h), sent->buf);
-}
-/* Answer a peer that asks for a part of memory that `run` exposed. */
-static void dcommi_on_read(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h)
-{
-    if (h->slot >= run->plan->nslots || run->offers == NULL || run->offers[h->slot].base == NULL ||
-        h->a > (uint64_t)run->offers[h->slot].len ||
-        h->b > (uint64_t)run->offers[h->slot].len - h->a) {
-        dcommi_poison(comm, DCOMM_ERR_CORRUPT,
-                      "rank %d asked for bytes %" PRIu64 "+%" PRIu64
-                      " of slot %d, which rank %d has "
-                      "not exposed",
-                      (int)h->src, h->a, h->b, (int)h->slot, comm->rank);
-        return;
-    }
-    dcommi_move *move = dcommi_move_new(run, NULL);
-    if (!dcommi_have(comm, move)) {
-        return;
-    }
-    move->op.done = dcommi_reply_sent;
-    move->kind = DCOMMI_MOVE_REPLY;
-    dcommi_header reply = dcommi_header_of(run, DCOMMI_MSG_READ_REPLY, h->tag);
-    reply.a = h->b;
-    comm->stats.bytes_sent += h->b;
-    if (DCOMMI_UNLIKELY(run->offers[h->slot].device)) {
-        dcommi_device_reply(move, h, h->tag, run->offers[h->slot].base);
-        return;
-    }
-    dcommi_move_in_transport(move);
-    dcomm_status status =
-        dcommi_post(comm, (int)h->src, &reply, run->offers[h->slot].base + h->a, h->b, &move->op);
-    if (status != DCOMM_IN_PROGRESS) {
-        dcommi_reply_sent(&move->op, status);
-        (void)dcommi_good(comm, status);
-    }
-}
-/* ==== include/dcomm/impl/engine/runs.h ===================================================== */
-/* runs.h - the life of a run: bound to memory, started, taken from stage to stage, finished. */
-/* ==== include/dcomm/impl/engine/cache.h ==================================================== */
-/* cache.h - plans, found by the calls that they were made for. The cache is bounded, and the least
- * recently used plan goes first. A plan in use stays until its last run has ended. */
-static void dcommi_cached_free(dcommi_cached *cached)
-{
-    dcommi_free(cached->plan);
-    dcommi_free(cached->inner);
-    dcommi_free(cached->script);
-    dcommi_free(cached);
-}
-/* Drop a reference. This and all below: with comm->lock, or by the owner inside (token.h). */
-static void dcommi_cached_release(dcommi_cached *cached)
-{
-    if (--cached->refs == 0 && cached->retired) {
-        dcommi_cached_free(cached);
-    }
-}
-static void dcommi_cache_retire(dcomm_comm *comm, dcommi_cached **at)
-{
-    dcommi_cached *cached = *at;
-    *at = cached->next;
-    comm->ncached--;
-    cached->retired = true;
-    if (cached->refs == 0) {
-        dcommi_cached_free(cached);
-    }
-}
-static void dcommi_cache_clear(dcomm_comm *comm)
-{
-    for (int i = 0; i < DCOMMI_CACHE_BUCKETS; i++) {
-        while (comm->cache[i] != NULL) {
-            dcommi_cache_retire(comm, &comm->cache[i]);
-        }
-    }
-}
-static inline dcommi_cached **dcommi_cache_bucket(dcomm_comm *comm, const dcommi_call_key *key)
-{
-    uint64_t h =
-        (key->call ^ key->type * 31 ^ key->mode << 20 ^ key->counts[0]) * 0x9e3779b97f4a7c15u;
-    h = (h ^ key->count ^ key->chunk << 32) * 0xd6e8feb86659fd93u;
-    return &comm->cache[(h >> 32) % DCOMMI_CACHE_BUCKETS];
-}
-static inline bool dcommi_cached_is(const dcommi_cached *c, const dcommi_call_key *key,
-                                    const char *asked)
-{
-    const dcommi_call_key *k = &c->key;
-    return k->call == key->call && k->type == key->type && k->count == key->count &&
-           k->mode == key->mode && k->chunk == key->chunk && k->counts[0] == key->counts[0] &&
-           k->counts[1] == key->counts[1] &&
-           (c->asked == asked ||
-            (c->asked != NULL && asked != NULL && strcmp(c->asked, asked) == 0));
-}
-/* Return the plan of a call that named the algorithm `asked` (NULL: none), with a reference taken.
- * NULL: it is not in the cache. */
-static inline dcommi_cached *dcommi_cache_find(dcomm_comm *comm, const dcommi_call_key *key,
-                                               const char *asked)
-{
-    for (dcommi_cached *c = *dcommi_cache_bucket(comm, key); c != NULL; c = c->next) {
-        if (DCOMMI_LIKELY(dcommi_cached_is(c, key, asked))) {
-            c->used = ++comm->cache_clock;
-            c->refs++;
-            return c;
-        }
-    }
-    return NULL;
-}
-/* Add a plan, and the one that it calls (or NULL), with one reference for the caller. NULL without
- * memory; the plans are freed then. `asked` is not copied. */
-static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const dcommi_call_key *key,
-                                       const char *asked, dcomm_plan *plan, dcomm_plan *inner)
-{
-    dcommi_cached *cached = dcommi_alloc(sizeof *cached);
-    if (cached == NULL) {
-        dcommi_free(plan);
-        dcommi_free(inner);
-        return NULL;
-    }
-    while (comm->ncached >= DCOMMI_CACHE_PLANS) {
-        dcommi_cached **oldest = NULL;
-        for (int i = 0; i < DCOMMI_CACHE_BUCKETS; i++) {
-            for (dcommi_cached **at = &comm->cache[i]; *at != NULL; at = &(*at)->next) {
-                if (oldest == NULL || (*at)->used < (*oldest)->used) {
-                    oldest = at;
-                }
-            }
-        }
-        dcommi_cache_retire(comm, oldest);
-    }
-    cached->key = *key;
-    cached->asked = asked;
-    cached->used = ++comm->cache_clock;
-    cached->refs = 1;
-    cached->plan = plan;
-    cached->inner = inner;
-    dcommi_cached **bucket = dcommi_cache_bucket(comm, key);
-    cached->next = *bucket;
-    *bucket = cached;
-    comm->ncached++;
-    comm->stats.plans_built++;
-    return cached;
-}
-/* ==== include/dcomm/impl/engine/fast/bcast.h =============================================== */
-/* bcast.h - broadcast slots. On one host, a rank writes a message for all other ranks once, to its
- * own memory, and they read it there. The other way is to write it into the fifo of each. With
- * many ranks on few cores, such messages take most of the time of a short collective.
- *
- * A communicator has a set of slots in each process and uses them in turn. A slot is reused once
- * all ranks have completed the operation of its last message, as their headers say. If they have
- * not yet, or are not known to poll the set, the message goes through the fifos. Readers poll
- * both, and find the message by its operation. */
-#define DCOMMI_BCAST_SETS 8 /* of a process */
-#define DCOMMI_BCAST_SLOTS 4
-#define DCOMMI_BCAST_LINE 64
-typedef struct dcommi_bcast_slot {
-    /* Turn (32 bits, 1 + the number of the message), payload length (16), header length (16). */
-    _Alignas(DCOMMI_BCAST_LINE) _Atomic uint64_t word;
-    unsigned char bytes[sizeof(dcommi_header) + DCOMMI_BCAST_PAYLOAD]; /* header, payload */
-} dcommi_bcast_slot;
-/* A set of slots, in shared memory. The readers trust none of it. */
-typedef struct dcommi_bcast {
-    _Alignas(DCOMMI_BCAST_LINE) _Atomic uint64_t comm; /* id of its communicator; 0: free */
-    _Atomic uint64_t readers;                          /* bit r: rank r polls it */
-    dcommi_bcast_slot slot[DCOMMI_BCAST_SLOTS];
-} dcommi_bcast;
-_Static_assert(DCOMMI_BCAST_SETS * sizeof(dcommi_bcast) <= DCOMMI_COMMON_BYTES,
-               "the sets find room");
-/* The set that a rank writes. */
-struct dcommi_bcast_writer {
-    dcommi_bcast *set;
-    uint64_t count;                     /* messages so far */
-    uint64_t until[DCOMMI_BCAST_SLOTS]; /* operations that all must complete to free a slot */
-    uint64_t others;                    /* bits of the other ranks */
-    bool open;                          /* all of them poll it */
-};
-/* ---- coming and leaving ---- */
-static dcommi_bcast *dcommi_bcast_sets_of(const dcomm_context *context, int peer)
-{
-    dcommi_transport *local = context->local;
-    void *sets = NULL;
-    return local->call->common != NULL && local->call->common(local, peer, &sets) == DCOMM_OK
-               ? sets
-               : NULL;
-}
-#define DCOMMI_BCAST_LOOKED_AT UINT64_MAX /* in place of an id: given up, but maybe polled */
-/* Return true if a set belongs to no communicator and nobody polls it any more. */
-static bool dcommi_bcast_free(dcommi_bcast *set)
-{
-    uint64_t whose = atomic_load_explicit(&set->comm, memory_order_relaxed);
-    return whose == 0 || (whose == DCOMMI_BCAST_LOOKED_AT && atomic_load(&set->readers) == 0);
-}
-/* Take a set for a communicator, if it can use one. With the token. */
-static void dcommi_bcast_open(dcomm_comm *comm)
-{
-    const dcomm_context *context = comm->context;
-    bool fit = dcommi_groups_post(comm->groups, comm->size);
-    for (int r = 0; r < comm->size && fit; r++) {
-        int peer = comm->members[r].peer;
-        fit = peer < 0 || context->peers[peer].transport == context->local;
-    }
-    dcommi_bcast *sets = fit ? dcommi_bcast_sets_of(context, -1) : NULL;
-    for (int i = 0; i < DCOMMI_BCAST_SETS && sets != NULL && comm->bcast == NULL; i++) {
-        dcommi_bcast *set = &sets[i];
-        if (!dcommi_bcast_free(set)) {
-            continue;
-        }
-        comm->bcast = dcommi_alloc(sizeof *comm->bcast);
-        if (comm->bcast == NULL) {
-            return;
-        }
-        comm->bcast->set = set;
-        comm->bcast->others = ((uint64_t)1 << comm->size) - 1 - ((uint64_t)1 << comm->rank);
-        for (int k = 0; k < DCOMMI_BCAST_SLOTS; k++) {
-            atomic_store_explicit(&set->slot[k].word, 0, memory_order_relaxed);
-        }
-        atomic_store_explicit(&set->readers, 0, memory_order_relaxed);
-        atomic_store_explicit(&set->comm, comm->id, memory_order_release);
-    }
-}
-static void dcommi_bcast_let_go(const dcomm_comm *comm, dcommi_bcast *set)
-{
-    atomic_fetch_and(&set->readers, ~((uint64_t)1 << comm->rank));
-}
-/* Tell the owner of a set that this rank polls it. Return false if the set's communicator has
- * ended. */
-static bool dcommi_bcast_look(const dcomm_comm *comm, dcommi_bcast *set)
-{
-    if (atomic_load_explicit(&set->comm, memory_order_acquire) != comm->id) {
-        return false;
-    }
-    atomic_fetch_or(&set->readers, (uint64_t)1 << comm->rank);
-    if (atomic_load(&set->comm) != comm->id) {
-        dcommi_bcast_let_go(comm, set);
-        return false;
-    }
-    return true;
-}
-/* Find the other ranks' sets. */
-static void dcommi_bcast_find(dcomm_comm *comm)
-{
-    bool all = true;
-    for (int r = 0; r < comm->size; r++) {
-        dcommi_member *m = &comm->members[r];
-        if (m->peer < 0 || m->bcast != NULL) {
-            continue;
-        }
-        dcommi_bcast *sets = dcommi_bcast_sets_of(comm->context, m->peer);
-        for (int i = 0; i < DCOMMI_BCAST_SETS && sets != NULL && m->bcast == NULL; i++) {
-            if (dcommi_bcast_look(comm, &sets[i])) {
-                m->bcast = &sets[i];
-                m->bcast_read = 0;
-            }
-        }
-        all = all && m->bcast != NULL;
-    }
-    comm->attached = all;
-}
-/* Find the other ranks' sets, unless all are found already. With the token. */
-static inline void dcommi_bcast_attach(dcomm_comm *comm)
-{
-    if (DCOMMI_UNLIKELY(comm->bcast != NULL && !comm->attached)) {
-        dcommi_bcast_find(comm);
-    }
-}
-/* Give up the set of a communicator that ends. It may be reused, unless some rank may still poll
- * it: one that has neither said goodbye nor let go of the set. */
-static void dcommi_bcast_close(dcomm_comm *comm)
-{
-    if (comm->bcast == NULL) {
-        return;
-    }
-    dcommi_bcast *set = comm->bcast->set;
-    atomic_store(&set->comm, DCOMMI_BCAST_LOOKED_AT);
-    uint64_t readers = atomic_load(&set->readers);
-    for (int r = 0; r < comm->size; r++) {
-        const dcommi_member *m = &comm->members[r];
-        if (m->peer < 0 || m->gone || comm->context->peers[m->peer].lost) {
-            readers &= ~((uint64_t)1 << r);
-        }
-    }
-    if (readers == 0) {
-        atomic_store_explicit(&set->comm, 0, memory_order_release);
-    }
-}
-/* ---- writing ---- */
-/* Write a message for all other ranks. Return false if it has to be sent to each. With the
- * token. */
-static inline bool dcommi_bcast_post(dcomm_comm *comm, const dcommi_header *header,
-                                     size_t header_len, const void *data, size_t len)
-{
-    struct dcommi_bcast_writer *p = comm->bcast;
-    if (p == NULL || len > DCOMMI_BCAST_PAYLOAD) {
-        return false;
-    }
-    if (DCOMMI_UNLIKELY(!p->open)) {
-        p->open = atomic_load_explicit(&p->set->readers, memory_order_acquire) == p->others;
-        if (!p->open) {
-            return false;
-        }
-    }
-    size_t at = p->count % DCOMMI_BCAST_SLOTS;
-    for (int r = 0; r < comm->size; r++) {
-        dcommi_member *m = &comm->members[r];
-        if (m->peer >= 0 && m->done < p->until[at]) {
-            return false;
-        }
-    }
-    dcommi_bcast_slot *slot = &p->set->slot[at];
-    if (len > 0) {
-        memcpy(slot->bytes + header_len, data, len);
-    }
-    memcpy(slot->bytes, header, header_len);
-    p->until[at] = header->seq + 1;
-    p->count++;
-    atomic_store_explicit(&slot->word,
-                          (uint64_t)(uint32_t)p->count << 32 | (uint64_t)len << 16 | header_len,
-                          memory_order_release);
-    for (int r = 0; r < comm->size; r++) {
-        comm->members[r].told = comm->done;
-        comm->members[r].addressed = true;
-    }
-    return true;
-}
-/* ---- reading ---- */
-/* Return true if a rank's slots hold a next message. It stays until it is passed, and its bytes
- * stay until this rank completes its operation. */
-static inline bool dcommi_bcast_peek(const dcommi_member *m, dcommi_arrival *arrival)
-{
-    if (m->bcast == NULL) {
-        return false;
-    }
-    const dcommi_bcast_slot *slot = &m->bcast->slot[m->bcast_read % DCOMMI_BCAST_SLOTS];
-    uint64_t word = atomic_load_explicit(&slot->word, memory_order_acquire);
-    if ((uint32_t)(word >> 32) != (uint32_t)(m->bcast_read + 1)) {
-        return false;
-    }
-    size_t header_len = word & UINT16_MAX, len = (uint16_t)(word >> 16);
-    bool sound = header_len <= sizeof(dcommi_header) && len <= DCOMMI_BCAST_PAYLOAD;
-    *arrival = (dcommi_arrival){.peer = m->peer,
-                                .header = slot->bytes,
-                                .header_len = sound ? header_len : 0,
-                                .data = slot->bytes + header_len,
-                                .len = sound ? len : 0,
-                                .stays = true};
-    return true;
-}
-static inline void dcommi_bcast_pass(dcommi_member *m)
-{
-    m->bcast_read++;
-}
-/* ==== include/dcomm/impl/engine/failure.h ================================================== */
-/* failure.h - an error found by one rank becomes an error on all ranks, with a message that says
- * why.
- *
- * Nothing is asked while all goes well. A run without an event for 200 ms sends QUERY to every
- * rank that it might wait for, with its own description of the operation. A rank that has entered
- * the same number with another description has found the mismatch. If a rank stays silent, its
- * process is looked at. When the time is up, the answers make the report. */
-/* ==== include/dcomm/impl/engine/agreement.h ================================================ */
-/* agreement.h - the agreements of a communicator: their messages, and what the engine knows of
- * ranks that have failed. They work on a failed communicator, too. agree.h has the protocol.
- *
- * A communicator has one for dcomm_comm_agree and one for dcomm_comm_shrink, and another for each
- * list of ranks that the caller leaves out. A message of one that this rank does not have yet is
- * dropped: when it has it, it sends its state, or asks for the others'. */
-/* ==== include/dcomm/impl/engine/agree.h ==================================================== */
-/* agree.h - ranks agree on one word and on the ranks that have failed, whoever dies meanwhile. A
- * machine without input and output: it is told what happens and hands out messages, so that a test
- * can try every order.
- *
- * The coordinator is the lowest rank that has not failed, as far as its followers know. A decision:
- *
- *   STATE    a rank that takes part -> its coordinator: its word, and the value that it has
- *            accepted, if any. It follows no lower coordinator from then on
- *   PROPOSE  the coordinator -> all that have not failed, when every one of them has sent STATE:
- *            the value that was accepted from the highest coordinator; if there is none, the words
- *            of all that have not failed, combined, and the failed ranks
- *   ACCEPT   a follower -> its coordinator
- *   DECIDE   the coordinator -> all, when all that the value names as alive have accepted or failed
- *   ASK      a new coordinator -> all: send me STATE
- *   WAIT     the coordinator -> its followers: the ranks that it waits for, or that they are too
- *            few
- *
- * Failed ranks only become more, so each rank coordinates a decision once, and its number is the
- * ballot. docs/engine.md says why all ranks decide alike.
- *
- * Decisions are numbered. A rank takes part in number d + 1 when it knows d, so d + 1 is decided
- * when all know d: each rank keeps the last decision only, and answers with it whoever is behind.
- * A message of a later number than ours is dropped: ASK brings it again. */
-enum dcommi_agree_what {
-    DCOMMI_AGREE_STATE = 1,
-    DCOMMI_AGREE_ASK,
-    DCOMMI_AGREE_PROPOSE,
-    DCOMMI_AGREE_ACCEPT,
-    DCOMMI_AGREE_DECIDE,
-    DCOMMI_AGREE_WAIT,
-    DCOMMI_AGREE_END
-};
-/* Sets of ranks, a bit each. */
-enum dcommi_agree_set {
-    DCOMMI_AGREE_FAILED,  /* the ranks that have failed, as far as this one knows */
-    DCOMMI_AGREE_PROVEN,  /* those of which that is certain */
-    DCOMMI_AGREE_VALUE,   /* the failed ranks of the accepted value */
-    DCOMMI_AGREE_LAST,    /* those of the last decision */
-    DCOMMI_AGREE_HERE,    /* coordinator: has sent STATE */
-    DCOMMI_AGREE_ACKED,   /* coordinator: has accepted the proposal */
-    DCOMMI_AGREE_MISSING, /* the ranks that the coordinator waits for */
-    DCOMMI_AGREE_SETS
-};
-typedef struct dcommi_agree_message {
-    uint8_t what;
-    bool stuck;                      /* WAIT: too few ranks are left */
-    int32_t ballot;                  /* the coordinator's rank */
-    int32_t accepted;                /* STATE: the ballot of `value`; -1: none was accepted */
-    uint64_t number;                 /* of the decision */
-    uint64_t word;                   /* STATE: the sender's */
-    uint64_t value;                  /* STATE, PROPOSE, DECIDE: the word of the value */
-    const uint64_t *failed, *proven; /* what the sender knows */
-    const uint64_t *out;             /* the failed ranks of the value; WAIT: the missing ones */
-} dcommi_agree_message;
-/* Where messages go. */
-typedef struct dcommi_agree_link {
-    void (*send)(void *user, int rank, const dcommi_agree_message *message);
-    void *user;
-} dcommi_agree_link;
-typedef struct dcommi_agree {
-    int32_t size, rank;
-    int32_t nwords;             /* of a set */
-    int32_t quorum;             /* ranks that must be left; 0: the default; below 0: any number */
-    bool least;                 /* the lowest word counts, else the bits that all have */
-    bool joined;                /* this rank takes part in decision `number` */
-    bool proposed;              /* coordinator: PROPOSE is out */
-    bool stuck;                 /* too few ranks are left */
-    bool outcast;               /* this rank counts as failed: the others have decided that */
-    int32_t followed;           /* the coordinator that has our STATE, or this rank; -1: none */
-    int32_t accepted;           /* the ballot of the accepted value; -1: none */
-    uint64_t number;            /* of decisions made; of the one that is being made */
-    uint64_t word, value, last; /* ours; of the accepted value; of the last decision */
-    uint64_t memory[];          /* the sets; coordinator: a word of each rank */
-} dcommi_agree;
-/* ---- sets ---- */
-static inline bool dcommi_bit(const uint64_t *set, int rank)
-{
-    return set[rank / 64] >> rank % 64 & 1;
-}
-static inline void dcommi_bit_set(uint64_t *set, int rank)
-{
-    set[rank / 64] |= UINT64_C(1) << rank % 64;
-}
-static inline uint64_t *dcommi_agree_set(dcommi_agree *a, enum dcommi_agree_set which)
-{
-    return a->memory + (size_t)which * (size_t)a->nwords;
-}
-static inline const uint64_t *dcommi_agree_look(const dcommi_agree *a, enum dcommi_agree_set which)
-{
-    return a->memory + (size_t)which * (size_t)a->nwords;
-}
-static inline int dcommi_agree_nwords(int size)
-{
-    return (size + 63) / 64;
-}
-static inline size_t dcommi_agree_bytes(int size)
-{
-    const size_t sets = (size_t)dcommi_agree_nwords(size) * DCOMMI_AGREE_SETS;
-    return sizeof(dcommi_agree) + (sets + (size_t)size) * sizeof(uint64_t);
-}
-/* Prepare zeroed memory of dcommi_agree_bytes(size). */
-static void dcommi_agree_init(dcommi_agree *a, int size, int rank, int quorum, bool least)
-{
-    a->size = size;
-    a->rank = rank;
-    a->nwords = dcommi_agree_nwords(size);
-    a->quorum = quorum;
-    a->least = least;
-    a->followed = a->accepted = -1;
-}
-static void dcommi_agree_clear(dcommi_agree *a, enum dcommi_agree_set which)
-{
-    memset(dcommi_agree_set(a, which), 0, (size_t)a->nwords * sizeof(uint64_t));
-}
-static bool dcommi_agree_empty(const dcommi_agree *a, enum dcommi_agree_set which)
-{
-    uint64_t any = 0;
-    for (int i = 0; i < a->nwords; i++) {
-        any |= dcommi_agree_look(a, which)[i];
-    }
-    return any == 0;
-}
-/* Return the lowest rank that is not in `set`, or `size`. */
-static int dcommi_agree_lowest(const dcommi_agree *a, const uint64_t *set)
-{
-    int r = 0;
-    while (r < a->size && dcommi_bit(set, r)) {
-        r++;
-    }
-    return r;
-}
-/* Return true if the ranks that are in neither set may go on. */
-static bool dcommi_agree_quorum(const dcommi_agree *a, const uint64_t *failed,
-                                const uint64_t *value, const uint64_t *proven)
-{
-    int left = 0, unproven = 0, lowest = -1;
-    bool has_lowest = false;
-    for (int r = 0; r < a->size; r++) {
-        const bool in = !dcommi_bit(failed, r) && !dcommi_bit(value, r);
-        const bool counts = !dcommi_bit(proven, r);
-        left += in;
-        unproven += counts;
-        if (counts && lowest < 0) {
-            lowest = r;
-            has_lowest = in;
-        }
-    }
-    if (a->quorum != 0) {
-        return left >= a->quorum;
-    }
-    return 2 * left > unproven || (2 * left == unproven && has_lowest);
-}
-/* ---- messages ---- */
-static void dcommi_agree_send(const dcommi_agree *a, const dcommi_agree_link *link, int rank,
-                              enum dcommi_agree_what what)
-{
-    const bool past = what == DCOMMI_AGREE_DECIDE, wait = what == DCOMMI_AGREE_WAIT;
-    const dcommi_agree_message m = {.what = (uint8_t)what,
-                                    .stuck = wait && a->stuck,
-                                    .ballot = a->followed < 0 ? a->rank : a->followed,
-                                    .accepted = past ? -1 : a->accepted,
-                                    .number = past ? a->number - 1 : a->number,
-                                    .word = a->word,
-                                    .value = past ? a->last : a->value,
-                                    .failed = dcommi_agree_look(a, DCOMMI_AGREE_FAILED),
-                                    .proven = dcommi_agree_look(a, DCOMMI_AGREE_PROVEN),
-                                    .out = dcommi_agree_look(a, past   ? DCOMMI_AGREE_LAST
-                                                                : wait ? DCOMMI_AGREE_MISSING
-                                                                       : DCOMMI_AGREE_VALUE)};
-    link->send(link->user, rank, &m);
-}
-/* Send to all other ranks that are not in `but`. */
-static void dcommi_agree_send_all(const dcommi_agree *a, const dcommi_agree_link *link,
-                                  enum dcommi_agree_what what, const uint64_t *but)
-{
-    for (int r = 0; r < a->size; r++) {
-        if (r != a->rank && !dcommi_bit(but, r)) {
-            dcommi_agree_send(a, link, r, what);
-        }
-    }
-}
-/* ---- the coordinator ---- */
-static inline uint64_t *dcommi_agree_words(dcommi_agree *a)
-{
-    return dcommi_agree_set(a, DCOMMI_AGREE_SETS);
-}
-/* Find the ranks that this coordinator waits for. Return true if there are any. */
-static bool dcommi_agree_miss(dcommi_agree *a)
-{
-    const uint64_t *failed = dcommi_agree_look(a, DCOMMI_AGREE_FAILED);
-    const uint64_t *out = dcommi_agree_look(a, DCOMMI_AGREE_VALUE);
-    const uint64_t *there =
-        dcommi_agree_look(a, a->proposed ? DCOMMI_AGREE_ACKED : DCOMMI_AGREE_HERE);
-    bool any = false;
-    dcommi_agree_clear(a, DCOMMI_AGREE_MISSING);
-    for (int r = 0; r < a->size; r++) {
-        const bool waits = r == a->rank ? !a->joined
-                                        : !dcommi_bit(failed, r) && !dcommi_bit(there, r) &&
-                                              !(a->proposed && dcommi_bit(out, r));
-        if (waits) {
-            dcommi_bit_set(dcommi_agree_set(a, DCOMMI_AGREE_MISSING), r);
-            any = true;
-        }
-    }
-    return any;
-}
-/* Combine the words of all that have not failed: the value that this coordinator proposes. */
-static void dcommi_agree_combine(dcommi_agree *a)
-{
-    const uint64_t *failed = dcommi_agree_look(a, DCOMMI_AGREE_FAILED);
-    const uint64_t *words = dcommi_agree_words(a);
-    a->value = a->word;
-    for (int r = 0; r < a->size; r++) {
-        if (r != a->rank && !dcommi_bit(failed, r)) {
-            a->value = !a->least ? a->value & words[r] : words[r] < a->value ? words[r] : a->value;
-        }
-    }
-    memcpy(dcommi_agree_set(a, DCOMMI_AGREE_VALUE), failed, (size_t)a->nwords * sizeof *failed);
-}
-/* Take a decision, and be ready for the next one. */
-static void dcommi_agree_decide(dcommi_agree *a, uint64_t number, uint64_t value,
-                                const uint64_t *out)
-{
-    uint64_t *failed = dcommi_agree_set(a, DCOMMI_AGREE_FAILED);
-    memcpy(dcommi_agree_set(a, DCOMMI_AGREE_LAST), out, (size_t)a->nwords * sizeof *out);
-    for (int r = 0; r < a->size; r++) {
-        if (r != a->rank && dcommi_bit(out, r)) {
-            dcommi_bit_set(failed, r);
-        }
-    }
-    a->outcast = a->outcast || dcommi_bit(out, a->rank);
-    a->last = value;
-    a->number = number + 1;
-    a->joined = a->proposed = a->stuck = false;
-    a->followed = a->accepted = -1;
-    a->value = 0;
-    dcommi_agree_clear(a, DCOMMI_AGREE_VALUE);
-    dcommi_agree_clear(a, DCOMMI_AGREE_HERE);
-    dcommi_agree_clear(a, DCOMMI_AGREE_ACKED);
-    dcommi_agree_clear(a, DCOMMI_AGREE_MISSING);
-    memset(dcommi_agree_words(a), 0, (size_t)a->size * sizeof(uint64_t));
-}
-/* Tell the followers that too few ranks are left, if that is so. Until a value is accepted, those
- * left are all that have not failed. */
-static bool dcommi_agree_is_stuck(dcommi_agree *a, const dcommi_agree_link *link)
-{
-    const uint64_t *failed = dcommi_agree_look(a, DCOMMI_AGREE_FAILED);
-    const uint64_t *out = dcommi_agree_look(a, DCOMMI_AGREE_VALUE);
-    a->stuck = !dcommi_agree_quorum(a, failed, out, dcommi_agree_look(a, DCOMMI_AGREE_PROVEN));
-    if (a->stuck) {
-        dcommi_agree_send_all(a, link, DCOMMI_AGREE_WAIT, failed);
-    }
-    return a->stuck;
-}
-static void dcommi_agree_coordinate(dcommi_agree *a, const dcommi_agree_link *link)
-{
-    const uint64_t *failed = dcommi_agree_look(a, DCOMMI_AGREE_FAILED);
-    if (a->followed != a->rank) {
-        a->followed = a->rank;
-        for (int r = 0; r < a->size; r++) {
-            if (r != a->rank && !dcommi_bit(failed, r) &&
-                !dcommi_bit(dcommi_agree_look(a, DCOMMI_AGREE_HERE), r)) {
-                dcommi_agree_send(a, link, r, DCOMMI_AGREE_ASK);
-            }
-        }
-    }
-    if (dcommi_agree_miss(a) || dcommi_agree_is_stuck(a, link)) {
-        return;
-    }
-    if (!a->proposed) {
-        if (a->accepted < 0) {
-            dcommi_agree_combine(a);
-        }
-        a->accepted = a->rank;
-        a->proposed = true;
-        dcommi_agree_send_all(a, link, DCOMMI_AGREE_PROPOSE, failed);
-        if (dcommi_agree_miss(a)) {
-            return;
-        }
-    }
-    dcommi_agree_decide(a, a->number, a->value, dcommi_agree_look(a, DCOMMI_AGREE_VALUE));
-    dcommi_agree_send_all(a, link, DCOMMI_AGREE_DECIDE, dcommi_agree_look(a, DCOMMI_AGREE_HERE));
-}
-/* ---- what happens ---- */
-/* Act on a change. */
-static void dcommi_agree_step(dcommi_agree *a, const dcommi_agree_link *link)
-{
-    const int lowest = dcommi_agree_lowest(a, dcommi_agree_look(a, DCOMMI_AGREE_FAILED));
-    if (!a->joined || a->outcast) {
-        return;
-    }
-    if (lowest == a->rank) {
-        dcommi_agree_coordinate(a, link);
-    } else if (a->followed != lowest) {
-        a->followed = lowest;
-        dcommi_agree_clear(a, DCOMMI_AGREE_MISSING);
-        dcommi_agree_send(a, link, lowest, DCOMMI_AGREE_STATE);
-    }
-}
-/* Take part in the present decision with a word. The first word of a decision counts. */
-static void dcommi_agree_join(dcommi_agree *a, const dcommi_agree_link *link, uint64_t word)
-{
-    a->word = a->joined ? a->word : word;
-    a->joined = true;
-    if (a->stuck) { /* ask again: deaths may have been proven meanwhile */
-        a->stuck = false;
-        a->followed = a->followed == a->rank ? a->followed : -1;
-    }
-    dcommi_agree_step(a, link);
-}
-/* Learn that a rank has failed. `proven`: it is certain. */
-static void dcommi_agree_learn(dcommi_agree *a, const dcommi_agree_link *link, int rank,
-                               bool proven)
-{
-    uint64_t *failed = dcommi_agree_set(a, DCOMMI_AGREE_FAILED);
-    uint64_t *certain = dcommi_agree_set(a, DCOMMI_AGREE_PROVEN);
-    if (rank == a->rank || (dcommi_bit(failed, rank) && (!proven || dcommi_bit(certain, rank)))) {
-        return;
-    }
-    dcommi_bit_set(failed, rank);
-    if (proven) {
-        dcommi_bit_set(certain, rank);
-    }
-    dcommi_agree_step(a, link);
-}
-/* Take over the failed ranks that a message names. A sender that could not go on itself is not
- * believed when it calls others silent: it may be the one that nobody reaches. */
-static void dcommi_agree_believe(dcommi_agree *a, const dcommi_agree_message *m)
-{
-    uint64_t *failed = dcommi_agree_set(a, DCOMMI_AGREE_FAILED);
-    uint64_t *certain = dcommi_agree_set(a, DCOMMI_AGREE_PROVEN);
-    const bool all = dcommi_agree_quorum(a, m->failed, m->proven, m->proven);
-    for (int r = 0; r < a->size; r++) {
-        if (r == a->rank) {
-            continue;
-        }
-        if (dcommi_bit(m->proven, r)) {
-            dcommi_bit_set(certain, r);
-            dcommi_bit_set(failed, r);
-        } else if (all && dcommi_bit(m->failed, r)) {
-            dcommi_bit_set(failed, r);
-        }
-    }
-}
-/* Take STATE as a coordinator, and with it the value that was accepted from a higher coordinator
- * than ours. */
-static void dcommi_agree_take_state(dcommi_agree *a, int from, const dcommi_agree_message *m)
-{
-    dcommi_bit_set(dcommi_agree_set(a, DCOMMI_AGREE_HERE), from);
-    dcommi_agree_words(a)[from] = m->word;
-    if (!a->proposed && m->accepted > a->accepted && m->accepted < a->rank) {
-        a->accepted = m->accepted;
-        a->value = m->value;
-        memcpy(dcommi_agree_set(a, DCOMMI_AGREE_VALUE), m->out, (size_t)a->nwords * sizeof *m->out);
-    }
-}
-/* Take PROPOSE of the coordinator that this rank follows. */
-static void dcommi_agree_accept(dcommi_agree *a, const dcommi_agree_link *link,
-                                const dcommi_agree_message *m)
-{
-    a->accepted = m->ballot;
-    a->stuck = false;
-    a->value = m->value;
-    memcpy(dcommi_agree_set(a, DCOMMI_AGREE_VALUE), m->out, (size_t)a->nwords * sizeof *m->out);
-    dcommi_agree_send(a, link, m->ballot, DCOMMI_AGREE_ACCEPT);
-}
-static void dcommi_agree_take_decision(dcommi_agree *a, const dcommi_agree_link *link,
-                                       const dcommi_agree_message *m)
-{
-    if (m->number < a->number || (m->number > a->number && !dcommi_bit(m->out, a->rank))) {
-        return; /* known, or it cannot be: decisions wait for all that they name as alive */
-    }
-    const bool led = dcommi_agree_lowest(a, dcommi_agree_look(a, DCOMMI_AGREE_FAILED)) == a->rank;
-    dcommi_agree_decide(a, m->number, m->value, m->out);
-    for (int r = 0; r < a->size; r++) { /* our followers, and whom nobody else may reach */
-        if (r != a->rank && (led || dcommi_bit(m->out, r))) {
-            dcommi_agree_send(a, link, r, DCOMMI_AGREE_DECIDE);
-        }
-    }
-}
-/* Take a message of the decision that is being made. */
-static void dcommi_agree_take(dcommi_agree *a, const dcommi_agree_link *link, int from,
-                              const dcommi_agree_message *m)
-{
-    const bool from_coordinator = m->ballot == from && a->followed == from;
-    const int lowest = dcommi_agree_lowest(a, dcommi_agree_look(a, DCOMMI_AGREE_FAILED));
-    switch (m->what) {
-    case DCOMMI_AGREE_STATE:
-        if (m->ballot == a->rank && lowest == a->rank) { /* else ASK will bring it again */
-            dcommi_agree_take_state(a, from, m);
-        }
-        break;
-    case DCOMMI_AGREE_ACCEPT:
-        if (m->ballot == a->rank && a->proposed) {
-            dcommi_bit_set(dcommi_agree_set(a, DCOMMI_AGREE_ACKED), from);
-        }
-        break;
-    case DCOMMI_AGREE_ASK:
-        if (from_coordinator) { /* it has dropped our STATE */
-            a->followed = -1;
-        }
-        break;
-    case DCOMMI_AGREE_PROPOSE:
-        if (from_coordinator) {
-            dcommi_agree_accept(a, link, m);
-        }
-        break;
-    case DCOMMI_AGREE_WAIT:
-        if (from_coordinator) {
-            a->stuck = m->stuck;
-            memcpy(dcommi_agree_set(a, DCOMMI_AGREE_MISSING), m->out,
-                   (size_t)a->nwords * sizeof *m->out);
-        }
-        break;
-    default:
-        break;
-    }
-}
-/* Handle a message from another rank. Its sets have no bits beyond the ranks, and its ballot is a
- * rank. */
-static void dcommi_agree_on(dcommi_agree *a, const dcommi_agree_link *link, int from,
-                            const dcommi_agree_message *m)
-{
-    const uint64_t *failed = dcommi_agree_look(a, DCOMMI_AGREE_FAILED);
-    if (m->what == DCOMMI_AGREE_DECIDE) {
-        dcommi_agree_take_decision(a, link, m);
-        return;
-    }
-    if (m->number < a->number) {
-        if (m->what == DCOMMI_AGREE_STATE || m->what == DCOMMI_AGREE_ASK ||
-            m->what == DCOMMI_AGREE_PROPOSE) {
-            dcommi_agree_send(a, link, from, DCOMMI_AGREE_DECIDE);
-        }
-        return;
-    }
-    if (dcommi_bit(failed, from)) {
-        return;
-    }
-    dcommi_agree_believe(a, m);
-    if (m->number == a->number) {
-        dcommi_agree_take(a, link, from, m);
-    }
-    dcommi_agree_step(a, link);
-}
-/* ---- on time ---- */
-/* As a coordinator, tell the ranks that have come which ones have not. */
-static void dcommi_agree_tell(dcommi_agree *a, const dcommi_agree_link *link)
-{
-    const uint64_t *here = dcommi_agree_look(a, DCOMMI_AGREE_HERE);
-    if (dcommi_agree_lowest(a, dcommi_agree_look(a, DCOMMI_AGREE_FAILED)) != a->rank ||
-        !dcommi_agree_miss(a)) {
-        return;
-    }
-    for (int r = 0; r < a->size; r++) {
-        if (r != a->rank && dcommi_bit(here, r)) {
-            dcommi_agree_send(a, link, r, DCOMMI_AGREE_WAIT);
-        }
-    }
-}
-/* Send again all that others may still wait for: a message was lost for lack of memory. */
-static void dcommi_agree_repeat(dcommi_agree *a, const dcommi_agree_link *link)
-{
-    const uint64_t *failed = dcommi_agree_look(a, DCOMMI_AGREE_FAILED);
-    if (a->number > 0) {
-        dcommi_agree_send_all(a, link, DCOMMI_AGREE_DECIDE, failed);
-    }
-    if (!a->joined) {
-        return;
-    }
-    if (a->followed != a->rank && a->followed >= 0) {
-        dcommi_agree_send(a, link, a->followed, DCOMMI_AGREE_STATE);
-        if (a->accepted == a->followed) {
-            dcommi_agree_send(a, link, a->followed, DCOMMI_AGREE_ACCEPT);
-        }
-    } else if (a->followed == a->rank) {
-        dcommi_agree_send_all(a, link, a->proposed ? DCOMMI_AGREE_PROPOSE : DCOMMI_AGREE_ASK,
-                              failed);
-    }
-}
 /* ==== include/dcomm/impl/engine/control.h ================================================== */
 /* control.h - the control connections: a TCP connection of ours between two ranks on different
  * hosts. If it ends without a goodbye, the other process has ended.
  *
  * UCX cannot always tell, because children that a rank has forked keep UCX's sockets open. Ours
- * are closed in them. Nothing is sent while all goes well. The connections are polled about 20
- * times a second. Of two ranks, the one with the smaller uuid connects:
+ * are closed in them. A waiting rank polls the connections every few milliseconds. While all goes
+ * well, only beats are sent (beat.h). Of two ranks, the one with the smaller uuid connects:
  *   acceptor   CHALLENGE  magic, version, nonce
  *   connector  HELLO      both uuids, nonce, proof = HMAC(key, "hello" | CHALLENGE | HELLO so far)
  *   acceptor   WELCOME    HMAC(key, "welcome" | CHALLENGE | HELLO)
  *   either     frames: type, communicator, number, HMAC(session, direction | sequence | the frame)
  *              LEAVE    has left that communicator after that number of collectives
  *              GOODBYE  closes
+ *              BEAT     the process runs
+ *              DEAD     the other side counts as dead
  * The key is the HMAC, under the rendezvous' secret, of what rank 0 drew for the communicator. */
 /* ==== include/dcomm/impl/boot/rendezvous_wire.h ============================================ */
 /* rendezvous_wire.h - the rendezvous on the wire: frames, the handshake, keys. These are pure
@@ -34711,492 +33860,499 @@ static dcomm_status dcommi_sock_write(int fd, const void *buf, size_t len, doubl
     }
     return DCOMM_OK;
 }
-#define DCOMMI_CTL_MAGIC 0x64634374u /* "dcCt" */
-#define DCOMMI_CTL_VERSION 1u
-#define DCOMMI_CTL_KEY DCOMMI_SHA256_BYTES
-#define DCOMMI_CTL_CHALLENGE 32
-#define DCOMMI_CTL_HELLO 96 /* the last DCOMMI_CTL_KEY bytes are the proof */
-#define DCOMMI_CTL_FRAME 56
-#define DCOMMI_CTL_STRANGERS 64 /* connections at a time without a proof */
-#define DCOMMI_CTL_S 5.0        /* seconds for a handshake */
-/* Most control connections of a rank. In larger jobs each pair of ranks has one with a probability
- * that keeps to this limit. A rank that sees a death tells the others. */
-#define DCOMMI_CTL_MOST 256
-enum { DCOMMI_CTL_LEAVE = 1, DCOMMI_CTL_GOODBYE = 2 };
-enum dcommi_ctl_state {
-    DCOMMI_CTL_SHUT = 0, /* the peer has to connect, or connecting failed */
-    DCOMMI_CTL_STRANGER, /* waits for HELLO */
-    DCOMMI_CTL_ASKED,    /* waits for CHALLENGE */
-    DCOMMI_CTL_PROVED,   /* waits for WELCOME */
-    DCOMMI_CTL_OPEN,
-    DCOMMI_CTL_OVER /* the peer has left or died */
+/* ==== include/dcomm/impl/engine/failure.h ================================================== */
+/* failure.h - an error found by one rank becomes an error on all ranks, with a message that says
+ * why.
+ *
+ * Nothing is asked while all goes well. A run without an event for 200 ms sends QUERY to every
+ * rank that it might wait for, with its own description of the operation. A rank that has entered
+ * the same number with another description has found the mismatch. If a rank stays silent, its
+ * process is looked at. When the time is up, the answers make the report. */
+/* ==== include/dcomm/impl/engine/agreement.h ================================================ */
+/* agreement.h - the agreements of a communicator: their messages, and what the engine knows of
+ * ranks that have failed. They work on a failed communicator, too. agree.h has the protocol.
+ *
+ * A communicator has one for dcomm_comm_agree and one for dcomm_comm_shrink, and another for each
+ * list of ranks that the caller leaves out. A message of one that this rank does not have yet is
+ * dropped: when it has it, it sends its state, or asks for the others'. */
+/* ==== include/dcomm/impl/engine/agree.h ==================================================== */
+/* agree.h - ranks agree on one word and on the ranks that have failed, whoever dies meanwhile. A
+ * machine without input and output: it is told what happens and hands out messages, so that a test
+ * can try every order.
+ *
+ * The coordinator is the lowest rank that has not failed, as far as its followers know. A decision:
+ *
+ *   STATE    a rank that takes part -> its coordinator: its word, and the value that it has
+ *            accepted, if any. It follows no lower coordinator from then on
+ *   PROPOSE  the coordinator -> all that have not failed, when every one of them has sent STATE:
+ *            the value that was accepted from the highest coordinator; if there is none, the words
+ *            of all that have not failed, combined, and the failed ranks
+ *   ACCEPT   a follower -> its coordinator
+ *   DECIDE   the coordinator -> all, when all that the value names as alive have accepted or failed
+ *   ASK      a new coordinator -> all: send me STATE
+ *   WAIT     the coordinator -> its followers: the ranks that it waits for, or that they are too
+ *            few
+ *
+ * Failed ranks only become more, so each rank coordinates a decision once, and its number is the
+ * ballot. docs/engine.md says why all ranks decide alike.
+ *
+ * Decisions are numbered. A rank takes part in number d + 1 when it knows d, so d + 1 is decided
+ * when all know d: each rank keeps the last decision only, and answers with it whoever is behind.
+ * A message of a later number than ours is dropped: ASK brings it again. */
+enum dcommi_agree_what {
+    DCOMMI_AGREE_STATE = 1,
+    DCOMMI_AGREE_ASK,
+    DCOMMI_AGREE_PROPOSE,
+    DCOMMI_AGREE_ACCEPT,
+    DCOMMI_AGREE_DECIDE,
+    DCOMMI_AGREE_WAIT,
+    DCOMMI_AGREE_END
 };
-typedef struct dcommi_ctl_line {
-    struct dcommi_ctl_line *next;
-    int fd;   /* -1: none */
-    int peer; /* the context's number */
-    int error;
-    uint8_t state;
-    bool connector;    /* this rank connects */
-    uint8_t uuid[16];  /* the peer's */
-    dcommi_addr where; /* where the peer listens */
-    uint8_t key[DCOMMI_CTL_KEY], session[DCOMMI_CTL_KEY];
-    uint8_t challenge[DCOMMI_CTL_CHALLENGE], hello[DCOMMI_CTL_HELLO];
-    uint8_t in[DCOMMI_CTL_HELLO];
-    size_t have;
-    uint64_t sent, received; /* frames */
-    double deadline;         /* of a stranger's handshake */
-} dcommi_ctl_line;
-typedef struct dcommi_ctl {
-    struct dcommi_ctl *next; /* in the list of the process */
-    int epoll, listener;
-    dcommi_addr address; /* where it listens */
-    uint8_t uuid[16];
-    dcommi_ctl_line *lines, *strangers;
-    unsigned nstrangers;
-} dcommi_ctl;
-/* ---- forked children ---- */
-/* Held while descriptors are opened or closed, so that a forked child finds all of them. */
-static pthread_mutex_t dcommi_ctl_lock = PTHREAD_MUTEX_INITIALIZER;
-static dcommi_ctl *dcommi_ctl_all;
-static pthread_once_t dcommi_ctl_once = PTHREAD_ONCE_INIT;
-static void dcommi_ctl_before_fork(void)
+/* Sets of ranks, a bit each. */
+enum dcommi_agree_set {
+    DCOMMI_AGREE_FAILED,  /* the ranks that have failed, as far as this one knows */
+    DCOMMI_AGREE_PROVEN,  /* those of which that is certain */
+    DCOMMI_AGREE_VALUE,   /* the failed ranks of the accepted value */
+    DCOMMI_AGREE_LAST,    /* those of the last decision */
+    DCOMMI_AGREE_HERE,    /* coordinator: has sent STATE */
+    DCOMMI_AGREE_ACKED,   /* coordinator: has accepted the proposal */
+    DCOMMI_AGREE_MISSING, /* the ranks that the coordinator waits for */
+    DCOMMI_AGREE_SETS
+};
+typedef struct dcommi_agree_message {
+    uint8_t what;
+    bool stuck;                      /* WAIT: too few ranks are left */
+    int32_t ballot;                  /* the coordinator's rank */
+    int32_t accepted;                /* STATE: the ballot of `value`; -1: none was accepted */
+    uint64_t number;                 /* of the decision */
+    uint64_t word;                   /* STATE: the sender's */
+    uint64_t value;                  /* STATE, PROPOSE, DECIDE: the word of the value */
+    const uint64_t *failed, *proven; /* what the sender knows */
+    const uint64_t *out;             /* the failed ranks of the value; WAIT: the missing ones */
+} dcommi_agree_message;
+/* Where messages go. */
+typedef struct dcommi_agree_link {
+    void (*send)(void *user, int rank, const dcommi_agree_message *message);
+    void *user;
+} dcommi_agree_link;
+typedef struct dcommi_agree {
+    int32_t size, rank;
+    int32_t nwords;             /* of a set */
+    int32_t quorum;             /* ranks that must be left; 0: the default; below 0: any number */
+    bool least;                 /* the lowest word counts, else the bits that all have */
+    bool joined;                /* this rank takes part in decision `number` */
+    bool proposed;              /* coordinator: PROPOSE is out */
+    bool stuck;                 /* too few ranks are left */
+    bool outcast;               /* this rank counts as failed: the others have decided that */
+    int32_t followed;           /* the coordinator that has our STATE, or this rank; -1: none */
+    int32_t accepted;           /* the ballot of the accepted value; -1: none */
+    uint64_t number;            /* of decisions made; of the one that is being made */
+    uint64_t word, value, last; /* ours; of the accepted value; of the last decision */
+    uint64_t memory[];          /* the sets; coordinator: a word of each rank */
+} dcommi_agree;
+/* ---- sets ---- */
+static inline bool dcommi_bit(const uint64_t *set, int rank)
 {
-    pthread_mutex_lock(&dcommi_ctl_lock);
+    return set[rank / 64] >> rank % 64 & 1;
 }
-static void dcommi_ctl_in_parent(void)
+static inline void dcommi_bit_set(uint64_t *set, int rank)
 {
-    pthread_mutex_unlock(&dcommi_ctl_lock);
+    set[rank / 64] |= UINT64_C(1) << rank % 64;
 }
-/* Close the connections in a child, because they must end with the parent's death. */
-static void dcommi_ctl_in_child(void)
+static inline uint64_t *dcommi_agree_set(dcommi_agree *a, enum dcommi_agree_set which)
 {
-    for (dcommi_ctl *c = dcommi_ctl_all; c != NULL; c = c->next) {
-        dcommi_sys_close(c->listener);
-        c->listener = -1;
-        for (int i = 0; i < 2; i++) {
-            for (dcommi_ctl_line *l = i == 0 ? c->lines : c->strangers; l != NULL; l = l->next) {
-                dcommi_sys_close(l->fd);
-                l->fd = -1;
+    return a->memory + (size_t)which * (size_t)a->nwords;
+}
+static inline const uint64_t *dcommi_agree_look(const dcommi_agree *a, enum dcommi_agree_set which)
+{
+    return a->memory + (size_t)which * (size_t)a->nwords;
+}
+static inline int dcommi_agree_nwords(int size)
+{
+    return (size + 63) / 64;
+}
+static inline size_t dcommi_agree_bytes(int size)
+{
+    const size_t sets = (size_t)dcommi_agree_nwords(size) * DCOMMI_AGREE_SETS;
+    return sizeof(dcommi_agree) + (sets + (size_t)size) * sizeof(uint64_t);
+}
+/* Prepare zeroed memory of dcommi_agree_bytes(size). */
+static void dcommi_agree_init(dcommi_agree *a, int size, int rank, int quorum, bool least)
+{
+    a->size = size;
+    a->rank = rank;
+    a->nwords = dcommi_agree_nwords(size);
+    a->quorum = quorum;
+    a->least = least;
+    a->followed = a->accepted = -1;
+}
+static void dcommi_agree_clear(dcommi_agree *a, enum dcommi_agree_set which)
+{
+    memset(dcommi_agree_set(a, which), 0, (size_t)a->nwords * sizeof(uint64_t));
+}
+static bool dcommi_agree_empty(const dcommi_agree *a, enum dcommi_agree_set which)
+{
+    uint64_t any = 0;
+    for (int i = 0; i < a->nwords; i++) {
+        any |= dcommi_agree_look(a, which)[i];
+    }
+    return any == 0;
+}
+/* Return the lowest rank that is not in `set`, or `size`. */
+static int dcommi_agree_lowest(const dcommi_agree *a, const uint64_t *set)
+{
+    int r = 0;
+    while (r < a->size && dcommi_bit(set, r)) {
+        r++;
+    }
+    return r;
+}
+/* Return true if the ranks that are in neither set may go on. */
+static bool dcommi_agree_quorum(const dcommi_agree *a, const uint64_t *failed,
+                                const uint64_t *value, const uint64_t *proven)
+{
+    int left = 0, unproven = 0, lowest = -1;
+    bool has_lowest = false;
+    for (int r = 0; r < a->size; r++) {
+        const bool in = !dcommi_bit(failed, r) && !dcommi_bit(value, r);
+        const bool counts = !dcommi_bit(proven, r);
+        left += in;
+        unproven += counts;
+        if (counts && lowest < 0) {
+            lowest = r;
+            has_lowest = in;
+        }
+    }
+    if (a->quorum != 0) {
+        return left >= a->quorum;
+    }
+    return 2 * left > unproven || (2 * left == unproven && has_lowest);
+}
+/* ---- messages ---- */
+static void dcommi_agree_send(const dcommi_agree *a, const dcommi_agree_link *link, int rank,
+                              enum dcommi_agree_what what)
+{
+    const bool past = what == DCOMMI_AGREE_DECIDE, wait = what == DCOMMI_AGREE_WAIT;
+    const dcommi_agree_message m = {.what = (uint8_t)what,
+                                    .stuck = wait && a->stuck,
+                                    .ballot = a->followed < 0 ? a->rank : a->followed,
+                                    .accepted = past ? -1 : a->accepted,
+                                    .number = past ? a->number - 1 : a->number,
+                                    .word = a->word,
+                                    .value = past ? a->last : a->value,
+                                    .failed = dcommi_agree_look(a, DCOMMI_AGREE_FAILED),
+                                    .proven = dcommi_agree_look(a, DCOMMI_AGREE_PROVEN),
+                                    .out = dcommi_agree_look(a, past   ? DCOMMI_AGREE_LAST
+                                                                : wait ? DCOMMI_AGREE_MISSING
+                                                                       : DCOMMI_AGREE_VALUE)};
+    link->send(link->user, rank, &m);
+}
+/* Send to all other ranks that are not in `but`. */
+static void dcommi_agree_send_all(const dcommi_agree *a, const dcommi_agree_link *link,
+                                  enum dcommi_agree_what what, const uint64_t *but)
+{
+    for (int r = 0; r < a->size; r++) {
+        if (r != a->rank && !dcommi_bit(but, r)) {
+            dcommi_agree_send(a, link, r, what);
+        }
+    }
+}
+/* ---- the coordinator ---- */
+static inline uint64_t *dcommi_agree_words(dcommi_agree *a)
+{
+    return dcommi_agree_set(a, DCOMMI_AGREE_SETS);
+}
+/* Find the ranks that this coordinator waits for. Return true if there are any. */
+static bool dcommi_agree_miss(dcommi_agree *a)
+{
+    const uint64_t *failed = dcommi_agree_look(a, DCOMMI_AGREE_FAILED);
+    const uint64_t *out = dcommi_agree_look(a, DCOMMI_AGREE_VALUE);
+    const uint64_t *there =
+        dcommi_agree_look(a, a->proposed ? DCOMMI_AGREE_ACKED : DCOMMI_AGREE_HERE);
+    bool any = false;
+    dcommi_agree_clear(a, DCOMMI_AGREE_MISSING);
+    for (int r = 0; r < a->size; r++) {
+        const bool waits = r == a->rank ? !a->joined
+                                        : !dcommi_bit(failed, r) && !dcommi_bit(there, r) &&
+                                              !(a->proposed && dcommi_bit(out, r));
+        if (waits) {
+            dcommi_bit_set(dcommi_agree_set(a, DCOMMI_AGREE_MISSING), r);
+            any = true;
+        }
+    }
+    return any;
+}
+/* Combine the words of all that have not failed: the value that this coordinator proposes. */
+static void dcommi_agree_combine(dcommi_agree *a)
+{
+    const uint64_t *failed = dcommi_agree_look(a, DCOMMI_AGREE_FAILED);
+    const uint64_t *words = dcommi_agree_words(a);
+    a->value = a->word;
+    for (int r = 0; r < a->size; r++) {
+        if (r != a->rank && !dcommi_bit(failed, r)) {
+            a->value = !a->least ? a->value & words[r] : words[r] < a->value ? words[r] : a->value;
+        }
+    }
+    memcpy(dcommi_agree_set(a, DCOMMI_AGREE_VALUE), failed, (size_t)a->nwords * sizeof *failed);
+}
+/* Take a decision, and be ready for the next one. */
+static void dcommi_agree_decide(dcommi_agree *a, uint64_t number, uint64_t value,
+                                const uint64_t *out)
+{
+    uint64_t *failed = dcommi_agree_set(a, DCOMMI_AGREE_FAILED);
+    memcpy(dcommi_agree_set(a, DCOMMI_AGREE_LAST), out, (size_t)a->nwords * sizeof *out);
+    for (int r = 0; r < a->size; r++) {
+        if (r != a->rank && dcommi_bit(out, r)) {
+            dcommi_bit_set(failed, r);
+        }
+    }
+    a->outcast = a->outcast || dcommi_bit(out, a->rank);
+    a->last = value;
+    a->number = number + 1;
+    a->joined = a->proposed = a->stuck = false;
+    a->followed = a->accepted = -1;
+    a->value = 0;
+    dcommi_agree_clear(a, DCOMMI_AGREE_VALUE);
+    dcommi_agree_clear(a, DCOMMI_AGREE_HERE);
+    dcommi_agree_clear(a, DCOMMI_AGREE_ACKED);
+    dcommi_agree_clear(a, DCOMMI_AGREE_MISSING);
+    memset(dcommi_agree_words(a), 0, (size_t)a->size * sizeof(uint64_t));
+}
+/* Tell the followers that too few ranks are left, if that is so. Until a value is accepted, those
+ * left are all that have not failed. */
+static bool dcommi_agree_is_stuck(dcommi_agree *a, const dcommi_agree_link *link)
+{
+    const uint64_t *failed = dcommi_agree_look(a, DCOMMI_AGREE_FAILED);
+    const uint64_t *out = dcommi_agree_look(a, DCOMMI_AGREE_VALUE);
+    a->stuck = !dcommi_agree_quorum(a, failed, out, dcommi_agree_look(a, DCOMMI_AGREE_PROVEN));
+    if (a->stuck) {
+        dcommi_agree_send_all(a, link, DCOMMI_AGREE_WAIT, failed);
+    }
+    return a->stuck;
+}
+static void dcommi_agree_coordinate(dcommi_agree *a, const dcommi_agree_link *link)
+{
+    const uint64_t *failed = dcommi_agree_look(a, DCOMMI_AGREE_FAILED);
+    if (a->followed != a->rank) {
+        a->followed = a->rank;
+        for (int r = 0; r < a->size; r++) {
+            if (r != a->rank && !dcommi_bit(failed, r) &&
+                !dcommi_bit(dcommi_agree_look(a, DCOMMI_AGREE_HERE), r)) {
+                dcommi_agree_send(a, link, r, DCOMMI_AGREE_ASK);
             }
         }
     }
-    dcommi_ctl_all = NULL;
-    pthread_mutex_unlock(&dcommi_ctl_lock);
-}
-static void dcommi_ctl_watch_forks(void)
-{
-    pthread_atfork(dcommi_ctl_before_fork, dcommi_ctl_in_parent, dcommi_ctl_in_child);
-}
-/* ---- a connection ---- */
-static void dcommi_ctl_shut(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
-{
-    if (l->fd >= 0) {
-        epoll_ctl(c->epoll, EPOLL_CTL_DEL, l->fd, NULL);
-        pthread_mutex_lock(&dcommi_ctl_lock);
-        dcommi_sys_close(l->fd);
-        l->fd = -1;
-        pthread_mutex_unlock(&dcommi_ctl_lock);
+    if (dcommi_agree_miss(a) || dcommi_agree_is_stuck(a, link)) {
+        return;
     }
-    l->state = state;
-    l->have = 0;
-}
-/* Poll a new descriptor from now on. A host that vanishes sends nothing, so use keepalive probes,
- * as often as UCX does. */
-static void dcommi_ctl_begin(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
-{
-    static const int options[][2] = {{TCP_KEEPIDLE, 1}, {TCP_KEEPINTVL, 1}, {TCP_KEEPCNT, 3}};
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = l};
-    dcommi_sock_tune(l->fd);
-    for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
-        setsockopt(l->fd, IPPROTO_TCP, options[i][0], &options[i][1], sizeof options[i][1]);
+    if (!a->proposed) {
+        if (a->accepted < 0) {
+            dcommi_agree_combine(a);
+        }
+        a->accepted = a->rank;
+        a->proposed = true;
+        dcommi_agree_send_all(a, link, DCOMMI_AGREE_PROPOSE, failed);
+        if (dcommi_agree_miss(a)) {
+            return;
+        }
     }
-    l->have = 0;
-    l->state = state;
-    if (epoll_ctl(c->epoll, EPOLL_CTL_ADD, l->fd, &event) != 0) {
-        l->error = errno;
-        dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
+    dcommi_agree_decide(a, a->number, a->value, dcommi_agree_look(a, DCOMMI_AGREE_VALUE));
+    dcommi_agree_send_all(a, link, DCOMMI_AGREE_DECIDE, dcommi_agree_look(a, DCOMMI_AGREE_HERE));
+}
+/* ---- what happens ---- */
+/* Act on a change. */
+static void dcommi_agree_step(dcommi_agree *a, const dcommi_agree_link *link)
+{
+    const int lowest = dcommi_agree_lowest(a, dcommi_agree_look(a, DCOMMI_AGREE_FAILED));
+    if (!a->joined || a->outcast) {
+        return;
+    }
+    if (lowest == a->rank) {
+        dcommi_agree_coordinate(a, link);
+    } else if (a->followed != lowest) {
+        a->followed = lowest;
+        dcommi_agree_clear(a, DCOMMI_AGREE_MISSING);
+        dcommi_agree_send(a, link, lowest, DCOMMI_AGREE_STATE);
     }
 }
-/* Read until there are `need` bytes, and return 1. Return 0 if they are not there yet, -1 if the
- * connection has ended. */
-static int dcommi_ctl_read(dcommi_ctl_line *l, size_t need)
+/* Take part in the present decision with a word. The first word of a decision counts. */
+static void dcommi_agree_join(dcommi_agree *a, const dcommi_agree_link *link, uint64_t word)
 {
-    while (l->have < need) {
-        ssize_t n = dcommi_sys_recv(l->fd, l->in + l->have, need - l->have, 0);
-        if (n > 0) {
-            l->have += (size_t)n;
+    a->word = a->joined ? a->word : word;
+    a->joined = true;
+    if (a->stuck) { /* ask again: deaths may have been proven meanwhile */
+        a->stuck = false;
+        a->followed = a->followed == a->rank ? a->followed : -1;
+    }
+    dcommi_agree_step(a, link);
+}
+/* Learn that a rank has failed. `proven`: it is certain. */
+static void dcommi_agree_learn(dcommi_agree *a, const dcommi_agree_link *link, int rank,
+                               bool proven)
+{
+    uint64_t *failed = dcommi_agree_set(a, DCOMMI_AGREE_FAILED);
+    uint64_t *certain = dcommi_agree_set(a, DCOMMI_AGREE_PROVEN);
+    if (rank == a->rank || (dcommi_bit(failed, rank) && (!proven || dcommi_bit(certain, rank)))) {
+        return;
+    }
+    dcommi_bit_set(failed, rank);
+    if (proven) {
+        dcommi_bit_set(certain, rank);
+    }
+    dcommi_agree_step(a, link);
+}
+/* Take over the failed ranks that a message names. A sender that could not go on itself is not
+ * believed when it calls others silent: it may be the one that nobody reaches. */
+static void dcommi_agree_believe(dcommi_agree *a, const dcommi_agree_message *m)
+{
+    uint64_t *failed = dcommi_agree_set(a, DCOMMI_AGREE_FAILED);
+    uint64_t *certain = dcommi_agree_set(a, DCOMMI_AGREE_PROVEN);
+    const bool all = dcommi_agree_quorum(a, m->failed, m->proven, m->proven);
+    for (int r = 0; r < a->size; r++) {
+        if (r == a->rank) {
             continue;
         }
-        bool later = n < 0 && dcommi_sys_later();
-        l->error = n < 0 && !later ? errno : l->error;
-        return later ? 0 : -1;
+        if (dcommi_bit(m->proven, r)) {
+            dcommi_bit_set(certain, r);
+            dcommi_bit_set(failed, r);
+        } else if (all && dcommi_bit(m->failed, r)) {
+            dcommi_bit_set(failed, r);
+        }
     }
-    l->have = 0;
-    return 1;
 }
-/* Send all bytes at once. A socket that has sent next to nothing takes them all. */
-static bool dcommi_ctl_write(const dcommi_ctl_line *l, const void *bytes, size_t len)
+/* Take STATE as a coordinator, and with it the value that was accepted from a higher coordinator
+ * than ours. */
+static void dcommi_agree_take_state(dcommi_agree *a, int from, const dcommi_agree_message *m)
 {
-    return dcommi_sys_send(l->fd, bytes, len, MSG_NOSIGNAL) == (ssize_t)len;
-}
-static void dcommi_ctl_hmac(const dcommi_ctl_line *l, const char *what, size_t hello_len,
-                            uint8_t tag[DCOMMI_CTL_KEY])
-{
-    dcommi_hmac h;
-    dcommi_hmac_begin(&h, l->key, sizeof l->key);
-    dcommi_hmac_add(&h, what, strlen(what) + 1);
-    dcommi_hmac_add(&h, l->challenge, sizeof l->challenge);
-    dcommi_hmac_add(&h, l->hello, hello_len);
-    dcommi_hmac_end(&h, tag);
-}
-static void dcommi_ctl_frame_tag(const dcommi_ctl_line *l, bool by_connector, uint64_t sequence,
-                                 const uint8_t *frame, uint8_t tag[DCOMMI_CTL_KEY])
-{
-    uint8_t head[9] = {by_connector};
-    dcommi_hmac h;
-    dcommi_put64(head + 1, sequence);
-    dcommi_hmac_begin(&h, l->session, sizeof l->session);
-    dcommi_hmac_add(&h, head, sizeof head);
-    dcommi_hmac_add(&h, frame, DCOMMI_CTL_FRAME - DCOMMI_CTL_KEY);
-    dcommi_hmac_end(&h, tag);
-}
-static void dcommi_ctl_say(dcommi_ctl_line *l, uint32_t type, uint64_t comm, uint64_t number)
-{
-    uint8_t frame[DCOMMI_CTL_FRAME] = {0};
-    dcommi_put32(frame, type);
-    dcommi_put64(frame + 8, comm);
-    dcommi_put64(frame + 16, number);
-    dcommi_ctl_frame_tag(l, l->connector, l->sent++, frame, frame + sizeof frame - DCOMMI_CTL_KEY);
-    dcommi_ctl_write(l, frame, sizeof frame);
-}
-static void dcommi_ctl_opened(dcommi_ctl_line *l)
-{
-    dcommi_ctl_hmac(l, "session", sizeof l->hello, l->session);
-    l->sent = l->received = 0;
-    l->state = DCOMMI_CTL_OPEN;
-}
-/* ---- what comes ---- */
-/* Answer the acceptor's challenge: prove who we are. */
-static bool dcommi_ctl_prove(const dcommi_ctl *c, dcommi_ctl_line *l)
-{
-    memcpy(l->challenge, l->in, sizeof l->challenge);
-    if (dcommi_get32(l->challenge) != DCOMMI_CTL_MAGIC ||
-        dcommi_get32(l->challenge + 4) != DCOMMI_CTL_VERSION) {
-        l->error = EPROTO;
-        return false;
+    dcommi_bit_set(dcommi_agree_set(a, DCOMMI_AGREE_HERE), from);
+    dcommi_agree_words(a)[from] = m->word;
+    if (!a->proposed && m->accepted > a->accepted && m->accepted < a->rank) {
+        a->accepted = m->accepted;
+        a->value = m->value;
+        memcpy(dcommi_agree_set(a, DCOMMI_AGREE_VALUE), m->out, (size_t)a->nwords * sizeof *m->out);
     }
-    memcpy(l->hello, c->uuid, 16);
-    memcpy(l->hello + 16, l->uuid, 16);
-    if (dcommi_random_bytes(l->hello + 32, 32) < 0) {
-        return false;
-    }
-    dcommi_ctl_hmac(l, "hello", sizeof l->hello - DCOMMI_CTL_KEY, l->hello + 64);
-    l->state = DCOMMI_CTL_PROVED;
-    return dcommi_ctl_write(l, l->hello, sizeof l->hello);
 }
-static bool dcommi_ctl_welcomed(dcommi_ctl_line *l)
+/* Take PROPOSE of the coordinator that this rank follows. */
+static void dcommi_agree_accept(dcommi_agree *a, const dcommi_agree_link *link,
+                                const dcommi_agree_message *m)
 {
-    uint8_t tag[DCOMMI_CTL_KEY];
-    dcommi_ctl_hmac(l, "welcome", sizeof l->hello, tag);
-    if (!dcommi_same_secret(tag, l->in, sizeof tag)) {
-        l->error = EPROTO;
-        return false;
-    }
-    dcommi_ctl_opened(l);
-    return true;
+    a->accepted = m->ballot;
+    a->stuck = false;
+    a->value = m->value;
+    memcpy(dcommi_agree_set(a, DCOMMI_AGREE_VALUE), m->out, (size_t)a->nwords * sizeof *m->out);
+    dcommi_agree_send(a, link, m->ballot, DCOMMI_AGREE_ACCEPT);
 }
-/* Check a stranger's HELLO. If this rank does not know the uuid yet, the stranger is checked again
- * later. */
-static void dcommi_ctl_judge(dcommi_ctl *c, dcommi_ctl_line *stranger)
+static void dcommi_agree_take_decision(dcommi_agree *a, const dcommi_agree_link *link,
+                                       const dcommi_agree_message *m)
 {
-    dcommi_ctl_line *l = c->lines;
-    while (l != NULL && memcmp(l->uuid, stranger->hello, sizeof l->uuid) != 0) {
-        l = l->next;
+    if (m->number < a->number || (m->number > a->number && !dcommi_bit(m->out, a->rank))) {
+        return; /* known, or it cannot be: decisions wait for all that they name as alive */
     }
-    if (l == NULL) {
+    const bool led = dcommi_agree_lowest(a, dcommi_agree_look(a, DCOMMI_AGREE_FAILED)) == a->rank;
+    dcommi_agree_decide(a, m->number, m->value, m->out);
+    for (int r = 0; r < a->size; r++) { /* our followers, and whom nobody else may reach */
+        if (r != a->rank && (led || dcommi_bit(m->out, r))) {
+            dcommi_agree_send(a, link, r, DCOMMI_AGREE_DECIDE);
+        }
+    }
+}
+/* Take a message of the decision that is being made. */
+static void dcommi_agree_take(dcommi_agree *a, const dcommi_agree_link *link, int from,
+                              const dcommi_agree_message *m)
+{
+    const bool from_coordinator = m->ballot == from && a->followed == from;
+    const int lowest = dcommi_agree_lowest(a, dcommi_agree_look(a, DCOMMI_AGREE_FAILED));
+    switch (m->what) {
+    case DCOMMI_AGREE_STATE:
+        if (m->ballot == a->rank && lowest == a->rank) { /* else ASK will bring it again */
+            dcommi_agree_take_state(a, from, m);
+        }
+        break;
+    case DCOMMI_AGREE_ACCEPT:
+        if (m->ballot == a->rank && a->proposed) {
+            dcommi_bit_set(dcommi_agree_set(a, DCOMMI_AGREE_ACKED), from);
+        }
+        break;
+    case DCOMMI_AGREE_ASK:
+        if (from_coordinator) { /* it has dropped our STATE */
+            a->followed = -1;
+        }
+        break;
+    case DCOMMI_AGREE_PROPOSE:
+        if (from_coordinator) {
+            dcommi_agree_accept(a, link, m);
+        }
+        break;
+    case DCOMMI_AGREE_WAIT:
+        if (from_coordinator) {
+            a->stuck = m->stuck;
+            memcpy(dcommi_agree_set(a, DCOMMI_AGREE_MISSING), m->out,
+                   (size_t)a->nwords * sizeof *m->out);
+        }
+        break;
+    default:
+        break;
+    }
+}
+/* Handle a message from another rank. Its sets have no bits beyond the ranks, and its ballot is a
+ * rank. */
+static void dcommi_agree_on(dcommi_agree *a, const dcommi_agree_link *link, int from,
+                            const dcommi_agree_message *m)
+{
+    const uint64_t *failed = dcommi_agree_look(a, DCOMMI_AGREE_FAILED);
+    if (m->what == DCOMMI_AGREE_DECIDE) {
+        dcommi_agree_take_decision(a, link, m);
         return;
     }
-    uint8_t tag[DCOMMI_CTL_KEY];
-    memcpy(stranger->key, l->key, sizeof l->key);
-    dcommi_ctl_hmac(stranger, "hello", sizeof l->hello - DCOMMI_CTL_KEY, tag);
-    if (l->connector || l->state != DCOMMI_CTL_SHUT ||
-        memcmp(stranger->hello + 16, c->uuid, sizeof c->uuid) != 0 ||
-        !dcommi_same_secret(tag, stranger->hello + 64, sizeof tag)) {
-        dcommi_ctl_shut(c, stranger, DCOMMI_CTL_SHUT);
+    if (m->number < a->number) {
+        if (m->what == DCOMMI_AGREE_STATE || m->what == DCOMMI_AGREE_ASK ||
+            m->what == DCOMMI_AGREE_PROPOSE) {
+            dcommi_agree_send(a, link, from, DCOMMI_AGREE_DECIDE);
+        }
         return;
     }
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = l};
-    epoll_ctl(c->epoll, EPOLL_CTL_MOD, stranger->fd, &event);
-    pthread_mutex_lock(&dcommi_ctl_lock);
-    l->fd = stranger->fd;
-    stranger->fd = -1;
-    pthread_mutex_unlock(&dcommi_ctl_lock);
-    stranger->state = DCOMMI_CTL_SHUT;
-    memcpy(l->challenge, stranger->challenge, sizeof l->challenge);
-    memcpy(l->hello, stranger->hello, sizeof l->hello);
-    dcommi_ctl_hmac(l, "welcome", sizeof l->hello, tag);
-    dcommi_ctl_write(l, tag, sizeof tag);
-    dcommi_ctl_opened(l);
-}
-/* Note that a peer has left a communicator in which it has never spoken to us over UCX. */
-static void dcommi_ctl_left(dcomm_context *context, int peer, uint64_t id, uint64_t number)
-{
-    for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
-        for (int r = 0; comm->id == id && r < comm->size; r++) {
-            dcommi_member *m = &comm->members[r];
-            if (m->peer == peer && !m->gone) {
-                m->gone = true;
-                m->gone_after = number;
-            }
-        }
-    }
-}
-static void dcommi_ctl_dead(dcomm_context *context, const dcommi_ctl_line *l)
-{
-    dcommi_transport *t = context->peers[l->peer].transport;
-    if (!context->peers[l->peer].lost && t->call->lose != NULL) {
-        t->call->lose(t, l->peer, "its control connection has ended");
-    }
-}
-/* Handle a frame. Return false if the connection is over. */
-static bool dcommi_ctl_heard(dcomm_context *context, dcommi_ctl_line *l)
-{
-    uint8_t tag[DCOMMI_CTL_KEY];
-    dcommi_ctl_frame_tag(l, !l->connector, l->received++, l->in, tag);
-    if (!dcommi_same_secret(tag, l->in + DCOMMI_CTL_FRAME - DCOMMI_CTL_KEY, sizeof tag)) {
-        dcommi_log(DCOMMI_LOG_WARN,
-                   "the control connection with process %d brought a forged message; "
-                   "it is closed",
-                   (int)context->peers[l->peer].pid);
-        return false;
-    }
-    if (dcommi_get32(l->in) == DCOMMI_CTL_LEAVE) {
-        dcommi_ctl_left(context, l->peer, dcommi_get64(l->in + 8), dcommi_get64(l->in + 16));
-    }
-    return dcommi_get32(l->in) != DCOMMI_CTL_GOODBYE;
-}
-static void dcommi_ctl_event(dcomm_context *context, dcommi_ctl_line *l)
-{
-    static const size_t need[] = {[DCOMMI_CTL_STRANGER] = DCOMMI_CTL_HELLO,
-                                  [DCOMMI_CTL_ASKED] = DCOMMI_CTL_CHALLENGE,
-                                  [DCOMMI_CTL_PROVED] = DCOMMI_CTL_KEY,
-                                  [DCOMMI_CTL_OPEN] = DCOMMI_CTL_FRAME};
-    dcommi_ctl *c = context->control;
-    while (l->fd >= 0) {
-        const uint8_t state = l->state;
-        if (state == DCOMMI_CTL_SHUT) { /* a stranger after its HELLO */
-            dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
-            return;
-        }
-        int there = dcommi_ctl_read(l, need[state]);
-        if (there == 0) {
-            return;
-        }
-        bool goes_on = there > 0;
-        if (there > 0 && state == DCOMMI_CTL_STRANGER) {
-            memcpy(l->hello, l->in, sizeof l->hello);
-            l->state = DCOMMI_CTL_SHUT;
-            dcommi_ctl_judge(c, l);
-            return;
-        }
-        if (there > 0 && state == DCOMMI_CTL_ASKED) {
-            goes_on = dcommi_ctl_prove(c, l);
-        } else if (there > 0 && state == DCOMMI_CTL_PROVED) {
-            goes_on = dcommi_ctl_welcomed(l);
-        } else if (there > 0) {
-            goes_on = dcommi_ctl_heard(context, l);
-        } else if (state == DCOMMI_CTL_OPEN) {
-            dcommi_ctl_dead(context, l);
-        }
-        if (!goes_on) {
-            l->error = l->error != 0 ? l->error : ECONNRESET;
-            dcommi_ctl_shut(c, l, state == DCOMMI_CTL_OPEN ? DCOMMI_CTL_OVER : DCOMMI_CTL_SHUT);
-        }
-    }
-}
-static void dcommi_ctl_accept(dcommi_ctl *c)
-{
-    while (c->nstrangers < DCOMMI_CTL_STRANGERS) {
-        dcommi_ctl_line *l = dcommi_alloc(sizeof *l);
-        if (l == NULL || dcommi_random_bytes(l->challenge, sizeof l->challenge) < 0) {
-            dcommi_free(l);
-            return;
-        }
-        dcommi_put32(l->challenge, DCOMMI_CTL_MAGIC);
-        dcommi_put32(l->challenge + 4, DCOMMI_CTL_VERSION);
-        pthread_mutex_lock(&dcommi_ctl_lock);
-        l->fd = accept4(c->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-        l->next = c->strangers;
-        c->strangers = l->fd >= 0 ? l : c->strangers;
-        pthread_mutex_unlock(&dcommi_ctl_lock);
-        if (l->fd < 0) {
-            dcommi_free(l);
-            return;
-        }
-        c->nstrangers++;
-        l->deadline = dcommi_now() + DCOMMI_CTL_S;
-        dcommi_ctl_begin(c, l, DCOMMI_CTL_STRANGER);
-        if (!dcommi_ctl_write(l, l->challenge, sizeof l->challenge)) {
-            dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
-        }
-    }
-}
-/* Check again the strangers that have sent HELLO, and free those that are done. */
-static void dcommi_ctl_sweep(dcommi_ctl *c)
-{
-    double now = c->strangers != NULL ? dcommi_now() : 0;
-    for (dcommi_ctl_line **at = &c->strangers; *at != NULL;) {
-        dcommi_ctl_line *l = *at;
-        if (l->fd >= 0 && l->state == DCOMMI_CTL_SHUT) {
-            dcommi_ctl_judge(c, l);
-        }
-        if (l->fd >= 0 && now < l->deadline) {
-            at = &l->next;
-            continue;
-        }
-        dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
-        pthread_mutex_lock(&dcommi_ctl_lock);
-        *at = l->next;
-        pthread_mutex_unlock(&dcommi_ctl_lock);
-        dcommi_free(l);
-        c->nstrangers--;
-    }
-}
-static void dcommi_ctl_look(dcomm_context *context)
-{
-    dcommi_ctl *c = context->control;
-    struct epoll_event events[16];
-    int n = 16;
-    for (int turn = 0; n == 16 && turn < 64; turn++) {
-        n = epoll_wait(c->epoll, events, 16, 0);
-        for (int i = 0; i < n; i++) {
-            if (events[i].data.ptr == NULL) {
-                dcommi_ctl_accept(c);
-            } else {
-                dcommi_ctl_event(context, events[i].data.ptr);
-            }
-        }
-    }
-    dcommi_ctl_sweep(c);
-}
-/* ---- open, connect, close ---- */
-/* Listen on an address of the network interface `iface`. */
-static dcomm_status dcommi_ctl_open(dcomm_context *context, const char *iface)
-{
-    dcommi_addr list[DCOMMI_SOCK_ADDRS];
-    int n = dcommi_addr_mine(iface, list, DCOMMI_SOCK_ADDRS), at = 0;
-    if (n == 0) {
-        n = dcommi_addr_mine(NULL, list, DCOMMI_SOCK_ADDRS);
-    }
-    while (at < n && list[at].any.sa_family != AF_INET) {
-        at++;
-    }
-    dcommi_ctl *c = dcommi_alloc(sizeof *c);
-    if (c == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    memcpy(c->uuid, context->uuid, sizeof c->uuid);
-    pthread_once(&dcommi_ctl_once, dcommi_ctl_watch_forks);
-    c->epoll = epoll_create1(EPOLL_CLOEXEC);
-    pthread_mutex_lock(&dcommi_ctl_lock);
-    c->listener = n > 0 ? dcommi_sock_listen(&list[at < n ? at : 0], false) : -1;
-    int error = errno;
-    c->next = dcommi_ctl_all;
-    dcommi_ctl_all = c->listener >= 0 ? c : dcommi_ctl_all;
-    pthread_mutex_unlock(&dcommi_ctl_lock);
-    struct epoll_event event = {.events = EPOLLIN};
-    socklen_t len = sizeof c->address;
-    context->control = c;
-    if (c->listener < 0 || getsockname(c->listener, &c->address.any, &len) != 0 ||
-        epoll_ctl(c->epoll, EPOLL_CTL_ADD, c->listener, &event) != 0) {
-        return dcommi_fail(DCOMM_ERR_SYSTEM, "no control connections on interface %s: %s", iface,
-                           n == 0            ? "it has no address"
-                           : c->listener < 0 ? strerror(error)
-                                             : strerror(errno));
-    }
-    return DCOMM_OK;
-}
-/* Say goodbye and close all connections, so that no peer takes the end for a death. */
-static void dcommi_ctl_close(dcomm_context *context)
-{
-    dcommi_ctl *c = context->control;
-    if (c == NULL) {
+    if (dcommi_bit(failed, from)) {
         return;
     }
-    context->control = NULL;
-    pthread_mutex_lock(&dcommi_ctl_lock);
-    DCOMMI_LIST_REMOVE(dcommi_ctl_all, c, next);
-    dcommi_sys_close(c->listener);
-    for (int i = 0; i < 2; i++) {
-        for (dcommi_ctl_line *l = i == 0 ? c->lines : c->strangers, *next; l != NULL; l = next) {
-            next = l->next;
-            if (l->state == DCOMMI_CTL_OPEN) {
-                dcommi_ctl_say(l, DCOMMI_CTL_GOODBYE, 0, 0);
-            }
-            dcommi_sys_close(l->fd);
-            dcommi_free(l);
+    dcommi_agree_believe(a, m);
+    if (m->number == a->number) {
+        dcommi_agree_take(a, link, from, m);
+    }
+    dcommi_agree_step(a, link);
+}
+/* ---- on time ---- */
+/* As a coordinator, tell the ranks that have come which ones have not. */
+static void dcommi_agree_tell(dcommi_agree *a, const dcommi_agree_link *link)
+{
+    const uint64_t *here = dcommi_agree_look(a, DCOMMI_AGREE_HERE);
+    if (dcommi_agree_lowest(a, dcommi_agree_look(a, DCOMMI_AGREE_FAILED)) != a->rank ||
+        !dcommi_agree_miss(a)) {
+        return;
+    }
+    for (int r = 0; r < a->size; r++) {
+        if (r != a->rank && dcommi_bit(here, r)) {
+            dcommi_agree_send(a, link, r, DCOMMI_AGREE_WAIT);
         }
     }
-    pthread_mutex_unlock(&dcommi_ctl_lock);
-    dcommi_sys_close(c->epoll);
-    dcommi_free(c);
 }
-static dcommi_ctl_line *dcommi_ctl_line_to(const dcomm_context *context, int peer)
+/* Send again all that others may still wait for: a message was lost for lack of memory. */
+static void dcommi_agree_repeat(dcommi_agree *a, const dcommi_agree_link *link)
 {
-    dcommi_ctl_line *l = context->control != NULL ? context->control->lines : NULL;
-    while (l != NULL && l->peer != peer) {
-        l = l->next;
+    const uint64_t *failed = dcommi_agree_look(a, DCOMMI_AGREE_FAILED);
+    if (a->number > 0) {
+        dcommi_agree_send_all(a, link, DCOMMI_AGREE_DECIDE, failed);
     }
-    return l;
-}
-/* Have a connection with a peer from now on. With the token. */
-static dcomm_status dcommi_ctl_want(dcomm_context *context, int peer, const dcommi_addr *where,
-                                    const uint8_t key[DCOMMI_CTL_KEY])
-{
-    dcommi_ctl *c = context->control;
-    dcommi_ctl_line *l = dcommi_ctl_line_to(context, peer);
-    if (l != NULL && l->state != DCOMMI_CTL_SHUT) {
-        return DCOMM_OK;
+    if (!a->joined) {
+        return;
     }
-    if (l == NULL) {
-        l = dcommi_alloc(sizeof *l);
-        if (l == NULL) {
-            return DCOMM_ERR_NO_MEMORY;
+    if (a->followed != a->rank && a->followed >= 0) {
+        dcommi_agree_send(a, link, a->followed, DCOMMI_AGREE_STATE);
+        if (a->accepted == a->followed) {
+            dcommi_agree_send(a, link, a->followed, DCOMMI_AGREE_ACCEPT);
         }
-        l->fd = -1;
-        l->peer = peer;
-        memcpy(l->uuid, context->peers[peer].uuid, sizeof l->uuid);
-        l->connector = memcmp(c->uuid, l->uuid, sizeof l->uuid) < 0;
-        pthread_mutex_lock(&dcommi_ctl_lock);
-        l->next = c->lines;
-        c->lines = l;
-        pthread_mutex_unlock(&dcommi_ctl_lock);
-    }
-    l->where = *where;
-    l->error = 0;
-    memcpy(l->key, key, sizeof l->key);
-    if (!l->connector) {
-        return DCOMM_OK;
-    }
-    pthread_mutex_lock(&dcommi_ctl_lock);
-    l->fd = dcommi_sys_socket(where->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    pthread_mutex_unlock(&dcommi_ctl_lock);
-    if (l->fd < 0 || (dcommi_sys_connect(l->fd, &where->any, dcommi_addr_len(where)) != 0 &&
-                      errno != EINPROGRESS && errno != EINTR)) {
-        l->error = errno;
-        dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
-    } else {
-        dcommi_ctl_begin(c, l, DCOMMI_CTL_ASKED);
-    }
-    return DCOMM_OK;
-}
-/* Tell a peer over its control connection that this rank has left a communicator. */
-static void dcommi_ctl_leave(dcomm_context *context, int peer, uint64_t comm, uint64_t number)
-{
-    dcommi_ctl_line *l = dcommi_ctl_line_to(context, peer);
-    if (l != NULL && l->state == DCOMMI_CTL_OPEN) {
-        dcommi_ctl_say(l, DCOMMI_CTL_LEAVE, comm, number);
+    } else if (a->followed == a->rank) {
+        dcommi_agree_send_all(a, link, a->proposed ? DCOMMI_AGREE_PROPOSE : DCOMMI_AGREE_ASK,
+                              failed);
     }
 }
 #define DCOMMI_AGREE_RANKS                                                                       \
@@ -35340,24 +34496,16 @@ static void dcommi_on_agree(dcomm_comm *comm, const dcommi_header *h, const void
     }
 }
 /* ---- what the engine knows ---- */
-/* Return true if a lost peer's process has certainly ended: it is one of this host, or the kernel
- * of its host has closed its control connection. Others are only silent. */
-static bool dcommi_peer_proven(const dcomm_context *context, int peer)
-{
-    const dcommi_remote *p = &context->peers[peer];
-    const dcommi_ctl_line *l = dcommi_ctl_line_to(context, peer);
-    return p->lost &&
-           (p->same_host || (l != NULL && l->state == DCOMMI_CTL_OVER && l->error == ECONNRESET));
-}
 /* Tell the agreements which ranks are lost or have left. */
 static void dcommi_agreements_learn(dcomm_comm *comm)
 {
     for (int r = 0; r < comm->size && comm->agreements != NULL; r++) {
         const dcommi_member *m = &comm->members[r];
-        if (m->peer < 0 || (!m->gone && !comm->context->peers[m->peer].lost)) {
+        const dcommi_remote *p = m->peer >= 0 ? &comm->context->peers[m->peer] : NULL;
+        if (p == NULL || (!m->gone && !p->lost)) {
             continue;
         }
-        const bool proven = m->gone || dcommi_peer_proven(comm->context, m->peer);
+        const bool proven = m->gone || p->proven;
         for (dcommi_agreement *g = comm->agreements; g != NULL; g = g->next) {
             const dcommi_agree_link link = dcommi_agreement_link(g);
             dcommi_agree_learn(g->agree, &link, r, proven);
@@ -36097,12 +35245,13 @@ static void dcommi_run_told(dcommi_run *run, const dcommi_header *h)
     dcommi_run_event(run);
     dcommi_run_wake(run, DCOMMI_LANE_EXPOSE, (int64_t)h->src);
 }
-#define DCOMMI_QUERY_AFTER 0.2  /* seconds without an event */
-#define DCOMMI_QUERY_EVERY 1.0  /* seconds between queries, after the first few */
-#define DCOMMI_SILENT_AFTER 1.0 /* seconds without an answer, after which a rank counts as silent \
-                                 */
-#define DCOMMI_LIMIT_MAX_S 1e9  /* a longer time-out is none */
-#define DCOMMI_LONG_S 300       /* seconds after which the log tells of a run without a limit */
+#define DCOMMI_QUERY_AFTER 0.2 /* seconds without an event */
+#define DCOMMI_QUERY_EVERY 1.0 /* seconds between queries, after the first few */
+#define DCOMMI_SILENT_AFTER                                                                      \
+    1.0                        /* seconds without an answer, after which a rank counts as silent \
+                                */
+#define DCOMMI_LIMIT_MAX_S 1e9 /* a longer time-out is none */
+#define DCOMMI_LONG_S 300      /* seconds after which the log tells of a run without a limit */
 /* ---- descriptions ---- */
 /* Return the hash of an operation alone, without those before it. */
 static inline uint32_t dcommi_signature_plain(const dcommi_signature *s)
@@ -36176,14 +35325,20 @@ static void dcommi_run_where(const dcommi_run *run, char *text, size_t len)
     }
 }
 /* ---- poison ---- */
+/* Tell a rank of the error. One that only counts as dead hears it when it wakes up. A connection of
+ * UCX is not opened for a death that the rank sees itself: its own end may be near, and UCX 1.13
+ * aborts if a connection breaks while it is opened. */
 static void dcommi_send_abort(dcomm_comm *comm, int rank)
 {
     dcommi_member *m = &comm->members[rank];
-    if (m->peer < 0 || m->gone || comm->context->peers[m->peer].lost) {
+    const dcommi_remote *p = m->peer >= 0 ? &comm->context->peers[m->peer] : NULL;
+    if (p == NULL || m->gone || (p->lost && p->proven) ||
+        (comm->seen_by_all && !p->same_host && !m->heard && !m->addressed)) {
         return;
     }
     dcommi_header h = {.type = DCOMMI_MSG_ABORT,
-                       .a = (uint64_t)(int64_t)atomic_load(&comm->poisoned)};
+                       .a = (uint64_t)(int64_t)atomic_load(&comm->poisoned),
+                       .b = comm->silent};
     size_t len = strnlen(comm->message, DCOMMI_TEXT_MAX);
     dcommi_send_header(comm, rank, &h, comm->message, len);
 }
@@ -36247,29 +35402,81 @@ static void DCOMMI_PRINTF(3, 4)
     va_end(args);
     dcommi_poison_by(comm, status, -1, text);
 }
-/* Fail the communicator because a rank's process has ended. */
+static bool dcommi_rank_wanted(const void *wanted, size_t rank)
+{
+    return ((const bool *)wanted)[rank];
+}
+/* Write "rank 3", "ranks 0-2, 5"; "" for none. */
+static void dcommi_ranks_text(const bool *wanted, int size, char *text, size_t len)
+{
+    char list[96];
+    size_t n =
+        dcommi_text_ranges(list, sizeof list, ", ", (size_t)size, dcommi_rank_wanted, wanted);
+    snprintf(text, len, "%s%s", n == 0 ? "" : n == 1 ? "rank " : "ranks ", list);
+}
+/* Return true if a member can take no part any more: its process has ended, even if the transport
+ * does not know yet, or counts as dead. */
+static bool dcommi_member_lost(const dcomm_comm *comm, int rank)
+{
+    const dcommi_member *m = &comm->members[rank];
+    if (m->peer < 0 || m->gone) {
+        return false;
+    }
+    const dcommi_remote *p = &comm->context->peers[m->peer];
+    return p->lost || p->proven ||
+           (p->same_host && p->started != 0 && p->pid != getpid() &&
+            dcommi_process_started(p->pid) != p->started);
+}
+/* Fail the communicator because a rank was lost. Name all that are. */
 static void dcommi_poison_lost(dcomm_comm *comm, int rank)
 {
     const dcommi_member *m = &comm->members[rank];
     const dcommi_remote *p = &comm->context->peers[m->peer];
-    dcommi_poison(comm, DCOMM_ERR_PEER, "rank %d (process %d on %s) was lost: %s", rank,
-                  (int)p->pid, m->hostname, p->why);
+    char also[112] = "";
+    bool *lost = dcommi_calloc((size_t)comm->size, sizeof *lost);
+    for (int r = 0; lost != NULL && r < comm->size; r++) {
+        lost[r] = r != rank && dcommi_member_lost(comm, r);
+    }
+    if (lost != NULL) {
+        dcommi_ranks_text(lost, comm->size, also, sizeof also);
+    }
+    dcommi_free(lost);
+    comm->seen_by_all = p->proven && comm->all_connected;
+    comm->silent = p->proven ? 0 : 1 + (uint64_t)rank;
+    dcommi_poison(comm, DCOMM_ERR_PEER, "rank %d (process %d on %s) was lost: %s%s%s", rank,
+                  (int)p->pid, m->hostname, p->why, also[0] != 0 ? "; lost as well: " : "", also);
 }
-static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why)
+/* Mark a peer as lost. Return false if it was already. */
+static bool dcommi_peer_mark(dcommi_remote *p, const char *why, bool proven)
 {
-    dcommi_remote *p = &context->peers[peer];
+    p->proven = p->proven || proven;
     if (p->lost) {
-        return;
+        return false;
     }
     p->lost = true;
     snprintf(p->why, sizeof p->why, "%s", why);
+    return true;
+}
+/* Fail the communicators of a peer that is lost. */
+static void dcommi_peer_fail(dcomm_context *context, int peer)
+{
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
         for (int r = 0; r < comm->size; r++) {
-            if (comm->members[r].peer == peer && !comm->members[r].gone) {
+            if (comm->members[r].peer == peer && !comm->members[r].gone && !comm->leaves &&
+                atomic_load_explicit(&comm->poisoned, memory_order_relaxed) == 0) {
                 dcommi_poison_lost(comm, r);
             }
         }
         dcommi_agreements_learn(comm);
+    }
+}
+static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why, bool proven)
+{
+    if (dcommi_peer_mark(&context->peers[peer], why, proven)) {
+        if (!proven) {
+            dcommi_ctl_tell_dead(context, peer);
+        }
+        dcommi_peer_fail(context, peer);
     }
 }
 /* ---- queries ---- */
@@ -36461,7 +35668,7 @@ static void dcommi_run_ask(dcommi_run *run, double now)
         }
         if (!run->peers[r].replied && p->same_host && p->pid != getpid() && p->started != 0 &&
             dcommi_process_started(p->pid) != p->started) {
-            dcommi_peer_lost(comm->context, m->peer, "its process has ended");
+            dcommi_peer_lost(comm->context, m->peer, "its process has ended", true);
             return;
         }
         run->peers[r].asked = run->peers[r].replied ? now : run->peers[r].asked;
@@ -36472,135 +35679,903 @@ static void dcommi_run_ask(dcommi_run *run, double now)
         }
     }
 }
-static bool dcommi_rank_wanted(const void *wanted, size_t rank)
+#define DCOMMI_CTL_MAGIC 0x64634374u /* "dcCt" */
+#define DCOMMI_CTL_VERSION 1u
+#define DCOMMI_CTL_KEY DCOMMI_SHA256_BYTES
+#define DCOMMI_CTL_CHALLENGE 32
+#define DCOMMI_CTL_HELLO 96 /* the last DCOMMI_CTL_KEY bytes are the proof */
+#define DCOMMI_CTL_FRAME 56
+#define DCOMMI_CTL_STRANGERS 64 /* connections at a time without a proof */
+#define DCOMMI_CTL_S 5.0        /* seconds for a handshake */
+/* Most control connections of a rank. In larger jobs each pair of ranks has one with a probability
+ * that keeps to this limit. A rank that sees a death tells the others. */
+#define DCOMMI_CTL_MOST 256
+#define DCOMMI_CTL_TOGETHER_MS 2500 /* hosts that fall silent within this time go together */
+#define DCOMMI_CTL_SILENT_MAX 1.9   /* times liveness_s: then a host counts as dead */
+#ifndef TCP_RTO_MAX_MS
+#define TCP_RTO_MAX_MS 44
+#endif
+enum { DCOMMI_CTL_LEAVE = 1, DCOMMI_CTL_GOODBYE = 2, DCOMMI_CTL_BEAT = 3, DCOMMI_CTL_DEAD = 4 };
+enum dcommi_ctl_state {
+    DCOMMI_CTL_SHUT = 0, /* the peer has to connect, or connecting failed */
+    DCOMMI_CTL_STRANGER, /* waits for HELLO */
+    DCOMMI_CTL_ASKED,    /* waits for CHALLENGE */
+    DCOMMI_CTL_PROVED,   /* waits for WELCOME */
+    DCOMMI_CTL_OPEN,
+    DCOMMI_CTL_OVER /* the peer has left or died */
+};
+/* Fields below `with the lock` are read and written with dcommi_ctl_lock, because the thread of
+ * beat.h uses them, too. */
+typedef struct dcommi_ctl_line {
+    struct dcommi_ctl_line *next;
+    int fd;   /* -1: none */
+    int peer; /* the context's number */
+    _Atomic int error;
+    _Atomic uint8_t state;
+    bool beats;        /* both processes beat on it */
+    bool connector;    /* this rank connects */
+    uint8_t uuid[16];  /* the peer's */
+    dcommi_addr where; /* where the peer listens */
+    uint8_t key[DCOMMI_CTL_KEY], session[DCOMMI_CTL_KEY];
+    uint8_t challenge[DCOMMI_CTL_CHALLENGE], hello[DCOMMI_CTL_HELLO];
+    double liveness_s; /* INFINITY: off */
+    bool over;         /* its peer is being given up */
+    /* with the lock */
+    uint8_t in[DCOMMI_CTL_HELLO];
+    size_t have;
+    uint64_t sent, received; /* frames */
+    bool heard;              /* since the last beat of ours */
+    double silent_s;         /* for which nothing was heard though the peer's system answers */
+    double deadline;         /* of a stranger's handshake */
+} dcommi_ctl_line;
+typedef struct dcommi_ctl {
+    struct dcommi_ctl *next; /* in the list of the process */
+    int epoll, listener;
+    dcommi_addr address; /* where it listens */
+    uint8_t uuid[16];
+    dcommi_ctl_line *lines, *strangers;
+    unsigned nstrangers;
+    bool pending; /* the thread has read a frame for the holder of the token; with the lock */
+    bool beating; /* there is a thread */
+    double every; /* seconds between beats; with the lock */
+    pthread_t thread;
+    int wake; /* ends its sleep */
+} dcommi_ctl;
+/* ---- forked children ---- */
+/* Held while descriptors are opened or closed, so that a forked child finds all of them. */
+static pthread_mutex_t dcommi_ctl_lock = PTHREAD_MUTEX_INITIALIZER;
+static dcommi_ctl *dcommi_ctl_all;
+static pthread_once_t dcommi_ctl_once = PTHREAD_ONCE_INIT;
+static void dcommi_ctl_before_fork(void)
 {
-    return ((const bool *)wanted)[rank];
+    pthread_mutex_lock(&dcommi_ctl_lock);
 }
-/* Write "rank 3", "ranks 0-2, 5"; "" for none. */
-static void dcommi_ranks_text(const bool *wanted, int size, char *text, size_t len)
+static void dcommi_ctl_in_parent(void)
 {
-    char list[96];
-    size_t n =
-        dcommi_text_ranges(list, sizeof list, ", ", (size_t)size, dcommi_rank_wanted, wanted);
-    snprintf(text, len, "%s%s", n == 0 ? "" : n == 1 ? "rank " : "ranks ", list);
+    pthread_mutex_unlock(&dcommi_ctl_lock);
 }
-/* Return true if a rank that was asked does not answer. One that has answered before gets some
- * time: the last query may just be on its way. */
-static bool dcommi_peer_silent(const dcommi_run *run, const dcommi_peer_state *peer)
+/* Close the connections in a child, because they must end with the parent's death. */
+static void dcommi_ctl_in_child(void)
 {
-    const double quarter = run->timeout_s / 4;
-    const double least = quarter < DCOMMI_SILENT_AFTER ? quarter : DCOMMI_SILENT_AFTER;
-    return !peer->replied && (!peer->known || dcommi_now() - peer->asked > least);
+    for (dcommi_ctl *c = dcommi_ctl_all; c != NULL; c = c->next) {
+        dcommi_sys_close(c->listener);
+        c->listener = -1;
+        for (int i = 0; i < 2; i++) {
+            for (dcommi_ctl_line *l = i == 0 ? c->lines : c->strangers; l != NULL; l = l->next) {
+                dcommi_sys_close(l->fd);
+                l->fd = -1;
+            }
+        }
+    }
+    dcommi_ctl_all = NULL;
+    pthread_mutex_unlock(&dcommi_ctl_lock);
 }
-/* Write a sentence that begins with the run and `what`, and names the ranks to blame as far as
- * their answers tell. */
-static void dcommi_run_blame(dcommi_run *run, const char *what, char text[DCOMMI_MESSAGE_MAX])
+static void dcommi_ctl_watch_forks(void)
 {
-    dcomm_comm *comm = run->comm;
-    enum { NEVER, BEHIND, SILENT, THERE, GROUPS };
-    const size_t room = DCOMMI_MESSAGE_MAX;
-    char name[64], where[64], ranks[GROUPS][112] = {{0}};
-    bool *flags = dcommi_calloc((size_t)comm->size, GROUPS * sizeof *flags);
-    bool one = true;
-    if (flags != NULL) {
+    pthread_atfork(dcommi_ctl_before_fork, dcommi_ctl_in_parent, dcommi_ctl_in_child);
+}
+/* ---- a connection ---- */
+static void dcommi_ctl_shut(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
+{
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    if (l->fd >= 0) {
+        epoll_ctl(c->epoll, EPOLL_CTL_DEL, l->fd, NULL);
+        dcommi_sys_close(l->fd);
+        l->fd = -1;
+    }
+    l->state = state;
+    l->have = 0;
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+}
+/* Say how long the peer's system may be silent. An outage of less than liveness_s must heal: after
+ * it the next retransmission may take as long again. The kernel probes an idle connection each
+ * second, and where it can, it retransmits as often. */
+static void dcommi_ctl_patience(const dcommi_ctl_line *l)
+{
+    const bool limited = l->liveness_s < DCOMMI_LIMIT_MAX_S;
+    const int options[][2] = {
+        {TCP_KEEPIDLE, 1},
+        {TCP_KEEPINTVL, 1},
+        {TCP_KEEPCNT, 127},
+        {TCP_RTO_MAX_MS, 1000}, /* since Linux 6.15 */
+        {TCP_USER_TIMEOUT,
+         limited && l->liveness_s < 1e6 ? (int)(1000 * DCOMMI_CTL_SILENT_MAX * l->liveness_s) : 0}};
+    const int on = limited;
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
+        setsockopt(l->fd, IPPROTO_TCP, options[i][0], &options[i][1], sizeof options[i][1]);
+    }
+    setsockopt(l->fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+}
+/* Poll a new descriptor from now on. */
+static void dcommi_ctl_begin(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = l};
+    dcommi_sock_tune(l->fd);
+    l->have = 0;
+    l->state = state;
+    if (epoll_ctl(c->epoll, EPOLL_CTL_ADD, l->fd, &event) != 0) {
+        l->error = errno;
+        dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
+    }
+}
+/* Read until there are `need` bytes, and return 1. Return 0 if they are not there yet, -1 if the
+ * connection has ended. With the lock. */
+static int dcommi_ctl_fill(dcommi_ctl_line *l, size_t need)
+{
+    while (l->have < need) {
+        ssize_t n = dcommi_sys_recv(l->fd, l->in + l->have, need - l->have, 0);
+        if (n > 0) {
+            l->have += (size_t)n;
+            continue;
+        }
+        bool later = n < 0 && dcommi_sys_later();
+        l->error = n < 0 && !later ? errno : l->error;
+        return later ? 0 : -1;
+    }
+    return 1;
+}
+/* Read `need` bytes into l->in, as dcommi_ctl_fill does, and begin anew. */
+static int dcommi_ctl_read(dcommi_ctl_line *l, size_t need)
+{
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    const int there = dcommi_ctl_fill(l, need);
+    l->have = there > 0 ? 0 : l->have;
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    return there;
+}
+/* Send all bytes at once. A socket that has sent next to nothing takes them all. */
+static bool dcommi_ctl_write(const dcommi_ctl_line *l, const void *bytes, size_t len)
+{
+    return dcommi_sys_send(l->fd, bytes, len, MSG_NOSIGNAL) == (ssize_t)len;
+}
+static void dcommi_ctl_hmac(const dcommi_ctl_line *l, const char *what, size_t hello_len,
+                            uint8_t tag[DCOMMI_CTL_KEY])
+{
+    dcommi_hmac h;
+    dcommi_hmac_begin(&h, l->key, sizeof l->key);
+    dcommi_hmac_add(&h, what, strlen(what) + 1);
+    dcommi_hmac_add(&h, l->challenge, sizeof l->challenge);
+    dcommi_hmac_add(&h, l->hello, hello_len);
+    dcommi_hmac_end(&h, tag);
+}
+static void dcommi_ctl_frame_tag(const dcommi_ctl_line *l, bool by_connector, uint64_t sequence,
+                                 const uint8_t *frame, uint8_t tag[DCOMMI_CTL_KEY])
+{
+    uint8_t head[9] = {by_connector};
+    dcommi_hmac h;
+    dcommi_put64(head + 1, sequence);
+    dcommi_hmac_begin(&h, l->session, sizeof l->session);
+    dcommi_hmac_add(&h, head, sizeof head);
+    dcommi_hmac_add(&h, frame, DCOMMI_CTL_FRAME - DCOMMI_CTL_KEY);
+    dcommi_hmac_end(&h, tag);
+}
+/* Send a frame. With the lock. */
+static void dcommi_ctl_say(dcommi_ctl_line *l, uint32_t type, uint64_t comm, uint64_t number)
+{
+    uint8_t frame[DCOMMI_CTL_FRAME] = {0};
+    dcommi_put32(frame, type);
+    dcommi_put64(frame + 8, comm);
+    dcommi_put64(frame + 16, number);
+    dcommi_ctl_frame_tag(l, l->connector, l->sent++, frame, frame + sizeof frame - DCOMMI_CTL_KEY);
+    dcommi_ctl_write(l, frame, sizeof frame);
+}
+static void dcommi_ctl_opened(dcommi_ctl_line *l)
+{
+    dcommi_ctl_hmac(l, "session", sizeof l->hello, l->session);
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    l->sent = l->received = 0;
+    l->silent_s = 0;
+    l->state = DCOMMI_CTL_OPEN;
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    dcommi_ctl_patience(l);
+}
+/* ---- what comes ---- */
+/* Answer the acceptor's challenge: prove who we are. */
+static bool dcommi_ctl_prove(const dcommi_ctl *c, dcommi_ctl_line *l)
+{
+    memcpy(l->challenge, l->in, sizeof l->challenge);
+    if (dcommi_get32(l->challenge) != DCOMMI_CTL_MAGIC ||
+        dcommi_get32(l->challenge + 4) != DCOMMI_CTL_VERSION) {
+        l->error = EPROTO;
+        return false;
+    }
+    memcpy(l->hello, c->uuid, 16);
+    memcpy(l->hello + 16, l->uuid, 16);
+    if (dcommi_random_bytes(l->hello + 32, 32) < 0) {
+        return false;
+    }
+    dcommi_ctl_hmac(l, "hello", sizeof l->hello - DCOMMI_CTL_KEY, l->hello + 64);
+    l->state = DCOMMI_CTL_PROVED;
+    return dcommi_ctl_write(l, l->hello, sizeof l->hello);
+}
+static bool dcommi_ctl_welcomed(dcommi_ctl_line *l)
+{
+    uint8_t tag[DCOMMI_CTL_KEY];
+    dcommi_ctl_hmac(l, "welcome", sizeof l->hello, tag);
+    if (!dcommi_same_secret(tag, l->in, sizeof tag)) {
+        l->error = EPROTO;
+        return false;
+    }
+    dcommi_ctl_opened(l);
+    return true;
+}
+/* Check a stranger's HELLO. If this rank does not know the uuid yet, the stranger is checked again
+ * later. */
+static void dcommi_ctl_judge(dcommi_ctl *c, dcommi_ctl_line *stranger)
+{
+    dcommi_ctl_line *l = c->lines;
+    while (l != NULL && memcmp(l->uuid, stranger->hello, sizeof l->uuid) != 0) {
+        l = l->next;
+    }
+    if (l == NULL) {
+        return;
+    }
+    uint8_t tag[DCOMMI_CTL_KEY];
+    memcpy(stranger->key, l->key, sizeof l->key);
+    dcommi_ctl_hmac(stranger, "hello", sizeof l->hello - DCOMMI_CTL_KEY, tag);
+    if (l->connector || l->state != DCOMMI_CTL_SHUT ||
+        memcmp(stranger->hello + 16, c->uuid, sizeof c->uuid) != 0 ||
+        !dcommi_same_secret(tag, stranger->hello + 64, sizeof tag)) {
+        dcommi_ctl_shut(c, stranger, DCOMMI_CTL_SHUT);
+        return;
+    }
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = l};
+    epoll_ctl(c->epoll, EPOLL_CTL_MOD, stranger->fd, &event);
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    l->fd = stranger->fd;
+    stranger->fd = -1;
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    stranger->state = DCOMMI_CTL_SHUT;
+    memcpy(l->challenge, stranger->challenge, sizeof l->challenge);
+    memcpy(l->hello, stranger->hello, sizeof l->hello);
+    dcommi_ctl_hmac(l, "welcome", sizeof l->hello, tag);
+    dcommi_ctl_write(l, tag, sizeof tag);
+    dcommi_ctl_opened(l);
+}
+/* Note that a peer has left a communicator in which it has never spoken to us over UCX. */
+static void dcommi_ctl_left(dcomm_context *context, int peer, uint64_t id, uint64_t number)
+{
+    for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
+        for (int r = 0; comm->id == id && r < comm->size; r++) {
+            dcommi_member *m = &comm->members[r];
+            if (m->peer == peer && !m->gone) {
+                m->gone = true;
+                m->gone_after = number;
+            }
+        }
+    }
+}
+/* Return true if a connection is about to end because the peer's system is silent. */
+static bool dcommi_ctl_dumb(const dcommi_ctl_line *l)
+{
+    struct tcp_info info = {0};
+    socklen_t len = sizeof info;
+    const double silent_ms = 1000 * DCOMMI_CTL_SILENT_MAX * l->liveness_s;
+    return l->state == DCOMMI_CTL_OPEN &&
+           getsockopt(l->fd, IPPROTO_TCP, TCP_INFO, &info, &len) == 0 &&
+           info.tcpi_last_ack_recv > DCOMMI_CTL_TOGETHER_MS &&
+           info.tcpi_last_ack_recv >= silent_ms - DCOMMI_CTL_TOGETHER_MS;
+}
+static void dcommi_ctl_tell_dead(dcomm_context *context, int peer)
+{
+    dcommi_ctl_line *l = context->control != NULL ? context->control->lines : NULL;
+    while (l != NULL && l->peer != peer) {
+        l = l->next;
+    }
+    if (l != NULL && l->state == DCOMMI_CTL_OPEN) {
+        pthread_mutex_lock(&dcommi_ctl_lock);
+        dcommi_ctl_say(l, DCOMMI_CTL_DEAD, 0, 0);
+        pthread_mutex_unlock(&dcommi_ctl_lock);
+    }
+}
+/* Fail what needs the peers that `silent` tells of. The sentences name all of them. With the
+ * token. */
+static void dcommi_ctl_give_up(dcomm_context *context, bool (*silent)(const dcommi_ctl_line *l),
+                               const char *why)
+{
+    for (dcommi_ctl_line *l = context->control->lines; l != NULL; l = l->next) {
+        if (!l->over && silent(l)) {
+            l->over = dcommi_peer_mark(&context->peers[l->peer], why, false);
+        }
+    }
+    for (dcommi_ctl_line *l = context->control->lines; l != NULL; l = l->next) {
+        dcommi_transport *t = context->peers[l->peer].transport;
+        if (l->over) {
+            l->over = false;
+            dcommi_ctl_tell_dead(context, l->peer);
+            dcommi_peer_fail(context, l->peer);
+            if (t->call->lose != NULL) {
+                t->call->lose(t, l->peer, why);
+            }
+        }
+    }
+}
+/* Handle an end without a goodbye. An end or a reset that the other side's system has sent proves a
+ * death. After another error, such as ETIMEDOUT, the peer only counts as dead. */
+static void dcommi_ctl_dead(dcomm_context *context, dcommi_ctl_line *l)
+{
+    dcommi_remote *p = &context->peers[l->peer];
+    dcommi_transport *t = p->transport;
+    const bool proven = l->error == 0 || l->error == ECONNRESET || l->error == EPIPE;
+    p->proven = p->proven || proven;
+    if (!proven) {
+        const char *why = "its host, or the network to it, was silent for too long (liveness_s)";
+        l->over = dcommi_peer_mark(p, why, false);
+        dcommi_ctl_give_up(context, dcommi_ctl_dumb, why);
+    } else if (!p->lost && t->call->lose != NULL) {
+        t->call->lose(t, l->peer, "its control connection has ended");
+    }
+}
+/* Fail what this process has with a peer that counts it as dead. */
+static void dcommi_ctl_given_up(dcomm_context *context, int peer)
+{
+    for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
         for (int r = 0; r < comm->size; r++) {
-            const dcommi_peer_state *peer = run->peers != NULL ? &run->peers[r] : NULL;
-            bool asked = peer != NULL && dcommi_run_involves(run, r);
-            bool heard = asked && !dcommi_peer_silent(run, peer);
-            int group = r == comm->rank || (heard && peer->entry == DCOMMI_ENTERED) ? THERE
-                        : asked && !heard                                           ? SILENT
-                        : heard && peer->entry == DCOMMI_NOT_ENTERED                ? NEVER
-                        : heard && peer->entry == DCOMMI_BEHIND                     ? BEHIND
-                                                                                    : GROUPS;
-            if (group < GROUPS) {
-                flags[group * comm->size + r] = true;
-            }
-            one = one && (group != THERE || r == comm->rank);
-        }
-        for (int g = 0; g < GROUPS; g++) {
-            dcommi_ranks_text(flags + g * comm->size, comm->size, ranks[g], sizeof ranks[g]);
-        }
-    }
-    dcommi_free(flags);
-    dcommi_run_where(run, where, sizeof where);
-    snprintf(name, sizeof name, "%s #%" PRIu64, dcomm_coll_name((dcomm_coll)run->signature.coll),
-             run->seq);
-    size_t at = (size_t)snprintf(text, room, "%s %s: ", name, what);
-    if (ranks[NEVER][0] != 0) {
-        at += (size_t)snprintf(text + at, room - at, "%s never entered %s; ", ranks[NEVER], name);
-    }
-    if (ranks[BEHIND][0] != 0) {
-        const bool several = strncmp(ranks[BEHIND], "ranks", 5) == 0;
-        at += (size_t)snprintf(text + at, room - at,
-                               "%s %s called it on %s not come to it, and may be waiting for this "
-                               "operation's end on another rank; ",
-                               ranks[BEHIND], several ? "have" : "has",
-                               several ? "streams that have" : "a stream that has");
-    }
-    if (ranks[SILENT][0] != 0) {
-        at += (size_t)snprintf(text + at, room - at, "%s %s not answer; ", ranks[SILENT],
-                               strncmp(ranks[SILENT], "ranks", 5) == 0 ? "do" : "does");
-    }
-    snprintf(text + at, room - at, "%s wait%s for %s in %s",
-             ranks[THERE][0] != 0 ? ranks[THERE] : "this rank", one ? "s" : "",
-             ranks[NEVER][0] != 0 || ranks[BEHIND][0] != 0 || ranks[SILENT][0] != 0 ? "it"
-                                                                                    : "progress",
-             where[0] != 0 ? where : "no step");
-}
-/* Fail a run whose time is up. */
-static void dcommi_run_timeout(dcommi_run *run)
-{
-    char what[48], text[DCOMMI_MESSAGE_MAX];
-    dcommi_snprintf(what, sizeof what, "timed out after %.3g s", run->timeout_s);
-    dcommi_run_blame(run, what, text);
-    dcommi_poison(run->comm, DCOMM_ERR_TIMEOUT, "%s", text);
-}
-/* Say once, in the log, why a run without a limit takes so long. */
-static void dcommi_run_long(dcommi_run *run)
-{
-    char what[64], text[DCOMMI_MESSAGE_MAX];
-    run->told_long = true;
-    snprintf(what, sizeof what, "has waited %d s, without a limit", DCOMMI_LONG_S);
-    dcommi_run_blame(run, what, text);
-    dcommi_log(DCOMMI_LOG_WARN, "%s", text);
-}
-/* Check every run of a communicator, about 20 times a second while there are any. */
-static void dcommi_comm_check(dcomm_comm *comm, double now)
-{
-    for (dcommi_run *run = comm->runs, *next; run != NULL; run = next) {
-        next = run->next;
-        if (DCOMMI_UNLIKELY(run->why != NULL)) {
-            dcommi_run_give_up(run);
-            if (!run->active) {
-                continue;
+            if (comm->members[r].peer == peer && !comm->members[r].gone) {
+                dcommi_poison(comm, DCOMM_ERR_PEER,
+                              "rank %d counts rank %d as dead: nothing was heard of it for %.3g s",
+                              r, comm->rank, context->liveness_s);
             }
         }
-        if (run->submitted_at == 0) { /* its time begins when it is first looked at */
-            run->submitted_at = run->idle_since = now;
-            run->next_query = now + DCOMMI_QUERY_AFTER;
-        }
-        if (run->events != run->events_seen) {
-            run->events_seen = run->events;
-            run->idle_since = now;
-            run->next_query = now + DCOMMI_QUERY_AFTER;
-        }
-        if (now - run->submitted_at > run->timeout_s) {
-            dcommi_run_timeout(run);
+    }
+    dcommi_peer_lost(context, peer, "it counts this process as dead", false);
+}
+/* Count the frame in l->in. Return false if it is forged. With the lock. */
+static bool dcommi_ctl_genuine(dcommi_ctl_line *l)
+{
+    uint8_t tag[DCOMMI_CTL_KEY];
+    dcommi_ctl_frame_tag(l, !l->connector, l->received++, l->in, tag);
+    l->heard = dcommi_same_secret(tag, l->in + DCOMMI_CTL_FRAME - DCOMMI_CTL_KEY, sizeof tag);
+    return l->heard;
+}
+/* Handle a frame. Return false if the connection is over. */
+static bool dcommi_ctl_heard(dcomm_context *context, dcommi_ctl_line *l)
+{
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    const bool genuine = dcommi_ctl_genuine(l);
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    if (!genuine) {
+        dcommi_log(DCOMMI_LOG_WARN,
+                   "the control connection with process %d brought a forged message; "
+                   "it is closed",
+                   (int)context->peers[l->peer].pid);
+        return false;
+    }
+    if (dcommi_get32(l->in) == DCOMMI_CTL_LEAVE) {
+        dcommi_ctl_left(context, l->peer, dcommi_get64(l->in + 8), dcommi_get64(l->in + 16));
+    } else if (dcommi_get32(l->in) == DCOMMI_CTL_DEAD) {
+        dcommi_ctl_given_up(context, l->peer);
+    }
+    return dcommi_get32(l->in) != DCOMMI_CTL_GOODBYE;
+}
+static void dcommi_ctl_event(dcomm_context *context, dcommi_ctl_line *l)
+{
+    static const size_t need[] = {[DCOMMI_CTL_STRANGER] = DCOMMI_CTL_HELLO,
+                                  [DCOMMI_CTL_ASKED] = DCOMMI_CTL_CHALLENGE,
+                                  [DCOMMI_CTL_PROVED] = DCOMMI_CTL_KEY,
+                                  [DCOMMI_CTL_OPEN] = DCOMMI_CTL_FRAME};
+    dcommi_ctl *c = context->control;
+    while (l->fd >= 0) {
+        const uint8_t state = l->state;
+        if (state == DCOMMI_CTL_SHUT) { /* a stranger after its HELLO */
+            dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
             return;
         }
-        if (!run->told_long && run->timeout_s > DCOMMI_LIMIT_MAX_S &&
-            now - run->submitted_at > DCOMMI_LONG_S) {
-            dcommi_run_long(run);
+        int there = dcommi_ctl_read(l, need[state]);
+        if (there == 0) {
+            return;
         }
-        if (now >= run->next_query) {
-            run->next_query =
-                now + (now - run->idle_since < 1.0 ? 2 * DCOMMI_QUERY_AFTER : DCOMMI_QUERY_EVERY);
-            dcommi_run_ask(run, now);
-            if (atomic_load(&comm->poisoned) != 0) {
-                return;
+        bool goes_on = there > 0;
+        if (there > 0 && state == DCOMMI_CTL_STRANGER) {
+            memcpy(l->hello, l->in, sizeof l->hello);
+            l->state = DCOMMI_CTL_SHUT;
+            dcommi_ctl_judge(c, l);
+            return;
+        }
+        if (there > 0 && state == DCOMMI_CTL_ASKED) {
+            goes_on = dcommi_ctl_prove(c, l);
+        } else if (there > 0 && state == DCOMMI_CTL_PROVED) {
+            goes_on = dcommi_ctl_welcomed(l);
+        } else if (there > 0) {
+            goes_on = dcommi_ctl_heard(context, l);
+        } else if (state == DCOMMI_CTL_OPEN) {
+            dcommi_ctl_dead(context, l);
+        }
+        if (!goes_on) {
+            l->error = l->error != 0 ? l->error : ECONNRESET;
+            dcommi_ctl_shut(c, l, state == DCOMMI_CTL_OPEN ? DCOMMI_CTL_OVER : DCOMMI_CTL_SHUT);
+        }
+    }
+}
+static void dcommi_ctl_accept(dcommi_ctl *c)
+{
+    while (c->nstrangers < DCOMMI_CTL_STRANGERS) {
+        dcommi_ctl_line *l = dcommi_alloc(sizeof *l);
+        if (l == NULL || dcommi_random_bytes(l->challenge, sizeof l->challenge) < 0) {
+            dcommi_free(l);
+            return;
+        }
+        dcommi_put32(l->challenge, DCOMMI_CTL_MAGIC);
+        dcommi_put32(l->challenge + 4, DCOMMI_CTL_VERSION);
+        pthread_mutex_lock(&dcommi_ctl_lock);
+        l->fd = accept4(c->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        l->next = c->strangers;
+        c->strangers = l->fd >= 0 ? l : c->strangers;
+        pthread_mutex_unlock(&dcommi_ctl_lock);
+        if (l->fd < 0) {
+            dcommi_free(l);
+            return;
+        }
+        c->nstrangers++;
+        l->deadline = dcommi_now() + DCOMMI_CTL_S;
+        dcommi_ctl_begin(c, l, DCOMMI_CTL_STRANGER);
+        if (!dcommi_ctl_write(l, l->challenge, sizeof l->challenge)) {
+            dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
+        }
+    }
+}
+/* Check again the strangers that have sent HELLO, and free those that are done. */
+static void dcommi_ctl_sweep(dcommi_ctl *c)
+{
+    double now = c->strangers != NULL ? dcommi_now() : 0;
+    for (dcommi_ctl_line **at = &c->strangers; *at != NULL;) {
+        dcommi_ctl_line *l = *at;
+        if (l->fd >= 0 && l->state == DCOMMI_CTL_SHUT) {
+            dcommi_ctl_judge(c, l);
+        }
+        if (l->fd >= 0 && now < l->deadline) {
+            at = &l->next;
+            continue;
+        }
+        dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
+        pthread_mutex_lock(&dcommi_ctl_lock);
+        *at = l->next;
+        pthread_mutex_unlock(&dcommi_ctl_lock);
+        dcommi_free(l);
+        c->nstrangers--;
+    }
+}
+/* Handle what has come on all connections. With the token. */
+static void dcommi_ctl_look(dcomm_context *context)
+{
+    dcommi_ctl *c = context->control;
+    struct epoll_event events[16];
+    int n = 16;
+    for (int turn = 0; n == 16 && turn < 64; turn++) {
+        n = epoll_wait(c->epoll, events, 16, 0);
+        for (int i = 0; i < n; i++) {
+            if (events[i].data.ptr == NULL) {
+                dcommi_ctl_accept(c);
+            } else {
+                dcommi_ctl_event(context, events[i].data.ptr);
             }
         }
     }
+    dcommi_ctl_sweep(c);
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    const bool pending = c->pending;
+    c->pending = false;
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    for (dcommi_ctl_line *l = pending ? c->lines : NULL; l != NULL; l = l->next) {
+        dcommi_ctl_event(context, l);
+    }
+}
+/* ==== include/dcomm/impl/engine/reply.h ==================================================== */
+/* reply.h - answers to peers that ask for memory of ours by message (pull.h). */
+static void dcommi_reply_sent(dcommi_op *op, dcomm_status status)
+{
+    (void)status; /* a reader that cannot be reached is reported as lost */
+    dcommi_move_drop((dcommi_move *)op);
+}
+/* Answer with a part of the device memory at `base`. */
+static void dcommi_device_reply(dcommi_move *move, const dcommi_header *h, uint32_t id,
+                                uint8_t *base)
+{
+    dcommi_run *run = move->run;
+    if (h->b > DCOMMI_SLOT_BYTES) {
+        dcommi_poison(run->comm, DCOMM_ERR_CORRUPT,
+                      "rank %d asked for %" PRIu64 " bytes of a device at a time", (int)h->src,
+                      h->b);
+        return;
+    }
+    move->buf = base + h->a;
+    move->len = h->b;
+    move->node =
+        dcommi_key(DCOMMI_NODE_PULL, run->stream, run->seq, run->stage, (int32_t)h->src, id);
+    if (dcommi_straight_with(run, (int)h->src)) {
+        dcommi_straight_send(move);
+    } else {
+        dcommi_out_start(move);
+    }
+}
+/* Answer a peer that asks for a part of the payload of our OFFER. */
+static void dcommi_on_read_sent(dcomm_comm *comm, const dcommi_header *h)
+{
+    dcommi_match_node key =
+        dcommi_key(DCOMMI_NODE_SENT, h->stream, h->seq, h->stage, (int32_t)h->src, h->tag);
+    dcommi_match_node *node = dcommi_match_find(comm, &key);
+    if (node == NULL) {
+        return; /* its run failed meanwhile */
+    }
+    dcommi_move *sent = dcommi_move_of(node);
+    if (!sent->device || h->a > sent->len || h->b > sent->len - h->a) {
+        dcommi_poison(comm, DCOMM_ERR_CORRUPT,
+                      "rank %d asked for bytes %" PRIu64 "+%" PRIu64
+                      " of a message of %zu of rank %d",
+                      (int)h->src, h->a, h->b, sent->len, comm->rank);
+        return;
+    }
+    dcommi_move *move = dcommi_move_new(sent->run, NULL);
+    if (!dcommi_have(comm, move)) {
+        return;
+    }
+    move->kind = DCOMMI_MOVE_REPLY;
+    dcommi_device_reply(move, h, dcommi_header_wide(h), sent->buf);
+}
+/* Answer a peer that asks for a part of memory that `run` exposed. */
+static void dcommi_on_read(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h)
+{
+    if (h->slot >= run->plan->nslots || run->offers == NULL || run->offers[h->slot].base == NULL ||
+        h->a > (uint64_t)run->offers[h->slot].len ||
+        h->b > (uint64_t)run->offers[h->slot].len - h->a) {
+        dcommi_poison(comm, DCOMM_ERR_CORRUPT,
+                      "rank %d asked for bytes %" PRIu64 "+%" PRIu64
+                      " of slot %d, which rank %d has "
+                      "not exposed",
+                      (int)h->src, h->a, h->b, (int)h->slot, comm->rank);
+        return;
+    }
+    dcommi_move *move = dcommi_move_new(run, NULL);
+    if (!dcommi_have(comm, move)) {
+        return;
+    }
+    move->op.done = dcommi_reply_sent;
+    move->kind = DCOMMI_MOVE_REPLY;
+    dcommi_header reply = dcommi_header_of(run, DCOMMI_MSG_READ_REPLY, h->tag);
+    reply.a = h->b;
+    comm->stats.bytes_sent += h->b;
+    if (DCOMMI_UNLIKELY(run->offers[h->slot].device)) {
+        dcommi_device_reply(move, h, h->tag, run->offers[h->slot].base);
+        return;
+    }
+    dcommi_move_in_transport(move);
+    dcomm_status status =
+        dcommi_post(comm, (int)h->src, &reply, run->offers[h->slot].base + h->a, h->b, &move->op);
+    if (status != DCOMM_IN_PROGRESS) {
+        dcommi_reply_sent(&move->op, status);
+        (void)dcommi_good(comm, status);
+    }
+}
+/* ==== include/dcomm/impl/engine/runs.h ===================================================== */
+/* runs.h - the life of a run: bound to memory, started, taken from stage to stage, finished. */
+/* ==== include/dcomm/impl/engine/cache.h ==================================================== */
+/* cache.h - plans, found by the calls that they were made for. The cache is bounded, and the least
+ * recently used plan goes first. A plan in use stays until its last run has ended. */
+static void dcommi_cached_free(dcommi_cached *cached)
+{
+    dcommi_free(cached->plan);
+    dcommi_free(cached->inner);
+    dcommi_free(cached->script);
+    dcommi_free(cached);
+}
+/* Drop a reference. This and all below: with comm->lock, or by the owner inside (token.h). */
+static void dcommi_cached_release(dcommi_cached *cached)
+{
+    if (--cached->refs == 0 && cached->retired) {
+        dcommi_cached_free(cached);
+    }
+}
+static void dcommi_cache_retire(dcomm_comm *comm, dcommi_cached **at)
+{
+    dcommi_cached *cached = *at;
+    *at = cached->next;
+    comm->ncached--;
+    cached->retired = true;
+    if (cached->refs == 0) {
+        dcommi_cached_free(cached);
+    }
+}
+static void dcommi_cache_clear(dcomm_comm *comm)
+{
+    for (int i = 0; i < DCOMMI_CACHE_BUCKETS; i++) {
+        while (comm->cache[i] != NULL) {
+            dcommi_cache_retire(comm, &comm->cache[i]);
+        }
+    }
+}
+static inline dcommi_cached **dcommi_cache_bucket(dcomm_comm *comm, const dcommi_call_key *key)
+{
+    uint64_t h =
+        (key->call ^ key->type * 31 ^ key->mode << 20 ^ key->counts[0]) * 0x9e3779b97f4a7c15u;
+    h = (h ^ key->count ^ key->chunk << 32) * 0xd6e8feb86659fd93u;
+    return &comm->cache[(h >> 32) % DCOMMI_CACHE_BUCKETS];
+}
+static inline bool dcommi_cached_is(const dcommi_cached *c, const dcommi_call_key *key,
+                                    const char *asked)
+{
+    const dcommi_call_key *k = &c->key;
+    return k->call == key->call && k->type == key->type && k->count == key->count &&
+           k->mode == key->mode && k->chunk == key->chunk && k->counts[0] == key->counts[0] &&
+           k->counts[1] == key->counts[1] &&
+           (c->asked == asked ||
+            (c->asked != NULL && asked != NULL && strcmp(c->asked, asked) == 0));
+}
+/* Return the plan of a call that named the algorithm `asked` (NULL: none), with a reference taken.
+ * NULL: it is not in the cache. */
+static inline dcommi_cached *dcommi_cache_find(dcomm_comm *comm, const dcommi_call_key *key,
+                                               const char *asked)
+{
+    for (dcommi_cached *c = *dcommi_cache_bucket(comm, key); c != NULL; c = c->next) {
+        if (DCOMMI_LIKELY(dcommi_cached_is(c, key, asked))) {
+            c->used = ++comm->cache_clock;
+            c->refs++;
+            return c;
+        }
+    }
+    return NULL;
+}
+/* Add a plan, and the one that it calls (or NULL), with one reference for the caller. NULL without
+ * memory; the plans are freed then. `asked` is not copied. */
+static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const dcommi_call_key *key,
+                                       const char *asked, dcomm_plan *plan, dcomm_plan *inner)
+{
+    dcommi_cached *cached = dcommi_alloc(sizeof *cached);
+    if (cached == NULL) {
+        dcommi_free(plan);
+        dcommi_free(inner);
+        return NULL;
+    }
+    while (comm->ncached >= DCOMMI_CACHE_PLANS) {
+        dcommi_cached **oldest = NULL;
+        for (int i = 0; i < DCOMMI_CACHE_BUCKETS; i++) {
+            for (dcommi_cached **at = &comm->cache[i]; *at != NULL; at = &(*at)->next) {
+                if (oldest == NULL || (*at)->used < (*oldest)->used) {
+                    oldest = at;
+                }
+            }
+        }
+        dcommi_cache_retire(comm, oldest);
+    }
+    cached->key = *key;
+    cached->asked = asked;
+    cached->used = ++comm->cache_clock;
+    cached->refs = 1;
+    cached->plan = plan;
+    cached->inner = inner;
+    dcommi_cached **bucket = dcommi_cache_bucket(comm, key);
+    cached->next = *bucket;
+    *bucket = cached;
+    comm->ncached++;
+    comm->stats.plans_built++;
+    return cached;
+}
+/* ==== include/dcomm/impl/engine/fast/bcast.h =============================================== */
+/* bcast.h - broadcast slots. On one host, a rank writes a message for all other ranks once, to its
+ * own memory, and they read it there. The other way is to write it into the fifo of each. With
+ * many ranks on few cores, such messages take most of the time of a short collective.
+ *
+ * A communicator has a set of slots in each process and uses them in turn. A slot is reused once
+ * all ranks have completed the operation of its last message, as their headers say. If they have
+ * not yet, or are not known to poll the set, the message goes through the fifos. Readers poll
+ * both, and find the message by its operation. */
+#define DCOMMI_BCAST_SETS 8 /* of a process */
+#define DCOMMI_BCAST_SLOTS 4
+#define DCOMMI_BCAST_LINE 64
+typedef struct dcommi_bcast_slot {
+    /* Turn (32 bits, 1 + the number of the message), payload length (16), header length (16). */
+    _Alignas(DCOMMI_BCAST_LINE) _Atomic uint64_t word;
+    unsigned char bytes[sizeof(dcommi_header) + DCOMMI_BCAST_PAYLOAD]; /* header, payload */
+} dcommi_bcast_slot;
+/* A set of slots, in shared memory. The readers trust none of it. */
+typedef struct dcommi_bcast {
+    _Alignas(DCOMMI_BCAST_LINE) _Atomic uint64_t comm; /* id of its communicator; 0: free */
+    _Atomic uint64_t readers;                          /* bit r: rank r polls it */
+    dcommi_bcast_slot slot[DCOMMI_BCAST_SLOTS];
+} dcommi_bcast;
+_Static_assert(DCOMMI_BCAST_SETS * sizeof(dcommi_bcast) <= DCOMMI_COMMON_BYTES,
+               "the sets find room");
+/* The set that a rank writes. */
+struct dcommi_bcast_writer {
+    dcommi_bcast *set;
+    uint64_t count;                     /* messages so far */
+    uint64_t until[DCOMMI_BCAST_SLOTS]; /* operations that all must complete to free a slot */
+    uint64_t others;                    /* bits of the other ranks */
+    bool open;                          /* all of them poll it */
+};
+/* ---- coming and leaving ---- */
+static dcommi_bcast *dcommi_bcast_sets_of(const dcomm_context *context, int peer)
+{
+    dcommi_transport *local = context->local;
+    void *sets = NULL;
+    return local->call->common != NULL && local->call->common(local, peer, &sets) == DCOMM_OK
+               ? sets
+               : NULL;
+}
+#define DCOMMI_BCAST_LOOKED_AT UINT64_MAX /* in place of an id: given up, but maybe polled */
+/* Return true if a set belongs to no communicator and nobody polls it any more. */
+static bool dcommi_bcast_free(dcommi_bcast *set)
+{
+    uint64_t whose = atomic_load_explicit(&set->comm, memory_order_relaxed);
+    return whose == 0 || (whose == DCOMMI_BCAST_LOOKED_AT && atomic_load(&set->readers) == 0);
+}
+/* Take a set for a communicator, if it can use one. With the token. */
+static void dcommi_bcast_open(dcomm_comm *comm)
+{
+    const dcomm_context *context = comm->context;
+    bool fit = dcommi_groups_post(comm->groups, comm->size);
+    for (int r = 0; r < comm->size && fit; r++) {
+        int peer = comm->members[r].peer;
+        fit = peer < 0 || context->peers[peer].transport == context->local;
+    }
+    dcommi_bcast *sets = fit ? dcommi_bcast_sets_of(context, -1) : NULL;
+    for (int i = 0; i < DCOMMI_BCAST_SETS && sets != NULL && comm->bcast == NULL; i++) {
+        dcommi_bcast *set = &sets[i];
+        if (!dcommi_bcast_free(set)) {
+            continue;
+        }
+        comm->bcast = dcommi_alloc(sizeof *comm->bcast);
+        if (comm->bcast == NULL) {
+            return;
+        }
+        comm->bcast->set = set;
+        comm->bcast->others = ((uint64_t)1 << comm->size) - 1 - ((uint64_t)1 << comm->rank);
+        for (int k = 0; k < DCOMMI_BCAST_SLOTS; k++) {
+            atomic_store_explicit(&set->slot[k].word, 0, memory_order_relaxed);
+        }
+        atomic_store_explicit(&set->readers, 0, memory_order_relaxed);
+        atomic_store_explicit(&set->comm, comm->id, memory_order_release);
+    }
+}
+static void dcommi_bcast_let_go(const dcomm_comm *comm, dcommi_bcast *set)
+{
+    atomic_fetch_and(&set->readers, ~((uint64_t)1 << comm->rank));
+}
+/* Tell the owner of a set that this rank polls it. Return false if the set's communicator has
+ * ended. */
+static bool dcommi_bcast_look(const dcomm_comm *comm, dcommi_bcast *set)
+{
+    if (atomic_load_explicit(&set->comm, memory_order_acquire) != comm->id) {
+        return false;
+    }
+    atomic_fetch_or(&set->readers, (uint64_t)1 << comm->rank);
+    if (atomic_load(&set->comm) != comm->id) {
+        dcommi_bcast_let_go(comm, set);
+        return false;
+    }
+    return true;
+}
+/* Find the other ranks' sets. */
+static void dcommi_bcast_find(dcomm_comm *comm)
+{
+    bool all = true;
+    for (int r = 0; r < comm->size; r++) {
+        dcommi_member *m = &comm->members[r];
+        if (m->peer < 0 || m->bcast != NULL) {
+            continue;
+        }
+        dcommi_bcast *sets = dcommi_bcast_sets_of(comm->context, m->peer);
+        for (int i = 0; i < DCOMMI_BCAST_SETS && sets != NULL && m->bcast == NULL; i++) {
+            if (dcommi_bcast_look(comm, &sets[i])) {
+                m->bcast = &sets[i];
+                m->bcast_read = 0;
+            }
+        }
+        all = all && m->bcast != NULL;
+    }
+    comm->attached = all;
+}
+/* Find the other ranks' sets, unless all are found already. With the token. */
+static inline void dcommi_bcast_attach(dcomm_comm *comm)
+{
+    if (DCOMMI_UNLIKELY(comm->bcast != NULL && !comm->attached)) {
+        dcommi_bcast_find(comm);
+    }
+}
+/* Give up the set of a communicator that ends. It may be reused, unless some rank may still poll
+ * it: one that has neither said goodbye nor let go of the set. */
+static void dcommi_bcast_close(dcomm_comm *comm)
+{
+    if (comm->bcast == NULL) {
+        return;
+    }
+    dcommi_bcast *set = comm->bcast->set;
+    atomic_store(&set->comm, DCOMMI_BCAST_LOOKED_AT);
+    uint64_t readers = atomic_load(&set->readers);
+    for (int r = 0; r < comm->size; r++) {
+        const dcommi_member *m = &comm->members[r];
+        if (m->peer < 0 || m->gone || comm->context->peers[m->peer].lost) {
+            readers &= ~((uint64_t)1 << r);
+        }
+    }
+    if (readers == 0) {
+        atomic_store_explicit(&set->comm, 0, memory_order_release);
+    }
+}
+/* ---- writing ---- */
+/* Write a message for all other ranks. Return false if it has to be sent to each. With the
+ * token. */
+static inline bool dcommi_bcast_post(dcomm_comm *comm, const dcommi_header *header,
+                                     size_t header_len, const void *data, size_t len)
+{
+    struct dcommi_bcast_writer *p = comm->bcast;
+    if (p == NULL || len > DCOMMI_BCAST_PAYLOAD) {
+        return false;
+    }
+    if (DCOMMI_UNLIKELY(!p->open)) {
+        p->open = atomic_load_explicit(&p->set->readers, memory_order_acquire) == p->others;
+        if (!p->open) {
+            return false;
+        }
+    }
+    size_t at = p->count % DCOMMI_BCAST_SLOTS;
+    for (int r = 0; r < comm->size; r++) {
+        dcommi_member *m = &comm->members[r];
+        if (m->peer >= 0 && m->done < p->until[at]) {
+            return false;
+        }
+    }
+    dcommi_bcast_slot *slot = &p->set->slot[at];
+    if (len > 0) {
+        memcpy(slot->bytes + header_len, data, len);
+    }
+    memcpy(slot->bytes, header, header_len);
+    p->until[at] = header->seq + 1;
+    p->count++;
+    atomic_store_explicit(&slot->word,
+                          (uint64_t)(uint32_t)p->count << 32 | (uint64_t)len << 16 | header_len,
+                          memory_order_release);
+    for (int r = 0; r < comm->size; r++) {
+        comm->members[r].told = comm->done;
+        comm->members[r].addressed = true;
+    }
+    return true;
+}
+/* ---- reading ---- */
+/* Return true if a rank's slots hold a next message. It stays until it is passed, and its bytes
+ * stay until this rank completes its operation. */
+static inline bool dcommi_bcast_peek(const dcommi_member *m, dcommi_arrival *arrival)
+{
+    if (m->bcast == NULL) {
+        return false;
+    }
+    const dcommi_bcast_slot *slot = &m->bcast->slot[m->bcast_read % DCOMMI_BCAST_SLOTS];
+    uint64_t word = atomic_load_explicit(&slot->word, memory_order_acquire);
+    if ((uint32_t)(word >> 32) != (uint32_t)(m->bcast_read + 1)) {
+        return false;
+    }
+    size_t header_len = word & UINT16_MAX, len = (uint16_t)(word >> 16);
+    bool sound = header_len <= sizeof(dcommi_header) && len <= DCOMMI_BCAST_PAYLOAD;
+    *arrival = (dcommi_arrival){.peer = m->peer,
+                                .header = slot->bytes,
+                                .header_len = sound ? header_len : 0,
+                                .data = slot->bytes + header_len,
+                                .len = sound ? len : 0,
+                                .stays = true};
+    return true;
+}
+static inline void dcommi_bcast_pass(dcommi_member *m)
+{
+    m->bcast_read++;
 }
 /* ==== include/dcomm/impl/engine/refusal.h ================================================== */
 /* refusal.h - collectives that a rank refuses because of its arguments. The rank takes the
@@ -37311,10 +37286,18 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         char text[DCOMMI_TEXT_MAX + 1];
         dcommi_peer_text(text, arrival->data, arrival->len);
         int64_t status = (int64_t)h->a;
+        const uint64_t silent = h->b - 1; /* not all see its silence: take the sender's word */
+        if (atomic_load(&comm->poisoned) == 0 && silent < (uint64_t)comm->size) {
+            comm->silent = h->b; /* and pass it on */
+        }
         dcommi_poison_by(comm,
                          status < 0 && status >= DCOMMI_STATUS_LAST ? (dcomm_status)status
                                                                     : DCOMM_ERR_ABORTED,
                          (int)h->src, text);
+        if (silent < (uint64_t)comm->size && comm->members[silent].peer >= 0) {
+            dcommi_peer_lost(comm->context, comm->members[silent].peer,
+                             "another rank gave it up, because it was silent", false);
+        }
         return DCOMMI_CONSUMED;
     }
     case DCOMMI_MSG_REFUSED:
@@ -37512,11 +37495,13 @@ static void dcommi_on_corrupt(void *user, dcommi_transport *transport,
                       comm->rank, (unsigned)h.src);
     }
 }
-static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int peer, const char *why)
+static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int peer, const char *why,
+                                bool proven)
 {
     dcomm_context *context = user;
-    if (transport == context->net && context->control != NULL) {
-        dcommi_ctl_look(context); /* it may have left communicators before it closed */
+    /* A control connection tells more: that it has left communicators, or that we count as dead. */
+    if (context->control != NULL && (transport == context->net || !proven)) {
+        dcommi_ctl_look(context);
     }
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
         for (int r = 0; r < comm->size; r++) {
@@ -37525,7 +37510,478 @@ static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int pee
             }
         }
     }
-    dcommi_peer_lost(context, peer, why);
+    dcommi_peer_lost(context, peer, why, proven);
+}
+/* ==== include/dcomm/impl/engine/checks.h =================================================== */
+/* checks.h - looks at each run several times a second: is its time up, is it time to ask? Says whom
+ * a time-out is to blame on. */
+/* Return true if a rank that was asked does not answer. One that has answered before gets some
+ * time: the last query may just be on its way. */
+static bool dcommi_peer_silent(const dcommi_run *run, const dcommi_peer_state *peer)
+{
+    const double quarter = run->timeout_s / 4;
+    const double least = quarter < DCOMMI_SILENT_AFTER ? quarter : DCOMMI_SILENT_AFTER;
+    return !peer->replied && (!peer->known || dcommi_now() - peer->asked > least);
+}
+/* Write a sentence that begins with the run and `what`, and names the ranks to blame as far as
+ * their answers tell. */
+static void dcommi_run_blame(dcommi_run *run, const char *what, char text[DCOMMI_MESSAGE_MAX])
+{
+    dcomm_comm *comm = run->comm;
+    enum { NEVER, BEHIND, SILENT, THERE, GROUPS };
+    const size_t room = DCOMMI_MESSAGE_MAX;
+    char name[64], where[64], ranks[GROUPS][112] = {{0}};
+    bool *flags = dcommi_calloc((size_t)comm->size, GROUPS * sizeof *flags);
+    bool one = true;
+    if (flags != NULL) {
+        for (int r = 0; r < comm->size; r++) {
+            const dcommi_peer_state *peer = run->peers != NULL ? &run->peers[r] : NULL;
+            bool asked = peer != NULL && dcommi_run_involves(run, r);
+            bool heard = asked && !dcommi_peer_silent(run, peer);
+            int group = r == comm->rank || (heard && peer->entry == DCOMMI_ENTERED) ? THERE
+                        : asked && !heard                                           ? SILENT
+                        : heard && peer->entry == DCOMMI_NOT_ENTERED                ? NEVER
+                        : heard && peer->entry == DCOMMI_BEHIND                     ? BEHIND
+                                                                                    : GROUPS;
+            if (group < GROUPS) {
+                flags[group * comm->size + r] = true;
+            }
+            one = one && (group != THERE || r == comm->rank);
+        }
+        for (int g = 0; g < GROUPS; g++) {
+            dcommi_ranks_text(flags + g * comm->size, comm->size, ranks[g], sizeof ranks[g]);
+        }
+    }
+    dcommi_free(flags);
+    dcommi_run_where(run, where, sizeof where);
+    snprintf(name, sizeof name, "%s #%" PRIu64, dcomm_coll_name((dcomm_coll)run->signature.coll),
+             run->seq);
+    size_t at = (size_t)snprintf(text, room, "%s %s: ", name, what);
+    if (ranks[NEVER][0] != 0) {
+        at += (size_t)snprintf(text + at, room - at, "%s never entered %s; ", ranks[NEVER], name);
+    }
+    if (ranks[BEHIND][0] != 0) {
+        const bool several = strncmp(ranks[BEHIND], "ranks", 5) == 0;
+        at += (size_t)snprintf(text + at, room - at,
+                               "%s %s called it on %s not come to it, and may be waiting for this "
+                               "operation's end on another rank; ",
+                               ranks[BEHIND], several ? "have" : "has",
+                               several ? "streams that have" : "a stream that has");
+    }
+    if (ranks[SILENT][0] != 0) {
+        at += (size_t)snprintf(text + at, room - at, "%s %s not answer; ", ranks[SILENT],
+                               strncmp(ranks[SILENT], "ranks", 5) == 0 ? "do" : "does");
+    }
+    snprintf(text + at, room - at, "%s wait%s for %s in %s",
+             ranks[THERE][0] != 0 ? ranks[THERE] : "this rank", one ? "s" : "",
+             ranks[NEVER][0] != 0 || ranks[BEHIND][0] != 0 || ranks[SILENT][0] != 0 ? "it"
+                                                                                    : "progress",
+             where[0] != 0 ? where : "no step");
+}
+/* Fail a run whose time is up. */
+static void dcommi_run_timeout(dcommi_run *run)
+{
+    char what[48], text[DCOMMI_MESSAGE_MAX];
+    dcommi_snprintf(what, sizeof what, "timed out after %.3g s", run->timeout_s);
+    dcommi_run_blame(run, what, text);
+    dcommi_poison(run->comm, DCOMM_ERR_TIMEOUT, "%s", text);
+}
+/* Say once, in the log, why a run without a limit takes so long. */
+static void dcommi_run_long(dcommi_run *run)
+{
+    char what[64], text[DCOMMI_MESSAGE_MAX];
+    run->told_long = true;
+    snprintf(what, sizeof what, "has waited %d s, without a limit", DCOMMI_LONG_S);
+    dcommi_run_blame(run, what, text);
+    dcommi_log(DCOMMI_LOG_WARN, "%s", text);
+}
+/* Check every run of a communicator, about 20 times a second while there are any. */
+static void dcommi_comm_check(dcomm_comm *comm, double now)
+{
+    for (dcommi_run *run = comm->runs, *next; run != NULL; run = next) {
+        next = run->next;
+        if (DCOMMI_UNLIKELY(run->why != NULL)) {
+            dcommi_run_give_up(run);
+            if (!run->active) {
+                continue;
+            }
+        }
+        if (run->submitted_at == 0) { /* its time begins when it is first looked at */
+            run->submitted_at = run->idle_since = now;
+            run->next_query = now + DCOMMI_QUERY_AFTER;
+        }
+        if (run->events != run->events_seen) {
+            run->events_seen = run->events;
+            run->idle_since = now;
+            run->next_query = now + DCOMMI_QUERY_AFTER;
+        }
+        if (now - run->submitted_at > run->timeout_s) {
+            dcommi_run_timeout(run);
+            return;
+        }
+        if (!run->told_long && run->timeout_s > DCOMMI_LIMIT_MAX_S &&
+            now - run->submitted_at > DCOMMI_LONG_S) {
+            dcommi_run_long(run);
+        }
+        if (now >= run->next_query) {
+            run->next_query =
+                now + (now - run->idle_since < 1.0 ? 2 * DCOMMI_QUERY_AFTER : DCOMMI_QUERY_EVERY);
+            dcommi_run_ask(run, now);
+            if (atomic_load(&comm->poisoned) != 0) {
+                return;
+            }
+        }
+    }
+}
+/* ==== include/dcomm/impl/engine/beat.h ===================================================== */
+/* beat.h - a thread that beats for the process, so that others know that it runs while it computes.
+ * It beats on the control connections between the first ranks of two hosts, and listens there.
+ *
+ * A process is silent if no beat comes though its system acknowledges ours. If its system is
+ * silent, too, the network or the machine is down, and TCP's time-out decides
+ * (dcommi_ctl_patience). The time of a silence counts only as far as this thread ran when it was
+ * due: a machine that slept accuses nobody. The thread takes the context's token only to report a
+ * silent process. */
+/* ==== include/dcomm/impl/engine/control_open.h ============================================= */
+/* control_open.h - opens, wants and closes control connections. */
+/* Listen on an address of the network interface `iface`. */
+static dcomm_status dcommi_ctl_open(dcomm_context *context, const char *iface)
+{
+    dcommi_addr list[DCOMMI_SOCK_ADDRS];
+    int n = dcommi_addr_mine(iface, list, DCOMMI_SOCK_ADDRS), at = 0;
+    if (n == 0) {
+        n = dcommi_addr_mine(NULL, list, DCOMMI_SOCK_ADDRS);
+    }
+    while (at < n && list[at].any.sa_family != AF_INET) {
+        at++;
+    }
+    dcommi_ctl *c = dcommi_alloc(sizeof *c);
+    if (c == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    memcpy(c->uuid, context->uuid, sizeof c->uuid);
+    pthread_once(&dcommi_ctl_once, dcommi_ctl_watch_forks);
+    c->epoll = epoll_create1(EPOLL_CLOEXEC);
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    c->listener = n > 0 ? dcommi_sock_listen(&list[at < n ? at : 0], false) : -1;
+    int error = errno;
+    c->next = dcommi_ctl_all;
+    dcommi_ctl_all = c->listener >= 0 ? c : dcommi_ctl_all;
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    struct epoll_event event = {.events = EPOLLIN};
+    socklen_t len = sizeof c->address;
+    context->control = c;
+    if (c->listener < 0 || getsockname(c->listener, &c->address.any, &len) != 0 ||
+        epoll_ctl(c->epoll, EPOLL_CTL_ADD, c->listener, &event) != 0) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "no control connections on interface %s: %s", iface,
+                           n == 0            ? "it has no address"
+                           : c->listener < 0 ? strerror(error)
+                                             : strerror(errno));
+    }
+    return DCOMM_OK;
+}
+/* Say goodbye and close all connections, so that no peer takes the end for a death. */
+static void dcommi_ctl_close(dcomm_context *context)
+{
+    dcommi_ctl *c = context->control;
+    if (c == NULL) {
+        return;
+    }
+    if (c->beating) {
+        const uint64_t one = 1;
+        (void)!dcommi_sys_write(c->wake, &one, sizeof one);
+        pthread_join(c->thread, NULL);
+        dcommi_sys_close(c->wake);
+    }
+    context->control = NULL;
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    DCOMMI_LIST_REMOVE(dcommi_ctl_all, c, next);
+    dcommi_sys_close(c->listener);
+    for (int i = 0; i < 2; i++) {
+        for (dcommi_ctl_line *l = i == 0 ? c->lines : c->strangers, *next; l != NULL; l = next) {
+            next = l->next;
+            if (l->state == DCOMMI_CTL_OPEN) {
+                dcommi_ctl_say(l, DCOMMI_CTL_GOODBYE, 0, 0);
+            }
+            dcommi_sys_close(l->fd);
+            dcommi_free(l);
+        }
+    }
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    dcommi_sys_close(c->epoll);
+    dcommi_free(c);
+}
+static dcommi_ctl_line *dcommi_ctl_line_to(const dcomm_context *context, int peer)
+{
+    dcommi_ctl_line *l = context->control != NULL ? context->control->lines : NULL;
+    while (l != NULL && l->peer != peer) {
+        l = l->next;
+    }
+    return l;
+}
+/* Have a connection with a peer from now on, on which both beat if `beats`. With the token. */
+static dcomm_status dcommi_ctl_want(dcomm_context *context, int peer, const dcommi_addr *where,
+                                    const uint8_t key[DCOMMI_CTL_KEY], bool beats)
+{
+    dcommi_ctl *c = context->control;
+    dcommi_ctl_line *l = dcommi_ctl_line_to(context, peer);
+    if (l != NULL) {
+        pthread_mutex_lock(&dcommi_ctl_lock);
+        l->beats = l->beats || beats;
+        l->liveness_s = context->liveness_s;
+        pthread_mutex_unlock(&dcommi_ctl_lock);
+        if (l->state == DCOMMI_CTL_OPEN) {
+            dcommi_ctl_patience(l);
+        }
+    }
+    if (l != NULL && l->state != DCOMMI_CTL_SHUT) {
+        return DCOMM_OK;
+    }
+    if (l == NULL) {
+        l = dcommi_alloc(sizeof *l);
+        if (l == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        l->fd = -1;
+        l->peer = peer;
+        memcpy(l->uuid, context->peers[peer].uuid, sizeof l->uuid);
+        l->beats = beats;
+        l->liveness_s = context->liveness_s;
+        l->connector = memcmp(c->uuid, l->uuid, sizeof l->uuid) < 0;
+        pthread_mutex_lock(&dcommi_ctl_lock);
+        l->next = c->lines;
+        c->lines = l;
+        pthread_mutex_unlock(&dcommi_ctl_lock);
+    }
+    l->where = *where;
+    l->error = 0;
+    memcpy(l->key, key, sizeof l->key);
+    if (!l->connector) {
+        return DCOMM_OK;
+    }
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    l->fd = dcommi_sys_socket(where->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    if (l->fd < 0 || (dcommi_sys_connect(l->fd, &where->any, dcommi_addr_len(where)) != 0 &&
+                      errno != EINPROGRESS && errno != EINTR)) {
+        l->error = errno;
+        dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
+    } else {
+        dcommi_ctl_begin(c, l, DCOMMI_CTL_ASKED);
+    }
+    return DCOMM_OK;
+}
+/* Tell a peer over its control connection that this rank has left a communicator. */
+static void dcommi_ctl_leave(dcomm_context *context, int peer, uint64_t comm, uint64_t number)
+{
+    dcommi_ctl_line *l = dcommi_ctl_line_to(context, peer);
+    if (l != NULL && l->state == DCOMMI_CTL_OPEN) {
+        pthread_mutex_lock(&dcommi_ctl_lock);
+        dcommi_ctl_say(l, DCOMMI_CTL_LEAVE, comm, number);
+        pthread_mutex_unlock(&dcommi_ctl_lock);
+    }
+}
+/* ==== include/dcomm/impl/engine/silence.h ================================================== */
+/* silence.h - a process that does not run counts as dead after `liveness_s`, although it has not
+ * ended. On this host the kernel tells: a process that has been stopped (SIGSTOP) all the time, and
+ * has used no time of a core, does not run. One that a debugger stops (state t) never counts, nor
+ * does one that computes or sleeps.
+ *
+ * A waiting rank looks at those that have not answered its queries, several times in liveness_s. It
+ * counts only the time between two looks that came about when they were due: if this process was
+ * stopped itself, or the machine slept, the others are not to blame. */
+#define DCOMMI_SILENCE_LOOKS 8        /* looks in liveness_s */
+#define DCOMMI_SILENCE_EVERY_MAX 0.5  /* seconds between looks, at most */
+#define DCOMMI_SILENCE_EVERY_MIN 0.05 /* and at least */
+/* Return the seconds between two looks. */
+static double dcommi_silence_every(const dcomm_context *context)
+{
+    double every = context->liveness_s / DCOMMI_SILENCE_LOOKS;
+    return every > DCOMMI_SILENCE_EVERY_MAX   ? DCOMMI_SILENCE_EVERY_MAX
+           : every < DCOMMI_SILENCE_EVERY_MIN ? DCOMMI_SILENCE_EVERY_MIN
+                                              : every;
+}
+/* Return the part of the time since a look that counts: a look that came late proves little. */
+static double dcommi_silence_counted(double since, double every)
+{
+    return since < 2 * every ? since : 2 * every;
+}
+/* Look at a process of this host, and add to the time for which it has been stopped. */
+static void dcommi_stopped_look(dcommi_remote *p, double now, double every)
+{
+    const double since = now - p->looked_at;
+    if (since < every) {
+        return;
+    }
+    const dcommi_process seen = dcommi_process_read(p->pid);
+    const bool stopped = seen.state == 'T' && seen.started == p->started && seen.ticks == p->ticks;
+    p->stopped_s = stopped ? p->stopped_s + dcommi_silence_counted(since, every) : 0;
+    p->ticks = seen.ticks;
+    p->looked_at = now;
+}
+/* Look at the processes of this host that have not answered a run. */
+static void dcommi_run_suspect(const dcommi_run *run, double now, double every)
+{
+    dcomm_comm *comm = run->comm;
+    for (int r = 0; run->peers != NULL && r < comm->size; r++) {
+        if (dcommi_run_involves(run, r) && !run->peers[r].replied) {
+            dcommi_remote *p = dcommi_peer_of(comm, r);
+            if (p->same_host && !p->lost && p->started != 0 && p->pid != getpid()) {
+                dcommi_stopped_look(p, now, every);
+            }
+        }
+    }
+}
+/* Fail what needs processes that have been stopped for long. Those whose time is up in two looks go
+ * with the first: they stopped together. */
+static void dcommi_silence_judge(dcomm_context *context, double every)
+{
+    bool over = false;
+    for (size_t i = 0; i < context->npeers && !over; i++) {
+        over = !context->peers[i].lost && context->peers[i].stopped_s >= context->liveness_s;
+    }
+    if (!over) {
+        return;
+    }
+    char why[96];
+    snprintf(why, sizeof why, "its process has been stopped for %.3g s", context->liveness_s);
+    for (int turn = 0; turn < 2; turn++) { /* the sentences name all that were marked before */
+        for (size_t i = 0; i < context->npeers; i++) {
+            dcommi_remote *p = &context->peers[i];
+            if (p->stopped_s > 0 && p->stopped_s >= context->liveness_s - 2 * every) {
+                if (turn == 0) {
+                    dcommi_peer_mark(p, why, false);
+                } else {
+                    dcommi_peer_fail(context, (int)i);
+                }
+            }
+        }
+    }
+}
+/* Look for processes of this host that do not run. */
+static void dcommi_silence_look(dcomm_context *context, double now)
+{
+    if (!(context->liveness_s < DCOMMI_LIMIT_MAX_S)) {
+        return;
+    }
+    const double every = dcommi_silence_every(context);
+    for (const dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
+        for (const dcommi_run *run = comm->runs; run != NULL; run = run->next) {
+            dcommi_run_suspect(run, now, every);
+        }
+    }
+    dcommi_silence_judge(context, every);
+}
+#include <signal.h>
+#include <sys/eventfd.h>
+#define DCOMMI_BEAT_EVERY_MAX 1.0 /* seconds between two beats, at most */
+/* Read what has come. Leave a frame that is no beat, and an end, to the holder of the token. With
+ * the lock. */
+static void dcommi_beat_listen(dcommi_ctl *c, dcommi_ctl_line *l)
+{
+    while (dcommi_ctl_fill(l, DCOMMI_CTL_FRAME) > 0) {
+        if (dcommi_get32(l->in) != DCOMMI_CTL_BEAT) {
+            c->pending = true;
+            return;
+        }
+        if (!dcommi_ctl_genuine(l)) {
+            l->received--; /* the holder of the token checks it again, and closes */
+            c->pending = true;
+            return;
+        }
+        l->have = 0;
+    }
+}
+/* Return true if the peer's system has acknowledged all that we have sent. */
+static bool dcommi_beat_arrives(const dcommi_ctl_line *l)
+{
+    struct tcp_info info = {0};
+    socklen_t len = sizeof info;
+    return getsockopt(l->fd, IPPROTO_TCP, TCP_INFO, &info, &len) == 0 && info.tcpi_unacked == 0;
+}
+/* Listen and beat on every connection, `since` seconds after the last time. Return true if a
+ * process has been silent for too long. */
+static bool dcommi_beat_turn(const dcomm_context *context, double since, double every)
+{
+    dcommi_ctl *c = context->control;
+    bool over = false;
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    for (dcommi_ctl_line *l = c->lines; l != NULL; l = l->next) {
+        if (!l->beats || l->state != DCOMMI_CTL_OPEN || l->fd < 0) {
+            continue;
+        }
+        dcommi_beat_listen(c, l);
+        if (l->heard) {
+            l->silent_s = 0;
+        } else if (dcommi_beat_arrives(l)) {
+            l->silent_s += dcommi_silence_counted(since, every);
+        }
+        l->heard = false;
+        over = over || l->silent_s >= l->liveness_s;
+        dcommi_ctl_say(l, DCOMMI_CTL_BEAT, 0, 0);
+    }
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    return over;
+}
+/* Return true if a process has been silent for too long. One whose time is up in two turns goes
+ * with the first: they fell silent together. */
+static bool dcommi_beat_silent(const dcommi_ctl_line *l)
+{
+    const double late = 2 * l->liveness_s / DCOMMI_SILENCE_LOOKS;
+    return l->beats && l->state == DCOMMI_CTL_OPEN && l->silent_s > 0 &&
+           l->silent_s >= l->liveness_s - late;
+}
+static void *dcommi_beat_main(void *user)
+{
+    dcomm_context *context = user;
+    dcommi_ctl *c = context->control;
+    struct pollfd wake = {.fd = c->wake, .events = POLLIN};
+    double last = dcommi_now();
+    for (;;) {
+        pthread_mutex_lock(&dcommi_ctl_lock);
+        const double every = c->every;
+        pthread_mutex_unlock(&dcommi_ctl_lock);
+        const double due = last + every, left = due - dcommi_now();
+        if (dcommi_sys_poll(&wake, 1, left > 0 ? (int)(left * 1000) + 1 : 0) > 0) {
+            return NULL;
+        }
+        const double now = dcommi_now();
+        if (now < due) {
+            continue;
+        }
+        if (dcommi_beat_turn(context, now - last, every)) {
+            dcommi_token_take(context);
+            dcommi_ctl_give_up(context, dcommi_beat_silent,
+                               "its process does not run: no beat of it came for liveness_s");
+            dcommi_token_release(context);
+        }
+        last = now;
+    }
+}
+/* Beat for this process from now on. With the token. */
+static dcomm_status dcommi_beat_start(dcomm_context *context)
+{
+    dcommi_ctl *c = context->control;
+    const double every = context->liveness_s / DCOMMI_SILENCE_LOOKS;
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    c->every = every < DCOMMI_BEAT_EVERY_MAX ? every : DCOMMI_BEAT_EVERY_MAX;
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    if (c->beating) {
+        return DCOMM_OK;
+    }
+    sigset_t all, before;
+    c->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = c->wake < 0 ? errno : pthread_create(&c->thread, NULL, dcommi_beat_main, context);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    c->beating = error == 0;
+    if (error != 0) {
+        dcommi_sys_close(c->wake);
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "no thread that beats for this process: %s",
+                           strerror(error));
+    }
+    return DCOMM_OK;
 }
 /* ==== include/dcomm/impl/engine/late.h ===================================================== */
 /* late.h - factors that are read in the order of a stream of the caller. The stream copies the
@@ -37584,8 +38040,9 @@ static void dcommi_late_read(dcommi_run *run)
     dcommi_late_give(run->late, 1);
     run->late = NULL;
 }
-#define DCOMMI_CHECK_EVERY 0.05 /* seconds between checks of idle runs */
-#define DCOMMI_TURN 64          /* passes in a row by one waiting thread */
+#define DCOMMI_WATCH_EVERY 0.003 /* seconds between looks for peers that have ended */
+#define DCOMMI_CHECK_EVERY 0.05  /* seconds between checks of idle runs */
+#define DCOMMI_TURN 64           /* passes in a row by one waiting thread */
 /* Idle passes over the network before a rank yields the core. A yield that nobody takes costs less
  * than such a pass. The rank that we wait for may need this core: a rank of another host, where
  * hosts are containers of one machine. */
@@ -37665,16 +38122,26 @@ static void dcommi_start_submitted(dcomm_context *context)
         ordered = next;
     }
 }
+/* Do what is due. A rank that only waits comes here before each yield, and the coarse clock, which
+ * costs little, then decides. */
 static void dcommi_housekeeping(dcomm_context *context)
 {
-    double now = dcommi_now();
+    double now = dcommi_coarse_now();
+    if (now < context->next_watch) {
+        return;
+    }
+    context->next_watch = now + DCOMMI_WATCH_EVERY;
+    if (context->local->call->watch != NULL) {
+        context->local->call->watch(context->local);
+    }
+    if (context->control != NULL) {
+        dcommi_ctl_look(context);
+    }
     if (now < context->next_check) {
         return;
     }
     context->next_check = now + DCOMMI_CHECK_EVERY;
-    if (context->control != NULL) {
-        dcommi_ctl_look(context);
-    }
+    now = dcommi_now();
     for (dcommi_run *run = context->gated; run != NULL; run = run->next_gated) {
         dcommi_gate_look(run);
     }
@@ -37685,6 +38152,12 @@ static void dcommi_housekeeping(dcomm_context *context)
             dcommi_comm_check(comm, now);
         }
     }
+    dcommi_silence_look(context, now);
+}
+/* Return how many idle passes a rank makes before it yields the core. */
+static inline unsigned dcommi_spins(const dcomm_context *context)
+{
+    return context->net != NULL ? DCOMMI_NET_SPIN : context->spin_limit;
 }
 /* Make one pass of progress, with the token. Return true if anything happened. */
 static bool dcommi_progress(dcomm_context *context)
@@ -37737,7 +38210,7 @@ static bool dcommi_progress(dcomm_context *context)
         return true;
     }
     context->idle++;
-    if ((context->idle & 255) == 0) {
+    if ((context->idle & 255) == 0 || context->idle > dcommi_spins(context)) {
         dcommi_housekeeping(context);
     }
     return false;
@@ -37747,14 +38220,13 @@ static bool dcommi_progress(dcomm_context *context)
 static void dcommi_progress_for(dcomm_context *context, const dcommi_run *run)
 {
     bool yield = true;
-    unsigned limit = context->net != NULL ? DCOMMI_NET_SPIN : context->spin_limit;
     if (dcommi_token_try(context)) {
         for (int i = 0; i < DCOMMI_TURN; i++) {
             bool idle = !dcommi_progress(context);
             if (idle && run == NULL) {
                 dcommi_housekeeping(context); /* or a rare caller would be late with it */
             }
-            yield = idle && context->idle > limit;
+            yield = idle && context->idle > dcommi_spins(context);
             if (yield || run == NULL ||
                 atomic_load_explicit(&run->status, memory_order_relaxed) != DCOMM_IN_PROGRESS) {
                 break;
@@ -39357,6 +39829,8 @@ static dcommi_call_key dcommi_shape_key(const dcommi_shape *s, const dcomm_coll_
 /* ==== include/dcomm/impl/engine/lives.h ==================================================== */
 /* lives.h - the end of communicators and contexts. The last one that uses them frees them: the
  * creator, a run under way, registered memory. */
+#define DCOMMI_CLOSE_S 1.0         /* seconds that a context waits for its last messages to leave */
+#define DCOMMI_FAILED_CLOSE_S 0.01 /* the same if its last communicator had failed */
 /* ---- contexts ---- */
 /* Drop a reference to a context's memory. A run may outlive the open context, and still reads its
  * owner. */
@@ -39385,11 +39859,12 @@ static dcomm_status dcommi_context_release(dcomm_context *context)
     dcommi_scratch_free(context);
     dcommi_regions_free(context);
     dcommi_ctl_close(context);
+    const double patience = context->hurries ? DCOMMI_FAILED_CLOSE_S : DCOMMI_CLOSE_S;
     if (context->net != NULL) {
-        context->net->call->close(context->net, 1.0, false);
+        context->net->call->close(context->net, patience, false);
     }
     if (context->local != NULL) {
-        context->local->call->close(context->local, 1.0, false);
+        context->local->call->close(context->local, patience, false);
     }
     while (context->finished != NULL) { /* ended by the close */
         dcommi_run *run = context->finished;
@@ -40380,6 +40855,7 @@ typedef struct dcommi_local_peer {
     unsigned in_place;    /* > 0: a long payload was written in place lately */
     bool waiting;         /* progress must write queued records or fragments */
     bool ended;           /* its process or transport has ended; we still read its records */
+    bool proven;          /* its process or transport has ended, rather than failed us */
     bool lost, removed;
     const char *why;
 } dcommi_local_peer;
@@ -40398,7 +40874,6 @@ struct dcommi_local {
     dcommi_local_directory *directory; /* the beginning of `file` */
     dcommi_local_peer **polled;        /* all peers that are not removed or lost */
     size_t npolled, polled_capacity;
-    unsigned turns; /* calls of progress */
     size_t nwaiting, nended;
     struct dcommi_local_done {
         dcommi_op *op;
@@ -40410,7 +40885,6 @@ struct dcommi_local {
     bool closing;
     dcommi_record peeked;
     uint64_t next_flight;
-    double last_watch;
     int epoll; /* watches the peers' pidfds; -1: none */
     dcommi_local_peer **peers;
     size_t peers_capacity;
@@ -40610,6 +41084,12 @@ static void dcommi_local_end(dcommi_local_peer *p, const char *why)
         p->why = why;
         p->local->nended++;
     }
+}
+/* Mark a peer whose process or transport has ended. */
+static void dcommi_local_dead(dcommi_local_peer *p, const char *why)
+{
+    p->proven = true;
+    dcommi_local_end(p, why);
 }
 /* Complete all ops of a peer with `status` and drop its offers. */
 static void dcommi_local_drop_all(dcommi_local_peer *p, dcomm_status status)
@@ -41031,7 +41511,6 @@ static unsigned dcommi_local_poll(dcommi_local_peer *p)
     }
     return n;
 }
-#define DCOMMI_LOCAL_WATCH 0.05 /* seconds between two checks for peers that have ended */
 /* ---- peers ---- */
 static dcomm_status dcommi_local_add_peer(dcommi_transport *t, int peer, const void *address,
                                           size_t len)
@@ -41102,27 +41581,22 @@ static void dcommi_local_remove_peer(dcommi_transport *t, int peer)
     }
 }
 /* ---- progress ---- */
-/* Check for peers that have ended, every DCOMMI_LOCAL_WATCH seconds. */
-static void dcommi_local_watch(dcommi_local *u)
+static void dcommi_local_watch(dcommi_transport *t)
 {
-    double now = dcommi_coarse_now();
+    dcommi_local *u = (dcommi_local *)t;
     void *users[16];
-    if (now - u->last_watch < DCOMMI_LOCAL_WATCH) {
-        return;
-    }
-    u->last_watch = now;
     int n = dcommi_watch_poll(u->epoll, users, 16);
     for (int i = 0; i < n; i++) {
-        dcommi_local_end(users[i], "its process has ended");
+        dcommi_local_dead(users[i], "its process has ended");
     }
     for (size_t i = 0; i < u->npolled; i++) {
         dcommi_local_peer *p = u->polled[i];
         bool dead = p->lock >= 0 && !p->ended && dcommi_watch_unlocked(p->lock);
         if (p->directory != NULL &&
             atomic_load_explicit(&p->directory->closed, memory_order_acquire) != 0) {
-            dcommi_local_end(p, "it has closed its connections");
+            dcommi_local_dead(p, "it has closed its connections");
         } else if (dead) {
-            dcommi_local_end(p, "its process has ended");
+            dcommi_local_dead(p, "its process has ended");
         }
     }
 }
@@ -41143,7 +41617,8 @@ static unsigned dcommi_local_bury(dcommi_local *u)
         dcommi_local_drop_all(p, DCOMM_ERR_PEER);
         n++;
         if (!u->closing) {
-            u->base.handlers.on_peer_lost(u->base.handlers.user, &u->base, p->index, p->why);
+            u->base.handlers.on_peer_lost(u->base.handlers.user, &u->base, p->index, p->why,
+                                          p->proven);
         }
     }
     return n;
@@ -41173,9 +41648,6 @@ static unsigned dcommi_local_progress(dcommi_transport *t)
     }
     for (size_t i = 0; u->nwaiting > 0 && i < u->npolled; i++) {
         n += u->polled[i]->waiting ? dcommi_local_pump(u->polled[i]) : 0;
-    }
-    if (DCOMMI_UNLIKELY((++u->turns & 63) == 0)) {
-        dcommi_local_watch(u);
     }
     if (DCOMMI_UNLIKELY(u->nended > 0)) {
         n += dcommi_local_bury(u);
@@ -41380,6 +41852,7 @@ static const dcommi_transport_vtable dcommi_local_vtable = {
     .fetch = dcommi_local_fetch,
     .release = dcommi_local_release,
     .progress = dcommi_local_progress,
+    .watch = dcommi_local_watch,
     .peek = dcommi_local_peek,
     .pass = dcommi_local_pass,
     .common = dcommi_local_common,
@@ -41499,7 +41972,6 @@ static void dcommi_captured_warn_host(void)
 /* ==== include/dcomm/impl/transport/ucx/config.h ============================================ */
 /* config.h - sets UCX up: its log, its signal handlers and its options. Translates its status
  * codes. */
-#include <signal.h>
 #include <ucp/api/ucp.h>
 static dcomm_status dcommi_ucx_status(ucs_status_t status)
 {
@@ -41722,7 +42194,7 @@ typedef struct dcommi_ucx_kept {
     uint32_t there;                     /* of a leader: a bit for each part that has come */
 } dcommi_ucx_kept;
 #define DCOMMI_UCX_SLAB 32
-#define DCOMMI_UCX_LAST_WORDS_S 0.3 /* seconds to read other connections after the first broke */
+#define DCOMMI_UCX_LAST_WORDS_S 0.03 /* seconds to read other connections after the first broke */
 #define DCOMMI_UCX_FRESH_S 0.1      /* seconds that a new connection may take to be established */
 typedef struct dcommi_ucx_slab {
     struct dcommi_ucx_slab *next;
@@ -42460,7 +42932,7 @@ static unsigned dcommi_ucx_report_lost(dcommi_ucx *u)
         n++;
         if (!u->closing) {
             u->base.handlers.on_peer_lost(u->base.handlers.user, &u->base, p->index,
-                                          dcommi_ucx_why(p));
+                                          dcommi_ucx_why(p), false);
         }
     }
     return n;
@@ -43040,8 +43512,9 @@ static dcomm_status dcommi_net_open(const dcommi_transport_handlers *handlers, c
         {"TLS", tls, NULL},
         {"NET_DEVICES", device, NULL},
         {"MAX_EAGER_LANES", "1", NULL},
-        {"KEEPALIVE_INTERVAL", "1s", "UCX_KEEPALIVE_INTERVAL"},
-        {"KEEPALIVE_NUM_EPS", "inf", "UCX_KEEPALIVE_NUM_EPS"},
+        /* The control connections decide how long a silent peer is alive (engine/beat.h). */
+        {"KEEPALIVE_INTERVAL", "inf", "UCX_KEEPALIVE_INTERVAL"},
+        {tcp ? "KEEPIDLE" : NULL, "inf", "UCX_TCP_KEEPIDLE"},
         /* UCX 1.13 aborts when a connection breaks under a zero-copy send. Longer segments make
          * up for the copy. Both ends must use the same length. */
         {tcp ? "ZCOPY_THRESH" : NULL, "inf", NULL},
@@ -43053,10 +43526,6 @@ static dcomm_status dcommi_net_open(const dcommi_transport_handlers *handlers, c
         {tcp ? "MAX_POLL" : NULL, "1", NULL},
         /* A connection to a dead host must not stop progress. */
         {tcp ? "CONN_NB" : NULL, "y", "UCX_TCP_CONN_NB"},
-        /* Keep-alive detects a host that vanished without a reset. */
-        {tcp ? "KEEPIDLE" : NULL, "1s", "UCX_TCP_KEEPIDLE"},
-        {tcp ? "KEEPINTVL" : NULL, "1s", "UCX_TCP_KEEPINTVL"},
-        {tcp ? "KEEPCNT" : NULL, "3", "UCX_TCP_KEEPCNT"},
     };
     dcommi_log(DCOMMI_LOG_INFO, "net: %s over %s", tcp ? "TCP" : "RDMA", device);
     dcommi_ucx *u = dcommi_alloc(sizeof *u);
@@ -43623,6 +44092,7 @@ static void dcommi_comm_enter(dcomm_comm *comm)
     dcommi_token_take(context);
     comm->next = context->comms;
     context->comms = comm;
+    context->liveness_s = comm->liveness_s;
     dcommi_bcast_open(comm);
     for (int r = 0; r < comm->size; r++) {
         int peer = comm->members[r].peer;
@@ -45447,12 +45917,14 @@ static dcomm_status dcommi_comm_make(const dcomm_comm *parent, const int *ranks,
     comm->size = size;
     comm->rank = -1;
     comm->timeout_s = parent->timeout_s;
+    comm->liveness_s = parent->liveness_s;
     comm->chunk_bytes = parent->chunk_bytes;
     comm->deterministic = parent->deterministic;
     comm->connections = parent->connections;
     comm->quorum = quorum;
     comm->on_error = parent->on_error;
     comm->device_ucx = parent->device_ucx;
+    comm->all_connected = parent->all_connected;
     memcpy(comm->algo, parent->algo, sizeof comm->algo);
     comm->members = dcommi_calloc((size_t)size, sizeof *comm->members);
     comm->groups = dcommi_groups_restrict(parent->groups, ranks, size);
@@ -45590,8 +46062,11 @@ DCOMM_API dcomm_status dcomm_comm_dup(dcomm_comm *comm, dcomm_comm **new_p)
 /* failed.h - which ranks have failed: this rank's knowledge, and the agreement of all. */
 /* ==== include/dcomm/impl/comm/life.h ======================================================= */
 /* life.h - abort, destroy and read out communicators. */
-#define DCOMMI_GOODBYE_S 5.0 /* seconds that destroy waits for its peers */
-#define DCOMMI_SHUT_S 0.5    /* and for their device memory to be shut here */
+#define DCOMMI_GOODBYE_S 5.0       /* seconds that destroy waits for its peers */
+#define DCOMMI_FAILED_LEAVE_S 0.02 /* the same after an error */
+#define DCOMMI_FAILED_MEMORY_S 0.5 /* after an error, if peers may still move the caller's memory \
+                                    */
+#define DCOMMI_SHUT_S 0.5          /* and for their device memory to be shut here */
 /* ---- abort and destroy ---- */
 DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
 {
@@ -45647,12 +46122,22 @@ static void dcommi_comm_await_runs(dcomm_comm *comm)
         }
     }
 }
-/* Return true if a peer that we have exchanged messages with has not said goodbye yet, if the
- * transport still holds memory of the caller's, or if a run waits for its stream. */
+/* Return true if the transport still holds memory of the caller's, or if a run waits for its
+ * stream. A context that closes now gives all memory back. */
+static bool dcommi_comm_holds(dcomm_comm *comm)
+{
+    dcommi_token_take(comm->context);
+    bool closes = atomic_load(&comm->context->refs) == 1;
+    bool holds = (comm->in_transport > 0 && !closes) || dcommi_comm_gated(comm);
+    dcommi_token_release(comm->context);
+    return holds;
+}
+/* Return true if a peer that we have exchanged messages with has not said goodbye yet, or if the
+ * transport still has messages under way. */
 static bool dcommi_comm_awaits(dcomm_comm *comm)
 {
     dcommi_token_take(comm->context);
-    bool awaits = comm->in_transport > 0 || dcommi_comm_gated(comm);
+    bool awaits = comm->in_transport > 0;
     for (int r = 0; r < comm->size && !awaits; r++) {
         const dcommi_member *m = &comm->members[r];
         awaits = m->peer >= 0 && (m->heard || m->addressed) && !m->gone &&
@@ -45731,6 +46216,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
     dcommi_token_release(context);
     dcommi_comm_shut(comm);
     dcommi_token_take(context);
+    comm->leaves = true;
     for (int r = 0; r < comm->size; r++) {
         dcommi_member *m = &comm->members[r];
         if (m->peer < 0 || context->peers[m->peer].lost) {
@@ -45749,11 +46235,15 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
     }
     dcommi_token_release(context);
     /* A peer may still have to read from us, or to hear of the error. */
-    double until = dcommi_now() + (failed ? 0.5 : DCOMMI_GOODBYE_S);
-    while (dcommi_comm_awaits(comm) && dcommi_now() < until) {
+    const double begun = dcommi_now();
+    double until = begun + (failed ? DCOMMI_FAILED_LEAVE_S : DCOMMI_GOODBYE_S);
+    double held_until = begun + (failed ? DCOMMI_FAILED_MEMORY_S : DCOMMI_GOODBYE_S);
+    while ((dcommi_comm_awaits(comm) && dcommi_now() < until) ||
+           (dcommi_comm_holds(comm) && dcommi_now() < held_until)) {
         dcommi_progress_or_yield(context);
     }
     dcommi_token_take(context);
+    context->hurries = failed;
     dcomm_comm **at = &context->comms;
     while (*at != comm) {
         at = &(*at)->next;
@@ -49148,8 +49638,10 @@ static dcomm_status dcommi_pmix_share(const char *key, char *mine, char *text, s
 /* ==== include/dcomm/impl/boot/rendezvous_client.h ========================================== */
 /* rendezvous_client.h - a rank's side of the rendezvous: connect, authenticate, gather, leave. */
 #define DCOMMI_RDV_ATTEMPT_S 5.0 /* seconds for one handshake */
-#define DCOMMI_RDV_REFUSED_S \
-    2.0 /* fail if for so many seconds nobody serves an id, or another job holds its port */
+#define DCOMMI_RDV_REFUSED_S 0.7 /* fail if nobody has served an id for so many seconds */
+/* Fail if another job or another program has held the port for so many seconds. Rank 0 gives up
+ * after DCOMMI_BOOT_PORT_S. */
+#define DCOMMI_RDV_FOREIGN_S 2.5
 /* The possible addresses of the server. */
 typedef struct dcommi_rdv_target {
     const char *host; /* a name or address, resolved at each attempt; NULL: use `addrs` */
@@ -49169,7 +49661,8 @@ typedef struct dcommi_rdv_client {
     uint32_t in_seq, out_seq;
     double timeout_s;
     const _Atomic int *cancel;
-    dcomm_status over;   /* the error if the outcome is DCOMMI_RDV_OVER */
+    dcomm_status over;                  /* the error if the outcome is DCOMMI_RDV_OVER */
+    char server[DCOMMI_SOCK_TEXT + 64]; /* which process serves, and where, for sentences */
     dcomm_status failed; /* an error: this rank cannot take part, and joins to say why: */
     char why[DCOMMI_MESSAGE_MAX];
 } dcommi_rdv_client;
@@ -49179,6 +49672,7 @@ typedef enum dcommi_rdv_outcome {
     DCOMMI_RDV_AGAIN,   /* worth another try */
     DCOMMI_RDV_REFUSED, /* nobody listens */
     DCOMMI_RDV_FOREIGN, /* another job meets there */
+    DCOMMI_RDV_ALIEN,   /* another program, which is no dcomm, answers there */
     DCOMMI_RDV_TAKEN,   /* answer to DCOMMI_RDV_NO_RANK: this job meets there */
     DCOMMI_RDV_STRANGE, /* the server has another secret */
     DCOMMI_RDV_OVER     /* an error that ends all attempts */
@@ -49218,7 +49712,7 @@ static dcommi_rdv_outcome dcommi_rdv_handshake(dcommi_rdv_client *c,
         (!dcommi_rdv_get_header(challenge, &h) || h.type != DCOMMI_RDV_CHALLENGE ||
          h.length != DCOMMI_RDV_CHALLENGE_LEN)) {
         snprintf(note, note_max, "the program that answers is no dcomm rendezvous");
-        return DCOMMI_RDV_AGAIN;
+        return DCOMMI_RDV_ALIEN;
     }
     DCOMMI_THEN(status, dcommi_sock_read(c->fd, challenge + DCOMMI_RDV_HEADER,
                                          DCOMMI_RDV_CHALLENGE_LEN, deadline, c->cancel));
@@ -49277,7 +49771,7 @@ static dcommi_rdv_outcome dcommi_rdv_attempt(dcommi_rdv_client *c, const dcommi_
 {
     dcommi_addr found[DCOMMI_SOCK_ADDRS];
     const dcommi_addr *list = target->addrs;
-    int n = target->naddrs, refused = 0, strange = 0, foreign = 0, again = 0;
+    int n = target->naddrs, refused = 0, strange = 0, foreign = 0, alien = 0, again = 0;
     if (target->host != NULL) {
         const char *why = "";
         n = dcommi_addr_resolve(target->host, target->port, found, DCOMMI_SOCK_ADDRS, &why);
@@ -49321,12 +49815,14 @@ static dcommi_rdv_outcome dcommi_rdv_attempt(dcommi_rdv_client *c, const dcommi_
         }
         snprintf(note, note_max, "%s: %s", where, what);
         foreign += outcome == DCOMMI_RDV_FOREIGN;
+        alien += outcome == DCOMMI_RDV_ALIEN;
         strange += outcome == DCOMMI_RDV_STRANGE;
         again += outcome == DCOMMI_RDV_AGAIN;
     }
     return again > 0     ? DCOMMI_RDV_AGAIN
            : strange > 0 ? DCOMMI_RDV_STRANGE
            : foreign > 0 ? DCOMMI_RDV_FOREIGN
+           : alien > 0   ? DCOMMI_RDV_ALIEN
            : refused > 0 ? DCOMMI_RDV_REFUSED
                          : DCOMMI_RDV_AGAIN;
 }
@@ -49367,11 +49863,13 @@ static dcomm_status dcommi_rdv_next(dcommi_rdv_client *c, uint16_t wanted, doubl
     } else if (status == DCOMM_OK && h->type == DCOMMI_RDV_FAIL) {
         status = dcommi_rdv_reason(c, frame->bytes + DCOMMI_RDV_HEADER, h->length);
     } else if (status == DCOMM_ERR_PEER) {
-        dcommi_fail(status, "rank %" PRIu32 " lost the process that serves the rendezvous",
-                    c->rank);
+        dcommi_fail(status,
+                    "%s, was lost while the ranks found each other: its connection with rank "
+                    "%" PRIu32 " has ended",
+                    c->server, c->rank);
     } else if (status == DCOMM_ERR_TIMEOUT) {
-        dcommi_fail(status, "rank %" PRIu32 " waited %.3g s in vain for the rendezvous", c->rank,
-                    c->timeout_s);
+        dcommi_fail(status, "rank %" PRIu32 " waited %.3g s in vain for %s", c->rank, c->timeout_s,
+                    c->server);
     } else if (status == DCOMM_ERR_ABORTED) {
         dcommi_rdv_cancelled();
     }
@@ -49426,12 +49924,24 @@ static dcommi_rdv_outcome dcommi_rdv_ask(const dcommi_rdv_target *target,
     dcommi_rdv_drop(&c);
     return outcome;
 }
+/* Note, for sentences, which process serves at the other end of c->fd. */
+static void dcommi_rdv_note_server(dcommi_rdv_client *c, const dcommi_rdv_target *target)
+{
+    dcommi_addr there;
+    socklen_t len = sizeof there;
+    char where[DCOMMI_SOCK_TEXT] = "?";
+    if (getpeername(c->fd, &there.any, &len) == 0) {
+        dcommi_addr_text(&there, where);
+    }
+    snprintf(c->server, sizeof c->server, "%s, which serves the rendezvous at %s",
+             target->job != NULL ? "rank 0" : "the process that made the id", where);
+}
 /* Connect and wait until all ranks are there. */
 static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_target *target,
                                     const uint8_t key[DCOMMI_RDV_KEY], uint32_t generation)
 {
     double start = dcommi_now(), deadline = start + c->timeout_s;
-    double refused_since = 0, foreign_since = 0, pause = 0.01, connect_s = 1;
+    double refused_since = 0, foreign_since = 0, alien_since = 0, pause = 0.01, connect_s = 1;
     char note[DCOMMI_SOCK_TEXT + DCOMMI_RDV_REASON_MAX + 8] = "", last[sizeof note] = "";
     bool told = c->rank == 0;
     dcommi_rdv_hello hello = dcommi_rdv_hello_of(c, target, generation);
@@ -49459,9 +49969,17 @@ static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_targe
         foreign_since = outcome != DCOMMI_RDV_FOREIGN ? 0
                         : foreign_since != 0          ? foreign_since
                                                       : now;
-        if (foreign_since != 0 && now - foreign_since >= DCOMMI_RDV_REFUSED_S) {
+        if (foreign_since != 0 && now - foreign_since >= DCOMMI_RDV_FOREIGN_S) {
             return dcommi_fail(DCOMM_ERR_RENDEZVOUS, "rank %" PRIu32 " of %" PRIu32 ": %s", c->rank,
                                c->size, note);
+        }
+        alien_since = outcome != DCOMMI_RDV_ALIEN ? 0 : alien_since != 0 ? alien_since : now;
+        if (target->job != NULL && alien_since != 0 && now - alien_since >= DCOMMI_RDV_FOREIGN_S) {
+            return dcommi_fail(DCOMM_ERR_RENDEZVOUS,
+                               "rank %" PRIu32 " of %" PRIu32
+                               ": rank 0 does not serve, because another program has its port "
+                               "(%.300s); choose another MASTER_PORT or DCOMM_PORT",
+                               c->rank, c->size, note);
         }
         if (!told && c->failed == DCOMM_OK && now - start >= DCOMMI_RDV_QUIET_S) {
             told = true;
@@ -49485,8 +50003,11 @@ static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_targe
         if (now >= deadline) {
             return dcommi_fail(DCOMM_ERR_TIMEOUT,
                                "rank %" PRIu32 " of %" PRIu32
-                               " could not reach the rendezvous within %.3g s; last attempt: %s",
-                               c->rank, c->size, c->timeout_s, note);
+                               " could not reach %s within %.3g s: it has not come, or has died; "
+                               "last attempt: %s",
+                               c->rank, c->size,
+                               target->job != NULL ? "rank 0" : "the process that made the id",
+                               c->timeout_s, note);
         }
         if (dcommi_sock_pause(pause < deadline - now ? pause : deadline - now, c->cancel) < 0) {
             return dcommi_rdv_cancelled();
@@ -49494,6 +50015,7 @@ static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_targe
         pause = pause * 1.5 < 0.5 ? pause * 1.5 : 0.5;
         connect_s = connect_s * 2 < 8 ? connect_s * 2 : 8;
     }
+    dcommi_rdv_note_server(c, target);
     dcommi_rdv_header h;
     dcommi_rdv_frame frame = {0};
     dcomm_status status = c->failed < 0
@@ -49672,7 +50194,7 @@ static dcomm_status dcommi_id_parse(const dcomm_id *id, dcommi_id_parts *parts)
  * rendezvous.h changes it. */
 #define DCOMMI_RDV_GUESTS_MAX 64    /* connections that are no ranks */
 #define DCOMMI_RDV_HANDSHAKE_S 10.0 /* seconds for a guest to authenticate itself */
-#define DCOMMI_RDV_RETURN_S 3.0     /* seconds for a rank, lost before all were there, to return */
+#define DCOMMI_RDV_RETURN_S 0.5     /* seconds for a rank, lost before all were there, to return */
 #define DCOMMI_RDV_FAREWELL_S 10.0  /* seconds for a connection to read why it failed */
 #define DCOMMI_RDV_STRAGGLER_S 60.0 /* seconds for the others to leave after the first rank */
 #define DCOMMI_RDV_OUT_MAX 1024
@@ -50344,8 +50866,6 @@ static void dcommi_rdv_sweep(dcommi_rdv_core *c, void (*closing)(dcommi_rdv_conn
     }
     c->nconns = kept;
 }
-#include <signal.h>
-#include <sys/eventfd.h>
 #define DCOMMI_RDV_CHUNK (1u << 16)
 #define DCOMMI_RDV_TELL_S 5.0 /* seconds to tell ranks that come why another cannot take part */
 /* Shared by its thread, the list of servers and the boots of this process that use it. */
@@ -51164,6 +51684,13 @@ static void dcommi_boot_announce(const dcomm_comm_opts *opts, double timeout_s,
     }
     memcpy(dcommi_message, why, sizeof why);
 }
+/* Return true if the rendezvous has failed or ended since the last round. The next round tells
+ * why. */
+static bool dcommi_boot_alarmed(const dcommi_boot *boot)
+{
+    struct pollfd p = {.fd = boot->client.fd, .events = POLLIN};
+    return dcommi_sys_poll(&p, 1, 0) > 0;
+}
 static dcomm_status dcommi_boot_call(const dcommi_boot *boot, const void *mine, size_t bytes,
                                      void *all)
 {
@@ -51261,7 +51788,7 @@ typedef struct dcommi_card {
     uint32_t control_family, control_port; /* family 4 or 6; 0: it does not listen */
     uint64_t started, pid_space;
     int32_t pid, size;
-    double timeout_s;
+    double timeout_s, liveness_s;
     uint64_t chunk_bytes;
     uint32_t deterministic, tunes;
     uint32_t local_address, net_address; /* bytes of the addresses behind the card */
@@ -51286,6 +51813,7 @@ static void dcommi_card_fill(dcomm_comm *comm, dcommi_card *card)
     card->pid_space = dcommi_watch_me().pid_space;
     card->size = comm->size;
     card->timeout_s = comm->timeout_s;
+    card->liveness_s = comm->liveness_s;
     card->chunk_bytes = (uint64_t)comm->chunk_bytes;
     card->deterministic = comm->deterministic;
     card->tunes = comm->tunes;
@@ -51735,8 +52263,22 @@ static void dcommi_gathering_free(dcommi_gathering *m)
     dcommi_free(m->host);
 }
 /* ---- control connections ---- */
+/* Note which ranks are the first of their hosts. */
+static dcomm_status dcommi_comm_leaders(const dcomm_comm *comm, bool **leads_p)
+{
+    bool *seen = dcommi_calloc((size_t)comm->nhosts, sizeof *seen);
+    bool *leads = *leads_p = dcommi_calloc((size_t)comm->size, sizeof *leads);
+    for (int r = 0; seen != NULL && leads != NULL && r < comm->size; r++) {
+        const int host = dcommi_group_of(comm->groups, 0, r);
+        leads[r] = !seen[host];
+        seen[host] = true;
+    }
+    const bool bad = seen == NULL || leads == NULL;
+    dcommi_free(seen);
+    return bad ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
+}
 /* Return true if two ranks are to be connected. Both compute the same answer. With many ranks only
- * some pairs are. */
+ * some pairs are, besides those that lead their hosts. */
 static bool dcommi_comm_pair_connects(const dcomm_comm *comm, int a, int b)
 {
     const uint64_t one_of = (uint64_t)dcommi_ceil_div(comm->size, DCOMMI_CTL_MOST);
@@ -51776,39 +52318,53 @@ static void dcommi_comm_warn_unconnected(const dcomm_comm *comm)
 /* Connect to the ranks on other hosts. A connection that fails is logged and is no error: a death
  * is then noticed as late as UCX and the queries notice it. */
 static dcomm_status dcommi_comm_control(dcomm_comm *comm, const dcommi_card *cards,
-                                        const uint8_t secret[DCOMMI_RDV_KEY])
+                                        const dcommi_boot *boot)
 {
     dcomm_context *context = comm->context;
     uint8_t key[DCOMMI_CTL_KEY];
     dcommi_hmac h;
-    dcommi_hmac_begin(&h, secret, DCOMMI_RDV_KEY);
+    dcommi_hmac_begin(&h, boot->client.secret, DCOMMI_RDV_KEY);
     dcommi_hmac_add(&h, "dcomm control 1", 16);
     dcommi_hmac_add(&h, cards[0].control_nonce, sizeof cards[0].control_nonce);
     dcommi_hmac_end(&h, key);
-    dcomm_status status = DCOMM_OK;
+    bool *leads = NULL, whole = comm->size <= DCOMMI_CTL_MOST;
+    dcomm_status status = dcommi_comm_leaders(comm, &leads);
     dcommi_token_take(context);
+    context->liveness_s = comm->liveness_s;
     for (int r = 0; r < comm->size && status >= 0; r++) {
         dcommi_addr where;
         int peer = comm->members[r].peer;
-        if (peer >= 0 && !context->peers[peer].same_host &&
-            dcommi_comm_pair_connects(comm, comm->rank, r) &&
-            dcommi_card_address(&cards[r], &where)) {
-            status = dcommi_ctl_want(context, peer, &where, key);
+        if (peer < 0 || context->peers[peer].same_host) {
+            continue;
+        }
+        if (!dcommi_card_address(&cards[r], &where)) {
+            whole = false;
+            continue;
+        }
+        const bool beats = leads[comm->rank] && leads[r];
+        if (beats || dcommi_comm_pair_connects(comm, comm->rank, r)) {
+            status = dcommi_ctl_want(context, peer, &where, key, beats);
         }
     }
+    if (status >= 0 && leads[comm->rank] && comm->liveness_s < DCOMMI_LIMIT_MAX_S) {
+        status = dcommi_beat_start(context);
+    }
     dcommi_token_release(context);
+    dcommi_free(leads);
     double start = dcommi_now();
     double until =
         start + (comm->timeout_s < 2 * DCOMMI_CTL_S ? comm->timeout_s / 2 : DCOMMI_CTL_S);
     while (status >= 0) {
         dcommi_token_take(context);
         dcommi_ctl_look(context);
+        const bool alarmed = dcommi_boot_alarmed(boot); /* the agreement then says why */
         bool over = dcommi_comm_unconnected(comm, false, NULL) == 0 || dcommi_now() >= until;
-        if (over) {
+        if (over && !alarmed) {
             dcommi_comm_warn_unconnected(comm);
+            comm->all_connected = whole && dcommi_comm_unconnected(comm, true, NULL) == 0;
         }
         dcommi_token_release(context);
-        if (over) {
+        if (over || alarmed) {
             break;
         }
         double nap = dcommi_now() + 0.02;
@@ -51856,6 +52412,7 @@ static void dcommi_comm_adopt(dcomm_comm *comm, const dcommi_gathering *m)
     const dcommi_card *first = &m->local.card[0];
     comm->id = dcommi_mix(first->nonce, 1);
     comm->timeout_s = first->timeout_s;
+    comm->liveness_s = first->liveness_s;
     comm->chunk_bytes = (int64_t)first->chunk_bytes;
     comm->deterministic = first->deterministic != 0;
     comm->tunes = first->tunes != 0;
@@ -51933,14 +52490,23 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
 {
     const dcomm_comm_opts *opts = &comm->opts;
     const char *algo = dcommi_env("DCOMM_ALGO");
-    double timeout_s = 300, connections = 0, chunk = 0;
+    double timeout_s = 300, liveness_s = 10, connections = 0, chunk = 0;
     DCOMMI_TRY(dcommi_env_read("DCOMM_TIMEOUT", &timeout_s));
+    DCOMMI_TRY(dcommi_env_read("DCOMM_LIVENESS_S", &liveness_s));
     DCOMMI_TRY(dcommi_env_read("DCOMM_CONNECTIONS", &connections));
     DCOMMI_TRY(dcommi_env_read("DCOMM_CHUNK", &chunk));
     comm->timeout_s = opts->timeout_s != 0 ? opts->timeout_s : timeout_s;
     if (!(comm->timeout_s > 0)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "timeout_s is %g; it must be > 0", comm->timeout_s);
     }
+    if (!(opts->liveness_s >= 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "liveness_s is %g; it may be seconds above 0, INFINITY for none, or 0 "
+                           "for the default",
+                           opts->liveness_s);
+    }
+    comm->liveness_s = opts->liveness_s > 0 ? opts->liveness_s : liveness_s;
+    comm->liveness_s = comm->liveness_s > 0 ? comm->liveness_s : INFINITY; /* DCOMM_LIVENESS_S=0 */
     algo = opts->algo != NULL ? opts->algo : algo != NULL ? algo : "auto";
     if (strlen(algo) >= sizeof comm->algo) {
         return dcommi_fail(DCOMM_ERR_INVALID, "algorithm \"%s\": the name is too long", algo);
@@ -52012,7 +52578,7 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
         DCOMMI_THEN(status, dcommi_agreements_open(comm));
         status = status >= 0 ? dcommi_comm_peers(comm, &m) : status;
         if (status >= 0 && comm->nhosts > 1 && comm->context->control != NULL) {
-            status = dcommi_comm_control(comm, m.net.card, boot->client.secret);
+            status = dcommi_comm_control(comm, m.net.card, boot);
         }
         if (status >= 0 && comm->tunes && comm->size > 1) {
             status = dcommi_tuner_new(comm, tuner_p);
@@ -67140,6 +67706,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_BCAST_RANKS
 #undef DCOMMI_BCAST_SETS
 #undef DCOMMI_BCAST_SLOTS
+#undef DCOMMI_BEAT_EVERY_MAX
 #undef DCOMMI_BKT_BYTES
 #undef DCOMMI_BKT_FIRST_BYTES
 #undef DCOMMI_BKT_HISTORY
@@ -67188,6 +67755,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_CHOICE_UNKNOWN
 #undef DCOMMI_CHUNK_FAR
 #undef DCOMMI_CHUNK_NEAR
+#undef DCOMMI_CLOSE_S
 #undef DCOMMI_CODEC_KERNELS
 #undef DCOMMI_CODEC_LOOPS
 #undef DCOMMI_CODEC_SOON
@@ -67211,7 +67779,9 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_CTL_MAGIC
 #undef DCOMMI_CTL_MOST
 #undef DCOMMI_CTL_S
+#undef DCOMMI_CTL_SILENT_MAX
 #undef DCOMMI_CTL_STRANGERS
+#undef DCOMMI_CTL_TOGETHER_MS
 #undef DCOMMI_CTL_VERSION
 #undef DCOMMI_CUDA_ABS
 #undef DCOMMI_CUDA_ALL
@@ -67306,6 +67876,9 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_EXCHANGE_SAMPLES
 #undef DCOMMI_F32_NAN
 #undef DCOMMI_F64_NAN
+#undef DCOMMI_FAILED_CLOSE_S
+#undef DCOMMI_FAILED_LEAVE_S
+#undef DCOMMI_FAILED_MEMORY_S
 #undef DCOMMI_FAST_FIFO
 #undef DCOMMI_FAST_PAUSED
 #undef DCOMMI_FAST_POLLS
@@ -67393,7 +67966,6 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_LOCAL_PEERS
 #undef DCOMMI_LOCAL_SPARE
 #undef DCOMMI_LOCAL_SPARE_IN_PLACE
-#undef DCOMMI_LOCAL_WATCH
 #undef DCOMMI_LOG_CHOICES
 #undef DCOMMI_LONG_S
 #undef DCOMMI_LOOP
@@ -67485,6 +68057,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_RDV_CHALLENGE_LEN
 #undef DCOMMI_RDV_CHUNK
 #undef DCOMMI_RDV_FAREWELL_S
+#undef DCOMMI_RDV_FOREIGN_S
 #undef DCOMMI_RDV_GUESTS_MAX
 #undef DCOMMI_RDV_HANDSHAKE_S
 #undef DCOMMI_RDV_HEADER
@@ -67543,6 +68116,9 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_SHORT_MAX
 #undef DCOMMI_SHRINK_SALT
 #undef DCOMMI_SHUT_S
+#undef DCOMMI_SILENCE_EVERY_MAX
+#undef DCOMMI_SILENCE_EVERY_MIN
+#undef DCOMMI_SILENCE_LOOKS
 #undef DCOMMI_SILENT_AFTER
 #undef DCOMMI_SIMD_AHEAD
 #undef DCOMMI_SIMD_AHEAD_FAR
@@ -67661,6 +68237,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_VERDICT_COUNT
 #undef DCOMMI_VERDICT_TIMES
 #undef DCOMMI_VPORT
+#undef DCOMMI_WATCH_EVERY
 #undef DCOMMI_WAYS_TRIALS
 #undef DCOMMI_WAYS_TRIALS_FIRST
 #undef DCOMMI_WINDOW

@@ -137,6 +137,14 @@ typedef struct dcomm_comm_opts {
      * of those ranks must be left that are not certainly dead, or half of them with the lowest one
      * (docs/errors.md). */
     int quorum;
+
+    /* ---- every communicator of the context; all ranks take rank 0's ---- */
+
+    /* Seconds after which a process that does not run counts as dead: one that is stopped
+     * (SIGSTOP), or whose machine or network is silent. A process that computes is never meant, nor
+     * one that a debugger holds. INFINITY: none (default: DCOMM_LIVENESS_S, else 10;
+     * DCOMM_LIVENESS_S=0: none). */
+    double liveness_s;
 } dcomm_comm_opts;
 
 /* Create an id, on one rank. A thread of this process serves the rendezvous until all `size` ranks
@@ -168,7 +176,7 @@ DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm);
  * may be inside a call on it: abort, join, then destroy. Waits until the outstanding operations
  * are complete or have timed out; dcomm_comm_abort ends them at once. The caller must still wait
  * for their requests or free them. Then waits up to 5 s until its peers close the communicator,
- * too.
+ * too; after an error, some 20 ms, or up to 0.5 s if peers may still read the caller's memory.
  * Errors: DCOMM_ERR_INVALID (this thread has queued operations on it in a group); the error that
  * poisoned the communicator, if the program has not seen it. It has seen the error if a call or a
  * wait has returned it or will, or if dcomm_comm_status, _error, _ready, _agree or _shrink was

@@ -202,6 +202,81 @@ Test(jobs, port_of_another_program, .timeout = LIMIT)
     close(fd);
 }
 
+/* The other program answers something. So rank 1 knows that rank 0 will not come. */
+Test(jobs, port_that_answers_otherwise, .timeout = LIMIT)
+{
+    outcome *all = share();
+    dcommi_addr a;
+    dcommi_addr_literal("127.0.0.1", (uint16_t)(port + 1), &a);
+    int fd = dcommi_sock_listen(&a, false);
+    cr_assert_geq(fd, 0);
+    job_rank r = {.rank = 1, .size = 2, .letter = 'a', .timeout_s = 20, .end = &all[1]};
+    start(&r);
+    int status = -1;
+    while (waitpid(r.pid, &status, WNOHANG) == 0) {
+        int peer = accept(fd, NULL, NULL);
+        if (peer >= 0) {
+            (void)!send(peer, "HTTP/1.1 400 Bad Request\r\n\r\n....", 32, MSG_NOSIGNAL);
+            close(peer);
+        }
+        usleep(1000);
+    }
+    cr_assert(status == 0);
+    expect(&r, DCOMM_ERR_RENDEZVOUS, "rank 0 does not serve, because another program has its port");
+    cr_expect_lt(all[1].seconds, 8);
+    close(fd);
+}
+
+/* ---- deaths ---- */
+
+/* Start ranks 0 and 1 of 3, and kill one of them. The other one ends with status and words. */
+static void dies(int victim, dcomm_status status, const char *const words[])
+{
+    outcome *all = share();
+    job_rank r[2];
+    for (int i = 0; i < 2; i++) {
+        r[i] = (job_rank){
+            .rank = i, .size = 3, .letter = 'a', .timeout_s = 20, .tries = 1, .end = &all[i]};
+        start(&r[i]);
+    }
+    usleep(700000); /* both have met */
+    double killed = dcommi_now();
+    kill(r[victim].pid, SIGKILL);
+    waitpid(r[victim].pid, NULL, 0);
+    await(&r[1 - victim]);
+    double took = dcommi_now() - killed;
+    for (int i = 0; words[i] != NULL; i++) {
+        expect(&r[1 - victim], status, words[i]);
+    }
+    cr_expect_lt(took, 2, "it took %.2f s", took);
+}
+
+Test(deaths, of_rank_0, .timeout = LIMIT)
+{
+    char where[32];
+    share();
+    snprintf(where, sizeof where, "at 127.0.0.1:%d", port + 1);
+    dies(0, DCOMM_ERR_PEER, (const char *[]){"rank 0", "was lost", where, NULL});
+}
+
+Test(deaths, of_another_rank, .timeout = LIMIT)
+{
+    dies(1, DCOMM_ERR_PEER, (const char *[]){"rank 1 was lost", NULL});
+}
+
+/* Nobody has served: rank 0 may still come. */
+Test(deaths, of_rank_0_before_it_served, .timeout = LIMIT)
+{
+    outcome *all = share();
+    char where[32];
+    snprintf(where, sizeof where, "127.0.0.1:%d", port + 1);
+    job_rank r = {.rank = 1, .size = 2, .letter = 'a', .timeout_s = 1, .end = &all[1]};
+    start(&r);
+    await(&r);
+    expect(&r, DCOMM_ERR_TIMEOUT, "could not reach rank 0 within 1 s");
+    expect(&r, DCOMM_ERR_TIMEOUT, where);
+}
+
 Test(jobs, command_lines_that_name_the_rank, .timeout = LIMIT)
 {
 #define LINE(text) DCOMMI_JOB_COMMAND text "\""

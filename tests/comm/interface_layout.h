@@ -32,6 +32,7 @@ FIELD(dcomm_comm_opts, tune, int, 224);
 FIELD(dcomm_comm_opts, connections, int, 228);
 FIELD(dcomm_comm_opts, on_error, dcomm_on_error, 232);
 FIELD(dcomm_comm_opts, quorum, int, 236);
+FIELD(dcomm_comm_opts, liveness_s, double, 240);
 FIELD(dcomm_coll_opts, algo, const char *, 0);
 FIELD(dcomm_coll_opts, deterministic, bool, 8);
 FIELD(dcomm_coll_opts, accumulate, dcomm_dtype, 12);

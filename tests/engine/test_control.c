@@ -3,7 +3,7 @@
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "dcomm/impl/device/host.h"
-#include "dcomm/impl/engine/control.h"
+#include "dcomm/impl/engine/beat.h"
 
 #include <criterion/criterion.h>
 #include <signal.h>
@@ -49,8 +49,8 @@ static void open_sides(void)
 static void want(int i, uint8_t key0)
 {
     uint8_t key[DCOMMI_CTL_KEY] = {key0};
-    cr_assert(dcommi_ctl_want(&sides[i].context, 0, &sides[1 - i].context.control->address, key) ==
-              DCOMM_OK);
+    cr_assert(dcommi_ctl_want(&sides[i].context, 0, &sides[1 - i].context.control->address, key,
+                              true) == DCOMM_OK);
     sides[i].line = dcommi_ctl_line_to(&sides[i].context, 0);
     cr_assert(sides[i].line->connector == (i == 0));
 }
@@ -106,7 +106,7 @@ Test(control, a_goodbye_is_no_death, .timeout = LIMIT)
         connect_sides();
         dcommi_ctl_close(&sides[leaver].context);
         until_over(1 - leaver);
-        cr_expect(sides[1 - leaver].lost == 0);
+        cr_expect(sides[1 - leaver].lost == 0 && !sides[1 - leaver].peer.proven);
         close_sides();
     }
 }
@@ -119,8 +119,39 @@ Test(control, an_end_without_one_is, .timeout = LIMIT)
         until_over(1 - dead);
         look();
         cr_expect(sides[1 - dead].lost == 1, "reported %d times", sides[1 - dead].lost);
+        cr_expect(sides[1 - dead].peer.proven);
         close_sides();
     }
+}
+
+/* So is one that the system reports because it hears nothing, but nothing proves it. */
+Test(control, silence_proves_nothing, .timeout = LIMIT)
+{
+    connect_sides();
+    sides[1].line->error = ETIMEDOUT;
+    dcommi_ctl_shut(sides[0].context.control, sides[0].line, DCOMMI_CTL_OVER);
+    until_over(1);
+    cr_expect(sides[1].lost == 1 && sides[1].peer.lost && !sides[1].peer.proven);
+    close_sides();
+}
+
+/* A beat is for the thread; the holder of the token gets what comes behind it. */
+Test(control, a_beat_hides_nothing, .timeout = LIMIT)
+{
+    connect_sides();
+    dcommi_ctl_line *l = sides[1].line;
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    dcommi_ctl_say(sides[0].line, DCOMMI_CTL_BEAT, 0, 0);
+    dcommi_ctl_say(sides[0].line, DCOMMI_CTL_GOODBYE, 0, 0);
+    for (int i = 0; i < LOOKS && l->have < DCOMMI_CTL_FRAME; i++) {
+        dcommi_beat_listen(sides[1].context.control, l);
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    cr_expect(l->heard && sides[1].context.control->pending && l->received == 1);
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    until_over(1);
+    cr_expect(sides[1].lost == 0 && l->received == 2);
+    close_sides();
 }
 
 /* A forked child inherits no descriptor of the connection, so the peer sees its parent's end. */

@@ -29,7 +29,7 @@ static void lose(dcomm_comm *comm, unsigned set)
     dcommi_token_take(comm->context);
     for (int r = 0; r < comm->size; r++) {
         if (set >> r & 1 && comm->members[r].peer >= 0) {
-            dcommi_peer_lost(comm->context, comm->members[r].peer, "it is silent");
+            dcommi_peer_lost(comm->context, comm->members[r].peer, "it is silent", false);
         }
     }
     dcommi_token_release(comm->context);
@@ -86,7 +86,7 @@ Test(cut, two_sides, .timeout = 120)
 }
 
 /* Rank 2 does not hear from rank 0 any more; the others hear from both. All of them leave out rank
- * 0, on rank 2's word, and rank 0 is told. */
+ * 0, on rank 2's word. Rank 0 is told, and knows that too few ranks are left to it. */
 static int one_sided(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
@@ -101,8 +101,11 @@ static int one_sided(int rank, int n, procs_shared *s, void *arg)
     int failed[PROCS_MAX], count = 0;
     dcomm_status status = dcomm_comm_agree(f.comm, NULL, failed, PROCS_MAX, &count);
     if (rank == 0) {
-        ranks_refused(status, DCOMM_ERR_PEER, "counts as failed");
-        ranks_refused(dcomm_comm_agree(f.comm, NULL, NULL, 0, NULL), DCOMM_ERR_PEER, "rank, 0");
+        PROCS_CHECK(status == DCOMM_ERR_QUORUM, "%s: %s", dcomm_status_name(status),
+                    dcomm_last_error());
+        PROCS_CHECK(dcomm_comm_status(f.comm) == DCOMM_ERR_PEER &&
+                        strncmp(dcomm_comm_error(f.comm), "rank 0 ", 7) == 0,
+                    "%s", dcomm_comm_error(f.comm));
     } else {
         PROCS_CHECK(status == DCOMM_OK && count == 1 && failed[0] == 0, "rank %d: %s: %s", rank,
                     dcomm_status_name(status), dcomm_last_error());

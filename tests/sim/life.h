@@ -4,6 +4,7 @@
 #ifndef SIM_LIFE_H
 #define SIM_LIFE_H
 
+#include <math.h>
 #include "calls.h"
 #include "port.h"
 
@@ -95,6 +96,7 @@ static dcomm_comm *life_create(int rank)
                             .timeout_s = life.timeout_s,
                             .tune = -1,
                             .quorum = DCOMM_QUORUM_NONE,
+                            .liveness_s = INFINITY, /* no thread beats here */
                             .on_error = DCOMM_ON_ERROR_RETURN};
     if (dcomm_comm_create(&opts, &comm) != DCOMM_OK) {
         life_give_up("creates nothing");

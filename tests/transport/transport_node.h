@@ -161,10 +161,11 @@ static inline void on_corrupt(void *user, dcommi_transport *t, const dcommi_arri
     PROCS_CHECK(false, "%s", "what peers send here is whole");
 }
 
-static inline void on_lost(void *user, dcommi_transport *t, int peer, const char *why)
+static inline void on_lost(void *user, dcommi_transport *t, int peer, const char *why, bool proven)
 {
     node *me = user;
     PROCS_TRUE(t == me->t && why != NULL && why[0] != '\0');
+    PROCS_TRUE(proven == (me->kind == LOCAL));
     me->lost[peer]++;
 }
 
@@ -205,6 +206,9 @@ static inline node *join(int rank, int n, procs_shared *s, int kind)
 static inline void work(node *me)
 {
     if (me->t->call->progress(me->t) == 0) {
+        if (me->t->call->watch != NULL) {
+            me->t->call->watch(me->t);
+        }
         sched_yield();
     }
 }

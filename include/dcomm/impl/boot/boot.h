@@ -491,6 +491,14 @@ static void dcommi_boot_announce(const dcomm_comm_opts *opts, double timeout_s,
     memcpy(dcommi_message, why, sizeof why);
 }
 
+/* Return true if the rendezvous has failed or ended since the last round. The next round tells
+ * why. */
+static bool dcommi_boot_alarmed(const dcommi_boot *boot)
+{
+    struct pollfd p = {.fd = boot->client.fd, .events = POLLIN};
+    return dcommi_sys_poll(&p, 1, 0) > 0;
+}
+
 static dcomm_status dcommi_boot_call(const dcommi_boot *boot, const void *mine, size_t bytes,
                                      void *all)
 {

@@ -6,8 +6,10 @@
 #include "socket.h"
 
 #define DCOMMI_RDV_ATTEMPT_S 5.0 /* seconds for one handshake */
-#define DCOMMI_RDV_REFUSED_S \
-    2.0 /* fail if for so many seconds nobody serves an id, or another job holds its port */
+#define DCOMMI_RDV_REFUSED_S 0.7 /* fail if nobody has served an id for so many seconds */
+/* Fail if another job or another program has held the port for so many seconds. Rank 0 gives up
+ * after DCOMMI_BOOT_PORT_S. */
+#define DCOMMI_RDV_FOREIGN_S 2.5
 
 /* The possible addresses of the server. */
 typedef struct dcommi_rdv_target {
@@ -29,7 +31,8 @@ typedef struct dcommi_rdv_client {
     uint32_t in_seq, out_seq;
     double timeout_s;
     const _Atomic int *cancel;
-    dcomm_status over;   /* the error if the outcome is DCOMMI_RDV_OVER */
+    dcomm_status over;                  /* the error if the outcome is DCOMMI_RDV_OVER */
+    char server[DCOMMI_SOCK_TEXT + 64]; /* which process serves, and where, for sentences */
     dcomm_status failed; /* an error: this rank cannot take part, and joins to say why: */
     char why[DCOMMI_MESSAGE_MAX];
 } dcommi_rdv_client;
@@ -40,6 +43,7 @@ typedef enum dcommi_rdv_outcome {
     DCOMMI_RDV_AGAIN,   /* worth another try */
     DCOMMI_RDV_REFUSED, /* nobody listens */
     DCOMMI_RDV_FOREIGN, /* another job meets there */
+    DCOMMI_RDV_ALIEN,   /* another program, which is no dcomm, answers there */
     DCOMMI_RDV_TAKEN,   /* answer to DCOMMI_RDV_NO_RANK: this job meets there */
     DCOMMI_RDV_STRANGE, /* the server has another secret */
     DCOMMI_RDV_OVER     /* an error that ends all attempts */
@@ -83,7 +87,7 @@ static dcommi_rdv_outcome dcommi_rdv_handshake(dcommi_rdv_client *c,
         (!dcommi_rdv_get_header(challenge, &h) || h.type != DCOMMI_RDV_CHALLENGE ||
          h.length != DCOMMI_RDV_CHALLENGE_LEN)) {
         snprintf(note, note_max, "the program that answers is no dcomm rendezvous");
-        return DCOMMI_RDV_AGAIN;
+        return DCOMMI_RDV_ALIEN;
     }
     DCOMMI_THEN(status, dcommi_sock_read(c->fd, challenge + DCOMMI_RDV_HEADER,
                                          DCOMMI_RDV_CHALLENGE_LEN, deadline, c->cancel));
@@ -143,7 +147,7 @@ static dcommi_rdv_outcome dcommi_rdv_attempt(dcommi_rdv_client *c, const dcommi_
 {
     dcommi_addr found[DCOMMI_SOCK_ADDRS];
     const dcommi_addr *list = target->addrs;
-    int n = target->naddrs, refused = 0, strange = 0, foreign = 0, again = 0;
+    int n = target->naddrs, refused = 0, strange = 0, foreign = 0, alien = 0, again = 0;
     if (target->host != NULL) {
         const char *why = "";
         n = dcommi_addr_resolve(target->host, target->port, found, DCOMMI_SOCK_ADDRS, &why);
@@ -187,12 +191,14 @@ static dcommi_rdv_outcome dcommi_rdv_attempt(dcommi_rdv_client *c, const dcommi_
         }
         snprintf(note, note_max, "%s: %s", where, what);
         foreign += outcome == DCOMMI_RDV_FOREIGN;
+        alien += outcome == DCOMMI_RDV_ALIEN;
         strange += outcome == DCOMMI_RDV_STRANGE;
         again += outcome == DCOMMI_RDV_AGAIN;
     }
     return again > 0     ? DCOMMI_RDV_AGAIN
            : strange > 0 ? DCOMMI_RDV_STRANGE
            : foreign > 0 ? DCOMMI_RDV_FOREIGN
+           : alien > 0   ? DCOMMI_RDV_ALIEN
            : refused > 0 ? DCOMMI_RDV_REFUSED
                          : DCOMMI_RDV_AGAIN;
 }
@@ -235,11 +241,13 @@ static dcomm_status dcommi_rdv_next(dcommi_rdv_client *c, uint16_t wanted, doubl
     } else if (status == DCOMM_OK && h->type == DCOMMI_RDV_FAIL) {
         status = dcommi_rdv_reason(c, frame->bytes + DCOMMI_RDV_HEADER, h->length);
     } else if (status == DCOMM_ERR_PEER) {
-        dcommi_fail(status, "rank %" PRIu32 " lost the process that serves the rendezvous",
-                    c->rank);
+        dcommi_fail(status,
+                    "%s, was lost while the ranks found each other: its connection with rank "
+                    "%" PRIu32 " has ended",
+                    c->server, c->rank);
     } else if (status == DCOMM_ERR_TIMEOUT) {
-        dcommi_fail(status, "rank %" PRIu32 " waited %.3g s in vain for the rendezvous", c->rank,
-                    c->timeout_s);
+        dcommi_fail(status, "rank %" PRIu32 " waited %.3g s in vain for %s", c->rank, c->timeout_s,
+                    c->server);
     } else if (status == DCOMM_ERR_ABORTED) {
         dcommi_rdv_cancelled();
     }
@@ -299,12 +307,25 @@ static dcommi_rdv_outcome dcommi_rdv_ask(const dcommi_rdv_target *target,
     return outcome;
 }
 
+/* Note, for sentences, which process serves at the other end of c->fd. */
+static void dcommi_rdv_note_server(dcommi_rdv_client *c, const dcommi_rdv_target *target)
+{
+    dcommi_addr there;
+    socklen_t len = sizeof there;
+    char where[DCOMMI_SOCK_TEXT] = "?";
+    if (getpeername(c->fd, &there.any, &len) == 0) {
+        dcommi_addr_text(&there, where);
+    }
+    snprintf(c->server, sizeof c->server, "%s, which serves the rendezvous at %s",
+             target->job != NULL ? "rank 0" : "the process that made the id", where);
+}
+
 /* Connect and wait until all ranks are there. */
 static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_target *target,
                                     const uint8_t key[DCOMMI_RDV_KEY], uint32_t generation)
 {
     double start = dcommi_now(), deadline = start + c->timeout_s;
-    double refused_since = 0, foreign_since = 0, pause = 0.01, connect_s = 1;
+    double refused_since = 0, foreign_since = 0, alien_since = 0, pause = 0.01, connect_s = 1;
     char note[DCOMMI_SOCK_TEXT + DCOMMI_RDV_REASON_MAX + 8] = "", last[sizeof note] = "";
     bool told = c->rank == 0;
     dcommi_rdv_hello hello = dcommi_rdv_hello_of(c, target, generation);
@@ -332,9 +353,17 @@ static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_targe
         foreign_since = outcome != DCOMMI_RDV_FOREIGN ? 0
                         : foreign_since != 0          ? foreign_since
                                                       : now;
-        if (foreign_since != 0 && now - foreign_since >= DCOMMI_RDV_REFUSED_S) {
+        if (foreign_since != 0 && now - foreign_since >= DCOMMI_RDV_FOREIGN_S) {
             return dcommi_fail(DCOMM_ERR_RENDEZVOUS, "rank %" PRIu32 " of %" PRIu32 ": %s", c->rank,
                                c->size, note);
+        }
+        alien_since = outcome != DCOMMI_RDV_ALIEN ? 0 : alien_since != 0 ? alien_since : now;
+        if (target->job != NULL && alien_since != 0 && now - alien_since >= DCOMMI_RDV_FOREIGN_S) {
+            return dcommi_fail(DCOMM_ERR_RENDEZVOUS,
+                               "rank %" PRIu32 " of %" PRIu32
+                               ": rank 0 does not serve, because another program has its port "
+                               "(%.300s); choose another MASTER_PORT or DCOMM_PORT",
+                               c->rank, c->size, note);
         }
         if (!told && c->failed == DCOMM_OK && now - start >= DCOMMI_RDV_QUIET_S) {
             told = true;
@@ -358,8 +387,11 @@ static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_targe
         if (now >= deadline) {
             return dcommi_fail(DCOMM_ERR_TIMEOUT,
                                "rank %" PRIu32 " of %" PRIu32
-                               " could not reach the rendezvous within %.3g s; last attempt: %s",
-                               c->rank, c->size, c->timeout_s, note);
+                               " could not reach %s within %.3g s: it has not come, or has died; "
+                               "last attempt: %s",
+                               c->rank, c->size,
+                               target->job != NULL ? "rank 0" : "the process that made the id",
+                               c->timeout_s, note);
         }
         if (dcommi_sock_pause(pause < deadline - now ? pause : deadline - now, c->cancel) < 0) {
             return dcommi_rdv_cancelled();
@@ -367,6 +399,7 @@ static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_targe
         pause = pause * 1.5 < 0.5 ? pause * 1.5 : 0.5;
         connect_s = connect_s * 2 < 8 ? connect_s * 2 : 8;
     }
+    dcommi_rdv_note_server(c, target);
     dcommi_rdv_header h;
     dcommi_rdv_frame frame = {0};
     dcomm_status status = c->failed < 0

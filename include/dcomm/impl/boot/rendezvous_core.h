@@ -8,7 +8,7 @@
 
 #define DCOMMI_RDV_GUESTS_MAX 64    /* connections that are no ranks */
 #define DCOMMI_RDV_HANDSHAKE_S 10.0 /* seconds for a guest to authenticate itself */
-#define DCOMMI_RDV_RETURN_S 3.0     /* seconds for a rank, lost before all were there, to return */
+#define DCOMMI_RDV_RETURN_S 0.5     /* seconds for a rank, lost before all were there, to return */
 #define DCOMMI_RDV_FAREWELL_S 10.0  /* seconds for a connection to read why it failed */
 #define DCOMMI_RDV_STRAGGLER_S 60.0 /* seconds for the others to leave after the first rank */
 #define DCOMMI_RDV_OUT_MAX 1024

@@ -18,7 +18,7 @@ typedef struct dcommi_card {
     uint32_t control_family, control_port; /* family 4 or 6; 0: it does not listen */
     uint64_t started, pid_space;
     int32_t pid, size;
-    double timeout_s;
+    double timeout_s, liveness_s;
     uint64_t chunk_bytes;
     uint32_t deterministic, tunes;
     uint32_t local_address, net_address; /* bytes of the addresses behind the card */
@@ -45,6 +45,7 @@ static void dcommi_card_fill(dcomm_comm *comm, dcommi_card *card)
     card->pid_space = dcommi_watch_me().pid_space;
     card->size = comm->size;
     card->timeout_s = comm->timeout_s;
+    card->liveness_s = comm->liveness_s;
     card->chunk_bytes = (uint64_t)comm->chunk_bytes;
     card->deterministic = comm->deterministic;
     card->tunes = comm->tunes;

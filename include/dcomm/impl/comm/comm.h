@@ -107,6 +107,7 @@ static void dcommi_comm_enter(dcomm_comm *comm)
     dcommi_token_take(context);
     comm->next = context->comms;
     context->comms = comm;
+    context->liveness_s = comm->liveness_s;
     dcommi_bcast_open(comm);
     for (int r = 0; r < comm->size; r++) {
         int peer = comm->members[r].peer;

@@ -36,14 +36,23 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
 {
     const dcomm_comm_opts *opts = &comm->opts;
     const char *algo = dcommi_env("DCOMM_ALGO");
-    double timeout_s = 300, connections = 0, chunk = 0;
+    double timeout_s = 300, liveness_s = 10, connections = 0, chunk = 0;
     DCOMMI_TRY(dcommi_env_read("DCOMM_TIMEOUT", &timeout_s));
+    DCOMMI_TRY(dcommi_env_read("DCOMM_LIVENESS_S", &liveness_s));
     DCOMMI_TRY(dcommi_env_read("DCOMM_CONNECTIONS", &connections));
     DCOMMI_TRY(dcommi_env_read("DCOMM_CHUNK", &chunk));
     comm->timeout_s = opts->timeout_s != 0 ? opts->timeout_s : timeout_s;
     if (!(comm->timeout_s > 0)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "timeout_s is %g; it must be > 0", comm->timeout_s);
     }
+    if (!(opts->liveness_s >= 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "liveness_s is %g; it may be seconds above 0, INFINITY for none, or 0 "
+                           "for the default",
+                           opts->liveness_s);
+    }
+    comm->liveness_s = opts->liveness_s > 0 ? opts->liveness_s : liveness_s;
+    comm->liveness_s = comm->liveness_s > 0 ? comm->liveness_s : INFINITY; /* DCOMM_LIVENESS_S=0 */
     algo = opts->algo != NULL ? opts->algo : algo != NULL ? algo : "auto";
     if (strlen(algo) >= sizeof comm->algo) {
         return dcommi_fail(DCOMM_ERR_INVALID, "algorithm \"%s\": the name is too long", algo);
@@ -117,7 +126,7 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
         DCOMMI_THEN(status, dcommi_agreements_open(comm));
         status = status >= 0 ? dcommi_comm_peers(comm, &m) : status;
         if (status >= 0 && comm->nhosts > 1 && comm->context->control != NULL) {
-            status = dcommi_comm_control(comm, m.net.card, boot->client.secret);
+            status = dcommi_comm_control(comm, m.net.card, boot);
         }
         if (status >= 0 && comm->tunes && comm->size > 1) {
             status = dcommi_tuner_new(comm, tuner_p);

@@ -17,12 +17,14 @@ static dcomm_status dcommi_comm_make(const dcomm_comm *parent, const int *ranks,
     comm->size = size;
     comm->rank = -1;
     comm->timeout_s = parent->timeout_s;
+    comm->liveness_s = parent->liveness_s;
     comm->chunk_bytes = parent->chunk_bytes;
     comm->deterministic = parent->deterministic;
     comm->connections = parent->connections;
     comm->quorum = quorum;
     comm->on_error = parent->on_error;
     comm->device_ucx = parent->device_ucx;
+    comm->all_connected = parent->all_connected;
     memcpy(comm->algo, parent->algo, sizeof comm->algo);
     comm->members = dcommi_calloc((size_t)size, sizeof *comm->members);
     comm->groups = dcommi_groups_restrict(parent->groups, ranks, size);

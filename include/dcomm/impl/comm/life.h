@@ -4,8 +4,11 @@
 
 #include "comm.h"
 
-#define DCOMMI_GOODBYE_S 5.0 /* seconds that destroy waits for its peers */
-#define DCOMMI_SHUT_S 0.5    /* and for their device memory to be shut here */
+#define DCOMMI_GOODBYE_S 5.0       /* seconds that destroy waits for its peers */
+#define DCOMMI_FAILED_LEAVE_S 0.02 /* the same after an error */
+#define DCOMMI_FAILED_MEMORY_S 0.5 /* after an error, if peers may still move the caller's memory \
+                                    */
+#define DCOMMI_SHUT_S 0.5          /* and for their device memory to be shut here */
 
 /* ---- abort and destroy ---- */
 
@@ -67,12 +70,23 @@ static void dcommi_comm_await_runs(dcomm_comm *comm)
     }
 }
 
-/* Return true if a peer that we have exchanged messages with has not said goodbye yet, if the
- * transport still holds memory of the caller's, or if a run waits for its stream. */
+/* Return true if the transport still holds memory of the caller's, or if a run waits for its
+ * stream. A context that closes now gives all memory back. */
+static bool dcommi_comm_holds(dcomm_comm *comm)
+{
+    dcommi_token_take(comm->context);
+    bool closes = atomic_load(&comm->context->refs) == 1;
+    bool holds = (comm->in_transport > 0 && !closes) || dcommi_comm_gated(comm);
+    dcommi_token_release(comm->context);
+    return holds;
+}
+
+/* Return true if a peer that we have exchanged messages with has not said goodbye yet, or if the
+ * transport still has messages under way. */
 static bool dcommi_comm_awaits(dcomm_comm *comm)
 {
     dcommi_token_take(comm->context);
-    bool awaits = comm->in_transport > 0 || dcommi_comm_gated(comm);
+    bool awaits = comm->in_transport > 0;
     for (int r = 0; r < comm->size && !awaits; r++) {
         const dcommi_member *m = &comm->members[r];
         awaits = m->peer >= 0 && (m->heard || m->addressed) && !m->gone &&
@@ -154,6 +168,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
     dcommi_token_release(context);
     dcommi_comm_shut(comm);
     dcommi_token_take(context);
+    comm->leaves = true;
     for (int r = 0; r < comm->size; r++) {
         dcommi_member *m = &comm->members[r];
         if (m->peer < 0 || context->peers[m->peer].lost) {
@@ -172,11 +187,15 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
     }
     dcommi_token_release(context);
     /* A peer may still have to read from us, or to hear of the error. */
-    double until = dcommi_now() + (failed ? 0.5 : DCOMMI_GOODBYE_S);
-    while (dcommi_comm_awaits(comm) && dcommi_now() < until) {
+    const double begun = dcommi_now();
+    double until = begun + (failed ? DCOMMI_FAILED_LEAVE_S : DCOMMI_GOODBYE_S);
+    double held_until = begun + (failed ? DCOMMI_FAILED_MEMORY_S : DCOMMI_GOODBYE_S);
+    while ((dcommi_comm_awaits(comm) && dcommi_now() < until) ||
+           (dcommi_comm_holds(comm) && dcommi_now() < held_until)) {
         dcommi_progress_or_yield(context);
     }
     dcommi_token_take(context);
+    context->hurries = failed;
     dcomm_comm **at = &context->comms;
     while (*at != comm) {
         at = &(*at)->next;

@@ -42,8 +42,23 @@ static void dcommi_gathering_free(dcommi_gathering *m)
 
 /* ---- control connections ---- */
 
+/* Note which ranks are the first of their hosts. */
+static dcomm_status dcommi_comm_leaders(const dcomm_comm *comm, bool **leads_p)
+{
+    bool *seen = dcommi_calloc((size_t)comm->nhosts, sizeof *seen);
+    bool *leads = *leads_p = dcommi_calloc((size_t)comm->size, sizeof *leads);
+    for (int r = 0; seen != NULL && leads != NULL && r < comm->size; r++) {
+        const int host = dcommi_group_of(comm->groups, 0, r);
+        leads[r] = !seen[host];
+        seen[host] = true;
+    }
+    const bool bad = seen == NULL || leads == NULL;
+    dcommi_free(seen);
+    return bad ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
+}
+
 /* Return true if two ranks are to be connected. Both compute the same answer. With many ranks only
- * some pairs are. */
+ * some pairs are, besides those that lead their hosts. */
 static bool dcommi_comm_pair_connects(const dcomm_comm *comm, int a, int b)
 {
     const uint64_t one_of = (uint64_t)dcommi_ceil_div(comm->size, DCOMMI_CTL_MOST);
@@ -86,39 +101,53 @@ static void dcommi_comm_warn_unconnected(const dcomm_comm *comm)
 /* Connect to the ranks on other hosts. A connection that fails is logged and is no error: a death
  * is then noticed as late as UCX and the queries notice it. */
 static dcomm_status dcommi_comm_control(dcomm_comm *comm, const dcommi_card *cards,
-                                        const uint8_t secret[DCOMMI_RDV_KEY])
+                                        const dcommi_boot *boot)
 {
     dcomm_context *context = comm->context;
     uint8_t key[DCOMMI_CTL_KEY];
     dcommi_hmac h;
-    dcommi_hmac_begin(&h, secret, DCOMMI_RDV_KEY);
+    dcommi_hmac_begin(&h, boot->client.secret, DCOMMI_RDV_KEY);
     dcommi_hmac_add(&h, "dcomm control 1", 16);
     dcommi_hmac_add(&h, cards[0].control_nonce, sizeof cards[0].control_nonce);
     dcommi_hmac_end(&h, key);
-    dcomm_status status = DCOMM_OK;
+    bool *leads = NULL, whole = comm->size <= DCOMMI_CTL_MOST;
+    dcomm_status status = dcommi_comm_leaders(comm, &leads);
     dcommi_token_take(context);
+    context->liveness_s = comm->liveness_s;
     for (int r = 0; r < comm->size && status >= 0; r++) {
         dcommi_addr where;
         int peer = comm->members[r].peer;
-        if (peer >= 0 && !context->peers[peer].same_host &&
-            dcommi_comm_pair_connects(comm, comm->rank, r) &&
-            dcommi_card_address(&cards[r], &where)) {
-            status = dcommi_ctl_want(context, peer, &where, key);
+        if (peer < 0 || context->peers[peer].same_host) {
+            continue;
+        }
+        if (!dcommi_card_address(&cards[r], &where)) {
+            whole = false;
+            continue;
+        }
+        const bool beats = leads[comm->rank] && leads[r];
+        if (beats || dcommi_comm_pair_connects(comm, comm->rank, r)) {
+            status = dcommi_ctl_want(context, peer, &where, key, beats);
         }
     }
+    if (status >= 0 && leads[comm->rank] && comm->liveness_s < DCOMMI_LIMIT_MAX_S) {
+        status = dcommi_beat_start(context);
+    }
     dcommi_token_release(context);
+    dcommi_free(leads);
     double start = dcommi_now();
     double until =
         start + (comm->timeout_s < 2 * DCOMMI_CTL_S ? comm->timeout_s / 2 : DCOMMI_CTL_S);
     while (status >= 0) {
         dcommi_token_take(context);
         dcommi_ctl_look(context);
+        const bool alarmed = dcommi_boot_alarmed(boot); /* the agreement then says why */
         bool over = dcommi_comm_unconnected(comm, false, NULL) == 0 || dcommi_now() >= until;
-        if (over) {
+        if (over && !alarmed) {
             dcommi_comm_warn_unconnected(comm);
+            comm->all_connected = whole && dcommi_comm_unconnected(comm, true, NULL) == 0;
         }
         dcommi_token_release(context);
-        if (over) {
+        if (over || alarmed) {
             break;
         }
         double nap = dcommi_now() + 0.02;
@@ -168,6 +197,7 @@ static void dcommi_comm_adopt(dcomm_comm *comm, const dcommi_gathering *m)
     const dcommi_card *first = &m->local.card[0];
     comm->id = dcommi_mix(first->nonce, 1);
     comm->timeout_s = first->timeout_s;
+    comm->liveness_s = first->liveness_s;
     comm->chunk_bytes = (int64_t)first->chunk_bytes;
     comm->deterministic = first->deterministic != 0;
     comm->tunes = first->tunes != 0;

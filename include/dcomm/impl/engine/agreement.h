@@ -8,7 +8,6 @@
 #define DCOMMI_AGREEMENT_H
 
 #include "agree.h"
-#include "control.h"
 #include "post.h"
 
 #define DCOMMI_AGREE_RANKS                                                                       \
@@ -167,25 +166,16 @@ static void dcommi_on_agree(dcomm_comm *comm, const dcommi_header *h, const void
 
 /* ---- what the engine knows ---- */
 
-/* Return true if a lost peer's process has certainly ended: it is one of this host, or the kernel
- * of its host has closed its control connection. Others are only silent. */
-static bool dcommi_peer_proven(const dcomm_context *context, int peer)
-{
-    const dcommi_remote *p = &context->peers[peer];
-    const dcommi_ctl_line *l = dcommi_ctl_line_to(context, peer);
-    return p->lost &&
-           (p->same_host || (l != NULL && l->state == DCOMMI_CTL_OVER && l->error == ECONNRESET));
-}
-
 /* Tell the agreements which ranks are lost or have left. */
 static void dcommi_agreements_learn(dcomm_comm *comm)
 {
     for (int r = 0; r < comm->size && comm->agreements != NULL; r++) {
         const dcommi_member *m = &comm->members[r];
-        if (m->peer < 0 || (!m->gone && !comm->context->peers[m->peer].lost)) {
+        const dcommi_remote *p = m->peer >= 0 ? &comm->context->peers[m->peer] : NULL;
+        if (p == NULL || (!m->gone && !p->lost)) {
             continue;
         }
-        const bool proven = m->gone || dcommi_peer_proven(comm->context, m->peer);
+        const bool proven = m->gone || p->proven;
         for (dcommi_agreement *g = comm->agreements; g != NULL; g = g->next) {
             const dcommi_agree_link link = dcommi_agreement_link(g);
             dcommi_agree_learn(g->agree, &link, r, proven);

@@ -3,6 +3,7 @@
 #ifndef DCOMMI_ARRIVALS_H
 #define DCOMMI_ARRIVALS_H
 
+#include "control.h"
 #include "reply.h"
 #include "runs.h"
 
@@ -216,10 +217,18 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         char text[DCOMMI_TEXT_MAX + 1];
         dcommi_peer_text(text, arrival->data, arrival->len);
         int64_t status = (int64_t)h->a;
+        const uint64_t silent = h->b - 1; /* not all see its silence: take the sender's word */
+        if (atomic_load(&comm->poisoned) == 0 && silent < (uint64_t)comm->size) {
+            comm->silent = h->b; /* and pass it on */
+        }
         dcommi_poison_by(comm,
                          status < 0 && status >= DCOMMI_STATUS_LAST ? (dcomm_status)status
                                                                     : DCOMM_ERR_ABORTED,
                          (int)h->src, text);
+        if (silent < (uint64_t)comm->size && comm->members[silent].peer >= 0) {
+            dcommi_peer_lost(comm->context, comm->members[silent].peer,
+                             "another rank gave it up, because it was silent", false);
+        }
         return DCOMMI_CONSUMED;
     }
     case DCOMMI_MSG_REFUSED:
@@ -428,11 +437,13 @@ static void dcommi_on_corrupt(void *user, dcommi_transport *transport,
     }
 }
 
-static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int peer, const char *why)
+static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int peer, const char *why,
+                                bool proven)
 {
     dcomm_context *context = user;
-    if (transport == context->net && context->control != NULL) {
-        dcommi_ctl_look(context); /* it may have left communicators before it closed */
+    /* A control connection tells more: that it has left communicators, or that we count as dead. */
+    if (context->control != NULL && (transport == context->net || !proven)) {
+        dcommi_ctl_look(context);
     }
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
         for (int r = 0; r < comm->size; r++) {
@@ -441,7 +452,7 @@ static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int pee
             }
         }
     }
-    dcommi_peer_lost(context, peer, why);
+    dcommi_peer_lost(context, peer, why, proven);
 }
 
 #endif

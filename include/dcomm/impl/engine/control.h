@@ -2,21 +2,23 @@
  * hosts. If it ends without a goodbye, the other process has ended.
  *
  * UCX cannot always tell, because children that a rank has forked keep UCX's sockets open. Ours
- * are closed in them. Nothing is sent while all goes well. The connections are polled about 20
- * times a second. Of two ranks, the one with the smaller uuid connects:
+ * are closed in them. A waiting rank polls the connections every few milliseconds. While all goes
+ * well, only beats are sent (beat.h). Of two ranks, the one with the smaller uuid connects:
  *   acceptor   CHALLENGE  magic, version, nonce
  *   connector  HELLO      both uuids, nonce, proof = HMAC(key, "hello" | CHALLENGE | HELLO so far)
  *   acceptor   WELCOME    HMAC(key, "welcome" | CHALLENGE | HELLO)
  *   either     frames: type, communicator, number, HMAC(session, direction | sequence | the frame)
  *              LEAVE    has left that communicator after that number of collectives
  *              GOODBYE  closes
+ *              BEAT     the process runs
+ *              DEAD     the other side counts as dead
  * The key is the HMAC, under the rendezvous' secret, of what rank 0 drew for the communicator. */
 #ifndef DCOMMI_CONTROL_H
 #define DCOMMI_CONTROL_H
 
 #include "../boot/rendezvous_wire.h"
 #include "../boot/socket.h"
-#include "engine.h"
+#include "failure.h"
 
 #include <sys/epoll.h>
 
@@ -31,8 +33,13 @@
 /* Most control connections of a rank. In larger jobs each pair of ranks has one with a probability
  * that keeps to this limit. A rank that sees a death tells the others. */
 #define DCOMMI_CTL_MOST 256
+#define DCOMMI_CTL_TOGETHER_MS 2500 /* hosts that fall silent within this time go together */
+#define DCOMMI_CTL_SILENT_MAX 1.9   /* times liveness_s: then a host counts as dead */
+#ifndef TCP_RTO_MAX_MS
+#define TCP_RTO_MAX_MS 44
+#endif
 
-enum { DCOMMI_CTL_LEAVE = 1, DCOMMI_CTL_GOODBYE = 2 };
+enum { DCOMMI_CTL_LEAVE = 1, DCOMMI_CTL_GOODBYE = 2, DCOMMI_CTL_BEAT = 3, DCOMMI_CTL_DEAD = 4 };
 
 enum dcommi_ctl_state {
     DCOMMI_CTL_SHUT = 0, /* the peer has to connect, or connecting failed */
@@ -43,20 +50,28 @@ enum dcommi_ctl_state {
     DCOMMI_CTL_OVER /* the peer has left or died */
 };
 
+/* Fields below `with the lock` are read and written with dcommi_ctl_lock, because the thread of
+ * beat.h uses them, too. */
 typedef struct dcommi_ctl_line {
     struct dcommi_ctl_line *next;
     int fd;   /* -1: none */
     int peer; /* the context's number */
-    int error;
-    uint8_t state;
+    _Atomic int error;
+    _Atomic uint8_t state;
+    bool beats;        /* both processes beat on it */
     bool connector;    /* this rank connects */
     uint8_t uuid[16];  /* the peer's */
     dcommi_addr where; /* where the peer listens */
     uint8_t key[DCOMMI_CTL_KEY], session[DCOMMI_CTL_KEY];
     uint8_t challenge[DCOMMI_CTL_CHALLENGE], hello[DCOMMI_CTL_HELLO];
+    double liveness_s; /* INFINITY: off */
+    bool over;         /* its peer is being given up */
+    /* with the lock */
     uint8_t in[DCOMMI_CTL_HELLO];
     size_t have;
     uint64_t sent, received; /* frames */
+    bool heard;              /* since the last beat of ours */
+    double silent_s;         /* for which nothing was heard though the peer's system answers */
     double deadline;         /* of a stranger's handshake */
 } dcommi_ctl_line;
 
@@ -67,6 +82,11 @@ typedef struct dcommi_ctl {
     uint8_t uuid[16];
     dcommi_ctl_line *lines, *strangers;
     unsigned nstrangers;
+    bool pending; /* the thread has read a frame for the holder of the token; with the lock */
+    bool beating; /* there is a thread */
+    double every; /* seconds between beats; with the lock */
+    pthread_t thread;
+    int wake; /* ends its sleep */
 } dcommi_ctl;
 
 /* ---- forked children ---- */
@@ -112,27 +132,42 @@ static void dcommi_ctl_watch_forks(void)
 
 static void dcommi_ctl_shut(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
 {
+    pthread_mutex_lock(&dcommi_ctl_lock);
     if (l->fd >= 0) {
         epoll_ctl(c->epoll, EPOLL_CTL_DEL, l->fd, NULL);
-        pthread_mutex_lock(&dcommi_ctl_lock);
         dcommi_sys_close(l->fd);
         l->fd = -1;
-        pthread_mutex_unlock(&dcommi_ctl_lock);
     }
     l->state = state;
     l->have = 0;
+    pthread_mutex_unlock(&dcommi_ctl_lock);
 }
 
-/* Poll a new descriptor from now on. A host that vanishes sends nothing, so use keepalive probes,
- * as often as UCX does. */
-static void dcommi_ctl_begin(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
+/* Say how long the peer's system may be silent. An outage of less than liveness_s must heal: after
+ * it the next retransmission may take as long again. The kernel probes an idle connection each
+ * second, and where it can, it retransmits as often. */
+static void dcommi_ctl_patience(const dcommi_ctl_line *l)
 {
-    static const int options[][2] = {{TCP_KEEPIDLE, 1}, {TCP_KEEPINTVL, 1}, {TCP_KEEPCNT, 3}};
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = l};
-    dcommi_sock_tune(l->fd);
+    const bool limited = l->liveness_s < DCOMMI_LIMIT_MAX_S;
+    const int options[][2] = {
+        {TCP_KEEPIDLE, 1},
+        {TCP_KEEPINTVL, 1},
+        {TCP_KEEPCNT, 127},
+        {TCP_RTO_MAX_MS, 1000}, /* since Linux 6.15 */
+        {TCP_USER_TIMEOUT,
+         limited && l->liveness_s < 1e6 ? (int)(1000 * DCOMMI_CTL_SILENT_MAX * l->liveness_s) : 0}};
+    const int on = limited;
     for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
         setsockopt(l->fd, IPPROTO_TCP, options[i][0], &options[i][1], sizeof options[i][1]);
     }
+    setsockopt(l->fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+}
+
+/* Poll a new descriptor from now on. */
+static void dcommi_ctl_begin(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = l};
+    dcommi_sock_tune(l->fd);
     l->have = 0;
     l->state = state;
     if (epoll_ctl(c->epoll, EPOLL_CTL_ADD, l->fd, &event) != 0) {
@@ -142,8 +177,8 @@ static void dcommi_ctl_begin(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
 }
 
 /* Read until there are `need` bytes, and return 1. Return 0 if they are not there yet, -1 if the
- * connection has ended. */
-static int dcommi_ctl_read(dcommi_ctl_line *l, size_t need)
+ * connection has ended. With the lock. */
+static int dcommi_ctl_fill(dcommi_ctl_line *l, size_t need)
 {
     while (l->have < need) {
         ssize_t n = dcommi_sys_recv(l->fd, l->in + l->have, need - l->have, 0);
@@ -155,8 +190,17 @@ static int dcommi_ctl_read(dcommi_ctl_line *l, size_t need)
         l->error = n < 0 && !later ? errno : l->error;
         return later ? 0 : -1;
     }
-    l->have = 0;
     return 1;
+}
+
+/* Read `need` bytes into l->in, as dcommi_ctl_fill does, and begin anew. */
+static int dcommi_ctl_read(dcommi_ctl_line *l, size_t need)
+{
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    const int there = dcommi_ctl_fill(l, need);
+    l->have = there > 0 ? 0 : l->have;
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    return there;
 }
 
 /* Send all bytes at once. A socket that has sent next to nothing takes them all. */
@@ -188,6 +232,7 @@ static void dcommi_ctl_frame_tag(const dcommi_ctl_line *l, bool by_connector, ui
     dcommi_hmac_end(&h, tag);
 }
 
+/* Send a frame. With the lock. */
 static void dcommi_ctl_say(dcommi_ctl_line *l, uint32_t type, uint64_t comm, uint64_t number)
 {
     uint8_t frame[DCOMMI_CTL_FRAME] = {0};
@@ -201,8 +246,12 @@ static void dcommi_ctl_say(dcommi_ctl_line *l, uint32_t type, uint64_t comm, uin
 static void dcommi_ctl_opened(dcommi_ctl_line *l)
 {
     dcommi_ctl_hmac(l, "session", sizeof l->hello, l->session);
+    pthread_mutex_lock(&dcommi_ctl_lock);
     l->sent = l->received = 0;
+    l->silent_s = 0;
     l->state = DCOMMI_CTL_OPEN;
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    dcommi_ctl_patience(l);
 }
 
 /* ---- what comes ---- */
@@ -286,20 +335,102 @@ static void dcommi_ctl_left(dcomm_context *context, int peer, uint64_t id, uint6
     }
 }
 
-static void dcommi_ctl_dead(dcomm_context *context, const dcommi_ctl_line *l)
+/* Return true if a connection is about to end because the peer's system is silent. */
+static bool dcommi_ctl_dumb(const dcommi_ctl_line *l)
 {
-    dcommi_transport *t = context->peers[l->peer].transport;
-    if (!context->peers[l->peer].lost && t->call->lose != NULL) {
+    struct tcp_info info = {0};
+    socklen_t len = sizeof info;
+    const double silent_ms = 1000 * DCOMMI_CTL_SILENT_MAX * l->liveness_s;
+    return l->state == DCOMMI_CTL_OPEN &&
+           getsockopt(l->fd, IPPROTO_TCP, TCP_INFO, &info, &len) == 0 &&
+           info.tcpi_last_ack_recv > DCOMMI_CTL_TOGETHER_MS &&
+           info.tcpi_last_ack_recv >= silent_ms - DCOMMI_CTL_TOGETHER_MS;
+}
+
+static void dcommi_ctl_tell_dead(dcomm_context *context, int peer)
+{
+    dcommi_ctl_line *l = context->control != NULL ? context->control->lines : NULL;
+    while (l != NULL && l->peer != peer) {
+        l = l->next;
+    }
+    if (l != NULL && l->state == DCOMMI_CTL_OPEN) {
+        pthread_mutex_lock(&dcommi_ctl_lock);
+        dcommi_ctl_say(l, DCOMMI_CTL_DEAD, 0, 0);
+        pthread_mutex_unlock(&dcommi_ctl_lock);
+    }
+}
+
+/* Fail what needs the peers that `silent` tells of. The sentences name all of them. With the
+ * token. */
+static void dcommi_ctl_give_up(dcomm_context *context, bool (*silent)(const dcommi_ctl_line *l),
+                               const char *why)
+{
+    for (dcommi_ctl_line *l = context->control->lines; l != NULL; l = l->next) {
+        if (!l->over && silent(l)) {
+            l->over = dcommi_peer_mark(&context->peers[l->peer], why, false);
+        }
+    }
+    for (dcommi_ctl_line *l = context->control->lines; l != NULL; l = l->next) {
+        dcommi_transport *t = context->peers[l->peer].transport;
+        if (l->over) {
+            l->over = false;
+            dcommi_ctl_tell_dead(context, l->peer);
+            dcommi_peer_fail(context, l->peer);
+            if (t->call->lose != NULL) {
+                t->call->lose(t, l->peer, why);
+            }
+        }
+    }
+}
+
+/* Handle an end without a goodbye. An end or a reset that the other side's system has sent proves a
+ * death. After another error, such as ETIMEDOUT, the peer only counts as dead. */
+static void dcommi_ctl_dead(dcomm_context *context, dcommi_ctl_line *l)
+{
+    dcommi_remote *p = &context->peers[l->peer];
+    dcommi_transport *t = p->transport;
+    const bool proven = l->error == 0 || l->error == ECONNRESET || l->error == EPIPE;
+    p->proven = p->proven || proven;
+    if (!proven) {
+        const char *why = "its host, or the network to it, was silent for too long (liveness_s)";
+        l->over = dcommi_peer_mark(p, why, false);
+        dcommi_ctl_give_up(context, dcommi_ctl_dumb, why);
+    } else if (!p->lost && t->call->lose != NULL) {
         t->call->lose(t, l->peer, "its control connection has ended");
     }
+}
+
+/* Fail what this process has with a peer that counts it as dead. */
+static void dcommi_ctl_given_up(dcomm_context *context, int peer)
+{
+    for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
+        for (int r = 0; r < comm->size; r++) {
+            if (comm->members[r].peer == peer && !comm->members[r].gone) {
+                dcommi_poison(comm, DCOMM_ERR_PEER,
+                              "rank %d counts rank %d as dead: nothing was heard of it for %.3g s",
+                              r, comm->rank, context->liveness_s);
+            }
+        }
+    }
+    dcommi_peer_lost(context, peer, "it counts this process as dead", false);
+}
+
+/* Count the frame in l->in. Return false if it is forged. With the lock. */
+static bool dcommi_ctl_genuine(dcommi_ctl_line *l)
+{
+    uint8_t tag[DCOMMI_CTL_KEY];
+    dcommi_ctl_frame_tag(l, !l->connector, l->received++, l->in, tag);
+    l->heard = dcommi_same_secret(tag, l->in + DCOMMI_CTL_FRAME - DCOMMI_CTL_KEY, sizeof tag);
+    return l->heard;
 }
 
 /* Handle a frame. Return false if the connection is over. */
 static bool dcommi_ctl_heard(dcomm_context *context, dcommi_ctl_line *l)
 {
-    uint8_t tag[DCOMMI_CTL_KEY];
-    dcommi_ctl_frame_tag(l, !l->connector, l->received++, l->in, tag);
-    if (!dcommi_same_secret(tag, l->in + DCOMMI_CTL_FRAME - DCOMMI_CTL_KEY, sizeof tag)) {
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    const bool genuine = dcommi_ctl_genuine(l);
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    if (!genuine) {
         dcommi_log(DCOMMI_LOG_WARN,
                    "the control connection with process %d brought a forged message; "
                    "it is closed",
@@ -308,6 +439,8 @@ static bool dcommi_ctl_heard(dcomm_context *context, dcommi_ctl_line *l)
     }
     if (dcommi_get32(l->in) == DCOMMI_CTL_LEAVE) {
         dcommi_ctl_left(context, l->peer, dcommi_get64(l->in + 8), dcommi_get64(l->in + 16));
+    } else if (dcommi_get32(l->in) == DCOMMI_CTL_DEAD) {
+        dcommi_ctl_given_up(context, l->peer);
     }
     return dcommi_get32(l->in) != DCOMMI_CTL_GOODBYE;
 }
@@ -402,6 +535,7 @@ static void dcommi_ctl_sweep(dcommi_ctl *c)
     }
 }
 
+/* Handle what has come on all connections. With the token. */
 static void dcommi_ctl_look(dcomm_context *context)
 {
     dcommi_ctl *c = context->control;
@@ -418,130 +552,12 @@ static void dcommi_ctl_look(dcomm_context *context)
         }
     }
     dcommi_ctl_sweep(c);
-}
-
-/* ---- open, connect, close ---- */
-
-/* Listen on an address of the network interface `iface`. */
-static dcomm_status dcommi_ctl_open(dcomm_context *context, const char *iface)
-{
-    dcommi_addr list[DCOMMI_SOCK_ADDRS];
-    int n = dcommi_addr_mine(iface, list, DCOMMI_SOCK_ADDRS), at = 0;
-    if (n == 0) {
-        n = dcommi_addr_mine(NULL, list, DCOMMI_SOCK_ADDRS);
-    }
-    while (at < n && list[at].any.sa_family != AF_INET) {
-        at++;
-    }
-    dcommi_ctl *c = dcommi_alloc(sizeof *c);
-    if (c == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    memcpy(c->uuid, context->uuid, sizeof c->uuid);
-    pthread_once(&dcommi_ctl_once, dcommi_ctl_watch_forks);
-    c->epoll = epoll_create1(EPOLL_CLOEXEC);
     pthread_mutex_lock(&dcommi_ctl_lock);
-    c->listener = n > 0 ? dcommi_sock_listen(&list[at < n ? at : 0], false) : -1;
-    int error = errno;
-    c->next = dcommi_ctl_all;
-    dcommi_ctl_all = c->listener >= 0 ? c : dcommi_ctl_all;
+    const bool pending = c->pending;
+    c->pending = false;
     pthread_mutex_unlock(&dcommi_ctl_lock);
-    struct epoll_event event = {.events = EPOLLIN};
-    socklen_t len = sizeof c->address;
-    context->control = c;
-    if (c->listener < 0 || getsockname(c->listener, &c->address.any, &len) != 0 ||
-        epoll_ctl(c->epoll, EPOLL_CTL_ADD, c->listener, &event) != 0) {
-        return dcommi_fail(DCOMM_ERR_SYSTEM, "no control connections on interface %s: %s", iface,
-                           n == 0            ? "it has no address"
-                           : c->listener < 0 ? strerror(error)
-                                             : strerror(errno));
-    }
-    return DCOMM_OK;
-}
-
-/* Say goodbye and close all connections, so that no peer takes the end for a death. */
-static void dcommi_ctl_close(dcomm_context *context)
-{
-    dcommi_ctl *c = context->control;
-    if (c == NULL) {
-        return;
-    }
-    context->control = NULL;
-    pthread_mutex_lock(&dcommi_ctl_lock);
-    DCOMMI_LIST_REMOVE(dcommi_ctl_all, c, next);
-    dcommi_sys_close(c->listener);
-    for (int i = 0; i < 2; i++) {
-        for (dcommi_ctl_line *l = i == 0 ? c->lines : c->strangers, *next; l != NULL; l = next) {
-            next = l->next;
-            if (l->state == DCOMMI_CTL_OPEN) {
-                dcommi_ctl_say(l, DCOMMI_CTL_GOODBYE, 0, 0);
-            }
-            dcommi_sys_close(l->fd);
-            dcommi_free(l);
-        }
-    }
-    pthread_mutex_unlock(&dcommi_ctl_lock);
-    dcommi_sys_close(c->epoll);
-    dcommi_free(c);
-}
-
-static dcommi_ctl_line *dcommi_ctl_line_to(const dcomm_context *context, int peer)
-{
-    dcommi_ctl_line *l = context->control != NULL ? context->control->lines : NULL;
-    while (l != NULL && l->peer != peer) {
-        l = l->next;
-    }
-    return l;
-}
-
-/* Have a connection with a peer from now on. With the token. */
-static dcomm_status dcommi_ctl_want(dcomm_context *context, int peer, const dcommi_addr *where,
-                                    const uint8_t key[DCOMMI_CTL_KEY])
-{
-    dcommi_ctl *c = context->control;
-    dcommi_ctl_line *l = dcommi_ctl_line_to(context, peer);
-    if (l != NULL && l->state != DCOMMI_CTL_SHUT) {
-        return DCOMM_OK;
-    }
-    if (l == NULL) {
-        l = dcommi_alloc(sizeof *l);
-        if (l == NULL) {
-            return DCOMM_ERR_NO_MEMORY;
-        }
-        l->fd = -1;
-        l->peer = peer;
-        memcpy(l->uuid, context->peers[peer].uuid, sizeof l->uuid);
-        l->connector = memcmp(c->uuid, l->uuid, sizeof l->uuid) < 0;
-        pthread_mutex_lock(&dcommi_ctl_lock);
-        l->next = c->lines;
-        c->lines = l;
-        pthread_mutex_unlock(&dcommi_ctl_lock);
-    }
-    l->where = *where;
-    l->error = 0;
-    memcpy(l->key, key, sizeof l->key);
-    if (!l->connector) {
-        return DCOMM_OK;
-    }
-    pthread_mutex_lock(&dcommi_ctl_lock);
-    l->fd = dcommi_sys_socket(where->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    pthread_mutex_unlock(&dcommi_ctl_lock);
-    if (l->fd < 0 || (dcommi_sys_connect(l->fd, &where->any, dcommi_addr_len(where)) != 0 &&
-                      errno != EINPROGRESS && errno != EINTR)) {
-        l->error = errno;
-        dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
-    } else {
-        dcommi_ctl_begin(c, l, DCOMMI_CTL_ASKED);
-    }
-    return DCOMM_OK;
-}
-
-/* Tell a peer over its control connection that this rank has left a communicator. */
-static void dcommi_ctl_leave(dcomm_context *context, int peer, uint64_t comm, uint64_t number)
-{
-    dcommi_ctl_line *l = dcommi_ctl_line_to(context, peer);
-    if (l != NULL && l->state == DCOMMI_CTL_OPEN) {
-        dcommi_ctl_say(l, DCOMMI_CTL_LEAVE, comm, number);
+    for (dcommi_ctl_line *l = pending ? c->lines : NULL; l != NULL; l = l->next) {
+        dcommi_ctl_event(context, l);
     }
 }
 

@@ -53,7 +53,7 @@ static inline bool dcommi_have(dcomm_comm *comm, const void *memory)
     return dcommi_good(comm, memory != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY);
 }
 /* Fail all communicators with a peer that has ended. */
-static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why);
+static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why, bool proven);
 /* Handle a message whose signature is not the run's: query its sender, or report the mismatch. */
 static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h,
                                     size_t len);
@@ -73,8 +73,9 @@ static void dcommi_send_credit(dcomm_comm *comm, int rank, uint8_t stream);
 
 /* ---- control connections (control.h) ---- */
 
-/* Handle what has come on all control connections. With the token. */
-static void dcommi_ctl_look(dcomm_context *context);
+/* Tell a peer that it counts as dead here, so that it hears of it when it runs again. With the
+ * token. */
+static void dcommi_ctl_tell_dead(dcomm_context *context, int peer);
 
 /* ---- receives on a device (device/copy_in.h) ---- */
 

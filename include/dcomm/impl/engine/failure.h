@@ -12,12 +12,13 @@
 #include "lanes.h"
 #include "../transport/local/watch.h"
 
-#define DCOMMI_QUERY_AFTER 0.2  /* seconds without an event */
-#define DCOMMI_QUERY_EVERY 1.0  /* seconds between queries, after the first few */
-#define DCOMMI_SILENT_AFTER 1.0 /* seconds without an answer, after which a rank counts as silent \
-                                 */
-#define DCOMMI_LIMIT_MAX_S 1e9  /* a longer time-out is none */
-#define DCOMMI_LONG_S 300       /* seconds after which the log tells of a run without a limit */
+#define DCOMMI_QUERY_AFTER 0.2 /* seconds without an event */
+#define DCOMMI_QUERY_EVERY 1.0 /* seconds between queries, after the first few */
+#define DCOMMI_SILENT_AFTER                                                                      \
+    1.0                        /* seconds without an answer, after which a rank counts as silent \
+                                */
+#define DCOMMI_LIMIT_MAX_S 1e9 /* a longer time-out is none */
+#define DCOMMI_LONG_S 300      /* seconds after which the log tells of a run without a limit */
 
 /* ---- descriptions ---- */
 
@@ -99,14 +100,20 @@ static void dcommi_run_where(const dcommi_run *run, char *text, size_t len)
 
 /* ---- poison ---- */
 
+/* Tell a rank of the error. One that only counts as dead hears it when it wakes up. A connection of
+ * UCX is not opened for a death that the rank sees itself: its own end may be near, and UCX 1.13
+ * aborts if a connection breaks while it is opened. */
 static void dcommi_send_abort(dcomm_comm *comm, int rank)
 {
     dcommi_member *m = &comm->members[rank];
-    if (m->peer < 0 || m->gone || comm->context->peers[m->peer].lost) {
+    const dcommi_remote *p = m->peer >= 0 ? &comm->context->peers[m->peer] : NULL;
+    if (p == NULL || m->gone || (p->lost && p->proven) ||
+        (comm->seen_by_all && !p->same_host && !m->heard && !m->addressed)) {
         return;
     }
     dcommi_header h = {.type = DCOMMI_MSG_ABORT,
-                       .a = (uint64_t)(int64_t)atomic_load(&comm->poisoned)};
+                       .a = (uint64_t)(int64_t)atomic_load(&comm->poisoned),
+                       .b = comm->silent};
     size_t len = strnlen(comm->message, DCOMMI_TEXT_MAX);
     dcommi_send_header(comm, rank, &h, comm->message, len);
 }
@@ -174,30 +181,87 @@ static void DCOMMI_PRINTF(3, 4)
     dcommi_poison_by(comm, status, -1, text);
 }
 
-/* Fail the communicator because a rank's process has ended. */
+static bool dcommi_rank_wanted(const void *wanted, size_t rank)
+{
+    return ((const bool *)wanted)[rank];
+}
+
+/* Write "rank 3", "ranks 0-2, 5"; "" for none. */
+static void dcommi_ranks_text(const bool *wanted, int size, char *text, size_t len)
+{
+    char list[96];
+    size_t n =
+        dcommi_text_ranges(list, sizeof list, ", ", (size_t)size, dcommi_rank_wanted, wanted);
+    snprintf(text, len, "%s%s", n == 0 ? "" : n == 1 ? "rank " : "ranks ", list);
+}
+
+/* Return true if a member can take no part any more: its process has ended, even if the transport
+ * does not know yet, or counts as dead. */
+static bool dcommi_member_lost(const dcomm_comm *comm, int rank)
+{
+    const dcommi_member *m = &comm->members[rank];
+    if (m->peer < 0 || m->gone) {
+        return false;
+    }
+    const dcommi_remote *p = &comm->context->peers[m->peer];
+    return p->lost || p->proven ||
+           (p->same_host && p->started != 0 && p->pid != getpid() &&
+            dcommi_process_started(p->pid) != p->started);
+}
+
+/* Fail the communicator because a rank was lost. Name all that are. */
 static void dcommi_poison_lost(dcomm_comm *comm, int rank)
 {
     const dcommi_member *m = &comm->members[rank];
     const dcommi_remote *p = &comm->context->peers[m->peer];
-    dcommi_poison(comm, DCOMM_ERR_PEER, "rank %d (process %d on %s) was lost: %s", rank,
-                  (int)p->pid, m->hostname, p->why);
+    char also[112] = "";
+    bool *lost = dcommi_calloc((size_t)comm->size, sizeof *lost);
+    for (int r = 0; lost != NULL && r < comm->size; r++) {
+        lost[r] = r != rank && dcommi_member_lost(comm, r);
+    }
+    if (lost != NULL) {
+        dcommi_ranks_text(lost, comm->size, also, sizeof also);
+    }
+    dcommi_free(lost);
+    comm->seen_by_all = p->proven && comm->all_connected;
+    comm->silent = p->proven ? 0 : 1 + (uint64_t)rank;
+    dcommi_poison(comm, DCOMM_ERR_PEER, "rank %d (process %d on %s) was lost: %s%s%s", rank,
+                  (int)p->pid, m->hostname, p->why, also[0] != 0 ? "; lost as well: " : "", also);
 }
 
-static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why)
+/* Mark a peer as lost. Return false if it was already. */
+static bool dcommi_peer_mark(dcommi_remote *p, const char *why, bool proven)
 {
-    dcommi_remote *p = &context->peers[peer];
+    p->proven = p->proven || proven;
     if (p->lost) {
-        return;
+        return false;
     }
     p->lost = true;
     snprintf(p->why, sizeof p->why, "%s", why);
+    return true;
+}
+
+/* Fail the communicators of a peer that is lost. */
+static void dcommi_peer_fail(dcomm_context *context, int peer)
+{
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
         for (int r = 0; r < comm->size; r++) {
-            if (comm->members[r].peer == peer && !comm->members[r].gone) {
+            if (comm->members[r].peer == peer && !comm->members[r].gone && !comm->leaves &&
+                atomic_load_explicit(&comm->poisoned, memory_order_relaxed) == 0) {
                 dcommi_poison_lost(comm, r);
             }
         }
         dcommi_agreements_learn(comm);
+    }
+}
+
+static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why, bool proven)
+{
+    if (dcommi_peer_mark(&context->peers[peer], why, proven)) {
+        if (!proven) {
+            dcommi_ctl_tell_dead(context, peer);
+        }
+        dcommi_peer_fail(context, peer);
     }
 }
 
@@ -400,7 +464,7 @@ static void dcommi_run_ask(dcommi_run *run, double now)
         }
         if (!run->peers[r].replied && p->same_host && p->pid != getpid() && p->started != 0 &&
             dcommi_process_started(p->pid) != p->started) {
-            dcommi_peer_lost(comm->context, m->peer, "its process has ended");
+            dcommi_peer_lost(comm->context, m->peer, "its process has ended", true);
             return;
         }
         run->peers[r].asked = run->peers[r].replied ? now : run->peers[r].asked;
@@ -408,143 +472,6 @@ static void dcommi_run_ask(dcommi_run *run, double now)
         dcommi_query(comm, r, run->stream, run->seq, &run->signature);
         if (!run->active) {
             return;
-        }
-    }
-}
-
-static bool dcommi_rank_wanted(const void *wanted, size_t rank)
-{
-    return ((const bool *)wanted)[rank];
-}
-
-/* Write "rank 3", "ranks 0-2, 5"; "" for none. */
-static void dcommi_ranks_text(const bool *wanted, int size, char *text, size_t len)
-{
-    char list[96];
-    size_t n =
-        dcommi_text_ranges(list, sizeof list, ", ", (size_t)size, dcommi_rank_wanted, wanted);
-    snprintf(text, len, "%s%s", n == 0 ? "" : n == 1 ? "rank " : "ranks ", list);
-}
-
-/* Return true if a rank that was asked does not answer. One that has answered before gets some
- * time: the last query may just be on its way. */
-static bool dcommi_peer_silent(const dcommi_run *run, const dcommi_peer_state *peer)
-{
-    const double quarter = run->timeout_s / 4;
-    const double least = quarter < DCOMMI_SILENT_AFTER ? quarter : DCOMMI_SILENT_AFTER;
-    return !peer->replied && (!peer->known || dcommi_now() - peer->asked > least);
-}
-
-/* Write a sentence that begins with the run and `what`, and names the ranks to blame as far as
- * their answers tell. */
-static void dcommi_run_blame(dcommi_run *run, const char *what, char text[DCOMMI_MESSAGE_MAX])
-{
-    dcomm_comm *comm = run->comm;
-    enum { NEVER, BEHIND, SILENT, THERE, GROUPS };
-    const size_t room = DCOMMI_MESSAGE_MAX;
-    char name[64], where[64], ranks[GROUPS][112] = {{0}};
-    bool *flags = dcommi_calloc((size_t)comm->size, GROUPS * sizeof *flags);
-    bool one = true;
-    if (flags != NULL) {
-        for (int r = 0; r < comm->size; r++) {
-            const dcommi_peer_state *peer = run->peers != NULL ? &run->peers[r] : NULL;
-            bool asked = peer != NULL && dcommi_run_involves(run, r);
-            bool heard = asked && !dcommi_peer_silent(run, peer);
-            int group = r == comm->rank || (heard && peer->entry == DCOMMI_ENTERED) ? THERE
-                        : asked && !heard                                           ? SILENT
-                        : heard && peer->entry == DCOMMI_NOT_ENTERED                ? NEVER
-                        : heard && peer->entry == DCOMMI_BEHIND                     ? BEHIND
-                                                                                    : GROUPS;
-            if (group < GROUPS) {
-                flags[group * comm->size + r] = true;
-            }
-            one = one && (group != THERE || r == comm->rank);
-        }
-        for (int g = 0; g < GROUPS; g++) {
-            dcommi_ranks_text(flags + g * comm->size, comm->size, ranks[g], sizeof ranks[g]);
-        }
-    }
-    dcommi_free(flags);
-    dcommi_run_where(run, where, sizeof where);
-    snprintf(name, sizeof name, "%s #%" PRIu64, dcomm_coll_name((dcomm_coll)run->signature.coll),
-             run->seq);
-    size_t at = (size_t)snprintf(text, room, "%s %s: ", name, what);
-    if (ranks[NEVER][0] != 0) {
-        at += (size_t)snprintf(text + at, room - at, "%s never entered %s; ", ranks[NEVER], name);
-    }
-    if (ranks[BEHIND][0] != 0) {
-        const bool several = strncmp(ranks[BEHIND], "ranks", 5) == 0;
-        at += (size_t)snprintf(text + at, room - at,
-                               "%s %s called it on %s not come to it, and may be waiting for this "
-                               "operation's end on another rank; ",
-                               ranks[BEHIND], several ? "have" : "has",
-                               several ? "streams that have" : "a stream that has");
-    }
-    if (ranks[SILENT][0] != 0) {
-        at += (size_t)snprintf(text + at, room - at, "%s %s not answer; ", ranks[SILENT],
-                               strncmp(ranks[SILENT], "ranks", 5) == 0 ? "do" : "does");
-    }
-    snprintf(text + at, room - at, "%s wait%s for %s in %s",
-             ranks[THERE][0] != 0 ? ranks[THERE] : "this rank", one ? "s" : "",
-             ranks[NEVER][0] != 0 || ranks[BEHIND][0] != 0 || ranks[SILENT][0] != 0 ? "it"
-                                                                                    : "progress",
-             where[0] != 0 ? where : "no step");
-}
-
-/* Fail a run whose time is up. */
-static void dcommi_run_timeout(dcommi_run *run)
-{
-    char what[48], text[DCOMMI_MESSAGE_MAX];
-    dcommi_snprintf(what, sizeof what, "timed out after %.3g s", run->timeout_s);
-    dcommi_run_blame(run, what, text);
-    dcommi_poison(run->comm, DCOMM_ERR_TIMEOUT, "%s", text);
-}
-
-/* Say once, in the log, why a run without a limit takes so long. */
-static void dcommi_run_long(dcommi_run *run)
-{
-    char what[64], text[DCOMMI_MESSAGE_MAX];
-    run->told_long = true;
-    snprintf(what, sizeof what, "has waited %d s, without a limit", DCOMMI_LONG_S);
-    dcommi_run_blame(run, what, text);
-    dcommi_log(DCOMMI_LOG_WARN, "%s", text);
-}
-
-/* Check every run of a communicator, about 20 times a second while there are any. */
-static void dcommi_comm_check(dcomm_comm *comm, double now)
-{
-    for (dcommi_run *run = comm->runs, *next; run != NULL; run = next) {
-        next = run->next;
-        if (DCOMMI_UNLIKELY(run->why != NULL)) {
-            dcommi_run_give_up(run);
-            if (!run->active) {
-                continue;
-            }
-        }
-        if (run->submitted_at == 0) { /* its time begins when it is first looked at */
-            run->submitted_at = run->idle_since = now;
-            run->next_query = now + DCOMMI_QUERY_AFTER;
-        }
-        if (run->events != run->events_seen) {
-            run->events_seen = run->events;
-            run->idle_since = now;
-            run->next_query = now + DCOMMI_QUERY_AFTER;
-        }
-        if (now - run->submitted_at > run->timeout_s) {
-            dcommi_run_timeout(run);
-            return;
-        }
-        if (!run->told_long && run->timeout_s > DCOMMI_LIMIT_MAX_S &&
-            now - run->submitted_at > DCOMMI_LONG_S) {
-            dcommi_run_long(run);
-        }
-        if (now >= run->next_query) {
-            run->next_query =
-                now + (now - run->idle_since < 1.0 ? 2 * DCOMMI_QUERY_AFTER : DCOMMI_QUERY_EVERY);
-            dcommi_run_ask(run, now);
-            if (atomic_load(&comm->poisoned) != 0) {
-                return;
-            }
         }
     }
 }

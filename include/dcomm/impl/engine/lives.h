@@ -6,6 +6,9 @@
 #include "progress.h"
 #include "../base/forked.h"
 
+#define DCOMMI_CLOSE_S 1.0         /* seconds that a context waits for its last messages to leave */
+#define DCOMMI_FAILED_CLOSE_S 0.01 /* the same if its last communicator had failed */
+
 /* ---- contexts ---- */
 
 /* Drop a reference to a context's memory. A run may outlive the open context, and still reads its
@@ -36,11 +39,12 @@ static dcomm_status dcommi_context_release(dcomm_context *context)
     dcommi_scratch_free(context);
     dcommi_regions_free(context);
     dcommi_ctl_close(context);
+    const double patience = context->hurries ? DCOMMI_FAILED_CLOSE_S : DCOMMI_CLOSE_S;
     if (context->net != NULL) {
-        context->net->call->close(context->net, 1.0, false);
+        context->net->call->close(context->net, patience, false);
     }
     if (context->local != NULL) {
-        context->local->call->close(context->local, 1.0, false);
+        context->local->call->close(context->local, patience, false);
     }
     while (context->finished != NULL) { /* ended by the close */
         dcommi_run *run = context->finished;

@@ -4,13 +4,15 @@
 #define DCOMMI_PROGRESS_H
 
 #include "arrivals.h"
-#include "control.h"
+#include "checks.h"
+#include "beat.h"
 #include "late.h"
 
 #include <sched.h>
 
-#define DCOMMI_CHECK_EVERY 0.05 /* seconds between checks of idle runs */
-#define DCOMMI_TURN 64          /* passes in a row by one waiting thread */
+#define DCOMMI_WATCH_EVERY 0.003 /* seconds between looks for peers that have ended */
+#define DCOMMI_CHECK_EVERY 0.05  /* seconds between checks of idle runs */
+#define DCOMMI_TURN 64           /* passes in a row by one waiting thread */
 /* Idle passes over the network before a rank yields the core. A yield that nobody takes costs less
  * than such a pass. The rank that we wait for may need this core: a rank of another host, where
  * hosts are containers of one machine. */
@@ -96,16 +98,26 @@ static void dcommi_start_submitted(dcomm_context *context)
     }
 }
 
+/* Do what is due. A rank that only waits comes here before each yield, and the coarse clock, which
+ * costs little, then decides. */
 static void dcommi_housekeeping(dcomm_context *context)
 {
-    double now = dcommi_now();
+    double now = dcommi_coarse_now();
+    if (now < context->next_watch) {
+        return;
+    }
+    context->next_watch = now + DCOMMI_WATCH_EVERY;
+    if (context->local->call->watch != NULL) {
+        context->local->call->watch(context->local);
+    }
+    if (context->control != NULL) {
+        dcommi_ctl_look(context);
+    }
     if (now < context->next_check) {
         return;
     }
     context->next_check = now + DCOMMI_CHECK_EVERY;
-    if (context->control != NULL) {
-        dcommi_ctl_look(context);
-    }
+    now = dcommi_now();
     for (dcommi_run *run = context->gated; run != NULL; run = run->next_gated) {
         dcommi_gate_look(run);
     }
@@ -116,6 +128,13 @@ static void dcommi_housekeeping(dcomm_context *context)
             dcommi_comm_check(comm, now);
         }
     }
+    dcommi_silence_look(context, now);
+}
+
+/* Return how many idle passes a rank makes before it yields the core. */
+static inline unsigned dcommi_spins(const dcomm_context *context)
+{
+    return context->net != NULL ? DCOMMI_NET_SPIN : context->spin_limit;
 }
 
 /* Make one pass of progress, with the token. Return true if anything happened. */
@@ -169,7 +188,7 @@ static bool dcommi_progress(dcomm_context *context)
         return true;
     }
     context->idle++;
-    if ((context->idle & 255) == 0) {
+    if ((context->idle & 255) == 0 || context->idle > dcommi_spins(context)) {
         dcommi_housekeeping(context);
     }
     return false;
@@ -180,14 +199,13 @@ static bool dcommi_progress(dcomm_context *context)
 static void dcommi_progress_for(dcomm_context *context, const dcommi_run *run)
 {
     bool yield = true;
-    unsigned limit = context->net != NULL ? DCOMMI_NET_SPIN : context->spin_limit;
     if (dcommi_token_try(context)) {
         for (int i = 0; i < DCOMMI_TURN; i++) {
             bool idle = !dcommi_progress(context);
             if (idle && run == NULL) {
                 dcommi_housekeeping(context); /* or a rare caller would be late with it */
             }
-            yield = idle && context->idle > limit;
+            yield = idle && context->idle > dcommi_spins(context);
             if (yield || run == NULL ||
                 atomic_load_explicit(&run->status, memory_order_relaxed) != DCOMM_IN_PROGRESS) {
                 break;

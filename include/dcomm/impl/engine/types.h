@@ -315,19 +315,24 @@ struct dcomm_comm {
     struct dcommi_chooser *chooser; /* with lock */
     dcommi_site *places;            /* [size] */
     dcommi_member *members;
-    double timeout_s;
+    double timeout_s, liveness_s;
     char algo[32];
     bool deterministic;
-    bool tunes;      /* is tuned when it is created */
-    bool timed;      /* its runs record when they end */
-    bool device_ucx; /* UCX of all ranks moves device memory between hosts */
-    int quorum;      /* ranks that must be left to go on; 0: the default; below 0: any number */
-    int connections; /* to each rank on another host; 0: from the tuning */
+    bool tunes;         /* is tuned when it is created */
+    bool timed;         /* its runs record when they end */
+    bool all_connected; /* we have a control connection with each rank on another host, and so, as
+                           far as we know, have all */
+    bool leaves;        /* this rank says goodbye: a loss is of no concern to it any more */
+    bool seen_by_all;   /* the death that poisoned it, by all ranks themselves */
+    bool device_ucx;    /* UCX of all ranks moves device memory between hosts */
+    int quorum;         /* ranks that must be left to go on; 0: the default; below 0: any number */
+    int connections;    /* to each rank on another host; 0: from the tuning */
     int64_t chunk_bytes;
     _Atomic int lock;                  /* protects sequence numbers, plan cache, free runs */
     uint8_t *scratch;                  /* for scripts */
     struct dcommi_bcast_writer *bcast; /* our own slots; NULL: none */
     bool attached;                     /* we poll the broadcast slots of all others */
+    uint64_t silent; /* 1 + the rank whose silence poisoned it; 0: none. ABORT tells it */
     uint64_t next_seq;
     uint32_t chain;    /* for the next collective; with lock */
     uint64_t children; /* communicators derived so far, for their ids */
@@ -374,10 +379,15 @@ typedef struct dcommi_remote {
     pid_t pid;
     uint64_t started; /* start time of that process; 0: unknown */
     bool same_host, lost;
+    bool proven; /* its death: its process has ended, or its control connection was reset. A lost
+                    peer without it is only silent, or sent bytes that cannot be right */
     bool cannot_read_us; /* it has asked for payloads by message instead */
     bool unreadable;     /* we may not read its memory */
     bool takes_device;   /* UCX moves device memory between it and us */
     int users;           /* communicators that have it */
+    double looked_at; /* when its process was last looked at, and the time of cores that it had */
+    uint64_t ticks;   /* used then (silence.h) */
+    double stopped_s; /* seconds for which it was seen stopped since it last ran */
     char why[160];
 } dcommi_remote;
 
@@ -437,9 +447,11 @@ struct dcomm_context {
     _Atomic unsigned spin_limit;      /* polls before yielding the core */
     _Atomic unsigned script_yields;   /* yields before a script leaves a wait to the engine */
     _Atomic unsigned script_pauses;   /* pauses before the first poll of a script's wait */
-    double next_check;
+    double next_watch, next_check;    /* coarse clock */
+    double liveness_s;                /* of the communicator created last; INFINITY: off */
     _Atomic bool has_thread;
     _Atomic int stop;
+    bool hurries; /* its last communicator had failed, so it closes without waiting for peers */
     pthread_t thread;
 };
 

@@ -43,8 +43,9 @@ typedef struct dcommi_transport_handlers {
     void *user;
     /* Handle a message; called from within progress. */
     dcommi_verdict (*on_message)(void *user, dcommi_transport *t, const dcommi_arrival *arrival);
-    /* Handle the loss of a peer; called once per peer from within progress. */
-    void (*on_peer_lost)(void *user, dcommi_transport *t, int peer, const char *why);
+    /* Handle the loss of a peer; called once per peer from within progress. `proven`: its process
+     * has ended, or has closed the transport. */
+    void (*on_peer_lost)(void *user, dcommi_transport *t, int peer, const char *why, bool proven);
     /* Handle bytes that are no message, nor a part that fits the others. The header may be cut
      * short, and no other field is valid. */
     void (*on_corrupt)(void *user, dcommi_transport *t, const dcommi_arrival *arrival);
@@ -89,6 +90,9 @@ typedef struct dcommi_transport_vtable {
     void (*connect)(dcommi_transport *t, int peer, int connections);
     /* Forget a peer: drop the messages under way to it and complete its pending ops. */
     void (*remove_peer)(dcommi_transport *t, int peer);
+    /* May be NULL. Look for peers whose processes have ended, by a system call. progress reports
+     * them. */
+    void (*watch)(dcommi_transport *t);
     /* May be NULL. Report the loss of a peer whose death we know from elsewhere, once its last
      * messages have been read. `why` is static text. */
     void (*lose)(dcommi_transport *t, int peer, const char *why);

@@ -7,8 +7,6 @@
 
 #include <sched.h>
 
-#define DCOMMI_LOCAL_WATCH 0.05 /* seconds between two checks for peers that have ended */
-
 /* ---- peers ---- */
 
 static dcomm_status dcommi_local_add_peer(dcommi_transport *t, int peer, const void *address,
@@ -85,27 +83,22 @@ static void dcommi_local_remove_peer(dcommi_transport *t, int peer)
 
 /* ---- progress ---- */
 
-/* Check for peers that have ended, every DCOMMI_LOCAL_WATCH seconds. */
-static void dcommi_local_watch(dcommi_local *u)
+static void dcommi_local_watch(dcommi_transport *t)
 {
-    double now = dcommi_coarse_now();
+    dcommi_local *u = (dcommi_local *)t;
     void *users[16];
-    if (now - u->last_watch < DCOMMI_LOCAL_WATCH) {
-        return;
-    }
-    u->last_watch = now;
     int n = dcommi_watch_poll(u->epoll, users, 16);
     for (int i = 0; i < n; i++) {
-        dcommi_local_end(users[i], "its process has ended");
+        dcommi_local_dead(users[i], "its process has ended");
     }
     for (size_t i = 0; i < u->npolled; i++) {
         dcommi_local_peer *p = u->polled[i];
         bool dead = p->lock >= 0 && !p->ended && dcommi_watch_unlocked(p->lock);
         if (p->directory != NULL &&
             atomic_load_explicit(&p->directory->closed, memory_order_acquire) != 0) {
-            dcommi_local_end(p, "it has closed its connections");
+            dcommi_local_dead(p, "it has closed its connections");
         } else if (dead) {
-            dcommi_local_end(p, "its process has ended");
+            dcommi_local_dead(p, "its process has ended");
         }
     }
 }
@@ -127,7 +120,8 @@ static unsigned dcommi_local_bury(dcommi_local *u)
         dcommi_local_drop_all(p, DCOMM_ERR_PEER);
         n++;
         if (!u->closing) {
-            u->base.handlers.on_peer_lost(u->base.handlers.user, &u->base, p->index, p->why);
+            u->base.handlers.on_peer_lost(u->base.handlers.user, &u->base, p->index, p->why,
+                                          p->proven);
         }
     }
     return n;
@@ -159,9 +153,6 @@ static unsigned dcommi_local_progress(dcommi_transport *t)
     }
     for (size_t i = 0; u->nwaiting > 0 && i < u->npolled; i++) {
         n += u->polled[i]->waiting ? dcommi_local_pump(u->polled[i]) : 0;
-    }
-    if (DCOMMI_UNLIKELY((++u->turns & 63) == 0)) {
-        dcommi_local_watch(u);
     }
     if (DCOMMI_UNLIKELY(u->nended > 0)) {
         n += dcommi_local_bury(u);
@@ -383,6 +374,7 @@ static const dcommi_transport_vtable dcommi_local_vtable = {
     .fetch = dcommi_local_fetch,
     .release = dcommi_local_release,
     .progress = dcommi_local_progress,
+    .watch = dcommi_local_watch,
     .peek = dcommi_local_peek,
     .pass = dcommi_local_pass,
     .common = dcommi_local_common,

@@ -86,6 +86,7 @@ typedef struct dcommi_local_peer {
     unsigned in_place;    /* > 0: a long payload was written in place lately */
     bool waiting;         /* progress must write queued records or fragments */
     bool ended;           /* its process or transport has ended; we still read its records */
+    bool proven;          /* its process or transport has ended, rather than failed us */
     bool lost, removed;
     const char *why;
 } dcommi_local_peer;
@@ -106,7 +107,6 @@ struct dcommi_local {
     dcommi_local_directory *directory; /* the beginning of `file` */
     dcommi_local_peer **polled;        /* all peers that are not removed or lost */
     size_t npolled, polled_capacity;
-    unsigned turns; /* calls of progress */
     size_t nwaiting, nended;
     struct dcommi_local_done {
         dcommi_op *op;
@@ -118,7 +118,6 @@ struct dcommi_local {
     bool closing;
     dcommi_record peeked;
     uint64_t next_flight;
-    double last_watch;
     int epoll; /* watches the peers' pidfds; -1: none */
     dcommi_local_peer **peers;
     size_t peers_capacity;
@@ -338,6 +337,13 @@ static void dcommi_local_end(dcommi_local_peer *p, const char *why)
         p->why = why;
         p->local->nended++;
     }
+}
+
+/* Mark a peer whose process or transport has ended. */
+static void dcommi_local_dead(dcommi_local_peer *p, const char *why)
+{
+    p->proven = true;
+    dcommi_local_end(p, why);
 }
 
 /* Complete all ops of a peer with `status` and drop its offers. */

@@ -29,8 +29,14 @@ static bool dcommi_watch_foreign(uint64_t mine, uint64_t theirs)
     return mine != theirs || mine == 0;
 }
 
-/* Return the start time of a process in clock ticks since boot, 0 if it is gone or a zombie. */
-static uint64_t dcommi_process_started(pid_t pid)
+/* What the kernel tells of a process. */
+typedef struct dcommi_process {
+    uint64_t started; /* clock ticks since boot; 0: it is gone, or a zombie */
+    uint64_t ticks;   /* time of cores that it has used */
+    char state;       /* R, S, D; T: stopped; t: stopped by a debugger; 0: it is gone */
+} dcommi_process;
+
+static dcommi_process dcommi_process_read(pid_t pid)
 {
     char path[64], text[1024];
     snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
@@ -38,15 +44,23 @@ static uint64_t dcommi_process_started(pid_t pid)
     text[n > 0 ? n : 0] = 0;
     const char *at = strrchr(text, ')'); /* the name before it may hold any character */
     char state = 0;
-    unsigned long long started = 0;
+    unsigned long long started = 0, user = 0, kernel = 0;
     if (at == NULL ||
         sscanf(at + 1,
-               " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d "
+               " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu %*d %*d %*d %*d %*d "
                "%*d %llu",
-               &state, &started) != 2) {
-        return 0;
+               &state, &user, &kernel, &started) != 4) {
+        return (dcommi_process){0};
     }
-    return state == 'Z' || state == 'X' ? 0 : started;
+    return (dcommi_process){.started = state == 'Z' || state == 'X' ? 0 : started,
+                            .ticks = user + kernel,
+                            .state = state};
+}
+
+/* Return the start time of a process in clock ticks since boot, 0 if it is gone or a zombie. */
+static uint64_t dcommi_process_started(pid_t pid)
+{
+    return dcommi_process_read(pid).started;
 }
 
 /* Register a descriptor with `user` in the epoll set, which becomes readable when the process

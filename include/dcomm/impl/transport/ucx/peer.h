@@ -79,7 +79,7 @@ typedef struct dcommi_ucx_kept {
 } dcommi_ucx_kept;
 
 #define DCOMMI_UCX_SLAB 32
-#define DCOMMI_UCX_LAST_WORDS_S 0.3 /* seconds to read other connections after the first broke */
+#define DCOMMI_UCX_LAST_WORDS_S 0.03 /* seconds to read other connections after the first broke */
 #define DCOMMI_UCX_FRESH_S 0.1      /* seconds that a new connection may take to be established */
 
 typedef struct dcommi_ucx_slab {

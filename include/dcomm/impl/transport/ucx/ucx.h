@@ -323,8 +323,9 @@ static dcomm_status dcommi_net_open(const dcommi_transport_handlers *handlers, c
         {"TLS", tls, NULL},
         {"NET_DEVICES", device, NULL},
         {"MAX_EAGER_LANES", "1", NULL},
-        {"KEEPALIVE_INTERVAL", "1s", "UCX_KEEPALIVE_INTERVAL"},
-        {"KEEPALIVE_NUM_EPS", "inf", "UCX_KEEPALIVE_NUM_EPS"},
+        /* The control connections decide how long a silent peer is alive (engine/beat.h). */
+        {"KEEPALIVE_INTERVAL", "inf", "UCX_KEEPALIVE_INTERVAL"},
+        {tcp ? "KEEPIDLE" : NULL, "inf", "UCX_TCP_KEEPIDLE"},
         /* UCX 1.13 aborts when a connection breaks under a zero-copy send. Longer segments make
          * up for the copy. Both ends must use the same length. */
         {tcp ? "ZCOPY_THRESH" : NULL, "inf", NULL},
@@ -336,10 +337,6 @@ static dcomm_status dcommi_net_open(const dcommi_transport_handlers *handlers, c
         {tcp ? "MAX_POLL" : NULL, "1", NULL},
         /* A connection to a dead host must not stop progress. */
         {tcp ? "CONN_NB" : NULL, "y", "UCX_TCP_CONN_NB"},
-        /* Keep-alive detects a host that vanished without a reset. */
-        {tcp ? "KEEPIDLE" : NULL, "1s", "UCX_TCP_KEEPIDLE"},
-        {tcp ? "KEEPINTVL" : NULL, "1s", "UCX_TCP_KEEPINTVL"},
-        {tcp ? "KEEPCNT" : NULL, "3", "UCX_TCP_KEEPCNT"},
     };
     dcommi_log(DCOMMI_LOG_INFO, "net: %s over %s", tcp ? "TCP" : "RDMA", device);
     dcommi_ucx *u = dcommi_alloc(sizeof *u);

@@ -1,0 +1,134 @@
+/* beat.h - a thread that beats for the process, so that others know that it runs while it computes.
+ * It beats on the control connections between the first ranks of two hosts, and listens there.
+ *
+ * A process is silent if no beat comes though its system acknowledges ours. If its system is
+ * silent, too, the network or the machine is down, and TCP's time-out decides
+ * (dcommi_ctl_patience). The time of a silence counts only as far as this thread ran when it was
+ * due: a machine that slept accuses nobody. The thread takes the context's token only to report a
+ * silent process. */
+#ifndef DCOMMI_BEAT_H
+#define DCOMMI_BEAT_H
+
+#include "control_open.h"
+#include "silence.h"
+
+#include <signal.h>
+#include <sys/eventfd.h>
+
+#define DCOMMI_BEAT_EVERY_MAX 1.0 /* seconds between two beats, at most */
+
+/* Read what has come. Leave a frame that is no beat, and an end, to the holder of the token. With
+ * the lock. */
+static void dcommi_beat_listen(dcommi_ctl *c, dcommi_ctl_line *l)
+{
+    while (dcommi_ctl_fill(l, DCOMMI_CTL_FRAME) > 0) {
+        if (dcommi_get32(l->in) != DCOMMI_CTL_BEAT) {
+            c->pending = true;
+            return;
+        }
+        if (!dcommi_ctl_genuine(l)) {
+            l->received--; /* the holder of the token checks it again, and closes */
+            c->pending = true;
+            return;
+        }
+        l->have = 0;
+    }
+}
+
+/* Return true if the peer's system has acknowledged all that we have sent. */
+static bool dcommi_beat_arrives(const dcommi_ctl_line *l)
+{
+    struct tcp_info info = {0};
+    socklen_t len = sizeof info;
+    return getsockopt(l->fd, IPPROTO_TCP, TCP_INFO, &info, &len) == 0 && info.tcpi_unacked == 0;
+}
+
+/* Listen and beat on every connection, `since` seconds after the last time. Return true if a
+ * process has been silent for too long. */
+static bool dcommi_beat_turn(const dcomm_context *context, double since, double every)
+{
+    dcommi_ctl *c = context->control;
+    bool over = false;
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    for (dcommi_ctl_line *l = c->lines; l != NULL; l = l->next) {
+        if (!l->beats || l->state != DCOMMI_CTL_OPEN || l->fd < 0) {
+            continue;
+        }
+        dcommi_beat_listen(c, l);
+        if (l->heard) {
+            l->silent_s = 0;
+        } else if (dcommi_beat_arrives(l)) {
+            l->silent_s += dcommi_silence_counted(since, every);
+        }
+        l->heard = false;
+        over = over || l->silent_s >= l->liveness_s;
+        dcommi_ctl_say(l, DCOMMI_CTL_BEAT, 0, 0);
+    }
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    return over;
+}
+
+/* Return true if a process has been silent for too long. One whose time is up in two turns goes
+ * with the first: they fell silent together. */
+static bool dcommi_beat_silent(const dcommi_ctl_line *l)
+{
+    const double late = 2 * l->liveness_s / DCOMMI_SILENCE_LOOKS;
+    return l->beats && l->state == DCOMMI_CTL_OPEN && l->silent_s > 0 &&
+           l->silent_s >= l->liveness_s - late;
+}
+
+static void *dcommi_beat_main(void *user)
+{
+    dcomm_context *context = user;
+    dcommi_ctl *c = context->control;
+    struct pollfd wake = {.fd = c->wake, .events = POLLIN};
+    double last = dcommi_now();
+    for (;;) {
+        pthread_mutex_lock(&dcommi_ctl_lock);
+        const double every = c->every;
+        pthread_mutex_unlock(&dcommi_ctl_lock);
+        const double due = last + every, left = due - dcommi_now();
+        if (dcommi_sys_poll(&wake, 1, left > 0 ? (int)(left * 1000) + 1 : 0) > 0) {
+            return NULL;
+        }
+        const double now = dcommi_now();
+        if (now < due) {
+            continue;
+        }
+        if (dcommi_beat_turn(context, now - last, every)) {
+            dcommi_token_take(context);
+            dcommi_ctl_give_up(context, dcommi_beat_silent,
+                               "its process does not run: no beat of it came for liveness_s");
+            dcommi_token_release(context);
+        }
+        last = now;
+    }
+}
+
+/* Beat for this process from now on. With the token. */
+static dcomm_status dcommi_beat_start(dcomm_context *context)
+{
+    dcommi_ctl *c = context->control;
+    const double every = context->liveness_s / DCOMMI_SILENCE_LOOKS;
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    c->every = every < DCOMMI_BEAT_EVERY_MAX ? every : DCOMMI_BEAT_EVERY_MAX;
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    if (c->beating) {
+        return DCOMM_OK;
+    }
+    sigset_t all, before;
+    c->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = c->wake < 0 ? errno : pthread_create(&c->thread, NULL, dcommi_beat_main, context);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    c->beating = error == 0;
+    if (error != 0) {
+        dcommi_sys_close(c->wake);
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "no thread that beats for this process: %s",
+                           strerror(error));
+    }
+    return DCOMM_OK;
+}
+
+#endif
