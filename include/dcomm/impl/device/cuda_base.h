@@ -145,16 +145,26 @@ static int dcommi_cuda_in_use(void)
 
 #define DCOMMI_CUDA_EAGER 1 /* CU_MODULE_EAGER_LOADING */
 
-/* Return true if no stream may wait for a rank: where launches wait for their kernels, as a
- * debugger wants it, and where kernels are loaded when they are first launched. What is launched
- * behind a loading waits for all streams, and this rank's part of an operation may be behind it. */
-static bool dcommi_cuda_synchronous(void)
+static bool dcommi_cuda_waits;
+
+static void dcommi_cuda_find_waits(void)
 {
     const char *blocking = getenv("CUDA_LAUNCH_BLOCKING");
     int mode = DCOMMI_CUDA_EAGER;
-    return (blocking != NULL && *blocking != 0 && strcmp(blocking, "0") != 0) ||
-           (dcommi_cuda_ready() && dcommi_cuda_driver.loading_mode(&mode) == 0 &&
-            mode != DCOMMI_CUDA_EAGER);
+    dcommi_cuda_waits = (blocking != NULL && *blocking != 0 && strcmp(blocking, "0") != 0) ||
+                        (dcommi_cuda_ready() && dcommi_cuda_driver.loading_mode(&mode) == 0 &&
+                         mode != DCOMMI_CUDA_EAGER);
+}
+
+/* Return true if no stream may wait for a rank: where launches wait for their kernels, as a
+ * debugger wants it, and where kernels are loaded when they are first launched. What is launched
+ * behind a loading waits for all streams, and this rank's part of an operation may be behind it.
+ * Neither changes in a process. */
+static bool dcommi_cuda_synchronous(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, dcommi_cuda_find_waits);
+    return dcommi_cuda_waits;
 }
 
 static _Thread_local bool dcommi_cuda_own_thread;
