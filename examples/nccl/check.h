@@ -36,6 +36,8 @@ static inline float *device_numbers(size_t n, float value)
     }
     CUDACHECK(cudaMalloc((void **)&device, n * sizeof(float)));
     CUDACHECK(cudaMemcpy(device, here, n * sizeof(float), cudaMemcpyHostToDevice));
+    /* It returns before the numbers are there, and streams need not wait for it. */
+    CUDACHECK(cudaStreamSynchronize(cudaStreamLegacy));
     free(here);
     return device;
 }

@@ -24,9 +24,9 @@ static void on_done(dcommi_op *op, dcomm_status status)
     ndone++;
 }
 
-static void on_lost(void *user, dcommi_transport *t, int peer, const char *why)
+static void on_lost(void *user, dcommi_transport *t, int peer, const char *why, bool proven)
 {
-    (void)user, (void)t, (void)peer;
+    (void)user, (void)t, (void)peer, (void)proven;
     sum += (unsigned)strlen(why);
 }
 
