@@ -35,7 +35,6 @@ int main(int argc, char **argv)
             ncclCommWindowRegister(d->comm, d->recv, bytes, &d->window, NCCL_WIN_COLL_SYMMETRIC));
         float *numbers = device_numbers(n, (float)(i + 1));
         CUDACHECK(cudaMemcpy(d->send, numbers, bytes, cudaMemcpyDeviceToDevice));
-        CUDACHECK(cudaStreamSynchronize(cudaStreamLegacy));
         CUDACHECK(cudaFree(numbers));
     }
     for (int step = 0; step < 3; step++) {
