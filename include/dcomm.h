@@ -1700,12 +1700,11 @@ typedef struct dcomm_comm_opts {
 
     /* ---- failed ranks; all ranks take rank 0's ---- */
 
-    /* How many ranks must be left for dcomm_comm_agree, and for dcomm_comm_shrink without a list,
-     * to go on: a number above half of the ranks, or DCOMM_QUORUM_NONE. It also holds in a
+    /* dcomm_comm_agree, and dcomm_comm_shrink without a list, go on if so many ranks are left: a
+     * number above half of the ranks, or DCOMM_QUORUM_NONE for any number. It also holds in a
      * communicator of the same or of the remaining ranks (dup, shrink); a number does not hold
-     * among the fewer ranks of a split. By default more than half
-     * of those ranks must be left that are not certainly dead, or half of them with the lowest one
-     * (docs/errors.md). */
+     * among the fewer ranks of a split (default: 0; of the ranks that are not certainly dead, more
+     * than half must be left, or half with the lowest one; docs/errors.md). */
     int quorum;
 
     /* ---- every communicator of the context; all ranks take rank 0's ---- */
@@ -18813,7 +18812,7 @@ struct dcomm_context {
     dcommi_run *gated; /* runs that wait for their streams, oldest first */
     size_t ngated;
     _Atomic(dcommi_device *) devices; /* used by operations so far */
-    dcommi_device *straight_device;   /* the one whose memory UCX moves; NULL: none yet */
+    dcommi_device *straight_device;   /* UCX moves its memory; NULL: no device's yet */
     size_t straight;                  /* moves by UCX of such memory under way */
     _Atomic int aborts;               /* some communicator has abort_wanted */
     unsigned idle;                    /* polls in a row in which nothing happened */
@@ -30012,7 +30011,7 @@ static bool dcommi_watch_foreign(uint64_t mine, uint64_t theirs)
 {
     return mine != theirs || mine == 0;
 }
-/* What the kernel tells of a process. */
+/* A process, as /proc shows it. */
 typedef struct dcommi_process {
     uint64_t started; /* clock ticks since boot; 0: it is gone, or a zombie */
     uint64_t ticks;   /* time of cores that it has used */
@@ -35414,13 +35413,15 @@ static bool dcommi_rank_wanted(const void *wanted, size_t rank)
 {
     return ((const bool *)wanted)[rank];
 }
-/* Write "rank 3", "ranks 0-2, 5"; "" for none. */
-static void dcommi_ranks_text(const bool *wanted, int size, char *text, size_t len)
+/* Write the ranks for which `has` holds: "rank 3", "ranks 0-2, 5", or `none`. Return true for
+ * several. */
+static bool dcommi_ranks_text(bool (*has)(const void *of, size_t rank), const void *of, int size,
+                              const char *none, char *text, size_t len)
 {
     char list[96];
-    size_t n =
-        dcommi_text_ranges(list, sizeof list, ", ", (size_t)size, dcommi_rank_wanted, wanted);
-    snprintf(text, len, "%s%s", n == 0 ? "" : n == 1 ? "rank " : "ranks ", list);
+    const size_t n = dcommi_text_ranges(list, sizeof list, ", ", (size_t)size, has, of);
+    snprintf(text, len, "%s%s", n == 0 ? none : n == 1 ? "rank " : "ranks ", list);
+    return n > 1;
 }
 /* Return true if a member can take no part any more: its process has ended, even if the transport
  * does not know yet, or counts as dead. */
@@ -35446,7 +35447,7 @@ static void dcommi_poison_lost(dcomm_comm *comm, int rank)
         lost[r] = r != rank && dcommi_member_lost(comm, r);
     }
     if (lost != NULL) {
-        dcommi_ranks_text(lost, comm->size, also, sizeof also);
+        dcommi_ranks_text(dcommi_rank_wanted, lost, comm->size, "", also, sizeof also);
     }
     dcommi_free(lost);
     comm->seen_by_all = p->proven && comm->all_connected;
@@ -35887,6 +35888,25 @@ static void dcommi_ctl_say(dcommi_ctl_line *l, uint32_t type, uint64_t comm, uin
     dcommi_ctl_frame_tag(l, l->connector, l->sent++, frame, frame + sizeof frame - DCOMMI_CTL_KEY);
     dcommi_ctl_write(l, frame, sizeof frame);
 }
+static dcommi_ctl_line *dcommi_ctl_line_to(const dcomm_context *context, int peer)
+{
+    dcommi_ctl_line *l = context->control != NULL ? context->control->lines : NULL;
+    while (l != NULL && l->peer != peer) {
+        l = l->next;
+    }
+    return l;
+}
+/* Send a frame to a peer, if there is a connection with it. With the token. */
+static void dcommi_ctl_tell(dcomm_context *context, int peer, uint32_t type, uint64_t comm,
+                            uint64_t number)
+{
+    dcommi_ctl_line *l = dcommi_ctl_line_to(context, peer);
+    if (l != NULL && l->state == DCOMMI_CTL_OPEN) {
+        pthread_mutex_lock(&dcommi_ctl_lock);
+        dcommi_ctl_say(l, type, comm, number);
+        pthread_mutex_unlock(&dcommi_ctl_lock);
+    }
+}
 static void dcommi_ctl_opened(dcommi_ctl_line *l)
 {
     dcommi_ctl_hmac(l, "session", sizeof l->hello, l->session);
@@ -35986,15 +36006,7 @@ static bool dcommi_ctl_dumb(const dcommi_ctl_line *l)
 }
 static void dcommi_ctl_tell_dead(dcomm_context *context, int peer)
 {
-    dcommi_ctl_line *l = context->control != NULL ? context->control->lines : NULL;
-    while (l != NULL && l->peer != peer) {
-        l = l->next;
-    }
-    if (l != NULL && l->state == DCOMMI_CTL_OPEN) {
-        pthread_mutex_lock(&dcommi_ctl_lock);
-        dcommi_ctl_say(l, DCOMMI_CTL_DEAD, 0, 0);
-        pthread_mutex_unlock(&dcommi_ctl_lock);
-    }
+    dcommi_ctl_tell(context, peer, DCOMMI_CTL_DEAD, 0, 0);
 }
 /* Fail what needs the peers that `silent` tells of. The sentences name all of them. With the
  * token. */
@@ -37540,7 +37552,7 @@ static void dcommi_run_blame(dcommi_run *run, const char *what, char text[DCOMMI
     const size_t room = DCOMMI_MESSAGE_MAX;
     char name[64], where[64], ranks[GROUPS][112] = {{0}};
     bool *flags = dcommi_calloc((size_t)comm->size, GROUPS * sizeof *flags);
-    bool one = true;
+    bool one = true, several[GROUPS] = {false};
     if (flags != NULL) {
         for (int r = 0; r < comm->size; r++) {
             const dcommi_peer_state *peer = run->peers != NULL ? &run->peers[r] : NULL;
@@ -37557,7 +37569,8 @@ static void dcommi_run_blame(dcommi_run *run, const char *what, char text[DCOMMI
             one = one && (group != THERE || r == comm->rank);
         }
         for (int g = 0; g < GROUPS; g++) {
-            dcommi_ranks_text(flags + g * comm->size, comm->size, ranks[g], sizeof ranks[g]);
+            several[g] = dcommi_ranks_text(dcommi_rank_wanted, flags + g * comm->size, comm->size,
+                                           "", ranks[g], sizeof ranks[g]);
         }
     }
     dcommi_free(flags);
@@ -37569,16 +37582,15 @@ static void dcommi_run_blame(dcommi_run *run, const char *what, char text[DCOMMI
         at += (size_t)snprintf(text + at, room - at, "%s never entered %s; ", ranks[NEVER], name);
     }
     if (ranks[BEHIND][0] != 0) {
-        const bool several = strncmp(ranks[BEHIND], "ranks", 5) == 0;
         at += (size_t)snprintf(text + at, room - at,
                                "%s %s called it on %s not come to it, and may be waiting for this "
                                "operation's end on another rank; ",
-                               ranks[BEHIND], several ? "have" : "has",
-                               several ? "streams that have" : "a stream that has");
+                               ranks[BEHIND], several[BEHIND] ? "have" : "has",
+                               several[BEHIND] ? "streams that have" : "a stream that has");
     }
     if (ranks[SILENT][0] != 0) {
         at += (size_t)snprintf(text + at, room - at, "%s %s not answer; ", ranks[SILENT],
-                               strncmp(ranks[SILENT], "ranks", 5) == 0 ? "do" : "does");
+                               several[SILENT] ? "do" : "does");
     }
     snprintf(text + at, room - at, "%s wait%s for %s in %s",
              ranks[THERE][0] != 0 ? ranks[THERE] : "this rank", one ? "s" : "",
@@ -37719,14 +37731,6 @@ static void dcommi_ctl_close(dcomm_context *context)
     dcommi_sys_close(c->epoll);
     dcommi_free(c);
 }
-static dcommi_ctl_line *dcommi_ctl_line_to(const dcomm_context *context, int peer)
-{
-    dcommi_ctl_line *l = context->control != NULL ? context->control->lines : NULL;
-    while (l != NULL && l->peer != peer) {
-        l = l->next;
-    }
-    return l;
-}
 /* Have a connection with a peer from now on, on which both beat if `beats`. With the token. */
 static dcomm_status dcommi_ctl_want(dcomm_context *context, int peer, const dcommi_addr *where,
                                     const uint8_t key[DCOMMI_CTL_KEY], bool beats)
@@ -37782,12 +37786,7 @@ static dcomm_status dcommi_ctl_want(dcomm_context *context, int peer, const dcom
 /* Tell a peer over its control connection that this rank has left a communicator. */
 static void dcommi_ctl_leave(dcomm_context *context, int peer, uint64_t comm, uint64_t number)
 {
-    dcommi_ctl_line *l = dcommi_ctl_line_to(context, peer);
-    if (l != NULL && l->state == DCOMMI_CTL_OPEN) {
-        pthread_mutex_lock(&dcommi_ctl_lock);
-        dcommi_ctl_say(l, DCOMMI_CTL_LEAVE, comm, number);
-        pthread_mutex_unlock(&dcommi_ctl_lock);
-    }
+    dcommi_ctl_tell(context, peer, DCOMMI_CTL_LEAVE, comm, number);
 }
 /* ==== include/dcomm/impl/engine/silence.h ================================================== */
 /* silence.h - a process that does not run counts as dead after `liveness_s`, although it has not
@@ -46412,11 +46411,7 @@ static bool dcommi_set_has(const void *set, size_t rank)
 /* Write "rank 3", "ranks 0-2, 5" or "no rank". Return true for several. */
 static bool dcommi_set_text(const uint64_t *set, int size, char *text, size_t len)
 {
-    char ranks[96];
-    const size_t n =
-        dcommi_text_ranges(ranks, sizeof ranks, ", ", (size_t)size, dcommi_set_has, set);
-    snprintf(text, len, "%s%s", n == 0 ? "no rank" : n == 1 ? "rank " : "ranks ", ranks);
-    return n > 1;
+    return dcommi_ranks_text(dcommi_set_has, set, size, "no rank", text, len);
 }
 /* Say for which ranks a call of `what` has waited in vain. A coordinator knows it, and has told the
  * others, unless it has not come itself. */
@@ -46510,12 +46505,13 @@ static dcomm_status dcommi_agreement_for(dcomm_comm *comm, const char *what, uin
                : dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: there are %d ranks; at most %d can agree",
                              what, comm->size, DCOMMI_AGREE_RANKS);
 }
-/* Write the ranks of a set to ranks[max], and how many there are to *n. */
-static void dcommi_set_list(const uint64_t *set, int size, int *ranks, int max, int *n)
+/* Write the ranks for which `has` holds to ranks[max], and how many there are to *n. */
+static void dcommi_ranks_list(bool (*has)(const void *of, size_t rank), const void *of, int size,
+                              int *ranks, int max, int *n)
 {
     int found = 0;
     for (int r = 0; r < size; r++) {
-        if (dcommi_bit(set, r) && found++ < max) {
+        if (has(of, (size_t)r) && found++ < max) {
             ranks[found - 1] = r;
         }
     }
@@ -46542,19 +46538,22 @@ DCOMM_API dcomm_status dcomm_comm_agree(dcomm_comm *comm, uint64_t *flags, int *
     if (flags != NULL) {
         *flags = g->agree->last;
     }
-    dcommi_set_list(dcommi_agree_look(g->agree, DCOMMI_AGREE_LAST), comm->size, failed, max, n);
+    dcommi_ranks_list(dcommi_set_has, dcommi_agree_look(g->agree, DCOMMI_AGREE_LAST), comm->size,
+                      failed, max, n);
     dcommi_token_release(comm->context);
     return DCOMM_OK;
 }
 /* ---- failed ---- */
 /* Return true if this rank knows that another one has failed or left. With the token. */
-static bool dcommi_member_failed(const dcomm_comm *comm, int rank)
+static bool dcommi_member_failed(const void *of, size_t rank)
 {
+    const dcomm_comm *comm = of;
     const dcommi_member *m = &comm->members[rank];
     bool failed = m->peer >= 0 && (m->gone || comm->context->peers[m->peer].lost);
     for (const dcommi_agreement *g = comm->agreements; g != NULL; g = g->next) {
-        failed = failed || (g->key <= DCOMMI_AGREE_SHRINK &&
-                            dcommi_bit(dcommi_agree_look(g->agree, DCOMMI_AGREE_FAILED), rank));
+        failed =
+            failed || (g->key <= DCOMMI_AGREE_SHRINK &&
+                       dcommi_bit(dcommi_agree_look(g->agree, DCOMMI_AGREE_FAILED), (int)rank));
     }
     return failed;
 }
@@ -46562,18 +46561,10 @@ DCOMM_API dcomm_status dcomm_comm_failed(dcomm_comm *comm, int *ranks, int max, 
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
     DCOMMI_TRY(dcommi_check_list(ranks, max));
-    int found = 0;
     dcommi_token_take(comm->context);
     dcommi_progress(comm->context);
-    for (int r = 0; r < comm->size; r++) {
-        if (dcommi_member_failed(comm, r) && found++ < max) {
-            ranks[found - 1] = r;
-        }
-    }
+    dcommi_ranks_list(dcommi_member_failed, comm, comm->size, ranks, max, n);
     dcommi_token_release(comm->context);
-    if (n != NULL) {
-        *n = found;
-    }
     return DCOMM_OK;
 }
 #define DCOMMI_SHRINK_SALT 0x736872696e6bu /* of ids: split counts its children */

@@ -130,12 +130,11 @@ typedef struct dcomm_comm_opts {
 
     /* ---- failed ranks; all ranks take rank 0's ---- */
 
-    /* How many ranks must be left for dcomm_comm_agree, and for dcomm_comm_shrink without a list,
-     * to go on: a number above half of the ranks, or DCOMM_QUORUM_NONE. It also holds in a
+    /* dcomm_comm_agree, and dcomm_comm_shrink without a list, go on if so many ranks are left: a
+     * number above half of the ranks, or DCOMM_QUORUM_NONE for any number. It also holds in a
      * communicator of the same or of the remaining ranks (dup, shrink); a number does not hold
-     * among the fewer ranks of a split. By default more than half
-     * of those ranks must be left that are not certainly dead, or half of them with the lowest one
-     * (docs/errors.md). */
+     * among the fewer ranks of a split (default: 0; of the ranks that are not certainly dead, more
+     * than half must be left, or half with the lowest one; docs/errors.md). */
     int quorum;
 
     /* ---- every communicator of the context; all ranks take rank 0's ---- */

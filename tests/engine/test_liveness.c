@@ -27,7 +27,7 @@ static void run(int n, procs_fn fn, void *arg, int victim)
 
 /* ---- a killed rank ---- */
 
-/* What the ranks of all trials measure, in memory that they share with the test. */
+/* Measurements of the ranks in all trials. The memory is shared with the test. */
 typedef struct trials {
     fault_place place;
     bool waits; /* the survivors wait for the victim, rather than work with it */

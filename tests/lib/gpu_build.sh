@@ -3,8 +3,8 @@
 # has tried.
 # shellcheck shell=bash disable=SC2154,SC2016
 
-device_tests=(test_device test_device_types test_device_order test_device_coded test_device_feedback
-    test_device_bucket test_device_bucket_errors test_device_scaler test_device_shared)
+device_tests=(test_device test_device_types test_device_order test_device_waits test_device_coded
+    test_device_feedback test_device_bucket test_device_bucket_errors test_device_scaler test_device_shared)
 nccl_programs=(single_process all_collectives send_recv registered_buffers thread_per_device)
 
 # The device's architecture and its name: "90 NVIDIA H200, ...".

@@ -24,7 +24,7 @@ static void case_draw_wire(void)
     static const double delays[] = {0, 1e-5, 1e-3, 0.03};
     static const double lates[] = {1e-3, 0.1, 3};
     static const double chances[] = {0, 0, 0.3, 0.9};
-    /* What the engine says of itself comes whole and in order. */
+    /* The least limit leaves the engine's own messages whole. */
     static const int limits[] = {DCOMMI_TEXT_MAX, 1024, 4096, 32768};
     wire_rules.delay = delays[world_below(4)];
     wire_rules.slow = world_chance(0.3) && wire_rules.delay < 1e-2 ? 0.02 : 0;

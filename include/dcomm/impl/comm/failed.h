@@ -14,11 +14,7 @@ static bool dcommi_set_has(const void *set, size_t rank)
 /* Write "rank 3", "ranks 0-2, 5" or "no rank". Return true for several. */
 static bool dcommi_set_text(const uint64_t *set, int size, char *text, size_t len)
 {
-    char ranks[96];
-    const size_t n =
-        dcommi_text_ranges(ranks, sizeof ranks, ", ", (size_t)size, dcommi_set_has, set);
-    snprintf(text, len, "%s%s", n == 0 ? "no rank" : n == 1 ? "rank " : "ranks ", ranks);
-    return n > 1;
+    return dcommi_ranks_text(dcommi_set_has, set, size, "no rank", text, len);
 }
 
 /* Say for which ranks a call of `what` has waited in vain. A coordinator knows it, and has told the
@@ -120,12 +116,13 @@ static dcomm_status dcommi_agreement_for(dcomm_comm *comm, const char *what, uin
                              what, comm->size, DCOMMI_AGREE_RANKS);
 }
 
-/* Write the ranks of a set to ranks[max], and how many there are to *n. */
-static void dcommi_set_list(const uint64_t *set, int size, int *ranks, int max, int *n)
+/* Write the ranks for which `has` holds to ranks[max], and how many there are to *n. */
+static void dcommi_ranks_list(bool (*has)(const void *of, size_t rank), const void *of, int size,
+                              int *ranks, int max, int *n)
 {
     int found = 0;
     for (int r = 0; r < size; r++) {
-        if (dcommi_bit(set, r) && found++ < max) {
+        if (has(of, (size_t)r) && found++ < max) {
             ranks[found - 1] = r;
         }
     }
@@ -154,7 +151,8 @@ DCOMM_API dcomm_status dcomm_comm_agree(dcomm_comm *comm, uint64_t *flags, int *
     if (flags != NULL) {
         *flags = g->agree->last;
     }
-    dcommi_set_list(dcommi_agree_look(g->agree, DCOMMI_AGREE_LAST), comm->size, failed, max, n);
+    dcommi_ranks_list(dcommi_set_has, dcommi_agree_look(g->agree, DCOMMI_AGREE_LAST), comm->size,
+                      failed, max, n);
     dcommi_token_release(comm->context);
     return DCOMM_OK;
 }
@@ -162,13 +160,15 @@ DCOMM_API dcomm_status dcomm_comm_agree(dcomm_comm *comm, uint64_t *flags, int *
 /* ---- failed ---- */
 
 /* Return true if this rank knows that another one has failed or left. With the token. */
-static bool dcommi_member_failed(const dcomm_comm *comm, int rank)
+static bool dcommi_member_failed(const void *of, size_t rank)
 {
+    const dcomm_comm *comm = of;
     const dcommi_member *m = &comm->members[rank];
     bool failed = m->peer >= 0 && (m->gone || comm->context->peers[m->peer].lost);
     for (const dcommi_agreement *g = comm->agreements; g != NULL; g = g->next) {
-        failed = failed || (g->key <= DCOMMI_AGREE_SHRINK &&
-                            dcommi_bit(dcommi_agree_look(g->agree, DCOMMI_AGREE_FAILED), rank));
+        failed =
+            failed || (g->key <= DCOMMI_AGREE_SHRINK &&
+                       dcommi_bit(dcommi_agree_look(g->agree, DCOMMI_AGREE_FAILED), (int)rank));
     }
     return failed;
 }
@@ -177,18 +177,10 @@ DCOMM_API dcomm_status dcomm_comm_failed(dcomm_comm *comm, int *ranks, int max, 
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
     DCOMMI_TRY(dcommi_check_list(ranks, max));
-    int found = 0;
     dcommi_token_take(comm->context);
     dcommi_progress(comm->context);
-    for (int r = 0; r < comm->size; r++) {
-        if (dcommi_member_failed(comm, r) && found++ < max) {
-            ranks[found - 1] = r;
-        }
-    }
+    dcommi_ranks_list(dcommi_member_failed, comm, comm->size, ranks, max, n);
     dcommi_token_release(comm->context);
-    if (n != NULL) {
-        *n = found;
-    }
     return DCOMM_OK;
 }
 

@@ -23,7 +23,7 @@ static void dcommi_run_blame(dcommi_run *run, const char *what, char text[DCOMMI
     const size_t room = DCOMMI_MESSAGE_MAX;
     char name[64], where[64], ranks[GROUPS][112] = {{0}};
     bool *flags = dcommi_calloc((size_t)comm->size, GROUPS * sizeof *flags);
-    bool one = true;
+    bool one = true, several[GROUPS] = {false};
     if (flags != NULL) {
         for (int r = 0; r < comm->size; r++) {
             const dcommi_peer_state *peer = run->peers != NULL ? &run->peers[r] : NULL;
@@ -40,7 +40,8 @@ static void dcommi_run_blame(dcommi_run *run, const char *what, char text[DCOMMI
             one = one && (group != THERE || r == comm->rank);
         }
         for (int g = 0; g < GROUPS; g++) {
-            dcommi_ranks_text(flags + g * comm->size, comm->size, ranks[g], sizeof ranks[g]);
+            several[g] = dcommi_ranks_text(dcommi_rank_wanted, flags + g * comm->size, comm->size,
+                                           "", ranks[g], sizeof ranks[g]);
         }
     }
     dcommi_free(flags);
@@ -52,16 +53,15 @@ static void dcommi_run_blame(dcommi_run *run, const char *what, char text[DCOMMI
         at += (size_t)snprintf(text + at, room - at, "%s never entered %s; ", ranks[NEVER], name);
     }
     if (ranks[BEHIND][0] != 0) {
-        const bool several = strncmp(ranks[BEHIND], "ranks", 5) == 0;
         at += (size_t)snprintf(text + at, room - at,
                                "%s %s called it on %s not come to it, and may be waiting for this "
                                "operation's end on another rank; ",
-                               ranks[BEHIND], several ? "have" : "has",
-                               several ? "streams that have" : "a stream that has");
+                               ranks[BEHIND], several[BEHIND] ? "have" : "has",
+                               several[BEHIND] ? "streams that have" : "a stream that has");
     }
     if (ranks[SILENT][0] != 0) {
         at += (size_t)snprintf(text + at, room - at, "%s %s not answer; ", ranks[SILENT],
-                               strncmp(ranks[SILENT], "ranks", 5) == 0 ? "do" : "does");
+                               several[SILENT] ? "do" : "does");
     }
     snprintf(text + at, room - at, "%s wait%s for %s in %s",
              ranks[THERE][0] != 0 ? ranks[THERE] : "this rank", one ? "s" : "",

@@ -243,6 +243,27 @@ static void dcommi_ctl_say(dcommi_ctl_line *l, uint32_t type, uint64_t comm, uin
     dcommi_ctl_write(l, frame, sizeof frame);
 }
 
+static dcommi_ctl_line *dcommi_ctl_line_to(const dcomm_context *context, int peer)
+{
+    dcommi_ctl_line *l = context->control != NULL ? context->control->lines : NULL;
+    while (l != NULL && l->peer != peer) {
+        l = l->next;
+    }
+    return l;
+}
+
+/* Send a frame to a peer, if there is a connection with it. With the token. */
+static void dcommi_ctl_tell(dcomm_context *context, int peer, uint32_t type, uint64_t comm,
+                            uint64_t number)
+{
+    dcommi_ctl_line *l = dcommi_ctl_line_to(context, peer);
+    if (l != NULL && l->state == DCOMMI_CTL_OPEN) {
+        pthread_mutex_lock(&dcommi_ctl_lock);
+        dcommi_ctl_say(l, type, comm, number);
+        pthread_mutex_unlock(&dcommi_ctl_lock);
+    }
+}
+
 static void dcommi_ctl_opened(dcommi_ctl_line *l)
 {
     dcommi_ctl_hmac(l, "session", sizeof l->hello, l->session);
@@ -349,15 +370,7 @@ static bool dcommi_ctl_dumb(const dcommi_ctl_line *l)
 
 static void dcommi_ctl_tell_dead(dcomm_context *context, int peer)
 {
-    dcommi_ctl_line *l = context->control != NULL ? context->control->lines : NULL;
-    while (l != NULL && l->peer != peer) {
-        l = l->next;
-    }
-    if (l != NULL && l->state == DCOMMI_CTL_OPEN) {
-        pthread_mutex_lock(&dcommi_ctl_lock);
-        dcommi_ctl_say(l, DCOMMI_CTL_DEAD, 0, 0);
-        pthread_mutex_unlock(&dcommi_ctl_lock);
-    }
+    dcommi_ctl_tell(context, peer, DCOMMI_CTL_DEAD, 0, 0);
 }
 
 /* Fail what needs the peers that `silent` tells of. The sentences name all of them. With the

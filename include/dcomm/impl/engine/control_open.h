@@ -73,15 +73,6 @@ static void dcommi_ctl_close(dcomm_context *context)
     dcommi_free(c);
 }
 
-static dcommi_ctl_line *dcommi_ctl_line_to(const dcomm_context *context, int peer)
-{
-    dcommi_ctl_line *l = context->control != NULL ? context->control->lines : NULL;
-    while (l != NULL && l->peer != peer) {
-        l = l->next;
-    }
-    return l;
-}
-
 /* Have a connection with a peer from now on, on which both beat if `beats`. With the token. */
 static dcomm_status dcommi_ctl_want(dcomm_context *context, int peer, const dcommi_addr *where,
                                     const uint8_t key[DCOMMI_CTL_KEY], bool beats)
@@ -138,12 +129,7 @@ static dcomm_status dcommi_ctl_want(dcomm_context *context, int peer, const dcom
 /* Tell a peer over its control connection that this rank has left a communicator. */
 static void dcommi_ctl_leave(dcomm_context *context, int peer, uint64_t comm, uint64_t number)
 {
-    dcommi_ctl_line *l = dcommi_ctl_line_to(context, peer);
-    if (l != NULL && l->state == DCOMMI_CTL_OPEN) {
-        pthread_mutex_lock(&dcommi_ctl_lock);
-        dcommi_ctl_say(l, DCOMMI_CTL_LEAVE, comm, number);
-        pthread_mutex_unlock(&dcommi_ctl_lock);
-    }
+    dcommi_ctl_tell(context, peer, DCOMMI_CTL_LEAVE, comm, number);
 }
 
 #endif

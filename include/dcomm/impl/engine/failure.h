@@ -186,13 +186,15 @@ static bool dcommi_rank_wanted(const void *wanted, size_t rank)
     return ((const bool *)wanted)[rank];
 }
 
-/* Write "rank 3", "ranks 0-2, 5"; "" for none. */
-static void dcommi_ranks_text(const bool *wanted, int size, char *text, size_t len)
+/* Write the ranks for which `has` holds: "rank 3", "ranks 0-2, 5", or `none`. Return true for
+ * several. */
+static bool dcommi_ranks_text(bool (*has)(const void *of, size_t rank), const void *of, int size,
+                              const char *none, char *text, size_t len)
 {
     char list[96];
-    size_t n =
-        dcommi_text_ranges(list, sizeof list, ", ", (size_t)size, dcommi_rank_wanted, wanted);
-    snprintf(text, len, "%s%s", n == 0 ? "" : n == 1 ? "rank " : "ranks ", list);
+    const size_t n = dcommi_text_ranges(list, sizeof list, ", ", (size_t)size, has, of);
+    snprintf(text, len, "%s%s", n == 0 ? none : n == 1 ? "rank " : "ranks ", list);
+    return n > 1;
 }
 
 /* Return true if a member can take no part any more: its process has ended, even if the transport
@@ -220,7 +222,7 @@ static void dcommi_poison_lost(dcomm_comm *comm, int rank)
         lost[r] = r != rank && dcommi_member_lost(comm, r);
     }
     if (lost != NULL) {
-        dcommi_ranks_text(lost, comm->size, also, sizeof also);
+        dcommi_ranks_text(dcommi_rank_wanted, lost, comm->size, "", also, sizeof also);
     }
     dcommi_free(lost);
     comm->seen_by_all = p->proven && comm->all_connected;

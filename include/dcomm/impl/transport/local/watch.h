@@ -29,7 +29,7 @@ static bool dcommi_watch_foreign(uint64_t mine, uint64_t theirs)
     return mine != theirs || mine == 0;
 }
 
-/* What the kernel tells of a process. */
+/* A process, as /proc shows it. */
 typedef struct dcommi_process {
     uint64_t started; /* clock ticks since boot; 0: it is gone, or a zombie */
     uint64_t ticks;   /* time of cores that it has used */
