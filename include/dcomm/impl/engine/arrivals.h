@@ -438,11 +438,11 @@ static void dcommi_on_corrupt(void *user, dcommi_transport *transport,
 }
 
 static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int peer, const char *why,
-                                bool proven)
+                                dcommi_loss how)
 {
     dcomm_context *context = user;
     /* A control connection tells more: that it has left communicators, or that we count as dead. */
-    if (context->control != NULL && (transport == context->net || !proven)) {
+    if (context->control != NULL && (transport == context->net || how == DCOMMI_LOSS_SILENT)) {
         dcommi_ctl_look(context);
     }
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
@@ -452,7 +452,11 @@ static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int pee
             }
         }
     }
-    dcommi_peer_lost(context, peer, why, proven);
+    if (how == DCOMMI_LOSS_GIVEN_UP) {
+        dcommi_given_up(context, peer);
+    } else {
+        dcommi_peer_lost(context, peer, why, how == DCOMMI_LOSS_PROVEN);
+    }
 }
 
 #endif

@@ -387,7 +387,7 @@ static void dcommi_ctl_give_up(dcomm_context *context, bool (*silent)(const dcom
         dcommi_transport *t = context->peers[l->peer].transport;
         if (l->over) {
             l->over = false;
-            dcommi_ctl_tell_dead(context, l->peer);
+            dcommi_tell_dead(context, l->peer);
             dcommi_peer_fail(context, l->peer);
             if (t->call->lose != NULL) {
                 t->call->lose(t, l->peer, why);
@@ -403,7 +403,7 @@ static void dcommi_ctl_dead(dcomm_context *context, dcommi_ctl_line *l)
     dcommi_remote *p = &context->peers[l->peer];
     dcommi_transport *t = p->transport;
     const bool proven = l->error == 0 || l->error == ECONNRESET || l->error == EPIPE;
-    p->proven = p->proven || proven;
+    p->proven = p->proven || (proven && !p->gave_us_up);
     if (!proven) {
         const char *why = "its host, or the network to it, was silent for too long (liveness_s)";
         l->over = dcommi_peer_mark(p, why, false);
@@ -411,21 +411,6 @@ static void dcommi_ctl_dead(dcomm_context *context, dcommi_ctl_line *l)
     } else if (!p->lost && t->call->lose != NULL) {
         t->call->lose(t, l->peer, "its control connection has ended");
     }
-}
-
-/* Fail what this process has with a peer that counts it as dead. */
-static void dcommi_ctl_given_up(dcomm_context *context, int peer)
-{
-    for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
-        for (int r = 0; r < comm->size; r++) {
-            if (comm->members[r].peer == peer && !comm->members[r].gone) {
-                dcommi_poison(comm, DCOMM_ERR_PEER,
-                              "rank %d counts rank %d as dead: nothing was heard of it for %.3g s",
-                              r, comm->rank, context->liveness_s);
-            }
-        }
-    }
-    dcommi_peer_lost(context, peer, "it counts this process as dead", false);
 }
 
 /* Count the frame in l->in. Return false if it is forged. With the lock. */
@@ -453,7 +438,7 @@ static bool dcommi_ctl_heard(dcomm_context *context, dcommi_ctl_line *l)
     if (dcommi_get32(l->in) == DCOMMI_CTL_LEAVE) {
         dcommi_ctl_left(context, l->peer, dcommi_get64(l->in + 8), dcommi_get64(l->in + 16));
     } else if (dcommi_get32(l->in) == DCOMMI_CTL_DEAD) {
-        dcommi_ctl_given_up(context, l->peer);
+        dcommi_given_up(context, l->peer);
     }
     return dcommi_get32(l->in) != DCOMMI_CTL_GOODBYE;
 }

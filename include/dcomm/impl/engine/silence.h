@@ -78,6 +78,7 @@ static void dcommi_silence_judge(dcomm_context *context, double every)
                 if (turn == 0) {
                     dcommi_peer_mark(p, why, false);
                 } else {
+                    dcommi_tell_dead(context, (int)i);
                     dcommi_peer_fail(context, (int)i);
                 }
             }

@@ -381,6 +381,8 @@ typedef struct dcommi_remote {
     bool same_host, lost;
     bool proven; /* its death: its process has ended, or its control connection was reset. A lost
                     peer without it is only silent, or sent bytes that cannot be right */
+    bool gave_us_up; /* it counts us as dead. Its end proves nothing: it may have agreed with others
+                        to go on without us */
     bool cannot_read_us; /* it has asked for payloads by message instead */
     bool unreadable;     /* we may not read its memory */
     bool takes_device;   /* UCX moves device memory between it and us */

@@ -46,7 +46,7 @@ static unsigned dcommi_ucx_report_lost(dcommi_ucx *u)
         n++;
         if (!u->closing) {
             u->base.handlers.on_peer_lost(u->base.handlers.user, &u->base, p->index,
-                                          dcommi_ucx_why(p), false);
+                                          dcommi_ucx_why(p), DCOMMI_LOSS_SILENT);
         }
     }
     return n;
