@@ -150,6 +150,15 @@ static inline void case_balance(trainer *t, bool ef21, const double *lost)
     }
 }
 
+/* Wait until all n processes have come here. */
+static inline void case_meet(const trainer *t, int n, int round)
+{
+    procs_post(t->s, t->number, round);
+    while (!procs_all(t->s, n, round, -1)) {
+        procs_nap();
+    }
+}
+
 /* Go on with the processes that are left: shrink, and move the buckets there. */
 static inline void case_shrink(trainer *t)
 {

@@ -28,10 +28,12 @@ static int lose_one(int rank, int n, procs_shared *s, void *arg)
     case_steps(t, 4);
     if (rank == k->victim) {
         case_leave_state(t, k->c);
+    }
+    case_meet(t, n, 1);
+    if (rank == k->victim) {
         for (int p = PARAMS - 1; p >= PARAMS - k->marks; p--) {
             RANKS_OK(dcomm_param_mark_ready(t->b, (size_t)p, NULL));
         }
-        procs_post(s, rank, 1);
         die();
     }
     dcomm_status status = case_backward(t);
@@ -129,10 +131,7 @@ static int uneven(int rank, int n, procs_shared *s, void *arg)
         }
         t->step--;
     }
-    procs_post(s, rank, 1);
-    while (!procs_all(s, n, 1, -1)) {
-        procs_nap();
-    }
+    case_meet(t, n, 1);
     if (rank == k->victim) {
         die();
     }
@@ -233,6 +232,7 @@ static int die_twice(int rank, int n, procs_shared *s, void *arg)
     const dcomm_buckets_opts opts = case_opts(d->codec, d->codec != NULL ? &feedback : NULL);
     case_create(t, &opts);
     case_steps(t, 2);
+    case_meet(t, n, 1);
     if (d->victims >> rank & 1) {
         const long after = rank == d->first ? 500000 : 0;
         pthread_t thread;

@@ -9,19 +9,19 @@
 
 /* ---- the front ---- */
 
-static inline uint64_t *dcommi_bkt_front_steps(dcommi_bkt_front *front)
+static inline dcommi_bkt_errors *dcommi_bkt_front_errors(dcommi_bkt_front *front)
 {
-    return (uint64_t *)(void *)(front + 1);
+    return (dcommi_bkt_errors *)(void *)(front + 1);
 }
 
 static inline uint32_t *dcommi_bkt_front_sequence(const dcomm_buckets *b, dcommi_bkt_front *front)
 {
-    return (uint32_t *)(void *)(dcommi_bkt_front_steps(front) + b->nparams);
+    return (uint32_t *)(void *)(dcommi_bkt_front_errors(front) + b->nparams);
 }
 
 static inline size_t dcommi_bkt_front_room(const dcomm_buckets *b)
 {
-    return sizeof(dcommi_bkt_front) + b->nparams * (sizeof(uint64_t) + sizeof(uint32_t));
+    return sizeof(dcommi_bkt_front) + b->nparams * (sizeof(dcommi_bkt_errors) + sizeof(uint32_t));
 }
 
 /* Send the front of rank `source` to all. */
@@ -198,7 +198,7 @@ static dcomm_status dcommi_bkt_unite(dcomm_buckets *b, dcomm_status status, doub
 static dcomm_status dcommi_bkt_join_front(dcomm_buckets *b, dcommi_bkt_front *front)
 {
     dcommi_bkt_layout layout = {0};
-    const uint64_t *steps = dcommi_bkt_front_steps(front);
+    const dcommi_bkt_errors *errors = dcommi_bkt_front_errors(front);
     b->sequence = dcommi_calloc(b->nparams, sizeof *b->sequence);
     if (b->sequence == NULL) {
         return DCOMM_ERR_NO_MEMORY;
@@ -207,8 +207,10 @@ static dcomm_status dcommi_bkt_join_front(dcomm_buckets *b, dcommi_bkt_front *fr
     DCOMMI_TRY(dcommi_bkt_build(b, b->sequence, &layout));
     dcommi_bkt_settle(b, &layout);
     for (size_t i = 0; i < layout.n; i++) {
-        if (layout.buckets[i].feedback != NULL) {
-            layout.buckets[i].feedback->step = steps[i];
+        dcomm_feedback *fb = layout.buckets[i].feedback;
+        if (fb != NULL) {
+            fb->step = errors[i].step;
+            fb->opts.tensor = (uint32_t)errors[i].tensor;
         }
     }
     dcommi_bkt_stand(b, front);

@@ -126,10 +126,13 @@ static void dcommi_bkt_write_front(dcomm_buckets *b, dcommi_bkt_front *front)
         front->scaler_skipped = s->skipped;
         front->scaler_opts = s->opts;
     }
-    uint64_t *steps = dcommi_bkt_front_steps(front);
+    dcommi_bkt_errors *errors = dcommi_bkt_front_errors(front);
     for (size_t i = 0; i < b->layout.n; i++) {
         const dcommi_bkt *k = &b->layout.buckets[i];
-        steps[i] = k->feedback == NULL ? 0 : broken ? k->before : k->feedback->step;
+        if (k->feedback != NULL) {
+            errors[i].step = broken ? k->before : k->feedback->step;
+            errors[i].tensor = k->feedback->opts.tensor;
+        }
     }
     memcpy(dcommi_bkt_front_sequence(b, front), b->sequence, b->nparams * sizeof *b->sequence);
 }
@@ -139,7 +142,7 @@ static void dcommi_bkt_write_front(dcomm_buckets *b, dcommi_bkt_front *front)
 /* Read the legacies, now that it is known where all go on. */
 static dcomm_status dcommi_bkt_read_legacies(const dcomm_buckets *b, dcommi_bkt_move *m)
 {
-    const uint64_t *steps = dcommi_bkt_front_steps(m->front);
+    const dcommi_bkt_errors *errors = dcommi_bkt_front_errors(m->front);
     m->heritage = dcommi_calloc(b->nlegacies * b->layout.n, sizeof *m->heritage);
     if (m->heritage == NULL) {
         return DCOMM_ERR_NO_MEMORY;
@@ -162,7 +165,7 @@ static dcomm_status dcommi_bkt_read_legacies(const dcomm_buckets *b, dcommi_bkt_
             dcomm_feedback **to = &m->heritage[l * b->layout.n + i];
             DCOMMI_TRY(
                 dcommi_bkt_load_one(b, &b->layout.buckets[i], &walk, legacy->rank, to));
-            if (*to != NULL && (*to)->step != steps[i]) {
+            if (*to != NULL && (*to)->step != errors[i].step) {
                 return dcommi_bkt_corrupt(legacy->rank, "its error feedback is of another step");
             }
         }
@@ -267,7 +270,7 @@ static void dcommi_bkt_deal_anew(dcomm_buckets *b, dcommi_bkt_move *m)
 /* Bring each bucket to the front: its shards, its residuals. */
 static dcomm_status dcommi_bkt_go_back(dcomm_buckets *b, dcommi_bkt_move *m)
 {
-    const uint64_t *steps = dcommi_bkt_front_steps(m->front);
+    const dcommi_bkt_errors *errors = dcommi_bkt_front_errors(m->front);
     for (size_t i = 0; i < b->layout.n; i++) {
         dcommi_bkt *k = &b->layout.buckets[i];
         double *sums = m->sums + i * DCOMMI_BKT_SUMS;
@@ -280,7 +283,9 @@ static dcomm_status dcommi_bkt_go_back(dcomm_buckets *b, dcommi_bkt_move *m)
             continue;
         }
         bool reset;
-        DCOMMI_TRY(dcommi_feedback_back(k->feedback, steps[i], &reset, &sums[DCOMMI_BKT_LOST]));
+        k->feedback->opts.tensor = (uint32_t)errors[i].tensor;
+        DCOMMI_TRY(
+            dcommi_feedback_back(k->feedback, errors[i].step, &reset, &sums[DCOMMI_BKT_LOST]));
         sums[DCOMMI_BKT_RESET] += reset;
         for (size_t l = 0; l < b->nlegacies; l++) {
             dcommi_feedback_inherit(k->feedback, m->heritage[l * b->layout.n + i]);

@@ -104,9 +104,14 @@ enum {
     DCOMMI_BKT_SPANS
 };
 
+/* The error feedback of a bucket: the step where it stands, and its number for random numbers. */
+typedef struct dcommi_bkt_errors {
+    uint64_t step, tensor;
+} dcommi_bkt_errors;
+
 /* The place in its run from which the ranks of a new communicator go on (bucket/join.h). After it
- * come the step of each bucket's feedback (u64) and the order from which the buckets were dealt
- * (u32), with room for nparams of each. */
+ * come the dcommi_bkt_errors of each bucket and the order from which the buckets were dealt (u32),
+ * with room for nparams of each. */
 typedef struct dcommi_bkt_front {
     uint64_t steps, sent_steps, built, nbuckets;
     uint64_t has_scaler, good, scaler_steps, scaler_skipped;
