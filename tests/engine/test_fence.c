@@ -1,5 +1,6 @@
 /* test_fence.c - a rank that was given up while it was stopped wakes up later, when the others have
- * gone on without it. It is told so, decides nothing, and disturbs nobody. */
+ * gone on without it. It is told so, decides nothing, and disturbs nobody. Who has to notice that
+ * it is stopped may have died, or may not wait. */
 #define _GNU_SOURCE
 #include "faults.h"
 #include "ranks.h"
@@ -8,8 +9,8 @@
 
 enum { COUNT = 20000, PID = 40, OVER = 41, AWAKE = 42 };
 
-/* The others, before the rank wakes up: they destroy the old communicator, keep it, or end without a
- * goodbye. */
+/* The others, before the rank wakes up: they destroy the old communicator, keep it, or end without
+ * a goodbye. */
 typedef enum others { DESTROY, KEEP, END } others;
 
 typedef struct fence {
@@ -136,4 +137,85 @@ Test(fence, by_a_rank_that_has_ended, .timeout = 60)
 {
     run((fence){2, LOCAL, END});
     run((fence){2, NET, END});
+}
+
+/* Rank 0 dies, and rank 1 is stopped: on two hosts no other rank of its own host is left to notice.
+ * The others are in an agreement, which no message of theirs begins. */
+static int beside_a_death(int rank, int n, procs_shared *s, void *arg)
+{
+    const fence *c = arg;
+    fault_rank f;
+    setenv("DCOMM_LIVENESS_S", "1", 1);
+    fault_join(&f, rank, n, s, c->place, 20);
+    PROCS_TRUE(fault_allreduce(f.comm, rank, NULL, COUNT, NULL) == DCOMM_OK);
+    fault_meet(&f, -1);
+    if (rank == 0) {
+        kill(getpid(), SIGKILL);
+    } else if (rank == 1) {
+        atomic_store(&s->words[PID], (long)getpid());
+        raise(SIGSTOP);
+        _exit(0);
+    }
+    int failed[PROCS_MAX], count = 0;
+    double begun = procs_now();
+    RANKS_OK(dcomm_comm_agree(f.comm, NULL, failed, PROCS_MAX, &count));
+    while (count == 1 && failed[0] == 0) { /* it came to that before rank 1 was needed */
+        RANKS_OK(dcomm_comm_agree(f.comm, NULL, failed, PROCS_MAX, &count));
+    }
+    PROCS_TRUE(count == 2 && failed[0] == 0 && failed[1] == 1);
+    PROCS_CHECK(procs_now() - begun < 8, "it took %.1f s", procs_now() - begun);
+    if (rank == 2) {
+        kill((pid_t)atomic_load(&s->words[PID]), SIGCONT);
+    }
+    fault_destroy(&f.comm, 1.5);
+    return procs_leaks();
+}
+
+Test(fence, beside_a_death, .timeout = 60)
+{
+    const fault_place places[] = {LOCAL, PAIRS};
+    for (int i = 0; i < 2; i++) {
+        int ended[PROCS_MAX];
+        procs_run(4, 60, beside_a_death, &(fence){.place = places[i]}, ended);
+        cr_expect(ended[0] == 128 + SIGKILL && ended[1] == 0 && ended[2] == 0 && ended[3] == 0,
+                  "place %d: they ended with %d, %d, %d, %d", places[i], ended[0], ended[1],
+                  ended[2], ended[3]);
+    }
+}
+
+/* Rank 3 is stopped. Rank 1 waits for it, in a communicator without the first ranks of their hosts,
+ * which do not wait. */
+static int beside_others_that_compute(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    fault_rank f;
+    dcomm_comm *part = NULL;
+    setenv("DCOMM_LIVENESS_S", "1", 1);
+    fault_join(&f, rank, n, s, PAIRS, 20);
+    RANKS_OK(dcomm_comm_split(f.comm, rank % 2, 0, &part));
+    RANKS_OK(dcomm_barrier(part, NULL));
+    fault_meet(&f, -1);
+    if (rank == 3) {
+        atomic_store(&s->words[PID], (long)getpid());
+        raise(SIGSTOP);
+        _exit(0);
+    }
+    if (rank == 1) {
+        double begun = procs_now();
+        dcomm_status status = dcomm_barrier(part, NULL);
+        PROCS_CHECK(status == DCOMM_ERR_PEER, "%s", dcomm_last_error());
+        PROCS_CHECK(procs_now() - begun < 8, "it took %.1f s", procs_now() - begun);
+        kill((pid_t)atomic_load(&s->words[PID]), SIGCONT);
+    }
+    fault_meet(&f, 3);
+    dcomm_status ignored = dcomm_comm_destroy(&part);
+    ignored = dcomm_comm_destroy(&f.comm);
+    (void)ignored;
+    return 0;
+}
+
+Test(fence, beside_others_that_compute, .timeout = 60)
+{
+    int ended[PROCS_MAX];
+    cr_expect_eq(procs_run(4, 60, beside_others_that_compute, NULL, ended), 0);
 }

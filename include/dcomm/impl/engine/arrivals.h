@@ -150,7 +150,7 @@ static unsigned dcommi_bcast_drain(dcomm_comm *comm, dcommi_member *m);
 
 static void dcommi_on_goodbye(dcomm_comm *comm, const dcommi_header *h)
 {
-    comm->members[h->src].gone = true;
+    comm->members[h->src].gone = comm->context->appoints = true;
     comm->members[h->src].gone_after = h->a;
     dcommi_agreements_learn(comm);
 }

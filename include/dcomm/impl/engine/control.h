@@ -349,7 +349,7 @@ static void dcommi_ctl_left(dcomm_context *context, int peer, uint64_t id, uint6
         for (int r = 0; comm->id == id && r < comm->size; r++) {
             dcommi_member *m = &comm->members[r];
             if (m->peer == peer && !m->gone) {
-                m->gone = true;
+                m->gone = context->appoints = true;
                 m->gone_after = number;
             }
         }
@@ -413,12 +413,14 @@ static void dcommi_ctl_dead(dcomm_context *context, dcommi_ctl_line *l)
     }
 }
 
-/* Count the frame in l->in. Return false if it is forged. With the lock. */
+/* Count the frame in l->in. Return false if it is forged. A beat is answered by beats from now on.
+ * With the lock. */
 static bool dcommi_ctl_genuine(dcommi_ctl_line *l)
 {
     uint8_t tag[DCOMMI_CTL_KEY];
     dcommi_ctl_frame_tag(l, !l->connector, l->received++, l->in, tag);
     l->heard = dcommi_same_secret(tag, l->in + DCOMMI_CTL_FRAME - DCOMMI_CTL_KEY, sizeof tag);
+    l->beats = l->beats || (l->heard && dcommi_get32(l->in) == DCOMMI_CTL_BEAT);
     return l->heard;
 }
 

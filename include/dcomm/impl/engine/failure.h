@@ -246,6 +246,7 @@ static bool dcommi_peer_mark(dcommi_remote *p, const char *why, bool proven)
 /* Fail the communicators of a peer that is lost. */
 static void dcommi_peer_fail(dcomm_context *context, int peer)
 {
+    context->appoints = true;
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
         for (int r = 0; r < comm->size; r++) {
             if (comm->members[r].peer == peer && !comm->members[r].gone && !comm->leaves &&

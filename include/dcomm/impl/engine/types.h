@@ -452,6 +452,7 @@ struct dcomm_context {
     _Atomic unsigned script_pauses;   /* pauses before the first poll of a script's wait */
     double next_watch, next_check;    /* coarse clock */
     double liveness_s;                /* of the communicator created last; INFINITY: off */
+    bool appoints;                    /* ranks have failed or left: others may have to beat */
     struct dcommi_lobby *lobbies;     /* of ids by which communicators have grown; with the token */
     _Atomic bool has_thread;
     _Atomic int stop;
