@@ -55,9 +55,9 @@ static ucs_status_t dcommi_ucx_arrived(dcommi_ucx *u, const void *header, size_t
         if (good) {
             dcommi_ucx_know_sender(u, k);
         }
-        /* Accept parts only from a living peer: otherwise nothing would complete or drop them. */
-        bool dead = good && k->peer != NULL && k->peer->failure != UCS_OK;
-        good = good && (k->peer != NULL || k->tail.parts == 1);
+        /* Accept parts only from a living peer: otherwise nothing would complete or drop them. One
+         * that is unknown was removed: it does not send parts before we have added it. */
+        bool dead = good && (k->peer == NULL || k->peer->failure != UCS_OK);
         if (good && !dead && k->tail.parts > 1) {
             arrival.desc = dcommi_ucx_gather(u, k, &good);
         }
