@@ -96,10 +96,10 @@ Test(ucx_deaths, version)
 
 Test(ucx_deaths, one_connection, .timeout = 300)
 {
-    deaths(NET, test_full() ? 300 : 30);
+    deaths(NET, test_full() ? 300 : 20);
 }
 
 Test(ucx_deaths, several_connections, .timeout = 300)
 {
-    deaths(SPREAD, test_full() ? 300 : 30);
+    deaths(SPREAD, test_full() ? 300 : 20);
 }

@@ -38,15 +38,17 @@ check "its headers, as C11" gcc -std=c11 -Wall -Wextra -Wpedantic -Werror -fsynt
 export LD_LIBRARY_PATH=$ucx/lib DCOMM_TEST_UCX=$version
 # suite NAME FILTER: the tests of a suite, of which at least one must run.
 suite() {
-    expect "$1 $2" 0 '^ok ' tests/lib/suite.sh "$build/tests/test_$1" --filter "$1/$2"
+    expect "$1/$2" 0 '^ok .*s\)$' tests/lib/suite.sh "$build/tests/test_$1" --filter "$1/$2"
 }
-suite ucx_deaths '*'
+suite ucx_deaths version
 if full; then
+    suite ucx_deaths '*_connection*'
     suite survivors '*'
     suite faults '*'
     suite liveness '*'
 else
-    suite survivors 'one_dies_net'
-    suite faults '*_net'
+    suite ucx_deaths one_connection
+    suite survivors one_dies_net
+    suite faults 'leaves*_net'
 fi
 finish
