@@ -115,8 +115,8 @@ static dcomm_status dcommi_ucx_set_options(ucp_config_t *config, const dcommi_uc
             continue;
         }
         char name[64];
-        snprintf(name, sizeof name, "%s%s",
-                 options[i].of_tcp && dcommi_ucx_since(17) ? "TCP_" : "", options[i].name);
+        snprintf(name, sizeof name, "%s%s", options[i].of_tcp && dcommi_ucx_since(17) ? "TCP_" : "",
+                 options[i].name);
         ucs_status_t status = ucp_config_modify(config, name, options[i].value);
         if (status != UCS_OK) {
             return dcommi_fail(DCOMM_ERR_TRANSPORT, "UCX refuses its option %s=%s: %s", name,
@@ -165,8 +165,8 @@ static dcomm_status dcommi_ucx_start(const char *name, uint64_t features,
 
 /* ---- device memory ---- */
 
-/* Return true if we ask UCX for its CUDA transports. DCOMM_UCX_CUDA=0 forbids it. Scratch comes from
- * a pool, which UCX recognizes since 1.14, as managed memory. */
+/* Return true if we ask UCX for its CUDA transports. DCOMM_UCX_CUDA=0 forbids it. Scratch comes
+ * from a pool, which UCX recognizes since 1.14, as managed memory. */
 static bool dcommi_ucx_asks_device(void)
 {
 #ifdef DCOMM_WITH_CUDA

@@ -32,9 +32,9 @@ static dcomm_status dcommi_ucx_launch(dcommi_ucx_peer *p, int connection, const 
 {
     dcommi_ucx *u = p->ucx;
     if (u->at_once) {
-        dcomm_status posted = dcommi_ucx_post(
-            p, connection, tail != NULL ? DCOMMI_UCX_ASK : DCOMMI_UCX_MESSAGE, header, header_len,
-            tail, data, len, op);
+        dcomm_status posted =
+            dcommi_ucx_post(p, connection, tail != NULL ? DCOMMI_UCX_ASK : DCOMMI_UCX_MESSAGE,
+                            header, header_len, tail, data, len, op);
         return DCOMMI_LIKELY(posted >= 0)
                    ? posted
                    : dcommi_fail(posted, "%s: a message of %zu bytes to peer %d was not sent: %s",

@@ -25,8 +25,8 @@ typedef struct dcommi_ucx_peer {
     ucp_ep_h ep[DCOMM_CONNECTIONS_MAX]; /* NULL: not opened yet, or closed */
     size_t load[DCOMM_CONNECTIONS_MAX]; /* bytes of the sends under way on each endpoint */
     dcommi_ucx_queue messages[DCOMM_CONNECTIONS_MAX], payloads[DCOMM_CONNECTIONS_MAX];
-    int connections;                    /* endpoints that we send over */
-    int wanted;                         /* endpoints to open: as many as either side uses */
+    int connections; /* endpoints that we send over */
+    int wanted;      /* endpoints to open: as many as either side uses */
     int opened, turn;
     double opened_at;     /* when the last endpoint was opened; coarse clock */
     ucs_status_t failure; /* of the first endpoint that failed */
@@ -107,7 +107,7 @@ typedef struct dcommi_ucx_kept {
 
 #define DCOMMI_UCX_SLAB 32
 #define DCOMMI_UCX_LAST_WORDS_S 0.03 /* seconds to read other connections after the first broke */
-#define DCOMMI_UCX_FRESH_S 0.1      /* seconds that a new connection may take to be established */
+#define DCOMMI_UCX_FRESH_S 0.1       /* seconds that a new connection may take to be established */
 
 typedef struct dcommi_ucx_slab {
     struct dcommi_ucx_slab *next;
@@ -380,8 +380,7 @@ static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_pee
 /* Open the endpoints that we send over. Go on with fewer if some cannot be opened. */
 static void dcommi_ucx_spread(dcommi_ucx *u, dcommi_ucx_peer *p)
 {
-    if (DCOMMI_UNLIKELY(p->opened < p->connections) &&
-        dcommi_ucx_want(u, p, p->connections) < 0) {
+    if (DCOMMI_UNLIKELY(p->opened < p->connections) && dcommi_ucx_want(u, p, p->connections) < 0) {
         dcommi_log(DCOMMI_LOG_WARN, "net: only %d of %d connections could be opened: %s", p->opened,
                    p->connections, dcommi_message);
         p->connections = p->opened;

@@ -1,6 +1,6 @@
-/* queue.h - messages that UCX sends at once or not at all. What it cannot send waits here, in a queue
- * of each connection: UCX 1.13 aborts the process if a peer dies while UCX itself holds an answer
- * for it, and connects two endpoints by such answers as soon as it must hold a message. */
+/* queue.h - messages that UCX sends at once or not at all. What it cannot send waits here, in a
+ * queue of each connection: UCX 1.13 aborts the process if a peer dies while UCX itself holds an
+ * answer for it, and connects two endpoints by such answers as soon as it must hold a message. */
 #ifndef DCOMMI_UCX_QUEUE_H
 #define DCOMMI_UCX_QUEUE_H
 
@@ -11,7 +11,7 @@ enum {
     DCOMMI_UCX_MESSAGE = 1, /* with its payload */
     DCOMMI_UCX_ASK,         /* a long message, or a part of it, whose payload the sender keeps */
     DCOMMI_UCX_ANSWER,      /* the receiver takes the payload, or not */
-    DCOMMI_UCX_BYTES   /* a piece of a payload */
+    DCOMMI_UCX_BYTES        /* a piece of a payload */
 };
 
 #define DCOMMI_UCX_PIECE 65536   /* bytes of payload in a message at most */
@@ -122,8 +122,8 @@ static bool dcommi_ucx_pump_payload(dcommi_ucx_peer *p, dcommi_ucx_queue *q)
     const size_t left = f->len - f->at, len = left < DCOMMI_UCX_PIECE ? left : DCOMMI_UCX_PIECE;
     const dcommi_ucx_piece piece = {
         .id = p->ucx->id, .at = f->at, .number = f->number, .part = f->part};
-    ucs_status_t status = dcommi_ucx_now(p, f->connection, DCOMMI_UCX_BYTES, &piece,
-                                         sizeof piece, f->data + f->at, len);
+    ucs_status_t status = dcommi_ucx_now(p, f->connection, DCOMMI_UCX_BYTES, &piece, sizeof piece,
+                                         f->data + f->at, len);
     if (status == UCS_ERR_NO_RESOURCE) {
         return false;
     }

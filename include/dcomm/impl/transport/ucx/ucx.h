@@ -277,8 +277,7 @@ static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, const dcommi_ucx_optio
     static const ucp_am_recv_callback_t takers[] = {[DCOMMI_UCX_MESSAGE] = dcommi_ucx_on_am,
                                                     [DCOMMI_UCX_ASK] = dcommi_ucx_on_ask,
                                                     [DCOMMI_UCX_ANSWER] = dcommi_ucx_on_answer,
-                                                    [DCOMMI_UCX_BYTES] =
-                                                        dcommi_ucx_on_payload};
+                                                    [DCOMMI_UCX_BYTES] = dcommi_ucx_on_payload};
     ucs_status_t status = UCS_OK;
     for (unsigned kind = 1; kind < sizeof takers / sizeof *takers && status == UCS_OK; kind++) {
         ucp_am_handler_param_t handler = {
