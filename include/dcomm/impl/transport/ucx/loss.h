@@ -69,7 +69,7 @@ static void dcommi_ucx_kept_forget_peer(dcommi_ucx *u, const dcommi_ucx_peer *p)
  * several connections. */
 static bool dcommi_ucx_is_fresh(const dcommi_ucx_peer *p)
 {
-    return p->opened > 1 && p->failure == UCS_OK &&
+    return !p->ucx->at_once && p->opened > 1 && p->failure == UCS_OK &&
            dcommi_coarse_now() < p->opened_at + DCOMMI_UCX_FRESH_S;
 }
 
