@@ -68,6 +68,7 @@
 #include "impl/train/bucket/api_bucket.h"
 #include "impl/train/scaler.h"
 #include "impl/train/bucket/save.h"
+#include "impl/train/bucket/rebind.h"
 #include "impl/train/moe/api_moe.h"
 #endif
 #endif
