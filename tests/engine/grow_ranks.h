@@ -44,6 +44,23 @@ static inline dcomm_status come(int rank, procs_shared *s, const part *p, dcomm_
     return dcomm_comm_create(&opts, comm);
 }
 
+/* Check that a communicator has `size` ranks, and that sums over it are right. */
+static inline void sums(dcomm_comm *comm, int size)
+{
+    static float in[100000], out[100000];
+    PROCS_CHECK(dcomm_comm_size(comm) == size, "there are %d ranks", dcomm_comm_size(comm));
+    for (size_t count = 1; count <= sizeof in / sizeof in[0]; count *= 100) {
+        for (size_t i = 0; i < count; i++) {
+            in[i] = (float)(dcomm_comm_rank(comm) + 1);
+        }
+        RANKS_OK(dcomm_allreduce(comm, in, out, count, DCOMM_F32, DCOMM_SUM, NULL));
+        for (size_t i = 0; i < count; i++) {
+            PROCS_CHECK(out[i] == (float)(size * (size + 1) / 2), "element %zu is %g", i,
+                        (double)out[i]);
+        }
+    }
+}
+
 /* Run n processes; those in `victims` must end by SIGKILL, the others with 0. */
 static inline void run(int n, procs_fn fn, void *arg, unsigned victims)
 {

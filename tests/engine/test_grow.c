@@ -5,23 +5,6 @@
 
 #include <sys/stat.h>
 
-/* Check that a communicator has `size` ranks, and that sums over it are right. */
-static void sums(dcomm_comm *comm, int size)
-{
-    static float in[100000], out[100000];
-    PROCS_CHECK(dcomm_comm_size(comm) == size, "there are %d ranks", dcomm_comm_size(comm));
-    for (size_t count = 1; count <= sizeof in / sizeof in[0]; count *= 100) {
-        for (size_t i = 0; i < count; i++) {
-            in[i] = (float)(dcomm_comm_rank(comm) + 1);
-        }
-        RANKS_OK(dcomm_allreduce(comm, in, out, count, DCOMM_F32, DCOMM_SUM, NULL));
-        for (size_t i = 0; i < count; i++) {
-            PROCS_CHECK(out[i] == (float)(size * (size + 1) / 2), "element %zu is %g", i,
-                        (double)out[i]);
-        }
-    }
-}
-
 /* ---- all goes well ---- */
 
 static int grows(int rank, int n, procs_shared *s, void *arg)
