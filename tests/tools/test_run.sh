@@ -52,6 +52,13 @@ leaves_nothing() {
         ! ls -d "$scratch"/dcomm-run-* 2>/dev/null
 }
 check "--restart leaves no file" leaves_nothing
+joins() { # OPTIONS: the rank that was killed is a rank again
+    gcc -std=c11 -D_GNU_SOURCE -O0 -I include -o "$scratch/restarted" tests/tools/restarted.c \
+        "$(dirname "$run")/libdcomm_one.a" -lucp -lucs -luct -lhwloc -lm -lpthread -ldl &&
+        DCOMM_IFACE=lo timeout 60 "$run" -n 3 --restart 1 "$@" -- "$scratch/restarted"
+}
+expect "a rank that was started again joins" 0 "2 of 3: the sum is 3" joins
+expect "and on another host" 0 "2 of 3: the sum is 3" joins --host-id-every 1
 
 grandchildren() {
     timeout 10 "$run" -n 2 -- sh -c '[ $RANK = 0 ] && sleep 0.3 && exit 6; sleep 7654.'$$' & wait'
