@@ -64,7 +64,7 @@ static void settle(void)
     setenv("DCOMM_WARN_UNBOUND", "0", 1);
     setenv("DCOMM_TUNE_CACHE", "off", 1);
     setenv("DCOMM_ERRORS", "return", 1);
-    setenv("DCOMM_LOG", "error", 1);
+    setenv("DCOMM_LOG", "error", 0);
     setenv("DCOMM_TUNE", "0", 1);
     setenv("LOCAL_WORLD_SIZE", "16", 1);
 }

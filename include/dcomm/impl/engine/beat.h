@@ -18,22 +18,23 @@
 
 #define DCOMMI_BEAT_EVERY_MAX 1.0 /* seconds between two beats, at most */
 
-/* Read what has come. Leave a frame that is no beat, and an end, to the holder of the token. With
- * the lock. */
-static void dcommi_beat_listen(dcommi_ctl *c, dcommi_ctl_line *l)
+/* Read what has come. Leave a frame that is no beat, and an end, to the holder of the token; beats
+ * may lie behind it, so return false then. With the lock. */
+static bool dcommi_beat_listen(dcommi_ctl *c, dcommi_ctl_line *l)
 {
     while (dcommi_ctl_fill(l, DCOMMI_CTL_FRAME) > 0) {
         if (dcommi_get32(l->in) != DCOMMI_CTL_BEAT) {
             c->pending = true;
-            return;
+            return false;
         }
         if (!dcommi_ctl_genuine(l)) {
             l->received--; /* the holder of the token checks it again, and closes */
             c->pending = true;
-            return;
+            return false;
         }
         l->have = 0;
     }
+    return true;
 }
 
 /* Return true if the peer's system has acknowledged all that we have sent. */
@@ -55,11 +56,11 @@ static bool dcommi_beat_turn(const dcomm_context *context, double since, double 
         if (l->state != DCOMMI_CTL_OPEN || l->fd < 0) {
             continue;
         }
-        dcommi_beat_listen(c, l);
+        const bool all = dcommi_beat_listen(c, l);
         if (!l->beats) {
             continue;
         }
-        if (l->heard) {
+        if (l->heard || !all) {
             l->silent_s = 0;
         } else if (dcommi_beat_arrives(l)) {
             l->silent_s += dcommi_silence_counted(since, every);

@@ -424,12 +424,24 @@ static bool dcommi_ctl_genuine(dcommi_ctl_line *l)
     return l->heard;
 }
 
-/* Handle a frame. Return false if the connection is over. */
-static bool dcommi_ctl_heard(dcomm_context *context, dcommi_ctl_line *l)
+/* Read a frame, as dcommi_ctl_read does: the thread of beat.h reads, too. */
+static int dcommi_ctl_read_frame(dcommi_ctl_line *l, uint8_t frame[DCOMMI_CTL_FRAME], bool *genuine)
 {
     pthread_mutex_lock(&dcommi_ctl_lock);
-    const bool genuine = dcommi_ctl_genuine(l);
+    const int there = dcommi_ctl_fill(l, DCOMMI_CTL_FRAME);
+    if (there > 0) {
+        *genuine = dcommi_ctl_genuine(l);
+        memcpy(frame, l->in, DCOMMI_CTL_FRAME);
+        l->have = 0;
+    }
     pthread_mutex_unlock(&dcommi_ctl_lock);
+    return there;
+}
+
+/* Handle a frame. Return false if the connection is over. */
+static bool dcommi_ctl_heard(dcomm_context *context, const dcommi_ctl_line *l, const uint8_t *frame,
+                             bool genuine)
+{
     if (!genuine) {
         dcommi_log(DCOMMI_LOG_WARN,
                    "the control connection with process %d brought a forged message; "
@@ -437,20 +449,20 @@ static bool dcommi_ctl_heard(dcomm_context *context, dcommi_ctl_line *l)
                    (int)context->peers[l->peer].pid);
         return false;
     }
-    if (dcommi_get32(l->in) == DCOMMI_CTL_LEAVE) {
-        dcommi_ctl_left(context, l->peer, dcommi_get64(l->in + 8), dcommi_get64(l->in + 16));
-    } else if (dcommi_get32(l->in) == DCOMMI_CTL_DEAD) {
+    if (dcommi_get32(frame) == DCOMMI_CTL_LEAVE) {
+        dcommi_ctl_left(context, l->peer, dcommi_get64(frame + 8), dcommi_get64(frame + 16));
+    } else if (dcommi_get32(frame) == DCOMMI_CTL_DEAD) {
         dcommi_given_up(context, l->peer);
     }
-    return dcommi_get32(l->in) != DCOMMI_CTL_GOODBYE;
+    return dcommi_get32(frame) != DCOMMI_CTL_GOODBYE;
 }
 
 static void dcommi_ctl_event(dcomm_context *context, dcommi_ctl_line *l)
 {
     static const size_t need[] = {[DCOMMI_CTL_STRANGER] = DCOMMI_CTL_HELLO,
                                   [DCOMMI_CTL_ASKED] = DCOMMI_CTL_CHALLENGE,
-                                  [DCOMMI_CTL_PROVED] = DCOMMI_CTL_KEY,
-                                  [DCOMMI_CTL_OPEN] = DCOMMI_CTL_FRAME};
+                                  [DCOMMI_CTL_PROVED] = DCOMMI_CTL_KEY};
+    uint8_t frame[DCOMMI_CTL_FRAME];
     dcommi_ctl *c = context->control;
     while (l->fd >= 0) {
         const uint8_t state = l->state;
@@ -458,7 +470,9 @@ static void dcommi_ctl_event(dcomm_context *context, dcommi_ctl_line *l)
             dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
             return;
         }
-        int there = dcommi_ctl_read(l, need[state]);
+        bool genuine = false;
+        int there = state == DCOMMI_CTL_OPEN ? dcommi_ctl_read_frame(l, frame, &genuine)
+                                             : dcommi_ctl_read(l, need[state]);
         if (there == 0) {
             return;
         }
@@ -474,7 +488,7 @@ static void dcommi_ctl_event(dcomm_context *context, dcommi_ctl_line *l)
         } else if (there > 0 && state == DCOMMI_CTL_PROVED) {
             goes_on = dcommi_ctl_welcomed(l);
         } else if (there > 0) {
-            goes_on = dcommi_ctl_heard(context, l);
+            goes_on = dcommi_ctl_heard(context, l, frame, genuine);
         } else if (state == DCOMMI_CTL_OPEN) {
             dcommi_ctl_dead(context, l);
         }
