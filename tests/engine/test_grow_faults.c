@@ -141,19 +141,19 @@ static void killed(trial t, int n, int times)
 
 Test(grow_faults, a_newcomer, .timeout = 120)
 {
-    killed((trial){.p = {2, RANKS_LOCAL, 10}, .victims = 1u << 3, .most_s = 0.04}, 4, 5);
+    killed((trial){.p = {2, RANKS_LOCAL, 10}, .victims = 1u << 3, .most_s = 0.04}, 4, 4);
 }
 Test(grow_faults, an_old_rank, .timeout = 120)
 {
-    killed((trial){.p = {3, RANKS_LOCAL, 10}, .victims = 1u << 2, .most_s = 0.04}, 4, 5);
+    killed((trial){.p = {3, RANKS_LOCAL, 10}, .victims = 1u << 2, .most_s = 0.04}, 4, 4);
 }
 Test(grow_faults, rank_0, .timeout = 120)
 {
     killed((trial){.p = {3, RANKS_LOCAL, 10}, .victims = 1u << 0, .most_s = 0.04, .file = true}, 4,
-           8);
+           3);
 }
 Test(grow_faults, hosts, .timeout = 120)
 {
-    killed((trial){.p = {2, RANKS_PAIRS, 10}, .victims = 1u << 3, .most_s = 0.06}, 4, 3);
-    killed((trial){.p = {3, RANKS_PAIRS, 10}, .victims = 1u << 1, .most_s = 0.06}, 4, 3);
+    killed((trial){.p = {2, RANKS_PAIRS, 10}, .victims = 1u << 3, .most_s = 0.06}, 4, 2);
+    killed((trial){.p = {3, RANKS_PAIRS, 10}, .victims = 1u << 1, .most_s = 0.06}, 4, 2);
 }
