@@ -366,7 +366,6 @@ DCOMM_API dcomm_status dcomm_scaler_step(dcomm_scaler *s, dcomm_scaler_verdict *
         return dcommi_fail(DCOMM_ERR_INVALID,
                            "dcomm_scaler_step: no step has sent gradients since the last call");
     }
-    s->judged = b->sent_steps;
     dcomm_scaler_verdict v = {.scale = b->scale, .rank = dcommi_bkt_first_sight(b)};
     for (int r = 0; r < b->size; r++) {
         v.bad_ranks += b->sights[r].found > 0;
@@ -376,6 +375,7 @@ DCOMM_API dcomm_status dcomm_scaler_step(dcomm_scaler *s, dcomm_scaler_verdict *
     } else {
         DCOMMI_TRY(dcommi_scaler_measure(s, &v));
     }
+    s->judged = b->sent_steps;
     dcommi_scaler_move(s, &v);
     v.next = b->scale;
     if (v.skip) {
