@@ -60,6 +60,7 @@
 #include "impl/comm/api_explain.h"
 #include "impl/comm/tune_comm.h"
 #include "impl/comm/create.h"
+#include "impl/comm/grow.h"
 #ifndef DCOMM_NO_CHECK
 #include "impl/check/check.h"
 #endif
