@@ -77,6 +77,72 @@ static int grows(int rank, int n, procs_shared *s, void *arg)
     return case_end(t);
 }
 
+/* A newcomer by dcomm_comm_grow takes the place of one that has died. */
+static int comes_back(int rank, int n, procs_shared *s, void *arg)
+{
+    const dcomm_feedback_opts feedback = {0};
+    const dcomm_buckets_opts opts = case_opts("topk:k=0.1", &feedback);
+    trainer *t = calloc(1, sizeof *t);
+    common *c = arg;
+    dcomm_id id;
+    size_t len;
+    PROCS_TRUE(t != NULL);
+    t->number = rank;
+    t->s = s;
+    ranks_settle(rank, n, RANKS_LOCAL);
+    if (rank == n - 1) {
+        dcomm_comm_opts joins = {.boot = DCOMM_BOOT_JOIN, .timeout_s = 20};
+        memcpy(&joins.id, procs_take(s, 1, &len), sizeof id);
+        RANKS_OK(dcomm_comm_create(&joins, &t->comm));
+        case_seated(t);
+        case_create(t, &opts);
+    } else {
+        t->comm = ranks_join(rank, n - 1, s, &(dcomm_comm_opts){.timeout_s = 20});
+        case_seated(t);
+        case_create(t, &opts);
+        case_steps(t, 2);
+        if (rank == 2) {
+            case_leave_state(t, c);
+        }
+        procs_post(s, rank, 1);
+        while (!procs_all(s, n - 1, 1, -1)) {
+            procs_nap();
+        }
+        if (rank == 2) {
+            kill(getpid(), SIGKILL);
+        }
+        PROCS_TRUE(case_backward(t) < 0 || dcomm_buckets_wait(t->b) < 0);
+        dcomm_comm *more = NULL;
+        case_shrink(t);
+        memset(&id, 0, sizeof id);
+        if (rank == 0) {
+            RANKS_OK(dcomm_id_create(&id));
+            procs_give(s, 1, &id, sizeof id);
+        }
+        RANKS_OK(dcomm_comm_grow(t->comm, &id, 1, 20, &more));
+        RANKS_OK(dcomm_comm_destroy(&t->comm));
+        t->comm = more;
+        case_seated(t);
+        RANKS_OK(dcomm_buckets_rebind(t->b, t->comm));
+    }
+    const dcomm_buckets_rebind_info info = case_info(t);
+    PROCS_TRUE(info.step == 2 && info.source == 0 && info.carried == 2 && info.joined == 1);
+    PROCS_TRUE(info.left == 1 && info.missing == 1 && info.reset == 0);
+    t->step = (int)info.step;
+    RANKS_OK(dcomm_broadcast(t->comm, t->in, t->in, TOTAL, DCOMM_F64, 0, NULL));
+    RANKS_OK(dcomm_broadcast(t->comm, t->out, t->out, TOTAL, DCOMM_F64, 0, NULL));
+    case_steps(t, 2);
+    case_balance(t, false, c->owed[2]);
+    return case_end(t);
+}
+
+Test(rebind_join, comes_back, .timeout = 60)
+{
+    common *c = case_common();
+    case_run(4, comes_back, c, 1u << 2);
+    munmap(c, sizeof *c);
+}
+
 Test(rebind_join, grows, .timeout = 60)
 {
     static const char *const codecs[] = {NULL, "qsgd:bits=8", "topk:k=0.1", "powersgd:rank=2",
@@ -256,6 +322,159 @@ Test(rebind_join, inside, .timeout = 60)
 {
     case_run(2, inside, NULL, 0);
     case_run(2, inside, "registered", 0);
+}
+
+/* ---- refused ---- */
+
+/* Move to a communicator of the same ranks, which must fail on all of them with these words; then
+ * the buckets still work where they were. */
+static void move_refused(trainer *t, dcomm_status want, const char *words)
+{
+    dcomm_comm *next;
+    RANKS_OK(dcomm_comm_dup(t->comm, &next));
+    ranks_refused(dcomm_buckets_rebind(t->b, next), want, words);
+    RANKS_OK(dcomm_comm_destroy(&next));
+    PROCS_TRUE(case_info(t).source == -1);
+    case_steps(t, 1);
+}
+
+static int refused(int rank, int n, procs_shared *s, void *arg)
+{
+    common *c = arg;
+    const dcomm_feedback_opts feedback = {0};
+    const dcomm_buckets_opts opts = case_opts("topk:k=0.1", &feedback);
+    trainer *t = case_join(rank, n, s);
+    const int other = 1 - rank;
+    case_create(t, &opts);
+    ranks_refused(dcomm_buckets_rebind(NULL, t->comm), DCOMM_ERR_INVALID, "b is NULL");
+    ranks_refused(dcomm_buckets_rebind(t->b, NULL), DCOMM_ERR_INVALID, "comm is NULL");
+    ranks_refused(dcomm_buckets_get_rebind(t->b, NULL), DCOMM_ERR_INVALID, "info is NULL");
+    ranks_refused(dcomm_buckets_inherit(t->b, NULL, 8), DCOMM_ERR_INVALID, "state is NULL");
+    ranks_refused(dcomm_buckets_inherit(t->b, "not a state", 11), DCOMM_ERR_CORRUPT, "too short");
+    case_leave_state(t, c);
+    case_meet(t, n, 1);
+    ranks_refused(dcomm_buckets_inherit(t->b, c->state[rank], c->bytes[rank]), DCOMM_ERR_INVALID,
+                  rank == 0 ? "is of rank 0 of 2, and this was rank 0 of 2"
+                            : "is of rank 1 of 2, and this was rank 1 of 2");
+    if (rank == 0) {
+        RANKS_OK(dcomm_buckets_inherit(t->b, c->state[other], c->bytes[other]));
+    }
+    move_refused(t, DCOMM_ERR_INVALID,
+                 "rank 0 inherits from the former rank 1, and that is now rank 1");
+    dcomm_scaler *scaler = NULL; /* on one rank alone, behind its back */
+    if (rank == 1) {
+        t->b->watched = true;
+    }
+    dcomm_comm *next;
+    RANKS_OK(dcomm_comm_dup(t->comm, &next));
+    ranks_refused(dcomm_buckets_rebind(t->b, next), DCOMM_ERR_MISMATCH,
+                  "rank 0 has no scaler, and rank 1 has one");
+    t->b->watched = false;
+    RANKS_OK(dcomm_comm_destroy(&next));
+    RANKS_OK(dcomm_scaler_create(t->b, NULL, &scaler));
+    t->b->scale = rank == 0 ? 2 : 4;
+    RANKS_OK(dcomm_comm_dup(t->comm, &next));
+    ranks_refused(dcomm_buckets_rebind(t->b, next), DCOMM_ERR_MISMATCH,
+                  "the scaler is at 2 after 0 good steps on rank 0, and at 4 after 0 on rank 1");
+    RANKS_OK(dcomm_comm_destroy(&next));
+    RANKS_OK(dcomm_scaler_destroy(&scaler));
+    case_steps(t, 1);
+    return case_end(t);
+}
+
+/* Rank 2 of 3 leaves on purpose: its state is inherited twice, then when it is stale, then once. */
+static int leaves(int rank, int n, procs_shared *s, void *arg)
+{
+    common *c = arg;
+    const dcomm_feedback_opts feedback = {0};
+    const dcomm_buckets_opts opts = case_opts("qsgd:bits=8", &feedback);
+    dcomm_ledger ledger = {0};
+    dcomm_bucket_info bucket;
+    trainer *t = case_join(rank, n, s);
+    case_create(t, &opts);
+    case_steps(t, 2);
+    if (rank == 1) {
+        case_leave_state(t, c); /* stale, for the second attempt */
+        memcpy(c->state[4], c->state[1], sizeof c->state[1]);
+    }
+    if (rank == 2) {
+        case_leave_state(t, c);
+        memcpy(c->state[3], c->state[2], sizeof c->state[2]);
+    }
+    case_steps(t, 1);
+    if (rank == 2) {
+        case_leave_state(t, c);
+    }
+    case_meet(t, n, 1);
+    if (rank == 2) {
+        dcomm_buckets_destroy(&t->b);
+        dcomm_comm_destroy(&t->comm);
+        return 0;
+    }
+    dcomm_comm *rest = NULL;
+    RANKS_OK(dcomm_comm_shrink(t->comm, (int[]){2}, 1, &rest));
+    RANKS_OK(dcomm_buckets_inherit(t->b, c->state[2], c->bytes[2]));
+    ranks_refused(dcomm_buckets_rebind(t->b, rest), DCOMM_ERR_INVALID,
+                  "rank 1 inherits from the former rank 2, and so does rank 0");
+    if (rank == 1) {
+        RANKS_OK(dcomm_buckets_inherit(t->b, c->state[3], c->bytes[2]));
+    }
+    ranks_refused(dcomm_buckets_rebind(t->b, rest), DCOMM_ERR_INVALID,
+                  "the state of the former rank 2 was saved before step 2, and the ranks go on at "
+                  "step 3; what that rank has sent in between would count twice");
+    if (rank == 1) {
+        RANKS_OK(dcomm_buckets_inherit(t->b, c->state[2], c->bytes[2]));
+    }
+    RANKS_OK(dcomm_bucket_get_info(t->b, 0, &bucket));
+    RANKS_OK(dcomm_feedback_set_ledger(bucket.feedback, &ledger));
+    RANKS_OK(dcomm_buckets_rebind(t->b, rest));
+    dcomm_comm_destroy(&t->comm);
+    t->comm = rest;
+    PROCS_TRUE(ledger.missing == 0 && ledger.carried > 0 && ledger.lost == 0);
+    const dcomm_buckets_rebind_info info = case_info(t);
+    PROCS_TRUE(info.step == 3 && info.left == 1 && info.missing == 0 && info.reset == 0);
+    PROCS_TRUE(ledger.carried <= info.carried_norm);
+    case_seated(t);
+    case_steps(t, 2);
+    case_balance(t, false, NULL);
+    RANKS_OK(dcomm_feedback_set_ledger(bucket.feedback, NULL));
+    return case_end(t);
+}
+
+/* A rank that joins with other options is an error on all; the buckets work on where they were. */
+static int joins_badly(int rank, int n, procs_shared *s, void *arg)
+{
+    dcomm_buckets_opts opts = case_opts(NULL, NULL);
+    dcomm_bucket_param params[PARAMS];
+    dcomm_comm *all;
+    (void)arg;
+    trainer *t = first_ones(rank, n, s, 2, &all);
+    if (t->b == NULL && rank < 2) {
+        case_create(t, &opts);
+        case_steps(t, 1);
+        ranks_refused(dcomm_buckets_rebind(t->b, all), DCOMM_ERR_MISMATCH,
+                      "opts.bucket_bytes is 10000 on rank 0 and 77 on rank 2");
+        case_steps(t, 1);
+    } else {
+        case_params(t, params);
+        opts.bucket_bytes = opts.first_bytes = 77;
+        ranks_refused(dcomm_buckets_create(all, params, PARAMS, &opts, &t->b), DCOMM_ERR_MISMATCH,
+                      "opts.bucket_bytes is 10000 on rank 0 and 77 on rank 2");
+        opts = case_opts(NULL, NULL);
+    }
+    come(t, all, &opts);
+    case_steps(t, 1);
+    PROCS_TRUE(t->step == 3);
+    return case_end(t);
+}
+
+Test(rebind_join, refused, .timeout = 60)
+{
+    common *c = case_common();
+    case_run(2, refused, c, 0);
+    case_run(3, leaves, c, 0);
+    case_run(3, joins_badly, NULL, 0);
+    munmap(c, sizeof *c);
 }
 
 /* ---- another order ---- */
