@@ -1,34 +1,7 @@
-/* test_rebind_join.c - ranks join those whose buckets move: they get step, order and scaler. Shards,
- * gradients inside buckets, and a scaler that stands differently. Calls that are refused. */
+/* test_rebind_join.c - ranks join those whose buckets move: they get step, order and scaler.
+ * Shards, gradients inside buckets, and a scaler that stands differently. */
 #define _GNU_SOURCE
 #include "rebind_case.h"
-
-/* Make a communicator of the first `old` processes, in which they train. The others wait. */
-static trainer *first_ones(int rank, int n, procs_shared *s, int old, dcomm_comm **all)
-{
-    trainer *t = case_join(rank, n, s);
-    *all = t->comm;
-    t->comm = NULL;
-    RANKS_OK(dcomm_comm_split(*all, rank < old ? 0 : -1, rank, &t->comm));
-    if (t->comm != NULL) {
-        case_seated(t);
-    }
-    return t;
-}
-
-/* Come to the communicator of all: with buckets, or to create them. */
-static void come(trainer *t, dcomm_comm *all, const dcomm_buckets_opts *opts)
-{
-    RANKS_OK(dcomm_comm_destroy(&t->comm));
-    t->comm = all;
-    case_seated(t);
-    if (t->b != NULL) {
-        RANKS_OK(dcomm_buckets_rebind(t->b, all));
-    } else {
-        case_create(t, opts);
-    }
-    t->step = (int)case_info(t).step;
-}
 
 /* ---- a communicator that grows ---- */
 
@@ -38,19 +11,18 @@ static int grows(int rank, int n, procs_shared *s, void *arg)
     const bool ef21 = codec != NULL && codec[0] == '!';
     const dcomm_feedback_opts feedback = {.variant =
                                               ef21 ? DCOMM_FEEDBACK_EF21 : DCOMM_FEEDBACK_CLASSIC};
-    dcomm_buckets_opts opts = case_opts(codec != NULL ? codec + ef21 : NULL,
-                                        codec != NULL ? &feedback : NULL);
+    dcomm_buckets_opts opts =
+        case_opts(codec != NULL ? codec + ef21 : NULL, codec != NULL ? &feedback : NULL);
     opts.rebuild = true;
     dcomm_comm *all;
-    trainer *t = first_ones(rank, n, s, 2, &all);
+    trainer *t = case_first_ones(rank, n, s, 2, &all);
     if (t->comm != NULL) {
         case_create(t, &opts);
         for (int i = 0; i < 3; i++) { /* in an order that rebuilds them */
             static const size_t order[PARAMS] = {1, 2, 0};
             for (size_t p = 0; p < PARAMS; p++) {
                 for (size_t j = 0; j < LENGTH; j++) {
-                    t->grad[order[p]][j] =
-                        case_gradient(rank, t->step, order[p] * LENGTH + j);
+                    t->grad[order[p]][j] = case_gradient(rank, t->step, order[p] * LENGTH + j);
                 }
                 RANKS_OK(dcomm_param_mark_ready(t->b, order[p], NULL));
             }
@@ -58,7 +30,7 @@ static int grows(int rank, int n, procs_shared *s, void *arg)
             case_book(t, true);
         }
     }
-    come(t, all, &opts);
+    case_come(t, all, &opts);
     const dcomm_buckets_rebind_info info = case_info(t);
     PROCS_TRUE(info.step == 3 && info.source == 0 && !info.undone && info.carried == 2);
     PROCS_TRUE(info.joined == n - 2 && info.left == 0 && info.missing == 0 && info.reset == 0);
@@ -175,7 +147,7 @@ static int scales(int rank, int n, procs_shared *s, void *arg)
     const bool forgets = arg != NULL;
     dcomm_comm *all;
     dcomm_scaler *scaler = NULL;
-    trainer *t = first_ones(rank, n, s, 2, &all);
+    trainer *t = case_first_ones(rank, n, s, 2, &all);
     if (t->comm != NULL) {
         case_create(t, &opts);
         RANKS_OK(dcomm_scaler_create(t->b, &wanted, &scaler));
@@ -190,7 +162,7 @@ static int scales(int rank, int n, procs_shared *s, void *arg)
             RANKS_OK(dcomm_buckets_wait(t->b));
         }
     }
-    come(t, all, &opts);
+    case_come(t, all, &opts);
     const dcomm_buckets_rebind_info info = case_info(t);
     PROCS_TRUE(info.step == 3 && info.source == 1 && info.undone == (rank == 0) && info.reset == 0);
     if (forgets) {
@@ -322,159 +294,6 @@ Test(rebind_join, inside, .timeout = 60)
 {
     case_run(2, inside, NULL, 0);
     case_run(2, inside, "registered", 0);
-}
-
-/* ---- refused ---- */
-
-/* Move to a communicator of the same ranks, which must fail on all of them with these words; then
- * the buckets still work where they were. */
-static void move_refused(trainer *t, dcomm_status want, const char *words)
-{
-    dcomm_comm *next;
-    RANKS_OK(dcomm_comm_dup(t->comm, &next));
-    ranks_refused(dcomm_buckets_rebind(t->b, next), want, words);
-    RANKS_OK(dcomm_comm_destroy(&next));
-    PROCS_TRUE(case_info(t).source == -1);
-    case_steps(t, 1);
-}
-
-static int refused(int rank, int n, procs_shared *s, void *arg)
-{
-    common *c = arg;
-    const dcomm_feedback_opts feedback = {0};
-    const dcomm_buckets_opts opts = case_opts("topk:k=0.1", &feedback);
-    trainer *t = case_join(rank, n, s);
-    const int other = 1 - rank;
-    case_create(t, &opts);
-    ranks_refused(dcomm_buckets_rebind(NULL, t->comm), DCOMM_ERR_INVALID, "b is NULL");
-    ranks_refused(dcomm_buckets_rebind(t->b, NULL), DCOMM_ERR_INVALID, "comm is NULL");
-    ranks_refused(dcomm_buckets_get_rebind(t->b, NULL), DCOMM_ERR_INVALID, "info is NULL");
-    ranks_refused(dcomm_buckets_inherit(t->b, NULL, 8), DCOMM_ERR_INVALID, "state is NULL");
-    ranks_refused(dcomm_buckets_inherit(t->b, "not a state", 11), DCOMM_ERR_CORRUPT, "too short");
-    case_leave_state(t, c);
-    case_meet(t, n, 1);
-    ranks_refused(dcomm_buckets_inherit(t->b, c->state[rank], c->bytes[rank]), DCOMM_ERR_INVALID,
-                  rank == 0 ? "is of rank 0 of 2, and this was rank 0 of 2"
-                            : "is of rank 1 of 2, and this was rank 1 of 2");
-    if (rank == 0) {
-        RANKS_OK(dcomm_buckets_inherit(t->b, c->state[other], c->bytes[other]));
-    }
-    move_refused(t, DCOMM_ERR_INVALID,
-                 "rank 0 inherits from the former rank 1, and that is now rank 1");
-    dcomm_scaler *scaler = NULL; /* on one rank alone, behind its back */
-    if (rank == 1) {
-        t->b->watched = true;
-    }
-    dcomm_comm *next;
-    RANKS_OK(dcomm_comm_dup(t->comm, &next));
-    ranks_refused(dcomm_buckets_rebind(t->b, next), DCOMM_ERR_MISMATCH,
-                  "rank 0 has no scaler, and rank 1 has one");
-    t->b->watched = false;
-    RANKS_OK(dcomm_comm_destroy(&next));
-    RANKS_OK(dcomm_scaler_create(t->b, NULL, &scaler));
-    t->b->scale = rank == 0 ? 2 : 4;
-    RANKS_OK(dcomm_comm_dup(t->comm, &next));
-    ranks_refused(dcomm_buckets_rebind(t->b, next), DCOMM_ERR_MISMATCH,
-                  "the scaler is at 2 after 0 good steps on rank 0, and at 4 after 0 on rank 1");
-    RANKS_OK(dcomm_comm_destroy(&next));
-    RANKS_OK(dcomm_scaler_destroy(&scaler));
-    case_steps(t, 1);
-    return case_end(t);
-}
-
-/* Rank 2 of 3 leaves on purpose: its state is inherited twice, then when it is stale, then once. */
-static int leaves(int rank, int n, procs_shared *s, void *arg)
-{
-    common *c = arg;
-    const dcomm_feedback_opts feedback = {0};
-    const dcomm_buckets_opts opts = case_opts("qsgd:bits=8", &feedback);
-    dcomm_ledger ledger = {0};
-    dcomm_bucket_info bucket;
-    trainer *t = case_join(rank, n, s);
-    case_create(t, &opts);
-    case_steps(t, 2);
-    if (rank == 1) {
-        case_leave_state(t, c); /* stale, for the second attempt */
-        memcpy(c->state[4], c->state[1], sizeof c->state[1]);
-    }
-    if (rank == 2) {
-        case_leave_state(t, c);
-        memcpy(c->state[3], c->state[2], sizeof c->state[2]);
-    }
-    case_steps(t, 1);
-    if (rank == 2) {
-        case_leave_state(t, c);
-    }
-    case_meet(t, n, 1);
-    if (rank == 2) {
-        dcomm_buckets_destroy(&t->b);
-        dcomm_comm_destroy(&t->comm);
-        return 0;
-    }
-    dcomm_comm *rest = NULL;
-    RANKS_OK(dcomm_comm_shrink(t->comm, (int[]){2}, 1, &rest));
-    RANKS_OK(dcomm_buckets_inherit(t->b, c->state[2], c->bytes[2]));
-    ranks_refused(dcomm_buckets_rebind(t->b, rest), DCOMM_ERR_INVALID,
-                  "rank 1 inherits from the former rank 2, and so does rank 0");
-    if (rank == 1) {
-        RANKS_OK(dcomm_buckets_inherit(t->b, c->state[3], c->bytes[2]));
-    }
-    ranks_refused(dcomm_buckets_rebind(t->b, rest), DCOMM_ERR_INVALID,
-                  "the state of the former rank 2 was saved before step 2, and the ranks go on at "
-                  "step 3; what that rank has sent in between would count twice");
-    if (rank == 1) {
-        RANKS_OK(dcomm_buckets_inherit(t->b, c->state[2], c->bytes[2]));
-    }
-    RANKS_OK(dcomm_bucket_get_info(t->b, 0, &bucket));
-    RANKS_OK(dcomm_feedback_set_ledger(bucket.feedback, &ledger));
-    RANKS_OK(dcomm_buckets_rebind(t->b, rest));
-    dcomm_comm_destroy(&t->comm);
-    t->comm = rest;
-    PROCS_TRUE(ledger.missing == 0 && ledger.carried > 0 && ledger.lost == 0);
-    const dcomm_buckets_rebind_info info = case_info(t);
-    PROCS_TRUE(info.step == 3 && info.left == 1 && info.missing == 0 && info.reset == 0);
-    PROCS_TRUE(ledger.carried <= info.carried_norm);
-    case_seated(t);
-    case_steps(t, 2);
-    case_balance(t, false, NULL);
-    RANKS_OK(dcomm_feedback_set_ledger(bucket.feedback, NULL));
-    return case_end(t);
-}
-
-/* A rank that joins with other options is an error on all; the buckets work on where they were. */
-static int joins_badly(int rank, int n, procs_shared *s, void *arg)
-{
-    dcomm_buckets_opts opts = case_opts(NULL, NULL);
-    dcomm_bucket_param params[PARAMS];
-    dcomm_comm *all;
-    (void)arg;
-    trainer *t = first_ones(rank, n, s, 2, &all);
-    if (t->b == NULL && rank < 2) {
-        case_create(t, &opts);
-        case_steps(t, 1);
-        ranks_refused(dcomm_buckets_rebind(t->b, all), DCOMM_ERR_MISMATCH,
-                      "opts.bucket_bytes is 10000 on rank 0 and 77 on rank 2");
-        case_steps(t, 1);
-    } else {
-        case_params(t, params);
-        opts.bucket_bytes = opts.first_bytes = 77;
-        ranks_refused(dcomm_buckets_create(all, params, PARAMS, &opts, &t->b), DCOMM_ERR_MISMATCH,
-                      "opts.bucket_bytes is 10000 on rank 0 and 77 on rank 2");
-        opts = case_opts(NULL, NULL);
-    }
-    come(t, all, &opts);
-    case_steps(t, 1);
-    PROCS_TRUE(t->step == 3);
-    return case_end(t);
-}
-
-Test(rebind_join, refused, .timeout = 60)
-{
-    common *c = case_common();
-    case_run(2, refused, c, 0);
-    case_run(3, leaves, c, 0);
-    case_run(3, joins_badly, NULL, 0);
-    munmap(c, sizeof *c);
 }
 
 /* ---- another order ---- */

@@ -92,12 +92,12 @@ static void dcommi_scaler_stand(dcomm_scaler *s, const dcommi_bkt_front *front)
  * dcomm_scaler_create, so an error is this rank's alone. */
 static dcomm_status dcommi_scaler_joins(const dcomm_scaler_opts *o, const dcomm_scaler_opts *theirs)
 {
-#define DCOMMI_SCALER_DIFFERS(name)                                                               \
-    if (o->name != theirs->name) {                                                                \
-        return dcommi_fail(DCOMM_ERR_MISMATCH,                                                    \
+#define DCOMMI_SCALER_DIFFERS(name)                                                                \
+    if (o->name != theirs->name) {                                                                 \
+        return dcommi_fail(DCOMM_ERR_MISMATCH,                                                     \
                            "dcomm_scaler_create: opts." #name " is %.17g, and %.17g on the ranks " \
-                           "that this one has joined",                                            \
-                           (double)o->name, (double)theirs->name);                                \
+                           "that this one has joined",                                             \
+                           (double)o->name, (double)theirs->name);                                 \
     }
     DCOMMI_SCALER_OPTIONS(DCOMMI_SCALER_DIFFERS)
 #undef DCOMMI_SCALER_DIFFERS

@@ -75,8 +75,7 @@ static dcomm_status dcommi_bkt_make(dcomm_buckets *b, const dcomm_bucket_param *
 {
     static const dcommi_bkt_run nothing;
     dcomm_buckets_rebind_info info;
-    DCOMMI_TRY(
-        dcommi_bkt_agree(b, dcommi_bkt_prepare(b, params, nparams, opts), &nothing, &info));
+    DCOMMI_TRY(dcommi_bkt_agree(b, dcommi_bkt_prepare(b, params, nparams, opts), &nothing, &info));
     if (info.carried > 0) {
         return dcommi_bkt_join(b, &info);
     }

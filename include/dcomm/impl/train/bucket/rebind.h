@@ -1,6 +1,6 @@
-/* rebind.h - buckets move to another communicator. Their ranks meet there (meet.h), maybe with ranks
- * that create theirs, and all go on at one place of the run (join.h). Until all ranks have come
- * there without an error, the buckets stay with their old communicator as they are. */
+/* rebind.h - buckets move to another communicator. Their ranks meet there (meet.h), maybe with
+ * ranks that create theirs, and all go on at one place of the run (join.h). Until all ranks have
+ * come there without an error, the buckets stay with their old communicator as they are. */
 #ifndef DCOMMI_BUCKET_REBIND_H
 #define DCOMMI_BUCKET_REBIND_H
 
@@ -20,9 +20,9 @@ typedef struct dcommi_bkt_move {
     dcommi_bkt_seat other; /* the seat that they do not use: the new one, then the old one */
     dcomm_buckets_rebind_info info;
     dcommi_bkt_front *front;
-    bool deals;               /* their order is another one, and they are built anew: */
-    dcommi_bkt_layout layout; /* so */
-    size_t **shards;          /* of each bucket that stays */
+    bool deals;                /* their order is another one, and they are built anew: */
+    dcommi_bkt_layout layout;  /* so */
+    size_t **shards;           /* of each bucket that stays */
     dcomm_feedback **heritage; /* of each legacy the states of all buckets */
 } dcommi_bkt_move;
 
@@ -140,11 +140,12 @@ static void dcommi_bkt_write_front(dcomm_buckets *b, dcommi_bkt_front *front)
 static dcomm_status dcommi_bkt_stale(const dcommi_bkt_legacy *legacy, uint64_t step,
                                      const dcommi_bkt_front *front)
 {
-    return dcommi_fail(DCOMM_ERR_INVALID,
-                       "dcomm_buckets_rebind: the state of the former rank %zu was saved before step "
-                       "%" PRIu64 ", and the ranks go on at step %" PRIu64
-                       "; what that rank has sent in between would count twice",
-                       legacy->rank, step, front->steps);
+    return dcommi_fail(
+        DCOMM_ERR_INVALID,
+        "dcomm_buckets_rebind: the state of the former rank %zu was saved before step "
+        "%" PRIu64 ", and the ranks go on at step %" PRIu64
+        "; what that rank has sent in between would count twice",
+        legacy->rank, step, front->steps);
 }
 
 /* Read the legacies, now that it is known where all go on. */
@@ -170,8 +171,7 @@ static dcomm_status dcommi_bkt_read_legacies(const dcomm_buckets *b, dcommi_bkt_
         dcommi_bkt_walk walk = {legacy->state + front, legacy->bytes - front - sizeof(uint64_t)};
         for (size_t i = 0; i < b->layout.n; i++) {
             dcomm_feedback **to = &m->heritage[l * b->layout.n + i];
-            DCOMMI_TRY(
-                dcommi_bkt_load_one(b, &b->layout.buckets[i], &walk, legacy->rank, to));
+            DCOMMI_TRY(dcommi_bkt_load_one(b, &b->layout.buckets[i], &walk, legacy->rank, to));
             if (*to != NULL && (*to)->step != errors[i].step) {
                 return dcommi_bkt_stale(legacy, h.steps, m->front);
             }
@@ -383,8 +383,7 @@ DCOMM_API dcomm_status dcomm_buckets_inherit(dcomm_buckets *b, const void *state
     DCOMMI_NEED(b);
     DCOMMI_NEED(state);
     DCOMMI_TRY(dcommi_bkt_read_head(b, state, bytes, (size_t)b->met_rank, &h));
-    if (h.ranks != (uint64_t)b->met_size || h.rank >= h.ranks ||
-        h.rank == (uint64_t)b->met_rank) {
+    if (h.ranks != (uint64_t)b->met_size || h.rank >= h.ranks || h.rank == (uint64_t)b->met_rank) {
         return dcommi_fail(DCOMM_ERR_INVALID,
                            "dcomm_buckets_inherit: the state is of rank %" PRIu64 " of %" PRIu64
                            ", and this was rank %d of %d",

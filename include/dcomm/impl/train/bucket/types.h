@@ -190,7 +190,7 @@ struct dcomm_buckets {
     dcommi_bkt_legacy legacies[DCOMMI_BKT_LEGACIES];
     size_t nlegacies;
     dcommi_bkt_front joined; /* has_scaler: the other ranks have a scaler, and this one does not */
-    _Atomic int failed; /* the status, 0: none */
+    _Atomic int failed;      /* the status, 0: none */
     char message[DCOMMI_MESSAGE_MAX];
     double *spans[DCOMMI_BKT_SPANS]; /* [history], rings */
     size_t history;
