@@ -22,6 +22,7 @@ typedef struct dcommi_bkt_move {
     dcommi_bkt_front *front;
     bool deals;                /* their order is another one, and they are built anew: */
     dcommi_bkt_layout layout;  /* so */
+    size_t nbuckets;           /* before the move */
     size_t **shards;           /* of each bucket that stays */
     dcomm_feedback **heritage; /* of each legacy the states of all buckets */
 } dcommi_bkt_move;
@@ -47,13 +48,13 @@ static void dcommi_bkt_leave_seat(dcommi_bkt_seat *seat)
     dcommi_free(seat->sights);
 }
 
-static void dcommi_bkt_move_free(const dcomm_buckets *b, dcommi_bkt_move *m)
+static void dcommi_bkt_move_free(dcommi_bkt_move *m)
 {
     dcommi_bkt_layout_free(&m->layout);
-    for (size_t i = 0; m->shards != NULL && i < b->layout.n; i++) {
+    for (size_t i = 0; m->shards != NULL && i < m->nbuckets; i++) {
         dcommi_free(m->shards[i]);
     }
-    for (size_t i = 0; m->heritage != NULL && i < DCOMMI_BKT_LEGACIES * b->layout.n; i++) {
+    for (size_t i = 0; m->heritage != NULL && i < DCOMMI_BKT_LEGACIES * m->nbuckets; i++) {
         dcomm_feedback_destroy(&m->heritage[i]);
     }
     dcommi_free(m->shards);
@@ -185,6 +186,7 @@ static dcomm_status dcommi_bkt_pack_up(dcomm_buckets *b, dcommi_bkt_move *m)
 {
     const uint32_t *sequence = dcommi_bkt_front_sequence(b, m->front);
     const size_t order = b->nparams * sizeof *sequence;
+    m->nbuckets = b->layout.n;
     m->deals = memcmp(b->sequence, sequence, order) != 0 || b->layout.n != m->front->nbuckets;
     if (m->deals) {
         DCOMMI_TRY(dcommi_bkt_build(b, sequence, &m->layout));
@@ -204,7 +206,7 @@ static dcomm_status dcommi_bkt_pack_up(dcomm_buckets *b, dcommi_bkt_move *m)
     return dcommi_bkt_read_legacies(b, m);
 }
 
-/* Meet the other ranks, on the new seat. `run` and `own` are of the old one. */
+/* Meet the other ranks, on the new seat. `run` is of the old one. */
 static dcomm_status dcommi_bkt_meet_all(dcomm_buckets *b, dcommi_bkt_move *m, dcomm_status status,
                                         const dcommi_bkt_run *run)
 {
@@ -372,7 +374,7 @@ DCOMM_API dcomm_status dcomm_buckets_rebind(dcomm_buckets *b, dcomm_comm *comm)
         b->comm->on_error = on_error;
         status = dcommi_fail(status, "%s", why);
     }
-    dcommi_bkt_move_free(b, &m);
+    dcommi_bkt_move_free(&m);
     dcommi_bkt_forget_legacies(b);
     return status;
 }
