@@ -265,14 +265,14 @@ DCOMM_API dcomm_status dcomm_buckets_load(dcomm_buckets *b, const void *const *s
  * stays out destroys its buckets.
  * Errors, on all ranks: those of dcomm_buckets_create; DCOMM_ERR_MISMATCH (scalers differ);
  * DCOMM_ERR_INVALID (an inherited state is of another step, or of a rank that is there);
- * DCOMM_ERR_PEER (another rank has failed). After an error the buckets can be moved to another
- * communicator or destroyed; those that worked before and have not met the others still work. */
+ * DCOMM_ERR_PEER (another rank has failed). After an error the buckets can be moved again or
+ * destroyed. If a bad argument was the error, buckets that worked before still work. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_rebind(dcomm_buckets *b, dcomm_comm *comm);
 /* Let this rank inherit the residuals of a lost rank: the next dcomm_buckets_rebind adds them to
- * this rank's, and then forgets them. `state` has been written there by dcomm_buckets_save, and
- * stays in use until then. It must be of the step at which the ranks go on, such as one that a rank
- * has handed over before it left: what a rank has sent since an older state would count twice. A
- * rank can inherit from up to 8 ranks.
+ * this rank's. If that fails, inherit again before the one after it. The lost rank has written
+ * `state` by dcomm_buckets_save; it is in use until dcomm_buckets_rebind returns. It must be of the
+ * step at which the ranks go on, such as one that a rank has handed over before it left: what a
+ * rank has sent since an older state would count twice. A rank can inherit from up to 8 ranks.
  * Errors: DCOMM_ERR_INVALID (NULL; too many; other parameters; not of another rank of the buckets'
  * communicator), DCOMM_ERR_CORRUPT (dcomm_buckets_save did not write these bytes). */
 DCOMM_API dcomm_status dcomm_buckets_inherit(dcomm_buckets *b, const void *state, size_t bytes);
