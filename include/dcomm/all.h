@@ -22,6 +22,7 @@
 #include "bucket.h"
 #include "scaler.h"
 #include "moe.h"
+#include "checkpoint.h"
 #endif
 #endif
 #include "old_names.h"
@@ -68,6 +69,7 @@
 #include "impl/train/scaler.h"
 #include "impl/train/bucket/save.h"
 #include "impl/train/moe/api_moe.h"
+#include "impl/train/checkpoint.h"
 #endif
 #endif
 #endif
