@@ -389,7 +389,8 @@ static dcomm_status find_generations(trainer *t, int32_t steps[TRIED + 1])
 
 static int resume_failed(const trainer *t, const char *what)
 {
-    fprintf(stderr, "trainer: rank %d: %s: %s\n", t->rank, what, dcomm_last_error());
+    const char *why = dcomm_last_error();
+    fprintf(stderr, "trainer: rank %d: %s%s%s\n", t->rank, what, *why != '\0' ? ": " : "", why);
     return EXIT_COMM;
 }
 

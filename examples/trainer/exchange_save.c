@@ -35,20 +35,41 @@ dcomm_status exchange_save(exchange *e, char *to, size_t room)
     return DCOMM_OK;
 }
 
-/* Load a part's feedback from the states of all old ranks. *at is where it begins in each state,
- * and is moved to where the next part begins. */
-static dcomm_status load_part(exchange_part *part, const char **at, int n, int rank, int nranks)
+/* The rest of a rank's state. */
+typedef struct rest {
+    const char *at;
+    size_t bytes;
+} rest;
+
+/* Take a part's bytes from a state. */
+static dcomm_status take_part(rest *from, const char **part, size_t *bytes)
+{
+    uint64_t length = 0;
+    if (from->bytes >= sizeof length) {
+        memcpy(&length, from->at, sizeof length);
+    }
+    if (from->bytes < sizeof length || from->bytes - sizeof length < length) {
+        return DCOMM_ERR_INVALID;
+    }
+    *part = from->at + sizeof length;
+    *bytes = length;
+    from->at += sizeof length + length;
+    from->bytes -= sizeof length + length;
+    return DCOMM_OK;
+}
+
+/* Load a part's feedback from the states of all n old ranks. */
+static dcomm_status load_part(exchange_part *part, rest *states, int n, int rank, int nranks)
 {
     dcomm_feedback **old = calloc((size_t)n, sizeof *old), *loaded = NULL;
     dcomm_status status = old != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
     for (int r = 0; r < n && status >= 0; r++) {
-        uint64_t bytes;
-        memcpy(&bytes, at[r], sizeof bytes);
-        at[r] += sizeof bytes;
-        if (n != nranks || r == rank) { /* else it is another rank's, which loads it itself */
-            status = dcomm_feedback_load(part->codec, at[r], bytes, &old[r]);
+        const char *from;
+        size_t bytes;
+        status = take_part(&states[r], &from, &bytes);
+        if (status >= 0 && (n != nranks || r == rank)) { /* else that rank loads it */
+            status = dcomm_feedback_load(part->codec, from, bytes, &old[r]);
         }
-        at[r] += bytes;
     }
     if (status >= 0 && n == nranks) {
         loaded = old[rank];
@@ -73,14 +94,17 @@ dcomm_status exchange_load(exchange *e, const char *const *states, const size_t 
     if (e->buckets != NULL) {
         return dcomm_buckets_load(e->buckets, (const void *const *)states, bytes, (size_t)n);
     }
-    const char **at = malloc((size_t)n * sizeof *at);
-    dcomm_status status = at != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
-    if (at != NULL) {
-        memcpy(at, states, (size_t)n * sizeof *at);
+    rest *left = calloc((size_t)n, sizeof *left);
+    dcomm_status status = left != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    for (int r = 0; r < n && left != NULL; r++) {
+        left[r] = (rest){states[r], bytes[r]};
     }
     for (size_t i = 0; i < e->nparts && e->parts[i].feedback != NULL && status >= 0; i++) {
-        status = load_part(&e->parts[i], at, n, dcomm_comm_rank(e->comm), dcomm_comm_size(e->comm));
+        status = load_part(&e->parts[i], left, n, dcomm_comm_rank(e->comm), dcomm_comm_size(e->comm));
     }
-    free(at);
+    for (int r = 0; r < n && status >= 0; r++) { /* all of it has been used */
+        status = left[r].bytes == 0 ? DCOMM_OK : DCOMM_ERR_INVALID;
+    }
+    free(left);
     return status;
 }
