@@ -61,6 +61,7 @@
 #include "impl/comm/api_explain.h"
 #include "impl/comm/tune_comm.h"
 #include "impl/comm/create.h"
+#include "impl/comm/grow.h"
 #ifndef DCOMM_NO_CHECK
 #include "impl/check/check.h"
 #endif
@@ -68,6 +69,7 @@
 #include "impl/train/bucket/api_bucket.h"
 #include "impl/train/scaler.h"
 #include "impl/train/bucket/save.h"
+#include "impl/train/bucket/rebind.h"
 #include "impl/train/moe/api_moe.h"
 #include "impl/train/checkpoint.h"
 #endif

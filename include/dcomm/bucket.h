@@ -239,6 +239,62 @@ DCOMM_API dcomm_status dcomm_buckets_save(dcomm_buckets *b, void *to, size_t cap
 DCOMM_API dcomm_status dcomm_buckets_load(dcomm_buckets *b, const void *const *states,
                                           const size_t *bytes, size_t nstates);
 
+/* ---- another communicator ---- */
+
+/* Move buckets to another communicator, such as the result of dcomm_comm_shrink or dcomm_comm_grow;
+ * collective over it, after an error or between steps. `comm` may be destroyed before the buckets,
+ * and so may the one before. Ranks that have no buckets yet call dcomm_buckets_create in its place,
+ * with the same parameters and options, and get the step number, the order of buckets and the
+ * scaler's state from the others. No other thread may be in a call on b.
+ *
+ * All ranks go on at the same step: the first one that sends and that not every rank had completed
+ * (with a scaler: judged), or at the first that has accumulated for it. dcomm_buckets_get_rebind
+ * says which. Its gradients are undefined, so compute them anew. Averages and shards follow the new
+ * number of ranks (dcomm_param_get_owned anew). Gradients stay where they are, also inside buckets,
+ * except on a rank that has rebuilt the buckets in a step that others have not completed.
+ *
+ * Error feedback goes back to before that step. The residuals of ranks that are not there any more
+ * are lost, unless a rank has inherited them. A residual that cannot go back (in_place) becomes
+ * zero, and counts as lost. Owner residuals are added to worker residuals. A scaler moves along; a
+ * rank that creates its buckets also calls dcomm_scaler_create, with the same options, before its
+ * first step, and the others do not.
+ *
+ * Nobody waits for ranks that are gone. The buckets' former communicator is destroyed. A rank that
+ * stays out destroys its buckets.
+ * Errors, on all ranks: those of dcomm_buckets_create; DCOMM_ERR_MISMATCH (scalers differ);
+ * DCOMM_ERR_INVALID (an inherited state is of another step, or of a rank that is there);
+ * DCOMM_ERR_PEER (another rank has failed). After an error the buckets can be moved to another
+ * communicator or destroyed; those that worked before and have not met the others still work. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_rebind(dcomm_buckets *b, dcomm_comm *comm);
+/* Let this rank inherit the residuals of a lost rank: the next dcomm_buckets_rebind adds them to
+ * this rank's, and then forgets them. `state` has been written there by dcomm_buckets_save, and
+ * stays in use until then. It must be of the step at which the ranks go on, such as one that a rank
+ * has handed over before it left: what a rank has sent since an older state would count twice. A
+ * rank can inherit from up to 8 ranks.
+ * Errors: DCOMM_ERR_INVALID (NULL; too many; other parameters; not of another rank of the buckets'
+ * communicator), DCOMM_ERR_CORRUPT (dcomm_buckets_save did not write these bytes). */
+DCOMM_API dcomm_status dcomm_buckets_inherit(dcomm_buckets *b, const void *state, size_t bytes);
+
+/* The outcome of dcomm_buckets_rebind, or of a dcomm_buckets_create that has met one. */
+typedef struct dcomm_buckets_rebind_info {
+    uint64_t step; /* number of the step that is next */
+    bool undone;   /* this rank had completed it: what its optimizer has done since does not count
+                      any more */
+    int source;    /* the lowest rank that had not: take parameters and optimizer state from it if
+                      any rank has undone the step or joined; -1: there was no rebind */
+    int carried, joined; /* ranks that brought their buckets, and that created them */
+    int left;            /* ranks of the communicator before that are not here */
+    int missing;         /* of these, ranks whose residuals are lost */
+    size_t reset;        /* residuals, one for each rank and bucket, that became zero */
+    double carried_norm; /* two-norm of all residuals that are there now */
+    double lost_norm;    /* two-norm of those that became zero; EF21: and of the missing ranks' part
+                            of the estimate. Nobody knows the norm of other missing residuals */
+} dcomm_buckets_rebind_info;
+/* Describe the last rebind in *info.
+ * Errors: DCOMM_ERR_INVALID (NULL). */
+DCOMM_API dcomm_status dcomm_buckets_get_rebind(const dcomm_buckets *b,
+                                                dcomm_buckets_rebind_info *info);
+
 /* ---- reports ---- */
 
 /* Facts about all buckets. */

@@ -61,11 +61,14 @@ DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context);
 
 /* Ways in which the ranks of a communicator meet. */
 typedef enum dcomm_boot {
-    DCOMM_BOOT_AUTO = 0,     /* read the launcher's environment: torchrun, Open MPI, MPICH, Slurm.
-                                A program without a launcher is one rank. An incomplete environment
-                                (RANK without WORLD_SIZE) is DCOMM_ERR_INVALID */
-    DCOMM_BOOT_ID = 1,       /* opts.id, opts.rank, opts.size */
-    DCOMM_BOOT_ALLGATHER = 2 /* opts.allgather, opts.rank, opts.size */
+    DCOMM_BOOT_AUTO = 0,      /* read the launcher's environment: torchrun, Open MPI, MPICH, Slurm.
+                                 A program without a launcher is one rank. An incomplete environment
+                                 (RANK without WORLD_SIZE) is DCOMM_ERR_INVALID.
+                                 DCOMM_JOIN=1 makes it DCOMM_BOOT_JOIN */
+    DCOMM_BOOT_ID = 1,        /* opts.id, opts.rank, opts.size */
+    DCOMM_BOOT_ALLGATHER = 2, /* opts.allgather, opts.rank, opts.size */
+    DCOMM_BOOT_JOIN = 3       /* opts.id (zero: that in the file that DCOMM_JOIN_FILE names): join a
+                                 communicator that grows (dcomm_comm_grow) */
 } dcomm_boot;
 
 /* Actions after an error, when the communicator is poisoned: all its calls fail (docs/errors.md),
@@ -89,7 +92,7 @@ typedef struct dcomm_comm_opts {
     dcomm_context_opts context_opts; /* for that new context */
     dcomm_boot boot;                 /* (default: DCOMM_BOOT_AUTO) */
     int rank, size;                  /* with DCOMM_BOOT_ID and DCOMM_BOOT_ALLGATHER */
-    dcomm_id id;                     /* with DCOMM_BOOT_ID */
+    dcomm_id id;                     /* with DCOMM_BOOT_ID and DCOMM_BOOT_JOIN */
     dcomm_allgather_fn allgather;    /* with DCOMM_BOOT_ALLGATHER */
     void *allgather_user;            /* passed to allgather */
 
@@ -147,7 +150,8 @@ typedef struct dcomm_comm_opts {
 } dcomm_comm_opts;
 
 /* Create an id, on one rank. A thread of this process serves the rendezvous until all `size` ranks
- * have come or the communicator that uses the id is destroyed. Children that are forked afterwards
+ * have come or the communicator that uses the id is destroyed; for dcomm_comm_grow, until the
+ * context closes. Children that are forked afterwards
  * may be the ranks. The id needs no destroy call.
  * Errors: DCOMM_ERR_INVALID, DCOMM_ERR_SYSTEM (no socket, no randomness). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_id_create(dcomm_id *id);
@@ -200,6 +204,29 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_dup(dcomm_comm *comm, dcomm_comm
  * rank that was to stay has failed); and those of dcomm_comm_agree. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, int n,
                                                        dcomm_comm **new_p);
+/* Create a communicator of the ranks of `comm` and of newcomers; collective over `comm`. The ranks
+ * keep their numbers; the newcomers follow, in the order in which they came. Returns as soon as
+ * max_new newcomers have come, or after wait_s seconds (INFINITY: no limit) with those that have:
+ * with none, it is a communicator of the same ranks. All ranks get it, or all an error. Settings
+ * and tuning are those of `comm`; a number for dcomm_comm_opts.quorum holds as long as it is above
+ * half of the ranks.
+ *
+ * Newcomers create their part with DCOMM_BOOT_JOIN, on any host. They may come before the others
+ * grow, or between two grows: then they wait, for their timeout_s at most. The id is one that rank
+ * 0 itself has created for this purpose (dcomm_id_create). It serves any number of grows, until the
+ * context of `comm` closes. If rank 0 passes NULL, it creates an id by itself and writes it to the
+ * file that DCOMM_JOIN_FILE names.
+ *
+ * id, max_new (at least 1) and wait_s (at least 0) count at rank 0; other ranks may pass anything.
+ * A newcomer that dies meanwhile costs its place and nothing else. If a rank of `comm` dies, all
+ * others get an error, and `comm` is poisoned: shrink it and grow the result. Newcomers that wait
+ * may join that, if rank 0 lives; those that came by the file also if it does not.
+ * Errors, on all ranks of `comm` alike: DCOMM_ERR_INVALID (rank 0's arguments), DCOMM_ERR_PEER (the
+ * sentence names the rank), those of dcomm_comm_create without `comm` being poisoned, the error
+ * that has poisoned `comm`, and those of dcomm_comm_agree, which poison it. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_grow(dcomm_comm *comm, const dcomm_id *id,
+                                                     int max_new, double wait_s,
+                                                     dcomm_comm **new_p);
 /* Fail every outstanding and future operation on every rank with DCOMM_ERR_ABORTED and `reason`
  * (NULL: none). May be called from any thread; does not block. */
 DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason);

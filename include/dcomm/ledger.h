@@ -28,7 +28,12 @@ typedef struct dcomm_ledger {
     double bits;                       /* bits on the wire per encoded element */
     double residual_norm;              /* two-norm of the residual since the last encoding */
     double contraction; /* measured: sum |e-C(e)|^2 / sum |e|^2 with e = gradient + residual */
-    double sums[8];     /* sums that the other fields are computed from */
+    double sums[8];     /* sums that the fields above are computed from */
+    /* The ranks have changed (dcomm_buckets_rebind): */
+    uint64_t missing; /* ranks whose residuals were lost with them */
+    double carried;   /* two-norm of the residuals that all ranks kept the last time */
+    double lost;      /* two-norm of the residuals that were set to zero; EF21: and of the missing
+                         ranks' part of the estimate */
 } dcomm_ledger;
 
 /* Compare y with x. Elements with a non-finite x, y or y - x are left out. */

@@ -16,7 +16,7 @@ extern double *exact;
 extern int32_t *experts;
 extern int64_t *order;
 extern uint32_t *index_of_kept;
-extern void *gradient_on_device, *stream, *wire, *work;
+extern void *gradient_on_device, *stream, *wire, *work, *handed_over;
 extern const void *const *wires;
 extern dcomm_cuda_report *report;
 extern dcomm_cuda_ledger *sums;

@@ -41,6 +41,8 @@ static const dcommi_env_entry dcommi_env_table[] = {
     {.name = "DCOMM_IFACE"},
     {.name = "DCOMM_ISA"},
     {.name = "DCOMM_JOB"},
+    {.name = "DCOMM_JOIN", .kind = DCOMMI_ENV_FLAG},
+    {.name = "DCOMM_JOIN_FILE"},
     {.name = "DCOMM_LIVENESS_S", .kind = DCOMMI_ENV_SECONDS, .most = 1e9, .refused = true},
     {.name = "DCOMM_LOG", .kind = DCOMMI_ENV_CHOICE, .choices = DCOMMI_LOG_CHOICES},
     {.name = "DCOMM_PORT", .kind = DCOMMI_ENV_INTEGER, .least = 1, .most = 65535, .refused = true},

@@ -4,12 +4,10 @@
 #define DCOMMI_BOOT_H
 
 #include "../../comm.h"
+#include "id.h"
 #include "launcher.h"
 #include "pmi.h"
 #include "pmix.h"
-#include "rendezvous_client.h"
-#include "rendezvous_id.h"
-#include "rendezvous_server.h"
 
 #define DCOMMI_BOOT_LINGER_S 1.0 /* seconds that a server waits for the others to leave */
 #define DCOMMI_BOOT_PORT_S 2.0   /* seconds to wait for an earlier communicator's or job's port */
@@ -26,6 +24,7 @@ typedef struct dcommi_boot {
     uint64_t few[DCOMMI_BOOT_FEW]; /* for the caller's all-gather: one word of each rank */
     uint64_t *words;               /* `few`, or allocated memory */
     bool agreed;                   /* no rank waits for another any more */
+    bool guilty;                   /* this rank is why creation failed */
     bool counted;
     uint32_t generation;
     dcommi_rdv_client client;
@@ -75,55 +74,21 @@ static dcomm_status dcommi_boot_word_read(const void *blob, size_t len, int rank
 
 /* ---- ids ---- */
 
-static void dcommi_boot_id_key(const dcommi_id_parts *parts, uint8_t key[DCOMMI_RDV_KEY])
-{
-    dcommi_rdv_key_of(parts->secret, sizeof parts->secret, key);
-}
-
-/* Create an id and serve it. The server has no owner until a boot of this process adopts it. */
-dcomm_status dcomm_id_create(dcomm_id *id)
-{
-    DCOMMI_NEED(id);
-    memset(id, 0, sizeof *id);
-    dcommi_id_parts parts = {0};
-    uint8_t key[DCOMMI_RDV_KEY];
-    DCOMMI_TRY(dcommi_random_bytes(parts.secret, sizeof parts.secret));
-    dcommi_boot_id_key(&parts, key);
-    const char *iface = dcommi_env("DCOMM_IFACE");
-    parts.naddrs = dcommi_addr_mine(iface, parts.addrs, DCOMMI_ID_ADDRS);
-    if (parts.naddrs == 0) {
-        return dcommi_fail(iface != NULL ? DCOMM_ERR_INVALID : DCOMM_ERR_SYSTEM,
-                           "this host has no address that other ranks could reach%s%s",
-                           iface != NULL ? ": no interface is up with the name DCOMM_IFACE=" : "",
-                           iface != NULL ? iface : "");
-    }
-    dcommi_rdv_server *server = NULL;
-    DCOMMI_TRY(dcommi_rdv_server_start(NULL, 0, key, 0, "", &server));
-    parts.port = server->port;
-    dcommi_id_format(&parts, id);
-    dcommi_rdv_server_forget(server);
-    return DCOMM_OK;
-}
-
 static dcomm_status dcommi_boot_join_id(dcommi_boot *boot, const dcomm_id *id)
 {
     dcommi_id_parts parts;
     uint8_t key[DCOMMI_RDV_KEY];
     DCOMMI_TRY(dcommi_id_parse(id, &parts));
-    dcommi_boot_id_key(&parts, key);
-    dcommi_rdv_target target = {.port = parts.port, .exists = true, .secret_hint = "the dcomm_id"};
-    dcommi_rdv_server *server = dcommi_rdv_server_find(key, parts.port);
+    dcommi_id_key(&parts, key);
+    dcommi_rdv_target target;
+    dcommi_rdv_server *server = dcommi_id_target(&parts, key, &target);
     if (server != NULL) {
-        target.addrs[target.naddrs++] = server->self;
         /* Several ranks may live in this process: rank 0 adopts the server. */
         if (boot->rank == 0) {
             boot->server = server;
         } else {
             dcommi_rdv_server_forget(server);
         }
-    }
-    for (int i = 0; i < parts.naddrs && target.naddrs < DCOMMI_SOCK_ADDRS; i++) {
-        target.addrs[target.naddrs++] = parts.addrs[i];
     }
     if (boot->size == 1) {
         return DCOMM_OK;
@@ -132,29 +97,6 @@ static dcomm_status dcommi_boot_join_id(dcommi_boot *boot, const dcomm_id *id)
 }
 
 /* ---- launchers ---- */
-
-static void dcommi_boot_hex(const dcomm_id *id, char text[2 * DCOMM_ID_BYTES + 1])
-{
-    for (int i = 0; i < DCOMM_ID_BYTES; i++) {
-        snprintf(text + (size_t)2 * (size_t)i, 3, "%02x", id->bytes[i]);
-    }
-}
-
-static bool dcommi_boot_unhex(const char *text, dcomm_id *id)
-{
-    for (size_t i = 0; i < DCOMM_ID_BYTES; i++) {
-        unsigned byte = 0;
-        for (size_t k = 2 * i; k < 2 * i + 2; k++) {
-            char c = text[k];
-            if (!((c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'))) {
-                return false;
-            }
-            byte = byte << 4 | (unsigned)(c <= '9' ? c - '0' : c - 'a' + 10);
-        }
-        id->bytes[i] = (uint8_t)byte;
-    }
-    return text[(size_t)2 * DCOMM_ID_BYTES] == '\0';
-}
 
 /* Let rank 0 make an id and the process manager share it, and join. */
 static dcomm_status dcommi_boot_managed(dcommi_boot *boot, const dcommi_launcher *l)
@@ -166,14 +108,14 @@ static dcomm_status dcommi_boot_managed(dcommi_boot *boot, const dcommi_launcher
     snprintf(key, sizeof key, "dcomm-%" PRIu32, atomic_fetch_add(&dcommi_boot_shares, 1));
     if (boot->rank == 0) {
         DCOMMI_TRY(dcomm_id_create(&id));
-        dcommi_boot_hex(&id, text);
+        dcommi_id_hex(&id, text);
     }
     char *mine = boot->rank == 0 ? text : NULL;
     dcomm_status status =
         l->meeting == DCOMMI_MEET_PMI
             ? dcommi_pmi_share(l->pmi_fd, key, mine, got, sizeof got, deadline, cancel)
             : dcommi_pmix_share(key, mine, got, sizeof got, deadline, cancel);
-    if (status == DCOMM_OK && !dcommi_boot_unhex(got, &id)) {
+    if (status == DCOMM_OK && !dcommi_id_unhex(got, &id)) {
         status =
             dcommi_fail(DCOMM_ERR_RENDEZVOUS, "the process manager did not return rank 0's id");
     }
@@ -185,9 +127,9 @@ static dcomm_status dcommi_boot_managed(dcommi_boot *boot, const dcommi_launcher
         /* Adopt the server, to which no rank will come, so that closing ends it. */
         dcommi_id_parts parts;
         uint8_t id_key[DCOMMI_RDV_KEY];
-        dcommi_boot_unhex(text, &id);
+        dcommi_id_unhex(text, &id);
         if (dcommi_id_parse(&id, &parts) == DCOMM_OK) {
-            dcommi_boot_id_key(&parts, id_key);
+            dcommi_id_key(&parts, id_key);
             boot->server = dcommi_rdv_server_find(id_key, parts.port);
         }
     }
@@ -402,6 +344,7 @@ static void dcommi_boot_tell(dcommi_boot *boot, dcomm_status status)
     boot->agreed = true;
     char why[DCOMMI_MESSAGE_MAX];
     memcpy(why, dcommi_message, sizeof why);
+    boot->guilty = boot->allgather != NULL || boot->client.fd >= 0;
     if (boot->allgather != NULL) {
         dcommi_boot_word mine = dcommi_boot_word_of(status);
         void *all = NULL;
@@ -426,10 +369,17 @@ static int dcommi_boot_alone(const void *mine, size_t bytes, void *all, void *us
     return 0;
 }
 
+/* Return how the ranks meet. A process that was started again joins (docs/errors.md). */
+static dcomm_boot dcommi_boot_kind(const dcomm_comm_opts *opts)
+{
+    const dcomm_boot kind = opts != NULL ? opts->boot : DCOMM_BOOT_AUTO;
+    return kind == DCOMM_BOOT_AUTO && dcommi_env_flag("DCOMM_JOIN", false) ? DCOMM_BOOT_JOIN : kind;
+}
+
 /* Meet as `opts` and the environment say. On failure close the boot. */
 static dcomm_status dcommi_boot_begin(dcommi_boot *boot, const dcomm_comm_opts *opts)
 {
-    dcomm_boot kind = opts != NULL ? opts->boot : DCOMM_BOOT_AUTO;
+    const dcomm_boot kind = dcommi_boot_kind(opts);
     double timeout_s = boot->client.timeout_s;
     dcomm_status status;
     if (kind == DCOMM_BOOT_AUTO) {
@@ -473,10 +423,13 @@ static dcomm_status dcommi_boot_open(const dcomm_comm_opts *opts, double timeout
 
 /* Meet the others only to tell them that this rank has failed with `status`, for the reason in
  * dcommi_message. Block at most DCOMMI_RDV_TELL_S seconds, apart from what dcommi_boot_open
- * excepts. */
+ * excepts. Nobody waits for a newcomer. */
 static void dcommi_boot_announce(const dcomm_comm_opts *opts, double timeout_s,
                                  const _Atomic int *cancel, dcomm_status status)
 {
+    if (dcommi_boot_kind(opts) == DCOMM_BOOT_JOIN) {
+        return;
+    }
     char why[DCOMMI_MESSAGE_MAX];
     memcpy(why, dcommi_message, sizeof why);
     timeout_s = timeout_s > 0 && timeout_s < DCOMMI_RDV_TELL_S ? timeout_s : DCOMMI_RDV_TELL_S;

@@ -3,16 +3,9 @@
 #ifndef DCOMMI_RENDEZVOUS_H
 #define DCOMMI_RENDEZVOUS_H
 
-#include "rendezvous_core.h"
+#include "rendezvous_join.h"
 
 /* ---- failure ---- */
-
-static void dcommi_rdv_farewell(dcommi_rdv_conn *conn, double now)
-{
-    conn->state = DCOMMI_RDV_FAREWELL;
-    conn->waiting = false;
-    conn->deadline = now + DCOMMI_RDV_FAREWELL_S;
-}
 
 static void dcommi_rdv_tell(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double now)
 {
@@ -37,16 +30,11 @@ static void DCOMMI_PRINTF(4, 5)
     va_end(args);
     c->status = status;
     for (size_t i = 0; i < c->nconns; i++) {
-        if (c->conns[i]->state == DCOMMI_RDV_JOINED && !c->conns[i]->left) {
+        const dcommi_rdv_state state = c->conns[i]->state;
+        if ((state == DCOMMI_RDV_JOINED && !c->conns[i]->left) || state == DCOMMI_RDV_PARKED) {
             dcommi_rdv_tell(c, c->conns[i], now);
         }
     }
-}
-
-static void dcommi_rdv_unguest(dcommi_rdv_core *c, dcommi_rdv_conn *conn)
-{
-    c->guests -= conn->guest;
-    conn->guest = false;
 }
 
 /* Handle the end of a connection. */
@@ -209,6 +197,16 @@ static void dcommi_rdv_hello_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn, doubl
                    dcommi_rdv_put_welcome(welcome, conn->challenge, conn->small, c->key));
     conn->rank = h.rank;
     conn->instance = h.instance;
+    if (h.rank == DCOMMI_RDV_NEWCOMER && c->status >= 0) {
+        dcommi_rdv_park(c, conn, &h, now);
+        return;
+    }
+    if (c->lobby && c->status >= 0) {
+        dcommi_rdv_refuse(conn, now, DCOMM_ERR_INVALID,
+                          "this id is for newcomers to a communicator that grows "
+                          "(DCOMM_BOOT_JOIN); a new communicator takes another id");
+        return;
+    }
     if (c->status < 0 || dcommi_rdv_judge(c, &h, now) < 0) {
         dcommi_rdv_tell(c, conn, now);
         return;
@@ -219,15 +217,15 @@ static void dcommi_rdv_hello_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn, doubl
         return;
     }
     if (c->ready) {
-        uint8_t reason[4 + DCOMMI_RDV_REASON_MAX];
         char why[128];
         snprintf(why, sizeof why,
                  "all %" PRIu32 " ranks have met already: an id serves one communicator", c->size);
-        dcommi_rdv_say_tagged(conn, DCOMMI_RDV_FAIL, reason,
-                              dcommi_rdv_put_reason(reason, DCOMM_ERR_RENDEZVOUS, why));
-        dcommi_rdv_farewell(conn, now);
+        dcommi_rdv_refuse(conn, now, DCOMM_ERR_RENDEZVOUS, why);
         return;
     }
+    dcommi_rdv_dismiss(c, now,
+                       "this id serves the creation of a communicator; newcomers to one "
+                       "that grows take another id");
     dcommi_rdv_conn *before = c->ranks[h.rank];
     if (before != NULL) {
         before->state = DCOMMI_RDV_GONE; /* the same process tries again */
@@ -299,6 +297,10 @@ static void dcommi_rdv_round_done(dcommi_rdv_core *c, double now)
 static void dcommi_rdv_frame_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn,
                                 const dcommi_rdv_header *h, double now)
 {
+    if (conn->state == DCOMMI_RDV_PARKED) {
+        dcommi_rdv_parked_frame(conn, h);
+        return;
+    }
     if (h->type == DCOMMI_RDV_BYE) {
         conn->left = true;
         conn->in_len = 0;
@@ -346,6 +348,7 @@ static void dcommi_rdv_frame_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn,
 static bool dcommi_rdv_wants_input(const dcommi_rdv_conn *conn)
 {
     return conn->state == DCOMMI_RDV_FAREWELL || conn->state == DCOMMI_RDV_STRANGER ||
+           conn->state == DCOMMI_RDV_PARKED ||
            (conn->state == DCOMMI_RDV_JOINED && conn->result == NULL && !conn->gathered);
 }
 
@@ -365,6 +368,10 @@ static size_t dcommi_rdv_frame_len(const dcommi_rdv_core *c, const dcommi_rdv_co
         return h->type == DCOMMI_RDV_HELLO && h->length >= DCOMMI_RDV_HELLO_LEN
                    ? DCOMMI_RDV_HEADER + (size_t)h->length
                    : 0;
+    }
+    if (conn->state == DCOMMI_RDV_PARKED) {
+        return dcommi_rdv_parked_may(h) ? DCOMMI_RDV_HEADER + (size_t)h->length + DCOMMI_RDV_TAG
+                                        : 0;
     }
     if ((h->type == DCOMMI_RDV_GATHER && c->ready && h->length >= 4) ||
         h->type == DCOMMI_RDV_FAIL || (h->type == DCOMMI_RDV_BYE && h->length == 0)) {
@@ -472,6 +479,7 @@ static double dcommi_rdv_tick(dcommi_rdv_core *c, double now)
     for (size_t i = 0; i < c->nconns; i++) {
         dcommi_rdv_conn *conn = c->conns[i];
         bool timed = conn->state == DCOMMI_RDV_STRANGER || conn->state == DCOMMI_RDV_FAREWELL ||
+                     (conn->state == DCOMMI_RDV_PARKED && conn->waiting) ||
                      (conn->state == DCOMMI_RDV_JOINED && conn->waiting);
         if (timed && conn->deadline <= now && conn->state == DCOMMI_RDV_JOINED) {
             dcommi_rdv_time_is_up(c, conn->rank, now);

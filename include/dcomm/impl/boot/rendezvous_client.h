@@ -25,7 +25,8 @@ typedef struct dcommi_rdv_target {
 
 typedef struct dcommi_rdv_client {
     int fd;
-    uint32_t rank, size;
+    uint32_t rank, size;            /* rank: DCOMMI_RDV_NEWCOMER of one that joins */
+    char me[40];                    /* "rank 3 of 4", for sentences */
     uint8_t secret[DCOMMI_RDV_KEY]; /* the job's key */
     dcommi_rdv_keys keys;
     uint32_t in_seq, out_seq;
@@ -68,7 +69,7 @@ static dcomm_status dcommi_rdv_reason(const dcommi_rdv_client *c, const uint8_t 
     char why[DCOMMI_RDV_REASON_MAX + 1];
     dcomm_status status = dcommi_rdv_get_reason(payload, len, why);
     status = status < 0 ? status : DCOMM_ERR_CORRUPT;
-    return dcommi_fail(status, "rank %" PRIu32 " of %" PRIu32 ": %s", c->rank, c->size, why);
+    return dcommi_fail(status, "%s: %s", c->me, why);
 }
 
 /* Make one handshake on c->fd. */
@@ -209,7 +210,15 @@ typedef struct dcommi_rdv_frame {
     size_t capacity;
 } dcommi_rdv_frame;
 
-/* Read a whole genuine frame of type `wanted`. For a FAIL return its status. */
+/* Return true if a frame of this type may come while one of type `wanted` is awaited. */
+static bool dcommi_rdv_may_come(uint16_t wanted, uint16_t type)
+{
+    return type == wanted || type == DCOMMI_RDV_FAIL ||
+           (wanted == DCOMMI_RDV_INVITE && type == DCOMMI_RDV_READY);
+}
+
+/* Read a whole genuine frame of type `wanted`, or READY in place of INVITE. For a FAIL return its
+ * status. */
 static dcomm_status dcommi_rdv_next(dcommi_rdv_client *c, uint16_t wanted, double deadline,
                                     dcommi_rdv_header *h, dcommi_rdv_frame *frame)
 {
@@ -227,27 +236,24 @@ static dcomm_status dcommi_rdv_next(dcommi_rdv_client *c, uint16_t wanted, doubl
         }
         if (status == DCOMM_OK && !known) {
             known = true;
-            if (!dcommi_rdv_get_header(frame->bytes, h) ||
-                (h->type != wanted && h->type != DCOMMI_RDV_FAIL)) {
+            if (!dcommi_rdv_get_header(frame->bytes, h) || !dcommi_rdv_may_come(wanted, h->type)) {
                 status = dcommi_fail(DCOMM_ERR_CORRUPT,
-                                     "rank %" PRIu32 " received bytes that are no rendezvous frame",
-                                     c->rank);
+                                     "%s received bytes that are no rendezvous frame", c->me);
             }
             need += (size_t)h->length + DCOMMI_RDV_TAG;
         }
     }
     if (status == DCOMM_OK && !dcommi_rdv_genuine(frame->bytes, h, c->in_seq++, c->keys.server)) {
-        status = dcommi_fail(DCOMM_ERR_AUTH, "rank %" PRIu32 " received a forged frame", c->rank);
+        status = dcommi_fail(DCOMM_ERR_AUTH, "%s received a forged frame", c->me);
     } else if (status == DCOMM_OK && h->type == DCOMMI_RDV_FAIL) {
         status = dcommi_rdv_reason(c, frame->bytes + DCOMMI_RDV_HEADER, h->length);
     } else if (status == DCOMM_ERR_PEER) {
         dcommi_fail(status,
-                    "%s, was lost while the ranks found each other: its connection with rank "
-                    "%" PRIu32 " has ended",
-                    c->server, c->rank);
+                    "%s, was lost while the ranks found each other: its connection with %s has "
+                    "ended",
+                    c->server, c->me);
     } else if (status == DCOMM_ERR_TIMEOUT) {
-        dcommi_fail(status, "rank %" PRIu32 " waited %.3g s in vain for %s", c->rank, c->timeout_s,
-                    c->server);
+        dcommi_fail(status, "%s waited %.3g s in vain for %s", c->me, c->timeout_s, c->server);
     } else if (status == DCOMM_ERR_ABORTED) {
         dcommi_rdv_cancelled();
     }
@@ -320,9 +326,9 @@ static void dcommi_rdv_note_server(dcommi_rdv_client *c, const dcommi_rdv_target
              target->job != NULL ? "rank 0" : "the process that made the id", where);
 }
 
-/* Connect and wait until all ranks are there. */
-static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_target *target,
-                                    const uint8_t key[DCOMMI_RDV_KEY], uint32_t generation)
+/* Connect and authenticate, as soon as the server is there. */
+static dcomm_status dcommi_rdv_connect(dcommi_rdv_client *c, const dcommi_rdv_target *target,
+                                       const uint8_t key[DCOMMI_RDV_KEY], uint32_t generation)
 {
     double start = dcommi_now(), deadline = start + c->timeout_s;
     double refused_since = 0, foreign_since = 0, alien_since = 0, pause = 0.01, connect_s = 1;
@@ -330,6 +336,10 @@ static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_targe
     bool told = c->rank == 0;
     dcommi_rdv_hello hello = dcommi_rdv_hello_of(c, target, generation);
     c->fd = -1;
+    snprintf(c->me, sizeof c->me, "rank %" PRIu32 " of %" PRIu32, c->rank, c->size);
+    if (c->rank == DCOMMI_RDV_NEWCOMER) {
+        snprintf(c->me, sizeof c->me, "this newcomer");
+    }
     memcpy(c->secret, key, sizeof c->secret);
     DCOMMI_TRY(dcommi_random_bytes(&hello.instance, sizeof hello.instance));
     for (;;) {
@@ -346,31 +356,26 @@ static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_targe
             return c->over;
         }
         if (outcome == DCOMMI_RDV_STRANGE) {
-            return dcommi_fail(DCOMM_ERR_AUTH,
-                               "rank %" PRIu32 " is not let in: %.300s; compare %s on all ranks",
-                               c->rank, note, target->secret_hint);
+            return dcommi_fail(DCOMM_ERR_AUTH, "%s is not let in: %.300s; compare %s on all ranks",
+                               c->me, note, target->secret_hint);
         }
         foreign_since = outcome != DCOMMI_RDV_FOREIGN ? 0
                         : foreign_since != 0          ? foreign_since
                                                       : now;
         if (foreign_since != 0 && now - foreign_since >= DCOMMI_RDV_FOREIGN_S) {
-            return dcommi_fail(DCOMM_ERR_RENDEZVOUS, "rank %" PRIu32 " of %" PRIu32 ": %s", c->rank,
-                               c->size, note);
+            return dcommi_fail(DCOMM_ERR_RENDEZVOUS, "%s: %s", c->me, note);
         }
         alien_since = outcome != DCOMMI_RDV_ALIEN ? 0 : alien_since != 0 ? alien_since : now;
         if (target->job != NULL && alien_since != 0 && now - alien_since >= DCOMMI_RDV_FOREIGN_S) {
             return dcommi_fail(DCOMM_ERR_RENDEZVOUS,
-                               "rank %" PRIu32 " of %" PRIu32
-                               ": rank 0 does not serve, because another program has its port "
+                               "%s: rank 0 does not serve, because another program has its port "
                                "(%.300s); choose another MASTER_PORT or DCOMM_PORT",
-                               c->rank, c->size, note);
+                               c->me, note);
         }
         if (!told && c->failed == DCOMM_OK && now - start >= DCOMMI_RDV_QUIET_S) {
             told = true;
-            dcommi_log(DCOMMI_LOG_WARN,
-                       "rank %" PRIu32 " of %" PRIu32
-                       " has waited %d s for rank 0; last attempt: %.300s",
-                       c->rank, c->size, DCOMMI_RDV_QUIET_S, note);
+            dcommi_log(DCOMMI_LOG_WARN, "%s has waited %d s for rank 0; last attempt: %.300s",
+                       c->me, DCOMMI_RDV_QUIET_S, note);
         }
         if (outcome != DCOMMI_RDV_REFUSED) {
             refused_since = 0;
@@ -380,16 +385,15 @@ static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_targe
         if (target->exists && refused_since != 0 && now - refused_since >= DCOMMI_RDV_REFUSED_S) {
             return dcommi_fail(
                 DCOMM_ERR_RENDEZVOUS,
-                "rank %" PRIu32 ": nobody serves this id any more (%s); its maker "
-                "has ended, or all its ranks have met: an id serves one communicator",
-                c->rank, note);
+                "%s: nobody serves this id any more (%s); its maker has ended, or all its ranks "
+                "have met: an id serves one communicator",
+                c->me, note);
         }
         if (now >= deadline) {
             return dcommi_fail(DCOMM_ERR_TIMEOUT,
-                               "rank %" PRIu32 " of %" PRIu32
-                               " could not reach %s within %.3g s: it has not come, or has died; "
+                               "%s could not reach %s within %.3g s: it has not come, or has died; "
                                "last attempt: %s",
-                               c->rank, c->size,
+                               c->me,
                                target->job != NULL ? "rank 0" : "the process that made the id",
                                c->timeout_s, note);
         }
@@ -400,6 +404,15 @@ static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_targe
         connect_s = connect_s * 2 < 8 ? connect_s * 2 : 8;
     }
     dcommi_rdv_note_server(c, target);
+    return DCOMM_OK;
+}
+
+/* Connect and wait until all ranks are there. */
+static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_target *target,
+                                    const uint8_t key[DCOMMI_RDV_KEY], uint32_t generation)
+{
+    const double deadline = dcommi_now() + c->timeout_s;
+    DCOMMI_TRY(dcommi_rdv_connect(c, target, key, generation));
     dcommi_rdv_header h;
     dcommi_rdv_frame frame = {0};
     dcomm_status status = c->failed < 0
@@ -444,14 +457,13 @@ static dcomm_status dcommi_rdv_gather(dcommi_rdv_client *c, const void *mine, si
     if (status == DCOMM_ERR_ABORTED) {
         dcommi_rdv_cancelled();
     } else if (status < 0) {
-        dcommi_fail(status, "rank %" PRIu32 " could not send to the rendezvous within %.3g s",
-                    c->rank, c->timeout_s);
+        dcommi_fail(status, "%s could not send to the rendezvous within %.3g s", c->me,
+                    c->timeout_s);
     }
     DCOMMI_THEN(status, dcommi_rdv_next(c, DCOMMI_RDV_RESULT, deadline, &h, &frame));
     if (status == DCOMM_OK &&
         !dcommi_rdv_get_result(frame.bytes + DCOMMI_RDV_HEADER, h.length, c->size, lens, &blobs)) {
-        status =
-            dcommi_fail(DCOMM_ERR_CORRUPT, "rank %" PRIu32 " received a malformed result", c->rank);
+        status = dcommi_fail(DCOMM_ERR_CORRUPT, "%s received a malformed result", c->me);
     }
     if (status < 0) {
         dcommi_rdv_drop(c);

@@ -11,11 +11,13 @@
 #define DCOMMI_RDV_RETURN_S 0.5     /* seconds for a rank, lost before all were there, to return */
 #define DCOMMI_RDV_FAREWELL_S 10.0  /* seconds for a connection to read why it failed */
 #define DCOMMI_RDV_STRAGGLER_S 60.0 /* seconds for the others to leave after the first rank */
+#define DCOMMI_RDV_PARKED_S 86400.0 /* seconds for a newcomer that was invited before to wait */
 #define DCOMMI_RDV_OUT_MAX 1024
 
 typedef enum dcommi_rdv_state {
     DCOMMI_RDV_STRANGER = 0, /* CHALLENGE sent */
     DCOMMI_RDV_JOINED,       /* a rank */
+    DCOMMI_RDV_PARKED,       /* a newcomer, which waits for a communicator that grows */
     DCOMMI_RDV_FAREWELL,     /* the last output is on its way; input is discarded */
     DCOMMI_RDV_GONE          /* to be closed and freed */
 } dcommi_rdv_state;
@@ -38,6 +40,8 @@ typedef struct dcommi_rdv_conn {
     bool gathered;         /* its blob of this round is in `in` */
     bool left;             /* it sent BYE */
     bool fail_due;
+    uint32_t attempt; /* of a newcomer: the last one that it was invited to; 0: to none */
+    bool reported;    /* that attempt is over there */
     uint32_t in_seq, out_seq;
     dcommi_rdv_keys keys;
     uint8_t challenge[DCOMMI_RDV_CHALLENGE_FRAME];
@@ -67,6 +71,8 @@ typedef struct dcommi_rdv_core {
     size_t round_bytes;
     double first_leave;
     bool ready;         /* all ranks were there at once */
+    bool lobby;         /* newcomers only: the id serves a communicator that grows */
+    uint32_t attempts;  /* to grow */
     bool announced;     /* a rank cannot take part: tell the ranks that still come */
     double waits_since; /* when the first waiting rank began to wait; 0: none waits */
     bool told_waits;
@@ -196,6 +202,33 @@ static void dcommi_rdv_sent(dcommi_rdv_conn *conn, size_t n)
 static bool dcommi_rdv_output_pending(const dcommi_rdv_conn *conn)
 {
     return conn->out_at < conn->out_len || conn->result != NULL || conn->fail_due;
+}
+
+/* ---- the end of a connection ---- */
+
+static void dcommi_rdv_farewell(dcommi_rdv_conn *conn, double now)
+{
+    conn->state = DCOMMI_RDV_FAREWELL;
+    conn->waiting = false;
+    conn->deadline = now + DCOMMI_RDV_FAREWELL_S;
+}
+
+/* Tell one connection why it is not served, and part from it. */
+static void dcommi_rdv_refuse(dcommi_rdv_conn *conn, double now, dcomm_status status,
+                              const char *why)
+{
+    uint8_t reason[4 + DCOMMI_RDV_REASON_MAX];
+    dcommi_rdv_say_tagged(conn, DCOMMI_RDV_FAIL, reason,
+                          dcommi_rdv_put_reason(reason, status, why));
+    if (conn->state != DCOMMI_RDV_GONE) {
+        dcommi_rdv_farewell(conn, now);
+    }
+}
+
+static void dcommi_rdv_unguest(dcommi_rdv_core *c, dcommi_rdv_conn *conn)
+{
+    c->guests -= conn->guest;
+    conn->guest = false;
 }
 
 #endif

@@ -292,11 +292,17 @@ static void *dcommi_rdv_server_main(void *argument)
     return NULL;
 }
 
+/* Make the thread look at what was changed. The caller holds dcommi_rdv_lock. */
+static void dcommi_rdv_server_wake(dcommi_rdv_server *s)
+{
+    const uint64_t one = 1;
+    (void)!dcommi_sys_write(s->wake_fd, &one, sizeof one);
+}
+
 /* Drop the owner's reference. The server ends when all other ranks know the outcome. Wait at most
  * `patience` seconds for that, because the process may end next and would cut them off. */
 static void dcommi_rdv_server_retire(dcommi_rdv_server *s, double patience)
 {
-    uint64_t one = 1;
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
     int64_t ns = until.tv_nsec + (int64_t)(patience * 1e9);
@@ -305,7 +311,7 @@ static void dcommi_rdv_server_retire(dcommi_rdv_server *s, double patience)
     pthread_mutex_lock(&dcommi_rdv_lock);
     s->retired = true;
     s->retired_at = dcommi_now();
-    (void)!dcommi_sys_write(s->wake_fd, &one, sizeof one);
+    dcommi_rdv_server_wake(s);
     while (!s->ended &&
            pthread_cond_timedwait(&dcommi_rdv_changed, &dcommi_rdv_lock, &until) == 0) {
     }

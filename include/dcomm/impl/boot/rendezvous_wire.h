@@ -14,6 +14,12 @@
  *   client  BYE
  *   client  FAIL       why this rank cannot take part; the rendezvous fails for every rank
  *   server  FAIL       why the rendezvous failed, for every rank, at any time
+ * A newcomer, which joins a communicator that grows, says DCOMMI_RDV_NEWCOMER for its rank. Then:
+ *   server  INVITE     attempt, rank, size, and the port and nonce of a rendezvous of its own,
+ *                      where the ranks create the communicator; any number of attempts, each
+ *                      ending with
+ *   client  REPORT     attempt: it is over here
+ *   server  READY      the communicator of the last attempt is created
  * Without a secret the key is all zero; all else is the same. CHALLENGE, and HELLO around the job,
  * keep their layout in all versions, so that different versions recognize each other. */
 #ifndef DCOMMI_RENDEZVOUS_WIRE_H
@@ -36,9 +42,12 @@
 #define DCOMMI_RDV_JOB_MAX 480  /* bytes of the name of a job */
 #define DCOMMI_RDV_WELCOME_LEN DCOMMI_RDV_TAG
 #define DCOMMI_RDV_REASON_MAX 440
-#define DCOMMI_RDV_SIZE_MAX 65536          /* ranks */
-#define DCOMMI_RDV_QUIET_S 5               /* seconds of waiting for a rank before a warning */
-#define DCOMMI_RDV_NO_RANK UINT32_MAX      /* only asks who serves, and does not join */
+#define DCOMMI_RDV_SIZE_MAX 65536            /* ranks */
+#define DCOMMI_RDV_QUIET_S 5                 /* seconds of waiting for a rank before a warning */
+#define DCOMMI_RDV_NO_RANK UINT32_MAX        /* only asks who serves, and does not join */
+#define DCOMMI_RDV_NEWCOMER (UINT32_MAX - 1) /* joins a communicator that grows */
+#define DCOMMI_RDV_INVITE_LEN 36
+#define DCOMMI_RDV_REPORT_LEN 4
 #define DCOMMI_RDV_BLOB_MAX (1u << 20)     /* bytes of one rank in one round */
 #define DCOMMI_RDV_RESULT_MAX (512u << 20) /* bytes of all ranks in one round */
 
@@ -51,7 +60,9 @@ typedef enum dcommi_rdv_type {
     DCOMMI_RDV_GATHER,
     DCOMMI_RDV_RESULT,
     DCOMMI_RDV_BYE,
-    DCOMMI_RDV_FAIL
+    DCOMMI_RDV_FAIL,
+    DCOMMI_RDV_INVITE,
+    DCOMMI_RDV_REPORT
 } dcommi_rdv_type;
 
 /* ---- numbers ---- */
@@ -123,6 +134,10 @@ static uint32_t dcommi_rdv_length_max(uint16_t type)
         return 4 + DCOMMI_RDV_BLOB_MAX;
     case DCOMMI_RDV_RESULT:
         return DCOMMI_RDV_RESULT_MAX;
+    case DCOMMI_RDV_INVITE:
+        return DCOMMI_RDV_INVITE_LEN;
+    case DCOMMI_RDV_REPORT:
+        return DCOMMI_RDV_REPORT_LEN;
     default:
         return 0;
     }
@@ -135,7 +150,7 @@ static bool dcommi_rdv_get_header(const uint8_t *p, dcommi_rdv_header *h)
     h->sequence = dcommi_get32(p + 8);
     h->length = dcommi_get32(p + 12);
     return dcommi_get32(p) == DCOMMI_RDV_MAGIC && h->type >= DCOMMI_RDV_CHALLENGE &&
-           h->type <= DCOMMI_RDV_FAIL && dcommi_get16(p + 6) == 0 &&
+           h->type <= DCOMMI_RDV_REPORT && dcommi_get16(p + 6) == 0 &&
            h->length <= dcommi_rdv_length_max(h->type);
 }
 
@@ -333,6 +348,57 @@ static dcomm_status dcommi_rdv_get_reason(const uint8_t *p, size_t len,
     return code == DCOMM_IN_PROGRESS || (code < 0 && code >= DCOMMI_STATUS_LAST)
                ? (dcomm_status)code
                : DCOMM_ERR_CORRUPT;
+}
+
+/* ---- INVITE ---- */
+
+/* An attempt to create the communicator that a newcomer joins. */
+typedef struct dcommi_rdv_invitation {
+    uint32_t attempt; /* from 1 */
+    uint32_t rank, size;
+    uint32_t timeout_ms; /* of the attempt */
+    uint16_t port;       /* of its own rendezvous, at the addresses of the id */
+    uint8_t nonce[DCOMMI_RDV_NONCE];
+} dcommi_rdv_invitation;
+
+static void dcommi_rdv_put_invitation(uint8_t p[DCOMMI_RDV_INVITE_LEN],
+                                      const dcommi_rdv_invitation *i)
+{
+    dcommi_put32(p, i->attempt);
+    dcommi_put32(p + 4, i->rank);
+    dcommi_put32(p + 8, i->size);
+    dcommi_put32(p + 12, i->timeout_ms);
+    dcommi_put16(p + 16, i->port);
+    dcommi_put16(p + 18, 0);
+    memcpy(p + 20, i->nonce, sizeof i->nonce);
+}
+
+/* Read the payload of an INVITE. Return false if it makes no sense. */
+static bool dcommi_rdv_get_invitation(const uint8_t *p, size_t len, dcommi_rdv_invitation *i)
+{
+    if (len != DCOMMI_RDV_INVITE_LEN) {
+        return false;
+    }
+    i->attempt = dcommi_get32(p);
+    i->rank = dcommi_get32(p + 4);
+    i->size = dcommi_get32(p + 8);
+    i->timeout_ms = dcommi_get32(p + 12);
+    i->port = dcommi_get16(p + 16);
+    memcpy(i->nonce, p + 20, sizeof i->nonce);
+    return i->attempt > 0 && i->rank > 0 && i->rank < i->size && i->size <= DCOMMI_RDV_SIZE_MAX &&
+           i->port > 0;
+}
+
+/* Derive the secret of an attempt's rendezvous from the key of the id. Only the nonce travels. */
+static void dcommi_rdv_attempt_secret(const uint8_t key[DCOMMI_RDV_KEY],
+                                      const uint8_t nonce[DCOMMI_RDV_NONCE],
+                                      uint8_t secret[DCOMMI_RDV_TAG])
+{
+    dcommi_hmac h;
+    dcommi_hmac_begin(&h, key, DCOMMI_RDV_KEY);
+    dcommi_hmac_add(&h, "dcomm attempt 1", 15);
+    dcommi_hmac_add(&h, nonce, DCOMMI_RDV_NONCE);
+    dcommi_hmac_end(&h, secret);
 }
 
 /* ---- RESULT ---- */

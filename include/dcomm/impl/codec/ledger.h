@@ -84,10 +84,23 @@ DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *othe
     ledger->nonfinite += other->nonfinite;
     ledger->residual_norm = dcommi_sqrt(ledger->residual_norm * ledger->residual_norm +
                                         other->residual_norm * other->residual_norm);
+    ledger->missing += other->missing;
+    ledger->carried = dcommi_sqrt(ledger->carried * ledger->carried + other->carried * other->carried);
+    ledger->lost = dcommi_sqrt(ledger->lost * ledger->lost + other->lost * other->lost);
     for (int s = 0; s < DCOMMI_LEDGER_SUMS; s++) {
         ledger->sums[s] += other->sums[s];
     }
     dcommi_ledger_derive(ledger);
+}
+
+/* Count residuals that have come to other ranks: the ranks that are missing, and the squares of
+ * what was carried and lost. */
+static inline void dcommi_ledger_moved(dcomm_ledger *ledger, uint64_t missing, double carried,
+                                       double lost)
+{
+    ledger->missing += missing;
+    ledger->carried = dcommi_sqrt(carried);
+    ledger->lost = dcommi_sqrt(ledger->lost * ledger->lost + lost);
 }
 
 #endif

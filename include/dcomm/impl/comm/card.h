@@ -199,6 +199,7 @@ static dcomm_status dcommi_cards_compute_alike(const dcommi_cards *cards, dcommi
             dcommi_float_env_text(first, mine, sizeof mine);
             dcommi_float_env_text(other, theirs, sizeof theirs);
             boot->agreed = true;
+            boot->guilty = r == boot->rank;
             return dcommi_fail(
                 DCOMM_ERR_MISMATCH,
                 "rank %d computes with floats as rank 0 does not: it %s, rank 0 %s, so "

@@ -1,10 +1,8 @@
-/* create.h - create a communicator over a rendezvous: settings, the steps in order, the public
- * calls. */
+/* create.h - create a communicator: settings, and the public calls. */
 #ifndef DCOMMI_COMM_CREATE_H
 #define DCOMMI_COMM_CREATE_H
 
-#include "meet.h"
-#include "tune_comm.h"
+#include "join.h"
 
 /* ---- settings ---- */
 
@@ -97,69 +95,12 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
     return DCOMM_OK;
 }
 
-/* ---- the steps ---- */
-
-/* Meet the other ranks. All steps that can fail on one rank alone come before the ranks agree.
- * *tuner_p: the tuner to measure with afterwards; NULL: measure nothing. */
-static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi_tuner **tuner_p)
-{
-    dcommi_gathering m = {0};
-    comm->rank = boot->rank;
-    comm->members = dcommi_calloc((size_t)boot->size, sizeof *comm->members);
-    if (comm->members == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    comm->size = boot->size;
-    if (!dcommi_quorum_fits(comm->quorum, comm->size)) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "quorum is %d; it may be %d to %d of these %d ranks, "
-                           "DCOMM_QUORUM_NONE, or 0 for the default",
-                           comm->quorum, comm->size / 2 + 1, comm->size, comm->size);
-    }
-    for (int r = 0; r < comm->size; r++) {
-        comm->members[r].peer = -1;
-    }
-    dcomm_status status = dcommi_comm_locate(comm, boot, &m);
-    if (status >= 0) {
-        dcommi_comm_adopt(comm, &m);
-        status = dcommi_comm_chooser(comm, NULL);
-        DCOMMI_THEN(status, dcommi_agreements_open(comm));
-        status = status >= 0 ? dcommi_comm_peers(comm, &m) : status;
-        if (status >= 0 && comm->nhosts > 1 && comm->context->control != NULL) {
-            status = dcommi_comm_control(comm, m.net.card, boot);
-        }
-        if (status >= 0 && comm->tunes && comm->size > 1) {
-            status = dcommi_tuner_new(comm, tuner_p);
-        }
-        status = dcommi_comm_agree(comm, boot, status);
-    }
-    if (status >= 0) {
-        int connections = (int)comm->chooser->tuning.connections;
-        connections = comm->connections > 0 ? comm->connections : connections;
-        dcommi_token_take(comm->context);
-        dcommi_comm_connections(comm, connections > 0 ? connections : 1);
-        dcommi_token_release(comm->context);
-    }
-    dcommi_gathering_free(&m);
-    return status;
-}
-
-/* Meet the others, measure, and agree with them that all have a communicator now. */
-static dcomm_status dcommi_comm_found(dcomm_comm *comm, dcommi_boot *boot)
-{
-    dcommi_tuner *tuner = NULL;
-    dcomm_status status = dcommi_comm_meet(comm, boot, &tuner);
-    if (status >= 0 && tuner != NULL) {
-        status = dcommi_comm_agree(comm, boot, dcommi_tuner_run(tuner, comm, NULL, false));
-    }
-    dcommi_tuner_free(tuner);
-    return status;
-}
+/* ---- the calls ---- */
 
 /* Create the communicator, in the caller's thread or in one of its own. */
 static dcomm_status dcommi_comm_build(dcomm_comm *comm)
 {
-    dcommi_boot boot = {.open = false};
+    const bool joins = dcommi_boot_kind(&comm->opts) == DCOMM_BOOT_JOIN;
     dcomm_status status = DCOMM_OK;
     if (comm->context == NULL) {
         if (comm->opts.context != NULL) {
@@ -175,15 +116,9 @@ static dcomm_status dcommi_comm_build(dcomm_comm *comm)
         }
     }
     if (status >= 0) {
-        status = dcommi_boot_open(&comm->opts, comm->timeout_s, &comm->cancel, &boot);
+        status =
+            joins ? dcommi_comm_join(comm) : dcommi_comm_found(comm, comm->timeout_s, NULL, NULL);
     }
-    if (status >= 0) {
-        status = dcommi_comm_found(comm, &boot);
-    }
-    if (status < 0) {
-        dcommi_boot_tell(&boot, status);
-    }
-    dcommi_boot_close(&boot, status);
     if (status >= 0) {
         dcommi_comm_enter(comm);
     }

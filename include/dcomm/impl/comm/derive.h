@@ -4,6 +4,19 @@
 
 #include "comm.h"
 
+/* Take over the settings of another communicator. */
+static void dcommi_comm_inherit(dcomm_comm *comm, const dcomm_comm *parent, int quorum)
+{
+    comm->timeout_s = parent->timeout_s;
+    comm->liveness_s = parent->liveness_s;
+    comm->chunk_bytes = parent->chunk_bytes;
+    comm->deterministic = parent->deterministic;
+    comm->connections = parent->connections;
+    comm->quorum = quorum;
+    comm->on_error = parent->on_error;
+    memcpy(comm->algo, parent->algo, sizeof comm->algo);
+}
+
 /* Make a communicator of some ranks of `parent`, in the order given. Every one of them derives the
  * same id from the parent's and `salt`. The engine does not see it yet. */
 static dcomm_status dcommi_comm_make(const dcomm_comm *parent, const int *ranks, int size,
@@ -16,16 +29,9 @@ static dcomm_status dcommi_comm_make(const dcomm_comm *parent, const int *ranks,
     comm->id = dcommi_mix(parent->id, salt);
     comm->size = size;
     comm->rank = -1;
-    comm->timeout_s = parent->timeout_s;
-    comm->liveness_s = parent->liveness_s;
-    comm->chunk_bytes = parent->chunk_bytes;
-    comm->deterministic = parent->deterministic;
-    comm->connections = parent->connections;
-    comm->quorum = quorum;
-    comm->on_error = parent->on_error;
+    dcommi_comm_inherit(comm, parent, quorum);
     comm->device_ucx = parent->device_ucx;
     comm->all_connected = parent->all_connected;
-    memcpy(comm->algo, parent->algo, sizeof comm->algo);
     comm->members = dcommi_calloc((size_t)size, sizeof *comm->members);
     comm->groups = dcommi_groups_restrict(parent->groups, ranks, size);
     comm->places = dcommi_calloc((size_t)size, sizeof *comm->places);

@@ -54,6 +54,27 @@ static dcomm_status dcommi_agreement_outcast(const dcommi_agreement *g, const ch
                        g->comm->rank);
 }
 
+/* ---- parts of a new communicator ---- */
+
+/* Return the word by which a rank says that it has its part, or why not. Of all that have none, the
+ * lowest rank's is the decision's. */
+static uint64_t dcommi_agreement_word(const dcommi_agreement *g)
+{
+    return g->status < 0 ? (uint64_t)g->comm->rank << 8 | (uint64_t)-g->status : UINT64_MAX;
+}
+
+/* Read the word of a decision: do all ranks have their part of `what`? */
+static dcomm_status dcommi_agreement_parts(uint64_t word, const char *what)
+{
+    const int status = (int)(word & 0xff);
+    return word == UINT64_MAX
+               ? DCOMM_OK
+               : dcommi_fail(status <= -DCOMMI_STATUS_LAST ? (dcomm_status)-status
+                                                           : DCOMM_ERR_CORRUPT,
+                             "rank %d could not make its part of the %s: %s", (int)(word >> 8),
+                             what, dcomm_strerror((dcomm_status)-status));
+}
+
 /* ---- agree ---- */
 
 /* Return how a caller's decision stands. With the token. */
@@ -167,7 +188,7 @@ static bool dcommi_member_failed(const void *of, size_t rank)
     bool failed = m->peer >= 0 && (m->gone || comm->context->peers[m->peer].lost);
     for (const dcommi_agreement *g = comm->agreements; g != NULL; g = g->next) {
         failed =
-            failed || (g->key <= DCOMMI_AGREE_SHRINK &&
+            failed || (g->key <= DCOMMI_AGREE_GROW &&
                        dcommi_bit(dcommi_agree_look(g->agree, DCOMMI_AGREE_FAILED), (int)rank));
     }
     return failed;

@@ -31,6 +31,7 @@ static dcomm_status dcommi_comm_say(const dcomm_comm *comm, dcommi_boot *boot, d
     void *all = NULL;
     size_t at = 0;
     memcpy(mine, &card, sizeof card);
+    boot->guilty = boot->guilty || status < 0;
     dcomm_status exchanged = dcommi_boot_allgather(boot, mine, len, &all, &v->lens);
     if (exchanged < 0) {
         return status < 0 ? status : exchanged;

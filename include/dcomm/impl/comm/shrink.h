@@ -36,24 +36,6 @@ static dcomm_status dcommi_shrink_make(dcommi_agreement *g)
     return status;
 }
 
-/* Return the word that confirms a list: of all that have none, the lowest is the decision's. */
-static uint64_t dcommi_shrink_word(const dcommi_agreement *g)
-{
-    return g->status < 0 ? (uint64_t)g->comm->rank << 8 | (uint64_t)-g->status : UINT64_MAX;
-}
-
-/* Read the word of a confirmed list. */
-static dcomm_status dcommi_shrink_confirmed(uint64_t word)
-{
-    const int status = (int)(word & 0xff);
-    return word == UINT64_MAX
-               ? DCOMM_OK
-               : dcommi_fail(status <= -DCOMMI_STATUS_LAST ? (dcomm_status)-status
-                                                           : DCOMM_ERR_CORRUPT,
-                             "rank %d could not make its part of the shrunk communicator: %s",
-                             (int)(word >> 8), dcomm_strerror((dcomm_status)-status));
-}
-
 /* Check the caller's list against the agreed one: a rank that the caller wants must be alive. */
 static dcomm_status dcommi_shrink_wanted(const dcommi_agreement *g, const uint64_t *excluded)
 {
@@ -78,7 +60,7 @@ static dcomm_status dcommi_shrink_agree(dcommi_agreement *g, const uint64_t *exc
     const double until = dcommi_now() + g->comm->timeout_s;
     const size_t bytes = (size_t)g->agree->nwords * sizeof(uint64_t);
     for (;;) {
-        DCOMMI_TRY(dcommi_agreement_reach(g, "shrink", dcommi_shrink_word(g), until));
+        DCOMMI_TRY(dcommi_agreement_reach(g, "shrink", dcommi_agreement_word(g), until));
         dcommi_token_take(g->comm->context);
         const uint64_t *last = dcommi_agree_look(g->agree, DCOMMI_AGREE_LAST);
         const uint64_t word = g->agree->last;
@@ -88,7 +70,7 @@ static dcomm_status dcommi_shrink_agree(dcommi_agreement *g, const uint64_t *exc
         g->listed = !confirmed;
         if (confirmed) {
             g->status = DCOMM_OK;
-            dcomm_status status = dcommi_shrink_confirmed(word);
+            dcomm_status status = dcommi_agreement_parts(word, "shrunk communicator");
             if (status < 0) {
                 dcommi_agreement_drop_part(g);
             }

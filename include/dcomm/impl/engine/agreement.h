@@ -1,9 +1,10 @@
 /* agreement.h - the agreements of a communicator: their messages, and what the engine knows of
  * ranks that have failed. They work on a failed communicator, too. agree.h has the protocol.
  *
- * A communicator has one for dcomm_comm_agree and one for dcomm_comm_shrink, and another for each
- * list of ranks that the caller leaves out. A message of one that this rank does not have yet is
- * dropped: when it has it, it sends its state, or asks for the others'. */
+ * A communicator has one for dcomm_comm_agree, one for dcomm_comm_shrink and one for
+ * dcomm_comm_grow, and another for each list of ranks that the caller leaves out. A message of one
+ * that this rank does not have yet is dropped: when it has it, it sends its state, or asks for the
+ * others'. */
 #ifndef DCOMMI_AGREEMENT_H
 #define DCOMMI_AGREEMENT_H
 
@@ -16,7 +17,7 @@
 #define DCOMMI_AGREE_TELL_S 0.25 /* seconds between reports of the ranks that have not come */
 
 /* Keys of the agreements that each communicator has. */
-enum { DCOMMI_AGREE_FLAGS = 1, DCOMMI_AGREE_SHRINK = 2 };
+enum { DCOMMI_AGREE_FLAGS = 1, DCOMMI_AGREE_SHRINK = 2, DCOMMI_AGREE_GROW = 3 };
 
 struct dcommi_agreement {
     dcommi_agreement *next;
@@ -95,7 +96,7 @@ static dcommi_agreement *dcommi_agreement_new(dcomm_comm *comm, uint64_t key, in
 static dcomm_status dcommi_agreements_open(dcomm_comm *comm)
 {
     for (uint64_t key = DCOMMI_AGREE_FLAGS;
-         key <= DCOMMI_AGREE_SHRINK && comm->size <= DCOMMI_AGREE_RANKS; key++) {
+         key <= DCOMMI_AGREE_GROW && comm->size <= DCOMMI_AGREE_RANKS; key++) {
         dcommi_agreement *g = dcommi_agreement_new(comm, key, comm->quorum);
         if (g == NULL) {
             return DCOMM_ERR_NO_MEMORY;

@@ -5,6 +5,7 @@
 
 #include "progress.h"
 #include "../base/forked.h"
+#include "../boot/lobby.h"
 
 #define DCOMMI_CLOSE_S 1.0         /* seconds that a context waits for its last messages to leave */
 #define DCOMMI_FAILED_CLOSE_S 0.01 /* the same if its last communicator had failed */
@@ -30,6 +31,7 @@ static dcomm_status dcommi_context_release(dcomm_context *context)
         atomic_store_explicit(&context->stop, 1, memory_order_release);
         pthread_join(context->thread, NULL);
     }
+    dcommi_lobbies_close(&context->lobbies);
     while (context->strays != NULL) {
         dcommi_stray *stray = context->strays;
         context->strays = stray->next;
@@ -93,6 +95,23 @@ static dcomm_comm *dcommi_comm_new(dcomm_context *context)
     return comm;
 }
 
+/* Free all that depends on which ranks a communicator has. */
+static void dcommi_comm_unman(dcomm_comm *comm)
+{
+    dcommi_cache_clear(comm);
+    dcommi_agreements_free(comm);
+    for (int r = 0; comm->members != NULL && r < comm->size; r++) {
+        dcommi_free(comm->members[r].hostname);
+    }
+    dcommi_free(comm->members);
+    dcommi_groups_free(&comm->groups);
+    dcommi_free(comm->chooser);
+    dcommi_free(comm->places);
+    comm->members = NULL;
+    comm->chooser = NULL;
+    comm->places = NULL;
+}
+
 static void dcommi_comm_free(dcomm_comm *comm)
 {
     dcommi_coded_free_all(comm);
@@ -102,21 +121,14 @@ static void dcommi_comm_free(dcomm_comm *comm)
         dcommi_free(run->memory);
         dcommi_free(run);
     }
-    dcommi_cache_clear(comm);
     dcommi_refusals_free(comm);
-    dcommi_agreements_free(comm);
     dcommi_free(comm->scratch);
     dcommi_free(comm->bcast);
-    for (int r = 0; comm->members != NULL && r < comm->size; r++) {
-        dcommi_free(comm->members[r].hostname);
-    }
-    dcommi_free(comm->members);
-    dcommi_groups_free(&comm->groups);
-    dcommi_free(comm->chooser);
+    dcommi_free(comm->growing);
+    dcommi_comm_unman(comm);
     if (comm->context != NULL) {
         dcommi_context_unhold(comm->context);
     }
-    dcommi_free(comm->places);
     dcommi_free(comm->names[0]);
     dcommi_free(comm->names[1]);
     dcommi_free(comm);

@@ -351,6 +351,7 @@ struct dcomm_comm {
     size_t early_bytes, early_count;
     dcommi_refusal *refusals; /* newest first */
     dcommi_agreement *agreements;
+    void *growing; /* the data of dcomm_comm_grow: a broadcast that failed may still use them */
     dcommi_filler filler; /* for slots that peers map */
     dcommi_ways folds;    /* trials of prefetching, for folds of memory that ranks map from
                              each other */
@@ -449,6 +450,7 @@ struct dcomm_context {
     _Atomic unsigned script_pauses;   /* pauses before the first poll of a script's wait */
     double next_watch, next_check;    /* coarse clock */
     double liveness_s;                /* of the communicator created last; INFINITY: off */
+    struct dcommi_lobby *lobbies;     /* of ids by which communicators have grown; with the token */
     _Atomic bool has_thread;
     _Atomic int stop;
     bool hurries; /* its last communicator had failed, so it closes without waiting for peers */

@@ -78,6 +78,32 @@ static dcomm_status dcommi_scaler_agree(dcomm_buckets *b, const dcomm_scaler_opt
     return status;
 }
 
+/* Stand where a front says. */
+static void dcommi_scaler_stand(dcomm_scaler *s, const dcommi_bkt_front *front)
+{
+    s->b->scale = front->scale;
+    s->b->good = front->good;
+    s->steps = front->scaler_steps;
+    s->skipped = front->scaler_skipped;
+    s->judged = s->b->sent_steps;
+}
+
+/* Check the options of a rank that has joined ranks with a scaler. They do not call
+ * dcomm_scaler_create, so an error is this rank's alone. */
+static dcomm_status dcommi_scaler_joins(const dcomm_scaler_opts *o, const dcomm_scaler_opts *theirs)
+{
+#define DCOMMI_SCALER_DIFFERS(name)                                                               \
+    if (o->name != theirs->name) {                                                                \
+        return dcommi_fail(DCOMM_ERR_MISMATCH,                                                    \
+                           "dcomm_scaler_create: opts." #name " is %.17g, and %.17g on the ranks " \
+                           "that this one has joined",                                            \
+                           (double)o->name, (double)theirs->name);                                \
+    }
+    DCOMMI_SCALER_OPTIONS(DCOMMI_SCALER_DIFFERS)
+#undef DCOMMI_SCALER_DIFFERS
+    return DCOMM_OK;
+}
+
 DCOMM_API dcomm_status dcomm_scaler_create(dcomm_buckets *b, const dcomm_scaler_opts *opts,
                                            dcomm_scaler **s_p)
 {
@@ -97,7 +123,12 @@ DCOMM_API dcomm_status dcomm_scaler_create(dcomm_buckets *b, const dcomm_scaler_
         (b->sights = dcommi_calloc((size_t)b->size + 1, sizeof *b->sights)) == NULL) {
         status = DCOMM_ERR_NO_MEMORY;
     }
-    status = dcommi_bkt_over(b, dcommi_scaler_agree(b, &o, status));
+    const dcommi_bkt_front *joined = b->joined.has_scaler != 0 ? &b->joined : NULL;
+    if (joined != NULL) {
+        DCOMMI_THEN(status, dcommi_scaler_joins(&o, &joined->scaler_opts));
+    } else {
+        status = dcommi_bkt_over(b, dcommi_scaler_agree(b, &o, status));
+    }
     if (status < 0) {
         dcommi_free(s);
         return status;
@@ -109,6 +140,10 @@ DCOMM_API dcomm_status dcomm_scaler_create(dcomm_buckets *b, const dcomm_scaler_
     b->scaler = s;
     b->scale = o.scale;
     b->good = 0;
+    if (joined != NULL) {
+        dcommi_scaler_stand(s, joined);
+        b->joined.has_scaler = 0;
+    }
     *s_p = s;
     return DCOMM_OK;
 }

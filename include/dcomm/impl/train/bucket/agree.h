@@ -3,52 +3,7 @@
 #ifndef DCOMMI_BUCKET_AGREE_H
 #define DCOMMI_BUCKET_AGREE_H
 
-#include "layout.h"
-
-/* The options that all ranks must set alike. */
-#define DCOMMI_BKT_OPTIONS(X)                                \
-    X(bucket_bytes, b->opts.bucket_bytes)                    \
-    X(first_bytes, b->opts.first_bytes)                      \
-    X(sum, b->opts.sum)                                      \
-    X(weighted, b->opts.weighted)                            \
-    X(unused, b->opts.unused)                                \
-    X(rebuild, b->opts.rebuild)                              \
-    X(sharded, b->opts.sharded)                              \
-    X(values, b->has_values)                                 \
-    X(feedback, b->has_feedback)                             \
-    X(feedback->variant, b->feedback_opts.variant)           \
-    X(feedback->bf16, b->feedback_opts.bf16)                 \
-    X(feedback->scale, b->feedback_opts.scale)               \
-    X(feedback->seed, b->feedback_opts.seed)                 \
-    X(feedback->tensor, b->feedback_opts.tensor)             \
-    X(feedback->warmup_steps, b->feedback_opts.warmup_steps) \
-    X(coll.deterministic, b->opts.coll.deterministic)        \
-    X(coll.accumulate, b->opts.coll.accumulate)              \
-    X(predivide, b->opts.predivide)                          \
-    X(coll.lanes, b->opts.coll.lanes)                        \
-    X(coll.chunk_bytes, b->opts.coll.chunk_bytes)            \
-    X(coll.registered, b->opts.coll.registered)              \
-    X(coll.huge_pages, b->opts.coll.huge_pages)              \
-    X(coll.device, b->opts.coll.device)                      \
-    X(coll.codec_seed, b->opts.coll.codec_seed)
-#define DCOMMI_BKT_REALS(X)                          \
-    X(feedback->momentum, b->feedback_opts.momentum) \
-    X(feedback->clip, b->feedback_opts.clip)
-
-enum {
-#define DCOMMI_BKT_COUNT(name, value) +1
-    DCOMMI_BKT_NOPTIONS = 0 DCOMMI_BKT_OPTIONS(DCOMMI_BKT_COUNT),
-    DCOMMI_BKT_NREALS = 0 DCOMMI_BKT_REALS(DCOMMI_BKT_COUNT)
-#undef DCOMMI_BKT_COUNT
-};
-
-/* A rank's message to the others. */
-typedef struct dcommi_bkt_card {
-    int64_t status;
-    uint64_t options[DCOMMI_BKT_NOPTIONS + DCOMMI_BKT_NREALS]; /* a real number by its bits */
-    uint64_t nparams, hash;
-    char text[DCOMMI_TEXT_MAX]; /* message of the error, or the parameter that differs */
-} dcommi_bkt_card;
+#include "meet.h"
 
 static const char *dcommi_bkt_codec_name(const dcomm_buckets *b, const dcommi_bkt_param *p)
 {
@@ -132,6 +87,14 @@ static void dcommi_bkt_give_back(dcomm_buckets *b, void *memory)
     dcommi_bkt_loan *loan = *at;
     *at = loan->next;
     dcommi_free(loan);
+}
+
+static void dcommi_bkt_free_loans(dcommi_bkt_loan **loans)
+{
+    for (dcommi_bkt_loan *loan; (loan = *loans) != NULL;) {
+        *loans = loan->next;
+        dcommi_free(loan);
+    }
 }
 
 /* Return the options for the buckets' own exchanges. */
@@ -251,10 +214,12 @@ static dcomm_status dcommi_bkt_compare_options(const char *what, const char *con
 }
 
 /* Check that all ranks have registered the same, with the same options. `status` is the result of
- * this rank's registration. */
-static dcomm_status dcommi_bkt_agree(dcomm_buckets *b, dcomm_status status)
+ * this rank's registration, `run` its place in its run. *info becomes where the ranks go on. */
+static dcomm_status dcommi_bkt_agree(dcomm_buckets *b, dcomm_status status,
+                                     const dcommi_bkt_run *run, dcomm_buckets_rebind_info *info)
 {
     dcommi_bkt_card own = dcommi_bkt_card_of(status), *cards;
+    own.run = *run;
     own.nparams = b->nparams;
     static const char *const names[] = {
 #define DCOMMI_BKT_NAME(name, value) #name,
@@ -284,6 +249,7 @@ static dcomm_status dcommi_bkt_agree(dcomm_buckets *b, dcomm_status status)
     if (status >= 0 && !alike) {
         status = dcommi_bkt_name_difference(b, cards);
     }
+    DCOMMI_THEN(status, dcommi_bkt_meet(b, cards, info));
     dcommi_bkt_give_back(b, cards);
     return status;
 }

@@ -2,7 +2,7 @@
 #ifndef DCOMMI_API_BUCKET_H
 #define DCOMMI_API_BUCKET_H
 
-#include "rebuild.h"
+#include "join.h"
 #include "report.h"
 #include "shard.h"
 
@@ -69,25 +69,16 @@ static dcomm_status dcommi_bkt_prepare(dcomm_buckets *b, const dcomm_bucket_para
     return dcommi_bkt_books(b);
 }
 
-/* Decide about codec "auto" for the length of each bucket. */
-static dcomm_status dcommi_bkt_decide(const dcomm_buckets *b)
-{
-    for (size_t i = 0; i < b->layout.n; i++) {
-        const dcommi_bkt *k = &b->layout.buckets[i];
-        const dcomm_codec *codec = b->kinds[k->kind].codec, *taken;
-        if (codec != NULL && codec->automatic) {
-            DCOMMI_TRY(dcomm_codec_decide(b->comm, codec, k->count, b->kinds[k->kind].dtype,
-                                          k->device != NULL, &taken));
-        }
-    }
-    return DCOMM_OK;
-}
-
 /* Create the buckets. All ranks call this, on the buckets' own communicator. */
 static dcomm_status dcommi_bkt_make(dcomm_buckets *b, const dcomm_bucket_param *params,
                                     size_t nparams, const dcomm_buckets_opts *opts)
 {
-    DCOMMI_TRY(dcommi_bkt_agree(b, dcommi_bkt_prepare(b, params, nparams, opts)));
+    static const dcommi_bkt_run nothing;
+    DCOMMI_TRY(dcommi_bkt_agree(b, dcommi_bkt_prepare(b, params, nparams, opts), &nothing,
+                                &b->rebound));
+    if (b->rebound.carried > 0) {
+        return dcommi_bkt_join(b);
+    }
     dcommi_bkt_layout layout = {0};
     uint32_t *sequence = dcommi_calloc(b->nparams, sizeof *sequence);
     dcomm_status status = sequence == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
@@ -115,10 +106,7 @@ static void dcommi_bkt_free(dcomm_buckets *b)
     for (size_t i = 0; b->kept != NULL && i < b->opts.trace_steps; i++) {
         dcommi_free(b->kept[i].ready);
     }
-    for (dcommi_bkt_loan *loan; (loan = b->loans) != NULL;) {
-        b->loans = loan->next;
-        dcommi_free(loan);
-    }
+    dcommi_bkt_free_loans(&b->loans);
     dcommi_bkt_close_looks(b);
     dcommi_bkt_close_devices(b);
     dcommi_free(b->kept);

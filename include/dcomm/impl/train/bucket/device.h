@@ -32,13 +32,22 @@ static dcomm_status dcommi_bkt_locate(dcomm_buckets *b, const void *at, size_t *
     return DCOMM_OK;
 }
 
+/* Let the context of the buckets' communicator know the devices. */
+static dcomm_status dcommi_bkt_introduce_devices(const dcomm_buckets *b)
+{
+    for (size_t i = 0; i < b->ndevices; i++) {
+        dcommi_device *device = NULL;
+        DCOMMI_TRY(dcommi_device_of(b->comm->context, b->devices[i].number, &device));
+    }
+    return b->ndevices > 0 ? dcommi_context_need_thread(b->comm->context) : DCOMM_OK;
+}
+
 /* Open the devices, once all parameters are known. All that may wait for a device happens here. */
 static dcomm_status dcommi_bkt_open_devices(dcomm_buckets *b)
 {
+    DCOMMI_TRY(dcommi_bkt_introduce_devices(b));
     for (size_t i = 0; i < b->ndevices; i++) {
         dcommi_bkt_device *d = &b->devices[i];
-        dcommi_device *device = NULL;
-        DCOMMI_TRY(dcommi_device_of(b->comm->context, d->number, &device));
         for (int s = 0; s < DCOMMI_BKT_STREAMS; s++) {
             DCOMMI_TRY(dcommi_devices->own_open(d->number, true, &d->streams[s]));
         }
@@ -47,7 +56,7 @@ static dcomm_status dcommi_bkt_open_devices(dcomm_buckets *b)
         dcommi_devices->leave(before);
         DCOMMI_TRY(status);
     }
-    return b->ndevices > 0 ? dcommi_context_need_thread(b->comm->context) : DCOMM_OK;
+    return DCOMM_OK;
 }
 
 /* Wait for copies of gradients that stand behind work on the caller's streams. timeout_s is that

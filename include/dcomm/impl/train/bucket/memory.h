@@ -88,18 +88,26 @@ static dcomm_status dcommi_bkt_house(const dcomm_buckets *b, size_t number, dcom
     return DCOMM_OK;
 }
 
-/* Cut a bucket into equal shards, except the last ones: whole cache lines of 4-byte elements. */
-static dcomm_status dcommi_bkt_share(const dcomm_buckets *b, dcommi_bkt *k)
+/* Cut a bucket into equal shards, except the last ones: whole cache lines of 4-byte elements.
+ * Return NULL without memory. */
+static size_t *dcommi_bkt_cut(const dcomm_buckets *b, const dcommi_bkt *k)
 {
     size_t part = (k->count / (size_t)b->size + (k->count % (size_t)b->size > 0) + 15) / 16 * 16;
     size_t left = k->count;
-    k->shards = dcommi_calloc((size_t)b->size, sizeof *k->shards);
+    size_t *shards = dcommi_calloc((size_t)b->size, sizeof *shards);
+    for (int r = 0; r < b->size && shards != NULL; r++) {
+        shards[r] = left < part ? left : part;
+        left -= shards[r];
+    }
+    return shards;
+}
+
+/* Give each rank its shard of a bucket, and the parameters a place. */
+static dcomm_status dcommi_bkt_share(const dcomm_buckets *b, dcommi_bkt *k)
+{
+    k->shards = dcommi_bkt_cut(b, k);
     if (k->shards == NULL) {
         return DCOMM_ERR_NO_MEMORY;
-    }
-    for (int r = 0; r < b->size; r++) {
-        k->shards[r] = left < part ? left : part;
-        left -= k->shards[r];
     }
     k->values = b->has_values ? dcommi_bkt_flat(b, k, true) : NULL;
     if (b->has_values && k->values == NULL && k->bytes > 0) {

@@ -99,16 +99,14 @@ DCOMM_API dcomm_status dcomm_buckets_save(dcomm_buckets *b, void *to, size_t cap
 
 /* ---- loading ---- */
 
-static dcomm_status dcommi_bkt_corrupt(size_t rank, const char *what)
+static dcomm_status dcommi_bkt_corrupt(size_t rank, const char *why)
 {
-    return dcommi_fail(DCOMM_ERR_CORRUPT, "dcomm_buckets_load: the state of rank %zu: %s", rank,
-                       what);
+    return dcommi_fail(DCOMM_ERR_CORRUPT, "buckets: the state of rank %zu: %s", rank, why);
 }
 
-/* Check one state against what is registered, and read its head. */
-static dcomm_status dcommi_bkt_load_head(const dcomm_buckets *b, const unsigned char *state,
-                                         size_t bytes, size_t rank, size_t nstates,
-                                         dcommi_bkt_head *h)
+/* Check one state against what is registered, and read its head. `rank` is for messages. */
+static dcomm_status dcommi_bkt_read_head(const dcomm_buckets *b, const unsigned char *state,
+                                         size_t bytes, size_t rank, dcommi_bkt_head *h)
 {
     uint64_t hash;
     if (bytes < sizeof *h + sizeof hash) {
@@ -122,11 +120,24 @@ static dcomm_status dcommi_bkt_load_head(const dcomm_buckets *b, const unsigned 
     }
     if (h->shape != dcommi_bkt_shape(b) || h->nparams != b->nparams) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_buckets_load: the state of rank %zu is of %" PRIu64
+                           "buckets: the state of rank %zu is of %" PRIu64
                            " parameters, and here are %zu; their number, counts, types and codecs "
                            "must be the same",
                            rank, h->nparams, b->nparams);
     }
+    if ((h->scaler_bytes != 0 && h->scaler_bytes != DCOMM_SCALER_BYTES) ||
+        dcommi_bkt_front_bytes(h) > bytes - sizeof hash || h->built > INT32_MAX) {
+        return dcommi_bkt_corrupt(rank, "a value of its head is out of range");
+    }
+    return DCOMM_OK;
+}
+
+/* Check also that a state is the one that the caller says. */
+static dcomm_status dcommi_bkt_load_head(const dcomm_buckets *b, const unsigned char *state,
+                                         size_t bytes, size_t rank, size_t nstates,
+                                         dcommi_bkt_head *h)
+{
+    DCOMMI_TRY(dcommi_bkt_read_head(b, state, bytes, rank, h));
     if (h->ranks != nstates || h->rank != rank) {
         return dcommi_fail(DCOMM_ERR_INVALID,
                            "dcomm_buckets_load: states[%zu] of %zu is of rank %" PRIu64
@@ -136,10 +147,6 @@ static dcomm_status dcommi_bkt_load_head(const dcomm_buckets *b, const unsigned 
     if (h->scaler_bytes != 0 && b->scaler == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_load: a scaler was saved with it; call "
                                               "dcomm_scaler_create first");
-    }
-    if ((h->scaler_bytes != 0 && h->scaler_bytes != DCOMM_SCALER_BYTES) ||
-        dcommi_bkt_front_bytes(h) > bytes - sizeof hash || h->built > INT32_MAX) {
-        return dcommi_bkt_corrupt(rank, "a value of its head is out of range");
     }
     return DCOMM_OK;
 }
@@ -184,7 +191,7 @@ static dcomm_status dcommi_bkt_load_one(const dcomm_buckets *b, const dcommi_bkt
     }
     if ((bytes > 0) != (k->feedback != NULL)) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_buckets_load: the state of rank %zu has %s error feedback where "
+                           "buckets: the state of rank %zu has %s error feedback where "
                            "the buckets have %s",
                            rank, bytes > 0 ? "" : "no", bytes > 0 ? "none" : "some");
     }
@@ -193,7 +200,7 @@ static dcomm_status dcommi_bkt_load_one(const dcomm_buckets *b, const dcommi_bkt
         if ((*fb_p)->count != k->count || (*fb_p)->opts.variant != k->feedback->opts.variant ||
             (*fb_p)->opts.bf16 != k->feedback->opts.bf16) {
             return dcommi_fail(DCOMM_ERR_INVALID,
-                               "dcomm_buckets_load: the state of rank %zu is of other buckets or "
+                               "buckets: the state of rank %zu is of other buckets or "
                                "another error feedback: bucket_bytes, first_bytes and feedback must "
                                "be the same",
                                rank);
@@ -348,6 +355,7 @@ DCOMM_API dcomm_status dcomm_buckets_load(dcomm_buckets *b, const void *const *s
     b->sequence = sequence;
     b->built = (int)h.built;
     b->steps = h.steps;
+    b->base = b->base_before = b->steps;
     b->sent_steps = b->built_at = h.sent_steps;
     if (b->scaler != NULL) {
         b->scaler->judged = b->sent_steps; /* the scaler has seen every step */

@@ -61,12 +61,23 @@ static dcomm_status dcommi_bkt_open(dcomm_buckets *b)
                                               "tells the weight of rank %d",
                                               b->steps, b->rank));
     }
+    if (b->joined.has_scaler != 0) {
+        return dcommi_bkt_fail(b, dcommi_fail(DCOMM_ERR_INVALID,
+                                              "buckets: rank %d has no scaler, and the ranks that "
+                                              "it has joined have one; call dcomm_scaler_create "
+                                              "before its first step",
+                                              b->rank));
+    }
     b->begin_at = dcommi_now();
     b->next = 0;
     b->told = false;
     b->seen = (dcommi_bkt_sight){0};
     b->cards_here = false;
     b->factor = 1;
+    for (size_t i = 0; i < b->layout.n && !b->step.accumulate; i++) {
+        dcommi_bkt *k = &b->layout.buckets[i];
+        k->before = k->feedback != NULL ? k->feedback->step : 0;
+    }
     if (!b->step.accumulate) {
         b->card[0] = b->steps;
         b->card[1] = dcommi_f64_bits(b->step.weight);
@@ -205,7 +216,7 @@ static dcomm_status dcommi_bkt_launch(dcomm_buckets *b)
         if (atomic_load_explicit(&k->pending, memory_order_acquire) > 0) {
             break;
         }
-        if (b->opts.weighted) {
+        if (b->opts.weighted || k->feedback != NULL) { /* one step can be undone, two cannot */
             dcomm_status here = dcommi_bkt_try_cards(b);
             if (here != DCOMM_OK) {
                 return here < 0 ? here : DCOMM_OK;
@@ -441,6 +452,8 @@ static void dcommi_bkt_close(dcomm_buckets *b)
     atomic_store(&b->marked, 0);
     b->steps++;
     b->sent_steps += sent;
+    b->base_before = sent ? b->base : b->base_before;
+    b->base = sent ? b->steps : b->base;
     b->begun = false;
     b->step = (dcomm_buckets_step){0};
     atomic_store(&b->open, false);

@@ -3,6 +3,7 @@
 #define DCOMMI_BUCKET_TYPES_H
 
 #include "../../../bucket.h"
+#include "../../../scaler.h"
 #include "../../comm/api_coll.h"
 #include "../../feedback/feedback.h"
 
@@ -62,6 +63,7 @@ typedef struct dcommi_bkt {
     unsigned char *values; /* the parameters one behind another ... */
     unsigned char *values_memory; /* ... in this copy; NULL: in the caller's memory */
     dcomm_feedback *feedback;
+    uint64_t before; /* steps of the feedback when the last step that sends began */
     double alone_s;
     double *durations; /* of the last steps, a ring */
     /* of the step under way */
@@ -101,6 +103,29 @@ enum {
     DCOMMI_BKT_EXPOSED,
     DCOMMI_BKT_SPANS
 };
+
+/* The error feedback of a bucket: the step where it stands, and its number for random numbers. */
+typedef struct dcommi_bkt_errors {
+    uint64_t step, tensor;
+} dcommi_bkt_errors;
+
+/* The place in its run from which the ranks of a new communicator go on (bucket/join.h). After it
+ * come the dcommi_bkt_errors of each bucket and the order from which the buckets were dealt (u32),
+ * with room for nparams of each. */
+typedef struct dcommi_bkt_front {
+    uint64_t steps, sent_steps, built, nbuckets;
+    uint64_t has_scaler, good, scaler_steps, scaler_skipped;
+    double scale;
+    dcomm_scaler_opts scaler_opts;
+} dcommi_bkt_front;
+
+/* A lost rank's state, for the next rebind. */
+typedef struct dcommi_bkt_legacy {
+    const unsigned char *state; /* the caller's */
+    size_t bytes, rank;
+} dcommi_bkt_legacy;
+
+enum { DCOMMI_BKT_LEGACIES = 8 }; /* bucket.h names it */
 
 /* A step kept for the trace. */
 typedef struct dcommi_bkt_kept {
@@ -154,6 +179,13 @@ struct dcomm_buckets {
     dcomm_request *sights_request;
     /* over steps */
     uint64_t steps, sent_steps, built_at;
+    uint64_t base, base_before; /* the first step behind the last that has sent; and behind the one
+                                 * before */
+    /* over communicators */
+    dcomm_buckets_rebind_info rebound;
+    dcommi_bkt_legacy legacies[DCOMMI_BKT_LEGACIES];
+    size_t nlegacies;
+    dcommi_bkt_front joined; /* has_scaler: the other ranks have a scaler, and this one does not */
     _Atomic int failed; /* the status, 0: none */
     char message[DCOMMI_MESSAGE_MAX];
     double *spans[DCOMMI_BKT_SPANS]; /* [history], rings */
