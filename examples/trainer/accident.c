@@ -11,8 +11,8 @@ static accidents planned; /* only those of this rank */
 
 int accident_parse(accidents *a, const char *text)
 {
-    static const char *const places[ACCIDENT_PLACES] = {"compute", "sum",   "update",
-                                                        "recover", "write", "manifest"};
+    static const char *const places[ACCIDENT_PLACES] = {
+        "compute", "sum", "agree", "update", "recover", "write", "manifest"};
     int step, rank, place = 0;
     char name[16] = "compute";
     int n = sscanf(text, "%9d:%9d:%15s", &step, &rank, name);
@@ -44,7 +44,8 @@ void accident(int step, accident_place place)
         if (planned.list[i].step != step || planned.list[i].place != place) {
             continue;
         }
-        if (place == ACCIDENT_SUM || place == ACCIDENT_RECOVER) { /* not here, but a moment later: SIGALRM ends the process */
+        if (place == ACCIDENT_SUM || place == ACCIDENT_AGREE || place == ACCIDENT_RECOVER) {
+            /* Not here, but a moment later: SIGALRM ends the process. */
             struct itimerval soon = {.it_value = {.tv_usec = 100}};
             setitimer(ITIMER_REAL, &soon, NULL);
         } else {

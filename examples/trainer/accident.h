@@ -5,6 +5,7 @@
 typedef enum accident_place {
     ACCIDENT_COMPUTE,  /* before it computes gradients */
     ACCIDENT_SUM,      /* while gradients are summed */
+    ACCIDENT_AGREE,    /* while ranks agree that they have the sums */
     ACCIDENT_UPDATE,   /* all ranks have the sums, but this one has not updated its weights */
     ACCIDENT_RECOVER,  /* while the ranks that are left go on after another one's death */
     ACCIDENT_WRITE,    /* in the middle of its file of a checkpoint */

@@ -109,7 +109,7 @@ int checkpoint_open(trainer *t)
     if (t->o->checkpoint == NULL) {
         return 0;
     }
-    if (!t->o->resume && files_list(t->o->checkpoint, true, &found, 1) > 0) {
+    if (!t->o->resume && !elastic_joins() && files_list(t->o->checkpoint, true, &found, 1) > 0) {
         if (t->rank == 0) {
             fprintf(stderr, "trainer: %s has a checkpoint of step %d: go on from it with --resume, "
                             "or remove it\n",

@@ -33,6 +33,9 @@ typedef struct exchange {
 /* Set up the exchange by the options. Statuses and error sentences are dcomm's. */
 dcomm_status exchange_open(exchange *e, dcomm_comm *comm, const options *o, model *m);
 void exchange_close(exchange *e);
+/* Move it to another communicator; collective over that one, where ranks that have come just open
+ * theirs. Buckets keep their error feedback; without buckets it begins anew. */
+dcomm_status exchange_move(exchange *e, dcomm_comm *comm, const options *o, model *m);
 /* Sum the count + 1 elements of `gradients` over all ranks, in place. With `exactly`, do not use
  * the codec. */
 dcomm_status exchange_sum(exchange *e, float *gradients, bool exactly);

@@ -59,8 +59,8 @@ static void help(void)
         "  --resume         begin with the newest checkpoint in DIR, if there is one; the number "
         "of\n"
         "                   ranks may be another\n"
-        "  --die STEP:RANK[:PLACE]  kill that rank there, as a test: compute, sum, update, recover,\n"
-        "                   write, manifest (compute)\n"
+        "  --die STEP:RANK[:PLACE]  kill that rank there, as a test: compute, sum, agree, update,\n"
+        "                   recover, write, manifest (compute)\n"
         "  --gradcheck      only check the backward pass by finite differences\n"
         "exit: 0 good, 1 wrong result, 2 usage, 3 communication error");
 }
@@ -375,6 +375,9 @@ int options_parse(options *o, int argc, char **argv, bool *done)
     if (o->elastic && o->frozen) {
         return usage("--elastic does not go with --optimizer frozen: each rank has a part of the "
                      "momentum, which dies with it");
+    }
+    if (o->elastic && o->report) {
+        return usage("--elastic does not go with --report: a rank that joins has no buckets to time");
     }
     if (o->trace != NULL && o->buckets == 0) {
         return usage("--trace is for --buckets");

@@ -100,10 +100,6 @@ static dcomm_status judge(trainer *t, bool *skip)
         return DCOMM_OK;
     }
     dcomm_status status = exchange_judge(&t->exchange, &v);
-    if (status >= 0) {
-        status = dcomm_scaler_save(t->exchange.scaler, t->scaling);
-        t->scaled = status >= 0;
-    }
     *skip = v.skip;
     t->skipped += v.skip;
     if (status >= 0 && v.skip && t->rank == 0) {

@@ -34,41 +34,24 @@ static int comm_failed(const trainer *t, const char *what)
 
 dcomm_status trainer_open_exchange(trainer *t)
 {
-    if (t->exchanging) {
+    if (t->exchange.comm == t->comm) {
         return DCOMM_OK;
     }
-    dcomm_status status = exchange_open(&t->exchange, t->comm, t->o, t->model);
-    t->exchanging = status == DCOMM_OK;
-    if (status >= 0 && t->scaled) {
-        status = dcomm_scaler_load(t->exchange.scaler, t->scaling);
-    }
-    return status;
+    return t->exchange.comm == NULL ? exchange_open(&t->exchange, t->comm, t->o, t->model)
+                                    : exchange_move(&t->exchange, t->comm, t->o, t->model);
 }
 
 dcomm_status trainer_traffic(trainer *t, uint64_t *wire_bytes, uint64_t *codec_ns)
 {
     dcomm_stats all = {0}, apart = {0};
     dcomm_status status = dcomm_comm_get_stats(t->comm, &all);
-    if (status >= 0 && t->exchanging) {
+    if (status >= 0) {
         status = exchange_stats(&t->exchange, &apart);
     }
     *wire_bytes = t->wire_bytes + all.bytes_sent - t->before.bytes_sent + all.bytes_read -
                   t->before.bytes_read + apart.bytes_sent + apart.bytes_read;
     *codec_ns = t->codec_ns + all.codec_ns - t->before.codec_ns + apart.codec_ns;
     return status;
-}
-
-void trainer_close_exchange(trainer *t)
-{
-    if (t->exchanging) {
-        dcomm_stats apart = {0};
-        if (exchange_stats(&t->exchange, &apart) >= 0) {
-            t->wire_bytes += apart.bytes_sent + apart.bytes_read;
-            t->codec_ns += apart.codec_ns;
-        }
-        exchange_close(&t->exchange);
-    }
-    t->exchanging = false;
 }
 
 void trainer_replace_comm(trainer *t, dcomm_comm *comm)
@@ -107,6 +90,9 @@ static dcomm_status train(trainer *t)
         if (status >= 0) {
             status = checkpoint_step(t, false);
         }
+        if (status >= 0 && t->step < t->o->steps) {
+            status = elastic_grow(t);
+        }
         int done = t->step;
         if (status >= 0 && t->rank == 0 &&
             (done % t->o->log_every == 0 || done == t->o->steps || done == 1)) {
@@ -131,14 +117,13 @@ static dcomm_status summarize(trainer *t)
     return summary_compute(t, &final);
 }
 
-/* Do the whole run. Everything is allocated. */
-static int run(trainer *t)
+/* Begin with random weights, or with a checkpoint. Return an exit status. */
+static int start(trainer *t)
 {
-    size_t count = model_count(t->model);
     if (t->rank == 0) {
         printf("%zu parameters, %zu characters of text, %d distinct; %d rank%s, batch %d x %d\n",
-               count, t->text.length, t->text.vocab, t->nranks, t->nranks == 1 ? "" : "s",
-               t->o->batch, t->o->seq);
+               model_count(t->model), t->text.length, t->text.vocab, t->nranks,
+               t->nranks == 1 ? "" : "s", t->o->batch, t->o->seq);
     }
     model_init(t->model, (uint64_t)t->o->seed, 1);
     if (together(t, broadcast_weights) < 0) {
@@ -147,9 +132,25 @@ static int run(trainer *t)
     if (checkpoint_open(t) != 0) {
         return dcomm_barrier(t->comm, NULL) == DCOMM_OK ? EXIT_USAGE : comm_failed(t, "barrier");
     }
-    int resumed = t->o->resume ? checkpoint_resume(t) : EXIT_GOOD;
-    if (resumed != EXIT_GOOD) {
-        return resumed;
+    return t->o->resume ? checkpoint_resume(t) : EXIT_GOOD;
+}
+
+/* Begin in the middle of other ranks' run. */
+static int join(trainer *t)
+{
+    t->step = -1;
+    if (elastic_share(t) < 0) {
+        return comm_failed(t, "joining");
+    }
+    return checkpoint_open(t) == 0 ? EXIT_GOOD : EXIT_USAGE;
+}
+
+/* Do the whole run. Everything is allocated. */
+static int run(trainer *t)
+{
+    int result = elastic_joins() ? join(t) : start(t);
+    if (result != EXIT_GOOD) {
+        return result;
     }
     if (dcomm_comm_get_stats(t->comm, &t->before) < 0) {
         return comm_failed(t, "statistics");
@@ -163,7 +164,7 @@ static int run(trainer *t)
         return comm_failed(t, "summary");
     }
     if (t->rank == 0) {
-        int result = summary_write(t, &final);
+        result = summary_write(t, &final);
         if (result != EXIT_GOOD) {
             return result;
         }
@@ -241,11 +242,13 @@ int main(int argc, char **argv)
         t.rank = dcomm_comm_rank(t.comm);
         t.nranks = dcomm_comm_size(t.comm);
         t.wanted = t.nranks;
-        accident_plan(&o.accidents, t.rank);
+        if (!elastic_joins()) { /* else they have happened */
+            accident_plan(&o.accidents, t.rank);
+        }
         result = trainer_open_exchange(&t) == DCOMM_OK ? run(&t) : no_exchange(&t);
     }
     checkpoint_close(&t);
-    trainer_close_exchange(&t);
+    exchange_close(&t.exchange);
     dcomm_comm_destroy(&t.comm);
     model_destroy(t.model);
     text_close(&t.text);

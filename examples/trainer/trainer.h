@@ -25,10 +25,8 @@ typedef struct trainer {
     int step;                   /* number of steps that are done; -1: this rank has no state yet */
     int skipped;                /* number of skipped steps */
     int resumed;                /* the step that a checkpoint was read of */
-    int lost;                   /* number of ranks that died */
-    unsigned char scaling[DCOMM_SCALER_BYTES]; /* state of the loss scale after the last step */
-    bool scaled;                               /* there is one */
-    bool exchanging;                           /* exchange is open */
+    int lost, joined;           /* numbers of ranks that died, and that came back */
+    dcomm_comm *grown;          /* result of elastic.c's grow */
     checkpoint *checkpoint;     /* NULL: none are written */
     double comm_seconds;
     uint64_t wire_bytes, codec_ns; /* of communicators that were replaced, see elastic.h */
@@ -40,10 +38,10 @@ double now(void);
 /* Return the first one of a rank's samples. Its part of `total` samples is [part(rank), part(rank
  * + 1)). */
 int part(const trainer *t, int total, int rank);
-/* Open the exchange, unless it is open. Statuses and error sentences are dcomm's. */
+/* Open the exchange, or move it to the communicator; does nothing if it is there. Statuses and
+ * error sentences are dcomm's. */
 dcomm_status trainer_open_exchange(trainer *t);
-void trainer_close_exchange(trainer *t);
-/* Take another communicator in place of this one, which is destroyed. The exchange is closed. */
+/* Take another communicator in place of this one, which is destroyed. */
 void trainer_replace_comm(trainer *t, dcomm_comm *comm);
 /* Get what this rank has sent and read since the training began, and the time of the codec. */
 dcomm_status trainer_traffic(trainer *t, uint64_t *wire_bytes, uint64_t *codec_ns);

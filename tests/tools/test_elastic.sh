@@ -79,7 +79,7 @@ if full; then
 fi
 if full; then
     for ranks in 2 3 4; do
-        for place in compute sum update; do
+        for place in compute sum agree update; do
             for rank in $(seq 0 $((ranks - 1))); do
                 for step in 0 13 39; do
                     dies "$ranks ranks, $rank dies at step $step, $place" "$ranks" 1 --die $step:$rank:$place \
@@ -120,6 +120,40 @@ for i in $(full && seq 20 || echo 1); do
     check "killed at any moment, $i" killed any 4 2 --steps 100
     check "killed at any moment, $i: all steps are done" is any "len(loss) == 100 and 0 < min(loss)"
 done
+
+# ---- ranks come back ----
+
+# joins WORDS RANKS JOINED OPTIONS...: so many newcomers wait already when ranks die by the options.
+joins() {
+    local words=$1 ranks=$2 joined=$3 pids=() status=0
+    shift 3
+    export DCOMM_JOIN_FILE=$scratch/join
+    rm -f "$DCOMM_JOIN_FILE"
+    for _ in $(seq "$joined"); do
+        DCOMM_JOIN=1 timeout 60 "$trainer" --steps 40 --batch 10 --seq 32 --dim 32 --sample 0 --elastic "$@" \
+            >>"$scratch/joiners" 2>&1 &
+        pids+=($!)
+    done
+    sleep 0.3
+    check "$words" train back "$ranks" --elastic "$@"
+    for pid in "${pids[@]}"; do
+        wait "$pid" || status=$?
+    done
+    unset DCOMM_JOIN_FILE
+    cp "$scratch/joiners" "$out"
+    ok "$words: newcomers end well" $status
+    check "$words: $joined joined" is back "joined == $joined and nranks == $ranks - lost + joined"
+    check "$words: its loss is within the spread" within back
+}
+joins "3 ranks, 0 dies and one comes" 3 1 --die 3:0:sum --buckets 30 --loss-scale 1024
+if full; then
+    joins "2 ranks, 1 dies and comes back" 2 1 --die 10:1:compute
+    joins "4 ranks, two die and come back" 4 2 --die 4:1:update --die 4:3:sum
+    joins "with checkpoints" 3 1 --die 4:2:sum --checkpoint "$dir" --every 3
+    rm -rf "$dir"
+    joins "error feedback, in buckets" 3 1 --die 4:2:sum --buckets 30 --codec topk:k=0.3 --feedback classic
+    joins "error feedback" 3 1 --die 4:2:sum --codec topk:k=0.3 --feedback classic
+fi
 
 # ---- checkpoints ----
 
@@ -247,6 +281,7 @@ expect "a directory with checkpoints, without --resume" 1 "has a checkpoint of s
 expect "a directory that cannot be made" 0 "no checkpoint of step 5: cannot make /proc/none" \
     train other 2 --checkpoint /proc/none --every 5
 expect "--resume of nothing" 2 "is for --checkpoint" "$trainer" --resume
+expect "--elastic and times of buckets" 2 "does not go with --report" "$trainer" --elastic --buckets 9 --report
 expect "--elastic and momenta of ranks" 2 "does not go with --optimizer frozen" "$trainer" --elastic \
     --optimizer frozen
 
@@ -255,7 +290,7 @@ expect "--elastic and momenta of ranks" 2 "does not go with --optimizer frozen" 
 rm -rf "$dir"
 check "a rank dies, then all" test -n "$("$build/dcomm-run" -n 3 --keep-going --timeout 60 -- "$trainer" \
     --steps 40 --batch 10 --seq 32 --dim 32 --sample 0 "${save[@]}" --elastic --die 8:0:sum \
-    --die 15:2:write --die 23:1:compute --die 23:2:compute 2>&1)"
+    --die 15:2:write --die 25:1:compute 2>&1)"
 check "the last one has written on" test -e "$dir/step-00000020/rank-0" -a ! -e "$dir/step-00000020/rank-1"
 check "goes on with three ranks again" train again 3 "${save[@]}" --elastic --resume
 check "with what one rank wrote" is again "resumed == 20 and abs(final_loss - $loss) < 0.02"
