@@ -11,8 +11,8 @@ static accidents planned; /* only those of this rank */
 
 int accident_parse(accidents *a, const char *text)
 {
-    static const char *const places[ACCIDENT_PLACES] = {
-        "compute", "sum", "agree", "update", "recover", "write", "manifest"};
+    static const char *const places[ACCIDENT_PLACES] = {"compute", "sum",   "agree",   "update",
+                                                        "recover", "write", "manifest"};
     int step, rank, place = 0;
     char name[16] = "compute";
     int n = sscanf(text, "%9d:%9d:%15s", &step, &rank, name);

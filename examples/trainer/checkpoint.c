@@ -111,8 +111,9 @@ int checkpoint_open(trainer *t)
     }
     if (!t->o->resume && !elastic_joins() && files_list(t->o->checkpoint, true, &found, 1) > 0) {
         if (t->rank == 0) {
-            fprintf(stderr, "trainer: %s has a checkpoint of step %d: go on from it with --resume, "
-                            "or remove it\n",
+            fprintf(stderr,
+                    "trainer: %s has a checkpoint of step %d: go on from it with --resume, "
+                    "or remove it\n",
                     t->o->checkpoint, found);
         }
         return -1;
@@ -320,8 +321,9 @@ static int read_generation(const trainer *t, int step, manifest *m, char **files
         }
         files[r] = file;
         if (!fits(t, m, r, files[r])) {
-            snprintf(why, FILES_WHY, "%.4000s, step %d, rank %d: of another model or optimizer, or "
-                                     "beyond --steps",
+            snprintf(why, FILES_WHY,
+                     "%.4000s, step %d, rank %d: of another model or optimizer, or "
+                     "beyond --steps",
                      t->o->checkpoint, step, r);
             return -1;
         }
@@ -437,7 +439,8 @@ int checkpoint_resume(trainer *t)
     }
     result = result == EXIT_GOOD && !found && steps[0] >= 0 ? EXIT_USAGE : result;
     if (result == EXIT_USAGE && dcomm_barrier(t->comm, NULL) < 0) {
-        result = EXIT_COMM; /* nobody leaves before rank 0 has printed: a launcher ends the others */
+        result =
+            EXIT_COMM; /* nobody leaves before rank 0 has printed: a launcher ends the others */
     }
     t->resumed = t->step;
     free(m);

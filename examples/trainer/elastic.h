@@ -2,9 +2,9 @@
  *
  * Each piece of work that ranks do together goes through together(). If a rank dies, those that are
  * left agree that the work has failed, make a communicator without it, and do the work again. So
- * the work must not change what it starts from: gradients are computed and summed in it, but weights
- * are updated after it. Batches are divided by the new number of ranks, in the same order, so no
- * sample is lost.
+ * the work must not change what it starts from: gradients are computed and summed in it, but
+ * weights are updated after it. Batches are divided by the new number of ranks, in the same order,
+ * so no sample is lost.
  *
  * A rank that was started again (dcomm-run --restart) joins between two steps, and gets the state
  * from rank 0. */

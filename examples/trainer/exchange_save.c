@@ -1,5 +1,5 @@
-/* exchange_save.c - save what the exchange keeps from step to step (error feedback, the loss scale),
- * and load it again, also on another number of ranks. */
+/* exchange_save.c - save what the exchange keeps from step to step (error feedback, the loss
+ * scale), and load it again, also on another number of ranks. */
 #include "exchange.h"
 
 #include <stdlib.h>
@@ -100,7 +100,8 @@ dcomm_status exchange_load(exchange *e, const char *const *states, const size_t 
         left[r] = (rest){states[r], bytes[r]};
     }
     for (size_t i = 0; i < e->nparts && e->parts[i].feedback != NULL && status >= 0; i++) {
-        status = load_part(&e->parts[i], left, n, dcomm_comm_rank(e->comm), dcomm_comm_size(e->comm));
+        status =
+            load_part(&e->parts[i], left, n, dcomm_comm_rank(e->comm), dcomm_comm_size(e->comm));
     }
     for (int r = 0; r < n && status >= 0; r++) { /* all of it has been used */
         status = left[r].bytes == 0 ? DCOMM_OK : DCOMM_ERR_INVALID;

@@ -377,7 +377,8 @@ int options_parse(options *o, int argc, char **argv, bool *done)
                      "momentum, which dies with it");
     }
     if (o->elastic && o->report) {
-        return usage("--elastic does not go with --report: a rank that joins has no buckets to time");
+        return usage(
+            "--elastic does not go with --report: a rank that joins has no buckets to time");
     }
     if (o->trace != NULL && o->buckets == 0) {
         return usage("--trace is for --buckets");

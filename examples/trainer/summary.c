@@ -125,8 +125,8 @@ static int write_json(const trainer *t, const summary *s)
             t->o->feedback != NULL ? t->o->feedback : "none", t->o->frozen ? "frozen" : "adam",
             t->o->frozen ? t->o->exact_steps : 0, t->o->seed, t->o->steps, t->o->batch, t->o->seq,
             t->o->buckets, t->exchange.scaler != NULL ? dcomm_scaler_scale(t->exchange.scaler) : 1,
-            t->skipped, t->resumed, t->lost, t->joined, model_count(t->model), s->loss, s->seconds, s->comm_seconds,
-            s->codec_seconds, s->wire_bytes, s->wire_total, s->checksum);
+            t->skipped, t->resumed, t->lost, t->joined, model_count(t->model), s->loss, s->seconds,
+            s->comm_seconds, s->codec_seconds, s->wire_bytes, s->wire_total, s->checksum);
     for (int i = 0; i < t->o->steps; i++) {
         fprintf(file, "%s%.6g", i > 0 ? "," : "", t->losses[i]);
     }
