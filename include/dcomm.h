@@ -418,7 +418,12 @@ typedef struct dcomm_ledger {
     double bits;                       /* bits on the wire per encoded element */
     double residual_norm;              /* two-norm of the residual since the last encoding */
     double contraction; /* measured: sum |e-C(e)|^2 / sum |e|^2 with e = gradient + residual */
-    double sums[8];     /* sums that the other fields are computed from */
+    double sums[8];     /* sums that the fields above are computed from */
+    /* The ranks have changed (dcomm_buckets_rebind): */
+    uint64_t missing; /* ranks whose residuals were lost with them */
+    double carried;   /* two-norm of the residuals that all ranks kept the last time */
+    double lost;      /* two-norm of the residuals that were set to zero; EF21: and of the missing
+                         ranks' part of the estimate */
 } dcomm_ledger;
 
 /* Compare y with x. Elements with a non-finite x, y or y - x are left out. */
@@ -1631,11 +1636,14 @@ DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context);
 
 /* Ways in which the ranks of a communicator meet. */
 typedef enum dcomm_boot {
-    DCOMM_BOOT_AUTO = 0,     /* read the launcher's environment: torchrun, Open MPI, MPICH, Slurm.
-                                A program without a launcher is one rank. An incomplete environment
-                                (RANK without WORLD_SIZE) is DCOMM_ERR_INVALID */
-    DCOMM_BOOT_ID = 1,       /* opts.id, opts.rank, opts.size */
-    DCOMM_BOOT_ALLGATHER = 2 /* opts.allgather, opts.rank, opts.size */
+    DCOMM_BOOT_AUTO = 0,      /* read the launcher's environment: torchrun, Open MPI, MPICH, Slurm.
+                                 A program without a launcher is one rank. An incomplete environment
+                                 (RANK without WORLD_SIZE) is DCOMM_ERR_INVALID.
+                                 DCOMM_JOIN=1 makes it DCOMM_BOOT_JOIN */
+    DCOMM_BOOT_ID = 1,        /* opts.id, opts.rank, opts.size */
+    DCOMM_BOOT_ALLGATHER = 2, /* opts.allgather, opts.rank, opts.size */
+    DCOMM_BOOT_JOIN = 3       /* opts.id (zero: that in the file that DCOMM_JOIN_FILE names): join a
+                                 communicator that grows (dcomm_comm_grow) */
 } dcomm_boot;
 
 /* Actions after an error, when the communicator is poisoned: all its calls fail (docs/errors.md),
@@ -1659,7 +1667,7 @@ typedef struct dcomm_comm_opts {
     dcomm_context_opts context_opts; /* for that new context */
     dcomm_boot boot;                 /* (default: DCOMM_BOOT_AUTO) */
     int rank, size;                  /* with DCOMM_BOOT_ID and DCOMM_BOOT_ALLGATHER */
-    dcomm_id id;                     /* with DCOMM_BOOT_ID */
+    dcomm_id id;                     /* with DCOMM_BOOT_ID and DCOMM_BOOT_JOIN */
     dcomm_allgather_fn allgather;    /* with DCOMM_BOOT_ALLGATHER */
     void *allgather_user;            /* passed to allgather */
 
@@ -1717,7 +1725,8 @@ typedef struct dcomm_comm_opts {
 } dcomm_comm_opts;
 
 /* Create an id, on one rank. A thread of this process serves the rendezvous until all `size` ranks
- * have come or the communicator that uses the id is destroyed. Children that are forked afterwards
+ * have come or the communicator that uses the id is destroyed; for dcomm_comm_grow, until the
+ * context closes. Children that are forked afterwards
  * may be the ranks. The id needs no destroy call.
  * Errors: DCOMM_ERR_INVALID, DCOMM_ERR_SYSTEM (no socket, no randomness). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_id_create(dcomm_id *id);
@@ -1770,6 +1779,29 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_dup(dcomm_comm *comm, dcomm_comm
  * rank that was to stay has failed); and those of dcomm_comm_agree. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, int n,
                                                        dcomm_comm **new_p);
+/* Create a communicator of the ranks of `comm` and of newcomers; collective over `comm`. The ranks
+ * keep their numbers; the newcomers follow, in the order in which they came. Returns as soon as
+ * max_new newcomers have come, or after wait_s seconds (INFINITY: no limit) with those that have:
+ * with none, it is a communicator of the same ranks. All ranks get it, or all an error. Settings
+ * and tuning are those of `comm`; a number for dcomm_comm_opts.quorum holds as long as it is above
+ * half of the ranks.
+ *
+ * Newcomers create their part with DCOMM_BOOT_JOIN, on any host. They may come before the others
+ * grow, or between two grows: then they wait, for their timeout_s at most. The id is one that rank
+ * 0 itself has created for this purpose (dcomm_id_create). It serves any number of grows, until the
+ * context of `comm` closes. If rank 0 passes NULL, it creates an id by itself and writes it to the
+ * file that DCOMM_JOIN_FILE names.
+ *
+ * id, max_new (at least 1) and wait_s (at least 0) count at rank 0; other ranks may pass anything.
+ * A newcomer that dies meanwhile costs its place and nothing else. If a rank of `comm` dies, all
+ * others get an error, and `comm` is poisoned: shrink it and grow the result. Newcomers that wait
+ * may join that, if rank 0 lives; those that came by the file also if it does not.
+ * Errors, on all ranks of `comm` alike: DCOMM_ERR_INVALID (rank 0's arguments), DCOMM_ERR_PEER (the
+ * sentence names the rank), those of dcomm_comm_create without `comm` being poisoned, the error
+ * that has poisoned `comm`, and those of dcomm_comm_agree, which poison it. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_grow(dcomm_comm *comm, const dcomm_id *id,
+                                                     int max_new, double wait_s,
+                                                     dcomm_comm **new_p);
 /* Fail every outstanding and future operation on every rank with DCOMM_ERR_ABORTED and `reason`
  * (NULL: none). May be called from any thread; does not block. */
 DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason);
@@ -2941,6 +2973,62 @@ DCOMM_API dcomm_status dcomm_buckets_save(dcomm_buckets *b, void *to, size_t cap
  * DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_buckets_load(dcomm_buckets *b, const void *const *states,
                                           const size_t *bytes, size_t nstates);
+
+/* ---- another communicator ---- */
+
+/* Move buckets to another communicator, such as the result of dcomm_comm_shrink or dcomm_comm_grow;
+ * collective over it, after an error or between steps. `comm` may be destroyed before the buckets,
+ * and so may the one before. Ranks that have no buckets yet call dcomm_buckets_create in its place,
+ * with the same parameters and options, and get the step number, the order of buckets and the
+ * scaler's state from the others. No other thread may be in a call on b.
+ *
+ * All ranks go on at the same step: the first one that sends and that not every rank had completed
+ * (with a scaler: judged), or at the first that has accumulated for it. dcomm_buckets_get_rebind
+ * says which. Its gradients are undefined, so compute them anew. Averages and shards follow the new
+ * number of ranks (dcomm_param_get_owned anew). Gradients stay where they are, also inside buckets,
+ * except on a rank that has rebuilt the buckets in a step that others have not completed.
+ *
+ * Error feedback goes back to before that step. The residuals of ranks that are not there any more
+ * are lost, unless a rank has inherited them. A residual that cannot go back (in_place) becomes
+ * zero, and counts as lost. Owner residuals are added to worker residuals. A scaler moves along; a
+ * rank that creates its buckets also calls dcomm_scaler_create, with the same options, before its
+ * first step, and the others do not.
+ *
+ * Nobody waits for ranks that are gone. The buckets' former communicator is destroyed. A rank that
+ * stays out destroys its buckets.
+ * Errors, on all ranks: those of dcomm_buckets_create; DCOMM_ERR_MISMATCH (scalers differ);
+ * DCOMM_ERR_INVALID (an inherited state is of another step, or of a rank that is there);
+ * DCOMM_ERR_PEER (another rank has failed). After an error the buckets can be moved to another
+ * communicator or destroyed; those that worked before and have not met the others still work. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_rebind(dcomm_buckets *b, dcomm_comm *comm);
+/* Let this rank inherit the residuals of a lost rank: the next dcomm_buckets_rebind adds them to
+ * this rank's, and then forgets them. `state` has been written there by dcomm_buckets_save, and
+ * stays in use until then. It must be of the step at which the ranks go on, such as one that a rank
+ * has handed over before it left: what a rank has sent since an older state would count twice. A
+ * rank can inherit from up to 8 ranks.
+ * Errors: DCOMM_ERR_INVALID (NULL; too many; other parameters; not of another rank of the buckets'
+ * communicator), DCOMM_ERR_CORRUPT (dcomm_buckets_save did not write these bytes). */
+DCOMM_API dcomm_status dcomm_buckets_inherit(dcomm_buckets *b, const void *state, size_t bytes);
+
+/* The outcome of dcomm_buckets_rebind, or of a dcomm_buckets_create that has met one. */
+typedef struct dcomm_buckets_rebind_info {
+    uint64_t step; /* number of the step that is next */
+    bool undone;   /* this rank had completed it: what its optimizer has done since does not count
+                      any more */
+    int source;    /* the lowest rank that had not: take parameters and optimizer state from it if
+                      any rank has undone the step or joined; -1: there was no rebind */
+    int carried, joined; /* ranks that brought their buckets, and that created them */
+    int left;            /* ranks of the communicator before that are not here */
+    int missing;         /* of these, ranks whose residuals are lost */
+    size_t reset;        /* residuals, one for each rank and bucket, that became zero */
+    double carried_norm; /* two-norm of all residuals that are there now */
+    double lost_norm;    /* two-norm of those that became zero; EF21: and of the missing ranks' part
+                            of the estimate. Nobody knows the norm of other missing residuals */
+} dcomm_buckets_rebind_info;
+/* Describe the last rebind in *info.
+ * Errors: DCOMM_ERR_INVALID (NULL). */
+DCOMM_API dcomm_status dcomm_buckets_get_rebind(const dcomm_buckets *b,
+                                                dcomm_buckets_rebind_info *info);
 
 /* ---- reports ---- */
 
@@ -9511,10 +9599,22 @@ DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *othe
     ledger->nonfinite += other->nonfinite;
     ledger->residual_norm = dcommi_sqrt(ledger->residual_norm * ledger->residual_norm +
                                         other->residual_norm * other->residual_norm);
+    ledger->missing += other->missing;
+    ledger->carried = dcommi_sqrt(ledger->carried * ledger->carried + other->carried * other->carried);
+    ledger->lost = dcommi_sqrt(ledger->lost * ledger->lost + other->lost * other->lost);
     for (int s = 0; s < DCOMMI_LEDGER_SUMS; s++) {
         ledger->sums[s] += other->sums[s];
     }
     dcommi_ledger_derive(ledger);
+}
+/* Count residuals that have come to other ranks: the ranks that are missing, and the squares of
+ * what was carried and lost. */
+static inline void dcommi_ledger_moved(dcomm_ledger *ledger, uint64_t missing, double carried,
+                                       double lost)
+{
+    ledger->missing += missing;
+    ledger->carried = dcommi_sqrt(carried);
+    ledger->lost = dcommi_sqrt(ledger->lost * ledger->lost + lost);
 }
 /* ---- life ---- */
 /* Return the spec of the codec itself: SPEC of "auto:SPEC", a default for "auto". *automatic: it
@@ -17902,6 +18002,8 @@ static const dcommi_env_entry dcommi_env_table[] = {
     {.name = "DCOMM_IFACE"},
     {.name = "DCOMM_ISA"},
     {.name = "DCOMM_JOB"},
+    {.name = "DCOMM_JOIN", .kind = DCOMMI_ENV_FLAG},
+    {.name = "DCOMM_JOIN_FILE"},
     {.name = "DCOMM_LIVENESS_S", .kind = DCOMMI_ENV_SECONDS, .most = 1e9, .refused = true},
     {.name = "DCOMM_LOG", .kind = DCOMMI_ENV_CHOICE, .choices = DCOMMI_LOG_CHOICES},
     {.name = "DCOMM_PORT", .kind = DCOMMI_ENV_INTEGER, .least = 1, .most = 65535, .refused = true},
@@ -18729,6 +18831,7 @@ struct dcomm_comm {
     size_t early_bytes, early_count;
     dcommi_refusal *refusals; /* newest first */
     dcommi_agreement *agreements;
+    void *growing; /* the data of dcomm_comm_grow: a broadcast that failed may still use them */
     dcommi_filler filler; /* for slots that peers map */
     dcommi_ways folds;    /* trials of prefetching, for folds of memory that ranks map from
                              each other */
@@ -18822,6 +18925,7 @@ struct dcomm_context {
     _Atomic unsigned script_pauses;   /* pauses before the first poll of a script's wait */
     double next_watch, next_check;    /* coarse clock */
     double liveness_s;                /* of the communicator created last; INFINITY: off */
+    struct dcommi_lobby *lobbies;     /* of ids by which communicators have grown; with the token */
     _Atomic bool has_thread;
     _Atomic int stop;
     bool hurries; /* its last communicator had failed, so it closes without waiting for peers */
@@ -33049,6 +33153,12 @@ static unsigned dcommi_pauses_within(double seconds)
  *   client  BYE
  *   client  FAIL       why this rank cannot take part; the rendezvous fails for every rank
  *   server  FAIL       why the rendezvous failed, for every rank, at any time
+ * A newcomer, which joins a communicator that grows, says DCOMMI_RDV_NEWCOMER for its rank. Then:
+ *   server  INVITE     attempt, rank, size, and the port and nonce of a rendezvous of its own,
+ *                      where the ranks create the communicator; any number of attempts, each
+ *                      ending with
+ *   client  REPORT     attempt: it is over here
+ *   server  READY      the communicator of the last attempt is created
  * Without a secret the key is all zero; all else is the same. CHALLENGE, and HELLO around the job,
  * keep their layout in all versions, so that different versions recognize each other. */
 /* ==== include/dcomm/impl/base/sha256.h ===================================================== */
@@ -33235,9 +33345,12 @@ static dcomm_status dcommi_random_bytes(void *p, size_t len)
 #define DCOMMI_RDV_JOB_MAX 480  /* bytes of the name of a job */
 #define DCOMMI_RDV_WELCOME_LEN DCOMMI_RDV_TAG
 #define DCOMMI_RDV_REASON_MAX 440
-#define DCOMMI_RDV_SIZE_MAX 65536          /* ranks */
-#define DCOMMI_RDV_QUIET_S 5               /* seconds of waiting for a rank before a warning */
-#define DCOMMI_RDV_NO_RANK UINT32_MAX      /* only asks who serves, and does not join */
+#define DCOMMI_RDV_SIZE_MAX 65536            /* ranks */
+#define DCOMMI_RDV_QUIET_S 5                 /* seconds of waiting for a rank before a warning */
+#define DCOMMI_RDV_NO_RANK UINT32_MAX        /* only asks who serves, and does not join */
+#define DCOMMI_RDV_NEWCOMER (UINT32_MAX - 1) /* joins a communicator that grows */
+#define DCOMMI_RDV_INVITE_LEN 36
+#define DCOMMI_RDV_REPORT_LEN 4
 #define DCOMMI_RDV_BLOB_MAX (1u << 20)     /* bytes of one rank in one round */
 #define DCOMMI_RDV_RESULT_MAX (512u << 20) /* bytes of all ranks in one round */
 typedef enum dcommi_rdv_type {
@@ -33249,7 +33362,9 @@ typedef enum dcommi_rdv_type {
     DCOMMI_RDV_GATHER,
     DCOMMI_RDV_RESULT,
     DCOMMI_RDV_BYE,
-    DCOMMI_RDV_FAIL
+    DCOMMI_RDV_FAIL,
+    DCOMMI_RDV_INVITE,
+    DCOMMI_RDV_REPORT
 } dcommi_rdv_type;
 /* ---- numbers ---- */
 static inline void dcommi_put16(uint8_t *p, uint16_t v)
@@ -33310,6 +33425,10 @@ static uint32_t dcommi_rdv_length_max(uint16_t type)
         return 4 + DCOMMI_RDV_BLOB_MAX;
     case DCOMMI_RDV_RESULT:
         return DCOMMI_RDV_RESULT_MAX;
+    case DCOMMI_RDV_INVITE:
+        return DCOMMI_RDV_INVITE_LEN;
+    case DCOMMI_RDV_REPORT:
+        return DCOMMI_RDV_REPORT_LEN;
     default:
         return 0;
     }
@@ -33321,7 +33440,7 @@ static bool dcommi_rdv_get_header(const uint8_t *p, dcommi_rdv_header *h)
     h->sequence = dcommi_get32(p + 8);
     h->length = dcommi_get32(p + 12);
     return dcommi_get32(p) == DCOMMI_RDV_MAGIC && h->type >= DCOMMI_RDV_CHALLENGE &&
-           h->type <= DCOMMI_RDV_FAIL && dcommi_get16(p + 6) == 0 &&
+           h->type <= DCOMMI_RDV_REPORT && dcommi_get16(p + 6) == 0 &&
            h->length <= dcommi_rdv_length_max(h->type);
 }
 /* Compute a frame's tag. `digest` is of the payload, so that one pass over the payload serves
@@ -33500,6 +33619,52 @@ static dcomm_status dcommi_rdv_get_reason(const uint8_t *p, size_t len,
     return code == DCOMM_IN_PROGRESS || (code < 0 && code >= DCOMMI_STATUS_LAST)
                ? (dcomm_status)code
                : DCOMM_ERR_CORRUPT;
+}
+/* ---- INVITE ---- */
+/* An attempt to create the communicator that a newcomer joins. */
+typedef struct dcommi_rdv_invitation {
+    uint32_t attempt; /* from 1 */
+    uint32_t rank, size;
+    uint32_t timeout_ms; /* of the attempt */
+    uint16_t port;       /* of its own rendezvous, at the addresses of the id */
+    uint8_t nonce[DCOMMI_RDV_NONCE];
+} dcommi_rdv_invitation;
+static void dcommi_rdv_put_invitation(uint8_t p[DCOMMI_RDV_INVITE_LEN],
+                                      const dcommi_rdv_invitation *i)
+{
+    dcommi_put32(p, i->attempt);
+    dcommi_put32(p + 4, i->rank);
+    dcommi_put32(p + 8, i->size);
+    dcommi_put32(p + 12, i->timeout_ms);
+    dcommi_put16(p + 16, i->port);
+    dcommi_put16(p + 18, 0);
+    memcpy(p + 20, i->nonce, sizeof i->nonce);
+}
+/* Read the payload of an INVITE. Return false if it makes no sense. */
+static bool dcommi_rdv_get_invitation(const uint8_t *p, size_t len, dcommi_rdv_invitation *i)
+{
+    if (len != DCOMMI_RDV_INVITE_LEN) {
+        return false;
+    }
+    i->attempt = dcommi_get32(p);
+    i->rank = dcommi_get32(p + 4);
+    i->size = dcommi_get32(p + 8);
+    i->timeout_ms = dcommi_get32(p + 12);
+    i->port = dcommi_get16(p + 16);
+    memcpy(i->nonce, p + 20, sizeof i->nonce);
+    return i->attempt > 0 && i->rank > 0 && i->rank < i->size && i->size <= DCOMMI_RDV_SIZE_MAX &&
+           i->port > 0;
+}
+/* Derive the secret of an attempt's rendezvous from the key of the id. Only the nonce travels. */
+static void dcommi_rdv_attempt_secret(const uint8_t key[DCOMMI_RDV_KEY],
+                                      const uint8_t nonce[DCOMMI_RDV_NONCE],
+                                      uint8_t secret[DCOMMI_RDV_TAG])
+{
+    dcommi_hmac h;
+    dcommi_hmac_begin(&h, key, DCOMMI_RDV_KEY);
+    dcommi_hmac_add(&h, "dcomm attempt 1", 15);
+    dcommi_hmac_add(&h, nonce, DCOMMI_RDV_NONCE);
+    dcommi_hmac_end(&h, secret);
 }
 /* ---- RESULT ---- */
 /* Check a RESULT's payload for `size` ranks. Set lens[size], and *blobs to the offset of the
@@ -33879,9 +34044,10 @@ static dcomm_status dcommi_sock_write(int fd, const void *buf, size_t len, doubl
 /* agreement.h - the agreements of a communicator: their messages, and what the engine knows of
  * ranks that have failed. They work on a failed communicator, too. agree.h has the protocol.
  *
- * A communicator has one for dcomm_comm_agree and one for dcomm_comm_shrink, and another for each
- * list of ranks that the caller leaves out. A message of one that this rank does not have yet is
- * dropped: when it has it, it sends its state, or asks for the others'. */
+ * A communicator has one for dcomm_comm_agree, one for dcomm_comm_shrink and one for
+ * dcomm_comm_grow, and another for each list of ranks that the caller leaves out. A message of one
+ * that this rank does not have yet is dropped: when it has it, it sends its state, or asks for the
+ * others'. */
 /* ==== include/dcomm/impl/engine/agree.h ==================================================== */
 /* agree.h - ranks agree on one word and on the ranks that have failed, whoever dies meanwhile. A
  * machine without input and output: it is told what happens and hands out messages, so that a test
@@ -34367,7 +34533,7 @@ static void dcommi_agree_repeat(dcommi_agree *a, const dcommi_agree_link *link)
                                   */
 #define DCOMMI_AGREE_TELL_S 0.25 /* seconds between reports of the ranks that have not come */
 /* Keys of the agreements that each communicator has. */
-enum { DCOMMI_AGREE_FLAGS = 1, DCOMMI_AGREE_SHRINK = 2 };
+enum { DCOMMI_AGREE_FLAGS = 1, DCOMMI_AGREE_SHRINK = 2, DCOMMI_AGREE_GROW = 3 };
 struct dcommi_agreement {
     dcommi_agreement *next;
     dcomm_comm *comm;
@@ -34439,7 +34605,7 @@ static dcommi_agreement *dcommi_agreement_new(dcomm_comm *comm, uint64_t key, in
 static dcomm_status dcommi_agreements_open(dcomm_comm *comm)
 {
     for (uint64_t key = DCOMMI_AGREE_FLAGS;
-         key <= DCOMMI_AGREE_SHRINK && comm->size <= DCOMMI_AGREE_RANKS; key++) {
+         key <= DCOMMI_AGREE_GROW && comm->size <= DCOMMI_AGREE_RANKS; key++) {
         dcommi_agreement *g = dcommi_agreement_new(comm, key, comm->quorum);
         if (g == NULL) {
             return DCOMM_ERR_NO_MEMORY;
@@ -39836,6 +40002,2145 @@ static dcommi_call_key dcommi_shape_key(const dcommi_shape *s, const dcomm_coll_
 /* ==== include/dcomm/impl/engine/lives.h ==================================================== */
 /* lives.h - the end of communicators and contexts. The last one that uses them frees them: the
  * creator, a run under way, registered memory. */
+/* ==== include/dcomm/impl/boot/lobby.h ====================================================== */
+/* lobby.h - where newcomers wait for a communicator that grows: the rendezvous of an id, at rank 0.
+ * It stays open until the context closes, so that newcomers may come between two grows.
+ *
+ * Each attempt to create the communicator has a rendezvous of its own, like every creation. Its
+ * secret follows from the id's and a nonce. So a failed attempt leaves nothing to the next one. */
+/* ==== include/dcomm/impl/boot/join_file.h ================================================== */
+/* join_file.h - the file by which a communicator that grows hands its id to newcomers: the one that
+ * DCOMM_JOIN_FILE names. It holds the id in hexadecimal. */
+/* ==== include/dcomm/impl/boot/id.h ========================================================= */
+/* id.h - ids at work: create and serve one, find its server, write it as text. */
+/* ==== include/dcomm/impl/boot/rendezvous_client.h ========================================== */
+/* rendezvous_client.h - a rank's side of the rendezvous: connect, authenticate, gather, leave. */
+#define DCOMMI_RDV_ATTEMPT_S 5.0 /* seconds for one handshake */
+#define DCOMMI_RDV_REFUSED_S 0.7 /* fail if nobody has served an id for so many seconds */
+/* Fail if another job or another program has held the port for so many seconds. Rank 0 gives up
+ * after DCOMMI_BOOT_PORT_S. */
+#define DCOMMI_RDV_FOREIGN_S 2.5
+/* The possible addresses of the server. */
+typedef struct dcommi_rdv_target {
+    const char *host; /* a name or address, resolved at each attempt; NULL: use `addrs` */
+    uint16_t port;
+    dcommi_addr addrs[DCOMMI_SOCK_ADDRS];
+    int naddrs;
+    bool exists;     /* the server was there before us: do not wait for it to start */
+    const char *job; /* NULL: an id needs none */
+    uint16_t local_rank;
+    const char *secret_hint; /* what the user should compare if the secrets differ */
+} dcommi_rdv_target;
+typedef struct dcommi_rdv_client {
+    int fd;
+    uint32_t rank, size;            /* rank: DCOMMI_RDV_NEWCOMER of one that joins */
+    char me[40];                    /* "rank 3 of 4", for sentences */
+    uint8_t secret[DCOMMI_RDV_KEY]; /* the job's key */
+    dcommi_rdv_keys keys;
+    uint32_t in_seq, out_seq;
+    double timeout_s;
+    const _Atomic int *cancel;
+    dcomm_status over;                  /* the error if the outcome is DCOMMI_RDV_OVER */
+    char server[DCOMMI_SOCK_TEXT + 64]; /* which process serves, and where, for sentences */
+    dcomm_status failed; /* an error: this rank cannot take part, and joins to say why: */
+    char why[DCOMMI_MESSAGE_MAX];
+} dcommi_rdv_client;
+/* The outcome of one attempt. */
+typedef enum dcommi_rdv_outcome {
+    DCOMMI_RDV_IN = 0,  /* joined */
+    DCOMMI_RDV_AGAIN,   /* worth another try */
+    DCOMMI_RDV_REFUSED, /* nobody listens */
+    DCOMMI_RDV_FOREIGN, /* another job meets there */
+    DCOMMI_RDV_ALIEN,   /* another program, which is no dcomm, answers there */
+    DCOMMI_RDV_TAKEN,   /* answer to DCOMMI_RDV_NO_RANK: this job meets there */
+    DCOMMI_RDV_STRANGE, /* the server has another secret */
+    DCOMMI_RDV_OVER     /* an error that ends all attempts */
+} dcommi_rdv_outcome;
+static uint32_t dcommi_rdv_ms(double seconds)
+{
+    /* Tell the server a little less than we wait ourselves: it knows which ranks are missing, so
+     * its error should come first. */
+    double s = seconds > 10 ? seconds - 0.5 : seconds * 0.95;
+    return s <= 0 ? 0 : s > 4e6 ? UINT32_MAX : (uint32_t)(s * 1000);
+}
+static dcomm_status dcommi_rdv_cancelled(void)
+{
+    return dcommi_fail(DCOMM_ERR_ABORTED, "the creation of the communicator was cancelled");
+}
+static dcomm_status dcommi_rdv_reason(const dcommi_rdv_client *c, const uint8_t *payload,
+                                      size_t len)
+{
+    char why[DCOMMI_RDV_REASON_MAX + 1];
+    dcomm_status status = dcommi_rdv_get_reason(payload, len, why);
+    status = status < 0 ? status : DCOMM_ERR_CORRUPT;
+    return dcommi_fail(status, "%s: %s", c->me, why);
+}
+/* Make one handshake on c->fd. */
+static dcommi_rdv_outcome dcommi_rdv_handshake(dcommi_rdv_client *c,
+                                               const uint8_t key[DCOMMI_RDV_KEY],
+                                               const dcommi_rdv_hello *hello, double deadline,
+                                               char *note, size_t note_max)
+{
+    uint8_t challenge[DCOMMI_RDV_CHALLENGE_FRAME], ours[DCOMMI_RDV_HELLO_FRAME];
+    uint8_t answer[DCOMMI_RDV_HEADER + 4 + DCOMMI_RDV_REASON_MAX], nonce[DCOMMI_RDV_NONCE];
+    dcommi_rdv_header h;
+    bool stopped;
+    dcomm_status status =
+        dcommi_sock_read(c->fd, challenge, DCOMMI_RDV_HEADER, deadline, c->cancel);
+    if (status == DCOMM_OK &&
+        (!dcommi_rdv_get_header(challenge, &h) || h.type != DCOMMI_RDV_CHALLENGE ||
+         h.length != DCOMMI_RDV_CHALLENGE_LEN)) {
+        snprintf(note, note_max, "the program that answers is no dcomm rendezvous");
+        return DCOMMI_RDV_ALIEN;
+    }
+    DCOMMI_THEN(status, dcommi_sock_read(c->fd, challenge + DCOMMI_RDV_HEADER,
+                                         DCOMMI_RDV_CHALLENGE_LEN, deadline, c->cancel));
+    if (status == DCOMM_OK) {
+        c->over = dcommi_random_bytes(nonce, sizeof nonce);
+        if (c->over < 0) {
+            return DCOMMI_RDV_OVER;
+        }
+        size_t len = dcommi_rdv_put_hello(ours, hello, nonce, challenge, key);
+        status = dcommi_sock_write(c->fd, ours, len, deadline, c->cancel, &stopped);
+    }
+    DCOMMI_THEN(status, dcommi_sock_read(c->fd, answer, DCOMMI_RDV_HEADER, deadline, c->cancel));
+    if (status == DCOMM_OK && (!dcommi_rdv_get_header(answer, &h) ||
+                               (h.type != DCOMMI_RDV_WELCOME && h.type != DCOMMI_RDV_REJECT))) {
+        snprintf(note, note_max, "the server broke off the handshake");
+        return DCOMMI_RDV_AGAIN;
+    }
+    DCOMMI_THEN(status,
+                dcommi_sock_read(c->fd, answer + DCOMMI_RDV_HEADER, h.length, deadline, c->cancel));
+    if (status == DCOMM_ERR_ABORTED) {
+        c->over = dcommi_rdv_cancelled();
+        return DCOMMI_RDV_OVER;
+    }
+    if (status < 0) {
+        snprintf(note, note_max, "%s",
+                 status == DCOMM_ERR_TIMEOUT ? "the server accepts connections but says nothing"
+                                             : "the server closed the connection");
+        return DCOMMI_RDV_AGAIN;
+    }
+    if (h.type == DCOMMI_RDV_REJECT) {
+        char why[DCOMMI_RDV_REASON_MAX + 1];
+        dcomm_status said = dcommi_rdv_get_reason(answer + DCOMMI_RDV_HEADER, h.length, why);
+        snprintf(note, note_max, "%s", why);
+        return said == DCOMM_ERR_AUTH         ? DCOMMI_RDV_STRANGE
+               : said == DCOMM_ERR_MISMATCH   ? DCOMMI_RDV_FOREIGN
+               : said == DCOMM_ERR_RENDEZVOUS ? DCOMMI_RDV_TAKEN
+                                              : DCOMMI_RDV_AGAIN;
+    }
+    uint8_t expected[DCOMMI_RDV_WELCOME_FRAME];
+    dcommi_rdv_put_welcome(expected, challenge, ours, key);
+    if (h.length != DCOMMI_RDV_WELCOME_LEN ||
+        !dcommi_same_secret(expected + DCOMMI_RDV_HEADER, answer + DCOMMI_RDV_HEADER,
+                            DCOMMI_RDV_WELCOME_LEN)) {
+        snprintf(note, note_max, "the server does not know the secret");
+        return DCOMMI_RDV_STRANGE;
+    }
+    dcommi_rdv_derive(key, challenge, ours, &c->keys);
+    c->in_seq = c->out_seq = 0;
+    return DCOMMI_RDV_IN;
+}
+/* Try each of the target's addresses once. `note` gets the answer of the last one. */
+static dcommi_rdv_outcome dcommi_rdv_attempt(dcommi_rdv_client *c, const dcommi_rdv_target *target,
+                                             const uint8_t key[DCOMMI_RDV_KEY],
+                                             dcommi_rdv_hello *hello, double deadline,
+                                             double connect_s, char *note, size_t note_max)
+{
+    dcommi_addr found[DCOMMI_SOCK_ADDRS];
+    const dcommi_addr *list = target->addrs;
+    int n = target->naddrs, refused = 0, strange = 0, foreign = 0, alien = 0, again = 0;
+    if (target->host != NULL) {
+        const char *why = "";
+        n = dcommi_addr_resolve(target->host, target->port, found, DCOMMI_SOCK_ADDRS, &why);
+        list = found;
+        if (n == 0) {
+            snprintf(note, note_max, "%.200s: %s", target->host, why);
+            return DCOMMI_RDV_AGAIN;
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        char where[DCOMMI_SOCK_TEXT], what[DCOMMI_RDV_REASON_MAX + 1] = "";
+        int error = 0;
+        double now = dcommi_now();
+        dcommi_addr_text(&list[i], where);
+        dcomm_status status =
+            dcommi_sock_connect(&list[i], now + connect_s < deadline ? now + connect_s : deadline,
+                                c->cancel, &c->fd, &error);
+        if (status == DCOMM_ERR_ABORTED) {
+            c->over = dcommi_rdv_cancelled();
+            return DCOMMI_RDV_OVER;
+        }
+        if (status < 0) {
+            snprintf(note, note_max, "%s: %s", where, strerror(error));
+            refused += error == ECONNREFUSED;
+            again += error != ECONNREFUSED && error != ENETUNREACH && error != EADDRNOTAVAIL &&
+                     error != EAFNOSUPPORT;
+            continue;
+        }
+        now = dcommi_now();
+        hello->timeout_ms = dcommi_rdv_ms(deadline - now);
+        double until = now + DCOMMI_RDV_ATTEMPT_S;
+        dcommi_rdv_outcome outcome = dcommi_rdv_handshake(
+            c, key, hello, until < deadline ? until : deadline, what, sizeof what);
+        if (outcome == DCOMMI_RDV_IN) {
+            return outcome;
+        }
+        dcommi_sys_close(c->fd);
+        c->fd = -1;
+        if (outcome == DCOMMI_RDV_OVER || outcome == DCOMMI_RDV_TAKEN) {
+            return outcome;
+        }
+        snprintf(note, note_max, "%s: %s", where, what);
+        foreign += outcome == DCOMMI_RDV_FOREIGN;
+        alien += outcome == DCOMMI_RDV_ALIEN;
+        strange += outcome == DCOMMI_RDV_STRANGE;
+        again += outcome == DCOMMI_RDV_AGAIN;
+    }
+    return again > 0     ? DCOMMI_RDV_AGAIN
+           : strange > 0 ? DCOMMI_RDV_STRANGE
+           : foreign > 0 ? DCOMMI_RDV_FOREIGN
+           : alien > 0   ? DCOMMI_RDV_ALIEN
+           : refused > 0 ? DCOMMI_RDV_REFUSED
+                         : DCOMMI_RDV_AGAIN;
+}
+/* A buffer for received frames. */
+typedef struct dcommi_rdv_frame {
+    uint8_t *bytes; /* dcommi_free them */
+    size_t capacity;
+} dcommi_rdv_frame;
+/* Return true if a frame of this type may come while one of type `wanted` is awaited. */
+static bool dcommi_rdv_may_come(uint16_t wanted, uint16_t type)
+{
+    return type == wanted || type == DCOMMI_RDV_FAIL ||
+           (wanted == DCOMMI_RDV_INVITE && type == DCOMMI_RDV_READY);
+}
+/* Read a whole genuine frame of type `wanted`, or READY in place of INVITE. For a FAIL return its
+ * status. */
+static dcomm_status dcommi_rdv_next(dcommi_rdv_client *c, uint16_t wanted, double deadline,
+                                    dcommi_rdv_header *h, dcommi_rdv_frame *frame)
+{
+    enum { STEP = 1 << 20 };
+    size_t have = 0, need = DCOMMI_RDV_HEADER;
+    dcomm_status status = DCOMM_OK;
+    bool known = false;
+    while (status == DCOMM_OK && have < need) {
+        /* Allocate for bytes that have arrived, not for those that the header promises. */
+        size_t step = need - have < STEP ? need - have : STEP;
+        status = dcommi_grow((void **)&frame->bytes, &frame->capacity, have + step, 1);
+        if (status == DCOMM_OK) {
+            status = dcommi_sock_read(c->fd, frame->bytes + have, step, deadline, c->cancel);
+            have += step;
+        }
+        if (status == DCOMM_OK && !known) {
+            known = true;
+            if (!dcommi_rdv_get_header(frame->bytes, h) || !dcommi_rdv_may_come(wanted, h->type)) {
+                status = dcommi_fail(DCOMM_ERR_CORRUPT,
+                                     "%s received bytes that are no rendezvous frame", c->me);
+            }
+            need += (size_t)h->length + DCOMMI_RDV_TAG;
+        }
+    }
+    if (status == DCOMM_OK && !dcommi_rdv_genuine(frame->bytes, h, c->in_seq++, c->keys.server)) {
+        status = dcommi_fail(DCOMM_ERR_AUTH, "%s received a forged frame", c->me);
+    } else if (status == DCOMM_OK && h->type == DCOMMI_RDV_FAIL) {
+        status = dcommi_rdv_reason(c, frame->bytes + DCOMMI_RDV_HEADER, h->length);
+    } else if (status == DCOMM_ERR_PEER) {
+        dcommi_fail(status,
+                    "%s, was lost while the ranks found each other: its connection with %s has "
+                    "ended",
+                    c->server, c->me);
+    } else if (status == DCOMM_ERR_TIMEOUT) {
+        dcommi_fail(status, "%s waited %.3g s in vain for %s", c->me, c->timeout_s, c->server);
+    } else if (status == DCOMM_ERR_ABORTED) {
+        dcommi_rdv_cancelled();
+    }
+    return status;
+}
+/* Close without BYE: the others learn that this rank was lost. */
+static void dcommi_rdv_drop(dcommi_rdv_client *c)
+{
+    dcommi_sys_close(c->fd);
+    c->fd = -1;
+}
+/* Tell the others that this rank cannot take part. Return after the server has answered, with the
+ * status that the rendezvous failed with. */
+static dcomm_status dcommi_rdv_announce(dcommi_rdv_client *c, double deadline)
+{
+    uint8_t reason[4 + DCOMMI_RDV_REASON_MAX];
+    uint8_t frame[DCOMMI_RDV_HEADER + sizeof reason + DCOMMI_RDV_TAG];
+    uint32_t len = dcommi_rdv_put_reason(reason, c->failed, c->why);
+    size_t bytes =
+        dcommi_rdv_put_tagged(frame, DCOMMI_RDV_FAIL, c->out_seq++, reason, len, c->keys.client);
+    bool stopped;
+    dcomm_status status = dcommi_sock_write(c->fd, frame, bytes, deadline, c->cancel, &stopped);
+    dcommi_rdv_frame got = {0};
+    while (status >= 0) {
+        dcommi_rdv_header h;
+        status = dcommi_rdv_next(c, DCOMMI_RDV_READY, deadline, &h, &got);
+    }
+    dcommi_free(got.bytes);
+    return status;
+}
+static dcommi_rdv_hello dcommi_rdv_hello_of(const dcommi_rdv_client *c,
+                                            const dcommi_rdv_target *target, uint32_t generation)
+{
+    dcommi_rdv_hello hello = {.wire = DCOMMI_RDV_WIRE_VERSION,
+                              .lib = DCOMMI_RDV_LIB_VERSION,
+                              .rank = c->rank,
+                              .local_rank = target->local_rank,
+                              .size = c->size,
+                              .generation = generation};
+    snprintf(hello.job, sizeof hello.job, "%s", target->job != NULL ? target->job : "");
+    return hello;
+}
+/* Ask the server at the target which job it serves. `note` gets its answer. */
+static dcommi_rdv_outcome dcommi_rdv_ask(const dcommi_rdv_target *target,
+                                         const uint8_t key[DCOMMI_RDV_KEY],
+                                         const _Atomic int *cancel, char *note, size_t note_max)
+{
+    dcommi_rdv_client c = {.fd = -1, .cancel = cancel, .rank = DCOMMI_RDV_NO_RANK};
+    dcommi_rdv_hello hello = dcommi_rdv_hello_of(&c, target, UINT32_MAX);
+    dcommi_rdv_outcome outcome =
+        dcommi_rdv_attempt(&c, target, key, &hello, dcommi_now() + 1, 1, note, note_max);
+    dcommi_rdv_drop(&c);
+    return outcome;
+}
+/* Note, for sentences, which process serves at the other end of c->fd. */
+static void dcommi_rdv_note_server(dcommi_rdv_client *c, const dcommi_rdv_target *target)
+{
+    dcommi_addr there;
+    socklen_t len = sizeof there;
+    char where[DCOMMI_SOCK_TEXT] = "?";
+    if (getpeername(c->fd, &there.any, &len) == 0) {
+        dcommi_addr_text(&there, where);
+    }
+    snprintf(c->server, sizeof c->server, "%s, which serves the rendezvous at %s",
+             target->job != NULL ? "rank 0" : "the process that made the id", where);
+}
+/* Connect and authenticate, as soon as the server is there. */
+static dcomm_status dcommi_rdv_connect(dcommi_rdv_client *c, const dcommi_rdv_target *target,
+                                       const uint8_t key[DCOMMI_RDV_KEY], uint32_t generation)
+{
+    double start = dcommi_now(), deadline = start + c->timeout_s;
+    double refused_since = 0, foreign_since = 0, alien_since = 0, pause = 0.01, connect_s = 1;
+    char note[DCOMMI_SOCK_TEXT + DCOMMI_RDV_REASON_MAX + 8] = "", last[sizeof note] = "";
+    bool told = c->rank == 0;
+    dcommi_rdv_hello hello = dcommi_rdv_hello_of(c, target, generation);
+    c->fd = -1;
+    snprintf(c->me, sizeof c->me, "rank %" PRIu32 " of %" PRIu32, c->rank, c->size);
+    if (c->rank == DCOMMI_RDV_NEWCOMER) {
+        snprintf(c->me, sizeof c->me, "this newcomer");
+    }
+    memcpy(c->secret, key, sizeof c->secret);
+    DCOMMI_TRY(dcommi_random_bytes(&hello.instance, sizeof hello.instance));
+    for (;;) {
+        dcommi_rdv_outcome outcome =
+            dcommi_rdv_attempt(c, target, key, &hello, deadline, connect_s, last, sizeof last);
+        double now = dcommi_now();
+        if (now < deadline || note[0] == '\0') { /* else our own deadline cut the attempt short */
+            memcpy(note, last, sizeof note);
+        }
+        if (outcome == DCOMMI_RDV_IN) {
+            break;
+        }
+        if (outcome == DCOMMI_RDV_OVER) {
+            return c->over;
+        }
+        if (outcome == DCOMMI_RDV_STRANGE) {
+            return dcommi_fail(DCOMM_ERR_AUTH, "%s is not let in: %.300s; compare %s on all ranks",
+                               c->me, note, target->secret_hint);
+        }
+        foreign_since = outcome != DCOMMI_RDV_FOREIGN ? 0
+                        : foreign_since != 0          ? foreign_since
+                                                      : now;
+        if (foreign_since != 0 && now - foreign_since >= DCOMMI_RDV_FOREIGN_S) {
+            return dcommi_fail(DCOMM_ERR_RENDEZVOUS, "%s: %s", c->me, note);
+        }
+        alien_since = outcome != DCOMMI_RDV_ALIEN ? 0 : alien_since != 0 ? alien_since : now;
+        if (target->job != NULL && alien_since != 0 && now - alien_since >= DCOMMI_RDV_FOREIGN_S) {
+            return dcommi_fail(DCOMM_ERR_RENDEZVOUS,
+                               "%s: rank 0 does not serve, because another program has its port "
+                               "(%.300s); choose another MASTER_PORT or DCOMM_PORT",
+                               c->me, note);
+        }
+        if (!told && c->failed == DCOMM_OK && now - start >= DCOMMI_RDV_QUIET_S) {
+            told = true;
+            dcommi_log(DCOMMI_LOG_WARN, "%s has waited %d s for rank 0; last attempt: %.300s",
+                       c->me, DCOMMI_RDV_QUIET_S, note);
+        }
+        if (outcome != DCOMMI_RDV_REFUSED) {
+            refused_since = 0;
+        } else if (refused_since == 0) {
+            refused_since = now;
+        }
+        if (target->exists && refused_since != 0 && now - refused_since >= DCOMMI_RDV_REFUSED_S) {
+            return dcommi_fail(
+                DCOMM_ERR_RENDEZVOUS,
+                "%s: nobody serves this id any more (%s); its maker has ended, or all its ranks "
+                "have met: an id serves one communicator",
+                c->me, note);
+        }
+        if (now >= deadline) {
+            return dcommi_fail(DCOMM_ERR_TIMEOUT,
+                               "%s could not reach %s within %.3g s: it has not come, or has died; "
+                               "last attempt: %s",
+                               c->me,
+                               target->job != NULL ? "rank 0" : "the process that made the id",
+                               c->timeout_s, note);
+        }
+        if (dcommi_sock_pause(pause < deadline - now ? pause : deadline - now, c->cancel) < 0) {
+            return dcommi_rdv_cancelled();
+        }
+        pause = pause * 1.5 < 0.5 ? pause * 1.5 : 0.5;
+        connect_s = connect_s * 2 < 8 ? connect_s * 2 : 8;
+    }
+    dcommi_rdv_note_server(c, target);
+    return DCOMM_OK;
+}
+/* Connect and wait until all ranks are there. */
+static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_target *target,
+                                    const uint8_t key[DCOMMI_RDV_KEY], uint32_t generation)
+{
+    const double deadline = dcommi_now() + c->timeout_s;
+    DCOMMI_TRY(dcommi_rdv_connect(c, target, key, generation));
+    dcommi_rdv_header h;
+    dcommi_rdv_frame frame = {0};
+    dcomm_status status = c->failed < 0
+                              ? dcommi_rdv_announce(c, deadline)
+                              : dcommi_rdv_next(c, DCOMMI_RDV_READY, deadline, &h, &frame);
+    dcommi_free(frame.bytes);
+    if (status < 0) {
+        dcommi_rdv_drop(c);
+    }
+    return status;
+}
+/* Gather as dcommi_boot_allgather does. An error closes the connection, unless memory ran out
+ * before anything was sent: dcommi_boot_tell can then report it. */
+static dcomm_status dcommi_rdv_gather(dcommi_rdv_client *c, const void *mine, size_t len,
+                                      void **all_p, size_t **lens_p)
+{
+    double deadline = dcommi_now() + c->timeout_s;
+    const size_t around = DCOMMI_RDV_HEADER + 4 + DCOMMI_RDV_TAG; /* bytes around the blobs */
+    size_t blobs = 0;
+    dcommi_rdv_frame frame = {0};
+    dcommi_rdv_header h = {0};
+    bool stopped;
+    DCOMMI_TRY(dcommi_grow((void **)&frame.bytes, &frame.capacity,
+                           around + c->size * (sizeof(uint32_t) + len), 1));
+    size_t *lens = dcommi_calloc(c->size, sizeof *lens);
+    if (lens == NULL) {
+        dcommi_free(frame.bytes);
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    uint8_t digest[DCOMMI_SHA256_BYTES];
+    uint8_t *payload = frame.bytes + DCOMMI_RDV_HEADER;
+    dcommi_rdv_put_header(frame.bytes, DCOMMI_RDV_GATHER, c->out_seq++, (uint32_t)len + 4);
+    dcommi_put32(payload, dcommi_rdv_ms(c->timeout_s));
+    if (len > 0) {
+        memcpy(payload + 4, mine, len);
+    }
+    dcommi_sha256_digest(payload, len + 4, digest);
+    dcommi_rdv_tag(c->keys.client, frame.bytes, digest, payload + 4 + len);
+    dcomm_status status =
+        dcommi_sock_write(c->fd, frame.bytes, around + len, deadline, c->cancel, &stopped);
+    if (status == DCOMM_ERR_ABORTED) {
+        dcommi_rdv_cancelled();
+    } else if (status < 0) {
+        dcommi_fail(status, "%s could not send to the rendezvous within %.3g s", c->me,
+                    c->timeout_s);
+    }
+    DCOMMI_THEN(status, dcommi_rdv_next(c, DCOMMI_RDV_RESULT, deadline, &h, &frame));
+    if (status == DCOMM_OK &&
+        !dcommi_rdv_get_result(frame.bytes + DCOMMI_RDV_HEADER, h.length, c->size, lens, &blobs)) {
+        status = dcommi_fail(DCOMM_ERR_CORRUPT, "%s received a malformed result", c->me);
+    }
+    if (status < 0) {
+        dcommi_rdv_drop(c);
+        dcommi_free(frame.bytes);
+        dcommi_free(lens);
+        return status;
+    }
+    memmove(frame.bytes, frame.bytes + DCOMMI_RDV_HEADER + blobs, h.length - blobs);
+    *all_p = frame.bytes;
+    *lens_p = lens;
+    return DCOMM_OK;
+}
+static void dcommi_rdv_leave(dcommi_rdv_client *c)
+{
+    if (c->fd < 0) {
+        return;
+    }
+    uint8_t bye[DCOMMI_RDV_HEADER + DCOMMI_RDV_TAG] = {0};
+    dcommi_rdv_put_tagged(bye, DCOMMI_RDV_BYE, c->out_seq++, NULL, 0, c->keys.client);
+    (void)!dcommi_sys_send(c->fd, bye, sizeof bye, MSG_NOSIGNAL);
+    dcommi_rdv_drop(c);
+}
+/* ==== include/dcomm/impl/boot/rendezvous_id.h ============================================== */
+/* rendezvous_id.h - writes and reads a dcomm_id, which holds, by offset:
+ *
+ *   0  "dcid"         8  secret, 16 bytes
+ *   4  version (1)   24  addresses: family (4 or 6), then 4 or 16 bytes; 0 ends the list
+ *   5  0            124  first 4 bytes of SHA-256 of bytes 0..123
+ *   6  port */
+#define DCOMMI_ID_VERSION 1
+#define DCOMMI_ID_SECRET 16
+#define DCOMMI_ID_ADDRS 8 /* an id has room for 5 of IPv6, or more of IPv4 */
+#define DCOMMI_ID_FIRST 24
+#define DCOMMI_ID_CHECK (DCOMM_ID_BYTES - 4)
+typedef struct dcommi_id_parts {
+    uint16_t port;
+    uint8_t secret[DCOMMI_ID_SECRET];
+    int naddrs;
+    dcommi_addr addrs[DCOMMI_ID_ADDRS];
+} dcommi_id_parts;
+static void dcommi_id_checksum(const uint8_t *bytes, uint8_t check[4])
+{
+    uint8_t digest[DCOMMI_SHA256_BYTES];
+    dcommi_sha256_digest(bytes, DCOMMI_ID_CHECK, digest);
+    memcpy(check, digest, 4);
+}
+/* Write an id. Leave out the last addresses if not all fit. */
+static void dcommi_id_format(const dcommi_id_parts *parts, dcomm_id *id)
+{
+    uint8_t *b = id->bytes;
+    memset(b, 0, DCOMM_ID_BYTES);
+    memcpy(b, "dcid", 4);
+    b[4] = DCOMMI_ID_VERSION;
+    dcommi_put16(b + 6, parts->port);
+    memcpy(b + 8, parts->secret, DCOMMI_ID_SECRET);
+    size_t at = DCOMMI_ID_FIRST;
+    for (int i = 0; i < parts->naddrs; i++) {
+        const dcommi_addr *a = &parts->addrs[i];
+        bool v4 = a->any.sa_family == AF_INET;
+        size_t len = v4 ? 4 : 16;
+        if (at + 1 + len <= DCOMMI_ID_CHECK) {
+            b[at] = v4 ? 4 : 6;
+            memcpy(b + at + 1, v4 ? (const void *)&a->v4.sin_addr : &a->v6.sin6_addr, len);
+            at += 1 + len;
+        }
+    }
+    dcommi_id_checksum(b, b + DCOMMI_ID_CHECK);
+}
+/* Read an id. Return DCOMM_ERR_INVALID, with a sentence, for bytes that dcomm_id_create did not
+ * make, and DCOMM_ERR_MISMATCH for an id of another version. */
+static dcomm_status dcommi_id_parse(const dcomm_id *id, dcommi_id_parts *parts)
+{
+    const uint8_t *b = id->bytes;
+    uint8_t check[4];
+    memset(parts, 0, sizeof *parts);
+    dcommi_id_checksum(b, check);
+    if (memcmp(b, "dcid", 4) != 0 || memcmp(check, b + DCOMMI_ID_CHECK, 4) != 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "opts.id does not hold an id of dcomm_id_create (damaged, cut short, or "
+                           "never filled in)");
+    }
+    if (b[4] != DCOMMI_ID_VERSION) {
+        return dcommi_fail(DCOMM_ERR_MISMATCH,
+                           "opts.id has version %d, made by another version of dcomm; this one "
+                           "understands version %d",
+                           b[4], DCOMMI_ID_VERSION);
+    }
+    parts->port = dcommi_get16(b + 6);
+    memcpy(parts->secret, b + 8, DCOMMI_ID_SECRET);
+    size_t at = DCOMMI_ID_FIRST;
+    while (at < DCOMMI_ID_CHECK && b[at] != 0) {
+        size_t len = b[at] == 4 ? 4 : b[at] == 6 ? 16 : 0;
+        if (len == 0 || at + 1 + len > DCOMMI_ID_CHECK) {
+            return dcommi_fail(DCOMM_ERR_INVALID, "opts.id holds an address of unknown family %d",
+                               b[at]);
+        }
+        if (parts->naddrs < DCOMMI_ID_ADDRS) {
+            dcommi_addr *a = &parts->addrs[parts->naddrs++];
+            if (len == 4) {
+                a->v4.sin_family = AF_INET;
+                memcpy(&a->v4.sin_addr, b + at + 1, len);
+            } else {
+                a->v6.sin6_family = AF_INET6;
+                memcpy(&a->v6.sin6_addr, b + at + 1, len);
+            }
+            dcommi_addr_set_port(a, parts->port);
+        }
+        at += 1 + len;
+    }
+    if (parts->port == 0 || parts->naddrs == 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "opts.id holds no %s",
+                           parts->port == 0 ? "port" : "address");
+    }
+    return DCOMM_OK;
+}
+/* ==== include/dcomm/impl/boot/rendezvous_server.h ========================================== */
+/* rendezvous_server.h - the thread that serves a rendezvous. It gives sockets and the clock to the
+ * state machine of rendezvous.h. A fork finds every such thread in poll(), where the thread holds
+ * no lock of any library. Elsewhere the thread holds dcommi_rdv_lock, which a fork takes first. */
+/* ==== include/dcomm/impl/boot/rendezvous.h ================================================= */
+/* rendezvous.h - the server's side of the rendezvous as a state machine without sockets or clock.
+ * Bytes and the time go in, bytes come out. rendezvous_server.h adds sockets and clock. */
+/* ==== include/dcomm/impl/boot/rendezvous_join.h ============================================ */
+/* rendezvous_join.h - newcomers at the server of an id: they wait until the communicator grows, are
+ * invited to attempts to create it, and report that an attempt is over. */
+/* ==== include/dcomm/impl/boot/rendezvous_core.h ============================================ */
+/* rendezvous_core.h - the state of a rendezvous's server: its connections and their output.
+ * rendezvous.h changes it. */
+/* ==== include/dcomm/impl/boot/job.h ======================================================== */
+/* job.h - the name of a rank's job: the user's word, the launcher's name for the job, or the
+ * command line. Ranks of different jobs do not meet, even at the same port. */
+#include <strings.h>
+#define DCOMMI_JOB_COMMAND "command line \"" /* begins the name of a job without another name */
+#define DCOMMI_JOB_SHOWN 110                 /* bytes of each name in a sentence */
+/* Write this process's command line in printable characters. Replace the middle of a long one by a
+ * hash. */
+static void dcommi_job_command(char *text, size_t max)
+{
+    enum { LONGEST = 1 << 16, HASH = 24 };
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static uint8_t line[LONGEST]; /* static, so that a job has a name without memory */
+    pthread_mutex_lock(&lock);
+    const ssize_t got = dcommi_sys_load("/proc/self/cmdline", line, LONGEST);
+    size_t n = got > 0 ? (size_t)got : 0;
+    while (n > 0 && line[n - 1] == 0) {
+        n--;
+    }
+    for (size_t i = 0; i < n; i++) {
+        line[i] = line[i] == 0 ? ' ' : line[i];
+    }
+    if (n < max) {
+        dcommi_rdv_printable(line, n, text);
+    } else {
+        size_t half = (max - HASH) / 2;
+        uint8_t digest[DCOMMI_SHA256_BYTES];
+        dcommi_sha256_digest(line, n - half, digest);
+        dcommi_rdv_printable(line, half, text);
+        snprintf(text + half, HASH, "...%016" PRIx64 "...", dcommi_get64(digest));
+        dcommi_rdv_printable(line + n - half, half, text + strlen(text));
+    }
+    pthread_mutex_unlock(&lock);
+}
+/* Return true if position `at` holds a rank's number, as in "--rank=3", "--local-rank 3" or
+ * "rank3". */
+static bool dcommi_job_rank_follows(const char *text, size_t at)
+{
+    if (at > 0 && strchr("= _-:", text[at - 1]) != NULL) {
+        at--;
+    }
+    return at >= 4 && strncasecmp(text + at - 4, "rank", 4) == 0;
+}
+/* Return true if rank 0 and another rank have the same job. Their names are then equal, or they
+ * are command lines that differ only in the rank's number after "rank". */
+static bool dcommi_job_same(const char *zero, const char *other, uint32_t rank, uint32_t local_rank)
+{
+    size_t command = sizeof DCOMMI_JOB_COMMAND - 1;
+    if (strncmp(zero, DCOMMI_JOB_COMMAND, command) != 0 ||
+        strncmp(other, DCOMMI_JOB_COMMAND, command) != 0) {
+        return strcmp(zero, other) == 0;
+    }
+    size_t a = command, b = command;
+    while (zero[a] != '\0' && other[b] != '\0') {
+        if (zero[a] == '0' && !dcommi_text_digit(zero[a + 1]) && dcommi_text_digit(other[b]) &&
+            dcommi_job_rank_follows(zero, a) && dcommi_job_rank_follows(other, b)) {
+            char *end = NULL;
+            unsigned long n = strtoul(other + b, &end, 10);
+            if (n != 0 && n != rank && n != local_rank) {
+                return false;
+            }
+            a++;
+            b = (size_t)(end - other);
+        } else if (zero[a++] != other[b++]) {
+            return false;
+        }
+    }
+    return zero[a] == other[b];
+}
+/* Write both names, from shortly before their first difference. */
+static void dcommi_job_differ(const char *there, const char *here, char *text, size_t max)
+{
+    size_t at = 0;
+    while (there[at] != '\0' && there[at] == here[at]) {
+        at++;
+    }
+    at = at > DCOMMI_JOB_SHOWN / 2 ? at - DCOMMI_JOB_SHOWN / 2 : 0;
+    const char *cut = at > 0 ? "..." : "";
+    snprintf(text, max, "%s%.*s there, %s%.*s here", cut, DCOMMI_JOB_SHOWN, there + at, cut,
+             DCOMMI_JOB_SHOWN, here + at);
+}
+#define DCOMMI_RDV_GUESTS_MAX 64    /* connections that are no ranks */
+#define DCOMMI_RDV_HANDSHAKE_S 10.0 /* seconds for a guest to authenticate itself */
+#define DCOMMI_RDV_RETURN_S 0.5     /* seconds for a rank, lost before all were there, to return */
+#define DCOMMI_RDV_FAREWELL_S 10.0  /* seconds for a connection to read why it failed */
+#define DCOMMI_RDV_STRAGGLER_S 60.0 /* seconds for the others to leave after the first rank */
+#define DCOMMI_RDV_PARKED_S 86400.0 /* seconds for a newcomer that was invited before to wait */
+#define DCOMMI_RDV_OUT_MAX 1024
+typedef enum dcommi_rdv_state {
+    DCOMMI_RDV_STRANGER = 0, /* CHALLENGE sent */
+    DCOMMI_RDV_JOINED,       /* a rank */
+    DCOMMI_RDV_PARKED,       /* a newcomer, which waits for a communicator that grows */
+    DCOMMI_RDV_FAREWELL,     /* the last output is on its way; input is discarded */
+    DCOMMI_RDV_GONE          /* to be closed and freed */
+} dcommi_rdv_state;
+/* A round's result, shared by all connections that it goes out on. */
+typedef struct dcommi_rdv_result {
+    size_t refs, len;
+    uint8_t digest[DCOMMI_SHA256_BYTES];
+    uint8_t *payload;
+} dcommi_rdv_result;
+typedef struct dcommi_rdv_conn {
+    dcommi_rdv_state state;
+    int fd; /* belongs to rendezvous_server.h */
+    uint32_t rank;
+    uint64_t instance;
+    double born, deadline; /* deadline: for a stranger to authenticate, or a rank to wait */
+    bool guest;            /* counted in `guests`: never joined */
+    bool waiting;          /* this rank waits for the others */
+    bool gathered;         /* its blob of this round is in `in` */
+    bool left;             /* it sent BYE */
+    bool fail_due;
+    uint32_t attempt; /* of a newcomer: the last one that it was invited to; 0: to none */
+    bool reported;    /* that attempt is over there */
+    uint32_t in_seq, out_seq;
+    dcommi_rdv_keys keys;
+    uint8_t challenge[DCOMMI_RDV_CHALLENGE_FRAME];
+    uint8_t small[DCOMMI_RDV_HELLO_FRAME]; /* a stranger's input; it cannot make us keep more */
+    uint8_t *in; /* a rank's input: header, payload and tag of the frame under way */
+    size_t in_len, in_capacity;
+    uint8_t out[DCOMMI_RDV_OUT_MAX];
+    size_t out_len, out_at;
+    dcommi_rdv_result *result; /* goes out after `out`, then result_tag */
+    size_t result_at;
+    uint8_t result_tag[DCOMMI_RDV_TAG];
+} dcommi_rdv_conn;
+typedef struct dcommi_rdv_core {
+    uint8_t key[DCOMMI_RDV_KEY];
+    uint32_t size;      /* 0: not known until the first rank has come */
+    uint32_t size_from; /* the rank that told the size */
+    uint32_t generation;
+    char job[DCOMMI_RDV_JOB_MAX + 1]; /* rank 0's; "" with an id */
+    dcommi_rdv_conn **conns;
+    size_t nconns, conns_capacity;
+    size_t guests;
+    dcommi_rdv_conn **ranks; /* [size], NULL: not there */
+    double *lost_at;         /* [size], 0: not lost */
+    uint8_t *told;           /* [size], 1: the rank knows that the rendezvous failed */
+    uint32_t njoined, ngathered, nleft, ntold;
+    size_t round_bytes;
+    double first_leave;
+    bool ready;         /* all ranks were there at once */
+    bool lobby;         /* newcomers only: the id serves a communicator that grows */
+    uint32_t attempts;  /* to grow */
+    bool announced;     /* a rank cannot take part: tell the ranks that still come */
+    double waits_since; /* when the first waiting rank began to wait; 0: none waits */
+    bool told_waits;
+    bool told_foreign;
+    char news[DCOMMI_MESSAGE_MAX]; /* for rendezvous_server.h to log; "": nothing */
+    dcomm_status status;
+    char why[DCOMMI_RDV_REASON_MAX + 1];
+} dcommi_rdv_core;
+/* Begin a rendezvous. The first rank that comes tells its size. Jobs are not compared if `job` is
+ * "". */
+static void dcommi_rdv_core_begin(dcommi_rdv_core *c, const uint8_t key[DCOMMI_RDV_KEY],
+                                  uint32_t generation, const char *job)
+{
+    memset(c, 0, sizeof *c);
+    memcpy(c->key, key, DCOMMI_RDV_KEY);
+    c->generation = generation;
+    snprintf(c->job, sizeof c->job, "%s", job);
+}
+static void dcommi_rdv_result_release(dcommi_rdv_result *result)
+{
+    if (result != NULL && --result->refs == 0) {
+        dcommi_free(result->payload);
+        dcommi_free(result);
+    }
+}
+static void dcommi_rdv_conn_free(dcommi_rdv_conn *conn)
+{
+    dcommi_rdv_result_release(conn->result);
+    dcommi_free(conn->in);
+    dcommi_free(conn);
+}
+static void dcommi_rdv_core_end(dcommi_rdv_core *c)
+{
+    for (size_t i = 0; i < c->nconns; i++) {
+        dcommi_rdv_conn_free(c->conns[i]);
+    }
+    dcommi_free(c->conns);
+    dcommi_free(c->ranks);
+    dcommi_free(c->lost_at);
+    dcommi_free(c->told);
+    memset(c, 0, sizeof *c);
+}
+/* ---- words for people ---- */
+static bool dcommi_rdv_absent(const void *core, size_t rank)
+{
+    const dcommi_rdv_core *c = core;
+    return c->ranks[rank] == NULL || (c->ready && !c->ranks[rank]->gathered);
+}
+/* Write the ranks that are missing. After all ranks have met, these are the ranks without a blob
+ * in this round. */
+static void dcommi_rdv_list_absent(const dcommi_rdv_core *c, char *text, size_t max)
+{
+    dcommi_text_ranges(text, max, ", ", c->size, dcommi_rdv_absent, c);
+}
+/* ---- output ---- */
+static void dcommi_rdv_say(dcommi_rdv_conn *conn, const uint8_t *bytes, size_t len)
+{
+    if (conn->out_at > 0) {
+        memmove(conn->out, conn->out + conn->out_at, conn->out_len - conn->out_at);
+        conn->out_len -= conn->out_at;
+        conn->out_at = 0;
+    }
+    if (len > sizeof conn->out - conn->out_len) {
+        conn->state = DCOMMI_RDV_GONE; /* it does not read our output */
+        return;
+    }
+    memcpy(conn->out + conn->out_len, bytes, len);
+    conn->out_len += len;
+}
+static void dcommi_rdv_say_tagged(dcommi_rdv_conn *conn, uint16_t type, const void *payload,
+                                  uint32_t len)
+{
+    uint8_t frame[DCOMMI_RDV_HEADER + 4 + DCOMMI_RDV_REASON_MAX + DCOMMI_RDV_TAG];
+    dcommi_rdv_say(
+        conn, frame,
+        dcommi_rdv_put_tagged(frame, type, conn->out_seq++, payload, len, conn->keys.server));
+}
+/* Return the number of bytes to send next, and set *bytes to them. Return 0 if there are none. */
+static size_t dcommi_rdv_output(dcommi_rdv_core *c, dcommi_rdv_conn *conn, const uint8_t **bytes)
+{
+    if (conn->out_at == conn->out_len && conn->result == NULL && conn->fail_due) {
+        uint8_t reason[4 + DCOMMI_RDV_REASON_MAX];
+        conn->fail_due = false;
+        dcommi_rdv_say_tagged(conn, DCOMMI_RDV_FAIL, reason,
+                              dcommi_rdv_put_reason(reason, c->status, c->why));
+    }
+    if (conn->out_at < conn->out_len) {
+        *bytes = conn->out + conn->out_at;
+        return conn->out_len - conn->out_at;
+    }
+    if (conn->result == NULL) {
+        return 0;
+    }
+    if (conn->result_at < conn->result->len) {
+        *bytes = conn->result->payload + conn->result_at;
+        return conn->result->len - conn->result_at;
+    }
+    *bytes = conn->result_tag + (conn->result_at - conn->result->len);
+    return conn->result->len + DCOMMI_RDV_TAG - conn->result_at;
+}
+/* Note that `n` bytes of dcommi_rdv_output were sent. */
+static void dcommi_rdv_sent(dcommi_rdv_conn *conn, size_t n)
+{
+    if (conn->out_at < conn->out_len) {
+        conn->out_at += n;
+        return;
+    }
+    conn->result_at += n;
+    if (conn->result != NULL && conn->result_at == conn->result->len + DCOMMI_RDV_TAG) {
+        dcommi_rdv_result_release(conn->result);
+        conn->result = NULL;
+    }
+}
+static bool dcommi_rdv_output_pending(const dcommi_rdv_conn *conn)
+{
+    return conn->out_at < conn->out_len || conn->result != NULL || conn->fail_due;
+}
+/* ---- the end of a connection ---- */
+static void dcommi_rdv_farewell(dcommi_rdv_conn *conn, double now)
+{
+    conn->state = DCOMMI_RDV_FAREWELL;
+    conn->waiting = false;
+    conn->deadline = now + DCOMMI_RDV_FAREWELL_S;
+}
+/* Tell one connection why it is not served, and part from it. */
+static void dcommi_rdv_refuse(dcommi_rdv_conn *conn, double now, dcomm_status status,
+                              const char *why)
+{
+    uint8_t reason[4 + DCOMMI_RDV_REASON_MAX];
+    dcommi_rdv_say_tagged(conn, DCOMMI_RDV_FAIL, reason,
+                          dcommi_rdv_put_reason(reason, status, why));
+    if (conn->state != DCOMMI_RDV_GONE) {
+        dcommi_rdv_farewell(conn, now);
+    }
+}
+static void dcommi_rdv_unguest(dcommi_rdv_core *c, dcommi_rdv_conn *conn)
+{
+    c->guests -= conn->guest;
+    conn->guest = false;
+}
+/* Let a newcomer wait. It has proved that it knows the secret. */
+static void dcommi_rdv_park(dcommi_rdv_core *c, dcommi_rdv_conn *conn, const dcommi_rdv_hello *h,
+                            double now)
+{
+    char why[160];
+    if (h->wire != DCOMMI_RDV_WIRE_VERSION || h->lib != DCOMMI_RDV_LIB_VERSION) {
+        snprintf(why, sizeof why, "this newcomer runs dcomm %u.%u.%u, rank 0 runs %s", h->lib >> 16,
+                 h->lib >> 8 & 255, h->lib & 255, DCOMM_VERSION_STRING);
+        dcommi_rdv_refuse(conn, now, DCOMM_ERR_MISMATCH, why);
+        return;
+    }
+    if (c->size != 0 || c->job[0] != '\0') {
+        dcommi_rdv_refuse(conn, now, DCOMM_ERR_INVALID,
+                          "this id serves the creation of a communicator; newcomers to one that "
+                          "grows take another id");
+        return;
+    }
+    dcommi_rdv_unguest(c, conn);
+    conn->state = DCOMMI_RDV_PARKED;
+    conn->waiting = true;
+    conn->deadline = now + h->timeout_ms / 1000.0;
+}
+/* Send all newcomers away. */
+static void dcommi_rdv_dismiss(dcommi_rdv_core *c, double now, const char *why)
+{
+    for (size_t i = 0; i < c->nconns; i++) {
+        if (c->conns[i]->state == DCOMMI_RDV_PARKED) {
+            dcommi_rdv_refuse(c->conns[i], now, DCOMM_ERR_INVALID, why);
+        }
+    }
+}
+/* Return true if a newcomer may send such a frame. */
+static bool dcommi_rdv_parked_may(const dcommi_rdv_header *h)
+{
+    return (h->type == DCOMMI_RDV_REPORT && h->length == DCOMMI_RDV_REPORT_LEN) ||
+           (h->type == DCOMMI_RDV_BYE && h->length == 0);
+}
+/* Handle a genuine frame of a newcomer, which lies in conn->in. */
+static void dcommi_rdv_parked_frame(dcommi_rdv_conn *conn, const dcommi_rdv_header *h)
+{
+    conn->in_len = 0;
+    if (h->type == DCOMMI_RDV_BYE) {
+        conn->state = DCOMMI_RDV_GONE;
+    } else if (dcommi_get32(conn->in + DCOMMI_RDV_HEADER) == conn->attempt) {
+        conn->reported = true;
+    }
+}
+/* ---- attempts ---- */
+/* Return how many newcomers wait: those that came first, and are in no attempt. */
+static uint32_t dcommi_rdv_parked(const dcommi_rdv_core *c)
+{
+    uint32_t n = 0;
+    for (size_t i = 0; i < c->nconns; i++) {
+        n += c->conns[i]->state == DCOMMI_RDV_PARKED && c->conns[i]->waiting;
+    }
+    return n;
+}
+/* Invite up to `most` newcomers that wait, in the order in which they came, to the ranks from
+ * `old` on of a rendezvous that is served at `port`. Return how many there are. */
+static uint32_t dcommi_rdv_invite(dcommi_rdv_core *c, uint32_t most, dcommi_rdv_invitation *i,
+                                  uint32_t old)
+{
+    uint8_t payload[DCOMMI_RDV_INVITE_LEN];
+    uint32_t n = dcommi_rdv_parked(c);
+    n = n < most ? n : most;
+    i->attempt = ++c->attempts;
+    i->size = old + n;
+    i->rank = old;
+    for (size_t k = 0; k < c->nconns && i->rank < i->size; k++) {
+        dcommi_rdv_conn *conn = c->conns[k];
+        if (conn->state != DCOMMI_RDV_PARKED || !conn->waiting) {
+            continue;
+        }
+        dcommi_rdv_put_invitation(payload, i);
+        conn->attempt = i->attempt;
+        conn->reported = conn->waiting = false;
+        dcommi_rdv_say_tagged(conn, DCOMMI_RDV_INVITE, payload, sizeof payload);
+        i->rank++;
+    }
+    return n;
+}
+/* The newcomers of an attempt. */
+typedef struct dcommi_rdv_guests {
+    uint32_t there;    /* whose connection is open */
+    uint32_t reported; /* and that have reported */
+} dcommi_rdv_guests;
+static dcommi_rdv_guests dcommi_rdv_guests_of(const dcommi_rdv_core *c, uint32_t attempt)
+{
+    dcommi_rdv_guests g = {0};
+    for (size_t i = 0; i < c->nconns; i++) {
+        const dcommi_rdv_conn *conn = c->conns[i];
+        const bool there = conn->state == DCOMMI_RDV_PARKED && conn->attempt == attempt;
+        g.there += there;
+        g.reported += there && conn->reported;
+    }
+    return g;
+}
+/* End an attempt. If it has `succeeded`, its newcomers are ranks. Else those that have reported
+ * wait for another; the others do so too if they are `pardoned`, or are sent away. */
+static void dcommi_rdv_end_attempt(dcommi_rdv_core *c, uint32_t attempt, bool succeeded,
+                                   bool pardoned, double now)
+{
+    for (size_t i = 0; i < c->nconns; i++) {
+        dcommi_rdv_conn *conn = c->conns[i];
+        if (conn->state != DCOMMI_RDV_PARKED || conn->attempt != attempt || conn->waiting) {
+            continue;
+        }
+        if (succeeded) {
+            dcommi_rdv_say_tagged(conn, DCOMMI_RDV_READY, NULL, 0);
+            if (conn->state != DCOMMI_RDV_GONE) {
+                dcommi_rdv_farewell(conn, now);
+            }
+        } else if (conn->reported || pardoned) {
+            conn->waiting = true;
+            conn->deadline = now + DCOMMI_RDV_PARKED_S;
+        } else {
+            dcommi_rdv_refuse(conn, now, DCOMM_ERR_TIMEOUT,
+                              "this newcomer did not take part in time: the communicator grows "
+                              "without it");
+        }
+    }
+}
+/* ---- failure ---- */
+static void dcommi_rdv_tell(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double now)
+{
+    if (c->ranks != NULL && conn->rank < c->size && !c->told[conn->rank]) {
+        c->told[conn->rank] = 1;
+        c->ntold++;
+    }
+    conn->fail_due = true;
+    dcommi_rdv_farewell(conn, now);
+}
+/* Fail the rendezvous for all ranks: those connected now and those that still come. */
+static void DCOMMI_PRINTF(4, 5)
+    dcommi_rdv_poison(dcommi_rdv_core *c, double now, dcomm_status status, const char *format, ...)
+{
+    if (c->status < 0) {
+        return;
+    }
+    va_list args;
+    va_start(args, format);
+    dcommi_vsnprintf(c->why, sizeof c->why, format, args);
+    va_end(args);
+    c->status = status;
+    for (size_t i = 0; i < c->nconns; i++) {
+        const dcommi_rdv_state state = c->conns[i]->state;
+        if ((state == DCOMMI_RDV_JOINED && !c->conns[i]->left) || state == DCOMMI_RDV_PARKED) {
+            dcommi_rdv_tell(c, c->conns[i], now);
+        }
+    }
+}
+/* Handle the end of a connection. */
+static void dcommi_rdv_lost(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double now)
+{
+    dcommi_rdv_state was = conn->state;
+    conn->state = DCOMMI_RDV_GONE;
+    dcommi_rdv_unguest(c, conn);
+    if (was != DCOMMI_RDV_JOINED || c->ranks[conn->rank] != conn || conn->left) {
+        return;
+    }
+    if (!c->ready) {
+        c->ranks[conn->rank] = NULL;
+        c->njoined--;
+        c->lost_at[conn->rank] = now;
+    } else {
+        dcommi_rdv_poison(c, now, DCOMM_ERR_PEER,
+                          "rank %" PRIu32 " was lost while the ranks found each other", conn->rank);
+    }
+}
+/* ---- joining ---- */
+/* Accept a connection. If there are too many guests, drop the oldest, so that silent strangers
+ * keep no rank out. Return NULL without memory. */
+static dcommi_rdv_conn *dcommi_rdv_accept(dcommi_rdv_core *c, const uint8_t nonce[DCOMMI_RDV_NONCE],
+                                          double now)
+{
+    if (c->guests >= DCOMMI_RDV_GUESTS_MAX) {
+        dcommi_rdv_conn *oldest = NULL;
+        for (size_t i = 0; i < c->nconns; i++) {
+            dcommi_rdv_conn *conn = c->conns[i];
+            if (conn->guest && (oldest == NULL || conn->born < oldest->born)) {
+                oldest = conn;
+            }
+        }
+        dcommi_rdv_lost(c, oldest, now);
+    }
+    if (dcommi_grow((void **)&c->conns, &c->conns_capacity, c->nconns + 1, sizeof *c->conns) < 0) {
+        return NULL;
+    }
+    dcommi_rdv_conn *conn = dcommi_alloc(sizeof *conn);
+    if (conn == NULL) {
+        return NULL;
+    }
+    conn->fd = -1;
+    conn->born = now;
+    conn->deadline = now + DCOMMI_RDV_HANDSHAKE_S;
+    dcommi_rdv_put_challenge(conn->challenge, nonce);
+    dcommi_rdv_say(conn, conn->challenge, sizeof conn->challenge);
+    c->conns[c->nconns++] = conn;
+    conn->guest = true;
+    c->guests++;
+    return conn;
+}
+static void DCOMMI_PRINTF(4, 5) dcommi_rdv_reject(dcommi_rdv_conn *conn, double now,
+                                                  dcomm_status status, const char *format, ...)
+{
+    uint8_t frame[DCOMMI_RDV_HEADER + 4 + DCOMMI_RDV_REASON_MAX];
+    char why[DCOMMI_RDV_REASON_MAX + 1];
+    va_list args;
+    va_start(args, format);
+    dcommi_vsnprintf(why, sizeof why, format, args);
+    va_end(args);
+    uint32_t len = dcommi_rdv_put_reason(frame + DCOMMI_RDV_HEADER, status, why);
+    dcommi_rdv_put_header(frame, DCOMMI_RDV_REJECT, 0, len);
+    dcommi_rdv_say(conn, frame, DCOMMI_RDV_HEADER + len);
+    dcommi_rdv_farewell(conn, now);
+}
+static bool dcommi_rdv_set_size(dcommi_rdv_core *c, uint32_t size, uint32_t from)
+{
+    c->ranks = dcommi_calloc(size, sizeof *c->ranks);
+    c->lost_at = dcommi_calloc(size, sizeof *c->lost_at);
+    c->told = dcommi_calloc(size, 1);
+    if (c->ranks == NULL || c->lost_at == NULL || c->told == NULL) {
+        return false;
+    }
+    c->size = size;
+    c->size_from = from;
+    return true;
+}
+/* Fail the rendezvous for all ranks if an authenticated rank does not fit in. */
+static dcomm_status dcommi_rdv_judge(dcommi_rdv_core *c, const dcommi_rdv_hello *h, double now)
+{
+    if (h->wire != DCOMMI_RDV_WIRE_VERSION || h->lib != DCOMMI_RDV_LIB_VERSION) {
+        dcommi_rdv_poison(c, now, DCOMM_ERR_MISMATCH,
+                          "rank %" PRIu32 " runs dcomm %u.%u.%u, but the rank that serves the "
+                          "rendezvous runs %s",
+                          h->rank, h->lib >> 16, h->lib >> 8 & 255, h->lib & 255,
+                          DCOMM_VERSION_STRING);
+    } else if (h->size == 0 || h->size > DCOMMI_RDV_SIZE_MAX || h->rank >= h->size) {
+        dcommi_rdv_poison(c, now, DCOMM_ERR_MISMATCH,
+                          "a process says that it is rank %" PRIu32 " of %" PRIu32
+                          ", which is impossible",
+                          h->rank, h->size);
+    } else if (c->size != 0 && h->size != c->size) {
+        dcommi_rdv_poison(c, now, DCOMM_ERR_MISMATCH,
+                          "rank %" PRIu32 " says that there are %" PRIu32
+                          " ranks, but rank %" PRIu32 " says %" PRIu32,
+                          h->rank, h->size, c->size_from, c->size);
+    } else if (c->size == 0 && !dcommi_rdv_set_size(c, h->size, h->rank)) {
+        dcommi_rdv_poison(c, now, DCOMM_ERR_NO_MEMORY,
+                          "the rank that serves the rendezvous has no memory for %" PRIu32 " ranks",
+                          h->size);
+    } else if (!c->ready && c->ranks[h->rank] != NULL &&
+               c->ranks[h->rank]->instance != h->instance) {
+        dcommi_rdv_poison(c, now, DCOMM_ERR_RENDEZVOUS,
+                          "two processes say that they are rank %" PRIu32 " of %" PRIu32, h->rank,
+                          h->size);
+    }
+    return c->status;
+}
+/* Reject a rank of another job that has come to this job's port. */
+static void dcommi_rdv_turn_away(dcommi_rdv_core *c, dcommi_rdv_conn *conn,
+                                 const dcommi_rdv_hello *h, double now)
+{
+    char names[2 * DCOMMI_JOB_SHOWN + 32];
+    dcommi_job_differ(c->job, h->job, names, sizeof names);
+    dcommi_rdv_reject(conn, now, DCOMM_ERR_MISMATCH,
+                      "another job meets at this port (%s); give each job its own MASTER_PORT or "
+                      "DCOMM_PORT, or one DCOMM_JOB=word to all ranks of one job",
+                      names);
+    if (!c->told_foreign && h->rank != DCOMMI_RDV_NO_RANK) {
+        c->told_foreign = true;
+        dcommi_job_differ(h->job, c->job, names, sizeof names);
+        snprintf(c->news, sizeof c->news,
+                 "turned away rank %" PRIu32 " of another job (%s); if it is of this job, set "
+                 "DCOMM_JOB to one word for all ranks",
+                 h->rank, names);
+    }
+}
+static void dcommi_rdv_hello_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double now)
+{
+    dcommi_rdv_hello h;
+    if (!dcommi_rdv_get_hello(conn->small, conn->challenge, c->key, &h)) {
+        dcommi_rdv_reject(conn, now, DCOMM_ERR_AUTH, "the secrets differ");
+        return;
+    }
+    if (c->job[0] != '\0' && h.wire == DCOMMI_RDV_WIRE_VERSION &&
+        !dcommi_job_same(c->job, h.job, h.rank, h.local_rank)) {
+        dcommi_rdv_turn_away(c, conn, &h, now);
+        return;
+    }
+    if (h.generation != c->generation) {
+        dcommi_rdv_reject(conn, now,
+                          h.rank == DCOMMI_RDV_NO_RANK ? DCOMM_ERR_RENDEZVOUS : DCOMM_IN_PROGRESS,
+                          "rank 0 serves another attempt: it has created %" PRIu32
+                          " communicator(s) of this job, but rank %" PRIu32 " has created %" PRIu32,
+                          c->generation, h.rank, h.generation);
+        return;
+    }
+    uint8_t welcome[DCOMMI_RDV_WELCOME_FRAME];
+    dcommi_rdv_derive(c->key, conn->challenge, conn->small, &conn->keys);
+    dcommi_rdv_say(conn, welcome,
+                   dcommi_rdv_put_welcome(welcome, conn->challenge, conn->small, c->key));
+    conn->rank = h.rank;
+    conn->instance = h.instance;
+    if (h.rank == DCOMMI_RDV_NEWCOMER && c->status >= 0) {
+        dcommi_rdv_park(c, conn, &h, now);
+        return;
+    }
+    if (c->lobby && c->status >= 0) {
+        dcommi_rdv_refuse(conn, now, DCOMM_ERR_INVALID,
+                          "this id is for newcomers to a communicator that grows "
+                          "(DCOMM_BOOT_JOIN); a new communicator takes another id");
+        return;
+    }
+    if (c->status < 0 || dcommi_rdv_judge(c, &h, now) < 0) {
+        dcommi_rdv_tell(c, conn, now);
+        return;
+    }
+    if (c->ready && c->job[0] != '\0') {
+        dcommi_rdv_lost(c, conn,
+                        now); /* it retries, and joins when this attempt has ended here too */
+        return;
+    }
+    if (c->ready) {
+        char why[128];
+        snprintf(why, sizeof why,
+                 "all %" PRIu32 " ranks have met already: an id serves one communicator", c->size);
+        dcommi_rdv_refuse(conn, now, DCOMM_ERR_RENDEZVOUS, why);
+        return;
+    }
+    dcommi_rdv_dismiss(c, now,
+                       "this id serves the creation of a communicator; newcomers to one "
+                       "that grows take another id");
+    dcommi_rdv_conn *before = c->ranks[h.rank];
+    if (before != NULL) {
+        before->state = DCOMMI_RDV_GONE; /* the same process tries again */
+        c->njoined--;
+    }
+    dcommi_rdv_unguest(c, conn);
+    conn->state = DCOMMI_RDV_JOINED;
+    conn->waiting = true;
+    conn->deadline = now + h.timeout_ms / 1000.0;
+    c->waits_since = c->waits_since != 0 ? c->waits_since : now;
+    c->ranks[h.rank] = conn;
+    c->lost_at[h.rank] = 0;
+    if (++c->njoined < c->size) {
+        return;
+    }
+    c->ready = true;
+    c->waits_since = 0;
+    for (uint32_t r = 0; r < c->size; r++) {
+        c->ranks[r]->waiting = false;
+        dcommi_rdv_say_tagged(c->ranks[r], DCOMMI_RDV_READY, NULL, 0);
+    }
+}
+/* ---- rounds ---- */
+static void dcommi_rdv_round_done(dcommi_rdv_core *c, double now)
+{
+    dcommi_rdv_result *result = dcommi_alloc(sizeof *result);
+    size_t len = 4 + 4 * (size_t)c->size + c->round_bytes;
+    uint8_t *payload = result != NULL ? dcommi_alloc(len) : NULL;
+    if (payload == NULL) {
+        dcommi_free(result);
+        dcommi_rdv_poison(c, now, DCOMM_ERR_NO_MEMORY,
+                          "the rank that serves the rendezvous has no memory for %zu bytes", len);
+        return;
+    }
+    dcommi_put32(payload, c->size);
+    uint8_t *at = payload + 4 + 4 * (size_t)c->size;
+    for (uint32_t r = 0; r < c->size; r++) {
+        dcommi_rdv_conn *conn = c->ranks[r];
+        uint32_t n = dcommi_get32(conn->in + 12) - 4; /* the frame's length, less its timeout */
+        dcommi_put32(payload + 4 + 4 * (size_t)r, n);
+        memcpy(at, conn->in + DCOMMI_RDV_HEADER + 4, n);
+        at += n;
+        dcommi_free(conn->in);
+        conn->in = NULL;
+        conn->in_len = conn->in_capacity = 0;
+    }
+    result->payload = payload;
+    result->len = len;
+    dcommi_sha256_digest(payload, len, result->digest);
+    for (uint32_t r = 0; r < c->size; r++) {
+        dcommi_rdv_conn *conn = c->ranks[r];
+        uint8_t header[DCOMMI_RDV_HEADER];
+        dcommi_rdv_put_header(header, DCOMMI_RDV_RESULT, conn->out_seq++, (uint32_t)len);
+        dcommi_rdv_tag(conn->keys.server, header, result->digest, conn->result_tag);
+        dcommi_rdv_say(conn, header, sizeof header);
+        conn->result = result;
+        conn->result_at = 0;
+        conn->gathered = conn->waiting = false;
+        result->refs++;
+    }
+    c->ngathered = 0;
+    c->round_bytes = 0;
+    c->waits_since = 0;
+}
+/* Handle a whole genuine frame of a rank, which lies in conn->in. */
+static void dcommi_rdv_frame_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn,
+                                const dcommi_rdv_header *h, double now)
+{
+    if (conn->state == DCOMMI_RDV_PARKED) {
+        dcommi_rdv_parked_frame(conn, h);
+        return;
+    }
+    if (h->type == DCOMMI_RDV_BYE) {
+        conn->left = true;
+        conn->in_len = 0;
+        c->nleft++;
+        if (c->first_leave == 0) {
+            c->first_leave = now;
+        }
+        dcommi_rdv_farewell(conn, now);
+        if (!c->ready || c->ngathered > 0) {
+            dcommi_rdv_poison(c, now, DCOMM_ERR_PEER,
+                              "rank %" PRIu32 " left while others waited for it", conn->rank);
+        }
+        return;
+    }
+    if (h->type == DCOMMI_RDV_FAIL) {
+        char why[DCOMMI_RDV_REASON_MAX + 1];
+        dcomm_status status = dcommi_rdv_get_reason(conn->in + DCOMMI_RDV_HEADER, h->length, why);
+        conn->in_len = 0;
+        c->announced = true;
+        dcommi_rdv_poison(c, now, status < 0 ? status : DCOMM_ERR_CORRUPT,
+                          "rank %" PRIu32 " cannot take part: %.380s", conn->rank, why);
+        return;
+    }
+    conn->gathered = conn->waiting = true;
+    c->waits_since = c->waits_since != 0 ? c->waits_since : now;
+    conn->deadline = now + dcommi_get32(conn->in + DCOMMI_RDV_HEADER) / 1000.0;
+    c->round_bytes += h->length - 4;
+    c->ngathered++;
+    if (c->nleft > 0) {
+        dcommi_rdv_poison(c, now, DCOMM_ERR_PEER,
+                          "rank %" PRIu32 " waits for ranks, but some of them have left",
+                          conn->rank);
+    } else if (c->round_bytes > DCOMMI_RDV_RESULT_MAX - 4 - 4 * (size_t)c->size) {
+        dcommi_rdv_poison(c, now, DCOMM_ERR_UNSUPPORTED,
+                          "the ranks tell each other more bytes than the limit of %u",
+                          DCOMMI_RDV_RESULT_MAX);
+    } else if (c->ngathered == c->size) {
+        dcommi_rdv_round_done(c, now);
+    }
+}
+/* Return true if a connection may give more input. A rank may not while it has not read its
+ * result, or while its blob waits for the others' blobs. So no rank can make us keep more than one
+ * frame. */
+static bool dcommi_rdv_wants_input(const dcommi_rdv_conn *conn)
+{
+    return conn->state == DCOMMI_RDV_FAREWELL || conn->state == DCOMMI_RDV_STRANGER ||
+           conn->state == DCOMMI_RDV_PARKED ||
+           (conn->state == DCOMMI_RDV_JOINED && conn->result == NULL && !conn->gathered);
+}
+/* Return the length in bytes of the frame in conn->small or conn->in, as far as it is known.
+ * Return 0 if the connection may not send such a frame now. */
+static size_t dcommi_rdv_frame_len(const dcommi_rdv_core *c, const dcommi_rdv_conn *conn,
+                                   dcommi_rdv_header *h)
+{
+    bool stranger = conn->state == DCOMMI_RDV_STRANGER;
+    if (conn->in_len < DCOMMI_RDV_HEADER) {
+        return DCOMMI_RDV_HEADER;
+    }
+    if (!dcommi_rdv_get_header(stranger ? conn->small : conn->in, h)) {
+        return 0;
+    }
+    if (stranger) {
+        return h->type == DCOMMI_RDV_HELLO && h->length >= DCOMMI_RDV_HELLO_LEN
+                   ? DCOMMI_RDV_HEADER + (size_t)h->length
+                   : 0;
+    }
+    if (conn->state == DCOMMI_RDV_PARKED) {
+        return dcommi_rdv_parked_may(h) ? DCOMMI_RDV_HEADER + (size_t)h->length + DCOMMI_RDV_TAG
+                                        : 0;
+    }
+    if ((h->type == DCOMMI_RDV_GATHER && c->ready && h->length >= 4) ||
+        h->type == DCOMMI_RDV_FAIL || (h->type == DCOMMI_RDV_BYE && h->length == 0)) {
+        return DCOMMI_RDV_HEADER + (size_t)h->length + DCOMMI_RDV_TAG;
+    }
+    return 0;
+}
+/* Handle bytes of a connection that wants input. Return how many of them were used. */
+static size_t dcommi_rdv_input(dcommi_rdv_core *c, dcommi_rdv_conn *conn, const uint8_t *bytes,
+                               size_t len, double now)
+{
+    size_t used = 0;
+    while (used < len && dcommi_rdv_wants_input(conn)) {
+        if (conn->state == DCOMMI_RDV_FAREWELL) {
+            return len;
+        }
+        dcommi_rdv_header h = {0};
+        size_t need = dcommi_rdv_frame_len(c, conn, &h);
+        size_t take = need > conn->in_len ? need - conn->in_len : 0;
+        take = take < len - used ? take : len - used;
+        bool stranger = conn->state == DCOMMI_RDV_STRANGER;
+        if (need == 0 || (!stranger && dcommi_grow((void **)&conn->in, &conn->in_capacity,
+                                                   conn->in_len + take, 1) < 0)) {
+            dcommi_rdv_lost(c, conn, now);
+            return len;
+        }
+        memcpy((stranger ? conn->small : conn->in) + conn->in_len, bytes + used, take);
+        conn->in_len += take;
+        used += take;
+        need = dcommi_rdv_frame_len(c, conn, &h);
+        if (need == 0) {
+            dcommi_rdv_lost(c, conn, now);
+            return len;
+        }
+        if (conn->in_len < need || conn->in_len == DCOMMI_RDV_HEADER) {
+            continue;
+        }
+        if (stranger) {
+            conn->in_len = 0;
+            dcommi_rdv_hello_in(c, conn, now);
+        } else if (!dcommi_rdv_genuine(conn->in, &h, conn->in_seq++, conn->keys.client)) {
+            dcommi_rdv_lost(c, conn, now);
+        } else {
+            dcommi_rdv_frame_in(c, conn, &h, now);
+        }
+    }
+    return used;
+}
+/* ---- time ---- */
+/* Report once for which ranks the others wait. Return the earlier of `next` and the time when the
+ * report is due. */
+static double dcommi_rdv_tell_waits(dcommi_rdv_core *c, double now, double next)
+{
+    double due = c->waits_since + DCOMMI_RDV_QUIET_S;
+    if (c->waits_since == 0 || c->told_waits || c->status < 0) {
+        return next;
+    }
+    if (due > now) {
+        return due < next ? due : next;
+    }
+    if (c->news[0] == '\0') {
+        char who[200];
+        dcommi_rdv_list_absent(c, who, sizeof who);
+        c->told_waits = true;
+        snprintf(c->news, sizeof c->news,
+                 "the creation of a communicator has waited %d s for rank(s) %s of %" PRIu32
+                 " to %s",
+                 DCOMMI_RDV_QUIET_S, who, c->size, c->ready ? "take part" : "come");
+    }
+    return next;
+}
+/* Fail because the timeout of `rank` has passed. Say how many ranks have met and which are
+ * missing. */
+static void dcommi_rdv_time_is_up(dcommi_rdv_core *c, uint32_t rank, double now)
+{
+    char who[200];
+    uint32_t met = 0;
+    for (uint32_t r = 0; r < c->size; r++) {
+        met += c->ranks[r] != NULL;
+    }
+    dcommi_rdv_list_absent(c, who, sizeof who);
+    dcommi_rdv_poison(c, now, DCOMM_ERR_TIMEOUT,
+                      "%" PRIu32 " of %" PRIu32
+                      " ranks have met; rank(s) %s did not %s within the timeout of rank %" PRIu32,
+                      met, c->size, who, c->ready ? "take part" : "come", rank);
+}
+/* Handle the deadlines that have passed. Return the time of the next one. */
+static double dcommi_rdv_tick(dcommi_rdv_core *c, double now)
+{
+    double next = dcommi_rdv_tell_waits(c, now, now + 3600);
+    for (uint32_t r = 0; r < c->size && !c->ready && c->status == DCOMM_OK; r++) {
+        double due = c->lost_at[r] + DCOMMI_RDV_RETURN_S;
+        if (c->lost_at[r] != 0 && due <= now) {
+            dcommi_rdv_poison(c, now, DCOMM_ERR_PEER,
+                              "rank %" PRIu32 " was lost before all ranks had come", r);
+        } else if (c->lost_at[r] != 0 && due < next) {
+            next = due;
+        }
+    }
+    for (size_t i = 0; i < c->nconns; i++) {
+        dcommi_rdv_conn *conn = c->conns[i];
+        bool timed = conn->state == DCOMMI_RDV_STRANGER || conn->state == DCOMMI_RDV_FAREWELL ||
+                     (conn->state == DCOMMI_RDV_PARKED && conn->waiting) ||
+                     (conn->state == DCOMMI_RDV_JOINED && conn->waiting);
+        if (timed && conn->deadline <= now && conn->state == DCOMMI_RDV_JOINED) {
+            dcommi_rdv_time_is_up(c, conn->rank, now);
+        } else if (timed && conn->deadline <= now) {
+            dcommi_rdv_lost(c, conn, now);
+        } else if (timed && conn->deadline < next) {
+            next = conn->deadline;
+        }
+        if (conn->state == DCOMMI_RDV_JOINED && c->first_leave != 0 &&
+            now - c->first_leave > DCOMMI_RDV_STRAGGLER_S) {
+            dcommi_rdv_lost(c, conn, now);
+        }
+    }
+    return c->first_leave != 0 && c->first_leave + DCOMMI_RDV_STRAGGLER_S < next
+               ? c->first_leave + DCOMMI_RDV_STRAGGLER_S + 1
+               : next;
+}
+/* Return true if the server must not leave yet: a rank is connected, or output to a guest is
+ * pending. */
+static bool dcommi_rdv_attended(const dcommi_rdv_core *c)
+{
+    for (size_t i = 0; i < c->nconns; i++) {
+        const dcommi_rdv_conn *conn = c->conns[i];
+        if (conn->state != DCOMMI_RDV_GONE && conn->state != DCOMMI_RDV_STRANGER &&
+            (!conn->guest || dcommi_rdv_output_pending(conn))) {
+            return true;
+        }
+    }
+    return false;
+}
+/* Return true if nothing is left to do: all ranks have left, or all know that it failed. */
+static bool dcommi_rdv_finished(const dcommi_rdv_core *c)
+{
+    return !dcommi_rdv_attended(c) &&
+           (c->ready || (c->size != 0 && c->status < 0 && c->ntold >= c->size));
+}
+/* Free connections that are gone. Call `closing` on each first. */
+static void dcommi_rdv_sweep(dcommi_rdv_core *c, void (*closing)(dcommi_rdv_conn *conn))
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < c->nconns; i++) {
+        dcommi_rdv_conn *conn = c->conns[i];
+        if (conn->state != DCOMMI_RDV_GONE) {
+            c->conns[kept++] = conn;
+            continue;
+        }
+        if (c->ranks != NULL && conn->rank < c->size && c->ranks[conn->rank] == conn) {
+            c->ranks[conn->rank] = NULL;
+        }
+        dcommi_rdv_unguest(c, conn);
+        closing(conn);
+        dcommi_rdv_conn_free(conn);
+    }
+    c->nconns = kept;
+}
+#define DCOMMI_RDV_CHUNK (1u << 16)
+#define DCOMMI_RDV_TELL_S 5.0 /* seconds to tell ranks that come why another cannot take part */
+/* Shared by its thread, the list of servers and the boots of this process that use it. */
+typedef struct dcommi_rdv_server {
+    struct dcommi_rdv_server *next; /* in the list */
+    int refs;                       /* guarded by dcommi_rdv_lock, as are the thread's data */
+    bool ended;                     /* the thread has ended, and nothing listens any more */
+    bool retired;                   /* the owner has left: end when the others know */
+    double retired_at;
+    pid_t thread;
+    uint16_t port;
+    dcommi_addr self; /* the address by which this process reaches it */
+    uint8_t key[DCOMMI_RDV_KEY];
+    int listen_fd, wake_fd;
+    double refuse_until; /* accept nothing before then, because descriptors are used up */
+    dcommi_rdv_core core;
+    struct pollfd *polls;
+    size_t polls_capacity;
+    uint8_t *buf;
+} dcommi_rdv_server;
+static pthread_mutex_t dcommi_rdv_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t dcommi_rdv_changed = PTHREAD_COND_INITIALIZER;
+static dcommi_rdv_server *dcommi_rdv_servers; /* with threads that run or are about to end */
+static void dcommi_rdv_close_fd(dcommi_rdv_conn *conn)
+{
+    dcommi_sys_close(conn->fd);
+    conn->fd = -1;
+}
+/* Close the listening socket. Shut it down first: a forked child may hold a copy, which would go
+ * on accepting connections. */
+static void dcommi_rdv_stop_listening(dcommi_rdv_server *s)
+{
+    if (s->listen_fd >= 0) {
+        dcommi_sys_shutdown(s->listen_fd, SHUT_RDWR);
+        dcommi_sys_close(s->listen_fd);
+        s->listen_fd = -1;
+    }
+}
+static void dcommi_rdv_shut(dcommi_rdv_server *s)
+{
+    dcommi_rdv_stop_listening(s);
+    for (size_t i = 0; i < s->core.nconns; i++) {
+        dcommi_rdv_close_fd(s->core.conns[i]);
+    }
+}
+static void dcommi_rdv_server_free(dcommi_rdv_server *s)
+{
+    dcommi_rdv_shut(s);
+    dcommi_rdv_core_end(&s->core);
+    dcommi_sys_close(s->wake_fd);
+    dcommi_free(s->polls);
+    dcommi_free(s->buf);
+    dcommi_free(s);
+}
+/* Free servers whose threads are gone. If `wait`, first wait for threads that have ended. The
+ * caller holds dcommi_rdv_lock. */
+static void dcommi_rdv_reap(bool wait)
+{
+    dcommi_rdv_server **at = &dcommi_rdv_servers;
+    while (*at != NULL) {
+        dcommi_rdv_server *s = *at;
+        bool gone = s->ended && syscall(SYS_tgkill, getpid(), s->thread, 0) != 0;
+        for (int tries = 0; wait && s->ended && !gone && tries < 1000; tries++) {
+            nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+            gone = syscall(SYS_tgkill, getpid(), s->thread, 0) != 0;
+        }
+        if (gone && s->refs == 0) {
+            *at = s->next;
+            dcommi_rdv_server_free(s);
+        } else {
+            at = &s->next;
+        }
+    }
+}
+/* ---- forks ---- */
+static void dcommi_rdv_before_fork(void)
+{
+    pthread_mutex_lock(&dcommi_rdv_lock);
+    dcommi_rdv_reap(true);
+}
+static void dcommi_rdv_in_parent(void)
+{
+    pthread_mutex_unlock(&dcommi_rdv_lock);
+}
+/* Close the child's copies, so that they keep no port and no rank. The parent goes on serving. */
+static void dcommi_rdv_in_child(void)
+{
+    while (dcommi_rdv_servers != NULL) {
+        dcommi_rdv_server *s = dcommi_rdv_servers;
+        dcommi_rdv_servers = s->next;
+        dcommi_sys_close(s->listen_fd); /* a shutdown would end the parent's socket too */
+        s->listen_fd = -1;
+        dcommi_rdv_server_free(s);
+    }
+    pthread_cond_init(&dcommi_rdv_changed, NULL);
+    pthread_mutex_unlock(&dcommi_rdv_lock);
+}
+static void dcommi_rdv_watch_forks(void)
+{
+    pthread_atfork(dcommi_rdv_before_fork, dcommi_rdv_in_parent, dcommi_rdv_in_child);
+}
+static void dcommi_rdv_accept_all(dcommi_rdv_server *s, double now)
+{
+    /* Accept a bounded number at a time, so that a flood cannot keep ranks waiting. */
+    for (int i = 0; i < DCOMMI_RDV_GUESTS_MAX; i++) {
+        int fd = accept4(s->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd < 0) {
+            if ((errno == EMFILE || errno == ENFILE) && s->refuse_until == 0) {
+                snprintf(s->core.news, sizeof s->core.news,
+                         "the rendezvous cannot take more connections: %s; raise `ulimit -n` in "
+                         "the process that serves it",
+                         strerror(errno));
+            }
+            if (!dcommi_sys_later() && errno != ECONNABORTED) {
+                s->refuse_until = now + 0.5;
+            }
+            return;
+        }
+        uint8_t nonce[DCOMMI_RDV_NONCE];
+        dcommi_rdv_conn *conn = NULL;
+        if (dcommi_random_bytes(nonce, sizeof nonce) == DCOMM_OK) {
+            conn = dcommi_rdv_accept(&s->core, nonce, now);
+        }
+        if (conn == NULL) {
+            dcommi_sys_close(fd);
+            return;
+        }
+        dcommi_sock_tune(fd);
+        conn->fd = fd;
+    }
+}
+static void dcommi_rdv_receive(dcommi_rdv_server *s, dcommi_rdv_conn *conn, uint8_t *buf,
+                               size_t max, double now)
+{
+    /* Peek, so that the rest of a chunk stays in the socket when the rank must wait. */
+    ssize_t n = dcommi_sys_recv(conn->fd, buf, max, MSG_PEEK);
+    if (n > 0) {
+        size_t used = dcommi_rdv_input(&s->core, conn, buf, (size_t)n, now);
+        n = dcommi_sys_recv(conn->fd, buf, used, MSG_TRUNC);
+    } else if (n == 0 || !dcommi_sys_later()) {
+        dcommi_rdv_lost(&s->core, conn, now);
+    }
+}
+static void dcommi_rdv_transmit(dcommi_rdv_server *s, dcommi_rdv_conn *conn, double now)
+{
+    const uint8_t *bytes = NULL;
+    size_t len;
+    while (conn->state != DCOMMI_RDV_GONE &&
+           (len = dcommi_rdv_output(&s->core, conn, &bytes)) > 0) {
+        ssize_t n = dcommi_sys_send(conn->fd, bytes, len, MSG_NOSIGNAL);
+        if (n > 0) {
+            dcommi_rdv_sent(conn, (size_t)n);
+        } else {
+            if (!dcommi_sys_later()) {
+                dcommi_rdv_lost(&s->core, conn, now);
+            }
+            return;
+        }
+    }
+    if (conn->state == DCOMMI_RDV_FAREWELL) {
+        dcommi_sys_shutdown(conn->fd, SHUT_WR); /* we read on: a reset would lose our output */
+    }
+}
+/* Return true if the thread should go on. After an announced failure it goes on for a while, to
+ * tell the ranks that still come. */
+static bool dcommi_rdv_server_goes_on(dcommi_rdv_server *s, double now)
+{
+    bool tells = s->core.announced && now < s->retired_at + DCOMMI_RDV_TELL_S;
+    bool leaves = s->retired && !tells;
+    if (s->core.ready || leaves) {
+        dcommi_rdv_stop_listening(s);
+    }
+    if (s->retired && !s->core.ready) {
+        dcommi_rdv_poison(&s->core, now, DCOMM_ERR_PEER,
+                          "the rank that serves the rendezvous gave up");
+    }
+    return !dcommi_rdv_finished(&s->core) && (!leaves || dcommi_rdv_attended(&s->core));
+}
+/* Log the news and wait for input, both without the lock. */
+static void dcommi_rdv_server_poll(dcommi_rdv_server *s, size_t n, double wait)
+{
+    char news[sizeof s->core.news];
+    memcpy(news, s->core.news, sizeof news);
+    s->core.news[0] = '\0';
+    pthread_mutex_unlock(&dcommi_rdv_lock);
+    if (news[0] != '\0') {
+        dcommi_log(DCOMMI_LOG_WARN, "%s", news);
+    }
+    dcommi_sys_poll(s->polls, n, wait > 0 ? (int)(wait * 1000) + 1 : 0);
+    pthread_mutex_lock(&dcommi_rdv_lock);
+}
+static bool dcommi_rdv_server_turn(dcommi_rdv_server *s, uint8_t *buf, size_t max)
+{
+    dcommi_rdv_core *c = &s->core;
+    double now = dcommi_now();
+    double next = dcommi_rdv_tick(c, now);
+    dcommi_rdv_sweep(c, dcommi_rdv_close_fd);
+    if (!dcommi_rdv_server_goes_on(s, now) ||
+        dcommi_grow((void **)&s->polls, &s->polls_capacity, c->nconns + 2, sizeof *s->polls) < 0) {
+        return false;
+    }
+    bool accepts = s->listen_fd >= 0 && now >= s->refuse_until;
+    size_t n = c->nconns;
+    s->polls[0] = (struct pollfd){.fd = s->wake_fd, .events = POLLIN};
+    s->polls[1] = (struct pollfd){.fd = accepts ? s->listen_fd : -1, .events = POLLIN};
+    for (size_t i = 0; i < n; i++) {
+        /* Poll a rank that waits for hang-ups only. */
+        short events = dcommi_rdv_wants_input(c->conns[i]) ? POLLIN : POLLRDHUP;
+        if (dcommi_rdv_output_pending(c->conns[i])) {
+            events |= POLLOUT;
+        }
+        s->polls[i + 2] = (struct pollfd){.fd = c->conns[i]->fd, .events = events};
+    }
+    double wait = next - now;
+    if (s->listen_fd >= 0 && !accepts) {
+        wait = 0.1;
+    }
+    if (s->retired && c->announced && wait > 0.5) {
+        wait = 0.5; /* to notice the end of DCOMMI_RDV_TELL_S */
+    }
+    dcommi_rdv_server_poll(s, n + 2, wait);
+    now = dcommi_now();
+    if (s->polls[0].revents != 0) {
+        uint64_t count;
+        (void)!dcommi_sys_read(s->wake_fd, &count, sizeof count);
+    }
+    for (size_t i = 0; i < n; i++) {
+        dcommi_rdv_conn *conn = c->conns[i];
+        short got = s->polls[i + 2].revents;
+        if (conn->state == DCOMMI_RDV_GONE || got == 0) {
+            continue;
+        }
+        if (dcommi_rdv_wants_input(conn)) {
+            dcommi_rdv_receive(s, conn, buf, max, now);
+        } else if ((got & (POLLERR | POLLHUP | POLLRDHUP)) != 0) {
+            dcommi_rdv_lost(c, conn, now);
+        }
+    }
+    if (s->polls[1].revents != 0) {
+        dcommi_rdv_accept_all(s, now);
+    }
+    for (size_t i = 0; i < c->nconns; i++) {
+        if (c->conns[i]->state != DCOMMI_RDV_GONE && dcommi_rdv_output_pending(c->conns[i])) {
+            dcommi_rdv_transmit(s, c->conns[i], now);
+        }
+    }
+    return true;
+}
+static void *dcommi_rdv_server_main(void *argument)
+{
+    dcommi_rdv_server *s = argument;
+    pthread_mutex_lock(&dcommi_rdv_lock);
+    s->thread = (pid_t)syscall(SYS_gettid);
+    while (dcommi_rdv_server_turn(s, s->buf, DCOMMI_RDV_CHUNK)) {
+    }
+    dcommi_rdv_shut(s);
+    s->ended = true;
+    pthread_cond_broadcast(&dcommi_rdv_changed);
+    pthread_mutex_unlock(&dcommi_rdv_lock);
+    return NULL;
+}
+/* Make the thread look at what was changed. The caller holds dcommi_rdv_lock. */
+static void dcommi_rdv_server_wake(dcommi_rdv_server *s)
+{
+    const uint64_t one = 1;
+    (void)!dcommi_sys_write(s->wake_fd, &one, sizeof one);
+}
+/* Drop the owner's reference. The server ends when all other ranks know the outcome. Wait at most
+ * `patience` seconds for that, because the process may end next and would cut them off. */
+static void dcommi_rdv_server_retire(dcommi_rdv_server *s, double patience)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    int64_t ns = until.tv_nsec + (int64_t)(patience * 1e9);
+    until.tv_sec += (time_t)(ns / 1000000000);
+    until.tv_nsec = (long)(ns % 1000000000);
+    pthread_mutex_lock(&dcommi_rdv_lock);
+    s->retired = true;
+    s->retired_at = dcommi_now();
+    dcommi_rdv_server_wake(s);
+    while (!s->ended &&
+           pthread_cond_timedwait(&dcommi_rdv_changed, &dcommi_rdv_lock, &until) == 0) {
+    }
+    s->refs--;
+    dcommi_rdv_reap(true);
+    pthread_mutex_unlock(&dcommi_rdv_lock);
+}
+/* Find this process's server with this key and port. Take a reference. Return NULL if none. */
+static dcommi_rdv_server *dcommi_rdv_server_find(const uint8_t key[DCOMMI_RDV_KEY], uint16_t port)
+{
+    pthread_mutex_lock(&dcommi_rdv_lock);
+    dcommi_rdv_server *s = dcommi_rdv_servers;
+    while (s != NULL && (s->ended || s->port != port || memcmp(s->key, key, DCOMMI_RDV_KEY) != 0)) {
+        s = s->next;
+    }
+    if (s != NULL) {
+        s->refs++;
+    }
+    pthread_mutex_unlock(&dcommi_rdv_lock);
+    return s;
+}
+/* Drop the reference of dcommi_rdv_server_find. */
+static void dcommi_rdv_server_forget(dcommi_rdv_server *s)
+{
+    pthread_mutex_lock(&dcommi_rdv_lock);
+    s->refs--;
+    pthread_mutex_unlock(&dcommi_rdv_lock);
+}
+/* Serve at the address `on`, or, if it is NULL, at every address and `port` (0: any port).
+ * *server_p is the owner's reference, for dcommi_rdv_server_retire or dcommi_rdv_server_forget. On
+ * failure errno tells the reason. */
+static dcomm_status dcommi_rdv_server_start(const dcommi_addr *on, uint16_t port,
+                                            const uint8_t key[DCOMMI_RDV_KEY], uint32_t generation,
+                                            const char *job, dcommi_rdv_server **server_p)
+{
+    static pthread_once_t watched = PTHREAD_ONCE_INIT;
+    pthread_once(&watched, dcommi_rdv_watch_forks);
+    dcommi_rdv_server *s = dcommi_alloc(sizeof *s);
+    uint8_t *buf = dcommi_alloc(DCOMMI_RDV_CHUNK);
+    if (s == NULL || buf == NULL) {
+        dcommi_free(s);
+        dcommi_free(buf);
+        errno = ENOMEM;
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    s->refs = 1;
+    s->buf = buf;
+    memcpy(s->key, key, DCOMMI_RDV_KEY);
+    s->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    s->listen_fd = on != NULL ? dcommi_sock_listen(on, false) : dcommi_sock_listen_any(port);
+    socklen_t len = sizeof s->self;
+    if (s->wake_fd < 0 || s->listen_fd < 0 || getsockname(s->listen_fd, &s->self.any, &len) != 0) {
+        int saved = errno;
+        dcommi_rdv_server_free(s);
+        errno = saved;
+        return dcommi_fail(DCOMM_ERR_SYSTEM,
+                           "this process cannot serve the rendezvous on port %u: %s", port,
+                           strerror(saved));
+    }
+    bool v4 = s->self.any.sa_family == AF_INET;
+    s->port = ntohs(v4 ? s->self.v4.sin_port : s->self.v6.sin6_port);
+    if (on == NULL) {
+        /* IPv4 is always there, and it reaches a socket of both families too. */
+        dcommi_addr_literal("127.0.0.1", s->port, &s->self);
+    }
+    dcommi_rdv_core_begin(&s->core, key, generation, job);
+    sigset_t all, before;
+    pthread_t thread;
+    pthread_attr_t detached;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_attr_init(&detached);
+    pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+    pthread_mutex_lock(&dcommi_rdv_lock);
+    dcommi_rdv_reap(false);
+    int rc = pthread_create(&thread, &detached, dcommi_rdv_server_main, s);
+    if (rc == 0) {
+        s->next = dcommi_rdv_servers;
+        dcommi_rdv_servers = s;
+    }
+    pthread_mutex_unlock(&dcommi_rdv_lock);
+    pthread_attr_destroy(&detached);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (rc != 0) {
+        dcommi_rdv_server_free(s);
+        errno = rc;
+        return dcommi_fail(DCOMM_ERR_SYSTEM,
+                           "this process cannot start the thread of the rendezvous: %s",
+                           strerror(rc));
+    }
+    *server_p = s;
+    return DCOMM_OK;
+}
+static void dcommi_id_key(const dcommi_id_parts *parts, uint8_t key[DCOMMI_RDV_KEY])
+{
+    dcommi_rdv_key_of(parts->secret, sizeof parts->secret, key);
+}
+/* Create an id and serve it. The server has no owner until a boot of this process adopts it. */
+DCOMM_API dcomm_status dcomm_id_create(dcomm_id *id)
+{
+    DCOMMI_NEED(id);
+    memset(id, 0, sizeof *id);
+    dcommi_id_parts parts = {0};
+    uint8_t key[DCOMMI_RDV_KEY];
+    DCOMMI_TRY(dcommi_random_bytes(parts.secret, sizeof parts.secret));
+    dcommi_id_key(&parts, key);
+    const char *iface = dcommi_env("DCOMM_IFACE");
+    parts.naddrs = dcommi_addr_mine(iface, parts.addrs, DCOMMI_ID_ADDRS);
+    if (parts.naddrs == 0) {
+        return dcommi_fail(iface != NULL ? DCOMM_ERR_INVALID : DCOMM_ERR_SYSTEM,
+                           "this host has no address that other ranks could reach%s%s",
+                           iface != NULL ? ": no interface is up with the name DCOMM_IFACE=" : "",
+                           iface != NULL ? iface : "");
+    }
+    dcommi_rdv_server *server = NULL;
+    DCOMMI_TRY(dcommi_rdv_server_start(NULL, 0, key, 0, "", &server));
+    parts.port = server->port;
+    dcommi_id_format(&parts, id);
+    dcommi_rdv_server_forget(server);
+    return DCOMM_OK;
+}
+/* Say in *target where an id is served. Return its server, with a reference, if it is one of this
+ * process. */
+static dcommi_rdv_server *dcommi_id_target(const dcommi_id_parts *parts,
+                                           const uint8_t key[DCOMMI_RDV_KEY],
+                                           dcommi_rdv_target *target)
+{
+    *target =
+        (dcommi_rdv_target){.port = parts->port, .exists = true, .secret_hint = "the dcomm_id"};
+    dcommi_rdv_server *server = dcommi_rdv_server_find(key, parts->port);
+    if (server != NULL) {
+        target->addrs[target->naddrs++] = server->self;
+    }
+    for (int i = 0; i < parts->naddrs && target->naddrs < DCOMMI_SOCK_ADDRS; i++) {
+        target->addrs[target->naddrs++] = parts->addrs[i];
+    }
+    return server;
+}
+/* ---- text ---- */
+static void dcommi_id_hex(const dcomm_id *id, char text[2 * DCOMM_ID_BYTES + 1])
+{
+    for (int i = 0; i < DCOMM_ID_BYTES; i++) {
+        snprintf(text + (size_t)2 * (size_t)i, 3, "%02x", id->bytes[i]);
+    }
+}
+static bool dcommi_id_unhex(const char *text, dcomm_id *id)
+{
+    for (size_t i = 0; i < DCOMM_ID_BYTES; i++) {
+        unsigned byte = 0;
+        for (size_t k = 2 * i; k < 2 * i + 2; k++) {
+            char c = text[k];
+            if (!((c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'))) {
+                return false;
+            }
+            byte = byte << 4 | (unsigned)(c <= '9' ? c - '0' : c - 'a' + 10);
+        }
+        id->bytes[i] = (uint8_t)byte;
+    }
+    return text[(size_t)2 * DCOMM_ID_BYTES] == '\0';
+}
+#define DCOMMI_JOIN_FILE_BYTES (2 * DCOMM_ID_BYTES + 1) /* with the end of the line */
+static dcomm_status dcommi_join_file_failed(const char *path, const char *what)
+{
+    return dcommi_fail(DCOMM_ERR_SYSTEM, "cannot %s DCOMM_JOIN_FILE=\"%.200s\": %s", what, path,
+                       strerror(errno));
+}
+/* Write the id, for this user alone. A reader sees the old content or the new one. */
+static dcomm_status dcommi_join_file_write(const char *path, const dcomm_id *id)
+{
+    char text[DCOMMI_JOIN_FILE_BYTES + 1], temporary[4096];
+    dcommi_id_hex(id, text);
+    text[DCOMMI_JOIN_FILE_BYTES - 1] = '\n';
+    if (snprintf(temporary, sizeof temporary, "%s.%d", path, (int)getpid()) >=
+        (int)sizeof temporary) {
+        errno = ENAMETOOLONG;
+        return dcommi_join_file_failed(path, "write");
+    }
+    dcommi_sys_unlink(temporary); /* of an earlier process of this number */
+    const int fd =
+        openat(AT_FDCWD, temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    const bool written =
+        fd >= 0 && dcommi_sys_write(fd, text, DCOMMI_JOIN_FILE_BYTES) == DCOMMI_JOIN_FILE_BYTES;
+    dcommi_sys_close(fd);
+    if (written && dcommi_sys_rename(temporary, path) == 0) {
+        return DCOMM_OK;
+    }
+    dcomm_status status = dcommi_join_file_failed(path, "write");
+    if (fd >= 0) {
+        dcommi_sys_unlink(temporary);
+    }
+    return status;
+}
+/* Read the id. Return DCOMM_ERR_RENDEZVOUS, with a sentence, if the file holds none yet. */
+static dcomm_status dcommi_join_file_read(const char *path, dcomm_id *id)
+{
+    char text[DCOMMI_JOIN_FILE_BYTES + 1];
+    const ssize_t n = dcommi_sys_load(path, text, sizeof text);
+    if (n < 0 && errno != ENOENT) {
+        return dcommi_join_file_failed(path, "read");
+    }
+    if (n == DCOMMI_JOIN_FILE_BYTES && text[n - 1] == '\n') {
+        text[n - 1] = '\0';
+        if (dcommi_id_unhex(text, id)) {
+            return DCOMM_OK;
+        }
+    }
+    return dcommi_fail(DCOMM_ERR_RENDEZVOUS, "DCOMM_JOIN_FILE=\"%.200s\" %s", path,
+                       n < 0 ? "is not there" : "holds no id");
+}
+#define DCOMMI_LOBBY_CLOSE_S 0.5 /* seconds for newcomers to read that nothing grows any more */
+typedef struct dcommi_lobby {
+    struct dcommi_lobby *next; /* of the context */
+    dcomm_id id;
+    dcommi_id_parts parts;
+    uint8_t key[DCOMMI_RDV_KEY];
+    dcommi_rdv_server *server;
+    bool filed; /* the id was made for DCOMM_JOIN_FILE */
+} dcommi_lobby;
+/* ---- open and close ---- */
+/* Open the lobby of an id of this process. */
+static dcomm_status dcommi_lobby_open(const dcomm_id *id, dcommi_lobby **lobby_p)
+{
+    dcommi_id_parts parts;
+    DCOMMI_TRY(dcommi_id_parse(id, &parts));
+    dcommi_lobby *lobby = dcommi_alloc(sizeof *lobby);
+    if (lobby == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    lobby->id = *id;
+    lobby->parts = parts;
+    dcommi_id_key(&parts, lobby->key);
+    lobby->server = dcommi_rdv_server_find(lobby->key, parts.port);
+    bool used = false;
+    if (lobby->server != NULL) {
+        pthread_mutex_lock(&dcommi_rdv_lock);
+        used = lobby->server->core.size != 0;
+        lobby->server->core.lobby = !used;
+        pthread_mutex_unlock(&dcommi_rdv_lock);
+    }
+    if (lobby->server == NULL || used) {
+        if (used) {
+            dcommi_rdv_server_forget(lobby->server);
+        }
+        dcommi_free(lobby);
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           used ? "the id has served the creation of a communicator; grow takes "
+                                  "one of its own"
+                                : "the id is not of this process: rank 0 itself must call "
+                                  "dcomm_id_create");
+    }
+    *lobby_p = lobby;
+    return DCOMM_OK;
+}
+/* Return the lobby of an id; of NULL: that of DCOMM_JOIN_FILE, where its id is written. Open it if
+ * it is not in the list. The list's owner holds its lock. */
+static dcomm_status dcommi_lobby_of(dcommi_lobby **list, const dcomm_id *id, dcommi_lobby **lobby_p)
+{
+    const char *path = dcommi_env("DCOMM_JOIN_FILE");
+    dcommi_lobby *lobby = *list;
+    dcomm_id made;
+    if (id == NULL && path == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "id is NULL on rank 0, and DCOMM_JOIN_FILE names no file to write an id "
+                           "to");
+    }
+    while (lobby != NULL &&
+           (id != NULL ? memcmp(&lobby->id, id, sizeof *id) != 0 : !lobby->filed)) {
+        lobby = lobby->next;
+    }
+    if (lobby == NULL) {
+        DCOMMI_TRY(id == NULL ? dcomm_id_create(&made) : DCOMM_OK);
+        DCOMMI_TRY(dcommi_lobby_open(id != NULL ? id : &made, &lobby));
+        lobby->filed = id == NULL;
+        lobby->next = *list;
+        *list = lobby;
+    }
+    *lobby_p = lobby;
+    return id == NULL ? dcommi_join_file_write(path, &lobby->id) : DCOMM_OK;
+}
+static void dcommi_lobbies_close(dcommi_lobby **list)
+{
+    while (*list != NULL) {
+        dcommi_lobby *lobby = *list;
+        *list = lobby->next;
+        dcommi_rdv_server_retire(lobby->server, DCOMMI_LOBBY_CLOSE_S);
+        dcommi_free(lobby);
+    }
+}
+/* ---- attempts ---- */
+/* Return how many newcomers wait. */
+static int dcommi_lobby_waiting(dcommi_lobby *lobby)
+{
+    pthread_mutex_lock(&dcommi_rdv_lock);
+    const uint32_t n = dcommi_rdv_parked(&lobby->server->core);
+    pthread_mutex_unlock(&dcommi_rdv_lock);
+    return n < DCOMMI_RDV_SIZE_MAX ? (int)n : DCOMMI_RDV_SIZE_MAX;
+}
+/* An attempt to create the communicator with newcomers. */
+typedef struct dcommi_attempt {
+    uint32_t number;
+    int newcomers;
+    dcomm_id id; /* of its rendezvous, which rank 0's boot adopts */
+} dcommi_attempt;
+/* End an attempt's rendezvous that no boot has adopted. */
+static void dcommi_attempt_forget(const dcomm_id *id)
+{
+    dcommi_id_parts parts;
+    uint8_t key[DCOMMI_RDV_KEY];
+    if (dcommi_id_parse(id, &parts) == DCOMM_OK) {
+        dcommi_id_key(&parts, key);
+        dcommi_rdv_server *server = dcommi_rdv_server_find(key, parts.port);
+        if (server != NULL) {
+            dcommi_rdv_server_retire(server, 0);
+        }
+    }
+}
+/* Begin an attempt of `timeout_s` with up to `most` of the newcomers that wait, who follow `old`
+ * ranks. */
+static dcomm_status dcommi_attempt_begin(dcommi_lobby *lobby, int old, int most, double timeout_s,
+                                         dcommi_attempt *attempt)
+{
+    dcommi_rdv_invitation invitation = {.timeout_ms = timeout_s < 4e6 ? (uint32_t)(timeout_s * 1000)
+                                                                      : UINT32_MAX};
+    dcommi_id_parts parts = lobby->parts;
+    uint8_t secret[DCOMMI_RDV_TAG], key[DCOMMI_RDV_KEY];
+    dcommi_rdv_server *server = NULL;
+    DCOMMI_TRY(dcommi_random_bytes(invitation.nonce, sizeof invitation.nonce));
+    dcommi_rdv_attempt_secret(lobby->key, invitation.nonce, secret);
+    memcpy(parts.secret, secret, sizeof parts.secret);
+    dcommi_id_key(&parts, key);
+    DCOMMI_TRY(dcommi_rdv_server_start(NULL, 0, key, 0, "", &server));
+    parts.port = invitation.port = server->port;
+    dcommi_rdv_server_forget(server);
+    dcommi_id_format(&parts, &attempt->id);
+    pthread_mutex_lock(&dcommi_rdv_lock);
+    attempt->newcomers =
+        (int)dcommi_rdv_invite(&lobby->server->core, (uint32_t)most, &invitation, (uint32_t)old);
+    attempt->number = invitation.attempt;
+    dcommi_rdv_server_wake(lobby->server);
+    pthread_mutex_unlock(&dcommi_rdv_lock);
+    if (attempt->newcomers == 0) {
+        dcommi_attempt_forget(&attempt->id);
+    }
+    return DCOMM_OK;
+}
+static dcommi_rdv_guests dcommi_attempt_guests(dcommi_lobby *lobby, const dcommi_attempt *attempt)
+{
+    pthread_mutex_lock(&dcommi_rdv_lock);
+    const dcommi_rdv_guests guests = dcommi_rdv_guests_of(&lobby->server->core, attempt->number);
+    pthread_mutex_unlock(&dcommi_rdv_lock);
+    return guests;
+}
+/* End an attempt, as dcommi_rdv_end_attempt does. */
+static void dcommi_attempt_end(dcommi_lobby *lobby, const dcommi_attempt *attempt, bool succeeded,
+                               bool pardoned)
+{
+    pthread_mutex_lock(&dcommi_rdv_lock);
+    dcommi_rdv_end_attempt(&lobby->server->core, attempt->number, succeeded, pardoned,
+                           dcommi_now());
+    dcommi_rdv_server_wake(lobby->server);
+    pthread_mutex_unlock(&dcommi_rdv_lock);
+}
 #define DCOMMI_CLOSE_S 1.0         /* seconds that a context waits for its last messages to leave */
 #define DCOMMI_FAILED_CLOSE_S 0.01 /* the same if its last communicator had failed */
 /* ---- contexts ---- */
@@ -39857,6 +42162,7 @@ static dcomm_status dcommi_context_release(dcomm_context *context)
         atomic_store_explicit(&context->stop, 1, memory_order_release);
         pthread_join(context->thread, NULL);
     }
+    dcommi_lobbies_close(&context->lobbies);
     while (context->strays != NULL) {
         dcommi_stray *stray = context->strays;
         context->strays = stray->next;
@@ -39917,6 +42223,22 @@ static dcomm_comm *dcommi_comm_new(dcomm_context *context)
     }
     return comm;
 }
+/* Free all that depends on which ranks a communicator has. */
+static void dcommi_comm_unman(dcomm_comm *comm)
+{
+    dcommi_cache_clear(comm);
+    dcommi_agreements_free(comm);
+    for (int r = 0; comm->members != NULL && r < comm->size; r++) {
+        dcommi_free(comm->members[r].hostname);
+    }
+    dcommi_free(comm->members);
+    dcommi_groups_free(&comm->groups);
+    dcommi_free(comm->chooser);
+    dcommi_free(comm->places);
+    comm->members = NULL;
+    comm->chooser = NULL;
+    comm->places = NULL;
+}
 static void dcommi_comm_free(dcomm_comm *comm)
 {
     dcommi_coded_free_all(comm);
@@ -39926,21 +42248,14 @@ static void dcommi_comm_free(dcomm_comm *comm)
         dcommi_free(run->memory);
         dcommi_free(run);
     }
-    dcommi_cache_clear(comm);
     dcommi_refusals_free(comm);
-    dcommi_agreements_free(comm);
     dcommi_free(comm->scratch);
     dcommi_free(comm->bcast);
-    for (int r = 0; comm->members != NULL && r < comm->size; r++) {
-        dcommi_free(comm->members[r].hostname);
-    }
-    dcommi_free(comm->members);
-    dcommi_groups_free(&comm->groups);
-    dcommi_free(comm->chooser);
+    dcommi_free(comm->growing);
+    dcommi_comm_unman(comm);
     if (comm->context != NULL) {
         dcommi_context_unhold(comm->context);
     }
-    dcommi_free(comm->places);
     dcommi_free(comm->names[0]);
     dcommi_free(comm->names[1]);
     dcommi_free(comm);
@@ -45911,6 +48226,18 @@ DCOMM_API dcomm_status dcomm_group_end(void)
  * With a list of the caller's, these ranks count as certainly dead, in an agreement of its own. */
 /* ==== include/dcomm/impl/comm/derive.h ===================================================== */
 /* derive.h - communicators made from the ranks of another one. */
+/* Take over the settings of another communicator. */
+static void dcommi_comm_inherit(dcomm_comm *comm, const dcomm_comm *parent, int quorum)
+{
+    comm->timeout_s = parent->timeout_s;
+    comm->liveness_s = parent->liveness_s;
+    comm->chunk_bytes = parent->chunk_bytes;
+    comm->deterministic = parent->deterministic;
+    comm->connections = parent->connections;
+    comm->quorum = quorum;
+    comm->on_error = parent->on_error;
+    memcpy(comm->algo, parent->algo, sizeof comm->algo);
+}
 /* Make a communicator of some ranks of `parent`, in the order given. Every one of them derives the
  * same id from the parent's and `salt`. The engine does not see it yet. */
 static dcomm_status dcommi_comm_make(const dcomm_comm *parent, const int *ranks, int size,
@@ -45923,16 +48250,9 @@ static dcomm_status dcommi_comm_make(const dcomm_comm *parent, const int *ranks,
     comm->id = dcommi_mix(parent->id, salt);
     comm->size = size;
     comm->rank = -1;
-    comm->timeout_s = parent->timeout_s;
-    comm->liveness_s = parent->liveness_s;
-    comm->chunk_bytes = parent->chunk_bytes;
-    comm->deterministic = parent->deterministic;
-    comm->connections = parent->connections;
-    comm->quorum = quorum;
-    comm->on_error = parent->on_error;
+    dcommi_comm_inherit(comm, parent, quorum);
     comm->device_ucx = parent->device_ucx;
     comm->all_connected = parent->all_connected;
-    memcpy(comm->algo, parent->algo, sizeof comm->algo);
     comm->members = dcommi_calloc((size_t)size, sizeof *comm->members);
     comm->groups = dcommi_groups_restrict(parent->groups, ranks, size);
     comm->places = dcommi_calloc((size_t)size, sizeof *comm->places);
@@ -46447,6 +48767,24 @@ static dcomm_status dcommi_agreement_outcast(const dcommi_agreement *g, const ch
                        "%s: this rank, %d, counts as failed: the others have agreed on that", what,
                        g->comm->rank);
 }
+/* ---- parts of a new communicator ---- */
+/* Return the word by which a rank says that it has its part, or why not. Of all that have none, the
+ * lowest rank's is the decision's. */
+static uint64_t dcommi_agreement_word(const dcommi_agreement *g)
+{
+    return g->status < 0 ? (uint64_t)g->comm->rank << 8 | (uint64_t)-g->status : UINT64_MAX;
+}
+/* Read the word of a decision: do all ranks have their part of `what`? */
+static dcomm_status dcommi_agreement_parts(uint64_t word, const char *what)
+{
+    const int status = (int)(word & 0xff);
+    return word == UINT64_MAX
+               ? DCOMM_OK
+               : dcommi_fail(status <= -DCOMMI_STATUS_LAST ? (dcomm_status)-status
+                                                           : DCOMM_ERR_CORRUPT,
+                             "rank %d could not make its part of the %s: %s", (int)(word >> 8),
+                             what, dcomm_strerror((dcomm_status)-status));
+}
 /* ---- agree ---- */
 /* Return how a caller's decision stands. With the token. */
 static dcomm_status dcommi_agreement_status(dcommi_agreement *g, const char *what)
@@ -46552,7 +48890,7 @@ static bool dcommi_member_failed(const void *of, size_t rank)
     bool failed = m->peer >= 0 && (m->gone || comm->context->peers[m->peer].lost);
     for (const dcommi_agreement *g = comm->agreements; g != NULL; g = g->next) {
         failed =
-            failed || (g->key <= DCOMMI_AGREE_SHRINK &&
+            failed || (g->key <= DCOMMI_AGREE_GROW &&
                        dcommi_bit(dcommi_agree_look(g->agree, DCOMMI_AGREE_FAILED), (int)rank));
     }
     return failed;
@@ -46587,22 +48925,6 @@ static dcomm_status dcommi_shrink_make(dcommi_agreement *g)
     dcommi_free(ranks);
     return status;
 }
-/* Return the word that confirms a list: of all that have none, the lowest is the decision's. */
-static uint64_t dcommi_shrink_word(const dcommi_agreement *g)
-{
-    return g->status < 0 ? (uint64_t)g->comm->rank << 8 | (uint64_t)-g->status : UINT64_MAX;
-}
-/* Read the word of a confirmed list. */
-static dcomm_status dcommi_shrink_confirmed(uint64_t word)
-{
-    const int status = (int)(word & 0xff);
-    return word == UINT64_MAX
-               ? DCOMM_OK
-               : dcommi_fail(status <= -DCOMMI_STATUS_LAST ? (dcomm_status)-status
-                                                           : DCOMM_ERR_CORRUPT,
-                             "rank %d could not make its part of the shrunk communicator: %s",
-                             (int)(word >> 8), dcomm_strerror((dcomm_status)-status));
-}
 /* Check the caller's list against the agreed one: a rank that the caller wants must be alive. */
 static dcomm_status dcommi_shrink_wanted(const dcommi_agreement *g, const uint64_t *excluded)
 {
@@ -46626,7 +48948,7 @@ static dcomm_status dcommi_shrink_agree(dcommi_agreement *g, const uint64_t *exc
     const double until = dcommi_now() + g->comm->timeout_s;
     const size_t bytes = (size_t)g->agree->nwords * sizeof(uint64_t);
     for (;;) {
-        DCOMMI_TRY(dcommi_agreement_reach(g, "shrink", dcommi_shrink_word(g), until));
+        DCOMMI_TRY(dcommi_agreement_reach(g, "shrink", dcommi_agreement_word(g), until));
         dcommi_token_take(g->comm->context);
         const uint64_t *last = dcommi_agree_look(g->agree, DCOMMI_AGREE_LAST);
         const uint64_t word = g->agree->last;
@@ -46636,7 +48958,7 @@ static dcomm_status dcommi_shrink_agree(dcommi_agreement *g, const uint64_t *exc
         g->listed = !confirmed;
         if (confirmed) {
             g->status = DCOMM_OK;
-            dcomm_status status = dcommi_shrink_confirmed(word);
+            dcomm_status status = dcommi_agreement_parts(word, "shrunk communicator");
             if (status < 0) {
                 dcommi_agreement_drop_part(g);
             }
@@ -48847,8 +51169,152 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
     return dcommi_comm_tune(comm, tuning);
 }
 /* ==== include/dcomm/impl/comm/create.h ===================================================== */
-/* create.h - create a communicator over a rendezvous: settings, the steps in order, the public
- * calls. */
+/* create.h - create a communicator: settings, and the public calls. */
+/* ==== include/dcomm/impl/comm/join.h ======================================================= */
+/* join.h - create this rank's communicator by joining one that grows. */
+/* ==== include/dcomm/impl/boot/newcomer.h =================================================== */
+/* newcomer.h - a process that joins a communicator that grows: it waits at the id's rendezvous, and
+ * is told where the ranks create the communicator. */
+#define DCOMMI_NEWCOMER_RETRY_S 0.05 /* seconds between looks at DCOMM_JOIN_FILE */
+typedef struct dcommi_newcomer {
+    dcomm_id id;      /* the caller's; zero: the one in `path` */
+    const char *path; /* NULL: none */
+    dcommi_id_parts parts;
+    dcommi_rdv_client client; /* client.timeout_s: from the start, and from each invitation on */
+    double until;
+    uint32_t attempt; /* the invitation that this rank has accepted; 0: none */
+} dcommi_newcomer;
+/* An attempt to create the communicator. */
+typedef struct dcommi_newcomer_place {
+    dcomm_id id;
+    int rank, size;
+    double timeout_s;
+} dcommi_newcomer_place;
+static dcomm_status dcommi_newcomer_begin(dcommi_newcomer *n, const dcomm_id *id, double timeout_s,
+                                          const _Atomic int *cancel)
+{
+    static const dcomm_id zero;
+    *n = (dcommi_newcomer){
+        .client = {.fd = -1, .rank = DCOMMI_RDV_NEWCOMER, .timeout_s = timeout_s, .cancel = cancel},
+        .until = dcommi_now() + timeout_s};
+    if (id != NULL && memcmp(id, &zero, sizeof zero) != 0) {
+        n->id = *id;
+        return dcommi_id_parse(id, &n->parts);
+    }
+    n->path = dcommi_env("DCOMM_JOIN_FILE");
+    return n->path != NULL ? DCOMM_OK
+                           : dcommi_fail(DCOMM_ERR_INVALID,
+                                         "opts.boot is DCOMM_BOOT_JOIN, but opts.id is empty and "
+                                         "DCOMM_JOIN_FILE names no file with an id");
+}
+/* Connect with the rank 0 that serves the id. */
+static dcomm_status dcommi_newcomer_connect(dcommi_newcomer *n)
+{
+    uint8_t key[DCOMMI_RDV_KEY];
+    dcommi_rdv_target target;
+    if (n->path != NULL) {
+        DCOMMI_TRY(dcommi_join_file_read(n->path, &n->id));
+        DCOMMI_TRY(dcommi_id_parse(&n->id, &n->parts));
+    }
+    dcommi_id_key(&n->parts, key);
+    dcommi_rdv_server *server = dcommi_id_target(&n->parts, key, &target);
+    if (server != NULL) {
+        dcommi_rdv_server_forget(server);
+    }
+    const double timeout_s = n->client.timeout_s, left = n->until - dcommi_now();
+    n->client.timeout_s = left > 0 ? left : 0;
+    dcomm_status status = dcommi_rdv_connect(&n->client, &target, key, 0);
+    n->client.timeout_s = timeout_s;
+    return status;
+}
+/* Say that the attempt is over here. The server notices by itself if we cannot. */
+static void dcommi_newcomer_report(dcommi_newcomer *n)
+{
+    uint8_t payload[DCOMMI_RDV_REPORT_LEN];
+    uint8_t frame[DCOMMI_RDV_HEADER + DCOMMI_RDV_REPORT_LEN + DCOMMI_RDV_TAG];
+    dcommi_put32(payload, n->attempt);
+    dcommi_rdv_put_tagged(frame, DCOMMI_RDV_REPORT, n->client.out_seq++, payload, sizeof payload,
+                          n->client.keys.client);
+    (void)!dcommi_sys_send(n->client.fd, frame, sizeof frame, MSG_NOSIGNAL);
+}
+/* Wait for an invitation (DCOMM_IN_PROGRESS) or, after an attempt, for its success (DCOMM_OK). */
+static dcomm_status dcommi_newcomer_hear(dcommi_newcomer *n, dcommi_newcomer_place *place)
+{
+    dcommi_rdv_frame frame = {0};
+    dcommi_rdv_header h;
+    dcommi_rdv_invitation i = {0};
+    uint8_t secret[DCOMMI_RDV_TAG];
+    dcomm_status status = dcommi_rdv_next(&n->client, DCOMMI_RDV_INVITE, n->until, &h, &frame);
+    if (status == DCOMM_OK &&
+        (h.type == DCOMMI_RDV_INVITE
+             ? !dcommi_rdv_get_invitation(frame.bytes + DCOMMI_RDV_HEADER, h.length, &i)
+             : n->attempt == 0)) {
+        status = dcommi_fail(DCOMM_ERR_CORRUPT, "%s received an invitation that makes no sense",
+                             n->client.me);
+    }
+    dcommi_free(frame.bytes);
+    if (status == DCOMM_ERR_TIMEOUT) {
+        return dcommi_fail(status, "no communicator has grown within %.3g s at %s",
+                           n->client.timeout_s, n->client.server);
+    }
+    if (status < 0 || h.type == DCOMMI_RDV_READY) {
+        return status;
+    }
+    dcommi_id_parts parts = n->parts;
+    parts.port = i.port;
+    dcommi_rdv_attempt_secret(n->client.secret, i.nonce, secret);
+    memcpy(parts.secret, secret, sizeof parts.secret);
+    dcommi_id_format(&parts, &place->id);
+    place->rank = (int)i.rank;
+    place->size = (int)i.size;
+    place->timeout_s = i.timeout_ms / 1000.0;
+    n->attempt = i.attempt;
+    n->until = dcommi_now() + n->client.timeout_s;
+    return DCOMM_IN_PROGRESS;
+}
+/* Return true if an id from the file may be out of date: rank 0 has died, or not come yet. */
+static bool dcommi_newcomer_may_retry(const dcommi_newcomer *n, dcomm_status status)
+{
+    return n->path != NULL && (status == DCOMM_ERR_RENDEZVOUS || status == DCOMM_ERR_PEER ||
+                               status == DCOMM_ERR_AUTH || status == DCOMM_ERR_TIMEOUT);
+}
+/* Wait for the next attempt: DCOMM_IN_PROGRESS, and *place says where. DCOMM_OK: the last attempt
+ * has succeeded on all ranks. With an id from a file, wait for a newer one if that has no server.
+ */
+static dcomm_status dcommi_newcomer_next(dcommi_newcomer *n, dcommi_newcomer_place *place)
+{
+    if (n->attempt != 0) {
+        dcommi_newcomer_report(n);
+    }
+    for (;;) {
+        dcomm_status status = n->client.fd >= 0 ? DCOMM_OK : dcommi_newcomer_connect(n);
+        DCOMMI_THEN(status, dcommi_newcomer_hear(n, place));
+        if (status >= 0) {
+            return status;
+        }
+        dcommi_rdv_drop(&n->client);
+        n->attempt = 0;
+        if (!dcommi_newcomer_may_retry(n, status)) {
+            return status;
+        }
+        if (dcommi_now() >= n->until) {
+            char why[DCOMMI_MESSAGE_MAX];
+            memcpy(why, dcommi_message, sizeof why);
+            return dcommi_fail(DCOMM_ERR_TIMEOUT,
+                               "no communicator to join within %.3g s; last attempt: %.600s",
+                               n->client.timeout_s, why);
+        }
+        if (dcommi_sock_pause(DCOMMI_NEWCOMER_RETRY_S, n->client.cancel) < 0) {
+            return dcommi_rdv_cancelled();
+        }
+    }
+}
+static void dcommi_newcomer_end(dcommi_newcomer *n)
+{
+    dcommi_rdv_leave(&n->client);
+}
+/* ==== include/dcomm/impl/comm/found.h ====================================================== */
+/* found.h - found a communicator over a rendezvous: the steps in order. */
 /* ==== include/dcomm/impl/comm/meet.h ======================================================= */
 /* meet.h - the ranks of a new communicator learn where each of them runs, become peers, and
  * connect with those on other hosts. */
@@ -48864,87 +51330,6 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 /* ==== include/dcomm/impl/boot/launcher.h =================================================== */
 /* launcher.h - finds in the environment which launcher started this process: its rank and size,
  * the ranks' meeting place, and their job. */
-/* ==== include/dcomm/impl/boot/job.h ======================================================== */
-/* job.h - the name of a rank's job: the user's word, the launcher's name for the job, or the
- * command line. Ranks of different jobs do not meet, even at the same port. */
-#include <strings.h>
-#define DCOMMI_JOB_COMMAND "command line \"" /* begins the name of a job without another name */
-#define DCOMMI_JOB_SHOWN 110                 /* bytes of each name in a sentence */
-/* Write this process's command line in printable characters. Replace the middle of a long one by a
- * hash. */
-static void dcommi_job_command(char *text, size_t max)
-{
-    enum { LONGEST = 1 << 16, HASH = 24 };
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static uint8_t line[LONGEST]; /* static, so that a job has a name without memory */
-    pthread_mutex_lock(&lock);
-    const ssize_t got = dcommi_sys_load("/proc/self/cmdline", line, LONGEST);
-    size_t n = got > 0 ? (size_t)got : 0;
-    while (n > 0 && line[n - 1] == 0) {
-        n--;
-    }
-    for (size_t i = 0; i < n; i++) {
-        line[i] = line[i] == 0 ? ' ' : line[i];
-    }
-    if (n < max) {
-        dcommi_rdv_printable(line, n, text);
-    } else {
-        size_t half = (max - HASH) / 2;
-        uint8_t digest[DCOMMI_SHA256_BYTES];
-        dcommi_sha256_digest(line, n - half, digest);
-        dcommi_rdv_printable(line, half, text);
-        snprintf(text + half, HASH, "...%016" PRIx64 "...", dcommi_get64(digest));
-        dcommi_rdv_printable(line + n - half, half, text + strlen(text));
-    }
-    pthread_mutex_unlock(&lock);
-}
-/* Return true if position `at` holds a rank's number, as in "--rank=3", "--local-rank 3" or
- * "rank3". */
-static bool dcommi_job_rank_follows(const char *text, size_t at)
-{
-    if (at > 0 && strchr("= _-:", text[at - 1]) != NULL) {
-        at--;
-    }
-    return at >= 4 && strncasecmp(text + at - 4, "rank", 4) == 0;
-}
-/* Return true if rank 0 and another rank have the same job. Their names are then equal, or they
- * are command lines that differ only in the rank's number after "rank". */
-static bool dcommi_job_same(const char *zero, const char *other, uint32_t rank, uint32_t local_rank)
-{
-    size_t command = sizeof DCOMMI_JOB_COMMAND - 1;
-    if (strncmp(zero, DCOMMI_JOB_COMMAND, command) != 0 ||
-        strncmp(other, DCOMMI_JOB_COMMAND, command) != 0) {
-        return strcmp(zero, other) == 0;
-    }
-    size_t a = command, b = command;
-    while (zero[a] != '\0' && other[b] != '\0') {
-        if (zero[a] == '0' && !dcommi_text_digit(zero[a + 1]) && dcommi_text_digit(other[b]) &&
-            dcommi_job_rank_follows(zero, a) && dcommi_job_rank_follows(other, b)) {
-            char *end = NULL;
-            unsigned long n = strtoul(other + b, &end, 10);
-            if (n != 0 && n != rank && n != local_rank) {
-                return false;
-            }
-            a++;
-            b = (size_t)(end - other);
-        } else if (zero[a++] != other[b++]) {
-            return false;
-        }
-    }
-    return zero[a] == other[b];
-}
-/* Write both names, from shortly before their first difference. */
-static void dcommi_job_differ(const char *there, const char *here, char *text, size_t max)
-{
-    size_t at = 0;
-    while (there[at] != '\0' && there[at] == here[at]) {
-        at++;
-    }
-    at = at > DCOMMI_JOB_SHOWN / 2 ? at - DCOMMI_JOB_SHOWN / 2 : 0;
-    const char *cut = at > 0 ? "..." : "";
-    snprintf(text, max, "%s%.*s there, %s%.*s here", cut, DCOMMI_JOB_SHOWN, there + at, cut,
-             DCOMMI_JOB_SHOWN, here + at);
-}
 /* ==== include/dcomm/impl/base/nodelist.h =================================================== */
 /* nodelist.h - reads the first host of Slurm's host list: "n01-ib" of "n[01-03,7]-ib,m2". */
 /* Copy the first host's name into `host`. Return false if `list` is no such list, or if the name
@@ -49634,1605 +52019,6 @@ static dcomm_status dcommi_pmix_share(const char *key, char *mine, char *text, s
     pthread_mutex_unlock(&dcommi_pmix_lock);
     return status;
 }
-/* ==== include/dcomm/impl/boot/rendezvous_client.h ========================================== */
-/* rendezvous_client.h - a rank's side of the rendezvous: connect, authenticate, gather, leave. */
-#define DCOMMI_RDV_ATTEMPT_S 5.0 /* seconds for one handshake */
-#define DCOMMI_RDV_REFUSED_S 0.7 /* fail if nobody has served an id for so many seconds */
-/* Fail if another job or another program has held the port for so many seconds. Rank 0 gives up
- * after DCOMMI_BOOT_PORT_S. */
-#define DCOMMI_RDV_FOREIGN_S 2.5
-/* The possible addresses of the server. */
-typedef struct dcommi_rdv_target {
-    const char *host; /* a name or address, resolved at each attempt; NULL: use `addrs` */
-    uint16_t port;
-    dcommi_addr addrs[DCOMMI_SOCK_ADDRS];
-    int naddrs;
-    bool exists;     /* the server was there before us: do not wait for it to start */
-    const char *job; /* NULL: an id needs none */
-    uint16_t local_rank;
-    const char *secret_hint; /* what the user should compare if the secrets differ */
-} dcommi_rdv_target;
-typedef struct dcommi_rdv_client {
-    int fd;
-    uint32_t rank, size;
-    uint8_t secret[DCOMMI_RDV_KEY]; /* the job's key */
-    dcommi_rdv_keys keys;
-    uint32_t in_seq, out_seq;
-    double timeout_s;
-    const _Atomic int *cancel;
-    dcomm_status over;                  /* the error if the outcome is DCOMMI_RDV_OVER */
-    char server[DCOMMI_SOCK_TEXT + 64]; /* which process serves, and where, for sentences */
-    dcomm_status failed; /* an error: this rank cannot take part, and joins to say why: */
-    char why[DCOMMI_MESSAGE_MAX];
-} dcommi_rdv_client;
-/* The outcome of one attempt. */
-typedef enum dcommi_rdv_outcome {
-    DCOMMI_RDV_IN = 0,  /* joined */
-    DCOMMI_RDV_AGAIN,   /* worth another try */
-    DCOMMI_RDV_REFUSED, /* nobody listens */
-    DCOMMI_RDV_FOREIGN, /* another job meets there */
-    DCOMMI_RDV_ALIEN,   /* another program, which is no dcomm, answers there */
-    DCOMMI_RDV_TAKEN,   /* answer to DCOMMI_RDV_NO_RANK: this job meets there */
-    DCOMMI_RDV_STRANGE, /* the server has another secret */
-    DCOMMI_RDV_OVER     /* an error that ends all attempts */
-} dcommi_rdv_outcome;
-static uint32_t dcommi_rdv_ms(double seconds)
-{
-    /* Tell the server a little less than we wait ourselves: it knows which ranks are missing, so
-     * its error should come first. */
-    double s = seconds > 10 ? seconds - 0.5 : seconds * 0.95;
-    return s <= 0 ? 0 : s > 4e6 ? UINT32_MAX : (uint32_t)(s * 1000);
-}
-static dcomm_status dcommi_rdv_cancelled(void)
-{
-    return dcommi_fail(DCOMM_ERR_ABORTED, "the creation of the communicator was cancelled");
-}
-static dcomm_status dcommi_rdv_reason(const dcommi_rdv_client *c, const uint8_t *payload,
-                                      size_t len)
-{
-    char why[DCOMMI_RDV_REASON_MAX + 1];
-    dcomm_status status = dcommi_rdv_get_reason(payload, len, why);
-    status = status < 0 ? status : DCOMM_ERR_CORRUPT;
-    return dcommi_fail(status, "rank %" PRIu32 " of %" PRIu32 ": %s", c->rank, c->size, why);
-}
-/* Make one handshake on c->fd. */
-static dcommi_rdv_outcome dcommi_rdv_handshake(dcommi_rdv_client *c,
-                                               const uint8_t key[DCOMMI_RDV_KEY],
-                                               const dcommi_rdv_hello *hello, double deadline,
-                                               char *note, size_t note_max)
-{
-    uint8_t challenge[DCOMMI_RDV_CHALLENGE_FRAME], ours[DCOMMI_RDV_HELLO_FRAME];
-    uint8_t answer[DCOMMI_RDV_HEADER + 4 + DCOMMI_RDV_REASON_MAX], nonce[DCOMMI_RDV_NONCE];
-    dcommi_rdv_header h;
-    bool stopped;
-    dcomm_status status =
-        dcommi_sock_read(c->fd, challenge, DCOMMI_RDV_HEADER, deadline, c->cancel);
-    if (status == DCOMM_OK &&
-        (!dcommi_rdv_get_header(challenge, &h) || h.type != DCOMMI_RDV_CHALLENGE ||
-         h.length != DCOMMI_RDV_CHALLENGE_LEN)) {
-        snprintf(note, note_max, "the program that answers is no dcomm rendezvous");
-        return DCOMMI_RDV_ALIEN;
-    }
-    DCOMMI_THEN(status, dcommi_sock_read(c->fd, challenge + DCOMMI_RDV_HEADER,
-                                         DCOMMI_RDV_CHALLENGE_LEN, deadline, c->cancel));
-    if (status == DCOMM_OK) {
-        c->over = dcommi_random_bytes(nonce, sizeof nonce);
-        if (c->over < 0) {
-            return DCOMMI_RDV_OVER;
-        }
-        size_t len = dcommi_rdv_put_hello(ours, hello, nonce, challenge, key);
-        status = dcommi_sock_write(c->fd, ours, len, deadline, c->cancel, &stopped);
-    }
-    DCOMMI_THEN(status, dcommi_sock_read(c->fd, answer, DCOMMI_RDV_HEADER, deadline, c->cancel));
-    if (status == DCOMM_OK && (!dcommi_rdv_get_header(answer, &h) ||
-                               (h.type != DCOMMI_RDV_WELCOME && h.type != DCOMMI_RDV_REJECT))) {
-        snprintf(note, note_max, "the server broke off the handshake");
-        return DCOMMI_RDV_AGAIN;
-    }
-    DCOMMI_THEN(status,
-                dcommi_sock_read(c->fd, answer + DCOMMI_RDV_HEADER, h.length, deadline, c->cancel));
-    if (status == DCOMM_ERR_ABORTED) {
-        c->over = dcommi_rdv_cancelled();
-        return DCOMMI_RDV_OVER;
-    }
-    if (status < 0) {
-        snprintf(note, note_max, "%s",
-                 status == DCOMM_ERR_TIMEOUT ? "the server accepts connections but says nothing"
-                                             : "the server closed the connection");
-        return DCOMMI_RDV_AGAIN;
-    }
-    if (h.type == DCOMMI_RDV_REJECT) {
-        char why[DCOMMI_RDV_REASON_MAX + 1];
-        dcomm_status said = dcommi_rdv_get_reason(answer + DCOMMI_RDV_HEADER, h.length, why);
-        snprintf(note, note_max, "%s", why);
-        return said == DCOMM_ERR_AUTH         ? DCOMMI_RDV_STRANGE
-               : said == DCOMM_ERR_MISMATCH   ? DCOMMI_RDV_FOREIGN
-               : said == DCOMM_ERR_RENDEZVOUS ? DCOMMI_RDV_TAKEN
-                                              : DCOMMI_RDV_AGAIN;
-    }
-    uint8_t expected[DCOMMI_RDV_WELCOME_FRAME];
-    dcommi_rdv_put_welcome(expected, challenge, ours, key);
-    if (h.length != DCOMMI_RDV_WELCOME_LEN ||
-        !dcommi_same_secret(expected + DCOMMI_RDV_HEADER, answer + DCOMMI_RDV_HEADER,
-                            DCOMMI_RDV_WELCOME_LEN)) {
-        snprintf(note, note_max, "the server does not know the secret");
-        return DCOMMI_RDV_STRANGE;
-    }
-    dcommi_rdv_derive(key, challenge, ours, &c->keys);
-    c->in_seq = c->out_seq = 0;
-    return DCOMMI_RDV_IN;
-}
-/* Try each of the target's addresses once. `note` gets the answer of the last one. */
-static dcommi_rdv_outcome dcommi_rdv_attempt(dcommi_rdv_client *c, const dcommi_rdv_target *target,
-                                             const uint8_t key[DCOMMI_RDV_KEY],
-                                             dcommi_rdv_hello *hello, double deadline,
-                                             double connect_s, char *note, size_t note_max)
-{
-    dcommi_addr found[DCOMMI_SOCK_ADDRS];
-    const dcommi_addr *list = target->addrs;
-    int n = target->naddrs, refused = 0, strange = 0, foreign = 0, alien = 0, again = 0;
-    if (target->host != NULL) {
-        const char *why = "";
-        n = dcommi_addr_resolve(target->host, target->port, found, DCOMMI_SOCK_ADDRS, &why);
-        list = found;
-        if (n == 0) {
-            snprintf(note, note_max, "%.200s: %s", target->host, why);
-            return DCOMMI_RDV_AGAIN;
-        }
-    }
-    for (int i = 0; i < n; i++) {
-        char where[DCOMMI_SOCK_TEXT], what[DCOMMI_RDV_REASON_MAX + 1] = "";
-        int error = 0;
-        double now = dcommi_now();
-        dcommi_addr_text(&list[i], where);
-        dcomm_status status =
-            dcommi_sock_connect(&list[i], now + connect_s < deadline ? now + connect_s : deadline,
-                                c->cancel, &c->fd, &error);
-        if (status == DCOMM_ERR_ABORTED) {
-            c->over = dcommi_rdv_cancelled();
-            return DCOMMI_RDV_OVER;
-        }
-        if (status < 0) {
-            snprintf(note, note_max, "%s: %s", where, strerror(error));
-            refused += error == ECONNREFUSED;
-            again += error != ECONNREFUSED && error != ENETUNREACH && error != EADDRNOTAVAIL &&
-                     error != EAFNOSUPPORT;
-            continue;
-        }
-        now = dcommi_now();
-        hello->timeout_ms = dcommi_rdv_ms(deadline - now);
-        double until = now + DCOMMI_RDV_ATTEMPT_S;
-        dcommi_rdv_outcome outcome = dcommi_rdv_handshake(
-            c, key, hello, until < deadline ? until : deadline, what, sizeof what);
-        if (outcome == DCOMMI_RDV_IN) {
-            return outcome;
-        }
-        dcommi_sys_close(c->fd);
-        c->fd = -1;
-        if (outcome == DCOMMI_RDV_OVER || outcome == DCOMMI_RDV_TAKEN) {
-            return outcome;
-        }
-        snprintf(note, note_max, "%s: %s", where, what);
-        foreign += outcome == DCOMMI_RDV_FOREIGN;
-        alien += outcome == DCOMMI_RDV_ALIEN;
-        strange += outcome == DCOMMI_RDV_STRANGE;
-        again += outcome == DCOMMI_RDV_AGAIN;
-    }
-    return again > 0     ? DCOMMI_RDV_AGAIN
-           : strange > 0 ? DCOMMI_RDV_STRANGE
-           : foreign > 0 ? DCOMMI_RDV_FOREIGN
-           : alien > 0   ? DCOMMI_RDV_ALIEN
-           : refused > 0 ? DCOMMI_RDV_REFUSED
-                         : DCOMMI_RDV_AGAIN;
-}
-/* A buffer for received frames. */
-typedef struct dcommi_rdv_frame {
-    uint8_t *bytes; /* dcommi_free them */
-    size_t capacity;
-} dcommi_rdv_frame;
-/* Read a whole genuine frame of type `wanted`. For a FAIL return its status. */
-static dcomm_status dcommi_rdv_next(dcommi_rdv_client *c, uint16_t wanted, double deadline,
-                                    dcommi_rdv_header *h, dcommi_rdv_frame *frame)
-{
-    enum { STEP = 1 << 20 };
-    size_t have = 0, need = DCOMMI_RDV_HEADER;
-    dcomm_status status = DCOMM_OK;
-    bool known = false;
-    while (status == DCOMM_OK && have < need) {
-        /* Allocate for bytes that have arrived, not for those that the header promises. */
-        size_t step = need - have < STEP ? need - have : STEP;
-        status = dcommi_grow((void **)&frame->bytes, &frame->capacity, have + step, 1);
-        if (status == DCOMM_OK) {
-            status = dcommi_sock_read(c->fd, frame->bytes + have, step, deadline, c->cancel);
-            have += step;
-        }
-        if (status == DCOMM_OK && !known) {
-            known = true;
-            if (!dcommi_rdv_get_header(frame->bytes, h) ||
-                (h->type != wanted && h->type != DCOMMI_RDV_FAIL)) {
-                status = dcommi_fail(DCOMM_ERR_CORRUPT,
-                                     "rank %" PRIu32 " received bytes that are no rendezvous frame",
-                                     c->rank);
-            }
-            need += (size_t)h->length + DCOMMI_RDV_TAG;
-        }
-    }
-    if (status == DCOMM_OK && !dcommi_rdv_genuine(frame->bytes, h, c->in_seq++, c->keys.server)) {
-        status = dcommi_fail(DCOMM_ERR_AUTH, "rank %" PRIu32 " received a forged frame", c->rank);
-    } else if (status == DCOMM_OK && h->type == DCOMMI_RDV_FAIL) {
-        status = dcommi_rdv_reason(c, frame->bytes + DCOMMI_RDV_HEADER, h->length);
-    } else if (status == DCOMM_ERR_PEER) {
-        dcommi_fail(status,
-                    "%s, was lost while the ranks found each other: its connection with rank "
-                    "%" PRIu32 " has ended",
-                    c->server, c->rank);
-    } else if (status == DCOMM_ERR_TIMEOUT) {
-        dcommi_fail(status, "rank %" PRIu32 " waited %.3g s in vain for %s", c->rank, c->timeout_s,
-                    c->server);
-    } else if (status == DCOMM_ERR_ABORTED) {
-        dcommi_rdv_cancelled();
-    }
-    return status;
-}
-/* Close without BYE: the others learn that this rank was lost. */
-static void dcommi_rdv_drop(dcommi_rdv_client *c)
-{
-    dcommi_sys_close(c->fd);
-    c->fd = -1;
-}
-/* Tell the others that this rank cannot take part. Return after the server has answered, with the
- * status that the rendezvous failed with. */
-static dcomm_status dcommi_rdv_announce(dcommi_rdv_client *c, double deadline)
-{
-    uint8_t reason[4 + DCOMMI_RDV_REASON_MAX];
-    uint8_t frame[DCOMMI_RDV_HEADER + sizeof reason + DCOMMI_RDV_TAG];
-    uint32_t len = dcommi_rdv_put_reason(reason, c->failed, c->why);
-    size_t bytes =
-        dcommi_rdv_put_tagged(frame, DCOMMI_RDV_FAIL, c->out_seq++, reason, len, c->keys.client);
-    bool stopped;
-    dcomm_status status = dcommi_sock_write(c->fd, frame, bytes, deadline, c->cancel, &stopped);
-    dcommi_rdv_frame got = {0};
-    while (status >= 0) {
-        dcommi_rdv_header h;
-        status = dcommi_rdv_next(c, DCOMMI_RDV_READY, deadline, &h, &got);
-    }
-    dcommi_free(got.bytes);
-    return status;
-}
-static dcommi_rdv_hello dcommi_rdv_hello_of(const dcommi_rdv_client *c,
-                                            const dcommi_rdv_target *target, uint32_t generation)
-{
-    dcommi_rdv_hello hello = {.wire = DCOMMI_RDV_WIRE_VERSION,
-                              .lib = DCOMMI_RDV_LIB_VERSION,
-                              .rank = c->rank,
-                              .local_rank = target->local_rank,
-                              .size = c->size,
-                              .generation = generation};
-    snprintf(hello.job, sizeof hello.job, "%s", target->job != NULL ? target->job : "");
-    return hello;
-}
-/* Ask the server at the target which job it serves. `note` gets its answer. */
-static dcommi_rdv_outcome dcommi_rdv_ask(const dcommi_rdv_target *target,
-                                         const uint8_t key[DCOMMI_RDV_KEY],
-                                         const _Atomic int *cancel, char *note, size_t note_max)
-{
-    dcommi_rdv_client c = {.fd = -1, .cancel = cancel, .rank = DCOMMI_RDV_NO_RANK};
-    dcommi_rdv_hello hello = dcommi_rdv_hello_of(&c, target, UINT32_MAX);
-    dcommi_rdv_outcome outcome =
-        dcommi_rdv_attempt(&c, target, key, &hello, dcommi_now() + 1, 1, note, note_max);
-    dcommi_rdv_drop(&c);
-    return outcome;
-}
-/* Note, for sentences, which process serves at the other end of c->fd. */
-static void dcommi_rdv_note_server(dcommi_rdv_client *c, const dcommi_rdv_target *target)
-{
-    dcommi_addr there;
-    socklen_t len = sizeof there;
-    char where[DCOMMI_SOCK_TEXT] = "?";
-    if (getpeername(c->fd, &there.any, &len) == 0) {
-        dcommi_addr_text(&there, where);
-    }
-    snprintf(c->server, sizeof c->server, "%s, which serves the rendezvous at %s",
-             target->job != NULL ? "rank 0" : "the process that made the id", where);
-}
-/* Connect and wait until all ranks are there. */
-static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_target *target,
-                                    const uint8_t key[DCOMMI_RDV_KEY], uint32_t generation)
-{
-    double start = dcommi_now(), deadline = start + c->timeout_s;
-    double refused_since = 0, foreign_since = 0, alien_since = 0, pause = 0.01, connect_s = 1;
-    char note[DCOMMI_SOCK_TEXT + DCOMMI_RDV_REASON_MAX + 8] = "", last[sizeof note] = "";
-    bool told = c->rank == 0;
-    dcommi_rdv_hello hello = dcommi_rdv_hello_of(c, target, generation);
-    c->fd = -1;
-    memcpy(c->secret, key, sizeof c->secret);
-    DCOMMI_TRY(dcommi_random_bytes(&hello.instance, sizeof hello.instance));
-    for (;;) {
-        dcommi_rdv_outcome outcome =
-            dcommi_rdv_attempt(c, target, key, &hello, deadline, connect_s, last, sizeof last);
-        double now = dcommi_now();
-        if (now < deadline || note[0] == '\0') { /* else our own deadline cut the attempt short */
-            memcpy(note, last, sizeof note);
-        }
-        if (outcome == DCOMMI_RDV_IN) {
-            break;
-        }
-        if (outcome == DCOMMI_RDV_OVER) {
-            return c->over;
-        }
-        if (outcome == DCOMMI_RDV_STRANGE) {
-            return dcommi_fail(DCOMM_ERR_AUTH,
-                               "rank %" PRIu32 " is not let in: %.300s; compare %s on all ranks",
-                               c->rank, note, target->secret_hint);
-        }
-        foreign_since = outcome != DCOMMI_RDV_FOREIGN ? 0
-                        : foreign_since != 0          ? foreign_since
-                                                      : now;
-        if (foreign_since != 0 && now - foreign_since >= DCOMMI_RDV_FOREIGN_S) {
-            return dcommi_fail(DCOMM_ERR_RENDEZVOUS, "rank %" PRIu32 " of %" PRIu32 ": %s", c->rank,
-                               c->size, note);
-        }
-        alien_since = outcome != DCOMMI_RDV_ALIEN ? 0 : alien_since != 0 ? alien_since : now;
-        if (target->job != NULL && alien_since != 0 && now - alien_since >= DCOMMI_RDV_FOREIGN_S) {
-            return dcommi_fail(DCOMM_ERR_RENDEZVOUS,
-                               "rank %" PRIu32 " of %" PRIu32
-                               ": rank 0 does not serve, because another program has its port "
-                               "(%.300s); choose another MASTER_PORT or DCOMM_PORT",
-                               c->rank, c->size, note);
-        }
-        if (!told && c->failed == DCOMM_OK && now - start >= DCOMMI_RDV_QUIET_S) {
-            told = true;
-            dcommi_log(DCOMMI_LOG_WARN,
-                       "rank %" PRIu32 " of %" PRIu32
-                       " has waited %d s for rank 0; last attempt: %.300s",
-                       c->rank, c->size, DCOMMI_RDV_QUIET_S, note);
-        }
-        if (outcome != DCOMMI_RDV_REFUSED) {
-            refused_since = 0;
-        } else if (refused_since == 0) {
-            refused_since = now;
-        }
-        if (target->exists && refused_since != 0 && now - refused_since >= DCOMMI_RDV_REFUSED_S) {
-            return dcommi_fail(
-                DCOMM_ERR_RENDEZVOUS,
-                "rank %" PRIu32 ": nobody serves this id any more (%s); its maker "
-                "has ended, or all its ranks have met: an id serves one communicator",
-                c->rank, note);
-        }
-        if (now >= deadline) {
-            return dcommi_fail(DCOMM_ERR_TIMEOUT,
-                               "rank %" PRIu32 " of %" PRIu32
-                               " could not reach %s within %.3g s: it has not come, or has died; "
-                               "last attempt: %s",
-                               c->rank, c->size,
-                               target->job != NULL ? "rank 0" : "the process that made the id",
-                               c->timeout_s, note);
-        }
-        if (dcommi_sock_pause(pause < deadline - now ? pause : deadline - now, c->cancel) < 0) {
-            return dcommi_rdv_cancelled();
-        }
-        pause = pause * 1.5 < 0.5 ? pause * 1.5 : 0.5;
-        connect_s = connect_s * 2 < 8 ? connect_s * 2 : 8;
-    }
-    dcommi_rdv_note_server(c, target);
-    dcommi_rdv_header h;
-    dcommi_rdv_frame frame = {0};
-    dcomm_status status = c->failed < 0
-                              ? dcommi_rdv_announce(c, deadline)
-                              : dcommi_rdv_next(c, DCOMMI_RDV_READY, deadline, &h, &frame);
-    dcommi_free(frame.bytes);
-    if (status < 0) {
-        dcommi_rdv_drop(c);
-    }
-    return status;
-}
-/* Gather as dcommi_boot_allgather does. An error closes the connection, unless memory ran out
- * before anything was sent: dcommi_boot_tell can then report it. */
-static dcomm_status dcommi_rdv_gather(dcommi_rdv_client *c, const void *mine, size_t len,
-                                      void **all_p, size_t **lens_p)
-{
-    double deadline = dcommi_now() + c->timeout_s;
-    const size_t around = DCOMMI_RDV_HEADER + 4 + DCOMMI_RDV_TAG; /* bytes around the blobs */
-    size_t blobs = 0;
-    dcommi_rdv_frame frame = {0};
-    dcommi_rdv_header h = {0};
-    bool stopped;
-    DCOMMI_TRY(dcommi_grow((void **)&frame.bytes, &frame.capacity,
-                           around + c->size * (sizeof(uint32_t) + len), 1));
-    size_t *lens = dcommi_calloc(c->size, sizeof *lens);
-    if (lens == NULL) {
-        dcommi_free(frame.bytes);
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    uint8_t digest[DCOMMI_SHA256_BYTES];
-    uint8_t *payload = frame.bytes + DCOMMI_RDV_HEADER;
-    dcommi_rdv_put_header(frame.bytes, DCOMMI_RDV_GATHER, c->out_seq++, (uint32_t)len + 4);
-    dcommi_put32(payload, dcommi_rdv_ms(c->timeout_s));
-    if (len > 0) {
-        memcpy(payload + 4, mine, len);
-    }
-    dcommi_sha256_digest(payload, len + 4, digest);
-    dcommi_rdv_tag(c->keys.client, frame.bytes, digest, payload + 4 + len);
-    dcomm_status status =
-        dcommi_sock_write(c->fd, frame.bytes, around + len, deadline, c->cancel, &stopped);
-    if (status == DCOMM_ERR_ABORTED) {
-        dcommi_rdv_cancelled();
-    } else if (status < 0) {
-        dcommi_fail(status, "rank %" PRIu32 " could not send to the rendezvous within %.3g s",
-                    c->rank, c->timeout_s);
-    }
-    DCOMMI_THEN(status, dcommi_rdv_next(c, DCOMMI_RDV_RESULT, deadline, &h, &frame));
-    if (status == DCOMM_OK &&
-        !dcommi_rdv_get_result(frame.bytes + DCOMMI_RDV_HEADER, h.length, c->size, lens, &blobs)) {
-        status =
-            dcommi_fail(DCOMM_ERR_CORRUPT, "rank %" PRIu32 " received a malformed result", c->rank);
-    }
-    if (status < 0) {
-        dcommi_rdv_drop(c);
-        dcommi_free(frame.bytes);
-        dcommi_free(lens);
-        return status;
-    }
-    memmove(frame.bytes, frame.bytes + DCOMMI_RDV_HEADER + blobs, h.length - blobs);
-    *all_p = frame.bytes;
-    *lens_p = lens;
-    return DCOMM_OK;
-}
-static void dcommi_rdv_leave(dcommi_rdv_client *c)
-{
-    if (c->fd < 0) {
-        return;
-    }
-    uint8_t bye[DCOMMI_RDV_HEADER + DCOMMI_RDV_TAG] = {0};
-    dcommi_rdv_put_tagged(bye, DCOMMI_RDV_BYE, c->out_seq++, NULL, 0, c->keys.client);
-    (void)!dcommi_sys_send(c->fd, bye, sizeof bye, MSG_NOSIGNAL);
-    dcommi_rdv_drop(c);
-}
-/* ==== include/dcomm/impl/boot/rendezvous_id.h ============================================== */
-/* rendezvous_id.h - writes and reads a dcomm_id, which holds, by offset:
- *
- *   0  "dcid"         8  secret, 16 bytes
- *   4  version (1)   24  addresses: family (4 or 6), then 4 or 16 bytes; 0 ends the list
- *   5  0            124  first 4 bytes of SHA-256 of bytes 0..123
- *   6  port */
-#define DCOMMI_ID_VERSION 1
-#define DCOMMI_ID_SECRET 16
-#define DCOMMI_ID_ADDRS 8 /* an id has room for 5 of IPv6, or more of IPv4 */
-#define DCOMMI_ID_FIRST 24
-#define DCOMMI_ID_CHECK (DCOMM_ID_BYTES - 4)
-typedef struct dcommi_id_parts {
-    uint16_t port;
-    uint8_t secret[DCOMMI_ID_SECRET];
-    int naddrs;
-    dcommi_addr addrs[DCOMMI_ID_ADDRS];
-} dcommi_id_parts;
-static void dcommi_id_checksum(const uint8_t *bytes, uint8_t check[4])
-{
-    uint8_t digest[DCOMMI_SHA256_BYTES];
-    dcommi_sha256_digest(bytes, DCOMMI_ID_CHECK, digest);
-    memcpy(check, digest, 4);
-}
-/* Write an id. Leave out the last addresses if not all fit. */
-static void dcommi_id_format(const dcommi_id_parts *parts, dcomm_id *id)
-{
-    uint8_t *b = id->bytes;
-    memset(b, 0, DCOMM_ID_BYTES);
-    memcpy(b, "dcid", 4);
-    b[4] = DCOMMI_ID_VERSION;
-    dcommi_put16(b + 6, parts->port);
-    memcpy(b + 8, parts->secret, DCOMMI_ID_SECRET);
-    size_t at = DCOMMI_ID_FIRST;
-    for (int i = 0; i < parts->naddrs; i++) {
-        const dcommi_addr *a = &parts->addrs[i];
-        bool v4 = a->any.sa_family == AF_INET;
-        size_t len = v4 ? 4 : 16;
-        if (at + 1 + len <= DCOMMI_ID_CHECK) {
-            b[at] = v4 ? 4 : 6;
-            memcpy(b + at + 1, v4 ? (const void *)&a->v4.sin_addr : &a->v6.sin6_addr, len);
-            at += 1 + len;
-        }
-    }
-    dcommi_id_checksum(b, b + DCOMMI_ID_CHECK);
-}
-/* Read an id. Return DCOMM_ERR_INVALID, with a sentence, for bytes that dcomm_id_create did not
- * make, and DCOMM_ERR_MISMATCH for an id of another version. */
-static dcomm_status dcommi_id_parse(const dcomm_id *id, dcommi_id_parts *parts)
-{
-    const uint8_t *b = id->bytes;
-    uint8_t check[4];
-    memset(parts, 0, sizeof *parts);
-    dcommi_id_checksum(b, check);
-    if (memcmp(b, "dcid", 4) != 0 || memcmp(check, b + DCOMMI_ID_CHECK, 4) != 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "opts.id does not hold an id of dcomm_id_create (damaged, cut short, or "
-                           "never filled in)");
-    }
-    if (b[4] != DCOMMI_ID_VERSION) {
-        return dcommi_fail(DCOMM_ERR_MISMATCH,
-                           "opts.id has version %d, made by another version of dcomm; this one "
-                           "understands version %d",
-                           b[4], DCOMMI_ID_VERSION);
-    }
-    parts->port = dcommi_get16(b + 6);
-    memcpy(parts->secret, b + 8, DCOMMI_ID_SECRET);
-    size_t at = DCOMMI_ID_FIRST;
-    while (at < DCOMMI_ID_CHECK && b[at] != 0) {
-        size_t len = b[at] == 4 ? 4 : b[at] == 6 ? 16 : 0;
-        if (len == 0 || at + 1 + len > DCOMMI_ID_CHECK) {
-            return dcommi_fail(DCOMM_ERR_INVALID, "opts.id holds an address of unknown family %d",
-                               b[at]);
-        }
-        if (parts->naddrs < DCOMMI_ID_ADDRS) {
-            dcommi_addr *a = &parts->addrs[parts->naddrs++];
-            if (len == 4) {
-                a->v4.sin_family = AF_INET;
-                memcpy(&a->v4.sin_addr, b + at + 1, len);
-            } else {
-                a->v6.sin6_family = AF_INET6;
-                memcpy(&a->v6.sin6_addr, b + at + 1, len);
-            }
-            dcommi_addr_set_port(a, parts->port);
-        }
-        at += 1 + len;
-    }
-    if (parts->port == 0 || parts->naddrs == 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "opts.id holds no %s",
-                           parts->port == 0 ? "port" : "address");
-    }
-    return DCOMM_OK;
-}
-/* ==== include/dcomm/impl/boot/rendezvous_server.h ========================================== */
-/* rendezvous_server.h - the thread that serves a rendezvous. It gives sockets and the clock to the
- * state machine of rendezvous.h. A fork finds every such thread in poll(), where the thread holds
- * no lock of any library. Elsewhere the thread holds dcommi_rdv_lock, which a fork takes first. */
-/* ==== include/dcomm/impl/boot/rendezvous.h ================================================= */
-/* rendezvous.h - the server's side of the rendezvous as a state machine without sockets or clock.
- * Bytes and the time go in, bytes come out. rendezvous_server.h adds sockets and clock. */
-/* ==== include/dcomm/impl/boot/rendezvous_core.h ============================================ */
-/* rendezvous_core.h - the state of a rendezvous's server: its connections and their output.
- * rendezvous.h changes it. */
-#define DCOMMI_RDV_GUESTS_MAX 64    /* connections that are no ranks */
-#define DCOMMI_RDV_HANDSHAKE_S 10.0 /* seconds for a guest to authenticate itself */
-#define DCOMMI_RDV_RETURN_S 0.5     /* seconds for a rank, lost before all were there, to return */
-#define DCOMMI_RDV_FAREWELL_S 10.0  /* seconds for a connection to read why it failed */
-#define DCOMMI_RDV_STRAGGLER_S 60.0 /* seconds for the others to leave after the first rank */
-#define DCOMMI_RDV_OUT_MAX 1024
-typedef enum dcommi_rdv_state {
-    DCOMMI_RDV_STRANGER = 0, /* CHALLENGE sent */
-    DCOMMI_RDV_JOINED,       /* a rank */
-    DCOMMI_RDV_FAREWELL,     /* the last output is on its way; input is discarded */
-    DCOMMI_RDV_GONE          /* to be closed and freed */
-} dcommi_rdv_state;
-/* A round's result, shared by all connections that it goes out on. */
-typedef struct dcommi_rdv_result {
-    size_t refs, len;
-    uint8_t digest[DCOMMI_SHA256_BYTES];
-    uint8_t *payload;
-} dcommi_rdv_result;
-typedef struct dcommi_rdv_conn {
-    dcommi_rdv_state state;
-    int fd; /* belongs to rendezvous_server.h */
-    uint32_t rank;
-    uint64_t instance;
-    double born, deadline; /* deadline: for a stranger to authenticate, or a rank to wait */
-    bool guest;            /* counted in `guests`: never joined */
-    bool waiting;          /* this rank waits for the others */
-    bool gathered;         /* its blob of this round is in `in` */
-    bool left;             /* it sent BYE */
-    bool fail_due;
-    uint32_t in_seq, out_seq;
-    dcommi_rdv_keys keys;
-    uint8_t challenge[DCOMMI_RDV_CHALLENGE_FRAME];
-    uint8_t small[DCOMMI_RDV_HELLO_FRAME]; /* a stranger's input; it cannot make us keep more */
-    uint8_t *in; /* a rank's input: header, payload and tag of the frame under way */
-    size_t in_len, in_capacity;
-    uint8_t out[DCOMMI_RDV_OUT_MAX];
-    size_t out_len, out_at;
-    dcommi_rdv_result *result; /* goes out after `out`, then result_tag */
-    size_t result_at;
-    uint8_t result_tag[DCOMMI_RDV_TAG];
-} dcommi_rdv_conn;
-typedef struct dcommi_rdv_core {
-    uint8_t key[DCOMMI_RDV_KEY];
-    uint32_t size;      /* 0: not known until the first rank has come */
-    uint32_t size_from; /* the rank that told the size */
-    uint32_t generation;
-    char job[DCOMMI_RDV_JOB_MAX + 1]; /* rank 0's; "" with an id */
-    dcommi_rdv_conn **conns;
-    size_t nconns, conns_capacity;
-    size_t guests;
-    dcommi_rdv_conn **ranks; /* [size], NULL: not there */
-    double *lost_at;         /* [size], 0: not lost */
-    uint8_t *told;           /* [size], 1: the rank knows that the rendezvous failed */
-    uint32_t njoined, ngathered, nleft, ntold;
-    size_t round_bytes;
-    double first_leave;
-    bool ready;         /* all ranks were there at once */
-    bool announced;     /* a rank cannot take part: tell the ranks that still come */
-    double waits_since; /* when the first waiting rank began to wait; 0: none waits */
-    bool told_waits;
-    bool told_foreign;
-    char news[DCOMMI_MESSAGE_MAX]; /* for rendezvous_server.h to log; "": nothing */
-    dcomm_status status;
-    char why[DCOMMI_RDV_REASON_MAX + 1];
-} dcommi_rdv_core;
-/* Begin a rendezvous. The first rank that comes tells its size. Jobs are not compared if `job` is
- * "". */
-static void dcommi_rdv_core_begin(dcommi_rdv_core *c, const uint8_t key[DCOMMI_RDV_KEY],
-                                  uint32_t generation, const char *job)
-{
-    memset(c, 0, sizeof *c);
-    memcpy(c->key, key, DCOMMI_RDV_KEY);
-    c->generation = generation;
-    snprintf(c->job, sizeof c->job, "%s", job);
-}
-static void dcommi_rdv_result_release(dcommi_rdv_result *result)
-{
-    if (result != NULL && --result->refs == 0) {
-        dcommi_free(result->payload);
-        dcommi_free(result);
-    }
-}
-static void dcommi_rdv_conn_free(dcommi_rdv_conn *conn)
-{
-    dcommi_rdv_result_release(conn->result);
-    dcommi_free(conn->in);
-    dcommi_free(conn);
-}
-static void dcommi_rdv_core_end(dcommi_rdv_core *c)
-{
-    for (size_t i = 0; i < c->nconns; i++) {
-        dcommi_rdv_conn_free(c->conns[i]);
-    }
-    dcommi_free(c->conns);
-    dcommi_free(c->ranks);
-    dcommi_free(c->lost_at);
-    dcommi_free(c->told);
-    memset(c, 0, sizeof *c);
-}
-/* ---- words for people ---- */
-static bool dcommi_rdv_absent(const void *core, size_t rank)
-{
-    const dcommi_rdv_core *c = core;
-    return c->ranks[rank] == NULL || (c->ready && !c->ranks[rank]->gathered);
-}
-/* Write the ranks that are missing. After all ranks have met, these are the ranks without a blob
- * in this round. */
-static void dcommi_rdv_list_absent(const dcommi_rdv_core *c, char *text, size_t max)
-{
-    dcommi_text_ranges(text, max, ", ", c->size, dcommi_rdv_absent, c);
-}
-/* ---- output ---- */
-static void dcommi_rdv_say(dcommi_rdv_conn *conn, const uint8_t *bytes, size_t len)
-{
-    if (conn->out_at > 0) {
-        memmove(conn->out, conn->out + conn->out_at, conn->out_len - conn->out_at);
-        conn->out_len -= conn->out_at;
-        conn->out_at = 0;
-    }
-    if (len > sizeof conn->out - conn->out_len) {
-        conn->state = DCOMMI_RDV_GONE; /* it does not read our output */
-        return;
-    }
-    memcpy(conn->out + conn->out_len, bytes, len);
-    conn->out_len += len;
-}
-static void dcommi_rdv_say_tagged(dcommi_rdv_conn *conn, uint16_t type, const void *payload,
-                                  uint32_t len)
-{
-    uint8_t frame[DCOMMI_RDV_HEADER + 4 + DCOMMI_RDV_REASON_MAX + DCOMMI_RDV_TAG];
-    dcommi_rdv_say(
-        conn, frame,
-        dcommi_rdv_put_tagged(frame, type, conn->out_seq++, payload, len, conn->keys.server));
-}
-/* Return the number of bytes to send next, and set *bytes to them. Return 0 if there are none. */
-static size_t dcommi_rdv_output(dcommi_rdv_core *c, dcommi_rdv_conn *conn, const uint8_t **bytes)
-{
-    if (conn->out_at == conn->out_len && conn->result == NULL && conn->fail_due) {
-        uint8_t reason[4 + DCOMMI_RDV_REASON_MAX];
-        conn->fail_due = false;
-        dcommi_rdv_say_tagged(conn, DCOMMI_RDV_FAIL, reason,
-                              dcommi_rdv_put_reason(reason, c->status, c->why));
-    }
-    if (conn->out_at < conn->out_len) {
-        *bytes = conn->out + conn->out_at;
-        return conn->out_len - conn->out_at;
-    }
-    if (conn->result == NULL) {
-        return 0;
-    }
-    if (conn->result_at < conn->result->len) {
-        *bytes = conn->result->payload + conn->result_at;
-        return conn->result->len - conn->result_at;
-    }
-    *bytes = conn->result_tag + (conn->result_at - conn->result->len);
-    return conn->result->len + DCOMMI_RDV_TAG - conn->result_at;
-}
-/* Note that `n` bytes of dcommi_rdv_output were sent. */
-static void dcommi_rdv_sent(dcommi_rdv_conn *conn, size_t n)
-{
-    if (conn->out_at < conn->out_len) {
-        conn->out_at += n;
-        return;
-    }
-    conn->result_at += n;
-    if (conn->result != NULL && conn->result_at == conn->result->len + DCOMMI_RDV_TAG) {
-        dcommi_rdv_result_release(conn->result);
-        conn->result = NULL;
-    }
-}
-static bool dcommi_rdv_output_pending(const dcommi_rdv_conn *conn)
-{
-    return conn->out_at < conn->out_len || conn->result != NULL || conn->fail_due;
-}
-/* ---- failure ---- */
-static void dcommi_rdv_farewell(dcommi_rdv_conn *conn, double now)
-{
-    conn->state = DCOMMI_RDV_FAREWELL;
-    conn->waiting = false;
-    conn->deadline = now + DCOMMI_RDV_FAREWELL_S;
-}
-static void dcommi_rdv_tell(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double now)
-{
-    if (c->ranks != NULL && conn->rank < c->size && !c->told[conn->rank]) {
-        c->told[conn->rank] = 1;
-        c->ntold++;
-    }
-    conn->fail_due = true;
-    dcommi_rdv_farewell(conn, now);
-}
-/* Fail the rendezvous for all ranks: those connected now and those that still come. */
-static void DCOMMI_PRINTF(4, 5)
-    dcommi_rdv_poison(dcommi_rdv_core *c, double now, dcomm_status status, const char *format, ...)
-{
-    if (c->status < 0) {
-        return;
-    }
-    va_list args;
-    va_start(args, format);
-    dcommi_vsnprintf(c->why, sizeof c->why, format, args);
-    va_end(args);
-    c->status = status;
-    for (size_t i = 0; i < c->nconns; i++) {
-        if (c->conns[i]->state == DCOMMI_RDV_JOINED && !c->conns[i]->left) {
-            dcommi_rdv_tell(c, c->conns[i], now);
-        }
-    }
-}
-static void dcommi_rdv_unguest(dcommi_rdv_core *c, dcommi_rdv_conn *conn)
-{
-    c->guests -= conn->guest;
-    conn->guest = false;
-}
-/* Handle the end of a connection. */
-static void dcommi_rdv_lost(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double now)
-{
-    dcommi_rdv_state was = conn->state;
-    conn->state = DCOMMI_RDV_GONE;
-    dcommi_rdv_unguest(c, conn);
-    if (was != DCOMMI_RDV_JOINED || c->ranks[conn->rank] != conn || conn->left) {
-        return;
-    }
-    if (!c->ready) {
-        c->ranks[conn->rank] = NULL;
-        c->njoined--;
-        c->lost_at[conn->rank] = now;
-    } else {
-        dcommi_rdv_poison(c, now, DCOMM_ERR_PEER,
-                          "rank %" PRIu32 " was lost while the ranks found each other", conn->rank);
-    }
-}
-/* ---- joining ---- */
-/* Accept a connection. If there are too many guests, drop the oldest, so that silent strangers
- * keep no rank out. Return NULL without memory. */
-static dcommi_rdv_conn *dcommi_rdv_accept(dcommi_rdv_core *c, const uint8_t nonce[DCOMMI_RDV_NONCE],
-                                          double now)
-{
-    if (c->guests >= DCOMMI_RDV_GUESTS_MAX) {
-        dcommi_rdv_conn *oldest = NULL;
-        for (size_t i = 0; i < c->nconns; i++) {
-            dcommi_rdv_conn *conn = c->conns[i];
-            if (conn->guest && (oldest == NULL || conn->born < oldest->born)) {
-                oldest = conn;
-            }
-        }
-        dcommi_rdv_lost(c, oldest, now);
-    }
-    if (dcommi_grow((void **)&c->conns, &c->conns_capacity, c->nconns + 1, sizeof *c->conns) < 0) {
-        return NULL;
-    }
-    dcommi_rdv_conn *conn = dcommi_alloc(sizeof *conn);
-    if (conn == NULL) {
-        return NULL;
-    }
-    conn->fd = -1;
-    conn->born = now;
-    conn->deadline = now + DCOMMI_RDV_HANDSHAKE_S;
-    dcommi_rdv_put_challenge(conn->challenge, nonce);
-    dcommi_rdv_say(conn, conn->challenge, sizeof conn->challenge);
-    c->conns[c->nconns++] = conn;
-    conn->guest = true;
-    c->guests++;
-    return conn;
-}
-static void DCOMMI_PRINTF(4, 5) dcommi_rdv_reject(dcommi_rdv_conn *conn, double now,
-                                                  dcomm_status status, const char *format, ...)
-{
-    uint8_t frame[DCOMMI_RDV_HEADER + 4 + DCOMMI_RDV_REASON_MAX];
-    char why[DCOMMI_RDV_REASON_MAX + 1];
-    va_list args;
-    va_start(args, format);
-    dcommi_vsnprintf(why, sizeof why, format, args);
-    va_end(args);
-    uint32_t len = dcommi_rdv_put_reason(frame + DCOMMI_RDV_HEADER, status, why);
-    dcommi_rdv_put_header(frame, DCOMMI_RDV_REJECT, 0, len);
-    dcommi_rdv_say(conn, frame, DCOMMI_RDV_HEADER + len);
-    dcommi_rdv_farewell(conn, now);
-}
-static bool dcommi_rdv_set_size(dcommi_rdv_core *c, uint32_t size, uint32_t from)
-{
-    c->ranks = dcommi_calloc(size, sizeof *c->ranks);
-    c->lost_at = dcommi_calloc(size, sizeof *c->lost_at);
-    c->told = dcommi_calloc(size, 1);
-    if (c->ranks == NULL || c->lost_at == NULL || c->told == NULL) {
-        return false;
-    }
-    c->size = size;
-    c->size_from = from;
-    return true;
-}
-/* Fail the rendezvous for all ranks if an authenticated rank does not fit in. */
-static dcomm_status dcommi_rdv_judge(dcommi_rdv_core *c, const dcommi_rdv_hello *h, double now)
-{
-    if (h->wire != DCOMMI_RDV_WIRE_VERSION || h->lib != DCOMMI_RDV_LIB_VERSION) {
-        dcommi_rdv_poison(c, now, DCOMM_ERR_MISMATCH,
-                          "rank %" PRIu32 " runs dcomm %u.%u.%u, but the rank that serves the "
-                          "rendezvous runs %s",
-                          h->rank, h->lib >> 16, h->lib >> 8 & 255, h->lib & 255,
-                          DCOMM_VERSION_STRING);
-    } else if (h->size == 0 || h->size > DCOMMI_RDV_SIZE_MAX || h->rank >= h->size) {
-        dcommi_rdv_poison(c, now, DCOMM_ERR_MISMATCH,
-                          "a process says that it is rank %" PRIu32 " of %" PRIu32
-                          ", which is impossible",
-                          h->rank, h->size);
-    } else if (c->size != 0 && h->size != c->size) {
-        dcommi_rdv_poison(c, now, DCOMM_ERR_MISMATCH,
-                          "rank %" PRIu32 " says that there are %" PRIu32
-                          " ranks, but rank %" PRIu32 " says %" PRIu32,
-                          h->rank, h->size, c->size_from, c->size);
-    } else if (c->size == 0 && !dcommi_rdv_set_size(c, h->size, h->rank)) {
-        dcommi_rdv_poison(c, now, DCOMM_ERR_NO_MEMORY,
-                          "the rank that serves the rendezvous has no memory for %" PRIu32 " ranks",
-                          h->size);
-    } else if (!c->ready && c->ranks[h->rank] != NULL &&
-               c->ranks[h->rank]->instance != h->instance) {
-        dcommi_rdv_poison(c, now, DCOMM_ERR_RENDEZVOUS,
-                          "two processes say that they are rank %" PRIu32 " of %" PRIu32, h->rank,
-                          h->size);
-    }
-    return c->status;
-}
-/* Reject a rank of another job that has come to this job's port. */
-static void dcommi_rdv_turn_away(dcommi_rdv_core *c, dcommi_rdv_conn *conn,
-                                 const dcommi_rdv_hello *h, double now)
-{
-    char names[2 * DCOMMI_JOB_SHOWN + 32];
-    dcommi_job_differ(c->job, h->job, names, sizeof names);
-    dcommi_rdv_reject(conn, now, DCOMM_ERR_MISMATCH,
-                      "another job meets at this port (%s); give each job its own MASTER_PORT or "
-                      "DCOMM_PORT, or one DCOMM_JOB=word to all ranks of one job",
-                      names);
-    if (!c->told_foreign && h->rank != DCOMMI_RDV_NO_RANK) {
-        c->told_foreign = true;
-        dcommi_job_differ(h->job, c->job, names, sizeof names);
-        snprintf(c->news, sizeof c->news,
-                 "turned away rank %" PRIu32 " of another job (%s); if it is of this job, set "
-                 "DCOMM_JOB to one word for all ranks",
-                 h->rank, names);
-    }
-}
-static void dcommi_rdv_hello_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double now)
-{
-    dcommi_rdv_hello h;
-    if (!dcommi_rdv_get_hello(conn->small, conn->challenge, c->key, &h)) {
-        dcommi_rdv_reject(conn, now, DCOMM_ERR_AUTH, "the secrets differ");
-        return;
-    }
-    if (c->job[0] != '\0' && h.wire == DCOMMI_RDV_WIRE_VERSION &&
-        !dcommi_job_same(c->job, h.job, h.rank, h.local_rank)) {
-        dcommi_rdv_turn_away(c, conn, &h, now);
-        return;
-    }
-    if (h.generation != c->generation) {
-        dcommi_rdv_reject(conn, now,
-                          h.rank == DCOMMI_RDV_NO_RANK ? DCOMM_ERR_RENDEZVOUS : DCOMM_IN_PROGRESS,
-                          "rank 0 serves another attempt: it has created %" PRIu32
-                          " communicator(s) of this job, but rank %" PRIu32 " has created %" PRIu32,
-                          c->generation, h.rank, h.generation);
-        return;
-    }
-    uint8_t welcome[DCOMMI_RDV_WELCOME_FRAME];
-    dcommi_rdv_derive(c->key, conn->challenge, conn->small, &conn->keys);
-    dcommi_rdv_say(conn, welcome,
-                   dcommi_rdv_put_welcome(welcome, conn->challenge, conn->small, c->key));
-    conn->rank = h.rank;
-    conn->instance = h.instance;
-    if (c->status < 0 || dcommi_rdv_judge(c, &h, now) < 0) {
-        dcommi_rdv_tell(c, conn, now);
-        return;
-    }
-    if (c->ready && c->job[0] != '\0') {
-        dcommi_rdv_lost(c, conn,
-                        now); /* it retries, and joins when this attempt has ended here too */
-        return;
-    }
-    if (c->ready) {
-        uint8_t reason[4 + DCOMMI_RDV_REASON_MAX];
-        char why[128];
-        snprintf(why, sizeof why,
-                 "all %" PRIu32 " ranks have met already: an id serves one communicator", c->size);
-        dcommi_rdv_say_tagged(conn, DCOMMI_RDV_FAIL, reason,
-                              dcommi_rdv_put_reason(reason, DCOMM_ERR_RENDEZVOUS, why));
-        dcommi_rdv_farewell(conn, now);
-        return;
-    }
-    dcommi_rdv_conn *before = c->ranks[h.rank];
-    if (before != NULL) {
-        before->state = DCOMMI_RDV_GONE; /* the same process tries again */
-        c->njoined--;
-    }
-    dcommi_rdv_unguest(c, conn);
-    conn->state = DCOMMI_RDV_JOINED;
-    conn->waiting = true;
-    conn->deadline = now + h.timeout_ms / 1000.0;
-    c->waits_since = c->waits_since != 0 ? c->waits_since : now;
-    c->ranks[h.rank] = conn;
-    c->lost_at[h.rank] = 0;
-    if (++c->njoined < c->size) {
-        return;
-    }
-    c->ready = true;
-    c->waits_since = 0;
-    for (uint32_t r = 0; r < c->size; r++) {
-        c->ranks[r]->waiting = false;
-        dcommi_rdv_say_tagged(c->ranks[r], DCOMMI_RDV_READY, NULL, 0);
-    }
-}
-/* ---- rounds ---- */
-static void dcommi_rdv_round_done(dcommi_rdv_core *c, double now)
-{
-    dcommi_rdv_result *result = dcommi_alloc(sizeof *result);
-    size_t len = 4 + 4 * (size_t)c->size + c->round_bytes;
-    uint8_t *payload = result != NULL ? dcommi_alloc(len) : NULL;
-    if (payload == NULL) {
-        dcommi_free(result);
-        dcommi_rdv_poison(c, now, DCOMM_ERR_NO_MEMORY,
-                          "the rank that serves the rendezvous has no memory for %zu bytes", len);
-        return;
-    }
-    dcommi_put32(payload, c->size);
-    uint8_t *at = payload + 4 + 4 * (size_t)c->size;
-    for (uint32_t r = 0; r < c->size; r++) {
-        dcommi_rdv_conn *conn = c->ranks[r];
-        uint32_t n = dcommi_get32(conn->in + 12) - 4; /* the frame's length, less its timeout */
-        dcommi_put32(payload + 4 + 4 * (size_t)r, n);
-        memcpy(at, conn->in + DCOMMI_RDV_HEADER + 4, n);
-        at += n;
-        dcommi_free(conn->in);
-        conn->in = NULL;
-        conn->in_len = conn->in_capacity = 0;
-    }
-    result->payload = payload;
-    result->len = len;
-    dcommi_sha256_digest(payload, len, result->digest);
-    for (uint32_t r = 0; r < c->size; r++) {
-        dcommi_rdv_conn *conn = c->ranks[r];
-        uint8_t header[DCOMMI_RDV_HEADER];
-        dcommi_rdv_put_header(header, DCOMMI_RDV_RESULT, conn->out_seq++, (uint32_t)len);
-        dcommi_rdv_tag(conn->keys.server, header, result->digest, conn->result_tag);
-        dcommi_rdv_say(conn, header, sizeof header);
-        conn->result = result;
-        conn->result_at = 0;
-        conn->gathered = conn->waiting = false;
-        result->refs++;
-    }
-    c->ngathered = 0;
-    c->round_bytes = 0;
-    c->waits_since = 0;
-}
-/* Handle a whole genuine frame of a rank, which lies in conn->in. */
-static void dcommi_rdv_frame_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn,
-                                const dcommi_rdv_header *h, double now)
-{
-    if (h->type == DCOMMI_RDV_BYE) {
-        conn->left = true;
-        conn->in_len = 0;
-        c->nleft++;
-        if (c->first_leave == 0) {
-            c->first_leave = now;
-        }
-        dcommi_rdv_farewell(conn, now);
-        if (!c->ready || c->ngathered > 0) {
-            dcommi_rdv_poison(c, now, DCOMM_ERR_PEER,
-                              "rank %" PRIu32 " left while others waited for it", conn->rank);
-        }
-        return;
-    }
-    if (h->type == DCOMMI_RDV_FAIL) {
-        char why[DCOMMI_RDV_REASON_MAX + 1];
-        dcomm_status status = dcommi_rdv_get_reason(conn->in + DCOMMI_RDV_HEADER, h->length, why);
-        conn->in_len = 0;
-        c->announced = true;
-        dcommi_rdv_poison(c, now, status < 0 ? status : DCOMM_ERR_CORRUPT,
-                          "rank %" PRIu32 " cannot take part: %.380s", conn->rank, why);
-        return;
-    }
-    conn->gathered = conn->waiting = true;
-    c->waits_since = c->waits_since != 0 ? c->waits_since : now;
-    conn->deadline = now + dcommi_get32(conn->in + DCOMMI_RDV_HEADER) / 1000.0;
-    c->round_bytes += h->length - 4;
-    c->ngathered++;
-    if (c->nleft > 0) {
-        dcommi_rdv_poison(c, now, DCOMM_ERR_PEER,
-                          "rank %" PRIu32 " waits for ranks, but some of them have left",
-                          conn->rank);
-    } else if (c->round_bytes > DCOMMI_RDV_RESULT_MAX - 4 - 4 * (size_t)c->size) {
-        dcommi_rdv_poison(c, now, DCOMM_ERR_UNSUPPORTED,
-                          "the ranks tell each other more bytes than the limit of %u",
-                          DCOMMI_RDV_RESULT_MAX);
-    } else if (c->ngathered == c->size) {
-        dcommi_rdv_round_done(c, now);
-    }
-}
-/* Return true if a connection may give more input. A rank may not while it has not read its
- * result, or while its blob waits for the others' blobs. So no rank can make us keep more than one
- * frame. */
-static bool dcommi_rdv_wants_input(const dcommi_rdv_conn *conn)
-{
-    return conn->state == DCOMMI_RDV_FAREWELL || conn->state == DCOMMI_RDV_STRANGER ||
-           (conn->state == DCOMMI_RDV_JOINED && conn->result == NULL && !conn->gathered);
-}
-/* Return the length in bytes of the frame in conn->small or conn->in, as far as it is known.
- * Return 0 if the connection may not send such a frame now. */
-static size_t dcommi_rdv_frame_len(const dcommi_rdv_core *c, const dcommi_rdv_conn *conn,
-                                   dcommi_rdv_header *h)
-{
-    bool stranger = conn->state == DCOMMI_RDV_STRANGER;
-    if (conn->in_len < DCOMMI_RDV_HEADER) {
-        return DCOMMI_RDV_HEADER;
-    }
-    if (!dcommi_rdv_get_header(stranger ? conn->small : conn->in, h)) {
-        return 0;
-    }
-    if (stranger) {
-        return h->type == DCOMMI_RDV_HELLO && h->length >= DCOMMI_RDV_HELLO_LEN
-                   ? DCOMMI_RDV_HEADER + (size_t)h->length
-                   : 0;
-    }
-    if ((h->type == DCOMMI_RDV_GATHER && c->ready && h->length >= 4) ||
-        h->type == DCOMMI_RDV_FAIL || (h->type == DCOMMI_RDV_BYE && h->length == 0)) {
-        return DCOMMI_RDV_HEADER + (size_t)h->length + DCOMMI_RDV_TAG;
-    }
-    return 0;
-}
-/* Handle bytes of a connection that wants input. Return how many of them were used. */
-static size_t dcommi_rdv_input(dcommi_rdv_core *c, dcommi_rdv_conn *conn, const uint8_t *bytes,
-                               size_t len, double now)
-{
-    size_t used = 0;
-    while (used < len && dcommi_rdv_wants_input(conn)) {
-        if (conn->state == DCOMMI_RDV_FAREWELL) {
-            return len;
-        }
-        dcommi_rdv_header h = {0};
-        size_t need = dcommi_rdv_frame_len(c, conn, &h);
-        size_t take = need > conn->in_len ? need - conn->in_len : 0;
-        take = take < len - used ? take : len - used;
-        bool stranger = conn->state == DCOMMI_RDV_STRANGER;
-        if (need == 0 || (!stranger && dcommi_grow((void **)&conn->in, &conn->in_capacity,
-                                                   conn->in_len + take, 1) < 0)) {
-            dcommi_rdv_lost(c, conn, now);
-            return len;
-        }
-        memcpy((stranger ? conn->small : conn->in) + conn->in_len, bytes + used, take);
-        conn->in_len += take;
-        used += take;
-        need = dcommi_rdv_frame_len(c, conn, &h);
-        if (need == 0) {
-            dcommi_rdv_lost(c, conn, now);
-            return len;
-        }
-        if (conn->in_len < need || conn->in_len == DCOMMI_RDV_HEADER) {
-            continue;
-        }
-        if (stranger) {
-            conn->in_len = 0;
-            dcommi_rdv_hello_in(c, conn, now);
-        } else if (!dcommi_rdv_genuine(conn->in, &h, conn->in_seq++, conn->keys.client)) {
-            dcommi_rdv_lost(c, conn, now);
-        } else {
-            dcommi_rdv_frame_in(c, conn, &h, now);
-        }
-    }
-    return used;
-}
-/* ---- time ---- */
-/* Report once for which ranks the others wait. Return the earlier of `next` and the time when the
- * report is due. */
-static double dcommi_rdv_tell_waits(dcommi_rdv_core *c, double now, double next)
-{
-    double due = c->waits_since + DCOMMI_RDV_QUIET_S;
-    if (c->waits_since == 0 || c->told_waits || c->status < 0) {
-        return next;
-    }
-    if (due > now) {
-        return due < next ? due : next;
-    }
-    if (c->news[0] == '\0') {
-        char who[200];
-        dcommi_rdv_list_absent(c, who, sizeof who);
-        c->told_waits = true;
-        snprintf(c->news, sizeof c->news,
-                 "the creation of a communicator has waited %d s for rank(s) %s of %" PRIu32
-                 " to %s",
-                 DCOMMI_RDV_QUIET_S, who, c->size, c->ready ? "take part" : "come");
-    }
-    return next;
-}
-/* Fail because the timeout of `rank` has passed. Say how many ranks have met and which are
- * missing. */
-static void dcommi_rdv_time_is_up(dcommi_rdv_core *c, uint32_t rank, double now)
-{
-    char who[200];
-    uint32_t met = 0;
-    for (uint32_t r = 0; r < c->size; r++) {
-        met += c->ranks[r] != NULL;
-    }
-    dcommi_rdv_list_absent(c, who, sizeof who);
-    dcommi_rdv_poison(c, now, DCOMM_ERR_TIMEOUT,
-                      "%" PRIu32 " of %" PRIu32
-                      " ranks have met; rank(s) %s did not %s within the timeout of rank %" PRIu32,
-                      met, c->size, who, c->ready ? "take part" : "come", rank);
-}
-/* Handle the deadlines that have passed. Return the time of the next one. */
-static double dcommi_rdv_tick(dcommi_rdv_core *c, double now)
-{
-    double next = dcommi_rdv_tell_waits(c, now, now + 3600);
-    for (uint32_t r = 0; r < c->size && !c->ready && c->status == DCOMM_OK; r++) {
-        double due = c->lost_at[r] + DCOMMI_RDV_RETURN_S;
-        if (c->lost_at[r] != 0 && due <= now) {
-            dcommi_rdv_poison(c, now, DCOMM_ERR_PEER,
-                              "rank %" PRIu32 " was lost before all ranks had come", r);
-        } else if (c->lost_at[r] != 0 && due < next) {
-            next = due;
-        }
-    }
-    for (size_t i = 0; i < c->nconns; i++) {
-        dcommi_rdv_conn *conn = c->conns[i];
-        bool timed = conn->state == DCOMMI_RDV_STRANGER || conn->state == DCOMMI_RDV_FAREWELL ||
-                     (conn->state == DCOMMI_RDV_JOINED && conn->waiting);
-        if (timed && conn->deadline <= now && conn->state == DCOMMI_RDV_JOINED) {
-            dcommi_rdv_time_is_up(c, conn->rank, now);
-        } else if (timed && conn->deadline <= now) {
-            dcommi_rdv_lost(c, conn, now);
-        } else if (timed && conn->deadline < next) {
-            next = conn->deadline;
-        }
-        if (conn->state == DCOMMI_RDV_JOINED && c->first_leave != 0 &&
-            now - c->first_leave > DCOMMI_RDV_STRAGGLER_S) {
-            dcommi_rdv_lost(c, conn, now);
-        }
-    }
-    return c->first_leave != 0 && c->first_leave + DCOMMI_RDV_STRAGGLER_S < next
-               ? c->first_leave + DCOMMI_RDV_STRAGGLER_S + 1
-               : next;
-}
-/* Return true if the server must not leave yet: a rank is connected, or output to a guest is
- * pending. */
-static bool dcommi_rdv_attended(const dcommi_rdv_core *c)
-{
-    for (size_t i = 0; i < c->nconns; i++) {
-        const dcommi_rdv_conn *conn = c->conns[i];
-        if (conn->state != DCOMMI_RDV_GONE && conn->state != DCOMMI_RDV_STRANGER &&
-            (!conn->guest || dcommi_rdv_output_pending(conn))) {
-            return true;
-        }
-    }
-    return false;
-}
-/* Return true if nothing is left to do: all ranks have left, or all know that it failed. */
-static bool dcommi_rdv_finished(const dcommi_rdv_core *c)
-{
-    return !dcommi_rdv_attended(c) &&
-           (c->ready || (c->size != 0 && c->status < 0 && c->ntold >= c->size));
-}
-/* Free connections that are gone. Call `closing` on each first. */
-static void dcommi_rdv_sweep(dcommi_rdv_core *c, void (*closing)(dcommi_rdv_conn *conn))
-{
-    size_t kept = 0;
-    for (size_t i = 0; i < c->nconns; i++) {
-        dcommi_rdv_conn *conn = c->conns[i];
-        if (conn->state != DCOMMI_RDV_GONE) {
-            c->conns[kept++] = conn;
-            continue;
-        }
-        if (c->ranks != NULL && conn->rank < c->size && c->ranks[conn->rank] == conn) {
-            c->ranks[conn->rank] = NULL;
-        }
-        dcommi_rdv_unguest(c, conn);
-        closing(conn);
-        dcommi_rdv_conn_free(conn);
-    }
-    c->nconns = kept;
-}
-#define DCOMMI_RDV_CHUNK (1u << 16)
-#define DCOMMI_RDV_TELL_S 5.0 /* seconds to tell ranks that come why another cannot take part */
-/* Shared by its thread, the list of servers and the boots of this process that use it. */
-typedef struct dcommi_rdv_server {
-    struct dcommi_rdv_server *next; /* in the list */
-    int refs;                       /* guarded by dcommi_rdv_lock, as are the thread's data */
-    bool ended;                     /* the thread has ended, and nothing listens any more */
-    bool retired;                   /* the owner has left: end when the others know */
-    double retired_at;
-    pid_t thread;
-    uint16_t port;
-    dcommi_addr self; /* the address by which this process reaches it */
-    uint8_t key[DCOMMI_RDV_KEY];
-    int listen_fd, wake_fd;
-    double refuse_until; /* accept nothing before then, because descriptors are used up */
-    dcommi_rdv_core core;
-    struct pollfd *polls;
-    size_t polls_capacity;
-    uint8_t *buf;
-} dcommi_rdv_server;
-static pthread_mutex_t dcommi_rdv_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t dcommi_rdv_changed = PTHREAD_COND_INITIALIZER;
-static dcommi_rdv_server *dcommi_rdv_servers; /* with threads that run or are about to end */
-static void dcommi_rdv_close_fd(dcommi_rdv_conn *conn)
-{
-    dcommi_sys_close(conn->fd);
-    conn->fd = -1;
-}
-/* Close the listening socket. Shut it down first: a forked child may hold a copy, which would go
- * on accepting connections. */
-static void dcommi_rdv_stop_listening(dcommi_rdv_server *s)
-{
-    if (s->listen_fd >= 0) {
-        dcommi_sys_shutdown(s->listen_fd, SHUT_RDWR);
-        dcommi_sys_close(s->listen_fd);
-        s->listen_fd = -1;
-    }
-}
-static void dcommi_rdv_shut(dcommi_rdv_server *s)
-{
-    dcommi_rdv_stop_listening(s);
-    for (size_t i = 0; i < s->core.nconns; i++) {
-        dcommi_rdv_close_fd(s->core.conns[i]);
-    }
-}
-static void dcommi_rdv_server_free(dcommi_rdv_server *s)
-{
-    dcommi_rdv_shut(s);
-    dcommi_rdv_core_end(&s->core);
-    dcommi_sys_close(s->wake_fd);
-    dcommi_free(s->polls);
-    dcommi_free(s->buf);
-    dcommi_free(s);
-}
-/* Free servers whose threads are gone. If `wait`, first wait for threads that have ended. The
- * caller holds dcommi_rdv_lock. */
-static void dcommi_rdv_reap(bool wait)
-{
-    dcommi_rdv_server **at = &dcommi_rdv_servers;
-    while (*at != NULL) {
-        dcommi_rdv_server *s = *at;
-        bool gone = s->ended && syscall(SYS_tgkill, getpid(), s->thread, 0) != 0;
-        for (int tries = 0; wait && s->ended && !gone && tries < 1000; tries++) {
-            nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
-            gone = syscall(SYS_tgkill, getpid(), s->thread, 0) != 0;
-        }
-        if (gone && s->refs == 0) {
-            *at = s->next;
-            dcommi_rdv_server_free(s);
-        } else {
-            at = &s->next;
-        }
-    }
-}
-/* ---- forks ---- */
-static void dcommi_rdv_before_fork(void)
-{
-    pthread_mutex_lock(&dcommi_rdv_lock);
-    dcommi_rdv_reap(true);
-}
-static void dcommi_rdv_in_parent(void)
-{
-    pthread_mutex_unlock(&dcommi_rdv_lock);
-}
-/* Close the child's copies, so that they keep no port and no rank. The parent goes on serving. */
-static void dcommi_rdv_in_child(void)
-{
-    while (dcommi_rdv_servers != NULL) {
-        dcommi_rdv_server *s = dcommi_rdv_servers;
-        dcommi_rdv_servers = s->next;
-        dcommi_sys_close(s->listen_fd); /* a shutdown would end the parent's socket too */
-        s->listen_fd = -1;
-        dcommi_rdv_server_free(s);
-    }
-    pthread_cond_init(&dcommi_rdv_changed, NULL);
-    pthread_mutex_unlock(&dcommi_rdv_lock);
-}
-static void dcommi_rdv_watch_forks(void)
-{
-    pthread_atfork(dcommi_rdv_before_fork, dcommi_rdv_in_parent, dcommi_rdv_in_child);
-}
-static void dcommi_rdv_accept_all(dcommi_rdv_server *s, double now)
-{
-    /* Accept a bounded number at a time, so that a flood cannot keep ranks waiting. */
-    for (int i = 0; i < DCOMMI_RDV_GUESTS_MAX; i++) {
-        int fd = accept4(s->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-        if (fd < 0) {
-            if ((errno == EMFILE || errno == ENFILE) && s->refuse_until == 0) {
-                snprintf(s->core.news, sizeof s->core.news,
-                         "the rendezvous cannot take more connections: %s; raise `ulimit -n` in "
-                         "the process that serves it",
-                         strerror(errno));
-            }
-            if (!dcommi_sys_later() && errno != ECONNABORTED) {
-                s->refuse_until = now + 0.5;
-            }
-            return;
-        }
-        uint8_t nonce[DCOMMI_RDV_NONCE];
-        dcommi_rdv_conn *conn = NULL;
-        if (dcommi_random_bytes(nonce, sizeof nonce) == DCOMM_OK) {
-            conn = dcommi_rdv_accept(&s->core, nonce, now);
-        }
-        if (conn == NULL) {
-            dcommi_sys_close(fd);
-            return;
-        }
-        dcommi_sock_tune(fd);
-        conn->fd = fd;
-    }
-}
-static void dcommi_rdv_receive(dcommi_rdv_server *s, dcommi_rdv_conn *conn, uint8_t *buf,
-                               size_t max, double now)
-{
-    /* Peek, so that the rest of a chunk stays in the socket when the rank must wait. */
-    ssize_t n = dcommi_sys_recv(conn->fd, buf, max, MSG_PEEK);
-    if (n > 0) {
-        size_t used = dcommi_rdv_input(&s->core, conn, buf, (size_t)n, now);
-        n = dcommi_sys_recv(conn->fd, buf, used, MSG_TRUNC);
-    } else if (n == 0 || !dcommi_sys_later()) {
-        dcommi_rdv_lost(&s->core, conn, now);
-    }
-}
-static void dcommi_rdv_transmit(dcommi_rdv_server *s, dcommi_rdv_conn *conn, double now)
-{
-    const uint8_t *bytes = NULL;
-    size_t len;
-    while (conn->state != DCOMMI_RDV_GONE &&
-           (len = dcommi_rdv_output(&s->core, conn, &bytes)) > 0) {
-        ssize_t n = dcommi_sys_send(conn->fd, bytes, len, MSG_NOSIGNAL);
-        if (n > 0) {
-            dcommi_rdv_sent(conn, (size_t)n);
-        } else {
-            if (!dcommi_sys_later()) {
-                dcommi_rdv_lost(&s->core, conn, now);
-            }
-            return;
-        }
-    }
-    if (conn->state == DCOMMI_RDV_FAREWELL) {
-        dcommi_sys_shutdown(conn->fd, SHUT_WR); /* we read on: a reset would lose our output */
-    }
-}
-/* Return true if the thread should go on. After an announced failure it goes on for a while, to
- * tell the ranks that still come. */
-static bool dcommi_rdv_server_goes_on(dcommi_rdv_server *s, double now)
-{
-    bool tells = s->core.announced && now < s->retired_at + DCOMMI_RDV_TELL_S;
-    bool leaves = s->retired && !tells;
-    if (s->core.ready || leaves) {
-        dcommi_rdv_stop_listening(s);
-    }
-    if (s->retired && !s->core.ready) {
-        dcommi_rdv_poison(&s->core, now, DCOMM_ERR_PEER,
-                          "the rank that serves the rendezvous gave up");
-    }
-    return !dcommi_rdv_finished(&s->core) && (!leaves || dcommi_rdv_attended(&s->core));
-}
-/* Log the news and wait for input, both without the lock. */
-static void dcommi_rdv_server_poll(dcommi_rdv_server *s, size_t n, double wait)
-{
-    char news[sizeof s->core.news];
-    memcpy(news, s->core.news, sizeof news);
-    s->core.news[0] = '\0';
-    pthread_mutex_unlock(&dcommi_rdv_lock);
-    if (news[0] != '\0') {
-        dcommi_log(DCOMMI_LOG_WARN, "%s", news);
-    }
-    dcommi_sys_poll(s->polls, n, wait > 0 ? (int)(wait * 1000) + 1 : 0);
-    pthread_mutex_lock(&dcommi_rdv_lock);
-}
-static bool dcommi_rdv_server_turn(dcommi_rdv_server *s, uint8_t *buf, size_t max)
-{
-    dcommi_rdv_core *c = &s->core;
-    double now = dcommi_now();
-    double next = dcommi_rdv_tick(c, now);
-    dcommi_rdv_sweep(c, dcommi_rdv_close_fd);
-    if (!dcommi_rdv_server_goes_on(s, now) ||
-        dcommi_grow((void **)&s->polls, &s->polls_capacity, c->nconns + 2, sizeof *s->polls) < 0) {
-        return false;
-    }
-    bool accepts = s->listen_fd >= 0 && now >= s->refuse_until;
-    size_t n = c->nconns;
-    s->polls[0] = (struct pollfd){.fd = s->wake_fd, .events = POLLIN};
-    s->polls[1] = (struct pollfd){.fd = accepts ? s->listen_fd : -1, .events = POLLIN};
-    for (size_t i = 0; i < n; i++) {
-        /* Poll a rank that waits for hang-ups only. */
-        short events = dcommi_rdv_wants_input(c->conns[i]) ? POLLIN : POLLRDHUP;
-        if (dcommi_rdv_output_pending(c->conns[i])) {
-            events |= POLLOUT;
-        }
-        s->polls[i + 2] = (struct pollfd){.fd = c->conns[i]->fd, .events = events};
-    }
-    double wait = next - now;
-    if (s->listen_fd >= 0 && !accepts) {
-        wait = 0.1;
-    }
-    if (s->retired && c->announced && wait > 0.5) {
-        wait = 0.5; /* to notice the end of DCOMMI_RDV_TELL_S */
-    }
-    dcommi_rdv_server_poll(s, n + 2, wait);
-    now = dcommi_now();
-    if (s->polls[0].revents != 0) {
-        uint64_t count;
-        (void)!dcommi_sys_read(s->wake_fd, &count, sizeof count);
-    }
-    for (size_t i = 0; i < n; i++) {
-        dcommi_rdv_conn *conn = c->conns[i];
-        short got = s->polls[i + 2].revents;
-        if (conn->state == DCOMMI_RDV_GONE || got == 0) {
-            continue;
-        }
-        if (dcommi_rdv_wants_input(conn)) {
-            dcommi_rdv_receive(s, conn, buf, max, now);
-        } else if ((got & (POLLERR | POLLHUP | POLLRDHUP)) != 0) {
-            dcommi_rdv_lost(c, conn, now);
-        }
-    }
-    if (s->polls[1].revents != 0) {
-        dcommi_rdv_accept_all(s, now);
-    }
-    for (size_t i = 0; i < c->nconns; i++) {
-        if (c->conns[i]->state != DCOMMI_RDV_GONE && dcommi_rdv_output_pending(c->conns[i])) {
-            dcommi_rdv_transmit(s, c->conns[i], now);
-        }
-    }
-    return true;
-}
-static void *dcommi_rdv_server_main(void *argument)
-{
-    dcommi_rdv_server *s = argument;
-    pthread_mutex_lock(&dcommi_rdv_lock);
-    s->thread = (pid_t)syscall(SYS_gettid);
-    while (dcommi_rdv_server_turn(s, s->buf, DCOMMI_RDV_CHUNK)) {
-    }
-    dcommi_rdv_shut(s);
-    s->ended = true;
-    pthread_cond_broadcast(&dcommi_rdv_changed);
-    pthread_mutex_unlock(&dcommi_rdv_lock);
-    return NULL;
-}
-/* Drop the owner's reference. The server ends when all other ranks know the outcome. Wait at most
- * `patience` seconds for that, because the process may end next and would cut them off. */
-static void dcommi_rdv_server_retire(dcommi_rdv_server *s, double patience)
-{
-    uint64_t one = 1;
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    int64_t ns = until.tv_nsec + (int64_t)(patience * 1e9);
-    until.tv_sec += (time_t)(ns / 1000000000);
-    until.tv_nsec = (long)(ns % 1000000000);
-    pthread_mutex_lock(&dcommi_rdv_lock);
-    s->retired = true;
-    s->retired_at = dcommi_now();
-    (void)!dcommi_sys_write(s->wake_fd, &one, sizeof one);
-    while (!s->ended &&
-           pthread_cond_timedwait(&dcommi_rdv_changed, &dcommi_rdv_lock, &until) == 0) {
-    }
-    s->refs--;
-    dcommi_rdv_reap(true);
-    pthread_mutex_unlock(&dcommi_rdv_lock);
-}
-/* Find this process's server with this key and port. Take a reference. Return NULL if none. */
-static dcommi_rdv_server *dcommi_rdv_server_find(const uint8_t key[DCOMMI_RDV_KEY], uint16_t port)
-{
-    pthread_mutex_lock(&dcommi_rdv_lock);
-    dcommi_rdv_server *s = dcommi_rdv_servers;
-    while (s != NULL && (s->ended || s->port != port || memcmp(s->key, key, DCOMMI_RDV_KEY) != 0)) {
-        s = s->next;
-    }
-    if (s != NULL) {
-        s->refs++;
-    }
-    pthread_mutex_unlock(&dcommi_rdv_lock);
-    return s;
-}
-/* Drop the reference of dcommi_rdv_server_find. */
-static void dcommi_rdv_server_forget(dcommi_rdv_server *s)
-{
-    pthread_mutex_lock(&dcommi_rdv_lock);
-    s->refs--;
-    pthread_mutex_unlock(&dcommi_rdv_lock);
-}
-/* Serve at the address `on`, or, if it is NULL, at every address and `port` (0: any port).
- * *server_p is the owner's reference, for dcommi_rdv_server_retire or dcommi_rdv_server_forget. On
- * failure errno tells the reason. */
-static dcomm_status dcommi_rdv_server_start(const dcommi_addr *on, uint16_t port,
-                                            const uint8_t key[DCOMMI_RDV_KEY], uint32_t generation,
-                                            const char *job, dcommi_rdv_server **server_p)
-{
-    static pthread_once_t watched = PTHREAD_ONCE_INIT;
-    pthread_once(&watched, dcommi_rdv_watch_forks);
-    dcommi_rdv_server *s = dcommi_alloc(sizeof *s);
-    uint8_t *buf = dcommi_alloc(DCOMMI_RDV_CHUNK);
-    if (s == NULL || buf == NULL) {
-        dcommi_free(s);
-        dcommi_free(buf);
-        errno = ENOMEM;
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    s->refs = 1;
-    s->buf = buf;
-    memcpy(s->key, key, DCOMMI_RDV_KEY);
-    s->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    s->listen_fd = on != NULL ? dcommi_sock_listen(on, false) : dcommi_sock_listen_any(port);
-    socklen_t len = sizeof s->self;
-    if (s->wake_fd < 0 || s->listen_fd < 0 || getsockname(s->listen_fd, &s->self.any, &len) != 0) {
-        int saved = errno;
-        dcommi_rdv_server_free(s);
-        errno = saved;
-        return dcommi_fail(DCOMM_ERR_SYSTEM,
-                           "this process cannot serve the rendezvous on port %u: %s", port,
-                           strerror(saved));
-    }
-    bool v4 = s->self.any.sa_family == AF_INET;
-    s->port = ntohs(v4 ? s->self.v4.sin_port : s->self.v6.sin6_port);
-    if (on == NULL) {
-        /* IPv4 is always there, and it reaches a socket of both families too. */
-        dcommi_addr_literal("127.0.0.1", s->port, &s->self);
-    }
-    dcommi_rdv_core_begin(&s->core, key, generation, job);
-    sigset_t all, before;
-    pthread_t thread;
-    pthread_attr_t detached;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    pthread_attr_init(&detached);
-    pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-    pthread_mutex_lock(&dcommi_rdv_lock);
-    dcommi_rdv_reap(false);
-    int rc = pthread_create(&thread, &detached, dcommi_rdv_server_main, s);
-    if (rc == 0) {
-        s->next = dcommi_rdv_servers;
-        dcommi_rdv_servers = s;
-    }
-    pthread_mutex_unlock(&dcommi_rdv_lock);
-    pthread_attr_destroy(&detached);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (rc != 0) {
-        dcommi_rdv_server_free(s);
-        errno = rc;
-        return dcommi_fail(DCOMM_ERR_SYSTEM,
-                           "this process cannot start the thread of the rendezvous: %s",
-                           strerror(rc));
-    }
-    *server_p = s;
-    return DCOMM_OK;
-}
 #define DCOMMI_BOOT_LINGER_S 1.0 /* seconds that a server waits for the others to leave */
 #define DCOMMI_BOOT_PORT_S 2.0   /* seconds to wait for an earlier communicator's or job's port */
 #define DCOMMI_BOOT_FEW \
@@ -51247,6 +52033,7 @@ typedef struct dcommi_boot {
     uint64_t few[DCOMMI_BOOT_FEW]; /* for the caller's all-gather: one word of each rank */
     uint64_t *words;               /* `few`, or allocated memory */
     bool agreed;                   /* no rank waits for another any more */
+    bool guilty;                   /* this rank is why creation failed */
     bool counted;
     uint32_t generation;
     dcommi_rdv_client client;
@@ -51289,44 +52076,15 @@ static dcomm_status dcommi_boot_word_read(const void *blob, size_t len, int rank
                              "rank %d: %s", rank, theirs.text);
 }
 /* ---- ids ---- */
-static void dcommi_boot_id_key(const dcommi_id_parts *parts, uint8_t key[DCOMMI_RDV_KEY])
-{
-    dcommi_rdv_key_of(parts->secret, sizeof parts->secret, key);
-}
-/* Create an id and serve it. The server has no owner until a boot of this process adopts it. */
-dcomm_status dcomm_id_create(dcomm_id *id)
-{
-    DCOMMI_NEED(id);
-    memset(id, 0, sizeof *id);
-    dcommi_id_parts parts = {0};
-    uint8_t key[DCOMMI_RDV_KEY];
-    DCOMMI_TRY(dcommi_random_bytes(parts.secret, sizeof parts.secret));
-    dcommi_boot_id_key(&parts, key);
-    const char *iface = dcommi_env("DCOMM_IFACE");
-    parts.naddrs = dcommi_addr_mine(iface, parts.addrs, DCOMMI_ID_ADDRS);
-    if (parts.naddrs == 0) {
-        return dcommi_fail(iface != NULL ? DCOMM_ERR_INVALID : DCOMM_ERR_SYSTEM,
-                           "this host has no address that other ranks could reach%s%s",
-                           iface != NULL ? ": no interface is up with the name DCOMM_IFACE=" : "",
-                           iface != NULL ? iface : "");
-    }
-    dcommi_rdv_server *server = NULL;
-    DCOMMI_TRY(dcommi_rdv_server_start(NULL, 0, key, 0, "", &server));
-    parts.port = server->port;
-    dcommi_id_format(&parts, id);
-    dcommi_rdv_server_forget(server);
-    return DCOMM_OK;
-}
 static dcomm_status dcommi_boot_join_id(dcommi_boot *boot, const dcomm_id *id)
 {
     dcommi_id_parts parts;
     uint8_t key[DCOMMI_RDV_KEY];
     DCOMMI_TRY(dcommi_id_parse(id, &parts));
-    dcommi_boot_id_key(&parts, key);
-    dcommi_rdv_target target = {.port = parts.port, .exists = true, .secret_hint = "the dcomm_id"};
-    dcommi_rdv_server *server = dcommi_rdv_server_find(key, parts.port);
+    dcommi_id_key(&parts, key);
+    dcommi_rdv_target target;
+    dcommi_rdv_server *server = dcommi_id_target(&parts, key, &target);
     if (server != NULL) {
-        target.addrs[target.naddrs++] = server->self;
         /* Several ranks may live in this process: rank 0 adopts the server. */
         if (boot->rank == 0) {
             boot->server = server;
@@ -51334,36 +52092,12 @@ static dcomm_status dcommi_boot_join_id(dcommi_boot *boot, const dcomm_id *id)
             dcommi_rdv_server_forget(server);
         }
     }
-    for (int i = 0; i < parts.naddrs && target.naddrs < DCOMMI_SOCK_ADDRS; i++) {
-        target.addrs[target.naddrs++] = parts.addrs[i];
-    }
     if (boot->size == 1) {
         return DCOMM_OK;
     }
     return dcommi_rdv_join(&boot->client, &target, key, 0);
 }
 /* ---- launchers ---- */
-static void dcommi_boot_hex(const dcomm_id *id, char text[2 * DCOMM_ID_BYTES + 1])
-{
-    for (int i = 0; i < DCOMM_ID_BYTES; i++) {
-        snprintf(text + (size_t)2 * (size_t)i, 3, "%02x", id->bytes[i]);
-    }
-}
-static bool dcommi_boot_unhex(const char *text, dcomm_id *id)
-{
-    for (size_t i = 0; i < DCOMM_ID_BYTES; i++) {
-        unsigned byte = 0;
-        for (size_t k = 2 * i; k < 2 * i + 2; k++) {
-            char c = text[k];
-            if (!((c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'))) {
-                return false;
-            }
-            byte = byte << 4 | (unsigned)(c <= '9' ? c - '0' : c - 'a' + 10);
-        }
-        id->bytes[i] = (uint8_t)byte;
-    }
-    return text[(size_t)2 * DCOMM_ID_BYTES] == '\0';
-}
 /* Let rank 0 make an id and the process manager share it, and join. */
 static dcomm_status dcommi_boot_managed(dcommi_boot *boot, const dcommi_launcher *l)
 {
@@ -51374,14 +52108,14 @@ static dcomm_status dcommi_boot_managed(dcommi_boot *boot, const dcommi_launcher
     snprintf(key, sizeof key, "dcomm-%" PRIu32, atomic_fetch_add(&dcommi_boot_shares, 1));
     if (boot->rank == 0) {
         DCOMMI_TRY(dcomm_id_create(&id));
-        dcommi_boot_hex(&id, text);
+        dcommi_id_hex(&id, text);
     }
     char *mine = boot->rank == 0 ? text : NULL;
     dcomm_status status =
         l->meeting == DCOMMI_MEET_PMI
             ? dcommi_pmi_share(l->pmi_fd, key, mine, got, sizeof got, deadline, cancel)
             : dcommi_pmix_share(key, mine, got, sizeof got, deadline, cancel);
-    if (status == DCOMM_OK && !dcommi_boot_unhex(got, &id)) {
+    if (status == DCOMM_OK && !dcommi_id_unhex(got, &id)) {
         status =
             dcommi_fail(DCOMM_ERR_RENDEZVOUS, "the process manager did not return rank 0's id");
     }
@@ -51393,9 +52127,9 @@ static dcomm_status dcommi_boot_managed(dcommi_boot *boot, const dcommi_launcher
         /* Adopt the server, to which no rank will come, so that closing ends it. */
         dcommi_id_parts parts;
         uint8_t id_key[DCOMMI_RDV_KEY];
-        dcommi_boot_unhex(text, &id);
+        dcommi_id_unhex(text, &id);
         if (dcommi_id_parse(&id, &parts) == DCOMM_OK) {
-            dcommi_boot_id_key(&parts, id_key);
+            dcommi_id_key(&parts, id_key);
             boot->server = dcommi_rdv_server_find(id_key, parts.port);
         }
     }
@@ -51600,6 +52334,7 @@ static void dcommi_boot_tell(dcommi_boot *boot, dcomm_status status)
     boot->agreed = true;
     char why[DCOMMI_MESSAGE_MAX];
     memcpy(why, dcommi_message, sizeof why);
+    boot->guilty = boot->allgather != NULL || boot->client.fd >= 0;
     if (boot->allgather != NULL) {
         dcommi_boot_word mine = dcommi_boot_word_of(status);
         void *all = NULL;
@@ -51622,10 +52357,16 @@ static int dcommi_boot_alone(const void *mine, size_t bytes, void *all, void *us
     memcpy(all, mine, bytes);
     return 0;
 }
+/* Return how the ranks meet. A process that was started again joins (docs/errors.md). */
+static dcomm_boot dcommi_boot_kind(const dcomm_comm_opts *opts)
+{
+    const dcomm_boot kind = opts != NULL ? opts->boot : DCOMM_BOOT_AUTO;
+    return kind == DCOMM_BOOT_AUTO && dcommi_env_flag("DCOMM_JOIN", false) ? DCOMM_BOOT_JOIN : kind;
+}
 /* Meet as `opts` and the environment say. On failure close the boot. */
 static dcomm_status dcommi_boot_begin(dcommi_boot *boot, const dcomm_comm_opts *opts)
 {
-    dcomm_boot kind = opts != NULL ? opts->boot : DCOMM_BOOT_AUTO;
+    const dcomm_boot kind = dcommi_boot_kind(opts);
     double timeout_s = boot->client.timeout_s;
     dcomm_status status;
     if (kind == DCOMM_BOOT_AUTO) {
@@ -51666,10 +52407,13 @@ static dcomm_status dcommi_boot_open(const dcomm_comm_opts *opts, double timeout
 }
 /* Meet the others only to tell them that this rank has failed with `status`, for the reason in
  * dcommi_message. Block at most DCOMMI_RDV_TELL_S seconds, apart from what dcommi_boot_open
- * excepts. */
+ * excepts. Nobody waits for a newcomer. */
 static void dcommi_boot_announce(const dcomm_comm_opts *opts, double timeout_s,
                                  const _Atomic int *cancel, dcomm_status status)
 {
+    if (dcommi_boot_kind(opts) == DCOMM_BOOT_JOIN) {
+        return;
+    }
     char why[DCOMMI_MESSAGE_MAX];
     memcpy(why, dcommi_message, sizeof why);
     timeout_s = timeout_s > 0 && timeout_s < DCOMMI_RDV_TELL_S ? timeout_s : DCOMMI_RDV_TELL_S;
@@ -51955,6 +52699,7 @@ static dcomm_status dcommi_cards_compute_alike(const dcommi_cards *cards, dcommi
             dcommi_float_env_text(first, mine, sizeof mine);
             dcommi_float_env_text(other, theirs, sizeof theirs);
             boot->agreed = true;
+            boot->guilty = r == boot->rank;
             return dcommi_fail(
                 DCOMM_ERR_MISMATCH,
                 "rank %d computes with floats as rank 0 does not: it %s, rank 0 %s, so "
@@ -52025,6 +52770,7 @@ static dcomm_status dcommi_comm_say(const dcomm_comm *comm, dcommi_boot *boot, d
     void *all = NULL;
     size_t at = 0;
     memcpy(mine, &card, sizeof card);
+    boot->guilty = boot->guilty || status < 0;
     dcomm_status exchanged = dcommi_boot_allgather(boot, mine, len, &all, &v->lens);
     if (exchanged < 0) {
         return status < 0 ? status : exchanged;
@@ -52462,6 +53208,145 @@ static dcomm_status dcommi_comm_peers(dcomm_comm *comm, const dcommi_gathering *
     dcommi_token_release(context);
     return status;
 }
+/* Meet the other ranks. All steps that can fail on one rank alone come before the ranks agree.
+ * *tuner_p: the tuner to measure with afterwards; NULL: measure nothing. */
+static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi_tuner **tuner_p)
+{
+    dcommi_gathering m = {0};
+    comm->rank = boot->rank;
+    comm->members = dcommi_calloc((size_t)boot->size, sizeof *comm->members);
+    if (comm->members == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    comm->size = boot->size;
+    if (!dcommi_quorum_fits(comm->quorum, comm->size)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "quorum is %d; it may be %d to %d of these %d ranks, "
+                           "DCOMM_QUORUM_NONE, or 0 for the default",
+                           comm->quorum, comm->size / 2 + 1, comm->size, comm->size);
+    }
+    for (int r = 0; r < comm->size; r++) {
+        comm->members[r].peer = -1;
+    }
+    dcomm_status status = dcommi_comm_locate(comm, boot, &m);
+    if (status >= 0) {
+        dcommi_comm_adopt(comm, &m);
+        status = dcommi_comm_chooser(comm, NULL);
+        DCOMMI_THEN(status, dcommi_agreements_open(comm));
+        status = status >= 0 ? dcommi_comm_peers(comm, &m) : status;
+        if (status >= 0 && comm->nhosts > 1 && comm->context->control != NULL) {
+            status = dcommi_comm_control(comm, m.net.card, boot);
+        }
+        if (status >= 0 && comm->tunes && comm->size > 1) {
+            status = dcommi_tuner_new(comm, tuner_p);
+        }
+        status = dcommi_comm_agree(comm, boot, status);
+    }
+    if (status >= 0) {
+        int connections = (int)comm->chooser->tuning.connections;
+        connections = comm->connections > 0 ? comm->connections : connections;
+        dcommi_token_take(comm->context);
+        dcommi_comm_connections(comm, connections > 0 ? connections : 1);
+        dcommi_token_release(comm->context);
+    }
+    dcommi_gathering_free(&m);
+    return status;
+}
+/* Meet the others, measure unless rank 0 has `given` numbers, and agree with them that all have a
+ * communicator now. */
+static dcomm_status dcommi_comm_constitute(dcomm_comm *comm, dcommi_boot *boot,
+                                           const dcomm_tuning *given)
+{
+    dcommi_tuner *tuner = NULL;
+    dcomm_status status = dcommi_comm_meet(comm, boot, &tuner);
+    if (status >= 0 && tuner != NULL) {
+        status = dcommi_comm_agree(comm, boot, dcommi_tuner_run(tuner, comm, given, false));
+    }
+    dcommi_tuner_free(tuner);
+    return status;
+}
+/* Found a communicator as comm->opts say; the engine does not see it yet. The context is there.
+ * `given` (NULL: none) are rank 0's numbers. *guilty (may be NULL) tells if it failed because of
+ * this rank. */
+static dcomm_status dcommi_comm_found(dcomm_comm *comm, double timeout_s, const dcomm_tuning *given,
+                                      bool *guilty)
+{
+    dcommi_boot boot;
+    dcomm_status status = dcommi_boot_open(&comm->opts, timeout_s, &comm->cancel, &boot);
+    DCOMMI_THEN(status, dcommi_comm_constitute(comm, &boot, given));
+    if (status < 0) {
+        dcommi_boot_tell(&boot, status);
+    }
+    dcommi_boot_close(&boot, status);
+    if (guilty != NULL) {
+        *guilty = boot.guilty;
+    }
+    return status;
+}
+/* Let go of the peers of a communicator that was founded in vain. */
+static void dcommi_comm_abandon_peers(dcomm_comm *comm)
+{
+    dcomm_context *context = comm->context;
+    dcommi_token_take(context);
+    for (int r = 0; comm->members != NULL && r < comm->size; r++) {
+        dcommi_remote *p =
+            comm->members[r].peer >= 0 ? &context->peers[comm->members[r].peer] : NULL;
+        if (p != NULL && --p->users == 0 && p->lost) {
+            p->transport->call->remove_peer(p->transport, comm->members[r].peer);
+        }
+    }
+    dcommi_token_release(context);
+}
+/* Take part in one attempt. *guilty: it failed because of this rank. */
+static dcomm_status dcommi_comm_join_once(dcomm_comm *comm, const dcommi_newcomer_place *place,
+                                          bool *guilty)
+{
+    comm->opts.boot = DCOMM_BOOT_ID;
+    comm->opts.id = place->id;
+    comm->opts.rank = place->rank;
+    comm->opts.size = place->size;
+    dcomm_status status = dcommi_comm_found(comm, place->timeout_s, NULL, guilty);
+    if (status < 0) {
+        dcommi_comm_abandon_peers(comm);
+        dcommi_comm_unman(comm);
+    }
+    return status;
+}
+/* Wait for a communicator that grows, and take part in attempts to create it until one succeeds on
+ * all ranks. If another rank has spoilt an attempt, wait for the next one. */
+static dcomm_status dcommi_comm_join(dcomm_comm *comm)
+{
+    dcommi_newcomer newcomer;
+    dcommi_newcomer_place place;
+    bool guilty = false, founded = false;
+    dcomm_status status =
+        dcommi_newcomer_begin(&newcomer, &comm->opts.id, comm->timeout_s, &comm->cancel);
+    while (status >= 0) {
+        status = dcommi_newcomer_next(&newcomer, &place);
+        if (status == DCOMM_OK) {
+            break;
+        }
+        if (founded) { /* the others have not confirmed it */
+            dcommi_comm_abandon_peers(comm);
+            dcommi_comm_unman(comm);
+            founded = false;
+        }
+        if (status == DCOMM_IN_PROGRESS) {
+            const dcomm_status tried = dcommi_comm_join_once(comm, &place, &guilty);
+            founded = tried >= 0;
+            status = guilty || tried == DCOMM_ERR_ABORTED ? tried : DCOMM_IN_PROGRESS;
+        }
+    }
+    char why[DCOMMI_MESSAGE_MAX];
+    memcpy(why, dcommi_message, sizeof why);
+    dcommi_newcomer_end(&newcomer);
+    memcpy(dcommi_message, why, sizeof why);
+    if (status == DCOMM_OK && !founded) {
+        return dcommi_fail(DCOMM_ERR_CORRUPT, "rank 0 says that an attempt has succeeded that "
+                                              "failed here");
+    }
+    return status;
+}
 /* ---- settings ---- */
 static dcomm_status dcommi_creation_failed(dcomm_on_error on_error, dcomm_status status)
 {
@@ -52549,66 +53434,11 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
     }
     return DCOMM_OK;
 }
-/* ---- the steps ---- */
-/* Meet the other ranks. All steps that can fail on one rank alone come before the ranks agree.
- * *tuner_p: the tuner to measure with afterwards; NULL: measure nothing. */
-static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi_tuner **tuner_p)
-{
-    dcommi_gathering m = {0};
-    comm->rank = boot->rank;
-    comm->members = dcommi_calloc((size_t)boot->size, sizeof *comm->members);
-    if (comm->members == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    comm->size = boot->size;
-    if (!dcommi_quorum_fits(comm->quorum, comm->size)) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "quorum is %d; it may be %d to %d of these %d ranks, "
-                           "DCOMM_QUORUM_NONE, or 0 for the default",
-                           comm->quorum, comm->size / 2 + 1, comm->size, comm->size);
-    }
-    for (int r = 0; r < comm->size; r++) {
-        comm->members[r].peer = -1;
-    }
-    dcomm_status status = dcommi_comm_locate(comm, boot, &m);
-    if (status >= 0) {
-        dcommi_comm_adopt(comm, &m);
-        status = dcommi_comm_chooser(comm, NULL);
-        DCOMMI_THEN(status, dcommi_agreements_open(comm));
-        status = status >= 0 ? dcommi_comm_peers(comm, &m) : status;
-        if (status >= 0 && comm->nhosts > 1 && comm->context->control != NULL) {
-            status = dcommi_comm_control(comm, m.net.card, boot);
-        }
-        if (status >= 0 && comm->tunes && comm->size > 1) {
-            status = dcommi_tuner_new(comm, tuner_p);
-        }
-        status = dcommi_comm_agree(comm, boot, status);
-    }
-    if (status >= 0) {
-        int connections = (int)comm->chooser->tuning.connections;
-        connections = comm->connections > 0 ? comm->connections : connections;
-        dcommi_token_take(comm->context);
-        dcommi_comm_connections(comm, connections > 0 ? connections : 1);
-        dcommi_token_release(comm->context);
-    }
-    dcommi_gathering_free(&m);
-    return status;
-}
-/* Meet the others, measure, and agree with them that all have a communicator now. */
-static dcomm_status dcommi_comm_found(dcomm_comm *comm, dcommi_boot *boot)
-{
-    dcommi_tuner *tuner = NULL;
-    dcomm_status status = dcommi_comm_meet(comm, boot, &tuner);
-    if (status >= 0 && tuner != NULL) {
-        status = dcommi_comm_agree(comm, boot, dcommi_tuner_run(tuner, comm, NULL, false));
-    }
-    dcommi_tuner_free(tuner);
-    return status;
-}
+/* ---- the calls ---- */
 /* Create the communicator, in the caller's thread or in one of its own. */
 static dcomm_status dcommi_comm_build(dcomm_comm *comm)
 {
-    dcommi_boot boot = {.open = false};
+    const bool joins = dcommi_boot_kind(&comm->opts) == DCOMM_BOOT_JOIN;
     dcomm_status status = DCOMM_OK;
     if (comm->context == NULL) {
         if (comm->opts.context != NULL) {
@@ -52624,15 +53454,9 @@ static dcomm_status dcommi_comm_build(dcomm_comm *comm)
         }
     }
     if (status >= 0) {
-        status = dcommi_boot_open(&comm->opts, comm->timeout_s, &comm->cancel, &boot);
+        status =
+            joins ? dcommi_comm_join(comm) : dcommi_comm_found(comm, comm->timeout_s, NULL, NULL);
     }
-    if (status >= 0) {
-        status = dcommi_comm_found(comm, &boot);
-    }
-    if (status < 0) {
-        dcommi_boot_tell(&boot, status);
-    }
-    dcommi_boot_close(&boot, status);
     if (status >= 0) {
         dcommi_comm_enter(comm);
     }
@@ -52714,6 +53538,363 @@ DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm)
         sched_yield(); /* a caller that polls must leave the core to the creator */
     }
     return ready < 0 ? dcommi_fail((dcomm_status)ready, "%s", comm->message) : (dcomm_status)ready;
+}
+/* ==== include/dcomm/impl/comm/grow.h ======================================================= */
+/* grow.h - a communicator of the ranks of another one and of newcomers.
+ *
+ * Newcomers wait in a lobby at rank 0 (boot/lobby.h). In each attempt, rank 0 invites some of them
+ * and tells the old ranks where to meet; then all create a communicator as any creation does. An
+ * agreement of the old ranks confirms it: all have their part, and none of them has failed. Only
+ * then do the newcomers hear that they are in. An attempt that a newcomer has spoilt is repeated
+ * with those that are left, without newcomers if need be.
+ *
+ * A thread creates the part, while the caller looks for deaths of old ranks. A rank that cannot go
+ * on fails the old communicator: no other rank then has a part that all have confirmed. */
+#define DCOMMI_GROW_SALT 0x67726f77u /* of ids, as DCOMMI_SHRINK_SALT */
+#define DCOMMI_GROW_SLICE_S 1.0      /* rank 0 tells the others that it waits, so often */
+#define DCOMMI_GROW_NAP 500000       /* nanoseconds between looks at newcomers and ranks */
+#define DCOMMI_GROW_REPORT_S 5.0     /* seconds for newcomers to leave an attempt that failed */
+#define DCOMMI_GROW_LOOK_S 0.02      /* seconds between looks if the old communicator failed */
+/* The next action, which rank 0 tells the others. */
+enum { DCOMMI_GROW_WAITS = 1, DCOMMI_GROW_TRIES, DCOMMI_GROW_FAILS };
+typedef struct dcommi_grow_word {
+    int32_t what;
+    int32_t newcomers; /* of the attempt; 0: a communicator of the same ranks */
+    double timeout_s;
+    dcomm_id id;          /* of the attempt's rendezvous */
+    dcommi_boot_word why; /* FAILS */
+} dcommi_grow_word;
+typedef struct dcommi_growth {
+    dcommi_grow_word word;
+    dcomm_comm *comm;
+    dcommi_agreement *g;
+    dcomm_comm *part; /* the new communicator, as far as this rank is concerned */
+    dcomm_tuning tuning;
+    /* rank 0: */
+    dcommi_lobby *lobby;
+    dcommi_attempt attempt;
+    int most; /* newcomers */
+    double until;
+} dcommi_growth;
+/* Return the error of the old communicator. If it has none, fail it with `status` and the sentence
+ * of dcommi_message. */
+static dcomm_status dcommi_grow_poison(dcomm_comm *comm, dcomm_status status)
+{
+    char why[DCOMMI_MESSAGE_MAX];
+    memcpy(why, dcommi_message, sizeof why);
+    dcommi_token_take(comm->context);
+    if (atomic_load(&comm->poisoned) == 0) {
+        dcommi_poison(comm, status, "%s", why);
+    }
+    dcommi_token_release(comm->context);
+    return dcommi_fail((dcomm_status)atomic_load(&comm->poisoned), "%s", comm->message);
+}
+static bool dcommi_grow_poisoned(const dcommi_growth *w)
+{
+    return atomic_load_explicit(&w->comm->poisoned, memory_order_acquire) != 0;
+}
+static void dcommi_grow_nap(const dcommi_growth *w)
+{
+    dcommi_progress_or_yield(w->comm->context);
+    nanosleep(&(struct timespec){.tv_nsec = DCOMMI_GROW_NAP}, NULL);
+}
+/* ---- rank 0 ---- */
+/* Check rank 0's arguments, and open the lobby. */
+static dcomm_status dcommi_grow_open(dcommi_growth *w, const dcomm_id *id, int max_new,
+                                     double wait_s)
+{
+    if (max_new < 1) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "max_new is %d; it must be 1 or more", max_new);
+    }
+    if (!(wait_s >= 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "wait_s is %g; it must be 0 or more", wait_s);
+    }
+    const int room = DCOMMI_RDV_SIZE_MAX - w->comm->size;
+    w->most = max_new < room ? max_new : room;
+    w->until = dcommi_now() + wait_s;
+    dcommi_token_take(w->comm->context);
+    dcomm_status status = dcommi_lobby_of(&w->comm->context->lobbies, id, &w->lobby);
+    dcommi_token_release(w->comm->context);
+    return status;
+}
+/* Wait for newcomers for a while. Return true if enough have come or the time is up. */
+static bool dcommi_grow_collect(const dcommi_growth *w)
+{
+    const double quarter = w->comm->timeout_s / 4, now = dcommi_now();
+    const double slice = now + (quarter < DCOMMI_GROW_SLICE_S ? quarter : DCOMMI_GROW_SLICE_S);
+    for (;;) {
+        const double at = dcommi_now();
+        if (dcommi_lobby_waiting(w->lobby) >= w->most || at >= w->until) {
+            return true;
+        }
+        if (at >= slice || dcommi_grow_poisoned(w)) {
+            return false;
+        }
+        dcommi_grow_nap(w);
+    }
+}
+/* Begin an attempt. A newcomer whose host is silent does not hold it up for longer than an old
+ * rank would. */
+static dcomm_status dcommi_grow_try(dcommi_growth *w)
+{
+    const double most = 2 * w->comm->liveness_s;
+    w->word.what = DCOMMI_GROW_TRIES;
+    w->word.timeout_s = w->comm->timeout_s < most ? w->comm->timeout_s : most;
+    w->attempt.newcomers = 0;
+    if (w->most > 0) {
+        DCOMMI_TRY(
+            dcommi_attempt_begin(w->lobby, w->comm->size, w->most, w->word.timeout_s, &w->attempt));
+    }
+    w->word.newcomers = w->attempt.newcomers;
+    w->word.id = w->attempt.id;
+    return DCOMM_OK;
+}
+/* Note that an attempt has failed, for the reason in dcommi_message. Return DCOMM_OK if it may
+ * succeed without the newcomers that have spoilt it. */
+static dcomm_status dcommi_grow_retry(dcommi_growth *w, dcomm_status failed)
+{
+    char why[DCOMMI_MESSAGE_MAX];
+    memcpy(why, dcommi_message, sizeof why);
+    const double quarter = w->comm->timeout_s / 4;
+    const double until =
+        dcommi_now() + (quarter < DCOMMI_GROW_REPORT_S ? quarter : DCOMMI_GROW_REPORT_S);
+    dcommi_rdv_guests guests = dcommi_attempt_guests(w->lobby, &w->attempt);
+    while (guests.reported < guests.there && dcommi_now() < until && !dcommi_grow_poisoned(w)) {
+        dcommi_grow_nap(w);
+        guests = dcommi_attempt_guests(w->lobby, &w->attempt);
+    }
+    dcommi_attempt_end(w->lobby, &w->attempt, false, false);
+    w->most = (int)guests.reported;
+    return w->most < w->attempt.newcomers ? DCOMM_OK : dcommi_fail(failed, "%s", why);
+}
+/* Find the next word to the others. `status`: of opening, or of the last attempt. */
+static void dcommi_grow_next(dcommi_growth *w, dcomm_status status)
+{
+    if (status < 0 && w->word.what == DCOMMI_GROW_TRIES && w->attempt.newcomers > 0) {
+        status = dcommi_grow_retry(w, status);
+        DCOMMI_THEN(status, dcommi_grow_try(w));
+    } else if (status >= 0) {
+        w->word.what = DCOMMI_GROW_WAITS;
+        status = dcommi_grow_collect(w) ? dcommi_grow_try(w) : DCOMM_OK;
+    }
+    if (status < 0) {
+        w->word.what = DCOMMI_GROW_FAILS;
+        w->word.why = dcommi_boot_word_of(status);
+    }
+}
+/* End rank 0's part in the last attempt: its newcomers are in, or wait for the next one. */
+static void dcommi_grow_end(dcommi_growth *w, dcomm_status status)
+{
+    if (w->lobby != NULL && w->attempt.newcomers > 0) {
+        dcommi_attempt_end(w->lobby, &w->attempt, status >= 0, status < 0);
+    }
+}
+/* ---- an attempt ---- */
+/* The work of the thread that founds the new communicator. */
+typedef struct dcommi_grow_founding {
+    dcommi_growth *w;
+    dcomm_status status;
+    char why[DCOMMI_MESSAGE_MAX];
+    _Atomic bool over;
+} dcommi_grow_founding;
+static void *dcommi_grow_found_main(void *user)
+{
+    dcommi_grow_founding *f = user;
+    dcommi_growth *w = f->w;
+    f->status = dcommi_comm_found(w->part, w->word.timeout_s, &w->tuning, NULL);
+    memcpy(f->why, dcommi_message, sizeof f->why);
+    atomic_store_explicit(&f->over, true, memory_order_release);
+    return NULL;
+}
+/* Make an empty part, with the settings of the old communicator. */
+static dcomm_status dcommi_grow_prepare(dcommi_growth *w)
+{
+    dcomm_comm *comm = w->comm;
+    const int size = comm->size + w->word.newcomers;
+    w->part = dcommi_comm_new(comm->context);
+    if (w->part == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcommi_comm_inherit(w->part, comm, dcommi_quorum_fits(comm->quorum, size) ? comm->quorum : 0);
+    w->part->tunes = true; /* all take over rank 0's numbers */
+    w->part->opts = (dcomm_comm_opts){
+        .boot = DCOMM_BOOT_ID, .rank = comm->rank, .size = size, .id = w->word.id};
+    dcommi_comm_lock(comm);
+    w->tuning = comm->chooser->tuning;
+    dcommi_comm_unlock(comm);
+    return DCOMM_OK;
+}
+/* Create the new communicator with the newcomers. Give up if an old rank has failed, or, on rank 0,
+ * if a newcomer is lost. */
+static dcomm_status dcommi_grow_found(dcommi_growth *w)
+{
+    dcommi_grow_founding f = {.w = w};
+    pthread_t thread;
+    dcomm_status status = dcommi_grow_prepare(w);
+    const int error = status >= 0 ? pthread_create(&thread, NULL, dcommi_grow_found_main, &f) : 0;
+    if (error != 0) {
+        status = dcommi_fail(DCOMM_ERR_SYSTEM, "grow: no thread to create the communicator in: %s",
+                             strerror(error));
+    }
+    if (status < 0) { /* the other ranks wait for this one */
+        if (w->comm->rank == 0) {
+            dcommi_attempt_forget(&w->word.id);
+        }
+        return dcommi_grow_poison(w->comm, status);
+    }
+    bool lost = false;
+    while (!atomic_load_explicit(&f.over, memory_order_acquire)) {
+        lost = lost ||
+               (w->comm->rank == 0 &&
+                (int)dcommi_attempt_guests(w->lobby, &w->attempt).there < w->attempt.newcomers);
+        if (lost || dcommi_grow_poisoned(w)) {
+            atomic_store(&w->part->cancel, 1);
+        }
+        dcommi_grow_nap(w);
+    }
+    pthread_join(thread, NULL);
+    return f.status >= 0 ? DCOMM_OK
+           : f.status == DCOMM_ERR_ABORTED && lost
+               ? dcommi_fail(DCOMM_ERR_PEER, "grow: a newcomer was lost")
+               : dcommi_fail(f.status, "%s", f.why);
+}
+/* Make a communicator of the same ranks. */
+static dcomm_status dcommi_grow_copy(dcommi_growth *w)
+{
+    const dcomm_comm *comm = w->comm;
+    int *ranks = dcommi_calloc((size_t)comm->size, sizeof *ranks);
+    if (ranks == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (int r = 0; r < comm->size; r++) {
+        ranks[r] = r;
+    }
+    dcomm_status status = dcommi_comm_make(
+        comm, ranks, comm->size, dcommi_mix(dcommi_mix(w->g->key, DCOMMI_GROW_SALT), w->g->taken),
+        comm->quorum, &w->part);
+    dcommi_free(ranks);
+    return status;
+}
+static void dcommi_grow_drop(dcommi_growth *w)
+{
+    if (w->part != NULL) {
+        if (w->word.newcomers > 0) {
+            dcommi_comm_abandon_peers(w->part);
+        }
+        dcommi_comm_drop(w->part);
+        w->part = NULL;
+    }
+}
+/* Return the result of an agreement on an attempt. Ranks that have failed spoil it. */
+static dcomm_status dcommi_grow_decided(dcommi_growth *w, dcomm_status tried)
+{
+    dcommi_agree *a = w->g->agree;
+    char why[DCOMMI_MESSAGE_MAX], failed[112];
+    memcpy(why, dcommi_message, sizeof why);
+    dcommi_token_take(w->comm->context);
+    const bool whole = dcommi_agree_empty(a, DCOMMI_AGREE_LAST);
+    const bool several =
+        dcommi_set_text(dcommi_agree_look(a, DCOMMI_AGREE_LAST), a->size, failed, sizeof failed);
+    const uint64_t word = a->last;
+    dcommi_token_release(w->comm->context);
+    if (!whole) {
+        dcommi_fail(DCOMM_ERR_PEER, "grow: %s %s failed", failed, several ? "have" : "has");
+        return dcommi_grow_poison(w->comm, DCOMM_ERR_PEER);
+    }
+    return tried < 0 ? dcommi_fail(tried, "%s", why)
+                     : dcommi_agreement_parts(word, "grown communicator");
+}
+/* Agree that all old ranks have their part. A rank that has none does not wait for the agreement
+ * once the old communicator has failed: nobody can succeed any more. */
+static dcomm_status dcommi_grow_confirm(dcommi_growth *w, dcomm_status tried)
+{
+    const double until = dcommi_now() + w->comm->timeout_s + DCOMMI_RDV_TELL_S;
+    char why[DCOMMI_MESSAGE_MAX];
+    memcpy(why, dcommi_message, sizeof why);
+    w->g->status = tried;
+    dcomm_status status;
+    bool vain, waits;
+    do {
+        const double now = dcommi_now(), soon = now + DCOMMI_GROW_LOOK_S;
+        vain = tried < 0 && dcommi_grow_poisoned(w);
+        status = dcommi_agreement_reach(w->g, "grow", dcommi_agreement_word(w->g),
+                                        vain         ? now
+                                        : tried >= 0 ? until
+                                                     : soon);
+        waits = status == DCOMM_ERR_TIMEOUT && !vain && dcommi_now() < until;
+    } while (waits);
+    if (status < 0) {
+        return dcommi_grow_poison(w->comm, status);
+    }
+    memcpy(dcommi_message, why, sizeof why);
+    return dcommi_grow_decided(w, tried);
+}
+/* ---- the call ---- */
+/* Grow. `status`: of rank 0's arguments. */
+static dcomm_status dcommi_grow_run(dcommi_growth *w, dcomm_status status)
+{
+    for (;;) {
+        if (w->comm->rank == 0) {
+            dcommi_grow_next(w, status);
+        }
+        status = dcomm_broadcast(w->comm, &w->word, &w->word, sizeof w->word, DCOMM_U8, 0, NULL);
+        if (status < 0) {
+            if (w->comm->rank == 0 && w->word.what == DCOMMI_GROW_TRIES) {
+                dcommi_attempt_forget(&w->word.id);
+            }
+            return dcommi_grow_poison(w->comm, status);
+        }
+        if (w->word.what == DCOMMI_GROW_FAILS) {
+            return w->comm->rank == 0
+                       ? dcommi_fail((dcomm_status)w->word.why.status, "%s", w->word.why.text)
+                       : dcommi_boot_word_read(&w->word.why, sizeof w->word.why, 0);
+        }
+        if (w->word.what == DCOMMI_GROW_TRIES) {
+            status = w->word.newcomers > 0 ? dcommi_grow_found(w) : dcommi_grow_copy(w);
+            status = dcommi_grow_confirm(w, status);
+            if (status >= 0) {
+                return status;
+            }
+            dcommi_grow_drop(w);
+            if (dcommi_grow_poisoned(w)) {
+                return dcommi_grow_poison(w->comm, status);
+            }
+        }
+    }
+}
+DCOMM_API dcomm_status dcomm_comm_grow(dcomm_comm *comm, const dcomm_id *id, int max_new,
+                                       double wait_s, dcomm_comm **new_p)
+{
+    dcommi_agreement *g;
+    DCOMMI_NEED(new_p);
+    *new_p = NULL;
+    DCOMMI_TRY(dcommi_agreement_for(comm, "grow", DCOMMI_AGREE_GROW, &g));
+    if (atomic_load(&comm->poisoned) != 0) {
+        return dcommi_grow_poison(comm, DCOMM_OK);
+    }
+    dcommi_growth *w = comm->growing != NULL ? comm->growing : dcommi_alloc(sizeof *w);
+    if (w == NULL) { /* the other ranks wait for this one */
+        return dcommi_grow_poison(comm, DCOMM_ERR_NO_MEMORY);
+    }
+    memset(w, 0, sizeof *w);
+    w->comm = comm;
+    w->g = g;
+    comm->growing = w;
+    dcomm_status status = comm->rank == 0 ? dcommi_grow_open(w, id, max_new, wait_s) : DCOMM_OK;
+    status = dcommi_grow_run(w, status);
+    dcommi_grow_end(w, status);
+    if (status < 0) {
+        dcommi_grow_drop(w);
+        dcommi_say_failed(comm->on_error, comm->rank, status, dcommi_message);
+        return status;
+    }
+    *new_p = w->part;
+    if (w->word.newcomers > 0) {
+        dcommi_comm_enter(*new_p);
+    } else {
+        dcommi_comm_begin(*new_p);
+    }
+    return DCOMM_OK;
 }
 #ifndef DCOMM_NO_CHECK
 /* ==== include/dcomm/impl/check/check.h ===================================================== */
@@ -55286,6 +56467,10 @@ dcomm_status dcomm_plan_check(const dcomm_plan *const *plans, int nranks,
 #ifndef DCOMM_NO_TRAIN
 /* ==== include/dcomm/impl/train/bucket/api_bucket.h ========================================= */
 /* api_bucket.h - the public calls on gradient buckets. */
+/* ==== include/dcomm/impl/train/bucket/join.h =============================================== */
+/* join.h - after ranks have met (meet.h), all of them stand at the same place of the run: a front
+ * from one rank says which. Ranks that carry buckets go back to it (rebind.h); ranks that create
+ * theirs begin there. */
 /* ==== include/dcomm/impl/train/bucket/rebuild.h ============================================ */
 /* rebuild.h - rebuild the buckets in the order in which gradients really become ready. Gradients
  * inside buckets and the residuals of error feedback move along. */
@@ -55298,6 +56483,9 @@ dcomm_status dcomm_plan_check(const dcomm_plan *const *plans, int nranks,
 /* ==== include/dcomm/impl/train/bucket/agree.h ============================================== */
 /* agree.h - compare the registrations of all ranks, so that a difference becomes an error on all
  * of them and not a wrong sum. */
+/* ==== include/dcomm/impl/train/bucket/meet.h =============================================== */
+/* meet.h - ranks meet on a communicator: the cards that they exchange, and where they go on if some
+ * of them bring buckets from another communicator. */
 /* ==== include/dcomm/impl/train/bucket/layout.h ============================================= */
 /* layout.h - check and copy the registered parameters, and deal them into buckets. */
 /* ==== include/dcomm/impl/train/bucket/memory.h ============================================= */
@@ -55361,6 +56549,7 @@ typedef struct dcommi_bkt {
     unsigned char *values; /* the parameters one behind another ... */
     unsigned char *values_memory; /* ... in this copy; NULL: in the caller's memory */
     dcomm_feedback *feedback;
+    uint64_t before; /* steps of the feedback when the last step that sends began */
     double alone_s;
     double *durations; /* of the last steps, a ring */
     /* of the step under way */
@@ -55395,6 +56584,25 @@ enum {
     DCOMMI_BKT_EXPOSED,
     DCOMMI_BKT_SPANS
 };
+/* The error feedback of a bucket: the step where it stands, and its number for random numbers. */
+typedef struct dcommi_bkt_errors {
+    uint64_t step, tensor;
+} dcommi_bkt_errors;
+/* The place in its run from which the ranks of a new communicator go on (bucket/join.h). After it
+ * come the dcommi_bkt_errors of each bucket and the order from which the buckets were dealt (u32),
+ * with room for nparams of each. */
+typedef struct dcommi_bkt_front {
+    uint64_t steps, sent_steps, built, nbuckets;
+    uint64_t has_scaler, good, scaler_steps, scaler_skipped;
+    double scale;
+    dcomm_scaler_opts scaler_opts;
+} dcommi_bkt_front;
+/* A lost rank's state, for the next rebind. */
+typedef struct dcommi_bkt_legacy {
+    const unsigned char *state; /* the caller's */
+    size_t bytes, rank;
+} dcommi_bkt_legacy;
+enum { DCOMMI_BKT_LEGACIES = 8 }; /* bucket.h names it */
 /* A step kept for the trace. */
 typedef struct dcommi_bkt_kept {
     uint64_t step;
@@ -55446,6 +56654,13 @@ struct dcomm_buckets {
     dcomm_request *sights_request;
     /* over steps */
     uint64_t steps, sent_steps, built_at;
+    uint64_t base, base_before; /* the first step behind the last that has sent; and behind the one
+                                 * before */
+    /* over communicators */
+    dcomm_buckets_rebind_info rebound;
+    dcommi_bkt_legacy legacies[DCOMMI_BKT_LEGACIES];
+    size_t nlegacies;
+    dcommi_bkt_front joined; /* has_scaler: the other ranks have a scaler, and this one does not */
     _Atomic int failed; /* the status, 0: none */
     char message[DCOMMI_MESSAGE_MAX];
     double *spans[DCOMMI_BKT_SPANS]; /* [history], rings */
@@ -55483,13 +56698,21 @@ static dcomm_status dcommi_bkt_locate(dcomm_buckets *b, const void *at, size_t *
     *place_p = place;
     return DCOMM_OK;
 }
+/* Let the context of the buckets' communicator know the devices. */
+static dcomm_status dcommi_bkt_introduce_devices(const dcomm_buckets *b)
+{
+    for (size_t i = 0; i < b->ndevices; i++) {
+        dcommi_device *device = NULL;
+        DCOMMI_TRY(dcommi_device_of(b->comm->context, b->devices[i].number, &device));
+    }
+    return b->ndevices > 0 ? dcommi_context_need_thread(b->comm->context) : DCOMM_OK;
+}
 /* Open the devices, once all parameters are known. All that may wait for a device happens here. */
 static dcomm_status dcommi_bkt_open_devices(dcomm_buckets *b)
 {
+    DCOMMI_TRY(dcommi_bkt_introduce_devices(b));
     for (size_t i = 0; i < b->ndevices; i++) {
         dcommi_bkt_device *d = &b->devices[i];
-        dcommi_device *device = NULL;
-        DCOMMI_TRY(dcommi_device_of(b->comm->context, d->number, &device));
         for (int s = 0; s < DCOMMI_BKT_STREAMS; s++) {
             DCOMMI_TRY(dcommi_devices->own_open(d->number, true, &d->streams[s]));
         }
@@ -55498,7 +56721,7 @@ static dcomm_status dcommi_bkt_open_devices(dcomm_buckets *b)
         dcommi_devices->leave(before);
         DCOMMI_TRY(status);
     }
-    return b->ndevices > 0 ? dcommi_context_need_thread(b->comm->context) : DCOMM_OK;
+    return DCOMM_OK;
 }
 /* Wait for copies of gradients that stand behind work on the caller's streams. timeout_s is that
  * of the communicator, which is gone. */
@@ -55749,18 +56972,25 @@ static dcomm_status dcommi_bkt_house(const dcomm_buckets *b, size_t number, dcom
     }
     return DCOMM_OK;
 }
-/* Cut a bucket into equal shards, except the last ones: whole cache lines of 4-byte elements. */
-static dcomm_status dcommi_bkt_share(const dcomm_buckets *b, dcommi_bkt *k)
+/* Cut a bucket into equal shards, except the last ones: whole cache lines of 4-byte elements.
+ * Return NULL without memory. */
+static size_t *dcommi_bkt_cut(const dcomm_buckets *b, const dcommi_bkt *k)
 {
     size_t part = (k->count / (size_t)b->size + (k->count % (size_t)b->size > 0) + 15) / 16 * 16;
     size_t left = k->count;
-    k->shards = dcommi_calloc((size_t)b->size, sizeof *k->shards);
+    size_t *shards = dcommi_calloc((size_t)b->size, sizeof *shards);
+    for (int r = 0; r < b->size && shards != NULL; r++) {
+        shards[r] = left < part ? left : part;
+        left -= shards[r];
+    }
+    return shards;
+}
+/* Give each rank its shard of a bucket, and the parameters a place. */
+static dcomm_status dcommi_bkt_share(const dcomm_buckets *b, dcommi_bkt *k)
+{
+    k->shards = dcommi_bkt_cut(b, k);
     if (k->shards == NULL) {
         return DCOMM_ERR_NO_MEMORY;
-    }
-    for (int r = 0; r < b->size; r++) {
-        k->shards[r] = left < part ? left : part;
-        left -= k->shards[r];
     }
     k->values = b->has_values ? dcommi_bkt_flat(b, k, true) : NULL;
     if (b->has_values && k->values == NULL && k->bytes > 0) {
@@ -56220,13 +57450,122 @@ enum {
     DCOMMI_BKT_NREALS = 0 DCOMMI_BKT_REALS(DCOMMI_BKT_COUNT)
 #undef DCOMMI_BKT_COUNT
 };
+/* The place of a rank in its run, when ranks meet on a new communicator. */
+typedef struct dcommi_bkt_run {
+    uint64_t carries;            /* it brings its buckets; 0: it creates them */
+    uint64_t done;               /* steps that have sent and are complete: with a scaler, judged */
+    uint64_t rank, ranks;        /* its rank in the communicator before, and the number of ranks */
+    uint64_t watched;            /* it has a scaler ... */
+    uint64_t scale, good;        /* ... that stands here; scale by its bits */
+    uint64_t nheirs, heirs[DCOMMI_BKT_LEGACIES]; /* it inherits from so many ranks: these */
+} dcommi_bkt_run;
 /* A rank's message to the others. */
 typedef struct dcommi_bkt_card {
     int64_t status;
+    dcommi_bkt_run run;
     uint64_t options[DCOMMI_BKT_NOPTIONS + DCOMMI_BKT_NREALS]; /* a real number by its bits */
     uint64_t nparams, hash;
     char text[DCOMMI_TEXT_MAX]; /* message of the error, or the parameter that differs */
 } dcommi_bkt_card;
+/* Return the rank that stands for a rank of the communicator before: itself, or its heir among the
+ * legacies before number `until` of rank `last`; -1: none. *alive: itself. */
+static int dcommi_bkt_stands_for(const dcomm_buckets *b, const dcommi_bkt_card *cards,
+                                 uint64_t rank, int last, uint64_t until, bool *alive)
+{
+    for (int r = 0; r < b->size; r++) {
+        if (cards[r].run.carries != 0 && cards[r].run.rank == rank) {
+            *alive = true;
+            return r;
+        }
+    }
+    *alive = false;
+    for (int r = 0; r <= last; r++) {
+        for (uint64_t i = 0; i < cards[r].run.nheirs && (r < last || i < until); i++) {
+            if (cards[r].run.heirs[i] == rank) {
+                return r;
+            }
+        }
+    }
+    return -1;
+}
+/* Check that no residual is there twice: each legacy is of a rank that is not here, and has one
+ * heir. */
+static dcomm_status dcommi_bkt_check_heirs(const dcomm_buckets *b, const dcommi_bkt_card *cards)
+{
+    for (int r = 0; r < b->size; r++) {
+        for (uint64_t i = 0; i < cards[r].run.nheirs; i++) {
+            const uint64_t of = cards[r].run.heirs[i];
+            bool alive;
+            const int other = dcommi_bkt_stands_for(b, cards, of, r, i, &alive);
+            if (other >= 0) {
+                return dcommi_fail(DCOMM_ERR_INVALID,
+                                   "dcomm_buckets_rebind: rank %d inherits from the former rank "
+                                   "%" PRIu64 ", and %s rank %d",
+                                   r, of, alive ? "that is now" : "so does", other);
+            }
+        }
+    }
+    return DCOMM_OK;
+}
+/* Check that the scalers of the ranks that bring one stand alike. */
+static dcomm_status dcommi_bkt_check_scalers(const dcomm_buckets *b, const dcommi_bkt_card *cards,
+                                             int source)
+{
+    const dcommi_bkt_run *x = &cards[source].run;
+    for (int r = 0; r < b->size; r++) {
+        const dcommi_bkt_run *y = &cards[r].run;
+        if (y->carries != 0 && y->watched != x->watched) {
+            return dcommi_fail(DCOMM_ERR_MISMATCH,
+                               "dcomm_buckets_rebind: rank %d has %s scaler, and rank %d has %s",
+                               source, x->watched != 0 ? "a" : "no", r,
+                               y->watched != 0 ? "one" : "none");
+        }
+        if (y->carries != 0 && y->done == x->done && (y->scale != x->scale || y->good != x->good)) {
+            return dcommi_fail(DCOMM_ERR_MISMATCH,
+                               "dcomm_buckets_rebind: the scaler is at %.17g after %" PRIu64
+                               " good steps on rank %d, and at %.17g after %" PRIu64 " on rank %d",
+                               dcommi_f64_from_bits(x->scale), x->good, source,
+                               dcommi_f64_from_bits(y->scale), y->good, r);
+        }
+    }
+    return DCOMM_OK;
+}
+/* Return true if error feedback is kept for any parameter. */
+static bool dcommi_bkt_keeps_errors(const dcomm_buckets *b)
+{
+    for (size_t i = 0; i < b->nkinds; i++) {
+        if (b->kinds[i].has_feedback) {
+            return true;
+        }
+    }
+    return false;
+}
+/* Find out from the cards of all ranks where they go on, as all of them do. */
+static dcomm_status dcommi_bkt_meet(const dcomm_buckets *b, const dcommi_bkt_card *cards,
+                                    dcomm_buckets_rebind_info *info)
+{
+    uint64_t heirs = 0;
+    *info = (dcomm_buckets_rebind_info){.source = -1};
+    for (int r = 0; r < b->size; r++) {
+        const dcommi_bkt_run *run = &cards[r].run;
+        info->carried += run->carries != 0;
+        heirs += run->nheirs;
+        if (run->carries != 0 && (info->source < 0 || run->done < cards[info->source].run.done)) {
+            info->source = r;
+        }
+    }
+    if (info->carried == 0) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_bkt_check_scalers(b, cards, info->source));
+    DCOMMI_TRY(dcommi_bkt_check_heirs(b, cards));
+    const dcommi_bkt_run *source = &cards[info->source].run, *own = &cards[b->rank].run;
+    info->joined = b->size - info->carried;
+    info->left = source->ranks > (uint64_t)info->carried ? (int)source->ranks - info->carried : 0;
+    info->missing = dcommi_bkt_keeps_errors(b) ? info->left - (int)heirs : 0;
+    info->undone = own->carries != 0 && own->done > source->done;
+    return DCOMM_OK;
+}
 static const char *dcommi_bkt_codec_name(const dcomm_buckets *b, const dcommi_bkt_param *p)
 {
     const dcomm_codec *codec = b->kinds[p->kind].codec;
@@ -56304,6 +57643,13 @@ static void dcommi_bkt_give_back(dcomm_buckets *b, void *memory)
     dcommi_bkt_loan *loan = *at;
     *at = loan->next;
     dcommi_free(loan);
+}
+static void dcommi_bkt_free_loans(dcommi_bkt_loan **loans)
+{
+    for (dcommi_bkt_loan *loan; (loan = *loans) != NULL;) {
+        *loans = loan->next;
+        dcommi_free(loan);
+    }
 }
 /* Return the options for the buckets' own exchanges. */
 static inline dcomm_coll_opts dcommi_bkt_patience(const dcomm_buckets *b)
@@ -56416,10 +57762,12 @@ static dcomm_status dcommi_bkt_compare_options(const char *what, const char *con
     return DCOMM_OK;
 }
 /* Check that all ranks have registered the same, with the same options. `status` is the result of
- * this rank's registration. */
-static dcomm_status dcommi_bkt_agree(dcomm_buckets *b, dcomm_status status)
+ * this rank's registration, `run` its place in its run. *info becomes where the ranks go on. */
+static dcomm_status dcommi_bkt_agree(dcomm_buckets *b, dcomm_status status,
+                                     const dcommi_bkt_run *run, dcomm_buckets_rebind_info *info)
 {
     dcommi_bkt_card own = dcommi_bkt_card_of(status), *cards;
+    own.run = *run;
     own.nparams = b->nparams;
     static const char *const names[] = {
 #define DCOMMI_BKT_NAME(name, value) #name,
@@ -56449,6 +57797,7 @@ static dcomm_status dcommi_bkt_agree(dcomm_buckets *b, dcomm_status status)
     if (status >= 0 && !alike) {
         status = dcommi_bkt_name_difference(b, cards);
     }
+    DCOMMI_THEN(status, dcommi_bkt_meet(b, cards, info));
     dcommi_bkt_give_back(b, cards);
     return status;
 }
@@ -56821,12 +58170,23 @@ static dcomm_status dcommi_bkt_open(dcomm_buckets *b)
                                               "tells the weight of rank %d",
                                               b->steps, b->rank));
     }
+    if (b->joined.has_scaler != 0) {
+        return dcommi_bkt_fail(b, dcommi_fail(DCOMM_ERR_INVALID,
+                                              "buckets: rank %d has no scaler, and the ranks that "
+                                              "it has joined have one; call dcomm_scaler_create "
+                                              "before its first step",
+                                              b->rank));
+    }
     b->begin_at = dcommi_now();
     b->next = 0;
     b->told = false;
     b->seen = (dcommi_bkt_sight){0};
     b->cards_here = false;
     b->factor = 1;
+    for (size_t i = 0; i < b->layout.n && !b->step.accumulate; i++) {
+        dcommi_bkt *k = &b->layout.buckets[i];
+        k->before = k->feedback != NULL ? k->feedback->step : 0;
+    }
     if (!b->step.accumulate) {
         b->card[0] = b->steps;
         b->card[1] = dcommi_f64_bits(b->step.weight);
@@ -56956,7 +58316,7 @@ static dcomm_status dcommi_bkt_launch(dcomm_buckets *b)
         if (atomic_load_explicit(&k->pending, memory_order_acquire) > 0) {
             break;
         }
-        if (b->opts.weighted) {
+        if (b->opts.weighted || k->feedback != NULL) { /* one step can be undone, two cannot */
             dcomm_status here = dcommi_bkt_try_cards(b);
             if (here != DCOMM_OK) {
                 return here < 0 ? here : DCOMM_OK;
@@ -57179,6 +58539,8 @@ static void dcommi_bkt_close(dcomm_buckets *b)
     atomic_store(&b->marked, 0);
     b->steps++;
     b->sent_steps += sent;
+    b->base_before = sent ? b->base : b->base_before;
+    b->base = sent ? b->steps : b->base;
     b->begun = false;
     b->step = (dcomm_buckets_step){0};
     atomic_store(&b->open, false);
@@ -57313,6 +58675,264 @@ static dcomm_status dcommi_bkt_rebuild(dcomm_buckets *b)
     dcommi_bkt_layout_free(&b->layout);
     dcommi_bkt_settle(b, &layout);
     return DCOMM_OK;
+}
+/* ==== include/dcomm/impl/feedback/back.h =================================================== */
+/* back.h - a state goes on among other ranks: it goes back to the step that all of them redo, and
+ * takes in the residuals of a rank that is lost. */
+/* Bring a state in host memory back to `step`, undoing a step or repairing a failed one. If that
+ * cannot be, its residuals become zero: then set *reset, and add their squares to *lost. The owner
+ * residual becomes the worker's, since shards change hands. */
+static dcomm_status dcommi_feedback_back(dcomm_feedback *fb, uint64_t step, bool *reset,
+                                         double *lost)
+{
+    const bool untouched = fb->last != DCOMMI_FEEDBACK_NOTHING; /* since its last commit */
+    *reset = false;
+    if (fb->stale && (untouched || (fb->step == step && !fb->opts.in_place))) {
+        if (untouched) {
+            fb->stale = false;
+        } else {
+            DCOMMI_TRY(dcomm_feedback_recover(fb, DCOMM_FEEDBACK_RETRY, NULL));
+        }
+    }
+    if (!fb->stale && fb->step == step + 1 && untouched && !fb->opts.in_place) {
+        DCOMMI_TRY(dcomm_feedback_undo(fb));
+    }
+    if (fb->stale || fb->step != step) {
+        double norm = 0;
+        DCOMMI_TRY(dcomm_feedback_recover(fb, DCOMM_FEEDBACK_RESET, &norm));
+        *lost += step > 0 ? norm * norm : 0; /* before the first step there were none */
+        *reset = step > 0;
+        fb->step = step;
+    }
+    fb->last = DCOMMI_FEEDBACK_NOTHING;
+    return dcommi_feedback_own(fb, 0, 0);
+}
+/* Add the residuals of a lost rank's state to those of `fb`, which owns nothing. Both are in host
+ * memory. */
+static void dcommi_feedback_inherit(dcomm_feedback *fb, const dcomm_feedback *from)
+{
+    for (size_t i = 0; i < fb->count; i++) {
+        const double sum =
+            (double)dcommi_feedback_get(&fb->worker, fb->worker.now, i) + dcommi_feedback_owed(from, i);
+        dcommi_feedback_set(&fb->worker, fb->worker.now, i, dcommi_f32_bounded((float)sum));
+    }
+    for (size_t i = 0; i < fb->velocity.count; i++) {
+        const float u = dcommi_feedback_get(&fb->velocity, fb->velocity.now, i) +
+                        dcommi_feedback_get(&from->velocity, from->velocity.now, i);
+        dcommi_feedback_set(&fb->velocity, fb->velocity.now, i, dcommi_f32_bounded(u));
+    }
+    dcommi_feedback_level(fb);
+}
+/* ---- the front ---- */
+static inline dcommi_bkt_errors *dcommi_bkt_front_errors(dcommi_bkt_front *front)
+{
+    return (dcommi_bkt_errors *)(void *)(front + 1);
+}
+static inline uint32_t *dcommi_bkt_front_sequence(const dcomm_buckets *b, dcommi_bkt_front *front)
+{
+    return (uint32_t *)(void *)(dcommi_bkt_front_errors(front) + b->nparams);
+}
+static inline size_t dcommi_bkt_front_room(const dcomm_buckets *b)
+{
+    return sizeof(dcommi_bkt_front) + b->nparams * (sizeof(dcommi_bkt_errors) + sizeof(uint32_t));
+}
+/* Send the front of rank `source` to all. */
+static dcomm_status dcommi_bkt_pass_front(dcomm_buckets *b, dcommi_bkt_front *front, int source)
+{
+    dcomm_coll_opts opts = dcommi_bkt_patience(b);
+    return dcomm_broadcast(b->comm, front, front, dcommi_bkt_front_room(b), DCOMM_U8, source,
+                           &opts);
+}
+/* Go on at the front. */
+static void dcommi_bkt_stand(dcomm_buckets *b, const dcommi_bkt_front *front)
+{
+    b->steps = b->base = b->base_before = front->steps;
+    b->sent_steps = front->sent_steps;
+    b->built = (int)front->built;
+}
+/* Decide about codec "auto" for the length of each bucket. */
+static dcomm_status dcommi_bkt_decide(const dcomm_buckets *b)
+{
+    for (size_t i = 0; i < b->layout.n; i++) {
+        const dcommi_bkt *k = &b->layout.buckets[i];
+        const dcomm_codec *codec = b->kinds[k->kind].codec, *taken;
+        if (codec != NULL && codec->automatic) {
+            DCOMMI_TRY(dcomm_codec_decide(b->comm, codec, k->count, b->kinds[k->kind].dtype,
+                                          k->device != NULL, &taken));
+        }
+    }
+    return DCOMM_OK;
+}
+/* ---- error feedback among other ranks ---- */
+/* Of each bucket's error feedback, summed over the ranks: squares, and a number of states. */
+enum { DCOMMI_BKT_LOST, DCOMMI_BKT_CARRIED, DCOMMI_BKT_RESET, DCOMMI_BKT_SUMS };
+/* Compute EF21's estimate anew: the sum (or average) of what these ranks claim. Add the squares of
+ * the part that is lost to *lost. */
+static dcomm_status dcommi_bkt_estimate(dcomm_buckets *b, dcomm_feedback *fb, double *lost)
+{
+    enum { BLOCK = 1 << 18 };
+    dcomm_coll_opts opts = dcommi_bkt_patience(b);
+    opts.deterministic = true;
+    const bool average = dcommi_bkt_op(b) == DCOMM_AVG;
+    const double before = fb->average ? (double)fb->nranks : 1;
+    const float *claims = fb->worker.now;
+    float *estimate = fb->estimate.now;
+    double *sum = dcommi_bkt_borrow(b, fb->count < BLOCK ? fb->count : BLOCK, sizeof *sum);
+    dcomm_status status = sum != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    for (size_t at = 0, n; at < fb->count && status >= 0; at += n) {
+        n = fb->count - at < BLOCK ? fb->count - at : BLOCK;
+        for (size_t i = 0; i < n; i++) {
+            sum[i] = (double)claims[at + i];
+        }
+        status = dcomm_allreduce(b->comm, DCOMM_IN_PLACE, sum, n, DCOMM_F64, DCOMM_SUM, &opts);
+        for (size_t i = 0; i < n && status >= 0; i++) {
+            const double gone = before * (double)estimate[at + i] - sum[i];
+            *lost += gone * gone;
+            estimate[at + i] = (float)(average ? sum[i] / b->size : sum[i]);
+        }
+    }
+    dcommi_bkt_give_back(b, sum);
+    dcommi_feedback_store_level(&fb->estimate);
+    fb->average = average;
+    fb->nranks = (uint32_t)b->size;
+    return status;
+}
+/* Give all ranks what the codec of rank `source` remembers of the last step: with a linear codec
+ * all ranks begin a step with the same. */
+static dcomm_status dcommi_bkt_remember(dcomm_buckets *b, dcomm_feedback *fb, int source)
+{
+    const size_t count = dcommi_feedback_basis_count(fb->codec, fb->count);
+    dcomm_coll_opts opts = dcommi_bkt_patience(b);
+    if (count == 0) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_feedback_basis_make(fb));
+    float *basis = dcommi_bkt_borrow(b, count, sizeof *basis);
+    if (basis == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    memcpy(basis, fb->basis.now, count * sizeof *basis);
+    DCOMMI_TRY(dcomm_broadcast(b->comm, basis, basis, count, DCOMM_F32, source, &opts));
+    memcpy(fb->basis.now, basis, count * sizeof *basis);
+    dcommi_feedback_store_level(&fb->basis);
+    dcommi_bkt_give_back(b, basis);
+    return DCOMM_OK;
+}
+/* Note what was carried and lost: in b->rebound, and in the ledgers. */
+static void dcommi_bkt_account(dcomm_buckets *b, const double *sums)
+{
+    double lost = 0, carried = 0, reset = 0;
+    for (size_t i = 0; i < b->layout.n; i++, sums += DCOMMI_BKT_SUMS) {
+        const dcomm_feedback *fb = b->layout.buckets[i].feedback;
+        lost += sums[DCOMMI_BKT_LOST];
+        carried += sums[DCOMMI_BKT_CARRIED];
+        reset += sums[DCOMMI_BKT_RESET];
+        if (fb != NULL && fb->ledger != NULL) {
+            dcommi_ledger_moved(fb->ledger, (uint64_t)b->rebound.missing,
+                                sums[DCOMMI_BKT_CARRIED], sums[DCOMMI_BKT_LOST]);
+        }
+    }
+    b->rebound.carried_norm = dcommi_sqrt(carried);
+    b->rebound.lost_norm = dcommi_sqrt(lost);
+    b->rebound.reset = (size_t)reset;
+}
+/* Make the states of all ranks fit together. sums[DCOMMI_BKT_SUMS] of each bucket are this rank's
+ * part at first. */
+static dcomm_status dcommi_bkt_join_feedback(dcomm_buckets *b, double *sums)
+{
+    const int source = b->rebound.source;
+    dcomm_coll_opts opts = dcommi_bkt_patience(b);
+    if (!dcommi_bkt_keeps_errors(b)) {
+        return DCOMM_OK;
+    }
+    for (size_t i = 0; i < b->layout.n; i++) {
+        dcomm_feedback *fb = b->layout.buckets[i].feedback;
+        double *own = sums + i * DCOMMI_BKT_SUMS, lost = 0;
+        if (fb == NULL) {
+            continue;
+        }
+        DCOMMI_TRY(dcommi_feedback_norm2(&fb->worker, &own[DCOMMI_BKT_CARRIED]));
+        if (fb->opts.variant == DCOMM_FEEDBACK_EF21) {
+            DCOMMI_TRY(dcommi_bkt_estimate(b, fb, &lost));
+            own[DCOMMI_BKT_LOST] += b->rank == source && own[DCOMMI_BKT_RESET] == 0 ? lost : 0;
+        }
+        DCOMMI_TRY(dcommi_bkt_remember(b, fb, source));
+    }
+    DCOMMI_TRY(dcomm_allreduce(b->comm, DCOMM_IN_PLACE, sums, b->layout.n * DCOMMI_BKT_SUMS,
+                               DCOMM_F64, DCOMM_SUM, &opts));
+    dcommi_bkt_account(b, sums);
+    return DCOMM_OK;
+}
+/* ---- the end ---- */
+/* End the meeting: it has succeeded on all ranks, or on none that is left. */
+static dcomm_status dcommi_bkt_confirm(dcomm_buckets *b, dcomm_status status)
+{
+    char why[DCOMMI_MESSAGE_MAX];
+    uint64_t good = status >= 0;
+    int failed = -1, nfailed = 0;
+    snprintf(why, sizeof why, "%s", status < 0 ? dcomm_last_error() : "");
+    if (status < 0) {
+        dcomm_comm_abort(b->comm, why);
+    }
+    const dcomm_status agreed = dcomm_comm_agree(b->comm, &good, &failed, 1, &nfailed);
+    if (status < 0) {
+        return dcommi_fail(status, "%s", why);
+    }
+    if (agreed < 0 || (good != 0 && nfailed == 0)) {
+        return agreed;
+    }
+    return nfailed > 0 ? dcommi_fail(DCOMM_ERR_PEER,
+                                     "buckets: rank %d has failed while the ranks met", failed)
+                       : dcommi_fail(DCOMM_ERR_ABORTED, "buckets: %s", dcomm_comm_error(b->comm));
+}
+/* Make the states of all ranks fit together, and end the meeting. */
+static dcomm_status dcommi_bkt_unite(dcomm_buckets *b, dcomm_status status, double *sums)
+{
+    DCOMMI_THEN(status, dcommi_bkt_join_feedback(b, sums));
+    DCOMMI_THEN(status, dcommi_bkt_decide(b));
+    return dcommi_bkt_confirm(b, status);
+}
+/* ---- a rank that creates its buckets ---- */
+/* Build the buckets as the others have them, and begin at their front. */
+static dcomm_status dcommi_bkt_join_front(dcomm_buckets *b, dcommi_bkt_front *front)
+{
+    dcommi_bkt_layout layout = {0};
+    const dcommi_bkt_errors *errors = dcommi_bkt_front_errors(front);
+    b->sequence = dcommi_calloc(b->nparams, sizeof *b->sequence);
+    if (b->sequence == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    memcpy(b->sequence, dcommi_bkt_front_sequence(b, front), b->nparams * sizeof *b->sequence);
+    DCOMMI_TRY(dcommi_bkt_build(b, b->sequence, &layout));
+    dcommi_bkt_settle(b, &layout);
+    for (size_t i = 0; i < layout.n; i++) {
+        dcomm_feedback *fb = layout.buckets[i].feedback;
+        if (fb != NULL) {
+            fb->step = errors[i].step;
+            fb->opts.tensor = (uint32_t)errors[i].tensor;
+        }
+    }
+    dcommi_bkt_stand(b, front);
+    b->built_at = b->sent_steps;
+    b->joined = *front;
+    return DCOMM_OK;
+}
+/* Join ranks that carry buckets (rebind.h has their part). */
+static dcomm_status dcommi_bkt_join(dcomm_buckets *b)
+{
+    dcommi_bkt_front *front = dcommi_bkt_borrow(b, 1, dcommi_bkt_front_room(b));
+    dcomm_status status = front == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
+    DCOMMI_THEN(status, dcommi_bkt_pass_front(b, front, b->rebound.source));
+    DCOMMI_THEN(status, dcommi_bkt_all_good(b, dcommi_bkt_join_front(b, front)));
+    if (status < 0) {
+        return status;
+    }
+    double *sums = dcommi_bkt_borrow(b, b->layout.n, DCOMMI_BKT_SUMS * sizeof *sums);
+    status = dcommi_bkt_unite(b, sums != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY, sums);
+    b->rebound.step = b->steps;
+    dcommi_bkt_give_back(b, sums);
+    dcommi_bkt_give_back(b, front);
+    return status;
 }
 /* ==== include/dcomm/impl/train/bucket/report.h ============================================= */
 /* report.h - the times of steps: spans and percentiles over the last steps, and a trace. */
@@ -57754,24 +59374,16 @@ static dcomm_status dcommi_bkt_prepare(dcomm_buckets *b, const dcomm_bucket_para
     DCOMMI_TRY(dcommi_bkt_open_devices(b));
     return dcommi_bkt_books(b);
 }
-/* Decide about codec "auto" for the length of each bucket. */
-static dcomm_status dcommi_bkt_decide(const dcomm_buckets *b)
-{
-    for (size_t i = 0; i < b->layout.n; i++) {
-        const dcommi_bkt *k = &b->layout.buckets[i];
-        const dcomm_codec *codec = b->kinds[k->kind].codec, *taken;
-        if (codec != NULL && codec->automatic) {
-            DCOMMI_TRY(dcomm_codec_decide(b->comm, codec, k->count, b->kinds[k->kind].dtype,
-                                          k->device != NULL, &taken));
-        }
-    }
-    return DCOMM_OK;
-}
 /* Create the buckets. All ranks call this, on the buckets' own communicator. */
 static dcomm_status dcommi_bkt_make(dcomm_buckets *b, const dcomm_bucket_param *params,
                                     size_t nparams, const dcomm_buckets_opts *opts)
 {
-    DCOMMI_TRY(dcommi_bkt_agree(b, dcommi_bkt_prepare(b, params, nparams, opts)));
+    static const dcommi_bkt_run nothing;
+    DCOMMI_TRY(dcommi_bkt_agree(b, dcommi_bkt_prepare(b, params, nparams, opts), &nothing,
+                                &b->rebound));
+    if (b->rebound.carried > 0) {
+        return dcommi_bkt_join(b);
+    }
     dcommi_bkt_layout layout = {0};
     uint32_t *sequence = dcommi_calloc(b->nparams, sizeof *sequence);
     dcomm_status status = sequence == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
@@ -57798,10 +59410,7 @@ static void dcommi_bkt_free(dcomm_buckets *b)
     for (size_t i = 0; b->kept != NULL && i < b->opts.trace_steps; i++) {
         dcommi_free(b->kept[i].ready);
     }
-    for (dcommi_bkt_loan *loan; (loan = b->loans) != NULL;) {
-        b->loans = loan->next;
-        dcommi_free(loan);
-    }
+    dcommi_bkt_free_loans(&b->loans);
     dcommi_bkt_close_looks(b);
     dcommi_bkt_close_devices(b);
     dcommi_free(b->kept);
@@ -58062,6 +59671,30 @@ static dcomm_status dcommi_scaler_agree(dcomm_buckets *b, const dcomm_scaler_opt
     dcommi_bkt_give_back(b, cards);
     return status;
 }
+/* Stand where a front says. */
+static void dcommi_scaler_stand(dcomm_scaler *s, const dcommi_bkt_front *front)
+{
+    s->b->scale = front->scale;
+    s->b->good = front->good;
+    s->steps = front->scaler_steps;
+    s->skipped = front->scaler_skipped;
+    s->judged = s->b->sent_steps;
+}
+/* Check the options of a rank that has joined ranks with a scaler. They do not call
+ * dcomm_scaler_create, so an error is this rank's alone. */
+static dcomm_status dcommi_scaler_joins(const dcomm_scaler_opts *o, const dcomm_scaler_opts *theirs)
+{
+#define DCOMMI_SCALER_DIFFERS(name)                                                               \
+    if (o->name != theirs->name) {                                                                \
+        return dcommi_fail(DCOMM_ERR_MISMATCH,                                                    \
+                           "dcomm_scaler_create: opts." #name " is %.17g, and %.17g on the ranks " \
+                           "that this one has joined",                                            \
+                           (double)o->name, (double)theirs->name);                                \
+    }
+    DCOMMI_SCALER_OPTIONS(DCOMMI_SCALER_DIFFERS)
+#undef DCOMMI_SCALER_DIFFERS
+    return DCOMM_OK;
+}
 DCOMM_API dcomm_status dcomm_scaler_create(dcomm_buckets *b, const dcomm_scaler_opts *opts,
                                            dcomm_scaler **s_p)
 {
@@ -58081,7 +59714,12 @@ DCOMM_API dcomm_status dcomm_scaler_create(dcomm_buckets *b, const dcomm_scaler_
         (b->sights = dcommi_calloc((size_t)b->size + 1, sizeof *b->sights)) == NULL) {
         status = DCOMM_ERR_NO_MEMORY;
     }
-    status = dcommi_bkt_over(b, dcommi_scaler_agree(b, &o, status));
+    const dcommi_bkt_front *joined = b->joined.has_scaler != 0 ? &b->joined : NULL;
+    if (joined != NULL) {
+        DCOMMI_THEN(status, dcommi_scaler_joins(&o, &joined->scaler_opts));
+    } else {
+        status = dcommi_bkt_over(b, dcommi_scaler_agree(b, &o, status));
+    }
     if (status < 0) {
         dcommi_free(s);
         return status;
@@ -58093,6 +59731,10 @@ DCOMM_API dcomm_status dcomm_scaler_create(dcomm_buckets *b, const dcomm_scaler_
     b->scaler = s;
     b->scale = o.scale;
     b->good = 0;
+    if (joined != NULL) {
+        dcommi_scaler_stand(s, joined);
+        b->joined.has_scaler = 0;
+    }
     *s_p = s;
     return DCOMM_OK;
 }
@@ -58446,15 +60088,13 @@ DCOMM_API dcomm_status dcomm_buckets_save(dcomm_buckets *b, void *to, size_t cap
     return DCOMM_OK;
 }
 /* ---- loading ---- */
-static dcomm_status dcommi_bkt_corrupt(size_t rank, const char *what)
+static dcomm_status dcommi_bkt_corrupt(size_t rank, const char *why)
 {
-    return dcommi_fail(DCOMM_ERR_CORRUPT, "dcomm_buckets_load: the state of rank %zu: %s", rank,
-                       what);
+    return dcommi_fail(DCOMM_ERR_CORRUPT, "buckets: the state of rank %zu: %s", rank, why);
 }
-/* Check one state against what is registered, and read its head. */
-static dcomm_status dcommi_bkt_load_head(const dcomm_buckets *b, const unsigned char *state,
-                                         size_t bytes, size_t rank, size_t nstates,
-                                         dcommi_bkt_head *h)
+/* Check one state against what is registered, and read its head. `rank` is for messages. */
+static dcomm_status dcommi_bkt_read_head(const dcomm_buckets *b, const unsigned char *state,
+                                         size_t bytes, size_t rank, dcommi_bkt_head *h)
 {
     uint64_t hash;
     if (bytes < sizeof *h + sizeof hash) {
@@ -58468,11 +60108,23 @@ static dcomm_status dcommi_bkt_load_head(const dcomm_buckets *b, const unsigned 
     }
     if (h->shape != dcommi_bkt_shape(b) || h->nparams != b->nparams) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_buckets_load: the state of rank %zu is of %" PRIu64
+                           "buckets: the state of rank %zu is of %" PRIu64
                            " parameters, and here are %zu; their number, counts, types and codecs "
                            "must be the same",
                            rank, h->nparams, b->nparams);
     }
+    if ((h->scaler_bytes != 0 && h->scaler_bytes != DCOMM_SCALER_BYTES) ||
+        dcommi_bkt_front_bytes(h) > bytes - sizeof hash || h->built > INT32_MAX) {
+        return dcommi_bkt_corrupt(rank, "a value of its head is out of range");
+    }
+    return DCOMM_OK;
+}
+/* Check also that a state is the one that the caller says. */
+static dcomm_status dcommi_bkt_load_head(const dcomm_buckets *b, const unsigned char *state,
+                                         size_t bytes, size_t rank, size_t nstates,
+                                         dcommi_bkt_head *h)
+{
+    DCOMMI_TRY(dcommi_bkt_read_head(b, state, bytes, rank, h));
     if (h->ranks != nstates || h->rank != rank) {
         return dcommi_fail(DCOMM_ERR_INVALID,
                            "dcomm_buckets_load: states[%zu] of %zu is of rank %" PRIu64
@@ -58482,10 +60134,6 @@ static dcomm_status dcommi_bkt_load_head(const dcomm_buckets *b, const unsigned 
     if (h->scaler_bytes != 0 && b->scaler == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_load: a scaler was saved with it; call "
                                               "dcomm_scaler_create first");
-    }
-    if ((h->scaler_bytes != 0 && h->scaler_bytes != DCOMM_SCALER_BYTES) ||
-        dcommi_bkt_front_bytes(h) > bytes - sizeof hash || h->built > INT32_MAX) {
-        return dcommi_bkt_corrupt(rank, "a value of its head is out of range");
     }
     return DCOMM_OK;
 }
@@ -58527,7 +60175,7 @@ static dcomm_status dcommi_bkt_load_one(const dcomm_buckets *b, const dcommi_bkt
     }
     if ((bytes > 0) != (k->feedback != NULL)) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_buckets_load: the state of rank %zu has %s error feedback where "
+                           "buckets: the state of rank %zu has %s error feedback where "
                            "the buckets have %s",
                            rank, bytes > 0 ? "" : "no", bytes > 0 ? "none" : "some");
     }
@@ -58536,7 +60184,7 @@ static dcomm_status dcommi_bkt_load_one(const dcomm_buckets *b, const dcommi_bkt
         if ((*fb_p)->count != k->count || (*fb_p)->opts.variant != k->feedback->opts.variant ||
             (*fb_p)->opts.bf16 != k->feedback->opts.bf16) {
             return dcommi_fail(DCOMM_ERR_INVALID,
-                               "dcomm_buckets_load: the state of rank %zu is of other buckets or "
+                               "buckets: the state of rank %zu is of other buckets or "
                                "another error feedback: bucket_bytes, first_bytes and feedback must "
                                "be the same",
                                rank);
@@ -58687,11 +60335,369 @@ DCOMM_API dcomm_status dcomm_buckets_load(dcomm_buckets *b, const void *const *s
     b->sequence = sequence;
     b->built = (int)h.built;
     b->steps = h.steps;
+    b->base = b->base_before = b->steps;
     b->sent_steps = b->built_at = h.sent_steps;
     if (b->scaler != NULL) {
         b->scaler->judged = b->sent_steps; /* the scaler has seen every step */
     }
     return dcommi_bkt_decide(b);
+}
+/* ==== include/dcomm/impl/train/bucket/rebind.h ============================================= */
+/* rebind.h - buckets move to another communicator. Their ranks meet there (meet.h), maybe with ranks
+ * that create theirs, and all go on at one place of the run (join.h). Until all ranks have come
+ * there without an error, the buckets stay with their old communicator as they are. */
+/* The parts of buckets that belong to one communicator. */
+typedef struct dcommi_bkt_seat {
+    dcomm_comm *comm;
+    int rank, size;
+    dcommi_bkt_loan *loans;
+    uint64_t *cards;
+    dcommi_bkt_sight *sights;
+} dcommi_bkt_seat;
+/* Buckets on their way. */
+typedef struct dcommi_bkt_move {
+    dcommi_bkt_seat other; /* the seat that they do not use: the new one, then the old one */
+    dcomm_buckets_rebind_info info;
+    dcommi_bkt_front *front;
+    bool deals;               /* their order is another one, and they are built anew: */
+    dcommi_bkt_layout layout; /* so */
+    size_t **shards;          /* of each bucket that stays */
+    dcomm_feedback **heritage; /* of each legacy the states of all buckets */
+    double *sums;             /* for dcommi_bkt_unite */
+} dcommi_bkt_move;
+static void dcommi_bkt_swap_seats(dcomm_buckets *b, dcommi_bkt_seat *seat)
+{
+    const dcommi_bkt_seat was = {b->comm, b->rank, b->size, b->loans, b->cards, b->sights};
+    b->comm = seat->comm;
+    b->rank = seat->rank;
+    b->size = seat->size;
+    b->loans = seat->loans;
+    b->cards = seat->cards;
+    b->sights = seat->sights;
+    *seat = was;
+}
+/* Leave a communicator, and free what others may have read until then. */
+static void dcommi_bkt_leave_seat(dcommi_bkt_seat *seat)
+{
+    (void)dcomm_comm_destroy(&seat->comm); /* its error is known */
+    dcommi_bkt_free_loans(&seat->loans);
+    dcommi_free(seat->cards);
+    dcommi_free(seat->sights);
+}
+static void dcommi_bkt_move_free(dcomm_buckets *b, dcommi_bkt_move *m)
+{
+    dcommi_bkt_layout_free(&m->layout);
+    for (size_t i = 0; m->shards != NULL && i < b->layout.n; i++) {
+        dcommi_free(m->shards[i]);
+    }
+    for (size_t i = 0; m->heritage != NULL && i < b->nlegacies * b->layout.n; i++) {
+        dcomm_feedback_destroy(&m->heritage[i]);
+    }
+    dcommi_free(m->shards);
+    dcommi_free(m->heritage);
+    dcommi_free(m->sums);
+    b->nlegacies = 0;
+}
+/* ---- before the meeting ---- */
+/* End a step that is under way or has failed. Afterwards nothing uses the buckets' memory but peers
+ * that have not heard of that, and residuals are in host memory. */
+static dcomm_status dcommi_bkt_halt(dcomm_buckets *b)
+{
+    if (atomic_load(&b->open)) {
+        (void)dcommi_bkt_good(b, dcommi_fail(DCOMM_ERR_ABORTED,
+                                             "buckets: rank %d has called dcomm_buckets_rebind in "
+                                             "step %" PRIu64,
+                                             b->rank, b->steps));
+    }
+    dcommi_bkt_drain(b);
+    for (size_t i = 0; i < b->layout.n; i++) {
+        dcomm_feedback *fb = b->layout.buckets[i].feedback;
+        if (fb != NULL && fb->begun) {
+            dcomm_feedback_fail(fb);
+        }
+        DCOMMI_TRY(dcommi_feedback_home("dcomm_buckets_rebind", fb));
+    }
+    return DCOMM_OK;
+}
+/* Return true if the last step that has sent has no verdict yet. */
+static bool dcommi_bkt_pending(const dcomm_buckets *b)
+{
+    return b->scaler != NULL && !atomic_load(&b->open) && b->scaler->judged != b->sent_steps;
+}
+/* Say where this rank is in its run. b has its old seat. */
+static dcommi_bkt_run dcommi_bkt_run_of(const dcomm_buckets *b)
+{
+    dcommi_bkt_run run = {.carries = 1,
+                          .done = b->sent_steps - dcommi_bkt_pending(b),
+                          .rank = (uint64_t)b->rank,
+                          .ranks = (uint64_t)b->size,
+                          .watched = b->watched,
+                          .scale = b->watched ? dcommi_f64_bits(b->scale) : 0,
+                          .good = b->watched ? b->good : 0,
+                          .nheirs = b->nlegacies};
+    for (size_t i = 0; i < b->nlegacies; i++) {
+        run.heirs[i] = b->legacies[i].rank;
+    }
+    return run;
+}
+/* Write where this rank is: all go on there. */
+static void dcommi_bkt_write_front(dcomm_buckets *b, dcommi_bkt_front *front)
+{
+    const bool pending = dcommi_bkt_pending(b), broken = pending || atomic_load(&b->open);
+    const dcomm_scaler *s = b->scaler;
+    *front = (dcommi_bkt_front){.steps = pending ? b->base_before : b->base,
+                                .sent_steps = b->sent_steps - pending,
+                                .built = (uint64_t)b->built,
+                                .nbuckets = b->layout.n,
+                                .has_scaler = s != NULL};
+    if (s != NULL) {
+        front->scale = b->scale;
+        front->good = b->good;
+        front->scaler_steps = s->steps;
+        front->scaler_skipped = s->skipped;
+        front->scaler_opts = s->opts;
+    }
+    dcommi_bkt_errors *errors = dcommi_bkt_front_errors(front);
+    for (size_t i = 0; i < b->layout.n; i++) {
+        const dcommi_bkt *k = &b->layout.buckets[i];
+        if (k->feedback != NULL) {
+            errors[i].step = broken ? k->before : k->feedback->step;
+            errors[i].tensor = k->feedback->opts.tensor;
+        }
+    }
+    memcpy(dcommi_bkt_front_sequence(b, front), b->sequence, b->nparams * sizeof *b->sequence);
+}
+/* ---- at the meeting ---- */
+/* Read the legacies, now that it is known where all go on. */
+static dcomm_status dcommi_bkt_read_legacies(const dcomm_buckets *b, dcommi_bkt_move *m)
+{
+    const dcommi_bkt_errors *errors = dcommi_bkt_front_errors(m->front);
+    m->heritage = dcommi_calloc(b->nlegacies * b->layout.n, sizeof *m->heritage);
+    if (m->heritage == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (size_t l = 0; l < b->nlegacies; l++) {
+        const dcommi_bkt_legacy *legacy = &b->legacies[l];
+        dcommi_bkt_head h;
+        memcpy(&h, legacy->state, sizeof h);
+        if (h.sent_steps != m->front->sent_steps || m->deals ||
+            memcmp(legacy->state + sizeof h, b->sequence, b->nparams * sizeof *b->sequence) != 0) {
+            return dcommi_fail(DCOMM_ERR_INVALID,
+                               "dcomm_buckets_rebind: the state of the former rank %zu is of step "
+                               "%" PRIu64 ", and the ranks go on at step %" PRIu64
+                               "; what that rank has sent in between would count twice",
+                               legacy->rank, h.steps, m->front->steps);
+        }
+        const size_t front = dcommi_bkt_front_bytes(&h);
+        dcommi_bkt_walk walk = {legacy->state + front, legacy->bytes - front - sizeof(uint64_t)};
+        for (size_t i = 0; i < b->layout.n; i++) {
+            dcomm_feedback **to = &m->heritage[l * b->layout.n + i];
+            DCOMMI_TRY(
+                dcommi_bkt_load_one(b, &b->layout.buckets[i], &walk, legacy->rank, to));
+            if (*to != NULL && (*to)->step != errors[i].step) {
+                return dcommi_bkt_corrupt(legacy->rank, "its error feedback is of another step");
+            }
+        }
+    }
+    return DCOMM_OK;
+}
+/* Allocate all that the move takes. */
+static dcomm_status dcommi_bkt_pack_up(dcomm_buckets *b, dcommi_bkt_move *m)
+{
+    const uint32_t *sequence = dcommi_bkt_front_sequence(b, m->front);
+    const size_t order = b->nparams * sizeof *sequence;
+    m->deals = memcmp(b->sequence, sequence, order) != 0 || b->layout.n != m->front->nbuckets;
+    if (m->deals) {
+        DCOMMI_TRY(dcommi_bkt_build(b, sequence, &m->layout));
+    }
+    const size_t n = m->deals ? m->layout.n : b->layout.n;
+    b->cards = dcommi_calloc((size_t)b->size, 2 * sizeof *b->cards);
+    b->sights = b->watched ? dcommi_calloc((size_t)b->size + 1, sizeof *b->sights) : NULL;
+    m->sums = dcommi_calloc(n, DCOMMI_BKT_SUMS * sizeof *m->sums);
+    m->shards = dcommi_calloc(b->layout.n, sizeof *m->shards);
+    if (b->cards == NULL || (b->watched && b->sights == NULL) || m->sums == NULL ||
+        m->shards == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (size_t i = 0; i < b->layout.n && b->opts.sharded && !m->deals; i++) {
+        m->shards[i] = dcommi_bkt_cut(b, &b->layout.buckets[i]);
+        if (m->shards[i] == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+    }
+    return dcommi_bkt_read_legacies(b, m);
+}
+/* Meet the other ranks, on the new seat. `run` and `own` are of the old one. */
+static dcomm_status dcommi_bkt_meet_all(dcomm_buckets *b, dcommi_bkt_move *m, dcomm_status status,
+                                        const dcommi_bkt_run *run)
+{
+    DCOMMI_THEN(status, dcommi_bkt_introduce_devices(b));
+    DCOMMI_TRY(dcommi_bkt_agree(b, status, run, &m->info));
+    m->front = dcommi_bkt_borrow(b, 1, dcommi_bkt_front_room(b));
+    if (m->front == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    if (b->rank == m->info.source) {
+        dcommi_bkt_write_front(b, m->front);
+    }
+    DCOMMI_TRY(dcommi_bkt_pass_front(b, m->front, m->info.source));
+    return dcommi_bkt_all_good(b, dcommi_bkt_pack_up(b, m));
+}
+/* ---- behind the meeting ---- */
+/* Forget the step that was under way. */
+static void dcommi_bkt_forget_step(dcomm_buckets *b)
+{
+    for (size_t i = 0; i < b->nparams; i++) {
+        atomic_store(&b->params[i].mark, DCOMMI_BKT_IDLE);
+        b->params[i].touched = false;
+    }
+    for (size_t i = 0; i < b->layout.n; i++) {
+        dcommi_bkt *k = &b->layout.buckets[i];
+        if (k->event != NULL) {
+            dcommi_devices->stream_unmark(k->device->number, k->event);
+            k->event = NULL;
+        }
+        atomic_store(&k->pending, k->nparams);
+        atomic_store(&k->finished, false);
+        k->alone_s = 0;
+    }
+    atomic_store(&b->marked, 0);
+    b->begun = b->told = b->cards_here = false;
+    b->step = (dcomm_buckets_step){0};
+    b->seen = (dcommi_bkt_sight){0};
+    b->next = 0;
+    atomic_store(&b->open, false);
+    atomic_store(&b->failed, 0);
+    b->message[0] = 0;
+    dcommi_bkt_closing(b, false);
+}
+/* Use the order of the front. Gradients inside buckets move. */
+static void dcommi_bkt_deal_anew(dcomm_buckets *b, dcommi_bkt_move *m)
+{
+    for (size_t i = 0; i < b->layout.n; i++) {
+        const dcomm_feedback *fb = b->layout.buckets[i].feedback;
+        if (fb != NULL && m->front->sent_steps > 0) { /* before the first step there were none */
+            (void)dcommi_feedback_norm2(&fb->worker, &m->sums[DCOMMI_BKT_LOST]);
+            (void)dcommi_feedback_norm2(&fb->owner, &m->sums[DCOMMI_BKT_LOST]);
+        }
+    }
+    for (size_t i = 0; i < m->layout.n; i++) {
+        dcommi_bkt_move_grads(b, &m->layout.buckets[i]);
+    }
+    dcommi_bkt_layout_free(&b->layout);
+    dcommi_bkt_settle(b, &m->layout);
+    m->layout = (dcommi_bkt_layout){0};
+    memcpy(b->sequence, dcommi_bkt_front_sequence(b, m->front),
+           b->nparams * sizeof *b->sequence);
+}
+/* Bring each bucket to the front: its shards, its residuals. */
+static dcomm_status dcommi_bkt_go_back(dcomm_buckets *b, dcommi_bkt_move *m)
+{
+    const dcommi_bkt_errors *errors = dcommi_bkt_front_errors(m->front);
+    for (size_t i = 0; i < b->layout.n; i++) {
+        dcommi_bkt *k = &b->layout.buckets[i];
+        double *sums = m->sums + i * DCOMMI_BKT_SUMS;
+        if (!m->deals && b->opts.sharded) {
+            dcommi_free(k->shards);
+            k->shards = m->shards[i];
+            m->shards[i] = NULL;
+        }
+        if (k->feedback == NULL) {
+            continue;
+        }
+        bool reset;
+        k->feedback->opts.tensor = (uint32_t)errors[i].tensor;
+        DCOMMI_TRY(
+            dcommi_feedback_back(k->feedback, errors[i].step, &reset, &sums[DCOMMI_BKT_LOST]));
+        sums[DCOMMI_BKT_RESET] += reset;
+        for (size_t l = 0; l < b->nlegacies; l++) {
+            dcommi_feedback_inherit(k->feedback, m->heritage[l * b->layout.n + i]);
+        }
+    }
+    return DCOMM_OK;
+}
+/* Settle on the new seat. The old communicator ends first: until then its peers may use the
+ * buckets' memory. Nobody waits for those who are not here. */
+static dcomm_status dcommi_bkt_arrive_at(dcomm_buckets *b, dcommi_bkt_move *m)
+{
+    const double timeout_s = b->comm->timeout_s;
+    if (m->info.left > 0 && dcomm_comm_status(m->other.comm) == DCOMM_OK) {
+        dcomm_comm_abort(m->other.comm, "its buckets have moved to another communicator");
+    }
+    dcommi_bkt_leave_seat(&m->other);
+    dcommi_bkt_drain_devices(b, timeout_s);
+    b->rebound = m->info;
+    dcommi_bkt_forget_step(b);
+    if (m->deals) {
+        dcommi_bkt_deal_anew(b, m);
+    }
+    dcommi_bkt_stand(b, m->front);
+    b->built_at = b->built_at < b->sent_steps ? b->built_at : b->sent_steps;
+    b->rebound.step = b->steps;
+    if (b->scaler != NULL) {
+        dcommi_scaler_stand(b->scaler, m->front);
+    }
+    return dcommi_bkt_go_back(b, m);
+}
+/* ---- the public calls ---- */
+DCOMM_API dcomm_status dcomm_buckets_rebind(dcomm_buckets *b, dcomm_comm *comm)
+{
+    DCOMMI_NEED(b);
+    DCOMMI_NEED(comm);
+    DCOMMI_TRY(dcommi_check_fork());
+    DCOMMI_TRY(dcommi_check_no_group("dcomm_buckets_rebind"));
+    dcommi_bkt_move m = {.deals = false};
+    DCOMMI_TRY(dcomm_comm_dup(comm, &m.other.comm));
+    m.other.comm->timed = true;
+    m.other.rank = m.other.comm->rank;
+    m.other.size = m.other.comm->size;
+    b->comm->on_error = DCOMM_ON_ERROR_RETURN; /* the caller leaves it */
+    dcomm_status status = dcommi_bkt_halt(b);
+    const dcommi_bkt_run run = dcommi_bkt_run_of(b);
+    dcommi_bkt_swap_seats(b, &m.other);
+    status = dcommi_bkt_meet_all(b, &m, status, &run);
+    if (status >= 0) {
+        status = dcommi_bkt_unite(b, dcommi_bkt_arrive_at(b, &m), m.sums);
+        status = dcommi_bkt_good(b, status);
+        dcommi_bkt_give_back(b, m.front);
+        dcommi_bkt_move_free(b, &m);
+        return status;
+    }
+    char why[DCOMMI_MESSAGE_MAX];
+    snprintf(why, sizeof why, "%s", dcomm_last_error());
+    dcommi_bkt_swap_seats(b, &m.other);
+    dcommi_bkt_leave_seat(&m.other);
+    dcommi_bkt_move_free(b, &m);
+    return dcommi_fail(status, "%s", why);
+}
+DCOMM_API dcomm_status dcomm_buckets_inherit(dcomm_buckets *b, const void *state, size_t bytes)
+{
+    dcommi_bkt_head h;
+    DCOMMI_NEED(b);
+    DCOMMI_NEED(state);
+    if (b->nlegacies == DCOMMI_BKT_LEGACIES) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_buckets_inherit: this rank inherits from %d ranks already; give "
+                           "the state to another rank",
+                           DCOMMI_BKT_LEGACIES);
+    }
+    DCOMMI_TRY(dcommi_bkt_read_head(b, state, bytes, (size_t)b->rank, &h));
+    if (h.ranks != (uint64_t)b->size || h.rank >= h.ranks || h.rank == (uint64_t)b->rank) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_buckets_inherit: the state is of rank %" PRIu64 " of %" PRIu64
+                           ", and this is rank %d of %d",
+                           h.rank, h.ranks, b->rank, b->size);
+    }
+    b->legacies[b->nlegacies++] = (dcommi_bkt_legacy){state, bytes, (size_t)h.rank};
+    return DCOMM_OK;
+}
+DCOMM_API dcomm_status dcomm_buckets_get_rebind(const dcomm_buckets *b,
+                                                dcomm_buckets_rebind_info *info)
+{
+    DCOMMI_NEED(b);
+    DCOMMI_NEED(info);
+    *info = b->rebound;
+    return DCOMM_OK;
 }
 /* ==== include/dcomm/impl/train/moe/api_moe.h =============================================== */
 /* api_moe.h - the public calls on experts. */
@@ -67916,6 +69922,11 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_GATE_PATIENCE
 #undef DCOMMI_GATE_WORDS
 #undef DCOMMI_GOODBYE_S
+#undef DCOMMI_GROW_LOOK_S
+#undef DCOMMI_GROW_NAP
+#undef DCOMMI_GROW_REPORT_S
+#undef DCOMMI_GROW_SALT
+#undef DCOMMI_GROW_SLICE_S
 #undef DCOMMI_HALVING_TWO_CHUNKS
 #undef DCOMMI_HD
 #undef DCOMMI_HEADER_MAX
@@ -67947,6 +69958,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_JOB_SHOWN
 #undef DCOMMI_JOIN
 #undef DCOMMI_JOIN_
+#undef DCOMMI_JOIN_FILE_BYTES
 #undef DCOMMI_L
 #undef DCOMMI_LANE
 #undef DCOMMI_LATER_MIN
@@ -67956,6 +69968,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_LIMIT_MAX_S
 #undef DCOMMI_LINE
 #undef DCOMMI_LIST_REMOVE
+#undef DCOMMI_LOBBY_CLOSE_S
 #undef DCOMMI_LOCAL_BURST
 #undef DCOMMI_LOCAL_COPIED
 #undef DCOMMI_LOCAL_EAGER
@@ -68001,6 +70014,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_MOE_OPTIONS
 #undef DCOMMI_NEED
 #undef DCOMMI_NET_SPIN
+#undef DCOMMI_NEWCOMER_RETRY_S
 #undef DCOMMI_NORMAL_BITS
 #undef DCOMMI_NORM_LANES
 #undef DCOMMI_NORM_ROW
@@ -68062,16 +70076,20 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_RDV_HEADER
 #undef DCOMMI_RDV_HELLO_FRAME
 #undef DCOMMI_RDV_HELLO_LEN
+#undef DCOMMI_RDV_INVITE_LEN
 #undef DCOMMI_RDV_JOB_MAX
 #undef DCOMMI_RDV_KEY
 #undef DCOMMI_RDV_LIB_VERSION
 #undef DCOMMI_RDV_MAGIC
+#undef DCOMMI_RDV_NEWCOMER
 #undef DCOMMI_RDV_NONCE
 #undef DCOMMI_RDV_NO_RANK
 #undef DCOMMI_RDV_OUT_MAX
+#undef DCOMMI_RDV_PARKED_S
 #undef DCOMMI_RDV_QUIET_S
 #undef DCOMMI_RDV_REASON_MAX
 #undef DCOMMI_RDV_REFUSED_S
+#undef DCOMMI_RDV_REPORT_LEN
 #undef DCOMMI_RDV_RESULT_MAX
 #undef DCOMMI_RDV_RETURN_S
 #undef DCOMMI_RDV_SIZE_MAX
