@@ -57,6 +57,7 @@ dcomm_status together(trainer *t, elastic_work work)
             return agreed;
         }
         if ((flags & BLAMELESS) == 0) { /* an error that is nobody's death would come again */
+            fprintf(stderr, "trainer: rank %d: a rank has an error of its own\n", t->rank);
             return status < 0 ? status : DCOMM_ERR_ABORTED;
         }
         status = go_on_without(t);
@@ -70,13 +71,14 @@ dcomm_status together(trainer *t, elastic_work work)
 
 bool elastic_joins(void)
 {
-    const char *join = getenv("DCOMM_JOIN"); /* dcomm-run sets it for a rank that it starts again */
+    const char *join = getenv("DCOMM_JOIN"); /* set for a rank that is started again */
     return join != NULL && strcmp(join, "1") == 0;
 }
 
 /* Make a communicator of all ranks, and of those that want to join now. */
 static dcomm_status grow(trainer *t)
 {
+    dcomm_comm_destroy(&t->grown); /* of a try that not all ranks have survived */
     return dcomm_comm_grow(t->comm, NULL, t->wanted - t->nranks, 0, &t->grown);
 }
 
@@ -133,7 +135,7 @@ dcomm_status elastic_grow(trainer *t)
     t->grown = NULL;
     t->joined += t->nranks - before;
     if (t->rank == 0) {
-        printf("step %5d  %d ranks joined, goes on with %d\n", t->step + 1, t->nranks - before,
+        printf("step %5d  %d of %d ranks have joined\n", t->step + 1, t->nranks - before,
                t->nranks);
         fflush(stdout);
     }

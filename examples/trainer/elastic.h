@@ -6,8 +6,7 @@
  * weights are updated after it. Batches are divided by the new number of ranks, in the same order,
  * so no sample is lost.
  *
- * A rank that was started again (dcomm-run --restart) joins between two steps, and gets the state
- * from rank 0. */
+ * A rank that was started again joins between two steps, and gets the state from rank 0. */
 #ifndef ELASTIC_H
 #define ELASTIC_H
 

@@ -34,11 +34,14 @@ static int comm_failed(const trainer *t, const char *what)
 
 dcomm_status trainer_open_exchange(trainer *t)
 {
-    if (t->exchange.comm == t->comm) {
+    if (t->exchanging) {
         return DCOMM_OK;
     }
-    return t->exchange.comm == NULL ? exchange_open(&t->exchange, t->comm, t->o, t->model)
-                                    : exchange_move(&t->exchange, t->comm, t->o, t->model);
+    dcomm_status status = t->exchange.comm == NULL
+                              ? exchange_open(&t->exchange, t->comm, t->o, t->model)
+                              : exchange_move(&t->exchange, t->comm, t->o, t->model);
+    t->exchanging = status >= 0;
+    return status;
 }
 
 dcomm_status trainer_traffic(trainer *t, uint64_t *wire_bytes, uint64_t *codec_ns)
@@ -64,6 +67,7 @@ void trainer_replace_comm(trainer *t, dcomm_comm *comm)
     t->before = (dcomm_stats){0};
     dcomm_comm_destroy(&t->comm); /* with the error that made it useless, which was handled */
     t->comm = comm;
+    t->exchanging = false;
     t->rank = dcomm_comm_rank(comm);
     t->nranks = dcomm_comm_size(comm);
 }
@@ -242,10 +246,11 @@ int main(int argc, char **argv)
         t.rank = dcomm_comm_rank(t.comm);
         t.nranks = dcomm_comm_size(t.comm);
         t.wanted = t.nranks;
-        if (!elastic_joins()) { /* else they have happened */
+        bool joins = elastic_joins(); /* then the exchange is opened with the others, in run() */
+        if (!joins) {
             accident_plan(&o.accidents, t.rank);
         }
-        result = trainer_open_exchange(&t) == DCOMM_OK ? run(&t) : no_exchange(&t);
+        result = joins || trainer_open_exchange(&t) == DCOMM_OK ? run(&t) : no_exchange(&t);
     }
     checkpoint_close(&t);
     exchange_close(&t.exchange);

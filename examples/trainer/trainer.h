@@ -16,6 +16,7 @@ typedef struct trainer {
     const options *o;
     dcomm_comm *comm;
     exchange exchange;
+    bool exchanging; /* exchange is open, and on comm */
     int rank, nranks;
     int wanted; /* number of ranks at the start */
     text text;

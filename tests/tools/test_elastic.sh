@@ -96,6 +96,12 @@ if full; then
             done
         done
     done
+    for i in $(seq 8); do # algorithms that give the sum to some ranks before others
+        for place in sum agree; do
+            dies "binomial, $place, $i" 4 2 --algo binomial --die 10:2:$place --die 20:3:$place
+            dies "tree, $place, $i" 4 2 --algo tree --die 10:2:$place --die 20:3:$place
+        done
+    done
     for rank in 0 1 2 3; do
         dies "$rank dies as the others recover" 4 2 --die 10:$(((rank + 1) % 4)):sum --die 10:$rank:recover
         dies "$rank dies as buckets are made anew" 4 2 --buckets 30 --die 10:$(((rank + 1) % 4)):sum \
