@@ -21,6 +21,8 @@ void checkpoint_close(trainer *t);
 dcomm_status checkpoint_step(trainer *t, bool last);
 /* Forget the checkpoint that is being written: a rank that takes part in it has died. */
 void checkpoint_forget(trainer *t);
+/* Print how long checkpoints have held training up, and how often one should be written. */
+void checkpoint_report(const trainer *t);
 /* Read the newest generation that all ranks can read. The number of ranks may differ from that of
  * the ranks that wrote it. t->step says which one it was; it stays 0 if there is none. Return an
  * exit status; errors are printed. */

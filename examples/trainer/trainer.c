@@ -168,6 +168,7 @@ static int run(trainer *t)
         return comm_failed(t, "summary");
     }
     if (t->rank == 0) {
+        checkpoint_report(t);
         result = summary_write(t, &final);
         if (result != EXIT_GOOD) {
             return result;

@@ -36,7 +36,8 @@ PY
 
 # The same bits: of the weights after all steps.
 same() {
-    [ "$(grep -o '"checksum":"[^"]*"' "$scratch/$1.json")" = "$(grep -o '"checksum":"[^"]*"' "$scratch/$2.json")" ]
+    local sum
+    sum=$(grep -o '"checksum":"[^"]*"' "$scratch/$1.json") && grep "$sum" "$scratch/$2.json"
 }
 
 # ---- how far final losses of undisturbed runs with other seeds lie apart ----
@@ -306,6 +307,7 @@ check "a rank dies, then all" test -n "$("$build/dcomm-run" -n 3 --keep-going --
     --steps 40 --batch 10 --seq 32 --dim 32 --sample 0 "${save[@]}" --elastic --die 8:0:sum \
     --die 15:2:write --die 25:1:compute 2>&1)"
 check "the last one has written on" test -e "$dir/step-00000020/rank-0" -a ! -e "$dir/step-00000020/rank-1"
-check "goes on with three ranks again" train again 3 "${save[@]}" --elastic --resume
+expect "goes on with three ranks again" 0 "checkpoints held training up .* one in [0-9]+ s" \
+    train again 3 "${save[@]}" --elastic --resume
 check "with what one rank wrote" is again "resumed == 20 and abs(final_loss - $loss) < 0.02"
 finish
