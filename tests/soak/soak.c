@@ -1,11 +1,11 @@
-/* soak.c - kills, stops, cuts and restarts at random, trial after trial, on one host and on emulated
- * hosts. Every sum is checked, every decision compared. Prints counts and percentiles, and exits with
- * 1 if anything was wrong.
+/* soak.c - kills, stops, cuts and restarts at random, trial after trial, on one host and on
+ * emulated hosts. Every sum is checked, every decision compared. Prints counts and percentiles, and
+ * exits with 1 if anything was wrong.
  *
  *   soak [--seconds S] [--seed N] [--trial SEED] [--verbose]
  *
- * A trial follows from its seed, though not to the microsecond: --trial repeats one until the time is
- * over (default: 60 s of new trials). */
+ * A trial follows from its seed, though not to the microsecond: --trial repeats one until the time
+ * is over (default: 60 s of new trials). */
 #define _GNU_SOURCE
 #include "soak_plan.h"
 #include "soak_rank.h"
@@ -83,10 +83,11 @@ static int be_newcomer(trial *t, int mark)
     soak_rank r = {.all = t->all, .mark = mark, .grow_s = 2};
     char host[32];
     snprintf(host, sizeof host, "host-%d",
-             t->plan.place == NET ? mark : t->plan.place == PAIRS ? mark / 2 : 0);
-    dcomm_comm_opts opts = {.context_opts = {.host_id = host, .iface = "lo"},
-                            .boot = DCOMM_BOOT_JOIN,
-                            .timeout_s = 10};
+             t->plan.place == NET     ? mark
+             : t->plan.place == PAIRS ? mark / 2
+                                      : 0);
+    dcomm_comm_opts opts = {
+        .context_opts = {.host_id = host, .iface = "lo"}, .boot = DCOMM_BOOT_JOIN, .timeout_s = 10};
     dcomm_status status = dcomm_comm_create(&opts, &r.comm);
     if (status != DCOMM_OK) {
         fprintf(stderr, "soak: process %d cannot join: %s\n", mark, dcomm_last_error());
@@ -162,8 +163,8 @@ static bool outcasts_ended(const trial *t)
 /* Wait for something. Otherwise count a hang and say where everybody is. */
 static bool await(trial *t, bool (*done)(const trial *t), double most_s, const char *what)
 {
-    static const char *const at[] = {"creates", "sums", "agrees", "shrinks", "destroys", "grows",
-                                     "ends"};
+    static const char *const at[] = {"creates",  "sums",  "agrees", "shrinks",
+                                     "destroys", "grows", "ends"};
     const double until = procs_now() + most_s;
     while (!done(t)) {
         reap(t);
@@ -374,16 +375,18 @@ static long report(soak *s, double seconds, uint64_t seed)
 {
     const soak_faults *f = &s->faults;
     const long bad = f->wrong + f->disagreements + f->unrecovered + f->hangs + f->lost;
-    printf("%.0f s from seed %llu: %ld trials on one host, %ld on a host for each rank, %ld on a host "
-           "for two ranks; %ld kills, %ld stops, %ld cuts, %ld short outages, %ld processes joined\n",
-           seconds, (unsigned long long)seed, s->trials[0], s->trials[1], s->trials[2], s->kills,
-           s->stops, s->cuts, s->outages, s->joined);
+    printf(
+        "%.0f s from seed %llu: %ld trials on one host, %ld on a host for each rank, %ld on a host "
+        "for two ranks; %ld kills, %ld stops, %ld cuts, %ld short outages, %ld processes joined\n",
+        seconds, (unsigned long long)seed, s->trials[0], s->trials[1], s->trials[2], s->kills,
+        s->stops, s->cuts, s->outages, s->joined);
     if (s->unable > 0) {
         printf("%ld trials could not be made: no network of its own, or no memory\n", s->unable);
     }
     percentiles(&s->knew, "one kill, until the last survivor's call fails");
     percentiles(&s->summed, "the last kill, until the last survivor has a right sum");
-    printf("%ld hangs, %ld disagreements, %ld unrecovered, %ld wrong sums, %ld lost or ended wrongly\n",
+    printf("%ld hangs, %ld disagreements, %ld unrecovered, %ld wrong sums, %ld lost or ended "
+           "wrongly\n",
            (long)f->hangs, (long)f->disagreements, (long)f->unrecovered, (long)f->wrong,
            (long)f->lost);
     return bad;
@@ -429,8 +432,9 @@ int main(int argc, char **argv)
         const uint64_t now = only != 0 ? only : seed + i;
         if (s->verbose) {
             const soak_plan p = soak_plan_of(now);
-            printf("trial %llu: %d ranks, place %d, kind %d, %d deaths%s\n", (unsigned long long)now,
-                   p.n, (int)p.place, (int)p.kind, p.ndeaths, p.joins ? ", joins" : "");
+            printf("trial %llu: %d ranks, place %d, kind %d, %d deaths%s\n",
+                   (unsigned long long)now, p.n, (int)p.place, (int)p.kind, p.ndeaths,
+                   p.joins ? ", joins" : "");
         }
         fflush(NULL);
         const pid_t child = fork(); /* with a network of its own, where that is cut */

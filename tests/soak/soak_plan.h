@@ -1,5 +1,5 @@
-/* soak_plan.h - the plan of a soak trial, which follows from its seed: ranks and their places, who is
- * killed or stopped and when, and if the network is cut. */
+/* soak_plan.h - the plan of a soak trial, which follows from its seed: ranks and their places, who
+ * is killed or stopped and when, and if the network is cut. */
 #ifndef SOAK_PLAN_H
 #define SOAK_PLAN_H
 
@@ -16,10 +16,10 @@ typedef struct soak_plan {
     soak_kind kind;
     fault_place place;
     int n;
-    int ndeaths;           /* the first may be a stop */
+    int ndeaths; /* the first may be a stop */
     int victim[SOAK_DEATHS];
     double after_s[SOAK_DEATHS]; /* since the death before, or since all ranks were at work */
-    bool joins;            /* a process joins when the others have recovered */
+    bool joins;                  /* a process joins when the others have recovered */
     bool joiner_dies;
     double dies_s; /* since it was started */
 } soak_plan;
@@ -38,9 +38,9 @@ static int soak_below(uint64_t *state, int most)
     return (int)(soak_random(state) % (uint64_t)most);
 }
 
-/* Make a trial of a seed: a network that is cut in one of 32 trials, a process that is stopped in one
- * of 16, else one to three deaths. Stopped processes are not proven dead: the others must be more
- * than half, so at most one more dies. */
+/* Make a trial of a seed: a network that is cut in one of 32 trials, a process that is stopped in
+ * one of 16, else one to three deaths. Stopped processes are not proven dead: the others must be
+ * more than half, so at most one more dies. */
 static soak_plan soak_plan_of(uint64_t seed)
 {
     static const fault_place places[] = {LOCAL, NET, PAIRS};

@@ -34,11 +34,11 @@ typedef struct soak_shared {
     _Atomic int grow; /* so often the ranks shall have grown */
     soak_faults faults;
     struct {
-        _Atomic int at;           /* soak_place */
-        _Atomic unsigned set;     /* the marks in its last right sum */
-        _Atomic long since_us;    /* when it first saw this set */
-        _Atomic long error_us;    /* when a call of it last failed after a right sum */
-        char said[256];           /* that error */
+        _Atomic int at;        /* soak_place */
+        _Atomic unsigned set;  /* the marks in its last right sum */
+        _Atomic long since_us; /* when it first saw this set */
+        _Atomic long error_us; /* when a call of it last failed after a right sum */
+        char said[256];        /* that error */
     } rank[SOAK_MARKS];
     _Atomic uint64_t agreed[SOAK_GENERATIONS]; /* 1 + the hash of what was agreed in a generation */
 } soak_shared;
@@ -82,7 +82,8 @@ static void soak_fault(soak_rank *r, _Atomic long *count, const char *format, ..
 /* Element i of a process's part of a step. Sums are exact. */
 static float soak_value(int mark, uint64_t step, size_t i)
 {
-    return i < SOAK_MARKS ? (float)(i == (size_t)mark) : (float)((i + step * 7) % 61 * (size_t)(mark + 1));
+    return i < SOAK_MARKS ? (float)(i == (size_t)mark)
+                          : (float)((i + step * 7) % 61 * (size_t)(mark + 1));
 }
 
 /* Check a sum, and note who took part. */
@@ -126,8 +127,8 @@ static dcomm_status soak_sum(soak_rank *r, bool *stops, bool *grows)
         for (size_t i = 0; i < SOAK_COUNT; i++) {
             in[turn][i] = soak_value(r->mark, r->state.step, i);
         }
-        status = dcomm_allreduce(r->comm, in[turn], out[turn], SOAK_COUNT, DCOMM_F32, DCOMM_SUM,
-                                 NULL);
+        status =
+            dcomm_allreduce(r->comm, in[turn], out[turn], SOAK_COUNT, DCOMM_F32, DCOMM_SUM, NULL);
         if (status == DCOMM_OK) {
             soak_check(r, out[turn]);
             r->state.step++;
@@ -175,7 +176,8 @@ static void soak_move(soak_rank *r, dcomm_comm *next)
     r->state.generation++;
 }
 
-/* Agree with those that are left, and shrink. Return false if the others have given this rank up. */
+/* Agree with those that are left, and shrink. Return false if the others have given this rank up.
+ */
 static bool soak_recover(soak_rank *r)
 {
     uint64_t flags = ~(UINT64_C(1) << r->mark);

@@ -462,7 +462,7 @@ static void dcommi_ctl_event(dcomm_context *context, dcommi_ctl_line *l)
     static const size_t need[] = {[DCOMMI_CTL_STRANGER] = DCOMMI_CTL_HELLO,
                                   [DCOMMI_CTL_ASKED] = DCOMMI_CTL_CHALLENGE,
                                   [DCOMMI_CTL_PROVED] = DCOMMI_CTL_KEY};
-    uint8_t frame[DCOMMI_CTL_FRAME];
+    uint8_t frame[DCOMMI_CTL_FRAME] = {0};
     dcommi_ctl *c = context->control;
     while (l->fd >= 0) {
         const uint8_t state = l->state;

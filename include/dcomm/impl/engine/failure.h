@@ -113,7 +113,8 @@ static void dcommi_send_abort(dcomm_comm *comm, int rank)
     }
     dcommi_header h = {.type = DCOMMI_MSG_ABORT,
                        .a = (uint64_t)(int64_t)atomic_load(&comm->poisoned),
-                       .b = comm->silent};
+                       .tag = comm->lost_proven,
+                       .b = comm->lost};
     size_t len = strnlen(comm->message, DCOMMI_TEXT_MAX);
     dcommi_send_header(comm, rank, &h, comm->message, len);
 }
@@ -226,7 +227,8 @@ static void dcommi_poison_lost(dcomm_comm *comm, int rank)
     }
     dcommi_free(lost);
     comm->seen_by_all = p->proven && comm->all_connected;
-    comm->silent = p->proven ? 0 : 1 + (uint64_t)rank;
+    comm->lost = 1 + (uint64_t)rank;
+    comm->lost_proven = p->proven;
     dcommi_poison(comm, DCOMM_ERR_PEER, "rank %d (process %d on %s) was lost: %s%s%s", rank,
                   (int)p->pid, m->hostname, p->why, also[0] != 0 ? "; lost as well: " : "", also);
 }

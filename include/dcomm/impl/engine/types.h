@@ -332,7 +332,8 @@ struct dcomm_comm {
     uint8_t *scratch;                  /* for scripts */
     struct dcommi_bcast_writer *bcast; /* our own slots; NULL: none */
     bool attached;                     /* we poll the broadcast slots of all others */
-    uint64_t silent; /* 1 + the rank whose silence poisoned it; 0: none. ABORT tells it */
+    uint64_t lost;    /* 1 + the rank whose loss poisoned it; 0: none. ABORT tells it ... */
+    bool lost_proven; /* ... and if its death is certain */
     uint64_t next_seq;
     uint32_t chain;    /* for the next collective; with lock */
     uint64_t children; /* communicators derived so far, for their ids */
