@@ -133,6 +133,19 @@ static void run_tag_forward(run_tags *t)
     }
 }
 
+/* Pass on the rest of a rank's output and close its pipes, so that it can be opened again. */
+static void run_tag_close(run_tags *t, int rank)
+{
+    run_tag_forward(t);
+    for (int i = 2 * rank; i < 2 * rank + 2 && i < t->streams; i++) {
+        run_tag_print(t, i, true);
+        if (t->fds[1 + i].fd >= 0) { /* a process that the rank has started holds it */
+            close(t->fds[1 + i].fd);
+            t->fds[1 + i].fd = -1;
+        }
+    }
+}
+
 /* Pass on the rest of the output, after the ranks have ended. */
 static void run_tag_finish(run_tags *t)
 {

@@ -187,7 +187,7 @@ DCOMM = """\
  * Macros that leave something out, if defined wherever it is included:
  *     DCOMM_NO_UCX    the network: ranks of one host only; link without -lucp -lucs -luct
  *     DCOMM_NO_HWLOC  packages, caches and cores: a host is flat; link without -lhwloc
- *     DCOMM_NO_TRAIN  buckets, scaler, experts
+ *     DCOMM_NO_TRAIN  buckets, scaler, experts, the interval of checkpoints
  *     DCOMM_NO_CHECK  the checker of plans
  *     DCOMM_NO_COMM   all but the codecs; link with -lm alone */
 """

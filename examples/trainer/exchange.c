@@ -165,6 +165,25 @@ void exchange_close(exchange *e)
     free(e->parts);
     e->parts = NULL;
     e->nparts = 0;
+    e->comm = NULL;
+}
+
+dcomm_status exchange_move(exchange *e, dcomm_comm *comm, const options *o, model *m)
+{
+    if (e->buckets == NULL) {
+        exchange_close(e);
+        return exchange_open(e, comm, o, m);
+    }
+    dcomm_status status = dcomm_comm_get_stats(dcomm_buckets_comm(e->buckets), &e->before);
+    if (status >= 0) {
+        status = dcomm_buckets_rebind(e->buckets, comm);
+    }
+    if (status >= 0) {
+        e->comm = comm;
+        e->before = (dcomm_stats){0};
+    }
+    e->status = DCOMM_OK;
+    return status;
 }
 
 dcomm_status exchange_sum(exchange *e, float *gradients, bool exactly)

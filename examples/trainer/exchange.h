@@ -33,6 +33,9 @@ typedef struct exchange {
 /* Set up the exchange by the options. Statuses and error sentences are dcomm's. */
 dcomm_status exchange_open(exchange *e, dcomm_comm *comm, const options *o, model *m);
 void exchange_close(exchange *e);
+/* Move it to another communicator; collective over that one, where ranks that have come just open
+ * theirs. Buckets keep their error feedback; without buckets it begins anew. */
+dcomm_status exchange_move(exchange *e, dcomm_comm *comm, const options *o, model *m);
 /* Sum the count + 1 elements of `gradients` over all ranks, in place. With `exactly`, do not use
  * the codec. */
 dcomm_status exchange_sum(exchange *e, float *gradients, bool exactly);
@@ -46,6 +49,13 @@ void exchange_pause(void *user);
 dcomm_status exchange_finish(exchange *e);
 /* With a scaler: unscale and clip the gradients, unless the step must be skipped. */
 dcomm_status exchange_judge(exchange *e, dcomm_scaler_verdict *verdict);
+/* Save what the exchange keeps from step to step: error feedback, the loss scale, the order of
+ * buckets. Each rank saves its own, of exchange_save_bytes. */
+size_t exchange_save_bytes(const exchange *e);
+dcomm_status exchange_save(exchange *e, char *to, size_t room);
+/* Load what the n ranks of an earlier run have saved; collective. If there were other numbers of
+ * ranks, residuals are dealt out anew. */
+dcomm_status exchange_load(exchange *e, const char *const *states, const size_t *bytes, int n);
 /* With options.report: report the times of the buckets. */
 dcomm_status exchange_report(const exchange *e, dcomm_buckets_report *report);
 /* Get the statistics of the buckets' communicator, which e->comm does not include. */

@@ -53,6 +53,16 @@ static void help(void)
         "  --dump DIR       each rank writes its gradients there, as rankR-stepS.npy, before they\n"
         "                   are summed: of the last steps, numbered from 0\n"
         "  --dump-steps N   of how many (1)\n"
+        "  --elastic        if ranks die, the others go on (dcomm-run needs --keep-going), and\n"
+        "                   ranks that are started again join them (with DCOMM_JOIN=1, and a file\n"
+        "                   for all of them in DCOMM_JOIN_FILE)\n"
+        "  --checkpoint DIR  write checkpoints there while training goes on; all ranks see DIR\n"
+        "  --every N        steps between checkpoints (50)\n"
+        "  --resume         begin with the newest checkpoint in DIR, if there is one; the number "
+        "of\n"
+        "                   ranks may be another\n"
+        "  --die STEP:RANK[:PLACE]  kill that rank there, as a test: compute, sum, agree, update,\n"
+        "                   recover, write, manifest (compute)\n"
         "  --gradcheck      only check the backward pass by finite differences\n"
         "exit: 0 good, 1 wrong result, 2 usage, 3 communication error");
 }
@@ -154,6 +164,11 @@ int options_parse(options *o, int argc, char **argv, bool *done)
         JSON,
         DUMP,
         DUMP_STEPS,
+        ELASTIC,
+        CHECKPOINT,
+        EVERY,
+        RESUME,
+        DIE,
         GRADCHECK,
         HELP
     };
@@ -187,6 +202,11 @@ int options_parse(options *o, int argc, char **argv, bool *done)
         {"json", required_argument, NULL, JSON},
         {"dump", required_argument, NULL, DUMP},
         {"dump-steps", required_argument, NULL, DUMP_STEPS},
+        {"elastic", no_argument, NULL, ELASTIC},
+        {"checkpoint", required_argument, NULL, CHECKPOINT},
+        {"every", required_argument, NULL, EVERY},
+        {"resume", no_argument, NULL, RESUME},
+        {"die", required_argument, NULL, DIE},
         {"gradcheck", no_argument, NULL, GRADCHECK},
         {"help", no_argument, NULL, HELP},
         {NULL, 0, NULL, 0},
@@ -206,7 +226,8 @@ int options_parse(options *o, int argc, char **argv, bool *done)
                    .sample = 300,
                    .scale_interval = 100,
                    .spoil_step = -1,
-                   .dump_steps = 1};
+                   .dump_steps = 1,
+                   .every = 50};
     opterr = 0;
     for (int c; (c = getopt_long(argc, argv, "", long_options, NULL)) != -1;) {
         bool good = true;
@@ -301,6 +322,21 @@ int options_parse(options *o, int argc, char **argv, bool *done)
         case DUMP_STEPS:
             good = parse_int(optarg, 1, 1000000, &o->dump_steps);
             break;
+        case ELASTIC:
+            o->elastic = true;
+            break;
+        case CHECKPOINT:
+            o->checkpoint = optarg;
+            break;
+        case EVERY:
+            good = parse_int(optarg, 1, 1000000, &o->every);
+            break;
+        case RESUME:
+            o->resume = true;
+            break;
+        case DIE:
+            good = accident_parse(&o->accidents, optarg) == 0;
+            break;
         case GRADCHECK:
             o->gradcheck = true;
             break;
@@ -334,6 +370,17 @@ int options_parse(options *o, int argc, char **argv, bool *done)
     }
     if ((o->clip > 0 || o->spoil_step >= 0) && o->loss_scale == 0) {
         return usage("--clip and --spoil are for --loss-scale");
+    }
+    if (o->resume && o->checkpoint == NULL) {
+        return usage("--resume is for --checkpoint");
+    }
+    if (o->elastic && o->frozen) {
+        return usage("--elastic does not go with --optimizer frozen: each rank has a part of the "
+                     "momentum, which dies with it");
+    }
+    if (o->elastic && o->report) {
+        return usage(
+            "--elastic does not go with --report: a rank that joins has no buckets to time");
     }
     if (o->trace != NULL && o->buckets == 0) {
         return usage("--trace is for --buckets");

@@ -2,6 +2,8 @@
 #ifndef OPTIONS_H
 #define OPTIONS_H
 
+#include "accident.h"
+
 #include <stdbool.h>
 
 enum { EXIT_GOOD = 0, EXIT_WRONG = 1, EXIT_USAGE = 2, EXIT_COMM = 3 };
@@ -29,6 +31,11 @@ typedef struct options {
     int log_every, sample;
     const char *dump; /* directory for gradients; NULL: none */
     int dump_steps;
+    bool elastic;           /* go on without ranks that have died */
+    const char *checkpoint; /* directory for checkpoints; NULL: none */
+    int every;              /* steps between checkpoints */
+    bool resume;            /* begin with the newest checkpoint */
+    accidents accidents;
 } options;
 
 /* Parse the command line. Return 0, or EXIT_USAGE after an error message. Set *done after

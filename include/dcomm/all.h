@@ -22,6 +22,7 @@
 #include "bucket.h"
 #include "scaler.h"
 #include "moe.h"
+#include "checkpoint.h"
 #endif
 #endif
 #include "old_names.h"
@@ -70,6 +71,7 @@
 #include "impl/train/bucket/save.h"
 #include "impl/train/bucket/rebind.h"
 #include "impl/train/moe/api_moe.h"
+#include "impl/train/checkpoint.h"
 #endif
 #endif
 #endif

@@ -17,8 +17,9 @@
  * collectives may come in between. That communicator takes some KiB of memory on each rank.
  *
  * An error on one rank (a parameter marked twice, or never) fails the step on all ranks. The error
- * sentence names the rank and the parameter. Then destroy the buckets and create new ones. The
- * communicator that they were created from still works.
+ * sentence names the rank and the parameter. Gradients are undefined then, and calls are refused.
+ * Destroy the buckets, or go on with them and their error feedback: dcomm_buckets_rebind, on a
+ * communicator of the ranks that are left. The one that they were created from still works.
  *
  * Gradients may be device memory if the implementation is built with DCOMM_WITH_CUDA
  * (docs/cuda.md). They are then marked ready in the order of a stream (dcomm_param_mark_ready).
@@ -158,9 +159,9 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_begin(dcomm_buckets *b,
                                                          const dcomm_buckets_step *step);
 
 /* Mark the gradient of parameter i ready. The library owns it until dcomm_param_wait or
- * dcomm_buckets_wait has succeeded. After an error the library owns it until
- * dcomm_buckets_destroy, since other ranks may still read it. May be called from any thread. Waits
- * for no other rank.
+ * dcomm_buckets_wait has succeeded. After an error the library owns it until dcomm_buckets_rebind
+ * or dcomm_buckets_destroy, since other ranks may still read it. May be called from any thread.
+ * Waits for no other rank.
  *
  * For a gradient in device memory, pass a cudaStream_t of that device as `stream`. The gradient is
  * ready when the work that the stream holds now is done. The stream itself waits for nothing: the
@@ -180,8 +181,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_param_mark_ready(dcomm_buckets *b, si
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_param_mark_unused(dcomm_buckets *b, size_t i);
 /* Make progress, and start the buckets that can start, without blocking. May be called from any
  * thread. Every wait of the context does the same, and so does its progress thread
- * (dcomm_context_opts). With a progress thread this call is needed only with opts.weighted,
- * because the weights must arrive before a bucket can start. */
+ * (dcomm_context_opts). With a progress thread this call is needed only with opts.weighted or error
+ * feedback, because then all ranks must have begun the step before a bucket can start. */
 DCOMM_API dcomm_status dcomm_buckets_progress(dcomm_buckets *b);
 
 /* Wait until the gradient of parameter i holds the result. For device memory the calling thread
@@ -202,7 +203,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_wait(dcomm_buckets *b);
 
 /* Say which elements of parameter i this rank owns: [*first_p, *first_p + *count_p), perhaps none.
  * After the wait, these elements of its gradient hold the result and the others are undefined.
- * Each element has one owner, which never changes. Without opts.sharded a rank owns all.
+ * Each element has one owner, which only dcomm_buckets_rebind changes. Without opts.sharded a rank
+ * owns all.
  * Errors: DCOMM_ERR_INVALID (a bad i, NULL). */
 DCOMM_API dcomm_status dcomm_param_get_owned(const dcomm_buckets *b, size_t i, size_t *first_p,
                                              size_t *count_p);
@@ -263,14 +265,14 @@ DCOMM_API dcomm_status dcomm_buckets_load(dcomm_buckets *b, const void *const *s
  * stays out destroys its buckets.
  * Errors, on all ranks: those of dcomm_buckets_create; DCOMM_ERR_MISMATCH (scalers differ);
  * DCOMM_ERR_INVALID (an inherited state is of another step, or of a rank that is there);
- * DCOMM_ERR_PEER (another rank has failed). After an error the buckets can be moved to another
- * communicator or destroyed; those that worked before and have not met the others still work. */
+ * DCOMM_ERR_PEER (another rank has failed). After an error the buckets can be moved again or
+ * destroyed. If a bad argument was the error, buckets that worked before still work. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_rebind(dcomm_buckets *b, dcomm_comm *comm);
 /* Let this rank inherit the residuals of a lost rank: the next dcomm_buckets_rebind adds them to
- * this rank's, and then forgets them. `state` has been written there by dcomm_buckets_save, and
- * stays in use until then. It must be of the step at which the ranks go on, such as one that a rank
- * has handed over before it left: what a rank has sent since an older state would count twice. A
- * rank can inherit from up to 8 ranks.
+ * this rank's. If that fails, inherit again before the one after it. The lost rank has written
+ * `state` by dcomm_buckets_save; it is in use until dcomm_buckets_rebind returns. It must be of the
+ * step at which the ranks go on, such as one that a rank has handed over before it left: what a
+ * rank has sent since an older state would count twice. A rank can inherit from up to 8 ranks.
  * Errors: DCOMM_ERR_INVALID (NULL; too many; other parameters; not of another rank of the buckets'
  * communicator), DCOMM_ERR_CORRUPT (dcomm_buckets_save did not write these bytes). */
 DCOMM_API dcomm_status dcomm_buckets_inherit(dcomm_buckets *b, const void *state, size_t bytes);
@@ -302,10 +304,10 @@ typedef struct dcomm_buckets_info {
     size_t nparams;      /* parameters registered */
     size_t nbuckets;     /* buckets built */
     size_t bytes;        /* of all gradients */
-    uint64_t steps;      /* ended, including those that only accumulated */
+    uint64_t steps;      /* ended, including those that only accumulated: the next one's number */
     uint64_t sent_steps; /* ended, without those that only accumulated */
     int built;           /* times that buckets were built: 1, or 2 after opts.rebuild */
-    dcomm_status status; /* the error that made them unusable; DCOMM_OK: none */
+    dcomm_status status; /* the error that made them unusable until a rebind; DCOMM_OK: none */
 } dcomm_buckets_info;
 /* Describe the buckets in *info.
  * Errors: DCOMM_ERR_INVALID (NULL). */

@@ -8,7 +8,8 @@
  *
  * Every rank calls the collectives of one communicator in the same order with arguments that fit.
  * If they do not fit, or if one rank's call is refused, every other rank gets DCOMM_ERR_MISMATCH
- * (docs/errors.md).
+ * (docs/errors.md). An error leaves what the call writes undefined. If it has poisoned the
+ * communicator, other ranks may use the call's buffers until that is destroyed (docs/survival.md).
  *
  * Buffers may also be device memory if the implementation is built with DCOMM_WITH_CUDA. Then all
  * buffers of a call must be on one device and aligned to their elements (docs/cuda.md).

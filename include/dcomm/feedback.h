@@ -12,7 +12,8 @@
  *
  * Until the commit the residuals are those of the step before, so a step that failed can begin
  * again. But other ranks may have used the wires of the failed step. So the state is stale after a
- * failure: begin refuses it until dcomm_feedback_recover decides how to go on. The codec's memory
+ * failure: begin refuses it until dcomm_feedback_recover decides how to go on (in buckets,
+ * dcomm_buckets_rebind does that for all ranks). The codec's memory
  * from step to step (powersgd's Q) is part of the state and also changes at the commit. If a range
  * is encoded with other bounds than in the last step, this memory starts anew for it.
  *

@@ -23,6 +23,9 @@
  * the same findings, so the scale is the same everywhere. If scales differ anyway (a rank loaded
  * another state), the next step fails with DCOMM_ERR_MISMATCH.
  *
+ * After an error the scale is that of the last step that this rank has judged. dcomm_buckets_rebind
+ * brings the scaler along, and all ranks to the same step and scale.
+ *
  * docs/mixed-precision.md has a program to start from, and explains sums in 16 bits. */
 #ifndef DCOMM_SCALER_H
 #define DCOMM_SCALER_H
@@ -73,7 +76,9 @@ typedef struct dcomm_scaler_verdict {
 } dcomm_scaler_verdict;
 
 /* Create a scaler for buckets; collective, not in a step. opts may be NULL. The buckets must
- * outlive the scaler, and they have at most one at a time.
+ * outlive the scaler, and they have at most one at a time. A rank that has joined ranks with a
+ * scaler (dcomm_buckets_rebind) calls this alone, before its first step, and gets their state; an
+ * error is then its own.
  * Errors, on all ranks: DCOMM_ERR_INVALID (a bad option on some rank; there is a scaler already),
  * DCOMM_ERR_MISMATCH (an option differs), DCOMM_ERR_NO_MEMORY, DCOMM_ERR_SYSTEM (a device has no
  * memory, or fails). */

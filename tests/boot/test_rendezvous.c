@@ -440,7 +440,7 @@ Test(faults, versions_differ, .timeout = LIMIT)
     uint8_t key[DCOMMI_RDV_KEY], nonce[DCOMMI_RDV_NONCE] = {0};
     cr_assert_eq(dcomm_id_create(&id), DCOMM_OK);
     cr_assert_eq(dcommi_id_parse(&id, &parts), DCOMM_OK);
-    dcommi_boot_id_key(&parts, key);
+    dcommi_id_key(&parts, key);
     prepare(&r, &id, 0, 2, 8);
     start_rank(&r);
     usleep(100000);

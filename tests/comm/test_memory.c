@@ -69,8 +69,9 @@ static void expect_mapped(dcomm_comm *comm, float *data, size_t count, bool mapp
     }
 }
 
-/* Count this process's mappings of shared memory of at least `bytes`. */
-static int segments(size_t bytes)
+/* Count this process's mappings of shared memory of at least `bytes`, or those that it can write.
+ */
+static int segments_that(size_t bytes, bool written)
 {
     FILE *file = fopen("/proc/self/maps", "re");
     char line[512];
@@ -80,11 +81,16 @@ static int segments(size_t bytes)
         unsigned long from, to;
         char kind[5];
         if (sscanf(line, "%lx-%lx %4s", &from, &to, kind) == 3 && kind[3] == 's') {
-            n += to - from >= bytes;
+            n += to - from >= bytes && (!written || kind[1] == 'w');
         }
     }
     fclose(file);
     return n;
+}
+
+static int segments(size_t bytes)
+{
+    return segments_that(bytes, false);
 }
 
 /* ---- the calls ---- */
@@ -246,6 +252,9 @@ static int outlives(int rank, int n, procs_shared *s, void *arg)
     float *data = allocate(comm, COUNT * sizeof *data);
     void *p = data;
     expect_mapped(comm, data, COUNT, true);
+    PROCS_TRUE(segments(COUNT * sizeof *data) ==
+               n); /* all ranks' memory, and only its own to write */
+    PROCS_TRUE(segments_that(COUNT * sizeof *data, true) == 1);
     RANKS_OK(dcomm_comm_dup(comm, &second));
     expect_mapped(second, data, COUNT, true);
     RANKS_OK(dcomm_comm_destroy(&comm));

@@ -122,3 +122,39 @@ Test(cut, one_sided, .timeout = 60)
     int ended[PROCS_MAX];
     cr_expect_eq(procs_run(4, 30, one_sided, NULL, ended), 0);
 }
+
+/* Rank 0 has seen the end of rank 2, and its ABORT says so: rank 1 knows it then, too, though rank
+ * 2 is still there for it. */
+static int told_of_a_death(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    fault_rank f = {.rank = rank, .n = n, .s = s};
+    ranks_settle(rank, n, RANKS_HOSTS);
+    f.comm = ranks_join(rank, n, s, &(dcomm_comm_opts){.timeout_s = 8});
+    connect_all(f.comm);
+    fault_meet(&f, -1);
+    int failed[PROCS_MAX], count = 0;
+    if (rank == 0) {
+        dcommi_token_take(f.comm->context);
+        dcommi_peer_lost(f.comm->context, f.comm->members[2].peer, "its process has ended", true);
+        dcommi_token_release(f.comm->context);
+    } else if (rank == 1) {
+        PROCS_TRUE(dcomm_barrier(f.comm, NULL) == DCOMM_ERR_PEER);
+        RANKS_OK(dcomm_comm_failed(f.comm, failed, PROCS_MAX, &count));
+        PROCS_TRUE(count == 1 && failed[0] == 2);
+    }
+    if (rank != 2) {
+        RANKS_OK(dcomm_comm_agree(f.comm, NULL, failed, PROCS_MAX, &count));
+        PROCS_TRUE(count == 1 && failed[0] == 2);
+    }
+    fault_meet(&f, -1);
+    dcomm_status ignored = dcomm_comm_destroy(&f.comm);
+    (void)ignored;
+    return procs_leaks();
+}
+
+Test(cut, told_of_a_death, .timeout = 60)
+{
+    int ended[PROCS_MAX];
+    cr_expect_eq(procs_run(3, 30, told_of_a_death, NULL, ended), 0);
+}

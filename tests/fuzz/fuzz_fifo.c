@@ -24,9 +24,9 @@ static void on_done(dcommi_op *op, dcomm_status status)
     ndone++;
 }
 
-static void on_lost(void *user, dcommi_transport *t, int peer, const char *why, bool proven)
+static void on_lost(void *user, dcommi_transport *t, int peer, const char *why, dcommi_loss how)
 {
-    (void)user, (void)t, (void)peer, (void)proven;
+    (void)user, (void)t, (void)peer, (void)how;
     sum += (unsigned)strlen(why);
 }
 

@@ -604,7 +604,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             } else if (command < 144) {
                 drop_shared(&shared);
             } else if (command > 220) {
-                dcommi_on_peer_lost(context, &fake_transport, command % (RANKS - 1), "gone", true);
+                dcommi_on_peer_lost(context, &fake_transport, command % (RANKS - 1), "gone",
+                                    DCOMMI_LOSS_PROVEN);
             }
             break;
         case 6:

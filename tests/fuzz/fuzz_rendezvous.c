@@ -67,6 +67,10 @@ static void read_as_client(const uint8_t *data, size_t size)
         dcommi_rdv_get_header(data, &h);
     }
     dcommi_rdv_get_reason(data, size, why);
+    dcommi_rdv_invitation invitation;
+    if (dcommi_rdv_get_invitation(data, size, &invitation) && invitation.rank >= invitation.size) {
+        abort();
+    }
     for (uint32_t n = 1; n <= 8; n++) {
         if (dcommi_rdv_get_result(data, size, n, lens, &blobs)) {
             size_t total = blobs;
@@ -91,7 +95,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t at = 0;
     read_as_client(data, size);
     memset(peers, 0, sizeof peers);
-    dcommi_rdv_core_begin(&c, key, 0, "command line \"train --rank 0\"");
+    const bool of_id = size > 0 && data[0] % 2 != 0; /* newcomers come to an id */
+    dcommi_rdv_core_begin(&c, key, 0, of_id ? "" : "command line \"train --rank 0\"");
     for (int step = 0; step < MOST_STEPS && at + 4 <= size; step++) {
         const uint8_t *op = data + at;
         at += 4;
@@ -113,6 +118,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                                   .timeout_ms = 1000u * op[3],
                                   .instance = op[1]};
             uint8_t nonce[DCOMMI_RDV_NONCE] = {op[2]};
+            if (of_id && op[2] < 200) {
+                h.rank = DCOMMI_RDV_NEWCOMER;
+                h.size = 0;
+            }
             snprintf(h.job, sizeof h.job, "command line \"train --rank %u\"",
                      op[0] > 230 ? op[3] : h.rank);
             size_t n = dcommi_rdv_put_hello(peer->hello, &h, nonce, peer->conn->challenge, key);
@@ -127,6 +136,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             at += len;
         } else if (op[0] % 8 == 4) {
             drain(&c, peer, op[3] > 128 ? SIZE_MAX : op[3]);
+        } else if (op[0] % 8 == 5 && of_id && op[2] > 50) { /* rank 0 grows */
+            dcommi_rdv_invitation i = {.port = 1, .timeout_ms = 1000};
+            const uint32_t n = dcommi_rdv_invite(&c, op[3] % 4, &i, 1);
+            const dcommi_rdv_guests guests = dcommi_rdv_guests_of(&c, i.attempt);
+            if (guests.there > n || guests.reported > 0) {
+                abort();
+            }
+            if (op[2] > 100) {
+                dcommi_rdv_end_attempt(&c, i.attempt - op[2] % 2, op[2] > 200, op[2] > 150, now);
+            }
         } else if (op[0] % 8 == 5) {
             dcommi_rdv_lost(&c, peer->conn, now);
         } else {

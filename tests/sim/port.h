@@ -173,7 +173,8 @@ static unsigned wire_bury(wire_port *port)
         if (!port->closing) {
             world_busy();
             port->base.handlers.on_peer_lost(port->base.handlers.user, &port->base,
-                                             port->peer_of[r], port->why[r], false);
+                                             port->peer_of[r], port->why[r],
+                                             DCOMMI_LOSS_SILENT);
         }
     }
     return n;

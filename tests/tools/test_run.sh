@@ -33,6 +33,33 @@ expect "--timeout" 124 "not done after 0.3 s" timeout 10 "$run" -n 2 --timeout 0
 expect "--keep-going lets others finish" 7 "finished" \
     timeout 10 "$run" -n 2 --keep-going -- sh -c '[ $RANK = 0 ] && exit 7; sleep 0.3; echo finished'
 
+
+# ---- ranks that are started again ----
+again='[ -z "$DCOMM_JOIN" ] || { echo "rank $RANK joins by $DCOMM_JOIN_FILE"; exit 0; }; [ $RANK = 1 ] && kill -9 $$; sleep 0.5'
+expect "--restart" 0 "rank 1 joins by .*/dcomm-run-[a-zA-Z0-9]*/id" timeout 10 "$run" -n 3 --restart 1 -- sh -c "$again"
+expect "--restart says so" 0 "rank 1 .* was killed by signal 9 \(Killed\); started again \(1 of 2\)" \
+    timeout 10 "$run" -n 3 --restart 2 -- sh -c "$again"
+expect "--restart ends" 3 "started again \(2 of 2\).*rank 0 .* exited with status 3; ending the other 1" \
+    sh -c 'timeout 10 "$0" -n 2 --restart 2 -- sh -c "[ \$RANK = 1 ] && exec sleep 60; exit 3" 2>&1 | tr "\n" " "; exit 3' "$run"
+expect "--restart, but others are done" 4 "rank 1 .* exited with status 4$" \
+    timeout 10 "$run" -n 2 --restart 2 -- sh -c '[ $RANK = 0 ] && exit 0; sleep 0.5; exit 4'
+expect "--restart in the results" 0 '"rank":1,"exit_status":0,"signal":null,"time_s":[0-9.]*,"restarts":1' \
+    timeout 10 "$run" -n 3 --restart 1 --json - -- sh -c "$again"
+expect "--restart on several machines" 2 "needs DCOMM_JOIN_FILE" \
+    "$run" -n 1 --restart 1 --nnodes 2 --node-rank 0 --master a:1 true
+leaves_nothing() {
+    TMPDIR=$scratch timeout 10 "$run" -n 2 --restart 1 -- sh -c 'touch $DCOMM_JOIN_FILE $DCOMM_JOIN_FILE.7' &&
+        ! ls -d "$scratch"/dcomm-run-* 2>/dev/null
+}
+check "--restart leaves no file" leaves_nothing
+joins() { # OPTIONS: the rank that was killed is a rank again
+    gcc -std=c11 -D_GNU_SOURCE -O0 -I include -o "$scratch/restarted" tests/tools/restarted.c \
+        "$(dirname "$run")/libdcomm_one.a" -lucp -lucs -luct -lhwloc -lm -lpthread -ldl &&
+        DCOMM_IFACE=lo timeout 60 "$run" -n 3 --restart 1 "$@" -- "$scratch/restarted"
+}
+expect "a rank that was started again joins" 0 "2 of 3: the sum is 3" joins
+expect "and on another host" 0 "2 of 3: the sum is 3" joins --host-id-every 1
+
 grandchildren() {
     timeout 10 "$run" -n 2 -- sh -c '[ $RANK = 0 ] && sleep 0.3 && exit 6; sleep 7654.'$$' & wait'
     [ $? -eq 6 ] && sleep 0.1 && ! pgrep -f "sleep 7654.$$"

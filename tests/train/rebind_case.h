@@ -26,10 +26,10 @@ typedef struct trainer {
     dcomm_comm *comm; /* of which this process is a rank */
     dcomm_buckets *b;
     float grad[PARAMS][LENGTH];
-    int ids[PROCS_MAX];    /* number of each rank */
+    int ids[PROCS_MAX]; /* number of each rank */
     double in[TOTAL], out[TOTAL];
-    float last[TOTAL];     /* the result of the last step */
-    int step;              /* that is next */
+    float last[TOTAL]; /* the result of the last step */
+    int step;          /* that is next */
 } trainer;
 
 /* Return element i of a process's gradient of a step. */
@@ -185,6 +185,33 @@ static inline trainer *case_join(int rank, int n, procs_shared *s)
     t->comm = ranks_join(rank, n, s, &(dcomm_comm_opts){.timeout_s = 20});
     case_seated(t);
     return t;
+}
+
+/* Make a communicator of the first `old` processes, in which they train. The others wait. */
+static inline trainer *case_first_ones(int rank, int n, procs_shared *s, int old, dcomm_comm **all)
+{
+    trainer *t = case_join(rank, n, s);
+    *all = t->comm;
+    t->comm = NULL;
+    RANKS_OK(dcomm_comm_split(*all, rank < old ? 0 : -1, rank, &t->comm));
+    if (t->comm != NULL) {
+        case_seated(t);
+    }
+    return t;
+}
+
+/* Come to the communicator of all: with buckets, or to create them. */
+static inline void case_come(trainer *t, dcomm_comm *all, const dcomm_buckets_opts *opts)
+{
+    RANKS_OK(dcomm_comm_destroy(&t->comm));
+    t->comm = all;
+    case_seated(t);
+    if (t->b != NULL) {
+        RANKS_OK(dcomm_buckets_rebind(t->b, all));
+    } else {
+        case_create(t, opts);
+    }
+    t->step = (int)case_info(t).step;
 }
 
 static inline int case_end(trainer *t)

@@ -48,8 +48,7 @@ static int lose_one(int rank, int n, procs_shared *s, void *arg)
     RANKS_OK(dcomm_buckets_rebind(t->b, t->comm));
     PROCS_CHECK(procs_now() - begun < 2, "rebind took %g s", procs_now() - begun);
     const dcomm_buckets_rebind_info info = case_info(t);
-    PROCS_CHECK(info.step == 4 && !info.undone && info.source == 0, "step %d",
-                (int)info.step);
+    PROCS_CHECK(info.step == 4 && !info.undone && info.source == 0, "step %d", (int)info.step);
     PROCS_TRUE(info.carried == n - 1 && info.joined == 0 && info.left == 1);
     PROCS_TRUE(info.missing == (k->codec != NULL && !k->inherits));
     if (!k->feedback.in_place) {
@@ -95,11 +94,8 @@ Test(rebind, residuals, .timeout = 60)
                   .codec = "qsgd:bits=8",
                   .feedback = {.variant = DCOMM_FEEDBACK_EF21},
                   .inherits = true});
-    lose((course){.n = 3,
-                  .victim = 1,
-                  .marks = 1,
-                  .codec = "qsgd:bits=8",
-                  .feedback = {.in_place = true}});
+    lose((course){
+        .n = 3, .victim = 1, .marks = 1, .codec = "qsgd:bits=8", .feedback = {.in_place = true}});
 }
 
 /* ---- ranks that stand at different steps ---- */

@@ -1,34 +1,7 @@
-/* test_rebind_join.c - ranks join those whose buckets move: they get step, order and scaler. Shards,
- * gradients inside buckets, and a scaler that stands differently. Calls that are refused. */
+/* test_rebind_join.c - ranks join those whose buckets move: they get step, order and scaler.
+ * Shards, gradients inside buckets, and a scaler that stands differently. */
 #define _GNU_SOURCE
 #include "rebind_case.h"
-
-/* Make a communicator of the first `old` processes, in which they train. The others wait. */
-static trainer *first_ones(int rank, int n, procs_shared *s, int old, dcomm_comm **all)
-{
-    trainer *t = case_join(rank, n, s);
-    *all = t->comm;
-    t->comm = NULL;
-    RANKS_OK(dcomm_comm_split(*all, rank < old ? 0 : -1, rank, &t->comm));
-    if (t->comm != NULL) {
-        case_seated(t);
-    }
-    return t;
-}
-
-/* Come to the communicator of all: with buckets, or to create them. */
-static void come(trainer *t, dcomm_comm *all, const dcomm_buckets_opts *opts)
-{
-    RANKS_OK(dcomm_comm_destroy(&t->comm));
-    t->comm = all;
-    case_seated(t);
-    if (t->b != NULL) {
-        RANKS_OK(dcomm_buckets_rebind(t->b, all));
-    } else {
-        case_create(t, opts);
-    }
-    t->step = (int)case_info(t).step;
-}
 
 /* ---- a communicator that grows ---- */
 
@@ -38,19 +11,18 @@ static int grows(int rank, int n, procs_shared *s, void *arg)
     const bool ef21 = codec != NULL && codec[0] == '!';
     const dcomm_feedback_opts feedback = {.variant =
                                               ef21 ? DCOMM_FEEDBACK_EF21 : DCOMM_FEEDBACK_CLASSIC};
-    dcomm_buckets_opts opts = case_opts(codec != NULL ? codec + ef21 : NULL,
-                                        codec != NULL ? &feedback : NULL);
+    dcomm_buckets_opts opts =
+        case_opts(codec != NULL ? codec + ef21 : NULL, codec != NULL ? &feedback : NULL);
     opts.rebuild = true;
     dcomm_comm *all;
-    trainer *t = first_ones(rank, n, s, 2, &all);
+    trainer *t = case_first_ones(rank, n, s, 2, &all);
     if (t->comm != NULL) {
         case_create(t, &opts);
         for (int i = 0; i < 3; i++) { /* in an order that rebuilds them */
             static const size_t order[PARAMS] = {1, 2, 0};
             for (size_t p = 0; p < PARAMS; p++) {
                 for (size_t j = 0; j < LENGTH; j++) {
-                    t->grad[order[p]][j] =
-                        case_gradient(rank, t->step, order[p] * LENGTH + j);
+                    t->grad[order[p]][j] = case_gradient(rank, t->step, order[p] * LENGTH + j);
                 }
                 RANKS_OK(dcomm_param_mark_ready(t->b, order[p], NULL));
             }
@@ -58,7 +30,7 @@ static int grows(int rank, int n, procs_shared *s, void *arg)
             case_book(t, true);
         }
     }
-    come(t, all, &opts);
+    case_come(t, all, &opts);
     const dcomm_buckets_rebind_info info = case_info(t);
     PROCS_TRUE(info.step == 3 && info.source == 0 && !info.undone && info.carried == 2);
     PROCS_TRUE(info.joined == n - 2 && info.left == 0 && info.missing == 0 && info.reset == 0);
@@ -75,6 +47,72 @@ static int grows(int rank, int n, procs_shared *s, void *arg)
     case_steps(t, 3);
     case_balance(t, ef21, NULL);
     return case_end(t);
+}
+
+/* A newcomer by dcomm_comm_grow takes the place of one that has died. */
+static int comes_back(int rank, int n, procs_shared *s, void *arg)
+{
+    const dcomm_feedback_opts feedback = {0};
+    const dcomm_buckets_opts opts = case_opts("topk:k=0.1", &feedback);
+    trainer *t = calloc(1, sizeof *t);
+    common *c = arg;
+    dcomm_id id;
+    size_t len;
+    PROCS_TRUE(t != NULL);
+    t->number = rank;
+    t->s = s;
+    ranks_settle(rank, n, RANKS_LOCAL);
+    if (rank == n - 1) {
+        dcomm_comm_opts joins = {.boot = DCOMM_BOOT_JOIN, .timeout_s = 20};
+        memcpy(&joins.id, procs_take(s, 1, &len), sizeof id);
+        RANKS_OK(dcomm_comm_create(&joins, &t->comm));
+        case_seated(t);
+        case_create(t, &opts);
+    } else {
+        t->comm = ranks_join(rank, n - 1, s, &(dcomm_comm_opts){.timeout_s = 20});
+        case_seated(t);
+        case_create(t, &opts);
+        case_steps(t, 2);
+        if (rank == 2) {
+            case_leave_state(t, c);
+        }
+        procs_post(s, rank, 1);
+        while (!procs_all(s, n - 1, 1, -1)) {
+            procs_nap();
+        }
+        if (rank == 2) {
+            kill(getpid(), SIGKILL);
+        }
+        PROCS_TRUE(case_backward(t) < 0 || dcomm_buckets_wait(t->b) < 0);
+        dcomm_comm *more = NULL;
+        case_shrink(t);
+        memset(&id, 0, sizeof id);
+        if (rank == 0) {
+            RANKS_OK(dcomm_id_create(&id));
+            procs_give(s, 1, &id, sizeof id);
+        }
+        RANKS_OK(dcomm_comm_grow(t->comm, &id, 1, 20, &more));
+        RANKS_OK(dcomm_comm_destroy(&t->comm));
+        t->comm = more;
+        case_seated(t);
+        RANKS_OK(dcomm_buckets_rebind(t->b, t->comm));
+    }
+    const dcomm_buckets_rebind_info info = case_info(t);
+    PROCS_TRUE(info.step == 2 && info.source == 0 && info.carried == 2 && info.joined == 1);
+    PROCS_TRUE(info.left == 1 && info.missing == 1 && info.reset == 0);
+    t->step = (int)info.step;
+    RANKS_OK(dcomm_broadcast(t->comm, t->in, t->in, TOTAL, DCOMM_F64, 0, NULL));
+    RANKS_OK(dcomm_broadcast(t->comm, t->out, t->out, TOTAL, DCOMM_F64, 0, NULL));
+    case_steps(t, 2);
+    case_balance(t, false, c->owed[2]);
+    return case_end(t);
+}
+
+Test(rebind_join, comes_back, .timeout = 60)
+{
+    common *c = case_common();
+    case_run(4, comes_back, c, 1u << 2);
+    munmap(c, sizeof *c);
 }
 
 Test(rebind_join, grows, .timeout = 60)
@@ -109,7 +147,7 @@ static int scales(int rank, int n, procs_shared *s, void *arg)
     const bool forgets = arg != NULL;
     dcomm_comm *all;
     dcomm_scaler *scaler = NULL;
-    trainer *t = first_ones(rank, n, s, 2, &all);
+    trainer *t = case_first_ones(rank, n, s, 2, &all);
     if (t->comm != NULL) {
         case_create(t, &opts);
         RANKS_OK(dcomm_scaler_create(t->b, &wanted, &scaler));
@@ -124,7 +162,7 @@ static int scales(int rank, int n, procs_shared *s, void *arg)
             RANKS_OK(dcomm_buckets_wait(t->b));
         }
     }
-    come(t, all, &opts);
+    case_come(t, all, &opts);
     const dcomm_buckets_rebind_info info = case_info(t);
     PROCS_TRUE(info.step == 3 && info.source == 1 && info.undone == (rank == 0) && info.reset == 0);
     if (forgets) {

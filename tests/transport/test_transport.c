@@ -218,7 +218,7 @@ static int mapped(int rank, int n, procs_shared *s, void *arg)
     enum { LEN = 3 << 20 };
     node *me = join(rank, n, s, *(int *)arg);
     int own = dcommi_share_file(LEN), theirs = -1;
-    unsigned char *base = dcommi_share_map_huge(own, LEN), *ptr = NULL;
+    unsigned char *base = dcommi_share_map_huge(own, LEN, PROT_READ | PROT_WRITE), *ptr = NULL;
     PROCS_TRUE(own >= 0 && base != NULL && (uintptr_t)base % DCOMMI_HUGE_PAGE == 0);
     memset(base, rank + 1, LEN);
     meet(me, 1, -1);

@@ -86,11 +86,10 @@ static int forged(int rank, int n, procs_shared *s, void *arg)
         size_t part = dcommi_ucx_part_at(tail.total, 4, 1);
         if (kind == 0) { /* no part of the message */
             tail.part = 4;
-        } else if (kind == 1) { /* shorter than its part */
-            part -= 8;
-        } else if (kind == 2) { /* the whole message, and more */
-            tail.parts = 1;
-            tail.total = part + 1;
+        } else if (kind == 1) { /* over no connection */
+            tail.connection = DCOMM_CONNECTIONS_MAX;
+        } else if (kind == 2) { /* of a message of no parts */
+            tail.parts = 0;
         } else if (kind == 3) { /* parts of two messages */
             forge(comm, &tail, part);
             tail.total += 4096 * 4;

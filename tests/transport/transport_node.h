@@ -161,11 +161,12 @@ static inline void on_corrupt(void *user, dcommi_transport *t, const dcommi_arri
     PROCS_CHECK(false, "%s", "what peers send here is whole");
 }
 
-static inline void on_lost(void *user, dcommi_transport *t, int peer, const char *why, bool proven)
+static inline void on_lost(void *user, dcommi_transport *t, int peer, const char *why,
+                           dcommi_loss how)
 {
     node *me = user;
     PROCS_TRUE(t == me->t && why != NULL && why[0] != '\0');
-    PROCS_TRUE(proven == (me->kind == LOCAL));
+    PROCS_TRUE(how == (me->kind == LOCAL ? DCOMMI_LOSS_PROVEN : DCOMMI_LOSS_SILENT));
     me->lost[peer]++;
 }
 

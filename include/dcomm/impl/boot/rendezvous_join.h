@@ -25,7 +25,8 @@ static void dcommi_rdv_park(dcommi_rdv_core *c, dcommi_rdv_conn *conn, const dco
     dcommi_rdv_unguest(c, conn);
     conn->state = DCOMMI_RDV_PARKED;
     conn->waiting = true;
-    conn->deadline = now + h->timeout_ms / 1000.0;
+    /* It says itself that its time is up. Without a word, its host is gone. */
+    conn->deadline = now + 1.1 * h->timeout_ms / 1000.0 + 1;
 }
 
 /* Send all newcomers away. */

@@ -85,7 +85,8 @@ DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *othe
     ledger->residual_norm = dcommi_sqrt(ledger->residual_norm * ledger->residual_norm +
                                         other->residual_norm * other->residual_norm);
     ledger->missing += other->missing;
-    ledger->carried = dcommi_sqrt(ledger->carried * ledger->carried + other->carried * other->carried);
+    ledger->carried =
+        dcommi_sqrt(ledger->carried * ledger->carried + other->carried * other->carried);
     ledger->lost = dcommi_sqrt(ledger->lost * ledger->lost + other->lost * other->lost);
     for (int s = 0; s < DCOMMI_LEDGER_SUMS; s++) {
         ledger->sums[s] += other->sums[s];

@@ -116,6 +116,7 @@ static void dcommi_comm_enter(dcomm_comm *comm)
                           context->peers[peer].why);
         }
     }
+    dcommi_beat_appoint(comm);
     dcommi_deliver_strays(context, comm);
     dcommi_token_release(context);
 }

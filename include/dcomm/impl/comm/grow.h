@@ -17,7 +17,7 @@
 #define DCOMMI_GROW_SALT 0x67726f77u /* of ids, as DCOMMI_SHRINK_SALT */
 #define DCOMMI_GROW_SLICE_S 1.0      /* rank 0 tells the others that it waits, so often */
 #define DCOMMI_GROW_NAP 500000       /* nanoseconds between looks at newcomers and ranks */
-#define DCOMMI_GROW_REPORT_S 5.0     /* seconds for newcomers to leave an attempt that failed */
+#define DCOMMI_GROW_REPORT_S 2.0     /* seconds for newcomers to leave an attempt that failed */
 #define DCOMMI_GROW_LOOK_S 0.02      /* seconds between looks if the old communicator failed */
 
 /* The next action, which rank 0 tells the others. */

@@ -129,7 +129,7 @@ static dcomm_status dcommi_comm_control(dcomm_comm *comm, const dcommi_card *car
             status = dcommi_ctl_want(context, peer, &where, key, beats);
         }
     }
-    if (status >= 0 && leads[comm->rank] && comm->liveness_s < DCOMMI_LIMIT_MAX_S) {
+    if (status >= 0 && comm->liveness_s < DCOMMI_LIMIT_MAX_S) {
         status = dcommi_beat_start(context);
     }
     dcommi_token_release(context);

@@ -5,7 +5,8 @@
  * The coordinator is the lowest rank that has not failed, as far as its followers know. A decision:
  *
  *   STATE    a rank that takes part -> its coordinator: its word, and the value that it has
- *            accepted, if any. It follows no lower coordinator from then on
+ *            accepted, if any. It follows no lower coordinator from then on. Sent again when it
+ *            learns of a failed rank
  *   PROPOSE  the coordinator -> all that have not failed, when every one of them has sent STATE:
  *            the value that was accepted from the highest coordinator; if there is none, the words
  *            of all that have not failed, combined, and the failed ranks
@@ -345,7 +346,7 @@ static void dcommi_agree_join(dcommi_agree *a, const dcommi_agree_link *link, ui
     dcommi_agree_step(a, link);
 }
 
-/* Learn that a rank has failed. `proven`: it is certain. */
+/* Learn that a rank has failed. `proven`: it is certain. The coordinator may not see it itself. */
 static void dcommi_agree_learn(dcommi_agree *a, const dcommi_agree_link *link, int rank,
                                bool proven)
 {
@@ -358,7 +359,11 @@ static void dcommi_agree_learn(dcommi_agree *a, const dcommi_agree_link *link, i
     if (proven) {
         dcommi_bit_set(certain, rank);
     }
+    const int before = a->followed;
     dcommi_agree_step(a, link);
+    if (a->joined && !a->outcast && before >= 0 && before != a->rank && a->followed == before) {
+        dcommi_agree_send(a, link, before, DCOMMI_AGREE_STATE);
+    }
 }
 
 /* Take over the failed ranks that a message names. A sender that could not go on itself is not

@@ -176,7 +176,7 @@ static void dcommi_agreements_learn(dcomm_comm *comm)
         if (p == NULL || (!m->gone && !p->lost)) {
             continue;
         }
-        const bool proven = m->gone || p->proven;
+        const bool proven = (m->gone || p->proven) && !p->gave_us_up;
         for (dcommi_agreement *g = comm->agreements; g != NULL; g = g->next) {
             const dcommi_agree_link link = dcommi_agreement_link(g);
             dcommi_agree_learn(g->agree, &link, r, proven);

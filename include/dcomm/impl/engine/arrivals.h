@@ -150,12 +150,26 @@ static unsigned dcommi_bcast_drain(dcomm_comm *comm, dcommi_member *m);
 
 static void dcommi_on_goodbye(dcomm_comm *comm, const dcommi_header *h)
 {
-    comm->members[h->src].gone = true;
+    comm->members[h->src].gone = comm->context->appoints = true;
     comm->members[h->src].gone_after = h->a;
     dcommi_agreements_learn(comm);
 }
 
 /* Handle a valid header for a communicator that exists. */
+/* Hear of a lost rank from another one. Each rank sees a death itself, sooner or later; only
+ * agreements need it at once. Silence not all ranks see: take the sender's word. */
+static void dcommi_on_lost(dcomm_comm *comm, int rank, bool proven)
+{
+    for (dcommi_agreement *g = comm->agreements; g != NULL && proven; g = g->next) {
+        const dcommi_agree_link link = dcommi_agreement_link(g);
+        dcommi_agree_learn(g->agree, &link, rank, true);
+    }
+    if (!proven) {
+        dcommi_peer_lost(comm->context, comm->members[rank].peer,
+                         "another rank gave it up, because it was silent", false);
+    }
+}
+
 static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
                                       dcommi_transport *transport, const dcommi_arrival *arrival)
 {
@@ -217,17 +231,17 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         char text[DCOMMI_TEXT_MAX + 1];
         dcommi_peer_text(text, arrival->data, arrival->len);
         int64_t status = (int64_t)h->a;
-        const uint64_t silent = h->b - 1; /* not all see its silence: take the sender's word */
-        if (atomic_load(&comm->poisoned) == 0 && silent < (uint64_t)comm->size) {
-            comm->silent = h->b; /* and pass it on */
+        const uint64_t lost = h->b - 1;
+        if (atomic_load(&comm->poisoned) == 0 && lost < (uint64_t)comm->size) { /* pass it on */
+            comm->lost = h->b;
+            comm->lost_proven = h->tag != 0;
         }
         dcommi_poison_by(comm,
                          status < 0 && status >= DCOMMI_STATUS_LAST ? (dcomm_status)status
                                                                     : DCOMM_ERR_ABORTED,
                          (int)h->src, text);
-        if (silent < (uint64_t)comm->size && comm->members[silent].peer >= 0) {
-            dcommi_peer_lost(comm->context, comm->members[silent].peer,
-                             "another rank gave it up, because it was silent", false);
+        if (lost < (uint64_t)comm->size && comm->members[lost].peer >= 0) {
+            dcommi_on_lost(comm, (int)lost, h->tag != 0);
         }
         return DCOMMI_CONSUMED;
     }
@@ -438,11 +452,11 @@ static void dcommi_on_corrupt(void *user, dcommi_transport *transport,
 }
 
 static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int peer, const char *why,
-                                bool proven)
+                                dcommi_loss how)
 {
     dcomm_context *context = user;
     /* A control connection tells more: that it has left communicators, or that we count as dead. */
-    if (context->control != NULL && (transport == context->net || !proven)) {
+    if (context->control != NULL && (transport == context->net || how == DCOMMI_LOSS_SILENT)) {
         dcommi_ctl_look(context);
     }
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
@@ -452,7 +466,11 @@ static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int pee
             }
         }
     }
-    dcommi_peer_lost(context, peer, why, proven);
+    if (how == DCOMMI_LOSS_GIVEN_UP) {
+        dcommi_given_up(context, peer);
+    } else {
+        dcommi_peer_lost(context, peer, why, how == DCOMMI_LOSS_PROVEN);
+    }
 }
 
 #endif

@@ -1,5 +1,6 @@
 /* beat.h - a thread that beats for the process, so that others know that it runs while it computes.
- * It beats on the control connections between the first ranks of two hosts, and listens there.
+ * The first ranks of two hosts beat on their control connection. When one fails or leaves, the next
+ * rank of its host begins. Each process answers a beat by beating there from then on.
  *
  * A process is silent if no beat comes though its system acknowledges ours. If its system is
  * silent, too, the network or the machine is down, and TCP's time-out decides
@@ -17,22 +18,23 @@
 
 #define DCOMMI_BEAT_EVERY_MAX 1.0 /* seconds between two beats, at most */
 
-/* Read what has come. Leave a frame that is no beat, and an end, to the holder of the token. With
- * the lock. */
-static void dcommi_beat_listen(dcommi_ctl *c, dcommi_ctl_line *l)
+/* Read what has come. Leave a frame that is no beat, and an end, to the holder of the token; beats
+ * may lie behind it, so return false then. With the lock. */
+static bool dcommi_beat_listen(dcommi_ctl *c, dcommi_ctl_line *l)
 {
     while (dcommi_ctl_fill(l, DCOMMI_CTL_FRAME) > 0) {
         if (dcommi_get32(l->in) != DCOMMI_CTL_BEAT) {
             c->pending = true;
-            return;
+            return false;
         }
         if (!dcommi_ctl_genuine(l)) {
             l->received--; /* the holder of the token checks it again, and closes */
             c->pending = true;
-            return;
+            return false;
         }
         l->have = 0;
     }
+    return true;
 }
 
 /* Return true if the peer's system has acknowledged all that we have sent. */
@@ -51,11 +53,14 @@ static bool dcommi_beat_turn(const dcomm_context *context, double since, double 
     bool over = false;
     pthread_mutex_lock(&dcommi_ctl_lock);
     for (dcommi_ctl_line *l = c->lines; l != NULL; l = l->next) {
-        if (!l->beats || l->state != DCOMMI_CTL_OPEN || l->fd < 0) {
+        if (l->state != DCOMMI_CTL_OPEN || l->fd < 0) {
             continue;
         }
-        dcommi_beat_listen(c, l);
-        if (l->heard) {
+        const bool all = dcommi_beat_listen(c, l);
+        if (!l->beats) {
+            continue;
+        }
+        if (l->heard || !all) {
             l->silent_s = 0;
         } else if (dcommi_beat_arrives(l)) {
             l->silent_s += dcommi_silence_counted(since, every);
@@ -103,6 +108,35 @@ static void *dcommi_beat_main(void *user)
         }
         last = now;
     }
+}
+
+/* Beat with the first ranks of other hosts, if this rank is the first of its own, among those that
+ * are left. With the token. */
+static void dcommi_beat_appoint(const dcomm_comm *comm)
+{
+    const dcomm_context *context = comm->context;
+    int *first = context->control != NULL && context->control->beating
+                     ? dcommi_calloc((size_t)comm->nhosts, sizeof *first) /* 1 + rank */
+                     : NULL;
+    for (int r = comm->size - 1; first != NULL && r >= 0; r--) {
+        const dcommi_member *m = &comm->members[r];
+        if (m->peer < 0 || (!m->gone && !context->peers[m->peer].lost)) {
+            first[dcommi_group_of(comm->groups, 0, r)] = 1 + r;
+        }
+    }
+    const int own = dcommi_group_of(comm->groups, 0, comm->rank);
+    for (int h = 0; first != NULL && first[own] == 1 + comm->rank && h < comm->nhosts; h++) {
+        dcommi_ctl_line *l = h != own && first[h] > 0
+                                 ? dcommi_ctl_line_to(context, comm->members[first[h] - 1].peer)
+                                 : NULL;
+        if (l != NULL && !l->beats) {
+            pthread_mutex_lock(&dcommi_ctl_lock);
+            l->beats = true;
+            l->silent_s = 0;
+            pthread_mutex_unlock(&dcommi_ctl_lock);
+        }
+    }
+    dcommi_free(first);
 }
 
 /* Beat for this process from now on. With the token. */

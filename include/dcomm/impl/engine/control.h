@@ -349,7 +349,7 @@ static void dcommi_ctl_left(dcomm_context *context, int peer, uint64_t id, uint6
         for (int r = 0; comm->id == id && r < comm->size; r++) {
             dcommi_member *m = &comm->members[r];
             if (m->peer == peer && !m->gone) {
-                m->gone = true;
+                m->gone = context->appoints = true;
                 m->gone_after = number;
             }
         }
@@ -387,7 +387,7 @@ static void dcommi_ctl_give_up(dcomm_context *context, bool (*silent)(const dcom
         dcommi_transport *t = context->peers[l->peer].transport;
         if (l->over) {
             l->over = false;
-            dcommi_ctl_tell_dead(context, l->peer);
+            dcommi_tell_dead(context, l->peer);
             dcommi_peer_fail(context, l->peer);
             if (t->call->lose != NULL) {
                 t->call->lose(t, l->peer, why);
@@ -403,7 +403,7 @@ static void dcommi_ctl_dead(dcomm_context *context, dcommi_ctl_line *l)
     dcommi_remote *p = &context->peers[l->peer];
     dcommi_transport *t = p->transport;
     const bool proven = l->error == 0 || l->error == ECONNRESET || l->error == EPIPE;
-    p->proven = p->proven || proven;
+    p->proven = p->proven || (proven && !p->gave_us_up);
     if (!proven) {
         const char *why = "its host, or the network to it, was silent for too long (liveness_s)";
         l->over = dcommi_peer_mark(p, why, false);
@@ -413,36 +413,35 @@ static void dcommi_ctl_dead(dcomm_context *context, dcommi_ctl_line *l)
     }
 }
 
-/* Fail what this process has with a peer that counts it as dead. */
-static void dcommi_ctl_given_up(dcomm_context *context, int peer)
-{
-    for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
-        for (int r = 0; r < comm->size; r++) {
-            if (comm->members[r].peer == peer && !comm->members[r].gone) {
-                dcommi_poison(comm, DCOMM_ERR_PEER,
-                              "rank %d counts rank %d as dead: nothing was heard of it for %.3g s",
-                              r, comm->rank, context->liveness_s);
-            }
-        }
-    }
-    dcommi_peer_lost(context, peer, "it counts this process as dead", false);
-}
-
-/* Count the frame in l->in. Return false if it is forged. With the lock. */
+/* Count the frame in l->in. Return false if it is forged. A beat is answered by beats from now on.
+ * With the lock. */
 static bool dcommi_ctl_genuine(dcommi_ctl_line *l)
 {
     uint8_t tag[DCOMMI_CTL_KEY];
     dcommi_ctl_frame_tag(l, !l->connector, l->received++, l->in, tag);
     l->heard = dcommi_same_secret(tag, l->in + DCOMMI_CTL_FRAME - DCOMMI_CTL_KEY, sizeof tag);
+    l->beats = l->beats || (l->heard && dcommi_get32(l->in) == DCOMMI_CTL_BEAT);
     return l->heard;
 }
 
-/* Handle a frame. Return false if the connection is over. */
-static bool dcommi_ctl_heard(dcomm_context *context, dcommi_ctl_line *l)
+/* Read a frame, as dcommi_ctl_read does: the thread of beat.h reads, too. */
+static int dcommi_ctl_read_frame(dcommi_ctl_line *l, uint8_t frame[DCOMMI_CTL_FRAME], bool *genuine)
 {
     pthread_mutex_lock(&dcommi_ctl_lock);
-    const bool genuine = dcommi_ctl_genuine(l);
+    const int there = dcommi_ctl_fill(l, DCOMMI_CTL_FRAME);
+    if (there > 0) {
+        *genuine = dcommi_ctl_genuine(l);
+        memcpy(frame, l->in, DCOMMI_CTL_FRAME);
+        l->have = 0;
+    }
     pthread_mutex_unlock(&dcommi_ctl_lock);
+    return there;
+}
+
+/* Handle a frame. Return false if the connection is over. */
+static bool dcommi_ctl_heard(dcomm_context *context, const dcommi_ctl_line *l, const uint8_t *frame,
+                             bool genuine)
+{
     if (!genuine) {
         dcommi_log(DCOMMI_LOG_WARN,
                    "the control connection with process %d brought a forged message; "
@@ -450,20 +449,20 @@ static bool dcommi_ctl_heard(dcomm_context *context, dcommi_ctl_line *l)
                    (int)context->peers[l->peer].pid);
         return false;
     }
-    if (dcommi_get32(l->in) == DCOMMI_CTL_LEAVE) {
-        dcommi_ctl_left(context, l->peer, dcommi_get64(l->in + 8), dcommi_get64(l->in + 16));
-    } else if (dcommi_get32(l->in) == DCOMMI_CTL_DEAD) {
-        dcommi_ctl_given_up(context, l->peer);
+    if (dcommi_get32(frame) == DCOMMI_CTL_LEAVE) {
+        dcommi_ctl_left(context, l->peer, dcommi_get64(frame + 8), dcommi_get64(frame + 16));
+    } else if (dcommi_get32(frame) == DCOMMI_CTL_DEAD) {
+        dcommi_given_up(context, l->peer);
     }
-    return dcommi_get32(l->in) != DCOMMI_CTL_GOODBYE;
+    return dcommi_get32(frame) != DCOMMI_CTL_GOODBYE;
 }
 
 static void dcommi_ctl_event(dcomm_context *context, dcommi_ctl_line *l)
 {
     static const size_t need[] = {[DCOMMI_CTL_STRANGER] = DCOMMI_CTL_HELLO,
                                   [DCOMMI_CTL_ASKED] = DCOMMI_CTL_CHALLENGE,
-                                  [DCOMMI_CTL_PROVED] = DCOMMI_CTL_KEY,
-                                  [DCOMMI_CTL_OPEN] = DCOMMI_CTL_FRAME};
+                                  [DCOMMI_CTL_PROVED] = DCOMMI_CTL_KEY};
+    uint8_t frame[DCOMMI_CTL_FRAME] = {0};
     dcommi_ctl *c = context->control;
     while (l->fd >= 0) {
         const uint8_t state = l->state;
@@ -471,7 +470,9 @@ static void dcommi_ctl_event(dcomm_context *context, dcommi_ctl_line *l)
             dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
             return;
         }
-        int there = dcommi_ctl_read(l, need[state]);
+        bool genuine = false;
+        int there = state == DCOMMI_CTL_OPEN ? dcommi_ctl_read_frame(l, frame, &genuine)
+                                             : dcommi_ctl_read(l, need[state]);
         if (there == 0) {
             return;
         }
@@ -487,7 +488,7 @@ static void dcommi_ctl_event(dcomm_context *context, dcommi_ctl_line *l)
         } else if (there > 0 && state == DCOMMI_CTL_PROVED) {
             goes_on = dcommi_ctl_welcomed(l);
         } else if (there > 0) {
-            goes_on = dcommi_ctl_heard(context, l);
+            goes_on = dcommi_ctl_heard(context, l, frame, genuine);
         } else if (state == DCOMMI_CTL_OPEN) {
             dcommi_ctl_dead(context, l);
         }

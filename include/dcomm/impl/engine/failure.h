@@ -100,20 +100,21 @@ static void dcommi_run_where(const dcommi_run *run, char *text, size_t len)
 
 /* ---- poison ---- */
 
-/* Tell a rank of the error. One that only counts as dead hears it when it wakes up. A connection of
+/* Tell a rank of the error, unless it is lost (dcommi_tell_dead). A connection of
  * UCX is not opened for a death that the rank sees itself: its own end may be near, and UCX 1.13
  * aborts if a connection breaks while it is opened. */
 static void dcommi_send_abort(dcomm_comm *comm, int rank)
 {
     dcommi_member *m = &comm->members[rank];
     const dcommi_remote *p = m->peer >= 0 ? &comm->context->peers[m->peer] : NULL;
-    if (p == NULL || m->gone || (p->lost && p->proven) ||
+    if (p == NULL || m->gone || p->lost ||
         (comm->seen_by_all && !p->same_host && !m->heard && !m->addressed)) {
         return;
     }
     dcommi_header h = {.type = DCOMMI_MSG_ABORT,
                        .a = (uint64_t)(int64_t)atomic_load(&comm->poisoned),
-                       .b = comm->silent};
+                       .tag = comm->lost_proven,
+                       .b = comm->lost};
     size_t len = strnlen(comm->message, DCOMMI_TEXT_MAX);
     dcommi_send_header(comm, rank, &h, comm->message, len);
 }
@@ -226,7 +227,8 @@ static void dcommi_poison_lost(dcomm_comm *comm, int rank)
     }
     dcommi_free(lost);
     comm->seen_by_all = p->proven && comm->all_connected;
-    comm->silent = p->proven ? 0 : 1 + (uint64_t)rank;
+    comm->lost = 1 + (uint64_t)rank;
+    comm->lost_proven = p->proven;
     dcommi_poison(comm, DCOMM_ERR_PEER, "rank %d (process %d on %s) was lost: %s%s%s", rank,
                   (int)p->pid, m->hostname, p->why, also[0] != 0 ? "; lost as well: " : "", also);
 }
@@ -234,7 +236,7 @@ static void dcommi_poison_lost(dcomm_comm *comm, int rank)
 /* Mark a peer as lost. Return false if it was already. */
 static bool dcommi_peer_mark(dcommi_remote *p, const char *why, bool proven)
 {
-    p->proven = p->proven || proven;
+    p->proven = p->proven || (proven && !p->gave_us_up);
     if (p->lost) {
         return false;
     }
@@ -246,6 +248,7 @@ static bool dcommi_peer_mark(dcommi_remote *p, const char *why, bool proven)
 /* Fail the communicators of a peer that is lost. */
 static void dcommi_peer_fail(dcomm_context *context, int peer)
 {
+    context->appoints = true;
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
         for (int r = 0; r < comm->size; r++) {
             if (comm->members[r].peer == peer && !comm->members[r].gone && !comm->leaves &&
@@ -257,14 +260,43 @@ static void dcommi_peer_fail(dcomm_context *context, int peer)
     }
 }
 
+/* Tell a peer that it counts as dead here. */
+static void dcommi_tell_dead(dcomm_context *context, int peer)
+{
+    dcommi_transport *t = context->peers[peer].transport;
+    if (t->call->give_up != NULL) {
+        t->call->give_up(t, peer);
+    } else {
+        dcommi_ctl_tell_dead(context, peer);
+    }
+}
+
 static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why, bool proven)
 {
     if (dcommi_peer_mark(&context->peers[peer], why, proven)) {
         if (!proven) {
-            dcommi_ctl_tell_dead(context, peer);
+            dcommi_tell_dead(context, peer);
         }
         dcommi_peer_fail(context, peer);
     }
+}
+
+/* Fail what this process has with a peer that counts it as dead. */
+static void dcommi_given_up(dcomm_context *context, int peer)
+{
+    dcommi_remote *p = &context->peers[peer];
+    p->gave_us_up = true;
+    for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
+        for (int r = 0; r < comm->size; r++) {
+            if (comm->members[r].peer == peer && !comm->members[r].gone) {
+                dcommi_poison(comm, DCOMM_ERR_PEER,
+                              "rank %d counts rank %d as dead: nothing was heard of it for %.3g s",
+                              r, comm->rank, context->liveness_s);
+            }
+        }
+    }
+    dcommi_peer_mark(p, "it counts this process as dead", false);
+    dcommi_peer_fail(context, peer);
 }
 
 /* ---- queries ---- */

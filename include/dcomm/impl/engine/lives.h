@@ -110,6 +110,8 @@ static void dcommi_comm_unman(dcomm_comm *comm)
     comm->members = NULL;
     comm->chooser = NULL;
     comm->places = NULL;
+    comm->children = 0; /* of ranks that found it again, all must count from the same number */
+    comm->all_connected = false;
 }
 
 static void dcommi_comm_free(dcomm_comm *comm)

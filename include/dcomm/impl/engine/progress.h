@@ -129,6 +129,10 @@ static void dcommi_housekeeping(dcomm_context *context)
         }
     }
     dcommi_silence_look(context, now);
+    for (dcomm_comm *comm = context->comms; comm != NULL && context->appoints; comm = comm->next) {
+        dcommi_beat_appoint(comm);
+    }
+    context->appoints = false;
 }
 
 /* Return how many idle passes a rank makes before it yields the core. */

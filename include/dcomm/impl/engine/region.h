@@ -177,7 +177,9 @@ static void dcommi_region_refused(dcomm_context *context, int peer, const void *
 static dcomm_status dcommi_own_create(dcommi_own *own, bool collapse)
 {
     own->file = dcommi_share_file(own->len);
-    own->base = own->file >= 0 ? dcommi_share_map_huge(own->file, own->len) : NULL;
+    own->base = own->file >= 0
+                    ? dcommi_share_map_huge(own->file, own->len, PROT_READ | PROT_WRITE)
+                    : NULL;
     if (own->base == NULL) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "cannot allocate %zu bytes of shared memory: %s",
                            own->len, strerror(errno));
@@ -380,7 +382,7 @@ static dcomm_status dcommi_map_open(dcomm_context *context, dcommi_map *map)
     size_t len = (size_t)map->len;
     int file = -1;
     DCOMMI_TRY(t->call->region_take(t, map->peer, map->id, len, &file));
-    uint8_t *local = dcommi_share_map_huge(file, len);
+    uint8_t *local = dcommi_share_map_huge(file, len, PROT_READ);
     dcommi_sys_close(file);
     if (local == NULL || !dcommi_huge_readable(local, len)) {
         dcommi_huge_release(local, len);

@@ -3,9 +3,10 @@
  * has used no time of a core, does not run. One that a debugger stops (state t) never counts, nor
  * does one that computes or sleeps.
  *
- * A waiting rank looks at those that have not answered its queries, several times in liveness_s. It
- * counts only the time between two looks that came about when they were due: if this process was
- * stopped itself, or the machine slept, the others are not to blame. */
+ * A waiting rank looks at those that have not answered its queries, in an agreement at all others,
+ * several times in liveness_s. It counts only the time between two looks that came about when they
+ * were due: if this process was stopped itself, or the machine slept, the others are not to blame.
+ */
 #ifndef DCOMMI_SILENCE_H
 #define DCOMMI_SILENCE_H
 
@@ -44,16 +45,31 @@ static void dcommi_stopped_look(dcommi_remote *p, double now, double every)
     p->looked_at = now;
 }
 
-/* Look at the processes of this host that have not answered a run. */
+/* Look at a rank's process, if it is another one of this host. */
+static void dcommi_suspect_look(dcomm_comm *comm, int rank, double now, double every)
+{
+    dcommi_remote *p = dcommi_peer_of(comm, rank);
+    if (p->same_host && !p->lost && p->started != 0 && p->pid != getpid()) {
+        dcommi_stopped_look(p, now, every);
+    }
+}
+
+/* Look at the processes that have not answered a run. */
 static void dcommi_run_suspect(const dcommi_run *run, double now, double every)
 {
-    dcomm_comm *comm = run->comm;
-    for (int r = 0; run->peers != NULL && r < comm->size; r++) {
+    for (int r = 0; run->peers != NULL && r < run->comm->size; r++) {
         if (dcommi_run_involves(run, r) && !run->peers[r].replied) {
-            dcommi_remote *p = dcommi_peer_of(comm, r);
-            if (p->same_host && !p->lost && p->started != 0 && p->pid != getpid()) {
-                dcommi_stopped_look(p, now, every);
-            }
+            dcommi_suspect_look(run->comm, r, now, every);
+        }
+    }
+}
+
+/* Look at the processes that a caller's agreement may wait for. */
+static void dcommi_agreement_suspect(const dcommi_agreement *g, double now, double every)
+{
+    for (int r = 0; g->busy && r < g->comm->size; r++) {
+        if (r != g->comm->rank && !g->comm->members[r].gone) {
+            dcommi_suspect_look(g->comm, r, now, every);
         }
     }
 }
@@ -78,6 +94,7 @@ static void dcommi_silence_judge(dcomm_context *context, double every)
                 if (turn == 0) {
                     dcommi_peer_mark(p, why, false);
                 } else {
+                    dcommi_tell_dead(context, (int)i);
                     dcommi_peer_fail(context, (int)i);
                 }
             }
@@ -95,6 +112,9 @@ static void dcommi_silence_look(dcomm_context *context, double now)
     for (const dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
         for (const dcommi_run *run = comm->runs; run != NULL; run = run->next) {
             dcommi_run_suspect(run, now, every);
+        }
+        for (const dcommi_agreement *g = comm->agreements; g != NULL; g = g->next) {
+            dcommi_agreement_suspect(g, now, every);
         }
     }
     dcommi_silence_judge(context, every);

@@ -332,7 +332,8 @@ struct dcomm_comm {
     uint8_t *scratch;                  /* for scripts */
     struct dcommi_bcast_writer *bcast; /* our own slots; NULL: none */
     bool attached;                     /* we poll the broadcast slots of all others */
-    uint64_t silent; /* 1 + the rank whose silence poisoned it; 0: none. ABORT tells it */
+    uint64_t lost;    /* 1 + the rank whose loss poisoned it; 0: none. ABORT tells it ... */
+    bool lost_proven; /* ... and if its death is certain */
     uint64_t next_seq;
     uint32_t chain;    /* for the next collective; with lock */
     uint64_t children; /* communicators derived so far, for their ids */
@@ -382,6 +383,8 @@ typedef struct dcommi_remote {
     bool same_host, lost;
     bool proven; /* its death: its process has ended, or its control connection was reset. A lost
                     peer without it is only silent, or sent bytes that cannot be right */
+    bool gave_us_up; /* it counts us as dead. Its end proves nothing: it may have agreed with others
+                        to go on without us */
     bool cannot_read_us; /* it has asked for payloads by message instead */
     bool unreadable;     /* we may not read its memory */
     bool takes_device;   /* UCX moves device memory between it and us */
@@ -450,6 +453,7 @@ struct dcomm_context {
     _Atomic unsigned script_pauses;   /* pauses before the first poll of a script's wait */
     double next_watch, next_check;    /* coarse clock */
     double liveness_s;                /* of the communicator created last; INFINITY: off */
+    bool appoints;                    /* ranks have failed or left: others may have to beat */
     struct dcommi_lobby *lobbies;     /* of ids by which communicators have grown; with the token */
     _Atomic bool has_thread;
     _Atomic int stop;

@@ -39,8 +39,8 @@ static dcomm_status dcommi_feedback_back(dcomm_feedback *fb, uint64_t step, bool
 static void dcommi_feedback_inherit(dcomm_feedback *fb, const dcomm_feedback *from)
 {
     for (size_t i = 0; i < fb->count; i++) {
-        const double sum =
-            (double)dcommi_feedback_get(&fb->worker, fb->worker.now, i) + dcommi_feedback_owed(from, i);
+        const double sum = (double)dcommi_feedback_get(&fb->worker, fb->worker.now, i) +
+                           dcommi_feedback_owed(from, i);
         dcommi_feedback_set(&fb->worker, fb->worker.now, i, dcommi_f32_bounded((float)sum));
     }
     for (size_t i = 0; i < fb->velocity.count; i++) {

@@ -92,12 +92,12 @@ static void dcommi_scaler_stand(dcomm_scaler *s, const dcommi_bkt_front *front)
  * dcomm_scaler_create, so an error is this rank's alone. */
 static dcomm_status dcommi_scaler_joins(const dcomm_scaler_opts *o, const dcomm_scaler_opts *theirs)
 {
-#define DCOMMI_SCALER_DIFFERS(name)                                                               \
-    if (o->name != theirs->name) {                                                                \
-        return dcommi_fail(DCOMM_ERR_MISMATCH,                                                    \
+#define DCOMMI_SCALER_DIFFERS(name)                                                                \
+    if (o->name != theirs->name) {                                                                 \
+        return dcommi_fail(DCOMM_ERR_MISMATCH,                                                     \
                            "dcomm_scaler_create: opts." #name " is %.17g, and %.17g on the ranks " \
-                           "that this one has joined",                                            \
-                           (double)o->name, (double)theirs->name);                                \
+                           "that this one has joined",                                             \
+                           (double)o->name, (double)theirs->name);                                 \
     }
     DCOMMI_SCALER_OPTIONS(DCOMMI_SCALER_DIFFERS)
 #undef DCOMMI_SCALER_DIFFERS
@@ -366,7 +366,6 @@ DCOMM_API dcomm_status dcomm_scaler_step(dcomm_scaler *s, dcomm_scaler_verdict *
         return dcommi_fail(DCOMM_ERR_INVALID,
                            "dcomm_scaler_step: no step has sent gradients since the last call");
     }
-    s->judged = b->sent_steps;
     dcomm_scaler_verdict v = {.scale = b->scale, .rank = dcommi_bkt_first_sight(b)};
     for (int r = 0; r < b->size; r++) {
         v.bad_ranks += b->sights[r].found > 0;
@@ -376,6 +375,7 @@ DCOMM_API dcomm_status dcomm_scaler_step(dcomm_scaler *s, dcomm_scaler_verdict *
     } else {
         DCOMMI_TRY(dcommi_scaler_measure(s, &v));
     }
+    s->judged = b->sent_steps;
     dcommi_scaler_move(s, &v);
     v.next = b->scale;
     if (v.skip) {

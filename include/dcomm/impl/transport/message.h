@@ -25,7 +25,8 @@
  *               payload = the asker's description of it
  *   REPLY       answers a QUERY                           a = dcommi_entry, b = how often entered;
  *               payload = where the answering rank waits
- *   ABORT       a = status (two's complement)             payload = sentence
+ *   ABORT       a = status (two's complement), b = 1 + the lost rank (0: none), tag = 1: its death
+ *               is certain; payload = sentence
  *   GOODBYE     a = number of collectives that the sender took part in
  *   AGREE       of the agreement with key b, a failed communicator's too: its message `slot`
  *               (engine/agree.h) of decision `seq`; tag = coordinator; a = the sender's word;

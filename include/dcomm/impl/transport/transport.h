@@ -39,13 +39,20 @@ typedef enum dcommi_verdict {
     DCOMMI_KEEP = 1 /* desc (and data, if not NULL) stay valid until fetch or release */
 } dcommi_verdict;
 
+/* How a peer was lost. */
+typedef enum dcommi_loss {
+    DCOMMI_LOSS_SILENT = 0, /* it cannot be reached, or sends nonsense: it may be alive */
+    DCOMMI_LOSS_PROVEN,     /* its process has ended, or has closed the transport */
+    DCOMMI_LOSS_GIVEN_UP    /* it counts us as dead (give_up) */
+} dcommi_loss;
+
 typedef struct dcommi_transport_handlers {
     void *user;
     /* Handle a message; called from within progress. */
     dcommi_verdict (*on_message)(void *user, dcommi_transport *t, const dcommi_arrival *arrival);
-    /* Handle the loss of a peer; called once per peer from within progress. `proven`: its process
-     * has ended, or has closed the transport. */
-    void (*on_peer_lost)(void *user, dcommi_transport *t, int peer, const char *why, bool proven);
+    /* Handle the loss of a peer; called once per peer from within progress. */
+    void (*on_peer_lost)(void *user, dcommi_transport *t, int peer, const char *why,
+                         dcommi_loss how);
     /* Handle bytes that are no message, nor a part that fits the others. The header may be cut
      * short, and no other field is valid. */
     void (*on_corrupt)(void *user, dcommi_transport *t, const dcommi_arrival *arrival);
@@ -96,6 +103,9 @@ typedef struct dcommi_transport_vtable {
     /* May be NULL. Report the loss of a peer whose death we know from elsewhere, once its last
      * messages have been read. `why` is static text. */
     void (*lose)(dcommi_transport *t, int peer, const char *why);
+    /* May be NULL. Tell a peer that it counts as dead here. It learns of it even if it wakes up
+     * after our end. */
+    void (*give_up)(dcommi_transport *t, int peer);
     /* Send header and payload as one message. The header is copied; the payload must stay valid
      * until the op is done. Return DCOMM_OK if the send is done already (op is untouched),
      * DCOMM_IN_PROGRESS if op->done will be called, or an error if nothing was sent. Messages to

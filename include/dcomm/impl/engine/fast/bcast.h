@@ -150,7 +150,11 @@ static void dcommi_bcast_close(dcomm_comm *comm)
     uint64_t readers = atomic_load(&set->readers);
     for (int r = 0; r < comm->size; r++) {
         const dcommi_member *m = &comm->members[r];
-        if (m->peer < 0 || m->gone || comm->context->peers[m->peer].lost) {
+        const dcommi_remote *p = m->peer >= 0 ? &comm->context->peers[m->peer] : NULL;
+        if (p != NULL && p->lost && !p->proven) { /* it may wake up, and write its bit */
+            atomic_fetch_or(&set->readers, (uint64_t)1 << r);
+            readers |= (uint64_t)1 << r;
+        } else if (p == NULL || m->gone || p->lost) {
             readers &= ~((uint64_t)1 << r);
         }
     }

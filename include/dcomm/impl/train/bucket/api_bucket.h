@@ -74,11 +74,14 @@ static dcomm_status dcommi_bkt_make(dcomm_buckets *b, const dcomm_bucket_param *
                                     size_t nparams, const dcomm_buckets_opts *opts)
 {
     static const dcommi_bkt_run nothing;
-    DCOMMI_TRY(dcommi_bkt_agree(b, dcommi_bkt_prepare(b, params, nparams, opts), &nothing,
-                                &b->rebound));
-    if (b->rebound.carried > 0) {
-        return dcommi_bkt_join(b);
+    dcomm_buckets_rebind_info info;
+    DCOMMI_TRY(dcommi_bkt_agree(b, dcommi_bkt_prepare(b, params, nparams, opts), &nothing, &info));
+    if (info.carried > 0) {
+        return dcommi_bkt_join(b, &info);
     }
+    b->rebound = info;
+    b->met_rank = b->rank;
+    b->met_size = b->size;
     dcommi_bkt_layout layout = {0};
     uint32_t *sequence = dcommi_calloc(b->nparams, sizeof *sequence);
     dcomm_status status = sequence == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
@@ -224,7 +227,8 @@ DCOMM_API dcomm_status dcomm_buckets_progress(dcomm_buckets *b)
         dcommi_token_release(context);
     }
     dcomm_status status = DCOMM_OK;
-    if (b->opts.weighted && atomic_load_explicit(&b->open, memory_order_acquire)) {
+    if ((b->opts.weighted || dcommi_bkt_keeps_errors(b)) &&
+        atomic_load_explicit(&b->open, memory_order_acquire)) {
         pthread_mutex_lock(&b->lock);
         status = atomic_load(&b->open) ? dcommi_bkt_launch(b) : DCOMM_OK;
         pthread_mutex_unlock(&b->lock);

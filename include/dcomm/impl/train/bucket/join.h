@@ -56,8 +56,8 @@ static dcomm_status dcommi_bkt_decide(const dcomm_buckets *b)
 
 /* ---- error feedback among other ranks ---- */
 
-/* Of each bucket's error feedback, summed over the ranks: squares, and a number of states. */
-enum { DCOMMI_BKT_LOST, DCOMMI_BKT_CARRIED, DCOMMI_BKT_RESET, DCOMMI_BKT_SUMS };
+/* Squares of the residuals of a bucket. */
+enum { DCOMMI_BKT_LOST, DCOMMI_BKT_CARRIED, DCOMMI_BKT_SUMS };
 
 /* Compute EF21's estimate anew: the sum (or average) of what these ranks claim. Add the squares of
  * the part that is lost to *lost. */
@@ -113,51 +113,31 @@ static dcomm_status dcommi_bkt_remember(dcomm_buckets *b, dcomm_feedback *fb, in
     return DCOMM_OK;
 }
 
-/* Note what was carried and lost: in b->rebound, and in the ledgers. */
-static void dcommi_bkt_account(dcomm_buckets *b, const double *sums)
-{
-    double lost = 0, carried = 0, reset = 0;
-    for (size_t i = 0; i < b->layout.n; i++, sums += DCOMMI_BKT_SUMS) {
-        const dcomm_feedback *fb = b->layout.buckets[i].feedback;
-        lost += sums[DCOMMI_BKT_LOST];
-        carried += sums[DCOMMI_BKT_CARRIED];
-        reset += sums[DCOMMI_BKT_RESET];
-        if (fb != NULL && fb->ledger != NULL) {
-            dcommi_ledger_moved(fb->ledger, (uint64_t)b->rebound.missing,
-                                sums[DCOMMI_BKT_CARRIED], sums[DCOMMI_BKT_LOST]);
-        }
-    }
-    b->rebound.carried_norm = dcommi_sqrt(carried);
-    b->rebound.lost_norm = dcommi_sqrt(lost);
-    b->rebound.reset = (size_t)reset;
-}
-
-/* Make the states of all ranks fit together. sums[DCOMMI_BKT_SUMS] of each bucket are this rank's
- * part at first. */
+/* Make the states of all ranks fit together, and sum up what each of them carries and has lost.
+ * sums: DCOMMI_BKT_SUMS of each bucket, and the number of states that became zero. */
 static dcomm_status dcommi_bkt_join_feedback(dcomm_buckets *b, double *sums)
 {
     const int source = b->rebound.source;
+    const size_t n = b->layout.n * DCOMMI_BKT_SUMS;
     dcomm_coll_opts opts = dcommi_bkt_patience(b);
-    if (!dcommi_bkt_keeps_errors(b)) {
-        return DCOMM_OK;
-    }
+    sums[n] = (double)b->reset;
     for (size_t i = 0; i < b->layout.n; i++) {
-        dcomm_feedback *fb = b->layout.buckets[i].feedback;
-        double *own = sums + i * DCOMMI_BKT_SUMS, lost = 0;
+        dcommi_bkt *k = &b->layout.buckets[i];
+        dcomm_feedback *fb = k->feedback;
+        double *own = sums + i * DCOMMI_BKT_SUMS;
         if (fb == NULL) {
             continue;
         }
         DCOMMI_TRY(dcommi_feedback_norm2(&fb->worker, &own[DCOMMI_BKT_CARRIED]));
         if (fb->opts.variant == DCOMM_FEEDBACK_EF21) {
+            double lost = 0;
             DCOMMI_TRY(dcommi_bkt_estimate(b, fb, &lost));
-            own[DCOMMI_BKT_LOST] += b->rank == source && own[DCOMMI_BKT_RESET] == 0 ? lost : 0;
+            k->lost += b->rank == source && b->reset == 0 ? lost : 0;
         }
+        own[DCOMMI_BKT_LOST] = k->lost;
         DCOMMI_TRY(dcommi_bkt_remember(b, fb, source));
     }
-    DCOMMI_TRY(dcomm_allreduce(b->comm, DCOMM_IN_PLACE, sums, b->layout.n * DCOMMI_BKT_SUMS,
-                               DCOMM_F64, DCOMM_SUM, &opts));
-    dcommi_bkt_account(b, sums);
-    return DCOMM_OK;
+    return dcomm_allreduce(b->comm, DCOMM_IN_PLACE, sums, n + 1, DCOMM_F64, DCOMM_SUM, &opts);
 }
 
 /* ---- the end ---- */
@@ -184,12 +164,51 @@ static dcomm_status dcommi_bkt_confirm(dcomm_buckets *b, dcomm_status status)
                        : dcommi_fail(DCOMM_ERR_ABORTED, "buckets: %s", dcomm_comm_error(b->comm));
 }
 
-/* Make the states of all ranks fit together, and end the meeting. */
-static dcomm_status dcommi_bkt_unite(dcomm_buckets *b, dcomm_status status, double *sums)
+/* Note what was carried and lost, as all ranks do: in b->rebound, and in the ledgers. */
+static void dcommi_bkt_account(dcomm_buckets *b, const double *sums)
 {
-    DCOMMI_THEN(status, dcommi_bkt_join_feedback(b, sums));
+    double lost = 0, carried = 0;
+    for (size_t i = 0; i < b->layout.n; i++, sums += DCOMMI_BKT_SUMS) {
+        dcommi_bkt *k = &b->layout.buckets[i];
+        if (k->feedback != NULL && k->feedback->ledger != NULL) {
+            dcommi_ledger_moved(k->feedback->ledger, (uint64_t)b->rebound.missing,
+                                sums[DCOMMI_BKT_CARRIED], sums[DCOMMI_BKT_LOST]);
+        }
+        lost += sums[DCOMMI_BKT_LOST];
+        carried += sums[DCOMMI_BKT_CARRIED];
+        k->lost = 0;
+    }
+    b->rebound.carried_norm = dcommi_sqrt(carried);
+    b->rebound.lost_norm = dcommi_sqrt(lost);
+    b->rebound.reset = (size_t)*sums;
+}
+
+/* Make the states of all ranks fit together, and end the meeting. b->rebound becomes its outcome;
+ * after an error it stays as it was. */
+static dcomm_status dcommi_bkt_unite(dcomm_buckets *b, dcomm_status status,
+                                     const dcomm_buckets_rebind_info *info)
+{
+    const dcomm_buckets_rebind_info before = b->rebound;
+    double *sums = dcommi_bkt_borrow(b, b->layout.n * DCOMMI_BKT_SUMS + 1, sizeof *sums);
+    b->rebound = *info;
+    b->rebound.step = b->steps;
+    DCOMMI_THEN(status, sums != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY);
+    if (dcommi_bkt_keeps_errors(b)) {
+        DCOMMI_THEN(status, dcommi_bkt_join_feedback(b, sums));
+    }
     DCOMMI_THEN(status, dcommi_bkt_decide(b));
-    return dcommi_bkt_confirm(b, status);
+    status = dcommi_bkt_confirm(b, status);
+    if (status < 0) {
+        b->rebound = before;
+        return status;
+    }
+    dcommi_bkt_account(b, sums);
+    dcommi_bkt_give_back(b, sums);
+    b->met_rank = b->rank;
+    b->met_size = b->size;
+    b->undone = false;
+    b->reset = b->nlegacies = 0;
+    return DCOMM_OK;
 }
 
 /* ---- a rank that creates its buckets ---- */
@@ -220,21 +239,16 @@ static dcomm_status dcommi_bkt_join_front(dcomm_buckets *b, dcommi_bkt_front *fr
 }
 
 /* Join ranks that carry buckets (rebind.h has their part). */
-static dcomm_status dcommi_bkt_join(dcomm_buckets *b)
+static dcomm_status dcommi_bkt_join(dcomm_buckets *b, const dcomm_buckets_rebind_info *info)
 {
     dcommi_bkt_front *front = dcommi_bkt_borrow(b, 1, dcommi_bkt_front_room(b));
-    dcomm_status status = front == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
-    DCOMMI_THEN(status, dcommi_bkt_pass_front(b, front, b->rebound.source));
-    DCOMMI_THEN(status, dcommi_bkt_all_good(b, dcommi_bkt_join_front(b, front)));
-    if (status < 0) {
-        return status;
+    if (front == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
     }
-    double *sums = dcommi_bkt_borrow(b, b->layout.n, DCOMMI_BKT_SUMS * sizeof *sums);
-    status = dcommi_bkt_unite(b, sums != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY, sums);
-    b->rebound.step = b->steps;
-    dcommi_bkt_give_back(b, sums);
+    DCOMMI_TRY(dcommi_bkt_pass_front(b, front, info->source));
+    DCOMMI_TRY(dcommi_bkt_all_good(b, dcommi_bkt_join_front(b, front)));
     dcommi_bkt_give_back(b, front);
-    return status;
+    return dcommi_bkt_unite(b, DCOMM_OK, info);
 }
 
 #endif

@@ -44,11 +44,12 @@ enum {
 
 /* The place of a rank in its run, when ranks meet on a new communicator. */
 typedef struct dcommi_bkt_run {
-    uint64_t carries;            /* it brings its buckets; 0: it creates them */
-    uint64_t done;               /* steps that have sent and are complete: with a scaler, judged */
-    uint64_t rank, ranks;        /* its rank in the communicator before, and the number of ranks */
-    uint64_t watched;            /* it has a scaler ... */
-    uint64_t scale, good;        /* ... that stands here; scale by its bits */
+    uint64_t carries;     /* it brings its buckets; 0: it creates them */
+    uint64_t done;        /* steps that have sent and are complete: with a scaler, judged */
+    uint64_t undone;      /* it had completed one more, and has undone it */
+    uint64_t rank, ranks; /* its rank in the last meeting, and the number of ranks there */
+    uint64_t watched;     /* it has a scaler ... */
+    uint64_t scale, good; /* ... that stands here; scale by its bits */
     uint64_t nheirs, heirs[DCOMMI_BKT_LEGACIES]; /* it inherits from so many ranks: these */
 } dcommi_bkt_run;
 
@@ -148,7 +149,9 @@ static dcomm_status dcommi_bkt_meet(const dcomm_buckets *b, const dcommi_bkt_car
         const dcommi_bkt_run *run = &cards[r].run;
         info->carried += run->carries != 0;
         heirs += run->nheirs;
-        if (run->carries != 0 && (info->source < 0 || run->done < cards[info->source].run.done)) {
+        const dcommi_bkt_run *best = info->source >= 0 ? &cards[info->source].run : NULL;
+        if (run->carries != 0 && (best == NULL || run->done < best->done ||
+                                  (run->done == best->done && run->undone < best->undone))) {
             info->source = r;
         }
     }
@@ -160,8 +163,9 @@ static dcomm_status dcommi_bkt_meet(const dcomm_buckets *b, const dcommi_bkt_car
     const dcommi_bkt_run *source = &cards[info->source].run, *own = &cards[b->rank].run;
     info->joined = b->size - info->carried;
     info->left = source->ranks > (uint64_t)info->carried ? (int)source->ranks - info->carried : 0;
-    info->missing = dcommi_bkt_keeps_errors(b) ? info->left - (int)heirs : 0;
-    info->undone = own->carries != 0 && own->done > source->done;
+    info->missing =
+        dcommi_bkt_keeps_errors(b) && (uint64_t)info->left > heirs ? info->left - (int)heirs : 0;
+    info->undone = own->undone != 0 || (own->carries != 0 && own->done > source->done);
     return DCOMM_OK;
 }
 

@@ -1,6 +1,6 @@
-/* rebind.h - buckets move to another communicator. Their ranks meet there (meet.h), maybe with ranks
- * that create theirs, and all go on at one place of the run (join.h). Until all ranks have come
- * there without an error, the buckets stay with their old communicator as they are. */
+/* rebind.h - buckets move to another communicator. Their ranks meet there (meet.h), maybe with
+ * ranks that create theirs, and all go on at one place of the run (join.h). Until all ranks have
+ * come there without an error, the buckets stay with their old communicator as they are. */
 #ifndef DCOMMI_BUCKET_REBIND_H
 #define DCOMMI_BUCKET_REBIND_H
 
@@ -20,11 +20,11 @@ typedef struct dcommi_bkt_move {
     dcommi_bkt_seat other; /* the seat that they do not use: the new one, then the old one */
     dcomm_buckets_rebind_info info;
     dcommi_bkt_front *front;
-    bool deals;               /* their order is another one, and they are built anew: */
-    dcommi_bkt_layout layout; /* so */
-    size_t **shards;          /* of each bucket that stays */
+    bool deals;                /* their order is another one, and they are built anew: */
+    dcommi_bkt_layout layout;  /* so */
+    size_t nbuckets;           /* before the move */
+    size_t **shards;           /* of each bucket that stays */
     dcomm_feedback **heritage; /* of each legacy the states of all buckets */
-    double *sums;             /* for dcommi_bkt_unite */
 } dcommi_bkt_move;
 
 static void dcommi_bkt_swap_seats(dcomm_buckets *b, dcommi_bkt_seat *seat)
@@ -48,19 +48,17 @@ static void dcommi_bkt_leave_seat(dcommi_bkt_seat *seat)
     dcommi_free(seat->sights);
 }
 
-static void dcommi_bkt_move_free(dcomm_buckets *b, dcommi_bkt_move *m)
+static void dcommi_bkt_move_free(dcommi_bkt_move *m)
 {
     dcommi_bkt_layout_free(&m->layout);
-    for (size_t i = 0; m->shards != NULL && i < b->layout.n; i++) {
+    for (size_t i = 0; m->shards != NULL && i < m->nbuckets; i++) {
         dcommi_free(m->shards[i]);
     }
-    for (size_t i = 0; m->heritage != NULL && i < b->nlegacies * b->layout.n; i++) {
+    for (size_t i = 0; m->heritage != NULL && i < DCOMMI_BKT_LEGACIES * m->nbuckets; i++) {
         dcomm_feedback_destroy(&m->heritage[i]);
     }
     dcommi_free(m->shards);
     dcommi_free(m->heritage);
-    dcommi_free(m->sums);
-    b->nlegacies = 0;
 }
 
 /* ---- before the meeting ---- */
@@ -97,8 +95,9 @@ static dcommi_bkt_run dcommi_bkt_run_of(const dcomm_buckets *b)
 {
     dcommi_bkt_run run = {.carries = 1,
                           .done = b->sent_steps - dcommi_bkt_pending(b),
-                          .rank = (uint64_t)b->rank,
-                          .ranks = (uint64_t)b->size,
+                          .undone = b->undone,
+                          .rank = (uint64_t)b->met_rank,
+                          .ranks = (uint64_t)b->met_size,
                           .watched = b->watched,
                           .scale = b->watched ? dcommi_f64_bits(b->scale) : 0,
                           .good = b->watched ? b->good : 0,
@@ -139,34 +138,43 @@ static void dcommi_bkt_write_front(dcomm_buckets *b, dcommi_bkt_front *front)
 
 /* ---- at the meeting ---- */
 
+static dcomm_status dcommi_bkt_stale(const dcommi_bkt_legacy *legacy, uint64_t step,
+                                     const dcommi_bkt_front *front)
+{
+    return dcommi_fail(
+        DCOMM_ERR_INVALID,
+        "dcomm_buckets_rebind: the state of the former rank %zu was saved before step "
+        "%" PRIu64 ", and the ranks go on at step %" PRIu64
+        "; what that rank has sent in between would count twice",
+        legacy->rank, step, front->steps);
+}
+
 /* Read the legacies, now that it is known where all go on. */
 static dcomm_status dcommi_bkt_read_legacies(const dcomm_buckets *b, dcommi_bkt_move *m)
 {
     const dcommi_bkt_errors *errors = dcommi_bkt_front_errors(m->front);
-    m->heritage = dcommi_calloc(b->nlegacies * b->layout.n, sizeof *m->heritage);
+    m->heritage = dcommi_calloc(DCOMMI_BKT_LEGACIES * b->layout.n, sizeof *m->heritage);
     if (m->heritage == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
     for (size_t l = 0; l < b->nlegacies; l++) {
         const dcommi_bkt_legacy *legacy = &b->legacies[l];
         dcommi_bkt_head h;
+        if (legacy->state == NULL) {
+            continue;
+        }
         memcpy(&h, legacy->state, sizeof h);
         if (h.sent_steps != m->front->sent_steps || m->deals ||
             memcmp(legacy->state + sizeof h, b->sequence, b->nparams * sizeof *b->sequence) != 0) {
-            return dcommi_fail(DCOMM_ERR_INVALID,
-                               "dcomm_buckets_rebind: the state of the former rank %zu is of step "
-                               "%" PRIu64 ", and the ranks go on at step %" PRIu64
-                               "; what that rank has sent in between would count twice",
-                               legacy->rank, h.steps, m->front->steps);
+            return dcommi_bkt_stale(legacy, h.steps, m->front);
         }
         const size_t front = dcommi_bkt_front_bytes(&h);
         dcommi_bkt_walk walk = {legacy->state + front, legacy->bytes - front - sizeof(uint64_t)};
         for (size_t i = 0; i < b->layout.n; i++) {
             dcomm_feedback **to = &m->heritage[l * b->layout.n + i];
-            DCOMMI_TRY(
-                dcommi_bkt_load_one(b, &b->layout.buckets[i], &walk, legacy->rank, to));
+            DCOMMI_TRY(dcommi_bkt_load_one(b, &b->layout.buckets[i], &walk, legacy->rank, to));
             if (*to != NULL && (*to)->step != errors[i].step) {
-                return dcommi_bkt_corrupt(legacy->rank, "its error feedback is of another step");
+                return dcommi_bkt_stale(legacy, h.steps, m->front);
             }
         }
     }
@@ -178,17 +186,15 @@ static dcomm_status dcommi_bkt_pack_up(dcomm_buckets *b, dcommi_bkt_move *m)
 {
     const uint32_t *sequence = dcommi_bkt_front_sequence(b, m->front);
     const size_t order = b->nparams * sizeof *sequence;
+    m->nbuckets = b->layout.n;
     m->deals = memcmp(b->sequence, sequence, order) != 0 || b->layout.n != m->front->nbuckets;
     if (m->deals) {
         DCOMMI_TRY(dcommi_bkt_build(b, sequence, &m->layout));
     }
-    const size_t n = m->deals ? m->layout.n : b->layout.n;
     b->cards = dcommi_calloc((size_t)b->size, 2 * sizeof *b->cards);
     b->sights = b->watched ? dcommi_calloc((size_t)b->size + 1, sizeof *b->sights) : NULL;
-    m->sums = dcommi_calloc(n, DCOMMI_BKT_SUMS * sizeof *m->sums);
     m->shards = dcommi_calloc(b->layout.n, sizeof *m->shards);
-    if (b->cards == NULL || (b->watched && b->sights == NULL) || m->sums == NULL ||
-        m->shards == NULL) {
+    if (b->cards == NULL || (b->watched && b->sights == NULL) || m->shards == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
     for (size_t i = 0; i < b->layout.n && b->opts.sharded && !m->deals; i++) {
@@ -200,7 +206,7 @@ static dcomm_status dcommi_bkt_pack_up(dcomm_buckets *b, dcommi_bkt_move *m)
     return dcommi_bkt_read_legacies(b, m);
 }
 
-/* Meet the other ranks, on the new seat. `run` and `own` are of the old one. */
+/* Meet the other ranks, on the new seat. `run` is of the old one. */
 static dcomm_status dcommi_bkt_meet_all(dcomm_buckets *b, dcommi_bkt_move *m, dcomm_status status,
                                         const dcommi_bkt_run *run)
 {
@@ -250,11 +256,13 @@ static void dcommi_bkt_forget_step(dcomm_buckets *b)
 /* Use the order of the front. Gradients inside buckets move. */
 static void dcommi_bkt_deal_anew(dcomm_buckets *b, dcommi_bkt_move *m)
 {
+    double lost = 0;
     for (size_t i = 0; i < b->layout.n; i++) {
         const dcomm_feedback *fb = b->layout.buckets[i].feedback;
+        lost += b->layout.buckets[i].lost;
         if (fb != NULL && m->front->sent_steps > 0) { /* before the first step there were none */
-            (void)dcommi_feedback_norm2(&fb->worker, &m->sums[DCOMMI_BKT_LOST]);
-            (void)dcommi_feedback_norm2(&fb->owner, &m->sums[DCOMMI_BKT_LOST]);
+            (void)dcommi_feedback_norm2(&fb->worker, &lost); /* which are in host memory */
+            (void)dcommi_feedback_norm2(&fb->owner, &lost);
         }
     }
     for (size_t i = 0; i < m->layout.n; i++) {
@@ -263,8 +271,10 @@ static void dcommi_bkt_deal_anew(dcomm_buckets *b, dcommi_bkt_move *m)
     dcommi_bkt_layout_free(&b->layout);
     dcommi_bkt_settle(b, &m->layout);
     m->layout = (dcommi_bkt_layout){0};
-    memcpy(b->sequence, dcommi_bkt_front_sequence(b, m->front),
-           b->nparams * sizeof *b->sequence);
+    memcpy(b->sequence, dcommi_bkt_front_sequence(b, m->front), b->nparams * sizeof *b->sequence);
+    if (b->layout.n > 0) {
+        b->layout.buckets[0].lost = lost;
+    }
 }
 
 /* Bring each bucket to the front: its shards, its residuals. */
@@ -273,7 +283,6 @@ static dcomm_status dcommi_bkt_go_back(dcomm_buckets *b, dcommi_bkt_move *m)
     const dcommi_bkt_errors *errors = dcommi_bkt_front_errors(m->front);
     for (size_t i = 0; i < b->layout.n; i++) {
         dcommi_bkt *k = &b->layout.buckets[i];
-        double *sums = m->sums + i * DCOMMI_BKT_SUMS;
         if (!m->deals && b->opts.sharded) {
             dcommi_free(k->shards);
             k->shards = m->shards[i];
@@ -284,12 +293,17 @@ static dcomm_status dcommi_bkt_go_back(dcomm_buckets *b, dcommi_bkt_move *m)
         }
         bool reset;
         k->feedback->opts.tensor = (uint32_t)errors[i].tensor;
-        DCOMMI_TRY(
-            dcommi_feedback_back(k->feedback, errors[i].step, &reset, &sums[DCOMMI_BKT_LOST]));
-        sums[DCOMMI_BKT_RESET] += reset;
+        DCOMMI_TRY(dcommi_feedback_back(k->feedback, errors[i].step, &reset, &k->lost));
+        b->reset += reset;
         for (size_t l = 0; l < b->nlegacies; l++) {
-            dcommi_feedback_inherit(k->feedback, m->heritage[l * b->layout.n + i]);
+            const dcomm_feedback *from = m->heritage[l * b->layout.n + i];
+            if (from != NULL) {
+                dcommi_feedback_inherit(k->feedback, from);
+            }
         }
+    }
+    for (size_t l = 0; l < b->nlegacies; l++) {
+        b->legacies[l].state = NULL;
     }
     return DCOMM_OK;
 }
@@ -304,18 +318,29 @@ static dcomm_status dcommi_bkt_arrive_at(dcomm_buckets *b, dcommi_bkt_move *m)
     }
     dcommi_bkt_leave_seat(&m->other);
     dcommi_bkt_drain_devices(b, timeout_s);
-    b->rebound = m->info;
     dcommi_bkt_forget_step(b);
+    b->undone = m->info.undone;
     if (m->deals) {
         dcommi_bkt_deal_anew(b, m);
     }
     dcommi_bkt_stand(b, m->front);
     b->built_at = b->built_at < b->sent_steps ? b->built_at : b->sent_steps;
-    b->rebound.step = b->steps;
     if (b->scaler != NULL) {
         dcommi_scaler_stand(b->scaler, m->front);
     }
     return dcommi_bkt_go_back(b, m);
+}
+
+/* Forget the legacies that were not taken. */
+static void dcommi_bkt_forget_legacies(dcomm_buckets *b)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < b->nlegacies; i++) {
+        if (b->legacies[i].state == NULL) {
+            b->legacies[n++] = b->legacies[i];
+        }
+    }
+    b->nlegacies = n;
 }
 
 /* ---- the public calls ---- */
@@ -331,24 +356,27 @@ DCOMM_API dcomm_status dcomm_buckets_rebind(dcomm_buckets *b, dcomm_comm *comm)
     m.other.comm->timed = true;
     m.other.rank = m.other.comm->rank;
     m.other.size = m.other.comm->size;
+    const dcomm_on_error on_error = b->comm->on_error;
     b->comm->on_error = DCOMM_ON_ERROR_RETURN; /* the caller leaves it */
     dcomm_status status = dcommi_bkt_halt(b);
     const dcommi_bkt_run run = dcommi_bkt_run_of(b);
     dcommi_bkt_swap_seats(b, &m.other);
     status = dcommi_bkt_meet_all(b, &m, status, &run);
     if (status >= 0) {
-        status = dcommi_bkt_unite(b, dcommi_bkt_arrive_at(b, &m), m.sums);
-        status = dcommi_bkt_good(b, status);
+        status = dcommi_bkt_arrive_at(b, &m);
         dcommi_bkt_give_back(b, m.front);
-        dcommi_bkt_move_free(b, &m);
-        return status;
+        status = dcommi_bkt_good(b, dcommi_bkt_unite(b, status, &m.info));
+    } else {
+        char why[DCOMMI_MESSAGE_MAX];
+        snprintf(why, sizeof why, "%s", dcomm_last_error());
+        dcommi_bkt_swap_seats(b, &m.other);
+        dcommi_bkt_leave_seat(&m.other);
+        b->comm->on_error = on_error;
+        status = dcommi_fail(status, "%s", why);
     }
-    char why[DCOMMI_MESSAGE_MAX];
-    snprintf(why, sizeof why, "%s", dcomm_last_error());
-    dcommi_bkt_swap_seats(b, &m.other);
-    dcommi_bkt_leave_seat(&m.other);
-    dcommi_bkt_move_free(b, &m);
-    return dcommi_fail(status, "%s", why);
+    dcommi_bkt_move_free(&m);
+    dcommi_bkt_forget_legacies(b);
+    return status;
 }
 
 DCOMM_API dcomm_status dcomm_buckets_inherit(dcomm_buckets *b, const void *state, size_t bytes)
@@ -356,18 +384,23 @@ DCOMM_API dcomm_status dcomm_buckets_inherit(dcomm_buckets *b, const void *state
     dcommi_bkt_head h;
     DCOMMI_NEED(b);
     DCOMMI_NEED(state);
+    DCOMMI_TRY(dcommi_bkt_read_head(b, state, bytes, (size_t)b->met_rank, &h));
+    if (h.ranks != (uint64_t)b->met_size || h.rank >= h.ranks || h.rank == (uint64_t)b->met_rank) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_buckets_inherit: the state is of rank %" PRIu64 " of %" PRIu64
+                           ", and this was rank %d of %d",
+                           h.rank, h.ranks, b->met_rank, b->met_size);
+    }
+    for (size_t i = 0; i < b->nlegacies; i++) {
+        if (b->legacies[i].rank == h.rank && b->legacies[i].state == NULL) {
+            return DCOMM_OK; /* a rebind that has failed has taken it */
+        }
+    }
     if (b->nlegacies == DCOMMI_BKT_LEGACIES) {
         return dcommi_fail(DCOMM_ERR_INVALID,
                            "dcomm_buckets_inherit: this rank inherits from %d ranks already; give "
                            "the state to another rank",
                            DCOMMI_BKT_LEGACIES);
-    }
-    DCOMMI_TRY(dcommi_bkt_read_head(b, state, bytes, (size_t)b->rank, &h));
-    if (h.ranks != (uint64_t)b->size || h.rank >= h.ranks || h.rank == (uint64_t)b->rank) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_buckets_inherit: the state is of rank %" PRIu64 " of %" PRIu64
-                           ", and this is rank %d of %d",
-                           h.rank, h.ranks, b->rank, b->size);
     }
     b->legacies[b->nlegacies++] = (dcommi_bkt_legacy){state, bytes, (size_t)h.rank};
     return DCOMM_OK;

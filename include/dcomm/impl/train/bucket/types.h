@@ -64,6 +64,7 @@ typedef struct dcommi_bkt {
     unsigned char *values_memory; /* ... in this copy; NULL: in the caller's memory */
     dcomm_feedback *feedback;
     uint64_t before; /* steps of the feedback when the last step that sends began */
+    double lost;     /* squares of its residuals that became zero, to be told in the next meeting */
     double alone_s;
     double *durations; /* of the last steps, a ring */
     /* of the step under way */
@@ -121,7 +122,7 @@ typedef struct dcommi_bkt_front {
 
 /* A lost rank's state, for the next rebind. */
 typedef struct dcommi_bkt_legacy {
-    const unsigned char *state; /* the caller's */
+    const unsigned char *state; /* the caller's; NULL: it is in the residuals */
     size_t bytes, rank;
 } dcommi_bkt_legacy;
 
@@ -182,11 +183,14 @@ struct dcomm_buckets {
     uint64_t base, base_before; /* the first step behind the last that has sent; and behind the one
                                  * before */
     /* over communicators */
-    dcomm_buckets_rebind_info rebound;
+    dcomm_buckets_rebind_info rebound; /* of the last meeting that has succeeded */
+    int met_rank, met_size;            /* rank and number of ranks there */
+    bool undone;                       /* a step, in a meeting that has failed since */
+    size_t reset;                      /* its residuals that became zero, likewise */
     dcommi_bkt_legacy legacies[DCOMMI_BKT_LEGACIES];
     size_t nlegacies;
     dcommi_bkt_front joined; /* has_scaler: the other ranks have a scaler, and this one does not */
-    _Atomic int failed; /* the status, 0: none */
+    _Atomic int failed;      /* the status, 0: none */
     char message[DCOMMI_MESSAGE_MAX];
     double *spans[DCOMMI_BKT_SPANS]; /* [history], rings */
     size_t history;

@@ -87,19 +87,35 @@ static void dcommi_local_watch(dcommi_transport *t)
 {
     dcommi_local *u = (dcommi_local *)t;
     void *users[16];
+    for (size_t i = 0; i < u->npolled; i++) { /* before its end: that would let us go on alone */
+        dcommi_local_peer *p = u->polled[i];
+        if (p->out.lines != NULL &&
+            atomic_load_explicit(&p->directory->given_up[p->ours], memory_order_acquire) != 0) {
+            dcommi_local_end_as(p, DCOMMI_LOSS_GIVEN_UP, "it counts this process as dead");
+        }
+    }
     int n = dcommi_watch_poll(u->epoll, users, 16);
     for (int i = 0; i < n; i++) {
-        dcommi_local_dead(users[i], "its process has ended");
+        dcommi_local_end_as(users[i], DCOMMI_LOSS_PROVEN, "its process has ended");
     }
     for (size_t i = 0; i < u->npolled; i++) {
         dcommi_local_peer *p = u->polled[i];
         bool dead = p->lock >= 0 && !p->ended && dcommi_watch_unlocked(p->lock);
         if (p->directory != NULL &&
             atomic_load_explicit(&p->directory->closed, memory_order_acquire) != 0) {
-            dcommi_local_dead(p, "it has closed its connections");
+            dcommi_local_end_as(p, DCOMMI_LOSS_PROVEN, "it has closed its connections");
         } else if (dead) {
-            dcommi_local_dead(p, "its process has ended");
+            dcommi_local_end_as(p, DCOMMI_LOSS_PROVEN, "its process has ended");
         }
+    }
+}
+
+static void dcommi_local_give_up(dcommi_transport *t, int peer)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    const dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
+    if (p != NULL) {
+        atomic_store_explicit(&u->directory->given_up[p->fifo], 1, memory_order_release);
     }
 }
 
@@ -121,7 +137,7 @@ static unsigned dcommi_local_bury(dcommi_local *u)
         n++;
         if (!u->closing) {
             u->base.handlers.on_peer_lost(u->base.handlers.user, &u->base, p->index, p->why,
-                                          p->proven);
+                                          p->how);
         }
     }
     return n;
@@ -375,6 +391,7 @@ static const dcommi_transport_vtable dcommi_local_vtable = {
     .release = dcommi_local_release,
     .progress = dcommi_local_progress,
     .watch = dcommi_local_watch,
+    .give_up = dcommi_local_give_up,
     .peek = dcommi_local_peek,
     .pass = dcommi_local_pass,
     .common = dcommi_local_common,

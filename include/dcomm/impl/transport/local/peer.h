@@ -36,7 +36,8 @@ typedef struct dcommi_local_offer_tail {
  * the writer of each fifo. Fifos are mapped as peers are added, and take no memory before. */
 typedef struct dcommi_local_directory {
     _Atomic uint32_t count, closed;
-    uint64_t writer[DCOMMI_LOCAL_PEERS]; /* id of the transport that writes to fifo i */
+    uint64_t writer[DCOMMI_LOCAL_PEERS];          /* id of the transport that writes to fifo i */
+    _Atomic uint8_t given_up[DCOMMI_LOCAL_PEERS]; /* 1: that transport counts as dead here */
     _Alignas(DCOMMI_LINE) unsigned char common[DCOMMI_COMMON_BYTES];
 } dcommi_local_directory;
 
@@ -77,6 +78,7 @@ typedef struct dcommi_local_peer {
     int index, pidfd;
     int lock;      /* its locked file, if it has no pid here; -1: none */
     uint32_t fifo; /* number of our fifo that it writes */
+    uint32_t ours; /* number of its fifo that we write; set with out.lines */
     dcommi_local_card card;
     int file;                          /* its file, until our fifo in it is mapped; -1: not open */
     dcommi_local_directory *directory; /* mapped */
@@ -86,7 +88,7 @@ typedef struct dcommi_local_peer {
     unsigned in_place;    /* > 0: a long payload was written in place lately */
     bool waiting;         /* progress must write queued records or fragments */
     bool ended;           /* its process or transport has ended; we still read its records */
-    bool proven;          /* its process or transport has ended, rather than failed us */
+    dcommi_loss how;      /* and how */
     bool lost, removed;
     const char *why;
 } dcommi_local_peer;
@@ -172,6 +174,7 @@ static dcomm_status dcommi_local_fifo_find(dcommi_local *u, uint64_t writer, uin
     uint32_t count = atomic_load_explicit(&d->count, memory_order_relaxed);
     for (uint32_t i = 0; i < count; i++) {
         if (d->writer[i] == writer) {
+            atomic_store_explicit(&d->given_up[i], 0, memory_order_relaxed);
             *fifo_p = i;
             return DCOMM_OK;
         }
@@ -260,6 +263,7 @@ static dcomm_status dcommi_local_connect(dcommi_local_peer *p)
                                strerror(errno));
         }
         p->out = dcommi_fifo_writer(fifo, DCOMMI_LOCAL_FIFO);
+        p->ours = i;
         dcommi_sys_close(p->file);
         p->file = -1;
         return DCOMM_OK;
@@ -329,21 +333,21 @@ static inline void dcommi_local_waiting(dcommi_local_peer *p, bool waiting)
     }
 }
 
-/* Mark a peer as ended. One that we cannot write to, or that writes nonsense, counts as dead. */
-static void dcommi_local_end(dcommi_local_peer *p, const char *why)
+/* Mark a peer as ended. What is known first counts. */
+static void dcommi_local_end_as(dcommi_local_peer *p, dcommi_loss how, const char *why)
 {
     if (!p->ended && !p->lost) {
         p->ended = true;
+        p->how = how;
         p->why = why;
         p->local->nended++;
     }
 }
 
-/* Mark a peer whose process or transport has ended. */
-static void dcommi_local_dead(dcommi_local_peer *p, const char *why)
+/* Mark a peer that we cannot write to, or that writes nonsense. */
+static void dcommi_local_end(dcommi_local_peer *p, const char *why)
 {
-    p->proven = true;
-    dcommi_local_end(p, why);
+    dcommi_local_end_as(p, DCOMMI_LOSS_SILENT, why);
 }
 
 /* Complete all ops of a peer with `status` and drop its offers. */

@@ -56,14 +56,15 @@ static void *dcommi_share_map(int fd, size_t offset, size_t len)
     return at != MAP_FAILED ? at : NULL;
 }
 
-/* Map a whole file, aligned to huge pages. Unmap it by dcommi_huge_release. */
-static uint8_t *dcommi_share_map_huge(int fd, size_t len)
+/* Map a whole file, aligned to huge pages. Unmap it by dcommi_huge_release. `protection` is
+ * mmap's. */
+static uint8_t *dcommi_share_map_huge(int fd, size_t len, int protection)
 {
     uint8_t *place = dcommi_huge_reserve(len);
     if (place == NULL) {
         return NULL;
     }
-    if (mmap(place, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
+    if (mmap(place, len, protection, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
         int saved = errno;
         dcommi_huge_release(place, len);
         errno = saved;

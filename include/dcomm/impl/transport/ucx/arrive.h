@@ -10,18 +10,17 @@
 static void dcommi_ucx_know_sender(dcommi_ucx *u, dcommi_ucx_kept *k)
 {
     dcommi_ucx_peer *p = k->peer = dcommi_ucx_peer_by_id(u, k->tail.id);
-    if (p != NULL && k->tail.connection >= p->used_by_peer) {
-        p->used_by_peer = k->tail.connection + 1;
+    if (p != NULL && k->tail.connection >= p->wanted) {
+        p->wanted = k->tail.connection + 1;
         u->chores = true;
     }
 }
 
-static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t header_len, void *data,
-                                     size_t len, const ucp_am_recv_param_t *param)
+/* Take in a message. `data` of a long one is UCX's name for it, and `len` its payload's length;
+ * NULL and SIZE_MAX if the sender keeps the payload. */
+static ucs_status_t dcommi_ucx_arrived(dcommi_ucx *u, const void *header, size_t header_len,
+                                       void *data, size_t len, bool is_long, bool stays)
 {
-    dcommi_ucx *u = arg;
-    bool is_long = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
-    bool stays = is_long || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0;
     dcommi_arrival arrival = {.peer = -1,
                               .header = header,
                               .header_len = header_len,
@@ -56,9 +55,9 @@ static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t heade
         if (good) {
             dcommi_ucx_know_sender(u, k);
         }
-        /* Accept parts only from a living peer: otherwise nothing would complete or drop them. */
-        bool dead = good && k->peer != NULL && k->peer->failure != UCS_OK;
-        good = good && (k->peer != NULL || k->tail.parts == 1);
+        /* Accept parts only from a living peer: otherwise nothing would complete or drop them. One
+         * that is unknown was removed: it does not send parts before we have added it. */
+        bool dead = good && (k->peer == NULL || k->peer->failure != UCS_OK);
         if (good && !dead && k->tail.parts > 1) {
             arrival.desc = dcommi_ucx_gather(u, k, &good);
         }
@@ -83,6 +82,29 @@ static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t heade
         return UCS_INPROGRESS;
     }
     dcommi_ucx_kept_put(u, k);
+    return UCS_OK;
+}
+
+static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t header_len, void *data,
+                                     size_t len, const ucp_am_recv_param_t *param)
+{
+    bool is_long = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
+    bool stays = is_long || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0;
+    return dcommi_ucx_arrived(arg, header, header_len, data, len, is_long, stays);
+}
+
+/* A long message. UCX holds nothing of it: what is not kept is declined. */
+static ucs_status_t dcommi_ucx_on_ask(void *arg, const void *header, size_t header_len, void *data,
+                                      size_t len, const ucp_am_recv_param_t *param)
+{
+    dcommi_ucx *u = arg;
+    dcommi_ucx_tail tail;
+    (void)data, (void)len, (void)param;
+    ucs_status_t status = dcommi_ucx_arrived(u, header, header_len, NULL, SIZE_MAX, true, true);
+    if (status != UCS_INPROGRESS && header_len >= sizeof tail) {
+        memcpy(&tail, (const char *)header + header_len - sizeof tail, sizeof tail);
+        dcommi_ucx_decline(u, &tail);
+    }
     return UCS_OK;
 }
 

@@ -93,10 +93,18 @@ static void dcommi_ucx_tame_once(void)
 /* ---- options ---- */
 
 typedef struct dcommi_ucx_option {
-    const char *name; /* without the transport's name if it is a transport's own option */
+    const char *name; /* NULL: none */
     const char *value;
     const char *user; /* the environment variable that overrides it; NULL: none */
+    bool of_tcp;      /* UCX wants the transport's name before it since 1.17, and not before */
 } dcommi_ucx_option;
+
+static bool dcommi_ucx_since(unsigned wanted_minor)
+{
+    unsigned major, minor, release;
+    ucp_get_version(&major, &minor, &release);
+    return major > 1 || minor >= wanted_minor;
+}
 
 static dcomm_status dcommi_ucx_set_options(ucp_config_t *config, const dcommi_ucx_option *options,
                                            size_t n)
@@ -106,10 +114,13 @@ static dcomm_status dcommi_ucx_set_options(ucp_config_t *config, const dcommi_uc
             (options[i].user != NULL && getenv(options[i].user) != NULL)) {
             continue;
         }
-        ucs_status_t status = ucp_config_modify(config, options[i].name, options[i].value);
+        char name[64];
+        snprintf(name, sizeof name, "%s%s", options[i].of_tcp && dcommi_ucx_since(17) ? "TCP_" : "",
+                 options[i].name);
+        ucs_status_t status = ucp_config_modify(config, name, options[i].value);
         if (status != UCS_OK) {
-            return dcommi_fail(DCOMM_ERR_TRANSPORT, "UCX refuses its option %s=%s: %s",
-                               options[i].name, options[i].value, ucs_status_string(status));
+            return dcommi_fail(DCOMM_ERR_TRANSPORT, "UCX refuses its option %s=%s: %s", name,
+                               options[i].value, ucs_status_string(status));
         }
     }
     return DCOMM_OK;
@@ -154,27 +165,24 @@ static dcomm_status dcommi_ucx_start(const char *name, uint64_t features,
 
 /* ---- device memory ---- */
 
-/* Return true if we ask UCX for its CUDA transports. DCOMM_UCX_CUDA=0 forbids it. */
+/* Return true if we ask UCX for its CUDA transports. DCOMM_UCX_CUDA=0 forbids it. Scratch comes
+ * from a pool, which UCX recognizes since 1.14, as managed memory. */
 static bool dcommi_ucx_asks_device(void)
 {
 #ifdef DCOMM_WITH_CUDA
-    return dcommi_env_flag("DCOMM_UCX_CUDA", true);
+    return dcommi_env_flag("DCOMM_UCX_CUDA", true) && dcommi_ucx_since(14);
 #else
     return false;
 #endif
 }
 
-/* Return true if UCX moves our device memory. Scratch comes from a pool, which UCX recognizes
- * since 1.14, as managed memory. */
+/* Return true if UCX moves our device memory. */
 static bool dcommi_ucx_takes_device(ucp_context_h context)
 {
-    unsigned major, minor, release;
-    ucp_get_version(&major, &minor, &release);
     const uint64_t wanted =
         UINT64_C(1) << UCS_MEMORY_TYPE_CUDA | UINT64_C(1) << UCS_MEMORY_TYPE_CUDA_MANAGED;
     ucp_context_attr_t attr = {.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES};
-    return (major > 1 || minor >= 14) && ucp_context_query(context, &attr) == UCS_OK &&
-           (attr.memory_types & wanted) == wanted;
+    return ucp_context_query(context, &attr) == UCS_OK && (attr.memory_types & wanted) == wanted;
 }
 
 #endif

@@ -46,7 +46,7 @@ static unsigned dcommi_ucx_report_lost(dcommi_ucx *u)
         n++;
         if (!u->closing) {
             u->base.handlers.on_peer_lost(u->base.handlers.user, &u->base, p->index,
-                                          dcommi_ucx_why(p), false);
+                                          dcommi_ucx_why(p), DCOMMI_LOSS_SILENT);
         }
     }
     return n;
@@ -69,7 +69,7 @@ static void dcommi_ucx_kept_forget_peer(dcommi_ucx *u, const dcommi_ucx_peer *p)
  * several connections. */
 static bool dcommi_ucx_is_fresh(const dcommi_ucx_peer *p)
 {
-    return p->opened > 1 && p->failure == UCS_OK &&
+    return !p->ucx->at_once && p->opened > 1 && p->failure == UCS_OK &&
            dcommi_coarse_now() < p->opened_at + DCOMMI_UCX_FRESH_S;
 }
 

@@ -5,7 +5,6 @@
 
 #include "parts.h"
 
-#define DCOMMI_UCX_AM_ID 1
 /* Longest payload, in bytes, that is sent without first asking the receiver for a buffer. */
 #define DCOMMI_UCX_EAGER 65536
 /* Longest payload, in bytes, that arrives in order. Longer ones up to DCOMMI_UCX_EAGER are what
@@ -32,6 +31,15 @@ static dcomm_status dcommi_ucx_launch(dcommi_ucx_peer *p, int connection, const 
                                       dcommi_op *op)
 {
     dcommi_ucx *u = p->ucx;
+    if (u->at_once) {
+        dcomm_status posted =
+            dcommi_ucx_post(p, connection, tail != NULL ? DCOMMI_UCX_ASK : DCOMMI_UCX_MESSAGE,
+                            header, header_len, tail, data, len, op);
+        return DCOMMI_LIKELY(posted >= 0)
+                   ? posted
+                   : dcommi_fail(posted, "%s: a message of %zu bytes to peer %d was not sent: %s",
+                                 u->base.name, len, p->index, dcomm_strerror(posted));
+    }
     dcommi_ucx_flight *f = dcommi_ucx_flight_start(u, p, false, connection, len, op);
     if (f == NULL) {
         return DCOMM_ERR_NO_MEMORY;
@@ -51,7 +59,7 @@ static dcomm_status dcommi_ucx_launch(dcommi_ucx_peer *p, int connection, const 
     }
     bool direct = u->direct;
     u->direct = false;
-    ucs_status_ptr_t answer = ucp_am_send_nbx(p->ep[connection], DCOMMI_UCX_AM_ID, f->header,
+    ucs_status_ptr_t answer = ucp_am_send_nbx(p->ep[connection], DCOMMI_UCX_MESSAGE, f->header,
                                               header_len, data, len, &param);
     u->direct = direct;
     dcomm_status status = dcommi_ucx_launched(f, answer);
@@ -109,10 +117,15 @@ static dcomm_status dcommi_ucx_send_from(dcommi_transport *t, int peer, const vo
         return dcommi_ucx_send_parts(p, parts, header, header_len, data, len, memory, op);
     }
     int connection = dcommi_ucx_choose(p, 0);
-    dcommi_ucx_tail tail = {
-        .id = u->id, .total = len, .parts = 1, .connection = (uint8_t)connection};
-    return dcommi_ucx_launch(p, connection, header, header_len, asks ? &tail : NULL, data, len,
-                             memory, op);
+    if (!asks) {
+        return dcommi_ucx_launch(p, connection, header, header_len, NULL, data, len, memory, op);
+    }
+    dcommi_ucx_tail tail = {.id = u->id,
+                            .total = len,
+                            .number = u->cut++,
+                            .parts = 1,
+                            .connection = (uint8_t)connection};
+    return dcommi_ucx_launch(p, connection, header, header_len, &tail, data, len, memory, op);
 }
 
 static dcomm_status dcommi_ucx_send(dcommi_transport *t, int peer, const void *header,
@@ -137,6 +150,11 @@ static void dcommi_ucx_release(dcommi_transport *t, void *desc)
 static dcomm_status dcommi_ucx_fetch_one(dcommi_ucx *u, dcommi_ucx_kept *k, void *buf, size_t len,
                                          ucs_memory_type_t memory, dcommi_op *op)
 {
+    if (k->data == NULL) {
+        dcomm_status invited = dcommi_ucx_invite(u, &k->tail, buf, len, op);
+        dcommi_ucx_kept_put(u, k);
+        return invited;
+    }
     dcommi_ucx_flight *f = dcommi_ucx_flight_start(u, k->peer, true, 0, 0, op);
     if (f == NULL) {
         return DCOMM_ERR_NO_MEMORY;

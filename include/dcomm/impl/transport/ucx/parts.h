@@ -3,7 +3,7 @@
 #ifndef DCOMMI_UCX_PARTS_H
 #define DCOMMI_UCX_PARTS_H
 
-#include "peer.h"
+#include "ask.h"
 
 #define DCOMMI_UCX_PART_MIN 32768 /* least bytes of a part */
 #define DCOMMI_UCX_PART_GRAIN 4096
@@ -93,7 +93,11 @@ static void dcommi_ucx_drop(dcommi_ucx *u, dcommi_ucx_kept *k)
         k->dropped = true;
         return;
     }
-    ucp_am_data_release(u->worker, k->data);
+    if (k->data != NULL) {
+        ucp_am_data_release(u->worker, k->data);
+    } else {
+        dcommi_ucx_decline(u, &k->tail);
+    }
     dcommi_ucx_kept_put(u, k);
 }
 
@@ -123,17 +127,20 @@ static void dcommi_ucx_forget_parts(dcommi_ucx *u, const dcommi_ucx_peer *p)
     }
 }
 
+static size_t dcommi_ucx_part_len(const dcommi_ucx_tail *t)
+{
+    return dcommi_ucx_part_at(t->total, t->parts, t->part + 1) -
+           dcommi_ucx_part_at(t->total, t->parts, t->part);
+}
+
+/* Return true if a tail can be. `len` is the bytes of the payload, or SIZE_MAX if only the tail
+ * tells. */
 static bool dcommi_ucx_tail_valid(const dcommi_ucx_tail *t, size_t len)
 {
-    if (t->connection >= DCOMM_CONNECTIONS_MAX) {
-        return false;
-    }
-    if (t->parts == 1) {
-        return t->part == 0 && t->total == len;
-    }
-    return t->parts > 1 && t->parts <= DCOMM_CONNECTIONS_MAX && t->part < t->parts && len > 0 &&
-           len == dcommi_ucx_part_at(t->total, t->parts, t->part + 1) -
-                      dcommi_ucx_part_at(t->total, t->parts, t->part);
+    return t->connection < DCOMM_CONNECTIONS_MAX && t->parts >= 1 &&
+           t->parts <= DCOMM_CONNECTIONS_MAX && t->part < t->parts &&
+           (len == SIZE_MAX || len == dcommi_ucx_part_len(t)) &&
+           (t->parts == 1 || dcommi_ucx_part_len(t) > 0);
 }
 
 /* Take in a part. Return the leader of its message once the message is complete, else NULL. *good

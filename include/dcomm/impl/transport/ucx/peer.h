@@ -7,17 +7,26 @@
 #include "config.h"
 
 typedef struct dcommi_ucx dcommi_ucx;
+typedef struct dcommi_ucx_flight dcommi_ucx_flight;
+
+/* Flights that wait until UCX can send. */
+typedef struct dcommi_ucx_queue {
+    dcommi_ucx_flight *first, *last;
+} dcommi_ucx_queue;
 
 typedef struct dcommi_ucx_peer {
     struct dcommi_ucx_peer *next; /* in the list of removed peers */
+    struct dcommi_ucx_peer *next_waiting;
+    bool waits; /* in the list of peers with something queued */
     dcommi_ucx *ucx;
     int index;
     uint64_t id;
     void *address;
     ucp_ep_h ep[DCOMM_CONNECTIONS_MAX]; /* NULL: not opened yet, or closed */
     size_t load[DCOMM_CONNECTIONS_MAX]; /* bytes of the sends under way on each endpoint */
-    int connections;                    /* endpoints that we send over */
-    int used_by_peer;                   /* endpoints that the peer sends over: we open as many */
+    dcommi_ucx_queue messages[DCOMM_CONNECTIONS_MAX], payloads[DCOMM_CONNECTIONS_MAX];
+    int connections; /* endpoints that we send over */
+    int wanted;      /* endpoints to open: as many as either side uses */
     int opened, turn;
     double opened_at;     /* when the last endpoint was opened; coarse clock */
     ucs_status_t failure; /* of the first endpoint that failed */
@@ -41,18 +50,36 @@ typedef struct dcommi_ucx_tail {
     uint8_t zero;
 } dcommi_ucx_tail;
 
-/* One send or fetch that UCX has not finished. Until then UCX reads the header from here. */
-typedef struct dcommi_ucx_flight {
-    struct dcommi_ucx_flight *prev, *next;
+typedef enum dcommi_ucx_stage {
+    DCOMMI_UCX_HELD,    /* UCX has it, and reads the header here */
+    DCOMMI_UCX_QUEUED,  /* its message waits until UCX can send it */
+    DCOMMI_UCX_ASKED,   /* the receiver was asked for a buffer, and has not answered */
+    DCOMMI_UCX_PAYLOAD, /* its payload is being sent */
+    DCOMMI_UCX_FETCH    /* its payload is being received */
+} dcommi_ucx_stage;
+
+/* One send or fetch that is not finished. */
+struct dcommi_ucx_flight {
+    dcommi_ucx_flight *prev, *next;
+    dcommi_ucx_flight *behind; /* in its queue */
     dcommi_ucx *ucx;
     dcommi_ucx_peer *peer; /* NULL: not known */
-    dcommi_op *op;         /* NULL: we have given it up, but UCX still knows it */
+    dcommi_op *op;         /* NULL: nobody waits for it */
     bool is_fetch;
+    bool asks; /* of a queued message: the receiver answers it */
+    dcommi_ucx_stage stage;
     int connection;
     size_t load; /* bytes that it adds to the connection's load */
     dcomm_status status;
+    unsigned kind;       /* of the message: its number of UCX's active messages */
+    const uint8_t *data; /* what is sent */
+    uint8_t *into;       /* where a payload is received */
+    size_t len, at;      /* bytes of the payload, and where the next ones lie */
+    uint32_t number;     /* of a long message, and which part of it: as its tail */
+    uint8_t part;
+    size_t header_len;
     unsigned char header[DCOMMI_HEADER_MAX + sizeof(dcommi_ucx_tail)];
-} dcommi_ucx_flight;
+};
 
 /* The op of a payload that travels in parts. It is done when all parts are. */
 typedef struct dcommi_ucx_joint {
@@ -80,7 +107,7 @@ typedef struct dcommi_ucx_kept {
 
 #define DCOMMI_UCX_SLAB 32
 #define DCOMMI_UCX_LAST_WORDS_S 0.03 /* seconds to read other connections after the first broke */
-#define DCOMMI_UCX_FRESH_S 0.1      /* seconds that a new connection may take to be established */
+#define DCOMMI_UCX_FRESH_S 0.1       /* seconds that a new connection may take to be established */
 
 typedef struct dcommi_ucx_slab {
     struct dcommi_ucx_slab *next;
@@ -98,17 +125,19 @@ struct dcommi_ucx {
     bool direct; /* UCX's callback may call an op's done: only directly within progress */
     bool chores; /* there is work for the end of progress */
     bool closing;
+    bool at_once;      /* UCX sends at once or not at all, and never holds a message */
     unsigned turns;    /* calls of progress */
     double last_watch; /* coarse clock */
     dcommi_ucx_peer **peers;
     size_t peers_capacity;
     dcommi_ucx_peer *removed;        /* peers that are not closed yet, or that UCX still uses */
+    dcommi_ucx_peer *waiting;        /* peers with something queued */
     dcommi_ucx_flight pending, done; /* heads of rings */
     dcommi_ucx_flight *spare;
     dcommi_ucx_kept kept; /* head of a ring */
     dcommi_ucx_kept *spare_kept, *incomplete;
     dcommi_ucx_joint *spare_joint;
-    uint32_t cut; /* number of messages sent in parts */
+    uint32_t cut; /* number of messages whose receivers were asked */
     dcommi_ucx_slab *slabs;
 };
 
@@ -149,7 +178,8 @@ static void dcommi_ucx_flight_unlink(dcommi_ucx_flight *f)
     f->next->prev = f->prev;
 }
 
-/* Start a flight. `load` is the bytes that it adds to a connection of `p`. */
+/* Start a flight, for `op` or for nobody. `load` is the bytes that it adds to a connection of `p`.
+ */
 static dcommi_ucx_flight *dcommi_ucx_flight_start(dcommi_ucx *u, dcommi_ucx_peer *p, bool is_fetch,
                                                   int connection, size_t load, dcommi_op *op)
 {
@@ -161,9 +191,12 @@ static dcommi_ucx_flight *dcommi_ucx_flight_start(dcommi_ucx *u, dcommi_ucx_peer
     f->peer = p;
     f->op = op;
     f->is_fetch = is_fetch;
+    f->stage = DCOMMI_UCX_HELD;
     f->connection = connection;
     f->load = load;
-    op->handle = f;
+    if (op != NULL) {
+        op->handle = f;
+    }
     if (p != NULL) {
         p->flights++;
         p->load[connection] += load;
@@ -201,11 +234,11 @@ static void dcommi_ucx_flight_finish(dcommi_ucx_flight *f)
     }
 }
 
-static void dcommi_ucx_flight_landed(void *request, ucs_status_t status, dcommi_ucx_flight *f)
+/* End a flight with a status: at once, or at the end of progress. */
+static void dcommi_ucx_flight_landed(dcommi_ucx_flight *f, dcomm_status status)
 {
     dcommi_ucx *u = f->ucx;
-    ucp_request_free(request);
-    f->status = dcommi_ucx_status(status);
+    f->status = status;
     if (u->direct) {
         dcommi_ucx_flight_finish(f);
         return;
@@ -217,13 +250,15 @@ static void dcommi_ucx_flight_landed(void *request, ucs_status_t status, dcommi_
 
 static void dcommi_ucx_on_sent(void *request, ucs_status_t status, void *user)
 {
-    dcommi_ucx_flight_landed(request, status, user);
+    ucp_request_free(request);
+    dcommi_ucx_flight_landed(user, dcommi_ucx_status(status));
 }
 
 static void dcommi_ucx_on_fetched(void *request, ucs_status_t status, size_t length, void *user)
 {
     (void)length;
-    dcommi_ucx_flight_landed(request, status, user);
+    ucp_request_free(request);
+    dcommi_ucx_flight_landed(user, dcommi_ucx_status(status));
 }
 
 static unsigned dcommi_ucx_deliver(dcommi_ucx *u)
@@ -313,6 +348,18 @@ static const char *dcommi_ucx_why(const dcommi_ucx_peer *p)
     return p->why != NULL ? p->why : ucs_status_string(p->failure);
 }
 
+/* Want `n` endpoints of a peer. Open them now, but not in UCX's progress: UCX 1.13 crashes if an
+ * endpoint takes over the connection that is being read. */
+static dcomm_status dcommi_ucx_want(dcommi_ucx *u, dcommi_ucx_peer *p, int n)
+{
+    if (u->at_once && u->inside) {
+        p->wanted = p->wanted > n ? p->wanted : n;
+        u->chores = true;
+        return DCOMM_OK;
+    }
+    return dcommi_ucx_endpoints(u, p, n);
+}
+
 static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_peer **p_p)
 {
     dcommi_ucx_peer *p = dcommi_ucx_peer_at(u, peer);
@@ -324,7 +371,7 @@ static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_pee
                            p->failure != UCS_OK ? dcommi_ucx_why(p) : "closed");
     }
     if (DCOMMI_UNLIKELY(p->opened == 0)) {
-        DCOMMI_TRY(dcommi_ucx_endpoints(u, p, 1));
+        DCOMMI_TRY(dcommi_ucx_want(u, p, 1));
     }
     *p_p = p;
     return DCOMM_OK;
@@ -333,8 +380,7 @@ static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_pee
 /* Open the endpoints that we send over. Go on with fewer if some cannot be opened. */
 static void dcommi_ucx_spread(dcommi_ucx *u, dcommi_ucx_peer *p)
 {
-    if (DCOMMI_UNLIKELY(p->opened < p->connections) &&
-        dcommi_ucx_endpoints(u, p, p->connections) < 0) {
+    if (DCOMMI_UNLIKELY(p->opened < p->connections) && dcommi_ucx_want(u, p, p->connections) < 0) {
         dcommi_log(DCOMMI_LOG_WARN, "net: only %d of %d connections could be opened: %s", p->opened,
                    p->connections, dcommi_message);
         p->connections = p->opened;
@@ -355,9 +401,31 @@ static int dcommi_ucx_choose(dcommi_ucx_peer *p, uint32_t taken)
     return best;
 }
 
+/* End the flights of a peer that UCX does not hold. */
+static void dcommi_ucx_peer_abandon(dcommi_ucx_peer *p)
+{
+    dcommi_ucx *u = p->ucx;
+    for (dcommi_ucx_flight *f = u->pending.next, *next; f != &u->pending; f = next) {
+        next = f->next;
+        if (f->peer == p && f->stage != DCOMMI_UCX_HELD) {
+            dcommi_ucx_flight_landed(f, DCOMM_ERR_PEER);
+        }
+    }
+    memset(p->messages, 0, sizeof p->messages);
+    memset(p->payloads, 0, sizeof p->payloads);
+    for (dcommi_ucx_peer **link = &u->waiting; p->waits; link = &(*link)->next_waiting) {
+        if (*link == p) {
+            *link = p->next_waiting;
+            p->waits = false;
+            break;
+        }
+    }
+}
+
 /* Close a peer's endpoints by force. Do not call this in UCX's progress: closing calls back. */
 static void dcommi_ucx_peer_close(dcommi_ucx_peer *p)
 {
+    dcommi_ucx_peer_abandon(p);
     if (p->closed_at <= 0) {
         p->closed_at = dcommi_coarse_now();
     }

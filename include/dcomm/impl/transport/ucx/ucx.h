@@ -49,14 +49,24 @@ static void dcommi_ucx_connect(dcommi_transport *t, int peer, int connections)
 
 /* ---- progress ---- */
 
-static void dcommi_ucx_answer_all(dcommi_ucx *u)
+/* Open the endpoints that are wanted. If some cannot be opened, go on with fewer. */
+static void dcommi_ucx_open_all(dcommi_ucx *u)
 {
     for (size_t i = 0; i < u->peers_capacity && !u->closing; i++) {
         dcommi_ucx_peer *p = u->peers[i];
-        if (p != NULL && p->opened < p->used_by_peer && p->failure == UCS_OK &&
-            dcommi_ucx_endpoints(u, p, p->used_by_peer) < 0) {
-            p->used_by_peer = p->opened;
+        if (p == NULL || p->opened >= p->wanted || p->failure != UCS_OK ||
+            dcommi_ucx_endpoints(u, p, p->wanted) == DCOMM_OK) {
+            continue;
         }
+        p->wanted = p->opened;
+        if (p->opened == 0) {
+            dcommi_ucx_lose(&u->base, p->index, "no connection could be opened");
+            continue;
+        }
+        for (int k = p->opened; k < DCOMM_CONNECTIONS_MAX; k++) {
+            dcommi_ucx_queue_move(p, k, 0);
+        }
+        p->connections = p->connections < p->opened ? p->connections : p->opened;
     }
 }
 
@@ -64,7 +74,7 @@ static unsigned dcommi_ucx_chores(dcommi_ucx *u)
 {
     u->chores = false;
     unsigned n = dcommi_ucx_report_lost(u);
-    dcommi_ucx_answer_all(u);
+    dcommi_ucx_open_all(u);
     dcommi_ucx_sweep_removed(u);
     return n + dcommi_ucx_deliver(u);
 }
@@ -79,6 +89,9 @@ static unsigned dcommi_ucx_progress(dcommi_transport *t)
     u->direct = true;
     unsigned n = ucp_worker_progress(u->worker);
     u->direct = false;
+    if (DCOMMI_UNLIKELY(u->waiting != NULL)) {
+        n += dcommi_ucx_pump(u);
+    }
     u->inside = false;
     if (DCOMMI_UNLIKELY((++u->turns & 63) == 0)) {
         n += dcommi_ucx_watch(u);
@@ -106,7 +119,7 @@ static bool dcommi_ucx_is_busy(const dcommi_ucx *u)
 {
     bool busy = u->done.next != &u->done;
     for (const dcommi_ucx_flight *f = u->pending.next; f != &u->pending && !busy; f = f->next) {
-        busy = f->op != NULL;
+        busy = f->op != NULL || f->stage == DCOMMI_UCX_QUEUED;
     }
     for (size_t i = 0; i < u->peers_capacity && !busy; i++) {
         busy = u->peers[i] != NULL && u->peers[i]->flushing > 0 && u->peers[i]->failure == UCS_OK;
@@ -261,14 +274,21 @@ static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, const dcommi_ucx_optio
     dcommi_ucx_hush -= asks;
     DCOMMI_TRY(started);
     u->base.takes_device = asks && dcommi_ucx_takes_device(u->context);
-    ucp_am_handler_param_t handler = {
-        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
-                      UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
-        .id = DCOMMI_UCX_AM_ID,
-        .flags = UCP_AM_FLAG_WHOLE_MSG,
-        .cb = dcommi_ucx_on_am,
-        .arg = u};
-    ucs_status_t status = ucp_worker_set_am_recv_handler(u->worker, &handler);
+    static const ucp_am_recv_callback_t takers[] = {[DCOMMI_UCX_MESSAGE] = dcommi_ucx_on_am,
+                                                    [DCOMMI_UCX_ASK] = dcommi_ucx_on_ask,
+                                                    [DCOMMI_UCX_ANSWER] = dcommi_ucx_on_answer,
+                                                    [DCOMMI_UCX_BYTES] = dcommi_ucx_on_payload};
+    ucs_status_t status = UCS_OK;
+    for (unsigned kind = 1; kind < sizeof takers / sizeof *takers && status == UCS_OK; kind++) {
+        ucp_am_handler_param_t handler = {
+            .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                          UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
+            .id = kind,
+            .flags = UCP_AM_FLAG_WHOLE_MSG,
+            .cb = takers[kind],
+            .arg = u};
+        status = ucp_worker_set_am_recv_handler(u->worker, &handler);
+    }
     ucp_worker_attr_t attr = {.field_mask = UCP_WORKER_ATTR_FIELD_ADDRESS};
     if (status == UCS_OK) {
         status = ucp_worker_query(u->worker, &attr);
@@ -320,23 +340,27 @@ static dcomm_status dcommi_net_open(const dcommi_transport_handlers *handlers, c
     const bool cuda = dcommi_ucx_asks_device();
     const char *const tls = tcp ? (cuda ? "tcp,cuda" : "tcp") : (cuda ? "ib,cuda" : "ib");
     const dcommi_ucx_option options[] = {
-        {"TLS", tls, NULL},
-        {"NET_DEVICES", device, NULL},
-        {"MAX_EAGER_LANES", "1", NULL},
-        /* The control connections decide how long a silent peer is alive (engine/beat.h). */
-        {"KEEPALIVE_INTERVAL", "inf", "UCX_KEEPALIVE_INTERVAL"},
-        {tcp ? "KEEPIDLE" : NULL, "inf", "UCX_TCP_KEEPIDLE"},
+        {"TLS", tls, NULL, false},
+        {"NET_DEVICES", device, NULL, false},
+        {"MAX_EAGER_LANES", "1", NULL, false},
+        /* The control connections decide how long a silent peer is alive (engine/beat.h). Over
+         * TCP, UCX's keepalive would also connect endpoints with each other (queue.h). */
+        {"KEEPALIVE_INTERVAL", "inf", tcp ? NULL : "UCX_KEEPALIVE_INTERVAL", false},
+        {tcp ? "RESOLVE_REMOTE_EP_ID" : NULL, "n", NULL, false},
+        {tcp ? "KEEPIDLE" : NULL, "inf", "UCX_TCP_KEEPIDLE", true},
         /* UCX 1.13 aborts when a connection breaks under a zero-copy send. Longer segments make
          * up for the copy. Both ends must use the same length. */
-        {tcp ? "ZCOPY_THRESH" : NULL, "inf", NULL},
-        {tcp ? "PUT_ENABLE" : NULL, "n", NULL},
-        {tcp ? "TX_SEG_SIZE" : NULL, "64k", NULL},
-        {tcp ? "RX_SEG_SIZE" : NULL, "64k", NULL},
+        {tcp ? "ZCOPY_THRESH" : NULL, "inf", NULL, false},
+        {tcp ? "PUT_ENABLE" : NULL, "n", NULL, true},
+        {tcp ? "TX_SEG_SIZE" : NULL, DCOMMI_UCX_SEGMENT, NULL, true},
+        {tcp ? "RX_SEG_SIZE" : NULL, DCOMMI_UCX_SEGMENT, NULL, true},
+        /* Without a bound, UCX sends at once whatever fits a segment. */
+        {tcp && !cuda ? "RNDV_THRESH" : NULL, "inf", NULL, false},
         /* Handle one epoll event at a time. If a connection breaks while another's event is
          * handled, UCX 1.13 still handles the broken one's event of the same round, and aborts. */
-        {tcp ? "MAX_POLL" : NULL, "1", NULL},
+        {tcp ? "MAX_POLL" : NULL, "1", NULL, true},
         /* A connection to a dead host must not stop progress. */
-        {tcp ? "CONN_NB" : NULL, "y", "UCX_TCP_CONN_NB"},
+        {tcp ? "CONN_NB" : NULL, "y", "UCX_TCP_CONN_NB", true},
     };
     dcommi_log(DCOMMI_LOG_INFO, "net: %s over %s", tcp ? "TCP" : "RDMA", device);
     dcommi_ucx *u = dcommi_alloc(sizeof *u);
@@ -352,6 +376,7 @@ static dcomm_status dcommi_net_open(const dcommi_transport_handlers *handlers, c
     if (!tcp) {
         dcommi_ucx_usual_iface(device);
     }
+    u->at_once = tcp && !cuda;
     snprintf(u->base.iface, sizeof u->base.iface, "%s", device);
     u->pending.next = u->pending.prev = &u->pending;
     u->done.next = u->done.prev = &u->done;

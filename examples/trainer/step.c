@@ -1,0 +1,126 @@
+/* step.c - one step: the gradients of this rank's part of a batch, their sum, and the update. */
+#define _GNU_SOURCE
+#include "accident.h"
+#include "dump.h"
+#include "trainer.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+const int *draw(const trainer *t, int step, int sample, bool held_out)
+{
+    uint64_t random = model_random((uint64_t)t->o->seed, 2 + (uint64_t)held_out,
+                                   (uint64_t)step * 65536 + (uint64_t)sample);
+    size_t fold = t->text.length / TENTH;
+    size_t kept = fold - fold / TENTH;
+    size_t length = held_out ? fold / TENTH : kept;
+    size_t first = random % TENTH * fold + (held_out ? kept : 0);
+    return t->text.tokens + first + random / TENTH % (length - (size_t)t->o->seq);
+}
+
+/* Wait for the buckets. A rank that had nothing to compute first marks all its tensors ready. */
+static dcomm_status finish_buckets(trainer *t, bool nothing)
+{
+    model_watch(t->model, NULL, NULL, NULL);
+    for (size_t i = model_tensors(t->model) + 1; nothing && i-- > 0;) {
+        exchange_ready(&t->exchange, i);
+    }
+    return exchange_finish(&t->exchange);
+}
+
+/* Make one element of a tensor in the middle infinite before it is summed. */
+static void spoil(trainer *t)
+{
+    size_t first, size, rows, tensor = model_tensors(t->model) / 2;
+    model_tensor(t->model, tensor, &first, &size, &rows);
+    t->exchange.spoils = tensor;
+    t->exchange.spoiled = model_gradients(t->model) + first + size / 3;
+}
+
+static void dump(trainer *t)
+{
+    int dumped = t->step - (t->o->steps - t->o->dump_steps);
+    if (t->o->dump != NULL && dumped >= 0 && !t->undumped &&
+        dump_gradient(t->o->dump, t->rank, dumped, model_gradients(t->model),
+                      model_count(t->model)) != 0) {
+        fprintf(stderr, "trainer: rank %d: cannot write gradients to %s: %s\n", t->rank, t->o->dump,
+                strerror(errno));
+        t->undumped = true;
+    }
+}
+
+dcomm_status step_gradients(trainer *t)
+{
+    int batch = t->o->batch, seq = t->o->seq;
+    int first = part(t, batch, t->rank), end = part(t, batch, t->rank + 1);
+    size_t count = model_count(t->model);
+    float *gradients = model_gradients(t->model);
+    memset(gradients, 0, (count + 1) * sizeof *gradients);
+    if (t->exchange.scaler != NULL) {
+        model_scale(t->model, (float)dcomm_scaler_scale(t->exchange.scaler));
+        if (t->step == t->o->spoil_step && t->rank == t->o->spoil_rank) {
+            spoil(t);
+        }
+    }
+    accident(t->step, ACCIDENT_COMPUTE);
+    for (int s = first; s < end; s++) {
+        const int *tokens = draw(t, t->step, s, false);
+        gradients[count] += (float)model_forward(t->model, tokens, tokens + 1, seq);
+        if (t->exchange.buckets != NULL && s + 1 == end) {
+            exchange_ready(&t->exchange, model_tensors(t->model)); /* the loss */
+            model_watch(t->model, exchange_ready, exchange_pause, &t->exchange);
+            accident(t->step, ACCIDENT_SUM);
+        }
+        model_backward(t->model, tokens, tokens + 1, seq);
+    }
+    dump(t);
+    bool frozen = optimizer_frozen(t);
+    if (frozen && t->step == t->o->exact_steps) {
+        optimizer_freeze(t);
+    }
+    if (frozen) {
+        optimizer_propose(t);
+    }
+    accident(t->step, ACCIDENT_SUM);
+    double start = now();
+    dcomm_status status = t->exchange.buckets != NULL
+                              ? finish_buckets(t, first == end)
+                              : exchange_sum(&t->exchange, gradients, t->o->frozen && !frozen);
+    t->comm_seconds += now() - start + t->exchange.seconds;
+    t->exchange.seconds = 0;
+    return status;
+}
+
+/* Decide whether the gradients may be used: set *skip if not. */
+static dcomm_status judge(trainer *t, bool *skip)
+{
+    dcomm_scaler_verdict v = {0};
+    if (t->exchange.scaler == NULL) {
+        return DCOMM_OK;
+    }
+    dcomm_status status = exchange_judge(&t->exchange, &v);
+    *skip = v.skip;
+    t->skipped += v.skip;
+    if (status >= 0 && v.skip && t->rank == 0) {
+        printf("step %5d  skipped: gradient %s[%zu] of rank %d is %g; loss scale %g\n", t->step + 1,
+               v.name != NULL ? v.name : "norm", v.index, v.rank, v.value, v.next);
+    }
+    return status;
+}
+
+dcomm_status step_update(trainer *t)
+{
+    bool skip = false;
+    accident(t->step, ACCIDENT_UPDATE);
+    dcomm_status status = judge(t, &skip);
+    if (status < 0) {
+        return status;
+    }
+    if (!skip) {
+        optimizer_update(t);
+    }
+    t->losses[t->step] = (double)model_gradients(t->model)[model_count(t->model)] / t->o->batch;
+    t->step++;
+    return DCOMM_OK;
+}
