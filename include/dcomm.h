@@ -13,7 +13,7 @@
  * Macros that leave something out, if defined wherever it is included:
  *     DCOMM_NO_UCX    the network: ranks of one host only; link without -lucp -lucs -luct
  *     DCOMM_NO_HWLOC  packages, caches and cores: a host is flat; link without -lhwloc
- *     DCOMM_NO_TRAIN  buckets, scaler, experts
+ *     DCOMM_NO_TRAIN  buckets, scaler, experts, the interval of checkpoints
  *     DCOMM_NO_CHECK  the checker of plans
  *     DCOMM_NO_COMM   all but the codecs; link with -lm alone */
 #ifndef DCOMMI_TEMPLATE
@@ -470,7 +470,8 @@ DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *othe
  *
  * Until the commit the residuals are those of the step before, so a step that failed can begin
  * again. But other ranks may have used the wires of the failed step. So the state is stale after a
- * failure: begin refuses it until dcomm_feedback_recover decides how to go on. The codec's memory
+ * failure: begin refuses it until dcomm_feedback_recover decides how to go on (in buckets,
+ * dcomm_buckets_rebind does that for all ranks). The codec's memory
  * from step to step (powersgd's Q) is part of the state and also changes at the commit. If a range
  * is encoded with other bounds than in the last step, this memory starts anew for it.
  *
@@ -2003,7 +2004,8 @@ DCOMM_API dcomm_status dcomm_mem_get_info(const void *ptr, dcomm_mem_info *info)
  *
  * Every rank calls the collectives of one communicator in the same order with arguments that fit.
  * If they do not fit, or if one rank's call is refused, every other rank gets DCOMM_ERR_MISMATCH
- * (docs/errors.md).
+ * (docs/errors.md). An error leaves what the call writes undefined. If it has poisoned the
+ * communicator, other ranks may use the call's buffers until that is destroyed (docs/survival.md).
  *
  * Buffers may also be device memory if the implementation is built with DCOMM_WITH_CUDA. Then all
  * buffers of a call must be on one device and aligned to their elements (docs/cuda.md).
@@ -2753,8 +2755,9 @@ DCOMM_API dcomm_status dcomm_plan_check(const dcomm_plan *const *plans, int nran
  * collectives may come in between. That communicator takes some KiB of memory on each rank.
  *
  * An error on one rank (a parameter marked twice, or never) fails the step on all ranks. The error
- * sentence names the rank and the parameter. Then destroy the buckets and create new ones. The
- * communicator that they were created from still works.
+ * sentence names the rank and the parameter. Gradients are undefined then, and calls are refused.
+ * Destroy the buckets, or go on with them and their error feedback: dcomm_buckets_rebind, on a
+ * communicator of the ranks that are left. The one that they were created from still works.
  *
  * Gradients may be device memory if the implementation is built with DCOMM_WITH_CUDA
  * (docs/cuda.md). They are then marked ready in the order of a stream (dcomm_param_mark_ready).
@@ -2893,9 +2896,9 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_begin(dcomm_buckets *b,
                                                          const dcomm_buckets_step *step);
 
 /* Mark the gradient of parameter i ready. The library owns it until dcomm_param_wait or
- * dcomm_buckets_wait has succeeded. After an error the library owns it until
- * dcomm_buckets_destroy, since other ranks may still read it. May be called from any thread. Waits
- * for no other rank.
+ * dcomm_buckets_wait has succeeded. After an error the library owns it until dcomm_buckets_rebind
+ * or dcomm_buckets_destroy, since other ranks may still read it. May be called from any thread.
+ * Waits for no other rank.
  *
  * For a gradient in device memory, pass a cudaStream_t of that device as `stream`. The gradient is
  * ready when the work that the stream holds now is done. The stream itself waits for nothing: the
@@ -2915,8 +2918,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_param_mark_ready(dcomm_buckets *b, si
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_param_mark_unused(dcomm_buckets *b, size_t i);
 /* Make progress, and start the buckets that can start, without blocking. May be called from any
  * thread. Every wait of the context does the same, and so does its progress thread
- * (dcomm_context_opts). With a progress thread this call is needed only with opts.weighted,
- * because the weights must arrive before a bucket can start. */
+ * (dcomm_context_opts). With a progress thread this call is needed only with opts.weighted or error
+ * feedback, because then all ranks must have begun the step before a bucket can start. */
 DCOMM_API dcomm_status dcomm_buckets_progress(dcomm_buckets *b);
 
 /* Wait until the gradient of parameter i holds the result. For device memory the calling thread
@@ -2937,7 +2940,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_wait(dcomm_buckets *b);
 
 /* Say which elements of parameter i this rank owns: [*first_p, *first_p + *count_p), perhaps none.
  * After the wait, these elements of its gradient hold the result and the others are undefined.
- * Each element has one owner, which never changes. Without opts.sharded a rank owns all.
+ * Each element has one owner, which only dcomm_buckets_rebind changes. Without opts.sharded a rank
+ * owns all.
  * Errors: DCOMM_ERR_INVALID (a bad i, NULL). */
 DCOMM_API dcomm_status dcomm_param_get_owned(const dcomm_buckets *b, size_t i, size_t *first_p,
                                              size_t *count_p);
@@ -2998,14 +3002,14 @@ DCOMM_API dcomm_status dcomm_buckets_load(dcomm_buckets *b, const void *const *s
  * stays out destroys its buckets.
  * Errors, on all ranks: those of dcomm_buckets_create; DCOMM_ERR_MISMATCH (scalers differ);
  * DCOMM_ERR_INVALID (an inherited state is of another step, or of a rank that is there);
- * DCOMM_ERR_PEER (another rank has failed). After an error the buckets can be moved to another
- * communicator or destroyed; those that worked before and have not met the others still work. */
+ * DCOMM_ERR_PEER (another rank has failed). After an error the buckets can be moved again or
+ * destroyed. If a bad argument was the error, buckets that worked before still work. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_rebind(dcomm_buckets *b, dcomm_comm *comm);
 /* Let this rank inherit the residuals of a lost rank: the next dcomm_buckets_rebind adds them to
- * this rank's, and then forgets them. `state` has been written there by dcomm_buckets_save, and
- * stays in use until then. It must be of the step at which the ranks go on, such as one that a rank
- * has handed over before it left: what a rank has sent since an older state would count twice. A
- * rank can inherit from up to 8 ranks.
+ * this rank's. If that fails, inherit again before the one after it. The lost rank has written
+ * `state` by dcomm_buckets_save; it is in use until dcomm_buckets_rebind returns. It must be of the
+ * step at which the ranks go on, such as one that a rank has handed over before it left: what a
+ * rank has sent since an older state would count twice. A rank can inherit from up to 8 ranks.
  * Errors: DCOMM_ERR_INVALID (NULL; too many; other parameters; not of another rank of the buckets'
  * communicator), DCOMM_ERR_CORRUPT (dcomm_buckets_save did not write these bytes). */
 DCOMM_API dcomm_status dcomm_buckets_inherit(dcomm_buckets *b, const void *state, size_t bytes);
@@ -3037,10 +3041,10 @@ typedef struct dcomm_buckets_info {
     size_t nparams;      /* parameters registered */
     size_t nbuckets;     /* buckets built */
     size_t bytes;        /* of all gradients */
-    uint64_t steps;      /* ended, including those that only accumulated */
+    uint64_t steps;      /* ended, including those that only accumulated: the next one's number */
     uint64_t sent_steps; /* ended, without those that only accumulated */
     int built;           /* times that buckets were built: 1, or 2 after opts.rebuild */
-    dcomm_status status; /* the error that made them unusable; DCOMM_OK: none */
+    dcomm_status status; /* the error that made them unusable until a rebind; DCOMM_OK: none */
 } dcomm_buckets_info;
 /* Describe the buckets in *info.
  * Errors: DCOMM_ERR_INVALID (NULL). */
@@ -3143,6 +3147,9 @@ DCOMM_API dcomm_status dcomm_buckets_trace(dcomm_buckets *b, const char *path);
  * the same findings, so the scale is the same everywhere. If scales differ anyway (a rank loaded
  * another state), the next step fails with DCOMM_ERR_MISMATCH.
  *
+ * After an error the scale is that of the last step that this rank has judged. dcomm_buckets_rebind
+ * brings the scaler along, and all ranks to the same step and scale.
+ *
  * docs/mixed-precision.md has a program to start from, and explains sums in 16 bits. */
 #ifndef DCOMM_SCALER_H
 #define DCOMM_SCALER_H
@@ -3192,7 +3199,9 @@ typedef struct dcomm_scaler_verdict {
 } dcomm_scaler_verdict;
 
 /* Create a scaler for buckets; collective, not in a step. opts may be NULL. The buckets must
- * outlive the scaler, and they have at most one at a time.
+ * outlive the scaler, and they have at most one at a time. A rank that has joined ranks with a
+ * scaler (dcomm_buckets_rebind) calls this alone, before its first step, and gets their state; an
+ * error is then its own.
  * Errors, on all ranks: DCOMM_ERR_INVALID (a bad option on some rank; there is a scaler already),
  * DCOMM_ERR_MISMATCH (an option differs), DCOMM_ERR_NO_MEMORY, DCOMM_ERR_SYSTEM (a device has no
  * memory, or fails). */
@@ -3465,6 +3474,60 @@ typedef struct dcomm_moe_stats {
 /* Report statistics in *stats.
  * Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_moe_get_stats(const dcomm_moe *m, dcomm_moe_stats *stats);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
+/* ==== include/dcomm/checkpoint.h =========================================================== */
+/* checkpoint.h - how often to write a checkpoint.
+ *
+ * More checkpoints cost more time for writing. Fewer cost more work that is done again after a
+ * failure. The interval between is computed from three times, all in seconds:
+ *
+ *     write_s    a checkpoint holds the training up for so long. With an asynchronous writer this
+ *                is the time of the copy, if the writer is done before the next checkpoint
+ *     mtbf_s     mean time between failures of the whole job. With n machines it is that of one
+ *                machine divided by n
+ *     restart_s  from a failure until the training computes again
+ *
+ *     double every_s = dcomm_checkpoint_interval(2, 86400, 300);
+ *     double lost = dcomm_checkpoint_overhead(every_s, 2, 86400, 300);
+ *
+ * Failures are taken to be independent, and as likely at any moment. */
+#ifndef DCOMM_CHECKPOINT_H
+#define DCOMM_CHECKPOINT_H
+
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Return the seconds of training between the end of one checkpoint and the beginning of the next
+ * one that lose the least time. With C = write_s and M = mtbf_s this is Daly's higher-order form:
+ *
+ *     sqrt(2 C M) (1 + 1/3 sqrt(C / (2 M)) + 1/9 (C / (2 M))) - C    if C < 2 M
+ *     M                                                              else
+ *
+ * Its first term is Young's form, sqrt(2 C M). That one holds if C is far below M: at C = M / 100
+ * it is 5% too long, at M / 10 17%. Daly's is within 0.1% of the best interval up to C = M / 10,
+ * within 1% up to M / 2, and within 7% for any C. If C comes near M, hardly any work gets done,
+ * whatever the interval.
+ * restart_s does not move the best interval, because a restart follows each failure in any case.
+ * It is checked, and counts in dcomm_checkpoint_overhead.
+ * Returns NaN if write_s or restart_s is negative or not finite, or mtbf_s is not above 0 or not
+ * finite.
+ * (J. W. Young, CACM 17, 1974; J. T. Daly, Future Generation Computer Systems 22, 2006.) */
+DCOMM_API double dcomm_checkpoint_interval(double write_s, double mtbf_s, double restart_s);
+
+/* Return the share of the time that is expected to be lost, 0 to 1, with checkpoints every
+ * interval_s: the time for writing, for work that is done again, and for restarts. With t =
+ * interval_s and R = restart_s it is 1 - t / (M e^(R/M) (e^((t+C)/M) - 1)), by Daly's complete
+ * model: failures also come while a checkpoint is written and during a restart.
+ * Returns NaN for what dcomm_checkpoint_interval refuses, and if interval_s is not above 0 or not
+ * finite. */
+DCOMM_API double dcomm_checkpoint_overhead(double interval_s, double write_s, double mtbf_s,
+                                           double restart_s);
 
 #ifdef __cplusplus
 }
@@ -9600,7 +9663,8 @@ DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *othe
     ledger->residual_norm = dcommi_sqrt(ledger->residual_norm * ledger->residual_norm +
                                         other->residual_norm * other->residual_norm);
     ledger->missing += other->missing;
-    ledger->carried = dcommi_sqrt(ledger->carried * ledger->carried + other->carried * other->carried);
+    ledger->carried =
+        dcommi_sqrt(ledger->carried * ledger->carried + other->carried * other->carried);
     ledger->lost = dcommi_sqrt(ledger->lost * ledger->lost + other->lost * other->lost);
     for (int s = 0; s < DCOMMI_LEDGER_SUMS; s++) {
         ledger->sums[s] += other->sums[s];
@@ -17715,13 +17779,19 @@ typedef enum dcommi_verdict {
         2, /* if `stays`: show it again at the next progress, and nothing of this peer before */
     DCOMMI_KEEP = 1 /* desc (and data, if not NULL) stay valid until fetch or release */
 } dcommi_verdict;
+/* How a peer was lost. */
+typedef enum dcommi_loss {
+    DCOMMI_LOSS_SILENT = 0, /* it cannot be reached, or sends nonsense: it may be alive */
+    DCOMMI_LOSS_PROVEN,     /* its process has ended, or has closed the transport */
+    DCOMMI_LOSS_GIVEN_UP    /* it counts us as dead (give_up) */
+} dcommi_loss;
 typedef struct dcommi_transport_handlers {
     void *user;
     /* Handle a message; called from within progress. */
     dcommi_verdict (*on_message)(void *user, dcommi_transport *t, const dcommi_arrival *arrival);
-    /* Handle the loss of a peer; called once per peer from within progress. `proven`: its process
-     * has ended, or has closed the transport. */
-    void (*on_peer_lost)(void *user, dcommi_transport *t, int peer, const char *why, bool proven);
+    /* Handle the loss of a peer; called once per peer from within progress. */
+    void (*on_peer_lost)(void *user, dcommi_transport *t, int peer, const char *why,
+                         dcommi_loss how);
     /* Handle bytes that are no message, nor a part that fits the others. The header may be cut
      * short, and no other field is valid. */
     void (*on_corrupt)(void *user, dcommi_transport *t, const dcommi_arrival *arrival);
@@ -17767,6 +17837,9 @@ typedef struct dcommi_transport_vtable {
     /* May be NULL. Report the loss of a peer whose death we know from elsewhere, once its last
      * messages have been read. `why` is static text. */
     void (*lose)(dcommi_transport *t, int peer, const char *why);
+    /* May be NULL. Tell a peer that it counts as dead here. It learns of it even if it wakes up
+     * after our end. */
+    void (*give_up)(dcommi_transport *t, int peer);
     /* Send header and payload as one message. The header is copied; the payload must stay valid
      * until the op is done. Return DCOMM_OK if the send is done already (op is untouched),
      * DCOMM_IN_PROGRESS if op->done will be called, or an error if nothing was sent. Messages to
@@ -17843,7 +17916,8 @@ typedef struct dcommi_transport_vtable {
  *               payload = the asker's description of it
  *   REPLY       answers a QUERY                           a = dcommi_entry, b = how often entered;
  *               payload = where the answering rank waits
- *   ABORT       a = status (two's complement)             payload = sentence
+ *   ABORT       a = status (two's complement), b = 1 + the lost rank (0: none), tag = 1: its death
+ *               is certain; payload = sentence
  *   GOODBYE     a = number of collectives that the sender took part in
  *   AGREE       of the agreement with key b, a failed communicator's too: its message `slot`
  *               (engine/agree.h) of decision `seq`; tag = coordinator; a = the sender's word;
@@ -18812,7 +18886,8 @@ struct dcomm_comm {
     uint8_t *scratch;                  /* for scripts */
     struct dcommi_bcast_writer *bcast; /* our own slots; NULL: none */
     bool attached;                     /* we poll the broadcast slots of all others */
-    uint64_t silent; /* 1 + the rank whose silence poisoned it; 0: none. ABORT tells it */
+    uint64_t lost;    /* 1 + the rank whose loss poisoned it; 0: none. ABORT tells it ... */
+    bool lost_proven; /* ... and if its death is certain */
     uint64_t next_seq;
     uint32_t chain;    /* for the next collective; with lock */
     uint64_t children; /* communicators derived so far, for their ids */
@@ -18860,6 +18935,8 @@ typedef struct dcommi_remote {
     bool same_host, lost;
     bool proven; /* its death: its process has ended, or its control connection was reset. A lost
                     peer without it is only silent, or sent bytes that cannot be right */
+    bool gave_us_up; /* it counts us as dead. Its end proves nothing: it may have agreed with others
+                        to go on without us */
     bool cannot_read_us; /* it has asked for payloads by message instead */
     bool unreadable;     /* we may not read its memory */
     bool takes_device;   /* UCX moves device memory between it and us */
@@ -18925,6 +19002,7 @@ struct dcomm_context {
     _Atomic unsigned script_pauses;   /* pauses before the first poll of a script's wait */
     double next_watch, next_check;    /* coarse clock */
     double liveness_s;                /* of the communicator created last; INFINITY: off */
+    bool appoints;                    /* ranks have failed or left: others may have to beat */
     struct dcommi_lobby *lobbies;     /* of ids by which communicators have grown; with the token */
     _Atomic bool has_thread;
     _Atomic int stop;
@@ -29024,14 +29102,15 @@ static void *dcommi_share_map(int fd, size_t offset, size_t len)
     void *at = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)offset);
     return at != MAP_FAILED ? at : NULL;
 }
-/* Map a whole file, aligned to huge pages. Unmap it by dcommi_huge_release. */
-static uint8_t *dcommi_share_map_huge(int fd, size_t len)
+/* Map a whole file, aligned to huge pages. Unmap it by dcommi_huge_release. `protection` is
+ * mmap's. */
+static uint8_t *dcommi_share_map_huge(int fd, size_t len, int protection)
 {
     uint8_t *place = dcommi_huge_reserve(len);
     if (place == NULL) {
         return NULL;
     }
-    if (mmap(place, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
+    if (mmap(place, len, protection, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
         int saved = errno;
         dcommi_huge_release(place, len);
         errno = saved;
@@ -29186,7 +29265,9 @@ static void dcommi_region_refused(dcomm_context *context, int peer, const void *
 static dcomm_status dcommi_own_create(dcommi_own *own, bool collapse)
 {
     own->file = dcommi_share_file(own->len);
-    own->base = own->file >= 0 ? dcommi_share_map_huge(own->file, own->len) : NULL;
+    own->base = own->file >= 0
+                    ? dcommi_share_map_huge(own->file, own->len, PROT_READ | PROT_WRITE)
+                    : NULL;
     if (own->base == NULL) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "cannot allocate %zu bytes of shared memory: %s",
                            own->len, strerror(errno));
@@ -29376,7 +29457,7 @@ static dcomm_status dcommi_map_open(dcomm_context *context, dcommi_map *map)
     size_t len = (size_t)map->len;
     int file = -1;
     DCOMMI_TRY(t->call->region_take(t, map->peer, map->id, len, &file));
-    uint8_t *local = dcommi_share_map_huge(file, len);
+    uint8_t *local = dcommi_share_map_huge(file, len, PROT_READ);
     dcommi_sys_close(file);
     if (local == NULL || !dcommi_huge_readable(local, len)) {
         dcommi_huge_release(local, len);
@@ -34056,7 +34137,8 @@ static dcomm_status dcommi_sock_write(int fd, const void *buf, size_t len, doubl
  * The coordinator is the lowest rank that has not failed, as far as its followers know. A decision:
  *
  *   STATE    a rank that takes part -> its coordinator: its word, and the value that it has
- *            accepted, if any. It follows no lower coordinator from then on
+ *            accepted, if any. It follows no lower coordinator from then on. Sent again when it
+ *            learns of a failed rank
  *   PROPOSE  the coordinator -> all that have not failed, when every one of them has sent STATE:
  *            the value that was accepted from the highest coordinator; if there is none, the words
  *            of all that have not failed, combined, and the failed ranks
@@ -34359,7 +34441,7 @@ static void dcommi_agree_join(dcommi_agree *a, const dcommi_agree_link *link, ui
     }
     dcommi_agree_step(a, link);
 }
-/* Learn that a rank has failed. `proven`: it is certain. */
+/* Learn that a rank has failed. `proven`: it is certain. The coordinator may not see it itself. */
 static void dcommi_agree_learn(dcommi_agree *a, const dcommi_agree_link *link, int rank,
                                bool proven)
 {
@@ -34372,7 +34454,11 @@ static void dcommi_agree_learn(dcommi_agree *a, const dcommi_agree_link *link, i
     if (proven) {
         dcommi_bit_set(certain, rank);
     }
+    const int before = a->followed;
     dcommi_agree_step(a, link);
+    if (a->joined && !a->outcast && before >= 0 && before != a->rank && a->followed == before) {
+        dcommi_agree_send(a, link, before, DCOMMI_AGREE_STATE);
+    }
 }
 /* Take over the failed ranks that a message names. A sender that could not go on itself is not
  * believed when it calls others silent: it may be the one that nobody reaches. */
@@ -34678,7 +34764,7 @@ static void dcommi_agreements_learn(dcomm_comm *comm)
         if (p == NULL || (!m->gone && !p->lost)) {
             continue;
         }
-        const bool proven = m->gone || p->proven;
+        const bool proven = (m->gone || p->proven) && !p->gave_us_up;
         for (dcommi_agreement *g = comm->agreements; g != NULL; g = g->next) {
             const dcommi_agree_link link = dcommi_agreement_link(g);
             dcommi_agree_learn(g->agree, &link, r, proven);
@@ -35498,20 +35584,21 @@ static void dcommi_run_where(const dcommi_run *run, char *text, size_t len)
     }
 }
 /* ---- poison ---- */
-/* Tell a rank of the error. One that only counts as dead hears it when it wakes up. A connection of
+/* Tell a rank of the error, unless it is lost (dcommi_tell_dead). A connection of
  * UCX is not opened for a death that the rank sees itself: its own end may be near, and UCX 1.13
  * aborts if a connection breaks while it is opened. */
 static void dcommi_send_abort(dcomm_comm *comm, int rank)
 {
     dcommi_member *m = &comm->members[rank];
     const dcommi_remote *p = m->peer >= 0 ? &comm->context->peers[m->peer] : NULL;
-    if (p == NULL || m->gone || (p->lost && p->proven) ||
+    if (p == NULL || m->gone || p->lost ||
         (comm->seen_by_all && !p->same_host && !m->heard && !m->addressed)) {
         return;
     }
     dcommi_header h = {.type = DCOMMI_MSG_ABORT,
                        .a = (uint64_t)(int64_t)atomic_load(&comm->poisoned),
-                       .b = comm->silent};
+                       .tag = comm->lost_proven,
+                       .b = comm->lost};
     size_t len = strnlen(comm->message, DCOMMI_TEXT_MAX);
     dcommi_send_header(comm, rank, &h, comm->message, len);
 }
@@ -35617,14 +35704,15 @@ static void dcommi_poison_lost(dcomm_comm *comm, int rank)
     }
     dcommi_free(lost);
     comm->seen_by_all = p->proven && comm->all_connected;
-    comm->silent = p->proven ? 0 : 1 + (uint64_t)rank;
+    comm->lost = 1 + (uint64_t)rank;
+    comm->lost_proven = p->proven;
     dcommi_poison(comm, DCOMM_ERR_PEER, "rank %d (process %d on %s) was lost: %s%s%s", rank,
                   (int)p->pid, m->hostname, p->why, also[0] != 0 ? "; lost as well: " : "", also);
 }
 /* Mark a peer as lost. Return false if it was already. */
 static bool dcommi_peer_mark(dcommi_remote *p, const char *why, bool proven)
 {
-    p->proven = p->proven || proven;
+    p->proven = p->proven || (proven && !p->gave_us_up);
     if (p->lost) {
         return false;
     }
@@ -35635,6 +35723,7 @@ static bool dcommi_peer_mark(dcommi_remote *p, const char *why, bool proven)
 /* Fail the communicators of a peer that is lost. */
 static void dcommi_peer_fail(dcomm_context *context, int peer)
 {
+    context->appoints = true;
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
         for (int r = 0; r < comm->size; r++) {
             if (comm->members[r].peer == peer && !comm->members[r].gone && !comm->leaves &&
@@ -35645,14 +35734,41 @@ static void dcommi_peer_fail(dcomm_context *context, int peer)
         dcommi_agreements_learn(comm);
     }
 }
+/* Tell a peer that it counts as dead here. */
+static void dcommi_tell_dead(dcomm_context *context, int peer)
+{
+    dcommi_transport *t = context->peers[peer].transport;
+    if (t->call->give_up != NULL) {
+        t->call->give_up(t, peer);
+    } else {
+        dcommi_ctl_tell_dead(context, peer);
+    }
+}
 static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why, bool proven)
 {
     if (dcommi_peer_mark(&context->peers[peer], why, proven)) {
         if (!proven) {
-            dcommi_ctl_tell_dead(context, peer);
+            dcommi_tell_dead(context, peer);
         }
         dcommi_peer_fail(context, peer);
     }
+}
+/* Fail what this process has with a peer that counts it as dead. */
+static void dcommi_given_up(dcomm_context *context, int peer)
+{
+    dcommi_remote *p = &context->peers[peer];
+    p->gave_us_up = true;
+    for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
+        for (int r = 0; r < comm->size; r++) {
+            if (comm->members[r].peer == peer && !comm->members[r].gone) {
+                dcommi_poison(comm, DCOMM_ERR_PEER,
+                              "rank %d counts rank %d as dead: nothing was heard of it for %.3g s",
+                              r, comm->rank, context->liveness_s);
+            }
+        }
+    }
+    dcommi_peer_mark(p, "it counts this process as dead", false);
+    dcommi_peer_fail(context, peer);
 }
 /* ---- queries ---- */
 /* Ask a rank about operation `seq`, which `mine` describes here. */
@@ -36153,7 +36269,7 @@ static void dcommi_ctl_left(dcomm_context *context, int peer, uint64_t id, uint6
         for (int r = 0; comm->id == id && r < comm->size; r++) {
             dcommi_member *m = &comm->members[r];
             if (m->peer == peer && !m->gone) {
-                m->gone = true;
+                m->gone = context->appoints = true;
                 m->gone_after = number;
             }
         }
@@ -36188,7 +36304,7 @@ static void dcommi_ctl_give_up(dcomm_context *context, bool (*silent)(const dcom
         dcommi_transport *t = context->peers[l->peer].transport;
         if (l->over) {
             l->over = false;
-            dcommi_ctl_tell_dead(context, l->peer);
+            dcommi_tell_dead(context, l->peer);
             dcommi_peer_fail(context, l->peer);
             if (t->call->lose != NULL) {
                 t->call->lose(t, l->peer, why);
@@ -36203,7 +36319,7 @@ static void dcommi_ctl_dead(dcomm_context *context, dcommi_ctl_line *l)
     dcommi_remote *p = &context->peers[l->peer];
     dcommi_transport *t = p->transport;
     const bool proven = l->error == 0 || l->error == ECONNRESET || l->error == EPIPE;
-    p->proven = p->proven || proven;
+    p->proven = p->proven || (proven && !p->gave_us_up);
     if (!proven) {
         const char *why = "its host, or the network to it, was silent for too long (liveness_s)";
         l->over = dcommi_peer_mark(p, why, false);
@@ -36212,34 +36328,33 @@ static void dcommi_ctl_dead(dcomm_context *context, dcommi_ctl_line *l)
         t->call->lose(t, l->peer, "its control connection has ended");
     }
 }
-/* Fail what this process has with a peer that counts it as dead. */
-static void dcommi_ctl_given_up(dcomm_context *context, int peer)
-{
-    for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
-        for (int r = 0; r < comm->size; r++) {
-            if (comm->members[r].peer == peer && !comm->members[r].gone) {
-                dcommi_poison(comm, DCOMM_ERR_PEER,
-                              "rank %d counts rank %d as dead: nothing was heard of it for %.3g s",
-                              r, comm->rank, context->liveness_s);
-            }
-        }
-    }
-    dcommi_peer_lost(context, peer, "it counts this process as dead", false);
-}
-/* Count the frame in l->in. Return false if it is forged. With the lock. */
+/* Count the frame in l->in. Return false if it is forged. A beat is answered by beats from now on.
+ * With the lock. */
 static bool dcommi_ctl_genuine(dcommi_ctl_line *l)
 {
     uint8_t tag[DCOMMI_CTL_KEY];
     dcommi_ctl_frame_tag(l, !l->connector, l->received++, l->in, tag);
     l->heard = dcommi_same_secret(tag, l->in + DCOMMI_CTL_FRAME - DCOMMI_CTL_KEY, sizeof tag);
+    l->beats = l->beats || (l->heard && dcommi_get32(l->in) == DCOMMI_CTL_BEAT);
     return l->heard;
 }
-/* Handle a frame. Return false if the connection is over. */
-static bool dcommi_ctl_heard(dcomm_context *context, dcommi_ctl_line *l)
+/* Read a frame, as dcommi_ctl_read does: the thread of beat.h reads, too. */
+static int dcommi_ctl_read_frame(dcommi_ctl_line *l, uint8_t frame[DCOMMI_CTL_FRAME], bool *genuine)
 {
     pthread_mutex_lock(&dcommi_ctl_lock);
-    const bool genuine = dcommi_ctl_genuine(l);
+    const int there = dcommi_ctl_fill(l, DCOMMI_CTL_FRAME);
+    if (there > 0) {
+        *genuine = dcommi_ctl_genuine(l);
+        memcpy(frame, l->in, DCOMMI_CTL_FRAME);
+        l->have = 0;
+    }
     pthread_mutex_unlock(&dcommi_ctl_lock);
+    return there;
+}
+/* Handle a frame. Return false if the connection is over. */
+static bool dcommi_ctl_heard(dcomm_context *context, const dcommi_ctl_line *l, const uint8_t *frame,
+                             bool genuine)
+{
     if (!genuine) {
         dcommi_log(DCOMMI_LOG_WARN,
                    "the control connection with process %d brought a forged message; "
@@ -36247,19 +36362,19 @@ static bool dcommi_ctl_heard(dcomm_context *context, dcommi_ctl_line *l)
                    (int)context->peers[l->peer].pid);
         return false;
     }
-    if (dcommi_get32(l->in) == DCOMMI_CTL_LEAVE) {
-        dcommi_ctl_left(context, l->peer, dcommi_get64(l->in + 8), dcommi_get64(l->in + 16));
-    } else if (dcommi_get32(l->in) == DCOMMI_CTL_DEAD) {
-        dcommi_ctl_given_up(context, l->peer);
+    if (dcommi_get32(frame) == DCOMMI_CTL_LEAVE) {
+        dcommi_ctl_left(context, l->peer, dcommi_get64(frame + 8), dcommi_get64(frame + 16));
+    } else if (dcommi_get32(frame) == DCOMMI_CTL_DEAD) {
+        dcommi_given_up(context, l->peer);
     }
-    return dcommi_get32(l->in) != DCOMMI_CTL_GOODBYE;
+    return dcommi_get32(frame) != DCOMMI_CTL_GOODBYE;
 }
 static void dcommi_ctl_event(dcomm_context *context, dcommi_ctl_line *l)
 {
     static const size_t need[] = {[DCOMMI_CTL_STRANGER] = DCOMMI_CTL_HELLO,
                                   [DCOMMI_CTL_ASKED] = DCOMMI_CTL_CHALLENGE,
-                                  [DCOMMI_CTL_PROVED] = DCOMMI_CTL_KEY,
-                                  [DCOMMI_CTL_OPEN] = DCOMMI_CTL_FRAME};
+                                  [DCOMMI_CTL_PROVED] = DCOMMI_CTL_KEY};
+    uint8_t frame[DCOMMI_CTL_FRAME] = {0};
     dcommi_ctl *c = context->control;
     while (l->fd >= 0) {
         const uint8_t state = l->state;
@@ -36267,7 +36382,9 @@ static void dcommi_ctl_event(dcomm_context *context, dcommi_ctl_line *l)
             dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
             return;
         }
-        int there = dcommi_ctl_read(l, need[state]);
+        bool genuine = false;
+        int there = state == DCOMMI_CTL_OPEN ? dcommi_ctl_read_frame(l, frame, &genuine)
+                                             : dcommi_ctl_read(l, need[state]);
         if (there == 0) {
             return;
         }
@@ -36283,7 +36400,7 @@ static void dcommi_ctl_event(dcomm_context *context, dcommi_ctl_line *l)
         } else if (there > 0 && state == DCOMMI_CTL_PROVED) {
             goes_on = dcommi_ctl_welcomed(l);
         } else if (there > 0) {
-            goes_on = dcommi_ctl_heard(context, l);
+            goes_on = dcommi_ctl_heard(context, l, frame, genuine);
         } else if (state == DCOMMI_CTL_OPEN) {
             dcommi_ctl_dead(context, l);
         }
@@ -36689,7 +36806,11 @@ static void dcommi_bcast_close(dcomm_comm *comm)
     uint64_t readers = atomic_load(&set->readers);
     for (int r = 0; r < comm->size; r++) {
         const dcommi_member *m = &comm->members[r];
-        if (m->peer < 0 || m->gone || comm->context->peers[m->peer].lost) {
+        const dcommi_remote *p = m->peer >= 0 ? &comm->context->peers[m->peer] : NULL;
+        if (p != NULL && p->lost && !p->proven) { /* it may wake up, and write its bit */
+            atomic_fetch_or(&set->readers, (uint64_t)1 << r);
+            readers |= (uint64_t)1 << r;
+        } else if (p == NULL || m->gone || p->lost) {
             readers &= ~((uint64_t)1 << r);
         }
     }
@@ -37406,11 +37527,24 @@ static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h
 static unsigned dcommi_bcast_drain(dcomm_comm *comm, dcommi_member *m);
 static void dcommi_on_goodbye(dcomm_comm *comm, const dcommi_header *h)
 {
-    comm->members[h->src].gone = true;
+    comm->members[h->src].gone = comm->context->appoints = true;
     comm->members[h->src].gone_after = h->a;
     dcommi_agreements_learn(comm);
 }
 /* Handle a valid header for a communicator that exists. */
+/* Hear of a lost rank from another one. Each rank sees a death itself, sooner or later; only
+ * agreements need it at once. Silence not all ranks see: take the sender's word. */
+static void dcommi_on_lost(dcomm_comm *comm, int rank, bool proven)
+{
+    for (dcommi_agreement *g = comm->agreements; g != NULL && proven; g = g->next) {
+        const dcommi_agree_link link = dcommi_agreement_link(g);
+        dcommi_agree_learn(g->agree, &link, rank, true);
+    }
+    if (!proven) {
+        dcommi_peer_lost(comm->context, comm->members[rank].peer,
+                         "another rank gave it up, because it was silent", false);
+    }
+}
 static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
                                       dcommi_transport *transport, const dcommi_arrival *arrival)
 {
@@ -37472,17 +37606,17 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         char text[DCOMMI_TEXT_MAX + 1];
         dcommi_peer_text(text, arrival->data, arrival->len);
         int64_t status = (int64_t)h->a;
-        const uint64_t silent = h->b - 1; /* not all see its silence: take the sender's word */
-        if (atomic_load(&comm->poisoned) == 0 && silent < (uint64_t)comm->size) {
-            comm->silent = h->b; /* and pass it on */
+        const uint64_t lost = h->b - 1;
+        if (atomic_load(&comm->poisoned) == 0 && lost < (uint64_t)comm->size) { /* pass it on */
+            comm->lost = h->b;
+            comm->lost_proven = h->tag != 0;
         }
         dcommi_poison_by(comm,
                          status < 0 && status >= DCOMMI_STATUS_LAST ? (dcomm_status)status
                                                                     : DCOMM_ERR_ABORTED,
                          (int)h->src, text);
-        if (silent < (uint64_t)comm->size && comm->members[silent].peer >= 0) {
-            dcommi_peer_lost(comm->context, comm->members[silent].peer,
-                             "another rank gave it up, because it was silent", false);
+        if (lost < (uint64_t)comm->size && comm->members[lost].peer >= 0) {
+            dcommi_on_lost(comm, (int)lost, h->tag != 0);
         }
         return DCOMMI_CONSUMED;
     }
@@ -37682,11 +37816,11 @@ static void dcommi_on_corrupt(void *user, dcommi_transport *transport,
     }
 }
 static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int peer, const char *why,
-                                bool proven)
+                                dcommi_loss how)
 {
     dcomm_context *context = user;
     /* A control connection tells more: that it has left communicators, or that we count as dead. */
-    if (context->control != NULL && (transport == context->net || !proven)) {
+    if (context->control != NULL && (transport == context->net || how == DCOMMI_LOSS_SILENT)) {
         dcommi_ctl_look(context);
     }
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
@@ -37696,7 +37830,11 @@ static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int pee
             }
         }
     }
-    dcommi_peer_lost(context, peer, why, proven);
+    if (how == DCOMMI_LOSS_GIVEN_UP) {
+        dcommi_given_up(context, peer);
+    } else {
+        dcommi_peer_lost(context, peer, why, how == DCOMMI_LOSS_PROVEN);
+    }
 }
 /* ==== include/dcomm/impl/engine/checks.h =================================================== */
 /* checks.h - looks at each run several times a second: is its time up, is it time to ask? Says whom
@@ -37821,7 +37959,8 @@ static void dcommi_comm_check(dcomm_comm *comm, double now)
 }
 /* ==== include/dcomm/impl/engine/beat.h ===================================================== */
 /* beat.h - a thread that beats for the process, so that others know that it runs while it computes.
- * It beats on the control connections between the first ranks of two hosts, and listens there.
+ * The first ranks of two hosts beat on their control connection. When one fails or leaves, the next
+ * rank of its host begins. Each process answers a beat by beating there from then on.
  *
  * A process is silent if no beat comes though its system acknowledges ours. If its system is
  * silent, too, the network or the machine is down, and TCP's time-out decides
@@ -37960,9 +38099,10 @@ static void dcommi_ctl_leave(dcomm_context *context, int peer, uint64_t comm, ui
  * has used no time of a core, does not run. One that a debugger stops (state t) never counts, nor
  * does one that computes or sleeps.
  *
- * A waiting rank looks at those that have not answered its queries, several times in liveness_s. It
- * counts only the time between two looks that came about when they were due: if this process was
- * stopped itself, or the machine slept, the others are not to blame. */
+ * A waiting rank looks at those that have not answered its queries, in an agreement at all others,
+ * several times in liveness_s. It counts only the time between two looks that came about when they
+ * were due: if this process was stopped itself, or the machine slept, the others are not to blame.
+ */
 #define DCOMMI_SILENCE_LOOKS 8        /* looks in liveness_s */
 #define DCOMMI_SILENCE_EVERY_MAX 0.5  /* seconds between looks, at most */
 #define DCOMMI_SILENCE_EVERY_MIN 0.05 /* and at least */
@@ -37992,16 +38132,29 @@ static void dcommi_stopped_look(dcommi_remote *p, double now, double every)
     p->ticks = seen.ticks;
     p->looked_at = now;
 }
-/* Look at the processes of this host that have not answered a run. */
+/* Look at a rank's process, if it is another one of this host. */
+static void dcommi_suspect_look(dcomm_comm *comm, int rank, double now, double every)
+{
+    dcommi_remote *p = dcommi_peer_of(comm, rank);
+    if (p->same_host && !p->lost && p->started != 0 && p->pid != getpid()) {
+        dcommi_stopped_look(p, now, every);
+    }
+}
+/* Look at the processes that have not answered a run. */
 static void dcommi_run_suspect(const dcommi_run *run, double now, double every)
 {
-    dcomm_comm *comm = run->comm;
-    for (int r = 0; run->peers != NULL && r < comm->size; r++) {
+    for (int r = 0; run->peers != NULL && r < run->comm->size; r++) {
         if (dcommi_run_involves(run, r) && !run->peers[r].replied) {
-            dcommi_remote *p = dcommi_peer_of(comm, r);
-            if (p->same_host && !p->lost && p->started != 0 && p->pid != getpid()) {
-                dcommi_stopped_look(p, now, every);
-            }
+            dcommi_suspect_look(run->comm, r, now, every);
+        }
+    }
+}
+/* Look at the processes that a caller's agreement may wait for. */
+static void dcommi_agreement_suspect(const dcommi_agreement *g, double now, double every)
+{
+    for (int r = 0; g->busy && r < g->comm->size; r++) {
+        if (r != g->comm->rank && !g->comm->members[r].gone) {
+            dcommi_suspect_look(g->comm, r, now, every);
         }
     }
 }
@@ -38025,6 +38178,7 @@ static void dcommi_silence_judge(dcomm_context *context, double every)
                 if (turn == 0) {
                     dcommi_peer_mark(p, why, false);
                 } else {
+                    dcommi_tell_dead(context, (int)i);
                     dcommi_peer_fail(context, (int)i);
                 }
             }
@@ -38042,28 +38196,32 @@ static void dcommi_silence_look(dcomm_context *context, double now)
         for (const dcommi_run *run = comm->runs; run != NULL; run = run->next) {
             dcommi_run_suspect(run, now, every);
         }
+        for (const dcommi_agreement *g = comm->agreements; g != NULL; g = g->next) {
+            dcommi_agreement_suspect(g, now, every);
+        }
     }
     dcommi_silence_judge(context, every);
 }
 #include <signal.h>
 #include <sys/eventfd.h>
 #define DCOMMI_BEAT_EVERY_MAX 1.0 /* seconds between two beats, at most */
-/* Read what has come. Leave a frame that is no beat, and an end, to the holder of the token. With
- * the lock. */
-static void dcommi_beat_listen(dcommi_ctl *c, dcommi_ctl_line *l)
+/* Read what has come. Leave a frame that is no beat, and an end, to the holder of the token; beats
+ * may lie behind it, so return false then. With the lock. */
+static bool dcommi_beat_listen(dcommi_ctl *c, dcommi_ctl_line *l)
 {
     while (dcommi_ctl_fill(l, DCOMMI_CTL_FRAME) > 0) {
         if (dcommi_get32(l->in) != DCOMMI_CTL_BEAT) {
             c->pending = true;
-            return;
+            return false;
         }
         if (!dcommi_ctl_genuine(l)) {
             l->received--; /* the holder of the token checks it again, and closes */
             c->pending = true;
-            return;
+            return false;
         }
         l->have = 0;
     }
+    return true;
 }
 /* Return true if the peer's system has acknowledged all that we have sent. */
 static bool dcommi_beat_arrives(const dcommi_ctl_line *l)
@@ -38080,11 +38238,14 @@ static bool dcommi_beat_turn(const dcomm_context *context, double since, double 
     bool over = false;
     pthread_mutex_lock(&dcommi_ctl_lock);
     for (dcommi_ctl_line *l = c->lines; l != NULL; l = l->next) {
-        if (!l->beats || l->state != DCOMMI_CTL_OPEN || l->fd < 0) {
+        if (l->state != DCOMMI_CTL_OPEN || l->fd < 0) {
             continue;
         }
-        dcommi_beat_listen(c, l);
-        if (l->heard) {
+        const bool all = dcommi_beat_listen(c, l);
+        if (!l->beats) {
+            continue;
+        }
+        if (l->heard || !all) {
             l->silent_s = 0;
         } else if (dcommi_beat_arrives(l)) {
             l->silent_s += dcommi_silence_counted(since, every);
@@ -38130,6 +38291,34 @@ static void *dcommi_beat_main(void *user)
         }
         last = now;
     }
+}
+/* Beat with the first ranks of other hosts, if this rank is the first of its own, among those that
+ * are left. With the token. */
+static void dcommi_beat_appoint(const dcomm_comm *comm)
+{
+    const dcomm_context *context = comm->context;
+    int *first = context->control != NULL && context->control->beating
+                     ? dcommi_calloc((size_t)comm->nhosts, sizeof *first) /* 1 + rank */
+                     : NULL;
+    for (int r = comm->size - 1; first != NULL && r >= 0; r--) {
+        const dcommi_member *m = &comm->members[r];
+        if (m->peer < 0 || (!m->gone && !context->peers[m->peer].lost)) {
+            first[dcommi_group_of(comm->groups, 0, r)] = 1 + r;
+        }
+    }
+    const int own = dcommi_group_of(comm->groups, 0, comm->rank);
+    for (int h = 0; first != NULL && first[own] == 1 + comm->rank && h < comm->nhosts; h++) {
+        dcommi_ctl_line *l = h != own && first[h] > 0
+                                 ? dcommi_ctl_line_to(context, comm->members[first[h] - 1].peer)
+                                 : NULL;
+        if (l != NULL && !l->beats) {
+            pthread_mutex_lock(&dcommi_ctl_lock);
+            l->beats = true;
+            l->silent_s = 0;
+            pthread_mutex_unlock(&dcommi_ctl_lock);
+        }
+    }
+    dcommi_free(first);
 }
 /* Beat for this process from now on. With the token. */
 static dcomm_status dcommi_beat_start(dcomm_context *context)
@@ -38326,6 +38515,10 @@ static void dcommi_housekeeping(dcomm_context *context)
         }
     }
     dcommi_silence_look(context, now);
+    for (dcomm_comm *comm = context->comms; comm != NULL && context->appoints; comm = comm->next) {
+        dcommi_beat_appoint(comm);
+    }
+    context->appoints = false;
 }
 /* Return how many idle passes a rank makes before it yields the core. */
 static inline unsigned dcommi_spins(const dcomm_context *context)
@@ -40887,7 +41080,8 @@ static void dcommi_rdv_park(dcommi_rdv_core *c, dcommi_rdv_conn *conn, const dco
     dcommi_rdv_unguest(c, conn);
     conn->state = DCOMMI_RDV_PARKED;
     conn->waiting = true;
-    conn->deadline = now + h->timeout_ms / 1000.0;
+    /* It says itself that its time is up. Without a word, its host is gone. */
+    conn->deadline = now + 1.1 * h->timeout_ms / 1000.0 + 1;
 }
 /* Send all newcomers away. */
 static void dcommi_rdv_dismiss(dcommi_rdv_core *c, double now, const char *why)
@@ -42238,6 +42432,8 @@ static void dcommi_comm_unman(dcomm_comm *comm)
     comm->members = NULL;
     comm->chooser = NULL;
     comm->places = NULL;
+    comm->children = 0; /* of ranks that found it again, all must count from the same number */
+    comm->all_connected = false;
 }
 static void dcommi_comm_free(dcomm_comm *comm)
 {
@@ -43133,7 +43329,8 @@ typedef struct dcommi_local_offer_tail {
  * the writer of each fifo. Fifos are mapped as peers are added, and take no memory before. */
 typedef struct dcommi_local_directory {
     _Atomic uint32_t count, closed;
-    uint64_t writer[DCOMMI_LOCAL_PEERS]; /* id of the transport that writes to fifo i */
+    uint64_t writer[DCOMMI_LOCAL_PEERS];          /* id of the transport that writes to fifo i */
+    _Atomic uint8_t given_up[DCOMMI_LOCAL_PEERS]; /* 1: that transport counts as dead here */
     _Alignas(DCOMMI_LINE) unsigned char common[DCOMMI_COMMON_BYTES];
 } dcommi_local_directory;
 /* The address of a transport. */
@@ -43168,6 +43365,7 @@ typedef struct dcommi_local_peer {
     int index, pidfd;
     int lock;      /* its locked file, if it has no pid here; -1: none */
     uint32_t fifo; /* number of our fifo that it writes */
+    uint32_t ours; /* number of its fifo that we write; set with out.lines */
     dcommi_local_card card;
     int file;                          /* its file, until our fifo in it is mapped; -1: not open */
     dcommi_local_directory *directory; /* mapped */
@@ -43177,7 +43375,7 @@ typedef struct dcommi_local_peer {
     unsigned in_place;    /* > 0: a long payload was written in place lately */
     bool waiting;         /* progress must write queued records or fragments */
     bool ended;           /* its process or transport has ended; we still read its records */
-    bool proven;          /* its process or transport has ended, rather than failed us */
+    dcommi_loss how;      /* and how */
     bool lost, removed;
     const char *why;
 } dcommi_local_peer;
@@ -43253,6 +43451,7 @@ static dcomm_status dcommi_local_fifo_find(dcommi_local *u, uint64_t writer, uin
     uint32_t count = atomic_load_explicit(&d->count, memory_order_relaxed);
     for (uint32_t i = 0; i < count; i++) {
         if (d->writer[i] == writer) {
+            atomic_store_explicit(&d->given_up[i], 0, memory_order_relaxed);
             *fifo_p = i;
             return DCOMM_OK;
         }
@@ -43337,6 +43536,7 @@ static dcomm_status dcommi_local_connect(dcommi_local_peer *p)
                                strerror(errno));
         }
         p->out = dcommi_fifo_writer(fifo, DCOMMI_LOCAL_FIFO);
+        p->ours = i;
         dcommi_sys_close(p->file);
         p->file = -1;
         return DCOMM_OK;
@@ -43398,20 +43598,20 @@ static inline void dcommi_local_waiting(dcommi_local_peer *p, bool waiting)
         p->local->nwaiting += waiting ? 1 : (size_t)-1;
     }
 }
-/* Mark a peer as ended. One that we cannot write to, or that writes nonsense, counts as dead. */
-static void dcommi_local_end(dcommi_local_peer *p, const char *why)
+/* Mark a peer as ended. What is known first counts. */
+static void dcommi_local_end_as(dcommi_local_peer *p, dcommi_loss how, const char *why)
 {
     if (!p->ended && !p->lost) {
         p->ended = true;
+        p->how = how;
         p->why = why;
         p->local->nended++;
     }
 }
-/* Mark a peer whose process or transport has ended. */
-static void dcommi_local_dead(dcommi_local_peer *p, const char *why)
+/* Mark a peer that we cannot write to, or that writes nonsense. */
+static void dcommi_local_end(dcommi_local_peer *p, const char *why)
 {
-    p->proven = true;
-    dcommi_local_end(p, why);
+    dcommi_local_end_as(p, DCOMMI_LOSS_SILENT, why);
 }
 /* Complete all ops of a peer with `status` and drop its offers. */
 static void dcommi_local_drop_all(dcommi_local_peer *p, dcomm_status status)
@@ -43907,19 +44107,34 @@ static void dcommi_local_watch(dcommi_transport *t)
 {
     dcommi_local *u = (dcommi_local *)t;
     void *users[16];
+    for (size_t i = 0; i < u->npolled; i++) { /* before its end: that would let us go on alone */
+        dcommi_local_peer *p = u->polled[i];
+        if (p->out.lines != NULL &&
+            atomic_load_explicit(&p->directory->given_up[p->ours], memory_order_acquire) != 0) {
+            dcommi_local_end_as(p, DCOMMI_LOSS_GIVEN_UP, "it counts this process as dead");
+        }
+    }
     int n = dcommi_watch_poll(u->epoll, users, 16);
     for (int i = 0; i < n; i++) {
-        dcommi_local_dead(users[i], "its process has ended");
+        dcommi_local_end_as(users[i], DCOMMI_LOSS_PROVEN, "its process has ended");
     }
     for (size_t i = 0; i < u->npolled; i++) {
         dcommi_local_peer *p = u->polled[i];
         bool dead = p->lock >= 0 && !p->ended && dcommi_watch_unlocked(p->lock);
         if (p->directory != NULL &&
             atomic_load_explicit(&p->directory->closed, memory_order_acquire) != 0) {
-            dcommi_local_dead(p, "it has closed its connections");
+            dcommi_local_end_as(p, DCOMMI_LOSS_PROVEN, "it has closed its connections");
         } else if (dead) {
-            dcommi_local_dead(p, "its process has ended");
+            dcommi_local_end_as(p, DCOMMI_LOSS_PROVEN, "its process has ended");
         }
+    }
+}
+static void dcommi_local_give_up(dcommi_transport *t, int peer)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    const dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
+    if (p != NULL) {
+        atomic_store_explicit(&u->directory->given_up[p->fifo], 1, memory_order_release);
     }
 }
 /* Report a peer as lost if it has ended and we have read all its records. */
@@ -43940,7 +44155,7 @@ static unsigned dcommi_local_bury(dcommi_local *u)
         n++;
         if (!u->closing) {
             u->base.handlers.on_peer_lost(u->base.handlers.user, &u->base, p->index, p->why,
-                                          p->proven);
+                                          p->how);
         }
     }
     return n;
@@ -44175,6 +44390,7 @@ static const dcommi_transport_vtable dcommi_local_vtable = {
     .release = dcommi_local_release,
     .progress = dcommi_local_progress,
     .watch = dcommi_local_watch,
+    .give_up = dcommi_local_give_up,
     .peek = dcommi_local_peek,
     .pass = dcommi_local_pass,
     .common = dcommi_local_common,
@@ -44288,6 +44504,13 @@ static void dcommi_captured_warn_host(void)
 /* ==== include/dcomm/impl/transport/ucx/parts.h ============================================= */
 /* parts.h - sends a long message in parts, each over a connection of its own. The sender cuts it,
  * and the receiver gathers the parts. */
+/* ==== include/dcomm/impl/transport/ucx/ask.h =============================================== */
+/* ask.h - long messages whose payload the sender keeps until the receiver has a buffer. The sender
+ * asks, the receiver answers, and the payload comes in pieces. Used where UCX sends at once. */
+/* ==== include/dcomm/impl/transport/ucx/queue.h ============================================= */
+/* queue.h - messages that UCX sends at once or not at all. What it cannot send waits here, in a
+ * queue of each connection: UCX 1.13 aborts the process if a peer dies while UCX itself holds an
+ * answer for it, and connects two endpoints by such answers as soon as it must hold a message. */
 /* ==== include/dcomm/impl/transport/ucx/peer.h ============================================== */
 /* peer.h - the state of a UCX worker: its peers with their endpoints, the sends and fetches under
  * way, and the messages that the engine keeps. Each endpoint is a connection of its own. */
@@ -44371,10 +44594,17 @@ static void dcommi_ucx_tame_once(void)
 }
 /* ---- options ---- */
 typedef struct dcommi_ucx_option {
-    const char *name; /* without the transport's name if it is a transport's own option */
+    const char *name; /* NULL: none */
     const char *value;
     const char *user; /* the environment variable that overrides it; NULL: none */
+    bool of_tcp;      /* UCX wants the transport's name before it since 1.17, and not before */
 } dcommi_ucx_option;
+static bool dcommi_ucx_since(unsigned wanted_minor)
+{
+    unsigned major, minor, release;
+    ucp_get_version(&major, &minor, &release);
+    return major > 1 || minor >= wanted_minor;
+}
 static dcomm_status dcommi_ucx_set_options(ucp_config_t *config, const dcommi_ucx_option *options,
                                            size_t n)
 {
@@ -44383,10 +44613,13 @@ static dcomm_status dcommi_ucx_set_options(ucp_config_t *config, const dcommi_uc
             (options[i].user != NULL && getenv(options[i].user) != NULL)) {
             continue;
         }
-        ucs_status_t status = ucp_config_modify(config, options[i].name, options[i].value);
+        char name[64];
+        snprintf(name, sizeof name, "%s%s", options[i].of_tcp && dcommi_ucx_since(17) ? "TCP_" : "",
+                 options[i].name);
+        ucs_status_t status = ucp_config_modify(config, name, options[i].value);
         if (status != UCS_OK) {
-            return dcommi_fail(DCOMM_ERR_TRANSPORT, "UCX refuses its option %s=%s: %s",
-                               options[i].name, options[i].value, ucs_status_string(status));
+            return dcommi_fail(DCOMM_ERR_TRANSPORT, "UCX refuses its option %s=%s: %s", name,
+                               options[i].value, ucs_status_string(status));
         }
     }
     return DCOMM_OK;
@@ -44428,38 +44661,43 @@ static dcomm_status dcommi_ucx_start(const char *name, uint64_t features,
     return DCOMM_OK;
 }
 /* ---- device memory ---- */
-/* Return true if we ask UCX for its CUDA transports. DCOMM_UCX_CUDA=0 forbids it. */
+/* Return true if we ask UCX for its CUDA transports. DCOMM_UCX_CUDA=0 forbids it. Scratch comes
+ * from a pool, which UCX recognizes since 1.14, as managed memory. */
 static bool dcommi_ucx_asks_device(void)
 {
 #ifdef DCOMM_WITH_CUDA
-    return dcommi_env_flag("DCOMM_UCX_CUDA", true);
+    return dcommi_env_flag("DCOMM_UCX_CUDA", true) && dcommi_ucx_since(14);
 #else
     return false;
 #endif
 }
-/* Return true if UCX moves our device memory. Scratch comes from a pool, which UCX recognizes
- * since 1.14, as managed memory. */
+/* Return true if UCX moves our device memory. */
 static bool dcommi_ucx_takes_device(ucp_context_h context)
 {
-    unsigned major, minor, release;
-    ucp_get_version(&major, &minor, &release);
     const uint64_t wanted =
         UINT64_C(1) << UCS_MEMORY_TYPE_CUDA | UINT64_C(1) << UCS_MEMORY_TYPE_CUDA_MANAGED;
     ucp_context_attr_t attr = {.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES};
-    return (major > 1 || minor >= 14) && ucp_context_query(context, &attr) == UCS_OK &&
-           (attr.memory_types & wanted) == wanted;
+    return ucp_context_query(context, &attr) == UCS_OK && (attr.memory_types & wanted) == wanted;
 }
 typedef struct dcommi_ucx dcommi_ucx;
+typedef struct dcommi_ucx_flight dcommi_ucx_flight;
+/* Flights that wait until UCX can send. */
+typedef struct dcommi_ucx_queue {
+    dcommi_ucx_flight *first, *last;
+} dcommi_ucx_queue;
 typedef struct dcommi_ucx_peer {
     struct dcommi_ucx_peer *next; /* in the list of removed peers */
+    struct dcommi_ucx_peer *next_waiting;
+    bool waits; /* in the list of peers with something queued */
     dcommi_ucx *ucx;
     int index;
     uint64_t id;
     void *address;
     ucp_ep_h ep[DCOMM_CONNECTIONS_MAX]; /* NULL: not opened yet, or closed */
     size_t load[DCOMM_CONNECTIONS_MAX]; /* bytes of the sends under way on each endpoint */
-    int connections;                    /* endpoints that we send over */
-    int used_by_peer;                   /* endpoints that the peer sends over: we open as many */
+    dcommi_ucx_queue messages[DCOMM_CONNECTIONS_MAX], payloads[DCOMM_CONNECTIONS_MAX];
+    int connections; /* endpoints that we send over */
+    int wanted;      /* endpoints to open: as many as either side uses */
     int opened, turn;
     double opened_at;     /* when the last endpoint was opened; coarse clock */
     ucs_status_t failure; /* of the first endpoint that failed */
@@ -44481,18 +44719,35 @@ typedef struct dcommi_ucx_tail {
     uint8_t connection; /* of the sender, from 0 */
     uint8_t zero;
 } dcommi_ucx_tail;
-/* One send or fetch that UCX has not finished. Until then UCX reads the header from here. */
-typedef struct dcommi_ucx_flight {
-    struct dcommi_ucx_flight *prev, *next;
+typedef enum dcommi_ucx_stage {
+    DCOMMI_UCX_HELD,    /* UCX has it, and reads the header here */
+    DCOMMI_UCX_QUEUED,  /* its message waits until UCX can send it */
+    DCOMMI_UCX_ASKED,   /* the receiver was asked for a buffer, and has not answered */
+    DCOMMI_UCX_PAYLOAD, /* its payload is being sent */
+    DCOMMI_UCX_FETCH    /* its payload is being received */
+} dcommi_ucx_stage;
+/* One send or fetch that is not finished. */
+struct dcommi_ucx_flight {
+    dcommi_ucx_flight *prev, *next;
+    dcommi_ucx_flight *behind; /* in its queue */
     dcommi_ucx *ucx;
     dcommi_ucx_peer *peer; /* NULL: not known */
-    dcommi_op *op;         /* NULL: we have given it up, but UCX still knows it */
+    dcommi_op *op;         /* NULL: nobody waits for it */
     bool is_fetch;
+    bool asks; /* of a queued message: the receiver answers it */
+    dcommi_ucx_stage stage;
     int connection;
     size_t load; /* bytes that it adds to the connection's load */
     dcomm_status status;
+    unsigned kind;       /* of the message: its number of UCX's active messages */
+    const uint8_t *data; /* what is sent */
+    uint8_t *into;       /* where a payload is received */
+    size_t len, at;      /* bytes of the payload, and where the next ones lie */
+    uint32_t number;     /* of a long message, and which part of it: as its tail */
+    uint8_t part;
+    size_t header_len;
     unsigned char header[DCOMMI_HEADER_MAX + sizeof(dcommi_ucx_tail)];
-} dcommi_ucx_flight;
+};
 /* The op of a payload that travels in parts. It is done when all parts are. */
 typedef struct dcommi_ucx_joint {
     dcommi_op part; /* op of each part's flight; first, so that it points here */
@@ -44517,7 +44772,7 @@ typedef struct dcommi_ucx_kept {
 } dcommi_ucx_kept;
 #define DCOMMI_UCX_SLAB 32
 #define DCOMMI_UCX_LAST_WORDS_S 0.03 /* seconds to read other connections after the first broke */
-#define DCOMMI_UCX_FRESH_S 0.1      /* seconds that a new connection may take to be established */
+#define DCOMMI_UCX_FRESH_S 0.1       /* seconds that a new connection may take to be established */
 typedef struct dcommi_ucx_slab {
     struct dcommi_ucx_slab *next;
     dcommi_ucx_flight flights[DCOMMI_UCX_SLAB];
@@ -44533,17 +44788,19 @@ struct dcommi_ucx {
     bool direct; /* UCX's callback may call an op's done: only directly within progress */
     bool chores; /* there is work for the end of progress */
     bool closing;
+    bool at_once;      /* UCX sends at once or not at all, and never holds a message */
     unsigned turns;    /* calls of progress */
     double last_watch; /* coarse clock */
     dcommi_ucx_peer **peers;
     size_t peers_capacity;
     dcommi_ucx_peer *removed;        /* peers that are not closed yet, or that UCX still uses */
+    dcommi_ucx_peer *waiting;        /* peers with something queued */
     dcommi_ucx_flight pending, done; /* heads of rings */
     dcommi_ucx_flight *spare;
     dcommi_ucx_kept kept; /* head of a ring */
     dcommi_ucx_kept *spare_kept, *incomplete;
     dcommi_ucx_joint *spare_joint;
-    uint32_t cut; /* number of messages sent in parts */
+    uint32_t cut; /* number of messages whose receivers were asked */
     dcommi_ucx_slab *slabs;
 };
 /* ---- flights ---- */
@@ -44579,7 +44836,8 @@ static void dcommi_ucx_flight_unlink(dcommi_ucx_flight *f)
     f->prev->next = f->next;
     f->next->prev = f->prev;
 }
-/* Start a flight. `load` is the bytes that it adds to a connection of `p`. */
+/* Start a flight, for `op` or for nobody. `load` is the bytes that it adds to a connection of `p`.
+ */
 static dcommi_ucx_flight *dcommi_ucx_flight_start(dcommi_ucx *u, dcommi_ucx_peer *p, bool is_fetch,
                                                   int connection, size_t load, dcommi_op *op)
 {
@@ -44591,9 +44849,12 @@ static dcommi_ucx_flight *dcommi_ucx_flight_start(dcommi_ucx *u, dcommi_ucx_peer
     f->peer = p;
     f->op = op;
     f->is_fetch = is_fetch;
+    f->stage = DCOMMI_UCX_HELD;
     f->connection = connection;
     f->load = load;
-    op->handle = f;
+    if (op != NULL) {
+        op->handle = f;
+    }
     if (p != NULL) {
         p->flights++;
         p->load[connection] += load;
@@ -44627,11 +44888,11 @@ static void dcommi_ucx_flight_finish(dcommi_ucx_flight *f)
         op->done(op, status);
     }
 }
-static void dcommi_ucx_flight_landed(void *request, ucs_status_t status, dcommi_ucx_flight *f)
+/* End a flight with a status: at once, or at the end of progress. */
+static void dcommi_ucx_flight_landed(dcommi_ucx_flight *f, dcomm_status status)
 {
     dcommi_ucx *u = f->ucx;
-    ucp_request_free(request);
-    f->status = dcommi_ucx_status(status);
+    f->status = status;
     if (u->direct) {
         dcommi_ucx_flight_finish(f);
         return;
@@ -44642,12 +44903,14 @@ static void dcommi_ucx_flight_landed(void *request, ucs_status_t status, dcommi_
 }
 static void dcommi_ucx_on_sent(void *request, ucs_status_t status, void *user)
 {
-    dcommi_ucx_flight_landed(request, status, user);
+    ucp_request_free(request);
+    dcommi_ucx_flight_landed(user, dcommi_ucx_status(status));
 }
 static void dcommi_ucx_on_fetched(void *request, ucs_status_t status, size_t length, void *user)
 {
     (void)length;
-    dcommi_ucx_flight_landed(request, status, user);
+    ucp_request_free(request);
+    dcommi_ucx_flight_landed(user, dcommi_ucx_status(status));
 }
 static unsigned dcommi_ucx_deliver(dcommi_ucx *u)
 {
@@ -44726,6 +44989,17 @@ static const char *dcommi_ucx_why(const dcommi_ucx_peer *p)
 {
     return p->why != NULL ? p->why : ucs_status_string(p->failure);
 }
+/* Want `n` endpoints of a peer. Open them now, but not in UCX's progress: UCX 1.13 crashes if an
+ * endpoint takes over the connection that is being read. */
+static dcomm_status dcommi_ucx_want(dcommi_ucx *u, dcommi_ucx_peer *p, int n)
+{
+    if (u->at_once && u->inside) {
+        p->wanted = p->wanted > n ? p->wanted : n;
+        u->chores = true;
+        return DCOMM_OK;
+    }
+    return dcommi_ucx_endpoints(u, p, n);
+}
 static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_peer **p_p)
 {
     dcommi_ucx_peer *p = dcommi_ucx_peer_at(u, peer);
@@ -44737,7 +45011,7 @@ static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_pee
                            p->failure != UCS_OK ? dcommi_ucx_why(p) : "closed");
     }
     if (DCOMMI_UNLIKELY(p->opened == 0)) {
-        DCOMMI_TRY(dcommi_ucx_endpoints(u, p, 1));
+        DCOMMI_TRY(dcommi_ucx_want(u, p, 1));
     }
     *p_p = p;
     return DCOMM_OK;
@@ -44745,8 +45019,7 @@ static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_pee
 /* Open the endpoints that we send over. Go on with fewer if some cannot be opened. */
 static void dcommi_ucx_spread(dcommi_ucx *u, dcommi_ucx_peer *p)
 {
-    if (DCOMMI_UNLIKELY(p->opened < p->connections) &&
-        dcommi_ucx_endpoints(u, p, p->connections) < 0) {
+    if (DCOMMI_UNLIKELY(p->opened < p->connections) && dcommi_ucx_want(u, p, p->connections) < 0) {
         dcommi_log(DCOMMI_LOG_WARN, "net: only %d of %d connections could be opened: %s", p->opened,
                    p->connections, dcommi_message);
         p->connections = p->opened;
@@ -44765,9 +45038,30 @@ static int dcommi_ucx_choose(dcommi_ucx_peer *p, uint32_t taken)
     p->turn = best + 1;
     return best;
 }
+/* End the flights of a peer that UCX does not hold. */
+static void dcommi_ucx_peer_abandon(dcommi_ucx_peer *p)
+{
+    dcommi_ucx *u = p->ucx;
+    for (dcommi_ucx_flight *f = u->pending.next, *next; f != &u->pending; f = next) {
+        next = f->next;
+        if (f->peer == p && f->stage != DCOMMI_UCX_HELD) {
+            dcommi_ucx_flight_landed(f, DCOMM_ERR_PEER);
+        }
+    }
+    memset(p->messages, 0, sizeof p->messages);
+    memset(p->payloads, 0, sizeof p->payloads);
+    for (dcommi_ucx_peer **link = &u->waiting; p->waits; link = &(*link)->next_waiting) {
+        if (*link == p) {
+            *link = p->next_waiting;
+            p->waits = false;
+            break;
+        }
+    }
+}
 /* Close a peer's endpoints by force. Do not call this in UCX's progress: closing calls back. */
 static void dcommi_ucx_peer_close(dcommi_ucx_peer *p)
 {
+    dcommi_ucx_peer_abandon(p);
     if (p->closed_at <= 0) {
         p->closed_at = dcommi_coarse_now();
     }
@@ -44814,6 +45108,294 @@ static void dcommi_ucx_peer_free(dcommi_ucx_peer *p)
     }
     dcommi_free(p->address);
     dcommi_free(p);
+}
+/* The numbers of UCX's active messages. */
+enum {
+    DCOMMI_UCX_MESSAGE = 1, /* with its payload */
+    DCOMMI_UCX_ASK,         /* a long message, or a part of it, whose payload the sender keeps */
+    DCOMMI_UCX_ANSWER,      /* the receiver takes the payload, or not */
+    DCOMMI_UCX_BYTES        /* a piece of a payload */
+};
+#define DCOMMI_UCX_PIECE 65536   /* bytes of payload in a message at most */
+#define DCOMMI_UCX_SEGMENT "65k" /* of UCX: such a message with its headers */
+#define DCOMMI_UCX_PUMP 8        /* messages sent on a connection before others are received */
+/* Ahead of a piece of payload. */
+typedef struct dcommi_ucx_piece {
+    uint64_t id; /* of the sender */
+    uint64_t at;
+    uint32_t number;
+    uint8_t part, zero[3];
+} dcommi_ucx_piece;
+/* Have UCX send a message now. UCS_ERR_NO_RESOURCE: it cannot. */
+static ucs_status_t dcommi_ucx_now(dcommi_ucx_peer *p, int connection, unsigned kind,
+                                   const void *header, size_t header_len, const void *data,
+                                   size_t len)
+{
+    const ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS |
+                                                       UCP_OP_ATTR_FIELD_MEMORY_TYPE |
+                                                       UCP_OP_ATTR_FLAG_FORCE_IMM_CMPL,
+                                       .flags = UCP_AM_SEND_FLAG_EAGER,
+                                       .memory_type = UCS_MEMORY_TYPE_HOST};
+    if (p->ep[connection] == NULL) {
+        return connection >= p->opened ? UCS_ERR_NO_RESOURCE : UCS_ERR_CONNECTION_RESET;
+    }
+    ucs_status_ptr_t answer =
+        ucp_am_send_nbx(p->ep[connection], kind, header, header_len, data, len, &param);
+    return UCS_PTR_STATUS(answer);
+}
+static void dcommi_ucx_queue_put(dcommi_ucx_queue *q, dcommi_ucx_flight *f)
+{
+    dcommi_ucx_peer *p = f->peer;
+    f->behind = NULL;
+    *(q->first == NULL ? &q->first : &q->last->behind) = f;
+    q->last = f;
+    if (!p->waits) {
+        p->waits = true;
+        p->next_waiting = p->ucx->waiting;
+        p->ucx->waiting = p;
+    }
+}
+/* Move what waits for one connection to the end of another's queue. */
+static void dcommi_ucx_queue_move(dcommi_ucx_peer *p, int from, int to)
+{
+    for (dcommi_ucx_flight *f; (f = p->messages[from].first) != NULL;) {
+        p->messages[from].first = f->behind;
+        p->load[from] -= f->load;
+        p->load[to] += f->load;
+        f->connection = to;
+        dcommi_ucx_queue_put(&p->messages[to], f);
+    }
+}
+/* Send a message: at once, or when those before it have gone. A message that asks, by its tail, is
+ * done when its payload has gone or the receiver wants none. */
+static dcomm_status dcommi_ucx_post(dcommi_ucx_peer *p, int connection, unsigned kind,
+                                    const void *header, size_t header_len,
+                                    const dcommi_ucx_tail *tail, const void *data, size_t len,
+                                    dcommi_op *op)
+{
+    const bool first = p->messages[connection].first == NULL;
+    ucs_status_t status = UCS_ERR_NO_RESOURCE;
+    if (DCOMMI_LIKELY(first && tail == NULL)) {
+        status = dcommi_ucx_now(p, connection, kind, header, header_len, data, len);
+        if (status != UCS_ERR_NO_RESOURCE) {
+            return dcommi_ucx_status(status);
+        }
+    }
+    dcommi_ucx_flight *f = dcommi_ucx_flight_start(p->ucx, p, false, connection, len, op);
+    if (f == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    f->stage = DCOMMI_UCX_QUEUED;
+    f->kind = kind;
+    f->asks = tail != NULL;
+    f->data = data;
+    f->len = len;
+    f->header_len = header_len;
+    memcpy(f->header, header, header_len);
+    if (tail != NULL) {
+        memcpy(f->header + header_len, tail, sizeof *tail);
+        f->header_len += sizeof *tail;
+        f->number = tail->number;
+        f->part = tail->part;
+        status = first ? dcommi_ucx_now(p, connection, kind, f->header, f->header_len, NULL, 0)
+                       : UCS_ERR_NO_RESOURCE;
+        if (status == UCS_OK) {
+            f->stage = DCOMMI_UCX_ASKED;
+            return DCOMM_IN_PROGRESS;
+        }
+    }
+    if (status != UCS_ERR_NO_RESOURCE) {
+        dcommi_ucx_flight_end(f);
+        return dcommi_ucx_status(status);
+    }
+    dcommi_ucx_queue_put(&p->messages[connection], f);
+    return DCOMM_IN_PROGRESS;
+}
+/* Send the next piece of a payload. Return false if UCX cannot. */
+static bool dcommi_ucx_pump_payload(dcommi_ucx_peer *p, dcommi_ucx_queue *q)
+{
+    dcommi_ucx_flight *f = q->first;
+    const size_t left = f->len - f->at, len = left < DCOMMI_UCX_PIECE ? left : DCOMMI_UCX_PIECE;
+    const dcommi_ucx_piece piece = {
+        .id = p->ucx->id, .at = f->at, .number = f->number, .part = f->part};
+    ucs_status_t status = dcommi_ucx_now(p, f->connection, DCOMMI_UCX_BYTES, &piece, sizeof piece,
+                                         f->data + f->at, len);
+    if (status == UCS_ERR_NO_RESOURCE) {
+        return false;
+    }
+    f->at += len;
+    if (status != UCS_OK || f->at == f->len) {
+        q->first = f->behind;
+        dcommi_ucx_flight_landed(f, dcommi_ucx_status(status));
+    }
+    return true;
+}
+/* Send the next queued message. Return false if UCX cannot. */
+static bool dcommi_ucx_pump_message(dcommi_ucx_peer *p, dcommi_ucx_queue *q)
+{
+    dcommi_ucx_flight *f = q->first;
+    ucs_status_t status = dcommi_ucx_now(p, f->connection, f->kind, f->header, f->header_len,
+                                         f->asks ? NULL : f->data, f->asks ? 0 : f->len);
+    if (status == UCS_ERR_NO_RESOURCE) {
+        return false;
+    }
+    q->first = f->behind;
+    if (status == UCS_OK && f->asks) {
+        f->stage = DCOMMI_UCX_ASKED;
+    } else {
+        dcommi_ucx_flight_landed(f, dcommi_ucx_status(status));
+    }
+    return true;
+}
+/* Send what is queued, messages before payloads. Return how many messages UCX took. */
+static unsigned dcommi_ucx_pump(dcommi_ucx *u)
+{
+    unsigned n = 0;
+    for (dcommi_ucx_peer **link = &u->waiting; *link != NULL;) {
+        dcommi_ucx_peer *p = *link;
+        bool more = false;
+        for (int i = 0; i < p->opened; i++) {
+            dcommi_ucx_queue *messages = &p->messages[i], *payloads = &p->payloads[i];
+            bool goes_on = true;
+            for (int k = 0; k < DCOMMI_UCX_PUMP && goes_on; k++) {
+                goes_on = messages->first != NULL   ? dcommi_ucx_pump_message(p, messages)
+                          : payloads->first != NULL ? dcommi_ucx_pump_payload(p, payloads)
+                                                    : false;
+                n += goes_on;
+            }
+            more = more || messages->first != NULL || payloads->first != NULL;
+        }
+        if (more) {
+            link = &p->next_waiting;
+        } else {
+            *link = p->next_waiting;
+            p->waits = false;
+        }
+    }
+    return n;
+}
+typedef struct dcommi_ucx_answer {
+    uint64_t id; /* of the receiver, who answers */
+    uint32_t number;
+    uint8_t part;
+    uint8_t takes; /* 0: it wants none */
+    uint8_t zero[2];
+} dcommi_ucx_answer;
+static dcomm_status dcommi_ucx_reply(dcommi_ucx_peer *p, const dcommi_ucx_tail *tail, bool takes)
+{
+    dcommi_ucx *u = p->ucx;
+    const dcommi_ucx_answer answer = {
+        .id = u->id, .number = tail->number, .part = tail->part, .takes = takes};
+    DCOMMI_TRY(dcommi_ucx_peer_open(u, p->index, &p));
+    return dcommi_ucx_post(p, 0, DCOMMI_UCX_ANSWER, &answer, sizeof answer, NULL, NULL, 0, NULL);
+}
+/* Tell the sender of a message that nobody wants it. One that cannot be told is lost or removed. */
+static void dcommi_ucx_decline(dcommi_ucx *u, const dcommi_ucx_tail *tail)
+{
+    dcommi_ucx_peer *p = u->closing ? NULL : dcommi_ucx_peer_by_id(u, tail->id);
+    if (p != NULL && p->failure == UCS_OK && dcommi_ucx_reply(p, tail, false) < 0) {
+        dcommi_log(DCOMMI_LOG_INFO, "net: peer %d waits for an answer: %s", p->index,
+                   dcommi_message);
+    }
+}
+/* Ask for the payload of a message, to be stored in `buf`. */
+static dcomm_status dcommi_ucx_invite(dcommi_ucx *u, const dcommi_ucx_tail *tail, void *buf,
+                                      size_t len, dcommi_op *op)
+{
+    dcommi_ucx_peer *p = dcommi_ucx_peer_by_id(u, tail->id);
+    if (p == NULL) {
+        return dcommi_fail(DCOMM_ERR_PEER, "%s: the sender of a message of %zu bytes is unknown",
+                           u->base.name, len);
+    }
+    dcommi_ucx_flight *f = dcommi_ucx_flight_start(u, p, true, 0, 0, op);
+    if (f == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    f->stage = DCOMMI_UCX_FETCH;
+    f->into = buf;
+    f->len = len;
+    f->at = 0;
+    f->number = tail->number;
+    f->part = tail->part;
+    dcomm_status status = dcommi_ucx_reply(p, tail, true);
+    if (status < 0) {
+        dcommi_ucx_flight_end(f);
+        return status;
+    }
+    return DCOMM_IN_PROGRESS;
+}
+/* Find the flight of a part of a message that goes to, or comes from, the peer with this id. */
+static dcommi_ucx_flight *dcommi_ucx_flight_of(dcommi_ucx *u, dcommi_ucx_stage stage, uint64_t id,
+                                               uint32_t number, uint8_t part)
+{
+    for (dcommi_ucx_flight *f = u->pending.next; f != &u->pending; f = f->next) {
+        if (f->stage == stage && f->number == number && f->part == part && f->peer != NULL &&
+            f->peer->id == id) {
+            return f;
+        }
+    }
+    return NULL;
+}
+static void dcommi_ucx_corrupt(dcommi_ucx *u, const void *header, size_t header_len)
+{
+    const dcommi_arrival arrival = {.peer = -1, .header = header, .header_len = header_len};
+    u->base.handlers.on_corrupt(u->base.handlers.user, &u->base, &arrival);
+}
+static ucs_status_t dcommi_ucx_on_answer(void *arg, const void *header, size_t header_len,
+                                         void *data, size_t len, const ucp_am_recv_param_t *param)
+{
+    dcommi_ucx *u = arg;
+    dcommi_ucx_answer a;
+    (void)data, (void)param;
+    if (u->closing) {
+        return UCS_OK;
+    }
+    if (header_len != sizeof a || len != 0) {
+        dcommi_ucx_corrupt(u, header, header_len);
+        return UCS_OK;
+    }
+    memcpy(&a, header, sizeof a);
+    dcommi_ucx_flight *f = dcommi_ucx_flight_of(u, DCOMMI_UCX_ASKED, a.id, a.number, a.part);
+    if (f != NULL && a.takes) {
+        f->stage = DCOMMI_UCX_PAYLOAD;
+        f->at = 0;
+        dcommi_ucx_queue_put(&f->peer->payloads[f->connection], f);
+    } else if (f != NULL) {
+        dcommi_ucx_flight_landed(f, DCOMM_OK);
+    }
+    return UCS_OK;
+}
+/* Store a piece of payload. Pieces of a fetch that was given up find no flight. */
+static ucs_status_t dcommi_ucx_on_payload(void *arg, const void *header, size_t header_len,
+                                          void *data, size_t len, const ucp_am_recv_param_t *param)
+{
+    dcommi_ucx *u = arg;
+    dcommi_ucx_piece piece;
+    (void)param;
+    if (u->closing) {
+        return UCS_OK;
+    }
+    if (header_len != sizeof piece) {
+        dcommi_ucx_corrupt(u, header, header_len);
+        return UCS_OK;
+    }
+    memcpy(&piece, header, sizeof piece);
+    dcommi_ucx_flight *f =
+        dcommi_ucx_flight_of(u, DCOMMI_UCX_FETCH, piece.id, piece.number, piece.part);
+    if (f == NULL) {
+        return UCS_OK;
+    }
+    if (piece.at != f->at || len > f->len - f->at) {
+        dcommi_ucx_corrupt(u, header, header_len);
+        dcommi_ucx_flight_landed(f, DCOMM_ERR_CORRUPT);
+        return UCS_OK;
+    }
+    memcpy(f->into + f->at, data, len);
+    f->at += len;
+    if (f->at == f->len) {
+        dcommi_ucx_flight_landed(f, DCOMM_OK);
+    }
+    return UCS_OK;
 }
 #define DCOMMI_UCX_PART_MIN 32768 /* least bytes of a part */
 #define DCOMMI_UCX_PART_GRAIN 4096
@@ -44892,7 +45474,11 @@ static void dcommi_ucx_drop(dcommi_ucx *u, dcommi_ucx_kept *k)
         k->dropped = true;
         return;
     }
-    ucp_am_data_release(u->worker, k->data);
+    if (k->data != NULL) {
+        ucp_am_data_release(u->worker, k->data);
+    } else {
+        dcommi_ucx_decline(u, &k->tail);
+    }
     dcommi_ucx_kept_put(u, k);
 }
 static void dcommi_ucx_drop_all(dcommi_ucx *u, dcommi_ucx_kept *k)
@@ -44919,17 +45505,19 @@ static void dcommi_ucx_forget_parts(dcommi_ucx *u, const dcommi_ucx_peer *p)
         dcommi_ucx_drop_all(u, k);
     }
 }
+static size_t dcommi_ucx_part_len(const dcommi_ucx_tail *t)
+{
+    return dcommi_ucx_part_at(t->total, t->parts, t->part + 1) -
+           dcommi_ucx_part_at(t->total, t->parts, t->part);
+}
+/* Return true if a tail can be. `len` is the bytes of the payload, or SIZE_MAX if only the tail
+ * tells. */
 static bool dcommi_ucx_tail_valid(const dcommi_ucx_tail *t, size_t len)
 {
-    if (t->connection >= DCOMM_CONNECTIONS_MAX) {
-        return false;
-    }
-    if (t->parts == 1) {
-        return t->part == 0 && t->total == len;
-    }
-    return t->parts > 1 && t->parts <= DCOMM_CONNECTIONS_MAX && t->part < t->parts && len > 0 &&
-           len == dcommi_ucx_part_at(t->total, t->parts, t->part + 1) -
-                      dcommi_ucx_part_at(t->total, t->parts, t->part);
+    return t->connection < DCOMM_CONNECTIONS_MAX && t->parts >= 1 &&
+           t->parts <= DCOMM_CONNECTIONS_MAX && t->part < t->parts &&
+           (len == SIZE_MAX || len == dcommi_ucx_part_len(t)) &&
+           (t->parts == 1 || dcommi_ucx_part_len(t) > 0);
 }
 /* Take in a part. Return the leader of its message once the message is complete, else NULL. *good
  * is false if the part does not fit those that came before. */
@@ -44968,17 +45556,16 @@ static dcommi_ucx_kept *dcommi_ucx_gather(dcommi_ucx *u, dcommi_ucx_kept *k, boo
 static void dcommi_ucx_know_sender(dcommi_ucx *u, dcommi_ucx_kept *k)
 {
     dcommi_ucx_peer *p = k->peer = dcommi_ucx_peer_by_id(u, k->tail.id);
-    if (p != NULL && k->tail.connection >= p->used_by_peer) {
-        p->used_by_peer = k->tail.connection + 1;
+    if (p != NULL && k->tail.connection >= p->wanted) {
+        p->wanted = k->tail.connection + 1;
         u->chores = true;
     }
 }
-static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t header_len, void *data,
-                                     size_t len, const ucp_am_recv_param_t *param)
+/* Take in a message. `data` of a long one is UCX's name for it, and `len` its payload's length;
+ * NULL and SIZE_MAX if the sender keeps the payload. */
+static ucs_status_t dcommi_ucx_arrived(dcommi_ucx *u, const void *header, size_t header_len,
+                                       void *data, size_t len, bool is_long, bool stays)
 {
-    dcommi_ucx *u = arg;
-    bool is_long = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
-    bool stays = is_long || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0;
     dcommi_arrival arrival = {.peer = -1,
                               .header = header,
                               .header_len = header_len,
@@ -45013,9 +45600,9 @@ static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t heade
         if (good) {
             dcommi_ucx_know_sender(u, k);
         }
-        /* Accept parts only from a living peer: otherwise nothing would complete or drop them. */
-        bool dead = good && k->peer != NULL && k->peer->failure != UCS_OK;
-        good = good && (k->peer != NULL || k->tail.parts == 1);
+        /* Accept parts only from a living peer: otherwise nothing would complete or drop them. One
+         * that is unknown was removed: it does not send parts before we have added it. */
+        bool dead = good && (k->peer == NULL || k->peer->failure != UCS_OK);
         if (good && !dead && k->tail.parts > 1) {
             arrival.desc = dcommi_ucx_gather(u, k, &good);
         }
@@ -45040,6 +45627,27 @@ static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t heade
         return UCS_INPROGRESS;
     }
     dcommi_ucx_kept_put(u, k);
+    return UCS_OK;
+}
+static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t header_len, void *data,
+                                     size_t len, const ucp_am_recv_param_t *param)
+{
+    bool is_long = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
+    bool stays = is_long || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0;
+    return dcommi_ucx_arrived(arg, header, header_len, data, len, is_long, stays);
+}
+/* A long message. UCX holds nothing of it: what is not kept is declined. */
+static ucs_status_t dcommi_ucx_on_ask(void *arg, const void *header, size_t header_len, void *data,
+                                      size_t len, const ucp_am_recv_param_t *param)
+{
+    dcommi_ucx *u = arg;
+    dcommi_ucx_tail tail;
+    (void)data, (void)len, (void)param;
+    ucs_status_t status = dcommi_ucx_arrived(u, header, header_len, NULL, SIZE_MAX, true, true);
+    if (status != UCS_INPROGRESS && header_len >= sizeof tail) {
+        memcpy(&tail, (const char *)header + header_len - sizeof tail, sizeof tail);
+        dcommi_ucx_decline(u, &tail);
+    }
     return UCS_OK;
 }
 /* ==== include/dcomm/impl/transport/ucx/iface.h ============================================= */
@@ -45254,7 +45862,7 @@ static unsigned dcommi_ucx_report_lost(dcommi_ucx *u)
         n++;
         if (!u->closing) {
             u->base.handlers.on_peer_lost(u->base.handlers.user, &u->base, p->index,
-                                          dcommi_ucx_why(p), false);
+                                          dcommi_ucx_why(p), DCOMMI_LOSS_SILENT);
         }
     }
     return n;
@@ -45274,7 +45882,7 @@ static void dcommi_ucx_kept_forget_peer(dcommi_ucx *u, const dcommi_ucx_peer *p)
  * several connections. */
 static bool dcommi_ucx_is_fresh(const dcommi_ucx_peer *p)
 {
-    return p->opened > 1 && p->failure == UCS_OK &&
+    return !p->ucx->at_once && p->opened > 1 && p->failure == UCS_OK &&
            dcommi_coarse_now() < p->opened_at + DCOMMI_UCX_FRESH_S;
 }
 static void dcommi_ucx_sweep_removed(dcommi_ucx *u)
@@ -45357,7 +45965,6 @@ static unsigned dcommi_ucx_watch(dcommi_ucx *u)
 /* ==== include/dcomm/impl/transport/ucx/move.h ============================================== */
 /* move.h - moves payloads to and from a UCX peer: sends messages whole or in parts, and fetches
  * long ones. */
-#define DCOMMI_UCX_AM_ID 1
 /* Longest payload, in bytes, that is sent without first asking the receiver for a buffer. */
 #define DCOMMI_UCX_EAGER 65536
 /* Longest payload, in bytes, that arrives in order. Longer ones up to DCOMMI_UCX_EAGER are what
@@ -45381,6 +45988,15 @@ static dcomm_status dcommi_ucx_launch(dcommi_ucx_peer *p, int connection, const 
                                       dcommi_op *op)
 {
     dcommi_ucx *u = p->ucx;
+    if (u->at_once) {
+        dcomm_status posted =
+            dcommi_ucx_post(p, connection, tail != NULL ? DCOMMI_UCX_ASK : DCOMMI_UCX_MESSAGE,
+                            header, header_len, tail, data, len, op);
+        return DCOMMI_LIKELY(posted >= 0)
+                   ? posted
+                   : dcommi_fail(posted, "%s: a message of %zu bytes to peer %d was not sent: %s",
+                                 u->base.name, len, p->index, dcomm_strerror(posted));
+    }
     dcommi_ucx_flight *f = dcommi_ucx_flight_start(u, p, false, connection, len, op);
     if (f == NULL) {
         return DCOMM_ERR_NO_MEMORY;
@@ -45400,7 +46016,7 @@ static dcomm_status dcommi_ucx_launch(dcommi_ucx_peer *p, int connection, const 
     }
     bool direct = u->direct;
     u->direct = false;
-    ucs_status_ptr_t answer = ucp_am_send_nbx(p->ep[connection], DCOMMI_UCX_AM_ID, f->header,
+    ucs_status_ptr_t answer = ucp_am_send_nbx(p->ep[connection], DCOMMI_UCX_MESSAGE, f->header,
                                               header_len, data, len, &param);
     u->direct = direct;
     dcomm_status status = dcommi_ucx_launched(f, answer);
@@ -45456,10 +46072,15 @@ static dcomm_status dcommi_ucx_send_from(dcommi_transport *t, int peer, const vo
         return dcommi_ucx_send_parts(p, parts, header, header_len, data, len, memory, op);
     }
     int connection = dcommi_ucx_choose(p, 0);
-    dcommi_ucx_tail tail = {
-        .id = u->id, .total = len, .parts = 1, .connection = (uint8_t)connection};
-    return dcommi_ucx_launch(p, connection, header, header_len, asks ? &tail : NULL, data, len,
-                             memory, op);
+    if (!asks) {
+        return dcommi_ucx_launch(p, connection, header, header_len, NULL, data, len, memory, op);
+    }
+    dcommi_ucx_tail tail = {.id = u->id,
+                            .total = len,
+                            .number = u->cut++,
+                            .parts = 1,
+                            .connection = (uint8_t)connection};
+    return dcommi_ucx_launch(p, connection, header, header_len, &tail, data, len, memory, op);
 }
 static dcomm_status dcommi_ucx_send(dcommi_transport *t, int peer, const void *header,
                                     size_t header_len, const void *data, size_t len, dcommi_op *op)
@@ -45480,6 +46101,11 @@ static void dcommi_ucx_release(dcommi_transport *t, void *desc)
 static dcomm_status dcommi_ucx_fetch_one(dcommi_ucx *u, dcommi_ucx_kept *k, void *buf, size_t len,
                                          ucs_memory_type_t memory, dcommi_op *op)
 {
+    if (k->data == NULL) {
+        dcomm_status invited = dcommi_ucx_invite(u, &k->tail, buf, len, op);
+        dcommi_ucx_kept_put(u, k);
+        return invited;
+    }
     dcommi_ucx_flight *f = dcommi_ucx_flight_start(u, k->peer, true, 0, 0, op);
     if (f == NULL) {
         return DCOMM_ERR_NO_MEMORY;
@@ -45577,21 +46203,31 @@ static void dcommi_ucx_connect(dcommi_transport *t, int peer, int connections)
     }
 }
 /* ---- progress ---- */
-static void dcommi_ucx_answer_all(dcommi_ucx *u)
+/* Open the endpoints that are wanted. If some cannot be opened, go on with fewer. */
+static void dcommi_ucx_open_all(dcommi_ucx *u)
 {
     for (size_t i = 0; i < u->peers_capacity && !u->closing; i++) {
         dcommi_ucx_peer *p = u->peers[i];
-        if (p != NULL && p->opened < p->used_by_peer && p->failure == UCS_OK &&
-            dcommi_ucx_endpoints(u, p, p->used_by_peer) < 0) {
-            p->used_by_peer = p->opened;
+        if (p == NULL || p->opened >= p->wanted || p->failure != UCS_OK ||
+            dcommi_ucx_endpoints(u, p, p->wanted) == DCOMM_OK) {
+            continue;
         }
+        p->wanted = p->opened;
+        if (p->opened == 0) {
+            dcommi_ucx_lose(&u->base, p->index, "no connection could be opened");
+            continue;
+        }
+        for (int k = p->opened; k < DCOMM_CONNECTIONS_MAX; k++) {
+            dcommi_ucx_queue_move(p, k, 0);
+        }
+        p->connections = p->connections < p->opened ? p->connections : p->opened;
     }
 }
 static unsigned dcommi_ucx_chores(dcommi_ucx *u)
 {
     u->chores = false;
     unsigned n = dcommi_ucx_report_lost(u);
-    dcommi_ucx_answer_all(u);
+    dcommi_ucx_open_all(u);
     dcommi_ucx_sweep_removed(u);
     return n + dcommi_ucx_deliver(u);
 }
@@ -45605,6 +46241,9 @@ static unsigned dcommi_ucx_progress(dcommi_transport *t)
     u->direct = true;
     unsigned n = ucp_worker_progress(u->worker);
     u->direct = false;
+    if (DCOMMI_UNLIKELY(u->waiting != NULL)) {
+        n += dcommi_ucx_pump(u);
+    }
     u->inside = false;
     if (DCOMMI_UNLIKELY((++u->turns & 63) == 0)) {
         n += dcommi_ucx_watch(u);
@@ -45628,7 +46267,7 @@ static bool dcommi_ucx_is_busy(const dcommi_ucx *u)
 {
     bool busy = u->done.next != &u->done;
     for (const dcommi_ucx_flight *f = u->pending.next; f != &u->pending && !busy; f = f->next) {
-        busy = f->op != NULL;
+        busy = f->op != NULL || f->stage == DCOMMI_UCX_QUEUED;
     }
     for (size_t i = 0; i < u->peers_capacity && !busy; i++) {
         busy = u->peers[i] != NULL && u->peers[i]->flushing > 0 && u->peers[i]->failure == UCS_OK;
@@ -45775,14 +46414,21 @@ static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, const dcommi_ucx_optio
     dcommi_ucx_hush -= asks;
     DCOMMI_TRY(started);
     u->base.takes_device = asks && dcommi_ucx_takes_device(u->context);
-    ucp_am_handler_param_t handler = {
-        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
-                      UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
-        .id = DCOMMI_UCX_AM_ID,
-        .flags = UCP_AM_FLAG_WHOLE_MSG,
-        .cb = dcommi_ucx_on_am,
-        .arg = u};
-    ucs_status_t status = ucp_worker_set_am_recv_handler(u->worker, &handler);
+    static const ucp_am_recv_callback_t takers[] = {[DCOMMI_UCX_MESSAGE] = dcommi_ucx_on_am,
+                                                    [DCOMMI_UCX_ASK] = dcommi_ucx_on_ask,
+                                                    [DCOMMI_UCX_ANSWER] = dcommi_ucx_on_answer,
+                                                    [DCOMMI_UCX_BYTES] = dcommi_ucx_on_payload};
+    ucs_status_t status = UCS_OK;
+    for (unsigned kind = 1; kind < sizeof takers / sizeof *takers && status == UCS_OK; kind++) {
+        ucp_am_handler_param_t handler = {
+            .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                          UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
+            .id = kind,
+            .flags = UCP_AM_FLAG_WHOLE_MSG,
+            .cb = takers[kind],
+            .arg = u};
+        status = ucp_worker_set_am_recv_handler(u->worker, &handler);
+    }
     ucp_worker_attr_t attr = {.field_mask = UCP_WORKER_ATTR_FIELD_ADDRESS};
     if (status == UCS_OK) {
         status = ucp_worker_query(u->worker, &attr);
@@ -45831,23 +46477,27 @@ static dcomm_status dcommi_net_open(const dcommi_transport_handlers *handlers, c
     const bool cuda = dcommi_ucx_asks_device();
     const char *const tls = tcp ? (cuda ? "tcp,cuda" : "tcp") : (cuda ? "ib,cuda" : "ib");
     const dcommi_ucx_option options[] = {
-        {"TLS", tls, NULL},
-        {"NET_DEVICES", device, NULL},
-        {"MAX_EAGER_LANES", "1", NULL},
-        /* The control connections decide how long a silent peer is alive (engine/beat.h). */
-        {"KEEPALIVE_INTERVAL", "inf", "UCX_KEEPALIVE_INTERVAL"},
-        {tcp ? "KEEPIDLE" : NULL, "inf", "UCX_TCP_KEEPIDLE"},
+        {"TLS", tls, NULL, false},
+        {"NET_DEVICES", device, NULL, false},
+        {"MAX_EAGER_LANES", "1", NULL, false},
+        /* The control connections decide how long a silent peer is alive (engine/beat.h). Over
+         * TCP, UCX's keepalive would also connect endpoints with each other (queue.h). */
+        {"KEEPALIVE_INTERVAL", "inf", tcp ? NULL : "UCX_KEEPALIVE_INTERVAL", false},
+        {tcp ? "RESOLVE_REMOTE_EP_ID" : NULL, "n", NULL, false},
+        {tcp ? "KEEPIDLE" : NULL, "inf", "UCX_TCP_KEEPIDLE", true},
         /* UCX 1.13 aborts when a connection breaks under a zero-copy send. Longer segments make
          * up for the copy. Both ends must use the same length. */
-        {tcp ? "ZCOPY_THRESH" : NULL, "inf", NULL},
-        {tcp ? "PUT_ENABLE" : NULL, "n", NULL},
-        {tcp ? "TX_SEG_SIZE" : NULL, "64k", NULL},
-        {tcp ? "RX_SEG_SIZE" : NULL, "64k", NULL},
+        {tcp ? "ZCOPY_THRESH" : NULL, "inf", NULL, false},
+        {tcp ? "PUT_ENABLE" : NULL, "n", NULL, true},
+        {tcp ? "TX_SEG_SIZE" : NULL, DCOMMI_UCX_SEGMENT, NULL, true},
+        {tcp ? "RX_SEG_SIZE" : NULL, DCOMMI_UCX_SEGMENT, NULL, true},
+        /* Without a bound, UCX sends at once whatever fits a segment. */
+        {tcp && !cuda ? "RNDV_THRESH" : NULL, "inf", NULL, false},
         /* Handle one epoll event at a time. If a connection breaks while another's event is
          * handled, UCX 1.13 still handles the broken one's event of the same round, and aborts. */
-        {tcp ? "MAX_POLL" : NULL, "1", NULL},
+        {tcp ? "MAX_POLL" : NULL, "1", NULL, true},
         /* A connection to a dead host must not stop progress. */
-        {tcp ? "CONN_NB" : NULL, "y", "UCX_TCP_CONN_NB"},
+        {tcp ? "CONN_NB" : NULL, "y", "UCX_TCP_CONN_NB", true},
     };
     dcommi_log(DCOMMI_LOG_INFO, "net: %s over %s", tcp ? "TCP" : "RDMA", device);
     dcommi_ucx *u = dcommi_alloc(sizeof *u);
@@ -45863,6 +46513,7 @@ static dcomm_status dcommi_net_open(const dcommi_transport_handlers *handlers, c
     if (!tcp) {
         dcommi_ucx_usual_iface(device);
     }
+    u->at_once = tcp && !cuda;
     snprintf(u->base.iface, sizeof u->base.iface, "%s", device);
     u->pending.next = u->pending.prev = &u->pending;
     u->done.next = u->done.prev = &u->done;
@@ -46423,6 +47074,7 @@ static void dcommi_comm_enter(dcomm_comm *comm)
                           context->peers[peer].why);
         }
     }
+    dcommi_beat_appoint(comm);
     dcommi_deliver_strays(context, comm);
     dcommi_token_release(context);
 }
@@ -53091,7 +53743,7 @@ static dcomm_status dcommi_comm_control(dcomm_comm *comm, const dcommi_card *car
             status = dcommi_ctl_want(context, peer, &where, key, beats);
         }
     }
-    if (status >= 0 && leads[comm->rank] && comm->liveness_s < DCOMMI_LIMIT_MAX_S) {
+    if (status >= 0 && comm->liveness_s < DCOMMI_LIMIT_MAX_S) {
         status = dcommi_beat_start(context);
     }
     dcommi_token_release(context);
@@ -53553,7 +54205,7 @@ DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm)
 #define DCOMMI_GROW_SALT 0x67726f77u /* of ids, as DCOMMI_SHRINK_SALT */
 #define DCOMMI_GROW_SLICE_S 1.0      /* rank 0 tells the others that it waits, so often */
 #define DCOMMI_GROW_NAP 500000       /* nanoseconds between looks at newcomers and ranks */
-#define DCOMMI_GROW_REPORT_S 5.0     /* seconds for newcomers to leave an attempt that failed */
+#define DCOMMI_GROW_REPORT_S 2.0     /* seconds for newcomers to leave an attempt that failed */
 #define DCOMMI_GROW_LOOK_S 0.02      /* seconds between looks if the old communicator failed */
 /* The next action, which rank 0 tells the others. */
 enum { DCOMMI_GROW_WAITS = 1, DCOMMI_GROW_TRIES, DCOMMI_GROW_FAILS };
@@ -56550,6 +57202,7 @@ typedef struct dcommi_bkt {
     unsigned char *values_memory; /* ... in this copy; NULL: in the caller's memory */
     dcomm_feedback *feedback;
     uint64_t before; /* steps of the feedback when the last step that sends began */
+    double lost;     /* squares of its residuals that became zero, to be told in the next meeting */
     double alone_s;
     double *durations; /* of the last steps, a ring */
     /* of the step under way */
@@ -56599,7 +57252,7 @@ typedef struct dcommi_bkt_front {
 } dcommi_bkt_front;
 /* A lost rank's state, for the next rebind. */
 typedef struct dcommi_bkt_legacy {
-    const unsigned char *state; /* the caller's */
+    const unsigned char *state; /* the caller's; NULL: it is in the residuals */
     size_t bytes, rank;
 } dcommi_bkt_legacy;
 enum { DCOMMI_BKT_LEGACIES = 8 }; /* bucket.h names it */
@@ -56657,11 +57310,14 @@ struct dcomm_buckets {
     uint64_t base, base_before; /* the first step behind the last that has sent; and behind the one
                                  * before */
     /* over communicators */
-    dcomm_buckets_rebind_info rebound;
+    dcomm_buckets_rebind_info rebound; /* of the last meeting that has succeeded */
+    int met_rank, met_size;            /* rank and number of ranks there */
+    bool undone;                       /* a step, in a meeting that has failed since */
+    size_t reset;                      /* its residuals that became zero, likewise */
     dcommi_bkt_legacy legacies[DCOMMI_BKT_LEGACIES];
     size_t nlegacies;
     dcommi_bkt_front joined; /* has_scaler: the other ranks have a scaler, and this one does not */
-    _Atomic int failed; /* the status, 0: none */
+    _Atomic int failed;      /* the status, 0: none */
     char message[DCOMMI_MESSAGE_MAX];
     double *spans[DCOMMI_BKT_SPANS]; /* [history], rings */
     size_t history;
@@ -57452,11 +58108,12 @@ enum {
 };
 /* The place of a rank in its run, when ranks meet on a new communicator. */
 typedef struct dcommi_bkt_run {
-    uint64_t carries;            /* it brings its buckets; 0: it creates them */
-    uint64_t done;               /* steps that have sent and are complete: with a scaler, judged */
-    uint64_t rank, ranks;        /* its rank in the communicator before, and the number of ranks */
-    uint64_t watched;            /* it has a scaler ... */
-    uint64_t scale, good;        /* ... that stands here; scale by its bits */
+    uint64_t carries;     /* it brings its buckets; 0: it creates them */
+    uint64_t done;        /* steps that have sent and are complete: with a scaler, judged */
+    uint64_t undone;      /* it had completed one more, and has undone it */
+    uint64_t rank, ranks; /* its rank in the last meeting, and the number of ranks there */
+    uint64_t watched;     /* it has a scaler ... */
+    uint64_t scale, good; /* ... that stands here; scale by its bits */
     uint64_t nheirs, heirs[DCOMMI_BKT_LEGACIES]; /* it inherits from so many ranks: these */
 } dcommi_bkt_run;
 /* A rank's message to the others. */
@@ -57550,7 +58207,9 @@ static dcomm_status dcommi_bkt_meet(const dcomm_buckets *b, const dcommi_bkt_car
         const dcommi_bkt_run *run = &cards[r].run;
         info->carried += run->carries != 0;
         heirs += run->nheirs;
-        if (run->carries != 0 && (info->source < 0 || run->done < cards[info->source].run.done)) {
+        const dcommi_bkt_run *best = info->source >= 0 ? &cards[info->source].run : NULL;
+        if (run->carries != 0 && (best == NULL || run->done < best->done ||
+                                  (run->done == best->done && run->undone < best->undone))) {
             info->source = r;
         }
     }
@@ -57562,8 +58221,9 @@ static dcomm_status dcommi_bkt_meet(const dcomm_buckets *b, const dcommi_bkt_car
     const dcommi_bkt_run *source = &cards[info->source].run, *own = &cards[b->rank].run;
     info->joined = b->size - info->carried;
     info->left = source->ranks > (uint64_t)info->carried ? (int)source->ranks - info->carried : 0;
-    info->missing = dcommi_bkt_keeps_errors(b) ? info->left - (int)heirs : 0;
-    info->undone = own->carries != 0 && own->done > source->done;
+    info->missing =
+        dcommi_bkt_keeps_errors(b) && (uint64_t)info->left > heirs ? info->left - (int)heirs : 0;
+    info->undone = own->undone != 0 || (own->carries != 0 && own->done > source->done);
     return DCOMM_OK;
 }
 static const char *dcommi_bkt_codec_name(const dcomm_buckets *b, const dcommi_bkt_param *p)
@@ -58712,8 +59372,8 @@ static dcomm_status dcommi_feedback_back(dcomm_feedback *fb, uint64_t step, bool
 static void dcommi_feedback_inherit(dcomm_feedback *fb, const dcomm_feedback *from)
 {
     for (size_t i = 0; i < fb->count; i++) {
-        const double sum =
-            (double)dcommi_feedback_get(&fb->worker, fb->worker.now, i) + dcommi_feedback_owed(from, i);
+        const double sum = (double)dcommi_feedback_get(&fb->worker, fb->worker.now, i) +
+                           dcommi_feedback_owed(from, i);
         dcommi_feedback_set(&fb->worker, fb->worker.now, i, dcommi_f32_bounded((float)sum));
     }
     for (size_t i = 0; i < fb->velocity.count; i++) {
@@ -58764,8 +59424,8 @@ static dcomm_status dcommi_bkt_decide(const dcomm_buckets *b)
     return DCOMM_OK;
 }
 /* ---- error feedback among other ranks ---- */
-/* Of each bucket's error feedback, summed over the ranks: squares, and a number of states. */
-enum { DCOMMI_BKT_LOST, DCOMMI_BKT_CARRIED, DCOMMI_BKT_RESET, DCOMMI_BKT_SUMS };
+/* Squares of the residuals of a bucket. */
+enum { DCOMMI_BKT_LOST, DCOMMI_BKT_CARRIED, DCOMMI_BKT_SUMS };
 /* Compute EF21's estimate anew: the sum (or average) of what these ranks claim. Add the squares of
  * the part that is lost to *lost. */
 static dcomm_status dcommi_bkt_estimate(dcomm_buckets *b, dcomm_feedback *fb, double *lost)
@@ -58818,50 +59478,31 @@ static dcomm_status dcommi_bkt_remember(dcomm_buckets *b, dcomm_feedback *fb, in
     dcommi_bkt_give_back(b, basis);
     return DCOMM_OK;
 }
-/* Note what was carried and lost: in b->rebound, and in the ledgers. */
-static void dcommi_bkt_account(dcomm_buckets *b, const double *sums)
-{
-    double lost = 0, carried = 0, reset = 0;
-    for (size_t i = 0; i < b->layout.n; i++, sums += DCOMMI_BKT_SUMS) {
-        const dcomm_feedback *fb = b->layout.buckets[i].feedback;
-        lost += sums[DCOMMI_BKT_LOST];
-        carried += sums[DCOMMI_BKT_CARRIED];
-        reset += sums[DCOMMI_BKT_RESET];
-        if (fb != NULL && fb->ledger != NULL) {
-            dcommi_ledger_moved(fb->ledger, (uint64_t)b->rebound.missing,
-                                sums[DCOMMI_BKT_CARRIED], sums[DCOMMI_BKT_LOST]);
-        }
-    }
-    b->rebound.carried_norm = dcommi_sqrt(carried);
-    b->rebound.lost_norm = dcommi_sqrt(lost);
-    b->rebound.reset = (size_t)reset;
-}
-/* Make the states of all ranks fit together. sums[DCOMMI_BKT_SUMS] of each bucket are this rank's
- * part at first. */
+/* Make the states of all ranks fit together, and sum up what each of them carries and has lost.
+ * sums: DCOMMI_BKT_SUMS of each bucket, and the number of states that became zero. */
 static dcomm_status dcommi_bkt_join_feedback(dcomm_buckets *b, double *sums)
 {
     const int source = b->rebound.source;
+    const size_t n = b->layout.n * DCOMMI_BKT_SUMS;
     dcomm_coll_opts opts = dcommi_bkt_patience(b);
-    if (!dcommi_bkt_keeps_errors(b)) {
-        return DCOMM_OK;
-    }
+    sums[n] = (double)b->reset;
     for (size_t i = 0; i < b->layout.n; i++) {
-        dcomm_feedback *fb = b->layout.buckets[i].feedback;
-        double *own = sums + i * DCOMMI_BKT_SUMS, lost = 0;
+        dcommi_bkt *k = &b->layout.buckets[i];
+        dcomm_feedback *fb = k->feedback;
+        double *own = sums + i * DCOMMI_BKT_SUMS;
         if (fb == NULL) {
             continue;
         }
         DCOMMI_TRY(dcommi_feedback_norm2(&fb->worker, &own[DCOMMI_BKT_CARRIED]));
         if (fb->opts.variant == DCOMM_FEEDBACK_EF21) {
+            double lost = 0;
             DCOMMI_TRY(dcommi_bkt_estimate(b, fb, &lost));
-            own[DCOMMI_BKT_LOST] += b->rank == source && own[DCOMMI_BKT_RESET] == 0 ? lost : 0;
+            k->lost += b->rank == source && b->reset == 0 ? lost : 0;
         }
+        own[DCOMMI_BKT_LOST] = k->lost;
         DCOMMI_TRY(dcommi_bkt_remember(b, fb, source));
     }
-    DCOMMI_TRY(dcomm_allreduce(b->comm, DCOMM_IN_PLACE, sums, b->layout.n * DCOMMI_BKT_SUMS,
-                               DCOMM_F64, DCOMM_SUM, &opts));
-    dcommi_bkt_account(b, sums);
-    return DCOMM_OK;
+    return dcomm_allreduce(b->comm, DCOMM_IN_PLACE, sums, n + 1, DCOMM_F64, DCOMM_SUM, &opts);
 }
 /* ---- the end ---- */
 /* End the meeting: it has succeeded on all ranks, or on none that is left. */
@@ -58885,12 +59526,50 @@ static dcomm_status dcommi_bkt_confirm(dcomm_buckets *b, dcomm_status status)
                                      "buckets: rank %d has failed while the ranks met", failed)
                        : dcommi_fail(DCOMM_ERR_ABORTED, "buckets: %s", dcomm_comm_error(b->comm));
 }
-/* Make the states of all ranks fit together, and end the meeting. */
-static dcomm_status dcommi_bkt_unite(dcomm_buckets *b, dcomm_status status, double *sums)
+/* Note what was carried and lost, as all ranks do: in b->rebound, and in the ledgers. */
+static void dcommi_bkt_account(dcomm_buckets *b, const double *sums)
 {
-    DCOMMI_THEN(status, dcommi_bkt_join_feedback(b, sums));
+    double lost = 0, carried = 0;
+    for (size_t i = 0; i < b->layout.n; i++, sums += DCOMMI_BKT_SUMS) {
+        dcommi_bkt *k = &b->layout.buckets[i];
+        if (k->feedback != NULL && k->feedback->ledger != NULL) {
+            dcommi_ledger_moved(k->feedback->ledger, (uint64_t)b->rebound.missing,
+                                sums[DCOMMI_BKT_CARRIED], sums[DCOMMI_BKT_LOST]);
+        }
+        lost += sums[DCOMMI_BKT_LOST];
+        carried += sums[DCOMMI_BKT_CARRIED];
+        k->lost = 0;
+    }
+    b->rebound.carried_norm = dcommi_sqrt(carried);
+    b->rebound.lost_norm = dcommi_sqrt(lost);
+    b->rebound.reset = (size_t)*sums;
+}
+/* Make the states of all ranks fit together, and end the meeting. b->rebound becomes its outcome;
+ * after an error it stays as it was. */
+static dcomm_status dcommi_bkt_unite(dcomm_buckets *b, dcomm_status status,
+                                     const dcomm_buckets_rebind_info *info)
+{
+    const dcomm_buckets_rebind_info before = b->rebound;
+    double *sums = dcommi_bkt_borrow(b, b->layout.n * DCOMMI_BKT_SUMS + 1, sizeof *sums);
+    b->rebound = *info;
+    b->rebound.step = b->steps;
+    DCOMMI_THEN(status, sums != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY);
+    if (dcommi_bkt_keeps_errors(b)) {
+        DCOMMI_THEN(status, dcommi_bkt_join_feedback(b, sums));
+    }
     DCOMMI_THEN(status, dcommi_bkt_decide(b));
-    return dcommi_bkt_confirm(b, status);
+    status = dcommi_bkt_confirm(b, status);
+    if (status < 0) {
+        b->rebound = before;
+        return status;
+    }
+    dcommi_bkt_account(b, sums);
+    dcommi_bkt_give_back(b, sums);
+    b->met_rank = b->rank;
+    b->met_size = b->size;
+    b->undone = false;
+    b->reset = b->nlegacies = 0;
+    return DCOMM_OK;
 }
 /* ---- a rank that creates its buckets ---- */
 /* Build the buckets as the others have them, and begin at their front. */
@@ -58918,21 +59597,16 @@ static dcomm_status dcommi_bkt_join_front(dcomm_buckets *b, dcommi_bkt_front *fr
     return DCOMM_OK;
 }
 /* Join ranks that carry buckets (rebind.h has their part). */
-static dcomm_status dcommi_bkt_join(dcomm_buckets *b)
+static dcomm_status dcommi_bkt_join(dcomm_buckets *b, const dcomm_buckets_rebind_info *info)
 {
     dcommi_bkt_front *front = dcommi_bkt_borrow(b, 1, dcommi_bkt_front_room(b));
-    dcomm_status status = front == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
-    DCOMMI_THEN(status, dcommi_bkt_pass_front(b, front, b->rebound.source));
-    DCOMMI_THEN(status, dcommi_bkt_all_good(b, dcommi_bkt_join_front(b, front)));
-    if (status < 0) {
-        return status;
+    if (front == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
     }
-    double *sums = dcommi_bkt_borrow(b, b->layout.n, DCOMMI_BKT_SUMS * sizeof *sums);
-    status = dcommi_bkt_unite(b, sums != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY, sums);
-    b->rebound.step = b->steps;
-    dcommi_bkt_give_back(b, sums);
+    DCOMMI_TRY(dcommi_bkt_pass_front(b, front, info->source));
+    DCOMMI_TRY(dcommi_bkt_all_good(b, dcommi_bkt_join_front(b, front)));
     dcommi_bkt_give_back(b, front);
-    return status;
+    return dcommi_bkt_unite(b, DCOMM_OK, info);
 }
 /* ==== include/dcomm/impl/train/bucket/report.h ============================================= */
 /* report.h - the times of steps: spans and percentiles over the last steps, and a trace. */
@@ -59379,11 +60053,14 @@ static dcomm_status dcommi_bkt_make(dcomm_buckets *b, const dcomm_bucket_param *
                                     size_t nparams, const dcomm_buckets_opts *opts)
 {
     static const dcommi_bkt_run nothing;
-    DCOMMI_TRY(dcommi_bkt_agree(b, dcommi_bkt_prepare(b, params, nparams, opts), &nothing,
-                                &b->rebound));
-    if (b->rebound.carried > 0) {
-        return dcommi_bkt_join(b);
+    dcomm_buckets_rebind_info info;
+    DCOMMI_TRY(dcommi_bkt_agree(b, dcommi_bkt_prepare(b, params, nparams, opts), &nothing, &info));
+    if (info.carried > 0) {
+        return dcommi_bkt_join(b, &info);
     }
+    b->rebound = info;
+    b->met_rank = b->rank;
+    b->met_size = b->size;
     dcommi_bkt_layout layout = {0};
     uint32_t *sequence = dcommi_calloc(b->nparams, sizeof *sequence);
     dcomm_status status = sequence == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
@@ -59520,7 +60197,8 @@ DCOMM_API dcomm_status dcomm_buckets_progress(dcomm_buckets *b)
         dcommi_token_release(context);
     }
     dcomm_status status = DCOMM_OK;
-    if (b->opts.weighted && atomic_load_explicit(&b->open, memory_order_acquire)) {
+    if ((b->opts.weighted || dcommi_bkt_keeps_errors(b)) &&
+        atomic_load_explicit(&b->open, memory_order_acquire)) {
         pthread_mutex_lock(&b->lock);
         status = atomic_load(&b->open) ? dcommi_bkt_launch(b) : DCOMM_OK;
         pthread_mutex_unlock(&b->lock);
@@ -59684,12 +60362,12 @@ static void dcommi_scaler_stand(dcomm_scaler *s, const dcommi_bkt_front *front)
  * dcomm_scaler_create, so an error is this rank's alone. */
 static dcomm_status dcommi_scaler_joins(const dcomm_scaler_opts *o, const dcomm_scaler_opts *theirs)
 {
-#define DCOMMI_SCALER_DIFFERS(name)                                                               \
-    if (o->name != theirs->name) {                                                                \
-        return dcommi_fail(DCOMM_ERR_MISMATCH,                                                    \
+#define DCOMMI_SCALER_DIFFERS(name)                                                                \
+    if (o->name != theirs->name) {                                                                 \
+        return dcommi_fail(DCOMM_ERR_MISMATCH,                                                     \
                            "dcomm_scaler_create: opts." #name " is %.17g, and %.17g on the ranks " \
-                           "that this one has joined",                                            \
-                           (double)o->name, (double)theirs->name);                                \
+                           "that this one has joined",                                             \
+                           (double)o->name, (double)theirs->name);                                 \
     }
     DCOMMI_SCALER_OPTIONS(DCOMMI_SCALER_DIFFERS)
 #undef DCOMMI_SCALER_DIFFERS
@@ -59943,7 +60621,6 @@ DCOMM_API dcomm_status dcomm_scaler_step(dcomm_scaler *s, dcomm_scaler_verdict *
         return dcommi_fail(DCOMM_ERR_INVALID,
                            "dcomm_scaler_step: no step has sent gradients since the last call");
     }
-    s->judged = b->sent_steps;
     dcomm_scaler_verdict v = {.scale = b->scale, .rank = dcommi_bkt_first_sight(b)};
     for (int r = 0; r < b->size; r++) {
         v.bad_ranks += b->sights[r].found > 0;
@@ -59953,6 +60630,7 @@ DCOMM_API dcomm_status dcomm_scaler_step(dcomm_scaler *s, dcomm_scaler_verdict *
     } else {
         DCOMMI_TRY(dcommi_scaler_measure(s, &v));
     }
+    s->judged = b->sent_steps;
     dcommi_scaler_move(s, &v);
     v.next = b->scale;
     if (v.skip) {
@@ -60343,9 +61021,9 @@ DCOMM_API dcomm_status dcomm_buckets_load(dcomm_buckets *b, const void *const *s
     return dcommi_bkt_decide(b);
 }
 /* ==== include/dcomm/impl/train/bucket/rebind.h ============================================= */
-/* rebind.h - buckets move to another communicator. Their ranks meet there (meet.h), maybe with ranks
- * that create theirs, and all go on at one place of the run (join.h). Until all ranks have come
- * there without an error, the buckets stay with their old communicator as they are. */
+/* rebind.h - buckets move to another communicator. Their ranks meet there (meet.h), maybe with
+ * ranks that create theirs, and all go on at one place of the run (join.h). Until all ranks have
+ * come there without an error, the buckets stay with their old communicator as they are. */
 /* The parts of buckets that belong to one communicator. */
 typedef struct dcommi_bkt_seat {
     dcomm_comm *comm;
@@ -60359,11 +61037,11 @@ typedef struct dcommi_bkt_move {
     dcommi_bkt_seat other; /* the seat that they do not use: the new one, then the old one */
     dcomm_buckets_rebind_info info;
     dcommi_bkt_front *front;
-    bool deals;               /* their order is another one, and they are built anew: */
-    dcommi_bkt_layout layout; /* so */
-    size_t **shards;          /* of each bucket that stays */
+    bool deals;                /* their order is another one, and they are built anew: */
+    dcommi_bkt_layout layout;  /* so */
+    size_t nbuckets;           /* before the move */
+    size_t **shards;           /* of each bucket that stays */
     dcomm_feedback **heritage; /* of each legacy the states of all buckets */
-    double *sums;             /* for dcommi_bkt_unite */
 } dcommi_bkt_move;
 static void dcommi_bkt_swap_seats(dcomm_buckets *b, dcommi_bkt_seat *seat)
 {
@@ -60384,19 +61062,17 @@ static void dcommi_bkt_leave_seat(dcommi_bkt_seat *seat)
     dcommi_free(seat->cards);
     dcommi_free(seat->sights);
 }
-static void dcommi_bkt_move_free(dcomm_buckets *b, dcommi_bkt_move *m)
+static void dcommi_bkt_move_free(dcommi_bkt_move *m)
 {
     dcommi_bkt_layout_free(&m->layout);
-    for (size_t i = 0; m->shards != NULL && i < b->layout.n; i++) {
+    for (size_t i = 0; m->shards != NULL && i < m->nbuckets; i++) {
         dcommi_free(m->shards[i]);
     }
-    for (size_t i = 0; m->heritage != NULL && i < b->nlegacies * b->layout.n; i++) {
+    for (size_t i = 0; m->heritage != NULL && i < DCOMMI_BKT_LEGACIES * m->nbuckets; i++) {
         dcomm_feedback_destroy(&m->heritage[i]);
     }
     dcommi_free(m->shards);
     dcommi_free(m->heritage);
-    dcommi_free(m->sums);
-    b->nlegacies = 0;
 }
 /* ---- before the meeting ---- */
 /* End a step that is under way or has failed. Afterwards nothing uses the buckets' memory but peers
@@ -60429,8 +61105,9 @@ static dcommi_bkt_run dcommi_bkt_run_of(const dcomm_buckets *b)
 {
     dcommi_bkt_run run = {.carries = 1,
                           .done = b->sent_steps - dcommi_bkt_pending(b),
-                          .rank = (uint64_t)b->rank,
-                          .ranks = (uint64_t)b->size,
+                          .undone = b->undone,
+                          .rank = (uint64_t)b->met_rank,
+                          .ranks = (uint64_t)b->met_size,
                           .watched = b->watched,
                           .scale = b->watched ? dcommi_f64_bits(b->scale) : 0,
                           .good = b->watched ? b->good : 0,
@@ -60468,34 +61145,42 @@ static void dcommi_bkt_write_front(dcomm_buckets *b, dcommi_bkt_front *front)
     memcpy(dcommi_bkt_front_sequence(b, front), b->sequence, b->nparams * sizeof *b->sequence);
 }
 /* ---- at the meeting ---- */
+static dcomm_status dcommi_bkt_stale(const dcommi_bkt_legacy *legacy, uint64_t step,
+                                     const dcommi_bkt_front *front)
+{
+    return dcommi_fail(
+        DCOMM_ERR_INVALID,
+        "dcomm_buckets_rebind: the state of the former rank %zu was saved before step "
+        "%" PRIu64 ", and the ranks go on at step %" PRIu64
+        "; what that rank has sent in between would count twice",
+        legacy->rank, step, front->steps);
+}
 /* Read the legacies, now that it is known where all go on. */
 static dcomm_status dcommi_bkt_read_legacies(const dcomm_buckets *b, dcommi_bkt_move *m)
 {
     const dcommi_bkt_errors *errors = dcommi_bkt_front_errors(m->front);
-    m->heritage = dcommi_calloc(b->nlegacies * b->layout.n, sizeof *m->heritage);
+    m->heritage = dcommi_calloc(DCOMMI_BKT_LEGACIES * b->layout.n, sizeof *m->heritage);
     if (m->heritage == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
     for (size_t l = 0; l < b->nlegacies; l++) {
         const dcommi_bkt_legacy *legacy = &b->legacies[l];
         dcommi_bkt_head h;
+        if (legacy->state == NULL) {
+            continue;
+        }
         memcpy(&h, legacy->state, sizeof h);
         if (h.sent_steps != m->front->sent_steps || m->deals ||
             memcmp(legacy->state + sizeof h, b->sequence, b->nparams * sizeof *b->sequence) != 0) {
-            return dcommi_fail(DCOMM_ERR_INVALID,
-                               "dcomm_buckets_rebind: the state of the former rank %zu is of step "
-                               "%" PRIu64 ", and the ranks go on at step %" PRIu64
-                               "; what that rank has sent in between would count twice",
-                               legacy->rank, h.steps, m->front->steps);
+            return dcommi_bkt_stale(legacy, h.steps, m->front);
         }
         const size_t front = dcommi_bkt_front_bytes(&h);
         dcommi_bkt_walk walk = {legacy->state + front, legacy->bytes - front - sizeof(uint64_t)};
         for (size_t i = 0; i < b->layout.n; i++) {
             dcomm_feedback **to = &m->heritage[l * b->layout.n + i];
-            DCOMMI_TRY(
-                dcommi_bkt_load_one(b, &b->layout.buckets[i], &walk, legacy->rank, to));
+            DCOMMI_TRY(dcommi_bkt_load_one(b, &b->layout.buckets[i], &walk, legacy->rank, to));
             if (*to != NULL && (*to)->step != errors[i].step) {
-                return dcommi_bkt_corrupt(legacy->rank, "its error feedback is of another step");
+                return dcommi_bkt_stale(legacy, h.steps, m->front);
             }
         }
     }
@@ -60506,17 +61191,15 @@ static dcomm_status dcommi_bkt_pack_up(dcomm_buckets *b, dcommi_bkt_move *m)
 {
     const uint32_t *sequence = dcommi_bkt_front_sequence(b, m->front);
     const size_t order = b->nparams * sizeof *sequence;
+    m->nbuckets = b->layout.n;
     m->deals = memcmp(b->sequence, sequence, order) != 0 || b->layout.n != m->front->nbuckets;
     if (m->deals) {
         DCOMMI_TRY(dcommi_bkt_build(b, sequence, &m->layout));
     }
-    const size_t n = m->deals ? m->layout.n : b->layout.n;
     b->cards = dcommi_calloc((size_t)b->size, 2 * sizeof *b->cards);
     b->sights = b->watched ? dcommi_calloc((size_t)b->size + 1, sizeof *b->sights) : NULL;
-    m->sums = dcommi_calloc(n, DCOMMI_BKT_SUMS * sizeof *m->sums);
     m->shards = dcommi_calloc(b->layout.n, sizeof *m->shards);
-    if (b->cards == NULL || (b->watched && b->sights == NULL) || m->sums == NULL ||
-        m->shards == NULL) {
+    if (b->cards == NULL || (b->watched && b->sights == NULL) || m->shards == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
     for (size_t i = 0; i < b->layout.n && b->opts.sharded && !m->deals; i++) {
@@ -60527,7 +61210,7 @@ static dcomm_status dcommi_bkt_pack_up(dcomm_buckets *b, dcommi_bkt_move *m)
     }
     return dcommi_bkt_read_legacies(b, m);
 }
-/* Meet the other ranks, on the new seat. `run` and `own` are of the old one. */
+/* Meet the other ranks, on the new seat. `run` is of the old one. */
 static dcomm_status dcommi_bkt_meet_all(dcomm_buckets *b, dcommi_bkt_move *m, dcomm_status status,
                                         const dcommi_bkt_run *run)
 {
@@ -60574,11 +61257,13 @@ static void dcommi_bkt_forget_step(dcomm_buckets *b)
 /* Use the order of the front. Gradients inside buckets move. */
 static void dcommi_bkt_deal_anew(dcomm_buckets *b, dcommi_bkt_move *m)
 {
+    double lost = 0;
     for (size_t i = 0; i < b->layout.n; i++) {
         const dcomm_feedback *fb = b->layout.buckets[i].feedback;
+        lost += b->layout.buckets[i].lost;
         if (fb != NULL && m->front->sent_steps > 0) { /* before the first step there were none */
-            (void)dcommi_feedback_norm2(&fb->worker, &m->sums[DCOMMI_BKT_LOST]);
-            (void)dcommi_feedback_norm2(&fb->owner, &m->sums[DCOMMI_BKT_LOST]);
+            (void)dcommi_feedback_norm2(&fb->worker, &lost); /* which are in host memory */
+            (void)dcommi_feedback_norm2(&fb->owner, &lost);
         }
     }
     for (size_t i = 0; i < m->layout.n; i++) {
@@ -60587,8 +61272,10 @@ static void dcommi_bkt_deal_anew(dcomm_buckets *b, dcommi_bkt_move *m)
     dcommi_bkt_layout_free(&b->layout);
     dcommi_bkt_settle(b, &m->layout);
     m->layout = (dcommi_bkt_layout){0};
-    memcpy(b->sequence, dcommi_bkt_front_sequence(b, m->front),
-           b->nparams * sizeof *b->sequence);
+    memcpy(b->sequence, dcommi_bkt_front_sequence(b, m->front), b->nparams * sizeof *b->sequence);
+    if (b->layout.n > 0) {
+        b->layout.buckets[0].lost = lost;
+    }
 }
 /* Bring each bucket to the front: its shards, its residuals. */
 static dcomm_status dcommi_bkt_go_back(dcomm_buckets *b, dcommi_bkt_move *m)
@@ -60596,7 +61283,6 @@ static dcomm_status dcommi_bkt_go_back(dcomm_buckets *b, dcommi_bkt_move *m)
     const dcommi_bkt_errors *errors = dcommi_bkt_front_errors(m->front);
     for (size_t i = 0; i < b->layout.n; i++) {
         dcommi_bkt *k = &b->layout.buckets[i];
-        double *sums = m->sums + i * DCOMMI_BKT_SUMS;
         if (!m->deals && b->opts.sharded) {
             dcommi_free(k->shards);
             k->shards = m->shards[i];
@@ -60607,12 +61293,17 @@ static dcomm_status dcommi_bkt_go_back(dcomm_buckets *b, dcommi_bkt_move *m)
         }
         bool reset;
         k->feedback->opts.tensor = (uint32_t)errors[i].tensor;
-        DCOMMI_TRY(
-            dcommi_feedback_back(k->feedback, errors[i].step, &reset, &sums[DCOMMI_BKT_LOST]));
-        sums[DCOMMI_BKT_RESET] += reset;
+        DCOMMI_TRY(dcommi_feedback_back(k->feedback, errors[i].step, &reset, &k->lost));
+        b->reset += reset;
         for (size_t l = 0; l < b->nlegacies; l++) {
-            dcommi_feedback_inherit(k->feedback, m->heritage[l * b->layout.n + i]);
+            const dcomm_feedback *from = m->heritage[l * b->layout.n + i];
+            if (from != NULL) {
+                dcommi_feedback_inherit(k->feedback, from);
+            }
         }
+    }
+    for (size_t l = 0; l < b->nlegacies; l++) {
+        b->legacies[l].state = NULL;
     }
     return DCOMM_OK;
 }
@@ -60626,18 +61317,28 @@ static dcomm_status dcommi_bkt_arrive_at(dcomm_buckets *b, dcommi_bkt_move *m)
     }
     dcommi_bkt_leave_seat(&m->other);
     dcommi_bkt_drain_devices(b, timeout_s);
-    b->rebound = m->info;
     dcommi_bkt_forget_step(b);
+    b->undone = m->info.undone;
     if (m->deals) {
         dcommi_bkt_deal_anew(b, m);
     }
     dcommi_bkt_stand(b, m->front);
     b->built_at = b->built_at < b->sent_steps ? b->built_at : b->sent_steps;
-    b->rebound.step = b->steps;
     if (b->scaler != NULL) {
         dcommi_scaler_stand(b->scaler, m->front);
     }
     return dcommi_bkt_go_back(b, m);
+}
+/* Forget the legacies that were not taken. */
+static void dcommi_bkt_forget_legacies(dcomm_buckets *b)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < b->nlegacies; i++) {
+        if (b->legacies[i].state == NULL) {
+            b->legacies[n++] = b->legacies[i];
+        }
+    }
+    b->nlegacies = n;
 }
 /* ---- the public calls ---- */
 DCOMM_API dcomm_status dcomm_buckets_rebind(dcomm_buckets *b, dcomm_comm *comm)
@@ -60651,42 +61352,50 @@ DCOMM_API dcomm_status dcomm_buckets_rebind(dcomm_buckets *b, dcomm_comm *comm)
     m.other.comm->timed = true;
     m.other.rank = m.other.comm->rank;
     m.other.size = m.other.comm->size;
+    const dcomm_on_error on_error = b->comm->on_error;
     b->comm->on_error = DCOMM_ON_ERROR_RETURN; /* the caller leaves it */
     dcomm_status status = dcommi_bkt_halt(b);
     const dcommi_bkt_run run = dcommi_bkt_run_of(b);
     dcommi_bkt_swap_seats(b, &m.other);
     status = dcommi_bkt_meet_all(b, &m, status, &run);
     if (status >= 0) {
-        status = dcommi_bkt_unite(b, dcommi_bkt_arrive_at(b, &m), m.sums);
-        status = dcommi_bkt_good(b, status);
+        status = dcommi_bkt_arrive_at(b, &m);
         dcommi_bkt_give_back(b, m.front);
-        dcommi_bkt_move_free(b, &m);
-        return status;
+        status = dcommi_bkt_good(b, dcommi_bkt_unite(b, status, &m.info));
+    } else {
+        char why[DCOMMI_MESSAGE_MAX];
+        snprintf(why, sizeof why, "%s", dcomm_last_error());
+        dcommi_bkt_swap_seats(b, &m.other);
+        dcommi_bkt_leave_seat(&m.other);
+        b->comm->on_error = on_error;
+        status = dcommi_fail(status, "%s", why);
     }
-    char why[DCOMMI_MESSAGE_MAX];
-    snprintf(why, sizeof why, "%s", dcomm_last_error());
-    dcommi_bkt_swap_seats(b, &m.other);
-    dcommi_bkt_leave_seat(&m.other);
-    dcommi_bkt_move_free(b, &m);
-    return dcommi_fail(status, "%s", why);
+    dcommi_bkt_move_free(&m);
+    dcommi_bkt_forget_legacies(b);
+    return status;
 }
 DCOMM_API dcomm_status dcomm_buckets_inherit(dcomm_buckets *b, const void *state, size_t bytes)
 {
     dcommi_bkt_head h;
     DCOMMI_NEED(b);
     DCOMMI_NEED(state);
+    DCOMMI_TRY(dcommi_bkt_read_head(b, state, bytes, (size_t)b->met_rank, &h));
+    if (h.ranks != (uint64_t)b->met_size || h.rank >= h.ranks || h.rank == (uint64_t)b->met_rank) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_buckets_inherit: the state is of rank %" PRIu64 " of %" PRIu64
+                           ", and this was rank %d of %d",
+                           h.rank, h.ranks, b->met_rank, b->met_size);
+    }
+    for (size_t i = 0; i < b->nlegacies; i++) {
+        if (b->legacies[i].rank == h.rank && b->legacies[i].state == NULL) {
+            return DCOMM_OK; /* a rebind that has failed has taken it */
+        }
+    }
     if (b->nlegacies == DCOMMI_BKT_LEGACIES) {
         return dcommi_fail(DCOMM_ERR_INVALID,
                            "dcomm_buckets_inherit: this rank inherits from %d ranks already; give "
                            "the state to another rank",
                            DCOMMI_BKT_LEGACIES);
-    }
-    DCOMMI_TRY(dcommi_bkt_read_head(b, state, bytes, (size_t)b->rank, &h));
-    if (h.ranks != (uint64_t)b->size || h.rank >= h.ranks || h.rank == (uint64_t)b->rank) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_buckets_inherit: the state is of rank %" PRIu64 " of %" PRIu64
-                           ", and this is rank %d of %d",
-                           h.rank, h.ranks, b->rank, b->size);
     }
     b->legacies[b->nlegacies++] = (dcommi_bkt_legacy){state, bytes, (size_t)h.rank};
     return DCOMM_OK;
@@ -62712,6 +63421,36 @@ DCOMM_API dcomm_status dcomm_moe_get_stats(const dcomm_moe *m, dcomm_moe_stats *
     stats->rank_rows = m->rank_rows;
     stats->rank_bytes = m->rank_bytes;
     return DCOMM_OK;
+}
+/* ==== include/dcomm/impl/train/checkpoint.h ================================================ */
+/* checkpoint.h - how often to write a checkpoint: Daly's interval, and his model of lost time. */
+static bool dcommi_checkpoint_times(double write_s, double mtbf_s, double restart_s)
+{
+    return isfinite(write_s) && write_s >= 0 && isfinite(mtbf_s) && mtbf_s > 0 &&
+           isfinite(restart_s) && restart_s >= 0;
+}
+DCOMM_API double dcomm_checkpoint_interval(double write_s, double mtbf_s, double restart_s)
+{
+    if (!dcommi_checkpoint_times(write_s, mtbf_s, restart_s)) {
+        return NAN;
+    }
+    double share = write_s / mtbf_s / 2;
+    if (share >= 1) {
+        return mtbf_s;
+    }
+    /* sqrt(2 C M) is 2 M sqrt(share), which cannot overflow before the result does. */
+    double root = sqrt(share);
+    return 2 * mtbf_s * root * (1 + root / 3 + share / 9) - write_s;
+}
+DCOMM_API double dcomm_checkpoint_overhead(double interval_s, double write_s, double mtbf_s,
+                                           double restart_s)
+{
+    if (!dcommi_checkpoint_times(write_s, mtbf_s, restart_s) ||
+        !(isfinite(interval_s) && interval_s > 0)) {
+        return NAN;
+    }
+    double useful = interval_s / mtbf_s / expm1(interval_s / mtbf_s + write_s / mtbf_s);
+    return 1 - useful * exp(-restart_s / mtbf_s);
 }
 #endif
 #endif
@@ -70226,7 +70965,6 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_TUNE_SWIFT
 #undef DCOMMI_TUNING_LINE
 #undef DCOMMI_TURN
-#undef DCOMMI_UCX_AM_ID
 #undef DCOMMI_UCX_DEVICE
 #undef DCOMMI_UCX_EAGER
 #undef DCOMMI_UCX_FRESH_S
@@ -70234,6 +70972,9 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_UCX_ORDERED
 #undef DCOMMI_UCX_PART_GRAIN
 #undef DCOMMI_UCX_PART_MIN
+#undef DCOMMI_UCX_PIECE
+#undef DCOMMI_UCX_PUMP
+#undef DCOMMI_UCX_SEGMENT
 #undef DCOMMI_UCX_SLAB
 #undef DCOMMI_UNLIKELY
 #undef DCOMMI_UNROLL
