@@ -40244,7 +40244,7 @@ typedef enum dcommi_rdv_outcome {
     DCOMMI_RDV_AGAIN,   /* worth another try */
     DCOMMI_RDV_REFUSED, /* nobody listens */
     DCOMMI_RDV_FOREIGN, /* another job meets there */
-    DCOMMI_RDV_ALIEN,   /* another program, which is no dcomm, answers there */
+    DCOMMI_RDV_ALIEN,   /* another program, which is no dcomm, answers there, or says nothing */
     DCOMMI_RDV_TAKEN,   /* answer to DCOMMI_RDV_NO_RANK: this job meets there */
     DCOMMI_RDV_STRANGE, /* the server has another secret */
     DCOMMI_RDV_OVER     /* an error that ends all attempts */
@@ -40284,6 +40284,10 @@ static dcommi_rdv_outcome dcommi_rdv_handshake(dcommi_rdv_client *c,
         (!dcommi_rdv_get_header(challenge, &h) || h.type != DCOMMI_RDV_CHALLENGE ||
          h.length != DCOMMI_RDV_CHALLENGE_LEN)) {
         snprintf(note, note_max, "the program that answers is no dcomm rendezvous");
+        return DCOMMI_RDV_ALIEN;
+    }
+    if (status == DCOMM_ERR_TIMEOUT) { /* dcomm would have spoken first */
+        snprintf(note, note_max, "what listens there says nothing");
         return DCOMMI_RDV_ALIEN;
     }
     DCOMMI_THEN(status, dcommi_sock_read(c->fd, challenge + DCOMMI_RDV_HEADER,

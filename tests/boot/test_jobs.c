@@ -227,6 +227,23 @@ Test(jobs, port_that_answers_otherwise, .timeout = LIMIT)
     close(fd);
 }
 
+/* The other program takes connections and says nothing. */
+Test(jobs, port_that_says_nothing, .timeout = LIMIT)
+{
+    outcome *all = share();
+    dcommi_addr a;
+    dcommi_addr_literal("127.0.0.1", (uint16_t)(port + 1), &a);
+    int fd = dcommi_sock_listen(&a, false);
+    cr_assert_geq(fd, 0);
+    job_rank r = {.rank = 1, .size = 2, .letter = 'a', .timeout_s = 30, .end = &all[1]};
+    start(&r);
+    await(&r);
+    expect(&r, DCOMM_ERR_RENDEZVOUS, "another program has its port");
+    expect(&r, DCOMM_ERR_RENDEZVOUS, "says nothing");
+    cr_expect_lt(all[1].seconds, 15);
+    close(fd);
+}
+
 /* ---- deaths ---- */
 
 /* Start ranks 0 and 1 of 3, and kill one of them. The other one ends with status and words. */

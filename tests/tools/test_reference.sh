@@ -29,7 +29,7 @@ plant nccl\/face.h '^DCOMM_NCCL_CALL(ncclResult_t, ncclMemFree' \
     'DCOMM_NCCL_CALL(ncclResult_t, ncclPlanted, (int one));'
 plant impl/base/environment.h '^    {.name = "DCOMM_CMA"' '    {.name = "DCOMM_PLANTED_VARIABLE"},'
 plant impl/base/environment.h '^#include' '#ifdef DCOMM_PLANTED_OPTION\n#endif'
-plant ../../bench/dcomm-run.c '^ *{"nnodes"' '{"planted-option", no_argument, NULL, TAG},'
+plant ../../bench/run_options.h '^ *{"nnodes"' '{"planted-option", no_argument, NULL, TAG},'
 plant ../../docs/cheatsheet.md '^## Tools' 'Call `dcomm_planted_name`.\n'
 "$tree/tools/reference.py" --check >"$scratch/planted" 2>&1
 ok "an omission is exit status 1" $(($? != 1))

@@ -302,7 +302,8 @@ static dcomm_status dcommi_sock_read(int fd, void *buf, size_t len, double deadl
     return DCOMM_OK;
 }
 
-/* Write `len` bytes. Stop, with *stopped, when something arrives: the peer may have given up. */
+/* Write `len` bytes. Stop, with *stopped, when something arrives: the peer may have given up. If the
+ * connection cannot write, tell the peer that no more comes. */
 static dcomm_status dcommi_sock_write(int fd, const void *buf, size_t len, double deadline,
                                       const _Atomic int *cancel, bool *stopped)
 {
@@ -316,6 +317,7 @@ static dcomm_status dcommi_sock_write(int fd, const void *buf, size_t len, doubl
         }
         if (!dcommi_sys_later()) {
             *stopped = true; /* the peer's last frame may still be readable */
+            (void)dcommi_sys_shutdown(fd, SHUT_WR);
             return DCOMM_OK;
         }
         DCOMMI_TRY(dcommi_sock_wait(fd, POLLIN | POLLOUT, deadline, cancel));

@@ -77,12 +77,16 @@ static dcomm_status dcommi_agreement_parts(uint64_t word, const char *what)
 
 /* ---- agree ---- */
 
-/* Return how a caller's decision stands. With the token. */
-static dcomm_status dcommi_agreement_status(dcommi_agreement *g, const char *what)
+/* Return how a caller's decision stands. With the token. A message that was not sent for lack of
+ * memory goes first, unless it is late: others may wait for it, and this rank may compute next. */
+static dcomm_status dcommi_agreement_status(dcommi_agreement *g, const char *what, bool late)
 {
     const dcommi_agree *a = g->agree;
     if (a->outcast) {
         return dcommi_agreement_outcast(g, what);
+    }
+    if (a->number > g->taken && g->again && !late) {
+        return DCOMM_IN_PROGRESS;
     }
     if (a->number > g->taken) {
         g->taken = a->number;
@@ -113,8 +117,9 @@ static dcomm_status dcommi_agreement_reach(dcommi_agreement *g, const char *what
     while (status == DCOMM_IN_PROGRESS) {
         dcommi_progress_or_yield(comm->context);
         dcommi_token_take(comm->context);
-        status = dcommi_agreement_status(g, what);
-        if (status == DCOMM_IN_PROGRESS && dcommi_now() > until) {
+        const bool late = dcommi_now() > until;
+        status = dcommi_agreement_status(g, what, late);
+        if (status == DCOMM_IN_PROGRESS && late) {
             status = dcommi_agreement_late(g, what);
         }
         g->busy = status == DCOMM_IN_PROGRESS;

@@ -45,14 +45,14 @@ typedef struct dcommi_growth {
 } dcommi_growth;
 
 /* Return the error of the old communicator. If it has none, fail it with `status` and the sentence
- * of dcommi_message. */
+ * of dcommi_message, which other ranks get as this rank's. */
 static dcomm_status dcommi_grow_poison(dcomm_comm *comm, dcomm_status status)
 {
     char why[DCOMMI_MESSAGE_MAX];
     memcpy(why, dcommi_message, sizeof why);
     dcommi_token_take(comm->context);
     if (atomic_load(&comm->poisoned) == 0) {
-        dcommi_poison(comm, status, "%s", why);
+        dcommi_poison(comm, status, "rank %d: %s", comm->rank, why);
     }
     dcommi_token_release(comm->context);
     return dcommi_fail((dcomm_status)atomic_load(&comm->poisoned), "%s", comm->message);

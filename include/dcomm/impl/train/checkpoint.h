@@ -4,6 +4,7 @@
 
 #include "../../checkpoint.h"
 #include "../base/util.h"
+#include "../../../../kernels/root.h"
 
 #include <math.h>
 
@@ -23,7 +24,7 @@ DCOMM_API double dcomm_checkpoint_interval(double write_s, double mtbf_s, double
         return mtbf_s;
     }
     /* sqrt(2 C M) is 2 M sqrt(share), which cannot overflow before the result does. */
-    double root = sqrt(share);
+    double root = dcommi_sqrt(share);
     return 2 * mtbf_s * root * (1 + root / 3 + share / 9) - write_s;
 }
 
@@ -35,7 +36,7 @@ DCOMM_API double dcomm_checkpoint_overhead(double interval_s, double write_s, do
         return NAN;
     }
     double useful = interval_s / mtbf_s / expm1(interval_s / mtbf_s + write_s / mtbf_s);
-    return 1 - useful * exp(-restart_s / mtbf_s);
+    return 1 - useful * (1 + expm1(-restart_s / mtbf_s));
 }
 
 #endif
