@@ -34088,7 +34088,8 @@ static dcomm_status dcommi_sock_read(int fd, void *buf, size_t len, double deadl
     }
     return DCOMM_OK;
 }
-/* Write `len` bytes. Stop, with *stopped, when something arrives: the peer may have given up. */
+/* Write `len` bytes. Stop, with *stopped, when something arrives: the peer may have given up. If the
+ * connection cannot write, tell the peer that no more comes. */
 static dcomm_status dcommi_sock_write(int fd, const void *buf, size_t len, double deadline,
                                       const _Atomic int *cancel, bool *stopped)
 {
@@ -34102,6 +34103,7 @@ static dcomm_status dcommi_sock_write(int fd, const void *buf, size_t len, doubl
         }
         if (!dcommi_sys_later()) {
             *stopped = true; /* the peer's last frame may still be readable */
+            (void)dcommi_sys_shutdown(fd, SHUT_WR);
             return DCOMM_OK;
         }
         DCOMMI_TRY(dcommi_sock_wait(fd, POLLIN | POLLOUT, deadline, cancel));
@@ -49442,12 +49444,16 @@ static dcomm_status dcommi_agreement_parts(uint64_t word, const char *what)
                              what, dcomm_strerror((dcomm_status)-status));
 }
 /* ---- agree ---- */
-/* Return how a caller's decision stands. With the token. */
-static dcomm_status dcommi_agreement_status(dcommi_agreement *g, const char *what)
+/* Return how a caller's decision stands. With the token. A message that was not sent for lack of
+ * memory goes first, unless it is late: others may wait for it, and this rank may compute next. */
+static dcomm_status dcommi_agreement_status(dcommi_agreement *g, const char *what, bool late)
 {
     const dcommi_agree *a = g->agree;
     if (a->outcast) {
         return dcommi_agreement_outcast(g, what);
+    }
+    if (a->number > g->taken && g->again && !late) {
+        return DCOMM_IN_PROGRESS;
     }
     if (a->number > g->taken) {
         g->taken = a->number;
@@ -49477,8 +49483,9 @@ static dcomm_status dcommi_agreement_reach(dcommi_agreement *g, const char *what
     while (status == DCOMM_IN_PROGRESS) {
         dcommi_progress_or_yield(comm->context);
         dcommi_token_take(comm->context);
-        status = dcommi_agreement_status(g, what);
-        if (status == DCOMM_IN_PROGRESS && dcommi_now() > until) {
+        const bool late = dcommi_now() > until;
+        status = dcommi_agreement_status(g, what, late);
+        if (status == DCOMM_IN_PROGRESS && late) {
             status = dcommi_agreement_late(g, what);
         }
         g->busy = status == DCOMM_IN_PROGRESS;
@@ -54233,14 +54240,14 @@ typedef struct dcommi_growth {
     double until;
 } dcommi_growth;
 /* Return the error of the old communicator. If it has none, fail it with `status` and the sentence
- * of dcommi_message. */
+ * of dcommi_message, which other ranks get as this rank's. */
 static dcomm_status dcommi_grow_poison(dcomm_comm *comm, dcomm_status status)
 {
     char why[DCOMMI_MESSAGE_MAX];
     memcpy(why, dcommi_message, sizeof why);
     dcommi_token_take(comm->context);
     if (atomic_load(&comm->poisoned) == 0) {
-        dcommi_poison(comm, status, "%s", why);
+        dcommi_poison(comm, status, "rank %d: %s", comm->rank, why);
     }
     dcommi_token_release(comm->context);
     return dcommi_fail((dcomm_status)atomic_load(&comm->poisoned), "%s", comm->message);
@@ -63443,7 +63450,7 @@ DCOMM_API double dcomm_checkpoint_interval(double write_s, double mtbf_s, double
         return mtbf_s;
     }
     /* sqrt(2 C M) is 2 M sqrt(share), which cannot overflow before the result does. */
-    double root = sqrt(share);
+    double root = dcommi_sqrt(share);
     return 2 * mtbf_s * root * (1 + root / 3 + share / 9) - write_s;
 }
 DCOMM_API double dcomm_checkpoint_overhead(double interval_s, double write_s, double mtbf_s,
@@ -63454,7 +63461,7 @@ DCOMM_API double dcomm_checkpoint_overhead(double interval_s, double write_s, do
         return NAN;
     }
     double useful = interval_s / mtbf_s / expm1(interval_s / mtbf_s + write_s / mtbf_s);
-    return 1 - useful * exp(-restart_s / mtbf_s);
+    return 1 - useful * (1 + expm1(-restart_s / mtbf_s));
 }
 #endif
 #endif
