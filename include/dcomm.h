@@ -38302,24 +38302,27 @@ static void dcommi_beat_appoint(const dcomm_comm *comm)
     int *first = context->control != NULL && context->control->beating
                      ? dcommi_calloc((size_t)comm->nhosts, sizeof *first) /* 1 + rank */
                      : NULL;
-    for (int r = comm->size - 1; first != NULL && r >= 0; r--) {
+    if (first == NULL) {
+        return;
+    }
+    for (int r = comm->size - 1; r >= 0; r--) {
         const dcommi_member *m = &comm->members[r];
         if (m->peer < 0 || (!m->gone && !context->peers[m->peer].lost)) {
             first[dcommi_group_of(comm->groups, 0, r)] = 1 + r;
         }
     }
     const int own = dcommi_group_of(comm->groups, 0, comm->rank);
-    for (int h = 0; first != NULL && first[own] == 1 + comm->rank && h < comm->nhosts; h++) {
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    for (int h = 0; first[own] == 1 + comm->rank && h < comm->nhosts; h++) {
         dcommi_ctl_line *l = h != own && first[h] > 0
                                  ? dcommi_ctl_line_to(context, comm->members[first[h] - 1].peer)
                                  : NULL;
         if (l != NULL && !l->beats) {
-            pthread_mutex_lock(&dcommi_ctl_lock);
             l->beats = true;
             l->silent_s = 0;
-            pthread_mutex_unlock(&dcommi_ctl_lock);
         }
     }
+    pthread_mutex_unlock(&dcommi_ctl_lock);
     dcommi_free(first);
 }
 /* Beat for this process from now on. With the token. */
