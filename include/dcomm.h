@@ -17779,7 +17779,7 @@ typedef enum dcommi_verdict {
         2, /* if `stays`: show it again at the next progress, and nothing of this peer before */
     DCOMMI_KEEP = 1 /* desc (and data, if not NULL) stay valid until fetch or release */
 } dcommi_verdict;
-/* How a peer was lost. */
+/* Ways in which a peer is lost. */
 typedef enum dcommi_loss {
     DCOMMI_LOSS_SILENT = 0, /* it cannot be reached, or sends nonsense: it may be alive */
     DCOMMI_LOSS_PROVEN,     /* its process has ended, or has closed the transport */
@@ -18992,7 +18992,7 @@ struct dcomm_context {
     dcommi_run *gated; /* runs that wait for their streams, oldest first */
     size_t ngated;
     _Atomic(dcommi_device *) devices; /* used by operations so far */
-    dcommi_device *straight_device;   /* UCX moves its memory; NULL: no device's yet */
+    dcommi_device *straight_device;   /* UCX moves this device's memory; NULL: none */
     size_t straight;                  /* moves by UCX of such memory under way */
     _Atomic int aborts;               /* some communicator has abort_wanted */
     unsigned idle;                    /* polls in a row in which nothing happened */

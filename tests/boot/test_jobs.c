@@ -188,13 +188,20 @@ Test(jobs, second_rank_0_of_one_job_is_told, .timeout = LIMIT)
     expect(&r[2], DCOMM_OK, NULL);
 }
 
-Test(jobs, port_of_another_program, .timeout = LIMIT)
+/* Listen at rank 0's port, as another program does. Return the socket. */
+static int another_program(void)
 {
-    outcome *all = share();
     dcommi_addr a;
     dcommi_addr_literal("127.0.0.1", (uint16_t)(port + 1), &a);
     int fd = dcommi_sock_listen(&a, false);
     cr_assert_geq(fd, 0);
+    return fd;
+}
+
+Test(jobs, port_of_another_program, .timeout = LIMIT)
+{
+    outcome *all = share();
+    int fd = another_program();
     job_rank r = {.size = 2, .letter = 'a', .timeout_s = 10, .end = &all[0]};
     start(&r);
     await(&r);
@@ -206,10 +213,7 @@ Test(jobs, port_of_another_program, .timeout = LIMIT)
 Test(jobs, port_that_answers_otherwise, .timeout = LIMIT)
 {
     outcome *all = share();
-    dcommi_addr a;
-    dcommi_addr_literal("127.0.0.1", (uint16_t)(port + 1), &a);
-    int fd = dcommi_sock_listen(&a, false);
-    cr_assert_geq(fd, 0);
+    int fd = another_program();
     job_rank r = {.rank = 1, .size = 2, .letter = 'a', .timeout_s = 20, .end = &all[1]};
     start(&r);
     int status = -1;
@@ -231,10 +235,7 @@ Test(jobs, port_that_answers_otherwise, .timeout = LIMIT)
 Test(jobs, port_that_says_nothing, .timeout = LIMIT)
 {
     outcome *all = share();
-    dcommi_addr a;
-    dcommi_addr_literal("127.0.0.1", (uint16_t)(port + 1), &a);
-    int fd = dcommi_sock_listen(&a, false);
-    cr_assert_geq(fd, 0);
+    int fd = another_program();
     job_rank r = {.rank = 1, .size = 2, .letter = 'a', .timeout_s = 30, .end = &all[1]};
     start(&r);
     await(&r);

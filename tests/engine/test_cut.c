@@ -23,6 +23,17 @@ static void connect_all(dcomm_comm *comm)
     RANKS_OK(dcomm_barrier(comm, NULL));
 }
 
+/* Join, each rank on a host of its own, and be connected with all others. */
+static fault_rank join(int rank, int n, procs_shared *s, const dcomm_comm_opts *opts)
+{
+    fault_rank f = {.rank = rank, .n = n, .s = s};
+    ranks_settle(rank, n, RANKS_HOSTS);
+    f.comm = ranks_join(rank, n, s, opts);
+    connect_all(f.comm);
+    fault_meet(&f, -1);
+    return f;
+}
+
 /* Lose all ranks of a set, without proof of their death. */
 static void lose(dcomm_comm *comm, unsigned set)
 {
@@ -38,13 +49,9 @@ static void lose(dcomm_comm *comm, unsigned set)
 static int divided(int rank, int n, procs_shared *s, void *arg)
 {
     const cut *c = arg;
-    fault_rank f = {.rank = rank, .n = n, .s = s};
-    ranks_settle(rank, n, RANKS_HOSTS);
-    f.comm = ranks_join(rank, n, s, &(dcomm_comm_opts){.quorum = c->quorum, .timeout_s = 5});
+    fault_rank f = join(rank, n, s, &(dcomm_comm_opts){.quorum = c->quorum, .timeout_s = 5});
     const int side = c->sides[1] >> rank & 1;
     const unsigned others = ((1u << n) - 1) & ~c->sides[side];
-    connect_all(f.comm);
-    fault_meet(&f, -1);
     lose(f.comm, others);
     int failed[PROCS_MAX], count = 0;
     RANKS_OK(dcomm_comm_failed(f.comm, NULL, 0, &count));
@@ -90,11 +97,7 @@ Test(cut, two_sides, .timeout = 120)
 static int one_sided(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
-    fault_rank f = {.rank = rank, .n = n, .s = s};
-    ranks_settle(rank, n, RANKS_HOSTS);
-    f.comm = ranks_join(rank, n, s, &(dcomm_comm_opts){.timeout_s = 8});
-    connect_all(f.comm);
-    fault_meet(&f, -1);
+    fault_rank f = join(rank, n, s, &(dcomm_comm_opts){.timeout_s = 8});
     if (rank == 2) {
         lose(f.comm, 1);
     }
@@ -128,11 +131,7 @@ Test(cut, one_sided, .timeout = 60)
 static int told_of_a_death(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
-    fault_rank f = {.rank = rank, .n = n, .s = s};
-    ranks_settle(rank, n, RANKS_HOSTS);
-    f.comm = ranks_join(rank, n, s, &(dcomm_comm_opts){.timeout_s = 8});
-    connect_all(f.comm);
-    fault_meet(&f, -1);
+    fault_rank f = join(rank, n, s, &(dcomm_comm_opts){.timeout_s = 8});
     int failed[PROCS_MAX], count = 0;
     if (rank == 0) {
         dcommi_token_take(f.comm->context);

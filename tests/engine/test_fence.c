@@ -19,6 +19,23 @@ typedef struct fence {
     others others;
 } fence;
 
+/* Join with a liveness of 1 s, and be connected with all others. */
+static void join(fault_rank *f, int rank, int n, procs_shared *s, fault_place place)
+{
+    setenv("DCOMM_LIVENESS_S", "1", 1);
+    fault_join(f, rank, n, s, place, 20);
+    PROCS_TRUE(fault_allreduce(f->comm, rank, NULL, COUNT, NULL) == DCOMM_OK);
+    fault_meet(f, -1);
+}
+
+/* Stop this process, which has nothing to do when it wakes up. */
+static void stop_for_good(const fault_rank *f)
+{
+    atomic_store(&f->s->words[PID], (long)getpid());
+    raise(SIGSTOP);
+    _exit(0);
+}
+
 /* Stop this process. With END a child of it wakes it up, for nobody else is left. */
 static void sleep_long(fault_rank *f, const fence *c)
 {
@@ -68,10 +85,7 @@ static int given_up(int rank, int n, procs_shared *s, void *arg)
 {
     const fence *c = arg;
     fault_rank f;
-    setenv("DCOMM_LIVENESS_S", "1", 1);
-    fault_join(&f, rank, n, s, c->place, 20);
-    PROCS_TRUE(fault_allreduce(f.comm, rank, NULL, COUNT, NULL) == DCOMM_OK);
-    fault_meet(&f, -1);
+    join(&f, rank, n, s, c->place);
     if (rank == n - 1) {
         sleep_long(&f, c);
         wake_up(&f);
@@ -145,16 +159,11 @@ static int beside_a_death(int rank, int n, procs_shared *s, void *arg)
 {
     const fence *c = arg;
     fault_rank f;
-    setenv("DCOMM_LIVENESS_S", "1", 1);
-    fault_join(&f, rank, n, s, c->place, 20);
-    PROCS_TRUE(fault_allreduce(f.comm, rank, NULL, COUNT, NULL) == DCOMM_OK);
-    fault_meet(&f, -1);
+    join(&f, rank, n, s, c->place);
     if (rank == 0) {
         kill(getpid(), SIGKILL);
     } else if (rank == 1) {
-        atomic_store(&s->words[PID], (long)getpid());
-        raise(SIGSTOP);
-        _exit(0);
+        stop_for_good(&f);
     }
     int failed[PROCS_MAX], count = 0;
     double begun = procs_now();
@@ -190,15 +199,12 @@ static int beside_others_that_compute(int rank, int n, procs_shared *s, void *ar
     (void)arg;
     fault_rank f;
     dcomm_comm *part = NULL;
-    setenv("DCOMM_LIVENESS_S", "1", 1);
-    fault_join(&f, rank, n, s, PAIRS, 20);
+    join(&f, rank, n, s, PAIRS);
     RANKS_OK(dcomm_comm_split(f.comm, rank % 2, 0, &part));
     RANKS_OK(dcomm_barrier(part, NULL));
     fault_meet(&f, -1);
     if (rank == 3) {
-        atomic_store(&s->words[PID], (long)getpid());
-        raise(SIGSTOP);
-        _exit(0);
+        stop_for_good(&f);
     }
     if (rank == 1) {
         double begun = procs_now();

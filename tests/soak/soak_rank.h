@@ -43,7 +43,7 @@ typedef struct soak_shared {
     _Atomic uint64_t agreed[SOAK_GENERATIONS]; /* 1 + the hash of what was agreed in a generation */
 } soak_shared;
 
-/* What all members of a communicator have in common. */
+/* State that all members of a communicator share. */
 typedef struct soak_state {
     uint64_t step, generation, grown;
 } soak_state;

@@ -39,7 +39,7 @@ typedef enum dcommi_verdict {
     DCOMMI_KEEP = 1 /* desc (and data, if not NULL) stay valid until fetch or release */
 } dcommi_verdict;
 
-/* How a peer was lost. */
+/* Ways in which a peer is lost. */
 typedef enum dcommi_loss {
     DCOMMI_LOSS_SILENT = 0, /* it cannot be reached, or sends nonsense: it may be alive */
     DCOMMI_LOSS_PROVEN,     /* its process has ended, or has closed the transport */
