@@ -35626,8 +35626,9 @@ static void dcommi_say_failed(dcomm_on_error on_error, int rank, dcomm_status st
 }
 /* Fail the communicator: all its operations here, and on all other ranks. `from` is the rank that
  * told us, or -1 if we found the error. The finder tells all ranks. The others pass the error on
- * to ranks at powers of two, so that it arrives even if the finder dies meanwhile. The first error
- * stays. */
+ * to ranks at powers of two, so that it arrives even if the finder dies meanwhile. If those die,
+ * too, a rank that was not told waits no longer for that: it sees the deaths itself, and each rank
+ * that knows the error and is in a call answers its queries with it. The first error stays. */
 static void dcommi_poison_by(dcomm_comm *comm, dcomm_status status, int from, const char *text)
 {
     if (atomic_load_explicit(&comm->poisoned, memory_order_relaxed) != 0) {
@@ -35862,10 +35863,6 @@ static void dcommi_on_query(dcomm_comm *comm, const dcommi_header *h, const void
                            .slot = h->slot,
                            .a = DCOMMI_NOT_ENTERED};
     char where[64] = "";
-    if (atomic_load(&comm->poisoned) != 0) {
-        dcommi_send_abort(comm, (int)h->src);
-        return;
-    }
     if (dcommi_refusal_answer(comm, h)) {
         return;
     }
@@ -42173,6 +42170,18 @@ static dcomm_status dcommi_join_file_write(const char *path, const dcomm_id *id)
         dcommi_sys_unlink(temporary);
     }
     return status;
+}
+/* Make the file that DCOMM_JOIN_FILE names, without an id, if it is not there: a communicator is
+ * whole, so ranks that are started again join it. Without the file, a launcher starts all again. */
+static void dcommi_join_file_mark(void)
+{
+    const char *path = dcommi_env("DCOMM_JOIN_FILE");
+    const int fd = path != NULL ? openat(AT_FDCWD, path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600) : -1;
+    if (path != NULL && fd < 0) {
+        dcommi_join_file_failed(path, "make");
+        dcommi_log(DCOMMI_LOG_WARN, "%s; ranks that are started again cannot join", dcommi_message);
+    }
+    dcommi_sys_close(fd);
 }
 /* Read the id. Return DCOMM_ERR_RENDEZVOUS, with a sentence, if the file holds none yet. */
 static dcomm_status dcommi_join_file_read(const char *path, dcomm_id *id)
@@ -54125,6 +54134,9 @@ static dcomm_status dcommi_comm_build(dcomm_comm *comm)
     }
     if (status >= 0) {
         dcommi_comm_enter(comm);
+    }
+    if (status >= 0 && !joins && comm->rank == 0 && comm->size > 1) {
+        dcommi_join_file_mark();
     }
     return status;
 }
