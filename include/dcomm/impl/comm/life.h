@@ -81,15 +81,15 @@ static bool dcommi_comm_holds(dcomm_comm *comm)
     return holds;
 }
 
-/* Return true if a peer that we have exchanged messages with has not said goodbye yet, or if the
- * transport still has messages under way. */
+/* Return true if a peer that we have exchanged messages with has not said goodbye yet and does not
+ * know of an error, or if the transport still has messages under way. */
 static bool dcommi_comm_awaits(dcomm_comm *comm)
 {
     dcommi_token_take(comm->context);
     bool awaits = comm->in_transport > 0;
     for (int r = 0; r < comm->size && !awaits; r++) {
         const dcommi_member *m = &comm->members[r];
-        awaits = m->peer >= 0 && (m->heard || m->addressed) && !m->gone &&
+        awaits = m->peer >= 0 && (m->heard || m->addressed) && !m->gone && !m->told_us &&
                  !comm->context->peers[m->peer].lost;
     }
     dcommi_token_release(comm->context);
