@@ -6,9 +6,10 @@
 
 #define DCOMMI_GOODBYE_S 5.0       /* seconds that destroy waits for its peers */
 #define DCOMMI_FAILED_LEAVE_S 0.02 /* the same after an error */
-#define DCOMMI_FAILED_MEMORY_S 0.5 /* after an error, if peers may still move the caller's memory \
-                                    */
-#define DCOMMI_SHUT_S 0.5          /* and for their device memory to be shut here */
+#define DCOMMI_FAILED_MEMORY_S                                                           \
+    0.5                   /* after an error, if peers may still move the caller's memory \
+                           */
+#define DCOMMI_SHUT_S 0.5 /* and for their device memory to be shut here */
 
 /* ---- abort and destroy ---- */
 
