@@ -18941,6 +18941,7 @@ typedef struct dcommi_remote {
     bool unreadable;     /* we may not read its memory */
     bool takes_device;   /* UCX moves device memory between it and us */
     int users;           /* communicators that have it */
+    size_t unsent;       /* control messages that wait in the transport */
     double looked_at; /* when its process was last looked at, and the time of cores that it had */
     uint64_t ticks;   /* used then (silence.h) */
     double stopped_s; /* seconds for which it was seen stopped since it last ran */
@@ -28893,11 +28894,13 @@ typedef struct dcommi_control {
     dcommi_op op;
     dcomm_context *context;
     struct dcommi_control *next; /* in context->free_controls, all without data */
+    int peer;
+    size_t len;
     uint8_t data[];
 } dcommi_control;
-static void dcommi_control_free(dcommi_control *control, size_t len)
+static void dcommi_control_free(dcommi_control *control)
 {
-    if (len > 0) {
+    if (control->len > 0) {
         dcommi_free(control);
     } else {
         control->next = control->context->free_controls;
@@ -28908,13 +28911,10 @@ static void dcommi_control_free(dcommi_control *control, size_t len)
  * told. */
 static void dcommi_control_done(dcommi_op *op, dcomm_status status)
 {
+    dcommi_control *control = (dcommi_control *)op;
     (void)status;
-    dcommi_control_free((dcommi_control *)op, 0);
-}
-static void dcommi_text_done(dcommi_op *op, dcomm_status status)
-{
-    (void)status;
-    dcommi_control_free((dcommi_control *)op, 1);
+    control->context->peers[control->peer].unsent--;
+    dcommi_control_free(control);
 }
 /* Send a control message; its payload is copied. */
 static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
@@ -28930,15 +28930,18 @@ static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header
         }
         control->context = comm->context;
     }
-    control->op.handle = NULL;
-    control->op.done = len == 0 ? dcommi_control_done : dcommi_text_done;
+    control->op = (dcommi_op){.done = dcommi_control_done};
+    control->peer = comm->members[rank].peer;
+    control->len = len;
     if (len > 0) {
         memcpy(control->data, data, len);
     }
     dcomm_status status =
         dcommi_post(comm, rank, header, len > 0 ? control->data : NULL, len, &control->op);
-    if (status != DCOMM_IN_PROGRESS) {
-        dcommi_control_free(control, len);
+    if (status == DCOMM_IN_PROGRESS) {
+        comm->context->peers[control->peer].unsent++;
+    } else {
+        dcommi_control_free(control);
     }
     return status < 0 ? status : DCOMM_OK;
 }
@@ -49121,15 +49124,17 @@ static bool dcommi_comm_holds(dcomm_comm *comm)
     return holds;
 }
 /* Return true if a peer that we have exchanged messages with has not said goodbye yet, or if the
- * transport still has messages under way. */
+ * transport still has messages under way. Our own goodbye is one: nobody makes progress for it
+ * while the caller computes, and the peer waits for it. */
 static bool dcommi_comm_awaits(dcomm_comm *comm)
 {
     dcommi_token_take(comm->context);
     bool awaits = comm->in_transport > 0;
     for (int r = 0; r < comm->size && !awaits; r++) {
         const dcommi_member *m = &comm->members[r];
-        awaits = m->peer >= 0 && (m->heard || m->addressed) && !m->gone &&
-                 !comm->context->peers[m->peer].lost;
+        const dcommi_remote *p = m->peer >= 0 ? &comm->context->peers[m->peer] : NULL;
+        awaits = p != NULL && !p->lost &&
+                 (p->unsent > 0 || ((m->heard || m->addressed) && !m->gone));
     }
     dcommi_token_release(comm->context);
     return awaits;

@@ -6,9 +6,10 @@
 
 #define DCOMMI_GOODBYE_S 5.0       /* seconds that destroy waits for its peers */
 #define DCOMMI_FAILED_LEAVE_S 0.02 /* the same after an error */
-#define DCOMMI_FAILED_MEMORY_S 0.5 /* after an error, if peers may still move the caller's memory \
-                                    */
-#define DCOMMI_SHUT_S 0.5          /* and for their device memory to be shut here */
+#define DCOMMI_FAILED_MEMORY_S                                                           \
+    0.5                   /* after an error, if peers may still move the caller's memory \
+                           */
+#define DCOMMI_SHUT_S 0.5 /* and for their device memory to be shut here */
 
 /* ---- abort and destroy ---- */
 
@@ -82,15 +83,17 @@ static bool dcommi_comm_holds(dcomm_comm *comm)
 }
 
 /* Return true if a peer that we have exchanged messages with has not said goodbye yet, or if the
- * transport still has messages under way. */
+ * transport still has messages under way. Our own goodbye is one: nobody makes progress for it
+ * while the caller computes, and the peer waits for it. */
 static bool dcommi_comm_awaits(dcomm_comm *comm)
 {
     dcommi_token_take(comm->context);
     bool awaits = comm->in_transport > 0;
     for (int r = 0; r < comm->size && !awaits; r++) {
         const dcommi_member *m = &comm->members[r];
-        awaits = m->peer >= 0 && (m->heard || m->addressed) && !m->gone &&
-                 !comm->context->peers[m->peer].lost;
+        const dcommi_remote *p = m->peer >= 0 ? &comm->context->peers[m->peer] : NULL;
+        awaits =
+            p != NULL && !p->lost && (p->unsent > 0 || ((m->heard || m->addressed) && !m->gone));
     }
     dcommi_token_release(comm->context);
     return awaits;
