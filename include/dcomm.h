@@ -34623,6 +34623,7 @@ static void dcommi_agree_repeat(dcommi_agree *a, const dcommi_agree_link *link)
     16384                        /* most ranks of an agreement: its messages have a bit for each \
                                   */
 #define DCOMMI_AGREE_TELL_S 0.25 /* seconds between reports of the ranks that have not come */
+#define DCOMMI_AGREE_PROOF_S 0.5 /* seconds that too few ranks wait for proofs of deaths */
 /* Keys of the agreements that each communicator has. */
 enum { DCOMMI_AGREE_FLAGS = 1, DCOMMI_AGREE_SHRINK = 2, DCOMMI_AGREE_GROW = 3 };
 struct dcommi_agreement {
@@ -34633,6 +34634,7 @@ struct dcommi_agreement {
     bool busy;      /* a caller waits for one */
     bool again;     /* a message was not sent for lack of memory */
     double next_tell;
+    double stuck_since; /* 0: enough ranks are left */
     /* shrink: */
     bool listed;               /* the last decision was a list, which the next one confirms */
     dcomm_status status;       /* of making `part` */
@@ -36280,16 +36282,27 @@ static void dcommi_ctl_left(dcomm_context *context, int peer, uint64_t id, uint6
         }
     }
 }
-/* Return true if a connection is about to end because the peer's system is silent. */
-static bool dcommi_ctl_dumb(const dcommi_ctl_line *l)
+/* Return the milliseconds since something was last heard from the peer's system. */
+static unsigned dcommi_ctl_silence(const dcommi_ctl_line *l)
 {
     struct tcp_info info = {0};
     socklen_t len = sizeof info;
-    const double silent_ms = 1000 * DCOMMI_CTL_SILENT_MAX * l->liveness_s;
-    return l->state == DCOMMI_CTL_OPEN &&
-           getsockopt(l->fd, IPPROTO_TCP, TCP_INFO, &info, &len) == 0 &&
-           info.tcpi_last_ack_recv > DCOMMI_CTL_TOGETHER_MS &&
-           info.tcpi_last_ack_recv >= silent_ms - DCOMMI_CTL_TOGETHER_MS;
+    return getsockopt(l->fd, IPPROTO_TCP, TCP_INFO, &info, &len) == 0 ? info.tcpi_last_ack_recv : 0;
+}
+/* Return true if a connection is about to end because the peer's system is silent. */
+static bool dcommi_ctl_dumb(const dcommi_ctl_line *l)
+{
+    const unsigned silent_ms = l->state == DCOMMI_CTL_OPEN ? dcommi_ctl_silence(l) : 0;
+    return silent_ms > DCOMMI_CTL_TOGETHER_MS &&
+           silent_ms >= 1000 * DCOMMI_CTL_SILENT_MAX * l->liveness_s - DCOMMI_CTL_TOGETHER_MS;
+}
+/* Return true if the end of a connection proves that its process has ended: the other side's system
+ * has sent an end or a reset, and was not silent before. After a silence of liveness_s the other
+ * side may have given this one up, and answers with a reset when the network is back. */
+static bool dcommi_ctl_proves(const dcommi_ctl_line *l)
+{
+    return (l->error == 0 || l->error == ECONNRESET || l->error == EPIPE) &&
+           dcommi_ctl_silence(l) < 1000 * l->liveness_s;
 }
 static void dcommi_ctl_tell_dead(dcomm_context *context, int peer)
 {
@@ -36317,13 +36330,12 @@ static void dcommi_ctl_give_up(dcomm_context *context, bool (*silent)(const dcom
         }
     }
 }
-/* Handle an end without a goodbye. An end or a reset that the other side's system has sent proves a
- * death. After another error, such as ETIMEDOUT, the peer only counts as dead. */
+/* Handle an end without a goodbye. If it proves no death, the peer only counts as dead. */
 static void dcommi_ctl_dead(dcomm_context *context, dcommi_ctl_line *l)
 {
     dcommi_remote *p = &context->peers[l->peer];
     dcommi_transport *t = p->transport;
-    const bool proven = l->error == 0 || l->error == ECONNRESET || l->error == EPIPE;
+    const bool proven = dcommi_ctl_proves(l);
     p->proven = p->proven || (proven && !p->gave_us_up);
     if (!proven) {
         const char *why = "its host, or the network to it, was silent for too long (liveness_s)";
@@ -49055,9 +49067,10 @@ DCOMM_API dcomm_status dcomm_comm_dup(dcomm_comm *comm, dcomm_comm **new_p)
 /* life.h - abort, destroy and read out communicators. */
 #define DCOMMI_GOODBYE_S 5.0       /* seconds that destroy waits for its peers */
 #define DCOMMI_FAILED_LEAVE_S 0.02 /* the same after an error */
-#define DCOMMI_FAILED_MEMORY_S 0.5 /* after an error, if peers may still move the caller's memory \
-                                    */
-#define DCOMMI_SHUT_S 0.5          /* and for their device memory to be shut here */
+#define DCOMMI_FAILED_MEMORY_S                                                           \
+    0.5                   /* after an error, if peers may still move the caller's memory \
+                           */
+#define DCOMMI_SHUT_S 0.5 /* and for their device memory to be shut here */
 /* ---- abort and destroy ---- */
 DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
 {
@@ -49133,8 +49146,8 @@ static bool dcommi_comm_awaits(dcomm_comm *comm)
     for (int r = 0; r < comm->size && !awaits; r++) {
         const dcommi_member *m = &comm->members[r];
         const dcommi_remote *p = m->peer >= 0 ? &comm->context->peers[m->peer] : NULL;
-        awaits = p != NULL && !p->lost &&
-                 (p->unsent > 0 || ((m->heard || m->addressed) && !m->gone));
+        awaits =
+            p != NULL && !p->lost && (p->unsent > 0 || ((m->heard || m->addressed) && !m->gone));
     }
     dcommi_token_release(comm->context);
     return awaits;
@@ -49452,6 +49465,14 @@ static dcomm_status dcommi_agreement_parts(uint64_t word, const char *what)
                              what, dcomm_strerror((dcomm_status)-status));
 }
 /* ---- agree ---- */
+/* Return true if too few ranks are left, and have been for a while: a death that one connection
+ * tells of is proven a moment later by another one. */
+static bool dcommi_agreement_stuck(dcommi_agreement *g)
+{
+    const double now = dcommi_now();
+    g->stuck_since = !g->agree->stuck ? 0 : g->stuck_since > 0 ? g->stuck_since : now;
+    return g->agree->stuck && now >= g->stuck_since + DCOMMI_AGREE_PROOF_S;
+}
 /* Return how a caller's decision stands. With the token. A message that was not sent for lack of
  * memory goes first, unless it is late: others may wait for it, and this rank may compute next. */
 static dcomm_status dcommi_agreement_status(dcommi_agreement *g, const char *what, bool late)
@@ -49467,7 +49488,7 @@ static dcomm_status dcommi_agreement_status(dcommi_agreement *g, const char *wha
         g->taken = a->number;
         return DCOMM_OK;
     }
-    return a->stuck ? dcommi_agreement_few(g, what) : DCOMM_IN_PROGRESS;
+    return dcommi_agreement_stuck(g) ? dcommi_agreement_few(g, what) : DCOMM_IN_PROGRESS;
 }
 /* Take part in the decision that this rank does not have yet, and wait for it until `until`. After
  * DCOMM_ERR_TIMEOUT and DCOMM_ERR_QUORUM the rank still takes part. */
@@ -70451,6 +70472,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 /* ==== helper macros end here =========================================================== */
 #undef DCOMMI_ABS_BITS
 #undef DCOMMI_AGREE_BYTES
+#undef DCOMMI_AGREE_PROOF_S
 #undef DCOMMI_AGREE_RANKS
 #undef DCOMMI_AGREE_TELL_S
 #undef DCOMMI_AHEAD_LEAST

@@ -356,16 +356,29 @@ static void dcommi_ctl_left(dcomm_context *context, int peer, uint64_t id, uint6
     }
 }
 
-/* Return true if a connection is about to end because the peer's system is silent. */
-static bool dcommi_ctl_dumb(const dcommi_ctl_line *l)
+/* Return the milliseconds since something was last heard from the peer's system. */
+static unsigned dcommi_ctl_silence(const dcommi_ctl_line *l)
 {
     struct tcp_info info = {0};
     socklen_t len = sizeof info;
-    const double silent_ms = 1000 * DCOMMI_CTL_SILENT_MAX * l->liveness_s;
-    return l->state == DCOMMI_CTL_OPEN &&
-           getsockopt(l->fd, IPPROTO_TCP, TCP_INFO, &info, &len) == 0 &&
-           info.tcpi_last_ack_recv > DCOMMI_CTL_TOGETHER_MS &&
-           info.tcpi_last_ack_recv >= silent_ms - DCOMMI_CTL_TOGETHER_MS;
+    return getsockopt(l->fd, IPPROTO_TCP, TCP_INFO, &info, &len) == 0 ? info.tcpi_last_ack_recv : 0;
+}
+
+/* Return true if a connection is about to end because the peer's system is silent. */
+static bool dcommi_ctl_dumb(const dcommi_ctl_line *l)
+{
+    const unsigned silent_ms = l->state == DCOMMI_CTL_OPEN ? dcommi_ctl_silence(l) : 0;
+    return silent_ms > DCOMMI_CTL_TOGETHER_MS &&
+           silent_ms >= 1000 * DCOMMI_CTL_SILENT_MAX * l->liveness_s - DCOMMI_CTL_TOGETHER_MS;
+}
+
+/* Return true if the end of a connection proves that its process has ended: the other side's system
+ * has sent an end or a reset, and was not silent before. After a silence of liveness_s the other
+ * side may have given this one up, and answers with a reset when the network is back. */
+static bool dcommi_ctl_proves(const dcommi_ctl_line *l)
+{
+    return (l->error == 0 || l->error == ECONNRESET || l->error == EPIPE) &&
+           dcommi_ctl_silence(l) < 1000 * l->liveness_s;
 }
 
 static void dcommi_ctl_tell_dead(dcomm_context *context, int peer)
@@ -396,13 +409,12 @@ static void dcommi_ctl_give_up(dcomm_context *context, bool (*silent)(const dcom
     }
 }
 
-/* Handle an end without a goodbye. An end or a reset that the other side's system has sent proves a
- * death. After another error, such as ETIMEDOUT, the peer only counts as dead. */
+/* Handle an end without a goodbye. If it proves no death, the peer only counts as dead. */
 static void dcommi_ctl_dead(dcomm_context *context, dcommi_ctl_line *l)
 {
     dcommi_remote *p = &context->peers[l->peer];
     dcommi_transport *t = p->transport;
-    const bool proven = l->error == 0 || l->error == ECONNRESET || l->error == EPIPE;
+    const bool proven = dcommi_ctl_proves(l);
     p->proven = p->proven || (proven && !p->gave_us_up);
     if (!proven) {
         const char *why = "its host, or the network to it, was silent for too long (liveness_s)";
