@@ -44811,6 +44811,8 @@ struct dcommi_ucx {
     bool inside; /* UCX's progress is on the stack */
     bool direct; /* UCX's callback may call an op's done: only directly within progress */
     bool chores; /* there is work for the end of progress */
+    bool opens;  /* endpoints are wanted */
+    int busy;    /* progresses in which UCX read something while endpoints were wanted */
     bool closing;
     bool at_once;      /* UCX sends at once or not at all, and never holds a message */
     unsigned turns;    /* calls of progress */
@@ -45013,13 +45015,14 @@ static const char *dcommi_ucx_why(const dcommi_ucx_peer *p)
 {
     return p->why != NULL ? p->why : ucs_status_string(p->failure);
 }
-/* Want `n` endpoints of a peer. Open them now, but not in UCX's progress: UCX 1.13 crashes if an
- * endpoint takes over the connection that is being read. */
+/* Want `n` endpoints of a peer. Over TCP they are opened when UCX has read all that has come
+ * (dcommi_ucx_open_all): an endpoint takes over the connection on which the peer reached us, and
+ * UCX 1.13 crashes if that one is being read, or if the peer has closed it again. */
 static dcomm_status dcommi_ucx_want(dcommi_ucx *u, dcommi_ucx_peer *p, int n)
 {
-    if (u->at_once && u->inside) {
+    if (u->at_once) {
         p->wanted = p->wanted > n ? p->wanted : n;
-        u->chores = true;
+        u->opens = true;
         return DCOMM_OK;
     }
     return dcommi_ucx_endpoints(u, p, n);
@@ -45584,7 +45587,7 @@ static void dcommi_ucx_know_sender(dcommi_ucx *u, dcommi_ucx_kept *k)
     dcommi_ucx_peer *p = k->peer = dcommi_ucx_peer_by_id(u, k->tail.id);
     if (p != NULL && k->tail.connection >= p->wanted) {
         p->wanted = k->tail.connection + 1;
-        u->chores = true;
+        u->opens = true;
     }
 }
 /* Take in a message. `data` of a long one is UCX's name for it, and `len` its payload's length;
@@ -46229,9 +46232,12 @@ static void dcommi_ucx_connect(dcommi_transport *t, int peer, int connections)
     }
 }
 /* ---- progress ---- */
+#define DCOMMI_UCX_BUSY 256 /* progresses after which wanted endpoints wait no longer */
 /* Open the endpoints that are wanted. If some cannot be opened, go on with fewer. */
 static void dcommi_ucx_open_all(dcommi_ucx *u)
 {
+    u->opens = false;
+    u->busy = 0;
     for (size_t i = 0; i < u->peers_capacity && !u->closing; i++) {
         dcommi_ucx_peer *p = u->peers[i];
         if (p == NULL || p->opened >= p->wanted || p->failure != UCS_OK ||
@@ -46253,7 +46259,6 @@ static unsigned dcommi_ucx_chores(dcommi_ucx *u)
 {
     u->chores = false;
     unsigned n = dcommi_ucx_report_lost(u);
-    dcommi_ucx_open_all(u);
     dcommi_ucx_sweep_removed(u);
     return n + dcommi_ucx_deliver(u);
 }
@@ -46267,10 +46272,14 @@ static unsigned dcommi_ucx_progress(dcommi_transport *t)
     u->direct = true;
     unsigned n = ucp_worker_progress(u->worker);
     u->direct = false;
+    const bool read = n > 0;
     if (DCOMMI_UNLIKELY(u->waiting != NULL)) {
         n += dcommi_ucx_pump(u);
     }
     u->inside = false;
+    if (DCOMMI_UNLIKELY(u->opens) && (!read || ++u->busy >= DCOMMI_UCX_BUSY)) {
+        dcommi_ucx_open_all(u);
+    }
     if (DCOMMI_UNLIKELY((++u->turns & 63) == 0)) {
         n += dcommi_ucx_watch(u);
     }
@@ -71008,6 +71017,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_TUNE_SWIFT
 #undef DCOMMI_TUNING_LINE
 #undef DCOMMI_TURN
+#undef DCOMMI_UCX_BUSY
 #undef DCOMMI_UCX_DEVICE
 #undef DCOMMI_UCX_EAGER
 #undef DCOMMI_UCX_FRESH_S
