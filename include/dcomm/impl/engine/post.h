@@ -74,6 +74,7 @@ static inline dcommi_header dcommi_header_of(const dcommi_run *run, uint8_t type
 typedef struct dcommi_control {
     dcommi_op op;
     dcomm_context *context;
+    int peer;
     struct dcommi_control *next; /* in context->free_controls, all without data */
     uint8_t data[];
 } dcommi_control;
@@ -92,14 +93,18 @@ static void dcommi_control_free(dcommi_control *control, size_t len)
  * told. */
 static void dcommi_control_done(dcommi_op *op, dcomm_status status)
 {
+    dcommi_control *control = (dcommi_control *)op;
     (void)status;
-    dcommi_control_free((dcommi_control *)op, 0);
+    control->context->peers[control->peer].unsent--;
+    dcommi_control_free(control, 0);
 }
 
 static void dcommi_text_done(dcommi_op *op, dcomm_status status)
 {
+    dcommi_control *control = (dcommi_control *)op;
     (void)status;
-    dcommi_control_free((dcommi_control *)op, 1);
+    control->context->peers[control->peer].unsent--;
+    dcommi_control_free(control, 1);
 }
 
 /* Send a control message; its payload is copied. */
@@ -116,6 +121,7 @@ static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header
         }
         control->context = comm->context;
     }
+    control->peer = comm->members[rank].peer;
     control->op.handle = NULL;
     control->op.done = len == 0 ? dcommi_control_done : dcommi_text_done;
     if (len > 0) {
@@ -123,8 +129,16 @@ static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header
     }
     dcomm_status status =
         dcommi_post(comm, rank, header, len > 0 ? control->data : NULL, len, &control->op);
-    if (status != DCOMM_IN_PROGRESS) {
+    if (status == DCOMM_IN_PROGRESS) {
+        comm->context->peers[control->peer].unsent++;
+    } else {
         dcommi_control_free(control, len);
+    }
+    /* UCX opens a connection only while this rank progresses. After an error a program may do
+     * other work, and the others would wait. */
+    if (status != DCOMM_OK &&
+        (header->type == DCOMMI_MSG_ABORT || header->type == DCOMMI_MSG_REFUSED)) {
+        dcommi_ctl_pass(comm->context, comm->members[rank].peer, header, data, len);
     }
     return status < 0 ? status : DCOMM_OK;
 }
