@@ -127,6 +127,12 @@ static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header
     } else {
         dcommi_control_free(control);
     }
+    /* UCX opens a connection only while this rank progresses. After an error a program may do
+     * other work, and the others would wait. */
+    if (status != DCOMM_OK &&
+        (header->type == DCOMMI_MSG_ABORT || header->type == DCOMMI_MSG_REFUSED)) {
+        dcommi_ctl_pass(comm->context, comm->members[rank].peer, header, data, len);
+    }
     return status < 0 ? status : DCOMM_OK;
 }
 
