@@ -18851,6 +18851,7 @@ typedef struct dcommi_member {
     bool heard;                 /* has sent to us, so it gets credits and a goodbye */
     bool addressed;             /* we have sent to it, so it gets a goodbye */
     bool gone;                  /* has said goodbye */
+    bool told_us;               /* has told us of the communicator's error */
     bool asked;                 /* we have asked it for credit, and it has not answered */
     struct dcommi_bcast *bcast; /* its broadcast slots (bcast.h); NULL: none */
     uint64_t bcast_read;        /* messages that we have read there */
@@ -30721,7 +30722,8 @@ static void dcommi_move_failed(const dcommi_move *move, dcomm_status status, con
     if (status == DCOMM_ERR_PEER && comm->members[rank].gone) {
         dcommi_poison_left(move->run, rank);
     } else {
-        dcommi_poison(comm, status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT,
+        const bool passes = status == DCOMM_ERR_PEER || status == DCOMM_ERR_CORRUPT;
+        dcommi_poison(comm, passes ? status : DCOMM_ERR_TRANSPORT,
                       "%s rank %d (process %d) failed: %s", doing, rank,
                       (int)dcommi_peer_of(comm, rank)->pid, dcomm_strerror(status));
     }
@@ -35646,8 +35648,9 @@ static void dcommi_say_failed(dcomm_on_error on_error, int rank, dcomm_status st
 }
 /* Fail the communicator: all its operations here, and on all other ranks. `from` is the rank that
  * told us, or -1 if we found the error. The finder tells all ranks. The others pass the error on
- * to ranks at powers of two, so that it arrives even if the finder dies meanwhile. The first error
- * stays. */
+ * to ranks at powers of two, so that it arrives even if the finder dies meanwhile. If those die,
+ * too, a rank that was not told waits no longer for that: it sees the deaths itself, and each rank
+ * that knows the error and is in a call answers its queries with it. The first error stays. */
 static void dcommi_poison_by(dcomm_comm *comm, dcomm_status status, int from, const char *text)
 {
     if (atomic_load_explicit(&comm->poisoned, memory_order_relaxed) != 0) {
@@ -35882,10 +35885,6 @@ static void dcommi_on_query(dcomm_comm *comm, const dcommi_header *h, const void
                            .slot = h->slot,
                            .a = DCOMMI_NOT_ENTERED};
     char where[64] = "";
-    if (atomic_load(&comm->poisoned) != 0) {
-        dcommi_send_abort(comm, (int)h->src);
-        return;
-    }
     if (dcommi_refusal_answer(comm, h)) {
         return;
     }
@@ -37713,6 +37712,7 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         dcommi_on_reply(comm, h, arrival->data, arrival->len);
         return DCOMMI_CONSUMED;
     case DCOMMI_MSG_ABORT: {
+        comm->members[h->src].told_us = true;
         dcommi_bcast_drain(comm, &comm->members[h->src]); /* its slots hold earlier messages */
         char text[DCOMMI_TEXT_MAX + 1];
         dcommi_peer_text(text, arrival->data, arrival->len);
@@ -37811,6 +37811,8 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
             verdict = dcommi_dispatch(comm, &h, transport, arrival);
         } else if (known && h.type == DCOMMI_MSG_GOODBYE) {
             dcommi_on_goodbye(comm, &h);
+        } else if (known && h.type == DCOMMI_MSG_ABORT) {
+            comm->members[h.src].told_us = true;
         } else if (known && h.type == DCOMMI_MSG_AGREE) {
             dcommi_on_agree(comm, &h, arrival->data, arrival->len);
         } else if (known && h.type == DCOMMI_MSG_REGION_SHUT) {
@@ -42284,6 +42286,18 @@ static dcomm_status dcommi_join_file_write(const char *path, const dcomm_id *id)
     }
     return status;
 }
+/* Make the file that DCOMM_JOIN_FILE names, without an id, if it is not there: a communicator is
+ * whole, so ranks that are started again join it. Without the file, a launcher starts all again. */
+static void dcommi_join_file_mark(void)
+{
+    const char *path = dcommi_env("DCOMM_JOIN_FILE");
+    const int fd = path != NULL ? openat(AT_FDCWD, path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600) : -1;
+    if (path != NULL && fd < 0) {
+        dcommi_join_file_failed(path, "make");
+        dcommi_log(DCOMMI_LOG_WARN, "%s; ranks that are started again cannot join", dcommi_message);
+    }
+    dcommi_sys_close(fd);
+}
 /* Read the id. Return DCOMM_ERR_RENDEZVOUS, with a sentence, if the file holds none yet. */
 static dcomm_status dcommi_join_file_read(const char *path, dcomm_id *id)
 {
@@ -42486,11 +42500,12 @@ static dcomm_status dcommi_context_release(dcomm_context *context)
     dcommi_regions_free(context);
     dcommi_ctl_close(context);
     const double patience = context->hurries ? DCOMMI_FAILED_CLOSE_S : DCOMMI_CLOSE_S;
+    const double until = dcommi_now() + patience; /* of both */
     if (context->net != NULL) {
         context->net->call->close(context->net, patience, false);
     }
     if (context->local != NULL) {
-        context->local->call->close(context->local, patience, false);
+        context->local->call->close(context->local, until - dcommi_now(), false);
     }
     while (context->finished != NULL) { /* ended by the close */
         dcommi_run *run = context->finished;
@@ -45484,22 +45499,14 @@ static dcommi_ucx_flight *dcommi_ucx_flight_of(dcommi_ucx *u, dcommi_ucx_stage s
     }
     return NULL;
 }
-static void dcommi_ucx_corrupt(dcommi_ucx *u, const void *header, size_t header_len)
-{
-    const dcommi_arrival arrival = {.peer = -1, .header = header, .header_len = header_len};
-    u->base.handlers.on_corrupt(u->base.handlers.user, &u->base, &arrival);
-}
+/* Handle an answer. Drop one that answers nothing. */
 static ucs_status_t dcommi_ucx_on_answer(void *arg, const void *header, size_t header_len,
                                          void *data, size_t len, const ucp_am_recv_param_t *param)
 {
     dcommi_ucx *u = arg;
     dcommi_ucx_answer a;
     (void)data, (void)param;
-    if (u->closing) {
-        return UCS_OK;
-    }
-    if (header_len != sizeof a || len != 0) {
-        dcommi_ucx_corrupt(u, header, header_len);
+    if (u->closing || header_len != sizeof a || len != 0) {
         return UCS_OK;
     }
     memcpy(&a, header, sizeof a);
@@ -45513,18 +45520,15 @@ static ucs_status_t dcommi_ucx_on_answer(void *arg, const void *header, size_t h
     }
     return UCS_OK;
 }
-/* Store a piece of payload. Pieces of a fetch that was given up find no flight. */
+/* Store a piece of payload. Pieces of a fetch that was given up find no flight. One that does not
+ * follow those before it, or is too long, fails the fetch. */
 static ucs_status_t dcommi_ucx_on_payload(void *arg, const void *header, size_t header_len,
                                           void *data, size_t len, const ucp_am_recv_param_t *param)
 {
     dcommi_ucx *u = arg;
     dcommi_ucx_piece piece;
     (void)param;
-    if (u->closing) {
-        return UCS_OK;
-    }
-    if (header_len != sizeof piece) {
-        dcommi_ucx_corrupt(u, header, header_len);
+    if (u->closing || header_len != sizeof piece) {
         return UCS_OK;
     }
     memcpy(&piece, header, sizeof piece);
@@ -45534,7 +45538,6 @@ static ucs_status_t dcommi_ucx_on_payload(void *arg, const void *header, size_t 
         return UCS_OK;
     }
     if (piece.at != f->at || len > f->len - f->at) {
-        dcommi_ucx_corrupt(u, header, header_len);
         dcommi_ucx_flight_landed(f, DCOMM_ERR_CORRUPT);
         return UCS_OK;
     }
@@ -45664,7 +45667,7 @@ static bool dcommi_ucx_tail_valid(const dcommi_ucx_tail *t, size_t len)
 {
     return t->connection < DCOMM_CONNECTIONS_MAX && t->parts >= 1 &&
            t->parts <= DCOMM_CONNECTIONS_MAX && t->part < t->parts &&
-           (len == SIZE_MAX || len == dcommi_ucx_part_len(t)) &&
+           (len == SIZE_MAX ? t->total > 0 : len == dcommi_ucx_part_len(t)) &&
            (t->parts == 1 || dcommi_ucx_part_len(t) > 0);
 }
 /* Take in a part. Return the leader of its message once the message is complete, else NULL. *good
@@ -49264,9 +49267,9 @@ static bool dcommi_comm_holds(dcomm_comm *comm)
     dcommi_token_release(comm->context);
     return holds;
 }
-/* Return true if a peer that we have exchanged messages with has not said goodbye yet, or if the
- * transport still has messages under way. Our own goodbye is one: nobody makes progress for it
- * while the caller computes, and the peer waits for it. */
+/* Return true if a peer that we have exchanged messages with has not said goodbye yet and does not
+ * know of an error, or if the transport still has messages under way. Our own goodbye is one:
+ * nobody makes progress for it while the caller computes, and the peer waits for it. */
 static bool dcommi_comm_awaits(dcomm_comm *comm)
 {
     dcommi_token_take(comm->context);
@@ -49274,8 +49277,8 @@ static bool dcommi_comm_awaits(dcomm_comm *comm)
     for (int r = 0; r < comm->size && !awaits; r++) {
         const dcommi_member *m = &comm->members[r];
         const dcommi_remote *p = m->peer >= 0 ? &comm->context->peers[m->peer] : NULL;
-        awaits =
-            p != NULL && !p->lost && (p->unsent > 0 || ((m->heard || m->addressed) && !m->gone));
+        awaits = p != NULL && !p->lost &&
+                 (p->unsent > 0 || ((m->heard || m->addressed) && !m->gone && !m->told_us));
     }
     dcommi_token_release(comm->context);
     return awaits;
@@ -54290,6 +54293,9 @@ static dcomm_status dcommi_comm_build(dcomm_comm *comm)
     }
     if (status >= 0) {
         dcommi_comm_enter(comm);
+    }
+    if (status >= 0 && !joins && comm->rank == 0 && comm->size > 1) {
+        dcommi_join_file_mark();
     }
     return status;
 }

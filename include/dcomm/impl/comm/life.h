@@ -80,9 +80,9 @@ static bool dcommi_comm_holds(dcomm_comm *comm)
     return holds;
 }
 
-/* Return true if a peer that we have exchanged messages with has not said goodbye yet, or if the
- * transport still has messages under way. Our own goodbye is one: nobody makes progress for it
- * while the caller computes, and the peer waits for it. */
+/* Return true if a peer that we have exchanged messages with has not said goodbye yet and does not
+ * know of an error, or if the transport still has messages under way. Our own goodbye is one:
+ * nobody makes progress for it while the caller computes, and the peer waits for it. */
 static bool dcommi_comm_awaits(dcomm_comm *comm)
 {
     dcommi_token_take(comm->context);
@@ -90,8 +90,8 @@ static bool dcommi_comm_awaits(dcomm_comm *comm)
     for (int r = 0; r < comm->size && !awaits; r++) {
         const dcommi_member *m = &comm->members[r];
         const dcommi_remote *p = m->peer >= 0 ? &comm->context->peers[m->peer] : NULL;
-        awaits =
-            p != NULL && !p->lost && (p->unsent > 0 || ((m->heard || m->addressed) && !m->gone));
+        awaits = p != NULL && !p->lost &&
+                 (p->unsent > 0 || ((m->heard || m->addressed) && !m->gone && !m->told_us));
     }
     dcommi_token_release(comm->context);
     return awaits;

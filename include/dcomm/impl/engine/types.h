@@ -295,6 +295,7 @@ typedef struct dcommi_member {
     bool heard;                 /* has sent to us, so it gets credits and a goodbye */
     bool addressed;             /* we have sent to it, so it gets a goodbye */
     bool gone;                  /* has said goodbye */
+    bool told_us;               /* has told us of the communicator's error */
     bool asked;                 /* we have asked it for credit, and it has not answered */
     struct dcommi_bcast *bcast; /* its broadcast slots (bcast.h); NULL: none */
     uint64_t bcast_read;        /* messages that we have read there */
