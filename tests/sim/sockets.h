@@ -12,7 +12,7 @@
 #include <poll.h>
 #include <sys/epoll.h>
 
-enum { SOCKETS_MAX = 1024, SOCKETS_FIRST = 100000, SOCKETS_BYTES = 2048 };
+enum { SOCKETS_MAX = 1024, SOCKETS_FIRST = 100000, SOCKETS_BYTES = 8192 };
 
 typedef enum sockets_kind {
     SOCKETS_FREE,

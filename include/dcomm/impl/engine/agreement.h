@@ -15,6 +15,7 @@
     16384                        /* most ranks of an agreement: its messages have a bit for each \
                                   */
 #define DCOMMI_AGREE_TELL_S 0.25 /* seconds between reports of the ranks that have not come */
+#define DCOMMI_AGREE_PROOF_S 0.5 /* seconds that too few ranks wait for proofs of deaths */
 
 /* Keys of the agreements that each communicator has. */
 enum { DCOMMI_AGREE_FLAGS = 1, DCOMMI_AGREE_SHRINK = 2, DCOMMI_AGREE_GROW = 3 };
@@ -27,6 +28,7 @@ struct dcommi_agreement {
     bool busy;      /* a caller waits for one */
     bool again;     /* a message was not sent for lack of memory */
     double next_tell;
+    double stuck_since; /* 0: enough ranks are left */
     /* shrink: */
     bool listed;               /* the last decision was a list, which the next one confirms */
     dcomm_status status;       /* of making `part` */

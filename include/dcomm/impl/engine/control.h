@@ -1,9 +1,8 @@
-/* control.h - handles what comes on control connections: handshakes, frames, and ends. */
+/* control.h - handles what comes on the control connections: handshakes, frames and ends. */
 #ifndef DCOMMI_CONTROL_H
 #define DCOMMI_CONTROL_H
 
 #include "control_line.h"
-#include "failure.h"
 
 #define DCOMMI_CTL_STRANGERS 64     /* connections at a time without a proof */
 #define DCOMMI_CTL_TOGETHER_MS 2500 /* hosts that fall silent within this time go together */
@@ -75,6 +74,8 @@ static void dcommi_ctl_judge(dcommi_ctl *c, dcommi_ctl_line *stranger)
     dcommi_ctl_opened(l);
 }
 
+/* ---- ends and frames ---- */
+
 /* Note that a peer has left a communicator in which it has never spoken to us over UCX. */
 static void dcommi_ctl_left(dcomm_context *context, int peer, uint64_t id, uint64_t number)
 {
@@ -89,16 +90,29 @@ static void dcommi_ctl_left(dcomm_context *context, int peer, uint64_t id, uint6
     }
 }
 
-/* Return true if a connection is about to end because the peer's system is silent. */
-static bool dcommi_ctl_dumb(const dcommi_ctl_line *l)
+/* Return the milliseconds since something was last heard from the peer's system. */
+static unsigned dcommi_ctl_silence(const dcommi_ctl_line *l)
 {
     struct tcp_info info = {0};
     socklen_t len = sizeof info;
-    const double silent_ms = 1000 * DCOMMI_CTL_SILENT_MAX * l->liveness_s;
-    return l->state == DCOMMI_CTL_OPEN &&
-           getsockopt(l->fd, IPPROTO_TCP, TCP_INFO, &info, &len) == 0 &&
-           info.tcpi_last_ack_recv > DCOMMI_CTL_TOGETHER_MS &&
-           info.tcpi_last_ack_recv >= silent_ms - DCOMMI_CTL_TOGETHER_MS;
+    return getsockopt(l->fd, IPPROTO_TCP, TCP_INFO, &info, &len) == 0 ? info.tcpi_last_ack_recv : 0;
+}
+
+/* Return true if a connection is about to end because the peer's system is silent. */
+static bool dcommi_ctl_dumb(const dcommi_ctl_line *l)
+{
+    const unsigned silent_ms = l->state == DCOMMI_CTL_OPEN ? dcommi_ctl_silence(l) : 0;
+    return silent_ms > DCOMMI_CTL_TOGETHER_MS &&
+           silent_ms >= 1000 * DCOMMI_CTL_SILENT_MAX * l->liveness_s - DCOMMI_CTL_TOGETHER_MS;
+}
+
+/* Return true if the end of a connection proves that its process has ended: the other side's system
+ * has sent an end or a reset, and was not silent before. After a silence of liveness_s the other
+ * side may have given this one up, and answers with a reset when the network is back. */
+static bool dcommi_ctl_proves(const dcommi_ctl_line *l)
+{
+    return (l->error == 0 || l->error == ECONNRESET || l->error == EPIPE) &&
+           dcommi_ctl_silence(l) < 1000 * l->liveness_s;
 }
 
 static void dcommi_ctl_tell_dead(dcomm_context *context, int peer)
@@ -129,13 +143,12 @@ static void dcommi_ctl_give_up(dcomm_context *context, bool (*silent)(const dcom
     }
 }
 
-/* Handle an end without a goodbye. An end or a reset that the other side's system has sent proves a
- * death. After another error, such as ETIMEDOUT, the peer only counts as dead. */
+/* Handle an end without a goodbye. If it proves no death, the peer only counts as dead. */
 static void dcommi_ctl_dead(dcomm_context *context, dcommi_ctl_line *l)
 {
     dcommi_remote *p = &context->peers[l->peer];
     dcommi_transport *t = p->transport;
-    const bool proven = l->error == 0 || l->error == ECONNRESET || l->error == EPIPE;
+    const bool proven = dcommi_ctl_proves(l);
     dcommi_peer_prove(p, proven);
     if (!proven) {
         const char *why = "its host, or the network to it, was silent for too long (liveness_s)";
@@ -146,29 +159,21 @@ static void dcommi_ctl_dead(dcomm_context *context, dcommi_ctl_line *l)
     }
 }
 
-/* Count the frame in l->in. Return false if it is forged. A beat is answered by beats from now on.
- * With the lock. */
-static bool dcommi_ctl_genuine(dcommi_ctl_line *l)
+/* Hand a message to the engine as if UCX had brought it. */
+static void dcommi_ctl_deliver(dcomm_context *context, const dcommi_ctl_line *l,
+                               const uint8_t *frame)
 {
-    uint8_t tag[DCOMMI_CTL_KEY];
-    dcommi_ctl_frame_tag(l, !l->connector, l->received++, l->in, tag);
-    l->heard = dcommi_same_secret(tag, l->in + DCOMMI_CTL_FRAME - DCOMMI_CTL_KEY, sizeof tag);
-    l->beats = l->beats || (l->heard && dcommi_get32(l->in) == DCOMMI_CTL_BEAT);
-    return l->heard;
-}
-
-/* Read a frame, as dcommi_ctl_read does: the thread of beat.h reads, too. */
-static int dcommi_ctl_read_frame(dcommi_ctl_line *l, uint8_t frame[DCOMMI_CTL_FRAME], bool *genuine)
-{
-    pthread_mutex_lock(&dcommi_ctl_lock);
-    const int there = dcommi_ctl_fill(l, DCOMMI_CTL_FRAME);
-    if (there > 0) {
-        *genuine = dcommi_ctl_genuine(l);
-        memcpy(frame, l->in, DCOMMI_CTL_FRAME);
-        l->have = 0;
+    dcommi_transport *t = context->peers[l->peer].transport;
+    const size_t len = dcommi_ctl_message_len(frame), header_len = sizeof(dcommi_header);
+    if (len >= header_len) {
+        const uint8_t *message = frame + DCOMMI_CTL_FRAME;
+        const dcommi_arrival arrival = {.peer = l->peer,
+                                        .header = message,
+                                        .header_len = header_len,
+                                        .data = message + header_len,
+                                        .len = len - header_len};
+        t->handlers.on_message(t->handlers.user, t, &arrival);
     }
-    pthread_mutex_unlock(&dcommi_ctl_lock);
-    return there;
 }
 
 /* Handle a frame. Return false if the connection is over. */
@@ -186,6 +191,8 @@ static bool dcommi_ctl_heard(dcomm_context *context, const dcommi_ctl_line *l, c
         dcommi_ctl_left(context, l->peer, dcommi_get64(frame + 8), dcommi_get64(frame + 16));
     } else if (dcommi_get32(frame) == DCOMMI_CTL_DEAD) {
         dcommi_given_up(context, l->peer);
+    } else if (dcommi_get32(frame) == DCOMMI_CTL_MESSAGE) {
+        dcommi_ctl_deliver(context, l, frame);
     }
     return dcommi_get32(frame) != DCOMMI_CTL_GOODBYE;
 }
@@ -195,7 +202,7 @@ static void dcommi_ctl_event(dcomm_context *context, dcommi_ctl_line *l)
     static const size_t need[] = {[DCOMMI_CTL_STRANGER] = DCOMMI_CTL_HELLO,
                                   [DCOMMI_CTL_ASKED] = DCOMMI_CTL_CHALLENGE,
                                   [DCOMMI_CTL_PROVED] = DCOMMI_CTL_KEY};
-    uint8_t frame[DCOMMI_CTL_FRAME] = {0};
+    uint8_t frame[DCOMMI_CTL_IN] = {0};
     dcommi_ctl *c = context->control;
     while (l->fd >= 0) {
         const uint8_t state = l->state;
@@ -231,6 +238,8 @@ static void dcommi_ctl_event(dcomm_context *context, dcommi_ctl_line *l)
         }
     }
 }
+
+/* ---- events ---- */
 
 static void dcommi_ctl_accept(dcommi_ctl *c)
 {

@@ -1,6 +1,6 @@
-/* control_line.h - a control connection: a TCP connection of ours between two ranks on different
- * hosts. If it ends without a goodbye, the other process has ended. This file sends and reads bytes
- * and frames; control.h handles what comes.
+/* control_line.h - a control connection: its state, and the frames that it carries. It is a TCP
+ * connection of ours between two ranks on different hosts. If it ends without a goodbye, the other
+ * process has ended.
  *
  * UCX cannot always tell, because children that a rank has forked keep UCX's sockets open. Ours
  * are closed in them. A waiting rank polls the connections every few milliseconds. While all goes
@@ -8,11 +8,13 @@
  *   acceptor   CHALLENGE  magic, version, nonce
  *   connector  HELLO      both uuids, nonce, proof = HMAC(key, "hello" | CHALLENGE | HELLO so far)
  *   acceptor   WELCOME    HMAC(key, "welcome" | CHALLENGE | HELLO)
- *   either     frames: type, communicator, number, HMAC(session, direction | sequence | the frame)
+ *   either     frames: type, bytes of message, communicator, number,
+ *              HMAC(session, direction | sequence | the frame), message
  *              LEAVE    has left that communicator after that number of collectives
  *              GOODBYE  closes
  *              BEAT     the process runs
  *              DEAD     the other side counts as dead
+ *              MESSAGE  an error that UCX could not send at once: a header with its sentence
  * The key is the HMAC, under the rendezvous' secret, of what rank 0 drew for the communicator. */
 #ifndef DCOMMI_CONTROL_LINE_H
 #define DCOMMI_CONTROL_LINE_H
@@ -24,11 +26,14 @@
 #include <sys/epoll.h>
 
 #define DCOMMI_CTL_MAGIC 0x64634374u /* "dcCt" */
-#define DCOMMI_CTL_VERSION 1u
+#define DCOMMI_CTL_VERSION 2u
 #define DCOMMI_CTL_KEY DCOMMI_SHA256_BYTES
 #define DCOMMI_CTL_CHALLENGE 32
 #define DCOMMI_CTL_HELLO 96 /* the last DCOMMI_CTL_KEY bytes are the proof */
-#define DCOMMI_CTL_FRAME 56
+#define DCOMMI_CTL_HEAD 24  /* bytes ahead of a frame's HMAC */
+#define DCOMMI_CTL_FRAME (DCOMMI_CTL_HEAD + DCOMMI_CTL_KEY)
+#define DCOMMI_CTL_MESSAGE_MAX (sizeof(dcommi_header) + DCOMMI_TEXT_MAX)
+#define DCOMMI_CTL_IN (DCOMMI_CTL_FRAME + DCOMMI_CTL_MESSAGE_MAX)
 #define DCOMMI_CTL_S 5.0 /* seconds for a handshake */
 /* Most control connections of a rank. In larger jobs each pair of ranks has one with a probability
  * that keeps to this limit. A rank that sees a death tells the others. */
@@ -38,7 +43,13 @@
 #define TCP_RTO_MAX_MS 44
 #endif
 
-enum { DCOMMI_CTL_LEAVE = 1, DCOMMI_CTL_GOODBYE = 2, DCOMMI_CTL_BEAT = 3, DCOMMI_CTL_DEAD = 4 };
+enum dcommi_ctl_type {
+    DCOMMI_CTL_LEAVE = 1,
+    DCOMMI_CTL_GOODBYE,
+    DCOMMI_CTL_BEAT,
+    DCOMMI_CTL_DEAD,
+    DCOMMI_CTL_MESSAGE
+};
 
 enum dcommi_ctl_state {
     DCOMMI_CTL_SHUT = 0, /* the peer has to connect, or connecting failed */
@@ -66,7 +77,7 @@ typedef struct dcommi_ctl_line {
     double liveness_s; /* INFINITY: off */
     bool over;         /* its peer is being given up */
     /* with the lock */
-    uint8_t in[DCOMMI_CTL_HELLO];
+    uint8_t in[DCOMMI_CTL_IN];
     size_t have;
     uint64_t sent, received; /* frames */
     bool heard;              /* since the last beat of ours */
@@ -219,27 +230,76 @@ static void dcommi_ctl_hmac(const dcommi_ctl_line *l, const char *what, size_t h
     dcommi_hmac_end(&h, tag);
 }
 
+/* Return the bytes of the message behind a frame; SIZE_MAX: more than there can be. */
+static size_t dcommi_ctl_message_len(const uint8_t *frame)
+{
+    const uint32_t len = dcommi_get32(frame + 4);
+    return len <= DCOMMI_CTL_MESSAGE_MAX ? len : SIZE_MAX;
+}
+
 static void dcommi_ctl_frame_tag(const dcommi_ctl_line *l, bool by_connector, uint64_t sequence,
-                                 const uint8_t *frame, uint8_t tag[DCOMMI_CTL_KEY])
+                                 const uint8_t *frame, size_t message_len,
+                                 uint8_t tag[DCOMMI_CTL_KEY])
 {
     uint8_t head[9] = {by_connector};
     dcommi_hmac h;
     dcommi_put64(head + 1, sequence);
     dcommi_hmac_begin(&h, l->session, sizeof l->session);
     dcommi_hmac_add(&h, head, sizeof head);
-    dcommi_hmac_add(&h, frame, DCOMMI_CTL_FRAME - DCOMMI_CTL_KEY);
+    dcommi_hmac_add(&h, frame, DCOMMI_CTL_HEAD);
+    dcommi_hmac_add(&h, frame + DCOMMI_CTL_FRAME, message_len);
     dcommi_hmac_end(&h, tag);
+}
+
+/* Sign and send a frame with the message that lies behind it. With the lock. */
+static void dcommi_ctl_send(dcommi_ctl_line *l, uint8_t *frame, uint32_t type, size_t message_len)
+{
+    dcommi_put32(frame, type);
+    dcommi_put32(frame + 4, (uint32_t)message_len);
+    dcommi_ctl_frame_tag(l, l->connector, l->sent++, frame, message_len, frame + DCOMMI_CTL_HEAD);
+    dcommi_ctl_write(l, frame, DCOMMI_CTL_FRAME + message_len);
 }
 
 /* Send a frame. With the lock. */
 static void dcommi_ctl_say(dcommi_ctl_line *l, uint32_t type, uint64_t comm, uint64_t number)
 {
     uint8_t frame[DCOMMI_CTL_FRAME] = {0};
-    dcommi_put32(frame, type);
     dcommi_put64(frame + 8, comm);
     dcommi_put64(frame + 16, number);
-    dcommi_ctl_frame_tag(l, l->connector, l->sent++, frame, frame + sizeof frame - DCOMMI_CTL_KEY);
-    dcommi_ctl_write(l, frame, sizeof frame);
+    dcommi_ctl_send(l, frame, type, 0);
+}
+
+/* Count the frame in l->in. Return false if it is forged. A beat is answered by beats from now on.
+ * With the lock. */
+static bool dcommi_ctl_genuine(dcommi_ctl_line *l)
+{
+    uint8_t tag[DCOMMI_CTL_KEY];
+    const size_t len = dcommi_ctl_message_len(l->in);
+    if (len == SIZE_MAX) {
+        return false;
+    }
+    dcommi_ctl_frame_tag(l, !l->connector, l->received++, l->in, len, tag);
+    l->heard = dcommi_same_secret(tag, l->in + DCOMMI_CTL_HEAD, sizeof tag);
+    l->beats = l->beats || (l->heard && dcommi_get32(l->in) == DCOMMI_CTL_BEAT);
+    return l->heard;
+}
+
+/* Read a frame, as dcommi_ctl_read does: the thread of beat.h reads, too. */
+static int dcommi_ctl_read_frame(dcommi_ctl_line *l, uint8_t frame[DCOMMI_CTL_IN], bool *genuine)
+{
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    int there = dcommi_ctl_fill(l, DCOMMI_CTL_FRAME);
+    const size_t len = there > 0 ? dcommi_ctl_message_len(l->in) : 0;
+    if (there > 0 && len > 0 && len < SIZE_MAX) {
+        there = dcommi_ctl_fill(l, DCOMMI_CTL_FRAME + len);
+    }
+    if (there > 0) {
+        *genuine = dcommi_ctl_genuine(l);
+        memcpy(frame, l->in, l->have);
+        l->have = 0;
+    }
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    return there;
 }
 
 static dcommi_ctl_line *dcommi_ctl_line_to(const dcomm_context *context, int peer)
@@ -259,6 +319,20 @@ static void dcommi_ctl_tell(dcomm_context *context, int peer, uint32_t type, uin
     if (l != NULL && l->state == DCOMMI_CTL_OPEN) {
         pthread_mutex_lock(&dcommi_ctl_lock);
         dcommi_ctl_say(l, type, comm, number);
+        pthread_mutex_unlock(&dcommi_ctl_lock);
+    }
+}
+
+static void dcommi_ctl_pass(dcomm_context *context, int peer, const dcommi_header *header,
+                            const void *data, size_t len)
+{
+    dcommi_ctl_line *l = dcommi_ctl_line_to(context, peer);
+    uint8_t frame[DCOMMI_CTL_IN] = {0};
+    if (l != NULL && l->state == DCOMMI_CTL_OPEN && len <= DCOMMI_TEXT_MAX) {
+        memcpy(frame + DCOMMI_CTL_FRAME, header, sizeof *header);
+        memcpy(frame + DCOMMI_CTL_FRAME + sizeof *header, data, len);
+        pthread_mutex_lock(&dcommi_ctl_lock);
+        dcommi_ctl_send(l, frame, DCOMMI_CTL_MESSAGE, sizeof *header + len);
         pthread_mutex_unlock(&dcommi_ctl_lock);
     }
 }
