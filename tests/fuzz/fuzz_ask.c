@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "dcomm/impl/base/base_impl.h"
+#include "dcomm/impl/transport/message.h"
 #include "dcomm/impl/transport/ucx/ucx.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
