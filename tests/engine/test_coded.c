@@ -431,7 +431,9 @@ static int kinds(int rank, int n, procs_shared *shared, void *arg)
         opts = (dcomm_coll_opts){
             .codec = linear, .deterministic = 1, .algo = i > 0 ? "coded_linear" : NULL};
         ranks_refused(dcomm_allreduce(comm, x, x, COUNT, DCOMM_F32, DCOMM_SUM, &opts),
-                      DCOMM_ERR_UNSUPPORTED, "codec powersgd:rank=3 cannot fold in rank order");
+                      DCOMM_ERR_UNSUPPORTED, "codec powersgd:rank=3,");
+        PROCS_TRUE(strstr(dcomm_last_error(), "cannot fold in rank order, which deterministic") !=
+                   NULL);
         PROCS_TRUE(strstr(dcomm_last_error(), "leave these options out, or take a codec") != NULL);
     }
     RANKS_OK(dcomm_barrier(comm, NULL));
