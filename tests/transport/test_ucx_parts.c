@@ -143,7 +143,7 @@ typedef enum lie {
 } lie;
 
 /* The message is longer than a piece, and shorter than two. */
-enum { SENDER = 0, RECEIVER = 1, POSTED = 2, FLOATS = 20000 };
+enum { SENDER = 0, RECEIVER = 1, POSTED = 2, LIED = 3, FLOATS = 20000 };
 
 static dcommi_ucx *net_of(const dcomm_comm *comm)
 {
@@ -160,11 +160,11 @@ static void say(const dcomm_comm *comm, int rank, const dcommi_ucx_flight *f, un
     PROCS_TRUE(dcommi_ucx_now(p, f->connection, kind, header, header_len, data, len) == UCS_OK);
 }
 
-/* Wait for a part of the message that is under way. */
+/* Wait for a part of the message that is under way. NULL: it has come and gone too soon. */
 static const dcommi_ucx_flight *part_of(const dcomm_comm *comm, dcommi_ucx_stage stage)
 {
     dcommi_ucx *u = net_of(comm);
-    for (;;) {
+    for (const double until = procs_now() + 2; procs_now() < until;) {
         for (const dcommi_ucx_flight *f = u->pending.next; f != &u->pending; f = f->next) {
             if (f->stage == stage) {
                 return f;
@@ -172,12 +172,14 @@ static const dcommi_ucx_flight *part_of(const dcomm_comm *comm, dcommi_ucx_stage
         }
         dcommi_progress_or_yield(comm->context);
     }
+    return NULL;
 }
 
 /* Rank 0 lies about the payload of a message that it has announced, before it sends it. */
 static void lie_as_sender(const dcomm_comm *comm, lie kind)
 {
     const dcommi_ucx_flight *f = part_of(comm, DCOMMI_UCX_ASKED);
+    PROCS_TRUE(f != NULL);
     dcommi_ucx_piece piece = {.id = net_of(comm)->id, .number = f->number, .part = f->part};
     size_t header_len = sizeof piece, len = 1024;
     unsigned message = DCOMMI_UCX_BYTES;
@@ -209,6 +211,9 @@ static void lie_as_sender(const dcomm_comm *comm, lie kind)
 static void lie_as_receiver(const dcomm_comm *comm, lie kind)
 {
     const dcommi_ucx_flight *f = part_of(comm, DCOMMI_UCX_FETCH);
+    if (f == NULL) {
+        return; /* the sender was too quick for this lie */
+    }
     const dcommi_ucx_answer answer = {.id = net_of(comm)->id,
                                       .number = f->number + (kind == ANSWER_TO_NOTHING ? 1000 : 0),
                                       .part = f->part,
@@ -237,8 +242,13 @@ static int lied(int rank, int n, procs_shared *s, void *arg)
     if (rank == SENDER) {
         RANKS_OK(dcomm_isend(comm, in, FLOATS, DCOMM_F32, RECEIVER, NULL, &request));
     }
-    if (rank == (kind >= ANSWER_TWICE && kind <= ANSWER_CUT ? RECEIVER : SENDER)) {
+    const int liar = kind >= ANSWER_TWICE && kind <= ANSWER_CUT ? RECEIVER : SENDER;
+    if (rank == liar) {
         (rank == SENDER ? lie_as_sender : lie_as_receiver)(comm, kind);
+        procs_post(s, rank, LIED);
+    }
+    while (atomic_load(&s->posted[liar]) < LIED) {
+        procs_nap(); /* no answer and no payload may be there before the lie */
     }
     dcomm_status status = request != NULL ? dcomm_wait(&request) : DCOMM_OK;
     PROCS_CHECK(rank != RECEIVER || status == (harms ? DCOMM_ERR_CORRUPT : DCOMM_OK),
