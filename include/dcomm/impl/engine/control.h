@@ -83,6 +83,7 @@ typedef struct dcommi_ctl {
     dcommi_ctl_line *lines, *strangers;
     unsigned nstrangers;
     bool pending; /* the thread has read a frame for the holder of the token; with the lock */
+    bool looking; /* the holder of the token is in dcommi_ctl_look */
     bool beating; /* there is a thread */
     double every; /* seconds between beats; with the lock */
     pthread_t thread;
@@ -555,6 +556,10 @@ static void dcommi_ctl_look(dcomm_context *context)
     dcommi_ctl *c = context->control;
     struct epoll_event events[16];
     int n = 16;
+    if (c->looking) { /* what it has found fails a communicator */
+        return;
+    }
+    c->looking = true;
     for (int turn = 0; n == 16 && turn < 64; turn++) {
         n = epoll_wait(c->epoll, events, 16, 0);
         for (int i = 0; i < n; i++) {
@@ -573,6 +578,7 @@ static void dcommi_ctl_look(dcomm_context *context)
     for (dcommi_ctl_line *l = pending ? c->lines : NULL; l != NULL; l = l->next) {
         dcommi_ctl_event(context, l);
     }
+    c->looking = false;
 }
 
 #endif

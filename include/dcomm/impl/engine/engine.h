@@ -76,6 +76,8 @@ static void dcommi_send_credit(dcomm_comm *comm, int rank, uint8_t stream);
 /* Tell a peer that it counts as dead here, so that it hears of it when it runs again. With the
  * token. */
 static void dcommi_ctl_tell_dead(dcomm_context *context, int peer);
+/* Handle what has come on all connections. With the token. */
+static void dcommi_ctl_look(dcomm_context *context);
 
 /* ---- receives on a device (device/copy_in.h) ---- */
 

@@ -146,6 +146,9 @@ static void dcommi_say_failed(dcomm_on_error on_error, int rank, dcomm_status st
  * stays. */
 static void dcommi_poison_by(dcomm_comm *comm, dcomm_status status, int from, const char *text)
 {
+    if (from < 0 && status == DCOMM_ERR_PEER && comm->context->control != NULL) {
+        dcommi_ctl_look(comm->context); /* it may tell why: the others count this rank as dead */
+    }
     if (atomic_load_explicit(&comm->poisoned, memory_order_relaxed) != 0) {
         return;
     }
@@ -295,7 +298,9 @@ static void dcommi_given_up(dcomm_context *context, int peer)
             }
         }
     }
-    dcommi_peer_mark(p, "it counts this process as dead", false);
+    if (dcommi_peer_mark(p, "it counts this process as dead", false)) {
+        dcommi_tell_dead(context, peer); /* our end must prove nothing to it either */
+    }
     dcommi_peer_fail(context, peer);
 }
 
