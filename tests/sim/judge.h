@@ -65,7 +65,8 @@ static bool judge_across(int rank, int other)
 /* Return true if `rank` may blame `other`. */
 static bool judge_may_blame(int rank, int other)
 {
-    return life_dies(other) || life.fault == LIFE_MISMATCH || life.weight == LIFE_EITHER ||
+    const bool woken = life.fault == LIFE_STOP && rank == life.victim && life.ndeaths > 0;
+    return life_dies(other) || life.fault == LIFE_MISMATCH || life.weight == LIFE_EITHER || woken ||
            (life.fault == LIFE_CUT ? judge_across(rank, other) : other == life.victim);
 }
 
@@ -117,6 +118,8 @@ static void judge_times(void)
 {
     const bool fast = wire_rules.delay < 1e-2 && wire_rules.slow <= 0 && wire_rules.hold < 0.2 &&
                       world.starve <= 0;
+    /* Between hosts each rank may have to see a death itself. */
+    const bool told = system_host(life.n - 1) == 0 || wire_rules.late < JUDGE_SPREAD;
     const bool alone = life.ndeaths == 0 && life.weight == LIFE_HARD;
     double first = WORLD_NEVER, last = 0;
     for (int r = 0; r < life.n; r++) {
@@ -126,7 +129,7 @@ static void judge_times(void)
             last = life_report[r].failed > last ? life_report[r].failed : last;
         }
     }
-    if (fast && (life.fault == LIFE_DEATH || life.fault == LIFE_ABORT) &&
+    if (fast && ((life.fault == LIFE_DEATH && told) || life.fault == LIFE_ABORT) &&
         last - first > JUDGE_SPREAD) {
         world_trouble("the last survivor fails %g s after the first", last - first);
     }

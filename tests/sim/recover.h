@@ -74,7 +74,8 @@ static unsigned recover_who(const dcomm_comm *comm, int who[WORLD_MAX])
 static bool recover_may_fail(int rank)
 {
     const unsigned sides = network.side >> rank ^ network.side >> world.in;
-    return life_is_out(rank) || (life.fault == LIFE_STOP && rank == life.victim) ||
+    const bool woken = life.fault == LIFE_STOP && (rank == life.victim || world.in == life.victim);
+    return life_is_out(rank) || woken ||
            (life.fault == LIFE_CUT && (sides & 1) != 0) || life.weight == LIFE_EITHER ||
            life_report[rank].leaves;
 }

@@ -33,8 +33,8 @@ typedef struct sockets_one {
     bool accepted;    /* the far end of a stream has been accepted, or is the connector's */
     void *user;       /* for epoll */
     unsigned char in[SOCKETS_BYTES];
-    size_t have;
-    double ready, ends; /* when the bytes are there; when the end is */
+    size_t have, early; /* bytes; those that were there before the last ones were sent */
+    double ready, ends; /* when the last bytes are there; when the end is */
     int error;          /* at the end; 0: the other side has closed */
     double patience;    /* TCP_USER_TIMEOUT in seconds; 0: none */
     double silent_since, silent_until; /* nothing comes from the other side's system, nor gets
@@ -72,7 +72,7 @@ static int sockets_make(sockets_kind kind, int owner)
     s->kind = kind;
     s->owner = owner;
     s->other = s->epoll = -1;
-    s->have = 0;
+    s->have = s->early = 0;
     s->ready = 0;
     s->ends = WORLD_NEVER;
     s->error = 0;
@@ -127,6 +127,12 @@ static int sockets_accept(int listener)
     return -1;
 }
 
+/* Return how many bytes can be read. */
+static size_t sockets_there(const sockets_one *s)
+{
+    return s->ready <= world.now ? s->have : s->early;
+}
+
 static ssize_t sockets_send(int fd, const void *bytes, size_t len)
 {
     world_point();
@@ -152,6 +158,7 @@ static ssize_t sockets_send(int fd, const void *bytes, size_t len)
         world_trouble("a control connection holds more than %zu bytes", sizeof far->in);
         len = 0;
     }
+    far->early = sockets_there(far);
     memcpy(far->in + far->have, bytes, len);
     far->have += len;
     far->ready = ready > far->ready ? ready : far->ready;
@@ -167,16 +174,18 @@ static ssize_t sockets_receive(int fd, void *bytes, size_t len)
 {
     world_preempt();
     sockets_one *s = sockets_at(fd);
-    if (s->have == 0 || s->ready > world.now) {
+    const size_t there = sockets_there(s);
+    if (there == 0) {
         const bool over = sockets_over(s);
         errno = over ? s->error : EAGAIN;
         return over && s->error == 0 ? 0 : -1;
     }
-    len = len < s->have ? len : s->have;
+    len = len < there ? len : there;
     len = world_chance(0.3) ? 1 + (size_t)world_below((int)len) : len; /* a part of them */
     memcpy(bytes, s->in, len);
     memmove(s->in, s->in + len, s->have - len);
     s->have -= len;
+    s->early -= len < s->early ? len : s->early;
     world_busy();
     return (ssize_t)len;
 }
@@ -212,7 +221,7 @@ static void sockets_cut_one(sockets_one *s)
     s->silent_until = network_arrives(s->owner, s->peer, world.now, world_unit());
     if (s->patience > 0 && most < network.heals) {
         s->silent_until = WORLD_NEVER;
-        s->have = s->ready > world.now ? 0 : s->have;
+        s->have = s->early = sockets_there(s);
         sockets_end_at(s, most + tick * world_unit(), ETIMEDOUT);
     } else if (s->have > 0 && s->ready > world.now) {
         s->ready = s->silent_until;
@@ -269,7 +278,7 @@ static void sockets_died(int rank, double late)
 static bool sockets_readable(const sockets_one *s)
 {
     if (s->kind == SOCKETS_STREAM) {
-        return (s->have > 0 && s->ready <= world.now) || sockets_over(s);
+        return sockets_there(s) > 0 || sockets_over(s);
     }
     for (int i = 0; i < sockets.n && s->kind == SOCKETS_LISTENER; i++) {
         const sockets_one *c = &sockets.all[i];

@@ -225,7 +225,8 @@ static void wire_lose(dcommi_transport *t, int peer, const char *why)
     if (port->state[rank] == WIRE_GOOD && port->fails[rank] > world.now) {
         port->fails[rank] = world.now;
         port->why[rank] = why;
-        const double end = world.now + world_unit();
+        const double most = wire_rules.late < 1 ? wire_rules.late : 1;
+        const double end = world.now + most * world_unit();
         port->ends[rank] = end < port->ends[rank] ? end : port->ends[rank];
     }
 }

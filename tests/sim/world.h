@@ -336,12 +336,11 @@ static void world_enter(void)
 }
 
 /* Return the strand whose turn it is. *wakes: when the next one wakes, if none is awake (-1).
- * *living: how many strands there are. */
-static int world_choose(double *wakes, unsigned *living)
+ * *looking: how many are. */
+static int world_choose(double *wakes, unsigned *looking)
 {
     int awake[WORLD_STRANDS], n = 0;
     *wakes = WORLD_NEVER;
-    *living = 0;
     for (int s = 0; s < WORLD_STRANDS; s++) {
         const int r = s % WORLD_MAX;
         const world_strand *strand = &world.strand[s];
@@ -350,14 +349,23 @@ static int world_choose(double *wakes, unsigned *living)
         }
         const double resumes = world.rank[r].resumes;
         const double when = strand->wakes > resumes ? strand->wakes : resumes;
-        ++*living;
         if (when <= world.now) {
             awake[n++] = s;
         } else if (when < *wakes) {
             *wakes = when;
         }
     }
+    *looking = (unsigned)n;
     return n > 0 ? awake[world_below(n)] : -1;
+}
+
+static bool world_is_over(void)
+{
+    bool over = true;
+    for (int r = 0; r < world.n; r++) {
+        over = over && world.rank[r].state != WORLD_LIVES;
+    }
+    return over;
 }
 
 /* Let time jump to the next event, when all ranks have looked around and found nothing. */
@@ -411,14 +419,11 @@ static void world_run(int n, uint64_t seed, double limit)
         world.rank[r] = (world_rank){.struck_at = UINT64_MAX};
         world_begin(r, NULL, NULL);
     }
-    while (world.trouble[0] == 0) {
+    while (world.trouble[0] == 0 && !world_is_over()) {
         double wakes;
-        unsigned living;
-        const int next = world_choose(&wakes, &living);
-        if (living == 0) {
-            return;
-        }
-        if (next < 0 || ++world.quiet > 3 * living) {
+        unsigned looking;
+        const int next = world_choose(&wakes, &looking);
+        if (next < 0 || ++world.quiet > 3 * looking) {
             world_jump(wakes);
             if (world.now > limit) {
                 world_trouble("not over after %g s", limit);

@@ -35,6 +35,7 @@
 #define DCOMMI_CTL_MOST 256
 #define DCOMMI_CTL_TOGETHER_MS 2500 /* hosts that fall silent within this time go together */
 #define DCOMMI_CTL_SILENT_MAX 1.9   /* times liveness_s: then a host counts as dead */
+#define DCOMMI_CTL_PROBE_MS 1000    /* between two probes of an idle connection */
 #ifndef TCP_RTO_MAX_MS
 #define TCP_RTO_MAX_MS 44
 #endif
@@ -144,19 +145,26 @@ static void dcommi_ctl_shut(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
     pthread_mutex_unlock(&dcommi_ctl_lock);
 }
 
+/* Return the milliseconds of silence after which a connection ends. */
+static double dcommi_ctl_patience_ms(const dcommi_ctl_line *l)
+{
+    return 1000 * DCOMMI_CTL_SILENT_MAX * l->liveness_s;
+}
+
 /* Say how long the peer's system may be silent. An outage of less than liveness_s must heal: after
  * it the next retransmission may take as long again. The kernel probes an idle connection each
  * second, and where it can, it retransmits as often. */
 static void dcommi_ctl_patience(const dcommi_ctl_line *l)
 {
     const bool limited = l->liveness_s < DCOMMI_LIMIT_MAX_S;
+    const int probe_s = DCOMMI_CTL_PROBE_MS / 1000;
     const int options[][2] = {
-        {TCP_KEEPIDLE, 1},
-        {TCP_KEEPINTVL, 1},
+        {TCP_KEEPIDLE, probe_s},
+        {TCP_KEEPINTVL, probe_s},
         {TCP_KEEPCNT, 127},
-        {TCP_RTO_MAX_MS, 1000}, /* since Linux 6.15 */
+        {TCP_RTO_MAX_MS, DCOMMI_CTL_PROBE_MS}, /* since Linux 6.15 */
         {TCP_USER_TIMEOUT,
-         limited && l->liveness_s < 1e6 ? (int)(1000 * DCOMMI_CTL_SILENT_MAX * l->liveness_s) : 0}};
+         limited && l->liveness_s < 1e6 ? (int)dcommi_ctl_patience_ms(l) : 0}};
     const int on = limited;
     for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
         setsockopt(l->fd, IPPROTO_TCP, options[i][0], &options[i][1], sizeof options[i][1]);
@@ -357,16 +365,30 @@ static void dcommi_ctl_left(dcomm_context *context, int peer, uint64_t id, uint6
     }
 }
 
-/* Return true if a connection is about to end because the peer's system is silent. */
-static bool dcommi_ctl_dumb(const dcommi_ctl_line *l)
+/* Return the milliseconds for which the peer's system has been silent. */
+static double dcommi_ctl_silent_ms(const dcommi_ctl_line *l)
 {
     struct tcp_info info = {0};
     socklen_t len = sizeof info;
-    const double silent_ms = 1000 * DCOMMI_CTL_SILENT_MAX * l->liveness_s;
-    return l->state == DCOMMI_CTL_OPEN &&
-           getsockopt(l->fd, IPPROTO_TCP, TCP_INFO, &info, &len) == 0 &&
-           info.tcpi_last_ack_recv > DCOMMI_CTL_TOGETHER_MS &&
-           info.tcpi_last_ack_recv >= silent_ms - DCOMMI_CTL_TOGETHER_MS;
+    return getsockopt(l->fd, IPPROTO_TCP, TCP_INFO, &info, &len) == 0 ? info.tcpi_last_ack_recv : 0;
+}
+
+/* Return true if a connection is about to end because the peer's system is silent. */
+static bool dcommi_ctl_dumb(const dcommi_ctl_line *l)
+{
+    const double silent_ms = l->state == DCOMMI_CTL_OPEN ? dcommi_ctl_silent_ms(l) : 0;
+    return silent_ms > DCOMMI_CTL_TOGETHER_MS &&
+           silent_ms >= dcommi_ctl_patience_ms(l) - DCOMMI_CTL_TOGETHER_MS;
+}
+
+/* Return true if an end proves that the other process has ended. After a long silence a reset does
+ * not: the other side may have given us up, and its system then resets the connection as soon as
+ * the network lets anything through. An end in order comes behind all that it has told us. */
+static bool dcommi_ctl_proves(const dcommi_ctl_line *l)
+{
+    const bool reset = l->error == ECONNRESET || l->error == EPIPE;
+    return l->error == 0 ||
+           (reset && dcommi_ctl_silent_ms(l) < dcommi_ctl_patience_ms(l) - DCOMMI_CTL_PROBE_MS);
 }
 
 static void dcommi_ctl_tell_dead(dcomm_context *context, int peer)
@@ -397,13 +419,12 @@ static void dcommi_ctl_give_up(dcomm_context *context, bool (*silent)(const dcom
     }
 }
 
-/* Handle an end without a goodbye. An end or a reset that the other side's system has sent proves a
- * death. After another error, such as ETIMEDOUT, the peer only counts as dead. */
+/* Handle an end without a goodbye. If it does not prove a death, the peer only counts as dead. */
 static void dcommi_ctl_dead(dcomm_context *context, dcommi_ctl_line *l)
 {
     dcommi_remote *p = &context->peers[l->peer];
     dcommi_transport *t = p->transport;
-    const bool proven = l->error == 0 || l->error == ECONNRESET || l->error == EPIPE;
+    const bool proven = dcommi_ctl_proves(l);
     p->proven = p->proven || (proven && !p->gave_us_up);
     if (!proven) {
         const char *why = "its host, or the network to it, was silent for too long (liveness_s)";
