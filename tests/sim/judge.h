@@ -62,10 +62,12 @@ static bool judge_across(int rank, int other)
     return life.fault == LIFE_CUT && ((network.side >> rank ^ network.side >> other) & 1) != 0;
 }
 
-/* Return true if `rank` may blame `other`. */
+/* Return true if `rank` may blame `other`. One that was stopped may find that a rank has died which
+ * had given it up, or fail to read the memory of one that has ended since. */
 static bool judge_may_blame(int rank, int other)
 {
-    const bool woken = life.fault == LIFE_STOP && rank == life.victim && life.ndeaths > 0;
+    const bool woken = life.fault == LIFE_STOP && rank == life.victim &&
+                       (life.ndeaths > 0 || strstr(life_report[rank].error, " failed: ") != NULL);
     return life_dies(other) || life.fault == LIFE_MISMATCH || life.weight == LIFE_EITHER || woken ||
            (life.fault == LIFE_CUT ? judge_across(rank, other) : other == life.victim);
 }

@@ -148,7 +148,7 @@ static bool wire_deliver(wire_port *port, wire_parcel *p)
         wire_sent(p, DCOMM_OK);
     }
     p->kept = verdict == DCOMMI_KEEP && p->fetch == NULL;
-    if (p->gone || verdict != DCOMMI_KEEP) {
+    if (p->freed || verdict != DCOMMI_KEEP) {
         wire_free(p);
     }
     wire.delivered++;

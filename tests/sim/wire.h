@@ -41,6 +41,7 @@ typedef struct wire_parcel {
     bool queued, arriving; /* arriving: the engine looks at it now */
     bool kept;             /* by the engine, which must fetch or release it */
     bool gone;             /* the payload cannot be read any more */
+    bool freed;            /* as soon as it does not arrive any more */
     double ready;
     /* of a fetch */
     dcommi_op *fetch;
@@ -140,7 +141,7 @@ static void wire_cut(wire_parcel **at)
 /* Free a parcel that nobody will ask for any more, unless the engine looks at it. */
 static void wire_free(wire_parcel *p)
 {
-    p->gone = true;
+    p->gone = p->freed = true;
     if (!p->arriving) {
         *p->newer = p->older;
         if (p->older != NULL) {
