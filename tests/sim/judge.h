@@ -4,7 +4,7 @@
 
 #include "plot.h"
 
-#define JUDGE_SPREAD 0.1 /* seconds until an error has reached all */
+#define JUDGE_SPREAD 0.15 /* seconds until an error has reached all */
 
 /* ---- blame ---- */
 
@@ -136,6 +136,11 @@ static void judge_times(void)
         world_trouble("the last survivor fails %g s after the first", last - first);
     }
     const double took = last - life_so_far.struck_at;
+    const bool beats = life.fault == LIFE_STOP && system_host(life.n - 1) > 0;
+    const double before = beats ? life.liveness_s / 8 + sockets.oversleep : 0; /* the last beat */
+    if (alone && life_strikes() && first - life_so_far.struck_at + before < life.liveness_s) {
+        world_trouble("a silence counts %g s later", first - life_so_far.struck_at);
+    }
     if (fast && alone && life.fault == LIFE_CUT && took > 2 * life.liveness_s + JUDGE_SPREAD) {
         world_trouble("a cut is known %g s later", took);
     }

@@ -356,7 +356,8 @@ static void wire_close(dcommi_transport *t, double timeout_s, bool force)
     .forget = wire_forget, .close = wire_close
 
 static const dcommi_transport_vtable wire_tables[WIRE_KINDS] = {
-    [WIRE_LOCAL] = {WIRE_CALLS, .give_up = wire_give_up}, [WIRE_NET] = {WIRE_CALLS}};
+    [WIRE_LOCAL] = {WIRE_CALLS, .give_up = wire_give_up, .gave_up = wire_gave_up},
+    [WIRE_NET] = {WIRE_CALLS}};
 
 static dcomm_status wire_open(int kind, const dcommi_transport_handlers *handlers,
                               dcommi_transport **t_p)

@@ -239,6 +239,12 @@ static void wire_give_up(dcommi_transport *t, int peer)
     port->given_up[port->rank_of[peer]] = true;
 }
 
+static bool wire_gave_up(dcommi_transport *t, int peer)
+{
+    const wire_port *port = (const wire_port *)t;
+    return wire.port[port->me.kind][port->rank_of[peer]].given_up[port->me.rank];
+}
+
 /* Delay what is on its way between the halves of the network, which has just been cut. */
 static void wire_on_cut(void)
 {

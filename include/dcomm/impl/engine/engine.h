@@ -54,6 +54,8 @@ static inline bool dcommi_have(dcomm_comm *comm, const void *memory)
 }
 /* Fail all communicators with a peer that has ended. */
 static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why, bool proven);
+/* Fail all communicators with a peer whose process has ended. */
+static void dcommi_peer_ended(dcomm_context *context, int peer);
 /* Handle a message whose signature is not the run's: query its sender, or report the mismatch. */
 static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h,
                                     size_t len);

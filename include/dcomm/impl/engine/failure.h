@@ -304,6 +304,18 @@ static void dcommi_given_up(dcomm_context *context, int peer)
     dcommi_peer_fail(context, peer);
 }
 
+/* Note that a peer's process has ended. If it counts us as dead, that comes first: its end would
+ * let us go on alone. */
+static void dcommi_peer_ended(dcomm_context *context, int peer)
+{
+    dcommi_transport *t = context->peers[peer].transport;
+    if (t->call->gave_up != NULL && t->call->gave_up(t, peer)) {
+        dcommi_given_up(context, peer);
+    } else {
+        dcommi_peer_lost(context, peer, "its process has ended", true);
+    }
+}
+
 /* ---- queries ---- */
 
 /* Ask a rank about operation `seq`, which `mine` describes here. */
@@ -503,7 +515,7 @@ static void dcommi_run_ask(dcommi_run *run, double now)
         }
         if (!run->peers[r].replied && p->same_host && p->pid != getpid() && p->started != 0 &&
             dcommi_process_started(p->pid) != p->started) {
-            dcommi_peer_lost(comm->context, m->peer, "its process has ended", true);
+            dcommi_peer_ended(comm->context, m->peer);
             return;
         }
         run->peers[r].asked = run->peers[r].replied ? now : run->peers[r].asked;

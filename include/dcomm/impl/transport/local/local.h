@@ -83,15 +83,26 @@ static void dcommi_local_remove_peer(dcommi_transport *t, int peer)
 
 /* ---- progress ---- */
 
+static bool dcommi_local_counts_dead(const dcommi_local_peer *p)
+{
+    return p->out.lines != NULL &&
+           atomic_load_explicit(&p->directory->given_up[p->ours], memory_order_acquire) != 0;
+}
+
+static bool dcommi_local_gave_up(dcommi_transport *t, int peer)
+{
+    const dcommi_local_peer *p = dcommi_local_peer_at((dcommi_local *)t, peer);
+    return p != NULL && dcommi_local_counts_dead(p);
+}
+
 static void dcommi_local_watch(dcommi_transport *t)
 {
     dcommi_local *u = (dcommi_local *)t;
     void *users[16];
     for (size_t i = 0; i < u->npolled; i++) { /* before its end: that would let us go on alone */
-        dcommi_local_peer *p = u->polled[i];
-        if (p->out.lines != NULL &&
-            atomic_load_explicit(&p->directory->given_up[p->ours], memory_order_acquire) != 0) {
-            dcommi_local_end_as(p, DCOMMI_LOSS_GIVEN_UP, "it counts this process as dead");
+        if (dcommi_local_counts_dead(u->polled[i])) {
+            dcommi_local_end_as(u->polled[i], DCOMMI_LOSS_GIVEN_UP,
+                                "it counts this process as dead");
         }
     }
     int n = dcommi_watch_poll(u->epoll, users, 16);
@@ -392,6 +403,7 @@ static const dcommi_transport_vtable dcommi_local_vtable = {
     .progress = dcommi_local_progress,
     .watch = dcommi_local_watch,
     .give_up = dcommi_local_give_up,
+    .gave_up = dcommi_local_gave_up,
     .peek = dcommi_local_peek,
     .pass = dcommi_local_pass,
     .common = dcommi_local_common,
