@@ -17840,6 +17840,8 @@ typedef struct dcommi_transport_vtable {
     /* May be NULL. Tell a peer that it counts as dead here. It learns of it even if it wakes up
      * after our end. */
     void (*give_up)(dcommi_transport *t, int peer);
+    /* May be NULL. Return true if a peer has said so of us, even if it has ended since. */
+    bool (*gave_up)(dcommi_transport *t, int peer);
     /* Send header and payload as one message. The header is copied; the payload must stay valid
      * until the op is done. Return DCOMM_OK if the send is done already (op is untouched),
      * DCOMM_IN_PROGRESS if op->done will be called, or an error if nothing was sent. Messages to
@@ -18945,6 +18947,7 @@ typedef struct dcommi_remote {
     size_t unsent;       /* control messages that wait in the transport */
     double looked_at; /* when its process was last looked at, and the time of cores that it had */
     uint64_t ticks;   /* used then (silence.h) */
+    bool stopped;     /* then */
     double stopped_s; /* seconds for which it was seen stopped since it last ran */
     char why[160];
 } dcommi_remote;
@@ -19051,6 +19054,8 @@ static inline bool dcommi_have(dcomm_comm *comm, const void *memory)
 }
 /* Fail all communicators with a peer that has ended. */
 static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why, bool proven);
+/* Fail all communicators with a peer whose process has ended. */
+static void dcommi_peer_ended(dcomm_context *context, int peer);
 /* Handle a message whose signature is not the run's: query its sender, or report the mismatch. */
 static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h,
                                     size_t len);
@@ -19073,6 +19078,8 @@ static void dcommi_ctl_tell_dead(dcomm_context *context, int peer);
  * engine there gets them as if the transport had brought them. With the token. */
 static void dcommi_ctl_pass(dcomm_context *context, int peer, const dcommi_header *header,
                             const void *data, size_t len);
+/* Handle what has come on all connections. With the token. */
+static void dcommi_ctl_look(dcomm_context *context);
 /* ---- receives on a device (device/copy_in.h) ---- */
 /* Match a receive with a message whose payload waits on its sender's device. */
 static void dcommi_take_offer(dcommi_move *move, const dcommi_header *h, size_t len);
@@ -31013,8 +31020,7 @@ static dcomm_status dcommi_read_process(dcomm_comm *comm, int rank, void *dst, u
                 errno = EFAULT;
             }
             if (errno == ESRCH) {
-                dcommi_peer_lost(comm->context, comm->members[rank].peer, "its process has ended",
-                                 true);
+                dcommi_peer_ended(comm->context, comm->members[rank].peer);
                 return dcommi_fail(DCOMM_ERR_PEER, "the process of rank %d has ended", rank);
             }
             /* A bad address (the peer has failed and freed its buffer) does not mean that the next
@@ -34795,6 +34801,20 @@ static void dcommi_agreements_learn(dcomm_comm *comm)
         }
     }
 }
+/* Give up the ranks that a decision leaves out, though this rank may still hear from them, and tell
+ * them: our end must not prove to them that they may go on. Ranks on a caller's list are not dead. */
+static void dcommi_agreement_expel(const dcommi_agreement *g)
+{
+    const dcomm_comm *comm = g->comm;
+    for (int r = 0; g->key <= DCOMMI_AGREE_GROW && r < comm->size; r++) {
+        const dcommi_member *m = &comm->members[r];
+        if (dcommi_bit(dcommi_agree_look(g->agree, DCOMMI_AGREE_LAST), r) && m->peer >= 0 &&
+            !m->gone) {
+            dcommi_peer_lost(comm->context, m->peer, "the others have agreed that it has failed",
+                             false);
+        }
+    }
+}
 /* Look after the agreements, about 20 times a second. */
 static void dcommi_agreements_check(dcomm_comm *comm, double now)
 {
@@ -35653,6 +35673,9 @@ static void dcommi_say_failed(dcomm_on_error on_error, int rank, dcomm_status st
  * that knows the error and is in a call answers its queries with it. The first error stays. */
 static void dcommi_poison_by(dcomm_comm *comm, dcomm_status status, int from, const char *text)
 {
+    if (from < 0 && status == DCOMM_ERR_PEER && comm->context->control != NULL) {
+        dcommi_ctl_look(comm->context); /* it may tell why: the others count this rank as dead */
+    }
     if (atomic_load_explicit(&comm->poisoned, memory_order_relaxed) != 0) {
         return;
     }
@@ -35792,8 +35815,21 @@ static void dcommi_given_up(dcomm_context *context, int peer)
             }
         }
     }
-    dcommi_peer_mark(p, "it counts this process as dead", false);
+    if (dcommi_peer_mark(p, "it counts this process as dead", false)) {
+        dcommi_tell_dead(context, peer); /* our end must prove nothing to it either */
+    }
     dcommi_peer_fail(context, peer);
+}
+/* Note that a peer's process has ended. If it counts us as dead, that comes first: its end would
+ * let us go on alone. */
+static void dcommi_peer_ended(dcomm_context *context, int peer)
+{
+    dcommi_transport *t = context->peers[peer].transport;
+    if (t->call->gave_up != NULL && t->call->gave_up(t, peer)) {
+        dcommi_given_up(context, peer);
+    } else {
+        dcommi_peer_lost(context, peer, "its process has ended", true);
+    }
 }
 /* ---- queries ---- */
 /* Ask a rank about operation `seq`, which `mine` describes here. */
@@ -35980,7 +36016,7 @@ static void dcommi_run_ask(dcommi_run *run, double now)
         }
         if (!run->peers[r].replied && p->same_host && p->pid != getpid() && p->started != 0 &&
             dcommi_process_started(p->pid) != p->started) {
-            dcommi_peer_lost(comm->context, m->peer, "its process has ended", true);
+            dcommi_peer_ended(comm->context, m->peer);
             return;
         }
         run->peers[r].asked = run->peers[r].replied ? now : run->peers[r].asked;
@@ -36055,6 +36091,7 @@ typedef struct dcommi_ctl {
     dcommi_ctl_line *lines, *strangers;
     unsigned nstrangers;
     bool pending; /* the thread has read a frame for the holder of the token; with the lock */
+    bool looking; /* the holder of the token is in dcommi_ctl_look */
     bool beating; /* there is a thread */
     double every; /* seconds between beats; with the lock */
     pthread_t thread;
@@ -36106,6 +36143,11 @@ static void dcommi_ctl_shut(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
     l->have = 0;
     pthread_mutex_unlock(&dcommi_ctl_lock);
 }
+/* Return the milliseconds of silence after which a connection ends. */
+static double dcommi_ctl_patience_ms(const dcommi_ctl_line *l)
+{
+    return 1000 * DCOMMI_CTL_SILENT_MAX * l->liveness_s;
+}
 /* Say how long the peer's system may be silent. An outage of less than liveness_s must heal: after
  * it the next retransmission may take as long again. The kernel probes an idle connection each
  * second, and where it can, it retransmits as often. */
@@ -36118,7 +36160,7 @@ static void dcommi_ctl_patience(const dcommi_ctl_line *l)
         {TCP_KEEPCNT, 127},
         {TCP_RTO_MAX_MS, 1000}, /* since Linux 6.15 */
         {TCP_USER_TIMEOUT,
-         limited && l->liveness_s < 1e6 ? (int)(1000 * DCOMMI_CTL_SILENT_MAX * l->liveness_s) : 0}};
+         limited && l->liveness_s < 1e6 ? (int)dcommi_ctl_patience_ms(l) : 0}};
     const int on = limited;
     for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
         setsockopt(l->fd, IPPROTO_TCP, options[i][0], &options[i][1], sizeof options[i][1]);
@@ -36364,8 +36406,8 @@ static void dcommi_ctl_left(dcomm_context *context, int peer, uint64_t id, uint6
         }
     }
 }
-/* Return the milliseconds since something was last heard from the peer's system. */
-static unsigned dcommi_ctl_silence(const dcommi_ctl_line *l)
+/* Return the milliseconds for which the peer's system has been silent. */
+static double dcommi_ctl_silent_ms(const dcommi_ctl_line *l)
 {
     struct tcp_info info = {0};
     socklen_t len = sizeof info;
@@ -36374,9 +36416,9 @@ static unsigned dcommi_ctl_silence(const dcommi_ctl_line *l)
 /* Return true if a connection is about to end because the peer's system is silent. */
 static bool dcommi_ctl_dumb(const dcommi_ctl_line *l)
 {
-    const unsigned silent_ms = l->state == DCOMMI_CTL_OPEN ? dcommi_ctl_silence(l) : 0;
+    const double silent_ms = l->state == DCOMMI_CTL_OPEN ? dcommi_ctl_silent_ms(l) : 0;
     return silent_ms > DCOMMI_CTL_TOGETHER_MS &&
-           silent_ms >= 1000 * DCOMMI_CTL_SILENT_MAX * l->liveness_s - DCOMMI_CTL_TOGETHER_MS;
+           silent_ms >= dcommi_ctl_patience_ms(l) - DCOMMI_CTL_TOGETHER_MS;
 }
 /* Return true if the end of a connection proves that its process has ended: the other side's system
  * has sent an end or a reset, and was not silent before. After a silence of liveness_s the other
@@ -36384,7 +36426,7 @@ static bool dcommi_ctl_dumb(const dcommi_ctl_line *l)
 static bool dcommi_ctl_proves(const dcommi_ctl_line *l)
 {
     return (l->error == 0 || l->error == ECONNRESET || l->error == EPIPE) &&
-           dcommi_ctl_silence(l) < 1000 * l->liveness_s;
+           dcommi_ctl_silent_ms(l) < 1000 * l->liveness_s;
 }
 static void dcommi_ctl_tell_dead(dcomm_context *context, int peer)
 {
@@ -36559,6 +36601,10 @@ static void dcommi_ctl_look(dcomm_context *context)
     dcommi_ctl *c = context->control;
     struct epoll_event events[16];
     int n = 16;
+    if (c->looking) { /* what it has found fails a communicator */
+        return;
+    }
+    c->looking = true;
     for (int turn = 0; n == 16 && turn < 64; turn++) {
         n = epoll_wait(c->epoll, events, 16, 0);
         for (int i = 0; i < n; i++) {
@@ -36577,6 +36623,7 @@ static void dcommi_ctl_look(dcomm_context *context)
     for (dcommi_ctl_line *l = pending ? c->lines : NULL; l != NULL; l = l->next) {
         dcommi_ctl_event(context, l);
     }
+    c->looking = false;
 }
 /* ==== include/dcomm/impl/engine/reply.h ==================================================== */
 /* reply.h - answers to peers that ask for memory of ours by message (pull.h). */
@@ -38240,8 +38287,10 @@ static void dcommi_stopped_look(dcommi_remote *p, double now, double every)
         return;
     }
     const dcommi_process seen = dcommi_process_read(p->pid);
-    const bool stopped = seen.state == 'T' && seen.started == p->started && seen.ticks == p->ticks;
-    p->stopped_s = stopped ? p->stopped_s + dcommi_silence_counted(since, every) : 0;
+    const bool stopped = seen.state == 'T' && seen.started == p->started;
+    const bool meanwhile = stopped && p->stopped && seen.ticks == p->ticks;
+    p->stopped_s = meanwhile ? p->stopped_s + dcommi_silence_counted(since, every) : 0;
+    p->stopped = stopped;
     p->ticks = seen.ticks;
     p->looked_at = now;
 }
@@ -44254,6 +44303,11 @@ static bool dcommi_local_is_given_up(const dcommi_local_peer *p)
     return p->out.lines != NULL &&
            atomic_load_explicit(&p->directory->given_up[p->ours], memory_order_acquire) != 0;
 }
+static bool dcommi_local_gave_up(dcommi_transport *t, int peer)
+{
+    const dcommi_local_peer *p = dcommi_local_peer_at((dcommi_local *)t, peer);
+    return p != NULL && dcommi_local_is_given_up(p);
+}
 /* Mark a peer whose end is certain. Look here, after its end, if it gave this process up: a look
  * before could come too early. Taking its end for a death would let this process go on alone. */
 static void dcommi_local_end_proven(dcommi_local_peer *p, const char *why)
@@ -44549,6 +44603,7 @@ static const dcommi_transport_vtable dcommi_local_vtable = {
     .progress = dcommi_local_progress,
     .watch = dcommi_local_watch,
     .give_up = dcommi_local_give_up,
+    .gave_up = dcommi_local_gave_up,
     .peek = dcommi_local_peek,
     .pass = dcommi_local_pass,
     .common = dcommi_local_common,
@@ -49618,6 +49673,7 @@ static dcomm_status dcommi_agreement_status(dcommi_agreement *g, const char *wha
     }
     if (a->number > g->taken) {
         g->taken = a->number;
+        dcommi_agreement_expel(g);
         return DCOMM_OK;
     }
     return dcommi_agreement_stuck(g) ? dcommi_agreement_few(g, what) : DCOMM_IN_PROGRESS;
@@ -49730,7 +49786,9 @@ DCOMM_API dcomm_status dcomm_comm_failed(dcomm_comm *comm, int *ranks, int max, 
     return DCOMM_OK;
 }
 #define DCOMMI_SHRINK_SALT 0x736872696e6bu /* of ids: split counts its children */
-/* Make this rank's part of a communicator without the ranks of g->list. */
+/* Make this rank's part of a communicator without the ranks of g->list. It can have none if one of
+ * the others has failed for it, and is alive for those that decide: as many ranks as a quorum asks
+ * for are left, but they do not all reach each other. */
 static dcomm_status dcommi_shrink_make(dcommi_agreement *g)
 {
     const dcomm_comm *comm = g->comm;
@@ -49738,14 +49796,21 @@ static dcomm_status dcommi_shrink_make(dcommi_agreement *g)
     if (ranks == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
+    dcomm_status status = DCOMM_OK;
+    dcommi_token_take(comm->context);
     for (int r = 0; r < comm->size; r++) {
         if (!dcommi_bit(g->list, r)) {
             ranks[size++] = r;
+            status = dcommi_bit(dcommi_agree_look(g->agree, DCOMMI_AGREE_FAILED), r)
+                         ? DCOMM_ERR_QUORUM
+                         : status;
         }
     }
-    dcomm_status status = dcommi_comm_make(
-        comm, ranks, size, dcommi_mix(dcommi_mix(g->key, DCOMMI_SHRINK_SALT), g->taken),
-        comm->quorum, &g->part);
+    dcommi_token_release(comm->context);
+    DCOMMI_THEN(status, dcommi_comm_make(
+                            comm, ranks, size,
+                            dcommi_mix(dcommi_mix(g->key, DCOMMI_SHRINK_SALT), g->taken),
+                            comm->quorum, &g->part));
     dcommi_free(ranks);
     return status;
 }

@@ -186,6 +186,21 @@ static void dcommi_agreements_learn(dcomm_comm *comm)
     }
 }
 
+/* Give up the ranks that a decision leaves out, though this rank may still hear from them, and tell
+ * them: our end must not prove to them that they may go on. Ranks on a caller's list are not dead. */
+static void dcommi_agreement_expel(const dcommi_agreement *g)
+{
+    const dcomm_comm *comm = g->comm;
+    for (int r = 0; g->key <= DCOMMI_AGREE_GROW && r < comm->size; r++) {
+        const dcommi_member *m = &comm->members[r];
+        if (dcommi_bit(dcommi_agree_look(g->agree, DCOMMI_AGREE_LAST), r) && m->peer >= 0 &&
+            !m->gone) {
+            dcommi_peer_lost(comm->context, m->peer, "the others have agreed that it has failed",
+                             false);
+        }
+    }
+}
+
 /* Look after the agreements, about 20 times a second. */
 static void dcommi_agreements_check(dcomm_comm *comm, double now)
 {

@@ -90,8 +90,8 @@ static void dcommi_ctl_left(dcomm_context *context, int peer, uint64_t id, uint6
     }
 }
 
-/* Return the milliseconds since something was last heard from the peer's system. */
-static unsigned dcommi_ctl_silence(const dcommi_ctl_line *l)
+/* Return the milliseconds for which the peer's system has been silent. */
+static double dcommi_ctl_silent_ms(const dcommi_ctl_line *l)
 {
     struct tcp_info info = {0};
     socklen_t len = sizeof info;
@@ -101,9 +101,9 @@ static unsigned dcommi_ctl_silence(const dcommi_ctl_line *l)
 /* Return true if a connection is about to end because the peer's system is silent. */
 static bool dcommi_ctl_dumb(const dcommi_ctl_line *l)
 {
-    const unsigned silent_ms = l->state == DCOMMI_CTL_OPEN ? dcommi_ctl_silence(l) : 0;
+    const double silent_ms = l->state == DCOMMI_CTL_OPEN ? dcommi_ctl_silent_ms(l) : 0;
     return silent_ms > DCOMMI_CTL_TOGETHER_MS &&
-           silent_ms >= 1000 * DCOMMI_CTL_SILENT_MAX * l->liveness_s - DCOMMI_CTL_TOGETHER_MS;
+           silent_ms >= dcommi_ctl_patience_ms(l) - DCOMMI_CTL_TOGETHER_MS;
 }
 
 /* Return true if the end of a connection proves that its process has ended: the other side's system
@@ -112,7 +112,7 @@ static bool dcommi_ctl_dumb(const dcommi_ctl_line *l)
 static bool dcommi_ctl_proves(const dcommi_ctl_line *l)
 {
     return (l->error == 0 || l->error == ECONNRESET || l->error == EPIPE) &&
-           dcommi_ctl_silence(l) < 1000 * l->liveness_s;
+           dcommi_ctl_silent_ms(l) < 1000 * l->liveness_s;
 }
 
 static void dcommi_ctl_tell_dead(dcomm_context *context, int peer)
@@ -297,6 +297,10 @@ static void dcommi_ctl_look(dcomm_context *context)
     dcommi_ctl *c = context->control;
     struct epoll_event events[16];
     int n = 16;
+    if (c->looking) { /* what it has found fails a communicator */
+        return;
+    }
+    c->looking = true;
     for (int turn = 0; n == 16 && turn < 64; turn++) {
         n = epoll_wait(c->epoll, events, 16, 0);
         for (int i = 0; i < n; i++) {
@@ -315,6 +319,7 @@ static void dcommi_ctl_look(dcomm_context *context)
     for (dcommi_ctl_line *l = pending ? c->lines : NULL; l != NULL; l = l->next) {
         dcommi_ctl_event(context, l);
     }
+    c->looking = false;
 }
 
 #endif

@@ -93,6 +93,7 @@ typedef struct dcommi_ctl {
     dcommi_ctl_line *lines, *strangers;
     unsigned nstrangers;
     bool pending; /* the thread has read a frame for the holder of the token; with the lock */
+    bool looking; /* the holder of the token is in dcommi_ctl_look */
     bool beating; /* there is a thread */
     double every; /* seconds between beats; with the lock */
     pthread_t thread;
@@ -153,6 +154,12 @@ static void dcommi_ctl_shut(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
     pthread_mutex_unlock(&dcommi_ctl_lock);
 }
 
+/* Return the milliseconds of silence after which a connection ends. */
+static double dcommi_ctl_patience_ms(const dcommi_ctl_line *l)
+{
+    return 1000 * DCOMMI_CTL_SILENT_MAX * l->liveness_s;
+}
+
 /* Say how long the peer's system may be silent. An outage of less than liveness_s must heal: after
  * it the next retransmission may take as long again. The kernel probes an idle connection each
  * second, and where it can, it retransmits as often. */
@@ -165,7 +172,7 @@ static void dcommi_ctl_patience(const dcommi_ctl_line *l)
         {TCP_KEEPCNT, 127},
         {TCP_RTO_MAX_MS, 1000}, /* since Linux 6.15 */
         {TCP_USER_TIMEOUT,
-         limited && l->liveness_s < 1e6 ? (int)(1000 * DCOMMI_CTL_SILENT_MAX * l->liveness_s) : 0}};
+         limited && l->liveness_s < 1e6 ? (int)dcommi_ctl_patience_ms(l) : 0}};
     const int on = limited;
     for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
         setsockopt(l->fd, IPPROTO_TCP, options[i][0], &options[i][1], sizeof options[i][1]);

@@ -393,6 +393,7 @@ typedef struct dcommi_remote {
     size_t unsent;       /* control messages that wait in the transport */
     double looked_at; /* when its process was last looked at, and the time of cores that it had */
     uint64_t ticks;   /* used then (silence.h) */
+    bool stopped;     /* then */
     double stopped_s; /* seconds for which it was seen stopped since it last ran */
     char why[160];
 } dcommi_remote;
