@@ -1,7 +1,7 @@
-/* walk.h - a walk over faults: the first fault, the second, ... of a communicator's creation, a call,
- * an agreement, a shrink, a growth and its destruction, on one rank or on all. Each is an error on all
- * ranks or has no effect. It never causes a crash, a hang, a time-out, a leak, or an open descriptor.
- * A suite says what a fault is. */
+/* walk.h - a walk over faults: the first fault, the second, ... of a communicator's creation, a
+ * call, an agreement, a shrink, a growth and its destruction, on one rank or on all. Each is an
+ * error on all ranks or has no effect. It never causes a crash, a hang, a time-out, a leak, or an
+ * open descriptor. A suite says what a fault is. */
 #ifndef WALK_H
 #define WALK_H
 
@@ -16,11 +16,11 @@ enum part { CREATE, TUNED, MEASURED, SPLIT, CALL, AGREE, SHRINK, GROW, DESTROY }
 typedef struct walk {
     enum part part;
     ranks_place place;
-    int first, last; /* ranks with faults; of GROW, rank 2 is the newcomer */
-    long step;       /* make one fault in so many, ... */
-    long most;       /* ... up to this one; 0: until there is none; ... */
-    int misses;      /* ... or until so many in a row were not there */
-    dcomm_status own; /* of the rank with the fault, unless rank 0 has it; 0: any */
+    int first, last;     /* ranks with faults; of GROW, rank 2 is the newcomer */
+    long step;           /* make one fault in so many, ... */
+    long most;           /* ... up to this one; 0: until there is none; ... */
+    int misses;          /* ... or until so many in a row were not there */
+    dcomm_status own;    /* of the rank with the fault, unless rank 0 has it; 0: any */
     void (*arm)(long k); /* make the k-th fault from now on; 0: none */
     bool (*hit)(void);   /* a fault was made since the last call */
 } walk;
@@ -104,13 +104,17 @@ static void judge(const walker *w, dcomm_status status, bool mine)
     judge_said(w, status, dcomm_last_error(), mine);
 }
 
-static int open_descriptors(void)
+/* Count the descriptors that are open; print them if `says`. */
+static int open_descriptors(bool says)
 {
     DIR *dir = opendir("/proc/self/fd");
     int n = 0;
     PROCS_TRUE(dir != NULL);
-    while (readdir(dir) != NULL) {
-        n++;
+    for (struct dirent *entry; (entry = readdir(dir)) != NULL; n++) {
+        char to[128] = "";
+        if (says && readlinkat(dirfd(dir), entry->d_name, to, sizeof to - 1) > 0) {
+            fprintf(stderr, "  descriptor %s is %s\n", entry->d_name, to);
+        }
     }
     closedir(dir);
     return n;
@@ -121,11 +125,12 @@ static void check_descriptors(const walker *w)
 {
     const double start = procs_now();
     int fds = 0;
-    while ((fds = open_descriptors()) > w->fds && procs_now() - start < 2) {
+    while ((fds = open_descriptors(false)) > w->fds && procs_now() - start < 2) {
         procs_nap();
     }
-    PROCS_CHECK(fds <= w->fds, "part %d, k=%ld, rank %d: %d descriptors are open, before %d",
-                w->w->part, w->k, w->rank, fds, w->fds);
+    PROCS_CHECK(fds <= w->fds || open_descriptors(true) < 0,
+                "part %d, k=%ld, rank %d: %d descriptors are open, before %d", w->w->part, w->k,
+                w->rank, fds, w->fds);
 }
 
 /* ---- a communicator's life ---- */
@@ -466,14 +471,21 @@ static int live(int rank, int n, procs_shared *s, void *arg)
     ranks_settle(rank, n, w.w->place);
     bool more;
     long fails = walk_step(&w, &more); /* without a fault: UCX and hwloc keep some descriptors */
-    w.fds = open_descriptors();
+    w.fds = open_descriptors(false);
     int misses = 0;
-    for (w.k = 1; misses < w.w->misses && (w.w->most == 0 || w.k <= w.w->most);
-         w.k += w.w->step) {
+    long faults = 0, errors = 0;
+    for (w.k = 1; misses < w.w->misses && (w.w->most == 0 || w.k <= w.w->most); w.k += w.w->step) {
         meet(&w);
-        fails += walk_step(&w, &more);
+        const long failed = walk_step(&w, &more);
         check_descriptors(&w);
+        fails += failed;
+        faults += more;
+        errors += failed > 0;
         misses = more ? 0 : misses + 1;
+    }
+    if (rank == 0) {
+        fprintf(stderr, "# %s::%s: %ld faults, %ld of them errors\n",
+                criterion_current_suite->name, criterion_current_test->name, faults, errors);
     }
     const bool may_not = w.w->part == AGREE || w.w->part == DESTROY || w.w->first >= w.old;
     PROCS_CHECK(fails > 0 || w.w->own == DCOMM_OK || may_not, "nothing failed in part %d",

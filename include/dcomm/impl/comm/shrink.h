@@ -16,7 +16,9 @@
 
 #define DCOMMI_SHRINK_SALT 0x736872696e6bu /* of ids: split counts its children */
 
-/* Make this rank's part of a communicator without the ranks of g->list. */
+/* Make this rank's part of a communicator without the ranks of g->list. It can have none if one of
+ * the others has failed for it, and is alive for those that decide: as many ranks as a quorum asks
+ * for are left, but they do not all reach each other. */
 static dcomm_status dcommi_shrink_make(dcommi_agreement *g)
 {
     const dcomm_comm *comm = g->comm;
@@ -24,14 +26,21 @@ static dcomm_status dcommi_shrink_make(dcommi_agreement *g)
     if (ranks == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
+    dcomm_status status = DCOMM_OK;
+    dcommi_token_take(comm->context);
     for (int r = 0; r < comm->size; r++) {
         if (!dcommi_bit(g->list, r)) {
             ranks[size++] = r;
+            status = dcommi_bit(dcommi_agree_look(g->agree, DCOMMI_AGREE_FAILED), r)
+                         ? DCOMM_ERR_QUORUM
+                         : status;
         }
     }
-    dcomm_status status = dcommi_comm_make(
-        comm, ranks, size, dcommi_mix(dcommi_mix(g->key, DCOMMI_SHRINK_SALT), g->taken),
-        comm->quorum, &g->part);
+    dcommi_token_release(comm->context);
+    DCOMMI_THEN(status, dcommi_comm_make(
+                            comm, ranks, size,
+                            dcommi_mix(dcommi_mix(g->key, DCOMMI_SHRINK_SALT), g->taken),
+                            comm->quorum, &g->part));
     dcommi_free(ranks);
     return status;
 }

@@ -15,6 +15,7 @@
     16384                        /* most ranks of an agreement: its messages have a bit for each \
                                   */
 #define DCOMMI_AGREE_TELL_S 0.25 /* seconds between reports of the ranks that have not come */
+#define DCOMMI_AGREE_PROOF_S 0.5 /* seconds that too few ranks wait for proofs of deaths */
 
 /* Keys of the agreements that each communicator has. */
 enum { DCOMMI_AGREE_FLAGS = 1, DCOMMI_AGREE_SHRINK = 2, DCOMMI_AGREE_GROW = 3 };
@@ -27,6 +28,7 @@ struct dcommi_agreement {
     bool busy;      /* a caller waits for one */
     bool again;     /* a message was not sent for lack of memory */
     double next_tell;
+    double stuck_since; /* 0: enough ranks are left */
     /* shrink: */
     bool listed;               /* the last decision was a list, which the next one confirms */
     dcomm_status status;       /* of making `part` */
@@ -180,6 +182,21 @@ static void dcommi_agreements_learn(dcomm_comm *comm)
         for (dcommi_agreement *g = comm->agreements; g != NULL; g = g->next) {
             const dcommi_agree_link link = dcommi_agreement_link(g);
             dcommi_agree_learn(g->agree, &link, r, proven);
+        }
+    }
+}
+
+/* Give up the ranks that a decision leaves out, though this rank may still hear from them, and tell
+ * them: our end must not prove to them that they may go on. Ranks on a caller's list are not dead. */
+static void dcommi_agreement_expel(const dcommi_agreement *g)
+{
+    const dcomm_comm *comm = g->comm;
+    for (int r = 0; g->key <= DCOMMI_AGREE_GROW && r < comm->size; r++) {
+        const dcommi_member *m = &comm->members[r];
+        if (dcommi_bit(dcommi_agree_look(g->agree, DCOMMI_AGREE_LAST), r) && m->peer >= 0 &&
+            !m->gone) {
+            dcommi_peer_lost(comm->context, m->peer, "the others have agreed that it has failed",
+                             false);
         }
     }
 }

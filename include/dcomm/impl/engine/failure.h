@@ -142,10 +142,14 @@ static void dcommi_say_failed(dcomm_on_error on_error, int rank, dcomm_status st
 
 /* Fail the communicator: all its operations here, and on all other ranks. `from` is the rank that
  * told us, or -1 if we found the error. The finder tells all ranks. The others pass the error on
- * to ranks at powers of two, so that it arrives even if the finder dies meanwhile. The first error
- * stays. */
+ * to ranks at powers of two, so that it arrives even if the finder dies meanwhile. If those die,
+ * too, a rank that was not told waits no longer for that: it sees the deaths itself, and each rank
+ * that knows the error and is in a call answers its queries with it. The first error stays. */
 static void dcommi_poison_by(dcomm_comm *comm, dcomm_status status, int from, const char *text)
 {
+    if (from < 0 && status == DCOMM_ERR_PEER && comm->context->control != NULL) {
+        dcommi_ctl_look(comm->context); /* it may tell why: the others count this rank as dead */
+    }
     if (atomic_load_explicit(&comm->poisoned, memory_order_relaxed) != 0) {
         return;
     }
@@ -295,8 +299,22 @@ static void dcommi_given_up(dcomm_context *context, int peer)
             }
         }
     }
-    dcommi_peer_mark(p, "it counts this process as dead", false);
+    if (dcommi_peer_mark(p, "it counts this process as dead", false)) {
+        dcommi_tell_dead(context, peer); /* our end must prove nothing to it either */
+    }
     dcommi_peer_fail(context, peer);
+}
+
+/* Note that a peer's process has ended. If it counts us as dead, that comes first: its end would
+ * let us go on alone. */
+static void dcommi_peer_ended(dcomm_context *context, int peer)
+{
+    dcommi_transport *t = context->peers[peer].transport;
+    if (t->call->gave_up != NULL && t->call->gave_up(t, peer)) {
+        dcommi_given_up(context, peer);
+    } else {
+        dcommi_peer_lost(context, peer, "its process has ended", true);
+    }
 }
 
 /* ---- queries ---- */
@@ -396,10 +414,6 @@ static void dcommi_on_query(dcomm_comm *comm, const dcommi_header *h, const void
                            .slot = h->slot,
                            .a = DCOMMI_NOT_ENTERED};
     char where[64] = "";
-    if (atomic_load(&comm->poisoned) != 0) {
-        dcommi_send_abort(comm, (int)h->src);
-        return;
-    }
     if (dcommi_refusal_answer(comm, h)) {
         return;
     }
@@ -498,7 +512,7 @@ static void dcommi_run_ask(dcommi_run *run, double now)
         }
         if (!run->peers[r].replied && p->same_host && p->pid != getpid() && p->started != 0 &&
             dcommi_process_started(p->pid) != p->started) {
-            dcommi_peer_lost(comm->context, m->peer, "its process has ended", true);
+            dcommi_peer_ended(comm->context, m->peer);
             return;
         }
         run->peers[r].asked = run->peers[r].replied ? now : run->peers[r].asked;

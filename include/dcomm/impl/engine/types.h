@@ -295,6 +295,7 @@ typedef struct dcommi_member {
     bool heard;                 /* has sent to us, so it gets credits and a goodbye */
     bool addressed;             /* we have sent to it, so it gets a goodbye */
     bool gone;                  /* has said goodbye */
+    bool told_us;               /* has told us of the communicator's error */
     bool asked;                 /* we have asked it for credit, and it has not answered */
     struct dcommi_bcast *bcast; /* its broadcast slots (bcast.h); NULL: none */
     uint64_t bcast_read;        /* messages that we have read there */
@@ -389,8 +390,10 @@ typedef struct dcommi_remote {
     bool unreadable;     /* we may not read its memory */
     bool takes_device;   /* UCX moves device memory between it and us */
     int users;           /* communicators that have it */
+    size_t unsent;       /* control messages that wait in the transport */
     double looked_at; /* when its process was last looked at, and the time of cores that it had */
     uint64_t ticks;   /* used then (silence.h) */
+    bool stopped;     /* then */
     double stopped_s; /* seconds for which it was seen stopped since it last ran */
     char why[160];
 } dcommi_remote;
