@@ -153,7 +153,7 @@ static void dcommi_ctl_dead(dcomm_context *context, dcommi_ctl_line *l)
     dcommi_remote *p = &context->peers[l->peer];
     dcommi_transport *t = p->transport;
     const bool proven = dcommi_ctl_proves(l);
-    p->proven = p->proven || (proven && !p->gave_us_up);
+    dcommi_peer_prove(p, proven);
     if (!proven) {
         const char *why = "its host, or the network to it, was silent for too long (liveness_s)";
         l->over = dcommi_peer_mark(p, why, false);
