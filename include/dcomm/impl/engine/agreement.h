@@ -127,6 +127,7 @@ static void dcommi_agreements_free(dcomm_comm *comm)
         dcommi_free(g);
     }
     dcommi_free(comm->spare);
+    comm->spare = NULL;
 }
 
 static dcommi_agreement *dcommi_agreement_find(const dcomm_comm *comm, uint64_t key)
