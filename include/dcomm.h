@@ -13678,6 +13678,7 @@ static dcommi_groups *dcommi_groups_restrict(const dcommi_groups *parent, const 
 /* The facts about a codec that an algorithm may use: sizes, not data. */
 typedef struct dcommi_coding {
     const dcomm_plan_codec *codec;
+    const char *spec; /* its name and options, for people */
     /* Longest encoding of `count` f32, in bytes; grows with count. */
     size_t (*max_bytes)(const void *sizes, size_t count);
     const void *sizes;
@@ -18909,6 +18910,7 @@ struct dcomm_comm {
     size_t early_bytes, early_count;
     dcommi_refusal *refusals; /* newest first */
     dcommi_agreement *agreements;
+    dcommi_agreement *spare; /* for the next list of ranks that a caller leaves out */
     void *growing; /* the data of dcomm_comm_grow: a broadcast that failed may still use them */
     dcommi_filler filler; /* for slots that peers map */
     dcommi_ways folds;    /* trials of prefetching, for folds of memory that ranks map from
@@ -26364,13 +26366,14 @@ static dcomm_status dcommi_coding_of(const dcomm_coll_opts *opts, size_t count,
     DCOMMI_TRY(dcomm_codec_get_info(codec, count, &info));
     memset(coding, 0, sizeof *coding);
     coding->codec = &dcommi_coded_codec;
+    coding->spec = dcomm_codec_spec(codec);
     coding->max_bytes = dcommi_coding_max_bytes;
     coding->sizes = codec;
     coding->granule = (int64_t)info.granule;
     coding->whole = info.sparse || info.linear;
     dcommi_linear_parts(codec, count, coding);
     dcommi_spread_offer(codec, count, coding);
-    coding->hash = dcommi_mix_text(0x5851f42d4c957f2du, dcomm_codec_spec(codec));
+    coding->hash = dcommi_mix_text(0x5851f42d4c957f2du, coding->spec);
     if (opts->feedback != NULL) { /* EF21 sends differences, which no other variant can add */
         bool differences = opts->feedback->opts.variant == DCOMM_FEEDBACK_EF21;
         coding->feedback = true;
@@ -33426,15 +33429,19 @@ static bool dcommi_same_secret(const uint8_t *a, const uint8_t *b, size_t len)
     }
     return differ == 0;
 }
+/* Fill p[len] with random bytes. An old kernel and some sandboxes have no getrandom. */
 static dcomm_status dcommi_random_bytes(void *p, size_t len)
 {
     size_t have = 0;
     while (have < len) {
         ssize_t n = dcommi_sys_getrandom((uint8_t *)p + have, len - have, 0);
         if (n < 0 && errno != EINTR) {
-            return dcommi_fail(DCOMM_ERR_SYSTEM, "getrandom failed: %s", strerror(errno));
+            break;
         }
         have += n > 0 ? (size_t)n : 0;
+    }
+    if (have < len && dcommi_sys_load("/dev/urandom", p, len) != (ssize_t)len) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "there are no random bytes: %s", strerror(errno));
     }
     return DCOMM_OK;
 }
@@ -34716,8 +34723,17 @@ static dcommi_agreement *dcommi_agreement_new(dcomm_comm *comm, uint64_t key, in
     dcommi_agree_init(g->agree, comm->size, comm->rank, quorum, key != DCOMMI_AGREE_FLAGS);
     return g;
 }
-/* Make the agreements that every communicator has, so that no rank lacks the memory when it needs
- * them. */
+/* Have an agreement for the next list of a caller's. */
+static dcomm_status dcommi_agreements_spare(dcomm_comm *comm)
+{
+    if (comm->spare == NULL && comm->size <= DCOMMI_AGREE_RANKS) {
+        comm->spare = dcommi_agreement_new(comm, 0, DCOMM_QUORUM_NONE);
+        return comm->spare != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    }
+    return DCOMM_OK;
+}
+/* Make the agreements that every communicator has, and one for a list of the caller's, so that no
+ * rank lacks the memory when it needs them. */
 static dcomm_status dcommi_agreements_open(dcomm_comm *comm)
 {
     for (uint64_t key = DCOMMI_AGREE_FLAGS;
@@ -34729,7 +34745,7 @@ static dcomm_status dcommi_agreements_open(dcomm_comm *comm)
         g->next = comm->agreements;
         comm->agreements = g;
     }
-    return DCOMM_OK;
+    return dcommi_agreements_spare(comm);
 }
 static void dcommi_agreements_free(dcomm_comm *comm)
 {
@@ -34738,6 +34754,8 @@ static void dcommi_agreements_free(dcomm_comm *comm)
         comm->agreements = g->next;
         dcommi_free(g);
     }
+    dcommi_free(comm->spare);
+    comm->spare = NULL;
 }
 static dcommi_agreement *dcommi_agreement_find(const dcomm_comm *comm, uint64_t key)
 {
@@ -35757,10 +35775,16 @@ static void dcommi_poison_lost(dcomm_comm *comm, int rank)
     dcommi_poison(comm, DCOMM_ERR_PEER, "rank %d (process %d on %s) was lost: %s%s%s", rank,
                   (int)p->pid, m->hostname, p->why, also[0] != 0 ? "; lost as well: " : "", also);
 }
+/* Note that a peer's death is certain, if `proven`. The end of one that counts us as dead proves
+ * nothing of what it had decided. */
+static void dcommi_peer_prove(dcommi_remote *p, bool proven)
+{
+    p->proven = p->proven || (proven && !p->gave_us_up);
+}
 /* Mark a peer as lost. Return false if it was already. */
 static bool dcommi_peer_mark(dcommi_remote *p, const char *why, bool proven)
 {
-    p->proven = p->proven || (proven && !p->gave_us_up);
+    dcommi_peer_prove(p, proven);
     if (p->lost) {
         return false;
     }
@@ -36034,6 +36058,7 @@ static void dcommi_run_ask(dcommi_run *run, double now)
 #define DCOMMI_CTL_HELLO 96 /* the last DCOMMI_CTL_KEY bytes are the proof */
 #define DCOMMI_CTL_HEAD 24  /* bytes ahead of a frame's HMAC */
 #define DCOMMI_CTL_FRAME (DCOMMI_CTL_HEAD + DCOMMI_CTL_KEY)
+#define DCOMMI_CTL_PASSED 8 /* messages to a rank that may not read: more could fill the socket */
 #define DCOMMI_CTL_MESSAGE_MAX (sizeof(dcommi_header) + DCOMMI_TEXT_MAX)
 #define DCOMMI_CTL_IN (DCOMMI_CTL_FRAME + DCOMMI_CTL_MESSAGE_MAX)
 #define DCOMMI_CTL_S 5.0 /* seconds for a handshake */
@@ -36075,6 +36100,7 @@ typedef struct dcommi_ctl_line {
     uint8_t challenge[DCOMMI_CTL_CHALLENGE], hello[DCOMMI_CTL_HELLO];
     double liveness_s; /* INFINITY: off */
     bool over;         /* its peer is being given up */
+    unsigned passed;   /* messages since the peer's last frame that was no beat */
     /* with the lock */
     uint8_t in[DCOMMI_CTL_IN];
     size_t have;
@@ -36309,7 +36335,9 @@ static void dcommi_ctl_pass(dcomm_context *context, int peer, const dcommi_heade
 {
     dcommi_ctl_line *l = dcommi_ctl_line_to(context, peer);
     uint8_t frame[DCOMMI_CTL_IN] = {0};
-    if (l != NULL && l->state == DCOMMI_CTL_OPEN && len <= DCOMMI_TEXT_MAX) {
+    if (l != NULL && l->state == DCOMMI_CTL_OPEN && len <= DCOMMI_TEXT_MAX &&
+        l->passed < DCOMMI_CTL_PASSED) {
+        l->passed++;
         memcpy(frame + DCOMMI_CTL_FRAME, header, sizeof *header);
         memcpy(frame + DCOMMI_CTL_FRAME + sizeof *header, data, len);
         pthread_mutex_lock(&dcommi_ctl_lock);
@@ -36389,8 +36417,12 @@ static void dcommi_ctl_judge(dcommi_ctl *c, dcommi_ctl_line *stranger)
     memcpy(l->challenge, stranger->challenge, sizeof l->challenge);
     memcpy(l->hello, stranger->hello, sizeof l->hello);
     dcommi_ctl_hmac(l, "welcome", sizeof l->hello, tag);
-    dcommi_ctl_write(l, tag, sizeof tag);
-    dcommi_ctl_opened(l);
+    if (dcommi_ctl_write(l, tag, sizeof tag)) {
+        dcommi_ctl_opened(l);
+    } else { /* the connector must not take our first frame for the welcome */
+        l->error = errno;
+        dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
+    }
 }
 /* ---- ends and frames ---- */
 /* Note that a peer has left a communicator in which it has never spoken to us over UCX. */
@@ -36460,7 +36492,7 @@ static void dcommi_ctl_dead(dcomm_context *context, dcommi_ctl_line *l)
     dcommi_remote *p = &context->peers[l->peer];
     dcommi_transport *t = p->transport;
     const bool proven = dcommi_ctl_proves(l);
-    p->proven = p->proven || (proven && !p->gave_us_up);
+    dcommi_peer_prove(p, proven);
     if (!proven) {
         const char *why = "its host, or the network to it, was silent for too long (liveness_s)";
         l->over = dcommi_peer_mark(p, why, false);
@@ -36486,7 +36518,7 @@ static void dcommi_ctl_deliver(dcomm_context *context, const dcommi_ctl_line *l,
     }
 }
 /* Handle a frame. Return false if the connection is over. */
-static bool dcommi_ctl_heard(dcomm_context *context, const dcommi_ctl_line *l, const uint8_t *frame,
+static bool dcommi_ctl_heard(dcomm_context *context, dcommi_ctl_line *l, const uint8_t *frame,
                              bool genuine)
 {
     if (!genuine) {
@@ -36496,6 +36528,7 @@ static bool dcommi_ctl_heard(dcomm_context *context, const dcommi_ctl_line *l, c
                    (int)context->peers[l->peer].pid);
         return false;
     }
+    l->passed = dcommi_get32(frame) == DCOMMI_CTL_BEAT ? l->passed : 0;
     if (dcommi_get32(frame) == DCOMMI_CTL_LEAVE) {
         dcommi_ctl_left(context, l->peer, dcommi_get64(frame + 8), dcommi_get64(frame + 16));
     } else if (dcommi_get32(frame) == DCOMMI_CTL_DEAD) {
@@ -38454,28 +38487,39 @@ static void *dcommi_beat_main(void *user)
         last = now;
     }
 }
+/* Note the first rank of each host, counted from 1, among the ranks that are left if `left`. NULL
+ * without memory; the caller frees it. */
+static int *dcommi_beat_firsts(const dcomm_comm *comm, bool left)
+{
+    int *first = dcommi_calloc((size_t)comm->nhosts, sizeof *first);
+    for (int r = comm->size - 1; r >= 0 && first != NULL; r--) {
+        const dcommi_member *m = &comm->members[r];
+        if (!left || m->peer < 0 || (!m->gone && !comm->context->peers[m->peer].lost)) {
+            first[dcommi_group_of(comm->groups, 0, r)] = 1 + r;
+        }
+    }
+    return first;
+}
+/* Return true if this rank and another one beat with each other: both are the first of their
+ * hosts. */
+static bool dcommi_beat_with(const dcomm_comm *comm, const int *first, int rank)
+{
+    const int own = dcommi_group_of(comm->groups, 0, comm->rank);
+    const int other = dcommi_group_of(comm->groups, 0, rank);
+    return own != other && first[own] == 1 + comm->rank && first[other] == 1 + rank;
+}
 /* Beat with the first ranks of other hosts, if this rank is the first of its own, among those that
  * are left. With the token. */
 static void dcommi_beat_appoint(const dcomm_comm *comm)
 {
     const dcomm_context *context = comm->context;
     int *first = context->control != NULL && context->control->beating
-                     ? dcommi_calloc((size_t)comm->nhosts, sizeof *first) /* 1 + rank */
+                     ? dcommi_beat_firsts(comm, true)
                      : NULL;
-    if (first == NULL) {
-        return;
-    }
-    for (int r = comm->size - 1; r >= 0; r--) {
-        const dcommi_member *m = &comm->members[r];
-        if (m->peer < 0 || (!m->gone && !context->peers[m->peer].lost)) {
-            first[dcommi_group_of(comm->groups, 0, r)] = 1 + r;
-        }
-    }
-    const int own = dcommi_group_of(comm->groups, 0, comm->rank);
     pthread_mutex_lock(&dcommi_ctl_lock);
-    for (int h = 0; first[own] == 1 + comm->rank && h < comm->nhosts; h++) {
-        dcommi_ctl_line *l = h != own && first[h] > 0
-                                 ? dcommi_ctl_line_to(context, comm->members[first[h] - 1].peer)
+    for (int r = 0; first != NULL && r < comm->size; r++) {
+        dcommi_ctl_line *l = dcommi_beat_with(comm, first, r)
+                                 ? dcommi_ctl_line_to(context, comm->members[r].peer)
                                  : NULL;
         if (l != NULL && !l->beats) {
             l->beats = true;
@@ -40254,6 +40298,15 @@ static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bo
     if (algo == NULL) {
         DCOMMI_TRY(chooser != NULL ? dcommi_choose(chooser, s, &algo)
                                    : dcommi_choose_alone(s, &algo));
+    }
+    if (s->coding != NULL && s->coding->parts > 0 && s->rank_order &&
+        (algo == NULL || algo->make == dcommi_coded_linear)) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "codec %.64s cannot fold in rank order, which deterministic and "
+                           "accumulate ask for: its encodings are summed by an exact all-reduce "
+                           "(coded_linear), in that one's order; leave these options out, or take "
+                           "a codec that decodes each rank's encoding, such as topk or qsgd",
+                           s->coding->spec);
     }
     if (algo == NULL) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "there is no algorithm for %s",
@@ -43224,8 +43277,7 @@ static bool dcommi_hands_open(dcommi_hands *h, uint64_t id)
     struct sockaddr_un name;
     struct stat net;
     socklen_t len = dcommi_hand_name(id, &name);
-    if (dcommi_sys_getrandom(h->me.secret, sizeof h->me.secret, 0) !=
-        (ssize_t)sizeof h->me.secret) {
+    if (dcommi_random_bytes(h->me.secret, sizeof h->me.secret) < 0) {
         return false;
     }
     errno = ENOMEM;
@@ -43362,8 +43414,8 @@ static dcomm_status dcommi_hand_over(const dcommi_hands *h, const dcommi_hand_ad
         dcommi_sys_close(s);
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "it is a process of another user");
     }
-    done = done &&
-           dcommi_sys_sendmsg(s, &packet.head, MSG_NOSIGNAL) == (ssize_t)sizeof packet.message;
+    done =
+        done && dcommi_sys_sendmsg(s, &packet.head, MSG_NOSIGNAL) == (ssize_t)sizeof packet.message;
     dcommi_sys_close(s);
     if (done) {
         return DCOMM_OK;
@@ -49872,7 +49924,10 @@ static dcomm_status dcommi_shrink_without(dcomm_comm *comm, const uint64_t *excl
     }
     dcommi_token_take(comm->context);
     *g_p = dcommi_agreement_find(comm, key);
-    if (*g_p == NULL && (*g_p = dcommi_agreement_new(comm, key, DCOMM_QUORUM_NONE)) != NULL) {
+    if (*g_p == NULL && dcommi_agreements_spare(comm) == DCOMM_OK) {
+        *g_p = comm->spare;
+        comm->spare = NULL;
+        (*g_p)->key = key;
         const dcommi_agree_link link = dcommi_agreement_link(*g_p);
         for (int r = 0; r < comm->size; r++) {
             if (dcommi_bit(excluded, r)) {
@@ -49881,6 +49936,7 @@ static dcomm_status dcommi_shrink_without(dcomm_comm *comm, const uint64_t *excl
         }
         (*g_p)->next = comm->agreements;
         comm->agreements = *g_p;
+        (void)dcommi_agreements_spare(comm); /* for the next list */
     }
     dcommi_token_release(comm->context);
     return *g_p != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
@@ -53907,22 +53963,8 @@ static void dcommi_gathering_free(dcommi_gathering *m)
     dcommi_free(m->host);
 }
 /* ---- control connections ---- */
-/* Note which ranks are the first of their hosts. */
-static dcomm_status dcommi_comm_leaders(const dcomm_comm *comm, bool **leads_p)
-{
-    bool *seen = dcommi_calloc((size_t)comm->nhosts, sizeof *seen);
-    bool *leads = *leads_p = dcommi_calloc((size_t)comm->size, sizeof *leads);
-    for (int r = 0; seen != NULL && leads != NULL && r < comm->size; r++) {
-        const int host = dcommi_group_of(comm->groups, 0, r);
-        leads[r] = !seen[host];
-        seen[host] = true;
-    }
-    const bool bad = seen == NULL || leads == NULL;
-    dcommi_free(seen);
-    return bad ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
-}
 /* Return true if two ranks are to be connected. Both compute the same answer. With many ranks only
- * some pairs are, besides those that lead their hosts. */
+ * some pairs are, besides those that beat. */
 static bool dcommi_comm_pair_connects(const dcomm_comm *comm, int a, int b)
 {
     const uint64_t one_of = (uint64_t)dcommi_ceil_div(comm->size, DCOMMI_CTL_MOST);
@@ -53971,8 +54013,9 @@ static dcomm_status dcommi_comm_control(dcomm_comm *comm, const dcommi_card *car
     dcommi_hmac_add(&h, "dcomm control 1", 16);
     dcommi_hmac_add(&h, cards[0].control_nonce, sizeof cards[0].control_nonce);
     dcommi_hmac_end(&h, key);
-    bool *leads = NULL, whole = comm->size <= DCOMMI_CTL_MOST;
-    dcomm_status status = dcommi_comm_leaders(comm, &leads);
+    bool whole = comm->size <= DCOMMI_CTL_MOST;
+    int *first = dcommi_beat_firsts(comm, false); /* alike on all ranks, whoever is lost */
+    dcomm_status status = first != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
     dcommi_token_take(context);
     context->liveness_s = comm->liveness_s;
     for (int r = 0; r < comm->size && status >= 0; r++) {
@@ -53985,7 +54028,7 @@ static dcomm_status dcommi_comm_control(dcomm_comm *comm, const dcommi_card *car
             whole = false;
             continue;
         }
-        const bool beats = leads[comm->rank] && leads[r];
+        const bool beats = dcommi_beat_with(comm, first, r);
         if (beats || dcommi_comm_pair_connects(comm, comm->rank, r)) {
             status = dcommi_ctl_want(context, peer, &where, key, beats);
         }
@@ -53994,7 +54037,7 @@ static dcomm_status dcommi_comm_control(dcomm_comm *comm, const dcommi_card *car
         status = dcommi_beat_start(context);
     }
     dcommi_token_release(context);
-    dcommi_free(leads);
+    dcommi_free(first);
     double start = dcommi_now();
     double until =
         start + (comm->timeout_s < 2 * DCOMMI_CTL_S ? comm->timeout_s / 2 : DCOMMI_CTL_S);
@@ -54075,15 +54118,13 @@ static dcomm_status dcommi_comm_peer(dcomm_comm *comm, const dcommi_gathering *m
     bool near = m->host[r] == m->host[comm->rank];
     const dcommi_cards *cards = near ? &m->local : &m->net;
     const dcommi_card *card = &cards->card[r];
-    size_t known = context->npeers;
     int peer;
     DCOMMI_TRY(dcommi_peer_add(context, card, near, cards->extra[r],
                                near ? card->local_address : card->net_address, &peer));
     comm->members[r].peer = peer;
-    void *common = NULL;
-    dcomm_status status = near && context->npeers > known
-                              ? context->local->call->common(context->local, peer, &common)
-                              : DCOMM_OK;
+    void *common = NULL; /* of a known peer, too: its memory may have been missing before */
+    dcomm_status status =
+        near ? context->local->call->common(context->local, peer, &common) : DCOMM_OK;
     return status == DCOMM_OK || status == DCOMM_ERR_NO_MEMORY
                ? status
                : dcommi_fail(DCOMM_ERR_SYSTEM,
@@ -70777,6 +70818,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_CTL_MAGIC
 #undef DCOMMI_CTL_MESSAGE_MAX
 #undef DCOMMI_CTL_MOST
+#undef DCOMMI_CTL_PASSED
 #undef DCOMMI_CTL_S
 #undef DCOMMI_CTL_SILENT_MAX
 #undef DCOMMI_CTL_STRANGERS

@@ -70,8 +70,12 @@ static void dcommi_ctl_judge(dcommi_ctl *c, dcommi_ctl_line *stranger)
     memcpy(l->challenge, stranger->challenge, sizeof l->challenge);
     memcpy(l->hello, stranger->hello, sizeof l->hello);
     dcommi_ctl_hmac(l, "welcome", sizeof l->hello, tag);
-    dcommi_ctl_write(l, tag, sizeof tag);
-    dcommi_ctl_opened(l);
+    if (dcommi_ctl_write(l, tag, sizeof tag)) {
+        dcommi_ctl_opened(l);
+    } else { /* the connector must not take our first frame for the welcome */
+        l->error = errno;
+        dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
+    }
 }
 
 /* ---- ends and frames ---- */
@@ -149,7 +153,7 @@ static void dcommi_ctl_dead(dcomm_context *context, dcommi_ctl_line *l)
     dcommi_remote *p = &context->peers[l->peer];
     dcommi_transport *t = p->transport;
     const bool proven = dcommi_ctl_proves(l);
-    p->proven = p->proven || (proven && !p->gave_us_up);
+    dcommi_peer_prove(p, proven);
     if (!proven) {
         const char *why = "its host, or the network to it, was silent for too long (liveness_s)";
         l->over = dcommi_peer_mark(p, why, false);
@@ -177,7 +181,7 @@ static void dcommi_ctl_deliver(dcomm_context *context, const dcommi_ctl_line *l,
 }
 
 /* Handle a frame. Return false if the connection is over. */
-static bool dcommi_ctl_heard(dcomm_context *context, const dcommi_ctl_line *l, const uint8_t *frame,
+static bool dcommi_ctl_heard(dcomm_context *context, dcommi_ctl_line *l, const uint8_t *frame,
                              bool genuine)
 {
     if (!genuine) {
@@ -187,6 +191,7 @@ static bool dcommi_ctl_heard(dcomm_context *context, const dcommi_ctl_line *l, c
                    (int)context->peers[l->peer].pid);
         return false;
     }
+    l->passed = dcommi_get32(frame) == DCOMMI_CTL_BEAT ? l->passed : 0;
     if (dcommi_get32(frame) == DCOMMI_CTL_LEAVE) {
         dcommi_ctl_left(context, l->peer, dcommi_get64(frame + 8), dcommi_get64(frame + 16));
     } else if (dcommi_get32(frame) == DCOMMI_CTL_DEAD) {

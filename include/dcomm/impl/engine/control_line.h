@@ -32,6 +32,7 @@
 #define DCOMMI_CTL_HELLO 96 /* the last DCOMMI_CTL_KEY bytes are the proof */
 #define DCOMMI_CTL_HEAD 24  /* bytes ahead of a frame's HMAC */
 #define DCOMMI_CTL_FRAME (DCOMMI_CTL_HEAD + DCOMMI_CTL_KEY)
+#define DCOMMI_CTL_PASSED 8 /* messages to a rank that may not read: more could fill the socket */
 #define DCOMMI_CTL_MESSAGE_MAX (sizeof(dcommi_header) + DCOMMI_TEXT_MAX)
 #define DCOMMI_CTL_IN (DCOMMI_CTL_FRAME + DCOMMI_CTL_MESSAGE_MAX)
 #define DCOMMI_CTL_S 5.0 /* seconds for a handshake */
@@ -76,6 +77,7 @@ typedef struct dcommi_ctl_line {
     uint8_t challenge[DCOMMI_CTL_CHALLENGE], hello[DCOMMI_CTL_HELLO];
     double liveness_s; /* INFINITY: off */
     bool over;         /* its peer is being given up */
+    unsigned passed;   /* messages since the peer's last frame that was no beat */
     /* with the lock */
     uint8_t in[DCOMMI_CTL_IN];
     size_t have;
@@ -335,7 +337,9 @@ static void dcommi_ctl_pass(dcomm_context *context, int peer, const dcommi_heade
 {
     dcommi_ctl_line *l = dcommi_ctl_line_to(context, peer);
     uint8_t frame[DCOMMI_CTL_IN] = {0};
-    if (l != NULL && l->state == DCOMMI_CTL_OPEN && len <= DCOMMI_TEXT_MAX) {
+    if (l != NULL && l->state == DCOMMI_CTL_OPEN && len <= DCOMMI_TEXT_MAX &&
+        l->passed < DCOMMI_CTL_PASSED) {
+        l->passed++;
         memcpy(frame + DCOMMI_CTL_FRAME, header, sizeof *header);
         memcpy(frame + DCOMMI_CTL_FRAME + sizeof *header, data, len);
         pthread_mutex_lock(&dcommi_ctl_lock);

@@ -237,10 +237,17 @@ static void dcommi_poison_lost(dcomm_comm *comm, int rank)
                   (int)p->pid, m->hostname, p->why, also[0] != 0 ? "; lost as well: " : "", also);
 }
 
+/* Note that a peer's death is certain, if `proven`. The end of one that counts us as dead proves
+ * nothing of what it had decided. */
+static void dcommi_peer_prove(dcommi_remote *p, bool proven)
+{
+    p->proven = p->proven || (proven && !p->gave_us_up);
+}
+
 /* Mark a peer as lost. Return false if it was already. */
 static bool dcommi_peer_mark(dcommi_remote *p, const char *why, bool proven)
 {
-    p->proven = p->proven || (proven && !p->gave_us_up);
+    dcommi_peer_prove(p, proven);
     if (p->lost) {
         return false;
     }

@@ -353,6 +353,7 @@ struct dcomm_comm {
     size_t early_bytes, early_count;
     dcommi_refusal *refusals; /* newest first */
     dcommi_agreement *agreements;
+    dcommi_agreement *spare; /* for the next list of ranks that a caller leaves out */
     void *growing; /* the data of dcomm_comm_grow: a broadcast that failed may still use them */
     dcommi_filler filler; /* for slots that peers map */
     dcommi_ways folds;    /* trials of prefetching, for folds of memory that ranks map from
