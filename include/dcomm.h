@@ -13678,6 +13678,7 @@ static dcommi_groups *dcommi_groups_restrict(const dcommi_groups *parent, const 
 /* The facts about a codec that an algorithm may use: sizes, not data. */
 typedef struct dcommi_coding {
     const dcomm_plan_codec *codec;
+    const char *spec; /* its name and options, for people */
     /* Longest encoding of `count` f32, in bytes; grows with count. */
     size_t (*max_bytes)(const void *sizes, size_t count);
     const void *sizes;
@@ -17840,6 +17841,8 @@ typedef struct dcommi_transport_vtable {
     /* May be NULL. Tell a peer that it counts as dead here. It learns of it even if it wakes up
      * after our end. */
     void (*give_up)(dcommi_transport *t, int peer);
+    /* May be NULL. Return true if a peer has said so of us, even if it has ended since. */
+    bool (*gave_up)(dcommi_transport *t, int peer);
     /* Send header and payload as one message. The header is copied; the payload must stay valid
      * until the op is done. Return DCOMM_OK if the send is done already (op is untouched),
      * DCOMM_IN_PROGRESS if op->done will be called, or an error if nothing was sent. Messages to
@@ -18907,6 +18910,7 @@ struct dcomm_comm {
     size_t early_bytes, early_count;
     dcommi_refusal *refusals; /* newest first */
     dcommi_agreement *agreements;
+    dcommi_agreement *spare; /* for the next list of ranks that a caller leaves out */
     void *growing; /* the data of dcomm_comm_grow: a broadcast that failed may still use them */
     dcommi_filler filler; /* for slots that peers map */
     dcommi_ways folds;    /* trials of prefetching, for folds of memory that ranks map from
@@ -18945,6 +18949,7 @@ typedef struct dcommi_remote {
     size_t unsent;       /* control messages that wait in the transport */
     double looked_at; /* when its process was last looked at, and the time of cores that it had */
     uint64_t ticks;   /* used then (silence.h) */
+    bool stopped;     /* then */
     double stopped_s; /* seconds for which it was seen stopped since it last ran */
     char why[160];
 } dcommi_remote;
@@ -19051,6 +19056,8 @@ static inline bool dcommi_have(dcomm_comm *comm, const void *memory)
 }
 /* Fail all communicators with a peer that has ended. */
 static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why, bool proven);
+/* Fail all communicators with a peer whose process has ended. */
+static void dcommi_peer_ended(dcomm_context *context, int peer);
 /* Handle a message whose signature is not the run's: query its sender, or report the mismatch. */
 static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h,
                                     size_t len);
@@ -19073,6 +19080,8 @@ static void dcommi_ctl_tell_dead(dcomm_context *context, int peer);
  * engine there gets them as if the transport had brought them. With the token. */
 static void dcommi_ctl_pass(dcomm_context *context, int peer, const dcommi_header *header,
                             const void *data, size_t len);
+/* Handle what has come on all connections. With the token. */
+static void dcommi_ctl_look(dcomm_context *context);
 /* ---- receives on a device (device/copy_in.h) ---- */
 /* Match a receive with a message whose payload waits on its sender's device. */
 static void dcommi_take_offer(dcommi_move *move, const dcommi_header *h, size_t len);
@@ -26357,13 +26366,14 @@ static dcomm_status dcommi_coding_of(const dcomm_coll_opts *opts, size_t count,
     DCOMMI_TRY(dcomm_codec_get_info(codec, count, &info));
     memset(coding, 0, sizeof *coding);
     coding->codec = &dcommi_coded_codec;
+    coding->spec = dcomm_codec_spec(codec);
     coding->max_bytes = dcommi_coding_max_bytes;
     coding->sizes = codec;
     coding->granule = (int64_t)info.granule;
     coding->whole = info.sparse || info.linear;
     dcommi_linear_parts(codec, count, coding);
     dcommi_spread_offer(codec, count, coding);
-    coding->hash = dcommi_mix_text(0x5851f42d4c957f2du, dcomm_codec_spec(codec));
+    coding->hash = dcommi_mix_text(0x5851f42d4c957f2du, coding->spec);
     if (opts->feedback != NULL) { /* EF21 sends differences, which no other variant can add */
         bool differences = opts->feedback->opts.variant == DCOMM_FEEDBACK_EF21;
         coding->feedback = true;
@@ -31013,8 +31023,7 @@ static dcomm_status dcommi_read_process(dcomm_comm *comm, int rank, void *dst, u
                 errno = EFAULT;
             }
             if (errno == ESRCH) {
-                dcommi_peer_lost(comm->context, comm->members[rank].peer, "its process has ended",
-                                 true);
+                dcommi_peer_ended(comm->context, comm->members[rank].peer);
                 return dcommi_fail(DCOMM_ERR_PEER, "the process of rank %d has ended", rank);
             }
             /* A bad address (the peer has failed and freed its buffer) does not mean that the next
@@ -33420,15 +33429,19 @@ static bool dcommi_same_secret(const uint8_t *a, const uint8_t *b, size_t len)
     }
     return differ == 0;
 }
+/* Fill p[len] with random bytes. An old kernel and some sandboxes have no getrandom. */
 static dcomm_status dcommi_random_bytes(void *p, size_t len)
 {
     size_t have = 0;
     while (have < len) {
         ssize_t n = dcommi_sys_getrandom((uint8_t *)p + have, len - have, 0);
         if (n < 0 && errno != EINTR) {
-            return dcommi_fail(DCOMM_ERR_SYSTEM, "getrandom failed: %s", strerror(errno));
+            break;
         }
         have += n > 0 ? (size_t)n : 0;
+    }
+    if (have < len && dcommi_sys_load("/dev/urandom", p, len) != (ssize_t)len) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "there are no random bytes: %s", strerror(errno));
     }
     return DCOMM_OK;
 }
@@ -34710,8 +34723,17 @@ static dcommi_agreement *dcommi_agreement_new(dcomm_comm *comm, uint64_t key, in
     dcommi_agree_init(g->agree, comm->size, comm->rank, quorum, key != DCOMMI_AGREE_FLAGS);
     return g;
 }
-/* Make the agreements that every communicator has, so that no rank lacks the memory when it needs
- * them. */
+/* Have an agreement for the next list of a caller's. */
+static dcomm_status dcommi_agreements_spare(dcomm_comm *comm)
+{
+    if (comm->spare == NULL && comm->size <= DCOMMI_AGREE_RANKS) {
+        comm->spare = dcommi_agreement_new(comm, 0, DCOMM_QUORUM_NONE);
+        return comm->spare != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    }
+    return DCOMM_OK;
+}
+/* Make the agreements that every communicator has, and one for a list of the caller's, so that no
+ * rank lacks the memory when it needs them. */
 static dcomm_status dcommi_agreements_open(dcomm_comm *comm)
 {
     for (uint64_t key = DCOMMI_AGREE_FLAGS;
@@ -34723,7 +34745,7 @@ static dcomm_status dcommi_agreements_open(dcomm_comm *comm)
         g->next = comm->agreements;
         comm->agreements = g;
     }
-    return DCOMM_OK;
+    return dcommi_agreements_spare(comm);
 }
 static void dcommi_agreements_free(dcomm_comm *comm)
 {
@@ -34732,6 +34754,8 @@ static void dcommi_agreements_free(dcomm_comm *comm)
         comm->agreements = g->next;
         dcommi_free(g);
     }
+    dcommi_free(comm->spare);
+    comm->spare = NULL;
 }
 static dcommi_agreement *dcommi_agreement_find(const dcomm_comm *comm, uint64_t key)
 {
@@ -34792,6 +34816,20 @@ static void dcommi_agreements_learn(dcomm_comm *comm)
         for (dcommi_agreement *g = comm->agreements; g != NULL; g = g->next) {
             const dcommi_agree_link link = dcommi_agreement_link(g);
             dcommi_agree_learn(g->agree, &link, r, proven);
+        }
+    }
+}
+/* Give up the ranks that a decision leaves out, though this rank may still hear from them, and tell
+ * them: our end must not prove to them that they may go on. Ranks on a caller's list are not dead. */
+static void dcommi_agreement_expel(const dcommi_agreement *g)
+{
+    const dcomm_comm *comm = g->comm;
+    for (int r = 0; g->key <= DCOMMI_AGREE_GROW && r < comm->size; r++) {
+        const dcommi_member *m = &comm->members[r];
+        if (dcommi_bit(dcommi_agree_look(g->agree, DCOMMI_AGREE_LAST), r) && m->peer >= 0 &&
+            !m->gone) {
+            dcommi_peer_lost(comm->context, m->peer, "the others have agreed that it has failed",
+                             false);
         }
     }
 }
@@ -35653,6 +35691,9 @@ static void dcommi_say_failed(dcomm_on_error on_error, int rank, dcomm_status st
  * that knows the error and is in a call answers its queries with it. The first error stays. */
 static void dcommi_poison_by(dcomm_comm *comm, dcomm_status status, int from, const char *text)
 {
+    if (from < 0 && status == DCOMM_ERR_PEER && comm->context->control != NULL) {
+        dcommi_ctl_look(comm->context); /* it may tell why: the others count this rank as dead */
+    }
     if (atomic_load_explicit(&comm->poisoned, memory_order_relaxed) != 0) {
         return;
     }
@@ -35734,10 +35775,16 @@ static void dcommi_poison_lost(dcomm_comm *comm, int rank)
     dcommi_poison(comm, DCOMM_ERR_PEER, "rank %d (process %d on %s) was lost: %s%s%s", rank,
                   (int)p->pid, m->hostname, p->why, also[0] != 0 ? "; lost as well: " : "", also);
 }
+/* Note that a peer's death is certain, if `proven`. The end of one that counts us as dead proves
+ * nothing of what it had decided. */
+static void dcommi_peer_prove(dcommi_remote *p, bool proven)
+{
+    p->proven = p->proven || (proven && !p->gave_us_up);
+}
 /* Mark a peer as lost. Return false if it was already. */
 static bool dcommi_peer_mark(dcommi_remote *p, const char *why, bool proven)
 {
-    p->proven = p->proven || (proven && !p->gave_us_up);
+    dcommi_peer_prove(p, proven);
     if (p->lost) {
         return false;
     }
@@ -35792,8 +35839,21 @@ static void dcommi_given_up(dcomm_context *context, int peer)
             }
         }
     }
-    dcommi_peer_mark(p, "it counts this process as dead", false);
+    if (dcommi_peer_mark(p, "it counts this process as dead", false)) {
+        dcommi_tell_dead(context, peer); /* our end must prove nothing to it either */
+    }
     dcommi_peer_fail(context, peer);
+}
+/* Note that a peer's process has ended. If it counts us as dead, that comes first: its end would
+ * let us go on alone. */
+static void dcommi_peer_ended(dcomm_context *context, int peer)
+{
+    dcommi_transport *t = context->peers[peer].transport;
+    if (t->call->gave_up != NULL && t->call->gave_up(t, peer)) {
+        dcommi_given_up(context, peer);
+    } else {
+        dcommi_peer_lost(context, peer, "its process has ended", true);
+    }
 }
 /* ---- queries ---- */
 /* Ask a rank about operation `seq`, which `mine` describes here. */
@@ -35980,7 +36040,7 @@ static void dcommi_run_ask(dcommi_run *run, double now)
         }
         if (!run->peers[r].replied && p->same_host && p->pid != getpid() && p->started != 0 &&
             dcommi_process_started(p->pid) != p->started) {
-            dcommi_peer_lost(comm->context, m->peer, "its process has ended", true);
+            dcommi_peer_ended(comm->context, m->peer);
             return;
         }
         run->peers[r].asked = run->peers[r].replied ? now : run->peers[r].asked;
@@ -35998,6 +36058,7 @@ static void dcommi_run_ask(dcommi_run *run, double now)
 #define DCOMMI_CTL_HELLO 96 /* the last DCOMMI_CTL_KEY bytes are the proof */
 #define DCOMMI_CTL_HEAD 24  /* bytes ahead of a frame's HMAC */
 #define DCOMMI_CTL_FRAME (DCOMMI_CTL_HEAD + DCOMMI_CTL_KEY)
+#define DCOMMI_CTL_PASSED 8 /* messages to a rank that may not read: more could fill the socket */
 #define DCOMMI_CTL_MESSAGE_MAX (sizeof(dcommi_header) + DCOMMI_TEXT_MAX)
 #define DCOMMI_CTL_IN (DCOMMI_CTL_FRAME + DCOMMI_CTL_MESSAGE_MAX)
 #define DCOMMI_CTL_S 5.0 /* seconds for a handshake */
@@ -36039,6 +36100,7 @@ typedef struct dcommi_ctl_line {
     uint8_t challenge[DCOMMI_CTL_CHALLENGE], hello[DCOMMI_CTL_HELLO];
     double liveness_s; /* INFINITY: off */
     bool over;         /* its peer is being given up */
+    unsigned passed;   /* messages since the peer's last frame that was no beat */
     /* with the lock */
     uint8_t in[DCOMMI_CTL_IN];
     size_t have;
@@ -36055,6 +36117,7 @@ typedef struct dcommi_ctl {
     dcommi_ctl_line *lines, *strangers;
     unsigned nstrangers;
     bool pending; /* the thread has read a frame for the holder of the token; with the lock */
+    bool looking; /* the holder of the token is in dcommi_ctl_look */
     bool beating; /* there is a thread */
     double every; /* seconds between beats; with the lock */
     pthread_t thread;
@@ -36106,6 +36169,11 @@ static void dcommi_ctl_shut(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
     l->have = 0;
     pthread_mutex_unlock(&dcommi_ctl_lock);
 }
+/* Return the milliseconds of silence after which a connection ends. */
+static double dcommi_ctl_patience_ms(const dcommi_ctl_line *l)
+{
+    return 1000 * DCOMMI_CTL_SILENT_MAX * l->liveness_s;
+}
 /* Say how long the peer's system may be silent. An outage of less than liveness_s must heal: after
  * it the next retransmission may take as long again. The kernel probes an idle connection each
  * second, and where it can, it retransmits as often. */
@@ -36118,7 +36186,7 @@ static void dcommi_ctl_patience(const dcommi_ctl_line *l)
         {TCP_KEEPCNT, 127},
         {TCP_RTO_MAX_MS, 1000}, /* since Linux 6.15 */
         {TCP_USER_TIMEOUT,
-         limited && l->liveness_s < 1e6 ? (int)(1000 * DCOMMI_CTL_SILENT_MAX * l->liveness_s) : 0}};
+         limited && l->liveness_s < 1e6 ? (int)dcommi_ctl_patience_ms(l) : 0}};
     const int on = limited;
     for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
         setsockopt(l->fd, IPPROTO_TCP, options[i][0], &options[i][1], sizeof options[i][1]);
@@ -36267,7 +36335,9 @@ static void dcommi_ctl_pass(dcomm_context *context, int peer, const dcommi_heade
 {
     dcommi_ctl_line *l = dcommi_ctl_line_to(context, peer);
     uint8_t frame[DCOMMI_CTL_IN] = {0};
-    if (l != NULL && l->state == DCOMMI_CTL_OPEN && len <= DCOMMI_TEXT_MAX) {
+    if (l != NULL && l->state == DCOMMI_CTL_OPEN && len <= DCOMMI_TEXT_MAX &&
+        l->passed < DCOMMI_CTL_PASSED) {
+        l->passed++;
         memcpy(frame + DCOMMI_CTL_FRAME, header, sizeof *header);
         memcpy(frame + DCOMMI_CTL_FRAME + sizeof *header, data, len);
         pthread_mutex_lock(&dcommi_ctl_lock);
@@ -36347,8 +36417,12 @@ static void dcommi_ctl_judge(dcommi_ctl *c, dcommi_ctl_line *stranger)
     memcpy(l->challenge, stranger->challenge, sizeof l->challenge);
     memcpy(l->hello, stranger->hello, sizeof l->hello);
     dcommi_ctl_hmac(l, "welcome", sizeof l->hello, tag);
-    dcommi_ctl_write(l, tag, sizeof tag);
-    dcommi_ctl_opened(l);
+    if (dcommi_ctl_write(l, tag, sizeof tag)) {
+        dcommi_ctl_opened(l);
+    } else { /* the connector must not take our first frame for the welcome */
+        l->error = errno;
+        dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
+    }
 }
 /* ---- ends and frames ---- */
 /* Note that a peer has left a communicator in which it has never spoken to us over UCX. */
@@ -36364,8 +36438,8 @@ static void dcommi_ctl_left(dcomm_context *context, int peer, uint64_t id, uint6
         }
     }
 }
-/* Return the milliseconds since something was last heard from the peer's system. */
-static unsigned dcommi_ctl_silence(const dcommi_ctl_line *l)
+/* Return the milliseconds for which the peer's system has been silent. */
+static double dcommi_ctl_silent_ms(const dcommi_ctl_line *l)
 {
     struct tcp_info info = {0};
     socklen_t len = sizeof info;
@@ -36374,9 +36448,9 @@ static unsigned dcommi_ctl_silence(const dcommi_ctl_line *l)
 /* Return true if a connection is about to end because the peer's system is silent. */
 static bool dcommi_ctl_dumb(const dcommi_ctl_line *l)
 {
-    const unsigned silent_ms = l->state == DCOMMI_CTL_OPEN ? dcommi_ctl_silence(l) : 0;
+    const double silent_ms = l->state == DCOMMI_CTL_OPEN ? dcommi_ctl_silent_ms(l) : 0;
     return silent_ms > DCOMMI_CTL_TOGETHER_MS &&
-           silent_ms >= 1000 * DCOMMI_CTL_SILENT_MAX * l->liveness_s - DCOMMI_CTL_TOGETHER_MS;
+           silent_ms >= dcommi_ctl_patience_ms(l) - DCOMMI_CTL_TOGETHER_MS;
 }
 /* Return true if the end of a connection proves that its process has ended: the other side's system
  * has sent an end or a reset, and was not silent before. After a silence of liveness_s the other
@@ -36384,7 +36458,7 @@ static bool dcommi_ctl_dumb(const dcommi_ctl_line *l)
 static bool dcommi_ctl_proves(const dcommi_ctl_line *l)
 {
     return (l->error == 0 || l->error == ECONNRESET || l->error == EPIPE) &&
-           dcommi_ctl_silence(l) < 1000 * l->liveness_s;
+           dcommi_ctl_silent_ms(l) < 1000 * l->liveness_s;
 }
 static void dcommi_ctl_tell_dead(dcomm_context *context, int peer)
 {
@@ -36418,7 +36492,7 @@ static void dcommi_ctl_dead(dcomm_context *context, dcommi_ctl_line *l)
     dcommi_remote *p = &context->peers[l->peer];
     dcommi_transport *t = p->transport;
     const bool proven = dcommi_ctl_proves(l);
-    p->proven = p->proven || (proven && !p->gave_us_up);
+    dcommi_peer_prove(p, proven);
     if (!proven) {
         const char *why = "its host, or the network to it, was silent for too long (liveness_s)";
         l->over = dcommi_peer_mark(p, why, false);
@@ -36444,7 +36518,7 @@ static void dcommi_ctl_deliver(dcomm_context *context, const dcommi_ctl_line *l,
     }
 }
 /* Handle a frame. Return false if the connection is over. */
-static bool dcommi_ctl_heard(dcomm_context *context, const dcommi_ctl_line *l, const uint8_t *frame,
+static bool dcommi_ctl_heard(dcomm_context *context, dcommi_ctl_line *l, const uint8_t *frame,
                              bool genuine)
 {
     if (!genuine) {
@@ -36454,6 +36528,7 @@ static bool dcommi_ctl_heard(dcomm_context *context, const dcommi_ctl_line *l, c
                    (int)context->peers[l->peer].pid);
         return false;
     }
+    l->passed = dcommi_get32(frame) == DCOMMI_CTL_BEAT ? l->passed : 0;
     if (dcommi_get32(frame) == DCOMMI_CTL_LEAVE) {
         dcommi_ctl_left(context, l->peer, dcommi_get64(frame + 8), dcommi_get64(frame + 16));
     } else if (dcommi_get32(frame) == DCOMMI_CTL_DEAD) {
@@ -36559,6 +36634,10 @@ static void dcommi_ctl_look(dcomm_context *context)
     dcommi_ctl *c = context->control;
     struct epoll_event events[16];
     int n = 16;
+    if (c->looking) { /* what it has found fails a communicator */
+        return;
+    }
+    c->looking = true;
     for (int turn = 0; n == 16 && turn < 64; turn++) {
         n = epoll_wait(c->epoll, events, 16, 0);
         for (int i = 0; i < n; i++) {
@@ -36577,6 +36656,7 @@ static void dcommi_ctl_look(dcomm_context *context)
     for (dcommi_ctl_line *l = pending ? c->lines : NULL; l != NULL; l = l->next) {
         dcommi_ctl_event(context, l);
     }
+    c->looking = false;
 }
 /* ==== include/dcomm/impl/engine/reply.h ==================================================== */
 /* reply.h - answers to peers that ask for memory of ours by message (pull.h). */
@@ -38240,8 +38320,10 @@ static void dcommi_stopped_look(dcommi_remote *p, double now, double every)
         return;
     }
     const dcommi_process seen = dcommi_process_read(p->pid);
-    const bool stopped = seen.state == 'T' && seen.started == p->started && seen.ticks == p->ticks;
-    p->stopped_s = stopped ? p->stopped_s + dcommi_silence_counted(since, every) : 0;
+    const bool stopped = seen.state == 'T' && seen.started == p->started;
+    const bool meanwhile = stopped && p->stopped && seen.ticks == p->ticks;
+    p->stopped_s = meanwhile ? p->stopped_s + dcommi_silence_counted(since, every) : 0;
+    p->stopped = stopped;
     p->ticks = seen.ticks;
     p->looked_at = now;
 }
@@ -38405,28 +38487,39 @@ static void *dcommi_beat_main(void *user)
         last = now;
     }
 }
+/* Note the first rank of each host, counted from 1, among the ranks that are left if `left`. NULL
+ * without memory; the caller frees it. */
+static int *dcommi_beat_firsts(const dcomm_comm *comm, bool left)
+{
+    int *first = dcommi_calloc((size_t)comm->nhosts, sizeof *first);
+    for (int r = comm->size - 1; r >= 0 && first != NULL; r--) {
+        const dcommi_member *m = &comm->members[r];
+        if (!left || m->peer < 0 || (!m->gone && !comm->context->peers[m->peer].lost)) {
+            first[dcommi_group_of(comm->groups, 0, r)] = 1 + r;
+        }
+    }
+    return first;
+}
+/* Return true if this rank and another one beat with each other: both are the first of their
+ * hosts. */
+static bool dcommi_beat_with(const dcomm_comm *comm, const int *first, int rank)
+{
+    const int own = dcommi_group_of(comm->groups, 0, comm->rank);
+    const int other = dcommi_group_of(comm->groups, 0, rank);
+    return own != other && first[own] == 1 + comm->rank && first[other] == 1 + rank;
+}
 /* Beat with the first ranks of other hosts, if this rank is the first of its own, among those that
  * are left. With the token. */
 static void dcommi_beat_appoint(const dcomm_comm *comm)
 {
     const dcomm_context *context = comm->context;
     int *first = context->control != NULL && context->control->beating
-                     ? dcommi_calloc((size_t)comm->nhosts, sizeof *first) /* 1 + rank */
+                     ? dcommi_beat_firsts(comm, true)
                      : NULL;
-    if (first == NULL) {
-        return;
-    }
-    for (int r = comm->size - 1; r >= 0; r--) {
-        const dcommi_member *m = &comm->members[r];
-        if (m->peer < 0 || (!m->gone && !context->peers[m->peer].lost)) {
-            first[dcommi_group_of(comm->groups, 0, r)] = 1 + r;
-        }
-    }
-    const int own = dcommi_group_of(comm->groups, 0, comm->rank);
     pthread_mutex_lock(&dcommi_ctl_lock);
-    for (int h = 0; first[own] == 1 + comm->rank && h < comm->nhosts; h++) {
-        dcommi_ctl_line *l = h != own && first[h] > 0
-                                 ? dcommi_ctl_line_to(context, comm->members[first[h] - 1].peer)
+    for (int r = 0; first != NULL && r < comm->size; r++) {
+        dcommi_ctl_line *l = dcommi_beat_with(comm, first, r)
+                                 ? dcommi_ctl_line_to(context, comm->members[r].peer)
                                  : NULL;
         if (l != NULL && !l->beats) {
             l->beats = true;
@@ -40205,6 +40298,15 @@ static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bo
     if (algo == NULL) {
         DCOMMI_TRY(chooser != NULL ? dcommi_choose(chooser, s, &algo)
                                    : dcommi_choose_alone(s, &algo));
+    }
+    if (s->coding != NULL && s->coding->parts > 0 && s->rank_order &&
+        (algo == NULL || algo->make == dcommi_coded_linear)) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "codec %.64s cannot fold in rank order, which deterministic and "
+                           "accumulate ask for: its encodings are summed by an exact all-reduce "
+                           "(coded_linear), in that one's order; leave these options out, or take "
+                           "a codec that decodes each rank's encoding, such as topk or qsgd",
+                           s->coding->spec);
     }
     if (algo == NULL) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "there is no algorithm for %s",
@@ -43175,8 +43277,7 @@ static bool dcommi_hands_open(dcommi_hands *h, uint64_t id)
     struct sockaddr_un name;
     struct stat net;
     socklen_t len = dcommi_hand_name(id, &name);
-    if (dcommi_sys_getrandom(h->me.secret, sizeof h->me.secret, 0) !=
-        (ssize_t)sizeof h->me.secret) {
+    if (dcommi_random_bytes(h->me.secret, sizeof h->me.secret) < 0) {
         return false;
     }
     errno = ENOMEM;
@@ -43313,8 +43414,8 @@ static dcomm_status dcommi_hand_over(const dcommi_hands *h, const dcommi_hand_ad
         dcommi_sys_close(s);
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "it is a process of another user");
     }
-    done = done &&
-           dcommi_sys_sendmsg(s, &packet.head, MSG_NOSIGNAL) == (ssize_t)sizeof packet.message;
+    done =
+        done && dcommi_sys_sendmsg(s, &packet.head, MSG_NOSIGNAL) == (ssize_t)sizeof packet.message;
     dcommi_sys_close(s);
     if (done) {
         return DCOMM_OK;
@@ -44254,6 +44355,11 @@ static bool dcommi_local_is_given_up(const dcommi_local_peer *p)
     return p->out.lines != NULL &&
            atomic_load_explicit(&p->directory->given_up[p->ours], memory_order_acquire) != 0;
 }
+static bool dcommi_local_gave_up(dcommi_transport *t, int peer)
+{
+    const dcommi_local_peer *p = dcommi_local_peer_at((dcommi_local *)t, peer);
+    return p != NULL && dcommi_local_is_given_up(p);
+}
 /* Mark a peer whose end is certain. Look here, after its end, if it gave this process up: a look
  * before could come too early. Taking its end for a death would let this process go on alone. */
 static void dcommi_local_end_proven(dcommi_local_peer *p, const char *why)
@@ -44549,6 +44655,7 @@ static const dcommi_transport_vtable dcommi_local_vtable = {
     .progress = dcommi_local_progress,
     .watch = dcommi_local_watch,
     .give_up = dcommi_local_give_up,
+    .gave_up = dcommi_local_gave_up,
     .peek = dcommi_local_peek,
     .pass = dcommi_local_pass,
     .common = dcommi_local_common,
@@ -49618,6 +49725,7 @@ static dcomm_status dcommi_agreement_status(dcommi_agreement *g, const char *wha
     }
     if (a->number > g->taken) {
         g->taken = a->number;
+        dcommi_agreement_expel(g);
         return DCOMM_OK;
     }
     return dcommi_agreement_stuck(g) ? dcommi_agreement_few(g, what) : DCOMM_IN_PROGRESS;
@@ -49730,7 +49838,9 @@ DCOMM_API dcomm_status dcomm_comm_failed(dcomm_comm *comm, int *ranks, int max, 
     return DCOMM_OK;
 }
 #define DCOMMI_SHRINK_SALT 0x736872696e6bu /* of ids: split counts its children */
-/* Make this rank's part of a communicator without the ranks of g->list. */
+/* Make this rank's part of a communicator without the ranks of g->list. It can have none if one of
+ * the others has failed for it, and is alive for those that decide: as many ranks as a quorum asks
+ * for are left, but they do not all reach each other. */
 static dcomm_status dcommi_shrink_make(dcommi_agreement *g)
 {
     const dcomm_comm *comm = g->comm;
@@ -49738,14 +49848,21 @@ static dcomm_status dcommi_shrink_make(dcommi_agreement *g)
     if (ranks == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
+    dcomm_status status = DCOMM_OK;
+    dcommi_token_take(comm->context);
     for (int r = 0; r < comm->size; r++) {
         if (!dcommi_bit(g->list, r)) {
             ranks[size++] = r;
+            status = dcommi_bit(dcommi_agree_look(g->agree, DCOMMI_AGREE_FAILED), r)
+                         ? DCOMM_ERR_QUORUM
+                         : status;
         }
     }
-    dcomm_status status = dcommi_comm_make(
-        comm, ranks, size, dcommi_mix(dcommi_mix(g->key, DCOMMI_SHRINK_SALT), g->taken),
-        comm->quorum, &g->part);
+    dcommi_token_release(comm->context);
+    DCOMMI_THEN(status, dcommi_comm_make(
+                            comm, ranks, size,
+                            dcommi_mix(dcommi_mix(g->key, DCOMMI_SHRINK_SALT), g->taken),
+                            comm->quorum, &g->part));
     dcommi_free(ranks);
     return status;
 }
@@ -49807,7 +49924,10 @@ static dcomm_status dcommi_shrink_without(dcomm_comm *comm, const uint64_t *excl
     }
     dcommi_token_take(comm->context);
     *g_p = dcommi_agreement_find(comm, key);
-    if (*g_p == NULL && (*g_p = dcommi_agreement_new(comm, key, DCOMM_QUORUM_NONE)) != NULL) {
+    if (*g_p == NULL && dcommi_agreements_spare(comm) == DCOMM_OK) {
+        *g_p = comm->spare;
+        comm->spare = NULL;
+        (*g_p)->key = key;
         const dcommi_agree_link link = dcommi_agreement_link(*g_p);
         for (int r = 0; r < comm->size; r++) {
             if (dcommi_bit(excluded, r)) {
@@ -49816,6 +49936,7 @@ static dcomm_status dcommi_shrink_without(dcomm_comm *comm, const uint64_t *excl
         }
         (*g_p)->next = comm->agreements;
         comm->agreements = *g_p;
+        (void)dcommi_agreements_spare(comm); /* for the next list */
     }
     dcommi_token_release(comm->context);
     return *g_p != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
@@ -53842,22 +53963,8 @@ static void dcommi_gathering_free(dcommi_gathering *m)
     dcommi_free(m->host);
 }
 /* ---- control connections ---- */
-/* Note which ranks are the first of their hosts. */
-static dcomm_status dcommi_comm_leaders(const dcomm_comm *comm, bool **leads_p)
-{
-    bool *seen = dcommi_calloc((size_t)comm->nhosts, sizeof *seen);
-    bool *leads = *leads_p = dcommi_calloc((size_t)comm->size, sizeof *leads);
-    for (int r = 0; seen != NULL && leads != NULL && r < comm->size; r++) {
-        const int host = dcommi_group_of(comm->groups, 0, r);
-        leads[r] = !seen[host];
-        seen[host] = true;
-    }
-    const bool bad = seen == NULL || leads == NULL;
-    dcommi_free(seen);
-    return bad ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
-}
 /* Return true if two ranks are to be connected. Both compute the same answer. With many ranks only
- * some pairs are, besides those that lead their hosts. */
+ * some pairs are, besides those that beat. */
 static bool dcommi_comm_pair_connects(const dcomm_comm *comm, int a, int b)
 {
     const uint64_t one_of = (uint64_t)dcommi_ceil_div(comm->size, DCOMMI_CTL_MOST);
@@ -53906,8 +54013,9 @@ static dcomm_status dcommi_comm_control(dcomm_comm *comm, const dcommi_card *car
     dcommi_hmac_add(&h, "dcomm control 1", 16);
     dcommi_hmac_add(&h, cards[0].control_nonce, sizeof cards[0].control_nonce);
     dcommi_hmac_end(&h, key);
-    bool *leads = NULL, whole = comm->size <= DCOMMI_CTL_MOST;
-    dcomm_status status = dcommi_comm_leaders(comm, &leads);
+    bool whole = comm->size <= DCOMMI_CTL_MOST;
+    int *first = dcommi_beat_firsts(comm, false); /* alike on all ranks, whoever is lost */
+    dcomm_status status = first != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
     dcommi_token_take(context);
     context->liveness_s = comm->liveness_s;
     for (int r = 0; r < comm->size && status >= 0; r++) {
@@ -53920,7 +54028,7 @@ static dcomm_status dcommi_comm_control(dcomm_comm *comm, const dcommi_card *car
             whole = false;
             continue;
         }
-        const bool beats = leads[comm->rank] && leads[r];
+        const bool beats = dcommi_beat_with(comm, first, r);
         if (beats || dcommi_comm_pair_connects(comm, comm->rank, r)) {
             status = dcommi_ctl_want(context, peer, &where, key, beats);
         }
@@ -53929,7 +54037,7 @@ static dcomm_status dcommi_comm_control(dcomm_comm *comm, const dcommi_card *car
         status = dcommi_beat_start(context);
     }
     dcommi_token_release(context);
-    dcommi_free(leads);
+    dcommi_free(first);
     double start = dcommi_now();
     double until =
         start + (comm->timeout_s < 2 * DCOMMI_CTL_S ? comm->timeout_s / 2 : DCOMMI_CTL_S);
@@ -54010,15 +54118,13 @@ static dcomm_status dcommi_comm_peer(dcomm_comm *comm, const dcommi_gathering *m
     bool near = m->host[r] == m->host[comm->rank];
     const dcommi_cards *cards = near ? &m->local : &m->net;
     const dcommi_card *card = &cards->card[r];
-    size_t known = context->npeers;
     int peer;
     DCOMMI_TRY(dcommi_peer_add(context, card, near, cards->extra[r],
                                near ? card->local_address : card->net_address, &peer));
     comm->members[r].peer = peer;
-    void *common = NULL;
-    dcomm_status status = near && context->npeers > known
-                              ? context->local->call->common(context->local, peer, &common)
-                              : DCOMM_OK;
+    void *common = NULL; /* of a known peer, too: its memory may have been missing before */
+    dcomm_status status =
+        near ? context->local->call->common(context->local, peer, &common) : DCOMM_OK;
     return status == DCOMM_OK || status == DCOMM_ERR_NO_MEMORY
                ? status
                : dcommi_fail(DCOMM_ERR_SYSTEM,
@@ -70712,6 +70818,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_CTL_MAGIC
 #undef DCOMMI_CTL_MESSAGE_MAX
 #undef DCOMMI_CTL_MOST
+#undef DCOMMI_CTL_PASSED
 #undef DCOMMI_CTL_S
 #undef DCOMMI_CTL_SILENT_MAX
 #undef DCOMMI_CTL_STRANGERS

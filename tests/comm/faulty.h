@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #define FAULTY_WRAP(type, name, ...) \
@@ -25,9 +26,14 @@ static enum faulty_kind faulty_kind;
 static _Atomic long faulty_left; /* calls until one fails; 0: none does */
 static _Atomic int faulty_hit;   /* one has failed */
 
-/* Count a call of the kind that fails. Return true if it is to fail. */
+/* Count a call of the kind that fails. Return true if it is to fail. FAULTY_ONLY names the only
+ * call that counts. */
 static bool faulty_counts(const char *name)
 {
+    const char *only = getenv("FAULTY_ONLY");
+    if (only != NULL && strcmp(only, name) != 0) {
+        return false;
+    }
     if (atomic_load(&faulty_left) <= 0 || atomic_fetch_sub(&faulty_left, 1) != 1) {
         return false;
     }

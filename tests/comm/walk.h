@@ -11,7 +11,7 @@
 #include <dirent.h>
 
 enum { WALK_S = 8 }; /* the most seconds that a step of the walk takes */
-enum part { CREATE, TUNED, MEASURED, SPLIT, CALL, AGREE, SHRINK, GROW, DESTROY };
+enum part { CREATE, TUNED, MEASURED, SPLIT, CALL, AGREE, SHRINK, EXCLUDE, GROW, DESTROY };
 
 typedef struct walk {
     enum part part;
@@ -35,7 +35,8 @@ enum { NEW_OUT = 1, NEW_IN };
 typedef struct walker {
     const walk *w;
     int rank, n, step, inner;
-    int old; /* ranks that create the communicator: all but the newcomer */
+    int old;   /* ranks that create the communicator: all but the newcomer */
+    int calls; /* of them, those that make the call: of EXCLUDE, not rank 2 */
     procs_shared *s;
     long k;  /* the number of the fault */
     int fds; /* open before it */
@@ -65,7 +66,7 @@ static void meet_old(walker *w)
 
 static void arm(const walker *w)
 {
-    const bool twice = w->w->part == AGREE || w->w->part == SHRINK; /* poisoned before, or not */
+    const bool twice = w->w->part >= AGREE && w->w->part <= EXCLUDE; /* poisoned before, or not */
     const bool mine = w->rank >= w->w->first && w->rank <= w->w->last;
     w->w->arm(!mine ? 0 : twice ? (w->k + 1) / 2 : w->k);
 }
@@ -326,21 +327,26 @@ static void agree(walker *w, dcomm_comm *world)
                 (unsigned long long)flags, failed);
 }
 
-/* A failed shrink can be repeated. */
+/* A failed shrink can be repeated. The caller's list names rank 2, or nobody. */
 static void shrink(walker *w, dcomm_comm *world)
 {
+    const int excluded = 2, n = w->w->part == EXCLUDE;
     dcomm_comm *rest = NULL;
     spoil(w, world);
+    if (w->rank >= w->calls) {
+        meet(w);
+        return;
+    }
     arm(w);
-    dcomm_status status = dcomm_comm_shrink(world, NULL, 0, &rest);
+    dcomm_status status = dcomm_comm_shrink(world, &excluded, n, &rest);
     judge(w, status, disarm(w));
     PROCS_TRUE((rest == NULL) == (status < 0));
     meet(w);
     if (status < 0) {
-        RANKS_OK(dcomm_comm_shrink(world, NULL, 0, &rest));
+        RANKS_OK(dcomm_comm_shrink(world, &excluded, n, &rest));
     }
     works(w, rest);
-    PROCS_TRUE(dcomm_comm_size(rest) == w->n);
+    PROCS_TRUE(dcomm_comm_size(rest) == w->calls);
     RANKS_OK(dcomm_comm_destroy(&rest));
 }
 
@@ -429,6 +435,7 @@ static void walk_part(walker *w, dcomm_comm **world)
         agree(w, *world);
         break;
     case SHRINK:
+    case EXCLUDE:
         shrink(w, *world);
         break;
     case GROW:
@@ -457,7 +464,7 @@ static long walk_step(walker *w, bool *more)
     meet(w);
     const long failed = atomic_load(&w->s->words[FAILED]);
     *more = atomic_load(&w->s->words[HIT]) != 0;
-    PROCS_CHECK(failed == 0 || (*more && failed == w->old), "part %d, k=%ld: %ld ranks failed",
+    PROCS_CHECK(failed == 0 || (*more && failed == w->calls), "part %d, k=%ld: %ld ranks failed",
                 part, w->k, failed);
     PROCS_CHECK(procs_now() - start < WALK_S, "part %d, k=%ld: %.1f s", part, w->k,
                 procs_now() - start);
@@ -468,6 +475,7 @@ static int live(int rank, int n, procs_shared *s, void *arg)
 {
     walker w = {.w = arg, .rank = rank, .n = n, .s = s};
     w.old = w.w->part == GROW ? n - 1 : n;
+    w.calls = w.w->part == EXCLUDE ? n - 1 : w.old;
     ranks_settle(rank, n, w.w->place);
     bool more;
     long fails = walk_step(&w, &more); /* without a fault: UCX and hwloc keep some descriptors */
@@ -484,8 +492,8 @@ static int live(int rank, int n, procs_shared *s, void *arg)
         misses = more ? 0 : misses + 1;
     }
     if (rank == 0) {
-        fprintf(stderr, "# %s::%s: %ld faults, %ld of them errors\n",
-                criterion_current_suite->name, criterion_current_test->name, faults, errors);
+        fprintf(stderr, "# %s::%s: %ld faults, %ld of them errors\n", criterion_current_suite->name,
+                criterion_current_test->name, faults, errors);
     }
     const bool may_not = w.w->part == AGREE || w.w->part == DESTROY || w.w->first >= w.old;
     PROCS_CHECK(fails > 0 || w.w->own == DCOMM_OK || may_not, "nothing failed in part %d",
@@ -493,13 +501,14 @@ static int live(int rank, int n, procs_shared *s, void *arg)
     return procs_leaks();
 }
 
-/* Walk with two ranks, and a newcomer where they grow. */
+/* Walk with two ranks, and a newcomer where they grow, or a third one that they leave out. */
 static inline void walk_all(const walk *w)
 {
     int ended[PROCS_MAX] = {0};
     walk mine = *w;
-    cr_assert_eq(procs_run(w->part == GROW ? 3 : 2, test_full() ? 3500 : 60, live, &mine, ended), 0,
-                 "%d, %d, %d", ended[0], ended[1], ended[2]);
+    cr_assert_eq(procs_run(w->part == GROW || w->part == EXCLUDE ? 3 : 2, test_full() ? 3500 : 60,
+                           live, &mine, ended),
+                 0, "%d, %d, %d", ended[0], ended[1], ended[2]);
 }
 
 #endif

@@ -49,6 +49,7 @@ static struct {
     size_t len[HOST_PROCESSES][HOST_PROCESSES][HOST_MESSAGES];
     int count[HOST_PROCESSES][HOST_PROCESSES];
     int giver, given; /* who gives up whom */
+    int leaver;       /* it ends when it has sent all, whatever others send */
 } host_case_of;
 
 static unsigned char host_byte(int from, int to, int number, size_t k)
@@ -272,15 +273,20 @@ static void host_part(host_process *h, int peer)
     host_meet(h, peer);
 }
 
+/* Return true if this process has all that another one sends. */
+static bool host_has_all_of(int me, int from)
+{
+    return host[me].got[from] == host_case_of.count[from][me] || me == host_case_of.leaver;
+}
+
 /* Return true if this process has nothing left to do. */
 static bool host_has_all(int me)
 {
     const host_process *h = &host[me];
     bool all = !dcommi_local_is_busy(h->u);
     for (int r = 0; r < host_case_of.n; r++) {
-        all = all &&
-              (r == me || h->lost[r] ||
-               (h->got[r] == host_case_of.count[r][me] && h->sent[r] == host_case_of.count[me][r]));
+        const bool sent = h->sent[r] == host_case_of.count[me][r];
+        all = all && (r == me || h->lost[r] || (sent && host_has_all_of(me, r)));
     }
     return all;
 }
@@ -338,8 +344,8 @@ static void host_process_main(int me)
         }
     }
     for (int r = 0; r < host_case_of.n; r++) {
-        if (r != me && world.rank[r].state == WORLD_ENDED && r != host_case_of.giver &&
-            h->got[r] < host_case_of.count[r][me] && me != host_case_of.giver) {
+        if (r != me && world.rank[r].state != WORLD_DEAD && h->lost[r] && r != host_case_of.giver &&
+            me != host_case_of.giver && !host_has_all_of(me, r)) {
             world_trouble("%d of %d messages from %d were lost",
                           host_case_of.count[r][me] - h->got[r], host_case_of.count[r][me], r);
         }
@@ -377,6 +383,7 @@ static bool host_run(uint64_t seed)
         }
     }
     host_case_of.giver = shared_draw(3) == 0 ? shared_draw(host_case_of.n) : -1;
+    host_case_of.leaver = shared_draw(2) == 0 ? shared_draw(host_case_of.n) : -1;
     host_case_of.given = (host_case_of.giver + 1) % host_case_of.n;
     shared_case.file = dcommi_local_fifo_at(HOST_PROCESSES);
     shared_case.ended = host_ended;

@@ -12,7 +12,8 @@ static dcomm_status wire_send(dcommi_transport *t, int peer, const void *header,
     wire_port *port = (wire_port *)t;
     const int rank = port->rank_of[peer];
     world_point();
-    if (port->state[rank] != WIRE_GOOD || port->fails[rank] <= world.now || port->closing) {
+    const bool fails = port->me.kind == WIRE_NET && port->fails[rank] <= world.now;
+    if (port->state[rank] != WIRE_GOOD || fails || port->closing) {
         return dcommi_fail(DCOMM_ERR_PEER, "%s: peer %d is lost: %s", t->name, peer,
                            port->why[rank] != NULL ? port->why[rank] : "closed");
     }
@@ -46,7 +47,7 @@ static dcomm_status wire_send(dcommi_transport *t, int peer, const void *header,
         before = (*at)->ordered && p->ordered ? (*at)->ready : before;
     }
     *at = p;
-    p->ready = world.now + wire_delay();
+    p->ready = network_arrives(port->me.rank, rank, world.now + wire_delay(), world_unit());
     p->ready = p->ready > before ? p->ready : before;
     return buffered ? DCOMM_OK : DCOMM_IN_PROGRESS;
 }
@@ -80,7 +81,7 @@ static dcomm_status wire_fetch(dcommi_transport *t, void *desc, void *buf, size_
     p->kept = false;
     p->fetch = op;
     p->into = buf;
-    p->lands = world.now + wire_delay();
+    p->lands = network_arrives(rank, port->me.rank, world.now + wire_delay(), world_unit());
     return DCOMM_IN_PROGRESS;
 }
 
@@ -147,7 +148,7 @@ static bool wire_deliver(wire_port *port, wire_parcel *p)
         wire_sent(p, DCOMM_OK);
     }
     p->kept = verdict == DCOMMI_KEEP && p->fetch == NULL;
-    if (p->gone || verdict != DCOMMI_KEEP) {
+    if (p->freed || verdict != DCOMMI_KEEP) {
         wire_free(p);
     }
     wire.delivered++;
@@ -155,26 +156,36 @@ static bool wire_deliver(wire_port *port, wire_parcel *p)
     return true;
 }
 
-/* Report ranks that are no more. */
+/* Return true if a rank is no more, or has given this one up, and all its messages have come. */
+static bool wire_is_over(const wire_port *port, int r, bool gave_up)
+{
+    return port->state[r] == WIRE_GOOD && (gave_up || port->ends[r] <= world.now) &&
+           (!port->parted[r] || wire.queue[port->me.kind][r][port->me.rank] == NULL);
+}
+
+/* Report ranks that are no more, or have given this one up. */
 static unsigned wire_bury(wire_port *port)
 {
     unsigned n = 0;
     for (int i = 0, from = world_below(world.n); i < world.n; i++) {
         const int r = (from + i) % world.n;
-        if (port->state[r] != WIRE_GOOD || port->ends[r] > world.now ||
-            (port->parted[r] && wire.queue[port->me.kind][r][port->me.rank] != NULL)) {
+        const bool gave_up = wire.port[port->me.kind][r].given_up[port->me.rank];
+        if (!wire_is_over(port, r, gave_up)) {
             continue;
         }
+        const char *why = gave_up ? "it counts this process as dead" : port->why[r];
         port->state[r] = WIRE_LOST;
         wire_cut(&wire.queue[port->me.kind][r][port->me.rank]);
         wire_give_back(port, r, DCOMM_ERR_PEER);
         n++;
-        world_trace("loses rank %d: %s", r, port->why[r]);
+        world_trace("loses rank %d: %s", r, why);
         if (!port->closing) {
             world_busy();
             port->base.handlers.on_peer_lost(port->base.handlers.user, &port->base,
-                                             port->peer_of[r], port->why[r],
-                                             DCOMMI_LOSS_SILENT);
+                                             port->peer_of[r], why,
+                                             gave_up ? DCOMMI_LOSS_GIVEN_UP
+                                             : port->me.kind == WIRE_LOCAL ? DCOMMI_LOSS_PROVEN
+                                                                           : DCOMMI_LOSS_SILENT);
         }
     }
     return n;
@@ -337,24 +348,16 @@ static void wire_close(dcommi_transport *t, double timeout_s, bool force)
     wire_over(port->me.rank, false);
 }
 
-static const dcommi_transport_vtable wire_table = {
-    .add_peer = wire_add_peer,
-    .connect = wire_connect,
-    .remove_peer = wire_remove_peer,
-    .lose = wire_lose,
-    .send = wire_send,
-    .fetch = wire_fetch,
-    .release = wire_release,
-    .progress = wire_progress,
-    .peek = wire_peek,
-    .pass = wire_pass,
-    .common = wire_common,
-    .listen = wire_listen,
-    .greet = wire_greet,
-    .greeting = wire_greeting,
-    .forget = wire_forget,
-    .close = wire_close,
-};
+#define WIRE_CALLS                                                                           \
+    .add_peer = wire_add_peer, .connect = wire_connect, .remove_peer = wire_remove_peer,     \
+    .lose = wire_lose, .send = wire_send, .fetch = wire_fetch, .release = wire_release,      \
+    .progress = wire_progress, .peek = wire_peek, .pass = wire_pass, .common = wire_common,  \
+    .listen = wire_listen, .greet = wire_greet, .greeting = wire_greeting,                   \
+    .forget = wire_forget, .close = wire_close
+
+static const dcommi_transport_vtable wire_tables[WIRE_KINDS] = {
+    [WIRE_LOCAL] = {WIRE_CALLS, .give_up = wire_give_up, .gave_up = wire_gave_up},
+    [WIRE_NET] = {WIRE_CALLS}};
 
 static dcomm_status wire_open(int kind, const dcommi_transport_handlers *handlers,
                               dcommi_transport **t_p)
@@ -362,7 +365,7 @@ static dcomm_status wire_open(int kind, const dcommi_transport_handlers *handler
     wire_port *port = &wire.port[kind][world.in];
     memset(port, 0, sizeof *port);
     port->base = (dcommi_transport){.name = kind == WIRE_LOCAL ? "local" : "net",
-                                    .call = &wire_table,
+                                    .call = &wire_tables[kind],
                                     .handlers = *handlers,
                                     .address = &port->me,
                                     .address_len = sizeof port->me,
@@ -377,14 +380,14 @@ static dcomm_status wire_open(int kind, const dcommi_transport_handlers *handler
     return DCOMM_OK;
 }
 
-SYSTEM_WRAP(dcomm_status, dcommi_local_open, const dcommi_transport_handlers *handlers,
+WORLD_WRAP(dcomm_status, dcommi_local_open, const dcommi_transport_handlers *handlers,
             dcommi_transport **t_p)
 {
     return world.in < 0 ? __real_dcommi_local_open(handlers, t_p)
                         : wire_open(WIRE_LOCAL, handlers, t_p);
 }
 
-SYSTEM_WRAP(dcomm_status, dcommi_net_open, const dcommi_transport_handlers *handlers,
+WORLD_WRAP(dcomm_status, dcommi_net_open, const dcommi_transport_handlers *handlers,
             const char *iface, dcommi_transport **t_p)
 {
     return world.in < 0 ? __real_dcommi_net_open(handlers, iface, t_p)
@@ -432,12 +435,14 @@ static void wire_end(void)
                 wire.port[k][r].done = done->next;
                 free(done);
             }
-            wire.port[k][r].open = false;
+            memset(&wire.port[k][r], 0, sizeof wire.port[k][r]);
         }
     }
     memset(wire.queue, 0, sizeof wire.queue);
     wire.delivered = 0;
     sockets.n = 0;
+    network_end();
+    threads_end();
 }
 
 #endif

@@ -20,7 +20,7 @@ static struct {
     races_clock released[RACES_PLACES]; /* and whoever loads this place, by acquire */
     races_clock loaded[RACES_PLACES];   /* when each process has loaded it last */
     races_clock stored[RACES_PLACES];   /* and stored to it */
-} races = {.clock[0].of[0] = 1};
+} races;
 
 static RACES_MODEL void races_join(races_clock *to, const races_clock *from)
 {
@@ -104,8 +104,9 @@ static RACES_MODEL void races_reset(void)
         races.clock[p].of[p]++;
         races_join(&races.clock[0], &races.clock[p]);
     }
-    for (int p = 1; p < RACES_PROCESSES; p++) {
+    for (int p = RACES_PROCESSES - 1; p >= 0; p--) {
         races.clock[p] = races.clock[0];
+        races.clock[p].of[p]++; /* what it does from here on is news to the others */
     }
 }
 

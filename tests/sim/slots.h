@@ -341,7 +341,7 @@ static bool slots_case(uint64_t seed)
     slots_case_of.shift = shared_draw(SLOTS_RANKS);
     for (int c = 0; c < SLOTS_COMMS; c++) {
         slots_case_of.calls[c] = tries || shared_draw(2) == 0 ? -1
-                                 : shared_draw(2) == 0        ? 1 + shared_draw(2)
+                                 : shared_draw(2) == 0        ? 1 + shared_draw(6)
                                                               : shared_draw(SLOTS_CALLS);
         slots_case_of.root[c] = shared_draw(2) == 0 ? shared_draw(SLOTS_RANKS) : -1;
     }

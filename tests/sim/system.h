@@ -1,21 +1,18 @@
-/* system.h - the system as simulated ranks see it: their clock, their process numbers, random
- * numbers, where they run, and each other's memory. The linker binds the library's calls to these
+/* system.h - the system as simulated ranks see it: their clock, their processes, random numbers,
+ * where they run, and each other's memory. The linker binds the library's calls to these
  * functions (--wrap); calls of what is no rank go to the real ones. */
 #ifndef SIM_SYSTEM_H
 #define SIM_SYSTEM_H
 
-#include "sockets.h"
+#include "threads.h"
+
+#include "dcomm/impl/transport/local/watch.h"
 
 #include <errno.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <time.h>
-
-#define SYSTEM_WRAP(type, name, ...) \
-    type __real_##name(__VA_ARGS__); \
-    type __wrap_##name(__VA_ARGS__); \
-    type __wrap_##name(__VA_ARGS__)
 
 /* Set by the case that runs. */
 static struct {
@@ -30,7 +27,7 @@ static int system_host(int rank)
 
 /* ---- time ---- */
 
-SYSTEM_WRAP(int, clock_gettime, clockid_t clock, struct timespec *t)
+WORLD_WRAP(int, clock_gettime, clockid_t clock, struct timespec *t)
 {
     if (world.in < 0) {
         return __real_clock_gettime(clock, t);
@@ -41,7 +38,7 @@ SYSTEM_WRAP(int, clock_gettime, clockid_t clock, struct timespec *t)
     return 0;
 }
 
-SYSTEM_WRAP(int, sched_yield, void)
+WORLD_WRAP(int, sched_yield, void)
 {
     if (world.in < 0) {
         return __real_sched_yield();
@@ -50,7 +47,7 @@ SYSTEM_WRAP(int, sched_yield, void)
     return 0;
 }
 
-SYSTEM_WRAP(int, nanosleep, const struct timespec *time, struct timespec *left)
+WORLD_WRAP(int, nanosleep, const struct timespec *time, struct timespec *left)
 {
     if (world.in < 0) {
         return __real_nanosleep(time, left);
@@ -61,7 +58,7 @@ SYSTEM_WRAP(int, nanosleep, const struct timespec *time, struct timespec *left)
 
 /* ---- processes ---- */
 
-SYSTEM_WRAP(pid_t, getpid, void)
+WORLD_WRAP(pid_t, getpid, void)
 {
     return world.in < 0 ? __real_getpid() : 1000 + world.in;
 }
@@ -72,7 +69,7 @@ static int system_rank_of(pid_t pid)
     return pid >= 1000 && pid < 1000 + world.n ? (int)pid - 1000 : -1;
 }
 
-SYSTEM_WRAP(uint64_t, dcommi_process_started, pid_t pid)
+WORLD_WRAP(uint64_t, dcommi_process_started, pid_t pid)
 {
     if (world.in < 0) {
         return __real_dcommi_process_started(pid);
@@ -81,7 +78,22 @@ SYSTEM_WRAP(uint64_t, dcommi_process_started, pid_t pid)
     return rank >= 0 && world.rank[rank].state == WORLD_LIVES ? 1 + (uint64_t)rank : 0;
 }
 
-SYSTEM_WRAP(ssize_t, process_vm_readv, pid_t pid, const struct iovec *local, unsigned long nlocal,
+WORLD_WRAP(dcommi_process, dcommi_process_read, pid_t pid)
+{
+    if (world.in < 0) {
+        return __real_dcommi_process_read(pid);
+    }
+    const int rank = system_rank_of(pid);
+    if (rank < 0 || world.rank[rank].state != WORLD_LIVES) {
+        return (dcommi_process){0};
+    }
+    const world_rank *r = &world.rank[rank];
+    return (dcommi_process){.started = 1 + (uint64_t)rank,
+                            .ticks = r->turns / 64,
+                            .state = !world_stopped(rank) ? 'S' : r->traced ? 't' : 'T'};
+}
+
+WORLD_WRAP(ssize_t, process_vm_readv, pid_t pid, const struct iovec *local, unsigned long nlocal,
             const struct iovec *remote, unsigned long nremote, unsigned long flags)
 {
     if (world.in < 0) {
@@ -137,6 +149,9 @@ long __wrap_syscall(long number, ...)
         return sockets_connect((int)a[0], (const struct sockaddr_in *)a[1]);
     case SYS_sendto:
         return sockets_send((int)a[0], (const void *)a[1], (size_t)a[2]);
+    case SYS_write:
+        return sockets_known((int)a[0]) ? sockets_wake((int)a[0], (size_t)a[2])
+                                        : __real_syscall(number, a[0], a[1], a[2], 0, 0, 0);
     case SYS_recvfrom:
         return sockets_receive((int)a[0], (void *)a[1], (size_t)a[2]);
     case SYS_close:
@@ -149,7 +164,7 @@ long __wrap_syscall(long number, ...)
 
 /* ---- where a rank runs ---- */
 
-SYSTEM_WRAP(dcomm_status, dcommi_topo_here, const char *iface, dcommi_site *place)
+WORLD_WRAP(dcomm_status, dcommi_topo_here, const char *iface, dcommi_site *place)
 {
     if (world.in < 0) {
         return __real_dcommi_topo_here(iface, place);
@@ -158,11 +173,11 @@ SYSTEM_WRAP(dcomm_status, dcommi_topo_here, const char *iface, dcommi_site *plac
     place->package = place->numa = place->cache = place->core = DCOMMI_PLACE_NONE;
     place->machine = 1 + (uint64_t)system_host(world.in);
     place->cpus = 1;
-    place->mask[0] = (uint64_t)1 << world.in;
+    place->mask[0] = 1; /* ranks take turns, so each polls a few times only */
     return DCOMM_OK;
 }
 
-SYSTEM_WRAP(void, dcommi_net_iface, const char *wanted, dcommi_iface name)
+WORLD_WRAP(void, dcommi_net_iface, const char *wanted, dcommi_iface name)
 {
     if (world.in < 0) {
         __real_dcommi_net_iface(wanted, name);

@@ -41,6 +41,7 @@ typedef struct wire_parcel {
     bool queued, arriving; /* arriving: the engine looks at it now */
     bool kept;             /* by the engine, which must fetch or release it */
     bool gone;             /* the payload cannot be read any more */
+    bool freed;            /* as soon as it does not arrive any more */
     double ready;
     /* of a fetch */
     dcommi_op *fetch;
@@ -66,7 +67,8 @@ struct wire_port {
     wire_peer_state state[WORLD_MAX];           /* of a rank */
     double fails[WORLD_MAX], ends[WORLD_MAX]; /* when sends to it fail; when it is reported lost */
     const char *why[WORLD_MAX];
-    bool parted[WORLD_MAX]; /* its last messages come before its end is reported */
+    bool parted[WORLD_MAX];   /* its last messages come before its end is reported */
+    bool given_up[WORLD_MAX]; /* by this rank, which shares memory with it */
     wire_done *done;
     bool open, closing, inside;
     int fetching;
@@ -139,7 +141,7 @@ static void wire_cut(wire_parcel **at)
 /* Free a parcel that nobody will ask for any more, unless the engine looks at it. */
 static void wire_free(wire_parcel *p)
 {
-    p->gone = true;
+    p->gone = p->freed = true;
     if (!p->arriving) {
         *p->newer = p->older;
         if (p->older != NULL) {
@@ -224,9 +226,44 @@ static void wire_lose(dcommi_transport *t, int peer, const char *why)
     if (port->state[rank] == WIRE_GOOD && port->fails[rank] > world.now) {
         port->fails[rank] = world.now;
         port->why[rank] = why;
-        const double end = world.now + world_unit();
+        const double most = wire_rules.late < 1 ? wire_rules.late : 1;
+        const double end = world.now + most * world_unit();
         port->ends[rank] = end < port->ends[rank] ? end : port->ends[rank];
     }
+}
+
+/* Tell a rank of this host that it counts as dead here. */
+static void wire_give_up(dcommi_transport *t, int peer)
+{
+    wire_port *port = (wire_port *)t;
+    port->given_up[port->rank_of[peer]] = true;
+}
+
+static bool wire_gave_up(dcommi_transport *t, int peer)
+{
+    const wire_port *port = (const wire_port *)t;
+    return wire.port[port->me.kind][port->rank_of[peer]].given_up[port->me.rank];
+}
+
+/* Delay what is on its way between the halves of the network, which has just been cut. */
+static void wire_on_cut(void)
+{
+    for (wire_parcel *p = wire.parcels; p != NULL; p = p->older) {
+        const int from = p->from->me.rank, to = p->to->me.rank;
+        if (network_cut(from, to)) {
+            p->ready = network_arrives(from, to, world.now, world_unit());
+            p->lands = p->ready;
+        }
+    }
+    for (int to = 0; to < world.n; to++) {
+        for (int from = 0; from < world.n; from++) {
+            wire_port *port = &wire.port[WIRE_NET][to];
+            if (port->open && network_cut(from, to) && port->ends[from] > world.now) {
+                port->ends[from] = port->fails[from] = WORLD_NEVER;
+            }
+        }
+    }
+    sockets_cut();
 }
 
 /* Let all others notice, each in its own time, that a rank is no more. */
@@ -241,7 +278,8 @@ static void wire_over(int rank, bool died)
                 /* What a rank that leaves has said on its control connections is there before. */
                 const double u = world_unit(), soonest = world.now + (died ? 0 : sockets.delay);
                 const double end = soonest + late * u * u * u;
-                const bool deaf = k == WIRE_NET && died && wire_rules.deaf;
+                const bool deaf =
+                    k == WIRE_NET && ((died && wire_rules.deaf) || network_cut(rank, r));
                 const bool early = k == WIRE_NET && died && world_chance(0.5);
                 port->ends[rank] = deaf ? WORLD_NEVER : end;
                 port->fails[rank] = deaf    ? WORLD_NEVER

@@ -1,11 +1,13 @@
 /* world.h - the simulated world: ranks that run in turn on one thread, their clock, and the seed
  * that decides every turn.
  *
- * Each rank has a stack of its own and runs until it yields. It yields wherever it waits, and
- * wherever it asks its transport for progress. Before each of its actions towards others it passes
- * a point (world_point), where it may die: it then never runs again. Time stands still while a
- * rank runs. It creeps from turn to turn, and jumps to the next event when no rank has anything to
- * do. So one seed is one history, however fast the machine is. */
+ * A rank has one strand or two: its program, and the thread that beats for it (threads.h). Each
+ * strand has a stack of its own and runs until it yields. It yields wherever it waits, and wherever
+ * it asks its transport for progress. Before each of its actions towards others it passes a point
+ * (world_point), where it may be struck: a rank that dies never runs again, one that is stopped
+ * does not run for some time. Time stands still while a strand runs. It creeps from turn to turn,
+ * and jumps to the next event when no strand has anything to do. So one seed is one history,
+ * however fast the machine is. */
 #ifndef SIM_WORLD_H
 #define SIM_WORLD_H
 
@@ -19,25 +21,52 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
-enum { WORLD_MAX = 16, WORLD_STACK = 256 << 10, WORLD_TEXT = 1024 };
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+enum {
+    WORLD_MAX = 16,
+    WORLD_STRANDS = 2 * WORLD_MAX, /* the second one of rank r is number WORLD_MAX + r */
+    WORLD_STACK = 256 << 10,
+    WORLD_TEXT = 1024
+};
 
 #define WORLD_TICK 2e-6 /* most seconds of one turn */
-#define WORLD_JUMP                                                                 \
-    0.05 /* most seconds that the clock jumps at a time: the engine looks so often \
-          */
+/* Most seconds that the clock jumps at first: the engine looks so often. Most times that it jumps
+ * further when nothing happens for long. */
+#define WORLD_JUMP 0.05
+#define WORLD_IDLE 10
 #define WORLD_NEVER 1e18
+
+/* Begin a function that the linker binds the library's calls of `name` to (--wrap). */
+#define WORLD_WRAP(type, name, ...)  \
+    type __real_##name(__VA_ARGS__); \
+    type __wrap_##name(__VA_ARGS__); \
+    type __wrap_##name(__VA_ARGS__)
 
 typedef enum world_state { WORLD_LIVES, WORLD_DEAD, WORLD_ENDED } world_state;
 
-typedef struct world_rank {
+typedef struct world_strand {
     ucontext_t at;
     void *stack;
-    world_state state;
-    uint64_t points;                  /* actions so far */
-    uint64_t dies_at;                 /* the point at which it dies; UINT64_MAX: none */
+    bool there;                       /* it has begun and not ended */
     double wakes;                     /* it gets no turn before */
-    size_t held;                      /* bytes of the library's memory */
-    char message[DCOMMI_MESSAGE_MAX]; /* its thread's last error, while others run */
+    void *(*main)(void *user);        /* of a second strand */
+    void *user;
+    void *fake_stack;                 /* of AddressSanitizer's, while others run */
+    char message[DCOMMI_MESSAGE_MAX]; /* its last error, while others run */
+} world_strand;
+
+typedef struct world_rank {
+    world_state state;
+    uint64_t points;    /* actions so far */
+    uint64_t struck_at; /* the point at which it is struck; UINT64_MAX: none */
+    double resumes;     /* it is stopped until then */
+    bool traced;        /* by a debugger, which has stopped it */
+    uint64_t turns;
+    size_t held; /* bytes of the library's memory */
 } world_rank;
 
 /* A block of the library's memory, in a list of the rank that asked for it. */
@@ -48,16 +77,23 @@ typedef struct world_block {
 } world_block;
 
 static struct {
-    int n, in; /* in: the rank that runs; -1: none */
+    int n, in, on; /* in: the rank that runs, -1: none; on: its strand */
     uint64_t random;
     double now;
     unsigned quiet; /* turns in a row in which nothing happened */
+    int idle;       /* jumps in a row in which no program did anything */
     uint64_t turns;
-    double starve; /* chance that a rank gets no turn for long */
+    double starve;   /* chance that a strand gets no turn for long */
+    double preempts; /* chance that a rank's strands change where one locks or makes a system call */
     world_rank rank[WORLD_MAX];
+    world_strand strand[WORLD_STRANDS];
     ucontext_t scheduler;
+    const void *scheduler_stack; /* for AddressSanitizer */
+    size_t scheduler_bytes;
+    bool ends; /* the strands that are left are to leave their stacks */
     void (*main)(int rank);
     void (*died)(int rank);
+    void (*strike)(int rank); /* what happens to a rank at its point */
     double (*next_event)(void);
     world_block *blocks;
     char trouble[WORLD_TEXT]; /* the first thing that went wrong; "": nothing */
@@ -154,28 +190,95 @@ static void world_free(void *p, void *user)
     free(block);
 }
 
+/* ---- stacks ---- */
+
+/* Tell AddressSanitizer that another stack is next, and then that we are on it. `fake_stack`: where
+ * it keeps what belongs to the one that we leave; NULL: nothing, we do not come back to it. */
+static void world_leaving(void **fake_stack, const void *stack, size_t bytes)
+{
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_start_switch_fiber(fake_stack, stack, bytes);
+#else
+    (void)fake_stack, (void)stack, (void)bytes;
+#endif
+}
+
+static void world_arrived(void *fake_stack, const void **from, size_t *bytes)
+{
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_finish_switch_fiber(fake_stack, from, bytes);
+#else
+    (void)fake_stack, (void)from, (void)bytes;
+#endif
+}
+
+/* Forget the marks of frames that were never left. */
+static void world_clean(void *stack)
+{
+#ifdef __SANITIZE_ADDRESS__
+    __asan_unpoison_memory_region(stack, WORLD_STACK);
+#else
+    (void)stack;
+#endif
+}
+
+/* Go to the scheduler. `for_good`: this strand does not run any more. */
+static void world_to_scheduler(world_strand *me, bool for_good)
+{
+    world_leaving(for_good ? NULL : &me->fake_stack, world.scheduler_stack, world.scheduler_bytes);
+    swapcontext(&me->at, &world.scheduler);
+    world_arrived(me->fake_stack, NULL, NULL);
+}
+
+/* Let a strand run until it yields. */
+static void world_to_strand(world_strand *strand)
+{
+    void *fake_stack = NULL;
+    world_leaving(&fake_stack, strand->stack, WORLD_STACK);
+    swapcontext(&world.scheduler, &strand->at);
+    world_arrived(fake_stack, NULL, NULL);
+}
+
 /* ---- turns ---- */
 
 /* Note that something has happened, so that time does not jump. */
 static void world_busy(void)
 {
     world.quiet = 0;
+    world.idle = world.on < WORLD_MAX ? 0 : world.idle;
 }
 
 /* Give up the turn. */
 static void world_yield(void)
 {
-    world_rank *me = &world.rank[world.in];
+    world_strand *me = &world.strand[world.on];
     memcpy(me->message, dcommi_message, sizeof me->message);
-    swapcontext(&me->at, &world.scheduler);
+    world_to_scheduler(me, false);
+    if (world.ends) {
+        world_to_scheduler(me, true);
+    }
     memcpy(dcommi_message, me->message, sizeof me->message);
 }
 
 /* Give up the turn for some time. */
 static void world_sleep(double seconds)
 {
-    world.rank[world.in].wakes = world.now + seconds;
+    world.strand[world.on].wakes = world.now + seconds;
     world_yield();
+}
+
+/* Return true if a rank has two strands. */
+static bool world_has_thread(int rank)
+{
+    return world.strand[WORLD_MAX + rank].there;
+}
+
+/* Perhaps let others run, where the kernel could take a rank with threads off its core. */
+static void world_preempt(void)
+{
+    if (world_has_thread(world.in) && world_chance(world.preempts)) {
+        world_yield();
+    }
 }
 
 /* End the rank that runs. */
@@ -190,47 +293,79 @@ static void world_die(void)
     abort(); /* it gets no turn any more */
 }
 
+/* Stop a rank for some time. If it runs, it goes on until it yields. */
+static void world_stop(int rank, double seconds, bool traced)
+{
+    world.rank[rank].resumes = world.now + seconds;
+    world.rank[rank].traced = traced;
+}
+
+static bool world_stopped(int rank)
+{
+    return world.rank[rank].resumes > world.now;
+}
+
 /* Pass a point between two actions. */
 static void world_point(void)
 {
     world_rank *me = &world.rank[world.in];
-    if (++me->points == me->dies_at) {
-        world_die();
+    if (++me->points == me->struck_at) {
+        world.strike(world.in);
+        if (world_stopped(world.in)) {
+            world_yield();
+        }
     }
 }
 
 static void world_enter(void)
 {
-    int rank = world.in;
-    world.main(rank);
-    world.rank[rank].state = WORLD_ENDED;
+    world_strand *me = &world.strand[world.on];
+    world_arrived(NULL, &world.scheduler_stack, &world.scheduler_bytes);
+    if (world.ends) { /* it has had no turn */
+        world_to_scheduler(me, true);
+    }
+    if (me->main != NULL) {
+        me->main(me->user);
+    } else {
+        world.main(world.in);
+        world.rank[world.in].state = WORLD_ENDED;
+    }
+    me->there = false;
     world_busy();
-    world_yield();
+    world_to_scheduler(me, true);
 }
 
-/* Return the rank whose turn it is. *wakes: when the next one wakes, if none is awake (-1). */
-static int world_choose(double *wakes)
+/* Return the strand whose turn it is. *wakes: when the next one wakes, if none is awake (-1).
+ * *looking: how many are. */
+static int world_choose(double *wakes, unsigned *looking)
 {
-    int awake[WORLD_MAX], n = 0;
+    int awake[WORLD_STRANDS], n = 0;
     *wakes = WORLD_NEVER;
-    for (int r = 0; r < world.n; r++) {
-        const world_rank *rank = &world.rank[r];
-        if (rank->state == WORLD_LIVES && rank->wakes <= world.now) {
-            awake[n++] = r;
-        } else if (rank->state == WORLD_LIVES && rank->wakes < *wakes) {
-            *wakes = rank->wakes;
+    for (int s = 0; s < WORLD_STRANDS; s++) {
+        const int r = s % WORLD_MAX;
+        const world_strand *strand = &world.strand[s];
+        if (!strand->there || r >= world.n || world.rank[r].state != WORLD_LIVES) {
+            continue;
+        }
+        const double resumes = world.rank[r].resumes;
+        const double when = strand->wakes > resumes ? strand->wakes : resumes;
+        if (when <= world.now) {
+            awake[n++] = s;
+        } else if (when < *wakes) {
+            *wakes = when;
         }
     }
+    *looking = (unsigned)n;
     return n > 0 ? awake[world_below(n)] : -1;
 }
 
-static int world_living(void)
+static bool world_is_over(void)
 {
-    int n = 0;
+    bool over = true;
     for (int r = 0; r < world.n; r++) {
-        n += world.rank[r].state == WORLD_LIVES;
+        over = over && world.rank[r].state != WORLD_LIVES;
     }
-    return n;
+    return over;
 }
 
 /* Let time jump to the next event, when all ranks have looked around and found nothing. */
@@ -238,27 +373,40 @@ static void world_jump(double wakes)
 {
     double next = world.next_event();
     next = wakes < next ? wakes : next;
-    double most = world.now + WORLD_JUMP * (0.2 + 0.8 * world_unit());
+    world.idle += world.idle < WORLD_IDLE;
+    double most = world.now + WORLD_JUMP * world.idle * (0.2 + 0.8 * world_unit());
     world.now = next > most ? most : next > world.now ? next : world.now;
     world.quiet = 0;
 }
 
-static void world_begin(world_rank *rank)
+/* Begin a strand. `main` NULL: the rank's program. */
+static void world_begin(int number, void *(*main)(void *user), void *user)
 {
-    if (rank->stack == NULL) {
-        rank->stack =
+    world_strand *strand = &world.strand[number];
+    if (strand->stack == NULL) {
+        strand->stack =
             mmap(NULL, WORLD_STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     }
-    rank->state = WORLD_LIVES;
-    rank->points = 0;
-    rank->wakes = 0;
-    rank->held = 0;
-    rank->message[0] = 0;
-    getcontext(&rank->at);
-    rank->at.uc_stack.ss_sp = rank->stack;
-    rank->at.uc_stack.ss_size = WORLD_STACK;
-    rank->at.uc_link = NULL;
-    makecontext(&rank->at, world_enter, 0);
+    world_clean(strand->stack);
+    strand->there = true;
+    strand->wakes = 0;
+    strand->main = main;
+    strand->user = user;
+    strand->message[0] = 0;
+    getcontext(&strand->at);
+    strand->at.uc_stack.ss_sp = strand->stack;
+    strand->at.uc_stack.ss_size = WORLD_STACK;
+    strand->at.uc_link = NULL;
+    makecontext(&strand->at, world_enter, 0);
+}
+
+/* Give a strand its turn. */
+static void world_turn(int number)
+{
+    world.in = number % WORLD_MAX;
+    world.on = number;
+    world_to_strand(&world.strand[number]);
+    world.in = -1;
 }
 
 /* Run `n` ranks until all have ended or died, or something goes wrong. `limit`: seconds. */
@@ -268,12 +416,14 @@ static void world_run(int n, uint64_t seed, double limit)
     world.in = -1;
     world.random = seed;
     for (int r = 0; r < n; r++) {
-        world_begin(&world.rank[r]);
+        world.rank[r] = (world_rank){.struck_at = UINT64_MAX};
+        world_begin(r, NULL, NULL);
     }
-    while (world.trouble[0] == 0 && world_living() > 0) {
+    while (world.trouble[0] == 0 && !world_is_over()) {
         double wakes;
-        int next = world_choose(&wakes);
-        if (next < 0 || ++world.quiet > 3u * (unsigned)world_living()) {
+        unsigned looking;
+        const int next = world_choose(&wakes, &looking);
+        if (next < 0 || ++world.quiet > 3 * looking) {
             world_jump(wakes);
             if (world.now > limit) {
                 world_trouble("not over after %g s", limit);
@@ -282,19 +432,26 @@ static void world_run(int n, uint64_t seed, double limit)
         }
         world.now += WORLD_TICK * world_unit();
         world.turns++;
-        world.in = next;
+        world.rank[next % WORLD_MAX].turns++;
         if (world_chance(world.starve)) {
             double u = world_unit();
-            world.rank[next].wakes = world.now + u * u * u;
+            world.strand[next].wakes = world.now + u * u * u;
         }
-        swapcontext(&world.scheduler, &world.rank[next].at);
-        world.in = -1;
+        world_turn(next);
     }
 }
 
 /* Free what the ranks have left. */
 static void world_end(void)
 {
+    world.ends = true;
+    for (int s = 0; s < WORLD_STRANDS; s++) {
+        if (world.strand[s].there) {
+            world_turn(s);
+            world.strand[s].there = false;
+        }
+    }
+    world.ends = false;
     while (world.blocks != NULL) {
         world_free((char *)world.blocks + 64, NULL);
     }

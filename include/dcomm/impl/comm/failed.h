@@ -99,6 +99,7 @@ static dcomm_status dcommi_agreement_status(dcommi_agreement *g, const char *wha
     }
     if (a->number > g->taken) {
         g->taken = a->number;
+        dcommi_agreement_expel(g);
         return DCOMM_OK;
     }
     return dcommi_agreement_stuck(g) ? dcommi_agreement_few(g, what) : DCOMM_IN_PROGRESS;

@@ -203,15 +203,13 @@ static dcomm_status dcommi_comm_peer(dcomm_comm *comm, const dcommi_gathering *m
     bool near = m->host[r] == m->host[comm->rank];
     const dcommi_cards *cards = near ? &m->local : &m->net;
     const dcommi_card *card = &cards->card[r];
-    size_t known = context->npeers;
     int peer;
     DCOMMI_TRY(dcommi_peer_add(context, card, near, cards->extra[r],
                                near ? card->local_address : card->net_address, &peer));
     comm->members[r].peer = peer;
-    void *common = NULL;
-    dcomm_status status = near && context->npeers > known
-                              ? context->local->call->common(context->local, peer, &common)
-                              : DCOMM_OK;
+    void *common = NULL; /* of a known peer, too: its memory may have been missing before */
+    dcomm_status status =
+        near ? context->local->call->common(context->local, peer, &common) : DCOMM_OK;
     return status == DCOMM_OK || status == DCOMM_ERR_NO_MEMORY
                ? status
                : dcommi_fail(DCOMM_ERR_SYSTEM,

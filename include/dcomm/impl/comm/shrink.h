@@ -16,7 +16,9 @@
 
 #define DCOMMI_SHRINK_SALT 0x736872696e6bu /* of ids: split counts its children */
 
-/* Make this rank's part of a communicator without the ranks of g->list. */
+/* Make this rank's part of a communicator without the ranks of g->list. It can have none if one of
+ * the others has failed for it, and is alive for those that decide: as many ranks as a quorum asks
+ * for are left, but they do not all reach each other. */
 static dcomm_status dcommi_shrink_make(dcommi_agreement *g)
 {
     const dcomm_comm *comm = g->comm;
@@ -24,14 +26,21 @@ static dcomm_status dcommi_shrink_make(dcommi_agreement *g)
     if (ranks == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
+    dcomm_status status = DCOMM_OK;
+    dcommi_token_take(comm->context);
     for (int r = 0; r < comm->size; r++) {
         if (!dcommi_bit(g->list, r)) {
             ranks[size++] = r;
+            status = dcommi_bit(dcommi_agree_look(g->agree, DCOMMI_AGREE_FAILED), r)
+                         ? DCOMM_ERR_QUORUM
+                         : status;
         }
     }
-    dcomm_status status = dcommi_comm_make(
-        comm, ranks, size, dcommi_mix(dcommi_mix(g->key, DCOMMI_SHRINK_SALT), g->taken),
-        comm->quorum, &g->part);
+    dcommi_token_release(comm->context);
+    DCOMMI_THEN(status, dcommi_comm_make(
+                            comm, ranks, size,
+                            dcommi_mix(dcommi_mix(g->key, DCOMMI_SHRINK_SALT), g->taken),
+                            comm->quorum, &g->part));
     dcommi_free(ranks);
     return status;
 }
@@ -96,7 +105,10 @@ static dcomm_status dcommi_shrink_without(dcomm_comm *comm, const uint64_t *excl
     }
     dcommi_token_take(comm->context);
     *g_p = dcommi_agreement_find(comm, key);
-    if (*g_p == NULL && (*g_p = dcommi_agreement_new(comm, key, DCOMM_QUORUM_NONE)) != NULL) {
+    if (*g_p == NULL && dcommi_agreements_spare(comm) == DCOMM_OK) {
+        *g_p = comm->spare;
+        comm->spare = NULL;
+        (*g_p)->key = key;
         const dcommi_agree_link link = dcommi_agreement_link(*g_p);
         for (int r = 0; r < comm->size; r++) {
             if (dcommi_bit(excluded, r)) {
@@ -105,6 +117,7 @@ static dcomm_status dcommi_shrink_without(dcomm_comm *comm, const uint64_t *excl
         }
         (*g_p)->next = comm->agreements;
         comm->agreements = *g_p;
+        (void)dcommi_agreements_spare(comm); /* for the next list */
     }
     dcommi_token_release(comm->context);
     return *g_p != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;

@@ -93,8 +93,18 @@ static dcommi_agreement *dcommi_agreement_new(dcomm_comm *comm, uint64_t key, in
     return g;
 }
 
-/* Make the agreements that every communicator has, so that no rank lacks the memory when it needs
- * them. */
+/* Have an agreement for the next list of a caller's. */
+static dcomm_status dcommi_agreements_spare(dcomm_comm *comm)
+{
+    if (comm->spare == NULL && comm->size <= DCOMMI_AGREE_RANKS) {
+        comm->spare = dcommi_agreement_new(comm, 0, DCOMM_QUORUM_NONE);
+        return comm->spare != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    }
+    return DCOMM_OK;
+}
+
+/* Make the agreements that every communicator has, and one for a list of the caller's, so that no
+ * rank lacks the memory when it needs them. */
 static dcomm_status dcommi_agreements_open(dcomm_comm *comm)
 {
     for (uint64_t key = DCOMMI_AGREE_FLAGS;
@@ -106,7 +116,7 @@ static dcomm_status dcommi_agreements_open(dcomm_comm *comm)
         g->next = comm->agreements;
         comm->agreements = g;
     }
-    return DCOMM_OK;
+    return dcommi_agreements_spare(comm);
 }
 
 static void dcommi_agreements_free(dcomm_comm *comm)
@@ -116,6 +126,8 @@ static void dcommi_agreements_free(dcomm_comm *comm)
         comm->agreements = g->next;
         dcommi_free(g);
     }
+    dcommi_free(comm->spare);
+    comm->spare = NULL;
 }
 
 static dcommi_agreement *dcommi_agreement_find(const dcomm_comm *comm, uint64_t key)
@@ -182,6 +194,21 @@ static void dcommi_agreements_learn(dcomm_comm *comm)
         for (dcommi_agreement *g = comm->agreements; g != NULL; g = g->next) {
             const dcommi_agree_link link = dcommi_agreement_link(g);
             dcommi_agree_learn(g->agree, &link, r, proven);
+        }
+    }
+}
+
+/* Give up the ranks that a decision leaves out, though this rank may still hear from them, and tell
+ * them: our end must not prove to them that they may go on. Ranks on a caller's list are not dead. */
+static void dcommi_agreement_expel(const dcommi_agreement *g)
+{
+    const dcomm_comm *comm = g->comm;
+    for (int r = 0; g->key <= DCOMMI_AGREE_GROW && r < comm->size; r++) {
+        const dcommi_member *m = &comm->members[r];
+        if (dcommi_bit(dcommi_agree_look(g->agree, DCOMMI_AGREE_LAST), r) && m->peer >= 0 &&
+            !m->gone) {
+            dcommi_peer_lost(comm->context, m->peer, "the others have agreed that it has failed",
+                             false);
         }
     }
 }

@@ -70,8 +70,12 @@ static void dcommi_ctl_judge(dcommi_ctl *c, dcommi_ctl_line *stranger)
     memcpy(l->challenge, stranger->challenge, sizeof l->challenge);
     memcpy(l->hello, stranger->hello, sizeof l->hello);
     dcommi_ctl_hmac(l, "welcome", sizeof l->hello, tag);
-    dcommi_ctl_write(l, tag, sizeof tag);
-    dcommi_ctl_opened(l);
+    if (dcommi_ctl_write(l, tag, sizeof tag)) {
+        dcommi_ctl_opened(l);
+    } else { /* the connector must not take our first frame for the welcome */
+        l->error = errno;
+        dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
+    }
 }
 
 /* ---- ends and frames ---- */
@@ -90,8 +94,8 @@ static void dcommi_ctl_left(dcomm_context *context, int peer, uint64_t id, uint6
     }
 }
 
-/* Return the milliseconds since something was last heard from the peer's system. */
-static unsigned dcommi_ctl_silence(const dcommi_ctl_line *l)
+/* Return the milliseconds for which the peer's system has been silent. */
+static double dcommi_ctl_silent_ms(const dcommi_ctl_line *l)
 {
     struct tcp_info info = {0};
     socklen_t len = sizeof info;
@@ -101,9 +105,9 @@ static unsigned dcommi_ctl_silence(const dcommi_ctl_line *l)
 /* Return true if a connection is about to end because the peer's system is silent. */
 static bool dcommi_ctl_dumb(const dcommi_ctl_line *l)
 {
-    const unsigned silent_ms = l->state == DCOMMI_CTL_OPEN ? dcommi_ctl_silence(l) : 0;
+    const double silent_ms = l->state == DCOMMI_CTL_OPEN ? dcommi_ctl_silent_ms(l) : 0;
     return silent_ms > DCOMMI_CTL_TOGETHER_MS &&
-           silent_ms >= 1000 * DCOMMI_CTL_SILENT_MAX * l->liveness_s - DCOMMI_CTL_TOGETHER_MS;
+           silent_ms >= dcommi_ctl_patience_ms(l) - DCOMMI_CTL_TOGETHER_MS;
 }
 
 /* Return true if the end of a connection proves that its process has ended: the other side's system
@@ -112,7 +116,7 @@ static bool dcommi_ctl_dumb(const dcommi_ctl_line *l)
 static bool dcommi_ctl_proves(const dcommi_ctl_line *l)
 {
     return (l->error == 0 || l->error == ECONNRESET || l->error == EPIPE) &&
-           dcommi_ctl_silence(l) < 1000 * l->liveness_s;
+           dcommi_ctl_silent_ms(l) < 1000 * l->liveness_s;
 }
 
 static void dcommi_ctl_tell_dead(dcomm_context *context, int peer)
@@ -177,7 +181,7 @@ static void dcommi_ctl_deliver(dcomm_context *context, const dcommi_ctl_line *l,
 }
 
 /* Handle a frame. Return false if the connection is over. */
-static bool dcommi_ctl_heard(dcomm_context *context, const dcommi_ctl_line *l, const uint8_t *frame,
+static bool dcommi_ctl_heard(dcomm_context *context, dcommi_ctl_line *l, const uint8_t *frame,
                              bool genuine)
 {
     if (!genuine) {
@@ -187,6 +191,7 @@ static bool dcommi_ctl_heard(dcomm_context *context, const dcommi_ctl_line *l, c
                    (int)context->peers[l->peer].pid);
         return false;
     }
+    l->passed = dcommi_get32(frame) == DCOMMI_CTL_BEAT ? l->passed : 0;
     if (dcommi_get32(frame) == DCOMMI_CTL_LEAVE) {
         dcommi_ctl_left(context, l->peer, dcommi_get64(frame + 8), dcommi_get64(frame + 16));
     } else if (dcommi_get32(frame) == DCOMMI_CTL_DEAD) {
@@ -297,6 +302,10 @@ static void dcommi_ctl_look(dcomm_context *context)
     dcommi_ctl *c = context->control;
     struct epoll_event events[16];
     int n = 16;
+    if (c->looking) { /* what it has found fails a communicator */
+        return;
+    }
+    c->looking = true;
     for (int turn = 0; n == 16 && turn < 64; turn++) {
         n = epoll_wait(c->epoll, events, 16, 0);
         for (int i = 0; i < n; i++) {
@@ -315,6 +324,7 @@ static void dcommi_ctl_look(dcomm_context *context)
     for (dcommi_ctl_line *l = pending ? c->lines : NULL; l != NULL; l = l->next) {
         dcommi_ctl_event(context, l);
     }
+    c->looking = false;
 }
 
 #endif

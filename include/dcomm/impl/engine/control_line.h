@@ -32,6 +32,7 @@
 #define DCOMMI_CTL_HELLO 96 /* the last DCOMMI_CTL_KEY bytes are the proof */
 #define DCOMMI_CTL_HEAD 24  /* bytes ahead of a frame's HMAC */
 #define DCOMMI_CTL_FRAME (DCOMMI_CTL_HEAD + DCOMMI_CTL_KEY)
+#define DCOMMI_CTL_PASSED 8 /* messages to a rank that may not read: more could fill the socket */
 #define DCOMMI_CTL_MESSAGE_MAX (sizeof(dcommi_header) + DCOMMI_TEXT_MAX)
 #define DCOMMI_CTL_IN (DCOMMI_CTL_FRAME + DCOMMI_CTL_MESSAGE_MAX)
 #define DCOMMI_CTL_S 5.0 /* seconds for a handshake */
@@ -76,6 +77,7 @@ typedef struct dcommi_ctl_line {
     uint8_t challenge[DCOMMI_CTL_CHALLENGE], hello[DCOMMI_CTL_HELLO];
     double liveness_s; /* INFINITY: off */
     bool over;         /* its peer is being given up */
+    unsigned passed;   /* messages since the peer's last frame that was no beat */
     /* with the lock */
     uint8_t in[DCOMMI_CTL_IN];
     size_t have;
@@ -93,6 +95,7 @@ typedef struct dcommi_ctl {
     dcommi_ctl_line *lines, *strangers;
     unsigned nstrangers;
     bool pending; /* the thread has read a frame for the holder of the token; with the lock */
+    bool looking; /* the holder of the token is in dcommi_ctl_look */
     bool beating; /* there is a thread */
     double every; /* seconds between beats; with the lock */
     pthread_t thread;
@@ -153,6 +156,12 @@ static void dcommi_ctl_shut(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
     pthread_mutex_unlock(&dcommi_ctl_lock);
 }
 
+/* Return the milliseconds of silence after which a connection ends. */
+static double dcommi_ctl_patience_ms(const dcommi_ctl_line *l)
+{
+    return 1000 * DCOMMI_CTL_SILENT_MAX * l->liveness_s;
+}
+
 /* Say how long the peer's system may be silent. An outage of less than liveness_s must heal: after
  * it the next retransmission may take as long again. The kernel probes an idle connection each
  * second, and where it can, it retransmits as often. */
@@ -165,7 +174,7 @@ static void dcommi_ctl_patience(const dcommi_ctl_line *l)
         {TCP_KEEPCNT, 127},
         {TCP_RTO_MAX_MS, 1000}, /* since Linux 6.15 */
         {TCP_USER_TIMEOUT,
-         limited && l->liveness_s < 1e6 ? (int)(1000 * DCOMMI_CTL_SILENT_MAX * l->liveness_s) : 0}};
+         limited && l->liveness_s < 1e6 ? (int)dcommi_ctl_patience_ms(l) : 0}};
     const int on = limited;
     for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
         setsockopt(l->fd, IPPROTO_TCP, options[i][0], &options[i][1], sizeof options[i][1]);
@@ -328,7 +337,9 @@ static void dcommi_ctl_pass(dcomm_context *context, int peer, const dcommi_heade
 {
     dcommi_ctl_line *l = dcommi_ctl_line_to(context, peer);
     uint8_t frame[DCOMMI_CTL_IN] = {0};
-    if (l != NULL && l->state == DCOMMI_CTL_OPEN && len <= DCOMMI_TEXT_MAX) {
+    if (l != NULL && l->state == DCOMMI_CTL_OPEN && len <= DCOMMI_TEXT_MAX &&
+        l->passed < DCOMMI_CTL_PASSED) {
+        l->passed++;
         memcpy(frame + DCOMMI_CTL_FRAME, header, sizeof *header);
         memcpy(frame + DCOMMI_CTL_FRAME + sizeof *header, data, len);
         pthread_mutex_lock(&dcommi_ctl_lock);

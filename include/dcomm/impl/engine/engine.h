@@ -54,6 +54,8 @@ static inline bool dcommi_have(dcomm_comm *comm, const void *memory)
 }
 /* Fail all communicators with a peer that has ended. */
 static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why, bool proven);
+/* Fail all communicators with a peer whose process has ended. */
+static void dcommi_peer_ended(dcomm_context *context, int peer);
 /* Handle a message whose signature is not the run's: query its sender, or report the mismatch. */
 static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h,
                                     size_t len);
@@ -80,6 +82,8 @@ static void dcommi_ctl_tell_dead(dcomm_context *context, int peer);
  * engine there gets them as if the transport had brought them. With the token. */
 static void dcommi_ctl_pass(dcomm_context *context, int peer, const dcommi_header *header,
                             const void *data, size_t len);
+/* Handle what has come on all connections. With the token. */
+static void dcommi_ctl_look(dcomm_context *context);
 
 /* ---- receives on a device (device/copy_in.h) ---- */
 

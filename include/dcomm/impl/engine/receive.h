@@ -27,8 +27,7 @@ static dcomm_status dcommi_read_process(dcomm_comm *comm, int rank, void *dst, u
                 errno = EFAULT;
             }
             if (errno == ESRCH) {
-                dcommi_peer_lost(comm->context, comm->members[rank].peer, "its process has ended",
-                                 true);
+                dcommi_peer_ended(comm->context, comm->members[rank].peer);
                 return dcommi_fail(DCOMM_ERR_PEER, "the process of rank %d has ended", rank);
             }
             /* A bad address (the peer has failed and freed its buffer) does not mean that the next

@@ -39,8 +39,10 @@ static void dcommi_stopped_look(dcommi_remote *p, double now, double every)
         return;
     }
     const dcommi_process seen = dcommi_process_read(p->pid);
-    const bool stopped = seen.state == 'T' && seen.started == p->started && seen.ticks == p->ticks;
-    p->stopped_s = stopped ? p->stopped_s + dcommi_silence_counted(since, every) : 0;
+    const bool stopped = seen.state == 'T' && seen.started == p->started;
+    const bool meanwhile = stopped && p->stopped && seen.ticks == p->ticks;
+    p->stopped_s = meanwhile ? p->stopped_s + dcommi_silence_counted(since, every) : 0;
+    p->stopped = stopped;
     p->ticks = seen.ticks;
     p->looked_at = now;
 }

@@ -92,6 +92,12 @@ static bool dcommi_local_is_given_up(const dcommi_local_peer *p)
            atomic_load_explicit(&p->directory->given_up[p->ours], memory_order_acquire) != 0;
 }
 
+static bool dcommi_local_gave_up(dcommi_transport *t, int peer)
+{
+    const dcommi_local_peer *p = dcommi_local_peer_at((dcommi_local *)t, peer);
+    return p != NULL && dcommi_local_is_given_up(p);
+}
+
 /* Mark a peer whose end is certain. Look here, after its end, if it gave this process up: a look
  * before could come too early. Taking its end for a death would let this process go on alone. */
 static void dcommi_local_end_proven(dcommi_local_peer *p, const char *why)
@@ -409,6 +415,7 @@ static const dcommi_transport_vtable dcommi_local_vtable = {
     .progress = dcommi_local_progress,
     .watch = dcommi_local_watch,
     .give_up = dcommi_local_give_up,
+    .gave_up = dcommi_local_gave_up,
     .peek = dcommi_local_peek,
     .pass = dcommi_local_pass,
     .common = dcommi_local_common,
