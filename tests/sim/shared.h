@@ -13,8 +13,8 @@
 #include <sys/epoll.h>
 
 enum {
-    SHARED_FILE = 1000, /* descriptor of the file of process 0 */
-    SHARED_LIMIT = 1000 /* seconds: about 200000 turns in which nothing happens */
+    SHARED_FILE = 1000,  /* descriptor of the file of process 0 */
+    SHARED_LIMIT = 10000 /* seconds: about 300000 turns in which nothing happens */
 };
 
 static struct {
@@ -23,6 +23,7 @@ static struct {
     int victim;  /* a process that dies; -1: none */
     uint64_t dies_at;
     uint64_t random; /* draws a case, before its world begins */
+    void (*process)(int rank);
     int (*ended)(struct epoll_event *events, int max);
 } shared_case;
 
@@ -121,19 +122,32 @@ static void shared_prepare(uint64_t seed, int n, int points)
     shared_case.dies_at = 1 + (uint64_t)shared_draw(points);
 }
 
+/* Run a process, which may die. */
+static void shared_main(int rank)
+{
+    world.rank[rank].struck_at = rank == shared_case.victim ? shared_case.dies_at : UINT64_MAX;
+    shared_case.process(rank);
+}
+
+static void shared_strike(int rank)
+{
+    (void)rank;
+    world_die();
+}
+
 /* Run the processes of a case, whose memory has been prepared. Return true if nothing went wrong.
  */
 static bool shared_run(uint64_t seed, int n, void (*process)(int rank))
 {
-    for (int r = 0; r < WORLD_MAX; r++) {
-        world.rank[r].dies_at = r == shared_case.victim ? shared_case.dies_at : UINT64_MAX;
-    }
     dcomm_set_allocator(world_alloc, world_free, NULL);
-    world.main = process;
+    shared_case.process = process;
+    world.main = shared_main;
+    world.strike = shared_strike;
     world.died = memory_died;
     world.next_event = shared_no_event;
     world.now = 0;
     world.quiet = 0;
+    world.idle = 0;
     world.turns = 0;
     world.trouble[0] = 0;
     world_run(n, dcommi_mix(seed, 3), SHARED_LIMIT);
