@@ -18946,7 +18946,6 @@ typedef struct dcommi_remote {
     bool unreadable;     /* we may not read its memory */
     bool takes_device;   /* UCX moves device memory between it and us */
     int users;           /* communicators that have it */
-    size_t unsent;       /* control messages that wait in the transport */
     double looked_at; /* when its process was last looked at, and the time of cores that it had */
     uint64_t ticks;   /* used then (silence.h) */
     bool stopped;     /* then */
@@ -18979,6 +18978,7 @@ struct dcomm_context {
     dcommi_lane *ready_first, *ready_last;
     dcommi_move *free_moves;
     struct dcommi_control *free_controls;
+    _Atomic size_t unsent; /* control messages that wait in the transports */
     dcommi_stray *strays, *last_stray;
     size_t nstrays, stray_bytes, strays_dropped;
     uint64_t buried[64]; /* ids of freed communicators */
@@ -28909,7 +28909,6 @@ typedef struct dcommi_control {
     dcommi_op op;
     dcomm_context *context;
     struct dcommi_control *next; /* in context->free_controls, all without data */
-    int peer;
     size_t len;
     uint8_t data[];
 } dcommi_control;
@@ -28928,7 +28927,7 @@ static void dcommi_control_done(dcommi_op *op, dcomm_status status)
 {
     dcommi_control *control = (dcommi_control *)op;
     (void)status;
-    control->context->peers[control->peer].unsent--;
+    atomic_fetch_sub_explicit(&control->context->unsent, 1, memory_order_relaxed);
     dcommi_control_free(control);
 }
 /* Send a control message; its payload is copied. */
@@ -28946,7 +28945,6 @@ static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header
         control->context = comm->context;
     }
     control->op = (dcommi_op){.done = dcommi_control_done};
-    control->peer = comm->members[rank].peer;
     control->len = len;
     if (len > 0) {
         memcpy(control->data, data, len);
@@ -28954,7 +28952,7 @@ static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header
     dcomm_status status =
         dcommi_post(comm, rank, header, len > 0 ? control->data : NULL, len, &control->op);
     if (status == DCOMM_IN_PROGRESS) {
-        comm->context->peers[control->peer].unsent++;
+        atomic_fetch_add_explicit(&comm->context->unsent, 1, memory_order_relaxed);
     } else {
         dcommi_control_free(control);
     }
@@ -28965,6 +28963,13 @@ static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header
         dcommi_ctl_pass(comm->context, comm->members[rank].peer, header, data, len);
     }
     return status < 0 ? status : DCOMM_OK;
+}
+#define DCOMMI_OWED_S 1.0 /* seconds that a call waits for its control messages to leave */
+/* Return true if control messages wait in the transports: signals of a barrier, the last words to a
+ * rank. UCX may be opening a connection, which takes this rank's progress; and others wait. */
+static inline bool dcommi_owes(const dcomm_context *context)
+{
+    return atomic_load_explicit(&context->unsent, memory_order_relaxed) > 0;
 }
 /* ==== include/dcomm/impl/transport/local/share.h =========================================== */
 /* share.h - memory that processes of one host share. It is an anonymous file that each of them
@@ -38917,12 +38922,23 @@ static void dcommi_run_why(const dcommi_run *run, dcomm_status status)
                                               : "inputs that are not finite");
     }
 }
+/* Let this rank's control messages leave before its call returns: it may compute next. */
+static void dcommi_pay(dcomm_context *context)
+{
+    const double until = dcommi_now() + DCOMMI_OWED_S;
+    while (dcommi_owes(context) && dcommi_now() < until) {
+        dcommi_progress_or_yield(context);
+    }
+}
 static dcomm_status dcommi_run_wait(dcommi_run *run)
 {
     int status;
     while ((status = atomic_load_explicit(&run->status, memory_order_acquire)) ==
            DCOMM_IN_PROGRESS) {
         dcommi_progress_for(run->comm->context, run);
+    }
+    if (DCOMMI_UNLIKELY(status >= 0 && dcommi_owes(run->comm->context))) {
+        dcommi_pay(run->comm->context);
     }
     if (status < 0) {
         dcommi_run_why(run, (dcomm_status)status);
@@ -49375,17 +49391,16 @@ static bool dcommi_comm_holds(dcomm_comm *comm)
     return holds;
 }
 /* Return true if a peer that we have exchanged messages with has not said goodbye yet and does not
- * know of an error, or if the transport still has messages under way. Our own goodbye is one:
- * nobody makes progress for it while the caller computes, and the peer waits for it. */
+ * know of an error, or if messages have still to leave. Our own goodbye is one: nobody makes
+ * progress for it while the caller computes, and the peer waits for it. */
 static bool dcommi_comm_awaits(dcomm_comm *comm)
 {
     dcommi_token_take(comm->context);
-    bool awaits = comm->in_transport > 0;
+    bool awaits = comm->in_transport > 0 || dcommi_owes(comm->context);
     for (int r = 0; r < comm->size && !awaits; r++) {
         const dcommi_member *m = &comm->members[r];
-        const dcommi_remote *p = m->peer >= 0 ? &comm->context->peers[m->peer] : NULL;
-        awaits = p != NULL && !p->lost &&
-                 (p->unsent > 0 || ((m->heard || m->addressed) && !m->gone && !m->told_us));
+        awaits = m->peer >= 0 && (m->heard || m->addressed) && !m->gone && !m->told_us &&
+                 !comm->context->peers[m->peer].lost;
     }
     dcommi_token_release(comm->context);
     return awaits;
@@ -71059,6 +71074,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_NORM_ROW_OF
 #undef DCOMMI_OPAQUE_BITS
 #undef DCOMMI_OPAQUE_SIZES
+#undef DCOMMI_OWED_S
 #undef DCOMMI_PAST_RESULT
 #undef DCOMMI_PHILOX_M0
 #undef DCOMMI_PHILOX_M1

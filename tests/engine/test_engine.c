@@ -194,6 +194,30 @@ Test(engine, destroying_waits, .timeout = 60)
     run(3, destroyed_early, NULL);
 }
 
+/* Nobody waits for signals that a rank left behind when its barrier was over: no rank makes
+ * progress until all are through. */
+static int all_through(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    ranks_settle(rank, n, RANKS_HOSTS);
+    dcomm_comm *comm = ranks_join(rank, n, s, &(dcomm_comm_opts){.tune = -1});
+    RANKS_OK(dcomm_barrier(comm, NULL));
+    procs_post(s, rank, 1);
+    for (const double until = procs_now() + 5; !procs_all(s, n, 1, -1);) {
+        PROCS_CHECK(procs_now() < until, "rank %d is through alone", rank);
+        procs_nap();
+    }
+    RANKS_OK(dcomm_comm_destroy(&comm));
+    return procs_leaks();
+}
+
+Test(engine, a_barrier_leaves_nothing_behind, .timeout = 100)
+{
+    for (int round = 0; round < 12; round++) {
+        run(3, all_through, NULL);
+    }
+}
+
 /* A goodbye leaves before its rank computes: the connection over which it goes is only opened for
  * it, and nobody makes progress afterwards. */
 static int parted(int rank, int n, procs_shared *s, void *arg)

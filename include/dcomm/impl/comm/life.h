@@ -81,17 +81,16 @@ static bool dcommi_comm_holds(dcomm_comm *comm)
 }
 
 /* Return true if a peer that we have exchanged messages with has not said goodbye yet and does not
- * know of an error, or if the transport still has messages under way. Our own goodbye is one:
- * nobody makes progress for it while the caller computes, and the peer waits for it. */
+ * know of an error, or if messages have still to leave. Our own goodbye is one: nobody makes
+ * progress for it while the caller computes, and the peer waits for it. */
 static bool dcommi_comm_awaits(dcomm_comm *comm)
 {
     dcommi_token_take(comm->context);
-    bool awaits = comm->in_transport > 0;
+    bool awaits = comm->in_transport > 0 || dcommi_owes(comm->context);
     for (int r = 0; r < comm->size && !awaits; r++) {
         const dcommi_member *m = &comm->members[r];
-        const dcommi_remote *p = m->peer >= 0 ? &comm->context->peers[m->peer] : NULL;
-        awaits = p != NULL && !p->lost &&
-                 (p->unsent > 0 || ((m->heard || m->addressed) && !m->gone && !m->told_us));
+        awaits = m->peer >= 0 && (m->heard || m->addressed) && !m->gone && !m->told_us &&
+                 !comm->context->peers[m->peer].lost;
     }
     dcommi_token_release(comm->context);
     return awaits;

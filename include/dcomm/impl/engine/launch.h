@@ -95,12 +95,24 @@ static void dcommi_run_why(const dcommi_run *run, dcomm_status status)
     }
 }
 
+/* Let this rank's control messages leave before its call returns: it may compute next. */
+static void dcommi_pay(dcomm_context *context)
+{
+    const double until = dcommi_now() + DCOMMI_OWED_S;
+    while (dcommi_owes(context) && dcommi_now() < until) {
+        dcommi_progress_or_yield(context);
+    }
+}
+
 static dcomm_status dcommi_run_wait(dcommi_run *run)
 {
     int status;
     while ((status = atomic_load_explicit(&run->status, memory_order_acquire)) ==
            DCOMM_IN_PROGRESS) {
         dcommi_progress_for(run->comm->context, run);
+    }
+    if (DCOMMI_UNLIKELY(status >= 0 && dcommi_owes(run->comm->context))) {
+        dcommi_pay(run->comm->context);
     }
     if (status < 0) {
         dcommi_run_why(run, (dcomm_status)status);

@@ -75,7 +75,6 @@ typedef struct dcommi_control {
     dcommi_op op;
     dcomm_context *context;
     struct dcommi_control *next; /* in context->free_controls, all without data */
-    int peer;
     size_t len;
     uint8_t data[];
 } dcommi_control;
@@ -96,7 +95,7 @@ static void dcommi_control_done(dcommi_op *op, dcomm_status status)
 {
     dcommi_control *control = (dcommi_control *)op;
     (void)status;
-    control->context->peers[control->peer].unsent--;
+    atomic_fetch_sub_explicit(&control->context->unsent, 1, memory_order_relaxed);
     dcommi_control_free(control);
 }
 
@@ -115,7 +114,6 @@ static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header
         control->context = comm->context;
     }
     control->op = (dcommi_op){.done = dcommi_control_done};
-    control->peer = comm->members[rank].peer;
     control->len = len;
     if (len > 0) {
         memcpy(control->data, data, len);
@@ -123,7 +121,7 @@ static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header
     dcomm_status status =
         dcommi_post(comm, rank, header, len > 0 ? control->data : NULL, len, &control->op);
     if (status == DCOMM_IN_PROGRESS) {
-        comm->context->peers[control->peer].unsent++;
+        atomic_fetch_add_explicit(&comm->context->unsent, 1, memory_order_relaxed);
     } else {
         dcommi_control_free(control);
     }
@@ -134,6 +132,15 @@ static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header
         dcommi_ctl_pass(comm->context, comm->members[rank].peer, header, data, len);
     }
     return status < 0 ? status : DCOMM_OK;
+}
+
+#define DCOMMI_OWED_S 1.0 /* seconds that a call waits for its control messages to leave */
+
+/* Return true if control messages wait in the transports: signals of a barrier, the last words to a
+ * rank. UCX may be opening a connection, which takes this rank's progress; and others wait. */
+static inline bool dcommi_owes(const dcomm_context *context)
+{
+    return atomic_load_explicit(&context->unsent, memory_order_relaxed) > 0;
 }
 
 #endif

@@ -391,7 +391,6 @@ typedef struct dcommi_remote {
     bool unreadable;     /* we may not read its memory */
     bool takes_device;   /* UCX moves device memory between it and us */
     int users;           /* communicators that have it */
-    size_t unsent;       /* control messages that wait in the transport */
     double looked_at; /* when its process was last looked at, and the time of cores that it had */
     uint64_t ticks;   /* used then (silence.h) */
     bool stopped;     /* then */
@@ -427,6 +426,7 @@ struct dcomm_context {
     dcommi_lane *ready_first, *ready_last;
     dcommi_move *free_moves;
     struct dcommi_control *free_controls;
+    _Atomic size_t unsent; /* control messages that wait in the transports */
     dcommi_stray *strays, *last_stray;
     size_t nstrays, stray_bytes, strays_dropped;
     uint64_t buried[64]; /* ids of freed communicators */
