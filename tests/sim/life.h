@@ -123,11 +123,12 @@ static bool life_is_calm(void)
 static void life_hear(dcomm_comm *const comms[2], dcomm_status *status, dcomm_comm **at)
 {
     const bool shows = life.fault != LIFE_WHOLE && life.weight == LIFE_HARD;
-    int32_t calm = life.fault == LIFE_WHOLE;
-    while (*status == DCOMM_OK && !calm) {
-        int32_t mine = !shows && life_is_calm();
+    uint32_t *mine = calls_take_two(world.in), *calm = mine + 1;
+    *calm = life.fault == LIFE_WHOLE;
+    while (*status == DCOMM_OK && *calm == 0) {
+        *mine = !shows && life_is_calm();
         *at = comms[life.second && life.call[0].second];
-        *status = dcomm_allreduce(*at, &mine, &calm, 1, DCOMM_I32, DCOMM_MIN, NULL);
+        *status = dcomm_allreduce(*at, mine, calm, 1, DCOMM_U32, DCOMM_MIN, NULL);
     }
 }
 

@@ -172,12 +172,14 @@ static dcomm_status recover_call(dcomm_comm *small)
     call.root %= n;
     calls_job job = calls_job_make(&call, who, n, me, life.ncalls);
     dcomm_status status = calls_make(small, &job, 1);
-    for (int32_t dead = 1; status == DCOMM_OK && dead != 0;) {
-        int32_t mine = life_waits_for_death();
+    uint32_t *mine = calls_take_two(world.in), *dead = mine + 1;
+    *dead = 1;
+    while (status == DCOMM_OK && *dead != 0) {
+        *mine = life_waits_for_death();
         for (int i = 0; i < n; i++) {
-            mine = mine || life_is_out(who[i]);
+            *mine = *mine != 0 || life_is_out(who[i]);
         }
-        status = dcomm_allreduce(small, &mine, &dead, 1, DCOMM_I32, DCOMM_MAX, NULL);
+        status = dcomm_allreduce(small, mine, dead, 1, DCOMM_U32, DCOMM_MAX, NULL);
     }
     return status;
 }
