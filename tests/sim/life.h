@@ -1,5 +1,6 @@
 /* life.h - a case, and the life of simulated ranks in it: they create a communicator, perhaps a
- * second one from it, call collectives until something goes wrong, recover (recover.h) and leave. */
+ * second one from it, call collectives until something goes wrong, recover (recover.h) and leave.
+ */
 #ifndef SIM_LIFE_H
 #define SIM_LIFE_H
 

@@ -53,9 +53,9 @@ typedef struct world_strand {
     ucontext_t begins;
     jmp_buf at; /* where it yielded: a jump makes no system call, as a change of contexts does */
     void *stack;
-    bool there, begun;                /* it has not ended; it has had a turn */
-    double wakes;                     /* it gets no turn before */
-    void *(*main)(void *user);        /* of a second strand */
+    bool there, begun;         /* it has not ended; it has had a turn */
+    double wakes;              /* it gets no turn before */
+    void *(*main)(void *user); /* of a second strand */
     void *user;
     void *fake_stack;                 /* of AddressSanitizer's, while others run */
     char message[DCOMMI_MESSAGE_MAX]; /* its last error, while others run */
@@ -85,8 +85,9 @@ static struct {
     unsigned quiet; /* turns in a row in which nothing happened */
     int idle;       /* jumps in a row in which no program did anything */
     uint64_t turns;
-    double starve;   /* chance that a strand gets no turn for long */
-    double preempts; /* chance that a rank's strands change where one locks or makes a system call */
+    double starve; /* chance that a strand gets no turn for long */
+    double
+        preempts; /* chance that a rank's strands change where one locks or makes a system call */
     world_rank rank[WORLD_MAX];
     world_strand strand[WORLD_STRANDS];
     jmp_buf scheduler;

@@ -163,8 +163,7 @@ static void dcommi_ctl_patience(const dcommi_ctl_line *l)
         {TCP_KEEPINTVL, probe_s},
         {TCP_KEEPCNT, 127},
         {TCP_RTO_MAX_MS, DCOMMI_CTL_PROBE_MS}, /* since Linux 6.15 */
-        {TCP_USER_TIMEOUT,
-         limited && l->liveness_s < 1e6 ? (int)dcommi_ctl_patience_ms(l) : 0}};
+        {TCP_USER_TIMEOUT, limited && l->liveness_s < 1e6 ? (int)dcommi_ctl_patience_ms(l) : 0}};
     const int on = limited;
     for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
         setsockopt(l->fd, IPPROTO_TCP, options[i][0], &options[i][1], sizeof options[i][1]);
@@ -382,18 +381,12 @@ static bool dcommi_ctl_dumb(const dcommi_ctl_line *l)
 }
 
 /* Return true if an end proves that the other process has ended. After a long silence a reset does
- * not: the other side may have given us up, and its system then resets the connection as soon as
- * the network lets anything through. An end in order comes behind all that it has told us. */
+ * not: the other side may have given us up. An end in order comes behind all that it told us. */
 static bool dcommi_ctl_proves(const dcommi_ctl_line *l)
 {
     const bool reset = l->error == ECONNRESET || l->error == EPIPE;
     return l->error == 0 ||
            (reset && dcommi_ctl_silent_ms(l) < dcommi_ctl_patience_ms(l) - DCOMMI_CTL_PROBE_MS);
-}
-
-static void dcommi_ctl_tell_dead(dcomm_context *context, int peer)
-{
-    dcommi_ctl_tell(context, peer, DCOMMI_CTL_DEAD, 0, 0);
 }
 
 /* Fail what needs the peers that `silent` tells of. The sentences name all of them. With the
