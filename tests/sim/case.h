@@ -147,6 +147,7 @@ static void case_draw(uint64_t seed, int most)
                   life.fault != LIFE_MISMATCH;
     life.traced = system_host(life.n - 1) == 0 && world_chance(0.5);
     life.timeout_s = life.fault == LIFE_HANG ? 20 : 60;
+    life.rest = seed % 3 == 1 && life.liveness_s < INFINITY ? 2 * life.liveness_s : 0;
     life.quorum = world_chance(0.6)   ? 0
                   : world_chance(0.5) ? DCOMM_QUORUM_NONE
                                       : life.n / 2 + 1 + world_below(life.n - life.n / 2);

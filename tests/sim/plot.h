@@ -54,6 +54,7 @@ typedef struct life_case {
     bool traced; /* a debugger holds it while it is away */
     int quorum;
     double timeout_s, liveness_s;
+    double rest; /* seconds for which all compute before their first call */
 } life_case;
 
 static life_case life;

@@ -119,7 +119,7 @@ Test(sim, replays, .timeout = 60)
 
 Test(sim, seeds, .timeout = 240)
 {
-    cr_expect(run_seeds(1, test_full() ? 40000 : 350, 4) == 0);
+    cr_expect(run_seeds(1, test_full() ? 40000 : 450, 4) == 0);
     cr_expect(run_seeds(1, test_full() ? 10000 : 15, 8) == 0);
     cr_expect(run_seeds(1, test_full() ? 1000 : 3, 16) == 0);
 }
