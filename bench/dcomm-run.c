@@ -61,49 +61,58 @@ static void report(const launcher *l, int local, const siginfo_t *info, bool res
     }
     fprintf(stderr, "dcomm-run: rank %d (pid %d) %s", rank, (int)info->si_pid, fate);
     if (restarted) {
-        fprintf(stderr, "; started again (%d of %d)", l->restarts, l->opts->restarts);
+        fprintf(stderr, "; %sstarted again (%d of %d)",
+                l->joins ? "" : "no rank can be joined: all are ", l->restarts, l->opts->restarts);
     } else if (!l->opts->keep_going && !l->ending && l->alive > 0) {
         fprintf(stderr, "; ending the other %d", l->alive);
     }
     fputc('\n', stderr);
 }
 
+/* Reap a rank if it has ended, and return true. */
+static bool reap_rank(launcher *l, int local)
+{
+    const pid_t pid = l->pids[local];
+    siginfo_t info = {0};
+    if (pid == 0 || waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+        info.si_pid == 0) {
+        return false;
+    }
+    if (exit_status(&info) != 0 || l->ending) {
+        kill(-pid, SIGKILL); /* its children; until it is reaped, no other process gets its id */
+    }
+    waitid(P_PID, (id_t)pid, &(siginfo_t){0}, WEXITED);
+    l->pids[local] = 0;
+    l->ends[local] = info;
+    l->ended_at[local] = now();
+    l->alive--;
+    l->done = l->done || exit_status(&info) == 0;
+    return true;
+}
+
 /* Reap every rank that has ended. If several failed at once, report one that died of a signal: it
  * is more likely the cause than one that noticed the failure and exited. */
 static void reap(launcher *l)
 {
+    static bool bad[RANKS_MAX];
     int first = -1;
-    siginfo_t cause = {0};
     for (int i = 0; i < l->opts->ranks; i++) {
-        siginfo_t info = {0};
-        if (l->pids[i] == 0 ||
-            waitid(P_PID, (id_t)l->pids[i], &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
-            info.si_pid == 0) {
+        bad[i] = reap_rank(l, i) && exit_status(&l->ends[i]) != 0;
+    }
+    for (int i = 0; i < l->opts->ranks; i++) {
+        if (!bad[i] || l->pids[i] > 0) { /* it runs: all have been started again */
             continue;
         }
-        bool bad = exit_status(&info) != 0;
-        if (bad || l->ending) {
-            kill(-l->pids[i],
-                 SIGKILL); /* its children; until it is reaped, no other process gets its id */
-        }
-        waitid(P_PID, (id_t)l->pids[i], &(siginfo_t){0}, WEXITED);
-        l->pids[i] = 0;
-        l->ends[i] = info;
-        l->ended_at[i] = now();
-        l->alive--;
-        l->done = l->done || !bad;
-        if (bad && restart(l, i)) {
-            report(l, i, &info, true);
-            continue;
-        }
-        if (bad && (first < 0 || (cause.si_code == CLD_EXITED && info.si_code != CLD_EXITED))) {
+        if (restart(l, i)) {
+            report(l, i, &l->ends[i], true);
+        } else if (first < 0 ||
+                   (l->ends[first].si_code == CLD_EXITED && l->ends[i].si_code != CLD_EXITED)) {
             first = i;
-            cause = info;
         }
     }
     if (first >= 0 && (!l->failed || l->opts->keep_going)) {
-        report(l, first, &cause, false);
-        l->status = l->failed ? l->status : exit_status(&cause);
+        report(l, first, &l->ends[first], false);
+        l->status = l->failed ? l->status : exit_status(&l->ends[first]);
         l->failed = true;
         if (!l->opts->keep_going) {
             end_all(l);

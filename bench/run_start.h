@@ -17,7 +17,8 @@ typedef struct launcher {
     pid_t pids[RANKS_MAX]; /* 0 once the rank has ended */
     siginfo_t ends[RANKS_MAX];
     int restarted[RANKS_MAX];
-    int restarts; /* of all ranks */
+    int restarts; /* in all */
+    bool joins;   /* ranks that are started join others */
     bool done;    /* a rank has ended with 0 */
     /* of starting ranks: */
     const char *run;
@@ -54,7 +55,7 @@ static void become_rank(const launcher *l, int local, pid_t parent)
         close(null);
     }
     rank_environment(o, local, l->run);
-    if (l->restarted[local] > 0) {
+    if (l->joins) {
         setenv("DCOMM_JOIN", "1", 1);
     }
     run_bind_apply(&l->cpus, l->bound, local, o->ranks);
@@ -147,14 +148,48 @@ static void start(launcher *l)
     close(trouble[0]);
 }
 
-/* Start a rank again that has failed, if that is wanted and of use: others must be there to join.
- */
+/* Return true if a rank that is started again finds others to join: a communicator has been whole,
+ * after which its rank 0 has made the file, and ranks are left. */
+static bool others_remain(const launcher *l)
+{
+    return access(getenv("DCOMM_JOIN_FILE"), F_OK) == 0 && (l->alive > 0 || l->opts->nodes > 1);
+}
+
+/* End the ranks that are left, and start all again. */
+static bool start_over(launcher *l)
+{
+    bool started = true;
+    if (l->opts->nodes == 1) {
+        unlink(getenv("DCOMM_JOIN_FILE")); /* of a communicator of which no rank is left */
+    }
+    for (int i = 0; i < l->opts->ranks; i++) {
+        if (l->pids[i] > 0) {
+            kill(-l->pids[i], SIGKILL);
+            waitid(P_PID, (id_t)l->pids[i], &(siginfo_t){0}, WEXITED);
+            l->pids[i] = 0;
+            l->alive--;
+        }
+        run_tag_close(l->tags, i);
+    }
+    for (int i = 0; i < l->opts->ranks && started; i++) {
+        l->restarted[i]++;
+        started = start_rank(l, i, STDERR_FILENO);
+    }
+    return started;
+}
+
+/* Start a rank again that has failed, or all ranks if it could not join others, if that is wanted
+ * and of use. */
 static bool restart(launcher *l, int local)
 {
     if (l->restarts >= l->opts->restarts || l->ending || l->done || l->signals > 0) {
         return false;
     }
     l->restarts++;
+    l->joins = others_remain(l);
+    if (!l->joins) {
+        return start_over(l);
+    }
     l->restarted[local]++;
     run_tag_close(l->tags, local);
     return start_rank(l, local, STDERR_FILENO);

@@ -13678,6 +13678,7 @@ static dcommi_groups *dcommi_groups_restrict(const dcommi_groups *parent, const 
 /* The facts about a codec that an algorithm may use: sizes, not data. */
 typedef struct dcommi_coding {
     const dcomm_plan_codec *codec;
+    const char *spec; /* its name and options, for people */
     /* Longest encoding of `count` f32, in bytes; grows with count. */
     size_t (*max_bytes)(const void *sizes, size_t count);
     const void *sizes;
@@ -17840,6 +17841,8 @@ typedef struct dcommi_transport_vtable {
     /* May be NULL. Tell a peer that it counts as dead here. It learns of it even if it wakes up
      * after our end. */
     void (*give_up)(dcommi_transport *t, int peer);
+    /* May be NULL. Return true if a peer has said so of us, even if it has ended since. */
+    bool (*gave_up)(dcommi_transport *t, int peer);
     /* Send header and payload as one message. The header is copied; the payload must stay valid
      * until the op is done. Return DCOMM_OK if the send is done already (op is untouched),
      * DCOMM_IN_PROGRESS if op->done will be called, or an error if nothing was sent. Messages to
@@ -18851,6 +18854,7 @@ typedef struct dcommi_member {
     bool heard;                 /* has sent to us, so it gets credits and a goodbye */
     bool addressed;             /* we have sent to it, so it gets a goodbye */
     bool gone;                  /* has said goodbye */
+    bool told_us;               /* has told us of the communicator's error */
     bool asked;                 /* we have asked it for credit, and it has not answered */
     struct dcommi_bcast *bcast; /* its broadcast slots (bcast.h); NULL: none */
     uint64_t bcast_read;        /* messages that we have read there */
@@ -18906,6 +18910,7 @@ struct dcomm_comm {
     size_t early_bytes, early_count;
     dcommi_refusal *refusals; /* newest first */
     dcommi_agreement *agreements;
+    dcommi_agreement *spare; /* for the next list of ranks that a caller leaves out */
     void *growing; /* the data of dcomm_comm_grow: a broadcast that failed may still use them */
     dcommi_filler filler; /* for slots that peers map */
     dcommi_ways folds;    /* trials of prefetching, for folds of memory that ranks map from
@@ -18941,8 +18946,10 @@ typedef struct dcommi_remote {
     bool unreadable;     /* we may not read its memory */
     bool takes_device;   /* UCX moves device memory between it and us */
     int users;           /* communicators that have it */
+    size_t unsent;       /* control messages that wait in the transport */
     double looked_at; /* when its process was last looked at, and the time of cores that it had */
     uint64_t ticks;   /* used then (silence.h) */
+    bool stopped;     /* then */
     double stopped_s; /* seconds for which it was seen stopped since it last ran */
     char why[160];
 } dcommi_remote;
@@ -19049,6 +19056,8 @@ static inline bool dcommi_have(dcomm_comm *comm, const void *memory)
 }
 /* Fail all communicators with a peer that has ended. */
 static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why, bool proven);
+/* Fail all communicators with a peer whose process has ended. */
+static void dcommi_peer_ended(dcomm_context *context, int peer);
 /* Handle a message whose signature is not the run's: query its sender, or report the mismatch. */
 static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h,
                                     size_t len);
@@ -19067,6 +19076,12 @@ static void dcommi_send_credit(dcomm_comm *comm, int rank, uint8_t stream);
 /* Tell a peer that it counts as dead here, so that it hears of it when it runs again. With the
  * token. */
 static void dcommi_ctl_tell_dead(dcomm_context *context, int peer);
+/* Send a header and its sentence over the control connection with a peer, if there is one. The
+ * engine there gets them as if the transport had brought them. With the token. */
+static void dcommi_ctl_pass(dcomm_context *context, int peer, const dcommi_header *header,
+                            const void *data, size_t len);
+/* Handle what has come on all connections. With the token. */
+static void dcommi_ctl_look(dcomm_context *context);
 /* ---- receives on a device (device/copy_in.h) ---- */
 /* Match a receive with a message whose payload waits on its sender's device. */
 static void dcommi_take_offer(dcommi_move *move, const dcommi_header *h, size_t len);
@@ -26351,13 +26366,14 @@ static dcomm_status dcommi_coding_of(const dcomm_coll_opts *opts, size_t count,
     DCOMMI_TRY(dcomm_codec_get_info(codec, count, &info));
     memset(coding, 0, sizeof *coding);
     coding->codec = &dcommi_coded_codec;
+    coding->spec = dcomm_codec_spec(codec);
     coding->max_bytes = dcommi_coding_max_bytes;
     coding->sizes = codec;
     coding->granule = (int64_t)info.granule;
     coding->whole = info.sparse || info.linear;
     dcommi_linear_parts(codec, count, coding);
     dcommi_spread_offer(codec, count, coding);
-    coding->hash = dcommi_mix_text(0x5851f42d4c957f2du, dcomm_codec_spec(codec));
+    coding->hash = dcommi_mix_text(0x5851f42d4c957f2du, coding->spec);
     if (opts->feedback != NULL) { /* EF21 sends differences, which no other variant can add */
         bool differences = opts->feedback->opts.variant == DCOMM_FEEDBACK_EF21;
         coding->feedback = true;
@@ -28893,11 +28909,13 @@ typedef struct dcommi_control {
     dcommi_op op;
     dcomm_context *context;
     struct dcommi_control *next; /* in context->free_controls, all without data */
+    int peer;
+    size_t len;
     uint8_t data[];
 } dcommi_control;
-static void dcommi_control_free(dcommi_control *control, size_t len)
+static void dcommi_control_free(dcommi_control *control)
 {
-    if (len > 0) {
+    if (control->len > 0) {
         dcommi_free(control);
     } else {
         control->next = control->context->free_controls;
@@ -28908,13 +28926,10 @@ static void dcommi_control_free(dcommi_control *control, size_t len)
  * told. */
 static void dcommi_control_done(dcommi_op *op, dcomm_status status)
 {
+    dcommi_control *control = (dcommi_control *)op;
     (void)status;
-    dcommi_control_free((dcommi_control *)op, 0);
-}
-static void dcommi_text_done(dcommi_op *op, dcomm_status status)
-{
-    (void)status;
-    dcommi_control_free((dcommi_control *)op, 1);
+    control->context->peers[control->peer].unsent--;
+    dcommi_control_free(control);
 }
 /* Send a control message; its payload is copied. */
 static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
@@ -28930,15 +28945,24 @@ static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header
         }
         control->context = comm->context;
     }
-    control->op.handle = NULL;
-    control->op.done = len == 0 ? dcommi_control_done : dcommi_text_done;
+    control->op = (dcommi_op){.done = dcommi_control_done};
+    control->peer = comm->members[rank].peer;
+    control->len = len;
     if (len > 0) {
         memcpy(control->data, data, len);
     }
     dcomm_status status =
         dcommi_post(comm, rank, header, len > 0 ? control->data : NULL, len, &control->op);
-    if (status != DCOMM_IN_PROGRESS) {
-        dcommi_control_free(control, len);
+    if (status == DCOMM_IN_PROGRESS) {
+        comm->context->peers[control->peer].unsent++;
+    } else {
+        dcommi_control_free(control);
+    }
+    /* UCX opens a connection only while this rank progresses. After an error a program may do
+     * other work, and the others would wait. */
+    if (status != DCOMM_OK &&
+        (header->type == DCOMMI_MSG_ABORT || header->type == DCOMMI_MSG_REFUSED)) {
+        dcommi_ctl_pass(comm->context, comm->members[rank].peer, header, data, len);
     }
     return status < 0 ? status : DCOMM_OK;
 }
@@ -30708,7 +30732,8 @@ static void dcommi_move_failed(const dcommi_move *move, dcomm_status status, con
     if (status == DCOMM_ERR_PEER && comm->members[rank].gone) {
         dcommi_poison_left(move->run, rank);
     } else {
-        dcommi_poison(comm, status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT,
+        const bool passes = status == DCOMM_ERR_PEER || status == DCOMM_ERR_CORRUPT;
+        dcommi_poison(comm, passes ? status : DCOMM_ERR_TRANSPORT,
                       "%s rank %d (process %d) failed: %s", doing, rank,
                       (int)dcommi_peer_of(comm, rank)->pid, dcomm_strerror(status));
     }
@@ -30998,8 +31023,7 @@ static dcomm_status dcommi_read_process(dcomm_comm *comm, int rank, void *dst, u
                 errno = EFAULT;
             }
             if (errno == ESRCH) {
-                dcommi_peer_lost(comm->context, comm->members[rank].peer, "its process has ended",
-                                 true);
+                dcommi_peer_ended(comm->context, comm->members[rank].peer);
                 return dcommi_fail(DCOMM_ERR_PEER, "the process of rank %d has ended", rank);
             }
             /* A bad address (the peer has failed and freed its buffer) does not mean that the next
@@ -33202,8 +33226,11 @@ static unsigned dcommi_pauses_within(double seconds)
 /* arrivals.h - the dispatch of each message: credits, early messages, messages for communicators
  * that do not exist here yet. */
 /* ==== include/dcomm/impl/engine/control.h ================================================== */
-/* control.h - the control connections: a TCP connection of ours between two ranks on different
- * hosts. If it ends without a goodbye, the other process has ended.
+/* control.h - handles what comes on the control connections: handshakes, frames and ends. */
+/* ==== include/dcomm/impl/engine/control_line.h ============================================= */
+/* control_line.h - a control connection: its state, and the frames that it carries. It is a TCP
+ * connection of ours between two ranks on different hosts. If it ends without a goodbye, the other
+ * process has ended.
  *
  * UCX cannot always tell, because children that a rank has forked keep UCX's sockets open. Ours
  * are closed in them. A waiting rank polls the connections every few milliseconds. While all goes
@@ -33211,11 +33238,13 @@ static unsigned dcommi_pauses_within(double seconds)
  *   acceptor   CHALLENGE  magic, version, nonce
  *   connector  HELLO      both uuids, nonce, proof = HMAC(key, "hello" | CHALLENGE | HELLO so far)
  *   acceptor   WELCOME    HMAC(key, "welcome" | CHALLENGE | HELLO)
- *   either     frames: type, communicator, number, HMAC(session, direction | sequence | the frame)
+ *   either     frames: type, bytes of message, communicator, number,
+ *              HMAC(session, direction | sequence | the frame), message
  *              LEAVE    has left that communicator after that number of collectives
  *              GOODBYE  closes
  *              BEAT     the process runs
  *              DEAD     the other side counts as dead
+ *              MESSAGE  an error that UCX could not send at once: a header with its sentence
  * The key is the HMAC, under the rendezvous' secret, of what rank 0 drew for the communicator. */
 /* ==== include/dcomm/impl/boot/rendezvous_wire.h ============================================ */
 /* rendezvous_wire.h - the rendezvous on the wire: frames, the handshake, keys. These are pure
@@ -33400,15 +33429,19 @@ static bool dcommi_same_secret(const uint8_t *a, const uint8_t *b, size_t len)
     }
     return differ == 0;
 }
+/* Fill p[len] with random bytes. An old kernel and some sandboxes have no getrandom. */
 static dcomm_status dcommi_random_bytes(void *p, size_t len)
 {
     size_t have = 0;
     while (have < len) {
         ssize_t n = dcommi_sys_getrandom((uint8_t *)p + have, len - have, 0);
         if (n < 0 && errno != EINTR) {
-            return dcommi_fail(DCOMM_ERR_SYSTEM, "getrandom failed: %s", strerror(errno));
+            break;
         }
         have += n > 0 ? (size_t)n : 0;
+    }
+    if (have < len && dcommi_sys_load("/dev/urandom", p, len) != (ssize_t)len) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "there are no random bytes: %s", strerror(errno));
     }
     return DCOMM_OK;
 }
@@ -34620,6 +34653,7 @@ static void dcommi_agree_repeat(dcommi_agree *a, const dcommi_agree_link *link)
     16384                        /* most ranks of an agreement: its messages have a bit for each \
                                   */
 #define DCOMMI_AGREE_TELL_S 0.25 /* seconds between reports of the ranks that have not come */
+#define DCOMMI_AGREE_PROOF_S 0.5 /* seconds that too few ranks wait for proofs of deaths */
 /* Keys of the agreements that each communicator has. */
 enum { DCOMMI_AGREE_FLAGS = 1, DCOMMI_AGREE_SHRINK = 2, DCOMMI_AGREE_GROW = 3 };
 struct dcommi_agreement {
@@ -34630,6 +34664,7 @@ struct dcommi_agreement {
     bool busy;      /* a caller waits for one */
     bool again;     /* a message was not sent for lack of memory */
     double next_tell;
+    double stuck_since; /* 0: enough ranks are left */
     /* shrink: */
     bool listed;               /* the last decision was a list, which the next one confirms */
     dcomm_status status;       /* of making `part` */
@@ -34688,8 +34723,17 @@ static dcommi_agreement *dcommi_agreement_new(dcomm_comm *comm, uint64_t key, in
     dcommi_agree_init(g->agree, comm->size, comm->rank, quorum, key != DCOMMI_AGREE_FLAGS);
     return g;
 }
-/* Make the agreements that every communicator has, so that no rank lacks the memory when it needs
- * them. */
+/* Have an agreement for the next list of a caller's. */
+static dcomm_status dcommi_agreements_spare(dcomm_comm *comm)
+{
+    if (comm->spare == NULL && comm->size <= DCOMMI_AGREE_RANKS) {
+        comm->spare = dcommi_agreement_new(comm, 0, DCOMM_QUORUM_NONE);
+        return comm->spare != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    }
+    return DCOMM_OK;
+}
+/* Make the agreements that every communicator has, and one for a list of the caller's, so that no
+ * rank lacks the memory when it needs them. */
 static dcomm_status dcommi_agreements_open(dcomm_comm *comm)
 {
     for (uint64_t key = DCOMMI_AGREE_FLAGS;
@@ -34701,7 +34745,7 @@ static dcomm_status dcommi_agreements_open(dcomm_comm *comm)
         g->next = comm->agreements;
         comm->agreements = g;
     }
-    return DCOMM_OK;
+    return dcommi_agreements_spare(comm);
 }
 static void dcommi_agreements_free(dcomm_comm *comm)
 {
@@ -34710,6 +34754,8 @@ static void dcommi_agreements_free(dcomm_comm *comm)
         comm->agreements = g->next;
         dcommi_free(g);
     }
+    dcommi_free(comm->spare);
+    comm->spare = NULL;
 }
 static dcommi_agreement *dcommi_agreement_find(const dcomm_comm *comm, uint64_t key)
 {
@@ -34770,6 +34816,20 @@ static void dcommi_agreements_learn(dcomm_comm *comm)
         for (dcommi_agreement *g = comm->agreements; g != NULL; g = g->next) {
             const dcommi_agree_link link = dcommi_agreement_link(g);
             dcommi_agree_learn(g->agree, &link, r, proven);
+        }
+    }
+}
+/* Give up the ranks that a decision leaves out, though this rank may still hear from them, and tell
+ * them: our end must not prove to them that they may go on. Ranks on a caller's list are not dead. */
+static void dcommi_agreement_expel(const dcommi_agreement *g)
+{
+    const dcomm_comm *comm = g->comm;
+    for (int r = 0; g->key <= DCOMMI_AGREE_GROW && r < comm->size; r++) {
+        const dcommi_member *m = &comm->members[r];
+        if (dcommi_bit(dcommi_agree_look(g->agree, DCOMMI_AGREE_LAST), r) && m->peer >= 0 &&
+            !m->gone) {
+            dcommi_peer_lost(comm->context, m->peer, "the others have agreed that it has failed",
+                             false);
         }
     }
 }
@@ -35626,10 +35686,14 @@ static void dcommi_say_failed(dcomm_on_error on_error, int rank, dcomm_status st
 }
 /* Fail the communicator: all its operations here, and on all other ranks. `from` is the rank that
  * told us, or -1 if we found the error. The finder tells all ranks. The others pass the error on
- * to ranks at powers of two, so that it arrives even if the finder dies meanwhile. The first error
- * stays. */
+ * to ranks at powers of two, so that it arrives even if the finder dies meanwhile. If those die,
+ * too, a rank that was not told waits no longer for that: it sees the deaths itself, and each rank
+ * that knows the error and is in a call answers its queries with it. The first error stays. */
 static void dcommi_poison_by(dcomm_comm *comm, dcomm_status status, int from, const char *text)
 {
+    if (from < 0 && status == DCOMM_ERR_PEER && comm->context->control != NULL) {
+        dcommi_ctl_look(comm->context); /* it may tell why: the others count this rank as dead */
+    }
     if (atomic_load_explicit(&comm->poisoned, memory_order_relaxed) != 0) {
         return;
     }
@@ -35711,10 +35775,16 @@ static void dcommi_poison_lost(dcomm_comm *comm, int rank)
     dcommi_poison(comm, DCOMM_ERR_PEER, "rank %d (process %d on %s) was lost: %s%s%s", rank,
                   (int)p->pid, m->hostname, p->why, also[0] != 0 ? "; lost as well: " : "", also);
 }
+/* Note that a peer's death is certain, if `proven`. The end of one that counts us as dead proves
+ * nothing of what it had decided. */
+static void dcommi_peer_prove(dcommi_remote *p, bool proven)
+{
+    p->proven = p->proven || (proven && !p->gave_us_up);
+}
 /* Mark a peer as lost. Return false if it was already. */
 static bool dcommi_peer_mark(dcommi_remote *p, const char *why, bool proven)
 {
-    p->proven = p->proven || (proven && !p->gave_us_up);
+    dcommi_peer_prove(p, proven);
     if (p->lost) {
         return false;
     }
@@ -35769,8 +35839,21 @@ static void dcommi_given_up(dcomm_context *context, int peer)
             }
         }
     }
-    dcommi_peer_mark(p, "it counts this process as dead", false);
+    if (dcommi_peer_mark(p, "it counts this process as dead", false)) {
+        dcommi_tell_dead(context, peer); /* our end must prove nothing to it either */
+    }
     dcommi_peer_fail(context, peer);
+}
+/* Note that a peer's process has ended. If it counts us as dead, that comes first: its end would
+ * let us go on alone. */
+static void dcommi_peer_ended(dcomm_context *context, int peer)
+{
+    dcommi_transport *t = context->peers[peer].transport;
+    if (t->call->gave_up != NULL && t->call->gave_up(t, peer)) {
+        dcommi_given_up(context, peer);
+    } else {
+        dcommi_peer_lost(context, peer, "its process has ended", true);
+    }
 }
 /* ---- queries ---- */
 /* Ask a rank about operation `seq`, which `mine` describes here. */
@@ -35862,10 +35945,6 @@ static void dcommi_on_query(dcomm_comm *comm, const dcommi_header *h, const void
                            .slot = h->slot,
                            .a = DCOMMI_NOT_ENTERED};
     char where[64] = "";
-    if (atomic_load(&comm->poisoned) != 0) {
-        dcommi_send_abort(comm, (int)h->src);
-        return;
-    }
     if (dcommi_refusal_answer(comm, h)) {
         return;
     }
@@ -35961,7 +36040,7 @@ static void dcommi_run_ask(dcommi_run *run, double now)
         }
         if (!run->peers[r].replied && p->same_host && p->pid != getpid() && p->started != 0 &&
             dcommi_process_started(p->pid) != p->started) {
-            dcommi_peer_lost(comm->context, m->peer, "its process has ended", true);
+            dcommi_peer_ended(comm->context, m->peer);
             return;
         }
         run->peers[r].asked = run->peers[r].replied ? now : run->peers[r].asked;
@@ -35973,22 +36052,30 @@ static void dcommi_run_ask(dcommi_run *run, double now)
     }
 }
 #define DCOMMI_CTL_MAGIC 0x64634374u /* "dcCt" */
-#define DCOMMI_CTL_VERSION 1u
+#define DCOMMI_CTL_VERSION 2u
 #define DCOMMI_CTL_KEY DCOMMI_SHA256_BYTES
 #define DCOMMI_CTL_CHALLENGE 32
 #define DCOMMI_CTL_HELLO 96 /* the last DCOMMI_CTL_KEY bytes are the proof */
-#define DCOMMI_CTL_FRAME 56
-#define DCOMMI_CTL_STRANGERS 64 /* connections at a time without a proof */
-#define DCOMMI_CTL_S 5.0        /* seconds for a handshake */
+#define DCOMMI_CTL_HEAD 24  /* bytes ahead of a frame's HMAC */
+#define DCOMMI_CTL_FRAME (DCOMMI_CTL_HEAD + DCOMMI_CTL_KEY)
+#define DCOMMI_CTL_PASSED 8 /* messages to a rank that may not read: more could fill the socket */
+#define DCOMMI_CTL_MESSAGE_MAX (sizeof(dcommi_header) + DCOMMI_TEXT_MAX)
+#define DCOMMI_CTL_IN (DCOMMI_CTL_FRAME + DCOMMI_CTL_MESSAGE_MAX)
+#define DCOMMI_CTL_S 5.0 /* seconds for a handshake */
 /* Most control connections of a rank. In larger jobs each pair of ranks has one with a probability
  * that keeps to this limit. A rank that sees a death tells the others. */
 #define DCOMMI_CTL_MOST 256
-#define DCOMMI_CTL_TOGETHER_MS 2500 /* hosts that fall silent within this time go together */
-#define DCOMMI_CTL_SILENT_MAX 1.9   /* times liveness_s: then a host counts as dead */
+#define DCOMMI_CTL_SILENT_MAX 1.9 /* times liveness_s: then a host counts as dead */
 #ifndef TCP_RTO_MAX_MS
 #define TCP_RTO_MAX_MS 44
 #endif
-enum { DCOMMI_CTL_LEAVE = 1, DCOMMI_CTL_GOODBYE = 2, DCOMMI_CTL_BEAT = 3, DCOMMI_CTL_DEAD = 4 };
+enum dcommi_ctl_type {
+    DCOMMI_CTL_LEAVE = 1,
+    DCOMMI_CTL_GOODBYE,
+    DCOMMI_CTL_BEAT,
+    DCOMMI_CTL_DEAD,
+    DCOMMI_CTL_MESSAGE
+};
 enum dcommi_ctl_state {
     DCOMMI_CTL_SHUT = 0, /* the peer has to connect, or connecting failed */
     DCOMMI_CTL_STRANGER, /* waits for HELLO */
@@ -36013,8 +36100,9 @@ typedef struct dcommi_ctl_line {
     uint8_t challenge[DCOMMI_CTL_CHALLENGE], hello[DCOMMI_CTL_HELLO];
     double liveness_s; /* INFINITY: off */
     bool over;         /* its peer is being given up */
+    unsigned passed;   /* messages since the peer's last frame that was no beat */
     /* with the lock */
-    uint8_t in[DCOMMI_CTL_HELLO];
+    uint8_t in[DCOMMI_CTL_IN];
     size_t have;
     uint64_t sent, received; /* frames */
     bool heard;              /* since the last beat of ours */
@@ -36029,6 +36117,7 @@ typedef struct dcommi_ctl {
     dcommi_ctl_line *lines, *strangers;
     unsigned nstrangers;
     bool pending; /* the thread has read a frame for the holder of the token; with the lock */
+    bool looking; /* the holder of the token is in dcommi_ctl_look */
     bool beating; /* there is a thread */
     double every; /* seconds between beats; with the lock */
     pthread_t thread;
@@ -36080,6 +36169,11 @@ static void dcommi_ctl_shut(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
     l->have = 0;
     pthread_mutex_unlock(&dcommi_ctl_lock);
 }
+/* Return the milliseconds of silence after which a connection ends. */
+static double dcommi_ctl_patience_ms(const dcommi_ctl_line *l)
+{
+    return 1000 * DCOMMI_CTL_SILENT_MAX * l->liveness_s;
+}
 /* Say how long the peer's system may be silent. An outage of less than liveness_s must heal: after
  * it the next retransmission may take as long again. The kernel probes an idle connection each
  * second, and where it can, it retransmits as often. */
@@ -36092,7 +36186,7 @@ static void dcommi_ctl_patience(const dcommi_ctl_line *l)
         {TCP_KEEPCNT, 127},
         {TCP_RTO_MAX_MS, 1000}, /* since Linux 6.15 */
         {TCP_USER_TIMEOUT,
-         limited && l->liveness_s < 1e6 ? (int)(1000 * DCOMMI_CTL_SILENT_MAX * l->liveness_s) : 0}};
+         limited && l->liveness_s < 1e6 ? (int)dcommi_ctl_patience_ms(l) : 0}};
     const int on = limited;
     for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
         setsockopt(l->fd, IPPROTO_TCP, options[i][0], &options[i][1], sizeof options[i][1]);
@@ -36151,26 +36245,71 @@ static void dcommi_ctl_hmac(const dcommi_ctl_line *l, const char *what, size_t h
     dcommi_hmac_add(&h, l->hello, hello_len);
     dcommi_hmac_end(&h, tag);
 }
+/* Return the bytes of the message behind a frame; SIZE_MAX: more than there can be. */
+static size_t dcommi_ctl_message_len(const uint8_t *frame)
+{
+    const uint32_t len = dcommi_get32(frame + 4);
+    return len <= DCOMMI_CTL_MESSAGE_MAX ? len : SIZE_MAX;
+}
 static void dcommi_ctl_frame_tag(const dcommi_ctl_line *l, bool by_connector, uint64_t sequence,
-                                 const uint8_t *frame, uint8_t tag[DCOMMI_CTL_KEY])
+                                 const uint8_t *frame, size_t message_len,
+                                 uint8_t tag[DCOMMI_CTL_KEY])
 {
     uint8_t head[9] = {by_connector};
     dcommi_hmac h;
     dcommi_put64(head + 1, sequence);
     dcommi_hmac_begin(&h, l->session, sizeof l->session);
     dcommi_hmac_add(&h, head, sizeof head);
-    dcommi_hmac_add(&h, frame, DCOMMI_CTL_FRAME - DCOMMI_CTL_KEY);
+    dcommi_hmac_add(&h, frame, DCOMMI_CTL_HEAD);
+    dcommi_hmac_add(&h, frame + DCOMMI_CTL_FRAME, message_len);
     dcommi_hmac_end(&h, tag);
+}
+/* Sign and send a frame with the message that lies behind it. With the lock. */
+static void dcommi_ctl_send(dcommi_ctl_line *l, uint8_t *frame, uint32_t type, size_t message_len)
+{
+    dcommi_put32(frame, type);
+    dcommi_put32(frame + 4, (uint32_t)message_len);
+    dcommi_ctl_frame_tag(l, l->connector, l->sent++, frame, message_len, frame + DCOMMI_CTL_HEAD);
+    dcommi_ctl_write(l, frame, DCOMMI_CTL_FRAME + message_len);
 }
 /* Send a frame. With the lock. */
 static void dcommi_ctl_say(dcommi_ctl_line *l, uint32_t type, uint64_t comm, uint64_t number)
 {
     uint8_t frame[DCOMMI_CTL_FRAME] = {0};
-    dcommi_put32(frame, type);
     dcommi_put64(frame + 8, comm);
     dcommi_put64(frame + 16, number);
-    dcommi_ctl_frame_tag(l, l->connector, l->sent++, frame, frame + sizeof frame - DCOMMI_CTL_KEY);
-    dcommi_ctl_write(l, frame, sizeof frame);
+    dcommi_ctl_send(l, frame, type, 0);
+}
+/* Count the frame in l->in. Return false if it is forged. A beat is answered by beats from now on.
+ * With the lock. */
+static bool dcommi_ctl_genuine(dcommi_ctl_line *l)
+{
+    uint8_t tag[DCOMMI_CTL_KEY];
+    const size_t len = dcommi_ctl_message_len(l->in);
+    if (len == SIZE_MAX) {
+        return false;
+    }
+    dcommi_ctl_frame_tag(l, !l->connector, l->received++, l->in, len, tag);
+    l->heard = dcommi_same_secret(tag, l->in + DCOMMI_CTL_HEAD, sizeof tag);
+    l->beats = l->beats || (l->heard && dcommi_get32(l->in) == DCOMMI_CTL_BEAT);
+    return l->heard;
+}
+/* Read a frame, as dcommi_ctl_read does: the thread of beat.h reads, too. */
+static int dcommi_ctl_read_frame(dcommi_ctl_line *l, uint8_t frame[DCOMMI_CTL_IN], bool *genuine)
+{
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    int there = dcommi_ctl_fill(l, DCOMMI_CTL_FRAME);
+    const size_t len = there > 0 ? dcommi_ctl_message_len(l->in) : 0;
+    if (there > 0 && len > 0 && len < SIZE_MAX) {
+        there = dcommi_ctl_fill(l, DCOMMI_CTL_FRAME + len);
+    }
+    if (there > 0) {
+        *genuine = dcommi_ctl_genuine(l);
+        memcpy(frame, l->in, l->have);
+        l->have = 0;
+    }
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    return there;
 }
 static dcommi_ctl_line *dcommi_ctl_line_to(const dcomm_context *context, int peer)
 {
@@ -36191,6 +36330,21 @@ static void dcommi_ctl_tell(dcomm_context *context, int peer, uint32_t type, uin
         pthread_mutex_unlock(&dcommi_ctl_lock);
     }
 }
+static void dcommi_ctl_pass(dcomm_context *context, int peer, const dcommi_header *header,
+                            const void *data, size_t len)
+{
+    dcommi_ctl_line *l = dcommi_ctl_line_to(context, peer);
+    uint8_t frame[DCOMMI_CTL_IN] = {0};
+    if (l != NULL && l->state == DCOMMI_CTL_OPEN && len <= DCOMMI_TEXT_MAX &&
+        l->passed < DCOMMI_CTL_PASSED) {
+        l->passed++;
+        memcpy(frame + DCOMMI_CTL_FRAME, header, sizeof *header);
+        memcpy(frame + DCOMMI_CTL_FRAME + sizeof *header, data, len);
+        pthread_mutex_lock(&dcommi_ctl_lock);
+        dcommi_ctl_send(l, frame, DCOMMI_CTL_MESSAGE, sizeof *header + len);
+        pthread_mutex_unlock(&dcommi_ctl_lock);
+    }
+}
 static void dcommi_ctl_opened(dcommi_ctl_line *l)
 {
     dcommi_ctl_hmac(l, "session", sizeof l->hello, l->session);
@@ -36201,7 +36355,9 @@ static void dcommi_ctl_opened(dcommi_ctl_line *l)
     pthread_mutex_unlock(&dcommi_ctl_lock);
     dcommi_ctl_patience(l);
 }
-/* ---- what comes ---- */
+#define DCOMMI_CTL_STRANGERS 64     /* connections at a time without a proof */
+#define DCOMMI_CTL_TOGETHER_MS 2500 /* hosts that fall silent within this time go together */
+/* ---- handshakes ---- */
 /* Answer the acceptor's challenge: prove who we are. */
 static bool dcommi_ctl_prove(const dcommi_ctl *c, dcommi_ctl_line *l)
 {
@@ -36261,9 +36417,14 @@ static void dcommi_ctl_judge(dcommi_ctl *c, dcommi_ctl_line *stranger)
     memcpy(l->challenge, stranger->challenge, sizeof l->challenge);
     memcpy(l->hello, stranger->hello, sizeof l->hello);
     dcommi_ctl_hmac(l, "welcome", sizeof l->hello, tag);
-    dcommi_ctl_write(l, tag, sizeof tag);
-    dcommi_ctl_opened(l);
+    if (dcommi_ctl_write(l, tag, sizeof tag)) {
+        dcommi_ctl_opened(l);
+    } else { /* the connector must not take our first frame for the welcome */
+        l->error = errno;
+        dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
+    }
 }
+/* ---- ends and frames ---- */
 /* Note that a peer has left a communicator in which it has never spoken to us over UCX. */
 static void dcommi_ctl_left(dcomm_context *context, int peer, uint64_t id, uint64_t number)
 {
@@ -36277,16 +36438,27 @@ static void dcommi_ctl_left(dcomm_context *context, int peer, uint64_t id, uint6
         }
     }
 }
-/* Return true if a connection is about to end because the peer's system is silent. */
-static bool dcommi_ctl_dumb(const dcommi_ctl_line *l)
+/* Return the milliseconds for which the peer's system has been silent. */
+static double dcommi_ctl_silent_ms(const dcommi_ctl_line *l)
 {
     struct tcp_info info = {0};
     socklen_t len = sizeof info;
-    const double silent_ms = 1000 * DCOMMI_CTL_SILENT_MAX * l->liveness_s;
-    return l->state == DCOMMI_CTL_OPEN &&
-           getsockopt(l->fd, IPPROTO_TCP, TCP_INFO, &info, &len) == 0 &&
-           info.tcpi_last_ack_recv > DCOMMI_CTL_TOGETHER_MS &&
-           info.tcpi_last_ack_recv >= silent_ms - DCOMMI_CTL_TOGETHER_MS;
+    return getsockopt(l->fd, IPPROTO_TCP, TCP_INFO, &info, &len) == 0 ? info.tcpi_last_ack_recv : 0;
+}
+/* Return true if a connection is about to end because the peer's system is silent. */
+static bool dcommi_ctl_dumb(const dcommi_ctl_line *l)
+{
+    const double silent_ms = l->state == DCOMMI_CTL_OPEN ? dcommi_ctl_silent_ms(l) : 0;
+    return silent_ms > DCOMMI_CTL_TOGETHER_MS &&
+           silent_ms >= dcommi_ctl_patience_ms(l) - DCOMMI_CTL_TOGETHER_MS;
+}
+/* Return true if the end of a connection proves that its process has ended: the other side's system
+ * has sent an end or a reset, and was not silent before. After a silence of liveness_s the other
+ * side may have given this one up, and answers with a reset when the network is back. */
+static bool dcommi_ctl_proves(const dcommi_ctl_line *l)
+{
+    return (l->error == 0 || l->error == ECONNRESET || l->error == EPIPE) &&
+           dcommi_ctl_silent_ms(l) < 1000 * l->liveness_s;
 }
 static void dcommi_ctl_tell_dead(dcomm_context *context, int peer)
 {
@@ -36314,14 +36486,13 @@ static void dcommi_ctl_give_up(dcomm_context *context, bool (*silent)(const dcom
         }
     }
 }
-/* Handle an end without a goodbye. An end or a reset that the other side's system has sent proves a
- * death. After another error, such as ETIMEDOUT, the peer only counts as dead. */
+/* Handle an end without a goodbye. If it proves no death, the peer only counts as dead. */
 static void dcommi_ctl_dead(dcomm_context *context, dcommi_ctl_line *l)
 {
     dcommi_remote *p = &context->peers[l->peer];
     dcommi_transport *t = p->transport;
-    const bool proven = l->error == 0 || l->error == ECONNRESET || l->error == EPIPE;
-    p->proven = p->proven || (proven && !p->gave_us_up);
+    const bool proven = dcommi_ctl_proves(l);
+    dcommi_peer_prove(p, proven);
     if (!proven) {
         const char *why = "its host, or the network to it, was silent for too long (liveness_s)";
         l->over = dcommi_peer_mark(p, why, false);
@@ -36330,31 +36501,24 @@ static void dcommi_ctl_dead(dcomm_context *context, dcommi_ctl_line *l)
         t->call->lose(t, l->peer, "its control connection has ended");
     }
 }
-/* Count the frame in l->in. Return false if it is forged. A beat is answered by beats from now on.
- * With the lock. */
-static bool dcommi_ctl_genuine(dcommi_ctl_line *l)
+/* Hand a message to the engine as if UCX had brought it. */
+static void dcommi_ctl_deliver(dcomm_context *context, const dcommi_ctl_line *l,
+                               const uint8_t *frame)
 {
-    uint8_t tag[DCOMMI_CTL_KEY];
-    dcommi_ctl_frame_tag(l, !l->connector, l->received++, l->in, tag);
-    l->heard = dcommi_same_secret(tag, l->in + DCOMMI_CTL_FRAME - DCOMMI_CTL_KEY, sizeof tag);
-    l->beats = l->beats || (l->heard && dcommi_get32(l->in) == DCOMMI_CTL_BEAT);
-    return l->heard;
-}
-/* Read a frame, as dcommi_ctl_read does: the thread of beat.h reads, too. */
-static int dcommi_ctl_read_frame(dcommi_ctl_line *l, uint8_t frame[DCOMMI_CTL_FRAME], bool *genuine)
-{
-    pthread_mutex_lock(&dcommi_ctl_lock);
-    const int there = dcommi_ctl_fill(l, DCOMMI_CTL_FRAME);
-    if (there > 0) {
-        *genuine = dcommi_ctl_genuine(l);
-        memcpy(frame, l->in, DCOMMI_CTL_FRAME);
-        l->have = 0;
+    dcommi_transport *t = context->peers[l->peer].transport;
+    const size_t len = dcommi_ctl_message_len(frame), header_len = sizeof(dcommi_header);
+    if (len >= header_len) {
+        const uint8_t *message = frame + DCOMMI_CTL_FRAME;
+        const dcommi_arrival arrival = {.peer = l->peer,
+                                        .header = message,
+                                        .header_len = header_len,
+                                        .data = message + header_len,
+                                        .len = len - header_len};
+        t->handlers.on_message(t->handlers.user, t, &arrival);
     }
-    pthread_mutex_unlock(&dcommi_ctl_lock);
-    return there;
 }
 /* Handle a frame. Return false if the connection is over. */
-static bool dcommi_ctl_heard(dcomm_context *context, const dcommi_ctl_line *l, const uint8_t *frame,
+static bool dcommi_ctl_heard(dcomm_context *context, dcommi_ctl_line *l, const uint8_t *frame,
                              bool genuine)
 {
     if (!genuine) {
@@ -36364,10 +36528,13 @@ static bool dcommi_ctl_heard(dcomm_context *context, const dcommi_ctl_line *l, c
                    (int)context->peers[l->peer].pid);
         return false;
     }
+    l->passed = dcommi_get32(frame) == DCOMMI_CTL_BEAT ? l->passed : 0;
     if (dcommi_get32(frame) == DCOMMI_CTL_LEAVE) {
         dcommi_ctl_left(context, l->peer, dcommi_get64(frame + 8), dcommi_get64(frame + 16));
     } else if (dcommi_get32(frame) == DCOMMI_CTL_DEAD) {
         dcommi_given_up(context, l->peer);
+    } else if (dcommi_get32(frame) == DCOMMI_CTL_MESSAGE) {
+        dcommi_ctl_deliver(context, l, frame);
     }
     return dcommi_get32(frame) != DCOMMI_CTL_GOODBYE;
 }
@@ -36376,7 +36543,7 @@ static void dcommi_ctl_event(dcomm_context *context, dcommi_ctl_line *l)
     static const size_t need[] = {[DCOMMI_CTL_STRANGER] = DCOMMI_CTL_HELLO,
                                   [DCOMMI_CTL_ASKED] = DCOMMI_CTL_CHALLENGE,
                                   [DCOMMI_CTL_PROVED] = DCOMMI_CTL_KEY};
-    uint8_t frame[DCOMMI_CTL_FRAME] = {0};
+    uint8_t frame[DCOMMI_CTL_IN] = {0};
     dcommi_ctl *c = context->control;
     while (l->fd >= 0) {
         const uint8_t state = l->state;
@@ -36412,6 +36579,7 @@ static void dcommi_ctl_event(dcomm_context *context, dcommi_ctl_line *l)
         }
     }
 }
+/* ---- events ---- */
 static void dcommi_ctl_accept(dcommi_ctl *c)
 {
     while (c->nstrangers < DCOMMI_CTL_STRANGERS) {
@@ -36466,6 +36634,10 @@ static void dcommi_ctl_look(dcomm_context *context)
     dcommi_ctl *c = context->control;
     struct epoll_event events[16];
     int n = 16;
+    if (c->looking) { /* what it has found fails a communicator */
+        return;
+    }
+    c->looking = true;
     for (int turn = 0; n == 16 && turn < 64; turn++) {
         n = epoll_wait(c->epoll, events, 16, 0);
         for (int i = 0; i < n; i++) {
@@ -36484,6 +36656,7 @@ static void dcommi_ctl_look(dcomm_context *context)
     for (dcommi_ctl_line *l = pending ? c->lines : NULL; l != NULL; l = l->next) {
         dcommi_ctl_event(context, l);
     }
+    c->looking = false;
 }
 /* ==== include/dcomm/impl/engine/reply.h ==================================================== */
 /* reply.h - answers to peers that ask for memory of ours by message (pull.h). */
@@ -36694,7 +36867,10 @@ typedef struct dcommi_bcast_slot {
 /* A set of slots, in shared memory. The readers trust none of it. */
 typedef struct dcommi_bcast {
     _Alignas(DCOMMI_BCAST_LINE) _Atomic uint64_t comm; /* id of its communicator; 0: free */
-    _Atomic uint64_t readers;                          /* bit r: rank r polls it */
+    /* Bit r: rank r polls it. The bits above: the low bits of the communicator's id, while ranks
+     * may begin to poll it. In one word with these, no bit can be that of an earlier communicator.
+     */
+    _Atomic uint64_t readers;
     dcommi_bcast_slot slot[DCOMMI_BCAST_SLOTS];
 } dcommi_bcast;
 _Static_assert(DCOMMI_BCAST_SETS * sizeof(dcommi_bcast) <= DCOMMI_COMMON_BYTES,
@@ -36717,11 +36893,14 @@ static dcommi_bcast *dcommi_bcast_sets_of(const dcomm_context *context, int peer
                : NULL;
 }
 #define DCOMMI_BCAST_LOOKED_AT UINT64_MAX /* in place of an id: given up, but maybe polled */
-/* Return true if a set belongs to no communicator and nobody polls it any more. */
+#define DCOMMI_BCAST_BITS (((uint64_t)1 << DCOMMI_BCAST_RANKS) - 1) /* of ranks, in `readers` */
+/* Return true if a set belongs to no communicator and nobody polls it any more. Only this process
+ * writes `comm`. The last reader's loads come before it lets go. */
 static bool dcommi_bcast_free(dcommi_bcast *set)
 {
     uint64_t whose = atomic_load_explicit(&set->comm, memory_order_relaxed);
-    return whose == 0 || (whose == DCOMMI_BCAST_LOOKED_AT && atomic_load(&set->readers) == 0);
+    return whose == 0 || (whose == DCOMMI_BCAST_LOOKED_AT &&
+                          atomic_load_explicit(&set->readers, memory_order_acquire) == 0);
 }
 /* Take a set for a communicator, if it can use one. With the token. */
 static void dcommi_bcast_open(dcomm_comm *comm)
@@ -36747,27 +36926,33 @@ static void dcommi_bcast_open(dcomm_comm *comm)
         for (int k = 0; k < DCOMMI_BCAST_SLOTS; k++) {
             atomic_store_explicit(&set->slot[k].word, 0, memory_order_relaxed);
         }
-        atomic_store_explicit(&set->readers, 0, memory_order_relaxed);
+        atomic_store_explicit(&set->readers, comm->id << DCOMMI_BCAST_RANKS, memory_order_relaxed);
+        /* The words and `readers` come before it. */
         atomic_store_explicit(&set->comm, comm->id, memory_order_release);
     }
 }
 static void dcommi_bcast_let_go(const dcomm_comm *comm, dcommi_bcast *set)
 {
-    atomic_fetch_and(&set->readers, ~((uint64_t)1 << comm->rank));
+    /* Our loads of its slots come before it. */
+    atomic_fetch_and_explicit(&set->readers, ~((uint64_t)1 << comm->rank), memory_order_release);
 }
-/* Tell the owner of a set that this rank polls it. Return false if the set's communicator has
- * ended. */
+/* Tell the owner of a set that this rank polls it. Return false if the set is not that of the
+ * communicator, or has been given up. */
 static bool dcommi_bcast_look(const dcomm_comm *comm, dcommi_bcast *set)
 {
     if (atomic_load_explicit(&set->comm, memory_order_acquire) != comm->id) {
         return false;
     }
-    atomic_fetch_or(&set->readers, (uint64_t)1 << comm->rank);
-    if (atomic_load(&set->comm) != comm->id) {
-        dcommi_bcast_let_go(comm, set);
-        return false;
+    const uint64_t whose = comm->id << DCOMMI_BCAST_RANKS;
+    uint64_t readers = atomic_load_explicit(&set->readers, memory_order_relaxed);
+    while ((readers & ~DCOMMI_BCAST_BITS) == whose) {
+        if (atomic_compare_exchange_weak_explicit(&set->readers, &readers,
+                                                  readers | (uint64_t)1 << comm->rank,
+                                                  memory_order_acq_rel, memory_order_relaxed)) {
+            return true;
+        }
     }
-    return true;
+    return false;
 }
 /* Find the other ranks' sets. */
 static void dcommi_bcast_find(dcomm_comm *comm)
@@ -36796,28 +36981,28 @@ static inline void dcommi_bcast_attach(dcomm_comm *comm)
         dcommi_bcast_find(comm);
     }
 }
-/* Give up the set of a communicator that ends. It may be reused, unless some rank may still poll
- * it: one that has neither said goodbye nor let go of the set. */
+/* Give up the set of a communicator that ends. From here on no rank begins to poll it. It may be
+ * reused at once, unless some rank still polls it: one that has neither said goodbye nor let go of
+ * the set, and whose end is not proven. */
 static void dcommi_bcast_close(dcomm_comm *comm)
 {
     if (comm->bcast == NULL) {
         return;
     }
     dcommi_bcast *set = comm->bcast->set;
-    atomic_store(&set->comm, DCOMMI_BCAST_LOOKED_AT);
-    uint64_t readers = atomic_load(&set->readers);
+    atomic_store_explicit(&set->comm, DCOMMI_BCAST_LOOKED_AT, memory_order_relaxed);
+    uint64_t readers =
+        atomic_fetch_and_explicit(&set->readers, DCOMMI_BCAST_BITS, memory_order_acquire);
+    readers &= DCOMMI_BCAST_BITS;
     for (int r = 0; r < comm->size; r++) {
         const dcommi_member *m = &comm->members[r];
         const dcommi_remote *p = m->peer >= 0 ? &comm->context->peers[m->peer] : NULL;
-        if (p != NULL && p->lost && !p->proven) { /* it may wake up, and write its bit */
-            atomic_fetch_or(&set->readers, (uint64_t)1 << r);
-            readers |= (uint64_t)1 << r;
-        } else if (p == NULL || m->gone || p->lost) {
+        if (p == NULL || (p->lost ? p->proven : m->gone)) {
             readers &= ~((uint64_t)1 << r);
         }
     }
     if (readers == 0) {
-        atomic_store_explicit(&set->comm, 0, memory_order_release);
+        atomic_store_explicit(&set->comm, 0, memory_order_relaxed);
     }
 }
 /* ---- writing ---- */
@@ -36831,7 +37016,8 @@ static inline bool dcommi_bcast_post(dcomm_comm *comm, const dcommi_header *head
         return false;
     }
     if (DCOMMI_UNLIKELY(!p->open)) {
-        p->open = atomic_load_explicit(&p->set->readers, memory_order_acquire) == p->others;
+        uint64_t readers = atomic_load_explicit(&p->set->readers, memory_order_acquire);
+        p->open = (readers & DCOMMI_BCAST_BITS) == p->others;
         if (!p->open) {
             return false;
         }
@@ -36850,6 +37036,7 @@ static inline bool dcommi_bcast_post(dcomm_comm *comm, const dcommi_header *head
     memcpy(slot->bytes, header, header_len);
     p->until[at] = header->seq + 1;
     p->count++;
+    /* The message comes before it. */
     atomic_store_explicit(&slot->word,
                           (uint64_t)(uint32_t)p->count << 32 | (uint64_t)len << 16 | header_len,
                           memory_order_release);
@@ -36868,6 +37055,7 @@ static inline bool dcommi_bcast_peek(const dcommi_member *m, dcommi_arrival *arr
         return false;
     }
     const dcommi_bcast_slot *slot = &m->bcast->slot[m->bcast_read % DCOMMI_BCAST_SLOTS];
+    /* The loads of the message come after it. */
     uint64_t word = atomic_load_explicit(&slot->word, memory_order_acquire);
     if ((uint32_t)(word >> 32) != (uint32_t)(m->bcast_read + 1)) {
         return false;
@@ -37604,6 +37792,7 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         dcommi_on_reply(comm, h, arrival->data, arrival->len);
         return DCOMMI_CONSUMED;
     case DCOMMI_MSG_ABORT: {
+        comm->members[h->src].told_us = true;
         dcommi_bcast_drain(comm, &comm->members[h->src]); /* its slots hold earlier messages */
         char text[DCOMMI_TEXT_MAX + 1];
         dcommi_peer_text(text, arrival->data, arrival->len);
@@ -37702,6 +37891,8 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
             verdict = dcommi_dispatch(comm, &h, transport, arrival);
         } else if (known && h.type == DCOMMI_MSG_GOODBYE) {
             dcommi_on_goodbye(comm, &h);
+        } else if (known && h.type == DCOMMI_MSG_ABORT) {
+            comm->members[h.src].told_us = true;
         } else if (known && h.type == DCOMMI_MSG_AGREE) {
             dcommi_on_agree(comm, &h, arrival->data, arrival->len);
         } else if (known && h.type == DCOMMI_MSG_REGION_SHUT) {
@@ -38129,8 +38320,10 @@ static void dcommi_stopped_look(dcommi_remote *p, double now, double every)
         return;
     }
     const dcommi_process seen = dcommi_process_read(p->pid);
-    const bool stopped = seen.state == 'T' && seen.started == p->started && seen.ticks == p->ticks;
-    p->stopped_s = stopped ? p->stopped_s + dcommi_silence_counted(since, every) : 0;
+    const bool stopped = seen.state == 'T' && seen.started == p->started;
+    const bool meanwhile = stopped && p->stopped && seen.ticks == p->ticks;
+    p->stopped_s = meanwhile ? p->stopped_s + dcommi_silence_counted(since, every) : 0;
+    p->stopped = stopped;
     p->ticks = seen.ticks;
     p->looked_at = now;
 }
@@ -38294,28 +38487,39 @@ static void *dcommi_beat_main(void *user)
         last = now;
     }
 }
+/* Note the first rank of each host, counted from 1, among the ranks that are left if `left`. NULL
+ * without memory; the caller frees it. */
+static int *dcommi_beat_firsts(const dcomm_comm *comm, bool left)
+{
+    int *first = dcommi_calloc((size_t)comm->nhosts, sizeof *first);
+    for (int r = comm->size - 1; r >= 0 && first != NULL; r--) {
+        const dcommi_member *m = &comm->members[r];
+        if (!left || m->peer < 0 || (!m->gone && !comm->context->peers[m->peer].lost)) {
+            first[dcommi_group_of(comm->groups, 0, r)] = 1 + r;
+        }
+    }
+    return first;
+}
+/* Return true if this rank and another one beat with each other: both are the first of their
+ * hosts. */
+static bool dcommi_beat_with(const dcomm_comm *comm, const int *first, int rank)
+{
+    const int own = dcommi_group_of(comm->groups, 0, comm->rank);
+    const int other = dcommi_group_of(comm->groups, 0, rank);
+    return own != other && first[own] == 1 + comm->rank && first[other] == 1 + rank;
+}
 /* Beat with the first ranks of other hosts, if this rank is the first of its own, among those that
  * are left. With the token. */
 static void dcommi_beat_appoint(const dcomm_comm *comm)
 {
     const dcomm_context *context = comm->context;
     int *first = context->control != NULL && context->control->beating
-                     ? dcommi_calloc((size_t)comm->nhosts, sizeof *first) /* 1 + rank */
+                     ? dcommi_beat_firsts(comm, true)
                      : NULL;
-    if (first == NULL) {
-        return;
-    }
-    for (int r = comm->size - 1; r >= 0; r--) {
-        const dcommi_member *m = &comm->members[r];
-        if (m->peer < 0 || (!m->gone && !context->peers[m->peer].lost)) {
-            first[dcommi_group_of(comm->groups, 0, r)] = 1 + r;
-        }
-    }
-    const int own = dcommi_group_of(comm->groups, 0, comm->rank);
     pthread_mutex_lock(&dcommi_ctl_lock);
-    for (int h = 0; first[own] == 1 + comm->rank && h < comm->nhosts; h++) {
-        dcommi_ctl_line *l = h != own && first[h] > 0
-                                 ? dcommi_ctl_line_to(context, comm->members[first[h] - 1].peer)
+    for (int r = 0; first != NULL && r < comm->size; r++) {
+        dcommi_ctl_line *l = dcommi_beat_with(comm, first, r)
+                                 ? dcommi_ctl_line_to(context, comm->members[r].peer)
                                  : NULL;
         if (l != NULL && !l->beats) {
             l->beats = true;
@@ -40095,6 +40299,15 @@ static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bo
         DCOMMI_TRY(chooser != NULL ? dcommi_choose(chooser, s, &algo)
                                    : dcommi_choose_alone(s, &algo));
     }
+    if (s->coding != NULL && s->coding->parts > 0 && s->rank_order &&
+        (algo == NULL || algo->make == dcommi_coded_linear)) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "codec %.64s cannot fold in rank order, which deterministic and "
+                           "accumulate ask for: its encodings are summed by an exact all-reduce "
+                           "(coded_linear), in that one's order; leave these options out, or take "
+                           "a codec that decodes each rank's encoding, such as topk or qsgd",
+                           s->coding->spec);
+    }
     if (algo == NULL) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "there is no algorithm for %s",
                            dcomm_coll_name(s->coll));
@@ -41746,12 +41959,13 @@ static void dcommi_rdv_shut(dcommi_rdv_server *s)
     for (size_t i = 0; i < s->core.nconns; i++) {
         dcommi_rdv_close_fd(s->core.conns[i]);
     }
+    dcommi_sys_close(s->wake_fd);
+    s->wake_fd = -1;
 }
 static void dcommi_rdv_server_free(dcommi_rdv_server *s)
 {
     dcommi_rdv_shut(s);
     dcommi_rdv_core_end(&s->core);
-    dcommi_sys_close(s->wake_fd);
     dcommi_free(s->polls);
     dcommi_free(s->buf);
     dcommi_free(s);
@@ -42174,6 +42388,18 @@ static dcomm_status dcommi_join_file_write(const char *path, const dcomm_id *id)
     }
     return status;
 }
+/* Make the file that DCOMM_JOIN_FILE names, without an id, if it is not there: a communicator is
+ * whole, so ranks that are started again join it. Without the file, a launcher starts all again. */
+static void dcommi_join_file_mark(void)
+{
+    const char *path = dcommi_env("DCOMM_JOIN_FILE");
+    const int fd = path != NULL ? openat(AT_FDCWD, path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600) : -1;
+    if (path != NULL && fd < 0) {
+        dcommi_join_file_failed(path, "make");
+        dcommi_log(DCOMMI_LOG_WARN, "%s; ranks that are started again cannot join", dcommi_message);
+    }
+    dcommi_sys_close(fd);
+}
 /* Read the id. Return DCOMM_ERR_RENDEZVOUS, with a sentence, if the file holds none yet. */
 static dcomm_status dcommi_join_file_read(const char *path, dcomm_id *id)
 {
@@ -42376,11 +42602,12 @@ static dcomm_status dcommi_context_release(dcomm_context *context)
     dcommi_regions_free(context);
     dcommi_ctl_close(context);
     const double patience = context->hurries ? DCOMMI_FAILED_CLOSE_S : DCOMMI_CLOSE_S;
+    const double until = dcommi_now() + patience; /* of both */
     if (context->net != NULL) {
         context->net->call->close(context->net, patience, false);
     }
     if (context->local != NULL) {
-        context->local->call->close(context->local, patience, false);
+        context->local->call->close(context->local, until - dcommi_now(), false);
     }
     while (context->finished != NULL) { /* ended by the close */
         dcommi_run *run = context->finished;
@@ -42632,7 +42859,8 @@ static inline size_t dcommi_fifo_lines(const dcommi_fifo_end *e, size_t bytes)
                e->size >= DCOMMI_FIFO_GAP_SIZE;
     return gap ? lines + DCOMMI_FIFO_GAP : lines;
 }
-/* Return true if a record is there. */
+/* Return true if a record is there. The reader loads the word again, with an order, before it
+ * touches the record. */
 static inline bool dcommi_fifo_ready(const dcommi_fifo_end *e)
 {
     uint64_t word = atomic_load_explicit(dcommi_fifo_word(e, e->at), memory_order_relaxed);
@@ -42652,7 +42880,8 @@ static inline void dcommi_fifo_note(dcommi_fifo_end *e, size_t bytes)
 }
 /* ---- writing ---- */
 /* Clear the word behind a record if it would read as a record, for it may hold payload of the lap
- * before. The writer has that line in its cache, so the look is cheap. */
+ * before. The writer has that line in its cache, so the look is cheap. Only the writer stores
+ * there, and the next word that it publishes comes after this store. */
 static inline void dcommi_fifo_clear(dcommi_fifo_end *e)
 {
     e->clear = e->at;
@@ -42660,10 +42889,11 @@ static inline void dcommi_fifo_clear(dcommi_fifo_end *e)
         atomic_store_explicit(dcommi_fifo_word(e, e->at), 0, memory_order_relaxed);
     }
 }
-/* Publish a record. First clear the word behind it, then store its own word. If clearing must
- * write and the reader has that line in its cache, it takes as long as a message and delays the
- * record. So ends without wide units afterwards clear some lines ahead, when nobody waits for
- * them. This also brings these lines back. */
+/* Publish a record. First clear the word behind it, then store its own word, which comes after the
+ * record's bytes and after all words that were cleared. If clearing must write and the reader has
+ * that line in its cache, it takes as long as a message and delays the record. So ends without wide
+ * units afterwards clear some lines ahead, when nobody waits for them. This also brings these lines
+ * back. */
 static inline void dcommi_fifo_publish(dcommi_fifo_end *e, unsigned kind, size_t header_len,
                                        size_t len, size_t lines)
 {
@@ -42718,6 +42948,7 @@ static inline unsigned char *dcommi_fifo_reserve(dcommi_fifo_end *e, size_t byte
     /* Add a line for the word behind the record. */
     uint64_t end = e->at + skip + lines + DCOMMI_LINE + spare;
     if (DCOMMI_UNLIKELY(end > e->limit + e->size)) {
+        /* The reader's loads of this room come before our stores. */
         uint64_t consumed = atomic_load_explicit(&e->fifo->consumed, memory_order_acquire);
         if (consumed < e->limit || consumed > e->at) {
             return NULL; /* the reader has stored nonsense */
@@ -42765,6 +42996,7 @@ static inline void dcommi_fifo_forward(dcommi_fifo_end *e, size_t lines)
     e->at += lines;
     if (DCOMMI_UNLIKELY(e->at - e->limit >= e->size / 4)) {
         e->limit = e->at;
+        /* Our loads of the records come before it. */
         atomic_store_explicit(&e->fifo->consumed, e->at, memory_order_release);
     }
 }
@@ -42796,6 +43028,7 @@ static inline void dcommi_fifo_expecting(const dcommi_fifo_end *e, size_t bytes)
 static inline int dcommi_fifo_next(dcommi_fifo_end *e, dcommi_record *r)
 {
     for (;;) {
+        /* The loads of the record come after it. */
         uint64_t word = atomic_load_explicit(dcommi_fifo_word(e, e->at), memory_order_acquire);
         if ((word & ~(uint64_t)UINT32_MAX) != dcommi_fifo_turn(e->at) || (word & 15) == 0) {
             if (dcommi_fifo_wide(e)) {
@@ -42841,6 +43074,7 @@ static inline dcommi_fifo_end dcommi_fifo_reader(dcommi_fifo *fifo, uint32_t siz
 static inline dcommi_fifo_end dcommi_fifo_writer(dcommi_fifo *fifo, uint32_t size)
 {
     dcommi_fifo_end e = dcommi_fifo_reader(fifo, size);
+    /* `produced` is this process's own. The reader's loads come before `consumed`. */
     e.at = atomic_load_explicit(&fifo->produced, memory_order_acquire);
     e.limit = atomic_load_explicit(&fifo->consumed, memory_order_acquire);
     e.clear = e.at; /* the word behind the last record */
@@ -43043,8 +43277,7 @@ static bool dcommi_hands_open(dcommi_hands *h, uint64_t id)
     struct sockaddr_un name;
     struct stat net;
     socklen_t len = dcommi_hand_name(id, &name);
-    if (dcommi_sys_getrandom(h->me.secret, sizeof h->me.secret, 0) !=
-        (ssize_t)sizeof h->me.secret) {
+    if (dcommi_random_bytes(h->me.secret, sizeof h->me.secret) < 0) {
         return false;
     }
     errno = ENOMEM;
@@ -43181,8 +43414,8 @@ static dcomm_status dcommi_hand_over(const dcommi_hands *h, const dcommi_hand_ad
         dcommi_sys_close(s);
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "it is a process of another user");
     }
-    done = done &&
-           dcommi_sys_sendmsg(s, &packet.head, MSG_NOSIGNAL) == (ssize_t)sizeof packet.message;
+    done =
+        done && dcommi_sys_sendmsg(s, &packet.head, MSG_NOSIGNAL) == (ssize_t)sizeof packet.message;
     dcommi_sys_close(s);
     if (done) {
         return DCOMM_OK;
@@ -43460,6 +43693,7 @@ static dcomm_status dcommi_local_fifo_find(dcommi_local *u, uint64_t writer, uin
     uint32_t count = atomic_load_explicit(&d->count, memory_order_relaxed);
     for (uint32_t i = 0; i < count; i++) {
         if (d->writer[i] == writer) {
+            /* The creation in which they meet again orders it. */
             atomic_store_explicit(&d->given_up[i], 0, memory_order_relaxed);
             *fifo_p = i;
             return DCOMM_OK;
@@ -43478,6 +43712,7 @@ static dcomm_status dcommi_local_fifo_find(dcommi_local *u, uint64_t writer, uin
     }
     u->fifos[count] = dcommi_fifo_reader(fifo, DCOMMI_LOCAL_FIFO);
     d->writer[count] = writer;
+    /* The writer's name comes before it. */
     atomic_store_explicit(&d->count, count + 1, memory_order_release);
     *fifo_p = count;
     return DCOMM_OK;
@@ -43534,6 +43769,7 @@ static dcomm_status dcommi_local_connect(dcommi_local_peer *p)
     if (status != DCOMM_OK) {
         return status;
     }
+    /* The names of writers come after it. */
     uint32_t count = atomic_load_explicit(&p->directory->count, memory_order_acquire);
     for (uint32_t i = 0; i < count && i < DCOMMI_LOCAL_PEERS; i++) {
         if (p->directory->writer[i] != p->local->card.hand.id) {
@@ -44112,29 +44348,47 @@ static void dcommi_local_remove_peer(dcommi_transport *t, int peer)
     }
 }
 /* ---- progress ---- */
+#define DCOMMI_LOCAL_GIVEN_UP "it counts this process as dead"
+/* Return true if a peer counts this process as dead. */
+static bool dcommi_local_is_given_up(const dcommi_local_peer *p)
+{
+    return p->out.lines != NULL &&
+           atomic_load_explicit(&p->directory->given_up[p->ours], memory_order_acquire) != 0;
+}
+static bool dcommi_local_gave_up(dcommi_transport *t, int peer)
+{
+    const dcommi_local_peer *p = dcommi_local_peer_at((dcommi_local *)t, peer);
+    return p != NULL && dcommi_local_is_given_up(p);
+}
+/* Mark a peer whose end is certain. Look here, after its end, if it gave this process up: a look
+ * before could come too early. Taking its end for a death would let this process go on alone. */
+static void dcommi_local_end_proven(dcommi_local_peer *p, const char *why)
+{
+    if (p->out.lines == NULL && !p->ended) {
+        (void)dcommi_local_connect(p); /* to know which mark is ours */
+    }
+    const bool given_up = dcommi_local_is_given_up(p);
+    dcommi_local_end_as(p, given_up ? DCOMMI_LOSS_GIVEN_UP : DCOMMI_LOSS_PROVEN,
+                        given_up ? DCOMMI_LOCAL_GIVEN_UP : why);
+}
 static void dcommi_local_watch(dcommi_transport *t)
 {
     dcommi_local *u = (dcommi_local *)t;
     void *users[16];
-    for (size_t i = 0; i < u->npolled; i++) { /* before its end: that would let us go on alone */
-        dcommi_local_peer *p = u->polled[i];
-        if (p->out.lines != NULL &&
-            atomic_load_explicit(&p->directory->given_up[p->ours], memory_order_acquire) != 0) {
-            dcommi_local_end_as(p, DCOMMI_LOSS_GIVEN_UP, "it counts this process as dead");
-        }
-    }
     int n = dcommi_watch_poll(u->epoll, users, 16);
     for (int i = 0; i < n; i++) {
-        dcommi_local_end_as(users[i], DCOMMI_LOSS_PROVEN, "its process has ended");
+        dcommi_local_end_proven(users[i], "its process has ended");
     }
     for (size_t i = 0; i < u->npolled; i++) {
         dcommi_local_peer *p = u->polled[i];
         bool dead = p->lock >= 0 && !p->ended && dcommi_watch_unlocked(p->lock);
         if (p->directory != NULL &&
             atomic_load_explicit(&p->directory->closed, memory_order_acquire) != 0) {
-            dcommi_local_end_as(p, DCOMMI_LOSS_PROVEN, "it has closed its connections");
+            dcommi_local_end_proven(p, "it has closed its connections");
         } else if (dead) {
-            dcommi_local_end_as(p, DCOMMI_LOSS_PROVEN, "its process has ended");
+            dcommi_local_end_proven(p, "its process has ended");
+        } else if (dcommi_local_is_given_up(p)) {
+            dcommi_local_end_as(p, DCOMMI_LOSS_GIVEN_UP, DCOMMI_LOCAL_GIVEN_UP);
         }
     }
 }
@@ -44382,7 +44636,8 @@ static void dcommi_local_close(dcommi_transport *t, double timeout_s, bool force
         }
     }
     u->closing = true;
-    /* Peers may keep our memory mapped for as long as they want. */
+    /* Peers may keep our memory mapped for as long as they want. All records, and marks of those
+     * that we gave up, come before it. */
     if (u->directory != NULL) {
         atomic_store_explicit(&u->directory->closed, 1, memory_order_release);
     }
@@ -44400,6 +44655,7 @@ static const dcommi_transport_vtable dcommi_local_vtable = {
     .progress = dcommi_local_progress,
     .watch = dcommi_local_watch,
     .give_up = dcommi_local_give_up,
+    .gave_up = dcommi_local_gave_up,
     .peek = dcommi_local_peek,
     .pass = dcommi_local_pass,
     .common = dcommi_local_common,
@@ -44796,6 +45052,8 @@ struct dcommi_ucx {
     bool inside; /* UCX's progress is on the stack */
     bool direct; /* UCX's callback may call an op's done: only directly within progress */
     bool chores; /* there is work for the end of progress */
+    bool opens;  /* endpoints are wanted */
+    int busy;    /* progresses in which UCX read something while endpoints were wanted */
     bool closing;
     bool at_once;      /* UCX sends at once or not at all, and never holds a message */
     unsigned turns;    /* calls of progress */
@@ -44998,13 +45256,14 @@ static const char *dcommi_ucx_why(const dcommi_ucx_peer *p)
 {
     return p->why != NULL ? p->why : ucs_status_string(p->failure);
 }
-/* Want `n` endpoints of a peer. Open them now, but not in UCX's progress: UCX 1.13 crashes if an
- * endpoint takes over the connection that is being read. */
+/* Want `n` endpoints of a peer. Over TCP they are opened when UCX has read all that has come
+ * (dcommi_ucx_open_all): an endpoint takes over the connection on which the peer reached us, and
+ * UCX 1.13 crashes if that one is being read, or if the peer has closed it again. */
 static dcomm_status dcommi_ucx_want(dcommi_ucx *u, dcommi_ucx_peer *p, int n)
 {
-    if (u->at_once && u->inside) {
+    if (u->at_once) {
         p->wanted = p->wanted > n ? p->wanted : n;
-        u->chores = true;
+        u->opens = true;
         return DCOMM_OK;
     }
     return dcommi_ucx_endpoints(u, p, n);
@@ -45256,14 +45515,16 @@ static bool dcommi_ucx_pump_message(dcommi_ucx_peer *p, dcommi_ucx_queue *q)
     }
     return true;
 }
-/* Send what is queued, messages before payloads. Return how many messages UCX took. */
+/* Send what is queued, messages before payloads. What waits for a connection that is still to be
+ * opened stays. Return how many messages UCX took. */
 static unsigned dcommi_ucx_pump(dcommi_ucx *u)
 {
     unsigned n = 0;
     for (dcommi_ucx_peer **link = &u->waiting; *link != NULL;) {
         dcommi_ucx_peer *p = *link;
+        const int connections = p->opened > p->wanted ? p->opened : p->wanted;
         bool more = false;
-        for (int i = 0; i < p->opened; i++) {
+        for (int i = 0; i < connections; i++) {
             dcommi_ucx_queue *messages = &p->messages[i], *payloads = &p->payloads[i];
             bool goes_on = true;
             for (int k = 0; k < DCOMMI_UCX_PUMP && goes_on; k++) {
@@ -45345,22 +45606,14 @@ static dcommi_ucx_flight *dcommi_ucx_flight_of(dcommi_ucx *u, dcommi_ucx_stage s
     }
     return NULL;
 }
-static void dcommi_ucx_corrupt(dcommi_ucx *u, const void *header, size_t header_len)
-{
-    const dcommi_arrival arrival = {.peer = -1, .header = header, .header_len = header_len};
-    u->base.handlers.on_corrupt(u->base.handlers.user, &u->base, &arrival);
-}
+/* Handle an answer. Drop one that answers nothing. */
 static ucs_status_t dcommi_ucx_on_answer(void *arg, const void *header, size_t header_len,
                                          void *data, size_t len, const ucp_am_recv_param_t *param)
 {
     dcommi_ucx *u = arg;
     dcommi_ucx_answer a;
     (void)data, (void)param;
-    if (u->closing) {
-        return UCS_OK;
-    }
-    if (header_len != sizeof a || len != 0) {
-        dcommi_ucx_corrupt(u, header, header_len);
+    if (u->closing || header_len != sizeof a || len != 0) {
         return UCS_OK;
     }
     memcpy(&a, header, sizeof a);
@@ -45374,18 +45627,15 @@ static ucs_status_t dcommi_ucx_on_answer(void *arg, const void *header, size_t h
     }
     return UCS_OK;
 }
-/* Store a piece of payload. Pieces of a fetch that was given up find no flight. */
+/* Store a piece of payload. Pieces of a fetch that was given up find no flight. One that does not
+ * follow those before it, or is too long, fails the fetch. */
 static ucs_status_t dcommi_ucx_on_payload(void *arg, const void *header, size_t header_len,
                                           void *data, size_t len, const ucp_am_recv_param_t *param)
 {
     dcommi_ucx *u = arg;
     dcommi_ucx_piece piece;
     (void)param;
-    if (u->closing) {
-        return UCS_OK;
-    }
-    if (header_len != sizeof piece) {
-        dcommi_ucx_corrupt(u, header, header_len);
+    if (u->closing || header_len != sizeof piece) {
         return UCS_OK;
     }
     memcpy(&piece, header, sizeof piece);
@@ -45395,7 +45645,6 @@ static ucs_status_t dcommi_ucx_on_payload(void *arg, const void *header, size_t 
         return UCS_OK;
     }
     if (piece.at != f->at || len > f->len - f->at) {
-        dcommi_ucx_corrupt(u, header, header_len);
         dcommi_ucx_flight_landed(f, DCOMM_ERR_CORRUPT);
         return UCS_OK;
     }
@@ -45525,7 +45774,7 @@ static bool dcommi_ucx_tail_valid(const dcommi_ucx_tail *t, size_t len)
 {
     return t->connection < DCOMM_CONNECTIONS_MAX && t->parts >= 1 &&
            t->parts <= DCOMM_CONNECTIONS_MAX && t->part < t->parts &&
-           (len == SIZE_MAX || len == dcommi_ucx_part_len(t)) &&
+           (len == SIZE_MAX ? t->total > 0 : len == dcommi_ucx_part_len(t)) &&
            (t->parts == 1 || dcommi_ucx_part_len(t) > 0);
 }
 /* Take in a part. Return the leader of its message once the message is complete, else NULL. *good
@@ -45567,7 +45816,7 @@ static void dcommi_ucx_know_sender(dcommi_ucx *u, dcommi_ucx_kept *k)
     dcommi_ucx_peer *p = k->peer = dcommi_ucx_peer_by_id(u, k->tail.id);
     if (p != NULL && k->tail.connection >= p->wanted) {
         p->wanted = k->tail.connection + 1;
-        u->chores = true;
+        u->opens = true;
     }
 }
 /* Take in a message. `data` of a long one is UCX's name for it, and `len` its payload's length;
@@ -46212,9 +46461,12 @@ static void dcommi_ucx_connect(dcommi_transport *t, int peer, int connections)
     }
 }
 /* ---- progress ---- */
+#define DCOMMI_UCX_BUSY 256 /* progresses after which wanted endpoints wait no longer */
 /* Open the endpoints that are wanted. If some cannot be opened, go on with fewer. */
 static void dcommi_ucx_open_all(dcommi_ucx *u)
 {
+    u->opens = false;
+    u->busy = 0;
     for (size_t i = 0; i < u->peers_capacity && !u->closing; i++) {
         dcommi_ucx_peer *p = u->peers[i];
         if (p == NULL || p->opened >= p->wanted || p->failure != UCS_OK ||
@@ -46236,7 +46488,6 @@ static unsigned dcommi_ucx_chores(dcommi_ucx *u)
 {
     u->chores = false;
     unsigned n = dcommi_ucx_report_lost(u);
-    dcommi_ucx_open_all(u);
     dcommi_ucx_sweep_removed(u);
     return n + dcommi_ucx_deliver(u);
 }
@@ -46250,10 +46501,14 @@ static unsigned dcommi_ucx_progress(dcommi_transport *t)
     u->direct = true;
     unsigned n = ucp_worker_progress(u->worker);
     u->direct = false;
+    const bool read = n > 0;
     if (DCOMMI_UNLIKELY(u->waiting != NULL)) {
         n += dcommi_ucx_pump(u);
     }
     u->inside = false;
+    if (DCOMMI_UNLIKELY(u->opens) && (!read || ++u->busy >= DCOMMI_UCX_BUSY)) {
+        dcommi_ucx_open_all(u);
+    }
     if (DCOMMI_UNLIKELY((++u->turns & 63) == 0)) {
         n += dcommi_ucx_watch(u);
     }
@@ -49052,8 +49307,7 @@ DCOMM_API dcomm_status dcomm_comm_dup(dcomm_comm *comm, dcomm_comm **new_p)
 /* life.h - abort, destroy and read out communicators. */
 #define DCOMMI_GOODBYE_S 5.0       /* seconds that destroy waits for its peers */
 #define DCOMMI_FAILED_LEAVE_S 0.02 /* the same after an error */
-#define DCOMMI_FAILED_MEMORY_S 0.5 /* after an error, if peers may still move the caller's memory \
-                                    */
+#define DCOMMI_FAILED_MEMORY_S 0.5 /* likewise, if peers may still move the caller's memory */
 #define DCOMMI_SHUT_S 0.5          /* and for their device memory to be shut here */
 /* ---- abort and destroy ---- */
 DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
@@ -49120,16 +49374,18 @@ static bool dcommi_comm_holds(dcomm_comm *comm)
     dcommi_token_release(comm->context);
     return holds;
 }
-/* Return true if a peer that we have exchanged messages with has not said goodbye yet, or if the
- * transport still has messages under way. */
+/* Return true if a peer that we have exchanged messages with has not said goodbye yet and does not
+ * know of an error, or if the transport still has messages under way. Our own goodbye is one:
+ * nobody makes progress for it while the caller computes, and the peer waits for it. */
 static bool dcommi_comm_awaits(dcomm_comm *comm)
 {
     dcommi_token_take(comm->context);
     bool awaits = comm->in_transport > 0;
     for (int r = 0; r < comm->size && !awaits; r++) {
         const dcommi_member *m = &comm->members[r];
-        awaits = m->peer >= 0 && (m->heard || m->addressed) && !m->gone &&
-                 !comm->context->peers[m->peer].lost;
+        const dcommi_remote *p = m->peer >= 0 ? &comm->context->peers[m->peer] : NULL;
+        awaits = p != NULL && !p->lost &&
+                 (p->unsent > 0 || ((m->heard || m->addressed) && !m->gone && !m->told_us));
     }
     dcommi_token_release(comm->context);
     return awaits;
@@ -49212,12 +49468,13 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
         }
         /* Processes on this host see this one end, even if we never exchanged messages. Say
          * goodbye to them as well, or they take it for dead. */
-        bool spoken = m->heard || m->addressed;
+        bool spoken = m->heard || m->addressed, told = false;
         if (spoken || (context->peers[m->peer].same_host && !m->gone)) {
             dcommi_header h = {.type = DCOMMI_MSG_GOODBYE, .a = comm->entered};
-            dcommi_send_header(comm, r, &h, NULL, 0);
+            told = dcommi_send_header(comm, r, &h, NULL, 0) >= 0;
             m->addressed = spoken; /* do not wait for an answer to a goodbye */
-        } else if (!m->gone) {
+        }
+        if (!told && (spoken || !m->gone)) {
             dcommi_ctl_leave(context, m->peer, comm->id, comm->entered);
         }
     }
@@ -49447,6 +49704,14 @@ static dcomm_status dcommi_agreement_parts(uint64_t word, const char *what)
                              what, dcomm_strerror((dcomm_status)-status));
 }
 /* ---- agree ---- */
+/* Return true if too few ranks are left, and have been for a while: a death that one connection
+ * tells of is proven a moment later by another one. */
+static bool dcommi_agreement_stuck(dcommi_agreement *g)
+{
+    const double now = dcommi_now();
+    g->stuck_since = !g->agree->stuck ? 0 : g->stuck_since > 0 ? g->stuck_since : now;
+    return g->agree->stuck && now >= g->stuck_since + DCOMMI_AGREE_PROOF_S;
+}
 /* Return how a caller's decision stands. With the token. A message that was not sent for lack of
  * memory goes first, unless it is late: others may wait for it, and this rank may compute next. */
 static dcomm_status dcommi_agreement_status(dcommi_agreement *g, const char *what, bool late)
@@ -49460,9 +49725,10 @@ static dcomm_status dcommi_agreement_status(dcommi_agreement *g, const char *wha
     }
     if (a->number > g->taken) {
         g->taken = a->number;
+        dcommi_agreement_expel(g);
         return DCOMM_OK;
     }
-    return a->stuck ? dcommi_agreement_few(g, what) : DCOMM_IN_PROGRESS;
+    return dcommi_agreement_stuck(g) ? dcommi_agreement_few(g, what) : DCOMM_IN_PROGRESS;
 }
 /* Take part in the decision that this rank does not have yet, and wait for it until `until`. After
  * DCOMM_ERR_TIMEOUT and DCOMM_ERR_QUORUM the rank still takes part. */
@@ -49572,7 +49838,9 @@ DCOMM_API dcomm_status dcomm_comm_failed(dcomm_comm *comm, int *ranks, int max, 
     return DCOMM_OK;
 }
 #define DCOMMI_SHRINK_SALT 0x736872696e6bu /* of ids: split counts its children */
-/* Make this rank's part of a communicator without the ranks of g->list. */
+/* Make this rank's part of a communicator without the ranks of g->list. It can have none if one of
+ * the others has failed for it, and is alive for those that decide: as many ranks as a quorum asks
+ * for are left, but they do not all reach each other. */
 static dcomm_status dcommi_shrink_make(dcommi_agreement *g)
 {
     const dcomm_comm *comm = g->comm;
@@ -49580,14 +49848,21 @@ static dcomm_status dcommi_shrink_make(dcommi_agreement *g)
     if (ranks == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
+    dcomm_status status = DCOMM_OK;
+    dcommi_token_take(comm->context);
     for (int r = 0; r < comm->size; r++) {
         if (!dcommi_bit(g->list, r)) {
             ranks[size++] = r;
+            status = dcommi_bit(dcommi_agree_look(g->agree, DCOMMI_AGREE_FAILED), r)
+                         ? DCOMM_ERR_QUORUM
+                         : status;
         }
     }
-    dcomm_status status = dcommi_comm_make(
-        comm, ranks, size, dcommi_mix(dcommi_mix(g->key, DCOMMI_SHRINK_SALT), g->taken),
-        comm->quorum, &g->part);
+    dcommi_token_release(comm->context);
+    DCOMMI_THEN(status, dcommi_comm_make(
+                            comm, ranks, size,
+                            dcommi_mix(dcommi_mix(g->key, DCOMMI_SHRINK_SALT), g->taken),
+                            comm->quorum, &g->part));
     dcommi_free(ranks);
     return status;
 }
@@ -49649,7 +49924,10 @@ static dcomm_status dcommi_shrink_without(dcomm_comm *comm, const uint64_t *excl
     }
     dcommi_token_take(comm->context);
     *g_p = dcommi_agreement_find(comm, key);
-    if (*g_p == NULL && (*g_p = dcommi_agreement_new(comm, key, DCOMM_QUORUM_NONE)) != NULL) {
+    if (*g_p == NULL && dcommi_agreements_spare(comm) == DCOMM_OK) {
+        *g_p = comm->spare;
+        comm->spare = NULL;
+        (*g_p)->key = key;
         const dcommi_agree_link link = dcommi_agreement_link(*g_p);
         for (int r = 0; r < comm->size; r++) {
             if (dcommi_bit(excluded, r)) {
@@ -49658,6 +49936,7 @@ static dcomm_status dcommi_shrink_without(dcomm_comm *comm, const uint64_t *excl
         }
         (*g_p)->next = comm->agreements;
         comm->agreements = *g_p;
+        (void)dcommi_agreements_spare(comm); /* for the next list */
     }
     dcommi_token_release(comm->context);
     return *g_p != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
@@ -50796,6 +51075,8 @@ typedef struct dcommi_tuner {
     bool near;        /* measuring within a host */
     void *registered; /* NULL: none, or not asked for yet */
     uint8_t *huge;    /* likewise, on huge pages */
+    /* Of trials. A call that has failed may use its buffers until the communicator is destroyed. */
+    uint8_t *trial, *trial_huge;
     dcommi_rounds rounds;
     /* On rank 0: how many probes have run, how many stayed disturbed, and looks at other
      * programs. */
@@ -51606,26 +51887,33 @@ static void dcommi_trials_all(dcommi_tuner *t, const int64_t *sizes, int nsizes,
     dcommi_free(c);
     dcommi_free(k);
 }
+static size_t dcommi_trial_huge_len(void)
+{
+    return 2 * (size_t)dcommi_trial_huge[DCOMMI_TRIAL_HUGE - 1];
+}
 /* Run all trials. Every rank has the same numbers before, and rank 0's trials afterwards. */
 static void dcommi_tune_trials(dcommi_tuner *t)
 {
     const int crowded = dcommi_place_crowded(t->comm->groups, t->comm->places, 0);
     const int nsizes = DCOMMI_TRIAL_SIZES - !crowded;
-    const size_t huge_len = 2 * (size_t)dcommi_trial_huge[DCOMMI_TRIAL_HUGE - 1];
-    uint8_t *memory = dcommi_alloc(2 * (size_t)dcommi_trial_sizes[nsizes - 1]);
-    uint8_t *huge = dcommi_huge_advised(huge_len);
     dcommi_trials where = {.memory = DCOMMI_MEMORY_ANY, .into = t->tuning.trial};
+    t->trial = dcommi_alloc(2 * (size_t)dcommi_trial_sizes[nsizes - 1]);
+    t->trial_huge = dcommi_huge_advised(dcommi_trial_huge_len());
     t->tuning.tried = t->comm->size;
-    dcommi_trials_all(t, dcommi_trial_sizes, nsizes, memory, &where);
+    dcommi_trials_all(t, dcommi_trial_sizes, nsizes, t->trial, &where);
     where.memory = DCOMMI_MEMORY_HUGE;
     where.into = t->tuning.huge;
-    dcommi_trials_all(t, dcommi_trial_huge, DCOMMI_TRIAL_HUGE, huge, &where);
+    dcommi_trials_all(t, dcommi_trial_huge, DCOMMI_TRIAL_HUGE, t->trial_huge, &where);
     where.memory = DCOMMI_MEMORY_REGISTERED;
     where.into = t->tuning.registered;
     dcommi_trials_all(t, dcommi_trial_registered, DCOMMI_TRIAL_REGISTERED,
                       dcommi_tune_registered(t), &where);
-    dcommi_huge_release(huge, huge_len);
-    dcommi_free(memory);
+}
+/* Free the memory of trials. */
+static void dcommi_tune_trials_free(dcommi_tuner *t)
+{
+    dcommi_huge_release(t->trial_huge, dcommi_trial_huge_len());
+    dcommi_free(t->trial);
 }
 /* A tuning that rank 0 of this process has measured, by where the ranks were. */
 typedef struct dcommi_tuned {
@@ -51714,6 +52002,7 @@ static void dcommi_tuner_free(dcommi_tuner *t)
     }
     dcomm_mem_free(&t->registered);
     dcommi_huge_release(t->huge, DCOMMI_TUNE_SPECIAL);
+    dcommi_tune_trials_free(t);
     dcommi_free(t->in);
     dcommi_free(t->out);
     dcommi_free(t);
@@ -53674,22 +53963,8 @@ static void dcommi_gathering_free(dcommi_gathering *m)
     dcommi_free(m->host);
 }
 /* ---- control connections ---- */
-/* Note which ranks are the first of their hosts. */
-static dcomm_status dcommi_comm_leaders(const dcomm_comm *comm, bool **leads_p)
-{
-    bool *seen = dcommi_calloc((size_t)comm->nhosts, sizeof *seen);
-    bool *leads = *leads_p = dcommi_calloc((size_t)comm->size, sizeof *leads);
-    for (int r = 0; seen != NULL && leads != NULL && r < comm->size; r++) {
-        const int host = dcommi_group_of(comm->groups, 0, r);
-        leads[r] = !seen[host];
-        seen[host] = true;
-    }
-    const bool bad = seen == NULL || leads == NULL;
-    dcommi_free(seen);
-    return bad ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
-}
 /* Return true if two ranks are to be connected. Both compute the same answer. With many ranks only
- * some pairs are, besides those that lead their hosts. */
+ * some pairs are, besides those that beat. */
 static bool dcommi_comm_pair_connects(const dcomm_comm *comm, int a, int b)
 {
     const uint64_t one_of = (uint64_t)dcommi_ceil_div(comm->size, DCOMMI_CTL_MOST);
@@ -53738,8 +54013,9 @@ static dcomm_status dcommi_comm_control(dcomm_comm *comm, const dcommi_card *car
     dcommi_hmac_add(&h, "dcomm control 1", 16);
     dcommi_hmac_add(&h, cards[0].control_nonce, sizeof cards[0].control_nonce);
     dcommi_hmac_end(&h, key);
-    bool *leads = NULL, whole = comm->size <= DCOMMI_CTL_MOST;
-    dcomm_status status = dcommi_comm_leaders(comm, &leads);
+    bool whole = comm->size <= DCOMMI_CTL_MOST;
+    int *first = dcommi_beat_firsts(comm, false); /* alike on all ranks, whoever is lost */
+    dcomm_status status = first != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
     dcommi_token_take(context);
     context->liveness_s = comm->liveness_s;
     for (int r = 0; r < comm->size && status >= 0; r++) {
@@ -53752,7 +54028,7 @@ static dcomm_status dcommi_comm_control(dcomm_comm *comm, const dcommi_card *car
             whole = false;
             continue;
         }
-        const bool beats = leads[comm->rank] && leads[r];
+        const bool beats = dcommi_beat_with(comm, first, r);
         if (beats || dcommi_comm_pair_connects(comm, comm->rank, r)) {
             status = dcommi_ctl_want(context, peer, &where, key, beats);
         }
@@ -53761,7 +54037,7 @@ static dcomm_status dcommi_comm_control(dcomm_comm *comm, const dcommi_card *car
         status = dcommi_beat_start(context);
     }
     dcommi_token_release(context);
-    dcommi_free(leads);
+    dcommi_free(first);
     double start = dcommi_now();
     double until =
         start + (comm->timeout_s < 2 * DCOMMI_CTL_S ? comm->timeout_s / 2 : DCOMMI_CTL_S);
@@ -53842,15 +54118,13 @@ static dcomm_status dcommi_comm_peer(dcomm_comm *comm, const dcommi_gathering *m
     bool near = m->host[r] == m->host[comm->rank];
     const dcommi_cards *cards = near ? &m->local : &m->net;
     const dcommi_card *card = &cards->card[r];
-    size_t known = context->npeers;
     int peer;
     DCOMMI_TRY(dcommi_peer_add(context, card, near, cards->extra[r],
                                near ? card->local_address : card->net_address, &peer));
     comm->members[r].peer = peer;
-    void *common = NULL;
-    dcomm_status status = near && context->npeers > known
-                              ? context->local->call->common(context->local, peer, &common)
-                              : DCOMM_OK;
+    void *common = NULL; /* of a known peer, too: its memory may have been missing before */
+    dcomm_status status =
+        near ? context->local->call->common(context->local, peer, &common) : DCOMM_OK;
     return status == DCOMM_OK || status == DCOMM_ERR_NO_MEMORY
                ? status
                : dcommi_fail(DCOMM_ERR_SYSTEM,
@@ -54125,6 +54399,9 @@ static dcomm_status dcommi_comm_build(dcomm_comm *comm)
     }
     if (status >= 0) {
         dcommi_comm_enter(comm);
+    }
+    if (status >= 0 && !joins && comm->rank == 0 && comm->size > 1) {
+        dcommi_join_file_mark();
     }
     return status;
 }
@@ -70446,6 +70723,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 /* ==== helper macros end here =========================================================== */
 #undef DCOMMI_ABS_BITS
 #undef DCOMMI_AGREE_BYTES
+#undef DCOMMI_AGREE_PROOF_S
 #undef DCOMMI_AGREE_RANKS
 #undef DCOMMI_AGREE_TELL_S
 #undef DCOMMI_AHEAD_LEAST
@@ -70458,6 +70736,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_AVERAGE_GROUP
 #undef DCOMMI_AVX2_NANS
 #undef DCOMMI_AVX512_NANS
+#undef DCOMMI_BCAST_BITS
 #undef DCOMMI_BCAST_LINE
 #undef DCOMMI_BCAST_LOOKED_AT
 #undef DCOMMI_BCAST_PAYLOAD
@@ -70532,10 +70811,14 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_CREDIT_EVERY
 #undef DCOMMI_CTL_CHALLENGE
 #undef DCOMMI_CTL_FRAME
+#undef DCOMMI_CTL_HEAD
 #undef DCOMMI_CTL_HELLO
+#undef DCOMMI_CTL_IN
 #undef DCOMMI_CTL_KEY
 #undef DCOMMI_CTL_MAGIC
+#undef DCOMMI_CTL_MESSAGE_MAX
 #undef DCOMMI_CTL_MOST
+#undef DCOMMI_CTL_PASSED
 #undef DCOMMI_CTL_S
 #undef DCOMMI_CTL_SILENT_MAX
 #undef DCOMMI_CTL_STRANGERS
@@ -70726,6 +71009,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_LOCAL_COPIED
 #undef DCOMMI_LOCAL_EAGER
 #undef DCOMMI_LOCAL_FIFO
+#undef DCOMMI_LOCAL_GIVEN_UP
 #undef DCOMMI_LOCAL_LATELY
 #undef DCOMMI_LOCAL_LOCK
 #undef DCOMMI_LOCAL_PEERS
@@ -70979,6 +71263,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_TUNE_SWIFT
 #undef DCOMMI_TUNING_LINE
 #undef DCOMMI_TURN
+#undef DCOMMI_UCX_BUSY
 #undef DCOMMI_UCX_DEVICE
 #undef DCOMMI_UCX_EAGER
 #undef DCOMMI_UCX_FRESH_S

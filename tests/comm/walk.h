@@ -1,7 +1,7 @@
-/* walk.h - a walk over faults: the first fault, the second, ... of a communicator's creation, a call,
- * an agreement, a shrink, a growth and its destruction, on one rank or on all. Each is an error on all
- * ranks or has no effect. It never causes a crash, a hang, a time-out, a leak, or an open descriptor.
- * A suite says what a fault is. */
+/* walk.h - a walk over faults: the first fault, the second, ... of a communicator's creation, a
+ * call, an agreement, a shrink, a growth and its destruction, on one rank or on all. Each is an
+ * error on all ranks or has no effect. It never causes a crash, a hang, a time-out, a leak, or an
+ * open descriptor. A suite says what a fault is. */
 #ifndef WALK_H
 #define WALK_H
 
@@ -11,16 +11,16 @@
 #include <dirent.h>
 
 enum { WALK_S = 8 }; /* the most seconds that a step of the walk takes */
-enum part { CREATE, TUNED, MEASURED, SPLIT, CALL, AGREE, SHRINK, GROW, DESTROY };
+enum part { CREATE, TUNED, MEASURED, SPLIT, CALL, AGREE, SHRINK, EXCLUDE, GROW, DESTROY };
 
 typedef struct walk {
     enum part part;
     ranks_place place;
-    int first, last; /* ranks with faults; of GROW, rank 2 is the newcomer */
-    long step;       /* make one fault in so many, ... */
-    long most;       /* ... up to this one; 0: until there is none; ... */
-    int misses;      /* ... or until so many in a row were not there */
-    dcomm_status own; /* of the rank with the fault, unless rank 0 has it; 0: any */
+    int first, last;     /* ranks with faults; of GROW, rank 2 is the newcomer */
+    long step;           /* make one fault in so many, ... */
+    long most;           /* ... up to this one; 0: until there is none; ... */
+    int misses;          /* ... or until so many in a row were not there */
+    dcomm_status own;    /* of the rank with the fault, unless rank 0 has it; 0: any */
     void (*arm)(long k); /* make the k-th fault from now on; 0: none */
     bool (*hit)(void);   /* a fault was made since the last call */
 } walk;
@@ -35,7 +35,8 @@ enum { NEW_OUT = 1, NEW_IN };
 typedef struct walker {
     const walk *w;
     int rank, n, step, inner;
-    int old; /* ranks that create the communicator: all but the newcomer */
+    int old;   /* ranks that create the communicator: all but the newcomer */
+    int calls; /* of them, those that make the call: of EXCLUDE, not rank 2 */
     procs_shared *s;
     long k;  /* the number of the fault */
     int fds; /* open before it */
@@ -65,7 +66,7 @@ static void meet_old(walker *w)
 
 static void arm(const walker *w)
 {
-    const bool twice = w->w->part == AGREE || w->w->part == SHRINK; /* poisoned before, or not */
+    const bool twice = w->w->part >= AGREE && w->w->part <= EXCLUDE; /* poisoned before, or not */
     const bool mine = w->rank >= w->w->first && w->rank <= w->w->last;
     w->w->arm(!mine ? 0 : twice ? (w->k + 1) / 2 : w->k);
 }
@@ -104,13 +105,17 @@ static void judge(const walker *w, dcomm_status status, bool mine)
     judge_said(w, status, dcomm_last_error(), mine);
 }
 
-static int open_descriptors(void)
+/* Count the descriptors that are open; print them if `says`. */
+static int open_descriptors(bool says)
 {
     DIR *dir = opendir("/proc/self/fd");
     int n = 0;
     PROCS_TRUE(dir != NULL);
-    while (readdir(dir) != NULL) {
-        n++;
+    for (struct dirent *entry; (entry = readdir(dir)) != NULL; n++) {
+        char to[128] = "";
+        if (says && readlinkat(dirfd(dir), entry->d_name, to, sizeof to - 1) > 0) {
+            fprintf(stderr, "  descriptor %s is %s\n", entry->d_name, to);
+        }
     }
     closedir(dir);
     return n;
@@ -121,11 +126,12 @@ static void check_descriptors(const walker *w)
 {
     const double start = procs_now();
     int fds = 0;
-    while ((fds = open_descriptors()) > w->fds && procs_now() - start < 2) {
+    while ((fds = open_descriptors(false)) > w->fds && procs_now() - start < 2) {
         procs_nap();
     }
-    PROCS_CHECK(fds <= w->fds, "part %d, k=%ld, rank %d: %d descriptors are open, before %d",
-                w->w->part, w->k, w->rank, fds, w->fds);
+    PROCS_CHECK(fds <= w->fds || open_descriptors(true) < 0,
+                "part %d, k=%ld, rank %d: %d descriptors are open, before %d", w->w->part, w->k,
+                w->rank, fds, w->fds);
 }
 
 /* ---- a communicator's life ---- */
@@ -321,21 +327,26 @@ static void agree(walker *w, dcomm_comm *world)
                 (unsigned long long)flags, failed);
 }
 
-/* A failed shrink can be repeated. */
+/* A failed shrink can be repeated. The caller's list names rank 2, or nobody. */
 static void shrink(walker *w, dcomm_comm *world)
 {
+    const int excluded = 2, n = w->w->part == EXCLUDE;
     dcomm_comm *rest = NULL;
     spoil(w, world);
+    if (w->rank >= w->calls) {
+        meet(w);
+        return;
+    }
     arm(w);
-    dcomm_status status = dcomm_comm_shrink(world, NULL, 0, &rest);
+    dcomm_status status = dcomm_comm_shrink(world, &excluded, n, &rest);
     judge(w, status, disarm(w));
     PROCS_TRUE((rest == NULL) == (status < 0));
     meet(w);
     if (status < 0) {
-        RANKS_OK(dcomm_comm_shrink(world, NULL, 0, &rest));
+        RANKS_OK(dcomm_comm_shrink(world, &excluded, n, &rest));
     }
     works(w, rest);
-    PROCS_TRUE(dcomm_comm_size(rest) == w->n);
+    PROCS_TRUE(dcomm_comm_size(rest) == w->calls);
     RANKS_OK(dcomm_comm_destroy(&rest));
 }
 
@@ -424,6 +435,7 @@ static void walk_part(walker *w, dcomm_comm **world)
         agree(w, *world);
         break;
     case SHRINK:
+    case EXCLUDE:
         shrink(w, *world);
         break;
     case GROW:
@@ -452,7 +464,7 @@ static long walk_step(walker *w, bool *more)
     meet(w);
     const long failed = atomic_load(&w->s->words[FAILED]);
     *more = atomic_load(&w->s->words[HIT]) != 0;
-    PROCS_CHECK(failed == 0 || (*more && failed == w->old), "part %d, k=%ld: %ld ranks failed",
+    PROCS_CHECK(failed == 0 || (*more && failed == w->calls), "part %d, k=%ld: %ld ranks failed",
                 part, w->k, failed);
     PROCS_CHECK(procs_now() - start < WALK_S, "part %d, k=%ld: %.1f s", part, w->k,
                 procs_now() - start);
@@ -463,17 +475,25 @@ static int live(int rank, int n, procs_shared *s, void *arg)
 {
     walker w = {.w = arg, .rank = rank, .n = n, .s = s};
     w.old = w.w->part == GROW ? n - 1 : n;
+    w.calls = w.w->part == EXCLUDE ? n - 1 : w.old;
     ranks_settle(rank, n, w.w->place);
     bool more;
     long fails = walk_step(&w, &more); /* without a fault: UCX and hwloc keep some descriptors */
-    w.fds = open_descriptors();
+    w.fds = open_descriptors(false);
     int misses = 0;
-    for (w.k = 1; misses < w.w->misses && (w.w->most == 0 || w.k <= w.w->most);
-         w.k += w.w->step) {
+    long faults = 0, errors = 0;
+    for (w.k = 1; misses < w.w->misses && (w.w->most == 0 || w.k <= w.w->most); w.k += w.w->step) {
         meet(&w);
-        fails += walk_step(&w, &more);
+        const long failed = walk_step(&w, &more);
         check_descriptors(&w);
+        fails += failed;
+        faults += more;
+        errors += failed > 0;
         misses = more ? 0 : misses + 1;
+    }
+    if (rank == 0) {
+        fprintf(stderr, "# %s::%s: %ld faults, %ld of them errors\n", criterion_current_suite->name,
+                criterion_current_test->name, faults, errors);
     }
     const bool may_not = w.w->part == AGREE || w.w->part == DESTROY || w.w->first >= w.old;
     PROCS_CHECK(fails > 0 || w.w->own == DCOMM_OK || may_not, "nothing failed in part %d",
@@ -481,13 +501,14 @@ static int live(int rank, int n, procs_shared *s, void *arg)
     return procs_leaks();
 }
 
-/* Walk with two ranks, and a newcomer where they grow. */
+/* Walk with two ranks, and a newcomer where they grow, or a third one that they leave out. */
 static inline void walk_all(const walk *w)
 {
     int ended[PROCS_MAX] = {0};
     walk mine = *w;
-    cr_assert_eq(procs_run(w->part == GROW ? 3 : 2, test_full() ? 3500 : 60, live, &mine, ended), 0,
-                 "%d, %d, %d", ended[0], ended[1], ended[2]);
+    cr_assert_eq(procs_run(w->part == GROW || w->part == EXCLUDE ? 3 : 2, test_full() ? 3500 : 60,
+                           live, &mine, ended),
+                 0, "%d, %d, %d", ended[0], ended[1], ended[2]);
 }
 
 #endif

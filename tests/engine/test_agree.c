@@ -379,7 +379,8 @@ Test(agree, a_lone_accuser)
 }
 
 /* Ranks 0 and 1 do not hear of each other, rank 2 decides with one of them and dies, and the other
- * one is certain of that: no rule that lets half of the living go on finds this out. */
+ * one is certain of that: no rule that lets half of the living go on finds this out. So nothing
+ * that is seen across a cut may count as certain (dcommi_ctl_proves). */
 Test(agree, a_death_on_the_other_side_of_a_cut)
 {
     const char *wrong = try_all(3, 1, 2, 1);

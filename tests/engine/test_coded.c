@@ -425,7 +425,19 @@ static int kinds(int rank, int n, procs_shared *shared, void *arg)
     PROCS_TRUE(dcomm_allreduce(comm, x, x, COUNT, DCOMM_F32, DCOMM_SUM, &opts) ==
                DCOMM_ERR_UNSUPPORTED);
     PROCS_TRUE(strstr(dcomm_last_error(), "codec") != NULL);
+    /* Encodings that are summed before they are decoded have no order of ranks. */
+    dcomm_codec *linear = make_codec("powersgd:rank=3");
+    for (int i = 0; i < 2; i++) {
+        opts = (dcomm_coll_opts){
+            .codec = linear, .deterministic = 1, .algo = i > 0 ? "coded_linear" : NULL};
+        ranks_refused(dcomm_allreduce(comm, x, x, COUNT, DCOMM_F32, DCOMM_SUM, &opts),
+                      DCOMM_ERR_UNSUPPORTED, "codec powersgd:rank=3,");
+        PROCS_TRUE(strstr(dcomm_last_error(), "cannot fold in rank order, which deterministic") !=
+                   NULL);
+        PROCS_TRUE(strstr(dcomm_last_error(), "leave these options out, or take a codec") != NULL);
+    }
     RANKS_OK(dcomm_barrier(comm, NULL));
+    dcomm_codec_destroy(&linear);
     dcomm_codec_destroy(&codec);
     return ranks_leave(&comm);
 }

@@ -39,6 +39,7 @@ static void open_sides(void)
         s->context.uuid[0] = (uint8_t)(1 + i);
         s->context.peers = &s->peer;
         s->context.npeers = 1;
+        s->context.liveness_s = 10;
         s->peer.uuid[0] = (uint8_t)(2 - i);
         s->peer.transport = &s->transport;
         s->transport.call = &table;
@@ -120,6 +121,24 @@ Test(control, an_end_without_one_is, .timeout = LIMIT)
         look();
         cr_expect(sides[1 - dead].lost == 1, "reported %d times", sides[1 - dead].lost);
         cr_expect(sides[1 - dead].peer.proven);
+        close_sides();
+    }
+}
+
+/* A reset is proof, but not after a silence in which the other side may have given this one up. */
+Test(control, a_reset_after_a_silence_proves_nothing, .timeout = LIMIT)
+{
+    const struct linger none = {.l_onoff = 1};
+    for (int late = 0; late < 2; late++) {
+        connect_sides();
+        for (int i = 0; late && i < LOOKS / 4; i++) {
+            look();
+        }
+        sides[0].line->liveness_s = late ? 0.05 : 10;
+        setsockopt(sides[1].line->fd, SOL_SOCKET, SO_LINGER, &none, sizeof none);
+        dcommi_ctl_shut(sides[1].context.control, sides[1].line, DCOMMI_CTL_OVER);
+        until_over(0);
+        cr_expect(sides[0].peer.proven == !late && sides[0].peer.lost == (late != 0));
         close_sides();
     }
 }

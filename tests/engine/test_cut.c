@@ -157,3 +157,28 @@ Test(cut, told_of_a_death, .timeout = 60)
     int ended[PROCS_MAX];
     cr_expect_eq(procs_run(3, 30, told_of_a_death, NULL, ended), 0);
 }
+
+/* Two ranks are lost without proof, and die a moment later: that proves it, and the other two go on
+ * though they are half of the ranks without the lowest one. */
+static int proven_a_moment_later(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    fault_rank f = join(rank, n, s, &(dcomm_comm_opts){.timeout_s = 8});
+    if (rank < 2) {
+        nanosleep(&(struct timespec){.tv_nsec = 60000000}, NULL);
+        kill(getpid(), SIGKILL);
+    }
+    lose(f.comm, 0x3);
+    int failed[PROCS_MAX], count = 0;
+    RANKS_OK(dcomm_comm_agree(f.comm, NULL, failed, PROCS_MAX, &count));
+    PROCS_TRUE(count == 2 && failed[0] == 0 && failed[1] == 1);
+    fault_destroy(&f.comm, 2);
+    return procs_leaks();
+}
+
+Test(cut, proven_a_moment_later, .timeout = 60)
+{
+    int ended[PROCS_MAX];
+    procs_run(4, 30, proven_a_moment_later, NULL, ended);
+    cr_expect(ended[2] == 0 && ended[3] == 0, "%d, %d", ended[2], ended[3]);
+}

@@ -194,6 +194,37 @@ Test(engine, destroying_waits, .timeout = 60)
     run(3, destroyed_early, NULL);
 }
 
+/* A goodbye leaves before its rank computes: the connection over which it goes is only opened for
+ * it, and nobody makes progress afterwards. */
+static int parted(int rank, int n, procs_shared *s, void *arg)
+{
+    float x = 1;
+    dcomm_context *context = NULL;
+    (void)arg;
+    ranks_settle(rank, n, RANKS_HOSTS);
+    RANKS_OK(dcomm_context_create(NULL, &context));
+    dcomm_comm *comm = ranks_join(rank, n, s, &(dcomm_comm_opts){.context = context, .tune = -1});
+    if (rank == 0) {
+        RANKS_OK(dcomm_send(comm, &x, 1, DCOMM_F32, 1, NULL));
+    } else {
+        RANKS_OK(dcomm_recv(comm, &x, 1, DCOMM_F32, 0, NULL));
+    }
+    const double start = procs_now();
+    RANKS_OK(dcomm_comm_destroy(&comm));
+    const double took = procs_now() - start;
+    PROCS_CHECK(took < 2, "%.2f s", took);
+    if (rank == 1) {
+        nanosleep(&(struct timespec){.tv_sec = 3}, NULL);
+    }
+    RANKS_OK(dcomm_context_destroy(&context));
+    return procs_leaks();
+}
+
+Test(engine, a_goodbye_leaves_at_once, .timeout = 60)
+{
+    run(2, parted, NULL);
+}
+
 /* ---- several requests ---- */
 
 enum { SEVERAL = 6 };

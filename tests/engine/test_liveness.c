@@ -185,6 +185,49 @@ Test(liveness, destroyed_alone, .timeout = 60)
     run(N, destroyed_alone, &(fault_place){PAIRS}, VICTIM);
 }
 
+/* Rank 0 destroys at once. The other survivor knows of the error, and has said so, but stays. */
+static int destroyed_first(int rank, int n, procs_shared *s, void *arg)
+{
+    fault_rank f;
+    death *d = arg;
+    fault_join(&f, rank, n, s, d->t->place, 20);
+    RANKS_OK(dcomm_barrier(f.comm, NULL));
+    fault_meet(&f, -1);
+    if (rank == VICTIM) {
+        kill(getpid(), SIGKILL);
+    }
+    PROCS_TRUE(dcomm_barrier(f.comm, NULL) == DCOMM_ERR_PEER);
+    fault_meet(&f, VICTIM);
+    if (rank == 0) {
+        const long begun = now_us();
+        fault_destroy(&f.comm, 1);
+        atomic_store(&d->t->shut_us[d->i], now_us() - begun);
+    }
+    fault_meet(&f, VICTIM);
+    if (rank != 0) {
+        fault_destroy(&f.comm, 1);
+    }
+    return 0;
+}
+
+/* The quickest of some trials has no reason to wait. */
+Test(liveness, destroyed_first, .timeout = 120)
+{
+    const fault_place places[] = {LOCAL, NET};
+    trials *t = mmap(NULL, sizeof *t, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    cr_assert(t != MAP_FAILED);
+    for (int p = 0; p < 2; p++) {
+        long least = 1000000;
+        t->place = places[p];
+        for (int i = 0; i < 5; i++) {
+            run(3, destroyed_first, &(death){t, i}, VICTIM);
+            least = t->shut_us[i] < least ? t->shut_us[i] : least;
+        }
+        cr_expect(least < 15000, "place %d: destroying took %ld us", places[p], least);
+    }
+    munmap(t, sizeof *t);
+}
+
 /* ---- silence ---- */
 
 /* Join with a liveness of 1 s: rank 0's counts. */

@@ -196,7 +196,9 @@ static void life_main(int rank)
     }
     char ready = 0, all[WORLD_MAX];
     life_allgather(&ready, 1, all, NULL); /* nobody misbehaves before all are there */
-    world_sleep(life.rest);
+    if (life.rest > 0) {
+        world_sleep(life.rest);
+    }
     const uint64_t first = world.rank[rank].points;
     life_arm(rank, false);
     const bool stays = life_call(comms, rank, &status, &at);

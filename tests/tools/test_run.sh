@@ -35,9 +35,11 @@ expect "--keep-going lets others finish" 7 "finished" \
 
 
 # ---- ranks that are started again ----
-again='[ -z "$DCOMM_JOIN" ] || { echo "rank $RANK joins by $DCOMM_JOIN_FILE"; exit 0; }; [ $RANK = 1 ] && kill -9 $$; sleep 0.5'
+# Rank 1 dies once a communicator is whole (then the file is there), and joins in its second life.
+again='[ -z "$DCOMM_JOIN" ] || { echo "rank $RANK joins by $DCOMM_JOIN_FILE"; exit 0; }
+    [ $RANK = 1 ] && : >$DCOMM_JOIN_FILE && kill -9 $$; sleep 0.5'
 expect "--restart" 0 "rank 1 joins by .*/dcomm-run-[a-zA-Z0-9]*/id" timeout 10 "$run" -n 3 --restart 1 -- sh -c "$again"
-expect "--restart says so" 0 "rank 1 .* was killed by signal 9 \(Killed\); started again \(1 of 2\)" \
+expect "--restart says so" 0 "rank 1 .* was killed by signal 9 \(Killed\); started again \(1 of 2\)$" \
     timeout 10 "$run" -n 3 --restart 2 -- sh -c "$again"
 expect "--restart ends" 3 "started again \(2 of 2\).*rank 0 .* exited with status 3; ending the other 1" \
     sh -c 'timeout 10 "$0" -n 2 --restart 2 -- sh -c "[ \$RANK = 1 ] && exec sleep 60; exit 3" 2>&1 | tr "\n" " "; exit 3' "$run"
@@ -52,13 +54,24 @@ leaves_nothing() {
         ! ls -d "$scratch"/dcomm-run-* 2>/dev/null
 }
 check "--restart leaves no file" leaves_nothing
-joins() { # OPTIONS: the rank that was killed is a rank again
-    gcc -std=c11 -D_GNU_SOURCE -O0 -I include -o "$scratch/restarted" tests/tools/restarted.c \
-        "$(dirname "$run")/libdcomm_one.a" -lucp -lucs -luct -lhwloc -lm -lpthread -ldl &&
-        DCOMM_IFACE=lo timeout 60 "$run" -n 3 --restart 1 "$@" -- "$scratch/restarted"
+restarted() { # OPTIONS: a rank that was killed is a rank again
+    DCOMM_IFACE=lo timeout 60 "$run" -n 3 --restart 1 "$@" -- "$scratch/restarted"
 }
-expect "a rank that was started again joins" 0 "2 of 3: the sum is 3" joins
-expect "and on another host" 0 "2 of 3: the sum is 3" joins --host-id-every 1
+check "a program that is restarted" gcc -std=c11 -D_GNU_SOURCE -O0 -I include -o "$scratch/restarted" \
+    tests/tools/restarted.c "$(dirname "$run")/libdcomm_one.a" -lucp -lucs -luct -lhwloc -lm -lpthread -ldl
+expect "a rank that was started again joins" 0 "2 of 3: the sum is 3" restarted
+expect "and on another host" 0 "2 of 3: the sum is 3" restarted --host-id-every 1
+# No communicator is whole yet, so nobody would let it join.
+for where in creation start; do
+    expect "killed before its $where is over" 0 "2 of 3: the sum is 3" \
+        env DIES_ONCE="$scratch/died_in_$where" DIES_IN=$where DCOMM_IFACE=lo timeout 15 \
+        "$run" -n 3 --restart 1 -- "$scratch/restarted"
+done
+expect "all ranks are started again" 0 "rank 1 .*; no rank can be joined: all are started again \(1 of 1\)$" \
+    env DIES_ONCE="$scratch/died" DIES_IN=creation DCOMM_IFACE=lo timeout 15 \
+    "$run" -n 3 --restart 1 -- "$scratch/restarted"
+expect "the last rank has failed" 0 "all are started again \(1 of 1\)$" timeout 10 "$run" -n 1 --restart 1 -- sh -c \
+    '[ -n "${DCOMM_JOIN:-}" ] || [ -e '"$scratch/once"' ] && exit; : >$DCOMM_JOIN_FILE; : >'"$scratch/once"'; exit 1'
 
 grandchildren() {
     timeout 10 "$run" -n 2 -- sh -c '[ $RANK = 0 ] && sleep 0.3 && exit 6; sleep 7654.'$$' & wait'

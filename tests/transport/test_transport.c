@@ -64,6 +64,25 @@ static int in_order(int rank, int n, procs_shared *s, void *arg)
 }
 ALL(in_order, 2, 40)
 
+/* A message is passed on from within progress, as the first one to its receiver. */
+static int passed_on(int rank, int n, procs_shared *s, void *arg)
+{
+    node *me = join(rank, n, s, *(int *)arg);
+    const int before = (rank + n - 1) % n;
+    if (rank == 0) {
+        PROCS_TRUE(post(me, 1, 7, 100, PASS, sizeof(head)) >= 0);
+    }
+    const double until = procs_now() + 10;
+    while (rank > 0 && me->received[before] == 0) {
+        PROCS_CHECK(procs_now() < until, "nothing came from %d", before);
+        work(me);
+    }
+    meet(me, 1, -1);
+    leave(me, false);
+    return 0;
+}
+ALL(passed_on, 3, 40)
+
 static int keep_and_release(int rank, int n, procs_shared *s, void *arg)
 {
     node *me = join(rank, n, s, *(int *)arg);

@@ -19,7 +19,7 @@ typedef struct head {
     size_t len;
 } head;
 
-enum { PLAIN = 0, HOLD = 1, DROP = 2, LATE = 1000000 };
+enum { PLAIN = 0, HOLD = 1, DROP = 2, PASS = 3, LATE = 1000000 };
 
 typedef struct node node;
 
@@ -122,6 +122,20 @@ static inline void fetch(node *me, const head *h, void *desc)
     settle(s, me->t->call->fetch(me->t, desc, s->buf, h->len, &s->op));
 }
 
+static inline dcomm_status post(node *me, int to, unsigned seq, size_t len, int kind,
+                                size_t header_len)
+{
+    unsigned char header[DCOMMI_HEADER_MAX] = {0};
+    head h = {.from = me->rank, .kind = kind, .seq = seq, .salt = seq * 97u, .len = len};
+    slot *s = new_slot(me);
+    memcpy(header, &h, sizeof h);
+    dcomm_status status =
+        me->t->call->send(me->t, to, header, header_len, outbox + h.salt % 65536, len, &s->op);
+    memset(header, 0xee, sizeof header);
+    settle(s, status);
+    return status;
+}
+
 static inline dcommi_verdict on_message(void *user, dcommi_transport *t, const dcommi_arrival *a)
 {
     node *me = user;
@@ -144,6 +158,9 @@ static inline dcommi_verdict on_message(void *user, dcommi_transport *t, const d
     if (a->data != NULL) {
         check_payload(&h, a->data);
         count(me, &h);
+        if (h.kind == PASS) {
+            PROCS_TRUE(post(me, (me->rank + 1) % me->n, h.seq, h.len, PLAIN, sizeof h) >= 0);
+        }
         return DCOMMI_CONSUMED;
     }
     if (h.kind == DROP) {
@@ -221,20 +238,6 @@ static inline void meet(node *me, int step, int skip)
     while (!procs_all(me->s, me->n, step, skip)) {
         work(me);
     }
-}
-
-static inline dcomm_status post(node *me, int to, unsigned seq, size_t len, int kind,
-                                size_t header_len)
-{
-    unsigned char header[DCOMMI_HEADER_MAX] = {0};
-    head h = {.from = me->rank, .kind = kind, .seq = seq, .salt = seq * 97u, .len = len};
-    slot *s = new_slot(me);
-    memcpy(header, &h, sizeof h);
-    dcomm_status status =
-        me->t->call->send(me->t, to, header, header_len, outbox + h.salt % 65536, len, &s->op);
-    memset(header, 0xee, sizeof header);
-    settle(s, status);
-    return status;
 }
 
 static inline void leave_within(node *me, double timeout_s, bool force)

@@ -174,15 +174,19 @@ static bool dcommi_same_secret(const uint8_t *a, const uint8_t *b, size_t len)
     return differ == 0;
 }
 
+/* Fill p[len] with random bytes. An old kernel and some sandboxes have no getrandom. */
 static dcomm_status dcommi_random_bytes(void *p, size_t len)
 {
     size_t have = 0;
     while (have < len) {
         ssize_t n = dcommi_sys_getrandom((uint8_t *)p + have, len - have, 0);
         if (n < 0 && errno != EINTR) {
-            return dcommi_fail(DCOMM_ERR_SYSTEM, "getrandom failed: %s", strerror(errno));
+            break;
         }
         have += n > 0 ? (size_t)n : 0;
+    }
+    if (have < len && dcommi_sys_load("/dev/urandom", p, len) != (ssize_t)len) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "there are no random bytes: %s", strerror(errno));
     }
     return DCOMM_OK;
 }

@@ -40,6 +40,19 @@ static dcomm_status dcommi_join_file_write(const char *path, const dcomm_id *id)
     return status;
 }
 
+/* Make the file that DCOMM_JOIN_FILE names, without an id, if it is not there: a communicator is
+ * whole, so ranks that are started again join it. Without the file, a launcher starts all again. */
+static void dcommi_join_file_mark(void)
+{
+    const char *path = dcommi_env("DCOMM_JOIN_FILE");
+    const int fd = path != NULL ? openat(AT_FDCWD, path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600) : -1;
+    if (path != NULL && fd < 0) {
+        dcommi_join_file_failed(path, "make");
+        dcommi_log(DCOMMI_LOG_WARN, "%s; ranks that are started again cannot join", dcommi_message);
+    }
+    dcommi_sys_close(fd);
+}
+
 /* Read the id. Return DCOMM_ERR_RENDEZVOUS, with a sentence, if the file holds none yet. */
 static dcomm_status dcommi_join_file_read(const char *path, dcomm_id *id)
 {

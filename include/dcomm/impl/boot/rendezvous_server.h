@@ -60,13 +60,14 @@ static void dcommi_rdv_shut(dcommi_rdv_server *s)
     for (size_t i = 0; i < s->core.nconns; i++) {
         dcommi_rdv_close_fd(s->core.conns[i]);
     }
+    dcommi_sys_close(s->wake_fd);
+    s->wake_fd = -1;
 }
 
 static void dcommi_rdv_server_free(dcommi_rdv_server *s)
 {
     dcommi_rdv_shut(s);
     dcommi_rdv_core_end(&s->core);
-    dcommi_sys_close(s->wake_fd);
     dcommi_free(s->polls);
     dcommi_free(s->buf);
     dcommi_free(s);

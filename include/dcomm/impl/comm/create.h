@@ -122,6 +122,9 @@ static dcomm_status dcommi_comm_build(dcomm_comm *comm)
     if (status >= 0) {
         dcommi_comm_enter(comm);
     }
+    if (status >= 0 && !joins && comm->rank == 0 && comm->size > 1) {
+        dcommi_join_file_mark();
+    }
     return status;
 }
 

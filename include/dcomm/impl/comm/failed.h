@@ -77,6 +77,15 @@ static dcomm_status dcommi_agreement_parts(uint64_t word, const char *what)
 
 /* ---- agree ---- */
 
+/* Return true if too few ranks are left, and have been for a while: a death that one connection
+ * tells of is proven a moment later by another one. */
+static bool dcommi_agreement_stuck(dcommi_agreement *g)
+{
+    const double now = dcommi_now();
+    g->stuck_since = !g->agree->stuck ? 0 : g->stuck_since > 0 ? g->stuck_since : now;
+    return g->agree->stuck && now >= g->stuck_since + DCOMMI_AGREE_PROOF_S;
+}
+
 /* Return how a caller's decision stands. With the token. A message that was not sent for lack of
  * memory goes first, unless it is late: others may wait for it, and this rank may compute next. */
 static dcomm_status dcommi_agreement_status(dcommi_agreement *g, const char *what, bool late)
@@ -93,7 +102,7 @@ static dcomm_status dcommi_agreement_status(dcommi_agreement *g, const char *wha
         dcommi_agreement_expel(g);
         return DCOMM_OK;
     }
-    return a->stuck ? dcommi_agreement_few(g, what) : DCOMM_IN_PROGRESS;
+    return dcommi_agreement_stuck(g) ? dcommi_agreement_few(g, what) : DCOMM_IN_PROGRESS;
 }
 
 /* Take part in the decision that this rank does not have yet, and wait for it until `until`. After

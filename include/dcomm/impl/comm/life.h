@@ -6,8 +6,7 @@
 
 #define DCOMMI_GOODBYE_S 5.0       /* seconds that destroy waits for its peers */
 #define DCOMMI_FAILED_LEAVE_S 0.02 /* the same after an error */
-#define DCOMMI_FAILED_MEMORY_S 0.5 /* after an error, if peers may still move the caller's memory \
-                                    */
+#define DCOMMI_FAILED_MEMORY_S 0.5 /* likewise, if peers may still move the caller's memory */
 #define DCOMMI_SHUT_S 0.5          /* and for their device memory to be shut here */
 
 /* ---- abort and destroy ---- */
@@ -81,16 +80,18 @@ static bool dcommi_comm_holds(dcomm_comm *comm)
     return holds;
 }
 
-/* Return true if a peer that we have exchanged messages with has not said goodbye yet, or if the
- * transport still has messages under way. */
+/* Return true if a peer that we have exchanged messages with has not said goodbye yet and does not
+ * know of an error, or if the transport still has messages under way. Our own goodbye is one:
+ * nobody makes progress for it while the caller computes, and the peer waits for it. */
 static bool dcommi_comm_awaits(dcomm_comm *comm)
 {
     dcommi_token_take(comm->context);
     bool awaits = comm->in_transport > 0;
     for (int r = 0; r < comm->size && !awaits; r++) {
         const dcommi_member *m = &comm->members[r];
-        awaits = m->peer >= 0 && (m->heard || m->addressed) && !m->gone &&
-                 !comm->context->peers[m->peer].lost;
+        const dcommi_remote *p = m->peer >= 0 ? &comm->context->peers[m->peer] : NULL;
+        awaits = p != NULL && !p->lost &&
+                 (p->unsent > 0 || ((m->heard || m->addressed) && !m->gone && !m->told_us));
     }
     dcommi_token_release(comm->context);
     return awaits;
@@ -176,12 +177,13 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
         }
         /* Processes on this host see this one end, even if we never exchanged messages. Say
          * goodbye to them as well, or they take it for dead. */
-        bool spoken = m->heard || m->addressed;
+        bool spoken = m->heard || m->addressed, told = false;
         if (spoken || (context->peers[m->peer].same_host && !m->gone)) {
             dcommi_header h = {.type = DCOMMI_MSG_GOODBYE, .a = comm->entered};
-            dcommi_send_header(comm, r, &h, NULL, 0);
+            told = dcommi_send_header(comm, r, &h, NULL, 0) >= 0;
             m->addressed = spoken; /* do not wait for an answer to a goodbye */
-        } else if (!m->gone) {
+        }
+        if (!told && (spoken || !m->gone)) {
             dcommi_ctl_leave(context, m->peer, comm->id, comm->entered);
         }
     }

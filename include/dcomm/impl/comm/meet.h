@@ -42,23 +42,8 @@ static void dcommi_gathering_free(dcommi_gathering *m)
 
 /* ---- control connections ---- */
 
-/* Note which ranks are the first of their hosts. */
-static dcomm_status dcommi_comm_leaders(const dcomm_comm *comm, bool **leads_p)
-{
-    bool *seen = dcommi_calloc((size_t)comm->nhosts, sizeof *seen);
-    bool *leads = *leads_p = dcommi_calloc((size_t)comm->size, sizeof *leads);
-    for (int r = 0; seen != NULL && leads != NULL && r < comm->size; r++) {
-        const int host = dcommi_group_of(comm->groups, 0, r);
-        leads[r] = !seen[host];
-        seen[host] = true;
-    }
-    const bool bad = seen == NULL || leads == NULL;
-    dcommi_free(seen);
-    return bad ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
-}
-
 /* Return true if two ranks are to be connected. Both compute the same answer. With many ranks only
- * some pairs are, besides those that lead their hosts. */
+ * some pairs are, besides those that beat. */
 static bool dcommi_comm_pair_connects(const dcomm_comm *comm, int a, int b)
 {
     const uint64_t one_of = (uint64_t)dcommi_ceil_div(comm->size, DCOMMI_CTL_MOST);
@@ -110,8 +95,9 @@ static dcomm_status dcommi_comm_control(dcomm_comm *comm, const dcommi_card *car
     dcommi_hmac_add(&h, "dcomm control 1", 16);
     dcommi_hmac_add(&h, cards[0].control_nonce, sizeof cards[0].control_nonce);
     dcommi_hmac_end(&h, key);
-    bool *leads = NULL, whole = comm->size <= DCOMMI_CTL_MOST;
-    dcomm_status status = dcommi_comm_leaders(comm, &leads);
+    bool whole = comm->size <= DCOMMI_CTL_MOST;
+    int *first = dcommi_beat_firsts(comm, false); /* alike on all ranks, whoever is lost */
+    dcomm_status status = first != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
     dcommi_token_take(context);
     context->liveness_s = comm->liveness_s;
     for (int r = 0; r < comm->size && status >= 0; r++) {
@@ -124,7 +110,7 @@ static dcomm_status dcommi_comm_control(dcomm_comm *comm, const dcommi_card *car
             whole = false;
             continue;
         }
-        const bool beats = leads[comm->rank] && leads[r];
+        const bool beats = dcommi_beat_with(comm, first, r);
         if (beats || dcommi_comm_pair_connects(comm, comm->rank, r)) {
             status = dcommi_ctl_want(context, peer, &where, key, beats);
         }
@@ -133,7 +119,7 @@ static dcomm_status dcommi_comm_control(dcomm_comm *comm, const dcommi_card *car
         status = dcommi_beat_start(context);
     }
     dcommi_token_release(context);
-    dcommi_free(leads);
+    dcommi_free(first);
     double start = dcommi_now();
     double until =
         start + (comm->timeout_s < 2 * DCOMMI_CTL_S ? comm->timeout_s / 2 : DCOMMI_CTL_S);
@@ -217,15 +203,13 @@ static dcomm_status dcommi_comm_peer(dcomm_comm *comm, const dcommi_gathering *m
     bool near = m->host[r] == m->host[comm->rank];
     const dcommi_cards *cards = near ? &m->local : &m->net;
     const dcommi_card *card = &cards->card[r];
-    size_t known = context->npeers;
     int peer;
     DCOMMI_TRY(dcommi_peer_add(context, card, near, cards->extra[r],
                                near ? card->local_address : card->net_address, &peer));
     comm->members[r].peer = peer;
-    void *common = NULL;
-    dcomm_status status = near && context->npeers > known
-                              ? context->local->call->common(context->local, peer, &common)
-                              : DCOMM_OK;
+    void *common = NULL; /* of a known peer, too: its memory may have been missing before */
+    dcomm_status status =
+        near ? context->local->call->common(context->local, peer, &common) : DCOMM_OK;
     return status == DCOMM_OK || status == DCOMM_ERR_NO_MEMORY
                ? status
                : dcommi_fail(DCOMM_ERR_SYSTEM,

@@ -44,6 +44,15 @@ static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bo
         DCOMMI_TRY(chooser != NULL ? dcommi_choose(chooser, s, &algo)
                                    : dcommi_choose_alone(s, &algo));
     }
+    if (s->coding != NULL && s->coding->parts > 0 && s->rank_order &&
+        (algo == NULL || algo->make == dcommi_coded_linear)) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "codec %.64s cannot fold in rank order, which deterministic and "
+                           "accumulate ask for: its encodings are summed by an exact all-reduce "
+                           "(coded_linear), in that one's order; leave these options out, or take "
+                           "a codec that decodes each rank's encoding, such as topk or qsgd",
+                           s->coding->spec);
+    }
     if (algo == NULL) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "there is no algorithm for %s",
                            dcomm_coll_name(s->coll));

@@ -105,7 +105,10 @@ static dcomm_status dcommi_shrink_without(dcomm_comm *comm, const uint64_t *excl
     }
     dcommi_token_take(comm->context);
     *g_p = dcommi_agreement_find(comm, key);
-    if (*g_p == NULL && (*g_p = dcommi_agreement_new(comm, key, DCOMM_QUORUM_NONE)) != NULL) {
+    if (*g_p == NULL && dcommi_agreements_spare(comm) == DCOMM_OK) {
+        *g_p = comm->spare;
+        comm->spare = NULL;
+        (*g_p)->key = key;
         const dcommi_agree_link link = dcommi_agreement_link(*g_p);
         for (int r = 0; r < comm->size; r++) {
             if (dcommi_bit(excluded, r)) {
@@ -114,6 +117,7 @@ static dcomm_status dcommi_shrink_without(dcomm_comm *comm, const uint64_t *excl
         }
         (*g_p)->next = comm->agreements;
         comm->agreements = *g_p;
+        (void)dcommi_agreements_spare(comm); /* for the next list */
     }
     dcommi_token_release(comm->context);
     return *g_p != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;

@@ -101,6 +101,7 @@ static void dcommi_tuner_free(dcommi_tuner *t)
     }
     dcomm_mem_free(&t->registered);
     dcommi_huge_release(t->huge, DCOMMI_TUNE_SPECIAL);
+    dcommi_tune_trials_free(t);
     dcommi_free(t->in);
     dcommi_free(t->out);
     dcommi_free(t);

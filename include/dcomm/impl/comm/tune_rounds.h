@@ -30,6 +30,8 @@ typedef struct dcommi_tuner {
     bool near;        /* measuring within a host */
     void *registered; /* NULL: none, or not asked for yet */
     uint8_t *huge;    /* likewise, on huge pages */
+    /* Of trials. A call that has failed may use its buffers until the communicator is destroyed. */
+    uint8_t *trial, *trial_huge;
     dcommi_rounds rounds;
     /* On rank 0: how many probes have run, how many stayed disturbed, and looks at other
      * programs. */

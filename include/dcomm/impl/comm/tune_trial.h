@@ -236,26 +236,35 @@ static void dcommi_trials_all(dcommi_tuner *t, const int64_t *sizes, int nsizes,
     dcommi_free(k);
 }
 
+static size_t dcommi_trial_huge_len(void)
+{
+    return 2 * (size_t)dcommi_trial_huge[DCOMMI_TRIAL_HUGE - 1];
+}
+
 /* Run all trials. Every rank has the same numbers before, and rank 0's trials afterwards. */
 static void dcommi_tune_trials(dcommi_tuner *t)
 {
     const int crowded = dcommi_place_crowded(t->comm->groups, t->comm->places, 0);
     const int nsizes = DCOMMI_TRIAL_SIZES - !crowded;
-    const size_t huge_len = 2 * (size_t)dcommi_trial_huge[DCOMMI_TRIAL_HUGE - 1];
-    uint8_t *memory = dcommi_alloc(2 * (size_t)dcommi_trial_sizes[nsizes - 1]);
-    uint8_t *huge = dcommi_huge_advised(huge_len);
     dcommi_trials where = {.memory = DCOMMI_MEMORY_ANY, .into = t->tuning.trial};
+    t->trial = dcommi_alloc(2 * (size_t)dcommi_trial_sizes[nsizes - 1]);
+    t->trial_huge = dcommi_huge_advised(dcommi_trial_huge_len());
     t->tuning.tried = t->comm->size;
-    dcommi_trials_all(t, dcommi_trial_sizes, nsizes, memory, &where);
+    dcommi_trials_all(t, dcommi_trial_sizes, nsizes, t->trial, &where);
     where.memory = DCOMMI_MEMORY_HUGE;
     where.into = t->tuning.huge;
-    dcommi_trials_all(t, dcommi_trial_huge, DCOMMI_TRIAL_HUGE, huge, &where);
+    dcommi_trials_all(t, dcommi_trial_huge, DCOMMI_TRIAL_HUGE, t->trial_huge, &where);
     where.memory = DCOMMI_MEMORY_REGISTERED;
     where.into = t->tuning.registered;
     dcommi_trials_all(t, dcommi_trial_registered, DCOMMI_TRIAL_REGISTERED,
                       dcommi_tune_registered(t), &where);
-    dcommi_huge_release(huge, huge_len);
-    dcommi_free(memory);
+}
+
+/* Free the memory of trials. */
+static void dcommi_tune_trials_free(dcommi_tuner *t)
+{
+    dcommi_huge_release(t->trial_huge, dcommi_trial_huge_len());
+    dcommi_free(t->trial);
 }
 
 #endif

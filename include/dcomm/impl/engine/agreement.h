@@ -15,6 +15,7 @@
     16384                        /* most ranks of an agreement: its messages have a bit for each \
                                   */
 #define DCOMMI_AGREE_TELL_S 0.25 /* seconds between reports of the ranks that have not come */
+#define DCOMMI_AGREE_PROOF_S 0.5 /* seconds that too few ranks wait for proofs of deaths */
 
 /* Keys of the agreements that each communicator has. */
 enum { DCOMMI_AGREE_FLAGS = 1, DCOMMI_AGREE_SHRINK = 2, DCOMMI_AGREE_GROW = 3 };
@@ -27,6 +28,7 @@ struct dcommi_agreement {
     bool busy;      /* a caller waits for one */
     bool again;     /* a message was not sent for lack of memory */
     double next_tell;
+    double stuck_since; /* 0: enough ranks are left */
     /* shrink: */
     bool listed;               /* the last decision was a list, which the next one confirms */
     dcomm_status status;       /* of making `part` */
@@ -91,8 +93,18 @@ static dcommi_agreement *dcommi_agreement_new(dcomm_comm *comm, uint64_t key, in
     return g;
 }
 
-/* Make the agreements that every communicator has, so that no rank lacks the memory when it needs
- * them. */
+/* Have an agreement for the next list of a caller's. */
+static dcomm_status dcommi_agreements_spare(dcomm_comm *comm)
+{
+    if (comm->spare == NULL && comm->size <= DCOMMI_AGREE_RANKS) {
+        comm->spare = dcommi_agreement_new(comm, 0, DCOMM_QUORUM_NONE);
+        return comm->spare != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    }
+    return DCOMM_OK;
+}
+
+/* Make the agreements that every communicator has, and one for a list of the caller's, so that no
+ * rank lacks the memory when it needs them. */
 static dcomm_status dcommi_agreements_open(dcomm_comm *comm)
 {
     for (uint64_t key = DCOMMI_AGREE_FLAGS;
@@ -104,7 +116,7 @@ static dcomm_status dcommi_agreements_open(dcomm_comm *comm)
         g->next = comm->agreements;
         comm->agreements = g;
     }
-    return DCOMM_OK;
+    return dcommi_agreements_spare(comm);
 }
 
 static void dcommi_agreements_free(dcomm_comm *comm)
@@ -114,6 +126,8 @@ static void dcommi_agreements_free(dcomm_comm *comm)
         comm->agreements = g->next;
         dcommi_free(g);
     }
+    dcommi_free(comm->spare);
+    comm->spare = NULL;
 }
 
 static dcommi_agreement *dcommi_agreement_find(const dcomm_comm *comm, uint64_t key)

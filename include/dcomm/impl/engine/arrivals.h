@@ -227,6 +227,7 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         dcommi_on_reply(comm, h, arrival->data, arrival->len);
         return DCOMMI_CONSUMED;
     case DCOMMI_MSG_ABORT: {
+        comm->members[h->src].told_us = true;
         dcommi_bcast_drain(comm, &comm->members[h->src]); /* its slots hold earlier messages */
         char text[DCOMMI_TEXT_MAX + 1];
         dcommi_peer_text(text, arrival->data, arrival->len);
@@ -329,6 +330,8 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
             verdict = dcommi_dispatch(comm, &h, transport, arrival);
         } else if (known && h.type == DCOMMI_MSG_GOODBYE) {
             dcommi_on_goodbye(comm, &h);
+        } else if (known && h.type == DCOMMI_MSG_ABORT) {
+            comm->members[h.src].told_us = true;
         } else if (known && h.type == DCOMMI_MSG_AGREE) {
             dcommi_on_agree(comm, &h, arrival->data, arrival->len);
         } else if (known && h.type == DCOMMI_MSG_REGION_SHUT) {

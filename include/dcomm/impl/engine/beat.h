@@ -110,28 +110,41 @@ static void *dcommi_beat_main(void *user)
     }
 }
 
+/* Note the first rank of each host, counted from 1, among the ranks that are left if `left`. NULL
+ * without memory; the caller frees it. */
+static int *dcommi_beat_firsts(const dcomm_comm *comm, bool left)
+{
+    int *first = dcommi_calloc((size_t)comm->nhosts, sizeof *first);
+    for (int r = comm->size - 1; r >= 0 && first != NULL; r--) {
+        const dcommi_member *m = &comm->members[r];
+        if (!left || m->peer < 0 || (!m->gone && !comm->context->peers[m->peer].lost)) {
+            first[dcommi_group_of(comm->groups, 0, r)] = 1 + r;
+        }
+    }
+    return first;
+}
+
+/* Return true if this rank and another one beat with each other: both are the first of their
+ * hosts. */
+static bool dcommi_beat_with(const dcomm_comm *comm, const int *first, int rank)
+{
+    const int own = dcommi_group_of(comm->groups, 0, comm->rank);
+    const int other = dcommi_group_of(comm->groups, 0, rank);
+    return own != other && first[own] == 1 + comm->rank && first[other] == 1 + rank;
+}
+
 /* Beat with the first ranks of other hosts, if this rank is the first of its own, among those that
  * are left. With the token. */
 static void dcommi_beat_appoint(const dcomm_comm *comm)
 {
     const dcomm_context *context = comm->context;
     int *first = context->control != NULL && context->control->beating
-                     ? dcommi_calloc((size_t)comm->nhosts, sizeof *first) /* 1 + rank */
+                     ? dcommi_beat_firsts(comm, true)
                      : NULL;
-    if (first == NULL) {
-        return;
-    }
-    for (int r = comm->size - 1; r >= 0; r--) {
-        const dcommi_member *m = &comm->members[r];
-        if (m->peer < 0 || (!m->gone && !context->peers[m->peer].lost)) {
-            first[dcommi_group_of(comm->groups, 0, r)] = 1 + r;
-        }
-    }
-    const int own = dcommi_group_of(comm->groups, 0, comm->rank);
     pthread_mutex_lock(&dcommi_ctl_lock);
-    for (int h = 0; first[own] == 1 + comm->rank && h < comm->nhosts; h++) {
-        dcommi_ctl_line *l = h != own && first[h] > 0
-                                 ? dcommi_ctl_line_to(context, comm->members[first[h] - 1].peer)
+    for (int r = 0; first != NULL && r < comm->size; r++) {
+        dcommi_ctl_line *l = dcommi_beat_with(comm, first, r)
+                                 ? dcommi_ctl_line_to(context, comm->members[r].peer)
                                  : NULL;
         if (l != NULL && !l->beats) {
             l->beats = true;

@@ -126,11 +126,6 @@ static dcomm_status dcommi_ctl_want(dcomm_context *context, int peer, const dcom
     return DCOMM_OK;
 }
 
-static void dcommi_ctl_tell_dead(dcomm_context *context, int peer)
-{
-    dcommi_ctl_tell(context, peer, DCOMMI_CTL_DEAD, 0, 0);
-}
-
 /* Tell a peer over its control connection that this rank has left a communicator. */
 static void dcommi_ctl_leave(dcomm_context *context, int peer, uint64_t comm, uint64_t number)
 {

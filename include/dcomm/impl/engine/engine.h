@@ -78,6 +78,10 @@ static void dcommi_send_credit(dcomm_comm *comm, int rank, uint8_t stream);
 /* Tell a peer that it counts as dead here, so that it hears of it when it runs again. With the
  * token. */
 static void dcommi_ctl_tell_dead(dcomm_context *context, int peer);
+/* Send a header and its sentence over the control connection with a peer, if there is one. The
+ * engine there gets them as if the transport had brought them. With the token. */
+static void dcommi_ctl_pass(dcomm_context *context, int peer, const dcommi_header *header,
+                            const void *data, size_t len);
 /* Handle what has come on all connections. With the token. */
 static void dcommi_ctl_look(dcomm_context *context);
 

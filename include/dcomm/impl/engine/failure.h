@@ -142,8 +142,9 @@ static void dcommi_say_failed(dcomm_on_error on_error, int rank, dcomm_status st
 
 /* Fail the communicator: all its operations here, and on all other ranks. `from` is the rank that
  * told us, or -1 if we found the error. The finder tells all ranks. The others pass the error on
- * to ranks at powers of two, so that it arrives even if the finder dies meanwhile. The first error
- * stays. */
+ * to ranks at powers of two, so that it arrives even if the finder dies meanwhile. If those die,
+ * too, a rank that was not told waits no longer for that: it sees the deaths itself, and each rank
+ * that knows the error and is in a call answers its queries with it. The first error stays. */
 static void dcommi_poison_by(dcomm_comm *comm, dcomm_status status, int from, const char *text)
 {
     if (from < 0 && status == DCOMM_ERR_PEER && comm->context->control != NULL) {
@@ -236,10 +237,17 @@ static void dcommi_poison_lost(dcomm_comm *comm, int rank)
                   (int)p->pid, m->hostname, p->why, also[0] != 0 ? "; lost as well: " : "", also);
 }
 
+/* Note that a peer's death is certain, if `proven`. The end of one that counts us as dead proves
+ * nothing of what it had decided. */
+static void dcommi_peer_prove(dcommi_remote *p, bool proven)
+{
+    p->proven = p->proven || (proven && !p->gave_us_up);
+}
+
 /* Mark a peer as lost. Return false if it was already. */
 static bool dcommi_peer_mark(dcommi_remote *p, const char *why, bool proven)
 {
-    p->proven = p->proven || (proven && !p->gave_us_up);
+    dcommi_peer_prove(p, proven);
     if (p->lost) {
         return false;
     }
@@ -413,10 +421,6 @@ static void dcommi_on_query(dcomm_comm *comm, const dcommi_header *h, const void
                            .slot = h->slot,
                            .a = DCOMMI_NOT_ENTERED};
     char where[64] = "";
-    if (atomic_load(&comm->poisoned) != 0) {
-        dcommi_send_abort(comm, (int)h->src);
-        return;
-    }
     if (dcommi_refusal_answer(comm, h)) {
         return;
     }

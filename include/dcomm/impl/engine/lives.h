@@ -42,11 +42,12 @@ static dcomm_status dcommi_context_release(dcomm_context *context)
     dcommi_regions_free(context);
     dcommi_ctl_close(context);
     const double patience = context->hurries ? DCOMMI_FAILED_CLOSE_S : DCOMMI_CLOSE_S;
+    const double until = dcommi_now() + patience; /* of both */
     if (context->net != NULL) {
         context->net->call->close(context->net, patience, false);
     }
     if (context->local != NULL) {
-        context->local->call->close(context->local, patience, false);
+        context->local->call->close(context->local, until - dcommi_now(), false);
     }
     while (context->finished != NULL) { /* ended by the close */
         dcommi_run *run = context->finished;

@@ -111,7 +111,8 @@ static void dcommi_move_failed(const dcommi_move *move, dcomm_status status, con
     if (status == DCOMM_ERR_PEER && comm->members[rank].gone) {
         dcommi_poison_left(move->run, rank);
     } else {
-        dcommi_poison(comm, status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT,
+        const bool passes = status == DCOMM_ERR_PEER || status == DCOMM_ERR_CORRUPT;
+        dcommi_poison(comm, passes ? status : DCOMM_ERR_TRANSPORT,
                       "%s rank %d (process %d) failed: %s", doing, rank,
                       (int)dcommi_peer_of(comm, rank)->pid, dcomm_strerror(status));
     }

@@ -75,12 +75,14 @@ typedef struct dcommi_control {
     dcommi_op op;
     dcomm_context *context;
     struct dcommi_control *next; /* in context->free_controls, all without data */
+    int peer;
+    size_t len;
     uint8_t data[];
 } dcommi_control;
 
-static void dcommi_control_free(dcommi_control *control, size_t len)
+static void dcommi_control_free(dcommi_control *control)
 {
-    if (len > 0) {
+    if (control->len > 0) {
         dcommi_free(control);
     } else {
         control->next = control->context->free_controls;
@@ -92,14 +94,10 @@ static void dcommi_control_free(dcommi_control *control, size_t len)
  * told. */
 static void dcommi_control_done(dcommi_op *op, dcomm_status status)
 {
+    dcommi_control *control = (dcommi_control *)op;
     (void)status;
-    dcommi_control_free((dcommi_control *)op, 0);
-}
-
-static void dcommi_text_done(dcommi_op *op, dcomm_status status)
-{
-    (void)status;
-    dcommi_control_free((dcommi_control *)op, 1);
+    control->context->peers[control->peer].unsent--;
+    dcommi_control_free(control);
 }
 
 /* Send a control message; its payload is copied. */
@@ -116,15 +114,24 @@ static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header
         }
         control->context = comm->context;
     }
-    control->op.handle = NULL;
-    control->op.done = len == 0 ? dcommi_control_done : dcommi_text_done;
+    control->op = (dcommi_op){.done = dcommi_control_done};
+    control->peer = comm->members[rank].peer;
+    control->len = len;
     if (len > 0) {
         memcpy(control->data, data, len);
     }
     dcomm_status status =
         dcommi_post(comm, rank, header, len > 0 ? control->data : NULL, len, &control->op);
-    if (status != DCOMM_IN_PROGRESS) {
-        dcommi_control_free(control, len);
+    if (status == DCOMM_IN_PROGRESS) {
+        comm->context->peers[control->peer].unsent++;
+    } else {
+        dcommi_control_free(control);
+    }
+    /* UCX opens a connection only while this rank progresses. After an error a program may do
+     * other work, and the others would wait. */
+    if (status != DCOMM_OK &&
+        (header->type == DCOMMI_MSG_ABORT || header->type == DCOMMI_MSG_REFUSED)) {
+        dcommi_ctl_pass(comm->context, comm->members[rank].peer, header, data, len);
     }
     return status < 0 ? status : DCOMM_OK;
 }

@@ -295,6 +295,7 @@ typedef struct dcommi_member {
     bool heard;                 /* has sent to us, so it gets credits and a goodbye */
     bool addressed;             /* we have sent to it, so it gets a goodbye */
     bool gone;                  /* has said goodbye */
+    bool told_us;               /* has told us of the communicator's error */
     bool asked;                 /* we have asked it for credit, and it has not answered */
     struct dcommi_bcast *bcast; /* its broadcast slots (bcast.h); NULL: none */
     uint64_t bcast_read;        /* messages that we have read there */
@@ -352,6 +353,7 @@ struct dcomm_comm {
     size_t early_bytes, early_count;
     dcommi_refusal *refusals; /* newest first */
     dcommi_agreement *agreements;
+    dcommi_agreement *spare; /* for the next list of ranks that a caller leaves out */
     void *growing; /* the data of dcomm_comm_grow: a broadcast that failed may still use them */
     dcommi_filler filler; /* for slots that peers map */
     dcommi_ways folds;    /* trials of prefetching, for folds of memory that ranks map from
@@ -389,6 +391,7 @@ typedef struct dcommi_remote {
     bool unreadable;     /* we may not read its memory */
     bool takes_device;   /* UCX moves device memory between it and us */
     int users;           /* communicators that have it */
+    size_t unsent;       /* control messages that wait in the transport */
     double looked_at; /* when its process was last looked at, and the time of cores that it had */
     uint64_t ticks;   /* used then (silence.h) */
     bool stopped;     /* then */

@@ -9,6 +9,7 @@
 /* The facts about a codec that an algorithm may use: sizes, not data. */
 typedef struct dcommi_coding {
     const dcomm_plan_codec *codec;
+    const char *spec; /* its name and options, for people */
     /* Longest encoding of `count` f32, in bytes; grows with count. */
     size_t (*max_bytes)(const void *sizes, size_t count);
     const void *sizes;

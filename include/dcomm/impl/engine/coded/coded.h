@@ -146,13 +146,14 @@ static dcomm_status dcommi_coding_of(const dcomm_coll_opts *opts, size_t count,
     DCOMMI_TRY(dcomm_codec_get_info(codec, count, &info));
     memset(coding, 0, sizeof *coding);
     coding->codec = &dcommi_coded_codec;
+    coding->spec = dcomm_codec_spec(codec);
     coding->max_bytes = dcommi_coding_max_bytes;
     coding->sizes = codec;
     coding->granule = (int64_t)info.granule;
     coding->whole = info.sparse || info.linear;
     dcommi_linear_parts(codec, count, coding);
     dcommi_spread_offer(codec, count, coding);
-    coding->hash = dcommi_mix_text(0x5851f42d4c957f2du, dcomm_codec_spec(codec));
+    coding->hash = dcommi_mix_text(0x5851f42d4c957f2du, coding->spec);
     if (opts->feedback != NULL) { /* EF21 sends differences, which no other variant can add */
         bool differences = opts->feedback->opts.variant == DCOMM_FEEDBACK_EF21;
         coding->feedback = true;

@@ -24,7 +24,10 @@ typedef struct dcommi_bcast_slot {
 /* A set of slots, in shared memory. The readers trust none of it. */
 typedef struct dcommi_bcast {
     _Alignas(DCOMMI_BCAST_LINE) _Atomic uint64_t comm; /* id of its communicator; 0: free */
-    _Atomic uint64_t readers;                          /* bit r: rank r polls it */
+    /* Bit r: rank r polls it. The bits above: the low bits of the communicator's id, while ranks
+     * may begin to poll it. In one word with these, no bit can be that of an earlier communicator.
+     */
+    _Atomic uint64_t readers;
     dcommi_bcast_slot slot[DCOMMI_BCAST_SLOTS];
 } dcommi_bcast;
 
@@ -52,12 +55,15 @@ static dcommi_bcast *dcommi_bcast_sets_of(const dcomm_context *context, int peer
 }
 
 #define DCOMMI_BCAST_LOOKED_AT UINT64_MAX /* in place of an id: given up, but maybe polled */
+#define DCOMMI_BCAST_BITS (((uint64_t)1 << DCOMMI_BCAST_RANKS) - 1) /* of ranks, in `readers` */
 
-/* Return true if a set belongs to no communicator and nobody polls it any more. */
+/* Return true if a set belongs to no communicator and nobody polls it any more. Only this process
+ * writes `comm`. The last reader's loads come before it lets go. */
 static bool dcommi_bcast_free(dcommi_bcast *set)
 {
     uint64_t whose = atomic_load_explicit(&set->comm, memory_order_relaxed);
-    return whose == 0 || (whose == DCOMMI_BCAST_LOOKED_AT && atomic_load(&set->readers) == 0);
+    return whose == 0 || (whose == DCOMMI_BCAST_LOOKED_AT &&
+                          atomic_load_explicit(&set->readers, memory_order_acquire) == 0);
 }
 
 /* Take a set for a communicator, if it can use one. With the token. */
@@ -84,29 +90,35 @@ static void dcommi_bcast_open(dcomm_comm *comm)
         for (int k = 0; k < DCOMMI_BCAST_SLOTS; k++) {
             atomic_store_explicit(&set->slot[k].word, 0, memory_order_relaxed);
         }
-        atomic_store_explicit(&set->readers, 0, memory_order_relaxed);
+        atomic_store_explicit(&set->readers, comm->id << DCOMMI_BCAST_RANKS, memory_order_relaxed);
+        /* The words and `readers` come before it. */
         atomic_store_explicit(&set->comm, comm->id, memory_order_release);
     }
 }
 
 static void dcommi_bcast_let_go(const dcomm_comm *comm, dcommi_bcast *set)
 {
-    atomic_fetch_and(&set->readers, ~((uint64_t)1 << comm->rank));
+    /* Our loads of its slots come before it. */
+    atomic_fetch_and_explicit(&set->readers, ~((uint64_t)1 << comm->rank), memory_order_release);
 }
 
-/* Tell the owner of a set that this rank polls it. Return false if the set's communicator has
- * ended. */
+/* Tell the owner of a set that this rank polls it. Return false if the set is not that of the
+ * communicator, or has been given up. */
 static bool dcommi_bcast_look(const dcomm_comm *comm, dcommi_bcast *set)
 {
     if (atomic_load_explicit(&set->comm, memory_order_acquire) != comm->id) {
         return false;
     }
-    atomic_fetch_or(&set->readers, (uint64_t)1 << comm->rank);
-    if (atomic_load(&set->comm) != comm->id) {
-        dcommi_bcast_let_go(comm, set);
-        return false;
+    const uint64_t whose = comm->id << DCOMMI_BCAST_RANKS;
+    uint64_t readers = atomic_load_explicit(&set->readers, memory_order_relaxed);
+    while ((readers & ~DCOMMI_BCAST_BITS) == whose) {
+        if (atomic_compare_exchange_weak_explicit(&set->readers, &readers,
+                                                  readers | (uint64_t)1 << comm->rank,
+                                                  memory_order_acq_rel, memory_order_relaxed)) {
+            return true;
+        }
     }
-    return true;
+    return false;
 }
 
 /* Find the other ranks' sets. */
@@ -138,28 +150,28 @@ static inline void dcommi_bcast_attach(dcomm_comm *comm)
     }
 }
 
-/* Give up the set of a communicator that ends. It may be reused, unless some rank may still poll
- * it: one that has neither said goodbye nor let go of the set. */
+/* Give up the set of a communicator that ends. From here on no rank begins to poll it. It may be
+ * reused at once, unless some rank still polls it: one that has neither said goodbye nor let go of
+ * the set, and whose end is not proven. */
 static void dcommi_bcast_close(dcomm_comm *comm)
 {
     if (comm->bcast == NULL) {
         return;
     }
     dcommi_bcast *set = comm->bcast->set;
-    atomic_store(&set->comm, DCOMMI_BCAST_LOOKED_AT);
-    uint64_t readers = atomic_load(&set->readers);
+    atomic_store_explicit(&set->comm, DCOMMI_BCAST_LOOKED_AT, memory_order_relaxed);
+    uint64_t readers =
+        atomic_fetch_and_explicit(&set->readers, DCOMMI_BCAST_BITS, memory_order_acquire);
+    readers &= DCOMMI_BCAST_BITS;
     for (int r = 0; r < comm->size; r++) {
         const dcommi_member *m = &comm->members[r];
         const dcommi_remote *p = m->peer >= 0 ? &comm->context->peers[m->peer] : NULL;
-        if (p != NULL && p->lost && !p->proven) { /* it may wake up, and write its bit */
-            atomic_fetch_or(&set->readers, (uint64_t)1 << r);
-            readers |= (uint64_t)1 << r;
-        } else if (p == NULL || m->gone || p->lost) {
+        if (p == NULL || (p->lost ? p->proven : m->gone)) {
             readers &= ~((uint64_t)1 << r);
         }
     }
     if (readers == 0) {
-        atomic_store_explicit(&set->comm, 0, memory_order_release);
+        atomic_store_explicit(&set->comm, 0, memory_order_relaxed);
     }
 }
 
@@ -175,7 +187,8 @@ static inline bool dcommi_bcast_post(dcomm_comm *comm, const dcommi_header *head
         return false;
     }
     if (DCOMMI_UNLIKELY(!p->open)) {
-        p->open = atomic_load_explicit(&p->set->readers, memory_order_acquire) == p->others;
+        uint64_t readers = atomic_load_explicit(&p->set->readers, memory_order_acquire);
+        p->open = (readers & DCOMMI_BCAST_BITS) == p->others;
         if (!p->open) {
             return false;
         }
@@ -194,6 +207,7 @@ static inline bool dcommi_bcast_post(dcomm_comm *comm, const dcommi_header *head
     memcpy(slot->bytes, header, header_len);
     p->until[at] = header->seq + 1;
     p->count++;
+    /* The message comes before it. */
     atomic_store_explicit(&slot->word,
                           (uint64_t)(uint32_t)p->count << 32 | (uint64_t)len << 16 | header_len,
                           memory_order_release);
@@ -214,6 +228,7 @@ static inline bool dcommi_bcast_peek(const dcommi_member *m, dcommi_arrival *arr
         return false;
     }
     const dcommi_bcast_slot *slot = &m->bcast->slot[m->bcast_read % DCOMMI_BCAST_SLOTS];
+    /* The loads of the message come after it. */
     uint64_t word = atomic_load_explicit(&slot->word, memory_order_acquire);
     if ((uint32_t)(word >> 32) != (uint32_t)(m->bcast_read + 1)) {
         return false;

@@ -103,7 +103,8 @@ static inline size_t dcommi_fifo_lines(const dcommi_fifo_end *e, size_t bytes)
     return gap ? lines + DCOMMI_FIFO_GAP : lines;
 }
 
-/* Return true if a record is there. */
+/* Return true if a record is there. The reader loads the word again, with an order, before it
+ * touches the record. */
 static inline bool dcommi_fifo_ready(const dcommi_fifo_end *e)
 {
     uint64_t word = atomic_load_explicit(dcommi_fifo_word(e, e->at), memory_order_relaxed);
@@ -127,7 +128,8 @@ static inline void dcommi_fifo_note(dcommi_fifo_end *e, size_t bytes)
 /* ---- writing ---- */
 
 /* Clear the word behind a record if it would read as a record, for it may hold payload of the lap
- * before. The writer has that line in its cache, so the look is cheap. */
+ * before. The writer has that line in its cache, so the look is cheap. Only the writer stores
+ * there, and the next word that it publishes comes after this store. */
 static inline void dcommi_fifo_clear(dcommi_fifo_end *e)
 {
     e->clear = e->at;
@@ -136,10 +138,11 @@ static inline void dcommi_fifo_clear(dcommi_fifo_end *e)
     }
 }
 
-/* Publish a record. First clear the word behind it, then store its own word. If clearing must
- * write and the reader has that line in its cache, it takes as long as a message and delays the
- * record. So ends without wide units afterwards clear some lines ahead, when nobody waits for
- * them. This also brings these lines back. */
+/* Publish a record. First clear the word behind it, then store its own word, which comes after the
+ * record's bytes and after all words that were cleared. If clearing must write and the reader has
+ * that line in its cache, it takes as long as a message and delays the record. So ends without wide
+ * units afterwards clear some lines ahead, when nobody waits for them. This also brings these lines
+ * back. */
 static inline void dcommi_fifo_publish(dcommi_fifo_end *e, unsigned kind, size_t header_len,
                                        size_t len, size_t lines)
 {
@@ -197,6 +200,7 @@ static inline unsigned char *dcommi_fifo_reserve(dcommi_fifo_end *e, size_t byte
     /* Add a line for the word behind the record. */
     uint64_t end = e->at + skip + lines + DCOMMI_LINE + spare;
     if (DCOMMI_UNLIKELY(end > e->limit + e->size)) {
+        /* The reader's loads of this room come before our stores. */
         uint64_t consumed = atomic_load_explicit(&e->fifo->consumed, memory_order_acquire);
         if (consumed < e->limit || consumed > e->at) {
             return NULL; /* the reader has stored nonsense */
@@ -248,6 +252,7 @@ static inline void dcommi_fifo_forward(dcommi_fifo_end *e, size_t lines)
     e->at += lines;
     if (DCOMMI_UNLIKELY(e->at - e->limit >= e->size / 4)) {
         e->limit = e->at;
+        /* Our loads of the records come before it. */
         atomic_store_explicit(&e->fifo->consumed, e->at, memory_order_release);
     }
 }
@@ -283,6 +288,7 @@ static inline void dcommi_fifo_expecting(const dcommi_fifo_end *e, size_t bytes)
 static inline int dcommi_fifo_next(dcommi_fifo_end *e, dcommi_record *r)
 {
     for (;;) {
+        /* The loads of the record come after it. */
         uint64_t word = atomic_load_explicit(dcommi_fifo_word(e, e->at), memory_order_acquire);
         if ((word & ~(uint64_t)UINT32_MAX) != dcommi_fifo_turn(e->at) || (word & 15) == 0) {
             if (dcommi_fifo_wide(e)) {
@@ -332,6 +338,7 @@ static inline dcommi_fifo_end dcommi_fifo_reader(dcommi_fifo *fifo, uint32_t siz
 static inline dcommi_fifo_end dcommi_fifo_writer(dcommi_fifo *fifo, uint32_t size)
 {
     dcommi_fifo_end e = dcommi_fifo_reader(fifo, size);
+    /* `produced` is this process's own. The reader's loads come before `consumed`. */
     e.at = atomic_load_explicit(&fifo->produced, memory_order_acquire);
     e.limit = atomic_load_explicit(&fifo->consumed, memory_order_acquire);
     e.clear = e.at; /* the word behind the last record */

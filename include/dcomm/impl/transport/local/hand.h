@@ -9,11 +9,11 @@
 #ifndef DCOMMI_HAND_H
 #define DCOMMI_HAND_H
 
+#include "../../base/sha256.h"
 #include "door.h"
 #include "share.h"
 
 #include <stddef.h>
-#include <sys/random.h>
 
 /* The address of a context. */
 typedef struct dcommi_hand_address {
@@ -98,8 +98,7 @@ static bool dcommi_hands_open(dcommi_hands *h, uint64_t id)
     struct sockaddr_un name;
     struct stat net;
     socklen_t len = dcommi_hand_name(id, &name);
-    if (dcommi_sys_getrandom(h->me.secret, sizeof h->me.secret, 0) !=
-        (ssize_t)sizeof h->me.secret) {
+    if (dcommi_random_bytes(h->me.secret, sizeof h->me.secret) < 0) {
         return false;
     }
     errno = ENOMEM;
@@ -247,8 +246,8 @@ static dcomm_status dcommi_hand_over(const dcommi_hands *h, const dcommi_hand_ad
         dcommi_sys_close(s);
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "it is a process of another user");
     }
-    done = done &&
-           dcommi_sys_sendmsg(s, &packet.head, MSG_NOSIGNAL) == (ssize_t)sizeof packet.message;
+    done =
+        done && dcommi_sys_sendmsg(s, &packet.head, MSG_NOSIGNAL) == (ssize_t)sizeof packet.message;
     dcommi_sys_close(s);
     if (done) {
         return DCOMM_OK;

@@ -83,7 +83,10 @@ static void dcommi_local_remove_peer(dcommi_transport *t, int peer)
 
 /* ---- progress ---- */
 
-static bool dcommi_local_counts_dead(const dcommi_local_peer *p)
+#define DCOMMI_LOCAL_GIVEN_UP "it counts this process as dead"
+
+/* Return true if a peer counts this process as dead. */
+static bool dcommi_local_is_given_up(const dcommi_local_peer *p)
 {
     return p->out.lines != NULL &&
            atomic_load_explicit(&p->directory->given_up[p->ours], memory_order_acquire) != 0;
@@ -92,31 +95,39 @@ static bool dcommi_local_counts_dead(const dcommi_local_peer *p)
 static bool dcommi_local_gave_up(dcommi_transport *t, int peer)
 {
     const dcommi_local_peer *p = dcommi_local_peer_at((dcommi_local *)t, peer);
-    return p != NULL && dcommi_local_counts_dead(p);
+    return p != NULL && dcommi_local_is_given_up(p);
+}
+
+/* Mark a peer whose end is certain. Look here, after its end, if it gave this process up: a look
+ * before could come too early. Taking its end for a death would let this process go on alone. */
+static void dcommi_local_end_proven(dcommi_local_peer *p, const char *why)
+{
+    if (p->out.lines == NULL && !p->ended) {
+        (void)dcommi_local_connect(p); /* to know which mark is ours */
+    }
+    const bool given_up = dcommi_local_is_given_up(p);
+    dcommi_local_end_as(p, given_up ? DCOMMI_LOSS_GIVEN_UP : DCOMMI_LOSS_PROVEN,
+                        given_up ? DCOMMI_LOCAL_GIVEN_UP : why);
 }
 
 static void dcommi_local_watch(dcommi_transport *t)
 {
     dcommi_local *u = (dcommi_local *)t;
     void *users[16];
-    for (size_t i = 0; i < u->npolled; i++) { /* before its end: that would let us go on alone */
-        if (dcommi_local_counts_dead(u->polled[i])) {
-            dcommi_local_end_as(u->polled[i], DCOMMI_LOSS_GIVEN_UP,
-                                "it counts this process as dead");
-        }
-    }
     int n = dcommi_watch_poll(u->epoll, users, 16);
     for (int i = 0; i < n; i++) {
-        dcommi_local_end_as(users[i], DCOMMI_LOSS_PROVEN, "its process has ended");
+        dcommi_local_end_proven(users[i], "its process has ended");
     }
     for (size_t i = 0; i < u->npolled; i++) {
         dcommi_local_peer *p = u->polled[i];
         bool dead = p->lock >= 0 && !p->ended && dcommi_watch_unlocked(p->lock);
         if (p->directory != NULL &&
             atomic_load_explicit(&p->directory->closed, memory_order_acquire) != 0) {
-            dcommi_local_end_as(p, DCOMMI_LOSS_PROVEN, "it has closed its connections");
+            dcommi_local_end_proven(p, "it has closed its connections");
         } else if (dead) {
-            dcommi_local_end_as(p, DCOMMI_LOSS_PROVEN, "its process has ended");
+            dcommi_local_end_proven(p, "its process has ended");
+        } else if (dcommi_local_is_given_up(p)) {
+            dcommi_local_end_as(p, DCOMMI_LOSS_GIVEN_UP, DCOMMI_LOCAL_GIVEN_UP);
         }
     }
 }
@@ -384,7 +395,8 @@ static void dcommi_local_close(dcommi_transport *t, double timeout_s, bool force
         }
     }
     u->closing = true;
-    /* Peers may keep our memory mapped for as long as they want. */
+    /* Peers may keep our memory mapped for as long as they want. All records, and marks of those
+     * that we gave up, come before it. */
     if (u->directory != NULL) {
         atomic_store_explicit(&u->directory->closed, 1, memory_order_release);
     }

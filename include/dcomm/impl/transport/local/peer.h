@@ -174,6 +174,7 @@ static dcomm_status dcommi_local_fifo_find(dcommi_local *u, uint64_t writer, uin
     uint32_t count = atomic_load_explicit(&d->count, memory_order_relaxed);
     for (uint32_t i = 0; i < count; i++) {
         if (d->writer[i] == writer) {
+            /* The creation in which they meet again orders it. */
             atomic_store_explicit(&d->given_up[i], 0, memory_order_relaxed);
             *fifo_p = i;
             return DCOMM_OK;
@@ -192,6 +193,7 @@ static dcomm_status dcommi_local_fifo_find(dcommi_local *u, uint64_t writer, uin
     }
     u->fifos[count] = dcommi_fifo_reader(fifo, DCOMMI_LOCAL_FIFO);
     d->writer[count] = writer;
+    /* The writer's name comes before it. */
     atomic_store_explicit(&d->count, count + 1, memory_order_release);
     *fifo_p = count;
     return DCOMM_OK;
@@ -252,6 +254,7 @@ static dcomm_status dcommi_local_connect(dcommi_local_peer *p)
     if (status != DCOMM_OK) {
         return status;
     }
+    /* The names of writers come after it. */
     uint32_t count = atomic_load_explicit(&p->directory->count, memory_order_acquire);
     for (uint32_t i = 0; i < count && i < DCOMMI_LOCAL_PEERS; i++) {
         if (p->directory->writer[i] != p->local->card.hand.id) {

@@ -12,7 +12,7 @@ static void dcommi_ucx_know_sender(dcommi_ucx *u, dcommi_ucx_kept *k)
     dcommi_ucx_peer *p = k->peer = dcommi_ucx_peer_by_id(u, k->tail.id);
     if (p != NULL && k->tail.connection >= p->wanted) {
         p->wanted = k->tail.connection + 1;
-        u->chores = true;
+        u->opens = true;
     }
 }
 

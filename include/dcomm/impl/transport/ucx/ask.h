@@ -72,23 +72,14 @@ static dcommi_ucx_flight *dcommi_ucx_flight_of(dcommi_ucx *u, dcommi_ucx_stage s
     return NULL;
 }
 
-static void dcommi_ucx_corrupt(dcommi_ucx *u, const void *header, size_t header_len)
-{
-    const dcommi_arrival arrival = {.peer = -1, .header = header, .header_len = header_len};
-    u->base.handlers.on_corrupt(u->base.handlers.user, &u->base, &arrival);
-}
-
+/* Handle an answer. Drop one that answers nothing. */
 static ucs_status_t dcommi_ucx_on_answer(void *arg, const void *header, size_t header_len,
                                          void *data, size_t len, const ucp_am_recv_param_t *param)
 {
     dcommi_ucx *u = arg;
     dcommi_ucx_answer a;
     (void)data, (void)param;
-    if (u->closing) {
-        return UCS_OK;
-    }
-    if (header_len != sizeof a || len != 0) {
-        dcommi_ucx_corrupt(u, header, header_len);
+    if (u->closing || header_len != sizeof a || len != 0) {
         return UCS_OK;
     }
     memcpy(&a, header, sizeof a);
@@ -103,18 +94,15 @@ static ucs_status_t dcommi_ucx_on_answer(void *arg, const void *header, size_t h
     return UCS_OK;
 }
 
-/* Store a piece of payload. Pieces of a fetch that was given up find no flight. */
+/* Store a piece of payload. Pieces of a fetch that was given up find no flight. One that does not
+ * follow those before it, or is too long, fails the fetch. */
 static ucs_status_t dcommi_ucx_on_payload(void *arg, const void *header, size_t header_len,
                                           void *data, size_t len, const ucp_am_recv_param_t *param)
 {
     dcommi_ucx *u = arg;
     dcommi_ucx_piece piece;
     (void)param;
-    if (u->closing) {
-        return UCS_OK;
-    }
-    if (header_len != sizeof piece) {
-        dcommi_ucx_corrupt(u, header, header_len);
+    if (u->closing || header_len != sizeof piece) {
         return UCS_OK;
     }
     memcpy(&piece, header, sizeof piece);
@@ -124,7 +112,6 @@ static ucs_status_t dcommi_ucx_on_payload(void *arg, const void *header, size_t 
         return UCS_OK;
     }
     if (piece.at != f->at || len > f->len - f->at) {
-        dcommi_ucx_corrupt(u, header, header_len);
         dcommi_ucx_flight_landed(f, DCOMM_ERR_CORRUPT);
         return UCS_OK;
     }

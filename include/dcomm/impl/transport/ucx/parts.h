@@ -139,7 +139,7 @@ static bool dcommi_ucx_tail_valid(const dcommi_ucx_tail *t, size_t len)
 {
     return t->connection < DCOMM_CONNECTIONS_MAX && t->parts >= 1 &&
            t->parts <= DCOMM_CONNECTIONS_MAX && t->part < t->parts &&
-           (len == SIZE_MAX || len == dcommi_ucx_part_len(t)) &&
+           (len == SIZE_MAX ? t->total > 0 : len == dcommi_ucx_part_len(t)) &&
            (t->parts == 1 || dcommi_ucx_part_len(t) > 0);
 }
 

@@ -124,6 +124,8 @@ struct dcommi_ucx {
     bool inside; /* UCX's progress is on the stack */
     bool direct; /* UCX's callback may call an op's done: only directly within progress */
     bool chores; /* there is work for the end of progress */
+    bool opens;  /* endpoints are wanted */
+    int busy;    /* progresses in which UCX read something while endpoints were wanted */
     bool closing;
     bool at_once;      /* UCX sends at once or not at all, and never holds a message */
     unsigned turns;    /* calls of progress */
@@ -348,13 +350,14 @@ static const char *dcommi_ucx_why(const dcommi_ucx_peer *p)
     return p->why != NULL ? p->why : ucs_status_string(p->failure);
 }
 
-/* Want `n` endpoints of a peer. Open them now, but not in UCX's progress: UCX 1.13 crashes if an
- * endpoint takes over the connection that is being read. */
+/* Want `n` endpoints of a peer. Over TCP they are opened when UCX has read all that has come
+ * (dcommi_ucx_open_all): an endpoint takes over the connection on which the peer reached us, and
+ * UCX 1.13 crashes if that one is being read, or if the peer has closed it again. */
 static dcomm_status dcommi_ucx_want(dcommi_ucx *u, dcommi_ucx_peer *p, int n)
 {
-    if (u->at_once && u->inside) {
+    if (u->at_once) {
         p->wanted = p->wanted > n ? p->wanted : n;
-        u->chores = true;
+        u->opens = true;
         return DCOMM_OK;
     }
     return dcommi_ucx_endpoints(u, p, n);

@@ -153,14 +153,16 @@ static bool dcommi_ucx_pump_message(dcommi_ucx_peer *p, dcommi_ucx_queue *q)
     return true;
 }
 
-/* Send what is queued, messages before payloads. Return how many messages UCX took. */
+/* Send what is queued, messages before payloads. What waits for a connection that is still to be
+ * opened stays. Return how many messages UCX took. */
 static unsigned dcommi_ucx_pump(dcommi_ucx *u)
 {
     unsigned n = 0;
     for (dcommi_ucx_peer **link = &u->waiting; *link != NULL;) {
         dcommi_ucx_peer *p = *link;
+        const int connections = p->opened > p->wanted ? p->opened : p->wanted;
         bool more = false;
-        for (int i = 0; i < p->opened; i++) {
+        for (int i = 0; i < connections; i++) {
             dcommi_ucx_queue *messages = &p->messages[i], *payloads = &p->payloads[i];
             bool goes_on = true;
             for (int k = 0; k < DCOMMI_UCX_PUMP && goes_on; k++) {

@@ -49,9 +49,13 @@ static void dcommi_ucx_connect(dcommi_transport *t, int peer, int connections)
 
 /* ---- progress ---- */
 
+#define DCOMMI_UCX_BUSY 256 /* progresses after which wanted endpoints wait no longer */
+
 /* Open the endpoints that are wanted. If some cannot be opened, go on with fewer. */
 static void dcommi_ucx_open_all(dcommi_ucx *u)
 {
+    u->opens = false;
+    u->busy = 0;
     for (size_t i = 0; i < u->peers_capacity && !u->closing; i++) {
         dcommi_ucx_peer *p = u->peers[i];
         if (p == NULL || p->opened >= p->wanted || p->failure != UCS_OK ||
@@ -74,7 +78,6 @@ static unsigned dcommi_ucx_chores(dcommi_ucx *u)
 {
     u->chores = false;
     unsigned n = dcommi_ucx_report_lost(u);
-    dcommi_ucx_open_all(u);
     dcommi_ucx_sweep_removed(u);
     return n + dcommi_ucx_deliver(u);
 }
@@ -89,10 +92,14 @@ static unsigned dcommi_ucx_progress(dcommi_transport *t)
     u->direct = true;
     unsigned n = ucp_worker_progress(u->worker);
     u->direct = false;
+    const bool read = n > 0;
     if (DCOMMI_UNLIKELY(u->waiting != NULL)) {
         n += dcommi_ucx_pump(u);
     }
     u->inside = false;
+    if (DCOMMI_UNLIKELY(u->opens) && (!read || ++u->busy >= DCOMMI_UCX_BUSY)) {
+        dcommi_ucx_open_all(u);
+    }
     if (DCOMMI_UNLIKELY((++u->turns & 63) == 0)) {
         n += dcommi_ucx_watch(u);
     }
