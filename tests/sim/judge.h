@@ -4,7 +4,8 @@
 
 #include "plot.h"
 
-#define JUDGE_SPREAD 0.15 /* seconds until an error has reached all */
+/* Seconds until an error has reached all: the clock may jump so far while a message is left. */
+#define JUDGE_SPREAD (WORLD_JUMP * WORLD_IDLE)
 
 /* ---- blame ---- */
 
