@@ -44,6 +44,13 @@ static unsigned char *calls_take(size_t bytes, int rank)
     return b->at;
 }
 
+/* Return two aligned numbers in such a buffer. */
+static uint32_t *calls_take_two(int rank)
+{
+    unsigned char *at = calls_take(3 * sizeof(uint32_t), rank);
+    return (uint32_t *)(void *)(at + (4 - (uintptr_t)at % 4) % 4);
+}
+
 /* Note what a rank's buffers hold now that no communicator of its own is left. */
 static void calls_seal(int rank)
 {

@@ -90,9 +90,9 @@ static void case_draw_outage(void)
 static void case_draw_deaths(void)
 {
     const bool outage = life.fault == LIFE_CUT || life.fault == LIFE_STOP;
-    const double more = life.fault == LIFE_DEATH              ? 0.4
+    const double more = life.fault == LIFE_DEATH             ? 0.4
                         : outage && life.weight == LIFE_HARD ? 0.3
-                                                              : 0;
+                                                             : 0;
     int most = life.n - (outage ? 2 : 1);
     most = most < LIFE_DEATHS ? most : LIFE_DEATHS;
     if (life.fault == LIFE_DEATH) {
@@ -103,17 +103,17 @@ static void case_draw_deaths(void)
         while (rank == life.victim || life_dies(rank)) {
             rank = (rank + 1) % life.n;
         }
-        life.death[life.ndeaths++] =
-            (life_death){rank, world_random() % (uint64_t)(1 << world_below(10)), world_chance(0.7)};
+        life.death[life.ndeaths++] = (life_death){
+            rank, world_random() % (uint64_t)(1 << world_below(10)), world_chance(0.7)};
     }
 }
 
 static life_fault case_draw_fault(void)
 {
-    static const life_fault faults[] = {LIFE_DEATH, LIFE_DEATH, LIFE_DEATH, LIFE_DEATH, LIFE_DEATH,
-                                        LIFE_DEATH, LIFE_CUT,   LIFE_CUT,   LIFE_STOP,  LIFE_STOP,
-                                        LIFE_WHOLE, LIFE_ABORT, LIFE_HANG,  LIFE_LEAVE, LIFE_MISMATCH,
-                                        LIFE_SUSPEND};
+    static const life_fault faults[] = {LIFE_DEATH, LIFE_DEATH, LIFE_DEATH,    LIFE_DEATH,
+                                        LIFE_DEATH, LIFE_DEATH, LIFE_CUT,      LIFE_CUT,
+                                        LIFE_STOP,  LIFE_STOP,  LIFE_WHOLE,    LIFE_ABORT,
+                                        LIFE_HANG,  LIFE_LEAVE, LIFE_MISMATCH, LIFE_SUSPEND};
     const life_fault fault = faults[world_below((int)(sizeof faults / sizeof *faults))];
     const bool one = system_host(life.n - 1) == 0;
     return one && fault == LIFE_CUT ? LIFE_STOP : fault;
@@ -147,6 +147,7 @@ static void case_draw(uint64_t seed, int most)
                   life.fault != LIFE_MISMATCH;
     life.traced = system_host(life.n - 1) == 0 && world_chance(0.5);
     life.timeout_s = life.fault == LIFE_HANG ? 20 : 60;
+    life.rest = seed % 3 == 1 && life.liveness_s < INFINITY ? 2 * life.liveness_s : 0;
     life.quorum = world_chance(0.6)   ? 0
                   : world_chance(0.5) ? DCOMM_QUORUM_NONE
                                       : life.n / 2 + 1 + world_below(life.n - life.n / 2);

@@ -4,7 +4,8 @@
 
 #include "plot.h"
 
-#define JUDGE_SPREAD 0.15 /* seconds until an error has reached all */
+/* Seconds until an error has reached all: the clock may jump so far while a message is left. */
+#define JUDGE_SPREAD (WORLD_JUMP * WORLD_IDLE)
 
 /* ---- blame ---- */
 
@@ -23,8 +24,7 @@ static const char *judge_named(const char *at, int rank)
 static bool judge_accuses(const char *text, int rank)
 {
     static const char *const said[] = {" (process", " was lost", " is lost", " cannot", " does not",
-                                       " has left", " freed",    " aborted", " calls",
-                                       " as dead"};
+                                       " has left", " freed",    " aborted", " calls",  " as dead"};
     for (const char *at = text; (at = judge_named(at, rank)) != NULL;) {
         for (size_t i = 0; i < sizeof said / sizeof *said; i++) {
             if (strncmp(at, said[i], strlen(said[i])) == 0) {
@@ -161,8 +161,7 @@ static judge_side judge_side_of(int rank)
 {
     judge_side s = {0, 0};
     for (int r = 0; r < life.n; r++) {
-        const bool away =
-            life.fault == LIFE_STOP && (rank == life.victim) != (r == life.victim);
+        const bool away = life.fault == LIFE_STOP && (rank == life.victim) != (r == life.victim);
         if (!away && !judge_across(rank, r)) {
             s.all |= 1u << r;
             s.left |= life_is_out(r) ? 0 : 1u << r;
@@ -176,7 +175,8 @@ static bool judge_quorum(unsigned left, unsigned dead)
 {
     const unsigned others = ((1u << life.n) - 1) & ~dead, lowest = others & -others;
     const int n = __builtin_popcount(left), of = __builtin_popcount(others);
-    return life.quorum != 0 ? n >= life.quorum : 2 * n > of || (2 * n == of && (left & lowest) != 0);
+    return life.quorum != 0 ? n >= life.quorum
+                            : 2 * n > of || (2 * n == of && (left & lowest) != 0);
 }
 
 /* Check if a survivor had to go on, or must not. What a side knows of deaths on the other side, and
@@ -199,7 +199,8 @@ static void judge_outcome(int rank)
         world_trouble("rank %d does not go on, with %x", rank, s.left);
     }
     if (!may && mine->outcome == LIFE_ON) {
-        world_trouble("rank %d goes on without a quorum, with %x of %x", rank, mine->with, everybody);
+        world_trouble("rank %d goes on without a quorum, with %x of %x", rank, mine->with,
+                      everybody);
     }
     if (life.weight == LIFE_MILD && mine->with != everybody) {
         world_trouble("rank %d goes on with %x of %x", rank, mine->with, everybody);

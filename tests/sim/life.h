@@ -1,5 +1,6 @@
 /* life.h - a case, and the life of simulated ranks in it: they create a communicator, perhaps a
- * second one from it, call collectives until something goes wrong, recover (recover.h) and leave. */
+ * second one from it, call collectives until something goes wrong, recover (recover.h) and leave.
+ */
 #ifndef SIM_LIFE_H
 #define SIM_LIFE_H
 
@@ -123,11 +124,12 @@ static bool life_is_calm(void)
 static void life_hear(dcomm_comm *const comms[2], dcomm_status *status, dcomm_comm **at)
 {
     const bool shows = life.fault != LIFE_WHOLE && life.weight == LIFE_HARD;
-    int32_t calm = life.fault == LIFE_WHOLE;
-    while (*status == DCOMM_OK && !calm) {
-        int32_t mine = !shows && life_is_calm();
+    uint32_t *mine = calls_take_two(world.in), *calm = mine + 1;
+    *calm = life.fault == LIFE_WHOLE;
+    while (*status == DCOMM_OK && *calm == 0) {
+        *mine = !shows && life_is_calm();
         *at = comms[life.second && life.call[0].second];
-        *status = dcomm_allreduce(*at, &mine, &calm, 1, DCOMM_I32, DCOMM_MIN, NULL);
+        *status = dcomm_allreduce(*at, mine, calm, 1, DCOMM_U32, DCOMM_MIN, NULL);
     }
 }
 
@@ -194,6 +196,9 @@ static void life_main(int rank)
     }
     char ready = 0, all[WORLD_MAX];
     life_allgather(&ready, 1, all, NULL); /* nobody misbehaves before all are there */
+    if (life.rest > 0) {
+        world_sleep(life.rest);
+    }
     const uint64_t first = world.rank[rank].points;
     life_arm(rank, false);
     const bool stays = life_call(comms, rank, &status, &at);

@@ -10,10 +10,10 @@
 
 /* Set by the case that runs. */
 static struct {
-    unsigned side;         /* the ranks of one half, a bit each */
-    double begins, heals;  /* when; WORLD_NEVER: it does not */
-    double again;          /* most seconds until what got lost is sent again */
-    void (*on_cut)(void);  /* when it begins */
+    unsigned side;        /* the ranks of one half, a bit each */
+    double begins, heals; /* when; WORLD_NEVER: it does not */
+    double again;         /* most seconds until what got lost is sent again */
+    void (*on_cut)(void); /* when it begins */
 } network = {.begins = WORLD_NEVER, .heals = WORLD_NEVER};
 
 /* Return true if a cut that has begun lies between two ranks. */
@@ -28,8 +28,8 @@ static bool network_cut(int a, int b)
     return network_between(a, b) && world.now < network.heals;
 }
 
-/* Return when something arrives that would arrive at `when`. `share`: from 0 to 1, of the time until
- * it is sent again. */
+/* Return when something arrives that would arrive at `when`. `share`: from 0 to 1, of the time
+ * until it is sent again. */
 static double network_arrives(int from, int to, double when, double share)
 {
     if (!network_cut(from, to)) {

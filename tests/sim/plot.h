@@ -54,6 +54,7 @@ typedef struct life_case {
     bool traced; /* a debugger holds it while it is away */
     int quorum;
     double timeout_s, liveness_s;
+    double rest; /* seconds for which all compute before their first call */
 } life_case;
 
 static life_case life;
@@ -79,7 +80,7 @@ static struct life_report {
 
 /* What has happened so far. */
 static struct {
-    bool struck;   /* the victim */
+    bool struck; /* the victim */
     double struck_at, last_blow;
 } life_so_far;
 
@@ -168,7 +169,8 @@ static void life_arm(int rank, bool later)
 /* Let a blow that has waited for a later point come now, when the calls have ended. */
 static void life_strike_now(int rank)
 {
-    if (rank == life.victim && (life.fault == LIFE_DEATH || (life_strikes() && !life_so_far.struck))) {
+    if (rank == life.victim &&
+        (life.fault == LIFE_DEATH || (life_strikes() && !life_so_far.struck))) {
         world.rank[rank].struck_at = UINT64_MAX;
         life_strike(rank);
         world_yield();

@@ -183,7 +183,7 @@ static unsigned wire_bury(wire_port *port)
             world_busy();
             port->base.handlers.on_peer_lost(port->base.handlers.user, &port->base,
                                              port->peer_of[r], why,
-                                             gave_up ? DCOMMI_LOSS_GIVEN_UP
+                                             gave_up                       ? DCOMMI_LOSS_GIVEN_UP
                                              : port->me.kind == WIRE_LOCAL ? DCOMMI_LOSS_PROVEN
                                                                            : DCOMMI_LOSS_SILENT);
         }
@@ -348,12 +348,12 @@ static void wire_close(dcommi_transport *t, double timeout_s, bool force)
     wire_over(port->me.rank, false);
 }
 
-#define WIRE_CALLS                                                                           \
-    .add_peer = wire_add_peer, .connect = wire_connect, .remove_peer = wire_remove_peer,     \
-    .lose = wire_lose, .send = wire_send, .fetch = wire_fetch, .release = wire_release,      \
-    .progress = wire_progress, .peek = wire_peek, .pass = wire_pass, .common = wire_common,  \
-    .listen = wire_listen, .greet = wire_greet, .greeting = wire_greeting,                   \
-    .forget = wire_forget, .close = wire_close
+#define WIRE_CALLS                                                                                \
+    .add_peer = wire_add_peer, .connect = wire_connect, .remove_peer = wire_remove_peer,          \
+    .lose = wire_lose, .send = wire_send, .fetch = wire_fetch, .release = wire_release,           \
+    .progress = wire_progress, .peek = wire_peek, .pass = wire_pass, .common = wire_common,       \
+    .listen = wire_listen, .greet = wire_greet, .greeting = wire_greeting, .forget = wire_forget, \
+    .close = wire_close
 
 static const dcommi_transport_vtable wire_tables[WIRE_KINDS] = {
     [WIRE_LOCAL] = {WIRE_CALLS, .give_up = wire_give_up, .gave_up = wire_gave_up},
@@ -381,14 +381,14 @@ static dcomm_status wire_open(int kind, const dcommi_transport_handlers *handler
 }
 
 WORLD_WRAP(dcomm_status, dcommi_local_open, const dcommi_transport_handlers *handlers,
-            dcommi_transport **t_p)
+           dcommi_transport **t_p)
 {
     return world.in < 0 ? __real_dcommi_local_open(handlers, t_p)
                         : wire_open(WIRE_LOCAL, handlers, t_p);
 }
 
 WORLD_WRAP(dcomm_status, dcommi_net_open, const dcommi_transport_handlers *handlers,
-            const char *iface, dcommi_transport **t_p)
+           const char *iface, dcommi_transport **t_p)
 {
     return world.in < 0 ? __real_dcommi_net_open(handlers, iface, t_p)
                         : wire_open(WIRE_NET, handlers, t_p);

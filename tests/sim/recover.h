@@ -31,8 +31,7 @@ enum { RECOVER_AGREED, RECOVER_FAILED, RECOVER_MEMBERS };
 /* Return true if each side of a divided job may decide for itself. */
 static bool recover_divides(void)
 {
-    return life.quorum == DCOMM_QUORUM_NONE &&
-           (life.fault == LIFE_CUT || life.fault == LIFE_STOP);
+    return life.quorum == DCOMM_QUORUM_NONE && (life.fault == LIFE_CUT || life.fault == LIFE_STOP);
 }
 
 /* Compare what this rank has been told with what others have. */
@@ -61,8 +60,9 @@ static unsigned recover_who(const dcomm_comm *comm, int who[WORLD_MAX])
     for (int r = 0; r < comm->size; r++) {
         const int peer = comm->members[r].peer;
         const dcommi_remote *p = peer >= 0 ? &comm->context->peers[peer] : NULL;
-        who[r] = p == NULL ? world.in
-                           : wire.port[p->same_host ? WIRE_LOCAL : WIRE_NET][world.in].rank_of[peer];
+        who[r] = p == NULL
+                     ? world.in
+                     : wire.port[p->same_host ? WIRE_LOCAL : WIRE_NET][world.in].rank_of[peer];
         bits |= 1u << who[r];
     }
     return bits;
@@ -75,9 +75,8 @@ static bool recover_may_fail(int rank)
 {
     const unsigned sides = network.side >> rank ^ network.side >> world.in;
     const bool woken = life.fault == LIFE_STOP && (rank == life.victim || world.in == life.victim);
-    return life_is_out(rank) || woken ||
-           (life.fault == LIFE_CUT && (sides & 1) != 0) || life.weight == LIFE_EITHER ||
-           life_report[rank].leaves;
+    return life_is_out(rank) || woken || (life.fault == LIFE_CUT && (sides & 1) != 0) ||
+           life.weight == LIFE_EITHER || life_report[rank].leaves;
 }
 
 /* Check which ranks a communicator's calls name as failed. Return them as bits of its ranks. */
@@ -172,12 +171,14 @@ static dcomm_status recover_call(dcomm_comm *small)
     call.root %= n;
     calls_job job = calls_job_make(&call, who, n, me, life.ncalls);
     dcomm_status status = calls_make(small, &job, 1);
-    for (int32_t dead = 1; status == DCOMM_OK && dead != 0;) {
-        int32_t mine = life_waits_for_death();
+    uint32_t *mine = calls_take_two(world.in), *dead = mine + 1;
+    *dead = 1;
+    while (status == DCOMM_OK && *dead != 0) {
+        *mine = life_waits_for_death();
         for (int i = 0; i < n; i++) {
-            mine = mine || life_is_out(who[i]);
+            *mine = *mine != 0 || life_is_out(who[i]);
         }
-        status = dcomm_allreduce(small, &mine, &dead, 1, DCOMM_I32, DCOMM_MAX, NULL);
+        status = dcomm_allreduce(small, mine, dead, 1, DCOMM_U32, DCOMM_MAX, NULL);
     }
     return status;
 }
@@ -186,8 +187,8 @@ static dcomm_status recover_call(dcomm_comm *small)
  * count as dead. */
 static life_outcome recover_out(dcomm_status status, const char *what)
 {
-    const bool silent = (life.fault == LIFE_STOP && world.in == life.victim) ||
-                        life.weight == LIFE_EITHER;
+    const bool silent =
+        (life.fault == LIFE_STOP && world.in == life.victim) || life.weight == LIFE_EITHER;
     if (status == DCOMM_ERR_PEER && silent) {
         return LIFE_OUT;
     }

@@ -243,8 +243,7 @@ static void sockets_cut(void)
     }
     for (int i = 0; i < sockets.n; i++) {
         const sockets_one *s = &sockets.all[i];
-        sockets_one *far =
-            s->kind == SOCKETS_STREAM && s->other >= 0 ? sockets_at(s->other) : NULL;
+        sockets_one *far = s->kind == SOCKETS_STREAM && s->other >= 0 ? sockets_at(s->other) : NULL;
         if (far != NULL && s->error == ETIMEDOUT && s->ends < network.heals &&
             far->error != ETIMEDOUT) {
             sockets_end_at(far, network_arrives(s->owner, s->peer, world.now, world_unit()),
@@ -345,7 +344,7 @@ WORLD_WRAP(int, epoll_wait, int epoll, struct epoll_event *events, int max, int 
 }
 
 WORLD_WRAP(int, ppoll, struct pollfd *fds, nfds_t n, const struct timespec *most,
-             const __sigset_t *mask)
+           const __sigset_t *mask)
 {
     if (world.in < 0) {
         return __real_ppoll(fds, n, most, mask);

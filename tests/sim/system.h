@@ -90,11 +90,13 @@ WORLD_WRAP(dcommi_process, dcommi_process_read, pid_t pid)
     const world_rank *r = &world.rank[rank];
     return (dcommi_process){.started = 1 + (uint64_t)rank,
                             .ticks = r->turns / 64,
-                            .state = !world_stopped(rank) ? 'S' : r->traced ? 't' : 'T'};
+                            .state = !world_stopped(rank) ? 'S'
+                                     : r->traced          ? 't'
+                                                          : 'T'};
 }
 
 WORLD_WRAP(ssize_t, process_vm_readv, pid_t pid, const struct iovec *local, unsigned long nlocal,
-            const struct iovec *remote, unsigned long nremote, unsigned long flags)
+           const struct iovec *remote, unsigned long nremote, unsigned long flags)
 {
     if (world.in < 0) {
         return __real_process_vm_readv(pid, local, nlocal, remote, nremote, flags);

@@ -74,7 +74,7 @@ static int sweep(int most, bool all)
     int bad = 0, cases = 0;
     for (int algo = 0; algo < CASE_ALGOS; algo++) {
         for (int n = 2; n <= most && calls_knows(dcommi_algo_table[algo].coll); n++) {
-            bad += sweep_algorithm(algo, n, all || n == 2 ? 1 : n == 3 ? 3 : 7, &cases);
+            bad += sweep_algorithm(algo, n, all || n == 2 ? 1 : n == 3 ? 5 : 13, &cases);
         }
     }
     printf("# %d deaths, %d bad, in %.1f s\n", cases, bad, dcommi_now() - start);
@@ -88,8 +88,10 @@ Test(sim, known_seeds, .timeout = 60)
         uint64_t seed;
         int most;
     } known[] = {
-        {296, 4},   {636, 4},   {671, 4},   {987, 4},  /* accused: an answer was on its way */
-        {11712, 6}, {11777, 6}, {12923, 6}, {13591, 6} /* lost: a rank that had left */
+        {227, 4},  /* a rank that was given up blamed one that had ended since */
+        {699, 4},  /* a cut that healed late: both halves went on */
+        {2967, 4}, /* the end of a rank that had given this one up was a proof */
+        {2993, 4}  /* ranks that did not all reach each other shrank for ever */
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         cr_expect(run_seed(known[i].seed, known[i].most), "seed %d", (int)known[i].seed);
@@ -99,11 +101,12 @@ Test(sim, known_seeds, .timeout = 60)
 /* One seed is one history, whatever ran before. */
 Test(sim, replays, .timeout = 60)
 {
-    uint64_t turns[40];
-    double ends[40];
+    enum { SEEDS = 20 };
+    uint64_t turns[SEEDS];
+    double ends[SEEDS];
     for (int round = 0; round < 2; round++) {
-        for (int i = 0; i < 40; i++) {
-            const int seed = round == 0 ? i : 39 - i;
+        for (int i = 0; i < SEEDS; i++) {
+            const int seed = round == 0 ? i : SEEDS - 1 - i;
             run_seed(1 + (uint64_t)seed, 4);
             if (round == 0) {
                 turns[seed] = world.turns;
@@ -116,9 +119,9 @@ Test(sim, replays, .timeout = 60)
 
 Test(sim, seeds, .timeout = 240)
 {
-    cr_expect(run_seeds(1, test_full() ? 40000 : 1000, 4) == 0);
-    cr_expect(run_seeds(1, test_full() ? 10000 : 100, 8) == 0);
-    cr_expect(run_seeds(1, test_full() ? 1000 : 10, 16) == 0);
+    cr_expect(run_seeds(1, test_full() ? 40000 : 450, 4) == 0);
+    cr_expect(run_seeds(1, test_full() ? 10000 : 15, 8) == 0);
+    cr_expect(run_seeds(1, test_full() ? 1000 : 3, 16) == 0);
 }
 
 Test(sim, death_at_every_point, .timeout = 240)

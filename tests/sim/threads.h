@@ -64,7 +64,7 @@ WORLD_WRAP(int, pthread_mutex_unlock, pthread_mutex_t *lock)
 }
 
 WORLD_WRAP(int, pthread_create, pthread_t *thread, const pthread_attr_t *attr,
-             void *(*main)(void *user), void *user)
+           void *(*main)(void *user), void *user)
 {
     if (world.in < 0) {
         return __real_pthread_create(thread, attr, main, user);

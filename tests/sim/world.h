@@ -14,6 +14,7 @@
 #include "dcomm/all.h"
 #include "dcomm/impl/engine/types.h"
 
+#include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -49,11 +50,12 @@ enum {
 typedef enum world_state { WORLD_LIVES, WORLD_DEAD, WORLD_ENDED } world_state;
 
 typedef struct world_strand {
-    ucontext_t at;
+    ucontext_t begins;
+    jmp_buf at; /* where it yielded: a jump makes no system call, as a change of contexts does */
     void *stack;
-    bool there;                       /* it has begun and not ended */
-    double wakes;                     /* it gets no turn before */
-    void *(*main)(void *user);        /* of a second strand */
+    bool there, begun;         /* it has not ended; it has had a turn */
+    double wakes;              /* it gets no turn before */
+    void *(*main)(void *user); /* of a second strand */
     void *user;
     void *fake_stack;                 /* of AddressSanitizer's, while others run */
     char message[DCOMMI_MESSAGE_MAX]; /* its last error, while others run */
@@ -83,11 +85,12 @@ static struct {
     unsigned quiet; /* turns in a row in which nothing happened */
     int idle;       /* jumps in a row in which no program did anything */
     uint64_t turns;
-    double starve;   /* chance that a strand gets no turn for long */
-    double preempts; /* chance that a rank's strands change where one locks or makes a system call */
+    double starve; /* chance that a strand gets no turn for long */
+    double
+        preempts; /* chance that a rank's strands change where one locks or makes a system call */
     world_rank rank[WORLD_MAX];
     world_strand strand[WORLD_STRANDS];
-    ucontext_t scheduler;
+    jmp_buf scheduler;
     const void *scheduler_stack; /* for AddressSanitizer */
     size_t scheduler_bytes;
     bool ends; /* the strands that are left are to leave their stacks */
@@ -226,7 +229,9 @@ static void world_clean(void *stack)
 static void world_to_scheduler(world_strand *me, bool for_good)
 {
     world_leaving(for_good ? NULL : &me->fake_stack, world.scheduler_stack, world.scheduler_bytes);
-    swapcontext(&me->at, &world.scheduler);
+    if (_setjmp(me->at) == 0) {
+        _longjmp(world.scheduler, 1);
+    }
     world_arrived(me->fake_stack, NULL, NULL);
 }
 
@@ -235,7 +240,13 @@ static void world_to_strand(world_strand *strand)
 {
     void *fake_stack = NULL;
     world_leaving(&fake_stack, strand->stack, WORLD_STACK);
-    swapcontext(&world.scheduler, &strand->at);
+    if (_setjmp(world.scheduler) == 0) {
+        if (strand->begun) {
+            _longjmp(strand->at, 1);
+        }
+        strand->begun = true;
+        setcontext(&strand->begins);
+    }
     world_arrived(fake_stack, NULL, NULL);
 }
 
@@ -389,15 +400,16 @@ static void world_begin(int number, void *(*main)(void *user), void *user)
     }
     world_clean(strand->stack);
     strand->there = true;
+    strand->begun = false;
     strand->wakes = 0;
     strand->main = main;
     strand->user = user;
     strand->message[0] = 0;
-    getcontext(&strand->at);
-    strand->at.uc_stack.ss_sp = strand->stack;
-    strand->at.uc_stack.ss_size = WORLD_STACK;
-    strand->at.uc_link = NULL;
-    makecontext(&strand->at, world_enter, 0);
+    getcontext(&strand->begins);
+    strand->begins.uc_stack.ss_sp = strand->stack;
+    strand->begins.uc_stack.ss_size = WORLD_STACK;
+    strand->begins.uc_link = NULL;
+    makecontext(&strand->begins, world_enter, 0);
 }
 
 /* Give a strand its turn. */

@@ -37,10 +37,10 @@ static dcomm_status dcommi_shrink_make(dcommi_agreement *g)
         }
     }
     dcommi_token_release(comm->context);
-    DCOMMI_THEN(status, dcommi_comm_make(
-                            comm, ranks, size,
-                            dcommi_mix(dcommi_mix(g->key, DCOMMI_SHRINK_SALT), g->taken),
-                            comm->quorum, &g->part));
+    DCOMMI_THEN(status,
+                dcommi_comm_make(comm, ranks, size,
+                                 dcommi_mix(dcommi_mix(g->key, DCOMMI_SHRINK_SALT), g->taken),
+                                 comm->quorum, &g->part));
     dcommi_free(ranks);
     return status;
 }

@@ -199,7 +199,8 @@ static void dcommi_agreements_learn(dcomm_comm *comm)
 }
 
 /* Give up the ranks that a decision leaves out, though this rank may still hear from them, and tell
- * them: our end must not prove to them that they may go on. Ranks on a caller's list are not dead. */
+ * them: our end must not prove to them that they may go on. Ranks on a caller's list are not dead.
+ */
 static void dcommi_agreement_expel(const dcommi_agreement *g)
 {
     const dcomm_comm *comm = g->comm;
