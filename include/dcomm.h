@@ -34825,7 +34825,8 @@ static void dcommi_agreements_learn(dcomm_comm *comm)
     }
 }
 /* Give up the ranks that a decision leaves out, though this rank may still hear from them, and tell
- * them: our end must not prove to them that they may go on. Ranks on a caller's list are not dead. */
+ * them: our end must not prove to them that they may go on. Ranks on a caller's list are not dead.
+ */
 static void dcommi_agreement_expel(const dcommi_agreement *g)
 {
     const dcomm_comm *comm = g->comm;
@@ -49874,10 +49875,10 @@ static dcomm_status dcommi_shrink_make(dcommi_agreement *g)
         }
     }
     dcommi_token_release(comm->context);
-    DCOMMI_THEN(status, dcommi_comm_make(
-                            comm, ranks, size,
-                            dcommi_mix(dcommi_mix(g->key, DCOMMI_SHRINK_SALT), g->taken),
-                            comm->quorum, &g->part));
+    DCOMMI_THEN(status,
+                dcommi_comm_make(comm, ranks, size,
+                                 dcommi_mix(dcommi_mix(g->key, DCOMMI_SHRINK_SALT), g->taken),
+                                 comm->quorum, &g->part));
     dcommi_free(ranks);
     return status;
 }
