@@ -49434,6 +49434,27 @@ static dcomm_status dcommi_comm_untold(const dcomm_comm *comm, int status)
                ? dcommi_fail((dcomm_status)status, "%s", comm->message)
                : DCOMM_OK;
 }
+/* Say goodbye to all other members. With the token. Processes on this host see this one end, even
+ * if we never exchanged messages. They get a goodbye as well, or they take it for dead. */
+static void dcommi_comm_say_goodbye(dcomm_comm *comm)
+{
+    dcomm_context *context = comm->context;
+    for (int r = 0; r < comm->size; r++) {
+        dcommi_member *m = &comm->members[r];
+        if (m->peer < 0 || context->peers[m->peer].lost) {
+            continue;
+        }
+        bool spoken = m->heard || m->addressed, told = false;
+        if (spoken || (context->peers[m->peer].same_host && !m->gone)) {
+            dcommi_header h = {.type = DCOMMI_MSG_GOODBYE, .a = comm->entered};
+            told = dcommi_send_header(comm, r, &h, NULL, 0) >= 0;
+            m->addressed = spoken; /* do not wait for an answer to a goodbye */
+        }
+        if (!told && (spoken || !m->gone)) {
+            dcommi_ctl_leave(context, m->peer, comm->id, comm->entered);
+        }
+    }
+}
 DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
 {
     if (comm_p == NULL || *comm_p == NULL) {
@@ -49477,23 +49498,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
     dcommi_comm_shut(comm);
     dcommi_token_take(context);
     comm->leaves = true;
-    for (int r = 0; r < comm->size; r++) {
-        dcommi_member *m = &comm->members[r];
-        if (m->peer < 0 || context->peers[m->peer].lost) {
-            continue;
-        }
-        /* Processes on this host see this one end, even if we never exchanged messages. Say
-         * goodbye to them as well, or they take it for dead. */
-        bool spoken = m->heard || m->addressed, told = false;
-        if (spoken || (context->peers[m->peer].same_host && !m->gone)) {
-            dcommi_header h = {.type = DCOMMI_MSG_GOODBYE, .a = comm->entered};
-            told = dcommi_send_header(comm, r, &h, NULL, 0) >= 0;
-            m->addressed = spoken; /* do not wait for an answer to a goodbye */
-        }
-        if (!told && (spoken || !m->gone)) {
-            dcommi_ctl_leave(context, m->peer, comm->id, comm->entered);
-        }
-    }
+    dcommi_comm_say_goodbye(comm);
     dcommi_token_release(context);
     /* A peer may still have to read from us, or to hear of the error. */
     const double begun = dcommi_now();
@@ -54268,6 +54273,17 @@ static dcomm_status dcommi_comm_join_once(dcomm_comm *comm, const dcommi_newcome
     }
     return status;
 }
+/* Leave a communicator that was founded, but not confirmed by rank 0. If rank 0 died meanwhile, it
+ * may have been by the other ranks, who would wait for this one. */
+static void dcommi_comm_forsake(dcomm_comm *comm)
+{
+    dcommi_token_take(comm->context);
+    dcommi_comm_say_goodbye(comm);
+    dcommi_token_release(comm->context);
+    dcommi_pay(comm->context);
+    dcommi_comm_abandon_peers(comm);
+    dcommi_comm_unman(comm);
+}
 /* Wait for a communicator that grows, and take part in attempts to create it until one succeeds on
  * all ranks. If another rank has spoilt an attempt, wait for the next one. */
 static dcomm_status dcommi_comm_join(dcomm_comm *comm)
@@ -54282,9 +54298,8 @@ static dcomm_status dcommi_comm_join(dcomm_comm *comm)
         if (status == DCOMM_OK) {
             break;
         }
-        if (founded) { /* the others have not confirmed it */
-            dcommi_comm_abandon_peers(comm);
-            dcommi_comm_unman(comm);
+        if (founded) {
+            dcommi_comm_forsake(comm);
             founded = false;
         }
         if (status == DCOMM_IN_PROGRESS) {

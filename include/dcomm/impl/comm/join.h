@@ -21,6 +21,18 @@ static dcomm_status dcommi_comm_join_once(dcomm_comm *comm, const dcommi_newcome
     return status;
 }
 
+/* Leave a communicator that was founded, but not confirmed by rank 0. If rank 0 died meanwhile, it
+ * may have been by the other ranks, who would wait for this one. */
+static void dcommi_comm_forsake(dcomm_comm *comm)
+{
+    dcommi_token_take(comm->context);
+    dcommi_comm_say_goodbye(comm);
+    dcommi_token_release(comm->context);
+    dcommi_pay(comm->context);
+    dcommi_comm_abandon_peers(comm);
+    dcommi_comm_unman(comm);
+}
+
 /* Wait for a communicator that grows, and take part in attempts to create it until one succeeds on
  * all ranks. If another rank has spoilt an attempt, wait for the next one. */
 static dcomm_status dcommi_comm_join(dcomm_comm *comm)
@@ -35,9 +47,8 @@ static dcomm_status dcommi_comm_join(dcomm_comm *comm)
         if (status == DCOMM_OK) {
             break;
         }
-        if (founded) { /* the others have not confirmed it */
-            dcommi_comm_abandon_peers(comm);
-            dcommi_comm_unman(comm);
+        if (founded) {
+            dcommi_comm_forsake(comm);
             founded = false;
         }
         if (status == DCOMM_IN_PROGRESS) {
