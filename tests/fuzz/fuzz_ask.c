@@ -6,6 +6,7 @@
 #include "dcomm/impl/base/base_impl.h"
 #include "dcomm/impl/transport/message.h"
 #include "dcomm/impl/transport/ucx/ucx.h"
+#include "input.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -80,7 +81,6 @@ static void start(void)
                                              .on_peer_lost = on_peer_lost,
                                              .on_corrupt = on_corrupt}},
                        .id = 7,
-                       .inside = true, /* nothing is opened */
                        .at_once = true};
     net.pending.next = net.pending.prev = &net.pending;
     net.done.next = net.done.prev = &net.done;
@@ -96,15 +96,6 @@ static void start(void)
 }
 
 /* ---- input ---- */
-
-typedef struct input {
-    const uint8_t *at, *end;
-} input;
-
-static uint8_t take(input *in)
-{
-    return in->at < in->end ? *in->at++ : 0;
-}
 
 static uint64_t take_wide(input *in)
 {
