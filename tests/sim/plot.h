@@ -1,4 +1,4 @@
-/* plot.h - what happens in a case: who is struck by what, and when; and how the ranks fare. */
+/* plot.h - the story of a case: the faults that strike its ranks, and the ranks' ends. */
 #ifndef SIM_PLOT_H
 #define SIM_PLOT_H
 
@@ -9,7 +9,7 @@ enum { LIFE_CALLS = 8 };
 
 #define LIFE_LIMIT 400.0 /* seconds until a case must be over */
 
-/* What the victim does, or what happens at one of its points. */
+/* The fault of a case: an act of the victim, or an event at one of the victim's points. */
 typedef enum life_fault {
     LIFE_WHOLE,    /* nothing */
     LIFE_DEATH,    /* it dies at a point */
@@ -23,7 +23,7 @@ typedef enum life_fault {
     LIFE_FAULTS
 } life_fault;
 
-/* How long a cut or a stop lasts. */
+/* The length of a cut or a stop. */
 typedef enum life_weight {
     LIFE_MILD,   /* clearly less than liveness_s: nobody errs */
     LIFE_EITHER, /* near it */
@@ -59,7 +59,7 @@ typedef struct life_case {
 
 static life_case life;
 
-/* How a rank has fared in the end. */
+/* The end of a rank. */
 typedef enum life_outcome {
     LIFE_LEFT, /* it has left, or died */
     LIFE_ON,   /* it has gone on */
@@ -78,7 +78,7 @@ static struct life_report {
     unsigned with; /* the ranks with which it has gone on, a bit each */
 } life_report[WORLD_MAX];
 
-/* What has happened so far. */
+/* The events of the case so far. */
 static struct {
     bool struck; /* the victim */
     double struck_at, last_blow;

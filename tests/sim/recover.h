@@ -16,7 +16,7 @@ static void recover_destroy(dcomm_comm **comm)
 
 /* ---- facts ---- */
 
-/* What ranks have been told, which must be the same for all that are told it. */
+/* Facts that calls have told ranks. All ranks that hear of a fact must hear the same value. */
 static struct {
     int n;
     struct recover_fact {

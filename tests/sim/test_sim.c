@@ -9,6 +9,7 @@
 #include "case.h"
 
 #include "full.h"
+#include "suite.h"
 
 #include <criterion/criterion.h>
 
@@ -159,8 +160,5 @@ int main(int argc, char **argv)
     if (count > 0) {
         return run_seeds(from, count, most);
     }
-    struct criterion_test_set *tests = criterion_initialize();
-    int result = criterion_handle_args(argc, argv, true) ? !criterion_run_all_tests(tests) : 0;
-    criterion_finalize(tests);
-    return result;
+    return suite_run(argc, argv);
 }

@@ -10,6 +10,7 @@
 #include "records.h"
 
 #include "full.h"
+#include "suite.h"
 
 #include <criterion/criterion.h>
 
@@ -96,8 +97,5 @@ int main(int argc, char **argv)
     if (which >= 0) {
         return run_seeds(which, seed > 0 ? seed : from, seed > 0 ? 1 : count) > 0;
     }
-    struct criterion_test_set *tests = criterion_initialize();
-    int result = criterion_handle_args(argc, argv, true) ? !criterion_run_all_tests(tests) : 0;
-    criterion_finalize(tests);
-    return result;
+    return suite_run(argc, argv);
 }

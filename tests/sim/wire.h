@@ -13,7 +13,7 @@
 
 enum { WIRE_LOCAL, WIRE_NET, WIRE_KINDS };
 
-/* How the messages of a case go. Set by the case. */
+/* The rules for the messages of a case, which sets them. */
 static struct {
     double delay;   /* most seconds that a message takes */
     double slow;    /* chance that a message takes a hundred times as long */
@@ -275,7 +275,8 @@ static void wire_over(int rank, bool died)
             wire_port *port = &wire.port[k][r];
             if (r != rank && port->open && port->state[rank] == WIRE_GOOD &&
                 port->fails[rank] >= WORLD_NEVER) {
-                /* What a rank that leaves has said on its control connections is there before. */
+                /* The last frames on the control connections of a rank that leaves are there
+                 * before. */
                 const double u = world_unit(), soonest = world.now + (died ? 0 : sockets.delay);
                 const double end = soonest + late * u * u * u;
                 const bool deaf =
