@@ -17841,7 +17841,7 @@ typedef struct dcommi_transport_vtable {
     /* May be NULL. Tell a peer that it counts as dead here. It learns of it even if it wakes up
      * after our end. */
     void (*give_up)(dcommi_transport *t, int peer);
-    /* May be NULL. Return true if a peer has said so of us, even if it has ended since. */
+    /* May be NULL. Return true if a peer that has ended had said so of us. */
     bool (*gave_up)(dcommi_transport *t, int peer);
     /* Send header and payload as one message. The header is copied; the payload must stay valid
      * until the op is done. Return DCOMM_OK if the send is done already (op is untouched),
@@ -18999,7 +18999,7 @@ struct dcomm_context {
     dcommi_run *gated; /* runs that wait for their streams, oldest first */
     size_t ngated;
     _Atomic(dcommi_device *) devices; /* used by operations so far */
-    dcommi_device *straight_device;   /* UCX moves this device's memory; NULL: none */
+    dcommi_device *straight_device;   /* the device whose memory UCX moves; NULL: none */
     size_t straight;                  /* moves by UCX of such memory under way */
     _Atomic int aborts;               /* some communicator has abort_wanted */
     unsigned idle;                    /* polls in a row in which nothing happened */
@@ -44372,19 +44372,24 @@ static bool dcommi_local_is_given_up(const dcommi_local_peer *p)
     return p->out.lines != NULL &&
            atomic_load_explicit(&p->directory->given_up[p->ours], memory_order_acquire) != 0;
 }
-static bool dcommi_local_gave_up(dcommi_transport *t, int peer)
-{
-    const dcommi_local_peer *p = dcommi_local_peer_at((dcommi_local *)t, peer);
-    return p != NULL && dcommi_local_is_given_up(p);
-}
-/* Mark a peer whose end is certain. Look here, after its end, if it gave this process up: a look
- * before could come too early. Taking its end for a death would let this process go on alone. */
-static void dcommi_local_end_proven(dcommi_local_peer *p, const char *why)
+/* Return true if a peer that has ended counted this process as dead. A look before its end could
+ * come too early. Taking its end for a death would let this process go on alone. */
+static bool dcommi_local_gave_up_before(dcommi_local_peer *p)
 {
     if (p->out.lines == NULL && !p->ended) {
         (void)dcommi_local_connect(p); /* to know which mark is ours */
     }
-    const bool given_up = dcommi_local_is_given_up(p);
+    return dcommi_local_is_given_up(p);
+}
+static bool dcommi_local_gave_up(dcommi_transport *t, int peer)
+{
+    dcommi_local_peer *p = dcommi_local_peer_at((dcommi_local *)t, peer);
+    return p != NULL && dcommi_local_gave_up_before(p);
+}
+/* Mark a peer whose end is certain. */
+static void dcommi_local_end_proven(dcommi_local_peer *p, const char *why)
+{
+    const bool given_up = dcommi_local_gave_up_before(p);
     dcommi_local_end_as(p, given_up ? DCOMMI_LOSS_GIVEN_UP : DCOMMI_LOSS_PROVEN,
                         given_up ? DCOMMI_LOCAL_GIVEN_UP : why);
 }

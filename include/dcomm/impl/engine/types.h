@@ -447,7 +447,7 @@ struct dcomm_context {
     dcommi_run *gated; /* runs that wait for their streams, oldest first */
     size_t ngated;
     _Atomic(dcommi_device *) devices; /* used by operations so far */
-    dcommi_device *straight_device;   /* UCX moves this device's memory; NULL: none */
+    dcommi_device *straight_device;   /* the device whose memory UCX moves; NULL: none */
     size_t straight;                  /* moves by UCX of such memory under way */
     _Atomic int aborts;               /* some communicator has abort_wanted */
     unsigned idle;                    /* polls in a row in which nothing happened */

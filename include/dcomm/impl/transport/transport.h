@@ -106,7 +106,7 @@ typedef struct dcommi_transport_vtable {
     /* May be NULL. Tell a peer that it counts as dead here. It learns of it even if it wakes up
      * after our end. */
     void (*give_up)(dcommi_transport *t, int peer);
-    /* May be NULL. Return true if a peer has said so of us, even if it has ended since. */
+    /* May be NULL. Return true if a peer that has ended had said so of us. */
     bool (*gave_up)(dcommi_transport *t, int peer);
     /* Send header and payload as one message. The header is copied; the payload must stay valid
      * until the op is done. Return DCOMM_OK if the send is done already (op is untouched),

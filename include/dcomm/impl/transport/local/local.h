@@ -92,20 +92,26 @@ static bool dcommi_local_is_given_up(const dcommi_local_peer *p)
            atomic_load_explicit(&p->directory->given_up[p->ours], memory_order_acquire) != 0;
 }
 
-static bool dcommi_local_gave_up(dcommi_transport *t, int peer)
-{
-    const dcommi_local_peer *p = dcommi_local_peer_at((dcommi_local *)t, peer);
-    return p != NULL && dcommi_local_is_given_up(p);
-}
-
-/* Mark a peer whose end is certain. Look here, after its end, if it gave this process up: a look
- * before could come too early. Taking its end for a death would let this process go on alone. */
-static void dcommi_local_end_proven(dcommi_local_peer *p, const char *why)
+/* Return true if a peer that has ended counted this process as dead. A look before its end could
+ * come too early. Taking its end for a death would let this process go on alone. */
+static bool dcommi_local_gave_up_before(dcommi_local_peer *p)
 {
     if (p->out.lines == NULL && !p->ended) {
         (void)dcommi_local_connect(p); /* to know which mark is ours */
     }
-    const bool given_up = dcommi_local_is_given_up(p);
+    return dcommi_local_is_given_up(p);
+}
+
+static bool dcommi_local_gave_up(dcommi_transport *t, int peer)
+{
+    dcommi_local_peer *p = dcommi_local_peer_at((dcommi_local *)t, peer);
+    return p != NULL && dcommi_local_gave_up_before(p);
+}
+
+/* Mark a peer whose end is certain. */
+static void dcommi_local_end_proven(dcommi_local_peer *p, const char *why)
+{
+    const bool given_up = dcommi_local_gave_up_before(p);
     dcommi_local_end_as(p, given_up ? DCOMMI_LOSS_GIVEN_UP : DCOMMI_LOSS_PROVEN,
                         given_up ? DCOMMI_LOCAL_GIVEN_UP : why);
 }
