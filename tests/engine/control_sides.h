@@ -81,6 +81,13 @@ static void connect_sides(void)
               sides[1].line->state);
 }
 
+/* Return true when something has come to a side. */
+static bool comes(int i)
+{
+    struct pollfd fd = {.fd = sides[i].line->fd, .events = POLLIN};
+    return poll(&fd, 1, LOOKS) == 1;
+}
+
 static void close_sides(void)
 {
     dcommi_ctl_close(&sides[0].context);

@@ -4,18 +4,9 @@
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "control_sides.h"
 
-#include <poll.h>
-
 #define EVERY 1.0 /* seconds between two turns; liveness_s is ten times that */
 
 enum { SILENT = 10 }; /* turns without a beat after which a process is silent */
-
-/* Return true when something has come to a side. */
-static bool comes(int i)
-{
-    struct pollfd fd = {.fd = sides[i].line->fd, .events = POLLIN};
-    return poll(&fd, 1, LOOKS) == 1;
-}
 
 /* Take a turn on a side: listen, and beat. A silence counts only if the other side's system has
  * acknowledged the last beat, so make it do that at once. Return true if the other process has been

@@ -126,44 +126,53 @@ Test(control, leaving_a_communicator, .timeout = LIMIT)
     close_sides();
 }
 
-typedef struct telling {
-    bool error; /* pass an error on, or else leave a communicator */
-    _Atomic bool begun;
-} telling;
+enum { LEAVES, PASSES, READS, USES };
 
-/* Tell the other side something, as the holder of the token does. */
-static void *tell(void *arg)
+typedef struct use {
+    int what;
+    _Atomic bool begun;
+} use;
+
+/* Use a connection as the holder of the token does: leave a communicator, pass an error on, or
+ * read. */
+static void *use_it(void *arg)
 {
     const dcommi_header header = {.type = DCOMMI_MSG_ABORT};
-    telling *t = arg;
-    atomic_store(&t->begun, true);
-    if (t->error) {
+    use *u = arg;
+    atomic_store(&u->begun, true);
+    if (u->what == LEAVES) {
+        dcommi_ctl_leave(&sides[0].context, 0, 77, 5);
+    } else if (u->what == PASSES) {
         dcommi_ctl_pass(&sides[0].context, 0, &header, "why", 3);
     } else {
-        dcommi_ctl_leave(&sides[0].context, 0, 77, 5);
+        dcommi_ctl_look(&sides[1].context);
     }
     return NULL;
 }
 
-/* Frames have numbers, and one that overtakes another one counts as forged. So a frame waits until
- * the thread of beat.h has sent its own. */
+/* Frames have numbers, and one that is out of turn counts as forged. So no frame is sent or read
+ * while the thread of beat.h sends or reads. */
 Test(control, frames_wait_for_the_lock, .timeout = LIMIT)
 {
-    for (int error = 0; error < 2; error++) {
+    for (int what = 0; what < USES; what++) {
         connect_sides();
-        dcommi_ctl_line *l = sides[0].line;
-        telling t = {.error = error};
+        const uint64_t *frames = what == READS ? &sides[1].line->received : &sides[0].line->sent;
+        use u = {.what = what};
         pthread_t thread;
         pthread_mutex_lock(&dcommi_ctl_lock);
-        cr_assert(pthread_create(&thread, NULL, tell, &t) == 0);
-        while (!atomic_load(&t.begun)) {
+        if (what == READS) {
+            dcommi_ctl_say(sides[0].line, DCOMMI_CTL_BEAT, 0, 0);
+            cr_assert(comes(1));
+        }
+        cr_assert(pthread_create(&thread, NULL, use_it, &u) == 0);
+        while (!atomic_load(&u.begun)) {
             sched_yield();
         }
         nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
-        cr_expect(l->sent == 0, "it was sent, %d", error);
+        cr_expect(*frames == 0, "use %d did not wait", what);
         pthread_mutex_unlock(&dcommi_ctl_lock);
         pthread_join(thread, NULL);
-        cr_expect(l->sent == 1, "it was not sent, %d", error);
+        cr_expect(*frames == 1, "use %d: %d frames", what, (int)*frames);
         close_sides();
     }
 }
