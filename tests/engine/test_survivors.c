@@ -308,6 +308,30 @@ Test(survivors, one_has_left, .timeout = 60)
     run(4, left, &(fault_place){NET}, 1u << 3);
 }
 
+/* A rank that has left one communicator, and keeps another one, lives on: an agreement on the first
+ * does not wait for it. */
+static int left_one_of_two(int rank, int n, procs_shared *s, void *arg)
+{
+    fault_rank f;
+    dcomm_comm *twin = NULL;
+    fault_join(&f, rank, n, s, *(fault_place *)arg, 2);
+    RANKS_OK(dcomm_comm_dup(f.comm, &twin));
+    if (rank != 0) {
+        uint64_t flags = all_but(rank);
+        PROCS_TRUE(agree(f.comm, &flags) == 1u && flags == (all_but(1) & all_but(2)));
+    }
+    fault_destroy(&f.comm, 6);
+    fault_meet(&f, -1);
+    fault_destroy(&twin, 1.5);
+    return procs_leaks();
+}
+
+Test(survivors, one_has_left_one_of_two, .timeout = 60)
+{
+    run(3, left_one_of_two, &(fault_place){LOCAL}, 0);
+    run(3, left_one_of_two, &(fault_place){NET}, 0);
+}
+
 /* Wrong arguments are refused before anything is sent. */
 static int refused(int rank, int n, procs_shared *s, void *arg)
 {
