@@ -378,6 +378,32 @@ Test(agree, a_lone_accuser)
     }
 }
 
+/* The coordinator has said that too few ranks are left. A rank that calls again asks it again:
+ * deaths may be certain by now. */
+Test(agree, too_few_are_asked_again)
+{
+    world w;
+    search s = {.n = 3, .w = &w, .at = 1};
+    uint64_t room[sizeof(dcommi_agree) / 8 + SETS + 3] = {0};
+    dcommi_agree *a = (dcommi_agree *)room;
+    const uint64_t none = 0;
+    const dcommi_agree_link link = {post, &s};
+    const dcommi_agree_message few = {.what = DCOMMI_AGREE_WAIT,
+                                      .stuck = true,
+                                      .accepted = -1,
+                                      .failed = &none,
+                                      .proven = &none,
+                                      .out = &none};
+    memset(&w, 0, sizeof w);
+    dcommi_agree_init(a, 3, 1, 0, false);
+    dcommi_agree_join(a, &link, word_of(1));
+    cr_assert(w.queued[1][0] == 1 && w.queue[1][0][0].what == DCOMMI_AGREE_STATE);
+    dcommi_agree_on(a, &link, 0, &few);
+    cr_assert(a->stuck);
+    dcommi_agree_join(a, &link, word_of(1));
+    cr_assert(!a->stuck && w.queued[1][0] == 2 && w.queue[1][0][1].what == DCOMMI_AGREE_STATE);
+}
+
 /* Ranks 0 and 1 do not hear of each other, rank 2 decides with one of them and dies, and the other
  * one is certain of that: no rule that lets half of the living go on finds this out. So nothing
  * that is seen across a cut may count as certain (dcommi_ctl_proves). */
