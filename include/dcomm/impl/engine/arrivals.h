@@ -152,6 +152,9 @@ static void dcommi_on_goodbye(dcomm_comm *comm, const dcommi_header *h)
 {
     comm->members[h->src].gone = comm->context->appoints = true;
     comm->members[h->src].gone_after = h->a;
+    if (h->b != 0) { /* it has not entered: it waits for no goodbye of ours */
+        comm->members[h->src].heard = false;
+    }
     dcommi_agreements_learn(comm);
 }
 
