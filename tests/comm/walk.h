@@ -29,9 +29,9 @@ typedef struct walk {
 
 /* ---- ranks in step ---- */
 
-/* Words: a fault was made; the number of ranks with an error; the newcomer's result; steps that the
- * ranks which are no newcomers have reached. */
-enum { HIT, FAILED, NEWCOMER, REACHED };
+/* Words: a fault was made; the number of ranks with an error; the newcomer's result; if rank 0 has seen
+ * that it is out; steps that the ranks which are no newcomers have reached. */
+enum { HIT, FAILED, NEWCOMER, SEEN_OUT, REACHED };
 enum { NEW_OUT = 1, NEW_IN };
 
 typedef struct walker {
@@ -398,8 +398,11 @@ static void grow(walker *w, dcomm_comm **world)
         if (more != NULL) {
             RANKS_OK(dcomm_comm_destroy(&more));
         }
-        out = atomic_load(&w->s->words[NEWCOMER]) == NEW_OUT;
+        if (w->rank == 0) { /* all must go on alike */
+            atomic_store(&w->s->words[SEEN_OUT], w->s->words[NEWCOMER] == NEW_OUT);
+        }
         meet_old(w);
+        out = atomic_load(&w->s->words[SEEN_OUT]) != 0;
         RANKS_OK(dcomm_comm_grow(*world, &id, 1, 0.5, &more));
     }
     meet(w);
