@@ -29,8 +29,8 @@ typedef struct walk {
 
 /* ---- ranks in step ---- */
 
-/* Words: a fault was made; the number of ranks with an error; the newcomer's result; if rank 0 has seen
- * that it is out; steps that the ranks which are no newcomers have reached. */
+/* Words: a fault was made; the number of ranks with an error; the newcomer's result; if rank 0 has
+ * seen that it is out; steps that the ranks which are no newcomers have reached. */
 enum { HIT, FAILED, NEWCOMER, SEEN_OUT, REACHED };
 enum { NEW_OUT = 1, NEW_IN };
 
