@@ -18953,6 +18953,7 @@ typedef struct dcommi_remote {
     char why[160];
 } dcommi_remote;
 #define DCOMMI_MISSED 16
+#define DCOMMI_BURIED 64
 /* A message for a communicator that does not exist here yet. */
 typedef struct dcommi_stray {
     struct dcommi_stray *next;
@@ -18981,7 +18982,7 @@ struct dcomm_context {
     _Atomic size_t unsent; /* control messages that wait in the transports */
     dcommi_stray *strays, *last_stray;
     size_t nstrays, stray_bytes, strays_dropped;
-    uint64_t buried[64]; /* ids of freed communicators */
+    uint64_t buried[DCOMMI_BURIED]; /* ids of communicators that this process has left */
     unsigned nburied;
     uint64_t missed[DCOMMI_MISSED]; /* ids of communicators whose early messages were lost */
     unsigned nmissed;
@@ -18999,7 +19000,7 @@ struct dcomm_context {
     dcommi_run *gated; /* runs that wait for their streams, oldest first */
     size_t ngated;
     _Atomic(dcommi_device *) devices; /* used by operations so far */
-    dcommi_device *straight_device;   /* the device whose memory UCX moves; NULL: none */
+    dcommi_device *straight_device;   /* UCX moves memory of this device; NULL: of none */
     size_t straight;                  /* moves by UCX of such memory under way */
     _Atomic int aborts;               /* some communicator has abort_wanted */
     unsigned idle;                    /* polls in a row in which nothing happened */
@@ -37640,9 +37641,14 @@ static void dcommi_learn_done(dcomm_comm *comm, const dcommi_header *h)
     }
 }
 /* ---- arrivals ---- */
+/* Remember that this process has left a communicator: late messages for it are dropped. */
+static void dcommi_bury(dcomm_context *context, uint64_t id)
+{
+    context->buried[context->nburied++ % DCOMMI_BURIED] = id;
+}
 static bool dcommi_is_buried(const dcomm_context *context, uint64_t id)
 {
-    for (unsigned i = 0; i < 64; i++) {
+    for (unsigned i = 0; i < DCOMMI_BURIED; i++) {
         if (context->buried[i] == id) {
             return true;
         }
@@ -49513,7 +49519,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
         at = &(*at)->next;
     }
     *at = comm->next;
-    context->buried[context->nburied++ % 64] = comm->id;
+    dcommi_bury(context, comm->id);
     dcommi_bcast_close(comm);
     dcommi_early_purge(comm, NULL);
     dcommi_progress(context);
@@ -54219,7 +54225,7 @@ static void dcommi_comm_renounce(dcomm_comm *comm)
     dcommi_token_take(context);
     if (comm->members != NULL) {
         dcommi_comm_say_goodbye(comm);
-        context->buried[context->nburied++ % 64] = comm->id;
+        dcommi_bury(context, comm->id);
     }
     dcommi_token_release(context);
     dcommi_pay(context);
@@ -70802,6 +70808,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_BUCKET_STAGES
 #undef DCOMMI_BUCKET_STREAM
 #undef DCOMMI_BULK_RESULT
+#undef DCOMMI_BURIED
 #undef DCOMMI_BUSY_MORE_S
 #undef DCOMMI_BUSY_TIMES
 #undef DCOMMI_BYTE_VALUES

@@ -2,6 +2,7 @@
 #ifndef FAULTY_SYSTEM_H
 #define FAULTY_SYSTEM_H
 
+#include "dcomm/impl/boot/rendezvous_wire.h"
 #include "faulty.h"
 
 #include <dirent.h>
@@ -76,9 +77,10 @@ static bool faulty_call(long number)
  */
 static bool faulty_result(long number, const void *bytes, long len)
 {
-    static const unsigned char header[] = {'d', 'c', 'R', 'V', 0, 7};
-    return faulty_kind == FAULTY_RESULT && number == SYS_recvfrom && len == 16 &&
-           memcmp(bytes, header, sizeof header) == 0 && faulty_counts("recvfrom");
+    dcommi_rdv_header h;
+    return faulty_kind == FAULTY_RESULT && number == SYS_recvfrom && len == DCOMMI_RDV_HEADER &&
+           dcommi_rdv_get_header(bytes, &h) && h.type == DCOMMI_RDV_RESULT &&
+           faulty_counts("recvfrom");
 }
 
 long __real_syscall(long number, ...);

@@ -60,7 +60,7 @@ static void dcommi_comm_renounce(dcomm_comm *comm)
     dcommi_token_take(context);
     if (comm->members != NULL) {
         dcommi_comm_say_goodbye(comm);
-        context->buried[context->nburied++ % 64] = comm->id;
+        dcommi_bury(context, comm->id);
     }
     dcommi_token_release(context);
     dcommi_pay(context);

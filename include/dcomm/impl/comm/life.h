@@ -213,7 +213,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
         at = &(*at)->next;
     }
     *at = comm->next;
-    context->buried[context->nburied++ % 64] = comm->id;
+    dcommi_bury(context, comm->id);
     dcommi_bcast_close(comm);
     dcommi_early_purge(comm, NULL);
     dcommi_progress(context);
