@@ -505,7 +505,7 @@ static void dcommi_agree_tell(dcommi_agree *a, const dcommi_agree_link *link)
     }
 }
 
-/* Send again all that others may still wait for: a message was lost for lack of memory. */
+/* Send again all that others may still wait for: a message was not sent. */
 static void dcommi_agree_repeat(dcommi_agree *a, const dcommi_agree_link *link)
 {
     const uint64_t *failed = dcommi_agree_look(a, DCOMMI_AGREE_FAILED);
