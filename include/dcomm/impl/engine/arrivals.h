@@ -80,9 +80,15 @@ static void dcommi_learn_done(dcomm_comm *comm, const dcommi_header *h)
 
 /* ---- arrivals ---- */
 
+/* Remember that this process has left a communicator: late messages for it are dropped. */
+static void dcommi_bury(dcomm_context *context, uint64_t id)
+{
+    context->buried[context->nburied++ % DCOMMI_BURIED] = id;
+}
+
 static bool dcommi_is_buried(const dcomm_context *context, uint64_t id)
 {
-    for (unsigned i = 0; i < 64; i++) {
+    for (unsigned i = 0; i < DCOMMI_BURIED; i++) {
         if (context->buried[i] == id) {
             return true;
         }
@@ -152,10 +158,12 @@ static void dcommi_on_goodbye(dcomm_comm *comm, const dcommi_header *h)
 {
     comm->members[h->src].gone = comm->context->appoints = true;
     comm->members[h->src].gone_after = h->a;
+    if (h->b != 0) { /* it has not entered: it waits for no goodbye of ours */
+        comm->members[h->src].heard = false;
+    }
     dcommi_agreements_learn(comm);
 }
 
-/* Handle a valid header for a communicator that exists. */
 /* Hear of a lost rank from another one. Each rank sees a death itself, sooner or later; only
  * agreements need it at once. Silence not all ranks see: take the sender's word. */
 static void dcommi_on_lost(dcomm_comm *comm, int rank, bool proven)
@@ -170,6 +178,7 @@ static void dcommi_on_lost(dcomm_comm *comm, int rank, bool proven)
     }
 }
 
+/* Handle a valid header for a communicator that exists. */
 static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
                                       dcommi_transport *transport, const dcommi_arrival *arrival)
 {
