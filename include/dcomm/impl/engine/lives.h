@@ -127,7 +127,11 @@ static void dcommi_comm_free(dcomm_comm *comm)
     dcommi_refusals_free(comm);
     dcommi_free(comm->scratch);
     dcommi_free(comm->bcast);
-    dcommi_free(comm->growing);
+    while (comm->loans != NULL) {
+        dcommi_loan *loan = comm->loans;
+        comm->loans = loan->next;
+        dcommi_free(loan);
+    }
     dcommi_comm_unman(comm);
     if (comm->context != NULL) {
         dcommi_context_unhold(comm->context);

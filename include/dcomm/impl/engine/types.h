@@ -285,6 +285,12 @@ typedef struct dcommi_history {
     dcommi_signature signature;
 } dcommi_history;
 
+/* The head of memory for an exchange of the communicator's own (comm/loan.h). */
+typedef struct dcommi_loan {
+    struct dcommi_loan *next;
+    bool vain; /* the communicator had failed before: the exchange moves nothing */
+} dcommi_loan;
+
 typedef struct dcommi_member {
     int peer;                                /* the context's number for it; -1: this rank */
     uint64_t done;                           /* collectives that it has reported complete */
@@ -335,6 +341,7 @@ struct dcomm_comm {
     bool attached;                     /* we poll the broadcast slots of all others */
     uint64_t lost;    /* 1 + the rank whose loss poisoned it; 0: none. ABORT tells it ... */
     bool lost_proven; /* ... and if its death is certain */
+    dcommi_loan *loans; /* of exchanges under way, and of those that have failed; with lock */
     uint64_t next_seq;
     uint32_t chain;    /* for the next collective; with lock */
     uint64_t children; /* communicators derived so far, for their ids */
@@ -354,7 +361,6 @@ struct dcomm_comm {
     dcommi_refusal *refusals; /* newest first */
     dcommi_agreement *agreements;
     dcommi_agreement *spare; /* for the next list of ranks that a caller leaves out */
-    void *growing; /* the data of dcomm_comm_grow: a broadcast that failed may still use them */
     dcommi_filler filler; /* for slots that peers map */
     dcommi_ways folds;    /* trials of prefetching, for folds of memory that ranks map from
                              each other */

@@ -44,20 +44,21 @@ static dcomm_status dcommi_moe_all_good(dcomm_comm *comm, dcomm_status status, d
         char text[DCOMMI_TEXT_MAX];
     } card;
     dcomm_coll_opts opts = {.timeout_s = timeout_s};
-    card own = {.status = status}, *cards = dcommi_calloc((size_t)comm->size, sizeof *cards);
-    if (cards == NULL) { /* the others must not wait */
-        dcomm_comm_abort(comm, dcomm_last_error());
+    card *cards = dcommi_borrow(comm, (size_t)comm->size, sizeof *cards);
+    if (cards == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    snprintf(own.text, sizeof own.text, "%.399s", status < 0 ? dcomm_last_error() : "");
-    status = dcomm_allgather(comm, &own, cards, sizeof own, DCOMM_U8, &opts);
+    cards[comm->rank].status = status;
+    snprintf(cards[comm->rank].text, sizeof cards->text, "%.399s",
+             status < 0 ? dcomm_last_error() : "");
+    status = dcomm_allgather(comm, DCOMM_IN_PLACE, cards, sizeof *cards, DCOMM_U8, &opts);
     for (int r = 0; r < comm->size && status >= 0; r++) {
         if (cards[r].status < 0) {
             cards[r].text[sizeof cards[r].text - 1] = 0;
             status = dcommi_fail((dcomm_status)cards[r].status, "rank %d: %s", r, cards[r].text);
         }
     }
-    dcommi_free(cards);
+    dcommi_give_back(comm, cards);
     return status;
 }
 
@@ -105,10 +106,13 @@ static dcomm_status dcommi_moe_agree(const dcomm_moe *m)
         DCOMMI_MOE_OPTIONS(DCOMMI_MOE_VALUE)
 #undef DCOMMI_MOE_VALUE
     };
-    uint64_t *all = dcommi_calloc((size_t)m->size, sizeof own);
-    dcomm_status status = all != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
-    status = dcommi_moe_all_good(m->comm, status, m->opts.timeout_s);
-    DCOMMI_THEN(status, dcomm_allgather(m->comm, own, all, DCOMMI_MOE_NOPTIONS, DCOMM_U64, NULL));
+    uint64_t *all = dcommi_borrow(m->comm, (size_t)m->size, sizeof own);
+    if (all == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    memcpy(all + m->rank * DCOMMI_MOE_NOPTIONS, own, sizeof own);
+    dcomm_status status =
+        dcomm_allgather(m->comm, DCOMM_IN_PLACE, all, DCOMMI_MOE_NOPTIONS, DCOMM_U64, NULL);
     for (int r = 1; r < m->size && status >= 0; r++) {
         for (int i = 0; i < DCOMMI_MOE_NOPTIONS && status >= 0; i++) {
             if (all[r * DCOMMI_MOE_NOPTIONS + i] != all[i]) {
@@ -119,7 +123,7 @@ static dcomm_status dcommi_moe_agree(const dcomm_moe *m)
             }
         }
     }
-    dcommi_free(all);
+    dcommi_give_back(m->comm, all);
     return status;
 }
 
