@@ -44,6 +44,16 @@ typedef struct dcommi_map dcommi_map;             /* region.h */
 typedef struct dcommi_coded dcommi_coded;         /* coded/run.h */
 typedef struct dcommi_agreement dcommi_agreement; /* agreement.h */
 
+/* Functions of a room above, for a communicator whose messages of type SERVICE that room handles, and
+ * which no lost rank fails. With the token. */
+typedef struct dcommi_service {
+    dcommi_verdict (*on_message)(struct dcomm_comm *comm, const dcommi_header *h,
+                                 dcommi_transport *transport, const dcommi_arrival *arrival);
+    void (*on_lost)(struct dcomm_comm *comm, int rank); /* or it has left; perhaps told before */
+    void (*on_failed)(struct dcomm_comm *comm);         /* the communicator */
+    void (*check)(struct dcomm_comm *comm, double now); /* about 20 times a second */
+} dcommi_service;
+
 /* ---- matching ---- */
 
 enum dcommi_node_class {
@@ -354,6 +364,8 @@ struct dcomm_comm {
     dcommi_refusal *refusals; /* newest first */
     dcommi_agreement *agreements;
     dcommi_agreement *spare; /* for the next list of ranks that a caller leaves out */
+    const dcommi_service *service; /* NULL: none */
+    void *served;                  /* for the service */
     void *growing; /* the data of dcomm_comm_grow: a broadcast that failed may still use them */
     dcommi_filler filler; /* for slots that peers map */
     dcommi_ways folds;    /* trials of prefetching, for folds of memory that ranks map from
