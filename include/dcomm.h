@@ -34654,9 +34654,7 @@ static void dcommi_agree_repeat(dcommi_agree *a, const dcommi_agree_link *link)
                               failed);
     }
 }
-#define DCOMMI_AGREE_RANKS                                                                       \
-    16384                        /* most ranks of an agreement: its messages have a bit for each \
-                                  */
+#define DCOMMI_AGREE_RANKS 16384 /* most ranks: messages have a bit for each */
 #define DCOMMI_AGREE_TELL_S 0.25 /* seconds between reports of the ranks that have not come */
 #define DCOMMI_AGREE_PROOF_S 0.5 /* seconds that too few ranks wait for proofs of deaths */
 /* Keys of the agreements that each communicator has. */
@@ -37727,7 +37725,6 @@ static void dcommi_on_goodbye(dcomm_comm *comm, const dcommi_header *h)
     comm->members[h->src].gone_after = h->a;
     dcommi_agreements_learn(comm);
 }
-/* Handle a valid header for a communicator that exists. */
 /* Hear of a lost rank from another one. Each rank sees a death itself, sooner or later; only
  * agreements need it at once. Silence not all ranks see: take the sender's word. */
 static void dcommi_on_lost(dcomm_comm *comm, int rank, bool proven)
@@ -37741,6 +37738,7 @@ static void dcommi_on_lost(dcomm_comm *comm, int rank, bool proven)
                          "another rank gave it up, because it was silent", false);
     }
 }
+/* Handle a valid header for a communicator that exists. */
 static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
                                       dcommi_transport *transport, const dcommi_arrival *arrival)
 {

@@ -11,9 +11,7 @@
 #include "agree.h"
 #include "post.h"
 
-#define DCOMMI_AGREE_RANKS                                                                       \
-    16384                        /* most ranks of an agreement: its messages have a bit for each \
-                                  */
+#define DCOMMI_AGREE_RANKS 16384 /* most ranks: messages have a bit for each */
 #define DCOMMI_AGREE_TELL_S 0.25 /* seconds between reports of the ranks that have not come */
 #define DCOMMI_AGREE_PROOF_S 0.5 /* seconds that too few ranks wait for proofs of deaths */
 

@@ -158,7 +158,6 @@ static void dcommi_on_goodbye(dcomm_comm *comm, const dcommi_header *h)
     }
 }
 
-/* Handle a valid header for a communicator that exists. */
 /* Hear of a lost rank from another one. Each rank sees a death itself, sooner or later; only
  * agreements need it at once. Silence not all ranks see: take the sender's word. */
 static void dcommi_on_lost(dcomm_comm *comm, int rank, bool proven)
@@ -173,6 +172,7 @@ static void dcommi_on_lost(dcomm_comm *comm, int rank, bool proven)
     }
 }
 
+/* Handle a valid header for a communicator that exists. */
 static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
                                       dcommi_transport *transport, const dcommi_arrival *arrival)
 {
