@@ -50,7 +50,7 @@ static dcomm_ps *make_ps(dcomm_comm *comm, uint8_t how)
                                 .update = (dcomm_ps_update)(how >> 3 & 3),
                                 .quorum = how >> 1 & 3 && (how >> 1 & 3) != 2 ? 0 : how >> 5 & 1};
     dcomm_ps *ps = dcommi_alloc(sizeof *ps);
-    ps->refs = 1;
+    atomic_store(&ps->refs, 1);
     ps->comm = comm;
     comm->refs++;
     ps->rank = comm->rank;

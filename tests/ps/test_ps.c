@@ -152,7 +152,7 @@ static int stale(int rank, int n, procs_shared *s, void *arg)
     RANKS_OK(dcomm_ps_create(comm, &param, 1, &opts, &ps));
     for (int clock = 0; rank == 0 && clock <= S; clock++) {
         RANKS_OK(dcomm_ps_pull(ps, 0, 0, 4, w, NULL));
-        PROCS_CHECK(w[0] == (float)clock / (float)n, "clock %d: %g", clock, (double)w[0]);
+        PROCS_CHECK(fabs((double)w[0] - clock / (double)n) < 1e-6, "clock %d: %g", clock, (double)w[0]);
         RANKS_OK(dcomm_ps_push(ps, 0, 0, 4, one, NULL));
         RANKS_OK(dcomm_ps_clock(ps));
     }
@@ -164,7 +164,7 @@ static int stale(int rank, int n, procs_shared *s, void *arg)
             procs_nap();
         }
         RANKS_OK(dcomm_ps_pull(ps, 0, 0, 4, w, NULL));
-        PROCS_TRUE(w[0] == (float)(S + n) / (float)n);
+        PROCS_CHECK(fabs((double)w[0] - (S + n) / (double)n) < 1e-6, "%g", (double)w[0]);
     } else {
         while (!procs_all(s, 1, 1, -1)) {
             procs_nap();

@@ -299,8 +299,11 @@ DCOMM_API dcomm_status dcomm_ps_create(dcomm_comm *comm, const dcomm_ps_param *p
         dcomm_comm_destroy(&own);
         return dcommi_fail(DCOMM_ERR_NO_MEMORY, "dcomm_ps_create: no memory");
     }
-    ps->refs = 1;
+    atomic_store(&ps->refs, 1);
     ps->comm = own;
+    dcommi_comm_lock(own);
+    own->refs++;
+    dcommi_comm_unlock(own);
     ps->rank = own->rank;
     ps->size = own->size;
     dcomm_status status = dcommi_all_good(own, dcommi_ps_prepare(ps, params, nparams, opts), 0);
@@ -325,7 +328,7 @@ DCOMM_API dcomm_status dcomm_ps_create(dcomm_comm *comm, const dcomm_ps_param *p
 static bool dcommi_ps_leaving(dcomm_ps *ps)
 {
     dcommi_token_take(ps->comm->context);
-    bool leaving = ps->refs > 1;
+    bool leaving = atomic_load(&ps->refs) > 1;
     for (int k = 0; k < ps->nservers; k++) {
         leaving = leaving || ps->to[k].queue != NULL;
     }

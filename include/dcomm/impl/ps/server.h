@@ -42,6 +42,15 @@ static void dcommi_ps_replied(dcommi_op *op, dcomm_status status)
     dcommi_free(reply);
 }
 
+/* Put a message behind those of a list. */
+static void dcommi_ps_append(dcommi_ps_job **list, dcommi_ps_job *job)
+{
+    while (*list != NULL) {
+        list = &(*list)->next;
+    }
+    *list = job;
+}
+
 static void dcommi_ps_job_free(dcommi_ps_job *job)
 {
     if (job->desc != NULL) {
@@ -83,16 +92,6 @@ static bool dcommi_ps_answer(dcomm_ps *ps, const dcommi_ps_job *job)
     return true;
 }
 
-/* Put a pull behind those that wait already. */
-static void dcommi_ps_pull_wait(dcomm_ps *ps, dcommi_ps_job *job)
-{
-    dcommi_ps_job **at = &ps->pulls;
-    while (*at != NULL) {
-        at = &(*at)->next;
-    }
-    *at = job;
-}
-
 /* Answer the pulls that may be answered now, in the order in which they came. */
 static void dcommi_ps_answer_all(dcomm_ps *ps)
 {
@@ -110,15 +109,21 @@ static void dcommi_ps_answer_all(dcomm_ps *ps)
 
 /* ---- clocks ---- */
 
-static void dcommi_ps_unstash(dcomm_ps *ps, int worker)
+/* Free the pushes of a worker that wait for the end of a clock; if it is `gone`, only those of a clock
+ * that it has not ended. */
+static void dcommi_ps_unstash(dcomm_ps *ps, int worker, bool gone)
 {
-    dcommi_ps_from *f = &ps->from[worker];
-    while (f->stash != NULL) {
-        dcommi_ps_job *job = f->stash;
-        f->stash = job->next;
+    dcommi_ps_job **at = &ps->from[worker].stash;
+    while (*at != NULL) {
+        dcommi_ps_job *job = *at;
+        if (gone && job->whole) {
+            at = &job->next;
+            continue;
+        }
+        *at = job->next;
+        ps->stats.dropped += gone;
         dcommi_ps_job_free(job);
     }
-    f->stash_last = NULL;
 }
 
 /* End the open clock: average its pushes in the order of ranks, and update the rows. */
@@ -139,7 +144,7 @@ static void dcommi_ps_close_one(dcomm_ps *ps, double now)
         dcommi_ps_sum_apply(ps, i, workers);
     }
     for (int r = 0; r < ps->size; r++) {
-        dcommi_ps_unstash(ps, r);
+        dcommi_ps_unstash(ps, r, false);
     }
     if (ps->clock.last >= 0) {
         ps->last_counts[ps->clock.last]++;
@@ -200,12 +205,7 @@ static void dcommi_ps_worker_gone(dcomm_ps *ps, int worker)
     }
     ps->clock.of[worker].works = false;
     dcommi_ps_forget(ps, worker);
-    if (!dcommi_ps_ended(&ps->clock, worker)) {
-        for (const dcommi_ps_job *job = ps->from[worker].stash; job != NULL; job = job->next) {
-            ps->stats.dropped++;
-        }
-        dcommi_ps_unstash(ps, worker);
-    }
+    dcommi_ps_unstash(ps, worker, true);
     dcommi_ps_go_on(ps);
 }
 
@@ -237,24 +237,24 @@ static void dcommi_ps_ack(dcomm_ps *ps, int worker)
 /* Handle a message whose turn it is, and take it over. */
 static void dcommi_ps_handle(dcomm_ps *ps, dcommi_ps_job *job)
 {
-    dcommi_ps_from *f = &ps->from[job->from];
     const dcommi_header *h = &job->header;
     job->next = NULL;
     switch (h->slot) {
     case DCOMMI_PS_PUSH:
         if (ps->opts.staleness == 0) {
-            const uint64_t clock = ps->clock.of[job->from].clock;
-            ps->stats.late += clock < ps->clock.closed;
-            *(f->stash_last != NULL ? &f->stash_last->next : &f->stash) = job;
-            f->stash_last = job;
+            ps->stats.late += ps->clock.of[job->from].clock < ps->clock.closed;
+            dcommi_ps_append(&ps->from[job->from].stash, job);
             return;
         }
         dcommi_ps_push_apply(ps, job->from, h, job->data);
         break;
     case DCOMMI_PS_PULL:
-        dcommi_ps_pull_wait(ps, job);
+        dcommi_ps_append(&ps->pulls, job);
         return;
     case DCOMMI_PS_CLOCK:
+        for (dcommi_ps_job *push = ps->from[job->from].stash; push != NULL; push = push->next) {
+            push->whole = true;
+        }
         dcommi_ps_clock_end(&ps->clock, job->from, dcommi_now());
         break;
     default: /* LEAVE */

@@ -96,6 +96,7 @@ typedef struct dcommi_ps_job {
     size_t len;
     uint8_t *data;
     bool fetching, dropped;
+    bool whole; /* PUSH: its worker has ended the clock that it was pushed in */
     double next_told; /* PULL: when the worker is told whom it waits for */
 } dcommi_ps_job;
 
@@ -104,7 +105,7 @@ typedef struct dcommi_ps_from {
     dcommi_ps_job *queue;               /* by number */
     uint64_t next, acked;               /* messages handled; that it has been told of */
     size_t queued;
-    dcommi_ps_job *stash, *stash_last; /* BSP: pushes of the open clock */
+    dcommi_ps_job *stash; /* BSP: pushes that count in the open clock */
     uint64_t *seen, *own; /* [nparams] all updates at its last pull, and its own since */
 } dcommi_ps_from;
 
@@ -117,7 +118,7 @@ typedef struct dcommi_ps_param {
 
 struct dcomm_ps {
     dcomm_comm *comm; /* its own, which it has a reference to */
-    int refs;         /* of its creator and of ops under way; with the token */
+    _Atomic int refs; /* of its creator and of ops under way */
     bool closed;      /* it is destroyed, but for ops under way */
     int rank, size;
     dcomm_ps_opts opts;
@@ -207,13 +208,13 @@ static void dcommi_ps_free(dcomm_ps *ps)
 /* Count an op that the transport has taken, and one that has come back. With the token. */
 static void dcommi_ps_op_begins(dcomm_ps *ps)
 {
-    ps->refs++;
+    atomic_fetch_add(&ps->refs, 1);
     ps->comm->in_transport++;
 }
 
 static void dcommi_ps_unref(dcomm_ps *ps)
 {
-    if (--ps->refs == 0) {
+    if (atomic_fetch_sub(&ps->refs, 1) == 1) {
         dcommi_ps_free(ps);
     }
 }
