@@ -18953,6 +18953,7 @@ typedef struct dcommi_remote {
     char why[160];
 } dcommi_remote;
 #define DCOMMI_MISSED 16
+#define DCOMMI_BURIED 64
 /* A message for a communicator that does not exist here yet. */
 typedef struct dcommi_stray {
     struct dcommi_stray *next;
@@ -18981,7 +18982,7 @@ struct dcomm_context {
     _Atomic size_t unsent; /* control messages that wait in the transports */
     dcommi_stray *strays, *last_stray;
     size_t nstrays, stray_bytes, strays_dropped;
-    uint64_t buried[64]; /* ids of freed communicators */
+    uint64_t buried[DCOMMI_BURIED]; /* ids of communicators that this process has left */
     unsigned nburied;
     uint64_t missed[DCOMMI_MISSED]; /* ids of communicators whose early messages were lost */
     unsigned nmissed;
@@ -18999,7 +19000,7 @@ struct dcomm_context {
     dcommi_run *gated; /* runs that wait for their streams, oldest first */
     size_t ngated;
     _Atomic(dcommi_device *) devices; /* used by operations so far */
-    dcommi_device *straight_device;   /* the device whose memory UCX moves; NULL: none */
+    dcommi_device *straight_device;   /* UCX moves memory of this device; NULL: of none */
     size_t straight;                  /* moves by UCX of such memory under way */
     _Atomic int aborts;               /* some communicator has abort_wanted */
     unsigned idle;                    /* polls in a row in which nothing happened */
@@ -28758,23 +28759,6 @@ static inline dcommi_match_node *dcommi_match_take(dcomm_comm *comm, const dcomm
     }
     return NULL;
 }
-/* Take the oldest of several equal nodes, which lies last in its bucket. */
-static inline dcommi_match_node *dcommi_match_take_oldest(dcomm_comm *comm,
-                                                          const dcommi_match_node *key)
-{
-    dcommi_match_node **found = NULL;
-    for (dcommi_match_node **at = dcommi_bucket(comm, key); *at != NULL; at = &(*at)->next) {
-        if (dcommi_node_equal(*at, key)) {
-            found = at;
-        }
-    }
-    if (found == NULL) {
-        return NULL;
-    }
-    dcommi_match_node *node = *found;
-    *found = node->next;
-    return node;
-}
 /* ---- messages that came early ---- */
 /* Remember an arrival. *verdict tells the transport what became of it. NULL without memory. */
 static dcommi_early *dcommi_early_make(dcommi_transport *transport, const dcommi_header *header,
@@ -34183,7 +34167,7 @@ static dcomm_status dcommi_sock_write(int fd, const void *buf, size_t len, doubl
  *            the value that was accepted from the highest coordinator; if there is none, the words
  *            of all that have not failed, combined, and the failed ranks
  *   ACCEPT   a follower -> its coordinator
- *   DECIDE   the coordinator -> all, when all that the value names as alive have accepted or failed
+ *   DECIDE   the coordinator -> all, when all that have not failed have accepted
  *   ASK      a new coordinator -> all: send me STATE
  *   WAIT     the coordinator -> its followers: the ranks that it waits for, or that they are too
  *            few
@@ -34361,15 +34345,13 @@ static inline uint64_t *dcommi_agree_words(dcommi_agree *a)
 static bool dcommi_agree_miss(dcommi_agree *a)
 {
     const uint64_t *failed = dcommi_agree_look(a, DCOMMI_AGREE_FAILED);
-    const uint64_t *out = dcommi_agree_look(a, DCOMMI_AGREE_VALUE);
     const uint64_t *there =
         dcommi_agree_look(a, a->proposed ? DCOMMI_AGREE_ACKED : DCOMMI_AGREE_HERE);
     bool any = false;
     dcommi_agree_clear(a, DCOMMI_AGREE_MISSING);
     for (int r = 0; r < a->size; r++) {
-        const bool waits = r == a->rank ? !a->joined
-                                        : !dcommi_bit(failed, r) && !dcommi_bit(there, r) &&
-                                              !(a->proposed && dcommi_bit(out, r));
+        const bool waits =
+            r == a->rank ? !a->joined : !dcommi_bit(failed, r) && !dcommi_bit(there, r);
         if (waits) {
             dcommi_bit_set(dcommi_agree_set(a, DCOMMI_AGREE_MISSING), r);
             any = true;
@@ -34531,15 +34513,16 @@ static void dcommi_agree_take_state(dcommi_agree *a, int from, const dcommi_agre
         memcpy(dcommi_agree_set(a, DCOMMI_AGREE_VALUE), m->out, (size_t)a->nwords * sizeof *m->out);
     }
 }
-/* Take PROPOSE of the coordinator that this rank follows. */
-static void dcommi_agree_accept(dcommi_agree *a, const dcommi_agree_link *link,
+/* Take PROPOSE. Its sender is the coordinator that this rank follows: it has our STATE, and has not
+ * failed. */
+static void dcommi_agree_accept(dcommi_agree *a, const dcommi_agree_link *link, int from,
                                 const dcommi_agree_message *m)
 {
-    a->accepted = m->ballot;
+    a->accepted = from;
     a->stuck = false;
     a->value = m->value;
     memcpy(dcommi_agree_set(a, DCOMMI_AGREE_VALUE), m->out, (size_t)a->nwords * sizeof *m->out);
-    dcommi_agree_send(a, link, m->ballot, DCOMMI_AGREE_ACCEPT);
+    dcommi_agree_send(a, link, from, DCOMMI_AGREE_ACCEPT);
 }
 static void dcommi_agree_take_decision(dcommi_agree *a, const dcommi_agree_link *link,
                                        const dcommi_agree_message *m)
@@ -34578,9 +34561,7 @@ static void dcommi_agree_take(dcommi_agree *a, const dcommi_agree_link *link, in
         }
         break;
     case DCOMMI_AGREE_PROPOSE:
-        if (from_coordinator) {
-            dcommi_agree_accept(a, link, m);
-        }
+        dcommi_agree_accept(a, link, from, m);
         break;
     case DCOMMI_AGREE_WAIT:
         if (from_coordinator) {
@@ -34610,7 +34591,7 @@ static void dcommi_agree_on(dcommi_agree *a, const dcommi_agree_link *link, int 
         }
         return;
     }
-    if (dcommi_bit(failed, from)) {
+    if (dcommi_bit(failed, from)) { /* this rank may follow a higher coordinator */
         return;
     }
     dcommi_agree_believe(a, m);
@@ -34634,7 +34615,7 @@ static void dcommi_agree_tell(dcommi_agree *a, const dcommi_agree_link *link)
         }
     }
 }
-/* Send again all that others may still wait for: a message was lost for lack of memory. */
+/* Send again all that others may still wait for: a message was not sent. */
 static void dcommi_agree_repeat(dcommi_agree *a, const dcommi_agree_link *link)
 {
     const uint64_t *failed = dcommi_agree_look(a, DCOMMI_AGREE_FAILED);
@@ -34665,7 +34646,7 @@ struct dcommi_agreement {
     uint64_t key;
     uint64_t taken; /* decisions that a caller has got */
     bool busy;      /* a caller waits for one */
-    bool again;     /* a message was not sent for lack of memory */
+    bool again;     /* a message was not sent */
     double next_tell;
     double stuck_since; /* 0: enough ranks are left */
     /* shrink: */
@@ -34697,9 +34678,8 @@ static void dcommi_agreement_send(void *user, int rank, const dcommi_agree_messa
                        .tag = (uint32_t)m->ballot,
                        .a = m->word,
                        .b = g->key};
-    /* A peer that cannot be reached is noticed elsewhere. */
-    if (dcommi_send_header(comm, rank, &h, g->out, (1 + 3 * words) * sizeof(uint64_t)) ==
-        DCOMM_ERR_NO_MEMORY) {
+    /* Nobody else sends it again. A peer that cannot be reached counts as lost before long. */
+    if (dcommi_send_header(comm, rank, &h, g->out, (1 + 3 * words) * sizeof(uint64_t)) < 0) {
         g->again = true;
     }
 }
@@ -37384,14 +37364,15 @@ static dcomm_status dcommi_run_bind(dcommi_run *run, const dcomm_plan *plan, con
     }
     return dcommi_frame_scratch(root, memory + zeroed);
 }
-/* Take the SIGNALs and EXPOSEs that came before this stage began. */
+/* Take the SIGNALs and EXPOSEs that came before this stage began. Their order does not matter:
+ * signals add up, and a plan exposes a slot to a rank once. */
 static void dcommi_run_take_early(dcommi_run *run)
 {
     dcomm_comm *comm = run->comm;
     dcommi_match_node key =
         dcommi_key(DCOMMI_NODE_EARLY_RUN, run->stream, run->seq, run->stage, 0, 0);
     while (run->active && comm->early_count > 0) {
-        dcommi_early *early = (dcommi_early *)dcommi_match_take_oldest(comm, &key);
+        dcommi_early *early = (dcommi_early *)dcommi_match_take(comm, &key);
         if (early == NULL) {
             return;
         }
@@ -37656,9 +37637,14 @@ static void dcommi_learn_done(dcomm_comm *comm, const dcommi_header *h)
     }
 }
 /* ---- arrivals ---- */
+/* Remember that this process has left a communicator: late messages for it are dropped. */
+static void dcommi_bury(dcomm_context *context, uint64_t id)
+{
+    context->buried[context->nburied++ % DCOMMI_BURIED] = id;
+}
 static bool dcommi_is_buried(const dcomm_context *context, uint64_t id)
 {
-    for (unsigned i = 0; i < 64; i++) {
+    for (unsigned i = 0; i < DCOMMI_BURIED; i++) {
         if (context->buried[i] == id) {
             return true;
         }
@@ -37723,6 +37709,9 @@ static void dcommi_on_goodbye(dcomm_comm *comm, const dcommi_header *h)
 {
     comm->members[h->src].gone = comm->context->appoints = true;
     comm->members[h->src].gone_after = h->a;
+    if (h->b != 0) { /* it has not entered: it waits for no goodbye of ours */
+        comm->members[h->src].heard = false;
+    }
     dcommi_agreements_learn(comm);
 }
 /* Hear of a lost rank from another one. Each rank sees a death itself, sooner or later; only
@@ -40466,7 +40455,8 @@ typedef struct dcommi_rdv_client {
     uint32_t in_seq, out_seq;
     double timeout_s;
     const _Atomic int *cancel;
-    dcomm_status over;                  /* the error if the outcome is DCOMMI_RDV_OVER */
+    dcomm_status over; /* the error if the outcome is DCOMMI_RDV_OVER */
+    bool told; /* the server has sent FAIL. It sends a result first, so no rank has got one */
     char server[DCOMMI_SOCK_TEXT + 64]; /* which process serves, and where, for sentences */
     dcomm_status failed; /* an error: this rank cannot take part, and joins to say why: */
     char why[DCOMMI_MESSAGE_MAX];
@@ -40675,6 +40665,7 @@ static dcomm_status dcommi_rdv_next(dcommi_rdv_client *c, uint16_t wanted, doubl
     if (status == DCOMM_OK && !dcommi_rdv_genuine(frame->bytes, h, c->in_seq++, c->keys.server)) {
         status = dcommi_fail(DCOMM_ERR_AUTH, "%s received a forged frame", c->me);
     } else if (status == DCOMM_OK && h->type == DCOMMI_RDV_FAIL) {
+        c->told = true;
         status = dcommi_rdv_reason(c, frame->bytes + DCOMMI_RDV_HEADER, h->length);
     } else if (status == DCOMM_ERR_PEER) {
         dcommi_fail(status,
@@ -40759,6 +40750,7 @@ static dcomm_status dcommi_rdv_connect(dcommi_rdv_client *c, const dcommi_rdv_ta
     bool told = c->rank == 0;
     dcommi_rdv_hello hello = dcommi_rdv_hello_of(c, target, generation);
     c->fd = -1;
+    c->told = false;
     snprintf(c->me, sizeof c->me, "rank %" PRIu32 " of %" PRIu32, c->rank, c->size);
     if (c->rank == DCOMMI_RDV_NEWCOMER) {
         snprintf(c->me, sizeof c->me, "this newcomer");
@@ -49438,22 +49430,27 @@ static dcomm_status dcommi_comm_untold(const dcomm_comm *comm, int status)
                : DCOMM_OK;
 }
 /* Say goodbye to all other members. With the token. Processes on this host see this one end, even
- * if we never exchanged messages. They get a goodbye as well, or they take it for dead. */
+ * if we never exchanged messages. They get a goodbye as well, or they take it for dead. Of a
+ * communicator that this rank has not entered, others may not know yet: they keep the message. */
 static void dcommi_comm_say_goodbye(dcomm_comm *comm)
 {
     dcomm_context *context = comm->context;
+    const bool entered = dcommi_comm_find(context, comm->id) != NULL;
     for (int r = 0; r < comm->size; r++) {
         dcommi_member *m = &comm->members[r];
         if (m->peer < 0 || context->peers[m->peer].lost) {
             continue;
         }
         bool spoken = m->heard || m->addressed, told = false;
+        dcommi_header h = {.type = DCOMMI_MSG_GOODBYE, .a = comm->entered, .b = !entered};
         if (spoken || (context->peers[m->peer].same_host && !m->gone)) {
-            dcommi_header h = {.type = DCOMMI_MSG_GOODBYE, .a = comm->entered};
             told = dcommi_send_header(comm, r, &h, NULL, 0) >= 0;
             m->addressed = spoken; /* do not wait for an answer to a goodbye */
         }
-        if (!told && (spoken || !m->gone)) {
+        if (!told && !entered) {
+            dcommi_header_sign(comm, m, &h);
+            dcommi_ctl_pass(context, m->peer, &h, "", 0);
+        } else if (!told && (spoken || !m->gone)) {
             dcommi_ctl_leave(context, m->peer, comm->id, comm->entered);
         }
     }
@@ -49518,7 +49515,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
         at = &(*at)->next;
     }
     *at = comm->next;
-    context->buried[context->nburied++ % 64] = comm->id;
+    dcommi_bury(context, comm->id);
     dcommi_bcast_close(comm);
     dcommi_early_purge(comm, NULL);
     dcommi_progress(context);
@@ -52003,16 +52000,14 @@ static dcomm_status dcommi_tuner_new(dcomm_comm *comm, dcommi_tuner **t_p)
     }
     if (status >= 0) {
         uint64_t salt = dcommi_mix(dcommi_comm_next_child(comm), 0x74756e696e67u);
-        status =
-            dcommi_comm_make(comm, ranks, comm->size, salt,
-                             DCOMM_ON_ERROR_RETURN, /* its failure fails comm, which reports it */
-                             &t->comm);
+        status = dcommi_comm_make(comm, ranks, comm->size, salt, comm->quorum, &t->comm);
     }
     dcommi_free(ranks);
     if (status < 0) {
         dcommi_free(t);
         return status;
     }
+    t->comm->on_error = DCOMM_ON_ERROR_RETURN; /* its failure fails comm, which reports it */
     *t_p = t;
     return DCOMM_OK;
 }
@@ -52232,7 +52227,7 @@ static dcomm_status dcommi_newcomer_hear(dcommi_newcomer *n, dcommi_newcomer_pla
                              n->client.me);
     }
     dcommi_free(frame.bytes);
-    if (status == DCOMM_ERR_TIMEOUT) {
+    if (status == DCOMM_ERR_TIMEOUT && !n->client.told) { /* else rank 0 has given the reason */
         return dcommi_fail(status, "no communicator has grown within %.3g s at %s",
                            n->client.timeout_s, n->client.server);
     }
@@ -54183,14 +54178,14 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
         return DCOMM_ERR_NO_MEMORY;
     }
     comm->size = boot->size;
+    for (int r = 0; r < comm->size; r++) {
+        comm->members[r].peer = -1;
+    }
     if (!dcommi_quorum_fits(comm->quorum, comm->size)) {
         return dcommi_fail(DCOMM_ERR_INVALID,
                            "quorum is %d; it may be %d to %d of these %d ranks, "
                            "DCOMM_QUORUM_NONE, or 0 for the default",
                            comm->quorum, comm->size / 2 + 1, comm->size, comm->size);
-    }
-    for (int r = 0; r < comm->size; r++) {
-        comm->members[r].peer = -1;
     }
     dcomm_status status = dcommi_comm_locate(comm, boot, &m);
     if (status >= 0) {
@@ -54216,6 +54211,22 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
     dcommi_gathering_free(&m);
     return status;
 }
+/* Leave a communicator that this rank does not enter. Others may have entered it, or may do so
+ * later, and must not wait for this rank. */
+static void dcommi_comm_renounce(dcomm_comm *comm)
+{
+    dcomm_context *context = comm->context;
+    char why[DCOMMI_MESSAGE_MAX];
+    memcpy(why, dcommi_message, sizeof why);
+    dcommi_token_take(context);
+    if (comm->members != NULL) {
+        dcommi_comm_say_goodbye(comm);
+        dcommi_bury(context, comm->id);
+    }
+    dcommi_token_release(context);
+    dcommi_pay(context);
+    memcpy(dcommi_message, why, sizeof why);
+}
 /* Meet the others, measure unless rank 0 has `given` numbers, and agree with them that all have a
  * communicator now. */
 static dcomm_status dcommi_comm_constitute(dcomm_comm *comm, dcommi_boot *boot,
@@ -54225,6 +54236,9 @@ static dcomm_status dcommi_comm_constitute(dcomm_comm *comm, dcommi_boot *boot,
     dcomm_status status = dcommi_comm_meet(comm, boot, &tuner);
     if (status >= 0 && tuner != NULL) {
         status = dcommi_comm_agree(comm, boot, dcommi_tuner_run(tuner, comm, given, false));
+    }
+    if (status < 0 && !boot->agreed && !boot->client.told) { /* the others may have gone on */
+        dcommi_comm_renounce(tuner != NULL && tuner->comm != NULL ? tuner->comm : comm);
     }
     dcommi_tuner_free(tuner);
     return status;
@@ -54280,10 +54294,7 @@ static dcomm_status dcommi_comm_join_once(dcomm_comm *comm, const dcommi_newcome
  * may have been by the other ranks, who would wait for this one. */
 static void dcommi_comm_forsake(dcomm_comm *comm)
 {
-    dcommi_token_take(comm->context);
-    dcommi_comm_say_goodbye(comm);
-    dcommi_token_release(comm->context);
-    dcommi_pay(comm->context);
+    dcommi_comm_renounce(comm);
     dcommi_comm_abandon_peers(comm);
     dcommi_comm_unman(comm);
 }
@@ -70793,6 +70804,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_BUCKET_STAGES
 #undef DCOMMI_BUCKET_STREAM
 #undef DCOMMI_BULK_RESULT
+#undef DCOMMI_BURIED
 #undef DCOMMI_BUSY_MORE_S
 #undef DCOMMI_BUSY_TIMES
 #undef DCOMMI_BYTE_VALUES

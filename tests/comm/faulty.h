@@ -18,20 +18,20 @@
 enum faulty_kind {
     FAULTY_SYSTEM,      /* system calls fail */
     FAULTY_INTERRUPTED, /* system calls are interrupted: only those that can be count */
+    FAULTY_RESULT,      /* a rank's connection with the rendezvous breaks when a result comes */
     FAULTY_UCX,         /* UCX's calls fail */
     FAULTY_UCX_BUSY     /* UCX cannot send now */
 };
 
 static enum faulty_kind faulty_kind;
+static const char *faulty_only;  /* the only call that counts; NULL: all do */
 static _Atomic long faulty_left; /* calls until one fails; 0: none does */
 static _Atomic int faulty_hit;   /* one has failed */
 
-/* Count a call of the kind that fails. Return true if it is to fail. FAULTY_ONLY names the only
- * call that counts. */
+/* Count a call of the kind that fails. Return true if it is to fail. */
 static bool faulty_counts(const char *name)
 {
-    const char *only = getenv("FAULTY_ONLY");
-    if (only != NULL && strcmp(only, name) != 0) {
+    if (faulty_only != NULL && strcmp(faulty_only, name) != 0) {
         return false;
     }
     if (atomic_load(&faulty_left) <= 0 || atomic_fetch_sub(&faulty_left, 1) != 1) {

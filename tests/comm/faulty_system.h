@@ -2,6 +2,7 @@
 #ifndef FAULTY_SYSTEM_H
 #define FAULTY_SYSTEM_H
 
+#include "dcomm/impl/boot/rendezvous_wire.h"
 #include "faulty.h"
 
 #include <dirent.h>
@@ -72,6 +73,16 @@ static bool faulty_call(long number)
     return false;
 }
 
+/* Return true if a call has received the header of a result of the rendezvous, which is to be lost.
+ */
+static bool faulty_result(long number, const void *bytes, long len)
+{
+    dcommi_rdv_header h;
+    return faulty_kind == FAULTY_RESULT && number == SYS_recvfrom && len == DCOMMI_RDV_HEADER &&
+           dcommi_rdv_get_header(bytes, &h) && h.type == DCOMMI_RDV_RESULT &&
+           faulty_counts("recvfrom");
+}
+
 long __real_syscall(long number, ...);
 long __wrap_syscall(long number, ...);
 long __wrap_syscall(long number, ...)
@@ -83,7 +94,15 @@ long __wrap_syscall(long number, ...)
         a[i] = va_arg(list, long);
     }
     va_end(list);
-    return faulty_call(number) ? -1 : __real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+    if (faulty_call(number)) {
+        return -1;
+    }
+    const long result = __real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+    if (faulty_result(number, (const void *)a[1], result)) {
+        errno = ECONNRESET;
+        return -1;
+    }
+    return result;
 }
 
 int __real_openat(int dir, const char *path, int flags, ...);

@@ -34,14 +34,14 @@ static bool hit_allocation(void)
 
 /* The everyday run fails one allocation in `step`, up to `most`. The full run fails one in step /
  * 16 + 1, to the end: an allocation while measuring costs a second. */
-#define WALK(name, part, first, last, step, most)                                        \
-    Test(nomem, name, .timeout = 3600)                                                   \
-    {                                                                                    \
-        const bool full = test_full();                                                   \
-        dcomm_set_allocator(allocate, release, NULL);                                    \
-        walk_all(&(walk){part, RANKS_LOCAL, first, last, full ? (step) / 16 + 1 : (step), \
-                         full ? 0 : (most), 1, DCOMM_ERR_NO_MEMORY, arm_allocations,        \
-                         hit_allocation});                                               \
+#define WALK(name, part, first, last, step, most)                                            \
+    Test(nomem, name, .timeout = 3600)                                                       \
+    {                                                                                        \
+        const bool full = test_full();                                                       \
+        dcomm_set_allocator(allocate, release, NULL);                                        \
+        walk_all(&(walk){part, RANKS_LOCAL, first, last, 1, full ? (step) / 16 + 1 : (step), \
+                         full ? 0 : (most), 1, DCOMM_ERR_NO_MEMORY, arm_allocations,         \
+                         hit_allocation});                                                   \
     }
 WALK(create, CREATE, 1, 1, 1, 0)
 WALK(create_where_the_rendezvous_is, CREATE, 0, 0, 3, 0)

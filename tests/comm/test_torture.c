@@ -1,24 +1,30 @@
 /* test_torture.c - every system call of a communicator's creation, calls, agreement, shrink, growth
  * and destruction fails once, or is interrupted once, on one host and on two. So does every call of
- * UCX's between two hosts. */
+ * UCX's between two hosts. And each result of a rendezvous is lost on one rank, when the others may
+ * have gone on. */
 #define _GNU_SOURCE
+#pragma GCC diagnostic ignored "-Wunused-function"
 #include "walk.h"
 
 #include "faulty_system.h"
 #include "faulty_ucx.h"
 
 /* The everyday run fails one call in `step`, up to `most`, the full run each of the first `all`:
- * waiting makes calls without end. */
+ * waiting makes calls without end. FAULTY_FROM, FAULTY_STEP and FAULTY_MOST choose other numbers,
+ * FAULTY_ONLY=name one function. */
 static void torture(enum part part, ranks_place place, int first, int last, long step, long most,
                     long all, enum faulty_kind kind)
 {
     const bool full = test_full();
-    const char *by = getenv("FAULTY_STEP"), *to = getenv("FAULTY_MOST");
+    const char *from = getenv("FAULTY_FROM"), *by = getenv("FAULTY_STEP");
+    const char *to = getenv("FAULTY_MOST");
     faulty_kind = kind;
+    faulty_only = getenv("FAULTY_ONLY");
     walk_all(&(walk){.part = part,
                      .place = place,
                      .first = first,
                      .last = last,
+                     .from = from != NULL ? atol(from) : 1,
                      .step = by != NULL ? atol(by)
                              : full     ? 1
                                         : step,
@@ -41,6 +47,7 @@ static void torture(enum part part, ranks_place place, int first, int last, long
     }
 TORTURE(create, CREATE, RANKS_LOCAL, 1, 1, 5, 100, 300)
 TORTURE(create_where_the_rendezvous_is, CREATE, RANKS_LOCAL, 0, 0, 7, 120, 300)
+TORTURE(create_tuned, TUNED, RANKS_LOCAL, 1, 1, 23, 100, 300)
 TORTURE(call, CALL, RANKS_LOCAL, 1, 1, 1, 10, 50)
 TORTURE(agree, AGREE, RANKS_LOCAL, 1, 1, 1, 10, 100)
 TORTURE(shrink, SHRINK, RANKS_LOCAL, 1, 1, 1, 10, 100)
@@ -53,6 +60,18 @@ TORTURE(create_on_hosts_at_0, CREATE, RANKS_HOSTS, 0, 0, 17, 120, 300)
 TORTURE(call_on_hosts, CALL, RANKS_HOSTS, 1, 1, 1, 5, 50)
 TORTURE(shrink_on_hosts, SHRINK, RANKS_HOSTS, 1, 1, 1, 10, 100)
 TORTURE(destroy_on_hosts, DESTROY, RANKS_HOSTS, 1, 1, 1, 5, 20)
+
+/* A creation has four rounds: the ranks' cards, shared memory, peers, measuring. */
+#define TORTURE_RESULT(name, part, rank)                                 \
+    Test(torture_result, name, .timeout = 3600)                          \
+    {                                                                    \
+        torture(part, RANKS_LOCAL, rank, rank, 1, 4, 10, FAULTY_RESULT); \
+    }
+TORTURE_RESULT(create_tuned, TUNED, 1)
+TORTURE_RESULT(create_tuned_where_the_rendezvous_is, TUNED, 0)
+TORTURE_RESULT(grow, GROW, 1)
+TORTURE_RESULT(grow_where_the_lobby_is, GROW, 0)
+TORTURE_RESULT(grow_newcomer, GROW, 2)
 
 #define TORTURE_UCX(name, part, first, last, step)                              \
     Test(torture_ucx, name, .timeout = 3600)                                    \

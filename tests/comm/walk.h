@@ -9,6 +9,7 @@
 
 #include <criterion/criterion.h>
 #include <dirent.h>
+#include <limits.h>
 
 enum { WALK_S = 8 }; /* the most seconds that a step of the walk takes */
 enum part { CREATE, TUNED, MEASURED, SPLIT, CALL, AGREE, SHRINK, EXCLUDE, GROW, DESTROY };
@@ -17,7 +18,8 @@ typedef struct walk {
     enum part part;
     ranks_place place;
     int first, last;     /* ranks with faults; of GROW, rank 2 is the newcomer */
-    long step;           /* make one fault in so many, ... */
+    long from;           /* begin with this fault, ... */
+    long step;           /* ... make one in so many, ... */
     long most;           /* ... up to this one; 0: until there is none; ... */
     int misses;          /* ... or until so many in a row were not there */
     dcomm_status own;    /* of the rank with the fault, unless rank 0 has it; 0: any */
@@ -27,9 +29,9 @@ typedef struct walk {
 
 /* ---- ranks in step ---- */
 
-/* Words: a fault was made; the number of ranks with an error; the newcomer's result; steps that the
- * ranks which are no newcomers have reached. */
-enum { HIT, FAILED, NEWCOMER, REACHED };
+/* Words: a fault was made; the number of ranks with an error; the newcomer's result; if rank 0 has
+ * seen that it is out; steps that the ranks which are no newcomers have reached. */
+enum { HIT, FAILED, NEWCOMER, SEEN_OUT, REACHED };
 enum { NEW_OUT = 1, NEW_IN };
 
 typedef struct walker {
@@ -396,8 +398,11 @@ static void grow(walker *w, dcomm_comm **world)
         if (more != NULL) {
             RANKS_OK(dcomm_comm_destroy(&more));
         }
-        out = atomic_load(&w->s->words[NEWCOMER]) == NEW_OUT;
+        if (w->rank == 0) { /* all must go on alike */
+            atomic_store(&w->s->words[SEEN_OUT], w->s->words[NEWCOMER] == NEW_OUT);
+        }
         meet_old(w);
+        out = atomic_load(&w->s->words[SEEN_OUT]) != 0;
         RANKS_OK(dcomm_comm_grow(*world, &id, 1, 0.5, &more));
     }
     meet(w);
@@ -452,7 +457,7 @@ static long walk_step(walker *w, bool *more)
     const enum part part = w->w->part;
     const double start = procs_now();
     dcomm_comm *world = join(w);
-    if (world != NULL && part == CREATE) {
+    if (world != NULL && part <= MEASURED) {
         (void)first(w, world);
     } else if (world != NULL && part != CALL) {
         works(w, world);
@@ -482,7 +487,8 @@ static int live(int rank, int n, procs_shared *s, void *arg)
     w.fds = open_descriptors(false);
     int misses = 0;
     long faults = 0, errors = 0;
-    for (w.k = 1; misses < w.w->misses && (w.w->most == 0 || w.k <= w.w->most); w.k += w.w->step) {
+    const long most = w.w->most > 0 ? w.w->most : LONG_MAX;
+    for (w.k = w.w->from; misses < w.w->misses && w.k <= most; w.k += w.w->step) {
         meet(&w);
         const long failed = walk_step(&w, &more);
         check_descriptors(&w);

@@ -1,103 +1,12 @@
 /* test_control.c - control connections: who may connect, how a connection ends, and how each end
- * is understood. Two contexts of one process, without ranks. */
+ * is understood. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
-#include "dcomm/impl/device/host.h"
-#include "dcomm/impl/engine/beat.h"
+#include "control_sides.h"
 
-#include <criterion/criterion.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/wait.h>
-
-enum { LIMIT = 20, LOOKS = 400 };
-
-/* Two contexts; each knows the other as peer 0. */
-typedef struct side {
-    dcomm_context context;
-    dcommi_remote peer;
-    dcommi_transport transport;
-    dcommi_ctl_line *line;
-    int lost;
-} side;
-
-static side sides[2]; /* side 0 connects */
-
-static void lose(dcommi_transport *t, int peer, const char *why)
-{
-    cr_assert(peer == 0 && why != NULL);
-    for (int i = 0; i < 2; i++) {
-        sides[i].lost += t == &sides[i].transport;
-    }
-}
-
-static void open_sides(void)
-{
-    static const dcommi_transport_vtable table = {.lose = lose};
-    memset(sides, 0, sizeof sides);
-    for (int i = 0; i < 2; i++) {
-        side *s = &sides[i];
-        s->context.uuid[0] = (uint8_t)(1 + i);
-        s->context.peers = &s->peer;
-        s->context.npeers = 1;
-        s->context.liveness_s = 10;
-        s->peer.uuid[0] = (uint8_t)(2 - i);
-        s->peer.transport = &s->transport;
-        s->transport.call = &table;
-        cr_assert(dcommi_ctl_open(&s->context, "lo") == DCOMM_OK, "%s", dcommi_message);
-    }
-}
-
-static void want(int i, uint8_t key0)
-{
-    uint8_t key[DCOMMI_CTL_KEY] = {key0};
-    cr_assert(dcommi_ctl_want(&sides[i].context, 0, &sides[1 - i].context.control->address, key,
-                              true) == DCOMM_OK);
-    sides[i].line = dcommi_ctl_line_to(&sides[i].context, 0);
-    cr_assert(sides[i].line->connector == (i == 0));
-}
-
-static void look(void)
-{
-    for (int i = 0; i < 2; i++) {
-        if (sides[i].context.control != NULL) {
-            dcommi_ctl_look(&sides[i].context);
-        }
-    }
-    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-}
-
-static bool both(uint8_t state)
-{
-    return sides[0].line->state == state && sides[1].line->state == state;
-}
-
-static void connect_sides(void)
-{
-    open_sides();
-    want(1, 7);
-    want(0, 7);
-    for (int i = 0; i < LOOKS && !both(DCOMMI_CTL_OPEN); i++) {
-        look();
-    }
-    cr_assert(both(DCOMMI_CTL_OPEN), "states %d and %d", sides[0].line->state,
-              sides[1].line->state);
-}
-
-static void close_sides(void)
-{
-    dcommi_ctl_close(&sides[0].context);
-    dcommi_ctl_close(&sides[1].context);
-    cr_assert(dcommi_ctl_all == NULL);
-}
-
-/* Poll until one end sees the connection's end. */
-static void until_over(int i)
-{
-    for (int k = 0; k < LOOKS && sides[i].line->state != DCOMMI_CTL_OVER; k++) {
-        look();
-    }
-    cr_expect(sides[i].line->state == DCOMMI_CTL_OVER, "state %d", sides[i].line->state);
-}
 
 /* ---- how it ends ---- */
 
@@ -215,6 +124,57 @@ Test(control, leaving_a_communicator, .timeout = LIMIT)
     cr_expect(both(DCOMMI_CTL_OPEN));
     sides[1].context.comms = NULL;
     close_sides();
+}
+
+enum { LEAVES, PASSES, READS, USES };
+
+typedef struct use {
+    int what;
+    _Atomic bool begun;
+} use;
+
+/* Use a connection as the holder of the token does: leave a communicator, pass an error on, or
+ * read. */
+static void *use_it(void *arg)
+{
+    const dcommi_header header = {.type = DCOMMI_MSG_ABORT};
+    use *u = arg;
+    atomic_store(&u->begun, true);
+    if (u->what == LEAVES) {
+        dcommi_ctl_leave(&sides[0].context, 0, 77, 5);
+    } else if (u->what == PASSES) {
+        dcommi_ctl_pass(&sides[0].context, 0, &header, "why", 3);
+    } else {
+        dcommi_ctl_look(&sides[1].context);
+    }
+    return NULL;
+}
+
+/* Frames have numbers, and one that is out of turn counts as forged. So no frame is sent or read
+ * while the thread of beat.h sends or reads. */
+Test(control, frames_wait_for_the_lock, .timeout = LIMIT)
+{
+    for (int what = 0; what < USES; what++) {
+        connect_sides();
+        const uint64_t *frames = what == READS ? &sides[1].line->received : &sides[0].line->sent;
+        use u = {.what = what};
+        pthread_t thread;
+        pthread_mutex_lock(&dcommi_ctl_lock);
+        if (what == READS) {
+            dcommi_ctl_say(sides[0].line, DCOMMI_CTL_BEAT, 0, 0);
+            cr_assert(comes(1));
+        }
+        cr_assert(pthread_create(&thread, NULL, use_it, &u) == 0);
+        while (!atomic_load(&u.begun)) {
+            sched_yield();
+        }
+        nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+        cr_expect(*frames == 0, "use %d did not wait", what);
+        pthread_mutex_unlock(&dcommi_ctl_lock);
+        pthread_join(thread, NULL);
+        cr_expect(*frames == 1, "use %d: %d frames", what, (int)*frames);
+        close_sides();
+    }
 }
 
 /* ---- strangers ---- */

@@ -1,5 +1,6 @@
 /* test_cut.c - ranks that are silent for each other, dead or not: at most one side goes on, and the
- * other one knows that it does not. The loss of a connection is feigned inside each rank. */
+ * other one knows that it does not. The loss of a connection is feigned inside each rank. And a
+ * death between the two decisions of a shrink. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "dcomm/impl/comm/failed.h"
@@ -181,4 +182,33 @@ Test(cut, proven_a_moment_later, .timeout = 60)
     int ended[PROCS_MAX];
     procs_run(4, 30, proven_a_moment_later, NULL, ended);
     cr_expect(ended[2] == 0 && ended[3] == 0, "%d, %d", ended[2], ended[3]);
+}
+
+/* Rank 3 dies when all have agreed on a list of failed ranks, without it, and before they confirm
+ * that they have their parts: the list is agreed on again. */
+static int dies_before_it_is_confirmed(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    fault_rank f = join(rank, n, s, &(dcomm_comm_opts){.timeout_s = 8});
+    dcomm_comm *rest = NULL;
+    if (rank == 3) {
+        dcommi_agreement *g;
+        RANKS_OK(dcommi_agreement_for(f.comm, "shrink", DCOMMI_AGREE_SHRINK, &g));
+        RANKS_OK(dcommi_agreement_reach(g, "shrink", dcommi_agreement_word(g), dcommi_now() + 8));
+        kill(getpid(), SIGKILL);
+    }
+    RANKS_OK(dcomm_comm_shrink(f.comm, NULL, 0, &rest));
+    PROCS_CHECK(dcomm_comm_size(rest) == 3, "rank %d: %d ranks", rank, dcomm_comm_size(rest));
+    RANKS_OK(dcomm_barrier(rest, NULL));
+    fault_destroy(&rest, 1);
+    fault_destroy(&f.comm, 2);
+    return procs_leaks();
+}
+
+Test(cut, dies_before_it_is_confirmed, .timeout = 60)
+{
+    int ended[PROCS_MAX];
+    procs_run(4, 30, dies_before_it_is_confirmed, NULL, ended);
+    cr_expect(ended[0] == 0 && ended[1] == 0 && ended[2] == 0, "%d, %d, %d", ended[0], ended[1],
+              ended[2]);
 }

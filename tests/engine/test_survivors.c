@@ -268,11 +268,15 @@ Test(survivors, late, .timeout = 60)
 
 /* ---- what each rank knows ---- */
 
-/* A rank that has left counts as failed, and nobody waits for it. */
+/* A rank that has left counts as failed, and nobody waits for it. It waits for the others' goodbye:
+ * a death meanwhile is no error of its own, or it would abort. */
 static int left(int rank, int n, procs_shared *s, void *arg)
 {
     fault_rank f;
     int failed[2] = {-1, -1}, count = 0;
+    if (rank == 0) {
+        setenv("DCOMM_ERRORS", "abort", 1);
+    }
     fault_join(&f, rank, n, s, *(fault_place *)arg, 5);
     PROCS_TRUE(fault_allreduce(f.comm, rank, NULL, 1000, NULL) == DCOMM_OK);
     fault_meet(&f, -1);
@@ -281,6 +285,7 @@ static int left(int rank, int n, procs_shared *s, void *arg)
         return fault_leave(&f);
     }
     if (rank == 3) {
+        nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
         kill(getpid(), SIGKILL);
     }
     const double start = procs_now();
@@ -301,6 +306,30 @@ Test(survivors, one_has_left, .timeout = 60)
 {
     run(4, left, &(fault_place){LOCAL}, 1u << 3);
     run(4, left, &(fault_place){NET}, 1u << 3);
+}
+
+/* A rank that has left one communicator, and keeps another one, lives on: an agreement on the first
+ * does not wait for it. */
+static int left_one_of_two(int rank, int n, procs_shared *s, void *arg)
+{
+    fault_rank f;
+    dcomm_comm *twin = NULL;
+    fault_join(&f, rank, n, s, *(fault_place *)arg, 2);
+    RANKS_OK(dcomm_comm_dup(f.comm, &twin));
+    if (rank != 0) {
+        uint64_t flags = all_but(rank);
+        PROCS_TRUE(agree(f.comm, &flags) == 1u && flags == (all_but(1) & all_but(2)));
+    }
+    fault_destroy(&f.comm, 6);
+    fault_meet(&f, -1);
+    fault_destroy(&twin, 1.5);
+    return procs_leaks();
+}
+
+Test(survivors, one_has_left_one_of_two, .timeout = 60)
+{
+    run(3, left_one_of_two, &(fault_place){LOCAL}, 0);
+    run(3, left_one_of_two, &(fault_place){NET}, 0);
 }
 
 /* Wrong arguments are refused before anything is sent. */

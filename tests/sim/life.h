@@ -161,13 +161,20 @@ static void life_linger(dcomm_comm *comm, int rank)
 }
 
 /* Look at a communicator that is not the one that failed first: a death or a departure shows in it
- * too, sooner or later. */
+ * too, sooner or later, and at once if this rank has seen it. */
 static void life_look(const dcomm_comm *comm, int rank)
 {
     const dcomm_status status = dcomm_comm_status(comm);
     if (status != DCOMM_OK && (status != DCOMM_ERR_PEER || life.weight == LIFE_MILD)) {
         world_trouble("rank %d: its other communicator fails: %s: %s", rank,
                       dcomm_status_name(status), dcomm_comm_error(comm));
+    }
+    for (int r = 0; r < comm->size; r++) {
+        const dcommi_member *m = &comm->members[r];
+        if (status == DCOMM_OK && m->peer >= 0 && !m->gone && comm->context->peers[m->peer].lost) {
+            world_trouble("rank %d: its other communicator does not fail by the loss of rank %d",
+                          rank, r);
+        }
     }
 }
 

@@ -89,7 +89,7 @@ static dcomm_status dcommi_newcomer_hear(dcommi_newcomer *n, dcommi_newcomer_pla
                              n->client.me);
     }
     dcommi_free(frame.bytes);
-    if (status == DCOMM_ERR_TIMEOUT) {
+    if (status == DCOMM_ERR_TIMEOUT && !n->client.told) { /* else rank 0 has given the reason */
         return dcommi_fail(status, "no communicator has grown within %.3g s at %s",
                            n->client.timeout_s, n->client.server);
     }

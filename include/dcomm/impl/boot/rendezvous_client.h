@@ -32,7 +32,8 @@ typedef struct dcommi_rdv_client {
     uint32_t in_seq, out_seq;
     double timeout_s;
     const _Atomic int *cancel;
-    dcomm_status over;                  /* the error if the outcome is DCOMMI_RDV_OVER */
+    dcomm_status over; /* the error if the outcome is DCOMMI_RDV_OVER */
+    bool told; /* the server has sent FAIL. It sends a result first, so no rank has got one */
     char server[DCOMMI_SOCK_TEXT + 64]; /* which process serves, and where, for sentences */
     dcomm_status failed; /* an error: this rank cannot take part, and joins to say why: */
     char why[DCOMMI_MESSAGE_MAX];
@@ -250,6 +251,7 @@ static dcomm_status dcommi_rdv_next(dcommi_rdv_client *c, uint16_t wanted, doubl
     if (status == DCOMM_OK && !dcommi_rdv_genuine(frame->bytes, h, c->in_seq++, c->keys.server)) {
         status = dcommi_fail(DCOMM_ERR_AUTH, "%s received a forged frame", c->me);
     } else if (status == DCOMM_OK && h->type == DCOMMI_RDV_FAIL) {
+        c->told = true;
         status = dcommi_rdv_reason(c, frame->bytes + DCOMMI_RDV_HEADER, h->length);
     } else if (status == DCOMM_ERR_PEER) {
         dcommi_fail(status,
@@ -340,6 +342,7 @@ static dcomm_status dcommi_rdv_connect(dcommi_rdv_client *c, const dcommi_rdv_ta
     bool told = c->rank == 0;
     dcommi_rdv_hello hello = dcommi_rdv_hello_of(c, target, generation);
     c->fd = -1;
+    c->told = false;
     snprintf(c->me, sizeof c->me, "rank %" PRIu32 " of %" PRIu32, c->rank, c->size);
     if (c->rank == DCOMMI_RDV_NEWCOMER) {
         snprintf(c->me, sizeof c->me, "this newcomer");

@@ -16,14 +16,14 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
         return DCOMM_ERR_NO_MEMORY;
     }
     comm->size = boot->size;
+    for (int r = 0; r < comm->size; r++) {
+        comm->members[r].peer = -1;
+    }
     if (!dcommi_quorum_fits(comm->quorum, comm->size)) {
         return dcommi_fail(DCOMM_ERR_INVALID,
                            "quorum is %d; it may be %d to %d of these %d ranks, "
                            "DCOMM_QUORUM_NONE, or 0 for the default",
                            comm->quorum, comm->size / 2 + 1, comm->size, comm->size);
-    }
-    for (int r = 0; r < comm->size; r++) {
-        comm->members[r].peer = -1;
     }
     dcomm_status status = dcommi_comm_locate(comm, boot, &m);
     if (status >= 0) {
@@ -50,6 +50,23 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
     return status;
 }
 
+/* Leave a communicator that this rank does not enter. Others may have entered it, or may do so
+ * later, and must not wait for this rank. */
+static void dcommi_comm_renounce(dcomm_comm *comm)
+{
+    dcomm_context *context = comm->context;
+    char why[DCOMMI_MESSAGE_MAX];
+    memcpy(why, dcommi_message, sizeof why);
+    dcommi_token_take(context);
+    if (comm->members != NULL) {
+        dcommi_comm_say_goodbye(comm);
+        dcommi_bury(context, comm->id);
+    }
+    dcommi_token_release(context);
+    dcommi_pay(context);
+    memcpy(dcommi_message, why, sizeof why);
+}
+
 /* Meet the others, measure unless rank 0 has `given` numbers, and agree with them that all have a
  * communicator now. */
 static dcomm_status dcommi_comm_constitute(dcomm_comm *comm, dcommi_boot *boot,
@@ -59,6 +76,9 @@ static dcomm_status dcommi_comm_constitute(dcomm_comm *comm, dcommi_boot *boot,
     dcomm_status status = dcommi_comm_meet(comm, boot, &tuner);
     if (status >= 0 && tuner != NULL) {
         status = dcommi_comm_agree(comm, boot, dcommi_tuner_run(tuner, comm, given, false));
+    }
+    if (status < 0 && !boot->agreed && !boot->client.told) { /* the others may have gone on */
+        dcommi_comm_renounce(tuner != NULL && tuner->comm != NULL ? tuner->comm : comm);
     }
     dcommi_tuner_free(tuner);
     return status;

@@ -25,10 +25,7 @@ static dcomm_status dcommi_comm_join_once(dcomm_comm *comm, const dcommi_newcome
  * may have been by the other ranks, who would wait for this one. */
 static void dcommi_comm_forsake(dcomm_comm *comm)
 {
-    dcommi_token_take(comm->context);
-    dcommi_comm_say_goodbye(comm);
-    dcommi_token_release(comm->context);
-    dcommi_pay(comm->context);
+    dcommi_comm_renounce(comm);
     dcommi_comm_abandon_peers(comm);
     dcommi_comm_unman(comm);
 }

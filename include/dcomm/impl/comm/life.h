@@ -127,22 +127,27 @@ static dcomm_status dcommi_comm_untold(const dcomm_comm *comm, int status)
 }
 
 /* Say goodbye to all other members. With the token. Processes on this host see this one end, even
- * if we never exchanged messages. They get a goodbye as well, or they take it for dead. */
+ * if we never exchanged messages. They get a goodbye as well, or they take it for dead. Of a
+ * communicator that this rank has not entered, others may not know yet: they keep the message. */
 static void dcommi_comm_say_goodbye(dcomm_comm *comm)
 {
     dcomm_context *context = comm->context;
+    const bool entered = dcommi_comm_find(context, comm->id) != NULL;
     for (int r = 0; r < comm->size; r++) {
         dcommi_member *m = &comm->members[r];
         if (m->peer < 0 || context->peers[m->peer].lost) {
             continue;
         }
         bool spoken = m->heard || m->addressed, told = false;
+        dcommi_header h = {.type = DCOMMI_MSG_GOODBYE, .a = comm->entered, .b = !entered};
         if (spoken || (context->peers[m->peer].same_host && !m->gone)) {
-            dcommi_header h = {.type = DCOMMI_MSG_GOODBYE, .a = comm->entered};
             told = dcommi_send_header(comm, r, &h, NULL, 0) >= 0;
             m->addressed = spoken; /* do not wait for an answer to a goodbye */
         }
-        if (!told && (spoken || !m->gone)) {
+        if (!told && !entered) {
+            dcommi_header_sign(comm, m, &h);
+            dcommi_ctl_pass(context, m->peer, &h, "", 0);
+        } else if (!told && (spoken || !m->gone)) {
             dcommi_ctl_leave(context, m->peer, comm->id, comm->entered);
         }
     }
@@ -208,7 +213,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
         at = &(*at)->next;
     }
     *at = comm->next;
-    context->buried[context->nburied++ % 64] = comm->id;
+    dcommi_bury(context, comm->id);
     dcommi_bcast_close(comm);
     dcommi_early_purge(comm, NULL);
     dcommi_progress(context);

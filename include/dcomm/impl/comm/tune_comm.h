@@ -77,16 +77,14 @@ static dcomm_status dcommi_tuner_new(dcomm_comm *comm, dcommi_tuner **t_p)
     }
     if (status >= 0) {
         uint64_t salt = dcommi_mix(dcommi_comm_next_child(comm), 0x74756e696e67u);
-        status =
-            dcommi_comm_make(comm, ranks, comm->size, salt,
-                             DCOMM_ON_ERROR_RETURN, /* its failure fails comm, which reports it */
-                             &t->comm);
+        status = dcommi_comm_make(comm, ranks, comm->size, salt, comm->quorum, &t->comm);
     }
     dcommi_free(ranks);
     if (status < 0) {
         dcommi_free(t);
         return status;
     }
+    t->comm->on_error = DCOMM_ON_ERROR_RETURN; /* its failure fails comm, which reports it */
     *t_p = t;
     return DCOMM_OK;
 }

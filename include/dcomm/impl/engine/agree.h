@@ -11,7 +11,7 @@
  *            the value that was accepted from the highest coordinator; if there is none, the words
  *            of all that have not failed, combined, and the failed ranks
  *   ACCEPT   a follower -> its coordinator
- *   DECIDE   the coordinator -> all, when all that the value names as alive have accepted or failed
+ *   DECIDE   the coordinator -> all, when all that have not failed have accepted
  *   ASK      a new coordinator -> all: send me STATE
  *   WAIT     the coordinator -> its followers: the ranks that it waits for, or that they are too
  *            few
@@ -218,15 +218,13 @@ static inline uint64_t *dcommi_agree_words(dcommi_agree *a)
 static bool dcommi_agree_miss(dcommi_agree *a)
 {
     const uint64_t *failed = dcommi_agree_look(a, DCOMMI_AGREE_FAILED);
-    const uint64_t *out = dcommi_agree_look(a, DCOMMI_AGREE_VALUE);
     const uint64_t *there =
         dcommi_agree_look(a, a->proposed ? DCOMMI_AGREE_ACKED : DCOMMI_AGREE_HERE);
     bool any = false;
     dcommi_agree_clear(a, DCOMMI_AGREE_MISSING);
     for (int r = 0; r < a->size; r++) {
-        const bool waits = r == a->rank ? !a->joined
-                                        : !dcommi_bit(failed, r) && !dcommi_bit(there, r) &&
-                                              !(a->proposed && dcommi_bit(out, r));
+        const bool waits =
+            r == a->rank ? !a->joined : !dcommi_bit(failed, r) && !dcommi_bit(there, r);
         if (waits) {
             dcommi_bit_set(dcommi_agree_set(a, DCOMMI_AGREE_MISSING), r);
             any = true;
@@ -399,15 +397,16 @@ static void dcommi_agree_take_state(dcommi_agree *a, int from, const dcommi_agre
     }
 }
 
-/* Take PROPOSE of the coordinator that this rank follows. */
-static void dcommi_agree_accept(dcommi_agree *a, const dcommi_agree_link *link,
+/* Take PROPOSE. Its sender is the coordinator that this rank follows: it has our STATE, and has not
+ * failed. */
+static void dcommi_agree_accept(dcommi_agree *a, const dcommi_agree_link *link, int from,
                                 const dcommi_agree_message *m)
 {
-    a->accepted = m->ballot;
+    a->accepted = from;
     a->stuck = false;
     a->value = m->value;
     memcpy(dcommi_agree_set(a, DCOMMI_AGREE_VALUE), m->out, (size_t)a->nwords * sizeof *m->out);
-    dcommi_agree_send(a, link, m->ballot, DCOMMI_AGREE_ACCEPT);
+    dcommi_agree_send(a, link, from, DCOMMI_AGREE_ACCEPT);
 }
 
 static void dcommi_agree_take_decision(dcommi_agree *a, const dcommi_agree_link *link,
@@ -448,9 +447,7 @@ static void dcommi_agree_take(dcommi_agree *a, const dcommi_agree_link *link, in
         }
         break;
     case DCOMMI_AGREE_PROPOSE:
-        if (from_coordinator) {
-            dcommi_agree_accept(a, link, m);
-        }
+        dcommi_agree_accept(a, link, from, m);
         break;
     case DCOMMI_AGREE_WAIT:
         if (from_coordinator) {
@@ -481,7 +478,7 @@ static void dcommi_agree_on(dcommi_agree *a, const dcommi_agree_link *link, int 
         }
         return;
     }
-    if (dcommi_bit(failed, from)) {
+    if (dcommi_bit(failed, from)) { /* this rank may follow a higher coordinator */
         return;
     }
     dcommi_agree_believe(a, m);
@@ -508,7 +505,7 @@ static void dcommi_agree_tell(dcommi_agree *a, const dcommi_agree_link *link)
     }
 }
 
-/* Send again all that others may still wait for: a message was lost for lack of memory. */
+/* Send again all that others may still wait for: a message was not sent. */
 static void dcommi_agree_repeat(dcommi_agree *a, const dcommi_agree_link *link)
 {
     const uint64_t *failed = dcommi_agree_look(a, DCOMMI_AGREE_FAILED);

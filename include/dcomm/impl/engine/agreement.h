@@ -24,7 +24,7 @@ struct dcommi_agreement {
     uint64_t key;
     uint64_t taken; /* decisions that a caller has got */
     bool busy;      /* a caller waits for one */
-    bool again;     /* a message was not sent for lack of memory */
+    bool again;     /* a message was not sent */
     double next_tell;
     double stuck_since; /* 0: enough ranks are left */
     /* shrink: */
@@ -58,9 +58,8 @@ static void dcommi_agreement_send(void *user, int rank, const dcommi_agree_messa
                        .tag = (uint32_t)m->ballot,
                        .a = m->word,
                        .b = g->key};
-    /* A peer that cannot be reached is noticed elsewhere. */
-    if (dcommi_send_header(comm, rank, &h, g->out, (1 + 3 * words) * sizeof(uint64_t)) ==
-        DCOMM_ERR_NO_MEMORY) {
+    /* Nobody else sends it again. A peer that cannot be reached counts as lost before long. */
+    if (dcommi_send_header(comm, rank, &h, g->out, (1 + 3 * words) * sizeof(uint64_t)) < 0) {
         g->again = true;
     }
 }

@@ -80,9 +80,15 @@ static void dcommi_learn_done(dcomm_comm *comm, const dcommi_header *h)
 
 /* ---- arrivals ---- */
 
+/* Remember that this process has left a communicator: late messages for it are dropped. */
+static void dcommi_bury(dcomm_context *context, uint64_t id)
+{
+    context->buried[context->nburied++ % DCOMMI_BURIED] = id;
+}
+
 static bool dcommi_is_buried(const dcomm_context *context, uint64_t id)
 {
-    for (unsigned i = 0; i < 64; i++) {
+    for (unsigned i = 0; i < DCOMMI_BURIED; i++) {
         if (context->buried[i] == id) {
             return true;
         }
@@ -152,6 +158,9 @@ static void dcommi_on_goodbye(dcomm_comm *comm, const dcommi_header *h)
 {
     comm->members[h->src].gone = comm->context->appoints = true;
     comm->members[h->src].gone_after = h->a;
+    if (h->b != 0) { /* it has not entered: it waits for no goodbye of ours */
+        comm->members[h->src].heard = false;
+    }
     dcommi_agreements_learn(comm);
     if (DCOMMI_UNLIKELY(comm->service != NULL)) {
         comm->service->on_lost(comm, (int)h->src);

@@ -73,24 +73,6 @@ static inline dcommi_match_node *dcommi_match_take(dcomm_comm *comm, const dcomm
     return NULL;
 }
 
-/* Take the oldest of several equal nodes, which lies last in its bucket. */
-static inline dcommi_match_node *dcommi_match_take_oldest(dcomm_comm *comm,
-                                                          const dcommi_match_node *key)
-{
-    dcommi_match_node **found = NULL;
-    for (dcommi_match_node **at = dcommi_bucket(comm, key); *at != NULL; at = &(*at)->next) {
-        if (dcommi_node_equal(*at, key)) {
-            found = at;
-        }
-    }
-    if (found == NULL) {
-        return NULL;
-    }
-    dcommi_match_node *node = *found;
-    *found = node->next;
-    return node;
-}
-
 /* ---- messages that came early ---- */
 
 /* Remember an arrival. *verdict tells the transport what became of it. NULL without memory. */

@@ -109,14 +109,15 @@ static dcomm_status dcommi_run_bind(dcommi_run *run, const dcomm_plan *plan, con
     return dcommi_frame_scratch(root, memory + zeroed);
 }
 
-/* Take the SIGNALs and EXPOSEs that came before this stage began. */
+/* Take the SIGNALs and EXPOSEs that came before this stage began. Their order does not matter:
+ * signals add up, and a plan exposes a slot to a rank once. */
 static void dcommi_run_take_early(dcommi_run *run)
 {
     dcomm_comm *comm = run->comm;
     dcommi_match_node key =
         dcommi_key(DCOMMI_NODE_EARLY_RUN, run->stream, run->seq, run->stage, 0, 0);
     while (run->active && comm->early_count > 0) {
-        dcommi_early *early = (dcommi_early *)dcommi_match_take_oldest(comm, &key);
+        dcommi_early *early = (dcommi_early *)dcommi_match_take(comm, &key);
         if (early == NULL) {
             return;
         }

@@ -411,6 +411,7 @@ typedef struct dcommi_remote {
 } dcommi_remote;
 
 #define DCOMMI_MISSED 16
+#define DCOMMI_BURIED 64
 
 /* A message for a communicator that does not exist here yet. */
 typedef struct dcommi_stray {
@@ -441,7 +442,7 @@ struct dcomm_context {
     _Atomic size_t unsent; /* control messages that wait in the transports */
     dcommi_stray *strays, *last_stray;
     size_t nstrays, stray_bytes, strays_dropped;
-    uint64_t buried[64]; /* ids of freed communicators */
+    uint64_t buried[DCOMMI_BURIED]; /* ids of communicators that this process has left */
     unsigned nburied;
     uint64_t missed[DCOMMI_MISSED]; /* ids of communicators whose early messages were lost */
     unsigned nmissed;
@@ -459,7 +460,7 @@ struct dcomm_context {
     dcommi_run *gated; /* runs that wait for their streams, oldest first */
     size_t ngated;
     _Atomic(dcommi_device *) devices; /* used by operations so far */
-    dcommi_device *straight_device;   /* the device whose memory UCX moves; NULL: none */
+    dcommi_device *straight_device;   /* UCX moves memory of this device; NULL: of none */
     size_t straight;                  /* moves by UCX of such memory under way */
     _Atomic int aborts;               /* some communicator has abort_wanted */
     unsigned idle;                    /* polls in a row in which nothing happened */
