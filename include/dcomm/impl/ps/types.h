@@ -145,8 +145,6 @@ struct dcomm_ps {
 
     uint64_t taus[DCOMMI_PS_TAUS]; /* pushes by their delay, in sixteenths */
     dcomm_ps_stats stats;
-    char failed[DCOMMI_TEXT_MAX]; /* why all has failed; "": it has not */
-    dcomm_status failed_status;
 };
 
 /* ---- rows and servers ---- */
