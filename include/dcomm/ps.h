@@ -7,23 +7,26 @@
  *         dcomm_ps_clock(ps);                                this worker's step is over
  *     dcomm_ps_destroy(&ps);                                 a server serves until all have left
  *
- * A parameter is a table of rows. Its rows are divided evenly among the servers, in order. Pushes and
- * pulls name rows by a range, or by a list, as embeddings need: only these rows travel.
+ * A parameter is a table of rows. Its rows are divided evenly among the servers, in order. Pushes
+ * and pulls name rows by a range, or by a list, as embeddings need: only these rows travel.
  *
- * Consistency. A worker's clock is the number of its dcomm_ps_clock calls. With staleness s, a pull at
- * clock c sees all pushes of all living workers at clocks below c - s, and this worker's own:
- *     s = 0   bulk-synchronous (BSP). The pushes of a clock are averaged in the order of ranks, and
- *             the average updates the rows once. All workers see the same values
- *     s > 0   stale-synchronous (SSP). Each push updates the rows at once
- *     DCOMM_PS_ASYNC   the same, and no pull ever waits
+ * Consistency. A worker's clock is the number of its dcomm_ps_clock calls. With staleness s, a pull
+ * at clock c sees all pushes of all living workers at clocks below c - s, and this worker's own.
+ * - s = 0: bulk-synchronous (BSP). The pushes of a clock are averaged in rank order, and
+ *   the average updates the rows once. All workers see the same values.
+ * - s > 0: stale-synchronous (SSP). Each push updates the rows at once.
+ * - DCOMM_PS_ASYNC: the same, and no pull ever waits.
+ *
  * dcomm_ps_clock never waits. A pull waits at the server.
  *
- * Failures. A worker's death is an error of the communicator `comm`, but not of the parameter server,
- * which drops the worker and goes on. What it has pushed in a clock that it did not end is dropped. A
- * server's death is an error, DCOMM_ERR_PEER, of each call that needs its rows; calls that do not go on.
+ * Failures. A worker's death is an error of the communicator `comm`, but not of the parameter
+ * server, which drops the worker and goes on. What it has pushed in a clock that it did not end is
+ * dropped. A server's death is an error, DCOMM_ERR_PEER, of each call that needs its rows; calls
+ * that do not go on.
  *
- * One thread of a rank at a time may call. Buffers are host memory. The parameter server has message
- * kinds of its own: the communicator that it was created from can be used beside it, or destroyed. */
+ * One thread of a rank at a time may call. Buffers are host memory. The parameter server has
+ * message kinds of its own: the communicator that it was created from can be used beside it, or
+ * destroyed. */
 #ifndef DCOMM_PS_H
 #define DCOMM_PS_H
 
@@ -41,8 +44,8 @@ typedef struct dcomm_ps_param {
     const char *name;  /* for errors; copied (default: "param" and its number) */
     size_t rows, cols; /* rows, and elements of a row; both at least 1 */
     dcomm_dtype dtype; /* of values and gradients: DCOMM_F32; there is no default */
-    const void *init;  /* [rows * cols] initial values, of which a server reads its own rows; read in
-                          dcomm_ps_create (default: NULL, zeros) */
+    const void *init; /* [rows * cols] initial values, of which a server reads its own rows; read in
+                         dcomm_ps_create (default: NULL, zeros) */
 } dcomm_ps_param;
 
 #define DCOMM_PS_ASYNC (-1) /* opts.staleness: no pull waits */
@@ -55,13 +58,13 @@ typedef enum dcomm_ps_update {
     DCOMM_PS_ADAGRAD = 2,  /* a += g g; w -= lr g / (sqrt(a) + eps) */
     DCOMM_PS_ADAM = 3,     /* Kingma and Ba's, with bias correction by the number of the row's
                               updates */
-    DCOMM_PS_ELASTIC = 4   /* g is a worker's copy of w: w += rho (g - w). Zhang's elastic averaging;
-                              its alpha is rho / workers, because each copy counts for itself. Not
-                              with staleness 0 */
+    DCOMM_PS_ELASTIC = 4 /* g is a worker's copy of w: w += rho (g - w). Zhang's elastic averaging;
+                            its alpha is rho / workers, because each copy counts for itself. Not
+                            with staleness 0 */
 } dcomm_ps_update;
 
-/* How much a push counts, by its delay tau: the number of the other workers' updates of this server's
- * rows since the pull that it rests on, divided by the number of workers. */
+/* How much a push counts, by its delay tau: the number of the other workers' updates of this
+ * parameter on this server since the pull that it rests on, divided by the number of workers. */
 typedef enum dcomm_ps_weight {
     DCOMM_PS_WEIGHT_ONE = 0,     /* 1 */
     DCOMM_PS_WEIGHT_INVERSE = 1, /* 1 / (1 + tau) */
@@ -70,11 +73,12 @@ typedef enum dcomm_ps_weight {
 
 /* All zero means the defaults, except lr or rho. Must be the same on every rank. */
 typedef struct dcomm_ps_opts {
-    int servers;    /* number of servers, 1 to the number of ranks: ranks 0, size / servers, ...
-                       (default: all ranks) */
-    bool dedicated; /* servers do not work. They call dcomm_ps_serve, and some rank must be no server
-                       (default: every rank is a worker. A server's progress thread serves) */
-    int staleness;  /* s, or DCOMM_PS_ASYNC (default: 0, bulk-synchronous) */
+    int servers; /* number of servers, 1 to the number of ranks: ranks 0, size / servers, ...
+                    (default: all ranks) */
+    /* Servers do not work: they call dcomm_ps_serve. Some rank must be no server (default: every
+     * rank is a worker, and a server's progress thread serves). */
+    bool dedicated;
+    int staleness; /* s, or DCOMM_PS_ASYNC (default: 0, bulk-synchronous) */
 
     dcomm_ps_update update; /* (default: DCOMM_PS_SGD) */
     double lr;              /* learning rate, above 0; not for DCOMM_PS_ELASTIC */
@@ -88,8 +92,8 @@ typedef struct dcomm_ps_opts {
     double drop_tau;        /* drop a push whose tau is above this (default: 0, none) */
 
     /* Backup workers, with staleness 0: end a clock when so many workers have ended it, or when
-     * deadline_s seconds have passed since the first of them did. Pushes that come later count in the
-     * clock after. */
+     * deadline_s seconds have passed since the first of them did. Pushes that come later count in
+     * the clock after. */
     int quorum;        /* (default: 0, all that are alive) */
     double deadline_s; /* seconds (default: 0, no limit) */
 
@@ -99,27 +103,31 @@ typedef struct dcomm_ps_opts {
 
 /* Create a parameter server; collective. `comm`, params and opts are not needed afterwards.
  * Errors, on all ranks: DCOMM_ERR_INVALID (a bad parameter or option on some rank),
- * DCOMM_ERR_MISMATCH (they differ: the sentence names the first that does), DCOMM_ERR_UNSUPPORTED (the
- * dtype), DCOMM_ERR_NO_MEMORY. The other ranks are not told if comm, params, opts or ps_p is NULL. */
+ * DCOMM_ERR_MISMATCH (they differ: the sentence names the first that does), DCOMM_ERR_UNSUPPORTED
+ * (the dtype), DCOMM_ERR_NO_MEMORY. The other ranks are not told if comm, params, opts or ps_p is
+ * NULL. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_create(dcomm_comm *comm, const dcomm_ps_param *params,
                                                      size_t nparams, const dcomm_ps_opts *opts,
                                                      dcomm_ps **ps_p);
 
-/* Leave, free everything, and set *ps_p to NULL. A worker's requests must have been waited for. A rank
- * that holds rows first serves until every worker has left or died.
+/* Leave, free everything, and set *ps_p to NULL. A worker's requests must have been waited for. A
+ * rank that holds rows first serves until every worker has left or died.
+ *
  * Errors: DCOMM_ERR_TIMEOUT (no message came for timeout_s, and the sentence names the workers that
  * have not left). All is freed even so. */
 DCOMM_API dcomm_status dcomm_ps_destroy(dcomm_ps **ps_p);
 
 /* ---- workers ---- */
 
-/* Push a gradient of rows first to first + nrows - 1 of parameter i, [nrows * cols] elements. With a
- * NULL request_p, return when the gradient may be overwritten; else when the request is complete.
+/* Push a gradient of rows first to first + nrows - 1 of parameter i, [nrows * cols] elements. With
+ * a NULL request_p, return when the gradient may be overwritten; else `grad` must stay as it is
+ * until the request is complete.
+ *
  * Errors of this call and of all below: DCOMM_ERR_INVALID (no such parameter or row, a row that is
- * listed twice, NULL; this rank is no worker), DCOMM_ERR_PEER (a server of these rows is lost, or has
- * given this worker up), DCOMM_ERR_TIMEOUT (the sentence names the server and, for a pull, the worker
- * that it waits for), DCOMM_ERR_NO_MEMORY. A push that has a NaN or an infinity is DCOMM_ERR_INVALID,
- * and nothing is sent. */
+ * listed twice, NULL; this rank is no worker), DCOMM_ERR_PEER (a server of these rows is lost, or
+ * has given this worker up), DCOMM_ERR_TIMEOUT (the sentence names the server and, for a pull, the
+ * worker that it waits for), DCOMM_ERR_NO_MEMORY. A push that has a NaN or an infinity is
+ * DCOMM_ERR_INVALID, and nothing is sent. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_push(dcomm_ps *ps, size_t i, size_t first,
                                                    size_t nrows, const void *grad,
                                                    dcomm_request **request_p);
@@ -128,8 +136,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_push_rows(dcomm_ps *ps, size_t i,
                                                         const uint64_t *rows, size_t nrows,
                                                         const void *grad,
                                                         dcomm_request **request_p);
-/* Pull rows first to first + nrows - 1 of parameter i into `out`, [nrows * cols] elements. Each server's
- * rows are of one moment. */
+/* Pull rows first to first + nrows - 1 of parameter i into `out`, [nrows * cols] elements. Each
+ * server's rows are of one moment. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_pull(dcomm_ps *ps, size_t i, size_t first,
                                                    size_t nrows, void *out,
                                                    dcomm_request **request_p);
@@ -143,10 +151,11 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_clock(dcomm_ps *ps);
 /* ---- servers ---- */
 
 /* Serve until every worker has left or died. For servers with opts.dedicated.
- * Errors: DCOMM_ERR_INVALID (this rank holds no rows), DCOMM_ERR_TIMEOUT (as in dcomm_ps_destroy). */
+ *
+ * Errors: DCOMM_ERR_INVALID (this rank holds no rows), DCOMM_ERR_TIMEOUT (see dcomm_ps_destroy). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_serve(dcomm_ps *ps);
 
-#define DCOMM_PS_TAUS 64 /* delays that the histogram tells apart; longer ones count as the last */
+#define DCOMM_PS_TAUS 64 /* delays that the histogram tells apart; the last has longer ones */
 
 /* What a rank has done so far. */
 typedef struct dcomm_ps_stats {

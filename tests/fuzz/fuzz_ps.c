@@ -1,6 +1,6 @@
-/* fuzz_ps.c - any messages to a parameter server: rank 0 of three on a fake transport, which holds rows and
- * works. Nothing may crash, leak or complete twice, whatever arrives in whatever order, and what a rank
- * makes this one keep is bounded. */
+/* fuzz_ps.c - any messages to a parameter server: rank 0 of three on a fake transport, which holds
+ * rows and works. Nothing may crash, leak or complete twice, whatever arrives in whatever order,
+ * and what a rank makes this one keep is bounded. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
 #define DCOMM_IMPLEMENTATION
@@ -10,7 +10,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { RANKS = 3, OPS = 12, ROWS = 30, COLS = 2 };
+enum { RANKS = 3, OPS = 12, ROWS = 30, COLS = 2, WIDE = 2500, LEN_MAX = 4 * WIDE * 4 + 64 };
 
 static dcomm_comm *make_comm(void)
 {
@@ -43,7 +43,7 @@ static dcomm_comm *make_comm(void)
 static dcomm_ps *make_ps(dcomm_comm *comm, uint8_t how)
 {
     const dcomm_ps_param params[2] = {{.rows = ROWS, .cols = COLS, .dtype = DCOMM_F32},
-                                      {.rows = 2, .cols = 9000, .dtype = DCOMM_F32}};
+                                      {.rows = 2, .cols = WIDE, .dtype = DCOMM_F32}};
     const dcomm_ps_opts opts = {.servers = how & 1 ? RANKS : 1,
                                 .staleness = how >> 1 & 3 ? (how >> 1 & 3) - 2 : 0,
                                 .lr = 0.1,
@@ -93,7 +93,7 @@ static void arrive(dcomm_comm *comm, const dcommi_header *h, const void *data, s
 /* Deliver a message of a parameter server, right or spoiled. */
 static void deliver(dcomm_ps *ps, input *in)
 {
-    static uint8_t payload[1 << 17];
+    static uint8_t payload[LEN_MAX];
     const uint8_t kind = take(in), how = take(in), spoil = take(in);
     const int src = 1 + how % (RANKS - 1);
     dcommi_header h = {.type = DCOMMI_MSG_SERVICE,
@@ -152,7 +152,7 @@ static void deliver(dcomm_ps *ps, input *in)
 /* Call as a worker. */
 static void call(dcomm_ps *ps, input *in, dcomm_request **request)
 {
-    static float memory[OPS][ROWS * COLS + 18000];
+    static float memory[OPS][2 * WIDE];
     static int turn;
     float *buf = memory[turn++ % OPS];
     const uint8_t what = take(in);

@@ -1,5 +1,5 @@
-/* ps_case.h - a parameter server whose values every rank knows: gradients follow from rank, clock, row and
- * column, so each rank computes what all workers together have done. */
+/* ps_case.h - a parameter server whose values every rank knows: gradients follow from rank, clock,
+ * row and column, so each rank computes what all workers together have done. */
 #ifndef PS_CASE_H
 #define PS_CASE_H
 
@@ -88,8 +88,8 @@ static inline void ps_compare(const ps_case *t, double tolerance, const char *wh
         for (size_t k = 0; k < ps_rows[i] * ps_cols[i]; k++) {
             PROCS_CHECK(fabs((double)(got[k] - t->value[i][k])) <=
                             tolerance * (1 + fabs((double)t->value[i][k])),
-                        "%s: rank %d: parameter %zu, element %zu is %.9g, not %.9g", what, t->rank, i,
-                        k, (double)got[k], (double)t->value[i][k]);
+                        "%s: rank %d: parameter %zu, element %zu is %.9g, not %.9g", what, t->rank,
+                        i, k, (double)got[k], (double)t->value[i][k]);
         }
     }
 }

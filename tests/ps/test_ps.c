@@ -152,7 +152,8 @@ static int stale(int rank, int n, procs_shared *s, void *arg)
     RANKS_OK(dcomm_ps_create(comm, &param, 1, &opts, &ps));
     for (int clock = 0; rank == 0 && clock <= S; clock++) {
         RANKS_OK(dcomm_ps_pull(ps, 0, 0, 4, w, NULL));
-        PROCS_CHECK(fabs((double)w[0] - clock / (double)n) < 1e-6, "clock %d: %g", clock, (double)w[0]);
+        PROCS_CHECK(fabs((double)w[0] - clock / (double)n) < 1e-6, "clock %d: %g", clock,
+                    (double)w[0]);
         RANKS_OK(dcomm_ps_push(ps, 0, 0, 4, one, NULL));
         RANKS_OK(dcomm_ps_clock(ps));
     }
@@ -262,7 +263,8 @@ Test(ps, updates, .timeout = 60)
     on(1, RANKS_LOCAL, 25, updates);
 }
 
-/* A push counts less the more others have updated since the pull that it rests on. Ranks take turns. */
+/* A push counts less the more others have updated since the pull that it rests on. Ranks take
+ * turns. */
 static int weights(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
@@ -306,6 +308,7 @@ static int weights(int rank, int n, procs_shared *s, void *arg)
         PROCS_TRUE(rank != 0 || (stats.tau[0] == 4 && stats.tau[2] == 1 && stats.tau_p99 == 2 &&
                                  stats.dropped == (cases[c].wanted == 0) &&
                                  stats.updates == 5 - stats.dropped && stats.workers == 2));
+        RANKS_OK(dcomm_barrier(comm, NULL)); /* nobody leaves before */
         RANKS_OK(dcomm_ps_destroy(&ps));
     }
     return ranks_leave(&comm);

@@ -1,5 +1,5 @@
-/* test_ps_clock.c - the clocks of a parameter server against what its documentation promises, in every
- * order of up to four events of each of three workers, and in long random orders. */
+/* test_ps_clock.c - the clocks of a parameter server against what its documentation promises, in
+ * every order of seven events of three workers. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "dcomm/impl/ps/clock.h"
@@ -80,8 +80,8 @@ static void leave(world *w, int r)
     settle(w);
 }
 
-/* Try every order of events: workers end clocks or go. In BSP the server holds back what a worker that
- * has ended the open clock sends. */
+/* Try every order of events: workers end clocks or go. In BSP the server holds back what a worker
+ * that has ended the open clock sends. */
 static void every_order(const world *before, int depth)
 {
     for (int r = 0; r < before->c.n && depth > 0; r++) {

@@ -1,5 +1,5 @@
-/* test_ps_faults.c - a parameter server when something is wrong: arguments, workers that die or are late,
- * servers that die. */
+/* test_ps_faults.c - a parameter server when something is wrong: arguments, workers that die or are
+ * late, servers that die. */
 #define _GNU_SOURCE
 #include "ps_case.h"
 
@@ -12,14 +12,19 @@ static int arguments(int rank, int n, procs_shared *s, void *arg)
     static const struct {
         dcomm_status status;
         const char *words;
-    } cases[] = {
-        {DCOMM_ERR_INVALID, "opts.servers"},  {DCOMM_ERR_INVALID, "opts.dedicated"},
-        {DCOMM_ERR_INVALID, "opts.staleness"}, {DCOMM_ERR_INVALID, "opts.update"},
-        {DCOMM_ERR_INVALID, "opts.lr"},       {DCOMM_ERR_INVALID, "opts.momentum"},
-        {DCOMM_ERR_INVALID, "opts.weight"},   {DCOMM_ERR_INVALID, "opts.quorum"},
-        {DCOMM_ERR_INVALID, "opts.timeout_s"}, {DCOMM_ERR_INVALID, "0 rows"},
-        {DCOMM_ERR_UNSUPPORTED, "dtype f64"}, {DCOMM_ERR_MISMATCH, "opts.lr is not the same"},
-        {DCOMM_ERR_MISMATCH, "params is not the same"}};
+    } cases[] = {{DCOMM_ERR_INVALID, "opts.servers"},
+                 {DCOMM_ERR_INVALID, "opts.dedicated"},
+                 {DCOMM_ERR_INVALID, "opts.staleness"},
+                 {DCOMM_ERR_INVALID, "opts.update"},
+                 {DCOMM_ERR_INVALID, "opts.lr"},
+                 {DCOMM_ERR_INVALID, "opts.momentum"},
+                 {DCOMM_ERR_INVALID, "opts.weight"},
+                 {DCOMM_ERR_INVALID, "opts.quorum"},
+                 {DCOMM_ERR_INVALID, "opts.timeout_s"},
+                 {DCOMM_ERR_INVALID, "0 rows"},
+                 {DCOMM_ERR_UNSUPPORTED, "dtype f64"},
+                 {DCOMM_ERR_MISMATCH, "opts.lr is not the same"},
+                 {DCOMM_ERR_MISMATCH, "params is not the same"}};
     for (int c = 0; c < (int)(sizeof cases / sizeof *cases); c++) {
         dcomm_ps_opts o = {.lr = 1};
         dcomm_ps_param p = {.rows = 4, .cols = 2, .dtype = DCOMM_F32};
@@ -104,8 +109,8 @@ Test(ps_faults, dedicated, .timeout = 60)
     on(5, RANKS_HOSTS, 25, dedicated);
 }
 
-/* A worker dies in the middle of a clock: the others go on, and what it pushed there is dropped. Its
- * earlier clocks count. */
+/* A worker dies in the middle of a clock: the others go on, and what it pushed there is dropped.
+ * Its earlier clocks count. */
 static int worker_dies(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
@@ -131,6 +136,10 @@ static int worker_dies(int rank, int n, procs_shared *s, void *arg)
     dcomm_ps_stats stats;
     RANKS_OK(dcomm_ps_get_stats(t.ps, &stats));
     PROCS_TRUE(rank != 0 || (stats.workers == n - 1 && stats.dropped <= PS_PARAMS));
+    procs_post(s, rank, 2);
+    while (!procs_all(s, n, 2, n - 1)) { /* nobody leaves before */
+        procs_nap();
+    }
     RANKS_OK(dcomm_ps_destroy(&t.ps));
     dcomm_comm_destroy(&comm);
     return procs_leaks();
@@ -142,8 +151,8 @@ static void on_but(int n, ranks_place place, int killed, procs_fn fn)
     place_now = place;
     procs_run(n, 25, fn, NULL, ended);
     for (int r = 0; r < n; r++) {
-        cr_expect(ended[r] == (r == killed ? 128 + SIGKILL : 0), "%d ranks, %s: rank %d ended with %d",
-                  n, ranks_place_name(place), r, ended[r]);
+        cr_expect(ended[r] == (r == killed ? 128 + SIGKILL : 0),
+                  "%d ranks, %s: rank %d ended with %d", n, ranks_place_name(place), r, ended[r]);
     }
 }
 
@@ -237,8 +246,8 @@ static int backup(int rank, int n, procs_shared *s, void *arg)
             sum += ps_gradient(r, 1, 0, k / ps_cols[0], k % ps_cols[0]);
         }
         const float must = t.value[0][k] - 0.5f * (sum / (float)n);
-        PROCS_CHECK(fabs((double)(w[k] - must)) < 1e-5, "element %zu is %g, not %g", k, (double)w[k],
-                    (double)must);
+        PROCS_CHECK(fabs((double)(w[k] - must)) < 1e-5, "element %zu is %g, not %g", k,
+                    (double)w[k], (double)must);
     }
     dcomm_ps_stats stats;
     RANKS_OK(dcomm_ps_get_stats(t.ps, &stats));

@@ -1,5 +1,5 @@
-/* alike.h - for objects that all ranks create together: an error of one rank is an error of all, and
- * their options are alike. */
+/* alike.h - for objects that all ranks create together: an error of one rank is an error of all,
+ * and their options are alike. */
 #ifndef DCOMMI_COMM_ALIKE_H
 #define DCOMMI_COMM_ALIKE_H
 

@@ -58,11 +58,12 @@ static dcomm_status dcommi_ps_start(dcomm_ps *ps, const char *what, bool pulls, 
 static dcomm_status dcommi_ps_check_worker(const char *what, const dcomm_ps *ps)
 {
     DCOMMI_TRY(dcommi_ps_check_call(what, ps));
-    return ps->works ? DCOMM_OK
-                     : dcommi_fail(DCOMM_ERR_INVALID,
-                                   "%s: rank %d is a server, and with opts.dedicated servers do not "
-                                   "work",
-                                   what, ps->rank);
+    return ps->works
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_INVALID,
+                             "%s: rank %d is a server, and with opts.dedicated servers do not "
+                             "work",
+                             what, ps->rank);
 }
 
 /* Check the arguments of a push or a pull. */
@@ -81,8 +82,8 @@ static dcomm_status dcommi_ps_check_rows(const char *what, const dcomm_ps *ps, s
     const uint64_t rows = ps->params[i].rows;
     if (first > rows || nrows > rows - first) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "%s: %zu rows from row %" PRIu64 " on; \"%.80s\" has %" PRIu64 " rows", what,
-                           nrows, first, ps->params[i].name, rows);
+                           "%s: %zu rows from row %" PRIu64 " on; \"%.80s\" has %" PRIu64 " rows",
+                           what, nrows, first, ps->params[i].name, rows);
     }
     if (buf == NULL && nrows > 0) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: the memory for %zu rows is NULL", what, nrows);
@@ -101,11 +102,12 @@ static dcomm_status dcommi_ps_check_grad(const char *what, const dcomm_ps *ps, s
 {
     const size_t cols = (size_t)ps->params[i].cols, n = nrows * cols;
     const size_t at = dcommi_ps_not_finite(grad, n);
-    return at == n ? DCOMM_OK
-                   : dcommi_fail(DCOMM_ERR_INVALID,
-                                 "%s: rank %d: element %zu of row %zu of the gradient of \"%.80s\" is %g",
-                                 what, ps->rank, at % cols, at / cols, ps->params[i].name,
-                                 (double)grad[at]);
+    return at == n
+               ? DCOMM_OK
+               : dcommi_fail(
+                     DCOMM_ERR_INVALID,
+                     "%s: rank %d: element %zu of row %zu of the gradient of \"%.80s\" is %g", what,
+                     ps->rank, at % cols, at / cols, ps->params[i].name, (double)grad[at]);
 }
 
 /* Push or pull a range of rows. */
@@ -143,13 +145,12 @@ static dcomm_status dcommi_ps_listed(dcomm_ps *ps, const char *what, bool pulls,
 DCOMM_API dcomm_status dcomm_ps_push(dcomm_ps *ps, size_t i, size_t first, size_t nrows,
                                      const void *grad, dcomm_request **request_p)
 {
-    return dcommi_ps_range(ps, "dcomm_ps_push", false, i, first, nrows,
-                           (void *)(uintptr_t)grad, request_p);
+    return dcommi_ps_range(ps, "dcomm_ps_push", false, i, first, nrows, (void *)(uintptr_t)grad,
+                           request_p);
 }
 
 DCOMM_API dcomm_status dcomm_ps_push_rows(dcomm_ps *ps, size_t i, const uint64_t *rows,
-                                          size_t nrows, const void *grad,
-                                          dcomm_request **request_p)
+                                          size_t nrows, const void *grad, dcomm_request **request_p)
 {
     return dcommi_ps_listed(ps, "dcomm_ps_push_rows", false, i, rows, nrows,
                             (void *)(uintptr_t)grad, request_p);

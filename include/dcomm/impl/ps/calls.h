@@ -25,8 +25,8 @@ static int dcommi_ps_ranked_compare(const void *a, const void *b)
 }
 
 /* Order a list of rows. */
-static dcomm_status dcommi_ps_rows_order(const dcomm_ps *ps, const char *what,
-                                         const uint64_t *rows, dcommi_ps_rows *s)
+static dcomm_status dcommi_ps_rows_order(const dcomm_ps *ps, const char *what, const uint64_t *rows,
+                                         dcommi_ps_rows *s)
 {
     dcommi_ps_ranked *ranked = dcommi_calloc(s->n, sizeof *ranked);
     s->list = dcommi_calloc(s->n, sizeof *s->list);
@@ -44,14 +44,12 @@ static dcomm_status dcommi_ps_rows_order(const dcomm_ps *ps, const char *what,
         s->list[j] = ranked[j].row;
         s->place[j] = ranked[j].place;
         if (ranked[j].row >= ps->params[s->i].rows) {
-            status = dcommi_fail(DCOMM_ERR_INVALID,
-                                 "%s: rows[%zu] is %" PRIu64 "; \"%.80s\" has %" PRIu64 " rows",
-                                 what, ranked[j].place, ranked[j].row, ps->params[s->i].name,
-                                 ps->params[s->i].rows);
+            status = dcommi_fail(
+                DCOMM_ERR_INVALID, "%s: rows[%zu] is %" PRIu64 "; \"%.80s\" has %" PRIu64 " rows",
+                what, ranked[j].place, ranked[j].row, ps->params[s->i].name, ps->params[s->i].rows);
         } else if (j > 0 && ranked[j].row == ranked[j - 1].row) {
-            status = dcommi_fail(DCOMM_ERR_INVALID,
-                                 "%s: rows[%zu] and rows[%zu] are both %" PRIu64, what,
-                                 ranked[j - 1].place, ranked[j].place, ranked[j].row);
+            status = dcommi_fail(DCOMM_ERR_INVALID, "%s: rows[%zu] and rows[%zu] are both %" PRIu64,
+                                 what, ranked[j - 1].place, ranked[j].place, ranked[j].row);
         }
     }
     dcommi_free(ranked);

@@ -12,13 +12,13 @@ typedef struct dcommi_ps_clock_of {
 
 /* Set the first four fields; the others begin as zeros. */
 typedef struct dcommi_ps_clock {
-    int n;             /* ranks */
-    int staleness;     /* 0: BSP; below 0: pulls never wait */
-    int quorum;        /* BSP: workers that end a clock; 0: all */
-    double deadline_s; /* BSP: seconds after which those that have come end it; 0: no limit */
-    uint64_t closed;   /* BSP: clocks that have ended */
-    double since;      /* BSP: when the first worker ended the open clock; 0: none has */
-    int last;          /* the rank that was the last to end a clock; -1: none */
+    int n;                  /* ranks */
+    int staleness;          /* 0: BSP; below 0: pulls never wait */
+    int quorum;             /* BSP: workers that end a clock; 0: all */
+    double deadline_s;      /* BSP: seconds after which those that have come end it; 0: no limit */
+    uint64_t closed;        /* BSP: clocks that have ended */
+    double since;           /* BSP: when the first worker ended the open clock; 0: none has */
+    int last;               /* the rank that was the last to end a clock; -1: none */
     dcommi_ps_clock_of *of; /* [n] */
 } dcommi_ps_clock;
 
@@ -50,8 +50,8 @@ static uint64_t dcommi_ps_slowest(const dcommi_ps_clock *c, int *rank_p)
     return least;
 }
 
-/* Return true if a worker has ended the open clock. One that has died since counts, too: all that it
- * pushed in that clock has come. */
+/* Return true if a worker has ended the open clock. One that has died since counts, too: all that
+ * it pushed in that clock has come. */
 static inline bool dcommi_ps_ended(const dcommi_ps_clock *c, int rank)
 {
     return c->of[rank].clock > c->closed;

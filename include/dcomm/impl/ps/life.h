@@ -42,6 +42,9 @@ static void dcommi_ps_on_failed(dcomm_comm *comm)
     for (int r = 0; ps->server >= 0 && r < ps->size; r++) {
         dcommi_ps_worker_gone(ps, r);
     }
+    for (int r = 0; ps->server >= 0 && r < ps->size; r++) {
+        dcommi_ps_unstash(ps, r, false); /* late pushes, of a clock that nobody ends */
+    }
 }
 
 static void dcommi_ps_check(dcomm_comm *comm, double now)
@@ -68,44 +71,47 @@ static dcomm_status dcommi_ps_check_opts(const dcomm_ps *ps, const dcomm_ps_opts
     const bool elastic = o->update == DCOMM_PS_ELASTIC, bsp = o->staleness == 0;
     const int servers = o->servers > 0 ? o->servers : ps->size;
     const int workers = ps->size - (o->dedicated ? servers : 0);
-    const char *wrong =
-        o->servers < 0 || o->servers > ps->size                             ? "servers"
-        : workers < 1                                                       ? "dedicated"
-        : o->staleness < DCOMM_PS_ASYNC                                     ? "staleness"
-        : (unsigned)o->update > DCOMM_PS_ELASTIC || (elastic && bsp)        ? "update"
-        : elastic ? !(o->rho > 0 && o->rho <= 1) ? "rho" : NULL
-        : !dcommi_ps_positive(o->lr)                                        ? "lr"
-                                                                            : NULL;
-    wrong = wrong != NULL                                                      ? wrong
-            : !(o->momentum >= 0 && o->momentum < 1)                           ? "momentum"
-            : !(o->beta1 >= 0 && o->beta1 < 1)                                 ? "beta1"
-            : !(o->beta2 >= 0 && o->beta2 < 1)                                 ? "beta2"
-            : !(o->eps >= 0 && o->eps <= 1)                                    ? "eps"
-            : (unsigned)o->weight > DCOMM_PS_WEIGHT_HALVED ||
-                    (bsp && o->weight != DCOMM_PS_WEIGHT_ONE)                  ? "weight"
-            : o->weight == DCOMM_PS_WEIGHT_HALVED && !dcommi_ps_positive(o->weight_ref)
-                ? "weight_ref"
-            : !(o->drop_tau >= 0) || (bsp && o->drop_tau > 0)                  ? "drop_tau"
-            : o->quorum < 0 || o->quorum > workers || (!bsp && o->quorum > 0)  ? "quorum"
-            : !(o->deadline_s >= 0) || (!bsp && o->deadline_s > 0)             ? "deadline_s"
-            : !(o->timeout_s >= 0)                                             ? "timeout_s"
-                                                                               : NULL;
-    return wrong == NULL
-               ? DCOMM_OK
-               : dcommi_fail(DCOMM_ERR_INVALID,
-                             "dcomm_ps_create: opts.%s is out of range (%d ranks, servers %d, "
-                             "dedicated %d, staleness %d, update %d, lr %g, rho %g, weight %d, "
-                             "quorum %d)",
-                             wrong, ps->size, o->servers, (int)o->dedicated, o->staleness,
-                             (int)o->update, o->lr, o->rho, (int)o->weight, o->quorum);
+    const struct {
+        const char *name;
+        bool wrong;
+    } rules[] = {
+        {"servers", o->servers < 0 || o->servers > ps->size},
+        {"dedicated", workers < 1},
+        {"staleness", o->staleness < DCOMM_PS_ASYNC},
+        {"update", (unsigned)o->update > DCOMM_PS_ELASTIC || (elastic && bsp)},
+        {"rho", elastic && !(o->rho > 0 && o->rho <= 1)},
+        {"lr", !elastic && !dcommi_ps_positive(o->lr)},
+        {"momentum", !(o->momentum >= 0 && o->momentum < 1)},
+        {"beta1", !(o->beta1 >= 0 && o->beta1 < 1)},
+        {"beta2", !(o->beta2 >= 0 && o->beta2 < 1)},
+        {"eps", !(o->eps >= 0 && o->eps <= 1)},
+        {"weight", (unsigned)o->weight > DCOMM_PS_WEIGHT_HALVED},
+        {"weight", bsp && o->weight != DCOMM_PS_WEIGHT_ONE},
+        {"weight_ref", o->weight == DCOMM_PS_WEIGHT_HALVED && !dcommi_ps_positive(o->weight_ref)},
+        {"drop_tau", !(o->drop_tau >= 0) || (bsp && o->drop_tau > 0)},
+        {"quorum", o->quorum < 0 || o->quorum > workers || (!bsp && o->quorum > 0)},
+        {"deadline_s", !(o->deadline_s >= 0) || (!bsp && o->deadline_s > 0)},
+        {"timeout_s", !(o->timeout_s >= 0)},
+    };
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        if (rules[i].wrong) {
+            return dcommi_fail(DCOMM_ERR_INVALID,
+                               "dcomm_ps_create: opts.%s is out of range (%d ranks, servers %d, "
+                               "dedicated %d, staleness %d, update %d, lr %g, rho %g, weight %d, "
+                               "quorum %d)",
+                               rules[i].name, ps->size, o->servers, (int)o->dedicated, o->staleness,
+                               (int)o->update, o->lr, o->rho, (int)o->weight, o->quorum);
+        }
+    }
+    return DCOMM_OK;
 }
 
 static dcomm_status dcommi_ps_check_params(const dcomm_ps_param *params, size_t n)
 {
     const uint64_t most = (uint64_t)INT64_MAX / 64;
     if (n < 1 || n > DCOMMI_PS_PARAMS_MAX) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_ps_create: nparams is %zu; it can be 1 to %d", n,
-                           DCOMMI_PS_PARAMS_MAX);
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_ps_create: nparams is %zu; it can be 1 to %d",
+                           n, DCOMMI_PS_PARAMS_MAX);
     }
     for (size_t i = 0; i < n; i++) {
         const dcomm_ps_param *p = &params[i];
@@ -115,9 +121,10 @@ static dcomm_status dcommi_ps_check_params(const dcomm_ps_param *params, size_t 
                                p->rows, p->cols);
         }
         if (p->dtype != DCOMM_F32) {
-            return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                               "dcomm_ps_create: parameter %zu is of dtype %s; only f32 is supported",
-                               i, dcomm_dtype_name(p->dtype));
+            return dcommi_fail(
+                DCOMM_ERR_UNSUPPORTED,
+                "dcomm_ps_create: parameter %zu is of dtype %s; only f32 is supported", i,
+                dcomm_dtype_name(p->dtype));
         }
     }
     return DCOMM_OK;
@@ -265,8 +272,8 @@ static void dcommi_ps_enter(dcomm_ps *ps)
     dcommi_token_release(comm->context);
 }
 
-/* Give up all that is under way, and free the parameter server; the last op under way does it if there
- * is one. */
+/* Give up all that is under way, and free the parameter server; the last op under way does it if
+ * there is one. */
 static dcomm_status dcommi_ps_end(dcomm_ps *ps)
 {
     dcomm_comm *comm = ps->comm;
@@ -397,8 +404,9 @@ DCOMM_API dcomm_status dcomm_ps_serve(dcomm_ps *ps)
 {
     DCOMMI_TRY(dcommi_ps_check_call("dcomm_ps_serve", ps));
     if (ps->server < 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_ps_serve: rank %d holds no rows: %d of %d ranks "
-                                              "are servers",
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_ps_serve: rank %d holds no rows: %d of %d ranks "
+                           "are servers",
                            ps->rank, ps->nservers, ps->size);
     }
     return dcommi_ps_serve_all(ps, "dcomm_ps_serve");

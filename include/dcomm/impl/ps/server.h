@@ -1,5 +1,5 @@
-/* server.h - a server: takes workers' messages in their order, answers pulls when clocks allow it, and
- * ends clocks. With the token. */
+/* server.h - a server: takes workers' messages in their order, answers pulls when clocks allow it,
+ * and ends clocks. With the token. */
 #ifndef DCOMMI_PS_SERVER_H
 #define DCOMMI_PS_SERVER_H
 
@@ -85,8 +85,7 @@ static bool dcommi_ps_answer(dcomm_ps *ps, const dcommi_ps_job *job)
     h.type = DCOMMI_MSG_SERVICE;
     ps->value_bytes += len;
     dcommi_ps_op_begins(ps);
-    if (dcommi_post(ps->comm, job->from, &h, reply->values, len, &reply->op) !=
-        DCOMM_IN_PROGRESS) {
+    if (dcommi_post(ps->comm, job->from, &h, reply->values, len, &reply->op) != DCOMM_IN_PROGRESS) {
         dcommi_ps_replied(&reply->op, DCOMM_OK);
     }
     return true;
@@ -109,8 +108,8 @@ static void dcommi_ps_answer_all(dcomm_ps *ps)
 
 /* ---- clocks ---- */
 
-/* Free the pushes of a worker that wait for the end of a clock; if it is `gone`, only those of a clock
- * that it has not ended. */
+/* Free the pushes of a worker that wait for the end of a clock; if it is `gone`, only those of a
+ * clock that it has not ended. */
 static void dcommi_ps_unstash(dcomm_ps *ps, int worker, bool gone)
 {
     dcommi_ps_job **at = &ps->from[worker].stash;
@@ -170,8 +169,8 @@ static void dcommi_ps_go_on(dcomm_ps *ps)
 
 /* ---- workers that go ---- */
 
-/* Forget the messages of a worker that has died or left. Those that the transport still fetches free
- * themselves. */
+/* Forget the messages of a worker that has died or left. Those that the transport still fetches
+ * free themselves. */
 static void dcommi_ps_forget(dcomm_ps *ps, int worker)
 {
     dcommi_ps_from *f = &ps->from[worker];
@@ -322,8 +321,9 @@ static void dcommi_ps_from_pump(dcomm_ps *ps, int worker)
            !dcommi_ps_too_early(ps, f->queue) && dcommi_ps_fetch(ps, f->queue)) {
         dcommi_ps_job *job = f->queue;
         const dcommi_header *h = &job->header;
-        if (h->stage == 1 && !dcommi_ps_valid_list(&ps->tables[h->tag],
-                                                   (const uint64_t *)(const void *)job->data, h->b)) {
+        if (h->stage == 1 &&
+            !dcommi_ps_valid_list(&ps->tables[h->tag], (const uint64_t *)(const void *)job->data,
+                                  h->b)) {
             dcommi_ps_refuse(ps, worker, "sent a list of rows that cannot be right");
             return;
         }

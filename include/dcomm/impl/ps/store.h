@@ -1,5 +1,5 @@
-/* store.h - a server's rows: memory, the update of a push, the average of a clock's pushes, copies for
- * pulls. Knows no messages. */
+/* store.h - a server's rows: memory, the update of a push, the average of a clock's pushes, copies
+ * for pulls. Knows no messages. */
 #ifndef DCOMMI_PS_STORE_H
 #define DCOMMI_PS_STORE_H
 
@@ -31,8 +31,7 @@ static dcomm_status dcommi_ps_store_make(dcomm_ps *ps, const dcomm_ps_param *par
             return DCOMM_ERR_NO_MEMORY;
         }
         if (params[i].init != NULL && n > 0) {
-            memcpy(t->value, (const float *)params[i].init + t->first * t->cols,
-                   n * sizeof(float));
+            memcpy(t->value, (const float *)params[i].init + t->first * t->cols, n * sizeof(float));
         }
         most = n > most ? n : most;
         most_rows = t->rows > most_rows ? (size_t)t->rows : most_rows;
@@ -167,8 +166,7 @@ static void dcommi_ps_copy(const dcommi_ps_table *t, const dcommi_header *h, con
         return;
     }
     for (uint64_t j = 0; j < h->b; j++) {
-        memcpy(out + j * cols, t->value + dcommi_ps_row(t, h, data, j) * cols,
-               cols * sizeof *out);
+        memcpy(out + j * cols, t->value + dcommi_ps_row(t, h, data, j) * cols, cols * sizeof *out);
     }
 }
 

@@ -1,7 +1,7 @@
 /* types.h - a parameter server: its workers' side, its servers' side, and its messages.
  *
- * Messages are of type SERVICE; `slot` says which. A worker numbers its messages to each server (seq),
- * and the server handles them in this order, although long ones may arrive late:
+ * Messages are of type SERVICE; `slot` says which. A worker numbers its messages to each server
+ * (seq), and the server handles them in this order, although long ones may arrive late:
  *   PUSH    rows a to a + b - 1 of parameter `tag`, or b rows that are listed (stage = 1, a = 0);
  *           payload = the list, ascending, and the rows
  *   PULL    the same rows; payload = the list
@@ -30,7 +30,7 @@ enum dcommi_ps_kind {
     DCOMMI_PS_DROPPED
 };
 
-#define DCOMMI_PS_WINDOW 64   /* messages to a server that it has not handled yet, at most */
+#define DCOMMI_PS_WINDOW 64    /* messages to a server that it has not handled yet, at most */
 #define DCOMMI_PS_ACK_EVERY 16 /* messages that a server handles before it says so */
 #define DCOMMI_PS_TAUS (16 * DCOMM_PS_TAUS)
 #define DCOMMI_PS_WAITS_S 0.5 /* seconds between reports of the worker that a pull waits for */
@@ -47,7 +47,7 @@ typedef struct dcommi_ps_call {
     char why[DCOMMI_TEXT_MAX];
     double began, until;
     bool pulls;
-    size_t *place; /* of a list's rows, in their order by number, in the caller's memory; NULL: range */
+    size_t *place; /* in the caller's memory, of listed rows by number; NULL: a range */
 } dcommi_ps_call;
 
 /* A message to a server. */
@@ -62,20 +62,20 @@ typedef struct dcommi_ps_piece {
     const void *data; /* payload: `packed`, or the caller's */
     size_t len;
     void *packed;
-    float *out;     /* PULL: where the first row goes; with a list: the caller's memory */
-    size_t *place;  /* of the rows; NULL: one behind another */
-    size_t bytes;   /* PULL: of the values */
-    void *fetched;  /* the values of a list, before they are put in place */
+    float *out;    /* PULL: where the first row goes; with a list: the caller's memory */
+    size_t *place; /* of the rows; NULL: one behind another */
+    size_t bytes;  /* PULL: of the values */
+    void *fetched; /* the values of a list, before they are put in place */
     bool sending, fetching;
-    bool waits;     /* for values */
-    int awaited;    /* the rank that the server waits for; -1: not told */
+    bool waits;  /* for values */
+    int awaited; /* the rank that the server waits for; -1: not told */
     uint64_t awaited_clock;
 } dcommi_ps_piece;
 
 /* What a worker has with a server. */
 typedef struct dcommi_ps_to {
     int rank;
-    uint64_t sent, acked;               /* messages */
+    uint64_t sent, acked;     /* messages */
     dcommi_ps_piece *queue;   /* to be sent */
     dcommi_ps_piece *pulling; /* PULLs that have been sent and not been answered */
     bool lost;
@@ -96,14 +96,14 @@ typedef struct dcommi_ps_job {
     size_t len;
     uint8_t *data;
     bool fetching, dropped;
-    bool whole; /* PUSH: its worker has ended the clock that it was pushed in */
+    bool whole;       /* PUSH: its worker has ended the clock that it was pushed in */
     double next_told; /* PULL: when the worker is told whom it waits for */
 } dcommi_ps_job;
 
 /* What a server has with a worker. */
 typedef struct dcommi_ps_from {
-    dcommi_ps_job *queue;               /* by number */
-    uint64_t next, acked;               /* messages handled; that it has been told of */
+    dcommi_ps_job *queue; /* by number */
+    uint64_t next, acked; /* messages handled; that it has been told of */
     size_t queued;
     dcommi_ps_job *stash; /* BSP: pushes that count in the open clock */
     uint64_t *seen, *own; /* [nparams] all updates at its last pull, and its own since */
@@ -137,11 +137,11 @@ struct dcomm_ps {
     uint8_t *touched;        /* BSP: rows that have any */
     int workers;             /* at the beginning */
     dcommi_ps_clock clock;
-    dcommi_ps_from *from;                 /* [size] */
-    dcommi_ps_job *pulls;                 /* that wait for others' clocks, or for room */
-    size_t value_bytes;                   /* under way */
-    double heard_at;                      /* when a worker's last message came */
-    uint64_t *last_counts;                /* [size] clocks that each worker was the last to end */
+    dcommi_ps_from *from;  /* [size] */
+    dcommi_ps_job *pulls;  /* that wait for others' clocks, or for room */
+    size_t value_bytes;    /* under way */
+    double heard_at;       /* when a worker's last message came */
+    uint64_t *last_counts; /* [size] clocks that each worker was the last to end */
 
     uint64_t taus[DCOMMI_PS_TAUS]; /* pushes by their delay, in sixteenths */
     dcomm_ps_stats stats;
@@ -194,7 +194,7 @@ static void dcommi_ps_free(dcomm_ps *ps)
     for (int r = 0; ps->from != NULL && r < ps->size; r++) {
         dcommi_free(ps->from[r].seen);
     }
-    void *all[] = {ps->params, ps->to,       ps->tables, ps->updates,    ps->sum,
+    void *all[] = {ps->params,  ps->to,       ps->tables, ps->updates,    ps->sum,
                    ps->touched, ps->clock.of, ps->from,   ps->last_counts};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         dcommi_free(all[i]);

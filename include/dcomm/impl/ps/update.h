@@ -16,9 +16,9 @@ typedef struct dcommi_ps_table {
 /* Return how many numbers the update keeps for each value. */
 static int dcommi_ps_states(dcomm_ps_update update)
 {
-    return update == DCOMM_PS_ADAM                                      ? 2
+    return update == DCOMM_PS_ADAM                                     ? 2
            : update == DCOMM_PS_MOMENTUM || update == DCOMM_PS_ADAGRAD ? 1
-                                                                        : 0;
+                                                                       : 0;
 }
 
 /* Return a to the power of n. */
@@ -73,8 +73,8 @@ static void dcommi_ps_adam(float *w, float *m, float *v, const float *g, size_t 
     }
 }
 
-/* Update nrows rows of a table, from row `row` on, counted from its first. `scale` multiplies g; for an
- * elastic update it is the share of a worker's copy. */
+/* Update nrows rows of a table, from row `row` on, counted from its first. `scale` multiplies g;
+ * for an elastic update it is the share of a worker's copy. */
 static void dcommi_ps_apply(dcommi_ps_table *t, uint64_t row, uint64_t nrows, const float *g,
                             float scale, const dcomm_ps_opts *o)
 {

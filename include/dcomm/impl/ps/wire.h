@@ -4,13 +4,13 @@
 
 #include "types.h"
 
-/* Return true if a worker's message can be right, as far as its header tells. Its payload is then at
- * most that of this server's rows. */
+/* Return true if a worker's message can be right, as far as its header tells. Its payload is then
+ * at most that of this server's rows. */
 static bool dcommi_ps_valid(const dcomm_ps *ps, const dcommi_header *h, size_t len)
 {
     const bool pushes = h->slot == DCOMMI_PS_PUSH;
     if (h->slot == DCOMMI_PS_CLOCK || h->slot == DCOMMI_PS_LEAVE) {
-        return len == 0;
+        return len == 0 && h->stage == 0; /* no list */
     }
     if ((!pushes && h->slot != DCOMMI_PS_PULL) || h->tag >= ps->nparams || h->stage > 1) {
         return false;
@@ -21,8 +21,7 @@ static bool dcommi_ps_valid(const dcomm_ps *ps, const dcommi_header *h, size_t l
         return false;
     }
     return len == list + (pushes ? (size_t)h->b * dcommi_ps_row_bytes(ps, h->tag) : 0) &&
-           (h->stage == 1 ? h->a == 0
-                          : h->a >= t->first && h->a - t->first <= t->rows - h->b);
+           (h->stage == 1 ? h->a == 0 : h->a >= t->first && h->a - t->first <= t->rows - h->b);
 }
 
 /* Return true if a list is of this server's rows, ascending. */

@@ -1,5 +1,5 @@
-/* worker.h - a worker: cuts a push or a pull into a piece for each server, sends the pieces in order, and
- * puts together the answers. With the token, but for what makes the pieces. */
+/* worker.h - a worker: cuts a push or a pull into a piece for each server, sends the pieces in
+ * order, and puts together the answers. With the token, but for what makes the pieces. */
 #ifndef DCOMMI_PS_WORKER_H
 #define DCOMMI_PS_WORKER_H
 
@@ -97,8 +97,8 @@ static void dcommi_ps_send(dcomm_ps *ps, dcommi_ps_piece *piece)
     piece->sending = true;
     piece->op.done = dcommi_ps_sent;
     dcommi_ps_op_begins(ps);
-    const dcomm_status status = dcommi_post(ps->comm, to->rank, &piece->header, piece->data,
-                                            piece->len, &piece->op);
+    const dcomm_status status =
+        dcommi_post(ps->comm, to->rank, &piece->header, piece->data, piece->len, &piece->op);
     if (status == DCOMM_IN_PROGRESS) {
         return;
     }
@@ -170,8 +170,8 @@ static void dcommi_ps_values_fetched(dcommi_op *op, dcomm_status status)
     dcommi_ps_op_ends(ps);
 }
 
-/* Bring the values of a pull here: to their place, or first to memory of their own if they have many
- * places. */
+/* Bring the values of a pull here: to their place, or first to memory of their own if they have
+ * many places. */
 static void dcommi_ps_fetch_values(dcomm_ps *ps, dcommi_ps_piece *piece,
                                    dcommi_transport *transport, void *desc)
 {
@@ -277,16 +277,18 @@ static void dcommi_ps_late_text(const dcomm_ps *ps, const dcommi_ps_piece *piece
     const char *name = ps->params[piece->header.tag].name;
     const int server = ps->to[piece->server].rank;
     if (piece->awaited >= 0) {
-        snprintf(text, len,
-                 "the pull of \"%.80s\" timed out after %.3g s: rank %d waits for worker %d, which has "
-                 "ended %" PRIu64 " clocks; this one has ended %" PRIu64,
-                 name, ps->opts.timeout_s, server, piece->awaited, piece->awaited_clock,
-                 ps->clock_ended);
+        snprintf(
+            text, len,
+            "the pull of \"%.80s\" timed out after %.3g s: rank %d waits for worker %d, which has "
+            "ended %" PRIu64 " clocks; this one has ended %" PRIu64,
+            name, ps->opts.timeout_s, server, piece->awaited, piece->awaited_clock,
+            ps->clock_ended);
     } else {
-        snprintf(text, len, "the %s of \"%.80s\" timed out after %.3g s: the server on rank %d does "
-                            "not answer",
-                 piece->header.slot == DCOMMI_PS_PULL ? "pull" : "push", name,
-                 ps->opts.timeout_s, server);
+        snprintf(text, len,
+                 "the %s of \"%.80s\" timed out after %.3g s: the server on rank %d does "
+                 "not answer",
+                 piece->header.slot == DCOMMI_PS_PULL ? "pull" : "push", name, ps->opts.timeout_s,
+                 server);
     }
 }
 
