@@ -59,22 +59,39 @@ static inline void ps_push(const ps_case *t, int clock)
     }
 }
 
+/* Return the average of some ranks' gradients of a clock. */
+static inline float ps_average(const ps_case *t, int clock, unsigned ranks, size_t i, size_t k)
+{
+    float sum = 0;
+    int n = 0;
+    for (int r = 0; r < t->size; r++) {
+        if (ranks >> r & 1) {
+            sum += ps_gradient(r, clock, i, k / ps_cols[i], k % ps_cols[i]);
+            n++;
+        }
+    }
+    return sum / (float)n;
+}
+
 /* Do to the expected values what the average of some ranks' gradients does. */
 static inline void ps_expect_sgd(ps_case *t, int clock, unsigned ranks)
 {
     for (size_t i = 0; i < PS_PARAMS; i++) {
-        for (size_t row = 0; row < ps_rows[i]; row++) {
-            for (size_t col = 0; col < ps_cols[i]; col++) {
-                float sum = 0;
-                int n = 0;
-                for (int r = 0; r < t->size; r++) {
-                    if (ranks >> r & 1) {
-                        sum += ps_gradient(r, clock, i, row, col);
-                        n++;
-                    }
-                }
-                t->value[i][row * ps_cols[i] + col] -= (float)t->opts.lr * (sum / (float)n);
-            }
+        for (size_t k = 0; k < ps_rows[i] * ps_cols[i]; k++) {
+            t->value[i][k] -= (float)t->opts.lr * ps_average(t, clock, ranks, i, k);
+        }
+    }
+}
+
+/* Do to the expected values what all ranks' gradients do with momentum. */
+static inline void ps_expect_momentum(ps_case *t, int clock)
+{
+    const float momentum = (float)t->opts.momentum;
+    for (size_t i = 0; i < PS_PARAMS; i++) {
+        for (size_t k = 0; k < ps_rows[i] * ps_cols[i]; k++) {
+            t->state[i][k] =
+                momentum * t->state[i][k] + ps_average(t, clock, (1u << t->size) - 1, i, k);
+            t->value[i][k] -= (float)t->opts.lr * t->state[i][k];
         }
     }
 }

@@ -35,6 +35,38 @@ Test(ps, average, .timeout = 60)
     on(4, RANKS_PAIRS, 25, average);
 }
 
+/* Workers that do not pull run ahead. What they push counts in the clock in which they pushed it,
+ * as momentum shows, and a pull sees the clocks before its worker's, no more. */
+static int ahead(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    enum { CLOCKS = 5 };
+    dcomm_comm *comm = join(rank, n, s);
+    static ps_case t;
+    t = (ps_case){.opts = {.lr = 0.5, .update = DCOMM_PS_MOMENTUM, .momentum = 0.5}};
+    ps_begin(&t, comm);
+    for (int clock = 0; clock < CLOCKS; clock++) {
+        for (int i = 0; rank == n - 1 && i < 3; i++) {
+            procs_nap();
+        }
+        ps_push(&t, clock);
+        RANKS_OK(dcomm_ps_clock(t.ps));
+        ps_expect_momentum(&t, clock);
+        if (rank == n - 1) {
+            ps_compare(&t, 1e-5, "the last one");
+        }
+    }
+    ps_compare(&t, 1e-5, "all clocks");
+    RANKS_OK(dcomm_ps_destroy(&t.ps));
+    return ranks_leave(&comm);
+}
+
+Test(ps, ahead, .timeout = 60)
+{
+    on(3, RANKS_LOCAL, 25, ahead);
+    on(3, RANKS_HOSTS, 25, ahead);
+}
+
 /* Lists of rows, in any order: each worker pushes to rows of its own choice, some by lists, some by
  * ranges, several times in a clock. */
 static int lists(int rank, int n, procs_shared *s, void *arg)
@@ -184,8 +216,9 @@ Test(ps, stale, .timeout = 60)
     on(3, RANKS_PAIRS, 25, stale);
 }
 
-/* Do to one value what an update does. *state: its numbers, and the updates so far. */
-static double update(double w, double g, double state[3], const dcomm_ps_opts *o)
+/* Do to one value what an update does that one of `n` workers pushes. *state: its numbers, and the
+ * updates so far. */
+static double update(double w, double g, double state[3], const dcomm_ps_opts *o, int n)
 {
     switch (o->update) {
     case DCOMM_PS_MOMENTUM:
@@ -201,7 +234,7 @@ static double update(double w, double g, double state[3], const dcomm_ps_opts *o
         return w - o->lr * (state[0] / (1 - pow(0.9, state[2]))) /
                        (sqrt(state[1] / (1 - pow(0.999, state[2]))) + 1e-8);
     case DCOMM_PS_ELASTIC:
-        return w + o->rho * (g - w);
+        return w + o->rho / n * (g - w);
     default:
         return w - o->lr * g;
     }
@@ -236,7 +269,7 @@ static int updates(int rank, int n, procs_shared *s, void *arg)
                 for (size_t c = 0; c < COLS; c++) {
                     grad[j][c] = ps_gradient(0, clock, 0, rows[j], c);
                     w[rows[j]][c] =
-                        update(w[rows[j]][c], (double)grad[j][c], state[rows[j]][c], &opts);
+                        update(w[rows[j]][c], (double)grad[j][c], state[rows[j]][c], &opts, n);
                 }
             }
             /* Elastic copies count one by one: a single worker pushes. */
@@ -261,6 +294,7 @@ static int updates(int rank, int n, procs_shared *s, void *arg)
 Test(ps, updates, .timeout = 60)
 {
     on(1, RANKS_LOCAL, 25, updates);
+    on(2, RANKS_LOCAL, 25, updates);
 }
 
 /* A push counts less the more others have updated since the pull that it rests on. Ranks take
@@ -275,6 +309,7 @@ static int weights(int rank, int n, procs_shared *s, void *arg)
     } cases[] = {{DCOMM_PS_WEIGHT_ONE, 0, 0, 1},
                  {DCOMM_PS_WEIGHT_INVERSE, 0, 0, 1 / 3.0},
                  {DCOMM_PS_WEIGHT_HALVED, 4, 0, 0.70710678118654752},
+                 {DCOMM_PS_WEIGHT_HALVED, 0.8, 0, 0.17677669529663688},
                  {DCOMM_PS_WEIGHT_ONE, 0, 1.9, 0},
                  {DCOMM_PS_WEIGHT_ONE, 0, 2, 1}};
     const int ncases = (int)(sizeof cases / sizeof *cases);
@@ -302,12 +337,14 @@ static int weights(int rank, int n, procs_shared *s, void *arg)
             RANKS_OK(dcomm_ps_push(ps, 0, 0, 1, &one, NULL));
             RANKS_OK(dcomm_ps_pull(ps, 0, 0, 1, &w, NULL));
             PROCS_CHECK(fabs((double)w - cases[c].wanted / 2) < 1e-6, "case %d: %g", c, (double)w);
+            RANKS_OK(dcomm_ps_push(ps, 0, 0, 1, &zero, NULL)); /* it has seen all */
+            RANKS_OK(dcomm_ps_pull(ps, 0, 0, 1, &w, NULL));
         }
         RANKS_OK(dcomm_barrier(comm, NULL));
         RANKS_OK(dcomm_ps_get_stats(ps, &stats));
-        PROCS_TRUE(rank != 0 || (stats.tau[0] == 4 && stats.tau[2] == 1 && stats.tau_p99 == 2 &&
+        PROCS_TRUE(rank != 0 || (stats.tau[0] == 5 && stats.tau[2] == 1 && stats.tau_p99 == 2 &&
                                  stats.dropped == (cases[c].wanted == 0) &&
-                                 stats.updates == 5 - stats.dropped && stats.workers == 2));
+                                 stats.updates == 6 - stats.dropped && stats.workers == 2));
         RANKS_OK(dcomm_barrier(comm, NULL)); /* nobody leaves before */
         RANKS_OK(dcomm_ps_destroy(&ps));
     }

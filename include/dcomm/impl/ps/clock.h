@@ -86,16 +86,11 @@ static bool dcommi_ps_may_close(const dcommi_ps_clock *c, double now)
                          (c->deadline_s > 0 && c->since > 0 && now - c->since >= c->deadline_s));
 }
 
-/* End the open clock. */
-static void dcommi_ps_close(dcommi_ps_clock *c, double now)
+/* End the open clock. Nobody has ended the next one: the server holds its messages back. */
+static void dcommi_ps_close(dcommi_ps_clock *c)
 {
     c->closed++;
     c->since = 0;
-    for (int r = 0; r < c->n; r++) {
-        if (dcommi_ps_ended(c, r)) {
-            c->since = now; /* it has ended the next one already */
-        }
-    }
 }
 
 /* Return true if a worker's pull at its present clock need not wait. */

@@ -126,7 +126,7 @@ static void dcommi_ps_unstash(dcomm_ps *ps, int worker, bool gone)
 }
 
 /* End the open clock: average its pushes in the order of ranks, and update the rows. */
-static void dcommi_ps_close_one(dcomm_ps *ps, double now)
+static void dcommi_ps_close_one(dcomm_ps *ps)
 {
     int workers = 0;
     for (int r = 0; r < ps->size; r++) {
@@ -149,7 +149,7 @@ static void dcommi_ps_close_one(dcomm_ps *ps, double now)
         ps->last_counts[ps->clock.last]++;
     }
     ps->stats.updates++;
-    dcommi_ps_close(&ps->clock, now);
+    dcommi_ps_close(&ps->clock);
 }
 
 static void dcommi_ps_from_pump(dcomm_ps *ps, int worker);
@@ -159,7 +159,7 @@ static void dcommi_ps_go_on(dcomm_ps *ps)
 {
     const double now = dcommi_now();
     while (dcommi_ps_may_close(&ps->clock, now)) {
-        dcommi_ps_close_one(ps, now);
+        dcommi_ps_close_one(ps);
         for (int r = 0; r < ps->size; r++) {
             dcommi_ps_from_pump(ps, r);
         }
