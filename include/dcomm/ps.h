@@ -97,6 +97,11 @@ typedef struct dcomm_ps_opts {
     int quorum;        /* (default: 0, all that are alive) */
     double deadline_s; /* seconds (default: 0, no limit) */
 
+    /* Type of pulled values on the wire: DCOMM_F16 and DCOMM_BF16 halve a pull's bytes. The server
+     * rounds its f32 values to nearest even, also for its own rank; beyond 65504 f16 is infinite.
+     * All workers see the same (default: 0, f32). */
+    dcomm_dtype pull_dtype;
+
     double timeout_s; /* seconds for each push and pull; and in dcomm_ps_destroy and dcomm_ps_serve
                          without any message from a worker (default: the communicator's) */
 } dcomm_ps_opts;

@@ -47,6 +47,7 @@ static dcomm_ps *make_ps(dcomm_comm *comm, uint8_t how)
     const dcomm_ps_opts opts = {.servers = how & 1 ? RANKS : 1,
                                 .staleness = how >> 1 & 3 ? (how >> 1 & 3) - 2 : 0,
                                 .lr = 0.1,
+                                .pull_dtype = how & 64 ? DCOMM_BF16 : DCOMM_F32,
                                 .update = (dcomm_ps_update)(how >> 3 & 3),
                                 .quorum = how >> 1 & 3 && (how >> 1 & 3) != 2 ? 0 : how >> 5 & 1};
     dcomm_ps *ps = dcommi_alloc(sizeof *ps);

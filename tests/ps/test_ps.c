@@ -355,3 +355,58 @@ Test(ps, weights, .timeout = 60)
 {
     on(2, RANKS_LOCAL, 25, weights);
 }
+
+/* Values may be pulled in 16 bits: they are the f32 ones, rounded to nearest, in half of the bytes.
+ * The server keeps f32, in which steps count that are too small for 16 bits. */
+static int cast(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    enum { ROWS = 20000, COLS = 3, N = ROWS * COLS, CLOCKS = 16, LISTED = 3 };
+    static const struct {
+        dcomm_dtype dtype;
+        unsigned dropped; /* bits of an f32 that the type does not have, between 1 and 2 */
+    } types[] = {{DCOMM_F16, 13}, {DCOMM_BF16, 16}, {DCOMM_F32, 0}};
+    static float init[N], grad[N], got[N];
+    static const uint64_t rows[LISTED] = {ROWS - 1, 0, ROWS / 2};
+    dcomm_comm *comm = join(rank, n, s);
+    for (int c = 0; c < 3; c++) {
+        const dcomm_ps_param param = {.rows = ROWS, .cols = COLS, .dtype = DCOMM_F32, .init = init};
+        const dcomm_ps_opts opts = {.servers = 1, .lr = 1, .pull_dtype = types[c].dtype};
+        dcomm_ps *ps = NULL;
+        dcomm_ps_stats stats;
+        for (size_t k = 0; k < N; k++) {
+            init[k] = 1 + (float)(k % 1000) / 2048;
+            grad[k] = -1.0f / 1024;
+        }
+        RANKS_OK(dcomm_ps_create(comm, &param, 1, &opts, &ps));
+        for (int clock = 0; clock < CLOCKS; clock++) {
+            RANKS_OK(dcomm_ps_push(ps, 0, 0, ROWS, grad, NULL));
+            RANKS_OK(dcomm_ps_clock(ps));
+        }
+        for (int listed = 0; listed < 2; listed++) {
+            RANKS_OK(listed ? dcomm_ps_pull_rows(ps, 0, rows, LISTED, got, NULL)
+                            : dcomm_ps_pull(ps, 0, 0, ROWS, got, NULL));
+            for (size_t k = 0; k < (listed ? (size_t)LISTED * COLS : (size_t)N); k++) {
+                const size_t at = listed ? (size_t)rows[k / COLS] * COLS + k % COLS : k;
+                const double must = (double)init[at] + CLOCKS / 1024.0;
+                const double half = types[c].dropped > 0 ? ldexp(1, (int)types[c].dropped - 24) : 0;
+                uint32_t bits;
+                memcpy(&bits, &got[k], sizeof bits);
+                PROCS_CHECK(fabs((double)got[k] - must) <= half &&
+                                (bits & ((1u << types[c].dropped) - 1)) == 0,
+                            "type %d: element %zu is %.9g, not %.9g", c, at, (double)got[k], must);
+            }
+        }
+        RANKS_OK(dcomm_ps_get_stats(ps, &stats));
+        const uint64_t elements = N + LISTED * COLS;
+        PROCS_TRUE(stats.bytes_pulled == (rank == 0 ? 0 : elements * (c == 2 ? 4 : 2)));
+        RANKS_OK(dcomm_ps_destroy(&ps));
+    }
+    return ranks_leave(&comm);
+}
+
+Test(ps, cast, .timeout = 60)
+{
+    on(2, RANKS_LOCAL, 25, cast);
+    on(2, RANKS_HOSTS, 25, cast);
+}

@@ -24,7 +24,8 @@ static int arguments(int rank, int n, procs_shared *s, void *arg)
                  {DCOMM_ERR_INVALID, "0 rows"},
                  {DCOMM_ERR_UNSUPPORTED, "dtype f64"},
                  {DCOMM_ERR_MISMATCH, "opts.lr is not the same"},
-                 {DCOMM_ERR_MISMATCH, "params is not the same"}};
+                 {DCOMM_ERR_MISMATCH, "params is not the same"},
+                 {DCOMM_ERR_INVALID, "opts.pull_dtype"}};
     for (int c = 0; c < (int)(sizeof cases / sizeof *cases); c++) {
         dcomm_ps_opts o = {.lr = 1};
         dcomm_ps_param p = {.rows = 4, .cols = 2, .dtype = DCOMM_F32};
@@ -38,6 +39,7 @@ static int arguments(int rank, int n, procs_shared *s, void *arg)
             o.weight = c == 6 ? DCOMM_PS_WEIGHT_INVERSE : DCOMM_PS_WEIGHT_ONE;
             o.quorum = c == 7 ? n + 1 : 0;
             o.timeout_s = c == 8 ? -1 : 0;
+            o.pull_dtype = c == 13 ? DCOMM_I8 : DCOMM_F32;
             p.rows = c == 9 ? 0 : c == 12 ? 5 : 4;
             p.dtype = c == 10 ? DCOMM_F64 : DCOMM_F32;
         }

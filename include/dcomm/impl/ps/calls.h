@@ -89,7 +89,7 @@ static dcommi_ps_piece *dcommi_ps_piece_make(dcomm_ps *ps, dcommi_ps_call *call,
     piece->call = call;
     piece->server = server;
     piece->awaited = -1;
-    piece->bytes = n * row;
+    piece->bytes = call->pulls ? n * dcommi_ps_answer_row(ps, s->i) : n * row;
     piece->header = (dcommi_header){.type = DCOMMI_MSG_SERVICE,
                                     .slot = call->pulls ? DCOMMI_PS_PULL : DCOMMI_PS_PUSH,
                                     .stage = s->list != NULL,

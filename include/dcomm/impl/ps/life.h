@@ -91,6 +91,8 @@ static dcomm_status dcommi_ps_check_opts(const dcomm_ps *ps, const dcomm_ps_opts
         {"drop_tau", !(o->drop_tau >= 0) || (bsp && o->drop_tau > 0)},
         {"quorum", o->quorum < 0 || o->quorum > workers || (!bsp && o->quorum > 0)},
         {"deadline_s", !(o->deadline_s >= 0) || (!bsp && o->deadline_s > 0)},
+        {"pull_dtype", o->pull_dtype != 0 && o->pull_dtype != DCOMM_F32 &&
+                           o->pull_dtype != DCOMM_F16 && o->pull_dtype != DCOMM_BF16},
         {"timeout_s", !(o->timeout_s >= 0)},
     };
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
@@ -136,6 +138,7 @@ static void dcommi_ps_take_opts(dcomm_ps *ps, const dcomm_ps_opts *o)
     ps->opts.beta1 = o->beta1 > 0 ? o->beta1 : 0.9;
     ps->opts.beta2 = o->beta2 > 0 ? o->beta2 : 0.999;
     ps->opts.eps = o->eps > 0 ? o->eps : 1e-8;
+    ps->opts.pull_dtype = o->pull_dtype != 0 ? o->pull_dtype : DCOMM_F32;
     ps->opts.timeout_s = o->timeout_s > 0 ? o->timeout_s : ps->comm->timeout_s;
     ps->nservers = o->servers > 0 ? o->servers : ps->size;
     ps->workers = ps->size - (o->dedicated ? ps->nservers : 0);
@@ -245,7 +248,8 @@ static dcomm_status dcommi_ps_agree(const dcomm_ps *ps)
                {"opts.weight_ref", dcommi_ps_bits(o->weight_ref)},
                {"opts.drop_tau", dcommi_ps_bits(o->drop_tau)},
                {"opts.quorum", (uint64_t)o->quorum},
-               {"opts.deadline_s", dcommi_ps_bits(o->deadline_s)}};
+               {"opts.deadline_s", dcommi_ps_bits(o->deadline_s)},
+               {"opts.pull_dtype", o->pull_dtype}};
     enum { N = sizeof all / sizeof *all };
     const char *names[N];
     uint64_t own[N];

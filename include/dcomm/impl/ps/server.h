@@ -5,7 +5,6 @@
 
 #include "../engine/silence.h"
 #include "store.h"
-#include "wire.h"
 
 /* ---- answers ---- */
 
@@ -30,7 +29,7 @@ typedef struct dcommi_ps_reply {
     dcommi_op op; /* first */
     dcomm_ps *ps;
     size_t len;
-    float values[];
+    uint8_t values[];
 } dcommi_ps_reply;
 
 static void dcommi_ps_replied(dcommi_op *op, dcomm_status status)
@@ -64,7 +63,7 @@ static void dcommi_ps_job_free(dcommi_ps_job *job)
 static bool dcommi_ps_answer(dcomm_ps *ps, const dcommi_ps_job *job)
 {
     const dcommi_ps_table *t = &ps->tables[job->header.tag];
-    const size_t len = (size_t)(job->header.b * t->cols) * sizeof(float);
+    const size_t len = (size_t)job->header.b * dcommi_ps_answer_row(ps, job->header.tag);
     dcommi_header h = {.slot = DCOMMI_PS_VALUES, .seq = job->header.seq, .tag = job->header.tag};
     dcommi_ps_from *f = &ps->from[job->from];
     dcommi_ps_reply *reply = dcommi_alloc_raw(sizeof *reply + len);
@@ -74,7 +73,7 @@ static bool dcommi_ps_answer(dcomm_ps *ps, const dcommi_ps_job *job)
     reply->op = (dcommi_op){.done = dcommi_ps_replied};
     reply->ps = ps;
     reply->len = len;
-    dcommi_ps_copy(t, &job->header, job->data, reply->values);
+    dcommi_ps_copy(t, &job->header, job->data, reply->values, ps->opts.pull_dtype);
     f->seen[h.tag] = ps->updates[h.tag];
     f->own[h.tag] = 0;
     if (job->from == ps->rank) {

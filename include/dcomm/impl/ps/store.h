@@ -3,7 +3,7 @@
 #ifndef DCOMMI_PS_STORE_H
 #define DCOMMI_PS_STORE_H
 
-#include "types.h"
+#include "wire.h"
 
 /* Make the tables of this server's rows. `params` has the initial values. */
 static dcomm_status dcommi_ps_store_make(dcomm_ps *ps, const dcomm_ps_param *params)
@@ -156,17 +156,15 @@ static void dcommi_ps_sum_apply(dcomm_ps *ps, size_t i, int workers)
 
 /* ---- pulls ---- */
 
-/* Copy the rows that a pull asks for to `out`. */
+/* Write the rows that a pull asks for to `wire`. */
 static void dcommi_ps_copy(const dcommi_ps_table *t, const dcommi_header *h, const uint8_t *data,
-                           float *out)
+                           uint8_t *wire, dcomm_dtype dtype)
 {
-    const size_t cols = (size_t)t->cols;
-    if (h->stage == 0) {
-        memcpy(out, t->value + (h->a - t->first) * cols, (size_t)h->b * cols * sizeof *out);
-        return;
-    }
-    for (uint64_t j = 0; j < h->b; j++) {
-        memcpy(out + j * cols, t->value + dcommi_ps_row(t, h, data, j) * cols, cols * sizeof *out);
+    const size_t cols = (size_t)t->cols, row = cols * dcomm_dtype_size(dtype);
+    for (uint64_t j = 0, n; j < h->b; j += n) {
+        n = dcommi_ps_stretch(t, h, data, j, NULL);
+        dcommi_ps_cast(wire + j * row, t->value + dcommi_ps_row(t, h, data, j) * cols,
+                       (size_t)n * cols, dtype);
     }
 }
 

@@ -64,8 +64,8 @@ typedef struct dcommi_ps_piece {
     void *packed;
     float *out;    /* PULL: where the first row goes; with a list: the caller's memory */
     size_t *place; /* of the rows; NULL: one behind another */
-    size_t bytes;  /* PULL: of the values */
-    void *fetched; /* the values of a list, before they are put in place */
+    size_t bytes;  /* of the values; PULL: as in the answer */
+    void *fetched; /* the values of a list or of 16 bits, before they are put in place */
     bool sending, fetching;
     bool waits;  /* for values */
     int awaited; /* the rank that the server waits for; -1: not told */
@@ -168,6 +168,12 @@ static int dcommi_ps_holder(const dcomm_ps *ps, size_t i, uint64_t row)
 static size_t dcommi_ps_row_bytes(const dcomm_ps *ps, size_t i)
 {
     return (size_t)ps->params[i].cols * sizeof(float);
+}
+
+/* Return the bytes of a row in an answer to a pull. */
+static size_t dcommi_ps_answer_row(const dcomm_ps *ps, size_t i)
+{
+    return (size_t)ps->params[i].cols * dcomm_dtype_size(ps->opts.pull_dtype);
 }
 
 /* Return the rank of a server. */

@@ -1,8 +1,29 @@
-/* wire.h - checks of messages from other ranks. */
+/* wire.h - the form of values in answers to pulls, and checks of messages from other ranks. */
 #ifndef DCOMMI_PS_WIRE_H
 #define DCOMMI_PS_WIRE_H
 
+#include "../base/convert.h"
 #include "types.h"
+
+/* Write n values as answers to pulls have them. */
+static void dcommi_ps_cast(void *wire, const float *values, size_t n, dcomm_dtype dtype)
+{
+    if (dtype == DCOMM_F32) {
+        memcpy(wire, values, n * sizeof *values);
+    } else {
+        dcommi_from_f32(wire, values, n, dtype);
+    }
+}
+
+/* Read n values of an answer. */
+static void dcommi_ps_uncast(float *values, const void *wire, size_t n, dcomm_dtype dtype)
+{
+    if (dtype == DCOMM_F32) {
+        memcpy(values, wire, n * sizeof *values);
+    } else {
+        dcommi_to_f32(values, wire, n, dtype, 1);
+    }
+}
 
 /* Return true if a worker's message can be right, as far as its header tells. Its payload is then
  * at most that of this server's rows. */

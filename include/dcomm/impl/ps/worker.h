@@ -146,15 +146,15 @@ static void dcommi_ps_enqueue(dcomm_ps *ps, dcommi_ps_piece *piece)
 /* ---- answers ---- */
 
 /* Put the values of a pull in place. */
-static void dcommi_ps_place(const dcommi_ps_piece *piece, const float *values)
+static void dcommi_ps_place(const dcommi_ps_piece *piece, const uint8_t *values)
 {
-    const size_t rows = (size_t)piece->header.b, row = piece->bytes / rows;
-    for (size_t j = 0; piece->place != NULL && j < rows; j++) {
-        memcpy((uint8_t *)piece->out + piece->place[j] * row, (const uint8_t *)values + j * row,
-               row);
-    }
-    if (piece->place == NULL && values != piece->out) {
-        memcpy(piece->out, values, piece->bytes);
+    const dcomm_ps *ps = piece->ps;
+    const size_t rows = (size_t)piece->header.b, each = piece->place != NULL ? 1 : rows;
+    const size_t cols = (size_t)ps->params[piece->header.tag].cols;
+    for (size_t j = 0; j < rows; j += each) {
+        const size_t place = piece->place != NULL ? piece->place[j] : 0;
+        dcommi_ps_uncast(piece->out + place * cols, values + j * (piece->bytes / rows), each * cols,
+                         ps->opts.pull_dtype);
     }
 }
 
@@ -163,24 +163,23 @@ static void dcommi_ps_values_fetched(dcommi_op *op, dcomm_status status)
     dcommi_ps_piece *piece = (dcommi_ps_piece *)((char *)op - offsetof(dcommi_ps_piece, fetch));
     dcomm_ps *ps = piece->ps;
     piece->fetching = false;
-    if (status >= 0 && piece->call != NULL && piece->place != NULL) {
+    if (status >= 0 && piece->call != NULL && piece->fetched != NULL) {
         dcommi_ps_place(piece, piece->fetched);
     }
     dcommi_ps_piece_end(piece, status, "its values could not be fetched");
     dcommi_ps_op_ends(ps);
 }
 
-/* Bring the values of a pull here: to their place, or first to memory of their own if they have
- * many places. */
+/* Bring the values of a pull here: to their place, or first to memory of their own. */
 static void dcommi_ps_fetch_values(dcomm_ps *ps, dcommi_ps_piece *piece,
                                    dcommi_transport *transport, void *desc)
 {
     piece->fetching = true;
     piece->fetch.done = dcommi_ps_values_fetched;
     dcommi_ps_op_begins(ps);
-    const dcomm_status status =
-        transport->call->fetch(transport, desc, piece->place != NULL ? piece->fetched : piece->out,
-                               piece->bytes, &piece->fetch);
+    const dcomm_status status = transport->call->fetch(
+        transport, desc, piece->fetched != NULL ? piece->fetched : (void *)piece->out, piece->bytes,
+        &piece->fetch);
     if (status != DCOMM_IN_PROGRESS) {
         dcommi_ps_values_fetched(&piece->fetch, status);
     }
@@ -206,8 +205,9 @@ static dcommi_verdict dcommi_ps_on_values(dcomm_ps *ps, int k, const dcommi_head
         dcommi_ps_piece_end(piece, DCOMM_OK, NULL);
         return DCOMMI_CONSUMED;
     }
-    piece->fetched = piece->place != NULL ? dcommi_alloc_raw(piece->bytes) : NULL;
-    if (piece->place != NULL && piece->fetched == NULL) {
+    const bool as_it_is = piece->place == NULL && ps->opts.pull_dtype == DCOMM_F32;
+    piece->fetched = as_it_is ? NULL : dcommi_alloc_raw(piece->bytes);
+    if (!as_it_is && piece->fetched == NULL) {
         dcommi_ps_piece_end(piece, DCOMM_ERR_NO_MEMORY, dcommi_message);
         return DCOMMI_CONSUMED;
     }
