@@ -172,7 +172,9 @@ DCOMM_API dcomm_status dcomm_ps_clock(dcomm_ps *ps)
 {
     DCOMMI_TRY(dcommi_ps_check_worker("dcomm_ps_clock", ps));
     DCOMMI_TRY(dcommi_ps_tell_all(ps, DCOMMI_PS_CLOCK));
+    dcommi_token_take(ps->comm->context); /* a progress thread may be writing a sentence with it */
     ps->clock_ended++;
+    dcommi_token_release(ps->comm->context);
     return DCOMM_OK;
 }
 
