@@ -142,17 +142,23 @@ static void dcommi_comm_free(dcomm_comm *comm)
     atomic_fetch_sub(&dcommi_in_use, 1);
 }
 
-/* Drop the creator's references to a communicator and to its context. Runs hold only the
- * communicator: the last of them may end while the context closes. */
-static void dcommi_comm_drop(dcomm_comm *comm)
+/* Drop a reference to a communicator. */
+static void dcommi_comm_unref(dcomm_comm *comm)
 {
-    dcomm_context *context = comm->context;
     dcommi_comm_lock(comm);
     bool last = --comm->refs == 0;
     dcommi_comm_unlock(comm);
     if (last) {
         dcommi_comm_free(comm);
     }
+}
+
+/* Drop the creator's references to a communicator and to its context. Runs hold only the
+ * communicator: the last of them may end while the context closes. */
+static void dcommi_comm_drop(dcomm_comm *comm)
+{
+    dcomm_context *context = comm->context;
+    dcommi_comm_unref(comm);
     if (context != NULL) {
         dcommi_context_release(context);
     }

@@ -11,7 +11,6 @@
 #include "../../../moe.h"
 #include "../../comm/api_coll.h"
 #include "../../comm/api_mem.h"
-#include "../../comm/loan.h"
 
 enum { DCOMMI_MOE_FORTH, DCOMMI_MOE_BACK, DCOMMI_MOE_WAYS };
 
