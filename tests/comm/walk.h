@@ -361,6 +361,8 @@ static void come(walker *w)
     arm(w);
     dcomm_status status = dcomm_comm_create(&o, &comm);
     judge(w, status, disarm(w));
+    PROCS_CHECK(status >= 0 || w->w->first != 1, "part %d, k=%ld: the newcomer is out for rank 1",
+                w->w->part, w->k);
     atomic_store(&w->s->words[NEWCOMER], status < 0 ? NEW_OUT : NEW_IN);
     meet(w);
     if (comm != NULL) {

@@ -2,7 +2,7 @@
  * for the time-out, and the others go on without it. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
-#include "dcomm/impl/boot/newcomer.h"
+#include "dcomm/impl/comm/grow.h"
 #include "grow_ranks.h"
 
 #include <fenv.h>
@@ -121,4 +121,42 @@ Test(grow_attempts, stops, .timeout = 60)
 Test(grow_attempts, computes_otherwise, .timeout = 60)
 {
     spoils(ROUNDS_UP, 5, false);
+}
+
+/* ---- goodbyes ---- */
+
+static void hear_goodbye(dcomm_context *context, uint64_t id)
+{
+    const dcommi_header h = {.type = DCOMMI_MSG_GOODBYE, .src = 1, .comm = id, .b = 1};
+    const dcommi_arrival arrival = {.peer = -1, .header = &h, .header_len = sizeof h, .data = ""};
+    dcommi_on_message(context, context->local, &arrival);
+}
+
+/* A newcomer leaves a part that the old ranks drop: nothing is kept of that. */
+Test(grow_attempts, goodbyes_to_a_dropped_part, .timeout = 20)
+{
+    enum { DROPPED = 1234, OTHER = 1235 };
+    dcomm_comm *comm = NULL;
+    dcomm_comm_opts opts = {.boot = DCOMM_BOOT_ID, .size = 1};
+    cr_assert_eq(dcomm_id_create(&opts.id), DCOMM_OK);
+    cr_assert_eq(dcomm_comm_create(&opts, &comm), DCOMM_OK);
+    dcomm_context *context = comm->context;
+    dcommi_growth w = {.word.newcomers = 1, .part = dcommi_comm_new(context)};
+    w.part->id = DROPPED;
+    for (int early = 0; early < 2; early++) {
+        hear_goodbye(context, OTHER);
+        hear_goodbye(context, DROPPED);
+    }
+    cr_assert_eq(context->nstrays, 4);
+    dcommi_grow_drop(&w);
+    cr_expect_eq(context->nstrays, 2);
+    hear_goodbye(context, DROPPED);
+    cr_expect_eq(context->nstrays, 2);
+    hear_goodbye(context, OTHER);
+    size_t kept = 0;
+    for (const dcommi_stray *s = context->strays; s != NULL; s = s->next) {
+        kept += s->early->header.comm == OTHER;
+    }
+    cr_expect_eq(kept, 3);
+    cr_assert_eq(dcomm_comm_destroy(&comm), DCOMM_OK);
 }

@@ -124,3 +124,39 @@ Test(ucx_parts, forged_parts_fail_on_every_rank, .timeout = 120)
         cr_assert_eq(procs_run(3, 40, forged, &kind, ended), 0, "kind %d", kind);
     }
 }
+
+/* Rank 0 begins message after message, and completes none. */
+static int begun(int rank, int n, procs_shared *s, void *arg)
+{
+    static float in[1000], out[1000];
+    dcomm_comm *comm = join(rank, n, s);
+    (void)arg;
+    RANKS_OK(dcomm_allreduce(comm, in, out, 1000, DCOMM_F32, DCOMM_SUM, NULL));
+    procs_post(s, rank, FIRST_OVER);
+    if (rank == 0) {
+        while (!procs_all(s, n, FIRST_OVER, -1)) {
+            procs_nap();
+        }
+        dcommi_ucx_tail tail = {.total = 1 << 18, .parts = 2};
+        for (int i = 0; i <= DCOMMI_UCX_INCOMPLETE_MAX; i++) {
+            tail.number = 1000 + (uint32_t)i;
+            forge(comm, &tail, dcommi_ucx_part_at(tail.total, 2, 1));
+        }
+    }
+    dcomm_status status = DCOMM_OK;
+    for (double start = procs_now(); status >= 0 && procs_now() - start < 20;) {
+        status = dcomm_allreduce(comm, in, out, 1000, DCOMM_F32, DCOMM_SUM, NULL);
+    }
+    PROCS_CHECK(status == DCOMM_ERR_PEER, "rank %d: %s", rank, dcomm_strerror(status));
+    PROCS_CHECK(rank == 0 ||
+                    strstr(dcomm_comm_error(comm), "it does not complete its messages") != NULL,
+                "rank %d: %s", rank, dcomm_comm_error(comm));
+    dcomm_comm_destroy(&comm);
+    return 0;
+}
+
+Test(ucx_parts, messages_that_are_never_complete, .timeout = 60)
+{
+    int ended[PROCS_MAX];
+    cr_assert_eq(procs_run(3, 40, begun, NULL, ended), 0);
+}

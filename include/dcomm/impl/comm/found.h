@@ -76,6 +76,7 @@ static dcomm_status dcommi_comm_constitute(dcomm_comm *comm, dcommi_boot *boot,
     dcomm_status status = dcommi_comm_meet(comm, boot, &tuner);
     if (status >= 0 && tuner != NULL) {
         status = dcommi_comm_agree(comm, boot, dcommi_tuner_run(tuner, comm, given, false));
+        boot->guilty = boot->guilty && !tuner->by_another;
     }
     if (status < 0 && !boot->agreed && !boot->client.told) { /* the others may have gone on */
         dcommi_comm_renounce(tuner != NULL && tuner->comm != NULL ? tuner->comm : comm);
@@ -103,11 +104,12 @@ static dcomm_status dcommi_comm_found(dcomm_comm *comm, double timeout_s, const 
     return status;
 }
 
-/* Let go of the peers of a communicator that was founded in vain. */
+/* Let go of the peers of a communicator that was founded in vain, and of their goodbyes. */
 static void dcommi_comm_abandon_peers(dcomm_comm *comm)
 {
     dcomm_context *context = comm->context;
     dcommi_token_take(context);
+    dcommi_bury(context, comm->id);
     for (int r = 0; comm->members != NULL && r < comm->size; r++) {
         dcommi_remote *p =
             comm->members[r].peer >= 0 ? &context->peers[comm->members[r].peer] : NULL;

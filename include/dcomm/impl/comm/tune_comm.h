@@ -95,6 +95,9 @@ static void dcommi_tuner_free(dcommi_tuner *t)
         return;
     }
     if (t->comm != NULL) { /* it was not run */
+        dcommi_token_take(t->comm->context);
+        dcommi_bury(t->comm->context, t->comm->id);
+        dcommi_token_release(t->comm->context);
         dcommi_comm_drop(t->comm);
     }
     dcomm_mem_free(&t->registered);
@@ -186,6 +189,7 @@ static dcomm_status dcommi_tuner_run(dcommi_tuner *t, dcomm_comm *comm, const dc
     } else {
         dcommi_tune_fail(t, status);
     }
+    t->by_another = t->comm->by_another;
     char why[DCOMMI_MESSAGE_MAX];
     memcpy(why, dcommi_message, sizeof why);
     dcomm_comm_destroy(&t->comm);

@@ -40,6 +40,7 @@ typedef struct dcommi_tuner {
     dcommi_busy others;
     bool busy;                  /* the machine was too busy to trust the times */
     dcomm_status status;        /* the first error; nothing is run after it */
+    bool by_another;            /* it is another rank's */
     double step, signal, empty; /* seconds, by rank 0's clock */
 } dcommi_tuner;
 

@@ -80,10 +80,25 @@ static void dcommi_learn_done(dcomm_comm *comm, const dcommi_header *h)
 
 /* ---- arrivals ---- */
 
-/* Remember that this process has left a communicator: late messages for it are dropped. */
+/* Remember that this process has left a communicator: its messages are dropped, early and late
+ * ones. */
 static void dcommi_bury(dcomm_context *context, uint64_t id)
 {
     context->buried[context->nburied++ % DCOMMI_BURIED] = id;
+    context->last_stray = NULL;
+    for (dcommi_stray **at = &context->strays; *at != NULL;) {
+        dcommi_stray *stray = *at;
+        if (stray->early->header.comm != id) {
+            context->last_stray = stray;
+            at = &stray->next;
+            continue;
+        }
+        *at = stray->next;
+        context->nstrays--;
+        context->stray_bytes -= stray->early->data != NULL ? stray->early->len : 0;
+        dcommi_early_free(stray->early);
+        dcommi_free(stray);
+    }
 }
 
 static bool dcommi_is_buried(const dcomm_context *context, uint64_t id)

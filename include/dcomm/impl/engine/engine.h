@@ -32,7 +32,7 @@ static void dcommi_run_off_device(dcommi_run *run);
 /* Drop a reference; the last one returns the run to its communicator. */
 static void dcommi_run_unref(dcommi_run *run);
 
-/* ---- failures (failure.h, refusal.h) ---- */
+/* ---- failures (failure.h, refusal.h, unsent.h) ---- */
 
 /* Fail a communicator on all its ranks because of an error that this rank has found. */
 static void DCOMMI_PRINTF(3, 4)
@@ -59,6 +59,10 @@ static void dcommi_peer_ended(dcomm_context *context, int peer);
 /* Handle a message whose signature is not the run's: query its sender, or report the mismatch. */
 static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h,
                                     size_t len);
+/* Handle a control message to a living peer that the transport had queued and could not send. It
+ * fails the communicator, as a send that fails does. An agreement sends it again. */
+static void dcommi_control_unsent(dcomm_context *context, int peer, int rank,
+                                  const dcommi_header *h, dcomm_status status);
 /* End a run that some rank has refused, once the transport holds none of its buffers. */
 static void dcommi_run_give_up(dcommi_run *run);
 /* Answer a query about an operation that was refused and is over here; return false for any

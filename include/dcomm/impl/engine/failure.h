@@ -158,6 +158,7 @@ static void dcommi_poison_by(dcomm_comm *comm, dcomm_status status, int from, co
     } else { /* an allocator knows no rank; other messages name it */
         snprintf(comm->message, sizeof comm->message, "%s", text);
     }
+    comm->by_another = from >= 0 || status == DCOMM_ERR_PEER;
     atomic_store_explicit(&comm->poisoned, status, memory_order_release);
     if (from < 0) {
         for (int r = 0; r < comm->size; r++) {

@@ -75,6 +75,8 @@ typedef struct dcommi_control {
     dcommi_op op;
     dcomm_context *context;
     struct dcommi_control *next; /* in context->free_controls, all without data */
+    dcommi_header header;        /* while it waits in the transport: header, and receiver */
+    int peer, rank;
     size_t len;
     uint8_t data[];
 } dcommi_control;
@@ -89,13 +91,15 @@ static void dcommi_control_free(dcommi_control *control)
     }
 }
 
-/* Free a control message that was sent. The transport itself reports a peer that cannot be
- * told. */
+/* Free a control message that was sent. The transport itself reports a peer that is lost. */
 static void dcommi_control_done(dcommi_op *op, dcomm_status status)
 {
     dcommi_control *control = (dcommi_control *)op;
-    (void)status;
     atomic_fetch_sub_explicit(&control->context->unsent, 1, memory_order_relaxed);
+    if (status < 0 && status != DCOMM_ERR_PEER && status != DCOMM_ERR_ABORTED) {
+        dcommi_control_unsent(control->context, control->peer, control->rank, &control->header,
+                              status);
+    }
     dcommi_control_free(control);
 }
 
@@ -121,6 +125,9 @@ static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header
     dcomm_status status =
         dcommi_post(comm, rank, header, len > 0 ? control->data : NULL, len, &control->op);
     if (status == DCOMM_IN_PROGRESS) {
+        control->header = *header;
+        control->peer = comm->members[rank].peer;
+        control->rank = rank;
         atomic_fetch_add_explicit(&comm->context->unsent, 1, memory_order_relaxed);
     } else {
         dcommi_control_free(control);

@@ -7,6 +7,7 @@
 #include "checks.h"
 #include "beat.h"
 #include "late.h"
+#include "unsent.h"
 
 #include <sched.h>
 

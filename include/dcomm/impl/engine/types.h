@@ -352,6 +352,7 @@ struct dcomm_comm {
     uint64_t lost;      /* 1 + the rank whose loss poisoned it; 0: none. ABORT tells it ... */
     bool lost_proven;   /* ... and if its death is certain */
     dcommi_loan *loans; /* of exchanges under way, and of those that have failed; with lock */
+    bool by_another;    /* another rank has found the error, or its loss is the error */
     uint64_t next_seq;
     uint32_t chain;    /* for the next collective; with lock */
     uint64_t children; /* communicators derived so far, for their ids */

@@ -7,18 +7,6 @@
 
 /* ---- lost ---- */
 
-static void dcommi_ucx_lose(dcommi_transport *t, int peer, const char *why)
-{
-    dcommi_ucx *u = (dcommi_ucx *)t;
-    dcommi_ucx_peer *p = dcommi_ucx_peer_at(u, peer);
-    if (p != NULL && p->failure == UCS_OK) {
-        p->failure = UCS_ERR_CONNECTION_RESET;
-        p->why = why;
-        p->failed_at = dcommi_coarse_now();
-        u->chores = true;
-    }
-}
-
 /* Return true if a peer counts as lost: all its connections have broken, or the first broke more
  * than DCOMMI_UCX_LAST_WORDS_S ago. Before that the last messages of a peer that has closed may
  * still arrive on another connection. */

@@ -7,6 +7,9 @@
 
 #define DCOMMI_UCX_PART_MIN 32768 /* least bytes of a part */
 #define DCOMMI_UCX_PART_GRAIN 4096
+/* Most messages of a peer that wait for parts: 1 GiB or more. A peer with more is not a dcomm of
+ * ours. */
+#define DCOMMI_UCX_INCOMPLETE_MAX 16384
 
 /* ---- where to cut ---- */
 
@@ -114,8 +117,9 @@ static void dcommi_ucx_drop_all(dcommi_ucx *u, dcommi_ucx_kept *k)
 }
 
 /* Drop the incomplete messages of a lost peer. */
-static void dcommi_ucx_forget_parts(dcommi_ucx *u, const dcommi_ucx_peer *p)
+static void dcommi_ucx_forget_parts(dcommi_ucx *u, dcommi_ucx_peer *p)
 {
+    p->incomplete = 0;
     for (dcommi_ucx_kept **at = &u->incomplete; *at != NULL;) {
         dcommi_ucx_kept *k = *at;
         if (k->tail.id != p->id) {
@@ -143,8 +147,8 @@ static bool dcommi_ucx_tail_valid(const dcommi_ucx_tail *t, size_t len)
            (t->parts == 1 || dcommi_ucx_part_len(t) > 0);
 }
 
-/* Take in a part. Return the leader of its message once the message is complete, else NULL. *good
- * is false if the part does not fit those that came before. */
+/* Take in a part of a known peer. Return the leader of its message once the message is complete,
+ * else NULL. *good is false if the part does not fit those that came before. */
 static dcommi_ucx_kept *dcommi_ucx_gather(dcommi_ucx *u, dcommi_ucx_kept *k, bool *good)
 {
     const dcommi_ucx_tail *t = &k->tail;
@@ -159,6 +163,9 @@ static dcommi_ucx_kept *dcommi_ucx_gather(dcommi_ucx *u, dcommi_ucx_kept *k, boo
         k->incomplete = NULL;
         k->there = bit;
         *at = k;
+        if (++k->peer->incomplete > DCOMMI_UCX_INCOMPLETE_MAX) {
+            dcommi_ucx_lose(&u->base, k->peer->index, "it does not complete its messages");
+        }
         return NULL;
     }
     if (leader->tail.total != t->total || leader->tail.parts != t->parts ||
@@ -173,6 +180,7 @@ static dcommi_ucx_kept *dcommi_ucx_gather(dcommi_ucx *u, dcommi_ucx_kept *k, boo
         return NULL;
     }
     *at = leader->incomplete;
+    k->peer->incomplete--;
     return leader;
 }
 

@@ -37,6 +37,7 @@ typedef struct dcommi_ucx_peer {
     int flushing;         /* number of endpoints that are being flushed */
     double closed_at;     /* coarse clock; 0: not closed */
     size_t flights;       /* sends and fetches under way */
+    int incomplete;       /* messages of which some parts have come */
 } dcommi_ucx_peer;
 
 /* The end of a message's header, if the receiver fetches the payload. The payload comes whole, or
@@ -309,6 +310,18 @@ static void dcommi_ucx_on_failure(void *arg, ucp_ep_h ep, ucs_status_t status)
 static dcommi_ucx_peer *dcommi_ucx_peer_at(dcommi_ucx *u, int peer)
 {
     return peer >= 0 && (size_t)peer < u->peers_capacity ? u->peers[peer] : NULL;
+}
+
+static void dcommi_ucx_lose(dcommi_transport *t, int peer, const char *why)
+{
+    dcommi_ucx *u = (dcommi_ucx *)t;
+    dcommi_ucx_peer *p = dcommi_ucx_peer_at(u, peer);
+    if (p != NULL && p->failure == UCS_OK) {
+        p->failure = UCS_ERR_CONNECTION_RESET;
+        p->why = why;
+        p->failed_at = dcommi_coarse_now();
+        u->chores = true;
+    }
 }
 
 static dcommi_ucx_peer *dcommi_ucx_peer_by_id(dcommi_ucx *u, uint64_t id)
