@@ -3533,6 +3533,195 @@ DCOMM_API double dcomm_checkpoint_overhead(double interval_s, double write_s, do
 }
 #endif
 #endif
+/* ==== include/dcomm/ps.h =================================================================== */
+/* ps.h - a parameter server: some ranks hold parameters, workers push gradients and pull values.
+ *
+ *     dcomm_ps_create(comm, params, n, &opts, &ps);          once
+ *     for each step of a worker:
+ *         dcomm_ps_pull(ps, i, 0, rows, w, NULL);            values, as new as opts.staleness asks
+ *         dcomm_ps_push(ps, i, 0, rows, grad, NULL);         a gradient for each parameter
+ *         dcomm_ps_clock(ps);                                this worker's step is over
+ *     dcomm_ps_destroy(&ps);                                 a server serves until all have left
+ *
+ * A parameter is a table of rows. Its rows are divided evenly among the servers, in order. Pushes
+ * and pulls name rows by a range, or by a list, as embeddings need: only these rows travel.
+ *
+ * Consistency. A worker's clock is the number of its dcomm_ps_clock calls. With staleness s, a pull
+ * at clock c sees all pushes of all living workers at clocks below c - s, and this worker's own.
+ * - s = 0: bulk-synchronous (BSP). The pushes of a clock are averaged in rank order, and
+ *   the average updates the rows once. All workers see the same values.
+ * - s > 0: stale-synchronous (SSP). Each push updates the rows at once.
+ * - DCOMM_PS_ASYNC: the same, and no pull ever waits.
+ *
+ * dcomm_ps_clock never waits. A pull waits at the server.
+ *
+ * Failures. A worker's death is an error of the communicator `comm`, but not of the parameter
+ * server, which drops the worker and goes on. What it has pushed in a clock that it did not end is
+ * dropped. A server's death is an error, DCOMM_ERR_PEER, of each call that needs its rows; calls
+ * that do not go on.
+ *
+ * One thread of a rank at a time may call. Buffers are host memory. The parameter server has
+ * message kinds of its own: the communicator that it was created from can be used beside it, or
+ * destroyed. */
+#ifndef DCOMM_PS_H
+#define DCOMM_PS_H
+
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A parameter server, as one of its ranks sees it. */
+typedef struct dcomm_ps dcomm_ps;
+
+/* One parameter. Must be the same on every rank, except init. */
+typedef struct dcomm_ps_param {
+    const char *name;  /* for errors; copied (default: "param" and its number) */
+    size_t rows, cols; /* rows, and elements of a row; both at least 1 */
+    dcomm_dtype dtype; /* of values and gradients: DCOMM_F32; there is no default */
+    const void *init; /* [rows * cols] initial values, of which a server reads its own rows; read in
+                         dcomm_ps_create (default: NULL, zeros) */
+} dcomm_ps_param;
+
+#define DCOMM_PS_ASYNC (-1) /* opts.staleness: no pull waits */
+
+/* What a gradient does to its rows. w is a value, g a gradient that has been averaged (BSP) or
+ * weighted. A row's state is touched only when the row is. */
+typedef enum dcomm_ps_update {
+    DCOMM_PS_SGD = 0,      /* w -= lr g */
+    DCOMM_PS_MOMENTUM = 1, /* v = momentum v + g; w -= lr v */
+    DCOMM_PS_ADAGRAD = 2,  /* a += g g; w -= lr g / (sqrt(a) + eps) */
+    DCOMM_PS_ADAM = 3,     /* Kingma and Ba's, with bias correction by the number of the row's
+                              updates */
+    DCOMM_PS_ELASTIC = 4 /* g is a worker's copy of w: w += rho (g - w). Zhang's elastic averaging;
+                            its alpha is rho / workers, because each copy counts for itself. Not
+                            with staleness 0 */
+} dcomm_ps_update;
+
+/* How much a push counts, by its delay tau: the number of the other workers' updates of this
+ * parameter on this server since the pull that it rests on, divided by the number of workers. */
+typedef enum dcomm_ps_weight {
+    DCOMM_PS_WEIGHT_ONE = 0,     /* 1 */
+    DCOMM_PS_WEIGHT_INVERSE = 1, /* 1 / (1 + tau) */
+    DCOMM_PS_WEIGHT_HALVED = 2   /* 2^(-tau / opts.weight_ref) */
+} dcomm_ps_weight;
+
+/* All zero means the defaults, except lr or rho. Must be the same on every rank. */
+typedef struct dcomm_ps_opts {
+    int servers; /* number of servers, 1 to the number of ranks: ranks 0, size / servers, ...
+                    (default: all ranks) */
+    /* Servers do not work: they call dcomm_ps_serve. Some rank must be no server (default: every
+     * rank is a worker, and a server's progress thread serves). */
+    bool dedicated;
+    int staleness; /* s, or DCOMM_PS_ASYNC (default: 0, bulk-synchronous) */
+
+    dcomm_ps_update update; /* (default: DCOMM_PS_SGD) */
+    double lr;              /* learning rate, above 0; not for DCOMM_PS_ELASTIC */
+    double momentum;        /* of DCOMM_PS_MOMENTUM (default: 0) */
+    double beta1, beta2;    /* of DCOMM_PS_ADAM (default: 0.9, 0.999) */
+    double eps;             /* of DCOMM_PS_ADAGRAD and DCOMM_PS_ADAM (default: 1e-8) */
+    double rho;             /* of DCOMM_PS_ELASTIC, above 0, at most 1 */
+
+    dcomm_ps_weight weight; /* of a push; not with staleness 0 (default: DCOMM_PS_WEIGHT_ONE) */
+    double weight_ref;      /* of DCOMM_PS_WEIGHT_HALVED, above 0 */
+    double drop_tau;        /* drop a push whose tau is above this (default: 0, none) */
+
+    /* Backup workers, with staleness 0: end a clock when so many workers have ended it, or when
+     * deadline_s seconds have passed since the first of them did. Pushes that come later count in
+     * the clock after. */
+    int quorum;        /* (default: 0, all that are alive) */
+    double deadline_s; /* seconds (default: 0, no limit) */
+
+    /* Type of pulled values on the wire: DCOMM_F16 and DCOMM_BF16 halve a pull's bytes. The server
+     * rounds its f32 values to nearest even, also for its own rank; beyond 65504 f16 is infinite.
+     * All workers see the same (default: 0, f32). */
+    dcomm_dtype pull_dtype;
+
+    double timeout_s; /* seconds for each push and pull; and in dcomm_ps_destroy and dcomm_ps_serve
+                         without any message from a worker (default: the communicator's) */
+} dcomm_ps_opts;
+
+/* Create a parameter server; collective. `comm`, params and opts are not needed afterwards.
+ * Errors, on all ranks: DCOMM_ERR_INVALID (a bad parameter or option on some rank),
+ * DCOMM_ERR_MISMATCH (they differ: the sentence names the first that does), DCOMM_ERR_UNSUPPORTED
+ * (the dtype), DCOMM_ERR_NO_MEMORY. The other ranks are not told if comm, params, opts or ps_p is
+ * NULL. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_create(dcomm_comm *comm, const dcomm_ps_param *params,
+                                                     size_t nparams, const dcomm_ps_opts *opts,
+                                                     dcomm_ps **ps_p);
+
+/* Leave, free everything, and set *ps_p to NULL. A worker's requests must have been waited for. A
+ * rank that holds rows first serves until every worker has left or died.
+ *
+ * Errors: DCOMM_ERR_TIMEOUT (no message came for timeout_s, and the sentence names the workers that
+ * have not left). All is freed even so. */
+DCOMM_API dcomm_status dcomm_ps_destroy(dcomm_ps **ps_p);
+
+/* ---- workers ---- */
+
+/* Push a gradient of rows first to first + nrows - 1 of parameter i, [nrows * cols] elements. With
+ * a NULL request_p, return when the gradient may be overwritten; else `grad` must stay as it is
+ * until the request is complete.
+ *
+ * Errors of this call and of all below: DCOMM_ERR_INVALID (no such parameter or row, a row that is
+ * listed twice, NULL; this rank is no worker), DCOMM_ERR_PEER (a server of these rows is lost, or
+ * has given this worker up), DCOMM_ERR_TIMEOUT (the sentence names the server and, for a pull, the
+ * worker that it waits for), DCOMM_ERR_NO_MEMORY. A push that has a NaN or an infinity is
+ * DCOMM_ERR_INVALID, and nothing is sent. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_push(dcomm_ps *ps, size_t i, size_t first,
+                                                   size_t nrows, const void *grad,
+                                                   dcomm_request **request_p);
+/* The same for the rows of a list, in any order. `rows` is read before the call returns. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_push_rows(dcomm_ps *ps, size_t i,
+                                                        const uint64_t *rows, size_t nrows,
+                                                        const void *grad,
+                                                        dcomm_request **request_p);
+/* Pull rows first to first + nrows - 1 of parameter i into `out`, [nrows * cols] elements. Each
+ * server's rows are of one moment. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_pull(dcomm_ps *ps, size_t i, size_t first,
+                                                   size_t nrows, void *out,
+                                                   dcomm_request **request_p);
+/* The same for the rows of a list, in any order. `rows` is read before the call returns. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_pull_rows(dcomm_ps *ps, size_t i,
+                                                        const uint64_t *rows, size_t nrows,
+                                                        void *out, dcomm_request **request_p);
+/* End this worker's step. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_clock(dcomm_ps *ps);
+
+/* ---- servers ---- */
+
+/* Serve until every worker has left or died. For servers with opts.dedicated.
+ *
+ * Errors: DCOMM_ERR_INVALID (this rank holds no rows), DCOMM_ERR_TIMEOUT (see dcomm_ps_destroy). */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_serve(dcomm_ps *ps);
+
+#define DCOMM_PS_TAUS 64 /* delays that the histogram tells apart; the last has longer ones */
+
+/* What a rank has done so far. */
+typedef struct dcomm_ps_stats {
+    /* as a worker */
+    uint64_t clock;                      /* steps that it has ended */
+    uint64_t pushes, pulls;              /* calls */
+    uint64_t bytes_pushed, bytes_pulled; /* elements and lists of rows, to and from other ranks */
+    double wait_s;                       /* seconds from a pull's call to its completion, summed */
+    /* as a server */
+    uint64_t updates;            /* pushes that counted; with staleness 0: clocks that ended */
+    uint64_t dropped;            /* pushes beyond opts.drop_tau, or of workers that died */
+    uint64_t late;               /* pushes that came after their clock had ended */
+    uint64_t tau[DCOMM_PS_TAUS]; /* pushes by their delay, rounded down; not with staleness 0 */
+    double tau_p50, tau_p95, tau_p99; /* percentiles of the delay; 0 without pushes */
+    int workers;                      /* that are alive and have not left */
+    int last_worker;                  /* the worker that ended most clocks last; -1: none */
+    uint64_t last_count;              /* how many */
+} dcomm_ps_stats;
+/* Report statistics in *stats.
+ * Errors: DCOMM_ERR_INVALID (NULL). */
+DCOMM_API dcomm_status dcomm_ps_get_stats(dcomm_ps *ps, dcomm_ps_stats *stats);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
 #endif
 #endif
 /* ==== include/dcomm/old_names.h ============================================================ */
@@ -17931,7 +18120,9 @@ typedef struct dcommi_transport_vtable {
  *               payload = card and key (region.h)
  *   REGION_GONE region `tag` has ended                    a = 1: it is device memory
  *   REGION_SHUT the reader has closed region `tag`, which is device memory
- *   REFUSED     rank `a` has refused operation `seq`      payload = sentence */
+ *   REFUSED     rank `a` has refused operation `seq`      payload = sentence
+ *   SERVICE     of a service (engine/types.h), which says what the fields are; its payload may stay
+ *               at the sender */
 enum dcommi_message_type {
     DCOMMI_MSG_DATA = 1,
     DCOMMI_MSG_RTS,
@@ -17954,6 +18145,7 @@ enum dcommi_message_type {
     DCOMMI_MSG_REGION_SHUT,
     DCOMMI_MSG_AGREE,
     DCOMMI_MSG_REFUSED,
+    DCOMMI_MSG_SERVICE,
     DCOMMI_MSG_TYPE_END
 };
 /* Collectives and point-to-point have separate sequence numbers. */
@@ -18034,6 +18226,8 @@ static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
         return len <= DCOMMI_TEXT_MAX;
     case DCOMMI_MSG_AGREE:
         return len <= DCOMMI_AGREE_BYTES;
+    case DCOMMI_MSG_SERVICE:
+        return true;
     case DCOMMI_MSG_REGION:
         return header->a == 0
                    ? len == DCOMMI_REGION_CARD
@@ -18624,6 +18818,15 @@ typedef struct dcommi_own dcommi_own;             /* region.h */
 typedef struct dcommi_map dcommi_map;             /* region.h */
 typedef struct dcommi_coded dcommi_coded;         /* coded/run.h */
 typedef struct dcommi_agreement dcommi_agreement; /* agreement.h */
+/* Functions of a room above, for a communicator whose messages of type SERVICE that room handles,
+ * and which no lost rank fails. With the token. */
+typedef struct dcommi_service {
+    dcommi_verdict (*on_message)(struct dcomm_comm *comm, const dcommi_header *h,
+                                 dcommi_transport *transport, const dcommi_arrival *arrival);
+    void (*on_lost)(struct dcomm_comm *comm, int rank); /* or it has left; perhaps told before */
+    void (*on_failed)(struct dcomm_comm *comm);         /* the communicator */
+    void (*check)(struct dcomm_comm *comm, double now); /* about 20 times a second */
+} dcommi_service;
 /* ---- matching ---- */
 enum dcommi_node_class {
     DCOMMI_NODE_POSTED,   /* a receive that waits for its message */
@@ -18844,6 +19047,11 @@ typedef struct dcommi_history {
     bool known;
     dcommi_signature signature;
 } dcommi_history;
+/* The head of memory for an exchange of the communicator's own (comm/loan.h). */
+typedef struct dcommi_loan {
+    struct dcommi_loan *next;
+    bool vain; /* the communicator had failed before: the exchange moves nothing */
+} dcommi_loan;
 typedef struct dcommi_member {
     int peer;                                /* the context's number for it; -1: this rank */
     uint64_t done;                           /* collectives that it has reported complete */
@@ -18890,8 +19098,9 @@ struct dcomm_comm {
     uint8_t *scratch;                  /* for scripts */
     struct dcommi_bcast_writer *bcast; /* our own slots; NULL: none */
     bool attached;                     /* we poll the broadcast slots of all others */
-    uint64_t lost;    /* 1 + the rank whose loss poisoned it; 0: none. ABORT tells it ... */
-    bool lost_proven; /* ... and if its death is certain */
+    uint64_t lost;      /* 1 + the rank whose loss poisoned it; 0: none. ABORT tells it ... */
+    bool lost_proven;   /* ... and if its death is certain */
+    dcommi_loan *loans; /* of exchanges under way, and of those that have failed; with lock */
     uint64_t next_seq;
     uint32_t chain;    /* for the next collective; with lock */
     uint64_t children; /* communicators derived so far, for their ids */
@@ -18910,12 +19119,13 @@ struct dcomm_comm {
     size_t early_bytes, early_count;
     dcommi_refusal *refusals; /* newest first */
     dcommi_agreement *agreements;
-    dcommi_agreement *spare; /* for the next list of ranks that a caller leaves out */
-    void *growing; /* the data of dcomm_comm_grow: a broadcast that failed may still use them */
-    dcommi_filler filler; /* for slots that peers map */
-    dcommi_ways folds;    /* trials of prefetching, for folds of memory that ranks map from
-                             each other */
-    size_t in_transport;  /* moves whose buffers the transport may still touch */
+    dcommi_agreement *spare;       /* for the next list of ranks that a caller leaves out */
+    const dcommi_service *service; /* NULL: none */
+    void *served;                  /* for the service */
+    dcommi_filler filler;          /* for slots that peers map */
+    dcommi_ways folds;             /* trials of prefetching, for folds of memory that ranks map from
+                                      each other */
+    size_t in_transport;           /* moves whose buffers the transport may still touch */
     dcomm_stats stats;
     _Atomic int abort_wanted;
     char abort_reason[DCOMMI_TEXT_MAX];
@@ -35700,6 +35910,9 @@ static void dcommi_poison_by(dcomm_comm *comm, dcomm_status status, int from, co
         dcommi_run_finish(comm->runs, status);
     }
     dcommi_early_purge(comm, NULL);
+    if (DCOMMI_UNLIKELY(comm->service != NULL)) {
+        comm->service->on_failed(comm);
+    }
     dcommi_say_failed(comm->on_error, comm->rank, status, comm->message);
 }
 static void DCOMMI_PRINTF(3, 4)
@@ -35776,6 +35989,15 @@ static bool dcommi_peer_mark(dcommi_remote *p, const char *why, bool proven)
     snprintf(p->why, sizeof p->why, "%s", why);
     return true;
 }
+/* Fail what a communicator has with a lost rank: all of it, unless it serves the others on. */
+static void dcommi_member_fail(dcomm_comm *comm, int rank)
+{
+    if (DCOMMI_UNLIKELY(comm->service != NULL)) {
+        comm->service->on_lost(comm, rank);
+    } else {
+        dcommi_poison_lost(comm, rank);
+    }
+}
 /* Fail the communicators of a peer that is lost. */
 static void dcommi_peer_fail(dcomm_context *context, int peer)
 {
@@ -35784,7 +36006,7 @@ static void dcommi_peer_fail(dcomm_context *context, int peer)
         for (int r = 0; r < comm->size; r++) {
             if (comm->members[r].peer == peer && !comm->members[r].gone && !comm->leaves &&
                 atomic_load_explicit(&comm->poisoned, memory_order_relaxed) == 0) {
-                dcommi_poison_lost(comm, r);
+                dcommi_member_fail(comm, r);
             }
         }
         dcommi_agreements_learn(comm);
@@ -35816,7 +36038,8 @@ static void dcommi_given_up(dcomm_context *context, int peer)
     p->gave_us_up = true;
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
         for (int r = 0; r < comm->size; r++) {
-            if (comm->members[r].peer == peer && !comm->members[r].gone) {
+            if (comm->members[r].peer == peer && !comm->members[r].gone &&
+                comm->service == NULL) { /* a service hears of it as of a loss */
                 dcommi_poison(comm, DCOMM_ERR_PEER,
                               "rank %d counts rank %d as dead: nothing was heard of it for %.3g s",
                               r, comm->rank, context->liveness_s);
@@ -37713,6 +37936,9 @@ static void dcommi_on_goodbye(dcomm_comm *comm, const dcommi_header *h)
         comm->members[h->src].heard = false;
     }
     dcommi_agreements_learn(comm);
+    if (DCOMMI_UNLIKELY(comm->service != NULL)) {
+        comm->service->on_lost(comm, (int)h->src);
+    }
 }
 /* Hear of a lost rank from another one. Each rank sees a death itself, sooner or later; only
  * agreements need it at once. Silence not all ranks see: take the sender's word. */
@@ -37814,6 +38040,10 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
     case DCOMMI_MSG_AGREE:
         dcommi_on_agree(comm, h, arrival->data, arrival->len);
         return DCOMMI_CONSUMED;
+    case DCOMMI_MSG_SERVICE:
+        return comm->service != NULL
+                   ? comm->service->on_message(comm, h, transport, arrival)
+                   : DCOMMI_CONSUMED;
     case DCOMMI_MSG_REGION_ASK:
     case DCOMMI_MSG_REGION:
     case DCOMMI_MSG_REGION_GONE:
@@ -37876,7 +38106,8 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
     dcommi_verdict verdict = DCOMMI_CONSUMED;
     bool lies_at_sender = arrival->data == NULL && arrival->len > 0;
     if (dcommi_header_parse(arrival->header, arrival->header_len, arrival->len, &h) &&
-        !(lies_at_sender && h.type != DCOMMI_MSG_DATA && h.type != DCOMMI_MSG_READ_REPLY)) {
+        !(lies_at_sender && h.type != DCOMMI_MSG_DATA && h.type != DCOMMI_MSG_READ_REPLY &&
+          h.type != DCOMMI_MSG_SERVICE)) {
         dcomm_comm *comm = dcommi_comm_find(context, h.comm);
         bool known = comm != NULL && h.src < (uint32_t)comm->size && (int)h.src != comm->rank &&
                      dcommi_peer_of(comm, (int)h.src)->transport == transport;
@@ -38712,6 +38943,9 @@ static void dcommi_housekeeping(dcomm_context *context)
     dcommi_devices_look(context);
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
         dcommi_agreements_check(comm, now);
+        if (comm->service != NULL) {
+            comm->service->check(comm, now);
+        }
         if (atomic_load(&comm->poisoned) == 0) {
             dcommi_comm_check(comm, now);
         }
@@ -38896,8 +39130,8 @@ static dcommi_run *dcommi_run_of(dcomm_comm *comm, dcommi_cached *cached, const 
 static void dcommi_run_why(const dcommi_run *run, dcomm_status status)
 {
     const char *call = dcomm_coll_name((dcomm_coll)run->signature.coll);
-    if (run->why != NULL && status == DCOMM_ERR_MISMATCH) {
-        dcommi_fail(status, "%s", run->why);
+    if (run->comm->service != NULL || (run->why != NULL && status == DCOMM_ERR_MISMATCH)) {
+        dcommi_fail(status, "%s", run->why != NULL ? run->why : dcomm_strerror(status));
     } else if (DCOMMI_LIKELY(run->verdict != status)) {
         dcommi_fail(status, "%s", run->comm->message);
     } else if (run->verdict_rank == run->comm->rank) {
@@ -42690,7 +42924,11 @@ static void dcommi_comm_free(dcomm_comm *comm)
     dcommi_refusals_free(comm);
     dcommi_free(comm->scratch);
     dcommi_free(comm->bcast);
-    dcommi_free(comm->growing);
+    while (comm->loans != NULL) {
+        dcommi_loan *loan = comm->loans;
+        comm->loans = loan->next;
+        dcommi_free(loan);
+    }
     dcommi_comm_unman(comm);
     if (comm->context != NULL) {
         dcommi_context_unhold(comm->context);
@@ -42700,17 +42938,22 @@ static void dcommi_comm_free(dcomm_comm *comm)
     dcommi_free(comm);
     atomic_fetch_sub(&dcommi_in_use, 1);
 }
-/* Drop the creator's references to a communicator and to its context. Runs hold only the
- * communicator: the last of them may end while the context closes. */
-static void dcommi_comm_drop(dcomm_comm *comm)
+/* Drop a reference to a communicator. */
+static void dcommi_comm_unref(dcomm_comm *comm)
 {
-    dcomm_context *context = comm->context;
     dcommi_comm_lock(comm);
     bool last = --comm->refs == 0;
     dcommi_comm_unlock(comm);
     if (last) {
         dcommi_comm_free(comm);
     }
+}
+/* Drop the creator's references to a communicator and to its context. Runs hold only the
+ * communicator: the last of them may end while the context closes. */
+static void dcommi_comm_drop(dcomm_comm *comm)
+{
+    dcomm_context *context = comm->context;
+    dcommi_comm_unref(comm);
     if (context != NULL) {
         dcommi_context_release(context);
     }
@@ -48135,6 +48378,51 @@ DCOMM_API dcomm_status dcomm_codec_measure(dcomm_comm *comm, const dcomm_codec *
         dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, DCOMM_F32, DCOMM_SUM, 0, &opts, &s));
     return dcommi_verdict_judge(comm, codec, &s, v, &taken);
 }
+/* ==== include/dcomm/impl/comm/loan.h ======================================================= */
+/* loan.h - memory for a communicator's own exchanges. After an error the transport may still read
+ * it or write to it, so then it is freed with the communicator. */
+enum { DCOMMI_LOAN = 64 }; /* bytes from a loan's head to its memory */
+/* Return zeroed memory for an exchange. Without memory fail the communicator: the other ranks wait
+ * for this one. */
+static void *dcommi_borrow(dcomm_comm *comm, size_t n, size_t size)
+{
+    const size_t bytes = dcommi_size_mul(n, size);
+    dcommi_loan *loan =
+        bytes <= SIZE_MAX - DCOMMI_LOAN ? dcommi_calloc(1, bytes + DCOMMI_LOAN) : NULL;
+    if (loan == NULL) {
+        dcommi_fail(DCOMM_ERR_NO_MEMORY, "rank %d: no memory for %zu times %zu bytes", comm->rank,
+                    n, size);
+        dcommi_token_take(comm->context);
+        dcommi_have(comm, NULL);
+        dcommi_token_release(comm->context);
+        return NULL;
+    }
+    loan->vain = atomic_load(&comm->poisoned) != 0;
+    dcommi_comm_lock(comm);
+    loan->next = comm->loans;
+    comm->loans = loan;
+    dcommi_comm_unlock(comm);
+    return (unsigned char *)loan + DCOMMI_LOAN;
+}
+/* Free memory whose exchange is over, unless the communicator has failed meanwhile. */
+static void dcommi_give_back(dcomm_comm *comm, void *memory)
+{
+    if (memory == NULL) {
+        return;
+    }
+    dcommi_loan *loan = (dcommi_loan *)(void *)((unsigned char *)memory - DCOMMI_LOAN);
+    if (!loan->vain && atomic_load(&comm->poisoned) != 0) {
+        return;
+    }
+    dcommi_comm_lock(comm);
+    dcommi_loan **at = &comm->loans;
+    while (*at != loan) {
+        at = &(*at)->next;
+    }
+    *at = loan->next;
+    dcommi_comm_unlock(comm);
+    dcommi_free(loan);
+}
 /* Return the codec of a call if that is "auto", else NULL. */
 static inline const dcomm_codec *dcommi_auto_of(const dcomm_coll_opts *opts)
 {
@@ -48176,11 +48464,16 @@ static dcomm_status dcommi_auto_agree(dcomm_comm *comm, const dcomm_codec *codec
                                       const dcommi_shape *call, double timeout_s, int *taken)
 {
     dcomm_coll_opts opts = {.timeout_s = timeout_s};
-    uint64_t key = dcommi_auto_key(codec, call), word = DCOMMI_AUTO_EXACT;
+    const uint64_t key = dcommi_auto_key(codec, call);
+    uint64_t *word = dcommi_borrow(comm, 1, sizeof *word);
+    if (word == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    *word = DCOMMI_AUTO_EXACT;
     if (comm->rank == 0) {
         dcomm_verdict v;
         if (dcommi_verdict_judge(comm, codec, call, &v, taken) >= 0) {
-            word = (uint64_t)*taken;
+            *word = (uint64_t)*taken;
             dcommi_log(DCOMMI_LOG_INFO, "%s", v.text);
         } else {
             dcommi_log(DCOMMI_LOG_WARN, "codec auto is exact for %zu elements: %s", call->count,
@@ -48188,11 +48481,13 @@ static dcomm_status dcommi_auto_agree(dcomm_comm *comm, const dcomm_codec *codec
         }
     }
     dcommi_shape s;
-    DCOMMI_TRY(
-        dcommi_shape_begin(comm, DCOMM_COLL_BROADCAST, 1, DCOMM_U64, DCOMM_SUM, 0, &opts, &s));
+    dcomm_status status =
+        dcommi_shape_begin(comm, DCOMM_COLL_BROADCAST, 1, DCOMM_U64, DCOMM_SUM, 0, &opts, &s);
     s.in_place = true;
-    DCOMMI_TRY(dcommi_collective(comm, &s, &word, &word, -1, &opts, NULL));
-    *taken = (int)word;
+    DCOMMI_THEN(status, dcommi_collective(comm, &s, word, word, -1, &opts, NULL));
+    *taken = (int)*word;
+    dcommi_give_back(comm, word);
+    DCOMMI_TRY(status);
     dcommi_comm_lock(comm);
     dcommi_chooser *c = comm->chooser;
     c->decided[c->ndecided++ % DCOMMI_DECISIONS] = (struct dcommi_decision){key, *taken};
@@ -49250,7 +49545,8 @@ typedef struct dcommi_split {
 static dcomm_status dcommi_split_make(dcomm_comm *comm, dcommi_split *s, dcommi_color mine,
                                       uint64_t child, dcomm_comm **new_p)
 {
-    DCOMMI_TRY(dcomm_allgather(comm, &mine, s->all, sizeof mine, DCOMM_U8, NULL));
+    s->all[comm->rank] = mine;
+    DCOMMI_TRY(dcomm_allgather(comm, DCOMM_IN_PLACE, s->all, sizeof mine, DCOMM_U8, NULL));
     for (int r = 0; r < comm->size && mine.color >= 0; r++) {
         if (s->all[r].color == mine.color) {
             s->all[s->size++] = s->all[r];
@@ -49266,7 +49562,8 @@ static dcomm_status dcommi_split_make(dcomm_comm *comm, dcommi_split *s, dcommi_
         mine.status = dcommi_comm_make(comm, s->ranks, s->size,
                                        dcommi_mix(child, (uint64_t)mine.color + 1), quorum, new_p);
     }
-    DCOMMI_TRY(dcomm_allgather(comm, &mine, s->fared, sizeof mine, DCOMM_U8, NULL));
+    s->fared[comm->rank] = mine;
+    DCOMMI_TRY(dcomm_allgather(comm, DCOMM_IN_PLACE, s->fared, sizeof mine, DCOMM_U8, NULL));
     for (int r = 0; r < comm->size; r++) {
         const dcomm_status status = (dcomm_status)s->fared[r].status;
         if (status < 0) {
@@ -49283,18 +49580,14 @@ DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dc
     DCOMMI_TRY(dcommi_check_comm(comm));
     DCOMMI_TRY(dcommi_check_no_group("split"));
     uint64_t child = dcommi_comm_next_child(comm);
-    dcommi_split s = {.all = dcommi_calloc((size_t)comm->size, sizeof *s.all),
-                      .ranks = dcommi_calloc((size_t)comm->size, sizeof *s.ranks),
-                      .fared = dcommi_calloc((size_t)comm->size, sizeof *s.fared)};
+    const size_t n = (size_t)comm->size;
+    dcommi_split s = {.all = dcommi_borrow(comm, n, sizeof *s.all),
+                      .ranks = dcommi_borrow(comm, n, sizeof *s.ranks),
+                      .fared = dcommi_borrow(comm, n, sizeof *s.fared)};
     dcomm_status status = DCOMM_ERR_NO_MEMORY;
     if (s.all != NULL && s.ranks != NULL && s.fared != NULL) {
         status = dcommi_split_make(comm, &s, (dcommi_color){color, key, comm->rank, DCOMM_OK},
                                    child, new_p);
-    } else { /* the other ranks wait for this one */
-        char why[DCOMMI_MESSAGE_MAX];
-        memcpy(why, dcommi_message, sizeof why);
-        dcomm_comm_abort(comm, why);
-        memcpy(dcommi_message, why, sizeof why);
     }
     if (status >= 0 && *new_p != NULL) {
         dcommi_comm_begin(*new_p);
@@ -49302,9 +49595,9 @@ DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dc
         dcommi_comm_drop(*new_p);
         *new_p = NULL;
     }
-    dcommi_free(s.all);
-    dcommi_free(s.ranks);
-    dcommi_free(s.fared);
+    dcommi_give_back(comm, s.all);
+    dcommi_give_back(comm, s.ranks);
+    dcommi_give_back(comm, s.fared);
     return status;
 }
 DCOMM_API dcomm_status dcomm_comm_dup(dcomm_comm *comm, dcomm_comm **new_p)
@@ -51293,6 +51586,12 @@ static void dcommi_tune_share(dcommi_tuner *t, void *data, size_t bytes)
 {
     dcomm_comm *comm = t->comm;
     dcomm_plan *plan = NULL;
+    void *lent = dcommi_borrow(comm, 1, bytes);
+    if (lent == NULL) {
+        t->status = t->status >= 0 ? DCOMM_ERR_NO_MEMORY : t->status;
+        return;
+    }
+    memcpy(lent, data, bytes);
     dcommi_shape s = {.coll = DCOMM_COLL_BROADCAST,
                       .rank = comm->rank,
                       .nranks = comm->size,
@@ -51301,7 +51600,9 @@ static void dcommi_tune_share(dcommi_tuner *t, void *data, size_t bytes)
                       .in_place = true,
                       .lanes = 1};
     dcomm_status status = dcommi_plan_make(&s, dcommi_algo_find(s.coll, "binomial"), &plan);
-    dcommi_tune_once(t, status, plan, data);
+    dcommi_tune_once(t, status, plan, lent);
+    memcpy(data, lent, bytes);
+    dcommi_give_back(comm, lent);
 }
 /* Return true on all ranks until rank 0's clock reaches `until`. */
 static bool dcommi_tune_goes_on(dcommi_tuner *t, double until)
@@ -54860,29 +55161,26 @@ DCOMM_API dcomm_status dcomm_comm_grow(dcomm_comm *comm, const dcomm_id *id, int
     if (atomic_load(&comm->poisoned) != 0) {
         return dcommi_grow_poison(comm, DCOMM_OK);
     }
-    dcommi_growth *w = comm->growing != NULL ? comm->growing : dcommi_alloc(sizeof *w);
-    if (w == NULL) { /* the other ranks wait for this one */
+    dcommi_growth *w = dcommi_borrow(comm, 1, sizeof *w);
+    if (w == NULL) {
         return dcommi_grow_poison(comm, DCOMM_ERR_NO_MEMORY);
     }
-    memset(w, 0, sizeof *w);
     w->comm = comm;
     w->g = g;
-    comm->growing = w;
     dcomm_status status = comm->rank == 0 ? dcommi_grow_open(w, id, max_new, wait_s) : DCOMM_OK;
     status = dcommi_grow_run(w, status);
     dcommi_grow_end(w, status);
     if (status < 0) {
         dcommi_grow_drop(w);
         dcommi_say_failed(comm->on_error, comm->rank, status, dcommi_message);
-        return status;
+    } else if (w->word.newcomers > 0) {
+        dcommi_comm_enter(w->part);
+    } else {
+        dcommi_comm_begin(w->part);
     }
     *new_p = w->part;
-    if (w->word.newcomers > 0) {
-        dcommi_comm_enter(*new_p);
-    } else {
-        dcommi_comm_begin(*new_p);
-    }
-    return DCOMM_OK;
+    dcommi_give_back(comm, w);
+    return status < 0 ? status : DCOMM_OK;
 }
 #ifndef DCOMM_NO_CHECK
 /* ==== include/dcomm/impl/check/check.h ===================================================== */
@@ -57548,12 +57846,6 @@ typedef struct dcommi_bkt {
     _Atomic bool finished;
     double ready_at, start_at, done_at;
 } dcommi_bkt;
-/* The head of memory for an exchange of the buckets' own. The memory begins DCOMMI_BKT_LOAN bytes
- * after it. */
-typedef struct dcommi_bkt_loan {
-    struct dcommi_bkt_loan *next;
-} dcommi_bkt_loan;
-enum { DCOMMI_BKT_LOAN = 64 };
 /* A rank's message to all others at the end of a step that has a scaler. */
 typedef struct dcommi_bkt_sight {
     uint64_t scale, good; /* the scaler's, to be compared; scale as bits */
@@ -57617,7 +57909,6 @@ struct dcomm_buckets {
     uint32_t *sequence;          /* [nparams] the order from which the layout was dealt */
     struct dcomm_scaler *scaler; /* NULL: none */
     int built;
-    dcommi_bkt_loan *loans;
     pthread_mutex_t lock; /* held to start or end buckets, and to fail */
     /* of the step under way; guarded by lock */
     _Atomic bool open;
@@ -58610,43 +58901,6 @@ static void dcommi_bkt_describe(const dcomm_buckets *b, size_t i, char *text, si
              dcomm_dtype_name(p->dtype), p->aside ? ", aside," : "", dcommi_bkt_codec_name(b, p),
              more);
 }
-/* Return zeroed memory for an exchange. After an error other ranks may still read it, so then it
- * is freed after the communicator. */
-static void *dcommi_bkt_borrow(dcomm_buckets *b, size_t n, size_t size)
-{
-    size_t bytes = dcommi_size_mul(n, size);
-    unsigned char *memory =
-        bytes <= SIZE_MAX - DCOMMI_BKT_LOAN ? dcommi_calloc(1, bytes + DCOMMI_BKT_LOAN) : NULL;
-    if (memory == NULL) { /* the others must not wait */
-        dcommi_fail(DCOMM_ERR_NO_MEMORY, "buckets: no memory for %zu times %zu bytes", n, size);
-        dcomm_comm_abort(b->comm, dcomm_last_error());
-        return NULL;
-    }
-    dcommi_bkt_loan *loan = (dcommi_bkt_loan *)(void *)memory;
-    loan->next = b->loans;
-    b->loans = loan;
-    return memory + DCOMMI_BKT_LOAN;
-}
-static void dcommi_bkt_give_back(dcomm_buckets *b, void *memory)
-{
-    if (memory == NULL || dcomm_comm_status(b->comm) < 0) {
-        return;
-    }
-    dcommi_bkt_loan **at = &b->loans;
-    while ((unsigned char *)*at + DCOMMI_BKT_LOAN != (unsigned char *)memory) {
-        at = &(*at)->next;
-    }
-    dcommi_bkt_loan *loan = *at;
-    *at = loan->next;
-    dcommi_free(loan);
-}
-static void dcommi_bkt_free_loans(dcommi_bkt_loan **loans)
-{
-    for (dcommi_bkt_loan *loan; (loan = *loans) != NULL;) {
-        *loans = loan->next;
-        dcommi_free(loan);
-    }
-}
 /* Return the options for the buckets' own exchanges. */
 static inline dcomm_coll_opts dcommi_bkt_patience(const dcomm_buckets *b)
 {
@@ -58666,7 +58920,7 @@ static dcomm_status dcommi_bkt_exchange(dcomm_buckets *b, const dcommi_bkt_card 
                                         dcommi_bkt_card **cards_p)
 {
     dcomm_coll_opts opts = dcommi_bkt_patience(b);
-    dcommi_bkt_card *cards = dcommi_bkt_borrow(b, (size_t)b->size + 1, sizeof *cards);
+    dcommi_bkt_card *cards = dcommi_borrow(b->comm, (size_t)b->size + 1, sizeof *cards);
     *cards_p = cards;
     if (cards == NULL) {
         return DCOMM_ERR_NO_MEMORY;
@@ -58688,7 +58942,7 @@ static dcomm_status dcommi_bkt_all_good(dcomm_buckets *b, dcomm_status status)
 {
     dcommi_bkt_card own = dcommi_bkt_card_of(status), *cards;
     status = dcommi_bkt_exchange(b, &own, &cards);
-    dcommi_bkt_give_back(b, cards);
+    dcommi_give_back(b->comm, cards);
     return status;
 }
 /* Return an error that names the first parameter in which a rank differs from rank 0. All ranks
@@ -58700,7 +58954,7 @@ static dcomm_status dcommi_bkt_name_difference(dcomm_buckets *b, const dcommi_bk
         least = cards[r].nparams < least ? cards[r].nparams : least;
     }
     dcomm_coll_opts opts = dcommi_bkt_patience(b);
-    uint64_t *hashes = dcommi_bkt_borrow(b, least + 1, sizeof *hashes);
+    uint64_t *hashes = dcommi_borrow(b->comm, least + 1, sizeof *hashes);
     dcommi_bkt_card *theirs = NULL, own = {.nparams = least};
     if (hashes == NULL) {
         return DCOMM_ERR_NO_MEMORY;
@@ -58717,7 +58971,7 @@ static dcomm_status dcommi_bkt_name_difference(dcomm_buckets *b, const dcommi_bk
     DCOMMI_TRY(
         dcomm_allreduce(b->comm, DCOMM_IN_PLACE, &hashes[least], 1, DCOMM_U64, DCOMM_MIN, &opts));
     uint64_t first = hashes[least];
-    dcommi_bkt_give_back(b, hashes);
+    dcommi_give_back(b->comm, hashes);
     dcommi_bkt_describe(b, first, own.text, sizeof own.text);
     status = dcommi_bkt_exchange(b, &own, &theirs);
     if (status >= 0) {
@@ -58733,7 +58987,7 @@ static dcomm_status dcommi_bkt_name_difference(dcomm_buckets *b, const dcommi_bk
                              " is not the same on all ranks: rank 0 has %.180s, rank %d has %.180s",
                              first, theirs[0].text, other, theirs[other].text);
     }
-    dcommi_bkt_give_back(b, theirs);
+    dcommi_give_back(b->comm, theirs);
     return status;
 }
 /* Compare rank r's options with rank 0's. The first `whole` of n are whole numbers, the rest real
@@ -58794,7 +59048,7 @@ static dcomm_status dcommi_bkt_agree(dcomm_buckets *b, dcomm_status status,
         status = dcommi_bkt_name_difference(b, cards);
     }
     DCOMMI_THEN(status, dcommi_bkt_meet(b, cards, info));
-    dcommi_bkt_give_back(b, cards);
+    dcommi_give_back(b->comm, cards);
     return status;
 }
 /* ==== include/dcomm/impl/train/bucket/look.h =============================================== */
@@ -59638,7 +59892,7 @@ static dcomm_status dcommi_bkt_rebuild(dcomm_buckets *b)
 {
     dcommi_bkt_layout layout = {0};
     dcomm_coll_opts opts = dcommi_bkt_patience(b);
-    uint32_t *sequence = dcommi_bkt_borrow(b, b->nparams * 2, sizeof *sequence);
+    uint32_t *sequence = dcommi_borrow(b->comm, b->nparams * 2, sizeof *sequence);
     if (sequence == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
@@ -59651,7 +59905,7 @@ static dcomm_status dcommi_bkt_rebuild(dcomm_buckets *b)
     if (status >= 0) {
         memcpy(b->sequence, sequence, b->nparams * sizeof *sequence);
     }
-    dcommi_bkt_give_back(b, sequence);
+    dcommi_give_back(b->comm, sequence);
     for (size_t i = 0; i < b->layout.n && status >= 0; i++) {
         if (b->layout.buckets[i].feedback != NULL) { /* an owner's residual stays on its rank */
             status = dcommi_feedback_home("opts.rebuild", b->layout.buckets[i].feedback);
@@ -59773,7 +60027,7 @@ static dcomm_status dcommi_bkt_estimate(dcomm_buckets *b, dcomm_feedback *fb, do
     const double before = fb->average ? (double)fb->nranks : 1;
     const float *claims = fb->worker.now;
     float *estimate = fb->estimate.now;
-    double *sum = dcommi_bkt_borrow(b, fb->count < BLOCK ? fb->count : BLOCK, sizeof *sum);
+    double *sum = dcommi_borrow(b->comm, fb->count < BLOCK ? fb->count : BLOCK, sizeof *sum);
     dcomm_status status = sum != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
     for (size_t at = 0, n; at < fb->count && status >= 0; at += n) {
         n = fb->count - at < BLOCK ? fb->count - at : BLOCK;
@@ -59787,7 +60041,7 @@ static dcomm_status dcommi_bkt_estimate(dcomm_buckets *b, dcomm_feedback *fb, do
             estimate[at + i] = (float)(average ? sum[i] / b->size : sum[i]);
         }
     }
-    dcommi_bkt_give_back(b, sum);
+    dcommi_give_back(b->comm, sum);
     dcommi_feedback_store_level(&fb->estimate);
     fb->average = average;
     fb->nranks = (uint32_t)b->size;
@@ -59803,7 +60057,7 @@ static dcomm_status dcommi_bkt_remember(dcomm_buckets *b, dcomm_feedback *fb, in
         return DCOMM_OK;
     }
     DCOMMI_TRY(dcommi_feedback_basis_make(fb));
-    float *basis = dcommi_bkt_borrow(b, count, sizeof *basis);
+    float *basis = dcommi_borrow(b->comm, count, sizeof *basis);
     if (basis == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
@@ -59811,7 +60065,7 @@ static dcomm_status dcommi_bkt_remember(dcomm_buckets *b, dcomm_feedback *fb, in
     DCOMMI_TRY(dcomm_broadcast(b->comm, basis, basis, count, DCOMM_F32, source, &opts));
     memcpy(fb->basis.now, basis, count * sizeof *basis);
     dcommi_feedback_store_level(&fb->basis);
-    dcommi_bkt_give_back(b, basis);
+    dcommi_give_back(b->comm, basis);
     return DCOMM_OK;
 }
 /* Make the states of all ranks fit together, and sum up what each of them carries and has lost.
@@ -59886,7 +60140,7 @@ static dcomm_status dcommi_bkt_unite(dcomm_buckets *b, dcomm_status status,
                                      const dcomm_buckets_rebind_info *info)
 {
     const dcomm_buckets_rebind_info before = b->rebound;
-    double *sums = dcommi_bkt_borrow(b, b->layout.n * DCOMMI_BKT_SUMS + 1, sizeof *sums);
+    double *sums = dcommi_borrow(b->comm, b->layout.n * DCOMMI_BKT_SUMS + 1, sizeof *sums);
     b->rebound = *info;
     b->rebound.step = b->steps;
     DCOMMI_THEN(status, sums != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY);
@@ -59900,7 +60154,7 @@ static dcomm_status dcommi_bkt_unite(dcomm_buckets *b, dcomm_status status,
         return status;
     }
     dcommi_bkt_account(b, sums);
-    dcommi_bkt_give_back(b, sums);
+    dcommi_give_back(b->comm, sums);
     b->met_rank = b->rank;
     b->met_size = b->size;
     b->undone = false;
@@ -59935,13 +60189,13 @@ static dcomm_status dcommi_bkt_join_front(dcomm_buckets *b, dcommi_bkt_front *fr
 /* Join ranks that carry buckets (rebind.h has their part). */
 static dcomm_status dcommi_bkt_join(dcomm_buckets *b, const dcomm_buckets_rebind_info *info)
 {
-    dcommi_bkt_front *front = dcommi_bkt_borrow(b, 1, dcommi_bkt_front_room(b));
+    dcommi_bkt_front *front = dcommi_borrow(b->comm, 1, dcommi_bkt_front_room(b));
     if (front == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
     DCOMMI_TRY(dcommi_bkt_pass_front(b, front, info->source));
     DCOMMI_TRY(dcommi_bkt_all_good(b, dcommi_bkt_join_front(b, front)));
-    dcommi_bkt_give_back(b, front);
+    dcommi_give_back(b->comm, front);
     return dcommi_bkt_unite(b, DCOMM_OK, info);
 }
 /* ==== include/dcomm/impl/train/bucket/report.h ============================================= */
@@ -60139,7 +60393,7 @@ static dcomm_status dcommi_bkt_agree_rounds(dcomm_buckets *b, int rounds, double
                                  cards[0].nparams, cards[r].nparams, r);
         }
     }
-    dcommi_bkt_give_back(b, cards);
+    dcommi_give_back(b->comm, cards);
     if (status < 0) {
         dcommi_free(*times_p);
     }
@@ -60423,7 +60677,6 @@ static void dcommi_bkt_free(dcomm_buckets *b)
     for (size_t i = 0; b->kept != NULL && i < b->opts.trace_steps; i++) {
         dcommi_free(b->kept[i].ready);
     }
-    dcommi_bkt_free_loans(&b->loans);
     dcommi_bkt_close_looks(b);
     dcommi_bkt_close_devices(b);
     dcommi_free(b->kept);
@@ -60682,7 +60935,7 @@ static dcomm_status dcommi_scaler_agree(dcomm_buckets *b, const dcomm_scaler_opt
     for (int r = 1; r < b->size && status >= 0; r++) {
         status = dcommi_bkt_compare_options("dcomm_scaler_create", names, 0, COUNT, cards, r);
     }
-    dcommi_bkt_give_back(b, cards);
+    dcommi_give_back(b->comm, cards);
     return status;
 }
 /* Stand where a front says. */
@@ -61303,7 +61556,7 @@ static dcomm_status dcommi_bkt_load_agrees(dcomm_buckets *b, const dcommi_bkt_he
         hash = dcommi_mix(hash, sequence[i]);
     }
     dcomm_coll_opts opts = dcommi_bkt_patience(b);
-    uint64_t *least = dcommi_bkt_borrow(b, 2, sizeof *least);
+    uint64_t *least = dcommi_borrow(b->comm, 2, sizeof *least);
     if (least == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
@@ -61312,7 +61565,7 @@ static dcomm_status dcommi_bkt_load_agrees(dcomm_buckets *b, const dcommi_bkt_he
     dcomm_status status =
         dcomm_allreduce(b->comm, DCOMM_IN_PLACE, least, 2, DCOMM_U64, DCOMM_MIN, &opts);
     const bool alike = least[0] == ~least[1];
-    dcommi_bkt_give_back(b, least);
+    dcommi_give_back(b->comm, least);
     return status < 0 || alike ? status
                                : dcommi_fail(DCOMM_ERR_MISMATCH,
                                              "dcomm_buckets_load: ranks have states of different "
@@ -61364,7 +61617,6 @@ DCOMM_API dcomm_status dcomm_buckets_load(dcomm_buckets *b, const void *const *s
 typedef struct dcommi_bkt_seat {
     dcomm_comm *comm;
     int rank, size;
-    dcommi_bkt_loan *loans;
     uint64_t *cards;
     dcommi_bkt_sight *sights;
 } dcommi_bkt_seat;
@@ -61381,11 +61633,10 @@ typedef struct dcommi_bkt_move {
 } dcommi_bkt_move;
 static void dcommi_bkt_swap_seats(dcomm_buckets *b, dcommi_bkt_seat *seat)
 {
-    const dcommi_bkt_seat was = {b->comm, b->rank, b->size, b->loans, b->cards, b->sights};
+    const dcommi_bkt_seat was = {b->comm, b->rank, b->size, b->cards, b->sights};
     b->comm = seat->comm;
     b->rank = seat->rank;
     b->size = seat->size;
-    b->loans = seat->loans;
     b->cards = seat->cards;
     b->sights = seat->sights;
     *seat = was;
@@ -61394,7 +61645,6 @@ static void dcommi_bkt_swap_seats(dcomm_buckets *b, dcommi_bkt_seat *seat)
 static void dcommi_bkt_leave_seat(dcommi_bkt_seat *seat)
 {
     (void)dcomm_comm_destroy(&seat->comm); /* its error is known */
-    dcommi_bkt_free_loans(&seat->loans);
     dcommi_free(seat->cards);
     dcommi_free(seat->sights);
 }
@@ -61552,7 +61802,7 @@ static dcomm_status dcommi_bkt_meet_all(dcomm_buckets *b, dcommi_bkt_move *m, dc
 {
     DCOMMI_THEN(status, dcommi_bkt_introduce_devices(b));
     DCOMMI_TRY(dcommi_bkt_agree(b, status, run, &m->info));
-    m->front = dcommi_bkt_borrow(b, 1, dcommi_bkt_front_room(b));
+    m->front = dcommi_borrow(b->comm, 1, dcommi_bkt_front_room(b));
     if (m->front == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
@@ -61696,7 +61946,7 @@ DCOMM_API dcomm_status dcomm_buckets_rebind(dcomm_buckets *b, dcomm_comm *comm)
     status = dcommi_bkt_meet_all(b, &m, status, &run);
     if (status >= 0) {
         status = dcommi_bkt_arrive_at(b, &m);
-        dcommi_bkt_give_back(b, m.front);
+        dcommi_give_back(b->comm, m.front);
         status = dcommi_bkt_good(b, dcommi_bkt_unite(b, status, &m.info));
     } else {
         char why[DCOMMI_MESSAGE_MAX];
@@ -61757,6 +62007,58 @@ DCOMM_API dcomm_status dcomm_buckets_get_rebind(const dcomm_buckets *b,
 /* route.h - a step's routing: check experts, apply the capacity, exchange counts. */
 /* ==== include/dcomm/impl/train/moe/agree.h ================================================= */
 /* agree.h - make an error that one rank finds an error on all ranks. */
+/* ==== include/dcomm/impl/comm/alike.h ====================================================== */
+/* alike.h - for objects that all ranks create together: an error of one rank is an error of all,
+ * and their options are alike. */
+/* Exchange the ranks' statuses. Every rank returns the first error by rank. */
+static dcomm_status dcommi_all_good(dcomm_comm *comm, dcomm_status status, double timeout_s)
+{
+    typedef struct card {
+        int32_t status;
+        char text[DCOMMI_TEXT_MAX];
+    } card;
+    dcomm_coll_opts opts = {.timeout_s = timeout_s};
+    card *cards = dcommi_borrow(comm, (size_t)comm->size, sizeof *cards);
+    if (cards == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    cards[comm->rank].status = status;
+    snprintf(cards[comm->rank].text, sizeof cards->text, "%.399s",
+             status < 0 ? dcomm_last_error() : "");
+    status = dcomm_allgather(comm, DCOMM_IN_PLACE, cards, sizeof *cards, DCOMM_U8, &opts);
+    for (int r = 0; r < comm->size && status >= 0; r++) {
+        if (cards[r].status < 0) {
+            cards[r].text[sizeof cards[r].text - 1] = 0;
+            status = dcommi_fail((dcomm_status)cards[r].status, "rank %d: %s", r, cards[r].text);
+        }
+    }
+    dcommi_give_back(comm, cards);
+    return status;
+}
+/* Check that all ranks have the same n numbers, which the sentence names after `call`. */
+static dcomm_status dcommi_all_alike(dcomm_comm *comm, const char *call, const char *const *names,
+                                     const uint64_t *own, int n, double timeout_s)
+{
+    dcomm_coll_opts opts = {.timeout_s = timeout_s};
+    uint64_t *all = dcommi_borrow(comm, (size_t)comm->size * (size_t)n, sizeof *all);
+    if (all == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    memcpy(all + comm->rank * n, own, (size_t)n * sizeof *own);
+    dcomm_status status = dcomm_allgather(comm, DCOMM_IN_PLACE, all, (size_t)n, DCOMM_U64, &opts);
+    for (int r = 1; r < comm->size && status >= 0; r++) {
+        for (int i = 0; i < n && status >= 0; i++) {
+            if (all[r * n + i] != all[i]) {
+                status = dcommi_fail(DCOMM_ERR_MISMATCH,
+                                     "%s: %s is not the same on rank 0 and rank %d (%" PRIu64
+                                     " and %" PRIu64 ")",
+                                     call, names[i], r, all[i], all[r * n + i]);
+            }
+        }
+    }
+    dcommi_give_back(comm, all);
+    return status;
+}
 /* ==== include/dcomm/impl/train/moe/types.h ================================================= */
 /* types.h - the types of dispatch and combine.
  *
@@ -61992,30 +62294,6 @@ static dcomm_status dcommi_moe_check(const char *what, dcomm_moe *m)
     DCOMMI_TRY(dcommi_check_no_group(what));
     return dcommi_moe_broken(m);
 }
-/* Exchange the ranks' statuses. Every rank returns the first error by rank. */
-static dcomm_status dcommi_moe_all_good(dcomm_comm *comm, dcomm_status status, double timeout_s)
-{
-    typedef struct card {
-        int32_t status;
-        char text[DCOMMI_TEXT_MAX];
-    } card;
-    dcomm_coll_opts opts = {.timeout_s = timeout_s};
-    card own = {.status = status}, *cards = dcommi_calloc((size_t)comm->size, sizeof *cards);
-    if (cards == NULL) { /* the others must not wait */
-        dcomm_comm_abort(comm, dcomm_last_error());
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    snprintf(own.text, sizeof own.text, "%.399s", status < 0 ? dcomm_last_error() : "");
-    status = dcomm_allgather(comm, &own, cards, sizeof own, DCOMM_U8, &opts);
-    for (int r = 0; r < comm->size && status >= 0; r++) {
-        if (cards[r].status < 0) {
-            cards[r].text[sizeof cards[r].text - 1] = 0;
-            status = dcommi_fail((dcomm_status)cards[r].status, "rank %d: %s", r, cards[r].text);
-        }
-    }
-    dcommi_free(cards);
-    return status;
-}
 /* ---- options ---- */
 static uint64_t dcommi_moe_owner_hash(const dcomm_moe *m)
 {
@@ -62047,7 +62325,7 @@ enum {
 static dcomm_status dcommi_moe_agree(const dcomm_moe *m)
 {
     static const char *const names[] = {
-#define DCOMMI_MOE_NAME(name, value) #name,
+#define DCOMMI_MOE_NAME(name, value) "opts." #name,
         DCOMMI_MOE_OPTIONS(DCOMMI_MOE_NAME)
 #undef DCOMMI_MOE_NAME
     };
@@ -62056,22 +62334,8 @@ static dcomm_status dcommi_moe_agree(const dcomm_moe *m)
         DCOMMI_MOE_OPTIONS(DCOMMI_MOE_VALUE)
 #undef DCOMMI_MOE_VALUE
     };
-    uint64_t *all = dcommi_calloc((size_t)m->size, sizeof own);
-    dcomm_status status = all != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
-    status = dcommi_moe_all_good(m->comm, status, m->opts.timeout_s);
-    DCOMMI_THEN(status, dcomm_allgather(m->comm, own, all, DCOMMI_MOE_NOPTIONS, DCOMM_U64, NULL));
-    for (int r = 1; r < m->size && status >= 0; r++) {
-        for (int i = 0; i < DCOMMI_MOE_NOPTIONS && status >= 0; i++) {
-            if (all[r * DCOMMI_MOE_NOPTIONS + i] != all[i]) {
-                status = dcommi_fail(DCOMM_ERR_MISMATCH,
-                                     "dcomm_moe_create: opts.%s is not the same on rank 0 and "
-                                     "rank %d (%" PRIu64 " and %" PRIu64 ")",
-                                     names[i], r, all[i], all[r * DCOMMI_MOE_NOPTIONS + i]);
-            }
-        }
-    }
-    dcommi_free(all);
-    return status;
+    return dcommi_all_alike(m->comm, "dcomm_moe_create", names, own, DCOMMI_MOE_NOPTIONS,
+                            m->opts.timeout_s);
 }
 /* ==== include/dcomm/impl/train/moe/price.h ================================================= */
 /* price.h - compute the loads and bytes of a routing, and choose its form. All ranks do so from
@@ -62806,7 +63070,7 @@ static dcomm_status dcommi_moe_exchange(dcomm_moe *m, dcomm_status status)
     for (int r = 0; r < m->size; r++) {
         if ((int32_t)dcommi_moe_card_of(m, r)[0] < 0) {
             memcpy(dcommi_message, why, sizeof why);
-            return dcommi_moe_all_good(m->comm, status, m->opts.timeout_s);
+            return dcommi_all_good(m->comm, status, m->opts.timeout_s);
         }
     }
     return DCOMM_OK;
@@ -63479,7 +63743,7 @@ static dcomm_status dcommi_moe_prepare(dcomm_moe *m, const dcomm_moe_opts *opts)
 /* Create the experts. All ranks call this, on the experts' own communicator. */
 static dcomm_status dcommi_moe_make(dcomm_moe *m, const dcomm_moe_opts *opts)
 {
-    DCOMMI_TRY(dcommi_moe_all_good(m->comm, dcommi_moe_prepare(m, opts), 0));
+    DCOMMI_TRY(dcommi_all_good(m->comm, dcommi_moe_prepare(m, opts), 0));
     DCOMMI_TRY(dcommi_moe_agree(m));
     DCOMMI_TRY(dcomm_comm_dup(m->comm, &m->back));
     m->outer.comm[DCOMMI_MOE_FORTH] = m->comm;
@@ -63787,6 +64051,2088 @@ DCOMM_API double dcomm_checkpoint_overhead(double interval_s, double write_s, do
     }
     double useful = interval_s / mtbf_s / expm1(interval_s / mtbf_s + write_s / mtbf_s);
     return 1 - useful * (1 + expm1(-restart_s / mtbf_s));
+}
+/* ==== include/dcomm/impl/ps/api_ps.h ======================================================= */
+/* api_ps.h - a worker's calls on a parameter server, and statistics. */
+/* ==== include/dcomm/impl/ps/calls.h ======================================================== */
+/* calls.h - makes the pieces of a push or a pull. */
+/* ==== include/dcomm/impl/ps/worker.h ======================================================= */
+/* worker.h - a worker: cuts a push or a pull into a piece for each server, sends the pieces in
+ * order, and puts together the answers. With the token, but for what makes the pieces. */
+/* ==== include/dcomm/impl/ps/server.h ======================================================= */
+/* server.h - a server: takes workers' messages in their order, answers pulls when clocks allow it,
+ * and ends clocks. With the token. */
+/* ==== include/dcomm/impl/ps/store.h ======================================================== */
+/* store.h - a server's rows: memory, the update of a push, the average of a clock's pushes, copies
+ * for pulls. Knows no messages. */
+/* ==== include/dcomm/impl/ps/wire.h ========================================================= */
+/* wire.h - the form of values in answers to pulls, and checks of messages from other ranks. */
+/* ==== include/dcomm/impl/ps/types.h ======================================================== */
+/* types.h - a parameter server: its workers' side, its servers' side, and its messages.
+ *
+ * Messages are of type SERVICE; `slot` says which. A worker numbers its messages to each server
+ * (seq), and the server handles them in this order, although long ones may arrive late:
+ *   PUSH    rows a to a + b - 1 of parameter `tag`, or b rows that are listed (stage = 1, a = 0);
+ *           payload = the list, ascending, and the rows
+ *   PULL    the same rows; payload = the list
+ *   CLOCK   the worker has ended a clock
+ *   LEAVE   the worker has left
+ * A server's:
+ *   VALUES  answers PULL `seq`                            payload = the rows
+ *   ACK     it has handled the first `a` messages
+ *   WAITS   PULL `seq` waits for rank a, which has ended b clocks
+ *   DROPPED it does not count this worker any more; payload = a sentence */
+/* ==== include/dcomm/impl/ps/clock.h ======================================================== */
+/* clock.h - a server's view of its workers' clocks: who may pull, and when a clock ends. A machine
+ * without input and output. */
+typedef struct dcommi_ps_clock_of {
+    bool works;     /* is a worker that has neither died nor left */
+    uint64_t clock; /* clocks that it has ended */
+} dcommi_ps_clock_of;
+/* Set the first four fields; the others begin as zeros. */
+typedef struct dcommi_ps_clock {
+    int n;                  /* ranks */
+    int staleness;          /* 0: BSP; below 0: pulls never wait */
+    int quorum;             /* BSP: workers that end a clock; 0: all */
+    double deadline_s;      /* BSP: seconds after which those that have come end it; 0: no limit */
+    uint64_t closed;        /* BSP: clocks that have ended */
+    double since;           /* BSP: when the first worker ended the open clock; 0: none has */
+    int last;               /* the rank that was the last to end a clock; -1: none */
+    dcommi_ps_clock_of *of; /* [n] */
+} dcommi_ps_clock;
+/* Return true if some clocks end without all workers. */
+static bool dcommi_ps_partial(const dcommi_ps_clock *c)
+{
+    return c->staleness == 0 && (c->quorum > 0 || c->deadline_s > 0);
+}
+static int dcommi_ps_working(const dcommi_ps_clock *c)
+{
+    int n = 0;
+    for (int r = 0; r < c->n; r++) {
+        n += c->of[r].works;
+    }
+    return n;
+}
+/* Return the lowest clock of those that work; UINT64_MAX: nobody does. *rank_p: whose. */
+static uint64_t dcommi_ps_slowest(const dcommi_ps_clock *c, int *rank_p)
+{
+    uint64_t least = UINT64_MAX;
+    for (int r = 0; r < c->n; r++) {
+        if (c->of[r].works && c->of[r].clock < least) {
+            least = c->of[r].clock;
+            *rank_p = r;
+        }
+    }
+    return least;
+}
+/* Return true if a worker has ended the open clock. One that has died since counts, too: all that
+ * it pushed in that clock has come. */
+static inline bool dcommi_ps_ended(const dcommi_ps_clock *c, int rank)
+{
+    return c->of[rank].clock > c->closed;
+}
+/* A worker ends its clock. One that others did not wait for goes on with the open one. */
+static void dcommi_ps_clock_end(dcommi_ps_clock *c, int rank, double now)
+{
+    int slowest = -1;
+    const uint64_t before = dcommi_ps_slowest(c, &slowest);
+    c->of[rank].clock++;
+    if (dcommi_ps_partial(c) && c->of[rank].clock < c->closed) {
+        c->of[rank].clock = c->closed;
+    }
+    if (dcommi_ps_slowest(c, &slowest) > before) {
+        c->last = rank;
+    }
+    if (dcommi_ps_ended(c, rank) && c->since == 0) {
+        c->since = now;
+    }
+}
+/* Return true if the open clock can end now. */
+static bool dcommi_ps_may_close(const dcommi_ps_clock *c, double now)
+{
+    int ended = 0, left = 0;
+    for (int r = 0; r < c->n && c->staleness == 0; r++) {
+        ended += dcommi_ps_ended(c, r);
+        left += c->of[r].works && !dcommi_ps_ended(c, r);
+    }
+    return ended > 0 && (left == 0 || (c->quorum > 0 && ended >= c->quorum) ||
+                         (c->deadline_s > 0 && c->since > 0 && now - c->since >= c->deadline_s));
+}
+/* End the open clock. Nobody has ended the next one: the server holds its messages back. */
+static void dcommi_ps_close(dcommi_ps_clock *c)
+{
+    c->closed++;
+    c->since = 0;
+}
+/* Return true if a worker's pull at its present clock need not wait. */
+static bool dcommi_ps_may_pull(const dcommi_ps_clock *c, int rank)
+{
+    const uint64_t clock = c->of[rank].clock;
+    int slowest = -1;
+    if (c->staleness <= 0) {
+        return c->staleness < 0 || clock <= c->closed;
+    }
+    return clock <= (uint64_t)c->staleness ||
+           dcommi_ps_slowest(c, &slowest) >= clock - (uint64_t)c->staleness;
+}
+/* Return the worker that a pull waits for; -1: none. */
+static int dcommi_ps_awaited(const dcommi_ps_clock *c)
+{
+    int slowest = -1;
+    dcommi_ps_slowest(c, &slowest);
+    return slowest;
+}
+/* ==== include/dcomm/impl/ps/update.h ======================================================= */
+/* update.h - what a gradient does to a row. */
+/* A server's rows of a parameter. */
+typedef struct dcommi_ps_table {
+    uint64_t first, rows, cols; /* first: the number of its first row */
+    float *value;               /* [rows * cols] */
+    float *state[2];            /* [rows * cols] of the update; NULL: it needs none */
+    uint32_t *updates;          /* [rows] of each row, for Adam; NULL: not needed */
+} dcommi_ps_table;
+/* Return how many numbers the update keeps for each value. */
+static int dcommi_ps_states(dcomm_ps_update update)
+{
+    return update == DCOMM_PS_ADAM                                     ? 2
+           : update == DCOMM_PS_MOMENTUM || update == DCOMM_PS_ADAGRAD ? 1
+                                                                       : 0;
+}
+/* Return a to the power of n. */
+static double dcommi_ps_power(double a, uint32_t n)
+{
+    double result = 1;
+    for (; n > 0; n >>= 1, a *= a) {
+        result *= n & 1 ? a : 1;
+    }
+    return result;
+}
+static void dcommi_ps_sgd(float *w, const float *g, size_t n, float rate)
+{
+    for (size_t k = 0; k < n; k++) {
+        w[k] -= rate * g[k];
+    }
+}
+static void dcommi_ps_momentum(float *w, float *v, const float *g, size_t n, float scale,
+                               const dcomm_ps_opts *o)
+{
+    const float momentum = (float)o->momentum, lr = (float)o->lr;
+    for (size_t k = 0; k < n; k++) {
+        v[k] = momentum * v[k] + scale * g[k];
+        w[k] -= lr * v[k];
+    }
+}
+static void dcommi_ps_adagrad(float *w, float *a, const float *g, size_t n, float scale,
+                              const dcomm_ps_opts *o)
+{
+    const float lr = (float)o->lr, eps = (float)o->eps;
+    for (size_t k = 0; k < n; k++) {
+        const float x = scale * g[k];
+        a[k] += x * x;
+        w[k] -= lr * x / ((float)dcommi_sqrt(a[k]) + eps);
+    }
+}
+static void dcommi_ps_adam(float *w, float *m, float *v, const float *g, size_t n, float scale,
+                           uint32_t step, const dcomm_ps_opts *o)
+{
+    const float b1 = (float)o->beta1, b2 = (float)o->beta2, eps = (float)o->eps;
+    const float rate = (float)(o->lr / (1 - dcommi_ps_power(o->beta1, step)));
+    const float whole = (float)(1 / (1 - dcommi_ps_power(o->beta2, step)));
+    for (size_t k = 0; k < n; k++) {
+        const float x = scale * g[k];
+        m[k] = b1 * m[k] + (1 - b1) * x;
+        v[k] = b2 * v[k] + (1 - b2) * x * x;
+        w[k] -= rate * m[k] / ((float)dcommi_sqrt(v[k] * whole) + eps);
+    }
+}
+/* Update nrows rows of a table, from row `row` on, counted from its first. `scale` multiplies g;
+ * for an elastic update it is the share of a worker's copy. */
+static void dcommi_ps_apply(dcommi_ps_table *t, uint64_t row, uint64_t nrows, const float *g,
+                            float scale, const dcomm_ps_opts *o)
+{
+    const size_t cols = (size_t)t->cols, at = (size_t)row * cols, n = (size_t)nrows * cols;
+    float *w = t->value + at;
+    switch (o->update) {
+    case DCOMM_PS_MOMENTUM:
+        dcommi_ps_momentum(w, t->state[0] + at, g, n, scale, o);
+        break;
+    case DCOMM_PS_ADAGRAD:
+        dcommi_ps_adagrad(w, t->state[0] + at, g, n, scale, o);
+        break;
+    case DCOMM_PS_ADAM:
+        for (size_t r = 0; r < (size_t)nrows; r++) {
+            const size_t from = r * cols;
+            dcommi_ps_adam(w + from, t->state[0] + at + from, t->state[1] + at + from, g + from,
+                           cols, scale, ++t->updates[row + r], o);
+        }
+        break;
+    case DCOMM_PS_ELASTIC:
+        for (size_t k = 0; k < n; k++) {
+            w[k] += scale * (float)o->rho * (g[k] - w[k]);
+        }
+        break;
+    default:
+        dcommi_ps_sgd(w, g, n, scale * (float)o->lr);
+    }
+}
+/* ---- the weight of a push ---- */
+/* Return 2 to the power of -x, x at least 0. */
+static double dcommi_ps_halved(double x)
+{
+    double power = 1, term = 1, sum = 1;
+    for (; x >= 1 && power > 0; x -= 1) {
+        power /= 2;
+    }
+    for (int k = 1; k < 20; k++) {
+        term *= -0.69314718055994530942 * x / k;
+        sum += term;
+    }
+    return power * sum;
+}
+static double dcommi_ps_weight(const dcomm_ps_opts *o, double tau)
+{
+    return o->weight == DCOMM_PS_WEIGHT_INVERSE  ? 1 / (1 + tau)
+           : o->weight == DCOMM_PS_WEIGHT_HALVED ? dcommi_ps_halved(tau / o->weight_ref)
+                                                 : 1;
+}
+enum dcommi_ps_kind {
+    DCOMMI_PS_PUSH = 1,
+    DCOMMI_PS_PULL,
+    DCOMMI_PS_CLOCK,
+    DCOMMI_PS_LEAVE,
+    DCOMMI_PS_VALUES,
+    DCOMMI_PS_ACK,
+    DCOMMI_PS_WAITS,
+    DCOMMI_PS_DROPPED
+};
+#define DCOMMI_PS_WINDOW 64    /* messages to a server that it has not handled yet, at most */
+#define DCOMMI_PS_ACK_EVERY 16 /* messages that a server handles before it says so */
+#define DCOMMI_PS_TAUS (16 * DCOMM_PS_TAUS)
+#define DCOMMI_PS_WAITS_S 0.5 /* seconds between reports of the worker that a pull waits for */
+/* Bytes of values under way to workers: further pulls wait, unless none is. */
+#define DCOMMI_PS_VALUE_BYTES ((size_t)256 << 20)
+/* ---- the worker's side ---- */
+/* A push or a pull of the caller's: its request, and what is left of it. */
+typedef struct dcommi_ps_call {
+    dcommi_run *run;
+    int left; /* pieces */
+    dcomm_status status;
+    char why[DCOMMI_TEXT_MAX];
+    double began, until;
+    bool pulls;
+    size_t *place; /* in the caller's memory, of listed rows by number; NULL: a range */
+} dcommi_ps_call;
+/* A message to a server. */
+typedef struct dcommi_ps_piece {
+    dcommi_op op;    /* first: of its send */
+    dcommi_op fetch; /* of the values */
+    struct dcommi_ps_piece *next;
+    dcomm_ps *ps;
+    dcommi_ps_call *call; /* NULL: nobody waits for it */
+    int server;
+    dcommi_header header;
+    const void *data; /* payload: `packed`, or the caller's */
+    size_t len;
+    void *packed;
+    float *out;    /* PULL: where the first row goes; with a list: the caller's memory */
+    size_t *place; /* of the rows; NULL: one behind another */
+    size_t bytes;  /* of the values; PULL: as in the answer */
+    void *fetched; /* the values of a list or of 16 bits, before they are put in place */
+    bool sending, fetching;
+    bool waits;  /* for values */
+    int awaited; /* the rank that the server waits for; -1: not told */
+    uint64_t awaited_clock;
+} dcommi_ps_piece;
+/* What a worker has with a server. */
+typedef struct dcommi_ps_to {
+    int rank;
+    uint64_t sent, acked;     /* messages */
+    dcommi_ps_piece *queue;   /* to be sent */
+    dcommi_ps_piece *pulling; /* PULLs that have been sent and not been answered */
+    bool lost;
+    char why[DCOMMI_TEXT_MAX];
+} dcommi_ps_to;
+/* ---- the server's side ---- */
+/* A message of a worker. */
+typedef struct dcommi_ps_job {
+    dcommi_op op; /* first: of its fetch */
+    struct dcommi_ps_job *next;
+    dcomm_ps *ps;
+    int from;
+    dcommi_header header;
+    dcommi_transport *transport;
+    void *desc; /* of a payload that is still at the sender */
+    size_t len;
+    uint8_t *data;
+    bool fetching, dropped;
+    bool whole;       /* PUSH: its worker has ended the clock that it was pushed in */
+    double next_told; /* PULL: when the worker is told whom it waits for */
+} dcommi_ps_job;
+/* What a server has with a worker. */
+typedef struct dcommi_ps_from {
+    dcommi_ps_job *queue; /* by number */
+    uint64_t next, acked; /* messages handled; that it has been told of */
+    size_t queued;
+    dcommi_ps_job *stash; /* BSP: pushes that count in the open clock */
+    uint64_t *seen, *own; /* [nparams] all updates at its last pull, and its own since */
+} dcommi_ps_from;
+/* ---- both ---- */
+typedef struct dcommi_ps_param {
+    char *name;
+    uint64_t rows, cols;
+} dcommi_ps_param;
+struct dcomm_ps {
+    dcomm_comm *comm; /* its own, which it has a reference to */
+    _Atomic int refs; /* of its creator and of ops under way */
+    bool closed;      /* it is destroyed, but for ops under way */
+    int rank, size;
+    dcomm_ps_opts opts;
+    size_t nparams;
+    dcommi_ps_param *params;
+    bool works, left; /* this rank is a worker; it has left */
+    int nservers;
+    dcommi_ps_to *to; /* [nservers] */
+    uint64_t clock_ended;
+    int server;              /* this rank's number among the servers; -1: it holds no rows */
+    dcommi_ps_table *tables; /* [nparams] */
+    uint64_t *updates;       /* [nparams] */
+    float *sum;              /* BSP: of a table's gradients */
+    uint8_t *touched;        /* BSP: rows that have any */
+    int workers;             /* at the beginning */
+    dcommi_ps_clock clock;
+    dcommi_ps_from *from;  /* [size] */
+    dcommi_ps_job *pulls;  /* that wait for others' clocks, or for room */
+    size_t value_bytes;    /* under way */
+    double heard_at;       /* when a worker's last message came */
+    uint64_t *last_counts; /* [size] clocks that each worker was the last to end */
+    uint64_t taus[DCOMMI_PS_TAUS]; /* pushes by their delay, in sixteenths */
+    dcomm_ps_stats stats;
+};
+/* ---- rows and servers ---- */
+/* Return the first of a server's rows; `rows` if there is no such server. */
+static uint64_t dcommi_ps_first(const dcomm_ps *ps, size_t i, int server)
+{
+    const uint64_t rows = ps->params[i].rows, n = (uint64_t)ps->nservers, k = (uint64_t)server;
+    const uint64_t extra = rows % n;
+    return rows / n * k + (k < extra ? k : extra);
+}
+/* Return the server that holds a row. */
+static int dcommi_ps_holder(const dcomm_ps *ps, size_t i, uint64_t row)
+{
+    const uint64_t rows = ps->params[i].rows, n = (uint64_t)ps->nservers;
+    const uint64_t each = rows / n, extra = rows % n, longer = extra * (each + 1);
+    return (int)(row < longer ? row / (each + 1) : extra + (row - longer) / each);
+}
+static size_t dcommi_ps_row_bytes(const dcomm_ps *ps, size_t i)
+{
+    return (size_t)ps->params[i].cols * sizeof(float);
+}
+/* Return the bytes of a row in an answer to a pull. */
+static size_t dcommi_ps_answer_row(const dcomm_ps *ps, size_t i)
+{
+    return (size_t)ps->params[i].cols * dcomm_dtype_size(ps->opts.pull_dtype);
+}
+/* Return the rank of a server. */
+static int dcommi_ps_server_rank(int size, int servers, int k)
+{
+    return (int)((int64_t)k * size / servers);
+}
+/* ---- ends ---- */
+static void dcommi_ps_free(dcomm_ps *ps)
+{
+    dcomm_comm *comm = ps->comm;
+    for (size_t i = 0; ps->params != NULL && i < ps->nparams; i++) {
+        dcommi_free(ps->params[i].name);
+    }
+    for (size_t i = 0; ps->tables != NULL && i < ps->nparams; i++) {
+        dcommi_ps_table *t = &ps->tables[i];
+        dcommi_free(t->value);
+        dcommi_free(t->state[0]);
+        dcommi_free(t->state[1]);
+        dcommi_free(t->updates);
+    }
+    for (int r = 0; ps->from != NULL && r < ps->size; r++) {
+        dcommi_free(ps->from[r].seen);
+    }
+    void *all[] = {ps->params,  ps->to,       ps->tables, ps->updates,    ps->sum,
+                   ps->touched, ps->clock.of, ps->from,   ps->last_counts};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        dcommi_free(all[i]);
+    }
+    dcommi_free(ps);
+    dcommi_comm_unref(comm);
+}
+/* Count an op that the transport has taken, and one that has come back. With the token. */
+static void dcommi_ps_op_begins(dcomm_ps *ps)
+{
+    atomic_fetch_add(&ps->refs, 1);
+    ps->comm->in_transport++;
+}
+static void dcommi_ps_unref(dcomm_ps *ps)
+{
+    if (atomic_fetch_sub(&ps->refs, 1) == 1) {
+        dcommi_ps_free(ps);
+    }
+}
+static void dcommi_ps_op_ends(dcomm_ps *ps)
+{
+    ps->comm->in_transport--;
+    dcommi_ps_unref(ps);
+}
+/* Write n values as answers to pulls have them. */
+static void dcommi_ps_cast(void *wire, const float *values, size_t n, dcomm_dtype dtype)
+{
+    if (dtype == DCOMM_F32) {
+        memcpy(wire, values, n * sizeof *values);
+    } else {
+        dcommi_from_f32(wire, values, n, dtype);
+    }
+}
+/* Read n values of an answer. */
+static void dcommi_ps_uncast(float *values, const void *wire, size_t n, dcomm_dtype dtype)
+{
+    if (dtype == DCOMM_F32) {
+        memcpy(values, wire, n * sizeof *values);
+    } else {
+        dcommi_to_f32(values, wire, n, dtype, 1);
+    }
+}
+/* Return true if a worker's message can be right, as far as its header tells. Its payload is then
+ * at most that of this server's rows. */
+static bool dcommi_ps_valid(const dcomm_ps *ps, const dcommi_header *h, size_t len)
+{
+    const bool pushes = h->slot == DCOMMI_PS_PUSH;
+    if (h->slot == DCOMMI_PS_CLOCK || h->slot == DCOMMI_PS_LEAVE) {
+        return len == 0 && h->stage == 0; /* no list */
+    }
+    if ((!pushes && h->slot != DCOMMI_PS_PULL) || h->tag >= ps->nparams || h->stage > 1) {
+        return false;
+    }
+    const dcommi_ps_table *t = &ps->tables[h->tag];
+    const size_t list = h->stage == 1 ? (size_t)h->b * sizeof(uint64_t) : 0;
+    if (h->b < 1 || h->b > t->rows) {
+        return false;
+    }
+    return len == list + (pushes ? (size_t)h->b * dcommi_ps_row_bytes(ps, h->tag) : 0) &&
+           (h->stage == 1 ? h->a == 0 : h->a >= t->first && h->a - t->first <= t->rows - h->b);
+}
+/* Return true if a list is of this server's rows, ascending. */
+static bool dcommi_ps_valid_list(const dcommi_ps_table *t, const uint64_t *rows, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        if (rows[i] < t->first || rows[i] - t->first >= t->rows ||
+            (i > 0 && rows[i] <= rows[i - 1])) {
+            return false;
+        }
+    }
+    return true;
+}
+/* Make the tables of this server's rows. `params` has the initial values. */
+static dcomm_status dcommi_ps_store_make(dcomm_ps *ps, const dcomm_ps_param *params)
+{
+    size_t most = 0, most_rows = 0;
+    ps->tables = dcommi_calloc(ps->nparams, sizeof *ps->tables);
+    ps->updates = dcommi_calloc(ps->nparams, sizeof *ps->updates);
+    if (ps->tables == NULL || ps->updates == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (size_t i = 0; i < ps->nparams; i++) {
+        dcommi_ps_table *t = &ps->tables[i];
+        t->first = dcommi_ps_first(ps, i, ps->server);
+        t->rows = dcommi_ps_first(ps, i, ps->server + 1) - t->first;
+        t->cols = ps->params[i].cols;
+        const size_t n = (size_t)(t->rows * t->cols);
+        bool bad = (t->value = dcommi_calloc(n, sizeof(float))) == NULL;
+        for (int s = 0; s < dcommi_ps_states(ps->opts.update) && !bad; s++) {
+            bad = (t->state[s] = dcommi_calloc(n, sizeof(float))) == NULL;
+        }
+        if (!bad && ps->opts.update == DCOMM_PS_ADAM) {
+            bad = (t->updates = dcommi_calloc((size_t)t->rows, sizeof *t->updates)) == NULL;
+        }
+        if (bad) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        if (params[i].init != NULL && n > 0) {
+            memcpy(t->value, (const float *)params[i].init + t->first * t->cols, n * sizeof(float));
+        }
+        most = n > most ? n : most;
+        most_rows = t->rows > most_rows ? (size_t)t->rows : most_rows;
+    }
+    if (ps->opts.staleness == 0) {
+        ps->sum = dcommi_calloc(most, sizeof *ps->sum);
+        ps->touched = dcommi_calloc(most_rows, sizeof *ps->touched);
+        return ps->sum != NULL && ps->touched != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    }
+    return DCOMM_OK;
+}
+/* Return the place of row j of a message in its table. */
+static inline uint64_t dcommi_ps_row(const dcommi_ps_table *t, const dcommi_header *h,
+                                     const uint8_t *data, uint64_t j)
+{
+    return (h->stage == 1 ? ((const uint64_t *)(const void *)data)[j] : h->a + j) - t->first;
+}
+/* Return the values of a message, behind its list. */
+static inline const float *dcommi_ps_values(const dcommi_header *h, const uint8_t *data)
+{
+    return (const float *)(const void *)(data +
+                                         (h->stage == 1 ? (size_t)h->b * sizeof(uint64_t) : 0));
+}
+/* ---- one update per push ---- */
+/* Return the delay of a worker's push: the others' updates since its last pull, over workers. */
+static double dcommi_ps_tau(const dcomm_ps *ps, int worker, size_t i)
+{
+    const dcommi_ps_from *f = &ps->from[worker];
+    return (double)(ps->updates[i] - f->seen[i] - f->own[i]) / ps->workers;
+}
+/* Count a delay, in sixteenths. */
+static void dcommi_ps_tau_count(dcomm_ps *ps, double tau)
+{
+    const double most = DCOMMI_PS_TAUS - 1, at = tau * 16;
+    ps->taus[at < most ? (size_t)at : DCOMMI_PS_TAUS - 1]++;
+}
+/* Return how many rows of a message from row j on lie one behind another in the table. With
+ * `touched`, they must also have a sum all or none. */
+static uint64_t dcommi_ps_stretch(const dcommi_ps_table *t, const dcommi_header *h,
+                                  const uint8_t *data, uint64_t j, const uint8_t *touched)
+{
+    const uint64_t row = dcommi_ps_row(t, h, data, j);
+    uint64_t n = 1;
+    while (j + n < h->b && dcommi_ps_row(t, h, data, j + n) == row + n &&
+           (touched == NULL || touched[row + n] == touched[row])) {
+        n++;
+    }
+    return n;
+}
+/* Update the rows of a push. */
+static void dcommi_ps_push_apply(dcomm_ps *ps, int worker, const dcommi_header *h,
+                                 const uint8_t *data)
+{
+    const size_t i = h->tag;
+    dcommi_ps_table *t = &ps->tables[i];
+    const double tau = dcommi_ps_tau(ps, worker, i);
+    dcommi_ps_tau_count(ps, tau);
+    if (ps->opts.drop_tau > 0 && tau > ps->opts.drop_tau) {
+        ps->stats.dropped++;
+        return;
+    }
+    const float scale = (float)(dcommi_ps_weight(&ps->opts, tau) / ps->workers);
+    const float *g = dcommi_ps_values(h, data);
+    for (uint64_t j = 0, n; j < h->b; j += n) {
+        n = dcommi_ps_stretch(t, h, data, j, NULL);
+        dcommi_ps_apply(t, dcommi_ps_row(t, h, data, j), n, g + j * t->cols, scale, &ps->opts);
+    }
+    ps->updates[i]++;
+    ps->from[worker].own[i]++;
+    ps->stats.updates++;
+}
+/* ---- one update per clock ---- */
+/* Add a push to the sum of a table. */
+static void dcommi_ps_sum_add(dcomm_ps *ps, const dcommi_header *h, const uint8_t *data)
+{
+    const dcommi_ps_table *t = &ps->tables[h->tag];
+    const size_t cols = (size_t)t->cols;
+    const float *g = dcommi_ps_values(h, data);
+    for (uint64_t j = 0, n; j < h->b; j += n) {
+        n = dcommi_ps_stretch(t, h, data, j, ps->touched);
+        const uint64_t row = dcommi_ps_row(t, h, data, j);
+        const size_t count = (size_t)n * cols;
+        float *sum = ps->sum + row * cols;
+        const void *both[] = {sum, g + j * cols};
+        if (!ps->touched[row]) {
+            memcpy(sum, both[1], count * sizeof *g);
+            memset(ps->touched + row, 1, (size_t)n);
+        } else {
+            dcommi_host_reduce(sum, both, 2, count, DCOMM_F32, DCOMM_SUM, 1);
+        }
+    }
+}
+/* Average the sum of a table over `workers`, and update the rows that have one. */
+static void dcommi_ps_sum_apply(dcomm_ps *ps, size_t i, int workers)
+{
+    dcommi_ps_table *t = &ps->tables[i];
+    const size_t cols = (size_t)t->cols;
+    for (uint64_t row = 0, n; row < t->rows; row += n) {
+        n = 1;
+        while (row + n < t->rows && ps->touched[row + n] == ps->touched[row]) {
+            n++;
+        }
+        if (ps->touched[row]) {
+            float *sum = ps->sum + row * cols;
+            const void *one[] = {sum};
+            dcommi_host_reduce(sum, one, 1, (size_t)n * cols, DCOMM_F32, DCOMM_AVG, workers);
+            dcommi_ps_apply(t, row, n, sum, 1, &ps->opts);
+        }
+    }
+    memset(ps->touched, 0, (size_t)t->rows);
+}
+/* ---- pulls ---- */
+/* Write the rows that a pull asks for to `wire`. */
+static void dcommi_ps_copy(const dcommi_ps_table *t, const dcommi_header *h, const uint8_t *data,
+                           uint8_t *wire, dcomm_dtype dtype)
+{
+    const size_t cols = (size_t)t->cols, row = cols * dcomm_dtype_size(dtype);
+    for (uint64_t j = 0, n; j < h->b; j += n) {
+        n = dcommi_ps_stretch(t, h, data, j, NULL);
+        dcommi_ps_cast(wire + j * row, t->value + dcommi_ps_row(t, h, data, j) * cols,
+                       (size_t)n * cols, dtype);
+    }
+}
+/* ---- answers ---- */
+/* Send a message to a rank; this one gets it at once. */
+static void dcommi_ps_tell(dcomm_ps *ps, int rank, dcommi_header *h, const void *data, size_t len)
+{
+    h->type = DCOMMI_MSG_SERVICE;
+    if (rank != ps->rank) {
+        /* A rank that cannot be told is noticed elsewhere. */
+        (void)dcommi_send_header(ps->comm, rank, h, data, len);
+        return;
+    }
+    h->comm = ps->comm->id;
+    h->src = (uint32_t)rank;
+    const dcommi_arrival arrival = {
+        .peer = -1, .header = h, .header_len = sizeof *h, .data = data, .len = len};
+    ps->comm->service->on_message(ps->comm, h, NULL, &arrival);
+}
+/* Values on their way to a worker. */
+typedef struct dcommi_ps_reply {
+    dcommi_op op; /* first */
+    dcomm_ps *ps;
+    size_t len;
+    uint8_t values[];
+} dcommi_ps_reply;
+static void dcommi_ps_replied(dcommi_op *op, dcomm_status status)
+{
+    dcommi_ps_reply *reply = (dcommi_ps_reply *)op;
+    (void)status; /* a worker that is lost is noticed elsewhere */
+    reply->ps->value_bytes -= reply->len;
+    dcommi_ps_op_ends(reply->ps);
+    dcommi_free(reply);
+}
+/* Put a message behind those of a list. */
+static void dcommi_ps_append(dcommi_ps_job **list, dcommi_ps_job *job)
+{
+    while (*list != NULL) {
+        list = &(*list)->next;
+    }
+    *list = job;
+}
+static void dcommi_ps_job_free(dcommi_ps_job *job)
+{
+    if (job->desc != NULL) {
+        job->transport->call->release(job->transport, job->desc);
+    }
+    dcommi_free(job->data);
+    dcommi_free(job);
+}
+/* Answer a pull with a copy of its rows, which stay of one moment. Return false without memory. */
+static bool dcommi_ps_answer(dcomm_ps *ps, const dcommi_ps_job *job)
+{
+    const dcommi_ps_table *t = &ps->tables[job->header.tag];
+    const size_t len = (size_t)job->header.b * dcommi_ps_answer_row(ps, job->header.tag);
+    dcommi_header h = {.slot = DCOMMI_PS_VALUES, .seq = job->header.seq, .tag = job->header.tag};
+    dcommi_ps_from *f = &ps->from[job->from];
+    dcommi_ps_reply *reply = dcommi_alloc_raw(sizeof *reply + len);
+    if (reply == NULL) {
+        return false;
+    }
+    reply->op = (dcommi_op){.done = dcommi_ps_replied};
+    reply->ps = ps;
+    reply->len = len;
+    dcommi_ps_copy(t, &job->header, job->data, reply->values, ps->opts.pull_dtype);
+    f->seen[h.tag] = ps->updates[h.tag];
+    f->own[h.tag] = 0;
+    if (job->from == ps->rank) {
+        dcommi_ps_tell(ps, ps->rank, &h, reply->values, len);
+        dcommi_free(reply);
+        return true;
+    }
+    h.type = DCOMMI_MSG_SERVICE;
+    ps->value_bytes += len;
+    dcommi_ps_op_begins(ps);
+    if (dcommi_post(ps->comm, job->from, &h, reply->values, len, &reply->op) != DCOMM_IN_PROGRESS) {
+        dcommi_ps_replied(&reply->op, DCOMM_OK);
+    }
+    return true;
+}
+/* Answer the pulls that may be answered now, in the order in which they came. */
+static void dcommi_ps_answer_all(dcomm_ps *ps)
+{
+    for (dcommi_ps_job **at = &ps->pulls; *at != NULL;) {
+        dcommi_ps_job *job = *at;
+        const bool room = ps->value_bytes < DCOMMI_PS_VALUE_BYTES;
+        if (!dcommi_ps_may_pull(&ps->clock, job->from) || !room || !dcommi_ps_answer(ps, job)) {
+            at = &job->next;
+            continue;
+        }
+        *at = job->next;
+        dcommi_ps_job_free(job);
+    }
+}
+/* ---- clocks ---- */
+/* Free the pushes of a worker that wait for the end of a clock; if it is `gone`, only those of a
+ * clock that it has not ended. */
+static void dcommi_ps_unstash(dcomm_ps *ps, int worker, bool gone)
+{
+    dcommi_ps_job **at = &ps->from[worker].stash;
+    while (*at != NULL) {
+        dcommi_ps_job *job = *at;
+        if (gone && job->whole) {
+            at = &job->next;
+            continue;
+        }
+        *at = job->next;
+        ps->stats.dropped += gone;
+        dcommi_ps_job_free(job);
+    }
+}
+/* End the open clock: average its pushes in the order of ranks, and update the rows. */
+static void dcommi_ps_close_one(dcomm_ps *ps)
+{
+    int workers = 0;
+    for (int r = 0; r < ps->size; r++) {
+        workers += dcommi_ps_ended(&ps->clock, r) || ps->from[r].stash != NULL;
+    }
+    for (size_t i = 0; i < ps->nparams; i++) {
+        for (int r = 0; r < ps->size; r++) {
+            for (const dcommi_ps_job *job = ps->from[r].stash; job != NULL; job = job->next) {
+                if (job->header.tag == i) {
+                    dcommi_ps_sum_add(ps, &job->header, job->data);
+                }
+            }
+        }
+        dcommi_ps_sum_apply(ps, i, workers);
+    }
+    for (int r = 0; r < ps->size; r++) {
+        dcommi_ps_unstash(ps, r, false);
+    }
+    if (ps->clock.last >= 0) {
+        ps->last_counts[ps->clock.last]++;
+    }
+    ps->stats.updates++;
+    dcommi_ps_close(&ps->clock);
+}
+static void dcommi_ps_from_pump(dcomm_ps *ps, int worker);
+/* End all clocks that can end, and let those go on that have waited for that. */
+static void dcommi_ps_go_on(dcomm_ps *ps)
+{
+    const double now = dcommi_now();
+    while (dcommi_ps_may_close(&ps->clock, now)) {
+        dcommi_ps_close_one(ps);
+        for (int r = 0; r < ps->size; r++) {
+            dcommi_ps_from_pump(ps, r);
+        }
+    }
+    dcommi_ps_answer_all(ps);
+}
+/* ---- workers that go ---- */
+/* Forget the messages of a worker that has died or left. Those that the transport still fetches
+ * free themselves. */
+static void dcommi_ps_forget(dcomm_ps *ps, int worker)
+{
+    dcommi_ps_from *f = &ps->from[worker];
+    dcommi_ps_job **at = &ps->pulls;
+    while (*at != NULL) {
+        dcommi_ps_job *job = *at;
+        if (job->from == worker) {
+            *at = job->next;
+            dcommi_ps_job_free(job);
+        } else {
+            at = &job->next;
+        }
+    }
+    while (f->queue != NULL) {
+        dcommi_ps_job *job = f->queue;
+        f->queue = job->next;
+        if (job->fetching) {
+            job->dropped = true;
+        } else {
+            dcommi_ps_job_free(job);
+        }
+    }
+    f->queued = 0;
+}
+/* Take a worker out. What it pushed in a clock that it has not ended is dropped. */
+static void dcommi_ps_worker_gone(dcomm_ps *ps, int worker)
+{
+    if (!ps->clock.of[worker].works) {
+        return;
+    }
+    ps->clock.of[worker].works = false;
+    dcommi_ps_forget(ps, worker);
+    dcommi_ps_unstash(ps, worker, true);
+    dcommi_ps_go_on(ps);
+}
+/* Take out a worker that has sent what cannot be right, and tell it. */
+static void dcommi_ps_refuse(dcomm_ps *ps, int worker, const char *what)
+{
+    char text[DCOMMI_TEXT_MAX];
+    snprintf(text, sizeof text, "the server on rank %d has dropped worker %d, which %s", ps->rank,
+             worker, what);
+    dcommi_log(DCOMMI_LOG_WARN, "%s", text);
+    dcommi_header h = {.slot = DCOMMI_PS_DROPPED};
+    dcommi_ps_tell(ps, worker, &h, text, strlen(text));
+    dcommi_ps_worker_gone(ps, worker);
+}
+/* ---- messages ---- */
+/* Tell a worker how many of its messages have been handled. */
+static void dcommi_ps_ack(dcomm_ps *ps, int worker)
+{
+    dcommi_ps_from *f = &ps->from[worker];
+    if (f->next - f->acked >= DCOMMI_PS_ACK_EVERY && ps->clock.of[worker].works) {
+        dcommi_header h = {.slot = DCOMMI_PS_ACK, .a = f->next};
+        f->acked = f->next;
+        dcommi_ps_tell(ps, worker, &h, NULL, 0);
+    }
+}
+/* Handle a message whose turn it is, and take it over. */
+static void dcommi_ps_handle(dcomm_ps *ps, dcommi_ps_job *job)
+{
+    const dcommi_header *h = &job->header;
+    job->next = NULL;
+    switch (h->slot) {
+    case DCOMMI_PS_PUSH:
+        if (ps->opts.staleness == 0) {
+            ps->stats.late += ps->clock.of[job->from].clock < ps->clock.closed;
+            dcommi_ps_append(&ps->from[job->from].stash, job);
+            return;
+        }
+        dcommi_ps_push_apply(ps, job->from, h, job->data);
+        break;
+    case DCOMMI_PS_PULL:
+        dcommi_ps_append(&ps->pulls, job);
+        return;
+    case DCOMMI_PS_CLOCK:
+        for (dcommi_ps_job *push = ps->from[job->from].stash; push != NULL; push = push->next) {
+            push->whole = true;
+        }
+        dcommi_ps_clock_end(&ps->clock, job->from, dcommi_now());
+        break;
+    default: /* LEAVE */
+        dcommi_ps_worker_gone(ps, job->from);
+    }
+    dcommi_ps_job_free(job);
+}
+static void dcommi_ps_fetched(dcommi_op *op, dcomm_status status)
+{
+    dcommi_ps_job *job = (dcommi_ps_job *)op;
+    dcomm_ps *ps = job->ps;
+    job->fetching = false;
+    if (job->dropped || ps->closed) {
+        dcommi_ps_job_free(job);
+    } else if (status < 0) {
+        dcommi_ps_worker_gone(ps, job->from);
+    } else {
+        dcommi_ps_from_pump(ps, job->from);
+        dcommi_ps_go_on(ps);
+    }
+    dcommi_ps_op_ends(ps);
+}
+/* Bring a message's payload here. Return true if it is here. */
+static bool dcommi_ps_fetch(dcomm_ps *ps, dcommi_ps_job *job)
+{
+    if (job->desc == NULL || job->fetching) {
+        return !job->fetching;
+    }
+    job->data = job->data != NULL ? job->data : dcommi_alloc_raw(job->len);
+    if (job->data == NULL) {
+        return false; /* dcommi_ps_server_check tries again */
+    }
+    void *desc = job->desc;
+    job->desc = NULL;
+    job->fetching = true;
+    job->op.done = dcommi_ps_fetched;
+    dcommi_ps_op_begins(ps);
+    const dcomm_status status =
+        job->transport->call->fetch(job->transport, desc, job->data, job->len, &job->op);
+    if (status == DCOMM_IN_PROGRESS) {
+        return false;
+    }
+    job->fetching = false;
+    dcommi_ps_op_ends(ps);
+    if (status < 0) {
+        dcommi_ps_worker_gone(ps, job->from); /* frees the job */
+    }
+    return status >= 0;
+}
+/* Return true if a message must wait for the end of the open clock. */
+static bool dcommi_ps_too_early(const dcomm_ps *ps, const dcommi_ps_job *job)
+{
+    return ps->opts.staleness == 0 && dcommi_ps_ended(&ps->clock, job->from) &&
+           (job->header.slot == DCOMMI_PS_PUSH || job->header.slot == DCOMMI_PS_CLOCK);
+}
+/* Handle the messages of a worker whose turn it is. */
+static void dcommi_ps_from_pump(dcomm_ps *ps, int worker)
+{
+    dcommi_ps_from *f = &ps->from[worker];
+    while (f->queue != NULL && f->queue->header.seq == f->next &&
+           !dcommi_ps_too_early(ps, f->queue) && dcommi_ps_fetch(ps, f->queue)) {
+        dcommi_ps_job *job = f->queue;
+        const dcommi_header *h = &job->header;
+        if (h->stage == 1 &&
+            !dcommi_ps_valid_list(&ps->tables[h->tag], (const uint64_t *)(const void *)job->data,
+                                  h->b)) {
+            dcommi_ps_refuse(ps, worker, "sent a list of rows that cannot be right");
+            return;
+        }
+        f->queue = job->next;
+        f->queued--;
+        f->next++;
+        dcommi_ps_handle(ps, job);
+        dcommi_ps_ack(ps, worker);
+    }
+}
+/* Keep a worker's message until its turn. */
+static dcommi_verdict dcommi_ps_take(dcomm_ps *ps, const dcommi_header *h,
+                                     dcommi_transport *transport, const dcommi_arrival *arrival)
+{
+    const int worker = (int)h->src;
+    dcommi_ps_from *f = &ps->from[worker];
+    if (!ps->clock.of[worker].works) {
+        return DCOMMI_CONSUMED; /* it has been told, or has left */
+    }
+    ps->heard_at = dcommi_now();
+    dcommi_ps_job **at = &f->queue;
+    while (*at != NULL && (*at)->header.seq < h->seq) {
+        at = &(*at)->next;
+    }
+    if (!dcommi_ps_valid(ps, h, arrival->len) || h->seq < f->next ||
+        h->seq - f->next >= 2 * DCOMMI_PS_WINDOW || (*at != NULL && (*at)->header.seq == h->seq)) {
+        dcommi_ps_refuse(ps, worker, "sent a message that cannot be right");
+        return DCOMMI_CONSUMED;
+    }
+    const bool here = arrival->data != NULL && arrival->len > 0;
+    dcommi_ps_job *job = dcommi_alloc(sizeof *job);
+    uint8_t *data = job != NULL && here ? dcommi_alloc_raw(arrival->len) : NULL;
+    if (job == NULL || (here && data == NULL)) {
+        dcommi_free(job);
+        dcommi_ps_refuse(ps, worker, "sent a message for which there is no memory");
+        return DCOMMI_CONSUMED;
+    }
+    if (here) {
+        memcpy(data, arrival->data, arrival->len);
+    }
+    *job = (dcommi_ps_job){.next = *at,
+                           .ps = ps,
+                           .from = worker,
+                           .header = *h,
+                           .transport = transport,
+                           .desc = here || arrival->len == 0 ? NULL : arrival->desc,
+                           .len = arrival->len,
+                           .data = data};
+    *at = job;
+    f->queued++;
+    const bool kept = job->desc != NULL;
+    dcommi_ps_from_pump(ps, worker);
+    dcommi_ps_go_on(ps);
+    return kept ? DCOMMI_KEEP : DCOMMI_CONSUMED;
+}
+/* ---- on time ---- */
+/* Tell the workers of pulls that wait for whom they wait. */
+static void dcommi_ps_report(dcomm_ps *ps, double now)
+{
+    const int awaited = dcommi_ps_awaited(&ps->clock);
+    for (dcommi_ps_job *job = ps->pulls; job != NULL && awaited >= 0; job = job->next) {
+        if (now >= job->next_told && !dcommi_ps_may_pull(&ps->clock, job->from)) {
+            dcommi_header h = {.slot = DCOMMI_PS_WAITS,
+                               .seq = job->header.seq,
+                               .a = (uint64_t)awaited,
+                               .b = ps->clock.of[awaited].clock};
+            job->next_told = now + DCOMMI_PS_WAITS_S;
+            dcommi_ps_tell(ps, job->from, &h, NULL, 0);
+        }
+    }
+}
+static void dcommi_ps_server_check(dcomm_ps *ps, double now)
+{
+    for (int r = 0; r < ps->size; r++) {
+        dcommi_ps_from_pump(ps, r); /* for want of memory before */
+        if (ps->clock.of[r].works && r != ps->rank) {
+            dcommi_suspect_look(ps->comm, r, now, dcommi_silence_every(ps->comm->context));
+        }
+    }
+    dcommi_ps_go_on(ps);
+    dcommi_ps_report(ps, now);
+}
+/* ---- the end of a call ---- */
+/* Complete a call: its request, for whoever waits. */
+static void dcommi_ps_call_end(dcomm_ps *ps, dcommi_ps_call *call)
+{
+    dcommi_run *run = call->run;
+    dcomm_context *context = ps->comm->context;
+    if (call->pulls) {
+        ps->stats.wait_s += dcommi_now() - call->began;
+    }
+    run->why = call->status < 0 ? dcommi_strdup(call->why) : NULL;
+    run->next_finished = context->finished;
+    context->finished = run;
+    ps->comm->stats.operations += call->status == DCOMM_OK;
+    atomic_store_explicit(&run->status, call->status, memory_order_release);
+    dcommi_free(call->place);
+    dcommi_free(call);
+}
+/* Free a piece that neither the transport nor a list holds. */
+static void dcommi_ps_piece_free(dcommi_ps_piece *piece)
+{
+    dcommi_free(piece->packed);
+    dcommi_free(piece->fetched);
+    dcommi_free(piece);
+}
+/* Note that a piece is done, or has failed. It is freed when the transport has given it back. */
+static void dcommi_ps_piece_end(dcommi_ps_piece *piece, dcomm_status status, const char *why)
+{
+    dcomm_ps *ps = piece->ps;
+    dcommi_ps_call *call = piece->call;
+    piece->call = NULL;
+    piece->waits = false;
+    if (call != NULL) {
+        if (status < 0 && call->status == DCOMM_OK) {
+            call->status = status;
+            snprintf(call->why, sizeof call->why, "%s", why);
+        }
+        if (--call->left == 0) {
+            dcommi_ps_call_end(ps, call);
+        }
+    }
+    if (!piece->sending && !piece->fetching) {
+        dcommi_ps_piece_free(piece);
+    }
+}
+/* ---- sending ---- */
+/* Return the sentence that names a server that is lost. */
+static const char *dcommi_ps_lost_text(const dcomm_ps *ps, int k, char *text, size_t len)
+{
+    snprintf(text, len, "server %d (rank %d): %s", k, ps->to[k].rank, ps->to[k].why);
+    return text;
+}
+/* The transport has given back a piece that it sent. */
+static void dcommi_ps_sent(dcommi_op *op, dcomm_status status)
+{
+    dcommi_ps_piece *piece = (dcommi_ps_piece *)op;
+    dcomm_ps *ps = piece->ps;
+    piece->sending = false;
+    if (!piece->fetching && (!piece->waits || status < 0)) { /* else its values end it */
+        DCOMMI_LIST_REMOVE(ps->to[piece->server].pulling, piece, next);
+        dcommi_ps_piece_end(piece, status, "the server cannot be reached");
+    }
+    dcommi_ps_op_ends(ps);
+}
+/* Send a piece. */
+static void dcommi_ps_send(dcomm_ps *ps, dcommi_ps_piece *piece)
+{
+    dcommi_ps_to *to = &ps->to[piece->server];
+    char text[DCOMMI_TEXT_MAX];
+    piece->header.seq = to->sent++;
+    piece->waits = piece->header.slot == DCOMMI_PS_PULL;
+    if (piece->waits) {
+        piece->next = to->pulling;
+        to->pulling = piece;
+    }
+    if (to->rank == ps->rank) {
+        const bool waits = piece->waits;
+        dcommi_ps_tell(ps, ps->rank, &piece->header, piece->data, piece->len);
+        if (!waits) {
+            dcommi_ps_piece_end(piece, DCOMM_OK, NULL);
+        }
+        return;
+    }
+    piece->sending = true;
+    piece->op.done = dcommi_ps_sent;
+    dcommi_ps_op_begins(ps);
+    const dcomm_status status =
+        dcommi_post(ps->comm, to->rank, &piece->header, piece->data, piece->len, &piece->op);
+    if (status == DCOMM_IN_PROGRESS) {
+        return;
+    }
+    piece->sending = false;
+    if (status < 0 && piece->waits) {
+        DCOMMI_LIST_REMOVE(to->pulling, piece, next);
+    }
+    if (status < 0 || !piece->waits) {
+        snprintf(text, sizeof text, "%.399s", dcommi_message);
+        dcommi_ps_piece_end(piece, status, text);
+    }
+    dcommi_ps_op_ends(ps);
+}
+/* Send the pieces for which the server has room. */
+static void dcommi_ps_to_pump(dcomm_ps *ps, int k)
+{
+    dcommi_ps_to *to = &ps->to[k];
+    char text[DCOMMI_TEXT_MAX + 64];
+    while (to->queue != NULL && (to->lost || to->sent - to->acked < DCOMMI_PS_WINDOW)) {
+        dcommi_ps_piece *piece = to->queue;
+        to->queue = piece->next;
+        piece->next = NULL;
+        if (to->lost) {
+            dcommi_ps_piece_end(piece, DCOMM_ERR_PEER,
+                                dcommi_ps_lost_text(ps, k, text, sizeof text));
+        } else {
+            dcommi_ps_send(ps, piece);
+        }
+    }
+}
+/* Put a piece behind those for the same server. */
+static void dcommi_ps_enqueue(dcomm_ps *ps, dcommi_ps_piece *piece)
+{
+    dcommi_ps_to *to = &ps->to[piece->server];
+    dcommi_ps_piece **at = &to->queue;
+    while (*at != NULL) {
+        at = &(*at)->next;
+    }
+    *at = piece;
+    dcommi_ps_to_pump(ps, piece->server);
+}
+/* ---- answers ---- */
+/* Put the values of a pull in place. */
+static void dcommi_ps_place(const dcommi_ps_piece *piece, const uint8_t *values)
+{
+    const dcomm_ps *ps = piece->ps;
+    const size_t rows = (size_t)piece->header.b, each = piece->place != NULL ? 1 : rows;
+    const size_t cols = (size_t)ps->params[piece->header.tag].cols;
+    for (size_t j = 0; j < rows; j += each) {
+        const size_t place = piece->place != NULL ? piece->place[j] : 0;
+        dcommi_ps_uncast(piece->out + place * cols, values + j * (piece->bytes / rows), each * cols,
+                         ps->opts.pull_dtype);
+    }
+}
+static void dcommi_ps_values_fetched(dcommi_op *op, dcomm_status status)
+{
+    dcommi_ps_piece *piece = (dcommi_ps_piece *)((char *)op - offsetof(dcommi_ps_piece, fetch));
+    dcomm_ps *ps = piece->ps;
+    piece->fetching = false;
+    if (status >= 0 && piece->call != NULL && piece->fetched != NULL) {
+        dcommi_ps_place(piece, piece->fetched);
+    }
+    dcommi_ps_piece_end(piece, status, "its values could not be fetched");
+    dcommi_ps_op_ends(ps);
+}
+/* Bring the values of a pull here: to their place, or first to memory of their own. */
+static void dcommi_ps_fetch_values(dcomm_ps *ps, dcommi_ps_piece *piece,
+                                   dcommi_transport *transport, void *desc)
+{
+    piece->fetching = true;
+    piece->fetch.done = dcommi_ps_values_fetched;
+    dcommi_ps_op_begins(ps);
+    const dcomm_status status = transport->call->fetch(
+        transport, desc, piece->fetched != NULL ? piece->fetched : (void *)piece->out, piece->bytes,
+        &piece->fetch);
+    if (status != DCOMM_IN_PROGRESS) {
+        dcommi_ps_values_fetched(&piece->fetch, status);
+    }
+}
+/* Take the values of a pull. */
+static dcommi_verdict dcommi_ps_on_values(dcomm_ps *ps, int k, const dcommi_header *h,
+                                          dcommi_transport *transport,
+                                          const dcommi_arrival *arrival)
+{
+    dcommi_ps_to *to = &ps->to[k];
+    dcommi_ps_piece *piece = to->pulling;
+    while (piece != NULL && piece->header.seq != h->seq) {
+        piece = piece->next;
+    }
+    if (piece == NULL || arrival->len != piece->bytes) {
+        return DCOMMI_CONSUMED; /* its time was up */
+    }
+    DCOMMI_LIST_REMOVE(to->pulling, piece, next);
+    ps->stats.bytes_pulled += to->rank != ps->rank ? piece->bytes : 0;
+    if (arrival->data != NULL) {
+        dcommi_ps_place(piece, arrival->data);
+        dcommi_ps_piece_end(piece, DCOMM_OK, NULL);
+        return DCOMMI_CONSUMED;
+    }
+    const bool as_it_is = piece->place == NULL && ps->opts.pull_dtype == DCOMM_F32;
+    piece->fetched = as_it_is ? NULL : dcommi_alloc_raw(piece->bytes);
+    if (!as_it_is && piece->fetched == NULL) {
+        dcommi_ps_piece_end(piece, DCOMM_ERR_NO_MEMORY, dcommi_message);
+        return DCOMMI_CONSUMED;
+    }
+    dcommi_ps_fetch_values(ps, piece, transport, arrival->desc);
+    return DCOMMI_KEEP;
+}
+/* Fail all that this worker has with a server. */
+static void dcommi_ps_server_lost(dcomm_ps *ps, int k, const char *why)
+{
+    dcommi_ps_to *to = &ps->to[k];
+    char text[DCOMMI_TEXT_MAX + 64];
+    if (to->lost) {
+        return;
+    }
+    to->lost = true;
+    snprintf(to->why, sizeof to->why, "%s", why);
+    while (to->pulling != NULL) {
+        dcommi_ps_piece *piece = to->pulling;
+        to->pulling = piece->next;
+        dcommi_ps_piece_end(piece, DCOMM_ERR_PEER, dcommi_ps_lost_text(ps, k, text, sizeof text));
+    }
+    dcommi_ps_to_pump(ps, k);
+}
+/* Handle a server's message. */
+static dcommi_verdict dcommi_ps_heard(dcomm_ps *ps, const dcommi_header *h,
+                                      dcommi_transport *transport, const dcommi_arrival *arrival)
+{
+    int k = 0;
+    while (k < ps->nservers && ps->to[k].rank != (int)h->src) {
+        k++;
+    }
+    if (k == ps->nservers || ps->to[k].lost) {
+        return DCOMMI_CONSUMED;
+    }
+    dcommi_ps_to *to = &ps->to[k];
+    if (h->slot == DCOMMI_PS_VALUES) {
+        return dcommi_ps_on_values(ps, k, h, transport, arrival);
+    }
+    if (h->slot == DCOMMI_PS_ACK && h->a > to->acked && h->a <= to->sent) {
+        to->acked = h->a;
+        dcommi_ps_to_pump(ps, k);
+    }
+    for (dcommi_ps_piece *piece = to->pulling; piece != NULL; piece = piece->next) {
+        if (h->slot == DCOMMI_PS_WAITS && piece->header.seq == h->seq &&
+            h->a < (uint64_t)ps->size) {
+            piece->awaited = (int)h->a;
+            piece->awaited_clock = h->b;
+        }
+    }
+    if (h->slot == DCOMMI_PS_DROPPED && arrival->data != NULL) {
+        char text[DCOMMI_TEXT_MAX + 1];
+        dcommi_peer_text(text, arrival->data,
+                         arrival->len < DCOMMI_TEXT_MAX ? arrival->len : DCOMMI_TEXT_MAX);
+        dcommi_ps_server_lost(ps, k, text);
+    }
+    return DCOMMI_CONSUMED;
+}
+/* ---- on time ---- */
+/* Say what a piece waits for. */
+static void dcommi_ps_late_text(const dcomm_ps *ps, const dcommi_ps_piece *piece, char *text,
+                                size_t len)
+{
+    const char *name = ps->params[piece->header.tag].name;
+    const int server = ps->to[piece->server].rank;
+    if (piece->awaited >= 0) {
+        snprintf(
+            text, len,
+            "the pull of \"%.80s\" timed out after %.3g s: rank %d waits for worker %d, which has "
+            "ended %" PRIu64 " clocks; this one has ended %" PRIu64,
+            name, ps->opts.timeout_s, server, piece->awaited, piece->awaited_clock,
+            ps->clock_ended);
+    } else {
+        snprintf(text, len,
+                 "the %s of \"%.80s\" timed out after %.3g s: the server on rank %d does "
+                 "not answer",
+                 piece->header.slot == DCOMMI_PS_PULL ? "pull" : "push", name, ps->opts.timeout_s,
+                 server);
+    }
+}
+/* Take the pieces out of a list whose time is up. */
+static void dcommi_ps_expire(dcomm_ps *ps, dcommi_ps_piece **list, double now)
+{
+    char text[DCOMMI_TEXT_MAX];
+    for (dcommi_ps_piece **at = list; *at != NULL;) {
+        dcommi_ps_piece *piece = *at;
+        if (piece->call == NULL || now < piece->call->until) {
+            at = &piece->next;
+            continue;
+        }
+        *at = piece->next;
+        dcommi_ps_late_text(ps, piece, text, sizeof text);
+        dcommi_ps_piece_end(piece, DCOMM_ERR_TIMEOUT, text);
+    }
+}
+static void dcommi_ps_worker_check(dcomm_ps *ps, double now)
+{
+    const double every = dcommi_silence_every(ps->comm->context);
+    for (int k = 0; k < ps->nservers; k++) {
+        dcommi_ps_to *to = &ps->to[k];
+        if ((to->queue != NULL || to->pulling != NULL) && to->rank != ps->rank && !to->lost) {
+            dcommi_suspect_look(ps->comm, to->rank, now, every);
+        }
+        dcommi_ps_expire(ps, &to->pulling, now);
+        dcommi_ps_expire(ps, &to->queue, now);
+    }
+}
+/* The rows that a call names: a range, or a list in the order of numbers. */
+typedef struct dcommi_ps_rows {
+    size_t i;       /* the parameter */
+    uint64_t first; /* of a range */
+    size_t n;
+    uint64_t *list; /* ascending; NULL: a range */
+    size_t *place;  /* of each in the caller's memory */
+} dcommi_ps_rows;
+typedef struct dcommi_ps_ranked {
+    uint64_t row;
+    size_t place;
+} dcommi_ps_ranked;
+static int dcommi_ps_ranked_compare(const void *a, const void *b)
+{
+    const dcommi_ps_ranked *x = a, *y = b;
+    return x->row < y->row ? -1 : x->row > y->row;
+}
+/* Order a list of rows. */
+static dcomm_status dcommi_ps_rows_order(const dcomm_ps *ps, const char *what, const uint64_t *rows,
+                                         dcommi_ps_rows *s)
+{
+    dcommi_ps_ranked *ranked = dcommi_calloc(s->n, sizeof *ranked);
+    s->list = dcommi_calloc(s->n, sizeof *s->list);
+    s->place = dcommi_calloc(s->n, sizeof *s->place);
+    if (ranked == NULL || s->list == NULL || s->place == NULL) {
+        dcommi_free(ranked);
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (size_t j = 0; j < s->n; j++) {
+        ranked[j] = (dcommi_ps_ranked){rows[j], j};
+    }
+    qsort(ranked, s->n, sizeof *ranked, dcommi_ps_ranked_compare);
+    dcomm_status status = DCOMM_OK;
+    for (size_t j = 0; j < s->n && status >= 0; j++) {
+        s->list[j] = ranked[j].row;
+        s->place[j] = ranked[j].place;
+        if (ranked[j].row >= ps->params[s->i].rows) {
+            status = dcommi_fail(
+                DCOMM_ERR_INVALID, "%s: rows[%zu] is %" PRIu64 "; \"%.80s\" has %" PRIu64 " rows",
+                what, ranked[j].place, ranked[j].row, ps->params[s->i].name, ps->params[s->i].rows);
+        } else if (j > 0 && ranked[j].row == ranked[j - 1].row) {
+            status = dcommi_fail(DCOMM_ERR_INVALID, "%s: rows[%zu] and rows[%zu] are both %" PRIu64,
+                                 what, ranked[j - 1].place, ranked[j].place, ranked[j].row);
+        }
+    }
+    dcommi_free(ranked);
+    return status;
+}
+/* Copy a list of rows, and for a push their values, into memory of the piece. */
+static dcomm_status dcommi_ps_pack(const dcomm_ps *ps, dcommi_ps_piece *piece,
+                                   const dcommi_ps_rows *s, size_t from, const uint8_t *grad)
+{
+    const size_t n = (size_t)piece->header.b, row = dcommi_ps_row_bytes(ps, s->i);
+    const size_t list = n * sizeof *s->list;
+    piece->len = list + (grad != NULL ? n * row : 0);
+    uint8_t *packed = piece->packed = dcommi_alloc_raw(piece->len);
+    if (packed == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    memcpy(packed, s->list + from, list);
+    for (size_t j = 0; j < n && grad != NULL; j++) {
+        memcpy(packed + list + j * row, grad + s->place[from + j] * row, row);
+    }
+    piece->data = packed;
+    return DCOMM_OK;
+}
+/* Make the piece for the rows of one server, of which `from` come before in the call. */
+static dcommi_ps_piece *dcommi_ps_piece_make(dcomm_ps *ps, dcommi_ps_call *call,
+                                             const dcommi_ps_rows *s, int server, size_t from,
+                                             size_t n, uint8_t *buf)
+{
+    const size_t row = dcommi_ps_row_bytes(ps, s->i);
+    dcommi_ps_piece *piece = dcommi_alloc(sizeof *piece);
+    if (piece == NULL) {
+        return NULL;
+    }
+    piece->ps = ps;
+    piece->call = call;
+    piece->server = server;
+    piece->awaited = -1;
+    piece->bytes = call->pulls ? n * dcommi_ps_answer_row(ps, s->i) : n * row;
+    piece->header = (dcommi_header){.type = DCOMMI_MSG_SERVICE,
+                                    .slot = call->pulls ? DCOMMI_PS_PULL : DCOMMI_PS_PUSH,
+                                    .stage = s->list != NULL,
+                                    .tag = (uint32_t)s->i,
+                                    .a = s->list != NULL ? 0 : s->first + from,
+                                    .b = n};
+    if (s->list != NULL) {
+        piece->out = (float *)(void *)buf;
+        piece->place = s->place + from;
+        if (dcommi_ps_pack(ps, piece, s, from, call->pulls ? NULL : buf) < 0) {
+            dcommi_ps_piece_free(piece);
+            return NULL;
+        }
+    } else {
+        piece->out = (float *)(void *)(buf + from * row);
+        piece->data = call->pulls ? NULL : piece->out;
+        piece->len = call->pulls ? 0 : piece->bytes;
+    }
+    return piece;
+}
+/* Make all pieces of a call. NULL without memory. */
+static dcommi_ps_piece *dcommi_ps_pieces(dcomm_ps *ps, dcommi_ps_call *call,
+                                         const dcommi_ps_rows *s, uint8_t *buf)
+{
+    dcommi_ps_piece *first = NULL, **at = &first;
+    for (size_t from = 0, n; from < s->n; from += n) {
+        const int k = dcommi_ps_holder(ps, s->i, s->list != NULL ? s->list[from] : s->first + from);
+        const uint64_t end = dcommi_ps_first(ps, s->i, k + 1);
+        n = 1;
+        if (s->list == NULL) {
+            const uint64_t left = end - (s->first + from);
+            n = s->n - from < left ? s->n - from : (size_t)left;
+        }
+        while (s->list != NULL && from + n < s->n && s->list[from + n] < end) {
+            n++;
+        }
+        *at = dcommi_ps_piece_make(ps, call, s, k, from, n, buf);
+        if (*at == NULL) {
+            while (first != NULL) {
+                dcommi_ps_piece *piece = first;
+                first = piece->next;
+                dcommi_ps_piece_free(piece);
+            }
+            return NULL;
+        }
+        call->left++;
+        at = &(*at)->next;
+    }
+    return first;
+}
+/* Hand pieces to the engine, and let them leave. */
+static void dcommi_ps_launch(dcomm_ps *ps, dcommi_ps_piece *piece)
+{
+    dcomm_context *context = ps->comm->context;
+    dcommi_token_take(context);
+    while (piece != NULL) {
+        dcommi_ps_piece *next = piece->next;
+        piece->next = NULL;
+        dcommi_ps_enqueue(ps, piece);
+        piece = next;
+    }
+    dcommi_progress(context);
+    dcommi_token_release(context);
+}
+/* Return the first element that is a NaN or an infinity; n if there is none. */
+static size_t dcommi_ps_not_finite(const float *x, size_t n)
+{
+    size_t at = 0;
+    while (at < n && !dcommi_f32_nonfinite(x[at])) {
+        at++;
+    }
+    return at;
+}
+/* Send a message without rows to all servers. */
+static dcomm_status dcommi_ps_tell_all(dcomm_ps *ps, uint16_t kind)
+{
+    dcommi_ps_piece *first = NULL;
+    for (int k = 0; k < ps->nservers; k++) {
+        dcommi_ps_piece *piece = dcommi_alloc(sizeof *piece);
+        if (piece == NULL) {
+            while (first != NULL) {
+                piece = first;
+                first = piece->next;
+                dcommi_free(piece);
+            }
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        piece->next = first;
+        piece->ps = ps;
+        piece->server = k;
+        piece->header = (dcommi_header){.type = DCOMMI_MSG_SERVICE, .slot = kind};
+        first = piece;
+    }
+    dcommi_ps_launch(ps, first);
+    return DCOMM_OK;
+}
+/* ==== include/dcomm/impl/ps/life.h ========================================================= */
+/* life.h - creates a parameter server, serves, destroys it. */
+#define DCOMMI_PS_PARAMS_MAX 65536
+/* ---- the service ---- */
+static dcommi_verdict dcommi_ps_on_message(dcomm_comm *comm, const dcommi_header *h,
+                                           dcommi_transport *transport,
+                                           const dcommi_arrival *arrival)
+{
+    dcomm_ps *ps = comm->served;
+    if (h->slot >= DCOMMI_PS_VALUES) {
+        return dcommi_ps_heard(ps, h, transport, arrival);
+    }
+    return ps->server >= 0 ? dcommi_ps_take(ps, h, transport, arrival) : DCOMMI_CONSUMED;
+}
+static void dcommi_ps_on_lost(dcomm_comm *comm, int rank)
+{
+    dcomm_ps *ps = comm->served;
+    const dcommi_remote *peer = dcommi_peer_of(comm, rank);
+    for (int k = 0; k < ps->nservers; k++) {
+        if (ps->to[k].rank == rank) {
+            dcommi_ps_server_lost(ps, k, peer->lost ? peer->why : "it has left");
+        }
+    }
+    if (ps->server >= 0) {
+        dcommi_ps_worker_gone(ps, rank);
+    }
+}
+static void dcommi_ps_on_failed(dcomm_comm *comm)
+{
+    dcomm_ps *ps = comm->served;
+    for (int k = 0; k < ps->nservers; k++) {
+        dcommi_ps_server_lost(ps, k, comm->message);
+    }
+    for (int r = 0; ps->server >= 0 && r < ps->size; r++) {
+        dcommi_ps_worker_gone(ps, r);
+    }
+    for (int r = 0; ps->server >= 0 && r < ps->size; r++) {
+        dcommi_ps_unstash(ps, r, false); /* late pushes, of a clock that nobody ends */
+    }
+}
+static void dcommi_ps_check(dcomm_comm *comm, double now)
+{
+    dcomm_ps *ps = comm->served;
+    dcommi_ps_worker_check(ps, now);
+    if (ps->server >= 0) {
+        dcommi_ps_server_check(ps, now);
+    }
+}
+static const dcommi_service dcommi_ps_service = {dcommi_ps_on_message, dcommi_ps_on_lost,
+                                                 dcommi_ps_on_failed, dcommi_ps_check};
+/* ---- create ---- */
+static bool dcommi_ps_positive(double x)
+{
+    return x > 0 && x <= 1e30;
+}
+static dcomm_status dcommi_ps_check_opts(const dcomm_ps *ps, const dcomm_ps_opts *o)
+{
+    const bool elastic = o->update == DCOMM_PS_ELASTIC, bsp = o->staleness == 0;
+    const int servers = o->servers > 0 ? o->servers : ps->size;
+    const int workers = ps->size - (o->dedicated ? servers : 0);
+    const struct {
+        const char *name;
+        bool wrong;
+    } rules[] = {
+        {"servers", o->servers < 0 || o->servers > ps->size},
+        {"dedicated", workers < 1},
+        {"staleness", o->staleness < DCOMM_PS_ASYNC},
+        {"update", (unsigned)o->update > DCOMM_PS_ELASTIC || (elastic && bsp)},
+        {"rho", elastic && !(o->rho > 0 && o->rho <= 1)},
+        {"lr", !elastic && !dcommi_ps_positive(o->lr)},
+        {"momentum", !(o->momentum >= 0 && o->momentum < 1)},
+        {"beta1", !(o->beta1 >= 0 && o->beta1 < 1)},
+        {"beta2", !(o->beta2 >= 0 && o->beta2 < 1)},
+        {"eps", !(o->eps >= 0 && o->eps <= 1)},
+        {"weight", (unsigned)o->weight > DCOMM_PS_WEIGHT_HALVED},
+        {"weight", bsp && o->weight != DCOMM_PS_WEIGHT_ONE},
+        {"weight_ref", o->weight == DCOMM_PS_WEIGHT_HALVED && !dcommi_ps_positive(o->weight_ref)},
+        {"drop_tau", !(o->drop_tau >= 0) || (bsp && o->drop_tau > 0)},
+        {"quorum", o->quorum < 0 || o->quorum > workers || (!bsp && o->quorum > 0)},
+        {"deadline_s", !(o->deadline_s >= 0) || (!bsp && o->deadline_s > 0)},
+        {"pull_dtype", o->pull_dtype != 0 && o->pull_dtype != DCOMM_F32 &&
+                           o->pull_dtype != DCOMM_F16 && o->pull_dtype != DCOMM_BF16},
+        {"timeout_s", !(o->timeout_s >= 0)},
+    };
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        if (rules[i].wrong) {
+            return dcommi_fail(DCOMM_ERR_INVALID,
+                               "dcomm_ps_create: opts.%s is out of range (%d ranks, servers %d, "
+                               "dedicated %d, staleness %d, update %d, lr %g, rho %g, weight %d, "
+                               "quorum %d)",
+                               rules[i].name, ps->size, o->servers, (int)o->dedicated, o->staleness,
+                               (int)o->update, o->lr, o->rho, (int)o->weight, o->quorum);
+        }
+    }
+    return DCOMM_OK;
+}
+static dcomm_status dcommi_ps_check_params(const dcomm_ps_param *params, size_t n)
+{
+    const uint64_t most = (uint64_t)INT64_MAX / 64;
+    if (n < 1 || n > DCOMMI_PS_PARAMS_MAX) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_ps_create: nparams is %zu; it can be 1 to %d",
+                           n, DCOMMI_PS_PARAMS_MAX);
+    }
+    for (size_t i = 0; i < n; i++) {
+        const dcomm_ps_param *p = &params[i];
+        if (p->rows < 1 || p->cols < 1 || p->cols > most || p->rows > most / p->cols) {
+            return dcommi_fail(DCOMM_ERR_INVALID,
+                               "dcomm_ps_create: parameter %zu has %zu rows of %zu elements", i,
+                               p->rows, p->cols);
+        }
+        if (p->dtype != DCOMM_F32) {
+            return dcommi_fail(
+                DCOMM_ERR_UNSUPPORTED,
+                "dcomm_ps_create: parameter %zu is of dtype %s; only f32 is supported", i,
+                dcomm_dtype_name(p->dtype));
+        }
+    }
+    return DCOMM_OK;
+}
+static void dcommi_ps_take_opts(dcomm_ps *ps, const dcomm_ps_opts *o)
+{
+    ps->opts = *o;
+    ps->opts.beta1 = o->beta1 > 0 ? o->beta1 : 0.9;
+    ps->opts.beta2 = o->beta2 > 0 ? o->beta2 : 0.999;
+    ps->opts.eps = o->eps > 0 ? o->eps : 1e-8;
+    ps->opts.pull_dtype = o->pull_dtype != 0 ? o->pull_dtype : DCOMM_F32;
+    ps->opts.timeout_s = o->timeout_s > 0 ? o->timeout_s : ps->comm->timeout_s;
+    ps->nservers = o->servers > 0 ? o->servers : ps->size;
+    ps->workers = ps->size - (o->dedicated ? ps->nservers : 0);
+    ps->server = -1;
+    for (int k = 0; k < ps->nservers; k++) {
+        if (dcommi_ps_server_rank(ps->size, ps->nservers, k) == ps->rank) {
+            ps->server = k;
+        }
+    }
+    ps->works = !o->dedicated || ps->server < 0;
+}
+/* Make what a server has with its workers. */
+static dcomm_status dcommi_ps_make_server(dcomm_ps *ps, const dcomm_ps_param *params)
+{
+    const size_t n = (size_t)ps->size;
+    ps->clock = (dcommi_ps_clock){.n = ps->size,
+                                  .staleness = ps->opts.staleness,
+                                  .quorum = ps->opts.quorum,
+                                  .deadline_s = ps->opts.deadline_s,
+                                  .last = -1,
+                                  .of = dcommi_calloc(n, sizeof *ps->clock.of)};
+    ps->from = dcommi_calloc(n, sizeof *ps->from);
+    ps->last_counts = dcommi_calloc(n, sizeof *ps->last_counts);
+    if (ps->clock.of == NULL || ps->from == NULL || ps->last_counts == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (int r = 0; r < ps->size; r++) {
+        ps->from[r].seen = dcommi_calloc(ps->nparams, 2 * sizeof(uint64_t));
+        if (ps->from[r].seen == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        ps->from[r].own = ps->from[r].seen + ps->nparams;
+        ps->clock.of[r].works = true;
+    }
+    for (int k = 0; k < ps->nservers && ps->opts.dedicated; k++) {
+        ps->clock.of[ps->to[k].rank].works = false;
+    }
+    return dcommi_ps_store_make(ps, params);
+}
+static dcomm_status dcommi_ps_prepare(dcomm_ps *ps, const dcomm_ps_param *params, size_t n,
+                                      const dcomm_ps_opts *opts)
+{
+    DCOMMI_TRY(dcommi_ps_check_opts(ps, opts));
+    DCOMMI_TRY(dcommi_ps_check_params(params, n));
+    dcommi_ps_take_opts(ps, opts);
+    ps->params = dcommi_calloc(n, sizeof *ps->params);
+    ps->to = dcommi_calloc((size_t)ps->nservers, sizeof *ps->to);
+    if (ps->params == NULL || ps->to == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    ps->nparams = n;
+    for (size_t i = 0; i < n; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "param%zu", i);
+        ps->params[i].rows = params[i].rows;
+        ps->params[i].cols = params[i].cols;
+        ps->params[i].name = dcommi_strdup(params[i].name != NULL ? params[i].name : name);
+        if (ps->params[i].name == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+    }
+    for (int k = 0; k < ps->nservers; k++) {
+        ps->to[k].rank = dcommi_ps_server_rank(ps->size, ps->nservers, k);
+    }
+    DCOMMI_TRY(ps->server >= 0 ? dcommi_ps_make_server(ps, params) : DCOMM_OK);
+    return ps->server >= 0 && ps->works ? dcommi_context_need_thread(ps->comm->context) : DCOMM_OK;
+}
+static uint64_t dcommi_ps_params_hash(const dcomm_ps *ps)
+{
+    uint64_t h = ps->nparams;
+    for (size_t i = 0; i < ps->nparams; i++) {
+        h = dcommi_mix_text(dcommi_mix(dcommi_mix(h, ps->params[i].rows), ps->params[i].cols),
+                            ps->params[i].name);
+    }
+    return h;
+}
+/* Return the bits of a number, for comparison. */
+static uint64_t dcommi_ps_bits(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+static dcomm_status dcommi_ps_agree(const dcomm_ps *ps)
+{
+    const dcomm_ps_opts *o = &ps->opts;
+    const struct {
+        const char *name;
+        uint64_t value;
+    } all[] = {{"params", dcommi_ps_params_hash(ps)},
+               {"opts.servers", (uint64_t)ps->nservers},
+               {"opts.dedicated", o->dedicated},
+               {"opts.staleness", (uint64_t)o->staleness},
+               {"opts.update", o->update},
+               {"opts.lr", dcommi_ps_bits(o->lr)},
+               {"opts.momentum", dcommi_ps_bits(o->momentum)},
+               {"opts.beta1", dcommi_ps_bits(o->beta1)},
+               {"opts.beta2", dcommi_ps_bits(o->beta2)},
+               {"opts.eps", dcommi_ps_bits(o->eps)},
+               {"opts.rho", dcommi_ps_bits(o->rho)},
+               {"opts.weight", o->weight},
+               {"opts.weight_ref", dcommi_ps_bits(o->weight_ref)},
+               {"opts.drop_tau", dcommi_ps_bits(o->drop_tau)},
+               {"opts.quorum", (uint64_t)o->quorum},
+               {"opts.deadline_s", dcommi_ps_bits(o->deadline_s)},
+               {"opts.pull_dtype", o->pull_dtype}};
+    enum { N = sizeof all / sizeof *all };
+    const char *names[N];
+    uint64_t own[N];
+    for (int i = 0; i < N; i++) {
+        names[i] = all[i].name;
+        own[i] = all[i].value;
+    }
+    return dcommi_all_alike(ps->comm, "dcomm_ps_create", names, own, N, 0);
+}
+/* Show the parameter server to the engine; from then on messages reach it. */
+static void dcommi_ps_enter(dcomm_ps *ps)
+{
+    dcomm_comm *comm = ps->comm;
+    dcommi_token_take(comm->context);
+    ps->heard_at = dcommi_now();
+    comm->served = ps;
+    comm->service = &dcommi_ps_service;
+    for (int r = 0; r < ps->size; r++) { /* it may be lost since the options were compared */
+        if (r != ps->rank && dcommi_peer_of(comm, r)->lost) {
+            comm->service->on_lost(comm, r);
+        }
+    }
+    dcommi_token_release(comm->context);
+}
+/* Give up all that is under way, and free the parameter server; the last op under way does it if
+ * there is one. */
+static dcomm_status dcommi_ps_end(dcomm_ps *ps)
+{
+    dcomm_comm *comm = ps->comm;
+    dcommi_token_take(comm->context);
+    if (comm->service != NULL) {
+        comm->service->on_failed(comm);
+    }
+    comm->service = NULL;
+    comm->served = NULL;
+    ps->closed = true;
+    dcommi_token_release(comm->context);
+    const dcomm_status status = dcomm_comm_destroy(&comm);
+    dcommi_ps_unref(ps);
+    return status;
+}
+DCOMM_API dcomm_status dcomm_ps_create(dcomm_comm *comm, const dcomm_ps_param *params,
+                                       size_t nparams, const dcomm_ps_opts *opts, dcomm_ps **ps_p)
+{
+    DCOMMI_NEED(comm);
+    DCOMMI_NEED(params);
+    DCOMMI_NEED(opts);
+    DCOMMI_NEED(ps_p);
+    *ps_p = NULL;
+    dcomm_comm *own = NULL;
+    DCOMMI_TRY(dcomm_comm_dup(comm, &own));
+    dcomm_ps *ps = dcommi_alloc(sizeof *ps);
+    if (ps == NULL) {
+        dcomm_comm_abort(own, "no memory for a parameter server");
+        dcomm_comm_destroy(&own);
+        return dcommi_fail(DCOMM_ERR_NO_MEMORY, "dcomm_ps_create: no memory");
+    }
+    atomic_store(&ps->refs, 1);
+    ps->comm = own;
+    dcommi_comm_lock(own);
+    own->refs++;
+    dcommi_comm_unlock(own);
+    ps->rank = own->rank;
+    ps->size = own->size;
+    dcomm_status status = dcommi_all_good(own, dcommi_ps_prepare(ps, params, nparams, opts), 0);
+    DCOMMI_THEN(status, dcommi_ps_agree(ps));
+    if (status >= 0) {
+        dcommi_ps_enter(ps);
+        status = dcomm_barrier(own, NULL); /* nobody sends before all have entered */
+    }
+    if (status < 0) {
+        char why[DCOMMI_MESSAGE_MAX];
+        snprintf(why, sizeof why, "%s", dcomm_last_error());
+        dcommi_ps_end(ps);
+        return dcommi_fail(status, "%s", why);
+    }
+    *ps_p = ps;
+    return DCOMM_OK;
+}
+/* ---- destroy and serve ---- */
+/* Return true if messages of this rank have still to leave. */
+static bool dcommi_ps_leaving(dcomm_ps *ps)
+{
+    dcommi_token_take(ps->comm->context);
+    bool leaving = atomic_load(&ps->refs) > 1;
+    for (int k = 0; k < ps->nservers; k++) {
+        leaving = leaving || ps->to[k].queue != NULL;
+    }
+    dcommi_token_release(ps->comm->context);
+    return leaving;
+}
+/* Leave as a worker. */
+static dcomm_status dcommi_ps_leave(dcomm_ps *ps)
+{
+    if (!ps->works || ps->left) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_ps_tell_all(ps, DCOMMI_PS_LEAVE));
+    ps->left = true;
+    return DCOMM_OK;
+}
+/* Return the number of workers that have not left, and name them. *silent_s: how long none of them
+ * has been heard. */
+static int dcommi_ps_left_over(dcomm_ps *ps, char *text, size_t len, double *silent_s)
+{
+    bool *works = dcommi_calloc((size_t)ps->size, sizeof *works);
+    dcommi_token_take(ps->comm->context);
+    const int n = dcommi_ps_working(&ps->clock);
+    *silent_s = dcommi_now() - ps->heard_at;
+    for (int r = 0; works != NULL && r < ps->size; r++) {
+        works[r] = ps->clock.of[r].works;
+    }
+    dcommi_token_release(ps->comm->context);
+    dcommi_ranks_text(dcommi_rank_wanted, works, works != NULL ? ps->size : 0, "some worker", text,
+                      len);
+    dcommi_free(works);
+    return n;
+}
+/* Serve until every worker has left or died. */
+static dcomm_status dcommi_ps_serve_all(dcomm_ps *ps, const char *what)
+{
+    char who[112];
+    double silent_s;
+    while (dcommi_ps_left_over(ps, who, sizeof who, &silent_s) > 0) {
+        if (silent_s > ps->opts.timeout_s) {
+            return dcommi_fail(DCOMM_ERR_TIMEOUT,
+                               "%s: rank %d has waited %.3g s for a message; not left: %s", what,
+                               ps->rank, ps->opts.timeout_s, who);
+        }
+        dcommi_progress_or_yield(ps->comm->context);
+    }
+    return DCOMM_OK;
+}
+/* Refuse a call that cannot be made. */
+static dcomm_status dcommi_ps_check_call(const char *what, const dcomm_ps *ps)
+{
+    if (ps == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: ps is NULL", what);
+    }
+    DCOMMI_TRY(dcommi_check_fork());
+    DCOMMI_TRY(dcommi_check_no_group(what));
+    const int poisoned = atomic_load_explicit(&ps->comm->poisoned, memory_order_acquire);
+    return poisoned < 0 ? dcommi_fail((dcomm_status)poisoned, "%s", ps->comm->message) : DCOMM_OK;
+}
+DCOMM_API dcomm_status dcomm_ps_serve(dcomm_ps *ps)
+{
+    DCOMMI_TRY(dcommi_ps_check_call("dcomm_ps_serve", ps));
+    if (ps->server < 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_ps_serve: rank %d holds no rows: %d of %d ranks "
+                           "are servers",
+                           ps->rank, ps->nservers, ps->size);
+    }
+    return dcommi_ps_serve_all(ps, "dcomm_ps_serve");
+}
+DCOMM_API dcomm_status dcomm_ps_destroy(dcomm_ps **ps_p)
+{
+    if (ps_p == NULL || *ps_p == NULL) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_check_fork());
+    dcomm_ps *ps = *ps_p;
+    *ps_p = NULL;
+    char why[DCOMMI_MESSAGE_MAX];
+    dcomm_status status = dcommi_ps_leave(ps);
+    if (ps->server >= 0) {
+        DCOMMI_THEN(status, dcommi_ps_serve_all(ps, "dcomm_ps_destroy"));
+    }
+    const double until = dcommi_now() + ps->opts.timeout_s;
+    while (dcommi_ps_leaving(ps) && dcommi_now() < until) {
+        dcommi_progress_or_yield(ps->comm->context);
+    }
+    snprintf(why, sizeof why, "%s", dcomm_last_error());
+    const dcomm_status ended = dcommi_ps_end(ps);
+    return status < 0 ? dcommi_fail(status, "%s", why) : ended;
+}
+/* Count a call. */
+static void dcommi_ps_count(dcomm_ps *ps, bool pulls, const dcommi_ps_piece *piece)
+{
+    ps->stats.pushes += !pulls;
+    ps->stats.pulls += pulls;
+    for (; piece != NULL; piece = piece->next) {
+        ps->stats.bytes_pushed += ps->to[piece->server].rank != ps->rank ? piece->len : 0;
+    }
+}
+/* Start a push or a pull of some rows. */
+static dcomm_status dcommi_ps_start(dcomm_ps *ps, const char *what, bool pulls, dcommi_ps_rows *s,
+                                    void *buf, dcomm_request **request_p)
+{
+    const double now = dcommi_now();
+    dcommi_ps_call *call = dcommi_alloc(sizeof *call);
+    if (call == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    *call = (dcommi_ps_call){
+        .pulls = pulls, .began = now, .until = now + ps->opts.timeout_s, .place = s->place};
+    dcommi_ps_piece *pieces = dcommi_ps_pieces(ps, call, s, buf);
+    dcommi_comm_lock(ps->comm);
+    dcommi_run *run = pieces != NULL ? dcommi_run_new(ps->comm) : NULL;
+    dcommi_comm_unlock(ps->comm);
+    if (run == NULL) {
+        while (pieces != NULL) {
+            dcommi_ps_piece *piece = pieces;
+            pieces = piece->next;
+            dcommi_ps_piece_free(piece);
+        }
+        dcommi_free(call);
+        return dcommi_fail(DCOMM_ERR_NO_MEMORY, "%s: no memory for %zu rows", what, s->n);
+    }
+    s->place = NULL; /* the call frees it */
+    call->run = run;
+    run->stream = DCOMMI_STREAM_P2P;
+    run->p2p_peer = -1;
+    run->signature.coll = pulls ? DCOMM_COLL_RECV : DCOMM_COLL_SEND;
+    dcommi_ps_count(ps, pulls, pieces);
+    dcommi_ps_launch(ps, pieces);
+    if (request_p != NULL) {
+        *request_p = (dcomm_request *)run;
+        return DCOMM_OK;
+    }
+    return dcommi_run_wait(run);
+}
+/* ---- push and pull ---- */
+static dcomm_status dcommi_ps_check_worker(const char *what, const dcomm_ps *ps)
+{
+    DCOMMI_TRY(dcommi_ps_check_call(what, ps));
+    return ps->works
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_INVALID,
+                             "%s: rank %d is a server, and with opts.dedicated servers do not "
+                             "work",
+                             what, ps->rank);
+}
+/* Check the arguments of a push or a pull. */
+static dcomm_status dcommi_ps_check_rows(const char *what, const dcomm_ps *ps, size_t i,
+                                         uint64_t first, size_t nrows, const void *buf,
+                                         dcomm_request **request_p)
+{
+    if (request_p != NULL) {
+        *request_p = NULL;
+    }
+    DCOMMI_TRY(dcommi_ps_check_worker(what, ps));
+    if (i >= ps->nparams) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: i is %zu; there are %zu parameters", what, i,
+                           ps->nparams);
+    }
+    const uint64_t rows = ps->params[i].rows;
+    if (first > rows || nrows > rows - first) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s: %zu rows from row %" PRIu64 " on; \"%.80s\" has %" PRIu64 " rows",
+                           what, nrows, first, ps->params[i].name, rows);
+    }
+    if (buf == NULL && nrows > 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: the memory for %zu rows is NULL", what, nrows);
+    }
+    const int device = dcommi_device_locate(buf);
+    return device < 0 ? DCOMM_OK
+                      : dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                                    "%s: rank %d has its rows on device %d, and a parameter server "
+                                    "takes host memory alone",
+                                    what, ps->rank, device);
+}
+/* Refuse a gradient that has a NaN or an infinity: it would spread to all workers. */
+static dcomm_status dcommi_ps_check_grad(const char *what, const dcomm_ps *ps, size_t i,
+                                         const float *grad, size_t nrows)
+{
+    const size_t cols = (size_t)ps->params[i].cols, n = nrows * cols;
+    const size_t at = dcommi_ps_not_finite(grad, n);
+    return at == n
+               ? DCOMM_OK
+               : dcommi_fail(
+                     DCOMM_ERR_INVALID,
+                     "%s: rank %d: element %zu of row %zu of the gradient of \"%.80s\" is %g", what,
+                     ps->rank, at % cols, at / cols, ps->params[i].name, (double)grad[at]);
+}
+/* Push or pull a range of rows. */
+static dcomm_status dcommi_ps_range(dcomm_ps *ps, const char *what, bool pulls, size_t i,
+                                    size_t first, size_t nrows, void *buf,
+                                    dcomm_request **request_p)
+{
+    dcommi_ps_rows s = {.i = i, .first = first, .n = nrows};
+    DCOMMI_TRY(dcommi_ps_check_rows(what, ps, i, first, nrows, buf, request_p));
+    DCOMMI_TRY(pulls ? DCOMM_OK : dcommi_ps_check_grad(what, ps, i, buf, nrows));
+    return nrows == 0 ? DCOMM_OK : dcommi_ps_start(ps, what, pulls, &s, buf, request_p);
+}
+/* Push or pull the rows of a list. */
+static dcomm_status dcommi_ps_listed(dcomm_ps *ps, const char *what, bool pulls, size_t i,
+                                     const uint64_t *rows, size_t nrows, void *buf,
+                                     dcomm_request **request_p)
+{
+    dcommi_ps_rows s = {.i = i, .n = nrows};
+    DCOMMI_TRY(dcommi_ps_check_rows(what, ps, i, 0, nrows, buf, request_p));
+    if (nrows == 0) {
+        return DCOMM_OK;
+    }
+    if (rows == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: rows is NULL, for %zu rows", what, nrows);
+    }
+    DCOMMI_TRY(pulls ? DCOMM_OK : dcommi_ps_check_grad(what, ps, i, buf, nrows));
+    dcomm_status status = dcommi_ps_rows_order(ps, what, rows, &s);
+    DCOMMI_THEN(status, dcommi_ps_start(ps, what, pulls, &s, buf, request_p));
+    dcommi_free(s.list);
+    dcommi_free(s.place);
+    return status;
+}
+DCOMM_API dcomm_status dcomm_ps_push(dcomm_ps *ps, size_t i, size_t first, size_t nrows,
+                                     const void *grad, dcomm_request **request_p)
+{
+    return dcommi_ps_range(ps, "dcomm_ps_push", false, i, first, nrows, (void *)(uintptr_t)grad,
+                           request_p);
+}
+DCOMM_API dcomm_status dcomm_ps_push_rows(dcomm_ps *ps, size_t i, const uint64_t *rows,
+                                          size_t nrows, const void *grad, dcomm_request **request_p)
+{
+    return dcommi_ps_listed(ps, "dcomm_ps_push_rows", false, i, rows, nrows,
+                            (void *)(uintptr_t)grad, request_p);
+}
+DCOMM_API dcomm_status dcomm_ps_pull(dcomm_ps *ps, size_t i, size_t first, size_t nrows, void *out,
+                                     dcomm_request **request_p)
+{
+    return dcommi_ps_range(ps, "dcomm_ps_pull", true, i, first, nrows, out, request_p);
+}
+DCOMM_API dcomm_status dcomm_ps_pull_rows(dcomm_ps *ps, size_t i, const uint64_t *rows,
+                                          size_t nrows, void *out, dcomm_request **request_p)
+{
+    return dcommi_ps_listed(ps, "dcomm_ps_pull_rows", true, i, rows, nrows, out, request_p);
+}
+DCOMM_API dcomm_status dcomm_ps_clock(dcomm_ps *ps)
+{
+    DCOMMI_TRY(dcommi_ps_check_worker("dcomm_ps_clock", ps));
+    DCOMMI_TRY(dcommi_ps_tell_all(ps, DCOMMI_PS_CLOCK));
+    dcommi_token_take(ps->comm->context); /* a progress thread may be writing a sentence with it */
+    ps->clock_ended++;
+    dcommi_token_release(ps->comm->context);
+    return DCOMM_OK;
+}
+/* ---- statistics ---- */
+/* Return the delay that a share of all pushes does not exceed. */
+static double dcommi_ps_tau_at(const dcomm_ps *ps, uint64_t pushes, double share)
+{
+    const double wanted = share * (double)pushes;
+    uint64_t before = 0;
+    size_t at = 0;
+    while (at < DCOMMI_PS_TAUS - 1 && (double)(before += ps->taus[at]) < wanted) {
+        at++;
+    }
+    return (double)at / 16;
+}
+DCOMM_API dcomm_status dcomm_ps_get_stats(dcomm_ps *ps, dcomm_ps_stats *stats)
+{
+    DCOMMI_NEED(ps);
+    DCOMMI_NEED(stats);
+    DCOMMI_TRY(dcommi_check_fork());
+    uint64_t pushes = 0;
+    dcommi_token_take(ps->comm->context);
+    *stats = ps->stats;
+    stats->clock = ps->clock_ended;
+    stats->last_worker = -1;
+    for (int at = 0; at < DCOMMI_PS_TAUS; at++) {
+        stats->tau[at / 16] += ps->taus[at];
+        pushes += ps->taus[at];
+    }
+    if (pushes > 0) {
+        stats->tau_p50 = dcommi_ps_tau_at(ps, pushes, 0.50);
+        stats->tau_p95 = dcommi_ps_tau_at(ps, pushes, 0.95);
+        stats->tau_p99 = dcommi_ps_tau_at(ps, pushes, 0.99);
+    }
+    for (int r = 0; ps->server >= 0 && r < ps->size; r++) {
+        stats->workers += ps->clock.of[r].works;
+        if (ps->last_counts[r] > stats->last_count) {
+            stats->last_count = ps->last_counts[r];
+            stats->last_worker = r;
+        }
+    }
+    dcommi_token_release(ps->comm->context);
+    return DCOMM_OK;
 }
 #endif
 #endif
@@ -71142,6 +73488,12 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_PROBE_BURST
 #undef DCOMMI_PROBE_SIGNATURE
 #undef DCOMMI_PROBE_TURNS
+#undef DCOMMI_PS_ACK_EVERY
+#undef DCOMMI_PS_PARAMS_MAX
+#undef DCOMMI_PS_TAUS
+#undef DCOMMI_PS_VALUE_BYTES
+#undef DCOMMI_PS_WAITS_S
+#undef DCOMMI_PS_WINDOW
 #undef DCOMMI_PULL_BLOCK
 #undef DCOMMI_PULL_MESSAGE
 #undef DCOMMI_PULL_WINDOW

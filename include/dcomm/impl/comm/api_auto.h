@@ -4,6 +4,7 @@
 #define DCOMMI_API_AUTO_H
 
 #include "api_verdict.h"
+#include "loan.h"
 
 /* Return the codec of a call if that is "auto", else NULL. */
 static inline const dcomm_codec *dcommi_auto_of(const dcomm_coll_opts *opts)
@@ -49,11 +50,16 @@ static dcomm_status dcommi_auto_agree(dcomm_comm *comm, const dcomm_codec *codec
                                       const dcommi_shape *call, double timeout_s, int *taken)
 {
     dcomm_coll_opts opts = {.timeout_s = timeout_s};
-    uint64_t key = dcommi_auto_key(codec, call), word = DCOMMI_AUTO_EXACT;
+    const uint64_t key = dcommi_auto_key(codec, call);
+    uint64_t *word = dcommi_borrow(comm, 1, sizeof *word);
+    if (word == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    *word = DCOMMI_AUTO_EXACT;
     if (comm->rank == 0) {
         dcomm_verdict v;
         if (dcommi_verdict_judge(comm, codec, call, &v, taken) >= 0) {
-            word = (uint64_t)*taken;
+            *word = (uint64_t)*taken;
             dcommi_log(DCOMMI_LOG_INFO, "%s", v.text);
         } else {
             dcommi_log(DCOMMI_LOG_WARN, "codec auto is exact for %zu elements: %s", call->count,
@@ -61,11 +67,13 @@ static dcomm_status dcommi_auto_agree(dcomm_comm *comm, const dcomm_codec *codec
         }
     }
     dcommi_shape s;
-    DCOMMI_TRY(
-        dcommi_shape_begin(comm, DCOMM_COLL_BROADCAST, 1, DCOMM_U64, DCOMM_SUM, 0, &opts, &s));
+    dcomm_status status =
+        dcommi_shape_begin(comm, DCOMM_COLL_BROADCAST, 1, DCOMM_U64, DCOMM_SUM, 0, &opts, &s);
     s.in_place = true;
-    DCOMMI_TRY(dcommi_collective(comm, &s, &word, &word, -1, &opts, NULL));
-    *taken = (int)word;
+    DCOMMI_THEN(status, dcommi_collective(comm, &s, word, word, -1, &opts, NULL));
+    *taken = (int)*word;
+    dcommi_give_back(comm, word);
+    DCOMMI_TRY(status);
     dcommi_comm_lock(comm);
     dcommi_chooser *c = comm->chooser;
     c->decided[c->ndecided++ % DCOMMI_DECISIONS] = (struct dcommi_decision){key, *taken};

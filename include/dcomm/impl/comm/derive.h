@@ -2,7 +2,7 @@
 #ifndef DCOMMI_COMM_DERIVE_H
 #define DCOMMI_COMM_DERIVE_H
 
-#include "comm.h"
+#include "loan.h"
 
 /* Take over the settings of another communicator. */
 static void dcommi_comm_inherit(dcomm_comm *comm, const dcomm_comm *parent, int quorum)
@@ -107,7 +107,8 @@ typedef struct dcommi_split {
 static dcomm_status dcommi_split_make(dcomm_comm *comm, dcommi_split *s, dcommi_color mine,
                                       uint64_t child, dcomm_comm **new_p)
 {
-    DCOMMI_TRY(dcomm_allgather(comm, &mine, s->all, sizeof mine, DCOMM_U8, NULL));
+    s->all[comm->rank] = mine;
+    DCOMMI_TRY(dcomm_allgather(comm, DCOMM_IN_PLACE, s->all, sizeof mine, DCOMM_U8, NULL));
     for (int r = 0; r < comm->size && mine.color >= 0; r++) {
         if (s->all[r].color == mine.color) {
             s->all[s->size++] = s->all[r];
@@ -123,7 +124,8 @@ static dcomm_status dcommi_split_make(dcomm_comm *comm, dcommi_split *s, dcommi_
         mine.status = dcommi_comm_make(comm, s->ranks, s->size,
                                        dcommi_mix(child, (uint64_t)mine.color + 1), quorum, new_p);
     }
-    DCOMMI_TRY(dcomm_allgather(comm, &mine, s->fared, sizeof mine, DCOMM_U8, NULL));
+    s->fared[comm->rank] = mine;
+    DCOMMI_TRY(dcomm_allgather(comm, DCOMM_IN_PLACE, s->fared, sizeof mine, DCOMM_U8, NULL));
     for (int r = 0; r < comm->size; r++) {
         const dcomm_status status = (dcomm_status)s->fared[r].status;
         if (status < 0) {
@@ -141,18 +143,14 @@ DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dc
     DCOMMI_TRY(dcommi_check_comm(comm));
     DCOMMI_TRY(dcommi_check_no_group("split"));
     uint64_t child = dcommi_comm_next_child(comm);
-    dcommi_split s = {.all = dcommi_calloc((size_t)comm->size, sizeof *s.all),
-                      .ranks = dcommi_calloc((size_t)comm->size, sizeof *s.ranks),
-                      .fared = dcommi_calloc((size_t)comm->size, sizeof *s.fared)};
+    const size_t n = (size_t)comm->size;
+    dcommi_split s = {.all = dcommi_borrow(comm, n, sizeof *s.all),
+                      .ranks = dcommi_borrow(comm, n, sizeof *s.ranks),
+                      .fared = dcommi_borrow(comm, n, sizeof *s.fared)};
     dcomm_status status = DCOMM_ERR_NO_MEMORY;
     if (s.all != NULL && s.ranks != NULL && s.fared != NULL) {
         status = dcommi_split_make(comm, &s, (dcommi_color){color, key, comm->rank, DCOMM_OK},
                                    child, new_p);
-    } else { /* the other ranks wait for this one */
-        char why[DCOMMI_MESSAGE_MAX];
-        memcpy(why, dcommi_message, sizeof why);
-        dcomm_comm_abort(comm, why);
-        memcpy(dcommi_message, why, sizeof why);
     }
     if (status >= 0 && *new_p != NULL) {
         dcommi_comm_begin(*new_p);
@@ -160,9 +158,9 @@ DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dc
         dcommi_comm_drop(*new_p);
         *new_p = NULL;
     }
-    dcommi_free(s.all);
-    dcommi_free(s.ranks);
-    dcommi_free(s.fared);
+    dcommi_give_back(comm, s.all);
+    dcommi_give_back(comm, s.ranks);
+    dcommi_give_back(comm, s.fared);
     return status;
 }
 

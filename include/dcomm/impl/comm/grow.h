@@ -361,29 +361,26 @@ DCOMM_API dcomm_status dcomm_comm_grow(dcomm_comm *comm, const dcomm_id *id, int
     if (atomic_load(&comm->poisoned) != 0) {
         return dcommi_grow_poison(comm, DCOMM_OK);
     }
-    dcommi_growth *w = comm->growing != NULL ? comm->growing : dcommi_alloc(sizeof *w);
-    if (w == NULL) { /* the other ranks wait for this one */
+    dcommi_growth *w = dcommi_borrow(comm, 1, sizeof *w);
+    if (w == NULL) {
         return dcommi_grow_poison(comm, DCOMM_ERR_NO_MEMORY);
     }
-    memset(w, 0, sizeof *w);
     w->comm = comm;
     w->g = g;
-    comm->growing = w;
     dcomm_status status = comm->rank == 0 ? dcommi_grow_open(w, id, max_new, wait_s) : DCOMM_OK;
     status = dcommi_grow_run(w, status);
     dcommi_grow_end(w, status);
     if (status < 0) {
         dcommi_grow_drop(w);
         dcommi_say_failed(comm->on_error, comm->rank, status, dcommi_message);
-        return status;
+    } else if (w->word.newcomers > 0) {
+        dcommi_comm_enter(w->part);
+    } else {
+        dcommi_comm_begin(w->part);
     }
     *new_p = w->part;
-    if (w->word.newcomers > 0) {
-        dcommi_comm_enter(*new_p);
-    } else {
-        dcommi_comm_begin(*new_p);
-    }
-    return DCOMM_OK;
+    dcommi_give_back(comm, w);
+    return status < 0 ? status : DCOMM_OK;
 }
 
 #endif

@@ -5,6 +5,7 @@
 
 #include "../base/busy.h"
 #include "../base/flush.h"
+#include "loan.h"
 #include "tune_probe.h"
 
 #define DCOMMI_TUNE_COLD 16384 /* bytes from which probes within a host start uncached */
@@ -244,6 +245,12 @@ static void dcommi_tune_share(dcommi_tuner *t, void *data, size_t bytes)
 {
     dcomm_comm *comm = t->comm;
     dcomm_plan *plan = NULL;
+    void *lent = dcommi_borrow(comm, 1, bytes);
+    if (lent == NULL) {
+        t->status = t->status >= 0 ? DCOMM_ERR_NO_MEMORY : t->status;
+        return;
+    }
+    memcpy(lent, data, bytes);
     dcommi_shape s = {.coll = DCOMM_COLL_BROADCAST,
                       .rank = comm->rank,
                       .nranks = comm->size,
@@ -252,7 +259,9 @@ static void dcommi_tune_share(dcommi_tuner *t, void *data, size_t bytes)
                       .in_place = true,
                       .lanes = 1};
     dcomm_status status = dcommi_plan_make(&s, dcommi_algo_find(s.coll, "binomial"), &plan);
-    dcommi_tune_once(t, status, plan, data);
+    dcommi_tune_once(t, status, plan, lent);
+    memcpy(data, lent, bytes);
+    dcommi_give_back(comm, lent);
 }
 
 /* Return true on all ranks until rank 0's clock reaches `until`. */

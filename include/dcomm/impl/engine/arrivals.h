@@ -162,6 +162,9 @@ static void dcommi_on_goodbye(dcomm_comm *comm, const dcommi_header *h)
         comm->members[h->src].heard = false;
     }
     dcommi_agreements_learn(comm);
+    if (DCOMMI_UNLIKELY(comm->service != NULL)) {
+        comm->service->on_lost(comm, (int)h->src);
+    }
 }
 
 /* Hear of a lost rank from another one. Each rank sees a death itself, sooner or later; only
@@ -265,6 +268,10 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
     case DCOMMI_MSG_AGREE:
         dcommi_on_agree(comm, h, arrival->data, arrival->len);
         return DCOMMI_CONSUMED;
+    case DCOMMI_MSG_SERVICE:
+        return comm->service != NULL
+                   ? comm->service->on_message(comm, h, transport, arrival)
+                   : DCOMMI_CONSUMED;
     case DCOMMI_MSG_REGION_ASK:
     case DCOMMI_MSG_REGION:
     case DCOMMI_MSG_REGION_GONE:
@@ -331,7 +338,8 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
     dcommi_verdict verdict = DCOMMI_CONSUMED;
     bool lies_at_sender = arrival->data == NULL && arrival->len > 0;
     if (dcommi_header_parse(arrival->header, arrival->header_len, arrival->len, &h) &&
-        !(lies_at_sender && h.type != DCOMMI_MSG_DATA && h.type != DCOMMI_MSG_READ_REPLY)) {
+        !(lies_at_sender && h.type != DCOMMI_MSG_DATA && h.type != DCOMMI_MSG_READ_REPLY &&
+          h.type != DCOMMI_MSG_SERVICE)) {
         dcomm_comm *comm = dcommi_comm_find(context, h.comm);
         bool known = comm != NULL && h.src < (uint32_t)comm->size && (int)h.src != comm->rank &&
                      dcommi_peer_of(comm, (int)h.src)->transport == transport;

@@ -172,6 +172,9 @@ static void dcommi_poison_by(dcomm_comm *comm, dcomm_status status, int from, co
         dcommi_run_finish(comm->runs, status);
     }
     dcommi_early_purge(comm, NULL);
+    if (DCOMMI_UNLIKELY(comm->service != NULL)) {
+        comm->service->on_failed(comm);
+    }
     dcommi_say_failed(comm->on_error, comm->rank, status, comm->message);
 }
 
@@ -256,6 +259,16 @@ static bool dcommi_peer_mark(dcommi_remote *p, const char *why, bool proven)
     return true;
 }
 
+/* Fail what a communicator has with a lost rank: all of it, unless it serves the others on. */
+static void dcommi_member_fail(dcomm_comm *comm, int rank)
+{
+    if (DCOMMI_UNLIKELY(comm->service != NULL)) {
+        comm->service->on_lost(comm, rank);
+    } else {
+        dcommi_poison_lost(comm, rank);
+    }
+}
+
 /* Fail the communicators of a peer that is lost. */
 static void dcommi_peer_fail(dcomm_context *context, int peer)
 {
@@ -264,7 +277,7 @@ static void dcommi_peer_fail(dcomm_context *context, int peer)
         for (int r = 0; r < comm->size; r++) {
             if (comm->members[r].peer == peer && !comm->members[r].gone && !comm->leaves &&
                 atomic_load_explicit(&comm->poisoned, memory_order_relaxed) == 0) {
-                dcommi_poison_lost(comm, r);
+                dcommi_member_fail(comm, r);
             }
         }
         dcommi_agreements_learn(comm);
@@ -299,7 +312,8 @@ static void dcommi_given_up(dcomm_context *context, int peer)
     p->gave_us_up = true;
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
         for (int r = 0; r < comm->size; r++) {
-            if (comm->members[r].peer == peer && !comm->members[r].gone) {
+            if (comm->members[r].peer == peer && !comm->members[r].gone &&
+                comm->service == NULL) { /* a service hears of it as of a loss */
                 dcommi_poison(comm, DCOMM_ERR_PEER,
                               "rank %d counts rank %d as dead: nothing was heard of it for %.3g s",
                               r, comm->rank, context->liveness_s);

@@ -80,8 +80,8 @@ static dcommi_run *dcommi_run_of(dcomm_comm *comm, dcommi_cached *cached, const 
 static void dcommi_run_why(const dcommi_run *run, dcomm_status status)
 {
     const char *call = dcomm_coll_name((dcomm_coll)run->signature.coll);
-    if (run->why != NULL && status == DCOMM_ERR_MISMATCH) {
-        dcommi_fail(status, "%s", run->why);
+    if (run->comm->service != NULL || (run->why != NULL && status == DCOMM_ERR_MISMATCH)) {
+        dcommi_fail(status, "%s", run->why != NULL ? run->why : dcomm_strerror(status));
     } else if (DCOMMI_LIKELY(run->verdict != status)) {
         dcommi_fail(status, "%s", run->comm->message);
     } else if (run->verdict_rank == run->comm->rank) {

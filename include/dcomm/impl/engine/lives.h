@@ -127,7 +127,11 @@ static void dcommi_comm_free(dcomm_comm *comm)
     dcommi_refusals_free(comm);
     dcommi_free(comm->scratch);
     dcommi_free(comm->bcast);
-    dcommi_free(comm->growing);
+    while (comm->loans != NULL) {
+        dcommi_loan *loan = comm->loans;
+        comm->loans = loan->next;
+        dcommi_free(loan);
+    }
     dcommi_comm_unman(comm);
     if (comm->context != NULL) {
         dcommi_context_unhold(comm->context);
@@ -138,17 +142,23 @@ static void dcommi_comm_free(dcomm_comm *comm)
     atomic_fetch_sub(&dcommi_in_use, 1);
 }
 
-/* Drop the creator's references to a communicator and to its context. Runs hold only the
- * communicator: the last of them may end while the context closes. */
-static void dcommi_comm_drop(dcomm_comm *comm)
+/* Drop a reference to a communicator. */
+static void dcommi_comm_unref(dcomm_comm *comm)
 {
-    dcomm_context *context = comm->context;
     dcommi_comm_lock(comm);
     bool last = --comm->refs == 0;
     dcommi_comm_unlock(comm);
     if (last) {
         dcommi_comm_free(comm);
     }
+}
+
+/* Drop the creator's references to a communicator and to its context. Runs hold only the
+ * communicator: the last of them may end while the context closes. */
+static void dcommi_comm_drop(dcomm_comm *comm)
+{
+    dcomm_context *context = comm->context;
+    dcommi_comm_unref(comm);
     if (context != NULL) {
         dcommi_context_release(context);
     }

@@ -124,6 +124,9 @@ static void dcommi_housekeeping(dcomm_context *context)
     dcommi_devices_look(context);
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
         dcommi_agreements_check(comm, now);
+        if (comm->service != NULL) {
+            comm->service->check(comm, now);
+        }
         if (atomic_load(&comm->poisoned) == 0) {
             dcommi_comm_check(comm, now);
         }

@@ -44,6 +44,16 @@ typedef struct dcommi_map dcommi_map;             /* region.h */
 typedef struct dcommi_coded dcommi_coded;         /* coded/run.h */
 typedef struct dcommi_agreement dcommi_agreement; /* agreement.h */
 
+/* Functions of a room above, for a communicator whose messages of type SERVICE that room handles,
+ * and which no lost rank fails. With the token. */
+typedef struct dcommi_service {
+    dcommi_verdict (*on_message)(struct dcomm_comm *comm, const dcommi_header *h,
+                                 dcommi_transport *transport, const dcommi_arrival *arrival);
+    void (*on_lost)(struct dcomm_comm *comm, int rank); /* or it has left; perhaps told before */
+    void (*on_failed)(struct dcomm_comm *comm);         /* the communicator */
+    void (*check)(struct dcomm_comm *comm, double now); /* about 20 times a second */
+} dcommi_service;
+
 /* ---- matching ---- */
 
 enum dcommi_node_class {
@@ -285,6 +295,12 @@ typedef struct dcommi_history {
     dcommi_signature signature;
 } dcommi_history;
 
+/* The head of memory for an exchange of the communicator's own (comm/loan.h). */
+typedef struct dcommi_loan {
+    struct dcommi_loan *next;
+    bool vain; /* the communicator had failed before: the exchange moves nothing */
+} dcommi_loan;
+
 typedef struct dcommi_member {
     int peer;                                /* the context's number for it; -1: this rank */
     uint64_t done;                           /* collectives that it has reported complete */
@@ -333,8 +349,9 @@ struct dcomm_comm {
     uint8_t *scratch;                  /* for scripts */
     struct dcommi_bcast_writer *bcast; /* our own slots; NULL: none */
     bool attached;                     /* we poll the broadcast slots of all others */
-    uint64_t lost;    /* 1 + the rank whose loss poisoned it; 0: none. ABORT tells it ... */
-    bool lost_proven; /* ... and if its death is certain */
+    uint64_t lost;      /* 1 + the rank whose loss poisoned it; 0: none. ABORT tells it ... */
+    bool lost_proven;   /* ... and if its death is certain */
+    dcommi_loan *loans; /* of exchanges under way, and of those that have failed; with lock */
     uint64_t next_seq;
     uint32_t chain;    /* for the next collective; with lock */
     uint64_t children; /* communicators derived so far, for their ids */
@@ -353,12 +370,13 @@ struct dcomm_comm {
     size_t early_bytes, early_count;
     dcommi_refusal *refusals; /* newest first */
     dcommi_agreement *agreements;
-    dcommi_agreement *spare; /* for the next list of ranks that a caller leaves out */
-    void *growing; /* the data of dcomm_comm_grow: a broadcast that failed may still use them */
-    dcommi_filler filler; /* for slots that peers map */
-    dcommi_ways folds;    /* trials of prefetching, for folds of memory that ranks map from
-                             each other */
-    size_t in_transport;  /* moves whose buffers the transport may still touch */
+    dcommi_agreement *spare;       /* for the next list of ranks that a caller leaves out */
+    const dcommi_service *service; /* NULL: none */
+    void *served;                  /* for the service */
+    dcommi_filler filler;          /* for slots that peers map */
+    dcommi_ways folds;             /* trials of prefetching, for folds of memory that ranks map from
+                                      each other */
+    size_t in_transport;           /* moves whose buffers the transport may still touch */
     dcomm_stats stats;
     _Atomic int abort_wanted;
     char abort_reason[DCOMMI_TEXT_MAX];

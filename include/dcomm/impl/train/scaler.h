@@ -74,7 +74,7 @@ static dcomm_status dcommi_scaler_agree(dcomm_buckets *b, const dcomm_scaler_opt
     for (int r = 1; r < b->size && status >= 0; r++) {
         status = dcommi_bkt_compare_options("dcomm_scaler_create", names, 0, COUNT, cards, r);
     }
-    dcommi_bkt_give_back(b, cards);
+    dcommi_give_back(b->comm, cards);
     return status;
 }
 

@@ -37,7 +37,9 @@
  *               payload = card and key (region.h)
  *   REGION_GONE region `tag` has ended                    a = 1: it is device memory
  *   REGION_SHUT the reader has closed region `tag`, which is device memory
- *   REFUSED     rank `a` has refused operation `seq`      payload = sentence */
+ *   REFUSED     rank `a` has refused operation `seq`      payload = sentence
+ *   SERVICE     of a service (engine/types.h), which says what the fields are; its payload may stay
+ *               at the sender */
 enum dcommi_message_type {
     DCOMMI_MSG_DATA = 1,
     DCOMMI_MSG_RTS,
@@ -60,6 +62,7 @@ enum dcommi_message_type {
     DCOMMI_MSG_REGION_SHUT,
     DCOMMI_MSG_AGREE,
     DCOMMI_MSG_REFUSED,
+    DCOMMI_MSG_SERVICE,
     DCOMMI_MSG_TYPE_END
 };
 
@@ -150,6 +153,8 @@ static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
         return len <= DCOMMI_TEXT_MAX;
     case DCOMMI_MSG_AGREE:
         return len <= DCOMMI_AGREE_BYTES;
+    case DCOMMI_MSG_SERVICE:
+        return true;
     case DCOMMI_MSG_REGION:
         return header->a == 0
                    ? len == DCOMMI_REGION_CARD

@@ -57,46 +57,6 @@ static void dcommi_bkt_describe(const dcomm_buckets *b, size_t i, char *text, si
              more);
 }
 
-/* Return zeroed memory for an exchange. After an error other ranks may still read it, so then it
- * is freed after the communicator. */
-static void *dcommi_bkt_borrow(dcomm_buckets *b, size_t n, size_t size)
-{
-    size_t bytes = dcommi_size_mul(n, size);
-    unsigned char *memory =
-        bytes <= SIZE_MAX - DCOMMI_BKT_LOAN ? dcommi_calloc(1, bytes + DCOMMI_BKT_LOAN) : NULL;
-    if (memory == NULL) { /* the others must not wait */
-        dcommi_fail(DCOMM_ERR_NO_MEMORY, "buckets: no memory for %zu times %zu bytes", n, size);
-        dcomm_comm_abort(b->comm, dcomm_last_error());
-        return NULL;
-    }
-    dcommi_bkt_loan *loan = (dcommi_bkt_loan *)(void *)memory;
-    loan->next = b->loans;
-    b->loans = loan;
-    return memory + DCOMMI_BKT_LOAN;
-}
-
-static void dcommi_bkt_give_back(dcomm_buckets *b, void *memory)
-{
-    if (memory == NULL || dcomm_comm_status(b->comm) < 0) {
-        return;
-    }
-    dcommi_bkt_loan **at = &b->loans;
-    while ((unsigned char *)*at + DCOMMI_BKT_LOAN != (unsigned char *)memory) {
-        at = &(*at)->next;
-    }
-    dcommi_bkt_loan *loan = *at;
-    *at = loan->next;
-    dcommi_free(loan);
-}
-
-static void dcommi_bkt_free_loans(dcommi_bkt_loan **loans)
-{
-    for (dcommi_bkt_loan *loan; (loan = *loans) != NULL;) {
-        *loans = loan->next;
-        dcommi_free(loan);
-    }
-}
-
 /* Return the options for the buckets' own exchanges. */
 static inline dcomm_coll_opts dcommi_bkt_patience(const dcomm_buckets *b)
 {
@@ -118,7 +78,7 @@ static dcomm_status dcommi_bkt_exchange(dcomm_buckets *b, const dcommi_bkt_card 
                                         dcommi_bkt_card **cards_p)
 {
     dcomm_coll_opts opts = dcommi_bkt_patience(b);
-    dcommi_bkt_card *cards = dcommi_bkt_borrow(b, (size_t)b->size + 1, sizeof *cards);
+    dcommi_bkt_card *cards = dcommi_borrow(b->comm, (size_t)b->size + 1, sizeof *cards);
     *cards_p = cards;
     if (cards == NULL) {
         return DCOMM_ERR_NO_MEMORY;
@@ -141,7 +101,7 @@ static dcomm_status dcommi_bkt_all_good(dcomm_buckets *b, dcomm_status status)
 {
     dcommi_bkt_card own = dcommi_bkt_card_of(status), *cards;
     status = dcommi_bkt_exchange(b, &own, &cards);
-    dcommi_bkt_give_back(b, cards);
+    dcommi_give_back(b->comm, cards);
     return status;
 }
 
@@ -154,7 +114,7 @@ static dcomm_status dcommi_bkt_name_difference(dcomm_buckets *b, const dcommi_bk
         least = cards[r].nparams < least ? cards[r].nparams : least;
     }
     dcomm_coll_opts opts = dcommi_bkt_patience(b);
-    uint64_t *hashes = dcommi_bkt_borrow(b, least + 1, sizeof *hashes);
+    uint64_t *hashes = dcommi_borrow(b->comm, least + 1, sizeof *hashes);
     dcommi_bkt_card *theirs = NULL, own = {.nparams = least};
     if (hashes == NULL) {
         return DCOMM_ERR_NO_MEMORY;
@@ -171,7 +131,7 @@ static dcomm_status dcommi_bkt_name_difference(dcomm_buckets *b, const dcommi_bk
     DCOMMI_TRY(
         dcomm_allreduce(b->comm, DCOMM_IN_PLACE, &hashes[least], 1, DCOMM_U64, DCOMM_MIN, &opts));
     uint64_t first = hashes[least];
-    dcommi_bkt_give_back(b, hashes);
+    dcommi_give_back(b->comm, hashes);
     dcommi_bkt_describe(b, first, own.text, sizeof own.text);
     status = dcommi_bkt_exchange(b, &own, &theirs);
     if (status >= 0) {
@@ -187,7 +147,7 @@ static dcomm_status dcommi_bkt_name_difference(dcomm_buckets *b, const dcommi_bk
                              " is not the same on all ranks: rank 0 has %.180s, rank %d has %.180s",
                              first, theirs[0].text, other, theirs[other].text);
     }
-    dcommi_bkt_give_back(b, theirs);
+    dcommi_give_back(b->comm, theirs);
     return status;
 }
 
@@ -250,7 +210,7 @@ static dcomm_status dcommi_bkt_agree(dcomm_buckets *b, dcomm_status status,
         status = dcommi_bkt_name_difference(b, cards);
     }
     DCOMMI_THEN(status, dcommi_bkt_meet(b, cards, info));
-    dcommi_bkt_give_back(b, cards);
+    dcommi_give_back(b->comm, cards);
     return status;
 }
 

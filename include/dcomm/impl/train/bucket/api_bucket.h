@@ -109,7 +109,6 @@ static void dcommi_bkt_free(dcomm_buckets *b)
     for (size_t i = 0; b->kept != NULL && i < b->opts.trace_steps; i++) {
         dcommi_free(b->kept[i].ready);
     }
-    dcommi_bkt_free_loans(&b->loans);
     dcommi_bkt_close_looks(b);
     dcommi_bkt_close_devices(b);
     dcommi_free(b->kept);

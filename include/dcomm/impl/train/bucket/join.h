@@ -70,7 +70,7 @@ static dcomm_status dcommi_bkt_estimate(dcomm_buckets *b, dcomm_feedback *fb, do
     const double before = fb->average ? (double)fb->nranks : 1;
     const float *claims = fb->worker.now;
     float *estimate = fb->estimate.now;
-    double *sum = dcommi_bkt_borrow(b, fb->count < BLOCK ? fb->count : BLOCK, sizeof *sum);
+    double *sum = dcommi_borrow(b->comm, fb->count < BLOCK ? fb->count : BLOCK, sizeof *sum);
     dcomm_status status = sum != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
     for (size_t at = 0, n; at < fb->count && status >= 0; at += n) {
         n = fb->count - at < BLOCK ? fb->count - at : BLOCK;
@@ -84,7 +84,7 @@ static dcomm_status dcommi_bkt_estimate(dcomm_buckets *b, dcomm_feedback *fb, do
             estimate[at + i] = (float)(average ? sum[i] / b->size : sum[i]);
         }
     }
-    dcommi_bkt_give_back(b, sum);
+    dcommi_give_back(b->comm, sum);
     dcommi_feedback_store_level(&fb->estimate);
     fb->average = average;
     fb->nranks = (uint32_t)b->size;
@@ -101,7 +101,7 @@ static dcomm_status dcommi_bkt_remember(dcomm_buckets *b, dcomm_feedback *fb, in
         return DCOMM_OK;
     }
     DCOMMI_TRY(dcommi_feedback_basis_make(fb));
-    float *basis = dcommi_bkt_borrow(b, count, sizeof *basis);
+    float *basis = dcommi_borrow(b->comm, count, sizeof *basis);
     if (basis == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
@@ -109,7 +109,7 @@ static dcomm_status dcommi_bkt_remember(dcomm_buckets *b, dcomm_feedback *fb, in
     DCOMMI_TRY(dcomm_broadcast(b->comm, basis, basis, count, DCOMM_F32, source, &opts));
     memcpy(fb->basis.now, basis, count * sizeof *basis);
     dcommi_feedback_store_level(&fb->basis);
-    dcommi_bkt_give_back(b, basis);
+    dcommi_give_back(b->comm, basis);
     return DCOMM_OK;
 }
 
@@ -189,7 +189,7 @@ static dcomm_status dcommi_bkt_unite(dcomm_buckets *b, dcomm_status status,
                                      const dcomm_buckets_rebind_info *info)
 {
     const dcomm_buckets_rebind_info before = b->rebound;
-    double *sums = dcommi_bkt_borrow(b, b->layout.n * DCOMMI_BKT_SUMS + 1, sizeof *sums);
+    double *sums = dcommi_borrow(b->comm, b->layout.n * DCOMMI_BKT_SUMS + 1, sizeof *sums);
     b->rebound = *info;
     b->rebound.step = b->steps;
     DCOMMI_THEN(status, sums != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY);
@@ -203,7 +203,7 @@ static dcomm_status dcommi_bkt_unite(dcomm_buckets *b, dcomm_status status,
         return status;
     }
     dcommi_bkt_account(b, sums);
-    dcommi_bkt_give_back(b, sums);
+    dcommi_give_back(b->comm, sums);
     b->met_rank = b->rank;
     b->met_size = b->size;
     b->undone = false;
@@ -241,13 +241,13 @@ static dcomm_status dcommi_bkt_join_front(dcomm_buckets *b, dcommi_bkt_front *fr
 /* Join ranks that carry buckets (rebind.h has their part). */
 static dcomm_status dcommi_bkt_join(dcomm_buckets *b, const dcomm_buckets_rebind_info *info)
 {
-    dcommi_bkt_front *front = dcommi_bkt_borrow(b, 1, dcommi_bkt_front_room(b));
+    dcommi_bkt_front *front = dcommi_borrow(b->comm, 1, dcommi_bkt_front_room(b));
     if (front == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
     DCOMMI_TRY(dcommi_bkt_pass_front(b, front, info->source));
     DCOMMI_TRY(dcommi_bkt_all_good(b, dcommi_bkt_join_front(b, front)));
-    dcommi_bkt_give_back(b, front);
+    dcommi_give_back(b->comm, front);
     return dcommi_bkt_unite(b, DCOMM_OK, info);
 }
 

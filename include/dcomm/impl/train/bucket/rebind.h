@@ -10,7 +10,6 @@
 typedef struct dcommi_bkt_seat {
     dcomm_comm *comm;
     int rank, size;
-    dcommi_bkt_loan *loans;
     uint64_t *cards;
     dcommi_bkt_sight *sights;
 } dcommi_bkt_seat;
@@ -29,11 +28,10 @@ typedef struct dcommi_bkt_move {
 
 static void dcommi_bkt_swap_seats(dcomm_buckets *b, dcommi_bkt_seat *seat)
 {
-    const dcommi_bkt_seat was = {b->comm, b->rank, b->size, b->loans, b->cards, b->sights};
+    const dcommi_bkt_seat was = {b->comm, b->rank, b->size, b->cards, b->sights};
     b->comm = seat->comm;
     b->rank = seat->rank;
     b->size = seat->size;
-    b->loans = seat->loans;
     b->cards = seat->cards;
     b->sights = seat->sights;
     *seat = was;
@@ -43,7 +41,6 @@ static void dcommi_bkt_swap_seats(dcomm_buckets *b, dcommi_bkt_seat *seat)
 static void dcommi_bkt_leave_seat(dcommi_bkt_seat *seat)
 {
     (void)dcomm_comm_destroy(&seat->comm); /* its error is known */
-    dcommi_bkt_free_loans(&seat->loans);
     dcommi_free(seat->cards);
     dcommi_free(seat->sights);
 }
@@ -212,7 +209,7 @@ static dcomm_status dcommi_bkt_meet_all(dcomm_buckets *b, dcommi_bkt_move *m, dc
 {
     DCOMMI_THEN(status, dcommi_bkt_introduce_devices(b));
     DCOMMI_TRY(dcommi_bkt_agree(b, status, run, &m->info));
-    m->front = dcommi_bkt_borrow(b, 1, dcommi_bkt_front_room(b));
+    m->front = dcommi_borrow(b->comm, 1, dcommi_bkt_front_room(b));
     if (m->front == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
@@ -364,7 +361,7 @@ DCOMM_API dcomm_status dcomm_buckets_rebind(dcomm_buckets *b, dcomm_comm *comm)
     status = dcommi_bkt_meet_all(b, &m, status, &run);
     if (status >= 0) {
         status = dcommi_bkt_arrive_at(b, &m);
-        dcommi_bkt_give_back(b, m.front);
+        dcommi_give_back(b->comm, m.front);
         status = dcommi_bkt_good(b, dcommi_bkt_unite(b, status, &m.info));
     } else {
         char why[DCOMMI_MESSAGE_MAX];

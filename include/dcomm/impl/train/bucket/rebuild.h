@@ -86,7 +86,7 @@ static dcomm_status dcommi_bkt_rebuild(dcomm_buckets *b)
 {
     dcommi_bkt_layout layout = {0};
     dcomm_coll_opts opts = dcommi_bkt_patience(b);
-    uint32_t *sequence = dcommi_bkt_borrow(b, b->nparams * 2, sizeof *sequence);
+    uint32_t *sequence = dcommi_borrow(b->comm, b->nparams * 2, sizeof *sequence);
     if (sequence == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
@@ -99,7 +99,7 @@ static dcomm_status dcommi_bkt_rebuild(dcomm_buckets *b)
     if (status >= 0) {
         memcpy(b->sequence, sequence, b->nparams * sizeof *sequence);
     }
-    dcommi_bkt_give_back(b, sequence);
+    dcommi_give_back(b->comm, sequence);
     for (size_t i = 0; i < b->layout.n && status >= 0; i++) {
         if (b->layout.buckets[i].feedback != NULL) { /* an owner's residual stays on its rank */
             status = dcommi_feedback_home("opts.rebuild", b->layout.buckets[i].feedback);

@@ -210,7 +210,7 @@ static dcomm_status dcommi_bkt_agree_rounds(dcomm_buckets *b, int rounds, double
                                  cards[0].nparams, cards[r].nparams, r);
         }
     }
-    dcommi_bkt_give_back(b, cards);
+    dcommi_give_back(b->comm, cards);
     if (status < 0) {
         dcommi_free(*times_p);
     }

@@ -308,7 +308,7 @@ static dcomm_status dcommi_bkt_load_agrees(dcomm_buckets *b, const dcommi_bkt_he
         hash = dcommi_mix(hash, sequence[i]);
     }
     dcomm_coll_opts opts = dcommi_bkt_patience(b);
-    uint64_t *least = dcommi_bkt_borrow(b, 2, sizeof *least);
+    uint64_t *least = dcommi_borrow(b->comm, 2, sizeof *least);
     if (least == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
@@ -317,7 +317,7 @@ static dcomm_status dcommi_bkt_load_agrees(dcomm_buckets *b, const dcommi_bkt_he
     dcomm_status status =
         dcomm_allreduce(b->comm, DCOMM_IN_PLACE, least, 2, DCOMM_U64, DCOMM_MIN, &opts);
     const bool alike = least[0] == ~least[1];
-    dcommi_bkt_give_back(b, least);
+    dcommi_give_back(b->comm, least);
     return status < 0 || alike ? status
                                : dcommi_fail(DCOMM_ERR_MISMATCH,
                                              "dcomm_buckets_load: ranks have states of different "

@@ -5,6 +5,7 @@
 #include "../../../bucket.h"
 #include "../../../scaler.h"
 #include "../../comm/api_coll.h"
+#include "../../comm/loan.h"
 #include "../../feedback/feedback.h"
 
 #define DCOMMI_BKT_BYTES ((size_t)25 << 20)
@@ -74,14 +75,6 @@ typedef struct dcommi_bkt {
     _Atomic bool finished;
     double ready_at, start_at, done_at;
 } dcommi_bkt;
-
-/* The head of memory for an exchange of the buckets' own. The memory begins DCOMMI_BKT_LOAN bytes
- * after it. */
-typedef struct dcommi_bkt_loan {
-    struct dcommi_bkt_loan *next;
-} dcommi_bkt_loan;
-
-enum { DCOMMI_BKT_LOAN = 64 };
 
 /* A rank's message to all others at the end of a step that has a scaler. */
 typedef struct dcommi_bkt_sight {
@@ -154,7 +147,6 @@ struct dcomm_buckets {
     uint32_t *sequence;          /* [nparams] the order from which the layout was dealt */
     struct dcomm_scaler *scaler; /* NULL: none */
     int built;
-    dcommi_bkt_loan *loans;
     pthread_mutex_t lock; /* held to start or end buckets, and to fail */
     /* of the step under way; guarded by lock */
     _Atomic bool open;

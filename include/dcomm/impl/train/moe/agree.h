@@ -2,6 +2,7 @@
 #ifndef DCOMMI_MOE_AGREE_H
 #define DCOMMI_MOE_AGREE_H
 
+#include "../../comm/alike.h"
 #include "types.h"
 
 static dcomm_status dcommi_moe_broken(const dcomm_moe *m)
@@ -34,31 +35,6 @@ static dcomm_status dcommi_moe_check(const char *what, dcomm_moe *m)
     DCOMMI_TRY(dcommi_check_fork());
     DCOMMI_TRY(dcommi_check_no_group(what));
     return dcommi_moe_broken(m);
-}
-
-/* Exchange the ranks' statuses. Every rank returns the first error by rank. */
-static dcomm_status dcommi_moe_all_good(dcomm_comm *comm, dcomm_status status, double timeout_s)
-{
-    typedef struct card {
-        int32_t status;
-        char text[DCOMMI_TEXT_MAX];
-    } card;
-    dcomm_coll_opts opts = {.timeout_s = timeout_s};
-    card own = {.status = status}, *cards = dcommi_calloc((size_t)comm->size, sizeof *cards);
-    if (cards == NULL) { /* the others must not wait */
-        dcomm_comm_abort(comm, dcomm_last_error());
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    snprintf(own.text, sizeof own.text, "%.399s", status < 0 ? dcomm_last_error() : "");
-    status = dcomm_allgather(comm, &own, cards, sizeof own, DCOMM_U8, &opts);
-    for (int r = 0; r < comm->size && status >= 0; r++) {
-        if (cards[r].status < 0) {
-            cards[r].text[sizeof cards[r].text - 1] = 0;
-            status = dcommi_fail((dcomm_status)cards[r].status, "rank %d: %s", r, cards[r].text);
-        }
-    }
-    dcommi_free(cards);
-    return status;
 }
 
 /* ---- options ---- */
@@ -96,7 +72,7 @@ enum {
 static dcomm_status dcommi_moe_agree(const dcomm_moe *m)
 {
     static const char *const names[] = {
-#define DCOMMI_MOE_NAME(name, value) #name,
+#define DCOMMI_MOE_NAME(name, value) "opts." #name,
         DCOMMI_MOE_OPTIONS(DCOMMI_MOE_NAME)
 #undef DCOMMI_MOE_NAME
     };
@@ -105,22 +81,8 @@ static dcomm_status dcommi_moe_agree(const dcomm_moe *m)
         DCOMMI_MOE_OPTIONS(DCOMMI_MOE_VALUE)
 #undef DCOMMI_MOE_VALUE
     };
-    uint64_t *all = dcommi_calloc((size_t)m->size, sizeof own);
-    dcomm_status status = all != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
-    status = dcommi_moe_all_good(m->comm, status, m->opts.timeout_s);
-    DCOMMI_THEN(status, dcomm_allgather(m->comm, own, all, DCOMMI_MOE_NOPTIONS, DCOMM_U64, NULL));
-    for (int r = 1; r < m->size && status >= 0; r++) {
-        for (int i = 0; i < DCOMMI_MOE_NOPTIONS && status >= 0; i++) {
-            if (all[r * DCOMMI_MOE_NOPTIONS + i] != all[i]) {
-                status = dcommi_fail(DCOMM_ERR_MISMATCH,
-                                     "dcomm_moe_create: opts.%s is not the same on rank 0 and "
-                                     "rank %d (%" PRIu64 " and %" PRIu64 ")",
-                                     names[i], r, all[i], all[r * DCOMMI_MOE_NOPTIONS + i]);
-            }
-        }
-    }
-    dcommi_free(all);
-    return status;
+    return dcommi_all_alike(m->comm, "dcomm_moe_create", names, own, DCOMMI_MOE_NOPTIONS,
+                            m->opts.timeout_s);
 }
 
 #endif

@@ -189,7 +189,7 @@ static dcomm_status dcommi_moe_prepare(dcomm_moe *m, const dcomm_moe_opts *opts)
 /* Create the experts. All ranks call this, on the experts' own communicator. */
 static dcomm_status dcommi_moe_make(dcomm_moe *m, const dcomm_moe_opts *opts)
 {
-    DCOMMI_TRY(dcommi_moe_all_good(m->comm, dcommi_moe_prepare(m, opts), 0));
+    DCOMMI_TRY(dcommi_all_good(m->comm, dcommi_moe_prepare(m, opts), 0));
     DCOMMI_TRY(dcommi_moe_agree(m));
     DCOMMI_TRY(dcomm_comm_dup(m->comm, &m->back));
     m->outer.comm[DCOMMI_MOE_FORTH] = m->comm;

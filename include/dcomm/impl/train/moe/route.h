@@ -76,7 +76,7 @@ static dcomm_status dcommi_moe_exchange(dcomm_moe *m, dcomm_status status)
     for (int r = 0; r < m->size; r++) {
         if ((int32_t)dcommi_moe_card_of(m, r)[0] < 0) {
             memcpy(dcommi_message, why, sizeof why);
-            return dcommi_moe_all_good(m->comm, status, m->opts.timeout_s);
+            return dcommi_all_good(m->comm, status, m->opts.timeout_s);
         }
     }
     return DCOMM_OK;

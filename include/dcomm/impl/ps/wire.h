@@ -1,0 +1,60 @@
+/* wire.h - the form of values in answers to pulls, and checks of messages from other ranks. */
+#ifndef DCOMMI_PS_WIRE_H
+#define DCOMMI_PS_WIRE_H
+
+#include "../base/convert.h"
+#include "types.h"
+
+/* Write n values as answers to pulls have them. */
+static void dcommi_ps_cast(void *wire, const float *values, size_t n, dcomm_dtype dtype)
+{
+    if (dtype == DCOMM_F32) {
+        memcpy(wire, values, n * sizeof *values);
+    } else {
+        dcommi_from_f32(wire, values, n, dtype);
+    }
+}
+
+/* Read n values of an answer. */
+static void dcommi_ps_uncast(float *values, const void *wire, size_t n, dcomm_dtype dtype)
+{
+    if (dtype == DCOMM_F32) {
+        memcpy(values, wire, n * sizeof *values);
+    } else {
+        dcommi_to_f32(values, wire, n, dtype, 1);
+    }
+}
+
+/* Return true if a worker's message can be right, as far as its header tells. Its payload is then
+ * at most that of this server's rows. */
+static bool dcommi_ps_valid(const dcomm_ps *ps, const dcommi_header *h, size_t len)
+{
+    const bool pushes = h->slot == DCOMMI_PS_PUSH;
+    if (h->slot == DCOMMI_PS_CLOCK || h->slot == DCOMMI_PS_LEAVE) {
+        return len == 0 && h->stage == 0; /* no list */
+    }
+    if ((!pushes && h->slot != DCOMMI_PS_PULL) || h->tag >= ps->nparams || h->stage > 1) {
+        return false;
+    }
+    const dcommi_ps_table *t = &ps->tables[h->tag];
+    const size_t list = h->stage == 1 ? (size_t)h->b * sizeof(uint64_t) : 0;
+    if (h->b < 1 || h->b > t->rows) {
+        return false;
+    }
+    return len == list + (pushes ? (size_t)h->b * dcommi_ps_row_bytes(ps, h->tag) : 0) &&
+           (h->stage == 1 ? h->a == 0 : h->a >= t->first && h->a - t->first <= t->rows - h->b);
+}
+
+/* Return true if a list is of this server's rows, ascending. */
+static bool dcommi_ps_valid_list(const dcommi_ps_table *t, const uint64_t *rows, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        if (rows[i] < t->first || rows[i] - t->first >= t->rows ||
+            (i > 0 && rows[i] <= rows[i - 1])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+#endif

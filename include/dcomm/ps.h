@@ -1,0 +1,189 @@
+/* ps.h - a parameter server: some ranks hold parameters, workers push gradients and pull values.
+ *
+ *     dcomm_ps_create(comm, params, n, &opts, &ps);          once
+ *     for each step of a worker:
+ *         dcomm_ps_pull(ps, i, 0, rows, w, NULL);            values, as new as opts.staleness asks
+ *         dcomm_ps_push(ps, i, 0, rows, grad, NULL);         a gradient for each parameter
+ *         dcomm_ps_clock(ps);                                this worker's step is over
+ *     dcomm_ps_destroy(&ps);                                 a server serves until all have left
+ *
+ * A parameter is a table of rows. Its rows are divided evenly among the servers, in order. Pushes
+ * and pulls name rows by a range, or by a list, as embeddings need: only these rows travel.
+ *
+ * Consistency. A worker's clock is the number of its dcomm_ps_clock calls. With staleness s, a pull
+ * at clock c sees all pushes of all living workers at clocks below c - s, and this worker's own.
+ * - s = 0: bulk-synchronous (BSP). The pushes of a clock are averaged in rank order, and
+ *   the average updates the rows once. All workers see the same values.
+ * - s > 0: stale-synchronous (SSP). Each push updates the rows at once.
+ * - DCOMM_PS_ASYNC: the same, and no pull ever waits.
+ *
+ * dcomm_ps_clock never waits. A pull waits at the server.
+ *
+ * Failures. A worker's death is an error of the communicator `comm`, but not of the parameter
+ * server, which drops the worker and goes on. What it has pushed in a clock that it did not end is
+ * dropped. A server's death is an error, DCOMM_ERR_PEER, of each call that needs its rows; calls
+ * that do not go on.
+ *
+ * One thread of a rank at a time may call. Buffers are host memory. The parameter server has
+ * message kinds of its own: the communicator that it was created from can be used beside it, or
+ * destroyed. */
+#ifndef DCOMM_PS_H
+#define DCOMM_PS_H
+
+#include "coll.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A parameter server, as one of its ranks sees it. */
+typedef struct dcomm_ps dcomm_ps;
+
+/* One parameter. Must be the same on every rank, except init. */
+typedef struct dcomm_ps_param {
+    const char *name;  /* for errors; copied (default: "param" and its number) */
+    size_t rows, cols; /* rows, and elements of a row; both at least 1 */
+    dcomm_dtype dtype; /* of values and gradients: DCOMM_F32; there is no default */
+    const void *init; /* [rows * cols] initial values, of which a server reads its own rows; read in
+                         dcomm_ps_create (default: NULL, zeros) */
+} dcomm_ps_param;
+
+#define DCOMM_PS_ASYNC (-1) /* opts.staleness: no pull waits */
+
+/* What a gradient does to its rows. w is a value, g a gradient that has been averaged (BSP) or
+ * weighted. A row's state is touched only when the row is. */
+typedef enum dcomm_ps_update {
+    DCOMM_PS_SGD = 0,      /* w -= lr g */
+    DCOMM_PS_MOMENTUM = 1, /* v = momentum v + g; w -= lr v */
+    DCOMM_PS_ADAGRAD = 2,  /* a += g g; w -= lr g / (sqrt(a) + eps) */
+    DCOMM_PS_ADAM = 3,     /* Kingma and Ba's, with bias correction by the number of the row's
+                              updates */
+    DCOMM_PS_ELASTIC = 4 /* g is a worker's copy of w: w += rho (g - w). Zhang's elastic averaging;
+                            its alpha is rho / workers, because each copy counts for itself. Not
+                            with staleness 0 */
+} dcomm_ps_update;
+
+/* How much a push counts, by its delay tau: the number of the other workers' updates of this
+ * parameter on this server since the pull that it rests on, divided by the number of workers. */
+typedef enum dcomm_ps_weight {
+    DCOMM_PS_WEIGHT_ONE = 0,     /* 1 */
+    DCOMM_PS_WEIGHT_INVERSE = 1, /* 1 / (1 + tau) */
+    DCOMM_PS_WEIGHT_HALVED = 2   /* 2^(-tau / opts.weight_ref) */
+} dcomm_ps_weight;
+
+/* All zero means the defaults, except lr or rho. Must be the same on every rank. */
+typedef struct dcomm_ps_opts {
+    int servers; /* number of servers, 1 to the number of ranks: ranks 0, size / servers, ...
+                    (default: all ranks) */
+    /* Servers do not work: they call dcomm_ps_serve. Some rank must be no server (default: every
+     * rank is a worker, and a server's progress thread serves). */
+    bool dedicated;
+    int staleness; /* s, or DCOMM_PS_ASYNC (default: 0, bulk-synchronous) */
+
+    dcomm_ps_update update; /* (default: DCOMM_PS_SGD) */
+    double lr;              /* learning rate, above 0; not for DCOMM_PS_ELASTIC */
+    double momentum;        /* of DCOMM_PS_MOMENTUM (default: 0) */
+    double beta1, beta2;    /* of DCOMM_PS_ADAM (default: 0.9, 0.999) */
+    double eps;             /* of DCOMM_PS_ADAGRAD and DCOMM_PS_ADAM (default: 1e-8) */
+    double rho;             /* of DCOMM_PS_ELASTIC, above 0, at most 1 */
+
+    dcomm_ps_weight weight; /* of a push; not with staleness 0 (default: DCOMM_PS_WEIGHT_ONE) */
+    double weight_ref;      /* of DCOMM_PS_WEIGHT_HALVED, above 0 */
+    double drop_tau;        /* drop a push whose tau is above this (default: 0, none) */
+
+    /* Backup workers, with staleness 0: end a clock when so many workers have ended it, or when
+     * deadline_s seconds have passed since the first of them did. Pushes that come later count in
+     * the clock after. */
+    int quorum;        /* (default: 0, all that are alive) */
+    double deadline_s; /* seconds (default: 0, no limit) */
+
+    /* Type of pulled values on the wire: DCOMM_F16 and DCOMM_BF16 halve a pull's bytes. The server
+     * rounds its f32 values to nearest even, also for its own rank; beyond 65504 f16 is infinite.
+     * All workers see the same (default: 0, f32). */
+    dcomm_dtype pull_dtype;
+
+    double timeout_s; /* seconds for each push and pull; and in dcomm_ps_destroy and dcomm_ps_serve
+                         without any message from a worker (default: the communicator's) */
+} dcomm_ps_opts;
+
+/* Create a parameter server; collective. `comm`, params and opts are not needed afterwards.
+ * Errors, on all ranks: DCOMM_ERR_INVALID (a bad parameter or option on some rank),
+ * DCOMM_ERR_MISMATCH (they differ: the sentence names the first that does), DCOMM_ERR_UNSUPPORTED
+ * (the dtype), DCOMM_ERR_NO_MEMORY. The other ranks are not told if comm, params, opts or ps_p is
+ * NULL. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_create(dcomm_comm *comm, const dcomm_ps_param *params,
+                                                     size_t nparams, const dcomm_ps_opts *opts,
+                                                     dcomm_ps **ps_p);
+
+/* Leave, free everything, and set *ps_p to NULL. A worker's requests must have been waited for. A
+ * rank that holds rows first serves until every worker has left or died.
+ *
+ * Errors: DCOMM_ERR_TIMEOUT (no message came for timeout_s, and the sentence names the workers that
+ * have not left). All is freed even so. */
+DCOMM_API dcomm_status dcomm_ps_destroy(dcomm_ps **ps_p);
+
+/* ---- workers ---- */
+
+/* Push a gradient of rows first to first + nrows - 1 of parameter i, [nrows * cols] elements. With
+ * a NULL request_p, return when the gradient may be overwritten; else `grad` must stay as it is
+ * until the request is complete.
+ *
+ * Errors of this call and of all below: DCOMM_ERR_INVALID (no such parameter or row, a row that is
+ * listed twice, NULL; this rank is no worker), DCOMM_ERR_PEER (a server of these rows is lost, or
+ * has given this worker up), DCOMM_ERR_TIMEOUT (the sentence names the server and, for a pull, the
+ * worker that it waits for), DCOMM_ERR_NO_MEMORY. A push that has a NaN or an infinity is
+ * DCOMM_ERR_INVALID, and nothing is sent. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_push(dcomm_ps *ps, size_t i, size_t first,
+                                                   size_t nrows, const void *grad,
+                                                   dcomm_request **request_p);
+/* The same for the rows of a list, in any order. `rows` is read before the call returns. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_push_rows(dcomm_ps *ps, size_t i,
+                                                        const uint64_t *rows, size_t nrows,
+                                                        const void *grad,
+                                                        dcomm_request **request_p);
+/* Pull rows first to first + nrows - 1 of parameter i into `out`, [nrows * cols] elements. Each
+ * server's rows are of one moment. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_pull(dcomm_ps *ps, size_t i, size_t first,
+                                                   size_t nrows, void *out,
+                                                   dcomm_request **request_p);
+/* The same for the rows of a list, in any order. `rows` is read before the call returns. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_pull_rows(dcomm_ps *ps, size_t i,
+                                                        const uint64_t *rows, size_t nrows,
+                                                        void *out, dcomm_request **request_p);
+/* End this worker's step. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_clock(dcomm_ps *ps);
+
+/* ---- servers ---- */
+
+/* Serve until every worker has left or died. For servers with opts.dedicated.
+ *
+ * Errors: DCOMM_ERR_INVALID (this rank holds no rows), DCOMM_ERR_TIMEOUT (see dcomm_ps_destroy). */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_serve(dcomm_ps *ps);
+
+#define DCOMM_PS_TAUS 64 /* delays that the histogram tells apart; the last has longer ones */
+
+/* What a rank has done so far. */
+typedef struct dcomm_ps_stats {
+    /* as a worker */
+    uint64_t clock;                      /* steps that it has ended */
+    uint64_t pushes, pulls;              /* calls */
+    uint64_t bytes_pushed, bytes_pulled; /* elements and lists of rows, to and from other ranks */
+    double wait_s;                       /* seconds from a pull's call to its completion, summed */
+    /* as a server */
+    uint64_t updates;            /* pushes that counted; with staleness 0: clocks that ended */
+    uint64_t dropped;            /* pushes beyond opts.drop_tau, or of workers that died */
+    uint64_t late;               /* pushes that came after their clock had ended */
+    uint64_t tau[DCOMM_PS_TAUS]; /* pushes by their delay, rounded down; not with staleness 0 */
+    double tau_p50, tau_p95, tau_p99; /* percentiles of the delay; 0 without pushes */
+    int workers;                      /* that are alive and have not left */
+    int last_worker;                  /* the worker that ended most clocks last; -1: none */
+    uint64_t last_count;              /* how many */
+} dcomm_ps_stats;
+/* Report statistics in *stats.
+ * Errors: DCOMM_ERR_INVALID (NULL). */
+DCOMM_API dcomm_status dcomm_ps_get_stats(dcomm_ps *ps, dcomm_ps_stats *stats);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
