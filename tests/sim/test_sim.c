@@ -89,14 +89,17 @@ Test(sim, known_seeds, .timeout = 60)
         uint64_t seed;
         int most;
     } known[] = {
-        {227, 4},  /* a rank that was given up blamed one that had ended since */
-        {699, 4},  /* a cut that healed late: both halves went on */
-        {2967, 4}, /* the end of a rank that had given this one up was a proof */
-        {2993, 4}, /* ranks that did not all reach each other shrank for ever */
-        {861, 4},  /* a goodbye did not say after which operation */
-        {1235, 4}, /* one that was given up did not tell that it goes on, too */
-        {1357, 4}, /* a silence of which another rank told was certain */
-        {4802, 4}  /* a silence of which another rank told was not believed */
+        {227, 4},   /* a rank that was given up blamed one that had ended since */
+        {699, 4},   /* a cut that healed late: both halves went on */
+        {2967, 4},  /* the end of a rank that had given this one up was a proof */
+        {2993, 4},  /* ranks that did not all reach each other shrank for ever */
+        {1331, 4},  /* a call waited for messages to a dead rank, though it knew of the error */
+        {8306, 4},  /* likewise, with a call that failed beside it */
+        {14541, 4}, /* time jumped while a rank counted polls: a time-out was late */
+        {861, 4},   /* a goodbye did not say after which operation */
+        {1235, 4},  /* one that was given up did not tell that it goes on, too */
+        {1357, 4},  /* a silence of which another rank told was certain */
+        {4802, 4}   /* a silence of which another rank told was not believed */
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         cr_expect(run_seed(known[i].seed, known[i].most), "seed %d", (int)known[i].seed);

@@ -63,7 +63,7 @@ static void dcommi_comm_renounce(dcomm_comm *comm)
         dcommi_bury(context, comm->id);
     }
     dcommi_token_release(context);
-    dcommi_pay(context);
+    dcommi_pay(context, NULL);
     memcpy(dcommi_message, why, sizeof why);
 }
 

@@ -95,11 +95,14 @@ static void dcommi_run_why(const dcommi_run *run, dcomm_status status)
     }
 }
 
-/* Let this rank's control messages leave before its call returns: it may compute next. */
-static void dcommi_pay(dcomm_context *context)
+/* Let this rank's control messages leave before its call returns: it may compute next. Stop when
+ * `comm` (NULL: none) fails. Messages to a dead rank stay until this rank notices the death, and
+ * the caller must hear of the error before that. */
+static void dcommi_pay(dcomm_context *context, const dcomm_comm *comm)
 {
     const double until = dcommi_now() + DCOMMI_OWED_S;
-    while (dcommi_owes(context) && dcommi_now() < until) {
+    while (dcommi_owes(context) && dcommi_now() < until &&
+           (comm == NULL || atomic_load_explicit(&comm->poisoned, memory_order_relaxed) == 0)) {
         dcommi_progress_or_yield(context);
     }
 }
@@ -112,7 +115,7 @@ static dcomm_status dcommi_run_wait(dcommi_run *run)
         dcommi_progress_for(run->comm->context, run);
     }
     if (DCOMMI_UNLIKELY(status >= 0 && dcommi_owes(run->comm->context))) {
-        dcommi_pay(run->comm->context);
+        dcommi_pay(run->comm->context, run->comm);
     }
     if (status < 0) {
         dcommi_run_why(run, (dcomm_status)status);
