@@ -19101,6 +19101,7 @@ struct dcomm_comm {
     uint64_t lost;      /* 1 + the rank whose loss poisoned it; 0: none. ABORT tells it ... */
     bool lost_proven;   /* ... and if its death is certain */
     dcommi_loan *loans; /* of exchanges under way, and of those that have failed; with lock */
+    bool by_another;    /* another rank has found the error, or its loss is the error */
     uint64_t next_seq;
     uint32_t chain;    /* for the next collective; with lock */
     uint64_t children; /* communicators derived so far, for their ids */
@@ -19248,7 +19249,7 @@ static void dcommi_run_finish(dcommi_run *run, dcomm_status status);
 static void dcommi_run_off_device(dcommi_run *run);
 /* Drop a reference; the last one returns the run to its communicator. */
 static void dcommi_run_unref(dcommi_run *run);
-/* ---- failures (failure.h, refusal.h) ---- */
+/* ---- failures (failure.h, refusal.h, unsent.h) ---- */
 /* Fail a communicator on all its ranks because of an error that this rank has found. */
 static void DCOMMI_PRINTF(3, 4)
     dcommi_poison(dcomm_comm *comm, dcomm_status status, const char *format, ...);
@@ -19272,6 +19273,10 @@ static void dcommi_peer_ended(dcomm_context *context, int peer);
 /* Handle a message whose signature is not the run's: query its sender, or report the mismatch. */
 static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h,
                                     size_t len);
+/* Handle a control message to a living peer that the transport had queued and could not send. It
+ * fails the communicator, as a send that fails does. An agreement sends it again. */
+static void dcommi_control_unsent(dcomm_context *context, int peer, int rank,
+                                  const dcommi_header *h, dcomm_status status);
 /* End a run that some rank has refused, once the transport holds none of its buffers. */
 static void dcommi_run_give_up(dcommi_run *run);
 /* Answer a query about an operation that was refused and is over here; return false for any
@@ -29103,6 +29108,8 @@ typedef struct dcommi_control {
     dcommi_op op;
     dcomm_context *context;
     struct dcommi_control *next; /* in context->free_controls, all without data */
+    dcommi_header header;        /* while it waits in the transport: header, and receiver */
+    int peer, rank;
     size_t len;
     uint8_t data[];
 } dcommi_control;
@@ -29115,13 +29122,15 @@ static void dcommi_control_free(dcommi_control *control)
         control->context->free_controls = control;
     }
 }
-/* Free a control message that was sent. The transport itself reports a peer that cannot be
- * told. */
+/* Free a control message that was sent. The transport itself reports a peer that is lost. */
 static void dcommi_control_done(dcommi_op *op, dcomm_status status)
 {
     dcommi_control *control = (dcommi_control *)op;
-    (void)status;
     atomic_fetch_sub_explicit(&control->context->unsent, 1, memory_order_relaxed);
+    if (status < 0 && status != DCOMM_ERR_PEER && status != DCOMM_ERR_ABORTED) {
+        dcommi_control_unsent(control->context, control->peer, control->rank, &control->header,
+                              status);
+    }
     dcommi_control_free(control);
 }
 /* Send a control message; its payload is copied. */
@@ -29146,6 +29155,9 @@ static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header
     dcomm_status status =
         dcommi_post(comm, rank, header, len > 0 ? control->data : NULL, len, &control->op);
     if (status == DCOMM_IN_PROGRESS) {
+        control->header = *header;
+        control->peer = comm->members[rank].peer;
+        control->rank = rank;
         atomic_fetch_add_explicit(&comm->context->unsent, 1, memory_order_relaxed);
     } else {
         dcommi_control_free(control);
@@ -35896,6 +35908,7 @@ static void dcommi_poison_by(dcomm_comm *comm, dcomm_status status, int from, co
     } else { /* an allocator knows no rank; other messages name it */
         snprintf(comm->message, sizeof comm->message, "%s", text);
     }
+    comm->by_another = from >= 0 || status == DCOMM_ERR_PEER;
     atomic_store_explicit(&comm->poisoned, status, memory_order_release);
     if (from < 0) {
         for (int r = 0; r < comm->size; r++) {
@@ -37860,10 +37873,25 @@ static void dcommi_learn_done(dcomm_comm *comm, const dcommi_header *h)
     }
 }
 /* ---- arrivals ---- */
-/* Remember that this process has left a communicator: late messages for it are dropped. */
+/* Remember that this process has left a communicator: its messages are dropped, early and late
+ * ones. */
 static void dcommi_bury(dcomm_context *context, uint64_t id)
 {
     context->buried[context->nburied++ % DCOMMI_BURIED] = id;
+    context->last_stray = NULL;
+    for (dcommi_stray **at = &context->strays; *at != NULL;) {
+        dcommi_stray *stray = *at;
+        if (stray->early->header.comm != id) {
+            context->last_stray = stray;
+            at = &stray->next;
+            continue;
+        }
+        *at = stray->next;
+        context->nstrays--;
+        context->stray_bytes -= stray->early->data != NULL ? stray->early->len : 0;
+        dcommi_early_free(stray->early);
+        dcommi_free(stray);
+    }
 }
 static bool dcommi_is_buried(const dcomm_context *context, uint64_t id)
 {
@@ -38835,6 +38863,24 @@ static void dcommi_late_read(dcommi_run *run)
     dcommi_late_give(run->late, 1);
     run->late = NULL;
 }
+/* ==== include/dcomm/impl/engine/unsent.h =================================================== */
+/* unsent.h - control messages that the transport has queued and then cannot send. */
+static void dcommi_control_unsent(dcomm_context *context, int peer, int rank,
+                                  const dcommi_header *h, dcomm_status status)
+{
+    dcomm_comm *comm = dcommi_comm_find(context, h->comm);
+    if (h->type == DCOMMI_MSG_GOODBYE) {
+        dcommi_ctl_pass(context, peer, h, "", 0);
+    } else if (comm != NULL && h->type == DCOMMI_MSG_AGREE) {
+        dcommi_agreement *g = dcommi_agreement_find(comm, h->b);
+        if (g != NULL) {
+            g->again = true;
+        }
+    } else if (comm != NULL) { /* an error has gone over the control connection already */
+        dcommi_poison(comm, status, "rank %d could not send to rank %d: %s", comm->rank, rank,
+                      dcomm_strerror(status));
+    }
+}
 #define DCOMMI_WATCH_EVERY 0.003 /* seconds between looks for peers that have ended */
 #define DCOMMI_CHECK_EVERY 0.05  /* seconds between checks of idle runs */
 #define DCOMMI_TURN 64           /* passes in a row by one waiting thread */
@@ -39144,11 +39190,14 @@ static void dcommi_run_why(const dcommi_run *run, dcomm_status status)
                                               : "inputs that are not finite");
     }
 }
-/* Let this rank's control messages leave before its call returns: it may compute next. */
-static void dcommi_pay(dcomm_context *context)
+/* Let this rank's control messages leave before its call returns: it may compute next. Stop when
+ * `comm` (NULL: none) fails. Messages to a dead rank stay until this rank notices the death, and
+ * the caller must hear of the error before that. */
+static void dcommi_pay(dcomm_context *context, const dcomm_comm *comm)
 {
     const double until = dcommi_now() + DCOMMI_OWED_S;
-    while (dcommi_owes(context) && dcommi_now() < until) {
+    while (dcommi_owes(context) && dcommi_now() < until &&
+           (comm == NULL || atomic_load_explicit(&comm->poisoned, memory_order_relaxed) == 0)) {
         dcommi_progress_or_yield(context);
     }
 }
@@ -39160,7 +39209,7 @@ static dcomm_status dcommi_run_wait(dcommi_run *run)
         dcommi_progress_for(run->comm->context, run);
     }
     if (DCOMMI_UNLIKELY(status >= 0 && dcommi_owes(run->comm->context))) {
-        dcommi_pay(run->comm->context);
+        dcommi_pay(run->comm->context, run->comm);
     }
     if (status < 0) {
         dcommi_run_why(run, (dcomm_status)status);
@@ -45228,6 +45277,7 @@ typedef struct dcommi_ucx_peer {
     int flushing;         /* number of endpoints that are being flushed */
     double closed_at;     /* coarse clock; 0: not closed */
     size_t flights;       /* sends and fetches under way */
+    int incomplete;       /* messages of which some parts have come */
 } dcommi_ucx_peer;
 /* The end of a message's header, if the receiver fetches the payload. The payload comes whole, or
  * in `parts` messages whose tails differ only in `part` and `connection`. */
@@ -45474,6 +45524,17 @@ static void dcommi_ucx_on_failure(void *arg, ucp_ep_h ep, ucs_status_t status)
 static dcommi_ucx_peer *dcommi_ucx_peer_at(dcommi_ucx *u, int peer)
 {
     return peer >= 0 && (size_t)peer < u->peers_capacity ? u->peers[peer] : NULL;
+}
+static void dcommi_ucx_lose(dcommi_transport *t, int peer, const char *why)
+{
+    dcommi_ucx *u = (dcommi_ucx *)t;
+    dcommi_ucx_peer *p = dcommi_ucx_peer_at(u, peer);
+    if (p != NULL && p->failure == UCS_OK) {
+        p->failure = UCS_ERR_CONNECTION_RESET;
+        p->why = why;
+        p->failed_at = dcommi_coarse_now();
+        u->chores = true;
+    }
 }
 static dcommi_ucx_peer *dcommi_ucx_peer_by_id(dcommi_ucx *u, uint64_t id)
 {
@@ -45912,6 +45973,9 @@ static ucs_status_t dcommi_ucx_on_payload(void *arg, const void *header, size_t 
 }
 #define DCOMMI_UCX_PART_MIN 32768 /* least bytes of a part */
 #define DCOMMI_UCX_PART_GRAIN 4096
+/* Most messages of a peer that wait for parts: 1 GiB or more. A peer with more is not a dcomm of
+ * ours. */
+#define DCOMMI_UCX_INCOMPLETE_MAX 16384
 /* ---- where to cut ---- */
 static int dcommi_ucx_parts_of(const dcommi_ucx_peer *p, size_t len)
 {
@@ -46006,8 +46070,9 @@ static void dcommi_ucx_drop_all(dcommi_ucx *u, dcommi_ucx_kept *k)
     u->direct = direct;
 }
 /* Drop the incomplete messages of a lost peer. */
-static void dcommi_ucx_forget_parts(dcommi_ucx *u, const dcommi_ucx_peer *p)
+static void dcommi_ucx_forget_parts(dcommi_ucx *u, dcommi_ucx_peer *p)
 {
+    p->incomplete = 0;
     for (dcommi_ucx_kept **at = &u->incomplete; *at != NULL;) {
         dcommi_ucx_kept *k = *at;
         if (k->tail.id != p->id) {
@@ -46032,8 +46097,8 @@ static bool dcommi_ucx_tail_valid(const dcommi_ucx_tail *t, size_t len)
            (len == SIZE_MAX ? t->total > 0 : len == dcommi_ucx_part_len(t)) &&
            (t->parts == 1 || dcommi_ucx_part_len(t) > 0);
 }
-/* Take in a part. Return the leader of its message once the message is complete, else NULL. *good
- * is false if the part does not fit those that came before. */
+/* Take in a part of a known peer. Return the leader of its message once the message is complete,
+ * else NULL. *good is false if the part does not fit those that came before. */
 static dcommi_ucx_kept *dcommi_ucx_gather(dcommi_ucx *u, dcommi_ucx_kept *k, bool *good)
 {
     const dcommi_ucx_tail *t = &k->tail;
@@ -46048,6 +46113,9 @@ static dcommi_ucx_kept *dcommi_ucx_gather(dcommi_ucx *u, dcommi_ucx_kept *k, boo
         k->incomplete = NULL;
         k->there = bit;
         *at = k;
+        if (++k->peer->incomplete > DCOMMI_UCX_INCOMPLETE_MAX) {
+            dcommi_ucx_lose(&u->base, k->peer->index, "it does not complete its messages");
+        }
         return NULL;
     }
     if (leader->tail.total != t->total || leader->tail.parts != t->parts ||
@@ -46062,6 +46130,7 @@ static dcommi_ucx_kept *dcommi_ucx_gather(dcommi_ucx *u, dcommi_ucx_kept *k, boo
         return NULL;
     }
     *at = leader->incomplete;
+    k->peer->incomplete--;
     return leader;
 }
 /* Find the sender of a long message. Note how many endpoints it uses, to open as many: then both
@@ -46338,17 +46407,6 @@ static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_iface nam
 /* loss.h - handles the end of a peer: its connections broke, or it was removed. Forgets its
  * incomplete messages and gives up the ops under way to it. */
 /* ---- lost ---- */
-static void dcommi_ucx_lose(dcommi_transport *t, int peer, const char *why)
-{
-    dcommi_ucx *u = (dcommi_ucx *)t;
-    dcommi_ucx_peer *p = dcommi_ucx_peer_at(u, peer);
-    if (p != NULL && p->failure == UCS_OK) {
-        p->failure = UCS_ERR_CONNECTION_RESET;
-        p->why = why;
-        p->failed_at = dcommi_coarse_now();
-        u->chores = true;
-    }
-}
 /* Return true if a peer counts as lost: all its connections have broken, or the first broke more
  * than DCOMMI_UCX_LAST_WORDS_S ago. Before that the last messages of a peer that has closed may
  * still arrive on another connection. */
@@ -51398,6 +51456,7 @@ typedef struct dcommi_tuner {
     dcommi_busy others;
     bool busy;                  /* the machine was too busy to trust the times */
     dcomm_status status;        /* the first error; nothing is run after it */
+    bool by_another;            /* it is another rank's */
     double step, signal, empty; /* seconds, by rank 0's clock */
 } dcommi_tuner;
 static int64_t dcommi_ps(double seconds)
@@ -52318,6 +52377,9 @@ static void dcommi_tuner_free(dcommi_tuner *t)
         return;
     }
     if (t->comm != NULL) { /* it was not run */
+        dcommi_token_take(t->comm->context);
+        dcommi_bury(t->comm->context, t->comm->id);
+        dcommi_token_release(t->comm->context);
         dcommi_comm_drop(t->comm);
     }
     dcomm_mem_free(&t->registered);
@@ -52405,6 +52467,7 @@ static dcomm_status dcommi_tuner_run(dcommi_tuner *t, dcomm_comm *comm, const dc
     } else {
         dcommi_tune_fail(t, status);
     }
+    t->by_another = t->comm->by_another;
     char why[DCOMMI_MESSAGE_MAX];
     memcpy(why, dcommi_message, sizeof why);
     dcomm_comm_destroy(&t->comm);
@@ -54525,7 +54588,7 @@ static void dcommi_comm_renounce(dcomm_comm *comm)
         dcommi_bury(context, comm->id);
     }
     dcommi_token_release(context);
-    dcommi_pay(context);
+    dcommi_pay(context, NULL);
     memcpy(dcommi_message, why, sizeof why);
 }
 /* Meet the others, measure unless rank 0 has `given` numbers, and agree with them that all have a
@@ -54537,6 +54600,7 @@ static dcomm_status dcommi_comm_constitute(dcomm_comm *comm, dcommi_boot *boot,
     dcomm_status status = dcommi_comm_meet(comm, boot, &tuner);
     if (status >= 0 && tuner != NULL) {
         status = dcommi_comm_agree(comm, boot, dcommi_tuner_run(tuner, comm, given, false));
+        boot->guilty = boot->guilty && !tuner->by_another;
     }
     if (status < 0 && !boot->agreed && !boot->client.told) { /* the others may have gone on */
         dcommi_comm_renounce(tuner != NULL && tuner->comm != NULL ? tuner->comm : comm);
@@ -54562,11 +54626,12 @@ static dcomm_status dcommi_comm_found(dcomm_comm *comm, double timeout_s, const 
     }
     return status;
 }
-/* Let go of the peers of a communicator that was founded in vain. */
+/* Let go of the peers of a communicator that was founded in vain, and of their goodbyes. */
 static void dcommi_comm_abandon_peers(dcomm_comm *comm)
 {
     dcomm_context *context = comm->context;
     dcommi_token_take(context);
+    dcommi_bury(context, comm->id);
     for (int r = 0; comm->members != NULL && r < comm->size; r++) {
         dcommi_remote *p =
             comm->members[r].peer >= 0 ? &context->peers[comm->members[r].peer] : NULL;
@@ -73666,6 +73731,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_UCX_DEVICE
 #undef DCOMMI_UCX_EAGER
 #undef DCOMMI_UCX_FRESH_S
+#undef DCOMMI_UCX_INCOMPLETE_MAX
 #undef DCOMMI_UCX_LAST_WORDS_S
 #undef DCOMMI_UCX_ORDERED
 #undef DCOMMI_UCX_PART_GRAIN
