@@ -111,6 +111,10 @@ static bool wire_deliver(wire_port *port, wire_parcel *p)
     const bool kept = p->is_long || (port->me.kind == WIRE_NET && world_chance(wire_rules.copied));
     const bool known =
         port->state[p->from->me.rank] == WIRE_GOOD && (p->is_long || port->me.kind == WIRE_LOCAL);
+    world_point();
+    if (!p->queued) { /* its sender has taken it back while this rank was stopped */
+        return true;
+    }
     dcommi_arrival arrival = {.peer = known ? port->peer_of[p->from->me.rank] : -1,
                               .header = p->header,
                               .header_len = p->header_len,
@@ -120,7 +124,6 @@ static bool wire_deliver(wire_port *port, wire_parcel *p)
                               .len = p->len,
                               .desc = kept ? p : NULL,
                               .stays = port->me.kind == WIRE_LOCAL && !p->is_long};
-    world_point();
     world_trace("gets message type %d, seq %d of rank %d, %zu bytes, of communicator %02x: %.*s",
                 p->header[0], p->header[24], p->from->me.rank, p->len, p->header[16],
                 p->header[0] == DCOMMI_MSG_ABORT ? (int)p->len : 0, (const char *)p->data);
