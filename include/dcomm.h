@@ -164,8 +164,7 @@ DCOMM_API const char *dcomm_strerror(dcomm_status status);
 /* Return the name of a status ("DCOMM_ERR_PEER"): constant, never NULL. */
 DCOMM_API const char *dcomm_status_name(dcomm_status status);
 /* Return the sentence of the last error in this thread; "" if there was none. It names the
- * argument, the ranks and the values. It is valid until a dcomm call fails in this thread
- * again. */
+ * argument, the ranks and the values. It is valid until the next dcomm call in this thread. */
 DCOMM_API const char *dcomm_last_error(void);
 /* Return the bytes of one element; 0 for an unknown dtype. */
 DCOMM_API size_t dcomm_dtype_size(dcomm_dtype dtype);
@@ -38696,6 +38695,8 @@ static bool dcommi_beat_turn(const dcomm_context *context, double since, double 
             l->silent_s = 0;
         } else if (dcommi_beat_arrives(l)) {
             l->silent_s += dcommi_silence_counted(since, every);
+        } else { /* after an outage its beats may come as late as the outage was long */
+            l->silent_s = 0;
         }
         l->heard = false;
         over = over || l->silent_s >= l->liveness_s;

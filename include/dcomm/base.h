@@ -108,8 +108,7 @@ DCOMM_API const char *dcomm_strerror(dcomm_status status);
 /* Return the name of a status ("DCOMM_ERR_PEER"): constant, never NULL. */
 DCOMM_API const char *dcomm_status_name(dcomm_status status);
 /* Return the sentence of the last error in this thread; "" if there was none. It names the
- * argument, the ranks and the values. It is valid until a dcomm call fails in this thread
- * again. */
+ * argument, the ranks and the values. It is valid until the next dcomm call in this thread. */
 DCOMM_API const char *dcomm_last_error(void);
 /* Return the bytes of one element; 0 for an unknown dtype. */
 DCOMM_API size_t dcomm_dtype_size(dcomm_dtype dtype);

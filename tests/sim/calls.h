@@ -272,21 +272,32 @@ static void calls_check(const calls_job *j)
     }
 }
 
+/* The sentence of each rank's first call that failed: a later call may replace the last error. */
+static char calls_error[WORLD_MAX][DCOMMI_MESSAGE_MAX];
+
+/* Return the first error of two, and note its sentence if it is the second one's. */
+static dcomm_status calls_first(dcomm_status before, dcomm_status status)
+{
+    if (before >= 0 && status < 0) {
+        snprintf(calls_error[world.in], sizeof calls_error[world.in], "%s", dcomm_last_error());
+    }
+    return before < 0 ? before : status;
+}
+
 /* Make `n` calls, all at the same time if there are several, and check their results. Return the
  * first error. */
 static dcomm_status calls_make(dcomm_comm *comm, calls_job *jobs, int n)
 {
     dcomm_status status = DCOMM_OK;
     for (int i = 0; i < n; i++) {
-        const dcomm_status one = calls_start(comm, &jobs[i], n > 1 ? &jobs[i].request : NULL);
-        status = status < 0 ? status : one;
+        status = calls_first(status, calls_start(comm, &jobs[i], n > 1 ? &jobs[i].request : NULL));
     }
     for (int i = 0; i < n; i++) {
         const dcomm_status one = jobs[i].request != NULL ? dcomm_wait(&jobs[i].request) : status;
         if (one == DCOMM_OK) {
             calls_check(&jobs[i]);
         }
-        status = status < 0 ? status : one;
+        status = calls_first(status, one);
     }
     return status;
 }

@@ -58,8 +58,8 @@ static dcomm_comm *life_create(int rank)
 
 /* ---- a life ---- */
 
-/* Be away until some seconds after the last poll of the others in the fast path. A rank counts its
- * polls there, during which time jumps. Its time-out begins with the first look behind them. */
+/* Be away until some seconds after the others have begun to wait. In the fast path a rank counts
+ * its polls, during which time jumps. Its time-out begins with the first look behind them. */
 static void life_be_away(double seconds)
 {
     double until = world.now + seconds;
@@ -71,7 +71,7 @@ static void life_be_away(double seconds)
             world_sleep(until - world.now);
         }
         for (int r = 0; r < life.n; r++) {
-            const double last = wire.polled[r] + seconds;
+            const double last = wire.waits_since[r] + seconds;
             until = r != world.in && last > until ? last : until;
         }
     }
@@ -119,6 +119,7 @@ static bool life_call(dcomm_comm *const comms[2], int rank, dcomm_status *status
         for (int k = 0; k < several; k++) {
             jobs[k] = calls_job_make(&calls[k], who, life.n, rank, i + k);
         }
+        wire.waits_since[rank] = world.now;
         *status = calls_make(*at, jobs, several);
         world_trace("call %d: %s", i, dcomm_status_name(*status));
         mine->calls += *status == DCOMM_OK ? several : 0;
@@ -143,7 +144,8 @@ static void life_hear(dcomm_comm *const comms[2], dcomm_status *status, dcomm_co
     while (*status == DCOMM_OK && *calm == 0) {
         *mine = !shows && life_is_calm();
         *at = comms[life.second && life.call[0].second];
-        *status = dcomm_allreduce(*at, mine, calm, 1, DCOMM_U32, DCOMM_MIN, NULL);
+        *status =
+            calls_first(DCOMM_OK, dcomm_allreduce(*at, mine, calm, 1, DCOMM_U32, DCOMM_MIN, NULL));
     }
 }
 
@@ -153,7 +155,7 @@ static void life_fail(dcomm_comm *comm, int rank, dcomm_status status)
     struct life_report *mine = &life_report[rank];
     mine->failed = world.now;
     mine->status = status;
-    snprintf(mine->error, sizeof mine->error, "%s", dcomm_last_error());
+    snprintf(mine->error, sizeof mine->error, "%s", calls_error[rank]);
     world_trace("fails: %s: %s", dcomm_status_name(status), mine->error);
     if (dcomm_comm_status(comm) != status || strcmp(dcomm_comm_error(comm), mine->error) != 0) {
         world_trouble("rank %d: its call failed with %s: %s; its communicator with %s: %s", rank,

@@ -254,7 +254,7 @@ static bool wire_peek(dcommi_transport *t, int peer, size_t expected, dcommi_arr
     (void)expected;
     world_point();
     world_yield();
-    wire.polled[port->me.rank] = world.now;
+    wire.waits_since[port->me.rank] = world.now;
     wire_parcel *p = port->me.kind == WIRE_LOCAL && port->state[r] == WIRE_GOOD && !port->inside
                          ? wire_next(port, r)
                          : NULL;
@@ -443,7 +443,7 @@ static void wire_end(void)
         }
     }
     memset(wire.queue, 0, sizeof wire.queue);
-    memset(wire.polled, 0, sizeof wire.polled);
+    memset(wire.waits_since, 0, sizeof wire.waits_since);
     wire.delivered = 0;
     sockets.n = 0;
     network_end();

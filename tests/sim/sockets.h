@@ -219,15 +219,15 @@ static void sockets_cut_one(sockets_one *s)
     const double most = s->silent_since + s->patience;
     const double tick = 0.05 * s->patience < NETWORK_PROBE ? 0.05 * s->patience : NETWORK_PROBE;
     s->silent_until = network_arrives(s->owner, s->peer, world.now, world_unit());
+    if (s->ends > world.now && s->ends < s->silent_until && s->error != ETIMEDOUT) {
+        s->ends = s->silent_until; /* the news of it is on its way */
+    }
     if (s->patience > 0 && most < network.heals) {
         s->silent_until = WORLD_NEVER;
         s->have = s->early = sockets_there(s);
         sockets_end_at(s, most + tick * world_unit(), ETIMEDOUT);
     } else if (s->have > 0 && s->ready > world.now) {
         s->ready = s->silent_until;
-    }
-    if (s->ends > world.now && s->ends < s->silent_until && s->error != ETIMEDOUT) {
-        s->ends = s->silent_until; /* the news of it is on its way */
     }
 }
 

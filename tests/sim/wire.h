@@ -80,7 +80,7 @@ static struct {
     wire_parcel *queue[WIRE_KINDS][WORLD_MAX][WORLD_MAX]; /* from, to */
     wire_parcel *parcels;
     _Alignas(64) unsigned char common[WORLD_MAX][DCOMMI_COMMON_BYTES];
-    double polled[WORLD_MAX]; /* when a rank has last polled in the fast path */
+    double waits_since[WORLD_MAX]; /* a rank's last call, or its last poll in the fast path */
     uint64_t delivered;
 } wire;
 
