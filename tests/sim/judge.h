@@ -123,12 +123,17 @@ static void judge_times(void)
     /* Between hosts each rank may have to see a death itself. */
     const bool told = system_host(life.n - 1) == 0 || wire_rules.late < JUDGE_SPREAD;
     const bool alone = life.ndeaths == 0 && life.weight == LIFE_HARD;
-    double first = WORLD_NEVER, last = 0;
+    double first = WORLD_NEVER, last = 0, waited = 0;
     for (int r = 0; r < life.n; r++) {
         const bool away = life.fault == LIFE_STOP && r == life.victim;
         if (!life_is_out(r) && !away) {
             first = life_report[r].failed < first ? life_report[r].failed : first;
             last = life_report[r].failed > last ? life_report[r].failed : last;
+            const double since = life_report[r].waits_since > life_so_far.struck_at
+                                     ? life_report[r].waits_since
+                                     : life_so_far.struck_at;
+            waited =
+                life_report[r].failed - since > waited ? life_report[r].failed - since : waited;
         }
     }
     if (fast && ((life.fault == LIFE_DEATH && told) || life.fault == LIFE_ABORT) &&
@@ -144,8 +149,8 @@ static void judge_times(void)
     if (fast && alone && life.fault == LIFE_CUT && took > 2 * life.liveness_s + JUDGE_SPREAD) {
         world_trouble("a cut is known %g s later", took);
     }
-    if (fast && alone && life.fault == LIFE_STOP && took > 1.25 * life.liveness_s + 2) {
-        world_trouble("that a rank is stopped is known %g s later", took);
+    if (fast && alone && life.fault == LIFE_STOP && waited > 1.25 * life.liveness_s + 2) {
+        world_trouble("that a rank is stopped is known %g s later", waited);
     }
 }
 

@@ -72,6 +72,9 @@ static void life_be_away(double seconds)
         }
         for (int r = 0; r < life.n; r++) {
             const double last = wire.waits_since[r] + seconds;
+            if (life_report[r].status < 0) { /* the others' time is up */
+                return;
+            }
             until = r != world.in && last > until ? last : until;
         }
     }
@@ -154,6 +157,7 @@ static void life_fail(dcomm_comm *comm, int rank, dcomm_status status)
 {
     struct life_report *mine = &life_report[rank];
     mine->failed = world.now;
+    mine->waits_since = wire.waits_since[rank];
     mine->status = status;
     snprintf(mine->error, sizeof mine->error, "%s", calls_error[rank]);
     world_trace("fails: %s: %s", dcomm_status_name(status), mine->error);

@@ -71,8 +71,9 @@ static struct life_report {
     bool over, leaves;
     dcomm_status status; /* of the first call that failed */
     char error[DCOMMI_MESSAGE_MAX];
-    int calls;       /* calls that were over without an error */
-    uint64_t points; /* of the calls */
+    double waits_since; /* that call's begin, or the last poll in the fast path */
+    int calls;          /* calls that were over without an error */
+    uint64_t points;    /* of the calls */
     double failed;
     life_outcome outcome;
     unsigned with; /* the ranks with which it has gone on, a bit each */
