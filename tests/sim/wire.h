@@ -69,6 +69,7 @@ struct wire_port {
     const char *why[WORLD_MAX];
     bool parted[WORLD_MAX];   /* its last messages come before its end is reported */
     bool given_up[WORLD_MAX]; /* by this rank, which shares memory with it */
+    bool closed[WORLD_MAX];   /* by the engine, which knows that it is lost */
     wire_done *done;
     bool open, closing, inside;
     int fetching;
@@ -227,6 +228,7 @@ static void wire_lose(dcommi_transport *t, int peer, const char *why)
     if (port->state[rank] == WIRE_GOOD && port->fails[rank] > world.now) {
         port->fails[rank] = world.now;
         port->why[rank] = why;
+        port->closed[rank] = true;
         const double most = wire_rules.late < 1 ? wire_rules.late : 1;
         const double end = world.now + most * world_unit();
         port->ends[rank] = end < port->ends[rank] ? end : port->ends[rank];
@@ -259,7 +261,8 @@ static void wire_on_cut(void)
     for (int to = 0; to < world.n; to++) {
         for (int from = 0; from < world.n; from++) {
             wire_port *port = &wire.port[WIRE_NET][to];
-            if (port->open && network_cut(from, to) && port->ends[from] > world.now) {
+            if (port->open && !port->closed[from] && network_cut(from, to) &&
+                port->ends[from] > world.now) {
                 port->ends[from] = port->fails[from] = WORLD_NEVER;
             }
         }
