@@ -42,7 +42,7 @@ static void dcommi_ps_piece_end(dcommi_ps_piece *piece, dcomm_status status, con
     if (call != NULL) {
         if (status < 0 && call->status == DCOMM_OK) {
             call->status = status;
-            snprintf(call->why, sizeof call->why, "%s", why);
+            snprintf(call->why, sizeof call->why, "%.399s", why);
         }
         if (--call->left == 0) {
             dcommi_ps_call_end(ps, call);
