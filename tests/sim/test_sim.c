@@ -125,16 +125,16 @@ Test(sim, replays, .timeout = 60)
     }
 }
 
-Test(sim, seeds, .timeout = 240)
+Test(sim, seeds, .timeout = 1800)
 {
     cr_expect(run_seeds(1, test_full() ? 40000 : 450, 4) == 0);
     cr_expect(run_seeds(1, test_full() ? 10000 : 15, 8) == 0);
     cr_expect(run_seeds(1, test_full() ? 1000 : 3, 16) == 0);
 }
 
-Test(sim, death_at_every_point, .timeout = 240)
+Test(sim, death_at_every_point, .timeout = 1800)
 {
-    cr_expect(sweep(4, test_full()) == 0);
+    cr_expect(sweep(test_full() ? 8 : 4, test_full()) == 0);
 }
 
 int main(int argc, char **argv)
