@@ -3584,8 +3584,8 @@ typedef struct dcomm_ps_param {
 
 #define DCOMM_PS_ASYNC (-1) /* opts.staleness: no pull waits */
 
-/* What a gradient does to its rows. w is a value, g a gradient that has been averaged (BSP) or
- * weighted. A row's state is touched only when the row is. */
+/* The rule by which a gradient changes its rows. w is a value, g a gradient that has been averaged
+ * (BSP) or weighted. A row's state is touched only when the row is. */
 typedef enum dcomm_ps_update {
     DCOMM_PS_SGD = 0,      /* w -= lr g */
     DCOMM_PS_MOMENTUM = 1, /* v = momentum v + g; w -= lr v */
@@ -3597,7 +3597,7 @@ typedef enum dcomm_ps_update {
                             with staleness 0 */
 } dcomm_ps_update;
 
-/* How much a push counts, by its delay tau: the number of the other workers' updates of this
+/* The weight of a push, by its delay tau: the number of the other workers' updates of this
  * parameter on this server since the pull that it rests on, divided by the number of workers. */
 typedef enum dcomm_ps_weight {
     DCOMM_PS_WEIGHT_ONE = 0,     /* 1 */
@@ -3696,7 +3696,7 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_serve(dcomm_ps *ps);
 
 #define DCOMM_PS_TAUS 64 /* delays that the histogram tells apart; the last has longer ones */
 
-/* What a rank has done so far. */
+/* The work of a rank so far. */
 typedef struct dcomm_ps_stats {
     /* as a worker */
     uint64_t clock;                      /* steps that it has ended */
@@ -38691,12 +38691,11 @@ static bool dcommi_beat_turn(const dcomm_context *context, double since, double 
         if (!l->beats) {
             continue;
         }
-        if (l->heard || !all) {
+        /* After an outage its beats may come as late as the outage was long. */
+        if (l->heard || !all || !dcommi_beat_arrives(l)) {
             l->silent_s = 0;
-        } else if (dcommi_beat_arrives(l)) {
+        } else {
             l->silent_s += dcommi_silence_counted(since, every);
-        } else { /* after an outage its beats may come as late as the outage was long */
-            l->silent_s = 0;
         }
         l->heard = false;
         over = over || l->silent_s >= l->liveness_s;
@@ -64409,7 +64408,7 @@ typedef struct dcommi_ps_piece {
     int awaited; /* the rank that the server waits for; -1: not told */
     uint64_t awaited_clock;
 } dcommi_ps_piece;
-/* What a worker has with a server. */
+/* A server, as a worker sees it. */
 typedef struct dcommi_ps_to {
     int rank;
     uint64_t sent, acked;     /* messages */
@@ -64434,7 +64433,7 @@ typedef struct dcommi_ps_job {
     bool whole;       /* PUSH: its worker has ended the clock that it was pushed in */
     double next_told; /* PULL: when the worker is told whom it waits for */
 } dcommi_ps_job;
-/* What a server has with a worker. */
+/* A worker, as a server sees it. */
 typedef struct dcommi_ps_from {
     dcommi_ps_job *queue; /* by number */
     uint64_t next, acked; /* messages handled; that it has been told of */

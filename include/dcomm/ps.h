@@ -50,8 +50,8 @@ typedef struct dcomm_ps_param {
 
 #define DCOMM_PS_ASYNC (-1) /* opts.staleness: no pull waits */
 
-/* What a gradient does to its rows. w is a value, g a gradient that has been averaged (BSP) or
- * weighted. A row's state is touched only when the row is. */
+/* The rule by which a gradient changes its rows. w is a value, g a gradient that has been averaged
+ * (BSP) or weighted. A row's state is touched only when the row is. */
 typedef enum dcomm_ps_update {
     DCOMM_PS_SGD = 0,      /* w -= lr g */
     DCOMM_PS_MOMENTUM = 1, /* v = momentum v + g; w -= lr v */
@@ -63,7 +63,7 @@ typedef enum dcomm_ps_update {
                             with staleness 0 */
 } dcomm_ps_update;
 
-/* How much a push counts, by its delay tau: the number of the other workers' updates of this
+/* The weight of a push, by its delay tau: the number of the other workers' updates of this
  * parameter on this server since the pull that it rests on, divided by the number of workers. */
 typedef enum dcomm_ps_weight {
     DCOMM_PS_WEIGHT_ONE = 0,     /* 1 */
@@ -162,7 +162,7 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_serve(dcomm_ps *ps);
 
 #define DCOMM_PS_TAUS 64 /* delays that the histogram tells apart; the last has longer ones */
 
-/* What a rank has done so far. */
+/* The work of a rank so far. */
 typedef struct dcomm_ps_stats {
     /* as a worker */
     uint64_t clock;                      /* steps that it has ended */

@@ -152,4 +152,31 @@ static const dcommi_transport_vtable fake_vtable = {.add_peer = fake_add_peer,
 
 static dcommi_transport fake_transport = {.name = "fake", .call = &fake_vtable, .eager_max = 8192};
 
+/* Make a communicator of some ranks, of which this is rank 0, on the fake transport. The engine
+ * does not know it yet. */
+static dcomm_comm *fake_comm(int n)
+{
+    dcomm_context *context = dcommi_alloc(sizeof *context);
+    atomic_store(&context->refs, 0);
+    atomic_store(&context->holders, 1);
+    context->local = &fake_transport;
+    context->spin_limit = 1;
+    context->npeers = n - 1;
+    context->peers = dcommi_calloc((size_t)n - 1, sizeof *context->peers);
+    for (int i = 0; i < n - 1; i++) {
+        context->peers[i] = (dcommi_remote){.transport = &fake_transport, .users = 1};
+    }
+    dcomm_comm *comm = dcommi_comm_new(context);
+    comm->id = 7;
+    comm->size = n;
+    comm->nhosts = 1;
+    comm->timeout_s = 100;
+    comm->members = dcommi_calloc((size_t)n, sizeof *comm->members);
+    for (int r = 0; r < n; r++) {
+        comm->members[r].peer = r - 1;
+        comm->members[r].hostname = dcommi_strdup("host");
+    }
+    return comm;
+}
+
 #endif

@@ -15,30 +15,13 @@ enum { RANKS = 4, OPS = 12, COUNT = 2500 };
 
 static dcomm_comm *make_comm(void)
 {
-    dcomm_context *context = dcommi_alloc(sizeof *context);
-    atomic_store(&context->refs, 0);
-    atomic_store(&context->holders, 1);
-    context->local = &fake_transport;
-    context->spin_limit = 1;
-    context->npeers = RANKS - 1;
-    context->peers = dcommi_calloc(RANKS - 1, sizeof *context->peers);
+    dcomm_comm *comm = fake_comm(RANKS);
     for (int i = 0; i < RANKS - 1; i++) {
-        context->peers[i] = (dcommi_remote){.transport = &fake_transport,
-                                            .pid = i == 1 ? getpid() : 999999999,
-                                            .started = 1,
-                                            .same_host = i != 2,
-                                            .unreadable = i == 0,
-                                            .users = 1};
-    }
-    dcomm_comm *comm = dcommi_comm_new(context);
-    comm->id = 7;
-    comm->size = RANKS;
-    comm->nhosts = 1;
-    comm->timeout_s = 100;
-    comm->members = dcommi_calloc(RANKS, sizeof *comm->members);
-    for (int r = 0; r < RANKS; r++) {
-        comm->members[r].peer = r - 1;
-        comm->members[r].hostname = dcommi_strdup("host");
+        dcommi_remote *p = &comm->context->peers[i];
+        p->pid = i == 1 ? getpid() : 999999999;
+        p->started = 1;
+        p->same_host = i != 2;
+        p->unreadable = i == 0;
     }
     if (dcommi_agreements_open(comm) < 0) {
         abort();

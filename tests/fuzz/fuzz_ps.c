@@ -14,28 +14,9 @@ enum { RANKS = 3, OPS = 12, ROWS = 30, COLS = 2, WIDE = 2500, LEN_MAX = 4 * WIDE
 
 static dcomm_comm *make_comm(void)
 {
-    dcomm_context *context = dcommi_alloc(sizeof *context);
-    atomic_store(&context->refs, 0);
-    atomic_store(&context->holders, 1);
-    atomic_store(&context->has_thread, true); /* so that no other one is started */
-    context->local = &fake_transport;
-    context->spin_limit = 1;
-    context->liveness_s = INFINITY;
-    context->npeers = RANKS - 1;
-    context->peers = dcommi_calloc(RANKS - 1, sizeof *context->peers);
-    for (int i = 0; i < RANKS - 1; i++) {
-        context->peers[i] = (dcommi_remote){.transport = &fake_transport, .users = 1};
-    }
-    dcomm_comm *comm = dcommi_comm_new(context);
-    comm->id = 7;
-    comm->size = RANKS;
-    comm->nhosts = 1;
-    comm->timeout_s = 100;
-    comm->members = dcommi_calloc(RANKS, sizeof *comm->members);
-    for (int r = 0; r < RANKS; r++) {
-        comm->members[r].peer = r - 1;
-        comm->members[r].hostname = dcommi_strdup("host");
-    }
+    dcomm_comm *comm = fake_comm(RANKS);
+    atomic_store(&comm->context->has_thread, true); /* so that no other one is started */
+    comm->context->liveness_s = INFINITY;
     dcommi_comm_enter(comm);
     return comm;
 }

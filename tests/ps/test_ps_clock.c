@@ -155,7 +155,7 @@ Test(ps_clock, deadline)
     cr_assert(!dcommi_ps_may_close(&w.c, w.now), "late is not early");
 }
 
-/* Who was the last to end a clock is the one that all waited for. */
+/* All waited for the worker that ended a clock last. */
 Test(ps_clock, last)
 {
     world w;

@@ -60,12 +60,11 @@ static bool dcommi_beat_turn(const dcomm_context *context, double since, double 
         if (!l->beats) {
             continue;
         }
-        if (l->heard || !all) {
+        /* After an outage its beats may come as late as the outage was long. */
+        if (l->heard || !all || !dcommi_beat_arrives(l)) {
             l->silent_s = 0;
-        } else if (dcommi_beat_arrives(l)) {
+        } else {
             l->silent_s += dcommi_silence_counted(since, every);
-        } else { /* after an outage its beats may come as late as the outage was long */
-            l->silent_s = 0;
         }
         l->heard = false;
         over = over || l->silent_s >= l->liveness_s;

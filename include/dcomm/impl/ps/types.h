@@ -72,7 +72,7 @@ typedef struct dcommi_ps_piece {
     uint64_t awaited_clock;
 } dcommi_ps_piece;
 
-/* What a worker has with a server. */
+/* A server, as a worker sees it. */
 typedef struct dcommi_ps_to {
     int rank;
     uint64_t sent, acked;     /* messages */
@@ -100,7 +100,7 @@ typedef struct dcommi_ps_job {
     double next_told; /* PULL: when the worker is told whom it waits for */
 } dcommi_ps_job;
 
-/* What a server has with a worker. */
+/* A worker, as a server sees it. */
 typedef struct dcommi_ps_from {
     dcommi_ps_job *queue; /* by number */
     uint64_t next, acked; /* messages handled; that it has been told of */
