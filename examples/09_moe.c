@@ -47,7 +47,7 @@ static int extreme_rank(const layer *l, const double *pairs, int n, bool most)
     return best;
 }
 
-/* Learn from the routing's counts what each expert has. Every rank knows all counts. */
+/* Note each expert's share of all pairs. Every rank knows the counts of all, by the routing. */
 static void observe(model *m, layer *l, int step)
 {
     dcomm_moe_stats stats;

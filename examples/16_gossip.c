@@ -227,14 +227,15 @@ static int run(const graph *g, uint32_t signature)
         messages += g->degree[k];
     }
     if (rank == 0) {
-        printf("%d ranks, %-11s: %d KB a rank and cycle; distance %.3f to %.1e in %d cycles, times "
-               "%.4f a cycle at most; second eigenvalue %.4f\n",
-               n, g->name, (int)(messages * COUNT * sizeof(double) / 1000), before, last, CYCLES,
-               slowest, lambda);
+        printf(
+            "%-11s, ranks: %d: %d KB a rank and cycle; distance %.3f to %.1e in %d cycles, times "
+            "%.4f a cycle at most; second eigenvalue %.4f\n",
+            g->name, n, (int)(messages * COUNT * sizeof(double) / 1000), before, last, CYCLES,
+            slowest, lambda);
     }
     dcomm_plan_destroy(&plan);
-    /* A matrix whose eigenvectors are orthogonal shrinks no vector by less than lambda, and the
-     * part of its second eigenvector by exactly that. */
+    /* The eigenvectors are orthogonal. So a cycle multiplies the distance by lambda at most, and
+     * the second eigenvector's part of it by just that. */
     const double rounding = 1e-12 * before, power = pow(lambda, CYCLES);
     return (slowest > lambda * (1 + 1e-6) + 1e-9) + (last > before * power + rounding) +
            (last < least * power * (1 - 1e-6) - rounding) + (moved > 1e-12);
