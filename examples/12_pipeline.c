@@ -6,6 +6,7 @@
  * One rank is no pipeline: there, all schedules are gradient accumulation. */
 #define _POSIX_C_SOURCE 200809L
 #include "dcomm.h"
+#include "noise.h"
 #include "pipeline_run.h"
 
 #include <math.h>
@@ -36,15 +37,6 @@ static double now(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-/* Return a number from -0.5 to 0.5 that depends on two others. */
-static float noise(int a, int b)
-{
-    uint32_t state = (uint32_t)a * 2654435761u + (uint32_t)b * 40503u + 12345;
-    state = (state ^ (state >> 15)) * 2246822519u;
-    state = (state ^ (state >> 13)) * 3266489917u;
-    return (float)((state ^ (state >> 16)) >> 8) / 16777216 - 0.5f;
 }
 
 /* y = x + tanh(x w) */

@@ -7,6 +7,7 @@
  *
  * The number of ranks must divide TOKENS and FFN. Of other numbers of ranks, the last ones rest. */
 #include "dcomm.h"
+#include "noise.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -39,15 +40,6 @@ typedef struct trainer {
     double loss[STEPS];
     uint64_t bytes; /* sent, or read from other ranks, in all steps */
 } trainer;
-
-/* Return a number from -0.5 to 0.5 that depends on two others. */
-static float noise(int a, int b)
-{
-    uint32_t state = (uint32_t)a * 2654435761u + (uint32_t)b * 40503u + 12345;
-    state = (state ^ (state >> 15)) * 2246822519u;
-    state = (state ^ (state >> 13)) * 3266489917u;
-    return (float)((state ^ (state >> 16)) >> 8) / 16777216 - 0.5f;
-}
 
 /* A matrix as a product reads it; `across` is the step from one column to the next. */
 typedef struct view {

@@ -8,6 +8,7 @@
  * within one (Narayanan and others, "Efficient Large-Scale Language Model Training on GPU
  * Clusters", 2021). */
 #include "dcomm.h"
+#include "noise.h"
 #include "pipeline_run.h"
 
 #include <math.h>
@@ -16,9 +17,9 @@
 #include <string.h>
 
 enum { WIDTH = 16, ROWS = 12, AREA = ROWS * WIDTH, WIDE = 8, STEPS = 20 };
-enum { TENSOR, PIPE, DATA, KINDS };
+enum { TENSOR, PIPE, DATA, KINDS, DOWN = KINDS, COMMS };
 
-static const char *const kinds[] = {"tensor", "pipeline", "data"};
+static const char *const kinds[] = {"tensor", "pipeline, up", "data", "pipeline, down"};
 static const dcomm_coll_opts ring = {.algo = "ring"}; /* the formula's, for every number of bytes */
 
 /* A model with two layers for each stage, y = x + tanh(x a) b, and a batch with two micro-batches
@@ -28,26 +29,17 @@ typedef struct model {
 } model;
 
 typedef struct trainer {
-    dcomm_comm *comm[KINDS], *down; /* down: the pipeline's again, for gradients */
-    int size[KINDS], at[KINDS];     /* of the grid, and this rank's place */
+    dcomm_comm *comm[COMMS];    /* DOWN: the pipeline's again, for gradients */
+    int size[KINDS], at[KINDS]; /* of the grid, and this rank's place */
     pipeline line;
     model whole, mine;         /* mine: this rank's layers, columns and micro-batches */
     int count;                 /* of this rank's weights: [layer][a, b][wide][WIDTH] */
-    float *weights, *gradient; /* a is stored transposed */
+    float *weights, *gradient; /* a is stored transposed; gradient and kept follow */
     float *kept; /* for each slot: each layer's x, the last one's y, each one's tanh(x a) */
     double loss[STEPS];
     int step;
-    double sent[KINDS], read[KINDS]; /* bytes, in all steps */
+    double bytes[2][COMMS]; /* sent, and read from other ranks, in all steps */
 } trainer;
-
-/* Return a number from -0.5 to 0.5 that depends on two others. */
-static float noise(int a, int b)
-{
-    uint32_t state = (uint32_t)a * 2654435761u + (uint32_t)b * 40503u + 12345;
-    state = (state ^ (state >> 15)) * 2246822519u;
-    state = (state ^ (state >> 13)) * 3266489917u;
-    return (float)((state ^ (state >> 16)) >> 8) / 16777216 - 0.5f;
-}
 
 /* Return where one of this rank's weights is in the whole model. */
 static int place(const trainer *t, int k)
@@ -57,22 +49,19 @@ static int place(const trainer *t, int k)
     return (first + k / matrix) * t->whole.wide * WIDTH + from + k % matrix;
 }
 
-/* Add the tensor group's parts, and add the sum to y. */
-static dcomm_status add_parts(const trainer *t, float *part, float *y)
+/* Add up floats of all ranks of a group. */
+static dcomm_status add_up(dcomm_comm *comm, float *x, int n)
 {
-    const dcomm_status s =
-        dcomm_allreduce(t->comm[TENSOR], DCOMM_IN_PLACE, part, AREA, DCOMM_F32, DCOMM_SUM, &ring);
-    for (int k = 0; k < AREA; k++) {
-        y[k] += part[k];
-    }
-    return s;
+    return dcomm_allreduce(comm, DCOMM_IN_PLACE, x, (size_t)n, DCOMM_F32, DCOMM_SUM, &ring);
 }
 
+/* Compute y. Each rank of the tensor group has a part of it; the first one's has x, too. */
 static dcomm_status forward(const trainer *t, const float *a, const float *x, float *h, float *y)
 {
-    const int wide = t->mine.wide;
-    const float *b = a + wide * WIDTH;
-    float part[AREA] = {0};
+    const int wide = t->mine.wide, matrix = wide * WIDTH;
+    for (int k = 0; k < AREA; k++) {
+        y[k] = t->at[TENSOR] == 0 ? x[k] : 0;
+    }
     for (int k = 0; k < ROWS * wide; k++) {
         const int r = k / wide * WIDTH, o = k % wide * WIDTH;
         float sum = 0;
@@ -81,11 +70,10 @@ static dcomm_status forward(const trainer *t, const float *a, const float *x, fl
         }
         h[k] = tanhf(sum);
         for (int i = 0; i < WIDTH; i++) {
-            part[r + i] += h[k] * b[o + i];
+            y[r + i] += h[k] * a[matrix + o + i];
         }
     }
-    memcpy(y, x, AREA * sizeof *y);
-    return add_parts(t, part, y);
+    return add_up(t->comm[TENSOR], y, AREA);
 }
 
 /* Turn d, the gradient of y, into that of x, and add to those of a and b. */
@@ -93,21 +81,23 @@ static dcomm_status backward(const trainer *t, const float *a, float *grad, cons
                              const float *h, float *d)
 {
     const int wide = t->mine.wide, matrix = wide * WIDTH;
-    float part[AREA] = {0};
+    float dy[AREA];
+    memcpy(dy, d, sizeof dy);
+    memset(d, 0, t->at[TENSOR] == 0 ? 0 : sizeof dy);
     for (int k = 0; k < ROWS * wide; k++) {
         const int r = k / wide * WIDTH, o = k % wide * WIDTH;
         float inner = 0;
         for (int i = 0; i < WIDTH; i++) {
-            inner += d[r + i] * a[matrix + o + i];
-            grad[matrix + o + i] += h[k] * d[r + i];
+            inner += dy[r + i] * a[matrix + o + i];
+            grad[matrix + o + i] += h[k] * dy[r + i];
         }
         inner *= 1 - h[k] * h[k];
         for (int i = 0; i < WIDTH; i++) {
             grad[o + i] += inner * x[r + i];
-            part[r + i] += inner * a[o + i];
+            d[r + i] += inner * a[o + i];
         }
     }
-    return add_parts(t, part, d);
+    return add_up(t->comm[TENSOR], d, AREA);
 }
 
 /* Return how far an element of the result is from what the model learns: to turn each row round. */
@@ -168,54 +158,49 @@ static dcomm_status start(trainer *t, dcomm_comm *comm, const int *size, const m
     t->count = t->mine.layers * 2 * t->mine.wide * WIDTH;
     const pipeline_shape shape = {PIPELINE_1F1B, pipe, t->mine.micro, 1};
     const int slot = t->mine.layers * (AREA + ROWS * t->mine.wide) + AREA;
-    t->weights = calloc((size_t)t->count, sizeof(float));
-    t->gradient = calloc((size_t)t->count, sizeof(float));
-    t->kept = calloc((size_t)(pipeline_slots(&shape, t->at[PIPE]) * slot), sizeof(float));
-    dcomm_status s = t->weights != NULL && t->gradient != NULL && t->kept != NULL
-                         ? DCOMM_OK
-                         : DCOMM_ERR_NO_MEMORY;
-    for (int k = 0; k < t->count && s >= 0; k++) {
+    const int floats = 2 * t->count + pipeline_slots(&shape, t->at[PIPE]) * slot;
+    t->weights = calloc((size_t)floats, sizeof(float));
+    if (t->weights == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    t->gradient = t->weights + t->count;
+    t->kept = t->gradient + t->count;
+    for (int k = 0; k < t->count; k++) {
         t->weights[k] = noise(-1, place(t, k));
     }
     /* The ranks of a group are alike in the two other places. */
-    s = s >= 0 ? dcomm_comm_split(comm, rank / tensor, rank, &t->comm[TENSOR]) : s;
-    s = s >= 0 ? dcomm_comm_split(comm, t->at[DATA] * tensor + t->at[TENSOR], rank, &t->comm[PIPE])
-               : s;
-    s = s >= 0 ? dcomm_comm_split(comm, rank % (tensor * pipe), rank, &t->comm[DATA]) : s;
-    s = s >= 0 ? dcomm_comm_dup(t->comm[PIPE], &t->down) : s;
-    t->line = (pipeline){.up = t->comm[PIPE],
-                         .down = t->down,
-                         .shape = shape,
-                         .count = AREA,
-                         .work = work,
-                         .user = t};
+    const int color[KINDS] = {rank / tensor, t->at[DATA] * tensor + t->at[TENSOR],
+                              rank % (tensor * pipe)};
+    dcomm_status s = DCOMM_OK;
+    for (int k = 0; k < KINDS && s >= 0; k++) {
+        s = dcomm_comm_split(comm, color[k], rank, &t->comm[k]);
+    }
+    s = s >= 0 ? dcomm_comm_dup(t->comm[PIPE], &t->comm[DOWN]) : s;
+    t->line = (pipeline){t->comm[PIPE], t->comm[DOWN], shape, AREA, work, t};
     return s;
 }
 
-/* Add what the groups of each kind have sent and read, times `sign`, to t->sent and t->read. */
+/* Add what this rank has sent and read, times `sign`, to t->bytes. */
 static dcomm_status count_bytes(trainer *t, int sign)
 {
-    dcomm_comm *const comms[] = {t->comm[TENSOR], t->comm[PIPE], t->comm[DATA], t->down};
     dcomm_status s = DCOMM_OK;
-    for (int k = 0; k < KINDS + 1 && s >= 0; k++) {
-        dcomm_stats stats;
-        s = dcomm_comm_get_stats(comms[k], &stats);
-        if (s >= 0) {
-            t->sent[k == KINDS ? PIPE : k] += sign * (double)stats.bytes_sent;
-            t->read[k == KINDS ? PIPE : k] += sign * (double)stats.bytes_read;
-        }
+    for (int k = 0; k < COMMS && s >= 0; k++) {
+        dcomm_stats stats = {.bytes_sent = 0};
+        s = dcomm_comm_get_stats(t->comm[k], &stats);
+        t->bytes[0][k] += sign * (double)stats.bytes_sent;
+        t->bytes[1][k] += sign * (double)stats.bytes_read;
     }
     return s;
 }
 
-static dcomm_status train(trainer *t, dcomm_comm *comm)
+/* Train a model on a grid of comm's ranks. */
+static dcomm_status train(trainer *t, dcomm_comm *comm, const int *size, const model *whole)
 {
-    dcomm_status s = count_bytes(t, -1);
+    dcomm_status s = start(t, comm, size, whole);
+    s = s >= 0 ? count_bytes(t, -1) : s;
     for (; t->step < STEPS && s >= 0; t->step++) {
         s = pipeline_run(&t->line);
-        s = s >= 0 ? dcomm_allreduce(t->comm[DATA], DCOMM_IN_PLACE, t->gradient, (size_t)t->count,
-                                     DCOMM_F32, DCOMM_SUM, &ring)
-                   : s;
+        s = s >= 0 ? add_up(t->comm[DATA], t->gradient, t->count) : s;
         for (int k = 0; k < t->count; k++) {
             t->weights[k] -= t->gradient[k];
             t->gradient[k] = 0;
@@ -230,13 +215,10 @@ static dcomm_status train(trainer *t, dcomm_comm *comm)
 
 static void end(trainer *t)
 {
-    dcomm_comm_destroy(&t->down);
-    for (int k = 0; k < KINDS; k++) {
+    for (int k = 0; k < COMMS; k++) {
         dcomm_comm_destroy(&t->comm[k]);
     }
     free(t->weights);
-    free(t->gradient);
-    free(t->kept);
 }
 
 /* Return by how much this rank's weights and the losses are apart from those of one rank, as a
@@ -255,25 +237,26 @@ static double apart(const trainer *t, const trainer *alone)
     return fmax(most, off / largest);
 }
 
-/* Compare the bytes of all ranks in a step with the formulas. Return the number that differ. */
-static int compare_bytes(const trainer *t, const double *sent, const double *read, bool print)
+/* Compare the bytes of all ranks with the formulas. Return the number that differ. */
+static int compare_bytes(const trainer *t, bool print)
 {
     const int tensor = t->size[TENSOR], pipe = t->size[PIPE], data = t->size[DATA];
-    const double formula[KINDS] = {
-        /* Two all-reduces for each layer and micro-batch, each of 2 (n-1) of its bytes. */
-        2.0 * t->whole.layers * t->whole.micro * 2 * (tensor - 1) * AREA * sizeof(float),
-        /* Activations and gradients of each micro-batch between two stages. */
-        2.0 * t->whole.micro * (pipe - 1) * tensor * AREA * sizeof(float),
-        /* One all-reduce of each weight. */
-        2.0 * (data - 1) * t->whole.layers * 2 * t->whole.wide * WIDTH * sizeof(float)};
+    const int between = t->whole.micro * AREA * (int)sizeof(float); /* layers, of a batch */
+    const int weights = 2 * t->whole.layers * t->whole.wide * WIDTH * (int)sizeof(float);
+    /* An all-reduce of n ranks sends 2 (n-1) times its bytes. Each layer has two. */
+    const int formula[COMMS] = {2 * (tensor - 1) * 2 * t->whole.layers * between,
+                                (pipe - 1) * tensor * between, 2 * (data - 1) * weights,
+                                (pipe - 1) * tensor * between};
     int wrong = 0;
-    for (int k = 0; k < KINDS; k++) {
+    for (int k = 0; k < COMMS; k++) {
         /* What another rank asks for by a message counts as sent and as read. */
-        const double bytes = (read[k] == sent[k] ? sent[k] : sent[k] + read[k]) / STEPS;
+        const double sent = t->bytes[0][k] / STEPS, read = t->bytes[1][k] / STEPS;
+        const double bytes = sent == read ? sent : sent + read;
+        const int n = t->size[k == DOWN ? PIPE : k];
         wrong += bytes != formula[k];
         if (print) {
-            printf("%s groups of %d: %.0f bytes a step, by the formula %.0f\n", kinds[k],
-                   t->size[k], bytes, formula[k]);
+            printf("%s: %d groups of %d send %.0f bytes a step, by the formula %d\n", kinds[k],
+                   tensor * pipe * data / n, n, bytes, formula[k]);
         }
     }
     return wrong;
@@ -282,18 +265,14 @@ static int compare_bytes(const trainer *t, const double *sent, const double *rea
 int main(void)
 {
     static trainer t, alone;
-    static const int one[KINDS] = {1, 1, 1};
+    static const int one[KINDS] = {1, 1, 1}, turn[KINDS] = {PIPE, TENSOR, DATA};
     int size[KINDS] = {1, 1, 1}, next = 0, wrong = 0;
     dcomm_comm *comm = NULL, *self = NULL;
     dcomm_status s = dcomm_comm_create(NULL, &comm);
     const int rank = dcomm_comm_rank(comm);
-    for (int left = dcomm_comm_size(comm), prime = 2; left > 1;) {
-        static const int turn[KINDS] = {PIPE, TENSOR, DATA};
-        if (left % prime == 0) {
+    for (int left = dcomm_comm_size(comm), prime = 2; left > 1; prime++) {
+        for (; left % prime == 0; left /= prime) {
             size[turn[next++ % KINDS]] *= prime;
-            left /= prime;
-        } else {
-            prime++;
         }
     }
     const model whole = {2 * size[PIPE], WIDE * size[TENSOR], 2 * size[PIPE] * size[DATA]};
@@ -301,24 +280,17 @@ int main(void)
      * sizes. The longest are those of gradients over all rows of a batch. */
     const double bound = STEPS * ROWS * whole.micro / 16777216.0;
     s = s >= 0 ? dcomm_comm_split(comm, rank, 0, &self) : s;
-    s = s >= 0 ? start(&alone, self, one, &whole) : s;
-    s = s >= 0 ? train(&alone, self) : s;
-    s = s >= 0 ? start(&t, comm, size, &whole) : s;
-    s = s >= 0 ? train(&t, comm) : s;
+    s = s >= 0 ? train(&alone, self, one, &whole) : s;
+    s = s >= 0 ? train(&t, comm, size, &whole) : s;
     if (s >= 0) {
         const double off = apart(&t, &alone);
         wrong += !(off <= bound) || !(t.loss[STEPS - 1] < 0.5 * t.loss[0]);
-        printf(
-            "rank %d: data %d of %d, pipeline %d of %d, tensor %d of %d; loss %.4f to %.4f, %.1e "
-            "apart from one rank (at most %.1e); %.0f + %.0f + %.0f bytes a step\n",
-            rank, t.at[DATA], size[DATA], t.at[PIPE], size[PIPE], t.at[TENSOR], size[TENSOR],
-            t.loss[0], t.loss[STEPS - 1], off, bound, t.sent[DATA] / STEPS, t.sent[PIPE] / STEPS,
-            t.sent[TENSOR] / STEPS);
-        double totals[2 * KINDS];
-        memcpy(totals, t.sent, sizeof t.sent);
-        memcpy(totals + KINDS, t.read, sizeof t.read);
-        s = dcomm_allreduce(comm, DCOMM_IN_PLACE, totals, 2 * KINDS, DCOMM_F64, DCOMM_SUM, NULL);
-        wrong += s >= 0 ? compare_bytes(&t, totals, totals + KINDS, rank == 0) : 0;
+        printf("rank %d: data %d of %d, pipeline %d of %d, tensor %d of %d; loss %.4f to %.4f, "
+               "%.1e apart from one rank (at most %.1e)\n",
+               rank, t.at[DATA], size[DATA], t.at[PIPE], size[PIPE], t.at[TENSOR], size[TENSOR],
+               t.loss[0], t.loss[STEPS - 1], off, bound);
+        s = dcomm_allreduce(comm, DCOMM_IN_PLACE, t.bytes, 2 * COMMS, DCOMM_F64, DCOMM_SUM, NULL);
+        wrong += s >= 0 ? compare_bytes(&t, rank == 0) : 0;
     }
     if (s < 0) {
         fprintf(stderr, "rank %d: %s\n", rank, dcomm_last_error());
