@@ -15,7 +15,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { WIDTH = 16, ROWS = 8, AREA = ROWS * WIDTH, WEIGHTS = WIDTH * WIDTH, STEPS = 30 };
+enum { WIDTH = 16, ROWS = 4, AREA = ROWS * WIDTH, WEIGHTS = WIDTH * WIDTH, STEPS = 12 };
 enum { FORWARD_US = 1000, BACKWARD_US = 2000 }; /* of two layers, when passes sleep */
 
 typedef struct layer {
@@ -121,7 +121,7 @@ static dcomm_status work(void *user, const pipeline_op *op, const float *in, flo
     trainer *t = user;
     const pipeline_shape *s = &t->line.shape;
     const double start = now();
-    layer *l = t->layers + pipeline_stage(s, dcomm_comm_rank(t->line.up), op->chunk) * t->per;
+    layer *l = t->layers + pipeline_stage(s, dcomm_comm_rank(t->line.comm), op->chunk) * t->per;
     if (op->backward) {
         backward(t, op, l, in, out);
     } else {
@@ -141,7 +141,7 @@ static dcomm_status train(trainer *t, dcomm_comm *comm, pipeline_kind kind, int 
     const int p = dcomm_comm_size(comm), all = nlayers * WEIGHTS;
     const pipeline_shape shape = {kind, p, m, kind == PIPELINE_INTERLEAVED && p > 1 ? 2 : 1};
     *t = (trainer){.nlayers = nlayers, .per = nlayers / (p * shape.v)};
-    t->line = (pipeline){.up = comm, .shape = shape, .count = AREA, .work = work, .user = t};
+    t->line = (pipeline){.comm = comm, .shape = shape, .count = AREA, .work = work, .user = t};
     const int slots = pipeline_slots(&shape, dcomm_comm_rank(comm));
     t->layers = calloc((size_t)nlayers, sizeof(layer));
     t->kept = calloc((size_t)(slots * (t->per + 1)) * AREA, sizeof(float));
@@ -151,7 +151,7 @@ static dcomm_status train(trainer *t, dcomm_comm *comm, pipeline_kind kind, int 
     for (int i = 0; i < all; i++) {
         t->layers[i / WEIGHTS].w[i % WEIGHTS] = noise(-1 - i / WEIGHTS, i % WEIGHTS);
     }
-    dcomm_status s = dcomm_comm_dup(comm, &t->line.down);
+    dcomm_status s = DCOMM_OK;
     for (; t->step < STEPS && s >= 0; t->step++) {
         s = pipeline_run(&t->line);
         for (int i = 0; i < all; i++) {
@@ -171,12 +171,12 @@ static dcomm_status train(trainer *t, dcomm_comm *comm, pipeline_kind kind, int 
 static dcomm_status measure(trainer *t, double *bubble)
 {
     t->busy = 0;
-    dcomm_status s = dcomm_barrier(t->line.up, NULL);
+    dcomm_status s = dcomm_barrier(t->line.comm, NULL);
     const double start = now();
     s = s >= 0 ? pipeline_run(&t->line) : s;
-    s = s >= 0 ? dcomm_barrier(t->line.up, NULL) : s;
+    s = s >= 0 ? dcomm_barrier(t->line.comm, NULL) : s;
     double times[2] = {t->busy, now() - start};
-    s = s >= 0 ? dcomm_allreduce(t->line.up, DCOMM_IN_PLACE, times, 2, DCOMM_F64, DCOMM_SUM, NULL)
+    s = s >= 0 ? dcomm_allreduce(t->line.comm, DCOMM_IN_PLACE, times, 2, DCOMM_F64, DCOMM_SUM, NULL)
                : s;
     *bubble = 1 - times[0] / times[1];
     return s;
@@ -184,7 +184,6 @@ static dcomm_status measure(trainer *t, double *bubble)
 
 static void end(trainer *t)
 {
-    dcomm_comm_destroy(&t->line.down);
     free(t->layers);
     free(t->kept);
 }

@@ -1,12 +1,11 @@
 /* 15_grid.c - ranks in a grid of data, pipeline and tensor parallelism: 8 ranks are 2 * 2 * 2,
  * other numbers the product of their prime factors, which pipeline, tensor and data take in turn.
- * Each rank also trains the whole model alone, and compares losses and weights. Each group's bytes
- * are the formula's.
+ * Each rank also trains alone, and compares losses and weights. Each group's bytes are the
+ * formula's.
  *
- * Ranks next to each other are a tensor group, which talks most; the stages of a pipeline come
- * next, and data parallelism, which talks once a step, last. So on several hosts the first stays
- * within one (Narayanan and others, "Efficient Large-Scale Language Model Training on GPU
- * Clusters", 2021). */
+ * Ranks next to each other are a tensor group, which talks most; then come the stages of a
+ * pipeline, then data parallelism, which talks once a step. So a tensor group stays within a host
+ * (Narayanan and others, "Efficient Large-Scale Language Model Training on GPU Clusters", 2021). */
 #include "dcomm.h"
 #include "noise.h"
 #include "pipeline_run.h"
@@ -17,9 +16,9 @@
 #include <string.h>
 
 enum { WIDTH = 16, ROWS = 12, AREA = ROWS * WIDTH, WIDE = 8, STEPS = 20 };
-enum { TENSOR, PIPE, DATA, KINDS, DOWN = KINDS, COMMS };
+enum { TENSOR, PIPE, DATA, KINDS };
 
-static const char *const kinds[] = {"tensor", "pipeline, up", "data", "pipeline, down"};
+static const char *const kinds[] = {"tensor", "pipeline", "data"};
 static const dcomm_coll_opts ring = {.algo = "ring"}; /* the formula's, for every number of bytes */
 
 /* A model with two layers for each stage, y = x + tanh(x a) b, and a batch with two micro-batches
@@ -29,7 +28,7 @@ typedef struct model {
 } model;
 
 typedef struct trainer {
-    dcomm_comm *comm[COMMS];    /* DOWN: the pipeline's again, for gradients */
+    dcomm_comm *comm[KINDS];
     int size[KINDS], at[KINDS]; /* of the grid, and this rank's place */
     pipeline line;
     model whole, mine;         /* mine: this rank's layers, columns and micro-batches */
@@ -38,7 +37,7 @@ typedef struct trainer {
     float *kept; /* for each slot: each layer's x, the last one's y, each one's tanh(x a) */
     double loss[STEPS];
     int step;
-    double bytes[2][COMMS]; /* sent, and read from other ranks, in all steps */
+    double bytes[2][KINDS]; /* sent, and read from other ranks, in all steps */
 } trainer;
 
 /* Return where one of this rank's weights is in the whole model. */
@@ -175,8 +174,7 @@ static dcomm_status start(trainer *t, dcomm_comm *comm, const int *size, const m
     for (int k = 0; k < KINDS && s >= 0; k++) {
         s = dcomm_comm_split(comm, color[k], rank, &t->comm[k]);
     }
-    s = s >= 0 ? dcomm_comm_dup(t->comm[PIPE], &t->comm[DOWN]) : s;
-    t->line = (pipeline){t->comm[PIPE], t->comm[DOWN], shape, AREA, work, t};
+    t->line = (pipeline){t->comm[PIPE], shape, AREA, work, t};
     return s;
 }
 
@@ -184,7 +182,7 @@ static dcomm_status start(trainer *t, dcomm_comm *comm, const int *size, const m
 static dcomm_status count_bytes(trainer *t, int sign)
 {
     dcomm_status s = DCOMM_OK;
-    for (int k = 0; k < COMMS && s >= 0; k++) {
+    for (int k = 0; k < KINDS && s >= 0; k++) {
         dcomm_stats stats = {.bytes_sent = 0};
         s = dcomm_comm_get_stats(t->comm[k], &stats);
         t->bytes[0][k] += sign * (double)stats.bytes_sent;
@@ -215,7 +213,7 @@ static dcomm_status train(trainer *t, dcomm_comm *comm, const int *size, const m
 
 static void end(trainer *t)
 {
-    for (int k = 0; k < COMMS; k++) {
+    for (int k = 0; k < KINDS; k++) {
         dcomm_comm_destroy(&t->comm[k]);
     }
     free(t->weights);
@@ -244,19 +242,17 @@ static int compare_bytes(const trainer *t, bool print)
     const int between = t->whole.micro * AREA * (int)sizeof(float); /* layers, of a batch */
     const int weights = 2 * t->whole.layers * t->whole.wide * WIDTH * (int)sizeof(float);
     /* An all-reduce of n ranks sends 2 (n-1) times its bytes. Each layer has two. */
-    const int formula[COMMS] = {2 * (tensor - 1) * 2 * t->whole.layers * between,
-                                (pipe - 1) * tensor * between, 2 * (data - 1) * weights,
-                                (pipe - 1) * tensor * between};
+    const int formula[KINDS] = {2 * (tensor - 1) * 2 * t->whole.layers * between,
+                                2 * (pipe - 1) * tensor * between, 2 * (data - 1) * weights};
     int wrong = 0;
-    for (int k = 0; k < COMMS; k++) {
+    for (int k = 0; k < KINDS; k++) {
         /* What another rank asks for by a message counts as sent and as read. */
         const double sent = t->bytes[0][k] / STEPS, read = t->bytes[1][k] / STEPS;
         const double bytes = sent == read ? sent : sent + read;
-        const int n = t->size[k == DOWN ? PIPE : k];
         wrong += bytes != formula[k];
         if (print) {
             printf("%s: %d groups of %d send %.0f bytes a step, by the formula %d\n", kinds[k],
-                   tensor * pipe * data / n, n, bytes, formula[k]);
+                   tensor * pipe * data / t->size[k], t->size[k], bytes, formula[k]);
         }
     }
     return wrong;
@@ -289,7 +285,7 @@ int main(void)
                "%.1e apart from one rank (at most %.1e)\n",
                rank, t.at[DATA], size[DATA], t.at[PIPE], size[PIPE], t.at[TENSOR], size[TENSOR],
                t.loss[0], t.loss[STEPS - 1], off, bound);
-        s = dcomm_allreduce(comm, DCOMM_IN_PLACE, t.bytes, 2 * COMMS, DCOMM_F64, DCOMM_SUM, NULL);
+        s = dcomm_allreduce(comm, DCOMM_IN_PLACE, t.bytes, 2 * KINDS, DCOMM_F64, DCOMM_SUM, NULL);
         wrong += s >= 0 ? compare_bytes(&t, rank == 0) : 0;
     }
     if (s < 0) {

@@ -14,10 +14,8 @@ typedef dcomm_status (*pipeline_work)(void *user, const pipeline_op *op, const f
                                       float *out);
 
 typedef struct pipeline {
-    /* Two communicators of the same ranks. Activations travel on one and gradients on the other:
-     * on each, a rank receives in the order in which its neighbour sends. */
-    dcomm_comm *up, *down;
-    pipeline_shape shape; /* of dcomm_comm_size(up) ranks */
+    dcomm_comm *comm;
+    pipeline_shape shape; /* of dcomm_comm_size(comm) ranks */
     size_t count;         /* floats that a stage hands on */
     pipeline_work work;
     void *user;
@@ -27,7 +25,7 @@ typedef struct pipeline {
  * -1 at the end of the pipeline. */
 static inline int pipeline_peer(const pipeline *l, const pipeline_op *op, int step)
 {
-    const int p = l->shape.p, rank = dcomm_comm_rank(l->up), way = op->backward ? -step : step;
+    const int p = l->shape.p, rank = dcomm_comm_rank(l->comm), way = op->backward ? -step : step;
     const int stage = pipeline_stage(&l->shape, rank, op->chunk) + way;
     return stage < 0 || stage == p * l->shape.v ? -1 : stage % p;
 }
@@ -38,8 +36,7 @@ static inline dcomm_status pipeline_receive(const pipeline *l, const pipeline_op
 {
     const int from = pipeline_peer(l, op, -1);
     return from < 0 ? DCOMM_OK
-                    : dcomm_irecv(op->backward ? l->down : l->up, into, l->count, DCOMM_F32, from,
-                                  NULL, request);
+                    : dcomm_irecv(l->comm, into, l->count, DCOMM_F32, from, NULL, request);
 }
 
 /* Take one batch through the pipeline. The next input is received while an operation works. Results
@@ -54,7 +51,7 @@ static inline dcomm_status pipeline_run(const pipeline *l)
     dcomm_status status =
         ops != NULL && sent != NULL && box != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
     if (status >= 0) {
-        pipeline_schedule(&l->shape, dcomm_comm_rank(l->up), ops);
+        pipeline_schedule(&l->shape, dcomm_comm_rank(l->comm), ops);
         status = pipeline_receive(l, &ops[0], box, &received[0]);
     }
     for (int k = 0; k < n && status >= 0; k++) {
@@ -69,8 +66,7 @@ static inline dcomm_status pipeline_run(const pipeline *l)
                      ? l->work(l->user, &ops[k], from >= 0 ? in : NULL, to >= 0 ? out : NULL)
                      : status;
         if (status >= 0 && to >= 0) {
-            status = dcomm_isend(ops[k].backward ? l->down : l->up, out, l->count, DCOMM_F32, to,
-                                 NULL, &sent[k]);
+            status = dcomm_isend(l->comm, out, l->count, DCOMM_F32, to, NULL, &sent[k]);
         }
     }
     if (status < 0) { /* the buffers may still be in use: leave them to the process's end */

@@ -19,7 +19,9 @@
  * GPipe: Huang and others, NeurIPS 2019. 1F1B: Narayanan and others, PipeDream, SOSP 2019, here
  * with a flush after each batch. Interleaved: Narayanan and others, "Efficient Large-Scale Language
  * Model Training on GPU Clusters", SC 2021. All passes go through the micro-batches in ascending
- * order, so gradients are added in the same order in every schedule. */
+ * order, so gradients are added in the same order in every schedule. And what a rank receives from
+ * another comes in the order in which that one sends it, activations and gradients together, so
+ * messages need no tags. */
 #ifndef PIPELINE_SCHEDULE_H
 #define PIPELINE_SCHEDULE_H
 
