@@ -65353,7 +65353,7 @@ static void dcommi_ps_server_lost(dcomm_ps *ps, int k, const char *why)
         return;
     }
     to->lost = true;
-    snprintf(to->why, sizeof to->why, "%s", why);
+    snprintf(to->why, sizeof to->why, "%.399s", why);
     while (to->pulling != NULL) {
         dcommi_ps_piece *piece = to->pulling;
         to->pulling = piece->next;
