@@ -2,6 +2,7 @@
  * the gradients and of Adam's moments. A layer's weights are gathered before their use, and the
  * next layer's travel meanwhile. Each rank also trains the whole model alone, and compares bits. */
 #include "comm.h"
+#include "noise.h"
 
 #include <math.h>
 #include <string.h>
@@ -35,17 +36,9 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Return a number in [-1, 1) that depends on `key` alone. */
-static float noise(uint32_t key)
-{
-    key = (key ^ key >> 16) * 0x85ebca6bu;
-    key = (key ^ key >> 13) * 0xc2b2ae35u;
-    return (float)((key ^ key >> 16) >> 8) / 8388608 - 1;
-}
-
 static float initial(int layer, size_t i)
 {
-    return 0.2f * noise((uint32_t)(layer * COUNT) + (uint32_t)i);
+    return 0.4f * noise(layer, (int)i);
 }
 
 /* ---- the model: x[l + 1] = tanh(x[l] W + b); it learns to return its input in reverse ---- */
@@ -56,7 +49,7 @@ static void load(batch *b, int rank, int size)
     b->rows = ROWS * (rank + 1) / size - first;
     for (int r = 0; r < b->rows; r++) {
         for (int i = 0; i < WIDTH; i++) {
-            b->x[0][r][i] = 0.5f * noise(0x40000000u + (uint32_t)((first + r) * WIDTH + i));
+            b->x[0][r][i] = noise(-1 - first - r, i);
         }
     }
 }
