@@ -233,12 +233,15 @@ static bool dcommi_coded_wanted(const dcommi_shape *s, const dcomm_coll_opts *op
            (named || dcommi_coded_elements(s) >= DCOMMI_CODED_MIN);
 }
 
-/* Check that a codec can encode each block of a reduce-scatter or all-gather on its own. */
+/* Return true if a codec can encode each block of a reduce-scatter or all-gather on its own. */
+static bool dcommi_coded_by_block(const dcomm_codec *codec)
+{
+    return !codec->automatic && !dcommi_codec_has(codec, DCOMMI_CODEC_SPARSE | DCOMMI_CODEC_LINEAR);
+}
+
 static dcomm_status dcommi_coded_check_blocks(const dcommi_shape *s, const dcomm_codec *codec)
 {
-    dcomm_codec_info info;
-    DCOMMI_TRY(dcomm_codec_get_info(codec, dcommi_coded_elements(s), &info));
-    if (codec->automatic || info.sparse || info.linear) {
+    if (!dcommi_coded_by_block(codec)) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                            "%s cannot use codec %.64s: %s; take a codec of blocks, such as qsgd",
                            dcomm_coll_name(s->coll), dcomm_codec_spec(codec),
