@@ -11,19 +11,13 @@
 
 #include "parts.h"
 
-/* Build the steps of a dissemination barrier in a lane. */
-static void dcommi_barrier_steps(const dcommi_shape *s, dcomm_builder *b, int lane)
+static dcomm_status dcommi_barrier_dissemination(const dcommi_shape *s, dcomm_builder *b)
 {
     for (int64_t d = 1; d < s->nranks; d *= 2) {
         uint16_t step = dcomm_build_counter(b);
-        dcomm_build_signal(b, lane, step, dcomm_const((s->rank + d) % s->nranks), dcomm_const(1));
-        dcomm_build_wait(b, lane, step, dcomm_const(1));
+        dcomm_build_signal(b, 0, step, dcomm_const((s->rank + d) % s->nranks), dcomm_const(1));
+        dcomm_build_wait(b, 0, step, dcomm_const(1));
     }
-}
-
-static dcomm_status dcommi_barrier_dissemination(const dcommi_shape *s, dcomm_builder *b)
-{
-    dcommi_barrier_steps(s, b, 0);
     return b->status;
 }
 

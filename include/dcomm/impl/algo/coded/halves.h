@@ -9,7 +9,6 @@
 #ifndef DCOMMI_ALGO_CODED_HALVES_H
 #define DCOMMI_ALGO_CODED_HALVES_H
 
-#include "../misc.h"
 #include "coded.h"
 
 /* Cut the blocks of a call. */
@@ -45,8 +44,7 @@ static int64_t dcommi_coded_own(const dcommi_shape *s)
 
 /* ---- reduce-scatter ---- */
 
-/* Return the counter of chunks that are in the output. */
-static uint16_t dcommi_coded_scatter_track(const dcommi_coded_track *t, int64_t tag)
+static void dcommi_coded_scatter_track(const dcommi_coded_track *t, int64_t tag)
 {
     const dcommi_shape *s = t->k->s;
     dcomm_builder *b = t->k->b;
@@ -65,27 +63,18 @@ static uint16_t dcommi_coded_scatter_track(const dcommi_coded_track *t, int64_t 
                         s->in_place ? 0 : dcommi_coded_own(s), all, n, DCOMM_STEP_FINAL);
     dcommi_coded_count(t, lane, added, 1);
     dcomm_build_end(b, lane);
-    return added;
 }
 
-/* A rank that finds numbers that cannot be encoded tells those to which it sends after that
- * (engine/coded/verdict.h). In an all-reduce the result tells all others. Here a barrier does, so
- * that all ranks end alike. */
 static dcomm_status dcommi_coded_reduce_scatter(const dcommi_shape *s, dcomm_builder *b)
 {
     DCOMMI_TRY(dcommi_coded_able(s, b));
     dcommi_coded_cut k = dcommi_coded_halves_cut(s, b);
     int tracks = dcommi_coded_tracks(&k);
     int64_t tag = dcomm_build_tags(b, k.chunks);
-    dcommi_coded_track first = dcommi_coded_track_make(&k, 0, tracks, 4);
-    uint16_t done = dcommi_coded_scatter_track(&first, tag);
-    const int end = first.lane + 3;
-    for (int i = 1; i < tracks; i++) {
+    for (int i = 0; i < tracks; i++) {
         dcommi_coded_track t = dcommi_coded_track_make(&k, i, tracks, 4);
-        done = dcommi_coded_scatter_track(&t, tag);
-        dcomm_build_wait(b, end, done, dcomm_const(t.trips + (t.reuses ? t.window : 0)));
+        dcommi_coded_scatter_track(&t, tag);
     }
-    dcommi_barrier_steps(s, b, end);
     return b->status;
 }
 
