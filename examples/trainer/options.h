@@ -8,10 +8,23 @@
 
 enum { EXIT_GOOD = 0, EXIT_WRONG = 1, EXIT_USAGE = 2, EXIT_COMM = 3 };
 
+typedef enum optimizer_kind { /* checkpoints have these numbers */
+                              OPTIMIZER_ADAM,
+                              OPTIMIZER_FROZEN,
+                              OPTIMIZER_SGD,
+                              OPTIMIZER_ADAGRAD,
+                              OPTIMIZER_LARS,
+                              OPTIMIZER_LAMB
+} optimizer_kind;
+
 typedef struct options {
     const char *text;
     int steps, batch, seq, dim, layers, heads;
     float rate, momentum;
+    enum { SCALE_NONE, SCALE_LINEAR, SCALE_SQRT } scale_rate; /* of the rate, by ranks */
+    int rate_warmup;                                          /* steps in which the rate rises */
+    const char *optimizer;                                    /* its name */
+    optimizer_kind kind;
     bool frozen;     /* optimizer: Adam whose variance is constant after... */
     int exact_steps; /* ...so many steps, whose gradients are summed exactly */
     int seed;

@@ -122,7 +122,7 @@ static int write_json(const trainer *t, const summary *s)
             "\"comm_s\":%.6g,\"codec_s\":%.6g,\"wire_bytes\":%" PRIu64
             ",\"wire_bytes_total\":%" PRIu64 ",\"checksum\":\"%016" PRIx64 "\",\"loss\":[",
             t->nranks, s->algo, t->o->codec != NULL ? t->o->codec : "none",
-            t->o->feedback != NULL ? t->o->feedback : "none", t->o->frozen ? "frozen" : "adam",
+            t->o->feedback != NULL ? t->o->feedback : "none", t->o->optimizer,
             t->o->frozen ? t->o->exact_steps : 0, t->o->seed, t->o->steps, t->o->batch, t->o->seq,
             t->o->buckets, t->exchange.scaler != NULL ? dcomm_scaler_scale(t->exchange.scaler) : 1,
             t->skipped, t->resumed, t->lost, t->joined, model_count(t->model), s->loss, s->seconds,

@@ -21,7 +21,7 @@ typedef struct trainer {
     int wanted; /* number of ranks at the start */
     text text;
     model *model;
-    float *momentum, *variance; /* state of Adam; see optimizer_freeze */
+    float *momentum, *variance; /* state of the optimizer; see optimizer_freeze */
     double *losses;             /* loss of each step */
     int step;                   /* number of steps that are done; -1: this rank has no state yet */
     int skipped;                /* number of skipped steps */
@@ -51,8 +51,8 @@ dcomm_status trainer_traffic(trainer *t, uint64_t *wire_bytes, uint64_t *codec_n
 
 /* Return sequence number `sample` of batch `step`. It does not depend on the ranks. */
 const int *draw(const trainer *t, int step, int sample, bool held_out);
-/* Compute the gradients of this rank's part of batch t->step, and sum them over all ranks. Adam's
- * state and the weights do not change, so it can be done again. */
+/* Compute the gradients of this rank's part of batch t->step, and sum them over all ranks. The
+ * optimizer's state and the weights do not change, so it can be done again. */
 dcomm_status step_gradients(trainer *t);
 /* Update the weights by the sums, unless they are not finite. The step is done then. */
 dcomm_status step_update(trainer *t);
@@ -69,6 +69,14 @@ void optimizer_propose(trainer *t);
 /* Update the weights by the sum of the gradients, or of the parts of the update. Every rank
  * computes the same. */
 void optimizer_update(trainer *t);
+
+static const float KEEP_VARIANCE = 0.99f; /* second decay of Adam and LAMB */
+
+/* ---- optimizer_norms.c ---- */
+
+/* Update the weights by LARS, or by LAMB, with this learning rate. */
+void optimizer_lars(trainer *t, float rate);
+void optimizer_lamb(trainer *t, float rate);
 
 /* ---- summary.c ---- */
 
