@@ -3,6 +3,7 @@
 #define OPTIONS_H
 
 #include "accident.h"
+#include "options_modes.h"
 
 #include <stdbool.h>
 
@@ -49,6 +50,7 @@ typedef struct options {
     int every;              /* steps between checkpoints */
     bool resume;            /* begin with the newest checkpoint */
     accidents accidents;
+    mode_options mode;
 } options;
 
 /* Parse the command line. Return 0, or EXIT_USAGE after an error message. Set *done after

@@ -50,7 +50,7 @@ static void dump(trainer *t)
     }
 }
 
-dcomm_status step_gradients(trainer *t)
+int step_compute(trainer *t)
 {
     int batch = t->o->batch, seq = t->o->seq;
     int first = part(t, batch, t->rank), end = part(t, batch, t->rank + 1);
@@ -75,6 +75,13 @@ dcomm_status step_gradients(trainer *t)
         model_backward(t->model, tokens, tokens + 1, seq);
     }
     dump(t);
+    return end - first;
+}
+
+dcomm_status step_gradients(trainer *t)
+{
+    float *gradients = model_gradients(t->model);
+    bool nothing = step_compute(t) == 0;
     bool frozen = optimizer_frozen(t);
     if (frozen && t->step == t->o->exact_steps) {
         optimizer_freeze(t);
@@ -85,7 +92,7 @@ dcomm_status step_gradients(trainer *t)
     accident(t->step, ACCIDENT_SUM);
     double start = now();
     dcomm_status status = t->exchange.buckets != NULL
-                              ? finish_buckets(t, first == end)
+                              ? finish_buckets(t, nothing)
                               : exchange_sum(&t->exchange, gradients, t->o->frozen && !frozen);
     t->comm_seconds += now() - start + t->exchange.seconds;
     t->exchange.seconds = 0;
@@ -121,6 +128,7 @@ dcomm_status step_update(trainer *t)
         optimizer_update(t);
     }
     t->losses[t->step] = (double)model_gradients(t->model)[model_count(t->model)] / t->o->batch;
+    t->shown = t->losses[t->step];
     t->step++;
     return DCOMM_OK;
 }

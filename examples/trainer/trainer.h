@@ -22,7 +22,8 @@ typedef struct trainer {
     text text;
     model *model;
     float *momentum, *variance; /* state of the optimizer; see optimizer_freeze */
-    double *losses;             /* loss of each step */
+    double *losses;             /* loss of each step; see mode.h */
+    double shown;               /* loss of the last step, as far as this rank knows it */
     int step;                   /* number of steps that are done; -1: this rank has no state yet */
     int skipped;                /* number of skipped steps */
     int resumed;                /* the step that a checkpoint was read of */
@@ -33,6 +34,9 @@ typedef struct trainer {
     uint64_t wire_bytes, codec_ns; /* of communicators that were replaced, see elastic.h */
     dcomm_stats before;            /* statistics of comm when the training began, or of zeros */
     bool undumped;                 /* gradients could not be written */
+    const struct mode *mode;       /* NULL: data-parallel */
+    void *mode_state;              /* the mode's own */
+    double staleness[3]; /* of pushes to a parameter server: p50, p95, p99, see ps.h's tau */
 } trainer;
 
 double now(void);
@@ -51,6 +55,9 @@ dcomm_status trainer_traffic(trainer *t, uint64_t *wire_bytes, uint64_t *codec_n
 
 /* Return sequence number `sample` of batch `step`. It does not depend on the ranks. */
 const int *draw(const trainer *t, int step, int sample, bool held_out);
+/* Compute the sum of the gradients of this rank's part of batch t->step; the element behind them is
+ * the sum of the losses. Return the number of sequences. */
+int step_compute(trainer *t);
 /* Compute the gradients of this rank's part of batch t->step, and sum them over all ranks. The
  * optimizer's state and the weights do not change, so it can be done again. */
 dcomm_status step_gradients(trainer *t);
@@ -59,6 +66,8 @@ dcomm_status step_update(trainer *t);
 
 /* ---- optimizer.c ---- */
 
+/* Return the learning rate of step t->step. */
+float optimizer_rate(const trainer *t);
 /* Return true if the variance is constant in this step. */
 bool optimizer_frozen(const trainer *t);
 /* Make the variance constant from now on. Store the inverse of its root in its place, and give
