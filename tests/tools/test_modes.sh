@@ -5,6 +5,7 @@ cd "$(dirname "$0")/../.." || exit 2
 . tests/lib/lib.sh
 build=${1:-build}
 . tests/lib/trainer.sh
+. tools/modes.sh # skewed_texts
 
 # is NAME NAME EXPRESSION: a condition on the JSON of two runs, a and b.
 is() {
@@ -117,12 +118,7 @@ if full; then
     check "trains slower" is clients held "b['final_loss'] > a['final_loss']"
 fi
 # Texts in four alphabets, each a client's: the clients drift apart.
-mkdir "$scratch/texts"
-licence=/usr/share/common-licenses/GPL-3
-head -c 30000 $licence | tr A-Z a-z >"$scratch/texts/lower"
-head -c 30000 $licence | tr a-z N-ZA-M >"$scratch/texts/upper"
-head -c 10000 $licence | od -An -tx1 | head -c 30000 >"$scratch/texts/hex"
-head -c 30000 $licence | tr a-zA-Z '!-~' >"$scratch/texts/signs"
+skewed_texts "$scratch/texts"
 skewed() {
     train "$@" --text "$scratch/texts" --steps 160 --batch 8 --dim 16 --layers 1 --clients 4 \
         --local-steps 40 --lr 0.5 --momentum 0 --warmup 0
