@@ -212,6 +212,7 @@ int options_parse(options *o, int argc, char **argv, bool *done)
                    .heads = 4,
                    .momentum = 0.7f,
                    .optimizer = "adam",
+                   .grad_dtype = DCOMM_F32,
                    .exact_steps = 50,
                    .warmup = -1,
                    .seed = 1,

@@ -3,6 +3,7 @@
 #define OPTIONS_H
 
 #include "accident.h"
+#include "dcomm.h"
 
 #include <stdbool.h>
 
@@ -33,6 +34,7 @@ typedef struct options {
     const char *feedback; /* "classic", "ef21", "dgc"; NULL: none */
     bool deterministic, gradcheck;
     int buckets;                /* KiB; 0: none, all gradients are one array */
+    dcomm_dtype grad_dtype;     /* of gradients while they are summed: f32, f16, bf16 */
     float loss_scale;           /* the first loss scale; 0: the loss is not scaled */
     int scale_interval;         /* good steps until the loss scale is doubled */
     float clip;                 /* limit of the gradient's norm, with a loss scale; 0: none */

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RATE, MOMENTUM, OPTIMIZER, EXACT_STEPS, SCALE_RATE, WARMUP };
+enum { RATE, MOMENTUM, OPTIMIZER, EXACT_STEPS, SCALE_RATE, WARMUP, GRAD_DTYPE };
 
 static const struct option table[] = {
     {"lr", required_argument, NULL, RATE},
@@ -14,6 +14,7 @@ static const struct option table[] = {
     {"exact-steps", required_argument, NULL, EXACT_STEPS},
     {"scale-lr", required_argument, NULL, SCALE_RATE},
     {"warmup", required_argument, NULL, WARMUP},
+    {"grad-dtype", required_argument, NULL, GRAD_DTYPE},
     {NULL, 0, NULL, 0},
 };
 
@@ -33,7 +34,10 @@ static const char help[] =
     "its\n"
     "                   root times. So --lr is that of one rank's part of the batch (neither)\n"
     "  --warmup N       steps in which the rate rises (20); with --feedback dgc: steps in which\n"
-    "                   more than the codec's k is sent (0), and the rate rises in 20";
+    "                   more than the codec's k is sent (0), and the rate rises in 20\n"
+    "  --grad-dtype T   sum gradients as f16, bf16 or f32; weights and optimizer stay f32. f16 "
+    "implies\n"
+    "                   --loss-scale 1024, both imply --buckets 256, unless others are given (f32)";
 
 static const struct {
     const char *name;
@@ -81,8 +85,13 @@ static bool take(options *o, int val, const char *value)
     case SCALE_RATE:
         o->scale_rate = strcmp(value, "sqrt") == 0 ? SCALE_SQRT : SCALE_LINEAR;
         return o->scale_rate == SCALE_SQRT || strcmp(value, "linear") == 0;
-    default:
+    case WARMUP:
         return parse_int(value, 0, 1000000, &o->warmup);
+    default:
+        o->grad_dtype = strcmp(value, "f16") == 0    ? DCOMM_F16
+                        : strcmp(value, "bf16") == 0 ? DCOMM_BF16
+                                                     : DCOMM_F32;
+        return o->grad_dtype != DCOMM_F32 || strcmp(value, "f32") == 0;
     }
 }
 
@@ -95,6 +104,12 @@ static const char *check(options *o)
     if (strcmp(o->optimizer, "1bit-adam") == 0) {
         o->codec = o->codec != NULL ? o->codec : "sign";
         o->feedback = o->feedback != NULL ? o->feedback : "classic";
+    }
+    if (o->grad_dtype != DCOMM_F32 && o->buckets == 0) {
+        o->buckets = 256;
+    }
+    if (o->grad_dtype == DCOMM_F16 && o->loss_scale == 0) {
+        o->loss_scale = 1024;
     }
     bool dgc = o->feedback != NULL && strcmp(o->feedback, "dgc") == 0;
     o->rate_warmup = dgc || o->warmup < 0 ? WARM_UP : o->warmup;

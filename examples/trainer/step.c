@@ -96,9 +96,6 @@ dcomm_status step_gradients(trainer *t)
 static dcomm_status judge(trainer *t, bool *skip)
 {
     dcomm_scaler_verdict v = {0};
-    if (t->exchange.scaler == NULL) {
-        return DCOMM_OK;
-    }
     dcomm_status status = exchange_judge(&t->exchange, &v);
     *skip = v.skip;
     t->skipped += v.skip;

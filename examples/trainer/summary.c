@@ -116,7 +116,8 @@ static int write_json(const trainer *t, const summary *s)
     fprintf(file,
             "{\"schema\":1,\"tool\":\"trainer\",\"nranks\":%d,\"algo\":\"%s\",\"codec\":\"%s\","
             "\"feedback\":\"%s\",\"optimizer\":\"%s\",\"exact_steps\":%d,\"seed\":%d,\"steps\":%d,"
-            "\"batch\":%d,\"seq\":%d,\"bucket_kib\":%d,\"loss_scale\":%.9g,\"skipped\":%d,"
+            "\"batch\":%d,\"seq\":%d,\"bucket_kib\":%d,\"grad_dtype\":\"%s\",\"loss_scale\":%.9g,"
+            "\"skipped\":%d,"
             "\"resumed\":%d,\"lost\":%d,\"joined\":%d,\"parameters\":%zu,\"final_loss\":%.9g,"
             "\"train_s\":%.6g,"
             "\"comm_s\":%.6g,\"codec_s\":%.6g,\"wire_bytes\":%" PRIu64
@@ -124,8 +125,9 @@ static int write_json(const trainer *t, const summary *s)
             t->nranks, s->algo, t->o->codec != NULL ? t->o->codec : "none",
             t->o->feedback != NULL ? t->o->feedback : "none", t->o->optimizer,
             t->o->frozen ? t->o->exact_steps : 0, t->o->seed, t->o->steps, t->o->batch, t->o->seq,
-            t->o->buckets, t->exchange.scaler != NULL ? dcomm_scaler_scale(t->exchange.scaler) : 1,
-            t->skipped, t->resumed, t->lost, t->joined, model_count(t->model), s->loss, s->seconds,
+            t->o->buckets, dcomm_dtype_name(t->o->grad_dtype),
+            t->exchange.scaler != NULL ? dcomm_scaler_scale(t->exchange.scaler) : 1, t->skipped,
+            t->resumed, t->lost, t->joined, model_count(t->model), s->loss, s->seconds,
             s->comm_seconds, s->codec_seconds, s->wire_bytes, s->wire_total, s->checksum);
     for (int i = 0; i < t->o->steps; i++) {
         fprintf(file, "%s%.6g", i > 0 ? "," : "", t->losses[i]);

@@ -33,4 +33,28 @@ check "one step, no warm-up" train cold 1 --optimizer sgd --lr 0.02 --warmup 0 -
 check "one step of a warm-up of 10" train first 1 --optimizer sgd --lr 0.2 --warmup 10 --steps 1
 check "is a tenth of the rate" same final_loss 1e-6 cold first
 expect "no such scale" 2 "not a value of this option" "$trainer" --scale-lr cubic
+
+# ---- gradients of 16 bits ----
+
+# half NAME NAME: the second run sent half the bytes of the first, but for the losses.
+half() {
+    python3 - "$scratch/$1.json" "$scratch/$2.json" <<'PY'
+import json, sys
+full, half = (json.load(open(name))["wire_bytes_total"] for name in sys.argv[1:])
+print(full, half)
+sys.exit(not 0.495 * full < half < 0.505 * full)
+PY
+}
+check "gradients in f32" train f32 3 --buckets 256 --deterministic
+for dtype in bf16 f16; do
+    check "gradients in $dtype" train narrow 3 --grad-dtype $dtype --deterministic
+    check "end near the loss of f32" same final_loss 2e-3 f32 narrow
+    check "with half the bytes" half f32 narrow
+done
+check "what is finite in f32 and not in f16 is found" says "of rank 0 is " over 2 --grad-dtype f16 \
+    --loss-scale 16777216 --steps 12
+check "more ranks than sequences, in f16" train many 3 --grad-dtype f16 --batch 2 --steps 5
+check "bf16 through a codec" train coded 3 --grad-dtype bf16 --codec qsgd:bits=8 --feedback classic
+check "ends near the loss of f32" same final_loss 0.03 f32 coded
+expect "no such dtype" 2 "not a value of this option" "$trainer" --grad-dtype f8
 finish
