@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "exchange.h"
 #include "narrow.h"
+#include "noise.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -157,7 +158,8 @@ dcomm_status exchange_open(exchange *e, dcomm_comm *comm, const options *o, mode
                              .codec_seed = (uint64_t)o->seed},
                     .count = model_count(m),
                     .model = m,
-                    .dtype = o->grad_dtype};
+                    .dtype = o->grad_dtype,
+                    .measures = o->noise_scale};
     if (e->dtype != DCOMM_F32 && o->algo == NULL && o->codec == NULL) {
         e->coll.accumulate = DCOMM_F32; /* round once, whatever the number of ranks */
     }
@@ -242,10 +244,16 @@ void exchange_ready(void *user, size_t tensor)
         *e->spoiled = INFINITY;
         e->spoiled = NULL;
     }
-    if (e->narrow != NULL && tensor < model_tensors(e->model)) {
+    if (tensor < model_tensors(e->model)) {
         size_t first, count, rows;
         model_tensor(e->model, tensor, &first, &count, &rows);
-        narrow_from(e->dtype, model_gradients(e->model) + first, count, e->narrow + first);
+        const float *gradient = model_gradients(e->model) + first;
+        if (e->measures) {
+            e->square += noise_square(gradient, count);
+        }
+        if (e->narrow != NULL) {
+            narrow_from(e->dtype, gradient, count, e->narrow + first);
+        }
     }
     dcomm_status status = dcomm_param_mark_ready(e->buckets, tensor, NULL);
     e->status = e->status < 0 ? e->status : status;

@@ -28,6 +28,8 @@ typedef struct exchange {
     float *spoiled;    /* element that becomes infinite when tensor `spoils` is computed;
                           NULL: none */
     size_t spoils;
+    bool measures;       /* with buckets: add the squares of this rank's gradients... */
+    double square;       /* ...here, when they are ready */
     dcomm_status status; /* the first error of exchange_ready and exchange_pause */
     double seconds;      /* time spent in these two functions */
     dcomm_stats before;  /* statistics of the buckets' communicator after their calibration */

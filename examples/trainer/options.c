@@ -213,6 +213,8 @@ int options_parse(options *o, int argc, char **argv, bool *done)
                    .momentum = 0.7f,
                    .optimizer = "adam",
                    .grad_dtype = DCOMM_F32,
+                   .slow_rank = -1,
+                   .wrong_step = -1,
                    .exact_steps = 50,
                    .warmup = -1,
                    .seed = 1,

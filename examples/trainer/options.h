@@ -35,6 +35,12 @@ typedef struct options {
     bool deterministic, gradcheck;
     int buckets;                /* KiB; 0: none, all gradients are one array */
     dcomm_dtype grad_dtype;     /* of gradients while they are summed: f32, f16, bf16 */
+    bool balance;               /* divide batches by the ranks' speeds */
+    int slow_rank;              /* this rank takes... */
+    float slow_times;           /* ...so many times the time; -1: none */
+    bool noise_scale;           /* measure the gradient noise scale */
+    int hash_every;             /* steps between hashes of the weights; 0: none */
+    int wrong_step, wrong_rank; /* after this step a weight of this rank changes; -1: none */
     float loss_scale;           /* the first loss scale; 0: the loss is not scaled */
     int scale_interval;         /* good steps until the loss scale is doubled */
     float clip;                 /* limit of the gradient's norm, with a loss scale; 0: none */

@@ -2,10 +2,24 @@
  */
 #include "options_part.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { RATE, MOMENTUM, OPTIMIZER, EXACT_STEPS, SCALE_RATE, WARMUP, GRAD_DTYPE };
+enum {
+    RATE,
+    MOMENTUM,
+    OPTIMIZER,
+    EXACT_STEPS,
+    SCALE_RATE,
+    WARMUP,
+    GRAD_DTYPE,
+    BALANCE,
+    SLOW,
+    NOISE_SCALE,
+    HASH_EVERY,
+    SPOIL_WEIGHT
+};
 
 static const struct option table[] = {
     {"lr", required_argument, NULL, RATE},
@@ -15,6 +29,11 @@ static const struct option table[] = {
     {"scale-lr", required_argument, NULL, SCALE_RATE},
     {"warmup", required_argument, NULL, WARMUP},
     {"grad-dtype", required_argument, NULL, GRAD_DTYPE},
+    {"balance", no_argument, NULL, BALANCE},
+    {"slow", required_argument, NULL, SLOW},
+    {"noise-scale", no_argument, NULL, NOISE_SCALE},
+    {"hash-every", required_argument, NULL, HASH_EVERY},
+    {"spoil-weight", required_argument, NULL, SPOIL_WEIGHT},
     {NULL, 0, NULL, 0},
 };
 
@@ -37,7 +56,15 @@ static const char help[] =
     "                   more than the codec's k is sent (0), and the rate rises in 20\n"
     "  --grad-dtype T   sum gradients as f16, bf16 or f32; weights and optimizer stay f32. f16 "
     "implies\n"
-    "                   --loss-scale 1024, both imply --buckets 256, unless others are given (f32)";
+    "                   --loss-scale 1024, both imply --buckets 256, unless others are given "
+    "(f32)\n"
+    "  --balance        divide batches by the speeds of the ranks, measured every 10 steps "
+    "(equally)\n"
+    "  --slow RANK:X    that rank takes X times as long, as a test\n"
+    "  --noise-scale    print the gradient noise scale: how large a batch pays\n"
+    "  --hash-every N   print a hash of the weights every N steps, and end if ranks differ (0, "
+    "never)\n"
+    "  --spoil-weight STEP:RANK  change a weight of that rank after that step, as a test";
 
 static const struct {
     const char *name;
@@ -87,6 +114,19 @@ static bool take(options *o, int val, const char *value)
         return o->scale_rate == SCALE_SQRT || strcmp(value, "linear") == 0;
     case WARMUP:
         return parse_int(value, 0, 1000000, &o->warmup);
+    case BALANCE:
+        o->balance = true;
+        return true;
+    case SLOW:
+        return sscanf(value, "%9d:%f", &o->slow_rank, &o->slow_times) == 2 && o->slow_rank >= 0 &&
+               o->slow_times >= 1 && o->slow_times <= 1000;
+    case NOISE_SCALE:
+        o->noise_scale = true;
+        return true;
+    case HASH_EVERY:
+        return parse_int(value, 1, 1000000, &o->hash_every);
+    case SPOIL_WEIGHT:
+        return parse_place(value, &o->wrong_step, &o->wrong_rank);
     default:
         o->grad_dtype = strcmp(value, "f16") == 0    ? DCOMM_F16
                         : strcmp(value, "bf16") == 0 ? DCOMM_BF16
@@ -110,6 +150,9 @@ static const char *check(options *o)
     }
     if (o->grad_dtype == DCOMM_F16 && o->loss_scale == 0) {
         o->loss_scale = 1024;
+    }
+    if (o->noise_scale && o->frozen) {
+        return "--noise-scale does not go with frozen optimizers, which do not sum gradients";
     }
     bool dgc = o->feedback != NULL && strcmp(o->feedback, "dgc") == 0;
     o->rate_warmup = dgc || o->warmup < 0 ? WARM_UP : o->warmup;
