@@ -97,6 +97,14 @@ static bool parse_decay(const char *text, float *decay)
     return end != text && *end == '\0' && *decay >= 0 && *decay < 1;
 }
 
+/* Parse RANK:X with X from 1 to 1000. */
+static bool parse_slow(const char *text, options *o)
+{
+    int length = 0;
+    return sscanf(text, "%9d:%f%n", &o->slow_rank, &o->slow_times, &length) == 2 &&
+           text[length] == '\0' && o->slow_rank >= 0 && o->slow_times >= 1 && o->slow_times <= 1000;
+}
+
 static bool take(options *o, int val, const char *value)
 {
     switch (val) {
@@ -118,8 +126,7 @@ static bool take(options *o, int val, const char *value)
         o->balance = true;
         return true;
     case SLOW:
-        return sscanf(value, "%9d:%f", &o->slow_rank, &o->slow_times) == 2 && o->slow_rank >= 0 &&
-               o->slow_times >= 1 && o->slow_times <= 1000;
+        return parse_slow(value, o);
     case NOISE_SCALE:
         o->noise_scale = true;
         return true;
