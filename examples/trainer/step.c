@@ -50,7 +50,7 @@ static void dump(trainer *t)
     }
 }
 
-dcomm_status step_gradients(trainer *t)
+int step_compute(trainer *t)
 {
     int seq = t->o->seq;
     int first = balance_first(t, t->rank), end = balance_first(t, t->rank + 1);
@@ -81,8 +81,15 @@ dcomm_status step_gradients(trainer *t)
     }
     balance_note(t, end - first, computed);
     dump(t);
+    return end - first;
+}
+
+dcomm_status step_gradients(trainer *t)
+{
+    float *gradients = model_gradients(t->model);
+    int samples = step_compute(t);
     if (t->o->noise_scale && t->exchange.buckets == NULL) {
-        t->exchange.square = noise_square(gradients, count);
+        t->exchange.square = noise_square(gradients, model_count(t->model));
     }
     bool frozen = optimizer_frozen(t);
     if (frozen && t->step == t->o->exact_steps) {
@@ -94,11 +101,11 @@ dcomm_status step_gradients(trainer *t)
     accident(t->step, ACCIDENT_SUM);
     double start = now();
     dcomm_status status = t->exchange.buckets != NULL
-                              ? finish_buckets(t, first == end)
+                              ? finish_buckets(t, samples == 0)
                               : exchange_sum(&t->exchange, gradients, t->o->frozen && !frozen);
     if (t->o->noise_scale && status >= 0) {
         status =
-            noise_parts(t, end - first, t->exchange.square, dcomm_scaler_scale(t->exchange.scaler));
+            noise_parts(t, samples, t->exchange.square, dcomm_scaler_scale(t->exchange.scaler));
     }
     t->comm_seconds += now() - start + t->exchange.seconds;
     t->exchange.seconds = 0;

@@ -83,28 +83,32 @@ static dcomm_status broadcast_weights(trainer *t)
                            DCOMM_F32, 0, NULL);
 }
 
+/* Do a step data-parallel. */
+static dcomm_status step_together(trainer *t)
+{
+    dcomm_status status = together(t, step_gradients);
+    if (status >= 0) {
+        status = step_update(t);
+    }
+    if (status >= 0) {
+        status = balance_step(t);
+    }
+    if (status >= 0) {
+        status = hash_step(t);
+    }
+    if (status >= 0 && !t->differ) { /* else no checkpoint may have these weights */
+        status = checkpoint_step(t, false);
+    }
+    return status >= 0 && t->step < t->o->steps ? elastic_grow(t) : status;
+}
+
 static dcomm_status train(trainer *t)
 {
     double logged = now(), comm_logged = t->comm_seconds;
     int last = t->step;
     dcomm_status status = DCOMM_OK;
     while (t->step < t->o->steps && status >= 0 && !t->differ) {
-        status = together(t, step_gradients);
-        if (status >= 0) {
-            status = step_update(t);
-        }
-        if (status >= 0) {
-            status = balance_step(t);
-        }
-        if (status >= 0) {
-            status = hash_step(t);
-        }
-        if (status >= 0) {
-            status = checkpoint_step(t, false);
-        }
-        if (status >= 0 && t->step < t->o->steps) {
-            status = elastic_grow(t);
-        }
+        status = step_together(t);
         int done = t->step;
         if (status >= 0 && t->rank == 0 &&
             (done % t->o->log_every == 0 || done == t->o->steps || done == 1)) {

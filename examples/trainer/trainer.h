@@ -57,6 +57,9 @@ dcomm_status trainer_traffic(trainer *t, uint64_t *wire_bytes, uint64_t *codec_n
 
 /* Return sequence number `sample` of batch `step`. It does not depend on the ranks. */
 const int *draw(const trainer *t, int step, int sample, bool held_out);
+/* Compute the sum of the gradients of this rank's part of batch t->step; the element behind them is
+ * the sum of the losses. Return the number of sequences. */
+int step_compute(trainer *t);
 /* Compute the gradients of this rank's part of batch t->step, and sum them over all ranks. The
  * optimizer's state and the weights do not change, so it can be done again. */
 dcomm_status step_gradients(trainer *t);
