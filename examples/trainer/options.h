@@ -3,6 +3,7 @@
 #define OPTIONS_H
 
 #include "accident.h"
+#include "dcomm.h"
 #include "options_modes.h"
 
 #include <stdbool.h>
@@ -34,6 +35,13 @@ typedef struct options {
     const char *feedback; /* "classic", "ef21", "dgc"; NULL: none */
     bool deterministic, gradcheck;
     int buckets;                /* KiB; 0: none, all gradients are one array */
+    dcomm_dtype grad_dtype;     /* of gradients while they are summed: f32, f16, bf16 */
+    bool balance;               /* divide batches by the ranks' speeds */
+    int slow_rank;              /* this rank takes... */
+    float slow_times;           /* ...so many times the time; -1: none */
+    bool noise_scale;           /* measure the gradient noise scale */
+    int hash_every;             /* steps between hashes of the weights; 0: none */
+    int wrong_step, wrong_rank; /* after this step a weight of this rank changes; -1: none */
     float loss_scale;           /* the first loss scale; 0: the loss is not scaled */
     int scale_interval;         /* good steps until the loss scale is doubled */
     float clip;                 /* limit of the gradient's norm, with a loss scale; 0: none */

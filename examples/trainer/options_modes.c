@@ -100,6 +100,10 @@ static const char *check_any(const options *o)
         return "--buckets and --dump are for data-parallel training: other modes do not sum the "
                "gradients of each step";
     }
+    if (o->grad_dtype != DCOMM_F32 || o->balance || o->noise_scale || o->hash_every > 0) {
+        return "--grad-dtype, --balance, --noise-scale and --hash-every are for data-parallel "
+               "training";
+    }
     if (o->optimizer != NULL &&
         (strcmp(o->optimizer, "frozen") == 0 || strcmp(o->optimizer, "1bit-adam") == 0)) {
         return "--optimizer frozen and 1bit-adam are for data-parallel training: ranks exchange "

@@ -2,10 +2,24 @@
  */
 #include "options_part.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { RATE, MOMENTUM, OPTIMIZER, EXACT_STEPS, SCALE_RATE, WARMUP };
+enum {
+    RATE,
+    MOMENTUM,
+    OPTIMIZER,
+    EXACT_STEPS,
+    SCALE_RATE,
+    WARMUP,
+    GRAD_DTYPE,
+    BALANCE,
+    SLOW,
+    NOISE_SCALE,
+    HASH_EVERY,
+    SPOIL_WEIGHT
+};
 
 static const struct option table[] = {
     {"lr", required_argument, NULL, RATE},
@@ -14,6 +28,12 @@ static const struct option table[] = {
     {"exact-steps", required_argument, NULL, EXACT_STEPS},
     {"scale-lr", required_argument, NULL, SCALE_RATE},
     {"warmup", required_argument, NULL, WARMUP},
+    {"grad-dtype", required_argument, NULL, GRAD_DTYPE},
+    {"balance", no_argument, NULL, BALANCE},
+    {"slow", required_argument, NULL, SLOW},
+    {"noise-scale", no_argument, NULL, NOISE_SCALE},
+    {"hash-every", required_argument, NULL, HASH_EVERY},
+    {"spoil-weight", required_argument, NULL, SPOIL_WEIGHT},
     {NULL, 0, NULL, 0},
 };
 
@@ -33,7 +53,18 @@ static const char help[] =
     "its\n"
     "                   root times. So --lr is that of one rank's part of the batch (neither)\n"
     "  --warmup N       steps in which the rate rises (20); with --feedback dgc: steps in which\n"
-    "                   more than the codec's k is sent (0), and the rate rises in 20";
+    "                   more than the codec's k is sent (0), and the rate rises in 20\n"
+    "  --grad-dtype T   sum gradients as f16, bf16 or f32; weights and optimizer stay f32. f16 "
+    "implies\n"
+    "                   --loss-scale 1024, both imply --buckets 256, unless others are given "
+    "(f32)\n"
+    "  --balance        divide batches by the speeds of the ranks, measured every 10 steps "
+    "(equally)\n"
+    "  --slow RANK:X    that rank takes X times as long, as a test\n"
+    "  --noise-scale    print the gradient noise scale: how large a batch pays\n"
+    "  --hash-every N   print a hash of the weights every N steps, and end if ranks differ (0, "
+    "never)\n"
+    "  --spoil-weight STEP:RANK  change a weight of that rank after that step, as a test";
 
 static const struct {
     const char *name;
@@ -66,6 +97,14 @@ static bool parse_decay(const char *text, float *decay)
     return end != text && *end == '\0' && *decay >= 0 && *decay < 1;
 }
 
+/* Parse RANK:X with X from 1 to 1000. */
+static bool parse_slow(const char *text, options *o)
+{
+    int length = 0;
+    return sscanf(text, "%9d:%f%n", &o->slow_rank, &o->slow_times, &length) == 2 &&
+           text[length] == '\0' && o->slow_rank >= 0 && o->slow_times >= 1 && o->slow_times <= 1000;
+}
+
 static bool take(options *o, int val, const char *value)
 {
     switch (val) {
@@ -81,8 +120,25 @@ static bool take(options *o, int val, const char *value)
     case SCALE_RATE:
         o->scale_rate = strcmp(value, "sqrt") == 0 ? SCALE_SQRT : SCALE_LINEAR;
         return o->scale_rate == SCALE_SQRT || strcmp(value, "linear") == 0;
-    default:
+    case WARMUP:
         return parse_int(value, 0, 1000000, &o->warmup);
+    case BALANCE:
+        o->balance = true;
+        return true;
+    case SLOW:
+        return parse_slow(value, o);
+    case NOISE_SCALE:
+        o->noise_scale = true;
+        return true;
+    case HASH_EVERY:
+        return parse_int(value, 1, 1000000, &o->hash_every);
+    case SPOIL_WEIGHT:
+        return parse_place(value, &o->wrong_step, &o->wrong_rank);
+    default:
+        o->grad_dtype = strcmp(value, "f16") == 0    ? DCOMM_F16
+                        : strcmp(value, "bf16") == 0 ? DCOMM_BF16
+                                                     : DCOMM_F32;
+        return o->grad_dtype != DCOMM_F32 || strcmp(value, "f32") == 0;
     }
 }
 
@@ -96,6 +152,15 @@ static const char *check(options *o)
     if (strcmp(o->optimizer, "1bit-adam") == 0) {
         o->codec = o->codec != NULL ? o->codec : "sign";
         o->feedback = o->feedback != NULL ? o->feedback : "classic";
+    }
+    if (o->grad_dtype != DCOMM_F32 && o->buckets == 0) {
+        o->buckets = 256;
+    }
+    if (o->grad_dtype == DCOMM_F16 && o->loss_scale == 0) {
+        o->loss_scale = 1024;
+    }
+    if (o->noise_scale && o->frozen) {
+        return "--noise-scale does not go with frozen optimizers, which do not sum gradients";
     }
     bool dgc = o->feedback != NULL && strcmp(o->feedback, "dgc") == 0;
     o->rate_warmup = dgc || o->warmup < 0 ? WARM_UP : o->warmup;

@@ -2,9 +2,11 @@
 #ifndef TRAINER_H
 #define TRAINER_H
 
+#include "balance.h"
 #include "dcomm.h"
 #include "exchange.h"
 #include "model.h"
+#include "noise.h"
 #include "options.h"
 #include "text.h"
 
@@ -34,13 +36,17 @@ typedef struct trainer {
     uint64_t wire_bytes, codec_ns; /* of communicators that were replaced, see elastic.h */
     dcomm_stats before;            /* statistics of comm when the training began, or of zeros */
     bool undumped;                 /* gradients could not be written */
-    const struct mode *mode;       /* NULL: data-parallel */
-    void *mode_state;              /* the mode's own */
-    double staleness[3]; /* of pushes to a parameter server: p50, p95, p99, see ps.h's tau */
+    bool differ;                   /* the ranks' weights differ, see hash.h */
+    balance balance;
+    noise noise;
+    const struct mode *mode; /* NULL: data-parallel */
+    void *mode_state;        /* the mode's own */
+    double staleness[3];     /* of pushes to a parameter server: p50, p95, p99, see ps.h's tau */
 } trainer;
 
 double now(void);
-/* Return the first one of a rank's samples. Its part of `total` samples is [part(rank), part(rank
+/* Return the first one of a rank's samples, if all ranks have as many. Its part of `total` samples
+ * is [part(rank), part(rank
  * + 1)). */
 int part(const trainer *t, int total, int rank);
 /* Open the exchange, or move it to the communicator; does nothing if it is there. Statuses and

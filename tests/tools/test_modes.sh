@@ -5,7 +5,8 @@ cd "$(dirname "$0")/../.." || exit 2
 . tests/lib/lib.sh
 build=${1:-build}
 . tests/lib/trainer.sh
-. tools/modes.sh # skewed_texts
+steps=160 # for tools/modes.sh, of which skewed_texts is used
+. tools/modes.sh
 
 # is NAME NAME EXPRESSION: a condition on the JSON of two runs, a and b.
 is() {
