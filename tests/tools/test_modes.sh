@@ -39,9 +39,12 @@ check "its pushes are stale, those of ps:bsp are not" is async bsp \
 # Of one rank no push is stale.
 plain="--optimizer sgd --momentum 0"
 check "1 rank, SGD" train one 1 $short $plain
-check "Downpour, every step, 1 rank" train downpour 1 $short $plain --mode downpour --push-every 1 \
-    --fetch-every 1
-check "is plain SGD" same final_loss 1e-5 one downpour
+# Between two pulls its own steps are those of the server.
+check "Downpour that pushes in each step, 1 rank" train downpour 1 $short $plain --mode downpour \
+    --push-every 1 --fetch-every 4
+check "is plain SGD" is one downpour \
+    "all(abs(x - y) < 1e-4 * x for x, y in zip(a['loss'], b['loss']))"
+check "also at the end" same final_loss 1e-5 one downpour
 check "EASGD" train easgd 3 --mode easgd:0.9
 check "the loss falls with EASGD" falls easgd
 check "so does that of the server's weights" is easgd easgd "a['final_loss'] < 0.85 * a['loss'][0]"
@@ -98,9 +101,14 @@ fi
 
 # ---- clients ----
 
+# Averages of one client change nothing.
+check "1 client, rounds of a step" train every 1 $short --clients 1 --momentum 0 --local-steps 1
+check "1 client, rounds of 5 steps" train fifth 2 $short --clients 1 --momentum 0 --local-steps 5
+check "are the same" same final_loss 1e-5 every fifth
 check "4 clients on 1 rank, 2 in a round" train half 1 $short --clients 4 --fraction 0.5
 check "with SCAFFOLD" train scaffold 1 $short --clients 4 --fraction 0.5 --correct scaffold
-check "that is different" is half scaffold "abs(a['final_loss'] - b['final_loss']) > 1e-4"
+check "2 clients' losses are averaged" is half one "abs(a['loss'][0] - b['loss'][0]) < 0.1"
+check "SCAFFOLD is different" is half scaffold "abs(a['final_loss'] - b['final_loss']) > 1e-4"
 check "on 3 ranks" train scaffold3 3 $short --clients 4 --fraction 0.5 --correct scaffold
 check "the same as on 1 rank" same final_loss 1e-4 scaffold scaffold3
 if full; then
