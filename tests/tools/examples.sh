@@ -18,6 +18,14 @@ for example in "$build"/examples/[0-9]*; do
     *)
         check "$name, alone" timeout 60 "$example"
         check "$name, 3 ranks" "$build/dcomm-run" -n 3 --timeout 60 -- "$example"
+        others= # of examples whose shape follows the number of ranks
+        case $name in
+        12_* | 13_*) others=$(full && echo 2 4 5 8) ;;
+        15_*) others="$(full && echo 2 4 6) 8" ;;
+        esac
+        for n in $others; do
+            check "$name, $n ranks" "$build/dcomm-run" -n "$n" --timeout 60 -- "$example"
+        done
         ;;
     esac
 done

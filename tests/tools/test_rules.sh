@@ -8,7 +8,7 @@ build=${1:-build}
 
 # ---- optimizers: N ranks do what one rank does ----
 
-for rule in sgd "lamb --lr 0.05" $(full && echo lars adagrad); do
+for rule in "sgd --steps 20" "lamb --lr 0.1 --steps 20" $(full && echo lars adagrad); do
     check "$rule, 1 rank" train one 1 --optimizer $rule
     check "the loss falls with $rule" falls one
     check "$rule, 3 ranks" train three 3 --optimizer $rule
