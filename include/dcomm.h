@@ -3532,6 +3532,45 @@ DCOMM_API double dcomm_checkpoint_overhead(double interval_s, double write_s, do
 }
 #endif
 #endif
+/* ==== include/dcomm/share.h ================================================================ */
+/* share.h - divide work among ranks in proportion to their speeds.
+ *
+ * Each rank measures its own speed, such as the samples that it computes in a second. All ranks
+ * exchange speeds (an all-gather of one number) and call dcomm_share, so all have the same division
+ * without a further message:
+ *
+ *     dcomm_allgather(comm, &speed, speeds, 1, DCOMM_F64, NULL);
+ *     dcomm_share(batch, speeds, NULL, n, counts);             counts[r] samples for rank r
+ *
+ * docs/training-rules.md says when a trainer should do so. */
+#ifndef DCOMM_SHARE_H
+#define DCOMM_SHARE_H
+
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Divide `total` items among n ranks: out[i] are rank i's, and all out[] together are `total`.
+ *
+ * Rank i's quota is total * speeds[i] / (sum of speeds). If it is caps[i] or more, the rank gets
+ * caps[i], and the rest is divided among the others in the same way. The others get their quota
+ * without its fraction. Items that are left go one each to the largest fractions; if fractions are
+ * equal, to the lower rank. So without caps, out[i] differs from the quota by less than 1.
+ *
+ * Units of speed do not matter. A rank of speed 0 gets nothing. caps may be NULL: no limits. The
+ * function is pure: equal arguments give equal results, on every rank and machine. It takes up to
+ * n * n steps. Quotas are doubles, so fractions that differ by rounding alone count as different.
+ * Errors: DCOMM_ERR_INVALID (NULL; n is 0; total is above 2^53; a speed is negative or not finite;
+ * all speeds are 0; the caps of the ranks that have a speed are together below total). out[] is
+ * unchanged then. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_share(size_t total, const double *speeds,
+                                                 const size_t *caps, size_t n, size_t *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
 /* ==== include/dcomm/ps.h =================================================================== */
 /* ps.h - a parameter server: some ranks hold parameters, workers push gradients and pull values.
  *
@@ -64117,6 +64156,119 @@ DCOMM_API double dcomm_checkpoint_overhead(double interval_s, double write_s, do
     double useful = interval_s / mtbf_s / expm1(interval_s / mtbf_s + write_s / mtbf_s);
     return 1 - useful * (1 + expm1(-restart_s / mtbf_s));
 }
+/* ==== include/dcomm/impl/train/share.h ===================================================== */
+/* share.h - work divided in proportion to speeds, by the method of largest remainders. */
+#define DCOMMI_DIVIDE_MOST ((uint64_t)1 << 53) /* a double has every integer up to here */
+/* A division under way. A rank is open if it can get more. */
+typedef struct dcommi_division {
+    const double *speeds;
+    const size_t *caps;
+    size_t n, *out;
+    size_t left;  /* items for the open ranks */
+    double first; /* the highest speed of an open rank */
+    double sum;   /* of the open ranks' speeds, in units of `first`, so that it is finite */
+} dcommi_division;
+static bool dcommi_divide_open(const dcommi_division *s, size_t i)
+{
+    return s->speeds[i] > 0 && (s->caps == NULL || s->out[i] < s->caps[i]);
+}
+static void dcommi_divide_weigh(dcommi_division *s)
+{
+    s->first = s->sum = 0;
+    for (size_t i = 0; i < s->n; i++) {
+        s->first = dcommi_divide_open(s, i) && s->speeds[i] > s->first ? s->speeds[i] : s->first;
+    }
+    for (size_t i = 0; i < s->n; i++) {
+        s->sum += dcommi_divide_open(s, i) ? s->speeds[i] / s->first : 0;
+    }
+}
+/* Return an open rank's quota of `items`. A compiler that contracts expressions finds none here,
+ * so all have the same bits. */
+static double dcommi_divide_quota(const dcommi_division *s, size_t i, size_t items)
+{
+    return (double)items * (s->speeds[i] / s->first) / s->sum;
+}
+/* Give ranks their caps whose quotas reach them, until no quota does. */
+static void dcommi_divide_fill(dcommi_division *s)
+{
+    for (bool again = true; again;) {
+        size_t items = s->left;
+        again = false;
+        dcommi_divide_weigh(s);
+        for (size_t i = 0; i < s->n && s->caps != NULL; i++) {
+            if (dcommi_divide_open(s, i) &&
+                dcommi_divide_quota(s, i, items) >= (double)s->caps[i]) {
+                s->out[i] = s->caps[i] < s->left ? s->caps[i] : s->left;
+                s->left -= s->out[i];
+                again = true;
+            }
+        }
+    }
+}
+/* Give the open ranks their quotas without fractions, then single items to the largest ones. */
+static void dcommi_divide_deal(dcommi_division *s)
+{
+    size_t items = s->left;
+    for (size_t i = 0; i < s->n && items > 0; i++) {
+        if (dcommi_divide_open(s, i)) {
+            size_t whole = (size_t)dcommi_divide_quota(s, i, items);
+            s->out[i] = whole < s->left ? whole : s->left;
+            s->left -= s->out[i];
+        }
+    }
+    for (; s->left > 0; s->left--) {
+        size_t best = s->n;
+        double largest = 0;
+        for (size_t i = 0; i < s->n; i++) {
+            if (dcommi_divide_open(s, i)) {
+                double rest = dcommi_divide_quota(s, i, items) - (double)s->out[i];
+                if (best == s->n || rest > largest) {
+                    best = i;
+                    largest = rest;
+                }
+            }
+        }
+        s->out[best]++;
+    }
+}
+/* Return a sentence about what is wrong with the speeds and caps; NULL: nothing. */
+static const char *dcommi_divide_wrong(size_t total, const double *speeds, const size_t *caps,
+                                       size_t n)
+{
+    uint64_t room = 0;
+    bool any = false;
+    for (size_t i = 0; i < n; i++) {
+        uint64_t bits = dcommi_f64_bits(speeds[i]);
+        if (bits >= 0x7ff0000000000000u && bits != 0x8000000000000000u) { /* -0 is a zero */
+            return "a speed is negative or not finite";
+        }
+        if (speeds[i] > 0) {
+            uint64_t most = caps != NULL && caps[i] < total ? caps[i] : total;
+            room += most < total - room ? most : total - room;
+            any = true;
+        }
+    }
+    return !any ? "all speeds are 0" : room < total ? "the caps are together below total" : NULL;
+}
+DCOMM_API dcomm_status dcomm_share(size_t total, const double *speeds, const size_t *caps, size_t n,
+                                   size_t *out)
+{
+    const char *wrong = speeds == NULL || out == NULL          ? "speeds or out is NULL"
+                        : n == 0                               ? "n is 0"
+                        : (uint64_t)total > DCOMMI_DIVIDE_MOST ? "total is above 2^53"
+                                                               : NULL;
+    wrong = wrong != NULL ? wrong : dcommi_divide_wrong(total, speeds, caps, n);
+    if (wrong != NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_share: %s", wrong);
+    }
+    dcommi_division s = {.speeds = speeds, .caps = caps, .n = n, .out = out, .left = total};
+    for (size_t i = 0; i < n; i++) {
+        out[i] = 0;
+    }
+    dcommi_divide_fill(&s);
+    dcommi_divide_deal(&s);
+    return DCOMM_OK;
+}
 /* ==== include/dcomm/impl/ps/api_ps.h ======================================================= */
 /* api_ps.h - a worker's calls on a parameter server, and statistics. */
 /* ==== include/dcomm/impl/ps/calls.h ======================================================== */
@@ -73402,6 +73554,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_DEVICE_STEP_PS
 #undef DCOMMI_DEVICE_UCX_PS
 #undef DCOMMI_DIVIDE
+#undef DCOMMI_DIVIDE_MOST
 #undef DCOMMI_DOOR_BACKLOG
 #undef DCOMMI_DOOR_FOLDER
 #undef DCOMMI_DOOR_NAME
