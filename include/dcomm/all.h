@@ -74,6 +74,7 @@
 #include "impl/train/moe/api_moe.h"
 #include "impl/train/checkpoint.h"
 #include "impl/ps/api_ps.h"
+#include "impl/ps/api_save.h"
 #endif
 #endif
 #endif

@@ -183,6 +183,37 @@ typedef struct dcomm_ps_stats {
  * Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_ps_get_stats(dcomm_ps *ps, dcomm_ps_stats *stats);
 
+/* ---- between runs ---- */
+
+/* Return the bytes that dcomm_ps_save writes; 0 if this rank holds no rows. */
+DCOMM_API size_t dcomm_ps_save_bytes(const dcomm_ps *ps);
+/* Save this server's rows, the update's state of each, and the clock, while it serves. They are of
+ * one moment; with staleness 0, between two clocks. Pushes of a clock that has not ended are not
+ * saved: workers push them anew. Each server saves its own image; other ranks save nothing.
+ *
+ * A server that works first waits for the same workers as a pull. With staleness 0, the images are
+ * of the clock that its workers have ended if they all save between the same two calls of
+ * dcomm_ps_clock. Servers with opts.dedicated do not wait: workers pull from each, and a barrier on
+ * a communicator of their own before and after the call keeps the next clock away.
+ *
+ * Errors: DCOMM_ERR_INVALID (capacity is too small, NULL), DCOMM_ERR_TIMEOUT. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_save(dcomm_ps *ps, void *to, size_t capacity);
+/* Load the images that all servers of an old job saved; collective, before the first push, pull and
+ * clock. That job had `nimages` servers; server k, by order of rank, saved images[k], which is
+ * bytes[k] bytes long. The number of servers and of workers may be another now. The parameters'
+ * number, rows and cols, and opts.update must be the same.
+ *
+ * A server reads only the images that have rows which it holds now: if their number is the same,
+ * its own. Other images may be NULL. All workers go on at the saved clock, which
+ * dcomm_ps_get_stats has; with staleness above 0 or DCOMM_PS_ASYNC, at the lowest.
+ *
+ * Errors, on all ranks, and the parameter server is as it was: DCOMM_ERR_CORRUPT (dcomm_ps_save did
+ * not write these bytes), DCOMM_ERR_INVALID (other parameters or update, an image in another
+ * server's place, NULL; a rank has pushed, pulled or ended a clock), DCOMM_ERR_MISMATCH (images of
+ * different clocks, with staleness 0), DCOMM_ERR_NO_MEMORY. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_load(dcomm_ps *ps, const void *const *images,
+                                                   const size_t *bytes, size_t nimages);
+
 #ifdef __cplusplus
 }
 #endif

@@ -149,12 +149,17 @@ struct dcomm_ps {
 
 /* ---- rows and servers ---- */
 
-/* Return the first of a server's rows; `rows` if there is no such server. */
+/* Return the first of a server's rows, of all rows and servers; `rows` if there is no such server.
+ */
+static uint64_t dcommi_ps_share(uint64_t rows, int servers, int server)
+{
+    const uint64_t n = (uint64_t)servers, k = (uint64_t)server, extra = rows % n;
+    return rows / n * k + (k < extra ? k : extra);
+}
+
 static uint64_t dcommi_ps_first(const dcomm_ps *ps, size_t i, int server)
 {
-    const uint64_t rows = ps->params[i].rows, n = (uint64_t)ps->nservers, k = (uint64_t)server;
-    const uint64_t extra = rows % n;
-    return rows / n * k + (k < extra ? k : extra);
+    return dcommi_ps_share(ps->params[i].rows, ps->nservers, server);
 }
 
 /* Return the server that holds a row. */
