@@ -73,6 +73,7 @@
 #include "impl/train/bucket/rebind.h"
 #include "impl/train/moe/api_moe.h"
 #include "impl/train/checkpoint.h"
+#include "impl/ps/api_life.h"
 #include "impl/ps/api_ps.h"
 #include "impl/ps/api_save.h"
 #endif

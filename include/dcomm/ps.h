@@ -97,6 +97,11 @@ typedef struct dcomm_ps_opts {
     int quorum;        /* (default: 0, all that are alive) */
     double deadline_s; /* seconds (default: 0, no limit) */
 
+    /* 1: the next server holds each server's rows too, and takes over when that one dies. Needs two
+     * servers, and with staleness 0 gives the same bits as without a death. Not with weight,
+     * drop_tau, quorum or deadline_s (default: 0) */
+    int replicas;
+
     /* Type of pulled values on the wire: DCOMM_F16 and DCOMM_BF16 halve a pull's bytes. The server
      * rounds its f32 values to nearest even, also for its own rank; beyond 65504 f16 is infinite.
      * All workers see the same (default: 0, f32). */

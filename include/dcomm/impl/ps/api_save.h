@@ -3,8 +3,8 @@
 #ifndef DCOMMI_API_PS_SAVE_H
 #define DCOMMI_API_PS_SAVE_H
 
+#include "api_life.h"
 #include "image.h"
-#include "life.h"
 
 /* ---- save ---- */
 
@@ -54,10 +54,31 @@ DCOMM_API dcomm_status dcomm_ps_save(dcomm_ps *ps, void *to, size_t capacity)
 
 /* ---- load ---- */
 
-/* Check the images that this rank needs. least[0] becomes their lowest clock, least[1] the
- * complement of the highest. */
-static dcomm_status dcommi_ps_load_check(dcomm_ps *ps, const void *const *images,
+/* Check the images that a server needs. least[0] becomes at most their lowest clock, least[1] at
+ * most the complement of the highest. */
+static dcomm_status dcommi_ps_load_check(const dcomm_ps *ps, const void *const *images,
                                          const size_t *bytes, size_t n, uint64_t *least)
+{
+    for (size_t k = 0; k < n; k++) {
+        dcommi_ps_head head;
+        if (!dcommi_ps_image_needed(ps, k, n)) {
+            continue;
+        }
+        if (images[k] == NULL) {
+            return dcommi_fail(DCOMM_ERR_INVALID,
+                               "dcomm_ps_load: images[%zu] is NULL, and rank %d holds rows of it",
+                               k, ps->rank);
+        }
+        DCOMMI_TRY(dcommi_ps_image_check(ps, images[k], bytes[k], k, n, &head));
+        least[0] = head.clock < least[0] ? head.clock : least[0];
+        least[1] = ~head.clock < least[1] ? ~head.clock : least[1];
+    }
+    return DCOMM_OK;
+}
+
+/* Check a call, and all images that this rank needs. */
+static dcomm_status dcommi_ps_load_check_all(const dcomm_ps *ps, const void *const *images,
+                                             const size_t *bytes, size_t n, uint64_t *least)
 {
     least[0] = least[1] = UINT64_MAX;
     if (images == NULL || bytes == NULL || n < 1 || n > INT32_MAX) {
@@ -75,19 +96,8 @@ static dcomm_status dcommi_ps_load_check(dcomm_ps *ps, const void *const *images
                            "clock",
                            ps->rank);
     }
-    for (size_t k = 0; k < n && ps->server >= 0; k++) {
-        dcommi_ps_head head;
-        if (!dcommi_ps_image_needed(ps, k, n)) {
-            continue;
-        }
-        if (images[k] == NULL) {
-            return dcommi_fail(DCOMM_ERR_INVALID,
-                               "dcomm_ps_load: images[%zu] is NULL, and rank %d holds rows of it",
-                               k, ps->rank);
-        }
-        DCOMMI_TRY(dcommi_ps_image_check(ps, images[k], bytes[k], k, n, &head));
-        least[0] = head.clock < least[0] ? head.clock : least[0];
-        least[1] = ~head.clock < least[1] ? ~head.clock : least[1];
+    for (; ps != NULL && ps->server >= 0; ps = ps->shift == 0 ? ps->twin : NULL) {
+        DCOMMI_TRY(dcommi_ps_load_check(ps, images, bytes, n, least));
     }
     return DCOMM_OK;
 }
@@ -111,28 +121,37 @@ static dcomm_status dcommi_ps_load_agree(dcomm_ps *ps, uint64_t *least)
                              least[0], ~least[1]);
 }
 
+/* Take checked images, and go on at a clock. With the token. */
+static void dcommi_ps_load_now(dcomm_ps *ps, const void *const *images, size_t n, uint64_t clock)
+{
+    ps->clock_ended = clock;
+    for (size_t k = 0; k < n && ps->server >= 0; k++) {
+        if (dcommi_ps_image_needed(ps, k, n)) {
+            dcommi_ps_image_take(ps, images[k], k, n);
+        }
+    }
+    for (int r = 0; r < ps->size && ps->server >= 0; r++) {
+        ps->clock.of[r].clock = clock;
+    }
+    ps->clock.closed = clock;
+}
+
 DCOMM_API dcomm_status dcomm_ps_load(dcomm_ps *ps, const void *const *images, const size_t *bytes,
                                      size_t nimages)
 {
     uint64_t least[2];
     DCOMMI_TRY(dcommi_ps_check_call("dcomm_ps_load", ps));
     dcomm_status status =
-        dcommi_all_good(ps->comm, dcommi_ps_load_check(ps, images, bytes, nimages, least), 0);
+        dcommi_all_good(ps->comm, dcommi_ps_load_check_all(ps, images, bytes, nimages, least), 0);
     DCOMMI_THEN(status, dcommi_ps_load_agree(ps, least));
     if (status < 0) {
         return status;
     }
     dcommi_token_take(ps->comm->context);
-    ps->clock_ended = least[0];
-    for (size_t k = 0; k < nimages && ps->server >= 0; k++) {
-        if (dcommi_ps_image_needed(ps, k, nimages)) {
-            dcommi_ps_image_take(ps, images[k], k, nimages);
-        }
+    dcommi_ps_load_now(ps, images, nimages, least[0]);
+    if (ps->twin != NULL) {
+        dcommi_ps_load_now(ps->twin, images, nimages, least[0]);
     }
-    for (int r = 0; r < ps->size && ps->server >= 0; r++) {
-        ps->clock.of[r].clock = least[0];
-    }
-    ps->clock.closed = least[0];
     dcommi_token_release(ps->comm->context);
     return dcomm_barrier(ps->comm, NULL); /* nobody pushes before all have loaded */
 }

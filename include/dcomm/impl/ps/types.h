@@ -126,6 +126,11 @@ struct dcomm_ps {
     dcommi_ps_param *params;
     bool works, left; /* this rank is a worker; it has left */
 
+    /* With opts.replicas: another parameter server of the same rows, each by the next server (shift
+     * 1). Its twin is the one that the caller has. NULL: there is none. */
+    dcomm_ps *twin;
+    int shift;
+
     int nservers;
     dcommi_ps_to *to; /* [nservers] */
     uint64_t clock_ended;
@@ -181,10 +186,10 @@ static size_t dcommi_ps_answer_row(const dcomm_ps *ps, size_t i)
     return (size_t)ps->params[i].cols * dcomm_dtype_size(ps->opts.pull_dtype);
 }
 
-/* Return the rank of a server. */
-static int dcommi_ps_server_rank(int size, int servers, int k)
+/* Return the rank of a server; of a replica, that of the next server. */
+static int dcommi_ps_server_rank(const dcomm_ps *ps, int k)
 {
-    return (int)((int64_t)k * size / servers);
+    return (int)((int64_t)((k + ps->shift) % ps->nservers) * ps->size / ps->nservers);
 }
 
 /* ---- ends ---- */
