@@ -22,7 +22,7 @@
  * Failures. A worker's death is an error of the communicator `comm`, but not of the parameter
  * server, which drops the worker and goes on. What it has pushed in a clock that it did not end is
  * dropped. A server's death is an error, DCOMM_ERR_PEER, of each call that needs its rows; calls
- * that do not go on.
+ * that do not go on. With opts.replicas its replica takes over.
  *
  * One thread of a rank at a time may call. Buffers are host memory. The parameter server has
  * message kinds of its own: the communicator that it was created from can be used beside it, or
@@ -194,7 +194,8 @@ DCOMM_API dcomm_status dcomm_ps_get_stats(dcomm_ps *ps, dcomm_ps_stats *stats);
 DCOMM_API size_t dcomm_ps_save_bytes(const dcomm_ps *ps);
 /* Save this server's rows, the update's state of each, and the clock, while it serves. They are of
  * one moment; with staleness 0, between two clocks. Pushes of a clock that has not ended are not
- * saved: workers push them anew. Each server saves its own image; other ranks save nothing.
+ * saved: workers push them anew. Each server saves its own image, and behind it that of a server
+ * whose rows it has taken over; other ranks save nothing.
  *
  * A server that works first waits for the same workers as a pull. With staleness 0, the images are
  * of the clock that its workers have ended if they all save between the same two calls of
@@ -209,7 +210,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_save(dcomm_ps *ps, void *to, size_
  * number, rows and cols, and opts.update must be the same.
  *
  * A server reads only the images that have rows which it holds now: if their number is the same,
- * its own. Other images may be NULL. All workers go on at the saved clock, which
+ * its own. Other images may be NULL, and the image of a server that another one took over may stand
+ * behind the other's. All workers go on at the saved clock, which
  * dcomm_ps_get_stats has; with staleness above 0 or DCOMM_PS_ASYNC, at the lowest.
  *
  * Errors, on all ranks, and the parameter server is as it was: DCOMM_ERR_CORRUPT (dcomm_ps_save did

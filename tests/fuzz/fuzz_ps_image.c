@@ -61,19 +61,33 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     uint8_t *image = malloc(bytes + 1); /* exact size: shows reads past the end */
     memcpy(image, data + 8, bytes);
     load(&ps, image, bytes, k, n);
+    const void *images[SERVERS_MAX] = {NULL};
+    size_t lens[SERVERS_MAX] = {0};
+    images[(k + data[9 % size]) % n] = image;
+    lens[(k + data[9 % size]) % n] = bytes;
+    const dcommi_ps_image found = dcommi_ps_image_find(images, lens, k, n);
+    if (found.at != NULL &&
+        (found.at < image || found.bytes > (size_t)(image + bytes - found.at))) {
+        abort();
+    }
+    if (found.at != NULL) {
+        load(&ps, found.at, found.bytes, k, n);
+    }
     if (bytes >= sizeof(dcommi_ps_head) + 8) { /* pass the checks */
         const dcommi_ps_head head = {.magic = DCOMMI_PS_MAGIC,
                                      .shape = dcommi_ps_shape(&ps),
                                      .update = ps.opts.update,
                                      .server = k,
                                      .servers = n,
-                                     .clock = data[8]};
+                                     .clock = data[8],
+                                     .bytes = bytes};
         const size_t whole = dcommi_ps_image_bytes(&ps, (int)k, (int)n);
         uint8_t *longer = calloc(whole + 1, 1);
         memcpy(image, &head, sizeof head);
         dcommi_ps_image_seal(image, bytes);
         load(&ps, image, bytes, k, n);
         memcpy(longer, image, bytes < whole ? bytes : whole);
+        ((dcommi_ps_head *)(void *)longer)->bytes = whole;
         dcommi_ps_image_seal(longer, whole);
         load(&ps, longer, whole, k, n);
         free(longer);

@@ -3,7 +3,7 @@
 #define _GNU_SOURCE
 #include "ps_case.h"
 
-enum { CLOCKS = 6, POINTS = 4 };
+enum { CLOCKS = 6, POINTS = 4, IMAGE_MOST = 1 << 14 };
 
 /* Where in clock 2 the server dies. */
 enum { BEFORE_PUSH, BEFORE_CLOCK, IN_A_PULL, AFTER_CLOCK };
@@ -12,6 +12,9 @@ typedef struct shelf {
     _Atomic int pids[PROCS_MAX];
     int point, victim, second;
     dcomm_ps_opts opts;
+    size_t bytes[PROCS_MAX];
+    unsigned char images[PROCS_MAX][IMAGE_MOST];
+    float value[PS_PARAMS][PS_MOST];
 } shelf;
 
 static shelf *kept;
@@ -98,13 +101,13 @@ static int taken_over(int rank, int n, procs_shared *s, void *arg)
     return procs_leaks();
 }
 
-static void on_but(int n, ranks_place place, procs_fn fn)
+static void on_but(int n, ranks_place place, procs_fn fn, int victim)
 {
     int ended[PROCS_MAX];
     place_now = place;
     procs_run(n, 50, fn, NULL, ended);
     for (int r = 0; r < n; r++) {
-        const bool dies = r == kept->victim || r == kept->second;
+        const bool dies = r == victim || r == kept->second;
         cr_expect(ended[r] == (dies ? 128 + SIGKILL : 0),
                   "%d ranks, %s, point %d: rank %d ended with %d", n, ranks_place_name(place),
                   kept->point, r, ended[r]);
@@ -126,7 +129,7 @@ Test(ps_replicas, taken_over)
     for (int point = 0; point < POINTS; point++) {
         *kept = (shelf){.point = point, .victim = point % 2 == 0 ? 2 : 0, .second = -1};
         kept->opts = (dcomm_ps_opts){.update = updates[point], .lr = 0.1, .momentum = 0.9};
-        on_but(4, point % 2 == 0 ? RANKS_LOCAL : RANKS_PAIRS, taken_over);
+        on_but(4, point % 2 == 0 ? RANKS_LOCAL : RANKS_PAIRS, taken_over, kept->victim);
     }
 }
 
@@ -155,6 +158,45 @@ static int worker_too(int rank, int n, procs_shared *s, void *arg)
         ps_expect_sgd(&t, clock, alive);
         ps_compare(&t, 1e-6, "after the death of one that is both");
     }
+    kept->bytes[rank] = dcomm_ps_save_bytes(t.ps);
+    PROCS_TRUE(kept->bytes[rank] <= IMAGE_MOST);
+    RANKS_OK(dcomm_ps_save(t.ps, kept->images[rank], kept->bytes[rank]));
+    memcpy(kept->value, t.value, sizeof t.value);
+    RANKS_OK(dcomm_ps_destroy(&t.ps));
+    dcomm_comm_destroy(&comm);
+    return procs_leaks();
+}
+
+/* The next job loads what the survivors have saved: the dead server's rows, too. It has replicas,
+ * and one dies again. */
+static int next_job(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    dcomm_comm *comm = join(rank, n, s);
+    const void *images[PROCS_MAX];
+    static ps_case t;
+    for (int k = 0; k < n; k++) {
+        images[k] = k != kept->victim ? kept->images[k] : NULL;
+    }
+    t = (ps_case){.opts = {.lr = 0.5, .servers = 2, .replicas = 1}};
+    ps_begin(&t, comm);
+    RANKS_OK(dcomm_ps_load(t.ps, images, kept->bytes, (size_t)n));
+    memcpy(t.value, kept->value, sizeof t.value);
+    ps_compare(&t, 1e-6, "loaded");
+    procs_post(s, rank, 1);
+    if (rank == 0) {
+        while (!procs_all(s, n, 1, -1)) {
+            procs_nap();
+        }
+        kill(getpid(), SIGKILL);
+    }
+    while (!procs_all(s, n, 1, -1)) {
+        procs_nap();
+    }
+    ps_push(&t, 0);
+    RANKS_OK(dcomm_ps_clock(t.ps));
+    ps_expect_sgd(&t, 0, ((1u << n) - 1) & ~1u);
+    ps_compare(&t, 1e-6, "loaded, after a death");
     RANKS_OK(dcomm_ps_destroy(&t.ps));
     dcomm_comm_destroy(&comm);
     return procs_leaks();
@@ -163,9 +205,10 @@ static int worker_too(int rank, int n, procs_shared *s, void *arg)
 Test(ps_replicas, worker_too)
 {
     *kept = (shelf){.victim = 1, .second = -1};
-    on_but(3, RANKS_LOCAL, worker_too);
+    on_but(3, RANKS_LOCAL, worker_too, 1);
+    on_but(3, RANKS_LOCAL, next_job, 0);
     *kept = (shelf){.victim = 3, .second = -1};
-    on_but(4, RANKS_PAIRS, worker_too);
+    on_but(4, RANKS_PAIRS, worker_too, 3);
 }
 
 /* A server and its replica die: calls that need their rows name both, others go on. */
@@ -203,5 +246,5 @@ static int both_die(int rank, int n, procs_shared *s, void *arg)
 Test(ps_replicas, both_die)
 {
     *kept = (shelf){.victim = 1, .second = 2};
-    on_but(4, RANKS_LOCAL, both_die);
+    on_but(4, RANKS_LOCAL, both_die, 1);
 }

@@ -1,6 +1,7 @@
 /* test_ps_saved.c - a parameter server that is saved and loaded goes on bit for bit as one that was
  * not interrupted, with the same and with another number of servers. */
 #define _GNU_SOURCE
+#include "full.h"
 #include "ps_case.h"
 
 enum { IMAGE_MOST = 1 << 14, CLOCKS = 3 };
@@ -124,7 +125,9 @@ static void with_shelf(int n, ranks_place place, procs_fn fn)
 Test(ps_saved, resumes, .timeout = 60)
 {
     with_shelf(3, RANKS_LOCAL, resumes);
-    with_shelf(4, RANKS_PAIRS, resumes);
+    if (test_full()) {
+        with_shelf(4, RANKS_PAIRS, resumes);
+    }
 }
 
 /* Servers that do not work: workers pull, and barriers keep the next clock away. They save again

@@ -166,8 +166,9 @@ DCOMM_API dcomm_status dcomm_ps_pull_rows(dcomm_ps *ps, size_t i, const uint64_t
 DCOMM_API dcomm_status dcomm_ps_clock(dcomm_ps *ps)
 {
     DCOMMI_TRY(dcommi_ps_check_worker("dcomm_ps_clock", ps));
-    DCOMMI_TRY(dcommi_ps_tell_all(ps, DCOMMI_PS_CLOCK));
+    /* Replicas first: should this worker die, what others have seen of its clock is there, too. */
     DCOMMI_TRY(ps->twin != NULL ? dcommi_ps_tell_all(ps->twin, DCOMMI_PS_CLOCK) : DCOMM_OK);
+    DCOMMI_TRY(dcommi_ps_tell_all(ps, DCOMMI_PS_CLOCK));
     dcommi_token_take(ps->comm->context); /* a progress thread may be writing a sentence with it */
     ps->clock_ended++;
     if (ps->twin != NULL) {

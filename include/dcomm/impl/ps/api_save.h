@@ -8,36 +8,75 @@
 
 /* ---- save ---- */
 
-DCOMM_API size_t dcomm_ps_save_bytes(const dcomm_ps *ps)
+/* Return the replica of rows that this server has taken over; NULL: it has none. */
+static dcomm_ps *dcommi_ps_heir(const dcomm_ps *ps)
 {
-    return ps != NULL && ps->server >= 0 ? dcommi_ps_image_bytes(ps, ps->server, ps->nservers) : 0;
+    return ps->twin != NULL && ps->to[ps->twin->server].lost ? ps->twin : NULL;
 }
 
-/* Write the image if it has all that a pull of this rank would have. Return true if it has. */
-static bool dcommi_ps_save_now(dcomm_ps *ps, unsigned char *to)
+/* Return the bytes of this server's image, behind which the heir's stands. With the token. */
+static size_t dcommi_ps_saved_bytes(const dcomm_ps *ps, const dcomm_ps *heir)
 {
+    return dcommi_ps_image_bytes(ps, ps->server, ps->nservers) +
+           (heir != NULL ? dcommi_ps_image_bytes(heir, heir->server, heir->nservers) : 0);
+}
+
+DCOMM_API size_t dcomm_ps_save_bytes(const dcomm_ps *ps)
+{
+    if (ps == NULL || ps->server < 0) {
+        return 0;
+    }
     dcommi_token_take(ps->comm->context);
+    const size_t bytes = dcommi_ps_saved_bytes(ps, dcommi_ps_heir(ps));
+    dcommi_token_release(ps->comm->context);
+    return bytes;
+}
+
+/* Return true if the rows have all that a pull of this rank would have. */
+static bool dcommi_ps_settled(const dcomm_ps *ps)
+{
     const dcommi_ps_clock_of *own = &ps->clock.of[ps->rank];
-    const bool has =
-        !own->works || (own->clock >= ps->clock_ended && dcommi_ps_may_pull(&ps->clock, ps->rank));
-    if (has) {
+    return !own->works ||
+           (own->clock >= ps->clock_ended && dcommi_ps_may_pull(&ps->clock, ps->rank));
+}
+
+/* Write the images if the rows are settled: DCOMM_IN_PROGRESS if not. *bytes_p: of the first. */
+static dcomm_status dcommi_ps_save_now(dcomm_ps *ps, unsigned char *to, size_t capacity,
+                                       size_t *bytes_p)
+{
+    dcomm_status status = DCOMM_IN_PROGRESS;
+    dcommi_token_take(ps->comm->context);
+    const dcomm_ps *heir = dcommi_ps_heir(ps);
+    const size_t bytes = dcommi_ps_saved_bytes(ps, heir);
+    if (capacity < bytes) {
+        status = dcommi_fail(DCOMM_ERR_INVALID,
+                             "dcomm_ps_save: there is no room; it takes %zu bytes, and capacity is "
+                             "%zu",
+                             bytes, capacity);
+    } else if (dcommi_ps_settled(ps) && (heir == NULL || dcommi_ps_settled(heir))) {
+        *bytes_p = dcommi_ps_saved_bytes(ps, NULL);
         dcommi_ps_image_write(ps, to);
+        if (heir != NULL) {
+            dcommi_ps_image_write(heir, to + *bytes_p);
+            dcommi_ps_image_seal(to + *bytes_p, bytes - *bytes_p);
+        }
+        status = DCOMM_OK;
     }
     dcommi_token_release(ps->comm->context);
-    return has;
+    return status;
 }
 
 DCOMM_API dcomm_status dcomm_ps_save(dcomm_ps *ps, void *to, size_t capacity)
 {
+    dcomm_status status = DCOMM_OK;
+    size_t bytes = 0;
     DCOMMI_TRY(dcommi_ps_check_call("dcomm_ps_save", ps));
-    const size_t bytes = dcomm_ps_save_bytes(ps);
-    if (capacity < bytes || (to == NULL && bytes > 0)) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_ps_save: %s; it takes %zu bytes, and capacity is %zu",
-                           to == NULL ? "to is NULL" : "there is no room", bytes, capacity);
+    if (ps->server < 0) {
+        return DCOMM_OK;
     }
+    DCOMMI_NEED(to);
     const double until = dcommi_now() + ps->opts.timeout_s;
-    while (bytes > 0 && !dcommi_ps_save_now(ps, to)) {
+    while ((status = dcommi_ps_save_now(ps, to, capacity, &bytes)) == DCOMM_IN_PROGRESS) {
         if (dcommi_now() >= until) {
             return dcommi_fail(DCOMM_ERR_TIMEOUT,
                                "dcomm_ps_save: rank %d has waited %.3g s for the other workers to "
@@ -46,10 +85,10 @@ DCOMM_API dcomm_status dcomm_ps_save(dcomm_ps *ps, void *to, size_t capacity)
         }
         dcommi_progress_or_yield(ps->comm->context);
     }
-    if (bytes > 0) {
+    if (status >= 0) {
         dcommi_ps_image_seal(to, bytes);
     }
-    return DCOMM_OK;
+    return status;
 }
 
 /* ---- load ---- */
@@ -64,12 +103,13 @@ static dcomm_status dcommi_ps_load_check(const dcomm_ps *ps, const void *const *
         if (!dcommi_ps_image_needed(ps, k, n)) {
             continue;
         }
-        if (images[k] == NULL) {
+        const dcommi_ps_image image = dcommi_ps_image_find(images, bytes, k, n);
+        if (image.at == NULL) {
             return dcommi_fail(DCOMM_ERR_INVALID,
                                "dcomm_ps_load: images[%zu] is NULL, and rank %d holds rows of it",
                                k, ps->rank);
         }
-        DCOMMI_TRY(dcommi_ps_image_check(ps, images[k], bytes[k], k, n, &head));
+        DCOMMI_TRY(dcommi_ps_image_check(ps, image.at, image.bytes, k, n, &head));
         least[0] = head.clock < least[0] ? head.clock : least[0];
         least[1] = ~head.clock < least[1] ? ~head.clock : least[1];
     }
@@ -122,12 +162,13 @@ static dcomm_status dcommi_ps_load_agree(dcomm_ps *ps, uint64_t *least)
 }
 
 /* Take checked images, and go on at a clock. With the token. */
-static void dcommi_ps_load_now(dcomm_ps *ps, const void *const *images, size_t n, uint64_t clock)
+static void dcommi_ps_load_now(dcomm_ps *ps, const void *const *images, const size_t *bytes,
+                               size_t n, uint64_t clock)
 {
     ps->clock_ended = clock;
     for (size_t k = 0; k < n && ps->server >= 0; k++) {
         if (dcommi_ps_image_needed(ps, k, n)) {
-            dcommi_ps_image_take(ps, images[k], k, n);
+            dcommi_ps_image_take(ps, dcommi_ps_image_find(images, bytes, k, n).at, k, n);
         }
     }
     for (int r = 0; r < ps->size && ps->server >= 0; r++) {
@@ -148,9 +189,9 @@ DCOMM_API dcomm_status dcomm_ps_load(dcomm_ps *ps, const void *const *images, co
         return status;
     }
     dcommi_token_take(ps->comm->context);
-    dcommi_ps_load_now(ps, images, nimages, least[0]);
+    dcommi_ps_load_now(ps, images, bytes, nimages, least[0]);
     if (ps->twin != NULL) {
-        dcommi_ps_load_now(ps->twin, images, nimages, least[0]);
+        dcommi_ps_load_now(ps->twin, images, bytes, nimages, least[0]);
     }
     dcommi_token_release(ps->comm->context);
     return dcomm_barrier(ps->comm, NULL); /* nobody pushes before all have loaded */

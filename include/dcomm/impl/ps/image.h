@@ -13,11 +13,11 @@
  * updates (u32), each padded to 8 bytes; and a hash of all that. Which rows they are follows from
  * the number of servers. */
 typedef struct dcommi_ps_head {
-    uint64_t magic, shape; /* shape: a hash of the parameters */
-    uint64_t update, server, servers, clock;
+    uint64_t magic, shape;                          /* shape: a hash of the parameters */
+    uint64_t update, server, servers, clock, bytes; /* bytes: of the whole image */
 } dcommi_ps_head;
 
-_Static_assert(sizeof(dcommi_ps_head) == 48, "no padding");
+_Static_assert(sizeof(dcommi_ps_head) == 56, "no padding");
 
 /* Return a hash of what must be the same when rows are loaded. Names may differ. */
 static uint64_t dcommi_ps_shape(const dcomm_ps *ps)
@@ -92,7 +92,8 @@ static void dcommi_ps_image_write(const dcomm_ps *ps, unsigned char *to)
                                  .update = ps->opts.update,
                                  .server = (uint64_t)ps->server,
                                  .servers = (uint64_t)ps->nservers,
-                                 .clock = dcommi_ps_image_clock(ps)};
+                                 .clock = dcommi_ps_image_clock(ps),
+                                 .bytes = dcommi_ps_image_bytes(ps, ps->server, ps->nservers)};
     memcpy(to, &head, sizeof head);
     to += sizeof head;
     for (size_t i = 0; i < ps->nparams; i++) {
@@ -117,6 +118,38 @@ static void dcommi_ps_image_seal(unsigned char *image, size_t bytes)
 }
 
 /* ---- loading ---- */
+
+typedef struct dcommi_ps_image {
+    const unsigned char *at; /* NULL: it was not given */
+    size_t bytes;
+} dcommi_ps_image;
+
+/* Return the first image of some bytes: as many as its head says, if that can be. */
+static dcommi_ps_image dcommi_ps_image_first(const unsigned char *at, size_t bytes)
+{
+    dcommi_ps_head head = {.bytes = bytes};
+    if (bytes >= sizeof head) {
+        memcpy(&head, at, sizeof head);
+    }
+    return (dcommi_ps_image){at, head.bytes < bytes ? (size_t)head.bytes : bytes};
+}
+
+/* Find the image of old server k of n: the one that the caller gives for it, or if that is NULL,
+ * the one behind the image of the server that took its rows over. */
+static dcommi_ps_image dcommi_ps_image_find(const void *const *images, const size_t *bytes,
+                                            size_t k, size_t n)
+{
+    const size_t heir = (k + 1) % n;
+    if (images[k] != NULL) {
+        return dcommi_ps_image_first(images[k], bytes[k]);
+    }
+    const dcommi_ps_image before = images[heir] != NULL
+                                       ? dcommi_ps_image_first(images[heir], bytes[heir])
+                                       : (dcommi_ps_image){NULL, bytes[heir]};
+    return before.bytes == bytes[heir]
+               ? (dcommi_ps_image){NULL, 0}
+               : dcommi_ps_image_first(before.at + before.bytes, bytes[heir] - before.bytes);
+}
 
 static dcomm_status dcommi_ps_corrupt(size_t k, const char *why)
 {
@@ -155,7 +188,7 @@ static dcomm_status dcommi_ps_image_check(const dcomm_ps *ps, const unsigned cha
                            "dcomm_ps_load: images[%zu] of %zu is of server %" PRIu64 " of %" PRIu64,
                            k, n, h->server, h->servers);
     }
-    if (bytes != dcommi_ps_image_bytes(ps, (int)k, (int)n)) {
+    if (bytes != h->bytes || bytes != dcommi_ps_image_bytes(ps, (int)k, (int)n)) {
         return dcommi_ps_corrupt(k, "it is not as long as its rows are");
     }
     return DCOMM_OK;
