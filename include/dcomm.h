@@ -64140,10 +64140,10 @@ DCOMM_API double dcomm_checkpoint_overhead(double interval_s, double write_s, do
  *   PUSH    rows a to a + b - 1 of parameter `tag`, or b rows that are listed (stage = 1, a = 0);
  *           payload = the list, ascending, and the rows
  *   PULL    the same rows; payload = the list
- *   CLOCK   the worker has ended a clock
+ *   CLOCK   the worker has ended a clocks
  *   LEAVE   the worker has left
  * A server's:
- *   VALUES  answers PULL `seq`                            payload = the rows
+ *   VALUES  answers PULL `seq`; a clocks have ended       payload = the rows
  *   ACK     it has handled the first `a` messages
  *   WAITS   PULL `seq` waits for rank a, which has ended b clocks
  *   DROPPED it does not count this worker any more; payload = a sentence */
@@ -64152,9 +64152,9 @@ DCOMM_API double dcomm_checkpoint_overhead(double interval_s, double write_s, do
  * without input and output. */
 typedef struct dcommi_ps_clock_of {
     bool works;     /* is a worker that has neither died nor left */
-    uint64_t clock; /* clocks that it has ended */
+    uint64_t clock; /* clocks that it has ended, or that have ended without it */
 } dcommi_ps_clock_of;
-/* Set the first four fields; the others begin as zeros. */
+/* Set the first four fields, last and of; the others begin as zeros. */
 typedef struct dcommi_ps_clock {
     int n;                  /* ranks */
     int staleness;          /* 0: BSP; below 0: pulls never wait */
@@ -64162,6 +64162,7 @@ typedef struct dcommi_ps_clock {
     double deadline_s;      /* BSP: seconds after which those that have come end it; 0: no limit */
     uint64_t closed;        /* BSP: clocks that have ended */
     double since;           /* BSP: when the first worker ended the open clock; 0: none has */
+    bool late;              /* BSP: a worker has ended a clock that had ended without it */
     int last;               /* the rank that was the last to end a clock; -1: none */
     dcommi_ps_clock_of *of; /* [n] */
 } dcommi_ps_clock;
@@ -64196,20 +64197,33 @@ static inline bool dcommi_ps_ended(const dcommi_ps_clock *c, int rank)
 {
     return c->of[rank].clock > c->closed;
 }
-/* A worker ends its clock. One that others did not wait for goes on with the open one. */
-static void dcommi_ps_clock_end(dcommi_ps_clock *c, int rank, double now)
+/* Return true if a worker can have ended `clock` clocks now. A worker skips those that have ended
+ * without it, on this server or on another. */
+static bool dcommi_ps_clock_fits(const dcommi_ps_clock *c, int rank, uint64_t clock)
+{
+    return clock > c->of[rank].clock && (dcommi_ps_partial(c) || clock == c->of[rank].clock + 1);
+}
+/* A worker has ended `clock` clocks. The worker counts, so that all servers count alike: else two
+ * workers could wait for each other, each on another server. */
+static void dcommi_ps_clock_end(dcommi_ps_clock *c, int rank, uint64_t clock, double now)
 {
     int slowest = -1;
     const uint64_t before = dcommi_ps_slowest(c, &slowest);
-    c->of[rank].clock++;
-    if (dcommi_ps_partial(c) && c->of[rank].clock < c->closed) {
-        c->of[rank].clock = c->closed;
-    }
+    c->of[rank].clock = clock;
     if (dcommi_ps_slowest(c, &slowest) > before) {
         c->last = rank;
     }
-    if (dcommi_ps_ended(c, rank) && c->since == 0) {
+    if (!dcommi_ps_ended(c, rank)) {
+        c->late = true;
+    } else if (c->since == 0) {
         c->since = now;
+    }
+}
+/* A worker gets values. With backup workers it goes on with the open clock. */
+static void dcommi_ps_catch_up(dcommi_ps_clock *c, int rank)
+{
+    if (dcommi_ps_partial(c) && c->of[rank].clock < c->closed) {
+        c->of[rank].clock = c->closed;
     }
 }
 /* Return true if the open clock can end now. */
@@ -64220,14 +64234,19 @@ static bool dcommi_ps_may_close(const dcommi_ps_clock *c, double now)
         ended += dcommi_ps_ended(c, r);
         left += c->of[r].works && !dcommi_ps_ended(c, r);
     }
-    return ended > 0 && (left == 0 || (c->quorum > 0 && ended >= c->quorum) ||
-                         (c->deadline_s > 0 && c->since > 0 && now - c->since >= c->deadline_s));
+    return (left == 0 && (ended > 0 || c->late)) ||
+           (ended > 0 && ((c->quorum > 0 && ended >= c->quorum) ||
+                          (c->deadline_s > 0 && c->since > 0 && now - c->since >= c->deadline_s)));
 }
-/* End the open clock. Nobody has ended the next one: the server holds its messages back. */
-static void dcommi_ps_close(dcommi_ps_clock *c)
+/* End the open clock. */
+static void dcommi_ps_close(dcommi_ps_clock *c, double now)
 {
     c->closed++;
+    c->late = false;
     c->since = 0;
+    for (int r = 0; r < c->n; r++) {
+        c->since = dcommi_ps_ended(c, r) ? now : c->since;
+    }
 }
 /* Return true if a worker's pull at its present clock need not wait. */
 static bool dcommi_ps_may_pull(const dcommi_ps_clock *c, int rank)
@@ -64456,8 +64475,9 @@ struct dcomm_ps {
     dcommi_ps_param *params;
     bool works, left; /* this rank is a worker; it has left */
     int nservers;
-    dcommi_ps_to *to; /* [nservers] */
-    uint64_t clock_ended;
+    dcommi_ps_to *to;  /* [nservers] */
+    uint64_t steps;    /* that it has ended */
+    uint64_t at_clock; /* clocks that it has ended, or that have ended without it */
     int server;              /* this rank's number among the servers; -1: it holds no rows */
     dcommi_ps_table *tables; /* [nparams] */
     uint64_t *updates;       /* [nparams] */
@@ -64794,7 +64814,10 @@ static bool dcommi_ps_answer(dcomm_ps *ps, const dcommi_ps_job *job)
 {
     const dcommi_ps_table *t = &ps->tables[job->header.tag];
     const size_t len = (size_t)job->header.b * dcommi_ps_answer_row(ps, job->header.tag);
-    dcommi_header h = {.slot = DCOMMI_PS_VALUES, .seq = job->header.seq, .tag = job->header.tag};
+    dcommi_header h = {.slot = DCOMMI_PS_VALUES,
+                       .seq = job->header.seq,
+                       .tag = job->header.tag,
+                       .a = ps->clock.closed};
     dcommi_ps_from *f = &ps->from[job->from];
     dcommi_ps_reply *reply = dcommi_alloc_raw(sizeof *reply + len);
     if (reply == NULL) {
@@ -64804,6 +64827,7 @@ static bool dcommi_ps_answer(dcomm_ps *ps, const dcommi_ps_job *job)
     reply->ps = ps;
     reply->len = len;
     dcommi_ps_copy(t, &job->header, job->data, reply->values, ps->opts.pull_dtype);
+    dcommi_ps_catch_up(&ps->clock, job->from);
     f->seen[h.tag] = ps->updates[h.tag];
     f->own[h.tag] = 0;
     if (job->from == ps->rank) {
@@ -64874,7 +64898,7 @@ static void dcommi_ps_close_one(dcomm_ps *ps)
         ps->last_counts[ps->clock.last]++;
     }
     ps->stats.updates++;
-    dcommi_ps_close(&ps->clock);
+    dcommi_ps_close(&ps->clock, dcommi_now());
 }
 static void dcommi_ps_from_pump(dcomm_ps *ps, int worker);
 /* End all clocks that can end, and let those go on that have waited for that. */
@@ -64970,7 +64994,7 @@ static void dcommi_ps_handle(dcomm_ps *ps, dcommi_ps_job *job)
         for (dcommi_ps_job *push = ps->from[job->from].stash; push != NULL; push = push->next) {
             push->whole = true;
         }
-        dcommi_ps_clock_end(&ps->clock, job->from, dcommi_now());
+        dcommi_ps_clock_end(&ps->clock, job->from, h->a, dcommi_now());
         break;
     default: /* LEAVE */
         dcommi_ps_worker_gone(ps, job->from);
@@ -65025,6 +65049,16 @@ static bool dcommi_ps_too_early(const dcomm_ps *ps, const dcommi_ps_job *job)
     return ps->opts.staleness == 0 && dcommi_ps_ended(&ps->clock, job->from) &&
            (job->header.slot == DCOMMI_PS_PUSH || job->header.slot == DCOMMI_PS_CLOCK);
 }
+/* Return true if a message fits those before it and this server's rows. */
+static bool dcommi_ps_fits(const dcomm_ps *ps, const dcommi_ps_job *job)
+{
+    const dcommi_header *h = &job->header;
+    return h->slot == DCOMMI_PS_CLOCK
+               ? dcommi_ps_clock_fits(&ps->clock, job->from, h->a)
+               : h->stage == 0 ||
+                     dcommi_ps_valid_list(&ps->tables[h->tag],
+                                          (const uint64_t *)(const void *)job->data, h->b);
+}
 /* Handle the messages of a worker whose turn it is. */
 static void dcommi_ps_from_pump(dcomm_ps *ps, int worker)
 {
@@ -65032,11 +65066,8 @@ static void dcommi_ps_from_pump(dcomm_ps *ps, int worker)
     while (f->queue != NULL && f->queue->header.seq == f->next &&
            !dcommi_ps_too_early(ps, f->queue) && dcommi_ps_fetch(ps, f->queue)) {
         dcommi_ps_job *job = f->queue;
-        const dcommi_header *h = &job->header;
-        if (h->stage == 1 &&
-            !dcommi_ps_valid_list(&ps->tables[h->tag], (const uint64_t *)(const void *)job->data,
-                                  h->b)) {
-            dcommi_ps_refuse(ps, worker, "sent a list of rows that cannot be right");
+        if (!dcommi_ps_fits(ps, job)) {
+            dcommi_ps_refuse(ps, worker, "sent a list of rows or a clock that cannot be right");
             return;
         }
         f->queue = job->next;
@@ -65163,11 +65194,13 @@ static void dcommi_ps_piece_end(dcommi_ps_piece *piece, dcomm_status status, con
     }
 }
 /* ---- sending ---- */
-/* Return the sentence that names a server that is lost. */
-static const char *dcommi_ps_lost_text(const dcomm_ps *ps, int k, char *text, size_t len)
+/* End a piece. If it has failed, the sentence names its server. */
+static void dcommi_ps_piece_over(dcommi_ps_piece *piece, dcomm_status status, const char *why)
 {
-    snprintf(text, len, "server %d (rank %d): %s", k, ps->to[k].rank, ps->to[k].why);
-    return text;
+    char text[DCOMMI_TEXT_MAX];
+    snprintf(text, sizeof text, "server %d (rank %d): %.340s", piece->server,
+             piece->ps->to[piece->server].rank, why);
+    dcommi_ps_piece_end(piece, status, text);
 }
 /* The transport has given back a piece that it sent. */
 static void dcommi_ps_sent(dcommi_op *op, dcomm_status status)
@@ -65177,7 +65210,7 @@ static void dcommi_ps_sent(dcommi_op *op, dcomm_status status)
     piece->sending = false;
     if (!piece->fetching && (!piece->waits || status < 0)) { /* else its values end it */
         DCOMMI_LIST_REMOVE(ps->to[piece->server].pulling, piece, next);
-        dcommi_ps_piece_end(piece, status, "the server cannot be reached");
+        dcommi_ps_piece_over(piece, status, "it cannot be reached");
     }
     dcommi_ps_op_ends(ps);
 }
@@ -65185,7 +65218,6 @@ static void dcommi_ps_sent(dcommi_op *op, dcomm_status status)
 static void dcommi_ps_send(dcomm_ps *ps, dcommi_ps_piece *piece)
 {
     dcommi_ps_to *to = &ps->to[piece->server];
-    char text[DCOMMI_TEXT_MAX];
     piece->header.seq = to->sent++;
     piece->waits = piece->header.slot == DCOMMI_PS_PULL;
     if (piece->waits) {
@@ -65213,8 +65245,7 @@ static void dcommi_ps_send(dcomm_ps *ps, dcommi_ps_piece *piece)
         DCOMMI_LIST_REMOVE(to->pulling, piece, next);
     }
     if (status < 0 || !piece->waits) {
-        snprintf(text, sizeof text, "%.399s", dcommi_message);
-        dcommi_ps_piece_end(piece, status, text);
+        dcommi_ps_piece_over(piece, status, dcommi_message);
     }
     dcommi_ps_op_ends(ps);
 }
@@ -65222,14 +65253,12 @@ static void dcommi_ps_send(dcomm_ps *ps, dcommi_ps_piece *piece)
 static void dcommi_ps_to_pump(dcomm_ps *ps, int k)
 {
     dcommi_ps_to *to = &ps->to[k];
-    char text[DCOMMI_TEXT_MAX + 64];
     while (to->queue != NULL && (to->lost || to->sent - to->acked < DCOMMI_PS_WINDOW)) {
         dcommi_ps_piece *piece = to->queue;
         to->queue = piece->next;
         piece->next = NULL;
         if (to->lost) {
-            dcommi_ps_piece_end(piece, DCOMM_ERR_PEER,
-                                dcommi_ps_lost_text(ps, k, text, sizeof text));
+            dcommi_ps_piece_over(piece, DCOMM_ERR_PEER, to->why);
         } else {
             dcommi_ps_send(ps, piece);
         }
@@ -65267,7 +65296,7 @@ static void dcommi_ps_values_fetched(dcommi_op *op, dcomm_status status)
     if (status >= 0 && piece->call != NULL && piece->fetched != NULL) {
         dcommi_ps_place(piece, piece->fetched);
     }
-    dcommi_ps_piece_end(piece, status, "its values could not be fetched");
+    dcommi_ps_piece_over(piece, status, "its values cannot be fetched");
     dcommi_ps_op_ends(ps);
 }
 /* Bring the values of a pull here: to their place, or first to memory of their own. */
@@ -65298,6 +65327,9 @@ static dcommi_verdict dcommi_ps_on_values(dcomm_ps *ps, int k, const dcommi_head
         return DCOMMI_CONSUMED; /* its time was up */
     }
     DCOMMI_LIST_REMOVE(to->pulling, piece, next);
+    if ((ps->opts.quorum > 0 || ps->opts.deadline_s > 0) && h->a > ps->at_clock) {
+        ps->at_clock = h->a;
+    }
     ps->stats.bytes_pulled += to->rank != ps->rank ? piece->bytes : 0;
     if (arrival->data != NULL) {
         dcommi_ps_place(piece, arrival->data);
@@ -65317,16 +65349,15 @@ static dcommi_verdict dcommi_ps_on_values(dcomm_ps *ps, int k, const dcommi_head
 static void dcommi_ps_server_lost(dcomm_ps *ps, int k, const char *why)
 {
     dcommi_ps_to *to = &ps->to[k];
-    char text[DCOMMI_TEXT_MAX + 64];
     if (to->lost) {
         return;
     }
     to->lost = true;
-    snprintf(to->why, sizeof to->why, "%s", why);
+    snprintf(to->why, sizeof to->why, "%.399s", why);
     while (to->pulling != NULL) {
         dcommi_ps_piece *piece = to->pulling;
         to->pulling = piece->next;
-        dcommi_ps_piece_end(piece, DCOMM_ERR_PEER, dcommi_ps_lost_text(ps, k, text, sizeof text));
+        dcommi_ps_piece_over(piece, DCOMM_ERR_PEER, why);
     }
     dcommi_ps_to_pump(ps, k);
 }
@@ -65376,8 +65407,7 @@ static void dcommi_ps_late_text(const dcomm_ps *ps, const dcommi_ps_piece *piece
             text, len,
             "the pull of \"%.80s\" timed out after %.3g s: rank %d waits for worker %d, which has "
             "ended %" PRIu64 " clocks; this one has ended %" PRIu64,
-            name, ps->opts.timeout_s, server, piece->awaited, piece->awaited_clock,
-            ps->clock_ended);
+            name, ps->opts.timeout_s, server, piece->awaited, piece->awaited_clock, ps->at_clock);
     } else {
         snprintf(text, len,
                  "the %s of \"%.80s\" timed out after %.3g s: the server on rank %d does "
@@ -65567,8 +65597,8 @@ static size_t dcommi_ps_not_finite(const float *x, size_t n)
     }
     return at;
 }
-/* Send a message without rows to all servers. */
-static dcomm_status dcommi_ps_tell_all(dcomm_ps *ps, uint16_t kind)
+/* Send a message without rows to all servers. `clock`: of CLOCK. */
+static dcomm_status dcommi_ps_tell_all(dcomm_ps *ps, uint16_t kind, uint64_t clock)
 {
     dcommi_ps_piece *first = NULL;
     for (int k = 0; k < ps->nservers; k++) {
@@ -65584,7 +65614,7 @@ static dcomm_status dcommi_ps_tell_all(dcomm_ps *ps, uint16_t kind)
         piece->next = first;
         piece->ps = ps;
         piece->server = k;
-        piece->header = (dcommi_header){.type = DCOMMI_MSG_SERVICE, .slot = kind};
+        piece->header = (dcommi_header){.type = DCOMMI_MSG_SERVICE, .slot = kind, .a = clock};
         first = piece;
     }
     dcommi_ps_launch(ps, first);
@@ -65919,7 +65949,7 @@ static dcomm_status dcommi_ps_leave(dcomm_ps *ps)
     if (!ps->works || ps->left) {
         return DCOMM_OK;
     }
-    DCOMMI_TRY(dcommi_ps_tell_all(ps, DCOMMI_PS_LEAVE));
+    DCOMMI_TRY(dcommi_ps_tell_all(ps, DCOMMI_PS_LEAVE, 0));
     ps->left = true;
     return DCOMM_OK;
 }
@@ -66152,10 +66182,15 @@ DCOMM_API dcomm_status dcomm_ps_pull_rows(dcomm_ps *ps, size_t i, const uint64_t
 DCOMM_API dcomm_status dcomm_ps_clock(dcomm_ps *ps)
 {
     DCOMMI_TRY(dcommi_ps_check_worker("dcomm_ps_clock", ps));
-    DCOMMI_TRY(dcommi_ps_tell_all(ps, DCOMMI_PS_CLOCK));
-    dcommi_token_take(ps->comm->context); /* a progress thread may be writing a sentence with it */
-    ps->clock_ended++;
-    dcommi_token_release(ps->comm->context);
+    dcomm_context *context = ps->comm->context;
+    dcommi_token_take(context); /* values that arrive change it, too */
+    const uint64_t clock = ps->at_clock + 1;
+    dcommi_token_release(context);
+    DCOMMI_TRY(dcommi_ps_tell_all(ps, DCOMMI_PS_CLOCK, clock));
+    dcommi_token_take(context);
+    ps->at_clock = clock > ps->at_clock ? clock : ps->at_clock;
+    ps->steps++;
+    dcommi_token_release(context);
     return DCOMM_OK;
 }
 /* ---- statistics ---- */
@@ -66178,7 +66213,7 @@ DCOMM_API dcomm_status dcomm_ps_get_stats(dcomm_ps *ps, dcomm_ps_stats *stats)
     uint64_t pushes = 0;
     dcommi_token_take(ps->comm->context);
     *stats = ps->stats;
-    stats->clock = ps->clock_ended;
+    stats->clock = ps->steps;
     stats->last_worker = -1;
     for (int at = 0; at < DCOMMI_PS_TAUS; at++) {
         stats->tau[at / 16] += ps->taus[at];

@@ -166,15 +166,20 @@ DCOMM_API dcomm_status dcomm_ps_pull_rows(dcomm_ps *ps, size_t i, const uint64_t
 DCOMM_API dcomm_status dcomm_ps_clock(dcomm_ps *ps)
 {
     DCOMMI_TRY(dcommi_ps_check_worker("dcomm_ps_clock", ps));
+    dcomm_context *context = ps->comm->context;
+    dcommi_token_take(context); /* values that arrive change it, too */
+    const uint64_t clock = ps->at_clock + 1;
+    dcommi_token_release(context);
     /* Replicas first: should this worker die, what others have seen of its clock is there, too. */
-    DCOMMI_TRY(ps->twin != NULL ? dcommi_ps_tell_all(ps->twin, DCOMMI_PS_CLOCK) : DCOMM_OK);
-    DCOMMI_TRY(dcommi_ps_tell_all(ps, DCOMMI_PS_CLOCK));
-    dcommi_token_take(ps->comm->context); /* a progress thread may be writing a sentence with it */
-    ps->clock_ended++;
+    DCOMMI_TRY(ps->twin != NULL ? dcommi_ps_tell_all(ps->twin, DCOMMI_PS_CLOCK, clock) : DCOMM_OK);
+    DCOMMI_TRY(dcommi_ps_tell_all(ps, DCOMMI_PS_CLOCK, clock));
+    dcommi_token_take(context);
+    ps->at_clock = clock > ps->at_clock ? clock : ps->at_clock;
+    ps->steps++;
     if (ps->twin != NULL) {
-        ps->twin->clock_ended++;
+        ps->twin->at_clock = clock;
     }
-    dcommi_token_release(ps->comm->context);
+    dcommi_token_release(context);
     return DCOMM_OK;
 }
 
@@ -200,7 +205,7 @@ DCOMM_API dcomm_status dcomm_ps_get_stats(dcomm_ps *ps, dcomm_ps_stats *stats)
     uint64_t pushes = 0;
     dcommi_token_take(ps->comm->context);
     *stats = ps->stats;
-    stats->clock = ps->clock_ended;
+    stats->clock = ps->steps;
     if (ps->twin != NULL) { /* pulls that it has answered */
         stats->bytes_pulled += ps->twin->stats.bytes_pulled;
         stats->wait_s += ps->twin->stats.wait_s;

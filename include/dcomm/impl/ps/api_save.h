@@ -35,9 +35,10 @@ DCOMM_API size_t dcomm_ps_save_bytes(const dcomm_ps *ps)
 /* Return true if the rows have all that a pull of this rank would have. */
 static bool dcommi_ps_settled(const dcomm_ps *ps)
 {
-    const dcommi_ps_clock_of *own = &ps->clock.of[ps->rank];
-    return !own->works ||
-           (own->clock >= ps->clock_ended && dcommi_ps_may_pull(&ps->clock, ps->rank));
+    const dcommi_ps_to *own = &ps->to[ps->server];
+    return !ps->clock.of[ps->rank].works ||
+           (own->queue == NULL && ps->from[ps->rank].next == own->sent &&
+            dcommi_ps_may_pull(&ps->clock, ps->rank));
 }
 
 /* Write the images if the rows are settled: DCOMM_IN_PROGRESS if not. *bytes_p: of the first. */
@@ -81,7 +82,7 @@ DCOMM_API dcomm_status dcomm_ps_save(dcomm_ps *ps, void *to, size_t capacity)
             return dcommi_fail(DCOMM_ERR_TIMEOUT,
                                "dcomm_ps_save: rank %d has waited %.3g s for the other workers to "
                                "end clock %" PRIu64,
-                               ps->rank, ps->opts.timeout_s, ps->clock_ended);
+                               ps->rank, ps->opts.timeout_s, ps->at_clock);
         }
         dcommi_progress_or_yield(ps->comm->context);
     }
@@ -128,7 +129,7 @@ static dcomm_status dcommi_ps_load_check_all(const dcomm_ps *ps, const void *con
                            n);
     }
     dcommi_token_take(ps->comm->context);
-    const bool fresh = ps->clock_ended == 0 && ps->stats.pushes == 0 && ps->stats.pulls == 0;
+    const bool fresh = ps->steps == 0 && ps->stats.pushes == 0 && ps->stats.pulls == 0;
     dcommi_token_release(ps->comm->context);
     if (!fresh) {
         return dcommi_fail(DCOMM_ERR_INVALID,
@@ -165,7 +166,7 @@ static dcomm_status dcommi_ps_load_agree(dcomm_ps *ps, uint64_t *least)
 static void dcommi_ps_load_now(dcomm_ps *ps, const void *const *images, const size_t *bytes,
                                size_t n, uint64_t clock)
 {
-    ps->clock_ended = clock;
+    ps->steps = ps->at_clock = clock;
     for (size_t k = 0; k < n && ps->server >= 0; k++) {
         if (dcommi_ps_image_needed(ps, k, n)) {
             dcommi_ps_image_take(ps, dcommi_ps_image_find(images, bytes, k, n).at, k, n);

@@ -191,8 +191,8 @@ static size_t dcommi_ps_not_finite(const float *x, size_t n)
     return at;
 }
 
-/* Send a message without rows to all servers. */
-static dcomm_status dcommi_ps_tell_all(dcomm_ps *ps, uint16_t kind)
+/* Send a message without rows to all servers. `clock`: of CLOCK. */
+static dcomm_status dcommi_ps_tell_all(dcomm_ps *ps, uint16_t kind, uint64_t clock)
 {
     dcommi_ps_piece *first = NULL;
     for (int k = 0; k < ps->nservers; k++) {
@@ -208,7 +208,7 @@ static dcomm_status dcommi_ps_tell_all(dcomm_ps *ps, uint16_t kind)
         piece->next = first;
         piece->ps = ps;
         piece->server = k;
-        piece->header = (dcommi_header){.type = DCOMMI_MSG_SERVICE, .slot = kind};
+        piece->header = (dcommi_header){.type = DCOMMI_MSG_SERVICE, .slot = kind, .a = clock};
         first = piece;
     }
     dcommi_ps_launch(ps, first);

@@ -92,18 +92,21 @@ static void dcommi_ps_piece_end(dcommi_ps_piece *piece, dcomm_status status, con
 
 /* ---- sending ---- */
 
-/* Return the sentence that names a server that is lost. */
-static const char *dcommi_ps_lost_text(const dcomm_ps *ps, int k, char *text, size_t len)
+/* End a piece. If it has failed, the sentence names its server. */
+static void dcommi_ps_piece_over(dcommi_ps_piece *piece, dcomm_status status, const char *why)
 {
-    const dcommi_ps_to *to = &ps->to[k], *twin = ps->twin != NULL ? &ps->twin->to[k] : NULL;
-    if (twin != NULL && twin->lost) {
-        snprintf(text, len, "server %d and its replica (ranks %d and %d): %.100s; %.100s", k,
-                 ps->shift == 0 ? to->rank : twin->rank, ps->shift == 0 ? twin->rank : to->rank,
-                 to->why, twin->why);
+    char text[DCOMMI_TEXT_MAX];
+    const dcomm_ps *ps = piece->ps, *twin = ps->twin;
+    const int k = piece->server, rank = ps->to[k].rank;
+    if (twin != NULL && twin->to[k].lost) {
+        const int other = twin->to[k].rank;
+        snprintf(text, sizeof text, "server %d and its replica (ranks %d and %d): %.150s; %.150s",
+                 k, ps->shift == 0 ? rank : other, ps->shift == 0 ? other : rank, why,
+                 twin->to[k].why);
     } else {
-        snprintf(text, len, "server %d (rank %d): %s", k, to->rank, to->why);
+        snprintf(text, sizeof text, "server %d (rank %d): %.340s", k, rank, why);
     }
-    return text;
+    dcommi_ps_piece_end(piece, status, text);
 }
 
 /* The transport has given back a piece that it sent. */
@@ -114,7 +117,7 @@ static void dcommi_ps_sent(dcommi_op *op, dcomm_status status)
     piece->sending = false;
     if (!piece->fetching && (!piece->waits || status < 0)) { /* else its values end it */
         DCOMMI_LIST_REMOVE(ps->to[piece->server].pulling, piece, next);
-        dcommi_ps_piece_end(piece, status, "the server cannot be reached");
+        dcommi_ps_piece_over(piece, status, "it cannot be reached");
     }
     dcommi_ps_op_ends(ps);
 }
@@ -123,7 +126,6 @@ static void dcommi_ps_sent(dcommi_op *op, dcomm_status status)
 static void dcommi_ps_send(dcomm_ps *ps, dcommi_ps_piece *piece)
 {
     dcommi_ps_to *to = &ps->to[piece->server];
-    char text[DCOMMI_TEXT_MAX];
     piece->header.seq = to->sent++;
     piece->waits = piece->header.slot == DCOMMI_PS_PULL;
     if (piece->waits) {
@@ -151,8 +153,7 @@ static void dcommi_ps_send(dcomm_ps *ps, dcommi_ps_piece *piece)
         DCOMMI_LIST_REMOVE(to->pulling, piece, next);
     }
     if (status < 0 || !piece->waits) {
-        snprintf(text, sizeof text, "%.399s", dcommi_message);
-        dcommi_ps_piece_end(piece, status, text);
+        dcommi_ps_piece_over(piece, status, dcommi_message);
     }
     dcommi_ps_op_ends(ps);
 }
@@ -161,14 +162,12 @@ static void dcommi_ps_send(dcomm_ps *ps, dcommi_ps_piece *piece)
 static void dcommi_ps_to_pump(dcomm_ps *ps, int k)
 {
     dcommi_ps_to *to = &ps->to[k];
-    char text[DCOMMI_TEXT_MAX + 64];
     while (to->queue != NULL && (to->lost || to->sent - to->acked < DCOMMI_PS_WINDOW)) {
         dcommi_ps_piece *piece = to->queue;
         to->queue = piece->next;
         piece->next = NULL;
         if (to->lost) {
-            dcommi_ps_piece_end(piece, DCOMM_ERR_PEER,
-                                dcommi_ps_lost_text(ps, k, text, sizeof text));
+            dcommi_ps_piece_over(piece, DCOMM_ERR_PEER, to->why);
         } else {
             dcommi_ps_send(ps, piece);
         }
@@ -210,7 +209,7 @@ static void dcommi_ps_values_fetched(dcommi_op *op, dcomm_status status)
     if (status >= 0 && piece->call != NULL && piece->fetched != NULL) {
         dcommi_ps_place(piece, piece->fetched);
     }
-    dcommi_ps_piece_end(piece, status, "its values could not be fetched");
+    dcommi_ps_piece_over(piece, status, "its values cannot be fetched");
     dcommi_ps_op_ends(ps);
 }
 
@@ -243,6 +242,9 @@ static dcommi_verdict dcommi_ps_on_values(dcomm_ps *ps, int k, const dcommi_head
         return DCOMMI_CONSUMED; /* its time was up */
     }
     DCOMMI_LIST_REMOVE(to->pulling, piece, next);
+    if ((ps->opts.quorum > 0 || ps->opts.deadline_s > 0) && h->a > ps->at_clock) {
+        ps->at_clock = h->a;
+    }
     ps->stats.bytes_pulled += to->rank != ps->rank ? piece->bytes : 0;
     if (arrival->data != NULL) {
         dcommi_ps_place(piece, arrival->data);
@@ -263,16 +265,15 @@ static dcommi_verdict dcommi_ps_on_values(dcomm_ps *ps, int k, const dcommi_head
 static void dcommi_ps_server_lost(dcomm_ps *ps, int k, const char *why)
 {
     dcommi_ps_to *to = &ps->to[k];
-    char text[DCOMMI_TEXT_MAX + 64];
     if (to->lost) {
         return;
     }
     to->lost = true;
-    snprintf(to->why, sizeof to->why, "%s", why);
+    snprintf(to->why, sizeof to->why, "%.399s", why);
     while (to->pulling != NULL) {
         dcommi_ps_piece *piece = to->pulling;
         to->pulling = piece->next;
-        dcommi_ps_piece_end(piece, DCOMM_ERR_PEER, dcommi_ps_lost_text(ps, k, text, sizeof text));
+        dcommi_ps_piece_over(piece, DCOMM_ERR_PEER, why);
     }
     dcommi_ps_to_pump(ps, k);
 }
@@ -325,8 +326,7 @@ static void dcommi_ps_late_text(const dcomm_ps *ps, const dcommi_ps_piece *piece
             text, len,
             "the pull of \"%.80s\" timed out after %.3g s: rank %d waits for worker %d, which has "
             "ended %" PRIu64 " clocks; this one has ended %" PRIu64,
-            name, ps->opts.timeout_s, server, piece->awaited, piece->awaited_clock,
-            ps->clock_ended);
+            name, ps->opts.timeout_s, server, piece->awaited, piece->awaited_clock, ps->at_clock);
     } else {
         snprintf(text, len,
                  "the %s of \"%.80s\" timed out after %.3g s: the server on rank %d does "
