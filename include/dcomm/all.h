@@ -75,7 +75,9 @@
 #include "impl/train/moe/api_moe.h"
 #include "impl/train/checkpoint.h"
 #include "impl/train/share.h"
+#include "impl/ps/api_life.h"
 #include "impl/ps/api_ps.h"
+#include "impl/ps/api_save.h"
 #endif
 #endif
 #endif

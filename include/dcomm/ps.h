@@ -22,7 +22,7 @@
  * Failures. A worker's death is an error of the communicator `comm`, but not of the parameter
  * server, which drops the worker and goes on. What it has pushed in a clock that it did not end is
  * dropped. A server's death is an error, DCOMM_ERR_PEER, of each call that needs its rows; calls
- * that do not go on.
+ * that do not go on. With opts.replicas its replica takes over.
  *
  * One thread of a rank at a time may call. Buffers are host memory. The parameter server has
  * message kinds of its own: the communicator that it was created from can be used beside it, or
@@ -96,6 +96,11 @@ typedef struct dcomm_ps_opts {
      * the clock after. */
     int quorum;        /* (default: 0, all that are alive) */
     double deadline_s; /* seconds (default: 0, no limit) */
+
+    /* 1: the next server holds each server's rows too, and takes over when that one dies. Needs two
+     * servers, and with staleness 0 gives the same bits as without a death. Not with weight,
+     * drop_tau, quorum or deadline_s (default: 0) */
+    int replicas;
 
     /* Type of pulled values on the wire: DCOMM_F16 and DCOMM_BF16 halve a pull's bytes. The server
      * rounds its f32 values to nearest even, also for its own rank; beyond 65504 f16 is infinite.
@@ -189,6 +194,39 @@ typedef struct dcomm_ps_stats {
 /* Report statistics in *stats.
  * Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_ps_get_stats(dcomm_ps *ps, dcomm_ps_stats *stats);
+
+/* ---- between runs ---- */
+
+/* Return the bytes that dcomm_ps_save writes; 0 if this rank holds no rows. */
+DCOMM_API size_t dcomm_ps_save_bytes(const dcomm_ps *ps);
+/* Save this server's rows, the update's state of each, and the clock, while it serves. They are of
+ * one moment; with staleness 0, between two clocks. Pushes of a clock that has not ended are not
+ * saved: workers push them anew. Each server saves its own image, and behind it that of a server
+ * whose rows it has taken over; other ranks save nothing.
+ *
+ * A server that works first waits for the same workers as a pull. With staleness 0, the images are
+ * of the clock that its workers have ended if they all save between the same two calls of
+ * dcomm_ps_clock. Servers with opts.dedicated do not wait: workers pull from each, and a barrier on
+ * a communicator of their own before and after the call keeps the next clock away.
+ *
+ * Errors: DCOMM_ERR_INVALID (capacity is too small, NULL), DCOMM_ERR_TIMEOUT. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_save(dcomm_ps *ps, void *to, size_t capacity);
+/* Load the images that all servers of an old job saved; collective, before the first push, pull and
+ * clock. That job had `nimages` servers; server k, by order of rank, saved images[k], which is
+ * bytes[k] bytes long. The number of servers and of workers may be another now. The parameters'
+ * number, rows and cols, and opts.update must be the same.
+ *
+ * A server reads only the images that have rows which it holds now: if their number is the same,
+ * its own. Other images may be NULL, and the image of a server that another one took over may stand
+ * behind the other's. All workers go on at the saved clock, which
+ * dcomm_ps_get_stats has; with staleness above 0 or DCOMM_PS_ASYNC, at the lowest.
+ *
+ * Errors, on all ranks, and the parameter server is as it was: DCOMM_ERR_CORRUPT (dcomm_ps_save did
+ * not write these bytes), DCOMM_ERR_INVALID (other parameters or update, an image in another
+ * server's place, NULL; a rank has pushed, pulled or ended a clock), DCOMM_ERR_MISMATCH (images of
+ * different clocks, with staleness 0), DCOMM_ERR_NO_MEMORY. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_load(dcomm_ps *ps, const void *const *images,
+                                                   const size_t *bytes, size_t nimages);
 
 #ifdef __cplusplus
 }

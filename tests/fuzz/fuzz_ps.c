@@ -12,6 +12,23 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { RANKS = 3, OPS = 12, ROWS = 30, COLS = 2, WIDE = 2500, LEN_MAX = 4 * WIDE * 4 + 64 };
 
+/* Make another communicator of the same ranks. */
+static dcomm_comm *make_second(const dcomm_comm *first)
+{
+    dcomm_comm *comm = dcommi_comm_new(first->context);
+    comm->id = first->id + 1;
+    comm->size = RANKS;
+    comm->nhosts = 1;
+    comm->timeout_s = first->timeout_s;
+    comm->members = dcommi_calloc(RANKS, sizeof *comm->members);
+    for (int r = 0; r < RANKS; r++) {
+        comm->members[r].peer = r - 1;
+        comm->members[r].hostname = dcommi_strdup("host");
+    }
+    dcommi_comm_enter(comm);
+    return comm;
+}
+
 static dcomm_comm *make_comm(void)
 {
     dcomm_comm *comm = fake_comm(RANKS);
@@ -21,22 +38,26 @@ static dcomm_comm *make_comm(void)
     return comm;
 }
 
-static dcomm_ps *make_ps(dcomm_comm *comm, uint8_t how)
+static dcomm_ps *make_ps(dcomm_comm *comm, uint8_t how, int shift)
 {
+    const bool replicated = how & 128;
     const dcomm_ps_param params[2] = {{.rows = ROWS, .cols = COLS, .dtype = DCOMM_F32},
                                       {.rows = 2, .cols = WIDE, .dtype = DCOMM_F32}};
-    const dcomm_ps_opts opts = {.servers = how & 1 ? RANKS : 1,
-                                .staleness = how >> 1 & 3 ? (how >> 1 & 3) - 2 : 0,
-                                .lr = 0.1,
-                                .pull_dtype = how & 64 ? DCOMM_BF16 : DCOMM_F32,
-                                .update = (dcomm_ps_update)(how >> 3 & 3),
-                                .quorum = how >> 1 & 3 && (how >> 1 & 3) != 2 ? 0 : how >> 5 & 1};
+    const dcomm_ps_opts opts = {
+        .servers = how & 1 || replicated ? RANKS : 1,
+        .replicas = replicated,
+        .staleness = how >> 1 & 3 ? (how >> 1 & 3) - 2 : 0,
+        .lr = 0.1,
+        .pull_dtype = how & 64 ? DCOMM_BF16 : DCOMM_F32,
+        .update = (dcomm_ps_update)(how >> 3 & 3),
+        .quorum = replicated || (how >> 1 & 3 && (how >> 1 & 3) != 2) ? 0 : how >> 5 & 1};
     dcomm_ps *ps = dcommi_alloc(sizeof *ps);
     atomic_store(&ps->refs, 1);
     ps->comm = comm;
     comm->refs++;
     ps->rank = comm->rank;
     ps->size = comm->size;
+    ps->shift = shift;
     if (dcommi_ps_prepare(ps, params, 2, &opts) < 0) {
         abort();
     }
@@ -76,7 +97,8 @@ static void arrive(dcomm_comm *comm, const dcommi_header *h, const void *data, s
 static void deliver(dcomm_ps *ps, input *in)
 {
     static uint8_t payload[LEN_MAX];
-    const uint8_t kind = take(in), how = take(in), spoil = take(in);
+    const uint8_t kind = take(in), how = take(in), all = take(in), spoil = all & 127;
+    ps = all > spoil && ps->twin != NULL ? ps->twin : ps;
     const int src = 1 + how % (RANKS - 1);
     dcommi_header h = {.type = DCOMMI_MSG_SERVICE,
                        .slot = 1 + kind % 9,
@@ -98,7 +120,7 @@ static void deliver(dcomm_ps *ps, input *in)
                    ? (size_t)h.b * (size_t)ps->params[h.tag].cols * sizeof(float)
                    : 0;
     } else if (h.slot == DCOMMI_PS_VALUES) {
-        const dcommi_ps_to *to = &ps->to[ps->nservers == 1 ? 0 : src];
+        const dcommi_ps_to *to = &ps->to[ps->nservers == 1 ? 0 : (src + RANKS - ps->shift) % RANKS];
         h.seq = to->pulling != NULL ? to->pulling->header.seq : take(in);
         len = to->pulling != NULL ? to->pulling->bytes : take(in);
     } else if (h.slot >= DCOMMI_PS_ACK) {
@@ -182,7 +204,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     fake_late = false;
     dcomm_comm *comm = make_comm();
     dcomm_context *context = comm->context;
-    dcomm_ps *ps = make_ps(comm, take(&in));
+    const uint8_t first = take(&in);
+    dcomm_ps *ps = make_ps(comm, first, 0);
+    if (first & 128) {
+        ps->twin = make_ps(make_second(comm), first, 1);
+        ps->twin->twin = ps;
+    }
     while (in.at < in.end) {
         const uint8_t command = take(&in);
         switch (command % 8) {
@@ -203,6 +230,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             break;
         case 4:
             comm->service->check(comm, dcommi_now() + (command < 200 ? 0.6 : 200));
+            if (ps->twin != NULL) {
+                comm->service->check(ps->twin->comm, dcommi_now() + (command < 200 ? 0.6 : 200));
+            }
             break;
         case 5:
             if (command > 220) {
@@ -216,10 +246,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         }
         dcommi_progress(context);
         check_bounds(ps);
+        if (ps->twin != NULL) {
+            check_bounds(ps->twin);
+        }
     }
-    comm->service->on_failed(comm);
-    comm->service = NULL;
-    ps->closed = true;
+    dcomm_ps *both[2] = {ps->twin, ps};
+    for (int k = both[0] == NULL; k < 2; k++) {
+        both[k]->comm->service->on_failed(both[k]->comm);
+        both[k]->comm->service = NULL;
+        both[k]->closed = true;
+        ps->twin = NULL;
+    }
     while (fake_n > 0) {
         fake_done(fake_n - 1, DCOMM_OK);
         dcommi_progress(context);
@@ -228,10 +265,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         dcommi_drain(&requests[i]);
     }
     dcommi_progress(context);
-    if (fake_parcels != 0 || ps->refs != 1) {
-        abort();
+    for (int k = both[0] == NULL; k < 2; k++) {
+        dcomm_comm *own = both[k]->comm;
+        if (fake_parcels != 0 || both[k]->refs != 1) {
+            abort();
+        }
+        dcommi_ps_unref(both[k]);
+        dcommi_comm_drop(own);
     }
-    dcommi_ps_unref(ps);
-    dcommi_comm_drop(comm);
     return 0;
 }

@@ -63,8 +63,8 @@ Test(share, is_the_quota_within_one)
                           "case %d: rank %zu is faster than %zu and has less", c, i, k);
                 cr_expect(j.speeds[i] != j.speeds[k] || i > k || j.out[i] >= j.out[k],
                           "case %d: of equals, the lower rank has no less", c);
-                /* Whoever was rounded up has a fraction that is no smaller than the fraction of
-                 * whoever was rounded down. */
+                /* A quota that was rounded up has no smaller fraction than one that was rounded
+                 * down. */
                 uint64_t up = j.total * j.speeds[i] % j.sum, down = j.total * j.speeds[k] % j.sum;
                 bool i_up = j.out[i] * j.sum > j.total * j.speeds[i];
                 bool k_down = j.out[k] * j.sum < j.total * j.speeds[k];
@@ -74,7 +74,7 @@ Test(share, is_the_quota_within_one)
     }
 }
 
-Test(share, whoever_becomes_faster_gets_no_less)
+Test(share, a_rank_that_becomes_faster_gets_no_less)
 {
     for (int c = 0; c < CASES; c++) {
         job j = draw(20);
@@ -155,7 +155,7 @@ Test(share, extreme_numbers)
     cr_assert_eq(dcomm_share(most - 1, speeds, NULL, 1000, out), DCOMM_OK);
     cr_expect_eq(added(out, 1000), most - 1);
     cr_assert_eq(dcomm_share(9, (double[]){1e308, 4.9e-324, 4.9e-324}, (size_t[]){3, 5, 5}, 3, out),
-                 DCOMM_OK, "whoever has room gets it");
+                 DCOMM_OK, "those that have room get it");
     cr_expect(out[0] == 3 && out[1] == 3 && out[2] == 3);
 }
 

@@ -2,8 +2,7 @@
 #ifndef DCOMMI_API_PS_H
 #define DCOMMI_API_PS_H
 
-#include "calls.h"
-#include "life.h"
+#include "api_life.h"
 
 /* Count a call. */
 static void dcommi_ps_count(dcomm_ps *ps, bool pulls, const dcommi_ps_piece *piece)
@@ -11,7 +10,7 @@ static void dcommi_ps_count(dcomm_ps *ps, bool pulls, const dcommi_ps_piece *pie
     ps->stats.pushes += !pulls;
     ps->stats.pulls += pulls;
     for (; piece != NULL; piece = piece->next) {
-        ps->stats.bytes_pushed += ps->to[piece->server].rank != ps->rank ? piece->len : 0;
+        ps->stats.bytes_pushed += piece->ps->to[piece->server].rank != ps->rank ? piece->len : 0;
     }
 }
 
@@ -31,11 +30,7 @@ static dcomm_status dcommi_ps_start(dcomm_ps *ps, const char *what, bool pulls, 
     dcommi_run *run = pieces != NULL ? dcommi_run_new(ps->comm) : NULL;
     dcommi_comm_unlock(ps->comm);
     if (run == NULL) {
-        while (pieces != NULL) {
-            dcommi_ps_piece *piece = pieces;
-            pieces = piece->next;
-            dcommi_ps_piece_free(piece);
-        }
+        dcommi_ps_pieces_free(pieces);
         dcommi_free(call);
         return dcommi_fail(DCOMM_ERR_NO_MEMORY, "%s: no memory for %zu rows", what, s->n);
     }
@@ -175,10 +170,15 @@ DCOMM_API dcomm_status dcomm_ps_clock(dcomm_ps *ps)
     dcommi_token_take(context); /* values that arrive change it, too */
     const uint64_t clock = ps->at_clock + 1;
     dcommi_token_release(context);
+    /* Replicas first: should this worker die, what others have seen of its clock is there, too. */
+    DCOMMI_TRY(ps->twin != NULL ? dcommi_ps_tell_all(ps->twin, DCOMMI_PS_CLOCK, clock) : DCOMM_OK);
     DCOMMI_TRY(dcommi_ps_tell_all(ps, DCOMMI_PS_CLOCK, clock));
     dcommi_token_take(context);
     ps->at_clock = clock > ps->at_clock ? clock : ps->at_clock;
     ps->steps++;
+    if (ps->twin != NULL) {
+        ps->twin->at_clock = clock;
+    }
     dcommi_token_release(context);
     return DCOMM_OK;
 }
@@ -222,6 +222,10 @@ DCOMM_API dcomm_status dcomm_ps_get_stats(dcomm_ps *ps, dcomm_ps_stats *stats)
     dcommi_token_take(ps->comm->context);
     *stats = ps->stats;
     stats->clock = ps->steps;
+    if (ps->twin != NULL) { /* pulls that it has answered */
+        stats->bytes_pulled += ps->twin->stats.bytes_pulled;
+        stats->wait_s += ps->twin->stats.wait_s;
+    }
     stats->last_worker = -1;
     for (int at = 0; at < DCOMMI_PS_TAUS; at++) {
         stats->tau[at / 16] += ps->taus[at];

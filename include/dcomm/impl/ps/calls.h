@@ -111,9 +111,18 @@ static dcommi_ps_piece *dcommi_ps_piece_make(dcomm_ps *ps, dcommi_ps_call *call,
     return piece;
 }
 
-/* Make all pieces of a call. NULL without memory. */
-static dcommi_ps_piece *dcommi_ps_pieces(dcomm_ps *ps, dcommi_ps_call *call,
-                                         const dcommi_ps_rows *s, uint8_t *buf)
+static void dcommi_ps_pieces_free(dcommi_ps_piece *first)
+{
+    while (first != NULL) {
+        dcommi_ps_piece *piece = first;
+        first = piece->next;
+        dcommi_ps_piece_free(piece);
+    }
+}
+
+/* Make the pieces of a call for the servers of one parameter server. NULL without memory. */
+static dcommi_ps_piece *dcommi_ps_pieces_of(dcomm_ps *ps, dcommi_ps_call *call,
+                                            const dcommi_ps_rows *s, uint8_t *buf)
 {
     dcommi_ps_piece *first = NULL, **at = &first;
     for (size_t from = 0, n; from < s->n; from += n) {
@@ -129,15 +138,30 @@ static dcommi_ps_piece *dcommi_ps_pieces(dcomm_ps *ps, dcommi_ps_call *call,
         }
         *at = dcommi_ps_piece_make(ps, call, s, k, from, n, buf);
         if (*at == NULL) {
-            while (first != NULL) {
-                dcommi_ps_piece *piece = first;
-                first = piece->next;
-                dcommi_ps_piece_free(piece);
-            }
+            dcommi_ps_pieces_free(first);
             return NULL;
         }
         call->left++;
         at = &(*at)->next;
+    }
+    return first;
+}
+
+/* Make all pieces of a call, also those of a push to replicas. NULL without memory. */
+static dcommi_ps_piece *dcommi_ps_pieces(dcomm_ps *ps, dcommi_ps_call *call,
+                                         const dcommi_ps_rows *s, uint8_t *buf)
+{
+    dcommi_ps_piece *first = dcommi_ps_pieces_of(ps, call, s, buf), **end = &first;
+    if (first == NULL || ps->twin == NULL || call->pulls) {
+        return first;
+    }
+    while (*end != NULL) {
+        end = &(*end)->next;
+    }
+    *end = dcommi_ps_pieces_of(ps->twin, call, s, buf);
+    if (*end == NULL) {
+        dcommi_ps_pieces_free(first);
+        return NULL;
     }
     return first;
 }
@@ -150,7 +174,7 @@ static void dcommi_ps_launch(dcomm_ps *ps, dcommi_ps_piece *piece)
     while (piece != NULL) {
         dcommi_ps_piece *next = piece->next;
         piece->next = NULL;
-        dcommi_ps_enqueue(ps, piece);
+        dcommi_ps_enqueue(piece->ps, piece);
         piece = next;
     }
     dcommi_progress(context);

@@ -1,4 +1,4 @@
-/* life.h - creates a parameter server, serves, destroys it. */
+/* life.h - how a parameter server begins, serves and ends. */
 #ifndef DCOMMI_PS_LIFE_H
 #define DCOMMI_PS_LIFE_H
 
@@ -91,6 +91,9 @@ static dcomm_status dcommi_ps_check_opts(const dcomm_ps *ps, const dcomm_ps_opts
         {"drop_tau", !(o->drop_tau >= 0) || (bsp && o->drop_tau > 0)},
         {"quorum", o->quorum < 0 || o->quorum > workers || (!bsp && o->quorum > 0)},
         {"deadline_s", !(o->deadline_s >= 0) || (!bsp && o->deadline_s > 0)},
+        {"replicas", o->replicas < 0 || o->replicas > 1},
+        {"replicas", o->replicas > 0 && (servers < 2 || o->weight != DCOMM_PS_WEIGHT_ONE ||
+                                         o->drop_tau > 0 || o->quorum > 0 || o->deadline_s > 0)},
         {"pull_dtype", o->pull_dtype != 0 && o->pull_dtype != DCOMM_F32 &&
                            o->pull_dtype != DCOMM_F16 && o->pull_dtype != DCOMM_BF16},
         {"timeout_s", !(o->timeout_s >= 0)},
@@ -144,7 +147,7 @@ static void dcommi_ps_take_opts(dcomm_ps *ps, const dcomm_ps_opts *o)
     ps->workers = ps->size - (o->dedicated ? ps->nservers : 0);
     ps->server = -1;
     for (int k = 0; k < ps->nservers; k++) {
-        if (dcommi_ps_server_rank(ps->size, ps->nservers, k) == ps->rank) {
+        if (dcommi_ps_server_rank(ps, k) == ps->rank) {
             ps->server = k;
         }
     }
@@ -203,7 +206,7 @@ static dcomm_status dcommi_ps_prepare(dcomm_ps *ps, const dcomm_ps_param *params
         }
     }
     for (int k = 0; k < ps->nservers; k++) {
-        ps->to[k].rank = dcommi_ps_server_rank(ps->size, ps->nservers, k);
+        ps->to[k].rank = dcommi_ps_server_rank(ps, k);
     }
     DCOMMI_TRY(ps->server >= 0 ? dcommi_ps_make_server(ps, params) : DCOMM_OK);
     return ps->server >= 0 && ps->works ? dcommi_context_need_thread(ps->comm->context) : DCOMM_OK;
@@ -249,6 +252,7 @@ static dcomm_status dcommi_ps_agree(const dcomm_ps *ps)
                {"opts.drop_tau", dcommi_ps_bits(o->drop_tau)},
                {"opts.quorum", (uint64_t)o->quorum},
                {"opts.deadline_s", dcommi_ps_bits(o->deadline_s)},
+               {"opts.replicas", (uint64_t)o->replicas},
                {"opts.pull_dtype", o->pull_dtype}};
     enum { N = sizeof all / sizeof *all };
     const char *names[N];
@@ -285,6 +289,9 @@ static dcomm_status dcommi_ps_end(dcomm_ps *ps)
     if (comm->service != NULL) {
         comm->service->on_failed(comm);
     }
+    if (ps->twin != NULL) {
+        ps->twin->twin = NULL;
+    }
     comm->service = NULL;
     comm->served = NULL;
     ps->closed = true;
@@ -294,14 +301,10 @@ static dcomm_status dcommi_ps_end(dcomm_ps *ps)
     return status;
 }
 
-DCOMM_API dcomm_status dcomm_ps_create(dcomm_comm *comm, const dcomm_ps_param *params,
-                                       size_t nparams, const dcomm_ps_opts *opts, dcomm_ps **ps_p)
+/* Create a parameter server whose rows are held by the servers `shift` further on. Collective. */
+static dcomm_status dcommi_ps_make(dcomm_comm *comm, const dcomm_ps_param *params, size_t nparams,
+                                   const dcomm_ps_opts *opts, int shift, dcomm_ps **ps_p)
 {
-    DCOMMI_NEED(comm);
-    DCOMMI_NEED(params);
-    DCOMMI_NEED(opts);
-    DCOMMI_NEED(ps_p);
-    *ps_p = NULL;
     dcomm_comm *own = NULL;
     DCOMMI_TRY(dcomm_comm_dup(comm, &own));
     dcomm_ps *ps = dcommi_alloc(sizeof *ps);
@@ -317,6 +320,7 @@ DCOMM_API dcomm_status dcomm_ps_create(dcomm_comm *comm, const dcomm_ps_param *p
     dcommi_comm_unlock(own);
     ps->rank = own->rank;
     ps->size = own->size;
+    ps->shift = shift;
     dcomm_status status = dcommi_all_good(own, dcommi_ps_prepare(ps, params, nparams, opts), 0);
     DCOMMI_THEN(status, dcommi_ps_agree(ps));
     if (status >= 0) {
@@ -402,40 +406,6 @@ static dcomm_status dcommi_ps_check_call(const char *what, const dcomm_ps *ps)
     DCOMMI_TRY(dcommi_check_no_group(what));
     const int poisoned = atomic_load_explicit(&ps->comm->poisoned, memory_order_acquire);
     return poisoned < 0 ? dcommi_fail((dcomm_status)poisoned, "%s", ps->comm->message) : DCOMM_OK;
-}
-
-DCOMM_API dcomm_status dcomm_ps_serve(dcomm_ps *ps)
-{
-    DCOMMI_TRY(dcommi_ps_check_call("dcomm_ps_serve", ps));
-    if (ps->server < 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_ps_serve: rank %d holds no rows: %d of %d ranks "
-                           "are servers",
-                           ps->rank, ps->nservers, ps->size);
-    }
-    return dcommi_ps_serve_all(ps, "dcomm_ps_serve");
-}
-
-DCOMM_API dcomm_status dcomm_ps_destroy(dcomm_ps **ps_p)
-{
-    if (ps_p == NULL || *ps_p == NULL) {
-        return DCOMM_OK;
-    }
-    DCOMMI_TRY(dcommi_check_fork());
-    dcomm_ps *ps = *ps_p;
-    *ps_p = NULL;
-    char why[DCOMMI_MESSAGE_MAX];
-    dcomm_status status = dcommi_ps_leave(ps);
-    if (ps->server >= 0) {
-        DCOMMI_THEN(status, dcommi_ps_serve_all(ps, "dcomm_ps_destroy"));
-    }
-    const double until = dcommi_now() + ps->opts.timeout_s;
-    while (dcommi_ps_leaving(ps) && dcommi_now() < until) {
-        dcommi_progress_or_yield(ps->comm->context);
-    }
-    snprintf(why, sizeof why, "%s", dcomm_last_error());
-    const dcomm_status ended = dcommi_ps_end(ps);
-    return status < 0 ? dcommi_fail(status, "%s", why) : ended;
 }
 
 #endif

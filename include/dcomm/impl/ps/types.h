@@ -126,6 +126,11 @@ struct dcomm_ps {
     dcommi_ps_param *params;
     bool works, left; /* this rank is a worker; it has left */
 
+    /* With opts.replicas: another parameter server of the same rows, each by the next server (shift
+     * 1). Its twin is the one that the caller has. NULL: there is none. */
+    dcomm_ps *twin;
+    int shift;
+
     int nservers;
     dcommi_ps_to *to;  /* [nservers] */
     uint64_t steps;    /* that it has ended */
@@ -150,12 +155,17 @@ struct dcomm_ps {
 
 /* ---- rows and servers ---- */
 
-/* Return the first of a server's rows; `rows` if there is no such server. */
+/* Return the first of a server's rows, of all rows and servers; `rows` if there is no such server.
+ */
+static uint64_t dcommi_ps_share(uint64_t rows, int servers, int server)
+{
+    const uint64_t n = (uint64_t)servers, k = (uint64_t)server, extra = rows % n;
+    return rows / n * k + (k < extra ? k : extra);
+}
+
 static uint64_t dcommi_ps_first(const dcomm_ps *ps, size_t i, int server)
 {
-    const uint64_t rows = ps->params[i].rows, n = (uint64_t)ps->nservers, k = (uint64_t)server;
-    const uint64_t extra = rows % n;
-    return rows / n * k + (k < extra ? k : extra);
+    return dcommi_ps_share(ps->params[i].rows, ps->nservers, server);
 }
 
 /* Return the server that holds a row. */
@@ -177,10 +187,10 @@ static size_t dcommi_ps_answer_row(const dcomm_ps *ps, size_t i)
     return (size_t)ps->params[i].cols * dcomm_dtype_size(ps->opts.pull_dtype);
 }
 
-/* Return the rank of a server. */
-static int dcommi_ps_server_rank(int size, int servers, int k)
+/* Return the rank of a server; of a replica, that of the next server. */
+static int dcommi_ps_server_rank(const dcomm_ps *ps, int k)
 {
-    return (int)((int64_t)k * size / servers);
+    return (int)((int64_t)((k + ps->shift) % ps->nservers) * ps->size / ps->nservers);
 }
 
 /* ---- ends ---- */
