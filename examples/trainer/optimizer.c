@@ -6,9 +6,9 @@
 
 static const float EPSILON = 1e-8f;
 
-/* Return the step's learning rate: it rises during the warm-up, then falls along a cosine to a
- * tenth. It is scaled by the number of ranks at the start: if some die, the batch stays. */
-static float rate_of(const trainer *t)
+/* The rate rises during the warm-up, then falls along a cosine to a tenth. It is scaled by the
+ * number of ranks at the start: if some die, the batch stays. */
+float optimizer_rate(const trainer *t)
 {
     const options *o = t->o;
     float progress = (float)t->step / (float)o->steps, ranks = (float)t->wanted;
@@ -101,7 +101,7 @@ static void update_adagrad(trainer *t, float rate)
 
 void optimizer_update(trainer *t)
 {
-    float rate = rate_of(t);
+    float rate = optimizer_rate(t);
     switch (t->o->kind) {
     case OPTIMIZER_SGD:
         update_sgd(t, rate);

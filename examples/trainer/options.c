@@ -10,7 +10,7 @@
 #include <string.h>
 
 /* The parts of the command line that have files of their own. */
-static const options_part *const parts[] = {&options_rules};
+static const options_part *const parts[] = {&options_modes, &options_rules};
 
 enum {
     PARTS = sizeof parts / sizeof parts[0],
@@ -211,7 +211,6 @@ int options_parse(options *o, int argc, char **argv, bool *done)
                    .layers = 2,
                    .heads = 4,
                    .momentum = 0.7f,
-                   .optimizer = "adam",
                    .grad_dtype = DCOMM_F32,
                    .slow_rank = -1,
                    .wrong_step = -1,

@@ -4,6 +4,7 @@
 
 #include "accident.h"
 #include "dcomm.h"
+#include "options_modes.h"
 
 #include <stdbool.h>
 
@@ -57,6 +58,7 @@ typedef struct options {
     int every;              /* steps between checkpoints */
     bool resume;            /* begin with the newest checkpoint */
     accidents accidents;
+    mode_options mode;
 } options;
 
 /* Parse the command line. Return 0, or EXIT_USAGE after an error message. Set *done after

@@ -19,6 +19,8 @@ typedef struct options_part {
     const char *(*check)(options *o);
 } options_part;
 
+/* A part may fill in what a later one has. */
+extern const options_part options_modes; /* options_modes.c */
 extern const options_part options_rules; /* options_rules.c */
 
 /* Parse a number with low <= value <= high. */

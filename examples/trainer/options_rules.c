@@ -144,6 +144,7 @@ static bool take(options *o, int val, const char *value)
 
 static const char *check(options *o)
 {
+    o->optimizer = o->optimizer != NULL ? o->optimizer : "adam";
     int i = find_optimizer(o->optimizer);
     o->kind = optimizers[i].kind;
     o->frozen = o->kind == OPTIMIZER_FROZEN;

@@ -144,6 +144,7 @@ dcomm_status step_update(trainer *t)
         model_params(t->model)[model_count(t->model) / 2] += 1e-3f;
     }
     t->losses[t->step] = (double)model_gradients(t->model)[model_count(t->model)] / t->o->batch;
+    t->shown = t->losses[t->step];
     t->step++;
     return DCOMM_OK;
 }

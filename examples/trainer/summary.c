@@ -1,6 +1,7 @@
 /* summary.c - the end of a run: its loss, traffic and checksum, printed and as JSON. */
 #define _GNU_SOURCE
 #include "files.h"
+#include "mode.h"
 #include "trainer.h"
 
 #include <inttypes.h>
@@ -61,7 +62,11 @@ static dcomm_status sum_up(trainer *t, summary *s)
         status = dcomm_allreduce(t->comm, DCOMM_IN_PLACE, &s->codec_seconds, 1, DCOMM_F64,
                                  DCOMM_AVG, NULL);
     }
-    return status >= 0 ? exchange_explain(&t->exchange, &s->algo) : status;
+    if (status >= 0) {
+        status = exchange_explain(&t->exchange, &s->algo);
+    }
+    s->algo = t->mode == &mode_ps ? "none" : s->algo;
+    return status;
 }
 
 dcomm_status summary_compute(trainer *t, summary *s)
@@ -130,21 +135,25 @@ static int write_json(const trainer *t, const summary *s)
         return EXIT_USAGE;
     }
     fprintf(file,
-            "{\"schema\":1,\"tool\":\"trainer\",\"nranks\":%d,\"algo\":\"%s\",\"codec\":\"%s\","
+            "{\"schema\":1,\"tool\":\"trainer\",\"mode\":\"%s\",\"nranks\":%d,\"algo\":\"%s\","
+            "\"codec\":\"%s\","
             "\"feedback\":\"%s\",\"optimizer\":\"%s\",\"exact_steps\":%d,\"seed\":%d,\"steps\":%d,"
             "\"batch\":%d,\"seq\":%d,\"bucket_kib\":%d,\"grad_dtype\":\"%s\",\"loss_scale\":%.9g,"
             "\"skipped\":%d,"
             "\"resumed\":%d,\"lost\":%d,\"joined\":%d,\"parameters\":%zu,\"final_loss\":%.9g,"
             "\"train_s\":%.6g,"
             "\"comm_s\":%.6g,\"codec_s\":%.6g,\"wire_bytes\":%" PRIu64
-            ",\"wire_bytes_total\":%" PRIu64 ",\"checksum\":\"%016" PRIx64 "\"",
-            t->nranks, s->algo, t->o->codec != NULL ? t->o->codec : "none",
+            ",\"wire_bytes_total\":%" PRIu64
+            ",\"staleness\":[%.6g,%.6g,%.6g],\"checksum\":\"%016" PRIx64 "\"",
+            t->mode != NULL ? t->o->mode.name : "data-parallel", t->nranks, s->algo,
+            t->o->codec != NULL ? t->o->codec : "none",
             t->o->feedback != NULL ? t->o->feedback : "none", t->o->optimizer,
             t->o->frozen ? t->o->exact_steps : 0, t->o->seed, t->o->steps, t->o->batch, t->o->seq,
             t->o->buckets, dcomm_dtype_name(t->o->grad_dtype),
             t->exchange.scaler != NULL ? dcomm_scaler_scale(t->exchange.scaler) : 1, t->skipped,
             t->resumed, t->lost, t->joined, model_count(t->model), s->loss, s->seconds,
-            s->comm_seconds, s->codec_seconds, s->wire_bytes, s->wire_total, s->checksum);
+            s->comm_seconds, s->codec_seconds, s->wire_bytes, s->wire_total, t->staleness[0],
+            t->staleness[1], t->staleness[2], s->checksum);
     write_measured(t, file);
     for (int i = 0; i < t->o->steps; i++) {
         fprintf(file, "%s%.6g", i > 0 ? "," : ",\"loss\":[", t->losses[i]);
@@ -158,10 +167,12 @@ int summary_write(trainer *t, const summary *s)
     if (t->o->sample > 0) {
         write_sample(t);
     }
-    printf("final loss %.4f (held-out text), %.1f s, of which all-reduce (%s) %.2f s, of which "
-           "the codec %.2f s\n"
+    bool server = t->mode == &mode_ps;
+    printf("final loss %.4f (held-out text), %.1f s, of which %s (%s) %.2f s, of which the codec "
+           "%.2f s\n"
            "%.1f MB on the wire per rank, weights %016" PRIx64 " %s all ranks\n",
-           s->loss, s->seconds, s->algo, s->comm_seconds, s->codec_seconds,
+           s->loss, s->seconds, server ? "parameter server" : "all-reduce",
+           server ? t->o->mode.name : s->algo, s->comm_seconds, s->codec_seconds,
            (double)s->wire_bytes * 1e-6, s->checksum, s->equal ? "equal on" : "DIFFER between");
     balance_report(t);
     noise_report(t);

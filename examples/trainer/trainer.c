@@ -6,6 +6,7 @@
 #include "checkpoint.h"
 #include "elastic.h"
 #include "hash.h"
+#include "mode.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -108,20 +109,22 @@ static dcomm_status train(trainer *t)
     int last = t->step;
     dcomm_status status = DCOMM_OK;
     while (t->step < t->o->steps && status >= 0 && !t->differ) {
-        status = step_together(t);
-        int done = t->step;
+        status = t->mode != NULL ? t->mode->step(t) : step_together(t);
+        int done = t->step, logged_step = done - done % t->o->log_every;
         if (status >= 0 && t->rank == 0 &&
-            (done % t->o->log_every == 0 || done == t->o->steps || done == 1)) {
+            (logged_step > last || done == t->o->steps || done == 1)) {
             double seconds = now() - logged;
             double tokens = (double)(done - last) * t->o->batch * t->o->seq;
-            printf("step %5d  loss %.4f  %8.0f tokens/s  all-reduce %6.2f ms\n", done,
-                   t->losses[done - 1], tokens / seconds,
-                   (t->comm_seconds - comm_logged) / (done - last) * 1e3);
+            printf("step %5d  loss %.4f  %8.0f tokens/s  all-reduce %6.2f ms\n", done, t->shown,
+                   tokens / seconds, (t->comm_seconds - comm_logged) / (done - last) * 1e3);
             fflush(stdout);
             logged = now();
             comm_logged = t->comm_seconds;
             last = done;
         }
+    }
+    if (status >= 0 && t->mode != NULL) {
+        status = mode_finish(t);
     }
     return status >= 0 ? checkpoint_step(t, true) : status;
 }
@@ -180,6 +183,10 @@ static int run(trainer *t)
     int result = elastic_joins() ? join(t) : start(t);
     if (result != EXIT_GOOD) {
         return result;
+    }
+    t->mode = mode_of(t->o);
+    if (t->mode != NULL && t->mode->open(t) < 0) {
+        return comm_failed(t, t->o->mode.name);
     }
     if (dcomm_comm_get_stats(t->comm, &t->before) < 0) {
         return comm_failed(t, "statistics");
@@ -274,6 +281,9 @@ int main(int argc, char **argv)
                      : refused(&t, dcomm_last_error()); /* a codec, or feedback */
     }
     checkpoint_close(&t);
+    if (t.mode != NULL) {
+        t.mode->close(&t);
+    }
     exchange_close(&t.exchange);
     dcomm_comm_destroy(&t.comm);
     model_destroy(t.model);

@@ -24,7 +24,8 @@ typedef struct trainer {
     text text;
     model *model;
     float *momentum, *variance; /* state of the optimizer; see optimizer_freeze */
-    double *losses;             /* loss of each step */
+    double *losses;             /* loss of each step; see mode.h */
+    double shown;               /* loss of the last step, as far as this rank knows it */
     int step;                   /* number of steps that are done; -1: this rank has no state yet */
     int skipped;                /* number of skipped steps */
     int resumed;                /* the step that a checkpoint was read of */
@@ -38,6 +39,9 @@ typedef struct trainer {
     bool differ;                   /* the ranks' weights differ, see hash.h */
     balance balance;
     noise noise;
+    const struct mode *mode; /* NULL: data-parallel */
+    void *mode_state;        /* the mode's own */
+    double staleness[3];     /* of pushes to a parameter server: p50, p95, p99, see ps.h's tau */
 } trainer;
 
 double now(void);
@@ -68,6 +72,8 @@ dcomm_status step_update(trainer *t);
 
 /* ---- optimizer.c ---- */
 
+/* Return the learning rate of step t->step. */
+float optimizer_rate(const trainer *t);
 /* Return true if the variance is constant in this step. */
 bool optimizer_frozen(const trainer *t);
 /* Make the variance constant from now on. Store the inverse of its root in its place, and give

@@ -165,6 +165,13 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_clock(dcomm_ps *ps);
  * Errors: DCOMM_ERR_INVALID (this rank holds no rows), DCOMM_ERR_TIMEOUT (see dcomm_ps_destroy). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_serve(dcomm_ps *ps);
 
+/* Change the learning rate by which this rank updates the rows that it holds, from now on. Each
+ * server calls it; a rank without rows may, too. With staleness 0, a worker that calls it after
+ * a pull and before it ends its clock sets the rate of that clock's update.
+ *
+ * Errors: DCOMM_ERR_INVALID (lr is not above 0, or the update is DCOMM_PS_ELASTIC). */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_set_lr(dcomm_ps *ps, double lr);
+
 #define DCOMM_PS_TAUS 64 /* delays that the histogram tells apart; the last has longer ones */
 
 /* The work of a rank so far. */

@@ -183,6 +183,22 @@ DCOMM_API dcomm_status dcomm_ps_clock(dcomm_ps *ps)
     return DCOMM_OK;
 }
 
+/* ---- the learning rate ---- */
+
+DCOMM_API dcomm_status dcomm_ps_set_lr(dcomm_ps *ps, double lr)
+{
+    DCOMMI_NEED(ps);
+    DCOMMI_TRY(dcommi_check_fork());
+    if (ps->opts.update == DCOMM_PS_ELASTIC || !dcommi_ps_positive(lr)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_ps_set_lr: %g is no rate of update %d", lr,
+                           (int)ps->opts.update);
+    }
+    dcommi_token_take(ps->comm->context); /* whoever has it may be updating */
+    ps->opts.lr = lr;
+    dcommi_token_release(ps->comm->context);
+    return DCOMM_OK;
+}
+
 /* ---- statistics ---- */
 
 /* Return the delay that a share of all pushes does not exceed. */
