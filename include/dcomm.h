@@ -3738,6 +3738,13 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_clock(dcomm_ps *ps);
  * Errors: DCOMM_ERR_INVALID (this rank holds no rows), DCOMM_ERR_TIMEOUT (see dcomm_ps_destroy). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_serve(dcomm_ps *ps);
 
+/* Change the learning rate by which this rank updates the rows that it holds, from now on. Each
+ * server calls it; a rank without rows may, too. With staleness 0, a worker that calls it after
+ * a pull and before it ends its clock sets the rate of that clock's update.
+ *
+ * Errors: DCOMM_ERR_INVALID (lr is not above 0, or the update is DCOMM_PS_ELASTIC). */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_set_lr(dcomm_ps *ps, double lr);
+
 #define DCOMM_PS_TAUS 64 /* delays that the histogram tells apart; the last has longer ones */
 
 /* The work of a rank so far. */
@@ -66508,6 +66515,20 @@ DCOMM_API dcomm_status dcomm_ps_clock(dcomm_ps *ps)
         ps->twin->at_clock = clock;
     }
     dcommi_token_release(context);
+    return DCOMM_OK;
+}
+/* ---- the learning rate ---- */
+DCOMM_API dcomm_status dcomm_ps_set_lr(dcomm_ps *ps, double lr)
+{
+    DCOMMI_NEED(ps);
+    DCOMMI_TRY(dcommi_check_fork());
+    if (ps->opts.update == DCOMM_PS_ELASTIC || !dcommi_ps_positive(lr)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_ps_set_lr: %g is no rate of update %d", lr,
+                           (int)ps->opts.update);
+    }
+    dcommi_token_take(ps->comm->context); /* whoever has it may be updating */
+    ps->opts.lr = lr;
+    dcommi_token_release(ps->comm->context);
     return DCOMM_OK;
 }
 /* ---- statistics ---- */
