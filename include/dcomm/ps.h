@@ -102,6 +102,14 @@ typedef struct dcomm_ps_opts {
      * All workers see the same (default: 0, f32). */
     dcomm_dtype pull_dtype;
 
+    /* Spec of the codec that encodes pushes (compress.h); copied. Each worker keeps what the codec
+     * drops, by parameter and row, and adds it to the next push of the row (error feedback, see
+     * feedback.h's classic variant). So nothing is lost, but it comes later. Parameters of fewer
+     * than 2,048 elements stay exact. Not for DCOMM_PS_ELASTIC; not powersgd, which needs the same
+     * tensor in each step (default: NULL or "none", exact). */
+    const char *codec;
+    uint64_t codec_seed; /* seed of the codec's random numbers (default: 0) */
+
     double timeout_s; /* seconds for each push and pull; and in dcomm_ps_destroy and dcomm_ps_serve
                          without any message from a worker (default: the communicator's) */
 } dcomm_ps_opts;
@@ -109,8 +117,8 @@ typedef struct dcomm_ps_opts {
 /* Create a parameter server; collective. `comm`, params and opts are not needed afterwards.
  * Errors, on all ranks: DCOMM_ERR_INVALID (a bad parameter or option on some rank),
  * DCOMM_ERR_MISMATCH (they differ: the sentence names the first that does), DCOMM_ERR_UNSUPPORTED
- * (the dtype), DCOMM_ERR_NO_MEMORY. The other ranks are not told if comm, params, opts or ps_p is
- * NULL. */
+ * (the dtype or the codec), DCOMM_ERR_NO_MEMORY. The other ranks are not told if comm, params, opts
+ * or ps_p is NULL. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_create(dcomm_comm *comm, const dcomm_ps_param *params,
                                                      size_t nparams, const dcomm_ps_opts *opts,
                                                      dcomm_ps **ps_p);

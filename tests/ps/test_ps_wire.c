@@ -53,6 +53,22 @@ Test(ps_wire, lists)
     cr_expect(!dcommi_ps_valid_list(&tables[1], far, 1));
 }
 
+/* A codec's wire has a longest length, and the codec itself judges a shorter one. */
+Test(ps_wire, encoded)
+{
+    dcomm_codec *codec = NULL;
+    cr_assert_eq(dcomm_codec_create("f16", &codec), DCOMM_OK);
+    params[1].codec = codec;
+    cr_expect(valid(DCOMMI_PS_PUSH, 0, 1, 10, 5, 5 * 6));
+    cr_expect(valid(DCOMMI_PS_PUSH, 0, 1, 10, 5, 5 * 6 - 1));
+    cr_expect(!valid(DCOMMI_PS_PUSH, 0, 1, 10, 5, 5 * 6 + 1), "long");
+    cr_expect(valid(DCOMMI_PS_PUSH, 1, 1, 0, 3, 3 * (8 + 6)));
+    cr_expect(!valid(DCOMMI_PS_PUSH, 1, 1, 0, 3, 3 * 8 - 1), "shorter than its list");
+    cr_expect(!valid(DCOMMI_PS_PULL, 0, 1, 10, 5, 1), "a pull with values");
+    params[1].codec = NULL;
+    dcomm_codec_destroy(&codec);
+}
+
 Test(ps_wire, without_rows)
 {
     cr_expect(valid(DCOMMI_PS_CLOCK, 0, 0, 0, 0, 0));

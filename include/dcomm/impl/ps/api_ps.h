@@ -27,8 +27,12 @@ static dcomm_status dcommi_ps_start(dcomm_ps *ps, const char *what, bool pulls, 
     *call = (dcommi_ps_call){
         .pulls = pulls, .began = now, .until = now + ps->opts.timeout_s, .place = s->place};
     dcommi_ps_piece *pieces = dcommi_ps_pieces(ps, call, s, buf);
+    const bool coded = !pulls && ps->params[s->i].codec != NULL;
+    dcomm_status status = pieces == NULL ? DCOMM_ERR_NO_MEMORY
+                          : coded        ? dcommi_ps_encode_room(ps, pieces)
+                                         : DCOMM_OK;
     dcommi_comm_lock(ps->comm);
-    dcommi_run *run = pieces != NULL ? dcommi_run_new(ps->comm) : NULL;
+    dcommi_run *run = status == DCOMM_OK ? dcommi_run_new(ps->comm) : NULL;
     dcommi_comm_unlock(ps->comm);
     if (run == NULL) {
         while (pieces != NULL) {
@@ -44,6 +48,9 @@ static dcomm_status dcommi_ps_start(dcomm_ps *ps, const char *what, bool pulls, 
     run->stream = DCOMMI_STREAM_P2P;
     run->p2p_peer = -1;
     run->signature.coll = pulls ? DCOMM_COLL_RECV : DCOMM_COLL_SEND;
+    if (coded) {
+        dcommi_ps_encode(ps, pieces);
+    }
     dcommi_ps_count(ps, pulls, pieces);
     dcommi_ps_launch(ps, pieces);
     if (request_p != NULL) {

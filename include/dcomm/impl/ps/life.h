@@ -93,6 +93,7 @@ static dcomm_status dcommi_ps_check_opts(const dcomm_ps *ps, const dcomm_ps_opts
         {"deadline_s", !(o->deadline_s >= 0) || (!bsp && o->deadline_s > 0)},
         {"pull_dtype", o->pull_dtype != 0 && o->pull_dtype != DCOMM_F32 &&
                            o->pull_dtype != DCOMM_F16 && o->pull_dtype != DCOMM_BF16},
+        {"codec", elastic && o->codec != NULL}, /* no residual belongs to a copy */
         {"timeout_s", !(o->timeout_s >= 0)},
     };
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
@@ -205,6 +206,7 @@ static dcomm_status dcommi_ps_prepare(dcomm_ps *ps, const dcomm_ps_param *params
     for (int k = 0; k < ps->nservers; k++) {
         ps->to[k].rank = dcommi_ps_server_rank(ps->size, ps->nservers, k);
     }
+    DCOMMI_TRY(dcommi_ps_codec_make(ps, opts->codec));
     DCOMMI_TRY(ps->server >= 0 ? dcommi_ps_make_server(ps, params) : DCOMM_OK);
     return ps->server >= 0 && ps->works ? dcommi_context_need_thread(ps->comm->context) : DCOMM_OK;
 }
@@ -249,7 +251,9 @@ static dcomm_status dcommi_ps_agree(const dcomm_ps *ps)
                {"opts.drop_tau", dcommi_ps_bits(o->drop_tau)},
                {"opts.quorum", (uint64_t)o->quorum},
                {"opts.deadline_s", dcommi_ps_bits(o->deadline_s)},
-               {"opts.pull_dtype", o->pull_dtype}};
+               {"opts.pull_dtype", o->pull_dtype},
+               {"opts.codec", o->codec != NULL ? dcommi_mix_text(0, o->codec) : 0},
+               {"opts.codec_seed", o->codec_seed}};
     enum { N = sizeof all / sizeof *all };
     const char *names[N];
     uint64_t own[N];

@@ -4,6 +4,7 @@
 #define DCOMMI_PS_SERVER_H
 
 #include "../engine/silence.h"
+#include "encode.h"
 #include "store.h"
 
 /* ---- answers ---- */
@@ -324,6 +325,15 @@ static void dcommi_ps_from_pump(dcomm_ps *ps, int worker)
             !dcommi_ps_valid_list(&ps->tables[h->tag], (const uint64_t *)(const void *)job->data,
                                   h->b)) {
             dcommi_ps_refuse(ps, worker, "sent a list of rows that cannot be right");
+            return;
+        }
+        const bool coded = h->slot == DCOMMI_PS_PUSH && ps->params[h->tag].codec != NULL;
+        const dcomm_status status = coded ? dcommi_ps_decode(ps, job) : DCOMM_OK;
+        if (status == DCOMM_ERR_NO_MEMORY) {
+            return; /* dcommi_ps_server_check tries again */
+        }
+        if (status < 0) {
+            dcommi_ps_refuse(ps, worker, "sent encoded rows that cannot be right");
             return;
         }
         f->queue = job->next;

@@ -54,8 +54,7 @@ static inline uint64_t dcommi_ps_row(const dcommi_ps_table *t, const dcommi_head
 /* Return the values of a message, behind its list. */
 static inline const float *dcommi_ps_values(const dcommi_header *h, const uint8_t *data)
 {
-    return (const float *)(const void *)(data +
-                                         (h->stage == 1 ? (size_t)h->b * sizeof(uint64_t) : 0));
+    return (const float *)(const void *)(data + dcommi_ps_list_bytes(h));
 }
 
 /* ---- one update per push ---- */

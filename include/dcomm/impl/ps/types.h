@@ -3,7 +3,7 @@
  * Messages are of type SERVICE; `slot` says which. A worker numbers its messages to each server
  * (seq), and the server handles them in this order, although long ones may arrive late:
  *   PUSH    rows a to a + b - 1 of parameter `tag`, or b rows that are listed (stage = 1, a = 0);
- *           payload = the list, ascending, and the rows
+ *           payload = the list, ascending, and the rows, or their wire if there is a codec
  *   PULL    the same rows; payload = the list
  *   CLOCK   the worker has ended a clock
  *   LEAVE   the worker has left
@@ -114,6 +114,9 @@ typedef struct dcommi_ps_from {
 typedef struct dcommi_ps_param {
     char *name;
     uint64_t rows, cols;
+    const dcomm_codec *codec; /* of pushes; NULL: they are exact */
+    float *residual;          /* a worker's, of all rows: what the codec has dropped */
+    uint64_t encodings;       /* pushes that this worker has encoded */
 } dcommi_ps_param;
 
 struct dcomm_ps {
@@ -124,7 +127,10 @@ struct dcomm_ps {
     dcomm_ps_opts opts;
     size_t nparams;
     dcommi_ps_param *params;
-    bool works, left; /* this rank is a worker; it has left */
+    bool works, left;   /* this rank is a worker; it has left */
+    dcomm_codec *codec; /* of opts.codec; NULL: none */
+    void *room;         /* to encode in */
+    size_t room_bytes;
 
     int nservers;
     dcommi_ps_to *to; /* [nservers] */
@@ -189,6 +195,7 @@ static void dcommi_ps_free(dcomm_ps *ps)
     dcomm_comm *comm = ps->comm;
     for (size_t i = 0; ps->params != NULL && i < ps->nparams; i++) {
         dcommi_free(ps->params[i].name);
+        dcommi_free(ps->params[i].residual);
     }
     for (size_t i = 0; ps->tables != NULL && i < ps->nparams; i++) {
         dcommi_ps_table *t = &ps->tables[i];
@@ -200,11 +207,12 @@ static void dcommi_ps_free(dcomm_ps *ps)
     for (int r = 0; ps->from != NULL && r < ps->size; r++) {
         dcommi_free(ps->from[r].seen);
     }
-    void *all[] = {ps->params,  ps->to,       ps->tables, ps->updates,    ps->sum,
-                   ps->touched, ps->clock.of, ps->from,   ps->last_counts};
+    void *all[] = {ps->params,  ps->to,       ps->tables, ps->updates,     ps->sum,
+                   ps->touched, ps->clock.of, ps->from,   ps->last_counts, ps->room};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         dcommi_free(all[i]);
     }
+    dcomm_codec_destroy(&ps->codec);
     dcommi_free(ps);
     dcommi_comm_unref(comm);
 }

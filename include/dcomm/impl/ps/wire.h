@@ -25,6 +25,20 @@ static void dcommi_ps_uncast(float *values, const void *wire, size_t n, dcomm_dt
     }
 }
 
+/* Return the bytes of a message's list of rows. */
+static inline size_t dcommi_ps_list_bytes(const dcommi_header *h)
+{
+    return h->stage == 1 ? (size_t)h->b * sizeof(uint64_t) : 0;
+}
+
+/* Return the bytes of n rows in a push, behind the list; a codec's wire may be shorter. */
+static size_t dcommi_ps_push_bytes(const dcomm_ps *ps, size_t i, size_t n)
+{
+    const dcommi_ps_param *p = &ps->params[i];
+    return p->codec != NULL ? dcomm_codec_max_bytes(p->codec, n * (size_t)p->cols)
+                            : n * dcommi_ps_row_bytes(ps, i);
+}
+
 /* Return true if a worker's message can be right, as far as its header tells. Its payload is then
  * at most that of this server's rows. */
 static bool dcommi_ps_valid(const dcomm_ps *ps, const dcommi_header *h, size_t len)
@@ -37,11 +51,13 @@ static bool dcommi_ps_valid(const dcomm_ps *ps, const dcommi_header *h, size_t l
         return false;
     }
     const dcommi_ps_table *t = &ps->tables[h->tag];
-    const size_t list = h->stage == 1 ? (size_t)h->b * sizeof(uint64_t) : 0;
+    const size_t list = dcommi_ps_list_bytes(h);
     if (h->b < 1 || h->b > t->rows) {
         return false;
     }
-    return len == list + (pushes ? (size_t)h->b * dcommi_ps_row_bytes(ps, h->tag) : 0) &&
+    const size_t rows = pushes ? dcommi_ps_push_bytes(ps, h->tag, (size_t)h->b) : 0;
+    const bool may_be_shorter = pushes && ps->params[h->tag].codec != NULL;
+    return len >= list && (may_be_shorter ? len - list <= rows : len - list == rows) &&
            (h->stage == 1 ? h->a == 0 : h->a >= t->first && h->a - t->first <= t->rows - h->b);
 }
 

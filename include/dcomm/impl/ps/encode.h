@@ -1,0 +1,141 @@
+/* encode.h - pushes with a codec: a worker encodes rows together with what the codec has dropped of
+ * them before (error feedback), a server decodes them. */
+#ifndef DCOMMI_PS_ENCODE_H
+#define DCOMMI_PS_ENCODE_H
+
+#include "../feedback/feedback.h"
+#include "wire.h"
+
+/* Make the codec of opts.codec, and a residual of zeros for each parameter that it encodes. */
+static dcomm_status dcommi_ps_codec_make(dcomm_ps *ps, const char *spec)
+{
+    ps->opts.codec = NULL;
+    if (spec == NULL || strcmp(spec, "none") == 0) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcomm_codec_create(spec, &ps->codec));
+    spec = ps->opts.codec = dcomm_codec_spec(ps->codec);
+    if (ps->codec->automatic || ps->codec->ops->state != NULL) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "dcomm_ps_create: opts.codec \"%.80s\": %s", spec,
+                           ps->codec->automatic
+                               ? "only an all-reduce decides about a codec; leave out \"auto\""
+                               : "it needs the same tensor in each step, and pushes are of any "
+                                 "rows");
+    }
+    for (size_t i = 0; i < ps->nparams; i++) {
+        dcommi_ps_param *p = &ps->params[i];
+        const size_t n = (size_t)(p->rows * p->cols);
+        dcomm_codec_info info;
+        DCOMMI_TRY(dcomm_codec_get_info(ps->codec, n, &info));
+        if (n < DCOMMI_CODED_MIN) {
+            continue;
+        }
+        if (dcommi_feedback_grows(&info)) {
+            return dcommi_fail(DCOMM_ERR_INVALID,
+                               "dcomm_ps_create: opts.codec \"%.80s\": residuals of \"%.80s\" "
+                               "would grow without bound, because its variance factor is %.3g, "
+                               "which must be below 1",
+                               spec, p->name, info.omega);
+        }
+        p->codec = ps->codec;
+        p->residual = ps->works ? dcommi_calloc(n, sizeof *p->residual) : NULL;
+        if (ps->works && p->residual == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+    }
+    return DCOMM_OK;
+}
+
+/* ---- the worker's side ---- */
+
+/* Return the codec's workspace for a piece, in bytes; behind it, a list has room for its rows and
+ * their residuals. */
+static size_t dcommi_ps_workspace(const dcommi_ps_piece *piece, size_t n)
+{
+    const dcommi_ps_param *p = &piece->ps->params[piece->header.tag];
+    return dcommi_size_lines(dcomm_codec_workspace_bytes(p->codec, n));
+}
+
+/* Make room to encode a push. Without memory, nothing has been encoded. */
+static dcomm_status dcommi_ps_encode_room(dcomm_ps *ps, const dcommi_ps_piece *piece)
+{
+    size_t most = 0;
+    for (; piece != NULL; piece = piece->next) {
+        const size_t n = (size_t)(piece->header.b * ps->params[piece->header.tag].cols);
+        const size_t bytes =
+            dcommi_ps_workspace(piece, n) + (piece->place != NULL ? 2 * n * sizeof(float) : 0);
+        most = bytes > most ? bytes : most;
+    }
+    if (most > ps->room_bytes) {
+        dcommi_free(ps->room);
+        ps->room = dcommi_alloc_raw(most);
+        ps->room_bytes = ps->room != NULL ? most : 0;
+    }
+    return most <= ps->room_bytes ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+}
+
+/* Encode the rows of a piece: the gradient and what was dropped before. Keep what is dropped now.
+ * Cannot fail: the gradient is finite, and there is room. */
+static void dcommi_ps_encode_piece(dcomm_ps *ps, dcommi_ps_piece *piece)
+{
+    dcommi_ps_param *p = &ps->params[piece->header.tag];
+    const size_t rows = (size_t)piece->header.b, cols = (size_t)p->cols, n = rows * cols;
+    const uint64_t *list = piece->place != NULL ? piece->packed : NULL;
+    const size_t list_bytes = list != NULL ? rows * sizeof *list : 0;
+    const uint64_t first = list != NULL ? list[0] : piece->header.a;
+    const dcomm_codec_key key = {.seed = ps->opts.codec_seed,
+                                 .step = p->encodings,
+                                 .first = first * cols,
+                                 .rank = (uint32_t)ps->rank,
+                                 .tensor = piece->header.tag};
+    const float *x = piece->out;
+    float *kept = p->residual + first * cols;
+    float *room = (float *)(void *)((uint8_t *)ps->room + dcommi_ps_workspace(piece, n));
+    for (size_t j = 0; j < rows && list != NULL; j++) {
+        memcpy(room + j * cols, piece->out + piece->place[j] * cols, cols * sizeof *room);
+        memcpy(room + n + j * cols, p->residual + list[j] * cols, cols * sizeof *room);
+    }
+    x = list != NULL ? room : x;
+    kept = list != NULL ? room + n : kept;
+    size_t bytes = 0;
+    dcomm_encode_feedback(p->codec, x, kept, kept, n, &key, (uint8_t *)piece->packed + list_bytes,
+                          piece->len - list_bytes, &bytes, ps->room, NULL);
+    for (size_t j = 0; j < rows && list != NULL; j++) {
+        memcpy(p->residual + list[j] * cols, kept + j * cols, cols * sizeof *room);
+    }
+    piece->len = list_bytes + bytes;
+}
+
+/* Encode all pieces of a push. */
+static void dcommi_ps_encode(dcomm_ps *ps, dcommi_ps_piece *piece)
+{
+    const size_t i = piece->header.tag;
+    for (; piece != NULL; piece = piece->next) {
+        dcommi_ps_encode_piece(ps, piece);
+    }
+    ps->params[i].encodings++;
+}
+
+/* ---- the server's side ---- */
+
+/* Replace the wire of a push by the rows that it stands for. Nothing changes without memory. */
+static dcomm_status dcommi_ps_decode(const dcomm_ps *ps, dcommi_ps_job *job)
+{
+    const dcommi_ps_param *p = &ps->params[job->header.tag];
+    const size_t n = (size_t)(job->header.b * p->cols), list = dcommi_ps_list_bytes(&job->header);
+    uint8_t *data = dcommi_alloc_raw(list + n * sizeof(float));
+    dcomm_status status = data != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    DCOMMI_THEN(status, dcomm_decode(p->codec, job->data + list, job->len - list,
+                                     (float *)(void *)(data + list), n));
+    if (status < 0) {
+        dcommi_free(data);
+        return status;
+    }
+    memcpy(data, job->data, list);
+    dcommi_free(job->data);
+    job->data = data;
+    job->len = list + n * sizeof(float);
+    return DCOMM_OK;
+}
+
+#endif
