@@ -12,8 +12,8 @@
  *
  * Consistency. A worker's clock is the number of its dcomm_ps_clock calls. With staleness s, a pull
  * at clock c sees all pushes of all living workers at clocks below c - s, and this worker's own.
- * - s = 0: bulk-synchronous (BSP). The pushes of a clock are averaged in rank order, and
- *   the average updates the rows once. All workers see the same values.
+ * - s = 0: bulk-synchronous (BSP). Each worker's pushes of a clock are added up, the sums are
+ *   averaged in rank order, and the average updates the rows once. All workers see the same values.
  * - s > 0: stale-synchronous (SSP). Each push updates the rows at once.
  * - DCOMM_PS_ASYNC: the same, and no pull ever waits.
  *

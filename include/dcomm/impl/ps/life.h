@@ -169,7 +169,10 @@ static dcomm_status dcommi_ps_make_server(dcomm_ps *ps, const dcomm_ps_param *pa
     }
     for (int r = 0; r < ps->size; r++) {
         ps->from[r].seen = dcommi_calloc(ps->nparams, 2 * sizeof(uint64_t));
-        if (ps->from[r].seen == NULL) {
+        if (ps->opts.staleness == 0) {
+            ps->from[r].stash = dcommi_calloc(ps->nparams, sizeof *ps->from[r].stash);
+        }
+        if (ps->from[r].seen == NULL || (ps->opts.staleness == 0 && ps->from[r].stash == NULL)) {
             return DCOMM_ERR_NO_MEMORY;
         }
         ps->from[r].own = ps->from[r].seen + ps->nparams;

@@ -97,16 +97,23 @@ typedef struct dcommi_ps_job {
     uint8_t *data;
     bool fetching, dropped;
     bool whole;       /* PUSH: its worker has ended the clock that it was pushed in */
+    uint64_t pushes;  /* PUSH: that it is the sum of */
     double next_told; /* PULL: when the worker is told whom it waits for */
 } dcommi_ps_job;
+
+/* BSP: a worker's pushes to a parameter that count in the open clock, in their order. */
+typedef struct dcommi_ps_stash {
+    dcommi_ps_job *first, *last;
+    size_t bytes;
+} dcommi_ps_stash;
 
 /* A worker, as a server sees it. */
 typedef struct dcommi_ps_from {
     dcommi_ps_job *queue; /* by number */
     uint64_t next, acked; /* messages handled; that it has been told of */
     size_t queued;
-    dcommi_ps_job *stash; /* BSP: pushes that count in the open clock */
-    uint64_t *seen, *own; /* [nparams] all updates at its last pull, and its own since */
+    dcommi_ps_stash *stash; /* [nparams] NULL: not BSP */
+    uint64_t *seen, *own;   /* [nparams] all updates at its last pull, and its own since */
 } dcommi_ps_from;
 
 /* ---- both ---- */
@@ -190,6 +197,15 @@ static int dcommi_ps_server_rank(int size, int servers, int k)
 
 /* ---- ends ---- */
 
+static void dcommi_ps_job_free(dcommi_ps_job *job)
+{
+    if (job->desc != NULL) {
+        job->transport->call->release(job->transport, job->desc);
+    }
+    dcommi_free(job->data);
+    dcommi_free(job);
+}
+
 static void dcommi_ps_free(dcomm_ps *ps)
 {
     dcomm_comm *comm = ps->comm;
@@ -206,6 +222,7 @@ static void dcommi_ps_free(dcomm_ps *ps)
     }
     for (int r = 0; ps->from != NULL && r < ps->size; r++) {
         dcommi_free(ps->from[r].seen);
+        dcommi_free(ps->from[r].stash);
     }
     void *all[] = {ps->params,  ps->to,       ps->tables, ps->updates,     ps->sum,
                    ps->touched, ps->clock.of, ps->from,   ps->last_counts, ps->room};
