@@ -58,10 +58,30 @@ typedef enum dcomm_ps_update {
     DCOMM_PS_ADAGRAD = 2,  /* a += g g; w -= lr g / (sqrt(a) + eps) */
     DCOMM_PS_ADAM = 3,     /* Kingma and Ba's, with bias correction by the number of the row's
                               updates */
-    DCOMM_PS_ELASTIC = 4 /* g is a worker's copy of w: w += rho (g - w). Zhang's elastic averaging;
-                            its alpha is rho / workers, because each copy counts for itself. Not
-                            with staleness 0 */
+    DCOMM_PS_ELASTIC = 4, /* g is a worker's copy of w: w += rho (g - w). Zhang's elastic averaging;
+                             its alpha is rho / workers, because each copy counts for itself. Not
+                             with staleness 0 */
+    DCOMM_PS_CALLBACK = 5 /* opts.update_fn does it */
 } dcomm_ps_update;
+
+#define DCOMM_PS_STATES 4 /* opts.update_states, at most */
+
+/* The rows that an update changes. */
+typedef struct dcomm_ps_update_info {
+    size_t i;                      /* the parameter */
+    uint64_t first;                /* number of the first row */
+    size_t nrows, cols;            /* rows, and elements of a row */
+    float scale;                   /* factor on g: 1 with staleness 0, else weight / workers */
+    float *state[DCOMM_PS_STATES]; /* opts.update_states numbers for each value of w, as w lies;
+                                      zeros at the beginning; the others are NULL */
+} dcomm_ps_update_info;
+
+/* Update rows of a server's: change w by the gradient g, both [n], n = nrows * cols. It is called
+ * on the rank that holds the rows, by any of its threads, one at a time for a parameter server; a
+ * row once for each clock (staleness 0) or push. It must not call dcomm: calls return
+ * DCOMM_ERR_INVALID. */
+typedef void (*dcomm_ps_update_fn)(float *w, const float *g, size_t n,
+                                   const dcomm_ps_update_info *info, void *user);
 
 /* The weight of a push, by its delay tau: the number of the other workers' updates of this
  * parameter on this server since the pull that it rests on, divided by the number of workers. */
@@ -81,11 +101,15 @@ typedef struct dcomm_ps_opts {
     int staleness; /* s, or DCOMM_PS_ASYNC (default: 0, bulk-synchronous) */
 
     dcomm_ps_update update; /* (default: DCOMM_PS_SGD) */
-    double lr;              /* learning rate, above 0; not for DCOMM_PS_ELASTIC */
+    double lr;              /* learning rate, above 0; not for DCOMM_PS_ELASTIC and _CALLBACK */
     double momentum;        /* of DCOMM_PS_MOMENTUM (default: 0) */
     double beta1, beta2;    /* of DCOMM_PS_ADAM (default: 0.9, 0.999) */
     double eps;             /* of DCOMM_PS_ADAGRAD and DCOMM_PS_ADAM (default: 1e-8) */
     double rho;             /* of DCOMM_PS_ELASTIC, above 0, at most 1 */
+    dcomm_ps_update_fn update_fn; /* of DCOMM_PS_CALLBACK, on every rank */
+    void *update_user;            /* passed to update_fn */
+    int update_states; /* of DCOMM_PS_CALLBACK: numbers that a server keeps for each value, for
+                          update_fn (default: 0) */
 
     dcomm_ps_weight weight; /* of a push; not with staleness 0 (default: DCOMM_PS_WEIGHT_ONE) */
     double weight_ref;      /* of DCOMM_PS_WEIGHT_HALVED, above 0 */

@@ -69,6 +69,7 @@ static bool dcommi_ps_positive(double x)
 static dcomm_status dcommi_ps_check_opts(const dcomm_ps *ps, const dcomm_ps_opts *o)
 {
     const bool elastic = o->update == DCOMM_PS_ELASTIC, bsp = o->staleness == 0;
+    const bool own = o->update == DCOMM_PS_CALLBACK;
     const int servers = o->servers > 0 ? o->servers : ps->size;
     const int workers = ps->size - (o->dedicated ? servers : 0);
     const struct {
@@ -78,9 +79,11 @@ static dcomm_status dcommi_ps_check_opts(const dcomm_ps *ps, const dcomm_ps_opts
         {"servers", o->servers < 0 || o->servers > ps->size},
         {"dedicated", workers < 1},
         {"staleness", o->staleness < DCOMM_PS_ASYNC},
-        {"update", (unsigned)o->update > DCOMM_PS_ELASTIC || (elastic && bsp)},
+        {"update", (unsigned)o->update > DCOMM_PS_CALLBACK || (elastic && bsp)},
+        {"update_fn", own != (o->update_fn != NULL)},
+        {"update_states", o->update_states < 0 || o->update_states > (own ? DCOMM_PS_STATES : 0)},
         {"rho", elastic && !(o->rho > 0 && o->rho <= 1)},
-        {"lr", !elastic && !dcommi_ps_positive(o->lr)},
+        {"lr", !elastic && !own && !dcommi_ps_positive(o->lr)},
         {"momentum", !(o->momentum >= 0 && o->momentum < 1)},
         {"beta1", !(o->beta1 >= 0 && o->beta1 < 1)},
         {"beta2", !(o->beta2 >= 0 && o->beta2 < 1)},
@@ -243,6 +246,7 @@ static dcomm_status dcommi_ps_agree(const dcomm_ps *ps)
                {"opts.dedicated", o->dedicated},
                {"opts.staleness", (uint64_t)o->staleness},
                {"opts.update", o->update},
+               {"opts.update_states", (uint64_t)o->update_states},
                {"opts.lr", dcommi_ps_bits(o->lr)},
                {"opts.momentum", dcommi_ps_bits(o->momentum)},
                {"opts.beta1", dcommi_ps_bits(o->beta1)},

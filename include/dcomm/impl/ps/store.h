@@ -16,12 +16,13 @@ static dcomm_status dcommi_ps_store_make(dcomm_ps *ps, const dcomm_ps_param *par
     }
     for (size_t i = 0; i < ps->nparams; i++) {
         dcommi_ps_table *t = &ps->tables[i];
+        t->i = i;
         t->first = dcommi_ps_first(ps, i, ps->server);
         t->rows = dcommi_ps_first(ps, i, ps->server + 1) - t->first;
         t->cols = ps->params[i].cols;
         const size_t n = (size_t)(t->rows * t->cols);
         bool bad = (t->value = dcommi_calloc(n, sizeof(float))) == NULL;
-        for (int s = 0; s < dcommi_ps_states(ps->opts.update) && !bad; s++) {
+        for (int s = 0; s < dcommi_ps_states(&ps->opts) && !bad; s++) {
             bad = (t->state[s] = dcommi_calloc(n, sizeof(float))) == NULL;
         }
         if (!bad && ps->opts.update == DCOMM_PS_ADAM) {

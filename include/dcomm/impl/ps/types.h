@@ -216,8 +216,9 @@ static void dcommi_ps_free(dcomm_ps *ps)
     for (size_t i = 0; ps->tables != NULL && i < ps->nparams; i++) {
         dcommi_ps_table *t = &ps->tables[i];
         dcommi_free(t->value);
-        dcommi_free(t->state[0]);
-        dcommi_free(t->state[1]);
+        for (int s = 0; s < DCOMM_PS_STATES; s++) {
+            dcommi_free(t->state[s]);
+        }
         dcommi_free(t->updates);
     }
     for (int r = 0; ps->from != NULL && r < ps->size; r++) {
