@@ -43,7 +43,10 @@ typedef struct dcomm_ps dcomm_ps;
 typedef struct dcomm_ps_param {
     const char *name;  /* for errors; copied (default: "param" and its number) */
     size_t rows, cols; /* rows, and elements of a row; both at least 1 */
-    dcomm_dtype dtype; /* of values and gradients: DCOMM_F32; there is no default */
+    /* Of values and gradients, here and on the wire: DCOMM_F32, DCOMM_F16 or DCOMM_BF16. A server
+     * keeps f32 for all, in which small steps count, and rounds what it answers to nearest even;
+     * beyond 65504 f16 is infinite. There is no default. */
+    dcomm_dtype dtype;
     const void *init; /* [rows * cols] initial values, of which a server reads its own rows; read in
                          dcomm_ps_create (default: NULL, zeros) */
 } dcomm_ps_param;
@@ -121,9 +124,9 @@ typedef struct dcomm_ps_opts {
     int quorum;        /* (default: 0, all that are alive) */
     double deadline_s; /* seconds (default: 0, no limit) */
 
-    /* Type of pulled values on the wire: DCOMM_F16 and DCOMM_BF16 halve a pull's bytes. The server
-     * rounds its f32 values to nearest even, also for its own rank; beyond 65504 f16 is infinite.
-     * All workers see the same (default: 0, f32). */
+    /* Type on the wire of pulled values of f32 parameters: DCOMM_F16 and DCOMM_BF16 halve a pull's
+     * bytes. They are rounded as those of such a type are, also for the server's own rank, so all
+     * workers see the same (default: 0, f32). */
     dcomm_dtype pull_dtype;
 
     /* Spec of the codec that encodes pushes (compress.h); copied. Each worker keeps what the codec

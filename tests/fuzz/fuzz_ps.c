@@ -26,7 +26,8 @@ static const char *const codecs[] = {"qsgd:bits=8", "topk:k=0.01"};
 
 static dcomm_ps *make_ps(dcomm_comm *comm, uint8_t how)
 {
-    const dcomm_ps_param params[2] = {{.rows = ROWS, .cols = COLS, .dtype = DCOMM_F32},
+    const dcomm_dtype small = how & 64 ? DCOMM_F16 : DCOMM_F32;
+    const dcomm_ps_param params[2] = {{.rows = ROWS, .cols = COLS, .dtype = small},
                                       {.rows = 2, .cols = WIDE, .dtype = DCOMM_F32}};
     const dcomm_ps_opts opts = {.servers = how & 1 ? RANKS : 1,
                                 .staleness = how >> 1 & 3 ? (how >> 1 & 3) - 2 : 0,
@@ -83,7 +84,7 @@ static size_t rows_of_push(const dcomm_ps *ps, const dcommi_header *h, uint8_t *
     static float x[4 * WIDE];
     const dcommi_ps_param *p = &ps->params[h->tag];
     const size_t n = (size_t)(h->b * p->cols);
-    size_t len = n * sizeof *x;
+    size_t len = n * dcomm_dtype_size(p->dtype);
     if (p->codec != NULL) {
         const uint8_t at = take(in);
         x[at] = take(in);

@@ -6,7 +6,8 @@
 #include <criterion/criterion.h>
 
 /* This server holds rows 10 to 14, of 3 columns, of the second of two parameters. */
-static dcommi_ps_param params[] = {{.rows = 1, .cols = 1}, {.rows = 20, .cols = 3}};
+static dcommi_ps_param params[] = {{.rows = 1, .cols = 1, .dtype = DCOMM_F32},
+                                   {.rows = 20, .cols = 3, .dtype = DCOMM_F32}};
 static dcommi_ps_table tables[] = {{.rows = 0, .cols = 1}, {.first = 10, .rows = 5, .cols = 3}};
 static const dcomm_ps ps = {.nparams = 2, .params = params, .tables = tables};
 
@@ -32,6 +33,16 @@ Test(ps_wire, ranges)
     cr_expect(!valid(PULL, 0, 1, 10, UINT64_MAX, 0), "very many rows");
     cr_expect(!valid(PULL, 0, 2, 10, 1, 0), "no such parameter");
     cr_expect(!valid(PULL, 0, 0, 0, 1, 0), "a parameter without rows here");
+}
+
+/* Rows of 16 bits are half as long. */
+Test(ps_wire, types)
+{
+    params[1].dtype = DCOMM_BF16;
+    cr_expect(valid(DCOMMI_PS_PUSH, 0, 1, 10, 5, 5 * 6));
+    cr_expect(!valid(DCOMMI_PS_PUSH, 0, 1, 10, 5, 5 * 12));
+    cr_expect(valid(DCOMMI_PS_PUSH, 1, 1, 0, 3, 3 * (8 + 6)));
+    params[1].dtype = DCOMM_F32;
 }
 
 Test(ps_wire, lists)

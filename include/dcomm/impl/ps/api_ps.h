@@ -2,6 +2,7 @@
 #ifndef DCOMMI_API_PS_H
 #define DCOMMI_API_PS_H
 
+#include "../base/scan.h"
 #include "calls.h"
 #include "life.h"
 
@@ -105,16 +106,17 @@ static dcomm_status dcommi_ps_check_rows(const char *what, const dcomm_ps *ps, s
 
 /* Refuse a gradient that has a NaN or an infinity: it would spread to all workers. */
 static dcomm_status dcommi_ps_check_grad(const char *what, const dcomm_ps *ps, size_t i,
-                                         const float *grad, size_t nrows)
+                                         const void *grad, size_t nrows)
 {
+    const dcomm_dtype dtype = ps->params[i].dtype;
     const size_t cols = (size_t)ps->params[i].cols, n = nrows * cols;
-    const size_t at = dcommi_ps_not_finite(grad, n);
-    return at == n
-               ? DCOMM_OK
-               : dcommi_fail(
-                     DCOMM_ERR_INVALID,
-                     "%s: rank %d: element %zu of row %zu of the gradient of \"%.80s\" is %g", what,
-                     ps->rank, at % cols, at / cols, ps->params[i].name, (double)grad[at]);
+    const size_t at = dcommi_scan(grad, n, dtype);
+    return at == n ? DCOMM_OK
+                   : dcommi_fail(
+                         DCOMM_ERR_INVALID,
+                         "%s: rank %d: element %zu of row %zu of the gradient of \"%.80s\" is %g",
+                         what, ps->rank, at % cols, at / cols, ps->params[i].name,
+                         dcommi_load_real(grad, at, dtype));
 }
 
 /* Push or pull a range of rows. */

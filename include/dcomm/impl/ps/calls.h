@@ -101,7 +101,7 @@ static dcommi_ps_piece *dcommi_ps_piece_make(dcomm_ps *ps, dcommi_ps_call *call,
                                     .a = s->list != NULL ? 0 : s->first + from,
                                     .b = n};
     piece->place = s->list != NULL ? s->place + from : NULL;
-    piece->out = (float *)(void *)(s->list != NULL ? buf : buf + from * row);
+    piece->out = s->list != NULL ? buf : buf + from * row;
     if (s->list != NULL || (!call->pulls && ps->params[s->i].codec != NULL)) {
         if (dcommi_ps_pack(ps, piece, s, from, call->pulls ? NULL : buf) < 0) {
             dcommi_ps_piece_free(piece);
@@ -158,16 +158,6 @@ static void dcommi_ps_launch(dcomm_ps *ps, dcommi_ps_piece *piece)
     }
     dcommi_progress(context);
     dcommi_token_release(context);
-}
-
-/* Return the first element that is a NaN or an infinity; n if there is none. */
-static size_t dcommi_ps_not_finite(const float *x, size_t n)
-{
-    size_t at = 0;
-    while (at < n && !dcommi_f32_nonfinite(x[at])) {
-        at++;
-    }
-    return at;
 }
 
 /* Send a message without rows to all servers. */

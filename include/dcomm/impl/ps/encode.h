@@ -1,5 +1,5 @@
-/* encode.h - pushes with a codec: a worker encodes rows together with what the codec has dropped of
- * them before (error feedback), a server decodes them. */
+/* encode.h - rows of a push as they travel. With a codec, a worker encodes them together with what
+ * the codec has dropped of them before (error feedback). A server makes them f32 again. */
 #ifndef DCOMMI_PS_ENCODE_H
 #define DCOMMI_PS_ENCODE_H
 
@@ -48,8 +48,14 @@ static dcomm_status dcommi_ps_codec_make(dcomm_ps *ps, const char *spec)
 
 /* ---- the worker's side ---- */
 
-/* Return the codec's workspace for a piece, in bytes; behind it, a list has room for its rows and
- * their residuals. */
+/* Return true if the rows of a piece must be brought together as f32 to be encoded. */
+static bool dcommi_ps_gathers(const dcommi_ps_piece *piece)
+{
+    return piece->place != NULL || piece->ps->params[piece->header.tag].dtype != DCOMM_F32;
+}
+
+/* Return the codec's workspace for a piece, in bytes; behind it is room for gathered rows and their
+ * residuals. */
 static size_t dcommi_ps_workspace(const dcommi_ps_piece *piece, size_t n)
 {
     const dcommi_ps_param *p = &piece->ps->params[piece->header.tag];
@@ -63,7 +69,7 @@ static dcomm_status dcommi_ps_encode_room(dcomm_ps *ps, const dcommi_ps_piece *p
     for (; piece != NULL; piece = piece->next) {
         const size_t n = (size_t)(piece->header.b * ps->params[piece->header.tag].cols);
         const size_t bytes =
-            dcommi_ps_workspace(piece, n) + (piece->place != NULL ? 2 * n * sizeof(float) : 0);
+            dcommi_ps_workspace(piece, n) + (dcommi_ps_gathers(piece) ? 2 * n * sizeof(float) : 0);
         most = bytes > most ? bytes : most;
     }
     if (most > ps->room_bytes) {
@@ -88,20 +94,25 @@ static void dcommi_ps_encode_piece(dcomm_ps *ps, dcommi_ps_piece *piece)
                                  .first = first * cols,
                                  .rank = (uint32_t)ps->rank,
                                  .tensor = piece->header.tag};
-    const float *x = piece->out;
+    const bool gathers = dcommi_ps_gathers(piece);
+    const float *x = (const float *)(const void *)piece->out;
     float *kept = p->residual + first * cols;
     float *room = (float *)(void *)((uint8_t *)ps->room + dcommi_ps_workspace(piece, n));
-    for (size_t j = 0; j < rows && list != NULL; j++) {
-        memcpy(room + j * cols, piece->out + piece->place[j] * cols, cols * sizeof *room);
-        memcpy(room + n + j * cols, p->residual + list[j] * cols, cols * sizeof *room);
+    for (size_t j = 0; j < rows && gathers; j++) {
+        const size_t at = list != NULL ? piece->place[j] : j;
+        const uint64_t row = list != NULL ? list[j] : first + j;
+        dcommi_ps_uncast(room + j * cols, piece->out + at * dcommi_ps_row_bytes(ps, key.tensor),
+                         cols, p->dtype);
+        memcpy(room + n + j * cols, p->residual + row * cols, cols * sizeof *room);
     }
-    x = list != NULL ? room : x;
-    kept = list != NULL ? room + n : kept;
+    x = gathers ? room : x;
+    kept = gathers ? room + n : kept;
     size_t bytes = 0;
     dcomm_encode_feedback(p->codec, x, kept, kept, n, &key, (uint8_t *)piece->packed + list_bytes,
                           piece->len - list_bytes, &bytes, ps->room, NULL);
-    for (size_t j = 0; j < rows && list != NULL; j++) {
-        memcpy(p->residual + list[j] * cols, kept + j * cols, cols * sizeof *room);
+    for (size_t j = 0; j < rows && gathers; j++) {
+        const uint64_t row = list != NULL ? list[j] : first + j;
+        memcpy(p->residual + row * cols, kept + j * cols, cols * sizeof *room);
     }
     piece->len = list_bytes + bytes;
 }
@@ -118,15 +129,22 @@ static void dcommi_ps_encode(dcomm_ps *ps, dcommi_ps_piece *piece)
 
 /* ---- the server's side ---- */
 
-/* Replace the wire of a push by the rows that it stands for. Nothing changes without memory. */
-static dcomm_status dcommi_ps_decode(const dcomm_ps *ps, dcommi_ps_job *job)
+/* Make the rows of a push f32, unless they are. Nothing changes without memory. */
+static dcomm_status dcommi_ps_unpack(const dcomm_ps *ps, dcommi_ps_job *job)
 {
     const dcommi_ps_param *p = &ps->params[job->header.tag];
     const size_t n = (size_t)(job->header.b * p->cols), list = dcommi_ps_list_bytes(&job->header);
+    if (p->codec == NULL && p->dtype == DCOMM_F32) {
+        return DCOMM_OK;
+    }
     uint8_t *data = dcommi_alloc_raw(list + n * sizeof(float));
+    float *rows = (float *)(void *)(data + list);
     dcomm_status status = data != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
-    DCOMMI_THEN(status, dcomm_decode(p->codec, job->data + list, job->len - list,
-                                     (float *)(void *)(data + list), n));
+    if (status == DCOMM_OK && p->codec != NULL) {
+        status = dcomm_decode(p->codec, job->data + list, job->len - list, rows, n);
+    } else if (status == DCOMM_OK) {
+        dcommi_ps_uncast(rows, job->data + list, n, p->dtype);
+    }
     if (status < 0) {
         dcommi_free(data);
         return status;

@@ -126,10 +126,10 @@ static dcomm_status dcommi_ps_check_params(const dcomm_ps_param *params, size_t 
                                "dcomm_ps_create: parameter %zu has %zu rows of %zu elements", i,
                                p->rows, p->cols);
         }
-        if (p->dtype != DCOMM_F32) {
+        if (p->dtype != DCOMM_F32 && p->dtype != DCOMM_F16 && p->dtype != DCOMM_BF16) {
             return dcommi_fail(
                 DCOMM_ERR_UNSUPPORTED,
-                "dcomm_ps_create: parameter %zu is of dtype %s; only f32 is supported", i,
+                "dcomm_ps_create: parameter %zu is of dtype %s; it can be f32, f16 or bf16", i,
                 dcomm_dtype_name(p->dtype));
         }
     }
@@ -204,6 +204,8 @@ static dcomm_status dcommi_ps_prepare(dcomm_ps *ps, const dcomm_ps_param *params
         snprintf(name, sizeof name, "param%zu", i);
         ps->params[i].rows = params[i].rows;
         ps->params[i].cols = params[i].cols;
+        ps->params[i].dtype = params[i].dtype;
+        ps->params[i].pulled = params[i].dtype == DCOMM_F32 ? ps->opts.pull_dtype : params[i].dtype;
         ps->params[i].name = dcommi_strdup(params[i].name != NULL ? params[i].name : name);
         if (ps->params[i].name == NULL) {
             return DCOMM_ERR_NO_MEMORY;
@@ -221,8 +223,9 @@ static uint64_t dcommi_ps_params_hash(const dcomm_ps *ps)
 {
     uint64_t h = ps->nparams;
     for (size_t i = 0; i < ps->nparams; i++) {
-        h = dcommi_mix_text(dcommi_mix(dcommi_mix(h, ps->params[i].rows), ps->params[i].cols),
-                            ps->params[i].name);
+        const dcommi_ps_param *p = &ps->params[i];
+        h = dcommi_mix(dcommi_mix(dcommi_mix(h, p->rows), p->cols), p->dtype);
+        h = dcommi_mix_text(h, p->name);
     }
     return h;
 }

@@ -65,7 +65,7 @@ static bool dcommi_ps_answer(dcomm_ps *ps, const dcommi_ps_job *job)
     reply->op = (dcommi_op){.done = dcommi_ps_replied};
     reply->ps = ps;
     reply->len = len;
-    dcommi_ps_copy(t, &job->header, job->data, reply->values, ps->opts.pull_dtype);
+    dcommi_ps_copy(t, &job->header, job->data, reply->values, ps->params[h.tag].pulled);
     f->seen[h.tag] = ps->updates[h.tag];
     f->own[h.tag] = 0;
     if (job->from == ps->rank) {
@@ -292,8 +292,8 @@ static void dcommi_ps_from_pump(dcomm_ps *ps, int worker)
             dcommi_ps_refuse(ps, worker, "sent a list of rows that cannot be right");
             return;
         }
-        const bool coded = h->slot == DCOMMI_PS_PUSH && ps->params[h->tag].codec != NULL;
-        const dcomm_status status = coded ? dcommi_ps_decode(ps, job) : DCOMM_OK;
+        const dcomm_status status =
+            h->slot == DCOMMI_PS_PUSH ? dcommi_ps_unpack(ps, job) : DCOMM_OK;
         if (status == DCOMM_ERR_NO_MEMORY) {
             return; /* dcommi_ps_server_check tries again */
         }

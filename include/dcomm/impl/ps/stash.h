@@ -9,7 +9,7 @@
  * listed. Added up they take twice that at most, so adding them is seldom. */
 static size_t dcommi_ps_stash_bound(const dcomm_ps *ps, size_t i)
 {
-    const size_t row = sizeof(uint64_t) + dcommi_ps_row_bytes(ps, i);
+    const size_t row = sizeof(uint64_t) + (size_t)ps->tables[i].cols * sizeof(float);
     return 3 * ((size_t)ps->tables[i].rows * row + sizeof(dcommi_ps_job));
 }
 
@@ -43,7 +43,7 @@ static uint64_t dcommi_ps_touched_from(const dcomm_ps *ps, uint64_t r, uint64_t 
 static dcommi_ps_job *dcommi_ps_sum_take(dcomm_ps *ps, size_t i)
 {
     const dcommi_ps_table *t = &ps->tables[i];
-    const size_t row = dcommi_ps_row_bytes(ps, i);
+    const size_t row = (size_t)t->cols * sizeof(float);
     size_t n = 0;
     for (uint64_t r = 0; (r = dcommi_ps_touched_from(ps, r, t->rows)) < t->rows; r++) {
         n++;

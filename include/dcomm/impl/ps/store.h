@@ -31,8 +31,10 @@ static dcomm_status dcommi_ps_store_make(dcomm_ps *ps, const dcomm_ps_param *par
         if (bad) {
             return DCOMM_ERR_NO_MEMORY;
         }
-        if (params[i].init != NULL && n > 0) {
-            memcpy(t->value, (const float *)params[i].init + t->first * t->cols, n * sizeof(float));
+        const uint8_t *init = params[i].init;
+        if (init != NULL && n > 0) {
+            const size_t before = (size_t)t->first * dcommi_ps_row_bytes(ps, i);
+            dcommi_ps_uncast(t->value, init + before, n, ps->params[i].dtype);
         }
         most = n > most ? n : most;
         most_rows = t->rows > most_rows ? (size_t)t->rows : most_rows;

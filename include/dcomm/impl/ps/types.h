@@ -62,10 +62,10 @@ typedef struct dcommi_ps_piece {
     const void *data; /* payload: `packed`, or the caller's */
     size_t len;
     void *packed;
-    float *out;    /* PULL: where the first row goes; with a list: the caller's memory */
+    uint8_t *out;  /* where the first row is or goes; with a list: the caller's memory */
     size_t *place; /* of the rows; NULL: one behind another */
     size_t bytes;  /* of the values; PULL: as in the answer */
-    void *fetched; /* the values of a list or of 16 bits, before they are put in place */
+    void *fetched; /* values of a list, or of another type, before they are put in place */
     bool sending, fetching;
     bool waits;  /* for values */
     int awaited; /* the rank that the server waits for; -1: not told */
@@ -121,6 +121,8 @@ typedef struct dcommi_ps_from {
 typedef struct dcommi_ps_param {
     char *name;
     uint64_t rows, cols;
+    dcomm_dtype dtype;        /* of the caller's memory, and of pushes without a codec */
+    dcomm_dtype pulled;       /* of answers to pulls */
     const dcomm_codec *codec; /* of pushes; NULL: they are exact */
     float *residual;          /* a worker's, of all rows: what the codec has dropped */
     uint64_t encodings;       /* pushes that this worker has encoded */
@@ -178,15 +180,16 @@ static int dcommi_ps_holder(const dcomm_ps *ps, size_t i, uint64_t row)
     return (int)(row < longer ? row / (each + 1) : extra + (row - longer) / each);
 }
 
+/* Return the bytes of a row in the caller's memory. */
 static size_t dcommi_ps_row_bytes(const dcomm_ps *ps, size_t i)
 {
-    return (size_t)ps->params[i].cols * sizeof(float);
+    return (size_t)ps->params[i].cols * dcomm_dtype_size(ps->params[i].dtype);
 }
 
 /* Return the bytes of a row in an answer to a pull. */
 static size_t dcommi_ps_answer_row(const dcomm_ps *ps, size_t i)
 {
-    return (size_t)ps->params[i].cols * dcomm_dtype_size(ps->opts.pull_dtype);
+    return (size_t)ps->params[i].cols * dcomm_dtype_size(ps->params[i].pulled);
 }
 
 /* Return the rank of a server. */

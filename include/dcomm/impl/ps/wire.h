@@ -1,11 +1,11 @@
-/* wire.h - the form of values in answers to pulls, and checks of messages from other ranks. */
+/* wire.h - the form of values in messages, and checks of messages from other ranks. */
 #ifndef DCOMMI_PS_WIRE_H
 #define DCOMMI_PS_WIRE_H
 
 #include "../base/convert.h"
 #include "types.h"
 
-/* Write n values as answers to pulls have them. */
+/* Write n values as messages have them. */
 static void dcommi_ps_cast(void *wire, const float *values, size_t n, dcomm_dtype dtype)
 {
     if (dtype == DCOMM_F32) {
@@ -15,7 +15,7 @@ static void dcommi_ps_cast(void *wire, const float *values, size_t n, dcomm_dtyp
     }
 }
 
-/* Read n values of an answer. */
+/* Read n values of a message, or of the caller's. */
 static void dcommi_ps_uncast(float *values, const void *wire, size_t n, dcomm_dtype dtype)
 {
     if (dtype == DCOMM_F32) {
