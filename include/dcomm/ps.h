@@ -137,8 +137,11 @@ typedef struct dcomm_ps_opts {
     const char *codec;
     uint64_t codec_seed; /* seed of the codec's random numbers (default: 0) */
 
-    double timeout_s; /* seconds for each push and pull; and in dcomm_ps_destroy and dcomm_ps_serve
-                         without any message from a worker (default: the communicator's) */
+    /* Seconds for each pull, and for each push while it waits for its turn: 64 messages to a server
+     * may be under way. A push that the transport already holds does not time out. It ends when the
+     * transport gives the gradient back, or when its server is lost. And in dcomm_ps_destroy and
+     * dcomm_ps_serve: seconds without any message from a worker (default: the communicator's). */
+    double timeout_s;
 } dcomm_ps_opts;
 
 /* Create a parameter server; collective. `comm`, params and opts are not needed afterwards.
