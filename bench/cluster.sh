@@ -14,7 +14,7 @@
 #   --peer dcomm|openmpi|mpich|gloo|ucc|intelmpi|oneccl  whose launcher starts PROGRAM (dcomm). The
 #                         PROGRAM called peer-perf is the one that times this peer (bench/peers)
 #   --limit               measure the link's goodput first (ucx_perftest); with the rows of
-#                         dcomm-perf and of peers, print the time that the links alone need
+#                         dcomm-perf, dcomm-ps and of peers, print the time that the links alone need
 #   --outside             run PROGRAM once, outside of the hosts; cluster.sh inside it uses them
 #   --on H                run PROGRAM once, on host H (from 0)
 #   --timeout S           end the run after S seconds, with 124
@@ -292,6 +292,8 @@ annotate() {
                 times["allgather"] = times["reduce_scatter"] = 1 }
         function need(op, bytes) { return times[op] * (m - 1) / m * bytes / rate * 1e6 }
         /^# dcomm .*: / { op = $0; sub(/^# dcomm [^:]*: /, "", op); sub(/,.*/, "", op) }
+        /^# dcomm-ps: / { ps = 1 } # its last column has the bytes that the busiest link carries
+        ps && $1 ~ /^[0-9]+$/ && NF == 7 { us = $7 / rate * 1e12; median = $4 * 1e3 }
         $1 ~ /^[0-9]+$/ && NF >= 14 { us = need(op, $1); median = $7 } # dcomm-perf --wide
         $1 ~ /^[0-9]+$/ && NF == 9 { us = need(op, $1); median = $6 }
         $2 ~ /^[0-9]+$/ && NF == 5 { us = need($1, $2); median = $5 }

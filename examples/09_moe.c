@@ -1,264 +1,255 @@
 /* 09_moe.c - a mixture of experts that learns to predict the next byte of a text. Tokens and
  * experts are spread over the ranks. Then each rank trains the whole model alone, and compares the
- * losses. */
-#include "dcomm.h"
+ * losses.
+ *
+ *     09_moe [--k 1|2] [--aux] [--noise] [--replicas] [TEXT]
+ *
+ * --k 1 routes as Switch does (Fedus et al., 2021), --k 2 as GShard (Lepikhin et al., 2020), which
+ * is the default. --aux adds their auxiliary loss, and compares the experts' loads with those of a
+ * run without. --noise disturbs the router's inputs. --replicas gives busy experts a second copy on
+ * the rank that has least to do. */
+#include "comm.h"
+#include "moe_model.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-enum { BYTES = 128, HIDDEN = 24, EXPERTS = 8, K = 2, TOKENS = 256, STEPS = 40 };
+enum { EVERY = 10, LAST = 10 }; /* steps from one placement to the next; steps that are averaged */
 
-static const float rate = 1.5f;
+/* The exchanges of the layer, and averages over the last steps. */
+typedef struct layer {
+    dcomm_comm *comm;
+    dcomm_moe *moe;
+    bool replicas;
+    int owner[EXPERTS + COPIES];
+    double pairs[EXPERTS + COPIES]; /* share of all pairs of token and expert in this step */
+    double spread;                  /* standard deviation of the experts' loads, over their mean */
+    double heaviest, without;       /* load of the busiest rank, over the mean; without copies */
+} layer;
 
-/* The weights that every rank has: the embeddings of bytes, the router, and the output layer. */
-typedef struct dense {
-    float last[BYTES][HIDDEN], before[BYTES][HIDDEN];
-    float router[HIDDEN][EXPERTS], out[HIDDEN][BYTES];
-} dense;
-
-typedef struct model {
-    dense value, grad;
-    float expert[EXPERTS][HIDDEN][HIDDEN]; /* a rank trains only its own experts */
-    float x[TOKENS][HIDDEN], y[TOKENS][HIDDEN], dy[TOKENS][HIDDEN], dx[TOKENS][HIDDEN];
-    int32_t chosen[TOKENS][K];
-    float weight[TOKENS][K], dweight[TOKENS][K];
-    float given[TOKENS * K][HIDDEN]; /* outputs of this rank's experts */
-    double loss[STEPS];
-} model;
-
-static float noise(uint32_t *state)
+/* Return the share of all pairs that a rank's first n experts have. */
+static double share_of(const layer *l, const double *pairs, int n, int rank)
 {
-    *state = *state * 1664525u + 1013904223u;
-    return (float)(*state >> 8) / 16777216 - 0.5f;
+    double sum = 0;
+    for (int e = 0; e < n; e++) {
+        sum += l->owner[e] == rank ? pairs[e] : 0;
+    }
+    return sum;
 }
 
-static void start(model *m)
+/* Return the rank that has most, or least. */
+static int extreme_rank(const layer *l, const double *pairs, int n, bool most)
 {
-    uint32_t state = 1;
-    float *all = (float *)&m->value;
-    for (size_t i = 0; i < sizeof m->value / sizeof(float); i++) {
-        all[i] = noise(&state);
+    int best = 0;
+    for (int r = 1; r < dcomm_comm_size(l->comm); r++) {
+        const double off = share_of(l, pairs, n, r) - share_of(l, pairs, n, best);
+        best = (most ? off : -off) > 0 ? r : best;
+    }
+    return best;
+}
+
+/* Note each expert's share of all pairs. Every rank knows the counts of all, by the routing. */
+static void observe(model *m, layer *l, int step)
+{
+    dcomm_moe_stats stats;
+    double whole[EXPERTS], square = 0;
+    CHECK(dcomm_moe_get_stats(l->moe, &stats));
+    memset(m->part, 0, sizeof m->part);
+    for (int e = 0; e < EXPERTS + m->ncopies; e++) {
+        l->pairs[e] = (double)stats.demand[e] / (double)stats.asked;
+        m->part[expert_of(m, e)] += (float)l->pairs[e];
     }
     for (int e = 0; e < EXPERTS; e++) {
-        for (int i = 0; i < HIDDEN; i++) {
-            for (int o = 0; o < HIDDEN; o++) {
-                m->expert[e][i][o] = 0.5f * noise(&state);
-            }
-        }
+        whole[e] = m->part[e];
+        square += (whole[e] * EXPERTS - 1) * (whole[e] * EXPERTS - 1) / EXPERTS;
+    }
+    if (step >= STEPS - LAST) {
+        const int size = dcomm_comm_size(l->comm), n = EXPERTS + m->ncopies;
+        const int busiest = extreme_rank(l, l->pairs, n, true);
+        const int before = extreme_rank(l, whole, EXPERTS, true);
+        l->spread += sqrt(square) / LAST;
+        l->heaviest += share_of(l, l->pairs, n, busiest) * size / LAST;
+        l->without += share_of(l, whole, EXPERTS, before) * size / LAST;
     }
 }
 
-/* Compute the row of token t, and choose the K experts with the highest scores for it. */
-static void route(model *m, int t, const unsigned char *text)
+static void create(const model *m, layer *l)
 {
-    float score[EXPERTS] = {0}, sum = 0;
-    for (int h = 0; h < HIDDEN; h++) {
-        m->x[t][h] = m->value.last[text[1] % BYTES][h] + m->value.before[text[0] % BYTES][h];
+    const dcomm_moe_opts opts = {.experts = (size_t)(EXPERTS + m->ncopies),
+                                 .hidden = HIDDEN,
+                                 .k = m->k,
+                                 .dtype = DCOMM_F32,
+                                 .owner = l->owner};
+    CHECK(dcomm_moe_create(l->comm, &opts, &l->moe));
+}
+
+/* Copy the busiest expert of the busiest rank to the rank that has least, if that helps; then the
+ * next one. All ranks decide alike. */
+static void place_copies(model *m, layer *l)
+{
+    for (int e = 0; e < EXPERTS; e++) {
+        l->pairs[e] = m->part[e];
+    }
+    for (m->ncopies = 0; m->ncopies < COPIES; m->ncopies++) {
+        const int n = EXPERTS + m->ncopies, heavy = extreme_rank(l, l->pairs, n, true);
+        const int light = extreme_rank(l, l->pairs, n, false);
+        int busiest = -1;
         for (int e = 0; e < EXPERTS; e++) {
-            score[e] += m->x[t][h] * m->value.router[h][e];
+            const bool copied = m->ncopies > 0 && m->copied[0] == e;
+            if (l->owner[e] == heavy && !copied &&
+                (busiest < 0 || l->pairs[e] > l->pairs[busiest])) {
+                busiest = e;
+            }
         }
-    }
-    for (int j = 0; j < K; j++) {
-        int best = -1;
-        for (int e = 0; e < EXPERTS; e++) {
-            bool taken = j > 0 && m->chosen[t][0] == e;
-            best = !taken && (best < 0 || score[e] > score[best]) ? e : best;
+        if (busiest < 0 || share_of(l, l->pairs, n, light) + l->pairs[busiest] / 2 >=
+                               share_of(l, l->pairs, n, heavy)) {
+            break;
         }
-        m->chosen[t][j] = best;
-        m->weight[t][j] = expf(score[best]);
-        sum += m->weight[t][j];
+        l->owner[n] = light;
+        m->copied[m->ncopies] = busiest;
+        l->pairs[n] = l->pairs[busiest] /= 2;
+        CHECK(dcomm_broadcast(l->comm, m->expert[busiest], m->expert[busiest], HIDDEN * HIDDEN,
+                              DCOMM_F32, l->owner[busiest], NULL));
     }
-    for (int j = 0; j < K; j++) {
-        m->weight[t][j] /= sum;
-    }
+    CHECK(dcomm_moe_destroy(&l->moe));
+    create(m, l);
 }
 
-/* Run this rank's experts: given = tanh(row * expert) for each of their rows. */
-static void forward_experts(model *m, const dcomm_moe_batch *b)
+/* Do this rank's part of a step, on `tokens` tokens from `text` on, of which `first` is the number
+ * of the first. Return the loss over all ranks. */
+static double train_step(model *m, layer *l, int step, int first, int tokens,
+                         const unsigned char *text)
 {
-    const float(*row)[HIDDEN] = b->rows;
-    for (size_t l = 0; l < b->nexperts; l++) {
-        for (size_t r = b->first[l]; r < b->first[l + 1]; r++) {
-            for (int o = 0; o < HIDDEN; o++) {
-                float sum = 0;
-                for (int i = 0; i < HIDDEN; i++) {
-                    sum += row[r][i] * m->expert[b->experts[l]][i][o];
-                }
-                m->given[r][o] = tanhf(sum);
-            }
-        }
+    dcomm_moe_batch in, back;
+    double loss = 0;
+    memset(&m->grad, 0, sizeof m->grad);
+    memset(m->step, 0, sizeof m->step);
+    for (int t = 0; t < tokens; t++) {
+        route(m, t, (uint32_t)(step * TOKENS + first + t), text + t);
     }
-}
-
-/* Update the experts. Overwrite the gradients of their outputs with the gradients of their
- * inputs. */
-static void backward_experts(model *m, const dcomm_moe_batch *in, const dcomm_moe_batch *b)
-{
-    const float(*row)[HIDDEN] = in->rows;
-    float(*gradient)[HIDDEN] = b->rows;
-    for (size_t l = 0; l < b->nexperts; l++) {
-        float(*expert)[HIDDEN] = m->expert[b->experts[l]], step[HIDDEN][HIDDEN] = {{0}};
-        for (size_t r = b->first[l]; r < b->first[l + 1]; r++) {
-            float inner[HIDDEN];
-            for (int o = 0; o < HIDDEN; o++) {
-                inner[o] = gradient[r][o] * (1 - m->given[r][o] * m->given[r][o]);
-            }
-            for (int i = 0; i < HIDDEN; i++) {
-                gradient[r][i] = 0;
-                for (int o = 0; o < HIDDEN; o++) {
-                    step[i][o] += row[r][i] * inner[o];
-                    gradient[r][i] += inner[o] * expert[i][o];
-                }
-            }
-        }
-        for (int i = 0; i < HIDDEN; i++) {
-            for (int o = 0; o < HIDDEN; o++) {
-                expert[i][o] -= rate * step[i][o];
-            }
-        }
+    CHECK(dcomm_moe_route(l->moe, (size_t)tokens, m->chosen, m->weight));
+    observe(m, l, step);
+    CHECK(dcomm_moe_dispatch_start(l->moe, 0, m->x));
+    CHECK(dcomm_moe_dispatch_wait(l->moe, 0, &in));
+    forward_experts(m, &in);
+    CHECK(dcomm_moe_combine_start(l->moe, 0, m->given));
+    CHECK(dcomm_moe_combine_wait(l->moe, 0, m->y));
+    for (int t = 0; t < tokens; t++) {
+        loss += guess(m, t, text[t + 2] % BYTES);
     }
-}
-
-/* Predict the byte after token t from its row and the sum of its experts. Return the loss, and
- * compute the gradients. */
-static double guess(model *m, int t, int next)
-{
-    float p[BYTES], most = -INFINITY, sum = 0;
-    for (int b = 0; b < BYTES; b++) {
-        p[b] = 0;
-        for (int h = 0; h < HIDDEN; h++) {
-            p[b] += (m->x[t][h] + m->y[t][h]) * m->value.out[h][b];
-        }
-        most = fmaxf(most, p[b]);
+    CHECK(dcomm_moe_combine_backward_start(l->moe, 0, m->dy));
+    CHECK(dcomm_moe_combine_backward_wait(l->moe, 0, m->dweight, &back));
+    backward_experts(m, &in, &back);
+    CHECK(dcomm_moe_dispatch_backward_start(l->moe, 0, back.rows));
+    CHECK(dcomm_moe_dispatch_backward_wait(l->moe, 0, m->dx));
+    for (int t = 0; t < tokens; t++) {
+        backward_token(m, t, text + t);
     }
-    for (int b = 0; b < BYTES; b++) {
-        p[b] = expf(p[b] - most);
-        sum += p[b];
+    for (int i = 0; i < m->ncopies; i++) { /* copies stay equal */
+        CHECK(dcomm_allreduce(l->comm, DCOMM_IN_PLACE, m->step[m->copied[i]], HIDDEN * HIDDEN,
+                              DCOMM_F32, DCOMM_SUM, NULL));
     }
-    double loss = -log((double)(p[next] / sum)) / TOKENS;
-    for (int h = 0; h < HIDDEN; h++) {
-        m->dy[t][h] = 0;
-        for (int b = 0; b < BYTES; b++) {
-            float d = (p[b] / sum - (b == next)) / TOKENS;
-            m->grad.out[h][b] += d * (m->x[t][h] + m->y[t][h]);
-            m->dy[t][h] += d * m->value.out[h][b];
-        }
-    }
+    CHECK(dcomm_allreduce(l->comm, DCOMM_IN_PLACE, &m->grad, sizeof m->grad / sizeof(float),
+                          DCOMM_F32, DCOMM_SUM, NULL));
+    CHECK(dcomm_allreduce(l->comm, DCOMM_IN_PLACE, &loss, 1, DCOMM_F64, DCOMM_SUM, NULL));
     return loss;
 }
 
-/* Compute the gradients of the router and of the token's embeddings from those of its weights and
- * row. */
-static void backward_token(model *m, int t, const unsigned char *text)
+static void train(model *m, layer *l, const unsigned char *text, size_t len)
 {
-    float mean = 0;
-    for (int j = 0; j < K; j++) {
-        mean += m->weight[t][j] * m->dweight[t][j];
+    const int rank = dcomm_comm_rank(l->comm), size = dcomm_comm_size(l->comm);
+    const int first = TOKENS * rank / size, tokens = TOKENS * (rank + 1) / size - first;
+    for (int e = 0; e < EXPERTS; e++) {
+        l->owner[e] = e * size / EXPERTS;
     }
-    for (int h = 0; h < HIDDEN; h++) {
-        float d = m->dx[t][h] + m->dy[t][h];
-        for (int j = 0; j < K; j++) {
-            float score = m->weight[t][j] * (m->dweight[t][j] - mean);
-            m->grad.router[h][m->chosen[t][j]] += score * m->x[t][h];
-            d += score * m->value.router[h][m->chosen[t][j]];
-        }
-        m->grad.last[text[1] % BYTES][h] += d;
-        m->grad.before[text[0] % BYTES][h] += d;
-    }
-}
-
-/* Do this rank's part of a step, on `tokens` tokens from `text` on. Set *loss to the loss over all
- * ranks. */
-static dcomm_status train_step(model *m, dcomm_comm *comm, dcomm_moe *moe, int tokens,
-                               const unsigned char *text, double *loss)
-{
-    dcomm_moe_batch in, back;
-    memset(&m->grad, 0, sizeof m->grad);
-    for (int t = 0; t < tokens; t++) {
-        route(m, t, text + t);
-    }
-    dcomm_status s = dcomm_moe_route(moe, (size_t)tokens, m->chosen[0], m->weight[0]);
-    s = s >= 0 ? dcomm_moe_dispatch_start(moe, 0, m->x) : s;
-    s = s >= 0 ? dcomm_moe_dispatch_wait(moe, 0, &in) : s;
-    if (s >= 0) {
-        forward_experts(m, &in);
-    }
-    s = s >= 0 ? dcomm_moe_combine_start(moe, 0, m->given) : s;
-    s = s >= 0 ? dcomm_moe_combine_wait(moe, 0, m->y) : s;
-    *loss = 0;
-    for (int t = 0; t < tokens && s >= 0; t++) {
-        *loss += guess(m, t, text[t + 2] % BYTES);
-    }
-    s = s >= 0 ? dcomm_moe_combine_backward_start(moe, 0, m->dy) : s;
-    s = s >= 0 ? dcomm_moe_combine_backward_wait(moe, 0, m->dweight[0], &back) : s;
-    if (s >= 0) {
-        backward_experts(m, &in, &back);
-    }
-    s = s >= 0 ? dcomm_moe_dispatch_backward_start(moe, 0, back.rows) : s;
-    s = s >= 0 ? dcomm_moe_dispatch_backward_wait(moe, 0, m->dx) : s;
-    for (int t = 0; t < tokens && s >= 0; t++) {
-        backward_token(m, t, text + t);
-    }
-    s = s >= 0 ? dcomm_allreduce(comm, DCOMM_IN_PLACE, &m->grad, sizeof m->grad / sizeof(float),
-                                 DCOMM_F32, DCOMM_SUM, NULL)
-               : s;
-    return s >= 0 ? dcomm_allreduce(comm, DCOMM_IN_PLACE, loss, 1, DCOMM_F64, DCOMM_SUM, NULL) : s;
-}
-
-static dcomm_status train(model *m, dcomm_comm *comm, const unsigned char *text, size_t len)
-{
-    int rank = dcomm_comm_rank(comm), size = dcomm_comm_size(comm);
-    int first = TOKENS * rank / size, tokens = TOKENS * (rank + 1) / size - first;
-    dcomm_moe *moe = NULL;
-    dcomm_moe_opts opts = {.experts = EXPERTS, .hidden = HIDDEN, .k = K, .dtype = DCOMM_F32};
-    dcomm_status status = dcomm_moe_create(comm, &opts, &moe);
+    create(m, l);
     start(m);
-    for (int step = 0; step < STEPS && status >= 0; step++) {
-        size_t at = (size_t)step * TOKENS % (len - TOKENS - 2) + (size_t)first;
-        status = train_step(m, comm, moe, tokens, text + at, &m->loss[step]);
-        for (size_t i = 0; i < sizeof m->value / sizeof(float) && status >= 0; i++) {
+    for (int step = 0; step < STEPS; step++) {
+        const size_t at = (size_t)step * TOKENS % (len - TOKENS - 2) + (size_t)first;
+        m->loss[step] = train_step(m, l, step, first, tokens, text + at);
+        for (size_t i = 0; i < sizeof m->value / sizeof(float); i++) {
             ((float *)&m->value)[i] -= rate * ((float *)&m->grad)[i];
         }
+        for (size_t i = 0; i < sizeof m->expert / sizeof(float); i++) {
+            ((float *)m->expert)[i] -= rate * ((float *)m->step)[i];
+        }
+        if (l->replicas && step % EVERY == EVERY - 1) {
+            place_copies(m, l);
+        }
     }
-    dcomm_moe_destroy(&moe);
-    return status;
+    CHECK(dcomm_moe_destroy(&l->moe));
+}
+
+/* Read the options into *m and *l. Return the text's path, or NULL. */
+static const char *parse(int argc, char **argv, model *m, layer *l)
+{
+    const char *path = "/usr/share/common-licenses/GPL-3";
+    m->k = MAX_K;
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--k") == 0 && i + 1 < argc) {
+            m->k = atoi(argv[++i]);
+        } else if (strcmp(argv[i], "--aux") == 0) {
+            m->aux = true;
+        } else if (strcmp(argv[i], "--noise") == 0) {
+            m->noise = true;
+        } else if (strcmp(argv[i], "--replicas") == 0) {
+            l->replicas = true;
+        } else if (argv[i][0] != '-') {
+            path = argv[i];
+        } else {
+            path = NULL;
+        }
+    }
+    return m->k >= 1 && m->k <= MAX_K ? path : NULL;
 }
 
 int main(int argc, char **argv)
 {
-    static model together, alone;
+    static model together, alone, plain;
+    static layer spread_out, by_one, without_aux;
     static unsigned char text[1 << 16];
-    const char *path = argc > 1 ? argv[1] : "/usr/share/common-licenses/GPL-3";
-    FILE *file = fopen(path, "rb");
-    size_t len = file != NULL ? fread(text, 1, sizeof text, file) : 0;
+    const char *path = parse(argc, argv, &together, &spread_out);
+    FILE *file = path != NULL ? fopen(path, "rb") : NULL;
+    const size_t len = file != NULL ? fread(text, 1, sizeof text, file) : 0;
     if (file != NULL) {
         fclose(file);
     }
     if (len < 2 * TOKENS) {
-        fprintf(stderr, "%s is not a text of %d bytes\n", path, 2 * TOKENS);
+        fprintf(stderr,
+                "09_moe [--k 1|2] [--aux] [--noise] [--replicas] [TEXT]\n"
+                "TEXT: a file of at least %d bytes\n",
+                2 * TOKENS);
         return 2;
     }
-    dcomm_comm *comm = NULL, *self = NULL;
-    dcomm_status status = dcomm_comm_create(NULL, &comm);
-    int rank = dcomm_comm_rank(comm);
-    status = status >= 0 ? train(&together, comm, text, len) : status;
-    status = status >= 0 ? dcomm_comm_split(comm, rank, 0, &self) : status;
-    status = status >= 0 ? train(&alone, self, text, len) : status;
+    CHECK(dcomm_comm_create(NULL, &world));
+    const int rank = dcomm_comm_rank(world), size = dcomm_comm_size(world);
+    CHECK(dcomm_comm_split(world, rank, 0, &by_one.comm));
+    spread_out.comm = without_aux.comm = world;
+    alone = plain = together;
+    plain.aux = false;
+    train(&together, &spread_out, text, len);
+    train(&alone, &by_one, text, len);
     double off = 0;
-    for (int step = 0; step < STEPS && status >= 0; step++) {
+    for (int step = 0; step < STEPS; step++) {
         off = fmax(off, fabs(together.loss[step] - alone.loss[step]) / alone.loss[step]);
     }
     bool wrong = !(off < 1e-4) || !(together.loss[STEPS - 1] < 0.8 * together.loss[0]);
-    if (status < 0) {
-        fprintf(stderr, "rank %d: %s\n", rank, dcomm_last_error());
-    } else {
-        printf("rank %d of %d: loss %.4f to %.4f; by one rank %.4f to %.4f; %.1e apart at most\n",
-               rank, dcomm_comm_size(comm), together.loss[0], together.loss[STEPS - 1],
-               alone.loss[0], alone.loss[STEPS - 1], off);
+    printf("rank %d of %d: loss %.4f to %.4f; by one rank %.4f to %.4f; %.1e apart at most\n", rank,
+           size, together.loss[0], together.loss[STEPS - 1], alone.loss[0], alone.loss[STEPS - 1],
+           off);
+    if (together.aux) {
+        train(&plain, &without_aux, text, len);
+        wrong = wrong || !(spread_out.spread < without_aux.spread);
+        printf("rank %d of %d: spread of the experts' loads %.3f, without auxiliary loss %.3f\n",
+               rank, size, spread_out.spread, without_aux.spread);
     }
-    dcomm_comm_destroy(&self);
-    dcomm_comm_destroy(&comm);
-    return status < 0 ? 3 : wrong;
+    if (together.ncopies > 0) {
+        /* With an auxiliary loss there may be nothing to gain. */
+        wrong = wrong || (!together.aux && !(spread_out.heaviest < spread_out.without));
+        printf("rank %d of %d: %d expert(s) with a copy; load of the busiest rank %.3f times the "
+               "mean, without copies %.3f\n",
+               rank, size, together.ncopies, spread_out.heaviest, spread_out.without);
+    }
+    CHECK(dcomm_comm_destroy(&by_one.comm));
+    CHECK(dcomm_comm_destroy(&world));
+    return wrong;
 }

@@ -3532,6 +3532,45 @@ DCOMM_API double dcomm_checkpoint_overhead(double interval_s, double write_s, do
 }
 #endif
 #endif
+/* ==== include/dcomm/share.h ================================================================ */
+/* share.h - divide work among ranks in proportion to their speeds.
+ *
+ * Each rank measures its own speed, such as the samples that it computes in a second. All ranks
+ * exchange speeds (an all-gather of one number) and call dcomm_share, so all have the same division
+ * without a further message:
+ *
+ *     dcomm_allgather(comm, &speed, speeds, 1, DCOMM_F64, NULL);
+ *     dcomm_share(batch, speeds, NULL, n, counts);             counts[r] samples for rank r
+ *
+ * docs/training-rules.md says when a trainer should do so. */
+#ifndef DCOMM_SHARE_H
+#define DCOMM_SHARE_H
+
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Divide `total` items among n ranks: out[i] are rank i's, and all out[] together are `total`.
+ *
+ * Rank i's quota is total * speeds[i] / (sum of speeds). If it is caps[i] or more, the rank gets
+ * caps[i], and the rest is divided among the others in the same way. The others get their quota
+ * without its fraction. Items that are left go one each to the largest fractions; if fractions are
+ * equal, to the lower rank. So without caps, out[i] differs from the quota by less than 1.
+ *
+ * Units of speed do not matter. A rank of speed 0 gets nothing. caps may be NULL: no limits. The
+ * function is pure: equal arguments give equal results, on every rank and machine. It takes up to
+ * n * n steps. Quotas are doubles, so fractions that differ by rounding alone count as different.
+ * Errors: DCOMM_ERR_INVALID (NULL; n is 0; total is above 2^53; a speed is negative or not finite;
+ * all speeds are 0; the caps of the ranks that have a speed are together below total). out[] is
+ * unchanged then. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_share(size_t total, const double *speeds,
+                                                 const size_t *caps, size_t n, size_t *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
 /* ==== include/dcomm/ps.h =================================================================== */
 /* ps.h - a parameter server: some ranks hold parameters, workers push gradients and pull values.
  *
@@ -3557,7 +3596,7 @@ DCOMM_API double dcomm_checkpoint_overhead(double interval_s, double write_s, do
  * Failures. A worker's death is an error of the communicator `comm`, but not of the parameter
  * server, which drops the worker and goes on. What it has pushed in a clock that it did not end is
  * dropped. A server's death is an error, DCOMM_ERR_PEER, of each call that needs its rows; calls
- * that do not go on.
+ * that do not go on. With opts.replicas its replica takes over.
  *
  * One thread of a rank at a time may call. Buffers are host memory. The parameter server has
  * message kinds of its own: the communicator that it was created from can be used beside it, or
@@ -3630,6 +3669,11 @@ typedef struct dcomm_ps_opts {
      * the clock after. */
     int quorum;        /* (default: 0, all that are alive) */
     double deadline_s; /* seconds (default: 0, no limit) */
+
+    /* 1: the next server holds each server's rows too, and takes over when that one dies. Needs two
+     * servers, and with staleness 0 gives the same bits as without a death. Not with weight,
+     * drop_tau, quorum or deadline_s (default: 0) */
+    int replicas;
 
     /* Type of pulled values on the wire: DCOMM_F16 and DCOMM_BF16 halve a pull's bytes. The server
      * rounds its f32 values to nearest even, also for its own rank; beyond 65504 f16 is infinite.
@@ -3716,6 +3760,39 @@ typedef struct dcomm_ps_stats {
 /* Report statistics in *stats.
  * Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_ps_get_stats(dcomm_ps *ps, dcomm_ps_stats *stats);
+
+/* ---- between runs ---- */
+
+/* Return the bytes that dcomm_ps_save writes; 0 if this rank holds no rows. */
+DCOMM_API size_t dcomm_ps_save_bytes(const dcomm_ps *ps);
+/* Save this server's rows, the update's state of each, and the clock, while it serves. They are of
+ * one moment; with staleness 0, between two clocks. Pushes of a clock that has not ended are not
+ * saved: workers push them anew. Each server saves its own image, and behind it that of a server
+ * whose rows it has taken over; other ranks save nothing.
+ *
+ * A server that works first waits for the same workers as a pull. With staleness 0, the images are
+ * of the clock that its workers have ended if they all save between the same two calls of
+ * dcomm_ps_clock. Servers with opts.dedicated do not wait: workers pull from each, and a barrier on
+ * a communicator of their own before and after the call keeps the next clock away.
+ *
+ * Errors: DCOMM_ERR_INVALID (capacity is too small, NULL), DCOMM_ERR_TIMEOUT. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_save(dcomm_ps *ps, void *to, size_t capacity);
+/* Load the images that all servers of an old job saved; collective, before the first push, pull and
+ * clock. That job had `nimages` servers; server k, by order of rank, saved images[k], which is
+ * bytes[k] bytes long. The number of servers and of workers may be another now. The parameters'
+ * number, rows and cols, and opts.update must be the same.
+ *
+ * A server reads only the images that have rows which it holds now: if their number is the same,
+ * its own. Other images may be NULL, and the image of a server that another one took over may stand
+ * behind the other's. All workers go on at the saved clock, which
+ * dcomm_ps_get_stats has; with staleness above 0 or DCOMM_PS_ASYNC, at the lowest.
+ *
+ * Errors, on all ranks, and the parameter server is as it was: DCOMM_ERR_CORRUPT (dcomm_ps_save did
+ * not write these bytes), DCOMM_ERR_INVALID (other parameters or update, an image in another
+ * server's place, NULL; a rank has pushed, pulled or ended a clock), DCOMM_ERR_MISMATCH (images of
+ * different clocks, with staleness 0), DCOMM_ERR_NO_MEMORY. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_load(dcomm_ps *ps, const void *const *images,
+                                                   const size_t *bytes, size_t nimages);
 
 #ifdef __cplusplus
 }
@@ -64117,8 +64194,123 @@ DCOMM_API double dcomm_checkpoint_overhead(double interval_s, double write_s, do
     double useful = interval_s / mtbf_s / expm1(interval_s / mtbf_s + write_s / mtbf_s);
     return 1 - useful * (1 + expm1(-restart_s / mtbf_s));
 }
-/* ==== include/dcomm/impl/ps/api_ps.h ======================================================= */
-/* api_ps.h - a worker's calls on a parameter server, and statistics. */
+/* ==== include/dcomm/impl/train/share.h ===================================================== */
+/* share.h - work divided in proportion to speeds, by the method of largest remainders. */
+#define DCOMMI_DIVIDE_MOST ((uint64_t)1 << 53) /* a double has every integer up to here */
+/* A division under way. A rank is open if it can get more. */
+typedef struct dcommi_division {
+    const double *speeds;
+    const size_t *caps;
+    size_t n, *out;
+    size_t left;  /* items for the open ranks */
+    double first; /* the highest speed of an open rank */
+    double sum;   /* of the open ranks' speeds, in units of `first`, so that it is finite */
+} dcommi_division;
+static bool dcommi_divide_open(const dcommi_division *s, size_t i)
+{
+    return s->speeds[i] > 0 && (s->caps == NULL || s->out[i] < s->caps[i]);
+}
+static void dcommi_divide_weigh(dcommi_division *s)
+{
+    s->first = s->sum = 0;
+    for (size_t i = 0; i < s->n; i++) {
+        s->first = dcommi_divide_open(s, i) && s->speeds[i] > s->first ? s->speeds[i] : s->first;
+    }
+    for (size_t i = 0; i < s->n; i++) {
+        s->sum += dcommi_divide_open(s, i) ? s->speeds[i] / s->first : 0;
+    }
+}
+/* Return an open rank's quota of `items`. A compiler that contracts expressions finds none here,
+ * so all have the same bits. */
+static double dcommi_divide_quota(const dcommi_division *s, size_t i, size_t items)
+{
+    return (double)items * (s->speeds[i] / s->first) / s->sum;
+}
+/* Give ranks their caps whose quotas reach them, until no quota does. */
+static void dcommi_divide_fill(dcommi_division *s)
+{
+    for (bool again = true; again;) {
+        size_t items = s->left;
+        again = false;
+        dcommi_divide_weigh(s);
+        for (size_t i = 0; i < s->n && s->caps != NULL; i++) {
+            if (dcommi_divide_open(s, i) &&
+                dcommi_divide_quota(s, i, items) >= (double)s->caps[i]) {
+                s->out[i] = s->caps[i] < s->left ? s->caps[i] : s->left;
+                s->left -= s->out[i];
+                again = true;
+            }
+        }
+    }
+}
+/* Give the open ranks their quotas without fractions, then single items to the largest ones. */
+static void dcommi_divide_deal(dcommi_division *s)
+{
+    size_t items = s->left;
+    for (size_t i = 0; i < s->n && items > 0; i++) {
+        if (dcommi_divide_open(s, i)) {
+            size_t whole = (size_t)dcommi_divide_quota(s, i, items);
+            s->out[i] = whole < s->left ? whole : s->left;
+            s->left -= s->out[i];
+        }
+    }
+    for (; s->left > 0; s->left--) {
+        size_t best = s->n;
+        double largest = 0;
+        for (size_t i = 0; i < s->n; i++) {
+            if (dcommi_divide_open(s, i)) {
+                double rest = dcommi_divide_quota(s, i, items) - (double)s->out[i];
+                if (best == s->n || rest > largest) {
+                    best = i;
+                    largest = rest;
+                }
+            }
+        }
+        s->out[best]++;
+    }
+}
+/* Return a sentence about what is wrong with the speeds and caps; NULL: nothing. */
+static const char *dcommi_divide_wrong(size_t total, const double *speeds, const size_t *caps,
+                                       size_t n)
+{
+    uint64_t room = 0;
+    bool any = false;
+    for (size_t i = 0; i < n; i++) {
+        uint64_t bits = dcommi_f64_bits(speeds[i]);
+        if (bits >= 0x7ff0000000000000u && bits != 0x8000000000000000u) { /* -0 is a zero */
+            return "a speed is negative or not finite";
+        }
+        if (speeds[i] > 0) {
+            uint64_t most = caps != NULL && caps[i] < total ? caps[i] : total;
+            room += most < total - room ? most : total - room;
+            any = true;
+        }
+    }
+    return !any ? "all speeds are 0" : room < total ? "the caps are together below total" : NULL;
+}
+DCOMM_API dcomm_status dcomm_share(size_t total, const double *speeds, const size_t *caps, size_t n,
+                                   size_t *out)
+{
+    const char *wrong = speeds == NULL || out == NULL          ? "speeds or out is NULL"
+                        : n == 0                               ? "n is 0"
+                        : (uint64_t)total > DCOMMI_DIVIDE_MOST ? "total is above 2^53"
+                                                               : NULL;
+    wrong = wrong != NULL ? wrong : dcommi_divide_wrong(total, speeds, caps, n);
+    if (wrong != NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_share: %s", wrong);
+    }
+    dcommi_division s = {.speeds = speeds, .caps = caps, .n = n, .out = out, .left = total};
+    for (size_t i = 0; i < n; i++) {
+        out[i] = 0;
+    }
+    dcommi_divide_fill(&s);
+    dcommi_divide_deal(&s);
+    return DCOMM_OK;
+}
+/* ==== include/dcomm/impl/ps/api_life.h ===================================================== */
+/* api_life.h - creates, serves and destroys a parameter server, and its replica beside it. */
+/* ==== include/dcomm/impl/ps/life.h ========================================================= */
+/* life.h - how a parameter server begins, serves and ends. */
 /* ==== include/dcomm/impl/ps/calls.h ======================================================== */
 /* calls.h - makes the pieces of a push or a pull. */
 /* ==== include/dcomm/impl/ps/worker.h ======================================================= */
@@ -64140,10 +64332,10 @@ DCOMM_API double dcomm_checkpoint_overhead(double interval_s, double write_s, do
  *   PUSH    rows a to a + b - 1 of parameter `tag`, or b rows that are listed (stage = 1, a = 0);
  *           payload = the list, ascending, and the rows
  *   PULL    the same rows; payload = the list
- *   CLOCK   the worker has ended a clock
+ *   CLOCK   the worker has ended a clocks
  *   LEAVE   the worker has left
  * A server's:
- *   VALUES  answers PULL `seq`                            payload = the rows
+ *   VALUES  answers PULL `seq`; a clocks have ended       payload = the rows
  *   ACK     it has handled the first `a` messages
  *   WAITS   PULL `seq` waits for rank a, which has ended b clocks
  *   DROPPED it does not count this worker any more; payload = a sentence */
@@ -64152,9 +64344,9 @@ DCOMM_API double dcomm_checkpoint_overhead(double interval_s, double write_s, do
  * without input and output. */
 typedef struct dcommi_ps_clock_of {
     bool works;     /* is a worker that has neither died nor left */
-    uint64_t clock; /* clocks that it has ended */
+    uint64_t clock; /* clocks that it has ended, or that have ended without it */
 } dcommi_ps_clock_of;
-/* Set the first four fields; the others begin as zeros. */
+/* Set the first four fields, last and of; the others begin as zeros. */
 typedef struct dcommi_ps_clock {
     int n;                  /* ranks */
     int staleness;          /* 0: BSP; below 0: pulls never wait */
@@ -64162,6 +64354,7 @@ typedef struct dcommi_ps_clock {
     double deadline_s;      /* BSP: seconds after which those that have come end it; 0: no limit */
     uint64_t closed;        /* BSP: clocks that have ended */
     double since;           /* BSP: when the first worker ended the open clock; 0: none has */
+    bool late;              /* BSP: a worker has ended a clock that had ended without it */
     int last;               /* the rank that was the last to end a clock; -1: none */
     dcommi_ps_clock_of *of; /* [n] */
 } dcommi_ps_clock;
@@ -64196,20 +64389,33 @@ static inline bool dcommi_ps_ended(const dcommi_ps_clock *c, int rank)
 {
     return c->of[rank].clock > c->closed;
 }
-/* A worker ends its clock. One that others did not wait for goes on with the open one. */
-static void dcommi_ps_clock_end(dcommi_ps_clock *c, int rank, double now)
+/* Return true if a worker can have ended `clock` clocks now. A worker skips those that have ended
+ * without it, on this server or on another. */
+static bool dcommi_ps_clock_fits(const dcommi_ps_clock *c, int rank, uint64_t clock)
+{
+    return clock > c->of[rank].clock && (dcommi_ps_partial(c) || clock == c->of[rank].clock + 1);
+}
+/* A worker has ended `clock` clocks. The worker counts, so that all servers count alike: else two
+ * workers could wait for each other, each on another server. */
+static void dcommi_ps_clock_end(dcommi_ps_clock *c, int rank, uint64_t clock, double now)
 {
     int slowest = -1;
     const uint64_t before = dcommi_ps_slowest(c, &slowest);
-    c->of[rank].clock++;
-    if (dcommi_ps_partial(c) && c->of[rank].clock < c->closed) {
-        c->of[rank].clock = c->closed;
-    }
+    c->of[rank].clock = clock;
     if (dcommi_ps_slowest(c, &slowest) > before) {
         c->last = rank;
     }
-    if (dcommi_ps_ended(c, rank) && c->since == 0) {
+    if (!dcommi_ps_ended(c, rank)) {
+        c->late = true;
+    } else if (c->since == 0) {
         c->since = now;
+    }
+}
+/* A worker gets values. With backup workers it goes on with the open clock. */
+static void dcommi_ps_catch_up(dcommi_ps_clock *c, int rank)
+{
+    if (dcommi_ps_partial(c) && c->of[rank].clock < c->closed) {
+        c->of[rank].clock = c->closed;
     }
 }
 /* Return true if the open clock can end now. */
@@ -64220,14 +64426,19 @@ static bool dcommi_ps_may_close(const dcommi_ps_clock *c, double now)
         ended += dcommi_ps_ended(c, r);
         left += c->of[r].works && !dcommi_ps_ended(c, r);
     }
-    return ended > 0 && (left == 0 || (c->quorum > 0 && ended >= c->quorum) ||
-                         (c->deadline_s > 0 && c->since > 0 && now - c->since >= c->deadline_s));
+    return (left == 0 && (ended > 0 || c->late)) ||
+           (ended > 0 && ((c->quorum > 0 && ended >= c->quorum) ||
+                          (c->deadline_s > 0 && c->since > 0 && now - c->since >= c->deadline_s)));
 }
-/* End the open clock. Nobody has ended the next one: the server holds its messages back. */
-static void dcommi_ps_close(dcommi_ps_clock *c)
+/* End the open clock. */
+static void dcommi_ps_close(dcommi_ps_clock *c, double now)
 {
     c->closed++;
+    c->late = false;
     c->since = 0;
+    for (int r = 0; r < c->n; r++) {
+        c->since = dcommi_ps_ended(c, r) ? now : c->since;
+    }
 }
 /* Return true if a worker's pull at its present clock need not wait. */
 static bool dcommi_ps_may_pull(const dcommi_ps_clock *c, int rank)
@@ -64455,9 +64666,14 @@ struct dcomm_ps {
     size_t nparams;
     dcommi_ps_param *params;
     bool works, left; /* this rank is a worker; it has left */
+    /* With opts.replicas: another parameter server of the same rows, each by the next server (shift
+     * 1). Its twin is the one that the caller has. NULL: there is none. */
+    dcomm_ps *twin;
+    int shift;
     int nservers;
-    dcommi_ps_to *to; /* [nservers] */
-    uint64_t clock_ended;
+    dcommi_ps_to *to;  /* [nservers] */
+    uint64_t steps;    /* that it has ended */
+    uint64_t at_clock; /* clocks that it has ended, or that have ended without it */
     int server;              /* this rank's number among the servers; -1: it holds no rows */
     dcommi_ps_table *tables; /* [nparams] */
     uint64_t *updates;       /* [nparams] */
@@ -64474,12 +64690,16 @@ struct dcomm_ps {
     dcomm_ps_stats stats;
 };
 /* ---- rows and servers ---- */
-/* Return the first of a server's rows; `rows` if there is no such server. */
+/* Return the first of a server's rows, of all rows and servers; `rows` if there is no such server.
+ */
+static uint64_t dcommi_ps_share(uint64_t rows, int servers, int server)
+{
+    const uint64_t n = (uint64_t)servers, k = (uint64_t)server, extra = rows % n;
+    return rows / n * k + (k < extra ? k : extra);
+}
 static uint64_t dcommi_ps_first(const dcomm_ps *ps, size_t i, int server)
 {
-    const uint64_t rows = ps->params[i].rows, n = (uint64_t)ps->nservers, k = (uint64_t)server;
-    const uint64_t extra = rows % n;
-    return rows / n * k + (k < extra ? k : extra);
+    return dcommi_ps_share(ps->params[i].rows, ps->nservers, server);
 }
 /* Return the server that holds a row. */
 static int dcommi_ps_holder(const dcomm_ps *ps, size_t i, uint64_t row)
@@ -64497,10 +64717,10 @@ static size_t dcommi_ps_answer_row(const dcomm_ps *ps, size_t i)
 {
     return (size_t)ps->params[i].cols * dcomm_dtype_size(ps->opts.pull_dtype);
 }
-/* Return the rank of a server. */
-static int dcommi_ps_server_rank(int size, int servers, int k)
+/* Return the rank of a server; of a replica, that of the next server. */
+static int dcommi_ps_server_rank(const dcomm_ps *ps, int k)
 {
-    return (int)((int64_t)k * size / servers);
+    return (int)((int64_t)((k + ps->shift) % ps->nservers) * ps->size / ps->nservers);
 }
 /* ---- ends ---- */
 static void dcommi_ps_free(dcomm_ps *ps)
@@ -64794,7 +65014,10 @@ static bool dcommi_ps_answer(dcomm_ps *ps, const dcommi_ps_job *job)
 {
     const dcommi_ps_table *t = &ps->tables[job->header.tag];
     const size_t len = (size_t)job->header.b * dcommi_ps_answer_row(ps, job->header.tag);
-    dcommi_header h = {.slot = DCOMMI_PS_VALUES, .seq = job->header.seq, .tag = job->header.tag};
+    dcommi_header h = {.slot = DCOMMI_PS_VALUES,
+                       .seq = job->header.seq,
+                       .tag = job->header.tag,
+                       .a = ps->clock.closed};
     dcommi_ps_from *f = &ps->from[job->from];
     dcommi_ps_reply *reply = dcommi_alloc_raw(sizeof *reply + len);
     if (reply == NULL) {
@@ -64804,6 +65027,7 @@ static bool dcommi_ps_answer(dcomm_ps *ps, const dcommi_ps_job *job)
     reply->ps = ps;
     reply->len = len;
     dcommi_ps_copy(t, &job->header, job->data, reply->values, ps->opts.pull_dtype);
+    dcommi_ps_catch_up(&ps->clock, job->from);
     f->seen[h.tag] = ps->updates[h.tag];
     f->own[h.tag] = 0;
     if (job->from == ps->rank) {
@@ -64874,7 +65098,7 @@ static void dcommi_ps_close_one(dcomm_ps *ps)
         ps->last_counts[ps->clock.last]++;
     }
     ps->stats.updates++;
-    dcommi_ps_close(&ps->clock);
+    dcommi_ps_close(&ps->clock, dcommi_now());
 }
 static void dcommi_ps_from_pump(dcomm_ps *ps, int worker);
 /* End all clocks that can end, and let those go on that have waited for that. */
@@ -64970,7 +65194,7 @@ static void dcommi_ps_handle(dcomm_ps *ps, dcommi_ps_job *job)
         for (dcommi_ps_job *push = ps->from[job->from].stash; push != NULL; push = push->next) {
             push->whole = true;
         }
-        dcommi_ps_clock_end(&ps->clock, job->from, dcommi_now());
+        dcommi_ps_clock_end(&ps->clock, job->from, h->a, dcommi_now());
         break;
     default: /* LEAVE */
         dcommi_ps_worker_gone(ps, job->from);
@@ -65025,6 +65249,16 @@ static bool dcommi_ps_too_early(const dcomm_ps *ps, const dcommi_ps_job *job)
     return ps->opts.staleness == 0 && dcommi_ps_ended(&ps->clock, job->from) &&
            (job->header.slot == DCOMMI_PS_PUSH || job->header.slot == DCOMMI_PS_CLOCK);
 }
+/* Return true if a message fits those before it and this server's rows. */
+static bool dcommi_ps_fits(const dcomm_ps *ps, const dcommi_ps_job *job)
+{
+    const dcommi_header *h = &job->header;
+    return h->slot == DCOMMI_PS_CLOCK
+               ? dcommi_ps_clock_fits(&ps->clock, job->from, h->a)
+               : h->stage == 0 ||
+                     dcommi_ps_valid_list(&ps->tables[h->tag],
+                                          (const uint64_t *)(const void *)job->data, h->b);
+}
 /* Handle the messages of a worker whose turn it is. */
 static void dcommi_ps_from_pump(dcomm_ps *ps, int worker)
 {
@@ -65032,11 +65266,8 @@ static void dcommi_ps_from_pump(dcomm_ps *ps, int worker)
     while (f->queue != NULL && f->queue->header.seq == f->next &&
            !dcommi_ps_too_early(ps, f->queue) && dcommi_ps_fetch(ps, f->queue)) {
         dcommi_ps_job *job = f->queue;
-        const dcommi_header *h = &job->header;
-        if (h->stage == 1 &&
-            !dcommi_ps_valid_list(&ps->tables[h->tag], (const uint64_t *)(const void *)job->data,
-                                  h->b)) {
-            dcommi_ps_refuse(ps, worker, "sent a list of rows that cannot be right");
+        if (!dcommi_ps_fits(ps, job)) {
+            dcommi_ps_refuse(ps, worker, "sent a list of rows or a clock that cannot be right");
             return;
         }
         f->queue = job->next;
@@ -65142,11 +65373,46 @@ static void dcommi_ps_piece_free(dcommi_ps_piece *piece)
     dcommi_free(piece->fetched);
     dcommi_free(piece);
 }
-/* Note that a piece is done, or has failed. It is freed when the transport has given it back. */
+static void dcommi_ps_enqueue(dcomm_ps *ps, dcommi_ps_piece *piece);
+/* Ask the replica for what a server that is lost has not answered. Return false without memory. */
+static bool dcommi_ps_ask_twin(const dcommi_ps_piece *piece)
+{
+    dcommi_ps_piece *again = dcommi_alloc(sizeof *again);
+    void *packed = again != NULL && piece->packed != NULL ? dcommi_alloc_raw(piece->len) : NULL;
+    if (again == NULL || (piece->packed != NULL && packed == NULL)) {
+        dcommi_free(again);
+        return false;
+    }
+    if (packed != NULL) { /* the transport may still read the other */
+        memcpy(packed, piece->packed, piece->len);
+    }
+    *again = (dcommi_ps_piece){.ps = piece->ps->twin,
+                               .call = piece->call,
+                               .server = piece->server,
+                               .header = piece->header,
+                               .data = packed,
+                               .len = piece->len,
+                               .packed = packed,
+                               .out = piece->out,
+                               .place = piece->place,
+                               .bytes = piece->bytes,
+                               .awaited = -1};
+    dcommi_ps_enqueue(again->ps, again);
+    return true;
+}
+/* Note that a piece is done, or has failed. It is freed when the transport has given it back. The
+ * loss of a server is no failure if its replica has the push, or answers the pull. */
 static void dcommi_ps_piece_end(dcommi_ps_piece *piece, dcomm_status status, const char *why)
 {
     dcomm_ps *ps = piece->ps;
     dcommi_ps_call *call = piece->call;
+    const bool covered = status == DCOMM_ERR_PEER && call != NULL && ps->twin != NULL &&
+                         !ps->twin->to[piece->server].lost;
+    if (covered && !call->pulls) {
+        status = DCOMM_OK;
+    } else if (covered && ps->shift == 0 && dcommi_ps_ask_twin(piece)) {
+        call = NULL;
+    }
     piece->call = NULL;
     piece->waits = false;
     if (call != NULL) {
@@ -65163,11 +65429,21 @@ static void dcommi_ps_piece_end(dcommi_ps_piece *piece, dcomm_status status, con
     }
 }
 /* ---- sending ---- */
-/* Return the sentence that names a server that is lost. */
-static const char *dcommi_ps_lost_text(const dcomm_ps *ps, int k, char *text, size_t len)
+/* End a piece. If it has failed, the sentence names its server. */
+static void dcommi_ps_piece_over(dcommi_ps_piece *piece, dcomm_status status, const char *why)
 {
-    snprintf(text, len, "server %d (rank %d): %s", k, ps->to[k].rank, ps->to[k].why);
-    return text;
+    char text[DCOMMI_TEXT_MAX];
+    const dcomm_ps *ps = piece->ps, *twin = ps->twin;
+    const int k = piece->server, rank = ps->to[k].rank;
+    if (twin != NULL && twin->to[k].lost) {
+        const int other = twin->to[k].rank;
+        snprintf(text, sizeof text, "server %d and its replica (ranks %d and %d): %.150s; %.150s",
+                 k, ps->shift == 0 ? rank : other, ps->shift == 0 ? other : rank, why,
+                 twin->to[k].why);
+    } else {
+        snprintf(text, sizeof text, "server %d (rank %d): %.340s", k, rank, why);
+    }
+    dcommi_ps_piece_end(piece, status, text);
 }
 /* The transport has given back a piece that it sent. */
 static void dcommi_ps_sent(dcommi_op *op, dcomm_status status)
@@ -65177,7 +65453,7 @@ static void dcommi_ps_sent(dcommi_op *op, dcomm_status status)
     piece->sending = false;
     if (!piece->fetching && (!piece->waits || status < 0)) { /* else its values end it */
         DCOMMI_LIST_REMOVE(ps->to[piece->server].pulling, piece, next);
-        dcommi_ps_piece_end(piece, status, "the server cannot be reached");
+        dcommi_ps_piece_over(piece, status, "it cannot be reached");
     }
     dcommi_ps_op_ends(ps);
 }
@@ -65185,7 +65461,6 @@ static void dcommi_ps_sent(dcommi_op *op, dcomm_status status)
 static void dcommi_ps_send(dcomm_ps *ps, dcommi_ps_piece *piece)
 {
     dcommi_ps_to *to = &ps->to[piece->server];
-    char text[DCOMMI_TEXT_MAX];
     piece->header.seq = to->sent++;
     piece->waits = piece->header.slot == DCOMMI_PS_PULL;
     if (piece->waits) {
@@ -65213,8 +65488,7 @@ static void dcommi_ps_send(dcomm_ps *ps, dcommi_ps_piece *piece)
         DCOMMI_LIST_REMOVE(to->pulling, piece, next);
     }
     if (status < 0 || !piece->waits) {
-        snprintf(text, sizeof text, "%.399s", dcommi_message);
-        dcommi_ps_piece_end(piece, status, text);
+        dcommi_ps_piece_over(piece, status, dcommi_message);
     }
     dcommi_ps_op_ends(ps);
 }
@@ -65222,14 +65496,12 @@ static void dcommi_ps_send(dcomm_ps *ps, dcommi_ps_piece *piece)
 static void dcommi_ps_to_pump(dcomm_ps *ps, int k)
 {
     dcommi_ps_to *to = &ps->to[k];
-    char text[DCOMMI_TEXT_MAX + 64];
     while (to->queue != NULL && (to->lost || to->sent - to->acked < DCOMMI_PS_WINDOW)) {
         dcommi_ps_piece *piece = to->queue;
         to->queue = piece->next;
         piece->next = NULL;
         if (to->lost) {
-            dcommi_ps_piece_end(piece, DCOMM_ERR_PEER,
-                                dcommi_ps_lost_text(ps, k, text, sizeof text));
+            dcommi_ps_piece_over(piece, DCOMM_ERR_PEER, to->why);
         } else {
             dcommi_ps_send(ps, piece);
         }
@@ -65267,7 +65539,7 @@ static void dcommi_ps_values_fetched(dcommi_op *op, dcomm_status status)
     if (status >= 0 && piece->call != NULL && piece->fetched != NULL) {
         dcommi_ps_place(piece, piece->fetched);
     }
-    dcommi_ps_piece_end(piece, status, "its values could not be fetched");
+    dcommi_ps_piece_over(piece, status, "its values cannot be fetched");
     dcommi_ps_op_ends(ps);
 }
 /* Bring the values of a pull here: to their place, or first to memory of their own. */
@@ -65298,6 +65570,9 @@ static dcommi_verdict dcommi_ps_on_values(dcomm_ps *ps, int k, const dcommi_head
         return DCOMMI_CONSUMED; /* its time was up */
     }
     DCOMMI_LIST_REMOVE(to->pulling, piece, next);
+    if ((ps->opts.quorum > 0 || ps->opts.deadline_s > 0) && h->a > ps->at_clock) {
+        ps->at_clock = h->a;
+    }
     ps->stats.bytes_pulled += to->rank != ps->rank ? piece->bytes : 0;
     if (arrival->data != NULL) {
         dcommi_ps_place(piece, arrival->data);
@@ -65317,16 +65592,15 @@ static dcommi_verdict dcommi_ps_on_values(dcomm_ps *ps, int k, const dcommi_head
 static void dcommi_ps_server_lost(dcomm_ps *ps, int k, const char *why)
 {
     dcommi_ps_to *to = &ps->to[k];
-    char text[DCOMMI_TEXT_MAX + 64];
     if (to->lost) {
         return;
     }
     to->lost = true;
-    snprintf(to->why, sizeof to->why, "%s", why);
+    snprintf(to->why, sizeof to->why, "%.399s", why);
     while (to->pulling != NULL) {
         dcommi_ps_piece *piece = to->pulling;
         to->pulling = piece->next;
-        dcommi_ps_piece_end(piece, DCOMM_ERR_PEER, dcommi_ps_lost_text(ps, k, text, sizeof text));
+        dcommi_ps_piece_over(piece, DCOMM_ERR_PEER, why);
     }
     dcommi_ps_to_pump(ps, k);
 }
@@ -65376,8 +65650,7 @@ static void dcommi_ps_late_text(const dcomm_ps *ps, const dcommi_ps_piece *piece
             text, len,
             "the pull of \"%.80s\" timed out after %.3g s: rank %d waits for worker %d, which has "
             "ended %" PRIu64 " clocks; this one has ended %" PRIu64,
-            name, ps->opts.timeout_s, server, piece->awaited, piece->awaited_clock,
-            ps->clock_ended);
+            name, ps->opts.timeout_s, server, piece->awaited, piece->awaited_clock, ps->at_clock);
     } else {
         snprintf(text, len,
                  "the %s of \"%.80s\" timed out after %.3g s: the server on rank %d does "
@@ -65514,9 +65787,17 @@ static dcommi_ps_piece *dcommi_ps_piece_make(dcomm_ps *ps, dcommi_ps_call *call,
     }
     return piece;
 }
-/* Make all pieces of a call. NULL without memory. */
-static dcommi_ps_piece *dcommi_ps_pieces(dcomm_ps *ps, dcommi_ps_call *call,
-                                         const dcommi_ps_rows *s, uint8_t *buf)
+static void dcommi_ps_pieces_free(dcommi_ps_piece *first)
+{
+    while (first != NULL) {
+        dcommi_ps_piece *piece = first;
+        first = piece->next;
+        dcommi_ps_piece_free(piece);
+    }
+}
+/* Make the pieces of a call for the servers of one parameter server. NULL without memory. */
+static dcommi_ps_piece *dcommi_ps_pieces_of(dcomm_ps *ps, dcommi_ps_call *call,
+                                            const dcommi_ps_rows *s, uint8_t *buf)
 {
     dcommi_ps_piece *first = NULL, **at = &first;
     for (size_t from = 0, n; from < s->n; from += n) {
@@ -65532,15 +65813,29 @@ static dcommi_ps_piece *dcommi_ps_pieces(dcomm_ps *ps, dcommi_ps_call *call,
         }
         *at = dcommi_ps_piece_make(ps, call, s, k, from, n, buf);
         if (*at == NULL) {
-            while (first != NULL) {
-                dcommi_ps_piece *piece = first;
-                first = piece->next;
-                dcommi_ps_piece_free(piece);
-            }
+            dcommi_ps_pieces_free(first);
             return NULL;
         }
         call->left++;
         at = &(*at)->next;
+    }
+    return first;
+}
+/* Make all pieces of a call, also those of a push to replicas. NULL without memory. */
+static dcommi_ps_piece *dcommi_ps_pieces(dcomm_ps *ps, dcommi_ps_call *call,
+                                         const dcommi_ps_rows *s, uint8_t *buf)
+{
+    dcommi_ps_piece *first = dcommi_ps_pieces_of(ps, call, s, buf), **end = &first;
+    if (first == NULL || ps->twin == NULL || call->pulls) {
+        return first;
+    }
+    while (*end != NULL) {
+        end = &(*end)->next;
+    }
+    *end = dcommi_ps_pieces_of(ps->twin, call, s, buf);
+    if (*end == NULL) {
+        dcommi_ps_pieces_free(first);
+        return NULL;
     }
     return first;
 }
@@ -65552,7 +65847,7 @@ static void dcommi_ps_launch(dcomm_ps *ps, dcommi_ps_piece *piece)
     while (piece != NULL) {
         dcommi_ps_piece *next = piece->next;
         piece->next = NULL;
-        dcommi_ps_enqueue(ps, piece);
+        dcommi_ps_enqueue(piece->ps, piece);
         piece = next;
     }
     dcommi_progress(context);
@@ -65567,8 +65862,8 @@ static size_t dcommi_ps_not_finite(const float *x, size_t n)
     }
     return at;
 }
-/* Send a message without rows to all servers. */
-static dcomm_status dcommi_ps_tell_all(dcomm_ps *ps, uint16_t kind)
+/* Send a message without rows to all servers. `clock`: of CLOCK. */
+static dcomm_status dcommi_ps_tell_all(dcomm_ps *ps, uint16_t kind, uint64_t clock)
 {
     dcommi_ps_piece *first = NULL;
     for (int k = 0; k < ps->nservers; k++) {
@@ -65584,14 +65879,12 @@ static dcomm_status dcommi_ps_tell_all(dcomm_ps *ps, uint16_t kind)
         piece->next = first;
         piece->ps = ps;
         piece->server = k;
-        piece->header = (dcommi_header){.type = DCOMMI_MSG_SERVICE, .slot = kind};
+        piece->header = (dcommi_header){.type = DCOMMI_MSG_SERVICE, .slot = kind, .a = clock};
         first = piece;
     }
     dcommi_ps_launch(ps, first);
     return DCOMM_OK;
 }
-/* ==== include/dcomm/impl/ps/life.h ========================================================= */
-/* life.h - creates a parameter server, serves, destroys it. */
 #define DCOMMI_PS_PARAMS_MAX 65536
 /* ---- the service ---- */
 static dcommi_verdict dcommi_ps_on_message(dcomm_comm *comm, const dcommi_header *h,
@@ -65670,6 +65963,9 @@ static dcomm_status dcommi_ps_check_opts(const dcomm_ps *ps, const dcomm_ps_opts
         {"drop_tau", !(o->drop_tau >= 0) || (bsp && o->drop_tau > 0)},
         {"quorum", o->quorum < 0 || o->quorum > workers || (!bsp && o->quorum > 0)},
         {"deadline_s", !(o->deadline_s >= 0) || (!bsp && o->deadline_s > 0)},
+        {"replicas", o->replicas < 0 || o->replicas > 1},
+        {"replicas", o->replicas > 0 && (servers < 2 || o->weight != DCOMM_PS_WEIGHT_ONE ||
+                                         o->drop_tau > 0 || o->quorum > 0 || o->deadline_s > 0)},
         {"pull_dtype", o->pull_dtype != 0 && o->pull_dtype != DCOMM_F32 &&
                            o->pull_dtype != DCOMM_F16 && o->pull_dtype != DCOMM_BF16},
         {"timeout_s", !(o->timeout_s >= 0)},
@@ -65721,7 +66017,7 @@ static void dcommi_ps_take_opts(dcomm_ps *ps, const dcomm_ps_opts *o)
     ps->workers = ps->size - (o->dedicated ? ps->nservers : 0);
     ps->server = -1;
     for (int k = 0; k < ps->nservers; k++) {
-        if (dcommi_ps_server_rank(ps->size, ps->nservers, k) == ps->rank) {
+        if (dcommi_ps_server_rank(ps, k) == ps->rank) {
             ps->server = k;
         }
     }
@@ -65778,7 +66074,7 @@ static dcomm_status dcommi_ps_prepare(dcomm_ps *ps, const dcomm_ps_param *params
         }
     }
     for (int k = 0; k < ps->nservers; k++) {
-        ps->to[k].rank = dcommi_ps_server_rank(ps->size, ps->nservers, k);
+        ps->to[k].rank = dcommi_ps_server_rank(ps, k);
     }
     DCOMMI_TRY(ps->server >= 0 ? dcommi_ps_make_server(ps, params) : DCOMM_OK);
     return ps->server >= 0 && ps->works ? dcommi_context_need_thread(ps->comm->context) : DCOMM_OK;
@@ -65821,6 +66117,7 @@ static dcomm_status dcommi_ps_agree(const dcomm_ps *ps)
                {"opts.drop_tau", dcommi_ps_bits(o->drop_tau)},
                {"opts.quorum", (uint64_t)o->quorum},
                {"opts.deadline_s", dcommi_ps_bits(o->deadline_s)},
+               {"opts.replicas", (uint64_t)o->replicas},
                {"opts.pull_dtype", o->pull_dtype}};
     enum { N = sizeof all / sizeof *all };
     const char *names[N];
@@ -65855,6 +66152,9 @@ static dcomm_status dcommi_ps_end(dcomm_ps *ps)
     if (comm->service != NULL) {
         comm->service->on_failed(comm);
     }
+    if (ps->twin != NULL) {
+        ps->twin->twin = NULL;
+    }
     comm->service = NULL;
     comm->served = NULL;
     ps->closed = true;
@@ -65863,14 +66163,10 @@ static dcomm_status dcommi_ps_end(dcomm_ps *ps)
     dcommi_ps_unref(ps);
     return status;
 }
-DCOMM_API dcomm_status dcomm_ps_create(dcomm_comm *comm, const dcomm_ps_param *params,
-                                       size_t nparams, const dcomm_ps_opts *opts, dcomm_ps **ps_p)
+/* Create a parameter server whose rows are held by the servers `shift` further on. Collective. */
+static dcomm_status dcommi_ps_make(dcomm_comm *comm, const dcomm_ps_param *params, size_t nparams,
+                                   const dcomm_ps_opts *opts, int shift, dcomm_ps **ps_p)
 {
-    DCOMMI_NEED(comm);
-    DCOMMI_NEED(params);
-    DCOMMI_NEED(opts);
-    DCOMMI_NEED(ps_p);
-    *ps_p = NULL;
     dcomm_comm *own = NULL;
     DCOMMI_TRY(dcomm_comm_dup(comm, &own));
     dcomm_ps *ps = dcommi_alloc(sizeof *ps);
@@ -65886,6 +66182,7 @@ DCOMM_API dcomm_status dcomm_ps_create(dcomm_comm *comm, const dcomm_ps_param *p
     dcommi_comm_unlock(own);
     ps->rank = own->rank;
     ps->size = own->size;
+    ps->shift = shift;
     dcomm_status status = dcommi_all_good(own, dcommi_ps_prepare(ps, params, nparams, opts), 0);
     DCOMMI_THEN(status, dcommi_ps_agree(ps));
     if (status >= 0) {
@@ -65919,7 +66216,7 @@ static dcomm_status dcommi_ps_leave(dcomm_ps *ps)
     if (!ps->works || ps->left) {
         return DCOMM_OK;
     }
-    DCOMMI_TRY(dcommi_ps_tell_all(ps, DCOMMI_PS_LEAVE));
+    DCOMMI_TRY(dcommi_ps_tell_all(ps, DCOMMI_PS_LEAVE, 0));
     ps->left = true;
     return DCOMM_OK;
 }
@@ -65966,6 +66263,41 @@ static dcomm_status dcommi_ps_check_call(const char *what, const dcomm_ps *ps)
     const int poisoned = atomic_load_explicit(&ps->comm->poisoned, memory_order_acquire);
     return poisoned < 0 ? dcommi_fail((dcomm_status)poisoned, "%s", ps->comm->message) : DCOMM_OK;
 }
+/* A replica is a parameter server of its own (state machine replication: Schneider, ACM Computing
+ * Surveys 22(4), 1990): workers push to both and end clocks of both. With staleness 0 the order in
+ * which messages come does not matter, so that both have the same rows after each clock. */
+static dcomm_status dcommi_ps_make_twin(dcomm_comm *comm, const dcomm_ps_param *params,
+                                        size_t nparams, const dcomm_ps_opts *opts, dcomm_ps *ps)
+{
+    dcomm_ps *twin = NULL;
+    DCOMMI_TRY(dcommi_ps_make(comm, params, nparams, opts, 1, &twin));
+    dcommi_token_take(ps->comm->context);
+    twin->twin = ps;
+    ps->twin = twin;
+    dcommi_token_release(ps->comm->context);
+    return DCOMM_OK;
+}
+DCOMM_API dcomm_status dcomm_ps_create(dcomm_comm *comm, const dcomm_ps_param *params,
+                                       size_t nparams, const dcomm_ps_opts *opts, dcomm_ps **ps_p)
+{
+    DCOMMI_NEED(comm);
+    DCOMMI_NEED(params);
+    DCOMMI_NEED(opts);
+    DCOMMI_NEED(ps_p);
+    *ps_p = NULL;
+    dcomm_ps *ps = NULL;
+    DCOMMI_TRY(dcommi_ps_make(comm, params, nparams, opts, 0, &ps));
+    const dcomm_status status =
+        opts->replicas > 0 ? dcommi_ps_make_twin(comm, params, nparams, opts, ps) : DCOMM_OK;
+    if (status < 0) {
+        char why[DCOMMI_MESSAGE_MAX];
+        snprintf(why, sizeof why, "%s", dcomm_last_error());
+        dcommi_ps_end(ps);
+        return dcommi_fail(status, "%s", why);
+    }
+    *ps_p = ps;
+    return DCOMM_OK;
+}
 DCOMM_API dcomm_status dcomm_ps_serve(dcomm_ps *ps)
 {
     DCOMMI_TRY(dcommi_ps_check_call("dcomm_ps_serve", ps));
@@ -65975,7 +66307,9 @@ DCOMM_API dcomm_status dcomm_ps_serve(dcomm_ps *ps)
                            "are servers",
                            ps->rank, ps->nservers, ps->size);
     }
-    return dcommi_ps_serve_all(ps, "dcomm_ps_serve");
+    const dcomm_status status = dcommi_ps_serve_all(ps, "dcomm_ps_serve");
+    return status < 0 || ps->twin == NULL ? status
+                                          : dcommi_ps_serve_all(ps->twin, "dcomm_ps_serve");
 }
 DCOMM_API dcomm_status dcomm_ps_destroy(dcomm_ps **ps_p)
 {
@@ -65986,25 +66320,37 @@ DCOMM_API dcomm_status dcomm_ps_destroy(dcomm_ps **ps_p)
     dcomm_ps *ps = *ps_p;
     *ps_p = NULL;
     char why[DCOMMI_MESSAGE_MAX];
-    dcomm_status status = dcommi_ps_leave(ps);
-    if (ps->server >= 0) {
-        DCOMMI_THEN(status, dcommi_ps_serve_all(ps, "dcomm_ps_destroy"));
+    dcomm_ps *both[2] = {ps, ps->twin};
+    const int n = ps->twin != NULL ? 2 : 1;
+    dcomm_status status = DCOMM_OK, ended = DCOMM_OK;
+    for (int k = 0; k < n; k++) {
+        DCOMMI_THEN(status, dcommi_ps_leave(both[k]));
+    }
+    for (int k = 0; k < n && ps->server >= 0; k++) {
+        DCOMMI_THEN(status, dcommi_ps_serve_all(both[k], "dcomm_ps_destroy"));
     }
     const double until = dcommi_now() + ps->opts.timeout_s;
-    while (dcommi_ps_leaving(ps) && dcommi_now() < until) {
-        dcommi_progress_or_yield(ps->comm->context);
+    for (int k = 0; k < n; k++) {
+        while (dcommi_ps_leaving(both[k]) && dcommi_now() < until) {
+            dcommi_progress_or_yield(ps->comm->context);
+        }
     }
     snprintf(why, sizeof why, "%s", dcomm_last_error());
-    const dcomm_status ended = dcommi_ps_end(ps);
+    for (int k = n - 1; k >= 0; k--) { /* what waits for a replica is told by it */
+        const dcomm_status one = dcommi_ps_end(both[k]);
+        ended = ended < 0 ? ended : one;
+    }
     return status < 0 ? dcommi_fail(status, "%s", why) : ended;
 }
+/* ==== include/dcomm/impl/ps/api_ps.h ======================================================= */
+/* api_ps.h - a worker's calls on a parameter server, and statistics. */
 /* Count a call. */
 static void dcommi_ps_count(dcomm_ps *ps, bool pulls, const dcommi_ps_piece *piece)
 {
     ps->stats.pushes += !pulls;
     ps->stats.pulls += pulls;
     for (; piece != NULL; piece = piece->next) {
-        ps->stats.bytes_pushed += ps->to[piece->server].rank != ps->rank ? piece->len : 0;
+        ps->stats.bytes_pushed += piece->ps->to[piece->server].rank != ps->rank ? piece->len : 0;
     }
 }
 /* Start a push or a pull of some rows. */
@@ -66023,11 +66369,7 @@ static dcomm_status dcommi_ps_start(dcomm_ps *ps, const char *what, bool pulls, 
     dcommi_run *run = pieces != NULL ? dcommi_run_new(ps->comm) : NULL;
     dcommi_comm_unlock(ps->comm);
     if (run == NULL) {
-        while (pieces != NULL) {
-            dcommi_ps_piece *piece = pieces;
-            pieces = piece->next;
-            dcommi_ps_piece_free(piece);
-        }
+        dcommi_ps_pieces_free(pieces);
         dcommi_free(call);
         return dcommi_fail(DCOMM_ERR_NO_MEMORY, "%s: no memory for %zu rows", what, s->n);
     }
@@ -66152,10 +66494,20 @@ DCOMM_API dcomm_status dcomm_ps_pull_rows(dcomm_ps *ps, size_t i, const uint64_t
 DCOMM_API dcomm_status dcomm_ps_clock(dcomm_ps *ps)
 {
     DCOMMI_TRY(dcommi_ps_check_worker("dcomm_ps_clock", ps));
-    DCOMMI_TRY(dcommi_ps_tell_all(ps, DCOMMI_PS_CLOCK));
-    dcommi_token_take(ps->comm->context); /* a progress thread may be writing a sentence with it */
-    ps->clock_ended++;
-    dcommi_token_release(ps->comm->context);
+    dcomm_context *context = ps->comm->context;
+    dcommi_token_take(context); /* values that arrive change it, too */
+    const uint64_t clock = ps->at_clock + 1;
+    dcommi_token_release(context);
+    /* Replicas first: should this worker die, what others have seen of its clock is there, too. */
+    DCOMMI_TRY(ps->twin != NULL ? dcommi_ps_tell_all(ps->twin, DCOMMI_PS_CLOCK, clock) : DCOMM_OK);
+    DCOMMI_TRY(dcommi_ps_tell_all(ps, DCOMMI_PS_CLOCK, clock));
+    dcommi_token_take(context);
+    ps->at_clock = clock > ps->at_clock ? clock : ps->at_clock;
+    ps->steps++;
+    if (ps->twin != NULL) {
+        ps->twin->at_clock = clock;
+    }
+    dcommi_token_release(context);
     return DCOMM_OK;
 }
 /* ---- statistics ---- */
@@ -66178,7 +66530,11 @@ DCOMM_API dcomm_status dcomm_ps_get_stats(dcomm_ps *ps, dcomm_ps_stats *stats)
     uint64_t pushes = 0;
     dcommi_token_take(ps->comm->context);
     *stats = ps->stats;
-    stats->clock = ps->clock_ended;
+    stats->clock = ps->steps;
+    if (ps->twin != NULL) { /* pulls that it has answered */
+        stats->bytes_pulled += ps->twin->stats.bytes_pulled;
+        stats->wait_s += ps->twin->stats.wait_s;
+    }
     stats->last_worker = -1;
     for (int at = 0; at < DCOMMI_PS_TAUS; at++) {
         stats->tau[at / 16] += ps->taus[at];
@@ -66198,6 +66554,405 @@ DCOMM_API dcomm_status dcomm_ps_get_stats(dcomm_ps *ps, dcomm_ps_stats *stats)
     }
     dcommi_token_release(ps->comm->context);
     return DCOMM_OK;
+}
+/* ==== include/dcomm/impl/ps/api_save.h ===================================================== */
+/* api_save.h - a parameter server between runs: its servers are saved, and loaded by the same or
+ * another number of servers. */
+/* ==== include/dcomm/impl/ps/image.h ======================================================== */
+/* image.h - a server's rows, its update's state and its clock as bytes, and back, for another
+ * number of servers too. Knows no messages. Loaded bytes come from outside and are not trusted. */
+#define DCOMMI_PS_MAGIC 0x3173706d6d6f6364u /* "dcommps1" */
+/* The head of a saved server, in little-endian order. After it come, for each parameter, the values
+ * of this server's rows, the update's numbers of the same shape, and for Adam each row's number of
+ * updates (u32), each padded to 8 bytes; and a hash of all that. Which rows they are follows from
+ * the number of servers. */
+typedef struct dcommi_ps_head {
+    uint64_t magic, shape;                          /* shape: a hash of the parameters */
+    uint64_t update, server, servers, clock, bytes; /* bytes: of the whole image */
+} dcommi_ps_head;
+_Static_assert(sizeof(dcommi_ps_head) == 56, "no padding");
+/* Return a hash of what must be the same when rows are loaded. Names may differ. */
+static uint64_t dcommi_ps_shape(const dcomm_ps *ps)
+{
+    uint64_t hash = ps->nparams;
+    for (size_t i = 0; i < ps->nparams; i++) {
+        hash = dcommi_mix(dcommi_mix(hash, ps->params[i].rows), ps->params[i].cols);
+    }
+    return hash;
+}
+/* The parts of an image's rows of one parameter. */
+typedef struct dcommi_ps_part {
+    size_t row; /* bytes of a row in it */
+    void *at;   /* in the table */
+} dcommi_ps_part;
+/* List the parts of a table. Return their number, at most 4. */
+static int dcommi_ps_parts(const dcomm_ps *ps, size_t i, dcommi_ps_part *parts)
+{
+    dcommi_ps_table *t = &ps->tables[i];
+    const size_t row = dcommi_ps_row_bytes(ps, i);
+    int n = 0;
+    parts[n++] = (dcommi_ps_part){row, t->value};
+    for (int s = 0; s < dcommi_ps_states(ps->opts.update); s++) {
+        parts[n++] = (dcommi_ps_part){row, t->state[s]};
+    }
+    if (ps->opts.update == DCOMM_PS_ADAM) {
+        parts[n++] = (dcommi_ps_part){sizeof *t->updates, t->updates};
+    }
+    return n;
+}
+/* Return the bytes of the image of one of so many servers. */
+static size_t dcommi_ps_image_bytes(const dcomm_ps *ps, int server, int servers)
+{
+    size_t bytes = sizeof(dcommi_ps_head) + sizeof(uint64_t);
+    for (size_t i = 0; i < ps->nparams; i++) {
+        const uint64_t all = ps->params[i].rows;
+        const size_t rows = (size_t)(dcommi_ps_share(all, servers, server + 1) -
+                                     dcommi_ps_share(all, servers, server));
+        dcommi_ps_part parts[4];
+        for (int p = dcommi_ps_parts(ps, i, parts); p > 0; p--) {
+            bytes = dcommi_size_add(
+                bytes, dcommi_feedback_padded(dcommi_size_mul(rows, parts[p - 1].row)));
+        }
+    }
+    return bytes;
+}
+/* Return the clock of an image taken now: that of the rows (BSP), or of the slowest worker; when
+ * all have gone, of the fastest. */
+static uint64_t dcommi_ps_image_clock(const dcomm_ps *ps)
+{
+    int slowest = -1;
+    uint64_t most = 0;
+    if (ps->opts.staleness == 0) {
+        return ps->clock.closed;
+    }
+    const uint64_t least = dcommi_ps_slowest(&ps->clock, &slowest);
+    for (int r = 0; r < ps->size; r++) {
+        most = ps->clock.of[r].clock > most ? ps->clock.of[r].clock : most;
+    }
+    return slowest >= 0 ? least : most;
+}
+/* Write this server's image, but for the hash. With the token. */
+static void dcommi_ps_image_write(const dcomm_ps *ps, unsigned char *to)
+{
+    const dcommi_ps_head head = {.magic = DCOMMI_PS_MAGIC,
+                                 .shape = dcommi_ps_shape(ps),
+                                 .update = ps->opts.update,
+                                 .server = (uint64_t)ps->server,
+                                 .servers = (uint64_t)ps->nservers,
+                                 .clock = dcommi_ps_image_clock(ps),
+                                 .bytes = dcommi_ps_image_bytes(ps, ps->server, ps->nservers)};
+    memcpy(to, &head, sizeof head);
+    to += sizeof head;
+    for (size_t i = 0; i < ps->nparams; i++) {
+        dcommi_ps_part parts[4];
+        const int n = dcommi_ps_parts(ps, i, parts);
+        for (int p = 0; p < n; p++) {
+            const size_t bytes = (size_t)ps->tables[i].rows * parts[p].row;
+            if (bytes > 0) {
+                memcpy(to, parts[p].at, bytes);
+            }
+            memset(to + bytes, 0, dcommi_feedback_padded(bytes) - bytes);
+            to += dcommi_feedback_padded(bytes);
+        }
+    }
+}
+/* Write the hash of an image behind it. */
+static void dcommi_ps_image_seal(unsigned char *image, size_t bytes)
+{
+    const uint64_t hash = dcommi_feedback_hash(image, bytes - sizeof hash);
+    memcpy(image + bytes - sizeof hash, &hash, sizeof hash);
+}
+/* ---- loading ---- */
+typedef struct dcommi_ps_image {
+    const unsigned char *at; /* NULL: it was not given */
+    size_t bytes;
+} dcommi_ps_image;
+/* Return the first image of some bytes: as many as its head says, if that can be. */
+static dcommi_ps_image dcommi_ps_image_first(const unsigned char *at, size_t bytes)
+{
+    dcommi_ps_head head = {.bytes = bytes};
+    if (bytes >= sizeof head) {
+        memcpy(&head, at, sizeof head);
+    }
+    return (dcommi_ps_image){at, head.bytes < bytes ? (size_t)head.bytes : bytes};
+}
+/* Find the image of old server k of n: the one that the caller gives for it, or if that is NULL,
+ * the one behind the image of the server that took its rows over. */
+static dcommi_ps_image dcommi_ps_image_find(const void *const *images, const size_t *bytes,
+                                            size_t k, size_t n)
+{
+    const size_t heir = (k + 1) % n;
+    if (images[k] != NULL) {
+        return dcommi_ps_image_first(images[k], bytes[k]);
+    }
+    const dcommi_ps_image before = images[heir] != NULL
+                                       ? dcommi_ps_image_first(images[heir], bytes[heir])
+                                       : (dcommi_ps_image){NULL, bytes[heir]};
+    return before.bytes == bytes[heir]
+               ? (dcommi_ps_image){NULL, 0}
+               : dcommi_ps_image_first(before.at + before.bytes, bytes[heir] - before.bytes);
+}
+static dcomm_status dcommi_ps_corrupt(size_t k, const char *why)
+{
+    return dcommi_fail(DCOMM_ERR_CORRUPT, "dcomm_ps_load: images[%zu]: %s", k, why);
+}
+/* Check that an image is that of server k of n of an old job, and read its head. */
+static dcomm_status dcommi_ps_image_check(const dcomm_ps *ps, const unsigned char *image,
+                                          size_t bytes, size_t k, size_t n, dcommi_ps_head *h)
+{
+    uint64_t hash;
+    if (bytes < sizeof *h + sizeof hash) {
+        return dcommi_ps_corrupt(k, "it is too short");
+    }
+    memcpy(h, image, sizeof *h);
+    memcpy(&hash, image + bytes - sizeof hash, sizeof hash);
+    if (h->magic != DCOMMI_PS_MAGIC) {
+        return dcommi_ps_corrupt(k, "these bytes are no image of a server");
+    }
+    if (hash != dcommi_feedback_hash(image, bytes - sizeof hash)) {
+        return dcommi_ps_corrupt(k, "it is damaged: its hash does not match its bytes");
+    }
+    if (h->shape != dcommi_ps_shape(ps)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_ps_load: images[%zu] is of other parameters: their number, rows "
+                           "and cols must be the same",
+                           k);
+    }
+    if (h->update != ps->opts.update) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_ps_load: images[%zu] is of update %" PRIu64 ", not %d", k,
+                           h->update, (int)ps->opts.update);
+    }
+    if (h->server != k || h->servers != n) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_ps_load: images[%zu] of %zu is of server %" PRIu64 " of %" PRIu64,
+                           k, n, h->server, h->servers);
+    }
+    if (bytes != h->bytes || bytes != dcommi_ps_image_bytes(ps, (int)k, (int)n)) {
+        return dcommi_ps_corrupt(k, "it is not as long as its rows are");
+    }
+    return DCOMM_OK;
+}
+/* The rows of parameter i that an old server has and this one holds. */
+static uint64_t dcommi_ps_shared(const dcomm_ps *ps, size_t i, size_t k, size_t n, uint64_t *first)
+{
+    const dcommi_ps_table *t = &ps->tables[i];
+    const uint64_t from = dcommi_ps_share(ps->params[i].rows, (int)n, (int)k);
+    const uint64_t to = dcommi_ps_share(ps->params[i].rows, (int)n, (int)k + 1);
+    const uint64_t end = to < t->first + t->rows ? to : t->first + t->rows;
+    *first = from > t->first ? from : t->first;
+    return end > *first ? end - *first : 0;
+}
+/* Return true if old server k of n has rows that this one holds. */
+static bool dcommi_ps_image_needed(const dcomm_ps *ps, size_t k, size_t n)
+{
+    uint64_t first, rows = 0;
+    for (size_t i = 0; i < ps->nparams && rows == 0; i++) {
+        rows = dcommi_ps_shared(ps, i, k, n, &first);
+    }
+    return rows > 0;
+}
+/* Take the rows of a checked image that this server holds. With the token. */
+static void dcommi_ps_image_take(dcomm_ps *ps, const unsigned char *image, size_t k, size_t n)
+{
+    image += sizeof(dcommi_ps_head);
+    for (size_t i = 0; i < ps->nparams; i++) {
+        const dcommi_ps_table *t = &ps->tables[i];
+        const uint64_t all = ps->params[i].rows;
+        const uint64_t from = dcommi_ps_share(all, (int)n, (int)k);
+        const size_t has = (size_t)(dcommi_ps_share(all, (int)n, (int)k + 1) - from);
+        uint64_t first;
+        const size_t rows = (size_t)dcommi_ps_shared(ps, i, k, n, &first);
+        dcommi_ps_part parts[4];
+        const int nparts = dcommi_ps_parts(ps, i, parts);
+        for (int p = 0; p < nparts; p++) {
+            const size_t row = parts[p].row;
+            if (rows > 0) {
+                memcpy((unsigned char *)parts[p].at + (size_t)(first - t->first) * row,
+                       image + (size_t)(first - from) * row, rows * row);
+            }
+            image += dcommi_feedback_padded(has * row);
+        }
+    }
+}
+/* ---- save ---- */
+/* Return the replica of rows that this server has taken over; NULL: it has none. */
+static dcomm_ps *dcommi_ps_heir(const dcomm_ps *ps)
+{
+    return ps->twin != NULL && ps->to[ps->twin->server].lost ? ps->twin : NULL;
+}
+/* Return the bytes of this server's image, behind which the heir's stands. With the token. */
+static size_t dcommi_ps_saved_bytes(const dcomm_ps *ps, const dcomm_ps *heir)
+{
+    return dcommi_ps_image_bytes(ps, ps->server, ps->nservers) +
+           (heir != NULL ? dcommi_ps_image_bytes(heir, heir->server, heir->nservers) : 0);
+}
+DCOMM_API size_t dcomm_ps_save_bytes(const dcomm_ps *ps)
+{
+    if (ps == NULL || ps->server < 0) {
+        return 0;
+    }
+    dcommi_token_take(ps->comm->context);
+    const size_t bytes = dcommi_ps_saved_bytes(ps, dcommi_ps_heir(ps));
+    dcommi_token_release(ps->comm->context);
+    return bytes;
+}
+/* Return true if the rows have all that a pull of this rank would have. */
+static bool dcommi_ps_settled(const dcomm_ps *ps)
+{
+    const dcommi_ps_to *own = &ps->to[ps->server];
+    return !ps->clock.of[ps->rank].works ||
+           (own->queue == NULL && ps->from[ps->rank].next == own->sent &&
+            dcommi_ps_may_pull(&ps->clock, ps->rank));
+}
+/* Write the images if the rows are settled: DCOMM_IN_PROGRESS if not. *bytes_p: of the first. */
+static dcomm_status dcommi_ps_save_now(dcomm_ps *ps, unsigned char *to, size_t capacity,
+                                       size_t *bytes_p)
+{
+    dcomm_status status = DCOMM_IN_PROGRESS;
+    dcommi_token_take(ps->comm->context);
+    const dcomm_ps *heir = dcommi_ps_heir(ps);
+    const size_t bytes = dcommi_ps_saved_bytes(ps, heir);
+    if (capacity < bytes) {
+        status = dcommi_fail(DCOMM_ERR_INVALID,
+                             "dcomm_ps_save: there is no room; it takes %zu bytes, and capacity is "
+                             "%zu",
+                             bytes, capacity);
+    } else if (dcommi_ps_settled(ps) && (heir == NULL || dcommi_ps_settled(heir))) {
+        *bytes_p = dcommi_ps_saved_bytes(ps, NULL);
+        dcommi_ps_image_write(ps, to);
+        if (heir != NULL) {
+            dcommi_ps_image_write(heir, to + *bytes_p);
+            dcommi_ps_image_seal(to + *bytes_p, bytes - *bytes_p);
+        }
+        status = DCOMM_OK;
+    }
+    dcommi_token_release(ps->comm->context);
+    return status;
+}
+DCOMM_API dcomm_status dcomm_ps_save(dcomm_ps *ps, void *to, size_t capacity)
+{
+    dcomm_status status = DCOMM_OK;
+    size_t bytes = 0;
+    DCOMMI_TRY(dcommi_ps_check_call("dcomm_ps_save", ps));
+    if (ps->server < 0) {
+        return DCOMM_OK;
+    }
+    DCOMMI_NEED(to);
+    const double until = dcommi_now() + ps->opts.timeout_s;
+    while ((status = dcommi_ps_save_now(ps, to, capacity, &bytes)) == DCOMM_IN_PROGRESS) {
+        if (dcommi_now() >= until) {
+            return dcommi_fail(DCOMM_ERR_TIMEOUT,
+                               "dcomm_ps_save: rank %d has waited %.3g s for the other workers to "
+                               "end clock %" PRIu64,
+                               ps->rank, ps->opts.timeout_s, ps->at_clock);
+        }
+        dcommi_progress_or_yield(ps->comm->context);
+    }
+    if (status >= 0) {
+        dcommi_ps_image_seal(to, bytes);
+    }
+    return status;
+}
+/* ---- load ---- */
+/* Check the images that a server needs. least[0] becomes at most their lowest clock, least[1] at
+ * most the complement of the highest. */
+static dcomm_status dcommi_ps_load_check(const dcomm_ps *ps, const void *const *images,
+                                         const size_t *bytes, size_t n, uint64_t *least)
+{
+    for (size_t k = 0; k < n; k++) {
+        dcommi_ps_head head;
+        if (!dcommi_ps_image_needed(ps, k, n)) {
+            continue;
+        }
+        const dcommi_ps_image image = dcommi_ps_image_find(images, bytes, k, n);
+        if (image.at == NULL) {
+            return dcommi_fail(DCOMM_ERR_INVALID,
+                               "dcomm_ps_load: images[%zu] is NULL, and rank %d holds rows of it",
+                               k, ps->rank);
+        }
+        DCOMMI_TRY(dcommi_ps_image_check(ps, image.at, image.bytes, k, n, &head));
+        least[0] = head.clock < least[0] ? head.clock : least[0];
+        least[1] = ~head.clock < least[1] ? ~head.clock : least[1];
+    }
+    return DCOMM_OK;
+}
+/* Check a call, and all images that this rank needs. */
+static dcomm_status dcommi_ps_load_check_all(const dcomm_ps *ps, const void *const *images,
+                                             const size_t *bytes, size_t n, uint64_t *least)
+{
+    least[0] = least[1] = UINT64_MAX;
+    if (images == NULL || bytes == NULL || n < 1 || n > INT32_MAX) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_ps_load: images or bytes is NULL, or nimages "
+                           "is %zu",
+                           n);
+    }
+    dcommi_token_take(ps->comm->context);
+    const bool fresh = ps->steps == 0 && ps->stats.pushes == 0 && ps->stats.pulls == 0;
+    dcommi_token_release(ps->comm->context);
+    if (!fresh) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_ps_load: rank %d has pushed, pulled or ended a "
+                           "clock",
+                           ps->rank);
+    }
+    for (; ps != NULL && ps->server >= 0; ps = ps->shift == 0 ? ps->twin : NULL) {
+        DCOMMI_TRY(dcommi_ps_load_check(ps, images, bytes, n, least));
+    }
+    return DCOMM_OK;
+}
+/* Find the clock at which all go on. */
+static dcomm_status dcommi_ps_load_agree(dcomm_ps *ps, uint64_t *least)
+{
+    uint64_t *all = dcommi_borrow(ps->comm, 2, sizeof *all);
+    if (all == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    memcpy(all, least, 2 * sizeof *all);
+    const dcomm_status status =
+        dcomm_allreduce(ps->comm, DCOMM_IN_PLACE, all, 2, DCOMM_U64, DCOMM_MIN, NULL);
+    memcpy(least, all, 2 * sizeof *all);
+    dcommi_give_back(ps->comm, all);
+    return status < 0 || ps->opts.staleness != 0 || least[0] == ~least[1]
+               ? status
+               : dcommi_fail(DCOMM_ERR_MISMATCH,
+                             "dcomm_ps_load: images are of clocks %" PRIu64 " to %" PRIu64,
+                             least[0], ~least[1]);
+}
+/* Take checked images, and go on at a clock. With the token. */
+static void dcommi_ps_load_now(dcomm_ps *ps, const void *const *images, const size_t *bytes,
+                               size_t n, uint64_t clock)
+{
+    ps->steps = ps->at_clock = clock;
+    for (size_t k = 0; k < n && ps->server >= 0; k++) {
+        if (dcommi_ps_image_needed(ps, k, n)) {
+            dcommi_ps_image_take(ps, dcommi_ps_image_find(images, bytes, k, n).at, k, n);
+        }
+    }
+    for (int r = 0; r < ps->size && ps->server >= 0; r++) {
+        ps->clock.of[r].clock = clock;
+    }
+    ps->clock.closed = clock;
+}
+DCOMM_API dcomm_status dcomm_ps_load(dcomm_ps *ps, const void *const *images, const size_t *bytes,
+                                     size_t nimages)
+{
+    uint64_t least[2];
+    DCOMMI_TRY(dcommi_ps_check_call("dcomm_ps_load", ps));
+    dcomm_status status =
+        dcommi_all_good(ps->comm, dcommi_ps_load_check_all(ps, images, bytes, nimages, least), 0);
+    DCOMMI_THEN(status, dcommi_ps_load_agree(ps, least));
+    if (status < 0) {
+        return status;
+    }
+    dcommi_token_take(ps->comm->context);
+    dcommi_ps_load_now(ps, images, bytes, nimages, least[0]);
+    if (ps->twin != NULL) {
+        dcommi_ps_load_now(ps->twin, images, bytes, nimages, least[0]);
+    }
+    dcommi_token_release(ps->comm->context);
+    return dcomm_barrier(ps->comm, NULL); /* nobody pushes before all have loaded */
 }
 #endif
 #endif
@@ -73367,6 +74122,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_DEVICE_STEP_PS
 #undef DCOMMI_DEVICE_UCX_PS
 #undef DCOMMI_DIVIDE
+#undef DCOMMI_DIVIDE_MOST
 #undef DCOMMI_DOOR_BACKLOG
 #undef DCOMMI_DOOR_FOLDER
 #undef DCOMMI_DOOR_NAME
@@ -73554,6 +74310,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_PROBE_SIGNATURE
 #undef DCOMMI_PROBE_TURNS
 #undef DCOMMI_PS_ACK_EVERY
+#undef DCOMMI_PS_MAGIC
 #undef DCOMMI_PS_PARAMS_MAX
 #undef DCOMMI_PS_TAUS
 #undef DCOMMI_PS_VALUE_BYTES

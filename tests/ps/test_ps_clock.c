@@ -60,7 +60,7 @@ static void settle(world *w)
 {
     while (dcommi_ps_may_close(&w->c, w->now)) {
         const uint64_t before = w->c.closed;
-        dcommi_ps_close(&w->c);
+        dcommi_ps_close(&w->c, w->now);
         cr_assert_eq(w->c.closed, before + 1);
     }
     look(w);
@@ -69,7 +69,9 @@ static void settle(world *w)
 static void end(world *w, int r)
 {
     w->ended[r]++;
-    dcommi_ps_clock_end(&w->c, r, w->now);
+    const uint64_t clock = w->of[r].clock + 1;
+    cr_assert(dcommi_ps_clock_fits(&w->c, r, clock) && !dcommi_ps_clock_fits(&w->c, r, clock - 1));
+    dcommi_ps_clock_end(&w->c, r, clock, w->now);
     settle(w);
 }
 
@@ -124,9 +126,11 @@ Test(ps_clock, quorum)
     end(&w, 0);
     cr_assert_eq(w.c.closed, 2);
     end(&w, 2); /* its first clock, two behind */
+    end(&w, 1);
+    cr_assert_eq(w.c.closed, 2);
+    dcommi_ps_catch_up(&w.c, 2);
     cr_assert_eq(w.of[2].clock, 2);
     end(&w, 2);
-    end(&w, 1);
     cr_assert_eq(w.c.closed, 3);
     leave(&w, 0);
     leave(&w, 1);
@@ -150,9 +154,40 @@ Test(ps_clock, deadline)
     settle(&w);
     cr_assert_eq(w.c.closed, 1);
     end(&w, 2);
-    cr_assert_eq(w.of[2].clock, 1);
     w.now += 10;
     cr_assert(!dcommi_ps_may_close(&w.c, w.now), "late is not early");
+    dcommi_ps_clock_end(&w.c, 1, 5, w.now); /* another server has gone on without it */
+    w.now += 0.6;
+    cr_assert(dcommi_ps_may_close(&w.c, w.now));
+    dcommi_ps_close(&w.c, w.now);
+    cr_assert(!dcommi_ps_may_close(&w.c, w.now), "each clock has its own time");
+    w.now += 0.6;
+    cr_assert(dcommi_ps_may_close(&w.c, w.now));
+}
+
+/* What a worker has pushed too late counts even if nobody ends another clock. */
+Test(ps_clock, late)
+{
+    world w;
+    begin(&w, 2, 0, 1, 0);
+    end(&w, 0);
+    cr_assert_eq(w.c.closed, 1);
+    end(&w, 1);
+    leave(&w, 0);
+    cr_assert_eq(w.c.closed, 1, "it may push more");
+    leave(&w, 1);
+    cr_assert_eq(w.c.closed, 2);
+}
+
+/* Only with backup workers may a worker skip clocks. */
+Test(ps_clock, skips)
+{
+    world w;
+    begin(&w, 2, 0, 0, 0);
+    cr_assert(!dcommi_ps_clock_fits(&w.c, 0, 0) && dcommi_ps_clock_fits(&w.c, 0, 1) &&
+              !dcommi_ps_clock_fits(&w.c, 0, 2));
+    begin(&w, 2, 0, 1, 0);
+    cr_assert(!dcommi_ps_clock_fits(&w.c, 0, 0) && dcommi_ps_clock_fits(&w.c, 0, 7));
 }
 
 /* All waited for the worker that ended a clock last. */

@@ -44,11 +44,11 @@ static unsigned char *calls_take(size_t bytes, int rank)
     return b->at;
 }
 
-/* Return two aligned numbers in such a buffer. */
-static uint32_t *calls_take_two(int rank)
+/* Return n aligned numbers of 4 bytes in such a buffer. */
+static void *calls_take_numbers(size_t n, int rank)
 {
-    unsigned char *at = calls_take(3 * sizeof(uint32_t), rank);
-    return (uint32_t *)(void *)(at + (4 - (uintptr_t)at % 4) % 4);
+    unsigned char *at = calls_take((n + 1) * sizeof(uint32_t), rank);
+    return at + (4 - (uintptr_t)at % 4) % 4;
 }
 
 /* Note what a rank's buffers hold now that no communicator of its own is left. */

@@ -3,7 +3,7 @@
 #define SIM_CASE_H
 
 #include "judge.h"
-#include "life.h"
+#include "serve.h"
 
 #include "dcomm/impl/engine/control.h"
 
@@ -125,6 +125,7 @@ static void case_draw(uint64_t seed, int most)
     world.random = seed;
     world.random = world_random(); /* streams of near seeds must not overlap */
     memset(&life, 0, sizeof life);
+    memset(&serve, 0, sizeof serve);
     life.seed = seed;
     life.n = 2 + world_below(most - 1);
     system_of.per_host = world_chance(0.4) ? life.n : 1 + world_below(life.n);
@@ -182,6 +183,39 @@ static void case_draw_death(int algo, int n, int victim, uint64_t point)
     life.timeout_s = 60;
 }
 
+/* Draw a case with a parameter server, of at most `most` ranks. */
+static void case_draw_serve(uint64_t seed, int most)
+{
+    static const int stalenesses[] = {0, 0, 0, 1, 2, DCOMM_PS_ASYNC};
+    static const life_fault faults[] = {LIFE_DEATH, LIFE_DEATH, LIFE_DEATH,
+                                        LIFE_WHOLE, LIFE_STOP,  LIFE_SUSPEND};
+    case_draw(seed, most);
+    serve.on = true;
+    serve.servers = 1 + world_below(life.n);
+    serve.dedicated = serve.servers < life.n && world_chance(0.5);
+    serve.staleness = stalenesses[world_below(6)];
+    serve.clocks = 1 + world_below(SERVE_CLOCKS);
+    serve.lists = world_chance(0.5);
+    serve.requests = world_chance(0.5);
+    if (serve.staleness == 0 && world_chance(0.3)) {
+        serve.quorum = world_chance(0.5) ? 1 + world_below(serve_workers()) : 0;
+        serve.deadline_s = serve.quorum == 0 ? 0.01 + world_unit() : 0;
+    }
+    life.fault = faults[world_below(6)];
+    life.weight = life.fault == LIFE_DEATH ? LIFE_HARD : LIFE_MILD;
+    life.quorum = life.ndeaths = 0;
+    life.second = life.traced = false;
+    life.timeout_s = 60;
+    case_draw_liveness();
+    if (life_strikes()) {
+        life.lasts = (life.liveness_s < INFINITY ? life.liveness_s : 10) * 0.5 * world_unit();
+    }
+    case_draw_deaths();
+    for (int i = 0; i < life.ndeaths; i++) {
+        life.death[i].later = false;
+    }
+}
+
 /* ---- running ---- */
 
 /* Run the case that has been drawn. Return true if all is well. */
@@ -189,6 +223,7 @@ static bool case_run(void)
 {
     dcomm_set_allocator(world_alloc, world_free, NULL);
     memset(life_report, 0, sizeof life_report);
+    memset(serve_report, 0, sizeof serve_report);
     memset(&life_so_far, 0, sizeof life_so_far);
     recover_facts.n = 0;
     memset(life_meeting.round, 0, sizeof life_meeting.round);
@@ -196,13 +231,17 @@ static bool case_run(void)
     world.trouble[0] = 0;
     world.now = 0;
     world.turns = 0;
-    world.main = life_main;
+    world.main = serve.on ? serve_main : life_main;
     world.died = wire_died;
     world.strike = life_strike;
     world.next_event = wire_next_event;
     network.on_cut = wire_on_cut;
     world_run(life.n, world.random, LIFE_LIMIT);
-    judge();
+    if (serve.on) {
+        serve_judge();
+    } else {
+        judge();
+    }
     calls_end();
     wire_end();
     world_end();
@@ -227,7 +266,13 @@ static void case_print(void)
         printf("# rank %d dies at point %" PRIu64 "%s\n", life.death[i].rank, life.death[i].point,
                life.death[i].later ? " of its recovery" : "");
     }
-    for (int i = 0; i <= life.ncalls; i++) {
+    if (serve.on) {
+        printf("# %d servers, dedicated %d, staleness %d, quorum %d, deadline %g s; %d clocks, "
+               "lists %d, requests %d\n",
+               serve.servers, serve.dedicated, serve.staleness, serve.quorum, serve.deadline_s,
+               serve.clocks, serve.lists, serve.requests);
+    }
+    for (int i = 0; i <= life.ncalls && !serve.on; i++) {
         char text[160];
         calls_text(&life.call[i], text, sizeof text);
         printf("# %s %d: %s%s%s\n", i < life.ncalls ? "call" : "last", i, text,

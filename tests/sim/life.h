@@ -142,7 +142,7 @@ static bool life_is_calm(void)
 static void life_hear(dcomm_comm *const comms[2], dcomm_status *status, dcomm_comm **at)
 {
     const bool shows = life.fault != LIFE_WHOLE && life.weight == LIFE_HARD;
-    uint32_t *mine = calls_take_two(world.in), *calm = mine + 1;
+    uint32_t *mine = calls_take_numbers(2, world.in), *calm = mine + 1;
     *calm = life.fault == LIFE_WHOLE;
     while (*status == DCOMM_OK && *calm == 0) {
         *mine = !shows && life_is_calm();

@@ -171,7 +171,7 @@ static dcomm_status recover_call(dcomm_comm *small)
     call.root %= n;
     calls_job job = calls_job_make(&call, who, n, me, life.ncalls);
     dcomm_status status = calls_make(small, &job, 1);
-    uint32_t *mine = calls_take_two(world.in), *dead = mine + 1;
+    uint32_t *mine = calls_take_numbers(2, world.in), *dead = mine + 1;
     *dead = 1;
     while (status == DCOMM_OK && *dead != 0) {
         *mine = life_waits_for_death();

@@ -369,11 +369,13 @@ WORLD_WRAP(int, eventfd, unsigned first, int flags)
     return world.in < 0 ? __real_eventfd(first, flags) : sockets_make(SOCKETS_WAKE, world.in);
 }
 
-/* Wake the strand that sleeps. */
+/* Wake the strands that sleep. */
 static ssize_t sockets_wake(int fd, size_t len)
 {
     sockets_at(fd)->have = len;
-    world.strand[WORLD_MAX + world.in].wakes = world.now;
+    for (int strand = WORLD_MAX + world.in; strand < WORLD_STRANDS; strand += WORLD_MAX) {
+        world.strand[strand].wakes = world.now;
+    }
     world_busy();
     return (ssize_t)len;
 }

@@ -3,6 +3,7 @@
  *
  *     test_sim --seed N [--ranks N] [--trace]     replay the case of a seed
  *     test_sim --from N --count N [--ranks N]     run many
+ *     test_sim --ps ...                           the same, with a parameter server
  *     test_sim --algo N --ranks N --victim N --point N [--trace]   replay one death in one call */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
@@ -25,20 +26,25 @@ static bool run_case(const char *replay)
     return good;
 }
 
-static bool run_seed(uint64_t seed, int most)
+static bool run_seed(uint64_t seed, int most, bool serves)
 {
     char replay[64];
-    snprintf(replay, sizeof replay, "--seed %" PRIu64 " --ranks %d", seed, most);
-    case_draw(seed, most);
+    snprintf(replay, sizeof replay, "%s--seed %" PRIu64 " --ranks %d", serves ? "--ps " : "", seed,
+             most);
+    if (serves) {
+        case_draw_serve(seed, most);
+    } else {
+        case_draw(seed, most);
+    }
     return run_case(replay);
 }
 
-static int run_seeds(uint64_t from, uint64_t count, int most)
+static int run_seeds(uint64_t from, uint64_t count, int most, bool serves)
 {
     const double start = dcommi_now();
     uint64_t bad = 0, turns = 0;
     for (uint64_t seed = from; seed < from + count; seed++) {
-        bad += !run_seed(seed, most);
+        bad += !run_seed(seed, most, serves);
         turns += world.turns;
     }
     const double took = dcommi_now() - start;
@@ -102,7 +108,7 @@ Test(sim, known_seeds, .timeout = 60)
         {4802, 4}   /* a silence of which another rank told was not believed */
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        cr_expect(run_seed(known[i].seed, known[i].most), "seed %d", (int)known[i].seed);
+        cr_expect(run_seed(known[i].seed, known[i].most, false), "seed %d", (int)known[i].seed);
     }
 }
 
@@ -115,7 +121,7 @@ Test(sim, replays, .timeout = 60)
     for (int round = 0; round < 2; round++) {
         for (int i = 0; i < SEEDS; i++) {
             const int seed = round == 0 ? i : SEEDS - 1 - i;
-            run_seed(1 + (uint64_t)seed, 4);
+            run_seed(1 + (uint64_t)seed, 4, seed % 2);
             if (round == 0) {
                 turns[seed] = world.turns;
                 ends[seed] = world.now;
@@ -127,9 +133,15 @@ Test(sim, replays, .timeout = 60)
 
 Test(sim, seeds, .timeout = 1800)
 {
-    cr_expect(run_seeds(1, test_full() ? 40000 : 450, 4) == 0);
-    cr_expect(run_seeds(1, test_full() ? 10000 : 15, 8) == 0);
-    cr_expect(run_seeds(1, test_full() ? 1000 : 3, 16) == 0);
+    cr_expect(run_seeds(1, test_full() ? 40000 : 450, 4, false) == 0);
+    cr_expect(run_seeds(1, test_full() ? 10000 : 15, 8, false) == 0);
+    cr_expect(run_seeds(1, test_full() ? 1000 : 3, 16, false) == 0);
+}
+
+Test(sim, parameter_server, .timeout = 1800)
+{
+    cr_expect(run_seeds(1, test_full() ? 40000 : 300, 4, true) == 0);
+    cr_expect(run_seeds(1, test_full() ? 4000 : 10, 8, true) == 0);
 }
 
 Test(sim, death_at_every_point, .timeout = 1800)
@@ -141,6 +153,7 @@ int main(int argc, char **argv)
 {
     uint64_t seed = 0, from = 1, count = 0, point = 0;
     int most = 4, algo = -1, victim = 0;
+    bool serves = false;
     for (int i = 1; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : "0";
         const uint64_t number = strtoull(value, NULL, 10);
@@ -151,6 +164,7 @@ int main(int argc, char **argv)
         most = strcmp(argv[i], "--ranks") == 0 ? (int)number : most;
         algo = strcmp(argv[i], "--algo") == 0 ? (int)number : algo;
         victim = strcmp(argv[i], "--victim") == 0 ? (int)number : victim;
+        serves = serves || strcmp(argv[i], "--ps") == 0;
         world.traced = world.traced || strcmp(argv[i], "--trace") == 0;
     }
     if (most < 2 || most > WORLD_MAX || algo >= CASE_ALGOS) {
@@ -158,14 +172,14 @@ int main(int argc, char **argv)
         return 2;
     }
     if (seed > 0) {
-        return !run_seed(seed, most);
+        return !run_seed(seed, most, serves);
     }
     if (algo >= 0) {
         case_draw_death(algo, most, victim, point);
         return !run_case("the same");
     }
     if (count > 0) {
-        return run_seeds(from, count, most);
+        return run_seeds(from, count, most, serves);
     }
     return suite_run(argc, argv);
 }

@@ -1,5 +1,6 @@
-/* threads.h - the thread that beats for a simulated rank is a second strand of it. Locks belong to
- * ranks, though all ranks are one process here: each has its own state of every lock. */
+/* threads.h - the threads of a simulated rank are further strands of it: one that beats, one that
+ * makes progress. Locks belong to ranks, though all ranks are one process here: each has its own
+ * state of every lock. */
 #ifndef SIM_THREADS_H
 #define SIM_THREADS_H
 
@@ -69,11 +70,16 @@ WORLD_WRAP(int, pthread_create, pthread_t *thread, const pthread_attr_t *attr,
     if (world.in < 0) {
         return __real_pthread_create(thread, attr, main, user);
     }
-    if (world_has_thread(world.in)) {
-        world_trouble("rank %d begins two threads", world.in);
+    int strand = WORLD_MAX + world.in;
+    while (strand < WORLD_STRANDS && world.strand[strand].there) {
+        strand += WORLD_MAX;
     }
-    *thread = (pthread_t)(WORLD_MAX + world.in);
-    world_begin(WORLD_MAX + world.in, main, user);
+    if (strand >= WORLD_STRANDS) {
+        world_trouble("rank %d begins too many threads", world.in);
+        return EAGAIN;
+    }
+    *thread = (pthread_t)strand;
+    world_begin(strand, main, user);
     return 0;
 }
 
@@ -82,7 +88,7 @@ WORLD_WRAP(int, pthread_join, pthread_t thread, void **result)
     if (world.in < 0) {
         return __real_pthread_join(thread, result);
     }
-    while (world_has_thread(world.in)) {
+    while (world.strand[thread].there) {
         world_yield();
     }
     return 0;

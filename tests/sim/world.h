@@ -1,13 +1,13 @@
 /* world.h - the simulated world: ranks that run in turn on one thread, their clock, and the seed
  * that decides every turn.
  *
- * A rank has one strand or two: its program, and the thread that beats for it (threads.h). Each
- * strand has a stack of its own and runs until it yields. It yields wherever it waits, and wherever
- * it asks its transport for progress. Before each of its actions towards others it passes a point
- * (world_point), where it may be struck: a rank that dies never runs again, one that is stopped
- * does not run for some time. Time stands still while a strand runs. It creeps from turn to turn,
- * and jumps to the next event when no strand has anything to do. So one seed is one history,
- * however fast the machine is. */
+ * A rank has one strand or more: its program, the thread that beats for it, and one that makes
+ * progress (threads.h). Each strand has a stack of its own and runs until it yields. It yields
+ * wherever it waits, and wherever it asks its transport for progress. Before each of its actions
+ * towards others it passes a point (world_point), where it may be struck: a rank that dies never
+ * runs again, one that is stopped does not run for some time. Time stands still while a strand
+ * runs. It creeps from turn to turn, and jumps to the next event when no strand has anything to do.
+ * So one seed is one history, however fast the machine is. */
 #ifndef SIM_WORLD_H
 #define SIM_WORLD_H
 
@@ -29,7 +29,7 @@
 
 enum {
     WORLD_MAX = 16,
-    WORLD_STRANDS = 2 * WORLD_MAX, /* the second one of rank r is number WORLD_MAX + r */
+    WORLD_STRANDS = 3 * WORLD_MAX, /* those of rank r: r, WORLD_MAX + r, 2 * WORLD_MAX + r */
     WORLD_STACK = 256 << 10,
     WORLD_TEXT = 1024
 };
@@ -55,7 +55,7 @@ typedef struct world_strand {
     void *stack;
     bool there, begun;         /* it has not ended; it has had a turn */
     double wakes;              /* it gets no turn before */
-    void *(*main)(void *user); /* of a second strand */
+    void *(*main)(void *user); /* NULL: the rank's program */
     void *user;
     void *fake_stack;                 /* of AddressSanitizer's, while others run */
     char message[DCOMMI_MESSAGE_MAX]; /* its last error, while others run */
@@ -278,10 +278,10 @@ static void world_sleep(double seconds)
     world_yield();
 }
 
-/* Return true if a rank has two strands. */
+/* Return true if a rank has more than one strand. */
 static bool world_has_thread(int rank)
 {
-    return world.strand[WORLD_MAX + rank].there;
+    return world.strand[WORLD_MAX + rank].there || world.strand[2 * WORLD_MAX + rank].there;
 }
 
 /* Perhaps let others run, where the kernel could take a rank with threads off its core. */

@@ -18,9 +18,26 @@ for example in "$build"/examples/[0-9]*; do
     *)
         check "$name, alone" timeout 60 "$example"
         check "$name, 3 ranks" "$build/dcomm-run" -n 3 --timeout 60 -- "$example"
+        case $name in
+        12_* | 13_*) others=$(full && echo 2 4 5 8) ;;
+        15_*) others="$(full && echo 2 4 6) 8" ;;
+        *) others=$(full && echo 2 4 8) ;;
+        esac
+        for n in $others; do
+            check "$name, $n ranks" "$build/dcomm-run" -n "$n" --timeout 60 -- "$example"
+        done
         ;;
     esac
 done
+# The ways to route and to balance experts; each must pay.
+if [ -x "$build/examples/09_moe" ]; then
+    for ranks in 3 $(full && echo 1 2 4 8); do
+        for options in "--k 1 --aux --noise" "--replicas" $(full && echo --aux --noise); do
+            check "09_moe $options, $ranks ranks" \
+                "$build/dcomm-run" -n "$ranks" --timeout 60 -- "$build/examples/09_moe" $options
+        done
+    done
+fi
 # exits: six clean ends of two ranks, of one host and of two in turns, leave nothing on stderr; twelve with --full.
 exits() {
     local try

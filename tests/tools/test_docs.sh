@@ -59,6 +59,7 @@ less() {
     *dcomm-crossover*--model*) echo "$1" ;;
     *dcomm-crossover*) echo "$1 -b 1K -e 2K -i 2" ;;
     *dcomm-overlap*) echo "$1 --bytes 1M --steps 2 --backward-ms 1" ;;
+    *dcomm-ps*) echo "$1 --bytes 64K --steps 2" ;;
     *dcomm-moe*) echo "$1 --tokens 64 --hidden 64 --steps 2 --rotate 0" ;;
     "cc "*" program.c "*)
         # The implementation's syntax. Its object is the build directory's; header.sh links less of it.

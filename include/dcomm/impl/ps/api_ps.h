@@ -180,10 +180,15 @@ DCOMM_API dcomm_status dcomm_ps_pull_rows(dcomm_ps *ps, size_t i, const uint64_t
 DCOMM_API dcomm_status dcomm_ps_clock(dcomm_ps *ps)
 {
     DCOMMI_TRY(dcommi_ps_check_worker("dcomm_ps_clock", ps));
-    DCOMMI_TRY(dcommi_ps_tell_all(ps, DCOMMI_PS_CLOCK));
-    dcommi_token_take(ps->comm->context); /* a progress thread may be writing a sentence with it */
-    ps->clock_ended++;
-    dcommi_token_release(ps->comm->context);
+    dcomm_context *context = ps->comm->context;
+    dcommi_token_take(context); /* values that arrive change it, too */
+    const uint64_t clock = ps->at_clock + 1;
+    dcommi_token_release(context);
+    DCOMMI_TRY(dcommi_ps_tell_all(ps, DCOMMI_PS_CLOCK, clock));
+    dcommi_token_take(context);
+    ps->at_clock = clock > ps->at_clock ? clock : ps->at_clock;
+    ps->steps++;
+    dcommi_token_release(context);
     return DCOMM_OK;
 }
 
@@ -209,7 +214,7 @@ DCOMM_API dcomm_status dcomm_ps_get_stats(dcomm_ps *ps, dcomm_ps_stats *stats)
     uint64_t pushes = 0;
     dcommi_token_take(ps->comm->context);
     *stats = ps->stats;
-    stats->clock = ps->clock_ended;
+    stats->clock = ps->steps;
     stats->last_worker = -1;
     for (int at = 0; at < DCOMMI_PS_TAUS; at++) {
         stats->tau[at / 16] += ps->taus[at];

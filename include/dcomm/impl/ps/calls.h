@@ -160,8 +160,8 @@ static void dcommi_ps_launch(dcomm_ps *ps, dcommi_ps_piece *piece)
     dcommi_token_release(context);
 }
 
-/* Send a message without rows to all servers. */
-static dcomm_status dcommi_ps_tell_all(dcomm_ps *ps, uint16_t kind)
+/* Send a message without rows to all servers. `clock`: of CLOCK. */
+static dcomm_status dcommi_ps_tell_all(dcomm_ps *ps, uint16_t kind, uint64_t clock)
 {
     dcommi_ps_piece *first = NULL;
     for (int k = 0; k < ps->nservers; k++) {
@@ -177,7 +177,7 @@ static dcomm_status dcommi_ps_tell_all(dcomm_ps *ps, uint16_t kind)
         piece->next = first;
         piece->ps = ps;
         piece->server = k;
-        piece->header = (dcommi_header){.type = DCOMMI_MSG_SERVICE, .slot = kind};
+        piece->header = (dcommi_header){.type = DCOMMI_MSG_SERVICE, .slot = kind, .a = clock};
         first = piece;
     }
     dcommi_ps_launch(ps, first);

@@ -7,10 +7,10 @@
 
 typedef struct dcommi_ps_clock_of {
     bool works;     /* is a worker that has neither died nor left */
-    uint64_t clock; /* clocks that it has ended */
+    uint64_t clock; /* clocks that it has ended, or that have ended without it */
 } dcommi_ps_clock_of;
 
-/* Set the first four fields; the others begin as zeros. */
+/* Set the first four fields, last and of; the others begin as zeros. */
 typedef struct dcommi_ps_clock {
     int n;                  /* ranks */
     int staleness;          /* 0: BSP; below 0: pulls never wait */
@@ -18,6 +18,7 @@ typedef struct dcommi_ps_clock {
     double deadline_s;      /* BSP: seconds after which those that have come end it; 0: no limit */
     uint64_t closed;        /* BSP: clocks that have ended */
     double since;           /* BSP: when the first worker ended the open clock; 0: none has */
+    bool late;              /* BSP: a worker has ended a clock that had ended without it */
     int last;               /* the rank that was the last to end a clock; -1: none */
     dcommi_ps_clock_of *of; /* [n] */
 } dcommi_ps_clock;
@@ -57,20 +58,35 @@ static inline bool dcommi_ps_ended(const dcommi_ps_clock *c, int rank)
     return c->of[rank].clock > c->closed;
 }
 
-/* A worker ends its clock. One that others did not wait for goes on with the open one. */
-static void dcommi_ps_clock_end(dcommi_ps_clock *c, int rank, double now)
+/* Return true if a worker can have ended `clock` clocks now. A worker skips those that have ended
+ * without it, on this server or on another. */
+static bool dcommi_ps_clock_fits(const dcommi_ps_clock *c, int rank, uint64_t clock)
+{
+    return clock > c->of[rank].clock && (dcommi_ps_partial(c) || clock == c->of[rank].clock + 1);
+}
+
+/* A worker has ended `clock` clocks. The worker counts, so that all servers count alike: else two
+ * workers could wait for each other, each on another server. */
+static void dcommi_ps_clock_end(dcommi_ps_clock *c, int rank, uint64_t clock, double now)
 {
     int slowest = -1;
     const uint64_t before = dcommi_ps_slowest(c, &slowest);
-    c->of[rank].clock++;
-    if (dcommi_ps_partial(c) && c->of[rank].clock < c->closed) {
-        c->of[rank].clock = c->closed;
-    }
+    c->of[rank].clock = clock;
     if (dcommi_ps_slowest(c, &slowest) > before) {
         c->last = rank;
     }
-    if (dcommi_ps_ended(c, rank) && c->since == 0) {
+    if (!dcommi_ps_ended(c, rank)) {
+        c->late = true;
+    } else if (c->since == 0) {
         c->since = now;
+    }
+}
+
+/* A worker gets values. With backup workers it goes on with the open clock. */
+static void dcommi_ps_catch_up(dcommi_ps_clock *c, int rank)
+{
+    if (dcommi_ps_partial(c) && c->of[rank].clock < c->closed) {
+        c->of[rank].clock = c->closed;
     }
 }
 
@@ -82,15 +98,20 @@ static bool dcommi_ps_may_close(const dcommi_ps_clock *c, double now)
         ended += dcommi_ps_ended(c, r);
         left += c->of[r].works && !dcommi_ps_ended(c, r);
     }
-    return ended > 0 && (left == 0 || (c->quorum > 0 && ended >= c->quorum) ||
-                         (c->deadline_s > 0 && c->since > 0 && now - c->since >= c->deadline_s));
+    return (left == 0 && (ended > 0 || c->late)) ||
+           (ended > 0 && ((c->quorum > 0 && ended >= c->quorum) ||
+                          (c->deadline_s > 0 && c->since > 0 && now - c->since >= c->deadline_s)));
 }
 
-/* End the open clock. Nobody has ended the next one: the server holds its messages back. */
-static void dcommi_ps_close(dcommi_ps_clock *c)
+/* End the open clock. */
+static void dcommi_ps_close(dcommi_ps_clock *c, double now)
 {
     c->closed++;
+    c->late = false;
     c->since = 0;
+    for (int r = 0; r < c->n; r++) {
+        c->since = dcommi_ps_ended(c, r) ? now : c->since;
+    }
 }
 
 /* Return true if a worker's pull at its present clock need not wait. */

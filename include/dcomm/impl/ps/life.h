@@ -367,7 +367,7 @@ static dcomm_status dcommi_ps_leave(dcomm_ps *ps)
     if (!ps->works || ps->left) {
         return DCOMM_OK;
     }
-    DCOMMI_TRY(dcommi_ps_tell_all(ps, DCOMMI_PS_LEAVE));
+    DCOMMI_TRY(dcommi_ps_tell_all(ps, DCOMMI_PS_LEAVE, 0));
     ps->left = true;
     return DCOMM_OK;
 }

@@ -56,7 +56,10 @@ static bool dcommi_ps_answer(dcomm_ps *ps, const dcommi_ps_job *job)
 {
     const dcommi_ps_table *t = &ps->tables[job->header.tag];
     const size_t len = (size_t)job->header.b * dcommi_ps_answer_row(ps, job->header.tag);
-    dcommi_header h = {.slot = DCOMMI_PS_VALUES, .seq = job->header.seq, .tag = job->header.tag};
+    dcommi_header h = {.slot = DCOMMI_PS_VALUES,
+                       .seq = job->header.seq,
+                       .tag = job->header.tag,
+                       .a = ps->clock.closed};
     dcommi_ps_from *f = &ps->from[job->from];
     dcommi_ps_reply *reply = dcommi_alloc_raw(sizeof *reply + len);
     if (reply == NULL) {
@@ -66,6 +69,7 @@ static bool dcommi_ps_answer(dcomm_ps *ps, const dcommi_ps_job *job)
     reply->ps = ps;
     reply->len = len;
     dcommi_ps_copy(t, &job->header, job->data, reply->values, ps->params[h.tag].pulled);
+    dcommi_ps_catch_up(&ps->clock, job->from);
     f->seen[h.tag] = ps->updates[h.tag];
     f->own[h.tag] = 0;
     if (job->from == ps->rank) {
@@ -116,7 +120,7 @@ static void dcommi_ps_close_one(dcomm_ps *ps)
         ps->last_counts[ps->clock.last]++;
     }
     ps->stats.updates++;
-    dcommi_ps_close(&ps->clock);
+    dcommi_ps_close(&ps->clock, dcommi_now());
 }
 
 static void dcommi_ps_from_pump(dcomm_ps *ps, int worker);
@@ -219,7 +223,7 @@ static void dcommi_ps_handle(dcomm_ps *ps, dcommi_ps_job *job)
         return;
     case DCOMMI_PS_CLOCK:
         dcommi_ps_stash_whole(ps, job->from);
-        dcommi_ps_clock_end(&ps->clock, job->from, dcommi_now());
+        dcommi_ps_clock_end(&ps->clock, job->from, h->a, dcommi_now());
         break;
     default: /* LEAVE */
         dcommi_ps_worker_gone(ps, job->from);
@@ -278,6 +282,17 @@ static bool dcommi_ps_too_early(const dcomm_ps *ps, const dcommi_ps_job *job)
            (job->header.slot == DCOMMI_PS_PUSH || job->header.slot == DCOMMI_PS_CLOCK);
 }
 
+/* Return true if a message fits those before it and this server's rows. */
+static bool dcommi_ps_fits(const dcomm_ps *ps, const dcommi_ps_job *job)
+{
+    const dcommi_header *h = &job->header;
+    return h->slot == DCOMMI_PS_CLOCK
+               ? dcommi_ps_clock_fits(&ps->clock, job->from, h->a)
+               : h->stage == 0 ||
+                     dcommi_ps_valid_list(&ps->tables[h->tag],
+                                          (const uint64_t *)(const void *)job->data, h->b);
+}
+
 /* Handle the messages of a worker whose turn it is. */
 static void dcommi_ps_from_pump(dcomm_ps *ps, int worker)
 {
@@ -285,15 +300,12 @@ static void dcommi_ps_from_pump(dcomm_ps *ps, int worker)
     while (f->queue != NULL && f->queue->header.seq == f->next &&
            !dcommi_ps_too_early(ps, f->queue) && dcommi_ps_fetch(ps, f->queue)) {
         dcommi_ps_job *job = f->queue;
-        const dcommi_header *h = &job->header;
-        if (h->stage == 1 &&
-            !dcommi_ps_valid_list(&ps->tables[h->tag], (const uint64_t *)(const void *)job->data,
-                                  h->b)) {
-            dcommi_ps_refuse(ps, worker, "sent a list of rows that cannot be right");
+        if (!dcommi_ps_fits(ps, job)) {
+            dcommi_ps_refuse(ps, worker, "sent a list of rows or a clock that cannot be right");
             return;
         }
         const dcomm_status status =
-            h->slot == DCOMMI_PS_PUSH ? dcommi_ps_unpack(ps, job) : DCOMM_OK;
+            job->header.slot == DCOMMI_PS_PUSH ? dcommi_ps_unpack(ps, job) : DCOMM_OK;
         if (status == DCOMM_ERR_NO_MEMORY) {
             return; /* dcommi_ps_server_check tries again */
         }

@@ -5,10 +5,10 @@
  *   PUSH    rows a to a + b - 1 of parameter `tag`, or b rows that are listed (stage = 1, a = 0);
  *           payload = the list, ascending, and the rows, or their wire if there is a codec
  *   PULL    the same rows; payload = the list
- *   CLOCK   the worker has ended a clock
+ *   CLOCK   the worker has ended a clocks
  *   LEAVE   the worker has left
  * A server's:
- *   VALUES  answers PULL `seq`                            payload = the rows
+ *   VALUES  answers PULL `seq`; a clocks have ended       payload = the rows
  *   ACK     it has handled the first `a` messages
  *   WAITS   PULL `seq` waits for rank a, which has ended b clocks
  *   DROPPED it does not count this worker any more; payload = a sentence */
@@ -142,8 +142,9 @@ struct dcomm_ps {
     size_t room_bytes;
 
     int nservers;
-    dcommi_ps_to *to; /* [nservers] */
-    uint64_t clock_ended;
+    dcommi_ps_to *to;  /* [nservers] */
+    uint64_t steps;    /* that it has ended */
+    uint64_t at_clock; /* clocks that it has ended, or that have ended without it */
 
     int server;              /* this rank's number among the servers; -1: it holds no rows */
     dcommi_ps_table *tables; /* [nparams] */

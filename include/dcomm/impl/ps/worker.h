@@ -55,11 +55,13 @@ static void dcommi_ps_piece_end(dcommi_ps_piece *piece, dcomm_status status, con
 
 /* ---- sending ---- */
 
-/* Return the sentence that names a server that is lost. */
-static const char *dcommi_ps_lost_text(const dcomm_ps *ps, int k, char *text, size_t len)
+/* End a piece. If it has failed, the sentence names its server. */
+static void dcommi_ps_piece_over(dcommi_ps_piece *piece, dcomm_status status, const char *why)
 {
-    snprintf(text, len, "server %d (rank %d): %s", k, ps->to[k].rank, ps->to[k].why);
-    return text;
+    char text[DCOMMI_TEXT_MAX];
+    snprintf(text, sizeof text, "server %d (rank %d): %.340s", piece->server,
+             piece->ps->to[piece->server].rank, why);
+    dcommi_ps_piece_end(piece, status, text);
 }
 
 /* The transport has given back a piece that it sent. */
@@ -70,7 +72,7 @@ static void dcommi_ps_sent(dcommi_op *op, dcomm_status status)
     piece->sending = false;
     if (!piece->fetching && (!piece->waits || status < 0)) { /* else its values end it */
         DCOMMI_LIST_REMOVE(ps->to[piece->server].pulling, piece, next);
-        dcommi_ps_piece_end(piece, status, "the server cannot be reached");
+        dcommi_ps_piece_over(piece, status, "it cannot be reached");
     }
     dcommi_ps_op_ends(ps);
 }
@@ -79,7 +81,6 @@ static void dcommi_ps_sent(dcommi_op *op, dcomm_status status)
 static void dcommi_ps_send(dcomm_ps *ps, dcommi_ps_piece *piece)
 {
     dcommi_ps_to *to = &ps->to[piece->server];
-    char text[DCOMMI_TEXT_MAX];
     piece->header.seq = to->sent++;
     piece->waits = piece->header.slot == DCOMMI_PS_PULL;
     if (piece->waits) {
@@ -107,8 +108,7 @@ static void dcommi_ps_send(dcomm_ps *ps, dcommi_ps_piece *piece)
         DCOMMI_LIST_REMOVE(to->pulling, piece, next);
     }
     if (status < 0 || !piece->waits) {
-        snprintf(text, sizeof text, "%.399s", dcommi_message);
-        dcommi_ps_piece_end(piece, status, text);
+        dcommi_ps_piece_over(piece, status, dcommi_message);
     }
     dcommi_ps_op_ends(ps);
 }
@@ -117,14 +117,12 @@ static void dcommi_ps_send(dcomm_ps *ps, dcommi_ps_piece *piece)
 static void dcommi_ps_to_pump(dcomm_ps *ps, int k)
 {
     dcommi_ps_to *to = &ps->to[k];
-    char text[DCOMMI_TEXT_MAX + 64];
     while (to->queue != NULL && (to->lost || to->sent - to->acked < DCOMMI_PS_WINDOW)) {
         dcommi_ps_piece *piece = to->queue;
         to->queue = piece->next;
         piece->next = NULL;
         if (to->lost) {
-            dcommi_ps_piece_end(piece, DCOMM_ERR_PEER,
-                                dcommi_ps_lost_text(ps, k, text, sizeof text));
+            dcommi_ps_piece_over(piece, DCOMM_ERR_PEER, to->why);
         } else {
             dcommi_ps_send(ps, piece);
         }
@@ -172,7 +170,7 @@ static void dcommi_ps_values_fetched(dcommi_op *op, dcomm_status status)
     if (status >= 0 && piece->call != NULL && piece->fetched != NULL) {
         dcommi_ps_place(piece, piece->fetched);
     }
-    dcommi_ps_piece_end(piece, status, "its values could not be fetched");
+    dcommi_ps_piece_over(piece, status, "its values cannot be fetched");
     dcommi_ps_op_ends(ps);
 }
 
@@ -205,6 +203,9 @@ static dcommi_verdict dcommi_ps_on_values(dcomm_ps *ps, int k, const dcommi_head
         return DCOMMI_CONSUMED; /* its time was up */
     }
     DCOMMI_LIST_REMOVE(to->pulling, piece, next);
+    if ((ps->opts.quorum > 0 || ps->opts.deadline_s > 0) && h->a > ps->at_clock) {
+        ps->at_clock = h->a;
+    }
     ps->stats.bytes_pulled += to->rank != ps->rank ? piece->bytes : 0;
     if (arrival->data != NULL) {
         dcommi_ps_place(piece, arrival->data);
@@ -226,16 +227,15 @@ static dcommi_verdict dcommi_ps_on_values(dcomm_ps *ps, int k, const dcommi_head
 static void dcommi_ps_server_lost(dcomm_ps *ps, int k, const char *why)
 {
     dcommi_ps_to *to = &ps->to[k];
-    char text[DCOMMI_TEXT_MAX + 64];
     if (to->lost) {
         return;
     }
     to->lost = true;
-    snprintf(to->why, sizeof to->why, "%s", why);
+    snprintf(to->why, sizeof to->why, "%.399s", why);
     while (to->pulling != NULL) {
         dcommi_ps_piece *piece = to->pulling;
         to->pulling = piece->next;
-        dcommi_ps_piece_end(piece, DCOMM_ERR_PEER, dcommi_ps_lost_text(ps, k, text, sizeof text));
+        dcommi_ps_piece_over(piece, DCOMM_ERR_PEER, why);
     }
     dcommi_ps_to_pump(ps, k);
 }
@@ -288,8 +288,7 @@ static void dcommi_ps_late_text(const dcomm_ps *ps, const dcommi_ps_piece *piece
             text, len,
             "the pull of \"%.80s\" timed out after %.3g s: rank %d waits for worker %d, which has "
             "ended %" PRIu64 " clocks; this one has ended %" PRIu64,
-            name, ps->opts.timeout_s, server, piece->awaited, piece->awaited_clock,
-            ps->clock_ended);
+            name, ps->opts.timeout_s, server, piece->awaited, piece->awaited_clock, ps->at_clock);
     } else {
         snprintf(text, len,
                  "the %s of \"%.80s\" timed out after %.3g s: the server on rank %d does "
