@@ -122,6 +122,8 @@ static void deliver(dcomm_ps *ps, input *in)
             ((uint64_t *)(void *)payload)[j] = spoil == 1 ? take(in) : row;
         }
         len += h.slot == DCOMMI_PS_PUSH ? rows_of_push(ps, &h, payload + len, in, spoil == 8) : 0;
+    } else if (h.slot == DCOMMI_PS_CLOCK) {
+        h.a = ps->clock.of[src].clock + 1;
     } else if (h.slot == DCOMMI_PS_VALUES) {
         const dcommi_ps_to *to = &ps->to[ps->nservers == 1 ? 0 : src];
         h.seq = to->pulling != NULL ? to->pulling->header.seq : take(in);
