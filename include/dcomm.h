@@ -185,10 +185,10 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_dtype_create(size_t bytes, dcomm_dtyp
 
 /* Reduce: inout[i] = op(in[i], inout[i]) for `count` elements of dtype. The operator must be
  * associative, and commutative unless dcomm_op_opts.ordered is set, both up to rounding. It must
- * not call dcomm. `in` and `inout` need not be aligned. `count` may be any number: one call
- * reduces a message, a chunk or a block. If a struct is passed as several elements (24 bytes as 3
- * of DCOMM_I64), the operator may see only a part of it. So give structs a type of their own
- * (dcomm_dtype_create). */
+ * not call dcomm: calls return DCOMM_ERR_INVALID. `in` and `inout` need not be aligned. `count` may
+ * be any number: one call reduces a message, a chunk or a block. If a struct is passed as several
+ * elements (24 bytes as 3 of DCOMM_I64), the operator may see only a part of it. So give structs a
+ * type of their own (dcomm_dtype_create). */
 typedef void (*dcomm_op_fn)(const void *in, void *inout, size_t count, dcomm_dtype dtype,
                             void *user);
 /* Create an operator for the whole process and set *op_p to its value. `user` is passed to fn.
@@ -3586,8 +3586,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_share(size_t total, const double *spe
  *
  * Consistency. A worker's clock is the number of its dcomm_ps_clock calls. With staleness s, a pull
  * at clock c sees all pushes of all living workers at clocks below c - s, and this worker's own.
- * - s = 0: bulk-synchronous (BSP). The pushes of a clock are averaged in rank order, and
- *   the average updates the rows once. All workers see the same values.
+ * - s = 0: bulk-synchronous (BSP). Each worker's pushes of a clock are added up, the sums are
+ *   averaged in rank order, and the average updates the rows once. All workers see the same values.
  * - s > 0: stale-synchronous (SSP). Each push updates the rows at once.
  * - DCOMM_PS_ASYNC: the same, and no pull ever waits.
  *
@@ -3616,7 +3616,10 @@ typedef struct dcomm_ps dcomm_ps;
 typedef struct dcomm_ps_param {
     const char *name;  /* for errors; copied (default: "param" and its number) */
     size_t rows, cols; /* rows, and elements of a row; both at least 1 */
-    dcomm_dtype dtype; /* of values and gradients: DCOMM_F32; there is no default */
+    /* Of values and gradients, here and on the wire: DCOMM_F32, DCOMM_F16 or DCOMM_BF16. A server
+     * keeps f32 for all, in which small steps count, and rounds what it answers to nearest even;
+     * beyond 65504 f16 is infinite. There is no default. */
+    dcomm_dtype dtype;
     const void *init; /* [rows * cols] initial values, of which a server reads its own rows; read in
                          dcomm_ps_create (default: NULL, zeros) */
 } dcomm_ps_param;
@@ -3631,10 +3634,30 @@ typedef enum dcomm_ps_update {
     DCOMM_PS_ADAGRAD = 2,  /* a += g g; w -= lr g / (sqrt(a) + eps) */
     DCOMM_PS_ADAM = 3,     /* Kingma and Ba's, with bias correction by the number of the row's
                               updates */
-    DCOMM_PS_ELASTIC = 4 /* g is a worker's copy of w: w += rho (g - w). Zhang's elastic averaging;
-                            its alpha is rho / workers, because each copy counts for itself. Not
-                            with staleness 0 */
+    DCOMM_PS_ELASTIC = 4, /* g is a worker's copy of w: w += rho (g - w). Zhang's elastic averaging;
+                             its alpha is rho / workers, because each copy counts for itself. Not
+                             with staleness 0 */
+    DCOMM_PS_CALLBACK = 5 /* opts.update_fn does it */
 } dcomm_ps_update;
+
+#define DCOMM_PS_STATES 4 /* opts.update_states, at most */
+
+/* The rows that an update changes. */
+typedef struct dcomm_ps_update_info {
+    size_t i;                      /* the parameter */
+    uint64_t first;                /* number of the first row */
+    size_t nrows, cols;            /* rows, and elements of a row */
+    float scale;                   /* factor on g: 1 with staleness 0, else weight / workers */
+    float *state[DCOMM_PS_STATES]; /* opts.update_states numbers for each value of w, as w lies;
+                                      zeros at the beginning; the others are NULL */
+} dcomm_ps_update_info;
+
+/* Update rows of a server's: change w by the gradient g, both [n], n = nrows * cols. It is called
+ * on the rank that holds the rows, by any of its threads, one at a time for a parameter server; a
+ * row once for each clock (staleness 0) or push. It must not call dcomm: calls return
+ * DCOMM_ERR_INVALID. */
+typedef void (*dcomm_ps_update_fn)(float *w, const float *g, size_t n,
+                                   const dcomm_ps_update_info *info, void *user);
 
 /* The weight of a push, by its delay tau: the number of the other workers' updates of this
  * parameter on this server since the pull that it rests on, divided by the number of workers. */
@@ -3654,11 +3677,15 @@ typedef struct dcomm_ps_opts {
     int staleness; /* s, or DCOMM_PS_ASYNC (default: 0, bulk-synchronous) */
 
     dcomm_ps_update update; /* (default: DCOMM_PS_SGD) */
-    double lr;              /* learning rate, above 0; not for DCOMM_PS_ELASTIC */
+    double lr;              /* learning rate, above 0; not for DCOMM_PS_ELASTIC and _CALLBACK */
     double momentum;        /* of DCOMM_PS_MOMENTUM (default: 0) */
     double beta1, beta2;    /* of DCOMM_PS_ADAM (default: 0.9, 0.999) */
     double eps;             /* of DCOMM_PS_ADAGRAD and DCOMM_PS_ADAM (default: 1e-8) */
     double rho;             /* of DCOMM_PS_ELASTIC, above 0, at most 1 */
+    dcomm_ps_update_fn update_fn; /* of DCOMM_PS_CALLBACK, on every rank */
+    void *update_user;            /* passed to update_fn */
+    int update_states; /* of DCOMM_PS_CALLBACK: numbers that a server keeps for each value, for
+                          update_fn (default: 0) */
 
     dcomm_ps_weight weight; /* of a push; not with staleness 0 (default: DCOMM_PS_WEIGHT_ONE) */
     double weight_ref;      /* of DCOMM_PS_WEIGHT_HALVED, above 0 */
@@ -3675,20 +3702,31 @@ typedef struct dcomm_ps_opts {
      * drop_tau, quorum or deadline_s (default: 0) */
     int replicas;
 
-    /* Type of pulled values on the wire: DCOMM_F16 and DCOMM_BF16 halve a pull's bytes. The server
-     * rounds its f32 values to nearest even, also for its own rank; beyond 65504 f16 is infinite.
-     * All workers see the same (default: 0, f32). */
+    /* Type on the wire of pulled values of f32 parameters: DCOMM_F16 and DCOMM_BF16 halve a pull's
+     * bytes. They are rounded as those of such a type are, also for the server's own rank, so all
+     * workers see the same (default: 0, f32). */
     dcomm_dtype pull_dtype;
 
-    double timeout_s; /* seconds for each push and pull; and in dcomm_ps_destroy and dcomm_ps_serve
-                         without any message from a worker (default: the communicator's) */
+    /* Spec of the codec that encodes pushes (compress.h); copied. Each worker keeps what the codec
+     * drops, by parameter and row, and adds it to the next push of the row (error feedback, see
+     * feedback.h's classic variant). So nothing is lost, but it comes later. Parameters of fewer
+     * than 2,048 elements stay exact. Not for DCOMM_PS_ELASTIC; not powersgd, which needs the same
+     * tensor in each step (default: NULL or "none", exact). */
+    const char *codec;
+    uint64_t codec_seed; /* seed of the codec's random numbers (default: 0) */
+
+    /* Seconds for each pull, and for each push while it waits for its turn: 64 messages to a server
+     * may be under way. A push that the transport already holds does not time out. It ends when the
+     * transport gives the gradient back, or when its server is lost. And in dcomm_ps_destroy and
+     * dcomm_ps_serve: seconds without any message from a worker (default: the communicator's). */
+    double timeout_s;
 } dcomm_ps_opts;
 
 /* Create a parameter server; collective. `comm`, params and opts are not needed afterwards.
  * Errors, on all ranks: DCOMM_ERR_INVALID (a bad parameter or option on some rank),
  * DCOMM_ERR_MISMATCH (they differ: the sentence names the first that does), DCOMM_ERR_UNSUPPORTED
- * (the dtype), DCOMM_ERR_NO_MEMORY. The other ranks are not told if comm, params, opts or ps_p is
- * NULL. */
+ * (the dtype or the codec), DCOMM_ERR_NO_MEMORY. The other ranks are not told if comm, params, opts
+ * or ps_p is NULL. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_create(dcomm_comm *comm, const dcomm_ps_param *params,
                                                      size_t nparams, const dcomm_ps_opts *opts,
                                                      dcomm_ps **ps_p);
@@ -10909,6 +10947,11 @@ static dcomm_status dcommi_feedback_check_opts(const dcomm_feedback_opts *o)
     return wrong == NULL ? DCOMM_OK
                          : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_create: %s", wrong);
 }
+/* Return true if residuals of a codec would grow without bound. */
+static inline bool dcommi_feedback_grows(const dcomm_codec_info *info)
+{
+    return info->unbiased && info->omega >= 1;
+}
 /* Check that error feedback converges with the codec, and set the factor that scales it. */
 static dcomm_status dcommi_feedback_check_codec(dcomm_feedback *fb)
 {
@@ -10921,7 +10964,7 @@ static dcomm_status dcommi_feedback_check_codec(dcomm_feedback *fb)
                            info.name);
     }
     fb->factor = 1;
-    if (info.unbiased && info.omega >= 1) {
+    if (dcommi_feedback_grows(&info)) {
         if (!fb->opts.scale) {
             return dcommi_fail(DCOMM_ERR_INVALID,
                                "dcomm_feedback_create: residuals would grow without bound, because "
@@ -12631,6 +12674,54 @@ DCOMM_API void dcomm_cuda_ledger_add(dcomm_ledger *ledger, size_t count,
 #ifndef DCOMM_NO_COMM
 /* ==== include/dcomm/impl/device/host.h ===================================================== */
 /* host.h - the transforms of device.h on host memory, by the kernels of kernels/cpu.h. */
+/* ==== include/dcomm/impl/base/forked.h ===================================================== */
+/* forked.h - refuses calls where none can be made: in a forked child whose parent used the library,
+ * because both would share the parent's connections, and in a function of the caller's that the
+ * library calls, because its thread may hold a lock. */
+static _Atomic int dcommi_in_use; /* contexts and communicators, also those being created */
+static _Atomic int dcommi_forked;
+static pthread_once_t dcommi_fork_once = PTHREAD_ONCE_INIT;
+/* Mark this child as forked if its parent has a context or communicator. Without one, the child
+ * may use dcomm as a new process does. The rendezvous handles forks itself. */
+static void dcommi_in_child(void)
+{
+    if (atomic_load(&dcommi_in_use) != 0) {
+        atomic_store(&dcommi_forked, 1);
+    }
+}
+static void dcommi_watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, dcommi_in_child);
+}
+static _Atomic int dcommi_callbacks; /* the caller's functions that are running, in all threads */
+static _Thread_local const char *dcommi_callback; /* the one that this thread runs; NULL: none */
+/* Note that this thread calls a function of the caller's, and that it has returned. */
+static inline void dcommi_callback_begin(const char *what)
+{
+    atomic_fetch_add_explicit(&dcommi_callbacks, 1, memory_order_relaxed);
+    dcommi_callback = what;
+}
+static inline void dcommi_callback_end(void)
+{
+    dcommi_callback = NULL;
+    atomic_fetch_sub_explicit(&dcommi_callbacks, 1, memory_order_relaxed);
+}
+/* Refuse a call where none can be made. */
+static inline dcomm_status dcommi_check_fork(void)
+{
+    if (DCOMMI_UNLIKELY(atomic_load_explicit(&dcommi_callbacks, memory_order_relaxed) != 0) &&
+        dcommi_callback != NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s must not call dcomm", dcommi_callback);
+    }
+    if (DCOMMI_UNLIKELY(atomic_load_explicit(&dcommi_forked, memory_order_relaxed) != 0)) {
+        return dcommi_fail(DCOMM_ERR_FORKED,
+                           "process %d was forked while its parent had a context or communicator, "
+                           "whose connections it shares; fork before the first is created or after "
+                           "the last is destroyed, or use exec",
+                           (int)getpid());
+    }
+    return DCOMM_OK;
+}
 /* ==== include/dcomm/impl/device/device.h =================================================== */
 /* device.h - transforms of bytes by memory kind: functions for host memory, a table of functions
  * for a device's. The device layer knows no ranks. */
@@ -13665,7 +13756,9 @@ static dcomm_status dcommi_host_reduce_both(void *dst, void *also, const void *c
             return dcommi_fail(DCOMM_ERR_INVALID, "reduce with operator %d%s", (int)op,
                                own == NULL ? ", which does not exist" : " cannot divide");
         }
+        dcommi_callback_begin("the function of an operator");
         dcommi_host_user(out, in, nsrc, len, dtype, own->fn, own->user);
+        dcommi_callback_end();
         dcommi_host_also(also, dst, len);
         return DCOMM_OK;
     }
@@ -33453,35 +33546,6 @@ static dcomm_status dcommi_plan_factored(const dcommi_shape *s, const dcomm_plan
  * over where the plan stands: an unexpected message, a late peer, a poisoned communicator.
  *
  * The entry is dcommi_fast_call; its conditions are dcommi_fast_asked and dcommi_fast_able. */
-/* ==== include/dcomm/impl/base/forked.h ===================================================== */
-/* forked.h - refuses calls in a forked child whose parent used the library: both would share the
- * parent's connections. */
-static _Atomic int dcommi_in_use; /* contexts and communicators, also those being created */
-static _Atomic int dcommi_forked;
-static pthread_once_t dcommi_fork_once = PTHREAD_ONCE_INIT;
-/* Mark this child as forked if its parent has a context or communicator. Without one, the child
- * may use dcomm as a new process does. The rendezvous handles forks itself. */
-static void dcommi_in_child(void)
-{
-    if (atomic_load(&dcommi_in_use) != 0) {
-        atomic_store(&dcommi_forked, 1);
-    }
-}
-static void dcommi_watch_forks(void)
-{
-    pthread_atfork(NULL, NULL, dcommi_in_child);
-}
-static inline dcomm_status dcommi_check_fork(void)
-{
-    if (DCOMMI_UNLIKELY(atomic_load_explicit(&dcommi_forked, memory_order_relaxed) != 0)) {
-        return dcommi_fail(DCOMM_ERR_FORKED,
-                           "process %d was forked while its parent had a context or communicator, "
-                           "whose connections it shares; fork before the first is created or after "
-                           "the last is destroyed, or use exec",
-                           (int)getpid());
-    }
-    return DCOMM_OK;
-}
 /* ==== include/dcomm/impl/base/pause.h ====================================================== */
 /* pause.h - short waits that keep the core. */
 /* Seconds between sending and the first poll (Intel only). Polling a line before the writer has
@@ -47877,6 +47941,9 @@ static dcomm_status dcommi_call_failed(dcomm_comm *comm, dcomm_status status)
 {
     dcommi_group *group = &dcommi_this_group;
     const bool ran = group->ran;
+    if (dcommi_callback != NULL) {
+        return status; /* a call where none can be made: no rank waits for it */
+    }
     group->ran = false;
     if (comm != NULL && status != DCOMM_ERR_FORKED && !ran &&
         atomic_load_explicit(&comm->ready, memory_order_acquire) == DCOMM_OK && comm->size > 1 &&
@@ -64326,18 +64393,18 @@ DCOMM_API dcomm_status dcomm_share(size_t total, const double *speeds, const siz
 /* ==== include/dcomm/impl/ps/server.h ======================================================= */
 /* server.h - a server: takes workers' messages in their order, answers pulls when clocks allow it,
  * and ends clocks. With the token. */
-/* ==== include/dcomm/impl/ps/store.h ======================================================== */
-/* store.h - a server's rows: memory, the update of a push, the average of a clock's pushes, copies
- * for pulls. Knows no messages. */
+/* ==== include/dcomm/impl/ps/encode.h ======================================================= */
+/* encode.h - rows of a push as they travel. With a codec, a worker encodes them together with what
+ * the codec has dropped of them before (error feedback). A server makes them f32 again. */
 /* ==== include/dcomm/impl/ps/wire.h ========================================================= */
-/* wire.h - the form of values in answers to pulls, and checks of messages from other ranks. */
+/* wire.h - the form of values in messages, and checks of messages from other ranks. */
 /* ==== include/dcomm/impl/ps/types.h ======================================================== */
 /* types.h - a parameter server: its workers' side, its servers' side, and its messages.
  *
  * Messages are of type SERVICE; `slot` says which. A worker numbers its messages to each server
  * (seq), and the server handles them in this order, although long ones may arrive late:
  *   PUSH    rows a to a + b - 1 of parameter `tag`, or b rows that are listed (stage = 1, a = 0);
- *           payload = the list, ascending, and the rows
+ *           payload = the list, ascending, and the rows, or their wire if there is a codec
  *   PULL    the same rows; payload = the list
  *   CLOCK   the worker has ended a clocks
  *   LEAVE   the worker has left
@@ -64469,17 +64536,18 @@ static int dcommi_ps_awaited(const dcommi_ps_clock *c)
 /* update.h - what a gradient does to a row. */
 /* A server's rows of a parameter. */
 typedef struct dcommi_ps_table {
-    uint64_t first, rows, cols; /* first: the number of its first row */
-    float *value;               /* [rows * cols] */
-    float *state[2];            /* [rows * cols] of the update; NULL: it needs none */
-    uint32_t *updates;          /* [rows] of each row, for Adam; NULL: not needed */
+    size_t i;                      /* the parameter */
+    uint64_t first, rows, cols;    /* first: the number of its first row */
+    float *value;                  /* [rows * cols] */
+    float *state[DCOMM_PS_STATES]; /* [rows * cols] of the update; NULL: it needs none */
+    uint32_t *updates;             /* [rows] of each row, for Adam; NULL: not needed */
 } dcommi_ps_table;
 /* Return how many numbers the update keeps for each value. */
-static int dcommi_ps_states(dcomm_ps_update update)
+static int dcommi_ps_states(const dcomm_ps_opts *o)
 {
-    return update == DCOMM_PS_ADAM                                     ? 2
-           : update == DCOMM_PS_MOMENTUM || update == DCOMM_PS_ADAGRAD ? 1
-                                                                       : 0;
+    return o->update == DCOMM_PS_ADAM                                        ? 2
+           : o->update == DCOMM_PS_MOMENTUM || o->update == DCOMM_PS_ADAGRAD ? 1
+                                                                             : o->update_states;
 }
 /* Return a to the power of n. */
 static double dcommi_ps_power(double a, uint32_t n)
@@ -64528,6 +64596,20 @@ static void dcommi_ps_adam(float *w, float *m, float *v, const float *g, size_t 
         w[k] -= rate * m[k] / ((float)dcommi_sqrt(v[k] * whole) + eps);
     }
 }
+/* Let the caller's function update rows. */
+static void dcommi_ps_call_back(const dcommi_ps_table *t, uint64_t row, uint64_t nrows,
+                                const float *g, float scale, const dcomm_ps_opts *o)
+{
+    const size_t cols = (size_t)t->cols, at = (size_t)row * cols;
+    dcomm_ps_update_info info = {
+        .i = t->i, .first = t->first + row, .nrows = (size_t)nrows, .cols = cols, .scale = scale};
+    for (int s = 0; s < o->update_states; s++) {
+        info.state[s] = t->state[s] + at;
+    }
+    dcommi_callback_begin("update_fn of a parameter server");
+    o->update_fn(t->value + at, g, (size_t)nrows * cols, &info, o->update_user);
+    dcommi_callback_end();
+}
 /* Update nrows rows of a table, from row `row` on, counted from its first. `scale` multiplies g;
  * for an elastic update it is the share of a worker's copy. */
 static void dcommi_ps_apply(dcommi_ps_table *t, uint64_t row, uint64_t nrows, const float *g,
@@ -64553,6 +64635,9 @@ static void dcommi_ps_apply(dcommi_ps_table *t, uint64_t row, uint64_t nrows, co
         for (size_t k = 0; k < n; k++) {
             w[k] += scale * (float)o->rho * (g[k] - w[k]);
         }
+        break;
+    case DCOMM_PS_CALLBACK:
+        dcommi_ps_call_back(t, row, nrows, g, scale, o);
         break;
     default:
         dcommi_ps_sgd(w, g, n, scale * (float)o->lr);
@@ -64617,10 +64702,10 @@ typedef struct dcommi_ps_piece {
     const void *data; /* payload: `packed`, or the caller's */
     size_t len;
     void *packed;
-    float *out;    /* PULL: where the first row goes; with a list: the caller's memory */
+    uint8_t *out;  /* where the first row is or goes; with a list: the caller's memory */
     size_t *place; /* of the rows; NULL: one behind another */
     size_t bytes;  /* of the values; PULL: as in the answer */
-    void *fetched; /* the values of a list or of 16 bits, before they are put in place */
+    void *fetched; /* values of a list, or of another type, before they are put in place */
     bool sending, fetching;
     bool waits;  /* for values */
     int awaited; /* the rank that the server waits for; -1: not told */
@@ -64649,20 +64734,31 @@ typedef struct dcommi_ps_job {
     uint8_t *data;
     bool fetching, dropped;
     bool whole;       /* PUSH: its worker has ended the clock that it was pushed in */
+    uint64_t pushes;  /* PUSH: that it is the sum of */
     double next_told; /* PULL: when the worker is told whom it waits for */
 } dcommi_ps_job;
+/* BSP: a worker's pushes to a parameter that count in the open clock, in their order. */
+typedef struct dcommi_ps_stash {
+    dcommi_ps_job *first, *last;
+    size_t bytes;
+} dcommi_ps_stash;
 /* A worker, as a server sees it. */
 typedef struct dcommi_ps_from {
     dcommi_ps_job *queue; /* by number */
     uint64_t next, acked; /* messages handled; that it has been told of */
     size_t queued;
-    dcommi_ps_job *stash; /* BSP: pushes that count in the open clock */
-    uint64_t *seen, *own; /* [nparams] all updates at its last pull, and its own since */
+    dcommi_ps_stash *stash; /* [nparams] NULL: not BSP */
+    uint64_t *seen, *own;   /* [nparams] all updates at its last pull, and its own since */
 } dcommi_ps_from;
 /* ---- both ---- */
 typedef struct dcommi_ps_param {
     char *name;
     uint64_t rows, cols;
+    dcomm_dtype dtype;        /* of the caller's memory, and of pushes without a codec */
+    dcomm_dtype pulled;       /* of answers to pulls */
+    const dcomm_codec *codec; /* of pushes; NULL: they are exact */
+    float *residual;          /* a worker's, of all rows: what the codec has dropped */
+    uint64_t encodings;       /* pushes that this worker has encoded */
 } dcommi_ps_param;
 struct dcomm_ps {
     dcomm_comm *comm; /* its own, which it has a reference to */
@@ -64672,7 +64768,10 @@ struct dcomm_ps {
     dcomm_ps_opts opts;
     size_t nparams;
     dcommi_ps_param *params;
-    bool works, left; /* this rank is a worker; it has left */
+    bool works, left;   /* this rank is a worker; it has left */
+    dcomm_codec *codec; /* of opts.codec; NULL: none */
+    void *room;         /* to encode in */
+    size_t room_bytes;
     /* With opts.replicas: another parameter server of the same rows, each by the next server (shift
      * 1). Its twin is the one that the caller has. NULL: there is none. */
     dcomm_ps *twin;
@@ -64715,14 +64814,15 @@ static int dcommi_ps_holder(const dcomm_ps *ps, size_t i, uint64_t row)
     const uint64_t each = rows / n, extra = rows % n, longer = extra * (each + 1);
     return (int)(row < longer ? row / (each + 1) : extra + (row - longer) / each);
 }
+/* Return the bytes of a row in the caller's memory. */
 static size_t dcommi_ps_row_bytes(const dcomm_ps *ps, size_t i)
 {
-    return (size_t)ps->params[i].cols * sizeof(float);
+    return (size_t)ps->params[i].cols * dcomm_dtype_size(ps->params[i].dtype);
 }
 /* Return the bytes of a row in an answer to a pull. */
 static size_t dcommi_ps_answer_row(const dcomm_ps *ps, size_t i)
 {
-    return (size_t)ps->params[i].cols * dcomm_dtype_size(ps->opts.pull_dtype);
+    return (size_t)ps->params[i].cols * dcomm_dtype_size(ps->params[i].pulled);
 }
 /* Return the rank of a server; of a replica, that of the next server. */
 static int dcommi_ps_server_rank(const dcomm_ps *ps, int k)
@@ -64730,27 +64830,39 @@ static int dcommi_ps_server_rank(const dcomm_ps *ps, int k)
     return (int)((int64_t)((k + ps->shift) % ps->nservers) * ps->size / ps->nservers);
 }
 /* ---- ends ---- */
+static void dcommi_ps_job_free(dcommi_ps_job *job)
+{
+    if (job->desc != NULL) {
+        job->transport->call->release(job->transport, job->desc);
+    }
+    dcommi_free(job->data);
+    dcommi_free(job);
+}
 static void dcommi_ps_free(dcomm_ps *ps)
 {
     dcomm_comm *comm = ps->comm;
     for (size_t i = 0; ps->params != NULL && i < ps->nparams; i++) {
         dcommi_free(ps->params[i].name);
+        dcommi_free(ps->params[i].residual);
     }
     for (size_t i = 0; ps->tables != NULL && i < ps->nparams; i++) {
         dcommi_ps_table *t = &ps->tables[i];
         dcommi_free(t->value);
-        dcommi_free(t->state[0]);
-        dcommi_free(t->state[1]);
+        for (int s = 0; s < DCOMM_PS_STATES; s++) {
+            dcommi_free(t->state[s]);
+        }
         dcommi_free(t->updates);
     }
     for (int r = 0; ps->from != NULL && r < ps->size; r++) {
         dcommi_free(ps->from[r].seen);
+        dcommi_free(ps->from[r].stash);
     }
-    void *all[] = {ps->params,  ps->to,       ps->tables, ps->updates,    ps->sum,
-                   ps->touched, ps->clock.of, ps->from,   ps->last_counts};
+    void *all[] = {ps->params,  ps->to,       ps->tables, ps->updates,     ps->sum,
+                   ps->touched, ps->clock.of, ps->from,   ps->last_counts, ps->room};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         dcommi_free(all[i]);
     }
+    dcomm_codec_destroy(&ps->codec);
     dcommi_free(ps);
     dcommi_comm_unref(comm);
 }
@@ -64771,7 +64883,7 @@ static void dcommi_ps_op_ends(dcomm_ps *ps)
     ps->comm->in_transport--;
     dcommi_ps_unref(ps);
 }
-/* Write n values as answers to pulls have them. */
+/* Write n values as messages have them. */
 static void dcommi_ps_cast(void *wire, const float *values, size_t n, dcomm_dtype dtype)
 {
     if (dtype == DCOMM_F32) {
@@ -64780,7 +64892,7 @@ static void dcommi_ps_cast(void *wire, const float *values, size_t n, dcomm_dtyp
         dcommi_from_f32(wire, values, n, dtype);
     }
 }
-/* Read n values of an answer. */
+/* Read n values of a message, or of the caller's. */
 static void dcommi_ps_uncast(float *values, const void *wire, size_t n, dcomm_dtype dtype)
 {
     if (dtype == DCOMM_F32) {
@@ -64788,6 +64900,18 @@ static void dcommi_ps_uncast(float *values, const void *wire, size_t n, dcomm_dt
     } else {
         dcommi_to_f32(values, wire, n, dtype, 1);
     }
+}
+/* Return the bytes of a message's list of rows. */
+static inline size_t dcommi_ps_list_bytes(const dcommi_header *h)
+{
+    return h->stage == 1 ? (size_t)h->b * sizeof(uint64_t) : 0;
+}
+/* Return the bytes of n rows in a push, behind the list; a codec's wire may be shorter. */
+static size_t dcommi_ps_push_bytes(const dcomm_ps *ps, size_t i, size_t n)
+{
+    const dcommi_ps_param *p = &ps->params[i];
+    return p->codec != NULL ? dcomm_codec_max_bytes(p->codec, n * (size_t)p->cols)
+                            : n * dcommi_ps_row_bytes(ps, i);
 }
 /* Return true if a worker's message can be right, as far as its header tells. Its payload is then
  * at most that of this server's rows. */
@@ -64801,11 +64925,13 @@ static bool dcommi_ps_valid(const dcomm_ps *ps, const dcommi_header *h, size_t l
         return false;
     }
     const dcommi_ps_table *t = &ps->tables[h->tag];
-    const size_t list = h->stage == 1 ? (size_t)h->b * sizeof(uint64_t) : 0;
+    const size_t list = dcommi_ps_list_bytes(h);
     if (h->b < 1 || h->b > t->rows) {
         return false;
     }
-    return len == list + (pushes ? (size_t)h->b * dcommi_ps_row_bytes(ps, h->tag) : 0) &&
+    const size_t rows = pushes ? dcommi_ps_push_bytes(ps, h->tag, (size_t)h->b) : 0;
+    const bool may_be_shorter = pushes && ps->params[h->tag].codec != NULL;
+    return len >= list && (may_be_shorter ? len - list <= rows : len - list == rows) &&
            (h->stage == 1 ? h->a == 0 : h->a >= t->first && h->a - t->first <= t->rows - h->b);
 }
 /* Return true if a list is of this server's rows, ascending. */
@@ -64819,6 +64945,161 @@ static bool dcommi_ps_valid_list(const dcommi_ps_table *t, const uint64_t *rows,
     }
     return true;
 }
+/* Make the codec of opts.codec, and a residual of zeros for each parameter that it encodes. */
+static dcomm_status dcommi_ps_codec_make(dcomm_ps *ps, const char *spec)
+{
+    ps->opts.codec = NULL;
+    if (spec == NULL || strcmp(spec, "none") == 0) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcomm_codec_create(spec, &ps->codec));
+    spec = ps->opts.codec = dcomm_codec_spec(ps->codec);
+    if (ps->codec->automatic || ps->codec->ops->state != NULL) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "dcomm_ps_create: opts.codec \"%.80s\": %s", spec,
+                           ps->codec->automatic
+                               ? "only an all-reduce decides about a codec; leave out \"auto\""
+                               : "it needs the same tensor in each step, and pushes are of any "
+                                 "rows");
+    }
+    for (size_t i = 0; i < ps->nparams; i++) {
+        dcommi_ps_param *p = &ps->params[i];
+        const size_t n = (size_t)(p->rows * p->cols);
+        dcomm_codec_info info;
+        DCOMMI_TRY(dcomm_codec_get_info(ps->codec, n, &info));
+        if (n < DCOMMI_CODED_MIN) {
+            continue;
+        }
+        if (dcommi_feedback_grows(&info)) {
+            return dcommi_fail(DCOMM_ERR_INVALID,
+                               "dcomm_ps_create: opts.codec \"%.80s\": residuals of \"%.80s\" "
+                               "would grow without bound, because its variance factor is %.3g, "
+                               "which must be below 1",
+                               spec, p->name, info.omega);
+        }
+        p->codec = ps->codec;
+        const bool keeps = ps->works && ps->shift == 0; /* a replica gets what the first one gets */
+        p->residual = keeps ? dcommi_calloc(n, sizeof *p->residual) : NULL;
+        if (keeps && p->residual == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+    }
+    return DCOMM_OK;
+}
+/* ---- the worker's side ---- */
+/* Return true if the rows of a piece must be brought together as f32 to be encoded. */
+static bool dcommi_ps_gathers(const dcommi_ps_piece *piece)
+{
+    return piece->place != NULL || piece->ps->params[piece->header.tag].dtype != DCOMM_F32;
+}
+/* Return the codec's workspace for a piece, in bytes; behind it is room for gathered rows and their
+ * residuals. */
+static size_t dcommi_ps_workspace(const dcommi_ps_piece *piece, size_t n)
+{
+    const dcommi_ps_param *p = &piece->ps->params[piece->header.tag];
+    return dcommi_size_lines(dcomm_codec_workspace_bytes(p->codec, n));
+}
+/* Make room to encode a push. Without memory, nothing has been encoded. */
+static dcomm_status dcommi_ps_encode_room(dcomm_ps *ps, const dcommi_ps_piece *piece)
+{
+    size_t most = 0;
+    for (; piece != NULL; piece = piece->next) {
+        const size_t n = (size_t)(piece->header.b * ps->params[piece->header.tag].cols);
+        const size_t bytes =
+            dcommi_ps_workspace(piece, n) + (dcommi_ps_gathers(piece) ? 2 * n * sizeof(float) : 0);
+        most = bytes > most ? bytes : most;
+    }
+    if (most > ps->room_bytes) {
+        dcommi_free(ps->room);
+        ps->room = dcommi_alloc_raw(most);
+        ps->room_bytes = ps->room != NULL ? most : 0;
+    }
+    return most <= ps->room_bytes ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+}
+/* Encode the rows of a piece: the gradient and what was dropped before. Keep what is dropped now.
+ * Cannot fail: the gradient is finite, and there is room. */
+static void dcommi_ps_encode_piece(dcomm_ps *ps, dcommi_ps_piece *piece)
+{
+    dcommi_ps_param *p = &ps->params[piece->header.tag];
+    const size_t rows = (size_t)piece->header.b, cols = (size_t)p->cols, n = rows * cols;
+    const uint64_t *list = piece->place != NULL ? piece->packed : NULL;
+    const size_t list_bytes = list != NULL ? rows * sizeof *list : 0;
+    const uint64_t first = list != NULL ? list[0] : piece->header.a;
+    const dcomm_codec_key key = {.seed = ps->opts.codec_seed,
+                                 .step = p->encodings,
+                                 .first = first * cols,
+                                 .rank = (uint32_t)ps->rank,
+                                 .tensor = piece->header.tag};
+    const bool gathers = dcommi_ps_gathers(piece);
+    const float *x = (const float *)(const void *)piece->out;
+    float *kept = p->residual + first * cols;
+    float *room = (float *)(void *)((uint8_t *)ps->room + dcommi_ps_workspace(piece, n));
+    for (size_t j = 0; j < rows && gathers; j++) {
+        const size_t at = list != NULL ? piece->place[j] : j;
+        const uint64_t row = list != NULL ? list[j] : first + j;
+        dcommi_ps_uncast(room + j * cols, piece->out + at * dcommi_ps_row_bytes(ps, key.tensor),
+                         cols, p->dtype);
+        memcpy(room + n + j * cols, p->residual + row * cols, cols * sizeof *room);
+    }
+    x = gathers ? room : x;
+    kept = gathers ? room + n : kept;
+    size_t bytes = 0;
+    dcomm_encode_feedback(p->codec, x, kept, kept, n, &key, (uint8_t *)piece->packed + list_bytes,
+                          piece->len - list_bytes, &bytes, ps->room, NULL);
+    for (size_t j = 0; j < rows && gathers; j++) {
+        const uint64_t row = list != NULL ? list[j] : first + j;
+        memcpy(p->residual + row * cols, kept + j * cols, cols * sizeof *room);
+    }
+    piece->len = list_bytes + bytes;
+}
+/* Encode all pieces of a push. Those for replicas come last, in the same order, and take the same
+ * bytes. */
+static void dcommi_ps_encode(dcomm_ps *ps, dcommi_ps_piece *first)
+{
+    const dcommi_ps_piece *encoded = first;
+    for (dcommi_ps_piece *piece = first; piece != NULL; piece = piece->next) {
+        if (piece->ps == ps) {
+            dcommi_ps_encode_piece(ps, piece);
+        } else {
+            memcpy(piece->packed, encoded->packed, encoded->len);
+            piece->len = encoded->len;
+            encoded = encoded->next;
+        }
+    }
+    ps->params[first->header.tag].encodings++;
+}
+/* ---- the server's side ---- */
+/* Make the rows of a push f32, unless they are. Nothing changes without memory. */
+static dcomm_status dcommi_ps_unpack(const dcomm_ps *ps, dcommi_ps_job *job)
+{
+    const dcommi_ps_param *p = &ps->params[job->header.tag];
+    const size_t n = (size_t)(job->header.b * p->cols), list = dcommi_ps_list_bytes(&job->header);
+    if (p->codec == NULL && p->dtype == DCOMM_F32) {
+        return DCOMM_OK;
+    }
+    uint8_t *data = dcommi_alloc_raw(list + n * sizeof(float));
+    float *rows = (float *)(void *)(data + list);
+    dcomm_status status = data != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    if (status == DCOMM_OK && p->codec != NULL) {
+        status = dcomm_decode(p->codec, job->data + list, job->len - list, rows, n);
+    } else if (status == DCOMM_OK) {
+        dcommi_ps_uncast(rows, job->data + list, n, p->dtype);
+    }
+    if (status < 0) {
+        dcommi_free(data);
+        return status;
+    }
+    memcpy(data, job->data, list);
+    dcommi_free(job->data);
+    job->data = data;
+    job->len = list + n * sizeof(float);
+    return DCOMM_OK;
+}
+/* ==== include/dcomm/impl/ps/stash.h ======================================================== */
+/* stash.h - pushes that count at the end of a clock. A worker may push the same rows again and
+ * again: before its pushes take more memory than a few times the rows, they are added up. */
+/* ==== include/dcomm/impl/ps/store.h ======================================================== */
+/* store.h - a server's rows: memory, the update of a push, the average of a clock's pushes, copies
+ * for pulls. Knows no messages. */
 /* Make the tables of this server's rows. `params` has the initial values. */
 static dcomm_status dcommi_ps_store_make(dcomm_ps *ps, const dcomm_ps_param *params)
 {
@@ -64830,12 +65111,13 @@ static dcomm_status dcommi_ps_store_make(dcomm_ps *ps, const dcomm_ps_param *par
     }
     for (size_t i = 0; i < ps->nparams; i++) {
         dcommi_ps_table *t = &ps->tables[i];
+        t->i = i;
         t->first = dcommi_ps_first(ps, i, ps->server);
         t->rows = dcommi_ps_first(ps, i, ps->server + 1) - t->first;
         t->cols = ps->params[i].cols;
         const size_t n = (size_t)(t->rows * t->cols);
         bool bad = (t->value = dcommi_calloc(n, sizeof(float))) == NULL;
-        for (int s = 0; s < dcommi_ps_states(ps->opts.update) && !bad; s++) {
+        for (int s = 0; s < dcommi_ps_states(&ps->opts) && !bad; s++) {
             bad = (t->state[s] = dcommi_calloc(n, sizeof(float))) == NULL;
         }
         if (!bad && ps->opts.update == DCOMM_PS_ADAM) {
@@ -64844,8 +65126,10 @@ static dcomm_status dcommi_ps_store_make(dcomm_ps *ps, const dcomm_ps_param *par
         if (bad) {
             return DCOMM_ERR_NO_MEMORY;
         }
-        if (params[i].init != NULL && n > 0) {
-            memcpy(t->value, (const float *)params[i].init + t->first * t->cols, n * sizeof(float));
+        const uint8_t *init = params[i].init;
+        if (init != NULL && n > 0) {
+            const size_t before = (size_t)t->first * dcommi_ps_row_bytes(ps, i);
+            dcommi_ps_uncast(t->value, init + before, n, ps->params[i].dtype);
         }
         most = n > most ? n : most;
         most_rows = t->rows > most_rows ? (size_t)t->rows : most_rows;
@@ -64866,8 +65150,7 @@ static inline uint64_t dcommi_ps_row(const dcommi_ps_table *t, const dcommi_head
 /* Return the values of a message, behind its list. */
 static inline const float *dcommi_ps_values(const dcommi_header *h, const uint8_t *data)
 {
-    return (const float *)(const void *)(data +
-                                         (h->stage == 1 ? (size_t)h->b * sizeof(uint64_t) : 0));
+    return (const float *)(const void *)(data + dcommi_ps_list_bytes(h));
 }
 /* ---- one update per push ---- */
 /* Return the delay of a worker's push: the others' updates since its last pull, over workers. */
@@ -64969,6 +65252,159 @@ static void dcommi_ps_copy(const dcommi_ps_table *t, const dcommi_header *h, con
                        (size_t)n * cols, dtype);
     }
 }
+/* Return the most bytes that the pushes of one worker to a parameter take: three times all rows,
+ * listed. Added up they take twice that at most, so adding them is seldom. */
+static size_t dcommi_ps_stash_bound(const dcomm_ps *ps, size_t i)
+{
+    const size_t row = sizeof(uint64_t) + (size_t)ps->tables[i].cols * sizeof(float);
+    return 3 * ((size_t)ps->tables[i].rows * row + sizeof(dcommi_ps_job));
+}
+static bool dcommi_ps_has_stash(const dcomm_ps *ps, int worker)
+{
+    size_t i = 0;
+    while (i < ps->nparams && ps->from[worker].stash[i].first == NULL) {
+        i++;
+    }
+    return i < ps->nparams;
+}
+/* Put a push behind those of its worker and parameter. */
+static void dcommi_ps_stash_put(dcommi_ps_stash *s, dcommi_ps_job *job)
+{
+    job->next = NULL;
+    *(s->last != NULL ? &s->last->next : &s->first) = job;
+    s->last = job;
+    s->bytes += sizeof *job + job->len;
+}
+/* Return the first row from r on that has a sum. */
+static uint64_t dcommi_ps_touched_from(const dcomm_ps *ps, uint64_t r, uint64_t rows)
+{
+    const uint8_t *at = r < rows ? memchr(ps->touched + r, 1, (size_t)(rows - r)) : NULL;
+    return at != NULL ? (uint64_t)(at - ps->touched) : rows;
+}
+/* Take a sum out of the server's memory for sums, as a push of the rows that have one. NULL without
+ * memory. */
+static dcommi_ps_job *dcommi_ps_sum_take(dcomm_ps *ps, size_t i)
+{
+    const dcommi_ps_table *t = &ps->tables[i];
+    const size_t row = (size_t)t->cols * sizeof(float);
+    size_t n = 0;
+    for (uint64_t r = 0; (r = dcommi_ps_touched_from(ps, r, t->rows)) < t->rows; r++) {
+        n++;
+    }
+    dcommi_ps_job *job = dcommi_alloc(sizeof *job);
+    uint8_t *data = job != NULL ? dcommi_alloc_raw(n * (sizeof(uint64_t) + row)) : NULL;
+    if (data == NULL) {
+        dcommi_free(job);
+        return NULL;
+    }
+    uint64_t *list = (uint64_t *)(void *)data;
+    uint8_t *values = data + n * sizeof *list;
+    for (uint64_t r = 0; (r = dcommi_ps_touched_from(ps, r, t->rows)) < t->rows; r++) {
+        *list++ = t->first + r;
+        memcpy(values, ps->sum + r * t->cols, row);
+        values += row;
+    }
+    *job =
+        (dcommi_ps_job){.ps = ps,
+                        .header = {.slot = DCOMMI_PS_PUSH, .stage = 1, .tag = (uint32_t)i, .b = n},
+                        .data = data,
+                        .len = (size_t)(values - data)};
+    return job;
+}
+/* Add up the pushes of a worker to a parameter, in their order: those of clocks that it has ended,
+ * and the others. Without memory they stay as they are. */
+static void dcommi_ps_fold(dcomm_ps *ps, dcommi_ps_stash *s, size_t i, bool whole)
+{
+    uint64_t jobs = 0, pushes = 0;
+    for (const dcommi_ps_job *job = s->first; job != NULL; job = job->next) {
+        jobs += job->whole == whole;
+    }
+    if (jobs < 2) {
+        return;
+    }
+    for (const dcommi_ps_job *job = s->first; job != NULL; job = job->next) {
+        if (job->whole == whole) {
+            dcommi_ps_sum_add(ps, &job->header, job->data);
+            pushes += job->pushes;
+        }
+    }
+    dcommi_ps_job *sum = dcommi_ps_sum_take(ps, i), *job = s->first;
+    memset(ps->touched, 0, (size_t)ps->tables[i].rows);
+    if (sum == NULL) {
+        return;
+    }
+    sum->whole = whole;
+    sum->pushes = pushes;
+    sum->from = job->from;
+    *s = (dcommi_ps_stash){0};
+    while (job != NULL) {
+        dcommi_ps_job *next = job->next;
+        if (job->whole == whole) {
+            dcommi_ps_job_free(job);
+        } else {
+            dcommi_ps_stash_put(s, job);
+        }
+        job = next;
+    }
+    dcommi_ps_stash_put(s, sum);
+}
+/* Keep a push until its clock ends. */
+static void dcommi_ps_stash_add(dcomm_ps *ps, dcommi_ps_job *job)
+{
+    const size_t i = job->header.tag;
+    dcommi_ps_stash *s = &ps->from[job->from].stash[i];
+    job->pushes = 1;
+    dcommi_ps_stash_put(s, job);
+    if (s->bytes > dcommi_ps_stash_bound(ps, i)) {
+        dcommi_ps_fold(ps, s, i, true);
+        dcommi_ps_fold(ps, s, i, false);
+    }
+}
+/* A worker ends a clock: its pushes count, even if it dies. */
+static void dcommi_ps_stash_whole(dcomm_ps *ps, int worker)
+{
+    for (size_t i = 0; i < ps->nparams && ps->from[worker].stash != NULL; i++) {
+        dcommi_ps_job *job = ps->from[worker].stash[i].first;
+        for (; job != NULL; job = job->next) {
+            job->whole = true;
+        }
+    }
+}
+/* Free the pushes of a worker that wait for the end of a clock; if it is `gone`, only those of a
+ * clock that it has not ended. */
+static void dcommi_ps_unstash(dcomm_ps *ps, int worker, bool gone)
+{
+    for (size_t i = 0; i < ps->nparams && ps->from[worker].stash != NULL; i++) {
+        dcommi_ps_stash *s = &ps->from[worker].stash[i];
+        dcommi_ps_job *job = s->first;
+        *s = (dcommi_ps_stash){0};
+        while (job != NULL) {
+            dcommi_ps_job *next = job->next;
+            if (gone && job->whole) {
+                dcommi_ps_stash_put(s, job);
+            } else {
+                ps->stats.dropped += gone ? job->pushes : 0;
+                dcommi_ps_job_free(job);
+            }
+            job = next;
+        }
+    }
+}
+/* Average the pushes to a parameter, each worker's added up first, in the order of ranks; and
+ * update the rows. */
+static void dcommi_ps_stash_apply(dcomm_ps *ps, size_t i, int workers)
+{
+    for (int r = 0; r < ps->size; r++) {
+        dcommi_ps_fold(ps, &ps->from[r].stash[i], i, true);
+        dcommi_ps_fold(ps, &ps->from[r].stash[i], i, false);
+    }
+    for (int r = 0; r < ps->size; r++) {
+        for (const dcommi_ps_job *job = ps->from[r].stash[i].first; job != NULL; job = job->next) {
+            dcommi_ps_sum_add(ps, &job->header, job->data);
+        }
+    }
+    dcommi_ps_sum_apply(ps, i, workers);
+}
 /* ---- answers ---- */
 /* Send a message to a rank; this one gets it at once. */
 static void dcommi_ps_tell(dcomm_ps *ps, int rank, dcommi_header *h, const void *data, size_t len)
@@ -65008,14 +65444,6 @@ static void dcommi_ps_append(dcommi_ps_job **list, dcommi_ps_job *job)
     }
     *list = job;
 }
-static void dcommi_ps_job_free(dcommi_ps_job *job)
-{
-    if (job->desc != NULL) {
-        job->transport->call->release(job->transport, job->desc);
-    }
-    dcommi_free(job->data);
-    dcommi_free(job);
-}
 /* Answer a pull with a copy of its rows, which stay of one moment. Return false without memory. */
 static bool dcommi_ps_answer(dcomm_ps *ps, const dcommi_ps_job *job)
 {
@@ -65033,7 +65461,7 @@ static bool dcommi_ps_answer(dcomm_ps *ps, const dcommi_ps_job *job)
     reply->op = (dcommi_op){.done = dcommi_ps_replied};
     reply->ps = ps;
     reply->len = len;
-    dcommi_ps_copy(t, &job->header, job->data, reply->values, ps->opts.pull_dtype);
+    dcommi_ps_copy(t, &job->header, job->data, reply->values, ps->params[h.tag].pulled);
     dcommi_ps_catch_up(&ps->clock, job->from);
     f->seen[h.tag] = ps->updates[h.tag];
     f->own[h.tag] = 0;
@@ -65065,38 +65493,15 @@ static void dcommi_ps_answer_all(dcomm_ps *ps)
     }
 }
 /* ---- clocks ---- */
-/* Free the pushes of a worker that wait for the end of a clock; if it is `gone`, only those of a
- * clock that it has not ended. */
-static void dcommi_ps_unstash(dcomm_ps *ps, int worker, bool gone)
-{
-    dcommi_ps_job **at = &ps->from[worker].stash;
-    while (*at != NULL) {
-        dcommi_ps_job *job = *at;
-        if (gone && job->whole) {
-            at = &job->next;
-            continue;
-        }
-        *at = job->next;
-        ps->stats.dropped += gone;
-        dcommi_ps_job_free(job);
-    }
-}
-/* End the open clock: average its pushes in the order of ranks, and update the rows. */
+/* End the open clock: average its pushes, and update the rows. */
 static void dcommi_ps_close_one(dcomm_ps *ps)
 {
     int workers = 0;
     for (int r = 0; r < ps->size; r++) {
-        workers += dcommi_ps_ended(&ps->clock, r) || ps->from[r].stash != NULL;
+        workers += dcommi_ps_ended(&ps->clock, r) || dcommi_ps_has_stash(ps, r);
     }
     for (size_t i = 0; i < ps->nparams; i++) {
-        for (int r = 0; r < ps->size; r++) {
-            for (const dcommi_ps_job *job = ps->from[r].stash; job != NULL; job = job->next) {
-                if (job->header.tag == i) {
-                    dcommi_ps_sum_add(ps, &job->header, job->data);
-                }
-            }
-        }
-        dcommi_ps_sum_apply(ps, i, workers);
+        dcommi_ps_stash_apply(ps, i, workers);
     }
     for (int r = 0; r < ps->size; r++) {
         dcommi_ps_unstash(ps, r, false);
@@ -65189,7 +65594,7 @@ static void dcommi_ps_handle(dcomm_ps *ps, dcommi_ps_job *job)
     case DCOMMI_PS_PUSH:
         if (ps->opts.staleness == 0) {
             ps->stats.late += ps->clock.of[job->from].clock < ps->clock.closed;
-            dcommi_ps_append(&ps->from[job->from].stash, job);
+            dcommi_ps_stash_add(ps, job);
             return;
         }
         dcommi_ps_push_apply(ps, job->from, h, job->data);
@@ -65198,9 +65603,7 @@ static void dcommi_ps_handle(dcomm_ps *ps, dcommi_ps_job *job)
         dcommi_ps_append(&ps->pulls, job);
         return;
     case DCOMMI_PS_CLOCK:
-        for (dcommi_ps_job *push = ps->from[job->from].stash; push != NULL; push = push->next) {
-            push->whole = true;
-        }
+        dcommi_ps_stash_whole(ps, job->from);
         dcommi_ps_clock_end(&ps->clock, job->from, h->a, dcommi_now());
         break;
     default: /* LEAVE */
@@ -65275,6 +65678,15 @@ static void dcommi_ps_from_pump(dcomm_ps *ps, int worker)
         dcommi_ps_job *job = f->queue;
         if (!dcommi_ps_fits(ps, job)) {
             dcommi_ps_refuse(ps, worker, "sent a list of rows or a clock that cannot be right");
+            return;
+        }
+        const dcomm_status status =
+            job->header.slot == DCOMMI_PS_PUSH ? dcommi_ps_unpack(ps, job) : DCOMM_OK;
+        if (status == DCOMM_ERR_NO_MEMORY) {
+            return; /* dcommi_ps_server_check tries again */
+        }
+        if (status < 0) {
+            dcommi_ps_refuse(ps, worker, "sent encoded rows that cannot be right");
             return;
         }
         f->queue = job->next;
@@ -65531,11 +65943,17 @@ static void dcommi_ps_place(const dcommi_ps_piece *piece, const uint8_t *values)
 {
     const dcomm_ps *ps = piece->ps;
     const size_t rows = (size_t)piece->header.b, each = piece->place != NULL ? 1 : rows;
-    const size_t cols = (size_t)ps->params[piece->header.tag].cols;
+    const dcommi_ps_param *p = &ps->params[piece->header.tag];
+    const size_t row = dcommi_ps_row_bytes(ps, piece->header.tag);
     for (size_t j = 0; j < rows; j += each) {
         const size_t place = piece->place != NULL ? piece->place[j] : 0;
-        dcommi_ps_uncast(piece->out + place * cols, values + j * (piece->bytes / rows), each * cols,
-                         ps->opts.pull_dtype);
+        const uint8_t *from = values + j * (piece->bytes / rows);
+        if (p->pulled == p->dtype) {
+            memcpy(piece->out + place * row, from, each * row);
+        } else { /* the caller's are f32 */
+            dcommi_ps_uncast((float *)(void *)(piece->out + place * row), from,
+                             each * (size_t)p->cols, p->pulled);
+        }
     }
 }
 static void dcommi_ps_values_fetched(dcommi_op *op, dcomm_status status)
@@ -65586,7 +66004,8 @@ static dcommi_verdict dcommi_ps_on_values(dcomm_ps *ps, int k, const dcommi_head
         dcommi_ps_piece_end(piece, DCOMM_OK, NULL);
         return DCOMMI_CONSUMED;
     }
-    const bool as_it_is = piece->place == NULL && ps->opts.pull_dtype == DCOMM_F32;
+    const dcommi_ps_param *p = &ps->params[piece->header.tag];
+    const bool as_it_is = piece->place == NULL && p->pulled == p->dtype;
     piece->fetched = as_it_is ? NULL : dcommi_alloc_raw(piece->bytes);
     if (!as_it_is && piece->fetched == NULL) {
         dcommi_ps_piece_end(piece, DCOMM_ERR_NO_MEMORY, dcommi_message);
@@ -65741,19 +66160,23 @@ static dcomm_status dcommi_ps_rows_order(const dcomm_ps *ps, const char *what, c
     dcommi_free(ranked);
     return status;
 }
-/* Copy a list of rows, and for a push their values, into memory of the piece. */
+/* Copy a list of rows, and for a push their values, into memory of the piece. Values that are to be
+ * encoded get their room. */
 static dcomm_status dcommi_ps_pack(const dcomm_ps *ps, dcommi_ps_piece *piece,
                                    const dcommi_ps_rows *s, size_t from, const uint8_t *grad)
 {
     const size_t n = (size_t)piece->header.b, row = dcommi_ps_row_bytes(ps, s->i);
-    const size_t list = n * sizeof *s->list;
-    piece->len = list + (grad != NULL ? n * row : 0);
+    const size_t list = dcommi_ps_list_bytes(&piece->header);
+    const bool copies = grad != NULL && ps->params[s->i].codec == NULL;
+    piece->len = list + (grad != NULL ? dcommi_ps_push_bytes(ps, s->i, n) : 0);
     uint8_t *packed = piece->packed = dcommi_alloc_raw(piece->len);
     if (packed == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    memcpy(packed, s->list + from, list);
-    for (size_t j = 0; j < n && grad != NULL; j++) {
+    if (list > 0) {
+        memcpy(packed, s->list + from, list);
+    }
+    for (size_t j = 0; j < n && copies; j++) {
         memcpy(packed + list + j * row, grad + s->place[from + j] * row, row);
     }
     piece->data = packed;
@@ -65780,17 +66203,16 @@ static dcommi_ps_piece *dcommi_ps_piece_make(dcomm_ps *ps, dcommi_ps_call *call,
                                     .tag = (uint32_t)s->i,
                                     .a = s->list != NULL ? 0 : s->first + from,
                                     .b = n};
-    if (s->list != NULL) {
-        piece->out = (float *)(void *)buf;
-        piece->place = s->place + from;
+    piece->place = s->list != NULL ? s->place + from : NULL;
+    piece->out = s->list != NULL ? buf : buf + from * row;
+    if (s->list != NULL || (!call->pulls && ps->params[s->i].codec != NULL)) {
         if (dcommi_ps_pack(ps, piece, s, from, call->pulls ? NULL : buf) < 0) {
             dcommi_ps_piece_free(piece);
             return NULL;
         }
-    } else {
-        piece->out = (float *)(void *)(buf + from * row);
-        piece->data = call->pulls ? NULL : piece->out;
-        piece->len = call->pulls ? 0 : piece->bytes;
+    } else if (!call->pulls) {
+        piece->data = piece->out;
+        piece->len = piece->bytes;
     }
     return piece;
 }
@@ -65859,15 +66281,6 @@ static void dcommi_ps_launch(dcomm_ps *ps, dcommi_ps_piece *piece)
     }
     dcommi_progress(context);
     dcommi_token_release(context);
-}
-/* Return the first element that is a NaN or an infinity; n if there is none. */
-static size_t dcommi_ps_not_finite(const float *x, size_t n)
-{
-    size_t at = 0;
-    while (at < n && !dcommi_f32_nonfinite(x[at])) {
-        at++;
-    }
-    return at;
 }
 /* Send a message without rows to all servers. `clock`: of CLOCK. */
 static dcomm_status dcommi_ps_tell_all(dcomm_ps *ps, uint16_t kind, uint64_t clock)
@@ -65948,6 +66361,7 @@ static bool dcommi_ps_positive(double x)
 static dcomm_status dcommi_ps_check_opts(const dcomm_ps *ps, const dcomm_ps_opts *o)
 {
     const bool elastic = o->update == DCOMM_PS_ELASTIC, bsp = o->staleness == 0;
+    const bool own = o->update == DCOMM_PS_CALLBACK;
     const int servers = o->servers > 0 ? o->servers : ps->size;
     const int workers = ps->size - (o->dedicated ? servers : 0);
     const struct {
@@ -65957,9 +66371,11 @@ static dcomm_status dcommi_ps_check_opts(const dcomm_ps *ps, const dcomm_ps_opts
         {"servers", o->servers < 0 || o->servers > ps->size},
         {"dedicated", workers < 1},
         {"staleness", o->staleness < DCOMM_PS_ASYNC},
-        {"update", (unsigned)o->update > DCOMM_PS_ELASTIC || (elastic && bsp)},
+        {"update", (unsigned)o->update > DCOMM_PS_CALLBACK || (elastic && bsp)},
+        {"update_fn", own != (o->update_fn != NULL)},
+        {"update_states", o->update_states < 0 || o->update_states > (own ? DCOMM_PS_STATES : 0)},
         {"rho", elastic && !(o->rho > 0 && o->rho <= 1)},
-        {"lr", !elastic && !dcommi_ps_positive(o->lr)},
+        {"lr", !elastic && !own && !dcommi_ps_positive(o->lr)},
         {"momentum", !(o->momentum >= 0 && o->momentum < 1)},
         {"beta1", !(o->beta1 >= 0 && o->beta1 < 1)},
         {"beta2", !(o->beta2 >= 0 && o->beta2 < 1)},
@@ -65975,6 +66391,7 @@ static dcomm_status dcommi_ps_check_opts(const dcomm_ps *ps, const dcomm_ps_opts
                                          o->drop_tau > 0 || o->quorum > 0 || o->deadline_s > 0)},
         {"pull_dtype", o->pull_dtype != 0 && o->pull_dtype != DCOMM_F32 &&
                            o->pull_dtype != DCOMM_F16 && o->pull_dtype != DCOMM_BF16},
+        {"codec", elastic && o->codec != NULL}, /* no residual belongs to a copy */
         {"timeout_s", !(o->timeout_s >= 0)},
     };
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
@@ -66003,10 +66420,10 @@ static dcomm_status dcommi_ps_check_params(const dcomm_ps_param *params, size_t 
                                "dcomm_ps_create: parameter %zu has %zu rows of %zu elements", i,
                                p->rows, p->cols);
         }
-        if (p->dtype != DCOMM_F32) {
+        if (p->dtype != DCOMM_F32 && p->dtype != DCOMM_F16 && p->dtype != DCOMM_BF16) {
             return dcommi_fail(
                 DCOMM_ERR_UNSUPPORTED,
-                "dcomm_ps_create: parameter %zu is of dtype %s; only f32 is supported", i,
+                "dcomm_ps_create: parameter %zu is of dtype %s; it can be f32, f16 or bf16", i,
                 dcomm_dtype_name(p->dtype));
         }
     }
@@ -66047,7 +66464,10 @@ static dcomm_status dcommi_ps_make_server(dcomm_ps *ps, const dcomm_ps_param *pa
     }
     for (int r = 0; r < ps->size; r++) {
         ps->from[r].seen = dcommi_calloc(ps->nparams, 2 * sizeof(uint64_t));
-        if (ps->from[r].seen == NULL) {
+        if (ps->opts.staleness == 0) {
+            ps->from[r].stash = dcommi_calloc(ps->nparams, sizeof *ps->from[r].stash);
+        }
+        if (ps->from[r].seen == NULL || (ps->opts.staleness == 0 && ps->from[r].stash == NULL)) {
             return DCOMM_ERR_NO_MEMORY;
         }
         ps->from[r].own = ps->from[r].seen + ps->nparams;
@@ -66075,6 +66495,8 @@ static dcomm_status dcommi_ps_prepare(dcomm_ps *ps, const dcomm_ps_param *params
         snprintf(name, sizeof name, "param%zu", i);
         ps->params[i].rows = params[i].rows;
         ps->params[i].cols = params[i].cols;
+        ps->params[i].dtype = params[i].dtype;
+        ps->params[i].pulled = params[i].dtype == DCOMM_F32 ? ps->opts.pull_dtype : params[i].dtype;
         ps->params[i].name = dcommi_strdup(params[i].name != NULL ? params[i].name : name);
         if (ps->params[i].name == NULL) {
             return DCOMM_ERR_NO_MEMORY;
@@ -66083,6 +66505,7 @@ static dcomm_status dcommi_ps_prepare(dcomm_ps *ps, const dcomm_ps_param *params
     for (int k = 0; k < ps->nservers; k++) {
         ps->to[k].rank = dcommi_ps_server_rank(ps, k);
     }
+    DCOMMI_TRY(dcommi_ps_codec_make(ps, opts->codec));
     DCOMMI_TRY(ps->server >= 0 ? dcommi_ps_make_server(ps, params) : DCOMM_OK);
     return ps->server >= 0 && ps->works ? dcommi_context_need_thread(ps->comm->context) : DCOMM_OK;
 }
@@ -66090,8 +66513,9 @@ static uint64_t dcommi_ps_params_hash(const dcomm_ps *ps)
 {
     uint64_t h = ps->nparams;
     for (size_t i = 0; i < ps->nparams; i++) {
-        h = dcommi_mix_text(dcommi_mix(dcommi_mix(h, ps->params[i].rows), ps->params[i].cols),
-                            ps->params[i].name);
+        const dcommi_ps_param *p = &ps->params[i];
+        h = dcommi_mix(dcommi_mix(dcommi_mix(h, p->rows), p->cols), p->dtype);
+        h = dcommi_mix_text(h, p->name);
     }
     return h;
 }
@@ -66113,6 +66537,7 @@ static dcomm_status dcommi_ps_agree(const dcomm_ps *ps)
                {"opts.dedicated", o->dedicated},
                {"opts.staleness", (uint64_t)o->staleness},
                {"opts.update", o->update},
+               {"opts.update_states", (uint64_t)o->update_states},
                {"opts.lr", dcommi_ps_bits(o->lr)},
                {"opts.momentum", dcommi_ps_bits(o->momentum)},
                {"opts.beta1", dcommi_ps_bits(o->beta1)},
@@ -66125,7 +66550,9 @@ static dcomm_status dcommi_ps_agree(const dcomm_ps *ps)
                {"opts.quorum", (uint64_t)o->quorum},
                {"opts.deadline_s", dcommi_ps_bits(o->deadline_s)},
                {"opts.replicas", (uint64_t)o->replicas},
-               {"opts.pull_dtype", o->pull_dtype}};
+               {"opts.pull_dtype", o->pull_dtype},
+               {"opts.codec", o->codec != NULL ? dcommi_mix_text(0, o->codec) : 0},
+               {"opts.codec_seed", o->codec_seed}};
     enum { N = sizeof all / sizeof *all };
     const char *names[N];
     uint64_t own[N];
@@ -66372,8 +66799,12 @@ static dcomm_status dcommi_ps_start(dcomm_ps *ps, const char *what, bool pulls, 
     *call = (dcommi_ps_call){
         .pulls = pulls, .began = now, .until = now + ps->opts.timeout_s, .place = s->place};
     dcommi_ps_piece *pieces = dcommi_ps_pieces(ps, call, s, buf);
+    const bool coded = !pulls && ps->params[s->i].codec != NULL;
+    dcomm_status status = pieces == NULL ? DCOMM_ERR_NO_MEMORY
+                          : coded        ? dcommi_ps_encode_room(ps, pieces)
+                                         : DCOMM_OK;
     dcommi_comm_lock(ps->comm);
-    dcommi_run *run = pieces != NULL ? dcommi_run_new(ps->comm) : NULL;
+    dcommi_run *run = status == DCOMM_OK ? dcommi_run_new(ps->comm) : NULL;
     dcommi_comm_unlock(ps->comm);
     if (run == NULL) {
         dcommi_ps_pieces_free(pieces);
@@ -66385,6 +66816,9 @@ static dcomm_status dcommi_ps_start(dcomm_ps *ps, const char *what, bool pulls, 
     run->stream = DCOMMI_STREAM_P2P;
     run->p2p_peer = -1;
     run->signature.coll = pulls ? DCOMM_COLL_RECV : DCOMM_COLL_SEND;
+    if (coded) {
+        dcommi_ps_encode(ps, pieces);
+    }
     dcommi_ps_count(ps, pulls, pieces);
     dcommi_ps_launch(ps, pieces);
     if (request_p != NULL) {
@@ -66435,16 +66869,17 @@ static dcomm_status dcommi_ps_check_rows(const char *what, const dcomm_ps *ps, s
 }
 /* Refuse a gradient that has a NaN or an infinity: it would spread to all workers. */
 static dcomm_status dcommi_ps_check_grad(const char *what, const dcomm_ps *ps, size_t i,
-                                         const float *grad, size_t nrows)
+                                         const void *grad, size_t nrows)
 {
+    const dcomm_dtype dtype = ps->params[i].dtype;
     const size_t cols = (size_t)ps->params[i].cols, n = nrows * cols;
-    const size_t at = dcommi_ps_not_finite(grad, n);
-    return at == n
-               ? DCOMM_OK
-               : dcommi_fail(
-                     DCOMM_ERR_INVALID,
-                     "%s: rank %d: element %zu of row %zu of the gradient of \"%.80s\" is %g", what,
-                     ps->rank, at % cols, at / cols, ps->params[i].name, (double)grad[at]);
+    const size_t at = dcommi_scan(grad, n, dtype);
+    return at == n ? DCOMM_OK
+                   : dcommi_fail(
+                         DCOMM_ERR_INVALID,
+                         "%s: rank %d: element %zu of row %zu of the gradient of \"%.80s\" is %g",
+                         what, ps->rank, at % cols, at / cols, ps->params[i].name,
+                         dcommi_load_real(grad, at, dtype));
 }
 /* Push or pull a range of rows. */
 static dcomm_status dcommi_ps_range(dcomm_ps *ps, const char *what, bool pulls, size_t i,
@@ -66528,6 +66963,9 @@ DCOMM_API dcomm_status dcomm_ps_set_lr(dcomm_ps *ps, double lr)
     }
     dcommi_token_take(ps->comm->context); /* whoever has it may be updating */
     ps->opts.lr = lr;
+    if (ps->twin != NULL) {
+        ps->twin->opts.lr = lr;
+    }
     dcommi_token_release(ps->comm->context);
     return DCOMM_OK;
 }
@@ -66606,14 +67044,20 @@ typedef struct dcommi_ps_part {
     size_t row; /* bytes of a row in it */
     void *at;   /* in the table */
 } dcommi_ps_part;
-/* List the parts of a table. Return their number, at most 4. */
+enum { DCOMMI_PS_PARTS = 2 + DCOMM_PS_STATES };
+/* Return the update of opts, and how many numbers it keeps for each value. */
+static uint64_t dcommi_ps_image_update(const dcomm_ps *ps)
+{
+    return (uint64_t)ps->opts.update | (uint64_t)dcommi_ps_states(&ps->opts) << 8;
+}
+/* List the parts of a table. Return their number. */
 static int dcommi_ps_parts(const dcomm_ps *ps, size_t i, dcommi_ps_part *parts)
 {
     dcommi_ps_table *t = &ps->tables[i];
-    const size_t row = dcommi_ps_row_bytes(ps, i);
+    const size_t row = (size_t)t->cols * sizeof(float);
     int n = 0;
     parts[n++] = (dcommi_ps_part){row, t->value};
-    for (int s = 0; s < dcommi_ps_states(ps->opts.update); s++) {
+    for (int s = 0; s < dcommi_ps_states(&ps->opts); s++) {
         parts[n++] = (dcommi_ps_part){row, t->state[s]};
     }
     if (ps->opts.update == DCOMM_PS_ADAM) {
@@ -66629,7 +67073,7 @@ static size_t dcommi_ps_image_bytes(const dcomm_ps *ps, int server, int servers)
         const uint64_t all = ps->params[i].rows;
         const size_t rows = (size_t)(dcommi_ps_share(all, servers, server + 1) -
                                      dcommi_ps_share(all, servers, server));
-        dcommi_ps_part parts[4];
+        dcommi_ps_part parts[DCOMMI_PS_PARTS];
         for (int p = dcommi_ps_parts(ps, i, parts); p > 0; p--) {
             bytes = dcommi_size_add(
                 bytes, dcommi_feedback_padded(dcommi_size_mul(rows, parts[p - 1].row)));
@@ -66657,7 +67101,7 @@ static void dcommi_ps_image_write(const dcomm_ps *ps, unsigned char *to)
 {
     const dcommi_ps_head head = {.magic = DCOMMI_PS_MAGIC,
                                  .shape = dcommi_ps_shape(ps),
-                                 .update = ps->opts.update,
+                                 .update = dcommi_ps_image_update(ps),
                                  .server = (uint64_t)ps->server,
                                  .servers = (uint64_t)ps->nservers,
                                  .clock = dcommi_ps_image_clock(ps),
@@ -66665,7 +67109,7 @@ static void dcommi_ps_image_write(const dcomm_ps *ps, unsigned char *to)
     memcpy(to, &head, sizeof head);
     to += sizeof head;
     for (size_t i = 0; i < ps->nparams; i++) {
-        dcommi_ps_part parts[4];
+        dcommi_ps_part parts[DCOMMI_PS_PARTS];
         const int n = dcommi_ps_parts(ps, i, parts);
         for (int p = 0; p < n; p++) {
             const size_t bytes = (size_t)ps->tables[i].rows * parts[p].row;
@@ -66739,10 +67183,12 @@ static dcomm_status dcommi_ps_image_check(const dcomm_ps *ps, const unsigned cha
                            "and cols must be the same",
                            k);
     }
-    if (h->update != ps->opts.update) {
+    if (h->update != dcommi_ps_image_update(ps)) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_ps_load: images[%zu] is of update %" PRIu64 ", not %d", k,
-                           h->update, (int)ps->opts.update);
+                           "dcomm_ps_load: images[%zu] is of update %d with %" PRIu64
+                           " numbers for each value, not of update %d with %d",
+                           k, (int)(h->update & 255), h->update >> 8, (int)ps->opts.update,
+                           dcommi_ps_states(&ps->opts));
     }
     if (h->server != k || h->servers != n) {
         return dcommi_fail(DCOMM_ERR_INVALID,
@@ -66784,7 +67230,7 @@ static void dcommi_ps_image_take(dcomm_ps *ps, const unsigned char *image, size_
         const size_t has = (size_t)(dcommi_ps_share(all, (int)n, (int)k + 1) - from);
         uint64_t first;
         const size_t rows = (size_t)dcommi_ps_shared(ps, i, k, n, &first);
-        dcommi_ps_part parts[4];
+        dcommi_ps_part parts[DCOMMI_PS_PARTS];
         const int nparts = dcommi_ps_parts(ps, i, parts);
         for (int p = 0; p < nparts; p++) {
             const size_t row = parts[p].row;
