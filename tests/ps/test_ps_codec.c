@@ -321,3 +321,54 @@ Test(ps_codec, refused, .timeout = 60)
 {
     on(2, RANKS_LOCAL, 25, refused);
 }
+
+/* A replica gets the same bytes: after a server's death, workers see the bits of a run without. */
+static int replicas(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { CLOCKS = 5, LISTED = 3 };
+    static float grad[N], seen[2][CLOCKS][N];
+    const uint64_t rows[LISTED] = {250, 3, 77};
+    _Atomic int *pids = arg;
+    dcomm_comm *comm = join(rank, n, s);
+    const dcomm_ps_param param = {.name = "w", .rows = ROWS, .cols = COLS, .dtype = DCOMM_F32};
+    const bool serves = rank == 0 || rank == 2;
+    atomic_store(&pids[rank], getpid());
+    for (int run = 0; run < 2; run++) {
+        const dcomm_ps_opts opts = {.servers = 2,
+                                    .dedicated = true,
+                                    .replicas = run,
+                                    .lr = 0.5,
+                                    .codec = "topk+qsgd:k=0.1"};
+        dcomm_ps *ps = NULL;
+        RANKS_OK(dcomm_ps_create(comm, &param, 1, &opts, &ps));
+        for (int clock = 0; clock < CLOCKS && !serves; clock++) {
+            gradients(rank, clock, grad, N);
+            RANKS_OK(dcomm_ps_push(ps, 0, 0, ROWS, grad, NULL));
+            RANKS_OK(dcomm_ps_push_rows(ps, 0, rows, LISTED, grad, NULL));
+            if (run == 1 && clock == 2 && rank == 1) {
+                kill(atomic_load(&pids[2]), SIGKILL);
+            }
+            RANKS_OK(dcomm_ps_clock(ps));
+            RANKS_OK(dcomm_ps_pull(ps, 0, 0, ROWS, seen[run][clock], NULL));
+        }
+        if (serves) {
+            RANKS_OK(dcomm_ps_serve(ps));
+        }
+        RANKS_OK(dcomm_ps_destroy(&ps));
+    }
+    PROCS_CHECK(memcmp(seen[0], seen[1], sizeof seen[0]) == 0, "rank %d: other bits", rank);
+    dcomm_comm_destroy(&comm);
+    return procs_leaks();
+}
+
+Test(ps_codec, replicas, .timeout = 60)
+{
+    int ended[PROCS_MAX];
+    void *pids = mmap(NULL, PROCS_MAX * sizeof(int), PROT_READ | PROT_WRITE,
+                      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    place_now = RANKS_LOCAL;
+    procs_run(4, 25, replicas, pids, ended);
+    for (int r = 0; r < 4; r++) {
+        cr_expect(ended[r] == (r == 2 ? 128 + SIGKILL : 0), "rank %d ended with %d", r, ended[r]);
+    }
+}
