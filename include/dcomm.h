@@ -64735,6 +64735,7 @@ typedef struct dcommi_ps_job {
     bool fetching, dropped;
     bool whole;       /* PUSH: its worker has ended the clock that it was pushed in */
     uint64_t pushes;  /* PUSH: that it is the sum of */
+    uint64_t added;   /* PUSH: rows that the sum of the clock has */
     double next_told; /* PULL: when the worker is told whom it waits for */
 } dcommi_ps_job;
 /* BSP: a worker's pushes to a parameter that count in the open clock, in their order. */
@@ -65165,14 +65166,15 @@ static void dcommi_ps_tau_count(dcomm_ps *ps, double tau)
     const double most = DCOMMI_PS_TAUS - 1, at = tau * 16;
     ps->taus[at < most ? (size_t)at : DCOMMI_PS_TAUS - 1]++;
 }
-/* Return how many rows of a message from row j on lie one behind another in the table. With
- * `touched`, they must also have a sum all or none. */
+/* Return how many rows of a message from row j on lie one behind another in the table, before its
+ * row `end`. With `touched`, they must also have a sum all or none. */
 static uint64_t dcommi_ps_stretch(const dcommi_ps_table *t, const dcommi_header *h,
-                                  const uint8_t *data, uint64_t j, const uint8_t *touched)
+                                  const uint8_t *data, uint64_t j, uint64_t end,
+                                  const uint8_t *touched)
 {
     const uint64_t row = dcommi_ps_row(t, h, data, j);
     uint64_t n = 1;
-    while (j + n < h->b && dcommi_ps_row(t, h, data, j + n) == row + n &&
+    while (j + n < h->b && row + n < end && dcommi_ps_row(t, h, data, j + n) == row + n &&
            (touched == NULL || touched[row + n] == touched[row])) {
         n++;
     }
@@ -65193,7 +65195,7 @@ static void dcommi_ps_push_apply(dcomm_ps *ps, int worker, const dcommi_header *
     const float scale = (float)(dcommi_ps_weight(&ps->opts, tau) / ps->workers);
     const float *g = dcommi_ps_values(h, data);
     for (uint64_t j = 0, n; j < h->b; j += n) {
-        n = dcommi_ps_stretch(t, h, data, j, NULL);
+        n = dcommi_ps_stretch(t, h, data, j, t->rows, NULL);
         dcommi_ps_apply(t, dcommi_ps_row(t, h, data, j), n, g + j * t->cols, scale, &ps->opts);
     }
     ps->updates[i]++;
@@ -65201,15 +65203,16 @@ static void dcommi_ps_push_apply(dcomm_ps *ps, int worker, const dcommi_header *
     ps->stats.updates++;
 }
 /* ---- one update per clock ---- */
-/* Add a push to the sum of a table. */
-static void dcommi_ps_sum_add(dcomm_ps *ps, const dcommi_header *h, const uint8_t *data)
+/* Add the rows of a push to the sum of a table, from its row j on to those before row `end` of the
+ * table. Return the row of the push that is next. */
+static uint64_t dcommi_ps_sum_add(dcomm_ps *ps, const dcommi_header *h, const uint8_t *data,
+                                  uint64_t j, uint64_t end)
 {
     const dcommi_ps_table *t = &ps->tables[h->tag];
     const size_t cols = (size_t)t->cols;
     const float *g = dcommi_ps_values(h, data);
-    for (uint64_t j = 0, n; j < h->b; j += n) {
-        n = dcommi_ps_stretch(t, h, data, j, ps->touched);
-        const uint64_t row = dcommi_ps_row(t, h, data, j);
+    for (uint64_t row, n; j < h->b && (row = dcommi_ps_row(t, h, data, j)) < end; j += n) {
+        n = dcommi_ps_stretch(t, h, data, j, end, ps->touched);
         const size_t count = (size_t)n * cols;
         float *sum = ps->sum + row * cols;
         const void *both[] = {sum, g + j * cols};
@@ -65220,15 +65223,16 @@ static void dcommi_ps_sum_add(dcomm_ps *ps, const dcommi_header *h, const uint8_
             dcommi_host_reduce(sum, both, 2, count, DCOMM_F32, DCOMM_SUM, 1);
         }
     }
+    return j;
 }
-/* Average the sum of a table over `workers`, and update the rows that have one. */
-static void dcommi_ps_sum_apply(dcomm_ps *ps, size_t i, int workers)
+/* Average the sum of some rows of a table over `workers`, and update those that have one. */
+static void dcommi_ps_sum_apply(dcomm_ps *ps, size_t i, uint64_t first, uint64_t end, int workers)
 {
     dcommi_ps_table *t = &ps->tables[i];
     const size_t cols = (size_t)t->cols;
-    for (uint64_t row = 0, n; row < t->rows; row += n) {
+    for (uint64_t row = first, n; row < end; row += n) {
         n = 1;
-        while (row + n < t->rows && ps->touched[row + n] == ps->touched[row]) {
+        while (row + n < end && ps->touched[row + n] == ps->touched[row]) {
             n++;
         }
         if (ps->touched[row]) {
@@ -65238,7 +65242,7 @@ static void dcommi_ps_sum_apply(dcomm_ps *ps, size_t i, int workers)
             dcommi_ps_apply(t, row, n, sum, 1, &ps->opts);
         }
     }
-    memset(ps->touched, 0, (size_t)t->rows);
+    memset(ps->touched + first, 0, (size_t)(end - first));
 }
 /* ---- pulls ---- */
 /* Write the rows that a pull asks for to `wire`. */
@@ -65247,7 +65251,7 @@ static void dcommi_ps_copy(const dcommi_ps_table *t, const dcommi_header *h, con
 {
     const size_t cols = (size_t)t->cols, row = cols * dcomm_dtype_size(dtype);
     for (uint64_t j = 0, n; j < h->b; j += n) {
-        n = dcommi_ps_stretch(t, h, data, j, NULL);
+        n = dcommi_ps_stretch(t, h, data, j, t->rows, NULL);
         dcommi_ps_cast(wire + j * row, t->value + dcommi_ps_row(t, h, data, j) * cols,
                        (size_t)n * cols, dtype);
     }
@@ -65324,7 +65328,7 @@ static void dcommi_ps_fold(dcomm_ps *ps, dcommi_ps_stash *s, size_t i, bool whol
     }
     for (const dcommi_ps_job *job = s->first; job != NULL; job = job->next) {
         if (job->whole == whole) {
-            dcommi_ps_sum_add(ps, &job->header, job->data);
+            dcommi_ps_sum_add(ps, &job->header, job->data, 0, ps->tables[i].rows);
             pushes += job->pushes;
         }
     }
@@ -65390,20 +65394,29 @@ static void dcommi_ps_unstash(dcomm_ps *ps, int worker, bool gone)
         }
     }
 }
+#define DCOMMI_PS_BLOCK ((size_t)128 << 10) /* bytes of rows that stay in the processor's cache */
 /* Average the pushes to a parameter, each worker's added up first, in the order of ranks; and
- * update the rows. */
+ * update the rows. All that is done to a row is done while it is in the cache. */
 static void dcommi_ps_stash_apply(dcomm_ps *ps, size_t i, int workers)
 {
+    const dcommi_ps_table *t = &ps->tables[i];
+    const uint64_t fit = DCOMMI_PS_BLOCK / sizeof(float) / t->cols, block = fit > 0 ? fit : 1;
     for (int r = 0; r < ps->size; r++) {
         dcommi_ps_fold(ps, &ps->from[r].stash[i], i, true);
         dcommi_ps_fold(ps, &ps->from[r].stash[i], i, false);
-    }
-    for (int r = 0; r < ps->size; r++) {
-        for (const dcommi_ps_job *job = ps->from[r].stash[i].first; job != NULL; job = job->next) {
-            dcommi_ps_sum_add(ps, &job->header, job->data);
+        for (dcommi_ps_job *job = ps->from[r].stash[i].first; job != NULL; job = job->next) {
+            job->added = 0;
         }
     }
-    dcommi_ps_sum_apply(ps, i, workers);
+    for (uint64_t first = 0, end; first < t->rows; first = end) {
+        end = t->rows - first < block ? t->rows : first + block;
+        for (int r = 0; r < ps->size; r++) {
+            for (dcommi_ps_job *job = ps->from[r].stash[i].first; job != NULL; job = job->next) {
+                job->added = dcommi_ps_sum_add(ps, &job->header, job->data, job->added, end);
+            }
+        }
+        dcommi_ps_sum_apply(ps, i, first, end, workers);
+    }
 }
 /* ---- answers ---- */
 /* Send a message to a rank; this one gets it at once. */
@@ -65454,18 +65467,25 @@ static bool dcommi_ps_answer(dcomm_ps *ps, const dcommi_ps_job *job)
                        .tag = job->header.tag,
                        .a = ps->clock.closed};
     dcommi_ps_from *f = &ps->from[job->from];
-    dcommi_ps_reply *reply = dcommi_alloc_raw(sizeof *reply + len);
-    if (reply == NULL) {
+    const dcomm_dtype dtype = ps->params[h.tag].pulled;
+    const bool here = job->from == ps->rank;
+    const bool as_it_is = here && dtype == DCOMM_F32 && job->header.stage == 0;
+    dcommi_ps_reply *reply = as_it_is ? NULL : dcommi_alloc_raw(sizeof *reply + len);
+    if (!as_it_is && reply == NULL) {
         return false;
+    }
+    dcommi_ps_catch_up(&ps->clock, job->from);
+    f->seen[h.tag] = ps->updates[h.tag];
+    f->own[h.tag] = 0;
+    if (as_it_is) { /* this worker takes the values at once, so they need no copy */
+        dcommi_ps_tell(ps, ps->rank, &h, t->value + (job->header.a - t->first) * t->cols, len);
+        return true;
     }
     reply->op = (dcommi_op){.done = dcommi_ps_replied};
     reply->ps = ps;
     reply->len = len;
-    dcommi_ps_copy(t, &job->header, job->data, reply->values, ps->params[h.tag].pulled);
-    dcommi_ps_catch_up(&ps->clock, job->from);
-    f->seen[h.tag] = ps->updates[h.tag];
-    f->own[h.tag] = 0;
-    if (job->from == ps->rank) {
+    dcommi_ps_copy(t, &job->header, job->data, reply->values, dtype);
+    if (here) {
         dcommi_ps_tell(ps, ps->rank, &h, reply->values, len);
         dcommi_free(reply);
         return true;
@@ -74777,6 +74797,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_PROBE_SIGNATURE
 #undef DCOMMI_PROBE_TURNS
 #undef DCOMMI_PS_ACK_EVERY
+#undef DCOMMI_PS_BLOCK
 #undef DCOMMI_PS_MAGIC
 #undef DCOMMI_PS_PARAMS_MAX
 #undef DCOMMI_PS_TAUS

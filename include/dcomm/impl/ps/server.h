@@ -61,18 +61,25 @@ static bool dcommi_ps_answer(dcomm_ps *ps, const dcommi_ps_job *job)
                        .tag = job->header.tag,
                        .a = ps->clock.closed};
     dcommi_ps_from *f = &ps->from[job->from];
-    dcommi_ps_reply *reply = dcommi_alloc_raw(sizeof *reply + len);
-    if (reply == NULL) {
+    const dcomm_dtype dtype = ps->params[h.tag].pulled;
+    const bool here = job->from == ps->rank;
+    const bool as_it_is = here && dtype == DCOMM_F32 && job->header.stage == 0;
+    dcommi_ps_reply *reply = as_it_is ? NULL : dcommi_alloc_raw(sizeof *reply + len);
+    if (!as_it_is && reply == NULL) {
         return false;
+    }
+    dcommi_ps_catch_up(&ps->clock, job->from);
+    f->seen[h.tag] = ps->updates[h.tag];
+    f->own[h.tag] = 0;
+    if (as_it_is) { /* this worker takes the values at once, so they need no copy */
+        dcommi_ps_tell(ps, ps->rank, &h, t->value + (job->header.a - t->first) * t->cols, len);
+        return true;
     }
     reply->op = (dcommi_op){.done = dcommi_ps_replied};
     reply->ps = ps;
     reply->len = len;
-    dcommi_ps_copy(t, &job->header, job->data, reply->values, ps->params[h.tag].pulled);
-    dcommi_ps_catch_up(&ps->clock, job->from);
-    f->seen[h.tag] = ps->updates[h.tag];
-    f->own[h.tag] = 0;
-    if (job->from == ps->rank) {
+    dcommi_ps_copy(t, &job->header, job->data, reply->values, dtype);
+    if (here) {
         dcommi_ps_tell(ps, ps->rank, &h, reply->values, len);
         dcommi_free(reply);
         return true;

@@ -82,7 +82,7 @@ static void dcommi_ps_fold(dcomm_ps *ps, dcommi_ps_stash *s, size_t i, bool whol
     }
     for (const dcommi_ps_job *job = s->first; job != NULL; job = job->next) {
         if (job->whole == whole) {
-            dcommi_ps_sum_add(ps, &job->header, job->data);
+            dcommi_ps_sum_add(ps, &job->header, job->data, 0, ps->tables[i].rows);
             pushes += job->pushes;
         }
     }
@@ -152,20 +152,30 @@ static void dcommi_ps_unstash(dcomm_ps *ps, int worker, bool gone)
     }
 }
 
+#define DCOMMI_PS_BLOCK ((size_t)128 << 10) /* bytes of rows that stay in the processor's cache */
+
 /* Average the pushes to a parameter, each worker's added up first, in the order of ranks; and
- * update the rows. */
+ * update the rows. All that is done to a row is done while it is in the cache. */
 static void dcommi_ps_stash_apply(dcomm_ps *ps, size_t i, int workers)
 {
+    const dcommi_ps_table *t = &ps->tables[i];
+    const uint64_t fit = DCOMMI_PS_BLOCK / sizeof(float) / t->cols, block = fit > 0 ? fit : 1;
     for (int r = 0; r < ps->size; r++) {
         dcommi_ps_fold(ps, &ps->from[r].stash[i], i, true);
         dcommi_ps_fold(ps, &ps->from[r].stash[i], i, false);
-    }
-    for (int r = 0; r < ps->size; r++) {
-        for (const dcommi_ps_job *job = ps->from[r].stash[i].first; job != NULL; job = job->next) {
-            dcommi_ps_sum_add(ps, &job->header, job->data);
+        for (dcommi_ps_job *job = ps->from[r].stash[i].first; job != NULL; job = job->next) {
+            job->added = 0;
         }
     }
-    dcommi_ps_sum_apply(ps, i, workers);
+    for (uint64_t first = 0, end; first < t->rows; first = end) {
+        end = t->rows - first < block ? t->rows : first + block;
+        for (int r = 0; r < ps->size; r++) {
+            for (dcommi_ps_job *job = ps->from[r].stash[i].first; job != NULL; job = job->next) {
+                job->added = dcommi_ps_sum_add(ps, &job->header, job->data, job->added, end);
+            }
+        }
+        dcommi_ps_sum_apply(ps, i, first, end, workers);
+    }
 }
 
 #endif

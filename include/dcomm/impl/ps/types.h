@@ -98,6 +98,7 @@ typedef struct dcommi_ps_job {
     bool fetching, dropped;
     bool whole;       /* PUSH: its worker has ended the clock that it was pushed in */
     uint64_t pushes;  /* PUSH: that it is the sum of */
+    uint64_t added;   /* PUSH: rows that the sum of the clock has */
     double next_told; /* PULL: when the worker is told whom it waits for */
 } dcommi_ps_job;
 
