@@ -10,7 +10,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { RANKS = 3, OPS = 12, ROWS = 30, COLS = 2, WIDE = 2500, LEN_MAX = 4 * WIDE * 4 + 64 };
+enum { RANKS = 3, OPS = 12, ROWS = 30, COLS = 2, WIDE = 2500, LEN_MAX = 4 * WIDE * 4 + 1024 };
 
 /* Make another communicator of the same ranks. */
 static dcomm_comm *make_second(const dcomm_comm *first)
@@ -38,10 +38,14 @@ static dcomm_comm *make_comm(void)
     return comm;
 }
 
-static dcomm_ps *make_ps(dcomm_comm *comm, uint8_t how, int shift)
+/* One whose wires have one length, and one whose wires list elements. */
+static const char *const codecs[] = {"qsgd:bits=8", "topk:k=0.01"};
+
+static dcomm_ps *make_ps(dcomm_comm *comm, uint16_t how, int shift)
 {
-    const bool replicated = how & 128;
-    const dcomm_ps_param params[2] = {{.rows = ROWS, .cols = COLS, .dtype = DCOMM_F32},
+    const bool replicated = how & 256;
+    const dcomm_dtype small = how & 64 ? DCOMM_F16 : DCOMM_F32;
+    const dcomm_ps_param params[2] = {{.rows = ROWS, .cols = COLS, .dtype = small},
                                       {.rows = 2, .cols = WIDE, .dtype = DCOMM_F32}};
     const dcomm_ps_opts opts = {
         .servers = how & 1 || replicated ? RANKS : 1,
@@ -49,6 +53,7 @@ static dcomm_ps *make_ps(dcomm_comm *comm, uint8_t how, int shift)
         .staleness = how >> 1 & 3 ? (how >> 1 & 3) - 2 : 0,
         .lr = 0.1,
         .pull_dtype = how & 64 ? DCOMM_BF16 : DCOMM_F32,
+        .codec = how & 128 ? codecs[how & 1] : NULL,
         .update = (dcomm_ps_update)(how >> 3 & 3),
         .quorum = replicated || (how >> 1 & 3 && (how >> 1 & 3) != 2) ? 0 : how >> 5 & 1};
     dcomm_ps *ps = dcommi_alloc(sizeof *ps);
@@ -93,6 +98,28 @@ static void arrive(dcomm_comm *comm, const dcommi_header *h, const void *data, s
     }
 }
 
+/* Write the rows of a push, encoded if their parameter is, and spoil a byte. Return their bytes. */
+static size_t rows_of_push(const dcomm_ps *ps, const dcommi_header *h, uint8_t *to, input *in,
+                           bool spoil)
+{
+    static float x[4 * WIDE];
+    const dcommi_ps_param *p = &ps->params[h->tag];
+    const size_t n = (size_t)(h->b * p->cols);
+    size_t len = n * dcomm_dtype_size(p->dtype);
+    if (p->codec != NULL) {
+        const uint8_t at = take(in);
+        x[at] = take(in);
+        if (dcomm_encode(p->codec, x, n, NULL, to, LEN_MAX - 64, &len, NULL, NULL) < 0) {
+            abort();
+        }
+        x[at] = 0;
+    }
+    if (spoil) {
+        to[(take(in) * 256u + take(in)) % len] = take(in);
+    }
+    return len;
+}
+
 /* Deliver a message of a parameter server, right or spoiled. */
 static void deliver(dcomm_ps *ps, input *in)
 {
@@ -116,9 +143,9 @@ static void deliver(dcomm_ps *ps, input *in)
             const uint64_t row = j == 0 ? take(in) % 8 : ((uint64_t *)(void *)payload)[j - 1] + 1;
             ((uint64_t *)(void *)payload)[j] = spoil == 1 ? take(in) : row;
         }
-        len += h.slot == DCOMMI_PS_PUSH
-                   ? (size_t)h.b * (size_t)ps->params[h.tag].cols * sizeof(float)
-                   : 0;
+        len += h.slot == DCOMMI_PS_PUSH ? rows_of_push(ps, &h, payload + len, in, spoil == 8) : 0;
+    } else if (h.slot == DCOMMI_PS_CLOCK) {
+        h.a = ps->clock.of[src].clock + 1;
     } else if (h.slot == DCOMMI_PS_VALUES) {
         const dcommi_ps_to *to = &ps->to[ps->nservers == 1 ? 0 : (src + RANKS - ps->shift) % RANKS];
         h.seq = to->pulling != NULL ? to->pulling->header.seq : take(in);
@@ -204,9 +231,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     fake_late = false;
     dcomm_comm *comm = make_comm();
     dcomm_context *context = comm->context;
-    const uint8_t first = take(&in);
+    const uint16_t first = (uint16_t)(take(&in) | (uint16_t)(take(&in) << 8));
     dcomm_ps *ps = make_ps(comm, first, 0);
-    if (first & 128) {
+    if (first & 256) {
         ps->twin = make_ps(make_second(comm), first, 1);
         ps->twin->twin = ps;
     }

@@ -2,6 +2,7 @@
 #ifndef DCOMMI_API_PS_H
 #define DCOMMI_API_PS_H
 
+#include "../base/scan.h"
 #include "api_life.h"
 
 /* Count a call. */
@@ -26,8 +27,12 @@ static dcomm_status dcommi_ps_start(dcomm_ps *ps, const char *what, bool pulls, 
     *call = (dcommi_ps_call){
         .pulls = pulls, .began = now, .until = now + ps->opts.timeout_s, .place = s->place};
     dcommi_ps_piece *pieces = dcommi_ps_pieces(ps, call, s, buf);
+    const bool coded = !pulls && ps->params[s->i].codec != NULL;
+    dcomm_status status = pieces == NULL ? DCOMM_ERR_NO_MEMORY
+                          : coded        ? dcommi_ps_encode_room(ps, pieces)
+                                         : DCOMM_OK;
     dcommi_comm_lock(ps->comm);
-    dcommi_run *run = pieces != NULL ? dcommi_run_new(ps->comm) : NULL;
+    dcommi_run *run = status == DCOMM_OK ? dcommi_run_new(ps->comm) : NULL;
     dcommi_comm_unlock(ps->comm);
     if (run == NULL) {
         dcommi_ps_pieces_free(pieces);
@@ -39,6 +44,9 @@ static dcomm_status dcommi_ps_start(dcomm_ps *ps, const char *what, bool pulls, 
     run->stream = DCOMMI_STREAM_P2P;
     run->p2p_peer = -1;
     run->signature.coll = pulls ? DCOMM_COLL_RECV : DCOMM_COLL_SEND;
+    if (coded) {
+        dcommi_ps_encode(ps, pieces);
+    }
     dcommi_ps_count(ps, pulls, pieces);
     dcommi_ps_launch(ps, pieces);
     if (request_p != NULL) {
@@ -93,16 +101,17 @@ static dcomm_status dcommi_ps_check_rows(const char *what, const dcomm_ps *ps, s
 
 /* Refuse a gradient that has a NaN or an infinity: it would spread to all workers. */
 static dcomm_status dcommi_ps_check_grad(const char *what, const dcomm_ps *ps, size_t i,
-                                         const float *grad, size_t nrows)
+                                         const void *grad, size_t nrows)
 {
+    const dcomm_dtype dtype = ps->params[i].dtype;
     const size_t cols = (size_t)ps->params[i].cols, n = nrows * cols;
-    const size_t at = dcommi_ps_not_finite(grad, n);
-    return at == n
-               ? DCOMM_OK
-               : dcommi_fail(
-                     DCOMM_ERR_INVALID,
-                     "%s: rank %d: element %zu of row %zu of the gradient of \"%.80s\" is %g", what,
-                     ps->rank, at % cols, at / cols, ps->params[i].name, (double)grad[at]);
+    const size_t at = dcommi_scan(grad, n, dtype);
+    return at == n ? DCOMM_OK
+                   : dcommi_fail(
+                         DCOMM_ERR_INVALID,
+                         "%s: rank %d: element %zu of row %zu of the gradient of \"%.80s\" is %g",
+                         what, ps->rank, at % cols, at / cols, ps->params[i].name,
+                         dcommi_load_real(grad, at, dtype));
 }
 
 /* Push or pull a range of rows. */
@@ -180,6 +189,25 @@ DCOMM_API dcomm_status dcomm_ps_clock(dcomm_ps *ps)
         ps->twin->at_clock = clock;
     }
     dcommi_token_release(context);
+    return DCOMM_OK;
+}
+
+/* ---- the learning rate ---- */
+
+DCOMM_API dcomm_status dcomm_ps_set_lr(dcomm_ps *ps, double lr)
+{
+    DCOMMI_NEED(ps);
+    DCOMMI_TRY(dcommi_check_fork());
+    if (ps->opts.update == DCOMM_PS_ELASTIC || !dcommi_ps_positive(lr)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_ps_set_lr: %g is no rate of update %d", lr,
+                           (int)ps->opts.update);
+    }
+    dcommi_token_take(ps->comm->context); /* whoever has it may be updating */
+    ps->opts.lr = lr;
+    if (ps->twin != NULL) {
+        ps->twin->opts.lr = lr;
+    }
+    dcommi_token_release(ps->comm->context);
     return DCOMM_OK;
 }
 

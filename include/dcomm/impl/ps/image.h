@@ -35,14 +35,22 @@ typedef struct dcommi_ps_part {
     void *at;   /* in the table */
 } dcommi_ps_part;
 
-/* List the parts of a table. Return their number, at most 4. */
+enum { DCOMMI_PS_PARTS = 2 + DCOMM_PS_STATES };
+
+/* Return the update of opts, and how many numbers it keeps for each value. */
+static uint64_t dcommi_ps_image_update(const dcomm_ps *ps)
+{
+    return (uint64_t)ps->opts.update | (uint64_t)dcommi_ps_states(&ps->opts) << 8;
+}
+
+/* List the parts of a table. Return their number. */
 static int dcommi_ps_parts(const dcomm_ps *ps, size_t i, dcommi_ps_part *parts)
 {
     dcommi_ps_table *t = &ps->tables[i];
-    const size_t row = dcommi_ps_row_bytes(ps, i);
+    const size_t row = (size_t)t->cols * sizeof(float);
     int n = 0;
     parts[n++] = (dcommi_ps_part){row, t->value};
-    for (int s = 0; s < dcommi_ps_states(ps->opts.update); s++) {
+    for (int s = 0; s < dcommi_ps_states(&ps->opts); s++) {
         parts[n++] = (dcommi_ps_part){row, t->state[s]};
     }
     if (ps->opts.update == DCOMM_PS_ADAM) {
@@ -59,7 +67,7 @@ static size_t dcommi_ps_image_bytes(const dcomm_ps *ps, int server, int servers)
         const uint64_t all = ps->params[i].rows;
         const size_t rows = (size_t)(dcommi_ps_share(all, servers, server + 1) -
                                      dcommi_ps_share(all, servers, server));
-        dcommi_ps_part parts[4];
+        dcommi_ps_part parts[DCOMMI_PS_PARTS];
         for (int p = dcommi_ps_parts(ps, i, parts); p > 0; p--) {
             bytes = dcommi_size_add(
                 bytes, dcommi_feedback_padded(dcommi_size_mul(rows, parts[p - 1].row)));
@@ -89,7 +97,7 @@ static void dcommi_ps_image_write(const dcomm_ps *ps, unsigned char *to)
 {
     const dcommi_ps_head head = {.magic = DCOMMI_PS_MAGIC,
                                  .shape = dcommi_ps_shape(ps),
-                                 .update = ps->opts.update,
+                                 .update = dcommi_ps_image_update(ps),
                                  .server = (uint64_t)ps->server,
                                  .servers = (uint64_t)ps->nservers,
                                  .clock = dcommi_ps_image_clock(ps),
@@ -97,7 +105,7 @@ static void dcommi_ps_image_write(const dcomm_ps *ps, unsigned char *to)
     memcpy(to, &head, sizeof head);
     to += sizeof head;
     for (size_t i = 0; i < ps->nparams; i++) {
-        dcommi_ps_part parts[4];
+        dcommi_ps_part parts[DCOMMI_PS_PARTS];
         const int n = dcommi_ps_parts(ps, i, parts);
         for (int p = 0; p < n; p++) {
             const size_t bytes = (size_t)ps->tables[i].rows * parts[p].row;
@@ -178,10 +186,12 @@ static dcomm_status dcommi_ps_image_check(const dcomm_ps *ps, const unsigned cha
                            "and cols must be the same",
                            k);
     }
-    if (h->update != ps->opts.update) {
+    if (h->update != dcommi_ps_image_update(ps)) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_ps_load: images[%zu] is of update %" PRIu64 ", not %d", k,
-                           h->update, (int)ps->opts.update);
+                           "dcomm_ps_load: images[%zu] is of update %d with %" PRIu64
+                           " numbers for each value, not of update %d with %d",
+                           k, (int)(h->update & 255), h->update >> 8, (int)ps->opts.update,
+                           dcommi_ps_states(&ps->opts));
     }
     if (h->server != k || h->servers != n) {
         return dcommi_fail(DCOMM_ERR_INVALID,
@@ -226,7 +236,7 @@ static void dcommi_ps_image_take(dcomm_ps *ps, const unsigned char *image, size_
         const size_t has = (size_t)(dcommi_ps_share(all, (int)n, (int)k + 1) - from);
         uint64_t first;
         const size_t rows = (size_t)dcommi_ps_shared(ps, i, k, n, &first);
-        dcommi_ps_part parts[4];
+        dcommi_ps_part parts[DCOMMI_PS_PARTS];
         const int nparts = dcommi_ps_parts(ps, i, parts);
         for (int p = 0; p < nparts; p++) {
             const size_t row = parts[p].row;

@@ -69,6 +69,7 @@ static bool dcommi_ps_positive(double x)
 static dcomm_status dcommi_ps_check_opts(const dcomm_ps *ps, const dcomm_ps_opts *o)
 {
     const bool elastic = o->update == DCOMM_PS_ELASTIC, bsp = o->staleness == 0;
+    const bool own = o->update == DCOMM_PS_CALLBACK;
     const int servers = o->servers > 0 ? o->servers : ps->size;
     const int workers = ps->size - (o->dedicated ? servers : 0);
     const struct {
@@ -78,9 +79,11 @@ static dcomm_status dcommi_ps_check_opts(const dcomm_ps *ps, const dcomm_ps_opts
         {"servers", o->servers < 0 || o->servers > ps->size},
         {"dedicated", workers < 1},
         {"staleness", o->staleness < DCOMM_PS_ASYNC},
-        {"update", (unsigned)o->update > DCOMM_PS_ELASTIC || (elastic && bsp)},
+        {"update", (unsigned)o->update > DCOMM_PS_CALLBACK || (elastic && bsp)},
+        {"update_fn", own != (o->update_fn != NULL)},
+        {"update_states", o->update_states < 0 || o->update_states > (own ? DCOMM_PS_STATES : 0)},
         {"rho", elastic && !(o->rho > 0 && o->rho <= 1)},
-        {"lr", !elastic && !dcommi_ps_positive(o->lr)},
+        {"lr", !elastic && !own && !dcommi_ps_positive(o->lr)},
         {"momentum", !(o->momentum >= 0 && o->momentum < 1)},
         {"beta1", !(o->beta1 >= 0 && o->beta1 < 1)},
         {"beta2", !(o->beta2 >= 0 && o->beta2 < 1)},
@@ -96,6 +99,7 @@ static dcomm_status dcommi_ps_check_opts(const dcomm_ps *ps, const dcomm_ps_opts
                                          o->drop_tau > 0 || o->quorum > 0 || o->deadline_s > 0)},
         {"pull_dtype", o->pull_dtype != 0 && o->pull_dtype != DCOMM_F32 &&
                            o->pull_dtype != DCOMM_F16 && o->pull_dtype != DCOMM_BF16},
+        {"codec", elastic && o->codec != NULL}, /* no residual belongs to a copy */
         {"timeout_s", !(o->timeout_s >= 0)},
     };
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
@@ -125,10 +129,10 @@ static dcomm_status dcommi_ps_check_params(const dcomm_ps_param *params, size_t 
                                "dcomm_ps_create: parameter %zu has %zu rows of %zu elements", i,
                                p->rows, p->cols);
         }
-        if (p->dtype != DCOMM_F32) {
+        if (p->dtype != DCOMM_F32 && p->dtype != DCOMM_F16 && p->dtype != DCOMM_BF16) {
             return dcommi_fail(
                 DCOMM_ERR_UNSUPPORTED,
-                "dcomm_ps_create: parameter %zu is of dtype %s; only f32 is supported", i,
+                "dcomm_ps_create: parameter %zu is of dtype %s; it can be f32, f16 or bf16", i,
                 dcomm_dtype_name(p->dtype));
         }
     }
@@ -171,7 +175,10 @@ static dcomm_status dcommi_ps_make_server(dcomm_ps *ps, const dcomm_ps_param *pa
     }
     for (int r = 0; r < ps->size; r++) {
         ps->from[r].seen = dcommi_calloc(ps->nparams, 2 * sizeof(uint64_t));
-        if (ps->from[r].seen == NULL) {
+        if (ps->opts.staleness == 0) {
+            ps->from[r].stash = dcommi_calloc(ps->nparams, sizeof *ps->from[r].stash);
+        }
+        if (ps->from[r].seen == NULL || (ps->opts.staleness == 0 && ps->from[r].stash == NULL)) {
             return DCOMM_ERR_NO_MEMORY;
         }
         ps->from[r].own = ps->from[r].seen + ps->nparams;
@@ -200,6 +207,8 @@ static dcomm_status dcommi_ps_prepare(dcomm_ps *ps, const dcomm_ps_param *params
         snprintf(name, sizeof name, "param%zu", i);
         ps->params[i].rows = params[i].rows;
         ps->params[i].cols = params[i].cols;
+        ps->params[i].dtype = params[i].dtype;
+        ps->params[i].pulled = params[i].dtype == DCOMM_F32 ? ps->opts.pull_dtype : params[i].dtype;
         ps->params[i].name = dcommi_strdup(params[i].name != NULL ? params[i].name : name);
         if (ps->params[i].name == NULL) {
             return DCOMM_ERR_NO_MEMORY;
@@ -208,6 +217,7 @@ static dcomm_status dcommi_ps_prepare(dcomm_ps *ps, const dcomm_ps_param *params
     for (int k = 0; k < ps->nservers; k++) {
         ps->to[k].rank = dcommi_ps_server_rank(ps, k);
     }
+    DCOMMI_TRY(dcommi_ps_codec_make(ps, opts->codec));
     DCOMMI_TRY(ps->server >= 0 ? dcommi_ps_make_server(ps, params) : DCOMM_OK);
     return ps->server >= 0 && ps->works ? dcommi_context_need_thread(ps->comm->context) : DCOMM_OK;
 }
@@ -216,8 +226,9 @@ static uint64_t dcommi_ps_params_hash(const dcomm_ps *ps)
 {
     uint64_t h = ps->nparams;
     for (size_t i = 0; i < ps->nparams; i++) {
-        h = dcommi_mix_text(dcommi_mix(dcommi_mix(h, ps->params[i].rows), ps->params[i].cols),
-                            ps->params[i].name);
+        const dcommi_ps_param *p = &ps->params[i];
+        h = dcommi_mix(dcommi_mix(dcommi_mix(h, p->rows), p->cols), p->dtype);
+        h = dcommi_mix_text(h, p->name);
     }
     return h;
 }
@@ -241,6 +252,7 @@ static dcomm_status dcommi_ps_agree(const dcomm_ps *ps)
                {"opts.dedicated", o->dedicated},
                {"opts.staleness", (uint64_t)o->staleness},
                {"opts.update", o->update},
+               {"opts.update_states", (uint64_t)o->update_states},
                {"opts.lr", dcommi_ps_bits(o->lr)},
                {"opts.momentum", dcommi_ps_bits(o->momentum)},
                {"opts.beta1", dcommi_ps_bits(o->beta1)},
@@ -253,7 +265,9 @@ static dcomm_status dcommi_ps_agree(const dcomm_ps *ps)
                {"opts.quorum", (uint64_t)o->quorum},
                {"opts.deadline_s", dcommi_ps_bits(o->deadline_s)},
                {"opts.replicas", (uint64_t)o->replicas},
-               {"opts.pull_dtype", o->pull_dtype}};
+               {"opts.pull_dtype", o->pull_dtype},
+               {"opts.codec", o->codec != NULL ? dcommi_mix_text(0, o->codec) : 0},
+               {"opts.codec_seed", o->codec_seed}};
     enum { N = sizeof all / sizeof *all };
     const char *names[N];
     uint64_t own[N];

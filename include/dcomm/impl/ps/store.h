@@ -16,12 +16,13 @@ static dcomm_status dcommi_ps_store_make(dcomm_ps *ps, const dcomm_ps_param *par
     }
     for (size_t i = 0; i < ps->nparams; i++) {
         dcommi_ps_table *t = &ps->tables[i];
+        t->i = i;
         t->first = dcommi_ps_first(ps, i, ps->server);
         t->rows = dcommi_ps_first(ps, i, ps->server + 1) - t->first;
         t->cols = ps->params[i].cols;
         const size_t n = (size_t)(t->rows * t->cols);
         bool bad = (t->value = dcommi_calloc(n, sizeof(float))) == NULL;
-        for (int s = 0; s < dcommi_ps_states(ps->opts.update) && !bad; s++) {
+        for (int s = 0; s < dcommi_ps_states(&ps->opts) && !bad; s++) {
             bad = (t->state[s] = dcommi_calloc(n, sizeof(float))) == NULL;
         }
         if (!bad && ps->opts.update == DCOMM_PS_ADAM) {
@@ -30,8 +31,10 @@ static dcomm_status dcommi_ps_store_make(dcomm_ps *ps, const dcomm_ps_param *par
         if (bad) {
             return DCOMM_ERR_NO_MEMORY;
         }
-        if (params[i].init != NULL && n > 0) {
-            memcpy(t->value, (const float *)params[i].init + t->first * t->cols, n * sizeof(float));
+        const uint8_t *init = params[i].init;
+        if (init != NULL && n > 0) {
+            const size_t before = (size_t)t->first * dcommi_ps_row_bytes(ps, i);
+            dcommi_ps_uncast(t->value, init + before, n, ps->params[i].dtype);
         }
         most = n > most ? n : most;
         most_rows = t->rows > most_rows ? (size_t)t->rows : most_rows;
@@ -54,8 +57,7 @@ static inline uint64_t dcommi_ps_row(const dcommi_ps_table *t, const dcommi_head
 /* Return the values of a message, behind its list. */
 static inline const float *dcommi_ps_values(const dcommi_header *h, const uint8_t *data)
 {
-    return (const float *)(const void *)(data +
-                                         (h->stage == 1 ? (size_t)h->b * sizeof(uint64_t) : 0));
+    return (const float *)(const void *)(data + dcommi_ps_list_bytes(h));
 }
 
 /* ---- one update per push ---- */

@@ -193,11 +193,17 @@ static void dcommi_ps_place(const dcommi_ps_piece *piece, const uint8_t *values)
 {
     const dcomm_ps *ps = piece->ps;
     const size_t rows = (size_t)piece->header.b, each = piece->place != NULL ? 1 : rows;
-    const size_t cols = (size_t)ps->params[piece->header.tag].cols;
+    const dcommi_ps_param *p = &ps->params[piece->header.tag];
+    const size_t row = dcommi_ps_row_bytes(ps, piece->header.tag);
     for (size_t j = 0; j < rows; j += each) {
         const size_t place = piece->place != NULL ? piece->place[j] : 0;
-        dcommi_ps_uncast(piece->out + place * cols, values + j * (piece->bytes / rows), each * cols,
-                         ps->opts.pull_dtype);
+        const uint8_t *from = values + j * (piece->bytes / rows);
+        if (p->pulled == p->dtype) {
+            memcpy(piece->out + place * row, from, each * row);
+        } else { /* the caller's are f32 */
+            dcommi_ps_uncast((float *)(void *)(piece->out + place * row), from,
+                             each * (size_t)p->cols, p->pulled);
+        }
     }
 }
 
@@ -251,7 +257,8 @@ static dcommi_verdict dcommi_ps_on_values(dcomm_ps *ps, int k, const dcommi_head
         dcommi_ps_piece_end(piece, DCOMM_OK, NULL);
         return DCOMMI_CONSUMED;
     }
-    const bool as_it_is = piece->place == NULL && ps->opts.pull_dtype == DCOMM_F32;
+    const dcommi_ps_param *p = &ps->params[piece->header.tag];
+    const bool as_it_is = piece->place == NULL && p->pulled == p->dtype;
     piece->fetched = as_it_is ? NULL : dcommi_alloc_raw(piece->bytes);
     if (!as_it_is && piece->fetched == NULL) {
         dcommi_ps_piece_end(piece, DCOMM_ERR_NO_MEMORY, dcommi_message);
