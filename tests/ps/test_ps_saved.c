@@ -260,7 +260,7 @@ static int refusals(int rank, int n, procs_shared *s, void *arg)
                  {DCOMM_ERR_INVALID, "is of server 0 of 2"},
                  {DCOMM_ERR_INVALID, "images[1] is NULL"},
                  {DCOMM_ERR_INVALID, "nimages is 0"},
-                 {DCOMM_ERR_INVALID, "of update 2, not 0"},
+                 {DCOMM_ERR_INVALID, "of update 2 with 1 numbers for each value, not of update 0"},
                  {DCOMM_ERR_INVALID, "of other parameters"},
                  {DCOMM_ERR_MISMATCH, "images are of clocks 0 to 1"},
                  {DCOMM_ERR_INVALID, "has pushed, pulled or ended a clock"}};
