@@ -76,7 +76,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (bytes >= sizeof(dcommi_ps_head) + 8) { /* pass the checks */
         const dcommi_ps_head head = {.magic = DCOMMI_PS_MAGIC,
                                      .shape = dcommi_ps_shape(&ps),
-                                     .update = ps.opts.update,
+                                     .update = dcommi_ps_image_update(&ps),
                                      .server = k,
                                      .servers = n,
                                      .clock = data[8],
