@@ -23,6 +23,7 @@
 #include "scaler.h"
 #include "moe.h"
 #include "checkpoint.h"
+#include "share.h"
 #include "ps.h"
 #endif
 #endif
@@ -73,7 +74,10 @@
 #include "impl/train/bucket/rebind.h"
 #include "impl/train/moe/api_moe.h"
 #include "impl/train/checkpoint.h"
+#include "impl/train/share.h"
+#include "impl/ps/api_life.h"
 #include "impl/ps/api_ps.h"
+#include "impl/ps/api_save.h"
 #endif
 #endif
 #endif
