@@ -93,8 +93,8 @@ typedef struct dcomm_buckets_opts {
     bool rebuild;   /* after the first step that is summed, build the buckets again in the order in
                        which rank 0's gradients became ready (default: no) */
     bool sharded;   /* use reduce-scatter: each rank gets only the result of its own shard of each
-                       bucket (ZeRO, stages 1 and 2). Not with codecs, not with `rebuild` (default:
-                       no) */
+                       bucket (ZeRO, stages 1 and 2). Not with feedback, not with codecs that choose
+                       from the whole tensor or "auto", not with `rebuild` (default: no) */
 
     /* ---- lossy compression ---- */
 
@@ -103,6 +103,11 @@ typedef struct dcomm_buckets_opts {
     size_t nrules;                       /* number of rules */
     const dcomm_feedback_opts *feedback; /* error feedback for each bucket with a codec, unless its
                                             rule says otherwise; copied (default: NULL, none) */
+
+    /* Spec of the codec for what dcomm_buckets_gather sends of floats, with `sharded`; copied. The
+     * owner's values are replaced by the decoded ones, too: keep the exact ones elsewhere, and
+     * write them to the values before each gather (docs/bucketing.md; default: exact). */
+    const char *value_codec;
 
     /* ---- the all-reduce of each bucket ---- */
 

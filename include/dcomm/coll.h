@@ -100,15 +100,21 @@ typedef struct dcomm_coll_opts {
      * operations is allowed). (default: NULL) */
     void *stream;
 
-    /* ---- lossy compression, of all-reduces of sums and averages of floats ---- */
+    /* ---- lossy compression, of floats: all-reduces and reduce-scatters of sums and averages, and
+     * all-gathers; docs/compressed-allreduce.md ---- */
 
     /* The codec that encodes everything that is sent. Tensors of fewer than 2,048 elements stay
-     * exact. The spec must be the same on every rank. The codec is in use until the operation is
-     * complete. Without feedback nothing is remembered from call to call: powersgd then starts
-     * each call from random columns. See docs/compressed-allreduce.md (default: NULL, exact). */
+     * exact (of a reduce-scatter or all-gather: all blocks together). Reduce-scatter and all-gather
+     * encode each block on its own, so they take no codec that chooses from the whole tensor
+     * (topk, threshold, randk, powersgd), and not auto. The owner of an all-gather's block gets the
+     * decoded values, too, so all ranks have the same bits. The spec must be the same on every
+     * rank. The codec is in use until the operation is complete. Without feedback nothing is
+     * remembered from call to call: powersgd then starts each call from random columns (default:
+     * NULL, exact). */
     const dcomm_codec *codec;
     /* Error feedback: it keeps the encoding's error and adds it to the next input. There is one
-     * state per tensor and rank, of `count` elements. It is in use until the operation is
+     * state per tensor and rank, of `count` elements; of a reduce-scatter, of the elements of all
+     * blocks (all variants but EF21). An all-gather takes none. It is in use until the operation is
      * complete. Its seed is used, and its codec if `codec` is NULL. It is committed when the
      * operation succeeds and becomes stale when it fails. Its residuals move to where the buffers
      * are, on a device or in host memory. A call may use a state while an earlier call with it is

@@ -215,3 +215,83 @@ Test(coded_plans, between_hosts, .timeout = 240)
         }
     }
 }
+
+/* ---- reduce-scatter and all-gather ---- */
+
+typedef struct half {
+    dcomm_coll coll;
+    int n, lanes;
+    size_t count; /* of a block; with listed blocks, of the longest */
+    int64_t chunk;
+    bool in_place;
+} half;
+
+static void check_half(const half *h)
+{
+    dcomm_plan *plan[MAX_N];
+    int host[MAX_N] = {0};
+    size_t counts[MAX_N], displs[MAX_N], at = 0;
+    dcommi_groups *groups = NULL;
+    const dcommi_coding coding = {.codec = &none, .max_bytes = with_head, .granule = 1, .hash = 1};
+    const bool listed = h->coll == DCOMM_COLL_REDUCE_SCATTERV || h->coll == DCOMM_COLL_ALLGATHERV;
+    for (int r = 0; r < h->n; r++) { /* one block is empty */
+        counts[r] = r == 1 ? 0 : h->count - h->count / 3 * (size_t)(r % 3);
+        displs[r] = at;
+        at += counts[r];
+    }
+    cr_assert_eq(dcommi_groups_of_hosts(host, h->n, &groups), DCOMM_OK);
+    dcommi_shape s = {.coll = h->coll,
+                      .nranks = h->n,
+                      .dtype = DCOMM_F32,
+                      .op = DCOMM_SUM,
+                      .count = listed ? 0 : h->count,
+                      .counts = listed ? counts : NULL,
+                      .displs = listed ? displs : NULL,
+                      .in_place = h->in_place,
+                      .lanes = h->lanes,
+                      .chunk_bytes = h->chunk,
+                      .groups = groups,
+                      .coding = &coding};
+    const dcommi_algo *algo = dcommi_coded_find(h->coll, "direct");
+    for (s.rank = 0; s.rank < h->n; s.rank++) {
+        cr_assert_eq(dcommi_plan_make(&s, algo, &plan[s.rank]), DCOMM_OK, "%s, %d ranks: %s",
+                     dcomm_coll_name(h->coll), h->n, dcomm_last_error());
+    }
+    dcomm_check_spec spec = {.coll = h->coll,
+                             .count = s.count,
+                             .counts = s.counts,
+                             .dtype = DCOMM_F32,
+                             .in_place = h->in_place,
+                             .rank_order = h->coll == DCOMM_COLL_REDUCE_SCATTER ||
+                                           h->coll == DCOMM_COLL_REDUCE_SCATTERV};
+    dcomm_check_report report;
+    cr_assert_eq(dcomm_plan_check((const dcomm_plan *const *)plan, h->n, &spec, &report), DCOMM_OK,
+                 "%s, %d ranks, %zu elements, chunk %" PRId64 ", %d lanes%s: %s",
+                 dcomm_coll_name(h->coll), h->n, h->count, h->chunk, h->lanes,
+                 h->in_place ? ", in place" : "", report.message);
+    for (int r = 0; r < h->n; r++) {
+        dcommi_free(plan[r]);
+    }
+    dcommi_groups_free(&groups);
+}
+
+Test(coded_plans, halves, .timeout = 240)
+{
+    static const dcomm_coll colls[] = {DCOMM_COLL_REDUCE_SCATTER, DCOMM_COLL_ALLGATHER,
+                                       DCOMM_COLL_REDUCE_SCATTERV, DCOMM_COLL_ALLGATHERV};
+    static const size_t counts[] = {1, 700, 4099};
+    int pick = 0;
+    for (int n = 2; n <= MAX_N; n += n < 7 || test_full()       ? 1
+                                     : DCOMM_TEST_RANK_STEP > 1 ? 60
+                                                                : 20) {
+        for (int k = 0; k < 4; k++, pick++) {
+            half h = {.coll = colls[k],
+                      .n = n,
+                      .lanes = 1 + pick % 3,
+                      .count = counts[n > 16 ? pick % 2 : pick % 3],
+                      .chunk = pick % 2 == 0 ? 640 : 0,
+                      .in_place = pick % 5 == 1};
+            check_half(&h);
+        }
+    }
+}

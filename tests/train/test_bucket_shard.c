@@ -111,6 +111,68 @@ Test(bucket_shard, equal_of_three, .timeout = 100)
     on(1, RANKS_LOCAL, 45, equal);
 }
 
+/* With codecs, the shards and the gathered values are those of the calls themselves. Codecs that
+ * round to nearest do not depend on the number of the call. */
+static int coded(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { ALL = 7005 };
+    static const char gradients[] = "qsgd:bits=4,rounding=nearest";
+    static const char values[] = "qsgd:bits=8,rounding=nearest";
+    static const size_t counts[3] = {3000, 5, 4000};
+    static float grad[ALL], value[ALL], sum[ALL], all[ALL], x[ALL];
+    (void)arg;
+    dcomm_comm *comm = join(rank, n, s);
+    dcomm_buckets *b = NULL;
+    dcomm_codec *codec = NULL, *value_codec = NULL;
+    dcomm_bucket_param params[3];
+    uint64_t seed = (uint64_t)rank + 1;
+    size_t at = 0, own = 0, mine = 0, shard[4], first, count;
+    for (size_t i = 0; i < ALL; i++) {
+        grad[i] = x[i] = (float)(ranks_random(&seed) % 1000) - 500;
+        value[i] = (float)i / 3;
+    }
+    for (int i = 0; i < 3; at += counts[i], i++) {
+        params[i] = (dcomm_bucket_param){
+            .count = counts[i], .dtype = DCOMM_F32, .grad = grad + at, .value = value + at};
+    }
+    const dcomm_buckets_opts opts = {.sharded = true, .codec = gradients, .value_codec = values};
+    RANKS_OK(dcomm_buckets_create(comm, params, 3, &opts, &b));
+    for (size_t i = 0; i < 3; i++) {
+        RANKS_OK(dcomm_param_mark_ready(b, i, NULL));
+    }
+    RANKS_OK(dcomm_buckets_wait(b));
+    for (size_t i = 0; i < 3; i++) {
+        RANKS_OK(dcomm_param_get_owned(b, i, &first, &count));
+        mine += count;
+    }
+    RANKS_OK(dcomm_allgather(comm, &mine, shard, 1, DCOMM_U64, NULL));
+    for (int r = 0; r < rank; r++) {
+        own += shard[r];
+    }
+    RANKS_OK(dcomm_codec_create(gradients, &codec));
+    RANKS_OK(dcomm_codec_create(values, &value_codec));
+    const dcomm_coll_opts with = {.codec = codec}, with_values = {.codec = value_codec};
+    RANKS_OK(dcomm_reduce_scatterv(comm, x, sum, shard, DCOMM_F32, DCOMM_AVG, &with));
+    PROCS_TRUE(memcmp(grad + own, sum, mine * sizeof *sum) == 0);
+    for (size_t i = own; i < own + mine; i++) { /* each rank updates its shard */
+        value[i] -= sum[i - own];
+    }
+    RANKS_OK(dcomm_allgatherv(comm, value + own, all, shard, NULL, DCOMM_F32, &with_values));
+    PROCS_TRUE(memcmp(all + own, value + own, mine * sizeof *all) != 0); /* rounded */
+    RANKS_OK(dcomm_buckets_gather(b));
+    PROCS_TRUE(memcmp(all, value, sizeof all) == 0);
+    dcomm_codec_destroy(&codec);
+    dcomm_codec_destroy(&value_codec);
+    RANKS_OK(dcomm_buckets_destroy(&b));
+    return ranks_leave(&comm);
+}
+
+Test(bucket_shard, coded, .timeout = 30)
+{
+    on(2, RANKS_LOCAL, 25, coded);
+    on(3, RANKS_LOCAL, 25, coded);
+}
+
 static void expect(dcomm_status got, const char *words)
 {
     PROCS_CHECK(got == DCOMM_ERR_INVALID && strstr(dcomm_last_error(), words) != NULL, "%s: %s",
@@ -132,9 +194,20 @@ static int refused(int rank, int n, procs_shared *s, void *arg)
     opts.rebuild = true;
     expect(dcomm_buckets_create(comm, params, 2, &opts, &b), "opts.sharded and opts.rebuild");
     opts.rebuild = false;
+    opts.codec = "topk:k=0.1";
+    expect(dcomm_buckets_create(comm, params, 2, &opts, &b), "takes codecs of blocks");
     opts.codec = "qsgd:bits=8";
-    expect(dcomm_buckets_create(comm, params, 2, &opts, &b), "no compressed form");
+    const dcomm_feedback_opts feedback = {.scale = true};
+    opts.feedback = &feedback;
+    expect(dcomm_buckets_create(comm, params, 2, &opts, &b), "with feedback");
     opts.codec = NULL;
+    opts.feedback = NULL;
+    opts.value_codec = "topk:k=0.1";
+    expect(dcomm_buckets_create(comm, params, 2, &opts, &b), "opts.value_codec");
+    opts.value_codec = rank == 0 ? "qsgd:bits=8" : NULL;
+    PROCS_TRUE(dcomm_buckets_create(comm, params, 2, &opts, &b) == DCOMM_ERR_MISMATCH);
+    PROCS_TRUE(strstr(dcomm_last_error(), "opts.value_codec") != NULL);
+    opts.value_codec = NULL;
     params[0].value = params[1].value = rank == 0 ? x : NULL;
     PROCS_TRUE(dcomm_buckets_create(comm, params, 2, &opts, &b) == DCOMM_ERR_MISMATCH);
     PROCS_TRUE(strstr(dcomm_last_error(), "opts.values") != NULL);

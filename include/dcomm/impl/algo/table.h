@@ -5,6 +5,7 @@
 
 #include "alltoall.h"
 #include "bruck_v.h"
+#include "coded/halves.h"
 #include "coded/hier.h"
 #include "coded/linear.h"
 #include "coded/sparse.h"
@@ -187,6 +188,18 @@ static const dcommi_algo dcommi_coded_table[] = {
     {"coded_linear", DCOMM_COLL_ALLREDUCE, dcommi_coded_linear, false, NULL,
      "one or two exact all-reduces of an encoding, for randk and powersgd",
      "Vogels, Karimireddy and Jaggi 2019 (PowerSGD)"},
+    {"coded_direct", DCOMM_COLL_REDUCE_SCATTER, dcommi_coded_reduce_scatter, true, NULL,
+     "1 step; N-1 encodings of a block per rank, one rounding",
+     "Wang et al. 2023 (ZeRO++)"},
+    {"coded_direct", DCOMM_COLL_REDUCE_SCATTERV, dcommi_coded_reduce_scatter, true, NULL,
+     "1 step; encodings of all blocks but one per rank, one rounding",
+     "Wang et al. 2023 (ZeRO++)"},
+    {"coded_direct", DCOMM_COLL_ALLGATHER, dcommi_coded_gather, true, NULL,
+     "1 step; N-1 times the encoding of a block per rank, one rounding",
+     "Wang et al. 2023 (ZeRO++)"},
+    {"coded_direct", DCOMM_COLL_ALLGATHERV, dcommi_coded_gather, true, NULL,
+     "1 step; N-1 times the encoding of the own block per rank, one rounding",
+     "Wang et al. 2023 (ZeRO++)"},
 };
 
 enum { DCOMMI_CODED_COUNT = sizeof dcommi_coded_table / sizeof dcommi_coded_table[0] };

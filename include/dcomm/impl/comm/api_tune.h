@@ -80,8 +80,6 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
     const dcommi_algo *algo = NULL;
     DCOMMI_TRY(
         dcommi_shape_begin(&fake, spec->coll, spec->count, spec->dtype, op, spec->root, opts, &s));
-    dcommi_coding coding;
-    DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
     s.in_place = spec->in_place;
     s.rank_order = s.rank_order || (spec->rank_order && dcommi_coll_folds(spec->coll));
     size_t *counts = NULL;
@@ -99,7 +97,9 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
         }
     }
     dcommi_groups *groups = NULL;
-    dcomm_status status = dcommi_groups_of_hosts(spec->hosts, nranks, &groups);
+    dcommi_coding coding;
+    dcomm_status status = dcommi_coded_begin(&s, opts, &coding);
+    DCOMMI_THEN(status, dcommi_groups_of_hosts(spec->hosts, nranks, &groups));
     s.groups = groups;
     if (status >= 0) {
         status = dcommi_algo_pick(&s, opts->algo, false, NULL, &algo);

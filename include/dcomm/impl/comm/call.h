@@ -65,9 +65,11 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
                            name, opts->stream == NULL ? "opts.stream" : "opts.premul_p");
     }
     if (DCOMMI_UNLIKELY((opts->codec != NULL || opts->feedback != NULL) &&
-                        coll != DCOMM_COLL_ALLREDUCE)) {
+                        dcommi_algo_number(true, coll, 0) == NULL)) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "%s has no compressed form; only all-reduce has one", name);
+                           "%s has no compressed form; all-reduce, reduce-scatter and all-gather "
+                           "have one",
+                           name);
     }
     dcommi_zero(s, sizeof *s);
     s->coll = coll;
@@ -194,7 +196,7 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
     dcomm_plan *plan = NULL, *inner = NULL;
     if (dcommi_call_factored(s)) { /* this plan contains the plan of the sum itself */
         dcommi_shape sum = *s;
-        sum.in_place = s->coding != NULL;
+        sum.in_place = s->coding != NULL && s->coll == DCOMM_COLL_ALLREDUCE;
         if (s->coding != NULL) {
             sum.dtype = DCOMM_F32;
             sum.op = s->op == DCOMM_PREMUL_SUM ? DCOMM_SUM : s->op;

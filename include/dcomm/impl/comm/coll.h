@@ -14,8 +14,7 @@ static bool dcommi_output_inside(const dcommi_shape *s, const void *in, const vo
     size_t at = s->displs != NULL ? s->displs[s->rank] : s->count * (size_t)s->rank;
     bool takes = s->coll == DCOMM_COLL_REDUCE_SCATTER || s->coll == DCOMM_COLL_REDUCE_SCATTERV ||
                  s->coll == DCOMM_COLL_SCATTER || s->coll == DCOMM_COLL_SCATTERV;
-    return takes && in != NULL &&
-           (const char *)in + dcommi_shape_bytes(s, at) == (const char *)out;
+    return takes && in != NULL && (const char *)in + dcommi_shape_bytes(s, at) == (const char *)out;
 }
 
 /* Check the buffers of a call, which are where the plan expects them, and run the call. */
@@ -28,6 +27,8 @@ static dcomm_status dcommi_call_placed(dcomm_comm *comm, dcommi_shape *s, const 
     DCOMMI_TRY(dcommi_check_buffer(s, "sendbuf", in, in_bytes));
     DCOMMI_TRY(dcommi_check_buffer(s, "recvbuf", out, out_bytes));
     s->in_place = in_place && out != NULL;
+    s->apart = s->dtype != DCOMM_F32 || s->op == DCOMM_PREMUL_SUM || (uintptr_t)in % 4 != 0 ||
+               (uintptr_t)out % 4 != 0;
     const bool one = in_place || dcommi_output_inside(s, in, out);
     DCOMMI_TRY(dcommi_check_overlap(s, in, one ? 0 : in_bytes, out, out_bytes));
     return dcommi_collective(comm, s, in, out, -1, opts, request_p);
@@ -112,6 +113,8 @@ static inline dcomm_status dcommi_call_often(dcomm_comm *comm, dcomm_coll coll, 
     }
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, root, opts, &s));
+    dcommi_coding coding;
+    DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
     bool in_place =
         dcommi_buffers_find(comm, coll, root, (size_t)dcommi_shape_bytes(&s, count), &in, &out);
     return dcommi_call_placed(comm, &s, in, out, in_place, opts, request_p);
@@ -138,8 +141,6 @@ static dcomm_status dcommi_allreduce(dcomm_comm *comm, const void *sendbuf, void
     dcommi_coding coding;
     DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
     bool in_place = dcommi_buffers_find(comm, s.coll, 0, 0, &sendbuf, &recvbuf);
-    s.apart = dtype != DCOMM_F32 || op == DCOMM_PREMUL_SUM || (uintptr_t)sendbuf % 4 != 0 ||
-              (uintptr_t)recvbuf % 4 != 0;
     return dcommi_call_placed(comm, &s, sendbuf, recvbuf, in_place, opts, request_p);
 }
 
@@ -242,8 +243,9 @@ static dcomm_status dcommi_call_blocks(dcomm_comm *comm, dcomm_coll coll, const 
         s.displs = displs;
         own = dcommi_shape_bytes(&s, displs[comm->rank]);
     }
-    dcomm_status status = DCOMM_OK;
-    if (in == DCOMM_IN_PLACE && !at_root) {
+    dcommi_coding coding;
+    dcomm_status status = dcommi_coded_begin(&s, opts, &coding);
+    if (status >= 0 && in == DCOMM_IN_PLACE && !at_root) {
         status = dcommi_fail(DCOMM_ERR_INVALID, "%s: only the root, rank %d, works in place",
                              dcomm_coll_name(coll), root);
     } else if (in == DCOMM_IN_PLACE && !gathers && out != NULL) { /* `out` is the whole buffer */
@@ -251,7 +253,7 @@ static dcomm_status dcommi_call_blocks(dcomm_comm *comm, dcomm_coll coll, const 
         out = (uint8_t *)out + own;
     }
     in = scatters && !at_root ? NULL : in;
-    if (status == DCOMM_OK) {
+    if (status >= 0) {
         status = dcommi_call_buffers(comm, &s, in, out, gathers ? own : 0, gathers && at_root, opts,
                                      request_p);
     }

@@ -80,8 +80,8 @@ static dcommi_call_key dcommi_shape_key(const dcommi_shape *s, const dcomm_coll_
                         (uint64_t)s->coding->variant << 3 | (uint64_t)s->coding->clips << 4;
     }
     if (s->counts != NULL) {
-        key.counts[0] = 1;
-        key.counts[1] = 2;
+        key.counts[0] += 1; /* to the codec's */
+        key.counts[1] += 2;
         dcommi_mix_counts(key.counts, s->counts, s->nranks);
         dcommi_mix_counts(key.counts, s->displs, s->nranks);
         dcommi_mix_counts(key.counts, s->send_counts, s->nranks);

@@ -22,20 +22,25 @@
 #define DCOMMI_CODED_TRACKS 2        /* by default */
 #define DCOMMI_CODED_CHUNKS 16384    /* chunks of a buffer, at most: each needs words and tags */
 
-/* A buffer cut into blocks of chunks, and the room for the encoding of a chunk. */
+/* A tensor cut into blocks of chunks, and the room for the encoding of a chunk. */
 typedef struct dcommi_coded_cut {
     const dcommi_shape *s;
     dcomm_builder *b;
     int64_t total, block, chunk, chunks; /* bytes of f32; a block has `chunks` of them */
     int64_t encoded, stride;             /* bytes: longest encoding of a chunk; a slot */
+    int64_t before;                      /* bytes of the tensor that lie before the input */
+    /* Blocks of the caller's, of any length (halves.h): from `offsets` and `lengths` on, the table
+     * has where they begin and how long they are, in elements. */
+    bool listed;
+    int64_t offsets, lengths;
 } dcommi_coded_cut;
 
-static inline dcommi_coded_cut dcommi_coded_cut_make(const dcommi_shape *s, dcomm_builder *b,
-                                                     int64_t nblocks)
+/* Cut blocks of at most `share` bytes, of a tensor of `total`. */
+static inline dcommi_coded_cut dcommi_coded_cut_of(const dcommi_shape *s, dcomm_builder *b,
+                                                   int64_t total, int64_t share)
 {
-    dcommi_coded_cut k = {.s = s, .b = b, .total = dcommi_shape_bytes(s, s->count), .chunks = 1};
+    dcommi_coded_cut k = {.s = s, .b = b, .total = total, .chunks = 1};
     const dcommi_coding *coding = s->coding;
-    int64_t share = dcommi_ceil_div(k.total, nblocks);
     int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_CODED_CHUNK;
     wanted = dcommi_max64(wanted, dcommi_ceil_div(k.total, DCOMMI_CODED_CHUNKS));
     if (!coding->whole) {
@@ -60,6 +65,14 @@ static inline dcommi_coded_cut dcommi_coded_cut_make(const dcommi_shape *s, dcom
     b->head.codec_encode = coding->cost_encode;
     b->head.codec_decode = coding->cost_decode;
     return k;
+}
+
+/* Cut an all-reduce's tensor into equal blocks. */
+static inline dcommi_coded_cut dcommi_coded_cut_make(const dcommi_shape *s, dcomm_builder *b,
+                                                     int64_t nblocks)
+{
+    int64_t total = dcommi_shape_bytes(s, s->count);
+    return dcommi_coded_cut_of(s, b, total, dcommi_ceil_div(total, nblocks));
 }
 
 /* One track: every `step`-th chunk from `first` on. */
@@ -100,10 +113,20 @@ static inline dcomm_operand dcommi_coded_piece(const dcommi_coded_track *t, dcom
                                                int u, dcommi_turn turn)
 {
     const dcommi_coded_cut *k = t->k;
-    dcomm_expr offset = dcomm_modular(k->block, turn.index, turn.depth, turn.coef, k->s->nranks);
-    offset = dcomm_plus(offset, k->chunk * t->first);
-    dcomm_operand o = dcomm_at(space, dcomm_plus_loop(offset, u, k->chunk * t->step), k->chunk);
-    o.clip = k->total;
+    int64_t n = k->s->nranks, at = k->chunk * t->first, step = k->chunk * t->step;
+    dcomm_expr offset = dcomm_modular(k->block, turn.index, turn.depth, turn.coef, n);
+    if (k->listed) {
+        offset = dcomm_lookup(k->offsets, turn.index, turn.depth, turn.coef, n);
+        offset.scale = sizeof(float);
+    }
+    dcomm_operand o = dcomm_at(space, dcomm_plus_loop(dcomm_plus(offset, at), u, step), k->chunk);
+    if (k->listed) {
+        dcomm_expr length = dcomm_lookup(k->lengths, turn.index, turn.depth, turn.coef, n);
+        length.scale = sizeof(float);
+        o.length = dcomm_plus_loop(dcomm_plus(length, -at), u, -step);
+    } else {
+        o.clip = k->total;
+    }
     return o;
 }
 
@@ -201,15 +224,19 @@ static inline void dcommi_coded_encode(const dcommi_coded_track *t, int lane,
     step->word = (int32_t)slots->word;
     step->value = dcommi_coded_turn(t, slots->n, u, index, v, per);
     step->index = dcommi_coded_number(src.offset);
+    src.offset = dcomm_plus(src.offset, -k->before);
     dcommi_build_sources(k->b, step, &src, 1);
 }
 
+/* Decode into a piece of the output. before: bytes of the tensor that lie before the output. */
 static inline void dcommi_coded_decode(dcomm_builder *b, int lane, dcomm_operand dst,
-                                       const dcomm_operand *src, size_t n, unsigned flags)
+                                       int64_t before, const dcomm_operand *src, size_t n,
+                                       unsigned flags)
 {
     dcomm_step *step = dcommi_build_step(b, lane, DCOMM_STEP_DECODE);
     if (step != NULL) {
         step->dst = dst;
+        step->dst.offset = dcomm_plus(dst.offset, -before);
         step->index = dcommi_coded_number(dst.offset);
         step->flags = (uint8_t)flags;
         dcommi_build_sources(b, step, src, n);
@@ -329,14 +356,16 @@ static inline dcomm_status dcommi_coded_able(const dcommi_shape *s, const dcomm_
 
 /* ---- all-gather of encodings ---- */
 
-static void dcommi_coded_allgather_track(const dcommi_coded_track *t, int64_t tag)
+/* Send an encoding of block `turn` of the input to all. Add up all ranks' encodings or, if
+ * `apart`, decode each into its rank's block. */
+static void dcommi_coded_allgather_track(const dcommi_coded_track *t, int64_t tag, dcommi_turn turn,
+                                         bool apart)
 {
     dcomm_builder *b = t->k->b;
     int64_t n = t->k->s->nranks;
     dcommi_coded_slots slots = dcommi_coded_slots_make(t, n);
     uint16_t encoded = dcomm_build_counter(b), sent = dcomm_build_counter(b);
     uint16_t received = dcomm_build_counter(b), added = dcomm_build_counter(b);
-    dcommi_turn whole = dcommi_turn_at(0);
 
     int lane = t->lane;
     dcommi_coded_credit(t, lane, sent);
@@ -344,7 +373,7 @@ static void dcommi_coded_allgather_track(const dcommi_coded_track *t, int64_t ta
     int u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
     dcommi_coded_room_for(t, lane, sent, u);
     dcommi_coded_room_for(t, lane, added, u);
-    dcommi_coded_encode(t, lane, &slots, u, n - 1, u, 0, whole);
+    dcommi_coded_encode(t, lane, &slots, u, n - 1, u, 0, turn);
     dcommi_coded_count(t, lane, encoded, 1);
     dcomm_build_end(b, lane);
 
@@ -355,10 +384,19 @@ static void dcommi_coded_allgather_track(const dcommi_coded_track *t, int64_t ta
     u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
     dcommi_coded_after(t, lane, encoded, u);
     dcommi_coded_after(t, lane, received, u);
-    dcomm_operand all[2];
-    size_t count = dcommi_coded_all(t, &slots, u, all);
-    dcommi_coded_decode(b, lane, dcommi_coded_piece(t, DCOMM_SPACE_OUT, u, whole), all, count,
-                        DCOMM_STEP_FINAL);
+    if (apart) { /* slot n-1 is this rank's own */
+        int d = dcomm_build_loop(b, lane, dcomm_const(n));
+        dcomm_operand theirs = dcommi_coded_held(t, &slots, u, 0, d, 1);
+        dcommi_turn block = dcommi_others(t->k->s, d);
+        dcommi_coded_decode(b, lane, dcommi_coded_piece(t, DCOMM_SPACE_OUT, u, block), 0, &theirs,
+                            1, 0);
+        dcomm_build_end(b, lane);
+    } else {
+        dcomm_operand all[2];
+        size_t count = dcommi_coded_all(t, &slots, u, all);
+        dcommi_coded_decode(b, lane, dcommi_coded_piece(t, DCOMM_SPACE_OUT, u, turn), 0, all, count,
+                            DCOMM_STEP_FINAL);
+    }
     dcommi_coded_count(t, lane, added, 1);
     dcomm_build_end(b, lane);
 }
@@ -371,7 +409,7 @@ static dcomm_status dcommi_coded_allgather(const dcommi_shape *s, dcomm_builder 
     int64_t tag = dcomm_build_tags(b, k.chunks);
     for (int i = 0; i < tracks; i++) {
         dcommi_coded_track t = dcommi_coded_track_make(&k, i, tracks, 4);
-        dcommi_coded_allgather_track(&t, tag);
+        dcommi_coded_allgather_track(&t, tag, dcommi_turn_at(0), false);
     }
     return b->status;
 }
@@ -403,6 +441,32 @@ static void dcommi_coded_owner(const dcommi_coded_track *t, int lane, int u,
     dcommi_build_sources(b, step, src, n);
 }
 
+/* Build the first three lanes of a track: encode all blocks, send each to its owner, receive this
+ * rank's block of the others. The counters are those of chunks encoded, sent, received, and of
+ * vacant slots of `in`. */
+static void dcommi_coded_exchange(const dcommi_coded_track *t, const dcommi_coded_slots *out,
+                                  const dcommi_coded_slots *in, const uint16_t counter[4],
+                                  int64_t tag)
+{
+    const dcommi_shape *s = t->k->s;
+    dcomm_builder *b = t->k->b;
+    int64_t n = s->nranks;
+    int lane = t->lane;
+    dcommi_coded_credit(t, lane, counter[1]);
+    dcommi_coded_credit(t, lane, counter[3]);
+    int u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
+    dcommi_coded_room_for(t, lane, counter[1], u);
+    int d = dcomm_build_loop(b, lane, dcomm_const(n - 1));
+    dcommi_coded_encode(t, lane, out, u, 0, d, 1, dcommi_others(s, d));
+    dcomm_build_end(b, lane);
+    dcommi_coded_room_for(t, lane, counter[3], u);
+    dcommi_coded_encode(t, lane, in, u, n - 1, u, 0, dcommi_turn_at(s->rank));
+    dcommi_coded_count(t, lane, counter[0], 1);
+    dcomm_build_end(b, lane);
+    dcommi_coded_sender(t, lane + 1, out, -1, counter[0], counter[1], tag);
+    dcommi_coded_receiver(t, lane + 2, in, counter[3], counter[2], tag);
+}
+
 static void dcommi_coded_two_shot_track(const dcommi_coded_track *t, int64_t tag, int64_t tag2)
 {
     const dcommi_shape *s = t->k->s;
@@ -417,25 +481,11 @@ static void dcommi_coded_two_shot_track(const dcommi_coded_track *t, int64_t tag
     uint16_t vacant = dcomm_build_counter(b), returned = dcomm_build_counter(b);
     uint16_t arrived = dcomm_build_counter(b), decoded = dcomm_build_counter(b);
 
-    int lane = t->lane;
-    dcommi_coded_credit(t, lane, sent);
-    dcommi_coded_credit(t, lane, vacant);
-    int u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
-    dcommi_coded_room_for(t, lane, sent, u);
-    int d = dcomm_build_loop(b, lane, dcomm_const(n - 1));
-    dcommi_coded_encode(t, lane, &out, u, 0, d, 1, dcommi_others(s, d));
-    dcomm_build_end(b, lane);
-    dcommi_coded_room_for(t, lane, vacant, u);
-    dcommi_coded_encode(t, lane, &in, u, n - 1, u, 0, dcommi_turn_at(s->rank));
-    dcommi_coded_count(t, lane, encoded, 1);
-    dcomm_build_end(b, lane);
+    dcommi_coded_exchange(t, &out, &in, (const uint16_t[]){encoded, sent, received, vacant}, tag);
 
-    dcommi_coded_sender(t, lane + 1, &out, -1, encoded, sent, tag);
-    dcommi_coded_receiver(t, lane + 2, &in, vacant, received, tag);
-
-    lane = t->lane + 3;
+    int lane = t->lane + 3;
     dcommi_coded_credit(t, lane, returned);
-    u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
+    int u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
     dcommi_coded_after(t, lane, encoded, u);
     dcommi_coded_after(t, lane, received, u);
     dcommi_coded_room_for(t, lane, returned, u);
@@ -446,7 +496,7 @@ static void dcommi_coded_two_shot_track(const dcommi_coded_track *t, int64_t tag
     }
     dcomm_operand own = dcommi_coded_held(t, &sums, u, 0, u, 0);
     dcommi_coded_decode(b, lane, dcommi_coded_piece(t, DCOMM_SPACE_OUT, u, dcommi_turn_at(s->rank)),
-                        &own, 1, 0);
+                        0, &own, 1, 0);
     dcomm_build_end(b, lane);
 
     dcommi_coded_sender(t, lane + 1, &sums, 0, added, returned, tag2);
@@ -456,9 +506,9 @@ static void dcommi_coded_two_shot_track(const dcommi_coded_track *t, int64_t tag
     dcommi_coded_credit(t, lane, decoded);
     u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
     dcommi_coded_after(t, lane, arrived, u);
-    d = dcomm_build_loop(b, lane, dcomm_const(n - 1));
+    int d = dcomm_build_loop(b, lane, dcomm_const(n - 1));
     dcomm_operand theirs = dcommi_coded_held(t, &results, u, 0, d, 1);
-    dcommi_coded_decode(b, lane, dcommi_coded_piece(t, DCOMM_SPACE_OUT, u, dcommi_others(s, d)),
+    dcommi_coded_decode(b, lane, dcommi_coded_piece(t, DCOMM_SPACE_OUT, u, dcommi_others(s, d)), 0,
                         &theirs, 1, 0);
     dcomm_build_end(b, lane);
     if (t->reuses) {

@@ -92,7 +92,7 @@ static dcomm_status dcommi_coded_linear(const dcommi_shape *s, dcomm_builder *b)
         }
         dcommi_coded_linear_sum(s, b, group, at + part[0], part[1] - part[0]);
     }
-    dcommi_coded_decode(b, 0, dcomm_span(DCOMM_SPACE_OUT, 0, total), &wire, 1, DCOMM_STEP_FINAL);
+    dcommi_coded_decode(b, 0, dcomm_span(DCOMM_SPACE_OUT, 0, total), 0, &wire, 1, DCOMM_STEP_FINAL);
     return b->status;
 }
 

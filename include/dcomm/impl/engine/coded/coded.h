@@ -137,6 +137,17 @@ static const dcomm_codec *dcommi_coded_codec_of(const dcomm_coll_opts *opts)
     return opts->feedback != NULL ? dcomm_feedback_codec(opts->feedback) : opts->codec;
 }
 
+/* Return the elements of the tensor that a call compresses: in a reduce-scatter and an all-gather
+ * those of all blocks. */
+static size_t dcommi_coded_elements(const dcommi_shape *s)
+{
+    size_t count = s->coll == DCOMM_COLL_ALLREDUCE ? s->count : s->count * (size_t)s->nranks;
+    for (int r = 0; s->counts != NULL && r < s->nranks; r++) {
+        count += s->counts[r];
+    }
+    return count;
+}
+
 /* Describe a call's codec: for its algorithm, and for the ranks to agree on. */
 static dcomm_status dcommi_coding_of(const dcomm_coll_opts *opts, size_t count,
                                      dcommi_coding *coding)
@@ -173,12 +184,25 @@ static dcomm_status dcommi_coded_check_feedback(const dcommi_shape *s, const dco
     if (fb == NULL) {
         return DCOMM_OK;
     }
-    if (fb->count != s->count ||
+    const size_t count = dcommi_coded_elements(s);
+    if (!dcommi_coll_folds(s->coll)) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "%s: opts.feedback is for sums; what an all-gather's codec drops is not "
+                           "sent again, because the next call sends the numbers anew",
+                           dcomm_coll_name(s->coll));
+    }
+    if (s->coll != DCOMM_COLL_ALLREDUCE && fb->opts.variant == DCOMM_FEEDBACK_EF21) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "%s cannot run with EF21: a rank would have the estimate of its block "
+                           "alone, and EF21 needs that of the whole tensor",
+                           dcomm_coll_name(s->coll));
+    }
+    if (fb->count != count ||
         (opts->codec != NULL && strcmp(opts->codec->spec, fb->codec->spec) != 0)) {
         return dcommi_fail(DCOMM_ERR_INVALID,
                            "%s: opts.feedback was made for %zu elements and codec %s; the call has "
                            "%zu elements and %s",
-                           dcomm_coll_name(s->coll), fb->count, fb->codec->spec, s->count,
+                           dcomm_coll_name(s->coll), fb->count, fb->codec->spec, count,
                            opts->codec != NULL ? opts->codec->spec : "the same codec");
     }
     /* A call behind another one on the same stream is checked when that has ended and this one
@@ -205,8 +229,27 @@ static bool dcommi_coded_op(dcomm_op op)
 static bool dcommi_coded_wanted(const dcommi_shape *s, const dcomm_coll_opts *opts)
 {
     bool named = opts->algo != NULL && dcommi_coded_find(s->coll, opts->algo) != NULL;
-    return s->nranks > 1 && s->count > 0 && s->dtype <= DCOMM_BF16 &&
-           (named || s->count >= DCOMMI_CODED_MIN);
+    return s->nranks > 1 && dcommi_coded_elements(s) > 0 && s->dtype <= DCOMM_BF16 &&
+           (named || dcommi_coded_elements(s) >= DCOMMI_CODED_MIN);
+}
+
+/* Return true if a codec can encode each block of a reduce-scatter or all-gather on its own. */
+static bool dcommi_coded_by_block(const dcomm_codec *codec)
+{
+    return !codec->automatic && !dcommi_codec_has(codec, DCOMMI_CODEC_SPARSE | DCOMMI_CODEC_LINEAR);
+}
+
+static dcomm_status dcommi_coded_check_blocks(const dcommi_shape *s, const dcomm_codec *codec)
+{
+    if (!dcommi_coded_by_block(codec)) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "%s cannot use codec %.64s: %s; take a codec of blocks, such as qsgd",
+                           dcomm_coll_name(s->coll), dcomm_codec_spec(codec),
+                           codec->automatic ? "auto decides about all-reduces alone"
+                                            : "it chooses what to send from the whole tensor, and "
+                                              "here each block is encoded on its own");
+    }
+    return DCOMM_OK;
 }
 
 /* Give a shape its codec, if one is to be used. */
@@ -223,8 +266,11 @@ static dcomm_status dcommi_coded_begin(dcommi_shape *s, const dcomm_coll_opts *o
                            "%s: a codec cannot compress operator %s, only sums and averages",
                            dcomm_coll_name(s->coll), dcomm_op_name(s->op));
     }
+    if (s->coll != DCOMM_COLL_ALLREDUCE) {
+        DCOMMI_TRY(dcommi_coded_check_blocks(s, dcommi_coded_codec_of(opts)));
+    }
     if (dcommi_coded_wanted(s, opts)) {
-        DCOMMI_TRY(dcommi_coding_of(opts, s->count, coding));
+        DCOMMI_TRY(dcommi_coding_of(opts, dcommi_coded_elements(s), coding));
         s->coding = coding;
     }
     return DCOMM_OK;

@@ -36,6 +36,7 @@ static void dcommi_bkt_take_opts(dcomm_buckets *b, const dcomm_buckets_opts *opt
 {
     b->opts = *opts;
     b->opts.codec = NULL;
+    b->opts.value_codec = NULL;
     b->opts.rules = NULL;
     b->opts.feedback = NULL;
     b->opts.bucket_bytes = opts->bucket_bytes > 0 ? opts->bucket_bytes : DCOMMI_BKT_BYTES;
@@ -109,6 +110,7 @@ static void dcommi_bkt_free(dcomm_buckets *b)
     for (size_t i = 0; b->kept != NULL && i < b->opts.trace_steps; i++) {
         dcommi_free(b->kept[i].ready);
     }
+    dcomm_codec_destroy(&b->value_codec);
     dcommi_bkt_close_looks(b);
     dcommi_bkt_close_devices(b);
     dcommi_free(b->kept);

@@ -15,8 +15,9 @@ static dcomm_status dcommi_bkt_check_opts(const dcomm_buckets_opts *o)
         o->nrules > 0 && o->rules == NULL ? "opts.rules is NULL and opts.nrules is not 0"
         : o->sum + o->weighted + o->predivide > 1
             ? "opts.sum and opts.weighted and opts.predivide exclude each other"
-        : c->premul != 0 || c->premul_p != NULL || c->codec != NULL || c->feedback != NULL || c->codec_step != 0 ||
-                c->codec_report != NULL || c->codec_ledger != NULL || c->stream != NULL
+        : c->premul != 0 || c->premul_p != NULL || c->codec != NULL || c->feedback != NULL ||
+                c->codec_step != 0 || c->codec_report != NULL || c->codec_ledger != NULL ||
+                c->stream != NULL
             ? "opts.coll has a codec, a feedback, a report, a ledger, a stream or a factor; "
               "buckets have their own"
         : o->sharded && o->rebuild
@@ -210,11 +211,15 @@ static dcomm_status dcommi_bkt_take_param(dcomm_buckets *b, const dcomm_buckets_
                            dcomm_last_error());
     }
     const dcomm_codec *codec = b->kinds[p->kind].codec;
-    if (o->sharded && codec != NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_buckets_create: parameter %zu, \"%s\", has codec %s, and "
-                           "opts.sharded sums by reduce-scatter, which has no compressed form",
-                           number, p->name, dcomm_codec_spec(codec));
+    if (o->sharded && codec != NULL &&
+        (b->kinds[p->kind].has_feedback || !dcommi_coded_by_block(codec))) {
+        return dcommi_fail(
+            DCOMM_ERR_INVALID,
+            "dcomm_buckets_create: parameter %zu, \"%s\", has codec %s%s, and "
+            "opts.sharded sums by reduce-scatter, which takes codecs of blocks, such "
+            "as qsgd, without feedback",
+            number, p->name, dcomm_codec_spec(codec),
+            b->kinds[p->kind].has_feedback ? " with feedback" : "");
     }
     if (o->sharded && number > 0 && b->has_values != (given->value != NULL)) {
         return dcommi_fail(
@@ -235,6 +240,21 @@ static dcomm_status dcommi_bkt_take_param(dcomm_buckets *b, const dcomm_buckets_
     return dcommi_bkt_check_place(b, o, p);
 }
 
+/* Make the codec of dcomm_buckets_gather. */
+static dcomm_status dcommi_bkt_take_value_codec(dcomm_buckets *b, const dcomm_buckets_opts *o)
+{
+    if (o->value_codec == NULL) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcomm_codec_create(o->value_codec, &b->value_codec));
+    return o->sharded && dcommi_coded_by_block(b->value_codec)
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_create: opts.value_codec is %s; %s",
+                             dcomm_codec_spec(b->value_codec),
+                             o->sharded ? "an all-gather takes codecs of blocks, such as qsgd"
+                                        : "it is for opts.sharded");
+}
+
 /* Check and copy all that the caller registers. */
 static dcomm_status dcommi_bkt_take(dcomm_buckets *b, const dcomm_bucket_param *params,
                                     const dcomm_buckets_opts *o)
@@ -248,6 +268,7 @@ static dcomm_status dcommi_bkt_take(dcomm_buckets *b, const dcomm_bucket_param *
     for (size_t i = 0; i < b->nparams; i++) {
         DCOMMI_TRY(dcommi_bkt_take_param(b, o, &params[i], &b->params[i]));
     }
+    DCOMMI_TRY(dcommi_bkt_take_value_codec(b, o));
     bool coded = o->codec != NULL || o->nrules > 0;
     for (size_t i = 0; i < b->nkinds && !coded; i++) {
         coded = b->kinds[i].codec != NULL;

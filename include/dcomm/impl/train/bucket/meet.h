@@ -5,6 +5,11 @@
 
 #include "layout.h"
 
+static uint64_t dcommi_bkt_value_codec_hash(const dcomm_buckets *b)
+{
+    return b->value_codec != NULL ? dcommi_mix_text(1, dcomm_codec_spec(b->value_codec)) : 0;
+}
+
 /* The options that all ranks must set alike. */
 #define DCOMMI_BKT_OPTIONS(X)                                \
     X(bucket_bytes, b->opts.bucket_bytes)                    \
@@ -15,6 +20,7 @@
     X(rebuild, b->opts.rebuild)                              \
     X(sharded, b->opts.sharded)                              \
     X(values, b->has_values)                                 \
+    X(value_codec, dcommi_bkt_value_codec_hash(b))           \
     X(feedback, b->has_feedback)                             \
     X(feedback->variant, b->feedback_opts.variant)           \
     X(feedback->bf16, b->feedback_opts.bf16)                 \

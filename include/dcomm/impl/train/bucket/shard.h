@@ -40,6 +40,10 @@ static dcomm_status dcommi_bkt_gather(dcomm_buckets *b, dcommi_bkt *k)
 {
     dcomm_coll_opts opts = {.timeout_s = b->opts.coll.timeout_s};
     size_t own = 0;
+    if (b->value_codec != NULL && b->kinds[k->kind].dtype <= DCOMM_BF16) {
+        opts.codec = b->value_codec;
+        opts.codec_seed = b->opts.coll.codec_seed;
+    }
     for (int r = 0; r < b->rank; r++) {
         own += k->shards[r];
     }

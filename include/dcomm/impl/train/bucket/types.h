@@ -136,7 +136,8 @@ struct dcomm_buckets {
     dcomm_buckets_opts opts; /* without the caller's pointers */
     dcomm_feedback_opts feedback_opts;
     bool has_feedback, has_values;
-    char *names; /* all of them */
+    dcomm_codec *value_codec; /* of dcomm_buckets_gather; NULL: exact */
+    char *names;              /* all of them */
     dcommi_bkt_param *params;
     size_t nparams, bytes;
     dcommi_bkt_kind *kinds;
