@@ -2092,15 +2092,21 @@ typedef struct dcomm_coll_opts {
      * operations is allowed). (default: NULL) */
     void *stream;
 
-    /* ---- lossy compression, of all-reduces of sums and averages of floats ---- */
+    /* ---- lossy compression, of floats: all-reduces and reduce-scatters of sums and averages, and
+     * all-gathers; docs/compressed-allreduce.md ---- */
 
     /* The codec that encodes everything that is sent. Tensors of fewer than 2,048 elements stay
-     * exact. The spec must be the same on every rank. The codec is in use until the operation is
-     * complete. Without feedback nothing is remembered from call to call: powersgd then starts
-     * each call from random columns. See docs/compressed-allreduce.md (default: NULL, exact). */
+     * exact (of a reduce-scatter or all-gather: all blocks together). Reduce-scatter and all-gather
+     * encode each block on its own, so they take no codec that chooses from the whole tensor
+     * (topk, threshold, randk, powersgd), and not auto. The owner of an all-gather's block gets the
+     * decoded values, too, so all ranks have the same bits. The spec must be the same on every
+     * rank. The codec is in use until the operation is complete. Without feedback nothing is
+     * remembered from call to call: powersgd then starts each call from random columns (default:
+     * NULL, exact). */
     const dcomm_codec *codec;
     /* Error feedback: it keeps the encoding's error and adds it to the next input. There is one
-     * state per tensor and rank, of `count` elements. It is in use until the operation is
+     * state per tensor and rank, of `count` elements; of a reduce-scatter, of the elements of all
+     * blocks (all variants but EF21). An all-gather takes none. It is in use until the operation is
      * complete. Its seed is used, and its codec if `codec` is NULL. It is committed when the
      * operation succeeds and becomes stale when it fails. Its residuals move to where the buffers
      * are, on a device or in host memory. A call may use a state while an earlier call with it is
@@ -2829,8 +2835,8 @@ typedef struct dcomm_buckets_opts {
     bool rebuild;   /* after the first step that is summed, build the buckets again in the order in
                        which rank 0's gradients became ready (default: no) */
     bool sharded;   /* use reduce-scatter: each rank gets only the result of its own shard of each
-                       bucket (ZeRO, stages 1 and 2). Not with codecs, not with `rebuild` (default:
-                       no) */
+                       bucket (ZeRO, stages 1 and 2). Not with feedback, not with codecs that choose
+                       from the whole tensor or "auto", not with `rebuild` (default: no) */
 
     /* ---- lossy compression ---- */
 
@@ -2839,6 +2845,11 @@ typedef struct dcomm_buckets_opts {
     size_t nrules;                       /* number of rules */
     const dcomm_feedback_opts *feedback; /* error feedback for each bucket with a codec, unless its
                                             rule says otherwise; copied (default: NULL, none) */
+
+    /* Spec of the codec for what dcomm_buckets_gather sends of floats, with `sharded`; copied. The
+     * owner's values are replaced by the decoded ones, too: keep the exact ones elsewhere, and
+     * write them to the values before each gather (docs/bucketing.md; default: exact). */
+    const char *value_codec;
 
     /* ---- the all-reduce of each bucket ---- */
 
@@ -20115,19 +20126,24 @@ static dcomm_plan *dcommi_sub_plan(dcomm_builder *of, const dcommi_shape *s, con
 #define DCOMMI_CODED_WINDOW 4        /* chunks of a track that have slots at a time */
 #define DCOMMI_CODED_TRACKS 2        /* by default */
 #define DCOMMI_CODED_CHUNKS 16384    /* chunks of a buffer, at most: each needs words and tags */
-/* A buffer cut into blocks of chunks, and the room for the encoding of a chunk. */
+/* A tensor cut into blocks of chunks, and the room for the encoding of a chunk. */
 typedef struct dcommi_coded_cut {
     const dcommi_shape *s;
     dcomm_builder *b;
     int64_t total, block, chunk, chunks; /* bytes of f32; a block has `chunks` of them */
     int64_t encoded, stride;             /* bytes: longest encoding of a chunk; a slot */
+    int64_t before;                      /* bytes of the tensor that lie before the input */
+    /* Blocks of the caller's, of any length (halves.h): from `offsets` and `lengths` on, the table
+     * has where they begin and how long they are, in elements. */
+    bool listed;
+    int64_t offsets, lengths;
 } dcommi_coded_cut;
-static inline dcommi_coded_cut dcommi_coded_cut_make(const dcommi_shape *s, dcomm_builder *b,
-                                                     int64_t nblocks)
+/* Cut blocks of at most `share` bytes, of a tensor of `total`. */
+static inline dcommi_coded_cut dcommi_coded_cut_of(const dcommi_shape *s, dcomm_builder *b,
+                                                   int64_t total, int64_t share)
 {
-    dcommi_coded_cut k = {.s = s, .b = b, .total = dcommi_shape_bytes(s, s->count), .chunks = 1};
+    dcommi_coded_cut k = {.s = s, .b = b, .total = total, .chunks = 1};
     const dcommi_coding *coding = s->coding;
-    int64_t share = dcommi_ceil_div(k.total, nblocks);
     int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_CODED_CHUNK;
     wanted = dcommi_max64(wanted, dcommi_ceil_div(k.total, DCOMMI_CODED_CHUNKS));
     if (!coding->whole) {
@@ -20152,6 +20168,13 @@ static inline dcommi_coded_cut dcommi_coded_cut_make(const dcommi_shape *s, dcom
     b->head.codec_encode = coding->cost_encode;
     b->head.codec_decode = coding->cost_decode;
     return k;
+}
+/* Cut an all-reduce's tensor into equal blocks. */
+static inline dcommi_coded_cut dcommi_coded_cut_make(const dcommi_shape *s, dcomm_builder *b,
+                                                     int64_t nblocks)
+{
+    int64_t total = dcommi_shape_bytes(s, s->count);
+    return dcommi_coded_cut_of(s, b, total, dcommi_ceil_div(total, nblocks));
 }
 /* One track: every `step`-th chunk from `first` on. */
 typedef struct dcommi_coded_track {
@@ -20186,10 +20209,20 @@ static inline dcomm_operand dcommi_coded_piece(const dcommi_coded_track *t, dcom
                                                int u, dcommi_turn turn)
 {
     const dcommi_coded_cut *k = t->k;
-    dcomm_expr offset = dcomm_modular(k->block, turn.index, turn.depth, turn.coef, k->s->nranks);
-    offset = dcomm_plus(offset, k->chunk * t->first);
-    dcomm_operand o = dcomm_at(space, dcomm_plus_loop(offset, u, k->chunk * t->step), k->chunk);
-    o.clip = k->total;
+    int64_t n = k->s->nranks, at = k->chunk * t->first, step = k->chunk * t->step;
+    dcomm_expr offset = dcomm_modular(k->block, turn.index, turn.depth, turn.coef, n);
+    if (k->listed) {
+        offset = dcomm_lookup(k->offsets, turn.index, turn.depth, turn.coef, n);
+        offset.scale = sizeof(float);
+    }
+    dcomm_operand o = dcomm_at(space, dcomm_plus_loop(dcomm_plus(offset, at), u, step), k->chunk);
+    if (k->listed) {
+        dcomm_expr length = dcomm_lookup(k->lengths, turn.index, turn.depth, turn.coef, n);
+        length.scale = sizeof(float);
+        o.length = dcomm_plus_loop(dcomm_plus(length, -at), u, -step);
+    } else {
+        o.clip = k->total;
+    }
     return o;
 }
 /* Return the number of the f32 at a byte offset. */
@@ -20278,14 +20311,18 @@ static inline void dcommi_coded_encode(const dcommi_coded_track *t, int lane,
     step->word = (int32_t)slots->word;
     step->value = dcommi_coded_turn(t, slots->n, u, index, v, per);
     step->index = dcommi_coded_number(src.offset);
+    src.offset = dcomm_plus(src.offset, -k->before);
     dcommi_build_sources(k->b, step, &src, 1);
 }
+/* Decode into a piece of the output. before: bytes of the tensor that lie before the output. */
 static inline void dcommi_coded_decode(dcomm_builder *b, int lane, dcomm_operand dst,
-                                       const dcomm_operand *src, size_t n, unsigned flags)
+                                       int64_t before, const dcomm_operand *src, size_t n,
+                                       unsigned flags)
 {
     dcomm_step *step = dcommi_build_step(b, lane, DCOMM_STEP_DECODE);
     if (step != NULL) {
         step->dst = dst;
+        step->dst.offset = dcomm_plus(dst.offset, -before);
         step->index = dcommi_coded_number(dst.offset);
         step->flags = (uint8_t)flags;
         dcommi_build_sources(b, step, src, n);
@@ -20394,21 +20431,23 @@ static inline dcomm_status dcommi_coded_able(const dcommi_shape *s, const dcomm_
     return DCOMM_OK;
 }
 /* ---- all-gather of encodings ---- */
-static void dcommi_coded_allgather_track(const dcommi_coded_track *t, int64_t tag)
+/* Send an encoding of block `turn` of the input to all. Add up all ranks' encodings or, if
+ * `apart`, decode each into its rank's block. */
+static void dcommi_coded_allgather_track(const dcommi_coded_track *t, int64_t tag, dcommi_turn turn,
+                                         bool apart)
 {
     dcomm_builder *b = t->k->b;
     int64_t n = t->k->s->nranks;
     dcommi_coded_slots slots = dcommi_coded_slots_make(t, n);
     uint16_t encoded = dcomm_build_counter(b), sent = dcomm_build_counter(b);
     uint16_t received = dcomm_build_counter(b), added = dcomm_build_counter(b);
-    dcommi_turn whole = dcommi_turn_at(0);
     int lane = t->lane;
     dcommi_coded_credit(t, lane, sent);
     dcommi_coded_credit(t, lane, added);
     int u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
     dcommi_coded_room_for(t, lane, sent, u);
     dcommi_coded_room_for(t, lane, added, u);
-    dcommi_coded_encode(t, lane, &slots, u, n - 1, u, 0, whole);
+    dcommi_coded_encode(t, lane, &slots, u, n - 1, u, 0, turn);
     dcommi_coded_count(t, lane, encoded, 1);
     dcomm_build_end(b, lane);
     dcommi_coded_sender(t, lane + 1, &slots, n - 1, encoded, sent, tag);
@@ -20417,10 +20456,19 @@ static void dcommi_coded_allgather_track(const dcommi_coded_track *t, int64_t ta
     u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
     dcommi_coded_after(t, lane, encoded, u);
     dcommi_coded_after(t, lane, received, u);
-    dcomm_operand all[2];
-    size_t count = dcommi_coded_all(t, &slots, u, all);
-    dcommi_coded_decode(b, lane, dcommi_coded_piece(t, DCOMM_SPACE_OUT, u, whole), all, count,
-                        DCOMM_STEP_FINAL);
+    if (apart) { /* slot n-1 is this rank's own */
+        int d = dcomm_build_loop(b, lane, dcomm_const(n));
+        dcomm_operand theirs = dcommi_coded_held(t, &slots, u, 0, d, 1);
+        dcommi_turn block = dcommi_others(t->k->s, d);
+        dcommi_coded_decode(b, lane, dcommi_coded_piece(t, DCOMM_SPACE_OUT, u, block), 0, &theirs,
+                            1, 0);
+        dcomm_build_end(b, lane);
+    } else {
+        dcomm_operand all[2];
+        size_t count = dcommi_coded_all(t, &slots, u, all);
+        dcommi_coded_decode(b, lane, dcommi_coded_piece(t, DCOMM_SPACE_OUT, u, turn), 0, all, count,
+                            DCOMM_STEP_FINAL);
+    }
     dcommi_coded_count(t, lane, added, 1);
     dcomm_build_end(b, lane);
 }
@@ -20432,7 +20480,7 @@ static dcomm_status dcommi_coded_allgather(const dcommi_shape *s, dcomm_builder 
     int64_t tag = dcomm_build_tags(b, k.chunks);
     for (int i = 0; i < tracks; i++) {
         dcommi_coded_track t = dcommi_coded_track_make(&k, i, tracks, 4);
-        dcommi_coded_allgather_track(&t, tag);
+        dcommi_coded_allgather_track(&t, tag, dcommi_turn_at(0), false);
     }
     return b->status;
 }
@@ -20461,6 +20509,31 @@ static void dcommi_coded_owner(const dcommi_coded_track *t, int lane, int u,
     step->stage.length = dcommi_coded_chunk(t, u, -k->chunk, room);
     dcommi_build_sources(b, step, src, n);
 }
+/* Build the first three lanes of a track: encode all blocks, send each to its owner, receive this
+ * rank's block of the others. The counters are those of chunks encoded, sent, received, and of
+ * vacant slots of `in`. */
+static void dcommi_coded_exchange(const dcommi_coded_track *t, const dcommi_coded_slots *out,
+                                  const dcommi_coded_slots *in, const uint16_t counter[4],
+                                  int64_t tag)
+{
+    const dcommi_shape *s = t->k->s;
+    dcomm_builder *b = t->k->b;
+    int64_t n = s->nranks;
+    int lane = t->lane;
+    dcommi_coded_credit(t, lane, counter[1]);
+    dcommi_coded_credit(t, lane, counter[3]);
+    int u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
+    dcommi_coded_room_for(t, lane, counter[1], u);
+    int d = dcomm_build_loop(b, lane, dcomm_const(n - 1));
+    dcommi_coded_encode(t, lane, out, u, 0, d, 1, dcommi_others(s, d));
+    dcomm_build_end(b, lane);
+    dcommi_coded_room_for(t, lane, counter[3], u);
+    dcommi_coded_encode(t, lane, in, u, n - 1, u, 0, dcommi_turn_at(s->rank));
+    dcommi_coded_count(t, lane, counter[0], 1);
+    dcomm_build_end(b, lane);
+    dcommi_coded_sender(t, lane + 1, out, -1, counter[0], counter[1], tag);
+    dcommi_coded_receiver(t, lane + 2, in, counter[3], counter[2], tag);
+}
 static void dcommi_coded_two_shot_track(const dcommi_coded_track *t, int64_t tag, int64_t tag2)
 {
     const dcommi_shape *s = t->k->s;
@@ -20474,23 +20547,10 @@ static void dcommi_coded_two_shot_track(const dcommi_coded_track *t, int64_t tag
     uint16_t received = dcomm_build_counter(b), added = dcomm_build_counter(b);
     uint16_t vacant = dcomm_build_counter(b), returned = dcomm_build_counter(b);
     uint16_t arrived = dcomm_build_counter(b), decoded = dcomm_build_counter(b);
-    int lane = t->lane;
-    dcommi_coded_credit(t, lane, sent);
-    dcommi_coded_credit(t, lane, vacant);
-    int u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
-    dcommi_coded_room_for(t, lane, sent, u);
-    int d = dcomm_build_loop(b, lane, dcomm_const(n - 1));
-    dcommi_coded_encode(t, lane, &out, u, 0, d, 1, dcommi_others(s, d));
-    dcomm_build_end(b, lane);
-    dcommi_coded_room_for(t, lane, vacant, u);
-    dcommi_coded_encode(t, lane, &in, u, n - 1, u, 0, dcommi_turn_at(s->rank));
-    dcommi_coded_count(t, lane, encoded, 1);
-    dcomm_build_end(b, lane);
-    dcommi_coded_sender(t, lane + 1, &out, -1, encoded, sent, tag);
-    dcommi_coded_receiver(t, lane + 2, &in, vacant, received, tag);
-    lane = t->lane + 3;
+    dcommi_coded_exchange(t, &out, &in, (const uint16_t[]){encoded, sent, received, vacant}, tag);
+    int lane = t->lane + 3;
     dcommi_coded_credit(t, lane, returned);
-    u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
+    int u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
     dcommi_coded_after(t, lane, encoded, u);
     dcommi_coded_after(t, lane, received, u);
     dcommi_coded_room_for(t, lane, returned, u);
@@ -20501,7 +20561,7 @@ static void dcommi_coded_two_shot_track(const dcommi_coded_track *t, int64_t tag
     }
     dcomm_operand own = dcommi_coded_held(t, &sums, u, 0, u, 0);
     dcommi_coded_decode(b, lane, dcommi_coded_piece(t, DCOMM_SPACE_OUT, u, dcommi_turn_at(s->rank)),
-                        &own, 1, 0);
+                        0, &own, 1, 0);
     dcomm_build_end(b, lane);
     dcommi_coded_sender(t, lane + 1, &sums, 0, added, returned, tag2);
     dcommi_coded_receiver(t, lane + 2, &results, decoded, arrived, tag2);
@@ -20509,9 +20569,9 @@ static void dcommi_coded_two_shot_track(const dcommi_coded_track *t, int64_t tag
     dcommi_coded_credit(t, lane, decoded);
     u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
     dcommi_coded_after(t, lane, arrived, u);
-    d = dcomm_build_loop(b, lane, dcomm_const(n - 1));
+    int d = dcomm_build_loop(b, lane, dcomm_const(n - 1));
     dcomm_operand theirs = dcommi_coded_held(t, &results, u, 0, d, 1);
-    dcommi_coded_decode(b, lane, dcommi_coded_piece(t, DCOMM_SPACE_OUT, u, dcommi_others(s, d)),
+    dcommi_coded_decode(b, lane, dcommi_coded_piece(t, DCOMM_SPACE_OUT, u, dcommi_others(s, d)), 0,
                         &theirs, 1, 0);
     dcomm_build_end(b, lane);
     if (t->reuses) {
@@ -22281,6 +22341,90 @@ static dcomm_status dcommi_bruck_v(const dcommi_shape *s, dcomm_builder *b)
     return s->matrix != NULL ? dcommi_bruck_v_known(s, b)
                              : dcommi_counts_ask(s, b, "recursive_doubling",
                                                  dcommi_doubling_allgather, dcommi_bruck_v_next);
+}
+/* ==== include/dcomm/impl/algo/coded/halves.h =============================================== */
+/* halves.h - compressed reduce-scatter and all-gather of f32: the halves of coded_two_shot, for the
+ * gradients and the parameters of sharded training (qgZ and qwZ of Wang et al., "ZeRO++", 2023).
+ *
+ * coded_direct, reduce-scatter: each rank encodes its part of each block and sends it to the
+ * block's owner, which decodes and adds all parts in rank order, in f32. N-1 encodings of a block
+ * per rank, one rounding.
+ * coded_direct, all-gather: each rank encodes its block once and sends it to all others. All decode
+ * the same encoding, its maker too, so that all ranks have the same bits. */
+/* Cut the blocks of a call. */
+static dcommi_coded_cut dcommi_coded_halves_cut(const dcommi_shape *s, dcomm_builder *b)
+{
+    int64_t longest = dcommi_shape_bytes(s, s->count), total = 0;
+    if (s->counts != NULL) {
+        longest = dcommi_longest(s, s->counts);
+    }
+    int64_t offsets = (int64_t)b->ntable;
+    for (int r = 0; r < s->nranks; r++) {
+        int64_t at = (int64_t)(s->counts != NULL ? s->displs[r] : s->count * (size_t)r);
+        dcomm_build_table(b, &at, 1);
+    }
+    for (int r = 0; r < s->nranks; r++) {
+        int64_t count = (int64_t)(s->counts != NULL ? s->counts[r] : s->count);
+        total += count * (int64_t)sizeof(float);
+        dcomm_build_table(b, &count, 1);
+    }
+    dcommi_coded_cut k = dcommi_coded_cut_of(s, b, total, longest);
+    k.listed = true;
+    k.offsets = offsets;
+    k.lengths = offsets + s->nranks;
+    return k;
+}
+/* Return the byte of the tensor at which this rank's block begins. */
+static int64_t dcommi_coded_own(const dcommi_shape *s)
+{
+    return dcommi_shape_bytes(s,
+                              s->counts != NULL ? s->displs[s->rank] : s->count * (size_t)s->rank);
+}
+/* ---- reduce-scatter ---- */
+static void dcommi_coded_scatter_track(const dcommi_coded_track *t, int64_t tag)
+{
+    const dcommi_shape *s = t->k->s;
+    dcomm_builder *b = t->k->b;
+    dcommi_coded_slots out = dcommi_coded_slots_make(t, s->nranks - 1);
+    dcommi_coded_slots in = dcommi_coded_slots_make(t, s->nranks);
+    uint16_t encoded = dcomm_build_counter(b), sent = dcomm_build_counter(b);
+    uint16_t received = dcomm_build_counter(b), added = dcomm_build_counter(b);
+    dcommi_coded_exchange(t, &out, &in, (const uint16_t[]){encoded, sent, received, added}, tag);
+    int lane = t->lane + 3, u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
+    dcommi_coded_after(t, lane, encoded, u);
+    dcommi_coded_after(t, lane, received, u);
+    dcomm_operand all[2];
+    size_t n = dcommi_coded_all(t, &in, u, all);
+    dcommi_coded_decode(b, lane, dcommi_coded_piece(t, DCOMM_SPACE_OUT, u, dcommi_turn_at(s->rank)),
+                        s->in_place ? 0 : dcommi_coded_own(s), all, n, DCOMM_STEP_FINAL);
+    dcommi_coded_count(t, lane, added, 1);
+    dcomm_build_end(b, lane);
+}
+static dcomm_status dcommi_coded_reduce_scatter(const dcommi_shape *s, dcomm_builder *b)
+{
+    DCOMMI_TRY(dcommi_coded_able(s, b));
+    dcommi_coded_cut k = dcommi_coded_halves_cut(s, b);
+    int tracks = dcommi_coded_tracks(&k);
+    int64_t tag = dcomm_build_tags(b, k.chunks);
+    for (int i = 0; i < tracks; i++) {
+        dcommi_coded_track t = dcommi_coded_track_make(&k, i, tracks, 4);
+        dcommi_coded_scatter_track(&t, tag);
+    }
+    return b->status;
+}
+/* ---- all-gather ---- */
+static dcomm_status dcommi_coded_gather(const dcommi_shape *s, dcomm_builder *b)
+{
+    DCOMMI_TRY(dcommi_coded_able(s, b));
+    dcommi_coded_cut k = dcommi_coded_halves_cut(s, b);
+    int tracks = dcommi_coded_tracks(&k);
+    int64_t tag = dcomm_build_tags(b, k.chunks);
+    k.before = s->in_place ? 0 : dcommi_coded_own(s);
+    for (int i = 0; i < tracks; i++) {
+        dcommi_coded_track t = dcommi_coded_track_make(&k, i, tracks, 4);
+        dcommi_coded_allgather_track(&t, tag, dcommi_turn_at(s->rank), true);
+    }
+    return b->status;
 }
 /* ==== include/dcomm/impl/algo/coded/hier.h ================================================= */
 /* hier.h - all-reduce over several hosts, compressed only between them. The ranks of a host
@@ -25801,7 +25945,7 @@ static dcomm_status dcommi_coded_linear(const dcommi_shape *s, dcomm_builder *b)
         }
         dcommi_coded_linear_sum(s, b, group, at + part[0], part[1] - part[0]);
     }
-    dcommi_coded_decode(b, 0, dcomm_span(DCOMM_SPACE_OUT, 0, total), &wire, 1, DCOMM_STEP_FINAL);
+    dcommi_coded_decode(b, 0, dcomm_span(DCOMM_SPACE_OUT, 0, total), 0, &wire, 1, DCOMM_STEP_FINAL);
     return b->status;
 }
 /* ==== include/dcomm/impl/algo/hier/note.h ================================================== */
@@ -26584,6 +26728,18 @@ static const dcommi_algo dcommi_coded_table[] = {
     {"coded_linear", DCOMM_COLL_ALLREDUCE, dcommi_coded_linear, false, NULL,
      "one or two exact all-reduces of an encoding, for randk and powersgd",
      "Vogels, Karimireddy and Jaggi 2019 (PowerSGD)"},
+    {"coded_direct", DCOMM_COLL_REDUCE_SCATTER, dcommi_coded_reduce_scatter, true, NULL,
+     "1 step; N-1 encodings of a block per rank, one rounding",
+     "Wang et al. 2023 (ZeRO++)"},
+    {"coded_direct", DCOMM_COLL_REDUCE_SCATTERV, dcommi_coded_reduce_scatter, true, NULL,
+     "1 step; encodings of all blocks but one per rank, one rounding",
+     "Wang et al. 2023 (ZeRO++)"},
+    {"coded_direct", DCOMM_COLL_ALLGATHER, dcommi_coded_gather, true, NULL,
+     "1 step; N-1 times the encoding of a block per rank, one rounding",
+     "Wang et al. 2023 (ZeRO++)"},
+    {"coded_direct", DCOMM_COLL_ALLGATHERV, dcommi_coded_gather, true, NULL,
+     "1 step; N-1 times the encoding of the own block per rank, one rounding",
+     "Wang et al. 2023 (ZeRO++)"},
 };
 enum { DCOMMI_CODED_COUNT = sizeof dcommi_coded_table / sizeof dcommi_coded_table[0] };
 /* Return the table for compressed (`coded`) or exact calls, and its length in *n. */
@@ -26749,6 +26905,16 @@ static const dcomm_codec *dcommi_coded_codec_of(const dcomm_coll_opts *opts)
 {
     return opts->feedback != NULL ? dcomm_feedback_codec(opts->feedback) : opts->codec;
 }
+/* Return the elements of the tensor that a call compresses: in a reduce-scatter and an all-gather
+ * those of all blocks. */
+static size_t dcommi_coded_elements(const dcommi_shape *s)
+{
+    size_t count = s->coll == DCOMM_COLL_ALLREDUCE ? s->count : s->count * (size_t)s->nranks;
+    for (int r = 0; s->counts != NULL && r < s->nranks; r++) {
+        count += s->counts[r];
+    }
+    return count;
+}
 /* Describe a call's codec: for its algorithm, and for the ranks to agree on. */
 static dcomm_status dcommi_coding_of(const dcomm_coll_opts *opts, size_t count,
                                      dcommi_coding *coding)
@@ -26784,12 +26950,25 @@ static dcomm_status dcommi_coded_check_feedback(const dcommi_shape *s, const dco
     if (fb == NULL) {
         return DCOMM_OK;
     }
-    if (fb->count != s->count ||
+    const size_t count = dcommi_coded_elements(s);
+    if (!dcommi_coll_folds(s->coll)) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "%s: opts.feedback is for sums; what an all-gather's codec drops is not "
+                           "sent again, because the next call sends the numbers anew",
+                           dcomm_coll_name(s->coll));
+    }
+    if (s->coll != DCOMM_COLL_ALLREDUCE && fb->opts.variant == DCOMM_FEEDBACK_EF21) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "%s cannot run with EF21: a rank would have the estimate of its block "
+                           "alone, and EF21 needs that of the whole tensor",
+                           dcomm_coll_name(s->coll));
+    }
+    if (fb->count != count ||
         (opts->codec != NULL && strcmp(opts->codec->spec, fb->codec->spec) != 0)) {
         return dcommi_fail(DCOMM_ERR_INVALID,
                            "%s: opts.feedback was made for %zu elements and codec %s; the call has "
                            "%zu elements and %s",
-                           dcomm_coll_name(s->coll), fb->count, fb->codec->spec, s->count,
+                           dcomm_coll_name(s->coll), fb->count, fb->codec->spec, count,
                            opts->codec != NULL ? opts->codec->spec : "the same codec");
     }
     /* A call behind another one on the same stream is checked when that has ended and this one
@@ -26814,8 +26993,25 @@ static bool dcommi_coded_op(dcomm_op op)
 static bool dcommi_coded_wanted(const dcommi_shape *s, const dcomm_coll_opts *opts)
 {
     bool named = opts->algo != NULL && dcommi_coded_find(s->coll, opts->algo) != NULL;
-    return s->nranks > 1 && s->count > 0 && s->dtype <= DCOMM_BF16 &&
-           (named || s->count >= DCOMMI_CODED_MIN);
+    return s->nranks > 1 && dcommi_coded_elements(s) > 0 && s->dtype <= DCOMM_BF16 &&
+           (named || dcommi_coded_elements(s) >= DCOMMI_CODED_MIN);
+}
+/* Return true if a codec can encode each block of a reduce-scatter or all-gather on its own. */
+static bool dcommi_coded_by_block(const dcomm_codec *codec)
+{
+    return !codec->automatic && !dcommi_codec_has(codec, DCOMMI_CODEC_SPARSE | DCOMMI_CODEC_LINEAR);
+}
+static dcomm_status dcommi_coded_check_blocks(const dcommi_shape *s, const dcomm_codec *codec)
+{
+    if (!dcommi_coded_by_block(codec)) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "%s cannot use codec %.64s: %s; take a codec of blocks, such as qsgd",
+                           dcomm_coll_name(s->coll), dcomm_codec_spec(codec),
+                           codec->automatic ? "auto decides about all-reduces alone"
+                                            : "it chooses what to send from the whole tensor, and "
+                                              "here each block is encoded on its own");
+    }
+    return DCOMM_OK;
 }
 /* Give a shape its codec, if one is to be used. */
 static dcomm_status dcommi_coded_begin(dcommi_shape *s, const dcomm_coll_opts *opts,
@@ -26831,8 +27027,11 @@ static dcomm_status dcommi_coded_begin(dcommi_shape *s, const dcomm_coll_opts *o
                            "%s: a codec cannot compress operator %s, only sums and averages",
                            dcomm_coll_name(s->coll), dcomm_op_name(s->op));
     }
+    if (s->coll != DCOMM_COLL_ALLREDUCE) {
+        DCOMMI_TRY(dcommi_coded_check_blocks(s, dcommi_coded_codec_of(opts)));
+    }
     if (dcommi_coded_wanted(s, opts)) {
-        DCOMMI_TRY(dcommi_coding_of(opts, s->count, coding));
+        DCOMMI_TRY(dcommi_coding_of(opts, dcommi_coded_elements(s), coding));
         s->coding = coding;
     }
     return DCOMM_OK;
@@ -31351,13 +31550,15 @@ static unsigned dcommi_net_progress(dcomm_context *context)
 /* receive.h - a message meets its receive: the payload is stored, folded, or read where it lies in
  * the sender's memory. */
 /* ==== include/dcomm/impl/engine/coded/verdict.h ============================================ */
-/* verdict.h - the end of a compressed all-reduce if the numbers of some rank cannot be encoded, or
+/* verdict.h - the end of a compressed call if the numbers of some rank cannot be encoded, or
  * a sum is beyond f32: every rank ends it with the same status, and the communicator goes on.
  *
  * The rank that finds them sends what its codec makes of the rest, so that no rank waits for it.
  * From then on, its messages of this run carry a mark in their signature, which says why and whose
  * numbers they are. A rank that receives the mark carries it, too. Each rank's result has the
- * numbers of all ranks, so the mark reaches every rank with the data. Of several marks, "not
+ * numbers of all ranks, so the mark reaches every rank with the data. A reduce-scatter's
+ * does not, but a rank sends a chunk only when it has encoded that chunk of all blocks: so the mark
+ * goes to every rank. Of several marks, "not
  * finite" comes before "too large", and then the lowest rank's. */
 static inline uint32_t dcommi_verdict_mark(dcomm_status status, int32_t rank)
 {
@@ -33499,14 +33700,40 @@ static void dcommi_factored_step(dcomm_builder *b, uint16_t kernel, dcomm_operan
         dcommi_build_sources(b, step, src, nsrc);
     }
 }
+/* Return the byte of OUT at which the input lies if the call is in place. */
+static int64_t dcommi_factored_at(const dcommi_shape *s)
+{
+    return s->coll == DCOMM_COLL_ALLGATHER    ? s->rank * dcommi_shape_bytes(s, s->count)
+           : s->coll == DCOMM_COLL_ALLGATHERV ? dcommi_shape_bytes(s, s->displs[s->rank])
+                                              : 0;
+}
+/* Convert listed blocks from f32 at `from`, and nothing between them. */
+static void dcommi_factored_blocks(const dcommi_shape *s, dcomm_builder *b, dcomm_operand from)
+{
+    dcommi_shape wide = *s;
+    wide.dtype = DCOMM_F32;
+    const dcommi_shape *shape[2] = {s, &wide};
+    const int d = dcomm_build_loop(b, 0, dcomm_const(s->nranks));
+    const dcommi_turn block = {0, d, 1};
+    dcomm_operand side[2];
+    for (int k = 0; k < 2; k++) {
+        int64_t longest;
+        dcommi_blocks blocks = dcommi_blocks_of(shape[k], b, &longest);
+        blocks.base = k == 0 ? 0 : from.offset.add;
+        side[k] = dcommi_block_whole(&blocks, k == 0 ? DCOMM_SPACE_OUT : DCOMM_SPACE_SCRATCH, block,
+                                     longest);
+    }
+    dcommi_factored_step(b, 1, side[0], &side[1], 1);
+    dcomm_build_end(b, 0);
+}
 /* Build a plan around `inner`, the plan of a sum.
  *
  * Without a codec: scratch <- factor * input, output <- the sum of scratch. The words are the
  * factor, which may differ by rank. `inner` reads its input from IN.
  *
- * With a codec: scratch <- factor * input as f32, scratch <- its compressed all-reduce, output <-
- * scratch. Word 0 is the factor of a pre-multiplied sum, else 1. `inner` is the plan of an f32 sum
- * in place. */
+ * With a codec: scratch <- factor * input as f32, scratch <- its compressed collective, output <-
+ * scratch. Word 0 is the factor of a pre-multiplied sum, else 1. `inner` is the plan of that
+ * collective of f32: an all-reduce in place, any other not in place. */
 static dcomm_status dcommi_plan_factored(const dcommi_shape *s, const dcomm_plan *inner,
                                          dcomm_plan **plan_p)
 {
@@ -33525,17 +33752,25 @@ static dcomm_status dcommi_plan_factored(const dcommi_shape *s, const dcomm_plan
     b.head.recoded_count = inner->recoded_count;
     b.head.codec_partly = inner->codec_partly;
     const int64_t bytes = b.head.in_bytes;
-    const int64_t work = coded ? (int64_t)(s->count * sizeof(float)) : bytes;
+    const int64_t work =
+        coded ? bytes / (int64_t)dcomm_dtype_size(s->dtype) * (int64_t)sizeof(float) : bytes;
     const dcomm_operand scratch =
         dcomm_span(DCOMM_SPACE_SCRATCH, dcomm_build_scratch(&b, work), work);
     const dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, 0, b.head.out_bytes);
-    const dcomm_operand src[2] = {
-        dcomm_span(s->in_place ? DCOMM_SPACE_OUT : DCOMM_SPACE_IN, 0, bytes),
-        dcomm_span(DCOMM_SPACE_WORDS, 0, factor)};
+    const dcommi_input in = dcommi_input_of(s, dcommi_factored_at(s));
+    const dcomm_operand src[2] = {dcomm_span(in.space, in.base, bytes),
+                                  dcomm_span(DCOMM_SPACE_WORDS, 0, factor)};
     dcommi_factored_step(&b, 0, scratch, src, 2);
-    dcommi_sub_call(&b, 0, inner, dcommi_table_all(&b, s->nranks), scratch, coded ? scratch : out);
-    if (coded) {
-        dcommi_factored_step(&b, 1, out, &scratch, 1);
+    dcomm_operand result = coded ? scratch : out;
+    if (coded && s->coll != DCOMM_COLL_ALLREDUCE) {
+        result = dcomm_span(DCOMM_SPACE_SCRATCH, dcomm_build_scratch(&b, inner->out_bytes),
+                            inner->out_bytes);
+    }
+    dcommi_sub_call(&b, 0, inner, dcommi_table_all(&b, s->nranks), scratch, result);
+    if (coded && s->coll == DCOMM_COLL_ALLGATHERV) {
+        dcommi_factored_blocks(s, &b, result);
+    } else if (coded) {
+        dcommi_factored_step(&b, 1, out, &result, 1);
     }
     return dcommi_build_finish(&b, plan_p);
 }
@@ -40827,8 +41062,8 @@ static dcommi_call_key dcommi_shape_key(const dcommi_shape *s, const dcomm_coll_
                         (uint64_t)s->coding->variant << 3 | (uint64_t)s->coding->clips << 4;
     }
     if (s->counts != NULL) {
-        key.counts[0] = 1;
-        key.counts[1] = 2;
+        key.counts[0] += 1; /* to the codec's */
+        key.counts[1] += 2;
         dcommi_mix_counts(key.counts, s->counts, s->nranks);
         dcommi_mix_counts(key.counts, s->displs, s->nranks);
         dcommi_mix_counts(key.counts, s->send_counts, s->nranks);
@@ -48010,9 +48245,11 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
                            name, opts->stream == NULL ? "opts.stream" : "opts.premul_p");
     }
     if (DCOMMI_UNLIKELY((opts->codec != NULL || opts->feedback != NULL) &&
-                        coll != DCOMM_COLL_ALLREDUCE)) {
+                        dcommi_algo_number(true, coll, 0) == NULL)) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "%s has no compressed form; only all-reduce has one", name);
+                           "%s has no compressed form; all-reduce, reduce-scatter and all-gather "
+                           "have one",
+                           name);
     }
     dcommi_zero(s, sizeof *s);
     s->coll = coll;
@@ -48133,7 +48370,7 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
     dcomm_plan *plan = NULL, *inner = NULL;
     if (dcommi_call_factored(s)) { /* this plan contains the plan of the sum itself */
         dcommi_shape sum = *s;
-        sum.in_place = s->coding != NULL;
+        sum.in_place = s->coding != NULL && s->coll == DCOMM_COLL_ALLREDUCE;
         if (s->coding != NULL) {
             sum.dtype = DCOMM_F32;
             sum.op = s->op == DCOMM_PREMUL_SUM ? DCOMM_SUM : s->op;
@@ -48929,8 +49166,7 @@ static bool dcommi_output_inside(const dcommi_shape *s, const void *in, const vo
     size_t at = s->displs != NULL ? s->displs[s->rank] : s->count * (size_t)s->rank;
     bool takes = s->coll == DCOMM_COLL_REDUCE_SCATTER || s->coll == DCOMM_COLL_REDUCE_SCATTERV ||
                  s->coll == DCOMM_COLL_SCATTER || s->coll == DCOMM_COLL_SCATTERV;
-    return takes && in != NULL &&
-           (const char *)in + dcommi_shape_bytes(s, at) == (const char *)out;
+    return takes && in != NULL && (const char *)in + dcommi_shape_bytes(s, at) == (const char *)out;
 }
 /* Check the buffers of a call, which are where the plan expects them, and run the call. */
 static dcomm_status dcommi_call_placed(dcomm_comm *comm, dcommi_shape *s, const void *in, void *out,
@@ -48942,6 +49178,8 @@ static dcomm_status dcommi_call_placed(dcomm_comm *comm, dcommi_shape *s, const 
     DCOMMI_TRY(dcommi_check_buffer(s, "sendbuf", in, in_bytes));
     DCOMMI_TRY(dcommi_check_buffer(s, "recvbuf", out, out_bytes));
     s->in_place = in_place && out != NULL;
+    s->apart = s->dtype != DCOMM_F32 || s->op == DCOMM_PREMUL_SUM || (uintptr_t)in % 4 != 0 ||
+               (uintptr_t)out % 4 != 0;
     const bool one = in_place || dcommi_output_inside(s, in, out);
     DCOMMI_TRY(dcommi_check_overlap(s, in, one ? 0 : in_bytes, out, out_bytes));
     return dcommi_collective(comm, s, in, out, -1, opts, request_p);
@@ -49021,6 +49259,8 @@ static inline dcomm_status dcommi_call_often(dcomm_comm *comm, dcomm_coll coll, 
     }
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, root, opts, &s));
+    dcommi_coding coding;
+    DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
     bool in_place =
         dcommi_buffers_find(comm, coll, root, (size_t)dcommi_shape_bytes(&s, count), &in, &out);
     return dcommi_call_placed(comm, &s, in, out, in_place, opts, request_p);
@@ -49046,8 +49286,6 @@ static dcomm_status dcommi_allreduce(dcomm_comm *comm, const void *sendbuf, void
     dcommi_coding coding;
     DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
     bool in_place = dcommi_buffers_find(comm, s.coll, 0, 0, &sendbuf, &recvbuf);
-    s.apart = dtype != DCOMM_F32 || op == DCOMM_PREMUL_SUM || (uintptr_t)sendbuf % 4 != 0 ||
-              (uintptr_t)recvbuf % 4 != 0;
     return dcommi_call_placed(comm, &s, sendbuf, recvbuf, in_place, opts, request_p);
 }
 static dcomm_status dcommi_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts,
@@ -49144,8 +49382,9 @@ static dcomm_status dcommi_call_blocks(dcomm_comm *comm, dcomm_coll coll, const 
         s.displs = displs;
         own = dcommi_shape_bytes(&s, displs[comm->rank]);
     }
-    dcomm_status status = DCOMM_OK;
-    if (in == DCOMM_IN_PLACE && !at_root) {
+    dcommi_coding coding;
+    dcomm_status status = dcommi_coded_begin(&s, opts, &coding);
+    if (status >= 0 && in == DCOMM_IN_PLACE && !at_root) {
         status = dcommi_fail(DCOMM_ERR_INVALID, "%s: only the root, rank %d, works in place",
                              dcomm_coll_name(coll), root);
     } else if (in == DCOMM_IN_PLACE && !gathers && out != NULL) { /* `out` is the whole buffer */
@@ -49153,7 +49392,7 @@ static dcomm_status dcommi_call_blocks(dcomm_comm *comm, dcomm_coll coll, const 
         out = (uint8_t *)out + own;
     }
     in = scatters && !at_root ? NULL : in;
-    if (status == DCOMM_OK) {
+    if (status >= 0) {
         status = dcommi_call_buffers(comm, &s, in, out, gathers ? own : 0, gathers && at_root, opts,
                                      request_p);
     }
@@ -50943,8 +51182,6 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
     const dcommi_algo *algo = NULL;
     DCOMMI_TRY(
         dcommi_shape_begin(&fake, spec->coll, spec->count, spec->dtype, op, spec->root, opts, &s));
-    dcommi_coding coding;
-    DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
     s.in_place = spec->in_place;
     s.rank_order = s.rank_order || (spec->rank_order && dcommi_coll_folds(spec->coll));
     size_t *counts = NULL;
@@ -50962,7 +51199,9 @@ DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op 
         }
     }
     dcommi_groups *groups = NULL;
-    dcomm_status status = dcommi_groups_of_hosts(spec->hosts, nranks, &groups);
+    dcommi_coding coding;
+    dcomm_status status = dcommi_coded_begin(&s, opts, &coding);
+    DCOMMI_THEN(status, dcommi_groups_of_hosts(spec->hosts, nranks, &groups));
     s.groups = groups;
     if (status >= 0) {
         status = dcommi_algo_pick(&s, opts->algo, false, NULL, &algo);
@@ -58114,7 +58353,8 @@ struct dcomm_buckets {
     dcomm_buckets_opts opts; /* without the caller's pointers */
     dcomm_feedback_opts feedback_opts;
     bool has_feedback, has_values;
-    char *names; /* all of them */
+    dcomm_codec *value_codec; /* of dcomm_buckets_gather; NULL: exact */
+    char *names;              /* all of them */
     dcommi_bkt_param *params;
     size_t nparams, bytes;
     dcommi_bkt_kind *kinds;
@@ -58507,8 +58747,9 @@ static dcomm_status dcommi_bkt_check_opts(const dcomm_buckets_opts *o)
         o->nrules > 0 && o->rules == NULL ? "opts.rules is NULL and opts.nrules is not 0"
         : o->sum + o->weighted + o->predivide > 1
             ? "opts.sum and opts.weighted and opts.predivide exclude each other"
-        : c->premul != 0 || c->premul_p != NULL || c->codec != NULL || c->feedback != NULL || c->codec_step != 0 ||
-                c->codec_report != NULL || c->codec_ledger != NULL || c->stream != NULL
+        : c->premul != 0 || c->premul_p != NULL || c->codec != NULL || c->feedback != NULL ||
+                c->codec_step != 0 || c->codec_report != NULL || c->codec_ledger != NULL ||
+                c->stream != NULL
             ? "opts.coll has a codec, a feedback, a report, a ledger, a stream or a factor; "
               "buckets have their own"
         : o->sharded && o->rebuild
@@ -58691,11 +58932,15 @@ static dcomm_status dcommi_bkt_take_param(dcomm_buckets *b, const dcomm_buckets_
                            dcomm_last_error());
     }
     const dcomm_codec *codec = b->kinds[p->kind].codec;
-    if (o->sharded && codec != NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_buckets_create: parameter %zu, \"%s\", has codec %s, and "
-                           "opts.sharded sums by reduce-scatter, which has no compressed form",
-                           number, p->name, dcomm_codec_spec(codec));
+    if (o->sharded && codec != NULL &&
+        (b->kinds[p->kind].has_feedback || !dcommi_coded_by_block(codec))) {
+        return dcommi_fail(
+            DCOMM_ERR_INVALID,
+            "dcomm_buckets_create: parameter %zu, \"%s\", has codec %s%s, and "
+            "opts.sharded sums by reduce-scatter, which takes codecs of blocks, such "
+            "as qsgd, without feedback",
+            number, p->name, dcomm_codec_spec(codec),
+            b->kinds[p->kind].has_feedback ? " with feedback" : "");
     }
     if (o->sharded && number > 0 && b->has_values != (given->value != NULL)) {
         return dcommi_fail(
@@ -58715,6 +58960,20 @@ static dcomm_status dcommi_bkt_take_param(dcomm_buckets *b, const dcomm_buckets_
     }
     return dcommi_bkt_check_place(b, o, p);
 }
+/* Make the codec of dcomm_buckets_gather. */
+static dcomm_status dcommi_bkt_take_value_codec(dcomm_buckets *b, const dcomm_buckets_opts *o)
+{
+    if (o->value_codec == NULL) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcomm_codec_create(o->value_codec, &b->value_codec));
+    return o->sharded && dcommi_coded_by_block(b->value_codec)
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_create: opts.value_codec is %s; %s",
+                             dcomm_codec_spec(b->value_codec),
+                             o->sharded ? "an all-gather takes codecs of blocks, such as qsgd"
+                                        : "it is for opts.sharded");
+}
 /* Check and copy all that the caller registers. */
 static dcomm_status dcommi_bkt_take(dcomm_buckets *b, const dcomm_bucket_param *params,
                                     const dcomm_buckets_opts *o)
@@ -58728,6 +58987,7 @@ static dcomm_status dcommi_bkt_take(dcomm_buckets *b, const dcomm_bucket_param *
     for (size_t i = 0; i < b->nparams; i++) {
         DCOMMI_TRY(dcommi_bkt_take_param(b, o, &params[i], &b->params[i]));
     }
+    DCOMMI_TRY(dcommi_bkt_take_value_codec(b, o));
     bool coded = o->codec != NULL || o->nrules > 0;
     for (size_t i = 0; i < b->nkinds && !coded; i++) {
         coded = b->kinds[i].codec != NULL;
@@ -58914,6 +59174,10 @@ static void dcommi_bkt_settle(dcomm_buckets *b, const dcommi_bkt_layout *layout)
         atomic_store(&k->pending, k->nparams);
     }
 }
+static uint64_t dcommi_bkt_value_codec_hash(const dcomm_buckets *b)
+{
+    return b->value_codec != NULL ? dcommi_mix_text(1, dcomm_codec_spec(b->value_codec)) : 0;
+}
 /* The options that all ranks must set alike. */
 #define DCOMMI_BKT_OPTIONS(X)                                \
     X(bucket_bytes, b->opts.bucket_bytes)                    \
@@ -58924,6 +59188,7 @@ static void dcommi_bkt_settle(dcomm_buckets *b, const dcommi_bkt_layout *layout)
     X(rebuild, b->opts.rebuild)                              \
     X(sharded, b->opts.sharded)                              \
     X(values, b->has_values)                                 \
+    X(value_codec, dcommi_bkt_value_codec_hash(b))           \
     X(feedback, b->has_feedback)                             \
     X(feedback->variant, b->feedback_opts.variant)           \
     X(feedback->bf16, b->feedback_opts.bf16)                 \
@@ -60754,6 +61019,10 @@ static dcomm_status dcommi_bkt_gather(dcomm_buckets *b, dcommi_bkt *k)
 {
     dcomm_coll_opts opts = {.timeout_s = b->opts.coll.timeout_s};
     size_t own = 0;
+    if (b->value_codec != NULL && b->kinds[k->kind].dtype <= DCOMM_BF16) {
+        opts.codec = b->value_codec;
+        opts.codec_seed = b->opts.coll.codec_seed;
+    }
     for (int r = 0; r < b->rank; r++) {
         own += k->shards[r];
     }
@@ -60823,6 +61092,7 @@ static void dcommi_bkt_take_opts(dcomm_buckets *b, const dcomm_buckets_opts *opt
 {
     b->opts = *opts;
     b->opts.codec = NULL;
+    b->opts.value_codec = NULL;
     b->opts.rules = NULL;
     b->opts.feedback = NULL;
     b->opts.bucket_bytes = opts->bucket_bytes > 0 ? opts->bucket_bytes : DCOMMI_BKT_BYTES;
@@ -60893,6 +61163,7 @@ static void dcommi_bkt_free(dcomm_buckets *b)
     for (size_t i = 0; b->kept != NULL && i < b->opts.trace_steps; i++) {
         dcommi_free(b->kept[i].ready);
     }
+    dcomm_codec_destroy(&b->value_codec);
     dcommi_bkt_close_looks(b);
     dcommi_bkt_close_devices(b);
     dcommi_free(b->kept);
