@@ -185,10 +185,10 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_dtype_create(size_t bytes, dcomm_dtyp
 
 /* Reduce: inout[i] = op(in[i], inout[i]) for `count` elements of dtype. The operator must be
  * associative, and commutative unless dcomm_op_opts.ordered is set, both up to rounding. It must
- * not call dcomm. `in` and `inout` need not be aligned. `count` may be any number: one call
- * reduces a message, a chunk or a block. If a struct is passed as several elements (24 bytes as 3
- * of DCOMM_I64), the operator may see only a part of it. So give structs a type of their own
- * (dcomm_dtype_create). */
+ * not call dcomm: calls return DCOMM_ERR_INVALID. `in` and `inout` need not be aligned. `count` may
+ * be any number: one call reduces a message, a chunk or a block. If a struct is passed as several
+ * elements (24 bytes as 3 of DCOMM_I64), the operator may see only a part of it. So give structs a
+ * type of their own (dcomm_dtype_create). */
 typedef void (*dcomm_op_fn)(const void *in, void *inout, size_t count, dcomm_dtype dtype,
                             void *user);
 /* Create an operator for the whole process and set *op_p to its value. `user` is passed to fn.
@@ -3532,6 +3532,45 @@ DCOMM_API double dcomm_checkpoint_overhead(double interval_s, double write_s, do
 }
 #endif
 #endif
+/* ==== include/dcomm/share.h ================================================================ */
+/* share.h - divide work among ranks in proportion to their speeds.
+ *
+ * Each rank measures its own speed, such as the samples that it computes in a second. All ranks
+ * exchange speeds (an all-gather of one number) and call dcomm_share, so all have the same division
+ * without a further message:
+ *
+ *     dcomm_allgather(comm, &speed, speeds, 1, DCOMM_F64, NULL);
+ *     dcomm_share(batch, speeds, NULL, n, counts);             counts[r] samples for rank r
+ *
+ * docs/training-rules.md says when a trainer should do so. */
+#ifndef DCOMM_SHARE_H
+#define DCOMM_SHARE_H
+
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Divide `total` items among n ranks: out[i] are rank i's, and all out[] together are `total`.
+ *
+ * Rank i's quota is total * speeds[i] / (sum of speeds). If it is caps[i] or more, the rank gets
+ * caps[i], and the rest is divided among the others in the same way. The others get their quota
+ * without its fraction. Items that are left go one each to the largest fractions; if fractions are
+ * equal, to the lower rank. So without caps, out[i] differs from the quota by less than 1.
+ *
+ * Units of speed do not matter. A rank of speed 0 gets nothing. caps may be NULL: no limits. The
+ * function is pure: equal arguments give equal results, on every rank and machine. It takes up to
+ * n * n steps. Quotas are doubles, so fractions that differ by rounding alone count as different.
+ * Errors: DCOMM_ERR_INVALID (NULL; n is 0; total is above 2^53; a speed is negative or not finite;
+ * all speeds are 0; the caps of the ranks that have a speed are together below total). out[] is
+ * unchanged then. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_share(size_t total, const double *speeds,
+                                                 const size_t *caps, size_t n, size_t *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
 /* ==== include/dcomm/ps.h =================================================================== */
 /* ps.h - a parameter server: some ranks hold parameters, workers push gradients and pull values.
  *
@@ -3547,8 +3586,8 @@ DCOMM_API double dcomm_checkpoint_overhead(double interval_s, double write_s, do
  *
  * Consistency. A worker's clock is the number of its dcomm_ps_clock calls. With staleness s, a pull
  * at clock c sees all pushes of all living workers at clocks below c - s, and this worker's own.
- * - s = 0: bulk-synchronous (BSP). The pushes of a clock are averaged in rank order, and
- *   the average updates the rows once. All workers see the same values.
+ * - s = 0: bulk-synchronous (BSP). Each worker's pushes of a clock are added up, the sums are
+ *   averaged in rank order, and the average updates the rows once. All workers see the same values.
  * - s > 0: stale-synchronous (SSP). Each push updates the rows at once.
  * - DCOMM_PS_ASYNC: the same, and no pull ever waits.
  *
@@ -3557,7 +3596,7 @@ DCOMM_API double dcomm_checkpoint_overhead(double interval_s, double write_s, do
  * Failures. A worker's death is an error of the communicator `comm`, but not of the parameter
  * server, which drops the worker and goes on. What it has pushed in a clock that it did not end is
  * dropped. A server's death is an error, DCOMM_ERR_PEER, of each call that needs its rows; calls
- * that do not go on.
+ * that do not go on. With opts.replicas its replica takes over.
  *
  * One thread of a rank at a time may call. Buffers are host memory. The parameter server has
  * message kinds of its own: the communicator that it was created from can be used beside it, or
@@ -3577,7 +3616,10 @@ typedef struct dcomm_ps dcomm_ps;
 typedef struct dcomm_ps_param {
     const char *name;  /* for errors; copied (default: "param" and its number) */
     size_t rows, cols; /* rows, and elements of a row; both at least 1 */
-    dcomm_dtype dtype; /* of values and gradients: DCOMM_F32; there is no default */
+    /* Of values and gradients, here and on the wire: DCOMM_F32, DCOMM_F16 or DCOMM_BF16. A server
+     * keeps f32 for all, in which small steps count, and rounds what it answers to nearest even;
+     * beyond 65504 f16 is infinite. There is no default. */
+    dcomm_dtype dtype;
     const void *init; /* [rows * cols] initial values, of which a server reads its own rows; read in
                          dcomm_ps_create (default: NULL, zeros) */
 } dcomm_ps_param;
@@ -3592,10 +3634,30 @@ typedef enum dcomm_ps_update {
     DCOMM_PS_ADAGRAD = 2,  /* a += g g; w -= lr g / (sqrt(a) + eps) */
     DCOMM_PS_ADAM = 3,     /* Kingma and Ba's, with bias correction by the number of the row's
                               updates */
-    DCOMM_PS_ELASTIC = 4 /* g is a worker's copy of w: w += rho (g - w). Zhang's elastic averaging;
-                            its alpha is rho / workers, because each copy counts for itself. Not
-                            with staleness 0 */
+    DCOMM_PS_ELASTIC = 4, /* g is a worker's copy of w: w += rho (g - w). Zhang's elastic averaging;
+                             its alpha is rho / workers, because each copy counts for itself. Not
+                             with staleness 0 */
+    DCOMM_PS_CALLBACK = 5 /* opts.update_fn does it */
 } dcomm_ps_update;
+
+#define DCOMM_PS_STATES 4 /* opts.update_states, at most */
+
+/* The rows that an update changes. */
+typedef struct dcomm_ps_update_info {
+    size_t i;                      /* the parameter */
+    uint64_t first;                /* number of the first row */
+    size_t nrows, cols;            /* rows, and elements of a row */
+    float scale;                   /* factor on g: 1 with staleness 0, else weight / workers */
+    float *state[DCOMM_PS_STATES]; /* opts.update_states numbers for each value of w, as w lies;
+                                      zeros at the beginning; the others are NULL */
+} dcomm_ps_update_info;
+
+/* Update rows of a server's: change w by the gradient g, both [n], n = nrows * cols. It is called
+ * on the rank that holds the rows, by any of its threads, one at a time for a parameter server; a
+ * row once for each clock (staleness 0) or push. It must not call dcomm: calls return
+ * DCOMM_ERR_INVALID. */
+typedef void (*dcomm_ps_update_fn)(float *w, const float *g, size_t n,
+                                   const dcomm_ps_update_info *info, void *user);
 
 /* The weight of a push, by its delay tau: the number of the other workers' updates of this
  * parameter on this server since the pull that it rests on, divided by the number of workers. */
@@ -3615,11 +3677,15 @@ typedef struct dcomm_ps_opts {
     int staleness; /* s, or DCOMM_PS_ASYNC (default: 0, bulk-synchronous) */
 
     dcomm_ps_update update; /* (default: DCOMM_PS_SGD) */
-    double lr;              /* learning rate, above 0; not for DCOMM_PS_ELASTIC */
+    double lr;              /* learning rate, above 0; not for DCOMM_PS_ELASTIC and _CALLBACK */
     double momentum;        /* of DCOMM_PS_MOMENTUM (default: 0) */
     double beta1, beta2;    /* of DCOMM_PS_ADAM (default: 0.9, 0.999) */
     double eps;             /* of DCOMM_PS_ADAGRAD and DCOMM_PS_ADAM (default: 1e-8) */
     double rho;             /* of DCOMM_PS_ELASTIC, above 0, at most 1 */
+    dcomm_ps_update_fn update_fn; /* of DCOMM_PS_CALLBACK, on every rank */
+    void *update_user;            /* passed to update_fn */
+    int update_states; /* of DCOMM_PS_CALLBACK: numbers that a server keeps for each value, for
+                          update_fn (default: 0) */
 
     dcomm_ps_weight weight; /* of a push; not with staleness 0 (default: DCOMM_PS_WEIGHT_ONE) */
     double weight_ref;      /* of DCOMM_PS_WEIGHT_HALVED, above 0 */
@@ -3631,20 +3697,36 @@ typedef struct dcomm_ps_opts {
     int quorum;        /* (default: 0, all that are alive) */
     double deadline_s; /* seconds (default: 0, no limit) */
 
-    /* Type of pulled values on the wire: DCOMM_F16 and DCOMM_BF16 halve a pull's bytes. The server
-     * rounds its f32 values to nearest even, also for its own rank; beyond 65504 f16 is infinite.
-     * All workers see the same (default: 0, f32). */
+    /* 1: the next server holds each server's rows too, and takes over when that one dies. Needs two
+     * servers, and with staleness 0 gives the same bits as without a death. Not with weight,
+     * drop_tau, quorum or deadline_s (default: 0) */
+    int replicas;
+
+    /* Type on the wire of pulled values of f32 parameters: DCOMM_F16 and DCOMM_BF16 halve a pull's
+     * bytes. They are rounded as those of such a type are, also for the server's own rank, so all
+     * workers see the same (default: 0, f32). */
     dcomm_dtype pull_dtype;
 
-    double timeout_s; /* seconds for each push and pull; and in dcomm_ps_destroy and dcomm_ps_serve
-                         without any message from a worker (default: the communicator's) */
+    /* Spec of the codec that encodes pushes (compress.h); copied. Each worker keeps what the codec
+     * drops, by parameter and row, and adds it to the next push of the row (error feedback, see
+     * feedback.h's classic variant). So nothing is lost, but it comes later. Parameters of fewer
+     * than 2,048 elements stay exact. Not for DCOMM_PS_ELASTIC; not powersgd, which needs the same
+     * tensor in each step (default: NULL or "none", exact). */
+    const char *codec;
+    uint64_t codec_seed; /* seed of the codec's random numbers (default: 0) */
+
+    /* Seconds for each pull, and for each push while it waits for its turn: 64 messages to a server
+     * may be under way. A push that the transport already holds does not time out. It ends when the
+     * transport gives the gradient back, or when its server is lost. And in dcomm_ps_destroy and
+     * dcomm_ps_serve: seconds without any message from a worker (default: the communicator's). */
+    double timeout_s;
 } dcomm_ps_opts;
 
 /* Create a parameter server; collective. `comm`, params and opts are not needed afterwards.
  * Errors, on all ranks: DCOMM_ERR_INVALID (a bad parameter or option on some rank),
  * DCOMM_ERR_MISMATCH (they differ: the sentence names the first that does), DCOMM_ERR_UNSUPPORTED
- * (the dtype), DCOMM_ERR_NO_MEMORY. The other ranks are not told if comm, params, opts or ps_p is
- * NULL. */
+ * (the dtype or the codec), DCOMM_ERR_NO_MEMORY. The other ranks are not told if comm, params, opts
+ * or ps_p is NULL. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_create(dcomm_comm *comm, const dcomm_ps_param *params,
                                                      size_t nparams, const dcomm_ps_opts *opts,
                                                      dcomm_ps **ps_p);
@@ -3694,6 +3776,13 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_clock(dcomm_ps *ps);
  * Errors: DCOMM_ERR_INVALID (this rank holds no rows), DCOMM_ERR_TIMEOUT (see dcomm_ps_destroy). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_serve(dcomm_ps *ps);
 
+/* Change the learning rate by which this rank updates the rows that it holds, from now on. Each
+ * server calls it; a rank without rows may, too. With staleness 0, a worker that calls it after
+ * a pull and before it ends its clock sets the rate of that clock's update.
+ *
+ * Errors: DCOMM_ERR_INVALID (lr is not above 0, or the update is DCOMM_PS_ELASTIC). */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_set_lr(dcomm_ps *ps, double lr);
+
 #define DCOMM_PS_TAUS 64 /* delays that the histogram tells apart; the last has longer ones */
 
 /* The work of a rank so far. */
@@ -3716,6 +3805,39 @@ typedef struct dcomm_ps_stats {
 /* Report statistics in *stats.
  * Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_ps_get_stats(dcomm_ps *ps, dcomm_ps_stats *stats);
+
+/* ---- between runs ---- */
+
+/* Return the bytes that dcomm_ps_save writes; 0 if this rank holds no rows. */
+DCOMM_API size_t dcomm_ps_save_bytes(const dcomm_ps *ps);
+/* Save this server's rows, the update's state of each, and the clock, while it serves. They are of
+ * one moment; with staleness 0, between two clocks. Pushes of a clock that has not ended are not
+ * saved: workers push them anew. Each server saves its own image, and behind it that of a server
+ * whose rows it has taken over; other ranks save nothing.
+ *
+ * A server that works first waits for the same workers as a pull. With staleness 0, the images are
+ * of the clock that its workers have ended if they all save between the same two calls of
+ * dcomm_ps_clock. Servers with opts.dedicated do not wait: workers pull from each, and a barrier on
+ * a communicator of their own before and after the call keeps the next clock away.
+ *
+ * Errors: DCOMM_ERR_INVALID (capacity is too small, NULL), DCOMM_ERR_TIMEOUT. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_save(dcomm_ps *ps, void *to, size_t capacity);
+/* Load the images that all servers of an old job saved; collective, before the first push, pull and
+ * clock. That job had `nimages` servers; server k, by order of rank, saved images[k], which is
+ * bytes[k] bytes long. The number of servers and of workers may be another now. The parameters'
+ * number, rows and cols, and opts.update must be the same.
+ *
+ * A server reads only the images that have rows which it holds now: if their number is the same,
+ * its own. Other images may be NULL, and the image of a server that another one took over may stand
+ * behind the other's. All workers go on at the saved clock, which
+ * dcomm_ps_get_stats has; with staleness above 0 or DCOMM_PS_ASYNC, at the lowest.
+ *
+ * Errors, on all ranks, and the parameter server is as it was: DCOMM_ERR_CORRUPT (dcomm_ps_save did
+ * not write these bytes), DCOMM_ERR_INVALID (other parameters or update, an image in another
+ * server's place, NULL; a rank has pushed, pulled or ended a clock), DCOMM_ERR_MISMATCH (images of
+ * different clocks, with staleness 0), DCOMM_ERR_NO_MEMORY. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ps_load(dcomm_ps *ps, const void *const *images,
+                                                   const size_t *bytes, size_t nimages);
 
 #ifdef __cplusplus
 }
@@ -10825,6 +10947,11 @@ static dcomm_status dcommi_feedback_check_opts(const dcomm_feedback_opts *o)
     return wrong == NULL ? DCOMM_OK
                          : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_create: %s", wrong);
 }
+/* Return true if residuals of a codec would grow without bound. */
+static inline bool dcommi_feedback_grows(const dcomm_codec_info *info)
+{
+    return info->unbiased && info->omega >= 1;
+}
 /* Check that error feedback converges with the codec, and set the factor that scales it. */
 static dcomm_status dcommi_feedback_check_codec(dcomm_feedback *fb)
 {
@@ -10837,7 +10964,7 @@ static dcomm_status dcommi_feedback_check_codec(dcomm_feedback *fb)
                            info.name);
     }
     fb->factor = 1;
-    if (info.unbiased && info.omega >= 1) {
+    if (dcommi_feedback_grows(&info)) {
         if (!fb->opts.scale) {
             return dcommi_fail(DCOMM_ERR_INVALID,
                                "dcomm_feedback_create: residuals would grow without bound, because "
@@ -12547,6 +12674,54 @@ DCOMM_API void dcomm_cuda_ledger_add(dcomm_ledger *ledger, size_t count,
 #ifndef DCOMM_NO_COMM
 /* ==== include/dcomm/impl/device/host.h ===================================================== */
 /* host.h - the transforms of device.h on host memory, by the kernels of kernels/cpu.h. */
+/* ==== include/dcomm/impl/base/forked.h ===================================================== */
+/* forked.h - refuses calls where none can be made: in a forked child whose parent used the library,
+ * because both would share the parent's connections, and in a function of the caller's that the
+ * library calls, because its thread may hold a lock. */
+static _Atomic int dcommi_in_use; /* contexts and communicators, also those being created */
+static _Atomic int dcommi_forked;
+static pthread_once_t dcommi_fork_once = PTHREAD_ONCE_INIT;
+/* Mark this child as forked if its parent has a context or communicator. Without one, the child
+ * may use dcomm as a new process does. The rendezvous handles forks itself. */
+static void dcommi_in_child(void)
+{
+    if (atomic_load(&dcommi_in_use) != 0) {
+        atomic_store(&dcommi_forked, 1);
+    }
+}
+static void dcommi_watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, dcommi_in_child);
+}
+static _Atomic int dcommi_callbacks; /* the caller's functions that are running, in all threads */
+static _Thread_local const char *dcommi_callback; /* the one that this thread runs; NULL: none */
+/* Note that this thread calls a function of the caller's, and that it has returned. */
+static inline void dcommi_callback_begin(const char *what)
+{
+    atomic_fetch_add_explicit(&dcommi_callbacks, 1, memory_order_relaxed);
+    dcommi_callback = what;
+}
+static inline void dcommi_callback_end(void)
+{
+    dcommi_callback = NULL;
+    atomic_fetch_sub_explicit(&dcommi_callbacks, 1, memory_order_relaxed);
+}
+/* Refuse a call where none can be made. */
+static inline dcomm_status dcommi_check_fork(void)
+{
+    if (DCOMMI_UNLIKELY(atomic_load_explicit(&dcommi_callbacks, memory_order_relaxed) != 0) &&
+        dcommi_callback != NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s must not call dcomm", dcommi_callback);
+    }
+    if (DCOMMI_UNLIKELY(atomic_load_explicit(&dcommi_forked, memory_order_relaxed) != 0)) {
+        return dcommi_fail(DCOMM_ERR_FORKED,
+                           "process %d was forked while its parent had a context or communicator, "
+                           "whose connections it shares; fork before the first is created or after "
+                           "the last is destroyed, or use exec",
+                           (int)getpid());
+    }
+    return DCOMM_OK;
+}
 /* ==== include/dcomm/impl/device/device.h =================================================== */
 /* device.h - transforms of bytes by memory kind: functions for host memory, a table of functions
  * for a device's. The device layer knows no ranks. */
@@ -13581,7 +13756,9 @@ static dcomm_status dcommi_host_reduce_both(void *dst, void *also, const void *c
             return dcommi_fail(DCOMM_ERR_INVALID, "reduce with operator %d%s", (int)op,
                                own == NULL ? ", which does not exist" : " cannot divide");
         }
+        dcommi_callback_begin("the function of an operator");
         dcommi_host_user(out, in, nsrc, len, dtype, own->fn, own->user);
+        dcommi_callback_end();
         dcommi_host_also(also, dst, len);
         return DCOMM_OK;
     }
@@ -33369,35 +33546,6 @@ static dcomm_status dcommi_plan_factored(const dcommi_shape *s, const dcomm_plan
  * over where the plan stands: an unexpected message, a late peer, a poisoned communicator.
  *
  * The entry is dcommi_fast_call; its conditions are dcommi_fast_asked and dcommi_fast_able. */
-/* ==== include/dcomm/impl/base/forked.h ===================================================== */
-/* forked.h - refuses calls in a forked child whose parent used the library: both would share the
- * parent's connections. */
-static _Atomic int dcommi_in_use; /* contexts and communicators, also those being created */
-static _Atomic int dcommi_forked;
-static pthread_once_t dcommi_fork_once = PTHREAD_ONCE_INIT;
-/* Mark this child as forked if its parent has a context or communicator. Without one, the child
- * may use dcomm as a new process does. The rendezvous handles forks itself. */
-static void dcommi_in_child(void)
-{
-    if (atomic_load(&dcommi_in_use) != 0) {
-        atomic_store(&dcommi_forked, 1);
-    }
-}
-static void dcommi_watch_forks(void)
-{
-    pthread_atfork(NULL, NULL, dcommi_in_child);
-}
-static inline dcomm_status dcommi_check_fork(void)
-{
-    if (DCOMMI_UNLIKELY(atomic_load_explicit(&dcommi_forked, memory_order_relaxed) != 0)) {
-        return dcommi_fail(DCOMM_ERR_FORKED,
-                           "process %d was forked while its parent had a context or communicator, "
-                           "whose connections it shares; fork before the first is created or after "
-                           "the last is destroyed, or use exec",
-                           (int)getpid());
-    }
-    return DCOMM_OK;
-}
 /* ==== include/dcomm/impl/base/pause.h ====================================================== */
 /* pause.h - short waits that keep the core. */
 /* Seconds between sending and the first poll (Intel only). Polling a line before the writer has
@@ -47793,6 +47941,9 @@ static dcomm_status dcommi_call_failed(dcomm_comm *comm, dcomm_status status)
 {
     dcommi_group *group = &dcommi_this_group;
     const bool ran = group->ran;
+    if (dcommi_callback != NULL) {
+        return status; /* a call where none can be made: no rank waits for it */
+    }
     group->ran = false;
     if (comm != NULL && status != DCOMM_ERR_FORKED && !ran &&
         atomic_load_explicit(&comm->ready, memory_order_acquire) == DCOMM_OK && comm->size > 1 &&
@@ -64117,8 +64268,123 @@ DCOMM_API double dcomm_checkpoint_overhead(double interval_s, double write_s, do
     double useful = interval_s / mtbf_s / expm1(interval_s / mtbf_s + write_s / mtbf_s);
     return 1 - useful * (1 + expm1(-restart_s / mtbf_s));
 }
-/* ==== include/dcomm/impl/ps/api_ps.h ======================================================= */
-/* api_ps.h - a worker's calls on a parameter server, and statistics. */
+/* ==== include/dcomm/impl/train/share.h ===================================================== */
+/* share.h - work divided in proportion to speeds, by the method of largest remainders. */
+#define DCOMMI_DIVIDE_MOST ((uint64_t)1 << 53) /* a double has every integer up to here */
+/* A division under way. A rank is open if it can get more. */
+typedef struct dcommi_division {
+    const double *speeds;
+    const size_t *caps;
+    size_t n, *out;
+    size_t left;  /* items for the open ranks */
+    double first; /* the highest speed of an open rank */
+    double sum;   /* of the open ranks' speeds, in units of `first`, so that it is finite */
+} dcommi_division;
+static bool dcommi_divide_open(const dcommi_division *s, size_t i)
+{
+    return s->speeds[i] > 0 && (s->caps == NULL || s->out[i] < s->caps[i]);
+}
+static void dcommi_divide_weigh(dcommi_division *s)
+{
+    s->first = s->sum = 0;
+    for (size_t i = 0; i < s->n; i++) {
+        s->first = dcommi_divide_open(s, i) && s->speeds[i] > s->first ? s->speeds[i] : s->first;
+    }
+    for (size_t i = 0; i < s->n; i++) {
+        s->sum += dcommi_divide_open(s, i) ? s->speeds[i] / s->first : 0;
+    }
+}
+/* Return an open rank's quota of `items`. A compiler that contracts expressions finds none here,
+ * so all have the same bits. */
+static double dcommi_divide_quota(const dcommi_division *s, size_t i, size_t items)
+{
+    return (double)items * (s->speeds[i] / s->first) / s->sum;
+}
+/* Give ranks their caps whose quotas reach them, until no quota does. */
+static void dcommi_divide_fill(dcommi_division *s)
+{
+    for (bool again = true; again;) {
+        size_t items = s->left;
+        again = false;
+        dcommi_divide_weigh(s);
+        for (size_t i = 0; i < s->n && s->caps != NULL; i++) {
+            if (dcommi_divide_open(s, i) &&
+                dcommi_divide_quota(s, i, items) >= (double)s->caps[i]) {
+                s->out[i] = s->caps[i] < s->left ? s->caps[i] : s->left;
+                s->left -= s->out[i];
+                again = true;
+            }
+        }
+    }
+}
+/* Give the open ranks their quotas without fractions, then single items to the largest ones. */
+static void dcommi_divide_deal(dcommi_division *s)
+{
+    size_t items = s->left;
+    for (size_t i = 0; i < s->n && items > 0; i++) {
+        if (dcommi_divide_open(s, i)) {
+            size_t whole = (size_t)dcommi_divide_quota(s, i, items);
+            s->out[i] = whole < s->left ? whole : s->left;
+            s->left -= s->out[i];
+        }
+    }
+    for (; s->left > 0; s->left--) {
+        size_t best = s->n;
+        double largest = 0;
+        for (size_t i = 0; i < s->n; i++) {
+            if (dcommi_divide_open(s, i)) {
+                double rest = dcommi_divide_quota(s, i, items) - (double)s->out[i];
+                if (best == s->n || rest > largest) {
+                    best = i;
+                    largest = rest;
+                }
+            }
+        }
+        s->out[best]++;
+    }
+}
+/* Return a sentence about what is wrong with the speeds and caps; NULL: nothing. */
+static const char *dcommi_divide_wrong(size_t total, const double *speeds, const size_t *caps,
+                                       size_t n)
+{
+    uint64_t room = 0;
+    bool any = false;
+    for (size_t i = 0; i < n; i++) {
+        uint64_t bits = dcommi_f64_bits(speeds[i]);
+        if (bits >= 0x7ff0000000000000u && bits != 0x8000000000000000u) { /* -0 is a zero */
+            return "a speed is negative or not finite";
+        }
+        if (speeds[i] > 0) {
+            uint64_t most = caps != NULL && caps[i] < total ? caps[i] : total;
+            room += most < total - room ? most : total - room;
+            any = true;
+        }
+    }
+    return !any ? "all speeds are 0" : room < total ? "the caps are together below total" : NULL;
+}
+DCOMM_API dcomm_status dcomm_share(size_t total, const double *speeds, const size_t *caps, size_t n,
+                                   size_t *out)
+{
+    const char *wrong = speeds == NULL || out == NULL          ? "speeds or out is NULL"
+                        : n == 0                               ? "n is 0"
+                        : (uint64_t)total > DCOMMI_DIVIDE_MOST ? "total is above 2^53"
+                                                               : NULL;
+    wrong = wrong != NULL ? wrong : dcommi_divide_wrong(total, speeds, caps, n);
+    if (wrong != NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_share: %s", wrong);
+    }
+    dcommi_division s = {.speeds = speeds, .caps = caps, .n = n, .out = out, .left = total};
+    for (size_t i = 0; i < n; i++) {
+        out[i] = 0;
+    }
+    dcommi_divide_fill(&s);
+    dcommi_divide_deal(&s);
+    return DCOMM_OK;
+}
+/* ==== include/dcomm/impl/ps/api_life.h ===================================================== */
+/* api_life.h - creates, serves and destroys a parameter server, and its replica beside it. */
+/* ==== include/dcomm/impl/ps/life.h ========================================================= */
+/* life.h - how a parameter server begins, serves and ends. */
 /* ==== include/dcomm/impl/ps/calls.h ======================================================== */
 /* calls.h - makes the pieces of a push or a pull. */
 /* ==== include/dcomm/impl/ps/worker.h ======================================================= */
@@ -64127,18 +64393,18 @@ DCOMM_API double dcomm_checkpoint_overhead(double interval_s, double write_s, do
 /* ==== include/dcomm/impl/ps/server.h ======================================================= */
 /* server.h - a server: takes workers' messages in their order, answers pulls when clocks allow it,
  * and ends clocks. With the token. */
-/* ==== include/dcomm/impl/ps/store.h ======================================================== */
-/* store.h - a server's rows: memory, the update of a push, the average of a clock's pushes, copies
- * for pulls. Knows no messages. */
+/* ==== include/dcomm/impl/ps/encode.h ======================================================= */
+/* encode.h - rows of a push as they travel. With a codec, a worker encodes them together with what
+ * the codec has dropped of them before (error feedback). A server makes them f32 again. */
 /* ==== include/dcomm/impl/ps/wire.h ========================================================= */
-/* wire.h - the form of values in answers to pulls, and checks of messages from other ranks. */
+/* wire.h - the form of values in messages, and checks of messages from other ranks. */
 /* ==== include/dcomm/impl/ps/types.h ======================================================== */
 /* types.h - a parameter server: its workers' side, its servers' side, and its messages.
  *
  * Messages are of type SERVICE; `slot` says which. A worker numbers its messages to each server
  * (seq), and the server handles them in this order, although long ones may arrive late:
  *   PUSH    rows a to a + b - 1 of parameter `tag`, or b rows that are listed (stage = 1, a = 0);
- *           payload = the list, ascending, and the rows
+ *           payload = the list, ascending, and the rows, or their wire if there is a codec
  *   PULL    the same rows; payload = the list
  *   CLOCK   the worker has ended a clocks
  *   LEAVE   the worker has left
@@ -64270,17 +64536,18 @@ static int dcommi_ps_awaited(const dcommi_ps_clock *c)
 /* update.h - what a gradient does to a row. */
 /* A server's rows of a parameter. */
 typedef struct dcommi_ps_table {
-    uint64_t first, rows, cols; /* first: the number of its first row */
-    float *value;               /* [rows * cols] */
-    float *state[2];            /* [rows * cols] of the update; NULL: it needs none */
-    uint32_t *updates;          /* [rows] of each row, for Adam; NULL: not needed */
+    size_t i;                      /* the parameter */
+    uint64_t first, rows, cols;    /* first: the number of its first row */
+    float *value;                  /* [rows * cols] */
+    float *state[DCOMM_PS_STATES]; /* [rows * cols] of the update; NULL: it needs none */
+    uint32_t *updates;             /* [rows] of each row, for Adam; NULL: not needed */
 } dcommi_ps_table;
 /* Return how many numbers the update keeps for each value. */
-static int dcommi_ps_states(dcomm_ps_update update)
+static int dcommi_ps_states(const dcomm_ps_opts *o)
 {
-    return update == DCOMM_PS_ADAM                                     ? 2
-           : update == DCOMM_PS_MOMENTUM || update == DCOMM_PS_ADAGRAD ? 1
-                                                                       : 0;
+    return o->update == DCOMM_PS_ADAM                                        ? 2
+           : o->update == DCOMM_PS_MOMENTUM || o->update == DCOMM_PS_ADAGRAD ? 1
+                                                                             : o->update_states;
 }
 /* Return a to the power of n. */
 static double dcommi_ps_power(double a, uint32_t n)
@@ -64329,6 +64596,20 @@ static void dcommi_ps_adam(float *w, float *m, float *v, const float *g, size_t 
         w[k] -= rate * m[k] / ((float)dcommi_sqrt(v[k] * whole) + eps);
     }
 }
+/* Let the caller's function update rows. */
+static void dcommi_ps_call_back(const dcommi_ps_table *t, uint64_t row, uint64_t nrows,
+                                const float *g, float scale, const dcomm_ps_opts *o)
+{
+    const size_t cols = (size_t)t->cols, at = (size_t)row * cols;
+    dcomm_ps_update_info info = {
+        .i = t->i, .first = t->first + row, .nrows = (size_t)nrows, .cols = cols, .scale = scale};
+    for (int s = 0; s < o->update_states; s++) {
+        info.state[s] = t->state[s] + at;
+    }
+    dcommi_callback_begin("update_fn of a parameter server");
+    o->update_fn(t->value + at, g, (size_t)nrows * cols, &info, o->update_user);
+    dcommi_callback_end();
+}
 /* Update nrows rows of a table, from row `row` on, counted from its first. `scale` multiplies g;
  * for an elastic update it is the share of a worker's copy. */
 static void dcommi_ps_apply(dcommi_ps_table *t, uint64_t row, uint64_t nrows, const float *g,
@@ -64354,6 +64635,9 @@ static void dcommi_ps_apply(dcommi_ps_table *t, uint64_t row, uint64_t nrows, co
         for (size_t k = 0; k < n; k++) {
             w[k] += scale * (float)o->rho * (g[k] - w[k]);
         }
+        break;
+    case DCOMM_PS_CALLBACK:
+        dcommi_ps_call_back(t, row, nrows, g, scale, o);
         break;
     default:
         dcommi_ps_sgd(w, g, n, scale * (float)o->lr);
@@ -64418,10 +64702,10 @@ typedef struct dcommi_ps_piece {
     const void *data; /* payload: `packed`, or the caller's */
     size_t len;
     void *packed;
-    float *out;    /* PULL: where the first row goes; with a list: the caller's memory */
+    uint8_t *out;  /* where the first row is or goes; with a list: the caller's memory */
     size_t *place; /* of the rows; NULL: one behind another */
     size_t bytes;  /* of the values; PULL: as in the answer */
-    void *fetched; /* the values of a list or of 16 bits, before they are put in place */
+    void *fetched; /* values of a list, or of another type, before they are put in place */
     bool sending, fetching;
     bool waits;  /* for values */
     int awaited; /* the rank that the server waits for; -1: not told */
@@ -64450,20 +64734,32 @@ typedef struct dcommi_ps_job {
     uint8_t *data;
     bool fetching, dropped;
     bool whole;       /* PUSH: its worker has ended the clock that it was pushed in */
+    uint64_t pushes;  /* PUSH: that it is the sum of */
+    uint64_t added;   /* PUSH: rows that the sum of the clock has */
     double next_told; /* PULL: when the worker is told whom it waits for */
 } dcommi_ps_job;
+/* BSP: a worker's pushes to a parameter that count in the open clock, in their order. */
+typedef struct dcommi_ps_stash {
+    dcommi_ps_job *first, *last;
+    size_t bytes;
+} dcommi_ps_stash;
 /* A worker, as a server sees it. */
 typedef struct dcommi_ps_from {
     dcommi_ps_job *queue; /* by number */
     uint64_t next, acked; /* messages handled; that it has been told of */
     size_t queued;
-    dcommi_ps_job *stash; /* BSP: pushes that count in the open clock */
-    uint64_t *seen, *own; /* [nparams] all updates at its last pull, and its own since */
+    dcommi_ps_stash *stash; /* [nparams] NULL: not BSP */
+    uint64_t *seen, *own;   /* [nparams] all updates at its last pull, and its own since */
 } dcommi_ps_from;
 /* ---- both ---- */
 typedef struct dcommi_ps_param {
     char *name;
     uint64_t rows, cols;
+    dcomm_dtype dtype;        /* of the caller's memory, and of pushes without a codec */
+    dcomm_dtype pulled;       /* of answers to pulls */
+    const dcomm_codec *codec; /* of pushes; NULL: they are exact */
+    float *residual;          /* a worker's, of all rows: what the codec has dropped */
+    uint64_t encodings;       /* pushes that this worker has encoded */
 } dcommi_ps_param;
 struct dcomm_ps {
     dcomm_comm *comm; /* its own, which it has a reference to */
@@ -64473,7 +64769,14 @@ struct dcomm_ps {
     dcomm_ps_opts opts;
     size_t nparams;
     dcommi_ps_param *params;
-    bool works, left; /* this rank is a worker; it has left */
+    bool works, left;   /* this rank is a worker; it has left */
+    dcomm_codec *codec; /* of opts.codec; NULL: none */
+    void *room;         /* to encode in */
+    size_t room_bytes;
+    /* With opts.replicas: another parameter server of the same rows, each by the next server (shift
+     * 1). Its twin is the one that the caller has. NULL: there is none. */
+    dcomm_ps *twin;
+    int shift;
     int nservers;
     dcommi_ps_to *to;  /* [nservers] */
     uint64_t steps;    /* that it has ended */
@@ -64494,12 +64797,16 @@ struct dcomm_ps {
     dcomm_ps_stats stats;
 };
 /* ---- rows and servers ---- */
-/* Return the first of a server's rows; `rows` if there is no such server. */
+/* Return the first of a server's rows, of all rows and servers; `rows` if there is no such server.
+ */
+static uint64_t dcommi_ps_share(uint64_t rows, int servers, int server)
+{
+    const uint64_t n = (uint64_t)servers, k = (uint64_t)server, extra = rows % n;
+    return rows / n * k + (k < extra ? k : extra);
+}
 static uint64_t dcommi_ps_first(const dcomm_ps *ps, size_t i, int server)
 {
-    const uint64_t rows = ps->params[i].rows, n = (uint64_t)ps->nservers, k = (uint64_t)server;
-    const uint64_t extra = rows % n;
-    return rows / n * k + (k < extra ? k : extra);
+    return dcommi_ps_share(ps->params[i].rows, ps->nservers, server);
 }
 /* Return the server that holds a row. */
 static int dcommi_ps_holder(const dcomm_ps *ps, size_t i, uint64_t row)
@@ -64508,42 +64815,55 @@ static int dcommi_ps_holder(const dcomm_ps *ps, size_t i, uint64_t row)
     const uint64_t each = rows / n, extra = rows % n, longer = extra * (each + 1);
     return (int)(row < longer ? row / (each + 1) : extra + (row - longer) / each);
 }
+/* Return the bytes of a row in the caller's memory. */
 static size_t dcommi_ps_row_bytes(const dcomm_ps *ps, size_t i)
 {
-    return (size_t)ps->params[i].cols * sizeof(float);
+    return (size_t)ps->params[i].cols * dcomm_dtype_size(ps->params[i].dtype);
 }
 /* Return the bytes of a row in an answer to a pull. */
 static size_t dcommi_ps_answer_row(const dcomm_ps *ps, size_t i)
 {
-    return (size_t)ps->params[i].cols * dcomm_dtype_size(ps->opts.pull_dtype);
+    return (size_t)ps->params[i].cols * dcomm_dtype_size(ps->params[i].pulled);
 }
-/* Return the rank of a server. */
-static int dcommi_ps_server_rank(int size, int servers, int k)
+/* Return the rank of a server; of a replica, that of the next server. */
+static int dcommi_ps_server_rank(const dcomm_ps *ps, int k)
 {
-    return (int)((int64_t)k * size / servers);
+    return (int)((int64_t)((k + ps->shift) % ps->nservers) * ps->size / ps->nservers);
 }
 /* ---- ends ---- */
+static void dcommi_ps_job_free(dcommi_ps_job *job)
+{
+    if (job->desc != NULL) {
+        job->transport->call->release(job->transport, job->desc);
+    }
+    dcommi_free(job->data);
+    dcommi_free(job);
+}
 static void dcommi_ps_free(dcomm_ps *ps)
 {
     dcomm_comm *comm = ps->comm;
     for (size_t i = 0; ps->params != NULL && i < ps->nparams; i++) {
         dcommi_free(ps->params[i].name);
+        dcommi_free(ps->params[i].residual);
     }
     for (size_t i = 0; ps->tables != NULL && i < ps->nparams; i++) {
         dcommi_ps_table *t = &ps->tables[i];
         dcommi_free(t->value);
-        dcommi_free(t->state[0]);
-        dcommi_free(t->state[1]);
+        for (int s = 0; s < DCOMM_PS_STATES; s++) {
+            dcommi_free(t->state[s]);
+        }
         dcommi_free(t->updates);
     }
     for (int r = 0; ps->from != NULL && r < ps->size; r++) {
         dcommi_free(ps->from[r].seen);
+        dcommi_free(ps->from[r].stash);
     }
-    void *all[] = {ps->params,  ps->to,       ps->tables, ps->updates,    ps->sum,
-                   ps->touched, ps->clock.of, ps->from,   ps->last_counts};
+    void *all[] = {ps->params,  ps->to,       ps->tables, ps->updates,     ps->sum,
+                   ps->touched, ps->clock.of, ps->from,   ps->last_counts, ps->room};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         dcommi_free(all[i]);
     }
+    dcomm_codec_destroy(&ps->codec);
     dcommi_free(ps);
     dcommi_comm_unref(comm);
 }
@@ -64564,7 +64884,7 @@ static void dcommi_ps_op_ends(dcomm_ps *ps)
     ps->comm->in_transport--;
     dcommi_ps_unref(ps);
 }
-/* Write n values as answers to pulls have them. */
+/* Write n values as messages have them. */
 static void dcommi_ps_cast(void *wire, const float *values, size_t n, dcomm_dtype dtype)
 {
     if (dtype == DCOMM_F32) {
@@ -64573,7 +64893,7 @@ static void dcommi_ps_cast(void *wire, const float *values, size_t n, dcomm_dtyp
         dcommi_from_f32(wire, values, n, dtype);
     }
 }
-/* Read n values of an answer. */
+/* Read n values of a message, or of the caller's. */
 static void dcommi_ps_uncast(float *values, const void *wire, size_t n, dcomm_dtype dtype)
 {
     if (dtype == DCOMM_F32) {
@@ -64581,6 +64901,18 @@ static void dcommi_ps_uncast(float *values, const void *wire, size_t n, dcomm_dt
     } else {
         dcommi_to_f32(values, wire, n, dtype, 1);
     }
+}
+/* Return the bytes of a message's list of rows. */
+static inline size_t dcommi_ps_list_bytes(const dcommi_header *h)
+{
+    return h->stage == 1 ? (size_t)h->b * sizeof(uint64_t) : 0;
+}
+/* Return the bytes of n rows in a push, behind the list; a codec's wire may be shorter. */
+static size_t dcommi_ps_push_bytes(const dcomm_ps *ps, size_t i, size_t n)
+{
+    const dcommi_ps_param *p = &ps->params[i];
+    return p->codec != NULL ? dcomm_codec_max_bytes(p->codec, n * (size_t)p->cols)
+                            : n * dcommi_ps_row_bytes(ps, i);
 }
 /* Return true if a worker's message can be right, as far as its header tells. Its payload is then
  * at most that of this server's rows. */
@@ -64594,11 +64926,13 @@ static bool dcommi_ps_valid(const dcomm_ps *ps, const dcommi_header *h, size_t l
         return false;
     }
     const dcommi_ps_table *t = &ps->tables[h->tag];
-    const size_t list = h->stage == 1 ? (size_t)h->b * sizeof(uint64_t) : 0;
+    const size_t list = dcommi_ps_list_bytes(h);
     if (h->b < 1 || h->b > t->rows) {
         return false;
     }
-    return len == list + (pushes ? (size_t)h->b * dcommi_ps_row_bytes(ps, h->tag) : 0) &&
+    const size_t rows = pushes ? dcommi_ps_push_bytes(ps, h->tag, (size_t)h->b) : 0;
+    const bool may_be_shorter = pushes && ps->params[h->tag].codec != NULL;
+    return len >= list && (may_be_shorter ? len - list <= rows : len - list == rows) &&
            (h->stage == 1 ? h->a == 0 : h->a >= t->first && h->a - t->first <= t->rows - h->b);
 }
 /* Return true if a list is of this server's rows, ascending. */
@@ -64612,6 +64946,161 @@ static bool dcommi_ps_valid_list(const dcommi_ps_table *t, const uint64_t *rows,
     }
     return true;
 }
+/* Make the codec of opts.codec, and a residual of zeros for each parameter that it encodes. */
+static dcomm_status dcommi_ps_codec_make(dcomm_ps *ps, const char *spec)
+{
+    ps->opts.codec = NULL;
+    if (spec == NULL || strcmp(spec, "none") == 0) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcomm_codec_create(spec, &ps->codec));
+    spec = ps->opts.codec = dcomm_codec_spec(ps->codec);
+    if (ps->codec->automatic || ps->codec->ops->state != NULL) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "dcomm_ps_create: opts.codec \"%.80s\": %s", spec,
+                           ps->codec->automatic
+                               ? "only an all-reduce decides about a codec; leave out \"auto\""
+                               : "it needs the same tensor in each step, and pushes are of any "
+                                 "rows");
+    }
+    for (size_t i = 0; i < ps->nparams; i++) {
+        dcommi_ps_param *p = &ps->params[i];
+        const size_t n = (size_t)(p->rows * p->cols);
+        dcomm_codec_info info;
+        DCOMMI_TRY(dcomm_codec_get_info(ps->codec, n, &info));
+        if (n < DCOMMI_CODED_MIN) {
+            continue;
+        }
+        if (dcommi_feedback_grows(&info)) {
+            return dcommi_fail(DCOMM_ERR_INVALID,
+                               "dcomm_ps_create: opts.codec \"%.80s\": residuals of \"%.80s\" "
+                               "would grow without bound, because its variance factor is %.3g, "
+                               "which must be below 1",
+                               spec, p->name, info.omega);
+        }
+        p->codec = ps->codec;
+        const bool keeps = ps->works && ps->shift == 0; /* a replica gets what the first one gets */
+        p->residual = keeps ? dcommi_calloc(n, sizeof *p->residual) : NULL;
+        if (keeps && p->residual == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+    }
+    return DCOMM_OK;
+}
+/* ---- the worker's side ---- */
+/* Return true if the rows of a piece must be brought together as f32 to be encoded. */
+static bool dcommi_ps_gathers(const dcommi_ps_piece *piece)
+{
+    return piece->place != NULL || piece->ps->params[piece->header.tag].dtype != DCOMM_F32;
+}
+/* Return the codec's workspace for a piece, in bytes; behind it is room for gathered rows and their
+ * residuals. */
+static size_t dcommi_ps_workspace(const dcommi_ps_piece *piece, size_t n)
+{
+    const dcommi_ps_param *p = &piece->ps->params[piece->header.tag];
+    return dcommi_size_lines(dcomm_codec_workspace_bytes(p->codec, n));
+}
+/* Make room to encode a push. Without memory, nothing has been encoded. */
+static dcomm_status dcommi_ps_encode_room(dcomm_ps *ps, const dcommi_ps_piece *piece)
+{
+    size_t most = 0;
+    for (; piece != NULL; piece = piece->next) {
+        const size_t n = (size_t)(piece->header.b * ps->params[piece->header.tag].cols);
+        const size_t bytes =
+            dcommi_ps_workspace(piece, n) + (dcommi_ps_gathers(piece) ? 2 * n * sizeof(float) : 0);
+        most = bytes > most ? bytes : most;
+    }
+    if (most > ps->room_bytes) {
+        dcommi_free(ps->room);
+        ps->room = dcommi_alloc_raw(most);
+        ps->room_bytes = ps->room != NULL ? most : 0;
+    }
+    return most <= ps->room_bytes ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+}
+/* Encode the rows of a piece: the gradient and what was dropped before. Keep what is dropped now.
+ * Cannot fail: the gradient is finite, and there is room. */
+static void dcommi_ps_encode_piece(dcomm_ps *ps, dcommi_ps_piece *piece)
+{
+    dcommi_ps_param *p = &ps->params[piece->header.tag];
+    const size_t rows = (size_t)piece->header.b, cols = (size_t)p->cols, n = rows * cols;
+    const uint64_t *list = piece->place != NULL ? piece->packed : NULL;
+    const size_t list_bytes = list != NULL ? rows * sizeof *list : 0;
+    const uint64_t first = list != NULL ? list[0] : piece->header.a;
+    const dcomm_codec_key key = {.seed = ps->opts.codec_seed,
+                                 .step = p->encodings,
+                                 .first = first * cols,
+                                 .rank = (uint32_t)ps->rank,
+                                 .tensor = piece->header.tag};
+    const bool gathers = dcommi_ps_gathers(piece);
+    const float *x = (const float *)(const void *)piece->out;
+    float *kept = p->residual + first * cols;
+    float *room = (float *)(void *)((uint8_t *)ps->room + dcommi_ps_workspace(piece, n));
+    for (size_t j = 0; j < rows && gathers; j++) {
+        const size_t at = list != NULL ? piece->place[j] : j;
+        const uint64_t row = list != NULL ? list[j] : first + j;
+        dcommi_ps_uncast(room + j * cols, piece->out + at * dcommi_ps_row_bytes(ps, key.tensor),
+                         cols, p->dtype);
+        memcpy(room + n + j * cols, p->residual + row * cols, cols * sizeof *room);
+    }
+    x = gathers ? room : x;
+    kept = gathers ? room + n : kept;
+    size_t bytes = 0;
+    dcomm_encode_feedback(p->codec, x, kept, kept, n, &key, (uint8_t *)piece->packed + list_bytes,
+                          piece->len - list_bytes, &bytes, ps->room, NULL);
+    for (size_t j = 0; j < rows && gathers; j++) {
+        const uint64_t row = list != NULL ? list[j] : first + j;
+        memcpy(p->residual + row * cols, kept + j * cols, cols * sizeof *room);
+    }
+    piece->len = list_bytes + bytes;
+}
+/* Encode all pieces of a push. Those for replicas come last, in the same order, and take the same
+ * bytes. */
+static void dcommi_ps_encode(dcomm_ps *ps, dcommi_ps_piece *first)
+{
+    const dcommi_ps_piece *encoded = first;
+    for (dcommi_ps_piece *piece = first; piece != NULL; piece = piece->next) {
+        if (piece->ps == ps) {
+            dcommi_ps_encode_piece(ps, piece);
+        } else {
+            memcpy(piece->packed, encoded->packed, encoded->len);
+            piece->len = encoded->len;
+            encoded = encoded->next;
+        }
+    }
+    ps->params[first->header.tag].encodings++;
+}
+/* ---- the server's side ---- */
+/* Make the rows of a push f32, unless they are. Nothing changes without memory. */
+static dcomm_status dcommi_ps_unpack(const dcomm_ps *ps, dcommi_ps_job *job)
+{
+    const dcommi_ps_param *p = &ps->params[job->header.tag];
+    const size_t n = (size_t)(job->header.b * p->cols), list = dcommi_ps_list_bytes(&job->header);
+    if (p->codec == NULL && p->dtype == DCOMM_F32) {
+        return DCOMM_OK;
+    }
+    uint8_t *data = dcommi_alloc_raw(list + n * sizeof(float));
+    float *rows = (float *)(void *)(data + list);
+    dcomm_status status = data != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    if (status == DCOMM_OK && p->codec != NULL) {
+        status = dcomm_decode(p->codec, job->data + list, job->len - list, rows, n);
+    } else if (status == DCOMM_OK) {
+        dcommi_ps_uncast(rows, job->data + list, n, p->dtype);
+    }
+    if (status < 0) {
+        dcommi_free(data);
+        return status;
+    }
+    memcpy(data, job->data, list);
+    dcommi_free(job->data);
+    job->data = data;
+    job->len = list + n * sizeof(float);
+    return DCOMM_OK;
+}
+/* ==== include/dcomm/impl/ps/stash.h ======================================================== */
+/* stash.h - pushes that count at the end of a clock. A worker may push the same rows again and
+ * again: before its pushes take more memory than a few times the rows, they are added up. */
+/* ==== include/dcomm/impl/ps/store.h ======================================================== */
+/* store.h - a server's rows: memory, the update of a push, the average of a clock's pushes, copies
+ * for pulls. Knows no messages. */
 /* Make the tables of this server's rows. `params` has the initial values. */
 static dcomm_status dcommi_ps_store_make(dcomm_ps *ps, const dcomm_ps_param *params)
 {
@@ -64623,12 +65112,13 @@ static dcomm_status dcommi_ps_store_make(dcomm_ps *ps, const dcomm_ps_param *par
     }
     for (size_t i = 0; i < ps->nparams; i++) {
         dcommi_ps_table *t = &ps->tables[i];
+        t->i = i;
         t->first = dcommi_ps_first(ps, i, ps->server);
         t->rows = dcommi_ps_first(ps, i, ps->server + 1) - t->first;
         t->cols = ps->params[i].cols;
         const size_t n = (size_t)(t->rows * t->cols);
         bool bad = (t->value = dcommi_calloc(n, sizeof(float))) == NULL;
-        for (int s = 0; s < dcommi_ps_states(ps->opts.update) && !bad; s++) {
+        for (int s = 0; s < dcommi_ps_states(&ps->opts) && !bad; s++) {
             bad = (t->state[s] = dcommi_calloc(n, sizeof(float))) == NULL;
         }
         if (!bad && ps->opts.update == DCOMM_PS_ADAM) {
@@ -64637,8 +65127,10 @@ static dcomm_status dcommi_ps_store_make(dcomm_ps *ps, const dcomm_ps_param *par
         if (bad) {
             return DCOMM_ERR_NO_MEMORY;
         }
-        if (params[i].init != NULL && n > 0) {
-            memcpy(t->value, (const float *)params[i].init + t->first * t->cols, n * sizeof(float));
+        const uint8_t *init = params[i].init;
+        if (init != NULL && n > 0) {
+            const size_t before = (size_t)t->first * dcommi_ps_row_bytes(ps, i);
+            dcommi_ps_uncast(t->value, init + before, n, ps->params[i].dtype);
         }
         most = n > most ? n : most;
         most_rows = t->rows > most_rows ? (size_t)t->rows : most_rows;
@@ -64659,8 +65151,7 @@ static inline uint64_t dcommi_ps_row(const dcommi_ps_table *t, const dcommi_head
 /* Return the values of a message, behind its list. */
 static inline const float *dcommi_ps_values(const dcommi_header *h, const uint8_t *data)
 {
-    return (const float *)(const void *)(data +
-                                         (h->stage == 1 ? (size_t)h->b * sizeof(uint64_t) : 0));
+    return (const float *)(const void *)(data + dcommi_ps_list_bytes(h));
 }
 /* ---- one update per push ---- */
 /* Return the delay of a worker's push: the others' updates since its last pull, over workers. */
@@ -64675,14 +65166,15 @@ static void dcommi_ps_tau_count(dcomm_ps *ps, double tau)
     const double most = DCOMMI_PS_TAUS - 1, at = tau * 16;
     ps->taus[at < most ? (size_t)at : DCOMMI_PS_TAUS - 1]++;
 }
-/* Return how many rows of a message from row j on lie one behind another in the table. With
- * `touched`, they must also have a sum all or none. */
+/* Return how many rows of a message from row j on lie one behind another in the table, before its
+ * row `end`. With `touched`, they must also have a sum all or none. */
 static uint64_t dcommi_ps_stretch(const dcommi_ps_table *t, const dcommi_header *h,
-                                  const uint8_t *data, uint64_t j, const uint8_t *touched)
+                                  const uint8_t *data, uint64_t j, uint64_t end,
+                                  const uint8_t *touched)
 {
     const uint64_t row = dcommi_ps_row(t, h, data, j);
     uint64_t n = 1;
-    while (j + n < h->b && dcommi_ps_row(t, h, data, j + n) == row + n &&
+    while (j + n < h->b && row + n < end && dcommi_ps_row(t, h, data, j + n) == row + n &&
            (touched == NULL || touched[row + n] == touched[row])) {
         n++;
     }
@@ -64703,7 +65195,7 @@ static void dcommi_ps_push_apply(dcomm_ps *ps, int worker, const dcommi_header *
     const float scale = (float)(dcommi_ps_weight(&ps->opts, tau) / ps->workers);
     const float *g = dcommi_ps_values(h, data);
     for (uint64_t j = 0, n; j < h->b; j += n) {
-        n = dcommi_ps_stretch(t, h, data, j, NULL);
+        n = dcommi_ps_stretch(t, h, data, j, t->rows, NULL);
         dcommi_ps_apply(t, dcommi_ps_row(t, h, data, j), n, g + j * t->cols, scale, &ps->opts);
     }
     ps->updates[i]++;
@@ -64711,15 +65203,16 @@ static void dcommi_ps_push_apply(dcomm_ps *ps, int worker, const dcommi_header *
     ps->stats.updates++;
 }
 /* ---- one update per clock ---- */
-/* Add a push to the sum of a table. */
-static void dcommi_ps_sum_add(dcomm_ps *ps, const dcommi_header *h, const uint8_t *data)
+/* Add the rows of a push to the sum of a table, from its row j on to those before row `end` of the
+ * table. Return the row of the push that is next. */
+static uint64_t dcommi_ps_sum_add(dcomm_ps *ps, const dcommi_header *h, const uint8_t *data,
+                                  uint64_t j, uint64_t end)
 {
     const dcommi_ps_table *t = &ps->tables[h->tag];
     const size_t cols = (size_t)t->cols;
     const float *g = dcommi_ps_values(h, data);
-    for (uint64_t j = 0, n; j < h->b; j += n) {
-        n = dcommi_ps_stretch(t, h, data, j, ps->touched);
-        const uint64_t row = dcommi_ps_row(t, h, data, j);
+    for (uint64_t row, n; j < h->b && (row = dcommi_ps_row(t, h, data, j)) < end; j += n) {
+        n = dcommi_ps_stretch(t, h, data, j, end, ps->touched);
         const size_t count = (size_t)n * cols;
         float *sum = ps->sum + row * cols;
         const void *both[] = {sum, g + j * cols};
@@ -64730,15 +65223,16 @@ static void dcommi_ps_sum_add(dcomm_ps *ps, const dcommi_header *h, const uint8_
             dcommi_host_reduce(sum, both, 2, count, DCOMM_F32, DCOMM_SUM, 1);
         }
     }
+    return j;
 }
-/* Average the sum of a table over `workers`, and update the rows that have one. */
-static void dcommi_ps_sum_apply(dcomm_ps *ps, size_t i, int workers)
+/* Average the sum of some rows of a table over `workers`, and update those that have one. */
+static void dcommi_ps_sum_apply(dcomm_ps *ps, size_t i, uint64_t first, uint64_t end, int workers)
 {
     dcommi_ps_table *t = &ps->tables[i];
     const size_t cols = (size_t)t->cols;
-    for (uint64_t row = 0, n; row < t->rows; row += n) {
+    for (uint64_t row = first, n; row < end; row += n) {
         n = 1;
-        while (row + n < t->rows && ps->touched[row + n] == ps->touched[row]) {
+        while (row + n < end && ps->touched[row + n] == ps->touched[row]) {
             n++;
         }
         if (ps->touched[row]) {
@@ -64748,7 +65242,7 @@ static void dcommi_ps_sum_apply(dcomm_ps *ps, size_t i, int workers)
             dcommi_ps_apply(t, row, n, sum, 1, &ps->opts);
         }
     }
-    memset(ps->touched, 0, (size_t)t->rows);
+    memset(ps->touched + first, 0, (size_t)(end - first));
 }
 /* ---- pulls ---- */
 /* Write the rows that a pull asks for to `wire`. */
@@ -64757,9 +65251,171 @@ static void dcommi_ps_copy(const dcommi_ps_table *t, const dcommi_header *h, con
 {
     const size_t cols = (size_t)t->cols, row = cols * dcomm_dtype_size(dtype);
     for (uint64_t j = 0, n; j < h->b; j += n) {
-        n = dcommi_ps_stretch(t, h, data, j, NULL);
+        n = dcommi_ps_stretch(t, h, data, j, t->rows, NULL);
         dcommi_ps_cast(wire + j * row, t->value + dcommi_ps_row(t, h, data, j) * cols,
                        (size_t)n * cols, dtype);
+    }
+}
+/* Return the most bytes that the pushes of one worker to a parameter take: three times all rows,
+ * listed. Added up they take twice that at most, so adding them is seldom. */
+static size_t dcommi_ps_stash_bound(const dcomm_ps *ps, size_t i)
+{
+    const size_t row = sizeof(uint64_t) + (size_t)ps->tables[i].cols * sizeof(float);
+    return 3 * ((size_t)ps->tables[i].rows * row + sizeof(dcommi_ps_job));
+}
+static bool dcommi_ps_has_stash(const dcomm_ps *ps, int worker)
+{
+    size_t i = 0;
+    while (i < ps->nparams && ps->from[worker].stash[i].first == NULL) {
+        i++;
+    }
+    return i < ps->nparams;
+}
+/* Put a push behind those of its worker and parameter. */
+static void dcommi_ps_stash_put(dcommi_ps_stash *s, dcommi_ps_job *job)
+{
+    job->next = NULL;
+    *(s->last != NULL ? &s->last->next : &s->first) = job;
+    s->last = job;
+    s->bytes += sizeof *job + job->len;
+}
+/* Return the first row from r on that has a sum. */
+static uint64_t dcommi_ps_touched_from(const dcomm_ps *ps, uint64_t r, uint64_t rows)
+{
+    const uint8_t *at = r < rows ? memchr(ps->touched + r, 1, (size_t)(rows - r)) : NULL;
+    return at != NULL ? (uint64_t)(at - ps->touched) : rows;
+}
+/* Take a sum out of the server's memory for sums, as a push of the rows that have one. NULL without
+ * memory. */
+static dcommi_ps_job *dcommi_ps_sum_take(dcomm_ps *ps, size_t i)
+{
+    const dcommi_ps_table *t = &ps->tables[i];
+    const size_t row = (size_t)t->cols * sizeof(float);
+    size_t n = 0;
+    for (uint64_t r = 0; (r = dcommi_ps_touched_from(ps, r, t->rows)) < t->rows; r++) {
+        n++;
+    }
+    dcommi_ps_job *job = dcommi_alloc(sizeof *job);
+    uint8_t *data = job != NULL ? dcommi_alloc_raw(n * (sizeof(uint64_t) + row)) : NULL;
+    if (data == NULL) {
+        dcommi_free(job);
+        return NULL;
+    }
+    uint64_t *list = (uint64_t *)(void *)data;
+    uint8_t *values = data + n * sizeof *list;
+    for (uint64_t r = 0; (r = dcommi_ps_touched_from(ps, r, t->rows)) < t->rows; r++) {
+        *list++ = t->first + r;
+        memcpy(values, ps->sum + r * t->cols, row);
+        values += row;
+    }
+    *job =
+        (dcommi_ps_job){.ps = ps,
+                        .header = {.slot = DCOMMI_PS_PUSH, .stage = 1, .tag = (uint32_t)i, .b = n},
+                        .data = data,
+                        .len = (size_t)(values - data)};
+    return job;
+}
+/* Add up the pushes of a worker to a parameter, in their order: those of clocks that it has ended,
+ * and the others. Without memory they stay as they are. */
+static void dcommi_ps_fold(dcomm_ps *ps, dcommi_ps_stash *s, size_t i, bool whole)
+{
+    uint64_t jobs = 0, pushes = 0;
+    for (const dcommi_ps_job *job = s->first; job != NULL; job = job->next) {
+        jobs += job->whole == whole;
+    }
+    if (jobs < 2) {
+        return;
+    }
+    for (const dcommi_ps_job *job = s->first; job != NULL; job = job->next) {
+        if (job->whole == whole) {
+            dcommi_ps_sum_add(ps, &job->header, job->data, 0, ps->tables[i].rows);
+            pushes += job->pushes;
+        }
+    }
+    dcommi_ps_job *sum = dcommi_ps_sum_take(ps, i), *job = s->first;
+    memset(ps->touched, 0, (size_t)ps->tables[i].rows);
+    if (sum == NULL) {
+        return;
+    }
+    sum->whole = whole;
+    sum->pushes = pushes;
+    sum->from = job->from;
+    *s = (dcommi_ps_stash){0};
+    while (job != NULL) {
+        dcommi_ps_job *next = job->next;
+        if (job->whole == whole) {
+            dcommi_ps_job_free(job);
+        } else {
+            dcommi_ps_stash_put(s, job);
+        }
+        job = next;
+    }
+    dcommi_ps_stash_put(s, sum);
+}
+/* Keep a push until its clock ends. */
+static void dcommi_ps_stash_add(dcomm_ps *ps, dcommi_ps_job *job)
+{
+    const size_t i = job->header.tag;
+    dcommi_ps_stash *s = &ps->from[job->from].stash[i];
+    job->pushes = 1;
+    dcommi_ps_stash_put(s, job);
+    if (s->bytes > dcommi_ps_stash_bound(ps, i)) {
+        dcommi_ps_fold(ps, s, i, true);
+        dcommi_ps_fold(ps, s, i, false);
+    }
+}
+/* A worker ends a clock: its pushes count, even if it dies. */
+static void dcommi_ps_stash_whole(dcomm_ps *ps, int worker)
+{
+    for (size_t i = 0; i < ps->nparams && ps->from[worker].stash != NULL; i++) {
+        dcommi_ps_job *job = ps->from[worker].stash[i].first;
+        for (; job != NULL; job = job->next) {
+            job->whole = true;
+        }
+    }
+}
+/* Free the pushes of a worker that wait for the end of a clock; if it is `gone`, only those of a
+ * clock that it has not ended. */
+static void dcommi_ps_unstash(dcomm_ps *ps, int worker, bool gone)
+{
+    for (size_t i = 0; i < ps->nparams && ps->from[worker].stash != NULL; i++) {
+        dcommi_ps_stash *s = &ps->from[worker].stash[i];
+        dcommi_ps_job *job = s->first;
+        *s = (dcommi_ps_stash){0};
+        while (job != NULL) {
+            dcommi_ps_job *next = job->next;
+            if (gone && job->whole) {
+                dcommi_ps_stash_put(s, job);
+            } else {
+                ps->stats.dropped += gone ? job->pushes : 0;
+                dcommi_ps_job_free(job);
+            }
+            job = next;
+        }
+    }
+}
+#define DCOMMI_PS_BLOCK ((size_t)128 << 10) /* bytes of rows that stay in the processor's cache */
+/* Average the pushes to a parameter, each worker's added up first, in the order of ranks; and
+ * update the rows. All that is done to a row is done while it is in the cache. */
+static void dcommi_ps_stash_apply(dcomm_ps *ps, size_t i, int workers)
+{
+    const dcommi_ps_table *t = &ps->tables[i];
+    const uint64_t fit = DCOMMI_PS_BLOCK / sizeof(float) / t->cols, block = fit > 0 ? fit : 1;
+    for (int r = 0; r < ps->size; r++) {
+        dcommi_ps_fold(ps, &ps->from[r].stash[i], i, true);
+        dcommi_ps_fold(ps, &ps->from[r].stash[i], i, false);
+        for (dcommi_ps_job *job = ps->from[r].stash[i].first; job != NULL; job = job->next) {
+            job->added = 0;
+        }
+    }
+    for (uint64_t first = 0, end; first < t->rows; first = end) {
+        end = t->rows - first < block ? t->rows : first + block;
+        for (int r = 0; r < ps->size; r++) {
+            for (dcommi_ps_job *job = ps->from[r].stash[i].first; job != NULL; job = job->next) {
+                job->added = dcommi_ps_sum_add(ps, &job->header, job->data, job->added, end);
+            }
+        }
+        dcommi_ps_sum_apply(ps, i, first, end, workers);
     }
 }
 /* ---- answers ---- */
@@ -64801,14 +65457,6 @@ static void dcommi_ps_append(dcommi_ps_job **list, dcommi_ps_job *job)
     }
     *list = job;
 }
-static void dcommi_ps_job_free(dcommi_ps_job *job)
-{
-    if (job->desc != NULL) {
-        job->transport->call->release(job->transport, job->desc);
-    }
-    dcommi_free(job->data);
-    dcommi_free(job);
-}
 /* Answer a pull with a copy of its rows, which stay of one moment. Return false without memory. */
 static bool dcommi_ps_answer(dcomm_ps *ps, const dcommi_ps_job *job)
 {
@@ -64819,18 +65467,25 @@ static bool dcommi_ps_answer(dcomm_ps *ps, const dcommi_ps_job *job)
                        .tag = job->header.tag,
                        .a = ps->clock.closed};
     dcommi_ps_from *f = &ps->from[job->from];
-    dcommi_ps_reply *reply = dcommi_alloc_raw(sizeof *reply + len);
-    if (reply == NULL) {
+    const dcomm_dtype dtype = ps->params[h.tag].pulled;
+    const bool here = job->from == ps->rank;
+    const bool as_it_is = here && dtype == DCOMM_F32 && job->header.stage == 0;
+    dcommi_ps_reply *reply = as_it_is ? NULL : dcommi_alloc_raw(sizeof *reply + len);
+    if (!as_it_is && reply == NULL) {
         return false;
+    }
+    dcommi_ps_catch_up(&ps->clock, job->from);
+    f->seen[h.tag] = ps->updates[h.tag];
+    f->own[h.tag] = 0;
+    if (as_it_is) { /* this worker takes the values at once, so they need no copy */
+        dcommi_ps_tell(ps, ps->rank, &h, t->value + (job->header.a - t->first) * t->cols, len);
+        return true;
     }
     reply->op = (dcommi_op){.done = dcommi_ps_replied};
     reply->ps = ps;
     reply->len = len;
-    dcommi_ps_copy(t, &job->header, job->data, reply->values, ps->opts.pull_dtype);
-    dcommi_ps_catch_up(&ps->clock, job->from);
-    f->seen[h.tag] = ps->updates[h.tag];
-    f->own[h.tag] = 0;
-    if (job->from == ps->rank) {
+    dcommi_ps_copy(t, &job->header, job->data, reply->values, dtype);
+    if (here) {
         dcommi_ps_tell(ps, ps->rank, &h, reply->values, len);
         dcommi_free(reply);
         return true;
@@ -64858,38 +65513,15 @@ static void dcommi_ps_answer_all(dcomm_ps *ps)
     }
 }
 /* ---- clocks ---- */
-/* Free the pushes of a worker that wait for the end of a clock; if it is `gone`, only those of a
- * clock that it has not ended. */
-static void dcommi_ps_unstash(dcomm_ps *ps, int worker, bool gone)
-{
-    dcommi_ps_job **at = &ps->from[worker].stash;
-    while (*at != NULL) {
-        dcommi_ps_job *job = *at;
-        if (gone && job->whole) {
-            at = &job->next;
-            continue;
-        }
-        *at = job->next;
-        ps->stats.dropped += gone;
-        dcommi_ps_job_free(job);
-    }
-}
-/* End the open clock: average its pushes in the order of ranks, and update the rows. */
+/* End the open clock: average its pushes, and update the rows. */
 static void dcommi_ps_close_one(dcomm_ps *ps)
 {
     int workers = 0;
     for (int r = 0; r < ps->size; r++) {
-        workers += dcommi_ps_ended(&ps->clock, r) || ps->from[r].stash != NULL;
+        workers += dcommi_ps_ended(&ps->clock, r) || dcommi_ps_has_stash(ps, r);
     }
     for (size_t i = 0; i < ps->nparams; i++) {
-        for (int r = 0; r < ps->size; r++) {
-            for (const dcommi_ps_job *job = ps->from[r].stash; job != NULL; job = job->next) {
-                if (job->header.tag == i) {
-                    dcommi_ps_sum_add(ps, &job->header, job->data);
-                }
-            }
-        }
-        dcommi_ps_sum_apply(ps, i, workers);
+        dcommi_ps_stash_apply(ps, i, workers);
     }
     for (int r = 0; r < ps->size; r++) {
         dcommi_ps_unstash(ps, r, false);
@@ -64982,7 +65614,7 @@ static void dcommi_ps_handle(dcomm_ps *ps, dcommi_ps_job *job)
     case DCOMMI_PS_PUSH:
         if (ps->opts.staleness == 0) {
             ps->stats.late += ps->clock.of[job->from].clock < ps->clock.closed;
-            dcommi_ps_append(&ps->from[job->from].stash, job);
+            dcommi_ps_stash_add(ps, job);
             return;
         }
         dcommi_ps_push_apply(ps, job->from, h, job->data);
@@ -64991,9 +65623,7 @@ static void dcommi_ps_handle(dcomm_ps *ps, dcommi_ps_job *job)
         dcommi_ps_append(&ps->pulls, job);
         return;
     case DCOMMI_PS_CLOCK:
-        for (dcommi_ps_job *push = ps->from[job->from].stash; push != NULL; push = push->next) {
-            push->whole = true;
-        }
+        dcommi_ps_stash_whole(ps, job->from);
         dcommi_ps_clock_end(&ps->clock, job->from, h->a, dcommi_now());
         break;
     default: /* LEAVE */
@@ -65068,6 +65698,15 @@ static void dcommi_ps_from_pump(dcomm_ps *ps, int worker)
         dcommi_ps_job *job = f->queue;
         if (!dcommi_ps_fits(ps, job)) {
             dcommi_ps_refuse(ps, worker, "sent a list of rows or a clock that cannot be right");
+            return;
+        }
+        const dcomm_status status =
+            job->header.slot == DCOMMI_PS_PUSH ? dcommi_ps_unpack(ps, job) : DCOMM_OK;
+        if (status == DCOMM_ERR_NO_MEMORY) {
+            return; /* dcommi_ps_server_check tries again */
+        }
+        if (status < 0) {
+            dcommi_ps_refuse(ps, worker, "sent encoded rows that cannot be right");
             return;
         }
         f->queue = job->next;
@@ -65173,11 +65812,46 @@ static void dcommi_ps_piece_free(dcommi_ps_piece *piece)
     dcommi_free(piece->fetched);
     dcommi_free(piece);
 }
-/* Note that a piece is done, or has failed. It is freed when the transport has given it back. */
+static void dcommi_ps_enqueue(dcomm_ps *ps, dcommi_ps_piece *piece);
+/* Ask the replica for what a server that is lost has not answered. Return false without memory. */
+static bool dcommi_ps_ask_twin(const dcommi_ps_piece *piece)
+{
+    dcommi_ps_piece *again = dcommi_alloc(sizeof *again);
+    void *packed = again != NULL && piece->packed != NULL ? dcommi_alloc_raw(piece->len) : NULL;
+    if (again == NULL || (piece->packed != NULL && packed == NULL)) {
+        dcommi_free(again);
+        return false;
+    }
+    if (packed != NULL) { /* the transport may still read the other */
+        memcpy(packed, piece->packed, piece->len);
+    }
+    *again = (dcommi_ps_piece){.ps = piece->ps->twin,
+                               .call = piece->call,
+                               .server = piece->server,
+                               .header = piece->header,
+                               .data = packed,
+                               .len = piece->len,
+                               .packed = packed,
+                               .out = piece->out,
+                               .place = piece->place,
+                               .bytes = piece->bytes,
+                               .awaited = -1};
+    dcommi_ps_enqueue(again->ps, again);
+    return true;
+}
+/* Note that a piece is done, or has failed. It is freed when the transport has given it back. The
+ * loss of a server is no failure if its replica has the push, or answers the pull. */
 static void dcommi_ps_piece_end(dcommi_ps_piece *piece, dcomm_status status, const char *why)
 {
     dcomm_ps *ps = piece->ps;
     dcommi_ps_call *call = piece->call;
+    const bool covered = status == DCOMM_ERR_PEER && call != NULL && ps->twin != NULL &&
+                         !ps->twin->to[piece->server].lost;
+    if (covered && !call->pulls) {
+        status = DCOMM_OK;
+    } else if (covered && ps->shift == 0 && dcommi_ps_ask_twin(piece)) {
+        call = NULL;
+    }
     piece->call = NULL;
     piece->waits = false;
     if (call != NULL) {
@@ -65198,8 +65872,16 @@ static void dcommi_ps_piece_end(dcommi_ps_piece *piece, dcomm_status status, con
 static void dcommi_ps_piece_over(dcommi_ps_piece *piece, dcomm_status status, const char *why)
 {
     char text[DCOMMI_TEXT_MAX];
-    snprintf(text, sizeof text, "server %d (rank %d): %.340s", piece->server,
-             piece->ps->to[piece->server].rank, why);
+    const dcomm_ps *ps = piece->ps, *twin = ps->twin;
+    const int k = piece->server, rank = ps->to[k].rank;
+    if (twin != NULL && twin->to[k].lost) {
+        const int other = twin->to[k].rank;
+        snprintf(text, sizeof text, "server %d and its replica (ranks %d and %d): %.150s; %.150s",
+                 k, ps->shift == 0 ? rank : other, ps->shift == 0 ? other : rank, why,
+                 twin->to[k].why);
+    } else {
+        snprintf(text, sizeof text, "server %d (rank %d): %.340s", k, rank, why);
+    }
     dcommi_ps_piece_end(piece, status, text);
 }
 /* The transport has given back a piece that it sent. */
@@ -65281,11 +65963,17 @@ static void dcommi_ps_place(const dcommi_ps_piece *piece, const uint8_t *values)
 {
     const dcomm_ps *ps = piece->ps;
     const size_t rows = (size_t)piece->header.b, each = piece->place != NULL ? 1 : rows;
-    const size_t cols = (size_t)ps->params[piece->header.tag].cols;
+    const dcommi_ps_param *p = &ps->params[piece->header.tag];
+    const size_t row = dcommi_ps_row_bytes(ps, piece->header.tag);
     for (size_t j = 0; j < rows; j += each) {
         const size_t place = piece->place != NULL ? piece->place[j] : 0;
-        dcommi_ps_uncast(piece->out + place * cols, values + j * (piece->bytes / rows), each * cols,
-                         ps->opts.pull_dtype);
+        const uint8_t *from = values + j * (piece->bytes / rows);
+        if (p->pulled == p->dtype) {
+            memcpy(piece->out + place * row, from, each * row);
+        } else { /* the caller's are f32 */
+            dcommi_ps_uncast((float *)(void *)(piece->out + place * row), from,
+                             each * (size_t)p->cols, p->pulled);
+        }
     }
 }
 static void dcommi_ps_values_fetched(dcommi_op *op, dcomm_status status)
@@ -65336,7 +66024,8 @@ static dcommi_verdict dcommi_ps_on_values(dcomm_ps *ps, int k, const dcommi_head
         dcommi_ps_piece_end(piece, DCOMM_OK, NULL);
         return DCOMMI_CONSUMED;
     }
-    const bool as_it_is = piece->place == NULL && ps->opts.pull_dtype == DCOMM_F32;
+    const dcommi_ps_param *p = &ps->params[piece->header.tag];
+    const bool as_it_is = piece->place == NULL && p->pulled == p->dtype;
     piece->fetched = as_it_is ? NULL : dcommi_alloc_raw(piece->bytes);
     if (!as_it_is && piece->fetched == NULL) {
         dcommi_ps_piece_end(piece, DCOMM_ERR_NO_MEMORY, dcommi_message);
@@ -65491,19 +66180,23 @@ static dcomm_status dcommi_ps_rows_order(const dcomm_ps *ps, const char *what, c
     dcommi_free(ranked);
     return status;
 }
-/* Copy a list of rows, and for a push their values, into memory of the piece. */
+/* Copy a list of rows, and for a push their values, into memory of the piece. Values that are to be
+ * encoded get their room. */
 static dcomm_status dcommi_ps_pack(const dcomm_ps *ps, dcommi_ps_piece *piece,
                                    const dcommi_ps_rows *s, size_t from, const uint8_t *grad)
 {
     const size_t n = (size_t)piece->header.b, row = dcommi_ps_row_bytes(ps, s->i);
-    const size_t list = n * sizeof *s->list;
-    piece->len = list + (grad != NULL ? n * row : 0);
+    const size_t list = dcommi_ps_list_bytes(&piece->header);
+    const bool copies = grad != NULL && ps->params[s->i].codec == NULL;
+    piece->len = list + (grad != NULL ? dcommi_ps_push_bytes(ps, s->i, n) : 0);
     uint8_t *packed = piece->packed = dcommi_alloc_raw(piece->len);
     if (packed == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    memcpy(packed, s->list + from, list);
-    for (size_t j = 0; j < n && grad != NULL; j++) {
+    if (list > 0) {
+        memcpy(packed, s->list + from, list);
+    }
+    for (size_t j = 0; j < n && copies; j++) {
         memcpy(packed + list + j * row, grad + s->place[from + j] * row, row);
     }
     piece->data = packed;
@@ -65530,23 +66223,30 @@ static dcommi_ps_piece *dcommi_ps_piece_make(dcomm_ps *ps, dcommi_ps_call *call,
                                     .tag = (uint32_t)s->i,
                                     .a = s->list != NULL ? 0 : s->first + from,
                                     .b = n};
-    if (s->list != NULL) {
-        piece->out = (float *)(void *)buf;
-        piece->place = s->place + from;
+    piece->place = s->list != NULL ? s->place + from : NULL;
+    piece->out = s->list != NULL ? buf : buf + from * row;
+    if (s->list != NULL || (!call->pulls && ps->params[s->i].codec != NULL)) {
         if (dcommi_ps_pack(ps, piece, s, from, call->pulls ? NULL : buf) < 0) {
             dcommi_ps_piece_free(piece);
             return NULL;
         }
-    } else {
-        piece->out = (float *)(void *)(buf + from * row);
-        piece->data = call->pulls ? NULL : piece->out;
-        piece->len = call->pulls ? 0 : piece->bytes;
+    } else if (!call->pulls) {
+        piece->data = piece->out;
+        piece->len = piece->bytes;
     }
     return piece;
 }
-/* Make all pieces of a call. NULL without memory. */
-static dcommi_ps_piece *dcommi_ps_pieces(dcomm_ps *ps, dcommi_ps_call *call,
-                                         const dcommi_ps_rows *s, uint8_t *buf)
+static void dcommi_ps_pieces_free(dcommi_ps_piece *first)
+{
+    while (first != NULL) {
+        dcommi_ps_piece *piece = first;
+        first = piece->next;
+        dcommi_ps_piece_free(piece);
+    }
+}
+/* Make the pieces of a call for the servers of one parameter server. NULL without memory. */
+static dcommi_ps_piece *dcommi_ps_pieces_of(dcomm_ps *ps, dcommi_ps_call *call,
+                                            const dcommi_ps_rows *s, uint8_t *buf)
 {
     dcommi_ps_piece *first = NULL, **at = &first;
     for (size_t from = 0, n; from < s->n; from += n) {
@@ -65562,15 +66262,29 @@ static dcommi_ps_piece *dcommi_ps_pieces(dcomm_ps *ps, dcommi_ps_call *call,
         }
         *at = dcommi_ps_piece_make(ps, call, s, k, from, n, buf);
         if (*at == NULL) {
-            while (first != NULL) {
-                dcommi_ps_piece *piece = first;
-                first = piece->next;
-                dcommi_ps_piece_free(piece);
-            }
+            dcommi_ps_pieces_free(first);
             return NULL;
         }
         call->left++;
         at = &(*at)->next;
+    }
+    return first;
+}
+/* Make all pieces of a call, also those of a push to replicas. NULL without memory. */
+static dcommi_ps_piece *dcommi_ps_pieces(dcomm_ps *ps, dcommi_ps_call *call,
+                                         const dcommi_ps_rows *s, uint8_t *buf)
+{
+    dcommi_ps_piece *first = dcommi_ps_pieces_of(ps, call, s, buf), **end = &first;
+    if (first == NULL || ps->twin == NULL || call->pulls) {
+        return first;
+    }
+    while (*end != NULL) {
+        end = &(*end)->next;
+    }
+    *end = dcommi_ps_pieces_of(ps->twin, call, s, buf);
+    if (*end == NULL) {
+        dcommi_ps_pieces_free(first);
+        return NULL;
     }
     return first;
 }
@@ -65582,20 +66296,11 @@ static void dcommi_ps_launch(dcomm_ps *ps, dcommi_ps_piece *piece)
     while (piece != NULL) {
         dcommi_ps_piece *next = piece->next;
         piece->next = NULL;
-        dcommi_ps_enqueue(ps, piece);
+        dcommi_ps_enqueue(piece->ps, piece);
         piece = next;
     }
     dcommi_progress(context);
     dcommi_token_release(context);
-}
-/* Return the first element that is a NaN or an infinity; n if there is none. */
-static size_t dcommi_ps_not_finite(const float *x, size_t n)
-{
-    size_t at = 0;
-    while (at < n && !dcommi_f32_nonfinite(x[at])) {
-        at++;
-    }
-    return at;
 }
 /* Send a message without rows to all servers. `clock`: of CLOCK. */
 static dcomm_status dcommi_ps_tell_all(dcomm_ps *ps, uint16_t kind, uint64_t clock)
@@ -65620,8 +66325,6 @@ static dcomm_status dcommi_ps_tell_all(dcomm_ps *ps, uint16_t kind, uint64_t clo
     dcommi_ps_launch(ps, first);
     return DCOMM_OK;
 }
-/* ==== include/dcomm/impl/ps/life.h ========================================================= */
-/* life.h - creates a parameter server, serves, destroys it. */
 #define DCOMMI_PS_PARAMS_MAX 65536
 /* ---- the service ---- */
 static dcommi_verdict dcommi_ps_on_message(dcomm_comm *comm, const dcommi_header *h,
@@ -65678,6 +66381,7 @@ static bool dcommi_ps_positive(double x)
 static dcomm_status dcommi_ps_check_opts(const dcomm_ps *ps, const dcomm_ps_opts *o)
 {
     const bool elastic = o->update == DCOMM_PS_ELASTIC, bsp = o->staleness == 0;
+    const bool own = o->update == DCOMM_PS_CALLBACK;
     const int servers = o->servers > 0 ? o->servers : ps->size;
     const int workers = ps->size - (o->dedicated ? servers : 0);
     const struct {
@@ -65687,9 +66391,11 @@ static dcomm_status dcommi_ps_check_opts(const dcomm_ps *ps, const dcomm_ps_opts
         {"servers", o->servers < 0 || o->servers > ps->size},
         {"dedicated", workers < 1},
         {"staleness", o->staleness < DCOMM_PS_ASYNC},
-        {"update", (unsigned)o->update > DCOMM_PS_ELASTIC || (elastic && bsp)},
+        {"update", (unsigned)o->update > DCOMM_PS_CALLBACK || (elastic && bsp)},
+        {"update_fn", own != (o->update_fn != NULL)},
+        {"update_states", o->update_states < 0 || o->update_states > (own ? DCOMM_PS_STATES : 0)},
         {"rho", elastic && !(o->rho > 0 && o->rho <= 1)},
-        {"lr", !elastic && !dcommi_ps_positive(o->lr)},
+        {"lr", !elastic && !own && !dcommi_ps_positive(o->lr)},
         {"momentum", !(o->momentum >= 0 && o->momentum < 1)},
         {"beta1", !(o->beta1 >= 0 && o->beta1 < 1)},
         {"beta2", !(o->beta2 >= 0 && o->beta2 < 1)},
@@ -65700,8 +66406,12 @@ static dcomm_status dcommi_ps_check_opts(const dcomm_ps *ps, const dcomm_ps_opts
         {"drop_tau", !(o->drop_tau >= 0) || (bsp && o->drop_tau > 0)},
         {"quorum", o->quorum < 0 || o->quorum > workers || (!bsp && o->quorum > 0)},
         {"deadline_s", !(o->deadline_s >= 0) || (!bsp && o->deadline_s > 0)},
+        {"replicas", o->replicas < 0 || o->replicas > 1},
+        {"replicas", o->replicas > 0 && (servers < 2 || o->weight != DCOMM_PS_WEIGHT_ONE ||
+                                         o->drop_tau > 0 || o->quorum > 0 || o->deadline_s > 0)},
         {"pull_dtype", o->pull_dtype != 0 && o->pull_dtype != DCOMM_F32 &&
                            o->pull_dtype != DCOMM_F16 && o->pull_dtype != DCOMM_BF16},
+        {"codec", elastic && o->codec != NULL}, /* no residual belongs to a copy */
         {"timeout_s", !(o->timeout_s >= 0)},
     };
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
@@ -65730,10 +66440,10 @@ static dcomm_status dcommi_ps_check_params(const dcomm_ps_param *params, size_t 
                                "dcomm_ps_create: parameter %zu has %zu rows of %zu elements", i,
                                p->rows, p->cols);
         }
-        if (p->dtype != DCOMM_F32) {
+        if (p->dtype != DCOMM_F32 && p->dtype != DCOMM_F16 && p->dtype != DCOMM_BF16) {
             return dcommi_fail(
                 DCOMM_ERR_UNSUPPORTED,
-                "dcomm_ps_create: parameter %zu is of dtype %s; only f32 is supported", i,
+                "dcomm_ps_create: parameter %zu is of dtype %s; it can be f32, f16 or bf16", i,
                 dcomm_dtype_name(p->dtype));
         }
     }
@@ -65751,7 +66461,7 @@ static void dcommi_ps_take_opts(dcomm_ps *ps, const dcomm_ps_opts *o)
     ps->workers = ps->size - (o->dedicated ? ps->nservers : 0);
     ps->server = -1;
     for (int k = 0; k < ps->nservers; k++) {
-        if (dcommi_ps_server_rank(ps->size, ps->nservers, k) == ps->rank) {
+        if (dcommi_ps_server_rank(ps, k) == ps->rank) {
             ps->server = k;
         }
     }
@@ -65774,7 +66484,10 @@ static dcomm_status dcommi_ps_make_server(dcomm_ps *ps, const dcomm_ps_param *pa
     }
     for (int r = 0; r < ps->size; r++) {
         ps->from[r].seen = dcommi_calloc(ps->nparams, 2 * sizeof(uint64_t));
-        if (ps->from[r].seen == NULL) {
+        if (ps->opts.staleness == 0) {
+            ps->from[r].stash = dcommi_calloc(ps->nparams, sizeof *ps->from[r].stash);
+        }
+        if (ps->from[r].seen == NULL || (ps->opts.staleness == 0 && ps->from[r].stash == NULL)) {
             return DCOMM_ERR_NO_MEMORY;
         }
         ps->from[r].own = ps->from[r].seen + ps->nparams;
@@ -65802,14 +66515,17 @@ static dcomm_status dcommi_ps_prepare(dcomm_ps *ps, const dcomm_ps_param *params
         snprintf(name, sizeof name, "param%zu", i);
         ps->params[i].rows = params[i].rows;
         ps->params[i].cols = params[i].cols;
+        ps->params[i].dtype = params[i].dtype;
+        ps->params[i].pulled = params[i].dtype == DCOMM_F32 ? ps->opts.pull_dtype : params[i].dtype;
         ps->params[i].name = dcommi_strdup(params[i].name != NULL ? params[i].name : name);
         if (ps->params[i].name == NULL) {
             return DCOMM_ERR_NO_MEMORY;
         }
     }
     for (int k = 0; k < ps->nservers; k++) {
-        ps->to[k].rank = dcommi_ps_server_rank(ps->size, ps->nservers, k);
+        ps->to[k].rank = dcommi_ps_server_rank(ps, k);
     }
+    DCOMMI_TRY(dcommi_ps_codec_make(ps, opts->codec));
     DCOMMI_TRY(ps->server >= 0 ? dcommi_ps_make_server(ps, params) : DCOMM_OK);
     return ps->server >= 0 && ps->works ? dcommi_context_need_thread(ps->comm->context) : DCOMM_OK;
 }
@@ -65817,8 +66533,9 @@ static uint64_t dcommi_ps_params_hash(const dcomm_ps *ps)
 {
     uint64_t h = ps->nparams;
     for (size_t i = 0; i < ps->nparams; i++) {
-        h = dcommi_mix_text(dcommi_mix(dcommi_mix(h, ps->params[i].rows), ps->params[i].cols),
-                            ps->params[i].name);
+        const dcommi_ps_param *p = &ps->params[i];
+        h = dcommi_mix(dcommi_mix(dcommi_mix(h, p->rows), p->cols), p->dtype);
+        h = dcommi_mix_text(h, p->name);
     }
     return h;
 }
@@ -65840,6 +66557,7 @@ static dcomm_status dcommi_ps_agree(const dcomm_ps *ps)
                {"opts.dedicated", o->dedicated},
                {"opts.staleness", (uint64_t)o->staleness},
                {"opts.update", o->update},
+               {"opts.update_states", (uint64_t)o->update_states},
                {"opts.lr", dcommi_ps_bits(o->lr)},
                {"opts.momentum", dcommi_ps_bits(o->momentum)},
                {"opts.beta1", dcommi_ps_bits(o->beta1)},
@@ -65851,7 +66569,10 @@ static dcomm_status dcommi_ps_agree(const dcomm_ps *ps)
                {"opts.drop_tau", dcommi_ps_bits(o->drop_tau)},
                {"opts.quorum", (uint64_t)o->quorum},
                {"opts.deadline_s", dcommi_ps_bits(o->deadline_s)},
-               {"opts.pull_dtype", o->pull_dtype}};
+               {"opts.replicas", (uint64_t)o->replicas},
+               {"opts.pull_dtype", o->pull_dtype},
+               {"opts.codec", o->codec != NULL ? dcommi_mix_text(0, o->codec) : 0},
+               {"opts.codec_seed", o->codec_seed}};
     enum { N = sizeof all / sizeof *all };
     const char *names[N];
     uint64_t own[N];
@@ -65885,6 +66606,9 @@ static dcomm_status dcommi_ps_end(dcomm_ps *ps)
     if (comm->service != NULL) {
         comm->service->on_failed(comm);
     }
+    if (ps->twin != NULL) {
+        ps->twin->twin = NULL;
+    }
     comm->service = NULL;
     comm->served = NULL;
     ps->closed = true;
@@ -65893,14 +66617,10 @@ static dcomm_status dcommi_ps_end(dcomm_ps *ps)
     dcommi_ps_unref(ps);
     return status;
 }
-DCOMM_API dcomm_status dcomm_ps_create(dcomm_comm *comm, const dcomm_ps_param *params,
-                                       size_t nparams, const dcomm_ps_opts *opts, dcomm_ps **ps_p)
+/* Create a parameter server whose rows are held by the servers `shift` further on. Collective. */
+static dcomm_status dcommi_ps_make(dcomm_comm *comm, const dcomm_ps_param *params, size_t nparams,
+                                   const dcomm_ps_opts *opts, int shift, dcomm_ps **ps_p)
 {
-    DCOMMI_NEED(comm);
-    DCOMMI_NEED(params);
-    DCOMMI_NEED(opts);
-    DCOMMI_NEED(ps_p);
-    *ps_p = NULL;
     dcomm_comm *own = NULL;
     DCOMMI_TRY(dcomm_comm_dup(comm, &own));
     dcomm_ps *ps = dcommi_alloc(sizeof *ps);
@@ -65916,6 +66636,7 @@ DCOMM_API dcomm_status dcomm_ps_create(dcomm_comm *comm, const dcomm_ps_param *p
     dcommi_comm_unlock(own);
     ps->rank = own->rank;
     ps->size = own->size;
+    ps->shift = shift;
     dcomm_status status = dcommi_all_good(own, dcommi_ps_prepare(ps, params, nparams, opts), 0);
     DCOMMI_THEN(status, dcommi_ps_agree(ps));
     if (status >= 0) {
@@ -65996,6 +66717,41 @@ static dcomm_status dcommi_ps_check_call(const char *what, const dcomm_ps *ps)
     const int poisoned = atomic_load_explicit(&ps->comm->poisoned, memory_order_acquire);
     return poisoned < 0 ? dcommi_fail((dcomm_status)poisoned, "%s", ps->comm->message) : DCOMM_OK;
 }
+/* A replica is a parameter server of its own (state machine replication: Schneider, ACM Computing
+ * Surveys 22(4), 1990): workers push to both and end clocks of both. With staleness 0 the order in
+ * which messages come does not matter, so that both have the same rows after each clock. */
+static dcomm_status dcommi_ps_make_twin(dcomm_comm *comm, const dcomm_ps_param *params,
+                                        size_t nparams, const dcomm_ps_opts *opts, dcomm_ps *ps)
+{
+    dcomm_ps *twin = NULL;
+    DCOMMI_TRY(dcommi_ps_make(comm, params, nparams, opts, 1, &twin));
+    dcommi_token_take(ps->comm->context);
+    twin->twin = ps;
+    ps->twin = twin;
+    dcommi_token_release(ps->comm->context);
+    return DCOMM_OK;
+}
+DCOMM_API dcomm_status dcomm_ps_create(dcomm_comm *comm, const dcomm_ps_param *params,
+                                       size_t nparams, const dcomm_ps_opts *opts, dcomm_ps **ps_p)
+{
+    DCOMMI_NEED(comm);
+    DCOMMI_NEED(params);
+    DCOMMI_NEED(opts);
+    DCOMMI_NEED(ps_p);
+    *ps_p = NULL;
+    dcomm_ps *ps = NULL;
+    DCOMMI_TRY(dcommi_ps_make(comm, params, nparams, opts, 0, &ps));
+    const dcomm_status status =
+        opts->replicas > 0 ? dcommi_ps_make_twin(comm, params, nparams, opts, ps) : DCOMM_OK;
+    if (status < 0) {
+        char why[DCOMMI_MESSAGE_MAX];
+        snprintf(why, sizeof why, "%s", dcomm_last_error());
+        dcommi_ps_end(ps);
+        return dcommi_fail(status, "%s", why);
+    }
+    *ps_p = ps;
+    return DCOMM_OK;
+}
 DCOMM_API dcomm_status dcomm_ps_serve(dcomm_ps *ps)
 {
     DCOMMI_TRY(dcommi_ps_check_call("dcomm_ps_serve", ps));
@@ -66005,7 +66761,9 @@ DCOMM_API dcomm_status dcomm_ps_serve(dcomm_ps *ps)
                            "are servers",
                            ps->rank, ps->nservers, ps->size);
     }
-    return dcommi_ps_serve_all(ps, "dcomm_ps_serve");
+    const dcomm_status status = dcommi_ps_serve_all(ps, "dcomm_ps_serve");
+    return status < 0 || ps->twin == NULL ? status
+                                          : dcommi_ps_serve_all(ps->twin, "dcomm_ps_serve");
 }
 DCOMM_API dcomm_status dcomm_ps_destroy(dcomm_ps **ps_p)
 {
@@ -66016,25 +66774,37 @@ DCOMM_API dcomm_status dcomm_ps_destroy(dcomm_ps **ps_p)
     dcomm_ps *ps = *ps_p;
     *ps_p = NULL;
     char why[DCOMMI_MESSAGE_MAX];
-    dcomm_status status = dcommi_ps_leave(ps);
-    if (ps->server >= 0) {
-        DCOMMI_THEN(status, dcommi_ps_serve_all(ps, "dcomm_ps_destroy"));
+    dcomm_ps *both[2] = {ps, ps->twin};
+    const int n = ps->twin != NULL ? 2 : 1;
+    dcomm_status status = DCOMM_OK, ended = DCOMM_OK;
+    for (int k = 0; k < n; k++) {
+        DCOMMI_THEN(status, dcommi_ps_leave(both[k]));
+    }
+    for (int k = 0; k < n && ps->server >= 0; k++) {
+        DCOMMI_THEN(status, dcommi_ps_serve_all(both[k], "dcomm_ps_destroy"));
     }
     const double until = dcommi_now() + ps->opts.timeout_s;
-    while (dcommi_ps_leaving(ps) && dcommi_now() < until) {
-        dcommi_progress_or_yield(ps->comm->context);
+    for (int k = 0; k < n; k++) {
+        while (dcommi_ps_leaving(both[k]) && dcommi_now() < until) {
+            dcommi_progress_or_yield(ps->comm->context);
+        }
     }
     snprintf(why, sizeof why, "%s", dcomm_last_error());
-    const dcomm_status ended = dcommi_ps_end(ps);
+    for (int k = n - 1; k >= 0; k--) { /* what waits for a replica is told by it */
+        const dcomm_status one = dcommi_ps_end(both[k]);
+        ended = ended < 0 ? ended : one;
+    }
     return status < 0 ? dcommi_fail(status, "%s", why) : ended;
 }
+/* ==== include/dcomm/impl/ps/api_ps.h ======================================================= */
+/* api_ps.h - a worker's calls on a parameter server, and statistics. */
 /* Count a call. */
 static void dcommi_ps_count(dcomm_ps *ps, bool pulls, const dcommi_ps_piece *piece)
 {
     ps->stats.pushes += !pulls;
     ps->stats.pulls += pulls;
     for (; piece != NULL; piece = piece->next) {
-        ps->stats.bytes_pushed += ps->to[piece->server].rank != ps->rank ? piece->len : 0;
+        ps->stats.bytes_pushed += piece->ps->to[piece->server].rank != ps->rank ? piece->len : 0;
     }
 }
 /* Start a push or a pull of some rows. */
@@ -66049,15 +66819,15 @@ static dcomm_status dcommi_ps_start(dcomm_ps *ps, const char *what, bool pulls, 
     *call = (dcommi_ps_call){
         .pulls = pulls, .began = now, .until = now + ps->opts.timeout_s, .place = s->place};
     dcommi_ps_piece *pieces = dcommi_ps_pieces(ps, call, s, buf);
+    const bool coded = !pulls && ps->params[s->i].codec != NULL;
+    dcomm_status status = pieces == NULL ? DCOMM_ERR_NO_MEMORY
+                          : coded        ? dcommi_ps_encode_room(ps, pieces)
+                                         : DCOMM_OK;
     dcommi_comm_lock(ps->comm);
-    dcommi_run *run = pieces != NULL ? dcommi_run_new(ps->comm) : NULL;
+    dcommi_run *run = status == DCOMM_OK ? dcommi_run_new(ps->comm) : NULL;
     dcommi_comm_unlock(ps->comm);
     if (run == NULL) {
-        while (pieces != NULL) {
-            dcommi_ps_piece *piece = pieces;
-            pieces = piece->next;
-            dcommi_ps_piece_free(piece);
-        }
+        dcommi_ps_pieces_free(pieces);
         dcommi_free(call);
         return dcommi_fail(DCOMM_ERR_NO_MEMORY, "%s: no memory for %zu rows", what, s->n);
     }
@@ -66066,6 +66836,9 @@ static dcomm_status dcommi_ps_start(dcomm_ps *ps, const char *what, bool pulls, 
     run->stream = DCOMMI_STREAM_P2P;
     run->p2p_peer = -1;
     run->signature.coll = pulls ? DCOMM_COLL_RECV : DCOMM_COLL_SEND;
+    if (coded) {
+        dcommi_ps_encode(ps, pieces);
+    }
     dcommi_ps_count(ps, pulls, pieces);
     dcommi_ps_launch(ps, pieces);
     if (request_p != NULL) {
@@ -66116,16 +66889,17 @@ static dcomm_status dcommi_ps_check_rows(const char *what, const dcomm_ps *ps, s
 }
 /* Refuse a gradient that has a NaN or an infinity: it would spread to all workers. */
 static dcomm_status dcommi_ps_check_grad(const char *what, const dcomm_ps *ps, size_t i,
-                                         const float *grad, size_t nrows)
+                                         const void *grad, size_t nrows)
 {
+    const dcomm_dtype dtype = ps->params[i].dtype;
     const size_t cols = (size_t)ps->params[i].cols, n = nrows * cols;
-    const size_t at = dcommi_ps_not_finite(grad, n);
-    return at == n
-               ? DCOMM_OK
-               : dcommi_fail(
-                     DCOMM_ERR_INVALID,
-                     "%s: rank %d: element %zu of row %zu of the gradient of \"%.80s\" is %g", what,
-                     ps->rank, at % cols, at / cols, ps->params[i].name, (double)grad[at]);
+    const size_t at = dcommi_scan(grad, n, dtype);
+    return at == n ? DCOMM_OK
+                   : dcommi_fail(
+                         DCOMM_ERR_INVALID,
+                         "%s: rank %d: element %zu of row %zu of the gradient of \"%.80s\" is %g",
+                         what, ps->rank, at % cols, at / cols, ps->params[i].name,
+                         dcommi_load_real(grad, at, dtype));
 }
 /* Push or pull a range of rows. */
 static dcomm_status dcommi_ps_range(dcomm_ps *ps, const char *what, bool pulls, size_t i,
@@ -66186,11 +66960,33 @@ DCOMM_API dcomm_status dcomm_ps_clock(dcomm_ps *ps)
     dcommi_token_take(context); /* values that arrive change it, too */
     const uint64_t clock = ps->at_clock + 1;
     dcommi_token_release(context);
+    /* Replicas first: should this worker die, what others have seen of its clock is there, too. */
+    DCOMMI_TRY(ps->twin != NULL ? dcommi_ps_tell_all(ps->twin, DCOMMI_PS_CLOCK, clock) : DCOMM_OK);
     DCOMMI_TRY(dcommi_ps_tell_all(ps, DCOMMI_PS_CLOCK, clock));
     dcommi_token_take(context);
     ps->at_clock = clock > ps->at_clock ? clock : ps->at_clock;
     ps->steps++;
+    if (ps->twin != NULL) {
+        ps->twin->at_clock = clock;
+    }
     dcommi_token_release(context);
+    return DCOMM_OK;
+}
+/* ---- the learning rate ---- */
+DCOMM_API dcomm_status dcomm_ps_set_lr(dcomm_ps *ps, double lr)
+{
+    DCOMMI_NEED(ps);
+    DCOMMI_TRY(dcommi_check_fork());
+    if (ps->opts.update == DCOMM_PS_ELASTIC || !dcommi_ps_positive(lr)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_ps_set_lr: %g is no rate of update %d", lr,
+                           (int)ps->opts.update);
+    }
+    dcommi_token_take(ps->comm->context); /* whoever has it may be updating */
+    ps->opts.lr = lr;
+    if (ps->twin != NULL) {
+        ps->twin->opts.lr = lr;
+    }
+    dcommi_token_release(ps->comm->context);
     return DCOMM_OK;
 }
 /* ---- statistics ---- */
@@ -66214,6 +67010,10 @@ DCOMM_API dcomm_status dcomm_ps_get_stats(dcomm_ps *ps, dcomm_ps_stats *stats)
     dcommi_token_take(ps->comm->context);
     *stats = ps->stats;
     stats->clock = ps->steps;
+    if (ps->twin != NULL) { /* pulls that it has answered */
+        stats->bytes_pulled += ps->twin->stats.bytes_pulled;
+        stats->wait_s += ps->twin->stats.wait_s;
+    }
     stats->last_worker = -1;
     for (int at = 0; at < DCOMMI_PS_TAUS; at++) {
         stats->tau[at / 16] += ps->taus[at];
@@ -66233,6 +67033,413 @@ DCOMM_API dcomm_status dcomm_ps_get_stats(dcomm_ps *ps, dcomm_ps_stats *stats)
     }
     dcommi_token_release(ps->comm->context);
     return DCOMM_OK;
+}
+/* ==== include/dcomm/impl/ps/api_save.h ===================================================== */
+/* api_save.h - a parameter server between runs: its servers are saved, and loaded by the same or
+ * another number of servers. */
+/* ==== include/dcomm/impl/ps/image.h ======================================================== */
+/* image.h - a server's rows, its update's state and its clock as bytes, and back, for another
+ * number of servers too. Knows no messages. Loaded bytes come from outside and are not trusted. */
+#define DCOMMI_PS_MAGIC 0x3173706d6d6f6364u /* "dcommps1" */
+/* The head of a saved server, in little-endian order. After it come, for each parameter, the values
+ * of this server's rows, the update's numbers of the same shape, and for Adam each row's number of
+ * updates (u32), each padded to 8 bytes; and a hash of all that. Which rows they are follows from
+ * the number of servers. */
+typedef struct dcommi_ps_head {
+    uint64_t magic, shape;                          /* shape: a hash of the parameters */
+    uint64_t update, server, servers, clock, bytes; /* bytes: of the whole image */
+} dcommi_ps_head;
+_Static_assert(sizeof(dcommi_ps_head) == 56, "no padding");
+/* Return a hash of what must be the same when rows are loaded. Names may differ. */
+static uint64_t dcommi_ps_shape(const dcomm_ps *ps)
+{
+    uint64_t hash = ps->nparams;
+    for (size_t i = 0; i < ps->nparams; i++) {
+        hash = dcommi_mix(dcommi_mix(hash, ps->params[i].rows), ps->params[i].cols);
+    }
+    return hash;
+}
+/* The parts of an image's rows of one parameter. */
+typedef struct dcommi_ps_part {
+    size_t row; /* bytes of a row in it */
+    void *at;   /* in the table */
+} dcommi_ps_part;
+enum { DCOMMI_PS_PARTS = 2 + DCOMM_PS_STATES };
+/* Return the update of opts, and how many numbers it keeps for each value. */
+static uint64_t dcommi_ps_image_update(const dcomm_ps *ps)
+{
+    return (uint64_t)ps->opts.update | (uint64_t)dcommi_ps_states(&ps->opts) << 8;
+}
+/* List the parts of a table. Return their number. */
+static int dcommi_ps_parts(const dcomm_ps *ps, size_t i, dcommi_ps_part *parts)
+{
+    dcommi_ps_table *t = &ps->tables[i];
+    const size_t row = (size_t)t->cols * sizeof(float);
+    int n = 0;
+    parts[n++] = (dcommi_ps_part){row, t->value};
+    for (int s = 0; s < dcommi_ps_states(&ps->opts); s++) {
+        parts[n++] = (dcommi_ps_part){row, t->state[s]};
+    }
+    if (ps->opts.update == DCOMM_PS_ADAM) {
+        parts[n++] = (dcommi_ps_part){sizeof *t->updates, t->updates};
+    }
+    return n;
+}
+/* Return the bytes of the image of one of so many servers. */
+static size_t dcommi_ps_image_bytes(const dcomm_ps *ps, int server, int servers)
+{
+    size_t bytes = sizeof(dcommi_ps_head) + sizeof(uint64_t);
+    for (size_t i = 0; i < ps->nparams; i++) {
+        const uint64_t all = ps->params[i].rows;
+        const size_t rows = (size_t)(dcommi_ps_share(all, servers, server + 1) -
+                                     dcommi_ps_share(all, servers, server));
+        dcommi_ps_part parts[DCOMMI_PS_PARTS];
+        for (int p = dcommi_ps_parts(ps, i, parts); p > 0; p--) {
+            bytes = dcommi_size_add(
+                bytes, dcommi_feedback_padded(dcommi_size_mul(rows, parts[p - 1].row)));
+        }
+    }
+    return bytes;
+}
+/* Return the clock of an image taken now: that of the rows (BSP), or of the slowest worker; when
+ * all have gone, of the fastest. */
+static uint64_t dcommi_ps_image_clock(const dcomm_ps *ps)
+{
+    int slowest = -1;
+    uint64_t most = 0;
+    if (ps->opts.staleness == 0) {
+        return ps->clock.closed;
+    }
+    const uint64_t least = dcommi_ps_slowest(&ps->clock, &slowest);
+    for (int r = 0; r < ps->size; r++) {
+        most = ps->clock.of[r].clock > most ? ps->clock.of[r].clock : most;
+    }
+    return slowest >= 0 ? least : most;
+}
+/* Write this server's image, but for the hash. With the token. */
+static void dcommi_ps_image_write(const dcomm_ps *ps, unsigned char *to)
+{
+    const dcommi_ps_head head = {.magic = DCOMMI_PS_MAGIC,
+                                 .shape = dcommi_ps_shape(ps),
+                                 .update = dcommi_ps_image_update(ps),
+                                 .server = (uint64_t)ps->server,
+                                 .servers = (uint64_t)ps->nservers,
+                                 .clock = dcommi_ps_image_clock(ps),
+                                 .bytes = dcommi_ps_image_bytes(ps, ps->server, ps->nservers)};
+    memcpy(to, &head, sizeof head);
+    to += sizeof head;
+    for (size_t i = 0; i < ps->nparams; i++) {
+        dcommi_ps_part parts[DCOMMI_PS_PARTS];
+        const int n = dcommi_ps_parts(ps, i, parts);
+        for (int p = 0; p < n; p++) {
+            const size_t bytes = (size_t)ps->tables[i].rows * parts[p].row;
+            if (bytes > 0) {
+                memcpy(to, parts[p].at, bytes);
+            }
+            memset(to + bytes, 0, dcommi_feedback_padded(bytes) - bytes);
+            to += dcommi_feedback_padded(bytes);
+        }
+    }
+}
+/* Write the hash of an image behind it. */
+static void dcommi_ps_image_seal(unsigned char *image, size_t bytes)
+{
+    const uint64_t hash = dcommi_feedback_hash(image, bytes - sizeof hash);
+    memcpy(image + bytes - sizeof hash, &hash, sizeof hash);
+}
+/* ---- loading ---- */
+typedef struct dcommi_ps_image {
+    const unsigned char *at; /* NULL: it was not given */
+    size_t bytes;
+} dcommi_ps_image;
+/* Return the first image of some bytes: as many as its head says, if that can be. */
+static dcommi_ps_image dcommi_ps_image_first(const unsigned char *at, size_t bytes)
+{
+    dcommi_ps_head head = {.bytes = bytes};
+    if (bytes >= sizeof head) {
+        memcpy(&head, at, sizeof head);
+    }
+    return (dcommi_ps_image){at, head.bytes < bytes ? (size_t)head.bytes : bytes};
+}
+/* Find the image of old server k of n: the one that the caller gives for it, or if that is NULL,
+ * the one behind the image of the server that took its rows over. */
+static dcommi_ps_image dcommi_ps_image_find(const void *const *images, const size_t *bytes,
+                                            size_t k, size_t n)
+{
+    const size_t heir = (k + 1) % n;
+    if (images[k] != NULL) {
+        return dcommi_ps_image_first(images[k], bytes[k]);
+    }
+    const dcommi_ps_image before = images[heir] != NULL
+                                       ? dcommi_ps_image_first(images[heir], bytes[heir])
+                                       : (dcommi_ps_image){NULL, bytes[heir]};
+    return before.bytes == bytes[heir]
+               ? (dcommi_ps_image){NULL, 0}
+               : dcommi_ps_image_first(before.at + before.bytes, bytes[heir] - before.bytes);
+}
+static dcomm_status dcommi_ps_corrupt(size_t k, const char *why)
+{
+    return dcommi_fail(DCOMM_ERR_CORRUPT, "dcomm_ps_load: images[%zu]: %s", k, why);
+}
+/* Check that an image is that of server k of n of an old job, and read its head. */
+static dcomm_status dcommi_ps_image_check(const dcomm_ps *ps, const unsigned char *image,
+                                          size_t bytes, size_t k, size_t n, dcommi_ps_head *h)
+{
+    uint64_t hash;
+    if (bytes < sizeof *h + sizeof hash) {
+        return dcommi_ps_corrupt(k, "it is too short");
+    }
+    memcpy(h, image, sizeof *h);
+    memcpy(&hash, image + bytes - sizeof hash, sizeof hash);
+    if (h->magic != DCOMMI_PS_MAGIC) {
+        return dcommi_ps_corrupt(k, "these bytes are no image of a server");
+    }
+    if (hash != dcommi_feedback_hash(image, bytes - sizeof hash)) {
+        return dcommi_ps_corrupt(k, "it is damaged: its hash does not match its bytes");
+    }
+    if (h->shape != dcommi_ps_shape(ps)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_ps_load: images[%zu] is of other parameters: their number, rows "
+                           "and cols must be the same",
+                           k);
+    }
+    if (h->update != dcommi_ps_image_update(ps)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_ps_load: images[%zu] is of update %d with %" PRIu64
+                           " numbers for each value, not of update %d with %d",
+                           k, (int)(h->update & 255), h->update >> 8, (int)ps->opts.update,
+                           dcommi_ps_states(&ps->opts));
+    }
+    if (h->server != k || h->servers != n) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_ps_load: images[%zu] of %zu is of server %" PRIu64 " of %" PRIu64,
+                           k, n, h->server, h->servers);
+    }
+    if (bytes != h->bytes || bytes != dcommi_ps_image_bytes(ps, (int)k, (int)n)) {
+        return dcommi_ps_corrupt(k, "it is not as long as its rows are");
+    }
+    return DCOMM_OK;
+}
+/* The rows of parameter i that an old server has and this one holds. */
+static uint64_t dcommi_ps_shared(const dcomm_ps *ps, size_t i, size_t k, size_t n, uint64_t *first)
+{
+    const dcommi_ps_table *t = &ps->tables[i];
+    const uint64_t from = dcommi_ps_share(ps->params[i].rows, (int)n, (int)k);
+    const uint64_t to = dcommi_ps_share(ps->params[i].rows, (int)n, (int)k + 1);
+    const uint64_t end = to < t->first + t->rows ? to : t->first + t->rows;
+    *first = from > t->first ? from : t->first;
+    return end > *first ? end - *first : 0;
+}
+/* Return true if old server k of n has rows that this one holds. */
+static bool dcommi_ps_image_needed(const dcomm_ps *ps, size_t k, size_t n)
+{
+    uint64_t first, rows = 0;
+    for (size_t i = 0; i < ps->nparams && rows == 0; i++) {
+        rows = dcommi_ps_shared(ps, i, k, n, &first);
+    }
+    return rows > 0;
+}
+/* Take the rows of a checked image that this server holds. With the token. */
+static void dcommi_ps_image_take(dcomm_ps *ps, const unsigned char *image, size_t k, size_t n)
+{
+    image += sizeof(dcommi_ps_head);
+    for (size_t i = 0; i < ps->nparams; i++) {
+        const dcommi_ps_table *t = &ps->tables[i];
+        const uint64_t all = ps->params[i].rows;
+        const uint64_t from = dcommi_ps_share(all, (int)n, (int)k);
+        const size_t has = (size_t)(dcommi_ps_share(all, (int)n, (int)k + 1) - from);
+        uint64_t first;
+        const size_t rows = (size_t)dcommi_ps_shared(ps, i, k, n, &first);
+        dcommi_ps_part parts[DCOMMI_PS_PARTS];
+        const int nparts = dcommi_ps_parts(ps, i, parts);
+        for (int p = 0; p < nparts; p++) {
+            const size_t row = parts[p].row;
+            if (rows > 0) {
+                memcpy((unsigned char *)parts[p].at + (size_t)(first - t->first) * row,
+                       image + (size_t)(first - from) * row, rows * row);
+            }
+            image += dcommi_feedback_padded(has * row);
+        }
+    }
+}
+/* ---- save ---- */
+/* Return the replica of rows that this server has taken over; NULL: it has none. */
+static dcomm_ps *dcommi_ps_heir(const dcomm_ps *ps)
+{
+    return ps->twin != NULL && ps->to[ps->twin->server].lost ? ps->twin : NULL;
+}
+/* Return the bytes of this server's image, behind which the heir's stands. With the token. */
+static size_t dcommi_ps_saved_bytes(const dcomm_ps *ps, const dcomm_ps *heir)
+{
+    return dcommi_ps_image_bytes(ps, ps->server, ps->nservers) +
+           (heir != NULL ? dcommi_ps_image_bytes(heir, heir->server, heir->nservers) : 0);
+}
+DCOMM_API size_t dcomm_ps_save_bytes(const dcomm_ps *ps)
+{
+    if (ps == NULL || ps->server < 0) {
+        return 0;
+    }
+    dcommi_token_take(ps->comm->context);
+    const size_t bytes = dcommi_ps_saved_bytes(ps, dcommi_ps_heir(ps));
+    dcommi_token_release(ps->comm->context);
+    return bytes;
+}
+/* Return true if the rows have all that a pull of this rank would have. */
+static bool dcommi_ps_settled(const dcomm_ps *ps)
+{
+    const dcommi_ps_to *own = &ps->to[ps->server];
+    return !ps->clock.of[ps->rank].works ||
+           (own->queue == NULL && ps->from[ps->rank].next == own->sent &&
+            dcommi_ps_may_pull(&ps->clock, ps->rank));
+}
+/* Write the images if the rows are settled: DCOMM_IN_PROGRESS if not. *bytes_p: of the first. */
+static dcomm_status dcommi_ps_save_now(dcomm_ps *ps, unsigned char *to, size_t capacity,
+                                       size_t *bytes_p)
+{
+    dcomm_status status = DCOMM_IN_PROGRESS;
+    dcommi_token_take(ps->comm->context);
+    const dcomm_ps *heir = dcommi_ps_heir(ps);
+    const size_t bytes = dcommi_ps_saved_bytes(ps, heir);
+    if (capacity < bytes) {
+        status = dcommi_fail(DCOMM_ERR_INVALID,
+                             "dcomm_ps_save: there is no room; it takes %zu bytes, and capacity is "
+                             "%zu",
+                             bytes, capacity);
+    } else if (dcommi_ps_settled(ps) && (heir == NULL || dcommi_ps_settled(heir))) {
+        *bytes_p = dcommi_ps_saved_bytes(ps, NULL);
+        dcommi_ps_image_write(ps, to);
+        if (heir != NULL) {
+            dcommi_ps_image_write(heir, to + *bytes_p);
+            dcommi_ps_image_seal(to + *bytes_p, bytes - *bytes_p);
+        }
+        status = DCOMM_OK;
+    }
+    dcommi_token_release(ps->comm->context);
+    return status;
+}
+DCOMM_API dcomm_status dcomm_ps_save(dcomm_ps *ps, void *to, size_t capacity)
+{
+    dcomm_status status = DCOMM_OK;
+    size_t bytes = 0;
+    DCOMMI_TRY(dcommi_ps_check_call("dcomm_ps_save", ps));
+    if (ps->server < 0) {
+        return DCOMM_OK;
+    }
+    DCOMMI_NEED(to);
+    const double until = dcommi_now() + ps->opts.timeout_s;
+    while ((status = dcommi_ps_save_now(ps, to, capacity, &bytes)) == DCOMM_IN_PROGRESS) {
+        if (dcommi_now() >= until) {
+            return dcommi_fail(DCOMM_ERR_TIMEOUT,
+                               "dcomm_ps_save: rank %d has waited %.3g s for the other workers to "
+                               "end clock %" PRIu64,
+                               ps->rank, ps->opts.timeout_s, ps->at_clock);
+        }
+        dcommi_progress_or_yield(ps->comm->context);
+    }
+    if (status >= 0) {
+        dcommi_ps_image_seal(to, bytes);
+    }
+    return status;
+}
+/* ---- load ---- */
+/* Check the images that a server needs. least[0] becomes at most their lowest clock, least[1] at
+ * most the complement of the highest. */
+static dcomm_status dcommi_ps_load_check(const dcomm_ps *ps, const void *const *images,
+                                         const size_t *bytes, size_t n, uint64_t *least)
+{
+    for (size_t k = 0; k < n; k++) {
+        dcommi_ps_head head;
+        if (!dcommi_ps_image_needed(ps, k, n)) {
+            continue;
+        }
+        const dcommi_ps_image image = dcommi_ps_image_find(images, bytes, k, n);
+        if (image.at == NULL) {
+            return dcommi_fail(DCOMM_ERR_INVALID,
+                               "dcomm_ps_load: images[%zu] is NULL, and rank %d holds rows of it",
+                               k, ps->rank);
+        }
+        DCOMMI_TRY(dcommi_ps_image_check(ps, image.at, image.bytes, k, n, &head));
+        least[0] = head.clock < least[0] ? head.clock : least[0];
+        least[1] = ~head.clock < least[1] ? ~head.clock : least[1];
+    }
+    return DCOMM_OK;
+}
+/* Check a call, and all images that this rank needs. */
+static dcomm_status dcommi_ps_load_check_all(const dcomm_ps *ps, const void *const *images,
+                                             const size_t *bytes, size_t n, uint64_t *least)
+{
+    least[0] = least[1] = UINT64_MAX;
+    if (images == NULL || bytes == NULL || n < 1 || n > INT32_MAX) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_ps_load: images or bytes is NULL, or nimages "
+                           "is %zu",
+                           n);
+    }
+    dcommi_token_take(ps->comm->context);
+    const bool fresh = ps->steps == 0 && ps->stats.pushes == 0 && ps->stats.pulls == 0;
+    dcommi_token_release(ps->comm->context);
+    if (!fresh) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_ps_load: rank %d has pushed, pulled or ended a "
+                           "clock",
+                           ps->rank);
+    }
+    for (; ps != NULL && ps->server >= 0; ps = ps->shift == 0 ? ps->twin : NULL) {
+        DCOMMI_TRY(dcommi_ps_load_check(ps, images, bytes, n, least));
+    }
+    return DCOMM_OK;
+}
+/* Find the clock at which all go on. */
+static dcomm_status dcommi_ps_load_agree(dcomm_ps *ps, uint64_t *least)
+{
+    uint64_t *all = dcommi_borrow(ps->comm, 2, sizeof *all);
+    if (all == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    memcpy(all, least, 2 * sizeof *all);
+    const dcomm_status status =
+        dcomm_allreduce(ps->comm, DCOMM_IN_PLACE, all, 2, DCOMM_U64, DCOMM_MIN, NULL);
+    memcpy(least, all, 2 * sizeof *all);
+    dcommi_give_back(ps->comm, all);
+    return status < 0 || ps->opts.staleness != 0 || least[0] == ~least[1]
+               ? status
+               : dcommi_fail(DCOMM_ERR_MISMATCH,
+                             "dcomm_ps_load: images are of clocks %" PRIu64 " to %" PRIu64,
+                             least[0], ~least[1]);
+}
+/* Take checked images, and go on at a clock. With the token. */
+static void dcommi_ps_load_now(dcomm_ps *ps, const void *const *images, const size_t *bytes,
+                               size_t n, uint64_t clock)
+{
+    ps->steps = ps->at_clock = clock;
+    for (size_t k = 0; k < n && ps->server >= 0; k++) {
+        if (dcommi_ps_image_needed(ps, k, n)) {
+            dcommi_ps_image_take(ps, dcommi_ps_image_find(images, bytes, k, n).at, k, n);
+        }
+    }
+    for (int r = 0; r < ps->size && ps->server >= 0; r++) {
+        ps->clock.of[r].clock = clock;
+    }
+    ps->clock.closed = clock;
+}
+DCOMM_API dcomm_status dcomm_ps_load(dcomm_ps *ps, const void *const *images, const size_t *bytes,
+                                     size_t nimages)
+{
+    uint64_t least[2];
+    DCOMMI_TRY(dcommi_ps_check_call("dcomm_ps_load", ps));
+    dcomm_status status =
+        dcommi_all_good(ps->comm, dcommi_ps_load_check_all(ps, images, bytes, nimages, least), 0);
+    DCOMMI_THEN(status, dcommi_ps_load_agree(ps, least));
+    if (status < 0) {
+        return status;
+    }
+    dcommi_token_take(ps->comm->context);
+    dcommi_ps_load_now(ps, images, bytes, nimages, least[0]);
+    if (ps->twin != NULL) {
+        dcommi_ps_load_now(ps->twin, images, bytes, nimages, least[0]);
+    }
+    dcommi_token_release(ps->comm->context);
+    return dcomm_barrier(ps->comm, NULL); /* nobody pushes before all have loaded */
 }
 #endif
 #endif
@@ -73402,6 +74609,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_DEVICE_STEP_PS
 #undef DCOMMI_DEVICE_UCX_PS
 #undef DCOMMI_DIVIDE
+#undef DCOMMI_DIVIDE_MOST
 #undef DCOMMI_DOOR_BACKLOG
 #undef DCOMMI_DOOR_FOLDER
 #undef DCOMMI_DOOR_NAME
@@ -73589,6 +74797,8 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_PROBE_SIGNATURE
 #undef DCOMMI_PROBE_TURNS
 #undef DCOMMI_PS_ACK_EVERY
+#undef DCOMMI_PS_BLOCK
+#undef DCOMMI_PS_MAGIC
 #undef DCOMMI_PS_PARAMS_MAX
 #undef DCOMMI_PS_TAUS
 #undef DCOMMI_PS_VALUE_BYTES

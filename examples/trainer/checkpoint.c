@@ -18,7 +18,7 @@ typedef struct header {
     char magic[8];
     int32_t step, rank, nranks, skipped;
     int32_t own_momentum; /* the rank has its own part of the momentum */
-    int32_t frozen;
+    int32_t optimizer;    /* an optimizer_kind */
     uint64_t count;       /* parameters of the model */
     uint64_t state_bytes; /* of the exchange */
 } header;
@@ -178,7 +178,7 @@ static dcomm_status copy_state(trainer *t)
                 .nranks = t->nranks,
                 .skipped = t->skipped,
                 .own_momentum = t->o->frozen && t->step > t->o->exact_steps,
-                .frozen = t->o->frozen,
+                .optimizer = (int32_t)t->o->kind,
                 .count = model_count(t->model),
                 .state_bytes = exchange_save_bytes(&t->exchange)};
     memcpy(h.magic, MAGIC, sizeof MAGIC);
@@ -317,7 +317,7 @@ static bool fits(const trainer *t, const manifest *m, int rank, const char *file
     size_t n = share(count, rank + 1, m->nranks) - share(count, rank, m->nranks);
     size_t losses = share(steps, rank + 1, m->nranks) - share(steps, rank, m->nranks);
     return memcmp(h.magic, MAGIC, sizeof MAGIC) == 0 && h.step == m->step && h.rank == rank &&
-           h.nranks == m->nranks && h.count == count && h.frozen == (int)t->o->frozen &&
+           h.nranks == m->nranks && h.count == count && h.optimizer == (int)t->o->kind &&
            m->step <= t->o->steps &&
            (sizeof h + 2 * n * sizeof(float) + losses * sizeof(double) +
             (h.own_momentum ? count : n) * sizeof(float) + h.state_bytes + 3) /

@@ -2,6 +2,8 @@
  * feedback. */
 #define _GNU_SOURCE
 #include "exchange.h"
+#include "narrow.h"
+#include "noise.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -97,13 +99,20 @@ static dcomm_status open_buckets(exchange *e, const options *o, model *m)
                                .sum = true,
                                .coll = e->coll,
                                .trace_steps = o->trace != NULL ? 5 : 0};
-    bool room = params != NULL && specs != NULL && names != NULL;
+    if (e->dtype != DCOMM_F32) {
+        e->narrow = calloc(e->count, sizeof *e->narrow);
+    }
+    bool room = params != NULL && specs != NULL && names != NULL &&
+                (e->dtype == DCOMM_F32 || e->narrow != NULL);
     dcomm_status status = room ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
     for (size_t i = 0; i < n && status == DCOMM_OK; i++) {
         size_t first, rows;
-        params[i].dtype = DCOMM_F32;
+        params[i].dtype = e->dtype;
         model_tensor(m, i, &first, &params[i].count, &rows);
         params[i].grad = model_gradients(m) + first;
+        if (e->narrow != NULL) {
+            params[i].grad = e->narrow + first;
+        }
         model_tensor_name(m, i, names[i], NAME);
         params[i].name = names[i];
         spec_of(o, rows, specs[i]);
@@ -125,7 +134,8 @@ static dcomm_status open_buckets(exchange *e, const options *o, model *m)
     if (status == DCOMM_OK && o->loss_scale > 0) {
         dcomm_scaler_opts scaling = {.scale = (double)o->loss_scale,
                                      .interval = (uint64_t)o->scale_interval,
-                                     .clip = (double)o->clip};
+                                     .clip = (double)o->clip,
+                                     .leave = e->narrow != NULL};
         status = dcomm_scaler_create(e->buckets, &scaling, &e->scaler);
     }
     if (status == DCOMM_OK && o->report) {
@@ -146,7 +156,13 @@ dcomm_status exchange_open(exchange *e, dcomm_comm *comm, const options *o, mode
                     .coll = {.algo = o->algo,
                              .deterministic = o->deterministic,
                              .codec_seed = (uint64_t)o->seed},
-                    .count = model_count(m)};
+                    .count = model_count(m),
+                    .model = m,
+                    .dtype = o->grad_dtype,
+                    .measures = o->noise_scale};
+    if (e->dtype != DCOMM_F32 && o->algo == NULL && o->codec == NULL) {
+        e->coll.accumulate = DCOMM_F32; /* round once, whatever the number of ranks */
+    }
     dcomm_status status = o->buckets > 0 ? open_buckets(e, o, m) : open_parts(e, o, m);
     if (status != DCOMM_OK) {
         exchange_close(e);
@@ -162,6 +178,8 @@ void exchange_close(exchange *e)
         dcomm_feedback_destroy(&e->parts[i].feedback);
         dcomm_codec_destroy(&e->parts[i].codec);
     }
+    free(e->narrow);
+    e->narrow = NULL;
     free(e->parts);
     e->parts = NULL;
     e->nparts = 0;
@@ -226,6 +244,17 @@ void exchange_ready(void *user, size_t tensor)
         *e->spoiled = INFINITY;
         e->spoiled = NULL;
     }
+    if (tensor < model_tensors(e->model)) {
+        size_t first, count, rows;
+        model_tensor(e->model, tensor, &first, &count, &rows);
+        const float *gradient = model_gradients(e->model) + first;
+        if (e->measures) {
+            e->square += noise_square(gradient, count);
+        }
+        if (e->narrow != NULL) {
+            narrow_from(e->dtype, gradient, count, e->narrow + first);
+        }
+    }
     dcomm_status status = dcomm_param_mark_ready(e->buckets, tensor, NULL);
     e->status = e->status < 0 ? e->status : status;
     e->seconds += now() - start;
@@ -249,7 +278,15 @@ dcomm_status exchange_finish(exchange *e)
 
 dcomm_status exchange_judge(exchange *e, dcomm_scaler_verdict *verdict)
 {
-    return dcomm_scaler_step(e->scaler, verdict);
+    dcomm_status status = DCOMM_OK;
+    *verdict = (dcomm_scaler_verdict){.factor = 1};
+    if (e->scaler != NULL) {
+        status = dcomm_scaler_step(e->scaler, verdict);
+    }
+    if (e->narrow != NULL && status >= 0 && !verdict->skip) {
+        narrow_to(e->dtype, e->narrow, e->count, (float)verdict->factor, model_gradients(e->model));
+    }
+    return status;
 }
 
 dcomm_status exchange_stats(const exchange *e, dcomm_stats *stats)
@@ -270,12 +307,12 @@ dcomm_status exchange_report(const exchange *e, dcomm_buckets_report *report)
     return dcomm_buckets_get_report(e->buckets, report);
 }
 
-/* Get the algorithm that sums `count` floats. */
-static dcomm_status explain_sum(dcomm_comm *comm, size_t count, const dcomm_coll_opts *opts,
-                                const char **algo)
+/* Get the algorithm that sums `count` gradients. */
+static dcomm_status explain_sum(dcomm_comm *comm, size_t count, dcomm_dtype dtype,
+                                const dcomm_coll_opts *opts, const char **algo)
 {
     dcomm_explanation why = {
-        .coll = DCOMM_COLL_ALLREDUCE, .count = count, .dtype = DCOMM_F32, .opts = opts};
+        .coll = DCOMM_COLL_ALLREDUCE, .count = count, .dtype = dtype, .opts = opts};
     dcomm_status status = dcomm_comm_explain(comm, &why);
     *algo = why.algo;
     return status;
@@ -298,7 +335,8 @@ static dcomm_status explain_buckets(const exchange *e, const char **algo)
     }
     coll.codec = codec;
     if (status >= 0) {
-        status = explain_sum(dcomm_buckets_comm(e->buckets), largest.count, &coll, algo);
+        status =
+            explain_sum(dcomm_buckets_comm(e->buckets), largest.count, largest.dtype, &coll, algo);
     }
     dcomm_codec_destroy(&codec);
     return status;
@@ -317,5 +355,5 @@ dcomm_status exchange_explain(const exchange *e, const char **algo)
     coll.codec = longest->codec;
     coll.feedback = longest->feedback;
     size_t count = longest->codec == NULL ? longest->count + 1 : longest->count;
-    return explain_sum(e->comm, count, &coll, algo);
+    return explain_sum(e->comm, count, e->dtype, &coll, algo);
 }

@@ -22,9 +22,14 @@ typedef struct exchange {
     size_t count; /* number of gradients; one more element behind them is always summed exactly */
     dcomm_buckets *buckets; /* used instead of parts; NULL: no buckets */
     dcomm_scaler *scaler;   /* NULL: the loss is not scaled */
-    float *spoiled;         /* element that becomes infinite when tensor `spoils` is computed;
-                               NULL: none */
+    model *model;
+    dcomm_dtype dtype; /* of the gradients while they are summed */
+    uint16_t *narrow;  /* their sums, if that is one of 16 bits; else NULL */
+    float *spoiled;    /* element that becomes infinite when tensor `spoils` is computed;
+                          NULL: none */
     size_t spoils;
+    bool measures;       /* with buckets: add the squares of this rank's gradients... */
+    double square;       /* ...here, when they are ready */
     dcomm_status status; /* the first error of exchange_ready and exchange_pause */
     double seconds;      /* time spent in these two functions */
     dcomm_stats before;  /* statistics of the buckets' communicator after their calibration */
@@ -47,7 +52,8 @@ void exchange_ready(void *user, size_t tensor);
 void exchange_pause(void *user);
 /* With buckets: wait until all gradients are summed. */
 dcomm_status exchange_finish(exchange *e);
-/* With a scaler: unscale and clip the gradients, unless the step must be skipped. */
+/* Make the gradients of the sums. With a scaler they are unscaled and clipped, unless the step must
+ * be skipped. */
 dcomm_status exchange_judge(exchange *e, dcomm_scaler_verdict *verdict);
 /* Save what the exchange keeps from step to step: error feedback, the loss scale, the order of
  * buckets. Each rank saves its own, of exchange_save_bytes. */

@@ -1,25 +1,27 @@
-/* optimizer.c - Adam, and Adam with a variance that stays constant. */
+/* optimizer.c - optimizers that treat each weight alone: Adam, Adam with a variance that stays
+ * constant, SGD and Adagrad. */
 #include "trainer.h"
 
 #include <math.h>
 
-enum { WARM_UP = 20 };                    /* steps */
-static const float KEEP_VARIANCE = 0.99f; /* Adam's second decay */
+static const float EPSILON = 1e-8f;
 
-/* Return the step's learning rate: it rises during WARM_UP steps, then falls along a cosine to a
- * tenth. */
-static float rate_of(const options *o, int step)
+/* The rate rises during the warm-up, then falls along a cosine to a tenth. It is scaled by the
+ * number of ranks at the start: if some die, the batch stays. */
+float optimizer_rate(const trainer *t)
 {
-    float progress = (float)step / (float)o->steps;
-    float rate = o->rate * (0.55f + 0.45f * cosf(3.14159265f * progress));
-    return step < WARM_UP ? rate * (float)(step + 1) / WARM_UP : rate;
+    const options *o = t->o;
+    float progress = (float)t->step / (float)o->steps, ranks = (float)t->wanted;
+    float scale = o->scale_rate == SCALE_LINEAR ? ranks
+                  : o->scale_rate == SCALE_SQRT ? sqrtf(ranks)
+                                                : 1;
+    float rate = scale * o->rate * (0.55f + 0.45f * cosf(3.14159265f * progress));
+    return t->step < o->rate_warmup ? rate * (float)(t->step + 1) / (float)o->rate_warmup : rate;
 }
 
-/* Update by Adam, with the sum of the gradients divided by the batch size. */
-static void update_adam(trainer *t)
+static void update_adam(trainer *t, float rate)
 {
     const float keep1 = t->o->momentum, keep2 = KEEP_VARIANCE;
-    float rate = rate_of(t->o, t->step);
     float correct1 = 1 / (1 - powf(keep1, (float)(t->step + 1)));
     float correct2 = 1 / (1 - powf(keep2, (float)(t->step + 1)));
     float per_sample = 1 / (float)t->o->batch;
@@ -30,7 +32,8 @@ static void update_adam(trainer *t)
         float g = gradients[i] * per_sample;
         t->momentum[i] = keep1 * t->momentum[i] + (1 - keep1) * g;
         t->variance[i] = keep2 * t->variance[i] + (1 - keep2) * g * g;
-        params[i] -= rate * t->momentum[i] * correct1 / (sqrtf(t->variance[i] * correct2) + 1e-8f);
+        params[i] -=
+            rate * t->momentum[i] * correct1 / (sqrtf(t->variance[i] * correct2) + EPSILON);
     }
 }
 
@@ -43,7 +46,7 @@ void optimizer_freeze(trainer *t)
 {
     float correct2 = 1 / (1 - powf(KEEP_VARIANCE, (float)t->o->exact_steps));
     for (size_t i = 0; i < model_count(t->model); i++) {
-        t->variance[i] = 1 / (sqrtf(t->variance[i] * correct2) + 1e-8f);
+        t->variance[i] = 1 / (sqrtf(t->variance[i] * correct2) + EPSILON);
         t->momentum[i] /= (float)t->nranks;
     }
 }
@@ -62,9 +65,8 @@ void optimizer_propose(trainer *t)
     }
 }
 
-static void update_frozen(trainer *t)
+static void update_frozen(trainer *t, float rate)
 {
-    float rate = rate_of(t->o, t->step);
     float *params = model_params(t->model);
     const float *sum = model_gradients(t->model);
     for (size_t i = 0; i < model_count(t->model); i++) {
@@ -72,11 +74,50 @@ static void update_frozen(trainer *t)
     }
 }
 
+/* SGD with momentum. */
+static void update_sgd(trainer *t, float rate)
+{
+    float per_sample = 1 / (float)t->o->batch;
+    float *params = model_params(t->model);
+    const float *gradients = model_gradients(t->model);
+    for (size_t i = 0; i < model_count(t->model); i++) {
+        t->momentum[i] = t->o->momentum * t->momentum[i] + gradients[i] * per_sample;
+        params[i] -= rate * t->momentum[i];
+    }
+}
+
+/* The variance is the sum of all squares. */
+static void update_adagrad(trainer *t, float rate)
+{
+    float per_sample = 1 / (float)t->o->batch;
+    float *params = model_params(t->model);
+    const float *gradients = model_gradients(t->model);
+    for (size_t i = 0; i < model_count(t->model); i++) {
+        float g = gradients[i] * per_sample;
+        t->variance[i] += g * g;
+        params[i] -= rate * g / (sqrtf(t->variance[i]) + EPSILON);
+    }
+}
+
 void optimizer_update(trainer *t)
 {
-    if (optimizer_frozen(t)) {
-        update_frozen(t);
-    } else {
-        update_adam(t);
+    float rate = optimizer_rate(t);
+    switch (t->o->kind) {
+    case OPTIMIZER_SGD:
+        update_sgd(t, rate);
+        break;
+    case OPTIMIZER_ADAGRAD:
+        update_adagrad(t, rate);
+        break;
+    case OPTIMIZER_LARS:
+        optimizer_lars(t, rate);
+        break;
+    case OPTIMIZER_LAMB:
+        optimizer_lamb(t, rate);
+        break;
+    case OPTIMIZER_ADAM:
+    case OPTIMIZER_FROZEN:
+    default:
+        (optimizer_frozen(t) ? update_frozen : update_adam)(t, rate);
     }
 }

@@ -1,13 +1,22 @@
 /* options.c - the trainer's command line. */
 #define _GNU_SOURCE
 #include "options.h"
+#include "options_part.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* The parts of the command line that have files of their own. */
+static const options_part *const parts[] = {&options_modes, &options_rules};
+
+enum {
+    PARTS = sizeof parts / sizeof parts[0],
+    PART_VALUES = 100, /* more than a part has options */
+    MOST_OPTIONS = 128
+};
 
 static void help(void)
 {
@@ -22,18 +31,10 @@ static void help(void)
         "  --dim N          width, a multiple of 8 and of --heads (64)\n"
         "  --layers N       (2)\n"
         "  --heads N        (4)\n"
-        "  --lr X           highest learning rate (0.005)\n"
-        "  --momentum X     Adam's first decay (0.7)\n"
-        "  --optimizer O    adam: Adam on the sum; frozen: after --exact-steps steps of Adam, "
-        "whose\n"
-        "                   sums are exact, its variance stays, and what ranks send is their own\n"
-        "                   momentum divided by its root (adam)\n"
-        "  --exact-steps N  of frozen (50)\n"
         "  --seed N         of weights and batches (1)\n"
         "  --algo NAME      all-reduce algorithm (chosen by the library)\n"
         "  --codec SPEC     sum gradients through this codec (qsgd:bits=4, topk:k=0.01, ...)\n"
         "  --feedback F     error feedback: none, classic, ef21, dgc (none)\n"
-        "  --warmup N       dgc: steps in which more than the codec's k is sent (0)\n"
         "  --deterministic  sum gradients in rank order\n"
         "  --buckets N      sum gradients in buckets of N KiB, while backward goes on (in one\n"
         "                   piece, after it)\n"
@@ -63,8 +64,11 @@ static void help(void)
         "                   ranks may be another\n"
         "  --die STEP:RANK[:PLACE]  kill that rank there, as a test: compute, sum, agree, update,\n"
         "                   recover, write, manifest (compute)\n"
-        "  --gradcheck      only check the backward pass by finite differences\n"
-        "exit: 0 good, 1 wrong result, 2 usage, 3 communication error");
+        "  --gradcheck      only check the backward pass by finite differences");
+    for (int p = 0; p < PARTS; p++) {
+        puts(parts[p]->help);
+    }
+    puts("exit: 0 good, 1 wrong result, 2 usage, 3 communication error");
 }
 
 /* Return true on one rank. All ranks parse the same command line, but only one prints about it. */
@@ -88,7 +92,7 @@ static int usage(const char *what)
     return EXIT_USAGE;
 }
 
-static bool parse_int(const char *text, int low, int high, int *value)
+bool parse_int(const char *text, int low, int high, int *value)
 {
     char *end = NULL;
     errno = 0;
@@ -100,36 +104,25 @@ static bool parse_int(const char *text, int low, int high, int *value)
     return true;
 }
 
-/* Parse a number with 0 < value <= 1. */
-static bool parse_rate(const char *text, float *rate)
+bool parse_rate(const char *text, float *rate)
 {
     char *end = NULL;
     *rate = strtof(text, &end);
     return end != text && *end == '\0' && *rate > 0 && *rate <= 1;
 }
 
-/* Parse a number with 0 < value. */
-static bool parse_above(const char *text, float *value)
+bool parse_above(const char *text, float *value)
 {
     char *end = NULL;
     *value = strtof(text, &end);
     return end != text && *end == '\0' && *value > 0 && *value <= 1e30f;
 }
 
-/* Parse STEP:RANK, both from 0 on. */
-static bool parse_place(const char *text, int *step, int *rank)
+bool parse_place(const char *text, int *step, int *rank)
 {
     int length = 0;
     return sscanf(text, "%9d:%9d%n", step, rank, &length) == 2 && text[length] == '\0' &&
            *step >= 0 && *rank >= 0;
-}
-
-/* Parse a number with 0 <= value < 1. */
-static bool parse_decay(const char *text, float *decay)
-{
-    char *end = NULL;
-    *decay = strtof(text, &end);
-    return end != text && *end == '\0' && *decay >= 0 && *decay < 1;
 }
 
 int options_parse(options *o, int argc, char **argv, bool *done)
@@ -142,15 +135,10 @@ int options_parse(options *o, int argc, char **argv, bool *done)
         DIM,
         LAYERS,
         HEADS,
-        RATE,
-        MOMENTUM,
-        OPTIMIZER,
-        EXACT_STEPS,
         SEED,
         ALGO,
         CODEC,
         FEEDBACK,
-        WARMUP,
         DETERMINISTIC,
         BUCKETS,
         TRACE,
@@ -172,7 +160,7 @@ int options_parse(options *o, int argc, char **argv, bool *done)
         GRADCHECK,
         HELP
     };
-    static const struct option long_options[] = {
+    static const struct option own[] = {
         {"text", required_argument, NULL, TEXT},
         {"steps", required_argument, NULL, STEPS},
         {"batch", required_argument, NULL, BATCH},
@@ -180,15 +168,10 @@ int options_parse(options *o, int argc, char **argv, bool *done)
         {"dim", required_argument, NULL, DIM},
         {"layers", required_argument, NULL, LAYERS},
         {"heads", required_argument, NULL, HEADS},
-        {"lr", required_argument, NULL, RATE},
-        {"momentum", required_argument, NULL, MOMENTUM},
-        {"optimizer", required_argument, NULL, OPTIMIZER},
-        {"exact-steps", required_argument, NULL, EXACT_STEPS},
         {"seed", required_argument, NULL, SEED},
         {"algo", required_argument, NULL, ALGO},
         {"codec", required_argument, NULL, CODEC},
         {"feedback", required_argument, NULL, FEEDBACK},
-        {"warmup", required_argument, NULL, WARMUP},
         {"deterministic", no_argument, NULL, DETERMINISTIC},
         {"buckets", required_argument, NULL, BUCKETS},
         {"trace", required_argument, NULL, TRACE},
@@ -209,8 +192,17 @@ int options_parse(options *o, int argc, char **argv, bool *done)
         {"die", required_argument, NULL, DIE},
         {"gradcheck", no_argument, NULL, GRADCHECK},
         {"help", no_argument, NULL, HELP},
-        {NULL, 0, NULL, 0},
     };
+    enum { OWN = sizeof own / sizeof own[0] };
+    struct option all[MOST_OPTIONS] = {{0}};
+    memcpy(all, own, sizeof own);
+    int n = OWN;
+    for (int p = 0; p < PARTS; p++) {
+        for (const struct option *one = parts[p]->table; one->name != NULL; one++) {
+            all[n] = *one;
+            all[n++].val += PART_VALUES * (p + 1);
+        }
+    }
     *o = (options){.text = "/usr/share/common-licenses",
                    .steps = 250,
                    .batch = 32,
@@ -218,9 +210,12 @@ int options_parse(options *o, int argc, char **argv, bool *done)
                    .dim = 64,
                    .layers = 2,
                    .heads = 4,
-                   .rate = 0.005f,
                    .momentum = 0.7f,
+                   .grad_dtype = DCOMM_F32,
+                   .slow_rank = -1,
+                   .wrong_step = -1,
                    .exact_steps = 50,
+                   .warmup = -1,
                    .seed = 1,
                    .log_every = 25,
                    .sample = 300,
@@ -229,7 +224,7 @@ int options_parse(options *o, int argc, char **argv, bool *done)
                    .dump_steps = 1,
                    .every = 50};
     opterr = 0;
-    for (int c; (c = getopt_long(argc, argv, "", long_options, NULL)) != -1;) {
+    for (int c; (c = getopt_long(argc, argv, "", all, NULL)) != -1;) {
         bool good = true;
         switch (c) {
         case TEXT:
@@ -253,19 +248,6 @@ int options_parse(options *o, int argc, char **argv, bool *done)
         case HEADS:
             good = parse_int(optarg, 1, 64, &o->heads);
             break;
-        case RATE:
-            good = parse_rate(optarg, &o->rate);
-            break;
-        case MOMENTUM:
-            good = parse_decay(optarg, &o->momentum);
-            break;
-        case OPTIMIZER:
-            o->frozen = strcmp(optarg, "frozen") == 0;
-            good = o->frozen || strcmp(optarg, "adam") == 0;
-            break;
-        case EXACT_STEPS:
-            good = parse_int(optarg, 1, 1000000, &o->exact_steps);
-            break;
         case SEED:
             good = parse_int(optarg, 0, INT_MAX, &o->seed);
             break;
@@ -278,10 +260,7 @@ int options_parse(options *o, int argc, char **argv, bool *done)
         case FEEDBACK:
             good = strcmp(optarg, "none") == 0 || strcmp(optarg, "classic") == 0 ||
                    strcmp(optarg, "ef21") == 0 || strcmp(optarg, "dgc") == 0;
-            o->feedback = strcmp(optarg, "none") != 0 ? optarg : NULL;
-            break;
-        case WARMUP:
-            good = parse_int(optarg, 0, 1000000, &o->warmup);
+            o->feedback = optarg;
             break;
         case DETERMINISTIC:
             o->deterministic = true;
@@ -347,7 +326,10 @@ int options_parse(options *o, int argc, char **argv, bool *done)
             *done = true;
             return 0;
         default:
-            return usage("unknown option, or its value is missing");
+            if (c < PART_VALUES) {
+                return usage("unknown option, or its value is missing");
+            }
+            good = parts[c / PART_VALUES - 1]->take(o, c % PART_VALUES, optarg);
         }
         if (!good) {
             char text[128];
@@ -357,6 +339,15 @@ int options_parse(options *o, int argc, char **argv, bool *done)
     }
     if (optind != argc) {
         return usage("takes no arguments, only options");
+    }
+    for (int p = 0; p < PARTS; p++) {
+        const char *wrong = parts[p]->check(o);
+        if (wrong != NULL) {
+            return usage(wrong);
+        }
+    }
+    if (o->feedback != NULL && strcmp(o->feedback, "none") == 0) {
+        o->feedback = NULL;
     }
     if (o->feedback != NULL && o->codec == NULL) {
         return usage("--feedback is for --codec");

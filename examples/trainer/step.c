@@ -50,10 +50,10 @@ static void dump(trainer *t)
     }
 }
 
-dcomm_status step_gradients(trainer *t)
+int step_compute(trainer *t)
 {
-    int batch = t->o->batch, seq = t->o->seq;
-    int first = part(t, batch, t->rank), end = part(t, batch, t->rank + 1);
+    int seq = t->o->seq;
+    int first = balance_first(t, t->rank), end = balance_first(t, t->rank + 1);
     size_t count = model_count(t->model);
     float *gradients = model_gradients(t->model);
     memset(gradients, 0, (count + 1) * sizeof *gradients);
@@ -64,8 +64,11 @@ dcomm_status step_gradients(trainer *t)
         }
     }
     accident(t->step, ACCIDENT_COMPUTE);
+    t->exchange.square = 0;
+    double computed = 0;
     for (int s = first; s < end; s++) {
         const int *tokens = draw(t, t->step, s, false);
+        double begun = now() - t->exchange.seconds;
         gradients[count] += (float)model_forward(t->model, tokens, tokens + 1, seq);
         if (t->exchange.buckets != NULL && s + 1 == end) {
             exchange_ready(&t->exchange, model_tensors(t->model)); /* the loss */
@@ -73,8 +76,21 @@ dcomm_status step_gradients(trainer *t)
             accident(t->step, ACCIDENT_SUM);
         }
         model_backward(t->model, tokens, tokens + 1, seq);
+        balance_slow(t, now() - t->exchange.seconds - begun);
+        computed += now() - t->exchange.seconds - begun;
     }
+    balance_note(t, end - first, computed);
     dump(t);
+    return end - first;
+}
+
+dcomm_status step_gradients(trainer *t)
+{
+    float *gradients = model_gradients(t->model);
+    int samples = step_compute(t);
+    if (t->o->noise_scale && t->exchange.buckets == NULL) {
+        t->exchange.square = noise_square(gradients, model_count(t->model));
+    }
     bool frozen = optimizer_frozen(t);
     if (frozen && t->step == t->o->exact_steps) {
         optimizer_freeze(t);
@@ -85,8 +101,12 @@ dcomm_status step_gradients(trainer *t)
     accident(t->step, ACCIDENT_SUM);
     double start = now();
     dcomm_status status = t->exchange.buckets != NULL
-                              ? finish_buckets(t, first == end)
+                              ? finish_buckets(t, samples == 0)
                               : exchange_sum(&t->exchange, gradients, t->o->frozen && !frozen);
+    if (t->o->noise_scale && status >= 0) {
+        status =
+            noise_parts(t, samples, t->exchange.square, dcomm_scaler_scale(t->exchange.scaler));
+    }
     t->comm_seconds += now() - start + t->exchange.seconds;
     t->exchange.seconds = 0;
     return status;
@@ -96,9 +116,6 @@ dcomm_status step_gradients(trainer *t)
 static dcomm_status judge(trainer *t, bool *skip)
 {
     dcomm_scaler_verdict v = {0};
-    if (t->exchange.scaler == NULL) {
-        return DCOMM_OK;
-    }
     dcomm_status status = exchange_judge(&t->exchange, &v);
     *skip = v.skip;
     t->skipped += v.skip;
@@ -118,9 +135,16 @@ dcomm_status step_update(trainer *t)
         return status;
     }
     if (!skip) {
+        if (t->o->noise_scale) {
+            noise_update(t);
+        }
         optimizer_update(t);
     }
+    if (t->step == t->o->wrong_step && t->rank == t->o->wrong_rank) {
+        model_params(t->model)[model_count(t->model) / 2] += 1e-3f;
+    }
     t->losses[t->step] = (double)model_gradients(t->model)[model_count(t->model)] / t->o->batch;
+    t->shown = t->losses[t->step];
     t->step++;
     return DCOMM_OK;
 }

@@ -1,6 +1,7 @@
 /* summary.c - the end of a run: its loss, traffic and checksum, printed and as JSON. */
 #define _GNU_SOURCE
 #include "files.h"
+#include "mode.h"
 #include "trainer.h"
 
 #include <inttypes.h>
@@ -61,7 +62,11 @@ static dcomm_status sum_up(trainer *t, summary *s)
         status = dcomm_allreduce(t->comm, DCOMM_IN_PLACE, &s->codec_seconds, 1, DCOMM_F64,
                                  DCOMM_AVG, NULL);
     }
-    return status >= 0 ? exchange_explain(&t->exchange, &s->algo) : status;
+    if (status >= 0) {
+        status = exchange_explain(&t->exchange, &s->algo);
+    }
+    s->algo = t->mode == &mode_ps ? "none" : s->algo;
+    return status;
 }
 
 dcomm_status summary_compute(trainer *t, summary *s)
@@ -106,6 +111,22 @@ static void write_sample(trainer *t)
     free(weights);
 }
 
+/* Write what was measured, or null. */
+static void write_measured(const trainer *t, FILE *file)
+{
+    fprintf(file, ",\"parts\":%s", t->o->balance ? "[" : "null");
+    for (int r = 0; r < t->nranks && t->o->balance; r++) {
+        fprintf(file, "%d%s", balance_first(t, r + 1) - balance_first(t, r),
+                r + 1 < t->nranks ? "," : "]");
+    }
+    double scale = noise_scale(t);
+    if (isfinite(scale)) {
+        fprintf(file, ",\"noise_scale\":%.6g", scale);
+    } else {
+        fprintf(file, ",\"noise_scale\":null");
+    }
+}
+
 static int write_json(const trainer *t, const summary *s)
 {
     FILE *file = fopen(t->o->json, "w");
@@ -114,21 +135,28 @@ static int write_json(const trainer *t, const summary *s)
         return EXIT_USAGE;
     }
     fprintf(file,
-            "{\"schema\":1,\"tool\":\"trainer\",\"nranks\":%d,\"algo\":\"%s\",\"codec\":\"%s\","
+            "{\"schema\":1,\"tool\":\"trainer\",\"mode\":\"%s\",\"nranks\":%d,\"algo\":\"%s\","
+            "\"codec\":\"%s\","
             "\"feedback\":\"%s\",\"optimizer\":\"%s\",\"exact_steps\":%d,\"seed\":%d,\"steps\":%d,"
-            "\"batch\":%d,\"seq\":%d,\"bucket_kib\":%d,\"loss_scale\":%.9g,\"skipped\":%d,"
+            "\"batch\":%d,\"seq\":%d,\"bucket_kib\":%d,\"grad_dtype\":\"%s\",\"loss_scale\":%.9g,"
+            "\"skipped\":%d,"
             "\"resumed\":%d,\"lost\":%d,\"joined\":%d,\"parameters\":%zu,\"final_loss\":%.9g,"
             "\"train_s\":%.6g,"
             "\"comm_s\":%.6g,\"codec_s\":%.6g,\"wire_bytes\":%" PRIu64
-            ",\"wire_bytes_total\":%" PRIu64 ",\"checksum\":\"%016" PRIx64 "\",\"loss\":[",
-            t->nranks, s->algo, t->o->codec != NULL ? t->o->codec : "none",
-            t->o->feedback != NULL ? t->o->feedback : "none", t->o->frozen ? "frozen" : "adam",
+            ",\"wire_bytes_total\":%" PRIu64
+            ",\"staleness\":[%.6g,%.6g,%.6g],\"checksum\":\"%016" PRIx64 "\"",
+            t->mode != NULL ? t->o->mode.name : "data-parallel", t->nranks, s->algo,
+            t->o->codec != NULL ? t->o->codec : "none",
+            t->o->feedback != NULL ? t->o->feedback : "none", t->o->optimizer,
             t->o->frozen ? t->o->exact_steps : 0, t->o->seed, t->o->steps, t->o->batch, t->o->seq,
-            t->o->buckets, t->exchange.scaler != NULL ? dcomm_scaler_scale(t->exchange.scaler) : 1,
-            t->skipped, t->resumed, t->lost, t->joined, model_count(t->model), s->loss, s->seconds,
-            s->comm_seconds, s->codec_seconds, s->wire_bytes, s->wire_total, s->checksum);
+            t->o->buckets, dcomm_dtype_name(t->o->grad_dtype),
+            t->exchange.scaler != NULL ? dcomm_scaler_scale(t->exchange.scaler) : 1, t->skipped,
+            t->resumed, t->lost, t->joined, model_count(t->model), s->loss, s->seconds,
+            s->comm_seconds, s->codec_seconds, s->wire_bytes, s->wire_total, t->staleness[0],
+            t->staleness[1], t->staleness[2], s->checksum);
+    write_measured(t, file);
     for (int i = 0; i < t->o->steps; i++) {
-        fprintf(file, "%s%.6g", i > 0 ? "," : "", t->losses[i]);
+        fprintf(file, "%s%.6g", i > 0 ? "," : ",\"loss\":[", t->losses[i]);
     }
     fprintf(file, "]}\n");
     return fclose(file) == 0 ? EXIT_GOOD : EXIT_USAGE;
@@ -139,11 +167,15 @@ int summary_write(trainer *t, const summary *s)
     if (t->o->sample > 0) {
         write_sample(t);
     }
-    printf("final loss %.4f (held-out text), %.1f s, of which all-reduce (%s) %.2f s, of which "
-           "the codec %.2f s\n"
+    bool server = t->mode == &mode_ps;
+    printf("final loss %.4f (held-out text), %.1f s, of which %s (%s) %.2f s, of which the codec "
+           "%.2f s\n"
            "%.1f MB on the wire per rank, weights %016" PRIx64 " %s all ranks\n",
-           s->loss, s->seconds, s->algo, s->comm_seconds, s->codec_seconds,
+           s->loss, s->seconds, server ? "parameter server" : "all-reduce",
+           server ? t->o->mode.name : s->algo, s->comm_seconds, s->codec_seconds,
            (double)s->wire_bytes * 1e-6, s->checksum, s->equal ? "equal on" : "DIFFER between");
+    balance_report(t);
+    noise_report(t);
     return t->o->json != NULL ? write_json(t, s) : EXIT_GOOD;
 }
 
@@ -159,7 +191,7 @@ static dcomm_status time_backward(trainer *t, double *seconds)
     enum { ROUNDS = 9 };
     double took[ROUNDS];
     for (int i = 0; i < ROUNDS; i++) {
-        const int *tokens = draw(t, i, part(t, t->o->batch, t->rank), false);
+        const int *tokens = draw(t, i, balance_first(t, t->rank), false);
         memset(model_gradients(t->model), 0, model_count(t->model) * sizeof(float));
         model_forward(t->model, tokens, tokens + 1, t->o->seq);
         double start = now();

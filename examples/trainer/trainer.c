@@ -5,6 +5,8 @@
 #include "accident.h"
 #include "checkpoint.h"
 #include "elastic.h"
+#include "hash.h"
+#include "mode.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -68,6 +70,7 @@ void trainer_replace_comm(trainer *t, dcomm_comm *comm)
     dcomm_comm_destroy(&t->comm); /* with the error that made it useless, which was handled */
     t->comm = comm;
     t->exchanging = false;
+    balance_reset(t);
     t->rank = dcomm_comm_rank(comm);
     t->nranks = dcomm_comm_size(comm);
 }
@@ -81,35 +84,47 @@ static dcomm_status broadcast_weights(trainer *t)
                            DCOMM_F32, 0, NULL);
 }
 
+/* Do a step data-parallel. */
+static dcomm_status step_together(trainer *t)
+{
+    dcomm_status status = together(t, step_gradients);
+    if (status >= 0) {
+        status = step_update(t);
+    }
+    if (status >= 0) {
+        status = balance_step(t);
+    }
+    if (status >= 0) {
+        status = hash_step(t);
+    }
+    if (status >= 0 && !t->differ) { /* else no checkpoint may have these weights */
+        status = checkpoint_step(t, false);
+    }
+    return status >= 0 && t->step < t->o->steps ? elastic_grow(t) : status;
+}
+
 static dcomm_status train(trainer *t)
 {
     double logged = now(), comm_logged = t->comm_seconds;
     int last = t->step;
     dcomm_status status = DCOMM_OK;
-    while (t->step < t->o->steps && status >= 0) {
-        status = together(t, step_gradients);
-        if (status >= 0) {
-            status = step_update(t);
-        }
-        if (status >= 0) {
-            status = checkpoint_step(t, false);
-        }
-        if (status >= 0 && t->step < t->o->steps) {
-            status = elastic_grow(t);
-        }
-        int done = t->step;
+    while (t->step < t->o->steps && status >= 0 && !t->differ) {
+        status = t->mode != NULL ? t->mode->step(t) : step_together(t);
+        int done = t->step, logged_step = done - done % t->o->log_every;
         if (status >= 0 && t->rank == 0 &&
-            (done % t->o->log_every == 0 || done == t->o->steps || done == 1)) {
+            (logged_step > last || done == t->o->steps || done == 1)) {
             double seconds = now() - logged;
             double tokens = (double)(done - last) * t->o->batch * t->o->seq;
-            printf("step %5d  loss %.4f  %8.0f tokens/s  all-reduce %6.2f ms\n", done,
-                   t->losses[done - 1], tokens / seconds,
-                   (t->comm_seconds - comm_logged) / (done - last) * 1e3);
+            printf("step %5d  loss %.4f  %8.0f tokens/s  all-reduce %6.2f ms\n", done, t->shown,
+                   tokens / seconds, (t->comm_seconds - comm_logged) / (done - last) * 1e3);
             fflush(stdout);
             logged = now();
             comm_logged = t->comm_seconds;
             last = done;
         }
+    }
+    if (status >= 0 && t->mode != NULL) {
+        status = mode_finish(t);
     }
     return status >= 0 ? checkpoint_step(t, true) : status;
 }
@@ -119,6 +134,16 @@ static summary final; /* of summarize */
 static dcomm_status summarize(trainer *t)
 {
     return summary_compute(t, &final);
+}
+
+/* Print an error of all ranks. None leaves before rank 0 has printed it, because a launcher ends
+ * the others then. */
+static int refused(const trainer *t, const char *why)
+{
+    if (t->rank == 0) {
+        fprintf(stderr, "trainer: %s\n", why);
+    }
+    return dcomm_barrier(t->comm, NULL) == DCOMM_OK ? EXIT_USAGE : comm_failed(t, "barrier");
 }
 
 /* Begin with random weights, or with a checkpoint. Return an exit status. */
@@ -132,6 +157,9 @@ static int start(trainer *t)
     model_init(t->model, (uint64_t)t->o->seed, 1);
     if (together(t, broadcast_weights) < 0) {
         return comm_failed(t, "broadcast of the weights");
+    }
+    if (t->o->balance && t->o->batch < t->nranks) {
+        return refused(t, "--balance needs a batch of a sequence a rank, or more");
     }
     if (checkpoint_open(t) != 0) {
         return dcomm_barrier(t->comm, NULL) == DCOMM_OK ? EXIT_USAGE : comm_failed(t, "barrier");
@@ -156,12 +184,19 @@ static int run(trainer *t)
     if (result != EXIT_GOOD) {
         return result;
     }
+    t->mode = mode_of(t->o);
+    if (t->mode != NULL && t->mode->open(t) < 0) {
+        return comm_failed(t, t->o->mode.name);
+    }
     if (dcomm_comm_get_stats(t->comm, &t->before) < 0) {
         return comm_failed(t, "statistics");
     }
     double start = now();
     if (train(t) < 0) {
         return comm_failed(t, "training");
+    }
+    if (t->differ) { /* nobody leaves before rank 0 has printed it */
+        return dcomm_barrier(t->comm, NULL) == DCOMM_OK ? EXIT_WRONG : comm_failed(t, "barrier");
     }
     final.seconds = now() - start;
     if (together(t, summarize) < 0) {
@@ -189,16 +224,6 @@ static int run(trainer *t)
         return EXIT_USAGE;
     }
     return final.equal && isfinite(final.loss) ? EXIT_GOOD : EXIT_WRONG;
-}
-
-/* Print an error about a codec that does not exist or does not fit the feedback. All ranks get the
- * same error. None leaves before rank 0 has printed it, because a launcher ends the others then. */
-static int no_exchange(const trainer *t)
-{
-    if (t->rank == 0) {
-        fprintf(stderr, "trainer: %s\n", dcomm_last_error());
-    }
-    return dcomm_barrier(t->comm, NULL) == DCOMM_OK ? EXIT_USAGE : comm_failed(t, "barrier");
 }
 
 static int gradcheck(void)
@@ -251,9 +276,14 @@ int main(int argc, char **argv)
         if (!joins) {
             accident_plan(&o.accidents, t.rank);
         }
-        result = joins || trainer_open_exchange(&t) == DCOMM_OK ? run(&t) : no_exchange(&t);
+        result = joins || trainer_open_exchange(&t) == DCOMM_OK
+                     ? run(&t)
+                     : refused(&t, dcomm_last_error()); /* a codec, or feedback */
     }
     checkpoint_close(&t);
+    if (t.mode != NULL) {
+        t.mode->close(&t);
+    }
     exchange_close(&t.exchange);
     dcomm_comm_destroy(&t.comm);
     model_destroy(t.model);
@@ -261,5 +291,6 @@ int main(int argc, char **argv)
     free(t.momentum);
     free(t.variance);
     free(t.losses);
+    balance_reset(&t);
     return result;
 }

@@ -2,9 +2,11 @@
 #ifndef TRAINER_H
 #define TRAINER_H
 
+#include "balance.h"
 #include "dcomm.h"
 #include "exchange.h"
 #include "model.h"
+#include "noise.h"
 #include "options.h"
 #include "text.h"
 
@@ -21,8 +23,9 @@ typedef struct trainer {
     int wanted; /* number of ranks at the start */
     text text;
     model *model;
-    float *momentum, *variance; /* state of Adam; see optimizer_freeze */
-    double *losses;             /* loss of each step */
+    float *momentum, *variance; /* state of the optimizer; see optimizer_freeze */
+    double *losses;             /* loss of each step; see mode.h */
+    double shown;               /* loss of the last step, as far as this rank knows it */
     int step;                   /* number of steps that are done; -1: this rank has no state yet */
     int skipped;                /* number of skipped steps */
     int resumed;                /* the step that a checkpoint was read of */
@@ -33,10 +36,17 @@ typedef struct trainer {
     uint64_t wire_bytes, codec_ns; /* of communicators that were replaced, see elastic.h */
     dcomm_stats before;            /* statistics of comm when the training began, or of zeros */
     bool undumped;                 /* gradients could not be written */
+    bool differ;                   /* the ranks' weights differ, see hash.h */
+    balance balance;
+    noise noise;
+    const struct mode *mode; /* NULL: data-parallel */
+    void *mode_state;        /* the mode's own */
+    double staleness[3];     /* of pushes to a parameter server: p50, p95, p99, see ps.h's tau */
 } trainer;
 
 double now(void);
-/* Return the first one of a rank's samples. Its part of `total` samples is [part(rank), part(rank
+/* Return the first one of a rank's samples, if all ranks have as many. Its part of `total` samples
+ * is [part(rank), part(rank
  * + 1)). */
 int part(const trainer *t, int total, int rank);
 /* Open the exchange, or move it to the communicator; does nothing if it is there. Statuses and
@@ -51,14 +61,19 @@ dcomm_status trainer_traffic(trainer *t, uint64_t *wire_bytes, uint64_t *codec_n
 
 /* Return sequence number `sample` of batch `step`. It does not depend on the ranks. */
 const int *draw(const trainer *t, int step, int sample, bool held_out);
-/* Compute the gradients of this rank's part of batch t->step, and sum them over all ranks. Adam's
- * state and the weights do not change, so it can be done again. */
+/* Compute the sum of the gradients of this rank's part of batch t->step; the element behind them is
+ * the sum of the losses. Return the number of sequences. */
+int step_compute(trainer *t);
+/* Compute the gradients of this rank's part of batch t->step, and sum them over all ranks. The
+ * optimizer's state and the weights do not change, so it can be done again. */
 dcomm_status step_gradients(trainer *t);
 /* Update the weights by the sums, unless they are not finite. The step is done then. */
 dcomm_status step_update(trainer *t);
 
 /* ---- optimizer.c ---- */
 
+/* Return the learning rate of step t->step. */
+float optimizer_rate(const trainer *t);
 /* Return true if the variance is constant in this step. */
 bool optimizer_frozen(const trainer *t);
 /* Make the variance constant from now on. Store the inverse of its root in its place, and give
@@ -69,6 +84,14 @@ void optimizer_propose(trainer *t);
 /* Update the weights by the sum of the gradients, or of the parts of the update. Every rank
  * computes the same. */
 void optimizer_update(trainer *t);
+
+static const float KEEP_VARIANCE = 0.99f; /* second decay of Adam and LAMB */
+
+/* ---- optimizer_norms.c ---- */
+
+/* Update the weights by LARS, or by LAMB, with this learning rate. */
+void optimizer_lars(trainer *t, float rate);
+void optimizer_lamb(trainer *t, float rate);
 
 /* ---- summary.c ---- */
 

@@ -24,6 +24,7 @@
 #include "moe.h"
 #include "checkpoint.h"
 #include "fingerprint.h"
+#include "share.h"
 #include "ps.h"
 #endif
 #endif
@@ -75,7 +76,10 @@
 #include "impl/train/moe/api_moe.h"
 #include "impl/train/checkpoint.h"
 #include "impl/train/fingerprint.h"
+#include "impl/train/share.h"
+#include "impl/ps/api_life.h"
 #include "impl/ps/api_ps.h"
+#include "impl/ps/api_save.h"
 #endif
 #endif
 #endif

@@ -129,10 +129,10 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_dtype_create(size_t bytes, dcomm_dtyp
 
 /* Reduce: inout[i] = op(in[i], inout[i]) for `count` elements of dtype. The operator must be
  * associative, and commutative unless dcomm_op_opts.ordered is set, both up to rounding. It must
- * not call dcomm. `in` and `inout` need not be aligned. `count` may be any number: one call
- * reduces a message, a chunk or a block. If a struct is passed as several elements (24 bytes as 3
- * of DCOMM_I64), the operator may see only a part of it. So give structs a type of their own
- * (dcomm_dtype_create). */
+ * not call dcomm: calls return DCOMM_ERR_INVALID. `in` and `inout` need not be aligned. `count` may
+ * be any number: one call reduces a message, a chunk or a block. If a struct is passed as several
+ * elements (24 bytes as 3 of DCOMM_I64), the operator may see only a part of it. So give structs a
+ * type of their own (dcomm_dtype_create). */
 typedef void (*dcomm_op_fn)(const void *in, void *inout, size_t count, dcomm_dtype dtype,
                             void *user);
 /* Create an operator for the whole process and set *op_p to its value. `user` is passed to fn.

@@ -10,7 +10,24 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { RANKS = 3, OPS = 12, ROWS = 30, COLS = 2, WIDE = 2500, LEN_MAX = 4 * WIDE * 4 + 64 };
+enum { RANKS = 3, OPS = 12, ROWS = 30, COLS = 2, WIDE = 2500, LEN_MAX = 4 * WIDE * 4 + 1024 };
+
+/* Make another communicator of the same ranks. */
+static dcomm_comm *make_second(const dcomm_comm *first)
+{
+    dcomm_comm *comm = dcommi_comm_new(first->context);
+    comm->id = first->id + 1;
+    comm->size = RANKS;
+    comm->nhosts = 1;
+    comm->timeout_s = first->timeout_s;
+    comm->members = dcommi_calloc(RANKS, sizeof *comm->members);
+    for (int r = 0; r < RANKS; r++) {
+        comm->members[r].peer = r - 1;
+        comm->members[r].hostname = dcommi_strdup("host");
+    }
+    dcommi_comm_enter(comm);
+    return comm;
+}
 
 static dcomm_comm *make_comm(void)
 {
@@ -21,22 +38,31 @@ static dcomm_comm *make_comm(void)
     return comm;
 }
 
-static dcomm_ps *make_ps(dcomm_comm *comm, uint8_t how)
+/* One whose wires have one length, and one whose wires list elements. */
+static const char *const codecs[] = {"qsgd:bits=8", "topk:k=0.01"};
+
+static dcomm_ps *make_ps(dcomm_comm *comm, uint16_t how, int shift)
 {
-    const dcomm_ps_param params[2] = {{.rows = ROWS, .cols = COLS, .dtype = DCOMM_F32},
+    const bool replicated = how & 256;
+    const dcomm_dtype small = how & 64 ? DCOMM_F16 : DCOMM_F32;
+    const dcomm_ps_param params[2] = {{.rows = ROWS, .cols = COLS, .dtype = small},
                                       {.rows = 2, .cols = WIDE, .dtype = DCOMM_F32}};
-    const dcomm_ps_opts opts = {.servers = how & 1 ? RANKS : 1,
-                                .staleness = how >> 1 & 3 ? (how >> 1 & 3) - 2 : 0,
-                                .lr = 0.1,
-                                .pull_dtype = how & 64 ? DCOMM_BF16 : DCOMM_F32,
-                                .update = (dcomm_ps_update)(how >> 3 & 3),
-                                .quorum = how >> 1 & 3 && (how >> 1 & 3) != 2 ? 0 : how >> 5 & 1};
+    const dcomm_ps_opts opts = {
+        .servers = how & 1 || replicated ? RANKS : 1,
+        .replicas = replicated,
+        .staleness = how >> 1 & 3 ? (how >> 1 & 3) - 2 : 0,
+        .lr = 0.1,
+        .pull_dtype = how & 64 ? DCOMM_BF16 : DCOMM_F32,
+        .codec = how & 128 ? codecs[how & 1] : NULL,
+        .update = (dcomm_ps_update)(how >> 3 & 3),
+        .quorum = replicated || (how >> 1 & 3 && (how >> 1 & 3) != 2) ? 0 : how >> 5 & 1};
     dcomm_ps *ps = dcommi_alloc(sizeof *ps);
     atomic_store(&ps->refs, 1);
     ps->comm = comm;
     comm->refs++;
     ps->rank = comm->rank;
     ps->size = comm->size;
+    ps->shift = shift;
     if (dcommi_ps_prepare(ps, params, 2, &opts) < 0) {
         abort();
     }
@@ -72,11 +98,34 @@ static void arrive(dcomm_comm *comm, const dcommi_header *h, const void *data, s
     }
 }
 
+/* Write the rows of a push, encoded if their parameter is, and spoil a byte. Return their bytes. */
+static size_t rows_of_push(const dcomm_ps *ps, const dcommi_header *h, uint8_t *to, input *in,
+                           bool spoil)
+{
+    static float x[4 * WIDE];
+    const dcommi_ps_param *p = &ps->params[h->tag];
+    const size_t n = (size_t)(h->b * p->cols);
+    size_t len = n * dcomm_dtype_size(p->dtype);
+    if (p->codec != NULL) {
+        const uint8_t at = take(in);
+        x[at] = take(in);
+        if (dcomm_encode(p->codec, x, n, NULL, to, LEN_MAX - 64, &len, NULL, NULL) < 0) {
+            abort();
+        }
+        x[at] = 0;
+    }
+    if (spoil) {
+        to[(take(in) * 256u + take(in)) % len] = take(in);
+    }
+    return len;
+}
+
 /* Deliver a message of a parameter server, right or spoiled. */
 static void deliver(dcomm_ps *ps, input *in)
 {
     static uint8_t payload[LEN_MAX];
-    const uint8_t kind = take(in), how = take(in), spoil = take(in);
+    const uint8_t kind = take(in), how = take(in), all = take(in), spoil = all & 127;
+    ps = all > spoil && ps->twin != NULL ? ps->twin : ps;
     const int src = 1 + how % (RANKS - 1);
     dcommi_header h = {.type = DCOMMI_MSG_SERVICE,
                        .slot = 1 + kind % 9,
@@ -94,11 +143,11 @@ static void deliver(dcomm_ps *ps, input *in)
             const uint64_t row = j == 0 ? take(in) % 8 : ((uint64_t *)(void *)payload)[j - 1] + 1;
             ((uint64_t *)(void *)payload)[j] = spoil == 1 ? take(in) : row;
         }
-        len += h.slot == DCOMMI_PS_PUSH
-                   ? (size_t)h.b * (size_t)ps->params[h.tag].cols * sizeof(float)
-                   : 0;
+        len += h.slot == DCOMMI_PS_PUSH ? rows_of_push(ps, &h, payload + len, in, spoil == 8) : 0;
+    } else if (h.slot == DCOMMI_PS_CLOCK) {
+        h.a = ps->clock.of[src].clock + 1;
     } else if (h.slot == DCOMMI_PS_VALUES) {
-        const dcommi_ps_to *to = &ps->to[ps->nservers == 1 ? 0 : src];
+        const dcommi_ps_to *to = &ps->to[ps->nservers == 1 ? 0 : (src + RANKS - ps->shift) % RANKS];
         h.seq = to->pulling != NULL ? to->pulling->header.seq : take(in);
         len = to->pulling != NULL ? to->pulling->bytes : take(in);
     } else if (h.slot >= DCOMMI_PS_ACK) {
@@ -182,7 +231,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     fake_late = false;
     dcomm_comm *comm = make_comm();
     dcomm_context *context = comm->context;
-    dcomm_ps *ps = make_ps(comm, take(&in));
+    const uint16_t first = (uint16_t)(take(&in) | (uint16_t)(take(&in) << 8));
+    dcomm_ps *ps = make_ps(comm, first, 0);
+    if (first & 256) {
+        ps->twin = make_ps(make_second(comm), first, 1);
+        ps->twin->twin = ps;
+    }
     while (in.at < in.end) {
         const uint8_t command = take(&in);
         switch (command % 8) {
@@ -203,6 +257,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             break;
         case 4:
             comm->service->check(comm, dcommi_now() + (command < 200 ? 0.6 : 200));
+            if (ps->twin != NULL) {
+                comm->service->check(ps->twin->comm, dcommi_now() + (command < 200 ? 0.6 : 200));
+            }
             break;
         case 5:
             if (command > 220) {
@@ -216,10 +273,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         }
         dcommi_progress(context);
         check_bounds(ps);
+        if (ps->twin != NULL) {
+            check_bounds(ps->twin);
+        }
     }
-    comm->service->on_failed(comm);
-    comm->service = NULL;
-    ps->closed = true;
+    dcomm_ps *both[2] = {ps->twin, ps};
+    for (int k = both[0] == NULL; k < 2; k++) {
+        both[k]->comm->service->on_failed(both[k]->comm);
+        both[k]->comm->service = NULL;
+        both[k]->closed = true;
+        ps->twin = NULL;
+    }
     while (fake_n > 0) {
         fake_done(fake_n - 1, DCOMM_OK);
         dcommi_progress(context);
@@ -228,10 +292,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         dcommi_drain(&requests[i]);
     }
     dcommi_progress(context);
-    if (fake_parcels != 0 || ps->refs != 1) {
-        abort();
+    for (int k = both[0] == NULL; k < 2; k++) {
+        dcomm_comm *own = both[k]->comm;
+        if (fake_parcels != 0 || both[k]->refs != 1) {
+            abort();
+        }
+        dcommi_ps_unref(both[k]);
+        dcommi_comm_drop(own);
     }
-    dcommi_ps_unref(ps);
-    dcommi_comm_drop(comm);
     return 0;
 }

@@ -410,3 +410,48 @@ Test(ps, cast, .timeout = 60)
     on(2, RANKS_LOCAL, 25, cast);
     on(2, RANKS_HOSTS, 25, cast);
 }
+
+/* Each clock's update has the rate that its servers were given after their pull, not the rates
+ * before or after. */
+static int rate(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    enum { ROWS = 7, CLOCKS = 6 };
+    dcomm_comm *comm = join(rank, n, s);
+    const dcomm_ps_param param = {.rows = ROWS, .cols = 1, .dtype = DCOMM_F32};
+    float grad[ROWS], got[ROWS], must = 0;
+    dcomm_ps *ps = NULL;
+    for (int servers = 1; servers <= n; servers++) {
+        const dcomm_ps_opts opts = {.lr = 99, .servers = servers};
+        RANKS_OK(dcomm_ps_create(comm, &param, 1, &opts, &ps));
+        must = 0;
+        for (int clock = 0; clock < CLOCKS; clock++) {
+            RANKS_OK(dcomm_ps_pull(ps, 0, 0, ROWS, got, NULL));
+            for (int i = 0; i < ROWS; i++) {
+                PROCS_CHECK(got[i] == must, "clock %d, row %d: %g, not %g", clock, i,
+                            (double)got[i], (double)must);
+                grad[i] = 1;
+            }
+            RANKS_OK(dcomm_ps_set_lr(ps, ldexp(1, -clock)));
+            RANKS_OK(dcomm_ps_push(ps, 0, 0, ROWS, grad, NULL));
+            RANKS_OK(dcomm_ps_clock(ps));
+            must -= (float)ldexp(1, -clock);
+        }
+        PROCS_TRUE(dcomm_ps_set_lr(ps, 0) == DCOMM_ERR_INVALID);
+        PROCS_TRUE(dcomm_ps_set_lr(ps, (double)NAN) == DCOMM_ERR_INVALID);
+        PROCS_TRUE(dcomm_ps_set_lr(NULL, 1) == DCOMM_ERR_INVALID);
+        RANKS_OK(dcomm_ps_destroy(&ps));
+    }
+    const dcomm_ps_opts elastic = {.update = DCOMM_PS_ELASTIC, .rho = 1, .staleness = 1};
+    RANKS_OK(dcomm_ps_create(comm, &param, 1, &elastic, &ps));
+    PROCS_TRUE(dcomm_ps_set_lr(ps, 1) == DCOMM_ERR_INVALID);
+    RANKS_OK(dcomm_ps_destroy(&ps));
+    return ranks_leave(&comm);
+}
+
+Test(ps, rate, .timeout = 60)
+{
+    on(1, RANKS_LOCAL, 25, rate);
+    on(3, RANKS_LOCAL, 25, rate);
+    on(3, RANKS_HOSTS, 25, rate);
+}

@@ -6,7 +6,8 @@
 #include <criterion/criterion.h>
 
 /* This server holds rows 10 to 14, of 3 columns, of the second of two parameters. */
-static dcommi_ps_param params[] = {{.rows = 1, .cols = 1}, {.rows = 20, .cols = 3}};
+static dcommi_ps_param params[] = {{.rows = 1, .cols = 1, .dtype = DCOMM_F32},
+                                   {.rows = 20, .cols = 3, .dtype = DCOMM_F32}};
 static dcommi_ps_table tables[] = {{.rows = 0, .cols = 1}, {.first = 10, .rows = 5, .cols = 3}};
 static const dcomm_ps ps = {.nparams = 2, .params = params, .tables = tables};
 
@@ -34,6 +35,16 @@ Test(ps_wire, ranges)
     cr_expect(!valid(PULL, 0, 0, 0, 1, 0), "a parameter without rows here");
 }
 
+/* Rows of 16 bits are half as long. */
+Test(ps_wire, types)
+{
+    params[1].dtype = DCOMM_BF16;
+    cr_expect(valid(DCOMMI_PS_PUSH, 0, 1, 10, 5, 5 * 6));
+    cr_expect(!valid(DCOMMI_PS_PUSH, 0, 1, 10, 5, 5 * 12));
+    cr_expect(valid(DCOMMI_PS_PUSH, 1, 1, 0, 3, 3 * (8 + 6)));
+    params[1].dtype = DCOMM_F32;
+}
+
 Test(ps_wire, lists)
 {
     enum { PUSH = DCOMMI_PS_PUSH, PULL = DCOMMI_PS_PULL, ROW = 12 };
@@ -51,6 +62,22 @@ Test(ps_wire, lists)
     cr_expect(!dcommi_ps_valid_list(&tables[1], early, 2));
     cr_expect(!dcommi_ps_valid_list(&tables[1], late, 2));
     cr_expect(!dcommi_ps_valid_list(&tables[1], far, 1));
+}
+
+/* A codec's wire has a longest length, and the codec itself judges a shorter one. */
+Test(ps_wire, encoded)
+{
+    dcomm_codec *codec = NULL;
+    cr_assert_eq(dcomm_codec_create("f16", &codec), DCOMM_OK);
+    params[1].codec = codec;
+    cr_expect(valid(DCOMMI_PS_PUSH, 0, 1, 10, 5, 5 * 6));
+    cr_expect(valid(DCOMMI_PS_PUSH, 0, 1, 10, 5, 5 * 6 - 1));
+    cr_expect(!valid(DCOMMI_PS_PUSH, 0, 1, 10, 5, 5 * 6 + 1), "long");
+    cr_expect(valid(DCOMMI_PS_PUSH, 1, 1, 0, 3, 3 * (8 + 6)));
+    cr_expect(!valid(DCOMMI_PS_PUSH, 1, 1, 0, 3, 3 * 8 - 1), "shorter than its list");
+    cr_expect(!valid(DCOMMI_PS_PULL, 0, 1, 10, 5, 1), "a pull with values");
+    params[1].codec = NULL;
+    dcomm_codec_destroy(&codec);
 }
 
 Test(ps_wire, without_rows)

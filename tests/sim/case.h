@@ -201,6 +201,7 @@ static void case_draw_serve(uint64_t seed, int most)
         serve.quorum = world_chance(0.5) ? 1 + world_below(serve_workers()) : 0;
         serve.deadline_s = serve.quorum == 0 ? 0.01 + world_unit() : 0;
     }
+    serve.replicas = serve.servers > 1 && !serve_partial() && world_chance(0.4);
     life.fault = faults[world_below(6)];
     life.weight = life.fault == LIFE_DEATH ? LIFE_HARD : LIFE_MILD;
     life.quorum = life.ndeaths = 0;
@@ -267,10 +268,10 @@ static void case_print(void)
                life.death[i].later ? " of its recovery" : "");
     }
     if (serve.on) {
-        printf("# %d servers, dedicated %d, staleness %d, quorum %d, deadline %g s; %d clocks, "
-               "lists %d, requests %d\n",
-               serve.servers, serve.dedicated, serve.staleness, serve.quorum, serve.deadline_s,
-               serve.clocks, serve.lists, serve.requests);
+        printf("# %d servers, dedicated %d, replicas %d, staleness %d, quorum %d, deadline %g s; "
+               "%d clocks, lists %d, requests %d\n",
+               serve.servers, serve.dedicated, serve.replicas, serve.staleness, serve.quorum,
+               serve.deadline_s, serve.clocks, serve.lists, serve.requests);
     }
     for (int i = 0; i <= life.ncalls && !serve.on; i++) {
         char text[160];

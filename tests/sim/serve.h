@@ -16,7 +16,7 @@ enum { SERVE_COLS = 3, SERVE_CLOCKS = 6 };
 static struct {
     bool on;
     int servers, staleness, clocks;
-    bool dedicated, lists, requests;
+    bool dedicated, lists, requests, replicas;
     int quorum;
     double deadline_s;
 } serve;
@@ -66,14 +66,21 @@ static bool serve_partial(void)
     return serve.quorum > 0 || serve.deadline_s > 0;
 }
 
-/* Return true if a server is to die. */
-static bool serve_loses_rows(void)
+/* Return true if server k is to die; with replicas, and its replica. */
+static bool serve_loses(int k)
 {
-    bool loses = false;
+    return life_dies(serve_rank(k)) &&
+           (!serve.replicas || life_dies(serve_rank((k + 1) % serve.servers)));
+}
+
+/* Return the number of ranks that are to die, of workers or of servers. */
+static int serve_deaths(bool workers)
+{
+    int n = 0;
     for (int r = 0; r < life.n; r++) {
-        loses = loses || (life_dies(r) && serve_serves(r));
+        n += life_dies(r) && (workers ? serve_works(r) : serve_serves(r));
     }
-    return loses;
+    return n;
 }
 
 /* ---- a worker ---- */
@@ -90,7 +97,7 @@ static void serve_check_row(int clock, int r, const float *row)
         }
     }
     /* With fewer workers a push counts more, and with backup workers a clock may have two. */
-    const bool exact = bsp && life.ndeaths == 0 && !serve_partial();
+    const bool exact = bsp && serve_deaths(true) == 0 && !serve_partial();
     if (count > (bsp && !exact ? most * workers : most) + 1e-3) {
         world_trouble("rank %d at clock %d: row %d counts %g, of %g pushes", world.in, clock, r,
                       count, most);
@@ -175,6 +182,7 @@ static void serve_main(int rank)
                                 .dedicated = serve.dedicated,
                                 .staleness = serve.staleness,
                                 .lr = serve_workers(),
+                                .replicas = serve.replicas,
                                 .quorum = serve.quorum,
                                 .deadline_s = serve.deadline_s};
     dcomm_comm *comm = life_create(rank);
@@ -215,16 +223,21 @@ static void serve_judge_one(int rank)
     const dcomm_status status = serve_report[rank].status;
     const char *error = serve_report[rank].error;
     bool named = false;
-    for (int r = 0; r < life.n; r++) {
-        char name[24];
-        snprintf(name, sizeof name, "(rank %d)", r);
-        named = named || (life_dies(r) && serve_serves(r) && strstr(error, name) != NULL);
+    for (int k = 0; k < serve.servers; k++) {
+        char name[64];
+        const int first = serve_rank(k), next = serve_rank((k + 1) % serve.servers);
+        if (serve.replicas) {
+            snprintf(name, sizeof name, "server %d and its replica (ranks %d and %d)", k, first,
+                     next);
+        } else {
+            snprintf(name, sizeof name, "server %d (rank %d)", k, first);
+        }
+        named = named || (serve_loses(k) && strstr(error, name) != NULL);
     }
     if (status == DCOMM_OK && serve_works(rank) && serve_report[rank].ended != serve.clocks) {
         world_trouble("rank %d has ended %d clocks", rank, serve_report[rank].ended);
     }
-    if (status != DCOMM_OK &&
-        !(status == DCOMM_ERR_PEER && named && serve_works(rank) && serve_loses_rows())) {
+    if (status != DCOMM_OK && !(status == DCOMM_ERR_PEER && named && serve_works(rank))) {
         world_trouble("rank %d ends with %s: %s", rank, dcomm_status_name(status), error);
     }
 }
@@ -254,7 +267,9 @@ static void serve_judge(void)
             serve_judge_one(r);
         }
     }
-    for (int c = 0; c <= serve.clocks && serve.staleness == 0 && !serve_partial(); c++) {
+    /* A worker that dies may end a clock on one of two servers. */
+    const bool differ = serve.replicas && serve_deaths(true) > 0 && serve_deaths(false) > 0;
+    for (int c = 0; c <= serve.clocks && serve.staleness == 0 && !serve_partial() && !differ; c++) {
         serve_judge_clock(c);
     }
 }

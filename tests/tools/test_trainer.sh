@@ -3,41 +3,7 @@
 cd "$(dirname "$0")/../.." || exit 2
 . tests/lib/lib.sh
 build=${1:-build}
-export DCOMM_TUNE=0 # to measure what things cost takes longer than what is tested
-trainer=$build/examples/trainer
-if [ ! -x "$trainer" ]; then
-    skip "the trainer" "not built"
-    finish
-fi
-
-# train NAME RANKS OPTIONS...: a short run; its JSON goes to $scratch/NAME.json.
-train() {
-    local name=$1 ranks=$2
-    shift 2
-    timeout 120 "$build/dcomm-run" -n "$ranks" -- "$trainer" --steps 40 --batch 10 --seq 32 \
-        --dim 32 --sample 0 --json "$scratch/$name.json" "$@"
-}
-
-# same KEY RELATIVE NAME NAME: the number or text KEY of two runs; RELATIVE 0 means exactly equal.
-same() {
-    python3 - "$1" "$2" "$scratch/$3.json" "$scratch/$4.json" <<'PY'
-import json, sys
-key, relative = sys.argv[1], float(sys.argv[2])
-a, b = (json.load(open(name))[key] for name in sys.argv[3:])
-print(key, a, b)
-sys.exit(not (a == b if relative == 0 else abs(a - b) <= relative * abs(a)))
-PY
-}
-
-# falls NAME: training has got somewhere.
-falls() {
-    python3 - "$scratch/$1.json" <<'PY'
-import json, sys
-loss = json.load(open(sys.argv[1]))["loss"]
-print(loss)
-sys.exit(not loss[-1] < 0.85 * loss[0])
-PY
-}
+. tests/lib/trainer.sh
 
 check "gradients are the derivatives of the loss" "$trainer" --gradcheck
 check "1 rank" train one 1
@@ -59,12 +25,6 @@ for kib in 1 1024 $(full && echo 30); do
 done
 check "a scaled loss" train scaled 3 --deterministic --buckets 30 --loss-scale 1024
 check "a scale that is a power of two changes no bit" same checksum 0 fixed scaled
-# says WORDS NAME RANKS OPTIONS...: a run that prints the words.
-says() {
-    local words=$1
-    shift
-    train "$@" >"$scratch/said" && grep -F "$words" "$scratch/said"
-}
 check "an infinite gradient is reported, and the scale halved" says \
     "step    11  skipped: gradient layer1.norm1[10] of rank 1 is inf; loss scale 512" \
     spoiled 3 --buckets 30 --loss-scale 1024 --spoil 10:1
@@ -99,7 +59,7 @@ export DCOMM_TUNE=1 # a codec is worth it by what the network was measured to do
 check "codec auto" train auto 2 --codec auto
 export DCOMM_TUNE=0
 check "codec auto ends near the exact loss" same final_loss 0.03 one auto
-expect "no such optimizer" 2 "not a value of this option" "$trainer" --optimizer sgd
+expect "no such optimizer" 2 "not a value of this option" "$trainer" --optimizer rmsprop
 expect "no such codec" 2 "no codec 'zip'" train zip 2 --codec zip
 expect "feedback of nothing" 2 "feedback is for --codec" "$trainer" --feedback classic
 check "gradients as files" train dump 2 --dump "$scratch" --dump-steps 2

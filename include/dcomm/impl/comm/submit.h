@@ -151,6 +151,9 @@ static dcomm_status dcommi_call_failed(dcomm_comm *comm, dcomm_status status)
 {
     dcommi_group *group = &dcommi_this_group;
     const bool ran = group->ran;
+    if (dcommi_callback != NULL) {
+        return status; /* a call where none can be made: no rank waits for it */
+    }
     group->ran = false;
     if (comm != NULL && status != DCOMM_ERR_FORKED && !ran &&
         atomic_load_explicit(&comm->ready, memory_order_acquire) == DCOMM_OK && comm->size > 1 &&

@@ -3,6 +3,7 @@
 #define DCOMMI_DEVICE_HOST_H
 
 #include "../base/base_impl.h"
+#include "../base/forked.h"
 #include "device.h"
 #include "../../../../kernels/cpu/cpu.h"
 
@@ -215,7 +216,9 @@ static dcomm_status dcommi_host_reduce_both(void *dst, void *also, const void *c
             return dcommi_fail(DCOMM_ERR_INVALID, "reduce with operator %d%s", (int)op,
                                own == NULL ? ", which does not exist" : " cannot divide");
         }
+        dcommi_callback_begin("the function of an operator");
         dcommi_host_user(out, in, nsrc, len, dtype, own->fn, own->user);
+        dcommi_callback_end();
         dcommi_host_also(also, dst, len);
         return DCOMM_OK;
     }

@@ -402,6 +402,12 @@ static dcomm_status dcommi_feedback_check_opts(const dcomm_feedback_opts *o)
                          : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_create: %s", wrong);
 }
 
+/* Return true if residuals of a codec would grow without bound. */
+static inline bool dcommi_feedback_grows(const dcomm_codec_info *info)
+{
+    return info->unbiased && info->omega >= 1;
+}
+
 /* Check that error feedback converges with the codec, and set the factor that scales it. */
 static dcomm_status dcommi_feedback_check_codec(dcomm_feedback *fb)
 {
@@ -414,7 +420,7 @@ static dcomm_status dcommi_feedback_check_codec(dcomm_feedback *fb)
                            info.name);
     }
     fb->factor = 1;
-    if (info.unbiased && info.omega >= 1) {
+    if (dcommi_feedback_grows(&info)) {
         if (!fb->opts.scale) {
             return dcommi_fail(DCOMM_ERR_INVALID,
                                "dcomm_feedback_create: residuals would grow without bound, because "

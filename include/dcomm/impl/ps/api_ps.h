@@ -2,8 +2,8 @@
 #ifndef DCOMMI_API_PS_H
 #define DCOMMI_API_PS_H
 
-#include "calls.h"
-#include "life.h"
+#include "../base/scan.h"
+#include "api_life.h"
 
 /* Count a call. */
 static void dcommi_ps_count(dcomm_ps *ps, bool pulls, const dcommi_ps_piece *piece)
@@ -11,7 +11,7 @@ static void dcommi_ps_count(dcomm_ps *ps, bool pulls, const dcommi_ps_piece *pie
     ps->stats.pushes += !pulls;
     ps->stats.pulls += pulls;
     for (; piece != NULL; piece = piece->next) {
-        ps->stats.bytes_pushed += ps->to[piece->server].rank != ps->rank ? piece->len : 0;
+        ps->stats.bytes_pushed += piece->ps->to[piece->server].rank != ps->rank ? piece->len : 0;
     }
 }
 
@@ -27,15 +27,15 @@ static dcomm_status dcommi_ps_start(dcomm_ps *ps, const char *what, bool pulls, 
     *call = (dcommi_ps_call){
         .pulls = pulls, .began = now, .until = now + ps->opts.timeout_s, .place = s->place};
     dcommi_ps_piece *pieces = dcommi_ps_pieces(ps, call, s, buf);
+    const bool coded = !pulls && ps->params[s->i].codec != NULL;
+    dcomm_status status = pieces == NULL ? DCOMM_ERR_NO_MEMORY
+                          : coded        ? dcommi_ps_encode_room(ps, pieces)
+                                         : DCOMM_OK;
     dcommi_comm_lock(ps->comm);
-    dcommi_run *run = pieces != NULL ? dcommi_run_new(ps->comm) : NULL;
+    dcommi_run *run = status == DCOMM_OK ? dcommi_run_new(ps->comm) : NULL;
     dcommi_comm_unlock(ps->comm);
     if (run == NULL) {
-        while (pieces != NULL) {
-            dcommi_ps_piece *piece = pieces;
-            pieces = piece->next;
-            dcommi_ps_piece_free(piece);
-        }
+        dcommi_ps_pieces_free(pieces);
         dcommi_free(call);
         return dcommi_fail(DCOMM_ERR_NO_MEMORY, "%s: no memory for %zu rows", what, s->n);
     }
@@ -44,6 +44,9 @@ static dcomm_status dcommi_ps_start(dcomm_ps *ps, const char *what, bool pulls, 
     run->stream = DCOMMI_STREAM_P2P;
     run->p2p_peer = -1;
     run->signature.coll = pulls ? DCOMM_COLL_RECV : DCOMM_COLL_SEND;
+    if (coded) {
+        dcommi_ps_encode(ps, pieces);
+    }
     dcommi_ps_count(ps, pulls, pieces);
     dcommi_ps_launch(ps, pieces);
     if (request_p != NULL) {
@@ -98,16 +101,17 @@ static dcomm_status dcommi_ps_check_rows(const char *what, const dcomm_ps *ps, s
 
 /* Refuse a gradient that has a NaN or an infinity: it would spread to all workers. */
 static dcomm_status dcommi_ps_check_grad(const char *what, const dcomm_ps *ps, size_t i,
-                                         const float *grad, size_t nrows)
+                                         const void *grad, size_t nrows)
 {
+    const dcomm_dtype dtype = ps->params[i].dtype;
     const size_t cols = (size_t)ps->params[i].cols, n = nrows * cols;
-    const size_t at = dcommi_ps_not_finite(grad, n);
-    return at == n
-               ? DCOMM_OK
-               : dcommi_fail(
-                     DCOMM_ERR_INVALID,
-                     "%s: rank %d: element %zu of row %zu of the gradient of \"%.80s\" is %g", what,
-                     ps->rank, at % cols, at / cols, ps->params[i].name, (double)grad[at]);
+    const size_t at = dcommi_scan(grad, n, dtype);
+    return at == n ? DCOMM_OK
+                   : dcommi_fail(
+                         DCOMM_ERR_INVALID,
+                         "%s: rank %d: element %zu of row %zu of the gradient of \"%.80s\" is %g",
+                         what, ps->rank, at % cols, at / cols, ps->params[i].name,
+                         dcommi_load_real(grad, at, dtype));
 }
 
 /* Push or pull a range of rows. */
@@ -175,11 +179,35 @@ DCOMM_API dcomm_status dcomm_ps_clock(dcomm_ps *ps)
     dcommi_token_take(context); /* values that arrive change it, too */
     const uint64_t clock = ps->at_clock + 1;
     dcommi_token_release(context);
+    /* Replicas first: should this worker die, what others have seen of its clock is there, too. */
+    DCOMMI_TRY(ps->twin != NULL ? dcommi_ps_tell_all(ps->twin, DCOMMI_PS_CLOCK, clock) : DCOMM_OK);
     DCOMMI_TRY(dcommi_ps_tell_all(ps, DCOMMI_PS_CLOCK, clock));
     dcommi_token_take(context);
     ps->at_clock = clock > ps->at_clock ? clock : ps->at_clock;
     ps->steps++;
+    if (ps->twin != NULL) {
+        ps->twin->at_clock = clock;
+    }
     dcommi_token_release(context);
+    return DCOMM_OK;
+}
+
+/* ---- the learning rate ---- */
+
+DCOMM_API dcomm_status dcomm_ps_set_lr(dcomm_ps *ps, double lr)
+{
+    DCOMMI_NEED(ps);
+    DCOMMI_TRY(dcommi_check_fork());
+    if (ps->opts.update == DCOMM_PS_ELASTIC || !dcommi_ps_positive(lr)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_ps_set_lr: %g is no rate of update %d", lr,
+                           (int)ps->opts.update);
+    }
+    dcommi_token_take(ps->comm->context); /* whoever has it may be updating */
+    ps->opts.lr = lr;
+    if (ps->twin != NULL) {
+        ps->twin->opts.lr = lr;
+    }
+    dcommi_token_release(ps->comm->context);
     return DCOMM_OK;
 }
 
@@ -206,6 +234,10 @@ DCOMM_API dcomm_status dcomm_ps_get_stats(dcomm_ps *ps, dcomm_ps_stats *stats)
     dcommi_token_take(ps->comm->context);
     *stats = ps->stats;
     stats->clock = ps->steps;
+    if (ps->twin != NULL) { /* pulls that it has answered */
+        stats->bytes_pulled += ps->twin->stats.bytes_pulled;
+        stats->wait_s += ps->twin->stats.wait_s;
+    }
     stats->last_worker = -1;
     for (int at = 0; at < DCOMMI_PS_TAUS; at++) {
         stats->tau[at / 16] += ps->taus[at];

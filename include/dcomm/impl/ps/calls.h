@@ -56,19 +56,23 @@ static dcomm_status dcommi_ps_rows_order(const dcomm_ps *ps, const char *what, c
     return status;
 }
 
-/* Copy a list of rows, and for a push their values, into memory of the piece. */
+/* Copy a list of rows, and for a push their values, into memory of the piece. Values that are to be
+ * encoded get their room. */
 static dcomm_status dcommi_ps_pack(const dcomm_ps *ps, dcommi_ps_piece *piece,
                                    const dcommi_ps_rows *s, size_t from, const uint8_t *grad)
 {
     const size_t n = (size_t)piece->header.b, row = dcommi_ps_row_bytes(ps, s->i);
-    const size_t list = n * sizeof *s->list;
-    piece->len = list + (grad != NULL ? n * row : 0);
+    const size_t list = dcommi_ps_list_bytes(&piece->header);
+    const bool copies = grad != NULL && ps->params[s->i].codec == NULL;
+    piece->len = list + (grad != NULL ? dcommi_ps_push_bytes(ps, s->i, n) : 0);
     uint8_t *packed = piece->packed = dcommi_alloc_raw(piece->len);
     if (packed == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    memcpy(packed, s->list + from, list);
-    for (size_t j = 0; j < n && grad != NULL; j++) {
+    if (list > 0) {
+        memcpy(packed, s->list + from, list);
+    }
+    for (size_t j = 0; j < n && copies; j++) {
         memcpy(packed + list + j * row, grad + s->place[from + j] * row, row);
     }
     piece->data = packed;
@@ -96,24 +100,32 @@ static dcommi_ps_piece *dcommi_ps_piece_make(dcomm_ps *ps, dcommi_ps_call *call,
                                     .tag = (uint32_t)s->i,
                                     .a = s->list != NULL ? 0 : s->first + from,
                                     .b = n};
-    if (s->list != NULL) {
-        piece->out = (float *)(void *)buf;
-        piece->place = s->place + from;
+    piece->place = s->list != NULL ? s->place + from : NULL;
+    piece->out = s->list != NULL ? buf : buf + from * row;
+    if (s->list != NULL || (!call->pulls && ps->params[s->i].codec != NULL)) {
         if (dcommi_ps_pack(ps, piece, s, from, call->pulls ? NULL : buf) < 0) {
             dcommi_ps_piece_free(piece);
             return NULL;
         }
-    } else {
-        piece->out = (float *)(void *)(buf + from * row);
-        piece->data = call->pulls ? NULL : piece->out;
-        piece->len = call->pulls ? 0 : piece->bytes;
+    } else if (!call->pulls) {
+        piece->data = piece->out;
+        piece->len = piece->bytes;
     }
     return piece;
 }
 
-/* Make all pieces of a call. NULL without memory. */
-static dcommi_ps_piece *dcommi_ps_pieces(dcomm_ps *ps, dcommi_ps_call *call,
-                                         const dcommi_ps_rows *s, uint8_t *buf)
+static void dcommi_ps_pieces_free(dcommi_ps_piece *first)
+{
+    while (first != NULL) {
+        dcommi_ps_piece *piece = first;
+        first = piece->next;
+        dcommi_ps_piece_free(piece);
+    }
+}
+
+/* Make the pieces of a call for the servers of one parameter server. NULL without memory. */
+static dcommi_ps_piece *dcommi_ps_pieces_of(dcomm_ps *ps, dcommi_ps_call *call,
+                                            const dcommi_ps_rows *s, uint8_t *buf)
 {
     dcommi_ps_piece *first = NULL, **at = &first;
     for (size_t from = 0, n; from < s->n; from += n) {
@@ -129,15 +141,30 @@ static dcommi_ps_piece *dcommi_ps_pieces(dcomm_ps *ps, dcommi_ps_call *call,
         }
         *at = dcommi_ps_piece_make(ps, call, s, k, from, n, buf);
         if (*at == NULL) {
-            while (first != NULL) {
-                dcommi_ps_piece *piece = first;
-                first = piece->next;
-                dcommi_ps_piece_free(piece);
-            }
+            dcommi_ps_pieces_free(first);
             return NULL;
         }
         call->left++;
         at = &(*at)->next;
+    }
+    return first;
+}
+
+/* Make all pieces of a call, also those of a push to replicas. NULL without memory. */
+static dcommi_ps_piece *dcommi_ps_pieces(dcomm_ps *ps, dcommi_ps_call *call,
+                                         const dcommi_ps_rows *s, uint8_t *buf)
+{
+    dcommi_ps_piece *first = dcommi_ps_pieces_of(ps, call, s, buf), **end = &first;
+    if (first == NULL || ps->twin == NULL || call->pulls) {
+        return first;
+    }
+    while (*end != NULL) {
+        end = &(*end)->next;
+    }
+    *end = dcommi_ps_pieces_of(ps->twin, call, s, buf);
+    if (*end == NULL) {
+        dcommi_ps_pieces_free(first);
+        return NULL;
     }
     return first;
 }
@@ -150,21 +177,11 @@ static void dcommi_ps_launch(dcomm_ps *ps, dcommi_ps_piece *piece)
     while (piece != NULL) {
         dcommi_ps_piece *next = piece->next;
         piece->next = NULL;
-        dcommi_ps_enqueue(ps, piece);
+        dcommi_ps_enqueue(piece->ps, piece);
         piece = next;
     }
     dcommi_progress(context);
     dcommi_token_release(context);
-}
-
-/* Return the first element that is a NaN or an infinity; n if there is none. */
-static size_t dcommi_ps_not_finite(const float *x, size_t n)
-{
-    size_t at = 0;
-    while (at < n && !dcommi_f32_nonfinite(x[at])) {
-        at++;
-    }
-    return at;
 }
 
 /* Send a message without rows to all servers. `clock`: of CLOCK. */

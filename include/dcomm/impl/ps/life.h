@@ -1,4 +1,4 @@
-/* life.h - creates a parameter server, serves, destroys it. */
+/* life.h - how a parameter server begins, serves and ends. */
 #ifndef DCOMMI_PS_LIFE_H
 #define DCOMMI_PS_LIFE_H
 
@@ -69,6 +69,7 @@ static bool dcommi_ps_positive(double x)
 static dcomm_status dcommi_ps_check_opts(const dcomm_ps *ps, const dcomm_ps_opts *o)
 {
     const bool elastic = o->update == DCOMM_PS_ELASTIC, bsp = o->staleness == 0;
+    const bool own = o->update == DCOMM_PS_CALLBACK;
     const int servers = o->servers > 0 ? o->servers : ps->size;
     const int workers = ps->size - (o->dedicated ? servers : 0);
     const struct {
@@ -78,9 +79,11 @@ static dcomm_status dcommi_ps_check_opts(const dcomm_ps *ps, const dcomm_ps_opts
         {"servers", o->servers < 0 || o->servers > ps->size},
         {"dedicated", workers < 1},
         {"staleness", o->staleness < DCOMM_PS_ASYNC},
-        {"update", (unsigned)o->update > DCOMM_PS_ELASTIC || (elastic && bsp)},
+        {"update", (unsigned)o->update > DCOMM_PS_CALLBACK || (elastic && bsp)},
+        {"update_fn", own != (o->update_fn != NULL)},
+        {"update_states", o->update_states < 0 || o->update_states > (own ? DCOMM_PS_STATES : 0)},
         {"rho", elastic && !(o->rho > 0 && o->rho <= 1)},
-        {"lr", !elastic && !dcommi_ps_positive(o->lr)},
+        {"lr", !elastic && !own && !dcommi_ps_positive(o->lr)},
         {"momentum", !(o->momentum >= 0 && o->momentum < 1)},
         {"beta1", !(o->beta1 >= 0 && o->beta1 < 1)},
         {"beta2", !(o->beta2 >= 0 && o->beta2 < 1)},
@@ -91,8 +94,12 @@ static dcomm_status dcommi_ps_check_opts(const dcomm_ps *ps, const dcomm_ps_opts
         {"drop_tau", !(o->drop_tau >= 0) || (bsp && o->drop_tau > 0)},
         {"quorum", o->quorum < 0 || o->quorum > workers || (!bsp && o->quorum > 0)},
         {"deadline_s", !(o->deadline_s >= 0) || (!bsp && o->deadline_s > 0)},
+        {"replicas", o->replicas < 0 || o->replicas > 1},
+        {"replicas", o->replicas > 0 && (servers < 2 || o->weight != DCOMM_PS_WEIGHT_ONE ||
+                                         o->drop_tau > 0 || o->quorum > 0 || o->deadline_s > 0)},
         {"pull_dtype", o->pull_dtype != 0 && o->pull_dtype != DCOMM_F32 &&
                            o->pull_dtype != DCOMM_F16 && o->pull_dtype != DCOMM_BF16},
+        {"codec", elastic && o->codec != NULL}, /* no residual belongs to a copy */
         {"timeout_s", !(o->timeout_s >= 0)},
     };
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
@@ -122,10 +129,10 @@ static dcomm_status dcommi_ps_check_params(const dcomm_ps_param *params, size_t 
                                "dcomm_ps_create: parameter %zu has %zu rows of %zu elements", i,
                                p->rows, p->cols);
         }
-        if (p->dtype != DCOMM_F32) {
+        if (p->dtype != DCOMM_F32 && p->dtype != DCOMM_F16 && p->dtype != DCOMM_BF16) {
             return dcommi_fail(
                 DCOMM_ERR_UNSUPPORTED,
-                "dcomm_ps_create: parameter %zu is of dtype %s; only f32 is supported", i,
+                "dcomm_ps_create: parameter %zu is of dtype %s; it can be f32, f16 or bf16", i,
                 dcomm_dtype_name(p->dtype));
         }
     }
@@ -144,7 +151,7 @@ static void dcommi_ps_take_opts(dcomm_ps *ps, const dcomm_ps_opts *o)
     ps->workers = ps->size - (o->dedicated ? ps->nservers : 0);
     ps->server = -1;
     for (int k = 0; k < ps->nservers; k++) {
-        if (dcommi_ps_server_rank(ps->size, ps->nservers, k) == ps->rank) {
+        if (dcommi_ps_server_rank(ps, k) == ps->rank) {
             ps->server = k;
         }
     }
@@ -168,7 +175,10 @@ static dcomm_status dcommi_ps_make_server(dcomm_ps *ps, const dcomm_ps_param *pa
     }
     for (int r = 0; r < ps->size; r++) {
         ps->from[r].seen = dcommi_calloc(ps->nparams, 2 * sizeof(uint64_t));
-        if (ps->from[r].seen == NULL) {
+        if (ps->opts.staleness == 0) {
+            ps->from[r].stash = dcommi_calloc(ps->nparams, sizeof *ps->from[r].stash);
+        }
+        if (ps->from[r].seen == NULL || (ps->opts.staleness == 0 && ps->from[r].stash == NULL)) {
             return DCOMM_ERR_NO_MEMORY;
         }
         ps->from[r].own = ps->from[r].seen + ps->nparams;
@@ -197,14 +207,17 @@ static dcomm_status dcommi_ps_prepare(dcomm_ps *ps, const dcomm_ps_param *params
         snprintf(name, sizeof name, "param%zu", i);
         ps->params[i].rows = params[i].rows;
         ps->params[i].cols = params[i].cols;
+        ps->params[i].dtype = params[i].dtype;
+        ps->params[i].pulled = params[i].dtype == DCOMM_F32 ? ps->opts.pull_dtype : params[i].dtype;
         ps->params[i].name = dcommi_strdup(params[i].name != NULL ? params[i].name : name);
         if (ps->params[i].name == NULL) {
             return DCOMM_ERR_NO_MEMORY;
         }
     }
     for (int k = 0; k < ps->nservers; k++) {
-        ps->to[k].rank = dcommi_ps_server_rank(ps->size, ps->nservers, k);
+        ps->to[k].rank = dcommi_ps_server_rank(ps, k);
     }
+    DCOMMI_TRY(dcommi_ps_codec_make(ps, opts->codec));
     DCOMMI_TRY(ps->server >= 0 ? dcommi_ps_make_server(ps, params) : DCOMM_OK);
     return ps->server >= 0 && ps->works ? dcommi_context_need_thread(ps->comm->context) : DCOMM_OK;
 }
@@ -213,8 +226,9 @@ static uint64_t dcommi_ps_params_hash(const dcomm_ps *ps)
 {
     uint64_t h = ps->nparams;
     for (size_t i = 0; i < ps->nparams; i++) {
-        h = dcommi_mix_text(dcommi_mix(dcommi_mix(h, ps->params[i].rows), ps->params[i].cols),
-                            ps->params[i].name);
+        const dcommi_ps_param *p = &ps->params[i];
+        h = dcommi_mix(dcommi_mix(dcommi_mix(h, p->rows), p->cols), p->dtype);
+        h = dcommi_mix_text(h, p->name);
     }
     return h;
 }
@@ -238,6 +252,7 @@ static dcomm_status dcommi_ps_agree(const dcomm_ps *ps)
                {"opts.dedicated", o->dedicated},
                {"opts.staleness", (uint64_t)o->staleness},
                {"opts.update", o->update},
+               {"opts.update_states", (uint64_t)o->update_states},
                {"opts.lr", dcommi_ps_bits(o->lr)},
                {"opts.momentum", dcommi_ps_bits(o->momentum)},
                {"opts.beta1", dcommi_ps_bits(o->beta1)},
@@ -249,7 +264,10 @@ static dcomm_status dcommi_ps_agree(const dcomm_ps *ps)
                {"opts.drop_tau", dcommi_ps_bits(o->drop_tau)},
                {"opts.quorum", (uint64_t)o->quorum},
                {"opts.deadline_s", dcommi_ps_bits(o->deadline_s)},
-               {"opts.pull_dtype", o->pull_dtype}};
+               {"opts.replicas", (uint64_t)o->replicas},
+               {"opts.pull_dtype", o->pull_dtype},
+               {"opts.codec", o->codec != NULL ? dcommi_mix_text(0, o->codec) : 0},
+               {"opts.codec_seed", o->codec_seed}};
     enum { N = sizeof all / sizeof *all };
     const char *names[N];
     uint64_t own[N];
@@ -285,6 +303,9 @@ static dcomm_status dcommi_ps_end(dcomm_ps *ps)
     if (comm->service != NULL) {
         comm->service->on_failed(comm);
     }
+    if (ps->twin != NULL) {
+        ps->twin->twin = NULL;
+    }
     comm->service = NULL;
     comm->served = NULL;
     ps->closed = true;
@@ -294,14 +315,10 @@ static dcomm_status dcommi_ps_end(dcomm_ps *ps)
     return status;
 }
 
-DCOMM_API dcomm_status dcomm_ps_create(dcomm_comm *comm, const dcomm_ps_param *params,
-                                       size_t nparams, const dcomm_ps_opts *opts, dcomm_ps **ps_p)
+/* Create a parameter server whose rows are held by the servers `shift` further on. Collective. */
+static dcomm_status dcommi_ps_make(dcomm_comm *comm, const dcomm_ps_param *params, size_t nparams,
+                                   const dcomm_ps_opts *opts, int shift, dcomm_ps **ps_p)
 {
-    DCOMMI_NEED(comm);
-    DCOMMI_NEED(params);
-    DCOMMI_NEED(opts);
-    DCOMMI_NEED(ps_p);
-    *ps_p = NULL;
     dcomm_comm *own = NULL;
     DCOMMI_TRY(dcomm_comm_dup(comm, &own));
     dcomm_ps *ps = dcommi_alloc(sizeof *ps);
@@ -317,6 +334,7 @@ DCOMM_API dcomm_status dcomm_ps_create(dcomm_comm *comm, const dcomm_ps_param *p
     dcommi_comm_unlock(own);
     ps->rank = own->rank;
     ps->size = own->size;
+    ps->shift = shift;
     dcomm_status status = dcommi_all_good(own, dcommi_ps_prepare(ps, params, nparams, opts), 0);
     DCOMMI_THEN(status, dcommi_ps_agree(ps));
     if (status >= 0) {
@@ -402,40 +420,6 @@ static dcomm_status dcommi_ps_check_call(const char *what, const dcomm_ps *ps)
     DCOMMI_TRY(dcommi_check_no_group(what));
     const int poisoned = atomic_load_explicit(&ps->comm->poisoned, memory_order_acquire);
     return poisoned < 0 ? dcommi_fail((dcomm_status)poisoned, "%s", ps->comm->message) : DCOMM_OK;
-}
-
-DCOMM_API dcomm_status dcomm_ps_serve(dcomm_ps *ps)
-{
-    DCOMMI_TRY(dcommi_ps_check_call("dcomm_ps_serve", ps));
-    if (ps->server < 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_ps_serve: rank %d holds no rows: %d of %d ranks "
-                           "are servers",
-                           ps->rank, ps->nservers, ps->size);
-    }
-    return dcommi_ps_serve_all(ps, "dcomm_ps_serve");
-}
-
-DCOMM_API dcomm_status dcomm_ps_destroy(dcomm_ps **ps_p)
-{
-    if (ps_p == NULL || *ps_p == NULL) {
-        return DCOMM_OK;
-    }
-    DCOMMI_TRY(dcommi_check_fork());
-    dcomm_ps *ps = *ps_p;
-    *ps_p = NULL;
-    char why[DCOMMI_MESSAGE_MAX];
-    dcomm_status status = dcommi_ps_leave(ps);
-    if (ps->server >= 0) {
-        DCOMMI_THEN(status, dcommi_ps_serve_all(ps, "dcomm_ps_destroy"));
-    }
-    const double until = dcommi_now() + ps->opts.timeout_s;
-    while (dcommi_ps_leaving(ps) && dcommi_now() < until) {
-        dcommi_progress_or_yield(ps->comm->context);
-    }
-    snprintf(why, sizeof why, "%s", dcomm_last_error());
-    const dcomm_status ended = dcommi_ps_end(ps);
-    return status < 0 ? dcommi_fail(status, "%s", why) : ended;
 }
 
 #endif

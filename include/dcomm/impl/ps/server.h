@@ -4,7 +4,8 @@
 #define DCOMMI_PS_SERVER_H
 
 #include "../engine/silence.h"
-#include "store.h"
+#include "encode.h"
+#include "stash.h"
 
 /* ---- answers ---- */
 
@@ -50,15 +51,6 @@ static void dcommi_ps_append(dcommi_ps_job **list, dcommi_ps_job *job)
     *list = job;
 }
 
-static void dcommi_ps_job_free(dcommi_ps_job *job)
-{
-    if (job->desc != NULL) {
-        job->transport->call->release(job->transport, job->desc);
-    }
-    dcommi_free(job->data);
-    dcommi_free(job);
-}
-
 /* Answer a pull with a copy of its rows, which stay of one moment. Return false without memory. */
 static bool dcommi_ps_answer(dcomm_ps *ps, const dcommi_ps_job *job)
 {
@@ -69,18 +61,25 @@ static bool dcommi_ps_answer(dcomm_ps *ps, const dcommi_ps_job *job)
                        .tag = job->header.tag,
                        .a = ps->clock.closed};
     dcommi_ps_from *f = &ps->from[job->from];
-    dcommi_ps_reply *reply = dcommi_alloc_raw(sizeof *reply + len);
-    if (reply == NULL) {
+    const dcomm_dtype dtype = ps->params[h.tag].pulled;
+    const bool here = job->from == ps->rank;
+    const bool as_it_is = here && dtype == DCOMM_F32 && job->header.stage == 0;
+    dcommi_ps_reply *reply = as_it_is ? NULL : dcommi_alloc_raw(sizeof *reply + len);
+    if (!as_it_is && reply == NULL) {
         return false;
+    }
+    dcommi_ps_catch_up(&ps->clock, job->from);
+    f->seen[h.tag] = ps->updates[h.tag];
+    f->own[h.tag] = 0;
+    if (as_it_is) { /* this worker takes the values at once, so they need no copy */
+        dcommi_ps_tell(ps, ps->rank, &h, t->value + (job->header.a - t->first) * t->cols, len);
+        return true;
     }
     reply->op = (dcommi_op){.done = dcommi_ps_replied};
     reply->ps = ps;
     reply->len = len;
-    dcommi_ps_copy(t, &job->header, job->data, reply->values, ps->opts.pull_dtype);
-    dcommi_ps_catch_up(&ps->clock, job->from);
-    f->seen[h.tag] = ps->updates[h.tag];
-    f->own[h.tag] = 0;
-    if (job->from == ps->rank) {
+    dcommi_ps_copy(t, &job->header, job->data, reply->values, dtype);
+    if (here) {
         dcommi_ps_tell(ps, ps->rank, &h, reply->values, len);
         dcommi_free(reply);
         return true;
@@ -111,39 +110,15 @@ static void dcommi_ps_answer_all(dcomm_ps *ps)
 
 /* ---- clocks ---- */
 
-/* Free the pushes of a worker that wait for the end of a clock; if it is `gone`, only those of a
- * clock that it has not ended. */
-static void dcommi_ps_unstash(dcomm_ps *ps, int worker, bool gone)
-{
-    dcommi_ps_job **at = &ps->from[worker].stash;
-    while (*at != NULL) {
-        dcommi_ps_job *job = *at;
-        if (gone && job->whole) {
-            at = &job->next;
-            continue;
-        }
-        *at = job->next;
-        ps->stats.dropped += gone;
-        dcommi_ps_job_free(job);
-    }
-}
-
-/* End the open clock: average its pushes in the order of ranks, and update the rows. */
+/* End the open clock: average its pushes, and update the rows. */
 static void dcommi_ps_close_one(dcomm_ps *ps)
 {
     int workers = 0;
     for (int r = 0; r < ps->size; r++) {
-        workers += dcommi_ps_ended(&ps->clock, r) || ps->from[r].stash != NULL;
+        workers += dcommi_ps_ended(&ps->clock, r) || dcommi_ps_has_stash(ps, r);
     }
     for (size_t i = 0; i < ps->nparams; i++) {
-        for (int r = 0; r < ps->size; r++) {
-            for (const dcommi_ps_job *job = ps->from[r].stash; job != NULL; job = job->next) {
-                if (job->header.tag == i) {
-                    dcommi_ps_sum_add(ps, &job->header, job->data);
-                }
-            }
-        }
-        dcommi_ps_sum_apply(ps, i, workers);
+        dcommi_ps_stash_apply(ps, i, workers);
     }
     for (int r = 0; r < ps->size; r++) {
         dcommi_ps_unstash(ps, r, false);
@@ -245,7 +220,7 @@ static void dcommi_ps_handle(dcomm_ps *ps, dcommi_ps_job *job)
     case DCOMMI_PS_PUSH:
         if (ps->opts.staleness == 0) {
             ps->stats.late += ps->clock.of[job->from].clock < ps->clock.closed;
-            dcommi_ps_append(&ps->from[job->from].stash, job);
+            dcommi_ps_stash_add(ps, job);
             return;
         }
         dcommi_ps_push_apply(ps, job->from, h, job->data);
@@ -254,9 +229,7 @@ static void dcommi_ps_handle(dcomm_ps *ps, dcommi_ps_job *job)
         dcommi_ps_append(&ps->pulls, job);
         return;
     case DCOMMI_PS_CLOCK:
-        for (dcommi_ps_job *push = ps->from[job->from].stash; push != NULL; push = push->next) {
-            push->whole = true;
-        }
+        dcommi_ps_stash_whole(ps, job->from);
         dcommi_ps_clock_end(&ps->clock, job->from, h->a, dcommi_now());
         break;
     default: /* LEAVE */
@@ -336,6 +309,15 @@ static void dcommi_ps_from_pump(dcomm_ps *ps, int worker)
         dcommi_ps_job *job = f->queue;
         if (!dcommi_ps_fits(ps, job)) {
             dcommi_ps_refuse(ps, worker, "sent a list of rows or a clock that cannot be right");
+            return;
+        }
+        const dcomm_status status =
+            job->header.slot == DCOMMI_PS_PUSH ? dcommi_ps_unpack(ps, job) : DCOMM_OK;
+        if (status == DCOMM_ERR_NO_MEMORY) {
+            return; /* dcommi_ps_server_check tries again */
+        }
+        if (status < 0) {
+            dcommi_ps_refuse(ps, worker, "sent encoded rows that cannot be right");
             return;
         }
         f->queue = job->next;

@@ -16,12 +16,13 @@ static dcomm_status dcommi_ps_store_make(dcomm_ps *ps, const dcomm_ps_param *par
     }
     for (size_t i = 0; i < ps->nparams; i++) {
         dcommi_ps_table *t = &ps->tables[i];
+        t->i = i;
         t->first = dcommi_ps_first(ps, i, ps->server);
         t->rows = dcommi_ps_first(ps, i, ps->server + 1) - t->first;
         t->cols = ps->params[i].cols;
         const size_t n = (size_t)(t->rows * t->cols);
         bool bad = (t->value = dcommi_calloc(n, sizeof(float))) == NULL;
-        for (int s = 0; s < dcommi_ps_states(ps->opts.update) && !bad; s++) {
+        for (int s = 0; s < dcommi_ps_states(&ps->opts) && !bad; s++) {
             bad = (t->state[s] = dcommi_calloc(n, sizeof(float))) == NULL;
         }
         if (!bad && ps->opts.update == DCOMM_PS_ADAM) {
@@ -30,8 +31,10 @@ static dcomm_status dcommi_ps_store_make(dcomm_ps *ps, const dcomm_ps_param *par
         if (bad) {
             return DCOMM_ERR_NO_MEMORY;
         }
-        if (params[i].init != NULL && n > 0) {
-            memcpy(t->value, (const float *)params[i].init + t->first * t->cols, n * sizeof(float));
+        const uint8_t *init = params[i].init;
+        if (init != NULL && n > 0) {
+            const size_t before = (size_t)t->first * dcommi_ps_row_bytes(ps, i);
+            dcommi_ps_uncast(t->value, init + before, n, ps->params[i].dtype);
         }
         most = n > most ? n : most;
         most_rows = t->rows > most_rows ? (size_t)t->rows : most_rows;
@@ -54,8 +57,7 @@ static inline uint64_t dcommi_ps_row(const dcommi_ps_table *t, const dcommi_head
 /* Return the values of a message, behind its list. */
 static inline const float *dcommi_ps_values(const dcommi_header *h, const uint8_t *data)
 {
-    return (const float *)(const void *)(data +
-                                         (h->stage == 1 ? (size_t)h->b * sizeof(uint64_t) : 0));
+    return (const float *)(const void *)(data + dcommi_ps_list_bytes(h));
 }
 
 /* ---- one update per push ---- */
@@ -74,14 +76,15 @@ static void dcommi_ps_tau_count(dcomm_ps *ps, double tau)
     ps->taus[at < most ? (size_t)at : DCOMMI_PS_TAUS - 1]++;
 }
 
-/* Return how many rows of a message from row j on lie one behind another in the table. With
- * `touched`, they must also have a sum all or none. */
+/* Return how many rows of a message from row j on lie one behind another in the table, before its
+ * row `end`. With `touched`, they must also have a sum all or none. */
 static uint64_t dcommi_ps_stretch(const dcommi_ps_table *t, const dcommi_header *h,
-                                  const uint8_t *data, uint64_t j, const uint8_t *touched)
+                                  const uint8_t *data, uint64_t j, uint64_t end,
+                                  const uint8_t *touched)
 {
     const uint64_t row = dcommi_ps_row(t, h, data, j);
     uint64_t n = 1;
-    while (j + n < h->b && dcommi_ps_row(t, h, data, j + n) == row + n &&
+    while (j + n < h->b && row + n < end && dcommi_ps_row(t, h, data, j + n) == row + n &&
            (touched == NULL || touched[row + n] == touched[row])) {
         n++;
     }
@@ -103,7 +106,7 @@ static void dcommi_ps_push_apply(dcomm_ps *ps, int worker, const dcommi_header *
     const float scale = (float)(dcommi_ps_weight(&ps->opts, tau) / ps->workers);
     const float *g = dcommi_ps_values(h, data);
     for (uint64_t j = 0, n; j < h->b; j += n) {
-        n = dcommi_ps_stretch(t, h, data, j, NULL);
+        n = dcommi_ps_stretch(t, h, data, j, t->rows, NULL);
         dcommi_ps_apply(t, dcommi_ps_row(t, h, data, j), n, g + j * t->cols, scale, &ps->opts);
     }
     ps->updates[i]++;
@@ -113,15 +116,16 @@ static void dcommi_ps_push_apply(dcomm_ps *ps, int worker, const dcommi_header *
 
 /* ---- one update per clock ---- */
 
-/* Add a push to the sum of a table. */
-static void dcommi_ps_sum_add(dcomm_ps *ps, const dcommi_header *h, const uint8_t *data)
+/* Add the rows of a push to the sum of a table, from its row j on to those before row `end` of the
+ * table. Return the row of the push that is next. */
+static uint64_t dcommi_ps_sum_add(dcomm_ps *ps, const dcommi_header *h, const uint8_t *data,
+                                  uint64_t j, uint64_t end)
 {
     const dcommi_ps_table *t = &ps->tables[h->tag];
     const size_t cols = (size_t)t->cols;
     const float *g = dcommi_ps_values(h, data);
-    for (uint64_t j = 0, n; j < h->b; j += n) {
-        n = dcommi_ps_stretch(t, h, data, j, ps->touched);
-        const uint64_t row = dcommi_ps_row(t, h, data, j);
+    for (uint64_t row, n; j < h->b && (row = dcommi_ps_row(t, h, data, j)) < end; j += n) {
+        n = dcommi_ps_stretch(t, h, data, j, end, ps->touched);
         const size_t count = (size_t)n * cols;
         float *sum = ps->sum + row * cols;
         const void *both[] = {sum, g + j * cols};
@@ -132,16 +136,17 @@ static void dcommi_ps_sum_add(dcomm_ps *ps, const dcommi_header *h, const uint8_
             dcommi_host_reduce(sum, both, 2, count, DCOMM_F32, DCOMM_SUM, 1);
         }
     }
+    return j;
 }
 
-/* Average the sum of a table over `workers`, and update the rows that have one. */
-static void dcommi_ps_sum_apply(dcomm_ps *ps, size_t i, int workers)
+/* Average the sum of some rows of a table over `workers`, and update those that have one. */
+static void dcommi_ps_sum_apply(dcomm_ps *ps, size_t i, uint64_t first, uint64_t end, int workers)
 {
     dcommi_ps_table *t = &ps->tables[i];
     const size_t cols = (size_t)t->cols;
-    for (uint64_t row = 0, n; row < t->rows; row += n) {
+    for (uint64_t row = first, n; row < end; row += n) {
         n = 1;
-        while (row + n < t->rows && ps->touched[row + n] == ps->touched[row]) {
+        while (row + n < end && ps->touched[row + n] == ps->touched[row]) {
             n++;
         }
         if (ps->touched[row]) {
@@ -151,7 +156,7 @@ static void dcommi_ps_sum_apply(dcomm_ps *ps, size_t i, int workers)
             dcommi_ps_apply(t, row, n, sum, 1, &ps->opts);
         }
     }
-    memset(ps->touched, 0, (size_t)t->rows);
+    memset(ps->touched + first, 0, (size_t)(end - first));
 }
 
 /* ---- pulls ---- */
@@ -162,7 +167,7 @@ static void dcommi_ps_copy(const dcommi_ps_table *t, const dcommi_header *h, con
 {
     const size_t cols = (size_t)t->cols, row = cols * dcomm_dtype_size(dtype);
     for (uint64_t j = 0, n; j < h->b; j += n) {
-        n = dcommi_ps_stretch(t, h, data, j, NULL);
+        n = dcommi_ps_stretch(t, h, data, j, t->rows, NULL);
         dcommi_ps_cast(wire + j * row, t->value + dcommi_ps_row(t, h, data, j) * cols,
                        (size_t)n * cols, dtype);
     }

@@ -3,7 +3,7 @@
  * Messages are of type SERVICE; `slot` says which. A worker numbers its messages to each server
  * (seq), and the server handles them in this order, although long ones may arrive late:
  *   PUSH    rows a to a + b - 1 of parameter `tag`, or b rows that are listed (stage = 1, a = 0);
- *           payload = the list, ascending, and the rows
+ *           payload = the list, ascending, and the rows, or their wire if there is a codec
  *   PULL    the same rows; payload = the list
  *   CLOCK   the worker has ended a clocks
  *   LEAVE   the worker has left
@@ -62,10 +62,10 @@ typedef struct dcommi_ps_piece {
     const void *data; /* payload: `packed`, or the caller's */
     size_t len;
     void *packed;
-    float *out;    /* PULL: where the first row goes; with a list: the caller's memory */
+    uint8_t *out;  /* where the first row is or goes; with a list: the caller's memory */
     size_t *place; /* of the rows; NULL: one behind another */
     size_t bytes;  /* of the values; PULL: as in the answer */
-    void *fetched; /* the values of a list or of 16 bits, before they are put in place */
+    void *fetched; /* values of a list, or of another type, before they are put in place */
     bool sending, fetching;
     bool waits;  /* for values */
     int awaited; /* the rank that the server waits for; -1: not told */
@@ -97,16 +97,24 @@ typedef struct dcommi_ps_job {
     uint8_t *data;
     bool fetching, dropped;
     bool whole;       /* PUSH: its worker has ended the clock that it was pushed in */
+    uint64_t pushes;  /* PUSH: that it is the sum of */
+    uint64_t added;   /* PUSH: rows that the sum of the clock has */
     double next_told; /* PULL: when the worker is told whom it waits for */
 } dcommi_ps_job;
+
+/* BSP: a worker's pushes to a parameter that count in the open clock, in their order. */
+typedef struct dcommi_ps_stash {
+    dcommi_ps_job *first, *last;
+    size_t bytes;
+} dcommi_ps_stash;
 
 /* A worker, as a server sees it. */
 typedef struct dcommi_ps_from {
     dcommi_ps_job *queue; /* by number */
     uint64_t next, acked; /* messages handled; that it has been told of */
     size_t queued;
-    dcommi_ps_job *stash; /* BSP: pushes that count in the open clock */
-    uint64_t *seen, *own; /* [nparams] all updates at its last pull, and its own since */
+    dcommi_ps_stash *stash; /* [nparams] NULL: not BSP */
+    uint64_t *seen, *own;   /* [nparams] all updates at its last pull, and its own since */
 } dcommi_ps_from;
 
 /* ---- both ---- */
@@ -114,6 +122,11 @@ typedef struct dcommi_ps_from {
 typedef struct dcommi_ps_param {
     char *name;
     uint64_t rows, cols;
+    dcomm_dtype dtype;        /* of the caller's memory, and of pushes without a codec */
+    dcomm_dtype pulled;       /* of answers to pulls */
+    const dcomm_codec *codec; /* of pushes; NULL: they are exact */
+    float *residual;          /* a worker's, of all rows: what the codec has dropped */
+    uint64_t encodings;       /* pushes that this worker has encoded */
 } dcommi_ps_param;
 
 struct dcomm_ps {
@@ -124,7 +137,15 @@ struct dcomm_ps {
     dcomm_ps_opts opts;
     size_t nparams;
     dcommi_ps_param *params;
-    bool works, left; /* this rank is a worker; it has left */
+    bool works, left;   /* this rank is a worker; it has left */
+    dcomm_codec *codec; /* of opts.codec; NULL: none */
+    void *room;         /* to encode in */
+    size_t room_bytes;
+
+    /* With opts.replicas: another parameter server of the same rows, each by the next server (shift
+     * 1). Its twin is the one that the caller has. NULL: there is none. */
+    dcomm_ps *twin;
+    int shift;
 
     int nservers;
     dcommi_ps_to *to;  /* [nservers] */
@@ -150,12 +171,17 @@ struct dcomm_ps {
 
 /* ---- rows and servers ---- */
 
-/* Return the first of a server's rows; `rows` if there is no such server. */
+/* Return the first of a server's rows, of all rows and servers; `rows` if there is no such server.
+ */
+static uint64_t dcommi_ps_share(uint64_t rows, int servers, int server)
+{
+    const uint64_t n = (uint64_t)servers, k = (uint64_t)server, extra = rows % n;
+    return rows / n * k + (k < extra ? k : extra);
+}
+
 static uint64_t dcommi_ps_first(const dcomm_ps *ps, size_t i, int server)
 {
-    const uint64_t rows = ps->params[i].rows, n = (uint64_t)ps->nservers, k = (uint64_t)server;
-    const uint64_t extra = rows % n;
-    return rows / n * k + (k < extra ? k : extra);
+    return dcommi_ps_share(ps->params[i].rows, ps->nservers, server);
 }
 
 /* Return the server that holds a row. */
@@ -166,46 +192,60 @@ static int dcommi_ps_holder(const dcomm_ps *ps, size_t i, uint64_t row)
     return (int)(row < longer ? row / (each + 1) : extra + (row - longer) / each);
 }
 
+/* Return the bytes of a row in the caller's memory. */
 static size_t dcommi_ps_row_bytes(const dcomm_ps *ps, size_t i)
 {
-    return (size_t)ps->params[i].cols * sizeof(float);
+    return (size_t)ps->params[i].cols * dcomm_dtype_size(ps->params[i].dtype);
 }
 
 /* Return the bytes of a row in an answer to a pull. */
 static size_t dcommi_ps_answer_row(const dcomm_ps *ps, size_t i)
 {
-    return (size_t)ps->params[i].cols * dcomm_dtype_size(ps->opts.pull_dtype);
+    return (size_t)ps->params[i].cols * dcomm_dtype_size(ps->params[i].pulled);
 }
 
-/* Return the rank of a server. */
-static int dcommi_ps_server_rank(int size, int servers, int k)
+/* Return the rank of a server; of a replica, that of the next server. */
+static int dcommi_ps_server_rank(const dcomm_ps *ps, int k)
 {
-    return (int)((int64_t)k * size / servers);
+    return (int)((int64_t)((k + ps->shift) % ps->nservers) * ps->size / ps->nservers);
 }
 
 /* ---- ends ---- */
+
+static void dcommi_ps_job_free(dcommi_ps_job *job)
+{
+    if (job->desc != NULL) {
+        job->transport->call->release(job->transport, job->desc);
+    }
+    dcommi_free(job->data);
+    dcommi_free(job);
+}
 
 static void dcommi_ps_free(dcomm_ps *ps)
 {
     dcomm_comm *comm = ps->comm;
     for (size_t i = 0; ps->params != NULL && i < ps->nparams; i++) {
         dcommi_free(ps->params[i].name);
+        dcommi_free(ps->params[i].residual);
     }
     for (size_t i = 0; ps->tables != NULL && i < ps->nparams; i++) {
         dcommi_ps_table *t = &ps->tables[i];
         dcommi_free(t->value);
-        dcommi_free(t->state[0]);
-        dcommi_free(t->state[1]);
+        for (int s = 0; s < DCOMM_PS_STATES; s++) {
+            dcommi_free(t->state[s]);
+        }
         dcommi_free(t->updates);
     }
     for (int r = 0; ps->from != NULL && r < ps->size; r++) {
         dcommi_free(ps->from[r].seen);
+        dcommi_free(ps->from[r].stash);
     }
-    void *all[] = {ps->params,  ps->to,       ps->tables, ps->updates,    ps->sum,
-                   ps->touched, ps->clock.of, ps->from,   ps->last_counts};
+    void *all[] = {ps->params,  ps->to,       ps->tables, ps->updates,     ps->sum,
+                   ps->touched, ps->clock.of, ps->from,   ps->last_counts, ps->room};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         dcommi_free(all[i]);
     }
+    dcomm_codec_destroy(&ps->codec);
     dcommi_free(ps);
     dcommi_comm_unref(comm);
 }

@@ -3,22 +3,23 @@
 #define DCOMMI_PS_UPDATE_H
 
 #include "../../ps.h"
-#include "../base/util.h"
+#include "../base/forked.h"
 
 /* A server's rows of a parameter. */
 typedef struct dcommi_ps_table {
-    uint64_t first, rows, cols; /* first: the number of its first row */
-    float *value;               /* [rows * cols] */
-    float *state[2];            /* [rows * cols] of the update; NULL: it needs none */
-    uint32_t *updates;          /* [rows] of each row, for Adam; NULL: not needed */
+    size_t i;                      /* the parameter */
+    uint64_t first, rows, cols;    /* first: the number of its first row */
+    float *value;                  /* [rows * cols] */
+    float *state[DCOMM_PS_STATES]; /* [rows * cols] of the update; NULL: it needs none */
+    uint32_t *updates;             /* [rows] of each row, for Adam; NULL: not needed */
 } dcommi_ps_table;
 
 /* Return how many numbers the update keeps for each value. */
-static int dcommi_ps_states(dcomm_ps_update update)
+static int dcommi_ps_states(const dcomm_ps_opts *o)
 {
-    return update == DCOMM_PS_ADAM                                     ? 2
-           : update == DCOMM_PS_MOMENTUM || update == DCOMM_PS_ADAGRAD ? 1
-                                                                       : 0;
+    return o->update == DCOMM_PS_ADAM                                        ? 2
+           : o->update == DCOMM_PS_MOMENTUM || o->update == DCOMM_PS_ADAGRAD ? 1
+                                                                             : o->update_states;
 }
 
 /* Return a to the power of n. */
@@ -73,6 +74,21 @@ static void dcommi_ps_adam(float *w, float *m, float *v, const float *g, size_t 
     }
 }
 
+/* Let the caller's function update rows. */
+static void dcommi_ps_call_back(const dcommi_ps_table *t, uint64_t row, uint64_t nrows,
+                                const float *g, float scale, const dcomm_ps_opts *o)
+{
+    const size_t cols = (size_t)t->cols, at = (size_t)row * cols;
+    dcomm_ps_update_info info = {
+        .i = t->i, .first = t->first + row, .nrows = (size_t)nrows, .cols = cols, .scale = scale};
+    for (int s = 0; s < o->update_states; s++) {
+        info.state[s] = t->state[s] + at;
+    }
+    dcommi_callback_begin("update_fn of a parameter server");
+    o->update_fn(t->value + at, g, (size_t)nrows * cols, &info, o->update_user);
+    dcommi_callback_end();
+}
+
 /* Update nrows rows of a table, from row `row` on, counted from its first. `scale` multiplies g;
  * for an elastic update it is the share of a worker's copy. */
 static void dcommi_ps_apply(dcommi_ps_table *t, uint64_t row, uint64_t nrows, const float *g,
@@ -98,6 +114,9 @@ static void dcommi_ps_apply(dcommi_ps_table *t, uint64_t row, uint64_t nrows, co
         for (size_t k = 0; k < n; k++) {
             w[k] += scale * (float)o->rho * (g[k] - w[k]);
         }
+        break;
+    case DCOMM_PS_CALLBACK:
+        dcommi_ps_call_back(t, row, nrows, g, scale, o);
         break;
     default:
         dcommi_ps_sgd(w, g, n, scale * (float)o->lr);

@@ -32,11 +32,48 @@ static void dcommi_ps_piece_free(dcommi_ps_piece *piece)
     dcommi_free(piece);
 }
 
-/* Note that a piece is done, or has failed. It is freed when the transport has given it back. */
+static void dcommi_ps_enqueue(dcomm_ps *ps, dcommi_ps_piece *piece);
+
+/* Ask the replica for what a server that is lost has not answered. Return false without memory. */
+static bool dcommi_ps_ask_twin(const dcommi_ps_piece *piece)
+{
+    dcommi_ps_piece *again = dcommi_alloc(sizeof *again);
+    void *packed = again != NULL && piece->packed != NULL ? dcommi_alloc_raw(piece->len) : NULL;
+    if (again == NULL || (piece->packed != NULL && packed == NULL)) {
+        dcommi_free(again);
+        return false;
+    }
+    if (packed != NULL) { /* the transport may still read the other */
+        memcpy(packed, piece->packed, piece->len);
+    }
+    *again = (dcommi_ps_piece){.ps = piece->ps->twin,
+                               .call = piece->call,
+                               .server = piece->server,
+                               .header = piece->header,
+                               .data = packed,
+                               .len = piece->len,
+                               .packed = packed,
+                               .out = piece->out,
+                               .place = piece->place,
+                               .bytes = piece->bytes,
+                               .awaited = -1};
+    dcommi_ps_enqueue(again->ps, again);
+    return true;
+}
+
+/* Note that a piece is done, or has failed. It is freed when the transport has given it back. The
+ * loss of a server is no failure if its replica has the push, or answers the pull. */
 static void dcommi_ps_piece_end(dcommi_ps_piece *piece, dcomm_status status, const char *why)
 {
     dcomm_ps *ps = piece->ps;
     dcommi_ps_call *call = piece->call;
+    const bool covered = status == DCOMM_ERR_PEER && call != NULL && ps->twin != NULL &&
+                         !ps->twin->to[piece->server].lost;
+    if (covered && !call->pulls) {
+        status = DCOMM_OK;
+    } else if (covered && ps->shift == 0 && dcommi_ps_ask_twin(piece)) {
+        call = NULL;
+    }
     piece->call = NULL;
     piece->waits = false;
     if (call != NULL) {
@@ -59,8 +96,16 @@ static void dcommi_ps_piece_end(dcommi_ps_piece *piece, dcomm_status status, con
 static void dcommi_ps_piece_over(dcommi_ps_piece *piece, dcomm_status status, const char *why)
 {
     char text[DCOMMI_TEXT_MAX];
-    snprintf(text, sizeof text, "server %d (rank %d): %.340s", piece->server,
-             piece->ps->to[piece->server].rank, why);
+    const dcomm_ps *ps = piece->ps, *twin = ps->twin;
+    const int k = piece->server, rank = ps->to[k].rank;
+    if (twin != NULL && twin->to[k].lost) {
+        const int other = twin->to[k].rank;
+        snprintf(text, sizeof text, "server %d and its replica (ranks %d and %d): %.150s; %.150s",
+                 k, ps->shift == 0 ? rank : other, ps->shift == 0 ? other : rank, why,
+                 twin->to[k].why);
+    } else {
+        snprintf(text, sizeof text, "server %d (rank %d): %.340s", k, rank, why);
+    }
     dcommi_ps_piece_end(piece, status, text);
 }
 
@@ -148,11 +193,17 @@ static void dcommi_ps_place(const dcommi_ps_piece *piece, const uint8_t *values)
 {
     const dcomm_ps *ps = piece->ps;
     const size_t rows = (size_t)piece->header.b, each = piece->place != NULL ? 1 : rows;
-    const size_t cols = (size_t)ps->params[piece->header.tag].cols;
+    const dcommi_ps_param *p = &ps->params[piece->header.tag];
+    const size_t row = dcommi_ps_row_bytes(ps, piece->header.tag);
     for (size_t j = 0; j < rows; j += each) {
         const size_t place = piece->place != NULL ? piece->place[j] : 0;
-        dcommi_ps_uncast(piece->out + place * cols, values + j * (piece->bytes / rows), each * cols,
-                         ps->opts.pull_dtype);
+        const uint8_t *from = values + j * (piece->bytes / rows);
+        if (p->pulled == p->dtype) {
+            memcpy(piece->out + place * row, from, each * row);
+        } else { /* the caller's are f32 */
+            dcommi_ps_uncast((float *)(void *)(piece->out + place * row), from,
+                             each * (size_t)p->cols, p->pulled);
+        }
     }
 }
 
@@ -206,7 +257,8 @@ static dcommi_verdict dcommi_ps_on_values(dcomm_ps *ps, int k, const dcommi_head
         dcommi_ps_piece_end(piece, DCOMM_OK, NULL);
         return DCOMMI_CONSUMED;
     }
-    const bool as_it_is = piece->place == NULL && ps->opts.pull_dtype == DCOMM_F32;
+    const dcommi_ps_param *p = &ps->params[piece->header.tag];
+    const bool as_it_is = piece->place == NULL && p->pulled == p->dtype;
     piece->fetched = as_it_is ? NULL : dcommi_alloc_raw(piece->bytes);
     if (!as_it_is && piece->fetched == NULL) {
         dcommi_ps_piece_end(piece, DCOMM_ERR_NO_MEMORY, dcommi_message);
