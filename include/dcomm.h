@@ -3112,6 +3112,25 @@ typedef struct dcomm_buckets_report {
  * Errors: DCOMM_ERR_INVALID (NULL, a step is under way). */
 DCOMM_API dcomm_status dcomm_buckets_get_report(dcomm_buckets *b, dcomm_buckets_report *report);
 
+/* How late a rank was ready. A rank's own time in a step is from the end of its dcomm_buckets_wait
+ * before until its last gradient was ready, without the time in dcomm_buckets_gather. It is
+ * measured by the rank's own clock, so it is wrong by as much as ranks end the step before apart.
+ * It travels with the next step: the last step is not counted yet. Nor is the first one. */
+typedef struct dcomm_buckets_straggler {
+    uint64_t steps;  /* number of steps counted, since the buckets were created or moved */
+    uint64_t last;   /* of these, steps in which no rank had a longer own time */
+    double caused_s; /* seconds that the other ranks waited in these steps for this rank alone:
+                        each of them from when the next to last was ready */
+    dcomm_bucket_time late; /* its own time less the shortest one; over opts.history steps */
+} dcomm_buckets_straggler;
+/* Report how late each rank was ready in steps that sent, in ranks[n], where n is the size of the
+ * communicator. All ranks report the same. Not in a step. Rank 0 also logs a warning, once for
+ * each rank, about a rank whose own time in 20 steps in a row was above the median by more than
+ * a tenth and 1 ms (docs/bucketing.md, "Stragglers").
+ * Errors: DCOMM_ERR_INVALID (NULL, another n, a step is under way), DCOMM_ERR_NO_MEMORY. */
+DCOMM_API dcomm_status dcomm_buckets_get_stragglers(dcomm_buckets *b,
+                                                    dcomm_buckets_straggler *ranks, size_t n);
+
 /* Measure the seconds that each bucket takes alone. They are the median of `rounds` (1 to 10000)
  * all-reduces of zeros, without error feedback. Collective, not in a step. Gradients that are
  * summed in place are zero afterwards.
@@ -3538,6 +3557,63 @@ DCOMM_API double dcomm_checkpoint_interval(double write_s, double mtbf_s, double
  * finite. */
 DCOMM_API double dcomm_checkpoint_overhead(double interval_s, double write_s, double mtbf_s,
                                            double restart_s);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
+/* ==== include/dcomm/fingerprint.h ========================================================== */
+/* fingerprint.h - compare tensors among ranks and runs, without sending them.
+ *
+ * Ranks of data parallelism should hold the same weights, bit for bit. If they do not (a rank has
+ * missed an update, a kernel is not deterministic, memory is broken), training goes on and gets
+ * worse. Compare now and then:
+ *
+ *     dcomm_fingerprint_tensor weights[] = {{"w1", w1, sizeof w1}, {"b1", b1, sizeof b1}};
+ *     if (dcomm_fingerprint_compare(comm, weights, 2, NULL) < 0) {
+ *         fprintf(stderr, "step %d: %s\n", step, dcomm_last_error());
+ *     }
+ *
+ * To compare runs, print dcomm_fingerprint of each tensor; tools/first-difference.py finds the
+ * first step and tensor in which two logs differ (docs/fingerprint.md). */
+#ifndef DCOMM_FINGERPRINT_H
+#define DCOMM_FINGERPRINT_H
+
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A tensor in host memory. */
+typedef struct dcomm_fingerprint_tensor {
+    const char *name; /* NULL: its number in sentences; the same as "" in a fingerprint */
+    const void *data; /* may be NULL if there are no bytes */
+    size_t bytes; /* of it */
+} dcomm_fingerprint_tensor;
+
+/* Return a hash of the tensors: of their order, names, lengths and bytes. Ranks, runs and machines
+ * get the same number for the same tensors. Two arrays that differ in one aligned word of 8 bytes
+ * never have the same hash; others do by chance, once in 2^64. It is no protection from somebody
+ * who wants two tensors to have the same hash. -0 and 0 differ, and so do NaNs of other bits. Reads
+ * memory once. Returns 0 if `tensors` is NULL. */
+DCOMM_API uint64_t dcomm_fingerprint(const dcomm_fingerprint_tensor *tensors, size_t n);
+
+/* The first difference between ranks. */
+typedef struct dcomm_fingerprint_difference {
+    size_t tensor; /* number of the first tensor that is not the same on all ranks; n: none */
+    int rank;      /* the first rank whose tensor differs from that of most ranks; -1: none */
+    int usual;     /* the first of those that most ranks agree with: the lowest of equals */
+} dcomm_fingerprint_difference;
+
+/* Compare the tensors of all ranks, and describe the first difference in *difference (may be
+ * NULL). Collective. Each rank sends 16 bytes; if there is a difference, also 8 for each tensor.
+ * Errors, on all ranks: DCOMM_ERR_MISMATCH (they differ; the sentence names the rank and the
+ * tensor), DCOMM_ERR_INVALID (a rank has another n, or a tensor of NULL with bytes), those of
+ * all-gather. After the first two the communicator still works. The other ranks are not told if
+ * comm is NULL. */
+DCOMM_API DCOMM_CHECKED dcomm_status
+dcomm_fingerprint_compare(dcomm_comm *comm, const dcomm_fingerprint_tensor *tensors, size_t n,
+                          dcomm_fingerprint_difference *difference);
 
 #ifdef __cplusplus
 }
@@ -19207,7 +19283,9 @@ struct dcommi_run {
     bool told_long;                /* the log has its sentence about a long wait */
     _Atomic int refs;              /* of its user, the engine, moves in the transport */
     double timeout_s, submitted_at, idle_since, next_query;
-    double ended_at; /* set if comm->timed */
+    double reached_at; /* when its stream had come to it; 0: it did not wait for one; set if
+                        * comm->timed */
+    double ended_at;   /* likewise */
     uint64_t events, events_seen;
     dcommi_frame root;
     dcommi_frame *children;
@@ -39312,6 +39390,7 @@ static unsigned dcommi_gates_progress(dcomm_context *context)
         *at = run->next_gated;
         context->active--;
         context->ngated--;
+        run->reached_at = run->comm->timed ? dcommi_now() : 0;
         dcommi_run_start(run);
         n++;
     }
@@ -58217,26 +58296,10 @@ dcomm_status dcomm_plan_check(const dcomm_plan *const *plans, int nranks,
  * inside buckets and the residuals of error feedback move along. */
 /* ==== include/dcomm/impl/train/bucket/step.h =============================================== */
 /* step.h - a step: mark gradients, start buckets in order, wait for results. */
-/* ==== include/dcomm/impl/train/bucket/watch.h ============================================== */
-/* watch.h - look for non-finite gradients as they become ready, for a scaler (scaler.h). All ranks
- * hear of them after the last bucket (on a device: when that has its result). None goes through a
- * codec. */
-/* ==== include/dcomm/impl/train/bucket/agree.h ============================================== */
-/* agree.h - compare the registrations of all ranks, so that a difference becomes an error on all
- * of them and not a wrong sum. */
-/* ==== include/dcomm/impl/train/bucket/meet.h =============================================== */
-/* meet.h - ranks meet on a communicator: the cards that they exchange, and where they go on if some
- * of them bring buckets from another communicator. */
-/* ==== include/dcomm/impl/train/bucket/layout.h ============================================= */
-/* layout.h - check and copy the registered parameters, and deal them into buckets. */
-/* ==== include/dcomm/impl/train/bucket/memory.h ============================================= */
-/* memory.h - the memory of buckets: the caller's gradients, or memory of their own. */
-/* ==== include/dcomm/impl/train/bucket/device.h ============================================= */
-/* device.h - buckets in a device's memory: the places of parameters, and the operations there in
- * place of memcpy. The host touches none of that memory. Each bucket uses a stream of the buckets'
- * own. On it gradients are copied to their places after the work that the caller's streams held
- * when they were marked; then the bucket is summed, and results are copied back. The caller's
- * streams wait for nothing. */
+/* ==== include/dcomm/impl/train/bucket/pace.h =============================================== */
+/* pace.h - find stragglers. Each rank measures its own time in a step, in which it waits for no
+ * other, and sends it with the next step's card. The ranks of a step then differ by how late they
+ * were ready, and no clock is compared with another one. */
 /* ==== include/dcomm/impl/train/bucket/types.h ============================================== */
 /* types.h - the types of gradient buckets. */
 #define DCOMMI_BKT_BYTES ((size_t)25 << 20)
@@ -58300,7 +58363,33 @@ typedef struct dcommi_bkt {
     void *event; /* on its stream, behind the last copy */
     _Atomic bool finished;
     double ready_at, start_at, done_at;
+    double filled_at; /* its gradients were there: on a device later than ready_at */
 } dcommi_bkt;
+/* A rank's message to all others before the first bucket of a step. */
+enum {
+    DCOMMI_BKT_CARD_STEP,
+    DCOMMI_BKT_CARD_WEIGHT, /* as bits, like the next one */
+    DCOMMI_BKT_CARD_OWN,    /* dcommi_bkt_paces.own of the step before */
+    DCOMMI_BKT_CARD_WORDS
+};
+/* A rank's pace, as this rank knows it. */
+typedef struct dcommi_bkt_pace {
+    double own;      /* seconds of its own in the step that was compared last */
+    uint64_t last;   /* steps in which it was the last one */
+    double caused_s; /* seconds that others have waited for it alone */
+    unsigned slow;   /* steps in a row in which it was slow */
+    bool told;       /* that it is slow */
+} dcommi_bkt_pace;
+/* The paces of all ranks (bucket/pace.h). */
+typedef struct dcommi_bkt_paces {
+    double since;           /* when this rank ended its last step that has sent; 0: it has none */
+    double waited;          /* seconds since then in dcomm_buckets_gather */
+    double own;             /* of this rank in the last step that has sent; below 0: not known */
+    uint64_t steps;         /* compared */
+    dcommi_bkt_pace *ranks; /* [size] */
+    double *sorted;         /* [size] */
+    float *late;            /* [history][size] seconds behind the first rank, a ring of steps */
+} dcommi_bkt_paces;
 /* A rank's message to all others at the end of a step that has a scaler. */
 typedef struct dcommi_bkt_sight {
     uint64_t scale, good; /* the scaler's, to be compared; scale as bits */
@@ -58373,11 +58462,12 @@ struct dcomm_buckets {
     dcomm_buckets_step step;
     size_t next; /* bucket to be started */
     _Atomic uint32_t marked;
-    uint64_t *card, *cards; /* (step, weight) of this rank, of all */
+    uint64_t *card, *cards; /* of this rank, of all */
     dcomm_request *cards_request;
     bool cards_here;
     double factor; /* weighted: on this rank's gradients */
     double begin_at, wait_at;
+    dcommi_bkt_paces *paces;
     /* with a scaler (bucket/watch.h) */
     bool watched, told;
     double scale;
@@ -58418,6 +58508,135 @@ static inline unsigned char *dcommi_bkt_place(const dcomm_buckets *b, const dcom
     const dcommi_bkt *k = &b->layout.buckets[p->bucket];
     return k->data != NULL ? k->data + p->first * dcomm_dtype_size(p->dtype) : NULL;
 }
+/* A rank is slow if its own time is above the median by this part and by these seconds. The seconds
+ * are more than what the measure is wrong by. */
+#define DCOMMI_BKT_SLOW 0.1
+#define DCOMMI_BKT_SLOW_S 1e-3
+/* Steps in a row in which a rank is slow before the log names it: more than a page fault, a file or
+ * another program on its machine takes. bucket.h names these three. */
+enum { DCOMMI_BKT_SLOW_STEPS = 20 };
+/* ---- the cards that carry it ---- */
+static uint64_t *dcommi_bkt_cards_make(const dcomm_buckets *b)
+{
+    return dcommi_calloc((size_t)b->size, DCOMMI_BKT_CARD_WORDS * sizeof *b->cards);
+}
+static const uint64_t *dcommi_bkt_card_from(const dcomm_buckets *b, int rank)
+{
+    return b->cards + (size_t)rank * DCOMMI_BKT_CARD_WORDS;
+}
+/* ---- life ---- */
+static void dcommi_bkt_paces_free(dcommi_bkt_paces *p)
+{
+    if (p != NULL) {
+        dcommi_free(p->ranks);
+        dcommi_free(p->sorted);
+        dcommi_free(p->late);
+        dcommi_free(p);
+    }
+}
+static dcommi_bkt_paces *dcommi_bkt_paces_make(const dcomm_buckets *b)
+{
+    const size_t size = (size_t)b->size;
+    dcommi_bkt_paces *p = dcommi_calloc(1, sizeof *p);
+    if (p == NULL) {
+        return NULL;
+    }
+    p->own = -1;
+    p->ranks = dcommi_calloc(size, sizeof *p->ranks);
+    p->sorted = dcommi_calloc(size, sizeof *p->sorted);
+    p->late = dcommi_calloc(b->history, size * sizeof *p->late);
+    if (p->ranks == NULL || p->sorted == NULL || p->late == NULL) {
+        dcommi_bkt_paces_free(p);
+        return NULL;
+    }
+    return p;
+}
+/* ---- steps ---- */
+/* Note this rank's own time in a step that has sent and has just ended. */
+static void dcommi_bkt_paces_note(dcomm_buckets *b, double end_at)
+{
+    dcommi_bkt_paces *p = b->paces;
+    double filled_at = 0;
+    for (size_t i = 0; i < b->layout.n; i++) {
+        const dcommi_bkt *k = &b->layout.buckets[i];
+        filled_at = k->filled_at > filled_at ? k->filled_at : filled_at;
+    }
+    const double own = filled_at - p->since - p->waited;
+    p->own = p->since == 0 || b->layout.n == 0 ? -1 : own > 0 ? own : 0;
+    p->since = end_at;
+    p->waited = 0;
+}
+static int dcommi_bkt_by_time(const void *x, const void *y)
+{
+    const double *a = x, *c = y;
+    return (*a > *c) - (*a < *c);
+}
+/* Count a rank's slow steps, and say once that it is slow. */
+static void dcommi_bkt_pace_judge(const dcomm_buckets *b, int rank, double median)
+{
+    dcommi_bkt_pace *pace = &b->paces->ranks[rank];
+    const double late = pace->own - median;
+    pace->slow = late > DCOMMI_BKT_SLOW * median && late > DCOMMI_BKT_SLOW_S ? pace->slow + 1 : 0;
+    if (pace->slow < DCOMMI_BKT_SLOW_STEPS || pace->told) {
+        return;
+    }
+    pace->told = true;
+    if (b->rank == 0) {
+        dcommi_log(DCOMMI_LOG_WARN,
+                   "buckets: rank %d on %s was slow in %d steps in a row: in the last one it "
+                   "was ready after %.4g ms, and the median rank after %.4g ms "
+                   "(dcomm_buckets_get_stragglers has more)",
+                   rank, b->comm->members[rank].hostname, DCOMMI_BKT_SLOW_STEPS, pace->own * 1e3,
+                   median * 1e3);
+    }
+}
+/* Compare the ranks' times of the step before, from the cards of this one. All ranks do the same.
+ * A rank that has created its buckets meanwhile does not know its time yet. */
+static void dcommi_bkt_paces_compare(dcomm_buckets *b)
+{
+    dcommi_bkt_paces *p = b->paces;
+    const size_t size = (size_t)b->size;
+    size_t last = 0;
+    for (size_t r = 0; r < size; r++) {
+        const double own =
+            dcommi_f64_from_bits(dcommi_bkt_card_from(b, (int)r)[DCOMMI_BKT_CARD_OWN]);
+        if (!(own >= 0 && own <= FLT_MAX)) {
+            return;
+        }
+        p->ranks[r].own = p->sorted[r] = own;
+        last = own > p->ranks[last].own ? r : last;
+    }
+    qsort(p->sorted, size, sizeof *p->sorted, dcommi_bkt_by_time);
+    for (size_t r = 0; r < size; r++) {
+        p->late[p->steps % b->history * size + r] = (float)(p->ranks[r].own - p->sorted[0]);
+        dcommi_bkt_pace_judge(b, (int)r, p->sorted[(size - 1) / 2]);
+    }
+    if (size > 1) {
+        p->ranks[last].last++;
+        p->ranks[last].caused_s += (p->sorted[size - 1] - p->sorted[size - 2]) * (double)(size - 1);
+    }
+    p->steps++;
+}
+/* ==== include/dcomm/impl/train/bucket/watch.h ============================================== */
+/* watch.h - look for non-finite gradients as they become ready, for a scaler (scaler.h). All ranks
+ * hear of them after the last bucket (on a device: when that has its result). None goes through a
+ * codec. */
+/* ==== include/dcomm/impl/train/bucket/agree.h ============================================== */
+/* agree.h - compare the registrations of all ranks, so that a difference becomes an error on all
+ * of them and not a wrong sum. */
+/* ==== include/dcomm/impl/train/bucket/meet.h =============================================== */
+/* meet.h - ranks meet on a communicator: the cards that they exchange, and where they go on if some
+ * of them bring buckets from another communicator. */
+/* ==== include/dcomm/impl/train/bucket/layout.h ============================================= */
+/* layout.h - check and copy the registered parameters, and deal them into buckets. */
+/* ==== include/dcomm/impl/train/bucket/memory.h ============================================= */
+/* memory.h - the memory of buckets: the caller's gradients, or memory of their own. */
+/* ==== include/dcomm/impl/train/bucket/device.h ============================================= */
+/* device.h - buckets in a device's memory: the places of parameters, and the operations there in
+ * place of memcpy. The host touches none of that memory. Each bucket uses a stream of the buckets'
+ * own. On it gradients are copied to their places after the work that the caller's streams held
+ * when they were marked; then the bucket is summed, and results are copied back. The caller's
+ * streams wait for nothing. */
 /* ---- devices ---- */
 /* Find where `at` lies, without touching it. *place_p: 0 for the host, else 1 + a number in
  * b->devices, new or known. */
@@ -59887,8 +60106,8 @@ static dcomm_status dcommi_bkt_check(const char *what, dcomm_buckets *b)
     return dcommi_bkt_broken(b);
 }
 /* ---- beginning ---- */
-/* Open the step. All ranks exchange its number and weight, so that a rank that has skipped a step
- * is found and does not give a wrong sum. The caller holds b->lock. */
+/* Open the step. All ranks exchange cards. They have its number, so that a rank that has skipped a
+ * step is found and does not give a wrong sum. The caller holds b->lock. */
 static dcomm_status dcommi_bkt_open(dcomm_buckets *b)
 {
     if (atomic_load_explicit(&b->open, memory_order_acquire)) {
@@ -59919,11 +60138,12 @@ static dcomm_status dcommi_bkt_open(dcomm_buckets *b)
         k->before = k->feedback != NULL ? k->feedback->step : 0;
     }
     if (!b->step.accumulate) {
-        b->card[0] = b->steps;
-        b->card[1] = dcommi_f64_bits(b->step.weight);
+        b->card[DCOMMI_BKT_CARD_STEP] = b->steps;
+        b->card[DCOMMI_BKT_CARD_WEIGHT] = dcommi_f64_bits(b->step.weight);
+        b->card[DCOMMI_BKT_CARD_OWN] = dcommi_f64_bits(b->paces->own);
         dcomm_coll_opts opts = dcommi_bkt_patience(b);
-        dcomm_status status =
-            dcomm_iallgather(b->comm, b->card, b->cards, 2, DCOMM_U64, &opts, &b->cards_request);
+        dcomm_status status = dcomm_iallgather(b->comm, b->card, b->cards, DCOMMI_BKT_CARD_WORDS,
+                                               DCOMM_U64, &opts, &b->cards_request);
         if (status < 0) {
             return dcommi_bkt_fail(b, status);
         }
@@ -59936,15 +60156,16 @@ static dcomm_status dcommi_bkt_read_cards(dcomm_buckets *b)
 {
     double sum = 0;
     for (int r = 0; r < b->size; r++) {
-        if (b->cards[2 * r] != b->steps) {
+        const uint64_t *card = dcommi_bkt_card_from(b, r);
+        if (card[DCOMMI_BKT_CARD_STEP] != b->steps) {
             return dcommi_bkt_fail(
                 b,
                 dcommi_fail(DCOMM_ERR_MISMATCH,
                             "buckets: rank %d is in step %" PRIu64 ", and rank %d in step %" PRIu64
                             "; all ranks must send or accumulate in the same steps",
-                            b->rank, b->steps, r, b->cards[2 * r]));
+                            b->rank, b->steps, r, card[DCOMMI_BKT_CARD_STEP]));
         }
-        sum += dcommi_f64_from_bits(b->cards[2 * r + 1]);
+        sum += dcommi_f64_from_bits(card[DCOMMI_BKT_CARD_WEIGHT]);
     }
     double own = b->step.weight;
     if (sum > DBL_MAX) { /* each weight is finite all the same */
@@ -59952,10 +60173,11 @@ static dcomm_status dcommi_bkt_read_cards(dcomm_buckets *b)
         own *= small;
         sum = 0;
         for (int r = 0; r < b->size; r++) {
-            sum += dcommi_f64_from_bits(b->cards[2 * r + 1]) * small;
+            sum += dcommi_f64_from_bits(dcommi_bkt_card_from(b, r)[DCOMMI_BKT_CARD_WEIGHT]) * small;
         }
     }
     b->cards_here = true;
+    dcommi_bkt_paces_compare(b);
     b->factor = sum > 0 ? own / sum : 0;
     return DCOMM_OK;
 }
@@ -60164,6 +60386,7 @@ static dcomm_status dcommi_bkt_end(dcomm_buckets *b, dcommi_bkt *k)
         return DCOMM_IN_PROGRESS;
     }
     k->done_at = run->ended_at;
+    k->filled_at = run->reached_at > k->ready_at ? run->reached_at : k->ready_at;
     if (status >= 0) { /* else dcommi_bkt_drain waits for it */
         status = dcomm_wait(&k->request);
     }
@@ -60727,30 +60950,30 @@ static void dcommi_bkt_record(dcomm_buckets *b)
     if (b->opts.trace_steps > 0) {
         dcommi_bkt_keep(b, end_at);
     }
+    dcommi_bkt_paces_note(b, end_at);
 }
 /* ---- reports ---- */
-static int dcommi_bkt_by_time(const void *x, const void *y)
+/* Return the percentiles of n times, the last step's first. They are sorted. */
+static dcomm_bucket_time dcommi_bkt_percentiles(double *times, size_t n)
 {
-    const double *a = x, *c = y;
-    return (*a > *c) - (*a < *c);
+    dcomm_bucket_time t = {0};
+    if (n > 0) {
+        t.last = times[0];
+        qsort(times, n, sizeof *times, dcommi_bkt_by_time);
+        t.p50 = times[(n * 50 + 99) / 100 - 1];
+        t.p95 = times[(n * 95 + 99) / 100 - 1];
+        t.p99 = times[(n * 99 + 99) / 100 - 1];
+    }
+    return t;
 }
 /* Return the times of the last n steps in a ring. `room` is as long as the ring. */
 static dcomm_bucket_time dcommi_bkt_time(const dcomm_buckets *b, const double *ring, size_t n,
                                          double *room)
 {
-    dcomm_bucket_time t = {0};
-    if (n == 0) {
-        return t;
-    }
     for (size_t i = 0; i < n; i++) {
         room[i] = ring[(b->sent_steps - 1 - i) % b->history];
     }
-    t.last = room[0];
-    qsort(room, n, sizeof *room, dcommi_bkt_by_time);
-    t.p50 = room[(n * 50 + 99) / 100 - 1];
-    t.p95 = room[(n * 95 + 99) / 100 - 1];
-    t.p99 = room[(n * 99 + 99) / 100 - 1];
-    return t;
+    return dcommi_bkt_percentiles(room, n);
 }
 static dcomm_status dcommi_bkt_check_idle(const char *what, dcomm_buckets *b, const void *out)
 {
@@ -60783,6 +61006,34 @@ DCOMM_API dcomm_status dcomm_buckets_get_report(dcomm_buckets *b, dcomm_buckets_
     double most = report->backward.last < all ? report->backward.last : all;
     report->hidden_s = all > report->exposed.last ? all - report->exposed.last : 0;
     report->efficiency = most <= 0 ? 0 : report->hidden_s >= most ? 1 : report->hidden_s / most;
+    return DCOMM_OK;
+}
+DCOMM_API dcomm_status dcomm_buckets_get_stragglers(dcomm_buckets *b,
+                                                    dcomm_buckets_straggler *ranks, size_t n)
+{
+    DCOMMI_TRY(dcommi_bkt_check_idle("dcomm_buckets_get_stragglers", b, b));
+    if (ranks == NULL || n != (size_t)b->size) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_buckets_get_stragglers: ranks is %p and n is %zu; there are %d "
+                           "ranks",
+                           (void *)ranks, n, b->size);
+    }
+    const dcommi_bkt_paces *p = b->paces;
+    const size_t steps = p->steps < b->history ? (size_t)p->steps : b->history;
+    double *room = dcommi_calloc(b->history, sizeof *room);
+    if (room == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (size_t r = 0; r < n; r++) {
+        for (size_t i = 0; i < steps; i++) {
+            room[i] = (double)p->late[(p->steps - 1 - i) % b->history * n + r];
+        }
+        ranks[r] = (dcomm_buckets_straggler){.steps = p->steps,
+                                             .last = p->ranks[r].last,
+                                             .caused_s = p->ranks[r].caused_s,
+                                             .late = dcommi_bkt_percentiles(room, steps)};
+    }
+    dcommi_free(room);
     return DCOMM_OK;
 }
 DCOMM_API dcomm_status dcomm_bucket_get_info(dcomm_buckets *b, size_t k, dcomm_bucket_info *info)
@@ -61046,6 +61297,7 @@ DCOMM_API dcomm_status dcomm_buckets_gather(dcomm_buckets *b)
                            b->opts.sharded ? "no parameter has a value"
                                            : "opts.sharded is not set");
     }
+    const double begin_at = dcommi_now();
     dcomm_status status = dcommi_bkt_await_default("dcomm_buckets_gather", b);
     for (size_t i = b->layout.n; i-- > 0 && status >= 0;) {
         status = dcommi_bkt_gather(b, &b->layout.buckets[i]);
@@ -61062,6 +61314,7 @@ DCOMM_API dcomm_status dcomm_buckets_gather(dcomm_buckets *b)
         dcommi_bkt_drain(b);
         return dcommi_bkt_broken(b);
     }
+    b->paces->waited += dcommi_now() - begin_at;
     return DCOMM_OK;
 }
 /* ---- life ---- */
@@ -61114,9 +61367,10 @@ static dcomm_status dcommi_bkt_prepare(dcomm_buckets *b, const dcomm_bucket_para
     }
     dcommi_bkt_take_opts(b, opts);
     b->params = dcommi_calloc(nparams, sizeof *b->params);
-    b->card = dcommi_calloc(2, sizeof *b->card);
-    b->cards = dcommi_calloc((size_t)b->size, 2 * sizeof *b->cards);
-    if (b->params == NULL || b->card == NULL || b->cards == NULL) {
+    b->card = dcommi_calloc(DCOMMI_BKT_CARD_WORDS, sizeof *b->card);
+    b->cards = dcommi_bkt_cards_make(b);
+    b->paces = dcommi_bkt_paces_make(b);
+    if (b->params == NULL || b->card == NULL || b->cards == NULL || b->paces == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
     b->nparams = nparams;
@@ -61173,6 +61427,7 @@ static void dcommi_bkt_free(dcomm_buckets *b)
     dcommi_free(b->names);
     dcommi_free(b->card);
     dcommi_free(b->cards);
+    dcommi_bkt_paces_free(b->paces);
     dcommi_free(b->sights);
     pthread_mutex_destroy(&b->lock);
     dcommi_free(b);
@@ -62105,6 +62360,7 @@ typedef struct dcommi_bkt_seat {
     dcomm_comm *comm;
     int rank, size;
     uint64_t *cards;
+    dcommi_bkt_paces *paces;
     dcommi_bkt_sight *sights;
 } dcommi_bkt_seat;
 /* Buckets on their way. */
@@ -62120,11 +62376,12 @@ typedef struct dcommi_bkt_move {
 } dcommi_bkt_move;
 static void dcommi_bkt_swap_seats(dcomm_buckets *b, dcommi_bkt_seat *seat)
 {
-    const dcommi_bkt_seat was = {b->comm, b->rank, b->size, b->cards, b->sights};
+    const dcommi_bkt_seat was = {b->comm, b->rank, b->size, b->cards, b->paces, b->sights};
     b->comm = seat->comm;
     b->rank = seat->rank;
     b->size = seat->size;
     b->cards = seat->cards;
+    b->paces = seat->paces;
     b->sights = seat->sights;
     *seat = was;
 }
@@ -62133,6 +62390,7 @@ static void dcommi_bkt_leave_seat(dcommi_bkt_seat *seat)
 {
     (void)dcomm_comm_destroy(&seat->comm); /* its error is known */
     dcommi_free(seat->cards);
+    dcommi_bkt_paces_free(seat->paces);
     dcommi_free(seat->sights);
 }
 static void dcommi_bkt_move_free(dcommi_bkt_move *m)
@@ -62269,10 +62527,12 @@ static dcomm_status dcommi_bkt_pack_up(dcomm_buckets *b, dcommi_bkt_move *m)
     if (m->deals) {
         DCOMMI_TRY(dcommi_bkt_build(b, sequence, &m->layout));
     }
-    b->cards = dcommi_calloc((size_t)b->size, 2 * sizeof *b->cards);
+    b->cards = dcommi_bkt_cards_make(b);
+    b->paces = dcommi_bkt_paces_make(b);
     b->sights = b->watched ? dcommi_calloc((size_t)b->size + 1, sizeof *b->sights) : NULL;
     m->shards = dcommi_calloc(b->layout.n, sizeof *m->shards);
-    if (b->cards == NULL || (b->watched && b->sights == NULL) || m->shards == NULL) {
+    if (b->cards == NULL || b->paces == NULL || (b->watched && b->sights == NULL) ||
+        m->shards == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
     for (size_t i = 0; i < b->layout.n && b->opts.sharded && !m->deals; i++) {
@@ -64538,6 +64798,180 @@ DCOMM_API double dcomm_checkpoint_overhead(double interval_s, double write_s, do
     }
     double useful = interval_s / mtbf_s / expm1(interval_s / mtbf_s + write_s / mtbf_s);
     return 1 - useful * (1 + expm1(-restart_s / mtbf_s));
+}
+/* ==== include/dcomm/impl/train/fingerprint.h =============================================== */
+/* fingerprint.h - hashes of tensors, and their comparison among ranks. */
+/* ---- hashes ---- */
+/* Words go to these lanes in turn, so that the processor works at several multiplications. */
+enum { DCOMMI_FINGERPRINT_LANES = 4, DCOMMI_FINGERPRINT_ROUND = 8 * DCOMMI_FINGERPRINT_LANES };
+/* Mix the words of a round into the lanes. dcommi_mix is one to one in each argument, so a round
+ * that differs in one word changes its lane for good. */
+static inline void dcommi_fingerprint_round(uint64_t *lanes, const unsigned char *from)
+{
+    uint64_t words[DCOMMI_FINGERPRINT_LANES];
+    memcpy(words, from, sizeof words);
+    for (int i = 0; i < DCOMMI_FINGERPRINT_LANES; i++) {
+        lanes[i] = dcommi_mix(lanes[i], words[i]);
+    }
+}
+/* Mix a tensor's name, length and bytes into a hash. */
+static uint64_t dcommi_fingerprint_add(uint64_t hash, const dcomm_fingerprint_tensor *t)
+{
+    const unsigned char *from = t->data;
+    unsigned char rest[DCOMMI_FINGERPRINT_ROUND] = {0};
+    uint64_t lanes[DCOMMI_FINGERPRINT_LANES] = {0, 1, 2, 3};
+    size_t at = 0;
+    hash = dcommi_mix(dcommi_mix_text(hash, t->name != NULL ? t->name : ""), t->bytes);
+    for (; t->bytes - at >= DCOMMI_FINGERPRINT_ROUND; at += DCOMMI_FINGERPRINT_ROUND) {
+        dcommi_fingerprint_round(lanes, from + at);
+    }
+    if (at < t->bytes) {
+        memcpy(rest, from + at, t->bytes - at);
+        dcommi_fingerprint_round(lanes, rest);
+    }
+    for (int i = 0; i < DCOMMI_FINGERPRINT_LANES; i++) {
+        hash = dcommi_mix(hash, lanes[i]);
+    }
+    return hash;
+}
+DCOMM_API uint64_t dcomm_fingerprint(const dcomm_fingerprint_tensor *tensors, size_t n)
+{
+    uint64_t hash = 1;
+    for (size_t i = 0; tensors != NULL && i < n; i++) {
+        hash = dcommi_fingerprint_add(hash, &tensors[i]);
+    }
+    return tensors != NULL ? hash : 0;
+}
+/* ---- ranks ---- */
+/* A rank's message to the others. */
+typedef struct dcommi_fingerprint_card {
+    uint64_t n, hash; /* n: UINT64_MAX if its arguments are bad */
+} dcommi_fingerprint_card;
+static dcomm_status dcommi_fingerprint_check(const dcomm_fingerprint_tensor *tensors, size_t n)
+{
+    if (tensors == NULL && n > 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_fingerprint_compare: tensors is NULL");
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (tensors[i].data == NULL && tensors[i].bytes > 0) {
+            return dcommi_fail(DCOMM_ERR_INVALID,
+                               "dcomm_fingerprint_compare: tensor %zu has %zu bytes, and its data "
+                               "is NULL",
+                               i, tensors[i].bytes);
+        }
+    }
+    return DCOMM_OK;
+}
+/* Exchange the cards. *differ_p: the hashes differ. */
+static dcomm_status dcommi_fingerprint_meet(dcomm_comm *comm, dcomm_status mine,
+                                            const dcomm_fingerprint_tensor *tensors, size_t n,
+                                            bool *differ_p)
+{
+    const size_t size = (size_t)comm->size;
+    dcommi_fingerprint_card *cards = dcommi_borrow(comm, size + 1, sizeof *cards);
+    if (cards == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    cards[size] = (dcommi_fingerprint_card){mine < 0 ? UINT64_MAX : n,
+                                            mine < 0 ? 0 : dcomm_fingerprint(tensors, n)};
+    dcomm_status status = dcomm_allgather(comm, &cards[size], cards, sizeof *cards, DCOMM_U8, NULL);
+    *differ_p = false;
+    for (int r = 0; r < comm->size && status >= 0; r++) {
+        *differ_p = *differ_p || cards[r].hash != cards[0].hash;
+        if (cards[r].n == UINT64_MAX) {
+            status = mine < 0 ? mine
+                              : dcommi_fail(DCOMM_ERR_INVALID,
+                                            "dcomm_fingerprint_compare: an argument of rank %d is "
+                                            "not valid",
+                                            r);
+        } else if (cards[r].n != cards[0].n && mine >= 0) {
+            status = dcommi_fail(DCOMM_ERR_INVALID,
+                                 "dcomm_fingerprint_compare: rank 0 has %" PRIu64
+                                 " tensors, and rank %d has %" PRIu64,
+                                 cards[0].n, r, cards[r].n);
+        }
+    }
+    dcommi_give_back(comm, cards);
+    return status;
+}
+/* Return the first rank whose hash i, of n of each rank, most ranks have. */
+static int dcommi_fingerprint_usual(const uint64_t *all, int size, size_t n, size_t i)
+{
+    int best = 0, most = 0;
+    for (int r = 0; r < size; r++) {
+        int same = 0;
+        for (int k = 0; k < size; k++) {
+            same += all[(size_t)k * n + i] == all[(size_t)r * n + i];
+        }
+        if (same > most) {
+            most = same;
+            best = r;
+        }
+    }
+    return best;
+}
+/* Find the first tensor that differs, among the n hashes of each rank. */
+static void dcommi_fingerprint_find(const uint64_t *all, int size, size_t n,
+                                    dcomm_fingerprint_difference *found)
+{
+    for (size_t i = 0; i < n; i++) {
+        int r = 0;
+        while (r < size && all[(size_t)r * n + i] == all[i]) {
+            r++;
+        }
+        if (r == size) {
+            continue;
+        }
+        const int usual = dcommi_fingerprint_usual(all, size, n, i);
+        for (r = 0; all[(size_t)r * n + i] == all[(size_t)usual * n + i]; r++) {
+        }
+        *found = (dcomm_fingerprint_difference){.tensor = i, .rank = r, .usual = usual};
+        return;
+    }
+}
+/* Exchange the hashes of each tensor. */
+static dcomm_status dcommi_fingerprint_look(dcomm_comm *comm,
+                                            const dcomm_fingerprint_tensor *tensors, size_t n,
+                                            dcomm_fingerprint_difference *found)
+{
+    uint64_t *all = dcommi_borrow(comm, (size_t)comm->size, dcommi_size_mul(n, sizeof *all));
+    if (all == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (size_t i = 0; i < n; i++) {
+        all[(size_t)comm->rank * n + i] = dcomm_fingerprint(&tensors[i], 1);
+    }
+    dcomm_status status = dcomm_allgather(comm, DCOMM_IN_PLACE, all, n, DCOMM_U64, NULL);
+    if (status >= 0) {
+        dcommi_fingerprint_find(all, comm->size, n, found);
+    }
+    dcommi_give_back(comm, all);
+    return status;
+}
+DCOMM_API dcomm_status dcomm_fingerprint_compare(dcomm_comm *comm,
+                                                 const dcomm_fingerprint_tensor *tensors, size_t n,
+                                                 dcomm_fingerprint_difference *difference)
+{
+    DCOMMI_NEED(comm);
+    dcomm_fingerprint_difference found = {.tensor = n, .rank = -1, .usual = -1};
+    bool differ;
+    dcomm_status status =
+        dcommi_fingerprint_meet(comm, dcommi_fingerprint_check(tensors, n), tensors, n, &differ);
+    if (status >= 0 && differ) {
+        status = dcommi_fingerprint_look(comm, tensors, n, &found);
+    }
+    if (difference != NULL) {
+        *difference = found;
+    }
+    if (status < 0 || found.rank < 0) {
+        return status;
+    }
+    const char *name = tensors[found.tensor].name;
+    return dcommi_fail(DCOMM_ERR_MISMATCH,
+                       "dcomm_fingerprint_compare: rank %d differs from rank %d, first in tensor "
+                       "%zu%s%.200s%s",
+                       found.rank, found.usual, found.tensor, name != NULL ? ", \"" : "",
+                       name != NULL ? name : "", name != NULL ? "\"" : "");
 }
 /* ==== include/dcomm/impl/train/share.h ===================================================== */
 /* share.h - work divided in proportion to speeds, by the method of largest remainders. */
@@ -74719,6 +75153,8 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_BKT_MAGIC
 #undef DCOMMI_BKT_OPTIONS
 #undef DCOMMI_BKT_REALS
+#undef DCOMMI_BKT_SLOW
+#undef DCOMMI_BKT_SLOW_S
 #undef DCOMMI_BLOCK_SHORT
 #undef DCOMMI_BOOT_FEW
 #undef DCOMMI_BOOT_LINGER_S

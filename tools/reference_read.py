@@ -7,8 +7,8 @@ import re
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 OMITTED = ("all.h", "old_names.h")  # a list of includes; names that are gone soon
 ORDER = ("base.h", "comm.h", "coll.h", "mem.h", "tune.h", "bucket.h", "scaler.h", "moe.h", "checkpoint.h",
-         "share.h", "ps.h", "compress.h", "feedback.h", "ledger.h", "plan.h", "build.h", "check.h",
-         "cuda.h")  # of reading; others follow
+         "fingerprint.h", "share.h", "ps.h", "compress.h", "feedback.h", "ledger.h", "plan.h", "build.h",
+         "check.h", "cuda.h")  # of reading; others follow
 
 # A comment is blocks: ("p", text), ("list", [text...]) or ("code", [line...]). A section is a title and the
 # comment below it. `names` of a member may be several: "int rank, size;".

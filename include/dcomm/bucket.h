@@ -370,6 +370,25 @@ typedef struct dcomm_buckets_report {
  * Errors: DCOMM_ERR_INVALID (NULL, a step is under way). */
 DCOMM_API dcomm_status dcomm_buckets_get_report(dcomm_buckets *b, dcomm_buckets_report *report);
 
+/* How late a rank was ready. A rank's own time in a step is from the end of its dcomm_buckets_wait
+ * before until its last gradient was ready, without the time in dcomm_buckets_gather. It is
+ * measured by the rank's own clock, so it is wrong by as much as ranks end the step before apart.
+ * It travels with the next step: the last step is not counted yet. Nor is the first one. */
+typedef struct dcomm_buckets_straggler {
+    uint64_t steps;  /* number of steps counted, since the buckets were created or moved */
+    uint64_t last;   /* of these, steps in which no rank had a longer own time */
+    double caused_s; /* seconds that the other ranks waited in these steps for this rank alone:
+                        each of them from when the next to last was ready */
+    dcomm_bucket_time late; /* its own time less the shortest one; over opts.history steps */
+} dcomm_buckets_straggler;
+/* Report how late each rank was ready in steps that sent, in ranks[n], where n is the size of the
+ * communicator. All ranks report the same. Not in a step. Rank 0 also logs a warning, once for
+ * each rank, about a rank whose own time in 20 steps in a row was above the median by more than
+ * a tenth and 1 ms (docs/bucketing.md, "Stragglers").
+ * Errors: DCOMM_ERR_INVALID (NULL, another n, a step is under way), DCOMM_ERR_NO_MEMORY. */
+DCOMM_API dcomm_status dcomm_buckets_get_stragglers(dcomm_buckets *b,
+                                                    dcomm_buckets_straggler *ranks, size_t n);
+
 /* Measure the seconds that each bucket takes alone. They are the median of `rounds` (1 to 10000)
  * all-reduces of zeros, without error feedback. Collective, not in a step. Gradients that are
  * summed in place are zero afterwards.

@@ -32,7 +32,7 @@ static void load(dcomm_ps *ps, const uint8_t *image, size_t bytes, size_t k, siz
         dcommi_ps_image_write(ps, again);
         dcommi_ps_image_seal(again, bytes);
         dcommi_ps_head other;
-        if (bytes != dcomm_ps_save_bytes(ps) ||
+        if (bytes != dcommi_ps_image_bytes(ps, ps->server, ps->nservers) ||
             dcommi_ps_image_check(ps, again, bytes, k, n, &other) != DCOMM_OK ||
             memcmp(&head, &other, sizeof head) != 0) {
             abort();

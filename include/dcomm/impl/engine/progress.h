@@ -62,6 +62,7 @@ static unsigned dcommi_gates_progress(dcomm_context *context)
         *at = run->next_gated;
         context->active--;
         context->ngated--;
+        run->reached_at = run->comm->timed ? dcommi_now() : 0;
         dcommi_run_start(run);
         n++;
     }

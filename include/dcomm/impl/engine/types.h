@@ -264,7 +264,9 @@ struct dcommi_run {
     bool told_long;                /* the log has its sentence about a long wait */
     _Atomic int refs;              /* of its user, the engine, moves in the transport */
     double timeout_s, submitted_at, idle_since, next_query;
-    double ended_at; /* set if comm->timed */
+    double reached_at; /* when its stream had come to it; 0: it did not wait for one; set if
+                        * comm->timed */
+    double ended_at;   /* likewise */
     uint64_t events, events_seen;
     dcommi_frame root;
     dcommi_frame *children;

@@ -59,9 +59,10 @@ static dcomm_status dcommi_bkt_prepare(dcomm_buckets *b, const dcomm_bucket_para
     }
     dcommi_bkt_take_opts(b, opts);
     b->params = dcommi_calloc(nparams, sizeof *b->params);
-    b->card = dcommi_calloc(2, sizeof *b->card);
-    b->cards = dcommi_calloc((size_t)b->size, 2 * sizeof *b->cards);
-    if (b->params == NULL || b->card == NULL || b->cards == NULL) {
+    b->card = dcommi_calloc(DCOMMI_BKT_CARD_WORDS, sizeof *b->card);
+    b->cards = dcommi_bkt_cards_make(b);
+    b->paces = dcommi_bkt_paces_make(b);
+    if (b->params == NULL || b->card == NULL || b->cards == NULL || b->paces == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
     b->nparams = nparams;
@@ -120,6 +121,7 @@ static void dcommi_bkt_free(dcomm_buckets *b)
     dcommi_free(b->names);
     dcommi_free(b->card);
     dcommi_free(b->cards);
+    dcommi_bkt_paces_free(b->paces);
     dcommi_free(b->sights);
     pthread_mutex_destroy(&b->lock);
     dcommi_free(b);

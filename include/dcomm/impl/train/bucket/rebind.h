@@ -11,6 +11,7 @@ typedef struct dcommi_bkt_seat {
     dcomm_comm *comm;
     int rank, size;
     uint64_t *cards;
+    dcommi_bkt_paces *paces;
     dcommi_bkt_sight *sights;
 } dcommi_bkt_seat;
 
@@ -28,11 +29,12 @@ typedef struct dcommi_bkt_move {
 
 static void dcommi_bkt_swap_seats(dcomm_buckets *b, dcommi_bkt_seat *seat)
 {
-    const dcommi_bkt_seat was = {b->comm, b->rank, b->size, b->cards, b->sights};
+    const dcommi_bkt_seat was = {b->comm, b->rank, b->size, b->cards, b->paces, b->sights};
     b->comm = seat->comm;
     b->rank = seat->rank;
     b->size = seat->size;
     b->cards = seat->cards;
+    b->paces = seat->paces;
     b->sights = seat->sights;
     *seat = was;
 }
@@ -42,6 +44,7 @@ static void dcommi_bkt_leave_seat(dcommi_bkt_seat *seat)
 {
     (void)dcomm_comm_destroy(&seat->comm); /* its error is known */
     dcommi_free(seat->cards);
+    dcommi_bkt_paces_free(seat->paces);
     dcommi_free(seat->sights);
 }
 
@@ -188,10 +191,12 @@ static dcomm_status dcommi_bkt_pack_up(dcomm_buckets *b, dcommi_bkt_move *m)
     if (m->deals) {
         DCOMMI_TRY(dcommi_bkt_build(b, sequence, &m->layout));
     }
-    b->cards = dcommi_calloc((size_t)b->size, 2 * sizeof *b->cards);
+    b->cards = dcommi_bkt_cards_make(b);
+    b->paces = dcommi_bkt_paces_make(b);
     b->sights = b->watched ? dcommi_calloc((size_t)b->size + 1, sizeof *b->sights) : NULL;
     m->shards = dcommi_calloc(b->layout.n, sizeof *m->shards);
-    if (b->cards == NULL || (b->watched && b->sights == NULL) || m->shards == NULL) {
+    if (b->cards == NULL || b->paces == NULL || (b->watched && b->sights == NULL) ||
+        m->shards == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
     for (size_t i = 0; i < b->layout.n && b->opts.sharded && !m->deals; i++) {

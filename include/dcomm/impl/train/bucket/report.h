@@ -53,33 +53,33 @@ static void dcommi_bkt_record(dcomm_buckets *b)
     if (b->opts.trace_steps > 0) {
         dcommi_bkt_keep(b, end_at);
     }
+    dcommi_bkt_paces_note(b, end_at);
 }
 
 /* ---- reports ---- */
 
-static int dcommi_bkt_by_time(const void *x, const void *y)
+/* Return the percentiles of n times, the last step's first. They are sorted. */
+static dcomm_bucket_time dcommi_bkt_percentiles(double *times, size_t n)
 {
-    const double *a = x, *c = y;
-    return (*a > *c) - (*a < *c);
+    dcomm_bucket_time t = {0};
+    if (n > 0) {
+        t.last = times[0];
+        qsort(times, n, sizeof *times, dcommi_bkt_by_time);
+        t.p50 = times[(n * 50 + 99) / 100 - 1];
+        t.p95 = times[(n * 95 + 99) / 100 - 1];
+        t.p99 = times[(n * 99 + 99) / 100 - 1];
+    }
+    return t;
 }
 
 /* Return the times of the last n steps in a ring. `room` is as long as the ring. */
 static dcomm_bucket_time dcommi_bkt_time(const dcomm_buckets *b, const double *ring, size_t n,
                                          double *room)
 {
-    dcomm_bucket_time t = {0};
-    if (n == 0) {
-        return t;
-    }
     for (size_t i = 0; i < n; i++) {
         room[i] = ring[(b->sent_steps - 1 - i) % b->history];
     }
-    t.last = room[0];
-    qsort(room, n, sizeof *room, dcommi_bkt_by_time);
-    t.p50 = room[(n * 50 + 99) / 100 - 1];
-    t.p95 = room[(n * 95 + 99) / 100 - 1];
-    t.p99 = room[(n * 99 + 99) / 100 - 1];
-    return t;
+    return dcommi_bkt_percentiles(room, n);
 }
 
 static dcomm_status dcommi_bkt_check_idle(const char *what, dcomm_buckets *b, const void *out)
@@ -114,6 +114,35 @@ DCOMM_API dcomm_status dcomm_buckets_get_report(dcomm_buckets *b, dcomm_buckets_
     double most = report->backward.last < all ? report->backward.last : all;
     report->hidden_s = all > report->exposed.last ? all - report->exposed.last : 0;
     report->efficiency = most <= 0 ? 0 : report->hidden_s >= most ? 1 : report->hidden_s / most;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_buckets_get_stragglers(dcomm_buckets *b,
+                                                    dcomm_buckets_straggler *ranks, size_t n)
+{
+    DCOMMI_TRY(dcommi_bkt_check_idle("dcomm_buckets_get_stragglers", b, b));
+    if (ranks == NULL || n != (size_t)b->size) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_buckets_get_stragglers: ranks is %p and n is %zu; there are %d "
+                           "ranks",
+                           (void *)ranks, n, b->size);
+    }
+    const dcommi_bkt_paces *p = b->paces;
+    const size_t steps = p->steps < b->history ? (size_t)p->steps : b->history;
+    double *room = dcommi_calloc(b->history, sizeof *room);
+    if (room == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (size_t r = 0; r < n; r++) {
+        for (size_t i = 0; i < steps; i++) {
+            room[i] = (double)p->late[(p->steps - 1 - i) % b->history * n + r];
+        }
+        ranks[r] = (dcomm_buckets_straggler){.steps = p->steps,
+                                             .last = p->ranks[r].last,
+                                             .caused_s = p->ranks[r].caused_s,
+                                             .late = dcommi_bkt_percentiles(room, steps)};
+    }
+    dcommi_free(room);
     return DCOMM_OK;
 }
 

@@ -68,6 +68,7 @@ DCOMM_API dcomm_status dcomm_buckets_gather(dcomm_buckets *b)
                            b->opts.sharded ? "no parameter has a value"
                                            : "opts.sharded is not set");
     }
+    const double begin_at = dcommi_now();
     dcomm_status status = dcommi_bkt_await_default("dcomm_buckets_gather", b);
     for (size_t i = b->layout.n; i-- > 0 && status >= 0;) {
         status = dcommi_bkt_gather(b, &b->layout.buckets[i]);
@@ -84,6 +85,7 @@ DCOMM_API dcomm_status dcomm_buckets_gather(dcomm_buckets *b)
         dcommi_bkt_drain(b);
         return dcommi_bkt_broken(b);
     }
+    b->paces->waited += dcommi_now() - begin_at;
     return DCOMM_OK;
 }
 

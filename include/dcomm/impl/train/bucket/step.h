@@ -2,6 +2,7 @@
 #ifndef DCOMMI_BUCKET_STEP_H
 #define DCOMMI_BUCKET_STEP_H
 
+#include "pace.h"
 #include "watch.h"
 
 /* ---- failure ---- */
@@ -47,8 +48,8 @@ static dcomm_status dcommi_bkt_check(const char *what, dcomm_buckets *b)
 
 /* ---- beginning ---- */
 
-/* Open the step. All ranks exchange its number and weight, so that a rank that has skipped a step
- * is found and does not give a wrong sum. The caller holds b->lock. */
+/* Open the step. All ranks exchange cards. They have its number, so that a rank that has skipped a
+ * step is found and does not give a wrong sum. The caller holds b->lock. */
 static dcomm_status dcommi_bkt_open(dcomm_buckets *b)
 {
     if (atomic_load_explicit(&b->open, memory_order_acquire)) {
@@ -79,11 +80,12 @@ static dcomm_status dcommi_bkt_open(dcomm_buckets *b)
         k->before = k->feedback != NULL ? k->feedback->step : 0;
     }
     if (!b->step.accumulate) {
-        b->card[0] = b->steps;
-        b->card[1] = dcommi_f64_bits(b->step.weight);
+        b->card[DCOMMI_BKT_CARD_STEP] = b->steps;
+        b->card[DCOMMI_BKT_CARD_WEIGHT] = dcommi_f64_bits(b->step.weight);
+        b->card[DCOMMI_BKT_CARD_OWN] = dcommi_f64_bits(b->paces->own);
         dcomm_coll_opts opts = dcommi_bkt_patience(b);
-        dcomm_status status =
-            dcomm_iallgather(b->comm, b->card, b->cards, 2, DCOMM_U64, &opts, &b->cards_request);
+        dcomm_status status = dcomm_iallgather(b->comm, b->card, b->cards, DCOMMI_BKT_CARD_WORDS,
+                                               DCOMM_U64, &opts, &b->cards_request);
         if (status < 0) {
             return dcommi_bkt_fail(b, status);
         }
@@ -97,15 +99,16 @@ static dcomm_status dcommi_bkt_read_cards(dcomm_buckets *b)
 {
     double sum = 0;
     for (int r = 0; r < b->size; r++) {
-        if (b->cards[2 * r] != b->steps) {
+        const uint64_t *card = dcommi_bkt_card_from(b, r);
+        if (card[DCOMMI_BKT_CARD_STEP] != b->steps) {
             return dcommi_bkt_fail(
                 b,
                 dcommi_fail(DCOMM_ERR_MISMATCH,
                             "buckets: rank %d is in step %" PRIu64 ", and rank %d in step %" PRIu64
                             "; all ranks must send or accumulate in the same steps",
-                            b->rank, b->steps, r, b->cards[2 * r]));
+                            b->rank, b->steps, r, card[DCOMMI_BKT_CARD_STEP]));
         }
-        sum += dcommi_f64_from_bits(b->cards[2 * r + 1]);
+        sum += dcommi_f64_from_bits(card[DCOMMI_BKT_CARD_WEIGHT]);
     }
     double own = b->step.weight;
     if (sum > DBL_MAX) { /* each weight is finite all the same */
@@ -113,10 +116,11 @@ static dcomm_status dcommi_bkt_read_cards(dcomm_buckets *b)
         own *= small;
         sum = 0;
         for (int r = 0; r < b->size; r++) {
-            sum += dcommi_f64_from_bits(b->cards[2 * r + 1]) * small;
+            sum += dcommi_f64_from_bits(dcommi_bkt_card_from(b, r)[DCOMMI_BKT_CARD_WEIGHT]) * small;
         }
     }
     b->cards_here = true;
+    dcommi_bkt_paces_compare(b);
     b->factor = sum > 0 ? own / sum : 0;
     return DCOMM_OK;
 }
@@ -340,6 +344,7 @@ static dcomm_status dcommi_bkt_end(dcomm_buckets *b, dcommi_bkt *k)
         return DCOMM_IN_PROGRESS;
     }
     k->done_at = run->ended_at;
+    k->filled_at = run->reached_at > k->ready_at ? run->reached_at : k->ready_at;
     if (status >= 0) { /* else dcommi_bkt_drain waits for it */
         status = dcomm_wait(&k->request);
     }

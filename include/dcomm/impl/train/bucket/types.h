@@ -74,7 +74,36 @@ typedef struct dcommi_bkt {
     void *event; /* on its stream, behind the last copy */
     _Atomic bool finished;
     double ready_at, start_at, done_at;
+    double filled_at; /* its gradients were there: on a device later than ready_at */
 } dcommi_bkt;
+
+/* A rank's message to all others before the first bucket of a step. */
+enum {
+    DCOMMI_BKT_CARD_STEP,
+    DCOMMI_BKT_CARD_WEIGHT, /* as bits, like the next one */
+    DCOMMI_BKT_CARD_OWN,    /* dcommi_bkt_paces.own of the step before */
+    DCOMMI_BKT_CARD_WORDS
+};
+
+/* A rank's pace, as this rank knows it. */
+typedef struct dcommi_bkt_pace {
+    double own;      /* seconds of its own in the step that was compared last */
+    uint64_t last;   /* steps in which it was the last one */
+    double caused_s; /* seconds that others have waited for it alone */
+    unsigned slow;   /* steps in a row in which it was slow */
+    bool told;       /* that it is slow */
+} dcommi_bkt_pace;
+
+/* The paces of all ranks (bucket/pace.h). */
+typedef struct dcommi_bkt_paces {
+    double since;           /* when this rank ended its last step that has sent; 0: it has none */
+    double waited;          /* seconds since then in dcomm_buckets_gather */
+    double own;             /* of this rank in the last step that has sent; below 0: not known */
+    uint64_t steps;         /* compared */
+    dcommi_bkt_pace *ranks; /* [size] */
+    double *sorted;         /* [size] */
+    float *late;            /* [history][size] seconds behind the first rank, a ring of steps */
+} dcommi_bkt_paces;
 
 /* A rank's message to all others at the end of a step that has a scaler. */
 typedef struct dcommi_bkt_sight {
@@ -156,11 +185,12 @@ struct dcomm_buckets {
     dcomm_buckets_step step;
     size_t next; /* bucket to be started */
     _Atomic uint32_t marked;
-    uint64_t *card, *cards; /* (step, weight) of this rank, of all */
+    uint64_t *card, *cards; /* of this rank, of all */
     dcomm_request *cards_request;
     bool cards_here;
     double factor; /* weighted: on this rank's gradients */
     double begin_at, wait_at;
+    dcommi_bkt_paces *paces;
     /* with a scaler (bucket/watch.h) */
     bool watched, told;
     double scale;
