@@ -29686,6 +29686,18 @@ static uint8_t *dcommi_huge_advised(size_t len)
     memset(at, 0, len);
     return at;
 }
+/* Allocate as dcommi_alloc_raw does, with its whole huge pages advised: memory that is touched for
+ * the first time then costs one page fault for 2 MiB. */
+static void *dcommi_huge_alloc(size_t bytes)
+{
+    void *at = dcommi_alloc_raw(bytes);
+    const uintptr_t begin = ((uintptr_t)at + DCOMMI_HUGE_PAGE - 1) & ~(DCOMMI_HUGE_PAGE - 1);
+    const uintptr_t end = ((uintptr_t)at + bytes) & ~(DCOMMI_HUGE_PAGE - 1);
+    if (at != NULL && begin < end) {
+        madvise((void *)begin, end - begin, MADV_HUGEPAGE);
+    }
+    return at;
+}
 /* Populate every page; new pages are zero. Return false if there is no memory for them. */
 static bool dcommi_huge_populate(void *at, size_t len)
 {
@@ -62998,15 +63010,10 @@ static dcomm_status dcommi_moe_reserve(const dcomm_moe *m, dcommi_moe_memory *me
     if (m->opts.registered && dcomm_mem_alloc(m->comm->context, wanted, &at) >= 0) {
         memory->registered = true;
     } else {
-        at = dcommi_alloc_raw(wanted);
+        at = dcommi_huge_alloc(wanted);
     }
     if (at == NULL) {
         return DCOMM_ERR_NO_MEMORY;
-    }
-    uintptr_t begin = ((uintptr_t)at + DCOMMI_HUGE_PAGE - 1) & ~(DCOMMI_HUGE_PAGE - 1);
-    uintptr_t end = ((uintptr_t)at + wanted) & ~(DCOMMI_HUGE_PAGE - 1);
-    if (!memory->registered && begin < end) {
-        madvise((void *)begin, end - begin, MADV_HUGEPAGE);
     }
     memory->at = at;
     memory->bytes = wanted;
@@ -65782,7 +65789,7 @@ static dcomm_status dcommi_ps_unpack(const dcomm_ps *ps, dcommi_ps_job *job)
     if (p->codec == NULL && p->dtype == DCOMM_F32) {
         return DCOMM_OK;
     }
-    uint8_t *data = dcommi_alloc_raw(list + n * sizeof(float));
+    uint8_t *data = dcommi_huge_alloc(list + n * sizeof(float));
     float *rows = (float *)(void *)(data + list);
     dcomm_status status = data != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
     if (status == DCOMM_OK && p->codec != NULL) {
@@ -66175,7 +66182,7 @@ static bool dcommi_ps_answer(dcomm_ps *ps, const dcommi_ps_job *job)
     const dcomm_dtype dtype = ps->params[h.tag].pulled;
     const bool here = job->from == ps->rank;
     const bool as_it_is = here && dtype == DCOMM_F32 && job->header.stage == 0;
-    dcommi_ps_reply *reply = as_it_is ? NULL : dcommi_alloc_raw(sizeof *reply + len);
+    dcommi_ps_reply *reply = as_it_is ? NULL : dcommi_huge_alloc(sizeof *reply + len);
     if (!as_it_is && reply == NULL) {
         return false;
     }
@@ -66357,7 +66364,7 @@ static bool dcommi_ps_fetch(dcomm_ps *ps, dcommi_ps_job *job)
     if (job->desc == NULL || job->fetching) {
         return !job->fetching;
     }
-    job->data = job->data != NULL ? job->data : dcommi_alloc_raw(job->len);
+    job->data = job->data != NULL ? job->data : dcommi_huge_alloc(job->len);
     if (job->data == NULL) {
         return false; /* dcommi_ps_server_check tries again */
     }
@@ -66442,7 +66449,7 @@ static dcommi_verdict dcommi_ps_take(dcomm_ps *ps, const dcommi_header *h,
     }
     const bool here = arrival->data != NULL && arrival->len > 0;
     dcommi_ps_job *job = dcommi_alloc(sizeof *job);
-    uint8_t *data = job != NULL && here ? dcommi_alloc_raw(arrival->len) : NULL;
+    uint8_t *data = job != NULL && here ? dcommi_huge_alloc(arrival->len) : NULL;
     if (job == NULL || (here && data == NULL)) {
         dcommi_free(job);
         dcommi_ps_refuse(ps, worker, "sent a message for which there is no memory");

@@ -145,7 +145,7 @@ static dcomm_status dcommi_ps_unpack(const dcomm_ps *ps, dcommi_ps_job *job)
     if (p->codec == NULL && p->dtype == DCOMM_F32) {
         return DCOMM_OK;
     }
-    uint8_t *data = dcommi_alloc_raw(list + n * sizeof(float));
+    uint8_t *data = dcommi_huge_alloc(list + n * sizeof(float));
     float *rows = (float *)(void *)(data + list);
     dcomm_status status = data != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
     if (status == DCOMM_OK && p->codec != NULL) {

@@ -64,7 +64,7 @@ static bool dcommi_ps_answer(dcomm_ps *ps, const dcommi_ps_job *job)
     const dcomm_dtype dtype = ps->params[h.tag].pulled;
     const bool here = job->from == ps->rank;
     const bool as_it_is = here && dtype == DCOMM_F32 && job->header.stage == 0;
-    dcommi_ps_reply *reply = as_it_is ? NULL : dcommi_alloc_raw(sizeof *reply + len);
+    dcommi_ps_reply *reply = as_it_is ? NULL : dcommi_huge_alloc(sizeof *reply + len);
     if (!as_it_is && reply == NULL) {
         return false;
     }
@@ -260,7 +260,7 @@ static bool dcommi_ps_fetch(dcomm_ps *ps, dcommi_ps_job *job)
     if (job->desc == NULL || job->fetching) {
         return !job->fetching;
     }
-    job->data = job->data != NULL ? job->data : dcommi_alloc_raw(job->len);
+    job->data = job->data != NULL ? job->data : dcommi_huge_alloc(job->len);
     if (job->data == NULL) {
         return false; /* dcommi_ps_server_check tries again */
     }
@@ -349,7 +349,7 @@ static dcommi_verdict dcommi_ps_take(dcomm_ps *ps, const dcommi_header *h,
     }
     const bool here = arrival->data != NULL && arrival->len > 0;
     dcommi_ps_job *job = dcommi_alloc(sizeof *job);
-    uint8_t *data = job != NULL && here ? dcommi_alloc_raw(arrival->len) : NULL;
+    uint8_t *data = job != NULL && here ? dcommi_huge_alloc(arrival->len) : NULL;
     if (job == NULL || (here && data == NULL)) {
         dcommi_free(job);
         dcommi_ps_refuse(ps, worker, "sent a message for which there is no memory");

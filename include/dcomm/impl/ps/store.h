@@ -3,6 +3,7 @@
 #ifndef DCOMMI_PS_STORE_H
 #define DCOMMI_PS_STORE_H
 
+#include "../base/huge.h"
 #include "wire.h"
 
 /* Make the tables of this server's rows. `params` has the initial values. */

@@ -220,15 +220,10 @@ static dcomm_status dcommi_moe_reserve(const dcomm_moe *m, dcommi_moe_memory *me
     if (m->opts.registered && dcomm_mem_alloc(m->comm->context, wanted, &at) >= 0) {
         memory->registered = true;
     } else {
-        at = dcommi_alloc_raw(wanted);
+        at = dcommi_huge_alloc(wanted);
     }
     if (at == NULL) {
         return DCOMM_ERR_NO_MEMORY;
-    }
-    uintptr_t begin = ((uintptr_t)at + DCOMMI_HUGE_PAGE - 1) & ~(DCOMMI_HUGE_PAGE - 1);
-    uintptr_t end = ((uintptr_t)at + wanted) & ~(DCOMMI_HUGE_PAGE - 1);
-    if (!memory->registered && begin < end) {
-        madvise((void *)begin, end - begin, MADV_HUGEPAGE);
     }
     memory->at = at;
     memory->bytes = wanted;
