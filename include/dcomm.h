@@ -29688,7 +29688,7 @@ static uint8_t *dcommi_huge_advised(size_t len)
 }
 /* Allocate as dcommi_alloc_raw does, with its whole huge pages advised: memory that is touched for
  * the first time then costs one page fault for 2 MiB. */
-static void *dcommi_huge_alloc(size_t bytes)
+static inline void *dcommi_huge_alloc(size_t bytes)
 {
     void *at = dcommi_alloc_raw(bytes);
     const uintptr_t begin = ((uintptr_t)at + DCOMMI_HUGE_PAGE - 1) & ~(DCOMMI_HUGE_PAGE - 1);
