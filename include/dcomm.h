@@ -2846,11 +2846,6 @@ typedef struct dcomm_buckets_opts {
     const dcomm_feedback_opts *feedback; /* error feedback for each bucket with a codec, unless its
                                             rule says otherwise; copied (default: NULL, none) */
 
-    /* Spec of the codec for what dcomm_buckets_gather sends of floats, with `sharded`; copied. The
-     * owner's values are replaced by the decoded ones, too: keep the exact ones elsewhere, and
-     * write them to the values before each gather (docs/bucketing.md; default: exact). */
-    const char *value_codec;
-
     /* ---- the all-reduce of each bucket ---- */
 
     dcomm_coll_opts coll; /* algo, deterministic, accumulate, timeout_s, lanes, chunk_bytes and
@@ -2864,6 +2859,13 @@ typedef struct dcomm_buckets_opts {
     size_t history;     /* number of steps that percentiles cover (default: 256) */
     size_t trace_steps; /* number of last steps that are kept for dcomm_buckets_trace (default:
                            0) */
+
+    /* ---- parameters ---- */
+
+    /* Spec of the codec for what dcomm_buckets_gather sends of floats, with `sharded`; copied. The
+     * owner's values are replaced by the decoded ones, too: keep the exact ones elsewhere, and
+     * write them to the values before each gather (docs/bucketing.md; default: exact). */
+    const char *value_codec;
 } dcomm_buckets_opts;
 
 /* Create buckets; collective. `params`, `opts` (may be NULL) and `comm` are not needed afterwards,
@@ -3769,10 +3771,6 @@ typedef struct dcomm_ps_opts {
     double beta1, beta2;    /* of DCOMM_PS_ADAM (default: 0.9, 0.999) */
     double eps;             /* of DCOMM_PS_ADAGRAD and DCOMM_PS_ADAM (default: 1e-8) */
     double rho;             /* of DCOMM_PS_ELASTIC, above 0, at most 1 */
-    dcomm_ps_update_fn update_fn; /* of DCOMM_PS_CALLBACK, on every rank */
-    void *update_user;            /* passed to update_fn */
-    int update_states; /* of DCOMM_PS_CALLBACK: numbers that a server keeps for each value, for
-                          update_fn (default: 0) */
 
     dcomm_ps_weight weight; /* of a push; not with staleness 0 (default: DCOMM_PS_WEIGHT_ONE) */
     double weight_ref;      /* of DCOMM_PS_WEIGHT_HALVED, above 0 */
@@ -3784,15 +3782,21 @@ typedef struct dcomm_ps_opts {
     int quorum;        /* (default: 0, all that are alive) */
     double deadline_s; /* seconds (default: 0, no limit) */
 
-    /* 1: the next server holds each server's rows too, and takes over when that one dies. Needs two
-     * servers, and with staleness 0 gives the same bits as without a death. Not with weight,
-     * drop_tau, quorum or deadline_s (default: 0) */
-    int replicas;
-
     /* Type on the wire of pulled values of f32 parameters: DCOMM_F16 and DCOMM_BF16 halve a pull's
      * bytes. They are rounded as those of such a type are, also for the server's own rank, so all
      * workers see the same (default: 0, f32). */
     dcomm_dtype pull_dtype;
+
+    /* Seconds for each pull, and for each push while it waits for its turn: 64 messages to a server
+     * may be under way. A push that the transport already holds does not time out. It ends when the
+     * transport gives the gradient back, or when its server is lost. And in dcomm_ps_destroy and
+     * dcomm_ps_serve: seconds without any message from a worker (default: the communicator's). */
+    double timeout_s;
+
+    dcomm_ps_update_fn update_fn; /* of DCOMM_PS_CALLBACK, on every rank */
+    void *update_user;            /* passed to update_fn */
+    int update_states; /* of DCOMM_PS_CALLBACK: numbers that a server keeps for each value, for
+                          update_fn (default: 0) */
 
     /* Spec of the codec that encodes pushes (compress.h); copied. Each worker keeps what the codec
      * drops, by parameter and row, and adds it to the next push of the row (error feedback, see
@@ -3802,11 +3806,10 @@ typedef struct dcomm_ps_opts {
     const char *codec;
     uint64_t codec_seed; /* seed of the codec's random numbers (default: 0) */
 
-    /* Seconds for each pull, and for each push while it waits for its turn: 64 messages to a server
-     * may be under way. A push that the transport already holds does not time out. It ends when the
-     * transport gives the gradient back, or when its server is lost. And in dcomm_ps_destroy and
-     * dcomm_ps_serve: seconds without any message from a worker (default: the communicator's). */
-    double timeout_s;
+    /* 1: the next server holds each server's rows too, and takes over when that one dies. Needs two
+     * servers, and with staleness 0 gives the same bits as without a death. Not with weight,
+     * drop_tau, quorum or deadline_s (default: 0) */
+    int replicas;
 } dcomm_ps_opts;
 
 /* Create a parameter server; collective. `comm`, params and opts are not needed afterwards.

@@ -104,11 +104,6 @@ typedef struct dcomm_buckets_opts {
     const dcomm_feedback_opts *feedback; /* error feedback for each bucket with a codec, unless its
                                             rule says otherwise; copied (default: NULL, none) */
 
-    /* Spec of the codec for what dcomm_buckets_gather sends of floats, with `sharded`; copied. The
-     * owner's values are replaced by the decoded ones, too: keep the exact ones elsewhere, and
-     * write them to the values before each gather (docs/bucketing.md; default: exact). */
-    const char *value_codec;
-
     /* ---- the all-reduce of each bucket ---- */
 
     dcomm_coll_opts coll; /* algo, deterministic, accumulate, timeout_s, lanes, chunk_bytes and
@@ -122,6 +117,13 @@ typedef struct dcomm_buckets_opts {
     size_t history;     /* number of steps that percentiles cover (default: 256) */
     size_t trace_steps; /* number of last steps that are kept for dcomm_buckets_trace (default:
                            0) */
+
+    /* ---- parameters ---- */
+
+    /* Spec of the codec for what dcomm_buckets_gather sends of floats, with `sharded`; copied. The
+     * owner's values are replaced by the decoded ones, too: keep the exact ones elsewhere, and
+     * write them to the values before each gather (docs/bucketing.md; default: exact). */
+    const char *value_codec;
 } dcomm_buckets_opts;
 
 /* Create buckets; collective. `params`, `opts` (may be NULL) and `comm` are not needed afterwards,
