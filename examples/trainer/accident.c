@@ -41,7 +41,10 @@ void accident_plan(const accidents *a, int rank)
 void accident(int step, accident_place place)
 {
     for (int i = 0; i < planned.n; i++) {
-        if (planned.list[i].step != step || planned.list[i].place != place) {
+        /* The death that the ranks recover from may come a step later than planned. */
+        const bool here =
+            place == ACCIDENT_RECOVER ? planned.list[i].step <= step : planned.list[i].step == step;
+        if (!here || planned.list[i].place != place) {
             continue;
         }
         if (place == ACCIDENT_SUM || place == ACCIDENT_AGREE || place == ACCIDENT_RECOVER) {

@@ -7,7 +7,7 @@ typedef enum accident_place {
     ACCIDENT_SUM,      /* while gradients are summed */
     ACCIDENT_AGREE,    /* while ranks agree that they have the sums */
     ACCIDENT_UPDATE,   /* all ranks have the sums, but this one has not updated its weights */
-    ACCIDENT_RECOVER,  /* while the ranks that are left go on after another one's death */
+    ACCIDENT_RECOVER,  /* while the ranks that are left go on after a death in that step or later */
     ACCIDENT_WRITE,    /* in the middle of its file of a checkpoint */
     ACCIDENT_MANIFEST, /* before a checkpoint's manifest gets its name; only rank 0 writes it */
     ACCIDENT_PLACES
