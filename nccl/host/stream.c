@@ -62,10 +62,12 @@ static void *work_off(void *arg)
             s->last = &s->first;
         }
         cuhost_begins(s, w);
+        const bool mark = w->kind == CUHOST_MARK;
+        s->completed += mark; /* a call that has waited for a mark finds the stream idle */
         pthread_mutex_unlock(&cuhost_lock);
         run_work(s, w);
         pthread_mutex_lock(&cuhost_lock);
-        s->completed++;
+        s->completed += !mark;
         cuhost_ends(s, w);
         free(w);
     }
