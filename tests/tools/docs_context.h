@@ -2,6 +2,7 @@
  * docs/ use. tests/tools/test_docs.sh compiles each fragment as the body of a function behind
  * it. */
 #include "dcomm.h"
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -31,7 +31,7 @@ fragment() { # PAGE FILE
     {
         printf '#include "docs_context.h"\nvoid fragment(void);\nvoid fragment(void)\n{\n'
         # Omissions, launches of the program's own kernels, and functions, which nest in gcc's C.
-        sed -e '/^\.\.\.$/d' -e 's/<<<[^>]*>>>//' -e 's/^static int/int/' "$2"
+        sed -e '/^\.\.\.$/d' -e 's/<<<[^>]*>>>//' -e 's/^static \(int\|void\)/\1/' "$2"
         echo '}'
     } >"$source"
     gcc -std=gnu11 "${warnings[@]}" -I include -I tests/tools "${include[@]}" -fsyntax-only "$source"
