@@ -47,4 +47,15 @@ static inline bool busy_was(const busy_seen *b, char text[BUSY_TEXT])
     return crowded || disturbed;
 }
 
+/* Print the sentence if the machine was busy. Return true if it was. */
+static inline bool busy_print(const busy_seen *b)
+{
+    char text[BUSY_TEXT];
+    const bool was = busy_was(b, text);
+    if (was) {
+        printf("# %s\n", text);
+    }
+    return was;
+}
+
 #endif

@@ -50,11 +50,13 @@ static void cross_help(void)
         "  -b, -e SIZE  from SIZE to SIZE bytes; K, M, G are powers of 1024 (1K, 64M)\n"
         "  -f FACTOR    each size is the one before times FACTOR (2)\n"
         "  -i ITERS     timed iterations (as many as take about 0.3 s)\n"
-        "  -m CALLS     calls of an iteration, in a row without a barrier; the time is of one (1).\n"
+        "  -m CALLS     calls of an iteration, in a row without a barrier; the time is of one "
+        "(1).\n"
         "               Between hosts, take some: a barrier lets ranks go a message's way apart,\n"
         "               and the links rest meanwhile\n"
         "  --algo A,B   only these (all of OP)\n"
-        "  --chunk BYTES    pipelining grain (measured: the algorithms' own; --model: messages are\n"
+        "  --chunk BYTES    pipelining grain (measured: the algorithms' own; --model: messages "
+        "are\n"
         "               whole, as the closed forms have them)\n"
         "  --registered buffers from dcomm_mem_alloc, which the choice is told\n"
         "  --model alpha_us=A,beta_ns_per_B=B,gamma_ns_per_B=G   a uniform network: every rank\n"
@@ -73,7 +75,8 @@ static void cross_help(void)
         "Measured: median over iterations of the slowest rank's time, ranks aligned by a barrier;\n"
         "iterations take turns with buffers of 64 MB together, so that the caches hold none.\n"
         "Predicted: by the numbers that the communicator chooses by. Fitted: by one alpha, beta\n"
-        "and gamma for all ranks, fitted to all measured times. A last line says so if the machine\n"
+        "and gamma for all ranks, fitted to all measured times. A last line says so if the "
+        "machine\n"
         "was busy while it was measured.\n"
         "exit: 0 good, " TOOL_USAGE_HELP ", 3 communication error\n");
 }
@@ -191,15 +194,9 @@ static int cross_parse(int argc, char **argv, cross_args *a, bool *done)
             break;
         case 'h':
         case HELP:
-            if (tool_is_first()) {
-                cross_help();
-            }
-            *done = true;
-            return TOOL_GOOD;
+            return tool_show_help(cross_help, done);
         case VERSION:
-            tool_print_version();
-            *done = true;
-            return TOOL_GOOD;
+            return tool_show_version(done);
         default:
             return tool_refuse_option(argv);
         }

@@ -92,10 +92,7 @@ static void cross_print(const cross_sweep *s)
                100 * cross_residual(s, CROSS_FITTED));
         printf("# predicted: typically %.0f%% off\n", 100 * cross_residual(s, CROSS_PREDICTED));
     }
-    char text[BUSY_TEXT];
-    if (busy_was(&s->busy, text)) {
-        printf("# %s\n", text);
-    }
+    busy_print(&s->busy);
 }
 
 /* Compare the model with the closed forms of textbooks. */
@@ -124,9 +121,10 @@ static void cross_print_closed_forms(const cross_sweep *s)
     }
     char text[32];
     if (!isnan(cross_closed_form(s, names[1], 1)) && low > 2 && high < 1e14) {
-        printf("# closed forms: ring 2(N-1)(alpha + d beta/N) below tree 2 log2 N (alpha + d beta)\n"
-               "# from %s\n",
-               cross_bytes_text(low, text));
+        printf(
+            "# closed forms: ring 2(N-1)(alpha + d beta/N) below tree 2 log2 N (alpha + d beta)\n"
+            "# from %s\n",
+            cross_bytes_text(low, text));
     }
 }
 
@@ -262,7 +260,8 @@ static void cross_svg(FILE *f, const cross_sweep *s)
     x.y1 = ceil(x.y1);
     fprintf(f,
             "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 %d %d' width='%d' height='%d' "
-            "style='max-width:100%%;height:auto' font-family='sans-serif' font-size='12'>\n<rect width='100%%' height='100%%' "
+            "style='max-width:100%%;height:auto' font-family='sans-serif' font-size='12'>\n<rect "
+            "width='100%%' height='100%%' "
             "fill='white'/>\n<text x='%d' y='22' font-size='15'>%s of %d ranks: %s</text>\n",
             CROSS_W, CROSS_H, CROSS_W, CROSS_H, CROSS_LEFT, s->args->op->name, s->nranks,
             s->args->model ? "the model" : "measured (dots), by the model (dashed)");

@@ -29,11 +29,6 @@ typedef struct moe_bench {
 
 enum { MOE_ROUTE, MOE_DISPATCH, MOE_COMBINE, MOE_STEP, MOE_PERMUTE, MOE_TIMES };
 
-static dcomm_status slowest(moe_bench *b, double *seconds, size_t n)
-{
-    return dcomm_allreduce(b->comm, seconds, seconds, n, DCOMM_F64, DCOMM_MAX, NULL);
-}
-
 static void fill(moe_bench *b)
 {
     uint64_t state = moe_routes_seed(b->rank);
@@ -177,7 +172,7 @@ static dcomm_status measure_steps(moe_bench *b, moe_row *row)
             times[MOE_PERMUTE] = s.permute_s / (double)s.permute_bytes * rate;
         }
         busy_look(&b->busy);
-        status = status >= 0 ? slowest(b, times, MOE_TIMES) : status;
+        status = status >= 0 ? tool_slowest(b->comm, times, MOE_TIMES) : status;
         for (int k = 0; k < MOE_TIMES && i >= 0; k++) {
             b->times[k * steps + i] = times[k];
         }
@@ -227,7 +222,7 @@ static dcomm_status measure_exchange(moe_bench *b, moe_row *row)
         }
         double seconds = perf_now() - start;
         busy_look(&b->busy);
-        status = status >= 0 ? slowest(b, &seconds, 1) : status;
+        status = status >= 0 ? tool_slowest(b->comm, &seconds, 1) : status;
         if (i >= 0) {
             b->times[i] = seconds;
         }
@@ -371,10 +366,7 @@ static int run_all(moe_bench *b)
         fprintf(stderr, "dcomm-moe: rank %d: %s\n", b->rank, dcomm_last_error());
         return TOOL_COMM;
     }
-    char text[BUSY_TEXT];
-    if (busy_was(&b->busy, text)) {
-        printf("# %s\n", text);
-    }
+    busy_print(&b->busy);
     if (b->out.file != NULL) {
         write_json(b);
     }

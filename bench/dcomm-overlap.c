@@ -28,11 +28,6 @@ typedef struct overlap {
     tool_out json, trace;
 } overlap;
 
-static dcomm_status slowest(overlap *o, double *seconds)
-{
-    return dcomm_allreduce(o->comm, seconds, seconds, 1, DCOMM_F64, DCOMM_MAX, NULL);
-}
-
 /* Run one step. b NULL: run backward alone. */
 static dcomm_status run_step(overlap *o, dcomm_buckets *b)
 {
@@ -149,7 +144,7 @@ static dcomm_status measure(overlap *o, overlap_row *row)
             busy_look(&o->busy);
             exposed = report.exposed.last;
             backward = report.backward.last;
-            status = slowest(o, &seconds);
+            status = tool_slowest(o->comm, &seconds, 1);
         }
         if (i >= 0) {
             steps[i] = seconds;
@@ -172,7 +167,7 @@ static dcomm_status measure(overlap *o, overlap_row *row)
     }
     double *const agreed[] = {&row->exposed, &row->backward, &row->alone};
     for (int k = 0; k < 3 && status >= 0; k++) {
-        status = slowest(o, agreed[k]);
+        status = tool_slowest(o->comm, agreed[k], 1);
     }
     if (status >= 0) {
         status = predict(o, b, all.nbuckets, &row->model);
@@ -206,7 +201,7 @@ static dcomm_status settle_backward(overlap *o)
         dcomm_buckets_destroy(&b);
     }
     if (status >= 0) {
-        status = slowest(o, &wanted);
+        status = tool_slowest(o->comm, &wanted, 1);
     }
     o->units = wanted / work_unit() / o->a.params;
     double times[5] = {0};
@@ -214,7 +209,7 @@ static dcomm_status settle_backward(overlap *o)
         double start = perf_now();
         run_step(o, NULL);
         times[i] = perf_now() - start;
-        status = slowest(o, &times[i]);
+        status = tool_slowest(o->comm, &times[i], 1);
     }
     qsort(times, 5, sizeof *times, by_value);
     o->backward_s = times[2];
@@ -241,7 +236,6 @@ static const char *progress_name(const overlap *o)
 
 static void print_rows(const overlap *o)
 {
-    char text[BUSY_TEXT];
     printf("%d ranks, %.1f MiB in %d gradients, backward %.3f ms alone, progress by %s\n", o->size,
            (double)(o->count * sizeof(float)) * o->a.params / 1048576, o->a.params,
            o->backward_s * 1e3, progress_name(o));
@@ -253,9 +247,7 @@ static void print_rows(const overlap *o)
                r->nbuckets, r->step * 1e3, r->backward * 1e3, r->exposed * 1e3, r->alone * 1e3,
                r->hidden, r->over, r->model * 1e3);
     }
-    if (busy_was(&o->busy, text)) {
-        printf("# %s\n", text);
-    }
+    busy_print(&o->busy);
 }
 
 static void write_json(const overlap *o, FILE *file)
@@ -308,8 +300,8 @@ static int run_all(overlap *o)
     o->grads = calloc(o->count * (size_t)o->a.params, sizeof *o->grads);
     status = status >= 0 && o->grads == NULL ? DCOMM_ERR_NO_MEMORY : status;
     if (status >= 0) {
-        bool opened = o->rank != 0 ||
-                      (tool_open(&o->json, o->a.json) && tool_open(&o->trace, o->a.trace));
+        bool opened =
+            o->rank != 0 || (tool_open(&o->json, o->a.json) && tool_open(&o->trace, o->a.trace));
         int result = tool_agree(o->comm, opened ? TOOL_GOOD : TOOL_USAGE);
         if (result != TOOL_GOOD) {
             return result;

@@ -66,11 +66,6 @@ static double ps_network(const ps_bench *b, int servers, double bytes)
 
 /* ---- measuring ---- */
 
-static dcomm_status slowest(ps_bench *b, double *seconds, size_t n)
-{
-    return dcomm_allreduce(b->comm, seconds, seconds, n, DCOMM_F64, DCOMM_MAX, NULL);
-}
-
 static dcomm_status ps_step(const ps_bench *b, dcomm_ps *ps, double *times)
 {
     const double start = perf_now();
@@ -121,7 +116,7 @@ static dcomm_status measure(ps_bench *b, ps_row *row)
         status = dcomm_barrier(b->comm, NULL);
         status = status >= 0 && works ? ps_step(b, ps, times) : status;
         busy_look(&b->busy);
-        status = status >= 0 ? slowest(b, times, PS_TIMES) : status;
+        status = status >= 0 ? tool_slowest(b->comm, times, PS_TIMES) : status;
         for (int k = 0; k < PS_TIMES && i >= 0; k++) {
             b->times[k * steps + i] = times[k];
         }
@@ -157,7 +152,7 @@ static dcomm_status measure_allreduce(ps_bench *b)
                              : status;
         double seconds = perf_now() - start;
         busy_look(&b->busy);
-        status = status >= 0 ? slowest(b, &seconds, 1) : status;
+        status = status >= 0 ? tool_slowest(b->comm, &seconds, 1) : status;
         if (i >= 0) {
             b->times[i] = seconds;
         }
@@ -301,10 +296,7 @@ static int run_all(ps_bench *b)
         fprintf(stderr, "dcomm-ps: rank %d: %s\n", b->rank, dcomm_last_error());
         return TOOL_COMM;
     }
-    char text[BUSY_TEXT];
-    if (busy_was(&b->busy, text)) {
-        printf("# %s\n", text);
-    }
+    busy_print(&b->busy);
     if (b->out.file != NULL) {
         write_json(b);
     }

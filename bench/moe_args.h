@@ -171,15 +171,9 @@ static int moe_parse(moe_args *a, int argc, char **argv, bool *done)
             a->json = optarg;
             break;
         case 'h':
-            if (tool_is_first()) {
-                moe_help();
-            }
-            *done = true;
-            return TOOL_GOOD;
+            return tool_show_help(moe_help, done);
         case 'V':
-            tool_print_version();
-            *done = true;
-            return TOOL_GOOD;
+            return tool_show_version(done);
         case 'W':
             a->wide = true;
             break;

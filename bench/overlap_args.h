@@ -145,15 +145,9 @@ static int overlap_parse(overlap_args *a, int argc, char **argv, bool *done)
             a->trace = optarg;
             break;
         case 'h':
-            if (tool_is_first()) {
-                overlap_help();
-            }
-            *done = true;
-            return TOOL_GOOD;
+            return tool_show_help(overlap_help, done);
         case 'v':
-            tool_print_version();
-            *done = true;
-            return TOOL_GOOD;
+            return tool_show_version(done);
         default:
             return tool_refuse_option(argv);
         }
@@ -161,8 +155,7 @@ static int overlap_parse(overlap_args *a, int argc, char **argv, bool *done)
             return tool_refuse_value(c, options, optarg);
         }
     }
-    if (a->algo != NULL &&
-        !tool_algos(a->algo, DCOMM_COLL_ALLREDUCE, a->codec != NULL, NULL, 0)) {
+    if (a->algo != NULL && !tool_algos(a->algo, DCOMM_COLL_ALLREDUCE, a->codec != NULL, NULL, 0)) {
         return tool_refuse("--algo", numbers_wanted);
     }
     if (!tool_codec(a->codec)) {

@@ -112,8 +112,10 @@ static void perf_help(FILE *out)
         "  --chunk BYTES    pipelining grain (the algorithm's own)\n"
         "  --codec SPEC     compress, for example with bf16 or qsgd:bits=4 (docs/codecs.md):\n"
         "               floats in allreduce only. relerr, bias and ulp are then of what the codec\n"
-        "               makes of numbers from 0.5 to 2; what differs by rank, or is not finite, is\n"
-        "               wrong. auto, or auto:SPEC: where the model's verdict is that it is worth it\n"
+        "               makes of numbers from 0.5 to 2; what differs by rank, or is not finite, "
+        "is\n"
+        "               wrong. auto, or auto:SPEC: where the model's verdict is that it is worth "
+        "it\n"
         "  --feedback   with error feedback\n"
         "  --wide       all columns: count, relerr, bias, ulp, wire and hash as well\n"
         "  --json FILE  rank 0 writes the results there (docs/dcomm-perf.schema.json; \"-\":\n"
@@ -301,9 +303,7 @@ static int perf_parse(int argc, char **argv, perf_args *args, bool *done)
             *done = true;
             return TOOL_GOOD;
         case VERSION:
-            tool_print_version();
-            *done = true;
-            return TOOL_GOOD;
+            return tool_show_version(done);
         default:
             return tool_refuse_option(argv);
         }

@@ -204,11 +204,7 @@ static void perf_report(perf_run *run, const perf_case *c, const perf_row *row)
 /* End the table and the JSON. */
 static void perf_finish(perf_run *run)
 {
-    char text[BUSY_TEXT];
-    bool was = busy_was(&run->busy, text);
-    if (was) {
-        printf("# %s\n", text);
-    }
+    const bool was = busy_print(&run->busy);
     perf_json_close(&run->json, ']');
     perf_json_bool(&run->json, "busy", was);
     perf_json_close(&run->json, '}');

@@ -131,15 +131,9 @@ static int ps_parse(ps_args *a, int argc, char **argv, bool *done)
             a->json = optarg;
             break;
         case 'h':
-            if (tool_is_first()) {
-                ps_help();
-            }
-            *done = true;
-            return TOOL_GOOD;
+            return tool_show_help(ps_help, done);
         case 'V':
-            tool_print_version();
-            *done = true;
-            return TOOL_GOOD;
+            return tool_show_version(done);
         default:
             return tool_refuse_option(argv);
         }

@@ -135,8 +135,8 @@ static inline int tool_refuse_value(int c, const struct option *longs, const cha
         }
     }
     snprintf(option + strlen(option), sizeof option - strlen(option), " %.200s", value);
-    return tool_refuse(option, numbers_wanted[0] != '\0' ? numbers_wanted
-                                                         : "not a value of this option");
+    return tool_refuse(option,
+                       numbers_wanted[0] != '\0' ? numbers_wanted : "not a value of this option");
 }
 
 /* Print an error about an option that getopt_long did not know or that had no value. Return
@@ -151,6 +151,24 @@ static inline void tool_print_version(void)
     if (tool_is_first()) {
         printf("%s %s\n", program_invocation_short_name, DCOMM_VERSION_STRING);
     }
+}
+
+/* Answer --help of a tool whose ranks parse alike: the first rank prints it. Return TOOL_GOOD. */
+static inline int tool_show_help(void (*help)(void), bool *done)
+{
+    if (tool_is_first()) {
+        help();
+    }
+    *done = true;
+    return TOOL_GOOD;
+}
+
+/* Answer --version. Return TOOL_GOOD. */
+static inline int tool_show_version(bool *done)
+{
+    tool_print_version();
+    *done = true;
+    return TOOL_GOOD;
 }
 
 /* ---- outputs ---- */

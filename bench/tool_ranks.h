@@ -61,6 +61,12 @@ static inline int tool_ranks_here(dcomm_comm *comm)
     return ours;
 }
 
+/* Replace n times by those of the slowest rank. */
+static inline dcomm_status tool_slowest(dcomm_comm *comm, double *seconds, size_t n)
+{
+    return dcomm_allreduce(comm, seconds, seconds, n, DCOMM_F64, DCOMM_MAX, NULL);
+}
+
 /* Return rank 0's result on all ranks. If it is bad, the other ranks wait while rank 0 prints an
  * error, because a launcher ends all ranks when one ends. */
 static inline int tool_agree(dcomm_comm *comm, int result)

@@ -203,7 +203,8 @@ static dcomm_status train(trainer *t, dcomm_comm *comm, bool sequence)
     s = s >= 0 ? dcomm_barrier(comm, NULL) : s; /* others may still read from this rank */
     s = s >= 0 ? dcomm_comm_get_stats(comm, &after) : s;
     if (s >= 0) {
-        /* What another rank asks for by a message counts as sent here and as read there. */
+        /* A read that the owner answers by a message counts twice: it has sent, and the reader
+         * read. */
         const uint64_t sent = after.bytes_sent - before.bytes_sent;
         const uint64_t read = after.bytes_read - before.bytes_read;
         t->bytes = sent > 0 && read == sent ? sent : sent + read;

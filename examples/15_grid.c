@@ -246,7 +246,7 @@ static int compare_bytes(const trainer *t, bool print)
                                 2 * (pipe - 1) * tensor * between, 2 * (data - 1) * weights};
     int wrong = 0;
     for (int k = 0; k < KINDS; k++) {
-        /* What another rank asks for by a message counts as sent and as read. */
+        /* A read that the owner answers by a message counts twice: as sent, and as read. */
         const double sent = t->bytes[0][k] / STEPS, read = t->bytes[1][k] / STEPS;
         const double bytes = sent == read ? sent : sent + read;
         wrong += bytes != formula[k];

@@ -3,6 +3,7 @@
  * exponential graph, and one neighbour a round of the latter. The distance from the mean shrinks as
  * fast as the second eigenvalue of the mixing matrix says. */
 #include "comm.h"
+#include "noise.h"
 
 #include <math.h>
 #include <string.h>
@@ -164,9 +165,7 @@ static dcomm_status prove(const graph *g, int n, bool *allreduce)
 
 static double initial(int rank, int i)
 {
-    uint32_t key = (uint32_t)(rank * COUNT + i + 1) * 0x9e3779b9u;
-    key = (key ^ key >> 15) * 0x85ebca6bu;
-    return (double)(key ^ key >> 13) / 2147483648.0 - 1;
+    return 2 * (double)noise(rank, i);
 }
 
 /* Return the distance of all ranks' vectors from their mean, and compare the mean with mean[]. */

@@ -3114,7 +3114,7 @@ typedef struct dcomm_buckets_report {
  * Errors: DCOMM_ERR_INVALID (NULL, a step is under way). */
 DCOMM_API dcomm_status dcomm_buckets_get_report(dcomm_buckets *b, dcomm_buckets_report *report);
 
-/* How late a rank was ready. A rank's own time in a step is from the end of its dcomm_buckets_wait
+/* The lateness of a rank. A rank's own time in a step is from the end of its dcomm_buckets_wait
  * before until its last gradient was ready, without the time in dcomm_buckets_gather. It is
  * measured by the rank's own clock, so it is wrong by as much as ranks end the step before apart.
  * It travels with the next step: the last step is not counted yet. Nor is the first one. */
@@ -31649,10 +31649,10 @@ static unsigned dcommi_net_progress(dcomm_context *context)
  * The rank that finds them sends what its codec makes of the rest, so that no rank waits for it.
  * From then on, its messages of this run carry a mark in their signature, which says why and whose
  * numbers they are. A rank that receives the mark carries it, too. Each rank's result has the
- * numbers of all ranks, so the mark reaches every rank with the data. A reduce-scatter's
- * does not, but a rank sends a chunk only when it has encoded that chunk of all blocks: so the mark
- * goes to every rank. Of several marks, "not
- * finite" comes before "too large", and then the lowest rank's. */
+ * numbers of all ranks, so the mark reaches every rank with the data. The result of a
+ * reduce-scatter has not. But a rank sends a chunk only when it has encoded that chunk of all
+ * blocks, so there the mark reaches every rank, too. Of several marks, "not finite" comes before
+ * "too large", and then the lowest rank's. */
 static inline uint32_t dcommi_verdict_mark(dcomm_status status, int32_t rank)
 {
     return (uint32_t)dcommi_mix((uint64_t)(uint32_t)-status << 32, (uint32_t)rank) | 1;
@@ -67024,11 +67024,7 @@ static dcomm_status dcommi_ps_tell_all(dcomm_ps *ps, uint16_t kind, uint64_t clo
     for (int k = 0; k < ps->nservers; k++) {
         dcommi_ps_piece *piece = dcommi_alloc(sizeof *piece);
         if (piece == NULL) {
-            while (first != NULL) {
-                piece = first;
-                first = piece->next;
-                dcommi_free(piece);
-            }
+            dcommi_ps_pieces_free(first);
             return DCOMM_ERR_NO_MEMORY;
         }
         piece->next = first;
@@ -67254,13 +67250,6 @@ static uint64_t dcommi_ps_params_hash(const dcomm_ps *ps)
     }
     return h;
 }
-/* Return the bits of a number, for comparison. */
-static uint64_t dcommi_ps_bits(double x)
-{
-    uint64_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
 static dcomm_status dcommi_ps_agree(const dcomm_ps *ps)
 {
     const dcomm_ps_opts *o = &ps->opts;
@@ -67273,17 +67262,17 @@ static dcomm_status dcommi_ps_agree(const dcomm_ps *ps)
                {"opts.staleness", (uint64_t)o->staleness},
                {"opts.update", o->update},
                {"opts.update_states", (uint64_t)o->update_states},
-               {"opts.lr", dcommi_ps_bits(o->lr)},
-               {"opts.momentum", dcommi_ps_bits(o->momentum)},
-               {"opts.beta1", dcommi_ps_bits(o->beta1)},
-               {"opts.beta2", dcommi_ps_bits(o->beta2)},
-               {"opts.eps", dcommi_ps_bits(o->eps)},
-               {"opts.rho", dcommi_ps_bits(o->rho)},
+               {"opts.lr", dcommi_f64_bits(o->lr)},
+               {"opts.momentum", dcommi_f64_bits(o->momentum)},
+               {"opts.beta1", dcommi_f64_bits(o->beta1)},
+               {"opts.beta2", dcommi_f64_bits(o->beta2)},
+               {"opts.eps", dcommi_f64_bits(o->eps)},
+               {"opts.rho", dcommi_f64_bits(o->rho)},
                {"opts.weight", o->weight},
-               {"opts.weight_ref", dcommi_ps_bits(o->weight_ref)},
-               {"opts.drop_tau", dcommi_ps_bits(o->drop_tau)},
+               {"opts.weight_ref", dcommi_f64_bits(o->weight_ref)},
+               {"opts.drop_tau", dcommi_f64_bits(o->drop_tau)},
                {"opts.quorum", (uint64_t)o->quorum},
-               {"opts.deadline_s", dcommi_ps_bits(o->deadline_s)},
+               {"opts.deadline_s", dcommi_f64_bits(o->deadline_s)},
                {"opts.replicas", (uint64_t)o->replicas},
                {"opts.pull_dtype", o->pull_dtype},
                {"opts.codec", o->codec != NULL ? dcommi_mix_text(0, o->codec) : 0},
@@ -67332,6 +67321,14 @@ static dcomm_status dcommi_ps_end(dcomm_ps *ps)
     dcommi_ps_unref(ps);
     return status;
 }
+/* End a parameter server that cannot be created. Return its error, with its sentence. */
+static dcomm_status dcommi_ps_give_up(dcomm_ps *ps, dcomm_status status)
+{
+    char why[DCOMMI_MESSAGE_MAX];
+    snprintf(why, sizeof why, "%s", dcomm_last_error());
+    dcommi_ps_end(ps);
+    return dcommi_fail(status, "%s", why);
+}
 /* Create a parameter server whose rows are held by the servers `shift` further on. Collective. */
 static dcomm_status dcommi_ps_make(dcomm_comm *comm, const dcomm_ps_param *params, size_t nparams,
                                    const dcomm_ps_opts *opts, int shift, dcomm_ps **ps_p)
@@ -67359,10 +67356,7 @@ static dcomm_status dcommi_ps_make(dcomm_comm *comm, const dcomm_ps_param *param
         status = dcomm_barrier(own, NULL); /* nobody sends before all have entered */
     }
     if (status < 0) {
-        char why[DCOMMI_MESSAGE_MAX];
-        snprintf(why, sizeof why, "%s", dcomm_last_error());
-        dcommi_ps_end(ps);
-        return dcommi_fail(status, "%s", why);
+        return dcommi_ps_give_up(ps, status);
     }
     *ps_p = ps;
     return DCOMM_OK;
@@ -67459,10 +67453,7 @@ DCOMM_API dcomm_status dcomm_ps_create(dcomm_comm *comm, const dcomm_ps_param *p
     const dcomm_status status =
         opts->replicas > 0 ? dcommi_ps_make_twin(comm, params, nparams, opts, ps) : DCOMM_OK;
     if (status < 0) {
-        char why[DCOMMI_MESSAGE_MAX];
-        snprintf(why, sizeof why, "%s", dcomm_last_error());
-        dcommi_ps_end(ps);
-        return dcommi_fail(status, "%s", why);
+        return dcommi_ps_give_up(ps, status);
     }
     *ps_p = ps;
     return DCOMM_OK;

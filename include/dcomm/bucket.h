@@ -372,7 +372,7 @@ typedef struct dcomm_buckets_report {
  * Errors: DCOMM_ERR_INVALID (NULL, a step is under way). */
 DCOMM_API dcomm_status dcomm_buckets_get_report(dcomm_buckets *b, dcomm_buckets_report *report);
 
-/* How late a rank was ready. A rank's own time in a step is from the end of its dcomm_buckets_wait
+/* The lateness of a rank. A rank's own time in a step is from the end of its dcomm_buckets_wait
  * before until its last gradient was ready, without the time in dcomm_buckets_gather. It is
  * measured by the rank's own clock, so it is wrong by as much as ranks end the step before apart.
  * It travels with the next step: the last step is not counted yet. Nor is the first one. */

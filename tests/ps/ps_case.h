@@ -111,4 +111,19 @@ static inline void ps_compare(const ps_case *t, double tolerance, const char *wh
     }
 }
 
+/* Run `fn` by n processes for at most `seconds`. Those in the set `dead` must be killed, and all
+ * others end well. */
+static inline void ps_on_but(unsigned dead, int n, ranks_place place, int seconds, procs_fn fn,
+                             void *arg, const char *what)
+{
+    int ended[PROCS_MAX];
+    place_now = place;
+    procs_run(n, seconds, fn, arg, ended);
+    for (int r = 0; r < n; r++) {
+        cr_expect(ended[r] == (dead >> r & 1 ? 128 + SIGKILL : 0),
+                  "%d ranks, %s, %s: rank %d ended with %d", n, ranks_place_name(place), what, r,
+                  ended[r]);
+    }
+}
+
 #endif

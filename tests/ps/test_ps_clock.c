@@ -165,7 +165,7 @@ Test(ps_clock, deadline)
     cr_assert(dcommi_ps_may_close(&w.c, w.now));
 }
 
-/* What a worker has pushed too late counts even if nobody ends another clock. */
+/* Late pushes count even if nobody ends another clock. */
 Test(ps_clock, late)
 {
     world w;

@@ -147,21 +147,10 @@ static int worker_dies(int rank, int n, procs_shared *s, void *arg)
     return procs_leaks();
 }
 
-static void on_but(int n, ranks_place place, int killed, procs_fn fn)
-{
-    int ended[PROCS_MAX];
-    place_now = place;
-    procs_run(n, 25, fn, NULL, ended);
-    for (int r = 0; r < n; r++) {
-        cr_expect(ended[r] == (r == killed ? 128 + SIGKILL : 0),
-                  "%d ranks, %s: rank %d ended with %d", n, ranks_place_name(place), r, ended[r]);
-    }
-}
-
 Test(ps_faults, worker_dies, .timeout = 60)
 {
-    on_but(3, RANKS_LOCAL, 2, worker_dies);
-    on_but(4, RANKS_PAIRS, 3, worker_dies);
+    ps_on_but(1u << 2, 3, RANKS_LOCAL, 25, worker_dies, NULL, "worker_dies");
+    ps_on_but(1u << 3, 4, RANKS_PAIRS, 25, worker_dies, NULL, "worker_dies");
 }
 
 /* A server dies: calls that need its rows name it, the others go on. */
@@ -204,8 +193,8 @@ static int server_dies(int rank, int n, procs_shared *s, void *arg)
 
 Test(ps_faults, server_dies, .timeout = 60)
 {
-    on_but(3, RANKS_LOCAL, 1, server_dies);
-    on_but(4, RANKS_PAIRS, 2, server_dies);
+    ps_on_but(1u << 1, 3, RANKS_LOCAL, 25, server_dies, NULL, "server_dies");
+    ps_on_but(1u << 2, 4, RANKS_PAIRS, 25, server_dies, NULL, "server_dies");
 }
 
 /* Backup workers: a clock ends without the slow one, whose push counts in the next. */

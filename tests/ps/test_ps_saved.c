@@ -6,8 +6,7 @@
 
 enum { IMAGE_MOST = 1 << 14, CLOCKS = 3 };
 
-/* What all ranks share beside the marks of procs: the servers' images, and the values of the run
- * that was not interrupted. */
+/* All ranks share the servers' images, and the values of the run that was not interrupted. */
 typedef struct shelf {
     size_t bytes[PROCS_MAX];
     unsigned char images[PROCS_MAX][IMAGE_MOST];

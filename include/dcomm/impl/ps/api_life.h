@@ -32,10 +32,7 @@ DCOMM_API dcomm_status dcomm_ps_create(dcomm_comm *comm, const dcomm_ps_param *p
     const dcomm_status status =
         opts->replicas > 0 ? dcommi_ps_make_twin(comm, params, nparams, opts, ps) : DCOMM_OK;
     if (status < 0) {
-        char why[DCOMMI_MESSAGE_MAX];
-        snprintf(why, sizeof why, "%s", dcomm_last_error());
-        dcommi_ps_end(ps);
-        return dcommi_fail(status, "%s", why);
+        return dcommi_ps_give_up(ps, status);
     }
     *ps_p = ps;
     return DCOMM_OK;

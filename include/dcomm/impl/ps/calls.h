@@ -191,11 +191,7 @@ static dcomm_status dcommi_ps_tell_all(dcomm_ps *ps, uint16_t kind, uint64_t clo
     for (int k = 0; k < ps->nservers; k++) {
         dcommi_ps_piece *piece = dcommi_alloc(sizeof *piece);
         if (piece == NULL) {
-            while (first != NULL) {
-                piece = first;
-                first = piece->next;
-                dcommi_free(piece);
-            }
+            dcommi_ps_pieces_free(first);
             return DCOMM_ERR_NO_MEMORY;
         }
         piece->next = first;

@@ -233,14 +233,6 @@ static uint64_t dcommi_ps_params_hash(const dcomm_ps *ps)
     return h;
 }
 
-/* Return the bits of a number, for comparison. */
-static uint64_t dcommi_ps_bits(double x)
-{
-    uint64_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
 static dcomm_status dcommi_ps_agree(const dcomm_ps *ps)
 {
     const dcomm_ps_opts *o = &ps->opts;
@@ -253,17 +245,17 @@ static dcomm_status dcommi_ps_agree(const dcomm_ps *ps)
                {"opts.staleness", (uint64_t)o->staleness},
                {"opts.update", o->update},
                {"opts.update_states", (uint64_t)o->update_states},
-               {"opts.lr", dcommi_ps_bits(o->lr)},
-               {"opts.momentum", dcommi_ps_bits(o->momentum)},
-               {"opts.beta1", dcommi_ps_bits(o->beta1)},
-               {"opts.beta2", dcommi_ps_bits(o->beta2)},
-               {"opts.eps", dcommi_ps_bits(o->eps)},
-               {"opts.rho", dcommi_ps_bits(o->rho)},
+               {"opts.lr", dcommi_f64_bits(o->lr)},
+               {"opts.momentum", dcommi_f64_bits(o->momentum)},
+               {"opts.beta1", dcommi_f64_bits(o->beta1)},
+               {"opts.beta2", dcommi_f64_bits(o->beta2)},
+               {"opts.eps", dcommi_f64_bits(o->eps)},
+               {"opts.rho", dcommi_f64_bits(o->rho)},
                {"opts.weight", o->weight},
-               {"opts.weight_ref", dcommi_ps_bits(o->weight_ref)},
-               {"opts.drop_tau", dcommi_ps_bits(o->drop_tau)},
+               {"opts.weight_ref", dcommi_f64_bits(o->weight_ref)},
+               {"opts.drop_tau", dcommi_f64_bits(o->drop_tau)},
                {"opts.quorum", (uint64_t)o->quorum},
-               {"opts.deadline_s", dcommi_ps_bits(o->deadline_s)},
+               {"opts.deadline_s", dcommi_f64_bits(o->deadline_s)},
                {"opts.replicas", (uint64_t)o->replicas},
                {"opts.pull_dtype", o->pull_dtype},
                {"opts.codec", o->codec != NULL ? dcommi_mix_text(0, o->codec) : 0},
@@ -315,6 +307,15 @@ static dcomm_status dcommi_ps_end(dcomm_ps *ps)
     return status;
 }
 
+/* End a parameter server that cannot be created. Return its error, with its sentence. */
+static dcomm_status dcommi_ps_give_up(dcomm_ps *ps, dcomm_status status)
+{
+    char why[DCOMMI_MESSAGE_MAX];
+    snprintf(why, sizeof why, "%s", dcomm_last_error());
+    dcommi_ps_end(ps);
+    return dcommi_fail(status, "%s", why);
+}
+
 /* Create a parameter server whose rows are held by the servers `shift` further on. Collective. */
 static dcomm_status dcommi_ps_make(dcomm_comm *comm, const dcomm_ps_param *params, size_t nparams,
                                    const dcomm_ps_opts *opts, int shift, dcomm_ps **ps_p)
@@ -342,10 +343,7 @@ static dcomm_status dcommi_ps_make(dcomm_comm *comm, const dcomm_ps_param *param
         status = dcomm_barrier(own, NULL); /* nobody sends before all have entered */
     }
     if (status < 0) {
-        char why[DCOMMI_MESSAGE_MAX];
-        snprintf(why, sizeof why, "%s", dcomm_last_error());
-        dcommi_ps_end(ps);
-        return dcommi_fail(status, "%s", why);
+        return dcommi_ps_give_up(ps, status);
     }
     *ps_p = ps;
     return DCOMM_OK;

@@ -4,10 +4,10 @@
  * The rank that finds them sends what its codec makes of the rest, so that no rank waits for it.
  * From then on, its messages of this run carry a mark in their signature, which says why and whose
  * numbers they are. A rank that receives the mark carries it, too. Each rank's result has the
- * numbers of all ranks, so the mark reaches every rank with the data. A reduce-scatter's
- * does not, but a rank sends a chunk only when it has encoded that chunk of all blocks: so the mark
- * goes to every rank. Of several marks, "not
- * finite" comes before "too large", and then the lowest rank's. */
+ * numbers of all ranks, so the mark reaches every rank with the data. The result of a
+ * reduce-scatter has not. But a rank sends a chunk only when it has encoded that chunk of all
+ * blocks, so there the mark reaches every rank, too. Of several marks, "not finite" comes before
+ * "too large", and then the lowest rank's. */
 #ifndef DCOMMI_VERDICT_H
 #define DCOMMI_VERDICT_H
 
